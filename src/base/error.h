@@ -1,0 +1,40 @@
+// Errors: what the user can mend (Error, exit code 2) and what only we can (Bug, exit code 70).
+#pragma once
+
+#include <fmt/core.h>
+
+#include <source_location>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace so {
+
+// Something the user can fix: a file, a key, an option, the machine. The message is one line that names the cause and,
+// where there is one, the fix. The command line prints it and exits with 2.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A broken invariant of the program itself: a call in the wrong state, a shape that cannot be.
+class Bug : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+template <class... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(fmt::format(format, std::forward<Args>(args)...));
+}
+
+[[noreturn]] void throw_bug(const char* condition, const std::string& message, std::source_location where);
+
+}  // namespace so
+
+// SO_CHECK(condition, "format", args...): throws Bug with the condition, file and line.
+#define SO_CHECK(condition, ...)                                                                        \
+  do {                                                                                                  \
+    if (!(condition)) [[unlikely]]                                                                      \
+      ::so::throw_bug(#condition, ::fmt::format("" __VA_ARGS__), ::std::source_location::current());    \
+  } while (false)
