@@ -3,6 +3,7 @@
 #include <functional>
 #include <limits>
 #include <mutex>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -88,6 +89,8 @@ struct Tokenizer::State {
     for (const AddedToken& token : spec.added_tokens) {
       if (!model.contains(token.id)) added.add(token.id, token.content);
       if (token.special) special.insert(token.id);
+      std::string storage;
+      if (nfc && token.normalized && to_nfc(token.content, storage) != token.content) respelt.emplace(token.id, storage);
       end_id = std::max(end_id, token.id + 1);
     }
   }
@@ -97,7 +100,10 @@ struct Tokenizer::State {
     return id >= 0 ? id : model.find(token);
   }
   bool contains(std::int32_t id) const { return model.contains(id) || added.contains(id); }
-  std::string_view spelling(std::int32_t id) const { return model.contains(id) ? model.string(id) : added.string(id); }
+  std::string_view spelling(std::int32_t id) const {
+    if (const auto found = respelt.find(id); found != respelt.end()) return found->second;
+    return model.contains(id) ? model.string(id) : added.string(id);
+  }
 
   void append_word(std::string_view word, Workspace& workspace, std::vector<std::int32_t>& ids) const;
   void append_plain(std::string_view text, Workspace& workspace, std::vector<std::int32_t>& ids) const;
@@ -116,6 +122,7 @@ struct Tokenizer::State {
   std::vector<std::int32_t> before;
   std::vector<std::int32_t> after;
   std::unordered_set<std::int32_t> special;
+  std::unordered_map<std::int32_t, std::string> respelt;  // normalized added tokens decode to their normalized content
   std::int32_t end_id;
   SpecialIds ids;
   std::uint64_t fingerprint;
@@ -167,7 +174,7 @@ void Tokenizer::State::append_normalized(std::string_view text, Workspace& works
 
 // A token that spells bytes is those bytes; any other is its own text.
 void Tokenizer::State::append_bytes(std::int32_t id, std::string& bytes) const {
-  if (words.contains(id)) {
+  if (words.contains(id) && !respelt.contains(id)) {
     bytes += words.string(id);
     return;
   }

@@ -1,5 +1,6 @@
 #include "data/tokenizer/tokenizer_json.h"
 
+#include <algorithm>
 #include <optional>
 #include <unordered_set>
 #include <utility>
@@ -129,38 +130,42 @@ void read_model(const JsonNode& model, TokenizerSpec& spec) {
 
 // ---- added tokens ----
 
-void read_added_tokens(const JsonNode& list, TokenizerSpec& spec) {
-  std::unordered_set<std::string> contents;
-  std::unordered_set<std::int32_t> ids;
-  std::int32_t highest = -1;
-  std::size_t index = 0;
-  for (const JsonElement element : list.array()) {
-    const JsonNode node = list.element(element, index++);
-    node.allow_only({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
-    AddedToken token;
-    token.id = node.at("id").id(Vocabulary::max_vocabulary);
-    token.content = node.at("content").string();
-    token.single_word = node.flag("single_word");
-    token.lstrip = node.flag("lstrip");
-    token.rstrip = node.flag("rstrip");
-    token.normalized = node.flag("normalized");
-    token.special = node.flag("special");
-    if (token.content.empty()) fail("{}.content is empty", node.where());
-    if (!contents.insert(token.content).second) fail("{}: the token \"{}\" occurs twice", node.where(), token.content);
+AddedToken read_added_token(const JsonNode& node) {
+  node.allow_only({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+  AddedToken token;
+  token.id = node.at("id").id(Vocabulary::max_vocabulary);
+  token.content = node.at("content").string();
+  token.single_word = node.flag("single_word");
+  token.lstrip = node.flag("lstrip");
+  token.rstrip = node.flag("rstrip");
+  token.normalized = node.flag("normalized");
+  token.special = node.flag("special");
+  if (token.content.empty()) fail("{}.content is empty", node.where());
+  return token;
+}
 
-    // The `tokenizers` library numbers added tokens itself, by this rule; a file that says otherwise is inconsistent.
-    std::int32_t expected = spec.model.find(token.content);
-    const bool in_model = expected >= 0;
-    if (!in_model) expected = highest >= spec.model.count() ? highest + 1 : spec.model.count();
-    if (token.id != expected) {
-      fail("{}: \"{}\" has id {} but {} {}", node.where(), token.content, token.id,
-           in_model ? "in model.vocab it has" : "the next free id is", expected);
+void read_added_tokens(const JsonNode& list, TokenizerSpec& spec) {
+  std::size_t index = 0;
+  for (const JsonElement element : list.array()) spec.added_tokens.push_back(read_added_token(list.element(element, index++)));
+  std::stable_sort(spec.added_tokens.begin(), spec.added_tokens.end(),
+                   [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
+
+  // The `tokenizers` library numbers added tokens itself, by this rule; a file that says otherwise is inconsistent.
+  std::unordered_set<std::string> contents;
+  std::int32_t highest = -1;
+  for (const AddedToken& token : spec.added_tokens) {
+    if (!contents.insert(token.content).second) fail("{}: the token \"{}\" occurs twice", list.where(), token.content);
+    const std::int32_t in_model = spec.model.find(token.content);
+    const std::int32_t next_free = highest >= spec.model.count() ? highest + 1 : spec.model.count();
+    if (in_model >= 0 && token.id != in_model) {
+      fail("{}: \"{}\" has id {}, but {} in model.vocab", list.where(), token.content, token.id, in_model);
     }
-    if (!ids.insert(token.id).second || (!in_model && spec.model.contains(token.id))) {
-      fail("{}: \"{}\" has id {}, which another token has, too", node.where(), token.content, token.id);
+    if (in_model < 0 && (token.id != next_free || spec.model.contains(token.id))) {
+      fail("{}: \"{}\" has id {}, but {}", list.where(), token.content, token.id,
+           spec.model.contains(token.id) || token.id <= highest ? "another token has it, too"
+                                                                : "the next free id is " + std::to_string(next_free));
     }
-    highest = std::max(highest, token.id);
-    spec.added_tokens.push_back(std::move(token));
+    highest = token.id;
   }
 }
 
