@@ -14,7 +14,7 @@ namespace so {
 // Untrusted text (a tensor name, a path) made fit for a one-line message: control characters are escaped, and text
 // beyond `max_bytes` is cut with "..." at a UTF-8 boundary.
 std::string printable(std::string_view text, std::size_t max_bytes = 200);
-std::string printable(const std::filesystem::path& path);
+std::string printable_path(const std::filesystem::path& path);
 
 // "512 bytes", "1.5 MB" (decimal units, as disks are sold and `df -H` prints).
 std::string byte_count_string(std::uint64_t bytes);
