@@ -5,11 +5,11 @@
 #include <atomic>
 #include <cfloat>
 #include <cmath>
-#include <limits>
 
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "optim/adamw_kernels.h"
+#include "optim/float_mode.h"
 
 namespace so {
 namespace {
@@ -141,15 +141,9 @@ Update prepare(const AdamWStep& step, bool decay, const GradientSpan& gradient, 
   return u;
 }
 
-bool flushes_subnormals() {
-  volatile float smallest_normal = FLT_MIN;
-  volatile float half = smallest_normal * 0.5f;
-  return half == 0.0f;
-}
-
 // Elements [begin, end) of the whole. `begin` is 0 or on the aligned grid that starts at head.
 void run(const Update& u, std::size_t begin, std::size_t end) {
-  SO_CHECK(!flushes_subnormals(), "this thread flushes subnormal numbers to zero; AdamW's bits would depend on it");
+  check_float_mode();
   const Piece& w = u.whole;
   Piece piece = w;
   piece.count = end - begin;
@@ -220,7 +214,7 @@ void adamw_use_instruction_set(std::string_view name) {
   std::size_t i = 0;
   if (!name.empty())
     while (i < tables.size() && tables[i].name != name) ++i;
-  if (i == tables.size()) fail("AdamW: this machine has no instruction set '{}'; it has {}", name, tables[0].name);
+  if (i == tables.size()) fail("AdamW: this machine has no instruction set '{}'; its best is {}", name, tables[0].name);
   chosen_table = i;
 }
 

@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "optim/gradient_span.h"
 
 namespace so {
 
@@ -73,7 +74,6 @@ struct AdamWStateView {
   AdamWStateView(const AdamWState& s) : master(s.master), m(s.m), v(s.v) {}
 };
 
-using GradientSpan = std::variant<std::span<const float>, std::span<const bf16>>;
 using WeightSpan = std::variant<std::monostate, std::span<float>, std::span<bf16>>;  // monostate: no weights out
 
 // Updates gradient.size() elements on the calling thread. `decay` says whether weight decay applies: call once per
