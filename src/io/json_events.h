@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "io/file.h"
+#include "base/file.h"
 
 namespace so {
 

@@ -1,4 +1,4 @@
-#include "io/file.h"
+#include "base/file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

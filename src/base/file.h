@@ -1,4 +1,4 @@
-// Files, mappings and small-file helpers of the io room. Every failure is an Error that names the path, the operating
+// Files, mappings and small-file helpers. Every failure is an Error that names the path, the operating
 // system's reason and, where there is one, the fix. Nothing here keeps global state; the only locks are the kernel's.
 #pragma once
 
@@ -78,6 +78,7 @@ class MappedFile {
   ~MappedFile();
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
+  std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
   std::size_t size() const { return size_; }
   void advise(Advice advice) const;  // over the whole mapping; never fails
 
