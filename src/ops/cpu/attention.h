@@ -21,7 +21,7 @@ void check_attention_grad(const Heads& dq, const Heads& dk, const Heads& dv, con
                           const AttentionSpans& spans);
 
 // A query that sees no key (its document has more queries than keys) gets a zero output and an lse of -infinity, and
-// gives no gradient. Rows that belong to no document are left alone.
+// gives no gradient. A NaN or infinity stays within its document. Rows that belong to no document are left alone.
 void attention_forward(ThreadPool& pool, const Heads& out, const Tensor& lse, const Heads& q, const Heads& k,
                        const Heads& v, const AttentionSpans& spans);
 void attention_backward(ThreadPool& pool, const Heads& dq, const Heads& dk, const Heads& dv, const Heads& dout,
