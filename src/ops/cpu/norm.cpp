@@ -123,8 +123,9 @@ void rms_norm_grad(ThreadPool& pool, const Tensor& dx, const Tensor& dweight, co
                    Accumulate dweight_mode) {
   BlockSums sums(x.dim(0), x.dim(1));
   pool.parallel_for(sums.blocks(), 1, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t b = first; b < last; ++b) HWY_DYNAMIC_DISPATCH(rms_norm_grad_rows)
-    (dx, sums.block(b), dout, residual, x, inv_rms, weight, sums.begin(b), sums.end(b));
+    const auto grad_rows = HWY_DYNAMIC_DISPATCH(rms_norm_grad_rows);
+    for (std::int64_t b = first; b < last; ++b)
+      grad_rows(dx, sums.block(b), dout, residual, x, inv_rms, weight, sums.begin(b), sums.end(b));
   });
   sums.finish(pool, dweight, dweight_mode);
 }

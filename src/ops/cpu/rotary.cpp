@@ -167,10 +167,10 @@ void rotary_grad(ThreadPool& pool, const Heads& din, const Heads& dout, const He
                  const Tensor& table, const HeadNorm& norm, const Tensor& dweight, Accumulate dweight_mode) {
   BlockSums sums(din.rows.dim(0), norm.weight ? din.head_dim : 0);
   pool.parallel_for(sums.blocks(), 1, [&](std::int64_t first, std::int64_t last) {
+    const auto grad_rows = HWY_DYNAMIC_DISPATCH(rotary_grad_rows);
     for (std::int64_t b = first; b < last; ++b) {
       check_positions("rotary_grad", positions, table, sums.begin(b), sums.end(b));
-      HWY_DYNAMIC_DISPATCH(rotary_grad_rows)
-      (din, dout, in, positions, table, norm, sums.block(b), sums.begin(b), sums.end(b));
+      grad_rows(din, dout, in, positions, table, norm, sums.block(b), sums.begin(b), sums.end(b));
     }
   });
   if (norm.weight) sums.finish(pool, dweight, dweight_mode);
