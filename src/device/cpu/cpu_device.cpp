@@ -1,0 +1,209 @@
+#include "device/cpu/cpu_device.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <condition_variable>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace so {
+namespace {
+
+// What an event stands for once recorded. A new one is made by every record(), so that a wait keeps the point it was
+// made for even if the event is recorded again meanwhile.
+struct Point {
+  std::mutex mutex;
+  std::condition_variable reached_changed;
+  bool reached = false;
+  std::exception_ptr error;
+
+  void reach(std::exception_ptr e) {
+    {
+      std::lock_guard lock(mutex);
+      reached = true;
+      error = std::move(e);
+    }
+    reached_changed.notify_all();
+  }
+  std::exception_ptr wait() {
+    std::unique_lock lock(mutex);
+    reached_changed.wait(lock, [&] { return reached; });
+    return error;
+  }
+};
+
+class CpuEvent final : public Event {
+ public:
+  void synchronize() override {
+    if (const auto point = current())
+      if (const auto error = point->wait()) std::rethrow_exception(error);
+  }
+  bool done() const override {
+    const auto point = current();
+    if (!point) return true;
+    std::lock_guard lock(point->mutex);
+    return point->reached;
+  }
+  std::shared_ptr<Point> renew() {
+    std::lock_guard lock(mutex_);
+    return point_ = std::make_shared<Point>();
+  }
+  std::shared_ptr<Point> current() const {
+    std::lock_guard lock(mutex_);
+    return point_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<Point> point_;
+};
+
+CpuEvent& cpu_event(Event& event) {
+  auto* own = dynamic_cast<CpuEvent*>(&event);
+  SO_CHECK(own, "an event of another device");
+  return *own;
+}
+
+// Pieces of this size keep both cores busy on a large copy without cutting small ones.
+constexpr std::int64_t copy_grain = 1 << 20;
+
+class CpuDevice final : public Device {
+ public:
+  explicit CpuDevice(ThreadPool& pool) : pool_(pool) {}
+  DeviceKind kind() const override { return DeviceKind::cpu; }
+  std::string name() const override { return fmt::format("CPU, {} threads", pool_.size()); }
+  bool backed() const override { return true; }
+  std::unique_ptr<Stream> create_stream(std::string name) override {
+    return std::make_unique<CpuStream>(*this, pool_, std::move(name));
+  }
+  std::unique_ptr<Event> create_event() override { return std::make_unique<CpuEvent>(); }
+
+ protected:
+  void* allocate_memory(MemoryKind, std::size_t bytes) override {
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return nullptr;
+    if (bytes >= std::size_t{8} << 20) madvise(data, bytes, MADV_HUGEPAGE);  // advice: a refusal costs speed only
+    return data;
+  }
+  void free_memory(MemoryKind, void* data, std::size_t bytes) noexcept override { munmap(data, bytes); }
+
+ private:
+  ThreadPool& pool_;
+};
+
+}  // namespace
+
+struct CpuStream::Queue {
+  struct Work {
+    std::function<void()> function;
+    bool even_if_poisoned;
+  };
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Work> work;
+  bool busy = false, stop = false;
+  std::exception_ptr error;
+};
+
+CpuStream::CpuStream(Device& device, ThreadPool& pool, std::string name)
+    : device_(device), pool_(pool), name_(std::move(name)), queue_(std::make_unique<Queue>()) {
+  thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), fmt::format("{:.15}", name_).c_str());
+}
+
+CpuStream::~CpuStream() {
+  {
+    std::lock_guard lock(queue_->mutex);
+    queue_->stop = true;
+  }
+  queue_->changed.notify_all();
+  thread_.join();
+}
+
+void CpuStream::run() {
+  Queue& q = *queue_;
+  std::unique_lock lock(q.mutex);
+  for (;;) {
+    q.changed.wait(lock, [&] { return q.stop || !q.work.empty(); });
+    if (q.work.empty()) return;
+    Queue::Work work = std::move(q.work.front());
+    q.work.pop_front();
+    const bool drop = q.error && !work.even_if_poisoned;
+    q.busy = true;
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      if (!drop) work.function();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    work.function = nullptr;  // what it keeps alive goes before anyone hears that it is done
+    lock.lock();
+    q.busy = false;
+    if (error && !q.error) q.error = error;
+    if (q.work.empty()) q.changed.notify_all();
+  }
+}
+
+void CpuStream::push(std::function<void()> function, bool even_if_poisoned) {
+  {
+    std::lock_guard lock(queue_->mutex);
+    queue_->work.push_back({std::move(function), even_if_poisoned});
+  }
+  queue_->changed.notify_all();
+}
+
+void CpuStream::enqueue(std::function<void()> function) { push(std::move(function), false); }
+
+void CpuStream::record(Event& event) {
+  push(
+      [queue = queue_.get(), point = cpu_event(event).renew()] {
+        std::exception_ptr error;
+        {
+          std::lock_guard lock(queue->mutex);
+          error = queue->error;
+        }
+        point->reach(error);
+      },
+      true);
+}
+
+void CpuStream::wait(Event& event) {
+  if (auto point = cpu_event(event).current())
+    push(
+        [point = std::move(point)] {
+          if (const auto error = point->wait()) std::rethrow_exception(error);
+        },
+        true);
+}
+
+void CpuStream::copy(void* to, const void* from, std::size_t bytes) {
+  enqueue([this, to, from, bytes] {
+    pool_.parallel_for(static_cast<std::int64_t>(bytes), copy_grain, [&](std::int64_t begin, std::int64_t end) {
+      std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
+                  static_cast<std::size_t>(end - begin));
+    });
+  });
+}
+
+void CpuStream::zero(void* to, std::size_t bytes) {
+  enqueue([this, to, bytes] {
+    pool_.parallel_for(static_cast<std::int64_t>(bytes), copy_grain, [&](std::int64_t begin, std::int64_t end) {
+      std::memset(static_cast<std::byte*>(to) + begin, 0, static_cast<std::size_t>(end - begin));
+    });
+  });
+}
+
+void CpuStream::host(std::string_view, std::function<void()> function) { enqueue(std::move(function)); }
+
+void CpuStream::synchronize() {
+  std::unique_lock lock(queue_->mutex);
+  queue_->changed.wait(lock, [&] { return queue_->work.empty() && !queue_->busy; });
+  if (queue_->error) std::rethrow_exception(queue_->error);
+}
+
+std::unique_ptr<Device> make_cpu_device(ThreadPool& pool) { return std::make_unique<CpuDevice>(pool); }
+
+}  // namespace so

@@ -1,0 +1,49 @@
+// The CPU device's own face, for ops/cpu: work is any function.
+#pragma once
+
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "base/thread_pool.h"
+#include "device/device.h"
+
+namespace so {
+
+// A stream is one worker thread with a queue; work spreads over the device's thread pool.
+class CpuStream final : public Stream {
+ public:
+  CpuStream(Device& device, ThreadPool& pool, std::string name);
+  ~CpuStream() override;  // runs what is queued, then ends the thread
+
+  Device& device() const override { return device_; }
+  std::string_view name() const override { return name_; }
+  ThreadPool& pool() const { return pool_; }
+
+  // `function` runs on the stream's thread, after all work enqueued before it.
+  void enqueue(std::function<void()> function);
+
+  void record(Event& event) override;
+  void wait(Event& event) override;
+  void copy(void* to, const void* from, std::size_t bytes) override;
+  void zero(void* to, std::size_t bytes) override;
+  void host(std::string_view name, std::function<void()> function) override;
+  void synchronize() override;
+
+ private:
+  struct Queue;
+  void push(std::function<void()> function, bool even_if_poisoned);
+  void run();
+
+  Device& device_;
+  ThreadPool& pool_;
+  const std::string name_;
+  std::unique_ptr<Queue> queue_;
+  std::thread thread_;
+};
+
+}  // namespace so

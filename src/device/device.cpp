@@ -1,0 +1,36 @@
+#include "device/device.h"
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace so {
+
+Buffer::Buffer(Device& device, MemoryKind kind, std::string name, void* data, std::size_t bytes)
+    : device_(&device), kind_(kind), name_(std::move(name)), data_(data), bytes_(bytes) {}
+
+Buffer::~Buffer() {
+  if (!data_) return;
+  device_->free_memory(kind_, data_, bytes_);
+  device_->ledger().remove(kind_, name_, bytes_);
+}
+
+void Buffer::swap(Buffer& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(kind_, other.kind_);
+  std::swap(name_, other.name_);
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+}
+
+Buffer Device::allocate(MemoryKind kind, std::size_t bytes, std::string name) {
+  if (bytes == 0) return {};
+  void* data = allocate_memory(kind, bytes);
+  if (!data)
+    fail("out of {} memory: {} for '{}' beside {} already held; use a smaller batch, a shorter max_length or activation checkpointing",
+         so::name_of(kind), format_bytes(bytes), name, format_bytes(ledger_.held(kind)));
+  ledger_.add(kind, name, bytes);
+  return Buffer(*this, kind, std::move(name), data, bytes);
+}
+
+}  // namespace so

@@ -1,0 +1,113 @@
+// Devices: memory with names, streams, events. One vocabulary for the CPU and for GPUs; device/cpu and device/cuda
+// implement it, and device/dry implements it with no memory behind it, so that the program's real acquire and release
+// code can be run to learn what it will need.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "device/ledger.h"
+
+namespace so {
+
+class ThreadPool;
+class Device;
+
+enum class DeviceKind : std::uint8_t { cpu, cuda };
+
+// A block of memory of one kind, booked in its device's ledger under a name. Move-only; freed on destruction.
+// The device must outlive it.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Device& device, MemoryKind kind, std::string name, void* data, std::size_t bytes);
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept { Buffer taken(std::move(other)); swap(taken); return *this; }
+  ~Buffer();
+
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  MemoryKind kind() const { return kind_; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  void swap(Buffer& other) noexcept;
+
+  Device* device_ = nullptr;
+  MemoryKind kind_ = MemoryKind::pageable;
+  std::string name_;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// A point in a stream's work. Reusable: record() moves it. Belongs to the device that made it.
+class Event {
+ public:
+  virtual ~Event() = default;
+  // Blocks the calling thread until the work recorded last has run. Returns at once if nothing was ever recorded.
+  // Throws the first error of the stream that recorded it.
+  virtual void synchronize() = 0;
+  // True once that work has run (or failed); never blocks.
+  virtual bool done() const = 0;
+};
+
+// An ordered queue of work. Calls enqueue and return; the work runs later, in order, on the device. Memory named in a
+// call must stay valid until the work has run. One thread at a time may enqueue on a stream.
+//
+// Failure: the first exception that work throws poisons the stream: later work on it is dropped, events recorded
+// on it carry the error, a stream that waits for such an event is poisoned too, and synchronize() throws the error.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual Device& device() const = 0;
+  virtual std::string_view name() const = 0;
+
+  virtual void record(Event& event) = 0;
+  // Work enqueued after this call runs only after the work that `event` has recorded when this call is made.
+  virtual void wait(Event& event) = 0;
+  // Between any two kinds of memory; ranges must not overlap.
+  virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
+  virtual void zero(void* to, std::size_t bytes) = 0;
+  // Runs a host function in stream order. It must not call into this device's streams.
+  virtual void host(std::string_view name, std::function<void()> function) = 0;
+  // Blocks until everything enqueued so far has run. Throws the stream's first error.
+  virtual void synchronize() = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual DeviceKind kind() const = 0;
+  virtual std::string name() const = 0;
+  // False for a dry device: addresses may be compared and offset, never dereferenced, and no work runs.
+  virtual bool backed() const = 0;
+
+  virtual std::unique_ptr<Stream> create_stream(std::string name) = 0;
+  virtual std::unique_ptr<Event> create_event() = 0;
+
+  // Throws Error naming the request and what is booked when there is no room. Contents are unspecified.
+  // Aligned to at least 4096 bytes. Zero bytes give an empty buffer.
+  Buffer allocate(MemoryKind kind, std::size_t bytes, std::string name);
+
+  Ledger& ledger() { return ledger_; }
+
+ protected:
+  friend class Buffer;
+  virtual void* allocate_memory(MemoryKind kind, std::size_t bytes) = 0;  // null when there is no room
+  virtual void free_memory(MemoryKind kind, void* data, std::size_t bytes) noexcept = 0;
+
+ private:
+  Ledger ledger_;
+};
+
+// The CPU as a device: a stream is a worker thread, and its work spreads over `pool`, which must outlive the device.
+std::unique_ptr<Device> make_cpu_device(ThreadPool& pool);
+
+// A device of the given kind with no memory behind it and streams that drop their work.
+std::unique_ptr<Device> make_dry_device(DeviceKind kind);
+
+}  // namespace so

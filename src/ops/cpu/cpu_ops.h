@@ -1,0 +1,42 @@
+// The CPU backend. One file per subject implements the members: gemm/linear, attention, cross entropy, norms, rotary, ...
+#pragma once
+
+#include "device/cpu/cpu_device.h"
+#include "ops/ops.h"
+
+namespace so {
+
+class CpuOps final : public Ops {
+ public:
+  void embedding(Stream&, Tensor out, Tensor table, Tensor ids) override;
+  void embedding_grad(Stream&, Tensor dtable, Tensor dout, Tensor ids, Accumulate) override;
+  void linear(Stream&, Tensor out, Tensor x, Tensor w, Tensor bias, Accumulate) override;
+  void linear_grad_input(Stream&, Tensor dx, Tensor dy, Tensor w, Accumulate) override;
+  void linear_grad_weight(Stream&, Tensor dw, Tensor dy, Tensor x, Accumulate) override;
+  void linear_grad_bias(Stream&, Tensor dbias, Tensor dy, Accumulate) override;
+  void add_rms_norm(Stream&, Tensor out, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta, Tensor weight,
+                    float epsilon) override;
+  void rms_norm_grad(Stream&, Tensor dx, Tensor dweight, Tensor dout, Tensor residual, Tensor x, Tensor inv_rms,
+                     Tensor weight, Accumulate dweight_mode) override;
+  void rotary(Stream&, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm) override;
+  void rotary_grad(Stream&, Heads din, Heads dout, Heads in, Tensor positions, Tensor table, HeadNorm norm, Tensor dweight,
+                   Accumulate dweight_mode) override;
+  void copy_heads(Stream&, Heads out, Heads in) override;
+  void attention(Stream&, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans&) override;
+  void attention_grad(Stream&, Heads dq, Heads dk, Heads dv, Heads dout, Heads out, Tensor lse, Heads q, Heads k, Heads v,
+                      const AttentionSpans&) override;
+  void swiglu(Stream&, Tensor out, Tensor gate_up) override;
+  void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up) override;
+  void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override;
+  void grad_stats(Stream&, GradStats* out, Tensor grad) override;
+  void cast(Stream&, Tensor out, Tensor in) override;
+};
+
+// The stream as what it is; Bug if it belongs to another backend.
+inline CpuStream& cpu(Stream& stream) {
+  auto* own = dynamic_cast<CpuStream*>(&stream);
+  SO_CHECK(own, "stream '{}' is not a CPU stream", stream.name());
+  return *own;
+}
+
+}  // namespace so

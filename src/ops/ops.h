@@ -1,0 +1,127 @@
+// The operations of a decoder, forward and backward, each declared once. A backend implements the class: ops/cpu is the
+// readable reference that also runs real work, ops/cuda the fast one; ops/null does nothing (for dry runs).
+//
+// Rules for every op:
+//  - It is enqueued on the stream and returns. Tensors are views of the stream's device memory and must live until it
+//    has run. Arguments are checked when it is enqueued (Bug on a wrong shape or dtype).
+//  - N is the number of tokens of a micro-batch: the rows of all its documents one after another, without padding.
+//    Matrices are row-major, weights [out, in] as Hugging Face stores them.
+//  - "T" is the compute dtype, f32 or bf16; all T tensors of a call agree. Arithmetic inside is fp32.
+//  - Gradients of weights ("dw") are f32 or T and are overwritten or added to, as the Accumulate argument says.
+//  - The same arguments give the same bits, whatever the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/tensor.h"
+#include "device/device.h"
+
+namespace so {
+
+enum class Accumulate : bool { overwrite = false, add = true };
+
+// Heads inside wider rows: element (n, h, d) is rows[n, offset + h * head_dim + d].
+struct Heads {
+  Tensor rows;  // [N, width]
+  std::int64_t offset = 0, heads = 0, head_dim = 0;
+};
+
+// RMS normalisation of each head before the rotation (qk-norm). Empty weight: none.
+struct HeadNorm {
+  Tensor weight;   // T [head_dim]
+  float epsilon = 0;
+  Tensor inv_rms;  // f32 [N, heads], written forward, read backward
+};
+
+// Which rows attend to which. Document i has query rows [cu_q[i], cu_q[i+1]) and key rows [cu_k[i], cu_k[i+1]); its last
+// query sees its last key (causal, aligned at the end: training has cu_q == cu_k, a KV cache has more keys).
+struct AttentionSpans {
+  Tensor cu_q, cu_k;                    // i32 [documents + 1]
+  std::int64_t documents = 0;
+  std::int64_t max_q = 0, max_k = 0;    // longest document, in rows
+  float scale = 0;                      // multiplies q.k
+};
+
+// Sum of squares and count of non-finite elements of a gradient, in device memory.
+struct GradStats {
+  double sum_of_squares = 0;  // over the finite and non-finite alike: meaningless unless non_finite == 0
+  std::uint64_t non_finite = 0;
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  // out[n] = table[ids[n]].  out T [N, H], table T [V, H], ids i32 [N] in [0, V).
+  virtual void embedding(Stream&, Tensor out, Tensor table, Tensor ids) = 0;
+  // dtable[ids[n]] += dout[n] in order of n; overwrite clears dtable first.  dtable f32 or T [V, H].
+  virtual void embedding_grad(Stream&, Tensor dtable, Tensor dout, Tensor ids, Accumulate) = 0;
+
+  // out = x w^T (+ bias) (+ out).  x T [N, I], w T [O, I], bias T [O] or empty, out T or f32 [N, O].
+  virtual void linear(Stream&, Tensor out, Tensor x, Tensor w, Tensor bias, Accumulate) = 0;
+  // dx = dy w (+ dx).  dx T [N, I], dy T [N, O].
+  virtual void linear_grad_input(Stream&, Tensor dx, Tensor dy, Tensor w, Accumulate) = 0;
+  // dw = dy^T x (+ dw).  dw f32 or T [O, I].
+  virtual void linear_grad_weight(Stream&, Tensor dw, Tensor dy, Tensor x, Accumulate) = 0;
+  // dbias = column sums of dy (+ dbias).  dbias f32 or T [O].
+  virtual void linear_grad_bias(Stream&, Tensor dbias, Tensor dy, Accumulate) = 0;
+
+  // sum = x + delta; out = sum * inv_rms * weight; inv_rms = 1 / sqrt(mean(sum^2) + epsilon).
+  // x, delta, sum, out T [N, H]; weight T [H]; inv_rms f32 [N]. With an empty delta sum is empty too: the norm is of x.
+  // sum may be x or delta. [RMSNorm, Zhang & Sennrich 2019]
+  virtual void add_rms_norm(Stream&, Tensor out, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta, Tensor weight,
+                            float epsilon) = 0;
+  // dx = gradient through the norm (+ residual, T [N, H] or empty; dx may be residual or dout); dweight f32 or T [H].
+  // x is what was normalised.
+  virtual void rms_norm_grad(Stream&, Tensor dx, Tensor dweight, Tensor dout, Tensor residual, Tensor x, Tensor inv_rms,
+                             Tensor weight, Accumulate dweight_mode) = 0;
+
+  // out = rotate(norm(in)). The pair (d, d + R/2), d < R/2, of every head turns by the angle of its position; dimensions
+  // from R on pass through. table f32 [positions, 2, R/2]: cosines, then sines (already scaled); positions i32 [N].
+  // out may be in (the same rows and offset) when there is no norm. [RoPE, Su et al. 2021, in the half-split layout]
+  virtual void rotary(Stream&, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm) = 0;
+  // din from dout; `in` is the forward input (read only with a norm). din may be dout. dweight f32 or T [head_dim], empty
+  // without a norm.
+  virtual void rotary_grad(Stream&, Heads din, Heads dout, Heads in, Tensor positions, Tensor table, HeadNorm norm,
+                           Tensor dweight, Accumulate dweight_mode) = 0;
+  // out = in, for laying rows into a KV cache.
+  virtual void copy_heads(Stream&, Heads out, Heads in) = 0;
+
+  // out = softmax(scale q k^T) v by document, causal. q.heads is a multiple of k.heads == v.heads (grouped queries).
+  // lse f32 [q.heads, N]: natural log of the sum of exponentials, for the backward pass.
+  virtual void attention(Stream&, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans&) = 0;
+  // dq, dk, dv are overwritten.
+  virtual void attention_grad(Stream&, Heads dq, Heads dk, Heads dv, Heads dout, Heads out, Tensor lse, Heads q, Heads k,
+                              Heads v, const AttentionSpans&) = 0;
+
+  // out = silu(gate) * up, gate = gate_up[:, :F], up = gate_up[:, F:].  out T [N, F], gate_up T [N, 2F].
+  virtual void swiglu(Stream&, Tensor out, Tensor gate_up) = 0;
+  // dgate_up may be gate_up.
+  virtual void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up) = 0;
+
+  // Output projection and cross-entropy in one go, over chunks of rows so that the logits never exist whole.
+  struct LinearCrossEntropy {
+    Tensor hidden;         // T [N, H]
+    Tensor weight;         // T [V, H]
+    Tensor targets;        // i32 [N]; negative: no loss here
+    Tensor losses;         // f32 [N], written: -log softmax(hidden weight^T)[target], 0 where there is no target
+    // Backward, all empty or all set: gradients of grad_scale * sum(losses).
+    Tensor dhidden;        // T [N, H], overwritten
+    Tensor dweight;        // f32 or T [V, H]
+    Accumulate dweight_mode = Accumulate::overwrite;
+    float grad_scale = 0;
+    Tensor workspace;      // f32 [C, V]: C rows are done at a time
+  };
+  virtual void linear_cross_entropy(Stream&, const LinearCrossEntropy&) = 0;
+
+  // *out = stats of grad (f32 or bf16), the sum in a fixed order. `out` is device memory.
+  virtual void grad_stats(Stream&, GradStats* out, Tensor grad) = 0;
+  // out = in converted, f32 <-> bf16 (round to nearest even), same number of elements.
+  virtual void cast(Stream&, Tensor out, Tensor in) = 0;
+};
+
+// The backend for the device: CPU ops for a CPU device, ops that do nothing for a dry one.
+std::unique_ptr<Ops> make_ops(Device& device);
+
+}  // namespace so

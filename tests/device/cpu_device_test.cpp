@@ -1,0 +1,163 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "device/arena.h"
+#include "device/cpu/cpu_device.h"
+#include "device/device.h"
+
+namespace so {
+namespace {
+
+class CpuDeviceTest : public ::testing::Test {
+ protected:
+  ThreadPool pool{"test", {0, 1}, false};
+  std::unique_ptr<Device> device = make_cpu_device(pool);
+};
+
+void nap() { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
+
+TEST_F(CpuDeviceTest, RunsWorkInOrder) {
+  auto stream = device->create_stream("a");
+  std::vector<int> order;
+  for (int i = 0; i < 100; ++i) stream->host("push", [&order, i] { order.push_back(i); });
+  stream->synchronize();
+  std::vector<int> expected(100);
+  std::iota(expected.begin(), expected.end(), 0);
+  EXPECT_EQ(order, expected);
+}
+
+TEST_F(CpuDeviceTest, CopiesAndZeroes) {
+  const std::size_t bytes = (3u << 20) + 17;
+  Buffer a = device->allocate(MemoryKind::pageable, bytes, "a"), b = device->allocate(MemoryKind::device, bytes, "b");
+  auto* pa = static_cast<unsigned char*>(a.data());
+  auto* pb = static_cast<unsigned char*>(b.data());
+  for (std::size_t i = 0; i < bytes; ++i) pa[i] = static_cast<unsigned char>(i * 7);
+  auto stream = device->create_stream("a");
+  stream->copy(b.data(), a.data(), bytes);
+  stream->zero(a.data(), bytes);
+  stream->synchronize();
+  for (std::size_t i = 0; i < bytes; ++i) {
+    ASSERT_EQ(pb[i], static_cast<unsigned char>(i * 7));
+    ASSERT_EQ(pa[i], 0);
+  }
+}
+
+TEST_F(CpuDeviceTest, AStreamWaitsForTheEventOfAnother) {
+  auto a = device->create_stream("a"), b = device->create_stream("b");
+  auto event = device->create_event();
+  int value = 0;  // unsynchronised but for the event: the thread sanitizer watches
+  for (int round = 0; round < 50; ++round) {
+    a->host("set", [&value, round] { if (round % 10 == 0) nap(); value = round; });
+    a->record(*event);
+    b->wait(*event);
+    int seen = -1;
+    b->host("get", [&] { seen = value; });
+    b->record(*event);
+    a->wait(*event);
+    b->synchronize();
+    EXPECT_EQ(seen, round);
+  }
+}
+
+TEST_F(CpuDeviceTest, AWaitKeepsThePointItWasMadeFor) {
+  auto a = device->create_stream("a"), b = device->create_stream("b");
+  auto event = device->create_event();
+  std::atomic<bool> open{false};
+  a->record(*event);
+  b->wait(*event);  // the first record
+  a->host("gate", [&] { while (!open) std::this_thread::yield(); });
+  a->record(*event);  // the second must not hold b back
+  b->synchronize();
+  EXPECT_FALSE(event->done());
+  open = true;
+  event->synchronize();
+  EXPECT_TRUE(event->done());
+}
+
+TEST_F(CpuDeviceTest, TheFirstErrorPoisonsTheStreamAndTravelsAlongEvents) {
+  auto a = device->create_stream("a"), b = device->create_stream("b");
+  auto event = device->create_event();
+  bool later_ran = false, other_ran = false;
+  a->host("fail", [] { throw Error("first"); });
+  a->host("fail", [] { throw Error("second"); });
+  a->host("later", [&] { later_ran = true; });
+  a->record(*event);
+  b->wait(*event);
+  b->host("other", [&] { other_ran = true; });
+  for (Stream* stream : {a.get(), b.get()}) {
+    try {
+      stream->synchronize();
+      ADD_FAILURE() << "no error on " << stream->name();
+    } catch (const Error& error) {
+      EXPECT_STREQ(error.what(), "first");
+    }
+  }
+  EXPECT_THROW(event->synchronize(), Error);
+  EXPECT_FALSE(later_ran);
+  EXPECT_FALSE(other_ran);
+}
+
+TEST_F(CpuDeviceTest, AnEventNeverRecordedHoldsNobody) {
+  auto event = device->create_event();
+  event->synchronize();
+  EXPECT_TRUE(event->done());
+  auto stream = device->create_stream("a");
+  stream->wait(*event);
+  stream->synchronize();
+}
+
+TEST_F(CpuDeviceTest, TheLedgerKnowsEveryBuffer) {
+  Buffer a = device->allocate(MemoryKind::pinned, 1000, "ring");
+  {
+    Buffer b = device->allocate(MemoryKind::pinned, 500, "ring");
+    EXPECT_EQ(device->ledger().held(MemoryKind::pinned), 1500u);
+  }
+  EXPECT_EQ(device->ledger().held(MemoryKind::pinned), 1000u);
+  EXPECT_EQ(device->ledger().peak(MemoryKind::pinned), 1500u);
+  EXPECT_EQ(device->ledger().peaks(MemoryKind::pinned).at("ring"), 1500u);
+  Buffer c = std::move(a);
+  EXPECT_FALSE(a);
+  EXPECT_EQ(device->ledger().held(MemoryKind::pinned), 1000u);
+}
+
+TEST_F(CpuDeviceTest, RefusesWhatCannotBeHad) {
+  try {
+    (void)device->allocate(MemoryKind::device, std::size_t{1} << 60, "too much");
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("too much"), std::string::npos);
+  }
+  EXPECT_EQ(device->ledger().held(MemoryKind::device), 0u);
+}
+
+void use(Arena& arena) {
+  Arena::Scope outer(arena);
+  arena.acquire("x", DType::f32, {10, 10});
+  {
+    Arena::Scope inner(arena);
+    arena.acquire("y", DType::bf16, {1000});
+  }
+  arena.acquire("z", DType::f32, {100});
+}
+
+TEST_F(CpuDeviceTest, AnArenaSizedByADryRunFitsExactly) {
+  auto dry = make_dry_device(DeviceKind::cpu);
+  Arena plan(*dry, MemoryKind::device, "plan", 0);
+  use(plan);
+  EXPECT_EQ(plan.high_water(), 512u + 2048u);
+  EXPECT_EQ(dry->ledger().held(MemoryKind::device), 0u);
+  Arena real(*device, MemoryKind::device, "real", plan.high_water());
+  use(real);
+  EXPECT_EQ(real.high_water(), plan.high_water());
+  Arena small(*device, MemoryKind::device, "small", plan.high_water() - 1);
+  EXPECT_THROW(use(small), Bug);
+}
+
+}  // namespace
+}  // namespace so
