@@ -47,13 +47,12 @@ std::filesystem::path writable_cache_directory(const std::vector<std::filesystem
 
 CacheLock::CacheLock(const std::filesystem::path& path) {
   const std::string name = path.string() + ".lock";
-  file_ = FileDescriptor(::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
-  if (!file_) fail("cannot create {}: {}; choose another cache directory", name, std::strerror(errno));
-  if (::flock(file_.get(), LOCK_EX | LOCK_NB) == 0) return;
+  file_ = File::append(name);
+  if (::flock(file_.descriptor(), LOCK_EX | LOCK_NB) == 0) return;
   if (errno == EWOULDBLOCK) {
     log_info("waiting for another process to make {}", path.string());
     int status = 0;
-    do status = ::flock(file_.get(), LOCK_EX);
+    do status = ::flock(file_.descriptor(), LOCK_EX);
     while (status != 0 && errno == EINTR);
     if (status == 0) return;
   }

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <vector>
 
-#include "base/file_io.h"
+#include "base/file.h"
 
 namespace so {
 
@@ -25,7 +25,7 @@ class CacheLock {
   explicit CacheLock(const std::filesystem::path& path);
 
  private:
-  FileDescriptor file_;
+  File file_;
 };
 
 }  // namespace so

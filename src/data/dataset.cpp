@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/mapped_file.h"
+#include "base/file.h"
 #include "data/cache_directory.h"
 #include "data/hash.h"
 #include "data/progress.h"
@@ -129,7 +129,8 @@ void report(const DatasetOptions& options, const TokenDataset& dataset, const st
 
 TokenDataset open_dataset(const DatasetOptions& options, const TextEncoder& encoder, ThreadPool& pool) {
   const ExampleBuilder builder(encoder, options.example);
-  const MappedFile file(options.file, MappedFile::Access::sequential);
+  const MappedFile file(options.file);
+  file.advise(MappedFile::Advice::sequential);
   const std::string name = options.file.string();
   const std::uint64_t key = key_of(hash_large(file.bytes(), pool), encoder, options.example);
   // The stem is for people who look into the directory; cut, since file names end at 255 bytes.

@@ -40,7 +40,8 @@ std::uint32_t checksum_of(std::span<const std::int32_t> ids_and_targets) {
 }  // namespace
 
 TokenDataset::TokenDataset(const std::filesystem::path& path, std::uint64_t key)
-    : path_(path), file_(path, MappedFile::Access::random), key_(key) {
+    : path_(path), file_(path), key_(key) {
+  file_.advise(MappedFile::Advice::random);
   const std::span<const std::byte> bytes = file_.bytes();
   TokenCacheHeader header;
   if (bytes.size() < sizeof header) fail("{} is no token cache: it has only {} bytes", path.string(), bytes.size());
@@ -97,8 +98,7 @@ DocumentView TokenDataset::document(std::int64_t document) const {
 TokenCacheWriter::TokenCacheWriter(std::filesystem::path path, std::uint64_t key)
     : path_(std::move(path)), partial_(path_), key_(key) {
   partial_ += ".partial";
-  file_ = FileDescriptor(::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!file_) fail("cannot create {}: {}", partial_.string(), std::strerror(errno));
+  file_ = File::create(partial_);
   buffer_.resize(sizeof(TokenCacheHeader));  // zeros: no reader takes them for a header
 }
 
@@ -131,7 +131,7 @@ void TokenCacheWriter::append(std::span<const std::byte> bytes) {
 }
 
 void TokenCacheWriter::flush() {
-  write_all(file_, buffer_, partial_);
+  file_.write_all(buffer_);
   buffer_.clear();
 }
 
@@ -144,9 +144,10 @@ void TokenCacheWriter::finish() {
   header.header_checksum = checksum_of(header);
   append(std::as_bytes(std::span(table_)));
   flush();
-  write_all_at(file_, std::as_bytes(std::span(&header, 1)), 0, partial_);
-  sync_file(file_, partial_);
-  replace_file(partial_, path_);
+  file_.pwrite_all(std::as_bytes(std::span(&header, 1)), 0);
+  file_.sync();
+  if (::rename(partial_.c_str(), path_.c_str()) != 0) fail_io("rename to", path_, errno);
+  fsync_directory(path_.parent_path());
   finished_ = true;
 }
 

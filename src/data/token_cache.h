@@ -13,8 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "base/file_io.h"
-#include "base/mapped_file.h"
+#include "base/file.h"
 #include "data/example.h"
 
 namespace so {
@@ -95,7 +94,7 @@ class TokenCacheWriter {
 
   std::filesystem::path path_, partial_;
   std::uint64_t key_;
-  FileDescriptor file_;
+  File file_;
   DatasetCounts counts_;
   std::vector<TokenCacheEntry> table_;
   std::vector<std::byte> buffer_;

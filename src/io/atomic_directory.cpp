@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "io/file.h"
+#include "base/file.h"
 
 namespace so {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "io/atomic_directory.h"
-#include "io/file.h"
+#include "base/file.h"
 
 namespace so {
 namespace {

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "io/file.h"
+#include "base/file.h"
 
 namespace so {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "io/file.h"
+#include "base/file.h"
 
 namespace so {
 
