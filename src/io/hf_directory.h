@@ -40,7 +40,7 @@ class HfDirectory {
   const std::vector<std::string>& tensor_names() const { return tensor_names_; }
   bool contains(std::string_view name) const { return shard_of_tensor_.contains(name); }
   const TensorInfo& info(std::string_view name) const { return shard_of(name).info(name); }  // Error if absent
-  std::uint64_t total_bytes() const;                                                        // of all tensors
+  std::uint64_t total_bytes() const;                                                         // of all tensors
 
   // As SafetensorsReader's.
   void read_into(std::string_view name, std::span<std::byte> out) const { shard_of(name).read_into(name, out); }

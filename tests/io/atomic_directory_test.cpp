@@ -145,14 +145,16 @@ TEST(AtomicDirectory, SurvivesBeingKilledWithoutExchangeOrLocks) {
   const auto confine = [] {
     return io_test::deny_system_call(SYS_renameat2, EINVAL, 4) && io_test::deny_system_call(SYS_flock, EBADF);
   };
-  if (io_test::run_in_child([&] { return std::string(confine() ? "yes" : "no"); }) != "yes") GTEST_SKIP() << "no seccomp";
+  if (io_test::run_in_child([&] { return std::string(confine() ? "yes" : "no"); }) != "yes")
+    GTEST_SKIP() << "no seccomp";
   expect_whole_after_kills(confine);
 }
 
 TEST(AtomicDirectory, WorksWithoutExchangeOrLocks) {
   TemporaryDirectory parent;
   const std::string result = io_test::run_in_child([&]() -> std::string {
-    if (!io_test::deny_system_call(SYS_renameat2, EINVAL, 4) || !io_test::deny_system_call(SYS_flock, EBADF)) return "no filter";
+    if (!io_test::deny_system_call(SYS_renameat2, EINVAL, 4) || !io_test::deny_system_call(SYS_flock, EBADF))
+      return "no filter";
     publish(parent / "out", "old", IfExists::refuse);
     publish(parent / "out", "new", IfExists::replace);
     AtomicDirectory directory(parent / "other");
@@ -177,8 +179,8 @@ TEST(StaleTemporaries, GoWhenTheirProcessIsDead) {
   }
   write_file(parent / ("out-file.tmp-" + dead), "x");
   EXPECT_EQ(remove_stale_temporaries(parent.path(), "out"), 3);
-  EXPECT_EQ(names_in(parent.path()), (Names{"other.tmp-" + dead, "out", "out-file.tmp-" + dead, "out.tmp-", "out.tmp--5",
-                                            "out.tmp-12x", "out.tmp-x"}));
+  EXPECT_EQ(names_in(parent.path()), (Names{"other.tmp-" + dead, "out", "out-file.tmp-" + dead, "out.tmp-",
+                                            "out.tmp--5", "out.tmp-12x", "out.tmp-x"}));
   EXPECT_EQ(remove_stale_temporaries(parent / "absent", "out"), 0);
 }
 
