@@ -59,7 +59,8 @@ inline std::filesystem::path fixture(std::string_view name) { return std::filesy
 
 inline std::vector<std::string> names_in(const std::filesystem::path& directory) {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) names.push_back(entry.path().filename().string());
+  for (const auto& entry : std::filesystem::directory_iterator(directory))
+    names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -77,7 +78,8 @@ std::string expect_error(const std::function<void()>& action, std::initializer_l
   } catch (const ErrorType& error) {
     const std::string message = error.what();
     EXPECT_EQ(message.find('\n'), message.npos) << message;
-    for (const std::string_view part : parts) EXPECT_NE(message.find(part), message.npos) << "'" << part << "' in: " << message;
+    for (const std::string_view part : parts)
+      EXPECT_NE(message.find(part), message.npos) << "'" << part << "' in: " << message;
     return message;
   } catch (const std::exception& other) {
     ADD_FAILURE() << "another exception: " << other.what();

@@ -105,18 +105,26 @@ class TestTensor {
   }
   void put(std::byte* to, std::size_t i, double value) const {
     switch (tensor_.dtype()) {
-      case DType::f32: return put_as(to, i, static_cast<float>(value));
-      case DType::bf16: return put_as(to, i, bf16(static_cast<float>(value)));
-      case DType::i32: return put_as(to, i, static_cast<std::int32_t>(value));
-      default: SO_CHECK(false, "no test values of {}", name_of(tensor_.dtype()));
+      case DType::f32:
+        return put_as(to, i, static_cast<float>(value));
+      case DType::bf16:
+        return put_as(to, i, bf16(static_cast<float>(value)));
+      case DType::i32:
+        return put_as(to, i, static_cast<std::int32_t>(value));
+      default:
+        SO_CHECK(false, "no test values of {}", name_of(tensor_.dtype()));
     }
   }
   double get(const std::byte* from, std::size_t i) const {
     switch (tensor_.dtype()) {
-      case DType::f32: return get_as<float>(from, i);
-      case DType::bf16: return get_as<bf16>(from, i);
-      case DType::i32: return get_as<std::int32_t>(from, i);
-      default: SO_CHECK(false, "no test values of {}", name_of(tensor_.dtype()));
+      case DType::f32:
+        return get_as<float>(from, i);
+      case DType::bf16:
+        return get_as<bf16>(from, i);
+      case DType::i32:
+        return get_as<std::int32_t>(from, i);
+      default:
+        SO_CHECK(false, "no test values of {}", name_of(tensor_.dtype()));
     }
   }
 
