@@ -1,15 +1,22 @@
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ops/cpu/convert.cpp"
 #include "ops/cpu/convert.h"
 
-#include <hwy/foreach_target.h>  // compiles this file once for each instruction set
+// The order matters, and the headers are included again for each instruction set.
+// clang-format off
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/cpu/convert.cpp"
+#include <hwy/foreach_target.h>
 #include <hwy/highway.h>
+// clang-format on
+
+#include <cstring>
 
 #include "base/error.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace so {
 namespace HWY_NAMESPACE {
+namespace {
+
 namespace hn = hwy::HWY_NAMESPACE;
 
 using F32 = hn::ScalableTag<float>;
@@ -72,13 +79,12 @@ void store_bf16_bias_bf16(bf16* to, const float* from, std::int64_t count, const
   store_as(to, from, count, bias, add);
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace so
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-#include <cstring>
-
 namespace so {
 
 HWY_EXPORT(widen);
