@@ -1,0 +1,111 @@
+// Micro-batches: ragged, without padding; and the iterators that yield them for training and evaluation.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "data/packing.h"
+#include "data/sampler.h"
+#include "data/token_cache.h"
+
+namespace so {
+
+// Documents laid end to end. Attention must stay within a document: document d is tokens
+// [cu_seqlens[d], cu_seqlens[d+1]). Owns its memory.
+struct MicroBatch {
+  std::vector<std::int32_t> ids;         // [tokens]
+  std::vector<std::int32_t> targets;     // [tokens], shifted (example.h), kIgnored where not trained
+  std::vector<std::int32_t> positions;   // [tokens], from 0 in each document
+  std::vector<std::int32_t> cu_seqlens;  // [documents + 1], begins with 0
+  std::int64_t tokens = 0;
+  std::int64_t trained_tokens = 0;  // targets that are not kIgnored
+  std::int64_t rows = 0;            // without packing a row is a document
+  std::int64_t padded_tokens = 0;   // rows x the longest row: what a padded batch would compute on
+
+  std::int64_t documents() const { return static_cast<std::int64_t>(cu_seqlens.size()) - 1; }
+};
+
+struct BatchOptions {
+  std::int64_t batch_size = 1;  // rows a micro-batch
+  std::int64_t gradient_accumulation_steps = 1;
+  bool packing = false;
+  std::int64_t max_length = 0;  // tokens a row with packing; at least the longest document
+  bool shuffle = true;
+  std::uint64_t seed = 0;
+  std::int64_t rank = 0, ranks = 1;
+};
+
+// One optimizer step. Sums are over all micro-batches of all ranks.
+struct StepPlan {
+  std::int64_t epoch = 0;
+  std::int64_t index = 0;          // of the step within the epoch
+  std::int64_t micro_batches = 0;  // to fetch with micro_batch(); the same on every rank
+  std::int64_t rows = 0;
+  std::int64_t tokens = 0;
+  std::int64_t trained_tokens = 0;  // what the step's loss and gradient are divided by; at least 1
+  bool ends_epoch = false;
+};
+
+// Yields optimizer steps, epoch after epoch without end. A step takes the next
+// batch_size x gradient_accumulation_steps x ranks rows of the epoch; the epoch's last step takes what is left, in
+// micro-batches of batch_size of which the last may be smaller, as transformers' Trainer does. Micro-batch j of a step
+// is rank j % ranks's. Only a step that ends an epoch, with several ranks, can have an *empty* micro-batch
+// (tokens == 0): its rank joins the collectives and computes nothing.
+//
+// Steps are a function of (data, options, state), so an iterator restored from state() continues bit for bit. The state
+// counts rows, so it also holds for another number of ranks.
+// One thread. The dataset must outlive it. An epoch's plan takes 16 bytes a document.
+class BatchIterator {
+ public:
+  BatchIterator(const TokenDataset& dataset, BatchOptions options);
+
+  // Moves on to the next step and says what it consists of, before any of its tokens is read.
+  StepPlan next_step();
+  // Fills `out` with micro-batch i of the current step and this rank, i in [0, StepPlan::micro_batches). May be called
+  // in any order and again. Throws Error if the token cache is damaged.
+  void micro_batch(std::int64_t i, MicroBatch& out) const;
+
+  std::int64_t steps_per_epoch(std::int64_t epoch) const;  // with packing it may differ between epochs
+  std::int64_t steps_in_epochs(std::int64_t epochs) const;  // sum over epochs 0 .. epochs-1
+  std::int64_t max_micro_batch_tokens() const;              // no micro-batch has more
+
+  // Where to go on after the current step: save it with the step's result. Before the first step: the start.
+  SamplerState state() const { return {epoch_, position_}; }
+  // Throws Error if the state cannot be of this data.
+  void restore(const SamplerState& state);
+
+ private:
+  RowPlan rows_of(std::int64_t epoch) const;
+  void enter(std::int64_t epoch);
+  std::int64_t rows_per_step() const;
+  std::int64_t micro_batches_of(std::int64_t rows) const;  // of all ranks
+
+  const TokenDataset& dataset_;
+  BatchOptions options_;
+  RowPlan rows_;                        // of planned_epoch_
+  std::int64_t planned_epoch_ = -1;
+  std::int64_t epoch_ = 0, position_ = 0;  // where the next step begins
+  std::int64_t step_begin_ = 0, step_end_ = 0;  // rows of the current step
+};
+
+// One pass over all documents in file order, one document a row, in batches of at most max_tokens tokens (a longer
+// document is a batch of its own). Batch j is rank j % ranks's.
+class EvaluationIterator {
+ public:
+  EvaluationIterator(const TokenDataset& dataset, std::int64_t max_tokens, std::int64_t rank = 0,
+                     std::int64_t ranks = 1);
+
+  bool next(MicroBatch& out);  // false after the last one
+  void rewind() { next_ = rank_; }
+  std::int64_t batches() const { return batches_.size(); }  // of all ranks
+  std::int64_t max_batch_tokens() const { return max_batch_tokens_; }
+
+ private:
+  const TokenDataset& dataset_;
+  RowPlan batches_;  // "row" i: the documents of batch i
+  std::int64_t rank_, ranks_;
+  std::int64_t next_;
+  std::int64_t max_batch_tokens_ = 0;
+};
+
+}  // namespace so

@@ -1,0 +1,31 @@
+// Where token caches live, and who may make one.
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+#include "base/file.h"
+
+namespace so {
+
+// The directories to look in, best first: `chosen` alone if it is not empty; else $XDG_CACHE_HOME/superoffload (if that
+// variable holds an absolute path, as its specification demands), or $HOME/.cache/superoffload; then `fallback` unless
+// it is empty.
+std::vector<std::filesystem::path> cache_directories(const std::filesystem::path& chosen,
+                                                     const std::filesystem::path& fallback);
+
+// The first of them that can be created and written to; logs a warning for each that cannot, throws Error if none can.
+std::filesystem::path writable_cache_directory(const std::vector<std::filesystem::path>& directories);
+
+// The right to make one cache file: an exclusive lock (flock) of "PATH.lock", which stays behind, empty. The kernel
+// gives the lock up when its process ends, however it ends.
+class CacheLock {
+ public:
+  // Waits, with a line in the log, while another holds it. Throws Error where the file system has no locks.
+  explicit CacheLock(const std::filesystem::path& path);
+
+ private:
+  File file_;
+};
+
+}  // namespace so

@@ -1,0 +1,168 @@
+#include "data/dataset.h"
+
+#include <exception>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/file.h"
+#include "data/cache_directory.h"
+#include "data/hash.h"
+#include "data/progress.h"
+#include "data/records.h"
+
+namespace so {
+namespace {
+
+constexpr std::size_t kBlockRecords = 4096;
+constexpr std::size_t kBlockBytes = std::size_t{16} << 20;
+
+std::uint64_t key_of(std::uint64_t content, const TextEncoder& encoder, const ExampleOptions& options) {
+  return hash_text(fmt::format("{} {} {} {} {} {} {} {}", kTokenCacheVersion, kTemplateVersion, content,
+                               options.max_length, options.train_on_prompt, encoder.vocabulary_size(),
+                               encoder.end_token().value_or(-1), encoder.fingerprint()));
+}
+
+// Tokenises the records of one file, block after block.
+class Tokenisation {
+ public:
+  Tokenisation(std::string name, std::string_view content, const ExampleBuilder& builder, std::int32_t vocabulary_size,
+               ThreadPool& pool)
+      : name_(std::move(name)), content_size_(content.size()), reader_(name_, content), builder_(builder),
+        vocabulary_size_(vocabulary_size), pool_(pool) {}
+
+  void run(TokenCacheWriter& writer) {
+    ProgressReport progress(fmt::format("tokenising {}", name_));
+    while (read_block()) {
+      examples_.assign(block_.size(), {});
+      errors_.assign(block_.size(), nullptr);
+      pool_.parallel_for(static_cast<std::int64_t>(block_.size()), 16,
+                         [this](std::int64_t begin, std::int64_t end) { build(begin, end); });
+      for (std::size_t i = 0; i < block_.size(); ++i) {
+        if (errors_[i]) std::rethrow_exception(errors_[i]);  // the first in file order, not in time
+        writer.add(examples_[i]);
+      }
+      progress.update(static_cast<double>(reader_.offset()) / static_cast<double>(content_size_),
+                      fmt::format("{} records", writer.counts().records));
+    }
+  }
+
+ private:
+  bool read_block() {
+    block_.clear();
+    std::size_t bytes = 0;
+    for (RawRecord record; block_.size() < kBlockRecords && bytes < kBlockBytes && reader_.next(record);) {
+      block_.push_back(record);
+      bytes += record.json.size();
+    }
+    if (!block_.empty() && !format_) {
+      format_ = format_of(RecordParser(name_, vocabulary_size_).parse(block_.front()));
+      first_line_ = block_.front().line;
+    }
+    return !block_.empty();
+  }
+
+  void build(std::int64_t begin, std::int64_t end) {
+    RecordParser parser(name_, vocabulary_size_);
+    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+      try {
+        examples_[i] = build_one(parser, block_[i]);
+      } catch (...) {
+        errors_[i] = std::current_exception();
+      }
+    }
+  }
+
+  Example build_one(RecordParser& parser, const RawRecord& raw) const {
+    const Record record = parser.parse(raw);
+    if (const RecordFormat format = format_of(record); format != *format_)
+      fail("{}: this is {} record, the file began with {} record on line {}; a file holds one kind only",
+           location_of(name_, raw), with_article(format), with_article(*format_), first_line_);
+    try {
+      return builder_.build(record);
+    } catch (const Error& error) {
+      fail("{}: {}", location_of(name_, raw), error.what());
+    }
+  }
+
+  static std::string with_article(RecordFormat format) {
+    return fmt::format("{} {}", format == RecordFormat::alpaca ? "an" : "a", name_of(format));
+  }
+
+  std::string name_;
+  std::size_t content_size_;
+  RecordReader reader_;
+  const ExampleBuilder& builder_;
+  std::int32_t vocabulary_size_;
+  ThreadPool& pool_;
+  std::optional<RecordFormat> format_;
+  std::int64_t first_line_ = 0;
+  std::vector<RawRecord> block_;
+  std::vector<Example> examples_;
+  std::vector<std::exception_ptr> errors_;
+};
+
+std::optional<TokenDataset> open_if_valid(const std::filesystem::path& path, std::uint64_t key, LogLevel complaint) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return std::nullopt;
+  try {
+    return TokenDataset(path, key);
+  } catch (const Error& error) {
+    log_message(complaint, fmt::format("{}; making it again", error.what()));
+    return std::nullopt;
+  }
+}
+
+void report(const DatasetOptions& options, const TokenDataset& dataset, const std::filesystem::path& cache, bool made) {
+  const DatasetCounts& c = dataset.counts();
+  std::string notes;
+  if (c.truncated > 0) notes += fmt::format(", {} truncated to {} tokens", c.truncated, options.example.max_length);
+  if (c.dropped > 0) notes += fmt::format(", {} dropped (no trained token in them)", c.dropped);
+  log_info("{}: {} records{}; {} documents, {} tokens, {} of them trained; longest {} ({} token cache {})",
+           options.file.string(), c.records, notes, c.documents, c.tokens, c.trained_tokens, c.longest,
+           made ? "new" : "from", cache.string());
+}
+
+}  // namespace
+
+TokenDataset open_dataset(const DatasetOptions& options, const TextEncoder& encoder, ThreadPool& pool) {
+  const ExampleBuilder builder(encoder, options.example);
+  const MappedFile file(options.file);
+  file.advise(MappedFile::Advice::sequential);
+  const std::string name = options.file.string();
+  const std::uint64_t key = key_of(hash_large(file.bytes(), pool), encoder, options.example);
+  // The stem is for people who look into the directory; cut, since file names end at 255 bytes.
+  const std::string cache_name = fmt::format("{}-{:016x}.tokens", options.file.stem().string().substr(0, 100), key);
+
+  const std::vector<std::filesystem::path> directories =
+      cache_directories(options.cache_directory, options.fallback_directory);
+  for (const auto& directory : directories) {
+    if (auto dataset = open_if_valid(directory / cache_name, key, LogLevel::debug)) {
+      report(options, *dataset, directory / cache_name, false);
+      return std::move(*dataset);
+    }
+  }
+
+  const std::filesystem::path path = writable_cache_directory(directories) / cache_name;
+  const CacheLock lock(path);
+  // Another process may have made it before this one had the lock.
+  if (auto dataset = open_if_valid(path, key, LogLevel::warning)) {
+    report(options, *dataset, path, false);
+    return std::move(*dataset);
+  }
+  TokenCacheWriter writer(path, key);
+  Tokenisation(name, file.text(), builder, encoder.vocabulary_size(), pool).run(writer);
+  const DatasetCounts& counts = writer.counts();
+  if (counts.records == 0) fail("{}: the file holds no records", name);
+  if (counts.documents == 0)
+    fail("{}: none of the {} records has a trained token within max_length = {}; raise it", name, counts.records,
+         options.example.max_length);
+  writer.finish();
+  TokenDataset dataset(path, key);
+  report(options, dataset, path, true);
+  return dataset;
+}
+
+}  // namespace so

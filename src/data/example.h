@@ -1,0 +1,67 @@
+// From a record to a training example: the prompt template, tokenisation, what is trained, truncation.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/records.h"
+#include "data/text_encoder.h"
+
+namespace so {
+
+// One document. Targets are *shifted*: targets[i] is what the model shall predict at position i, that is the id of
+// token i+1 if that token is trained and kIgnored if not; the last one is kIgnored. A loss therefore compares logits
+// row i with targets[i] and shifts nothing. (Labels in a token id record are transformers' labels, not shifted:
+// targets[i] = labels[i+1].)
+struct Example {
+  std::vector<std::int32_t> ids;
+  std::vector<std::int32_t> targets;
+  std::int32_t trained = 0;  // targets that are not kIgnored
+  bool truncated = false;    // the record had more than max_length tokens; its beginning was kept
+};
+
+inline constexpr std::int64_t kMaxDocumentTokens = std::int64_t{1} << 30;  // token offsets are 32-bit in a batch
+
+struct ExampleOptions {
+  std::int64_t max_length = 2048;  // tokens a document, from 2 to kMaxDocumentTokens
+  bool train_on_prompt = false;    // Alpaca records: train the template, instruction and input too
+};
+
+// Changes whenever a record would become another example; part of the token cache's key.
+inline constexpr std::int32_t kTemplateVersion = 1;
+
+// The published Alpaca template up to and with "### Response:\n". An empty input selects the variant without one.
+std::string alpaca_prompt(const AlpacaRecord& record);
+
+// Turns records into examples:
+//   Alpaca      prompt + output + end token; the output and the end token are trained
+//   text        text + end token; all of it is trained
+//   token ids   exactly as given, nothing added
+// The tokenizer's beginning-of-sequence token, if its template has one, comes first. An Alpaca record is tokenised as
+// one text, as the published training script does, wherever the prompt's tokens are a prefix of the result. Where they
+// are not (the output's first characters merge with the prompt's last), prompt and output are tokenised apart, so that
+// the boundary between what is trained and what is not is always exact.
+// Const and thread-safe. The encoder must outlive it.
+class ExampleBuilder {
+ public:
+  // Throws Error for a max_length out of range, and for a tokenizer whose template appends anything but its end token.
+  ExampleBuilder(const TextEncoder& encoder, ExampleOptions options);
+
+  // Throws Error (without a location) if text is to be encoded and the encoder has no end token, or if it gives an id
+  // outside its vocabulary.
+  Example build(const Record& record) const;
+
+ private:
+  std::vector<std::int32_t> encode_document(std::string_view text) const;  // with the template's first tokens
+  Example finish(std::vector<std::int32_t> ids, std::vector<std::int32_t> labels) const;
+
+  const TextEncoder& encoder_;
+  ExampleOptions options_;
+  std::optional<std::int32_t> end_token_;
+  std::int32_t vocabulary_size_;
+  std::size_t suffix_ = 0;  // tokens the tokenizer's template appends
+};
+
+}  // namespace so

@@ -1,0 +1,30 @@
+// A fast 64-bit hash of bytes, to tell one file content from another and to notice damage.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "base/thread_pool.h"
+
+namespace so {
+
+// One round of splitmix64's output function (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
+// 2014): a bijection of 64-bit words in which every input bit affects every output bit.
+constexpr std::uint64_t mix_bits(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// Not cryptographic: it finds accidents, not forgeries. The value is part of the cache's file format and must not
+// change without kTokenCacheVersion. Depends on the bytes and the seed only (little-endian machines).
+std::uint64_t hash_bytes(std::span<const std::byte> bytes, std::uint64_t seed = 0);
+std::uint64_t hash_text(std::string_view text, std::uint64_t seed = 0);
+
+// The same purpose for large inputs: pieces of 1 MiB are hashed in parallel, then their hashes. Another value than
+// hash_bytes, the same for every pool.
+std::uint64_t hash_large(std::span<const std::byte> bytes, ThreadPool& pool);
+
+}  // namespace so

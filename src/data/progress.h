@@ -1,0 +1,32 @@
+// A progress line for work that may take long.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <string_view>
+
+namespace so {
+
+// Silent for the first 2 seconds, then "TITLE: 43%, DETAIL, 12 s left", at first every second, later every tenth of the
+// time spent so far (at most every 10 s). The destructor clears the line. One thread.
+class ProgressReport {
+ public:
+  explicit ProgressReport(std::string title);
+  ~ProgressReport();
+  ProgressReport(const ProgressReport&) = delete;
+  ProgressReport& operator=(const ProgressReport&) = delete;
+
+  // fraction: of the work done, in [0, 1].
+  void update(double fraction, std::string_view detail);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::string title_;
+  Clock::time_point start_, next_;
+  bool shown_ = false;
+};
+
+// The text of the line, given the seconds spent so far.
+std::string progress_text(std::string_view title, double fraction, std::string_view detail, double seconds);
+
+}  // namespace so

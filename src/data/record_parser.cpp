@@ -1,0 +1,159 @@
+#include <simdjson.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "data/records.h"
+
+namespace so {
+namespace {
+
+namespace dom = simdjson::dom;
+
+std::string_view type_of(const dom::element& value) {
+  switch (value.type()) {
+    case dom::element_type::ARRAY: return "an array";
+    case dom::element_type::OBJECT: return "an object";
+    case dom::element_type::STRING: return "a string";
+    case dom::element_type::BOOL: return "a boolean";
+    case dom::element_type::NULL_VALUE: return "null";
+    default: return "a number";
+  }
+}
+
+// What the record has of the keys that mean something.
+struct Fields {
+  std::optional<dom::element> instruction, input, output, text, input_ids, labels, attention_mask;
+
+  explicit Fields(const dom::object& object) {
+    for (const auto& [key, value] : object) {
+      if (key == "instruction") instruction = value;
+      else if (key == "input") input = value;
+      else if (key == "output") output = value;
+      else if (key == "text") text = value;
+      else if (key == "input_ids") input_ids = value;
+      else if (key == "labels") labels = value;
+      else if (key == "attention_mask") attention_mask = value;
+    }
+  }
+};
+
+}  // namespace
+
+RecordFormat format_of(const Record& record) { return static_cast<RecordFormat>(record.index()); }
+
+std::string_view name_of(RecordFormat format) {
+  switch (format) {
+    case RecordFormat::alpaca: return "Alpaca";
+    case RecordFormat::text: return "text";
+    case RecordFormat::token_ids: return "token id";
+  }
+  SO_CHECK(false, "record format {}", static_cast<int>(format));
+  return {};
+}
+
+struct RecordParser::State {
+  State(std::string name, std::int32_t size) : file_name(std::move(name)), vocabulary_size(size) {}
+
+  std::string file_name;
+  std::int32_t vocabulary_size;
+  dom::parser parser;
+  std::string padded;  // simdjson reads up to SIMDJSON_PADDING bytes beyond the end
+
+  template <class... Args>
+  [[noreturn]] void refuse(const RawRecord& raw, fmt::format_string<Args...> format, Args&&... args) const {
+    fail("{}: {}", location_of(file_name, raw), fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  std::string string_of(const RawRecord& raw, std::string_view key, const std::optional<dom::element>& value) const {
+    if (!value) refuse(raw, "the record has no \"{}\"", key);
+    std::string_view text;
+    if (value->get_string().get(text) != simdjson::SUCCESS)
+      refuse(raw, "\"{}\" is {}; it must be a string", key, type_of(*value));
+    if (text.find('\0') != std::string_view::npos)
+      refuse(raw, "\"{}\" holds a NUL character (\\u0000); remove it", key);
+    return std::string(text);
+  }
+
+  std::vector<std::int32_t> ids_of(const RawRecord& raw, std::string_view key, const dom::element& value,
+                                   bool may_be_ignored) const {
+    dom::array array;
+    if (value.get_array().get(array) != simdjson::SUCCESS)
+      refuse(raw, "\"{}\" is {}; it must be an array of integers", key, type_of(value));
+    std::vector<std::int32_t> ids;
+    ids.reserve(array.size());
+    for (const dom::element item : array) {
+      std::int64_t id = 0;
+      if (item.get_int64().get(id) != simdjson::SUCCESS)
+        refuse(raw, "\"{}\"[{}] is {}; it must be a 32-bit integer", key, ids.size(),
+               item.is_number() ? "not a whole number in range" : type_of(item));
+      if (may_be_ignored && id == kIgnored) {
+        ids.push_back(kIgnored);
+        continue;
+      }
+      if (id < 0 || id >= vocabulary_size)
+        refuse(raw, "\"{}\"[{}] is {}; token ids of this model are 0 to {}{}", key, ids.size(), id, vocabulary_size - 1,
+               may_be_ignored ? ", -100 for a label that is not trained" : "");
+      ids.push_back(static_cast<std::int32_t>(id));
+    }
+    return ids;
+  }
+
+  TokenRecord tokens_of(const RawRecord& raw, const Fields& fields) const {
+    TokenRecord record;
+    record.ids = ids_of(raw, "input_ids", *fields.input_ids, false);
+    if (record.ids.empty()) refuse(raw, "\"input_ids\" is empty; remove the record");
+    record.labels = fields.labels ? ids_of(raw, "labels", *fields.labels, true) : record.ids;
+    if (record.labels.size() != record.ids.size())
+      refuse(raw, "\"labels\" has {} entries, \"input_ids\" {}; there must be one label a token", record.labels.size(),
+             record.ids.size());
+    if (fields.attention_mask) {
+      dom::array mask;
+      if (fields.attention_mask->get_array().get(mask) == simdjson::SUCCESS) {
+        for (const dom::element item : mask) {
+          std::int64_t bit = 1;
+          if (item.get_int64().get(bit) == simdjson::SUCCESS && bit == 0)
+            refuse(raw, "\"attention_mask\" holds a 0: the record is padded; remove the padding, batches need none");
+        }
+      }
+    }
+    return record;
+  }
+};
+
+RecordParser::RecordParser(std::string file_name, std::int32_t vocabulary_size)
+    : state_(std::make_unique<State>(std::move(file_name), vocabulary_size)) {}
+
+RecordParser::~RecordParser() = default;
+
+Record RecordParser::parse(const RawRecord& raw) {
+  State& s = *state_;
+  if (raw.json.find('\0') != std::string_view::npos) s.refuse(raw, "the record holds a NUL byte; is the file UTF-8 text?");
+  s.padded.assign(raw.json);
+  s.padded.append(simdjson::SIMDJSON_PADDING, ' ');
+  dom::element root;
+  if (const auto error = s.parser.parse(s.padded.data(), raw.json.size(), false).get(root); error != simdjson::SUCCESS) {
+    if (error == simdjson::UTF8_ERROR) s.refuse(raw, "not valid UTF-8; convert the file to UTF-8");
+    const std::string_view fix = raw.element < 0 ? "; a file that does not begin with [ holds one whole record a line" : "";
+    s.refuse(raw, "not valid JSON: {}{}", simdjson::error_message(error), fix);
+  }
+  dom::object object;
+  if (root.get_object().get(object) != simdjson::SUCCESS)
+    s.refuse(raw, "the record is {}; it must be an object {{...}}", type_of(root));
+
+  const Fields fields(object);
+  if (fields.input_ids) return s.tokens_of(raw, fields);
+  if (fields.instruction) {
+    AlpacaRecord record;
+    record.instruction = s.string_of(raw, "instruction", fields.instruction);
+    if (fields.input && !fields.input->is_null()) record.input = s.string_of(raw, "input", fields.input);
+    record.output = s.string_of(raw, "output", fields.output);
+    return record;
+  }
+  if (fields.text) return TextRecord{s.string_of(raw, "text", fields.text)};
+  s.refuse(raw, "the record has none of the keys \"instruction\" (with \"output\"), \"text\" and \"input_ids\"");
+}
+
+}  // namespace so

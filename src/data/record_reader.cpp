@@ -1,0 +1,105 @@
+#include <cstring>
+
+#include "base/error.h"
+#include "data/records.h"
+
+namespace so {
+namespace {
+
+bool is_whitespace(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+std::string_view trim(std::string_view text) {
+  while (!text.empty() && is_whitespace(text.front())) text.remove_prefix(1);
+  while (!text.empty() && is_whitespace(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+}  // namespace
+
+std::string location_of(std::string_view file_name, const RawRecord& record) {
+  if (record.element < 0) return fmt::format("{}:{}", file_name, record.line);
+  return fmt::format("{}:{} (element {})", file_name, record.line, record.element);
+}
+
+RecordReader::RecordReader(std::string name, std::string_view content) : name_(std::move(name)), content_(content) {
+  if (content_.substr(0, 3) == "\xef\xbb\xbf") offset_ = 3;
+  skip_whitespace();
+  if (offset_ == content_.size()) return;
+  const char first = content_[offset_];
+  array_ = first == '[';
+  if (array_) {
+    ++offset_;
+    return;
+  }
+  if (first != '{')
+    fail("{}:{}: begins with {}; a data file is UTF-8 JSON: one record {{...}} a line (JSONL) or one array [...]", name_,
+         line_, first > ' ' && first < 0x7f ? fmt::format("'{}'", first)
+                                            : fmt::format("byte 0x{:02x}", static_cast<unsigned char>(first)));
+}
+
+bool RecordReader::next(RawRecord& record) {
+  if (!(array_ ? next_element(record) : next_line(record))) return false;
+  if (record.json.size() > kMaxRecordBytes)
+    fail("{}: the record has {} bytes, the limit is {}; split it", location_of(name_, record), record.json.size(),
+         kMaxRecordBytes);
+  return true;
+}
+
+void RecordReader::skip_whitespace() {
+  for (; offset_ < content_.size() && is_whitespace(content_[offset_]); ++offset_) line_ += content_[offset_] == '\n';
+}
+
+bool RecordReader::next_line(RawRecord& record) {
+  while (offset_ < content_.size()) {
+    const std::size_t end = content_.find('\n', offset_);
+    const std::string_view line = content_.substr(offset_, end == std::string_view::npos ? end : end - offset_);
+    record = {trim(line), line_, -1};
+    offset_ += line.size();
+    if (end != std::string_view::npos) {
+      ++offset_;
+      ++line_;
+    }
+    if (!record.json.empty()) return true;
+  }
+  return false;
+}
+
+// Only what delimits an element is looked at: strings, brackets, commas. Everything else is the parser's to judge.
+bool RecordReader::next_element(RawRecord& record) {
+  if (closed_) return false;
+  skip_whitespace();
+  const std::size_t begin = offset_;
+  record = {{}, line_, element_};
+  std::int64_t depth = 0;
+  for (bool in_string = false; offset_ < content_.size(); ++offset_) {
+    const char c = content_[offset_];
+    if (c == '\n') ++line_;
+    if (in_string) {
+      if (c == '"') in_string = false;
+      // The escaped character cannot end the string; a line end there is invalid JSON but must still be counted.
+      if (c == '\\' && offset_ + 1 < content_.size() && content_[offset_ + 1] != '\n') ++offset_;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      ++depth;
+    } else if (c == '}' || (c == ']' && depth > 0)) {
+      --depth;
+    } else if ((c == ',' && depth <= 0) || c == ']') {
+      record.json = trim(content_.substr(begin, offset_ - begin));
+      ++offset_;
+      ++element_;
+      if (c == ',') return true;  // an empty element is refused by the parser
+      closed_ = true;
+      const std::int64_t line = line_;
+      skip_whitespace();
+      if (offset_ < content_.size())
+        fail("{}:{}: there is text after the array, which closes on line {}; remove it, or write one record a line",
+             name_, line_, line);
+      if (record.json.empty() && record.element > 0) fail("{}:{}: the array ends in a comma; remove it", name_, line);
+      return !record.json.empty();
+    }
+  }
+  fail("{}: the file ends before the array does; is it cut off?", location_of(name_, record));
+}
+
+}  // namespace so

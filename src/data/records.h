@@ -1,0 +1,97 @@
+// Training data files: their formats, and reading them record by record.
+//
+// A file is UTF-8 and holds either one JSON object a line (JSONL) or one JSON array of objects; its first character
+// tells which, whatever its name ends in. Three kinds of record are known, and a file holds one kind only:
+//   Alpaca      {"instruction": "...", "input": "...", "output": "..."}   `input` may be absent, null or empty
+//   text        {"text": "..."}
+//   token ids   {"input_ids": [...], "labels": [...]}                      `labels` may be absent: then input_ids
+// A record with keys of several kinds is the kind whose key comes first in: input_ids, instruction, text (published
+// data sets carry the rendered text beside its parts). Other keys are ignored, with one exception: an `attention_mask`
+// beside input_ids must not hold a 0, because padding would be trained on. Of a key that occurs twice the last counts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace so {
+
+// Labels and targets with this value are not trained (the convention of torch's cross_entropy and of transformers).
+inline constexpr std::int32_t kIgnored = -100;
+
+struct AlpacaRecord {
+  std::string instruction, input, output;
+};
+struct TextRecord {
+  std::string text;
+};
+struct TokenRecord {
+  std::vector<std::int32_t> ids;
+  std::vector<std::int32_t> labels;  // as many as ids, aligned with them (not shifted); kIgnored where not trained
+};
+using Record = std::variant<AlpacaRecord, TextRecord, TokenRecord>;
+
+enum class RecordFormat { alpaca, text, token_ids };
+RecordFormat format_of(const Record& record);
+std::string_view name_of(RecordFormat format);  // "Alpaca", "text", "token id"
+
+// The JSON text of one record, a view of the file's content, not yet parsed.
+struct RawRecord {
+  std::string_view json;
+  std::int64_t line = 0;      // where it begins, from 1
+  std::int64_t element = -1;  // its index in the array, from 0; -1 in JSONL
+};
+
+// "FILE:LINE", for an array "FILE:LINE (element 3)".
+std::string location_of(std::string_view file_name, const RawRecord& record);
+
+// Cuts a file's content into records without parsing them: one pass, memory independent of the file's size. Accepts a
+// UTF-8 byte order mark, CRLF line ends and blank lines. Views `content`, which must outlive it. One thread at a time.
+class RecordReader {
+ public:
+  // Throws Error if the content begins like neither form. `name` is what messages call the file.
+  RecordReader(std::string name, std::string_view content);
+
+  // Sets `record` to the next one and returns true; false at the end. Throws Error ("FILE:LINE: what and the fix") for
+  // an array that is not closed or has something after it, and for a record above kMaxRecordBytes.
+  bool next(RawRecord& record);
+
+  std::size_t offset() const { return offset_; }  // bytes consumed so far
+
+  static constexpr std::size_t kMaxRecordBytes = std::size_t{256} << 20;
+
+ private:
+  bool next_line(RawRecord& record);
+  bool next_element(RawRecord& record);
+  void skip_whitespace();
+
+  std::string name_;
+  std::string_view content_;
+  std::size_t offset_ = 0;
+  std::int64_t line_ = 1;
+  std::int64_t element_ = 0;
+  bool array_ = false;
+  bool closed_ = false;  // the array's closing bracket has been read
+};
+
+// Parses one record after another, keeping its buffers. One thread at a time; records do not depend on each other.
+class RecordParser {
+ public:
+  // Token ids and labels must be in [0, vocabulary_size) (labels may be kIgnored).
+  RecordParser(std::string file_name, std::int32_t vocabulary_size);
+  ~RecordParser();
+
+  // Throws Error "FILE:LINE: what and the fix" for anything but a record of one of the three kinds: not JSON, not an
+  // object, not UTF-8, a NUL character, a missing key, a value of the wrong type, an id outside the vocabulary.
+  Record parse(const RawRecord& raw);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace so

@@ -1,0 +1,31 @@
+// What the data room needs of a tokenizer.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace so {
+
+// All methods are const and must be callable from several threads at once.
+class TextEncoder {
+ public:
+  virtual ~TextEncoder() = default;
+
+  // Token ids of UTF-8 text. With add_special_tokens also what the tokenizer's template puts around a document (a
+  // beginning-of-sequence token, say); without, the text's tokens alone.
+  virtual std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens) const = 0;
+
+  // The token that ends a document; absent if the tokenizer has none.
+  virtual std::optional<std::int32_t> end_token() const = 0;
+
+  // Ids are in [0, vocabulary_size()): the rows of the model's embedding where there is a model.
+  virtual std::int32_t vocabulary_size() const = 0;
+
+  // Equal for two encoders exactly if they encode every text alike. Part of the token cache's key.
+  virtual std::string fingerprint() const = 0;
+};
+
+}  // namespace so

@@ -1,0 +1,83 @@
+// Byte-level BPE tokenizers as Hugging Face model directories ship them (tokenizer.json).
+//
+// Reference: the `tokenizers` library on the same tokenizer.json, id for id. Read are the byte-level BPE files of the
+// families Llama 3, Qwen 2/3, Phi-4, GPT-OSS, Seed-OSS and their like; whatever else in the file would change ids is
+// refused by name. Not read: SentencePiece (Unigram, BPE with byte fallback to <0xNN>), WordPiece, remote code.
+//
+// Differences from `transformers` on top of that library, where the two could disagree:
+//  - "truncation" and "padding" of tokenizer.json are ignored with a warning (transformers resets them too);
+//  - decode() never applies "clean_up_tokenization_spaces".
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace so {
+
+// Immutable after loading. A copy shares the tables of the original. Every member may be called from any number of
+// threads at once; encode() keeps its scratch memory and word cache (about 2 MiB for each encode in flight) in a pool
+// that lives as long as the last copy.
+class Tokenizer {
+ public:
+  // Reads DIRECTORY/tokenizer.json and, for the bos, eos and padding tokens, tokenizer_config.json,
+  // special_tokens_map.json and generation_config.json: the first of them that has the key decides (null: no such
+  // token). An explicit "add_bos_token" or "add_eos_token" in tokenizer_config.json replaces what tokenizer.json's
+  // post-processor would add, as in transformers 5. Throws Error naming file and key.
+  static Tokenizer load(const std::filesystem::path& model_directory);
+
+  // From the text of a tokenizer.json alone; there are then no bos, eos and padding ids. `name` stands for the file in
+  // error messages.
+  static Tokenizer parse(std::string_view tokenizer_json, const std::string& name);
+
+  // The ids of `text`. Invalid UTF-8 is read as Python's bytes.decode("utf-8", "replace") does: each maximal invalid
+  // sequence is one U+FFFD. Added tokens, special ones included, are recognised inside the text.
+  // `add_special_tokens`: also what the post-processor adds around a single sequence (e.g. Llama 3's bos).
+  std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens) const;
+
+  // The text of `ids`, always valid UTF-8 (bytes that form none become U+FFFD, as above). Ids without a token, e.g.
+  // those that pad a model's embedding, have no text. `skip_special_tokens`: leave out the tokens marked special.
+  std::string decode(std::span<const std::int32_t> ids, bool skip_special_tokens) const;
+
+  std::int32_t vocab_size() const;  // highest id + 1, added tokens included; there may be unused ids below
+  std::optional<std::int32_t> bos_id() const;
+  std::optional<std::int32_t> eos_id() const;
+  std::optional<std::int32_t> pad_id() const;
+
+  // A token's spelling is that of tokenizer.json: "Ġthe" for the bytes " the". id_to_token gives "" for an unused id.
+  std::optional<std::int32_t> token_to_id(std::string_view token) const;
+  std::string id_to_token(std::int32_t id) const;
+  bool is_special(std::int32_t id) const;
+
+  // Changes with tokenizer.json and with the bos, eos and padding ids and flags that the other files give: two
+  // tokenizers with one fingerprint give the same ids. For invalidating token caches; stable across machines.
+  std::uint64_t fingerprint() const;
+
+ private:
+  friend class StreamDecoder;
+  struct State;
+  explicit Tokenizer(std::shared_ptr<const State> state);
+  std::shared_ptr<const State> state_;
+};
+
+// Decodes ids as they are generated. What the calls return, put together, equals Tokenizer::decode of all ids; no call
+// returns a part of a UTF-8 character. One thread at a time.
+class StreamDecoder {
+ public:
+  StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens);
+
+  std::string push(std::int32_t id);  // the text that is certain after this id, often empty within a character
+  std::string finish();               // what is left: U+FFFD for an unfinished character; the decoder is then as new
+
+ private:
+  Tokenizer tokenizer_;
+  bool skip_special_tokens_;
+  std::string pending_;  // bytes that may still become a character
+};
+
+}  // namespace so

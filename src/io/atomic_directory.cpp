@@ -1,0 +1,273 @@
+#include "io/atomic_directory.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/file.h"
+
+namespace so {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view temporary_mark = ".tmp-";
+constexpr std::string_view aside_mark = ".old-";
+
+fs::path with_mark(fs::path path, std::string_view mark) {
+  path += fmt::format("{}{}", mark, ::getpid());
+  return path;
+}
+
+enum class Lock { acquired, held_elsewhere, unsupported };
+
+Lock lock_directory(int descriptor, bool wait) {
+  while (::flock(descriptor, LOCK_EX | (wait ? 0 : LOCK_NB)) != 0) {
+    if (errno == EWOULDBLOCK) return Lock::held_elsewhere;
+    if (errno != EINTR) return Lock::unsupported;  // EBADF on NFS, ENOSYS, ENOTSUP, ENOLCK
+  }
+  return Lock::acquired;
+}
+
+// An open directory whose lock goes when it closes.
+class DirectoryLock {
+ public:
+  explicit DirectoryLock(const fs::path& path)
+      : descriptor_(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)) {}
+  ~DirectoryLock() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+  bool is_open() const { return descriptor_ >= 0; }
+  int descriptor() const { return descriptor_; }
+  int release() { return std::exchange(descriptor_, -1); }
+
+ private:
+  int descriptor_;
+};
+
+bool same_file(int descriptor, const fs::path& path) {
+  struct stat opened {}, named {};
+  return ::fstat(descriptor, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
+         opened.st_ino == named.st_ino;
+}
+
+bool process_is_another_living_one(pid_t pid) {
+  return pid != ::getpid() && (::kill(pid, 0) == 0 || errno == EPERM);
+}
+
+struct MarkedName {
+  std::string base;
+  pid_t pid = 0;
+};
+
+std::optional<MarkedName> split_mark(const std::string& name, std::string_view mark) {
+  const auto at = name.rfind(mark);
+  if (at == std::string::npos || at == 0) return std::nullopt;
+  const char* digits = name.data() + at + mark.size();
+  const char* end = name.data() + name.size();
+  MarkedName result{name.substr(0, at), 0};
+  const auto [stop, error] = std::from_chars(digits, end, result.pid);
+  if (error != std::errc() || stop != end || result.pid <= 0) return std::nullopt;
+  return result;
+}
+
+void remove_tree(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error && fs::exists(fs::symlink_status(path))) fail_io("remove", path, error.value());
+}
+
+// Calls `action` while holding the directory's lock, if no living process uses the directory. False if one does.
+template <class Action>
+bool if_stale(const fs::path& path, pid_t pid, Action&& action) {
+  const DirectoryLock lock(path);
+  if (!lock.is_open()) return false;  // gone meanwhile, or not a directory of ours
+  switch (lock_directory(lock.descriptor(), false)) {
+    case Lock::held_elsewhere: return false;
+    case Lock::unsupported:
+      if (process_is_another_living_one(pid)) return false;
+      break;
+    case Lock::acquired: break;
+  }
+  if (!same_file(lock.descriptor(), path)) return false;  // its owner renamed it between our open and our lock
+  action();
+  return true;
+}
+
+void sync_tree(const fs::path& directory) {
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    if (entry.is_symlink()) continue;
+    if (entry.is_directory()) {
+      sync_tree(entry.path());
+    } else if (entry.is_regular_file()) {
+      File::open(entry.path()).sync();
+    }
+  }
+  fsync_directory(directory);
+}
+
+// Zero or an errno value. `flags` as renameat2's; where the file system has no such flag, EINVAL.
+int rename_with(const fs::path& from, const fs::path& to, unsigned flags) {
+  return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0 ? 0 : errno;
+}
+
+bool lacks_flags(int error) { return error == EINVAL || error == ENOSYS || error == ENOTSUP; }
+
+int rename_if_absent(const fs::path& from, const fs::path& to) {
+  const int error = rename_with(from, to, RENAME_NOREPLACE);
+  if (!lacks_flags(error)) return error;
+  // rename() replaces an empty directory without a word, hence the look before.
+  struct stat status {};
+  if (::lstat(to.c_str(), &status) == 0) return EEXIST;
+  return ::rename(from.c_str(), to.c_str()) == 0 ? 0 : errno;
+}
+
+[[noreturn]] void fail_exists(const fs::path& path) {
+  fail("{} exists already; remove it or choose another directory", printable_path(path));
+}
+
+fs::path parent_of(const fs::path& path) { return path.parent_path(); }
+
+fs::path normalized(const fs::path& path) {
+  if (path.empty()) fail("the name of a directory is empty");
+  fs::path result = fs::absolute(path).lexically_normal();
+  if (!result.has_filename()) result = result.parent_path();  // a trailing slash
+  if (fs::is_symlink(fs::symlink_status(result))) result = fs::canonical(result);  // else the link would be replaced
+  return result;
+}
+
+}  // namespace
+
+AtomicDirectory::AtomicDirectory(const fs::path& final_path, IfExists if_exists)
+    : final_path_(normalized(final_path)), temporary_(with_mark(final_path_, temporary_mark)), if_exists_(if_exists) {
+  const auto status = fs::status(final_path_);
+  if (fs::exists(status)) {
+    if (if_exists == IfExists::refuse) fail_exists(final_path_);
+    if (!fs::is_directory(status)) fail("{} exists and is not a directory", printable_path(final_path_));
+  }
+  std::error_code error;
+  fs::create_directories(parent_of(final_path_), error);
+  if (error) fail_io("create directory", parent_of(final_path_), error.value());
+
+  // A cleaner may look at the directory between our mkdir and our lock; then it is gone, and made again.
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    if (::mkdir(temporary_.c_str(), 0777) != 0) {
+      if (errno != EEXIST) fail_io("create directory", temporary_, errno);
+      // Left by a process that had our number, as happens in containers; or in use by another object of this process.
+      if (!if_stale(temporary_, ::getpid(), [&] { remove_tree(temporary_); }) && fs::exists(temporary_)) {
+        fail("{} is in use: {} is being written already", printable_path(temporary_), printable_path(final_path_));
+      }
+      continue;
+    }
+    DirectoryLock lock(temporary_);
+    if (!lock.is_open()) {
+      if (errno != ENOENT) fail_io("open directory", temporary_, errno);
+      continue;
+    }
+    lock_directory(lock.descriptor(), true);
+    if (!same_file(lock.descriptor(), temporary_)) continue;
+    lock_ = lock.release();
+    return;
+  }
+  fail("cannot create {}: another process keeps removing it", printable_path(temporary_));
+}
+
+AtomicDirectory::~AtomicDirectory() {
+  if (!committed_) {
+    std::error_code error;
+    fs::remove_all(temporary_, error);
+    if (error) log_warning("cannot remove {}: {}", printable_path(temporary_), error.message());
+  }
+  if (lock_ >= 0) ::close(lock_);
+}
+
+void AtomicDirectory::commit() {
+  SO_CHECK(!committed_, "{} committed twice", printable_path(final_path_));
+  sync_tree(temporary_);
+
+  std::optional<fs::path> previous;  // where the replaced directory is now
+  int error = rename_if_absent(temporary_, final_path_);
+  if (error == EEXIST && if_exists_ == IfExists::refuse) fail_exists(final_path_);
+  if (error == EEXIST) {
+    error = rename_with(temporary_, final_path_, RENAME_EXCHANGE);
+    if (error == 0) {
+      previous = temporary_;
+    } else if (lacks_flags(error)) {
+      // Two renames. The lock tells remove_stale_temporaries that somebody is alive in between.
+      previous = with_mark(final_path_, aside_mark);
+      remove_tree(*previous);
+      const DirectoryLock lock(final_path_);
+      if (lock.is_open()) lock_directory(lock.descriptor(), true);
+      if (::rename(final_path_.c_str(), previous->c_str()) != 0) fail_io("rename", final_path_, errno);
+      error = rename_if_absent(temporary_, final_path_);
+      if (error != 0) ::rename(previous->c_str(), final_path_.c_str());
+    }
+  }
+  if (error != 0) fail_io("rename " + printable_path(temporary_) + " to", final_path_, error);
+  committed_ = true;
+  fsync_directory(parent_of(final_path_));
+  if (previous) {
+    std::error_code remains;
+    fs::remove_all(*previous, remains);
+    if (remains) log_warning("cannot remove the previous {}: {}", printable_path(*previous), remains.message());
+  }
+}
+
+int remove_stale_temporaries(const fs::path& parent, std::string_view stem) {
+  std::error_code absent;
+  fs::directory_iterator entries(parent, absent);
+  if (absent) return 0;
+  std::vector<std::string> names;  // first, since the loop renames and removes
+  for (const auto& entry : entries) {
+    std::string name = entry.path().filename().string();
+    if (name.starts_with(stem) && fs::is_directory(entry.symlink_status())) names.push_back(std::move(name));
+  }
+  int removed = 0;
+  for (const std::string& name : names) {
+    const fs::path path = parent / name;
+    if (const auto aside = split_mark(name, aside_mark); aside && aside->base.starts_with(stem)) {
+      if_stale(path, aside->pid, [&] {
+        const int error = rename_if_absent(path, parent / aside->base);
+        if (error == EEXIST) {
+          remove_tree(path);
+          ++removed;
+        } else if (error != 0) {
+          fail_io("give " + printable_path(path) + " its name back:", parent / aside->base, error);
+        } else {
+          log_warning("{} was put back: a process was killed while replacing it", printable_path(parent / aside->base));
+        }
+      });
+    } else if (const auto mark = split_mark(name, temporary_mark); mark && mark->base.starts_with(stem)) {
+      if (if_stale(path, mark->pid, [&] { remove_tree(path); })) ++removed;
+    }
+  }
+  return removed;
+}
+
+void remove_directory_atomically(const fs::path& path) {
+  const fs::path target = normalized(path);
+  const fs::path temporary = with_mark(target, temporary_mark);
+  int error = rename_if_absent(target, temporary);
+  if (error == EEXIST && if_stale(temporary, ::getpid(), [&] { remove_tree(temporary); })) {
+    error = rename_if_absent(target, temporary);
+  }
+  if (error != 0) fail_io("remove", target, error);
+  fsync_directory(parent_of(target));
+  remove_tree(temporary);
+}
+
+}  // namespace so

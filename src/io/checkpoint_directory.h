@@ -1,0 +1,43 @@
+// The checkpoints of a run: "checkpoint-<step>" directories under its output directory, as transformers names them.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+namespace so {
+
+struct Checkpoint {
+  std::int64_t step = 0;
+  std::filesystem::path path;
+};
+
+// A view of an output directory; holds no state of its own, so each call looks at the disk. A checkpoint is complete
+// when it holds trainer_state.json; whatever else lies in the directory (temporaries of AtomicDirectory, incomplete
+// checkpoints, names such as checkpoint-007) is ignored. Not for several processes that rotate at once.
+class CheckpointDirectory {
+ public:
+  explicit CheckpointDirectory(std::filesystem::path output_directory) : path_(std::move(output_directory)) {}
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path path_of(std::int64_t step) const;
+
+  std::vector<Checkpoint> list() const;       // the complete ones, lowest step first; none if the directory is absent
+  std::optional<Checkpoint> latest() const;   // the highest step
+
+  // Removes the lowest steps until `save_total_limit` complete checkpoints are left; never the latest one. Zero or
+  // less keeps all, as in transformers. Returns what was removed. A kill in the middle of it leaves each checkpoint
+  // whole or, under a temporary name, not counted.
+  std::vector<Checkpoint> rotate(int save_total_limit) const;
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Creates `directory` if absent and proves by writing that files can be made there; Error otherwise.
+void require_writable(const std::filesystem::path& directory);
+// Error unless the file system that holds `path` (or will hold it) has `bytes` free.
+void require_free_space(const std::filesystem::path& path, std::uint64_t bytes);
+
+}  // namespace so

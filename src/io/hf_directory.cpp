@@ -1,0 +1,280 @@
+#include "io/hf_directory.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "io/json_events.h"
+
+namespace so {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t max_config_bytes = 16'000'000;
+constexpr std::uint64_t max_index_bytes = 100'000'000;
+constexpr const char* single_file = "model.safetensors";
+constexpr const char* index_file = "model.safetensors.index.json";
+
+// {"metadata": {...}, "weight_map": {"name": "file", ...}}. What else stands at the top is skipped.
+class IndexEvents : public JsonEvents {
+ public:
+  using JsonEvents::JsonEvents;
+  std::map<std::string, std::string> weight_map;
+  bool seen_weight_map = false;
+
+  void on_null() override { value("null"); }
+  void on_boolean(bool) override { value("a boolean"); }
+  void on_unsigned(std::uint64_t) override { value("a number"); }
+  void on_negative(std::int64_t) override { value("a number"); }
+  void on_real(double, const std::string&) override { value("a number"); }
+
+  void on_string(std::string& text) override {
+    if (at_ != At::names) return value("a string");
+    if (text.empty() || text == "." || text == ".." || text.find_first_of(std::string_view("/\\\0", 3)) != text.npos) {
+      fail("{}: {} is not in a file of this directory but in '{}'", source(), where(), printable(text));
+    }
+    if (!weight_map.emplace(key_, std::move(text)).second) fail("{}: {} appears twice", source(), where());
+  }
+  void on_start_object() override {
+    switch (at_) {
+      case At::document: at_ = At::top; return;
+      case At::weight_map: at_ = At::names; return;
+      case At::skipped: ++depth_; return;
+      default: refuse("an object");
+    }
+  }
+  void on_end_object() override {
+    if (at_ == At::skipped) {
+      end_skipped();
+    } else {
+      at_ = At::top;
+    }
+  }
+  void on_start_array() override {
+    if (at_ != At::skipped) refuse("an array");
+    ++depth_;
+  }
+  void on_end_array() override { end_skipped(); }
+  void on_key(std::string& key) override {
+    if (at_ == At::skipped) return;
+    if (at_ == At::top) {
+      at_ = key == "weight_map" ? At::weight_map : At::skipped;
+      if (at_ == At::weight_map && std::exchange(seen_weight_map, true)) fail("{}: weight_map appears twice", source());
+    }
+    key_ = std::move(key);
+  }
+
+ protected:
+  std::string where() const override {
+    switch (at_) {
+      case At::names: return fmt::format("tensor '{}'", printable(key_));
+      case At::weight_map: return "weight_map";
+      default: return "the index";
+    }
+  }
+
+ private:
+  enum class At { document, top, weight_map, names, skipped };
+  void value(std::string_view kind) {
+    if (at_ != At::skipped) refuse(kind);
+    if (depth_ == 0) at_ = At::top;
+  }
+  void end_skipped() {
+    if (--depth_ == 0) at_ = At::top;
+  }
+
+  At at_ = At::document;
+  std::uint64_t depth_ = 0;  // of a skipped value
+  std::string key_;
+};
+
+bool has_suffix(std::string_view text, std::string_view suffix) { return text.ends_with(suffix); }
+
+bool is_auxiliary(std::string_view name) {
+  static constexpr std::array exact{
+      std::string_view("generation_config.json"), std::string_view("special_tokens_map.json"),
+      std::string_view("vocab.json"),             std::string_view("added_tokens.json"),
+      std::string_view("chat_template.json"),     std::string_view("normalizer.json"),
+      std::string_view("spiece.model"),           std::string_view("USE_POLICY.md"),
+  };
+  if (std::find(exact.begin(), exact.end(), name) != exact.end()) return true;
+  if (name.starts_with("tokenizer") && (has_suffix(name, ".json") || has_suffix(name, ".model"))) return true;
+  if (name.starts_with("LICENSE") || name.starts_with("LICENCE") || name.starts_with("NOTICE")) return true;
+  for (const std::string_view suffix : {"processor_config.json", ".txt", ".jinja", ".tiktoken", ".py"}) {
+    if (has_suffix(name, suffix)) return true;
+  }
+  return false;
+}
+
+[[noreturn]] void refuse_without_weights(const fs::path& directory) {
+  const std::string where = printable_path(directory);
+  for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+    if (fs::exists(directory / name)) {
+      fail("{} has its weights in {}, a pickle that is not read here; convert it with transformers: "
+           "AutoModelForCausalLM.from_pretrained('{}', dtype='auto').save_pretrained('NEW_DIRECTORY')",
+           where, name, where);
+    }
+  }
+  if (fs::exists(directory / "adapter_model.safetensors")) {
+    fail("{} holds an adapter, not a model; merge it into its base model first (PEFT: merge_and_unload)", where);
+  }
+  fail("{} has no weights: neither {} nor {}", where, single_file, index_file);
+}
+
+}  // namespace
+
+std::map<std::string, std::string> parse_safetensors_index(std::string_view json, std::string_view source) {
+  IndexEvents events{source};
+  parse_json_events(json, events);
+  if (!events.seen_weight_map) fail("{}: it has no weight_map", source);
+  if (events.weight_map.empty()) fail("{}: its weight_map is empty", source);
+  return std::move(events.weight_map);
+}
+
+HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
+  std::error_code ignored;
+  if (!fs::is_directory(directory, ignored)) {
+    fail("{} is not a directory; give the path of a Hugging Face model directory", printable_path(directory));
+  }
+  if (!fs::exists(directory / "config.json", ignored)) {
+    fail("{} has no config.json; give the path of a Hugging Face model directory", printable_path(directory));
+  }
+  config_json_ = read_text_file(directory / "config.json", max_config_bytes);
+
+  const bool single = fs::exists(directory / single_file, ignored);
+  const bool indexed = fs::exists(directory / index_file, ignored);
+  std::map<std::string, std::string> weight_map;
+  if (single) {
+    // transformers prefers the single file too.
+    if (indexed) log_warning("{} has {} and {}: using the former", printable_path(directory), single_file, index_file);
+    shards_.emplace_back(directory / single_file);
+  } else if (indexed) {
+    const std::string source = printable_path(directory / index_file);
+    weight_map = parse_safetensors_index(read_text_file(directory / index_file, max_index_bytes), source);
+    std::set<std::string> files;
+    for (const auto& [name, file] : weight_map) files.insert(file);
+    for (const std::string& file : files) {
+      if (!fs::exists(directory / file, ignored)) {
+        fail("{} is missing, but {} lists it; the download or copy is not complete", printable_path(directory / file),
+             index_file);
+      }
+      shards_.emplace_back(directory / file);
+    }
+  } else {
+    refuse_without_weights(directory);
+  }
+
+  std::size_t count = 0;
+  for (const SafetensorsReader& shard : shards_) count += shard.names().size();
+  tensor_names_.reserve(count);  // the index points into it
+  for (std::size_t s = 0; s < shards_.size(); ++s) {
+    for (const std::string& name : shards_[s].names()) {
+      tensor_names_.push_back(name);
+      const auto [other, added] = shard_of_tensor_.emplace(tensor_names_.back(), s);
+      if (!added) {
+        fail("tensor '{}' is in two shards: {} and {}", printable(name), printable_path(shards_[other->second].path()),
+             printable_path(shards_[s].path()));
+      }
+      if (single) continue;
+      const auto listed = weight_map.find(name);
+      if (listed == weight_map.end()) {
+        fail("tensor '{}' is in {}, but {} does not list it", printable(name), printable_path(shards_[s].path()), index_file);
+      }
+      if (listed->second != shards_[s].path().filename()) {
+        fail("tensor '{}' is in {}, but {} lists it in {}", printable(name), printable_path(shards_[s].path()), index_file,
+             printable(listed->second));
+      }
+    }
+  }
+  for (const auto& [name, file] : weight_map) {
+    if (!contains(name)) {
+      fail("{} lists tensor '{}' in {}, which does not have it", printable_path(directory / index_file), printable(name),
+           printable(file));
+    }
+  }
+
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    if (entry.is_regular_file(ignored) && is_auxiliary(name)) auxiliary_files_.push_back(name);
+  }
+  std::sort(auxiliary_files_.begin(), auxiliary_files_.end());
+}
+
+std::uint64_t HfDirectory::total_bytes() const {
+  std::uint64_t total = 0;
+  for (const SafetensorsReader& shard : shards_) total += shard.data_bytes();
+  return total;
+}
+
+const SafetensorsReader& HfDirectory::shard_of(std::string_view name) const {
+  const auto found = shard_of_tensor_.find(name);
+  if (found == shard_of_tensor_.end()) fail("{} has no tensor '{}'", printable_path(directory_), printable(name));
+  return shards_[found->second];
+}
+
+void HfDirectory::copy_auxiliary_files(const fs::path& to) const {
+  for (const std::string& name : auxiliary_files_) {
+    std::error_code error;
+    fs::copy_file(directory_ / name, to / name, fs::copy_options::overwrite_existing, error);
+    if (error) fail_io("copy " + name + " to", to, error.value());
+  }
+}
+
+std::vector<Shard> plan_shards(std::span<const TensorSpec> tensors, std::uint64_t max_shard_bytes) {
+  SO_CHECK(!tensors.empty() && max_shard_bytes > 0, "{} tensors, shards of {} bytes", tensors.size(), max_shard_bytes);
+  std::vector<Shard> shards;
+  Shard open;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::uint64_t bytes = tensors[i].bytes();
+    if (bytes > max_shard_bytes) {
+      shards.push_back({{}, {i}, bytes});  // before the open shard, which goes on filling
+      continue;
+    }
+    if (open.bytes + bytes > max_shard_bytes) shards.push_back(std::exchange(open, {}));
+    open.tensors.push_back(i);
+    open.bytes += bytes;
+  }
+  if (!open.tensors.empty()) shards.push_back(std::move(open));
+  for (std::size_t s = 0; s < shards.size(); ++s) {
+    shards[s].file = shards.size() == 1 ? std::string(single_file)
+                                        : fmt::format("model-{:05d}-of-{:05d}.safetensors", s + 1, shards.size());
+  }
+  return shards;
+}
+
+HfModelWriter::HfModelWriter(const fs::path& directory, const std::vector<TensorSpec>& tensors,
+                             std::uint64_t max_shard_bytes)
+    : directory_(directory) {
+  for (const Shard& shard : plan_shards(tensors, max_shard_bytes)) {
+    std::vector<TensorSpec> members;
+    members.reserve(shard.tensors.size());
+    for (const std::size_t i : shard.tensors) {
+      SO_CHECK(shard_of_tensor_.emplace(tensors[i].name, shards_.size()).second, "tensor {} twice", tensors[i].name);
+      members.push_back(tensors[i]);
+    }
+    shards_.emplace_back(directory / shard.file, members, std::map<std::string, std::string>{{"format", "pt"}});
+    total_bytes_ += shard.bytes;
+  }
+}
+
+void HfModelWriter::write(std::string_view name, std::uint64_t byte_offset, std::span<const std::byte> bytes) {
+  const auto found = shard_of_tensor_.find(name);
+  SO_CHECK(found != shard_of_tensor_.end(), "{} is not in the plan of {}", name, printable_path(directory_));
+  shards_[found->second].write(name, byte_offset, bytes);
+}
+
+void HfModelWriter::finish() {
+  for (SafetensorsWriter& shard : shards_) shard.finish();
+  if (shards_.size() == 1) return;
+  nlohmann::json index;
+  index["metadata"]["total_size"] = total_bytes_;
+  for (const auto& [name, shard] : shard_of_tensor_) {
+    index["weight_map"][name] = shards_[shard].path().filename().string();
+  }
+  write_text_file_atomically(directory_ / index_file, index.dump(2) + "\n");
+}
+
+}  // namespace so

@@ -1,0 +1,128 @@
+// The safetensors file format: 8 bytes of little-endian header length, a JSON header, then the tensors' bytes.
+// Format: https://huggingface.co/docs/safetensors (section "Format").
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/file.h"
+
+namespace so {
+
+// A tensor in a file. Bytes [begin, end) count from the start of the data section (after the header).
+struct TensorInfo {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<std::int64_t> shape;  // empty: a scalar
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+
+  std::uint64_t bytes() const { return end - begin; }
+};
+
+// What a header says about one tensor. The format knows more element types than the engine: of one that the engine has
+// not (`supported` false), the name is kept, and only asking for the tensor is an error.
+struct SafetensorsEntry {
+  TensorInfo info;
+  std::string dtype_name;  // as the file spells it: "BF16"
+  bool supported = true;
+};
+
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry> entries;        // in order of their bytes
+  std::map<std::string, std::string> metadata;  // "__metadata__"
+};
+
+// Parses and validates a header's JSON against the size of the data section; `source` names the file in errors.
+// Untrusted input: any byte sequence gives a result or an Error, in memory proportional to its length. Refused are
+// duplicate names or keys, unknown keys, shapes that overflow, sizes that contradict shape and dtype, and offsets that
+// leave a hole, overlap, or do not end where the data ends.
+SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes, std::string_view source);
+
+// A safetensors file opened for reading and validated up front. Const methods may be called from several threads.
+class SafetensorsReader {
+ public:
+  explicit SafetensorsReader(const std::filesystem::path& path);
+  ~SafetensorsReader();
+  SafetensorsReader(SafetensorsReader&&) noexcept;
+  SafetensorsReader& operator=(SafetensorsReader&&) noexcept;
+
+  const std::filesystem::path& path() const { return file_.path(); }
+  const std::vector<std::string>& names() const { return names_; }  // in order of their bytes in the file
+  const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  std::uint64_t data_bytes() const { return data_bytes_; }  // of all tensors together
+
+  bool contains(std::string_view name) const;
+  // Null if the file has no such tensor. An element type the engine lacks is an Error that names it.
+  const TensorInfo* find(std::string_view name) const;
+  const TensorInfo& info(std::string_view name) const;  // as find(), but absence is an Error
+
+  // The tensor's bytes in a mapping of the file, made at the first call; valid while the reader lives. Aligned to
+  // the element size only if the file's writer took care of it.
+  std::span<const std::byte> bytes(std::string_view name) const;
+
+  // Reads the tensor, or its bytes [byte_offset, byte_offset + out.size()), into `out` without mapping it.
+  void read_into(std::string_view name, std::span<std::byte> out) const;  // out.size() == info(name).bytes()
+  void read_into(std::string_view name, std::uint64_t byte_offset, std::span<std::byte> out) const;
+
+  void drop_cache() const;  // advice: the kernel may forget the file's pages
+
+ private:
+  struct Mapping;
+  File file_;
+  SafetensorsHeader header_;
+  std::uint64_t data_begin_ = 0;
+  std::uint64_t data_bytes_ = 0;
+  std::vector<std::string> names_;
+  std::unordered_map<std::string_view, std::size_t> index_;  // keys point into names_
+  std::unique_ptr<Mapping> mapping_;
+};
+
+// A tensor to be written.
+struct TensorSpec {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<std::int64_t> shape;
+
+  std::uint64_t bytes() const;
+};
+
+// Writes a safetensors file piece by piece, tensors in any order. The header is written and the whole file's space
+// claimed by the constructor, so a full disk shows before the first write. Until finish() returns the file is not
+// complete (its bytes may be zeros): write into a directory that is renamed when done (io/atomic_directory.h).
+class SafetensorsWriter {
+ public:
+  // Tensors lie in the order given, those of wider element type first as the format's reference implementation has
+  // them, so that each is aligned to its element. Names must be distinct. `metadata` may be empty; transformers wants
+  // {"format": "pt"}.
+  SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorSpec>& tensors,
+                    const std::map<std::string, std::string>& metadata);
+  ~SafetensorsWriter();
+  SafetensorsWriter(SafetensorsWriter&&) noexcept;
+  SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
+
+  const std::filesystem::path& path() const;
+  std::uint64_t data_bytes() const;
+
+  // Writes bytes [byte_offset, byte_offset + bytes.size()) of a tensor. Any thread, any order, every byte exactly once.
+  void write(std::string_view name, std::uint64_t byte_offset, std::span<const std::byte> bytes);
+
+  // Checks that every byte was written, flushes to the device and closes. Call once, after all write() returned.
+  void finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace so

@@ -1,0 +1,111 @@
+#include "model/config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+
+namespace so {
+
+using nlohmann::json;
+
+struct ConfigReader::Node {
+  json value;
+  std::string origin, prefix;  // prefix: "rope_scaling." inside a nested object
+};
+
+ConfigReader::ConfigReader(std::string_view text, std::string origin) {
+  auto node = std::make_shared<Node>();
+  node->origin = std::move(origin);
+  try {
+    // A callback that bounds the depth: the parser itself would follow a hostile file as deep as it goes.
+    node->value = json::parse(text, [&](int depth, json::parse_event_t, json&) {
+      if (depth > 32) fail("{}: nested more than 32 deep", node->origin);
+      return true;
+    });
+  } catch (const json::parse_error& error) {
+    const auto upto = text.substr(0, std::min<std::size_t>(error.byte, text.size()));
+    const auto line = 1 + std::count(upto.begin(), upto.end(), '\n');
+    fail("{}:{}: not valid JSON", node->origin, line);
+  } catch (const json::exception& error) {
+    fail("{}: not valid JSON", node->origin);
+  }
+  if (!node->value.is_object()) fail("{}: expected a JSON object", node->origin);
+  node_ = std::move(node);
+}
+
+void ConfigReader::refuse(std::string_view key, std::string_view why) const {
+  fail("{}: {}{}: {}", node_->origin, node_->prefix, key, why);
+}
+
+bool ConfigReader::has(std::string_view key) const {
+  const auto it = node_->value.find(key);
+  return it != node_->value.end() && !it->is_null();
+}
+
+std::int64_t ConfigReader::positive_int(std::string_view key) const {
+  if (!has(key)) refuse(key, "missing");
+  const json& v = *node_->value.find(key);
+  // Sizes beyond this are not models; refusing them here keeps every later product inside 64 bits.
+  constexpr std::int64_t limit = std::int64_t{1} << 31;
+  if (!v.is_number_integer() || v.get<std::int64_t>() <= 0 || v.get<std::int64_t>() > limit || (v.is_number_unsigned() && v.get<std::uint64_t>() > static_cast<std::uint64_t>(limit)))
+    refuse(key, "expected a positive whole number");
+  return v.get<std::int64_t>();
+}
+
+std::int64_t ConfigReader::positive_int(std::string_view key, std::int64_t fallback) const {
+  return has(key) ? positive_int(key) : fallback;
+}
+
+double ConfigReader::positive_number(std::string_view key) const {
+  if (!has(key)) refuse(key, "missing");
+  const json& v = *node_->value.find(key);
+  if (!v.is_number() || !(v.get<double>() > 0) || !std::isfinite(v.get<double>())) refuse(key, "expected a positive number");
+  return v.get<double>();
+}
+
+double ConfigReader::positive_number(std::string_view key, double fallback) const {
+  return has(key) ? positive_number(key) : fallback;
+}
+
+bool ConfigReader::boolean(std::string_view key, bool fallback) const {
+  if (!has(key)) return fallback;
+  const json& v = *node_->value.find(key);
+  if (!v.is_boolean()) refuse(key, "expected true or false");
+  return v.get<bool>();
+}
+
+std::string ConfigReader::text(std::string_view key, std::string_view fallback) const {
+  if (!has(key)) return std::string(fallback);
+  const json& v = *node_->value.find(key);
+  if (!v.is_string()) refuse(key, "expected a string");
+  return v.get<std::string>();
+}
+
+std::vector<std::string> ConfigReader::texts(std::string_view key) const {
+  std::vector<std::string> result;
+  if (!has(key)) return result;
+  const json& v = *node_->value.find(key);
+  if (!v.is_array()) refuse(key, "expected a list of strings");
+  for (const json& item : v) {
+    if (!item.is_string()) refuse(key, "expected a list of strings");
+    result.push_back(item.get<std::string>());
+  }
+  return result;
+}
+
+std::optional<ConfigReader> ConfigReader::object(std::string_view key) const {
+  if (!has(key)) return std::nullopt;
+  const json& v = *node_->value.find(key);
+  if (!v.is_object()) refuse(key, "expected an object");
+  auto node = std::make_shared<Node>(Node{v, node_->origin, fmt::format("{}{}.", node_->prefix, key)});
+  return ConfigReader(std::move(node));
+}
+
+void ConfigReader::only(std::string_view key, std::string_view allowed) const {
+  const std::string value = text(key, allowed);
+  if (value != allowed) refuse(key, fmt::format("'{}' is not supported, only '{}'", value, allowed));
+}
+
+}  // namespace so

@@ -1,0 +1,46 @@
+// Reading a Hugging Face config.json: typed access that names the file and key in every complaint.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/spec.h"
+
+namespace so {
+
+// One JSON object. Copies share the document.
+class ConfigReader {
+ public:
+  // `origin` is what errors name, normally the file's path. Throws Error when `text` is not a JSON object.
+  ConfigReader(std::string_view text, std::string origin);
+
+  bool has(std::string_view key) const;  // present and not null
+  std::int64_t positive_int(std::string_view key) const;
+  std::int64_t positive_int(std::string_view key, std::int64_t fallback) const;
+  double positive_number(std::string_view key) const;
+  double positive_number(std::string_view key, double fallback) const;
+  bool boolean(std::string_view key, bool fallback) const;
+  std::string text(std::string_view key, std::string_view fallback) const;
+  std::vector<std::string> texts(std::string_view key) const;  // empty when absent
+  std::optional<ConfigReader> object(std::string_view key) const;
+  // Refuses any value but `allowed` (absence is fine): "config.json: hidden_act is 'gelu'; only 'silu' is supported".
+  void only(std::string_view key, std::string_view allowed) const;
+
+  [[noreturn]] void refuse(std::string_view key, std::string_view why) const;
+
+ private:
+  struct Node;
+  explicit ConfigReader(std::shared_ptr<const Node> node) : node_(std::move(node)) {}
+  std::shared_ptr<const Node> node_;
+};
+
+// The spec of a model from its config.json. Throws Error for an unknown architecture or a value that is not supported.
+DecoderSpec read_decoder_spec(std::string_view config_text, const std::string& origin);
+DecoderSpec read_decoder_spec(const std::filesystem::path& config_file);
+
+}  // namespace so

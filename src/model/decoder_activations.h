@@ -1,0 +1,34 @@
+// Internal to the decoder: what a layer keeps, and what flows between layers.
+#pragma once
+
+#include "device/arena.h"
+#include "model/decoder.h"
+
+namespace so {
+
+struct Decoder::Activations {
+  Tensor x, inv_rms1, normed1;               // residual stream into the layer, T [N, H]; f32 [N]; T [N, H]
+  Tensor qkv;                                // projections, T [N, qkv_width]; q and k rotated in place without qk-norm
+  Tensor qk, q_inv_rms, k_inv_rms;           // with qk-norm: rotated q and k, T [N, q_width + kv_width]; else qk is qkv
+  Tensor attention, lse;                     // T [N, q_width]; f32 [heads, N]
+  Tensor middle, inv_rms2, normed2;          // residual stream after attention
+  Tensor gate_up, activated;                 // T [N, 2F], T [N, F]
+
+  Heads raw_q(const DecoderSpec& s) const { return {qkv, 0, s.heads, s.head_dim}; }
+  Heads raw_k(const DecoderSpec& s) const { return {qkv, s.q_width(), s.kv_heads, s.head_dim}; }
+  Heads q(const DecoderSpec& s) const { return {qk, 0, s.heads, s.head_dim}; }
+  Heads k(const DecoderSpec& s) const { return {qk, s.q_width(), s.kv_heads, s.head_dim}; }
+  Heads v(const DecoderSpec& s) const { return {qkv, s.q_width() + s.kv_width(), s.kv_heads, s.head_dim}; }
+  Heads attention_heads(const DecoderSpec& s) const { return {attention, 0, s.heads, s.head_dim}; }
+};
+
+// The residual stream between layers, as x + delta: the sum is made by the next norm.
+struct Decoder::Carry {
+  Carry(Arena& arena, DType compute, std::int64_t tokens, std::int64_t hidden)
+      : scratch(arena.acquire("block output", compute, {tokens, hidden})) {}
+  Tensor x;
+  Tensor delta;    // empty before the first layer
+  Tensor scratch;  // where blocks write what they add
+};
+
+}  // namespace so

@@ -1,0 +1,23 @@
+// Counting work: the honest way, and the way the published figures were counted.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "model/spec.h"
+
+namespace so {
+
+// Model FLOPs of forward and backward over documents of the given lengths (cu_seqlens: documents + 1 offsets):
+// 6 per matmul parameter and token, and causal attention: a query at position p meets p + 1 keys, 4 * heads * head_dim
+// FLOPs each forward (QK and PV) and twice that backward. Recomputation, masked halves and padding do not count.
+double model_flops(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens);
+
+// The published system's count, of `rows` rows padded to `row_length`: 2 c P S + 4 c L H S^2 a row, with P all
+// parameters, H the hidden size and c = 4 under activation checkpointing, else 3. Recomputation, the non-causal half of
+// attention, and padding all count, so it is larger; only for comparison with figures counted in that way.
+double reference_flops(const DecoderSpec& spec, std::int64_t rows, std::int64_t row_length, bool recompute);
+
+std::int64_t parameter_count(const DecoderSpec& spec);
+
+}  // namespace so

@@ -1,0 +1,62 @@
+#include "offload/parameter_layout.h"
+
+#include <algorithm>
+
+namespace so {
+
+ParameterLayout::ParameterLayout(std::vector<Parameter> parameters) : parameters_(std::move(parameters)) {
+  int unit = 0;
+  for (int i = 0; i < count(); ++i) {
+    const Parameter& p = parameters_[static_cast<std::size_t>(i)];
+    SO_CHECK(p.unit == unit || (p.unit == unit + 1) || (i == 0 && p.unit == 0), "unit {} of '{}' after {}", p.unit, p.name, unit);
+    SO_CHECK(!p.joined || (i > 0 && p.unit == unit), "'{}' joins nothing", p.name);
+    unit = p.unit;
+    if (!p.joined) elements_ = (elements_ + alignment - 1) / alignment * alignment;
+    if (static_cast<int>(unit_ranges_.size()) <= unit) {
+      if (!unit_ranges_.empty()) unit_ranges_.back().end = elements_;
+      unit_ranges_.push_back({elements_, elements_});
+      unit_parameters_.push_back({i, i});
+    }
+    ranges_.push_back({elements_, elements_ + p.size()});
+    elements_ += p.size();
+    parameter_elements_ += p.size();
+    unit_parameters_.back().second = i + 1;
+  }
+  elements_ = (elements_ + alignment - 1) / alignment * alignment;
+  if (!unit_ranges_.empty()) unit_ranges_.back().end = elements_;
+}
+
+int ParameterLayout::find(std::string_view name) const {
+  const auto found = std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) { return p.name == name; });
+  return found == parameters_.end() ? -1 : static_cast<int>(found - parameters_.begin());
+}
+
+Tensor ParameterLayout::view(void* flat, DType dtype, int first, int count) const {
+  const Parameter& p = parameter(first);
+  std::int64_t rows = p.shape[0];
+  for (int i = first + 1; i < first + count; ++i) {
+    const Parameter& next = parameter(i);
+    SO_CHECK(next.joined && next.shape.size() == p.shape.size() && (p.shape.size() == 1 || next.shape[1] == p.shape[1]),
+             "'{}' does not continue '{}'", next.name, p.name);
+    rows += next.shape[0];
+  }
+  void* data = static_cast<std::byte*>(flat) + static_cast<std::size_t>(range(first).begin) * size_of(dtype);
+  return p.shape.size() == 1 ? Tensor(data, dtype, {rows}) : Tensor(data, dtype, {rows, p.shape[1]});
+}
+
+std::vector<ParameterLayout::Run> ParameterLayout::runs(Range wanted) const {
+  std::vector<Run> result;
+  auto i = std::upper_bound(ranges_.begin(), ranges_.end(), wanted.begin,
+                            [](std::int64_t begin, const Range& r) { return begin < r.end; });
+  for (; i != ranges_.end() && i->begin < wanted.end; ++i) {
+    const bool decay = parameters_[static_cast<std::size_t>(i - ranges_.begin())].decay;
+    const Range part{std::max(i->begin, wanted.begin), std::min(i->end, wanted.end)};
+    if (!result.empty() && result.back().decay == decay && result.back().range.end == part.begin)
+      result.back().range.end = part.end;
+    else
+      result.push_back({part, decay});
+  }
+  return result;
+}
+
+}  // namespace so

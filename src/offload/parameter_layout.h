@@ -1,0 +1,74 @@
+// Where each parameter lies. All parameters of a model, in the order the forward pass uses them, form one flat range of
+// elements; weights, gradients and optimizer state are arrays over that range, and buckets are pieces of it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/tensor.h"
+
+namespace so {
+
+// What the engine must know of a parameter; it knows nothing of models.
+struct Parameter {
+  std::string name;                  // as in the checkpoint
+  std::vector<std::int64_t> shape;   // one or two dimensions
+  bool decay = true;                 // takes weight decay
+  int unit = 0;                      // the step of the forward pass that first uses it: embedding, layers, head
+  bool joined = false;               // follows its predecessor without a gap, so that both read as one matrix
+
+  std::int64_t size() const {
+    std::int64_t n = 1;
+    for (const auto d : shape) n *= d;
+    return n;
+  }
+};
+
+// A half-open range of elements of the flat range.
+struct Range {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t size() const { return end - begin; }
+  bool operator==(const Range&) const = default;
+};
+
+class ParameterLayout {
+ public:
+  // Parameters start at multiples of this many elements, unless joined: a cache line of bf16.
+  static constexpr std::int64_t alignment = 64;
+
+  // Units must not decrease from one parameter to the next. Throws Bug otherwise.
+  explicit ParameterLayout(std::vector<Parameter> parameters);
+
+  int count() const { return static_cast<int>(parameters_.size()); }
+  const Parameter& parameter(int index) const { return parameters_[static_cast<std::size_t>(index)]; }
+  std::span<const Parameter> parameters() const { return parameters_; }
+  Range range(int index) const { return ranges_[static_cast<std::size_t>(index)]; }
+  int units() const { return static_cast<int>(unit_ranges_.size()); }
+  Range unit_range(int unit) const { return unit_ranges_[static_cast<std::size_t>(unit)]; }  // padding included
+  std::pair<int, int> unit_parameters(int unit) const { return unit_parameters_[static_cast<std::size_t>(unit)]; }  // [first, last)
+  std::int64_t elements() const { return elements_; }            // padding included
+  std::int64_t parameter_elements() const { return parameter_elements_; }  // without padding
+  int find(std::string_view name) const;                         // -1 when there is none
+
+  // The view of `count` joined parameters, first to last, in an array over the flat range that begins at `flat`:
+  // [rows of all, columns], or [elements] for vectors.
+  Tensor view(void* flat, DType dtype, int first, int count = 1) const;
+
+  // A run of elements of parameters with the same weight decay, without padding, inside `range`.
+  struct Run {
+    Range range;
+    bool decay = true;
+  };
+  std::vector<Run> runs(Range range) const;
+
+ private:
+  std::vector<Parameter> parameters_;
+  std::vector<Range> ranges_, unit_ranges_;
+  std::vector<std::pair<int, int>> unit_parameters_;
+  std::int64_t elements_ = 0, parameter_elements_ = 0;
+};
+
+}  // namespace so

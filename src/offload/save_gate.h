@@ -1,0 +1,32 @@
+// Lets a background save read the host state while training goes on: an update of a bucket waits until the save has
+// read that bucket, and no other.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <vector>
+
+namespace so {
+
+class SaveGate {
+ public:
+  explicit SaveGate(int buckets) { resize(buckets); }
+  void resize(int buckets) { pending_.assign(static_cast<std::size_t>(buckets), false); }  // before any use
+
+  // A save begins: every bucket is to be read. Bug if one is under way.
+  void begin();
+  // The save has read this bucket.
+  void passed(int bucket);
+  // The save ended, well or not: nobody waits any longer.
+  void end();
+  // Returns once no save needs the bucket as it is. Seconds waited.
+  double wait(int bucket);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<bool> pending_;
+  bool active_ = false;
+};
+
+}  // namespace so

@@ -1,0 +1,127 @@
+// SwiGLU [Shazeer 2020] and its gradient.
+#include <cstdint>
+
+#include "ops/cpu/checks.h"
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/rows.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/cpu/activation.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/contrib/math/math-inl.h"
+#include "ops/cpu/row_simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace so::rows {
+namespace HWY_NAMESPACE {
+
+// sigmoid(x) and 1 - sigmoid(x), both to a few units in the last place, through e = exp(-|x|) <= 1, which cannot
+// overflow: {1/(1+e), e/(1+e)}, exchanged for negative x. A NaN may come out as a number here (Exp drops it), but both
+// users multiply by x.
+template <class D>
+HWY_INLINE void sigmoid(D d, hn::Vec<D> x, hn::Vec<D>& value, hn::Vec<D>& complement) {
+  const auto one = hn::Set(d, 1.0f);
+  const auto e = hn::Exp(d, hn::Neg(hn::Abs(x)));
+  const auto large = hn::Div(one, hn::Add(one, e));
+  const auto small = hn::Mul(e, large);
+  const auto negative = hn::Lt(x, hn::Zero(d));
+  value = hn::IfThenElse(negative, small, large);
+  complement = hn::IfThenElse(negative, large, small);
+}
+
+template <class T>
+void swiglu_as(T* out, const T* gate_up, std::int64_t width, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t n = begin; n < end; ++n) {
+    const T *gate = gate_up + n * 2 * width, *up = gate + width;
+    T* to = out + n * width;
+    for_row(width, [=](auto d, std::int64_t i) HWY_ATTR {
+      const auto g = load(d, gate + i);
+      auto s = hn::Undefined(d), complement = hn::Undefined(d);
+      sigmoid(d, g, s, complement);
+      store(d, hn::Mul(hn::Mul(g, s), load(d, up + i)), to + i);
+    });
+  }
+}
+
+// silu'(g) = s + g s (1 - s), s = sigmoid(g).
+template <class T>
+void swiglu_grad_as(T* dgate_up, const T* dout, const T* gate_up, std::int64_t width, std::int64_t begin,
+                    std::int64_t end) {
+  for (std::int64_t n = begin; n < end; ++n) {
+    const T *gate = gate_up + n * 2 * width, *up = gate + width, *dy = dout + n * width;
+    T *dgate = dgate_up + n * 2 * width, *dup = dgate + width;
+    for_row(width, [=](auto d, std::int64_t i) HWY_ATTR {
+      const auto g = load(d, gate + i), u = load(d, up + i), dyi = load(d, dy + i);
+      auto s = hn::Undefined(d), complement = hn::Undefined(d);
+      sigmoid(d, g, s, complement);
+      const auto silu = hn::Mul(g, s);
+      store(d, hn::Mul(dyi, silu), dup + i);
+      store(d, hn::Mul(hn::Mul(dyi, u), hn::MulAdd(silu, complement, s)), dgate + i);
+    });
+  }
+}
+
+void swiglu_rows(Tensor out, Tensor gate_up, std::int64_t begin, std::int64_t end) {
+  if (out.dtype() == DType::bf16)
+    swiglu_as(out.as<bf16>(), gate_up.as<bf16>(), out.dim(1), begin, end);
+  else
+    swiglu_as(out.as<float>(), gate_up.as<float>(), out.dim(1), begin, end);
+}
+
+void swiglu_grad_rows(Tensor dgate_up, Tensor dout, Tensor gate_up, std::int64_t begin, std::int64_t end) {
+  if (dout.dtype() == DType::bf16)
+    swiglu_grad_as(dgate_up.as<bf16>(), dout.as<bf16>(), gate_up.as<bf16>(), dout.dim(1), begin, end);
+  else
+    swiglu_grad_as(dgate_up.as<float>(), dout.as<float>(), gate_up.as<float>(), dout.dim(1), begin, end);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace so::rows
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace so {
+namespace rows {
+namespace {
+
+HWY_EXPORT(swiglu_rows);
+HWY_EXPORT(swiglu_grad_rows);
+
+void swiglu(ThreadPool& pool, const Tensor& out, const Tensor& gate_up) {
+  pool.parallel_for(out.dim(0), row_grain(out.dim(1)), [&](std::int64_t begin, std::int64_t end) {
+    HWY_DYNAMIC_DISPATCH(swiglu_rows)(out, gate_up, begin, end);
+  });
+}
+
+void swiglu_grad(ThreadPool& pool, const Tensor& dgate_up, const Tensor& dout, const Tensor& gate_up) {
+  pool.parallel_for(dout.dim(0), row_grain(dout.dim(1)), [&](std::int64_t begin, std::int64_t end) {
+    HWY_DYNAMIC_DISPATCH(swiglu_grad_rows)(dgate_up, dout, gate_up, begin, end);
+  });
+}
+
+}  // namespace
+}  // namespace rows
+
+void CpuOps::swiglu(Stream& stream, Tensor out, Tensor gate_up) {
+  const char* op = "swiglu";
+  SO_CHECK(out.rank() == 2, "{}: out is {}", op, shape_string(out.shape()));
+  expect_compute_dtype(op, "out", out.dtype());
+  expect_tensor(op, "out", out, out.dtype(), {out.dim(0), out.dim(1)});
+  expect_tensor(op, "gate_up", gate_up, out.dtype(), {out.dim(0), 2 * out.dim(1)});
+  ThreadPool& pool = cpu(stream).pool();
+  cpu(stream).enqueue([=, &pool] { rows::swiglu(pool, out, gate_up); });
+}
+
+void CpuOps::swiglu_grad(Stream& stream, Tensor dgate_up, Tensor dout, Tensor gate_up) {
+  const char* op = "swiglu_grad";
+  SO_CHECK(dout.rank() == 2, "{}: dout is {}", op, shape_string(dout.shape()));
+  expect_compute_dtype(op, "dout", dout.dtype());
+  expect_tensor(op, "dout", dout, dout.dtype(), {dout.dim(0), dout.dim(1)});
+  expect_tensor(op, "gate_up", gate_up, dout.dtype(), {dout.dim(0), 2 * dout.dim(1)});
+  expect_tensor(op, "dgate_up", dgate_up, dout.dtype(), {dout.dim(0), 2 * dout.dim(1)});
+  ThreadPool& pool = cpu(stream).pool();
+  cpu(stream).enqueue([=, &pool] { rows::swiglu_grad(pool, dgate_up, dout, gate_up); });
+}
+
+}  // namespace so
+#endif

@@ -1,0 +1,26 @@
+// Argument checks of the CPU ops, made when an op is enqueued: Bug with the op, the argument and both shapes.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "base/tensor.h"
+#include "ops/ops.h"
+
+namespace so {
+
+// f32 or bf16.
+void expect_compute_dtype(const char* op, const char* argument, DType dtype);
+
+// Present, of this dtype and shape.
+void expect_tensor(const char* op, const char* argument, const Tensor& tensor, DType dtype,
+                   std::initializer_list<std::int64_t> shape);
+
+// A weight's gradient: f32 or the compute dtype.
+void expect_gradient(const char* op, const char* argument, const Tensor& tensor, DType compute,
+                     std::initializer_list<std::int64_t> shape);
+
+// Heads of this dtype, N rows, inside their rows.
+void expect_heads(const char* op, const char* argument, const Heads& heads, DType dtype, std::int64_t n);
+
+}  // namespace so

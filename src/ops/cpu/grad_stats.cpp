@@ -1,0 +1,130 @@
+// Sum of squares and count of non-finite elements, for the gradient norm and the verdict on a step.
+//
+// The sum decides whether and by how much a step is clipped, so its order is part of the contract, the same for any
+// number of threads and any instruction set: the elements are cut in blocks of kBlock; element i of a block goes to lane
+// i mod kLanes, each lane adds in order; the lanes are added by halves (lane j with lane j + 16, then j + 8, ... 1);
+// the blocks are added in order.
+//
+// It is a double sum because
+//  - the square of an fp32 is exact in double (24 + 24 bits of significand in 53; exponents from 2^-298 to 2^256 in
+//    2^-1022 to 2^1023), so a fused and a separate multiply-add agree;
+//  - it cannot overflow: 2^63 squares below 2^256 stay below 2^319. So the sum is finite exactly if every element is,
+//    and only blocks whose sum is not are searched for the elements to blame.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "ops/cpu/checks.h"
+#include "ops/cpu/cpu_ops.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/cpu/grad_stats.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "ops/cpu/row_simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace so::rows {
+namespace HWY_NAMESPACE {
+
+// lanes[j] = sum of x[i]^2 over i = j, j + L, j + 2 L, ...; L a power of two.
+template <class T, std::size_t L>
+void sum_squares_in_lanes(const T* x, std::int64_t count, double (&lanes)[L]) {
+  const hn::CappedTag<double, L / 4> d;
+  const hn::Rebind<float, decltype(d)> df;
+  const auto vector = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto stride = static_cast<std::int64_t>(L);
+  const std::int64_t whole = count / stride * stride;
+  // Short vectors need several passes over the block, which the cache holds: four vectors of lanes at a time, so that
+  // four additions are in flight.
+  for (std::int64_t lane = 0; lane < stride; lane += 4 * vector) {
+    auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
+    const auto add_square = [=](auto sum, const T* p) HWY_ATTR {
+      const auto v = hn::PromoteTo(d, load(df, p));
+      return hn::MulAdd(v, v, sum);
+    };
+    for (std::int64_t i = lane; i < whole; i += stride) {
+      s0 = add_square(s0, x + i);
+      s1 = add_square(s1, x + i + vector);
+      s2 = add_square(s2, x + i + 2 * vector);
+      s3 = add_square(s3, x + i + 3 * vector);
+    }
+    hn::StoreU(s0, d, lanes + lane);
+    hn::StoreU(s1, d, lanes + lane + vector);
+    hn::StoreU(s2, d, lanes + lane + 2 * vector);
+    hn::StoreU(s3, d, lanes + lane + 3 * vector);
+  }
+  for (std::int64_t i = whole; i < count; ++i) {
+    const auto v = static_cast<double>(static_cast<float>(x[i]));
+    lanes[i - whole] += v * v;
+  }
+}
+
+double sum_squares_of_block(Tensor grad, std::int64_t begin, std::int64_t end) {
+  constexpr std::size_t kLanes = 32;
+  double lanes[kLanes];
+  if (grad.dtype() == DType::bf16)
+    sum_squares_in_lanes(grad.as<bf16>() + begin, end - begin, lanes);
+  else
+    sum_squares_in_lanes(grad.as<float>() + begin, end - begin, lanes);
+  for (std::size_t half = kLanes / 2; half > 0; half /= 2)
+    for (std::size_t j = 0; j < half; ++j) lanes[j] += lanes[j + half];
+  return lanes[0];
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace so::rows
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace so {
+namespace rows {
+namespace {
+
+HWY_EXPORT(sum_squares_of_block);
+
+constexpr std::int64_t kBlock = 1 << 12;  // 16 KB of fp32: in the first cache for the passes of short vectors
+constexpr std::int64_t kBlocksPerPiece = 16;
+
+template <class T>
+std::uint64_t count_non_finite(const T* x, std::int64_t count) {
+  std::uint64_t found = 0;
+  for (std::int64_t i = 0; i < count; ++i) found += std::isfinite(static_cast<float>(x[i])) ? 0 : 1;
+  return found;
+}
+
+GradStats grad_stats(ThreadPool& pool, const Tensor& grad) {
+  const std::int64_t size = grad.size(), blocks = (size + kBlock - 1) / kBlock;
+  std::vector<GradStats> parts(static_cast<std::size_t>(blocks));
+  pool.parallel_for(blocks, kBlocksPerPiece, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t b = first; b < last; ++b) {
+      const std::int64_t begin = b * kBlock, end = std::min(size, begin + kBlock);
+      GradStats& part = parts[static_cast<std::size_t>(b)];
+      part.sum_of_squares = HWY_DYNAMIC_DISPATCH(sum_squares_of_block)(grad, begin, end);
+      if (std::isfinite(part.sum_of_squares)) continue;
+      part.non_finite = grad.dtype() == DType::bf16 ? count_non_finite(grad.as<bf16>() + begin, end - begin)
+                                                    : count_non_finite(grad.as<float>() + begin, end - begin);
+    }
+  });
+  GradStats total;
+  for (const GradStats& part : parts) {
+    total.sum_of_squares += part.sum_of_squares;
+    total.non_finite += part.non_finite;
+  }
+  return total;
+}
+
+}  // namespace
+}  // namespace rows
+
+void CpuOps::grad_stats(Stream& stream, GradStats* out, Tensor grad) {
+  const char* op = "grad_stats";
+  SO_CHECK(out != nullptr, "{}: no place for the result", op);
+  expect_compute_dtype(op, "grad", grad.dtype());
+  SO_CHECK(grad || grad.size() == 0, "{}: grad is empty", op);
+  ThreadPool& pool = cpu(stream).pool();
+  cpu(stream).enqueue([=, &pool] { *out = rows::grad_stats(pool, grad); });
+}
+
+}  // namespace so
+#endif

@@ -1,0 +1,255 @@
+// Rotary position embedding, with the normalisation of each head before it, and copies of heads.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "ops/cpu/checks.h"
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/rows.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/cpu/rotary.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "ops/cpu/row_simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace so::rows {
+namespace HWY_NAMESPACE {
+
+// One head: out = rotate(value), where value(d, i) gives elements of what is turned. `half` is R/2.
+template <class T, class Value>
+HWY_INLINE void rotate_head(T* out, std::int64_t head_dim, const float* cosines, const float* sines, std::int64_t half,
+                            const Value& value) {
+  for_row(half, [=](auto d, std::int64_t i) HWY_ATTR {
+    const auto lo = value(d, i), hi = value(d, i + half);
+    const auto cos = load(d, cosines + i), sin = load(d, sines + i);
+    store(d, hn::Sub(hn::Mul(lo, cos), hn::Mul(hi, sin)), out + i);
+    store(d, hn::Add(hn::Mul(hi, cos), hn::Mul(lo, sin)), out + i + half);
+  });
+  for_row(head_dim - 2 * half, [=](auto d, std::int64_t i) HWY_ATTR {
+    store(d, value(d, 2 * half + i), out + 2 * half + i);
+  });
+}
+
+// The transpose of rotate_head: turns by the opposite angle.
+template <class To, class T>
+HWY_INLINE void rotate_head_back(To* dvalue, const T* dout, std::int64_t head_dim, const float* cosines,
+                                 const float* sines, std::int64_t half) {
+  for_row(half, [=](auto d, std::int64_t i) HWY_ATTR {
+    const auto lo = load(d, dout + i), hi = load(d, dout + i + half);
+    const auto cos = load(d, cosines + i), sin = load(d, sines + i);
+    store(d, hn::Add(hn::Mul(lo, cos), hn::Mul(hi, sin)), dvalue + i);
+    store(d, hn::Sub(hn::Mul(hi, cos), hn::Mul(lo, sin)), dvalue + i + half);
+  });
+  for_row(head_dim - 2 * half, [=](auto d, std::int64_t i) HWY_ATTR {
+    store(d, load(d, dout + 2 * half + i), dvalue + 2 * half + i);
+  });
+}
+
+// Where head h of row n begins.
+template <class T>
+HWY_INLINE T* head_of(const Heads& heads, std::int64_t n, std::int64_t h) {
+  return heads.rows.as<T>() + n * heads.rows.dim(1) + heads.offset + h * heads.head_dim;
+}
+
+template <class T>
+void rotary_as(const Heads& out, const Heads& in, const std::int32_t* positions, const Tensor& table,
+               const HeadNorm& norm, std::int64_t begin, std::int64_t end) {
+  const std::int64_t half = table.dim(2), head_dim = in.head_dim;
+  const T* weight = norm.weight ? norm.weight.as<T>() : nullptr;
+  for (std::int64_t n = begin; n < end; ++n) {
+    const float* cosines = table.as<float>() + positions[n] * 2 * half;
+    const float* sines = cosines + half;
+    for (std::int64_t h = 0; h < in.heads; ++h) {
+      const T* x = head_of<T>(in, n, h);
+      T* y = head_of<T>(out, n, h);
+      if (!weight) {
+        rotate_head(y, head_dim, cosines, sines, half, [=](auto d, std::int64_t i) HWY_ATTR { return load(d, x + i); });
+        continue;
+      }
+      const float squares = sum_row(head_dim, [=](auto d, std::int64_t i) HWY_ATTR {
+        const auto v = load(d, x + i);
+        return hn::Mul(v, v);
+      });
+      const float r = 1.0f / std::sqrt(squares / static_cast<float>(head_dim) + norm.epsilon);
+      norm.inv_rms.as<float>()[n * in.heads + h] = r;
+      rotate_head(y, head_dim, cosines, sines, half, [=](auto d, std::int64_t i) HWY_ATTR {
+        return hn::Mul(hn::Mul(load(d, x + i), hn::Set(d, r)), load(d, weight + i));
+      });
+    }
+  }
+}
+
+// With a norm, the gradient g of the rotation's input goes through it as in rms_norm_grad.
+template <class T>
+void rotary_grad_as(const Heads& din, const Heads& dout, const Heads& in, const std::int32_t* positions,
+                    const Tensor& table, const HeadNorm& norm, float* dweight, std::int64_t begin, std::int64_t end) {
+  const std::int64_t half = table.dim(2), head_dim = din.head_dim;
+  const T* weight = norm.weight ? norm.weight.as<T>() : nullptr;
+  std::vector<float> turned(weight ? static_cast<std::size_t>(head_dim) : 0);
+  float* g = turned.data();
+  for (std::int64_t n = begin; n < end; ++n) {
+    const float* cosines = table.as<float>() + positions[n] * 2 * half;
+    const float* sines = cosines + half;
+    for (std::int64_t h = 0; h < din.heads; ++h) {
+      const T* dy = head_of<T>(dout, n, h);
+      T* dx = head_of<T>(din, n, h);
+      if (!weight) {
+        rotate_head_back(dx, dy, head_dim, cosines, sines, half);
+        continue;
+      }
+      rotate_head_back(g, dy, head_dim, cosines, sines, half);
+      const T* x = head_of<T>(in, n, h);
+      const float r = norm.inv_rms.as<float>()[n * din.heads + h];
+      const float dot = sum_row(head_dim, [=](auto d, std::int64_t i) HWY_ATTR {
+        const auto xi = load(d, x + i), gi = load(d, g + i);
+        const auto dw = hn::Mul(gi, hn::Mul(xi, hn::Set(d, r)));
+        store(d, hn::Add(load(d, dweight + i), dw), dweight + i);
+        const auto gw = hn::Mul(gi, load(d, weight + i));
+        store(d, gw, g + i);
+        return hn::Mul(gw, xi);
+      });
+      const float k = dot * r / static_cast<float>(head_dim) * r;
+      for_row(head_dim, [=](auto d, std::int64_t i) HWY_ATTR {
+        const auto v = hn::NegMulAdd(load(d, x + i), hn::Set(d, k), load(d, g + i));
+        store(d, hn::Mul(hn::Set(d, r), v), dx + i);
+      });
+    }
+  }
+}
+
+void rotary_rows(const Heads& out, const Heads& in, const Tensor& positions, const Tensor& table, const HeadNorm& norm,
+                 std::int64_t begin, std::int64_t end) {
+  if (in.rows.dtype() == DType::bf16)
+    rotary_as<bf16>(out, in, positions.as<std::int32_t>(), table, norm, begin, end);
+  else
+    rotary_as<float>(out, in, positions.as<std::int32_t>(), table, norm, begin, end);
+}
+
+// `dweight` f32 [head_dim], added to; not used without a norm.
+void rotary_grad_rows(const Heads& din, const Heads& dout, const Heads& in, const Tensor& positions, const Tensor& table,
+                      const HeadNorm& norm, float* dweight, std::int64_t begin, std::int64_t end) {
+  if (din.rows.dtype() == DType::bf16)
+    rotary_grad_as<bf16>(din, dout, in, positions.as<std::int32_t>(), table, norm, dweight, begin, end);
+  else
+    rotary_grad_as<float>(din, dout, in, positions.as<std::int32_t>(), table, norm, dweight, begin, end);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace so::rows
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace so {
+namespace rows {
+namespace {
+
+HWY_EXPORT(rotary_rows);
+HWY_EXPORT(rotary_grad_rows);
+
+// Positions are data of the device, so they are looked at when the op runs.
+void check_positions(const char* op, const Tensor& positions, const Tensor& table, std::int64_t begin,
+                     std::int64_t end) {
+  const auto* position = positions.as<std::int32_t>();
+  for (std::int64_t n = begin; n < end; ++n)
+    SO_CHECK(position[n] >= 0 && position[n] < table.dim(0), "{}: positions[{}] is {}, the table has {}", op, n,
+             position[n], table.dim(0));
+}
+
+void rotary(ThreadPool& pool, const Heads& out, const Heads& in, const Tensor& positions, const Tensor& table,
+            const HeadNorm& norm) {
+  pool.parallel_for(in.rows.dim(0), row_grain(in.heads * in.head_dim), [&](std::int64_t begin, std::int64_t end) {
+    check_positions("rotary", positions, table, begin, end);
+    HWY_DYNAMIC_DISPATCH(rotary_rows)(out, in, positions, table, norm, begin, end);
+  });
+}
+
+void rotary_grad(ThreadPool& pool, const Heads& din, const Heads& dout, const Heads& in, const Tensor& positions,
+                 const Tensor& table, const HeadNorm& norm, const Tensor& dweight, Accumulate dweight_mode) {
+  BlockSums sums(din.rows.dim(0), norm.weight ? din.head_dim : 0);
+  pool.parallel_for(sums.blocks(), 1, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t b = first; b < last; ++b) {
+      check_positions("rotary_grad", positions, table, sums.begin(b), sums.end(b));
+      HWY_DYNAMIC_DISPATCH(rotary_grad_rows)
+      (din, dout, in, positions, table, norm, sums.block(b), sums.begin(b), sums.end(b));
+    }
+  });
+  if (norm.weight) sums.finish(pool, dweight, dweight_mode);
+}
+
+void copy_heads(ThreadPool& pool, const Heads& out, const Heads& in) {
+  const std::size_t element = size_of(in.rows.dtype());
+  const auto bytes = [=](std::int64_t elements) { return static_cast<std::size_t>(elements) * element; };
+  const auto* from = static_cast<const std::byte*>(in.rows.data()) + bytes(in.offset);
+  auto* to = static_cast<std::byte*>(out.rows.data()) + bytes(out.offset);
+  const std::int64_t row = in.heads * in.head_dim;  // the heads of a row lie side by side
+  const std::int64_t from_width = in.rows.dim(1), to_width = out.rows.dim(1);
+  pool.parallel_for(in.rows.dim(0), row_grain(row), [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t n = begin; n < end; ++n)
+      std::memcpy(to + bytes(n * to_width), from + bytes(n * from_width), bytes(row));
+  });
+}
+
+void check_rotation(const char* op, const Heads& heads, const Tensor& positions, const Tensor& table,
+                    const HeadNorm& norm) {
+  const std::int64_t n = heads.rows.dim(0);
+  expect_tensor(op, "positions", positions, DType::i32, {n});
+  SO_CHECK(table.rank() == 3, "{}: table is {}, not [positions, 2, R/2]", op, shape_string(table.shape()));
+  expect_tensor(op, "table", table, DType::f32, {table.dim(0), 2, table.dim(2)});
+  SO_CHECK(2 * table.dim(2) <= heads.head_dim, "{}: turns {} dimensions of {}", op, 2 * table.dim(2), heads.head_dim);
+  if (norm.weight) {
+    expect_tensor(op, "norm.weight", norm.weight, heads.rows.dtype(), {heads.head_dim});
+    expect_tensor(op, "norm.inv_rms", norm.inv_rms, DType::f32, {n, heads.heads});
+  }
+}
+
+void check_same_heads(const char* op, const char* name_a, const Heads& a, const char* name_b, const Heads& b) {
+  SO_CHECK(a.rows.rank() == 2, "{}: {} has rows {}, not [N, width]", op, name_a, shape_string(a.rows.shape()));
+  expect_heads(op, name_a, a, a.rows.dtype(), a.rows.dim(0));
+  expect_heads(op, name_b, b, a.rows.dtype(), a.rows.dim(0));
+  SO_CHECK(a.heads == b.heads && a.head_dim == b.head_dim, "{}: {} has {} heads of {}, {} has {} of {}", op, name_a,
+           a.heads, a.head_dim, name_b, b.heads, b.head_dim);
+}
+
+}  // namespace
+}  // namespace rows
+
+void CpuOps::rotary(Stream& stream, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm) {
+  const char* op = "rotary";
+  expect_compute_dtype(op, "in", in.rows.dtype());
+  rows::check_same_heads(op, "in", in, "out", out);
+  rows::check_rotation(op, in, positions, table, norm);
+  SO_CHECK(!norm.weight || in.rows.data() != out.rows.data() || in.offset != out.offset,
+           "{}: with a norm, out must not be in: the backward pass reads it", op);
+  ThreadPool& pool = cpu(stream).pool();
+  cpu(stream).enqueue([=, &pool] { rows::rotary(pool, out, in, positions, table, norm); });
+}
+
+void CpuOps::rotary_grad(Stream& stream, Heads din, Heads dout, Heads in, Tensor positions, Tensor table, HeadNorm norm,
+                         Tensor dweight, Accumulate dweight_mode) {
+  const char* op = "rotary_grad";
+  expect_compute_dtype(op, "dout", dout.rows.dtype());
+  rows::check_same_heads(op, "dout", dout, "din", din);
+  rows::check_rotation(op, din, positions, table, norm);
+  SO_CHECK(static_cast<bool>(norm.weight) == static_cast<bool>(dweight), "{}: dweight goes with a norm", op);
+  if (norm.weight) {
+    rows::check_same_heads(op, "dout", dout, "in", in);
+    expect_gradient(op, "dweight", dweight, din.rows.dtype(), {din.head_dim});
+  }
+  ThreadPool& pool = cpu(stream).pool();
+  cpu(stream).enqueue([=, &pool] {
+    rows::rotary_grad(pool, din, dout, in, positions, table, norm, dweight, dweight_mode);
+  });
+}
+
+void CpuOps::copy_heads(Stream& stream, Heads out, Heads in) {
+  const char* op = "copy_heads";
+  expect_compute_dtype(op, "in", in.rows.dtype());
+  rows::check_same_heads(op, "in", in, "out", out);
+  ThreadPool& pool = cpu(stream).pool();
+  cpu(stream).enqueue([=, &pool] { rows::copy_heads(pool, out, in); });
+}
+
+}  // namespace so
+#endif

@@ -1,0 +1,223 @@
+#include "optim/adamw.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cfloat>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/thread_pool.h"
+#include "optim/adamw_kernels.h"
+#include "optim/float_mode.h"
+
+namespace so {
+namespace {
+
+using namespace adamw;
+
+constexpr std::size_t kLine = 64;
+constexpr std::int64_t kLineElements = kLine / sizeof(bf16);  // offsets from a boundary repeat after as many elements
+
+// From here on (2 MB of traffic, a core's own cache) updates store past the cache: the new state is next read a step
+// later, when the rest of the model has long evicted it. bench/adamw_bench.cpp: beside the old state that is 1.4 times
+// as fast, since lines are not fetched only to be overwritten. In place the lines were fetched anyway, and storing past
+// the cache is half as fast; only the weights stream then.
+constexpr std::size_t kStreamFrom = std::size_t{1} << 16;
+
+// Elements a thread takes at a time: large enough that claiming one costs nothing, small enough to even out threads.
+constexpr std::int64_t kGrain = std::int64_t{1} << 15;
+
+std::atomic<std::size_t> chosen_table{0};
+std::atomic<AdamWStores> chosen_stores{AdamWStores::automatic};
+
+// An update after its arguments were checked.
+struct Update {
+  Piece whole;
+  Kernel kernel;
+  std::size_t gradient_size, weight_size;  // bytes an element
+};
+
+struct Range {
+  const void* begin;
+  std::size_t bytes;
+  bool overlaps(const Range& other) const {
+    const auto a = reinterpret_cast<std::uintptr_t>(begin), b = reinterpret_cast<std::uintptr_t>(other.begin);
+    return a < b + other.bytes && b < a + bytes;
+  }
+};
+
+void check_memory(const Update& u) {
+  const Piece& w = u.whole;
+  const std::size_t bytes = w.count * sizeof(float);
+  const std::array<const char*, 3> names = {"master", "m", "v"};
+  const std::array<Range, 4> in = {Range{w.in.master, bytes}, Range{w.in.m, bytes}, Range{w.in.v, bytes},
+                                   Range{w.gradient, w.count * u.gradient_size}};
+  const std::array<Range, 4> out = {Range{w.out.master, bytes}, Range{w.out.m, bytes}, Range{w.out.v, bytes},
+                                    Range{w.weights, w.count * u.weight_size}};
+  for (std::size_t i = 0; i < 3; ++i) SO_CHECK(in[i].begin && out[i].begin, "no memory for {}", names[i]);
+  for (std::size_t o = 0; o < 4; ++o) {
+    const char* name = o < 3 ? names[o] : "weights";
+    for (std::size_t i = 0; i < 4; ++i) {
+      const bool in_place = o == i && o < 3 && out[o].begin == in[i].begin;
+      SO_CHECK(in_place || !out[o].overlaps(in[i]), "new {} overlaps old {}", name, i < 3 ? names[i] : "gradient");
+    }
+    for (std::size_t other = 0; other < o; ++other)
+      SO_CHECK(!out[o].overlaps(out[other]), "new {} overlaps new {}", name, names[other]);
+  }
+}
+
+// Elements before the first at which all output arrays are on a cache line's boundary; false if there is none.
+bool find_head(const Update& u, std::size_t* head) {
+  const Piece& w = u.whole;
+  const auto aligned = [](const void* p, std::size_t i, std::size_t size) {
+    return (reinterpret_cast<std::uintptr_t>(p) + i * size) % kLine == 0;
+  };
+  for (std::size_t i = 0; i < kLineElements; ++i) {
+    if (aligned(w.out.master, i, 4) && aligned(w.out.m, i, 4) && aligned(w.out.v, i, 4) &&
+        (!w.weights || aligned(w.weights, i, u.weight_size))) {
+      *head = i;
+      return true;
+    }
+  }
+  *head = 0;
+  return false;
+}
+
+Stores choose_stores(const Update& u, bool congruent) {
+  if (!congruent) return kCached;
+  switch (chosen_stores.load(std::memory_order_relaxed)) {
+    case AdamWStores::cached: return kCached;
+    case AdamWStores::stream_weights: return kStreamWeights;
+    case AdamWStores::stream_all: return kStreamAll;
+    case AdamWStores::automatic: break;
+  }
+  if (u.whole.count < kStreamFrom) return kCached;
+  return u.whole.in.master == u.whole.out.master ? kStreamWeights : kStreamAll;
+}
+
+Update prepare(const AdamWStep& step, bool decay, const GradientSpan& gradient, AdamWStateView in, AdamWState out,
+               const WeightSpan& weights) {
+  Update u{};
+  u.whole.step = step;
+  if (!decay) u.whole.step.decay = 0.0f;
+  u.whole.in = in;
+  u.whole.out = out;
+
+  Gradients gradients{};
+  if (const auto* f32 = std::get_if<std::span<const float>>(&gradient)) {
+    gradients = kGradientsF32;
+    u.whole.gradient = f32->data();
+    u.whole.count = f32->size();
+    u.gradient_size = sizeof(float);
+  } else {
+    const auto& half = std::get<std::span<const bf16>>(gradient);
+    gradients = kGradientsBf16;
+    u.whole.gradient = half.data();
+    u.whole.count = half.size();
+    u.gradient_size = sizeof(bf16);
+  }
+
+  Weights kind = kNoWeights;
+  std::size_t weight_count = u.whole.count;
+  if (const auto* f32 = std::get_if<std::span<float>>(&weights)) {
+    kind = kWeightsF32;
+    u.whole.weights = f32->data();
+    weight_count = f32->size();
+    u.weight_size = sizeof(float);
+  } else if (const auto* half = std::get_if<std::span<bf16>>(&weights)) {
+    kind = kWeightsBf16;
+    u.whole.weights = half->data();
+    weight_count = half->size();
+    u.weight_size = sizeof(bf16);
+  }
+  SO_CHECK(weight_count == u.whole.count, "{} gradients, {} weights", u.whole.count, weight_count);
+  if (u.whole.count == 0) return u;
+  check_memory(u);
+
+  const bool congruent = find_head(u, &u.whole.head);
+  const KernelTable& table = kernel_tables()[chosen_table.load(std::memory_order_relaxed)];
+  u.kernel = table.kernel[gradients][kind][choose_stores(u, congruent)];
+  return u;
+}
+
+// Elements [begin, end) of the whole. `begin` is 0 or on the aligned grid that starts at head.
+void run(const Update& u, std::size_t begin, std::size_t end) {
+  check_float_mode();
+  const Piece& w = u.whole;
+  Piece piece = w;
+  piece.count = end - begin;
+  piece.head = std::min(begin == 0 ? w.head : 0, piece.count);
+  piece.gradient = static_cast<const std::byte*>(w.gradient) + begin * u.gradient_size;
+  piece.in = {w.in.master + begin, w.in.m + begin, w.in.v + begin};
+  piece.out = {w.out.master + begin, w.out.m + begin, w.out.v + begin};
+  if (w.weights) piece.weights = static_cast<std::byte*>(w.weights) + begin * u.weight_size;
+  u.kernel(piece);
+}
+
+}  // namespace
+
+AdamWStep make_adamw_step(const AdamWHyper& hyper, double lr, double weight_decay, std::int64_t step_number,
+                          float grad_scale) {
+  const auto is_beta = [](double beta) { return beta >= 0.0 && beta < 1.0; };
+  if (!is_beta(hyper.beta1)) fail("AdamW: beta1 is {}; it must lie in [0, 1)", hyper.beta1);
+  if (!is_beta(hyper.beta2)) fail("AdamW: beta2 is {}; it must lie in [0, 1)", hyper.beta2);
+  if (!(hyper.epsilon >= FLT_MIN && hyper.epsilon <= FLT_MAX))
+    fail("AdamW: epsilon is {}; it must be a positive number that fp32 can hold", hyper.epsilon);
+  if (!(lr >= 0.0 && lr <= FLT_MAX)) fail("AdamW: the learning rate is {}; it must be finite and not negative", lr);
+  if (!(weight_decay >= 0.0 && weight_decay <= FLT_MAX))
+    fail("AdamW: weight_decay is {}; it must be finite and not negative", weight_decay);
+  SO_CHECK(step_number >= 1, "AdamW steps count from 1, not {}", step_number);
+  SO_CHECK(std::isfinite(grad_scale), "grad_scale is {}", grad_scale);
+
+  const auto t = static_cast<double>(step_number);
+  const double bias1 = 1.0 - std::pow(hyper.beta1, t);
+  const double bias2 = 1.0 - std::pow(hyper.beta2, t);
+  AdamWStep step;
+  step.grad_scale = grad_scale;
+  step.one_minus_beta1 = static_cast<float>(1.0 - hyper.beta1);
+  step.beta2 = static_cast<float>(hyper.beta2);
+  step.one_minus_beta2 = static_cast<float>(1.0 - hyper.beta2);
+  step.inv_sqrt_bias2 = static_cast<float>(1.0 / std::sqrt(bias2));
+  step.epsilon = static_cast<float>(hyper.epsilon);
+  step.step_size = static_cast<float>(lr / bias1);
+  step.decay = static_cast<float>(lr * weight_decay);
+  return step;
+}
+
+void adamw_update(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in, AdamWState out,
+                  WeightSpan weights) {
+  const Update u = prepare(step, decay, gradient, in, out, weights);
+  if (u.whole.count > 0) run(u, 0, u.whole.count);
+}
+
+void adamw_update_parallel(ThreadPool& pool, const AdamWStep& step, bool decay, GradientSpan gradient,
+                           AdamWStateView in, AdamWState out, WeightSpan weights) {
+  const Update u = prepare(step, decay, gradient, in, out, weights);
+  if (u.whole.count == 0) return;
+  // Where the first element is not on a boundary, the grid starts before it, so that pieces meet on boundaries.
+  const auto count = static_cast<std::int64_t>(u.whole.count);
+  const std::int64_t shift = u.whole.head == 0 ? 0 : kLineElements - static_cast<std::int64_t>(u.whole.head);
+  pool.parallel_for(count + shift, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    run(u, static_cast<std::size_t>(std::max<std::int64_t>(begin - shift, 0)), static_cast<std::size_t>(end - shift));
+  });
+}
+
+std::vector<std::string> adamw_instruction_sets() {
+  std::vector<std::string> names;
+  for (const KernelTable& table : kernel_tables()) names.push_back(table.name);
+  return names;
+}
+
+void adamw_use_instruction_set(std::string_view name) {
+  const auto& tables = kernel_tables();
+  std::size_t i = 0;
+  if (!name.empty())
+    while (i < tables.size() && tables[i].name != name) ++i;
+  if (i == tables.size()) fail("AdamW: this machine has no instruction set '{}'; its best is {}", name, tables[0].name);
+  chosen_table = i;
+}
+
+void adamw_use_stores(AdamWStores stores) { chosen_stores = stores; }
+
+}  // namespace so

@@ -1,0 +1,108 @@
+// AdamW on the CPU (Loshchilov & Hutter, "Decoupled Weight Decay Regularization", 2019; Kingma & Ba, 2015), the
+// semantics of torch.optim.AdamW. One pass over memory: gradient in, state in, state out, compute weight out.
+//
+// The result is a contract to the last bit: every instruction set, every number of threads, any alignment and the CUDA
+// kernel give the same bits for the same input. fl() is one IEEE-754 binary32 operation rounded to nearest-even,
+// subnormals kept; fma() is fused, rounded once. CUDA: __fmul_rn, __fadd_rn, __fsub_rn, __fmaf_rn, __fsqrt_rn,
+// __fdiv_rn, and no -ftz=true / --use_fast_math. For each element, in this order:
+//
+//   g      = fl(grad_scale * gradient)                 a bf16 gradient is widened first, exactly
+//   m'     = fma(one_minus_beta1, fl(g - m), m)        the lerp of torch
+//   v'     = fma(fl(one_minus_beta2 * g), g, fl(beta2 * v))
+//   denom  = fma(fl(sqrt(v')), inv_sqrt_bias2, epsilon)
+//   q      = fl(m' / denom)
+//   u      = fma(step_size, q, fl(decay * p))
+//   p'     = fl(p - u)
+//   weight = p' (f32), or p' rounded to bf16 to nearest-even, NaN quieted as base/dtype.h does it
+//
+// In exact arithmetic that is PyTorch's update: p - lr * wd * p - (lr / bc1) * m' / (sqrt(v') / sqrt(bc2) + eps). It
+// differs in rounding only, and for the better: PyTorch rounds the factor 1 - lr * wd to fp32 (at lr * wd = 1e-8 it
+// becomes 1 and the decay is lost) and rounds at the size of p twice; here decay and step are added up first, so p is
+// rounded once.
+//
+// Non-finite values propagate as IEEE-754 says: a NaN or Inf gradient makes m' and v' non-finite and p' NaN. Deciding
+// that such a step is skipped is the caller's (see grad_norm.h). The one thing outside the contract is the sign and
+// payload of a NaN, on which instruction sets disagree. A finite gradient above about 1e19 can overflow v to Inf, as in
+// PyTorch: q is 0 from then on.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/dtype.h"
+#include "optim/gradient_span.h"
+
+namespace so {
+
+class ThreadPool;
+
+// Fixed for a run. double, since 1 - beta must be formed before rounding: 1 - 0.999f is off by 5e-5.
+struct AdamWHyper {
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
+};
+
+// The coefficients of one optimizer step, each computed in double and rounded to fp32 once; what the CUDA kernel gets too.
+struct AdamWStep {
+  float grad_scale;       // multiplies the gradient: the clip coefficient, or 1 (then exact)
+  float one_minus_beta1;  // 1 - beta1
+  float beta2;
+  float one_minus_beta2;  // 1 - beta2
+  float inv_sqrt_bias2;   // 1 / sqrt(1 - beta2^t)
+  float epsilon;
+  float step_size;  // lr / (1 - beta1^t)
+  float decay;      // lr * weight_decay, for parameters that decay; the others use 0
+};
+
+// `step_number` t counts from 1. Throws Error on a hyper-parameter outside its range (0 <= beta < 1, epsilon > 0,
+// lr >= 0, weight_decay >= 0, all finite), Bug on t < 1 or a grad_scale that is not finite.
+AdamWStep make_adamw_step(const AdamWHyper& hyper, double lr, double weight_decay, std::int64_t step_number,
+                          float grad_scale = 1.0f);
+
+// fp32 master weights and the two moments; arrays of one length, owned by the caller.
+struct AdamWState {
+  float *master = nullptr, *m = nullptr, *v = nullptr;
+};
+struct AdamWStateView {
+  const float *master = nullptr, *m = nullptr, *v = nullptr;
+
+  AdamWStateView() = default;
+  AdamWStateView(const float* master_, const float* m_, const float* v_) : master(master_), m(m_), v(v_) {}
+  AdamWStateView(const AdamWState& s) : master(s.master), m(s.m), v(s.v) {}
+};
+
+using WeightSpan = std::variant<std::monostate, std::span<float>, std::span<bf16>>;  // monostate: no weights out
+
+// Updates gradient.size() elements on the calling thread. `decay` says whether weight decay applies: call once per
+// parameter, or per run of parameters of one decay class.
+//
+// Memory: any alignment and any length. Each of out.master, out.m, out.v is either the very array of its counterpart in
+// `in` (in place) or disjoint from everything read (beside: the old state stays untouched, discarding is forgetting).
+// Weights overlap nothing. Fast when the output arrays share their offset, in elements, from a 64-byte boundary: large
+// updates then store past the cache. All stores are complete (fenced) when the call returns; publish as usual.
+//
+// Throws Bug if spans differ in length or overlap in another way, or if the calling thread flushes subnormals to zero
+// (a library built with -ffast-math may switch that on): the bits would differ.
+void adamw_update(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in, AdamWState out,
+                  WeightSpan weights = {});
+
+// The same bits, by all threads of the pool; pieces meet at cache-line boundaries. Blocks until done.
+void adamw_update_parallel(ThreadPool& pool, const AdamWStep& step, bool decay, GradientSpan gradient,
+                           AdamWStateView in, AdamWState out, WeightSpan weights = {});
+
+// ---- For tests and benchmarks; the choice is global, and without it the best one is taken. ----
+
+// What this machine can run, best first, in Highway's names ("AVX3" is AVX-512); "scalar" is always there and last.
+// Sets without a fused multiply-add instruction (SSE4 and below) are not offered: emulating it in their vectors gains
+// nothing over the scalar code on machines that are anyway not the ones one trains on.
+std::vector<std::string> adamw_instruction_sets();
+void adamw_use_instruction_set(std::string_view name);  // one of the above, or "" for the best; Error otherwise
+
+// Whether outputs are stored through the cache or past it (non-temporal). `automatic` decides by size and aliasing.
+enum class AdamWStores { automatic, cached, stream_weights, stream_all };
+void adamw_use_stores(AdamWStores stores);
+
+}  // namespace so

@@ -1,0 +1,41 @@
+// Between adamw.cpp, which checks and splits, and adamw_kernels.cpp, which computes. Not for other rooms.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "optim/adamw.h"
+
+namespace so::adamw {
+
+// One contiguous piece. The pointers may have any alignment, but where stores stream, output + head is on a 64-byte
+// boundary for each output array.
+struct Piece {
+  AdamWStep step;  // with decay already 0 where it does not apply
+  const void* gradient;
+  AdamWStateView in;
+  AdamWState out;
+  void* weights;  // null if none
+  std::size_t count;
+  std::size_t head;  // elements before the aligned body; at most count
+};
+
+enum Gradients { kGradientsF32, kGradientsBf16, kGradientKinds };
+enum Weights { kNoWeights, kWeightsF32, kWeightsBf16, kWeightKinds };
+enum Stores { kCached, kStreamWeights, kStreamAll, kStoreKinds };
+
+using Kernel = void (*)(const Piece&);
+
+// The kernels of one instruction set.
+struct KernelTable {
+  using Row = Kernel[kStoreKinds];
+
+  std::string name;
+  Row kernel[kGradientKinds][kWeightKinds] = {};
+};
+
+// The instruction sets this machine can run, best first, the scalar code last. Constant after the first call.
+const std::vector<KernelTable>& kernel_tables();
+
+}  // namespace so::adamw

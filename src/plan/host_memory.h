@@ -1,0 +1,24 @@
+// What host memory this process may use, and has used.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace so {
+
+struct HostMemory {
+  std::size_t available = 0;  // bytes that can still be taken
+  std::string limited_by;     // "free memory", "cgroup /path", "RLIMIT_AS"
+};
+
+// The least of: what the kernel says is available, what each cgroup (v1 or v2) above this process leaves, and the
+// address space limit. Page cache that can be dropped counts as available.
+HostMemory available_host_memory();
+
+std::size_t resident_bytes();       // of this process now
+std::size_t peak_resident_bytes();  // the most so far
+
+// For tests: the same from files below `root` instead of "/".
+HostMemory available_host_memory(const std::string& root);
+
+}  // namespace so

@@ -1,0 +1,45 @@
+#include "plan/memory_plan.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace so {
+
+void MemoryPlan::add(const Ledger& ledger) {
+  for (const MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable})
+    for (const auto& [name, bytes] : ledger.peaks(kind)) add(kind, name, bytes);
+}
+
+std::size_t MemoryPlan::total(MemoryKind kind) const {
+  std::size_t sum = 0;
+  for (const Entry& entry : entries)
+    if (entry.kind == kind) sum += entry.bytes;
+  return sum;
+}
+
+std::size_t MemoryPlan::host_total(DeviceKind device) const {
+  return total(MemoryKind::pinned) + total(MemoryKind::pageable) + (device == DeviceKind::cpu ? total(MemoryKind::device) : 0);
+}
+
+std::string MemoryPlan::table() const {
+  std::vector<Entry> sorted = entries;
+  std::stable_sort(sorted.begin(), sorted.end(), [](const Entry& a, const Entry& b) {
+    return a.kind != b.kind ? a.kind < b.kind : a.bytes > b.bytes;
+  });
+  std::string text;
+  for (const Entry& entry : sorted)
+    text += fmt::format("  {:<9} {:<26} {:>10}\n", name_of(entry.kind), entry.name, format_bytes(entry.bytes));
+  return text;
+}
+
+void require_fits(const MemoryPlan& plan, DeviceKind device, const HostMemory& memory, const std::string& advice) {
+  const std::size_t needed = plan.host_total(device);
+  if (needed <= memory.available) return;
+  const auto largest = std::max_element(plan.entries.begin(), plan.entries.end(),
+                                        [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
+  fail("not enough memory: {} needed (most of it: {}, {}), {} available ({}); {}", format_bytes(needed), largest->name,
+       format_bytes(largest->bytes), format_bytes(memory.available), memory.limited_by, advice);
+}
+
+}  // namespace so

@@ -1,0 +1,34 @@
+// Micro-batches on their way to the device.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "data/batches.h"
+#include "device/device.h"
+#include "model/decoder.h"
+
+namespace so {
+
+// Pinned staging and device memory for one micro-batch, and for its losses coming back. One thread.
+class BatchUpload {
+ public:
+  BatchUpload(Device& device, std::int64_t max_tokens);
+
+  // Enqueues the copies and returns views that hold until the next upload() on the same stream. Waits, if it must, until
+  // the staging memory of the previous call is free.
+  DeviceBatch upload(Stream& stream, const MicroBatch& batch);
+
+  // f32 [tokens] on the device, for the losses of the batch uploaded last.
+  Tensor losses() const { return losses_.rows(0, tokens_); }
+  // Brings them back: waits for the stream and returns their sum, added up in order in double.
+  double sum_losses(Stream& stream);
+
+ private:
+  std::int64_t max_tokens_, tokens_ = 0;
+  Buffer staging_, device_memory_, losses_staging_, losses_memory_;
+  Tensor losses_;
+  std::unique_ptr<Event> staged_;
+};
+
+}  // namespace so

@@ -1,0 +1,118 @@
+#include "train/checkpoint.h"
+
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "io/atomic_directory.h"
+#include "train/export.h"
+
+namespace so {
+namespace {
+
+constexpr const char* master_file = "master.safetensors";
+constexpr const char* first_moment_file = "exp_avg.safetensors";
+constexpr const char* second_moment_file = "exp_avg_sq.safetensors";
+
+void write_part(SafetensorsWriter& writer, const ParameterLayout& layout, const Bucket& bucket, std::span<const float> flat) {
+  for_each_part(layout, bucket.range(), [&](int p, Range inside, Range part) {
+    writer.write(layout.parameter(p).name, static_cast<std::uint64_t>(inside.begin) * sizeof(float),
+                 std::as_bytes(flat.subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()))));
+  });
+}
+
+void read_all(const std::filesystem::path& file, const ParameterLayout& layout, std::span<float> flat) {
+  const SafetensorsReader reader(file);
+  for (int p = 0; p < layout.count(); ++p) {
+    const Parameter& parameter = layout.parameter(p);
+    const TensorInfo& info = reader.info(parameter.name);
+    if (info.dtype != DType::f32 || info.shape != parameter.shape)
+      fail("{}: tensor '{}' is {} {}, expected float32 {}", file.string(), parameter.name, name_of(info.dtype),
+           shape_string(info.shape), shape_string(parameter.shape));
+    const Range range = layout.range(p);
+    reader.read_into(parameter.name, std::as_writable_bytes(flat.subspan(static_cast<std::size_t>(range.begin),
+                                                                         static_cast<std::size_t>(range.size()))));
+  }
+  if (static_cast<int>(reader.names().size()) != layout.count())
+    fail("{}: holds {} tensors, the model has {}", file.string(), reader.names().size(), layout.count());
+}
+
+}  // namespace
+
+CheckpointWriter::CheckpointWriter(OffloadEngine& engine, const ModelFiles& source, CheckpointDirectory directory,
+                                   int save_total_limit)
+    : engine_(engine), source_(source), directory_(std::move(directory)), save_total_limit_(save_total_limit) {}
+
+CheckpointWriter::~CheckpointWriter() {
+  try {
+    wait();
+  } catch (const std::exception& error) {
+    log_error("{}", error.what());
+  }
+}
+
+std::uint64_t CheckpointWriter::bytes() const {
+  const auto n = static_cast<std::uint64_t>(engine_.layout().parameter_elements());
+  const bool own_master = engine_.compute_dtype() != DType::f32;
+  return n * (size_of(engine_.compute_dtype()) + 8 + (own_master ? 4 : 0));
+}
+
+void CheckpointWriter::start(const TrainerState& state) {
+  wait();
+  engine_.gate().begin();
+  thread_ = std::thread([this, state] {
+    try {
+      write(state);
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+    engine_.gate().end();
+  });
+}
+
+void CheckpointWriter::wait() {
+  if (thread_.joinable()) thread_.join();
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void CheckpointWriter::write(const TrainerState& state) {
+  const ParameterLayout& layout = engine_.layout();
+  const auto specs = tensor_specs(layout, DType::f32);
+  // A run that was resumed from an earlier checkpoint meets its own later ones again: same step, same bytes.
+  AtomicDirectory directory(directory_.path_of(state.step), IfExists::replace);
+  require_free_space(directory.path(), bytes());
+  ModelExport model(engine_, source_, directory.path());
+  std::optional<SafetensorsWriter> master;
+  if (engine_.compute_dtype() != DType::f32) master.emplace(directory.path() / master_file, specs, std::map<std::string, std::string>{});
+  SafetensorsWriter first(directory.path() / first_moment_file, specs, {}), second(directory.path() / second_moment_file, specs, {});
+  for (const Bucket& bucket : engine_.buckets()) {
+    model.write_bucket(bucket);
+    if (master) write_part(*master, layout, bucket, engine_.master());
+    write_part(first, layout, bucket, engine_.first_moment());
+    write_part(second, layout, bucket, engine_.second_moment());
+    engine_.gate().passed(bucket.index());
+  }
+  model.finish();
+  if (master) master->finish();
+  first.finish();
+  second.finish();
+  write_text_file_atomically(directory.path() / trainer_state_file, to_json(state));
+  directory.commit();
+  for (const Checkpoint& removed : directory_.rotate(save_total_limit_)) log_debug("removed {}", removed.path.string());
+}
+
+void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& engine, ThreadPool& pool) {
+  const ModelFiles model(checkpoint);
+  SO_CHECK(model.layout().elements() == engine.layout().elements(), "checkpoint of another model");
+  if (std::filesystem::exists(checkpoint / master_file))
+    read_all(checkpoint / master_file, engine.layout(), engine.master());
+  else
+    model.load(engine.master(), pool);
+  read_all(checkpoint / first_moment_file, engine.layout(), engine.first_moment());
+  read_all(checkpoint / second_moment_file, engine.layout(), engine.second_moment());
+  engine.upload_weights();
+}
+
+}  // namespace so

@@ -1,0 +1,47 @@
+// Checkpoints: written in the background while training goes on, read to resume.
+#pragma once
+
+#include <exception>
+#include <filesystem>
+#include <thread>
+
+#include "io/checkpoint_directory.h"
+#include "offload/engine.h"
+#include "train/model_files.h"
+#include "train/trainer_state.h"
+
+namespace so {
+
+// A checkpoint directory holds a Hugging Face model (loadable as such), and by parameter, not by rank or bucket:
+// exp_avg.safetensors and exp_avg_sq.safetensors (AdamW's moments, fp32), master.safetensors (fp32 weights, unless the
+// model's own are), and trainer_state.json. It appears whole or not at all.
+class CheckpointWriter {
+ public:
+  CheckpointWriter(OffloadEngine& engine, const ModelFiles& source, CheckpointDirectory directory, int save_total_limit);
+  ~CheckpointWriter();  // waits; logs a failure that nobody asked for
+
+  // Begins to write checkpoint-<state.step> from the state as it is now and returns; a bucket's next update waits
+  // until the bucket has been written. Waits for the save before, if it still runs. Throws what that one failed with.
+  void start(const TrainerState& state);
+  // Waits until nothing is being written. Throws Error if the last save failed; earlier checkpoints are untouched.
+  void wait();
+
+  // Bytes of one checkpoint's weights and optimizer state.
+  std::uint64_t bytes() const;
+
+ private:
+  void write(const TrainerState& state);
+
+  OffloadEngine& engine_;
+  const ModelFiles& source_;
+  const CheckpointDirectory directory_;
+  const int save_total_limit_;
+  std::thread thread_;
+  std::exception_ptr error_;
+};
+
+// Fills the engine's host state from a checkpoint and sends the weights to the device. Throws Error naming the file and
+// tensor if it is not one of this model and dtype.
+void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& engine, ThreadPool& pool);
+
+}  // namespace so

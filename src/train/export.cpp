@@ -1,0 +1,92 @@
+#include "train/export.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <vector>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "io/atomic_directory.h"
+
+namespace so {
+
+std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype) {
+  std::vector<TensorSpec> specs;
+  for (const Parameter& p : layout.parameters()) specs.push_back({p.name, dtype, p.shape});
+  return specs;
+}
+
+std::string config_with_dtype(const std::string& config_json, DType dtype) {
+  auto config = nlohmann::ordered_json::parse(config_json);
+  const bool old_name = config.contains("torch_dtype") && !config.contains("dtype");
+  config[old_name ? "torch_dtype" : "dtype"] = std::string(name_of(dtype));
+  return config.dump(2) + "\n";
+}
+
+void for_each_part(const ParameterLayout& layout, Range range, const std::function<void(int, Range, Range)>& body) {
+  for (int p = 0; p < layout.count(); ++p) {
+    const Range own = layout.range(p);
+    const Range flat{std::max(own.begin, range.begin), std::min(own.end, range.end)};
+    if (flat.size() > 0) body(p, {flat.begin - own.begin, flat.end - own.begin}, flat);
+  }
+}
+
+ModelExport::ModelExport(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory)
+    : engine_(engine), writer_(directory, tensor_specs(engine.layout(), engine.compute_dtype())) {
+  source.directory().copy_auxiliary_files(directory);
+  write_text_file_atomically(directory / "config.json",
+                             config_with_dtype(source.directory().config_json(), engine.compute_dtype()));
+}
+
+void ModelExport::write_bucket(const Bucket& bucket) {
+  std::vector<bf16> narrow;
+  for_each_part(engine_.layout(), bucket.range(), [&](int p, Range inside, Range flat) {
+    const auto values = engine_.master().subspan(static_cast<std::size_t>(flat.begin), static_cast<std::size_t>(flat.size()));
+    std::span<const std::byte> bytes = std::as_bytes(values);
+    if (engine_.compute_dtype() == DType::bf16) {
+      narrow.resize(values.size());
+      std::transform(values.begin(), values.end(), narrow.begin(), [](float x) { return bf16(x); });
+      bytes = std::as_bytes(std::span(narrow));
+    }
+    writer_.write(engine_.layout().parameter(p).name,
+                  static_cast<std::uint64_t>(inside.begin) * size_of(engine_.compute_dtype()), bytes);
+  });
+}
+
+void ModelExport::finish() { writer_.finish(); }
+
+void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory) {
+  AtomicDirectory staged(directory / "model");
+  ModelExport model(engine, source, staged.path());
+  for (const Bucket& bucket : engine.buckets()) model.write_bucket(bucket);
+  model.finish();
+
+  // Weight files of an earlier model that this one does not replace would contradict it.
+  std::vector<std::filesystem::path> stale, files;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    const bool weights = name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
+    if (weights && entry.is_regular_file() && !std::filesystem::exists(staged.path() / name)) stale.push_back(entry.path());
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(staged.path())) files.push_back(entry.path());
+  // Weights, then the small files, config.json last: who sees a new config.json sees its weights.
+  std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) {
+    const auto rank = [](const std::filesystem::path& f) {
+      return f.filename() == "config.json" ? 2 : f.extension() == ".safetensors" ? 0 : 1;
+    };
+    return rank(a) != rank(b) ? rank(a) < rank(b) : a < b;
+  });
+  std::error_code error;
+  for (const auto& file : stale) {
+    std::filesystem::remove(file, error);
+    if (error) fail_io("remove", file, error.value());
+  }
+  for (const auto& file : files) {
+    std::filesystem::rename(file, directory / file.filename(), error);
+    if (error) fail_io("rename to", directory / file.filename(), error.value());
+  }
+  fsync_directory(directory);
+}
+
+}  // namespace so

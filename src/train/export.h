@@ -1,0 +1,42 @@
+// Writing the engine's weights as a Hugging Face model directory.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "offload/engine.h"
+#include "train/model_files.h"
+
+namespace so {
+
+// Streams bucket by bucket, so that the engine may go on as soon as it has passed a bucket (OffloadEngine::gate()).
+class ModelExport {
+ public:
+  // Weights in the engine's compute dtype, config.json with that dtype noted, and the auxiliary files of `source`.
+  // Claims the space for the weights in `directory`.
+  ModelExport(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory);
+
+  void write_bucket(const Bucket& bucket);
+  void finish();  // every bucket was written: completes the files
+
+ private:
+  OffloadEngine& engine_;
+  HfModelWriter writer_;
+};
+
+// For each parameter that meets `range`: body(parameter index, range of elements inside the parameter, the same in the
+// flat range).
+void for_each_part(const ParameterLayout& layout, Range range,
+                   const std::function<void(int parameter, Range inside, Range flat)>& body);
+
+// Tensors of `layout` as files list them.
+std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype);
+
+// config.json with "dtype" or "torch_dtype", whichever it uses, set to `dtype`; everything else and its order kept.
+std::string config_with_dtype(const std::string& config_json, DType dtype);
+
+// Puts the engine's weights, as they are now, into `directory` itself, beside checkpoints and metrics: first under a
+// temporary name, then file by file, config.json last.
+void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory);
+
+}  // namespace so

@@ -1,0 +1,46 @@
+// A Hugging Face model directory as a decoder: spec, parameter layout, and the weights streamed into place.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/thread_pool.h"
+#include "io/hf_directory.h"
+#include "model/spec.h"
+#include "offload/device_weights.h"
+#include "offload/parameter_layout.h"
+
+namespace so {
+
+class ModelFiles {
+ public:
+  // Opens and checks all: config, and every tensor's name, shape and dtype against the spec. Throws Error naming the
+  // file and tensor.
+  explicit ModelFiles(const std::filesystem::path& directory);
+
+  const DecoderSpec& spec() const { return spec_; }
+  const ParameterLayout& layout() const { return *layout_; }
+  const HfDirectory& directory() const { return directory_; }
+
+  // Reads every parameter, shard by shard, widened to fp32, straight into `flat` (layout().elements() floats). Shows
+  // progress when it takes long. `pool` converts.
+  void load(std::span<float> flat, ThreadPool& pool) const;
+  // The same into device weights, through a staging buffer: the model is never whole in host memory.
+  void load(DeviceWeights& weights, Stream& stream, ThreadPool& pool) const;
+
+ private:
+  using Piece = std::function<void(int parameter, std::int64_t begin, std::span<const std::byte> bytes, DType dtype)>;
+  void for_each_piece(const Piece& piece) const;
+
+  HfDirectory directory_;
+  DecoderSpec spec_;
+  std::unique_ptr<ParameterLayout> layout_;
+};
+
+// The spec of DIRECTORY/config.json, without touching the weights.
+DecoderSpec read_spec(const std::filesystem::path& directory);
+
+}  // namespace so

@@ -1,0 +1,39 @@
+#include "train/runtime.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "model/config.h"
+
+namespace so {
+namespace {
+
+std::vector<int> first_cpus(int threads) {
+  std::vector<int> cpus = usable_cpus();
+  if (threads > 0) cpus.resize(std::min(cpus.size(), static_cast<std::size_t>(threads)));
+  return cpus;
+}
+
+}  // namespace
+
+Runtime::Runtime(DeviceChoice choice, int threads)
+    // Not pinned: on the CPU device both pools share the CPUs, and whoever has work should find a free one.
+    : compute_pool_("compute", first_cpus(threads), false), host_pool_("host", first_cpus(threads), false) {
+  if (choice == DeviceChoice::cuda) fail("--device cuda: this build has no CUDA backend; use --device cpu or auto");
+  device_ = make_cpu_device(compute_pool_);
+  ops_ = make_ops(*device_);
+}
+
+DType resolve_dtype(Precision precision, const std::string& config_json, const std::string& origin) {
+  switch (precision) {
+    case Precision::bf16: return DType::bf16;
+    case Precision::fp32: return DType::f32;
+    case Precision::automatic: break;
+  }
+  const ConfigReader config(config_json, origin);
+  const std::string stored = config.text("dtype", config.text("torch_dtype", "float32"));
+  // fp16 weights train in bf16: same size, and no loss scaling is needed.
+  return stored == "bfloat16" || stored == "float16" ? DType::bf16 : DType::f32;
+}
+
+}  // namespace so

@@ -1,0 +1,32 @@
+// The machine as a run uses it: thread pools, device, ops.
+#pragma once
+
+#include <memory>
+
+#include "base/thread_pool.h"
+#include "device/device.h"
+#include "ops/ops.h"
+#include "train/train_options.h"
+
+namespace so {
+
+class Runtime {
+ public:
+  // `threads`: for host work; 0 means all usable CPUs. Throws Error if the device cannot be had.
+  Runtime(DeviceChoice choice, int threads);
+
+  Device& device() { return *device_; }
+  Ops& ops() { return *ops_; }
+  ThreadPool& host_pool() { return host_pool_; }
+
+ private:
+  ThreadPool compute_pool_;  // what a CPU device spreads its streams' work over
+  ThreadPool host_pool_;     // the optimizer and other host work
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Ops> ops_;
+};
+
+// bf16 or f32: what was asked for, or what config.json says ("dtype", "torch_dtype").
+DType resolve_dtype(Precision precision, const std::string& config_json, const std::string& origin);
+
+}  // namespace so

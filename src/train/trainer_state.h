@@ -1,0 +1,27 @@
+// Where a run is: what a checkpoint records beside weights and optimizer state.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "data/sampler.h"
+
+namespace so {
+
+struct TrainerState {
+  std::int64_t step = 0;       // optimizer steps taken, skipped ones included: what max_steps and file names count
+  std::int64_t updates = 0;    // of them not skipped: what AdamW's bias correction and the schedule count
+  SamplerState sampler;        // where the next step's data begins
+  std::int64_t tokens = 0;     // non-padding tokens seen
+  std::uint64_t data_key = 0;  // identifies training data, tokenizer and the options that shape examples
+  std::string options;         // to_json() of the run's options
+};
+
+// trainer_state.json. Reading throws Error naming the file and the key.
+std::string to_json(const TrainerState& state);
+TrainerState read_trainer_state(const std::filesystem::path& file);
+
+inline constexpr const char* trainer_state_file = "trainer_state.json";
+
+}  // namespace so

@@ -1,0 +1,125 @@
+// What a user can get wrong on the command line, and what the machine can refuse: options, paths, disk, memory.
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include "support/refusal.h"
+
+namespace so::test {
+namespace {
+
+using nlohmann::json;
+
+using BadOption = RefusalTest;
+
+TEST_F(BadOption, UnknownCommand) { expect_refusal(run({SO_BINARY, "trian"}, temporary_.path()), {"trian"}); }
+TEST_F(BadOption, UnknownOption) { expect_refused(command().set("learning_rat", "1e-3"), {"learning_rat"}); }
+TEST_F(BadOption, NotANumber) { expect_refused(command().set("lr", "fast"), {"lr", "fast"}); }
+TEST_F(BadOption, TrailingCharacters) { expect_refused(command().set("max_steps", "20x"), {"max_steps", "20x"}); }
+TEST_F(BadOption, OutOfRange) { expect_refused(command().set("lr", "-1"), {"lr", "-1"}); }
+TEST_F(BadOption, NotFinite) { expect_refused(command().set("lr", "nan"), {"lr", "nan"}); }
+TEST_F(BadOption, ZeroBatch) { expect_refused(command().set("batch_size", "0"), {"batch_size"}); }
+TEST_F(BadOption, UnknownDtype) { expect_refused(command().set("dtype", "fp7"), {"dtype", "fp7"}); }
+TEST_F(BadOption, UnknownSchedule) {
+  expect_refused(command().set("lr_scheduler", "sawtooth"), {"lr_scheduler", "sawtooth"});
+}
+TEST_F(BadOption, UnknownDevice) { expect_refused(command().set("device", "abacus"), {"device", "abacus"}); }
+TEST_F(BadOption, MissingModel) { expect_refused(command().without("model"), {"model"}); }
+TEST_F(BadOption, MissingData) { expect_refused(command().without("data"), {"data"}); }
+TEST_F(BadOption, LongerThanTheModelsPositions) {
+  expect_refused(command().set("max_length", "256"), {"max_length", "256", "max_position_embeddings", "128"});
+}
+
+class BadDeepSpeed : public RefusalTest {
+ protected:
+  void expect_file_refused(const std::string& text, std::vector<std::string> needles) const {
+    const auto file = temporary_ / "ds.json";
+    write_file(file, text);
+    needles.push_back(file.string());
+    expect_refused(command().set("deepspeed", file.string()), needles);
+  }
+};
+
+TEST_F(BadDeepSpeed, MissingFile) {
+  expect_refused(command().set("deepspeed", (temporary_ / "ds.json").string()), {(temporary_ / "ds.json").string()});
+}
+TEST_F(BadDeepSpeed, BrokenFile) { expect_file_refused("{\"zero_optimization\": ", {}); }
+TEST_F(BadDeepSpeed, UnknownKey) {
+  expect_file_refused(R"({"zero_optimisation": {"stage": 3}})", {"zero_optimisation"});
+}
+TEST_F(BadDeepSpeed, UnknownNestedKey) {
+  expect_file_refused(R"({"zero_optimization": {"stage": 3, "offload_optimizer": {"devise": "cpu"}}})", {"devise"});
+}
+TEST_F(BadDeepSpeed, WrongTypeOfValue) {
+  expect_file_refused(R"({"gradient_clipping": "yes"})", {"gradient_clipping"});
+}
+
+using BadOutput = RefusalTest;
+
+// A path below a regular file cannot be made by anybody; permissions would not stop root.
+TEST_F(BadOutput, BelowARegularFile) {
+  const auto impossible = output() / "notes.txt" / "run";
+  expect_refused(command().set("output_dir", impossible.string()), {impossible.string()});
+}
+TEST_F(BadOutput, IsARegularFile) {
+  const auto file = output() / "notes.txt";
+  expect_refused(command().set("output_dir", file.string()), {file.string()});
+}
+
+// The weights are about 137 kB: 64 kB a file lets metrics and configuration through and stops the saving.
+TEST_F(BadOutput, WriteFailsWhileSaving) {
+  const Outcome o = run(command().words(), temporary_.path(), Limits{.file_bytes = 64 * 1024});
+  expect_refusal(o, {output().string()});
+  EXPECT_EQ(read_file(output() / "notes.txt"), "of an earlier run\n");
+  EXPECT_EQ(read_file(output() / "earlier" / "model.safetensors"), "not to be touched");
+  EXPECT_FALSE(std::filesystem::exists(output() / "model.safetensors")) << "half a model was left behind";
+}
+
+// A file system of its own, gone at the end.
+class SmallDisk {
+ public:
+  SmallDisk(const std::filesystem::path& where, const char* options) : where_(where) {
+    std::filesystem::create_directories(where);
+    mounted_ = ::mount("tmpfs", where.c_str(), "tmpfs", 0, options) == 0;
+  }
+  ~SmallDisk() {
+    if (mounted_) ::umount2(where_.c_str(), MNT_DETACH);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+  bool mounted() const { return mounted_; }
+
+ private:
+  std::filesystem::path where_;
+  bool mounted_ = false;
+};
+
+TEST_F(BadOutput, FullDisk) {
+  const auto where = temporary_ / "disk";
+  const SmallDisk disk(where, "size=64k");
+  if (!disk.mounted())
+    GTEST_SKIP() << "mounting a small tmpfs needs CAP_SYS_ADMIN; WriteFailsWhileSaving covers the failing write";
+  write_file(where / "notes.txt", "of an earlier run\n");
+  expect_refused(command().set("output_dir", where.string()), {where.string(), "space"});
+  EXPECT_EQ(read_file(where / "notes.txt"), "of an earlier run\n");
+  EXPECT_FALSE(std::filesystem::exists(where / "model.safetensors")) << "half a model was left behind";
+}
+
+// A model that no machine holds, with nothing but its configuration: the plan must refuse it before weights are read.
+TEST_F(BadOutput, ModelThatDoesNotFitInMemory) {
+  edit_json(config(), [](json& c) {
+    c["hidden_size"] = 8192;
+    c["intermediate_size"] = 28672;
+    c["num_hidden_layers"] = 8000;
+    c["layer_types"] = std::vector<std::string>(8000, "full_attention");
+    c["num_attention_heads"] = 64;
+    c["num_key_value_heads"] = 8;
+    c["head_dim"] = 128;
+    c["vocab_size"] = 128256;
+  });
+  std::filesystem::remove(weights());
+  expect_refused({"memory"});
+}
+
+}  // namespace
+}  // namespace so::test

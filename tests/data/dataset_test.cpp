@@ -1,0 +1,238 @@
+#include "data/dataset.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+
+#include "data/cache_directory.h"
+#include "data/progress.h"
+#include "data_test_util.h"
+
+namespace so {
+namespace {
+
+using test::ByteEncoder;
+using test::error_of;
+using test::Ids;
+using test::read_file;
+using test::TemporaryDirectory;
+using test::write_file;
+
+// Counts what it encodes, to tell a cache hit from a rebuild.
+class CountingEncoder : public ByteEncoder {
+ public:
+  Ids encode(std::string_view text, bool add_special_tokens) const override {
+    if (text != "a") ++calls;  // "a" is what ExampleBuilder probes with
+    return ByteEncoder::encode(text, add_special_tokens);
+  }
+  mutable std::atomic<int> calls{0};
+};
+
+class Dataset : public ::testing::Test {
+ protected:
+  TemporaryDirectory directory_;
+  ThreadPool pool_{"test", {0, 1, 2}, false};
+  CountingEncoder encoder_;
+  DatasetOptions options_{.file = directory_.path / "data.jsonl",
+                          .example = {.max_length = 6},
+                          .cache_directory = directory_.path / "cache",
+                          .fallback_directory = {}};
+
+  TokenDataset open() { return open_dataset(options_, encoder_, pool_); }
+  // Opens; true if that took a new cache.
+  bool builds() {
+    encoder_.calls = 0;
+    open();
+    return encoder_.calls > 0;
+  }
+  std::filesystem::path cache_file() const {
+    for (const auto& entry : std::filesystem::directory_iterator(options_.cache_directory))
+      if (entry.path().extension() == ".tokens") return entry.path();
+    return {};
+  }
+};
+
+std::string text_of(const TokenDataset& dataset, std::int64_t document) {
+  std::string text;
+  for (const std::int32_t id : dataset.document(document).ids) text += id < 256 ? static_cast<char>(id) : '$';
+  return text;
+}
+
+TEST_F(Dataset, TokenisesInRecordOrderAndCounts) {
+  write_file(options_.file, "{\"text\":\"abc\"}\n{\"text\":\"\"}\n{\"text\":\"abcdefgh\"}\n{\"text\":\"x\"}\n");
+  const TokenDataset dataset = open();
+  ASSERT_EQ(dataset.size(), 3);
+  EXPECT_EQ(text_of(dataset, 0), "abc$");
+  EXPECT_EQ(text_of(dataset, 1), "abcdef");
+  EXPECT_EQ(text_of(dataset, 2), "x$");
+  EXPECT_EQ(dataset.counts(), (DatasetCounts{.records = 4, .documents = 3, .truncated = 1, .dropped = 1, .tokens = 12,
+                                             .trained_tokens = 9, .longest = 6}));
+}
+
+TEST_F(Dataset, DoesNotDependOnThreadsOrBlocks) {
+  std::string content = "[";
+  for (int i = 0; i < 10000; ++i) content += fmt::format("{}{{\"text\":\"{}\"}}\n", i == 0 ? "" : ",", i);
+  write_file(options_.file, content + "]");
+  const TokenDataset dataset = open();
+  ASSERT_EQ(dataset.size(), 10000);
+  for (std::int64_t i = 0; i < 10000; ++i) ASSERT_EQ(text_of(dataset, i), std::to_string(i) + "$");
+  const std::string parallel = read_file(cache_file());
+  std::filesystem::remove(cache_file());
+  ThreadPool one("test", {}, false);
+  open_dataset(options_, encoder_, one);
+  EXPECT_TRUE(read_file(cache_file()) == parallel);
+}
+
+TEST_F(Dataset, BlamesTheFirstBadRecord) {
+  std::string content;
+  for (int i = 0; i < 9000; ++i) content += i >= 5000 && i % 3 == 0 ? "{\"text\":1}\n" : "{\"text\":\"ab\"}\n";
+  write_file(options_.file, content);
+  for (int attempt = 0; attempt < 5; ++attempt)
+    EXPECT_EQ(error_of([&] { open(); }), options_.file.string() + ":5002: \"text\" is a number; it must be a string");
+  // Nothing half made is left: only the lock.
+  EXPECT_TRUE(cache_file().empty());
+}
+
+TEST_F(Dataset, RefusesMixedFormats) {
+  write_file(options_.file, "{\"text\":\"ab\"}\n\n{\"instruction\":\"a\",\"output\":\"b\"}\n");
+  EXPECT_EQ(error_of([&] { open(); }), options_.file.string() +
+                                           ":3: this is an Alpaca record, the file began with a text record on line 1; "
+                                           "a file holds one kind only");
+}
+
+TEST_F(Dataset, RefusesFilesWithoutRecords) {
+  const std::string name = options_.file.string();
+  for (const char* content : {"", "\n\n", "[]", "\xef\xbb\xbf"}) {
+    write_file(options_.file, content);
+    EXPECT_EQ(error_of([&] { open(); }), name + ": the file holds no records");
+  }
+  write_file(options_.file, "{\"instruction\":\"a\",\"output\":\"b\"}\n");
+  EXPECT_EQ(error_of([&] { open(); }),
+            name + ": none of the 1 records has a trained token within max_length = 6; raise it");
+  std::filesystem::remove(options_.file);
+  EXPECT_NE(error_of([&] { open(); }).find("cannot open " + name), std::string::npos);
+  std::filesystem::create_directory(options_.file);
+  EXPECT_NE(error_of([&] { open(); }).find("it is a directory"), std::string::npos);
+}
+
+TEST_F(Dataset, NamesTheRecordWhoseTextCannotBeEncoded) {
+  encoder_.vocabulary = 256;
+  write_file(options_.file, "\n{\"text\":\"ab\"}");
+  EXPECT_EQ(error_of([&] { open(); }).find(options_.file.string() + ":2: the tokenizer gives token 256"), 0u);
+}
+
+TEST_F(Dataset, RebuildsExactlyWhenSomethingThatMattersChanged) {
+  write_file(options_.file, "{\"text\":\"abc\"}\n");
+  EXPECT_TRUE(builds());
+  EXPECT_FALSE(builds());
+
+  // Time and name do not matter, content does, also at the same size and time.
+  const auto time = std::filesystem::last_write_time(options_.file);
+  std::filesystem::last_write_time(options_.file, time + std::chrono::hours(1));
+  EXPECT_FALSE(builds());
+  write_file(options_.file, "{\"text\":\"abd\"}\n");
+  std::filesystem::last_write_time(options_.file, time);
+  EXPECT_TRUE(builds());
+  EXPECT_EQ(text_of(open(), 0), "abd$");
+  EXPECT_FALSE(builds());
+
+  options_.example.max_length = 7;
+  EXPECT_TRUE(builds());
+  options_.example.train_on_prompt = true;
+  EXPECT_TRUE(builds());
+  encoder_.print = "other bytes";
+  EXPECT_TRUE(builds());
+  encoder_.end_id = 255;
+  EXPECT_TRUE(builds());
+  encoder_.vocabulary = 300;
+  EXPECT_TRUE(builds());
+  EXPECT_FALSE(builds());
+}
+
+TEST_F(Dataset, RebuildsADamagedCache) {
+  write_file(options_.file, "{\"text\":\"abc\"}\n");
+  open();
+  const std::string good = read_file(cache_file());
+  std::string flipped = good;
+  flipped[40] = static_cast<char>(flipped[40] ^ 1);
+  for (const std::string& bad : {std::string(), good.substr(0, good.size() - 1), flipped}) {
+    write_file(cache_file(), bad);
+    EXPECT_TRUE(builds());
+    EXPECT_TRUE(read_file(cache_file()) == good);
+  }
+  // What an interrupted run left is no obstacle.
+  std::filesystem::remove(cache_file());
+  write_file(cache_file().string() + ".partial", "rest");
+  EXPECT_TRUE(builds());
+}
+
+TEST_F(Dataset, IsMadeOnceByConcurrentCallers) {
+  std::string content;
+  for (int i = 0; i < 500; ++i) content += "{\"text\":\"ab\"}\n";
+  write_file(options_.file, content);
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 4; ++i)
+    callers.emplace_back([&] {
+      ThreadPool own("test", {0, 1}, false);
+      EXPECT_EQ(open_dataset(options_, encoder_, own).size(), 500);
+    });
+  for (auto& caller : callers) caller.join();
+  EXPECT_EQ(encoder_.calls, 500);
+}
+
+// Sets environment variables for one test and puts the old values back.
+class Environment {
+ public:
+  Environment(const char* name, const std::string& value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    ::setenv(name, value.c_str(), 1);
+  }
+  ~Environment() { old_ ? ::setenv(name_, old_->c_str(), 1) : ::unsetenv(name_); }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> old_;
+};
+
+TEST(CacheDirectory, FollowsTheEnvironment) {
+  using Paths = std::vector<std::filesystem::path>;
+  const Environment home("HOME", "/home/u"), xdg("XDG_CACHE_HOME", "/xdg");
+  EXPECT_EQ(cache_directories("/chosen", "/out"), Paths{"/chosen"});
+  EXPECT_EQ(cache_directories("", ""), Paths{"/xdg/superoffload"});
+  EXPECT_EQ(cache_directories("", "/out"), (Paths{"/xdg/superoffload", "/out"}));
+  const Environment relative("XDG_CACHE_HOME", "relative");
+  EXPECT_EQ(cache_directories("", ""), Paths{"/home/u/.cache/superoffload"});
+  const Environment homeless("HOME", "");
+  EXPECT_EQ(cache_directories("", "/out"), Paths{"/out"});
+  EXPECT_NE(error_of([] { cache_directories("", ""); }).find("neither XDG_CACHE_HOME nor HOME"), std::string::npos);
+}
+
+TEST_F(Dataset, FallsBackToTheOutputDirectoryWhereTheDefaultCannotBeWritten) {
+  write_file(options_.file, "{\"text\":\"abc\"}\n");
+  const std::filesystem::path obstacle = directory_.path / "file";
+  write_file(obstacle, "");  // a directory cannot be made under a file, whoever runs this
+  const Environment xdg("XDG_CACHE_HOME", obstacle.string());
+  options_.cache_directory.clear();
+  EXPECT_NE(error_of([&] { open(); }).find("cannot write the token cache to " + obstacle.string() + "/superoffload"),
+            std::string::npos);
+  options_.fallback_directory = directory_.path / "out";
+  EXPECT_TRUE(builds());
+  EXPECT_FALSE(builds());
+  // A directory the user named has no fallback.
+  options_.cache_directory = obstacle / "below";
+  EXPECT_NE(error_of([&] { open(); }).find("choose another cache directory"), std::string::npos);
+}
+
+TEST(Progress, SaysHowFarAndHowLong) {
+  EXPECT_EQ(progress_text("tokenising f", 0.25, "10 records", 3.0), "tokenising f: 25%, 10 records, 9 s left");
+  EXPECT_EQ(progress_text("t", 0.5, "d", 600), "t: 50%, d, 10 min left");
+  EXPECT_EQ(progress_text("t", 0, "d", 5), "t: 0%, d");
+  EXPECT_EQ(progress_text("t", 0.999, "d", 10), "t: 99%, d, 1 s left");
+}
+
+}  // namespace
+}  // namespace so

@@ -1,0 +1,161 @@
+#include "data/example.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "data_test_util.h"
+
+namespace so {
+namespace {
+
+using test::ByteEncoder;
+using test::Ids;
+
+constexpr std::int32_t X = kIgnored;
+
+Ids bytes(std::string_view text) { return ByteEncoder().encode(text, false); }
+
+Ids operator+(Ids a, const Ids& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+TEST(AlpacaPrompt, IsThePublishedTemplate) {
+  EXPECT_EQ(alpaca_prompt({"Add the numbers.", "1 2", "3"}),
+            "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
+            "response that appropriately completes the request.\n\n### Instruction:\nAdd the numbers.\n\n### "
+            "Input:\n1 2\n\n### Response:\n");
+  EXPECT_EQ(alpaca_prompt({"Say hi.", "", "hi"}),
+            "Below is an instruction that describes a task. Write a response that appropriately completes the "
+            "request.\n\n### Instruction:\nSay hi.\n\n### Response:\n");
+}
+
+TEST(Example, TrainsOutputAndEndTokenOfAnAlpacaRecord) {
+  const ByteEncoder encoder;
+  const AlpacaRecord record{"I", "", "ab"};
+  const std::size_t prompt = alpaca_prompt(record).size();
+  const Example example = ExampleBuilder(encoder, {.max_length = 1000}).build(record);
+  EXPECT_EQ(example.ids, bytes(alpaca_prompt(record) + "ab") + Ids{ByteEncoder::kEnd});
+  // The prompt's last token predicts the output's first; the end token predicts nothing.
+  EXPECT_EQ(example.targets, Ids(prompt - 1, X) + (Ids{'a', 'b', ByteEncoder::kEnd, X}));
+  EXPECT_EQ(example.trained, 3);
+  EXPECT_FALSE(example.truncated);
+}
+
+TEST(Example, TrainsThePromptOnRequest) {
+  const ByteEncoder encoder;
+  const AlpacaRecord record{"I", "in", "ab"};
+  const Example example = ExampleBuilder(encoder, {.max_length = 1000, .train_on_prompt = true}).build(record);
+  Ids shifted = example.ids;
+  shifted.erase(shifted.begin());
+  EXPECT_EQ(example.targets, shifted + Ids{X});
+}
+
+TEST(Example, TrainsAllOfAText) {
+  const ByteEncoder encoder;
+  const Example example = ExampleBuilder(encoder, {.max_length = 8}).build(TextRecord{"abc"});
+  EXPECT_EQ(example.ids, (Ids{'a', 'b', 'c', ByteEncoder::kEnd}));
+  EXPECT_EQ(example.targets, (Ids{'b', 'c', ByteEncoder::kEnd, X}));
+}
+
+TEST(Example, PutsTheTemplatesBeginTokenFirstAndOneEndTokenLast) {
+  ByteEncoder encoder;
+  encoder.begin = encoder.end = true;
+  const ExampleBuilder builder(encoder, {.max_length = 1000});
+  EXPECT_EQ(builder.build(TextRecord{"ab"}).ids, (Ids{ByteEncoder::kBegin, 'a', 'b', ByteEncoder::kEnd}));
+  const AlpacaRecord record{"I", "", "ab"};
+  const Example example = builder.build(record);
+  EXPECT_EQ(example.ids,
+            Ids{ByteEncoder::kBegin} + bytes(alpaca_prompt(record)) + (Ids{'a', 'b', ByteEncoder::kEnd}));
+  EXPECT_EQ(example.trained, 3);
+}
+
+TEST(Example, KeepsTheBoundaryWhereTokensWouldMergeAcrossIt) {
+  ByteEncoder encoder;
+  encoder.merge = true;
+  const ExampleBuilder builder(encoder, {.max_length = 1000});
+  // The template ends in "\n"; an output that begins with another would merge with it.
+  const AlpacaRecord merging{"I", "", "\nab"};
+  const Example apart = builder.build(merging);
+  EXPECT_EQ(apart.ids, encoder.encode(alpaca_prompt(merging), false) + (Ids{'\n', 'a', 'b', ByteEncoder::kEnd}));
+  EXPECT_EQ(apart.trained, 4);
+  // Otherwise the record is tokenised as one text.
+  const AlpacaRecord plain{"I", "", "a\n\nb"};
+  EXPECT_EQ(builder.build(plain).ids,
+            encoder.encode(alpaca_prompt(plain) + "a\n\nb", false) + Ids{ByteEncoder::kEnd});
+}
+
+TEST(Example, UsesTokenIdsAsGivenAndShiftsTheirLabels) {
+  ByteEncoder encoder;
+  encoder.begin = true;
+  const ExampleBuilder builder(encoder, {.max_length = 8});
+  const Example example = builder.build(TokenRecord{{5, 6, 7, 8}, {1, X, 3, 4}});
+  EXPECT_EQ(example.ids, (Ids{5, 6, 7, 8}));
+  EXPECT_EQ(example.targets, (Ids{X, 3, 4, X}));
+  EXPECT_EQ(example.trained, 2);
+}
+
+TEST(Example, TruncatesToTheBeginning) {
+  const ByteEncoder encoder;
+  const ExampleBuilder builder(encoder, {.max_length = 3});
+  const Example cut = builder.build(TextRecord{"abc"});  // with the end token 4 tokens
+  EXPECT_TRUE(cut.truncated);
+  EXPECT_EQ(cut.ids, (Ids{'a', 'b', 'c'}));
+  EXPECT_EQ(cut.targets, (Ids{'b', 'c', X}));
+  EXPECT_FALSE(builder.build(TextRecord{"ab"}).truncated);
+  const Example prompt_only = builder.build(AlpacaRecord{"I", "", "ab"});
+  EXPECT_TRUE(prompt_only.truncated);
+  EXPECT_EQ(prompt_only.trained, 0);
+  EXPECT_EQ(builder.build(TextRecord{""}).trained, 0);  // the end token alone: nothing predicts it
+}
+
+TEST(Example, RefusesEncodersThatCannotWork) {
+  ByteEncoder encoder;
+  const auto error = [&](const Record& record) {
+    return test::error_of([&] { ExampleBuilder(encoder, {.max_length = 8}).build(record); });
+  };
+  encoder.end_id.reset();
+  EXPECT_NE(error(TextRecord{"a"}).find("no end token"), std::string::npos);
+  EXPECT_EQ(error(TokenRecord{{1, 2}, {1, 2}}), "");  // needs none
+
+  encoder = {};
+  encoder.end = true;
+  encoder.end_id = 255;  // the template appends 256
+  EXPECT_NE(error(TextRecord{"a"}).find("appends token 256"), std::string::npos);
+
+  encoder = {};
+  encoder.vocabulary = 256;
+  EXPECT_NE(error(TextRecord{"a"}).find("gives token 256, the model's vocabulary ends at 255"), std::string::npos);
+
+  encoder = {};
+  for (const std::int64_t bad : {std::int64_t{-1}, std::int64_t{1}, std::int64_t{1} << 31})
+    EXPECT_NE(test::error_of([&] { ExampleBuilder(encoder, {.max_length = bad}); }).find("max_length"),
+              std::string::npos);
+}
+
+// transformers is given unshifted labels and shifts them itself. Its mean loss must be ours over shifted targets.
+TEST(Example, TargetsGiveTheLossOfTransformers) {
+  const auto fixture = nlohmann::json::parse(test::read_file(SO_FIXTURES "/data/loss.json"));
+  ASSERT_EQ(fixture.at("cases").size(), 4u);
+  const ByteEncoder encoder;
+  for (const auto& c : fixture.at("cases")) {
+    RecordParser parser("f", 6);
+    const std::string json = c.dump();
+    const Example example = ExampleBuilder(encoder, {.max_length = 8}).build(parser.parse({json, 1, -1}));
+    double sum = 0;
+    for (std::size_t i = 0; i < example.targets.size(); ++i) {
+      if (example.targets[i] == kIgnored) continue;
+      const auto row = c.at("logits").at(i).get<std::vector<double>>();
+      double total = 0;
+      for (const double logit : row) total += std::exp(logit);
+      sum += std::log(total) - row[static_cast<std::size_t>(example.targets[i])];
+    }
+    // transformers computes in fp32: a few operations, each with a relative error of 6e-8, on values of about 2.
+    EXPECT_NEAR(sum / example.trained, c.at("loss").get<double>(), 2e-6);
+  }
+}
+
+}  // namespace
+}  // namespace so

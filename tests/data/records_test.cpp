@@ -1,0 +1,148 @@
+#include "data/records.h"
+
+#include <gtest/gtest.h>
+
+#include "data_test_util.h"
+
+namespace so {
+namespace {
+
+using test::error_of;
+
+std::vector<Record> parse_all(std::string_view content, std::int32_t vocabulary = 100) {
+  RecordReader reader("f", content);
+  RecordParser parser("f", vocabulary);
+  std::vector<Record> records;
+  for (RawRecord raw; reader.next(raw);) records.push_back(parser.parse(raw));
+  return records;
+}
+
+std::string error_in(std::string_view content) {
+  return error_of([&] { parse_all(content); });
+}
+
+std::vector<std::string> texts_of(const std::vector<Record>& records) {
+  std::vector<std::string> texts;
+  for (const Record& record : records) texts.push_back(std::get<TextRecord>(record).text);
+  return texts;
+}
+
+using Texts = std::vector<std::string>;
+
+TEST(Records, ReadsAlpacaLines) {
+  const auto records = parse_all(
+      "{\"instruction\":\"Add.\",\"input\":\"1 2\",\"output\":\"3\"}\n"
+      "{\"output\":\"b\",\"instruction\":\"a\",\"text\":\"ignored\",\"input\":null}\n"
+      "{\"instruction\":\"a\",\"output\":\"\"}");
+  ASSERT_EQ(records.size(), 3u);
+  const auto& first = std::get<AlpacaRecord>(records[0]);
+  EXPECT_EQ(first.instruction, "Add.");
+  EXPECT_EQ(first.input, "1 2");
+  EXPECT_EQ(first.output, "3");
+  EXPECT_EQ(std::get<AlpacaRecord>(records[1]).input, "");
+  EXPECT_EQ(std::get<AlpacaRecord>(records[2]).output, "");
+  EXPECT_EQ(format_of(records[0]), RecordFormat::alpaca);
+}
+
+TEST(Records, DecodesEscapes) {
+  EXPECT_EQ(texts_of(parse_all("{\"text\":\"\\\"\\\\\\n\\u00e9\\ud83d\\ude00\"}")), Texts{"\"\\\né😀"});
+}
+
+TEST(Records, ReadsArraysWhateverIsInTheStrings) {
+  const auto texts = texts_of(parse_all(
+      "[\n  {\"text\": \"a, b ] } [ {\"},\n  {\"text\": \"\\\" ] , \\\\\", \"meta\": {\"k\": [[1], {\"l\": []}]}},"
+      "{\"text\":\"c\"}\n]\n"));
+  EXPECT_EQ(texts, (Texts{"a, b ] } [ {", "\" ] , \\", "c"}));
+  EXPECT_TRUE(parse_all("[]").empty());
+  EXPECT_TRUE(parse_all(" [ \n ] ").empty());
+}
+
+TEST(Records, ToleratesByteOrderMarkCarriageReturnsAndBlankLines) {
+  EXPECT_EQ(texts_of(parse_all("\xef\xbb\xbf\r\n{\"text\":\"a\"}\r\n\r\n  \n{\"text\":\"b\"}\r\n\n")), (Texts{"a", "b"}));
+  EXPECT_EQ(texts_of(parse_all("\xef\xbb\xbf[\r\n{\"text\":\"a\"}\r\n,\r\n{\"text\":\"b\"}]\r\n")), (Texts{"a", "b"}));
+  EXPECT_TRUE(parse_all("").empty());
+  EXPECT_TRUE(parse_all("\xef\xbb\xbf \n\r\n").empty());
+}
+
+TEST(Records, ReadsTokenIds) {
+  const auto records = parse_all(
+      "{\"input_ids\":[1,2,99],\"labels\":[-100,2,0],\"attention_mask\":[1,1,1],\"text\":\"x\"}\n{\"input_ids\":[7]}");
+  const auto& first = std::get<TokenRecord>(records[0]);
+  EXPECT_EQ(first.ids, (test::Ids{1, 2, 99}));
+  EXPECT_EQ(first.labels, (test::Ids{-100, 2, 0}));
+  EXPECT_EQ(std::get<TokenRecord>(records[1]).labels, test::Ids{7});
+}
+
+TEST(Records, TheLastOfEqualKeysCounts) {
+  EXPECT_EQ(texts_of(parse_all("{\"text\":\"a\",\"text\":\"b\"}")), Texts{"b"});
+}
+
+TEST(Records, RefusesMalformedLinesByLine) {
+  const std::string good = "{\"text\":\"a\"}\n\n";
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"{\"text\":\"a\"", "f:3: not valid JSON"},
+      {"{\"text\":\"a\"} x", "f:3: not valid JSON"},
+      {"{\"text\":\"\xff\"}", "f:3: not valid UTF-8"},
+      {std::string("{\"text\":\"a\0b\"}", 14), "f:3: the record holds a NUL byte"},
+      {"{\"text\":\"a\\u0000b\"}", "f:3: \"text\" holds a NUL character"},
+      {"[1]", "f:3: the record is an array; it must be an object"},
+      {"{\"text\":1}", "f:3: \"text\" is a number; it must be a string"},
+      {"{\"instruction\":\"a\"}", "f:3: the record has no \"output\""},
+      {"{\"instruction\":\"a\",\"input\":[],\"output\":\"b\"}", "f:3: \"input\" is an array; it must be a string"},
+      {"{\"prompt\":\"a\"}", "f:3: the record has none of the keys"},
+      {"{\"input_ids\":\"1\"}", "f:3: \"input_ids\" is a string; it must be an array of integers"},
+      {"{\"input_ids\":[1,2.5]}", "f:3: \"input_ids\"[1] is not a whole number"},
+      {"{\"input_ids\":[1,\"2\"]}", "f:3: \"input_ids\"[1] is a string"},
+      {"{\"input_ids\":[18446744073709551615]}", "f:3: \"input_ids\"[0] is not a whole number in range"},
+      {"{\"input_ids\":[100]}", "f:3: \"input_ids\"[0] is 100; token ids of this model are 0 to 99"},
+      {"{\"input_ids\":[-100]}", "f:3: \"input_ids\"[0] is -100; token ids"},
+      {"{\"input_ids\":[1],\"labels\":[-1]}", "f:3: \"labels\"[0] is -1; token ids of this model are 0 to 99, -100"},
+      {"{\"input_ids\":[1,2],\"labels\":[1]}", "f:3: \"labels\" has 1 entries, \"input_ids\" 2"},
+      {"{\"input_ids\":[]}", "f:3: \"input_ids\" is empty"},
+      {"{\"input_ids\":[1,0],\"attention_mask\":[1,0]}", "f:3: \"attention_mask\" holds a 0"},
+  };
+  for (const auto& [line, message] : cases) {
+    const std::string error = error_in(good + line);
+    EXPECT_EQ(error.substr(0, message.size()), message) << error;
+    EXPECT_EQ(error.find('\n'), std::string::npos);
+  }
+}
+
+TEST(Records, RefusesMalformedArraysByLineAndElement) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"[\n{\"text\":\"a\"},\n{\"text\":2}]", "f:3 (element 1): \"text\" is a number"},
+      {"[{\"text\":\"a\nb\"},\n{\"text\":\"b\"}]", "f:1 (element 0): not valid JSON"},
+      {"[{\"text\":\"a\\\nb\"},\n{\"text\":2}]", "f:1 (element 0): not valid JSON"},
+      {"[\n{\"text\":\"a\"}\n{\"text\":\"b\"}]", "f:2 (element 0): not valid JSON"},
+      {"[\n{\"text\":\"a\"},,{\"text\":\"b\"}]", "f:2 (element 1): not valid JSON"},
+      {"[\n{\"text\":\"a\"},\n]", "f:3: the array ends in a comma"},
+      {"[\n{\"text\":\"a\"},\n{\"text\":\"b", "f:3 (element 1): the file ends before the array does"},
+      {"[", "f:1 (element 0): the file ends before the array does"},
+      {"[\n{\"text\":\"a\"}\n]\nx", "f:4: there is text after the array, which closes on line 3"},
+      {"[\n}},{\"text\":\"a\"}]", "f:2 (element 0): not valid JSON"},
+  };
+  for (const auto& [content, message] : cases) {
+    const std::string error = error_in(content);
+    EXPECT_EQ(error.substr(0, message.size()), message) << error;
+  }
+}
+
+TEST(Records, CountsLinesOfMultiLineElements) {
+  EXPECT_EQ(error_in("[\n{\n\"text\":\n\"a\"\n}\n,\n\n{\"text\":0}]").substr(0, 17), "f:8 (element 1): ");
+}
+
+TEST(Records, RefusesWhatIsNotJson) {
+  EXPECT_EQ(error_in("instruction,output\n").substr(0, 23), "f:1: begins with 'i'; a");
+  EXPECT_EQ(error_in("\n\xff\xfe{").substr(0, 27), "f:2: begins with byte 0xff;");
+  // A pretty-printed object: its first line is no record, and the message must say what is expected.
+  EXPECT_NE(error_in("{\n\"text\":\"a\"\n}").find("holds one whole record a line"), std::string::npos);
+}
+
+TEST(Records, SurvivesDeepNesting) {
+  EXPECT_NE(error_in("{\"text\":" + std::string(100000, '[') + "}"), "");
+  EXPECT_NE(error_in("[" + std::string(100000, '[')), "");
+  EXPECT_NE(error_in("[" + std::string(100000, '}') + "]"), "");
+}
+
+}  // namespace
+}  // namespace so

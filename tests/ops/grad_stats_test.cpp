@@ -1,0 +1,113 @@
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "support/random_tensors.h"
+
+namespace so::test {
+namespace {
+
+GradStats run(CpuRig& rig, Tensor grad) {
+  TestTensor out(rig.stream(), DType::u8, {sizeof(GradStats)});
+  rig.ops().grad_stats(rig.stream(), static_cast<GradStats*>(out.tensor().data()), grad);
+  GradStats stats;
+  const auto raw = out.bytes(rig.stream());
+  std::memcpy(&stats, raw.data(), sizeof stats);
+  return stats;
+}
+
+// The order that the op promises, spelled out: blocks of 4096, 32 lanes, halves, blocks in order.
+double sum_in_promised_order(const std::vector<double>& values) {
+  double total = 0;
+  for (std::size_t begin = 0; begin < values.size(); begin += 4096) {
+    double lanes[32] = {};
+    for (std::size_t i = begin; i < std::min(values.size(), begin + 4096); ++i)
+      lanes[(i - begin) % 32] += values[i] * values[i];
+    for (std::size_t half = 16; half > 0; half /= 2)
+      for (std::size_t j = 0; j < half; ++j) lanes[j] += lanes[j + half];
+    total += lanes[0];
+  }
+  return total;
+}
+
+// Exactly equal: no instruction set, compiler or number of threads may change the verdict on a step.
+TEST(GradStats, SumsInThePromisedOrder) {
+  for (const int threads : {1, 2, 3, 5}) {
+    CpuRig rig(threads);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const std::int64_t count : {1, 31, 32, 33, 4095, 4096, 4097, 200003}) {
+        const TestTensor grad = random_tensor(rig.stream(), dtype, {count}, 7, 3.0);
+        const GradStats stats = run(rig, grad);
+        EXPECT_EQ(stats.sum_of_squares, sum_in_promised_order(grad.values(rig.stream()))) << count << " " << threads;
+        EXPECT_EQ(stats.non_finite, 0u);
+      }
+    }
+  }
+}
+
+// A sanity bound on the above: the promised order itself is close to the sum in long double.
+TEST(GradStats, IsASumOfSquares) {
+  CpuRig rig;
+  const TestTensor grad = random_tensor(rig.stream(), DType::f32, {100, 333}, 8);
+  long double expected = 0;
+  for (const double v : grad.values(rig.stream())) expected += static_cast<long double>(v) * v;
+  // Each addition rounds by 2^-53; no element meets more than 4096/32 + 5 + 9 of them.
+  EXPECT_NEAR(run(rig, grad).sum_of_squares, static_cast<double>(expected),
+              static_cast<double>(expected) * 142 * 0x1p-53);
+}
+
+TEST(GradStats, TheLargestFiniteGradientDoesNotOverflow) {
+  CpuRig rig;
+  const double largest = std::numeric_limits<float>::max();
+  const TestTensor grad(rig.stream(), DType::f32, {5000}, std::vector<double>(5000, largest));
+  const GradStats stats = run(rig, grad);
+  EXPECT_EQ(stats.non_finite, 0u);
+  EXPECT_NEAR(stats.sum_of_squares / (largest * largest), 5000.0, 5000.0 * 300 * 0x1p-53);
+}
+
+TEST(GradStats, TheSmallestGradientIsNotLost) {
+  CpuRig rig;
+  const double smallest = std::numeric_limits<float>::denorm_min();
+  const TestTensor grad(rig.stream(), DType::f32, {3}, {smallest, 0.0, -smallest});
+  EXPECT_EQ(run(rig, grad).sum_of_squares, 2 * smallest * smallest);
+}
+
+TEST(GradStats, CountsEveryNonFiniteElement) {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  for (const int threads : {1, 3}) {
+    CpuRig rig(threads);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const std::size_t count : {1u, 33u, 5000u, 150001u}) {
+        std::vector<double> values = random_values(count, 9);
+        std::uint64_t bad = 0;
+        const double kinds[] = {inf, -inf, nan};
+        for (std::size_t i = 0; i < count; i += 977) values[i] = kinds[bad++ % 3];
+        values.back() = nan;
+        if ((count - 1) % 977 != 0) ++bad;
+        const TestTensor grad(rig.stream(), dtype, {static_cast<std::int64_t>(count)}, values);
+        const GradStats stats = run(rig, grad);
+        EXPECT_EQ(stats.non_finite, bad);
+        EXPECT_FALSE(std::isfinite(stats.sum_of_squares));
+      }
+    }
+  }
+}
+
+TEST(GradStats, OverwritesTheResultAndTakesNothing) {
+  CpuRig rig;
+  const GradStats stats = run(rig, TestTensor(rig.stream(), DType::f32, {0}));
+  EXPECT_EQ(stats.sum_of_squares, 0.0);
+  EXPECT_EQ(stats.non_finite, 0u);
+}
+
+TEST(GradStats, RefusesWhatIsNoGradient) {
+  CpuRig rig;
+  GradStats stats;
+  TestTensor ids(rig.stream(), DType::i32, {4}), grad(rig.stream(), DType::f32, {4});
+  EXPECT_THROW(rig.ops().grad_stats(rig.stream(), &stats, ids), Bug);
+  EXPECT_THROW(rig.ops().grad_stats(rig.stream(), nullptr, grad), Bug);
+}
+
+}  // namespace
+}  // namespace so::test

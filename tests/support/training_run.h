@@ -1,0 +1,68 @@
+// The command line of a training run on a fixture, and what it leaves behind.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "support/safetensors_reader.h"
+
+namespace so::test {
+
+inline std::filesystem::path model_fixture(const std::string& name) {
+  return std::filesystem::path(SO_FIXTURES) / "models" / name;
+}
+
+inline nlohmann::json read_json(const std::filesystem::path& path) { return nlohmann::json::parse(read_file(path)); }
+
+// superoffload train with the options that every run of a fixture shares; later ones are appended by name.
+class TrainCommand {
+ public:
+  TrainCommand(const std::filesystem::path& model, const std::filesystem::path& data,
+               const std::filesystem::path& output) {
+    set("model", model.string()).set("data", data.string()).set("output_dir", output.string());
+    set("dtype", "fp32").set("device", "cpu").set("shuffle", "false").set("seed", "1");
+  }
+  TrainCommand& set(const std::string& name, const std::string& value) {
+    options_[name] = value;
+    return *this;
+  }
+  TrainCommand& set(const nlohmann::json& options) {
+    for (const auto& [name, value] : options.items()) set(name, value.get<std::string>());
+    return *this;
+  }
+  TrainCommand& without(const std::string& name) {
+    options_.erase(name);
+    return *this;
+  }
+  TrainCommand& flag(const std::string& name) {
+    flags_.push_back(name);
+    return *this;
+  }
+  std::vector<std::string> words() const {
+    std::vector<std::string> all{SO_BINARY, "train"};
+    for (const auto& [name, value] : options_) {
+      all.push_back("--" + name);
+      all.push_back(value);
+    }
+    for (const auto& name : flags_) all.push_back("--" + name);
+    return all;
+  }
+
+ private:
+  std::map<std::string, std::string> options_;
+  std::vector<std::string> flags_;
+};
+
+// OUT/metrics.jsonl, a JSON object a line.
+inline std::vector<nlohmann::json> read_metrics(const std::filesystem::path& output) {
+  std::vector<nlohmann::json> lines;
+  std::istringstream in(read_file(output / "metrics.jsonl"));
+  for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+}  // namespace so::test
