@@ -29,7 +29,7 @@ std::int64_t step_of_line(std::string_view line, const std::filesystem::path& pa
 // The lines of steps up to `last`, and the end of the last whole line.
 std::string kept_lines(const std::filesystem::path& path, std::int64_t last) {
   const MappedFile map(path);
-  const std::string_view text(reinterpret_cast<const char*>(map.bytes().data()), map.size());
+  const std::string_view text = map.text();
   std::string kept;
   std::size_t number = 0;
   for (std::size_t begin = 0; begin < text.size();) {
@@ -53,7 +53,7 @@ MetricsLog::MetricsLog(const std::filesystem::path& output_directory) : path_(ou
   if (last != std::byte{'\n'}) truncate_after(std::numeric_limits<std::int64_t>::max());
 }
 
-void MetricsLog::append(const StepMetrics& m) {
+void MetricsLog::step(const StepMetrics& m) {
   ordered_json object{{"step", m.step},
                       {"epoch", m.epoch},
                       {"loss", m.loss},
@@ -73,12 +73,8 @@ void MetricsLog::append(const StepMetrics& m) {
   append_line(line_of(object));
 }
 
-void MetricsLog::append(const EvalMetrics& m) {
-  append_line(line_of({{"step", m.step},
-                       {"epoch", m.epoch},
-                       {"eval_loss", m.loss},
-                       {"eval_tokens", m.tokens},
-                       {"eval_time_s", m.time_s}}));
+void MetricsLog::evaluation(std::int64_t step, double loss) {
+  append_line(line_of({{"step", step}, {"eval_loss", loss}}));
 }
 
 void MetricsLog::append_line(std::string_view line) { file_.write_all(line); }

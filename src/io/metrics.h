@@ -3,11 +3,10 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <string_view>
 
-#include "io/file.h"
+#include "base/file.h"
 
 namespace so {
 
@@ -29,28 +28,19 @@ struct StepMetrics {
   std::string skipped_tensor = {};  // the first one it was found in
 };
 
-// One evaluation.
-struct EvalMetrics {
-  std::int64_t step = 0;  // after which it was made
-  double epoch = 0;
-  double loss = 0;  // mean over the evaluation set's target tokens
-  std::int64_t tokens = 0;
-  double time_s = 0;
-};
-
 // "<output directory>/metrics.jsonl", for one thread. Every append is one write() of one line, so a reader, also after
 // kill -9, sees whole lines and at most one cut short at the end. Numbers carry the digits that give the same double
 // back; what is not finite is null. Step lines have the keys step, epoch, loss, grad_norm, lr, tokens, step_time_s,
 // tokens_per_s, model_tflops, reference_tflops, host_memory_bytes, device_memory_bytes and, if the step was skipped,
-// skipped and skipped_tensor; evaluation lines have step, epoch, eval_loss, eval_tokens, eval_time_s.
+// skipped and skipped_tensor; evaluation lines have step and eval_loss.
 class MetricsLog {
  public:
   // Opens it for appending; created if absent. A last line that was cut short is dropped.
   explicit MetricsLog(const std::filesystem::path& output_directory);
 
   const std::filesystem::path& path() const { return path_; }
-  void append(const StepMetrics& metrics);
-  void append(const EvalMetrics& metrics);
+  void step(const StepMetrics& metrics);
+  void evaluation(std::int64_t step, double loss);  // of the weights after `step`
 
   // Drops the lines of steps after `step`, which a resumed run will write again. The other lines keep their bytes. The
   // file is replaced in one piece; a line in the middle that is not a metrics line is an Error that names it.

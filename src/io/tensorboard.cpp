@@ -127,17 +127,17 @@ std::string scalars_event(double wall_time, std::int64_t step, std::span<const S
   return event;
 }
 
-TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& directory, std::optional<std::int64_t> resumed_after)
-    : file_(create_event_file(directory)) {
-  const double time = now();
-  std::string records = tfrecord(file_version_event(time));
-  // Viewers drop what has a step not below that of the start of a session.
-  if (resumed_after) records += tfrecord(session_start_event(time, *resumed_after + 1));
-  file_.write_all(std::string_view(records));
+TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& directory) : file_(create_event_file(directory)) {
+  file_.write_all(std::string_view(tfrecord(file_version_event(now()))));
 }
 
-void TensorBoardWriter::add(const StepMetrics& m) {
-  const Scalar scalars[] = {
+void TensorBoardWriter::truncate_after(std::int64_t step) {
+  // Viewers drop what has a step not below that of the start of a session.
+  file_.write_all(std::string_view(tfrecord(session_start_event(now(), step + 1))));
+}
+
+void TensorBoardWriter::step(const StepMetrics& m) {
+  const Scalar values[] = {
       {"train/loss", static_cast<float>(m.loss)},
       {"train/grad_norm", static_cast<float>(m.grad_norm)},
       {"train/learning_rate", static_cast<float>(m.lr)},
@@ -150,16 +150,16 @@ void TensorBoardWriter::add(const StepMetrics& m) {
       {"train/host_memory_bytes", static_cast<float>(m.host_memory_bytes)},
       {"train/device_memory_bytes", static_cast<float>(m.device_memory_bytes)},
   };
-  add_scalars(m.step, scalars);
+  scalars(m.step, values);
 }
 
-void TensorBoardWriter::add(const EvalMetrics& m) {
-  const Scalar scalars[] = {{"eval/loss", static_cast<float>(m.loss)}};
-  add_scalars(m.step, scalars);
+void TensorBoardWriter::evaluation(std::int64_t step, double loss) {
+  const Scalar values[] = {{"eval/loss", static_cast<float>(loss)}};
+  scalars(step, values);
 }
 
-void TensorBoardWriter::add_scalars(std::int64_t step, std::span<const Scalar> scalars) {
-  file_.write_all(std::string_view(tfrecord(scalars_event(now(), step, scalars))));
+void TensorBoardWriter::scalars(std::int64_t step, std::span<const Scalar> values) {
+  file_.write_all(std::string_view(tfrecord(scalars_event(now(), step, values))));
 }
 
 }  // namespace so

@@ -7,12 +7,11 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
-#include "io/file.h"
+#include "base/file.h"
 #include "io/metrics.h"
 
 namespace so {
@@ -32,17 +31,20 @@ std::string session_start_event(double wall_time, std::int64_t step);
 std::string scalars_event(double wall_time, std::int64_t step, std::span<const Scalar> scalars);
 
 // Writes one event file, for one thread. Every event is one write(), so a viewer sees each step at once, and a kill
-// cuts at most the last record short, which viewers pass over.
+// cuts at most the last record short, which viewers pass over. Values are stored in fp32, as TensorBoard has them;
+// metrics.jsonl has every digit.
 class TensorBoardWriter {
  public:
-  // Creates "events.out.tfevents.<time>.<host>.<pid>.<n>" in `directory`, which is created if absent. A resumed run
-  // gives the step it continues after: viewers then forget what earlier files in the directory say of later steps.
-  explicit TensorBoardWriter(const std::filesystem::path& directory, std::optional<std::int64_t> resumed_after = {});
+  // Creates "events.out.tfevents.<time>.<host>.<pid>.<n>" in `directory`, which is created if absent.
+  explicit TensorBoardWriter(const std::filesystem::path& directory);
 
   const std::filesystem::path& path() const { return file_.path(); }
-  void add(const StepMetrics& metrics);  // train/...
-  void add(const EvalMetrics& metrics);  // eval/...
-  void add_scalars(std::int64_t step, std::span<const Scalar> scalars);
+  void step(const StepMetrics& metrics);            // train/loss, train/grad_norm, train/learning_rate, ...
+  void evaluation(std::int64_t step, double loss);  // eval/loss
+  void scalars(std::int64_t step, std::span<const Scalar> values);
+
+  // For a resumed run: makes viewers forget what the files in this directory so far say of steps after `step`.
+  void truncate_after(std::int64_t step);
 
  private:
   File file_;

@@ -118,9 +118,9 @@ void expect_whole_after_kills(const std::function<bool()>& confine) {
   const auto final_path = parent / "out";
   publish(final_path, "first", IfExists::refuse);
   bool changed = false;
-  for (int round = 0; round < 40 || (!changed && round < 150); ++round) {
+  for (int round = 0; round < 20 || (!changed && round < 100); ++round) {
     SCOPED_TRACE(round);
-    ASSERT_TRUE(io_test::kill_child_after(200 + 377 * round % 9000 + (round > 40 ? 40'000 : 0), [&] {
+    ASSERT_TRUE(io_test::kill_child_after(200 + 577 * round % 9000 + (round > 20 ? 40'000 : 0), [&] {
       if (confine && !confine()) return;
       for (int generation = 0;; ++generation) {
         publish(final_path, std::string(1000, static_cast<char>('a' + generation % 26)), IfExists::replace);
@@ -213,16 +213,16 @@ TEST(StaleTemporaries, GiveAReplacedDirectoryItsNameBack) {
 
 TEST(RemoveDirectory, LeavesNothingThatLooksWholeWhenKilled) {
   TemporaryDirectory parent;
-  for (int round = 0; round < 15; ++round) {
+  for (int round = 0; round < 8; ++round) {
     const auto path = parent / "out";
     fs::create_directory(path);
-    for (int i = 0; i < 200; ++i) write_file(path / std::to_string(i), "x");
-    ASSERT_TRUE(io_test::kill_child_after(100 + 150 * round, [&] {
+    for (int i = 0; i < 60; ++i) write_file(path / std::to_string(i), "x");
+    ASSERT_TRUE(io_test::kill_child_after(50 + 120 * round, [&] {
       remove_directory_atomically(path);
       for (;;) ::pause();
     }));
     if (fs::exists(path)) {
-      EXPECT_EQ(names_in(path).size(), 200u);
+      EXPECT_EQ(names_in(path).size(), 60u);
     }
     remove_stale_temporaries(parent.path(), "out");
     fs::remove_all(path);

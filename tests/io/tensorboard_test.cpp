@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "io/support.h"
+#include "support/io.h"
 
 namespace so {
 namespace {
@@ -76,11 +76,8 @@ TEST(TensorBoard, WritesAFileThatBeginsWithItsVersion) {
   step.grad_norm = 2;
   step.lr = 0.5;
   step.tokens_per_s = 1000;
-  writer.add(step);
-  EvalMetrics eval;
-  eval.step = 3;
-  eval.loss = 0.75;
-  writer.add(eval);
+  writer.step(step);
+  writer.evaluation(3, 0.75);
   EXPECT_EQ(writer.path().filename().string().find("events.out.tfevents."), 0u);
   const auto payloads = payloads_of(read_file(writer.path()));  // while it is open: every event is there at once
   ASSERT_EQ(payloads.size(), 3u);
@@ -95,7 +92,8 @@ TEST(TensorBoard, WritesAFileThatBeginsWithItsVersion) {
 TEST(TensorBoard, ResumesInAFileOfItsOwn) {
   TemporaryDirectory output;
   const TensorBoardWriter first(output / "runs");
-  const TensorBoardWriter second(output / "runs", 300);
+  TensorBoardWriter second(output / "runs");
+  second.truncate_after(300);
   EXPECT_NE(first.path(), second.path());
   const auto payloads = payloads_of(read_file(second.path()));
   ASSERT_EQ(payloads.size(), 2u);
