@@ -28,9 +28,9 @@ inline void expect_refusal(const Outcome& outcome, const std::vector<std::string
   const auto lines = lines_of(outcome.err);
   ASSERT_FALSE(lines.empty()) << "nothing on standard error";
   int errors = 0;
-  for (const auto& line : lines) errors += line.starts_with("error: ") ? 1 : 0;
+  for (const auto& line : lines) errors += line.starts_with("superoffload: ") ? 1 : 0;
   EXPECT_EQ(errors, 1) << outcome.err;
-  EXPECT_TRUE(lines.back().starts_with("error: ")) << outcome.err;
+  EXPECT_TRUE(lines.back().starts_with("superoffload: ")) << outcome.err;
   for (const auto& needle : needles)
     EXPECT_NE(lines.back().find(needle), std::string::npos) << "\"" << needle << "\" is missing in: " << lines.back();
 }
