@@ -4,9 +4,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "io/child_process.h"
-#include "io/file.h"
-#include "io/support.h"
+#include "support/child_process.h"
+#include "base/file.h"
+#include "support/io.h"
 
 namespace so {
 namespace {

@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include "io/atomic_directory.h"
-#include "io/child_process.h"
-#include "io/support.h"
+#include "support/child_process.h"
+#include "support/io.h"
 
 namespace so {
 namespace {

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <thread>
 
-#include "io/support.h"
+#include "support/io.h"
 
 namespace so {
 namespace {

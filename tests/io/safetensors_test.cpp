@@ -8,8 +8,8 @@
 #include <numeric>
 #include <thread>
 
-#include "io/child_process.h"
-#include "io/support.h"
+#include "support/child_process.h"
+#include "support/io.h"
 
 namespace so {
 namespace {

@@ -1,4 +1,4 @@
-#include "io/file.h"
+#include "base/file.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "io/child_process.h"
-#include "io/support.h"
+#include "support/child_process.h"
+#include "support/io.h"
 
 namespace so {
 namespace {

@@ -1,0 +1,294 @@
+// Options declared once. A command's options are the members of a plain struct, and one table row a member says the
+// rest: name, range or choices, unit, help, where the default comes from, which DeepSpeed key means the same, whether
+// it affects results. Command line, help, documentation, settings log, checkpoint record and the DeepSpeed file all
+// derive from that row; to add an option is to add the member and its row.
+//
+//   OptionTable<TrainOptions> table;
+//   table.group("Optimizer");
+//   table.add("lr", &TrainOptions::lr, "Peak learning
+//   rate").above(0).deepspeed("optimizer.params.lr").affects_results();
+//
+// A default is the member's initializer. Nothing here is thread-safe; tables are built once and then only read.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+
+namespace so {
+
+// What any option's value is outside its struct; an enum is its name.
+using OptionValue = std::variant<bool, std::int64_t, double, std::string>;
+
+enum class OptionKind : std::uint8_t { boolean, integer, real, text, choice };
+
+// The names of an enum that is an option: specialise with
+//   static constexpr std::pair<E, std::string_view> list[] = {...};
+template <class E>
+struct EnumNames;
+
+template <class E>
+requires std::is_enum_v<E> std::string_view enum_name(E value) {
+  for (const auto& [e, name] : EnumNames<E>::list)
+    if (e == value) return name;
+  SO_CHECK(false, "enum value {} has no name", static_cast<int>(value));
+  return {};
+}
+
+// One row. The functions below the data are how a table writes it; each returns the row.
+struct OptionSpec {
+  std::string name;
+  std::string group;
+  std::string help;
+  OptionKind kind = OptionKind::text;
+  OptionValue default_value;
+  std::vector<std::string> choices;  // kind choice
+
+  std::string value_name;      // in help: DIR, FILE, ...
+  std::string value_unit;      // tokens, bytes, ...
+  std::string default_origin;  // who set this default: "TrainingArguments", "published script", ...
+  std::string unset_meaning;   // in help, what an empty text means
+  double lower = -std::numeric_limits<double>::infinity(), upper = std::numeric_limits<double>::infinity();
+  bool lower_open = false, upper_open = false;
+  std::optional<OptionValue> special_value;  // allowed outside the range
+  std::string special_meaning;
+  std::optional<std::string> bare_value;  // what "--name" alone stands for; set for booleans
+  std::vector<std::string> deepspeed_keys;
+  std::vector<std::string> foreign_names;  // what other programs call it; only to suggest the right name
+  bool is_required = false;
+  bool is_file_only = false;     // set by the DeepSpeed file, not on the command line
+  bool changes_results = false;  // a resumed run must have the same value
+
+  std::function<OptionValue(const void*)> read;
+  std::function<void(void*, const OptionValue&)> write;
+
+  OptionSpec& metavar(std::string text) {
+    value_name = std::move(text);
+    return *this;
+  }
+  OptionSpec& unit(std::string text) {
+    value_unit = std::move(text);
+    return *this;
+  }
+  OptionSpec& default_from(std::string text) {
+    default_origin = std::move(text);
+    return *this;
+  }
+  OptionSpec& when_unset(std::string text) {
+    unset_meaning = std::move(text);
+    return *this;
+  }
+  OptionSpec& above(double bound) {
+    lower = bound;
+    lower_open = true;
+    return *this;
+  }
+  OptionSpec& at_least(double bound) {
+    lower = bound;
+    return *this;
+  }
+  OptionSpec& below(double bound) {
+    upper = bound;
+    upper_open = true;
+    return *this;
+  }
+  OptionSpec& at_most(double bound) {
+    upper = bound;
+    return *this;
+  }
+  OptionSpec& or_else(OptionValue value, std::string meaning) {
+    special_value = std::move(value);
+    special_meaning = std::move(meaning);
+    return *this;
+  }
+  OptionSpec& bare(std::string value) {
+    bare_value = std::move(value);
+    return *this;
+  }
+  OptionSpec& deepspeed(std::string key) {
+    deepspeed_keys.push_back(std::move(key));
+    return *this;
+  }
+  OptionSpec& elsewhere(std::string foreign) {
+    foreign_names.push_back(std::move(foreign));
+    return *this;
+  }
+  OptionSpec& required() {
+    is_required = true;
+    return *this;
+  }
+  OptionSpec& file_only() {
+    is_file_only = true;
+    return *this;
+  }
+  OptionSpec& affects_results() {
+    changes_results = true;
+    return *this;
+  }
+};
+
+// The rows of a table without their struct's type.
+class OptionRows {
+ public:
+  std::span<const OptionSpec> specs() const { return specs_; }
+  const OptionSpec* find(std::string_view name) const;  // null when there is none
+  const OptionSpec& at(std::string_view name) const;    // Bug when there is none
+
+ protected:
+  OptionSpec& append(OptionSpec spec);
+  std::string group_;
+  std::vector<OptionSpec> specs_;
+};
+
+// A struct seen through its table. Non-owning: valid while both live.
+class OptionsView {
+ public:
+  OptionsView(const OptionRows& rows, const void* object) : rows_(&rows), object_(object) {}
+  const OptionRows& rows() const { return *rows_; }
+  OptionValue get(const OptionSpec& spec) const { return spec.read(object_); }
+  OptionValue get(std::string_view name) const { return get(rows_->at(name)); }
+
+ private:
+  const OptionRows* rows_;
+  const void* object_;
+};
+
+class OptionsRef : public OptionsView {
+ public:
+  OptionsRef(const OptionRows& rows, void* object) : OptionsView(rows, object), object_(object) {}
+  // `value` must have passed check_value.
+  void set(const OptionSpec& spec, const OptionValue& value) const { spec.write(object_, value); }
+
+ private:
+  void* object_;
+};
+
+// The table of struct S. Members may be bool, int, std::int64_t, double, std::string or an enum with EnumNames.
+template <class S>
+class OptionTable : public OptionRows {
+ public:
+  void group(std::string title) { group_ = std::move(title); }
+
+  template <class T>
+  OptionSpec& add(std::string name, T S::*member, std::string help) {
+    OptionSpec spec;
+    spec.name = std::move(name);
+    spec.help = std::move(help);
+    if constexpr (std::is_same_v<T, bool>) {
+      spec.kind = OptionKind::boolean;
+      spec.bare_value = "true";
+    } else if constexpr (std::is_enum_v<T>) {
+      spec.kind = OptionKind::choice;
+      for (const auto& [value, choice] : EnumNames<T>::list) spec.choices.emplace_back(choice);
+    } else if constexpr (std::is_integral_v<T>) {
+      static_assert(std::is_same_v<T, int> || std::is_same_v<T, std::int64_t>);
+      spec.kind = OptionKind::integer;
+      spec.lower = static_cast<double>(std::numeric_limits<T>::min());
+      spec.upper = static_cast<double>(std::numeric_limits<T>::max());
+    } else if constexpr (std::is_same_v<T, double>) {
+      spec.kind = OptionKind::real;
+    } else {
+      static_assert(std::is_same_v<T, std::string>);
+    }
+    spec.read = [member](const void* object) -> OptionValue {
+      const T& value = static_cast<const S*>(object)->*member;
+      if constexpr (std::is_enum_v<T>) {
+        return std::string(enum_name(value));
+      } else if constexpr (std::is_same_v<T, int>) {
+        return static_cast<std::int64_t>(value);
+      } else {
+        return value;
+      }
+    };
+    spec.write = [member](void* object, const OptionValue& value) {
+      T& target = static_cast<S*>(object)->*member;
+      if constexpr (std::is_enum_v<T>) {
+        for (const auto& [e, choice] : EnumNames<T>::list)
+          if (choice == std::get<std::string>(value)) target = e;
+      } else if constexpr (std::is_same_v<T, int>) {
+        target = static_cast<int>(std::get<std::int64_t>(value));
+      } else {
+        target = std::get<T>(value);
+      }
+    };
+    const S defaults{};
+    spec.default_value = spec.read(&defaults);
+    return append(std::move(spec));
+  }
+
+  OptionsView view(const S& options) const { return {*this, &options}; }
+  OptionsRef ref(S& options) const { return {*this, &options}; }
+};
+
+// Who gave a value; a later one wins over an earlier one.
+enum class Origin : std::uint8_t { built_in, file, command_line };
+std::string_view name_of(Origin origin);  // "default", "file", "command line"
+
+struct OptionOrigin {
+  Origin origin = Origin::built_in;
+  std::string where;       // file and key, or a derivation
+  std::string overridden;  // the value that lost, and where it stood; empty without a conflict
+};
+
+class OptionOrigins {
+ public:
+  const OptionOrigin& of(std::string_view name) const;
+  bool given(std::string_view name) const { return of(name).origin != Origin::built_in; }
+  OptionOrigin& operator[](std::string_view name);
+  std::vector<std::string> notes;  // remarks for the settings log that belong to no single option
+
+ private:
+  std::map<std::string, OptionOrigin, std::less<>> entries_;
+};
+
+// Text to a checked value. `where` opens the error message: "--lr", "ds.json: optimizer.params.lr".
+OptionValue parse_value(const OptionSpec& spec, std::string_view text, std::string_view where);
+// Range and choices; also widens an integer given for a real, and narrows 4e8 given for an integer.
+OptionValue check_value(const OptionSpec& spec, OptionValue value, std::string_view where);
+
+// Sets an option unless a stronger origin has set it already; two different given values leave a note of the conflict.
+void assign(OptionsRef options, OptionOrigins& origins, const OptionSpec& spec, const OptionValue& value, Origin origin,
+            std::string where);
+
+// Fails unless every required option has a value, naming all that lack one.
+void check_required(OptionsView options);
+
+std::string to_string(const OptionValue& value);      // shortest text that reads back as the same value
+std::string describe_values(const OptionSpec& spec);  // "NUMBER > 0", "cosine|linear|constant": for help and docs
+
+// The effective settings, a line an option: value, unit, origin, and the conflict if there was one.
+std::string settings_log(OptionsView options, const OptionOrigins& origins);
+
+// The record for a checkpoint: one JSON object, name to value, every option of the table.
+std::string to_json(OptionsView options);
+// How the options that affect results differ from a record made by to_json, a line each: "lr: 1e-05 recorded, 2e-05
+// now". An option that the record does not have counts as its default. Fails if `record` is not such an object;
+// `where` names it.
+std::vector<std::string> result_differences(OptionsView options, std::string_view record, std::string_view where);
+
+// The options part of --help: groups, names, values, defaults. Lines of at most 100 columns.
+std::string help_text(const OptionRows& rows);
+// The same as a Markdown table a group, with the defaults' sources and the DeepSpeed keys.
+std::string markdown_text(const OptionRows& rows);
+
+// The candidate with the least edit distance to `name` (case and '-' against '_' do not count), or empty if none is
+// near enough to be what was meant.
+std::string nearest_name(std::string_view name, std::span<const std::string> candidates);
+
+std::string join(std::span<const std::string> texts, std::string_view separator);
+
+// Text from outside for a one-line message: in double quotes, control characters escaped, long text cut.
+std::string in_quotes(std::string_view text);
+
+}  // namespace so

@@ -1,0 +1,50 @@
+#include <cstdio>
+#include <string>
+#include <type_traits>
+#include <variant>
+
+#include "base/log.h"
+#include "cli/guard.h"
+#include "cli/parse.h"
+#include "train/commands.h"
+
+namespace so {
+namespace {
+
+int show(const std::string& text) {
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+  return written ? exit_ok : exit_failure;
+}
+
+int run(const ParsedCommand& command) {
+  return std::visit(
+      [&](const auto& options) -> int {
+        using O = std::decay_t<decltype(options)>;
+        if constexpr (std::is_same_v<O, ShowText>)
+          return show(options.text);
+        else if constexpr (std::is_same_v<O, TrainOptions>)
+          return run_train(options, command.origins);
+        else if constexpr (std::is_same_v<O, InitOptions>)
+          return run_init(options);
+        else if constexpr (std::is_same_v<O, EvalOptions>)
+          return run_eval(options, command.origins);
+        else if constexpr (std::is_same_v<O, GenerateOptions>)
+          return run_generate(options);
+        else
+          return run_tokenize(options);
+      },
+      command.options);
+}
+
+}  // namespace
+}  // namespace so
+
+int main(int argc, char** argv) {
+  std::string message;
+  const int code = so::run_guarded([&] { return so::run(so::parse_command_line(argc, argv)); }, message);
+  if (!message.empty()) {
+    so::set_progress_line("");
+    std::fprintf(stderr, "%s\n", message.c_str());
+  }
+  return code;
+}

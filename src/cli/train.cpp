@@ -1,0 +1,38 @@
+#include "cli/parse.h"
+#include "train/deepspeed_config.h"
+
+namespace so {
+namespace {
+
+ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int ranks) {
+  TrainOptions options;
+  OptionOrigins origins;
+  assign_values(train_option_table().ref(options), origins, values);
+  if (!options.deepspeed_config.empty()) apply_deepspeed_config(options.deepspeed_config, ranks, options, origins);
+  check_train_options(options, origins);
+  origins.notes.push_back("both modes, superoffload and zerooffload, run the synchronous schedule in this version");
+  return {std::move(options), std::move(origins)};
+}
+
+}  // namespace
+
+const Command& train_command() {
+  static const Command command{
+      "train",
+      "fine-tune all parameters of a model",
+      "Fine-tunes all parameters of a Hugging Face model directory on records in Alpaca, chat or plain-text form and\n"
+      "writes a Hugging Face model directory. Optimizer state (fp32 weights and both Adam moments) lives in host\n"
+      "memory and the CPU steps it.\n\n"
+      "The DeepSpeed modes superoffload (\"super_offload\": true) and zerooffload are both accepted; in this version\n"
+      "both run the synchronous schedule: every bucket is stepped after backward. Results are the same.",
+      {"superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out",
+       "superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out --resume",
+       "superoffload train --model Qwen3-14B --data alpaca.json --output_dir out --deepspeed_config ds_config.json \\",
+       "    --max_length 4096 --lr 1e-5 --activation_checkpointing",
+       "superoffload train --model Qwen3-14B --data alpaca.json --output_dir bench --warmup_steps 5 --bench_steps 20"},
+      &train_option_table(),
+      finish};
+  return command;
+}
+
+}  // namespace so

@@ -1,0 +1,180 @@
+#include "train/command_options.h"
+
+namespace so {
+namespace {
+
+constexpr const char* ours = "this program";
+constexpr const char* generation = "GenerationConfig";
+
+// Rows that several commands have in common, so that they cannot come to mean different things.
+template <class S>
+void add_model(OptionTable<S>& t) {
+  t.add("model", &S::model, "Hugging Face model directory: config.json, tokenizer, safetensors")
+      .metavar("DIR")
+      .required()
+      .elsewhere("model_name")
+      .elsewhere("model_name_or_path");
+}
+
+template <class S>
+void add_machine(OptionTable<S>& t) {
+  t.group("Machine");
+  t.add("device", &S::device, "Where the model runs; auto: cuda if there is a usable GPU, else cpu").default_from(ours);
+  t.add("dtype", &S::dtype, "Number format of the computation; auto: what the model's config.json says")
+      .default_from(ours);
+  t.add("cpu_threads", &S::cpu_threads, "Threads for host work")
+      .at_least(1)
+      .or_else(std::int64_t{0}, "all usable CPUs")
+      .default_from(ours);
+}
+
+template <class S>
+void add_json(OptionTable<S>& t) {
+  t.add("json", &S::json, "Print the result as one JSON object on standard output").default_from(ours);
+}
+
+OptionTable<InitOptions> make_init() {
+  using O = InitOptions;
+  OptionTable<O> t;
+  t.group("Model");
+  t.add("config", &O::config, "config.json of the model, or a directory that has one").metavar("FILE|DIR").required();
+  t.add("tokenizer", &O::tokenizer, "Directory whose tokenizer files are copied along")
+      .metavar("DIR")
+      .default_from(ours);
+  t.add("output_dir", &O::output_dir, "Model directory to write").metavar("DIR").required();
+  t.add("overwrite_output_dir", &O::overwrite_output_dir, "Allow an output directory that is not empty")
+      .default_from(ours);
+  t.add("seed", &O::seed, "Seed of the random weights").at_least(0).default_from("TrainingArguments");
+  t.add("dtype", &O::dtype, "Number format of the stored weights; auto: what config.json says").default_from(ours);
+  return t;
+}
+
+OptionTable<EvalOptions> make_eval() {
+  using O = EvalOptions;
+  OptionTable<O> t;
+  t.group("Model and data");
+  add_model(t);
+  t.add("data", &O::data, "Records whose loss is measured").metavar("FILE").required().elsewhere("eval_data");
+  t.add("batch_size", &O::batch_size, "Rows at a time").unit("rows").at_least(1).at_most(1e6).default_from("as train");
+  t.add(
+       "max_length", &O::max_length,
+       "Longest sequence; longer records are cut. The default shrinks to the model's limit; a given value beyond it is "
+       "an error")
+      .unit("tokens")
+      .at_least(2)
+      .default_from("as train");
+  t.add("packing", &O::packing, "Fill each row with several records up to max_length; attention stays within a record")
+      .default_from("as train");
+  t.add("train_on_prompt", &O::train_on_prompt, "Count the prompt's tokens in the loss, not only the response's")
+      .default_from("as train");
+  t.add("cache_dir", &O::cache_dir, "Where tokenised data is kept")
+      .metavar("DIR")
+      .default_from("as train")
+      .when_unset("$XDG_CACHE_HOME/superoffload, else ~/.cache/superoffload");
+  add_json(t);
+  add_machine(t);
+  return t;
+}
+
+OptionTable<GenerateOptions> make_generate() {
+  using O = GenerateOptions;
+  OptionTable<O> t;
+  t.group("Model and prompt");
+  add_model(t);
+  t.add("prompt", &O::prompt, "Text to continue").default_from(ours);
+  t.add("prompt_file", &O::prompt_file, "File with the text to continue; - is standard input")
+      .metavar("FILE")
+      .default_from(ours);
+  t.add("alpaca", &O::alpaca, "Wrap the prompt in the Alpaca template: ### Instruction, ### Response")
+      .default_from(ours);
+  t.group("Sampling");
+  t.add("max_new_tokens", &O::max_new_tokens, "Most tokens to generate").unit("tokens").at_least(1).default_from(ours);
+  t.add("temperature", &O::temperature, "Softmax temperature").above(0).or_else(0.0, "greedy").default_from(ours);
+  t.add("top_k", &O::top_k, "Sample from so many most probable tokens")
+      .at_least(1)
+      .or_else(std::int64_t{0}, "all")
+      .default_from(ours);
+  t.add("top_p", &O::top_p, "Sample from the fewest tokens that reach this probability")
+      .above(0)
+      .at_most(1)
+      .default_from(generation);
+  t.add("stop_at_eos", &O::stop_at_eos, "Stop at the model's end-of-text token").default_from(ours);
+  t.add("seed", &O::seed, "Seed of the sampling").at_least(0).default_from("TrainingArguments");
+  t.group("Result");
+  add_json(t);
+  add_machine(t);
+  return t;
+}
+
+OptionTable<TokenizeOptions> make_tokenize() {
+  using O = TokenizeOptions;
+  OptionTable<O> t;
+  t.group("Tokenizer and input");
+  t.add("model", &O::model, "Directory with the tokenizer's files").metavar("DIR").required().elsewhere("tokenizer");
+  t.add("text", &O::text, "Text to encode").default_from(ours);
+  t.add("file", &O::file, "File whose content is encoded").metavar("FILE").default_from(ours);
+  t.add("stdin", &O::from_stdin, "Encode standard input").default_from(ours);
+  t.add("decode", &O::decode, "Token ids to decode, separated by commas or spaces").metavar("IDS").default_from(ours);
+  t.add("no_special_tokens", &O::no_special_tokens, "Add no special tokens when encoding, drop them when decoding")
+      .default_from(ours)
+      .elsewhere("skip_special_tokens");
+  t.group("Result");
+  add_json(t);
+  return t;
+}
+
+// `names` are options of which exactly one must be given, even if its value is empty.
+void check_exactly_one(OptionsView options, const OptionOrigins& origins, std::initializer_list<const char*> names) {
+  std::vector<std::string> given, all;
+  for (const char* name : names) {
+    all.push_back(std::string("--") + name);
+    if (origins.given(name) && to_string(options.get(name)) != "false") given.push_back(all.back());
+  }
+  if (given.size() == 1) return;
+  if (given.empty()) fail("missing {}", join(all, " or "));
+  fail("{} exclude each other: give one of them", join(given, " and "));
+}
+
+}  // namespace
+
+const OptionTable<InitOptions>& init_option_table() {
+  static const OptionTable<InitOptions> table = make_init();
+  return table;
+}
+const OptionTable<EvalOptions>& eval_option_table() {
+  static const OptionTable<EvalOptions> table = make_eval();
+  return table;
+}
+const OptionTable<GenerateOptions>& generate_option_table() {
+  static const OptionTable<GenerateOptions> table = make_generate();
+  return table;
+}
+const OptionTable<TokenizeOptions>& tokenize_option_table() {
+  static const OptionTable<TokenizeOptions> table = make_tokenize();
+  return table;
+}
+
+void check_options(const InitOptions& options, const OptionOrigins&) {
+  check_required(init_option_table().view(options));
+}
+
+void check_options(const EvalOptions& options, const OptionOrigins&) {
+  check_required(eval_option_table().view(options));
+}
+
+void check_options(const GenerateOptions& options, const OptionOrigins& origins) {
+  const OptionsView view = generate_option_table().view(options);
+  check_required(view);
+  check_exactly_one(view, origins, {"prompt", "prompt_file"});
+  for (const char* name : {"top_k", "top_p"})
+    if (options.temperature == 0 && origins.given(name))
+      fail("--{} has no effect on greedy generation: add --temperature T, or remove it", name);
+}
+
+void check_options(const TokenizeOptions& options, const OptionOrigins& origins) {
+  const OptionsView view = tokenize_option_table().view(options);
+  check_required(view);
+  check_exactly_one(view, origins, {"text", "file", "stdin", "decode"});
+}
+
+}  // namespace so

@@ -1,0 +1,73 @@
+// What the commands beside `train` can be told. Each struct has its one table in command_options.cpp.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/options.h"
+#include "train/train_options.h"
+
+namespace so {
+
+struct InitOptions {
+  std::string config;     // a config.json, or a directory that has one
+  std::string tokenizer;  // directory whose tokenizer files are copied; empty: none
+  std::string output_dir;
+  bool overwrite_output_dir = false;
+  std::int64_t seed = 42;
+  Precision dtype = Precision::automatic;
+};
+
+struct EvalOptions {
+  std::string model;
+  std::string data;
+  int batch_size = 4;
+  std::int64_t max_length = 2048;
+  bool packing = false;
+  bool train_on_prompt = false;
+  std::string cache_dir;
+  DeviceChoice device = DeviceChoice::automatic;
+  Precision dtype = Precision::automatic;
+  int cpu_threads = 0;
+  bool json = false;
+};
+
+struct GenerateOptions {
+  std::string model;
+  std::string prompt;       // exactly one of prompt and prompt_file is given
+  std::string prompt_file;  // "-": standard input
+  bool alpaca = false;
+  int max_new_tokens = 128;
+  double temperature = 0;  // 0: greedy
+  int top_k = 0;           // 0: all
+  double top_p = 1;
+  bool stop_at_eos = true;
+  std::int64_t seed = 42;
+  DeviceChoice device = DeviceChoice::automatic;
+  Precision dtype = Precision::automatic;
+  int cpu_threads = 0;
+  bool json = false;
+};
+
+struct TokenizeOptions {
+  std::string model;
+  std::string text;  // exactly one of text, file, from_stdin and decode is given
+  std::string file;
+  bool from_stdin = false;
+  std::string decode;  // token ids, decimal, separated by commas or spaces
+  bool no_special_tokens = false;
+  bool json = false;
+};
+
+const OptionTable<InitOptions>& init_option_table();
+const OptionTable<EvalOptions>& eval_option_table();
+const OptionTable<GenerateOptions>& generate_option_table();
+const OptionTable<TokenizeOptions>& tokenize_option_table();
+
+// Refuse what no single row can: required options missing, sources that exclude each other.
+void check_options(const InitOptions& options, const OptionOrigins& origins);
+void check_options(const EvalOptions& options, const OptionOrigins& origins);
+void check_options(const GenerateOptions& options, const OptionOrigins& origins);
+void check_options(const TokenizeOptions& options, const OptionOrigins& origins);
+
+}  // namespace so

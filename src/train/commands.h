@@ -1,0 +1,38 @@
+// The work behind each command of the program. The command line (cli/) parses, checks and calls one of these.
+//
+// Each returns an exit code: exit_ok, or exit_interrupted. Everything else is an exception: Error (exit_user_error),
+// Bug (exit_internal_error), any other std::exception (exit_failure). Results go to standard output, the rest to the
+// log.
+#pragma once
+
+#include "train/command_options.h"
+#include "train/train_options.h"
+
+namespace so {
+
+enum ExitCode : int {
+  exit_ok = 0,
+  exit_failure = 1,          // the system failed: out of memory, disk full
+  exit_user_error = 2,       // so::Error
+  exit_internal_error = 70,  // so::Bug; EX_SOFTWARE of sysexits.h
+  exit_interrupted = 130,    // Ctrl-C (SIGINT), also when train has saved a checkpoint and stopped cleanly
+};
+
+// Full-parameter fine-tuning. `options` is final: the DeepSpeed file has been applied and combinations checked. What
+// needs the model, the data or the machine is checked here: max_length beyond the model's limit is an error if
+// origins.given("max_length"), otherwise it shrinks to that limit with a note.
+int run_train(const TrainOptions& options, const OptionOrigins& origins);
+
+// A randomly initialised model directory from a config.
+int run_init(const InitOptions& options);
+
+// Mean loss and perplexity of a model on records.
+int run_eval(const EvalOptions& options, const OptionOrigins& origins);
+
+// Continues a prompt.
+int run_generate(const GenerateOptions& options);
+
+// Text to token ids and back.
+int run_tokenize(const TokenizeOptions& options);
+
+}  // namespace so

@@ -1,0 +1,121 @@
+// What `superoffload train` can be told: the struct and, in train_options.cpp, its one table.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/options.h"
+#include "optim/lr_schedule.h"
+
+namespace so {
+
+using LrScheduler = LrScheduleKind;
+enum class Precision : std::uint8_t { automatic, bf16, fp32 };
+enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
+enum class Toggle : std::uint8_t { automatic, on, off };
+// The published system's two modes. Both run the synchronous schedule in this version.
+enum class OffloadMode : std::uint8_t { superoffload, zerooffload };
+enum class OptimizerDevice : std::uint8_t { cpu, none };  // where optimizer state lives; none: with the weights
+
+template <>
+struct EnumNames<LrScheduler> {
+  static constexpr std::pair<LrScheduler, std::string_view> list[] = {
+      {LrScheduler::cosine, "cosine"}, {LrScheduler::linear, "linear"}, {LrScheduler::constant, "constant"}};
+};
+template <>
+struct EnumNames<Precision> {
+  static constexpr std::pair<Precision, std::string_view> list[] = {
+      {Precision::automatic, "auto"}, {Precision::bf16, "bf16"}, {Precision::fp32, "fp32"}};
+};
+template <>
+struct EnumNames<DeviceChoice> {
+  static constexpr std::pair<DeviceChoice, std::string_view> list[] = {
+      {DeviceChoice::automatic, "auto"}, {DeviceChoice::cpu, "cpu"}, {DeviceChoice::cuda, "cuda"}};
+};
+template <>
+struct EnumNames<Toggle> {
+  static constexpr std::pair<Toggle, std::string_view> list[] = {
+      {Toggle::automatic, "auto"}, {Toggle::on, "true"}, {Toggle::off, "false"}};
+};
+template <>
+struct EnumNames<OffloadMode> {
+  static constexpr std::pair<OffloadMode, std::string_view> list[] = {{OffloadMode::superoffload, "superoffload"},
+                                                                      {OffloadMode::zerooffload, "zerooffload"}};
+};
+template <>
+struct EnumNames<OptimizerDevice> {
+  static constexpr std::pair<OptimizerDevice, std::string_view> list[] = {{OptimizerDevice::cpu, "cpu"},
+                                                                          {OptimizerDevice::none, "none"}};
+};
+
+// An empty path means "not given". Meanings, ranges and units are in the table.
+struct TrainOptions {
+  // Model and data
+  std::string model;
+  std::string data;
+  std::string eval_data;
+  std::string output_dir;
+  bool overwrite_output_dir = false;
+  std::string cache_dir;
+  std::int64_t max_length = 2048;
+  bool packing = false;
+  bool shuffle = true;
+  bool train_on_prompt = false;
+  // Length of the run
+  int batch_size = 4;  // rows a rank and micro-batch
+  int gradient_accumulation_steps = 1;
+  std::int64_t num_train_epochs = 1;
+  std::int64_t max_steps = -1;  // > 0 beats num_train_epochs
+  std::int64_t seed = 42;
+  // Optimizer
+  double lr = 1e-5;
+  LrScheduler lr_scheduler = LrScheduler::linear;
+  double warmup = 0.01;                // share of all optimizer steps
+  std::int64_t warmup_num_steps = -1;  // >= 0 beats `warmup`; DeepSpeed file only
+  double weight_decay = 0.01;
+  double adam_beta1 = 0.9;
+  double adam_beta2 = 0.999;
+  double adam_epsilon = 1e-8;
+  double max_grad_norm = 1.0;  // 0: no clipping
+  // Saving and resuming
+  std::int64_t save_steps = 500;
+  int save_total_limit = 0;
+  std::string resume;  // empty: no; "latest": newest checkpoint in output_dir; else a checkpoint directory
+  // Logging and evaluation
+  std::int64_t log_interval = 1;
+  std::int64_t eval_steps = 0;
+  bool wall_clock_breakdown = false;  // DeepSpeed file only
+  // Benchmark
+  std::int64_t bench_steps = 0;
+  std::int64_t warmup_steps = 15;
+  // Machine
+  DeviceChoice device = DeviceChoice::automatic;
+  Precision dtype = Precision::automatic;
+  Toggle activation_checkpointing = Toggle::automatic;
+  std::int64_t bucket_size = 64 << 20;  // bytes of fp32 gradient
+  int cpu_threads = 0;
+  // Offload: DeepSpeed file only, but for its name
+  std::string deepspeed_config;
+  OffloadMode mode = OffloadMode::superoffload;
+  OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
+  double offload_ratio = -1;  // share of optimizer state on the CPU; -1: chosen by the program
+  bool pin_memory = true;
+  double cpuadam_cores_perc = 1;
+};
+
+const OptionTable<TrainOptions>& train_option_table();
+
+// Refuses combinations that no single row can: required options missing, eval_steps without eval_data, ...
+void check_train_options(const TrainOptions& options, const OptionOrigins& origins);
+
+// CPUs for the optimizer and host work: cpu_threads if given, else cpuadam_cores_perc of the `usable` ones, rounded
+// down but at least one. Fails if cpu_threads exceeds `usable`.
+int resolve_cpu_threads(const TrainOptions& options, int usable);
+
+// Optimizer steps of linear warm-up in a run of `total_steps`: warmup_num_steps if given, else the ratio rounded up, as
+// Hugging Face's TrainingArguments does.
+std::int64_t resolve_warmup_steps(const TrainOptions& options, std::int64_t total_steps);
+
+}  // namespace so
