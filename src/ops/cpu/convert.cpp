@@ -76,7 +76,9 @@ void store_row(void* to, DType type, const float* from, std::int64_t count, cons
   const bool narrow_bias = bias_type == DType::bf16;
   if (type == DType::f32) {
     auto* out = static_cast<float*>(to);
-    if (narrow_bias)
+    if (!bias && !add)
+      std::memcpy(out, from, static_cast<std::size_t>(count) * sizeof(float));
+    else if (narrow_bias)
       HWY_DYNAMIC_DISPATCH(store_f32_bias_bf16)(out, from, count, static_cast<const bf16*>(bias), add);
     else
       HWY_DYNAMIC_DISPATCH(store_f32_bias_f32)(out, from, count, static_cast<const float*>(bias), add);
