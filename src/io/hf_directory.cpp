@@ -212,11 +212,7 @@ HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
     }
   }
 
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    const std::string name = entry.path().filename().string();
-    if (entry.is_regular_file(ignored) && is_auxiliary(name)) auxiliary_files_.push_back(name);
-  }
-  std::sort(auxiliary_files_.begin(), auxiliary_files_.end());
+  auxiliary_files_ = so::auxiliary_files(directory);
 }
 
 std::uint64_t HfDirectory::total_bytes() const {
@@ -231,10 +227,23 @@ const SafetensorsReader& HfDirectory::shard_of(std::string_view name) const {
   return shards_[found->second];
 }
 
-void HfDirectory::copy_auxiliary_files(const fs::path& to) const {
-  for (const std::string& name : auxiliary_files_) {
+std::vector<std::string> auxiliary_files(const fs::path& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    std::error_code ignored;
+    if (entry->is_regular_file(ignored) && is_auxiliary(name)) names.push_back(name);
+  }
+  if (error) fail_io("list", directory, error.value());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void copy_auxiliary_files(const fs::path& from, const fs::path& to) {
+  for (const std::string& name : auxiliary_files(from)) {
     std::error_code error;
-    fs::copy_file(directory_ / name, to / name, fs::copy_options::overwrite_existing, error);
+    fs::copy_file(from / name, to / name, fs::copy_options::overwrite_existing, error);
     if (error) fail_io("copy " + name + " to", to, error.value());
   }
 }

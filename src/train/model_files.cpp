@@ -63,12 +63,12 @@ ModelFiles::ModelFiles(const std::filesystem::path& directory)
   for (const Parameter& p : layout_->parameters()) {
     if (!directory_.contains(p.name)) fail("{}: tensor '{}' is missing", directory.string(), p.name);
     const TensorInfo& info = directory_.info(p.name);
-    if (info.shape != p.shape)
-      fail("{}: tensor '{}' has shape {}, config.json says {}", directory_.shard_of(p.name).path().string(), p.name,
-           shape_string(info.shape), shape_string(p.shape));
     if (info.dtype != DType::f32 && info.dtype != DType::bf16 && info.dtype != DType::f16)
       fail("{}: tensor '{}' is {}; weights must be float32, bfloat16 or float16", directory_.shard_of(p.name).path().string(),
            p.name, name_of(info.dtype));
+    if (info.shape != p.shape)
+      fail("{}: tensor '{}' has shape {}, config.json says {}", directory_.shard_of(p.name).path().string(), p.name,
+           shape_string(info.shape), shape_string(p.shape));
   }
   for (const std::string& name : directory_.tensor_names()) {
     if (layout_->find(name) >= 0 || derived(name)) continue;

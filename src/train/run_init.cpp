@@ -36,7 +36,7 @@ int run_init(const InitOptions& options) {
   if (fs::exists(output) && fs::is_empty(output)) fs::remove(output);  // an empty directory stands in nobody's way
   AtomicDirectory directory(output, options.overwrite_output_dir ? IfExists::replace : IfExists::refuse);
   write_text_file_atomically(directory.path() / "config.json", config_with_dtype(config, dtype));
-  if (!options.tokenizer.empty()) copy_tokenizer_files(options.tokenizer, directory.path());
+  if (!options.tokenizer.empty()) copy_auxiliary_files(options.tokenizer, directory.path());
   HfModelWriter writer(directory.path(), tensor_specs(layout, dtype));
 
   ThreadPool pool("init", usable_cpus(), false);

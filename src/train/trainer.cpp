@@ -47,6 +47,7 @@ Trainer::Trainer(const TrainerInputs& in)
       schedule_(make_schedule(in.options, in.total_steps)),
       checkpoints_(engine_, in.model, CheckpointDirectory(in.options.output_dir), in.options.save_total_limit),
       metrics_(in.options.output_dir),
+      tensorboard_(std::filesystem::path(in.options.output_dir) / "runs"),
       progress_(0, in.total_steps, in.options.log_interval) {
   state_.data_key = in.data.key();
   state_.options = to_json(train_option_table().view(in.options));
@@ -67,6 +68,7 @@ void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState
   last_saved_step_ = state.step;
   in_.batches.restore(state.sampler);
   metrics_.truncate_after(state.step);
+  tensorboard_.truncate_after(state.step);
 }
 
 Trainer::StepResult Trainer::train_step() {
@@ -119,6 +121,7 @@ void Trainer::report(const StepResult& r) {
   m.skipped = !r.verdict.finite;
   m.skipped_tensor = r.skipped_tensor;
   metrics_.step(m);
+  tensorboard_.step(m);
   if (m.skipped)
     log_warning("step {}: the gradient of '{}' is not finite; the step was skipped, weights and optimizer state are as before",
                 m.step, m.skipped_tensor);
@@ -142,6 +145,7 @@ void Trainer::record_evaluation() {
   if (!in_.evaluation_data) return;
   const double loss = evaluate();
   metrics_.evaluation(state_.step, loss);
+  tensorboard_.evaluation(state_.step, loss);
   log_info("step {}: evaluation loss {:.4f}, perplexity {:.2f}", state_.step, loss, std::exp(loss));
 }
 

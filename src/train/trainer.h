@@ -8,6 +8,7 @@
 #include "data/batches.h"
 #include "data/token_cache.h"
 #include "io/metrics.h"
+#include "io/tensorboard.h"
 #include "model/decoder.h"
 #include "offload/engine.h"
 #include "optim/lr_schedule.h"
@@ -73,6 +74,7 @@ class Trainer {
   LrSchedule schedule_;
   CheckpointWriter checkpoints_;
   MetricsLog metrics_;
+  TensorBoardWriter tensorboard_;
   TrainerState state_;
   std::int64_t last_saved_step_ = -1;
   Progress progress_;

@@ -247,5 +247,19 @@ TEST(LinearCrossEntropy, WrongArgumentsAreRefused) {
   EXPECT_THROW(linear_cross_entropy(pool, a), Bug);
 }
 
+TEST(LinearCrossEntropy, OpsOnAStream) {
+  Problem direct(cases[3], DType::f32, DType::f32, Accumulate::add),
+      queued(cases[3], DType::f32, DType::f32, Accumulate::add);
+  direct.run(1, true, best_bf16_path());
+  ThreadPool pool = make_pool(2);
+  const auto device = make_cpu_device(pool);
+  const auto stream = device->create_stream("test");
+  make_ops(*device)->linear_cross_entropy(*stream, queued.args(true));
+  stream->synchronize();
+  EXPECT_EQ(direct.losses.bytes(), queued.losses.bytes());
+  EXPECT_EQ(direct.dhidden.bytes(), queued.dhidden.bytes());
+  EXPECT_EQ(direct.dweight.bytes(), queued.dweight.bytes());
+}
+
 }  // namespace
 }  // namespace so

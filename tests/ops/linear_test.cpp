@@ -121,7 +121,7 @@ TEST(Linear, GradBias) {
           for (const bool add : {false, true}) {
             Array dy = Array::random(type, {tokens, width}, 1), dbias = Array::random(sum_type, {width}, 2);
             const Array before = dbias;
-            column_sums(pool, dbias.tensor(), dy.tensor(), add);
+            column_sums(pool, dbias.tensor(), dy.tensor(), add ? Accumulate::add : Accumulate::overwrite);
             expect_close(dbias,
                          product(
                              1, width, tokens, sum_type, [&](auto, auto) { return 1.0; },
@@ -140,7 +140,7 @@ TEST(Linear, NoTokens) {
     for (const bool add : {false, true}) {
       Array dw = Array::filled(c.type, {5, 3}, 2), dbias = Array::filled(c.type, {5}, 2);
       gemm(pool, linear_grad_weight_gemm(dw.tensor(), dy.tensor(), x.tensor(), add), c.path);
-      column_sums(pool, dbias.tensor(), dy.tensor(), add);
+      column_sums(pool, dbias.tensor(), dy.tensor(), add ? Accumulate::add : Accumulate::overwrite);
       for (std::int64_t i = 0; i < dw.size(); ++i) EXPECT_EQ(dw[i], add ? 2 : 0);
       for (std::int64_t i = 0; i < dbias.size(); ++i) EXPECT_EQ(dbias[i], add ? 2 : 0);
     }
@@ -183,7 +183,7 @@ TEST(Linear, SameBitsForAnyNumberOfThreads) {
       gemm(pool, linear_gemm(out.tensor(), x.tensor(), w.tensor(), {}, false), c.path);
       gemm(pool, linear_grad_input_gemm(dx.tensor(), dy.tensor(), w.tensor(), false), c.path);
       gemm(pool, linear_grad_weight_gemm(dw.tensor(), dy.tensor(), x.tensor(), true), c.path);
-      column_sums(pool, dbias.tensor(), dy.tensor(), false);
+      column_sums(pool, dbias.tensor(), dy.tensor(), Accumulate::overwrite);
       const std::vector<std::vector<std::byte>> now = {out.bytes(), dx.bytes(), dw.bytes(), dbias.bytes()};
       if (first.empty()) first = now;
       EXPECT_EQ(first, now) << threads << " threads";
@@ -203,6 +203,44 @@ TEST(Linear, WrongArgumentsAreRefused) {
   EXPECT_THROW(linear_grad_input_gemm(narrow.tensor(), out.tensor(), w.tensor(), false), Bug);
   EXPECT_THROW(linear_grad_weight_gemm(half.tensor(), out.tensor(), x.tensor(), false), Bug);
   EXPECT_NO_THROW(linear_gemm(out.tensor(), x.tensor(), w.tensor(), bias.tensor(), false));
+}
+
+// The ops themselves: on a stream, in order, into device memory.
+TEST(Linear, OpsOnAStream) {
+  ThreadPool pool = make_pool(2);
+  const auto device = make_cpu_device(pool);
+  const auto stream = device->create_stream("test");
+  const auto ops = make_ops(*device);
+  const Shape s{20, 30, 40};
+  Array x = Array::random(DType::f32, {s.tokens, s.in}, 1), w = Array::random(DType::f32, {s.out, s.in}, 2);
+  Array bias = Array::random(DType::f32, {s.out}, 3), y(DType::f32, {s.tokens, s.out});
+  Array dx(DType::f32, {s.tokens, s.in}), dw = Array::filled(DType::f32, {s.out, s.in}, 1), dbias(DType::f32, {s.out});
+  ops->linear(*stream, y.tensor(), x.tensor(), w.tensor(), bias.tensor(), Accumulate::overwrite);
+  ops->linear_grad_input(*stream, dx.tensor(), y.tensor(), w.tensor(), Accumulate::overwrite);
+  ops->linear_grad_weight(*stream, dw.tensor(), y.tensor(), x.tensor(), Accumulate::add);
+  ops->linear_grad_bias(*stream, dbias.tensor(), y.tensor(), Accumulate::overwrite);
+  stream->synchronize();
+  expect_close(y,
+               product(
+                   s.tokens, s.out, s.in, DType::f32, [&](auto i, auto l) { return x[i * s.in + l]; },
+                   [&](auto l, auto j) { return w[j * s.in + l]; }, [&](auto, auto j) { return bias[j]; }),
+               "linear");
+  expect_close(dx,
+               product(
+                   s.tokens, s.in, s.out, DType::f32, [&](auto i, auto l) { return y[i * s.out + l]; },
+                   [&](auto l, auto j) { return w[l * s.in + j]; }, [&](auto, auto) { return 0.0; }),
+               "linear_grad_input");
+  expect_close(dw,
+               product(
+                   s.out, s.in, s.tokens, DType::f32, [&](auto i, auto l) { return y[l * s.out + i]; },
+                   [&](auto l, auto j) { return x[l * s.in + j]; }, [&](auto, auto) { return 1.0; }),
+               "linear_grad_weight");
+  expect_close(dbias,
+               product(
+                   1, s.out, s.tokens, DType::f32, [&](auto, auto) { return 1.0; },
+                   [&](auto l, auto j) { return y[l * s.out + j]; }, [&](auto, auto) { return 0.0; }),
+               "linear_grad_bias");
+  EXPECT_THROW(ops->linear(*stream, y.tensor(), w.tensor(), x.tensor(), {}, Accumulate::overwrite), Bug);
 }
 
 }  // namespace
