@@ -261,9 +261,9 @@ TEST(SafetensorsIndex, RefusesDamage) {
       {R"({"weight_map":{"a":"x\u0000y"}})", "not in a file of this directory"},
       {R"({"metadata":)" + std::string(3'000'000, '['), "not valid JSON at byte"},
   };
-  for (const auto& [text, message] : cases) {
-    SCOPED_TRACE(text.substr(0, 80));
-    expect_error([&] { parse_safetensors_index(text, "index"); }, {"index: ", message});
+  for (const auto& damage : cases) {
+    SCOPED_TRACE(damage.first.substr(0, 80));
+    expect_error([&] { parse_safetensors_index(damage.first, "index"); }, {"index: ", damage.second});
   }
 }
 
