@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -199,7 +201,7 @@ class Reader {
       const std::string path = prefix.empty() ? key : prefix + "." + key;
       const DeepSpeedKey* known = key.find_first_of(".[") == std::string::npos ? find_key(path) : nullptr;
       if (known == nullptr) refuse_unknown(prefix, key);
-      if (is_unset(value)) continue;
+      if (known->kind == JsonKind::object ? value.is_null() : is_unset(value)) continue;
       if (!is_kind(value, known->kind)) fail("{} must be {}, is {}", at(path), kind_text(known->kind), shown(value));
       read_key(*known, value);
     }
@@ -313,11 +315,12 @@ class Reader {
     for (const char* name : {"optimizer", "scheduler"}) {
       const auto section = config.find(name);
       if (section == config.end() || !section->is_object()) continue;
-      const auto params = section->find("params");
-      if (params == section->end() || !params->is_object()) continue;
+      json params = section->value("params", json::object());
+      if (params.is_null()) params = json::object();
+      if (params.empty() && !section->contains("type")) continue;
       if (!section->contains("type")) fail("{}.params has no effect without {}.type; add the type", at(name), name);
       if (std::string_view(name) == "scheduler" && origins_.of("lr_scheduler").origin == Origin::file)
-        note_schedule(*params);
+        note_schedule(params);
     }
   }
 
@@ -431,9 +434,8 @@ void apply_deepspeed_text(std::string_view text, std::string_view name, int rank
 void apply_deepspeed_config(const std::string& file, int ranks, TrainOptions& options, OptionOrigins& origins) {
   std::ifstream in(file, std::ios::binary);
   std::string text(max_file_bytes + 1, '\0');
-  if (!in || !in.read(text.data(), static_cast<std::streamsize>(text.size())).eof()) {
-    if (!in.is_open() || in.bad()) fail("{}: cannot be read; check --deepspeed_config", file);
-  }
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));  // stops at the end of the file
+  if (!in.is_open() || in.bad()) fail("{}: cannot be read; check --deepspeed_config", file);
   text.resize(static_cast<std::size_t>(in.gcount()));
   apply_deepspeed_text(text, file, ranks, options, origins);
 }

@@ -38,6 +38,9 @@ struct DeepSpeedKey {
 // Every known key, those of the option table included. Sorted by path.
 std::span<const DeepSpeedKey> deepspeed_keys();
 
+// The same as a Markdown table, for docs/deepspeed-config.md.
+std::string deepspeed_keys_markdown();
+
 // Reads `file` and sets what the command line has not set (`origins` says what it has). `ranks` is the number of
 // data-parallel ranks, for train_batch_size. Throws Error for anything it does not accept, naming file and key; for
 // malformed JSON also line and column. Files beyond 1 MiB and nesting beyond 32 levels are refused.

@@ -1,5 +1,7 @@
 // The DeepSpeed keys that set no option of ours: what each may say, and why. Keys that do set one are in the option
 // table (train_options.cpp).
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "train/deepspeed_config.h"
@@ -261,6 +263,36 @@ std::vector<DeepSpeedKey> make_keys() {
 std::span<const DeepSpeedKey> deepspeed_keys() {
   static const std::vector<DeepSpeedKey> keys = make_keys();
   return keys;
+}
+
+std::string deepspeed_keys_markdown() {
+  std::string text = "| key | here | |\n|---|---|---|\n";
+  for (const DeepSpeedKey& key : deepspeed_keys()) {
+    switch (key.use) {
+      case KeyUse::option:
+        text +=
+            fmt::format("| `{}` | sets `{}` | {} |\n", key.path, key.option, train_option_table().at(key.option).help);
+        break;
+      case KeyUse::special:
+        text += fmt::format("| `{}` | honoured | {} |\n", key.path, key.why);
+        break;
+      case KeyUse::unused:
+        text += fmt::format("| `{}` | nothing to do | {} |\n", key.path, key.why);
+        break;
+      case KeyUse::limited:
+        text += key.accepted.empty()
+                    ? fmt::format("| `{}` | refused | {} |\n", key.path, key.why)
+                    : fmt::format("| `{}` | only `{}` | {} |\n", key.path, join(key.accepted, "`, `"), key.why);
+        break;
+      case KeyUse::feature:
+        text += fmt::format("| `{}` | only off | {} |\n", key.path, key.why);
+        break;
+      case KeyUse::section:
+        if (!key.why.empty()) text += fmt::format("| `{}` | section | {} |\n", key.path, key.why);
+        break;
+    }
+  }
+  return text;
 }
 
 }  // namespace so
