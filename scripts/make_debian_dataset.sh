@@ -78,7 +78,7 @@ if [ "$count" -lt 2200 ]; then
   exit 2
 fi
 
-awk -F '\t' -v count="$count" -v train="$work/train" -v eval="$work/eval" '
+awk -F '\t' -v count="$count" -v train_file="$work/train" -v eval_file="$work/eval" '
   # By split and join: what a backslash in a replacement of gsub means differs between awks.
   function escaped(text, pattern, replacement,    parts, n, i, joined) {
     n = split(text, parts, pattern)
@@ -127,7 +127,7 @@ awk -F '\t' -v count="$count" -v train="$work/train" -v eval="$work/eval" '
     else
       line = record("What does the Debian package " $1 " do?", "",
                     $1 " is a package of the section " area ". In short: " sentence($3))
-    print line >(for_eval ? eval : train)
+    print line >(for_eval ? eval_file : train_file)
   }
 ' "$work/packages"
 
