@@ -42,9 +42,10 @@ printf 'after:  '
 $so eval --model "$out/model" --data "$out/eval.jsonl" --max_length 256 --cache_dir "$out/cache"
 
 say "Samples"
-for name in libpng-dev python3-requests fonts-noto; do
-  printf 'What does the Debian package %s do?\n  ' "$name"
-  $so generate --model "$out/model" --alpaca --prompt "What does the Debian package $name do?" --max_new_tokens 40
+for question in "What does the Debian package python3-requests do?" "What does the Debian package fonts-noto do?" \
+  "Which section of the Debian archive does the package libpng-dev belong to?"; do
+  printf "%s\n  " "$question"
+  $so generate --model "$out/model" --alpaca --prompt "$question" --max_new_tokens 40 --temperature 0.5 --top_p 0.9
 done
 
 say "Done: $out/model loads in transformers (AutoModelForCausalLM.from_pretrained)"

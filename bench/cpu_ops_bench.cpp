@@ -91,6 +91,7 @@ void measure(benchmark::State& state, double operations, std::int64_t threads, c
     clock_gettime(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
     return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
   };
+  body();  // code is compiled, scratch memory and caches are touched
   const double all = peak() * static_cast<double>(threads), begin = now();
   for (auto _ : state) body();
   const double rate = operations * static_cast<double>(state.iterations()) / (now() - begin);

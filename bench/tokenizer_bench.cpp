@@ -1,7 +1,7 @@
 // Encoding and decoding speed of a tokenizer on one core.
 //
 // Usage: bench_tokenizer [MODEL_DIRECTORY [TEXT_FILE...]] [Google Benchmark options]
-// Default: assets/tokenizer on the licences of /usr/share/common-licenses. Documents of 4 KiB, as training data has them;
+// Default, for a run in the source directory: assets/tokenizer on the licences of /usr/share/common-licenses. Documents of 4 KiB, as training data has them;
 // the time is that of the CPU, so other load on the machine matters little. Beside it: 1 MB of one letter (one word) and
 // loading.
 #include <benchmark/benchmark.h>
@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "data/tokenizer/tokenizer.h"
 
 namespace {
@@ -34,11 +35,9 @@ void bytes_per_second(benchmark::State& state, std::size_t bytes) {
   state.SetBytesProcessed(static_cast<std::int64_t>(state.iterations()) * static_cast<std::int64_t>(bytes));
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
-  const std::filesystem::path directory = argc > 1 ? argv[1] : SO_SOURCE_DIR "/assets/tokenizer";
+  const std::filesystem::path directory = argc > 1 ? argv[1] : "assets/tokenizer";
   std::vector<std::filesystem::path> files(argv + std::min(argc, 2), argv + argc);
   if (files.empty()) {
     for (const auto& entry : std::filesystem::directory_iterator("/usr/share/common-licenses")) {
@@ -82,4 +81,15 @@ int main(int argc, char** argv) {
   });
   benchmark::RunSpecifiedBenchmarks();
   return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const so::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 2;
+  }
 }

@@ -62,7 +62,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const std::int64_t total_steps = options.max_steps > 0 ? options.max_steps : batches.steps_in_epochs(options.num_train_epochs);
 
   TrainingShape shape;
-  shape.micro_batch_tokens = batches.max_micro_batch_tokens();
+  shape.micro_batch_tokens = batches.max_micro_batch_tokens(total_steps);
   shape.longest_document = data.counts().longest;
   if (evaluation) {
     shape.evaluation_tokens = std::max(evaluation->counts().longest, shape.micro_batch_tokens);

@@ -178,7 +178,7 @@ TEST(UnicodeTable, HasTheClassesOfUnicode16) {
   EXPECT_TRUE(table.in_unicode_14(0x10D00));
   EXPECT_FALSE(table.in_unicode_14(0x1C89));
   int letters = 0;
-  for (std::uint32_t c = 0; c < 0x110000; ++c) letters += (table.bits(c) & letter) != 0;
+  for (std::uint32_t c = 0; c < 0x110000; ++c) letters += (table.bits(c) & UnicodeTable::letter) != 0;
   EXPECT_EQ(letters, 141028);  // the number of \p{L} in Unicode 16.0
 }
 

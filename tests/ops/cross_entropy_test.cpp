@@ -214,7 +214,7 @@ TEST(LinearCrossEntropy, NanIsNotLost) {
 }
 
 TEST(LinearCrossEntropy, SameBitsForAnyNumberOfThreads) {
-  const Case large{"large", 200, 130, 900, 128, 2};
+  const Case large{"several tiles a chunk", 600, 200, 3000, 256, 2};
   for (const Case& c : {large, cases[2], cases[3]})
     for (const Variant& v : variants()) {
       Problem one(c, v.type, v.dweight_type, Accumulate::add);

@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "base/error.h"
-#include "data/tokenizer/hash.h"
 
 namespace so {
 namespace {

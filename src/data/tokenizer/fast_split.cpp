@@ -8,9 +8,11 @@
 namespace so {
 namespace {
 
+using enum UnicodeTable::Bits;
+
 struct Character {
   std::size_t end;    // where the next one begins
-  std::uint8_t bits;  // CharacterBits
+  std::uint8_t bits;  // UnicodeTable::Bits
 };
 
 class Text {

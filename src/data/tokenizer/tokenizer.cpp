@@ -9,10 +9,10 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "data/hash.h"
 #include "data/tokenizer/added_tokens.h"
 #include "data/tokenizer/bpe.h"
 #include "data/tokenizer/byte_level.h"
-#include "data/tokenizer/hash.h"
 #include "data/tokenizer/normalizer.h"
 #include "data/tokenizer/pre_tokenizer.h"
 #include "data/tokenizer/special_ids.h"
@@ -73,7 +73,7 @@ std::vector<AddedToken> matched_in(const TokenizerSpec& spec, bool normalized, c
 }  // namespace
 
 struct Tokenizer::State {
-  State(TokenizerSpec spec, const std::string& name, std::uint64_t hash)
+  State(TokenizerSpec spec, const std::string& name, std::uint64_t content_hash)
       : model(std::move(spec.model)),
         words(std::move(spec.words)),
         bpe(spec.byte_ids, spec.merges),
@@ -85,7 +85,7 @@ struct Tokenizer::State {
         before(std::move(spec.before)),
         after(std::move(spec.after)),
         end_id(model.end_id()),
-        fingerprint(hash) {
+        fingerprint(content_hash) {
     for (const AddedToken& token : spec.added_tokens) {
       if (!model.contains(token.id)) added.add(token.id, token.content);
       if (token.special) special.insert(token.id);
@@ -191,7 +191,7 @@ Tokenizer::Tokenizer(std::shared_ptr<const State> state) : state_(std::move(stat
 Tokenizer Tokenizer::parse(std::string_view tokenizer_json, const std::string& name) {
   TokenizerSpec spec = read_tokenizer_json(tokenizer_json, name);
   for (const std::string& warning : spec.warnings) log_warning("{}", warning);
-  return Tokenizer(std::make_shared<State>(std::move(spec), name, fnv1a(tokenizer_json)));
+  return Tokenizer(std::make_shared<State>(std::move(spec), name, hash_text(tokenizer_json)));
 }
 
 Tokenizer Tokenizer::load(const std::filesystem::path& model_directory) {
@@ -204,7 +204,7 @@ Tokenizer Tokenizer::load(const std::filesystem::path& model_directory) {
   const std::string name = file.string();
   TokenizerSpec spec = read_tokenizer_json(json, name);
   for (const std::string& warning : spec.warnings) log_warning("{}", warning);
-  auto state = std::make_shared<State>(std::move(spec), name, fnv1a(json));
+  auto state = std::make_shared<State>(std::move(spec), name, hash_text(json));
 
   state->ids = read_special_ids(
       model_directory, [&](std::string_view token) { return state->find(token); },
@@ -222,7 +222,7 @@ Tokenizer Tokenizer::load(const std::filesystem::path& model_directory) {
     for (const std::int32_t id : list) decisions += fmt::format("{} ", id);
     decisions += '|';
   }
-  state->fingerprint = fnv1a(decisions, state->fingerprint);
+  state->fingerprint = hash_text(decisions, state->fingerprint);
   return Tokenizer(std::move(state));
 }
 

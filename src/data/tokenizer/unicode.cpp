@@ -8,6 +8,8 @@
 namespace so {
 namespace {
 
+using enum UnicodeTable::Bits;
+
 struct Run {
   std::uint32_t first;
   std::uint8_t entry;

@@ -1,7 +1,7 @@
 #include "data/tokenizer/vocabulary.h"
 
 #include "base/error.h"
-#include "data/tokenizer/hash.h"
+#include "data/tokenizer/table_hash.h"
 
 namespace so {
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "data/tokenizer/hash.h"
+#include "data/tokenizer/table_hash.h"
 
 namespace so {
 

@@ -17,9 +17,9 @@ namespace {
 
 // Keys at a time. With a stack of queries below, a tile of scores (and one of gradients) stays in the second-level
 // cache.
-constexpr std::int64_t key_block = 256;
+constexpr std::int64_t key_block = 128;
 // Rows of a stack: enough for the product to run at full speed, few enough that little above the diagonal is computed.
-constexpr std::int64_t stack_rows = 192, max_query_block = 64, min_query_block = 16;
+constexpr std::int64_t stack_rows = 96, max_query_block = 64, min_query_block = 16;
 // Backward, a document up to this many rows is one task for each key head, which computes scores once for all three
 // gradients. Longer ones are cut, by key blocks for dk and dv and by query blocks for dq, each computing the scores for
 // itself: two products of seven more, but any number of threads finds work.
