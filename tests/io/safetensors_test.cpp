@@ -210,15 +210,17 @@ TEST(SafetensorsReader, RefusesEveryTruncation) {
   EXPECT_THROW(SafetensorsReader{directory / "cut"}, Error);
 }
 
-// Whatever a flipped bit in the header does, it is an Error or leaves a file whose tensors tile the data.
-TEST(SafetensorsReader, SurvivesEveryFlippedBitOfTheHeader) {
+// Whatever a flipped bit in the header does, it is an Error or leaves a file whose tensors tile the data. Every third
+// bit: each byte, and each place in a byte.
+TEST(SafetensorsReader, SurvivesFlippedBitsOfTheHeader) {
   const std::string whole = read_file(fixture("mixed.safetensors"));
   std::uint64_t length = 0;
   std::memcpy(&length, whole.data(), 8);
   const std::string header = whole.substr(8, length);
   const std::uint64_t data_bytes = whole.size() - 8 - length;
   int refused = 0;
-  for (std::size_t i = 0; i < header.size() * 8; ++i) {
+  int flips = 0;
+  for (std::size_t i = 0; i < header.size() * 8; i += 3, ++flips) {
     std::string damaged = header;
     damaged[i / 8] = static_cast<char>(damaged[i / 8] ^ (1 << (i % 8)));
     try {
@@ -232,7 +234,7 @@ TEST(SafetensorsReader, SurvivesEveryFlippedBitOfTheHeader) {
       ++refused;
     }
   }
-  EXPECT_GT(refused, static_cast<int>(header.size()) * 4);  // about: all but flips inside names
+  EXPECT_GT(refused, flips / 2);  // about: all but flips inside names
 }
 
 // A header of nothing but brackets or digits must cost memory like its own length, and no stack.
