@@ -93,6 +93,10 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const std::size_t predicted = plan.memory.host_total(runtime.device().kind());
   log_info("memory plan:\n{}  in all {}", plan.memory.table(), format_bytes(predicted));
 
+  if (runtime.device().kind() == DeviceKind::cpu)
+    for (const char* name : {"offload_optimizer", "offload_ratio", "pin_memory"})
+      if (origins.given(name)) log_info("{} has nothing to choose on the CPU device: there is one kind of memory", name);
+
   Trainer trainer({options, runtime, model, plan, data, evaluation ? &*evaluation : nullptr, batches, total_steps});
   if (checkpoint) {
     trainer.resume(checkpoint->path, *state);

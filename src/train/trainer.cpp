@@ -125,7 +125,17 @@ void Trainer::report(const StepResult& r) {
   if (m.skipped)
     log_warning("step {}: the gradient of '{}' is not finite; the step was skipped, weights and optimizer state are as before",
                 m.step, m.skipped_tensor);
+  if (in_.options.wall_clock_breakdown && m.step % in_.options.log_interval == 0) log_breakdown(r);
   progress_.step(m);
+}
+
+void Trainer::log_breakdown(const StepResult& r) {
+  const EngineCounters& now = engine_.counters();
+  const double adam = now.adam_seconds - reported_.adam_seconds, gradients = now.gradient_wait_seconds - reported_.gradient_wait_seconds,
+               save = now.save_wait_seconds - reported_.save_wait_seconds;
+  log_info("step {}: {:.4f} s = forward and backward {:.4f}, waiting for gradients {:.4f}, AdamW {:.4f}, waiting for a save {:.4f}",
+           state_.step, r.seconds, r.seconds - adam - gradients - save, gradients, adam, save);
+  reported_ = now;
 }
 
 double Trainer::evaluate() {

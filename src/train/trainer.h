@@ -58,6 +58,7 @@ class Trainer {
   };
   StepResult train_step();
   void report(const StepResult& result);
+  void log_breakdown(const StepResult& result);
   double evaluate();
   void record_evaluation();
   void save();
@@ -78,6 +79,7 @@ class Trainer {
   TrainerState state_;
   std::int64_t last_saved_step_ = -1;
   Progress progress_;
+  EngineCounters reported_;  // at the last log_breakdown()
   MicroBatch batch_;
 };
 
