@@ -44,7 +44,8 @@ BatchIterator::BatchIterator(const TokenDataset& dataset, BatchOptions options) 
 RowPlan BatchIterator::rows_of(std::int64_t epoch) const {
   std::vector<std::int64_t> order = epoch_order(dataset_.size(), options_.seed, epoch, options_.shuffle);
   if (!options_.packing) return single_document_rows(std::move(order));
-  return packed_rows(order, [this](std::int64_t document) { return dataset_.length(document); }, options_.max_length);
+  return packed_rows(
+      order, [this](std::int64_t document) { return dataset_.length(document); }, options_.max_length);
 }
 
 void BatchIterator::enter(std::int64_t epoch) {
@@ -85,7 +86,8 @@ void BatchIterator::micro_batch(std::int64_t i, MicroBatch& out) const {
   const std::int64_t per_rank = ceil_div(micro_batches_of(step_end_ - step_begin_), options_.ranks);
   SO_CHECK(i >= 0 && i < per_rank, "micro-batch {} of {}", i, per_rank);
   clear(out);
-  const std::int64_t begin = std::min(step_end_, step_begin_ + (i * options_.ranks + options_.rank) * options_.batch_size);
+  const std::int64_t begin =
+      std::min(step_end_, step_begin_ + (i * options_.ranks + options_.rank) * options_.batch_size);
   const std::int64_t end = std::min(step_end_, begin + options_.batch_size);
   std::int64_t longest = 0;
   for (std::int64_t row = begin; row < end; ++row) {

@@ -20,7 +20,10 @@ std::string alpaca_prompt(const AlpacaRecord& record) {
 }
 
 ExampleBuilder::ExampleBuilder(const TextEncoder& encoder, ExampleOptions options)
-    : encoder_(encoder), options_(options), end_token_(encoder.end_token()), vocabulary_size_(encoder.vocabulary_size()) {
+    : encoder_(encoder),
+      options_(options),
+      end_token_(encoder.end_token()),
+      vocabulary_size_(encoder.vocabulary_size()) {
   if (options_.max_length < 2)
     fail("max_length is {}; it must be at least 2, since the last token of a document predicts nothing",
          options_.max_length);
@@ -52,8 +55,9 @@ Example ExampleBuilder::build(const Record& record) const {
 
   if (!encoder_.can_encode()) (void)encoder_.encode({}, false);  // throws, and knows why
   if (!end_token_)
-    fail("the tokenizer has no end token, so the model could not learn to stop; name one as \"eos_token\" in "
-         "tokenizer_config.json");
+    fail(
+        "the tokenizer has no end token, so the model could not learn to stop; name one as \"eos_token\" in "
+        "tokenizer_config.json");
   std::vector<std::int32_t> ids;
   std::size_t trained_from = 0;
   if (const auto* text = std::get_if<TextRecord>(&record)) {

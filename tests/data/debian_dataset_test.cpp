@@ -38,8 +38,9 @@ class DebianDataset : public ::testing::Test {
   }
 
   int run(const std::string& arguments) {
-    const std::string command = "cd '" + directory_.path.string() + "' && PATH=\"$PWD:$PATH\" sh " SO_SOURCE_DIR
-                                "/scripts/make_debian_dataset.sh " + arguments + " 2>messages";
+    const std::string command = "cd '" + directory_.path.string() +
+                                "' && PATH=\"$PWD:$PATH\" sh " SO_SOURCE_DIR "/scripts/make_debian_dataset.sh " +
+                                arguments + " 2>messages";
     const int status = std::system(command.c_str());
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
