@@ -7,10 +7,11 @@
 #include <utility>
 
 #include "base/options.h"
+#include "optim/lr_schedule.h"
 
 namespace so {
 
-enum class LrScheduler : std::uint8_t { cosine, linear, constant };
+using LrScheduler = LrScheduleKind;
 enum class Precision : std::uint8_t { automatic, bf16, fp32 };
 enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
 enum class Toggle : std::uint8_t { automatic, on, off };
