@@ -2,9 +2,9 @@
 
 namespace so {
 
-void throw_bug(const char* condition, const std::string& message, std::source_location where) {
-  throw Bug(fmt::format("internal error at {}:{}: {}{}{}", where.file_name(), where.line(), condition,
-                        message.empty() ? "" : ": ", message));
+void throw_bug(const char* condition, const std::string& message, const char* file, int line) {
+  throw Bug(fmt::format("internal error at {}:{}: {}{}{}", file, line, condition, message.empty() ? "" : ": ",
+                        message));
 }
 
 }  // namespace so

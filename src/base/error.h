@@ -3,7 +3,6 @@
 
 #include <fmt/core.h>
 
-#include <source_location>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -28,7 +27,7 @@ template <class... Args>
   throw Error(fmt::format(format, std::forward<Args>(args)...));
 }
 
-[[noreturn]] void throw_bug(const char* condition, const std::string& message, std::source_location where);
+[[noreturn]] void throw_bug(const char* condition, const std::string& message, const char* file, int line);
 
 }  // namespace so
 
@@ -36,5 +35,5 @@ template <class... Args>
 #define SO_CHECK(condition, ...)                                                                        \
   do {                                                                                                  \
     if (!(condition)) [[unlikely]]                                                                      \
-      ::so::throw_bug(#condition, ::fmt::format("" __VA_ARGS__), ::std::source_location::current());    \
+      ::so::throw_bug(#condition, ::fmt::format("" __VA_ARGS__), __FILE__, __LINE__);                   \
   } while (false)

@@ -109,8 +109,20 @@ std::int64_t BatchIterator::steps_in_epochs(std::int64_t epochs) const {
   return steps;
 }
 
-std::int64_t BatchIterator::max_micro_batch_tokens() const {
-  return options_.batch_size * (options_.packing ? options_.max_length : dataset_.counts().longest);
+std::int64_t BatchIterator::max_micro_batch_tokens(std::int64_t steps) const {
+  std::int64_t most = 0;
+  for (std::int64_t epoch = 0; steps > 0; ++epoch) {
+    const RowPlan rows = rows_of(epoch);
+    const std::int64_t end = std::min(rows.size(), steps * rows_per_step());
+    for (std::int64_t begin = 0; begin < end; begin += options_.batch_size) {
+      std::int64_t tokens = 0;
+      for (std::int64_t row = begin; row < std::min(end, begin + options_.batch_size); ++row)
+        for (const std::int64_t document : rows.row(row)) tokens += dataset_.length(document);
+      most = std::max(most, tokens);
+    }
+    steps -= ceil_div(end, rows_per_step());
+  }
+  return most;
 }
 
 void BatchIterator::restore(const SamplerState& state) {

@@ -67,7 +67,8 @@ class BatchIterator {
 
   std::int64_t steps_per_epoch(std::int64_t epoch) const;  // with packing it may differ between epochs
   std::int64_t steps_in_epochs(std::int64_t epochs) const;  // sum over epochs 0 .. epochs-1
-  std::int64_t max_micro_batch_tokens() const;              // no micro-batch has more
+  // The largest micro-batch, in tokens, of any rank in the first `steps` steps from the beginning: exact, from lengths.
+  std::int64_t max_micro_batch_tokens(std::int64_t steps) const;
 
   // Where to go on after the current step: save it with the step's result. Before the first step: the start.
   SamplerState state() const { return {epoch_, position_}; }

@@ -10,7 +10,7 @@
 #include "base/file.h"
 #include "data/cache_directory.h"
 #include "data/hash.h"
-#include "data/progress.h"
+#include "base/progress.h"
 #include "data/records.h"
 
 namespace so {

@@ -28,6 +28,7 @@ ExampleBuilder::ExampleBuilder(const TextEncoder& encoder, ExampleOptions option
   if (options_.max_length > kMaxDocumentTokens)
     fail("max_length is {}; the limit is {}", options_.max_length, kMaxDocumentTokens);
 
+  if (!encoder.can_encode()) return;
   // What the tokenizer's template appends must not end up between prompt and output: find out how much it is.
   const std::vector<std::int32_t> plain = encoder.encode("a", false), decorated = encoder.encode("a", true);
   const auto found = std::find_end(decorated.begin(), decorated.end(), plain.begin(), plain.end());
@@ -49,6 +50,7 @@ std::vector<std::int32_t> ExampleBuilder::encode_document(std::string_view text)
 Example ExampleBuilder::build(const Record& record) const {
   if (const auto* tokens = std::get_if<TokenRecord>(&record)) return finish(tokens->ids, tokens->labels);
 
+  if (!encoder_.can_encode()) (void)encoder_.encode({}, false);  // throws, and knows why
   if (!end_token_)
     fail("the tokenizer has no end token, so the model could not learn to stop; name one as \"eos_token\" in "
          "tokenizer_config.json");

@@ -103,6 +103,12 @@ std::optional<ConfigReader> ConfigReader::object(std::string_view key) const {
   return ConfigReader(std::move(node));
 }
 
+void ConfigReader::only_zero(std::string_view key, std::string_view why) const {
+  if (!has(key)) return;
+  const json& v = *node_->value.find(key);
+  if (!v.is_number() || v.get<double>() != 0) refuse(key, why);
+}
+
 void ConfigReader::only(std::string_view key, std::string_view allowed) const {
   const std::string value = text(key, allowed);
   if (value != allowed) refuse(key, fmt::format("'{}' is not supported, only '{}'", value, allowed));

@@ -45,7 +45,7 @@ struct AdamWHyper {
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
 };
 
-// The coefficients of one optimizer step, each computed in double and rounded to fp32 once; what the CUDA kernel gets too.
+// The coefficients of one optimizer step, computed in double and rounded to fp32 once; the CUDA kernel gets them too.
 struct AdamWStep {
   float grad_scale;       // multiplies the gradient: the clip coefficient, or 1 (then exact)
   float one_minus_beta1;  // 1 - beta1

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "data/batches.h"
 #include "device/device.h"
@@ -17,7 +18,9 @@ class BatchUpload {
 
   // Enqueues the copies and returns views that hold until the next upload() on the same stream. Waits, if it must, until
   // the staging memory of the previous call is free.
-  DeviceBatch upload(Stream& stream, const MicroBatch& batch);
+  DeviceBatch upload(Stream& stream, const MicroBatch& batch) { return upload(stream, batch, batch.cu_seqlens); }
+  // With a KV cache, documents have more keys than queries: cu_k as AttentionSpans has it.
+  DeviceBatch upload(Stream& stream, const MicroBatch& batch, std::span<const std::int32_t> cu_k);
 
   // f32 [tokens] on the device, for the losses of the batch uploaded last.
   Tensor losses() const { return losses_.rows(0, tokens_); }

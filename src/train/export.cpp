@@ -57,7 +57,7 @@ void ModelExport::write_bucket(const Bucket& bucket) {
 void ModelExport::finish() { writer_.finish(); }
 
 void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory) {
-  AtomicDirectory staged(directory / "model");
+  AtomicDirectory staged(directory / "export");
   ModelExport model(engine, source, staged.path());
   for (const Bucket& bucket : engine.buckets()) model.write_bucket(bucket);
   model.finish();

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "data/cache_directory.h"
-#include "data/progress.h"
+#include "base/progress.h"
 #include "data_test_util.h"
 
 namespace so {

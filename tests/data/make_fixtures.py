@@ -92,9 +92,12 @@ def main():
     ]
     (out / "order.json").write_text(json.dumps({"cases": orders}) + "\n")
 
-    # Lengths of which most are above half a row, so that more rows stay open than the window holds.
-    lengths = random.Random(3).choices(range(20, 101), k=400)
+    # First documents of more than half a row, more than the window holds, so that rows close early; then short ones,
+    # which would have fitted into those.
+    generator = random.Random(3)
+    lengths = generator.choices(range(55, 95), k=120) + generator.choices(range(4, 40), k=200)
     rows = pack(lengths, 100, 64)
+    assert all(pack(lengths, 100, other) != rows for other in (63, 65)), "the lengths must exercise the window"
     (out / "packing.json").write_text(json.dumps({"row_length": 100, "lengths": lengths, "rows": rows}) + "\n")
 
 

@@ -37,7 +37,7 @@ TEST(EpochOrder, PermutesAndDiffersBetweenEpochsAndSeeds) {
 
 // Each of 4 elements should come to each place equally often: 6000 epochs give 1500 each, with a standard deviation of
 // sqrt(6000 * 1/4 * 3/4) = 33.5. The seed is fixed, so the test cannot fail by chance; six deviations tell a biased
-// shuffle (exchanging with any element, say, is off by 190) from a fair one.
+// shuffle (exchanging each element with any element is off by up to 258) from a fair one.
 TEST(EpochOrder, FavoursNoPlace) {
   int counts[4][4] = {};
   for (int epoch = 0; epoch < 6000; ++epoch) {

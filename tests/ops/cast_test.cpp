@@ -1,8 +1,8 @@
+#include <bit>
 #include <cstdint>
-#include <cstring>
-#include <limits>
 #include <vector>
 
+#include "support/instruction_sets.h"
 #include "support/random_tensors.h"
 
 namespace so::test {
@@ -33,17 +33,21 @@ TEST_F(CastTest, ToBf16RoundsAsTheScalarType) {
   for (std::uint32_t upper = 0; upper < 0x10000; upper += 5)
     for (std::uint32_t lower : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
       in.push_back(std::bit_cast<float>(upper << 16 | lower));
-  const std::vector<bf16> out = cast<bf16>(in);
-  for (std::size_t i = 0; i < in.size(); ++i)
-    ASSERT_EQ(out[i].bits, bf16(in[i]).bits) << std::hex << std::bit_cast<std::uint32_t>(in[i]);
+  for_each_instruction_set([&] {
+    const std::vector<bf16> out = cast<bf16>(in);
+    for (std::size_t i = 0; i < in.size(); ++i)
+      ASSERT_EQ(out[i].bits, bf16(in[i]).bits) << std::hex << std::bit_cast<std::uint32_t>(in[i]);
+  });
 }
 
 TEST_F(CastTest, EveryBf16WidensToItsUpperHalf) {
   std::vector<bf16> in(0x10000);
   for (std::size_t i = 0; i < in.size(); ++i) in[i].bits = static_cast<std::uint16_t>(i);
-  const std::vector<float> out = cast<float>(in);
-  for (std::size_t i = 0; i < in.size(); ++i)
-    ASSERT_EQ(std::bit_cast<std::uint32_t>(out[i]), static_cast<std::uint32_t>(i) << 16);
+  for_each_instruction_set([&] {
+    const std::vector<float> out = cast<float>(in);
+    for (std::size_t i = 0; i < in.size(); ++i)
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(out[i]), static_cast<std::uint32_t>(i) << 16);
+  });
 }
 
 TEST_F(CastTest, AnyLength) {

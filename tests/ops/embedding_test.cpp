@@ -1,6 +1,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "support/instruction_sets.h"
 #include "support/random_tensors.h"
 
 namespace so::test {
@@ -9,7 +10,7 @@ namespace {
 struct Case {
   std::int64_t n, width, vocabulary;
 };
-const Case kCases[] = {{1, 1, 1}, {1, 7, 3}, {5, 384, 11}, {300, 33, 17}, {257, 129, 1000}};
+const Case kCases[] = {{1, 1, 1}, {1, 7, 3}, {5, 384, 11}, {300, 33, 17}, {257, 129, 300}};
 
 TEST(Embedding, GathersRowsExactly) {
   CpuRig rig(3);
@@ -22,9 +23,8 @@ TEST(Embedding, GathersRowsExactly) {
       const auto rows = table.values(rig.stream()), actual = out.values(rig.stream());
       for (std::int64_t i = 0; i < n * width; ++i)
         ASSERT_EQ(actual[static_cast<std::size_t>(i)],
-                  rows[static_cast<std::size_t>(static_cast<std::int64_t>(id[static_cast<std::size_t>(i / width)]) *
-                                                    width +
-                                                i % width)]);
+                  rows[static_cast<std::size_t>(
+                      static_cast<std::int64_t>(id[static_cast<std::size_t>(i / width)]) * width + i % width)]);
     }
   }
 }
@@ -53,13 +53,17 @@ TEST(EmbeddingGrad, AddsInOrder) {
           const TestTensor dout = random_tensor(rig.stream(), dtype, {n, width}, 3);
           const auto id = random_indices(static_cast<std::size_t>(n), 4, vocabulary);
           const TestTensor ids(rig.stream(), DType::i32, {n}, id);
-          const TestTensor dtable = random_tensor(rig.stream(), table_dtype, {vocabulary, width}, 5);
-          std::vector<double> before = dtable.values(rig.stream());
+          const TestTensor start = random_tensor(rig.stream(), table_dtype, {vocabulary, width}, 5);
+          std::vector<double> before = start.values(rig.stream());
           if (mode == Accumulate::overwrite) before.assign(before.size(), 0.0);
-          rig.ops().embedding_grad(rig.stream(), dtable, dout, ids, mode);
-          EXPECT_EQ(dtable.values(rig.stream()), scattered(before, dout.values(rig.stream()), id,
-                                                           static_cast<std::size_t>(width), table_dtype))
-              << n << "x" << width << " of " << vocabulary << ", " << threads << " threads";
+          const auto expected =
+              scattered(before, dout.values(rig.stream()), id, static_cast<std::size_t>(width), table_dtype);
+          for_each_instruction_set([&] {
+            const TestTensor dtable = random_tensor(rig.stream(), table_dtype, {vocabulary, width}, 5);
+            rig.ops().embedding_grad(rig.stream(), dtable, dout, ids, mode);
+            EXPECT_EQ(dtable.values(rig.stream()), expected)
+                << n << "x" << width << " of " << vocabulary << ", " << threads << " threads";
+          });
         }
       }
     }

@@ -3,6 +3,7 @@
 #include <limits>
 #include <vector>
 
+#include "support/instruction_sets.h"
 #include "support/random_tensors.h"
 
 namespace so::test {
@@ -38,9 +39,13 @@ TEST(GradStats, SumsInThePromisedOrder) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       for (const std::int64_t count : {1, 31, 32, 33, 4095, 4096, 4097, 200003}) {
         const TestTensor grad = random_tensor(rig.stream(), dtype, {count}, 7, 3.0);
-        const GradStats stats = run(rig, grad);
-        EXPECT_EQ(stats.sum_of_squares, sum_in_promised_order(grad.values(rig.stream()))) << count << " " << threads;
-        EXPECT_EQ(stats.non_finite, 0u);
+        const double expected = sum_in_promised_order(grad.values(rig.stream()));
+        for_each_instruction_set([&] {
+          const GradStats stats = run(rig, grad);
+          EXPECT_EQ(stats.sum_of_squares, expected)
+              << count << " of " << name_of(dtype) << ", " << threads << " threads";
+          EXPECT_EQ(stats.non_finite, 0u);
+        });
       }
     }
   }

@@ -75,6 +75,7 @@ class TestTensor {
 
   // Waits for the stream.
   std::vector<std::byte> bytes(Stream& stream) const {
+    SO_CHECK(tensor_, "an absent tensor has no bytes");
     std::vector<std::byte> result(tensor_.bytes());
     stream.copy(result.data(), tensor_.data(), result.size());
     stream.synchronize();
@@ -105,18 +106,26 @@ class TestTensor {
   }
   void put(std::byte* to, std::size_t i, double value) const {
     switch (tensor_.dtype()) {
-      case DType::f32: return put_as(to, i, static_cast<float>(value));
-      case DType::bf16: return put_as(to, i, bf16(static_cast<float>(value)));
-      case DType::i32: return put_as(to, i, static_cast<std::int32_t>(value));
-      default: SO_CHECK(false, "no test values of {}", name_of(tensor_.dtype()));
+      case DType::f32:
+        return put_as(to, i, static_cast<float>(value));
+      case DType::bf16:
+        return put_as(to, i, bf16(static_cast<float>(value)));
+      case DType::i32:
+        return put_as(to, i, static_cast<std::int32_t>(value));
+      default:
+        SO_CHECK(false, "no test values of {}", name_of(tensor_.dtype()));
     }
   }
   double get(const std::byte* from, std::size_t i) const {
     switch (tensor_.dtype()) {
-      case DType::f32: return get_as<float>(from, i);
-      case DType::bf16: return get_as<bf16>(from, i);
-      case DType::i32: return get_as<std::int32_t>(from, i);
-      default: SO_CHECK(false, "no test values of {}", name_of(tensor_.dtype()));
+      case DType::f32:
+        return get_as<float>(from, i);
+      case DType::bf16:
+        return get_as<bf16>(from, i);
+      case DType::i32:
+        return get_as<std::int32_t>(from, i);
+      default:
+        SO_CHECK(false, "no test values of {}", name_of(tensor_.dtype()));
     }
   }
 
@@ -147,24 +156,33 @@ inline TestTensor random_tensor(Stream& stream, DType dtype, std::initializer_li
 }
 
 // Half a unit in the last place, relative: the error of one rounding to the dtype.
-inline double unit_roundoff(DType dtype) { return dtype == DType::bf16 ? 0x1p-9 : 0x1p-24; }
+inline double unit_roundoff(DType dtype) { return dtype == DType::bf16 ? 0x1p-8 : 0x1p-24; }
 
-// |actual - expected| <= relative * |expected| + absolute, for every element; reports the worst.
-inline void expect_close(const std::vector<double>& actual, const std::vector<double>& expected, double relative,
-                         double absolute, const std::string& what) {
+// |actual - expected| <= allowed, element by element; reports how many are outside and the worst of them.
+inline void expect_within(const std::vector<double>& actual, const std::vector<double>& expected,
+                          const std::vector<double>& allowed, const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
+  ASSERT_EQ(actual.size(), allowed.size()) << what;
   double worst = 0;
   std::size_t at = 0, outside = 0;
   for (std::size_t i = 0; i < actual.size(); ++i) {
-    const double allowed = relative * std::abs(expected[i]) + absolute;
     const double error = std::abs(actual[i] - expected[i]);
-    if (error <= allowed) continue;
+    if (error <= allowed[i]) continue;
     ++outside;
-    const double excess = std::isnan(error) ? std::numeric_limits<double>::infinity() : error - allowed;
+    const double excess = std::isnan(error) ? std::numeric_limits<double>::infinity() : error / allowed[i];
     if (outside == 1 || excess > worst) worst = excess, at = i;
   }
-  EXPECT_EQ(outside, 0u) << what << ": the worst is element " << at << ", " << actual[at] << " for " << expected[at]
-                         << " (allowed " << relative * std::abs(expected[at]) + absolute << ")";
+  if (outside > 0)
+    ADD_FAILURE() << what << ": " << outside << " of " << actual.size() << " are off; the worst is element " << at
+                  << ", " << actual[at] << " for " << expected[at] << " (allowed " << allowed[at] << ")";
+}
+
+// |actual - expected| <= relative * |expected| + absolute.
+inline void expect_close(const std::vector<double>& actual, const std::vector<double>& expected, double relative,
+                         double absolute, const std::string& what) {
+  std::vector<double> allowed(expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) allowed[i] = relative * std::abs(expected[i]) + absolute;
+  expect_within(actual, expected, allowed, what);
 }
 
 }  // namespace so::test

@@ -72,6 +72,7 @@ DecoderSpec read_decoder_spec(std::string_view text, const std::string& origin) 
   spec.attention_bias = config.boolean("attention_bias", false);
   spec.head_dim = config.has("head_dim") ? config.positive_int("head_dim") : 0;
   config.only("hidden_act", "silu");
+  config.only_zero("attention_dropout", "dropout is not supported; set it to 0, as these models are trained");
   if (config.has("quantization_config"))
     config.refuse("quantization_config", "quantised weights cannot be fine-tuned here; use the unquantised model");
   family->read(config, spec);

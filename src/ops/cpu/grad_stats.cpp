@@ -1,9 +1,9 @@
 // Sum of squares and count of non-finite elements, for the gradient norm and the verdict on a step.
 //
 // The sum decides whether and by how much a step is clipped, so its order is part of the contract, the same for any
-// number of threads and any instruction set: the elements are cut in blocks of kBlock; element i of a block goes to lane
-// i mod kLanes, each lane adds in order; the lanes are added by halves (lane j with lane j + 16, then j + 8, ... 1);
-// the blocks are added in order.
+// number of threads and any instruction set: the elements are cut in blocks of kBlock; element i of a block goes to
+// lane i mod kLanes, and each lane adds in order; the lanes are added by halves (lane j and lane j + 16, then j + 8,
+// and so on); the blocks are added in order.
 //
 // It is a double sum because
 //  - the square of an fp32 is exact in double (24 + 24 bits of significand in 53; exponents from 2^-298 to 2^256 in

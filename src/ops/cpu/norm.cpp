@@ -89,8 +89,8 @@ void rms_norm_grad_as(T* dx, float* dweight, const T* dout, const T* residual, c
 }
 
 // Rows [begin, end) of the backward pass; their part of dweight is added to `dweight`, f32 [H].
-void rms_norm_grad_rows(Tensor dx, float* dweight, Tensor dout, Tensor residual, Tensor x, Tensor inv_rms, Tensor weight,
-                        std::int64_t begin, std::int64_t end) {
+void rms_norm_grad_rows(Tensor dx, float* dweight, Tensor dout, Tensor residual, Tensor x, Tensor inv_rms,
+                        Tensor weight, std::int64_t begin, std::int64_t end) {
   const auto rows = [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     rms_norm_grad_as<T>(dx.as<T>(), dweight, dout.as<T>(), residual ? residual.as<T>() : nullptr, x.as<T>(),
@@ -118,13 +118,14 @@ void add_rms_norm(ThreadPool& pool, const Tensor& out, const Tensor& sum, const 
   });
 }
 
-void rms_norm_grad(ThreadPool& pool, const Tensor& dx, const Tensor& dweight, const Tensor& dout, const Tensor& residual,
-                   const Tensor& x, const Tensor& inv_rms, const Tensor& weight, Accumulate dweight_mode) {
+void rms_norm_grad(ThreadPool& pool, const Tensor& dx, const Tensor& dweight, const Tensor& dout,
+                   const Tensor& residual, const Tensor& x, const Tensor& inv_rms, const Tensor& weight,
+                   Accumulate dweight_mode) {
   BlockSums sums(x.dim(0), x.dim(1));
   pool.parallel_for(sums.blocks(), 1, [&](std::int64_t first, std::int64_t last) {
+    const auto grad_rows = HWY_DYNAMIC_DISPATCH(rms_norm_grad_rows);
     for (std::int64_t b = first; b < last; ++b)
-      HWY_DYNAMIC_DISPATCH(rms_norm_grad_rows)
-      (dx, sums.block(b), dout, residual, x, inv_rms, weight, sums.begin(b), sums.end(b));
+      grad_rows(dx, sums.block(b), dout, residual, x, inv_rms, weight, sums.begin(b), sums.end(b));
   });
   sums.finish(pool, dweight, dweight_mode);
 }
@@ -143,7 +144,8 @@ void CpuOps::add_rms_norm(Stream& stream, Tensor out, Tensor sum, Tensor inv_rms
   expect_tensor(op, "out", out, dtype, {n, width});
   expect_tensor(op, "inv_rms", inv_rms, DType::f32, {n});
   expect_tensor(op, "weight", weight, dtype, {width});
-  SO_CHECK(static_cast<bool>(delta) == static_cast<bool>(sum), "{}: delta and sum are given together or not at all", op);
+  SO_CHECK(static_cast<bool>(delta) == static_cast<bool>(sum), "{}: delta and sum are given together or not at all",
+           op);
   if (delta) {
     expect_tensor(op, "delta", delta, dtype, {n, width});
     expect_tensor(op, "sum", sum, dtype, {n, width});

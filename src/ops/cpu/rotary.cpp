@@ -27,9 +27,8 @@ HWY_INLINE void rotate_head(T* out, std::int64_t head_dim, const float* cosines,
     store(d, hn::Sub(hn::Mul(lo, cos), hn::Mul(hi, sin)), out + i);
     store(d, hn::Add(hn::Mul(hi, cos), hn::Mul(lo, sin)), out + i + half);
   });
-  for_row(head_dim - 2 * half, [=](auto d, std::int64_t i) HWY_ATTR {
-    store(d, value(d, 2 * half + i), out + 2 * half + i);
-  });
+  for_row(head_dim - 2 * half,
+          [=](auto d, std::int64_t i) HWY_ATTR { store(d, value(d, 2 * half + i), out + 2 * half + i); });
 }
 
 // The transpose of rotate_head: turns by the opposite angle.
@@ -42,9 +41,8 @@ HWY_INLINE void rotate_head_back(To* dvalue, const T* dout, std::int64_t head_di
     store(d, hn::Add(hn::Mul(lo, cos), hn::Mul(hi, sin)), dvalue + i);
     store(d, hn::Sub(hn::Mul(hi, cos), hn::Mul(lo, sin)), dvalue + i + half);
   });
-  for_row(head_dim - 2 * half, [=](auto d, std::int64_t i) HWY_ATTR {
-    store(d, load(d, dout + 2 * half + i), dvalue + 2 * half + i);
-  });
+  for_row(head_dim - 2 * half,
+          [=](auto d, std::int64_t i) HWY_ATTR { store(d, load(d, dout + 2 * half + i), dvalue + 2 * half + i); });
 }
 
 // Where head h of row n begins.
@@ -128,8 +126,8 @@ void rotary_rows(const Heads& out, const Heads& in, const Tensor& positions, con
 }
 
 // `dweight` f32 [head_dim], added to; not used without a norm.
-void rotary_grad_rows(const Heads& din, const Heads& dout, const Heads& in, const Tensor& positions, const Tensor& table,
-                      const HeadNorm& norm, float* dweight, std::int64_t begin, std::int64_t end) {
+void rotary_grad_rows(const Heads& din, const Heads& dout, const Heads& in, const Tensor& positions,
+                      const Tensor& table, const HeadNorm& norm, float* dweight, std::int64_t begin, std::int64_t end) {
   if (din.rows.dtype() == DType::bf16)
     rotary_grad_as<bf16>(din, dout, in, positions.as<std::int32_t>(), table, norm, dweight, begin, end);
   else
@@ -169,10 +167,10 @@ void rotary_grad(ThreadPool& pool, const Heads& din, const Heads& dout, const He
                  const Tensor& table, const HeadNorm& norm, const Tensor& dweight, Accumulate dweight_mode) {
   BlockSums sums(din.rows.dim(0), norm.weight ? din.head_dim : 0);
   pool.parallel_for(sums.blocks(), 1, [&](std::int64_t first, std::int64_t last) {
+    const auto grad_rows = HWY_DYNAMIC_DISPATCH(rotary_grad_rows);
     for (std::int64_t b = first; b < last; ++b) {
       check_positions("rotary_grad", positions, table, sums.begin(b), sums.end(b));
-      HWY_DYNAMIC_DISPATCH(rotary_grad_rows)
-      (din, dout, in, positions, table, norm, sums.block(b), sums.begin(b), sums.end(b));
+      grad_rows(din, dout, in, positions, table, norm, sums.block(b), sums.begin(b), sums.end(b));
     }
   });
   if (norm.weight) sums.finish(pool, dweight, dweight_mode);
@@ -238,9 +236,8 @@ void CpuOps::rotary_grad(Stream& stream, Heads din, Heads dout, Heads in, Tensor
     expect_gradient(op, "dweight", dweight, din.rows.dtype(), {din.head_dim});
   }
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue([=, &pool] {
-    rows::rotary_grad(pool, din, dout, in, positions, table, norm, dweight, dweight_mode);
-  });
+  cpu(stream).enqueue(
+      [=, &pool] { rows::rotary_grad(pool, din, dout, in, positions, table, norm, dweight, dweight_mode); });
 }
 
 void CpuOps::copy_heads(Stream& stream, Heads out, Heads in) {

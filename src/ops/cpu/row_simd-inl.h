@@ -66,8 +66,8 @@ HWY_INLINE void for_row(std::int64_t count, const Step& step) {
   for (; i < count; ++i) step(OneFloat(), i);
 }
 
-// The sum over the row of term(d, i), a vector for the elements [i, i + Lanes(d)). Each term is taken once, in order, so
-// it may also store. Four sums run side by side: one alone would wait for its own additions.
+// The sum over the row of term(d, i), a vector for the elements [i, i + Lanes(d)). Each term is taken once, in order,
+// so it may also store. Four sums run side by side: one alone would wait for its own additions.
 template <class Term>
 HWY_INLINE float sum_row(std::int64_t count, const Term& term) {
   const Floats d;

@@ -11,8 +11,8 @@
 
 namespace so {
 
-// Elements a piece of work should have: some tens of microseconds of memory traffic, several times what it costs to wake
-// a thread. Less than this runs on the caller.
+// Elements a piece of work should have: some tens of microseconds of memory traffic, several times what it costs to
+// wake a thread. Less than this runs on the caller.
 inline constexpr std::int64_t kElementsPerPiece = 1 << 15;
 
 // Rows of `width` elements to a piece.

@@ -1,0 +1,116 @@
+#include "data/tokenizer/normalizer.h"
+
+#include <utf8proc.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "base/error.h"
+#include "data/tokenizer/unicode.h"
+#include "data/tokenizer/utf8.h"
+
+namespace so {
+namespace {
+
+constexpr auto nfc_options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+constexpr auto nfd_options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE);
+
+// What the quick check of UAX #15, section 9, needs to know of each character.
+class QuickCheck {
+ public:
+  static const QuickCheck& get() {
+    static const QuickCheck table;
+    return table;
+  }
+
+  // 0 for a starter that is itself in NFC and composes with nothing before it.
+  std::uint16_t operator[](std::uint32_t code_point) const {
+    return code_point < first || code_point >= last ? 0 : entries_[code_point - first];
+  }
+  static constexpr std::uint16_t combining_class = 255;  // these bits
+  static constexpr std::uint16_t may_change = 256;       // NFC_Quick_Check is No or Maybe
+
+ private:
+  static constexpr std::uint32_t first = 0x300;    // below all is inert
+  static constexpr std::uint32_t last = 0x30000;   // so is what lies above the compatibility ideographs
+
+  QuickCheck() : entries_(last - first) {
+    const UnicodeTable& unicode = UnicodeTable::get();
+    for (std::uint32_t c = 0xC0; c < last; ++c) {
+      if ((c >= 0xD800 && c <= 0xDFFF) || !unicode.in_unicode_9(c)) continue;
+      std::array<utf8proc_int32_t, 8> parts;
+      const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c), parts.data(), parts.size(), nfd_options, nullptr);
+      SO_CHECK(count >= 1 && count <= static_cast<utf8proc_ssize_t>(parts.size()), "U+{:04X} decomposes into {}", c, count);
+      // Maybe: the second part of a composition. The parts of excluded ones are among them, which costs time only.
+      for (utf8proc_ssize_t i = 1; i < count; ++i) entry(parts[static_cast<std::size_t>(i)]) |= may_change;
+      if (c < first) continue;
+      // No: a singleton (the angstrom sign), or one that decomposes and does not compose again.
+      const auto composed = utf8proc_normalize_utf32(parts.data(), count, nfc_options);
+      if (composed != 1 || parts[0] != static_cast<utf8proc_int32_t>(c)) entry(static_cast<utf8proc_int32_t>(c)) |= may_change;
+      entry(static_cast<utf8proc_int32_t>(c)) |= static_cast<std::uint16_t>(
+          utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->combining_class);
+    }
+  }
+  std::uint16_t& entry(utf8proc_int32_t code_point) { return entries_.at(static_cast<std::uint32_t>(code_point) - first); }
+
+  std::vector<std::uint16_t> entries_;
+};
+
+void append_nfc(std::string& out, std::string_view text) {
+  utf8proc_uint8_t* normal = nullptr;
+  const auto length = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                   static_cast<utf8proc_ssize_t>(text.size()), &normal, nfc_options);
+  if (length < 0) fail("Unicode normalization of {} bytes of text: {}", text.size(), utf8proc_errmsg(length));
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(normal, &std::free);
+  out.append(reinterpret_cast<const char*>(normal), static_cast<std::size_t>(length));
+}
+
+}  // namespace
+
+std::string_view to_nfc(std::string_view text, std::string& storage) {
+  const QuickCheck& quick_check = QuickCheck::get();
+  storage.clear();
+  std::size_t copied = 0;   // text[0, copied) is in storage, normalized
+  std::size_t starter = 0;  // the inert character before `at`, or `at` itself if there is none
+  for (std::size_t at = 0; at < text.size();) {
+    if (static_cast<unsigned char>(text[at]) < 0x80) {
+      starter = at++;
+      continue;
+    }
+    const CodePoint c = code_point_at(text, at);
+    if (quick_check[c.value] == 0) {
+      starter = at;
+      at += c.length;
+      continue;
+    }
+    // A run up to the next inert character. It may change together with the starter before it.
+    std::size_t end = at;
+    bool changes = false;
+    for (std::uint16_t before = 0; end < text.size();) {
+      const CodePoint next = code_point_at(text, end);
+      const std::uint16_t entry = quick_check[next.value];
+      if (entry == 0) break;
+      const std::uint16_t order = entry & QuickCheck::combining_class;
+      changes = changes || entry & QuickCheck::may_change || (order != 0 && order < before);
+      before = order;
+      end += next.length;
+    }
+    if (changes) {
+      const bool composes = starter < at && UnicodeTable::get().in_unicode_9(code_point_at(text, starter).value);
+      const std::size_t begin = composes ? starter : at;
+      storage.append(text, copied, begin - copied);
+      append_nfc(storage, text.substr(begin, end - begin));
+      copied = end;
+    }
+    starter = end;
+    at = end;
+  }
+  if (copied == 0) return text;
+  storage.append(text, copied);
+  return storage;
+}
+
+}  // namespace so

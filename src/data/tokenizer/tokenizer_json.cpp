@@ -1,0 +1,305 @@
+#include "data/tokenizer/tokenizer_json.h"
+
+#include <algorithm>
+#include <optional>
+#include <unordered_set>
+#include <utility>
+
+#include "base/error.h"
+#include "data/tokenizer/byte_level.h"
+#include "data/tokenizer/json_reader.h"
+
+namespace so {
+namespace {
+
+constexpr int max_nesting = 8;  // of Sequences
+
+std::string_view type_of(const JsonNode& node) { return node.at("type").string(); }
+
+[[noreturn]] void refuse_type(const JsonNode& node, std::string_view supported) {
+  fail("{}: type \"{}\" is not supported ({} is)", node.where(), type_of(node), supported);
+}
+
+// Calls `visit` for the node itself, or, if it is a Sequence, for each of its members in `list`, nested or not.
+template <class Visit>
+void for_each_stage(const JsonNode& node, std::string_view list, int depth, Visit&& visit) {
+  if (type_of(node) != "Sequence") {
+    visit(node);
+    return;
+  }
+  if (depth == max_nesting) fail("{}: more than {} Sequences inside each other", node.where(), max_nesting);
+  node.allow_only({"type", list});
+  const JsonNode members = node.at(list);
+  std::size_t index = 0;
+  for (const JsonElement member : members.array()) for_each_stage(members.element(member, index++), list, depth + 1, visit);
+}
+
+// ---- model ----
+
+void read_vocabulary(const JsonNode& node, TokenizerSpec& spec) {
+  for (const auto field : node.object()) {
+    std::int64_t id = -1;
+    if (field.value.get(id) || id < 0 || id >= Vocabulary::max_vocabulary) {
+      fail("{}[\"{}\"]: the id must be an integer in [0, {})", node.where(), field.key, Vocabulary::max_vocabulary);
+    }
+    const auto added = spec.model.add(static_cast<std::int32_t>(id), field.key);
+    if (added == Vocabulary::Added::string_taken) fail("{}: the token \"{}\" occurs twice", node.where(), field.key);
+    if (added == Vocabulary::Added::id_taken) {
+      fail("{}: the tokens \"{}\" and \"{}\" have the same id {}", node.where(), spec.model.string(static_cast<std::int32_t>(id)), field.key, id);
+    }
+    if (const auto bytes = bytes_of_spelling(field.key); bytes && !bytes->empty()) spec.words.add(static_cast<std::int32_t>(id), *bytes);
+  }
+  if (spec.model.count() == 0) fail("{} is empty", node.where());
+  for (int byte = 0; byte < 256; ++byte) {
+    const char c = static_cast<char>(byte);
+    std::int32_t& id = spec.byte_ids[static_cast<std::size_t>(byte)];
+    id = spec.words.find(std::string_view(&c, 1));
+    const bool occurs_in_utf8 = byte != 0xC0 && byte != 0xC1 && byte < 0xF5;
+    if (id < 0 && occurs_in_utf8) {
+      fail("{}: no token for the byte 0x{:02X} (\"{}\"): this is not a complete byte-level vocabulary", node.where(), byte,
+           spell_bytes(std::string_view(&c, 1)));
+    }
+  }
+}
+
+struct PairOfStrings {
+  std::string_view left;
+  std::string_view right;
+};
+
+// Nothing for a line that the library takes for a file header.
+std::optional<PairOfStrings> merge_of(const JsonNode& node, JsonElement element, std::size_t index) {
+  std::string_view line;
+  if (!element.get(line)) {
+    if (line.starts_with("#version")) return std::nullopt;
+    const std::size_t blank = line.find(' ');
+    if (blank == std::string_view::npos || line.find(' ', blank + 1) != std::string_view::npos) {
+      fail("{}[{}]: \"{}\" is not two tokens with a blank between them", node.where(), index, line);
+    }
+    return PairOfStrings{line.substr(0, blank), line.substr(blank + 1)};
+  }
+  JsonArray pair;
+  PairOfStrings merge;
+  if (element.get(pair) || pair.size() != 2 || pair.at(0).get(merge.left) || pair.at(1).get(merge.right)) {
+    fail("{}[{}] must be a string \"a b\" or a pair [\"a\", \"b\"]", node.where(), index);
+  }
+  return merge;
+}
+
+void read_merges(const JsonNode& node, TokenizerSpec& spec) {
+  std::size_t index = 0;
+  std::string joined;
+  std::unordered_set<std::uint64_t> seen;
+  for (const JsonElement element : node.array()) {
+    const auto merge = merge_of(node, element, index);
+    if (merge) {
+      joined.assign(merge->left).append(merge->right);
+      const auto known = [&](std::string_view token) {
+        const std::int32_t id = spec.model.find(token);
+        if (id < 0) fail("{}[{}]: the token \"{}\" is not in model.vocab", node.where(), index, token);
+        return id;
+      };
+      const Merge ids{known(merge->left), known(merge->right), known(joined)};
+      if (!seen.insert(static_cast<std::uint64_t>(ids.left) << 32 | static_cast<std::uint32_t>(ids.right)).second) {
+        fail("{}[{}]: the pair \"{}\" \"{}\" occurs twice", node.where(), index, merge->left, merge->right);
+      }
+      spec.merges.push_back(ids);
+    }
+    ++index;
+  }
+}
+
+bool is_set(const std::optional<JsonNode>& node) { return node && !node->is_null(); }
+
+void read_model(const JsonNode& model, TokenizerSpec& spec) {
+  if (const auto type = model.find("type"); type && type->string() != "BPE") refuse_type(model, "BPE");
+  model.allow_only({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+                    "byte_fallback", "ignore_merges", "vocab", "merges"});
+  if (const auto dropout = model.find("dropout"); is_set(dropout) && dropout->number() != 0) {
+    fail("{} is {}: random ids are not supported; set it to null", dropout->where(), dropout->number());
+  }
+  for (const std::string_view key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+    const auto affix = model.find(key);
+    if (is_set(affix) && !affix->string().empty()) fail("{} is \"{}\": only byte-level BPE without it is supported", affix->where(), affix->string());
+  }
+  // "unk_token", "fuse_unk" and "byte_fallback" say what to do with characters without a token: every byte has one.
+  spec.ignore_merges = model.flag("ignore_merges", false);
+  read_vocabulary(model.at("vocab"), spec);
+  read_merges(model.at("merges"), spec);
+}
+
+// ---- added tokens ----
+
+AddedToken read_added_token(const JsonNode& node) {
+  node.allow_only({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+  AddedToken token;
+  token.id = node.at("id").id(Vocabulary::max_vocabulary);
+  token.content = node.at("content").string();
+  token.single_word = node.flag("single_word");
+  token.lstrip = node.flag("lstrip");
+  token.rstrip = node.flag("rstrip");
+  token.normalized = node.flag("normalized");
+  token.special = node.flag("special");
+  if (token.content.empty()) fail("{}.content is empty", node.where());
+  return token;
+}
+
+void read_added_tokens(const JsonNode& list, TokenizerSpec& spec) {
+  std::size_t index = 0;
+  for (const JsonElement element : list.array()) spec.added_tokens.push_back(read_added_token(list.element(element, index++)));
+  std::stable_sort(spec.added_tokens.begin(), spec.added_tokens.end(),
+                   [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
+
+  // The `tokenizers` library numbers added tokens itself, by this rule; a file that says otherwise is inconsistent.
+  std::unordered_set<std::string> contents;
+  std::int32_t highest = -1;
+  for (const AddedToken& token : spec.added_tokens) {
+    if (!contents.insert(token.content).second) fail("{}: the token \"{}\" occurs twice", list.where(), token.content);
+    const std::int32_t in_model = spec.model.find(token.content);
+    const std::int32_t next_free = highest >= spec.model.count() ? highest + 1 : spec.model.count();
+    if (in_model >= 0 && token.id != in_model) {
+      fail("{}: \"{}\" has id {}, but {} in model.vocab", list.where(), token.content, token.id, in_model);
+    }
+    if (in_model < 0 && (token.id != next_free || spec.model.contains(token.id))) {
+      fail("{}: \"{}\" has id {}, but {}", list.where(), token.content, token.id,
+           spec.model.contains(token.id) || token.id <= highest ? "another token has it, too"
+                                                                : "the next free id is " + std::to_string(next_free));
+    }
+    highest = token.id;
+  }
+}
+
+// ---- normalizer, pre-tokenizer, post-processor, decoder ----
+
+void read_normalizer(const JsonNode& node, TokenizerSpec& spec) {
+  if (node.is_null()) return;
+  for_each_stage(node, "normalizers", 0, [&](const JsonNode& stage) {
+    if (type_of(stage) != "NFC") refuse_type(stage, "NFC");
+    stage.allow_only({"type"});
+    spec.nfc = true;
+  });
+}
+
+SplitBehavior behavior_of(const JsonNode& node) {
+  const std::string_view name = node.string();
+  if (name == "Removed") return SplitBehavior::Removed;
+  if (name == "Isolated") return SplitBehavior::Isolated;
+  if (name == "MergedWithPrevious") return SplitBehavior::MergedWithPrevious;
+  if (name == "MergedWithNext") return SplitBehavior::MergedWithNext;
+  if (name == "Contiguous") return SplitBehavior::Contiguous;
+  fail("{}: \"{}\" is none of Removed, Isolated, MergedWithPrevious, MergedWithNext, Contiguous", node.where(), name);
+}
+
+void read_split(const JsonNode& node, TokenizerSpec& spec) {
+  node.allow_only({"type", "pattern", "behavior", "invert"});
+  const JsonNode pattern = node.at("pattern");
+  pattern.allow_only({"Regex", "String"});
+  const auto regex = pattern.find("Regex");
+  const auto literal = pattern.find("String");
+  if (regex.has_value() == literal.has_value()) fail("{} must have either \"Regex\" or \"String\"", pattern.where());
+  SplitStep step;
+  step.is_regex = regex.has_value();
+  step.pattern = (regex ? *regex : *literal).string();
+  step.behavior = behavior_of(node.at("behavior"));
+  step.invert = node.flag("invert");
+  step.where = pattern.where();
+  spec.splits.push_back(std::move(step));
+}
+
+void read_pre_tokenizer(const JsonNode& node, TokenizerSpec& spec) {
+  if (node.is_null()) fail("{} is null: only byte-level BPE (a ByteLevel pre-tokenizer) is supported", node.where());
+  bool byte_level = false;
+  for_each_stage(node, "pretokenizers", 0, [&](const JsonNode& stage) {
+    if (byte_level) fail("{}: a stage behind ByteLevel is not supported", stage.where());
+    if (type_of(stage) == "Split") {
+      read_split(stage, spec);
+    } else if (type_of(stage) == "ByteLevel") {
+      stage.allow_only({"type", "add_prefix_space", "trim_offsets", "use_regex"});
+      byte_level = true;
+      spec.add_prefix_space = stage.flag("add_prefix_space");
+      spec.use_regex = stage.flag("use_regex", true);
+    } else {
+      refuse_type(stage, "Split or ByteLevel");
+    }
+  });
+  if (!byte_level) fail("{} has no ByteLevel stage: only byte-level BPE is supported", node.where());
+}
+
+void read_template(const JsonNode& node, TokenizerSpec& spec) {
+  node.allow_only({"type", "single", "pair", "special_tokens"});
+  const JsonNode single = node.at("single");
+  const JsonNode special_tokens = node.at("special_tokens");
+  bool sequence_seen = false;
+  std::size_t index = 0;
+  for (const JsonElement element : single.array()) {
+    const JsonNode piece = single.element(element, index++);
+    piece.allow_only({"SpecialToken", "Sequence"});
+    if (const auto sequence = piece.find("Sequence")) {
+      if (sequence_seen || sequence->at("id").string() != "A") fail("{} must hold the sequence A exactly once", single.where());
+      sequence_seen = true;
+      continue;
+    }
+    const std::string_view token = piece.at("SpecialToken").at("id").string();
+    const JsonNode ids = special_tokens.at(token).at("ids");
+    std::size_t id_index = 0;
+    for (const JsonElement id : ids.array()) {
+      (sequence_seen ? spec.after : spec.before).push_back(ids.element(id, id_index++).id(Vocabulary::max_vocabulary));
+    }
+  }
+  if (!sequence_seen) fail("{} must hold the sequence A exactly once", single.where());
+}
+
+void read_post_processor(const JsonNode& node, TokenizerSpec& spec) {
+  if (node.is_null()) return;
+  bool has_template = false;
+  for_each_stage(node, "processors", 0, [&](const JsonNode& stage) {
+    if (type_of(stage) == "ByteLevel") return;  // changes offsets, not ids
+    if (type_of(stage) != "TemplateProcessing") refuse_type(stage, "TemplateProcessing or ByteLevel");
+    if (has_template) fail("{}: more than one TemplateProcessing is not supported", stage.where());
+    has_template = true;
+    read_template(stage, spec);
+  });
+  for (const auto* ids : {&spec.before, &spec.after}) {
+    for (const std::int32_t id : *ids) {
+      bool known = spec.model.contains(id);
+      for (const AddedToken& token : spec.added_tokens) known = known || token.id == id;
+      if (!known) fail("{} adds the id {}, which no token has", node.where(), id);
+    }
+  }
+}
+
+void check_decoder(const JsonNode& node) {
+  if (node.is_null()) fail("{} is null: only the ByteLevel decoder is supported", node.where());
+  int stages = 0;
+  for_each_stage(node, "decoders", 0, [&](const JsonNode& stage) {
+    if (type_of(stage) != "ByteLevel") refuse_type(stage, "ByteLevel");
+    ++stages;
+  });
+  if (stages != 1) fail("{} has {} ByteLevel stages instead of one", node.where(), stages);
+}
+
+}  // namespace
+
+TokenizerSpec read_tokenizer_json(std::string_view json, const std::string& name) {
+  simdjson::dom::parser parser;
+  const JsonNode root = parse_json(parser, json, name);
+  if (!root.is_object()) fail("{} must hold a JSON object", name);
+  root.allow_only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
+                   "decoder", "model"});
+  if (const auto version = root.find("version"); version && version->string() != "1.0") {
+    fail("{} is \"{}\": only \"1.0\" is supported", version->where(), version->string());
+  }
+  TokenizerSpec spec;
+  for (const std::string_view key : {"truncation", "padding"}) {
+    if (is_set(root.find(key))) spec.warnings.push_back(name + ": \"" + std::string(key) + "\" is ignored");
+  }
+  read_model(root.at("model"), spec);
+  read_added_tokens(root.at("added_tokens"), spec);
+  read_normalizer(root.at("normalizer"), spec);
+  read_pre_tokenizer(root.at("pre_tokenizer"), spec);
+  read_post_processor(root.at("post_processor"), spec);
+  check_decoder(root.at("decoder"));
+  return spec;
+}
+
+}  // namespace so

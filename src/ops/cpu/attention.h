@@ -1,0 +1,31 @@
+// Causal attention by document in fp32 tiles, never a whole score matrix: the softmax is kept up to date block by block
+// of keys on the way forward, and probabilities are recomputed from the log-sum-exp on the way back. [FlashAttention,
+// Dao et al. 2022; FlashAttention-2, Dao 2023]
+//
+// The query heads that share a key head are stacked into one tall tile, so grouped queries make the products larger
+// rather than more. Tasks are cut by document, key head and block, from the shapes alone; no two tasks write the same
+// memory, and sums within one run in a fixed order.
+#pragma once
+
+#include "ops/ops.h"
+
+namespace so {
+
+class ThreadPool;
+
+// Check what Ops states of the arguments (Bug if wrong).
+void check_attention(const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
+                     const AttentionSpans& spans);
+void check_attention_grad(const Heads& dq, const Heads& dk, const Heads& dv, const Heads& dout, const Heads& out,
+                          const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
+                          const AttentionSpans& spans);
+
+// A query that sees no key (its document has more queries than keys) gets a zero output and an lse of -infinity, and
+// gives no gradient. A NaN or infinity stays within its document. Rows that belong to no document are left alone.
+void attention_forward(ThreadPool& pool, const Heads& out, const Tensor& lse, const Heads& q, const Heads& k,
+                       const Heads& v, const AttentionSpans& spans);
+void attention_backward(ThreadPool& pool, const Heads& dq, const Heads& dk, const Heads& dv, const Heads& dout,
+                        const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
+                        const AttentionSpans& spans);
+
+}  // namespace so

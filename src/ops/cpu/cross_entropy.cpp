@@ -1,0 +1,187 @@
+#include "ops/cpu/cross_entropy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "ops/cpu/convert.h"
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/scratch.h"
+#include "ops/cpu/softmax.h"
+
+namespace so {
+namespace {
+
+constexpr std::int64_t row_grain = 8;  // rows of logits a thread takes at a time
+
+struct Shape {
+  std::int64_t tokens, hidden, vocabulary;
+};
+Shape shape_of(const Ops::LinearCrossEntropy& a) { return {a.hidden.dim(0), a.hidden.dim(1), a.weight.dim(0)}; }
+
+std::vector<std::int64_t> rows_with_target(const Ops::LinearCrossEntropy& a) {
+  const auto targets = a.targets.span<const std::int32_t>();
+  std::vector<std::int64_t> rows;
+  rows.reserve(targets.size());
+  for (std::size_t n = 0; n < targets.size(); ++n) {
+    SO_CHECK(targets[n] < a.weight.dim(0), "target {} of row {} in a vocabulary of {}", targets[n], n, a.weight.dim(0));
+    if (targets[n] >= 0) rows.push_back(static_cast<std::int64_t>(n));
+  }
+  return rows;
+}
+
+void zero_rows_without_target(ThreadPool& pool, const Ops::LinearCrossEntropy& a) {
+  const Shape shape = shape_of(a);
+  const auto* targets = a.targets.as<const std::int32_t>();
+  auto* losses = a.losses.as<float>();
+  constexpr std::int64_t grain = 256;
+  pool.parallel_for(shape.tokens, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t n = begin; n < end; ++n) {
+      if (targets[n] >= 0) continue;
+      losses[n] = 0;
+      if (!a.dhidden) continue;
+      const Tensor row = a.dhidden.rows(n, 1);
+      std::memset(row.data(), 0, row.bytes());
+    }
+  });
+}
+
+// Turns a row of logits into its loss and, when wanted, its gradient scale * (softmax - onehot).
+float loss_row(float* logits, std::int64_t count, std::int64_t target, float scale, bool want_gradient) {
+  const float largest = row_max(logits, count);
+  const double margin = static_cast<double>(logits[target]) - largest;
+  const float sum = exp_row(logits, count, largest);
+  if (want_gradient) {
+    scale_row(logits, count, scale / sum);
+    logits[target] -= scale;
+  }
+  return static_cast<float>(std::log(static_cast<double>(sum)) - margin);
+}
+
+// Rounds a row to bf16 where it lies: the result fills the first half of the row.
+void narrow_in_place(float* row, std::int64_t count) {
+  constexpr std::int64_t block = 512;
+  float wide[block];
+  for (std::int64_t begin = 0; begin < count; begin += block) {
+    const std::int64_t size = std::min(block, count - begin);
+    std::memcpy(wide, row + begin, static_cast<std::size_t>(size) * sizeof(float));
+    store_row(reinterpret_cast<bf16*>(row) + begin, DType::bf16, wide, size);
+  }
+}
+
+// Rows `rows` of `from` one after another: where they are if they are neighbours, else copied to `copy`.
+const void* gather(ThreadPool& pool, const Tensor& from, std::span<const std::int64_t> rows, void* copy) {
+  const auto count = static_cast<std::int64_t>(rows.size());
+  if (rows.back() - rows.front() + 1 == count) return from.rows(rows.front(), count).data();
+  const std::int64_t width = from.dim(1);
+  constexpr std::int64_t grain = 64;
+  pool.parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const Tensor row = from.rows(rows[static_cast<std::size_t>(i)], 1);
+      std::memcpy(advance(copy, from.dtype(), i * width), row.data(), row.bytes());
+    }
+  });
+  return copy;
+}
+
+void scatter(ThreadPool& pool, const Tensor& to, std::span<const std::int64_t> rows, const void* from) {
+  const std::int64_t width = to.dim(1);
+  constexpr std::int64_t grain = 64;
+  pool.parallel_for(static_cast<std::int64_t>(rows.size()), grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const Tensor row = to.rows(rows[static_cast<std::size_t>(i)], 1);
+      std::memcpy(row.data(), advance(from, to.dtype(), i * width), row.bytes());
+    }
+  });
+}
+
+void chunk(ThreadPool& pool, const Ops::LinearCrossEntropy& a, std::span<const std::int64_t> rows, bool add_dweight,
+           Bf16Path path) {
+  thread_local Scratch memory;  // of the stream's thread
+  const Shape shape = shape_of(a);
+  const auto count = static_cast<std::int64_t>(rows.size());
+  const bool neighbours = rows.back() - rows.front() + 1 == count, backward = static_cast<bool>(a.dhidden);
+  const DType type = a.hidden.dtype();
+  const auto [copy, dcopy] =
+      memory.carve(neighbours ? 0 : count * shape.hidden, neighbours || !backward ? 0 : count * shape.hidden);
+  const void* hidden = gather(pool, a.hidden, rows, copy);
+  auto* logits = a.workspace.as<float>();
+
+  gemm(pool, {.m = count, .n = shape.vocabulary, .k = shape.hidden, .ab = type,
+              .a = hidden, .a_stride = shape.hidden,
+              .b = a.weight.data(), .b_stride = shape.hidden, .b_transposed = true,
+              .c = logits, .c_stride = shape.vocabulary}, path);
+
+  const auto* targets = a.targets.as<const std::int32_t>();
+  auto* losses = a.losses.as<float>();
+  pool.parallel_for(count, row_grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t n = rows[static_cast<std::size_t>(i)];
+      float* row = logits + i * shape.vocabulary;
+      losses[n] = loss_row(row, shape.vocabulary, targets[n], a.grad_scale, backward);
+      if (backward && type == DType::bf16) narrow_in_place(row, shape.vocabulary);
+    }
+  });
+  if (!backward) return;
+
+  const std::int64_t stride = type == DType::bf16 ? 2 * shape.vocabulary : shape.vocabulary;  // in elements of the type
+  void* dhidden = neighbours ? a.dhidden.rows(rows.front(), count).data() : dcopy;
+  gemm(pool, {.m = count, .n = shape.hidden, .k = shape.vocabulary, .ab = type,
+              .a = logits, .a_stride = stride,
+              .b = a.weight.data(), .b_stride = shape.hidden,
+              .c_type = type, .c = dhidden, .c_stride = shape.hidden}, path);
+  if (!neighbours) scatter(pool, a.dhidden, rows, dhidden);
+  gemm(pool, {.m = shape.vocabulary, .n = shape.hidden, .k = count, .ab = type,
+              .a = logits, .a_stride = stride, .a_transposed = true,
+              .b = hidden, .b_stride = shape.hidden,
+              .c_type = a.dweight.dtype(), .c = a.dweight.data(), .c_stride = shape.hidden, .add = add_dweight}, path);
+}
+
+}  // namespace
+
+void check_linear_cross_entropy(const Ops::LinearCrossEntropy& a) {
+  SO_CHECK(a.hidden.rank() == 2 && a.weight.rank() == 2 && a.hidden.dim(1) == a.weight.dim(1),
+           "linear_cross_entropy: hidden {}, weight {}", shape_string(a.hidden.shape()), shape_string(a.weight.shape()));
+  const DType type = a.hidden.dtype();
+  const Shape shape = shape_of(a);
+  SO_CHECK((type == DType::f32 || type == DType::bf16) && a.weight.dtype() == type, "hidden {}, weight {}", name_of(type),
+           name_of(a.weight.dtype()));
+  SO_CHECK(a.targets.dtype() == DType::i32 && a.targets.size() == shape.tokens, "targets {} {} for {} rows",
+           name_of(a.targets.dtype()), shape_string(a.targets.shape()), shape.tokens);
+  SO_CHECK(a.losses.dtype() == DType::f32 && a.losses.size() == shape.tokens, "losses {} {} for {} rows",
+           name_of(a.losses.dtype()), shape_string(a.losses.shape()), shape.tokens);
+  SO_CHECK(a.workspace.dtype() == DType::f32 && a.workspace.rank() == 2 && a.workspace.dim(0) > 0 &&
+               a.workspace.dim(1) == shape.vocabulary,
+           "workspace {} {} for a vocabulary of {}", name_of(a.workspace.dtype()), shape_string(a.workspace.shape()),
+           shape.vocabulary);
+  SO_CHECK(static_cast<bool>(a.dhidden) == static_cast<bool>(a.dweight), "one gradient without the other");
+  if (!a.dhidden) return;
+  SO_CHECK(a.dhidden.dtype() == type && a.dhidden.rank() == 2 && a.dhidden.dim(0) == shape.tokens &&
+               a.dhidden.dim(1) == shape.hidden,
+           "dhidden {} {}", name_of(a.dhidden.dtype()), shape_string(a.dhidden.shape()));
+  SO_CHECK((a.dweight.dtype() == DType::f32 || a.dweight.dtype() == type) && a.dweight.rank() == 2 &&
+               a.dweight.dim(0) == shape.vocabulary && a.dweight.dim(1) == shape.hidden,
+           "dweight {} {}", name_of(a.dweight.dtype()), shape_string(a.dweight.shape()));
+}
+
+void linear_cross_entropy(ThreadPool& pool, const Ops::LinearCrossEntropy& a, Bf16Path path) {
+  const std::vector<std::int64_t> rows = rows_with_target(a);
+  zero_rows_without_target(pool, a);
+  bool add = a.dweight_mode == Accumulate::add;
+  if (a.dweight && rows.empty() && !add) std::memset(a.dweight.data(), 0, a.dweight.bytes());
+  const auto limit = static_cast<std::size_t>(a.workspace.dim(0));
+  for (std::size_t begin = 0; begin < rows.size(); begin += limit) {
+    chunk(pool, a, std::span(rows).subspan(begin, std::min(limit, rows.size() - begin)), add, path);
+    add = true;
+  }
+}
+
+void CpuOps::linear_cross_entropy(Stream& stream, const LinearCrossEntropy& args) {
+  check_linear_cross_entropy(args);
+  cpu(stream).enqueue([args, &pool = cpu(stream).pool()] { so::linear_cross_entropy(pool, args); });
+}
+
+}  // namespace so

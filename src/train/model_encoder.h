@@ -1,0 +1,33 @@
+// The tokenizer of a model directory, as the data room wants it.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+
+#include "data/text_encoder.h"
+#include "data/tokenizer/tokenizer.h"
+
+namespace so {
+
+// Reads the directory's tokenizer if it has one. Data that is already tokenised needs none; asking for text to be
+// encoded without one is an Error that says so.
+class ModelEncoder final : public TextEncoder {
+ public:
+  // `model_vocabulary`: rows of the embedding. Throws Error if the tokenizer is broken or has ids beyond them.
+  ModelEncoder(const std::filesystem::path& directory, std::int64_t model_vocabulary);
+
+  std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens) const override;
+  bool can_encode() const override { return tokenizer_.has_value(); }
+  std::optional<std::int32_t> end_token() const override;
+  std::int32_t vocabulary_size() const override { return vocabulary_; }
+  std::string fingerprint() const override;
+
+  const Tokenizer& tokenizer() const;  // Error when there is none
+
+ private:
+  std::filesystem::path directory_;
+  std::int32_t vocabulary_;
+  std::optional<Tokenizer> tokenizer_;
+};
+
+}  // namespace so

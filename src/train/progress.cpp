@@ -1,0 +1,35 @@
+#include "train/progress.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "device/ledger.h"
+
+namespace so {
+
+std::string format_duration(double seconds) {
+  const auto s = static_cast<std::int64_t>(seconds + 0.5);
+  if (s < 60) return fmt::format("{}s", s);
+  if (s < 3600) return fmt::format("{}m{:02}s", s / 60, s % 60);
+  return fmt::format("{}h{:02}m", s / 3600, s / 60 % 60);
+}
+
+Progress::Progress(std::int64_t first_step, std::int64_t total_steps, std::int64_t interval)
+    : done_at_start_(first_step), total_(total_steps), interval_(interval), start_(std::chrono::steady_clock::now()) {}
+
+void Progress::step(const StepMetrics& m) {
+  const bool terminal = ::isatty(STDERR_FILENO) == 1;
+  if (!terminal && m.step % interval_ != 0 && m.step != total_) return;
+  const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  const double left = elapsed / static_cast<double>(m.step - done_at_start_) * static_cast<double>(total_ - m.step);
+  set_progress_line(fmt::format("step {}/{} | loss {:.4f} | grad norm {:.3g}{} | lr {:.3g} | {:.0f} tokens/s | {:.3g} TFLOP/s "
+                                "(reference {:.3g}) | memory {} | ETA {}",
+                                m.step, total_, m.loss, m.grad_norm, m.skipped ? " SKIPPED" : "", m.lr, m.tokens_per_s,
+                                m.model_tflops, m.reference_tflops, format_bytes(m.host_memory_bytes + m.device_memory_bytes),
+                                format_duration(left)));
+}
+
+void Progress::end() { set_progress_line(""); }
+
+}  // namespace so

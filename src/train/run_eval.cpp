@@ -1,0 +1,65 @@
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/progress.h"
+#include "data/batches.h"
+#include "data/dataset.h"
+#include "train/batch_upload.h"
+#include "train/commands.h"
+#include "train/inference.h"
+#include "train/model_encoder.h"
+
+namespace so {
+
+int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
+  const DecoderSpec spec = read_spec(options.model);
+  std::int64_t max_length = options.max_length;
+  if (max_length > spec.max_positions) {
+    if (origins.given("max_length"))
+      fail("--max_length {}: the model's limit is {} (max_position_embeddings in {}/config.json)", max_length, spec.max_positions,
+           options.model);
+    max_length = spec.max_positions;
+  }
+  const ModelFiles model(options.model);
+  const ModelEncoder encoder(options.model, spec.vocab);
+  Runtime runtime(options.device, options.cpu_threads);
+  const TokenDataset data =
+      open_dataset({options.data, {max_length, options.train_on_prompt}, options.cache_dir, {}}, encoder, runtime.host_pool());
+
+  const std::int64_t batch_tokens = std::max(data.counts().longest, options.batch_size * data.counts().longest);
+  EvaluationIterator batches(data, batch_tokens);
+  InferenceShape shape;
+  shape.batch_tokens = batches.max_batch_tokens();
+  shape.positions = data.counts().longest;
+  const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
+  const DType compute = resolve_dtype(options.dtype, model.directory().config_json(), config_file);
+  Inference inference(model, runtime, compute, shape);
+  BatchUpload upload(runtime.device(), shape.batch_tokens);
+
+  double loss = 0;
+  std::int64_t trained = 0, tokens = 0;
+  ProgressReport progress("evaluating");
+  MicroBatch batch;
+  while (batches.next(batch)) {
+    const DeviceBatch views = upload.upload(inference.stream(), batch);
+    inference.decoder().forward_loss(inference.stream(), views, inference.weights(), inference.arena(), upload.losses());
+    loss += upload.sum_losses(inference.stream());
+    trained += batch.trained_tokens;
+    tokens += batch.tokens;
+    progress.update(static_cast<double>(tokens) / static_cast<double>(data.counts().tokens),
+                    fmt::format("loss {:.4f}", loss / static_cast<double>(trained)));
+  }
+  loss /= static_cast<double>(trained);
+  if (options.json) {
+    nlohmann::ordered_json result{{"loss", loss}, {"perplexity", std::exp(loss)}, {"trained_tokens", trained}, {"tokens", tokens},
+                                  {"documents", data.size()}};
+    fmt::print("{}\n", result.dump());
+  } else {
+    fmt::print("loss {:.6f}, perplexity {:.4f}, over {} tokens of {} documents\n", loss, std::exp(loss), trained, data.size());
+  }
+  return exit_ok;
+}
+
+}  // namespace so

@@ -1,0 +1,61 @@
+#include <charconv>
+#include <iostream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "data/tokenizer/tokenizer.h"
+#include "train/commands.h"
+
+namespace so {
+namespace {
+
+constexpr std::uint64_t max_text_bytes = std::uint64_t{4} << 30;
+
+std::vector<std::int32_t> parse_ids(const std::string& text) {
+  std::vector<std::int32_t> ids;
+  const char* at = text.data();
+  const char* end = at + text.size();
+  while (at != end) {
+    if (*at == ',' || *at == ' ' || *at == '\n' || *at == '\t' || *at == '[' || *at == ']') {
+      ++at;
+      continue;
+    }
+    std::int32_t id = 0;
+    const auto [rest, error] = std::from_chars(at, end, id);
+    if (error != std::errc() || id < 0) fail("--decode: expected token ids separated by commas or spaces, found {}", printable({at, static_cast<std::size_t>(end - at)}, 40));
+    ids.push_back(id);
+    at = rest;
+  }
+  return ids;
+}
+
+}  // namespace
+
+int run_tokenize(const TokenizeOptions& options) {
+  const Tokenizer tokenizer = Tokenizer::load(options.model);
+  if (!options.decode.empty()) {
+    const std::string text = tokenizer.decode(parse_ids(options.decode), options.no_special_tokens);
+    fmt::print("{}\n", options.json ? nlohmann::json{{"text", text}}.dump() : text);
+    return exit_ok;
+  }
+  std::string text = options.text;
+  if (options.from_stdin)
+    text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  else if (!options.file.empty())
+    text = read_text_file(options.file, max_text_bytes);
+  const std::vector<std::int32_t> ids = tokenizer.encode(text, !options.no_special_tokens);
+  if (options.json) {
+    nlohmann::ordered_json result{{"ids", ids}, {"tokens", nlohmann::json::array()}};
+    for (const std::int32_t id : ids) result["tokens"].push_back(tokenizer.id_to_token(id));
+    fmt::print("{}\n", result.dump());
+  } else {
+    std::string line;
+    for (const std::int32_t id : ids) line += fmt::format("{}{}", line.empty() ? "" : " ", id);
+    fmt::print("{}\n", line);
+  }
+  return exit_ok;
+}
+
+}  // namespace so

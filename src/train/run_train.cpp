@@ -1,0 +1,111 @@
+#include <algorithm>
+#include <optional>
+#include <system_error>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "data/dataset.h"
+#include "io/atomic_directory.h"
+#include "model/flops.h"
+#include "train/commands.h"
+#include "train/model_encoder.h"
+#include "train/output_directory.h"
+#include "train/trainer.h"
+
+namespace so {
+namespace {
+
+// The limit of the model wins over our default, not over what the user said.
+std::int64_t resolve_max_length(const TrainOptions& options, const OptionOrigins& origins, const DecoderSpec& spec) {
+  if (options.max_length <= spec.max_positions) return options.max_length;
+  if (origins.given("max_length"))
+    fail("--max_length {}: the model's limit is {} (max_position_embeddings in {}/config.json)", options.max_length,
+         spec.max_positions, options.model);
+  log_info("max_length is {}, the model's limit", spec.max_positions);
+  return spec.max_positions;
+}
+
+}  // namespace
+
+int run_train(const TrainOptions& given, const OptionOrigins& origins) {
+  TrainOptions options = given;
+  const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
+
+  // Refusals come first, the cheap ones before the dear ones; nothing is written until the run is known to be possible.
+  const DecoderSpec spec = read_spec(options.model);
+  options.max_length = resolve_max_length(options, origins, spec);
+  const DType compute = resolve_dtype(options.dtype, read_text_file(config_file, 16 << 20), config_file);
+  options.dtype = compute == DType::bf16 ? Precision::bf16 : Precision::fp32;
+  require_state_fits(spec, compute);
+  OutputDirectory output(options, origins);
+  const ModelFiles model(options.model);
+  const ModelEncoder encoder(options.model, spec.vocab);
+
+  Runtime runtime(options.device, resolve_cpu_threads(options, static_cast<int>(usable_cpus().size())));
+  const auto open = [&](const std::string& file) {
+    return open_dataset({file, {options.max_length, options.train_on_prompt}, options.cache_dir, std::filesystem::path(options.output_dir) / "cache"},
+                        encoder, runtime.host_pool());
+  };
+  const TokenDataset data = open(options.data);
+  std::optional<TokenDataset> evaluation;
+  if (!options.eval_data.empty()) evaluation.emplace(open(options.eval_data));
+
+  BatchOptions batch_options;
+  batch_options.batch_size = options.batch_size;
+  batch_options.gradient_accumulation_steps = options.gradient_accumulation_steps;
+  batch_options.packing = options.packing;
+  batch_options.max_length = options.max_length;
+  batch_options.shuffle = options.shuffle;
+  batch_options.seed = static_cast<std::uint64_t>(options.seed);
+  BatchIterator batches(data, batch_options);
+  const std::int64_t total_steps = options.max_steps > 0 ? options.max_steps : batches.steps_in_epochs(options.num_train_epochs);
+
+  TrainingShape shape;
+  shape.micro_batch_tokens = batches.max_micro_batch_tokens(total_steps);
+  shape.longest_document = data.counts().longest;
+  if (evaluation) {
+    shape.evaluation_tokens = std::max(evaluation->counts().longest, shape.micro_batch_tokens);
+    shape.evaluation_tokens = EvaluationIterator(*evaluation, shape.evaluation_tokens).max_batch_tokens();
+    shape.longest_document = std::max(shape.longest_document, evaluation->counts().longest);
+  }
+  EngineSettings engine;
+  engine.compute = compute;
+  engine.bucket_elements = options.bucket_size / static_cast<std::int64_t>(sizeof(float));
+  engine.adamw = {options.adam_beta1, options.adam_beta2, options.adam_epsilon};
+  engine.weight_decay = options.weight_decay;
+  engine.max_grad_norm = options.max_grad_norm;
+  const TrainingPlan plan = plan_training(spec, model.layout(), runtime, shape, engine, !origins.given("bucket_size"),
+                                          options.activation_checkpointing);
+
+  const std::optional<Checkpoint> checkpoint = output.checkpoint();
+  std::optional<TrainerState> state;
+  if (checkpoint) {
+    state = read_trainer_state(checkpoint->path / trainer_state_file);
+    output.require_same_run(*state, data.key());
+  }
+  output.prepare(static_cast<std::uint64_t>(parameter_count(spec)) * size_of(compute));
+
+  log_info("{}: {:.4g} M parameters, {} on {}; {} steps of at most {} x {} rows, {} documents, {} tokens", spec.architecture,
+           static_cast<double>(parameter_count(spec)) / 1e6, name_of(compute), runtime.device().name(), total_steps,
+           options.gradient_accumulation_steps, options.batch_size, data.size(), data.counts().tokens);
+  log_info("{}", settings_log(train_option_table().view(options), origins));
+  const std::size_t predicted = plan.memory.host_total(runtime.device().kind());
+  log_info("memory plan:\n{}  in all {}", plan.memory.table(), format_bytes(predicted));
+
+  Trainer trainer({options, runtime, model, plan, data, evaluation ? &*evaluation : nullptr, batches, total_steps});
+  if (checkpoint) {
+    trainer.resume(checkpoint->path, *state);
+    log_info("resumed from {} at step {}", checkpoint->path.string(), state->step);
+  } else {
+    trainer.start();
+  }
+  const Trainer::Outcome outcome = trainer.run();
+  const std::size_t peak = peak_resident_bytes();
+  log_info("peak memory {}, planned {} ({:+.1f}%)", format_bytes(peak), format_bytes(predicted),
+           100.0 * (static_cast<double>(peak) / static_cast<double>(predicted) - 1));
+  if (outcome == Trainer::Outcome::finished) log_info("wrote {}", options.output_dir);
+  return outcome == Trainer::Outcome::interrupted ? exit_interrupted : exit_ok;
+}
+
+}  // namespace so

@@ -1,0 +1,19 @@
+// Choosing the next token from logits.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <span>
+
+namespace so {
+
+struct SamplingOptions {
+  double temperature = 0;  // 0: the most likely token (the lowest id among equals)
+  int top_k = 0;           // keep only the k most likely; 0: all
+  double top_p = 1;        // then only the fewest whose probabilities reach p (at least one)
+};
+
+// Draws at most one number from `random`. Throws Error if no logit is finite.
+std::int32_t sample(std::span<const float> logits, const SamplingOptions& options, std::mt19937_64& random);
+
+}  // namespace so

@@ -1,0 +1,211 @@
+#include "train/trainer.h"
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "model/flops.h"
+#include "model/rope.h"
+#include "parallel/communicator.h"
+#include "train/export.h"
+
+namespace so {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+Buffer make_rope(Device& device, Stream& stream, const RopeSpec& rope, std::int64_t positions) {
+  const std::vector<float> table = rope_table(rope, positions);
+  Buffer buffer = device.allocate(MemoryKind::device, table.size() * sizeof(float), "rotation table");
+  stream.copy(buffer.data(), table.data(), buffer.bytes());
+  stream.synchronize();
+  return buffer;
+}
+
+LrSchedule make_schedule(const TrainOptions& options, std::int64_t total_steps) {
+  return {options.lr_scheduler, options.lr, resolve_warmup_steps(options, total_steps), total_steps};
+}
+
+}  // namespace
+
+Trainer::Trainer(const TrainerInputs& in)
+    : in_(in),
+      ranks_(make_single_communicator()),
+      stream_(in.runtime.device().create_stream("compute")),
+      engine_(in.runtime.device(), in.runtime.ops(), in.runtime.host_pool(), *ranks_, in.model.layout(), in.plan.engine),
+      rope_(make_rope(in.runtime.device(), *stream_, in.model.spec().rope, in.plan.shape.longest_document)),
+      decoder_(in.model.spec(), in.model.layout(), in.runtime.ops(),
+               Tensor(rope_.data(), DType::f32, {in.plan.shape.longest_document, 2, in.model.spec().rope.rotary_dim / 2}),
+               in.plan.decoder),
+      arena_(in.runtime.device(), MemoryKind::device, "activations", in.plan.activation_bytes),
+      upload_(in.runtime.device(), std::max(in.plan.shape.micro_batch_tokens, in.plan.shape.evaluation_tokens)),
+      schedule_(make_schedule(in.options, in.total_steps)),
+      checkpoints_(engine_, in.model, CheckpointDirectory(in.options.output_dir), in.options.save_total_limit),
+      metrics_(in.options.output_dir),
+      tensorboard_(std::filesystem::path(in.options.output_dir) / "runs"),
+      progress_(0, in.total_steps, in.options.log_interval) {
+  state_.data_key = in.data.key();
+  state_.options = to_json(train_option_table().view(in.options));
+}
+
+Trainer::~Trainer() = default;
+
+void Trainer::start() {
+  in_.model.load(engine_.master(), in_.runtime.host_pool());
+  engine_.upload_weights();
+}
+
+void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState& state) {
+  load_checkpoint(checkpoint, engine_, in_.runtime.host_pool());
+  const std::string options = std::move(state_.options);
+  state_ = state;
+  state_.options = options;
+  last_saved_step_ = state.step;
+  in_.batches.restore(state.sampler);
+  metrics_.truncate_after(state.step);
+  tensorboard_.truncate_after(state.step);
+}
+
+Trainer::StepResult Trainer::train_step() {
+  const auto start = Clock::now();
+  StepResult result;
+  result.plan = in_.batches.next_step();
+  // The step's loss is a mean over all its trained tokens, of every micro-batch and rank.
+  const float grad_scale = static_cast<float>(1.0 / static_cast<double>(result.plan.trained_tokens));
+  double loss_sum = 0;
+  for (std::int64_t i = 0; i < result.plan.micro_batches; ++i) {
+    in_.batches.micro_batch(i, batch_);
+    if (i + 1 == result.plan.micro_batches) engine_.begin_last_micro_batch();
+    const DeviceBatch batch = upload_.upload(*stream_, batch_);
+    decoder_.forward_backward(*stream_, batch, engine_, engine_, arena_, upload_.losses(), grad_scale);
+    loss_sum += upload_.sum_losses(*stream_);
+    result.model_flops += model_flops(in_.model.spec(), batch_.cu_seqlens);
+    const std::int64_t row_length = batch_.rows == 0 ? 0 : batch_.padded_tokens / batch_.rows;
+    result.reference_flops += reference_flops(in_.model.spec(), batch_.rows, row_length, in_.plan.decoder.recompute);
+  }
+  result.loss = loss_sum / static_cast<double>(result.plan.trained_tokens);
+  result.lr = schedule_.rate(state_.updates);
+  result.verdict = engine_.finish_step(*stream_, result.lr, state_.updates + 1);
+  ++state_.step;
+  if (result.verdict.finite) {
+    ++state_.updates;
+  } else if (result.verdict.non_finite_parameter >= 0) {
+    result.skipped_tensor = in_.model.layout().parameter(result.verdict.non_finite_parameter).name;
+  }
+  state_.sampler = in_.batches.state();
+  state_.tokens += result.plan.tokens;
+  result.seconds = seconds_since(start);
+  return result;
+}
+
+void Trainer::report(const StepResult& r) {
+  StepMetrics m;
+  m.step = state_.step;
+  const double steps_per_epoch = static_cast<double>(in_.batches.steps_per_epoch(r.plan.epoch));
+  m.epoch = static_cast<double>(r.plan.epoch) + static_cast<double>(r.plan.index + 1) / steps_per_epoch;
+  m.loss = r.loss;
+  m.grad_norm = r.verdict.norm;
+  m.lr = r.lr;
+  m.tokens = r.plan.tokens;
+  m.step_time_s = r.seconds;
+  m.tokens_per_s = static_cast<double>(r.plan.tokens) / r.seconds;
+  m.model_tflops = r.model_flops / r.seconds / 1e12;
+  m.reference_tflops = r.reference_flops / r.seconds / 1e12;
+  m.host_memory_bytes = resident_bytes();
+  m.device_memory_bytes = in_.runtime.device().kind() == DeviceKind::cpu ? 0 : in_.runtime.device().ledger().held(MemoryKind::device);
+  m.skipped = !r.verdict.finite;
+  m.skipped_tensor = r.skipped_tensor;
+  metrics_.step(m);
+  tensorboard_.step(m);
+  if (m.skipped)
+    log_warning("step {}: the gradient of '{}' is not finite; the step was skipped, weights and optimizer state are as before",
+                m.step, m.skipped_tensor);
+  progress_.step(m);
+}
+
+double Trainer::evaluate() {
+  EvaluationIterator batches(*in_.evaluation_data, in_.plan.shape.evaluation_tokens);
+  double loss = 0;
+  std::int64_t trained = 0;
+  while (batches.next(batch_)) {
+    const DeviceBatch batch = upload_.upload(*stream_, batch_);
+    decoder_.forward_loss(*stream_, batch, engine_, arena_, upload_.losses());
+    loss += upload_.sum_losses(*stream_);
+    trained += batch_.trained_tokens;
+  }
+  return loss / static_cast<double>(trained);
+}
+
+void Trainer::record_evaluation() {
+  if (!in_.evaluation_data) return;
+  const double loss = evaluate();
+  metrics_.evaluation(state_.step, loss);
+  tensorboard_.evaluation(state_.step, loss);
+  log_info("step {}: evaluation loss {:.4f}, perplexity {:.2f}", state_.step, loss, std::exp(loss));
+}
+
+void Trainer::save() {
+  if (last_saved_step_ == state_.step) return;
+  checkpoints_.start(state_);
+  last_saved_step_ = state_.step;
+}
+
+Trainer::Outcome Trainer::run() {
+  InterruptGuard interrupt;
+  const TrainOptions& o = in_.options;
+  const bool benchmark = o.bench_steps > 0;
+  progress_ = Progress(state_.step, in_.total_steps, o.log_interval);
+  if (state_.step == 0 && !benchmark) record_evaluation();
+
+  // Benchmark: what was measured after the warm-up steps.
+  double bench_seconds = 0, bench_tokens = 0, bench_flops = 0, bench_reference = 0;
+  std::int64_t bench_done = 0;
+  const std::int64_t first_step = state_.step;
+
+  while (state_.step < in_.total_steps) {
+    const StepResult r = train_step();
+    report(r);
+    if (benchmark) {
+      if (state_.step - first_step > o.warmup_steps) {
+        bench_seconds += r.seconds;
+        bench_tokens += static_cast<double>(r.plan.tokens);
+        bench_flops += r.model_flops;
+        bench_reference += r.reference_flops;
+        ++bench_done;
+      }
+      if (bench_done == o.bench_steps || interrupt.requested()) break;
+      continue;
+    }
+    const bool last = state_.step == in_.total_steps;
+    if (!last && o.eval_steps > 0 && state_.step % o.eval_steps == 0) record_evaluation();
+    if (interrupt.requested() && !last) {
+      progress_.end();
+      save();
+      checkpoints_.wait();
+      log_info("interrupted: saved {} at step {}; continue with --resume",
+               CheckpointDirectory(o.output_dir).path_of(state_.step).string(), state_.step);
+      return Outcome::interrupted;
+    }
+    if (o.save_steps > 0 && state_.step % o.save_steps == 0 && !last) save();
+  }
+  progress_.end();
+  if (benchmark) {
+    if (bench_done == 0) fail("no step was measured: the run has {} steps and --warmup_steps is {}", state_.step - first_step, o.warmup_steps);
+    log_info("benchmark: {} steps, {:.4f} s a step, {:.1f} tokens/s, {:.4g} TFLOP/s (reference {:.4g}), peak memory {}", bench_done,
+             bench_seconds / static_cast<double>(bench_done), bench_tokens / bench_seconds, bench_flops / bench_seconds / 1e12,
+             bench_reference / bench_seconds / 1e12, format_bytes(peak_resident_bytes()));
+    return Outcome::benchmarked;
+  }
+  record_evaluation();
+  save();
+  checkpoints_.wait();
+  export_model(engine_, in_.model, o.output_dir);
+  return Outcome::finished;
+}
+
+}  // namespace so

@@ -1,0 +1,84 @@
+// The training loop: data in, optimizer steps, metrics, evaluation, checkpoints.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "data/batches.h"
+#include "data/token_cache.h"
+#include "io/metrics.h"
+#include "io/tensorboard.h"
+#include "model/decoder.h"
+#include "offload/engine.h"
+#include "optim/lr_schedule.h"
+#include "train/batch_upload.h"
+#include "train/checkpoint.h"
+#include "train/interrupt.h"
+#include "train/progress.h"
+#include "train/runtime.h"
+#include "train/train_options.h"
+#include "train/trainer_state.h"
+#include "train/training_plan.h"
+
+namespace so {
+
+struct TrainerInputs {
+  const TrainOptions& options;
+  Runtime& runtime;
+  const ModelFiles& model;
+  const TrainingPlan& plan;
+  const TokenDataset& data;
+  const TokenDataset* evaluation_data;  // null: none
+  BatchIterator& batches;
+  std::int64_t total_steps;
+};
+
+class Trainer {
+ public:
+  explicit Trainer(const TrainerInputs& inputs);
+  ~Trainer();
+
+  // From a checkpoint, or from the model's own weights.
+  void resume(const std::filesystem::path& checkpoint, const TrainerState& state);
+  void start();
+
+  enum class Outcome { finished, interrupted, benchmarked };
+  // Runs to the end, or until interrupted (then a checkpoint has been saved). Throws Error when a save fails.
+  Outcome run();
+
+  const EngineCounters& counters() const { return engine_.counters(); }
+
+ private:
+  struct StepResult {
+    StepPlan plan;
+    Verdict verdict;
+    double loss = 0, lr = 0, seconds = 0, model_flops = 0, reference_flops = 0;
+    std::string skipped_tensor;
+  };
+  StepResult train_step();
+  void report(const StepResult& result);
+  double evaluate();
+  void record_evaluation();
+  void save();
+  std::uint64_t free_space_needed() const;
+
+  const TrainerInputs in_;
+  std::unique_ptr<Communicator> ranks_;
+  std::unique_ptr<Stream> stream_;
+  OffloadEngine engine_;
+  Buffer rope_;
+  Decoder decoder_;
+  Arena arena_;
+  BatchUpload upload_;
+  LrSchedule schedule_;
+  CheckpointWriter checkpoints_;
+  MetricsLog metrics_;
+  TensorBoardWriter tensorboard_;
+  TrainerState state_;
+  std::int64_t last_saved_step_ = -1;
+  Progress progress_;
+  MicroBatch batch_;
+};
+
+}  // namespace so

@@ -1,0 +1,235 @@
+// What is wrong in a file is refused with its name and key; what the files beside tokenizer.json decide.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "data/tokenizer/byte_level.h"
+#include "data/tokenizer/tokenizer.h"
+
+namespace so {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Ids = std::vector<std::int32_t>;
+
+// The 256 bytes, "he" (256), and an end token (257).
+Json small_tokenizer() {
+  Json vocab = Json::object();
+  for (int byte = 0; byte < 256; ++byte) vocab[spell_bytes(std::string(1, static_cast<char>(byte)))] = byte;
+  vocab["he"] = 256;
+  return Json::parse(R"({"version": "1.0", "truncation": null, "padding": null, "normalizer": null,
+      "added_tokens": [{"id": 257, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false,
+                        "normalized": false, "special": true}],
+      "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+      "post_processor": null,
+      "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+      "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                "vocab": )" + vocab.dump() + R"(, "merges": ["h e"]}})");
+}
+
+Tokenizer parse(const Json& json) { return Tokenizer::parse(json.dump(), "FILE"); }
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+struct Mistake {
+  const char* name;
+  std::function<void(Json&)> make;
+  const char* expected;  // in the message
+};
+
+Json split_stage(const char* pattern) {
+  return {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
+}
+
+const std::vector<Mistake> mistakes = {
+    {"no model", [](Json& j) { j.erase("model"); }, "\"model\" is missing"},
+    {"no vocabulary", [](Json& j) { j["model"].erase("vocab"); }, "\"vocab\" is missing in model"},
+    {"empty vocabulary", [](Json& j) { j["model"]["vocab"] = Json::object(); }, "model.vocab is empty"},
+    {"vocabulary of another kind", [](Json& j) { j["model"]["vocab"] = 3; }, "model.vocab must be an object"},
+    {"no merges", [](Json& j) { j["model"].erase("merges"); }, "\"merges\" is missing in model"},
+    {"unigram", [](Json& j) { j["model"]["type"] = "Unigram"; }, "type \"Unigram\" is not supported"},
+    {"incomplete bytes", [](Json& j) { j["model"]["vocab"].erase("a"); }, "no token for the byte 0x61"},
+    {"negative id", [](Json& j) { j["model"]["vocab"]["he"] = -1; }, "model.vocab[\"he\"]: the id must be an integer in"},
+    {"huge id", [](Json& j) { j["model"]["vocab"]["he"] = 1 << 30; }, "model.vocab[\"he\"]: the id must be an integer in"},
+    {"fractional id", [](Json& j) { j["model"]["vocab"]["he"] = 1.5; }, "model.vocab[\"he\"]: the id must be an integer in"},
+    {"one id twice", [](Json& j) { j["model"]["vocab"]["he"] = 'a'; }, "\"a\" and \"he\" have the same id 97"},
+    {"unknown left", [](Json& j) { j["model"]["merges"] = {"zz e"}; }, "model.merges[0]: the token \"zz\" is not in model.vocab"},
+    {"unknown result", [](Json& j) { j["model"]["merges"] = {"h e", "a b"}; }, "model.merges[1]: the token \"ab\" is not in model.vocab"},
+    {"merge of one", [](Json& j) { j["model"]["merges"] = {"he"}; }, "model.merges[0]: \"he\" is not two tokens"},
+    {"merge of three", [](Json& j) { j["model"]["merges"] = {"h e e"}; }, "model.merges[0]: \"h e e\" is not two tokens"},
+    {"merge list of three", [](Json& j) { j["model"]["merges"] = {{"h", "e", "e"}}; }, "model.merges[0] must be"},
+    {"merge twice", [](Json& j) { j["model"]["merges"] = {"h e", "h e"}; }, "model.merges[1]: the pair \"h\" \"e\" occurs twice"},
+    {"merge number", [](Json& j) { j["model"]["merges"] = {1}; }, "model.merges[0] must be"},
+    {"dropout", [](Json& j) { j["model"]["dropout"] = 0.1; }, "model.dropout is 0.1"},
+    {"prefix", [](Json& j) { j["model"]["continuing_subword_prefix"] = "##"; }, "model.continuing_subword_prefix is \"##\""},
+    {"suffix", [](Json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, "model.end_of_word_suffix is \"</w>\""},
+    {"unknown model key", [](Json& j) { j["model"]["magic"] = 1; }, "the key \"magic\" is not supported in model"},
+    {"unknown key", [](Json& j) { j["magic"] = 1; }, "the key \"magic\" is not supported"},
+    {"version", [](Json& j) { j["version"] = "2.0"; }, "version is \"2.0\""},
+    {"added id off", [](Json& j) { j["added_tokens"][0]["id"] = 300; }, "\"<end>\" has id 300, but the next free id is 257"},
+    {"added id taken", [](Json& j) { j["added_tokens"][0]["id"] = 5; }, "\"<end>\" has id 5, but another token has it"},
+    {"added id other", [](Json& j) { j["added_tokens"][0]["content"] = "he"; }, "\"he\" has id 257, but 256 in model.vocab"},
+    {"added twice", [](Json& j) { j["added_tokens"].push_back(j["added_tokens"][0]); }, "\"<end>\" occurs twice"},
+    {"added empty", [](Json& j) { j["added_tokens"][0]["content"] = ""; }, "added_tokens[0].content is empty"},
+    {"added flag missing", [](Json& j) { j["added_tokens"][0].erase("lstrip"); }, "\"lstrip\" is missing in added_tokens[0]"},
+    {"normalizer", [](Json& j) { j["normalizer"] = {{"type", "Lowercase"}}; }, "normalizer: type \"Lowercase\" is not supported"},
+    {"nested normalizer", [](Json& j) { j["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}, {{"type", "NFKC"}}}}}; },
+     "normalizer.normalizers[1]: type \"NFKC\" is not supported"},
+    {"no pre-tokenizer", [](Json& j) { j["pre_tokenizer"] = nullptr; }, "pre_tokenizer is null"},
+    {"metaspace", [](Json& j) { j["pre_tokenizer"] = {{"type", "Metaspace"}}; }, "pre_tokenizer: type \"Metaspace\" is not supported"},
+    {"no byte level", [](Json& j) { j["pre_tokenizer"] = split_stage("a"); }, "pre_tokenizer has no ByteLevel stage"},
+    {"split behind byte level",
+     [](Json& j) { j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {j["pre_tokenizer"], split_stage("a")}}}; },
+     "pre_tokenizer.pretokenizers[1]: a stage behind ByteLevel"},
+    {"bad pattern",
+     [](Json& j) { j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split_stage("(a"), j["pre_tokenizer"]}}}; },
+     "pre_tokenizer.pretokenizers[0].pattern: the split pattern is not a regular expression"},
+    {"bad behavior",
+     [](Json& j) {
+       Json stage = split_stage("a");
+       stage["behavior"] = "Dropped";
+       j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {stage, j["pre_tokenizer"]}}};
+     },
+     "behavior: \"Dropped\" is none of"},
+    {"processor", [](Json& j) { j["post_processor"] = {{"type", "RobertaProcessing"}}; }, "type \"RobertaProcessing\" is not supported"},
+    {"template id",
+     [](Json& j) {
+       j["post_processor"] = Json::parse(R"({"type": "TemplateProcessing", "pair": [],
+           "single": [{"SpecialToken": {"id": "<b>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+           "special_tokens": {"<b>": {"id": "<b>", "ids": [999], "tokens": ["<b>"]}}})");
+     },
+     "post_processor adds the id 999"},
+    {"template without text",
+     [](Json& j) { j["post_processor"] = {{"type", "TemplateProcessing"}, {"single", Json::array()}, {"pair", Json::array()}, {"special_tokens", Json::object()}}; },
+     "post_processor.single must hold the sequence A exactly once"},
+    {"no decoder", [](Json& j) { j["decoder"] = nullptr; }, "decoder is null"},
+    {"decoder", [](Json& j) { j["decoder"] = {{"type", "WordPiece"}}; }, "decoder: type \"WordPiece\" is not supported"},
+};
+
+TEST(TokenizerErrors, SmallTokenizerIsRight) {
+  const Tokenizer tokenizer = parse(small_tokenizer());
+  EXPECT_EQ(tokenizer.encode("he<end>h", true), (Ids{256, 257, 'h'}));
+  EXPECT_EQ(tokenizer.vocab_size(), 258);
+}
+
+TEST(TokenizerErrors, EachMistakeIsNamed) {
+  for (const Mistake& mistake : mistakes) {
+    Json json = small_tokenizer();
+    mistake.make(json);
+    const std::string message = message_of([&] { parse(json); });
+    EXPECT_NE(message.find(mistake.expected), std::string::npos) << mistake.name << ": " << message;
+    EXPECT_EQ(message.rfind("FILE", 0), 0u) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  }
+}
+
+TEST(TokenizerErrors, DuplicatesInTheText) {
+  std::string text = small_tokenizer().dump();
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string changed = text;
+    changed.replace(changed.find(from), from.size(), to);
+    return message_of([&] { Tokenizer::parse(changed, "FILE"); });
+  };
+  EXPECT_NE(with("\"he\":256", "\"he\":256,\"he\":258").find("\"he\" occurs twice"), std::string::npos);
+  EXPECT_NE(with("\"merges\":", "\"merges\":[],\"merges\":").find("\"merges\" occurs twice"), std::string::npos);
+}
+
+TEST(TokenizerErrors, EveryPrefixOfAFileIsRefused) {
+  const std::string text = small_tokenizer().dump();
+  for (std::size_t length = 0; length < text.size(); length += 13) {
+    EXPECT_THROW(Tokenizer::parse(text.substr(0, length), "FILE"), Error) << length;
+  }
+}
+
+TEST(TokenizerErrors, TruncationAndPaddingAreIgnored) {
+  Json json = small_tokenizer();
+  json["truncation"] = {{"max_length", 1}};
+  json["padding"] = {{"length", 9}};
+  EXPECT_EQ(parse(json).encode("hehe", false), (Ids{256, 256}));
+}
+
+class TokenizerDirectory : public testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = std::filesystem::temp_directory_path() / ("so-tokenizer-test-" + std::to_string(getpid()));
+    std::filesystem::create_directories(directory_);
+    write("tokenizer.json", small_tokenizer());
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+
+  void write(const char* name, const Json& json) { std::ofstream(directory_ / name) << json.dump(); }
+  Tokenizer load() { return Tokenizer::load(directory_); }
+
+  std::filesystem::path directory_;
+};
+
+TEST_F(TokenizerDirectory, NamesTheMissingFile) {
+  std::filesystem::remove(directory_ / "tokenizer.json");
+  EXPECT_NE(message_of([&] { load(); }).find("has no tokenizer.json"), std::string::npos);
+}
+
+TEST_F(TokenizerDirectory, TheFirstFileWithTheKeyDecides) {
+  write("generation_config.json", {{"bos_token_id", 3}, {"eos_token_id", {256, 257}}, {"pad_token_id", 4}});
+  EXPECT_EQ(load().bos_id(), 3);
+  EXPECT_EQ(load().eos_id(), 256);
+  EXPECT_EQ(load().pad_id(), 4);
+  write("special_tokens_map.json", {{"eos_token", {{"content", "<end>"}}}});
+  EXPECT_EQ(load().eos_id(), 257);
+  write("tokenizer_config.json", {{"bos_token", nullptr}, {"eos_token", "he"}});
+  EXPECT_EQ(load().bos_id(), std::nullopt);
+  EXPECT_EQ(load().eos_id(), 256);
+  EXPECT_EQ(load().pad_id(), 4);
+}
+
+TEST_F(TokenizerDirectory, AddBosAndEosReplaceThePostProcessor) {
+  write("tokenizer_config.json", {{"bos_token", "<end>"}, {"eos_token", "he"}, {"add_bos_token", true}});
+  EXPECT_EQ(load().encode("a", true), (Ids{257, 'a'}));
+  write("tokenizer_config.json", {{"bos_token", "<end>"}, {"eos_token", "he"}, {"add_bos_token", false}, {"add_eos_token", true}});
+  EXPECT_EQ(load().encode("a", true), (Ids{'a', 256}));
+  EXPECT_EQ(load().encode("a", false), Ids{'a'});
+}
+
+TEST_F(TokenizerDirectory, RefusesTokensThatTokenizerJsonDoesNotHave) {
+  write("tokenizer_config.json", {{"eos_token", "<stop>"}});
+  EXPECT_NE(message_of([&] { load(); }).find("tokenizer_config.json: eos_token: the token \"<stop>\" is not in tokenizer.json"), std::string::npos);
+  write("tokenizer_config.json", {{"added_tokens_decoder", {{"258", {{"content", "<new>"}}}}}});
+  EXPECT_NE(message_of([&] { load(); }).find("added_tokens_decoder.258: the token \"<new>\" is not in tokenizer.json"), std::string::npos);
+  write("tokenizer_config.json", {{"added_tokens_decoder", {{"3", {{"content", "<end>"}}}}}});
+  EXPECT_NE(message_of([&] { load(); }).find("has id 257 in tokenizer.json"), std::string::npos);
+  write("tokenizer_config.json", Json::object());
+  write("generation_config.json", {{"eos_token_id", 999}});
+  EXPECT_NE(message_of([&] { load(); }).find("generation_config.json: eos_token_id: the id 999 has no token"), std::string::npos);
+}
+
+TEST_F(TokenizerDirectory, TheFingerprintFollowsWhatDecidesTheIds) {
+  const std::uint64_t first = load().fingerprint();
+  EXPECT_EQ(load().fingerprint(), first);
+  write("tokenizer_config.json", {{"chat_template", "{{ messages }}"}});
+  EXPECT_EQ(load().fingerprint(), first);
+  write("tokenizer_config.json", {{"eos_token", "<end>"}});
+  const std::uint64_t with_eos = load().fingerprint();
+  EXPECT_NE(with_eos, first);
+  write("tokenizer_config.json", {{"eos_token", "<end>"}, {"add_eos_token", true}});
+  EXPECT_NE(load().fingerprint(), with_eos);
+  write("tokenizer_config.json", Json::object());
+  Json changed = small_tokenizer();
+  changed["model"]["merges"] = Json::array();
+  write("tokenizer.json", changed);
+  EXPECT_NE(load().fingerprint(), first);
+}
+
+}  // namespace
+}  // namespace so

@@ -1,0 +1,178 @@
+// Each family's tokenizer against what the Hugging Face `tokenizers` library gives (fixtures/tokenizer/make_fixtures.py).
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "data/tokenizer/normalizer.h"
+#include "data/tokenizer/tokenizer.h"
+#include "data/tokenizer/utf8.h"
+
+namespace so {
+namespace {
+
+using Json = nlohmann::json;
+using Ids = std::vector<std::int32_t>;
+
+const std::filesystem::path fixtures = std::filesystem::path(SO_FIXTURES) / "tokenizer";
+
+Json read(const std::filesystem::path& file) { return Json::parse(std::ifstream(file)); }
+
+const Json& texts() {
+  static const Json all = read(fixtures / "texts.json");
+  return all;
+}
+
+class TokenizerFamily : public testing::TestWithParam<const char*> {
+ protected:
+  std::filesystem::path directory_ = fixtures / GetParam();
+  Tokenizer tokenizer_ = Tokenizer::load(directory_);
+  Json expected_ = read(directory_ / "expected.json");
+};
+
+TEST_P(TokenizerFamily, EncodesAsTheLibraryDoes) {
+  const Json& all = texts()["texts"];
+  ASSERT_GT(all.size(), 500u);
+  for (int round = 0; round < 2; ++round) {  // the second time words come from the cache
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const auto text = all[i].get<std::string>();
+      EXPECT_EQ(tokenizer_.encode(text, false), expected_["ids"][i].get<Ids>()) << all[i];
+    }
+  }
+}
+
+TEST_P(TokenizerFamily, AddsTheSpecialTokensOfThePostProcessor) {
+  const Json& with_special = expected_["with_special"];
+  for (std::size_t i = 0; i < with_special.size(); ++i) {
+    EXPECT_EQ(tokenizer_.encode(texts()["texts"][i].get<std::string>(), true), with_special[i].get<Ids>());
+  }
+}
+
+TEST_P(TokenizerFamily, DecodesAsTheLibraryDoes) {
+  for (const Json& sequence : expected_["decoded"]) {
+    const auto ids = sequence["ids"].get<Ids>();
+    EXPECT_EQ(tokenizer_.decode(ids, false), sequence["text"].get<std::string>()) << sequence;
+    EXPECT_EQ(tokenizer_.decode(ids, true), sequence["without_special"].get<std::string>()) << sequence;
+  }
+}
+
+TEST_P(TokenizerFamily, StreamDecoderGivesTheSameTextWithoutSplittingCharacters) {
+  std::vector<Ids> sequences;
+  for (const Json& sequence : expected_["decoded"]) sequences.push_back(sequence["ids"].get<Ids>());
+  for (const Json& ids : expected_["ids"]) sequences.push_back(ids.get<Ids>());
+  for (const bool skip : {false, true}) {
+    StreamDecoder decoder(tokenizer_, skip);
+    for (const Ids& ids : sequences) {
+      std::string text;
+      for (const std::int32_t id : ids) {
+        const std::string piece = decoder.push(id);
+        EXPECT_TRUE(is_valid_utf8(piece));
+        text += piece;
+      }
+      text += decoder.finish();
+      EXPECT_EQ(text, tokenizer_.decode(ids, skip));
+    }
+  }
+}
+
+TEST_P(TokenizerFamily, KnowsItsSpecialTokens) {
+  const auto id = [&](const char* role) {
+    return expected_[role].is_null() ? std::optional<std::int32_t>() : expected_[role].get<std::int32_t>();
+  };
+  EXPECT_EQ(tokenizer_.bos_id(), id("bos"));
+  EXPECT_EQ(tokenizer_.eos_id(), id("eos"));
+  EXPECT_EQ(tokenizer_.pad_id(), id("pad"));
+  EXPECT_EQ(tokenizer_.vocab_size(), expected_["vocab_size"].get<std::int32_t>());
+}
+
+TEST_P(TokenizerFamily, NamesEveryTokenOfTheFile) {
+  const Json file = read(directory_ / "tokenizer.json");
+  for (const auto& [token, id] : file["model"]["vocab"].items()) {
+    EXPECT_EQ(tokenizer_.token_to_id(token), id.get<std::int32_t>());
+    EXPECT_EQ(tokenizer_.id_to_token(id.get<std::int32_t>()), token);
+  }
+  for (const Json& token : file["added_tokens"]) {
+    EXPECT_EQ(tokenizer_.token_to_id(token["content"].get<std::string>()), token["id"].get<std::int32_t>());
+    EXPECT_EQ(tokenizer_.is_special(token["id"].get<std::int32_t>()), token["special"].get<bool>());
+  }
+  EXPECT_EQ(tokenizer_.token_to_id("no such token"), std::nullopt);
+  EXPECT_EQ(tokenizer_.id_to_token(tokenizer_.vocab_size()), "");
+  EXPECT_EQ(tokenizer_.id_to_token(-1), "");
+}
+
+TEST_P(TokenizerFamily, ReadsInvalidUtf8AsReplacementCharacters) {
+  for (const Json& example : texts()["invalid"]) {
+    std::string bytes;
+    const auto hex = example["hex"].get<std::string>();
+    for (std::size_t i = 0; i < hex.size(); i += 2) bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+    const auto repaired = example["repaired"].get<std::string>();
+    std::string out;
+    append_repaired_utf8(out, bytes);
+    EXPECT_EQ(out, repaired) << hex;
+    EXPECT_EQ(tokenizer_.encode(bytes, false), tokenizer_.encode(repaired, false)) << hex;
+  }
+}
+
+TEST_P(TokenizerFamily, ThreadsShareATokenizer) {
+  const Json& all = texts()["texts"];
+  std::vector<std::string> inputs;
+  for (std::size_t i = 0; i < all.size(); i += 4) inputs.push_back(all[i].get<std::string>());
+  std::vector<std::thread> threads;
+  std::atomic<int> differences = 0;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&, thread] {
+      const Tokenizer copy = tokenizer_;
+      for (std::size_t i = 0; i < inputs.size(); ++i) {
+        const std::size_t at = (i * 7 + static_cast<std::size_t>(thread) * 31) % inputs.size();
+        if (copy.encode(inputs[at], false) != expected_["ids"][at * 4].get<Ids>()) ++differences;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(differences, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TokenizerFamily, testing::Values("llama3", "qwen3", "phi4", "gpt_oss", "seed_oss", "mixed"),
+                         [](const testing::TestParamInfo<const char*>& family) { return std::string(family.param); });
+
+TEST(TokenizerNormalizer, EqualsTheLibrary) {
+  int changed = 0;
+  for (const Json& example : texts()["nfc"]) {
+    const auto text = example[0].get<std::string>();
+    std::string storage;
+    const std::string normal(to_nfc(text, storage));
+    EXPECT_EQ(normal, example[1].get<std::string>()) << example;
+    changed += normal != text;
+  }
+  EXPECT_GT(changed, 100);
+}
+
+TEST(TokenizerNormalizer, LeavesNormalTextWhereItIs) {
+  std::string storage;
+  for (const std::string text : {"", "plain", "Größe", "각", "नमस्ते", "สวัสดี", "漢字"}) {
+    EXPECT_EQ(to_nfc(text, storage).data(), text.data()) << text;
+  }
+}
+
+TEST(SmallTokenizer, LoadsAndSpellsTheAlpacaTemplateCheaply) {
+  const Tokenizer tokenizer = Tokenizer::load(std::filesystem::path(SO_SOURCE_DIR) / "assets" / "tokenizer");
+  EXPECT_EQ(tokenizer.vocab_size(), 4096);
+  EXPECT_EQ(tokenizer.eos_id(), tokenizer.token_to_id("<|endoftext|>"));
+  EXPECT_EQ(tokenizer.pad_id(), tokenizer.eos_id());
+  EXPECT_EQ(tokenizer.bos_id(), std::nullopt);
+  for (const char* token : {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}) {
+    EXPECT_EQ(tokenizer.encode(token, false).size(), 1u) << token;
+  }
+  // One token a word or sign: 6 for the two headings, 16 for the sentence.
+  EXPECT_EQ(tokenizer.encode("### Instruction:\n### Response:\n", false).size(), 6u);
+  const std::string preamble = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n";
+  const Ids ids = tokenizer.encode(preamble, false);
+  EXPECT_LE(ids.size(), 20u);
+  EXPECT_EQ(tokenizer.decode(ids, false), preamble);
+}
+
+}  // namespace
+}  // namespace so

@@ -1,0 +1,278 @@
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "support/instruction_sets.h"
+#include "support/random_tensors.h"
+
+namespace so::test {
+namespace {
+
+using Values = std::vector<double>;
+constexpr double kU = 0x1p-24;  // unit roundoff of the arithmetic inside
+
+// A sum over a row of `width` terms: the shortest vectors hold 4 floats and 4 sums run side by side, so no term meets
+// more than width / 16 additions, plus those that join the sums and the row's end, plus the roundings of the term.
+double sum_error(std::int64_t width) { return (static_cast<double>(width) / 16 + 24) * kU; }
+
+struct Reference {
+  Values out, inv_rms;
+};
+
+Reference rms_norm(const Values& x, const Values& weight, double epsilon) {
+  const std::size_t width = weight.size(), n = x.size() / width;
+  Reference ref{Values(x.size()), Values(n)};
+  for (std::size_t row = 0; row < n; ++row) {
+    double squares = 0;
+    for (std::size_t i = 0; i < width; ++i) squares += x[row * width + i] * x[row * width + i];
+    ref.inv_rms[row] = 1.0 / std::sqrt(squares / static_cast<double>(width) + epsilon);
+    for (std::size_t i = 0; i < width; ++i)
+      ref.out[row * width + i] = x[row * width + i] * ref.inv_rms[row] * weight[i];
+  }
+  return ref;
+}
+
+struct Gradients {
+  Values dx, dweight;
+  Values dx_scale, dweight_scale;  // sums of magnitudes: what relative errors of the parts are relative to
+};
+
+Gradients rms_norm_grad(const Values& dout, const Values& residual, const Values& x, const Values& inv_rms,
+                        const Values& weight) {
+  const std::size_t width = weight.size(), n = x.size() / width;
+  Gradients grad{Values(x.size()), Values(width), Values(x.size()), Values(width)};
+  for (std::size_t row = 0; row < n; ++row) {
+    const double r = inv_rms[row];
+    double mean = 0, mean_magnitude = 0;
+    for (std::size_t i = 0; i < width; ++i) {
+      const double term = dout[row * width + i] * weight[i] * x[row * width + i] * r / static_cast<double>(width);
+      mean += term;
+      mean_magnitude += std::abs(term);
+    }
+    for (std::size_t i = 0; i < width; ++i) {
+      const std::size_t at = row * width + i;
+      const double g = dout[at] * weight[i], normed = x[at] * r, res = residual.empty() ? 0.0 : residual[at];
+      grad.dx[at] = r * (g - normed * mean) + res;
+      grad.dx_scale[at] = r * (std::abs(g) + std::abs(normed) * mean_magnitude) + std::abs(res);
+      grad.dweight[i] += dout[at] * normed;
+      grad.dweight_scale[i] += std::abs(dout[at] * normed);
+    }
+  }
+  return grad;
+}
+
+struct Case {
+  std::int64_t n, width;
+  double magnitude;
+  float epsilon;
+};
+// One row and one column, lengths that are no multiple of any vector, several blocks of rows, magnitudes at which
+// epsilon is everything and nothing.
+const Case kCases[] = {{1, 1, 1, 1e-6f},      {1, 384, 1, 1e-6f},   {3, 33, 1, 1e-5f},
+                       {65, 127, 1, 1e-6f},   {130, 260, 1, 1e-6f}, {5, 96, 1e-4, 1e-6f},
+                       {5, 96, 1e-12, 1e-6f}, {5, 97, 3e4, 1e-6f},  {2, 64, 1e15, 1e-6f}};
+
+std::string name(const Case& c, DType dtype) {
+  return fmt::format("{}x{} of {}, magnitude {}", c.n, c.width, name_of(dtype), c.magnitude);
+}
+
+void check_forward(CpuRig& rig, const Case& c, DType dtype, bool add) {
+  Stream& s = rig.stream();
+  const auto [n, width, magnitude, epsilon] = c;
+  const TestTensor x = random_tensor(s, dtype, {n, width}, 1, magnitude);
+  const TestTensor delta = random_tensor(s, dtype, {n, width}, 2, 0.5 * magnitude);
+  const TestTensor weight = random_tensor(s, dtype, {width}, 3, 2.0);
+  const TestTensor out(s, dtype, {n, width}), sum(s, dtype, {n, width}), inv_rms(s, DType::f32, {n});
+  rig.ops().add_rms_norm(s, out, add ? sum : Tensor(), inv_rms, x, add ? delta : Tensor(), weight, epsilon);
+  Values normed = x.values(s);
+  if (add) {
+    const Values d = delta.values(s);
+    for (std::size_t i = 0; i < normed.size(); ++i) {
+      const float exact_order = static_cast<float>(normed[i]) + static_cast<float>(d[i]);
+      normed[i] = dtype == DType::bf16 ? static_cast<float>(bf16(exact_order)) : exact_order;
+    }
+    EXPECT_EQ(sum.values(s), normed) << name(c, dtype);  // one addition, one rounding: nothing to differ in
+  }
+  const Reference ref = rms_norm(normed, weight.values(s), epsilon);
+  expect_close(inv_rms.values(s), ref.inv_rms, sum_error(width), 0, name(c, dtype) + ", inv_rms");
+  expect_close(out.values(s), ref.out, sum_error(width) + unit_roundoff(dtype), 0, name(c, dtype) + ", out");
+}
+
+void check_backward(CpuRig& rig, const Case& c, DType dtype, DType weight_grad, Accumulate mode, bool with_residual) {
+  Stream& s = rig.stream();
+  const auto [n, width, magnitude, epsilon] = c;
+  const TestTensor x = random_tensor(s, dtype, {n, width}, 1, magnitude);
+  const TestTensor dout = random_tensor(s, dtype, {n, width}, 2), weight = random_tensor(s, dtype, {width}, 3, 2.0);
+  const Values r = rms_norm(x.values(s), weight.values(s), epsilon).inv_rms;
+  const TestTensor inv_rms(s, DType::f32, {n}, r);
+  const TestTensor residual = random_tensor(s, dtype, {n, width}, 4, r[0]);  // as large as the other part of dx
+  const TestTensor dx(s, dtype, {n, width}), dweight = random_tensor(s, weight_grad, {width}, 5);
+  const Values before = dweight.values(s);
+  rig.ops().rms_norm_grad(s, dx, dweight, dout, with_residual ? residual : Tensor(), x, inv_rms, weight, mode);
+
+  Gradients ref = rms_norm_grad(dout.values(s), with_residual ? residual.values(s) : Values(), x.values(s),
+                                inv_rms.values(s), weight.values(s));
+  for (std::size_t i = 0; i < ref.dx.size(); ++i)
+    ref.dx_scale[i] = sum_error(width) * ref.dx_scale[i] + unit_roundoff(dtype) * std::abs(ref.dx[i]);
+  expect_within(dx.values(s), ref.dx, ref.dx_scale, name(c, dtype) + ", dx");
+  for (std::size_t i = 0; i < ref.dweight.size(); ++i) {
+    if (mode == Accumulate::add) ref.dweight[i] += before[i];
+    // 64 additions in a block, 3 roundings in a term; the blocks meet in double.
+    ref.dweight_scale[i] = 67 * kU * ref.dweight_scale[i] + unit_roundoff(weight_grad) * std::abs(ref.dweight[i]);
+  }
+  expect_within(dweight.values(s), ref.dweight, ref.dweight_scale, name(c, dtype) + ", dweight");
+}
+
+TEST(AddRmsNorm, AgreesWithDoublePrecision) {
+  CpuRig rig;
+  for_each_instruction_set([&] {
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const Case& c : kCases)
+        for (const bool add : {false, true}) check_forward(rig, c, dtype, add);
+  });
+}
+
+TEST(RmsNormGrad, AgreesWithDoublePrecision) {
+  CpuRig rig;
+  for_each_instruction_set([&] {
+    for (const Case& c : kCases) {
+      for (const bool residual : {false, true}) {
+        check_backward(rig, c, DType::f32, DType::f32, Accumulate::overwrite, residual);
+        check_backward(rig, c, DType::f32, DType::f32, Accumulate::add, residual);
+        check_backward(rig, c, DType::bf16, DType::f32, Accumulate::add, residual);
+        check_backward(rig, c, DType::bf16, DType::bf16, Accumulate::add, residual);
+      }
+    }
+  });
+}
+
+// The gradient of loss = sum(dout * out) against differences of the forward pass in double, independent of any formula.
+TEST(RmsNormGrad, AgreesWithFiniteDifferences) {
+  CpuRig rig;
+  Stream& s = rig.stream();
+  const std::int64_t n = 3, width = 19;
+  const double epsilon = 1e-2, step = 1e-5;
+  const TestTensor x = random_tensor(s, DType::f32, {n, width}, 1), dout = random_tensor(s, DType::f32, {n, width}, 2);
+  const TestTensor weight = random_tensor(s, DType::f32, {width}, 3);
+  const TestTensor out(s, DType::f32, {n, width}), inv_rms(s, DType::f32, {n});
+  const TestTensor dx(s, DType::f32, {n, width}), dweight(s, DType::f32, {width});
+  rig.ops().add_rms_norm(s, out, Tensor(), inv_rms, x, Tensor(), weight, static_cast<float>(epsilon));
+  rig.ops().rms_norm_grad(s, dx, dweight, dout, Tensor(), x, inv_rms, weight, Accumulate::overwrite);
+  const Values dy = dout.values(s);
+  Values xs = x.values(s), ws = weight.values(s);
+  const auto slope = [&](double& at) {
+    const double kept = at;
+    double loss[2] = {};
+    for (const int side : {0, 1}) {
+      at = side == 0 ? kept - step : kept + step;
+      const Values y = rms_norm(xs, ws, static_cast<float>(epsilon)).out;
+      for (std::size_t i = 0; i < y.size(); ++i) loss[side] += dy[i] * y[i];
+    }
+    at = kept;
+    return (loss[1] - loss[0]) / (2 * step);
+  };
+  Values dx_ref, dweight_ref;
+  for (double& at : xs) dx_ref.push_back(slope(at));
+  for (double& at : ws) dweight_ref.push_back(slope(at));
+  // Gradients of order 1 in fp32, differences good to step^2 = 1e-10 and 1e-16 / step.
+  expect_close(dx.values(s), dx_ref, 0, 1e-5, "dx");
+  expect_close(dweight.values(s), dweight_ref, 0, 1e-5, "dweight");
+}
+
+TEST(AddRmsNorm, TheSumMayBeEitherAddend) {
+  CpuRig rig;
+  Stream& s = rig.stream();
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const std::int64_t n = 70, width = 83;
+    const TestTensor weight = random_tensor(s, dtype, {width}, 3);
+    std::vector<std::byte> out_bytes, sum_bytes;
+    for (const int alias : {0, 1, 2}) {
+      const TestTensor x = random_tensor(s, dtype, {n, width}, 1), delta = random_tensor(s, dtype, {n, width}, 2);
+      const TestTensor out(s, dtype, {n, width}), own(s, dtype, {n, width}), inv_rms(s, DType::f32, {n});
+      const TestTensor& sum = alias == 0 ? own : alias == 1 ? x : delta;
+      rig.ops().add_rms_norm(s, out, sum, inv_rms, x, delta, weight, 1e-6f);
+      if (alias == 0) {
+        out_bytes = out.bytes(s);
+        sum_bytes = sum.bytes(s);
+      }
+      EXPECT_EQ(out.bytes(s), out_bytes);
+      EXPECT_EQ(sum.bytes(s), sum_bytes);
+    }
+  }
+}
+
+TEST(RmsNormGrad, DxMayBeTheResidualOrDout) {
+  CpuRig rig;
+  Stream& s = rig.stream();
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const std::int64_t n = 70, width = 83;
+    const TestTensor x = random_tensor(s, dtype, {n, width}, 1), weight = random_tensor(s, dtype, {width}, 3);
+    const TestTensor inv_rms = random_tensor(s, DType::f32, {n}, 4);
+    std::vector<std::byte> dx_bytes, dweight_bytes;
+    for (const int alias : {0, 1, 2}) {
+      const TestTensor dout = random_tensor(s, dtype, {n, width}, 2), residual = random_tensor(s, dtype, {n, width}, 5);
+      const TestTensor own(s, dtype, {n, width}), dweight(s, DType::f32, {width});
+      const TestTensor& dx = alias == 0 ? own : alias == 1 ? residual : dout;
+      rig.ops().rms_norm_grad(s, dx, dweight, dout, residual, x, inv_rms, weight, Accumulate::overwrite);
+      if (alias == 0) {
+        dx_bytes = dx.bytes(s);
+        dweight_bytes = dweight.bytes(s);
+      }
+      EXPECT_EQ(dx.bytes(s), dx_bytes);
+      EXPECT_EQ(dweight.bytes(s), dweight_bytes);
+    }
+  }
+}
+
+TEST(RmsNorm, TheNumberOfThreadsDoesNotShow) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    std::vector<std::vector<std::byte>> first;
+    for (const int threads : {1, 2, 3, 5}) {
+      CpuRig rig(threads);
+      Stream& s = rig.stream();
+      const std::int64_t n = 333, width = 777;
+      const TestTensor x = random_tensor(s, dtype, {n, width}, 1), dout = random_tensor(s, dtype, {n, width}, 2);
+      const TestTensor weight = random_tensor(s, dtype, {width}, 3), inv_rms(s, DType::f32, {n});
+      const TestTensor out(s, dtype, {n, width}), sum(s, dtype, {n, width}), dx(s, dtype, {n, width});
+      const TestTensor dweight = random_tensor(s, DType::f32, {width}, 4);
+      rig.ops().add_rms_norm(s, out, sum, inv_rms, x, dout, weight, 1e-6f);
+      rig.ops().rms_norm_grad(s, dx, dweight, dout, x, sum, inv_rms, weight, Accumulate::add);
+      const std::vector<std::vector<std::byte>> all = {out.bytes(s), sum.bytes(s), inv_rms.bytes(s), dx.bytes(s),
+                                                       dweight.bytes(s)};
+      if (first.empty()) first = all;
+      EXPECT_EQ(all, first) << threads << " threads";
+    }
+  }
+}
+
+TEST(RmsNorm, ANaNStaysInItsRow) {
+  CpuRig rig;
+  Stream& s = rig.stream();
+  Values xs = random_values(3 * 40, 1);
+  xs[40 + 7] = std::nan("");
+  const TestTensor x(s, DType::f32, {3, 40}, xs), weight = random_tensor(s, DType::f32, {40}, 2);
+  const TestTensor out(s, DType::f32, {3, 40}), inv_rms(s, DType::f32, {3});
+  rig.ops().add_rms_norm(s, out, Tensor(), inv_rms, x, Tensor(), weight, 1e-6f);
+  const Values y = out.values(s);
+  for (std::size_t i = 0; i < y.size(); ++i) EXPECT_EQ(std::isnan(y[i]), i / 40 == 1) << i;
+}
+
+TEST(RmsNorm, RefusesWrongArguments) {
+  CpuRig rig;
+  Stream& s = rig.stream();
+  const TestTensor x(s, DType::bf16, {4, 8}), out(s, DType::bf16, {4, 8}), single(s, DType::f32, {4, 8});
+  const TestTensor weight(s, DType::bf16, {8}), short_weight(s, DType::bf16, {7}), inv_rms(s, DType::f32, {4});
+  const TestTensor inv_rms_bf16(s, DType::bf16, {4}), dweight(s, DType::f32, {8});
+  Ops& ops = rig.ops();
+  EXPECT_THROW(ops.add_rms_norm(s, out, Tensor(), inv_rms, x, Tensor(), short_weight, 0), Bug);
+  EXPECT_THROW(ops.add_rms_norm(s, single, Tensor(), inv_rms, x, Tensor(), weight, 0), Bug);
+  EXPECT_THROW(ops.add_rms_norm(s, out, Tensor(), inv_rms_bf16, x, Tensor(), weight, 0), Bug);
+  EXPECT_THROW(ops.add_rms_norm(s, out, out, inv_rms, x, Tensor(), weight, 0), Bug);  // a sum of one
+  EXPECT_THROW(ops.add_rms_norm(s, out, Tensor(), inv_rms, x, x, weight, 0), Bug);    // and no place for one of two
+  EXPECT_THROW(ops.rms_norm_grad(s, out, Tensor(), x, Tensor(), x, inv_rms, weight, Accumulate::add), Bug);
+  EXPECT_THROW(ops.rms_norm_grad(s, out, dweight, x, single, x, inv_rms, weight, Accumulate::add), Bug);
+}
+
+}  // namespace
+}  // namespace so::test
