@@ -291,6 +291,16 @@ void write_text_file_atomically(const std::filesystem::path& path, std::string_v
   fsync_directory(path.has_parent_path() ? path.parent_path() : std::filesystem::path("."));
 }
 
+void remove_stale_siblings(const std::filesystem::path& path) {
+  const std::string stem = path.filename().string() + ".tmp-";
+  const std::filesystem::path directory = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
+    if (!entry->path().filename().string().starts_with(stem)) continue;
+    if (::unlink(entry->path().c_str()) != 0 && errno != ENOENT) fail_io("remove", entry->path(), errno);
+  }
+}
+
 void fsync_directory(const std::filesystem::path& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (descriptor < 0) fail_io("open directory", path, errno);

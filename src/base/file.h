@@ -93,6 +93,8 @@ std::string read_text_file(const std::filesystem::path& path, std::uint64_t max_
 // Replaces `path` so that whoever opens it, also after a crash, finds the old text or the new one, never a mixture:
 // written to a sibling, flushed to the device, renamed.
 void write_text_file_atomically(const std::filesystem::path& path, std::string_view text);
+// Removes the siblings that killed processes left of such writes of `path`. Only when nobody is writing it.
+void remove_stale_siblings(const std::filesystem::path& path);
 
 // Makes renames, creations and removals in a directory durable.
 void fsync_directory(const std::filesystem::path& path);
