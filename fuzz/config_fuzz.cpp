@@ -23,11 +23,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   SO_CHECK(matmul_parameters(spec) > 0, "{} parameters", matmul_parameters(spec));
   const std::int32_t document[] = {0, 1 << 20};
   SO_CHECK(model_flops(spec, document) > 0, "{} FLOPs", model_flops(spec, document));
-  if (spec.head_dim <= 1 << 12) {  // larger is allowed, and slow
+  if (spec.head_dim <= 256) {  // larger is allowed, and slow
     for (const float frequency : rope_frequencies(spec.rope)) SO_CHECK(std::isfinite(frequency), "{}", frequency);
     rope_table(spec.rope, 3);
   }
-  if (spec.layers <= 64) {
+  if (spec.layers <= 4) {
     const ParameterLayout layout(make_parameters(spec));
     SO_CHECK(layout.parameter_elements() == parameter_count(spec) && layout.elements() >= layout.parameter_elements(),
              "{} elements", layout.elements());
