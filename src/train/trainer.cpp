@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "model/flops.h"
 #include "model/rope.h"
 #include "parallel/communicator.h"

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "model/flops.h"
 #include "parallel/communicator.h"
 #include "train/batch_upload.h"
