@@ -146,6 +146,10 @@ void OffloadEngine::return_weights(Bucket& bucket, Slot& slot) {
 Verdict OffloadEngine::finish_step(Stream& compute, double lr, std::int64_t update_number) {
   SO_CHECK(last_micro_batch_, "finish_step before the last micro-batch");
   last_micro_batch_ = false;
+  // What nobody wrote is an earlier step's gradient, which must not be taken for this one's.
+  const auto missing = std::find(written_.begin(), written_.end(), false);
+  SO_CHECK(missing == written_.end(), "no gradient of '{}' in this step",
+           layout_.parameter(static_cast<int>(missing - written_.begin())).name);
   compute.copy(stats_host_.data(), stats_.data(), stats_.bytes());
   compute.record(*gradients_complete_);
   for (Bucket& bucket : buckets_) bucket.defer();
