@@ -71,7 +71,11 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
   });
 }
 
-OffloadEngine::~OffloadEngine() = default;
+OffloadEngine::~OffloadEngine() {
+  // Copies that are still under way use the slots and the weights: their streams end first.
+  to_host_.reset();
+  to_device_.reset();
+}
 
 bool OffloadEngine::meets(const Bucket& bucket, Range range) const {
   return bucket.range().begin < range.end && range.begin < bucket.range().end;

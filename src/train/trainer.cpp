@@ -55,7 +55,8 @@ Trainer::Trainer(const TrainerInputs& in)
   state_.options = to_json(train_option_table().view(in.options));
 }
 
-Trainer::~Trainer() = default;
+// After an error work may still be queued that uses the members' memory: the stream ends first.
+Trainer::~Trainer() { stream_.reset(); }
 
 void Trainer::start() {
   in_.model.load(engine_.master(), in_.runtime.host_pool());

@@ -111,6 +111,14 @@ class EngineRig {
         ranks_(make_single_communicator()),
         engine_(rig_.device(), rig_.ops(), host_pool_, *ranks_, layout, settings) {}
 
+  // A test may end with work under way that uses the engine's memory.
+  ~EngineRig() {
+    try {
+      stream().synchronize();
+    } catch (...) {  // its error was the test's business
+    }
+  }
+
   OffloadEngine& engine() { return engine_; }
   Stream& stream() { return rig_.stream(); }
 
