@@ -111,6 +111,11 @@ class EngineRig {
         ranks_(make_single_communicator()),
         engine_(rig_.device(), rig_.ops(), host_pool_, *ranks_, layout, settings) {}
 
+  // What a test has left on the stream uses the engine's memory.
+  ~EngineRig() { stream().synchronize(); }
+  EngineRig(const EngineRig&) = delete;
+  EngineRig& operator=(const EngineRig&) = delete;
+
   OffloadEngine& engine() { return engine_; }
   Stream& stream() { return rig_.stream(); }
 
