@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace so {
 namespace {
@@ -71,10 +73,15 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
   });
 }
 
+// Copies may still be on their way to or from the staging memory, which goes before the streams do.
 OffloadEngine::~OffloadEngine() {
-  // Copies that are still under way use the slots and the weights: their streams end first.
-  to_host_.reset();
-  to_device_.reset();
+  for (Stream* stream : {to_host_.get(), to_device_.get()}) {
+    try {
+      stream->synchronize();
+    } catch (const std::exception& error) {
+      log_error("{}: {}", stream->name(), error.what());
+    }
+  }
 }
 
 bool OffloadEngine::meets(const Bucket& bucket, Range range) const {

@@ -118,6 +118,8 @@ class EngineRig {
     } catch (...) {  // its error was the test's business
     }
   }
+  EngineRig(const EngineRig&) = delete;
+  EngineRig& operator=(const EngineRig&) = delete;
 
   OffloadEngine& engine() { return engine_; }
   Stream& stream() { return rig_.stream(); }
