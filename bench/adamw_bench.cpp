@@ -8,7 +8,6 @@
 //   triad  a = b + s * c, non-temporal, 12 bytes an element (STREAM's, 2 reads and 1 write)
 //   copy   the very streams of that AdamW case with next to no arithmetic in between
 // and the last two columns are a case's bytes per second as a share of theirs (median of the repetitions' ratios).
-// The gradient norm, which only reads, is measured along.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -24,7 +23,6 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "optim/adamw.h"
-#include "optim/grad_norm.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "../bench/adamw_bench.cpp"  // found from src/
@@ -206,15 +204,6 @@ int main_bench(int argc, char** argv) {
   cases.push_back({"adamw bf16 -> bf16, in place", 28, "copy bf16 in place", adam(g16, w16, state), {}});
   cases.push_back({"adamw f32 -> bf16, beside", 30, "", adam(g32, w16, beside), {}});
   cases.push_back({"adamw bf16 -> no weights, beside", 26, "", adam(g16, {}, beside), {}});
-  const auto norm = [](GradientSpan gradient) {
-    return [=](ThreadPool& pool) {
-      GradNorm total;
-      accumulate_grad_norm_parallel(pool, total, gradient);
-      if (!total.finite()) std::abort();
-    };
-  };
-  cases.push_back({"gradient norm f32", 4, "", norm(g32), {}});
-  cases.push_back({"gradient norm bf16", 2, "", norm(g16), {}});
 
   std::printf("%zu Mi parameters, %d repetitions, %s, stores %s\n", n >> 20, repetitions,
               set == "best" ? adamw_instruction_sets().front().c_str() : set.c_str(), stores.c_str());

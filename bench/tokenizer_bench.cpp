@@ -1,9 +1,9 @@
 // Encoding and decoding speed of a tokenizer on one core.
 //
 // Usage: bench_tokenizer [MODEL_DIRECTORY [TEXT_FILE...]] [Google Benchmark options]
-// Default, for a run in the source directory: assets/tokenizer on the licences of /usr/share/common-licenses. Documents of 4 KiB, as training data has them;
-// the time is that of the CPU, so other load on the machine matters little. Beside it: 1 MB of one letter (one word) and
-// loading.
+// Default, for a run in the source directory: assets/tokenizer on the licences of /usr/share/common-licenses. Documents
+// of 4 KiB, as training data has them; the time is that of the CPU, so other load on the machine matters little. Beside
+// it: 1 MB of one letter (one word) and loading.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -26,7 +26,8 @@ std::vector<std::string> documents_of(const std::vector<std::filesystem::path>& 
   for (const auto& file : files) {
     std::ifstream in(file, std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-    for (std::size_t at = 0; at < text.size(); at += document_bytes) documents.push_back(text.substr(at, document_bytes));
+    for (std::size_t at = 0; at < text.size(); at += document_bytes)
+      documents.push_back(text.substr(at, document_bytes));
   }
   return documents;
 }
@@ -56,8 +57,9 @@ int run(int argc, char** argv) {
   std::vector<std::vector<std::int32_t>> ids;
   std::size_t count = 0;
   for (const std::string& document : documents) count += ids.emplace_back(tokenizer.encode(document, false)).size();
-  std::printf("%s: %d tokens; %zu documents, %.2f MB, %.2f bytes a token\n", directory.c_str(), tokenizer.vocab_size(), documents.size(),
-              static_cast<double>(bytes) / 1e6, static_cast<double>(bytes) / static_cast<double>(count));
+  std::printf("%s: %d tokens; %zu documents, %.2f MB, %.2f bytes a token\n", directory.c_str(), tokenizer.vocab_size(),
+              documents.size(), static_cast<double>(bytes) / 1e6,
+              static_cast<double>(bytes) / static_cast<double>(count));
 
   benchmark::RegisterBenchmark("encode", [&](benchmark::State& state) {
     for (auto _ : state) {

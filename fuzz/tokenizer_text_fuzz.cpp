@@ -25,7 +25,8 @@ const std::array<std::string, 5> patterns = {
     words + R"(\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+)" + spaces,
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
     R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
-    R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*)" + spaces,
+    R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*)" +
+        spaces,
     std::string(so::gpt2_split_pattern),
 };
 
@@ -40,12 +41,17 @@ so::Tokenizer make_tokenizer(const std::string& pattern) {
     vocab[left + right] = vocab.size();
     merges.push_back({left, right});
   }
-  const nlohmann::json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
-  const nlohmann::json split = {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
-  const nlohmann::json json = {
-      {"version", "1.0"}, {"added_tokens", nlohmann::json::array()}, {"normalizer", {{"type", "NFC"}}}, {"decoder", byte_level},
-      {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {split, byte_level}}}}, {"post_processor", nullptr},
-      {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", merges}}}};
+  const nlohmann::json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  const nlohmann::json split = {
+      {"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
+  const nlohmann::json json = {{"version", "1.0"},
+                               {"added_tokens", nlohmann::json::array()},
+                               {"normalizer", {{"type", "NFC"}}},
+                               {"decoder", byte_level},
+                               {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {split, byte_level}}}},
+                               {"post_processor", nullptr},
+                               {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", merges}}}};
   return so::Tokenizer::parse(json.dump(), "fuzz");
 }
 
@@ -66,7 +72,8 @@ void require(bool condition) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const std::array<Setup, 5> setups = {Setup(patterns[0]), Setup(patterns[1]), Setup(patterns[2]), Setup(patterns[3]), Setup(patterns[4])};
+  static const std::array<Setup, 5> setups = {Setup(patterns[0]), Setup(patterns[1]), Setup(patterns[2]),
+                                              Setup(patterns[3]), Setup(patterns[4])};
   if (size == 0) return 0;
   const Setup& setup = setups[data[0] % setups.size()];
   const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);

@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/units.h"
 
 namespace so {
 namespace {
@@ -62,25 +63,12 @@ std::string printable_path(const std::filesystem::path& path) {
   return printable(std::string_view(path.native()), 4096);
 }
 
-std::string byte_count_string(std::uint64_t bytes) {
-  if (bytes == 1) return "1 byte";
-  if (bytes < 10'000) return fmt::format("{} bytes", bytes);
-  double value = static_cast<double>(bytes) / 1000;
-  const char* unit = "kB";
-  for (const char* next : {"MB", "GB", "TB", "PB", "EB"}) {
-    if (value < 999.95) break;
-    value /= 1000;
-    unit = next;
-  }
-  return fmt::format("{:.1f} {}", value, unit);
-}
-
 void fail_io(std::string_view action, const std::filesystem::path& path, int error, std::uint64_t needed) {
   if (error == ENOSPC || error == EDQUOT) {
     const auto available = try_free_space(path);
     const std::string free_text =
-        available ? byte_count_string(*available) + " free" : std::string("free space unknown");
-    const std::string need_text = needed > 0 ? "needs " + byte_count_string(needed) + ", " : std::string();
+        available ? format_bytes(*available) + " free" : std::string("free space unknown");
+    const std::string need_text = needed > 0 ? "needs " + format_bytes(needed) + ", " : std::string();
     if (error == EDQUOT)
       fail("disk quota exceeded on {}: {}{} on the file system", printable_path(path), need_text, free_text);
     fail("no space left on {}: {}{}", printable_path(path), need_text, free_text);
@@ -101,7 +89,7 @@ void fail_io(std::string_view action, const std::filesystem::path& path, int err
     default:
       break;
   }
-  const std::string size_text = needed > 0 ? fmt::format(" ({})", byte_count_string(needed)) : std::string();
+  const std::string size_text = needed > 0 ? fmt::format(" ({})", format_bytes(needed)) : std::string();
   fail("cannot {} {}{}: {}{}", action, printable_path(path), size_text, std::generic_category().message(error), hint);
 }
 
@@ -266,8 +254,8 @@ std::string read_text_file(const std::filesystem::path& path, std::uint64_t max_
   const File file = File::open(path);
   const std::uint64_t size = file.size();
   if (size > max_bytes) {
-    fail("{} has {}, more than the {} that such a file may have", printable_path(path), byte_count_string(size),
-         byte_count_string(max_bytes));
+    fail("{} has {}, more than the {} that such a file may have", printable_path(path), format_bytes(size),
+         format_bytes(max_bytes));
   }
   std::string text(static_cast<std::size_t>(size), '\0');
   file.pread_exact(std::as_writable_bytes(std::span(text)), 0);
@@ -317,29 +305,6 @@ std::uint64_t free_space(const std::filesystem::path& path) {
   const auto available = try_free_space(path);
   if (!available) fail_io("find the free space of", path, errno);
   return *available;
-}
-
-ContentHash& ContentHash::update(std::span<const std::byte> bytes) {
-  std::uint64_t state = state_;
-  for (const std::byte b : bytes) state = (state ^ std::to_integer<std::uint64_t>(b)) * 0x100000001b3u;
-  state_ = state;
-  return *this;
-}
-
-std::string ContentHash::hex() const { return fmt::format("{:016x}", state_); }
-
-std::uint64_t hash_file(const std::filesystem::path& path) {
-  const File file = File::open(path);
-  std::vector<std::byte> buffer(std::size_t{1} << 20);
-  ContentHash hash;
-  const std::uint64_t size = file.size();
-  for (std::uint64_t offset = 0; offset < size; offset += buffer.size()) {
-    const auto part =
-        std::span(buffer).first(static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), size - offset)));
-    file.pread_exact(part, offset);
-    hash.update(part);
-  }
-  return hash.digest();
 }
 
 }  // namespace so

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "io/json_events.h"
 
 namespace so {
@@ -49,7 +50,7 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
   const std::string source = printable_path(path);
   const std::uint64_t file_bytes = file_.size();
   if (file_bytes < length_bytes) {
-    fail("{}: {} is too short for a safetensors file", source, byte_count_string(file_bytes));
+    fail("{}: {} is too short for a safetensors file", source, format_bytes(file_bytes));
   }
   std::array<std::byte, length_bytes> length_field{};
   file_.pread_exact(length_field, 0);

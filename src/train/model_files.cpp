@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/progress.h"
-#include "device/ledger.h"
+#include "base/units.h"
 #include "model/config.h"
 #include "model/parameters.h"
 

@@ -5,7 +5,7 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/thread_pool.h"
-#include "device/ledger.h"
+#include "base/units.h"
 #include "io/atomic_directory.h"
 #include "io/checkpoint_directory.h"
 #include "io/hf_directory.h"

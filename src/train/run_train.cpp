@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "data/dataset.h"
 #include "io/atomic_directory.h"
 #include "model/flops.h"

@@ -7,6 +7,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/progress.h"
+#include "base/units.h"
 #include "model/flops.h"
 #include "model/rope.h"
 #include "parallel/communicator.h"
@@ -53,7 +55,8 @@ Trainer::Trainer(const TrainerInputs& in)
   state_.options = to_json(train_option_table().view(in.options));
 }
 
-Trainer::~Trainer() = default;
+// After an error work may still be queued that uses the members' memory: the stream ends first.
+Trainer::~Trainer() { stream_.reset(); }
 
 void Trainer::start() {
   in_.model.load(engine_.master(), in_.runtime.host_pool());
@@ -141,12 +144,16 @@ void Trainer::log_breakdown(const StepResult& r) {
 double Trainer::evaluate() {
   EvaluationIterator batches(*in_.evaluation_data, in_.plan.shape.evaluation_tokens);
   double loss = 0;
-  std::int64_t trained = 0;
+  std::int64_t trained = 0, tokens = 0;
+  ProgressReport progress("evaluating");
   while (batches.next(batch_)) {
     const DeviceBatch batch = upload_.upload(*stream_, batch_);
     decoder_.forward_loss(*stream_, batch, engine_, arena_, upload_.losses());
     loss += upload_.sum_losses(*stream_);
     trained += batch_.trained_tokens;
+    tokens += batch_.tokens;
+    progress.update(static_cast<double>(tokens) / static_cast<double>(in_.evaluation_data->counts().tokens),
+                    fmt::format("loss {:.4f}", loss / static_cast<double>(trained)));
   }
   return loss / static_cast<double>(trained);
 }

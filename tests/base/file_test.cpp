@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/units.h"
 #include "support/child_process.h"
 #include "support/io.h"
 
@@ -30,13 +31,13 @@ TEST(Printable, EscapesControlCharactersAndCutsAtACharacter) {
 }
 
 TEST(ByteCount, ReadsWell) {
-  EXPECT_EQ(byte_count_string(0), "0 bytes");
-  EXPECT_EQ(byte_count_string(1), "1 byte");
-  EXPECT_EQ(byte_count_string(9'999), "9999 bytes");
-  EXPECT_EQ(byte_count_string(10'000), "10.0 kB");
-  EXPECT_EQ(byte_count_string(999'949), "999.9 kB");
-  EXPECT_EQ(byte_count_string(999'951), "1.0 MB");
-  EXPECT_EQ(byte_count_string(16'060'522'496), "16.1 GB");
+  EXPECT_EQ(format_bytes(0), "0 bytes");
+  EXPECT_EQ(format_bytes(1), "1 byte");
+  EXPECT_EQ(format_bytes(9'999), "9999 bytes");
+  EXPECT_EQ(format_bytes(10'000), "10.0 kB");
+  EXPECT_EQ(format_bytes(999'949), "999.9 kB");
+  EXPECT_EQ(format_bytes(999'951), "1.0 MB");
+  EXPECT_EQ(format_bytes(16'060'522'496), "16.1 GB");
 }
 
 TEST(File, WritesAnywhereAndReadsBack) {
@@ -215,19 +216,5 @@ TEST(FreeSpace, AsksTheNearestAncestor) {
 }
 
 // Vectors from the FNV draft (draft-eastlake-fnv, section "Test values").
-TEST(ContentHash, MatchesPublishedVectors) {
-  EXPECT_EQ(ContentHash().digest(), 0xcbf29ce484222325u);
-  EXPECT_EQ(ContentHash().update("a").digest(), 0xaf63dc4c8601ec8cu);
-  EXPECT_EQ(ContentHash().update("foo").update("bar").digest(), 0x85944171f73967e8u);
-  EXPECT_EQ(ContentHash().update("foobar").hex(), "85944171f73967e8");
-}
-
-TEST(ContentHash, HashesFilesLikeTheirBytes) {
-  TemporaryDirectory directory;
-  const std::string content(3'000'000, 'q');  // several buffers
-  write_file(directory / "data", content);
-  EXPECT_EQ(hash_file(directory / "data"), ContentHash().update(content).digest());
-}
-
 }  // namespace
 }  // namespace so

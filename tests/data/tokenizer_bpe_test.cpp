@@ -86,7 +86,8 @@ TEST(Bpe, EqualsTheDefinitionForShortAndLongWords) {
 TEST(Bpe, LongWordsTakeNoQuadraticTime) {
   std::vector<Merge> merges;
   std::int32_t token = 'a';
-  for (std::int32_t next = 256; next < 262; token = next++) merges.push_back({token, token, next});  // a^2, a^4, .. a^64
+  for (std::int32_t next = 256; next < 262; token = next++)
+    merges.push_back({token, token, next});  // a^2, a^4, .. a^64
   const Bpe bpe(identity(), merges);
   Bpe::Scratch scratch;
   Ids ids;

@@ -30,7 +30,8 @@ Json small_tokenizer() {
       "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
       "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
                 "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-                "vocab": )" + vocab.dump() + R"(, "merges": ["h e"]}})");
+                "vocab": )" +
+                     vocab.dump() + R"(, "merges": ["h e"]}})");
 }
 
 Tokenizer parse(const Json& json) { return Tokenizer::parse(json.dump(), "FILE"); }
@@ -62,40 +63,76 @@ const std::vector<Mistake> mistakes = {
     {"no merges", [](Json& j) { j["model"].erase("merges"); }, "\"merges\" is missing in model"},
     {"unigram", [](Json& j) { j["model"]["type"] = "Unigram"; }, "type \"Unigram\" is not supported"},
     {"incomplete bytes", [](Json& j) { j["model"]["vocab"].erase("a"); }, "no token for the byte 0x61"},
-    {"negative id", [](Json& j) { j["model"]["vocab"]["he"] = -1; }, "model.vocab[\"he\"]: the id must be an integer in"},
-    {"huge id", [](Json& j) { j["model"]["vocab"]["he"] = 1 << 30; }, "model.vocab[\"he\"]: the id must be an integer in"},
-    {"fractional id", [](Json& j) { j["model"]["vocab"]["he"] = 1.5; }, "model.vocab[\"he\"]: the id must be an integer in"},
+    {"negative id", [](Json& j) { j["model"]["vocab"]["he"] = -1; },
+     "model.vocab[\"he\"]: the id must be an integer in"},
+    {"huge id", [](Json& j) { j["model"]["vocab"]["he"] = 1 << 30; },
+     "model.vocab[\"he\"]: the id must be an integer in"},
+    {"fractional id", [](Json& j) { j["model"]["vocab"]["he"] = 1.5; },
+     "model.vocab[\"he\"]: the id must be an integer in"},
     {"one id twice", [](Json& j) { j["model"]["vocab"]["he"] = 'a'; }, "\"a\" and \"he\" have the same id 97"},
-    {"unknown left", [](Json& j) { j["model"]["merges"] = {"zz e"}; }, "model.merges[0]: the token \"zz\" is not in model.vocab"},
-    {"unknown result", [](Json& j) { j["model"]["merges"] = {"h e", "a b"}; }, "model.merges[1]: the token \"ab\" is not in model.vocab"},
+    {"unknown left", [](Json& j) { j["model"]["merges"] = {"zz e"}; },
+     "model.merges[0]: the token \"zz\" is not in model.vocab"},
+    {"unknown result",
+     [](Json& j) {
+       j["model"]["merges"] = {"h e", "a b"};
+     },
+     "model.merges[1]: the token \"ab\" is not in model.vocab"},
     {"merge of one", [](Json& j) { j["model"]["merges"] = {"he"}; }, "model.merges[0]: \"he\" is not two tokens"},
-    {"merge of three", [](Json& j) { j["model"]["merges"] = {"h e e"}; }, "model.merges[0]: \"h e e\" is not two tokens"},
-    {"merge list of three", [](Json& j) { j["model"]["merges"] = {{"h", "e", "e"}}; }, "model.merges[0] must be"},
-    {"merge twice", [](Json& j) { j["model"]["merges"] = {"h e", "h e"}; }, "model.merges[1]: the pair \"h\" \"e\" occurs twice"},
+    {"merge of three", [](Json& j) { j["model"]["merges"] = {"h e e"}; },
+     "model.merges[0]: \"h e e\" is not two tokens"},
+    {"merge list of three",
+     [](Json& j) {
+       j["model"]["merges"] = {{"h", "e", "e"}};
+     },
+     "model.merges[0] must be"},
+    {"merge twice",
+     [](Json& j) {
+       j["model"]["merges"] = {"h e", "h e"};
+     },
+     "model.merges[1]: the pair \"h\" \"e\" occurs twice"},
     {"merge number", [](Json& j) { j["model"]["merges"] = {1}; }, "model.merges[0] must be"},
     {"dropout", [](Json& j) { j["model"]["dropout"] = 0.1; }, "model.dropout is 0.1"},
-    {"prefix", [](Json& j) { j["model"]["continuing_subword_prefix"] = "##"; }, "model.continuing_subword_prefix is \"##\""},
+    {"prefix", [](Json& j) { j["model"]["continuing_subword_prefix"] = "##"; },
+     "model.continuing_subword_prefix is \"##\""},
     {"suffix", [](Json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, "model.end_of_word_suffix is \"</w>\""},
     {"unknown model key", [](Json& j) { j["model"]["magic"] = 1; }, "the key \"magic\" is not supported in model"},
     {"unknown key", [](Json& j) { j["magic"] = 1; }, "the key \"magic\" is not supported"},
     {"version", [](Json& j) { j["version"] = "2.0"; }, "version is \"2.0\""},
-    {"added id off", [](Json& j) { j["added_tokens"][0]["id"] = 300; }, "\"<end>\" has id 300, but the next free id is 257"},
+    {"added id off", [](Json& j) { j["added_tokens"][0]["id"] = 300; },
+     "\"<end>\" has id 300, but the next free id is 257"},
     {"added id taken", [](Json& j) { j["added_tokens"][0]["id"] = 5; }, "\"<end>\" has id 5, but another token has it"},
-    {"added id other", [](Json& j) { j["added_tokens"][0]["content"] = "he"; }, "\"he\" has id 257, but 256 in model.vocab"},
+    {"added id other", [](Json& j) { j["added_tokens"][0]["content"] = "he"; },
+     "\"he\" has id 257, but 256 in model.vocab"},
     {"added twice", [](Json& j) { j["added_tokens"].push_back(j["added_tokens"][0]); }, "\"<end>\" occurs twice"},
     {"added empty", [](Json& j) { j["added_tokens"][0]["content"] = ""; }, "added_tokens[0].content is empty"},
-    {"added flag missing", [](Json& j) { j["added_tokens"][0].erase("lstrip"); }, "\"lstrip\" is missing in added_tokens[0]"},
-    {"normalizer", [](Json& j) { j["normalizer"] = {{"type", "Lowercase"}}; }, "normalizer: type \"Lowercase\" is not supported"},
-    {"nested normalizer", [](Json& j) { j["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}, {{"type", "NFKC"}}}}}; },
+    {"added flag missing", [](Json& j) { j["added_tokens"][0].erase("lstrip"); },
+     "\"lstrip\" is missing in added_tokens[0]"},
+    {"normalizer",
+     [](Json& j) {
+       j["normalizer"] = {{"type", "Lowercase"}};
+     },
+     "normalizer: type \"Lowercase\" is not supported"},
+    {"nested normalizer",
+     [](Json& j) {
+       j["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}, {{"type", "NFKC"}}}}};
+     },
      "normalizer.normalizers[1]: type \"NFKC\" is not supported"},
     {"no pre-tokenizer", [](Json& j) { j["pre_tokenizer"] = nullptr; }, "pre_tokenizer is null"},
-    {"metaspace", [](Json& j) { j["pre_tokenizer"] = {{"type", "Metaspace"}}; }, "pre_tokenizer: type \"Metaspace\" is not supported"},
+    {"metaspace",
+     [](Json& j) {
+       j["pre_tokenizer"] = {{"type", "Metaspace"}};
+     },
+     "pre_tokenizer: type \"Metaspace\" is not supported"},
     {"no byte level", [](Json& j) { j["pre_tokenizer"] = split_stage("a"); }, "pre_tokenizer has no ByteLevel stage"},
     {"split behind byte level",
-     [](Json& j) { j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {j["pre_tokenizer"], split_stage("a")}}}; },
+     [](Json& j) {
+       j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {j["pre_tokenizer"], split_stage("a")}}};
+     },
      "pre_tokenizer.pretokenizers[1]: a stage behind ByteLevel"},
     {"bad pattern",
-     [](Json& j) { j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split_stage("(a"), j["pre_tokenizer"]}}}; },
+     [](Json& j) {
+       j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split_stage("(a"), j["pre_tokenizer"]}}};
+     },
      "pre_tokenizer.pretokenizers[0].pattern: the split pattern is not a regular expression"},
     {"bad behavior",
      [](Json& j) {
@@ -104,7 +141,11 @@ const std::vector<Mistake> mistakes = {
        j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {stage, j["pre_tokenizer"]}}};
      },
      "behavior: \"Dropped\" is none of"},
-    {"processor", [](Json& j) { j["post_processor"] = {{"type", "RobertaProcessing"}}; }, "type \"RobertaProcessing\" is not supported"},
+    {"processor",
+     [](Json& j) {
+       j["post_processor"] = {{"type", "RobertaProcessing"}};
+     },
+     "type \"RobertaProcessing\" is not supported"},
     {"template id",
      [](Json& j) {
        j["post_processor"] = Json::parse(R"({"type": "TemplateProcessing", "pair": [],
@@ -113,10 +154,19 @@ const std::vector<Mistake> mistakes = {
      },
      "post_processor adds the id 999"},
     {"template without text",
-     [](Json& j) { j["post_processor"] = {{"type", "TemplateProcessing"}, {"single", Json::array()}, {"pair", Json::array()}, {"special_tokens", Json::object()}}; },
+     [](Json& j) {
+       j["post_processor"] = {{"type", "TemplateProcessing"},
+                              {"single", Json::array()},
+                              {"pair", Json::array()},
+                              {"special_tokens", Json::object()}};
+     },
      "post_processor.single must hold the sequence A exactly once"},
     {"no decoder", [](Json& j) { j["decoder"] = nullptr; }, "decoder is null"},
-    {"decoder", [](Json& j) { j["decoder"] = {{"type", "WordPiece"}}; }, "decoder: type \"WordPiece\" is not supported"},
+    {"decoder",
+     [](Json& j) {
+       j["decoder"] = {{"type", "WordPiece"}};
+     },
+     "decoder: type \"WordPiece\" is not supported"},
 };
 
 TEST(TokenizerErrors, SmallTokenizerIsRight) {
@@ -186,6 +236,9 @@ TEST_F(TokenizerDirectory, TheFirstFileWithTheKeyDecides) {
   EXPECT_EQ(load().bos_id(), 3);
   EXPECT_EQ(load().eos_id(), 256);
   EXPECT_EQ(load().pad_id(), 4);
+  write("generation_config.json", {{"bos_token_id", 3}, {"eos_token_id", {256, 257}}, {"pad_token_id", -1}});
+  EXPECT_EQ(load().pad_id(), std::nullopt);
+  write("generation_config.json", {{"bos_token_id", 3}, {"eos_token_id", {256, 257}}, {"pad_token_id", 4}});
   write("special_tokens_map.json", {{"eos_token", {{"content", "<end>"}}}});
   EXPECT_EQ(load().eos_id(), 257);
   write("tokenizer_config.json", {{"bos_token", nullptr}, {"eos_token", "he"}});
@@ -194,24 +247,27 @@ TEST_F(TokenizerDirectory, TheFirstFileWithTheKeyDecides) {
   EXPECT_EQ(load().pad_id(), 4);
 }
 
-TEST_F(TokenizerDirectory, AddBosAndEosReplaceThePostProcessor) {
-  write("tokenizer_config.json", {{"bos_token", "<end>"}, {"eos_token", "he"}, {"add_bos_token", true}});
-  EXPECT_EQ(load().encode("a", true), (Ids{257, 'a'}));
-  write("tokenizer_config.json", {{"bos_token", "<end>"}, {"eos_token", "he"}, {"add_bos_token", false}, {"add_eos_token", true}});
-  EXPECT_EQ(load().encode("a", true), (Ids{'a', 256}));
-  EXPECT_EQ(load().encode("a", false), Ids{'a'});
+TEST_F(TokenizerDirectory, ThePostProcessorAloneDecidesWhatIsAdded) {
+  write("tokenizer_config.json",
+        {{"bos_token", "<end>"}, {"eos_token", "he"}, {"add_bos_token", true}, {"add_eos_token", true}});
+  EXPECT_EQ(load().encode("a", true), Ids{'a'});
 }
 
 TEST_F(TokenizerDirectory, RefusesTokensThatTokenizerJsonDoesNotHave) {
   write("tokenizer_config.json", {{"eos_token", "<stop>"}});
-  EXPECT_NE(message_of([&] { load(); }).find("tokenizer_config.json: eos_token: the token \"<stop>\" is not in tokenizer.json"), std::string::npos);
+  EXPECT_NE(message_of([&] {
+              load();
+            }).find("tokenizer_config.json: eos_token: the token \"<stop>\" is not in tokenizer.json"),
+            std::string::npos);
   write("tokenizer_config.json", {{"added_tokens_decoder", {{"258", {{"content", "<new>"}}}}}});
-  EXPECT_NE(message_of([&] { load(); }).find("added_tokens_decoder.258: the token \"<new>\" is not in tokenizer.json"), std::string::npos);
+  EXPECT_NE(message_of([&] { load(); }).find("added_tokens_decoder.258: the token \"<new>\" is not in tokenizer.json"),
+            std::string::npos);
   write("tokenizer_config.json", {{"added_tokens_decoder", {{"3", {{"content", "<end>"}}}}}});
   EXPECT_NE(message_of([&] { load(); }).find("has id 257 in tokenizer.json"), std::string::npos);
   write("tokenizer_config.json", Json::object());
   write("generation_config.json", {{"eos_token_id", 999}});
-  EXPECT_NE(message_of([&] { load(); }).find("generation_config.json: eos_token_id: the id 999 has no token"), std::string::npos);
+  EXPECT_NE(message_of([&] { load(); }).find("generation_config.json: eos_token_id: the id 999 has no token"),
+            std::string::npos);
 }
 
 TEST_F(TokenizerDirectory, TheFingerprintFollowsWhatDecidesTheIds) {
@@ -222,7 +278,7 @@ TEST_F(TokenizerDirectory, TheFingerprintFollowsWhatDecidesTheIds) {
   write("tokenizer_config.json", {{"eos_token", "<end>"}});
   const std::uint64_t with_eos = load().fingerprint();
   EXPECT_NE(with_eos, first);
-  write("tokenizer_config.json", {{"eos_token", "<end>"}, {"add_eos_token", true}});
+  write("tokenizer_config.json", {{"eos_token", "<end>"}, {"pad_token", "<end>"}});
   EXPECT_NE(load().fingerprint(), with_eos);
   write("tokenizer_config.json", Json::object());
   Json changed = small_tokenizer();

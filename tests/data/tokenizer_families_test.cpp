@@ -1,4 +1,5 @@
-// Each family's tokenizer against what the Hugging Face `tokenizers` library gives (fixtures/tokenizer/make_fixtures.py).
+// Each family's tokenizer against what the Hugging Face `tokenizers` library gives
+// (fixtures/tokenizer/make_fixtures.py).
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -107,7 +108,8 @@ TEST_P(TokenizerFamily, ReadsInvalidUtf8AsReplacementCharacters) {
   for (const Json& example : texts()["invalid"]) {
     std::string bytes;
     const auto hex = example["hex"].get<std::string>();
-    for (std::size_t i = 0; i < hex.size(); i += 2) bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+    for (std::size_t i = 0; i < hex.size(); i += 2)
+      bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
     const auto repaired = example["repaired"].get<std::string>();
     std::string out;
     append_repaired_utf8(out, bytes);
@@ -135,7 +137,8 @@ TEST_P(TokenizerFamily, ThreadsShareATokenizer) {
   EXPECT_EQ(differences, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TokenizerFamily, testing::Values("llama3", "qwen3", "phi4", "gpt_oss", "seed_oss", "mixed"),
+INSTANTIATE_TEST_SUITE_P(All, TokenizerFamily,
+                         testing::Values("llama3", "qwen3", "phi4", "gpt_oss", "seed_oss", "mixed"),
                          [](const testing::TestParamInfo<const char*>& family) { return std::string(family.param); });
 
 TEST(TokenizerNormalizer, EqualsTheLibrary) {
@@ -168,7 +171,8 @@ TEST(SmallTokenizer, LoadsAndSpellsTheAlpacaTemplateCheaply) {
   }
   // One token a word or sign: 6 for the two headings, 16 for the sentence.
   EXPECT_EQ(tokenizer.encode("### Instruction:\n### Response:\n", false).size(), 6u);
-  const std::string preamble = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n";
+  const std::string preamble =
+      "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n";
   const Ids ids = tokenizer.encode(preamble, false);
   EXPECT_LE(ids.size(), 20u);
   EXPECT_EQ(tokenizer.decode(ids, false), preamble);

@@ -36,13 +36,16 @@ Pieces run(const PreTokenizer& pre_tokenizer, const std::string& text) {
   return pieces;
 }
 
-PreTokenizer with_pattern(const std::string& pattern, bool fast, SplitBehavior behavior = SplitBehavior::Isolated, bool invert = false) {
+PreTokenizer with_pattern(const std::string& pattern, bool fast, SplitBehavior behavior = SplitBehavior::Isolated,
+                          bool invert = false) {
   return PreTokenizer({{pattern, true, behavior, invert, "test"}}, false, false, "test", fast);
 }
 
 class FastSplitEqualsPcre2 : public testing::TestWithParam<std::string> {
  protected:
-  void compare(const std::string& text) const { ASSERT_EQ(run(fast_, text), run(regex_, text)) << nlohmann::json(text); }
+  void compare(const std::string& text) const {
+    ASSERT_EQ(run(fast_, text), run(regex_, text)) << nlohmann::json(text);
+  }
 
   PreTokenizer fast_ = with_pattern(GetParam(), true);
   PreTokenizer regex_ = with_pattern(GetParam(), false);
@@ -54,7 +57,8 @@ TEST_P(FastSplitEqualsPcre2, OnEveryCharacter) {
   std::string text;
   for (std::uint32_t c = 1; c < 0x110000; ++c) {
     if (c >= 0xD800 && c <= 0xDFFF) continue;
-    const bool uniform = (c > 0x3400 && c < 0x9F00) || (c > 0xAC00 && c < 0xF800) || c > 0x20000;  // ideographs, private use
+    const bool uniform =
+        (c > 0x3400 && c < 0x9F00) || (c > 0xAC00 && c < 0xF800) || c > 0x20000;  // ideographs, private use
     if (uniform && c % 997 != 0) continue;
     std::string character;
     append_utf8(character, c);
@@ -73,8 +77,10 @@ TEST_P(FastSplitEqualsPcre2, OnEveryCharacter) {
 
 TEST_P(FastSplitEqualsPcre2, OnRandomText) {
   std::mt19937 random(1);
-  const std::array<std::string, 34> atoms = {"a", "e", "s", "S", "T", "d", "LL", "ve", "'", "'s", "'RE", "1", "22", " ", "  ", "\n", "\r\n",
-                                             "\t", "\u00a0", "\u3000", "/", ".", "!?", "_", "É", "ß", "ǅ", "ʰ", "中", "\u0301", "\u20dd", "½", "🙂", "ſ"};
+  const std::array<std::string, 34> atoms = {"a",      "e",      "s",      "S",      "T",  "d",    "LL", "ve",   "'",
+                                             "'s",     "'RE",    "1",      "22",     " ",  "  ",   "\n", "\r\n", "\t",
+                                             "\u00a0", "\u3000", "/",      ".",      "!?", "_",    "É",  "ß",    "ǅ",
+                                             "ʰ",      "中",     "\u0301", "\u20dd", "½",  "🙂", "ſ"};
   for (int i = 0; i < 10000; ++i) {
     std::string text;
     for (unsigned n = random() % 12 + 1; n != 0; --n) text += atoms[random() % atoms.size()];
@@ -93,7 +99,8 @@ INSTANTIATE_TEST_SUITE_P(Patterns, FastSplitEqualsPcre2,
 
 TEST(SplitPattern, SeesTheSameSpacesAsOniguruma) {
   // U+180E is a space to PCRE2's \s, but has not been one since Unicode 6.3; U+0085 is one to both.
-  EXPECT_EQ(run(with_pattern(R"(\s+)", false), "a\u180eb\u0085c\u00a0d"), (Pieces{"a\u180eb", "\u0085", "c", "\u00a0", "d"}));
+  EXPECT_EQ(run(with_pattern(R"(\s+)", false), "a\u180eb\u0085c\u00a0d"),
+            (Pieces{"a\u180eb", "\u0085", "c", "\u00a0", "d"}));
 }
 
 TEST(SplitPattern, KnowsCharactersNewerThanTheInstalledPcre2) {
@@ -117,9 +124,10 @@ TEST(SplitPattern, LongRunsDoNotExhaustTheEngine) {
 }
 
 TEST(SplitPattern, RefusesWhatTheEnginesReadDifferently) {
-  const std::array<std::string, 24> refused = {"^a", "a$", R"(\w+)", R"(\ba)", R"(\h)", R"(\v)", R"(\x41)", R"(\p{Han}+)", R"(\pL)", "[a&&b]",
-                                               "[[:alpha:]]", "[[a]]", "(?i)a", "(?i:[a])", "(?i:ß)", "(?<=a)b", "(?<!a)b", "a{1,3}+",
-                                               "a{2}?", "a{,3}", "a{x", "a]", "[a", "(?#x)a"};
+  const std::array<std::string, 24> refused = {"^a",      "a$",          R"(\w+)", R"(\ba)",  R"(\h)",       R"(\v)",
+                                               R"(\x41)", R"(\p{Han}+)", R"(\pL)", "[a&&b]",  "[[:alpha:]]", "[[a]]",
+                                               "(?i)a",   "(?i:[a])",    "(?i:ß)", "(?<=a)b", "(?<!a)b",     "a{1,3}+",
+                                               "a{2}?",   "a{,3}",       "a{x",    "a]",      "[a",          "(?#x)a"};
   for (const std::string& pattern : refused) {
     try {
       SplitPattern::regex(pattern, "FILE: KEY");
@@ -142,11 +150,12 @@ TEST(SplitPattern, GivesUpOnExponentialSearches) {
   EXPECT_THROW(run(with_pattern("(?:a|a)+[bc]", false), std::string(64, 'a')), Error);
 }
 
-
 // Expected pieces as the documentation of Split gives them for its behaviours.
 TEST(SplitBehaviors, AsDocumented) {
   const std::string text = "the-final--countdown";
-  const auto pieces = [&](SplitBehavior behavior, bool invert = false) { return run(with_pattern("-", false, behavior, invert), text); };
+  const auto pieces = [&](SplitBehavior behavior, bool invert = false) {
+    return run(with_pattern("-", false, behavior, invert), text);
+  };
   EXPECT_EQ(pieces(SplitBehavior::Removed), (Pieces{"the", "final", "countdown"}));
   EXPECT_EQ(pieces(SplitBehavior::Isolated), (Pieces{"the", "-", "final", "-", "-", "countdown"}));
   EXPECT_EQ(pieces(SplitBehavior::MergedWithPrevious), (Pieces{"the-", "final-", "-", "countdown"}));
@@ -178,7 +187,7 @@ TEST(UnicodeTable, HasTheClassesOfUnicode16) {
   EXPECT_TRUE(table.in_unicode_14(0x10D00));
   EXPECT_FALSE(table.in_unicode_14(0x1C89));
   int letters = 0;
-  for (std::uint32_t c = 0; c < 0x110000; ++c) letters += (table.bits(c) & UnicodeTable::letter) != 0;
+  for (std::uint32_t c = 0; c < 0x110000; ++c) letters += (table.bits(c) & character_bits::letter) != 0;
   EXPECT_EQ(letters, 141028);  // the number of \p{L} in Unicode 16.0
 }
 

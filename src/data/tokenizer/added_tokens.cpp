@@ -9,7 +9,7 @@
 namespace so {
 namespace {
 
-bool is_space(std::uint32_t code_point) { return UnicodeTable::get().bits(code_point) & UnicodeTable::space; }
+bool is_space(std::uint32_t code_point) { return UnicodeTable::get().bits(code_point) & character_bits::space; }
 
 bool word_ends_at(std::string_view text, std::size_t at) {
   return at > 0 && UnicodeTable::get().is_word(code_point_at(text, previous_character(text, at)).value);

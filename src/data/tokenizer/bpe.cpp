@@ -14,7 +14,8 @@ constexpr std::size_t short_word = 48;
 constexpr std::uint32_t no_merge = std::numeric_limits<std::uint32_t>::max();
 
 std::uint64_t pair_hash(std::int32_t left, std::int32_t right) {
-  const std::uint64_t key = static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 | static_cast<std::uint32_t>(right);
+  const std::uint64_t key =
+      static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 | static_cast<std::uint32_t>(right);
   return (key ^ key >> 29) * 0x9E3779B97F4A7C15u >> 20;
 }
 
@@ -65,7 +66,8 @@ void Bpe::encode_short(std::string_view word, std::vector<std::int32_t>& ids) co
   };
   for (std::size_t i = 0; i < count; ++i) look_up(i);
   while (count > 1) {
-    const std::size_t best = static_cast<std::size_t>(std::min_element(rank.begin(), rank.begin() + count) - rank.begin());
+    const std::size_t best =
+        static_cast<std::size_t>(std::min_element(rank.begin(), rank.begin() + count) - rank.begin());
     if (rank[best] == no_merge) break;
     symbol[best] = result[best];
     std::copy(symbol.begin() + best + 2, symbol.begin() + count, symbol.begin() + best + 1);
@@ -83,14 +85,16 @@ void Bpe::encode_short(std::string_view word, std::vector<std::int32_t>& ids) co
 void Bpe::encode_long(std::string_view word, Scratch& scratch, std::vector<std::int32_t>& ids) const {
   auto& symbols = scratch.symbols;
   auto& heap = scratch.heap;
-  SO_CHECK(word.size() < static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()), "a word of {} bytes", word.size());
+  SO_CHECK(word.size() < static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()), "a word of {} bytes",
+           word.size());
   const auto count = static_cast<std::int32_t>(word.size());
   const auto symbol = [&](std::int32_t at) -> Scratch::Symbol& { return symbols[static_cast<std::size_t>(at)]; };
   constexpr std::int32_t gone = -1;
 
   symbols.clear();
   for (std::int32_t i = 0; i < count; ++i) {
-    symbols.push_back({byte_ids_[static_cast<unsigned char>(word[static_cast<std::size_t>(i)])], i - 1, i + 1 < count ? i + 1 : -1});
+    symbols.push_back(
+        {byte_ids_[static_cast<unsigned char>(word[static_cast<std::size_t>(i)])], i - 1, i + 1 < count ? i + 1 : -1});
   }
   heap.clear();
   const auto candidate = [&](std::int32_t at) {

@@ -8,11 +8,11 @@
 namespace so {
 namespace {
 
-using enum UnicodeTable::Bits;
+using namespace character_bits;
 
 struct Character {
   std::size_t end;    // where the next one begins
-  std::uint8_t bits;  // UnicodeTable::Bits
+  std::uint8_t bits;  // character_bits
 };
 
 class Text {
@@ -69,12 +69,17 @@ std::size_t contraction(const Text& text, std::size_t at) {
     case 's':
     case 't':
     case 'm':
-    case 'd': return at + 2;
+    case 'd':
+      return at + 2;
     case 'r':
-    case 'v': return second == 'e' ? at + 3 : at;
-    case 'l': return second == 'l' ? at + 3 : at;
-    case '\xC5': return ignore_case && second == '\xBF' ? at + 3 : at;
-    default: return at;
+    case 'v':
+      return second == 'e' ? at + 3 : at;
+    case 'l':
+      return second == 'l' ? at + 3 : at;
+    case '\xC5':
+      return ignore_case && second == '\xBF' ? at + 3 : at;
+    default:
+      return at;
   }
 }
 
@@ -110,7 +115,9 @@ std::size_t punctuation(const Text& text, std::size_t at) {
   if (!text.lacks(begin, space | letter | number)) return at;
   std::size_t end = text.skip_others(begin, space | letter | number);
   if constexpr (tail != Tail::none) {
-    while (text.byte(end) == '\r' || text.byte(end) == '\n' || (tail == Tail::newlines_and_slashes && text.byte(end) == '/')) ++end;
+    while (text.byte(end) == '\r' || text.byte(end) == '\n' ||
+           (tail == Tail::newlines_and_slashes && text.byte(end) == '/'))
+      ++end;
   }
   return end;
 }
@@ -188,25 +195,31 @@ struct Known {
   FastSplit split;
 };
 
-constexpr std::string_view gpt2_pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr std::string_view gpt2_pattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 constexpr std::array known_patterns = {
     // Llama 3, Phi-4 (cl100k)
-    Known{R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-          split_cl100k<3, Tail::newlines>},
+    Known{
+        R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+        split_cl100k<3, Tail::newlines>},
     // Qwen 2, Qwen 3
-    Known{R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-          split_cl100k<1, Tail::newlines>},
+    Known{
+        R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+        split_cl100k<1, Tail::newlines>},
     // Seed-OSS, with its line ends spelt as escapes and as the characters themselves
-    Known{R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+)",
-          split_cl100k<1, Tail::none>},
-    Known{"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\r\n]+|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    Known{
+        R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+)",
+        split_cl100k<1, Tail::none>},
+    Known{"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1}| "
+          "?[^\\s\\p{L}\\p{N}\r\n]+|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
           split_cl100k<1, Tail::none>},
     // GPT-OSS (o200k)
-    Known{R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
-          R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
-          R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-          split_o200k},
+    Known{
+        R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+        R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+        R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+        split_o200k},
     Known{gpt2_pattern, split_gpt2},
 };
 

@@ -21,7 +21,8 @@ using JsonArray = simdjson::dom::array;
 // A value and where it stands ("model.merges" of "DIR/tokenizer.json").
 class JsonNode {
  public:
-  JsonNode(JsonElement element, const std::string& file, std::string key) : element_(element), file_(&file), key_(std::move(key)) {}
+  JsonNode(JsonElement element, const std::string& file, std::string key)
+      : element_(element), file_(&file), key_(std::move(key)) {}
 
   std::string where() const { return key_.empty() ? *file_ : *file_ + ": " + key_; }
   const std::string& file() const { return *file_; }
@@ -74,14 +75,17 @@ class JsonNode {
     for (const auto field : object()) {
       std::uint32_t bit = 1;
       for (auto key = keys.begin(); key != keys.end() && *key != field.key; ++key) bit <<= 1;
-      if (bit == std::uint32_t{1} << keys.size()) fail("{}: the key \"{}\" is not supported{}", *file_, field.key, inside);
+      if (bit == std::uint32_t{1} << keys.size())
+        fail("{}: the key \"{}\" is not supported{}", *file_, field.key, inside);
       if (seen & bit) fail("{}: the key \"{}\" occurs twice{}", *file_, field.key, inside);
       seen |= bit;
     }
   }
 
  private:
-  std::string child(std::string_view key) const { return key_.empty() ? std::string(key) : key_ + "." + std::string(key); }
+  std::string child(std::string_view key) const {
+    return key_.empty() ? std::string(key) : key_ + "." + std::string(key);
+  }
   template <class T>
   T get(const char* what) const {
     T value;

@@ -34,27 +34,32 @@ class QuickCheck {
   static constexpr std::uint16_t may_change = 256;       // NFC_Quick_Check is No or Maybe
 
  private:
-  static constexpr std::uint32_t first = 0x300;    // below all is inert
-  static constexpr std::uint32_t last = 0x30000;   // so is what lies above the compatibility ideographs
+  static constexpr std::uint32_t first = 0x300;   // below all is inert
+  static constexpr std::uint32_t last = 0x30000;  // so is what lies above the compatibility ideographs
 
   QuickCheck() : entries_(last - first) {
     const UnicodeTable& unicode = UnicodeTable::get();
     for (std::uint32_t c = 0xC0; c < last; ++c) {
       if ((c >= 0xD800 && c <= 0xDFFF) || !unicode.in_unicode_9(c)) continue;
       std::array<utf8proc_int32_t, 8> parts;
-      const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c), parts.data(), parts.size(), nfd_options, nullptr);
-      SO_CHECK(count >= 1 && count <= static_cast<utf8proc_ssize_t>(parts.size()), "U+{:04X} decomposes into {}", c, count);
+      const auto count =
+          utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c), parts.data(), parts.size(), nfd_options, nullptr);
+      SO_CHECK(count >= 1 && count <= static_cast<utf8proc_ssize_t>(parts.size()), "U+{:04X} decomposes into {}", c,
+               count);
       // Maybe: the second part of a composition. The parts of excluded ones are among them, which costs time only.
       for (utf8proc_ssize_t i = 1; i < count; ++i) entry(parts[static_cast<std::size_t>(i)]) |= may_change;
       if (c < first) continue;
       // No: a singleton (the angstrom sign), or one that decomposes and does not compose again.
       const auto composed = utf8proc_normalize_utf32(parts.data(), count, nfc_options);
-      if (composed != 1 || parts[0] != static_cast<utf8proc_int32_t>(c)) entry(static_cast<utf8proc_int32_t>(c)) |= may_change;
-      entry(static_cast<utf8proc_int32_t>(c)) |= static_cast<std::uint16_t>(
-          utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->combining_class);
+      if (composed != 1 || parts[0] != static_cast<utf8proc_int32_t>(c))
+        entry(static_cast<utf8proc_int32_t>(c)) |= may_change;
+      entry(static_cast<utf8proc_int32_t>(c)) |=
+          static_cast<std::uint16_t>(utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->combining_class);
     }
   }
-  std::uint16_t& entry(utf8proc_int32_t code_point) { return entries_.at(static_cast<std::uint32_t>(code_point) - first); }
+  std::uint16_t& entry(utf8proc_int32_t code_point) {
+    return entries_.at(static_cast<std::uint32_t>(code_point) - first);
+  }
 
   std::vector<std::uint16_t> entries_;
 };

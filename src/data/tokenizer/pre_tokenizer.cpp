@@ -37,27 +37,31 @@ void merge_adjacent(std::vector<Segment>& segments, SplitBehavior behavior) {
       std::reverse(merged.begin(), merged.end());
       break;
     case SplitBehavior::Removed:
-    case SplitBehavior::Isolated: return;
+    case SplitBehavior::Isolated:
+      return;
   }
   segments = std::move(merged);
 }
 
 }  // namespace
 
-PreTokenizer::PreTokenizer(std::vector<SplitStep> steps, bool add_prefix_space, bool use_regex, const std::string& where, bool fast)
+PreTokenizer::PreTokenizer(std::vector<SplitStep> steps, bool add_prefix_space, bool use_regex,
+                           const std::string& where, bool fast)
     : add_prefix_space_(add_prefix_space) {
   for (const SplitStep& step : steps) {
     steps_.push_back({fast && step.is_regex ? fast_split_for(step.pattern) : nullptr,
-                      step.is_regex ? SplitPattern::regex(step.pattern, step.where) : SplitPattern::literal(step.pattern, step.where),
+                      step.is_regex ? SplitPattern::regex(step.pattern, step.where)
+                                    : SplitPattern::literal(step.pattern, step.where),
                       step.behavior, step.invert});
   }
   if (use_regex) {
-    last_.push_back({fast ? fast_split_for(gpt2_split_pattern) : nullptr, SplitPattern::regex(gpt2_split_pattern, where),
-                     SplitBehavior::Isolated, false});
+    last_.push_back({fast ? fast_split_for(gpt2_split_pattern) : nullptr,
+                     SplitPattern::regex(gpt2_split_pattern, where), SplitBehavior::Isolated, false});
   }
 }
 
-void PreTokenizer::run(std::string_view text, Scratch& scratch, const std::function<void(std::string_view)>& word) const {
+void PreTokenizer::run(std::string_view text, Scratch& scratch,
+                       const std::function<void(std::string_view)>& word) const {
   if (scratch.patterns.empty()) scratch.patterns.resize(steps_.size() + last_.size());
   if (steps_.empty()) {
     finish(text, scratch, word);
@@ -80,7 +84,8 @@ void PreTokenizer::run_step(std::size_t index, std::string_view text, Scratch& s
       run_step(index + 1, piece, scratch, word);
     }
   };
-  const bool keeps_all = step.behavior == SplitBehavior::Isolated || (step.behavior == SplitBehavior::Removed && step.invert);
+  const bool keeps_all =
+      step.behavior == SplitBehavior::Isolated || (step.behavior == SplitBehavior::Removed && step.invert);
   if (step.fast != nullptr && keeps_all) {
     for (std::size_t at = 0; at < text.size();) {
       const std::size_t end = step.fast(text, at);
@@ -106,7 +111,8 @@ void PreTokenizer::run_step(std::size_t index, std::string_view text, Scratch& s
   }
 }
 
-void PreTokenizer::finish(std::string_view piece, Scratch& scratch, const std::function<void(std::string_view)>& word) const {
+void PreTokenizer::finish(std::string_view piece, Scratch& scratch,
+                          const std::function<void(std::string_view)>& word) const {
   if (add_prefix_space_ && !piece.starts_with(' ')) {
     scratch.prefixed = ' ';
     scratch.prefixed += piece;

@@ -33,19 +33,21 @@ class PreTokenizer {
 
   // The steps in order; behind them the ByteLevel step, with its `add_prefix_space` and `use_regex`.
   // `fast`: recognised patterns are split by hand-written code (false only to test that code against PCRE2).
-  PreTokenizer(std::vector<SplitStep> steps, bool add_prefix_space, bool use_regex, const std::string& where, bool fast = true);
+  PreTokenizer(std::vector<SplitStep> steps, bool add_prefix_space, bool use_regex, const std::string& where,
+               bool fast = true);
 
   // Calls `word` for each word of `text` (valid UTF-8) in order. The view ends with the call.
   void run(std::string_view text, Scratch& scratch, const std::function<void(std::string_view)>& word) const;
 
  private:
   struct Step {
-    FastSplit fast;        // null: use `pattern`
+    FastSplit fast;  // null: use `pattern`
     SplitPattern pattern;
     SplitBehavior behavior;
     bool invert;
   };
-  void run_step(std::size_t index, std::string_view text, Scratch& scratch, const std::function<void(std::string_view)>& word) const;
+  void run_step(std::size_t index, std::string_view text, Scratch& scratch,
+                const std::function<void(std::string_view)>& word) const;
   void finish(std::string_view piece, Scratch& scratch, const std::function<void(std::string_view)>& word) const;
 
   std::vector<Step> steps_;  // before the ByteLevel step

@@ -31,7 +31,7 @@ std::optional<std::int32_t> id_of_number(const JsonNode& node, const std::functi
   if (node.is_array()) {
     const JsonArray list = node.array();
     if (list.size() != 0) id = node.element(list.at(0), 0).id(Vocabulary::max_vocabulary);
-  } else {
+  } else if (node.number() != -1) {  // a spelling of "none"
     id = node.id(Vocabulary::max_vocabulary);
   }
   if (id && !has_id(*id)) fail("{}: the id {} has no token in tokenizer.json", node.where(), *id);
@@ -43,7 +43,8 @@ void check_added_tokens(const JsonNode& table, const Find& find) {
   for (const auto field : table.object()) {
     std::int32_t id = -1;
     const auto parsed = std::from_chars(field.key.data(), field.key.data() + field.key.size(), id);
-    if (parsed.ec != std::errc() || parsed.ptr != field.key.data() + field.key.size()) fail("{}: \"{}\" is not an id", table.where(), field.key);
+    if (parsed.ec != std::errc() || parsed.ptr != field.key.data() + field.key.size())
+      fail("{}: \"{}\" is not an id", table.where(), field.key);
     const JsonNode token(field.value, table.file(), "added_tokens_decoder." + std::string(field.key));
     const std::string_view content = token.at("content").string();
     if (const std::int32_t found = find(content); found != id) {
@@ -58,7 +59,8 @@ struct Role {
   std::string_view id_key;
   std::optional<std::int32_t> SpecialIds::*id;
 };
-constexpr std::array roles = {Role{"bos_token", "bos_token_id", &SpecialIds::bos}, Role{"eos_token", "eos_token_id", &SpecialIds::eos},
+constexpr std::array roles = {Role{"bos_token", "bos_token_id", &SpecialIds::bos},
+                              Role{"eos_token", "eos_token_id", &SpecialIds::eos},
                               Role{"pad_token", "pad_token_id", &SpecialIds::pad}};
 
 }  // namespace
@@ -71,7 +73,8 @@ std::string read_text_file(const std::filesystem::path& file) {
   return text;
 }
 
-SpecialIds read_special_ids(const std::filesystem::path& directory, const Find& find, const std::function<bool(std::int32_t)>& has_id) {
+SpecialIds read_special_ids(const std::filesystem::path& directory, const Find& find,
+                            const std::function<bool(std::int32_t)>& has_id) {
   SpecialIds ids;
   std::array<bool, roles.size()> decided{};
   for (const char* const name : {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}) {
@@ -89,9 +92,8 @@ SpecialIds read_special_ids(const std::filesystem::path& directory, const Find& 
       ids.*roles[i].id = has_numbers ? id_of_number(*node, has_id) : id_of_token(*node, find);
     }
     if (std::string_view(name) == "tokenizer_config.json") {
-      if (const auto table = root.find("added_tokens_decoder"); table && !table->is_null()) check_added_tokens(*table, find);
-      if (const auto flag = root.find("add_bos_token"); flag && !flag->is_null()) ids.add_bos = flag->boolean();
-      if (const auto flag = root.find("add_eos_token"); flag && !flag->is_null()) ids.add_eos = flag->boolean();
+      const auto table = root.find("added_tokens_decoder");
+      if (table && !table->is_null()) check_added_tokens(*table, find);
     }
   }
   return ids;

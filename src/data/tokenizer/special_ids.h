@@ -14,15 +14,13 @@ struct SpecialIds {
   std::optional<std::int32_t> bos;
   std::optional<std::int32_t> eos;
   std::optional<std::int32_t> pad;
-  // Set if tokenizer_config.json says so: these then replace what the post-processor adds.
-  std::optional<bool> add_bos;
-  std::optional<bool> add_eos;
 };
 
 // Reads tokenizer_config.json, special_tokens_map.json and generation_config.json, each optional, as told in
-// tokenizer.h. `find`: a token's id, -1 if there is none; a token without one is an Error. `has_id`: whether an id has a
-// token.
-SpecialIds read_special_ids(const std::filesystem::path& directory, const std::function<std::int32_t(std::string_view)>& find,
+// tokenizer.h. `find`: a token's id, -1 if there is none; a token without one is an Error. `has_id`: whether an id has
+// a token.
+SpecialIds read_special_ids(const std::filesystem::path& directory,
+                            const std::function<std::int32_t(std::string_view)>& find,
                             const std::function<bool(std::int32_t)>& has_id);
 
 // The whole file; Error if it cannot be read.

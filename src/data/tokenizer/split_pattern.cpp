@@ -34,7 +34,8 @@ class StandIns {
     const UnicodeTable& unicode = UnicodeTable::get();
     for (std::uint32_t c = 0x10FFFF; c >= 0x800; --c) {  // the lowest stays
       const Category category = unicode.category(c);
-      if (unicode.in_unicode_9(c) && category != Category::Cs) of_[c < 0x10000 ? 0 : 1][static_cast<std::size_t>(category)] = c;
+      if (unicode.in_unicode_9(c) && category != Category::Cs)
+        of_[c < 0x10000 ? 0 : 1][static_cast<std::size_t>(category)] = c;
     }
     // Noncharacters will never be assigned.
     of_[0][static_cast<std::size_t>(Category::Cn)] = 0xFFFE;
@@ -91,13 +92,15 @@ namespace {
 
 pcre2_code* compile(std::string_view pattern, std::uint32_t options, const std::string& where) {
   if (pattern.empty()) fail("{}: the split pattern is empty", where);
-  if (pattern.size() > longest_pattern) fail("{}: the split pattern has {} bytes, {} at most are read", where, pattern.size(), longest_pattern);
+  if (pattern.size() > longest_pattern)
+    fail("{}: the split pattern has {} bytes, {} at most are read", where, pattern.size(), longest_pattern);
   pcre2_compile_context* context = pcre2_compile_context_create(nullptr);
   if (context == nullptr) throw std::bad_alloc();
   pcre2_set_newline(context, PCRE2_NEWLINE_LF);  // what "." does not match, as in Oniguruma
   int error = 0;
   PCRE2_SIZE at = 0;
-  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options | PCRE2_UTF, &error, &at, context);
+  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options | PCRE2_UTF,
+                                   &error, &at, context);
   pcre2_compile_context_free(context);
   if (code == nullptr) {
     std::array<PCRE2_UCHAR, 256> message{};
@@ -113,14 +116,17 @@ pcre2_code* compile(std::string_view pattern, std::uint32_t options, const std::
 }  // namespace
 
 SplitPattern SplitPattern::regex(std::string_view pattern, const std::string& where) {
-  if (pattern.size() > longest_pattern) fail("{}: the split pattern has {} bytes, {} at most are read", where, pattern.size(), longest_pattern);
+  if (pattern.size() > longest_pattern)
+    fail("{}: the split pattern has {} bytes, {} at most are read", where, pattern.size(), longest_pattern);
   auto code = std::make_shared<Code>(compile(translate_pattern(pattern, where), PCRE2_UCP, where));
   std::uint32_t can_be_empty = 0;
   pcre2_pattern_info(code->code, PCRE2_INFO_MATCHEMPTY, &can_be_empty);
-  if (can_be_empty != 0) fail("{}: the split pattern can match nothing at all; such patterns are not read: \"{}\"", where, pattern);
+  if (can_be_empty != 0)
+    fail("{}: the split pattern can match nothing at all; such patterns are not read: \"{}\"", where, pattern);
   code->where = where;
   // A stand-in must not meet a character that the pattern names.
-  code->uses_stand_ins = std::all_of(pattern.begin(), pattern.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+  code->uses_stand_ins =
+      std::all_of(pattern.begin(), pattern.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
   return SplitPattern(std::move(code));
 }
 
@@ -158,7 +164,8 @@ bool SplitPattern::next(std::size_t from, Scratch& scratch, Match& match) const 
                        options | PCRE2_NO_UTF_CHECK, pcre2.match, pcre2.context);
   };
   int result = search(0);
-  if (result == PCRE2_ERROR_JIT_STACKLIMIT) result = search(PCRE2_NO_JIT);  // the interpreter keeps its state on the heap
+  if (result == PCRE2_ERROR_JIT_STACKLIMIT)
+    result = search(PCRE2_NO_JIT);  // the interpreter keeps its state on the heap
   if (result == PCRE2_ERROR_NOMATCH) return false;
   if (result < 0) {
     std::array<PCRE2_UCHAR, 256> message{};

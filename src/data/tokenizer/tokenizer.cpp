@@ -31,7 +31,7 @@ struct Workspace {
   PreTokenizer::Scratch pre_tokenizer;
   std::string repaired;
   std::string normalized;
-  std::vector<AddedTokenMatcher::Match> given;       // added tokens in the text as given
+  std::vector<AddedTokenMatcher::Match> given;  // added tokens in the text as given
   std::vector<AddedTokenMatcher::Match> in_normalized;
 };
 
@@ -90,9 +90,16 @@ struct Tokenizer::State {
       if (!model.contains(token.id)) added.add(token.id, token.content);
       if (token.special) special.insert(token.id);
       std::string storage;
-      if (nfc && token.normalized && to_nfc(token.content, storage) != token.content) respelt.emplace(token.id, storage);
+      if (nfc && token.normalized && to_nfc(token.content, storage) != token.content)
+        respelt.emplace(token.id, storage);
       end_id = std::max(end_id, token.id + 1);
     }
+  }
+
+  static std::shared_ptr<State> read(std::string_view json, const std::string& name) {
+    TokenizerSpec spec = read_tokenizer_json(json, name);
+    for (const std::string& warning : spec.warnings) log_warning("{}", warning);
+    return std::make_shared<State>(std::move(spec), name, hash_text(json));
   }
 
   std::int32_t find(std::string_view token) const {
@@ -149,7 +156,8 @@ void Tokenizer::State::append_plain(std::string_view text, Workspace& workspace,
 
 // Calls `token` for each match and `rest` for the text between them.
 template <class Rest, class Token>
-void between_matches(std::string_view text, const std::vector<AddedTokenMatcher::Match>& matches, Rest&& rest, Token&& token) {
+void between_matches(std::string_view text, const std::vector<AddedTokenMatcher::Match>& matches, Rest&& rest,
+                     Token&& token) {
   std::size_t at = 0;
   for (const AddedTokenMatcher::Match& match : matches) {
     if (match.begin > at) rest(text.substr(at, match.begin - at));
@@ -160,7 +168,8 @@ void between_matches(std::string_view text, const std::vector<AddedTokenMatcher:
 }
 
 // Text without the added tokens that are looked for as given, not yet normalized.
-void Tokenizer::State::append_normalized(std::string_view text, Workspace& workspace, std::vector<std::int32_t>& out) const {
+void Tokenizer::State::append_normalized(std::string_view text, Workspace& workspace,
+                                         std::vector<std::int32_t>& out) const {
   const std::string_view normal = nfc ? to_nfc(text, workspace.normalized) : text;
   if (normalized_tokens.empty()) {
     append_plain(normal, workspace, out);
@@ -189,39 +198,25 @@ void Tokenizer::State::append_bytes(std::int32_t id, std::string& bytes) const {
 Tokenizer::Tokenizer(std::shared_ptr<const State> state) : state_(std::move(state)) {}
 
 Tokenizer Tokenizer::parse(std::string_view tokenizer_json, const std::string& name) {
-  TokenizerSpec spec = read_tokenizer_json(tokenizer_json, name);
-  for (const std::string& warning : spec.warnings) log_warning("{}", warning);
-  return Tokenizer(std::make_shared<State>(std::move(spec), name, hash_text(tokenizer_json)));
+  return Tokenizer(State::read(tokenizer_json, name));
 }
 
 Tokenizer Tokenizer::load(const std::filesystem::path& model_directory) {
   const std::filesystem::path file = model_directory / "tokenizer.json";
   if (!std::filesystem::exists(file)) {
-    fail("{} has no tokenizer.json; if it has another tokenizer file, convert it: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
-         model_directory.string());
+    fail(
+        "{} has no tokenizer.json; if it has another tokenizer file, convert it: "
+        "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
+        model_directory.string());
   }
   const std::string json = read_text_file(file);
-  const std::string name = file.string();
-  TokenizerSpec spec = read_tokenizer_json(json, name);
-  for (const std::string& warning : spec.warnings) log_warning("{}", warning);
-  auto state = std::make_shared<State>(std::move(spec), name, hash_text(json));
-
+  auto state = State::read(json, file.string());
   state->ids = read_special_ids(
       model_directory, [&](std::string_view token) { return state->find(token); },
       [&](std::int32_t id) { return state->contains(id); });
   const SpecialIds& ids = state->ids;
-  if (ids.add_bos || ids.add_eos) {
-    state->before.clear();
-    state->after.clear();
-    if (ids.add_bos.value_or(false) && ids.bos) state->before.push_back(*ids.bos);
-    if (ids.add_eos.value_or(false) && ids.eos) state->after.push_back(*ids.eos);
-  }
   std::string decisions;
   for (const auto& id : {ids.bos, ids.eos, ids.pad}) decisions += fmt::format("{} ", id.value_or(-1));
-  for (const auto& list : {state->before, state->after}) {
-    for (const std::int32_t id : list) decisions += fmt::format("{} ", id);
-    decisions += '|';
-  }
   state->fingerprint = hash_text(decisions, state->fingerprint);
   return Tokenizer(std::move(state));
 }

@@ -27,8 +27,8 @@ class Tokenizer {
  public:
   // Reads DIRECTORY/tokenizer.json and, for the bos, eos and padding tokens, tokenizer_config.json,
   // special_tokens_map.json and generation_config.json: the first of them that has the key decides (null: no such
-  // token). An explicit "add_bos_token" or "add_eos_token" in tokenizer_config.json replaces what tokenizer.json's
-  // post-processor would add, as in transformers 5. Throws Error naming file and key.
+  // token). "add_bos_token" and "add_eos_token" of tokenizer_config.json have no say beside a tokenizer.json, as in
+  // transformers 5: its post-processor decides. Throws Error naming file and key.
   static Tokenizer load(const std::filesystem::path& model_directory);
 
   // From the text of a tokenizer.json alone; there are then no bos, eos and padding ids. `name` stands for the file in
@@ -54,8 +54,8 @@ class Tokenizer {
   std::string id_to_token(std::int32_t id) const;
   bool is_special(std::int32_t id) const;
 
-  // Changes with tokenizer.json and with the bos, eos and padding ids and flags that the other files give: two
-  // tokenizers with one fingerprint give the same ids. For invalidating token caches; stable across machines.
+  // Changes with tokenizer.json and with the bos, eos and padding ids that the other files give: two tokenizers with
+  // one fingerprint give the same ids. For invalidating token caches; stable across machines.
   std::uint64_t fingerprint() const;
 
  private:

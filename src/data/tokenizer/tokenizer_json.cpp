@@ -31,7 +31,8 @@ void for_each_stage(const JsonNode& node, std::string_view list, int depth, Visi
   node.allow_only({"type", list});
   const JsonNode members = node.at(list);
   std::size_t index = 0;
-  for (const JsonElement member : members.array()) for_each_stage(members.element(member, index++), list, depth + 1, visit);
+  for (const JsonElement member : members.array())
+    for_each_stage(members.element(member, index++), list, depth + 1, visit);
 }
 
 // ---- model ----
@@ -45,9 +46,11 @@ void read_vocabulary(const JsonNode& node, TokenizerSpec& spec) {
     const auto added = spec.model.add(static_cast<std::int32_t>(id), field.key);
     if (added == Vocabulary::Added::string_taken) fail("{}: the token \"{}\" occurs twice", node.where(), field.key);
     if (added == Vocabulary::Added::id_taken) {
-      fail("{}: the tokens \"{}\" and \"{}\" have the same id {}", node.where(), spec.model.string(static_cast<std::int32_t>(id)), field.key, id);
+      fail("{}: the tokens \"{}\" and \"{}\" have the same id {}", node.where(),
+           spec.model.string(static_cast<std::int32_t>(id)), field.key, id);
     }
-    if (const auto bytes = bytes_of_spelling(field.key); bytes && !bytes->empty()) spec.words.add(static_cast<std::int32_t>(id), *bytes);
+    if (const auto bytes = bytes_of_spelling(field.key); bytes && !bytes->empty())
+      spec.words.add(static_cast<std::int32_t>(id), *bytes);
   }
   if (spec.model.count() == 0) fail("{} is empty", node.where());
   for (int byte = 0; byte < 256; ++byte) {
@@ -56,8 +59,8 @@ void read_vocabulary(const JsonNode& node, TokenizerSpec& spec) {
     id = spec.words.find(std::string_view(&c, 1));
     const bool occurs_in_utf8 = byte != 0xC0 && byte != 0xC1 && byte < 0xF5;
     if (id < 0 && occurs_in_utf8) {
-      fail("{}: no token for the byte 0x{:02X} (\"{}\"): this is not a complete byte-level vocabulary", node.where(), byte,
-           spell_bytes(std::string_view(&c, 1)));
+      fail("{}: no token for the byte 0x{:02X} (\"{}\"): this is not a complete byte-level vocabulary", node.where(),
+           byte, spell_bytes(std::string_view(&c, 1)));
     }
   }
 }
@@ -120,7 +123,8 @@ void read_model(const JsonNode& model, TokenizerSpec& spec) {
   }
   for (const std::string_view key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     const auto affix = model.find(key);
-    if (is_set(affix) && !affix->string().empty()) fail("{} is \"{}\": only byte-level BPE without it is supported", affix->where(), affix->string());
+    if (is_set(affix) && !affix->string().empty())
+      fail("{} is \"{}\": only byte-level BPE without it is supported", affix->where(), affix->string());
   }
   // "unk_token", "fuse_unk" and "byte_fallback" say what to do with characters without a token: every byte has one.
   spec.ignore_merges = model.flag("ignore_merges", false);
@@ -146,7 +150,8 @@ AddedToken read_added_token(const JsonNode& node) {
 
 void read_added_tokens(const JsonNode& list, TokenizerSpec& spec) {
   std::size_t index = 0;
-  for (const JsonElement element : list.array()) spec.added_tokens.push_back(read_added_token(list.element(element, index++)));
+  for (const JsonElement element : list.array())
+    spec.added_tokens.push_back(read_added_token(list.element(element, index++)));
   std::stable_sort(spec.added_tokens.begin(), spec.added_tokens.end(),
                    [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
 
@@ -235,7 +240,8 @@ void read_template(const JsonNode& node, TokenizerSpec& spec) {
     const JsonNode piece = single.element(element, index++);
     piece.allow_only({"SpecialToken", "Sequence"});
     if (const auto sequence = piece.find("Sequence")) {
-      if (sequence_seen || sequence->at("id").string() != "A") fail("{} must hold the sequence A exactly once", single.where());
+      if (sequence_seen || sequence->at("id").string() != "A")
+        fail("{} must hold the sequence A exactly once", single.where());
       sequence_seen = true;
       continue;
     }
@@ -259,10 +265,11 @@ void read_post_processor(const JsonNode& node, TokenizerSpec& spec) {
     has_template = true;
     read_template(stage, spec);
   });
+  std::unordered_set<std::int32_t> added;
+  for (const AddedToken& token : spec.added_tokens) added.insert(token.id);
   for (const auto* ids : {&spec.before, &spec.after}) {
     for (const std::int32_t id : *ids) {
-      bool known = spec.model.contains(id);
-      for (const AddedToken& token : spec.added_tokens) known = known || token.id == id;
+      const bool known = spec.model.contains(id) || added.contains(id);
       if (!known) fail("{} adds the id {}, which no token has", node.where(), id);
     }
   }

@@ -17,8 +17,9 @@
 namespace so {
 namespace {
 
-constexpr std::array known_properties = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "N",  "Nd", "Nl", "No", "P",  "Pc", "Pd",
-                                         "Ps", "Pe", "Pi", "Pf", "Po", "S",  "Sm", "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp"};
+constexpr std::array known_properties = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "N",  "Nd", "Nl",
+                                         "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S",
+                                         "Sm", "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp"};
 
 bool is_ascii_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -31,16 +32,29 @@ class Translator {
     while (at_ < pattern_.size()) {
       const char c = pattern_[at_];
       switch (c) {
-        case '\\': escape(); break;
-        case '(': group(); break;
-        case '[': set(); break;
-        case '{': count(); break;
+        case '\\':
+          escape();
+          break;
+        case '(':
+          group();
+          break;
+        case '[':
+          set();
+          break;
+        case '{':
+          count();
+          break;
         case '^':
-        case '$': refuse(std::string_view(&c, 1), "anchors lines in one engine and the text in the other");
+        case '$':
+          refuse(std::string_view(&c, 1), "anchors lines in one engine and the text in the other");
         case '*':
         case '+':
-        case '?': take(1); break;
-        default: literal(); break;
+        case '?':
+          take(1);
+          break;
+        default:
+          literal();
+          break;
       }
     }
     return std::move(out_);
@@ -48,7 +62,8 @@ class Translator {
 
  private:
   [[noreturn]] void refuse(std::string_view construct, std::string_view why) const {
-    fail("{}: the split pattern has '{}' at byte {}: {}; this program does not read such patterns", where_, construct, at_, why);
+    fail("{}: the split pattern has '{}' at byte {}: {}; this program does not read such patterns", where_, construct,
+         at_, why);
   }
 
   bool follows(std::string_view text) const { return pattern_.substr(at_).starts_with(text); }
@@ -69,16 +84,28 @@ class Translator {
     if (at_ + 1 == pattern_.size()) refuse("\\", "a backslash at the end");
     const char c = pattern_[at_ + 1];
     switch (c) {
-      case 's': out_ += "\\p{White_Space}"; break;
-      case 'S': out_ += "\\P{White_Space}"; break;
-      case 'd': out_ += "\\p{Nd}"; break;
-      case 'D': out_ += "\\P{Nd}"; break;
+      case 's':
+        out_ += "\\p{White_Space}";
+        break;
+      case 'S':
+        out_ += "\\P{White_Space}";
+        break;
+      case 'd':
+        out_ += "\\p{Nd}";
+        break;
+      case 'D':
+        out_ += "\\P{Nd}";
+        break;
       case 'r':
       case 'n':
       case 't':
-      case 'f': out_.append(pattern_, at_, 2); break;
+      case 'f':
+        out_.append(pattern_, at_, 2);
+        break;
       case 'p':
-      case 'P': property(); return;
+      case 'P':
+        property();
+        return;
       default:
         if (is_ascii_letter(c) || is_digit(c) || static_cast<unsigned char>(c) >= 0x80 || c < ' ') {
           refuse(pattern_.substr(at_, 2), "an escape without an equal meaning in both engines");
@@ -90,7 +117,8 @@ class Translator {
 
   void property() {
     const std::size_t close = pattern_.find('}', at_);
-    if (close == std::string_view::npos || pattern_[at_ + 2] != '{') refuse(pattern_.substr(at_, 2), "a property without a name in braces");
+    if (close == std::string_view::npos || pattern_[at_ + 2] != '{')
+      refuse(pattern_.substr(at_, 2), "a property without a name in braces");
     const std::string_view name = pattern_.substr(at_ + 3, close - at_ - 3);
     for (const std::string_view known : known_properties) {
       if (name == known) {
@@ -109,7 +137,8 @@ class Translator {
     if (follows("(?i:")) {
       const std::size_t close = pattern_.find(')', at_);
       for (const char c : pattern_.substr(at_ + 4, close == std::string_view::npos ? close : close - at_ - 4)) {
-        if (!is_ascii_letter(c) && c != '\'' && c != '|') refuse("(?i:", "ignoring case is read for plain ASCII words only");
+        if (!is_ascii_letter(c) && c != '\'' && c != '|')
+          refuse("(?i:", "ignoring case is read for plain ASCII words only");
       }
       take(4);
       return;
@@ -175,6 +204,8 @@ class Translator {
 
 }  // namespace
 
-std::string translate_pattern(std::string_view pattern, const std::string& where) { return Translator(pattern, where).run(); }
+std::string translate_pattern(std::string_view pattern, const std::string& where) {
+  return Translator(pattern, where).run();
+}
 
 }  // namespace so

@@ -8,7 +8,7 @@
 namespace so {
 namespace {
 
-using enum UnicodeTable::Bits;
+using namespace character_bits;
 
 struct Run {
   std::uint32_t first;
@@ -29,17 +29,28 @@ std::uint8_t bits_of(std::uint32_t code_point, Category category) {
   std::uint8_t bits = 0;
   switch (category) {
     case Category::Lu:
-    case Category::Lt: bits = letter | upper_like; break;
-    case Category::Ll: bits = letter | lower_like; break;
+    case Category::Lt:
+      bits = letter | upper_like;
+      break;
+    case Category::Ll:
+      bits = letter | lower_like;
+      break;
     case Category::Lm:
-    case Category::Lo: bits = letter | upper_like | lower_like; break;
+    case Category::Lo:
+      bits = letter | upper_like | lower_like;
+      break;
     case Category::Mn:
     case Category::Mc:
-    case Category::Me: bits = mark | upper_like | lower_like; break;
+    case Category::Me:
+      bits = mark | upper_like | lower_like;
+      break;
     case Category::Nd:
     case Category::Nl:
-    case Category::No: bits = number; break;
-    default: break;
+    case Category::No:
+      bits = number;
+      break;
+    default:
+      break;
   }
   if (is_white_space(code_point)) bits |= space;
   if (code_point == '\r' || code_point == '\n') bits |= newline;

@@ -8,23 +8,25 @@
 namespace so {
 
 // In the order of scripts/make_unicode_table.py.
+// clang-format off
 enum class Category : std::uint8_t {
   Lu, Ll, Lt, Lm, Lo, Mn, Mc, Me, Nd, Nl, No, Pc, Pd, Ps, Pe, Pi, Pf, Po, Sm, Sc, Sk, So, Zs, Zl, Zp, Cc, Cf, Cs, Co, Cn
 };
+// clang-format on
+
+// What the split patterns ask of a character, to be combined.
+namespace character_bits {
+inline constexpr std::uint8_t letter = 1;       // \p{L}
+inline constexpr std::uint8_t number = 2;       // \p{N}
+inline constexpr std::uint8_t mark = 4;         // \p{M}
+inline constexpr std::uint8_t space = 8;        // \s: White_Space
+inline constexpr std::uint8_t newline = 16;     // CR or LF
+inline constexpr std::uint8_t upper_like = 32;  // [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]
+inline constexpr std::uint8_t lower_like = 64;  // [\p{Ll}\p{Lm}\p{Lo}\p{M}]
+}  // namespace character_bits
 
 class UnicodeTable {
  public:
-  // What the split patterns ask of a character, to be combined.
-  enum Bits : std::uint8_t {
-    letter = 1,       // \p{L}
-    number = 2,       // \p{N}
-    mark = 4,         // \p{M}
-    space = 8,        // \s: White_Space
-    newline = 16,     // CR or LF
-    upper_like = 32,  // [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]
-    lower_like = 64,  // [\p{Ll}\p{Lm}\p{Lo}\p{M}]
-  };
-
   static const UnicodeTable& get();
 
   std::uint8_t bits(std::uint32_t code_point) const { return bits_[index(code_point)]; }

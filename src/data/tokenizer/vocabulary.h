@@ -19,8 +19,10 @@ class Vocabulary {
 
   std::int32_t end_id() const { return static_cast<std::int32_t>(entries_.size()); }  // highest id + 1
   std::int32_t count() const { return count_; }
-  bool contains(std::int32_t id) const { return id >= 0 && id < end_id() && entries_[static_cast<std::size_t>(id)].used; }
-  std::string_view string(std::int32_t id) const;  // "" for an unused id
+  bool contains(std::int32_t id) const {
+    return id >= 0 && id < end_id() && entries_[static_cast<std::size_t>(id)].used;
+  }
+  std::string_view string(std::int32_t id) const;    // "" for an unused id
   std::int32_t find(std::string_view string) const;  // -1: none
 
  private:
@@ -33,8 +35,8 @@ class Vocabulary {
   void grow();
 
   std::string arena_;
-  std::vector<Entry> entries_;        // by id
-  std::vector<std::int32_t> slots_;   // open addressing, -1: free; at most half full
+  std::vector<Entry> entries_;       // by id
+  std::vector<std::int32_t> slots_;  // open addressing, -1: free; at most half full
   std::int32_t count_ = 0;
 };
 
