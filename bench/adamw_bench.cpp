@@ -7,7 +7,7 @@
 // Two floors are measured in the same loop with the same threads, the same pieces and the same kind of stores:
 //   triad  a = b + s * c, non-temporal, 12 bytes an element (STREAM's, 2 reads and 1 write)
 //   copy   the very streams of that AdamW case with next to no arithmetic in between
-// and the last two columns are AdamW's bytes per second as a share of theirs (median of the repetitions' ratios).
+// and the last two columns are a case's bytes per second as a share of theirs (median of the repetitions' ratios).
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -20,14 +20,14 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/error.h"
 #include "base/thread_pool.h"
 #include "optim/adamw.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "../bench/adamw_bench.cpp"  // found from src/
-#include <hwy/foreach_target.h>  // IWYU pragma: keep
-
 #include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
 #ifndef SO_BENCH_ADAMW_ONCE
@@ -119,8 +119,8 @@ T* allocate(std::size_t count) {
 
 struct Case {
   std::string name;
-  double bytes;        // per element
-  std::string copy;    // name of its floor; empty for a floor
+  double bytes;      // per element
+  std::string copy;  // name of its floor; empty for a floor
   std::function<void(ThreadPool&)> run;
   std::vector<double> seconds;
 };
@@ -139,13 +139,18 @@ int main_bench(int argc, char** argv) {
   const std::string set = argument(4, "best");
   const std::string stores = argument(5, "auto");
   if (n == 0 || repetitions <= 0 || threads < 0) {
-    std::fprintf(stderr, "usage: %s [million parameters] [repetitions] [threads] [instruction set] [stores]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s [million parameters] [repetitions] [threads] [instruction set] [stores]\n",
+                 argv[0]);
     return 2;
   }
   adamw_use_instruction_set(set == "best" ? "" : set);
-  const std::map<std::string, AdamWStores> kinds = {{"auto", AdamWStores::automatic}, {"cached", AdamWStores::cached},
-                                                    {"weights", AdamWStores::stream_weights}, {"all", AdamWStores::stream_all}};
-  adamw_use_stores(kinds.at(stores));
+  const std::map<std::string, AdamWStores> kinds = {{"auto", AdamWStores::automatic},
+                                                    {"cached", AdamWStores::cached},
+                                                    {"weights", AdamWStores::stream_weights},
+                                                    {"all", AdamWStores::stream_all}};
+  const auto kind = kinds.find(stores);
+  if (kind == kinds.end()) fail("stores '{}': choose auto, cached, weights or all", stores);
+  adamw_use_stores(kind->second);
 
   float *g = allocate<float>(n), *w = allocate<float>(n);
   float *p = allocate<float>(n), *m = allocate<float>(n), *v = allocate<float>(n);
@@ -166,17 +171,22 @@ int main_bench(int argc, char** argv) {
   const std::span<bf16> w16(wh, n);
 
   std::vector<Case> cases;
-  cases.push_back({"triad", 12, "", [&](ThreadPool& pool) {
-    pool.parallel_for(static_cast<std::int64_t>(n), kGrain, [&](std::int64_t b, std::int64_t e) {
-      HWY_DYNAMIC_DISPATCH(triad)(g + b, p + b, w + b, static_cast<std::size_t>(e - b));
-    });
-  }, {}});
+  cases.push_back({"triad",
+                   12,
+                   "",
+                   [&](ThreadPool& pool) {
+                     pool.parallel_for(static_cast<std::int64_t>(n), kGrain, [&](std::int64_t b, std::int64_t e) {
+                       HWY_DYNAMIC_DISPATCH(triad)(g + b, p + b, w + b, static_cast<std::size_t>(e - b));
+                     });
+                   },
+                   {}});
   const auto floor = [&](bool half, bool stream) {
     return [=](ThreadPool& pool) {
       pool.parallel_for(static_cast<std::int64_t>(n), kGrain, [=](std::int64_t b, std::int64_t e) {
         const AdamWState& out = stream ? beside : state;
-        const Floor f{half ? static_cast<const void*>(gh + b) : g + b, p + b, m + b, v + b, out.master + b, out.m + b,
-                      out.v + b, half ? static_cast<void*>(wh + b) : w + b, half, stream};
+        const Floor f{
+            half ? static_cast<const void*>(gh + b) : g + b, p + b, m + b, v + b, out.master + b, out.m + b, out.v + b,
+            half ? static_cast<void*>(wh + b) : w + b,       half,  stream};
         HWY_DYNAMIC_DISPATCH(floor_copy)(f, static_cast<std::size_t>(e - b));
       });
     };
@@ -198,8 +208,10 @@ int main_bench(int argc, char** argv) {
   std::printf("%zu Mi parameters, %d repetitions, %s, stores %s\n", n >> 20, repetitions,
               set == "best" ? adamw_instruction_sets().front().c_str() : set.c_str(), stores.c_str());
   std::vector<int> counts = {1};
-  if (threads > 0) counts = {threads};
-  else if (cpus.size() > 1) counts.push_back(static_cast<int>(cpus.size()));
+  if (threads > 0)
+    counts = {threads};
+  else if (cpus.size() > 1)
+    counts.push_back(static_cast<int>(cpus.size()));
   for (const int count : counts) {
     std::vector<int> chosen;
     for (int i = 0; i < count; ++i) chosen.push_back(cpus[static_cast<std::size_t>(i) % cpus.size()]);
@@ -235,5 +247,12 @@ int main_bench(int argc, char** argv) {
 }  // namespace
 }  // namespace so::bench
 
-int main(int argc, char** argv) { return so::bench::main_bench(argc, argv); }
+int main(int argc, char** argv) {
+  try {
+    return so::bench::main_bench(argc, argv);
+  } catch (const so::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 2;
+  }
+}
 #endif  // HWY_ONCE

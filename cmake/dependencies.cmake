@@ -1,7 +1,6 @@
 # Everything here is a Debian 12 / Ubuntu 24.04 package; scripts/install_dependencies.sh names them with their reasons.
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
-find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(simdjson REQUIRED)
 find_package(CLI11 REQUIRED)

@@ -9,7 +9,8 @@ target_compile_options(so_options INTERFACE
 target_link_libraries(so_options INTERFACE Threads::Threads)
 
 if(SO_SANITIZE)
-  target_compile_options(so_options INTERFACE -fsanitize=${SO_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  # -O1: half the time to compile, and clearer reports.
+  target_compile_options(so_options INTERFACE -O1 -fsanitize=${SO_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(so_options INTERFACE -fsanitize=${SO_SANITIZE})
 endif()
 if(SO_FUZZ)

@@ -35,5 +35,5 @@ template <class... Args>
 #define SO_CHECK(condition, ...)                                                                        \
   do {                                                                                                  \
     if (!(condition)) [[unlikely]]                                                                      \
-      ::so::throw_bug(#condition, ::fmt::format("" __VA_ARGS__), __FILE__, __LINE__);                    \
+      ::so::throw_bug(#condition, ::fmt::format("" __VA_ARGS__), __FILE__, __LINE__);                   \
   } while (false)

@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/units.h"
 
 namespace so {
 namespace {
@@ -58,37 +59,37 @@ std::string printable(std::string_view text, std::size_t max_bytes) {
   return cut ? out + "..." : out;
 }
 
-std::string printable_path(const std::filesystem::path& path) { return printable(std::string_view(path.native()), 4096); }
-
-std::string byte_count_string(std::uint64_t bytes) {
-  if (bytes == 1) return "1 byte";
-  if (bytes < 10'000) return fmt::format("{} bytes", bytes);
-  double value = static_cast<double>(bytes) / 1000;
-  const char* unit = "kB";
-  for (const char* next : {"MB", "GB", "TB", "PB", "EB"}) {
-    if (value < 999.95) break;
-    value /= 1000;
-    unit = next;
-  }
-  return fmt::format("{:.1f} {}", value, unit);
+std::string printable_path(const std::filesystem::path& path) {
+  return printable(std::string_view(path.native()), 4096);
 }
 
 void fail_io(std::string_view action, const std::filesystem::path& path, int error, std::uint64_t needed) {
   if (error == ENOSPC || error == EDQUOT) {
     const auto available = try_free_space(path);
-    const std::string free_text = available ? byte_count_string(*available) + " free" : std::string("free space unknown");
-    const std::string need_text = needed > 0 ? "needs " + byte_count_string(needed) + ", " : std::string();
-    if (error == EDQUOT) fail("disk quota exceeded on {}: {}{} on the file system", printable_path(path), need_text, free_text);
+    const std::string free_text =
+        available ? format_bytes(*available) + " free" : std::string("free space unknown");
+    const std::string need_text = needed > 0 ? "needs " + format_bytes(needed) + ", " : std::string();
+    if (error == EDQUOT)
+      fail("disk quota exceeded on {}: {}{} on the file system", printable_path(path), need_text, free_text);
     fail("no space left on {}: {}{}", printable_path(path), need_text, free_text);
   }
   std::string hint;
   switch (error) {
-    case EFBIG: hint = " (the file system's or `ulimit -f`'s limit on the size of a file)"; break;
-    case EMFILE: hint = " (raise `ulimit -n`)"; break;
-    case EROFS: case EACCES: case EPERM: hint = " (choose a directory that this user may use)"; break;
-    default: break;
+    case EFBIG:
+      hint = " (the file system's or `ulimit -f`'s limit on the size of a file)";
+      break;
+    case EMFILE:
+      hint = " (raise `ulimit -n`)";
+      break;
+    case EROFS:
+    case EACCES:
+    case EPERM:
+      hint = " (choose a directory that this user may use)";
+      break;
+    default:
+      break;
   }
-  const std::string size_text = needed > 0 ? fmt::format(" ({})", byte_count_string(needed)) : std::string();
+  const std::string size_text = needed > 0 ? fmt::format(" ({})", format_bytes(needed)) : std::string();
   fail("cannot {} {}{}: {}{}", action, printable_path(path), size_text, std::generic_category().message(error), hint);
 }
 
@@ -107,18 +108,16 @@ File::File(std::filesystem::path path, int flags, std::string_view action) : pat
   }
   ::close(std::exchange(descriptor_, -1));  // a constructor that throws has no destructor to do it
   if (error != 0) fail_io(action, path_, error);
-  fail("cannot {} {}: it is {}", action, printable_path(path_), S_ISDIR(status.st_mode) ? "a directory" : "not a regular file");
+  fail("cannot {} {}: it is {}", action, printable_path(path_),
+       S_ISDIR(status.st_mode) ? "a directory" : "not a regular file");
 }
 
 File File::open(const std::filesystem::path& path) { return {path, O_RDONLY, "open"}; }
 File File::create(const std::filesystem::path& path) { return {path, O_RDWR | O_CREAT | O_TRUNC, "create"}; }
 File File::create_new(const std::filesystem::path& path) { return {path, O_RDWR | O_CREAT | O_EXCL, "create"}; }
-File File::append(const std::filesystem::path& path) {
-  return {path, O_WRONLY | O_CREAT | O_APPEND, "append to"};
-}
+File File::append(const std::filesystem::path& path) { return {path, O_WRONLY | O_CREAT | O_APPEND, "append to"}; }
 
-File::File(File&& other) noexcept
-    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+File::File(File&& other) noexcept : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 File& File::operator=(File&& other) noexcept {
   std::swap(path_, other.path_);
@@ -140,8 +139,7 @@ std::uint64_t File::size() const {
 
 void File::pread_exact(std::span<std::byte> out, std::uint64_t offset) const {
   while (!out.empty()) {
-    const ssize_t n =
-        ::pread(descriptor_, out.data(), std::min(out.size(), max_transfer), static_cast<off_t>(offset));
+    const ssize_t n = ::pread(descriptor_, out.data(), std::min(out.size(), max_transfer), static_cast<off_t>(offset));
     if (n < 0) {
       if (errno == EINTR) continue;
       fail_io("read", path_, errno);
@@ -233,11 +231,21 @@ void MappedFile::advise(Advice advice) const {
   if (data_ == nullptr) return;
   int native = MADV_NORMAL;
   switch (advice) {
-    case Advice::normal: native = MADV_NORMAL; break;
-    case Advice::sequential: native = MADV_SEQUENTIAL; break;
-    case Advice::random: native = MADV_RANDOM; break;
-    case Advice::will_need: native = MADV_WILLNEED; break;
-    case Advice::dont_need: native = MADV_DONTNEED; break;
+    case Advice::normal:
+      native = MADV_NORMAL;
+      break;
+    case Advice::sequential:
+      native = MADV_SEQUENTIAL;
+      break;
+    case Advice::random:
+      native = MADV_RANDOM;
+      break;
+    case Advice::will_need:
+      native = MADV_WILLNEED;
+      break;
+    case Advice::dont_need:
+      native = MADV_DONTNEED;
+      break;
   }
   ::madvise(const_cast<std::byte*>(data_), size_, native);
 }
@@ -246,8 +254,8 @@ std::string read_text_file(const std::filesystem::path& path, std::uint64_t max_
   const File file = File::open(path);
   const std::uint64_t size = file.size();
   if (size > max_bytes) {
-    fail("{} has {}, more than the {} that such a file may have", printable_path(path), byte_count_string(size),
-         byte_count_string(max_bytes));
+    fail("{} has {}, more than the {} that such a file may have", printable_path(path), format_bytes(size),
+         format_bytes(max_bytes));
   }
   std::string text(static_cast<std::size_t>(size), '\0');
   file.pread_exact(std::as_writable_bytes(std::span(text)), 0);
@@ -271,6 +279,16 @@ void write_text_file_atomically(const std::filesystem::path& path, std::string_v
   fsync_directory(path.has_parent_path() ? path.parent_path() : std::filesystem::path("."));
 }
 
+void remove_stale_siblings(const std::filesystem::path& path) {
+  const std::string stem = path.filename().string() + ".tmp-";
+  const std::filesystem::path directory = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
+    if (!entry->path().filename().string().starts_with(stem)) continue;
+    if (::unlink(entry->path().c_str()) != 0 && errno != ENOENT) fail_io("remove", entry->path(), errno);
+  }
+}
+
 void fsync_directory(const std::filesystem::path& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (descriptor < 0) fail_io("open directory", path, errno);
@@ -287,28 +305,6 @@ std::uint64_t free_space(const std::filesystem::path& path) {
   const auto available = try_free_space(path);
   if (!available) fail_io("find the free space of", path, errno);
   return *available;
-}
-
-ContentHash& ContentHash::update(std::span<const std::byte> bytes) {
-  std::uint64_t state = state_;
-  for (const std::byte b : bytes) state = (state ^ std::to_integer<std::uint64_t>(b)) * 0x100000001b3u;
-  state_ = state;
-  return *this;
-}
-
-std::string ContentHash::hex() const { return fmt::format("{:016x}", state_); }
-
-std::uint64_t hash_file(const std::filesystem::path& path) {
-  const File file = File::open(path);
-  std::vector<std::byte> buffer(std::size_t{1} << 20);
-  ContentHash hash;
-  const std::uint64_t size = file.size();
-  for (std::uint64_t offset = 0; offset < size; offset += buffer.size()) {
-    const auto part = std::span(buffer).first(static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), size - offset)));
-    file.pread_exact(part, offset);
-    hash.update(part);
-  }
-  return hash.digest();
 }
 
 }  // namespace so

@@ -16,9 +16,6 @@ namespace so {
 std::string printable(std::string_view text, std::size_t max_bytes = 200);
 std::string printable_path(const std::filesystem::path& path);
 
-// "512 bytes", "1.5 MB" (decimal units, as disks are sold and `df -H` prints).
-std::string byte_count_string(std::uint64_t bytes);
-
 // Throws Error: "cannot <action> <path>: <reason>". For a full disk or quota the message says how much was needed
 // (`needed` bytes; 0: unknown) and how much is free.
 [[noreturn]] void fail_io(std::string_view action, const std::filesystem::path& path, int error,
@@ -93,6 +90,8 @@ std::string read_text_file(const std::filesystem::path& path, std::uint64_t max_
 // Replaces `path` so that whoever opens it, also after a crash, finds the old text or the new one, never a mixture:
 // written to a sibling, flushed to the device, renamed.
 void write_text_file_atomically(const std::filesystem::path& path, std::string_view text);
+// Removes the siblings that killed processes left of such writes of `path`. Only when nobody is writing it.
+void remove_stale_siblings(const std::filesystem::path& path);
 
 // Makes renames, creations and removals in a directory durable.
 void fsync_directory(const std::filesystem::path& path);
@@ -100,18 +99,5 @@ void fsync_directory(const std::filesystem::path& path);
 // Bytes an unprivileged process can still write to the file system that holds `path`, or will hold it: the nearest
 // existing ancestor is asked. Quotas do not show here.
 std::uint64_t free_space(const std::filesystem::path& path);
-
-// FNV-1a, 64 bits (Fowler, Noll, Vo; draft-eastlake-fnv): tells apart contents of caches. Not for adversaries.
-class ContentHash {
- public:
-  ContentHash& update(std::span<const std::byte> bytes);
-  ContentHash& update(std::string_view text) { return update(std::as_bytes(std::span(text))); }
-  std::uint64_t digest() const { return state_; }
-  std::string hex() const;  // 16 lower-case digits
-
- private:
-  std::uint64_t state_ = 0xcbf29ce484222325u;
-};
-std::uint64_t hash_file(const std::filesystem::path& path);
 
 }  // namespace so

@@ -1,3 +1,5 @@
+#include <signal.h>
+
 #include <cstdio>
 #include <string>
 #include <type_traits>
@@ -40,6 +42,8 @@ int run(const ParsedCommand& command) {
 }  // namespace so
 
 int main(int argc, char** argv) {
+  // A file size limit (ulimit -f) then fails the write, which is reported with its file like a full disk.
+  ::signal(SIGXFSZ, SIG_IGN);
   std::string message;
   const int code = so::run_guarded([&] { return so::run(so::parse_command_line(argc, argv)); }, message);
   if (!message.empty()) {

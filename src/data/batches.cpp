@@ -44,7 +44,8 @@ BatchIterator::BatchIterator(const TokenDataset& dataset, BatchOptions options) 
 RowPlan BatchIterator::rows_of(std::int64_t epoch) const {
   std::vector<std::int64_t> order = epoch_order(dataset_.size(), options_.seed, epoch, options_.shuffle);
   if (!options_.packing) return single_document_rows(std::move(order));
-  return packed_rows(order, [this](std::int64_t document) { return dataset_.length(document); }, options_.max_length);
+  return packed_rows(
+      order, [this](std::int64_t document) { return dataset_.length(document); }, options_.max_length);
 }
 
 void BatchIterator::enter(std::int64_t epoch) {
@@ -85,7 +86,8 @@ void BatchIterator::micro_batch(std::int64_t i, MicroBatch& out) const {
   const std::int64_t per_rank = ceil_div(micro_batches_of(step_end_ - step_begin_), options_.ranks);
   SO_CHECK(i >= 0 && i < per_rank, "micro-batch {} of {}", i, per_rank);
   clear(out);
-  const std::int64_t begin = std::min(step_end_, step_begin_ + (i * options_.ranks + options_.rank) * options_.batch_size);
+  const std::int64_t begin =
+      std::min(step_end_, step_begin_ + (i * options_.ranks + options_.rank) * options_.batch_size);
   const std::int64_t end = std::min(step_end_, begin + options_.batch_size);
   std::int64_t longest = 0;
   for (std::int64_t row = begin; row < end; ++row) {
@@ -109,8 +111,20 @@ std::int64_t BatchIterator::steps_in_epochs(std::int64_t epochs) const {
   return steps;
 }
 
-std::int64_t BatchIterator::max_micro_batch_tokens() const {
-  return options_.batch_size * (options_.packing ? options_.max_length : dataset_.counts().longest);
+std::int64_t BatchIterator::max_micro_batch_tokens(std::int64_t steps) const {
+  std::int64_t most = 0;
+  for (std::int64_t epoch = 0; steps > 0; ++epoch) {
+    const RowPlan rows = rows_of(epoch);
+    const std::int64_t end = std::min(rows.size(), steps * rows_per_step());
+    for (std::int64_t begin = 0; begin < end; begin += options_.batch_size) {
+      std::int64_t tokens = 0;
+      for (std::int64_t row = begin; row < std::min(end, begin + options_.batch_size); ++row)
+        for (const std::int64_t document : rows.row(row)) tokens += dataset_.length(document);
+      most = std::max(most, tokens);
+    }
+    steps -= ceil_div(end, rows_per_step());
+  }
+  return most;
 }
 
 void BatchIterator::restore(const SamplerState& state) {

@@ -65,9 +65,10 @@ class BatchIterator {
   // in any order and again. Throws Error if the token cache is damaged.
   void micro_batch(std::int64_t i, MicroBatch& out) const;
 
-  std::int64_t steps_per_epoch(std::int64_t epoch) const;  // with packing it may differ between epochs
+  std::int64_t steps_per_epoch(std::int64_t epoch) const;   // with packing it may differ between epochs
   std::int64_t steps_in_epochs(std::int64_t epochs) const;  // sum over epochs 0 .. epochs-1
-  std::int64_t max_micro_batch_tokens() const;              // no micro-batch has more
+  // The largest micro-batch, in tokens, of any rank in the first `steps` steps from the beginning: exact, from lengths.
+  std::int64_t max_micro_batch_tokens(std::int64_t steps) const;
 
   // Where to go on after the current step: save it with the step's result. Before the first step: the start.
   SamplerState state() const { return {epoch_, position_}; }
@@ -82,9 +83,9 @@ class BatchIterator {
 
   const TokenDataset& dataset_;
   BatchOptions options_;
-  RowPlan rows_;                        // of planned_epoch_
+  RowPlan rows_;  // of planned_epoch_
   std::int64_t planned_epoch_ = -1;
-  std::int64_t epoch_ = 0, position_ = 0;  // where the next step begins
+  std::int64_t epoch_ = 0, position_ = 0;       // where the next step begins
   std::int64_t step_begin_ = 0, step_end_ = 0;  // rows of the current step
 };
 

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "base/file.h"
+#include "base/log.h"
+#include "base/progress.h"
 #include "data/cache_directory.h"
 #include "data/hash.h"
-#include "data/progress.h"
 #include "data/records.h"
 
 namespace so {
@@ -30,8 +30,12 @@ class Tokenisation {
  public:
   Tokenisation(std::string name, std::string_view content, const ExampleBuilder& builder, std::int32_t vocabulary_size,
                ThreadPool& pool)
-      : name_(std::move(name)), content_size_(content.size()), reader_(name_, content), builder_(builder),
-        vocabulary_size_(vocabulary_size), pool_(pool) {}
+      : name_(std::move(name)),
+        content_size_(content.size()),
+        reader_(name_, content),
+        builder_(builder),
+        vocabulary_size_(vocabulary_size),
+        pool_(pool) {}
 
   void run(TokenCacheWriter& writer) {
     ProgressReport progress(fmt::format("tokenising {}", name_));

@@ -20,7 +20,10 @@ std::string alpaca_prompt(const AlpacaRecord& record) {
 }
 
 ExampleBuilder::ExampleBuilder(const TextEncoder& encoder, ExampleOptions options)
-    : encoder_(encoder), options_(options), end_token_(encoder.end_token()), vocabulary_size_(encoder.vocabulary_size()) {
+    : encoder_(encoder),
+      options_(options),
+      end_token_(encoder.end_token()),
+      vocabulary_size_(encoder.vocabulary_size()) {
   if (options_.max_length < 2)
     fail("max_length is {}; it must be at least 2, since the last token of a document predicts nothing",
          options_.max_length);
@@ -28,6 +31,7 @@ ExampleBuilder::ExampleBuilder(const TextEncoder& encoder, ExampleOptions option
   if (options_.max_length > kMaxDocumentTokens)
     fail("max_length is {}; the limit is {}", options_.max_length, kMaxDocumentTokens);
 
+  if (!encoder.can_encode()) return;
   // What the tokenizer's template appends must not end up between prompt and output: find out how much it is.
   const std::vector<std::int32_t> plain = encoder.encode("a", false), decorated = encoder.encode("a", true);
   const auto found = std::find_end(decorated.begin(), decorated.end(), plain.begin(), plain.end());
@@ -49,9 +53,11 @@ std::vector<std::int32_t> ExampleBuilder::encode_document(std::string_view text)
 Example ExampleBuilder::build(const Record& record) const {
   if (const auto* tokens = std::get_if<TokenRecord>(&record)) return finish(tokens->ids, tokens->labels);
 
+  if (!encoder_.can_encode()) (void)encoder_.encode({}, false);  // throws, and knows why
   if (!end_token_)
-    fail("the tokenizer has no end token, so the model could not learn to stop; name one as \"eos_token\" in "
-         "tokenizer_config.json");
+    fail(
+        "the tokenizer has no end token, so the model could not learn to stop; name one as \"eos_token\" in "
+        "tokenizer_config.json");
   std::vector<std::int32_t> ids;
   std::size_t trained_from = 0;
   if (const auto* text = std::get_if<TextRecord>(&record)) {

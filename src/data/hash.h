@@ -6,17 +6,10 @@
 #include <span>
 #include <string_view>
 
+#include "base/mix_bits.h"
 #include "base/thread_pool.h"
 
 namespace so {
-
-// One round of splitmix64's output function (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
-// 2014): a bijection of 64-bit words in which every input bit affects every output bit.
-constexpr std::uint64_t mix_bits(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 // Not cryptographic: it finds accidents, not forgeries. The value is part of the cache's file format and must not
 // change without kTokenCacheVersion. Depends on the bytes and the seed only (little-endian machines).

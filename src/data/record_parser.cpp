@@ -14,12 +14,18 @@ namespace dom = simdjson::dom;
 
 std::string_view type_of(const dom::element& value) {
   switch (value.type()) {
-    case dom::element_type::ARRAY: return "an array";
-    case dom::element_type::OBJECT: return "an object";
-    case dom::element_type::STRING: return "a string";
-    case dom::element_type::BOOL: return "a boolean";
-    case dom::element_type::NULL_VALUE: return "null";
-    default: return "a number";
+    case dom::element_type::ARRAY:
+      return "an array";
+    case dom::element_type::OBJECT:
+      return "an object";
+    case dom::element_type::STRING:
+      return "a string";
+    case dom::element_type::BOOL:
+      return "a boolean";
+    case dom::element_type::NULL_VALUE:
+      return "null";
+    default:
+      return "a number";
   }
 }
 
@@ -29,13 +35,20 @@ struct Fields {
 
   explicit Fields(const dom::object& object) {
     for (const auto& [key, value] : object) {
-      if (key == "instruction") instruction = value;
-      else if (key == "input") input = value;
-      else if (key == "output") output = value;
-      else if (key == "text") text = value;
-      else if (key == "input_ids") input_ids = value;
-      else if (key == "labels") labels = value;
-      else if (key == "attention_mask") attention_mask = value;
+      if (key == "instruction")
+        instruction = value;
+      else if (key == "input")
+        input = value;
+      else if (key == "output")
+        output = value;
+      else if (key == "text")
+        text = value;
+      else if (key == "input_ids")
+        input_ids = value;
+      else if (key == "labels")
+        labels = value;
+      else if (key == "attention_mask")
+        attention_mask = value;
     }
   }
 };
@@ -46,9 +59,12 @@ RecordFormat format_of(const Record& record) { return static_cast<RecordFormat>(
 
 std::string_view name_of(RecordFormat format) {
   switch (format) {
-    case RecordFormat::alpaca: return "Alpaca";
-    case RecordFormat::text: return "text";
-    case RecordFormat::token_ids: return "token id";
+    case RecordFormat::alpaca:
+      return "Alpaca";
+    case RecordFormat::text:
+      return "text";
+    case RecordFormat::token_ids:
+      return "token id";
   }
   SO_CHECK(false, "record format {}", static_cast<int>(format));
   return {};
@@ -130,13 +146,16 @@ RecordParser::~RecordParser() = default;
 
 Record RecordParser::parse(const RawRecord& raw) {
   State& s = *state_;
-  if (raw.json.find('\0') != std::string_view::npos) s.refuse(raw, "the record holds a NUL byte; is the file UTF-8 text?");
+  if (raw.json.find('\0') != std::string_view::npos)
+    s.refuse(raw, "the record holds a NUL byte; is the file UTF-8 text?");
   s.padded.assign(raw.json);
   s.padded.append(simdjson::SIMDJSON_PADDING, ' ');
   dom::element root;
-  if (const auto error = s.parser.parse(s.padded.data(), raw.json.size(), false).get(root); error != simdjson::SUCCESS) {
+  if (const auto error = s.parser.parse(s.padded.data(), raw.json.size(), false).get(root);
+      error != simdjson::SUCCESS) {
     if (error == simdjson::UTF8_ERROR) s.refuse(raw, "not valid UTF-8; convert the file to UTF-8");
-    const std::string_view fix = raw.element < 0 ? "; a file that does not begin with [ holds one whole record a line" : "";
+    const std::string_view fix =
+        raw.element < 0 ? "; a file that does not begin with [ holds one whole record a line" : "";
     s.refuse(raw, "not valid JSON: {}{}", simdjson::error_message(error), fix);
   }
   dom::object object;

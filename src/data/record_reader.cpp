@@ -32,9 +32,10 @@ RecordReader::RecordReader(std::string name, std::string_view content) : name_(s
     return;
   }
   if (first != '{')
-    fail("{}:{}: begins with {}; a data file is UTF-8 JSON: one record {{...}} a line (JSONL) or one array [...]", name_,
-         line_, first > ' ' && first < 0x7f ? fmt::format("'{}'", first)
-                                            : fmt::format("byte 0x{:02x}", static_cast<unsigned char>(first)));
+    fail("{}:{}: begins with {}; a data file is UTF-8 JSON: one record {{...}} a line (JSONL) or one array [...]",
+         name_, line_,
+         first > ' ' && first < 0x7f ? fmt::format("'{}'", first)
+                                     : fmt::format("byte 0x{:02x}", static_cast<unsigned char>(first)));
 }
 
 bool RecordReader::next(RawRecord& record) {

@@ -20,8 +20,8 @@ struct SamplerState {
 //   The generator is splitmix64: state += 0x9e3779b97f4a7c15, output mix(state), where mix(x) is x ^= x >> 30,
 //   x *= 0xbf58476d1ce4e5b9, x ^= x >> 27, x *= 0x94d049bb133111eb, x ^= x >> 31, all modulo 2^64. It starts from
 //   state = mix(mix(seed) + epoch).
-//   below(n) draws until the output r is at least 2^64 mod n and returns r mod n, so that every value is equally likely.
-//   Fisher-Yates: for i = count-1 down to 1, exchange elements i and below(i + 1).
+//   below(n) draws until the output r is at least 2^64 mod n and returns r mod n, so that every value is equally
+//   likely. Fisher-Yates: for i = count-1 down to 1, exchange elements i and below(i + 1).
 std::vector<std::int64_t> epoch_order(std::int64_t count, std::uint64_t seed, std::int64_t epoch, bool shuffle);
 
 }  // namespace so

@@ -18,6 +18,9 @@ class TextEncoder {
   // beginning-of-sequence token, say); without, the text's tokens alone.
   virtual std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens) const = 0;
 
+  // False: there is no tokenizer, encode() throws Error saying so, and only records of token ids can be used.
+  virtual bool can_encode() const { return true; }
+
   // The token that ends a document; absent if the tokenizer has none.
   virtual std::optional<std::int32_t> end_token() const = 0;
 

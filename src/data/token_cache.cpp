@@ -39,8 +39,7 @@ std::uint32_t checksum_of(std::span<const std::int32_t> ids_and_targets) {
 
 }  // namespace
 
-TokenDataset::TokenDataset(const std::filesystem::path& path, std::uint64_t key)
-    : path_(path), file_(path), key_(key) {
+TokenDataset::TokenDataset(const std::filesystem::path& path, std::uint64_t key) : path_(path), file_(path), key_(key) {
   file_.advise(MappedFile::Advice::random);
   const std::span<const std::byte> bytes = file_.bytes();
   TokenCacheHeader header;
@@ -50,14 +49,16 @@ TokenDataset::TokenDataset(const std::filesystem::path& path, std::uint64_t key)
   if (header.version != kTokenCacheVersion)
     fail("{} is a token cache of version {}, this program reads version {}", path.string(), header.version,
          kTokenCacheVersion);
-  if (header.header_checksum != checksum_of(header)) fail("{} is damaged: its header's checksum is wrong", path.string());
+  if (header.header_checksum != checksum_of(header))
+    fail("{} is damaged: its header's checksum is wrong", path.string());
   if (header.key != key) fail("{} was made from other data, tokenizer or options", path.string());
 
   // With the checksum right these are our writer's figures; the bounds are checked all the same, before any pointer is
   // made from them.
   counts_ = header.counts;
   const auto room = static_cast<std::uint64_t>(bytes.size() - sizeof header);
-  const auto tokens = static_cast<std::uint64_t>(counts_.tokens), documents = static_cast<std::uint64_t>(counts_.documents);
+  const auto tokens = static_cast<std::uint64_t>(counts_.tokens),
+             documents = static_cast<std::uint64_t>(counts_.documents);
   if (counts_.tokens < 0 || counts_.documents < 0 || tokens > room / 8 || documents > room / sizeof(TokenCacheEntry) ||
       8 * tokens + sizeof(TokenCacheEntry) * documents != room)
     fail("{} is damaged: {} bytes are not {} tokens and {} documents", path.string(), bytes.size(), counts_.tokens,

@@ -1,5 +1,7 @@
 #include "device/arena.h"
 
+#include "base/units.h"
+
 #include <algorithm>
 #include <limits>
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/units.h"
 
 namespace so {
 
@@ -60,14 +61,6 @@ std::string Ledger::table() const {
     text += fmt::format("  {:<9} {:<28} {:>10}\n", name_of(kind), "at most at once", format_bytes(peak(kind)));
   }
   return text;
-}
-
-std::string format_bytes(std::size_t bytes) {
-  const char* units[] = {"B", "kB", "MB", "GB", "TB"};
-  double value = static_cast<double>(bytes);
-  int unit = 0;
-  while (value >= 999.5 && unit < 4) value /= 1000, ++unit;
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.3g} {}", value, units[unit]);
 }
 
 }  // namespace so

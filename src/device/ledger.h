@@ -42,7 +42,4 @@ class Ledger {
   std::array<Book, memory_kinds> books_;
 };
 
-// "1.50 GB", "12.3 MB": decimal units, as disks and GPUs are sold.
-std::string format_bytes(std::size_t bytes);
-
 }  // namespace so

@@ -60,14 +60,13 @@ class DirectoryLock {
 };
 
 bool same_file(int descriptor, const fs::path& path) {
-  struct stat opened {}, named {};
+  struct stat opened {
+  }, named{};
   return ::fstat(descriptor, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
          opened.st_ino == named.st_ino;
 }
 
-bool process_is_another_living_one(pid_t pid) {
-  return pid != ::getpid() && (::kill(pid, 0) == 0 || errno == EPERM);
-}
+bool process_is_another_living_one(pid_t pid) { return pid != ::getpid() && (::kill(pid, 0) == 0 || errno == EPERM); }
 
 struct MarkedName {
   std::string base;
@@ -97,11 +96,13 @@ bool if_stale(const fs::path& path, pid_t pid, Action&& action) {
   const DirectoryLock lock(path);
   if (!lock.is_open()) return false;  // gone meanwhile, or not a directory of ours
   switch (lock_directory(lock.descriptor(), false)) {
-    case Lock::held_elsewhere: return false;
+    case Lock::held_elsewhere:
+      return false;
     case Lock::unsupported:
       if (process_is_another_living_one(pid)) return false;
       break;
-    case Lock::acquired: break;
+    case Lock::acquired:
+      break;
   }
   if (!same_file(lock.descriptor(), path)) return false;  // its owner renamed it between our open and our lock
   action();
@@ -145,7 +146,7 @@ fs::path parent_of(const fs::path& path) { return path.parent_path(); }
 fs::path normalized(const fs::path& path) {
   if (path.empty()) fail("the name of a directory is empty");
   fs::path result = fs::absolute(path).lexically_normal();
-  if (!result.has_filename()) result = result.parent_path();  // a trailing slash
+  if (!result.has_filename()) result = result.parent_path();                       // a trailing slash
   if (fs::is_symlink(fs::symlink_status(result))) result = fs::canonical(result);  // else the link would be replaced
   return result;
 }

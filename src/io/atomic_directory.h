@@ -22,7 +22,7 @@ class AtomicDirectory {
   AtomicDirectory(const AtomicDirectory&) = delete;
   AtomicDirectory& operator=(const AtomicDirectory&) = delete;
 
-  const std::filesystem::path& path() const { return temporary_; }        // write here
+  const std::filesystem::path& path() const { return temporary_; }         // write here
   const std::filesystem::path& final_path() const { return final_path_; }  // absolute
 
   // Flushes every file and directory inside to the device, renames, and flushes the parent. With IfExists::replace the
@@ -37,10 +37,10 @@ class AtomicDirectory {
   bool committed_ = false;
 };
 
-// Removes from `parent` what killed processes left of directories whose final name begins with `stem`: "<name>.tmp-<pid>"
-// that no living AtomicDirectory holds. Those carry a lock; where the file system cannot lock, the process number
-// decides (not alive, or our own). If a process was killed between the two renames that replace a directory on a file
-// system without exchange, "<name>.old-<pid>" is all that is left of it: it gets its name back.
+// Removes from `parent` what killed processes left of directories whose final name begins with `stem`:
+// "<name>.tmp-<pid>" that no living AtomicDirectory holds. Those carry a lock; where the file system cannot lock, the
+// process number decides (not alive, or our own). If a process was killed between the two renames that replace a
+// directory on a file system without exchange, "<name>.old-<pid>" is all that is left of it: it gets its name back.
 // Call it before a directory is read or written; returns how many were removed.
 int remove_stale_temporaries(const std::filesystem::path& parent, std::string_view stem);
 

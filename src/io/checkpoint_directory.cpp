@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "io/atomic_directory.h"
 #include "base/file.h"
+#include "base/units.h"
 
 namespace so {
 namespace {
@@ -87,7 +88,7 @@ void require_free_space(const fs::path& path, std::uint64_t bytes) {
   const std::uint64_t available = free_space(path);
   if (available < bytes) {
     fail("no space left on {}: needs {}, {} free; free some space or choose another directory", printable_path(path),
-         byte_count_string(bytes), byte_count_string(available));
+         format_bytes(bytes), format_bytes(available));
   }
 }
 

@@ -23,8 +23,8 @@ class CheckpointDirectory {
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path path_of(std::int64_t step) const;
 
-  std::vector<Checkpoint> list() const;       // the complete ones, lowest step first; none if the directory is absent
-  std::optional<Checkpoint> latest() const;   // the highest step
+  std::vector<Checkpoint> list() const;      // the complete ones, lowest step first; none if the directory is absent
+  std::optional<Checkpoint> latest() const;  // the highest step
 
   // Removes the lowest steps until `save_total_limit` complete checkpoints are left; never the latest one. Zero or
   // less keeps all, as in transformers. Returns what was removed. A kill in the middle of it leaves each checkpoint

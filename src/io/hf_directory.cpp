@@ -40,10 +40,17 @@ class IndexEvents : public JsonEvents {
   }
   void on_start_object() override {
     switch (at_) {
-      case At::document: at_ = At::top; return;
-      case At::weight_map: at_ = At::names; return;
-      case At::skipped: ++depth_; return;
-      default: refuse("an object");
+      case At::document:
+        at_ = At::top;
+        return;
+      case At::weight_map:
+        at_ = At::names;
+        return;
+      case At::skipped:
+        ++depth_;
+        return;
+      default:
+        refuse("an object");
     }
   }
   void on_end_object() override {
@@ -70,9 +77,12 @@ class IndexEvents : public JsonEvents {
  protected:
   std::string where() const override {
     switch (at_) {
-      case At::names: return fmt::format("tensor '{}'", printable(key_));
-      case At::weight_map: return "weight_map";
-      default: return "the index";
+      case At::names:
+        return fmt::format("tensor '{}'", printable(key_));
+      case At::weight_map:
+        return "weight_map";
+      default:
+        return "the index";
     }
   }
 
@@ -95,10 +105,14 @@ bool has_suffix(std::string_view text, std::string_view suffix) { return text.en
 
 bool is_auxiliary(std::string_view name) {
   static constexpr std::array exact{
-      std::string_view("generation_config.json"), std::string_view("special_tokens_map.json"),
-      std::string_view("vocab.json"),             std::string_view("added_tokens.json"),
-      std::string_view("chat_template.json"),     std::string_view("normalizer.json"),
-      std::string_view("spiece.model"),           std::string_view("USE_POLICY.md"),
+      std::string_view("generation_config.json"),
+      std::string_view("special_tokens_map.json"),
+      std::string_view("vocab.json"),
+      std::string_view("added_tokens.json"),
+      std::string_view("chat_template.json"),
+      std::string_view("normalizer.json"),
+      std::string_view("spiece.model"),
+      std::string_view("USE_POLICY.md"),
   };
   if (std::find(exact.begin(), exact.end(), name) != exact.end()) return true;
   if (name.starts_with("tokenizer") && (has_suffix(name, ".json") || has_suffix(name, ".model"))) return true;
@@ -113,9 +127,10 @@ bool is_auxiliary(std::string_view name) {
   const std::string where = printable_path(directory);
   for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
     if (fs::exists(directory / name)) {
-      fail("{} has its weights in {}, a pickle that is not read here; convert it with transformers: "
-           "AutoModelForCausalLM.from_pretrained('{}', dtype='auto').save_pretrained('NEW_DIRECTORY')",
-           where, name, where);
+      fail(
+          "{} has its weights in {}, a pickle that is not read here; convert it with transformers: "
+          "AutoModelForCausalLM.from_pretrained('{}', dtype='auto').save_pretrained('NEW_DIRECTORY')",
+          where, name, where);
     }
   }
   if (fs::exists(directory / "adapter_model.safetensors")) {
@@ -181,26 +196,23 @@ HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
       if (single) continue;
       const auto listed = weight_map.find(name);
       if (listed == weight_map.end()) {
-        fail("tensor '{}' is in {}, but {} does not list it", printable(name), printable_path(shards_[s].path()), index_file);
+        fail("tensor '{}' is in {}, but {} does not list it", printable(name), printable_path(shards_[s].path()),
+             index_file);
       }
       if (listed->second != shards_[s].path().filename()) {
-        fail("tensor '{}' is in {}, but {} lists it in {}", printable(name), printable_path(shards_[s].path()), index_file,
-             printable(listed->second));
+        fail("tensor '{}' is in {}, but {} lists it in {}", printable(name), printable_path(shards_[s].path()),
+             index_file, printable(listed->second));
       }
     }
   }
   for (const auto& [name, file] : weight_map) {
     if (!contains(name)) {
-      fail("{} lists tensor '{}' in {}, which does not have it", printable_path(directory / index_file), printable(name),
-           printable(file));
+      fail("{} lists tensor '{}' in {}, which does not have it", printable_path(directory / index_file),
+           printable(name), printable(file));
     }
   }
 
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    const std::string name = entry.path().filename().string();
-    if (entry.is_regular_file(ignored) && is_auxiliary(name)) auxiliary_files_.push_back(name);
-  }
-  std::sort(auxiliary_files_.begin(), auxiliary_files_.end());
+  auxiliary_files_ = so::auxiliary_files(directory);
 }
 
 std::uint64_t HfDirectory::total_bytes() const {
@@ -215,10 +227,23 @@ const SafetensorsReader& HfDirectory::shard_of(std::string_view name) const {
   return shards_[found->second];
 }
 
-void HfDirectory::copy_auxiliary_files(const fs::path& to) const {
-  for (const std::string& name : auxiliary_files_) {
+std::vector<std::string> auxiliary_files(const fs::path& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    std::error_code ignored;
+    if (entry->is_regular_file(ignored) && is_auxiliary(name)) names.push_back(name);
+  }
+  if (error) fail_io("list", directory, error.value());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void copy_auxiliary_files(const fs::path& from, const fs::path& to) {
+  for (const std::string& name : auxiliary_files(from)) {
     std::error_code error;
-    fs::copy_file(directory_ / name, to / name, fs::copy_options::overwrite_existing, error);
+    fs::copy_file(from / name, to / name, fs::copy_options::overwrite_existing, error);
     if (error) fail_io("copy " + name + " to", to, error.value());
   }
 }

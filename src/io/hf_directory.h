@@ -20,6 +20,12 @@ namespace so {
 // Shard names are plain file names: one with a directory in it is refused.
 std::map<std::string, std::string> parse_safetensors_index(std::string_view json, std::string_view source);
 
+// Names of the files that belong to a model beside its weights and config.json, sorted: generation_config.json, the
+// tokenizer's files, chat templates, processors' configurations, licences. Not weights, index, training state.
+std::vector<std::string> auxiliary_files(const std::filesystem::path& directory);
+// Copies them into another directory, which must exist. Files that exist there are replaced.
+void copy_auxiliary_files(const std::filesystem::path& from, const std::filesystem::path& to);
+
 // A model directory opened for reading. The constructor validates it whole: every header, and the index against the
 // shards (a missing shard; a tensor that is listed but absent, present but not listed, or in two shards). Const
 // methods may be called from several threads.
@@ -34,7 +40,7 @@ class HfDirectory {
   const std::vector<std::string>& tensor_names() const { return tensor_names_; }
   bool contains(std::string_view name) const { return shard_of_tensor_.contains(name); }
   const TensorInfo& info(std::string_view name) const { return shard_of(name).info(name); }  // Error if absent
-  std::uint64_t total_bytes() const;                                                        // of all tensors
+  std::uint64_t total_bytes() const;                                                         // of all tensors
 
   // As SafetensorsReader's.
   void read_into(std::string_view name, std::span<std::byte> out) const { shard_of(name).read_into(name, out); }
@@ -48,11 +54,9 @@ class HfDirectory {
   const std::vector<SafetensorsReader>& shards() const { return shards_; }
   const SafetensorsReader& shard_of(std::string_view name) const;
 
-  // Names of the files that belong to the model beside its weights and config.json, sorted: generation_config.json,
-  // the tokenizer's files, chat templates, processors' configurations, licences. Not weights, index, training state.
+  // As the functions below, of this directory.
   const std::vector<std::string>& auxiliary_files() const { return auxiliary_files_; }
-  // Copies them into another directory, which must exist. Files that exist there are replaced.
-  void copy_auxiliary_files(const std::filesystem::path& to) const;
+  void copy_auxiliary_files(const std::filesystem::path& to) const { so::copy_auxiliary_files(directory_, to); }
 
  private:
   std::filesystem::path directory_;

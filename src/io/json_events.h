@@ -6,10 +6,9 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
-
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -27,7 +26,9 @@ class JsonEvents {
   virtual void on_boolean(bool) { refuse("a boolean"); }
   virtual void on_unsigned(std::uint64_t) { refuse("an integer"); }
   virtual void on_negative(std::int64_t) { refuse("a negative integer"); }
-  virtual void on_real(double, const std::string&) { refuse("a number with a fraction, an exponent or too many digits"); }
+  virtual void on_real(double, const std::string&) {
+    refuse("a number with a fraction, an exponent or too many digits");
+  }
   virtual void on_string(std::string&) { refuse("a string"); }
   virtual void on_start_object() { refuse("an object"); }
   virtual void on_end_object() {}
@@ -36,21 +37,52 @@ class JsonEvents {
   virtual void on_key(std::string&) {}
 
   // What the parser calls.
-  bool null() { on_null(); return true; }
-  bool boolean(bool value) { on_boolean(value); return true; }
-  bool number_integer(std::int64_t value) { on_negative(value); return true; }
-  bool number_unsigned(std::uint64_t value) { on_unsigned(value); return true; }
-  bool number_float(double value, const std::string& text) { on_real(value, text); return true; }
-  bool string(std::string& value) { on_string(value); return true; }
-  bool binary(nlohmann::json::binary_t&) { refuse("binary"); }
-  bool start_object(std::size_t) { on_start_object(); return true; }
-  bool key(std::string& value) { on_key(value); return true; }
-  bool end_object() { on_end_object(); return true; }
-  bool start_array(std::size_t) { on_start_array(); return true; }
-  bool end_array() { on_end_array(); return true; }
-  bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception&) {
-    fail_at(position);
+  bool null() {
+    on_null();
+    return true;
   }
+  bool boolean(bool value) {
+    on_boolean(value);
+    return true;
+  }
+  bool number_integer(std::int64_t value) {
+    on_negative(value);
+    return true;
+  }
+  bool number_unsigned(std::uint64_t value) {
+    on_unsigned(value);
+    return true;
+  }
+  bool number_float(double value, const std::string& text) {
+    on_real(value, text);
+    return true;
+  }
+  bool string(std::string& value) {
+    on_string(value);
+    return true;
+  }
+  bool binary(nlohmann::json::binary_t&) { refuse("binary"); }
+  bool start_object(std::size_t) {
+    on_start_object();
+    return true;
+  }
+  bool key(std::string& value) {
+    on_key(value);
+    return true;
+  }
+  bool end_object() {
+    on_end_object();
+    return true;
+  }
+  bool start_array(std::size_t) {
+    on_start_array();
+    return true;
+  }
+  bool end_array() {
+    on_end_array();
+    return true;
+  }
+  bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception&) { fail_at(position); }
   [[noreturn]] void fail_at(std::size_t position) const {
     fail("{}: not valid JSON at byte {}; the file is damaged", source_, position);
   }

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "io/json_events.h"
 
 namespace so {
@@ -19,12 +20,18 @@ constexpr std::uint64_t max_header_bytes = 100'000'000;  // the reference implem
 
 std::string_view safetensors_name(DType dtype) {
   switch (dtype) {
-    case DType::f32: return "F32";
-    case DType::bf16: return "BF16";
-    case DType::f16: return "F16";
-    case DType::i32: return "I32";
-    case DType::i64: return "I64";
-    case DType::u8: return "U8";
+    case DType::f32:
+      return "F32";
+    case DType::bf16:
+      return "BF16";
+    case DType::f16:
+      return "F16";
+    case DType::i32:
+      return "I32";
+    case DType::i64:
+      return "I64";
+    case DType::u8:
+      return "U8";
   }
   SO_CHECK(false, "dtype {}", static_cast<int>(dtype));
 }
@@ -43,7 +50,7 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
   const std::string source = printable_path(path);
   const std::uint64_t file_bytes = file_.size();
   if (file_bytes < length_bytes) {
-    fail("{}: {} is too short for a safetensors file", source, byte_count_string(file_bytes));
+    fail("{}: {} is too short for a safetensors file", source, format_bytes(file_bytes));
   }
   std::array<std::byte, length_bytes> length_field{};
   file_.pread_exact(length_field, 0);
@@ -185,8 +192,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
   header += '}';
   header.resize((header.size() + 7) / 8 * 8, ' ');  // data begins at a multiple of 8
   if (header.size() > max_header_bytes) {
-    fail("cannot write {}: its header would have {} bytes, the format allows {}; use smaller shards", printable_path(path),
-         header.size(), max_header_bytes);
+    fail("cannot write {}: its header would have {} bytes, the format allows {}; use smaller shards",
+         printable_path(path), header.size(), max_header_bytes);
   }
 
   state_->data_begin = length_bytes + header.size();
@@ -240,8 +247,8 @@ void SafetensorsWriter::write(std::string_view name, std::uint64_t byte_offset, 
 void SafetensorsWriter::finish() {
   const std::lock_guard lock(state_->mutex);
   for (const auto& [name, tensor] : state_->tensors) {
-    SO_CHECK(tensor.written == tensor.bytes, "{}: {} of {} bytes of {} were written", printable_path(path()), tensor.written,
-             tensor.bytes, name);
+    SO_CHECK(tensor.written == tensor.bytes, "{}: {} of {} bytes of {} were written", printable_path(path()),
+             tensor.written, tensor.bytes, name);
   }
   state_->file.sync();
   state_->file.close();

@@ -17,18 +17,19 @@ struct DTypeRow {
 };
 
 constexpr std::array<DTypeRow, 22> dtype_rows{{
-    {"F32", 32, DType::f32},        {"BF16", 16, DType::bf16},     {"F16", 16, DType::f16},
-    {"I32", 32, DType::i32},        {"I64", 64, DType::i64},       {"U8", 8, DType::u8},
-    {"BOOL", 8, std::nullopt},      {"I8", 8, std::nullopt},       {"I16", 16, std::nullopt},
-    {"U16", 16, std::nullopt},      {"U32", 32, std::nullopt},     {"U64", 64, std::nullopt},
-    {"F64", 64, std::nullopt},      {"C64", 64, std::nullopt},     {"F8_E4M3", 8, std::nullopt},
-    {"F8_E5M2", 8, std::nullopt},   {"F8_E8M0", 8, std::nullopt},  {"F8_E4M3FNUZ", 8, std::nullopt},
+    {"F32", 32, DType::f32},          {"BF16", 16, DType::bf16},    {"F16", 16, DType::f16},
+    {"I32", 32, DType::i32},          {"I64", 64, DType::i64},      {"U8", 8, DType::u8},
+    {"BOOL", 8, std::nullopt},        {"I8", 8, std::nullopt},      {"I16", 16, std::nullopt},
+    {"U16", 16, std::nullopt},        {"U32", 32, std::nullopt},    {"U64", 64, std::nullopt},
+    {"F64", 64, std::nullopt},        {"C64", 64, std::nullopt},    {"F8_E4M3", 8, std::nullopt},
+    {"F8_E5M2", 8, std::nullopt},     {"F8_E8M0", 8, std::nullopt}, {"F8_E4M3FNUZ", 8, std::nullopt},
     {"F8_E5M2FNUZ", 8, std::nullopt}, {"F6_E2M3", 6, std::nullopt}, {"F6_E3M2", 6, std::nullopt},
     {"F4", 4, std::nullopt},
 }};
 
 const DTypeRow* find_dtype(std::string_view name) {
-  const auto* row = std::find_if(dtype_rows.begin(), dtype_rows.end(), [&](const DTypeRow& r) { return r.name == name; });
+  const auto* row =
+      std::find_if(dtype_rows.begin(), dtype_rows.end(), [&](const DTypeRow& r) { return r.name == name; });
   return row == dtype_rows.end() ? nullptr : row;
 }
 
@@ -40,10 +41,17 @@ class HeaderEvents : public JsonEvents {
 
   void on_start_object() override {
     switch (at_) {
-      case At::document: at_ = At::tensors; return;
-      case At::tensor_value: at_ = At::fields; return;
-      case At::metadata_value: at_ = At::metadata; return;
-      default: refuse("an object");
+      case At::document:
+        at_ = At::tensors;
+        return;
+      case At::tensor_value:
+        at_ = At::fields;
+        return;
+      case At::metadata_value:
+        at_ = At::metadata;
+        return;
+      default:
+        refuse("an object");
     }
   }
 
@@ -121,7 +129,8 @@ class HeaderEvents : public JsonEvents {
 
   void on_end_object() override {
     if (at_ == At::fields) {
-      for (const auto& [seen, key] : {std::pair{seen_dtype_, "dtype"}, {seen_shape_, "shape"}, {seen_offsets_, "data_offsets"}}) {
+      for (const auto& [seen, key] :
+           {std::pair{seen_dtype_, "dtype"}, {seen_shape_, "shape"}, {seen_offsets_, "data_offsets"}}) {
         if (!seen) fail("{}: tensor '{}' has no {}", source(), name(), key);
       }
       header.entries.push_back(std::move(entry_));
@@ -136,21 +145,44 @@ class HeaderEvents : public JsonEvents {
  protected:
   std::string where() const override {
     switch (at_) {
-      case At::document: case At::end: return "the header";
-      case At::tensors: return "a tensor's name";
-      case At::metadata_value: return "__metadata__";
-      case At::metadata: return fmt::format("__metadata__ key '{}'", printable(metadata_key_));
-      case At::tensor_value: case At::fields: return fmt::format("tensor '{}'", name());
-      case At::dtype: return fmt::format("the dtype of tensor '{}'", name());
-      case At::shape_value: case At::shape: return fmt::format("the shape of tensor '{}'", name());
-      case At::offsets_value: case At::offsets: return fmt::format("data_offsets of tensor '{}'", name());
+      case At::document:
+      case At::end:
+        return "the header";
+      case At::tensors:
+        return "a tensor's name";
+      case At::metadata_value:
+        return "__metadata__";
+      case At::metadata:
+        return fmt::format("__metadata__ key '{}'", printable(metadata_key_));
+      case At::tensor_value:
+      case At::fields:
+        return fmt::format("tensor '{}'", name());
+      case At::dtype:
+        return fmt::format("the dtype of tensor '{}'", name());
+      case At::shape_value:
+      case At::shape:
+        return fmt::format("the shape of tensor '{}'", name());
+      case At::offsets_value:
+      case At::offsets:
+        return fmt::format("data_offsets of tensor '{}'", name());
     }
     return "a value";
   }
 
  private:
   enum class At {
-    document, tensors, tensor_value, fields, dtype, shape_value, shape, offsets_value, offsets, metadata_value, metadata, end
+    document,
+    tensors,
+    tensor_value,
+    fields,
+    dtype,
+    shape_value,
+    shape,
+    offsets_value,
+    offsets,
+    metadata_value,
+    metadata,
+    end
   };
 
   std::string name() const { return printable(entry_.info.name); }
@@ -203,7 +235,8 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t 
   for (SafetensorsEntry& entry : header.entries) {
     TensorInfo& info = entry.info;
     if (info.end < info.begin) {
-      fail("{}: tensor '{}' ends at byte {}, before it begins at {}", source, printable(info.name), info.end, info.begin);
+      fail("{}: tensor '{}' ends at byte {}, before it begins at {}", source, printable(info.name), info.end,
+           info.begin);
     }
     if (info.end > data_bytes) {
       fail("{}: tensor '{}' ends at byte {} of {} data bytes; the file is cut short or damaged", source,

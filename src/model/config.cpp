@@ -1,10 +1,11 @@
 #include "model/config.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/file.h"
 
 namespace so {
 
@@ -17,7 +18,7 @@ struct ConfigReader::Node {
 
 ConfigReader::ConfigReader(std::string_view text, std::string origin) {
   auto node = std::make_shared<Node>();
-  node->origin = std::move(origin);
+  node->origin = printable_path(origin);
   try {
     // A callback that bounds the depth: the parser itself would follow a hostile file as deep as it goes.
     node->value = json::parse(text, [&](int depth, json::parse_event_t, json&) {
@@ -47,10 +48,10 @@ bool ConfigReader::has(std::string_view key) const {
 std::int64_t ConfigReader::positive_int(std::string_view key) const {
   if (!has(key)) refuse(key, "missing");
   const json& v = *node_->value.find(key);
-  // Sizes beyond this are not models; refusing them here keeps every later product inside 64 bits.
-  constexpr std::int64_t limit = std::int64_t{1} << 31;
-  if (!v.is_number_integer() || v.get<std::int64_t>() <= 0 || v.get<std::int64_t>() > limit || (v.is_number_unsigned() && v.get<std::uint64_t>() > static_cast<std::uint64_t>(limit)))
-    refuse(key, "expected a positive whole number");
+  // Token ids and positions are 32-bit.
+  constexpr std::int64_t limit = std::numeric_limits<std::int32_t>::max();
+  if (!v.is_number_unsigned() || v.get<std::uint64_t>() == 0) refuse(key, "expected a positive whole number");
+  if (v.get<std::uint64_t>() > static_cast<std::uint64_t>(limit)) refuse(key, fmt::format("expected at most {}", limit));
   return v.get<std::int64_t>();
 }
 
@@ -61,8 +62,13 @@ std::int64_t ConfigReader::positive_int(std::string_view key, std::int64_t fallb
 double ConfigReader::positive_number(std::string_view key) const {
   if (!has(key)) refuse(key, "missing");
   const json& v = *node_->value.find(key);
-  if (!v.is_number() || !(v.get<double>() > 0) || !std::isfinite(v.get<double>())) refuse(key, "expected a positive number");
-  return v.get<double>();
+  if (!v.is_number() || !(v.get<double>() > 0)) refuse(key, "expected a positive number");
+  const double value = v.get<double>();
+  // All arithmetic with it will be fp32, where it must neither vanish nor be infinite.
+  using Limits = std::numeric_limits<float>;
+  if (value < static_cast<double>(Limits::min()) || value > static_cast<double>(Limits::max()))
+    refuse(key, fmt::format("{} is outside the range of fp32", value));
+  return value;
 }
 
 double ConfigReader::positive_number(std::string_view key, double fallback) const {
@@ -103,9 +109,15 @@ std::optional<ConfigReader> ConfigReader::object(std::string_view key) const {
   return ConfigReader(std::move(node));
 }
 
+void ConfigReader::only_zero(std::string_view key, std::string_view why) const {
+  if (!has(key)) return;
+  const json& v = *node_->value.find(key);
+  if (!v.is_number() || v.get<double>() != 0) refuse(key, why);
+}
+
 void ConfigReader::only(std::string_view key, std::string_view allowed) const {
   const std::string value = text(key, allowed);
-  if (value != allowed) refuse(key, fmt::format("'{}' is not supported, only '{}'", value, allowed));
+  if (value != allowed) refuse(key, fmt::format("'{}' is not supported, only '{}'", printable(value), allowed));
 }
 
 }  // namespace so

@@ -28,6 +28,8 @@ class ConfigReader {
   std::string text(std::string_view key, std::string_view fallback) const;
   std::vector<std::string> texts(std::string_view key) const;  // empty when absent
   std::optional<ConfigReader> object(std::string_view key) const;
+  // Refuses a number other than 0 (absence is fine).
+  void only_zero(std::string_view key, std::string_view why) const;
   // Refuses any value but `allowed` (absence is fine): "config.json: hidden_act is 'gelu'; only 'silu' is supported".
   void only(std::string_view key, std::string_view allowed) const;
 

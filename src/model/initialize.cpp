@@ -3,16 +3,13 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/mix_bits.h"
+
 namespace so {
 namespace {
 
-// splitmix64's output function (Steele, Lea & Flood 2014): a bijection that passes statistical tests on counters.
-std::uint64_t mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
+// splitmix64 (Steele, Lea & Flood 2014) on a counter.
+std::uint64_t mix(std::uint64_t x) { return mix_bits(x + 0x9e3779b97f4a7c15u); }
 
 }  // namespace
 

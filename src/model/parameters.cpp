@@ -1,5 +1,7 @@
 #include "model/parameters.h"
 
+#include <unordered_map>
+
 #include "base/error.h"
 
 namespace so {
@@ -69,7 +71,12 @@ std::vector<Parameter> make_parameters(const DecoderSpec& spec) {
 
 ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayout& layout) {
   const Family& family = find_family(spec.architecture);
-  const auto find = [&](Role role, std::int64_t layer = 0) { return layout.find(name_in(family, role, layer)); };
+  std::unordered_map<std::string_view, int> places;
+  for (int i = 0; i < layout.count(); ++i) places.emplace(layout.parameter(i).name, i);
+  const auto find = [&](Role role, std::int64_t layer = 0) {
+    const auto place = places.find(name_in(family, role, layer));
+    return place == places.end() ? -1 : place->second;
+  };
   ParameterIndex index;
   index.embedding = find(Role::embedding);
   index.final_norm = find(Role::final_norm);

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace so {
 namespace {
@@ -71,7 +73,16 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
   });
 }
 
-OffloadEngine::~OffloadEngine() = default;
+// Copies may still be on their way to or from the staging memory, which goes before the streams do.
+OffloadEngine::~OffloadEngine() {
+  for (Stream* stream : {to_host_.get(), to_device_.get()}) {
+    try {
+      stream->synchronize();
+    } catch (const std::exception& error) {
+      log_error("{}: {}", stream->name(), error.what());
+    }
+  }
+}
 
 bool OffloadEngine::meets(const Bucket& bucket, Range range) const {
   return bucket.range().begin < range.end && range.begin < bucket.range().end;
@@ -146,6 +157,10 @@ void OffloadEngine::return_weights(Bucket& bucket, Slot& slot) {
 Verdict OffloadEngine::finish_step(Stream& compute, double lr, std::int64_t update_number) {
   SO_CHECK(last_micro_batch_, "finish_step before the last micro-batch");
   last_micro_batch_ = false;
+  // What nobody wrote is an earlier step's gradient, which must not be taken for this one's.
+  const auto missing = std::find(written_.begin(), written_.end(), false);
+  SO_CHECK(missing == written_.end(), "no gradient of '{}' in this step",
+           layout_.parameter(static_cast<int>(missing - written_.begin())).name);
   compute.copy(stats_host_.data(), stats_.data(), stats_.bytes());
   compute.record(*gradients_complete_);
   for (Bucket& bucket : buckets_) bucket.defer();

@@ -41,6 +41,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // `host_pool` runs AdamW. All references must outlive the engine. One thread at a time calls, but for the save (below).
   OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Communicator& ranks, const ParameterLayout& layout,
                 const EngineSettings& settings);
+  // The compute stream must be idle or gone: its work may use the engine's memory.
   ~OffloadEngine() override;
 
   // WeightSource

@@ -8,7 +8,8 @@ ParameterLayout::ParameterLayout(std::vector<Parameter> parameters) : parameters
   int unit = 0;
   for (int i = 0; i < count(); ++i) {
     const Parameter& p = parameters_[static_cast<std::size_t>(i)];
-    SO_CHECK(p.unit == unit || (p.unit == unit + 1) || (i == 0 && p.unit == 0), "unit {} of '{}' after {}", p.unit, p.name, unit);
+    SO_CHECK(p.shape.size() == 1 || p.shape.size() == 2, "'{}' has {} dimensions", p.name, p.shape.size());
+    SO_CHECK(p.unit == unit || (i > 0 && p.unit == unit + 1), "unit {} of '{}' after {}", p.unit, p.name, unit);
     SO_CHECK(!p.joined || (i > 0 && p.unit == unit), "'{}' joins nothing", p.name);
     unit = p.unit;
     if (!p.joined) elements_ = (elements_ + alignment - 1) / alignment * alignment;

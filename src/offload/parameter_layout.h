@@ -39,7 +39,7 @@ class ParameterLayout {
   // Parameters start at multiples of this many elements, unless joined: a cache line of bf16.
   static constexpr std::int64_t alignment = 64;
 
-  // Units must not decrease from one parameter to the next. Throws Bug otherwise.
+  // Units count from 0 and must neither decrease nor leave one out. Throws Bug otherwise.
   explicit ParameterLayout(std::vector<Parameter> parameters);
 
   int count() const { return static_cast<int>(parameters_.size()); }

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "optim/grad_norm.h"
+#include "optim/clip.h"
 
 namespace so {
 

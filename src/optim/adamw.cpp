@@ -87,10 +87,14 @@ bool find_head(const Update& u, std::size_t* head) {
 Stores choose_stores(const Update& u, bool congruent) {
   if (!congruent) return kCached;
   switch (chosen_stores.load(std::memory_order_relaxed)) {
-    case AdamWStores::cached: return kCached;
-    case AdamWStores::stream_weights: return kStreamWeights;
-    case AdamWStores::stream_all: return kStreamAll;
-    case AdamWStores::automatic: break;
+    case AdamWStores::cached:
+      return kCached;
+    case AdamWStores::stream_weights:
+      return kStreamWeights;
+    case AdamWStores::stream_all:
+      return kStreamAll;
+    case AdamWStores::automatic:
+      break;
   }
   if (u.whole.count < kStreamFrom) return kCached;
   return u.whole.in.master == u.whole.out.master ? kStreamWeights : kStreamAll;

@@ -21,7 +21,7 @@
 // rounded once.
 //
 // Non-finite values propagate as IEEE-754 says: a NaN or Inf gradient makes m' and v' non-finite and p' NaN. Deciding
-// that such a step is skipped is the caller's (see grad_norm.h). The one thing outside the contract is the sign and
+// that such a step is skipped is the caller's (offload/verdict.h). The one thing outside the contract is the sign and
 // payload of a NaN, on which instruction sets disagree. A finite gradient above about 1e19 can overflow v to Inf, as in
 // PyTorch: q is 0 from then on.
 #pragma once
@@ -34,7 +34,6 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "optim/gradient_span.h"
 
 namespace so {
 
@@ -45,7 +44,7 @@ struct AdamWHyper {
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
 };
 
-// The coefficients of one optimizer step, each computed in double and rounded to fp32 once; what the CUDA kernel gets too.
+// The coefficients of one optimizer step, computed in double and rounded to fp32 once; the CUDA kernel gets them too.
 struct AdamWStep {
   float grad_scale;       // multiplies the gradient: the clip coefficient, or 1 (then exact)
   float one_minus_beta1;  // 1 - beta1
@@ -74,6 +73,8 @@ struct AdamWStateView {
   AdamWStateView(const AdamWState& s) : master(s.master), m(s.m), v(s.v) {}
 };
 
+// A run of gradient elements in either of the types they arrive in.
+using GradientSpan = std::variant<std::span<const float>, std::span<const bf16>>;
 using WeightSpan = std::variant<std::monostate, std::span<float>, std::span<bf16>>;  // monostate: no weights out
 
 // Updates gradient.size() elements on the calling thread. `decay` says whether weight decay applies: call once per

@@ -3,14 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
+#include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optim/adamw_kernels.cpp"
-#include <hwy/foreach_target.h>  // IWYU pragma: keep
-
 #include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
@@ -48,7 +48,7 @@ HWY_INLINE void store_weights(D d, V p, float* w) {
   store<kStream>(p, d, w);
 }
 template <bool kStream>
-HWY_INLINE void store_weights(D d, V p, bf16* w) {
+HWY_INLINE void store_weights(D, V p, bf16* w) {
   // bf16::round in lanes. Not the processors' own conversion instructions: some flush subnormals.
   const DU du;
   const auto u = hn::BitCast(du, p);
@@ -196,8 +196,7 @@ void update_scalar(const Piece& piece) {
     piece.out.m[i] = m;
     piece.out.v[i] = v;
     piece.out.master[i] = p;
-    if constexpr (!std::is_null_pointer_v<W>)
-      static_cast<W>(piece.weights)[i] = std::remove_pointer_t<W>(p);
+    if constexpr (!std::is_null_pointer_v<W>) static_cast<W>(piece.weights)[i] = std::remove_pointer_t<W>(p);
   }
 }
 

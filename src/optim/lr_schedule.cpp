@@ -8,13 +8,6 @@
 
 namespace so {
 
-LrScheduleKind parse_lr_schedule(std::string_view name) {
-  if (name == "constant" || name == "constant_with_warmup") return LrScheduleKind::constant;
-  if (name == "linear") return LrScheduleKind::linear;
-  if (name == "cosine") return LrScheduleKind::cosine;
-  fail("learning-rate schedule '{}' is unknown; choose constant, constant_with_warmup, linear or cosine", name);
-}
-
 std::int64_t warmup_steps_of(double ratio, std::int64_t total_steps) {
   if (!(ratio >= 0.0 && ratio <= 1.0)) fail("the warmup ratio is {}; it must lie in [0, 1]", ratio);
   if (total_steps < 0) fail("the number of training steps is {}; it must not be negative", total_steps);

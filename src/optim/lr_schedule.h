@@ -2,15 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 
 namespace so {
 
+// "constant" is transformers' constant_with_warmup; its plain "constant" ignores the warmup it is given.
 enum class LrScheduleKind { constant, linear, cosine };
-
-// transformers' lr_scheduler_type: "constant" or "constant_with_warmup" (one schedule here; transformers' "constant"
-// ignores warmup steps it is given), "linear", "cosine". Throws Error on another name.
-LrScheduleKind parse_lr_schedule(std::string_view name);
 
 // The warmup steps that are a share of the run: ceil(ratio * total_steps), as TrainingArguments computes them.
 // Throws Error unless 0 <= ratio <= 1.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/units.h"
 
 namespace so {
 
@@ -18,8 +19,15 @@ std::size_t MemoryPlan::total(MemoryKind kind) const {
   return sum;
 }
 
+bool MemoryPlan::on_host(MemoryKind kind, DeviceKind device) {
+  return kind != MemoryKind::device || device == DeviceKind::cpu;
+}
+
 std::size_t MemoryPlan::host_total(DeviceKind device) const {
-  return total(MemoryKind::pinned) + total(MemoryKind::pageable) + (device == DeviceKind::cpu ? total(MemoryKind::device) : 0);
+  std::size_t sum = 0;
+  for (const Entry& entry : entries)
+    if (on_host(entry.kind, device)) sum += entry.bytes;
+  return sum;
 }
 
 std::string MemoryPlan::table() const {
@@ -36,8 +44,11 @@ std::string MemoryPlan::table() const {
 void require_fits(const MemoryPlan& plan, DeviceKind device, const HostMemory& memory, const std::string& advice) {
   const std::size_t needed = plan.host_total(device);
   if (needed <= memory.available) return;
+  const auto host_bytes = [&](const MemoryPlan::Entry& entry) {
+    return MemoryPlan::on_host(entry.kind, device) ? entry.bytes : 0;
+  };
   const auto largest = std::max_element(plan.entries.begin(), plan.entries.end(),
-                                        [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
+                                        [&](const auto& a, const auto& b) { return host_bytes(a) < host_bytes(b); });
   fail("not enough memory: {} needed (most of it: {}, {}), {} available ({}); {}", format_bytes(needed), largest->name,
        format_bytes(largest->bytes), format_bytes(memory.available), memory.limited_by, advice);
 }

@@ -23,11 +23,14 @@ struct MemoryPlan {
   void add(const Ledger& ledger);
   std::size_t total(MemoryKind kind) const;
   // Of host memory: on the CPU device every kind is.
+  static bool on_host(MemoryKind kind, DeviceKind device);
   std::size_t host_total(DeviceKind device) const;
+  // For people: a line an entry, kind by kind, the largest first.
   std::string table() const;
 };
 
-// Throws Error with the table, what is short and what would help (`advice`), if the plan exceeds the memory.
+// Throws Error if the plan exceeds the memory of the host: how much is needed and of what most, how much there is and what
+// limits it, and what would help (`advice`).
 void require_fits(const MemoryPlan& plan, DeviceKind device, const HostMemory& memory, const std::string& advice);
 
 }  // namespace so

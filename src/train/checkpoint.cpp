@@ -1,5 +1,6 @@
 #include "train/checkpoint.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -37,6 +38,17 @@ void read_all(const std::filesystem::path& file, const ParameterLayout& layout, 
   }
   if (static_cast<int>(reader.names().size()) != layout.count())
     fail("{}: holds {} tensors, the model has {}", file.string(), reader.names().size(), layout.count());
+}
+
+void require_same_parameters(const std::filesystem::path& checkpoint, const ParameterLayout& stored, const ParameterLayout& ours) {
+  for (int p = 0; p < std::min(stored.count(), ours.count()); ++p) {
+    const Parameter &theirs = stored.parameter(p), &mine = ours.parameter(p);
+    if (theirs.name != mine.name || theirs.shape != mine.shape)
+      fail("{} is of another model: it has '{}' {} where the run has '{}' {}", checkpoint.string(), theirs.name,
+           shape_string(theirs.shape), mine.name, shape_string(mine.shape));
+  }
+  if (stored.count() != ours.count())
+    fail("{} is of another model: it has {} tensors, the run has {}", checkpoint.string(), stored.count(), ours.count());
 }
 
 }  // namespace
@@ -105,11 +117,19 @@ void CheckpointWriter::write(const TrainerState& state) {
 
 void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& engine, ThreadPool& pool) {
   const ModelFiles model(checkpoint);
-  SO_CHECK(model.layout().elements() == engine.layout().elements(), "checkpoint of another model");
-  if (std::filesystem::exists(checkpoint / master_file))
+  require_same_parameters(checkpoint, model.layout(), engine.layout());
+  if (std::filesystem::exists(checkpoint / master_file)) {
     read_all(checkpoint / master_file, engine.layout(), engine.master());
-  else
+  } else {
+    // The weights are the masters only where nothing was rounded.
+    for (const Parameter& p : model.layout().parameters()) {
+      const DType dtype = model.directory().info(p.name).dtype;
+      if (dtype != DType::f32)
+        fail("{} is missing: the checkpoint's weights are {} (tensor '{}'), so its fp32 weights cannot be restored",
+             (checkpoint / master_file).string(), name_of(dtype), p.name);
+    }
     model.load(engine.master(), pool);
+  }
   read_all(checkpoint / first_moment_file, engine.layout(), engine.first_moment());
   read_all(checkpoint / second_moment_file, engine.layout(), engine.second_moment());
   engine.upload_weights();

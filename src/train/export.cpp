@@ -19,8 +19,9 @@ std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype)
 
 std::string config_with_dtype(const std::string& config_json, DType dtype) {
   auto config = nlohmann::ordered_json::parse(config_json);
-  const bool old_name = config.contains("torch_dtype") && !config.contains("dtype");
-  config[old_name ? "torch_dtype" : "dtype"] = std::string(name_of(dtype));
+  const bool old_name = config.contains("torch_dtype");
+  if (old_name) config["torch_dtype"] = std::string(name_of(dtype));
+  if (!old_name || config.contains("dtype")) config["dtype"] = std::string(name_of(dtype));
   return config.dump(2) + "\n";
 }
 

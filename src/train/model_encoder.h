@@ -17,6 +17,7 @@ class ModelEncoder final : public TextEncoder {
   ModelEncoder(const std::filesystem::path& directory, std::int64_t model_vocabulary);
 
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens) const override;
+  bool can_encode() const override { return tokenizer_.has_value(); }
   std::optional<std::int32_t> end_token() const override;
   std::int32_t vocabulary_size() const override { return vocabulary_; }
   std::string fingerprint() const override;

@@ -1,12 +1,12 @@
 #include "train/model_files.h"
 
-#include <chrono>
 #include <cstring>
 #include <vector>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "device/ledger.h"
+#include "base/progress.h"
+#include "base/units.h"
 #include "model/config.h"
 #include "model/parameters.h"
 
@@ -63,12 +63,12 @@ ModelFiles::ModelFiles(const std::filesystem::path& directory)
   for (const Parameter& p : layout_->parameters()) {
     if (!directory_.contains(p.name)) fail("{}: tensor '{}' is missing", directory.string(), p.name);
     const TensorInfo& info = directory_.info(p.name);
-    if (info.shape != p.shape)
-      fail("{}: tensor '{}' has shape {}, config.json says {}", directory_.shard_of(p.name).path().string(), p.name,
-           shape_string(info.shape), shape_string(p.shape));
     if (info.dtype != DType::f32 && info.dtype != DType::bf16 && info.dtype != DType::f16)
       fail("{}: tensor '{}' is {}; weights must be float32, bfloat16 or float16", directory_.shard_of(p.name).path().string(),
            p.name, name_of(info.dtype));
+    if (info.shape != p.shape)
+      fail("{}: tensor '{}' has shape {}, config.json says {}", directory_.shard_of(p.name).path().string(), p.name,
+           shape_string(info.shape), shape_string(p.shape));
   }
   for (const std::string& name : directory_.tensor_names()) {
     if (layout_->find(name) >= 0 || derived(name)) continue;
@@ -82,9 +82,8 @@ ModelFiles::ModelFiles(const std::filesystem::path& directory)
 
 void ModelFiles::for_each_piece(const Piece& piece) const {
   std::vector<std::byte> buffer(piece_bytes);
-  const auto start = std::chrono::steady_clock::now();
+  ProgressReport progress("loading weights");
   std::uint64_t done = 0;
-  bool shown = false;
   for (const SafetensorsReader& shard : directory_.shards()) {
     for (const std::string& name : shard.names()) {
       const int parameter = layout_->find(name);
@@ -95,18 +94,12 @@ void ModelFiles::for_each_piece(const Piece& piece) const {
         shard.read_into(name, offset, bytes);
         piece(parameter, static_cast<std::int64_t>(offset / size_of(info.dtype)), bytes, info.dtype);
         done += bytes.size();
-        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        if (seconds > 2) {
-          const double total = static_cast<double>(directory_.total_bytes());
-          set_progress_line(fmt::format("loading weights: {:.0f}% of {}, {:.0f} s left", 100 * static_cast<double>(done) / total,
-                                        format_bytes(directory_.total_bytes()), seconds * (total / static_cast<double>(done) - 1)));
-          shown = true;
-        }
+        progress.update(static_cast<double>(done) / static_cast<double>(directory_.total_bytes()),
+                        format_bytes(directory_.total_bytes()));
       }
     }
     shard.drop_cache();
   }
-  if (shown) set_progress_line("");
 }
 
 void ModelFiles::load(std::span<float> flat, ThreadPool& pool) const {

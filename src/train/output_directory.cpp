@@ -73,6 +73,7 @@ void OutputDirectory::prepare(std::uint64_t bytes) {
   require_writable(directory);
   require_free_space(directory, bytes);
   for (const char* stem : {"checkpoint-", "export"}) remove_stale_temporaries(directory, stem);
+  remove_stale_siblings(directory / "metrics.jsonl");
   if (options_.overwrite_output_dir) {
     std::error_code error;
     for (const fs::path& file : run_files(directory)) {

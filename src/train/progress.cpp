@@ -4,16 +4,9 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "device/ledger.h"
+#include "base/units.h"
 
 namespace so {
-
-std::string format_duration(double seconds) {
-  const auto s = static_cast<std::int64_t>(seconds + 0.5);
-  if (s < 60) return fmt::format("{}s", s);
-  if (s < 3600) return fmt::format("{}m{:02}s", s / 60, s % 60);
-  return fmt::format("{}h{:02}m", s / 3600, s / 60 % 60);
-}
 
 Progress::Progress(std::int64_t first_step, std::int64_t total_steps, std::int64_t interval)
     : done_at_start_(first_step), total_(total_steps), interval_(interval), start_(std::chrono::steady_clock::now()) {}

@@ -22,6 +22,4 @@ class Progress {
   std::chrono::steady_clock::time_point start_;
 };
 
-std::string format_duration(double seconds);  // "42s", "3m12s", "5h04m"
-
 }  // namespace so

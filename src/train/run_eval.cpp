@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/log.h"
+#include "base/progress.h"
 #include "data/batches.h"
 #include "data/dataset.h"
 #include "train/batch_upload.h"
@@ -39,8 +39,8 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
   BatchUpload upload(runtime.device(), shape.batch_tokens);
 
   double loss = 0;
-  std::int64_t trained = 0, tokens = 0, done = 0;
-  const auto start = std::chrono::steady_clock::now();
+  std::int64_t trained = 0, tokens = 0;
+  ProgressReport progress("evaluating");
   MicroBatch batch;
   while (batches.next(batch)) {
     const DeviceBatch views = upload.upload(inference.stream(), batch);
@@ -48,14 +48,9 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
     loss += upload.sum_losses(inference.stream());
     trained += batch.trained_tokens;
     tokens += batch.tokens;
-    ++done;
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (seconds > 2)
-      set_progress_line(fmt::format("evaluating: batch {}/{}, {:.0f} tokens/s, {:.0f} s left", done, batches.batches(),
-                                    static_cast<double>(tokens) / seconds,
-                                    seconds / static_cast<double>(done) * static_cast<double>(batches.batches() - done)));
+    progress.update(static_cast<double>(tokens) / static_cast<double>(data.counts().tokens),
+                    fmt::format("loss {:.4f}", loss / static_cast<double>(trained)));
   }
-  set_progress_line("");
   loss /= static_cast<double>(trained);
   if (options.json) {
     nlohmann::ordered_json result{{"loss", loss}, {"perplexity", std::exp(loss)}, {"trained_tokens", trained}, {"tokens", tokens},

@@ -1,11 +1,11 @@
-#include <chrono>
 #include <filesystem>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/progress.h"
 #include "base/thread_pool.h"
-#include "device/ledger.h"
+#include "base/units.h"
 #include "io/atomic_directory.h"
 #include "io/checkpoint_directory.h"
 #include "io/hf_directory.h"
@@ -36,7 +36,7 @@ int run_init(const InitOptions& options) {
   if (fs::exists(output) && fs::is_empty(output)) fs::remove(output);  // an empty directory stands in nobody's way
   AtomicDirectory directory(output, options.overwrite_output_dir ? IfExists::replace : IfExists::refuse);
   write_text_file_atomically(directory.path() / "config.json", config_with_dtype(config, dtype));
-  if (!options.tokenizer.empty()) copy_tokenizer_files(options.tokenizer, directory.path());
+  if (!options.tokenizer.empty()) copy_auxiliary_files(options.tokenizer, directory.path());
   HfModelWriter writer(directory.path(), tensor_specs(layout, dtype));
 
   ThreadPool pool("init", usable_cpus(), false);
@@ -44,8 +44,7 @@ int run_init(const InitOptions& options) {
   std::vector<float> values(piece);
   std::vector<bf16> narrow(piece);
   std::uint64_t done = 0;
-  bool shown = false;
-  const auto start = std::chrono::steady_clock::now();
+  ProgressReport progress("writing random weights");
   for (const Parameter& p : layout.parameters()) {
     for (std::int64_t begin = 0; begin < p.size(); begin += piece) {
       const std::int64_t n = std::min(piece, p.size() - begin);
@@ -58,15 +57,9 @@ int run_init(const InitOptions& options) {
       writer.write(p.name, static_cast<std::uint64_t>(begin) * size_of(dtype),
                    dtype == DType::f32 ? std::as_bytes(std::span(values).first(count)) : std::as_bytes(std::span(narrow).first(count)));
       done += count * size_of(dtype);
-      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-      if (seconds > 2) {
-        shown = true;
-        const double share = static_cast<double>(done) / static_cast<double>(bytes);
-        set_progress_line(fmt::format("writing random weights: {:.0f}% of {}, {:.0f} s left", 100 * share, format_bytes(bytes), seconds / share - seconds));
-      }
+      progress.update(static_cast<double>(done) / static_cast<double>(bytes), format_bytes(bytes));
     }
   }
-  if (shown) set_progress_line("");
   writer.finish();
   directory.commit();
   log_info("wrote {}: {}, {:.4g} M random parameters, {}", output.string(), spec.architecture,

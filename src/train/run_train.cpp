@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "data/dataset.h"
 #include "io/atomic_directory.h"
 #include "model/flops.h"
@@ -62,7 +63,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const std::int64_t total_steps = options.max_steps > 0 ? options.max_steps : batches.steps_in_epochs(options.num_train_epochs);
 
   TrainingShape shape;
-  shape.micro_batch_tokens = batches.max_micro_batch_tokens();
+  shape.micro_batch_tokens = batches.max_micro_batch_tokens(total_steps);
   shape.longest_document = data.counts().longest;
   if (evaluation) {
     shape.evaluation_tokens = std::max(evaluation->counts().longest, shape.micro_batch_tokens);
@@ -92,6 +93,10 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   log_info("{}", settings_log(train_option_table().view(options), origins));
   const std::size_t predicted = plan.memory.host_total(runtime.device().kind());
   log_info("memory plan:\n{}  in all {}", plan.memory.table(), format_bytes(predicted));
+
+  if (runtime.device().kind() == DeviceKind::cpu)
+    for (const char* name : {"offload_optimizer", "offload_ratio", "pin_memory"})
+      if (origins.given(name)) log_info("{} has nothing to choose on the CPU device: there is one kind of memory", name);
 
   Trainer trainer({options, runtime, model, plan, data, evaluation ? &*evaluation : nullptr, batches, total_steps});
   if (checkpoint) {

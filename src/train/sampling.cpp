@@ -15,6 +15,8 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
     if (std::isnan(logits[i])) fail("the model's logits are not numbers; its weights are damaged or training diverged");
     if (best < 0 || logits[i] > logits[static_cast<std::size_t>(best)]) best = static_cast<std::int32_t>(i);
   }
+  if (best < 0 || !std::isfinite(logits[static_cast<std::size_t>(best)]))
+    fail("the model's largest logit is infinite; its weights are damaged or training diverged");
   if (options.temperature == 0) return best;
 
   std::vector<std::int32_t> ids(logits.size());

@@ -1,7 +1,6 @@
 #include "train/train_options.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace so {
 namespace {
@@ -282,7 +281,7 @@ int resolve_cpu_threads(const TrainOptions& options, int usable) {
 
 std::int64_t resolve_warmup_steps(const TrainOptions& options, std::int64_t total_steps) {
   if (options.warmup_num_steps >= 0) return options.warmup_num_steps;
-  return static_cast<std::int64_t>(std::ceil(options.warmup * static_cast<double>(total_steps)));
+  return warmup_steps_of(options.warmup, total_steps);
 }
 
 }  // namespace so

@@ -7,6 +7,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/progress.h"
+#include "base/units.h"
 #include "model/flops.h"
 #include "model/rope.h"
 #include "parallel/communicator.h"
@@ -47,12 +49,14 @@ Trainer::Trainer(const TrainerInputs& in)
       schedule_(make_schedule(in.options, in.total_steps)),
       checkpoints_(engine_, in.model, CheckpointDirectory(in.options.output_dir), in.options.save_total_limit),
       metrics_(in.options.output_dir),
+      tensorboard_(std::filesystem::path(in.options.output_dir) / "runs"),
       progress_(0, in.total_steps, in.options.log_interval) {
   state_.data_key = in.data.key();
   state_.options = to_json(train_option_table().view(in.options));
 }
 
-Trainer::~Trainer() = default;
+// After an error work may still be queued that uses the members' memory: the stream ends first.
+Trainer::~Trainer() { stream_.reset(); }
 
 void Trainer::start() {
   in_.model.load(engine_.master(), in_.runtime.host_pool());
@@ -67,6 +71,7 @@ void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState
   last_saved_step_ = state.step;
   in_.batches.restore(state.sampler);
   metrics_.truncate_after(state.step);
+  tensorboard_.truncate_after(state.step);
 }
 
 Trainer::StepResult Trainer::train_step() {
@@ -119,21 +124,36 @@ void Trainer::report(const StepResult& r) {
   m.skipped = !r.verdict.finite;
   m.skipped_tensor = r.skipped_tensor;
   metrics_.step(m);
+  tensorboard_.step(m);
   if (m.skipped)
     log_warning("step {}: the gradient of '{}' is not finite; the step was skipped, weights and optimizer state are as before",
                 m.step, m.skipped_tensor);
+  if (in_.options.wall_clock_breakdown && m.step % in_.options.log_interval == 0) log_breakdown(r);
   progress_.step(m);
+}
+
+void Trainer::log_breakdown(const StepResult& r) {
+  const EngineCounters& now = engine_.counters();
+  const double adam = now.adam_seconds - reported_.adam_seconds, gradients = now.gradient_wait_seconds - reported_.gradient_wait_seconds,
+               save = now.save_wait_seconds - reported_.save_wait_seconds;
+  log_info("step {}: {:.4f} s = forward and backward {:.4f}, waiting for gradients {:.4f}, AdamW {:.4f}, waiting for a save {:.4f}",
+           state_.step, r.seconds, r.seconds - adam - gradients - save, gradients, adam, save);
+  reported_ = now;
 }
 
 double Trainer::evaluate() {
   EvaluationIterator batches(*in_.evaluation_data, in_.plan.shape.evaluation_tokens);
   double loss = 0;
-  std::int64_t trained = 0;
+  std::int64_t trained = 0, tokens = 0;
+  ProgressReport progress("evaluating");
   while (batches.next(batch_)) {
     const DeviceBatch batch = upload_.upload(*stream_, batch_);
     decoder_.forward_loss(*stream_, batch, engine_, arena_, upload_.losses());
     loss += upload_.sum_losses(*stream_);
     trained += batch_.trained_tokens;
+    tokens += batch_.tokens;
+    progress.update(static_cast<double>(tokens) / static_cast<double>(in_.evaluation_data->counts().tokens),
+                    fmt::format("loss {:.4f}", loss / static_cast<double>(trained)));
   }
   return loss / static_cast<double>(trained);
 }
@@ -142,6 +162,7 @@ void Trainer::record_evaluation() {
   if (!in_.evaluation_data) return;
   const double loss = evaluate();
   metrics_.evaluation(state_.step, loss);
+  tensorboard_.evaluation(state_.step, loss);
   log_info("step {}: evaluation loss {:.4f}, perplexity {:.2f}", state_.step, loss, std::exp(loss));
 }
 

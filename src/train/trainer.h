@@ -8,6 +8,7 @@
 #include "data/batches.h"
 #include "data/token_cache.h"
 #include "io/metrics.h"
+#include "io/tensorboard.h"
 #include "model/decoder.h"
 #include "offload/engine.h"
 #include "optim/lr_schedule.h"
@@ -57,6 +58,7 @@ class Trainer {
   };
   StepResult train_step();
   void report(const StepResult& result);
+  void log_breakdown(const StepResult& result);
   double evaluate();
   void record_evaluation();
   void save();
@@ -73,9 +75,11 @@ class Trainer {
   LrSchedule schedule_;
   CheckpointWriter checkpoints_;
   MetricsLog metrics_;
+  TensorBoardWriter tensorboard_;
   TrainerState state_;
   std::int64_t last_saved_step_ = -1;
   Progress progress_;
+  EngineCounters reported_;  // at the last log_breakdown()
   MicroBatch batch_;
 };
 

@@ -1,6 +1,8 @@
 #include "train/trainer_state.h"
 
+#include <charconv>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -36,14 +38,18 @@ TrainerState read_trainer_state(const std::filesystem::path& file) {
     state.sampler.epoch = j.at("epoch").get<std::int64_t>();
     state.sampler.position = j.at("epoch_position").get<std::int64_t>();
     state.tokens = j.at("tokens").get<std::int64_t>();
-    state.data_key = std::stoull(j.at("data_key").get<std::string>(), nullptr, 16);
+    const auto key = j.at("data_key").get<std::string>();
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), state.data_key, 16);
+    if (error != std::errc() || end != key.data() + key.size())
+      fail("{}: data_key: expected hexadecimal digits of 64 bits", file.string());
     state.options = j.at("options").dump();
-    if (state.step < 0 || state.updates < 0 || state.updates > state.step) fail("{}: impossible step counts", file.string());
+    if (state.step < 0 || state.updates < 0 || state.updates > state.step)
+      fail("{}: impossible global_step {} with updates {}", file.string(), state.step, state.updates);
+    if (state.sampler.epoch < 0 || state.sampler.position < 0 || state.tokens < 0)
+      fail("{}: epoch, epoch_position and tokens must not be negative", file.string());
     return state;
   } catch (const nlohmann::json::exception& error) {
     fail("{}: not a trainer state: {}", file.string(), error.what());
-  } catch (const std::logic_error&) {  // stoull
-    fail("{}: data_key: expected hexadecimal digits", file.string());
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "model/flops.h"
 #include "parallel/communicator.h"
 #include "train/batch_upload.h"
@@ -99,9 +100,11 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
   const HostMemory memory = available_host_memory();
   const auto run = [&] {
     dry_run(spec, layout, kind, runtime.host_pool(), plan);
-    // Matrix products pack their operands in buffers of the library's own, per thread.
+    // Matrix products pack their operands in buffers of the library's own, per thread; generated code, stacks and the
+    // buffers of files come to a few megabytes whatever the model. Both were measured.
     plan.memory.add(MemoryKind::pageable, "matrix product scratch",
                     static_cast<std::size_t>(runtime.host_pool().size()) * (std::size_t{4} << 20));
+    plan.memory.add(MemoryKind::pageable, "generated code, stacks, files", std::size_t{6} << 20);
   };
   run();
   // Some slack: what the rest of the system takes while we run is not ours to plan.

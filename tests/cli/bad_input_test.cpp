@@ -101,10 +101,10 @@ TEST_F(BadModel, SizeThatContradictsTheShape) {
 TEST_F(BadModel, IntegerWeight) {
   // Half as many elements of twice the size, so that only the dtype is wrong for the file itself.
   edit_header([&](json& h) {
-    h[tensor_]["dtype"] = "I64";
+    h[tensor_]["dtype"] = "int64";
     h[tensor_]["shape"] = {32, 16};
   });
-  expect_refused({tensor_, "I64"});
+  expect_refused({tensor_, "int64"});
 }
 TEST_F(BadModel, UnknownDtype) {
   edit_header([&](json& h) { h[tensor_]["dtype"] = "F13"; });

@@ -36,12 +36,12 @@ class BadDeepSpeed : public RefusalTest {
     const auto file = temporary_ / "ds.json";
     write_file(file, text);
     needles.push_back(file.string());
-    expect_refused(command().set("deepspeed", file.string()), needles);
+    expect_refused(command().set("deepspeed_config", file.string()), needles);
   }
 };
 
 TEST_F(BadDeepSpeed, MissingFile) {
-  expect_refused(command().set("deepspeed", (temporary_ / "ds.json").string()), {(temporary_ / "ds.json").string()});
+  expect_refused(command().set("deepspeed_config", (temporary_ / "ds.json").string()), {(temporary_ / "ds.json").string()});
 }
 TEST_F(BadDeepSpeed, BrokenFile) { expect_file_refused("{\"zero_optimization\": ", {}); }
 TEST_F(BadDeepSpeed, UnknownKey) {

@@ -133,6 +133,8 @@ TEST_F(KillResume, KilledTwentyTimesEndsInTheSameBytes) {
       if (while_saving ? watcher.saving_events() >= event : Clock::now() >= moment) {
         process.send(SIGKILL);
         killed = true;
+      } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
       }
     }
     const Outcome o = process.wait();
@@ -191,8 +193,7 @@ TEST_P(Interrupt, SavesAndResumes) {
   expect_same_end("interrupted", "reference");
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, Interrupt, testing::Values("fp32", "bf16"),
-                         [](const auto& i) { return i.param; });
+INSTANTIATE_TEST_SUITE_P(DTypes, Interrupt, testing::Values("fp32", "bf16"), [](const auto& i) { return i.param; });
 
 // Each file of a checkpoint, cut in half in turn: the run refuses and names the file, or ends in the right bytes
 // because it did not need it. It never goes on with half.

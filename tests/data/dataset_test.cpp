@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <thread>
 
+#include "base/progress.h"
 #include "data/cache_directory.h"
-#include "data/progress.h"
 #include "data_test_util.h"
 
 namespace so {
@@ -67,8 +67,13 @@ TEST_F(Dataset, TokenisesInRecordOrderAndCounts) {
   EXPECT_EQ(text_of(dataset, 0), "abc$");
   EXPECT_EQ(text_of(dataset, 1), "abcdef");
   EXPECT_EQ(text_of(dataset, 2), "x$");
-  EXPECT_EQ(dataset.counts(), (DatasetCounts{.records = 4, .documents = 3, .truncated = 1, .dropped = 1, .tokens = 12,
-                                             .trained_tokens = 9, .longest = 6}));
+  EXPECT_EQ(dataset.counts(), (DatasetCounts{.records = 4,
+                                             .documents = 3,
+                                             .truncated = 1,
+                                             .dropped = 1,
+                                             .tokens = 12,
+                                             .trained_tokens = 9,
+                                             .longest = 6}));
 }
 
 TEST_F(Dataset, DoesNotDependOnThreadsOrBlocks) {

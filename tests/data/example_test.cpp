@@ -23,10 +23,11 @@ Ids operator+(Ids a, const Ids& b) {
 }
 
 TEST(AlpacaPrompt, IsThePublishedTemplate) {
-  EXPECT_EQ(alpaca_prompt({"Add the numbers.", "1 2", "3"}),
-            "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
-            "response that appropriately completes the request.\n\n### Instruction:\nAdd the numbers.\n\n### "
-            "Input:\n1 2\n\n### Response:\n");
+  EXPECT_EQ(
+      alpaca_prompt({"Add the numbers.", "1 2", "3"}),
+      "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
+      "response that appropriately completes the request.\n\n### Instruction:\nAdd the numbers.\n\n### "
+      "Input:\n1 2\n\n### Response:\n");
   EXPECT_EQ(alpaca_prompt({"Say hi.", "", "hi"}),
             "Below is an instruction that describes a task. Write a response that appropriately completes the "
             "request.\n\n### Instruction:\nSay hi.\n\n### Response:\n");
@@ -67,8 +68,7 @@ TEST(Example, PutsTheTemplatesBeginTokenFirstAndOneEndTokenLast) {
   EXPECT_EQ(builder.build(TextRecord{"ab"}).ids, (Ids{ByteEncoder::kBegin, 'a', 'b', ByteEncoder::kEnd}));
   const AlpacaRecord record{"I", "", "ab"};
   const Example example = builder.build(record);
-  EXPECT_EQ(example.ids,
-            Ids{ByteEncoder::kBegin} + bytes(alpaca_prompt(record)) + (Ids{'a', 'b', ByteEncoder::kEnd}));
+  EXPECT_EQ(example.ids, Ids{ByteEncoder::kBegin} + bytes(alpaca_prompt(record)) + (Ids{'a', 'b', ByteEncoder::kEnd}));
   EXPECT_EQ(example.trained, 3);
 }
 
@@ -83,8 +83,7 @@ TEST(Example, KeepsTheBoundaryWhereTokensWouldMergeAcrossIt) {
   EXPECT_EQ(apart.trained, 4);
   // Otherwise the record is tokenised as one text.
   const AlpacaRecord plain{"I", "", "a\n\nb"};
-  EXPECT_EQ(builder.build(plain).ids,
-            encoder.encode(alpaca_prompt(plain) + "a\n\nb", false) + Ids{ByteEncoder::kEnd});
+  EXPECT_EQ(builder.build(plain).ids, encoder.encode(alpaca_prompt(plain) + "a\n\nb", false) + Ids{ByteEncoder::kEnd});
 }
 
 TEST(Example, UsesTokenIdsAsGivenAndShiftsTheirLabels) {

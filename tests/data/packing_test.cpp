@@ -20,7 +20,8 @@ Rows rows_of(const RowPlan& plan) {
 }
 
 Rows pack(const std::vector<std::int64_t>& lengths, std::vector<std::int64_t> order, std::int64_t row_length) {
-  return rows_of(packed_rows(order, [&](std::int64_t d) { return lengths[static_cast<std::size_t>(d)]; }, row_length));
+  return rows_of(packed_rows(
+      order, [&](std::int64_t d) { return lengths[static_cast<std::size_t>(d)]; }, row_length));
 }
 
 TEST(Packing, TakesTheOldestRowWithRoom) {
@@ -59,9 +60,7 @@ TEST(Packing, IsTheDocumentedRule) {
 
 TEST(Packing, RefusesADocumentLongerThanARow) { EXPECT_THROW(pack({11}, {0}, 10), Bug); }
 
-TEST(Packing, WithoutItADocumentIsARow) {
-  EXPECT_EQ(rows_of(single_document_rows({2, 0, 1})), (Rows{{2}, {0}, {1}}));
-}
+TEST(Packing, WithoutItADocumentIsARow) { EXPECT_EQ(rows_of(single_document_rows({2, 0, 1})), (Rows{{2}, {0}, {1}})); }
 
 }  // namespace
 }  // namespace so

@@ -58,7 +58,8 @@ TEST(Records, ReadsArraysWhateverIsInTheStrings) {
 }
 
 TEST(Records, ToleratesByteOrderMarkCarriageReturnsAndBlankLines) {
-  EXPECT_EQ(texts_of(parse_all("\xef\xbb\xbf\r\n{\"text\":\"a\"}\r\n\r\n  \n{\"text\":\"b\"}\r\n\n")), (Texts{"a", "b"}));
+  EXPECT_EQ(texts_of(parse_all("\xef\xbb\xbf\r\n{\"text\":\"a\"}\r\n\r\n  \n{\"text\":\"b\"}\r\n\n")),
+            (Texts{"a", "b"}));
   EXPECT_EQ(texts_of(parse_all("\xef\xbb\xbf[\r\n{\"text\":\"a\"}\r\n,\r\n{\"text\":\"b\"}]\r\n")), (Texts{"a", "b"}));
   EXPECT_TRUE(parse_all("").empty());
   EXPECT_TRUE(parse_all("\xef\xbb\xbf \n\r\n").empty());

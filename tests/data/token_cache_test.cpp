@@ -34,8 +34,10 @@ TEST_F(TokenCache, GivesBackWhatWasWritten) {
   writer.finish();
   const TokenDataset dataset(path_, 7);
   EXPECT_EQ(dataset.key(), 7u);
-  EXPECT_EQ(dataset.counts(), (DatasetCounts{.records = 3, .documents = 2, .truncated = 1, .dropped = 1, .tokens = 5,
-                                             .trained_tokens = 2, .longest = 3}));
+  EXPECT_EQ(
+      dataset.counts(),
+      (DatasetCounts{
+          .records = 3, .documents = 2, .truncated = 1, .dropped = 1, .tokens = 5, .trained_tokens = 2, .longest = 3}));
   ASSERT_EQ(dataset.size(), 2);
   EXPECT_EQ(dataset.length(0), 3);
   EXPECT_EQ(dataset.length(1), 2);
@@ -106,8 +108,8 @@ TEST_F(TokenCache, RefusesAbsurdSizes) {
   const std::string good = read_file(path_);
   constexpr std::size_t documents_at = 32, tokens_at = 56;  // after magic, version, size, key and records
   for (const std::size_t at : {documents_at, tokens_at}) {
-    for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1} << 60, std::uint64_t{1} << 61,
-                                      std::uint64_t{1} << 63, ~std::uint64_t{0}}) {
+    for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1} << 60,
+                                      std::uint64_t{1} << 61, std::uint64_t{1} << 63, ~std::uint64_t{0}}) {
       std::string bad = good;
       std::memcpy(bad.data() + at, &value, 8);
       const std::uint64_t checksum = hash_text(std::string_view(bad).substr(0, kHeaderBytes - 8));

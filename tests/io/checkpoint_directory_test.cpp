@@ -75,10 +75,10 @@ TEST(CheckpointDirectory, RotatesTheOldestAwayNeverTheLatest) {
 TEST(CheckpointDirectory, RotationThatIsKilledLeavesWholeCheckpoints) {
   TemporaryDirectory output;
   const CheckpointDirectory checkpoints(output.path());
-  for (int round = 0; round < 12; ++round) {
+  for (int round = 0; round < 8; ++round) {
     for (const std::int64_t step : {1, 2, 3}) {
       make_checkpoint(checkpoints.path_of(step));
-      for (int i = 0; i < 50; ++i) write_file(checkpoints.path_of(step) / std::to_string(i), "x");
+      for (int i = 0; i < 20; ++i) write_file(checkpoints.path_of(step) / std::to_string(i), "x");
     }
     ASSERT_TRUE(io_test::kill_child_after(100 + 120 * round, [&] {
       checkpoints.rotate(1);
@@ -87,7 +87,7 @@ TEST(CheckpointDirectory, RotationThatIsKilledLeavesWholeCheckpoints) {
     const auto left = checkpoints.list();
     ASSERT_FALSE(left.empty());
     EXPECT_EQ(left.back().step, 3);
-    for (const Checkpoint& checkpoint : left) EXPECT_EQ(names_in(checkpoint.path).size(), 52u);
+    for (const Checkpoint& checkpoint : left) EXPECT_EQ(names_in(checkpoint.path).size(), 22u);
     remove_stale_temporaries(output.path(), "checkpoint-");
     EXPECT_EQ(names_in(output.path()).size(), left.size());
   }
@@ -99,14 +99,16 @@ TEST(RequireWritable, CreatesAndProves) {
   EXPECT_EQ(names_in(output / "a/b"), std::vector<std::string>{});
   write_file(output / "file", "x");
   expect_error([&] { require_writable(output / "file"); }, {"file"});
-  expect_error([&] { require_writable(output / "file/sub"); }, {"cannot create directory", "file/sub", "Not a directory"});
+  expect_error([&] { require_writable(output / "file/sub"); },
+               {"cannot create directory", "file/sub", "Not a directory"});
 }
 
 TEST(RequireWritable, NamesTheReasonInAReadOnlyDirectory) {
   TemporaryDirectory output;
   fs::create_directory(output / "locked");
   fs::permissions(output.path(), fs::perms::owner_all | fs::perms::others_read | fs::perms::others_exec);
-  fs::permissions(output / "locked", fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_read | fs::perms::others_exec);
+  fs::permissions(output / "locked",
+                  fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_read | fs::perms::others_exec);
   const std::string result = io_test::run_in_child([&]() -> std::string {
     if (!io_test::become_unprivileged()) return "cannot become unprivileged";
     require_writable(output / "locked");
@@ -119,13 +121,16 @@ TEST(RequireWritable, NamesTheReasonInAReadOnlyDirectory) {
     require_writable(output / "locked/sub");
     return "no failure";
   });
-  EXPECT_EQ(below.find("threw: cannot create directory " + (output / "locked/sub").string() + ": Permission denied"), 0u) << below;
+  EXPECT_EQ(below.find("threw: cannot create directory " + (output / "locked/sub").string() + ": Permission denied"),
+            0u)
+      << below;
 }
 
 TEST(RequireFreeSpace, ComparesWithTheDisk) {
   TemporaryDirectory output;
   require_free_space(output / "not/yet", 1);
-  expect_error([&] { require_free_space(output.path(), std::uint64_t{1} << 62); }, {"no space left on", "needs 4.6 EB", "free"});
+  expect_error([&] { require_free_space(output.path(), std::uint64_t{1} << 62); },
+               {"no space left on", "needs 4.6 EB", "free"});
 }
 
 }  // namespace

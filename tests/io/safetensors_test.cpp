@@ -76,7 +76,8 @@ TEST(SafetensorsReader, MapsAndReadsTheSameBytes) {
   std::vector<float> part(2);
   reader.read_into("f32", 4, std::as_writable_bytes(std::span(part)));
   EXPECT_EQ(part, (std::vector<float>{0.25f, 0.5f}));
-  expect_error<Bug>([&] { reader.read_into("f32", 20, std::as_writable_bytes(std::span(part))); }, {"bytes [20, +8) of 24"});
+  expect_error<Bug>([&] { reader.read_into("f32", 20, std::as_writable_bytes(std::span(part))); },
+                    {"bytes [20, +8) of 24"});
   expect_error<Bug>([&] { reader.read_into("f32", std::as_writable_bytes(std::span(part))); }, {"24 bytes into 8"});
   reader.drop_cache();
   EXPECT_EQ(read<float>(reader, "scalar"), std::vector<float>{3.5f});
@@ -135,16 +136,18 @@ TEST(SafetensorsReader, RefusesDamagedHeaders) {
       {R"({"a":{"dtype":"U8","shape":[1],"shape":[1]}})", 1, "the key 'shape' twice"},
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0]}})", 1, "has 1 numbers, not two"},
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,1]}})", 1, "more than two"},
-      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})", 2,
-       "tensor 'a' appears twice"},
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+       2, "tensor 'a' appears twice"},
       {R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[1,0]}})", 1, "ends at byte 0, before it begins at 1"},
       {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 1, "ends at byte 2 of 1 data bytes"},
-      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})", 2, "leaving a hole after the end of the one before it, 0"},
-      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", 3,
-       "tensor 'b' begins at byte 1, overlapping"},
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})", 2,
+       "leaving a hole after the end of the one before it, 0"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+       3, "tensor 'b' begins at byte 1, overlapping"},
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 2, "the tensors end at byte 1, the data at 2"},
       {"{}", 1, "the tensors end at byte 0, the data at 1"},
-      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4, "has 4 bytes, but its shape and dtype F32 ask for 8"},
+      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4,
+       "has 4 bytes, but its shape and dtype F32 ask for 8"},
       {R"({"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}})", 2, "does not end at a whole byte"},
       {R"({"__metadata__":[]})", 0, "__metadata__ may not be an array"},
       {R"({"__metadata__":{"k":1}})", 0, "__metadata__ key 'k' may not be an integer"},
@@ -170,7 +173,8 @@ TEST(SafetensorsReader, AcceptsWhatTheFormatAllows) {
   // Entries in another order than their bytes, and an empty tensor between two others.
   const auto header = parse_safetensors_header(
       R"({"b":{"data_offsets":[1,3],"dtype":"U8","shape":[2]},"e":{"dtype":"F32","shape":[0],"data_offsets":[1,1]},)"
-      R"("a":{"dtype":"U8","shape":[1,1],"data_offsets":[0,1]}})", 3, "f");
+      R"("a":{"dtype":"U8","shape":[1,1],"data_offsets":[0,1]}})",
+      3, "f");
   ASSERT_EQ(header.entries.size(), 3u);
   EXPECT_EQ(header.entries[0].info.name, "a");
   EXPECT_EQ(header.entries[1].info.name, "e");
@@ -206,15 +210,17 @@ TEST(SafetensorsReader, RefusesEveryTruncation) {
   EXPECT_THROW(SafetensorsReader{directory / "cut"}, Error);
 }
 
-// Whatever a flipped bit in the header does, it is an Error or leaves a file whose tensors tile the data.
-TEST(SafetensorsReader, SurvivesEveryFlippedBitOfTheHeader) {
+// Whatever a flipped bit in the header does, it is an Error or leaves a file whose tensors tile the data. Every third
+// bit: each byte, and each place in a byte.
+TEST(SafetensorsReader, SurvivesFlippedBitsOfTheHeader) {
   const std::string whole = read_file(fixture("mixed.safetensors"));
   std::uint64_t length = 0;
   std::memcpy(&length, whole.data(), 8);
   const std::string header = whole.substr(8, length);
   const std::uint64_t data_bytes = whole.size() - 8 - length;
   int refused = 0;
-  for (std::size_t i = 0; i < header.size() * 8; ++i) {
+  int flips = 0;
+  for (std::size_t i = 0; i < header.size() * 8; i += 3, ++flips) {
     std::string damaged = header;
     damaged[i / 8] = static_cast<char>(damaged[i / 8] ^ (1 << (i % 8)));
     try {
@@ -228,7 +234,7 @@ TEST(SafetensorsReader, SurvivesEveryFlippedBitOfTheHeader) {
       ++refused;
     }
   }
-  EXPECT_GT(refused, static_cast<int>(header.size()) * 4);  // about: all but flips inside names
+  EXPECT_GT(refused, flips / 2);  // about: all but flips inside names
 }
 
 // A header of nothing but brackets or digits must cost memory like its own length, and no stack.
@@ -263,7 +269,8 @@ TEST(SafetensorsWriter, TakesPiecesFromManyThreadsInAnyOrder) {
   for (int t = 0; t < tensors; ++t) {
     specs.push_back({"t" + std::to_string(t), DType::f32, {elements}});
     values[static_cast<std::size_t>(t)].resize(elements);
-    std::iota(values[static_cast<std::size_t>(t)].begin(), values[static_cast<std::size_t>(t)].end(), 1000.0f * static_cast<float>(t));
+    std::iota(values[static_cast<std::size_t>(t)].begin(), values[static_cast<std::size_t>(t)].end(),
+              1000.0f * static_cast<float>(t));
   }
   SafetensorsWriter writer(path, specs, {{"format", "pt"}});
   std::vector<std::thread> threads;
@@ -289,8 +296,8 @@ TEST(SafetensorsWriter, TakesPiecesFromManyThreadsInAnyOrder) {
 TEST(SafetensorsWriter, AlignsTensorsToTheirElements) {
   TemporaryDirectory directory;
   const auto path = directory / "x.safetensors";
-  const std::vector<TensorSpec> specs{{"u8", DType::u8, {3}}, {"b2", DType::bf16, {1}}, {"f", DType::f32, {1}},
-                                      {"b1", DType::bf16, {2}}, {"i64", DType::i64, {}}, {"none", DType::f32, {3, 0}}};
+  const std::vector<TensorSpec> specs{{"u8", DType::u8, {3}},   {"b2", DType::bf16, {1}}, {"f", DType::f32, {1}},
+                                      {"b1", DType::bf16, {2}}, {"i64", DType::i64, {}},  {"none", DType::f32, {3, 0}}};
   SafetensorsWriter writer(path, specs, {});
   for (const auto& spec : specs) writer.write(spec.name, 0, bytes_of(std::vector<std::byte>(spec.bytes())));
   writer.finish();
@@ -298,7 +305,8 @@ TEST(SafetensorsWriter, AlignsTensorsToTheirElements) {
   EXPECT_TRUE(reader.metadata().empty());
   EXPECT_EQ(reader.names(), (std::vector<std::string>{"i64", "f", "none", "b2", "b1", "u8"}));
   for (const auto& name : reader.names()) {
-    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(reader.bytes(name).data()) % size_of(reader.info(name).dtype), 0u) << name;
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(reader.bytes(name).data()) % size_of(reader.info(name).dtype), 0u)
+        << name;
   }
 }
 
@@ -320,7 +328,11 @@ TEST(SafetensorsWriter, NoticesWhatWasNotWrittenOrTwice) {
   writer.write("a", 8, bytes_of(four));
   writer.finish();
   expect_error<Bug>([&] { writer.write("a", 8, bytes_of(four)); }, {"after finish()"});
-  expect_error<Bug>([&] { SafetensorsWriter(path, {{"a", DType::u8, {1}}, {"a", DType::u8, {1}}}, {}); }, {"tensor a twice"});
+  expect_error<Bug>(
+      [&] {
+        SafetensorsWriter(path, {{"a", DType::u8, {1}}, {"a", DType::u8, {1}}}, {});
+      },
+      {"tensor a twice"});
   expect_error([&] { SafetensorsWriter(path, {{"\xff", DType::u8, {1}}}, {}); }, {"not valid UTF-8"});
 }
 
@@ -333,7 +345,8 @@ TEST(SafetensorsWriter, FailsBeforeTheFirstWriteWhenTheDiskIsFull) {
     return "no failure";
   });
   if (full != "no mount") {
-    EXPECT_EQ(full.find("threw: no space left on " + (directory / "x.safetensors").string() + ": needs 4.2 MB, "), 0u) << full;
+    EXPECT_EQ(full.find("threw: no space left on " + (directory / "x.safetensors").string() + ": needs 4.2 MB, "), 0u)
+        << full;
   }
   const std::string limited = io_test::run_in_child([&]() -> std::string {
     ::signal(SIGXFSZ, SIG_IGN);
@@ -342,7 +355,8 @@ TEST(SafetensorsWriter, FailsBeforeTheFirstWriteWhenTheDiskIsFull) {
     SafetensorsWriter(directory / "x.safetensors", large, {});
     return "no failure";
   });
-  EXPECT_EQ(limited.find("threw: cannot write " + (directory / "x.safetensors").string() + " (4.2 MB): File too large"), 0u)
+  EXPECT_EQ(limited.find("threw: cannot write " + (directory / "x.safetensors").string() + " (4.2 MB): File too large"),
+            0u)
       << limited;
 }
 

@@ -317,5 +317,24 @@ TEST(Attention, WrongArgumentsAreRefused) {
       Bug);
 }
 
+TEST(Attention, OpsOnAStream) {
+  Problem direct(cases[0], DType::f32), queued(cases[0], DType::f32);
+  direct.run(1);
+  ThreadPool pool = make_pool(2);
+  const auto device = make_cpu_device(pool);
+  const auto stream = device->create_stream("test");
+  const auto ops = make_ops(*device);
+  Problem& p = queued;
+  ops->attention(*stream, p.q_heads(p.out), p.lse.tensor(), p.q_heads(p.q), p.k_heads(p.kv), p.v_heads(p.kv),
+                 p.spans());
+  ops->attention_grad(*stream, p.q_heads(p.dq), p.k_heads(p.dkv), p.v_heads(p.dkv), p.q_heads(p.dout), p.q_heads(p.out),
+                      p.lse.tensor(), p.q_heads(p.q), p.k_heads(p.kv), p.v_heads(p.kv), p.spans());
+  stream->synchronize();
+  EXPECT_EQ(direct.out.bytes(), queued.out.bytes());
+  EXPECT_EQ(direct.lse.bytes(), queued.lse.bytes());
+  EXPECT_EQ(direct.dq.bytes(), queued.dq.bytes());
+  EXPECT_EQ(direct.dkv.bytes(), queued.dkv.bytes());
+}
+
 }  // namespace
 }  // namespace so

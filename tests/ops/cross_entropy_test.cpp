@@ -214,7 +214,7 @@ TEST(LinearCrossEntropy, NanIsNotLost) {
 }
 
 TEST(LinearCrossEntropy, SameBitsForAnyNumberOfThreads) {
-  const Case large{"large", 200, 130, 900, 128, 2};
+  const Case large{"several tiles a chunk", 600, 200, 3000, 256, 2};
   for (const Case& c : {large, cases[2], cases[3]})
     for (const Variant& v : variants()) {
       Problem one(c, v.type, v.dweight_type, Accumulate::add);
@@ -245,6 +245,20 @@ TEST(LinearCrossEntropy, WrongArgumentsAreRefused) {
   a.targets = beyond.tensor();
   ThreadPool pool = make_pool(1);
   EXPECT_THROW(linear_cross_entropy(pool, a), Bug);
+}
+
+TEST(LinearCrossEntropy, OpsOnAStream) {
+  Problem direct(cases[3], DType::f32, DType::f32, Accumulate::add),
+      queued(cases[3], DType::f32, DType::f32, Accumulate::add);
+  direct.run(1, true, best_bf16_path());
+  ThreadPool pool = make_pool(2);
+  const auto device = make_cpu_device(pool);
+  const auto stream = device->create_stream("test");
+  make_ops(*device)->linear_cross_entropy(*stream, queued.args(true));
+  stream->synchronize();
+  EXPECT_EQ(direct.losses.bytes(), queued.losses.bytes());
+  EXPECT_EQ(direct.dhidden.bytes(), queued.dhidden.bytes());
+  EXPECT_EQ(direct.dweight.bytes(), queued.dweight.bytes());
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ class Fenced {
 
  private:
   static constexpr std::size_t kLine = 64 / sizeof(T), kFence = kLine;  // a line: keeps the boundary
-  static constexpr float kMark = 77.0f;  // exact in bf16
+  static constexpr float kMark = 77.0f;                                 // exact in bf16
   std::vector<T> storage_;
   std::size_t begin_ = 0, count_;
 };
@@ -96,8 +96,8 @@ void check_window(const Arrays& a, const Expected& e, bool half_gradient, const 
   Fenced<bf16> gh(at.g, count);
   g.fill(a.g);
   gh.fill(a.half);
-  const GradientSpan gradient = half_gradient ? GradientSpan(std::span<const bf16>(gh.span()))
-                                              : GradientSpan(std::span<const float>(g.span()));
+  const GradientSpan gradient =
+      half_gradient ? GradientSpan(std::span<const bf16>(gh.span())) : GradientSpan(std::span<const float>(g.span()));
   for (int weights = 0; weights < 3; ++weights) {
     for (const bool in_place : {false, true}) {
       Fenced<float> p(at.in, count), m(at.in, count), v(at.in, count);
@@ -144,12 +144,13 @@ TEST_F(AdamWBits, ForEveryLengthAlignmentAndStore) {
       for (const AdamWStores stores : kAllStores) {
         adamw_use_stores(stores);
         for (std::size_t count = 0; count <= longest; count += count < 70 ? 1 : 13) {
-          SCOPED_TRACE(fmt::format("{} stores {} count {} half {}", set, static_cast<int>(stores), count, half_gradient));
+          SCOPED_TRACE(
+              fmt::format("{} stores {} count {} half {}", set, static_cast<int>(stores), count, half_gradient));
           for (std::size_t offset = 0; offset < 8; ++offset)
             ASSERT_NO_FATAL_FAILURE(check_window(a, e, half_gradient, {offset, offset, offset, offset}, count, true));
-          ASSERT_NO_FATAL_FAILURE(check_window(a, e, half_gradient, {1, 2, 5, 5}, count, true));   // congruent outputs
-          ASSERT_NO_FATAL_FAILURE(check_window(a, e, half_gradient, {3, 0, 0, 7}, count, true));   // weights are not
-          ASSERT_NO_FATAL_FAILURE(check_window(a, e, half_gradient, {0, 3, 21, 21}, count, true)); // beyond a f32 line
+          ASSERT_NO_FATAL_FAILURE(check_window(a, e, half_gradient, {1, 2, 5, 5}, count, true));    // congruent outputs
+          ASSERT_NO_FATAL_FAILURE(check_window(a, e, half_gradient, {3, 0, 0, 7}, count, true));    // weights are not
+          ASSERT_NO_FATAL_FAILURE(check_window(a, e, half_gradient, {0, 3, 21, 21}, count, true));  // beyond a f32 line
         }
       }
     }
@@ -186,8 +187,9 @@ TEST_F(AdamWBits, OutputsWithNoCommonBoundary) {
 TEST_F(AdamWBits, OfSpecialValues) {
   constexpr float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   constexpr float tiny = std::numeric_limits<float>::denorm_min();
-  const std::vector<float> any = {0.0f, -0.0f, 1.0f, -0.3f, tiny, -3 * tiny, FLT_MIN / 2, FLT_MIN, 1e-23f,
-                                  1e-20f, -1e15f, 3e19f, FLT_MAX, -FLT_MAX, inf, -inf, nan};
+  const float full_nan = std::bit_cast<float>(0x7fffffffu);  // rounding it to bf16 as a number would carry over to -0
+  const std::vector<float> any = {0.0f,   -0.0f,  1.0f,  -0.3f,   tiny,     -3 * tiny, FLT_MIN / 2, FLT_MIN, 1e-23f,
+                                  1e-20f, -1e15f, 3e19f, FLT_MAX, -FLT_MAX, inf,       -inf,        nan,     full_nan};
   const std::vector<float> squares = {0.0f, tiny, 5 * tiny, FLT_MIN, 1e-30f, 0.7f, 1e20f, FLT_MAX, inf, nan};
   Arrays a;
   for (const float g : any)

@@ -6,11 +6,19 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "base/error.h"
 
 namespace so {
 namespace {
+
+LrScheduleKind kind_of(const std::string& name) {
+  if (name == "linear") return LrScheduleKind::linear;
+  if (name == "cosine") return LrScheduleKind::cosine;
+  EXPECT_EQ(name.rfind("constant", 0), 0u) << name;
+  return LrScheduleKind::constant;
+}
 
 TEST(LrSchedule, AgreesWithTransformers) {
   std::ifstream file(SO_FIXTURES "/optim/lr_schedule.json");
@@ -22,7 +30,7 @@ TEST(LrSchedule, AgreesWithTransformers) {
     const std::int64_t warmup = warmup_steps_of(c["ratio"], total);
     EXPECT_EQ(warmup, c["warmup"]);
     const double peak = c["peak"];
-    const LrSchedule schedule(parse_lr_schedule(c["kind"].get<std::string>()), peak, warmup, total);
+    const LrSchedule schedule(kind_of(c["kind"]), peak, warmup, total);
     for (std::size_t step = 0; step < c["rates"].size(); ++step) {
       // The same operations in the same order, but for the cosine of another libm: a few of double's roundings.
       EXPECT_NEAR(schedule.rate(static_cast<std::int64_t>(step)), c["rates"][step].get<double>(), 1e-15 * peak) << step;
@@ -40,14 +48,6 @@ TEST(LrSchedule, TakesAWarmupLongerThanTheRun) {
   const LrSchedule schedule(LrScheduleKind::cosine, 1.0, 8, 4);
   EXPECT_EQ(schedule.rate(4), 0.5);
   EXPECT_EQ(schedule.rate(8), 0.0);
-}
-
-TEST(LrSchedule, ReadsNames) {
-  EXPECT_EQ(parse_lr_schedule("constant"), LrScheduleKind::constant);
-  EXPECT_EQ(parse_lr_schedule("constant_with_warmup"), LrScheduleKind::constant);
-  EXPECT_EQ(parse_lr_schedule("linear"), LrScheduleKind::linear);
-  EXPECT_EQ(parse_lr_schedule("cosine"), LrScheduleKind::cosine);
-  EXPECT_THROW(parse_lr_schedule("polynomial"), Error);
 }
 
 TEST(LrSchedule, RefusesWhatCannotBe) {

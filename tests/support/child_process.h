@@ -45,7 +45,8 @@ inline std::string run_in_child(const std::function<std::string()>& body) {
   ::close(ends[0]);
   int status = 0;
   ::waitpid(child, &status, 0);
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) text += " (the child died, status " + std::to_string(status) + ")";
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+    text += " (the child died, status " + std::to_string(status) + ")";
   return text;
 }
 
@@ -87,7 +88,9 @@ inline int dead_process() {
 // For children: from here on the system call `number` fails with `error`; with `argument` >= 0 only when that argument
 // is not zero. Stands in for file systems that lack an operation. False where the kernel does not let us.
 inline bool deny_system_call(int number, int error, int argument = -1) {
-  const auto low_word = [](int i) { return static_cast<unsigned>(offsetof(seccomp_data, args) + 8u * static_cast<unsigned>(i)); };
+  const auto low_word = [](int i) {
+    return static_cast<unsigned>(offsetof(seccomp_data, args) + 8u * static_cast<unsigned>(i));
+  };
   sock_filter program[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(number), 0, 3),

@@ -14,7 +14,7 @@
 namespace so {
 
 inline void expect_generated_text(const std::string& document, const std::string& name, const std::string& expected) {
-  const std::string file = std::string(SO_SOURCE_DIR) + "/docs/" + document;
+  const std::string file = SO_SOURCE_DIR "/docs/" + document;
   std::ifstream in(file);
   std::string text{std::istreambuf_iterator<char>(in), {}};
   const std::string begin = "<!-- generated: " + name + " -->\n";

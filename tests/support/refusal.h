@@ -28,9 +28,9 @@ inline void expect_refusal(const Outcome& outcome, const std::vector<std::string
   const auto lines = lines_of(outcome.err);
   ASSERT_FALSE(lines.empty()) << "nothing on standard error";
   int errors = 0;
-  for (const auto& line : lines) errors += line.starts_with("error: ") ? 1 : 0;
+  for (const auto& line : lines) errors += line.starts_with("superoffload: ") ? 1 : 0;
   EXPECT_EQ(errors, 1) << outcome.err;
-  EXPECT_TRUE(lines.back().starts_with("error: ")) << outcome.err;
+  EXPECT_TRUE(lines.back().starts_with("superoffload: ")) << outcome.err;
   for (const auto& needle : needles)
     EXPECT_NE(lines.back().find(needle), std::string::npos) << "\"" << needle << "\" is missing in: " << lines.back();
 }
@@ -79,7 +79,11 @@ class RefusalTest : public testing::Test {
 
   void expect_refused(const TrainCommand& c, const std::vector<std::string>& needles, const Limits& limits = {}) const {
     expect_refusal(run(c.words(), temporary_.path(), limits), needles);
-    EXPECT_EQ(snapshot(output()), before_) << "the output directory was touched";
+    const auto after = snapshot(output());
+    for (const auto& [name, bytes] : after)
+      EXPECT_TRUE(before_.contains(name) && before_.at(name) == bytes)
+          << name << " was written in the output directory";
+    for (const auto& [name, bytes] : before_) EXPECT_TRUE(after.contains(name)) << name << " is gone";
   }
   void expect_refused(const std::vector<std::string>& needles) const { expect_refused(command(), needles); }
 

@@ -1,4 +1,6 @@
 // Qwen3ForCausalLM: Llama's shape with an explicit head size and RMSNorm on each query and key head.
+#include "base/error.h"
+#include "base/file.h"
 #include "model/config.h"
 #include "model/families/family.h"
 
@@ -11,6 +13,8 @@ void read(ConfigReader& config, DecoderSpec& spec) {
   spec.tied_embeddings = config.boolean("tie_word_embeddings", false);
   if (config.boolean("use_sliding_window", false))
     config.refuse("use_sliding_window", "sliding-window attention is not supported for this architecture");
+  for (const std::string& type : config.texts("layer_types"))
+    if (type != "full_attention") config.refuse("layer_types", fmt::format("'{}' is not supported, only 'full_attention'", printable(type)));
 }
 
 }  // namespace

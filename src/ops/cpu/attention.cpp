@@ -17,9 +17,9 @@ namespace {
 
 // Keys at a time. With a stack of queries below, a tile of scores (and one of gradients) stays in the second-level
 // cache.
-constexpr std::int64_t key_block = 256;
+constexpr std::int64_t key_block = 128;
 // Rows of a stack: enough for the product to run at full speed, few enough that little above the diagonal is computed.
-constexpr std::int64_t stack_rows = 192, max_query_block = 64, min_query_block = 16;
+constexpr std::int64_t stack_rows = 96, max_query_block = 64, min_query_block = 16;
 // Backward, a document up to this many rows is one task for each key head, which computes scores once for all three
 // gradients. Longer ones are cut, by key blocks for dk and dv and by query blocks for dq, each computing the scores for
 // itself: two products of seven more, but any number of threads finds work.
@@ -70,15 +70,29 @@ Fp32Rows fp32_rows(const Heads& heads, std::int64_t row, std::int64_t count, std
 // A stack: rows [row, row + count) of heads [head, head + group), one head after another.
 void load_stack(float* to, const Heads& heads, std::int64_t row, std::int64_t count, std::int64_t head,
                 std::int64_t group) {
-  for (std::int64_t g = 0; g < group; ++g)
-    for (std::int64_t r = 0; r < count; ++r, to += heads.head_dim)
-      load_row(to, element(heads, row + r, head + g), heads.rows.dtype(), heads.head_dim);
+  const DType type = heads.rows.dtype();
+  for (std::int64_t g = 0; g < group; ++g) {
+    const void* from = element(heads, row, head + g);
+    for (std::int64_t r = 0; r < count; ++r, to += heads.head_dim, from = advance(from, type, heads.rows.dim(1)))
+      load_row(to, from, type, heads.head_dim);
+  }
 }
 void store_stack(const Heads& heads, const float* from, std::int64_t row, std::int64_t count, std::int64_t head,
                  std::int64_t group) {
-  for (std::int64_t g = 0; g < group; ++g)
-    for (std::int64_t r = 0; r < count; ++r, from += heads.head_dim)
-      store_row(element(heads, row + r, head + g), heads.rows.dtype(), from, heads.head_dim);
+  const DType type = heads.rows.dtype();
+  for (std::int64_t g = 0; g < group; ++g) {
+    void* to = element(heads, row, head + g);
+    for (std::int64_t r = 0; r < count; ++r, from += heads.head_dim, to = advance(to, type, heads.rows.dim(1)))
+      store_row(to, type, from, heads.head_dim);
+  }
+}
+
+ScoreTile score_tile(const Document& document, float* scores, std::int64_t rows, std::int64_t q_begin,
+                     std::int64_t period, std::int64_t k_begin, std::int64_t width) {
+  const std::int64_t stride = (width + tile_padding - 1) / tile_padding * tile_padding;
+  // Not visible(q_begin): the rows after a blind one would be counted from the wrong place.
+  const std::int64_t first = q_begin + 1 + document.k_count - document.q_count - k_begin;
+  return {scores, rows, width, stride, first, period};
 }
 
 // One piece of work: blocks of queries [q_begin, q_end) against keys [k_begin, k_end) of a document and a key head.
@@ -116,27 +130,16 @@ struct Forward {
     const auto [queries, scores, sums, largest, total, k_copy, v_copy] =
         memory.carve(stack * dim, stack * key_block, stack * dim, stack, stack, key_block * dim, key_block * dim);
     load_stack(queries, q, t.document.q_begin + t.q_begin, count, first_head, group);
-    std::fill_n(sums, stack * dim, 0.0f);
-    std::fill_n(largest, stack, -std::numeric_limits<float>::infinity());
-    std::fill_n(total, stack, 0.0f);
+    if (keys == 0) std::fill_n(sums, stack * dim, 0.0f);  // all rows are blind
     for (std::int64_t begin = 0; begin < keys; begin += key_block) {
       const std::int64_t width = std::min(key_block, keys - begin);
       const Fp32Rows ks = fp32_rows(k, t.document.k_begin + begin, width, t.kv_head, k_copy);
       const Fp32Rows vs = fp32_rows(v, t.document.k_begin + begin, width, t.kv_head, v_copy);
-      onednn::sgemm(false, true, stack, width, dim, scale, queries, dim, ks.data, ks.stride, 0, scores, width);
-      for (std::int64_t s = 0; s < stack; ++s) {
-        float* row = scores + s * width;
-        const std::int64_t seen = std::clamp<std::int64_t>(t.document.visible(t.q_begin + s % count) - begin, 0, width);
-        std::fill_n(row + seen, width - seen, 0.0f);
-        if (seen == 0) continue;
-        const float shift = std::max(largest[s], row_max(row, seen));
-        const float correction = std::exp(largest[s] - shift);  // 0 at first
-        total[s] = total[s] * correction + exp_row(row, seen, shift);
-        if (begin > 0 && correction != 1.0f) scale_row(sums + s * dim, dim, correction);
-        largest[s] = shift;
-      }
-      onednn::sgemm(false, false, stack, dim, width, 1, scores, width, vs.data, vs.stride, begin > 0 ? 1.0f : 0.0f,
-                    sums, dim);
+      const ScoreTile tile = score_tile(t.document, scores, stack, t.q_begin, count, begin, width);
+      onednn::sgemm(false, true, stack, width, dim, scale, queries, dim, ks.data, ks.stride, 0, scores, tile.stride);
+      softmax_tile(tile, largest, total, sums, dim, begin == 0);
+      onednn::sgemm(false, false, stack, dim, width, 1, scores, tile.stride, vs.data, vs.stride,
+                    begin > 0 ? 1.0f : 0.0f, sums, dim);
     }
     float* const lses = lse.as<float>();
     for (std::int64_t s = 0; s < stack; ++s) {
@@ -162,9 +165,9 @@ struct Backward {
     thread_local Scratch memory;
     const std::int64_t group = q.heads / k.heads, dim = q.head_dim, block = query_block(group), stack = group * block;
     const std::int64_t keys = t.k_end - t.k_begin, first_head = t.kv_head * group;
-    const auto [queries, douts, outs, dqs, delta, scores, dscores, k_copy, v_copy, dks, dvs] =
-        memory.carve(stack * dim, stack * dim, stack * dim, stack * dim, stack, stack * key_block, stack * key_block,
-                     key_block * dim, key_block * dim, t.want_dkv ? keys * dim : 0, t.want_dkv ? keys * dim : 0);
+    const auto [queries, douts, outs, dqs, delta, lses, scores, dscores, k_copy, v_copy, dks, dvs] = memory.carve(
+        stack * dim, stack * dim, stack * dim, stack * dim, stack, stack, stack * key_block, stack * key_block,
+        key_block * dim, key_block * dim, t.want_dkv ? keys * dim : 0, t.want_dkv ? keys * dim : 0);
     if (t.want_dkv) {
       std::fill_n(dks, keys * dim, 0.0f);
       std::fill_n(dvs, keys * dim, 0.0f);
@@ -178,29 +181,26 @@ struct Backward {
         load_stack(queries, q, row, count, first_head, group);
         load_stack(douts, dout, row, count, first_head, group);
         load_stack(outs, out, row, count, first_head, group);
-        for (std::int64_t s = 0; s < height; ++s) delta[s] = dot_row(douts + s * dim, outs + s * dim, dim);
+        for (std::int64_t s = 0; s < height; ++s) {
+          delta[s] = dot_row(douts + s * dim, outs + s * dim, dim);
+          lses[s] = lse.as<float>()[(first_head + s / count) * lse.dim(1) + row + s % count];
+        }
       }
       for (std::int64_t begin = t.k_begin; begin < k_end; begin += key_block) {
         const std::int64_t width = std::min(key_block, k_end - begin);
         const Fp32Rows ks = fp32_rows(k, t.document.k_begin + begin, width, t.kv_head, k_copy);
         const Fp32Rows vs = fp32_rows(v, t.document.k_begin + begin, width, t.kv_head, v_copy);
-        onednn::sgemm(false, true, height, width, dim, scale, queries, dim, ks.data, ks.stride, 0, scores, width);
-        onednn::sgemm(false, true, height, width, dim, 1, douts, dim, vs.data, vs.stride, 0, dscores, width);
-        for (std::int64_t s = 0; s < height; ++s) {
-          const std::int64_t r = s % count;
-          const std::int64_t seen = std::clamp<std::int64_t>(t.document.visible(q_begin + r) - begin, 0, width);
-          const float row_lse = lse.as<float>()[(first_head + s / count) * lse.dim(1) + row + r];
-          softmax_grad_row(scores + s * width, dscores + s * width, seen, row_lse, delta[s]);
-          std::fill_n(scores + s * width + seen, width - seen, 0.0f);
-          std::fill_n(dscores + s * width + seen, width - seen, 0.0f);
-        }
+        const ScoreTile tile = score_tile(t.document, scores, height, q_begin, count, begin, width);
+        onednn::sgemm(false, true, height, width, dim, scale, queries, dim, ks.data, ks.stride, 0, scores, tile.stride);
+        onednn::sgemm(false, true, height, width, dim, 1, douts, dim, vs.data, vs.stride, 0, dscores, tile.stride);
+        softmax_grad_tile(tile, dscores, lses, delta);
         if (t.want_dkv) {
           const std::int64_t at = (begin - t.k_begin) * dim;
-          onednn::sgemm(true, false, width, dim, height, 1, scores, width, douts, dim, 1, dvs + at, dim);
-          onednn::sgemm(true, false, width, dim, height, scale, dscores, width, queries, dim, 1, dks + at, dim);
+          onednn::sgemm(true, false, width, dim, height, 1, scores, tile.stride, douts, dim, 1, dvs + at, dim);
+          onednn::sgemm(true, false, width, dim, height, scale, dscores, tile.stride, queries, dim, 1, dks + at, dim);
         }
         if (t.want_dq)
-          onednn::sgemm(false, false, height, dim, width, scale, dscores, width, ks.data, ks.stride, 1, dqs, dim);
+          onednn::sgemm(false, false, height, dim, width, scale, dscores, tile.stride, ks.data, ks.stride, 1, dqs, dim);
       }
       if (t.want_dq) store_stack(dq, dqs, row, count, first_head, group);
     }

@@ -1,10 +1,9 @@
+
 #include "ops/cpu/linear.h"
 
-#include <algorithm>
-
-#include "ops/cpu/convert.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/gemm.h"
+#include "ops/cpu/rows.h"
 
 namespace so {
 namespace {
@@ -36,37 +35,26 @@ void check_sum(const Tensor& sum, DType compute, const char* op) {
            name_of(sum.dtype()));
 }
 
-// Rows are added in fp32 a block at a time and the blocks in double: the error does not grow with the batch.
 template <class T>
-void sum_columns(float* sums, const T* rows, std::int64_t count, std::int64_t stride, std::int64_t columns) {
-  constexpr std::int64_t block = 64;
-  double total[column_strip] = {};
-  for (std::int64_t begin = 0; begin < count; begin += block) {
-    float partial[column_strip] = {};
-    const std::int64_t end = std::min(count, begin + block);
-    for (std::int64_t r = begin; r < end; ++r)
-      for (std::int64_t c = 0; c < columns; ++c) partial[c] += rows[r * stride + c];
-    for (std::int64_t c = 0; c < columns; ++c) total[c] += partial[c];
-  }
-  for (std::int64_t c = 0; c < columns; ++c) sums[c] = static_cast<float>(total[c]);
+void add_rows(float* sums, const T* rows, std::int64_t count, std::int64_t width) {
+  for (std::int64_t r = 0; r < count; ++r)
+    for (std::int64_t c = 0; c < width; ++c) sums[c] += rows[r * width + c];
 }
 
 }  // namespace
 
-void column_sums(ThreadPool& pool, Tensor sums, Tensor rows, bool add) {
-  const std::int64_t count = rows.dim(0), width = rows.dim(1);
-  const std::int64_t strips = (width + column_strip - 1) / column_strip;
-  pool.parallel_for(strips, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t strip = begin; strip < end; ++strip) {
-      const std::int64_t first = strip * column_strip, columns = std::min(column_strip, width - first);
-      float strip_sums[column_strip];
+void column_sums(ThreadPool& pool, Tensor sums, Tensor rows, Accumulate mode) {
+  BlockSums blocks(rows.dim(0), rows.dim(1));
+  pool.parallel_for(blocks.blocks(), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) {
+      const Tensor block = rows.rows(blocks.begin(b), blocks.end(b) - blocks.begin(b));
       if (rows.dtype() == DType::f32)
-        sum_columns(strip_sums, rows.as<float>() + first, count, width, columns);
+        add_rows(blocks.block(b), block.as<float>(), block.dim(0), block.dim(1));
       else
-        sum_columns(strip_sums, rows.as<bf16>() + first, count, width, columns);
-      store_row(advance(sums.data(), sums.dtype(), first), sums.dtype(), strip_sums, columns, nullptr, DType::f32, add);
+        add_rows(blocks.block(b), block.as<bf16>(), block.dim(0), block.dim(1));
     }
   });
+  blocks.finish(pool, sums, mode);
 }
 
 Gemm linear_gemm(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, bool add) {
@@ -153,8 +141,7 @@ void CpuOps::linear_grad_bias(Stream& stream, Tensor dbias, Tensor dy, Accumulat
   check_sum(dbias, dy.dtype(), "linear_grad_bias");
   SO_CHECK(dy.rank() == 2 && dbias.size() == dy.dim(1), "linear_grad_bias: {} for {}", shape_string(dbias.shape()),
            shape_string(dy.shape()));
-  cpu(stream).enqueue(
-      [&pool = cpu(stream).pool(), dbias, dy, add = mode == Accumulate::add] { column_sums(pool, dbias, dy, add); });
+  cpu(stream).enqueue([=, &pool = cpu(stream).pool()] { column_sums(pool, dbias, dy, mode); });
 }
 
 }  // namespace so

@@ -3,6 +3,7 @@
 
 #include "base/tensor.h"
 #include "ops/cpu/gemm.h"
+#include "ops/ops.h"
 
 namespace so {
 
@@ -13,8 +14,7 @@ Gemm linear_gemm(const Tensor& out, const Tensor& x, const Tensor& w, const Tens
 Gemm linear_grad_input_gemm(const Tensor& dx, const Tensor& dy, const Tensor& w, bool add);
 Gemm linear_grad_weight_gemm(const Tensor& dw, const Tensor& dy, const Tensor& x, bool add);
 
-// sums[c] = sum over rows of rows[r, c] (+ sums[c]); a thread does strips of this many columns.
-inline constexpr std::int64_t column_strip = 64;
-void column_sums(ThreadPool& pool, Tensor sums, Tensor rows, bool add);
+// sums[c] = sum over rows of rows[r, c] (+ sums[c]).
+void column_sums(ThreadPool& pool, Tensor sums, Tensor rows, Accumulate mode);
 
 }  // namespace so

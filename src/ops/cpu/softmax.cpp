@@ -10,6 +10,7 @@
 // clang-format on
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 HWY_BEFORE_NAMESPACE();
@@ -25,7 +26,7 @@ using Vec = hn::Vec<Tag>;
 std::int64_t lanes() { return static_cast<std::int64_t>(hn::Lanes(Tag())); }
 
 // Highway's Exp gives 0 for NaN.
-Vec exp_keeping_nan(Vec x) {
+HWY_INLINE Vec exp_keeping_nan(Vec x) {
   const Tag d;
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
 }
@@ -104,22 +105,86 @@ float dot(const float* x, const float* y, std::int64_t count) {
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-void softmax_grad(float* scores, float* dp, std::int64_t count, float lse, float delta) {
-  const Tag d;
-  const Vec lses = hn::Set(d, lse), deltas = hn::Set(d, delta);
-  const auto grad = [&](Vec p, Vec grads) { return hn::Mul(p, hn::Sub(grads, deltas)); };
-  for_vectors(
-      count,
-      [&](std::int64_t i) {
-        const Vec p = exp_keeping_nan(hn::Sub(hn::LoadU(d, scores + i), lses));
-        hn::StoreU(p, d, scores + i);
-        hn::StoreU(grad(p, hn::LoadU(d, dp + i)), d, dp + i);
-      },
-      [&](std::int64_t i, std::int64_t n) {
-        const Vec p = exp_keeping_nan(hn::Sub(load_rest(scores + i, n, lse), lses));
-        store_rest(p, scores + i, n);
-        store_rest(grad(p, load_rest(dp + i, n, 0)), dp + i, n);
-      });
+// Tiles are padded, so their rows are done in whole vectors, the one that ends a row under a mask.
+using TileTag = hn::CappedTag<float, tile_padding>;
+
+// For each vector at column i of a row that sees `seen` columns: step(i, mask of the lanes that are seen), then the
+// vectors that nothing of is seen are cleared in each of `arrays`.
+template <class Step, class... Arrays>
+void for_seen(std::int64_t seen, std::int64_t width, const Step& step, Arrays*... arrays) {
+  const TileTag d;
+  const auto lanes_d = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto all = hn::FirstN(d, hn::Lanes(d));
+  std::int64_t i = 0;
+  for (; i + lanes_d <= seen; i += lanes_d) step(i, all);
+  if (i < seen) {
+    step(i, hn::FirstN(d, static_cast<std::size_t>(seen - i)));
+    i += lanes_d;
+  }
+  for (; i < width; i += lanes_d) (hn::StoreU(hn::Zero(d), d, arrays + i), ...);
+}
+
+HWY_INLINE hn::Vec<TileTag> exp_tile(hn::Vec<TileTag> x) {
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(TileTag(), x));
+}
+
+std::int64_t seen_by(const ScoreTile& t, std::int64_t row) {
+  return std::clamp<std::int64_t>(t.first + row % t.period, 0, t.width);
+}
+
+void step_of_softmax(const ScoreTile& t, float* largest, float* total, float* sums, std::int64_t dim, bool first_tile) {
+  const TileTag d;
+  constexpr float lowest = -std::numeric_limits<float>::infinity();
+  for (std::int64_t r = 0; r < t.rows; ++r) {
+    float* row = t.data + r * t.stride;
+    const std::int64_t seen = seen_by(t, r);
+    auto high = hn::Set(d, lowest);
+    for_seen(
+        seen, t.width,
+        [&](std::int64_t i, auto mask) {
+          high = hn::Max(high, hn::IfThenElse(mask, hn::LoadU(d, row + i), hn::Set(d, lowest)));
+        },
+        row);
+    float shift = hn::GetLane(hn::MaxOfLanes(d, high));
+    if (first_tile) {
+      largest[r] = shift;
+      total[r] = 0;
+    }
+    if (seen == 0) continue;
+    if (!first_tile) {
+      shift = std::max(largest[r], shift);
+      const float correction = std::exp(largest[r] - shift);
+      largest[r] = shift;
+      if (correction != 1.0f) {
+        total[r] *= correction;
+        scale_in_place(sums + r * dim, dim, correction);
+      }
+    }
+    const auto shifts = hn::Set(d, shift);
+    auto sum = hn::Zero(d);
+    for_seen(seen, seen, [&](std::int64_t i, auto mask) {
+      const auto e = hn::IfThenElseZero(mask, exp_tile(hn::Sub(hn::LoadU(d, row + i), shifts)));
+      hn::StoreU(e, d, row + i);
+      sum = hn::Add(sum, e);
+    });
+    total[r] += hn::GetLane(hn::SumOfLanes(d, sum));
+  }
+}
+
+void grad_of_softmax(const ScoreTile& t, float* dp, const float* lse, const float* delta) {
+  const TileTag d;
+  for (std::int64_t r = 0; r < t.rows; ++r) {
+    float *row = t.data + r * t.stride, *drow = dp + r * t.stride;
+    const auto lses = hn::Set(d, lse[r]), deltas = hn::Set(d, delta[r]);
+    for_seen(
+        seen_by(t, r), t.width,
+        [&](std::int64_t i, auto mask) {
+          const auto p = hn::IfThenElseZero(mask, exp_tile(hn::Sub(hn::LoadU(d, row + i), lses)));
+          hn::StoreU(p, d, row + i);
+          hn::StoreU(hn::IfThenElseZero(mask, hn::Mul(p, hn::Sub(hn::LoadU(d, drow + i), deltas))), d, drow + i);
+        },
+        row, drow);
+  }
 }
 
 }  // namespace
@@ -134,14 +199,19 @@ HWY_EXPORT(max_of);
 HWY_EXPORT(exp_in_place);
 HWY_EXPORT(scale_in_place);
 HWY_EXPORT(dot);
-HWY_EXPORT(softmax_grad);
+HWY_EXPORT(step_of_softmax);
+HWY_EXPORT(grad_of_softmax);
 
 float row_max(const float* x, std::int64_t count) { return HWY_DYNAMIC_DISPATCH(max_of)(x, count); }
 float exp_row(float* x, std::int64_t count, float shift) { return HWY_DYNAMIC_DISPATCH(exp_in_place)(x, count, shift); }
 void scale_row(float* x, std::int64_t count, float factor) { HWY_DYNAMIC_DISPATCH(scale_in_place)(x, count, factor); }
 float dot_row(const float* x, const float* y, std::int64_t count) { return HWY_DYNAMIC_DISPATCH(dot)(x, y, count); }
-void softmax_grad_row(float* scores, float* dp, std::int64_t count, float lse, float delta) {
-  HWY_DYNAMIC_DISPATCH(softmax_grad)(scores, dp, count, lse, delta);
+void softmax_tile(const ScoreTile& scores, float* largest, float* total, float* sums, std::int64_t dim,
+                  bool first_tile) {
+  HWY_DYNAMIC_DISPATCH(step_of_softmax)(scores, largest, total, sums, dim, first_tile);
+}
+void softmax_grad_tile(const ScoreTile& scores, float* dp, const float* lse, const float* delta) {
+  HWY_DYNAMIC_DISPATCH(grad_of_softmax)(scores, dp, lse, delta);
 }
 
 }  // namespace so

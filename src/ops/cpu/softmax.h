@@ -18,8 +18,23 @@ void scale_row(float* x, std::int64_t count, float factor);
 // sum of x y.
 float dot_row(const float* x, const float* y, std::int64_t count);
 
-// Softmax backward for one row of attention: scores become probabilities, p = exp(score - lse), and dp, the gradients
-// of the probabilities, become those of the scores, p (dp - delta), where delta = sum of p dp over the whole row.
-void softmax_grad_row(float* scores, float* dp, std::int64_t count, float lse, float delta);
+// A tile of scores of causal attention: row r sees its first clamp(first + r % period, 0, width) columns and no others.
+// (Rows are stacked, a head's worth of `period` rows after another.) `stride` is a multiple of tile_padding at least
+// `width`; what lies between is scratch.
+struct ScoreTile {
+  float* data;
+  std::int64_t rows, width, stride, first, period;
+};
+inline constexpr std::int64_t tile_padding = 16;
+
+// One step of the softmax that sees the columns of a row tile by tile. Scores become exp(score - largest), 0 where not
+// seen; largest[r] and total[r], the sum of exponentials so far, are brought up to date, and so are the sums that
+// earlier tiles have left in sums[r, 0..dim). `first_tile`: there are none, and largest and total are written only.
+void softmax_tile(const ScoreTile& scores, float* largest, float* total, float* sums, std::int64_t dim,
+                  bool first_tile);
+
+// Softmax backward: scores become probabilities, p = exp(score - lse[r]), and dp, of the same layout, the gradients of
+// the probabilities, become those of the scores, p (dp - delta[r]); both 0 where not seen.
+void softmax_grad_tile(const ScoreTile& scores, float* dp, const float* lse, const float* delta);
 
 }  // namespace so

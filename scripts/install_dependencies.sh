@@ -1,0 +1,58 @@
+#!/bin/sh
+# Installs what building and testing need from Debian's or Ubuntu's packages; does nothing if all is there.
+# usage: install_dependencies.sh [tests]
+set -eu
+
+# package and what for
+needed="
+g++:the compiler
+cmake:the build
+ninja-build:the build
+pkg-config:finding libraries
+libdnnl-dev:oneDNN, matrix products on the CPU
+libhwy-dev:Highway, SIMD with the instruction set chosen at run time
+libhwloc-dev:hwloc, the machine's cores
+libfmt-dev:text formatting
+nlohmann-json3-dev:configuration files
+libsimdjson-dev:data files and tokenizers
+libcli11-dev:the command line
+libpcre2-dev:tokenizers' regular expressions
+libutf8proc-dev:Unicode normalisation
+"
+if [ "${1:-}" = tests ]; then
+  needed="$needed
+libgtest-dev:GoogleTest, the tests
+"
+fi
+
+missing=""
+reasons=""
+while IFS=: read -r package reason; do
+  [ -n "$package" ] || continue
+  if ! dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed'; then
+    missing="$missing $package"
+    reasons="$reasons  $package: $reason
+"
+  fi
+done <<EOF
+$needed
+EOF
+[ -n "$missing" ] || exit 0
+
+if ! command -v apt-get >/dev/null 2>&1; then
+  echo "install_dependencies: this is not Debian or Ubuntu; install by hand:$missing" >&2
+  exit 2
+fi
+if [ "$(id -u)" = 0 ]; then
+  as_root=""
+elif command -v sudo >/dev/null 2>&1; then
+  as_root=sudo
+else
+  echo "install_dependencies: root or sudo is needed for: apt-get install$missing" >&2
+  exit 2
+fi
+printf 'Installing Debian packages that are missing:\n%s' "$reasons"
+export DEBIAN_FRONTEND=noninteractive
+$as_root apt-get update -q
+# shellcheck disable=SC2086  # a list of words
+$as_root apt-get install -y -q --no-install-recommends $missing

@@ -1,0 +1,89 @@
+#include "io/metrics.h"
+
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+
+namespace so {
+namespace {
+
+using ordered_json = nlohmann::ordered_json;
+
+// nlohmann prints doubles so that they read back equal, and NaN and infinities as null. Names of tensors may hold
+// anything: bytes that are not UTF-8 are replaced rather than refused, so that a log line never ends a run.
+std::string line_of(const ordered_json& object) {
+  return object.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+std::int64_t step_of_line(std::string_view line, const std::filesystem::path& path, std::size_t number) {
+  const auto object = nlohmann::json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+  if (object.is_object()) {
+    const auto step = object.find("step");
+    if (step != object.end() && step->is_number_integer()) return step->get<std::int64_t>();
+  }
+  fail("{}:{}: not a line of metrics (a JSON object with an integer \"step\"); mend or move the file away",
+       printable_path(path), number);
+}
+
+// The lines of steps up to `last`, and the end of the last whole line.
+std::string kept_lines(const std::filesystem::path& path, std::int64_t last) {
+  const MappedFile map(path);
+  const std::string_view text = map.text();
+  std::string kept;
+  std::size_t number = 0;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = text.find('\n', begin);
+    if (end == text.npos) break;  // cut short by a kill
+    const std::string_view line = text.substr(begin, end - begin);
+    if (step_of_line(line, path, ++number) <= last) kept.append(text, begin, end + 1 - begin);
+    begin = end + 1;
+  }
+  return kept;
+}
+
+}  // namespace
+
+MetricsLog::MetricsLog(const std::filesystem::path& output_directory) : path_(output_directory / "metrics.jsonl") {
+  file_ = File::append(path_);
+  const std::uint64_t size = file_.size();
+  if (size == 0) return;
+  std::byte last{};
+  File::open(path_).pread_exact({&last, 1}, size - 1);
+  if (last != std::byte{'\n'}) truncate_after(std::numeric_limits<std::int64_t>::max());
+}
+
+void MetricsLog::step(const StepMetrics& m) {
+  ordered_json object{{"step", m.step},
+                      {"epoch", m.epoch},
+                      {"loss", m.loss},
+                      {"grad_norm", m.grad_norm},
+                      {"lr", m.lr},
+                      {"tokens", m.tokens},
+                      {"step_time_s", m.step_time_s},
+                      {"tokens_per_s", m.tokens_per_s},
+                      {"model_tflops", m.model_tflops},
+                      {"reference_tflops", m.reference_tflops},
+                      {"host_memory_bytes", m.host_memory_bytes},
+                      {"device_memory_bytes", m.device_memory_bytes}};
+  if (m.skipped) {
+    object["skipped"] = true;
+    object["skipped_tensor"] = m.skipped_tensor;
+  }
+  append_line(line_of(object));
+}
+
+void MetricsLog::evaluation(std::int64_t step, double loss) {
+  append_line(line_of({{"step", step}, {"eval_loss", loss}}));
+}
+
+void MetricsLog::append_line(std::string_view line) { file_.write_all(line); }
+
+void MetricsLog::truncate_after(std::int64_t step) {
+  const std::string kept = kept_lines(path_, step);
+  if (kept.size() == file_.size()) return;
+  write_text_file_atomically(path_, kept);
+  file_ = File::append(path_);  // the old descriptor is of the file that was replaced
+}
+
+}  // namespace so

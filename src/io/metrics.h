@@ -1,0 +1,55 @@
+// What a run measures at each step, and its record: metrics.jsonl, one JSON object a line.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "base/file.h"
+
+namespace so {
+
+// One optimizer step. Rates are over the step's wall time; memory is the peak so far.
+struct StepMetrics {
+  std::int64_t step = 0;    // the first step is 1
+  double epoch = 0;         // passes over the data, with the fraction of the current one
+  double loss = 0;          // mean over the step's target tokens
+  double grad_norm = 0;     // before clipping
+  double lr = 0;            // of this step
+  std::int64_t tokens = 0;  // without padding, in this step, over all ranks
+  double step_time_s = 0;
+  double tokens_per_s = 0;
+  double model_tflops = 0;      // model FLOPs per second and GPU, without recomputation
+  double reference_tflops = 0;  // as the published system counts them
+  std::uint64_t host_memory_bytes = 0;
+  std::uint64_t device_memory_bytes = 0;
+  bool skipped = false;             // a gradient was not finite: no weight changed
+  std::string skipped_tensor = {};  // the first one it was found in
+};
+
+// "<output directory>/metrics.jsonl", for one thread. Every append is one write() of one line, so a reader, also after
+// kill -9, sees whole lines and at most one cut short at the end. Numbers carry the digits that give the same double
+// back; what is not finite is null. Step lines have the keys step, epoch, loss, grad_norm, lr, tokens, step_time_s,
+// tokens_per_s, model_tflops, reference_tflops, host_memory_bytes, device_memory_bytes and, if the step was skipped,
+// skipped and skipped_tensor; evaluation lines have step and eval_loss.
+class MetricsLog {
+ public:
+  // Opens it for appending; created if absent. A last line that was cut short is dropped.
+  explicit MetricsLog(const std::filesystem::path& output_directory);
+
+  const std::filesystem::path& path() const { return path_; }
+  void step(const StepMetrics& metrics);
+  void evaluation(std::int64_t step, double loss);  // of the weights after `step`
+
+  // Drops the lines of steps after `step`, which a resumed run will write again. The other lines keep their bytes. The
+  // file is replaced in one piece; a line in the middle that is not a metrics line is an Error that names it.
+  void truncate_after(std::int64_t step);
+
+ private:
+  void append_line(std::string_view line);
+  std::filesystem::path path_;
+  File file_;
+};
+
+}  // namespace so

@@ -1,0 +1,24 @@
+#!/bin/sh
+# Installs what is missing, builds, and runs all CPU tests: once as released, once with the address and undefined-
+# behaviour sanitizers, and where threads meet also with the thread sanitizer. At most 20 minutes on 2 cores.
+set -eu
+cd "$(dirname "$0")"
+jobs=$(nproc)
+scripts/install_dependencies.sh tests
+
+# run DIRECTORY TARGETS CTEST_REGEX CMAKE_ARGUMENTS...
+run() {
+  directory=$1 targets=$2 tests=$3
+  shift 3
+  echo "== $directory"
+  cmake -S . -B "$directory" -G Ninja -DSO_TESTS=ON "$@" >/dev/null
+  # shellcheck disable=SC2086  # a list of words
+  cmake --build "$directory" -j "$jobs" --target $targets
+  ctest --test-dir "$directory" -j "$jobs" --output-on-failure --no-tests=error -R "$tests"
+}
+
+run build all .
+run build-asan all . -DSO_SANITIZE=address,undefined
+# oneDNN's OpenMP runtime is not instrumented; our code calls it one thread at a time, so it stays out of the picture.
+run build-tsan "superoffload test_base test_device test_optim test_offload test_cli" \
+  '^(base|device|optim|offload)\.|Interrupt|Resume' -DSO_SANITIZE=thread

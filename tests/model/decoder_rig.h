@@ -1,0 +1,359 @@
+// A fixture model loaded into a decoder, for the decoder's tests: weights and gradients that watch how the decoder uses
+// them, and activations that begin as NaN in an arena of exactly the size a dry run asked for.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "device/arena.h"
+#include "model/config.h"
+#include "model/decoder.h"
+#include "model/parameters.h"
+#include "model/rope.h"
+#include "offload/device_weights.h"
+#include "support/random_tensors.h"
+#include "support/safetensors_reader.h"
+
+namespace so::test {
+
+struct Document {
+  std::vector<std::int32_t> ids, labels;  // labels are not shifted; negative: not trained
+};
+
+// Documents one after another, as the decoder takes them.
+struct HostBatch {
+  std::vector<double> ids, targets, positions, offsets;  // whole numbers
+  std::int64_t tokens = 0, longest = 0;
+
+  static HostBatch join(std::span<const Document> documents) {
+    HostBatch batch;
+    batch.offsets.push_back(0);
+    for (const Document& document : documents) {
+      const std::size_t length = document.ids.size();
+      for (std::size_t i = 0; i < length; ++i) {
+        batch.ids.push_back(document.ids[i]);
+        batch.targets.push_back(i + 1 < length ? std::max(document.labels[i + 1], -1) : -1);
+        batch.positions.push_back(static_cast<double>(i));
+      }
+      batch.tokens += static_cast<std::int64_t>(length);
+      batch.longest = std::max(batch.longest, static_cast<std::int64_t>(length));
+      batch.offsets.push_back(static_cast<double>(batch.tokens));
+    }
+    return batch;
+  }
+  std::int64_t documents() const { return static_cast<std::int64_t>(offsets.size()) - 1; }
+  std::int64_t trained() const {
+    return std::count_if(targets.begin(), targets.end(), [](double target) { return target >= 0; });
+  }
+};
+
+// tests/fixtures/models/NAME; its README tells what is in it.
+struct ModelFixture {
+  explicit ModelFixture(const std::string& name)
+      : path(std::filesystem::path(SO_FIXTURES) / "models" / name),
+        spec(read_decoder_spec(path / "model" / "config.json")),
+        layout(make_parameters(spec)),
+        weights(read_model_weights(path / "model")),
+        expected(nlohmann::json::parse(read_file(path / "expected.json"))) {
+    std::istringstream lines(read_file(path / "data.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+      const auto record = nlohmann::json::parse(line);
+      documents.push_back({record.at("input_ids").get<std::vector<std::int32_t>>(),
+                           record.at("labels").get<std::vector<std::int32_t>>()});
+    }
+  }
+  // The documents whose logits and gradients the fixture holds.
+  std::span<const Document> batch() const {
+    return std::span(documents).first(expected.at("batch").at("documents").get<std::size_t>());
+  }
+
+  std::filesystem::path path;
+  DecoderSpec spec;
+  ParameterLayout layout;
+  StoredTensors weights;
+  nlohmann::json expected;
+  std::vector<Document> documents;
+};
+
+// Weights on the device, which may be asked for only between require and release of their unit.
+class WatchedWeights final : public WeightSource {
+ public:
+  WatchedWeights(Device& device, const ParameterLayout& layout, DType dtype)
+      : layout_(layout), weights_(device, layout, dtype), required_(static_cast<std::size_t>(layout.units()), 0) {}
+
+  void require_weights(int unit, Stream&) override { ++required_.at(static_cast<std::size_t>(unit)); }
+  void release_weights(int unit, Stream&) override {
+    EXPECT_GT(required_.at(static_cast<std::size_t>(unit))--, 0) << "unit " << unit << " released before required";
+  }
+  Tensor weight(int first, int count = 1) const override {
+    for (int i = first; i < first + count; ++i)
+      EXPECT_GT(required_.at(static_cast<std::size_t>(layout_.parameter(i).unit)), 0)
+          << layout_.parameter(i).name << " used outside require and release";
+    return weights_.weight(first, count);
+  }
+  void expect_all_released() const {
+    for (std::size_t unit = 0; unit < required_.size(); ++unit) EXPECT_EQ(required_[unit], 0) << "unit " << unit;
+  }
+  DeviceWeights& device_weights() { return weights_; }
+
+ private:
+  const ParameterLayout& layout_;
+  DeviceWeights weights_;
+  std::vector<int> required_;
+};
+
+// Gradients in one flat fp32 array that begins as NaN: what is never written, or added to before it is overwritten,
+// shows. Nothing may be written once its unit was declared ready, and units must become ready last first.
+class FlatGradients final : public GradientSink {
+ public:
+  FlatGradients(Stream& stream, const ParameterLayout& layout)
+      : layout_(layout),
+        flat_(stream, DType::f32, {layout.elements()}),
+        written_(static_cast<std::size_t>(layout.count()), false),
+        next_ready_(layout.units() - 1) {}
+
+  Target gradient(int first, int count = 1) override {
+    const bool add = written_.at(static_cast<std::size_t>(first));
+    for (int i = first; i < first + count; ++i) {
+      EXPECT_EQ(written_.at(static_cast<std::size_t>(i)), add) << layout_.parameter(i).name;
+      EXPECT_LE(layout_.parameter(i).unit, next_ready_) << layout_.parameter(i).name << " written after it was ready";
+      written_[static_cast<std::size_t>(i)] = true;
+    }
+    return {layout_.view(flat_.tensor().data(), DType::f32, first, count),
+            add ? Accumulate::add : Accumulate::overwrite};
+  }
+  void gradients_ready(int unit, Stream&) override {
+    EXPECT_EQ(unit, next_ready_--);
+    const auto [first, last] = layout_.unit_parameters(unit);
+    for (int i = first; i < last; ++i)
+      EXPECT_TRUE(written_[static_cast<std::size_t>(i)])
+          << layout_.parameter(i).name << " is ready but has no gradient";
+  }
+  void end_micro_batch() {
+    EXPECT_EQ(next_ready_, -1) << "units whose gradients were never declared ready";
+    next_ready_ = layout_.units() - 1;
+  }
+  std::map<std::string, std::vector<float>> by_name(Stream& stream) const {
+    const std::vector<double> all = flat_.values(stream);
+    std::map<std::string, std::vector<float>> result;
+    for (int i = 0; i < layout_.count(); ++i) {
+      const Range range = layout_.range(i);
+      result[layout_.parameter(i).name] = std::vector<float>(all.begin() + range.begin, all.begin() + range.end);
+    }
+    return result;
+  }
+
+ private:
+  const ParameterLayout& layout_;
+  TestTensor flat_;
+  std::vector<bool> written_;
+  int next_ready_;
+};
+
+struct StepResult {
+  std::vector<float> losses;  // of every token, micro-batch after micro-batch
+  std::map<std::string, std::vector<float>> gradients;
+};
+
+// One decoder with its weights, on any device: on a dry one the same calls run and every result is zeros.
+class DecoderRig {
+ public:
+  static constexpr std::int64_t positions = 128;
+
+  DecoderRig(Stream& stream, Ops& ops, const ModelFixture& fixture, const DecoderSettings& settings)
+      : stream_(stream),
+        fixture_(fixture),
+        settings_(settings),
+        weights_(stream.device(), fixture.layout, settings.compute),
+        rope_(make_rope(stream, fixture.spec.rope)),
+        decoder_(fixture.spec, fixture.layout, ops, rope_, settings) {
+    load();
+    if (!stream.device().backed()) return;
+    dry_device_ = make_dry_device(DeviceKind::cpu);
+    dry_stream_ = dry_device_->create_stream("dry");
+    dry_ops_ = make_ops(*dry_device_);
+    dry_ = std::make_unique<DecoderRig>(*dry_stream_, *dry_ops_, fixture, settings);
+  }
+
+  // Losses and the gradients of grad_scale * sum(losses) over all micro-batches.
+  StepResult step(const std::vector<HostBatch>& micro_batches, double grad_scale) {
+    StepResult result;
+    FlatGradients gradients(stream_, fixture_.layout);
+    for (const HostBatch& batch : micro_batches) {
+      const TestTensor losses(stream_, DType::f32, {batch.tokens});
+      // The dry run's gradients are its own, so that the real ones are asked for as in a real step.
+      in_arena(batch, nullptr, [&](DecoderRig& rig, const DeviceBatch& views, Arena& arena) {
+        FlatGradients ignored(rig.stream_, fixture_.layout);
+        GradientSink& sink = &rig == this ? static_cast<GradientSink&>(gradients) : ignored;
+        rig.decoder_.forward_backward(rig.stream_, views, rig.weights_, sink, arena, losses,
+                                      static_cast<float>(grad_scale));
+      });
+      gradients.end_micro_batch();
+      append(result.losses, losses);
+    }
+    result.gradients = gradients.by_name(stream_);
+    return result;
+  }
+  StepResult step(const HostBatch& batch) { return step({batch}, 1.0 / static_cast<double>(batch.trained())); }
+
+  std::vector<float> losses(const HostBatch& batch) {
+    const TestTensor losses(stream_, DType::f32, {batch.tokens});
+    in_arena(batch, nullptr, [&](DecoderRig& rig, const DeviceBatch& views, Arena& arena) {
+      rig.decoder_.forward_loss(rig.stream_, views, rig.weights_, arena, losses);
+    });
+    std::vector<float> result;
+    append(result, losses);
+    return result;
+  }
+
+  // Logits of the last `rows` tokens, row after row.
+  std::vector<float> logits(const HostBatch& batch, std::int64_t rows, KvCache* cache = nullptr) {
+    const TestTensor logits(stream_, DType::f32, {rows, fixture_.spec.vocab});
+    in_arena(batch, cache, [&](DecoderRig& rig, const DeviceBatch& views, Arena& arena) {
+      KvCache dry_cache;  // advanced in place of the real one
+      if (cache) dry_cache = *cache;
+      rig.decoder_.forward_logits(rig.stream_, views, rig.weights_, arena, logits,
+                                  !cache         ? nullptr
+                                  : &rig == this ? cache
+                                                 : &dry_cache);
+    });
+    std::vector<float> result;
+    append(result, logits);
+    return result;
+  }
+  std::vector<float> logits(const HostBatch& batch) { return logits(batch, batch.tokens); }
+
+  // A cache for one document and the memory behind it.
+  struct Cache {
+    KvCache views;
+    std::vector<TestTensor> memory;
+  };
+  Cache make_cache(std::int64_t capacity) {
+    Cache cache;
+    for (std::int64_t layer = 0; layer < fixture_.spec.layers; ++layer) {
+      cache.memory.emplace_back(stream_, settings_.compute,
+                                std::initializer_list<std::int64_t>{capacity, 2 * fixture_.spec.kv_width()});
+      cache.views.layers.push_back(cache.memory.back());
+    }
+    return cache;
+  }
+  // Logits of the last token of `ids`, continuing what the cache holds.
+  std::vector<float> feed(Cache& cache, std::span<const std::int32_t> ids) {
+    HostBatch batch;
+    batch.tokens = batch.longest = static_cast<std::int64_t>(ids.size());
+    batch.offsets = {0, static_cast<double>(batch.tokens)};
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      batch.ids.push_back(ids[i]);
+      batch.targets.push_back(-1);
+      batch.positions.push_back(static_cast<double>(cache.views.used) + static_cast<double>(i));
+    }
+    return logits(batch, 1, &cache.views);
+  }
+
+  // The arena's high-water mark of the call made last, in the dry run and in the real one.
+  std::size_t dry_high_water() const { return dry_high_water_; }
+  std::size_t real_high_water() const { return real_high_water_; }
+
+ private:
+  using Body = std::function<void(DecoderRig&, const DeviceBatch&, Arena&)>;
+
+  static TestTensor make_rope(Stream& stream, const RopeSpec& rope) {
+    const std::vector<float> table = rope_table(rope, positions);
+    return TestTensor(stream, DType::f32, {positions, 2, rope.rotary_dim / 2}, {table.begin(), table.end()});
+  }
+
+  void load() {
+    ASSERT_EQ(static_cast<int>(fixture_.weights.size()), fixture_.layout.count());
+    for (int i = 0; i < fixture_.layout.count(); ++i) {
+      const Parameter& parameter = fixture_.layout.parameter(i);
+      ASSERT_TRUE(fixture_.weights.contains(parameter.name)) << parameter.name;
+      const StoredTensor& stored = fixture_.weights.at(parameter.name);
+      ASSERT_EQ(stored.shape, parameter.shape) << parameter.name;
+      std::byte* to = weights_.device_weights().at(fixture_.layout.range(i).begin);
+      if (settings_.compute == DType::bf16) {
+        std::vector<bf16> rounded;
+        for (const float value : stored.values) rounded.emplace_back(value);
+        stream_.copy(to, rounded.data(), rounded.size() * sizeof(bf16));
+        stream_.synchronize();
+      } else {
+        stream_.copy(to, stored.values.data(), stored.values.size() * sizeof(float));
+        stream_.synchronize();
+      }
+    }
+  }
+
+  // Runs `body` on the dry rig first, then here in an arena of the size that took.
+  void in_arena(const HostBatch& batch, const KvCache* cache, const Body& body) {
+    if (dry_) {
+      dry_->in_arena(batch, cache, body);
+      dry_high_water_ = dry_->real_high_water_;
+    }
+    const std::int64_t held = cache ? cache->used : 0;
+    std::vector<double> key_offsets = batch.offsets;
+    if (cache) key_offsets.back() += static_cast<double>(held);
+    const auto list = [&](const std::vector<double>& values) {
+      return TestTensor(stream_, DType::i32, {static_cast<std::int64_t>(values.size())}, values);
+    };
+    const TestTensor ids = list(batch.ids), targets = list(batch.targets), places = list(batch.positions),
+                     cu_q = list(batch.offsets), cu_k = list(key_offsets);
+    DeviceBatch views;
+    views.ids = ids;
+    views.targets = targets;
+    views.positions = places;
+    views.spans = {cu_q, cu_k, batch.documents(), batch.longest, batch.longest + held, 0};
+
+    Arena arena(stream_.device(), MemoryKind::device, "activations", dry_high_water_);
+    if (dry_) {
+      const Arena::Scope scope(arena);
+      const Tensor all = arena.acquire("all", DType::u8, {static_cast<std::int64_t>(dry_high_water_)});
+      const std::vector<std::byte> nan(all.bytes(), std::byte{0xff});
+      stream_.copy(all.data(), nan.data(), nan.size());
+      stream_.synchronize();
+    }
+    body(*this, views, arena);
+    stream_.synchronize();
+    weights_.expect_all_released();
+    real_high_water_ = arena.high_water();
+  }
+
+  void append(std::vector<float>& to, const TestTensor& tensor) const {
+    const std::vector<double> values = tensor.values(stream_);
+    to.insert(to.end(), values.begin(), values.end());
+  }
+
+  Stream& stream_;
+  const ModelFixture& fixture_;
+  const DecoderSettings settings_;
+  WatchedWeights weights_;
+  TestTensor rope_;
+  Decoder decoder_;
+  std::unique_ptr<Device> dry_device_;
+  std::unique_ptr<Stream> dry_stream_;
+  std::unique_ptr<Ops> dry_ops_;
+  std::unique_ptr<DecoderRig> dry_;
+  std::size_t dry_high_water_ = 0, real_high_water_ = 0;
+};
+
+// |actual - expected| <= relative * |expected|, in the L2 norm. An expectation that is all but zero proves nothing.
+inline void expect_near_in_norm(const std::vector<float>& actual, const std::vector<float>& expected, double relative,
+                                const std::string& what) {
+  EXPECT_GT(norm(expected), 0) << what;
+  EXPECT_LE(distance(actual, expected), relative * norm(expected)) << what << ", norm " << norm(expected);
+}
+
+inline std::vector<float> rows_of(const std::vector<float>& matrix, std::int64_t begin, std::int64_t rows,
+                                  std::int64_t width) {
+  return {matrix.begin() + begin * width, matrix.begin() + (begin + rows) * width};
+}
+
+}  // namespace so::test

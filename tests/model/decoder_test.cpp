@@ -1,0 +1,179 @@
+// The decoder against PyTorch, on the fixtures of tests/fixtures/models.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "model/decoder_rig.h"
+
+namespace so {
+namespace {
+
+using test::CpuRig;
+using test::DecoderRig;
+using test::distance;
+using test::expect_near_in_norm;
+using test::HostBatch;
+using test::ModelFixture;
+using test::StepResult;
+
+// Two fp32 runs that differ in nothing but the order of their sums are up to 4e-6 of a tensor's norm apart (the
+// fixtures were refused otherwise; their README tells how that was measured). 1e-5 leaves room for any order; a wrong
+// formula is off by orders of magnitude.
+constexpr double fp32_order = 1e-5;
+
+DecoderSettings settings(DType compute = DType::f32, bool recompute = false, std::int64_t loss_chunk_rows = 16) {
+  return {compute, recompute, loss_chunk_rows};
+}
+
+double mean_loss(const std::vector<float>& losses, const HostBatch& batch) {
+  double sum = 0;
+  for (const float loss : losses) sum += loss;
+  return sum / static_cast<double>(batch.trained());
+}
+
+class FixtureTest : public testing::TestWithParam<const char*> {
+ protected:
+  CpuRig cpu;
+  const ModelFixture fixture{GetParam()};
+  const HostBatch batch = HostBatch::join(fixture.batch());
+
+  DecoderRig rig(const DecoderSettings& s) { return DecoderRig(cpu.stream(), cpu.ops(), fixture, s); }
+};
+
+std::string name_of_case(const testing::TestParamInfo<const char*>& info) {
+  std::string name = info.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, FixtureTest,
+                         testing::Values("llama-untied", "llama-tied-llama3", "llama-v4", "llama-bias", "llama-sharded",
+                                         "qwen3-tied", "qwen3-untied-v4", "qwen3-bf16-v4"),
+                         name_of_case);
+
+TEST_P(FixtureTest, LogitsOfEveryDocumentAreThoseOfPyTorch) {
+  const auto expected = test::read_safetensors(fixture.path / "logits.safetensors");
+  ASSERT_EQ(expected.size(), fixture.batch().size());
+  const std::vector<float> logits = rig(settings()).logits(batch);
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const auto& document = expected.at("logits." + std::to_string(i));
+    const auto begin = static_cast<std::int64_t>(batch.offsets[i]);
+    expect_near_in_norm(test::rows_of(logits, begin, document.shape[0], fixture.spec.vocab), document.values,
+                        fp32_order, "document " + std::to_string(i));
+  }
+}
+
+TEST_P(FixtureTest, LossAndEveryGradientAreThoseOfPyTorch) {
+  const auto& numbers = fixture.expected.at("batch");
+  ASSERT_EQ(batch.trained(), numbers.at("trained_tokens"));
+  const auto expected = test::read_safetensors(fixture.path / "grads.safetensors");
+  const StepResult step = rig(settings()).step(batch);
+
+  const double loss = numbers.at("loss");
+  EXPECT_NEAR(mean_loss(step.losses, batch), loss, fp32_order * loss);
+  EXPECT_EQ(expected.size(), step.gradients.size());
+  double squares = 0;
+  for (const auto& [name, gradient] : step.gradients) {
+    ASSERT_TRUE(expected.contains(name)) << name;
+    expect_near_in_norm(gradient, expected.at(name).values, fp32_order, name);
+    squares += test::norm(gradient) * test::norm(gradient);
+  }
+  const double norm = numbers.at("grad_norm");
+  EXPECT_NEAR(std::sqrt(squares), norm, fp32_order * norm);
+}
+
+TEST_P(FixtureTest, TheLossAloneIsTheLossOfTheStep) {
+  // The same ops on the same numbers, so the same bits; 0 where nothing is trained.
+  auto decoder = rig(settings());
+  const std::vector<float> losses = decoder.losses(batch);
+  EXPECT_EQ(losses, decoder.step(batch).losses);
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    if (batch.targets[i] < 0)
+      EXPECT_EQ(losses[i], 0) << "token " << i;
+    else
+      EXPECT_GT(losses[i], 0) << "token " << i;
+  }
+}
+
+// In bf16 every stored value is rounded at 2^-8 instead of 2^-24, and to first order errors grow in proportion. What
+// rounding does to these gradients in fp32, in the worst tensor, is the fixture's own fp32_noise; 2^16 times that
+// bounds every tensor in bf16, since sums are still fp32. A difference near fp32's would mean that bf16 did not run.
+TEST_P(FixtureTest, Bf16IsAsFarFromPyTorchAsItsRoundingExplains) {
+  const double bound = 0x1p16 * fixture.expected.at("batch").at("fp32_noise").at("grad").get<double>();
+  auto decoder = rig(settings(DType::bf16));
+  const auto expected_logits = test::read_safetensors(fixture.path / "logits.safetensors");
+  const std::vector<float> logits = decoder.logits(batch);
+  for (std::size_t i = 0; i < expected_logits.size(); ++i) {
+    const auto& document = expected_logits.at("logits." + std::to_string(i));
+    const auto begin = static_cast<std::int64_t>(batch.offsets[i]);
+    const auto rows = test::rows_of(logits, begin, document.shape[0], fixture.spec.vocab);
+    expect_near_in_norm(rows, document.values, bound, "document " + std::to_string(i));
+    EXPECT_GT(distance(rows, document.values), 1e-3 * test::norm(document.values));
+  }
+  const auto expected = test::read_safetensors(fixture.path / "grads.safetensors");
+  const StepResult step = decoder.step(batch);
+  for (const auto& [name, gradient] : step.gradients)
+    expect_near_in_norm(gradient, expected.at(name).values, bound, name);
+  const double loss = fixture.expected.at("batch").at("loss");
+  EXPECT_NEAR(mean_loss(step.losses, batch), loss, bound * loss);
+}
+
+// ---- Greedy decoding with a KV cache ----
+
+class GreedyTest : public testing::TestWithParam<const char*> {
+ protected:
+  // As many ids after the prompt as the fixture has. The prompt is fed in pieces of `piece` tokens.
+  std::vector<std::int32_t> decode(DecoderRig& decoder, std::size_t piece) {
+    const std::span<const std::int32_t> given = prompt;
+    const std::size_t count = generated.size();
+    auto cache = decoder.make_cache(static_cast<std::int64_t>(prompt.size() + count));
+    std::vector<float> logits;
+    for (std::size_t at = 0; at < given.size(); at += piece)
+      logits = decoder.feed(cache, given.subspan(at, std::min(piece, given.size() - at)));
+    std::vector<std::int32_t> ids;
+    for (;;) {
+      ids.push_back(static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+      if (ids.size() == count) return ids;
+      logits = decoder.feed(cache, std::span(ids).last(1));
+    }
+  }
+
+  CpuRig cpu;
+  const ModelFixture fixture{GetParam()};
+  const nlohmann::json greedy = nlohmann::json::parse(test::read_file(fixture.path / "greedy.json"));
+  const std::vector<std::int32_t> prompt = greedy.at("prompt"), generated = greedy.at("generated");
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, GreedyTest, testing::Values("llama-tied-llama3", "qwen3-tied"), name_of_case);
+
+TEST_P(GreedyTest, ContinuesAsPyTorchHoweverThePromptIsFed) {
+  DecoderRig decoder(cpu.stream(), cpu.ops(), fixture, settings());
+  for (const std::size_t piece : {prompt.size(), std::size_t{1}, std::size_t{4}})
+    EXPECT_EQ(decode(decoder, piece), generated) << "prompt in pieces of " << piece;
+}
+
+TEST_P(GreedyTest, LogitsWithTheCacheAreThoseWithout) {
+  test::Document document;
+  document.ids = prompt;
+  document.ids.insert(document.ids.end(), generated.begin(), generated.end());
+  document.labels.assign(document.ids.size(), -1);
+  const std::span<const std::int32_t> ids = document.ids;
+  // The same sums over the same keys in other shapes. In bf16 the stored values round alike, but a value near the
+  // middle of two may fall either way: an error of one rounding, at 2^16 times the size.
+  for (const auto& [compute, bound] : {std::pair{DType::f32, fp32_order}, std::pair{DType::bf16, 0x1p-8}}) {
+    DecoderRig decoder(cpu.stream(), cpu.ops(), fixture, settings(compute));
+    const std::vector<float> whole = decoder.logits(HostBatch::join({&document, 1}));
+    auto cache = decoder.make_cache(static_cast<std::int64_t>(ids.size()));
+    for (std::size_t at = 0, piece = 7; at < ids.size(); at += piece, piece = 1) {
+      const std::size_t count = std::min(piece, ids.size() - at);
+      const std::vector<float> logits = decoder.feed(cache, ids.subspan(at, count));
+      const auto row = static_cast<std::int64_t>(at + count) - 1;
+      ASSERT_EQ(cache.views.used, row + 1);
+      expect_near_in_norm(logits, test::rows_of(whole, row, 1, fixture.spec.vocab), bound,
+                          "token " + std::to_string(row) + " in " + std::string(name_of(compute)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace so

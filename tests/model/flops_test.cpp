@@ -1,0 +1,70 @@
+#include "model/flops.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "model/config.h"
+#include "model/published_configs.h"
+
+namespace so {
+namespace {
+
+// Per layer: qkv 24 x 4, o 4 x 12, gate, up and down 3 x 5 x 4: 204 in matrices, and two norms of 4.
+DecoderSpec tiny() {
+  DecoderSpec s;
+  s.architecture = "LlamaForCausalLM";
+  s.vocab = 10, s.hidden = 4, s.layers = 2, s.heads = 2, s.kv_heads = 1, s.head_dim = 6, s.intermediate = 5;
+  return s;
+}
+
+TEST(Flops, ParametersOfATinyModel) {
+  DecoderSpec s = tiny();
+  EXPECT_EQ(parameter_count(s), 2 * (204 + 8) + 4 + 40 + 40);
+  s.tied_embeddings = true;
+  EXPECT_EQ(parameter_count(s), 2 * (204 + 8) + 4 + 40);
+  s.qk_norm = true;
+  EXPECT_EQ(parameter_count(s), 2 * (204 + 8 + 12) + 4 + 40);
+  s.attention_bias = true;  // 24 on q, k, v and 4 on o
+  EXPECT_EQ(parameter_count(s), 2 * (204 + 8 + 12 + 28) + 4 + 40);
+  s.mlp_bias = true;  // 10 on gate and up, 4 on down
+  EXPECT_EQ(parameter_count(s), 2 * (204 + 8 + 12 + 28 + 14) + 4 + 40);
+}
+
+TEST(Flops, OfTheModelByHand) {
+  // Documents of 3 and 2 tokens. Matrices: (2 * 204 + 40) parameters, 2 FLOPs each forward and 4 backward, 5 tokens.
+  // Attention: 1 + 2 + 3 and 1 + 2 pairs of query and key, in 2 layers of 2 heads; a pair costs 2 * 6 for its score and
+  // 2 * 6 for its value forward, and twice that backward.
+  const std::array<std::int32_t, 3> cu_seqlens{0, 3, 5};
+  const double matrices = 448.0 * 6 * 5, attention = 9.0 * 2 * 2 * (12 + 12) * 3;
+  DecoderSpec s = tiny();
+  EXPECT_EQ(model_flops(s, cu_seqlens), matrices + attention);
+  EXPECT_EQ(matrices + attention, 16032);
+  // A tied projection is the same product; norms and biases are no products.
+  s.tied_embeddings = s.qk_norm = s.attention_bias = s.mlp_bias = true;
+  EXPECT_EQ(model_flops(s, cu_seqlens), 16032);
+  // Two documents cost less than one of their length: they do not meet.
+  const std::array<std::int32_t, 2> joined{0, 5};
+  EXPECT_EQ(model_flops(s, joined) - 16032, 6.0 * 2 * 2 * (12 + 12) * 3);
+  EXPECT_EQ(model_flops(s, {}), 0);
+}
+
+TEST(Flops, OfThePublishedCountByHand) {
+  // 3 rows of 7: 2 c P S + 4 c L H S^2 each, P = 508.
+  EXPECT_EQ(reference_flops(tiny(), 3, 7, false), 3.0 * (2 * 3 * 508 * 7 + 4 * 3 * 2 * 4 * 49));
+  EXPECT_EQ(reference_flops(tiny(), 3, 7, true), 3.0 * (2 * 4 * 508 * 7 + 4 * 4 * 2 * 4 * 49));
+}
+
+TEST(Flops, OfALargeModelDoNotOverflow) {
+  // 70B parameters, a million tokens in one document: beyond 2^63.
+  const DecoderSpec s = read_decoder_spec(test::llama_3_3_70b, "config.json");
+  const std::array<std::int32_t, 2> cu_seqlens{0, 1 << 20};
+  const double n = 1 << 20;
+  const double matrices = 6 * (70'553'706'496.0 - 128256.0 * 8192 - 161.0 * 8192) * n;
+  const double attention = 12 * 80 * 64 * 128 * n * (n + 1) / 2;
+  EXPECT_DOUBLE_EQ(model_flops(s, cu_seqlens), matrices + attention);
+  EXPECT_GT(model_flops(s, cu_seqlens), 0x1p62);
+}
+
+}  // namespace
+}  // namespace so

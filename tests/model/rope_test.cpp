@@ -1,0 +1,81 @@
+#include "model/rope.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <numbers>
+
+namespace so {
+namespace {
+
+constexpr double u = 0x1p-24;  // fp32's unit roundoff
+
+enum Band { kept, blended, stretched };
+
+// The published description of Llama 3.1's scaling, in double: short waves stay, long ones are stretched by `factor`,
+// and those between go linearly in original_positions / wavelength from one to the other.
+std::pair<double, Band> reference_frequency(const RopeSpec& rope, std::int64_t pair) {
+  const double plain = std::pow(rope.theta, -2.0 * static_cast<double>(pair) / static_cast<double>(rope.rotary_dim));
+  if (rope.scaling == RopeScaling::none) return {plain, kept};
+  const double waves = static_cast<double>(rope.original_positions) * plain / (2 * std::numbers::pi);
+  if (waves > rope.high_freq_factor) return {plain, kept};
+  if (waves < rope.low_freq_factor) return {plain / rope.factor, stretched};
+  const double share = (waves - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor);
+  return {plain * (share + (1 - share) / rope.factor), blended};
+}
+
+RopeSpec llama3(double theta, std::int64_t dim, double factor, std::int64_t original) {
+  return {theta, dim, RopeScaling::llama3, factor, 1, 4, original};
+}
+
+TEST(Rope, PlainFrequencies) {
+  for (const double theta : {10000.0, 500000.0, 1e6})
+    for (const std::int64_t dim : {2, 6, 64, 128}) {
+      const RopeSpec rope{.theta = theta, .rotary_dim = dim};
+      const std::vector<float> frequencies = rope_frequencies(rope);
+      ASSERT_EQ(static_cast<std::int64_t>(frequencies.size()), dim / 2);
+      EXPECT_EQ(frequencies[0], 1.0f);
+      for (std::int64_t i = 0; i < dim / 2; ++i) {
+        const double expected = reference_frequency(rope, i).first;
+        // The exponent's rounding, times ln(theta) < 14, and the roundings of the power and the quotient.
+        EXPECT_NEAR(frequencies[static_cast<std::size_t>(i)], expected, 17 * u * expected) << theta << " " << i;
+      }
+    }
+}
+
+TEST(Rope, Llama3FrequenciesInAllThreeBands) {
+  for (const RopeSpec& rope : {llama3(500000, 128, 8, 8192), llama3(500000, 64, 32, 8192), llama3(500, 8, 8, 32)}) {
+    const std::vector<float> frequencies = rope_frequencies(rope);
+    std::array<int, 3> used{};
+    for (std::int64_t i = 0; i < rope.rotary_dim / 2; ++i) {
+      const auto [expected, band] = reference_frequency(rope, i);
+      ++used[band];
+      // As above; where blended, an error of the share, some u, is magnified by at most factor against the result.
+      const double tolerance = (17 + (band == blended ? 8 * rope.factor : 1)) * u * expected;
+      EXPECT_NEAR(frequencies[static_cast<std::size_t>(i)], expected, tolerance) << "pair " << i << ", band " << band;
+    }
+    EXPECT_GT(used[kept], 0);
+    EXPECT_GT(used[blended], 0);
+    EXPECT_GT(used[stretched], 0);
+  }
+}
+
+TEST(Rope, TheTableHoldsCosinesThenSinesOfEveryPosition) {
+  const RopeSpec rope = llama3(500000, 12, 8, 64);
+  const std::vector<float> frequencies = rope_frequencies(rope);
+  constexpr std::int64_t positions = 300;
+  const std::vector<float> table = rope_table(rope, positions);
+  const std::size_t half = frequencies.size();
+  ASSERT_EQ(table.size(), positions * 2 * half);
+  for (std::size_t p = 0; p < positions; ++p)
+    for (std::size_t i = 0; i < half; ++i) {
+      const double angle = static_cast<double>(p) * static_cast<double>(frequencies[i]);
+      const double tolerance = u * (angle + 1);  // the angle is rounded once, and so is the result
+      EXPECT_NEAR(table[2 * p * half + i], std::cos(angle), tolerance) << p << " " << i;
+      EXPECT_NEAR(table[(2 * p + 1) * half + i], std::sin(angle), tolerance) << p << " " << i;
+    }
+}
+
+}  // namespace
+}  // namespace so

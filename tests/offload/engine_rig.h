@@ -1,0 +1,225 @@
+// An engine on the CPU device with synthetic gradients, and the plain loop it must equal.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "offload/engine.h"
+#include "optim/adamw_twin.h"
+#include "support/random_tensors.h"
+
+namespace so::test {
+
+// Four units, decayed and not, joined matrices, sizes that need padding, one parameter that several threads share.
+inline ParameterLayout engine_layout() {
+  return ParameterLayout({
+      {"embed", {120, 160}, true, 0, false},
+      {"1.norm", {160}, false, 1, false},
+      {"1.q", {80, 80}, true, 1, false},
+      {"1.k", {21, 80}, true, 1, true},
+      {"1.v", {21, 80}, true, 1, true},
+      {"1.q_bias", {77}, false, 1, false},
+      {"1.k_bias", {21}, false, 1, true},
+      {"2.norm", {7}, false, 2, false},
+      {"2.up", {230, 200}, true, 2, false},
+      {"final_norm", {33}, false, 3, false},
+      {"head", {50, 64}, true, 3, false},
+  });
+}
+
+using Flat = std::vector<std::vector<float>>;  // a vector a parameter
+
+// Multiples of 2^-8 below 8 in size, scaled by a power of two: sums of a few are exact, and sums of their squares are
+// exact in double in any order, so that the reference's norm needs no agreement on an order.
+inline Flat synthetic_gradients(const ParameterLayout& layout, unsigned seed, float scale = 1) {
+  std::mt19937 random(seed);
+  Flat flat;
+  for (const Parameter& p : layout.parameters()) {
+    auto& values = flat.emplace_back(static_cast<std::size_t>(p.size()));
+    for (float& x : values) x = scale * std::ldexp(static_cast<float>(static_cast<int>(random() >> 20) - 2048), -8);
+  }
+  return flat;
+}
+
+// The optimizer as a loop over elements, without buckets, threads or copies.
+class ReferenceLoop {
+ public:
+  ReferenceLoop(const ParameterLayout& layout, const EngineSettings& settings, const Flat& initial)
+      : layout_(layout), settings_(settings), master(initial), m(initial), v(initial) {
+    for (Flat* moments : {&m, &v})
+      for (auto& values : *moments) std::fill(values.begin(), values.end(), 0.0f);
+  }
+
+  // Returns the clip coefficient.
+  float step(const Flat& gradient, double lr, std::int64_t update_number) {
+    double squares = 0;
+    for (const auto& values : gradient)
+      for (const float g : values) squares += static_cast<double>(g) * g;
+    const double norm = std::sqrt(squares);
+    const float clip = settings_.max_grad_norm > 0
+                           ? static_cast<float>(std::min(1.0, settings_.max_grad_norm / (norm + 1e-6)))
+                           : 1.0f;
+    const AdamWStep step = make_adamw_step(settings_.adamw, lr, settings_.weight_decay, update_number, clip);
+    for (std::size_t p = 0; p < gradient.size(); ++p)
+      for (std::size_t i = 0; i < gradient[p].size(); ++i) {
+        const TwinElement now = adamw_twin(step, layout_.parameter(static_cast<int>(p)).decay, gradient[p][i],
+                                           {master[p][i], m[p][i], v[p][i]});
+        master[p][i] = now.p;
+        m[p][i] = now.m;
+        v[p][i] = now.v;
+      }
+    return clip;
+  }
+
+ private:
+  const ParameterLayout& layout_;
+  EngineSettings settings_;
+
+ public:
+  Flat master, m, v;
+};
+
+// Everything the engine holds, padding included.
+struct EngineBytes {
+  std::vector<float> master, m, v;
+  std::vector<std::byte> weights;  // on the device
+
+  bool operator==(const EngineBytes& other) const {
+    const auto equal = [](const std::vector<float>& a, const std::vector<float>& b) {
+      return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    };
+    return equal(master, other.master) && equal(m, other.m) && equal(v, other.v) && weights == other.weights;
+  }
+};
+
+class EngineRig {
+ public:
+  EngineRig(const ParameterLayout& layout, const EngineSettings& settings, int threads)
+      : layout_(layout),
+        cpus_(static_cast<std::size_t>(threads)),
+        host_pool_("host", (std::iota(cpus_.begin(), cpus_.end(), 0), cpus_), false),
+        ranks_(make_single_communicator()),
+        engine_(rig_.device(), rig_.ops(), host_pool_, *ranks_, layout, settings) {}
+
+  // A test may end with work under way that uses the engine's memory.
+  ~EngineRig() {
+    try {
+      stream().synchronize();
+    } catch (...) {  // its error was the test's business
+    }
+  }
+  EngineRig(const EngineRig&) = delete;
+  EngineRig& operator=(const EngineRig&) = delete;
+
+  OffloadEngine& engine() { return engine_; }
+  Stream& stream() { return rig_.stream(); }
+
+  void load(const Flat& master) {
+    for (int p = 0; p < layout_.count(); ++p)
+      std::copy(master[static_cast<std::size_t>(p)].begin(), master[static_cast<std::size_t>(p)].end(),
+                engine_.master().begin() + layout_.range(p).begin);
+    engine_.upload_weights();
+  }
+
+  // A micro-batch whose gradients are `gradient`, unit by unit, last first, as a model makes them. `shared`, if given,
+  // is a second use of parameter 0 by the last unit, as tied embeddings make. Must live until the stream has run.
+  void micro_batch(const Flat& gradient, bool first, const std::vector<float>* shared = nullptr) {
+    for (int unit = 0; unit < layout_.units(); ++unit) engine_.require_weights(unit, stream());
+    if (shared != nullptr) write(0, 1, {shared}, first ? Accumulate::overwrite : Accumulate::add);
+    for (int unit = layout_.units() - 1; unit >= 0; --unit) {
+      const auto [begin, end] = layout_.unit_parameters(unit);
+      for (int p = begin; p < end;) {
+        int count = 1;
+        while (p + count < end && layout_.parameter(p + count).joined) ++count;
+        std::vector<const std::vector<float>*> values;
+        for (int i = p; i < p + count; ++i) values.push_back(&gradient[static_cast<std::size_t>(i)]);
+        write(p, count, values, first && !(p == 0 && shared != nullptr) ? Accumulate::overwrite : Accumulate::add);
+        p += count;
+      }
+      engine_.gradients_ready(unit, stream());
+      engine_.release_weights(unit, stream());
+    }
+  }
+
+  // One optimizer step of a single micro-batch.
+  Verdict step(const Flat& gradient, double lr, std::int64_t update_number) {
+    engine_.begin_last_micro_batch();
+    micro_batch(gradient, true);
+    return engine_.finish_step(stream(), lr, update_number);
+  }
+
+  EngineBytes bytes() {
+    EngineBytes all;
+    all.master.assign(engine_.master().begin(), engine_.master().end());
+    all.m.assign(engine_.first_moment().begin(), engine_.first_moment().end());
+    all.v.assign(engine_.second_moment().begin(), engine_.second_moment().end());
+    for (int unit = 0; unit < layout_.units(); ++unit) engine_.require_weights(unit, stream());
+    all.weights.resize(all.master.size() * size_of(engine_.compute_dtype()));
+    stream().copy(all.weights.data(), engine_.weight(0).data(), all.weights.size());
+    stream().synchronize();
+    return all;
+  }
+
+  // Master, moments and device weights hold the reference's bits.
+  testing::AssertionResult equals(const ReferenceLoop& reference) {
+    const EngineBytes all = bytes();
+    for (int p = 0; p < layout_.count(); ++p) {
+      const auto i = static_cast<std::size_t>(p);
+      const auto slice = [&](const std::vector<float>& flat) {
+        return std::vector<float>(flat.begin() + layout_.range(p).begin, flat.begin() + layout_.range(p).end);
+      };
+      const std::string& name = layout_.parameter(p).name;
+      if (auto same = same_bits(slice(all.master), reference.master[i]); !same) return same << " (master of " << name << ")";
+      if (auto same = same_bits(slice(all.m), reference.m[i]); !same) return same << " (m of " << name << ")";
+      if (auto same = same_bits(slice(all.v), reference.v[i]); !same) return same << " (v of " << name << ")";
+      if (auto same = same_weights(all.weights, p, reference.master[i]); !same) return same << " (weights of " << name << ")";
+    }
+    return testing::AssertionSuccess();
+  }
+
+ private:
+  void write(int first, int count, const std::vector<const std::vector<float>*>& values, Accumulate expected) {
+    const GradientSink::Target target = engine_.gradient(first, count);
+    ASSERT_EQ(target.mode, expected) << layout_.parameter(first).name;
+    const Accumulate mode = target.mode;
+    float* to = target.tensor.as<float>();
+    stream().host("write gradient", [to, mode, values] {
+      float* at = to;
+      for (const auto* source : values)
+        for (const float g : *source) *at = mode == Accumulate::add ? *at + g : g, ++at;
+    });
+  }
+
+  testing::AssertionResult same_weights(const std::vector<std::byte>& weights, int p, const std::vector<float>& master) {
+    const bool half = engine_.compute_dtype() == DType::bf16;
+    const std::size_t size = half ? 2 : 4;
+    for (std::size_t i = 0; i < master.size(); ++i) {
+      // bf16 is the upper half of fp32, rounded to nearest, ties to even.
+      const auto bits = std::bit_cast<std::uint32_t>(master[i]);
+      const std::uint32_t expected = half ? (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16 : bits;
+      std::uint32_t got = 0;
+      std::memcpy(&got, weights.data() + (static_cast<std::size_t>(layout_.range(p).begin) + i) * size, size);
+      if (got != expected) return testing::AssertionFailure() << "element " << i << " has bits " << got << ", expected " << expected;
+    }
+    return testing::AssertionSuccess();
+  }
+
+  const ParameterLayout& layout_;
+  CpuRig rig_;
+  std::vector<int> cpus_;
+  ThreadPool host_pool_;
+  std::unique_ptr<Communicator> ranks_;
+  OffloadEngine engine_;
+};
+
+}  // namespace so::test

@@ -1,0 +1,330 @@
+// The engine against a plain loop over elements, bit for bit; steps that must leave everything untouched; a save that
+// runs beside a step.
+#include "offload/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cfloat>
+#include <chrono>
+#include <limits>
+#include <thread>
+#include <tuple>
+
+#include "offload/engine_rig.h"
+
+namespace so::test {
+namespace {
+
+constexpr double kLr[] = {1e-2, 3e-3, 0, 1e-3, 2e-2};
+constexpr std::size_t kSteps = std::size(kLr);
+constexpr std::size_t kMicroBatches = 3;
+
+EngineSettings settings_of(DType compute, std::int64_t bucket_elements, double max_grad_norm = 0) {
+  EngineSettings settings;
+  settings.compute = compute;
+  settings.bucket_elements = bucket_elements;
+  settings.weight_decay = 0.1;
+  settings.max_grad_norm = max_grad_norm;
+  return settings;
+}
+
+// The gradients of five steps of three micro-batches, what they add up to in the order they are written, and the
+// initial weights. Made once.
+struct Scenario {
+  ParameterLayout layout = engine_layout();
+  Flat initial = synthetic_gradients(layout, 1, 0.125f);
+  std::vector<std::vector<Flat>> micro_batches;
+  std::vector<std::vector<std::vector<float>>> shared;  // [step][micro-batch]: second uses of parameter 0
+  std::vector<Flat> sums;
+  std::vector<double> norms;
+
+  Scenario() {
+    unsigned seed = 2;
+    for (std::size_t s = 0; s < kSteps; ++s) {
+      const float scale = s % 2 == 0 ? 1.0f : 0x1p-6f;  // so that a limit between them clips every other step
+      micro_batches.emplace_back();
+      shared.emplace_back();
+      for (std::size_t i = 0; i < kMicroBatches; ++i) {
+        micro_batches[s].push_back(synthetic_gradients(layout, seed++, scale));
+        shared[s].push_back(synthetic_gradients(layout, seed++, scale)[0]);
+        if (i == 0) sums.push_back(micro_batches[s][0]);
+        for (std::size_t p = 0; p < sums[s].size(); ++p)
+          for (std::size_t e = 0; e < sums[s][p].size(); ++e) {
+            if (i > 0) sums[s][p][e] += micro_batches[s][i][p][e];
+            if (p == 0) sums[s][p][e] += shared[s][i][e];
+          }
+      }
+      double squares = 0;
+      for (const auto& values : sums[s])
+        for (const float g : values) squares += static_cast<double>(g) * g;
+      norms.push_back(std::sqrt(squares));
+    }
+  }
+};
+const Scenario& the_run() {
+  static const Scenario run;
+  return run;
+}
+
+enum class Clipping { never, sometimes, always };
+std::int64_t clipped_steps(Clipping clipping) {
+  return clipping == Clipping::never ? 0 : clipping == Clipping::always ? 5 : 3;
+}
+
+class EngineEquality : public testing::TestWithParam<std::tuple<DType, Clipping>> {};
+
+TEST_P(EngineEquality, WithThePlainLoop) {
+  const auto [compute, clipping] = GetParam();
+  const Scenario& run = the_run();
+  // Never: a limit that is there, but above every norm.
+  const double max_norm = clipping == Clipping::never       ? 4 * run.norms[0]
+                          : clipping == Clipping::sometimes ? std::sqrt(run.norms[0] * run.norms[1])
+                                                            : run.norms[1] / 3;
+  const ParameterLayout& layout = run.layout;
+  ReferenceLoop reference(layout, settings_of(compute, 64, max_norm), run.initial);
+  for (std::size_t s = 0; s < kSteps; ++s) reference.step(run.sums[s], kLr[s], static_cast<std::int64_t>(s) + 1);
+
+  for (const std::int64_t elements : {std::int64_t{512}, std::int64_t{6400}, std::int64_t{1} << 15, layout.elements()}) {
+    for (int threads = 1; threads <= 3; ++threads) {
+      SCOPED_TRACE("buckets of " + std::to_string(elements) + ", threads " + std::to_string(threads));
+      EngineRig rig(layout, settings_of(compute, elements, max_norm), threads);
+      rig.load(run.initial);
+      for (std::size_t s = 0; s < kSteps; ++s) {
+        for (std::size_t i = 0; i < kMicroBatches; ++i) {
+          if (i + 1 == kMicroBatches) rig.engine().begin_last_micro_batch();
+          rig.micro_batch(run.micro_batches[s][i], i == 0, &run.shared[s][i]);
+        }
+        const Verdict verdict = rig.engine().finish_step(rig.stream(), kLr[s], static_cast<std::int64_t>(s) + 1);
+        ASSERT_TRUE(verdict.finite);
+        ASSERT_EQ(verdict.norm, run.norms[s]) << "sums of these squares are exact in any order";
+      }
+      ASSERT_TRUE(rig.equals(reference));
+      const EngineCounters& counters = rig.engine().counters();
+      const auto buckets = static_cast<std::int64_t>(rig.engine().buckets().size());
+      EXPECT_EQ(buckets == 1, elements == layout.elements());
+      EXPECT_EQ(counters.steps, static_cast<std::int64_t>(kSteps));
+      EXPECT_EQ(counters.clipped_steps, clipped_steps(clipping));
+      EXPECT_EQ(counters.committed_buckets, buckets * static_cast<std::int64_t>(kSteps));
+      EXPECT_EQ(counters.skipped_steps, 0);
+      EXPECT_EQ(counters.discarded_buckets, 0);
+    }
+  }
+}
+
+std::string equality_name(const testing::TestParamInfo<std::tuple<DType, Clipping>>& info) {
+  const char* names[] = {"never", "sometimes", "always"};
+  return std::string(name_of(std::get<0>(info.param))) + "_clips_" + names[static_cast<int>(std::get<1>(info.param))];
+}
+INSTANTIATE_TEST_SUITE_P(Engine, EngineEquality,
+                         testing::Combine(testing::Values(DType::f32, DType::bf16),
+                                          testing::Values(Clipping::never, Clipping::sometimes, Clipping::always)),
+                         equality_name);
+
+TEST(Engine, SmallestBucketsOfOneAlignmentUnit) {
+  const ParameterLayout layout({{"a", {5, 70}, true, 0, false}, {"b", {3}, false, 1, false}, {"c", {130}, false, 1, false}});
+  const EngineSettings settings = settings_of(DType::bf16, ParameterLayout::alignment);
+  EngineRig rig(layout, settings, 2);
+  ASSERT_EQ(static_cast<std::int64_t>(rig.engine().buckets().size()), layout.elements() / ParameterLayout::alignment);
+  const Flat initial = synthetic_gradients(layout, 1);
+  ReferenceLoop reference(layout, settings, initial);
+  rig.load(initial);
+  for (unsigned s = 1; s <= 4; ++s) {
+    const Flat gradient = synthetic_gradients(layout, s + 1);
+    rig.step(gradient, 1e-2, s);
+    reference.step(gradient, 1e-2, s);
+    ASSERT_TRUE(rig.equals(reference)) << "step " << s;
+  }
+}
+
+struct BadGradient {
+  const char* name;
+  int parameter;
+  float value;
+};
+
+class EngineSkips : public testing::TestWithParam<std::tuple<DType, BadGradient>> {};
+
+// A gradient that is not finite, somewhere in the first, a middle or the last bucket: that step leaves every byte as it
+// was, and the steps around it are those of a run without it.
+TEST_P(EngineSkips, AndChangesNothing) {
+  const auto [compute, bad] = GetParam();
+  const ParameterLayout& layout = the_run().layout;
+  for (const std::size_t bad_step : {std::size_t{0}, std::size_t{1}, std::size_t{3}}) {
+    SCOPED_TRACE("bad step " + std::to_string(bad_step));
+    const EngineSettings settings = settings_of(compute, 4096, 1.0);
+    EngineRig rig(layout, settings, 2);
+    ReferenceLoop reference(layout, settings, the_run().initial);
+    rig.load(the_run().initial);
+    const auto buckets = static_cast<std::int64_t>(rig.engine().buckets().size());
+    ASSERT_GT(buckets, 2);
+    std::int64_t updates = 0;
+    for (std::size_t s = 0; s < 4; ++s) {
+      Flat gradient = the_run().micro_batches[s][0];
+      if (s == bad_step) {
+        auto& values = gradient[static_cast<std::size_t>(bad.parameter)];
+        values[values.size() - 1] = bad.value;
+        // A later parameter is broken too: the first is the one to name.
+        if (bad.parameter + 1 < layout.count()) gradient.back()[5] = std::numeric_limits<float>::quiet_NaN();
+        const EngineBytes before = rig.bytes();
+        const Verdict verdict = rig.step(gradient, 1e-2, updates + 1);
+        EXPECT_FALSE(verdict.finite);
+        EXPECT_TRUE(std::isnan(verdict.norm));
+        ASSERT_EQ(verdict.non_finite_parameter, bad.parameter);
+        ASSERT_TRUE(rig.bytes() == before) << "a skipped step changed something";
+        EXPECT_EQ(rig.engine().counters().discarded_buckets, buckets);
+        EXPECT_EQ(rig.engine().counters().skipped_steps, 1);
+        continue;
+      }
+      ++updates;
+      ASSERT_TRUE(rig.step(gradient, 1e-2, updates).finite);
+      reference.step(gradient, 1e-2, updates);
+      ASSERT_TRUE(rig.equals(reference)) << "step " << s;
+    }
+    const EngineCounters& counters = rig.engine().counters();
+    EXPECT_EQ(counters.steps, 4);
+    EXPECT_EQ(counters.skipped_steps, 1);
+    EXPECT_EQ(counters.clipped_steps, 3);
+    EXPECT_EQ(counters.committed_buckets, 3 * buckets);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Engine, EngineSkips,
+    testing::Combine(testing::Values(DType::f32, DType::bf16),
+                     testing::Values(BadGradient{"nan_first", 0, std::numeric_limits<float>::quiet_NaN()},
+                                     BadGradient{"inf_middle", 6, std::numeric_limits<float>::infinity()},
+                                     BadGradient{"minus_inf_large", 8, -std::numeric_limits<float>::infinity()},
+                                     BadGradient{"nan_last", 10, std::numeric_limits<float>::quiet_NaN()})),
+    [](const auto& i) { return std::string(name_of(std::get<0>(i.param))) + "_" + std::get<1>(i.param).name; });
+
+TEST(Engine, NonFiniteInAnEarlierMicroBatchSkipsTheStep) {
+  const ParameterLayout& layout = the_run().layout;
+  EngineRig rig(layout, settings_of(DType::f32, 4096), 1);
+  rig.load(the_run().initial);
+  Flat bad = the_run().micro_batches[0][0];
+  bad[2][17] = std::numeric_limits<float>::infinity();
+  const EngineBytes before = rig.bytes();
+  rig.micro_batch(bad, true);
+  rig.engine().begin_last_micro_batch();
+  rig.micro_batch(the_run().micro_batches[0][1], false);
+  EXPECT_EQ(rig.engine().finish_step(rig.stream(), 1e-2, 1).non_finite_parameter, 2);
+  EXPECT_TRUE(rig.bytes() == before);
+}
+
+// Squares of these overflow fp32, and their number times them almost fp32 itself; the step is sound.
+TEST(Engine, LargestFiniteGradientsAreNotSkipped) {
+  const ParameterLayout& layout = the_run().layout;
+  const EngineSettings settings = settings_of(DType::bf16, 4096, 1.0);
+  EngineRig rig(layout, settings, 2);
+  ReferenceLoop reference(layout, settings, the_run().initial);
+  rig.load(the_run().initial);
+  Flat gradient = the_run().micro_batches[0][0];
+  for (auto& values : gradient)
+    for (float& g : values) g = g < 0 ? -0x1p127f : 0x1p127f;  // a power of two: the sum of squares stays exact
+  const Verdict verdict = rig.step(gradient, 1e-2, 1);
+  EXPECT_TRUE(verdict.finite);
+  EXPECT_EQ(verdict.clip, reference.step(gradient, 1e-2, 1));
+  EXPECT_TRUE(rig.equals(reference));
+  EXPECT_EQ(rig.engine().counters().skipped_steps, 0);
+  EXPECT_EQ(rig.engine().counters().clipped_steps, 1);
+}
+
+TEST(Engine, UploadRoundsToNearestEven) {
+  const ParameterLayout layout({{"a", {9}, true, 0, false}, {"b", {300}, true, 1, false}});
+  // Exactly between two bf16, just beside, overflow to infinity, subnormals, signed zero.
+  const std::vector<float> values = {0x1.01p0f,  0x1.03p0f, 0x1.010002p0f, 0x1.00fffep0f, -0x1.01p0f,
+                                     FLT_MAX, 0x1p-140f, -0.0f,         0x1.8p-133f};
+  const std::vector<std::uint16_t> expected = {0x3f80, 0x3f82, 0x3f81, 0x3f80, 0xbf80, 0x7f80, 0x0000, 0x8000, 0x0002};
+  Flat master = synthetic_gradients(layout, 5, 0x1.234p0f);
+  master[0] = values;
+  EngineRig rig(layout, settings_of(DType::bf16, 64), 2);
+  rig.load(master);
+  const EngineBytes all = rig.bytes();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, all.weights.data() + 2 * i, 2);
+    EXPECT_EQ(bits, expected[i]) << values[i];
+  }
+  EXPECT_EQ(all.master[0], values[0]) << "the master is not rounded";
+  const EngineSettings settings = settings_of(DType::bf16, 64);
+  EXPECT_TRUE(rig.equals(ReferenceLoop(layout, settings, master)));
+}
+
+// A save reads bucket by bucket on its own thread while finish_step updates; it must see the state before the step.
+TEST(Engine, SaveBesideAStepSeesTheStateBeforeIt) {
+  const ParameterLayout& layout = the_run().layout;
+  EngineRig rig(layout, settings_of(DType::f32, 4096), 2);
+  OffloadEngine& engine = rig.engine();
+  rig.load(the_run().initial);
+  // Until a step has really had to wait for the save, which the first one almost always has.
+  for (std::int64_t step = 1; step <= 50; ++step) {
+    const EngineBytes before = rig.bytes();
+    EngineBytes saved;
+    std::atomic<bool> finishing = false;
+    engine.gate().begin();
+    std::thread save([&] {
+      while (!finishing) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      for (const Bucket& bucket : engine.buckets()) {
+        const auto begin = static_cast<std::ptrdiff_t>(bucket.range().begin), end = static_cast<std::ptrdiff_t>(bucket.range().end);
+        const auto append = [&](std::vector<float>& to, std::span<float> from) {
+          to.insert(to.end(), from.begin() + begin, from.begin() + end);
+        };
+        append(saved.master, engine.master());
+        append(saved.m, engine.first_moment());
+        append(saved.v, engine.second_moment());
+        engine.gate().passed(bucket.index());
+      }
+      engine.gate().end();
+    });
+    engine.begin_last_micro_batch();
+    const Flat& gradient = the_run().micro_batches[static_cast<std::size_t>(step) % kSteps][0];
+    rig.micro_batch(gradient, true);
+    finishing = true;
+    engine.finish_step(rig.stream(), 1e-2, step);
+    save.join();
+    saved.weights = before.weights;  // a save reads host state only
+    ASSERT_TRUE(saved == before) << "the save saw a part of the step";
+    ASSERT_FALSE(rig.bytes() == before) << "the step did nothing";
+    if (engine.counters().save_wait_seconds > 0) return;
+  }
+  FAIL() << "no step ever waited for the save";
+}
+
+TEST(Engine, SaveBesideASkippedStepBlocksNothing) {
+  const ParameterLayout& layout = the_run().layout;
+  EngineRig rig(layout, settings_of(DType::f32, 4096), 1);
+  rig.load(the_run().initial);
+  Flat bad = the_run().micro_batches[0][0];
+  bad[0][0] = std::numeric_limits<float>::quiet_NaN();
+  rig.engine().gate().begin();  // nobody reads: a step that updated would wait forever
+  EXPECT_FALSE(rig.step(bad, 1e-2, 1).finite);
+  rig.engine().gate().end();
+}
+
+TEST(Engine, RefusesAnIncompleteStep) {
+  const ParameterLayout& layout = the_run().layout;
+  {
+    EngineRig rig(layout, settings_of(DType::f32, 4096), 1);
+    rig.load(the_run().initial);
+    rig.micro_batch(the_run().micro_batches[0][0], true);
+    EXPECT_THROW(rig.engine().finish_step(rig.stream(), 1e-2, 1), Bug) << "the last micro-batch was not announced";
+  }
+  EngineRig rig(layout, settings_of(DType::f32, 4096), 1);
+  rig.load(the_run().initial);
+  rig.step(the_run().micro_batches[0][0], 1e-2, 1);
+  // Now all but one parameter: what lies there is the last step's gradient.
+  rig.engine().begin_last_micro_batch();
+  for (int p = 0; p < layout.count(); ++p)
+    if (layout.parameter(p).name != "2.norm") rig.engine().gradient(p);
+  try {
+    rig.engine().finish_step(rig.stream(), 1e-2, 2);
+    ADD_FAILURE() << "updated with an earlier step's gradient";
+  } catch (const Bug& bug) {
+    EXPECT_NE(std::string(bug.what()).find("2.norm"), std::string::npos) << bug.what();
+  }
+}
+
+}  // namespace
+}  // namespace so::test

@@ -1,0 +1,112 @@
+#include "offload/parameter_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace so {
+namespace {
+
+Parameter matrix(std::string name, std::int64_t rows, std::int64_t columns, int unit, bool joined = false) {
+  return {std::move(name), {rows, columns}, true, unit, joined};
+}
+Parameter vector_of(std::string name, std::int64_t n, int unit) { return {std::move(name), {n}, false, unit, false}; }
+
+// Embedding; a layer with a norm, three joined matrices and another; a head norm.
+ParameterLayout example() {
+  return ParameterLayout({matrix("embed", 10, 7, 0),                                                       // 70
+                          vector_of("norm", 7, 1),                                                         // 7
+                          matrix("q", 8, 7, 1), matrix("k", 3, 7, 1, true), matrix("v", 3, 7, 1, true),    // 56 21 21
+                          matrix("o", 8, 8, 1),                                                            // 64
+                          vector_of("final_norm", 7, 2)});                                                 // 7
+}
+
+TEST(ParameterLayout, StartsAtMultiplesOfTheAlignmentUnlessJoined) {
+  const ParameterLayout layout = example();
+  const std::vector<Range> expected = {{0, 70}, {128, 135}, {192, 248}, {248, 269}, {269, 290}, {320, 384}, {384, 391}};
+  ASSERT_EQ(layout.count(), 7);
+  for (int i = 0; i < layout.count(); ++i) EXPECT_EQ(layout.range(i), expected[static_cast<std::size_t>(i)]) << i;
+  EXPECT_EQ(layout.elements(), 448);
+  EXPECT_EQ(layout.parameter_elements(), 70 + 7 + 56 + 21 + 21 + 64 + 7);
+}
+
+TEST(ParameterLayout, UnitsCoverTheRangeWithTheirPadding) {
+  const ParameterLayout layout = example();
+  ASSERT_EQ(layout.units(), 3);
+  EXPECT_EQ(layout.unit_range(0), (Range{0, 128}));
+  EXPECT_EQ(layout.unit_range(1), (Range{128, 384}));
+  EXPECT_EQ(layout.unit_range(2), (Range{384, 448}));
+  EXPECT_EQ(layout.unit_parameters(0), (std::pair{0, 1}));
+  EXPECT_EQ(layout.unit_parameters(1), (std::pair{1, 6}));
+  EXPECT_EQ(layout.unit_parameters(2), (std::pair{6, 7}));
+}
+
+TEST(ParameterLayout, FindsByName) {
+  const ParameterLayout layout = example();
+  EXPECT_EQ(layout.find("embed"), 0);
+  EXPECT_EQ(layout.find("v"), 4);
+  EXPECT_EQ(layout.find("w"), -1);
+}
+
+TEST(ParameterLayout, ViewsOfJoinedParametersReadAsOneMatrix) {
+  const ParameterLayout layout = example();
+  std::vector<float> flat(static_cast<std::size_t>(layout.elements()));
+  const Tensor qkv = layout.view(flat.data(), DType::f32, 2, 3);
+  EXPECT_EQ(std::vector(qkv.shape().begin(), qkv.shape().end()), (std::vector<std::int64_t>{14, 7}));
+  EXPECT_EQ(qkv.data(), flat.data() + 192);
+  const Tensor k = layout.view(flat.data(), DType::f32, 3);
+  EXPECT_EQ(k.data(), qkv.rows(8, 3).data());
+  EXPECT_EQ(std::vector(k.shape().begin(), k.shape().end()), (std::vector<std::int64_t>{3, 7}));
+  const Tensor norm = layout.view(flat.data(), DType::f32, 1);
+  EXPECT_EQ(std::vector(norm.shape().begin(), norm.shape().end()), std::vector<std::int64_t>{7});
+
+  std::vector<bf16> half(flat.size());
+  EXPECT_EQ(layout.view(half.data(), DType::bf16, 2).data(), half.data() + 192) << "offsets count elements, not bytes";
+  EXPECT_THROW(layout.view(flat.data(), DType::f32, 1, 2), Bug) << "q does not continue norm";
+  EXPECT_THROW(layout.view(flat.data(), DType::f32, 4, 2), Bug) << "o does not continue v";
+}
+
+TEST(ParameterLayout, JoinedVectorsReadAsOneVector) {
+  ParameterLayout layout({{"qb", {8}, false, 0, false}, {"kb", {3}, false, 0, true}});
+  std::vector<float> flat(static_cast<std::size_t>(layout.elements()));
+  const Tensor bias = layout.view(flat.data(), DType::f32, 0, 2);
+  EXPECT_EQ(std::vector(bias.shape().begin(), bias.shape().end()), std::vector<std::int64_t>{11});
+}
+
+void expect_runs(const ParameterLayout& layout, Range range, const std::vector<std::pair<Range, bool>>& expected) {
+  const auto runs = layout.runs(range);
+  ASSERT_EQ(runs.size(), expected.size()) << range.begin << ".." << range.end;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    EXPECT_EQ(runs[i].range, expected[i].first) << i;
+    EXPECT_EQ(runs[i].decay, expected[i].second) << i;
+  }
+}
+
+TEST(ParameterLayout, RunsLeaveOutPaddingAndSplitByDecay) {
+  const ParameterLayout layout = example();
+  // The joined matrices are one run; o follows after padding; final_norm follows o at once but does not decay.
+  expect_runs(layout, {0, 448},
+              {{{0, 70}, true}, {{128, 135}, false}, {{192, 290}, true}, {{320, 384}, true}, {{384, 391}, false}});
+  expect_runs(layout, {64, 256}, {{{64, 70}, true}, {{128, 135}, false}, {{192, 248 + 8}, true}});
+  expect_runs(layout, {70, 128}, {});
+  expect_runs(layout, {290, 320}, {});
+  expect_runs(layout, {200, 201}, {{{200, 201}, true}});
+}
+
+TEST(ParameterLayout, RunsOfOneClassWithoutPaddingBetweenAreOne) {
+  const ParameterLayout layout({matrix("a", 8, 8, 0), matrix("b", 2, 64, 0), matrix("c", 1, 64, 1)});
+  expect_runs(layout, {0, 256}, {{{0, 256}, true}});
+}
+
+TEST(ParameterLayout, RefusesWhatIsNoLayout) {
+  EXPECT_THROW(ParameterLayout({matrix("a", 2, 2, 1)}), Bug) << "units count from 0";
+  EXPECT_THROW(ParameterLayout({matrix("a", 2, 2, 0), matrix("b", 2, 2, 2)}), Bug) << "unit 1 is left out";
+  EXPECT_THROW(ParameterLayout({matrix("a", 2, 2, 0), matrix("b", 2, 2, 1), matrix("c", 2, 2, 0)}), Bug);
+  EXPECT_THROW(ParameterLayout({matrix("a", 2, 2, 0, true)}), Bug) << "joins nothing";
+  EXPECT_THROW(ParameterLayout({matrix("a", 2, 2, 0), matrix("b", 2, 2, 1, true)}), Bug) << "joins another unit";
+  EXPECT_THROW(ParameterLayout({Parameter{"a", {2, 2, 2}, true, 0, false}}), Bug);
+  EXPECT_THROW(ParameterLayout({Parameter{"a", {}, true, 0, false}}), Bug);
+}
+
+}  // namespace
+}  // namespace so

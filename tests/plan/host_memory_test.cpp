@@ -1,0 +1,229 @@
+#include "plan/host_memory.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "support/files.h"
+
+namespace so {
+namespace {
+
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+// /proc and /sys/fs/cgroup of a machine that never was, below a temporary directory.
+class HostMemoryTest : public testing::Test {
+ protected:
+  void file(const std::string& path, const std::string& text) {
+    const std::filesystem::path full = root_.path() / path;
+    std::filesystem::create_directories(full.parent_path());
+    test::write_file(full, text);
+  }
+  void meminfo(std::size_t available) {
+    file("proc/meminfo", "MemTotal:       16777216 kB\nMemFree:             512 kB\nMemAvailable:   " +
+                             std::to_string(available / 1024) + " kB\nBuffers:            1 kB\n");
+  }
+  // A group of the unified hierarchy. `limit` as the kernel prints it.
+  void v2(const std::string& group, const std::string& limit, std::size_t current, std::size_t inactive_file) {
+    const std::string directory = "sys/fs/cgroup" + group + "/";
+    file(directory + "memory.max", limit + "\n");
+    file(directory + "memory.current", std::to_string(current) + "\n");
+    file(directory + "memory.stat", "anon 1\nfile 2\ninactive_anon 3\nactive_file 4\ninactive_file " +
+                                        std::to_string(inactive_file) + "\nunevictable 5\n");
+  }
+  void v1(const std::string& group, const std::string& limit, std::size_t usage, std::size_t total_inactive_file) {
+    const std::string directory = "sys/fs/cgroup/memory" + group + "/";
+    file(directory + "memory.limit_in_bytes", limit + "\n");
+    file(directory + "memory.usage_in_bytes", std::to_string(usage) + "\n");
+    file(directory + "memory.stat",
+         "cache 9\ninactive_file 7\ntotal_cache 9\ntotal_inactive_file " + std::to_string(total_inactive_file) + "\n");
+  }
+  static std::string bytes(std::size_t mib) { return std::to_string(mib * MiB); }
+
+  void expect(std::size_t available, const std::string& limited_by) {
+    const HostMemory memory = available_host_memory(root_.path().string());
+    EXPECT_EQ(memory.available, available) << memory.limited_by;
+    EXPECT_EQ(memory.limited_by, limited_by);
+  }
+  // As limited_by names the group.
+  std::string group(const std::string& path) const {
+    return "cgroup " + root_.path().string() + "/sys/fs/cgroup" + path;
+  }
+
+ private:
+  test::TemporaryDirectory root_;
+};
+
+TEST_F(HostMemoryTest, FreeMemoryAlone) {
+  meminfo(1000 * MiB);
+  expect(1000 * MiB, "free memory");
+}
+
+TEST_F(HostMemoryTest, NothingToReadLimitsNothing) { expect(SIZE_MAX, "nothing known"); }
+
+TEST_F(HostMemoryTest, V2LimitLessWhatIsHeldCacheThatCanGoNotCounted) {
+  meminfo(1000 * MiB);
+  file("proc/self/cgroup", "0::/user.slice/run\n");
+  v2("/user.slice/run", bytes(500), 300 * MiB, 120 * MiB);
+  expect((500 - 300 + 120) * MiB, group("/user.slice/run"));
+}
+
+TEST_F(HostMemoryTest, V2LimitsOfGroupsAboveHoldToo) {
+  meminfo(1000 * MiB);
+  file("proc/self/cgroup", "0::/a/b/c\n");
+  v2("/a", bytes(600), 450 * MiB, 0);  // its other children hold most of it
+  v2("/a/b", "max", 200 * MiB, 0);
+  v2("/a/b/c", bytes(400), 100 * MiB, 0);
+  expect(150 * MiB, group("/a"));
+}
+
+TEST_F(HostMemoryTest, V2TheInnermostMayBeTheLeast) {
+  meminfo(1000 * MiB);
+  file("proc/self/cgroup", "0::/a/b\n");
+  v2("/a", bytes(600), 100 * MiB, 0);
+  v2("/a/b", bytes(64), 10 * MiB, 0);
+  expect(54 * MiB, group("/a/b"));
+}
+
+TEST_F(HostMemoryTest, V2MaxIsNoLimit) {
+  meminfo(1000 * MiB);
+  file("proc/self/cgroup", "0::/a\n");
+  v2("/a", "max", 5000 * MiB, 0);
+  expect(1000 * MiB, "free memory");
+}
+
+TEST_F(HostMemoryTest, AGroupOtherThanOursDoesNotMatter) {
+  meminfo(1000 * MiB);
+  file("proc/self/cgroup", "0::/a/b\n");
+  v2("/a/c", bytes(1), 0, 0);
+  v2("/ab", bytes(1), 0, 0);
+  expect(1000 * MiB, "free memory");
+}
+
+// The host's path, which does not exist in the container's own view: the mount's root is the container's group.
+TEST_F(HostMemoryTest, V2InAContainerTheRootOfTheMountCounts) {
+  meminfo(1000 * MiB);
+  file("proc/self/cgroup", "0::/kubepods.slice/pod1/cri-0123.scope\n");
+  v2("", bytes(256), 56 * MiB, 0);
+  expect(200 * MiB, group(""));
+}
+
+// With a namespace of its own, a process sees paths that climb out of it.
+TEST_F(HostMemoryTest, V2PathsThatClimbOutOfTheirNamespaceEnd) {
+  meminfo(1000 * MiB);
+  for (const char* path : {"0::/\n", "0::/../../elsewhere\n", "0::\n", "0::relative/path\n"}) {
+    file("proc/self/cgroup", path);
+    v2("", bytes(256), 56 * MiB, 0);
+    expect(200 * MiB, group(""));
+  }
+}
+
+TEST_F(HostMemoryTest, V1LimitLessWhatIsHeld) {
+  meminfo(1000 * MiB);
+  file("proc/self/cgroup", "12:cpuset:/other\n9:cpu,cpuacct:/other\n8:memory:/docker/0123\n1:name=systemd:/other\n");
+  v1("/docker/0123", bytes(512), 400 * MiB, 150 * MiB);
+  v1("/docker", bytes(2000), 900 * MiB, 0);
+  v1("", "9223372036854771712", 5000 * MiB, 0);  // how v1 writes "none"
+  expect(262 * MiB, group("/memory/docker/0123"));
+}
+
+TEST_F(HostMemoryTest, V1InAContainerTheRootOfTheMountCounts) {
+  meminfo(1000 * MiB);
+  file("proc/self/cgroup", "8:hugetlb,memory:/docker/0123\n");
+  v1("", bytes(300), 100 * MiB, 0);
+  expect(200 * MiB, group("/memory"));
+}
+
+TEST_F(HostMemoryTest, V1OtherControllersPathsAreNotMemorys) {
+  meminfo(1000 * MiB);
+  file("proc/self/cgroup", "8:memory_other,cpu:/a\n7:name=memory:/a\n");
+  v1("/a", bytes(1), 0, 0);
+  expect(1000 * MiB, "free memory");
+}
+
+TEST_F(HostMemoryTest, BothHierarchiesAtOnceTheLeastWins) {
+  meminfo(1000 * MiB);
+  file("proc/self/cgroup", "8:memory:/a\n0::/b\n");
+  v1("/a", bytes(400), 100 * MiB, 0);
+  v2("/b", bytes(300), 100 * MiB, 0);
+  expect(200 * MiB, group("/b"));
+  v1("/a", bytes(250), 100 * MiB, 0);
+  expect(150 * MiB, group("/memory/a"));
+}
+
+TEST_F(HostMemoryTest, NothingIsLeftOfALimitThatIsExceeded) {
+  meminfo(1000 * MiB);
+  file("proc/self/cgroup", "0::/a\n");
+  v2("/a", bytes(100), 130 * MiB, 10 * MiB);
+  expect(0, group("/a"));
+}
+
+// The files are not read at one moment, so the cache may seem larger than what is held.
+TEST_F(HostMemoryTest, CacheBeyondWhatIsHeldAddsNothing) {
+  meminfo(1000 * MiB);
+  file("proc/self/cgroup", "0::/a\n");
+  v2("/a", bytes(100), 10 * MiB, 70 * MiB);
+  expect(100 * MiB, group("/a"));
+}
+
+TEST_F(HostMemoryTest, WhatCannotBeUnderstoodLimitsNothing) {
+  meminfo(1000 * MiB);
+  file("proc/self/cgroup", "\nnonsense\n0:\n0::/a\n");
+  for (const char* limit : {"", "-1", "many", "12kB", "1e9", "99999999999999999999999999"}) {
+    v2("/a", limit, 0, 0);
+    expect(1000 * MiB, "free memory");
+  }
+  file("proc/meminfo", "MemAvailable:\n");
+  v2("/a", bytes(64), 0, 0);
+  expect(64 * MiB, group("/a"));
+}
+
+// ---- This machine and this process ----
+
+std::size_t status_kb(const std::string& key) {
+  std::ifstream in("/proc/self/status");
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(key + ":")) return std::stoul(line.substr(key.size() + 1));
+  ADD_FAILURE() << key;
+  return 0;
+}
+
+TEST(HostMemory, OfThisMachineIsKnown) {
+  const HostMemory memory = available_host_memory();
+  EXPECT_NE(memory.limited_by, "nothing known");
+  EXPECT_GT(memory.available, 0u);
+  EXPECT_LT(memory.available, std::size_t{1} << 50);
+}
+
+TEST(HostMemory, TheAddressSpaceLimitCounts) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  const std::size_t room = 64 * MiB;
+  rlimit tight = before;
+  tight.rlim_cur = status_kb("VmSize") * 1024 + room;
+  if (before.rlim_max < tight.rlim_cur) GTEST_SKIP() << "the limit is lower already";
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &tight), 0);
+  const HostMemory memory = available_host_memory();
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+  EXPECT_EQ(memory.limited_by, "RLIMIT_AS (ulimit -v)");
+  EXPECT_LE(memory.available, room);
+  EXPECT_GT(memory.available, room / 2);  // reading /proc takes a little
+}
+
+TEST(HostMemory, TouchedPagesAreResidentAndThePeakRemembersThem) {
+  const std::size_t before = resident_bytes();
+  EXPECT_GT(before, 0u);
+  {
+    const std::vector<char> touched(64 * MiB, 1);
+    EXPECT_GT(resident_bytes() + 8 * MiB, before + touched.size());  // the kernel's counters lag by some pages
+  }
+  EXPECT_GT(peak_resident_bytes() + 8 * MiB, before + 64 * MiB);
+  EXPECT_GE(peak_resident_bytes(), resident_bytes() / 2);
+}
+
+}  // namespace
+}  // namespace so

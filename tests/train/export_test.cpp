@@ -1,0 +1,147 @@
+#include "train/export.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "train/engine_of_model.h"
+
+namespace so::test {
+namespace {
+
+std::vector<std::string> keys(const std::string& text) {
+  std::vector<std::string> all;
+  const auto object = nlohmann::ordered_json::parse(text);
+  for (const auto& [key, value] : object.items()) all.push_back(key);
+  return all;
+}
+
+// Same keys in the same order, same values but for the dtype, which stands under the name it had.
+void expect_config(const std::filesystem::path& got, const std::filesystem::path& source, const std::string& dtype) {
+  const std::string got_text = read_file(got), source_text = read_file(source);
+  EXPECT_EQ(keys(got_text), keys(source_text));
+  auto expected = nlohmann::json::parse(source_text);
+  const char* key = expected.contains("dtype") ? "dtype" : "torch_dtype";
+  ASSERT_TRUE(expected.contains(key));
+  expected[key] = dtype;
+  EXPECT_EQ(nlohmann::json::parse(got_text), expected);
+}
+
+class Export : public testing::TestWithParam<std::string> {
+ protected:
+  std::filesystem::path source() const { return model_directory(GetParam()); }
+  TemporaryDirectory temporary_;
+};
+
+TEST_P(Export, UntrainedIsTheSource) {
+  EngineOfModel model(source(), DType::f32);
+  model.load();
+  export_model(model.engine(), model.files(), temporary_.path());
+  const StoredTensors expected = read_model_weights(source()), got = read_model_weights(temporary_.path());
+  ASSERT_EQ(got.size(), expected.size());
+  for (const auto& [name, tensor] : expected) {
+    ASSERT_TRUE(got.contains(name)) << name;
+    EXPECT_EQ(got.at(name).dtype, "F32");
+    EXPECT_EQ(got.at(name).shape, tensor.shape) << name;
+    ASSERT_EQ(std::memcmp(got.at(name).values.data(), tensor.values.data(), tensor.values.size() * sizeof(float)), 0) << name;
+  }
+  expect_config(temporary_ / "config.json", source() / "config.json", "float32");
+  EXPECT_EQ(read_file(temporary_ / "generation_config.json"), read_file(source() / "generation_config.json"));
+  for (const auto& entry : std::filesystem::directory_iterator(temporary_.path()))
+    EXPECT_TRUE(entry.is_regular_file()) << entry.path() << " was left behind";
+
+  // And it is a model again, of the same bits.
+  EngineOfModel again(temporary_.path(), DType::f32, 64);
+  again.load();
+  EXPECT_TRUE(again.bits() == model.bits());
+}
+
+TEST_P(Export, Bf16IsRoundedToNearestEven) {
+  EngineOfModel model(source(), DType::bf16);
+  model.load();
+  export_model(model.engine(), model.files(), temporary_.path());
+  const StoredTensors expected = read_model_weights(source()), got = read_model_weights(temporary_.path());
+  ASSERT_EQ(got.size(), expected.size());
+  for (const auto& [name, tensor] : expected) {
+    EXPECT_EQ(got.at(name).dtype, "BF16") << name;
+    ASSERT_EQ(got.at(name).values.size(), tensor.values.size());
+    for (std::size_t i = 0; i < tensor.values.size(); ++i)
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(got.at(name).values[i]) >> 16, bf16_bits(tensor.values[i])) << name << ' ' << i;
+  }
+  expect_config(temporary_ / "config.json", source() / "config.json", "bfloat16");
+}
+
+std::string fixture_name(const testing::TestParamInfo<std::string>& info) {
+  std::string name = info.param;
+  for (char& c : name) c = c == '-' ? '_' : c;
+  return name;
+}
+INSTANTIATE_TEST_SUITE_P(Models, Export,
+                         testing::Values("llama-untied", "llama-v4", "llama-bias", "llama-sharded", "qwen3-tied", "qwen3-bf16-v4"),
+                         fixture_name);
+
+TEST(ExportModel, TiedModelsHaveNoHeadOfTheirOwn) {
+  TemporaryDirectory temporary;
+  EngineOfModel model(model_directory("qwen3-tied"), DType::f32);
+  model.load();
+  export_model(model.engine(), model.files(), temporary.path());
+  const auto tensors = read_model_weights(temporary.path());
+  EXPECT_TRUE(tensors.contains("model.embed_tokens.weight"));
+  EXPECT_FALSE(tensors.contains("lm_head.weight"));
+  EXPECT_TRUE(read_model_weights(model_directory("llama-untied")).contains("lm_head.weight")) << "else this shows nothing";
+}
+
+TEST(ExportModel, WritesTheWeightsOfNowNotThoseLoaded) {
+  TemporaryDirectory temporary;
+  EngineOfModel model(model_directory("llama-untied"), DType::f32);
+  model.load();
+  model.step(0.5f, 1);
+  export_model(model.engine(), model.files(), temporary.path());
+  EngineOfModel again(temporary.path(), DType::f32);
+  again.load();
+  EXPECT_TRUE(again.bits()[0].master == model.bits()[0].master);
+  EXPECT_FALSE(again.bits()[0].master == [] {
+    EngineOfModel source(model_directory("llama-untied"), DType::f32);
+    source.load();
+    return source.bits()[0].master;
+  }());
+}
+
+// Shards and index of an earlier model would contradict the new one; what is none of the model's stays.
+TEST(ExportModel, ReplacesAnEarlierModelInTheDirectory) {
+  TemporaryDirectory temporary;
+  for (const auto& entry : std::filesystem::directory_iterator(model_directory("llama-sharded")))
+    std::filesystem::copy(entry.path(), temporary / entry.path().filename().string());
+  ASSERT_TRUE(std::filesystem::exists(temporary / "model.safetensors.index.json"));
+  std::filesystem::create_directories(temporary / "checkpoint-3");
+  write_file(temporary / "checkpoint-3" / "model.safetensors", "of a checkpoint");
+  write_file(temporary / "metrics.jsonl", "{}\n");
+  write_file(temporary / "notes.txt", "mine");
+
+  EngineOfModel model(model_directory("qwen3-tied"), DType::f32);
+  model.load();
+  export_model(model.engine(), model.files(), temporary.path());
+  std::set<std::string> names;
+  for (const auto& [name, bytes] : snapshot(temporary.path())) names.insert(name);
+  EXPECT_EQ(names, (std::set<std::string>{"checkpoint-3", "checkpoint-3/model.safetensors", "config.json", "generation_config.json",
+                                          "metrics.jsonl", "model.safetensors", "notes.txt"}));
+  EXPECT_EQ(read_file(temporary / "checkpoint-3" / "model.safetensors"), "of a checkpoint");
+  EXPECT_NO_THROW(ModelFiles(temporary.path()));
+}
+
+TEST(ConfigWithDtype, KeepsKeysAndTheirOrder) {
+  EXPECT_EQ(config_with_dtype(R"({"b": 1, "torch_dtype": "float32", "a": {"z": 1e-06, "y": null}})", DType::bf16),
+            "{\n  \"b\": 1,\n  \"torch_dtype\": \"bfloat16\",\n  \"a\": {\n    \"z\": 1e-06,\n    \"y\": null\n  }\n}\n");
+  EXPECT_EQ(config_with_dtype(R"({"dtype": "float16", "b": [1, 2.5]})", DType::f32),
+            "{\n  \"dtype\": \"float32\",\n  \"b\": [\n    1,\n    2.5\n  ]\n}\n");
+}
+
+TEST(ConfigWithDtype, NeitherOrBothNames) {
+  EXPECT_EQ(config_with_dtype(R"({"a": 1})", DType::bf16), "{\n  \"a\": 1,\n  \"dtype\": \"bfloat16\"\n}\n");
+  EXPECT_EQ(config_with_dtype(R"({"torch_dtype": "float16", "dtype": "float16"})", DType::bf16),
+            "{\n  \"torch_dtype\": \"bfloat16\",\n  \"dtype\": \"bfloat16\"\n}\n")
+      << "two that contradict each other are worse than one";
+}
+
+}  // namespace
+}  // namespace so::test
