@@ -30,12 +30,29 @@ struct bf16 {
 };
 static_assert(sizeof(bf16) == 2);
 
-template <class T> struct dtype_of_t;
-template <> struct dtype_of_t<float> { static constexpr DType value = DType::f32; };
-template <> struct dtype_of_t<bf16> { static constexpr DType value = DType::bf16; };
-template <> struct dtype_of_t<std::int32_t> { static constexpr DType value = DType::i32; };
-template <> struct dtype_of_t<std::int64_t> { static constexpr DType value = DType::i64; };
-template <> struct dtype_of_t<std::uint8_t> { static constexpr DType value = DType::u8; };
-template <class T> inline constexpr DType dtype_of = dtype_of_t<std::remove_const_t<T>>::value;
+template <class T>
+struct dtype_of_t;
+template <>
+struct dtype_of_t<float> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct dtype_of_t<bf16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct dtype_of_t<std::int32_t> {
+  static constexpr DType value = DType::i32;
+};
+template <>
+struct dtype_of_t<std::int64_t> {
+  static constexpr DType value = DType::i64;
+};
+template <>
+struct dtype_of_t<std::uint8_t> {
+  static constexpr DType value = DType::u8;
+};
+template <class T>
+inline constexpr DType dtype_of = dtype_of_t<std::remove_const_t<T>>::value;
 
 }  // namespace so

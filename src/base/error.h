@@ -32,8 +32,8 @@ template <class... Args>
 }  // namespace so
 
 // SO_CHECK(condition, "format", args...): throws Bug with the condition, file and line.
-#define SO_CHECK(condition, ...)                                                                        \
-  do {                                                                                                  \
-    if (!(condition)) [[unlikely]]                                                                      \
-      ::so::throw_bug(#condition, ::fmt::format("" __VA_ARGS__), __FILE__, __LINE__);                   \
+#define SO_CHECK(condition, ...)                                                      \
+  do {                                                                                \
+    if (!(condition)) [[unlikely]]                                                    \
+      ::so::throw_bug(#condition, ::fmt::format("" __VA_ARGS__), __FILE__, __LINE__); \
   } while (false)

@@ -66,8 +66,7 @@ std::string printable_path(const std::filesystem::path& path) {
 void fail_io(std::string_view action, const std::filesystem::path& path, int error, std::uint64_t needed) {
   if (error == ENOSPC || error == EDQUOT) {
     const auto available = try_free_space(path);
-    const std::string free_text =
-        available ? format_bytes(*available) + " free" : std::string("free space unknown");
+    const std::string free_text = available ? format_bytes(*available) + " free" : std::string("free space unknown");
     const std::string need_text = needed > 0 ? "needs " + format_bytes(needed) + ", " : std::string();
     if (error == EDQUOT)
       fail("disk quota exceeded on {}: {}{} on the file system", printable_path(path), need_text, free_text);
@@ -283,7 +282,8 @@ void remove_stale_siblings(const std::filesystem::path& path) {
   const std::string stem = path.filename().string() + ".tmp-";
   const std::filesystem::path directory = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
   std::error_code error;
-  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
     if (!entry->path().filename().string().starts_with(stem)) continue;
     if (::unlink(entry->path().c_str()) != 0 && errno != ENOENT) fail_io("remove", entry->path(), errno);
   }

@@ -1,10 +1,10 @@
 #include "base/log.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <mutex>
 #include <string>
-
-#include <unistd.h>
 
 namespace so {
 namespace {

@@ -18,12 +18,20 @@ void log_message(LogLevel level, std::string_view text);
 void set_progress_line(std::string_view text);
 
 template <class... Args>
-void log_debug(fmt::format_string<Args...> f, Args&&... args) { log_message(LogLevel::debug, fmt::format(f, std::forward<Args>(args)...)); }
+void log_debug(fmt::format_string<Args...> f, Args&&... args) {
+  log_message(LogLevel::debug, fmt::format(f, std::forward<Args>(args)...));
+}
 template <class... Args>
-void log_info(fmt::format_string<Args...> f, Args&&... args) { log_message(LogLevel::info, fmt::format(f, std::forward<Args>(args)...)); }
+void log_info(fmt::format_string<Args...> f, Args&&... args) {
+  log_message(LogLevel::info, fmt::format(f, std::forward<Args>(args)...));
+}
 template <class... Args>
-void log_warning(fmt::format_string<Args...> f, Args&&... args) { log_message(LogLevel::warning, fmt::format(f, std::forward<Args>(args)...)); }
+void log_warning(fmt::format_string<Args...> f, Args&&... args) {
+  log_message(LogLevel::warning, fmt::format(f, std::forward<Args>(args)...));
+}
 template <class... Args>
-void log_error(fmt::format_string<Args...> f, Args&&... args) { log_message(LogLevel::error, fmt::format(f, std::forward<Args>(args)...)); }
+void log_error(fmt::format_string<Args...> f, Args&&... args) {
+  log_message(LogLevel::error, fmt::format(f, std::forward<Args>(args)...));
+}
 
 }  // namespace so

@@ -18,7 +18,8 @@ std::string progress_text(std::string_view title, double fraction, std::string_v
   std::string left;
   if (fraction > 0) {
     const double remaining = std::ceil(seconds * (1 - fraction) / fraction);
-    left = remaining < 120 ? fmt::format(", {:.0f} s left", remaining) : fmt::format(", {:.0f} min left", remaining / 60);
+    left =
+        remaining < 120 ? fmt::format(", {:.0f} s left", remaining) : fmt::format(", {:.0f} min left", remaining / 60);
   }
   return fmt::format("{}: {:.0f}%, {}{}", title, std::floor(100 * fraction), detail, left);
 }

@@ -17,8 +17,10 @@ namespace so {
 class Tensor {
  public:
   Tensor() = default;
-  Tensor(void* data, DType dtype, std::initializer_list<std::int64_t> shape) : Tensor(data, dtype, std::span(shape.begin(), shape.size())) {}
-  Tensor(void* data, DType dtype, std::span<const std::int64_t> shape) : data_(static_cast<std::byte*>(data)), dtype_(dtype) {
+  Tensor(void* data, DType dtype, std::initializer_list<std::int64_t> shape)
+      : Tensor(data, dtype, std::span(shape.begin(), shape.size())) {}
+  Tensor(void* data, DType dtype, std::span<const std::int64_t> shape)
+      : data_(static_cast<std::byte*>(data)), dtype_(dtype) {
     SO_CHECK(shape.size() <= dims_.size(), "{} dimensions", shape.size());
     rank_ = static_cast<int>(shape.size());
     for (int i = 0; i < rank_; ++i) dims_[i] = shape[i];
@@ -27,7 +29,10 @@ class Tensor {
   explicit operator bool() const { return data_ != nullptr; }
   DType dtype() const { return dtype_; }
   int rank() const { return rank_; }
-  std::int64_t dim(int i) const { SO_CHECK(i >= 0 && i < rank_, "dimension {} of {}", i, rank_); return dims_[i]; }
+  std::int64_t dim(int i) const {
+    SO_CHECK(i >= 0 && i < rank_, "dimension {} of {}", i, rank_);
+    return dims_[i];
+  }
   std::span<const std::int64_t> shape() const { return {dims_.data(), static_cast<std::size_t>(rank_)}; }
   std::int64_t size() const {  // elements
     std::int64_t n = 1;
@@ -37,11 +42,15 @@ class Tensor {
   std::size_t bytes() const { return static_cast<std::size_t>(size()) * size_of(dtype_); }
   void* data() const { return data_; }
 
-  template <class T> T* as() const {
+  template <class T>
+  T* as() const {
     SO_CHECK(dtype_ == dtype_of<T>, "asked for {}, holds {}", name_of(dtype_of<T>), name_of(dtype_));
     return reinterpret_cast<T*>(data_);
   }
-  template <class T> std::span<T> span() const { return {as<T>(), static_cast<std::size_t>(size())}; }
+  template <class T>
+  std::span<T> span() const {
+    return {as<T>(), static_cast<std::size_t>(size())};
+  }
 
   // Same memory, another shape with the same number of elements.
   Tensor reshape(std::initializer_list<std::int64_t> shape) const {
@@ -51,7 +60,8 @@ class Tensor {
   }
   // Rows [begin, begin+count) of the first dimension.
   Tensor rows(std::int64_t begin, std::int64_t count) const {
-    SO_CHECK(rank_ >= 1 && begin >= 0 && count >= 0 && begin + count <= dims_[0], "rows [{}, +{}) of {}", begin, count, dims_[0]);
+    SO_CHECK(rank_ >= 1 && begin >= 0 && count >= 0 && begin + count <= dims_[0], "rows [{}, +{}) of {}", begin, count,
+             dims_[0]);
     Tensor t = *this;
     t.dims_[0] = count;
     const std::int64_t row = dims_[0] == 0 ? 0 : size() / dims_[0];

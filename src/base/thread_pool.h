@@ -28,9 +28,10 @@ class ThreadPool {
 
   int size() const;  // threads that work, the caller included
 
-  // Runs body(begin, end) over [0, count) cut in pieces of `grain` (the last may be shorter). Returns when all are done.
-  // The first exception a piece throws is rethrown here, after all pieces have ended.
-  void parallel_for(std::int64_t count, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
+  // Runs body(begin, end) over [0, count) cut in pieces of `grain` (the last may be shorter). Returns when all are
+  // done. The first exception a piece throws is rethrown here, after all pieces have ended.
+  void parallel_for(std::int64_t count, std::int64_t grain,
+                    const std::function<void(std::int64_t, std::int64_t)>& body);
 
   // Runs body(worker) once for each worker in [0, size()), worker w always on the same thread (0 is the caller).
   // For first touch of memory and per-worker ranges.

@@ -20,7 +20,8 @@ const Command& train_command() {
   static const Command command{
       "train",
       "fine-tune all parameters of a model",
-      "Fine-tunes all parameters of a Hugging Face model directory on records in Alpaca, plain-text or tokenised form and\n"
+      "Fine-tunes all parameters of a Hugging Face model directory on records in Alpaca, plain-text or tokenised form "
+      "and\n"
       "writes a Hugging Face model directory. Optimizer state (fp32 weights and both Adam moments) lives in host\n"
       "memory and the CPU steps it.\n\n"
       "The DeepSpeed modes superoffload (\"super_offload\": true) and zerooffload are both accepted; in this version\n"

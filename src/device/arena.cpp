@@ -1,9 +1,9 @@
 #include "device/arena.h"
 
-#include "base/units.h"
-
 #include <algorithm>
 #include <limits>
+
+#include "base/units.h"
 
 namespace so {
 
@@ -22,8 +22,8 @@ Arena::Arena(Device& device, MemoryKind kind, std::string name, std::size_t capa
 Tensor Arena::acquire(std::string_view name, DType dtype, std::initializer_list<std::int64_t> shape) {
   Tensor tensor(base_ + used_, dtype, shape);
   const std::size_t bytes = (tensor.bytes() + alignment - 1) / alignment * alignment;
-  SO_CHECK(bytes <= capacity_ - used_, "arena '{}' of {} is full: '{}' {} after {}", name_, format_bytes(capacity_), name,
-           format_bytes(bytes), format_bytes(used_));
+  SO_CHECK(bytes <= capacity_ - used_, "arena '{}' of {} is full: '{}' {} after {}", name_, format_bytes(capacity_),
+           name, format_bytes(bytes), format_bytes(used_));
   used_ += bytes;
   high_water_ = std::max(high_water_, used_);
   return tensor;

@@ -26,7 +26,11 @@ class Buffer {
   Buffer() = default;
   Buffer(Device& device, MemoryKind kind, std::string name, void* data, std::size_t bytes);
   Buffer(Buffer&& other) noexcept { swap(other); }
-  Buffer& operator=(Buffer&& other) noexcept { Buffer taken(std::move(other)); swap(taken); return *this; }
+  Buffer& operator=(Buffer&& other) noexcept {
+    Buffer taken(std::move(other));
+    swap(taken);
+    return *this;
+  }
   ~Buffer();
 
   void* data() const { return data_; }

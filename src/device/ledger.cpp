@@ -9,9 +9,12 @@ namespace so {
 
 std::string_view name_of(MemoryKind kind) {
   switch (kind) {
-    case MemoryKind::device: return "device";
-    case MemoryKind::pinned: return "pinned";
-    case MemoryKind::pageable: return "pageable";
+    case MemoryKind::device:
+      return "device";
+    case MemoryKind::pinned:
+      return "pinned";
+    case MemoryKind::pageable:
+      return "pageable";
   }
   SO_CHECK(false, "memory kind {}", static_cast<int>(kind));
 }

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "base/file.h"
+#include "base/log.h"
 
 namespace so {
 namespace {

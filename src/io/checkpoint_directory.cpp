@@ -7,9 +7,9 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "io/atomic_directory.h"
 #include "base/file.h"
 #include "base/units.h"
+#include "io/atomic_directory.h"
 
 namespace so {
 namespace {

@@ -51,7 +51,8 @@ std::int64_t ConfigReader::positive_int(std::string_view key) const {
   // Token ids and positions are 32-bit.
   constexpr std::int64_t limit = std::numeric_limits<std::int32_t>::max();
   if (!v.is_number_unsigned() || v.get<std::uint64_t>() == 0) refuse(key, "expected a positive whole number");
-  if (v.get<std::uint64_t>() > static_cast<std::uint64_t>(limit)) refuse(key, fmt::format("expected at most {}", limit));
+  if (v.get<std::uint64_t>() > static_cast<std::uint64_t>(limit))
+    refuse(key, fmt::format("expected at most {}", limit));
   return v.get<std::int64_t>();
 }
 

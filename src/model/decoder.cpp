@@ -8,9 +8,11 @@
 
 namespace so {
 
-Decoder::Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops, Tensor rope_table, DecoderSettings settings)
+Decoder::Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops, Tensor rope_table,
+                 DecoderSettings settings)
     : spec_(spec), index_(make_parameter_index(spec, layout)), ops_(ops), rope_(rope_table), settings_(settings) {
-  SO_CHECK(settings.compute == DType::f32 || settings.compute == DType::bf16, "compute dtype {}", name_of(settings.compute));
+  SO_CHECK(settings.compute == DType::f32 || settings.compute == DType::bf16, "compute dtype {}",
+           name_of(settings.compute));
   SO_CHECK(settings.loss_chunk_rows > 0, "loss chunk of {} rows", settings.loss_chunk_rows);
   SO_CHECK(rope_.rank() == 3 && rope_.dim(2) * 2 == spec.rope.rotary_dim, "rope table");
 }
@@ -64,8 +66,8 @@ void Decoder::embed(Stream& stream, const DeviceBatch& batch, WeightSource& weig
   weights.release_weights(0, stream);
 }
 
-void Decoder::layer_forward(Stream& stream, std::int64_t layer, const DeviceBatch& batch, WeightSource& weights, Activations& a,
-                            Carry& carry, KvCache* cache, bool recomputing) const {
+void Decoder::layer_forward(Stream& stream, std::int64_t layer, const DeviceBatch& batch, WeightSource& weights,
+                            Activations& a, Carry& carry, KvCache* cache, bool recomputing) const {
   const ParameterIndex::Layer& p = index_.layers[static_cast<std::size_t>(layer)];
   const DecoderSpec& s = spec_;
   const auto weight = [&](int first, int count = 1) { return first < 0 ? Tensor() : weights.weight(first, count); };
@@ -94,7 +96,8 @@ void Decoder::layer_forward(Stream& stream, std::int64_t layer, const DeviceBatc
 
   // `delta` may still be the previous layer's, which the first norm has read by now.
   ops_.linear(stream, carry.scratch, a.attention, weight(p.o), weight(p.o_bias), Accumulate::overwrite);
-  ops_.add_rms_norm(stream, a.normed2, a.middle, a.inv_rms2, a.x, carry.scratch, weight(p.post_attention_norm), s.rms_epsilon);
+  ops_.add_rms_norm(stream, a.normed2, a.middle, a.inv_rms2, a.x, carry.scratch, weight(p.post_attention_norm),
+                    s.rms_epsilon);
   ops_.linear(stream, a.gate_up, a.normed2, weight(p.gate_up, 2), weight(p.gate_up_bias, 2), Accumulate::overwrite);
   ops_.swiglu(stream, a.activated, a.gate_up);
   // Backward does not read the block's output, so running the layer again for its activations can end here.
@@ -112,11 +115,12 @@ void Decoder::run_layers(Stream& stream, const DeviceBatch& batch, WeightSource&
   Activations a = acquire_activations(arena, batch.tokens());
   embed(stream, batch, weights, a.x);
   carry.x = a.x;
-  for (std::int64_t layer = 0; layer < spec_.layers; ++layer) 
+  for (std::int64_t layer = 0; layer < spec_.layers; ++layer)
     layer_forward(stream, layer, batch, weights, a, carry, cache, false);
 }
 
-void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSource& weights, Arena& arena, Tensor losses) const {
+void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSource& weights, Arena& arena,
+                           Tensor losses) const {
   Arena::Scope scope(arena);
   const std::int64_t n = batch.tokens();
   Carry carry(arena, settings_.compute, n, spec_.hidden);
@@ -126,7 +130,8 @@ void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSourc
     Arena::Scope layers(arena);
     run_layers(stream, batch, weights, arena, carry, nullptr);
     require_head(weights, stream);
-    ops_.add_rms_norm(stream, normed, carry.x, inv_rms, carry.x, carry.delta, weights.weight(index_.final_norm), spec_.rms_epsilon);
+    ops_.add_rms_norm(stream, normed, carry.x, inv_rms, carry.x, carry.delta, weights.weight(index_.final_norm),
+                      spec_.rms_epsilon);
   }
   Ops::LinearCrossEntropy loss;
   loss.hidden = normed;
@@ -138,8 +143,8 @@ void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSourc
   release_head(weights, stream);
 }
 
-void Decoder::forward_logits(Stream& stream, const DeviceBatch& batch, WeightSource& weights, Arena& arena, Tensor logits,
-                             KvCache* cache) const {
+void Decoder::forward_logits(Stream& stream, const DeviceBatch& batch, WeightSource& weights, Arena& arena,
+                             Tensor logits, KvCache* cache) const {
   Arena::Scope scope(arena);
   const std::int64_t n = batch.tokens(), rows = logits.dim(0);
   SO_CHECK(rows >= 1 && rows <= n, "{} rows of logits of {} tokens", rows, n);
@@ -149,7 +154,8 @@ void Decoder::forward_logits(Stream& stream, const DeviceBatch& batch, WeightSou
   Tensor inv_rms = arena.acquire("inverse rms", DType::f32, {rows});
   require_head(weights, stream);
   const Tensor x = carry.x.rows(n - rows, rows);
-  ops_.add_rms_norm(stream, normed, x, inv_rms, x, carry.delta.rows(n - rows, rows), weights.weight(index_.final_norm), spec_.rms_epsilon);
+  ops_.add_rms_norm(stream, normed, x, inv_rms, x, carry.delta.rows(n - rows, rows), weights.weight(index_.final_norm),
+                    spec_.rms_epsilon);
   ops_.linear(stream, logits, normed, weights.weight(index_.lm_head), Tensor(), Accumulate::overwrite);
   release_head(weights, stream);
   if (cache) cache->used += n;

@@ -7,12 +7,12 @@
 namespace so {
 
 struct Decoder::Activations {
-  Tensor x, inv_rms1, normed1;               // residual stream into the layer, T [N, H]; f32 [N]; T [N, H]
-  Tensor qkv;                                // projections, T [N, qkv_width]; q and k rotated in place without qk-norm
-  Tensor qk, q_inv_rms, k_inv_rms;           // with qk-norm: rotated q and k, T [N, q_width + kv_width]; else qk is qkv
-  Tensor attention, lse;                     // T [N, q_width]; f32 [heads, N]
-  Tensor middle, inv_rms2, normed2;          // residual stream after attention
-  Tensor gate_up, activated;                 // T [N, 2F], T [N, F]
+  Tensor x, inv_rms1, normed1;       // residual stream into the layer, T [N, H]; f32 [N]; T [N, H]
+  Tensor qkv;                        // projections, T [N, qkv_width]; q and k rotated in place without qk-norm
+  Tensor qk, q_inv_rms, k_inv_rms;   // with qk-norm: rotated q and k, T [N, q_width + kv_width]; else qk is qkv
+  Tensor attention, lse;             // T [N, q_width]; f32 [heads, N]
+  Tensor middle, inv_rms2, normed2;  // residual stream after attention
+  Tensor gate_up, activated;         // T [N, 2F], T [N, F]
 
   Heads raw_q(const DecoderSpec& s) const { return {qkv, 0, s.heads, s.head_dim}; }
   Heads raw_k(const DecoderSpec& s) const { return {qkv, s.q_width(), s.kv_heads, s.head_dim}; }

@@ -46,19 +46,22 @@ void Decoder::layer_backward(Stream& stream, std::int64_t layer, const DeviceBat
     grad_linear(p.o, 1, p.o_bias, dresidual, a.attention);
     const Heads dq{dqkv, 0, s.heads, s.head_dim}, dk{dqkv, s.q_width(), s.kv_heads, s.head_dim},
         dv{dqkv, s.q_width() + s.kv_width(), s.kv_heads, s.head_dim};
-    ops_.attention_grad(stream, dq, dk, dv, {dattention, 0, s.heads, s.head_dim}, a.attention_heads(s), a.lse, a.q(s), a.k(s),
-                        a.v(s), spans(batch));
+    ops_.attention_grad(stream, dq, dk, dv, {dattention, 0, s.heads, s.head_dim}, a.attention_heads(s), a.lse, a.q(s),
+                        a.k(s), a.v(s), spans(batch));
     const auto rotate_back = [&](Heads d, Heads raw, int norm, Tensor inv_rms) {
-      if (norm < 0) return ops_.rotary_grad(stream, d, d, raw, batch.positions, rope_, {}, Tensor(), Accumulate::overwrite);
+      if (norm < 0)
+        return ops_.rotary_grad(stream, d, d, raw, batch.positions, rope_, {}, Tensor(), Accumulate::overwrite);
       const auto dw = gradients.gradient(norm);
-      ops_.rotary_grad(stream, d, d, raw, batch.positions, rope_, {weights.weight(norm), s.rms_epsilon, inv_rms}, dw.tensor, dw.mode);
+      ops_.rotary_grad(stream, d, d, raw, batch.positions, rope_, {weights.weight(norm), s.rms_epsilon, inv_rms},
+                       dw.tensor, dw.mode);
     };
     rotate_back(dq, a.raw_q(s), p.q_norm, a.q_inv_rms);
     rotate_back(dk, a.raw_k(s), p.k_norm, a.k_inv_rms);
     ops_.linear_grad_input(stream, dnormed, dqkv, weights.weight(p.qkv, 3), Accumulate::overwrite);
     grad_linear(p.qkv, 3, p.qkv_bias, dqkv, a.normed1);
     const auto dw = gradients.gradient(p.input_norm);
-    ops_.rms_norm_grad(stream, dresidual, dw.tensor, dnormed, dresidual, a.x, a.inv_rms1, weights.weight(p.input_norm), dw.mode);
+    ops_.rms_norm_grad(stream, dresidual, dw.tensor, dnormed, dresidual, a.x, a.inv_rms1, weights.weight(p.input_norm),
+                       dw.mode);
   }
   weights.release_weights(layer_unit(layer), stream);
   gradients.gradients_ready(layer_unit(layer), stream);
@@ -99,7 +102,8 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
     Tensor normed = arena.acquire("final normed", t, {n, spec_.hidden});
     Tensor dnormed = arena.acquire("gradient of a norm", t, {n, spec_.hidden});
     require_head(weights, stream);
-    ops_.add_rms_norm(stream, normed, x, inv_rms, carry.x, carry.delta, weights.weight(index_.final_norm), spec_.rms_epsilon);
+    ops_.add_rms_norm(stream, normed, x, inv_rms, carry.x, carry.delta, weights.weight(index_.final_norm),
+                      spec_.rms_epsilon);
     Ops::LinearCrossEntropy loss;
     loss.hidden = normed;
     loss.weight = weights.weight(index_.lm_head);
@@ -113,7 +117,8 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
     loss.workspace = arena.acquire("logits chunk", DType::f32, {loss_rows(n), spec_.vocab});
     ops_.linear_cross_entropy(stream, loss);
     const auto dnorm = gradients.gradient(index_.final_norm);
-    ops_.rms_norm_grad(stream, dresidual, dnorm.tensor, dnormed, Tensor(), x, inv_rms, weights.weight(index_.final_norm), dnorm.mode);
+    ops_.rms_norm_grad(stream, dresidual, dnorm.tensor, dnormed, Tensor(), x, inv_rms,
+                       weights.weight(index_.final_norm), dnorm.mode);
     release_head(weights, stream);
     gradients.gradients_ready(head_unit(spec_), stream);
   }

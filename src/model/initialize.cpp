@@ -13,7 +13,8 @@ std::uint64_t mix(std::uint64_t x) { return mix_bits(x + 0x9e3779b97f4a7c15u); }
 
 }  // namespace
 
-void initialize(const DecoderSpec& spec, const Parameter& parameter, std::uint64_t seed, std::int64_t begin, std::span<float> out) {
+void initialize(const DecoderSpec& spec, const Parameter& parameter, std::uint64_t seed, std::int64_t begin,
+                std::span<float> out) {
   const bool matrix = parameter.shape.size() == 2;
   if (!matrix) {
     const bool bias = parameter.name.ends_with(".bias");
@@ -29,7 +30,8 @@ void initialize(const DecoderSpec& spec, const Parameter& parameter, std::uint64
     const double u = (static_cast<double>(draw >> 40) + 0.5) * 0x1p-24;
     const double angle = static_cast<double>(draw & 0xffffffu) * 0x1p-24 * 2 * std::numbers::pi;
     const double radius = std::sqrt(-2 * std::log(u));
-    out[i] = static_cast<float>(spec.initializer_range * radius * (element % 2 == 0 ? std::cos(angle) : std::sin(angle)));
+    out[i] =
+        static_cast<float>(spec.initializer_range * radius * (element % 2 == 0 ? std::cos(angle) : std::sin(angle)));
   }
 }
 

@@ -17,27 +17,43 @@ struct Shape {
 Shape shape_of(Role role, const DecoderSpec& s) {
   const auto q = s.q_width(), kv = s.kv_width(), h = s.hidden, f = s.intermediate;
   switch (role) {
-    case Role::embedding: return {.dims = {s.vocab, h}};
+    case Role::embedding:
+      return {.dims = {s.vocab, h}};
     case Role::input_norm:
     case Role::post_attention_norm:
-    case Role::final_norm: return {.decay = false, .dims = {h}};
-    case Role::q: return {.dims = {q, h}};
+    case Role::final_norm:
+      return {.decay = false, .dims = {h}};
+    case Role::q:
+      return {.dims = {q, h}};
     case Role::k:
-    case Role::v: return {.joined = true, .dims = {kv, h}};
-    case Role::q_bias: return {.present = s.attention_bias, .decay = false, .dims = {q}};
+    case Role::v:
+      return {.joined = true, .dims = {kv, h}};
+    case Role::q_bias:
+      return {.present = s.attention_bias, .decay = false, .dims = {q}};
     case Role::k_bias:
-    case Role::v_bias: return {.present = s.attention_bias, .decay = false, .joined = true, .dims = {kv}};
+    case Role::v_bias:
+      return {.present = s.attention_bias, .decay = false, .joined = true, .dims = {kv}};
     case Role::q_norm:
-    case Role::k_norm: return {.present = s.qk_norm, .decay = false, .dims = {s.head_dim}};
-    case Role::o: return {.dims = {h, q}};
-    case Role::o_bias: return {.present = s.attention_bias, .decay = false, .dims = {h}};
-    case Role::gate: return {.dims = {f, h}};
-    case Role::up: return {.joined = true, .dims = {f, h}};
-    case Role::gate_bias: return {.present = s.mlp_bias, .decay = false, .dims = {f}};
-    case Role::up_bias: return {.present = s.mlp_bias, .decay = false, .joined = true, .dims = {f}};
-    case Role::down: return {.dims = {h, f}};
-    case Role::down_bias: return {.present = s.mlp_bias, .decay = false, .dims = {h}};
-    case Role::lm_head: return {.present = !s.tied_embeddings, .dims = {s.vocab, h}};
+    case Role::k_norm:
+      return {.present = s.qk_norm, .decay = false, .dims = {s.head_dim}};
+    case Role::o:
+      return {.dims = {h, q}};
+    case Role::o_bias:
+      return {.present = s.attention_bias, .decay = false, .dims = {h}};
+    case Role::gate:
+      return {.dims = {f, h}};
+    case Role::up:
+      return {.joined = true, .dims = {f, h}};
+    case Role::gate_bias:
+      return {.present = s.mlp_bias, .decay = false, .dims = {f}};
+    case Role::up_bias:
+      return {.present = s.mlp_bias, .decay = false, .joined = true, .dims = {f}};
+    case Role::down:
+      return {.dims = {h, f}};
+    case Role::down_bias:
+      return {.present = s.mlp_bias, .decay = false, .dims = {h}};
+    case Role::lm_head:
+      return {.present = !s.tied_embeddings, .dims = {s.vocab, h}};
   }
   SO_CHECK(false, "role {}", static_cast<int>(role));
 }
@@ -98,7 +114,8 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
 }
 
 std::int64_t matmul_parameters(const DecoderSpec& s) {
-  return s.layers * (s.qkv_width() * s.hidden + s.q_width() * s.hidden + 3 * s.hidden * s.intermediate) + s.vocab * s.hidden;
+  return s.layers * (s.qkv_width() * s.hidden + s.q_width() * s.hidden + 3 * s.hidden * s.intermediate) +
+         s.vocab * s.hidden;
 }
 
 }  // namespace so

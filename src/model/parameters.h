@@ -26,7 +26,8 @@ std::vector<Parameter> make_parameters(const DecoderSpec& spec);
 struct ParameterIndex {
   struct Layer {
     // First of its joined group: qkv is q, k, v; gate_up is gate, up. -1: absent.
-    int input_norm, qkv, qkv_bias, q_norm, k_norm, o, o_bias, post_attention_norm, gate_up, gate_up_bias, down, down_bias;
+    int input_norm, qkv, qkv_bias, q_norm, k_norm, o, o_bias, post_attention_norm, gate_up, gate_up_bias, down,
+        down_bias;
   };
   int embedding, final_norm, lm_head;  // lm_head == embedding when tied
   std::vector<Layer> layers;

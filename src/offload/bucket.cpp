@@ -6,18 +6,25 @@ namespace so {
 
 std::string_view name_of(BucketState state) {
   switch (state) {
-    case BucketState::idle: return "idle";
-    case BucketState::landing: return "landing";
-    case BucketState::deferred: return "deferred";
-    case BucketState::committed: return "committed";
-    case BucketState::discarded: return "discarded";
-    case BucketState::returning: return "returning";
+    case BucketState::idle:
+      return "idle";
+    case BucketState::landing:
+      return "landing";
+    case BucketState::deferred:
+      return "deferred";
+    case BucketState::committed:
+      return "committed";
+    case BucketState::discarded:
+      return "discarded";
+    case BucketState::returning:
+      return "returning";
   }
   SO_CHECK(false, "bucket state {}", static_cast<int>(state));
 }
 
 void Bucket::move(BucketState to, std::initializer_list<BucketState> from, std::string_view verb) {
-  SO_CHECK(std::find(from.begin(), from.end(), state_) != from.end(), "bucket {}: {} while {}", index_, verb, name_of(state_));
+  SO_CHECK(std::find(from.begin(), from.end(), state_) != from.end(), "bucket {}: {} while {}", index_, verb,
+           name_of(state_));
   state_ = to;
 }
 

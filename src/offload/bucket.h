@@ -36,9 +36,9 @@ class Bucket {
   Owner owner() const { return owner_; }
   BucketState state() const { return state_; }
 
-  void land();     // idle, landing -> landing: a gradient of this step is being written (again, for a later micro-batch)
-  void defer();    // landing -> deferred: the last micro-batch is complete
-  void commit();   // deferred -> committed
+  void land();    // idle, landing -> landing: a gradient of this step is being written (again, for a later micro-batch)
+  void defer();   // landing -> deferred: the last micro-batch is complete
+  void commit();  // deferred -> committed
   void discard();  // landing, deferred -> discarded
   void depart();   // committed -> returning
   void settle();   // returning, discarded -> idle

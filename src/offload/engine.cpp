@@ -29,8 +29,8 @@ struct OffloadEngine::Slot {
   std::unique_ptr<Event> gradient_here, weights_gone;
 };
 
-OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Communicator& ranks, const ParameterLayout& layout,
-                             const EngineSettings& settings)
+OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Communicator& ranks,
+                             const ParameterLayout& layout, const EngineSettings& settings)
     : device_(device),
       ops_(ops),
       host_pool_(host_pool),
@@ -39,7 +39,8 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
       settings_(settings),
       weights_(device, layout, settings.compute),
       gradients_(device.allocate(MemoryKind::device, flat_bytes(layout, DType::f32), "gradients")),
-      stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()), "gradient stats")),
+      stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()),
+                             "gradient stats")),
       stats_host_(device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient stats")),
       master_(device.allocate(MemoryKind::pageable, flat_bytes(layout, DType::f32), "master weights")),
       m_(device.allocate(MemoryKind::pageable, flat_bytes(layout, DType::f32), "first moments")),
@@ -58,8 +59,10 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
   gate_.resize(static_cast<int>(buckets_.size()));
   for (int i = 0; i < slot_count; ++i) {
     Slot slot;
-    slot.gradient = device.allocate(MemoryKind::pinned, static_cast<std::size_t>(largest) * sizeof(float), "gradient ring");
-    slot.weights = device.allocate(MemoryKind::pinned, static_cast<std::size_t>(largest) * size_of(settings.compute), "weight ring");
+    slot.gradient =
+        device.allocate(MemoryKind::pinned, static_cast<std::size_t>(largest) * sizeof(float), "gradient ring");
+    slot.weights = device.allocate(MemoryKind::pinned, static_cast<std::size_t>(largest) * size_of(settings.compute),
+                                   "weight ring");
     slot.gradient_here = device.create_event();
     slot.weights_gone = device.create_event();
     slots_.push_back(std::move(slot));
@@ -69,7 +72,8 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
   const std::int64_t grain = std::max<std::int64_t>(1 << 16, layout.elements() / (8 * host_pool.size()));
   host_pool.parallel_for(layout.elements(), grain, [&](std::int64_t begin, std::int64_t end) {
     for (Buffer* buffer : {&master_, &m_, &v_})
-      std::memset(static_cast<float*>(buffer->data()) + begin, 0, static_cast<std::size_t>(end - begin) * sizeof(float));
+      std::memset(static_cast<float*>(buffer->data()) + begin, 0,
+                  static_cast<std::size_t>(end - begin) * sizeof(float));
   });
 }
 
@@ -112,8 +116,7 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
   if (!last_micro_batch_) return;
   const auto [first, last] = layout_.unit_parameters(unit);
   auto* stats = static_cast<GradStats*>(stats_.data());
-  for (int p = first; p < last; ++p)
-    ops_.grad_stats(stream, stats + p, layout_.view(gradients_.data(), DType::f32, p));
+  for (int p = first; p < last; ++p) ops_.grad_stats(stream, stats + p, layout_.view(gradients_.data(), DType::f32, p));
 }
 
 void OffloadEngine::send_gradient(const Bucket& bucket, Slot& slot) {
@@ -149,7 +152,8 @@ void OffloadEngine::update(Bucket& bucket, Slot& slot, const AdamWStep& step) {
 
 void OffloadEngine::return_weights(Bucket& bucket, Slot& slot) {
   const Range range = bucket.range();
-  to_device_->copy(weights_.at(range.begin), slot.weights.data(), static_cast<std::size_t>(range.size()) * size_of(settings_.compute));
+  to_device_->copy(weights_.at(range.begin), slot.weights.data(),
+                   static_cast<std::size_t>(range.size()) * size_of(settings_.compute));
   to_device_->record(*slot.weights_gone);
   to_device_->record(*weights_back_[static_cast<std::size_t>(bucket.index())]);
 }
@@ -171,8 +175,9 @@ Verdict OffloadEngine::finish_step(Stream& compute, double lr, std::int64_t upda
   }
   gradients_complete_->synchronize();
 
-  const Verdict verdict = make_verdict({static_cast<const GradStats*>(stats_host_.data()), static_cast<std::size_t>(layout_.count())},
-                                       ranks_, settings_.max_grad_norm);
+  const Verdict verdict =
+      make_verdict({static_cast<const GradStats*>(stats_host_.data()), static_cast<std::size_t>(layout_.count())},
+                   ranks_, settings_.max_grad_norm);
   ++counters_.steps;
   if (!verdict.finite) {
     ++counters_.skipped_steps;
@@ -208,7 +213,8 @@ void OffloadEngine::upload_weights() {
     const float* from = master().data() + range.begin;
     host_pool_.parallel_for(range.size(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
       if (settings_.compute == DType::f32)
-        std::memcpy(static_cast<float*>(slot.weights.data()) + begin, from + begin, static_cast<std::size_t>(end - begin) * sizeof(float));
+        std::memcpy(static_cast<float*>(slot.weights.data()) + begin, from + begin,
+                    static_cast<std::size_t>(end - begin) * sizeof(float));
       else
         for (std::int64_t i = begin; i < end; ++i) static_cast<bf16*>(slot.weights.data())[i] = bf16(from[i]);
     });

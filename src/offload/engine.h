@@ -1,5 +1,5 @@
-// The offload engine: weights and gradients on the device, fp32 master weights and AdamW moments in host memory, and the
-// step that brings them together bucket by bucket.
+// The offload engine: weights and gradients on the device, fp32 master weights and AdamW moments in host memory, and
+// the step that brings them together bucket by bucket.
 //
 // This is the synchronous schedule: gradients are produced, the verdict is taken, then bucket by bucket, lowest first,
 // the gradient goes to the host, AdamW runs on the host's threads, and the weights go back; the next forward pass waits
@@ -38,7 +38,8 @@ struct EngineCounters {
 
 class OffloadEngine final : public WeightSource, public GradientSink {
  public:
-  // `host_pool` runs AdamW. All references must outlive the engine. One thread at a time calls, but for the save (below).
+  // `host_pool` runs AdamW. All references must outlive the engine. One thread at a time calls, but for the save
+  // (below).
   OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Communicator& ranks, const ParameterLayout& layout,
                 const EngineSettings& settings);
   // The compute stream must be idle or gone: its work may use the engine's memory.
@@ -94,12 +95,12 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   const EngineSettings settings_;
 
   DeviceWeights weights_;
-  Buffer gradients_;              // f32, device
-  Buffer stats_, stats_host_;     // GradStats per parameter, device and pinned
-  Buffer master_, m_, v_;         // f32, pageable
+  Buffer gradients_;           // f32, device
+  Buffer stats_, stats_host_;  // GradStats per parameter, device and pinned
+  Buffer master_, m_, v_;      // f32, pageable
   std::vector<Bucket> buckets_;
   std::vector<std::unique_ptr<Event>> weights_back_;  // per bucket: its weights are on the device
-  std::vector<bool> written_;     // per parameter: has a gradient in this step
+  std::vector<bool> written_;                         // per parameter: has a gradient in this step
   bool last_micro_batch_ = false;
   std::unique_ptr<Stream> to_host_, to_device_;
   std::unique_ptr<Event> gradients_complete_;

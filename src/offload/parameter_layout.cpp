@@ -28,7 +28,8 @@ ParameterLayout::ParameterLayout(std::vector<Parameter> parameters) : parameters
 }
 
 int ParameterLayout::find(std::string_view name) const {
-  const auto found = std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) { return p.name == name; });
+  const auto found =
+      std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) { return p.name == name; });
   return found == parameters_.end() ? -1 : static_cast<int>(found - parameters_.begin());
 }
 

@@ -14,11 +14,11 @@ namespace so {
 
 // What the engine must know of a parameter; it knows nothing of models.
 struct Parameter {
-  std::string name;                  // as in the checkpoint
-  std::vector<std::int64_t> shape;   // one or two dimensions
-  bool decay = true;                 // takes weight decay
-  int unit = 0;                      // the step of the forward pass that first uses it: embedding, layers, head
-  bool joined = false;               // follows its predecessor without a gap, so that both read as one matrix
+  std::string name;                 // as in the checkpoint
+  std::vector<std::int64_t> shape;  // one or two dimensions
+  bool decay = true;                // takes weight decay
+  int unit = 0;                     // the step of the forward pass that first uses it: embedding, layers, head
+  bool joined = false;              // follows its predecessor without a gap, so that both read as one matrix
 
   std::int64_t size() const {
     std::int64_t n = 1;
@@ -48,10 +48,12 @@ class ParameterLayout {
   Range range(int index) const { return ranges_[static_cast<std::size_t>(index)]; }
   int units() const { return static_cast<int>(unit_ranges_.size()); }
   Range unit_range(int unit) const { return unit_ranges_[static_cast<std::size_t>(unit)]; }  // padding included
-  std::pair<int, int> unit_parameters(int unit) const { return unit_parameters_[static_cast<std::size_t>(unit)]; }  // [first, last)
-  std::int64_t elements() const { return elements_; }            // padding included
+  std::pair<int, int> unit_parameters(int unit) const {
+    return unit_parameters_[static_cast<std::size_t>(unit)];
+  }                                                                        // [first, last)
+  std::int64_t elements() const { return elements_; }                      // padding included
   std::int64_t parameter_elements() const { return parameter_elements_; }  // without padding
-  int find(std::string_view name) const;                         // -1 when there is none
+  int find(std::string_view name) const;                                   // -1 when there is none
 
   // The view of `count` joined parameters, first to last, in an array over the flat range that begins at `flat`:
   // [rows of all, columns], or [elements] for vectors.

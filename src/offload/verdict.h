@@ -9,14 +9,14 @@
 namespace so {
 
 struct Verdict {
-  bool finite = true;          // false: some gradient is Inf or NaN, the step must be skipped
-  double norm = 0;             // global L2 norm before clipping; NaN when not finite
-  float clip = 1;              // multiplies every gradient: 1 when within bounds
+  bool finite = true;             // false: some gradient is Inf or NaN, the step must be skipped
+  double norm = 0;                // global L2 norm before clipping; NaN when not finite
+  float clip = 1;                 // multiplies every gradient: 1 when within bounds
   int non_finite_parameter = -1;  // first parameter with a non-finite gradient on this rank; -1 when none
 };
 
-// From the stats of every parameter's gradient, in parameter order, summed in that order and then over ranks: so neither
-// buckets nor owners can change it. max_norm <= 0: no clipping.
+// From the stats of every parameter's gradient, in parameter order, summed in that order and then over ranks: so
+// neither buckets nor owners can change it. max_norm <= 0: no clipping.
 Verdict make_verdict(std::span<const GradStats> stats, Communicator& ranks, double max_norm);
 
 }  // namespace so

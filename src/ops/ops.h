@@ -29,18 +29,18 @@ struct Heads {
 
 // RMS normalisation of each head before the rotation (qk-norm). Empty weight: none.
 struct HeadNorm {
-  Tensor weight;   // T [head_dim]
+  Tensor weight;  // T [head_dim]
   float epsilon = 0;
   Tensor inv_rms;  // f32 [N, heads], written forward, read backward
 };
 
-// Which rows attend to which. Document i has query rows [cu_q[i], cu_q[i+1]) and key rows [cu_k[i], cu_k[i+1]); its last
-// query sees its last key (causal, aligned at the end: training has cu_q == cu_k, a KV cache has more keys).
+// Which rows attend to which. Document i has query rows [cu_q[i], cu_q[i+1]) and key rows [cu_k[i], cu_k[i+1]); its
+// last query sees its last key (causal, aligned at the end: training has cu_q == cu_k, a KV cache has more keys).
 struct AttentionSpans {
-  Tensor cu_q, cu_k;                    // i32 [documents + 1]
+  Tensor cu_q, cu_k;  // i32 [documents + 1]
   std::int64_t documents = 0;
-  std::int64_t max_q = 0, max_k = 0;    // longest document, in rows
-  float scale = 0;                      // multiplies q.k
+  std::int64_t max_q = 0, max_k = 0;  // longest document, in rows
+  float scale = 0;                    // multiplies q.k
 };
 
 // Sum of squares and count of non-finite elements of a gradient, in device memory.
@@ -77,12 +77,13 @@ class Ops {
   virtual void rms_norm_grad(Stream&, Tensor dx, Tensor dweight, Tensor dout, Tensor residual, Tensor x, Tensor inv_rms,
                              Tensor weight, Accumulate dweight_mode) = 0;
 
-  // out = rotate(norm(in)). The pair (d, d + R/2), d < R/2, of every head turns by the angle of its position; dimensions
-  // from R on pass through. table f32 [positions, 2, R/2]: cosines, then sines (already scaled); positions i32 [N].
-  // out may be in (the same rows and offset) when there is no norm. [RoPE, Su et al. 2021, in the half-split layout]
+  // out = rotate(norm(in)). The pair (d, d + R/2), d < R/2, of every head turns by the angle of its position;
+  // dimensions from R on pass through. table f32 [positions, 2, R/2]: cosines, then sines (already scaled); positions
+  // i32 [N]. out may be in (the same rows and offset) when there is no norm. [RoPE, Su et al. 2021, in the half-split
+  // layout]
   virtual void rotary(Stream&, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm) = 0;
-  // din from dout; `in` is the forward input (read only with a norm). din may be dout. dweight f32 or T [head_dim], empty
-  // without a norm.
+  // din from dout; `in` is the forward input (read only with a norm). din may be dout. dweight f32 or T [head_dim],
+  // empty without a norm.
   virtual void rotary_grad(Stream&, Heads din, Heads dout, Heads in, Tensor positions, Tensor table, HeadNorm norm,
                            Tensor dweight, Accumulate dweight_mode) = 0;
   // out = in, for laying rows into a KV cache.
@@ -92,8 +93,8 @@ class Ops {
   // lse f32 [q.heads, N]: natural log of the sum of exponentials, for the backward pass.
   virtual void attention(Stream&, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans&) = 0;
   // dq, dk, dv are overwritten.
-  virtual void attention_grad(Stream&, Heads dq, Heads dk, Heads dv, Heads dout, Heads out, Tensor lse, Heads q, Heads k,
-                              Heads v, const AttentionSpans&) = 0;
+  virtual void attention_grad(Stream&, Heads dq, Heads dk, Heads dv, Heads dout, Heads out, Tensor lse, Heads q,
+                              Heads k, Heads v, const AttentionSpans&) = 0;
 
   // out = silu(gate) * up, gate = gate_up[:, :F], up = gate_up[:, F:].  out T [N, F], gate_up T [N, 2F].
   virtual void swiglu(Stream&, Tensor out, Tensor gate_up) = 0;
@@ -102,16 +103,16 @@ class Ops {
 
   // Output projection and cross-entropy in one go, over chunks of rows so that the logits never exist whole.
   struct LinearCrossEntropy {
-    Tensor hidden;         // T [N, H]
-    Tensor weight;         // T [V, H]
-    Tensor targets;        // i32 [N]; negative: no loss here
-    Tensor losses;         // f32 [N], written: -log softmax(hidden weight^T)[target], 0 where there is no target
+    Tensor hidden;   // T [N, H]
+    Tensor weight;   // T [V, H]
+    Tensor targets;  // i32 [N]; negative: no loss here
+    Tensor losses;   // f32 [N], written: -log softmax(hidden weight^T)[target], 0 where there is no target
     // Backward, all empty or all set: gradients of grad_scale * sum(losses).
-    Tensor dhidden;        // T [N, H], overwritten
-    Tensor dweight;        // f32 or T [V, H]
+    Tensor dhidden;  // T [N, H], overwritten
+    Tensor dweight;  // f32 or T [V, H]
     Accumulate dweight_mode = Accumulate::overwrite;
     float grad_scale = 0;
-    Tensor workspace;      // f32 [C, V]: C rows are done at a time
+    Tensor workspace;  // f32 [C, V]: C rows are done at a time
   };
   virtual void linear_cross_entropy(Stream&, const LinearCrossEntropy&) = 0;
 

@@ -29,8 +29,8 @@ struct MemoryPlan {
   std::string table() const;
 };
 
-// Throws Error if the plan exceeds the memory of the host: how much is needed and of what most, how much there is and what
-// limits it, and what would help (`advice`).
+// Throws Error if the plan exceeds the memory of the host: how much is needed and of what most, how much there is and
+// what limits it, and what would help (`advice`).
 void require_fits(const MemoryPlan& plan, DeviceKind device, const HostMemory& memory, const std::string& advice);
 
 }  // namespace so

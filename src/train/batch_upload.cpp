@@ -9,7 +9,8 @@ namespace so {
 
 // Five sections of int32: ids, targets, positions, cu_q, cu_k; the last two have at most one entry more than there are
 // tokens.
-BatchUpload::BatchUpload(Device& device, std::int64_t max_tokens) : max_tokens_(max_tokens), staged_(device.create_event()) {
+BatchUpload::BatchUpload(Device& device, std::int64_t max_tokens)
+    : max_tokens_(max_tokens), staged_(device.create_event()) {
   const auto bytes = static_cast<std::size_t>(5 * max_tokens + 2) * sizeof(std::int32_t);
   staging_ = device.allocate(MemoryKind::pinned, bytes, "batch");
   device_memory_ = device.allocate(MemoryKind::device, bytes, "batch");
@@ -21,7 +22,8 @@ BatchUpload::BatchUpload(Device& device, std::int64_t max_tokens) : max_tokens_(
 }
 
 DeviceBatch BatchUpload::upload(Stream& stream, const MicroBatch& batch, std::span<const std::int32_t> cu_k) {
-  SO_CHECK(batch.tokens >= 1 && batch.tokens <= max_tokens_, "{} tokens in a micro-batch of at most {}", batch.tokens, max_tokens_);
+  SO_CHECK(batch.tokens >= 1 && batch.tokens <= max_tokens_, "{} tokens in a micro-batch of at most {}", batch.tokens,
+           max_tokens_);
   tokens_ = batch.tokens;
   const std::int64_t n = tokens_, documents = batch.documents();
   auto* device = static_cast<std::int32_t*>(device_memory_.data());

@@ -16,8 +16,8 @@ class BatchUpload {
  public:
   BatchUpload(Device& device, std::int64_t max_tokens);
 
-  // Enqueues the copies and returns views that hold until the next upload() on the same stream. Waits, if it must, until
-  // the staging memory of the previous call is free.
+  // Enqueues the copies and returns views that hold until the next upload() on the same stream. Waits, if it must,
+  // until the staging memory of the previous call is free.
   DeviceBatch upload(Stream& stream, const MicroBatch& batch) { return upload(stream, batch, batch.cu_seqlens); }
   // With a KV cache, documents have more keys than queries: cu_k as AttentionSpans has it.
   DeviceBatch upload(Stream& stream, const MicroBatch& batch, std::span<const std::int32_t> cu_k);

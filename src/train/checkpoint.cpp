@@ -17,10 +17,12 @@ constexpr const char* master_file = "master.safetensors";
 constexpr const char* first_moment_file = "exp_avg.safetensors";
 constexpr const char* second_moment_file = "exp_avg_sq.safetensors";
 
-void write_part(SafetensorsWriter& writer, const ParameterLayout& layout, const Bucket& bucket, std::span<const float> flat) {
+void write_part(SafetensorsWriter& writer, const ParameterLayout& layout, const Bucket& bucket,
+                std::span<const float> flat) {
   for_each_part(layout, bucket.range(), [&](int p, Range inside, Range part) {
-    writer.write(layout.parameter(p).name, static_cast<std::uint64_t>(inside.begin) * sizeof(float),
-                 std::as_bytes(flat.subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()))));
+    writer.write(
+        layout.parameter(p).name, static_cast<std::uint64_t>(inside.begin) * sizeof(float),
+        std::as_bytes(flat.subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()))));
   });
 }
 
@@ -40,7 +42,8 @@ void read_all(const std::filesystem::path& file, const ParameterLayout& layout, 
     fail("{}: holds {} tensors, the model has {}", file.string(), reader.names().size(), layout.count());
 }
 
-void require_same_parameters(const std::filesystem::path& checkpoint, const ParameterLayout& stored, const ParameterLayout& ours) {
+void require_same_parameters(const std::filesystem::path& checkpoint, const ParameterLayout& stored,
+                             const ParameterLayout& ours) {
   for (int p = 0; p < std::min(stored.count(), ours.count()); ++p) {
     const Parameter &theirs = stored.parameter(p), &mine = ours.parameter(p);
     if (theirs.name != mine.name || theirs.shape != mine.shape)
@@ -48,7 +51,8 @@ void require_same_parameters(const std::filesystem::path& checkpoint, const Para
            shape_string(theirs.shape), mine.name, shape_string(mine.shape));
   }
   if (stored.count() != ours.count())
-    fail("{} is of another model: it has {} tensors, the run has {}", checkpoint.string(), stored.count(), ours.count());
+    fail("{} is of another model: it has {} tensors, the run has {}", checkpoint.string(), stored.count(),
+         ours.count());
 }
 
 }  // namespace
@@ -97,8 +101,10 @@ void CheckpointWriter::write(const TrainerState& state) {
   require_free_space(directory.path(), bytes());
   ModelExport model(engine_, source_, directory.path());
   std::optional<SafetensorsWriter> master;
-  if (engine_.compute_dtype() != DType::f32) master.emplace(directory.path() / master_file, specs, std::map<std::string, std::string>{});
-  SafetensorsWriter first(directory.path() / first_moment_file, specs, {}), second(directory.path() / second_moment_file, specs, {});
+  if (engine_.compute_dtype() != DType::f32)
+    master.emplace(directory.path() / master_file, specs, std::map<std::string, std::string>{});
+  SafetensorsWriter first(directory.path() / first_moment_file, specs, {}),
+      second(directory.path() / second_moment_file, specs, {});
   for (const Bucket& bucket : engine_.buckets()) {
     model.write_bucket(bucket);
     if (master) write_part(*master, layout, bucket, engine_.master());

@@ -17,7 +17,8 @@ namespace so {
 // model's own are), and trainer_state.json. It appears whole or not at all.
 class CheckpointWriter {
  public:
-  CheckpointWriter(OffloadEngine& engine, const ModelFiles& source, CheckpointDirectory directory, int save_total_limit);
+  CheckpointWriter(OffloadEngine& engine, const ModelFiles& source, CheckpointDirectory directory,
+                   int save_total_limit);
   ~CheckpointWriter();  // waits; logs a failure that nobody asked for
 
   // Begins to write checkpoint-<state.step> from the state as it is now and returns; a bucket's next update waits

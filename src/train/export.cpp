@@ -43,7 +43,8 @@ ModelExport::ModelExport(OffloadEngine& engine, const ModelFiles& source, const 
 void ModelExport::write_bucket(const Bucket& bucket) {
   std::vector<bf16> narrow;
   for_each_part(engine_.layout(), bucket.range(), [&](int p, Range inside, Range flat) {
-    const auto values = engine_.master().subspan(static_cast<std::size_t>(flat.begin), static_cast<std::size_t>(flat.size()));
+    const auto values =
+        engine_.master().subspan(static_cast<std::size_t>(flat.begin), static_cast<std::size_t>(flat.size()));
     std::span<const std::byte> bytes = std::as_bytes(values);
     if (engine_.compute_dtype() == DType::bf16) {
       narrow.resize(values.size());
@@ -67,8 +68,10 @@ void export_model(OffloadEngine& engine, const ModelFiles& source, const std::fi
   std::vector<std::filesystem::path> stale, files;
   for (const auto& entry : std::filesystem::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
-    const bool weights = name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
-    if (weights && entry.is_regular_file() && !std::filesystem::exists(staged.path() / name)) stale.push_back(entry.path());
+    const bool weights =
+        name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
+    if (weights && entry.is_regular_file() && !std::filesystem::exists(staged.path() / name))
+      stale.push_back(entry.path());
   }
   for (const auto& entry : std::filesystem::directory_iterator(staged.path())) files.push_back(entry.path());
   // Weights, then the small files, config.json last: who sees a new config.json sees its weights.

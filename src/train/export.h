@@ -32,8 +32,8 @@ void for_each_part(const ParameterLayout& layout, Range range,
 // Tensors of `layout` as files list them.
 std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype);
 
-// config.json with "dtype" or "torch_dtype", whichever it uses ("dtype" if neither), set to `dtype`; everything else and
-// its order kept.
+// config.json with "dtype" or "torch_dtype", whichever it uses ("dtype" if neither), set to `dtype`; everything else
+// and its order kept.
 std::string config_with_dtype(const std::string& config_json, DType dtype);
 
 // Puts the engine's weights, as they are now, into `directory` itself, beside checkpoints and metrics: first under a

@@ -12,15 +12,17 @@ namespace {
 struct Memory {
   Memory(Device& device, const DecoderSpec& spec, DType compute, const InferenceShape& shape) {
     const std::int64_t half = spec.rope.rotary_dim / 2;
-    rope = device.allocate(MemoryKind::device, static_cast<std::size_t>(shape.positions * 2 * half) * sizeof(float), "rotation table");
+    rope = device.allocate(MemoryKind::device, static_cast<std::size_t>(shape.positions * 2 * half) * sizeof(float),
+                           "rotation table");
     rope_table = Tensor(rope.data(), DType::f32, {shape.positions, 2, half});
     if (shape.cache_capacity == 0) return;
     const std::int64_t width = 2 * spec.kv_width();
     const std::size_t layer_bytes = static_cast<std::size_t>(shape.cache_capacity * width) * size_of(compute);
     cache_memory = device.allocate(MemoryKind::device, static_cast<std::size_t>(spec.layers) * layer_bytes, "KV cache");
     for (std::int64_t layer = 0; layer < spec.layers; ++layer)
-      cache.layers.emplace_back(static_cast<std::byte*>(cache_memory.data()) + static_cast<std::size_t>(layer) * layer_bytes, compute,
-                                std::initializer_list<std::int64_t>{shape.cache_capacity, width});
+      cache.layers.emplace_back(
+          static_cast<std::byte*>(cache_memory.data()) + static_cast<std::size_t>(layer) * layer_bytes, compute,
+          std::initializer_list<std::int64_t>{shape.cache_capacity, width});
   }
   Buffer rope, cache_memory;
   Tensor rope_table;

@@ -24,7 +24,8 @@ InterruptGuard::InterruptGuard() {
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  SO_CHECK(sigaction(SIGINT, &action, &previous_int) == 0 && sigaction(SIGTERM, &action, &previous_term) == 0, "sigaction");
+  SO_CHECK(sigaction(SIGINT, &action, &previous_int) == 0 && sigaction(SIGTERM, &action, &previous_term) == 0,
+           "sigaction");
 }
 
 InterruptGuard::~InterruptGuard() {

@@ -9,16 +9,19 @@ ModelEncoder::ModelEncoder(const std::filesystem::path& directory, std::int64_t 
   if (!std::filesystem::exists(directory / "tokenizer.json")) return;
   tokenizer_ = Tokenizer::load(directory);
   if (tokenizer_->vocab_size() > model_vocabulary)
-    fail("{}: token ids reach {}, but the model's embedding has {} rows (vocab_size in config.json); tokenizer and model do not "
-         "belong together",
-         (directory / "tokenizer.json").string(), tokenizer_->vocab_size() - 1, model_vocabulary);
+    fail(
+        "{}: token ids reach {}, but the model's embedding has {} rows (vocab_size in config.json); tokenizer and "
+        "model do not "
+        "belong together",
+        (directory / "tokenizer.json").string(), tokenizer_->vocab_size() - 1, model_vocabulary);
 }
 
 const Tokenizer& ModelEncoder::tokenizer() const {
   if (!tokenizer_)
-    fail("{}: there is no tokenizer.json, which text needs; copy it from the model it belongs to, or give records of "
-         "{{\"input_ids\", \"labels\"}}",
-         directory_.string());
+    fail(
+        "{}: there is no tokenizer.json, which text needs; copy it from the model it belongs to, or give records of "
+        "{{\"input_ids\", \"labels\"}}",
+        directory_.string());
   return *tokenizer_;
 }
 

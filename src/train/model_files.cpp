@@ -22,7 +22,8 @@ float widen_f16(std::uint16_t h) {
     const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
     return sign ? -magnitude : magnitude;
   }
-  const std::uint32_t bits = exponent == 31 ? 0x7f800000u | (mantissa << 13) : ((exponent + 112) << 23) | (mantissa << 13);
+  const std::uint32_t bits =
+      exponent == 31 ? 0x7f800000u | (mantissa << 13) : ((exponent + 112) << 23) | (mantissa << 13);
   return std::bit_cast<float>(sign | bits);
 }
 
@@ -41,7 +42,8 @@ void widen(std::span<float> out, const std::byte* bytes, DType dtype, ThreadPool
               dtype == DType::f16 ? widen_f16(bits) : std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
         }
         break;
-      default: SO_CHECK(false, "weights of dtype {}", name_of(dtype));
+      default:
+        SO_CHECK(false, "weights of dtype {}", name_of(dtype));
     }
   });
 }
@@ -52,7 +54,8 @@ bool derived(std::string_view name) { return name.ends_with("rotary_emb.inv_freq
 }  // namespace
 
 DecoderSpec read_spec(const std::filesystem::path& directory) {
-  if (!std::filesystem::is_directory(directory)) fail("{}: no such directory; --model takes a Hugging Face model directory", directory.string());
+  if (!std::filesystem::is_directory(directory))
+    fail("{}: no such directory; --model takes a Hugging Face model directory", directory.string());
   return read_decoder_spec(directory / "config.json");
 }
 
@@ -64,8 +67,8 @@ ModelFiles::ModelFiles(const std::filesystem::path& directory)
     if (!directory_.contains(p.name)) fail("{}: tensor '{}' is missing", directory.string(), p.name);
     const TensorInfo& info = directory_.info(p.name);
     if (info.dtype != DType::f32 && info.dtype != DType::bf16 && info.dtype != DType::f16)
-      fail("{}: tensor '{}' is {}; weights must be float32, bfloat16 or float16", directory_.shard_of(p.name).path().string(),
-           p.name, name_of(info.dtype));
+      fail("{}: tensor '{}' is {}; weights must be float32, bfloat16 or float16",
+           directory_.shard_of(p.name).path().string(), p.name, name_of(info.dtype));
     if (info.shape != p.shape)
       fail("{}: tensor '{}' has shape {}, config.json says {}", directory_.shard_of(p.name).path().string(), p.name,
            shape_string(info.shape), shape_string(p.shape));
@@ -76,7 +79,8 @@ ModelFiles::ModelFiles(const std::filesystem::path& directory)
       log_info("{}: lm_head.weight is left out, since config.json ties it to the embedding", directory.string());
       continue;
     }
-    fail("{}: tensor '{}' belongs to no part of {}", directory_.shard_of(name).path().string(), name, spec_.architecture);
+    fail("{}: tensor '{}' belongs to no part of {}", directory_.shard_of(name).path().string(), name,
+         spec_.architecture);
   }
 }
 

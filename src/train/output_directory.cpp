@@ -32,16 +32,19 @@ std::vector<fs::path> run_files(const fs::path& directory) {
 
 OutputDirectory::OutputDirectory(const TrainOptions& options, const OptionOrigins&) : options_(options) {
   const fs::path directory = options.output_dir;
-  if (fs::exists(directory) && !fs::is_directory(directory)) fail("{} exists and is not a directory; choose another --output_dir", directory.string());
+  if (fs::exists(directory) && !fs::is_directory(directory))
+    fail("{} exists and is not a directory; choose another --output_dir", directory.string());
   std::error_code error;
   if (fs::equivalent(directory, options.model, error))
     fail("--output_dir is the model's own directory {}; choose another one", directory.string());
   if (options.resume.empty()) {
     const auto files = run_files(directory);
     if (!files.empty() && !options.overwrite_output_dir)
-      fail("{} already holds a run ({}); continue it with --resume, replace it with --overwrite_output_dir, or choose another "
-           "--output_dir",
-           directory.string(), files.front().filename().string());
+      fail(
+          "{} already holds a run ({}); continue it with --resume, replace it with --overwrite_output_dir, or choose "
+          "another "
+          "--output_dir",
+          directory.string(), files.front().filename().string());
     return;
   }
   if (options.resume == "latest") {
@@ -61,11 +64,12 @@ void OutputDirectory::require_same_run(const TrainerState& state, std::uint64_t 
   if (!differences.empty()) {
     std::string all;
     for (const std::string& difference : differences) all += (all.empty() ? "" : "; ") + difference;
-    fail("{} is of a run with other settings: {}; give the recorded values, or start a new run in another --output_dir", file, all);
+    fail("{} is of a run with other settings: {}; give the recorded values, or start a new run in another --output_dir",
+         file, all);
   }
   if (state.data_key != data_key)
-    fail("{} is of a run on other data: {} or the tokenizer has changed since; start a new run in another --output_dir", file,
-         options_.data);
+    fail("{} is of a run on other data: {} or the tokenizer has changed since; start a new run in another --output_dir",
+         file, options_.data);
 }
 
 void OutputDirectory::prepare(std::uint64_t bytes) {

@@ -16,11 +16,11 @@ void Progress::step(const StepMetrics& m) {
   if (!terminal && m.step % interval_ != 0 && m.step != total_) return;
   const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   const double left = elapsed / static_cast<double>(m.step - done_at_start_) * static_cast<double>(total_ - m.step);
-  set_progress_line(fmt::format("step {}/{} | loss {:.4f} | grad norm {:.3g}{} | lr {:.3g} | {:.0f} tokens/s | {:.3g} TFLOP/s "
-                                "(reference {:.3g}) | memory {} | ETA {}",
-                                m.step, total_, m.loss, m.grad_norm, m.skipped ? " SKIPPED" : "", m.lr, m.tokens_per_s,
-                                m.model_tflops, m.reference_tflops, format_bytes(m.host_memory_bytes + m.device_memory_bytes),
-                                format_duration(left)));
+  set_progress_line(fmt::format(
+      "step {}/{} | loss {:.4f} | grad norm {:.3g}{} | lr {:.3g} | {:.0f} tokens/s | {:.3g} TFLOP/s "
+      "(reference {:.3g}) | memory {} | ETA {}",
+      m.step, total_, m.loss, m.grad_norm, m.skipped ? " SKIPPED" : "", m.lr, m.tokens_per_s, m.model_tflops,
+      m.reference_tflops, format_bytes(m.host_memory_bytes + m.device_memory_bytes), format_duration(left)));
 }
 
 void Progress::end() { set_progress_line(""); }

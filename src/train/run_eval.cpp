@@ -18,15 +18,15 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
   std::int64_t max_length = options.max_length;
   if (max_length > spec.max_positions) {
     if (origins.given("max_length"))
-      fail("--max_length {}: the model's limit is {} (max_position_embeddings in {}/config.json)", max_length, spec.max_positions,
-           options.model);
+      fail("--max_length {}: the model's limit is {} (max_position_embeddings in {}/config.json)", max_length,
+           spec.max_positions, options.model);
     max_length = spec.max_positions;
   }
   const ModelFiles model(options.model);
   const ModelEncoder encoder(options.model, spec.vocab);
   Runtime runtime(options.device, options.cpu_threads);
-  const TokenDataset data =
-      open_dataset({options.data, {max_length, options.train_on_prompt}, options.cache_dir, {}}, encoder, runtime.host_pool());
+  const TokenDataset data = open_dataset({options.data, {max_length, options.train_on_prompt}, options.cache_dir, {}},
+                                         encoder, runtime.host_pool());
 
   const std::int64_t batch_tokens = std::max(data.counts().longest, options.batch_size * data.counts().longest);
   EvaluationIterator batches(data, batch_tokens);
@@ -44,7 +44,8 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
   MicroBatch batch;
   while (batches.next(batch)) {
     const DeviceBatch views = upload.upload(inference.stream(), batch);
-    inference.decoder().forward_loss(inference.stream(), views, inference.weights(), inference.arena(), upload.losses());
+    inference.decoder().forward_loss(inference.stream(), views, inference.weights(), inference.arena(),
+                                     upload.losses());
     loss += upload.sum_losses(inference.stream());
     trained += batch.trained_tokens;
     tokens += batch.tokens;
@@ -53,11 +54,15 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
   }
   loss /= static_cast<double>(trained);
   if (options.json) {
-    nlohmann::ordered_json result{{"loss", loss}, {"perplexity", std::exp(loss)}, {"trained_tokens", trained}, {"tokens", tokens},
+    nlohmann::ordered_json result{{"loss", loss},
+                                  {"perplexity", std::exp(loss)},
+                                  {"trained_tokens", trained},
+                                  {"tokens", tokens},
                                   {"documents", data.size()}};
     fmt::print("{}\n", result.dump());
   } else {
-    fmt::print("loss {:.6f}, perplexity {:.4f}, over {} tokens of {} documents\n", loss, std::exp(loss), trained, data.size());
+    fmt::print("loss {:.6f}, perplexity {:.4f}, over {} tokens of {} documents\n", loss, std::exp(loss), trained,
+               data.size());
   }
   return exit_ok;
 }

@@ -44,7 +44,8 @@ void feed(Inference& inference, BatchUpload& upload, std::span<const std::int32_
     batch.tokens = n;
     const std::array<std::int32_t, 2> keys{0, static_cast<std::int32_t>(used + n)};
     DeviceBatch views = upload.upload(inference.stream(), batch, keys);
-    inference.decoder().forward_logits(inference.stream(), views, inference.weights(), inference.arena(), logits, &inference.cache());
+    inference.decoder().forward_logits(inference.stream(), views, inference.weights(), inference.arena(), logits,
+                                       &inference.cache());
   }
 }
 
@@ -59,8 +60,10 @@ int run_generate(const GenerateOptions& options) {
   if (prompt.empty()) fail("--prompt: the prompt holds no token; give some text");
   const auto length = static_cast<std::int64_t>(prompt.size()) + options.max_new_tokens;
   if (length > spec.max_positions)
-    fail("the prompt's {} tokens and --max_new_tokens {} exceed the model's limit of {} positions; lower --max_new_tokens or shorten the prompt",
-         prompt.size(), options.max_new_tokens, spec.max_positions);
+    fail(
+        "the prompt's {} tokens and --max_new_tokens {} exceed the model's limit of {} positions; lower "
+        "--max_new_tokens or shorten the prompt",
+        prompt.size(), options.max_new_tokens, spec.max_positions);
 
   Runtime runtime(options.device, options.cpu_threads);
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
@@ -68,9 +71,11 @@ int run_generate(const GenerateOptions& options) {
   shape.batch_tokens = std::min<std::int64_t>(prompt_piece, static_cast<std::int64_t>(prompt.size()));
   shape.positions = shape.cache_capacity = length;
   shape.logits_rows = 1;
-  Inference inference(model, runtime, resolve_dtype(options.dtype, model.directory().config_json(), config_file), shape);
+  Inference inference(model, runtime, resolve_dtype(options.dtype, model.directory().config_json(), config_file),
+                      shape);
   BatchUpload upload(runtime.device(), shape.batch_tokens);
-  Buffer logits_memory = runtime.device().allocate(MemoryKind::device, static_cast<std::size_t>(spec.vocab) * sizeof(float), "logits");
+  Buffer logits_memory =
+      runtime.device().allocate(MemoryKind::device, static_cast<std::size_t>(spec.vocab) * sizeof(float), "logits");
   Buffer logits_host = runtime.device().allocate(MemoryKind::pinned, logits_memory.bytes(), "logits");
   const Tensor logits(logits_memory.data(), DType::f32, {1, spec.vocab});
 
@@ -91,7 +96,8 @@ int run_generate(const GenerateOptions& options) {
     feed(inference, upload, next, logits);
     inference.stream().copy(logits_host.data(), logits_memory.data(), logits_memory.bytes());
     inference.stream().synchronize();
-    const std::int32_t id = sample({static_cast<const float*>(logits_host.data()), static_cast<std::size_t>(spec.vocab)}, sampling, random);
+    const std::int32_t id =
+        sample({static_cast<const float*>(logits_host.data()), static_cast<std::size_t>(spec.vocab)}, sampling, random);
     if (options.stop_at_eos && id == tokenizer.eos_id()) {
       reason = "eos";
       break;
@@ -106,7 +112,10 @@ int run_generate(const GenerateOptions& options) {
     return exit_ok;
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  nlohmann::ordered_json result{{"text", whole}, {"ids", generated}, {"prompt_tokens", prompt.size()}, {"finish_reason", reason},
+  nlohmann::ordered_json result{{"text", whole},
+                                {"ids", generated},
+                                {"prompt_tokens", prompt.size()},
+                                {"finish_reason", reason},
                                 {"tokens_per_s", static_cast<double>(generated.size()) / seconds}};
   fmt::print("{}\n", result.dump());
   return exit_ok;

@@ -21,7 +21,8 @@ namespace so {
 
 int run_init(const InitOptions& options) {
   namespace fs = std::filesystem;
-  const fs::path config_file = fs::is_directory(options.config) ? fs::path(options.config) / "config.json" : fs::path(options.config);
+  const fs::path config_file =
+      fs::is_directory(options.config) ? fs::path(options.config) / "config.json" : fs::path(options.config);
   const std::string config = read_text_file(config_file, 16 << 20);
   const DecoderSpec spec = read_decoder_spec(config, config_file.string());
   const DType dtype = resolve_dtype(options.dtype, config, config_file.string());
@@ -51,11 +52,13 @@ int run_init(const InitOptions& options) {
       pool.parallel_for(n, 1 << 14, [&](std::int64_t from, std::int64_t to) {
         const std::span<float> part(values.data() + from, static_cast<std::size_t>(to - from));
         initialize(spec, p, static_cast<std::uint64_t>(options.seed), begin + from, part);
-        for (std::int64_t i = from; i < to; ++i) narrow[static_cast<std::size_t>(i)] = bf16(values[static_cast<std::size_t>(i)]);
+        for (std::int64_t i = from; i < to; ++i)
+          narrow[static_cast<std::size_t>(i)] = bf16(values[static_cast<std::size_t>(i)]);
       });
       const auto count = static_cast<std::size_t>(n);
       writer.write(p.name, static_cast<std::uint64_t>(begin) * size_of(dtype),
-                   dtype == DType::f32 ? std::as_bytes(std::span(values).first(count)) : std::as_bytes(std::span(narrow).first(count)));
+                   dtype == DType::f32 ? std::as_bytes(std::span(values).first(count))
+                                       : std::as_bytes(std::span(narrow).first(count)));
       done += count * size_of(dtype);
       progress.update(static_cast<double>(done) / static_cast<double>(bytes), format_bytes(bytes));
     }

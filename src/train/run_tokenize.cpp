@@ -24,7 +24,9 @@ std::vector<std::int32_t> parse_ids(const std::string& text) {
     }
     std::int32_t id = 0;
     const auto [rest, error] = std::from_chars(at, end, id);
-    if (error != std::errc() || id < 0) fail("--decode: expected token ids separated by commas or spaces, found {}", printable({at, static_cast<std::size_t>(end - at)}, 40));
+    if (error != std::errc() || id < 0)
+      fail("--decode: expected token ids separated by commas or spaces, found {}",
+           printable({at, static_cast<std::size_t>(end - at)}, 40));
     ids.push_back(id);
     at = rest;
   }

@@ -45,7 +45,10 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
 
   Runtime runtime(options.device, resolve_cpu_threads(options, static_cast<int>(usable_cpus().size())));
   const auto open = [&](const std::string& file) {
-    return open_dataset({file, {options.max_length, options.train_on_prompt}, options.cache_dir, std::filesystem::path(options.output_dir) / "cache"},
+    return open_dataset({file,
+                         {options.max_length, options.train_on_prompt},
+                         options.cache_dir,
+                         std::filesystem::path(options.output_dir) / "cache"},
                         encoder, runtime.host_pool());
   };
   const TokenDataset data = open(options.data);
@@ -60,7 +63,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   batch_options.shuffle = options.shuffle;
   batch_options.seed = static_cast<std::uint64_t>(options.seed);
   BatchIterator batches(data, batch_options);
-  const std::int64_t total_steps = options.max_steps > 0 ? options.max_steps : batches.steps_in_epochs(options.num_train_epochs);
+  const std::int64_t total_steps =
+      options.max_steps > 0 ? options.max_steps : batches.steps_in_epochs(options.num_train_epochs);
 
   TrainingShape shape;
   shape.micro_batch_tokens = batches.max_micro_batch_tokens(total_steps);
@@ -87,16 +91,18 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   }
   output.prepare(static_cast<std::uint64_t>(parameter_count(spec)) * size_of(compute));
 
-  log_info("{}: {:.4g} M parameters, {} on {}; {} steps of at most {} x {} rows, {} documents, {} tokens", spec.architecture,
-           static_cast<double>(parameter_count(spec)) / 1e6, name_of(compute), runtime.device().name(), total_steps,
-           options.gradient_accumulation_steps, options.batch_size, data.size(), data.counts().tokens);
+  log_info("{}: {:.4g} M parameters, {} on {}; {} steps of at most {} x {} rows, {} documents, {} tokens",
+           spec.architecture, static_cast<double>(parameter_count(spec)) / 1e6, name_of(compute),
+           runtime.device().name(), total_steps, options.gradient_accumulation_steps, options.batch_size, data.size(),
+           data.counts().tokens);
   log_info("{}", settings_log(train_option_table().view(options), origins));
   const std::size_t predicted = plan.memory.host_total(runtime.device().kind());
   log_info("memory plan:\n{}  in all {}", plan.memory.table(), format_bytes(predicted));
 
   if (runtime.device().kind() == DeviceKind::cpu)
     for (const char* name : {"offload_optimizer", "offload_ratio", "pin_memory"})
-      if (origins.given(name)) log_info("{} has nothing to choose on the CPU device: there is one kind of memory", name);
+      if (origins.given(name))
+        log_info("{} has nothing to choose on the CPU device: there is one kind of memory", name);
 
   Trainer trainer({options, runtime, model, plan, data, evaluation ? &*evaluation : nullptr, batches, total_steps});
   if (checkpoint) {

@@ -26,9 +26,12 @@ Runtime::Runtime(DeviceChoice choice, int threads)
 
 DType resolve_dtype(Precision precision, const std::string& config_json, const std::string& origin) {
   switch (precision) {
-    case Precision::bf16: return DType::bf16;
-    case Precision::fp32: return DType::f32;
-    case Precision::automatic: break;
+    case Precision::bf16:
+      return DType::bf16;
+    case Precision::fp32:
+      return DType::f32;
+    case Precision::automatic:
+      break;
   }
   const ConfigReader config(config_json, origin);
   const std::string stored = config.text("dtype", config.text("torch_dtype", "float32"));

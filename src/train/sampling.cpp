@@ -25,13 +25,15 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
     const float x = logits[static_cast<std::size_t>(a)], y = logits[static_cast<std::size_t>(b)];
     return x != y ? x > y : a < b;
   };
-  const std::size_t kept = options.top_k > 0 ? std::min<std::size_t>(static_cast<std::size_t>(options.top_k), ids.size()) : ids.size();
+  const std::size_t kept =
+      options.top_k > 0 ? std::min<std::size_t>(static_cast<std::size_t>(options.top_k), ids.size()) : ids.size();
   std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(kept), ids.end(), more_likely);
   ids.resize(kept);
 
   std::vector<double> weights(kept);
   const double top = logits[static_cast<std::size_t>(best)];
-  for (std::size_t i = 0; i < kept; ++i) weights[i] = std::exp((logits[static_cast<std::size_t>(ids[i])] - top) / options.temperature);
+  for (std::size_t i = 0; i < kept; ++i)
+    weights[i] = std::exp((logits[static_cast<std::size_t>(ids[i])] - top) / options.temperature);
   double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   if (options.top_p < 1) {
     double sum = 0;

@@ -39,11 +39,13 @@ Trainer::Trainer(const TrainerInputs& in)
     : in_(in),
       ranks_(make_single_communicator()),
       stream_(in.runtime.device().create_stream("compute")),
-      engine_(in.runtime.device(), in.runtime.ops(), in.runtime.host_pool(), *ranks_, in.model.layout(), in.plan.engine),
+      engine_(in.runtime.device(), in.runtime.ops(), in.runtime.host_pool(), *ranks_, in.model.layout(),
+              in.plan.engine),
       rope_(make_rope(in.runtime.device(), *stream_, in.model.spec().rope, in.plan.shape.longest_document)),
-      decoder_(in.model.spec(), in.model.layout(), in.runtime.ops(),
-               Tensor(rope_.data(), DType::f32, {in.plan.shape.longest_document, 2, in.model.spec().rope.rotary_dim / 2}),
-               in.plan.decoder),
+      decoder_(
+          in.model.spec(), in.model.layout(), in.runtime.ops(),
+          Tensor(rope_.data(), DType::f32, {in.plan.shape.longest_document, 2, in.model.spec().rope.rotary_dim / 2}),
+          in.plan.decoder),
       arena_(in.runtime.device(), MemoryKind::device, "activations", in.plan.activation_bytes),
       upload_(in.runtime.device(), std::max(in.plan.shape.micro_batch_tokens, in.plan.shape.evaluation_tokens)),
       schedule_(make_schedule(in.options, in.total_steps)),
@@ -120,24 +122,29 @@ void Trainer::report(const StepResult& r) {
   m.model_tflops = r.model_flops / r.seconds / 1e12;
   m.reference_tflops = r.reference_flops / r.seconds / 1e12;
   m.host_memory_bytes = resident_bytes();
-  m.device_memory_bytes = in_.runtime.device().kind() == DeviceKind::cpu ? 0 : in_.runtime.device().ledger().held(MemoryKind::device);
+  m.device_memory_bytes =
+      in_.runtime.device().kind() == DeviceKind::cpu ? 0 : in_.runtime.device().ledger().held(MemoryKind::device);
   m.skipped = !r.verdict.finite;
   m.skipped_tensor = r.skipped_tensor;
   metrics_.step(m);
   tensorboard_.step(m);
   if (m.skipped)
-    log_warning("step {}: the gradient of '{}' is not finite; the step was skipped, weights and optimizer state are as before",
-                m.step, m.skipped_tensor);
+    log_warning(
+        "step {}: the gradient of '{}' is not finite; the step was skipped, weights and optimizer state are as before",
+        m.step, m.skipped_tensor);
   if (in_.options.wall_clock_breakdown && m.step % in_.options.log_interval == 0) log_breakdown(r);
   progress_.step(m);
 }
 
 void Trainer::log_breakdown(const StepResult& r) {
   const EngineCounters& now = engine_.counters();
-  const double adam = now.adam_seconds - reported_.adam_seconds, gradients = now.gradient_wait_seconds - reported_.gradient_wait_seconds,
+  const double adam = now.adam_seconds - reported_.adam_seconds,
+               gradients = now.gradient_wait_seconds - reported_.gradient_wait_seconds,
                save = now.save_wait_seconds - reported_.save_wait_seconds;
-  log_info("step {}: {:.4f} s = forward and backward {:.4f}, waiting for gradients {:.4f}, AdamW {:.4f}, waiting for a save {:.4f}",
-           state_.step, r.seconds, r.seconds - adam - gradients - save, gradients, adam, save);
+  log_info(
+      "step {}: {:.4f} s = forward and backward {:.4f}, waiting for gradients {:.4f}, AdamW {:.4f}, waiting for a save "
+      "{:.4f}",
+      state_.step, r.seconds, r.seconds - adam - gradients - save, gradients, adam, save);
   reported_ = now;
 }
 
@@ -212,10 +219,13 @@ Trainer::Outcome Trainer::run() {
   }
   progress_.end();
   if (benchmark) {
-    if (bench_done == 0) fail("no step was measured: the run has {} steps and --warmup_steps is {}", state_.step - first_step, o.warmup_steps);
-    log_info("benchmark: {} steps, {:.4f} s a step, {:.1f} tokens/s, {:.4g} TFLOP/s (reference {:.4g}), peak memory {}", bench_done,
-             bench_seconds / static_cast<double>(bench_done), bench_tokens / bench_seconds, bench_flops / bench_seconds / 1e12,
-             bench_reference / bench_seconds / 1e12, format_bytes(peak_resident_bytes()));
+    if (bench_done == 0)
+      fail("no step was measured: the run has {} steps and --warmup_steps is {}", state_.step - first_step,
+           o.warmup_steps);
+    log_info("benchmark: {} steps, {:.4f} s a step, {:.1f} tokens/s, {:.4g} TFLOP/s (reference {:.4g}), peak memory {}",
+             bench_done, bench_seconds / static_cast<double>(bench_done), bench_tokens / bench_seconds,
+             bench_flops / bench_seconds / 1e12, bench_reference / bench_seconds / 1e12,
+             format_bytes(peak_resident_bytes()));
     return Outcome::benchmarked;
   }
   record_evaluation();

@@ -16,16 +16,19 @@ constexpr const char* advice =
     "use a smaller --batch_size or --max_length, --activation_checkpointing true, or a machine with more memory";
 
 // Runs one optimizer step and one evaluation of the real code without memory.
-void dry_run(const DecoderSpec& spec, const ParameterLayout& layout, DeviceKind kind, ThreadPool& pool, TrainingPlan& plan) {
+void dry_run(const DecoderSpec& spec, const ParameterLayout& layout, DeviceKind kind, ThreadPool& pool,
+             TrainingPlan& plan) {
   const auto device = make_dry_device(kind);
   const auto ops = make_ops(*device);
   const auto ranks = make_single_communicator();
   const auto stream = device->create_stream("compute");
   OffloadEngine engine(*device, *ops, pool, *ranks, layout, plan.engine);
   const std::int64_t half = spec.rope.rotary_dim / 2;
-  const Buffer rope = device->allocate(
-      MemoryKind::device, static_cast<std::size_t>(plan.shape.longest_document * 2 * half) * sizeof(float), "rotation table");
-  const Decoder decoder(spec, layout, *ops, Tensor(rope.data(), DType::f32, {plan.shape.longest_document, 2, half}), plan.decoder);
+  const Buffer rope = device->allocate(MemoryKind::device,
+                                       static_cast<std::size_t>(plan.shape.longest_document * 2 * half) * sizeof(float),
+                                       "rotation table");
+  const Decoder decoder(spec, layout, *ops, Tensor(rope.data(), DType::f32, {plan.shape.longest_document, 2, half}),
+                        plan.decoder);
   BatchUpload upload(*device, std::max(plan.shape.micro_batch_tokens, plan.shape.evaluation_tokens));
   Arena arena(*device, MemoryKind::device, "activations", 0);
 
@@ -49,7 +52,8 @@ void dry_run(const DecoderSpec& spec, const ParameterLayout& layout, DeviceKind 
   };
   const MicroBatch micro = batch_of(plan.shape.micro_batch_tokens);
   engine.begin_last_micro_batch();
-  decoder.forward_backward(*stream, views_of(micro), engine, engine, arena, upload.losses().rows(0, micro.tokens), 1.0f);
+  decoder.forward_backward(*stream, views_of(micro), engine, engine, arena, upload.losses().rows(0, micro.tokens),
+                           1.0f);
   engine.finish_step(*stream, 0, 1);
   if (plan.shape.evaluation_tokens > 0) {
     const MicroBatch evaluation = batch_of(plan.shape.evaluation_tokens);
@@ -75,13 +79,15 @@ void require_state_fits(const DecoderSpec& spec, DType compute) {
   plan.add(MemoryKind::device, "weights", n * size_of(compute));
   plan.add(MemoryKind::device, "gradients", n * 4);
   plan.add(MemoryKind::pageable, "optimizer state", n * 12);
-  require_fits(plan, DeviceKind::cpu, available_host_memory(),
-               fmt::format("the model has {:.3g} billion parameters; train a smaller one or use a machine with more memory",
-                           static_cast<double>(n) / 1e9));
+  require_fits(
+      plan, DeviceKind::cpu, available_host_memory(),
+      fmt::format("the model has {:.3g} billion parameters; train a smaller one or use a machine with more memory",
+                  static_cast<double>(n) / 1e9));
 }
 
-TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime, const TrainingShape& shape,
-                           EngineSettings engine, bool adjust_buckets, Toggle activation_checkpointing) {
+TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
+                           const TrainingShape& shape, EngineSettings engine, bool adjust_buckets,
+                           Toggle activation_checkpointing) {
   TrainingPlan plan;
   plan.shape = shape;
   plan.engine = engine;

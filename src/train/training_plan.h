@@ -24,12 +24,13 @@ struct TrainingPlan {
   MemoryPlan memory;                 // all that the run will allocate, and what the process holds already
 };
 
-// `engine.compute`, AdamW and clipping are taken from `engine`; bucket_elements is an upper bound, lowered for models so
-// small that a bucket would be most of them when `adjust_buckets`. Activations are recomputed if asked for, or, on
+// `engine.compute`, AdamW and clipping are taken from `engine`; bucket_elements is an upper bound, lowered for models
+// so small that a bucket would be most of them when `adjust_buckets`. Activations are recomputed if asked for, or, on
 // `automatic`, if keeping them would not fit. Found by running the real decoder and engine on a dry device.
 // Throws Error if it does not fit.
-TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime, const TrainingShape& shape,
-                           EngineSettings engine, bool adjust_buckets, Toggle activation_checkpointing);
+TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
+                           const TrainingShape& shape, EngineSettings engine, bool adjust_buckets,
+                           Toggle activation_checkpointing);
 
 // Refuses, from the config alone, a model whose weights, gradients and optimizer state exceed the host's memory, before
 // its files are opened.

@@ -23,7 +23,10 @@ TEST(ThreadPool, CoversEveryIndexOnce) {
 
 TEST(ThreadPool, RethrowsTheFirstErrorAndStaysUsable) {
   ThreadPool pool("test", {0, 1}, false);
-  EXPECT_THROW(pool.parallel_for(100, 1, [](std::int64_t i, std::int64_t) { if (i == 50) throw std::runtime_error("x"); }),
+  EXPECT_THROW(pool.parallel_for(100, 1,
+                                 [](std::int64_t i, std::int64_t) {
+                                   if (i == 50) throw std::runtime_error("x");
+                                 }),
                std::runtime_error);
   std::atomic<int> sum{0};
   pool.parallel_for(100, 1, [&](std::int64_t i, std::int64_t) { sum += static_cast<int>(i); });

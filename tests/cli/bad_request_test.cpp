@@ -41,7 +41,8 @@ class BadDeepSpeed : public RefusalTest {
 };
 
 TEST_F(BadDeepSpeed, MissingFile) {
-  expect_refused(command().set("deepspeed_config", (temporary_ / "ds.json").string()), {(temporary_ / "ds.json").string()});
+  expect_refused(command().set("deepspeed_config", (temporary_ / "ds.json").string()),
+                 {(temporary_ / "ds.json").string()});
 }
 TEST_F(BadDeepSpeed, BrokenFile) { expect_file_refused("{\"zero_optimization\": ", {}); }
 TEST_F(BadDeepSpeed, UnknownKey) {

@@ -1,3 +1,5 @@
+#include "device/cpu/cpu_device.h"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -8,7 +10,6 @@
 
 #include "base/thread_pool.h"
 #include "device/arena.h"
-#include "device/cpu/cpu_device.h"
 #include "device/device.h"
 
 namespace so {
@@ -53,7 +54,10 @@ TEST_F(CpuDeviceTest, AStreamWaitsForTheEventOfAnother) {
   auto event = device->create_event();
   int value = 0;  // unsynchronised but for the event: the thread sanitizer watches
   for (int round = 0; round < 50; ++round) {
-    a->host("set", [&value, round] { if (round % 10 == 0) nap(); value = round; });
+    a->host("set", [&value, round] {
+      if (round % 10 == 0) nap();
+      value = round;
+    });
     a->record(*event);
     b->wait(*event);
     int seen = -1;
@@ -71,7 +75,9 @@ TEST_F(CpuDeviceTest, AWaitKeepsThePointItWasMadeFor) {
   std::atomic<bool> open{false};
   a->record(*event);
   b->wait(*event);  // the first record
-  a->host("gate", [&] { while (!open) std::this_thread::yield(); });
+  a->host("gate", [&] {
+    while (!open) std::this_thread::yield();
+  });
   a->record(*event);  // the second must not hold b back
   b->synchronize();
   EXPECT_FALSE(event->done());

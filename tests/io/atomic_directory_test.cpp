@@ -4,8 +4,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "support/child_process.h"
 #include "base/file.h"
+#include "support/child_process.h"
 #include "support/io.h"
 
 namespace so {

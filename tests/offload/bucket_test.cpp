@@ -12,9 +12,9 @@ namespace so {
 namespace {
 
 using Verb = void (Bucket::*)();
-const std::vector<std::pair<std::string, Verb>> verbs = {
-    {"land", &Bucket::land},       {"defer", &Bucket::defer},   {"commit", &Bucket::commit},
-    {"discard", &Bucket::discard}, {"depart", &Bucket::depart}, {"settle", &Bucket::settle}};
+const std::vector<std::pair<std::string, Verb>> verbs = {{"land", &Bucket::land},     {"defer", &Bucket::defer},
+                                                         {"commit", &Bucket::commit}, {"discard", &Bucket::discard},
+                                                         {"depart", &Bucket::depart}, {"settle", &Bucket::settle}};
 
 // The legal transitions; every other pair is a Bug.
 const std::map<std::pair<BucketState, std::string>, BucketState> legal = {
@@ -49,8 +49,8 @@ Bucket in_state(BucketState state) {
 
 TEST(Bucket, EveryVerbInEveryState) {
   int legal_seen = 0;
-  for (const BucketState state : {BucketState::idle, BucketState::landing, BucketState::deferred, BucketState::committed,
-                                  BucketState::discarded, BucketState::returning}) {
+  for (const BucketState state : {BucketState::idle, BucketState::landing, BucketState::deferred,
+                                  BucketState::committed, BucketState::discarded, BucketState::returning}) {
     for (const auto& [name, verb] : verbs) {
       SCOPED_TRACE(std::string(name_of(state)) + ": " + name);
       Bucket bucket = in_state(state);
@@ -133,7 +133,8 @@ TEST(CutBuckets, WholeModelInOneIfItFits) {
 TEST(CutBuckets, RefusesSizesThatAreNoMultipleOfTheAlignment) {
   std::mt19937 random(9);
   const ParameterLayout layout = random_layout(random);
-  for (const std::int64_t elements : {0, -64, 1, 63, 65, 100}) EXPECT_THROW(cut_buckets(layout, elements), Bug) << elements;
+  for (const std::int64_t elements : {0, -64, 1, 63, 65, 100})
+    EXPECT_THROW(cut_buckets(layout, elements), Bug) << elements;
 }
 
 }  // namespace

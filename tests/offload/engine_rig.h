@@ -66,9 +66,8 @@ class ReferenceLoop {
     for (const auto& values : gradient)
       for (const float g : values) squares += static_cast<double>(g) * g;
     const double norm = std::sqrt(squares);
-    const float clip = settings_.max_grad_norm > 0
-                           ? static_cast<float>(std::min(1.0, settings_.max_grad_norm / (norm + 1e-6)))
-                           : 1.0f;
+    const float clip =
+        settings_.max_grad_norm > 0 ? static_cast<float>(std::min(1.0, settings_.max_grad_norm / (norm + 1e-6))) : 1.0f;
     const AdamWStep step = make_adamw_step(settings_.adamw, lr, settings_.weight_decay, update_number, clip);
     for (std::size_t p = 0; p < gradient.size(); ++p)
       for (std::size_t i = 0; i < gradient[p].size(); ++i) {
@@ -179,10 +178,12 @@ class EngineRig {
         return std::vector<float>(flat.begin() + layout_.range(p).begin, flat.begin() + layout_.range(p).end);
       };
       const std::string& name = layout_.parameter(p).name;
-      if (auto same = same_bits(slice(all.master), reference.master[i]); !same) return same << " (master of " << name << ")";
+      if (auto same = same_bits(slice(all.master), reference.master[i]); !same)
+        return same << " (master of " << name << ")";
       if (auto same = same_bits(slice(all.m), reference.m[i]); !same) return same << " (m of " << name << ")";
       if (auto same = same_bits(slice(all.v), reference.v[i]); !same) return same << " (v of " << name << ")";
-      if (auto same = same_weights(all.weights, p, reference.master[i]); !same) return same << " (weights of " << name << ")";
+      if (auto same = same_weights(all.weights, p, reference.master[i]); !same)
+        return same << " (weights of " << name << ")";
     }
     return testing::AssertionSuccess();
   }
@@ -200,7 +201,8 @@ class EngineRig {
     });
   }
 
-  testing::AssertionResult same_weights(const std::vector<std::byte>& weights, int p, const std::vector<float>& master) {
+  testing::AssertionResult same_weights(const std::vector<std::byte>& weights, int p,
+                                        const std::vector<float>& master) {
     const bool half = engine_.compute_dtype() == DType::bf16;
     const std::size_t size = half ? 2 : 4;
     for (std::size_t i = 0; i < master.size(); ++i) {
@@ -209,7 +211,8 @@ class EngineRig {
       const std::uint32_t expected = half ? (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16 : bits;
       std::uint32_t got = 0;
       std::memcpy(&got, weights.data() + (static_cast<std::size_t>(layout_.range(p).begin) + i) * size, size);
-      if (got != expected) return testing::AssertionFailure() << "element " << i << " has bits " << got << ", expected " << expected;
+      if (got != expected)
+        return testing::AssertionFailure() << "element " << i << " has bits " << got << ", expected " << expected;
     }
     return testing::AssertionSuccess();
   }

@@ -85,7 +85,8 @@ TEST_P(EngineEquality, WithThePlainLoop) {
   ReferenceLoop reference(layout, settings_of(compute, 64, max_norm), run.initial);
   for (std::size_t s = 0; s < kSteps; ++s) reference.step(run.sums[s], kLr[s], static_cast<std::int64_t>(s) + 1);
 
-  for (const std::int64_t elements : {std::int64_t{512}, std::int64_t{6400}, std::int64_t{1} << 15, layout.elements()}) {
+  for (const std::int64_t elements :
+       {std::int64_t{512}, std::int64_t{6400}, std::int64_t{1} << 15, layout.elements()}) {
     for (int threads = 1; threads <= 3; ++threads) {
       SCOPED_TRACE("buckets of " + std::to_string(elements) + ", threads " + std::to_string(threads));
       EngineRig rig(layout, settings_of(compute, elements, max_norm), threads);
@@ -122,7 +123,8 @@ INSTANTIATE_TEST_SUITE_P(Engine, EngineEquality,
                          equality_name);
 
 TEST(Engine, SmallestBucketsOfOneAlignmentUnit) {
-  const ParameterLayout layout({{"a", {5, 70}, true, 0, false}, {"b", {3}, false, 1, false}, {"c", {130}, false, 1, false}});
+  const ParameterLayout layout(
+      {{"a", {5, 70}, true, 0, false}, {"b", {3}, false, 1, false}, {"c", {130}, false, 1, false}});
   const EngineSettings settings = settings_of(DType::bf16, ParameterLayout::alignment);
   EngineRig rig(layout, settings, 2);
   ASSERT_EQ(static_cast<std::int64_t>(rig.engine().buckets().size()), layout.elements() / ParameterLayout::alignment);
@@ -233,8 +235,8 @@ TEST(Engine, LargestFiniteGradientsAreNotSkipped) {
 TEST(Engine, UploadRoundsToNearestEven) {
   const ParameterLayout layout({{"a", {9}, true, 0, false}, {"b", {300}, true, 1, false}});
   // Exactly between two bf16, just beside, overflow to infinity, subnormals, signed zero.
-  const std::vector<float> values = {0x1.01p0f,  0x1.03p0f, 0x1.010002p0f, 0x1.00fffep0f, -0x1.01p0f,
-                                     FLT_MAX, 0x1p-140f, -0.0f,         0x1.8p-133f};
+  const std::vector<float> values = {0x1.01p0f, 0x1.03p0f, 0x1.010002p0f, 0x1.00fffep0f, -0x1.01p0f,
+                                     FLT_MAX,   0x1p-140f, -0.0f,         0x1.8p-133f};
   const std::vector<std::uint16_t> expected = {0x3f80, 0x3f82, 0x3f81, 0x3f80, 0xbf80, 0x7f80, 0x0000, 0x8000, 0x0002};
   Flat master = synthetic_gradients(layout, 5, 0x1.234p0f);
   master[0] = values;
@@ -267,7 +269,8 @@ TEST(Engine, SaveBesideAStepSeesTheStateBeforeIt) {
       while (!finishing) std::this_thread::yield();
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
       for (const Bucket& bucket : engine.buckets()) {
-        const auto begin = static_cast<std::ptrdiff_t>(bucket.range().begin), end = static_cast<std::ptrdiff_t>(bucket.range().end);
+        const auto begin = static_cast<std::ptrdiff_t>(bucket.range().begin),
+                   end = static_cast<std::ptrdiff_t>(bucket.range().end);
         const auto append = [&](std::vector<float>& to, std::span<float> from) {
           to.insert(to.end(), from.begin() + begin, from.begin() + end);
         };

@@ -14,11 +14,11 @@ Parameter vector_of(std::string name, std::int64_t n, int unit) { return {std::m
 
 // Embedding; a layer with a norm, three joined matrices and another; a head norm.
 ParameterLayout example() {
-  return ParameterLayout({matrix("embed", 10, 7, 0),                                                       // 70
-                          vector_of("norm", 7, 1),                                                         // 7
-                          matrix("q", 8, 7, 1), matrix("k", 3, 7, 1, true), matrix("v", 3, 7, 1, true),    // 56 21 21
-                          matrix("o", 8, 8, 1),                                                            // 64
-                          vector_of("final_norm", 7, 2)});                                                 // 7
+  return ParameterLayout({matrix("embed", 10, 7, 0),                                                     // 70
+                          vector_of("norm", 7, 1),                                                       // 7
+                          matrix("q", 8, 7, 1), matrix("k", 3, 7, 1, true), matrix("v", 3, 7, 1, true),  // 56 21 21
+                          matrix("o", 8, 8, 1),                                                          // 64
+                          vector_of("final_norm", 7, 2)});                                               // 7
 }
 
 TEST(ParameterLayout, StartsAtMultiplesOfTheAlignmentUnlessJoined) {

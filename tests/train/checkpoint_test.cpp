@@ -82,7 +82,8 @@ TEST_P(Checkpoints, MissingOrCutFilesAreNamed) {
   EngineOfModel model(model_directory("llama-bias"), GetParam());
   model.fill(3);
   const auto path = write(model);
-  std::vector<std::string> files = {"model.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors", "config.json"};
+  std::vector<std::string> files = {"model.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors",
+                                    "config.json"};
   if (GetParam() == DType::bf16) files.push_back("master.safetensors");
   for (const std::string& file : files) {
     const std::string bytes = read_file(path / file);
@@ -121,7 +122,8 @@ TEST_P(Checkpoints, MomentsOfAnotherShapeOrTypeAreRefused) {
     if (fault == std::string("extra")) tensors.push_back({"more", "F32", {1}, std::string(4, '\0')}), named = "tensors";
     if (fault == std::string("missing")) tensors.erase(tensors.begin() + 3);
     write_safetensors(file, tensors);
-    expect_in(refusal([&] { load_checkpoint(path, model.engine(), model.runtime().host_pool()); }), {file.string(), named});
+    expect_in(refusal([&] { load_checkpoint(path, model.engine(), model.runtime().host_pool()); }),
+              {file.string(), named});
   }
 }
 
@@ -144,10 +146,19 @@ TEST(TrainerStateFile, RefusesWhatCannotBe) {
   TemporaryDirectory temporary;
   const auto file = temporary / "trainer_state.json";
   const auto good = nlohmann::json::parse(to_json(state_at(7)));
-  const std::vector<std::pair<std::string, nlohmann::json>> faults = {
-      {"global_step", -1}, {"global_step", "7"}, {"updates", 8},         {"updates", -1},     {"epoch", -1},
-      {"epoch_position", -1}, {"tokens", -1},    {"data_key", "12zz"},   {"data_key", "-1"},  {"data_key", ""},
-      {"data_key", "1fedcba9876543210"},         {"data_key", 5},        {"format", 2}};
+  const std::vector<std::pair<std::string, nlohmann::json>> faults = {{"global_step", -1},
+                                                                      {"global_step", "7"},
+                                                                      {"updates", 8},
+                                                                      {"updates", -1},
+                                                                      {"epoch", -1},
+                                                                      {"epoch_position", -1},
+                                                                      {"tokens", -1},
+                                                                      {"data_key", "12zz"},
+                                                                      {"data_key", "-1"},
+                                                                      {"data_key", ""},
+                                                                      {"data_key", "1fedcba9876543210"},
+                                                                      {"data_key", 5},
+                                                                      {"format", 2}};
   for (const auto& [key, value] : faults) {
     auto bad = good;
     bad[key] = value;

@@ -9,13 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "offload/engine.h"
 #include "support/files.h"
 #include "support/safetensors_reader.h"
 #include "support/training_run.h"
 #include "train/model_files.h"
 #include "train/runtime.h"
-
-#include "offload/engine.h"
 
 namespace so::test {
 
@@ -44,7 +43,8 @@ class EngineOfModel {
     for (const std::span<float> flat : {engine_.master(), engine_.first_moment(), engine_.second_moment()})
       for (int p = 0; p < layout().count(); ++p)
         for (std::int64_t i = layout().range(p).begin; i < layout().range(p).end; ++i)
-          flat[static_cast<std::size_t>(i)] = std::bit_cast<float>(0x3c000001u | (static_cast<std::uint32_t>(random()) & 0x83ffffffu));
+          flat[static_cast<std::size_t>(i)] =
+              std::bit_cast<float>(0x3c000001u | (static_cast<std::uint32_t>(random()) & 0x83ffffffu));
     engine_.upload_weights();
   }
 
@@ -79,7 +79,8 @@ class EngineOfModel {
       const auto n = static_cast<std::size_t>(range.size());
       const auto of = [&](std::span<float> flat) {
         std::vector<std::uint32_t> bits;
-        for (const float x : flat.subspan(static_cast<std::size_t>(range.begin), n)) bits.push_back(std::bit_cast<std::uint32_t>(x));
+        for (const float x : flat.subspan(static_cast<std::size_t>(range.begin), n))
+          bits.push_back(std::bit_cast<std::uint32_t>(x));
         return bits;
       };
       const Tensor weight = engine_.weight(p);
@@ -125,7 +126,8 @@ inline void write_safetensors(const std::filesystem::path& path, const std::vect
   nlohmann::ordered_json header;
   std::string data;
   for (const RawTensor& t : tensors) {
-    header[t.name] = {{"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {data.size(), data.size() + t.bytes.size()}}};
+    header[t.name] = {
+        {"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {data.size(), data.size() + t.bytes.size()}}};
     data += t.bytes;
   }
   std::string text = header.dump();

@@ -43,7 +43,8 @@ TEST_P(Export, UntrainedIsTheSource) {
     ASSERT_TRUE(got.contains(name)) << name;
     EXPECT_EQ(got.at(name).dtype, "F32");
     EXPECT_EQ(got.at(name).shape, tensor.shape) << name;
-    ASSERT_EQ(std::memcmp(got.at(name).values.data(), tensor.values.data(), tensor.values.size() * sizeof(float)), 0) << name;
+    ASSERT_EQ(std::memcmp(got.at(name).values.data(), tensor.values.data(), tensor.values.size() * sizeof(float)), 0)
+        << name;
   }
   expect_config(temporary_ / "config.json", source() / "config.json", "float32");
   EXPECT_EQ(read_file(temporary_ / "generation_config.json"), read_file(source() / "generation_config.json"));
@@ -66,7 +67,8 @@ TEST_P(Export, Bf16IsRoundedToNearestEven) {
     EXPECT_EQ(got.at(name).dtype, "BF16") << name;
     ASSERT_EQ(got.at(name).values.size(), tensor.values.size());
     for (std::size_t i = 0; i < tensor.values.size(); ++i)
-      ASSERT_EQ(std::bit_cast<std::uint32_t>(got.at(name).values[i]) >> 16, bf16_bits(tensor.values[i])) << name << ' ' << i;
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(got.at(name).values[i]) >> 16, bf16_bits(tensor.values[i]))
+          << name << ' ' << i;
   }
   expect_config(temporary_ / "config.json", source() / "config.json", "bfloat16");
 }
@@ -77,7 +79,8 @@ std::string fixture_name(const testing::TestParamInfo<std::string>& info) {
   return name;
 }
 INSTANTIATE_TEST_SUITE_P(Models, Export,
-                         testing::Values("llama-untied", "llama-v4", "llama-bias", "llama-sharded", "qwen3-tied", "qwen3-bf16-v4"),
+                         testing::Values("llama-untied", "llama-v4", "llama-bias", "llama-sharded", "qwen3-tied",
+                                         "qwen3-bf16-v4"),
                          fixture_name);
 
 TEST(ExportModel, TiedModelsHaveNoHeadOfTheirOwn) {
@@ -88,7 +91,8 @@ TEST(ExportModel, TiedModelsHaveNoHeadOfTheirOwn) {
   const auto tensors = read_model_weights(temporary.path());
   EXPECT_TRUE(tensors.contains("model.embed_tokens.weight"));
   EXPECT_FALSE(tensors.contains("lm_head.weight"));
-  EXPECT_TRUE(read_model_weights(model_directory("llama-untied")).contains("lm_head.weight")) << "else this shows nothing";
+  EXPECT_TRUE(read_model_weights(model_directory("llama-untied")).contains("lm_head.weight"))
+      << "else this shows nothing";
 }
 
 TEST(ExportModel, WritesTheWeightsOfNowNotThoseLoaded) {
@@ -123,15 +127,17 @@ TEST(ExportModel, ReplacesAnEarlierModelInTheDirectory) {
   export_model(model.engine(), model.files(), temporary.path());
   std::set<std::string> names;
   for (const auto& [name, bytes] : snapshot(temporary.path())) names.insert(name);
-  EXPECT_EQ(names, (std::set<std::string>{"checkpoint-3", "checkpoint-3/model.safetensors", "config.json", "generation_config.json",
-                                          "metrics.jsonl", "model.safetensors", "notes.txt"}));
+  EXPECT_EQ(names,
+            (std::set<std::string>{"checkpoint-3", "checkpoint-3/model.safetensors", "config.json",
+                                   "generation_config.json", "metrics.jsonl", "model.safetensors", "notes.txt"}));
   EXPECT_EQ(read_file(temporary / "checkpoint-3" / "model.safetensors"), "of a checkpoint");
   EXPECT_NO_THROW(ModelFiles(temporary.path()));
 }
 
 TEST(ConfigWithDtype, KeepsKeysAndTheirOrder) {
-  EXPECT_EQ(config_with_dtype(R"({"b": 1, "torch_dtype": "float32", "a": {"z": 1e-06, "y": null}})", DType::bf16),
-            "{\n  \"b\": 1,\n  \"torch_dtype\": \"bfloat16\",\n  \"a\": {\n    \"z\": 1e-06,\n    \"y\": null\n  }\n}\n");
+  EXPECT_EQ(
+      config_with_dtype(R"({"b": 1, "torch_dtype": "float32", "a": {"z": 1e-06, "y": null}})", DType::bf16),
+      "{\n  \"b\": 1,\n  \"torch_dtype\": \"bfloat16\",\n  \"a\": {\n    \"z\": 1e-06,\n    \"y\": null\n  }\n}\n");
   EXPECT_EQ(config_with_dtype(R"({"dtype": "float16", "b": [1, 2.5]})", DType::f32),
             "{\n  \"dtype\": \"float32\",\n  \"b\": [\n    1,\n    2.5\n  ]\n}\n");
 }

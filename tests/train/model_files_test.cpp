@@ -54,16 +54,20 @@ std::string fixture_name(const testing::TestParamInfo<std::string>& info) {
   return name;
 }
 INSTANTIATE_TEST_SUITE_P(Models, ModelFilesLoad,
-                         testing::Values("llama-untied", "llama-tied-llama3", "llama-bias", "llama-sharded", "qwen3-tied",
-                                         "qwen3-bf16-v4"),
+                         testing::Values("llama-untied", "llama-tied-llama3", "llama-bias", "llama-sharded",
+                                         "qwen3-tied", "qwen3-bf16-v4"),
                          fixture_name);
 
 // A small tied Llama whose embedding, 256 x 256, has room for every half there is.
 void write_model_of_halves(const std::filesystem::path& directory, const std::vector<RawTensor>& further = {}) {
   auto config = read_json(model_directory("llama-tied-llama3") / "config.json");
-  for (const auto& [key, value] : std::map<std::string, int>{{"hidden_size", 256}, {"vocab_size", 256}, {"intermediate_size", 2},
-                                                             {"num_attention_heads", 1}, {"num_key_value_heads", 1},
-                                                             {"head_dim", 2}, {"num_hidden_layers", 1}})
+  for (const auto& [key, value] : std::map<std::string, int>{{"hidden_size", 256},
+                                                             {"vocab_size", 256},
+                                                             {"intermediate_size", 2},
+                                                             {"num_attention_heads", 1},
+                                                             {"num_key_value_heads", 1},
+                                                             {"head_dim", 2},
+                                                             {"num_hidden_layers", 1}})
     config[key] = value;
   config["dtype"] = "float16";
   config["rope_parameters"] = {{"rope_theta", 10000.0}, {"rope_type", "default"}};
@@ -120,7 +124,8 @@ TEST(ModelFiles, EveryHalfIsWidenedExactly) {
         ASSERT_TRUE(std::isnan(got)) << h;
         continue;
       }
-      ASSERT_EQ(bits.master[h], std::bit_cast<std::uint32_t>(expected)) << h << ": " << got << ", expected " << expected;
+      ASSERT_EQ(bits.master[h], std::bit_cast<std::uint32_t>(expected))
+          << h << ": " << got << ", expected " << expected;
       if (compute == DType::bf16) {
         ASSERT_EQ(bits.weights[h], bf16_bits(expected)) << h;
       }
@@ -131,8 +136,9 @@ TEST(ModelFiles, EveryHalfIsWidenedExactly) {
 // Old checkpoints carry rotary buffers, some tied ones a second copy of the embedding: neither is a parameter.
 TEST(ModelFiles, LeavesOutWhatTheConfigDetermines) {
   TemporaryDirectory temporary;
-  write_model_of_halves(temporary.path(), {{"model.layers.0.self_attn.rotary_emb.inv_freq", "F32", {1}, std::string(4, '\0')},
-                                           {"lm_head.weight", "F16", {256, 256}, std::string(131072, '\0')}});
+  write_model_of_halves(temporary.path(),
+                        {{"model.layers.0.self_attn.rotary_emb.inv_freq", "F32", {1}, std::string(4, '\0')},
+                         {"lm_head.weight", "F16", {256, 256}, std::string(131072, '\0')}});
   const ModelFiles files(temporary.path());
   EXPECT_EQ(files.layout().count(), 11);
   EXPECT_EQ(files.layout().find("lm_head.weight"), -1);

@@ -34,7 +34,8 @@ TEST(Sampling, FollowsTheProbabilities) {
   // exp(logit / temperature) is proportional to 1, 2, 5.
   const auto seen = draws({0, 2 * std::log(2.0f), 2 * std::log(5.0f), -kInf}, {2.0, 0, 1}, 8000);
   const double expected[] = {1000, 2000, 5000};
-  for (int i = 0; i < 3; ++i) EXPECT_NEAR(seen.at(i), expected[i], 6 * std::sqrt(expected[i])) << i;  // six standard deviations
+  for (int i = 0; i < 3; ++i)
+    EXPECT_NEAR(seen.at(i), expected[i], 6 * std::sqrt(expected[i])) << i;  // six standard deviations
   EXPECT_FALSE(seen.contains(3));
 }
 

@@ -36,7 +36,9 @@ class DryDevice final : public Device {
   DeviceKind kind() const override { return kind_; }
   std::string name() const override { return "dry run"; }
   bool backed() const override { return false; }
-  std::unique_ptr<Stream> create_stream(std::string name) override { return std::make_unique<DryStream>(*this, std::move(name)); }
+  std::unique_ptr<Stream> create_stream(std::string name) override {
+    return std::make_unique<DryStream>(*this, std::move(name));
+  }
   std::unique_ptr<Event> create_event() override { return std::make_unique<DryEvent>(); }
 
  protected:

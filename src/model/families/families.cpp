@@ -31,13 +31,15 @@ void read_rope(const ConfigReader& config, DecoderSpec& spec) {
   if (!scaling) return;
   const std::string type = scaling->text("rope_type", scaling->text("type", "default"));
   if (type == "default") return;
-  if (type != "llama3") scaling->refuse("rope_type", fmt::format("'{}' is not supported, only 'default' and 'llama3'", printable(type)));
+  if (type != "llama3")
+    scaling->refuse("rope_type", fmt::format("'{}' is not supported, only 'default' and 'llama3'", printable(type)));
   rope.scaling = RopeScaling::llama3;
   rope.factor = scaling->positive_number("factor");
   rope.low_freq_factor = scaling->positive_number("low_freq_factor");
   rope.high_freq_factor = scaling->positive_number("high_freq_factor");
   rope.original_positions = scaling->positive_int("original_max_position_embeddings");
-  if (rope.high_freq_factor <= rope.low_freq_factor) scaling->refuse("high_freq_factor", "must be greater than low_freq_factor");
+  if (rope.high_freq_factor <= rope.low_freq_factor)
+    scaling->refuse("high_freq_factor", "must be greater than low_freq_factor");
 }
 
 // Later code multiplies these sizes in 64 bits, and lists every parameter. The limits are far beyond any model; a file
@@ -54,10 +56,12 @@ void require_countable(const ConfigReader& config, const DecoderSpec& s) {
   at_most("num_attention_heads", s.heads, widest);
   at_most("head_dim", s.head_dim, widest / s.heads);
   const auto real = [](std::int64_t n) { return static_cast<double>(n); };
-  const double parameters = real(s.layers) * real(s.hidden) * (2 * real(s.q_width()) + 2 * real(s.kv_width()) + 3 * real(s.intermediate)) +
-                            real(s.vocab) * real(s.hidden);
+  const double parameters =
+      real(s.layers) * real(s.hidden) * (2 * real(s.q_width()) + 2 * real(s.kv_width()) + 3 * real(s.intermediate)) +
+      real(s.vocab) * real(s.hidden);
   if (parameters > most_parameters)
-    config.refuse("num_hidden_layers", fmt::format("with the other sizes this makes {:.1e} parameters; some size is wrong", parameters));
+    config.refuse("num_hidden_layers",
+                  fmt::format("with the other sizes this makes {:.1e} parameters; some size is wrong", parameters));
 }
 
 }  // namespace
@@ -102,7 +106,8 @@ DecoderSpec read_decoder_spec(std::string_view text, const std::string& origin) 
 
   if (spec.heads % spec.kv_heads != 0) config.refuse("num_key_value_heads", "must divide num_attention_heads");
   if (spec.head_dim == 0) {
-    if (spec.hidden % spec.heads != 0) config.refuse("head_dim", "missing, and num_attention_heads does not divide hidden_size");
+    if (spec.hidden % spec.heads != 0)
+      config.refuse("head_dim", "missing, and num_attention_heads does not divide hidden_size");
     spec.head_dim = spec.hidden / spec.heads;
   }
   if (spec.head_dim % 2 != 0) config.refuse("head_dim", "must be even");

@@ -15,9 +15,26 @@ class ConfigReader;
 // and gate and up, lie next to each other and are used as one matrix.
 enum class Role : std::uint8_t {
   embedding,
-  input_norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, o, o_bias,
-  post_attention_norm, gate, up, gate_bias, up_bias, down, down_bias,
-  final_norm, lm_head,
+  input_norm,
+  q,
+  k,
+  v,
+  q_bias,
+  k_bias,
+  v_bias,
+  q_norm,
+  k_norm,
+  o,
+  o_bias,
+  post_attention_norm,
+  gate,
+  up,
+  gate_bias,
+  up_bias,
+  down,
+  down_bias,
+  final_norm,
+  lm_head,
 };
 
 struct TensorName {

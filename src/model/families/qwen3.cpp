@@ -14,7 +14,8 @@ void read(ConfigReader& config, DecoderSpec& spec) {
   if (config.boolean("use_sliding_window", false))
     config.refuse("use_sliding_window", "sliding-window attention is not supported for this architecture");
   for (const std::string& type : config.texts("layer_types"))
-    if (type != "full_attention") config.refuse("layer_types", fmt::format("'{}' is not supported, only 'full_attention'", printable(type)));
+    if (type != "full_attention")
+      config.refuse("layer_types", fmt::format("'{}' is not supported, only 'full_attention'", printable(type)));
 }
 
 }  // namespace

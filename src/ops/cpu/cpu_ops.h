@@ -1,4 +1,5 @@
-// The CPU backend. One file per subject implements the members: gemm/linear, attention, cross entropy, norms, rotary, ...
+// The CPU backend. One file per subject implements the members: gemm/linear, attention, cross entropy, norms, rotary,
+// ...
 #pragma once
 
 #include "device/cpu/cpu_device.h"
@@ -19,12 +20,12 @@ class CpuOps final : public Ops {
   void rms_norm_grad(Stream&, Tensor dx, Tensor dweight, Tensor dout, Tensor residual, Tensor x, Tensor inv_rms,
                      Tensor weight, Accumulate dweight_mode) override;
   void rotary(Stream&, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm) override;
-  void rotary_grad(Stream&, Heads din, Heads dout, Heads in, Tensor positions, Tensor table, HeadNorm norm, Tensor dweight,
-                   Accumulate dweight_mode) override;
+  void rotary_grad(Stream&, Heads din, Heads dout, Heads in, Tensor positions, Tensor table, HeadNorm norm,
+                   Tensor dweight, Accumulate dweight_mode) override;
   void copy_heads(Stream&, Heads out, Heads in) override;
   void attention(Stream&, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans&) override;
-  void attention_grad(Stream&, Heads dq, Heads dk, Heads dv, Heads dout, Heads out, Tensor lse, Heads q, Heads k, Heads v,
-                      const AttentionSpans&) override;
+  void attention_grad(Stream&, Heads dq, Heads dk, Heads dv, Heads dout, Heads out, Tensor lse, Heads q, Heads k,
+                      Heads v, const AttentionSpans&) override;
   void swiglu(Stream&, Tensor out, Tensor gate_up) override;
   void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up) override;
   void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override;

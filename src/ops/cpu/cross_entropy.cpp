@@ -110,10 +110,19 @@ void chunk(ThreadPool& pool, const Ops::LinearCrossEntropy& a, std::span<const s
   const void* hidden = gather(pool, a.hidden, rows, copy);
   auto* logits = a.workspace.as<float>();
 
-  gemm(pool, {.m = count, .n = shape.vocabulary, .k = shape.hidden, .ab = type,
-              .a = hidden, .a_stride = shape.hidden,
-              .b = a.weight.data(), .b_stride = shape.hidden, .b_transposed = true,
-              .c = logits, .c_stride = shape.vocabulary}, path);
+  gemm(pool,
+       {.m = count,
+        .n = shape.vocabulary,
+        .k = shape.hidden,
+        .ab = type,
+        .a = hidden,
+        .a_stride = shape.hidden,
+        .b = a.weight.data(),
+        .b_stride = shape.hidden,
+        .b_transposed = true,
+        .c = logits,
+        .c_stride = shape.vocabulary},
+       path);
 
   const auto* targets = a.targets.as<const std::int32_t>();
   auto* losses = a.losses.as<float>();
@@ -129,26 +138,47 @@ void chunk(ThreadPool& pool, const Ops::LinearCrossEntropy& a, std::span<const s
 
   const std::int64_t stride = type == DType::bf16 ? 2 * shape.vocabulary : shape.vocabulary;  // in elements of the type
   void* dhidden = neighbours ? a.dhidden.rows(rows.front(), count).data() : dcopy;
-  gemm(pool, {.m = count, .n = shape.hidden, .k = shape.vocabulary, .ab = type,
-              .a = logits, .a_stride = stride,
-              .b = a.weight.data(), .b_stride = shape.hidden,
-              .c_type = type, .c = dhidden, .c_stride = shape.hidden}, path);
+  gemm(pool,
+       {.m = count,
+        .n = shape.hidden,
+        .k = shape.vocabulary,
+        .ab = type,
+        .a = logits,
+        .a_stride = stride,
+        .b = a.weight.data(),
+        .b_stride = shape.hidden,
+        .c_type = type,
+        .c = dhidden,
+        .c_stride = shape.hidden},
+       path);
   if (!neighbours) scatter(pool, a.dhidden, rows, dhidden);
-  gemm(pool, {.m = shape.vocabulary, .n = shape.hidden, .k = count, .ab = type,
-              .a = logits, .a_stride = stride, .a_transposed = true,
-              .b = hidden, .b_stride = shape.hidden,
-              .c_type = a.dweight.dtype(), .c = a.dweight.data(), .c_stride = shape.hidden, .add = add_dweight}, path);
+  gemm(pool,
+       {.m = shape.vocabulary,
+        .n = shape.hidden,
+        .k = count,
+        .ab = type,
+        .a = logits,
+        .a_stride = stride,
+        .a_transposed = true,
+        .b = hidden,
+        .b_stride = shape.hidden,
+        .c_type = a.dweight.dtype(),
+        .c = a.dweight.data(),
+        .c_stride = shape.hidden,
+        .add = add_dweight},
+       path);
 }
 
 }  // namespace
 
 void check_linear_cross_entropy(const Ops::LinearCrossEntropy& a) {
   SO_CHECK(a.hidden.rank() == 2 && a.weight.rank() == 2 && a.hidden.dim(1) == a.weight.dim(1),
-           "linear_cross_entropy: hidden {}, weight {}", shape_string(a.hidden.shape()), shape_string(a.weight.shape()));
+           "linear_cross_entropy: hidden {}, weight {}", shape_string(a.hidden.shape()),
+           shape_string(a.weight.shape()));
   const DType type = a.hidden.dtype();
   const Shape shape = shape_of(a);
-  SO_CHECK((type == DType::f32 || type == DType::bf16) && a.weight.dtype() == type, "hidden {}, weight {}", name_of(type),
-           name_of(a.weight.dtype()));
+  SO_CHECK((type == DType::f32 || type == DType::bf16) && a.weight.dtype() == type, "hidden {}, weight {}",
+           name_of(type), name_of(a.weight.dtype()));
   SO_CHECK(a.targets.dtype() == DType::i32 && a.targets.size() == shape.tokens, "targets {} {} for {} rows",
            name_of(a.targets.dtype()), shape_string(a.targets.shape()), shape.tokens);
   SO_CHECK(a.losses.dtype() == DType::f32 && a.losses.size() == shape.tokens, "losses {} {} for {} rows",

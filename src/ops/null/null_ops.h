@@ -19,7 +19,8 @@ class NullOps final : public Ops {
   void rotary_grad(Stream&, Heads, Heads, Heads, Tensor, Tensor, HeadNorm, Tensor, Accumulate) override {}
   void copy_heads(Stream&, Heads, Heads) override {}
   void attention(Stream&, Heads, Tensor, Heads, Heads, Heads, const AttentionSpans&) override {}
-  void attention_grad(Stream&, Heads, Heads, Heads, Heads, Heads, Tensor, Heads, Heads, Heads, const AttentionSpans&) override {}
+  void attention_grad(Stream&, Heads, Heads, Heads, Heads, Heads, Tensor, Heads, Heads, Heads,
+                      const AttentionSpans&) override {}
   void swiglu(Stream&, Tensor, Tensor) override {}
   void swiglu_grad(Stream&, Tensor, Tensor, Tensor) override {}
   void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override {}
