@@ -34,12 +34,12 @@ TEST(MemoryPlan, Totals) {
 // Kind by kind, the largest first, entries of one size in the order they were added.
 TEST(MemoryPlan, Table) {
   EXPECT_EQ(example().table(),
-            "  device    weights                          9 GB\n"
+            "  device    weights                        9.0 GB\n"
             "  device    activations                    1.5 GB\n"
-            "  pinned    gradient ring                  300 MB\n"
-            "  pageable  second moments                   4 GB\n"
-            "  pageable  master weights                   4 GB\n"
-            "  pageable  small                           999 B\n");
+            "  pinned    gradient ring                300.0 MB\n"
+            "  pageable  second moments                 4.0 GB\n"
+            "  pageable  master weights                 4.0 GB\n"
+            "  pageable  small                       999 bytes\n");
   EXPECT_EQ(MemoryPlan().table(), "");
 }
 
@@ -74,12 +74,12 @@ TEST(MemoryPlan, WhatFitsIsAccepted) {
 
 TEST(MemoryPlan, WhatDoesNotFitIsRefusedWithTheReason) {
   EXPECT_EQ(refusal(DeviceKind::cpu, 18'800'000'998),
-            "not enough memory: 18.8 GB needed (most of it: weights, 9 GB), 18.8 GB available (cgroup /box); buy more");
+            "not enough memory: 18.8 GB needed (most of it: weights, 9.0 GB), 18.8 GB available (cgroup /box); buy more");
   EXPECT_EQ(refusal(DeviceKind::cpu, 0),
-            "not enough memory: 18.8 GB needed (most of it: weights, 9 GB), 0 B available (cgroup /box); buy more");
+            "not enough memory: 18.8 GB needed (most of it: weights, 9.0 GB), 0 bytes available (cgroup /box); buy more");
   // With memory of its own, what lies on the device is no part of the host's trouble.
   EXPECT_EQ(refusal(DeviceKind::cuda, 2'000'000'000),
-            "not enough memory: 8.3 GB needed (most of it: second moments, 4 GB), 2 GB available (cgroup /box); "
+            "not enough memory: 8.3 GB needed (most of it: second moments, 4.0 GB), 2.0 GB available (cgroup /box); "
             "buy more");
 }
 
