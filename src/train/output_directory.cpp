@@ -1,7 +1,10 @@
 #include "train/output_directory.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -28,11 +31,39 @@ std::vector<fs::path> run_files(const fs::path& directory) {
   return found;
 }
 
+// An operating system's error is "not there" or the user's to solve, never an exception of the standard library.
+fs::file_status status_of(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (!fs::status_known(status)) fail_io("look at", path, error.value());
+  return status;
+}
+
+// Whether `path` is `directory` or below it once links are followed.
+bool lies_in(const fs::path& path, const fs::path& directory) {
+  std::error_code error;
+  const fs::path inner = fs::canonical(path, error), outer = error ? fs::path() : fs::canonical(directory, error);
+  if (error) return false;  // not there: whoever opens it says so
+  return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
+// Overwriting must not remove what the run is about to read.
+void require_inputs_apart(const TrainOptions& options, const std::vector<fs::path>& doomed) {
+  const std::pair<const char*, const std::string*> inputs[] = {
+      {"--model", &options.model}, {"--data", &options.data}, {"--eval_data", &options.eval_data}};
+  for (const auto& [name, input] : inputs)
+    for (const fs::path& file : doomed)
+      if (!input->empty() && lies_in(*input, file))
+        fail("{} {} is part of the run that --overwrite_output_dir would remove ({}); choose another --output_dir",
+             name, *input, file.string());
+}
+
 }  // namespace
 
 OutputDirectory::OutputDirectory(const TrainOptions& options, const OptionOrigins&) : options_(options) {
   const fs::path directory = options.output_dir;
-  if (fs::exists(directory) && !fs::is_directory(directory))
+  const fs::file_status status = status_of(directory);
+  if (fs::exists(status) && !fs::is_directory(status))
     fail("{} exists and is not a directory; choose another --output_dir", directory.string());
   std::error_code error;
   if (fs::equivalent(directory, options.model, error))
@@ -42,9 +73,9 @@ OutputDirectory::OutputDirectory(const TrainOptions& options, const OptionOrigin
     if (!files.empty() && !options.overwrite_output_dir)
       fail(
           "{} already holds a run ({}); continue it with --resume, replace it with --overwrite_output_dir, or choose "
-          "another "
-          "--output_dir",
+          "another --output_dir",
           directory.string(), files.front().filename().string());
+    require_inputs_apart(options, files);
     return;
   }
   if (options.resume == "latest") {
@@ -53,7 +84,7 @@ OutputDirectory::OutputDirectory(const TrainOptions& options, const OptionOrigin
     return;
   }
   const fs::path given = options.resume;
-  if (!fs::exists(given / trainer_state_file))
+  if (!fs::exists(status_of(given / trainer_state_file)))
     fail("{} is not a complete checkpoint: it has no {}", given.string(), trainer_state_file);
   checkpoint_ = Checkpoint{0, given};
 }

@@ -14,7 +14,7 @@ namespace so {
 class OutputDirectory {
  public:
   // Throws Error if the directory already holds a run and neither --resume nor --overwrite_output_dir was given, or if
-  // the checkpoint to resume from is not there. Changes nothing.
+  // the checkpoint to resume from is not there, or if the run would remove the model or data it reads. Changes nothing.
   OutputDirectory(const TrainOptions& options, const OptionOrigins& origins);
 
   // What to resume from. None for a fresh run, and for --resume in a directory without a checkpoint yet, which starts
