@@ -33,7 +33,7 @@ $so init --config configs/quickstart.json --tokenizer assets/tokenizer --output_
 say "Training"
 $so train --model "$out/initial" --data "$out/train.jsonl" --eval_data "$out/eval.jsonl" --output_dir "$out/model" \
   --overwrite_output_dir --cache_dir "$out/cache" --lr 2e-3 --lr_scheduler cosine --warmup 0.05 --weight_decay 0.1 \
-  --batch_size 8 --max_length 256 --max_steps 200 --save_steps 0 --log_interval 20
+  --batch_size 8 --max_length 256 --max_steps 160 --save_steps 0 --log_interval 20
 
 say "Before and after, on the held-out records"
 printf 'before: '
