@@ -59,6 +59,15 @@ DecoderSpec read_spec(const std::filesystem::path& directory) {
   return read_decoder_spec(directory / "config.json");
 }
 
+std::int64_t resolve_max_length(std::int64_t max_length, bool given, const DecoderSpec& spec,
+                                const std::filesystem::path& directory) {
+  if (max_length <= spec.max_positions) return max_length;
+  if (given)
+    fail("--max_length {}: the model's limit is {} (max_position_embeddings in {}/config.json)", max_length,
+         spec.max_positions, directory.string());
+  return spec.max_positions;
+}
+
 ModelFiles::ModelFiles(const std::filesystem::path& directory)
     : directory_(directory),
       spec_(read_decoder_spec(directory_.config_json(), (directory / "config.json").string())),

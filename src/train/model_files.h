@@ -43,4 +43,8 @@ class ModelFiles {
 // The spec of DIRECTORY/config.json, without touching the weights.
 DecoderSpec read_spec(const std::filesystem::path& directory);
 
+// Tokens a document may have. The model's limit lowers our default, never what the user gave: then it is an Error.
+std::int64_t resolve_max_length(std::int64_t max_length, bool given, const DecoderSpec& spec,
+                                const std::filesystem::path& directory);
+
 }  // namespace so

@@ -15,13 +15,8 @@ namespace so {
 
 int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
   const DecoderSpec spec = read_spec(options.model);
-  std::int64_t max_length = options.max_length;
-  if (max_length > spec.max_positions) {
-    if (origins.given("max_length"))
-      fail("--max_length {}: the model's limit is {} (max_position_embeddings in {}/config.json)", max_length,
-           spec.max_positions, options.model);
-    max_length = spec.max_positions;
-  }
+  const std::int64_t max_length =
+      resolve_max_length(options.max_length, origins.given("max_length"), spec, options.model);
   const ModelFiles model(options.model);
   const ModelEncoder encoder(options.model, spec.vocab);
   Runtime runtime(options.device, options.cpu_threads);

@@ -15,27 +15,14 @@
 #include "train/trainer.h"
 
 namespace so {
-namespace {
-
-// The limit of the model wins over our default, not over what the user said.
-std::int64_t resolve_max_length(const TrainOptions& options, const OptionOrigins& origins, const DecoderSpec& spec) {
-  if (options.max_length <= spec.max_positions) return options.max_length;
-  if (origins.given("max_length"))
-    fail("--max_length {}: the model's limit is {} (max_position_embeddings in {}/config.json)", options.max_length,
-         spec.max_positions, options.model);
-  log_info("max_length is {}, the model's limit", spec.max_positions);
-  return spec.max_positions;
-}
-
-}  // namespace
-
 int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   TrainOptions options = given;
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
 
   // Refusals come first, the cheap ones before the dear ones; nothing is written until the run is known to be possible.
   const DecoderSpec spec = read_spec(options.model);
-  options.max_length = resolve_max_length(options, origins, spec);
+  options.max_length = resolve_max_length(given.max_length, origins.given("max_length"), spec, given.model);
+  if (options.max_length != given.max_length) log_info("max_length is {}, the model's limit", options.max_length);
   const DType compute = resolve_dtype(options.dtype, read_text_file(config_file, 16 << 20), config_file);
   options.dtype = compute == DType::bf16 ? Precision::bf16 : Precision::fp32;
   require_state_fits(spec, compute);

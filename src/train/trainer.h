@@ -47,8 +47,6 @@ class Trainer {
   // Runs to the end, or until interrupted (then a checkpoint has been saved). Throws Error when a save fails.
   Outcome run();
 
-  const EngineCounters& counters() const { return engine_.counters(); }
-
  private:
   struct StepResult {
     StepPlan plan;
@@ -62,7 +60,6 @@ class Trainer {
   double evaluate();
   void record_evaluation();
   void save();
-  std::uint64_t free_space_needed() const;
 
   const TrainerInputs in_;
   std::unique_ptr<Communicator> ranks_;

@@ -3,25 +3,13 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "support/errors.h"
 #include "train/engine_of_model.h"
 
 namespace so::test {
 namespace {
 
 // The message of the Error that `action` throws.
-template <class Action>
-std::string refusal(Action&& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
-void expect_in(const std::string& message, const std::vector<std::string>& parts) {
-  for (const auto& part : parts) EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' in: " << message;
-}
 
 TrainerState state_at(std::int64_t step) {
   TrainerState state;

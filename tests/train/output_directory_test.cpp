@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "support/errors.h"
 #include "support/files.h"
 
 namespace so::test {
@@ -13,19 +14,6 @@ namespace {
 namespace fs = std::filesystem;
 
 // The message of the Error that `action` throws.
-template <class Action>
-std::string refusal(Action&& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
-void expect_in(const std::string& message, const std::vector<std::string>& parts) {
-  for (const auto& part : parts) EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' in: " << message;
-}
 
 class OutputDirectories : public testing::Test {
  protected:
