@@ -2,10 +2,15 @@
 add_library(so_options INTERFACE)
 target_include_directories(so_options INTERFACE ${PROJECT_SOURCE_DIR}/src)
 target_compile_definitions(so_options INTERFACE SO_VERSION="${PROJECT_VERSION}")
+set(warnings -Wall -Wextra -Wshadow -Wno-missing-field-initializers)
+# The optimizer's results must not depend on what a compiler likes to contract: fused multiply-adds are written out.
 target_compile_options(so_options INTERFACE
-  -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers
-  # The optimizer's results must not depend on what a compiler likes to contract: fused multiply-adds are written out.
-  -ffp-contract=off)
+  $<$<COMPILE_LANGUAGE:C,CXX>:${warnings};-Wpedantic;-Wnon-virtual-dtor;-ffp-contract=off>)
+if(SO_HAVE_CUDA)
+  string(JOIN "," host_warnings ${warnings})
+  # CMake 3.25 does not know how to ask this compiler for C++20.
+  target_compile_options(so_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-Xcompiler=${host_warnings};-lineinfo>)
+endif()
 target_link_libraries(so_options INTERFACE Threads::Threads)
 
 if(SO_SANITIZE)

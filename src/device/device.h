@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -89,6 +90,12 @@ class Device {
   virtual std::string name() const = 0;
   // False for a dry device: addresses may be compared and offset, never dereferenced, and no work runs.
   virtual bool backed() const = 0;
+  // Memory of kind `device`, in bytes; nothing where that is host memory (the CPU).
+  struct OwnMemory {
+    std::size_t total = 0;
+    std::size_t free = 0;  // now; others' use counts
+  };
+  virtual std::optional<OwnMemory> own_memory() const { return std::nullopt; }
 
   virtual std::unique_ptr<Stream> create_stream(std::string name) = 0;
   virtual std::unique_ptr<Event> create_event() = 0;
@@ -110,6 +117,16 @@ class Device {
 
 // The CPU as a device: a stream is a worker thread, and its work spreads over `pool`, which must outlive the device.
 std::unique_ptr<Device> make_cpu_device(ThreadPool& pool);
+
+// An NVIDIA GPU, by its number among the visible ones. A build without CUDA, a machine without a driver or such a
+// device, a driver too old for this build, or a GPU that it has no code for: Error, one sentence with the fix.
+std::unique_ptr<Device> make_cuda_device(int index);
+// Whether make_cuda_device(0) would work; else `reason` is its sentence.
+struct CudaSupport {
+  bool usable = false;
+  std::string reason;
+};
+CudaSupport find_cuda();
 
 // A device of the given kind with no memory behind it and streams that drop their work.
 std::unique_ptr<Device> make_dry_device(DeviceKind kind);

@@ -92,7 +92,7 @@ void Decoder::layer_forward(Stream& stream, std::int64_t layer, const DeviceBatc
     k = {all, 0, s.kv_heads, s.head_dim};
     v = {all, s.kv_width(), s.kv_heads, s.head_dim};
   }
-  ops_.attention(stream, a.attention_heads(s), a.lse, q, k, v, spans);
+  ops_.attention(stream, a.attention_heads(s), a.lse, q, k, v, spans, Tensor());
 
   // `delta` may still be the previous layer's, which the first norm has read by now.
   ops_.linear(stream, carry.scratch, a.attention, weight(p.o), weight(p.o_bias), Accumulate::overwrite);

@@ -29,7 +29,7 @@ void Decoder::layer_backward(Stream& stream, std::int64_t layer, const DeviceBat
     ops_.linear_grad_input(stream, dactivated, dresidual, weights.weight(p.down), Accumulate::overwrite);
     grad_linear(p.down, 1, p.down_bias, dresidual, a.activated);
     Tensor dgate_up = a.gate_up;
-    ops_.swiglu_grad(stream, dgate_up, dactivated, a.gate_up);
+    ops_.swiglu_grad(stream, dgate_up, dactivated, a.gate_up, Tensor());
     ops_.linear_grad_input(stream, dnormed, dgate_up, weights.weight(p.gate_up, 2), Accumulate::overwrite);
     grad_linear(p.gate_up, 2, p.gate_up_bias, dgate_up, a.normed2);
     const auto dw = gradients.gradient(p.post_attention_norm);
@@ -47,7 +47,7 @@ void Decoder::layer_backward(Stream& stream, std::int64_t layer, const DeviceBat
     const Heads dq{dqkv, 0, s.heads, s.head_dim}, dk{dqkv, s.q_width(), s.kv_heads, s.head_dim},
         dv{dqkv, s.q_width() + s.kv_width(), s.kv_heads, s.head_dim};
     ops_.attention_grad(stream, dq, dk, dv, {dattention, 0, s.heads, s.head_dim}, a.attention_heads(s), a.lse, a.q(s),
-                        a.k(s), a.v(s), spans(batch));
+                        a.k(s), a.v(s), spans(batch), Tensor());
     const auto rotate_back = [&](Heads d, Heads raw, int norm, Tensor inv_rms) {
       if (norm < 0)
         return ops_.rotary_grad(stream, d, d, raw, batch.positions, rope_, {}, Tensor(), Accumulate::overwrite);

@@ -43,6 +43,13 @@ struct AttentionSpans {
   float scale = 0;                    // multiplies q.k
 };
 
+// The sizes that decide how much scratch attention needs.
+struct AttentionSize {
+  std::int64_t q_rows = 0, k_rows = 0, q_heads = 0, kv_heads = 0, head_dim = 0;
+  std::int64_t documents = 0;  // at most
+  DType dtype = DType::f32;
+};
+
 // Sum of squares and count of non-finite elements of a gradient, in device memory.
 struct GradStats {
   double sum_of_squares = 0;  // over the finite and non-finite alike: meaningless unless non_finite == 0
@@ -52,6 +59,13 @@ struct GradStats {
 class Ops {
  public:
   virtual ~Ops() = default;
+
+  // ---- Memory that ops need beside their arguments: functions of sizes alone, the same on a dry device. ----
+  // Bytes of device scratch for attention() and attention_grad(); 0: none, pass an empty tensor.
+  virtual std::size_t attention_scratch(const AttentionSize&) const = 0;
+  virtual std::size_t attention_grad_scratch(const AttentionSize&) const = 0;
+  // What linear_cross_entropy() keeps its logits in when it computes in T.
+  virtual DType logits_dtype(DType compute) const = 0;
 
   // out[n] = table[ids[n]].  out T [N, H], table T [V, H], ids i32 [N] in [0, V).
   virtual void embedding(Stream&, Tensor out, Tensor table, Tensor ids) = 0;
@@ -90,16 +104,19 @@ class Ops {
   virtual void copy_heads(Stream&, Heads out, Heads in) = 0;
 
   // out = softmax(scale q k^T) v by document, causal. q.heads is a multiple of k.heads == v.heads (grouped queries).
-  // lse f32 [q.heads, N]: natural log of the sum of exponentials, for the backward pass.
-  virtual void attention(Stream&, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans&) = 0;
-  // dq, dk, dv are overwritten.
+  // lse f32 [q.heads, N]: natural log of the sum of exponentials, for the backward pass; in which order the backend
+  // keeps its elements is its own affair. scratch: u8, as attention_scratch() says.
+  virtual void attention(Stream&, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans&,
+                         Tensor scratch) = 0;
+  // dq, dk, dv are overwritten. scratch: u8, as attention_grad_scratch() says.
   virtual void attention_grad(Stream&, Heads dq, Heads dk, Heads dv, Heads dout, Heads out, Tensor lse, Heads q,
-                              Heads k, Heads v, const AttentionSpans&) = 0;
+                              Heads k, Heads v, const AttentionSpans&, Tensor scratch) = 0;
 
   // out = silu(gate) * up, gate = gate_up[:, :F], up = gate_up[:, F:].  out T [N, F], gate_up T [N, 2F].
   virtual void swiglu(Stream&, Tensor out, Tensor gate_up) = 0;
-  // dgate_up may be gate_up.
-  virtual void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up) = 0;
+  // dgate_up may be gate_up. `activated`, T [N, F] or empty, receives the forward result again: backward needs it for
+  // the next weight's gradient, and making it here costs one write instead of having kept it. It may be dout.
+  virtual void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated) = 0;
 
   // Output projection and cross-entropy in one go, over chunks of rows so that the logits never exist whole.
   struct LinearCrossEntropy {
@@ -112,7 +129,7 @@ class Ops {
     Tensor dweight;  // f32 or T [V, H]
     Accumulate dweight_mode = Accumulate::overwrite;
     float grad_scale = 0;
-    Tensor workspace;  // f32 [C, V]: C rows are done at a time
+    Tensor workspace;  // logits_dtype(T) [C, V]: C rows are done at a time
   };
   virtual void linear_cross_entropy(Stream&, const LinearCrossEntropy&) = 0;
 
@@ -120,9 +137,13 @@ class Ops {
   virtual void grad_stats(Stream&, GradStats* out, Tensor grad) = 0;
   // out = in converted, f32 <-> bf16 (round to nearest even), same number of elements.
   virtual void cast(Stream&, Tensor out, Tensor in) = 0;
+  // out[i], f32 or bf16, drawn from a normal distribution with mean 0 and this standard deviation, a function of seed
+  // and i alone. For models with random weights: no two elements depend on each other, no host memory is needed.
+  virtual void random_normal(Stream&, Tensor out, std::uint64_t seed, float standard_deviation) = 0;
 };
 
-// The backend for the device: CPU ops for a CPU device, ops that do nothing for a dry one.
+// The backend for the device; for a dry one, ops that do nothing and need the memory its kind would. A backend may keep
+// scratch of its own, booked on the device, so all calls of one Ops go to one stream.
 std::unique_ptr<Ops> make_ops(Device& device);
 
 }  // namespace so

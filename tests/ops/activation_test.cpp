@@ -34,7 +34,7 @@ void check(CpuRig& rig, const Case& c, DType dtype) {
   const TestTensor dout = random_tensor(s, dtype, {n, width}, 2);
   const TestTensor out(s, dtype, {n, width}), dgate_up(s, dtype, {n, 2 * width});
   rig.ops().swiglu(s, out, gate_up);
-  rig.ops().swiglu_grad(s, dgate_up, dout, gate_up);
+  rig.ops().swiglu_grad(s, dgate_up, dout, gate_up, Tensor());
 
   const Values x = gate_up.values(s), dy = dout.values(s);
   Values y(dy.size()), y_allowed(dy.size()), dx(x.size()), dx_allowed(x.size());
@@ -70,7 +70,7 @@ TEST(Swiglu, TheGradientAgreesWithFiniteDifferences) {
   const double step = 1e-5;
   const TestTensor gate_up = random_tensor(s, DType::f32, {n, 2 * width}, 1, 4.0);
   const TestTensor dout = random_tensor(s, DType::f32, {n, width}, 2), dgate_up(s, DType::f32, {n, 2 * width});
-  rig.ops().swiglu_grad(s, dgate_up, dout, gate_up);
+  rig.ops().swiglu_grad(s, dgate_up, dout, gate_up, Tensor());
   const Values x = gate_up.values(s), dy = dout.values(s);
   const auto value = [](double g, double u) { return g * sigmoid(g) * u; };
   Values slopes(x.size());
@@ -92,7 +92,7 @@ TEST(Swiglu, LimitsAndNaN) {
   const TestTensor dout(s, DType::f32, {1, 4}, {1.0, 1.0, 1.0, 1.0});
   const TestTensor out(s, DType::f32, {1, 4}), dgate_up(s, DType::f32, {1, 8});
   rig.ops().swiglu(s, out, gate_up);
-  rig.ops().swiglu_grad(s, dgate_up, dout, gate_up);
+  rig.ops().swiglu_grad(s, dgate_up, dout, gate_up, Tensor());
   const Values y = out.values(s), dx = dgate_up.values(s);
   EXPECT_EQ(y[0], static_cast<float>(1e38));  // silu(x) = x
   EXPECT_EQ(y[1], 0.0);                       // silu(-x) = 0
@@ -110,8 +110,8 @@ TEST(Swiglu, TheGradientMayOverwriteTheInput) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const TestTensor gate_up = random_tensor(s, dtype, {50, 2 * 71}, 1), dout = random_tensor(s, dtype, {50, 71}, 2);
     const TestTensor own(s, dtype, {50, 2 * 71});
-    rig.ops().swiglu_grad(s, own, dout, gate_up);
-    rig.ops().swiglu_grad(s, gate_up, dout, gate_up);
+    rig.ops().swiglu_grad(s, own, dout, gate_up, Tensor());
+    rig.ops().swiglu_grad(s, gate_up, dout, gate_up, Tensor());
     EXPECT_EQ(gate_up.bytes(s), own.bytes(s));
   }
 }
@@ -126,7 +126,7 @@ TEST(Swiglu, TheNumberOfThreadsDoesNotShow) {
       const TestTensor dout = random_tensor(s, dtype, {301, 777}, 2);
       const TestTensor out(s, dtype, {301, 777}), dgate_up(s, dtype, {301, 2 * 777});
       rig.ops().swiglu(s, out, gate_up);
-      rig.ops().swiglu_grad(s, dgate_up, dout, gate_up);
+      rig.ops().swiglu_grad(s, dgate_up, dout, gate_up, Tensor());
       const std::vector<std::vector<std::byte>> all = {out.bytes(s), dgate_up.bytes(s)};
       if (first.empty()) first = all;
       EXPECT_EQ(all, first) << threads << " threads";
@@ -141,8 +141,8 @@ TEST(Swiglu, RefusesWrongArguments) {
   const TestTensor half(s, DType::bf16, {4, 16});
   EXPECT_THROW(rig.ops().swiglu(s, out, narrow), Bug);
   EXPECT_THROW(rig.ops().swiglu(s, out, half), Bug);
-  EXPECT_THROW(rig.ops().swiglu_grad(s, half, out, gate_up), Bug);
-  EXPECT_THROW(rig.ops().swiglu_grad(s, gate_up, gate_up, gate_up), Bug);
+  EXPECT_THROW(rig.ops().swiglu_grad(s, half, out, gate_up, Tensor()), Bug);
+  EXPECT_THROW(rig.ops().swiglu_grad(s, gate_up, gate_up, gate_up, Tensor()), Bug);
 }
 
 }  // namespace

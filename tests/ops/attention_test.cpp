@@ -326,9 +326,9 @@ TEST(Attention, OpsOnAStream) {
   const auto ops = make_ops(*device);
   Problem& p = queued;
   ops->attention(*stream, p.q_heads(p.out), p.lse.tensor(), p.q_heads(p.q), p.k_heads(p.kv), p.v_heads(p.kv),
-                 p.spans());
+                 p.spans(), Tensor());
   ops->attention_grad(*stream, p.q_heads(p.dq), p.k_heads(p.dkv), p.v_heads(p.dkv), p.q_heads(p.dout), p.q_heads(p.out),
-                      p.lse.tensor(), p.q_heads(p.q), p.k_heads(p.kv), p.v_heads(p.kv), p.spans());
+                      p.lse.tensor(), p.q_heads(p.q), p.k_heads(p.kv), p.v_heads(p.kv), p.spans(), Tensor());
   stream->synchronize();
   EXPECT_EQ(direct.out.bytes(), queued.out.bytes());
   EXPECT_EQ(direct.lse.bytes(), queued.lse.bytes());

@@ -1,7 +1,7 @@
 // SwiGLU [Shazeer 2020] and its gradient.
 #include <cstdint>
 
-#include "ops/cpu/checks.h"
+#include "ops/checks.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/rows.h"
 
@@ -46,13 +46,14 @@ void swiglu_as(T* out, const T* gate_up, std::int64_t width, std::int64_t begin,
   }
 }
 
-// silu'(g) = s + g s (1 - s), s = sigmoid(g).
+// silu'(g) = s + g s (1 - s), s = sigmoid(g). Every element is read before it is written, so outputs may lie on inputs.
 template <class T>
-void swiglu_grad_as(T* dgate_up, const T* dout, const T* gate_up, std::int64_t width, std::int64_t begin,
+void swiglu_grad_as(T* dgate_up, T* activated, const T* dout, const T* gate_up, std::int64_t width, std::int64_t begin,
                     std::int64_t end) {
   for (std::int64_t n = begin; n < end; ++n) {
     const T *gate = gate_up + n * 2 * width, *up = gate + width, *dy = dout + n * width;
     T *dgate = dgate_up + n * 2 * width, *dup = dgate + width;
+    T* again = activated ? activated + n * width : nullptr;
     for_row(width, [=](auto d, std::int64_t i) HWY_ATTR {
       const auto g = load(d, gate + i), u = load(d, up + i), dyi = load(d, dy + i);
       auto s = hn::Undefined(d), complement = hn::Undefined(d);
@@ -60,6 +61,7 @@ void swiglu_grad_as(T* dgate_up, const T* dout, const T* gate_up, std::int64_t w
       const auto silu = hn::Mul(g, s);
       store(d, hn::Mul(dyi, silu), dup + i);
       store(d, hn::Mul(hn::Mul(dyi, u), hn::MulAdd(silu, complement, s)), dgate + i);
+      if (again) store(d, hn::Mul(silu, u), again + i);
     });
   }
 }
@@ -71,11 +73,12 @@ void swiglu_rows(Tensor out, Tensor gate_up, std::int64_t begin, std::int64_t en
     swiglu_as(out.as<float>(), gate_up.as<float>(), out.dim(1), begin, end);
 }
 
-void swiglu_grad_rows(Tensor dgate_up, Tensor dout, Tensor gate_up, std::int64_t begin, std::int64_t end) {
+void swiglu_grad_rows(Tensor dgate_up, Tensor activated, Tensor dout, Tensor gate_up, std::int64_t begin,
+                      std::int64_t end) {
   if (dout.dtype() == DType::bf16)
-    swiglu_grad_as(dgate_up.as<bf16>(), dout.as<bf16>(), gate_up.as<bf16>(), dout.dim(1), begin, end);
+    swiglu_grad_as(dgate_up.as<bf16>(), activated ? activated.as<bf16>() : nullptr, dout.as<bf16>(), gate_up.as<bf16>(), dout.dim(1), begin, end);
   else
-    swiglu_grad_as(dgate_up.as<float>(), dout.as<float>(), gate_up.as<float>(), dout.dim(1), begin, end);
+    swiglu_grad_as(dgate_up.as<float>(), activated ? activated.as<float>() : nullptr, dout.as<float>(), gate_up.as<float>(), dout.dim(1), begin, end);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -96,9 +99,10 @@ void swiglu(ThreadPool& pool, const Tensor& out, const Tensor& gate_up) {
   });
 }
 
-void swiglu_grad(ThreadPool& pool, const Tensor& dgate_up, const Tensor& dout, const Tensor& gate_up) {
+void swiglu_grad(ThreadPool& pool, const Tensor& dgate_up, const Tensor& dout, const Tensor& gate_up,
+                 const Tensor& activated) {
   pool.parallel_for(dout.dim(0), row_grain(dout.dim(1)), [&](std::int64_t begin, std::int64_t end) {
-    HWY_DYNAMIC_DISPATCH(swiglu_grad_rows)(dgate_up, dout, gate_up, begin, end);
+    HWY_DYNAMIC_DISPATCH(swiglu_grad_rows)(dgate_up, activated, dout, gate_up, begin, end);
   });
 }
 
@@ -115,15 +119,16 @@ void CpuOps::swiglu(Stream& stream, Tensor out, Tensor gate_up) {
   cpu(stream).enqueue([=, &pool] { rows::swiglu(pool, out, gate_up); });
 }
 
-void CpuOps::swiglu_grad(Stream& stream, Tensor dgate_up, Tensor dout, Tensor gate_up) {
+void CpuOps::swiglu_grad(Stream& stream, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated) {
   const char* op = "swiglu_grad";
   SO_CHECK(dout.rank() == 2, "{}: dout is {}", op, shape_string(dout.shape()));
   expect_compute_dtype(op, "dout", dout.dtype());
   expect_tensor(op, "dout", dout, dout.dtype(), {dout.dim(0), dout.dim(1)});
   expect_tensor(op, "gate_up", gate_up, dout.dtype(), {dout.dim(0), 2 * dout.dim(1)});
   expect_tensor(op, "dgate_up", dgate_up, dout.dtype(), {dout.dim(0), 2 * dout.dim(1)});
+  if (activated) expect_tensor(op, "activated", activated, dout.dtype(), {dout.dim(0), dout.dim(1)});
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue([=, &pool] { rows::swiglu_grad(pool, dgate_up, dout, gate_up); });
+  cpu(stream).enqueue([=, &pool] { rows::swiglu_grad(pool, dgate_up, dout, gate_up, activated); });
 }
 
 }  // namespace so

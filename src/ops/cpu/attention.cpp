@@ -289,13 +289,14 @@ void attention_backward(ThreadPool& pool, const Heads& dq, const Heads& dk, cons
   run_tasks(pool, tasks, [&](const Task& t) { backward.run(t); });
 }
 
-void CpuOps::attention(Stream& stream, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans& spans) {
+void CpuOps::attention(Stream& stream, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans& spans,
+                       Tensor) {
   check_attention(out, lse, q, k, v, spans);
   cpu(stream).enqueue([=, &pool = cpu(stream).pool()] { attention_forward(pool, out, lse, q, k, v, spans); });
 }
 
 void CpuOps::attention_grad(Stream& stream, Heads dq, Heads dk, Heads dv, Heads dout, Heads out, Tensor lse, Heads q,
-                            Heads k, Heads v, const AttentionSpans& spans) {
+                            Heads k, Heads v, const AttentionSpans& spans, Tensor) {
   check_attention_grad(dq, dk, dv, dout, out, lse, q, k, v, spans);
   cpu(stream).enqueue(
       [=, &pool = cpu(stream).pool()] { attention_backward(pool, dq, dk, dv, dout, out, lse, q, k, v, spans); });

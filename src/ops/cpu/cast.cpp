@@ -1,7 +1,7 @@
 // Conversion between f32 and bf16.
 #include <cstdint>
 
-#include "ops/cpu/checks.h"
+#include "ops/checks.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/rows.h"
 

@@ -9,6 +9,10 @@ namespace so {
 
 class CpuOps final : public Ops {
  public:
+  std::size_t attention_scratch(const AttentionSize&) const override { return 0; }
+  std::size_t attention_grad_scratch(const AttentionSize&) const override { return 0; }
+  DType logits_dtype(DType) const override { return DType::f32; }
+
   void embedding(Stream&, Tensor out, Tensor table, Tensor ids) override;
   void embedding_grad(Stream&, Tensor dtable, Tensor dout, Tensor ids, Accumulate) override;
   void linear(Stream&, Tensor out, Tensor x, Tensor w, Tensor bias, Accumulate) override;
@@ -23,14 +27,16 @@ class CpuOps final : public Ops {
   void rotary_grad(Stream&, Heads din, Heads dout, Heads in, Tensor positions, Tensor table, HeadNorm norm,
                    Tensor dweight, Accumulate dweight_mode) override;
   void copy_heads(Stream&, Heads out, Heads in) override;
-  void attention(Stream&, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans&) override;
+  void attention(Stream&, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans&,
+                 Tensor scratch) override;
   void attention_grad(Stream&, Heads dq, Heads dk, Heads dv, Heads dout, Heads out, Tensor lse, Heads q, Heads k,
-                      Heads v, const AttentionSpans&) override;
+                      Heads v, const AttentionSpans&, Tensor scratch) override;
   void swiglu(Stream&, Tensor out, Tensor gate_up) override;
-  void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up) override;
+  void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated) override;
   void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override;
   void grad_stats(Stream&, GradStats* out, Tensor grad) override;
   void cast(Stream&, Tensor out, Tensor in) override;
+  void random_normal(Stream&, Tensor out, std::uint64_t seed, float standard_deviation) override;
 };
 
 // The stream as what it is; Bug if it belongs to another backend.

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "ops/cpu/checks.h"
+#include "ops/checks.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/rows.h"
 

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ops/cpu/checks.h"
+#include "ops/checks.h"
 #include "ops/cpu/cpu_ops.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ops/cpu/checks.h"
+#include "ops/checks.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/rows.h"
 

@@ -2,11 +2,19 @@
 #pragma once
 
 #include "ops/ops.h"
+#include "ops/scratch.h"
 
 namespace so {
 
 class NullOps final : public Ops {
  public:
+  // Books on the dry device what the backend of its kind would hold.
+  explicit NullOps(Device& device) : scratch_(device, device.kind()) {}
+
+  std::size_t attention_scratch(const AttentionSize& size) const override { return scratch_.attention(size); }
+  std::size_t attention_grad_scratch(const AttentionSize& size) const override { return scratch_.attention_grad(size); }
+  DType logits_dtype(DType compute) const override { return scratch_.logits_dtype(compute); }
+
   void embedding(Stream&, Tensor, Tensor, Tensor) override {}
   void embedding_grad(Stream&, Tensor, Tensor, Tensor, Accumulate) override {}
   void linear(Stream&, Tensor, Tensor, Tensor, Tensor, Accumulate) override {}
@@ -18,14 +26,18 @@ class NullOps final : public Ops {
   void rotary(Stream&, Heads, Heads, Tensor, Tensor, HeadNorm) override {}
   void rotary_grad(Stream&, Heads, Heads, Heads, Tensor, Tensor, HeadNorm, Tensor, Accumulate) override {}
   void copy_heads(Stream&, Heads, Heads) override {}
-  void attention(Stream&, Heads, Tensor, Heads, Heads, Heads, const AttentionSpans&) override {}
-  void attention_grad(Stream&, Heads, Heads, Heads, Heads, Heads, Tensor, Heads, Heads, Heads,
-                      const AttentionSpans&) override {}
+  void attention(Stream&, Heads, Tensor, Heads, Heads, Heads, const AttentionSpans&, Tensor) override {}
+  void attention_grad(Stream&, Heads, Heads, Heads, Heads, Heads, Tensor, Heads, Heads, Heads, const AttentionSpans&,
+                      Tensor) override {}
   void swiglu(Stream&, Tensor, Tensor) override {}
-  void swiglu_grad(Stream&, Tensor, Tensor, Tensor) override {}
+  void swiglu_grad(Stream&, Tensor, Tensor, Tensor, Tensor) override {}
   void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override {}
   void grad_stats(Stream&, GradStats*, Tensor) override {}
   void cast(Stream&, Tensor, Tensor) override {}
+  void random_normal(Stream&, Tensor, std::uint64_t, float) override {}
+
+ private:
+  OpsScratch scratch_;
 };
 
 }  // namespace so

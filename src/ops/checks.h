@@ -1,4 +1,4 @@
-// Argument checks of the CPU ops, made when an op is enqueued: Bug with the op, the argument and both shapes.
+// Argument checks that backends share, made when an op is enqueued: Bug with the op, the argument and both shapes.
 #pragma once
 
 #include <cstdint>

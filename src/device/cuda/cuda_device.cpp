@@ -1,0 +1,269 @@
+// An NVIDIA GPU through the CUDA runtime.
+#include "device/cuda/cuda_device.h"
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+
+#include "base/error.h"
+#include "device/cuda/cuda_check.h"
+
+namespace so {
+
+void cuda_check(cudaError_t status, const char* call) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // clears what can be cleared
+  if (status == cudaErrorMemoryAllocation) fail("the GPU has no memory left ({})", call);
+  fail("CUDA: {} ({}): {}", cudaGetErrorString(status), cudaGetErrorName(status), call);
+}
+
+namespace {
+
+constexpr int lowest_capability = 80;  // bf16 matrix units
+
+// The first exception of a stream's host functions. Shared with the events that the stream recorded.
+class Failure {
+ public:
+  void set(std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::move(error);
+    failed_.store(true);
+  }
+  bool failed() const { return failed_.load(); }
+  std::exception_ptr error() const {
+    const std::lock_guard lock(mutex_);
+    return error_;
+  }
+  void rethrow() const {
+    if (failed()) std::rethrow_exception(error());
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::exception_ptr error_;
+  std::atomic<bool> failed_{false};
+};
+
+class CudaEvent final : public Event {
+ public:
+  CudaEvent() { SO_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+  ~CudaEvent() override { cudaEventDestroy(event_); }
+
+  void synchronize() override {
+    SO_CUDA(cudaEventSynchronize(event_));
+    if (failure_) failure_->rethrow();
+  }
+  bool done() const override {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) return false;
+    cuda_check(status, "cudaEventQuery");
+    return true;
+  }
+
+  cudaEvent_t get() const { return event_; }
+  const std::shared_ptr<Failure>& failure() const { return failure_; }
+  void recorded_by(std::shared_ptr<Failure> failure) { failure_ = std::move(failure); }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+  std::shared_ptr<Failure> failure_;
+};
+
+CudaEvent& cuda(Event& event) {
+  auto* own = dynamic_cast<CudaEvent*>(&event);
+  SO_CHECK(own, "not a CUDA event");
+  return *own;
+}
+
+class CudaStream final : public Stream {
+ public:
+  CudaStream(Device& device, std::string name) : device_(device), name_(std::move(name)) {
+    SO_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  }
+  ~CudaStream() override {
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(stream_);
+  }
+
+  Device& device() const override { return device_; }
+  std::string_view name() const override { return name_; }
+  cudaStream_t get() const { return stream_; }
+
+  void record(Event& event) override {
+    SO_CUDA(cudaEventRecord(cuda(event).get(), stream_));
+    cuda(event).recorded_by(failure_);
+  }
+  void wait(Event& event) override {
+    CudaEvent& other = cuda(event);
+    SO_CUDA(cudaStreamWaitEvent(stream_, other.get(), 0));
+    // Host functions of the stream waited for may fail later than this call; the check runs in stream order.
+    if (const auto theirs = other.failure(); theirs && theirs != failure_)
+      enqueue_host([theirs, own = failure_] {
+        if (theirs->failed()) own->set(theirs->error());
+      });
+  }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    if (bytes > 0) SO_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_));
+  }
+  void zero(void* to, std::size_t bytes) override {
+    if (bytes > 0) SO_CUDA(cudaMemsetAsync(to, 0, bytes, stream_));
+  }
+  void host(std::string_view, std::function<void()> function) override {
+    enqueue_host([failure = failure_, function = std::move(function)] {
+      if (failure->failed()) return;
+      try {
+        function();
+      } catch (...) {
+        failure->set(std::current_exception());
+      }
+    });
+  }
+  void synchronize() override {
+    SO_CUDA(cudaStreamSynchronize(stream_));
+    failure_->rethrow();
+  }
+
+ private:
+  void enqueue_host(std::function<void()> function) {
+    auto owned = std::make_unique<std::function<void()>>(std::move(function));
+    SO_CUDA(cudaLaunchHostFunc(
+        stream_,
+        [](void* data) {
+          const std::unique_ptr<std::function<void()>> run(static_cast<std::function<void()>*>(data));
+          (*run)();
+        },
+        owned.get()));
+    owned.release();
+  }
+
+  Device& device_;
+  const std::string name_;
+  cudaStream_t stream_ = nullptr;
+  std::shared_ptr<Failure> failure_ = std::make_shared<Failure>();
+};
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(int index) {
+    SO_CUDA(cudaSetDevice(index));
+    cudaDeviceProp p;
+    SO_CUDA(cudaGetDeviceProperties(&p, index));
+    name_ = p.name;
+    properties_ = {index, p.multiProcessorCount, 10 * p.major + p.minor, static_cast<std::size_t>(p.l2CacheSize)};
+  }
+
+  DeviceKind kind() const override { return DeviceKind::cuda; }
+  std::string name() const override { return name_; }
+  bool backed() const override { return true; }
+  const CudaProperties& properties() const { return properties_; }
+  std::optional<OwnMemory> own_memory() const override {
+    OwnMemory memory;
+    SO_CUDA(cudaMemGetInfo(&memory.free, &memory.total));
+    return memory;
+  }
+  std::unique_ptr<Stream> create_stream(std::string name) override {
+    return std::make_unique<CudaStream>(*this, std::move(name));
+  }
+  std::unique_ptr<Event> create_event() override { return std::make_unique<CudaEvent>(); }
+
+ protected:
+  void* allocate_memory(MemoryKind kind, std::size_t bytes) override {
+    if (kind == MemoryKind::device) {
+      void* data = nullptr;
+      const cudaError_t status = cudaMalloc(&data, bytes);
+      if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        return nullptr;
+      }
+      cuda_check(status, "cudaMalloc");
+      return data;
+    }
+    // Pages of our own, so that exactly what is asked for is pinned: CUDA's own pinned allocator rounds up.
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return nullptr;
+    if (kind == MemoryKind::pinned) {
+      const cudaError_t status = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
+      if (status != cudaSuccess) {
+        cudaGetLastError();
+        munmap(data, bytes);
+        if (status == cudaErrorMemoryAllocation) return nullptr;
+        cuda_check(status, "cudaHostRegister");
+      }
+    }
+    return data;
+  }
+  void free_memory(MemoryKind kind, void* data, std::size_t bytes) noexcept override {
+    if (kind == MemoryKind::device) {
+      cudaFree(data);
+      return;
+    }
+    if (kind == MemoryKind::pinned) cudaHostUnregister(data);
+    munmap(data, bytes);
+  }
+
+ private:
+  std::string name_;
+  CudaProperties properties_;
+};
+
+}  // namespace
+
+cudaStream_t cuda_stream(Stream& stream) {
+  auto* own = dynamic_cast<CudaStream*>(&stream);
+  SO_CHECK(own, "stream '{}' is not a CUDA stream", stream.name());
+  return own->get();
+}
+
+const CudaProperties& cuda_properties(Device& device) {
+  auto* own = dynamic_cast<CudaDevice*>(&device);
+  SO_CHECK(own, "device '{}' is not a CUDA device", device.name());
+  return own->properties();
+}
+
+namespace {
+
+// Empty when device `index` can be used.
+std::string why_not(int index) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaErrorInsufficientDriver) {
+    cudaGetLastError();
+    int driver = 0, runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    const auto version = [](int v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10); };
+    if (driver == 0) return "no NVIDIA driver is installed; install one, or use --device cpu";
+    return fmt::format("the NVIDIA driver supports CUDA {}, this build needs {}; update the driver, or use --device cpu",
+                       version(driver), version(runtime));
+  }
+  if (status != cudaSuccess || count == 0) {
+    cudaGetLastError();
+    return fmt::format("no usable NVIDIA GPU ({}); use --device cpu",
+                       status == cudaSuccess ? "none is visible" : cudaGetErrorString(status));
+  }
+  if (index >= count) return fmt::format("there is no GPU {}: {} are visible", index, count);
+  int major = 0, minor = 0;
+  SO_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index));
+  SO_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index));
+  if (10 * major + minor < lowest_capability)
+    return fmt::format("GPU {} has compute capability {}.{}; {}.{} (Ampere) or later is needed; use --device cpu", index,
+                       major, minor, lowest_capability / 10, lowest_capability % 10);
+  return {};
+}
+
+}  // namespace
+
+CudaSupport find_cuda() {
+  std::string reason = why_not(0);
+  return {reason.empty(), std::move(reason)};
+}
+
+std::unique_ptr<Device> make_cuda_device(int index) {
+  if (const std::string reason = why_not(index); !reason.empty()) fail("{}", reason);
+  return std::make_unique<CudaDevice>(index);
+}
+
+}  // namespace so

@@ -1,0 +1,15 @@
+// What a build without the CUDA backend says when it is asked for it.
+#include "base/error.h"
+#include "device/device.h"
+
+namespace so {
+namespace {
+constexpr const char* reason =
+    "this build has no CUDA backend; install the CUDA toolkit and cuDNN, run scripts/install_dependencies.sh and build "
+    "again, or use --device cpu";
+}
+
+std::unique_ptr<Device> make_cuda_device(int) { fail("{}", reason); }
+CudaSupport find_cuda() { return {false, reason}; }
+
+}  // namespace so

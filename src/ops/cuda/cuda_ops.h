@@ -1,0 +1,67 @@
+// The CUDA backend. One file per subject implements the members. Everything is enqueued on the one stream that an
+// instance is used with: the scratch that reductions and matrix products share is free again when the next op starts.
+#pragma once
+
+#include <memory>
+
+#include "device/cuda/cuda_device.h"
+#include "ops/ops.h"
+#include "ops/scratch.h"
+
+namespace so {
+
+class Gemm;           // gemm.h
+class CudaAttention;  // attention.h
+
+class CudaOps final : public Ops {
+ public:
+  explicit CudaOps(Device& device);
+  ~CudaOps() override;
+
+  std::size_t attention_scratch(const AttentionSize& size) const override { return scratch_.attention(size); }
+  std::size_t attention_grad_scratch(const AttentionSize& size) const override { return scratch_.attention_grad(size); }
+  DType logits_dtype(DType compute) const override { return scratch_.logits_dtype(compute); }
+
+  void embedding(Stream&, Tensor out, Tensor table, Tensor ids) override;
+  void embedding_grad(Stream&, Tensor dtable, Tensor dout, Tensor ids, Accumulate) override;
+  void linear(Stream&, Tensor out, Tensor x, Tensor w, Tensor bias, Accumulate) override;
+  void linear_grad_input(Stream&, Tensor dx, Tensor dy, Tensor w, Accumulate) override;
+  void linear_grad_weight(Stream&, Tensor dw, Tensor dy, Tensor x, Accumulate) override;
+  void linear_grad_bias(Stream&, Tensor dbias, Tensor dy, Accumulate) override;
+  void add_rms_norm(Stream&, Tensor out, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta, Tensor weight,
+                    float epsilon) override;
+  void rms_norm_grad(Stream&, Tensor dx, Tensor dweight, Tensor dout, Tensor residual, Tensor x, Tensor inv_rms,
+                     Tensor weight, Accumulate dweight_mode) override;
+  void rotary(Stream&, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm) override;
+  void rotary_grad(Stream&, Heads din, Heads dout, Heads in, Tensor positions, Tensor table, HeadNorm norm,
+                   Tensor dweight, Accumulate dweight_mode) override;
+  void copy_heads(Stream&, Heads out, Heads in) override;
+  void attention(Stream&, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans&,
+                 Tensor scratch) override;
+  void attention_grad(Stream&, Heads dq, Heads dk, Heads dv, Heads dout, Heads out, Tensor lse, Heads q, Heads k,
+                      Heads v, const AttentionSpans&, Tensor scratch) override;
+  void swiglu(Stream&, Tensor out, Tensor gate_up) override;
+  void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated) override;
+  void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override;
+  void grad_stats(Stream&, GradStats* out, Tensor grad) override;
+  void cast(Stream&, Tensor out, Tensor in) override;
+  void random_normal(Stream&, Tensor out, std::uint64_t seed, float standard_deviation) override;
+
+ private:
+  // The stream as CUDA's. Bug if it is another device's, or another stream than the first call's.
+  cudaStream_t enter(Stream& stream);
+  // `bytes` of the shared scratch, for the op being enqueued. Bug if there are not so many.
+  template <class T>
+  T* scratch(std::size_t count) const {
+    return static_cast<T*>(scratch_bytes(count * sizeof(T)));
+  }
+  void* scratch_bytes(std::size_t bytes) const;
+
+  const CudaProperties properties_;
+  OpsScratch scratch_;
+  std::unique_ptr<Gemm> gemm_;
+  std::unique_ptr<CudaAttention> attention_;
+  Stream* stream_ = nullptr;
+};
+
+}  // namespace so

@@ -1,0 +1,102 @@
+// Building blocks of the CUDA kernels: element types, 16-byte accesses, sums over a warp and a block.
+// Included by .cu files only.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "device/cuda/cuda_check.h"
+
+namespace so::kernel {
+
+inline constexpr int warp = 32;
+
+// Memory element -> fp32 and back, one rounding to nearest even.
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <class T>
+__device__ inline T from_float(float x);
+template <>
+__device__ inline float from_float<float>(float x) {
+  return x;
+}
+template <>
+__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// `N` elements that are read or written in one access of N * sizeof(T) bytes, which must divide their address.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+// As many as 16 bytes hold.
+template <class T>
+inline constexpr int pack_size = 16 / sizeof(T);
+
+template <int N, class T>
+__device__ inline void load(float (&to)[N], const T* from) {
+  const auto pack = *reinterpret_cast<const Pack<T, N>*>(from);
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = to_float(pack.at[i]);
+}
+template <int N, class T>
+__device__ inline void store(T* to, const float (&from)[N]) {
+  Pack<T, N> pack;
+#pragma unroll
+  for (int i = 0; i < N; ++i) pack.at[i] = from_float<T>(from[i]);
+  *reinterpret_cast<Pack<T, N>*>(to) = pack;
+}
+
+// Whether rows of `width` elements beginning at each of the pointers can be accessed N elements at a time.
+template <class T, int N, class... Pointers>
+bool rows_aligned(std::int64_t width, const Pointers*... pointers) {
+  const auto fits = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % (N * sizeof(T)) == 0; };
+  return width % N == 0 && (fits(pointers) && ...);
+}
+
+// The sum over the warp, in every lane; the order is fixed (a butterfly).
+template <class T>
+__device__ inline T warp_sum(T x) {
+#pragma unroll
+  for (int lane = warp / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+  return x;
+}
+__device__ inline float warp_max(float x) {
+#pragma unroll
+  for (int lane = warp / 2; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lane));
+  return x;
+}
+// The sum over a block of THREADS, in every thread. `shared`: THREADS / 32 elements, free again after the next
+// __syncthreads().
+template <int THREADS, class T>
+__device__ inline T block_sum(T x, T* shared) {
+  x = warp_sum(x);
+  if constexpr (THREADS == warp) return x;
+  if (threadIdx.x % warp == 0) shared[threadIdx.x / warp] = x;
+  __syncthreads();
+  T sum = shared[0];
+#pragma unroll
+  for (int i = 1; i < THREADS / warp; ++i) sum += shared[i];
+  return sum;
+}
+
+// Calls f.template operator()<T>() with the CUDA type of the dtype.
+template <class F>
+void with_type(DType dtype, F&& f) {
+  if (dtype == DType::bf16)
+    f.template operator()<__nv_bfloat16>();
+  else
+    f.template operator()<float>();
+}
+
+inline unsigned blocks_for(std::int64_t items, std::int64_t per_block) {
+  const std::int64_t blocks = (items + per_block - 1) / per_block;
+  SO_CHECK(blocks > 0 && blocks < (std::int64_t{1} << 31), "{} blocks", blocks);
+  return static_cast<unsigned>(blocks);
+}
+
+}  // namespace so::kernel

@@ -1,0 +1,30 @@
+// What memory a backend needs beside its arguments, by kind of device. Plain arithmetic, so that a dry run on any machine
+// plans what the real backend will use; the backend checks itself against it.
+#pragma once
+
+#include <cstddef>
+
+#include "device/device.h"
+#include "ops/ops.h"
+
+namespace so {
+
+class OpsScratch {
+ public:
+  // Allocates what the backend holds for as long as it lives ("ops scratch"; none on the CPU).
+  OpsScratch(Device& device, DeviceKind kind);
+
+  std::size_t attention(const AttentionSize& size) const;
+  std::size_t attention_grad(const AttentionSize& size) const;
+  DType logits_dtype(DType compute) const;
+
+  // The backend's own scratch.
+  void* data() const { return held_.data(); }
+  std::size_t bytes() const { return held_.bytes(); }
+
+ private:
+  DeviceKind kind_;
+  Buffer held_;
+};
+
+}  // namespace so
