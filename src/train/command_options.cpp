@@ -1,5 +1,7 @@
 #include "train/command_options.h"
 
+#include "model/presets.h"
+
 namespace so {
 namespace {
 
@@ -14,6 +16,14 @@ void add_model(OptionTable<S>& t) {
       .required()
       .elsewhere("model_name")
       .elsewhere("model_name_or_path");
+}
+
+template <class S>
+void add_config(OptionTable<S>& t) {
+  t.add("config", &S::config,
+        "config.json of the model, a directory that has one, or a preset: " + preset_names())
+      .metavar("FILE|DIR|PRESET")
+      .required();
 }
 
 template <class S>
@@ -37,7 +47,7 @@ OptionTable<InitOptions> make_init() {
   using O = InitOptions;
   OptionTable<O> t;
   t.group("Model");
-  t.add("config", &O::config, "config.json of the model, or a directory that has one").metavar("FILE|DIR").required();
+  add_config(t);
   t.add("tokenizer", &O::tokenizer, "Directory whose tokenizer files are copied along")
       .metavar("DIR")
       .default_from(ours);

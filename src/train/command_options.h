@@ -10,7 +10,7 @@
 namespace so {
 
 struct InitOptions {
-  std::string config;     // a config.json, or a directory that has one
+  std::string config;     // a config.json, a directory that has one, or a preset's name
   std::string tokenizer;  // directory whose tokenizer files are copied; empty: none
   std::string output_dir;
   bool overwrite_output_dir = false;
