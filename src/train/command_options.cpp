@@ -20,8 +20,7 @@ void add_model(OptionTable<S>& t) {
 
 template <class S>
 void add_config(OptionTable<S>& t) {
-  t.add("config", &S::config,
-        "config.json of the model, a directory that has one, or a preset: " + preset_names())
+  t.add("config", &S::config, "config.json of the model, a directory that has one, or a preset: " + preset_names())
       .metavar("FILE|DIR|PRESET")
       .required();
 }

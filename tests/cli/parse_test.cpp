@@ -55,6 +55,7 @@ TEST(Parse, EveryOptionArrives) {
         base.insert(base.end(), {"--text", "t"});
       need("eval_steps", "--eval_data", "e");
       need("warmup_steps", "--bench_steps", "1");
+      need("trace_steps", "--trace", "t");
       need("top_k", "--temperature", "1");
       need("top_p", "--temperature", "1");
       Words two = base, one = base;

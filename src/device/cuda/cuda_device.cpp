@@ -6,10 +6,12 @@
 #include <atomic>
 #include <cstdlib>
 #include <exception>
+#include <map>
 #include <mutex>
 
 #include "base/error.h"
 #include "device/cuda/cuda_check.h"
+#include "device/trace.h"
 
 namespace so {
 
@@ -53,6 +55,7 @@ class CudaEvent final : public Event {
   ~CudaEvent() override { cudaEventDestroy(event_); }
 
   void synchronize() override {
+    const TraceSpan span("wait for an event", TraceKind::wait);
     SO_CUDA(cudaEventSynchronize(event_));
     if (failure_) failure_->rethrow();
   }
@@ -78,13 +81,29 @@ CudaEvent& cuda(Event& event) {
   return *own;
 }
 
+// The streams that live now, for cuda_streams().
+struct LiveStreams {
+  std::mutex mutex;
+  std::map<cudaStream_t, std::string> names;
+};
+LiveStreams& live_streams() {
+  static auto* const instance = new LiveStreams;
+  return *instance;
+}
+
 class CudaStream final : public Stream {
  public:
   CudaStream(Device& device, std::string name) : device_(device), name_(std::move(name)) {
     SO_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    const std::lock_guard lock(live_streams().mutex);
+    live_streams().names[stream_] = name_;
   }
   ~CudaStream() override {
     cudaStreamSynchronize(stream_);
+    {
+      const std::lock_guard lock(live_streams().mutex);
+      live_streams().names.erase(stream_);
+    }
     cudaStreamDestroy(stream_);
   }
 
@@ -111,9 +130,10 @@ class CudaStream final : public Stream {
   void zero(void* to, std::size_t bytes) override {
     if (bytes > 0) SO_CUDA(cudaMemsetAsync(to, 0, bytes, stream_));
   }
-  void host(std::string_view, std::function<void()> function) override {
-    enqueue_host([failure = failure_, function = std::move(function)] {
+  void host(std::string_view name, std::function<void()> function) override {
+    enqueue_host([failure = failure_, name = std::string(name), function = std::move(function)] {
       if (failure->failed()) return;
+      const TraceSpan span(name);
       try {
         function();
       } catch (...) {
@@ -122,6 +142,7 @@ class CudaStream final : public Stream {
     });
   }
   void synchronize() override {
+    const TraceSpan span("synchronize", TraceKind::wait);
     SO_CUDA(cudaStreamSynchronize(stream_));
     failure_->rethrow();
   }
@@ -211,6 +232,11 @@ class CudaDevice final : public Device {
 
 }  // namespace
 
+std::vector<std::pair<cudaStream_t, std::string>> cuda_streams() {
+  const std::lock_guard lock(live_streams().mutex);
+  return {live_streams().names.begin(), live_streams().names.end()};
+}
+
 cudaStream_t cuda_stream(Stream& stream) {
   auto* own = dynamic_cast<CudaStream*>(&stream);
   SO_CHECK(own, "stream '{}' is not a CUDA stream", stream.name());
@@ -236,8 +262,9 @@ std::string why_not(int index) {
     cudaRuntimeGetVersion(&runtime);
     const auto version = [](int v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10); };
     if (driver == 0) return "no NVIDIA driver is installed; install one, or use --device cpu";
-    return fmt::format("the NVIDIA driver supports CUDA {}, this build needs {}; update the driver, or use --device cpu",
-                       version(driver), version(runtime));
+    return fmt::format(
+        "the NVIDIA driver supports CUDA {}, this build needs {}; update the driver, or use --device cpu",
+        version(driver), version(runtime));
   }
   if (status != cudaSuccess || count == 0) {
     cudaGetLastError();
@@ -249,8 +276,8 @@ std::string why_not(int index) {
   SO_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index));
   SO_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index));
   if (10 * major + minor < lowest_capability)
-    return fmt::format("GPU {} has compute capability {}.{}; {}.{} (Ampere) or later is needed; use --device cpu", index,
-                       major, minor, lowest_capability / 10, lowest_capability % 10);
+    return fmt::format("GPU {} has compute capability {}.{}; {}.{} (Ampere) or later is needed; use --device cpu",
+                       index, major, minor, lowest_capability / 10, lowest_capability % 10);
   return {};
 }
 

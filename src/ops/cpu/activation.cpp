@@ -76,9 +76,11 @@ void swiglu_rows(Tensor out, Tensor gate_up, std::int64_t begin, std::int64_t en
 void swiglu_grad_rows(Tensor dgate_up, Tensor activated, Tensor dout, Tensor gate_up, std::int64_t begin,
                       std::int64_t end) {
   if (dout.dtype() == DType::bf16)
-    swiglu_grad_as(dgate_up.as<bf16>(), activated ? activated.as<bf16>() : nullptr, dout.as<bf16>(), gate_up.as<bf16>(), dout.dim(1), begin, end);
+    swiglu_grad_as(dgate_up.as<bf16>(), activated ? activated.as<bf16>() : nullptr, dout.as<bf16>(), gate_up.as<bf16>(),
+                   dout.dim(1), begin, end);
   else
-    swiglu_grad_as(dgate_up.as<float>(), activated ? activated.as<float>() : nullptr, dout.as<float>(), gate_up.as<float>(), dout.dim(1), begin, end);
+    swiglu_grad_as(dgate_up.as<float>(), activated ? activated.as<float>() : nullptr, dout.as<float>(),
+                   gate_up.as<float>(), dout.dim(1), begin, end);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -116,7 +118,7 @@ void CpuOps::swiglu(Stream& stream, Tensor out, Tensor gate_up) {
   expect_tensor(op, "out", out, out.dtype(), {out.dim(0), out.dim(1)});
   expect_tensor(op, "gate_up", gate_up, out.dtype(), {out.dim(0), 2 * out.dim(1)});
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue([=, &pool] { rows::swiglu(pool, out, gate_up); });
+  cpu(stream).enqueue("swiglu", [=, &pool] { rows::swiglu(pool, out, gate_up); });
 }
 
 void CpuOps::swiglu_grad(Stream& stream, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated) {
@@ -128,7 +130,7 @@ void CpuOps::swiglu_grad(Stream& stream, Tensor dgate_up, Tensor dout, Tensor ga
   expect_tensor(op, "dgate_up", dgate_up, dout.dtype(), {dout.dim(0), 2 * dout.dim(1)});
   if (activated) expect_tensor(op, "activated", activated, dout.dtype(), {dout.dim(0), dout.dim(1)});
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue([=, &pool] { rows::swiglu_grad(pool, dgate_up, dout, gate_up, activated); });
+  cpu(stream).enqueue("swiglu_grad", [=, &pool] { rows::swiglu_grad(pool, dgate_up, dout, gate_up, activated); });
 }
 
 }  // namespace so

@@ -211,7 +211,8 @@ void linear_cross_entropy(ThreadPool& pool, const Ops::LinearCrossEntropy& a, Bf
 
 void CpuOps::linear_cross_entropy(Stream& stream, const LinearCrossEntropy& args) {
   check_linear_cross_entropy(args);
-  cpu(stream).enqueue([args, &pool = cpu(stream).pool()] { so::linear_cross_entropy(pool, args); });
+  cpu(stream).enqueue("linear_cross_entropy",
+                      [args, &pool = cpu(stream).pool()] { so::linear_cross_entropy(pool, args); });
 }
 
 }  // namespace so

@@ -10,8 +10,8 @@ namespace {
 template <class T>
 void draw(T* out, std::int64_t begin, std::int64_t end, std::uint64_t stream, float standard_deviation) {
   for (std::int64_t i = begin; i < end; ++i)
-    out[i] = static_cast<T>(
-        static_cast<float>(static_cast<double>(standard_deviation) * normal_draw(stream, static_cast<std::uint64_t>(i))));
+    out[i] = static_cast<T>(static_cast<float>(static_cast<double>(standard_deviation) *
+                                               normal_draw(stream, static_cast<std::uint64_t>(i))));
 }
 
 }  // namespace
@@ -21,7 +21,7 @@ void CpuOps::random_normal(Stream& stream, Tensor out, std::uint64_t seed, float
   expect_compute_dtype(op, "out", out.dtype());
   SO_CHECK(out || out.size() == 0, "{}: out is empty", op);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue([=, &pool] {
+  cpu(stream).enqueue("random_normal", [=, &pool] {
     const std::uint64_t draws = mix_counter(seed);
     pool.parallel_for(out.size(), kElementsPerPiece, [&](std::int64_t begin, std::int64_t end) {
       if (out.dtype() == DType::bf16)
