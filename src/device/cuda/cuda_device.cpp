@@ -236,8 +236,9 @@ std::string why_not(int index) {
     cudaRuntimeGetVersion(&runtime);
     const auto version = [](int v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10); };
     if (driver == 0) return "no NVIDIA driver is installed; install one, or use --device cpu";
-    return fmt::format("the NVIDIA driver supports CUDA {}, this build needs {}; update the driver, or use --device cpu",
-                       version(driver), version(runtime));
+    return fmt::format(
+        "the NVIDIA driver supports CUDA {}, this build needs {}; update the driver, or use --device cpu",
+        version(driver), version(runtime));
   }
   if (status != cudaSuccess || count == 0) {
     cudaGetLastError();
@@ -249,8 +250,8 @@ std::string why_not(int index) {
   SO_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index));
   SO_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index));
   if (10 * major + minor < lowest_capability)
-    return fmt::format("GPU {} has compute capability {}.{}; {}.{} (Ampere) or later is needed; use --device cpu", index,
-                       major, minor, lowest_capability / 10, lowest_capability % 10);
+    return fmt::format("GPU {} has compute capability {}.{}; {}.{} (Ampere) or later is needed; use --device cpu",
+                       index, major, minor, lowest_capability / 10, lowest_capability % 10);
   return {};
 }
 

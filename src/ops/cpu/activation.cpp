@@ -76,9 +76,11 @@ void swiglu_rows(Tensor out, Tensor gate_up, std::int64_t begin, std::int64_t en
 void swiglu_grad_rows(Tensor dgate_up, Tensor activated, Tensor dout, Tensor gate_up, std::int64_t begin,
                       std::int64_t end) {
   if (dout.dtype() == DType::bf16)
-    swiglu_grad_as(dgate_up.as<bf16>(), activated ? activated.as<bf16>() : nullptr, dout.as<bf16>(), gate_up.as<bf16>(), dout.dim(1), begin, end);
+    swiglu_grad_as(dgate_up.as<bf16>(), activated ? activated.as<bf16>() : nullptr, dout.as<bf16>(), gate_up.as<bf16>(),
+                   dout.dim(1), begin, end);
   else
-    swiglu_grad_as(dgate_up.as<float>(), activated ? activated.as<float>() : nullptr, dout.as<float>(), gate_up.as<float>(), dout.dim(1), begin, end);
+    swiglu_grad_as(dgate_up.as<float>(), activated ? activated.as<float>() : nullptr, dout.as<float>(),
+                   gate_up.as<float>(), dout.dim(1), begin, end);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -10,8 +10,8 @@ namespace {
 template <class T>
 void draw(T* out, std::int64_t begin, std::int64_t end, std::uint64_t stream, float standard_deviation) {
   for (std::int64_t i = begin; i < end; ++i)
-    out[i] = static_cast<T>(
-        static_cast<float>(static_cast<double>(standard_deviation) * normal_draw(stream, static_cast<std::uint64_t>(i))));
+    out[i] = static_cast<T>(static_cast<float>(static_cast<double>(standard_deviation) *
+                                               normal_draw(stream, static_cast<std::uint64_t>(i))));
 }
 
 }  // namespace
