@@ -8,8 +8,9 @@ target_compile_options(so_options INTERFACE
   $<$<COMPILE_LANGUAGE:C,CXX>:${warnings};-Wpedantic;-Wnon-virtual-dtor;-ffp-contract=off>)
 if(SO_HAVE_CUDA)
   string(JOIN "," host_warnings ${warnings})
-  # CMake 3.25 does not know how to ask this compiler for C++20.
-  target_compile_options(so_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-Xcompiler=${host_warnings};-lineinfo>)
+  # fmt takes its constexpr away under nvcc, which then fails on its consteval.
+  target_compile_options(so_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${host_warnings};-DFMT_USE_CONSTEXPR=1;-lineinfo>)
 endif()
 target_link_libraries(so_options INTERFACE Threads::Threads)
 

@@ -33,4 +33,51 @@ void expect_heads(const char* op, const char* argument, const Heads& heads, DTyp
            width);
 }
 
+void expect_rotation(const char* op, const Heads& heads, const Tensor& positions, const Tensor& table,
+                     const HeadNorm& norm) {
+  const std::int64_t n = heads.rows.dim(0);
+  expect_tensor(op, "positions", positions, DType::i32, {n});
+  SO_CHECK(table.rank() == 3, "{}: table is {}, not [positions, 2, R/2]", op, shape_string(table.shape()));
+  expect_tensor(op, "table", table, DType::f32, {table.dim(0), 2, table.dim(2)});
+  SO_CHECK(2 * table.dim(2) <= heads.head_dim, "{}: turns {} dimensions of {}", op, 2 * table.dim(2), heads.head_dim);
+  if (norm.weight) {
+    expect_tensor(op, "norm.weight", norm.weight, heads.rows.dtype(), {heads.head_dim});
+    expect_tensor(op, "norm.inv_rms", norm.inv_rms, DType::f32, {n, heads.heads});
+  }
+}
+
+void expect_same_heads(const char* op, const char* name_a, const Heads& a, const char* name_b, const Heads& b) {
+  SO_CHECK(a.rows.rank() == 2, "{}: {} has rows {}, not [N, width]", op, name_a, shape_string(a.rows.shape()));
+  expect_heads(op, name_a, a, a.rows.dtype(), a.rows.dim(0));
+  expect_heads(op, name_b, b, a.rows.dtype(), a.rows.dim(0));
+  SO_CHECK(a.heads == b.heads && a.head_dim == b.head_dim, "{}: {} has {} heads of {}, {} has {} of {}", op, name_a,
+           a.heads, a.head_dim, name_b, b.heads, b.head_dim);
+}
+
+void expect_linear_cross_entropy(const Ops::LinearCrossEntropy& a, DType logits) {
+  SO_CHECK(a.hidden.rank() == 2 && a.weight.rank() == 2 && a.hidden.dim(1) == a.weight.dim(1),
+           "linear_cross_entropy: hidden {}, weight {}", shape_string(a.hidden.shape()),
+           shape_string(a.weight.shape()));
+  const DType type = a.hidden.dtype();
+  const struct { std::int64_t tokens, hidden, vocabulary; } shape{a.hidden.dim(0), a.hidden.dim(1), a.weight.dim(0)};
+  SO_CHECK((type == DType::f32 || type == DType::bf16) && a.weight.dtype() == type, "hidden {}, weight {}",
+           name_of(type), name_of(a.weight.dtype()));
+  SO_CHECK(a.targets.dtype() == DType::i32 && a.targets.size() == shape.tokens, "targets {} {} for {} rows",
+           name_of(a.targets.dtype()), shape_string(a.targets.shape()), shape.tokens);
+  SO_CHECK(a.losses.dtype() == DType::f32 && a.losses.size() == shape.tokens, "losses {} {} for {} rows",
+           name_of(a.losses.dtype()), shape_string(a.losses.shape()), shape.tokens);
+  SO_CHECK(a.workspace.dtype() == logits && a.workspace.rank() == 2 && a.workspace.dim(0) > 0 &&
+               a.workspace.dim(1) == shape.vocabulary,
+           "workspace {} {} for a vocabulary of {}", name_of(a.workspace.dtype()), shape_string(a.workspace.shape()),
+           shape.vocabulary);
+  SO_CHECK(static_cast<bool>(a.dhidden) == static_cast<bool>(a.dweight), "one gradient without the other");
+  if (!a.dhidden) return;
+  SO_CHECK(a.dhidden.dtype() == type && a.dhidden.rank() == 2 && a.dhidden.dim(0) == shape.tokens &&
+               a.dhidden.dim(1) == shape.hidden,
+           "dhidden {} {}", name_of(a.dhidden.dtype()), shape_string(a.dhidden.shape()));
+  SO_CHECK((a.dweight.dtype() == DType::f32 || a.dweight.dtype() == type) && a.dweight.rank() == 2 &&
+               a.dweight.dim(0) == shape.vocabulary && a.dweight.dim(1) == shape.hidden,
+           "dweight {} {}", name_of(a.dweight.dtype()), shape_string(a.dweight.shape()));
+}
+
 }  // namespace so

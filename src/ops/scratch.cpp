@@ -17,12 +17,8 @@ DType OpsScratch::logits_dtype(DType compute) const {
   return kind_ == DeviceKind::cpu ? DType::f32 : compute;
 }
 
-std::size_t OpsScratch::attention(const AttentionSize&) const {
-  return 0;
-}
+std::size_t OpsScratch::attention(const AttentionSize&) const { return 0; }
 
-std::size_t OpsScratch::attention_grad(const AttentionSize&) const {
-  return 0;
-}
+std::size_t OpsScratch::attention_grad(const AttentionSize&) const { return 0; }
 
 }  // namespace so

@@ -1,5 +1,5 @@
-// What memory a backend needs beside its arguments, by kind of device. Plain arithmetic, so that a dry run on any machine
-// plans what the real backend will use; the backend checks itself against it.
+// What memory a backend needs beside its arguments, by kind of device. Plain arithmetic, so that a dry run on any
+// machine plans what the real backend will use; the backend checks itself against it.
 #pragma once
 
 #include <cstddef>

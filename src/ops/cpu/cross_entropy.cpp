@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "ops/checks.h"
 #include "ops/cpu/convert.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/scratch.h"
@@ -171,32 +172,6 @@ void chunk(ThreadPool& pool, const Ops::LinearCrossEntropy& a, std::span<const s
 
 }  // namespace
 
-void check_linear_cross_entropy(const Ops::LinearCrossEntropy& a) {
-  SO_CHECK(a.hidden.rank() == 2 && a.weight.rank() == 2 && a.hidden.dim(1) == a.weight.dim(1),
-           "linear_cross_entropy: hidden {}, weight {}", shape_string(a.hidden.shape()),
-           shape_string(a.weight.shape()));
-  const DType type = a.hidden.dtype();
-  const Shape shape = shape_of(a);
-  SO_CHECK((type == DType::f32 || type == DType::bf16) && a.weight.dtype() == type, "hidden {}, weight {}",
-           name_of(type), name_of(a.weight.dtype()));
-  SO_CHECK(a.targets.dtype() == DType::i32 && a.targets.size() == shape.tokens, "targets {} {} for {} rows",
-           name_of(a.targets.dtype()), shape_string(a.targets.shape()), shape.tokens);
-  SO_CHECK(a.losses.dtype() == DType::f32 && a.losses.size() == shape.tokens, "losses {} {} for {} rows",
-           name_of(a.losses.dtype()), shape_string(a.losses.shape()), shape.tokens);
-  SO_CHECK(a.workspace.dtype() == DType::f32 && a.workspace.rank() == 2 && a.workspace.dim(0) > 0 &&
-               a.workspace.dim(1) == shape.vocabulary,
-           "workspace {} {} for a vocabulary of {}", name_of(a.workspace.dtype()), shape_string(a.workspace.shape()),
-           shape.vocabulary);
-  SO_CHECK(static_cast<bool>(a.dhidden) == static_cast<bool>(a.dweight), "one gradient without the other");
-  if (!a.dhidden) return;
-  SO_CHECK(a.dhidden.dtype() == type && a.dhidden.rank() == 2 && a.dhidden.dim(0) == shape.tokens &&
-               a.dhidden.dim(1) == shape.hidden,
-           "dhidden {} {}", name_of(a.dhidden.dtype()), shape_string(a.dhidden.shape()));
-  SO_CHECK((a.dweight.dtype() == DType::f32 || a.dweight.dtype() == type) && a.dweight.rank() == 2 &&
-               a.dweight.dim(0) == shape.vocabulary && a.dweight.dim(1) == shape.hidden,
-           "dweight {} {}", name_of(a.dweight.dtype()), shape_string(a.dweight.shape()));
-}
-
 void linear_cross_entropy(ThreadPool& pool, const Ops::LinearCrossEntropy& a, Bf16Path path) {
   const std::vector<std::int64_t> rows = rows_with_target(a);
   zero_rows_without_target(pool, a);
@@ -210,7 +185,7 @@ void linear_cross_entropy(ThreadPool& pool, const Ops::LinearCrossEntropy& a, Bf
 }
 
 void CpuOps::linear_cross_entropy(Stream& stream, const LinearCrossEntropy& args) {
-  check_linear_cross_entropy(args);
+  expect_linear_cross_entropy(args, DType::f32);
   cpu(stream).enqueue("linear_cross_entropy",
                       [args, &pool = cpu(stream).pool()] { so::linear_cross_entropy(pool, args); });
 }

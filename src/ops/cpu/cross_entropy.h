@@ -14,9 +14,6 @@ namespace so {
 
 class ThreadPool;
 
-// Checks what Ops states of the arguments (Bug if wrong).
-void check_linear_cross_entropy(const Ops::LinearCrossEntropy& args);
-
 void linear_cross_entropy(ThreadPool& pool, const Ops::LinearCrossEntropy& args, Bf16Path path = best_bf16_path());
 
 }  // namespace so

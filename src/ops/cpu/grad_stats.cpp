@@ -3,7 +3,8 @@
 // The sum decides whether and by how much a step is clipped, so its order is part of the contract, the same for any
 // number of threads and any instruction set: the elements are cut in blocks of kBlock; element i of a block goes to
 // lane i mod kLanes, and each lane adds in order; the lanes are added by halves (lane j and lane j + 16, then j + 8,
-// and so on); the blocks are added in order.
+// and so on). The blocks' sums are added in the same way with kBlockLanes lanes: a GPU adds millions of blocks, too
+// many for one after another.
 //
 // It is a double sum because
 //  - the square of an fp32 is exact in double (24 + 24 bits of significand in 53; exponents from 2^-298 to 2^256 in
@@ -85,6 +86,7 @@ HWY_EXPORT(sum_squares_of_block);
 
 constexpr std::int64_t kBlock = 1 << 12;  // 16 KB of fp32: in the first cache for the passes of short vectors
 constexpr std::int64_t kBlocksPerPiece = 16;
+constexpr std::size_t kBlockLanes = 1024;
 
 template <class T>
 std::uint64_t count_non_finite(const T* x, std::int64_t count) {
@@ -106,11 +108,15 @@ GradStats grad_stats(ThreadPool& pool, const Tensor& grad) {
                                                     : count_non_finite(grad.as<float>() + begin, end - begin);
     }
   });
+  std::vector<double> lanes(kBlockLanes);
   GradStats total;
-  for (const GradStats& part : parts) {
-    total.sum_of_squares += part.sum_of_squares;
-    total.non_finite += part.non_finite;
+  for (std::size_t b = 0; b < parts.size(); ++b) {
+    lanes[b % kBlockLanes] += parts[b].sum_of_squares;
+    total.non_finite += parts[b].non_finite;
   }
+  for (std::size_t half = kBlockLanes / 2; half > 0; half /= 2)
+    for (std::size_t j = 0; j < half; ++j) lanes[j] += lanes[j + half];
+  total.sum_of_squares = lanes[0];
   return total;
 }
 

@@ -189,35 +189,14 @@ void copy_heads(ThreadPool& pool, const Heads& out, const Heads& in) {
   });
 }
 
-void check_rotation(const char* op, const Heads& heads, const Tensor& positions, const Tensor& table,
-                    const HeadNorm& norm) {
-  const std::int64_t n = heads.rows.dim(0);
-  expect_tensor(op, "positions", positions, DType::i32, {n});
-  SO_CHECK(table.rank() == 3, "{}: table is {}, not [positions, 2, R/2]", op, shape_string(table.shape()));
-  expect_tensor(op, "table", table, DType::f32, {table.dim(0), 2, table.dim(2)});
-  SO_CHECK(2 * table.dim(2) <= heads.head_dim, "{}: turns {} dimensions of {}", op, 2 * table.dim(2), heads.head_dim);
-  if (norm.weight) {
-    expect_tensor(op, "norm.weight", norm.weight, heads.rows.dtype(), {heads.head_dim});
-    expect_tensor(op, "norm.inv_rms", norm.inv_rms, DType::f32, {n, heads.heads});
-  }
-}
-
-void check_same_heads(const char* op, const char* name_a, const Heads& a, const char* name_b, const Heads& b) {
-  SO_CHECK(a.rows.rank() == 2, "{}: {} has rows {}, not [N, width]", op, name_a, shape_string(a.rows.shape()));
-  expect_heads(op, name_a, a, a.rows.dtype(), a.rows.dim(0));
-  expect_heads(op, name_b, b, a.rows.dtype(), a.rows.dim(0));
-  SO_CHECK(a.heads == b.heads && a.head_dim == b.head_dim, "{}: {} has {} heads of {}, {} has {} of {}", op, name_a,
-           a.heads, a.head_dim, name_b, b.heads, b.head_dim);
-}
-
 }  // namespace
 }  // namespace rows
 
 void CpuOps::rotary(Stream& stream, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm) {
   const char* op = "rotary";
   expect_compute_dtype(op, "in", in.rows.dtype());
-  rows::check_same_heads(op, "in", in, "out", out);
-  rows::check_rotation(op, in, positions, table, norm);
+  expect_same_heads(op, "in", in, "out", out);
+  expect_rotation(op, in, positions, table, norm);
   SO_CHECK(!norm.weight || in.rows.data() != out.rows.data() || in.offset != out.offset,
            "{}: with a norm, out must not be in: the backward pass reads it", op);
   ThreadPool& pool = cpu(stream).pool();
@@ -228,11 +207,11 @@ void CpuOps::rotary_grad(Stream& stream, Heads din, Heads dout, Heads in, Tensor
                          Tensor dweight, Accumulate dweight_mode) {
   const char* op = "rotary_grad";
   expect_compute_dtype(op, "dout", dout.rows.dtype());
-  rows::check_same_heads(op, "dout", dout, "din", din);
-  rows::check_rotation(op, din, positions, table, norm);
+  expect_same_heads(op, "dout", dout, "din", din);
+  expect_rotation(op, din, positions, table, norm);
   SO_CHECK(static_cast<bool>(norm.weight) == static_cast<bool>(dweight), "{}: dweight goes with a norm", op);
   if (norm.weight) {
-    rows::check_same_heads(op, "dout", dout, "in", in);
+    expect_same_heads(op, "dout", dout, "in", in);
     expect_gradient(op, "dweight", dweight, din.rows.dtype(), {din.head_dim});
   }
   ThreadPool& pool = cpu(stream).pool();
@@ -244,7 +223,7 @@ void CpuOps::rotary_grad(Stream& stream, Heads din, Heads dout, Heads in, Tensor
 void CpuOps::copy_heads(Stream& stream, Heads out, Heads in) {
   const char* op = "copy_heads";
   expect_compute_dtype(op, "in", in.rows.dtype());
-  rows::check_same_heads(op, "in", in, "out", out);
+  expect_same_heads(op, "in", in, "out", out);
   ThreadPool& pool = cpu(stream).pool();
   cpu(stream).enqueue("copy_heads", [=, &pool] { rows::copy_heads(pool, out, in); });
 }

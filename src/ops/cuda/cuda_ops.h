@@ -10,7 +10,7 @@
 
 namespace so {
 
-class Gemm;           // gemm.h
+class CudaGemm;       // gemm.h
 class CudaAttention;  // attention.h
 
 class CudaOps final : public Ops {
@@ -59,7 +59,7 @@ class CudaOps final : public Ops {
 
   const CudaProperties properties_;
   OpsScratch scratch_;
-  std::unique_ptr<Gemm> gemm_;
+  std::unique_ptr<CudaGemm> gemm_;
   std::unique_ptr<CudaAttention> attention_;
   Stream* stream_ = nullptr;
 };

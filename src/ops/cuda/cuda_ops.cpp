@@ -1,0 +1,32 @@
+#include "ops/cuda/cuda_ops.h"
+
+#include "base/error.h"
+#include "ops/cuda/attention.h"
+#include "ops/cuda/cuda.h"
+#include "ops/cuda/gemm.h"
+
+namespace so {
+
+CudaOps::CudaOps(Device& device)
+    : properties_(cuda_properties(device)),
+      scratch_(device, DeviceKind::cuda),
+      gemm_(std::make_unique<CudaGemm>(scratch_.data(), scratch_.bytes())),
+      attention_(std::make_unique<CudaAttention>(properties_)) {}
+
+CudaOps::~CudaOps() = default;
+
+cudaStream_t CudaOps::enter(Stream& stream) {
+  if (!stream_) stream_ = &stream;
+  SO_CHECK(stream_ == &stream, "ops of one instance on the streams '{}' and '{}': they share scratch", stream_->name(),
+           stream.name());
+  return cuda_stream(stream);
+}
+
+void* CudaOps::scratch_bytes(std::size_t bytes) const {
+  SO_CHECK(bytes <= scratch_.bytes(), "an op needs {} bytes of scratch, there are {}", bytes, scratch_.bytes());
+  return scratch_.data();
+}
+
+std::unique_ptr<Ops> make_cuda_ops(Device& device) { return std::make_unique<CudaOps>(device); }
+
+}  // namespace so

@@ -1,0 +1,163 @@
+#include "ops/cuda/gemm.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/error.h"
+#include "device/cuda/cuda_check.h"
+#include "ops/checks.h"
+#include "ops/cuda/cuda_ops.h"
+
+namespace so {
+namespace {
+
+void check(cublasStatus_t status, const char* call) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  fail("cuBLASLt: {}: {}", call, cublasLtGetStatusString(status));
+}
+#define SO_CUBLAS(call) check((call), #call)
+
+cudaDataType_t cuda_type(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+
+// The largest power of two that divides the address, as far as it matters (16-byte accesses of matrix tiles).
+std::uint32_t alignment(const void* p) {
+  const auto address = reinterpret_cast<std::uintptr_t>(p) | 256;
+  return static_cast<std::uint32_t>(address & (~address + 1));
+}
+
+}  // namespace
+
+// Descriptors and the algorithm of one kind of product. cuBLASLt thinks in columns: it computes the transposed product
+// out^T = b^T a^T, for which row-major matrices are what they are without moving anything.
+struct CudaGemm::Plan {
+  cublasLtMatmulDesc_t operation = nullptr;
+  cublasLtMatrixLayout_t first = nullptr, second = nullptr, out = nullptr;
+  cublasLtMatmulAlgo_t algorithm{};
+
+  Plan() = default;
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+  ~Plan() {
+    for (const auto layout : {first, second, out})
+      if (layout) cublasLtMatrixLayoutDestroy(layout);
+    if (operation) cublasLtMatmulDescDestroy(operation);
+  }
+};
+
+CudaGemm::CudaGemm(void* workspace, std::size_t workspace_bytes)
+    : workspace_(workspace), workspace_bytes_(workspace_bytes) {
+  SO_CUBLAS(cublasLtCreate(&handle_));
+}
+
+CudaGemm::~CudaGemm() {
+  plans_.clear();
+  cublasLtDestroy(handle_);
+}
+
+CudaGemm::Plan& CudaGemm::plan(const Product& p, const Key& key) {
+  const auto [found, added] = plans_.try_emplace(key);
+  Plan& plan = found->second;
+  if (!added) return plan;
+
+  SO_CUBLAS(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
+    SO_CUBLAS(cublasLtMatmulDescSetAttribute(plan.operation, attribute, &value, sizeof value));
+  };
+  set(CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (p.bias) {
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(p.bias.dtype()));
+  }
+  const auto layout = [](cublasLtMatrixLayout_t& to, DType dtype, std::int64_t rows, std::int64_t columns) {
+    SO_CUBLAS(cublasLtMatrixLayoutCreate(&to, cuda_type(dtype), static_cast<std::uint64_t>(columns),
+                                         static_cast<std::uint64_t>(rows), columns));
+  };
+  layout(plan.first, p.b.dtype(), p.transpose_b ? p.columns : p.inner, p.transpose_b ? p.inner : p.columns);
+  layout(plan.second, p.a.dtype(), p.transpose_a ? p.inner : p.rows, p.transpose_a ? p.rows : p.inner);
+  layout(plan.out, p.out.dtype(), p.rows, p.columns);
+
+  cublasLtMatmulPreference_t preference = nullptr;
+  SO_CUBLAS(cublasLtMatmulPreferenceCreate(&preference));
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+    SO_CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
+  };
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(workspace_bytes_));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p.b.data()));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p.a.data()));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(p.out.data()));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(p.out.data()));
+  cublasLtMatmulHeuristicResult_t result{};
+  int count = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_, plan.operation, plan.first, plan.second,
+                                                               plan.out, plan.out, preference, 1, &result, &count);
+  cublasLtMatmulPreferenceDestroy(preference);
+  if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
+    plans_.erase(found);
+    fail("cuBLASLt has no algorithm for [{}, {}] = [{}, {}] x [{}, {}] in {} to {} ({})", p.rows, p.columns, p.rows,
+         p.inner, p.inner, p.columns, name_of(p.a.dtype()), name_of(p.out.dtype()), cublasLtGetStatusString(status));
+  }
+  plan.algorithm = result.algo;
+  return plan;
+}
+
+void CudaGemm::run(cudaStream_t stream, const Product& p) {
+  if (p.rows == 0 || p.columns == 0) return;
+  if (p.inner == 0) {  // an empty sum
+    SO_CHECK(!p.bias, "a product over nothing with a bias");
+    if (p.mode == Accumulate::overwrite) SO_CUDA(cudaMemsetAsync(p.out.data(), 0, p.out.bytes(), stream));
+    return;
+  }
+  const int types = static_cast<int>(p.out.dtype()) * 16 + static_cast<int>(p.a.dtype());
+  const int flags =
+      (p.transpose_a ? 1 : 0) | (p.transpose_b ? 2 : 0) | (p.bias ? 4 : 0) | (p.mode == Accumulate::add ? 8 : 0);
+  const auto low_bits = [](const void* x) { return std::countr_zero(alignment(x)); };
+  const int aligned = (low_bits(p.a.data()) * 16 + low_bits(p.b.data())) * 16 + low_bits(p.out.data());
+  Plan& plan = this->plan(p, {p.rows, p.columns, p.inner, types, flags, aligned, 0});
+  if (p.bias) {
+    const void* bias = p.bias.data();
+    SO_CUBLAS(cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
+  }
+  const float one = 1, beta = p.mode == Accumulate::add ? 1.0f : 0.0f;
+  SO_CUBLAS(cublasLtMatmul(handle_, plan.operation, &one, p.b.data(), plan.first, p.a.data(), plan.second, &beta,
+                           p.out.data(), plan.out, p.out.data(), plan.out, &plan.algorithm, workspace_,
+                           workspace_bytes_, stream));
+}
+
+void CudaOps::linear(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor bias, Accumulate mode) {
+  const char* op = "linear";
+  SO_CHECK(x.rank() == 2 && w.rank() == 2, "{}: x is {}, w {}", op, shape_string(x.shape()), shape_string(w.shape()));
+  expect_compute_dtype(op, "x", x.dtype());
+  const std::int64_t n = x.dim(0), in = x.dim(1), o = w.dim(0);
+  expect_tensor(op, "x", x, x.dtype(), {n, in});
+  expect_tensor(op, "w", w, x.dtype(), {o, in});
+  expect_gradient(op, "out", out, x.dtype(), {n, o});  // f32 or T
+  if (bias) expect_tensor(op, "bias", bias, x.dtype(), {o});
+  gemm_->run(enter(stream), {out, x, w, bias, false, true, n, o, in, mode});
+}
+
+void CudaOps::linear_grad_input(Stream& stream, Tensor dx, Tensor dy, Tensor w, Accumulate mode) {
+  const char* op = "linear_grad_input";
+  SO_CHECK(dy.rank() == 2 && w.rank() == 2, "{}: dy is {}, w {}", op, shape_string(dy.shape()),
+           shape_string(w.shape()));
+  expect_compute_dtype(op, "dy", dy.dtype());
+  const std::int64_t n = dy.dim(0), o = dy.dim(1), in = w.dim(1);
+  expect_tensor(op, "dy", dy, dy.dtype(), {n, o});
+  expect_tensor(op, "w", w, dy.dtype(), {o, in});
+  expect_tensor(op, "dx", dx, dy.dtype(), {n, in});
+  gemm_->run(enter(stream), {dx, dy, w, Tensor(), false, false, n, in, o, mode});
+}
+
+void CudaOps::linear_grad_weight(Stream& stream, Tensor dw, Tensor dy, Tensor x, Accumulate mode) {
+  const char* op = "linear_grad_weight";
+  SO_CHECK(dy.rank() == 2 && x.rank() == 2, "{}: dy is {}, x {}", op, shape_string(dy.shape()),
+           shape_string(x.shape()));
+  expect_compute_dtype(op, "dy", dy.dtype());
+  const std::int64_t n = dy.dim(0), o = dy.dim(1), in = x.dim(1);
+  expect_tensor(op, "dy", dy, dy.dtype(), {n, o});
+  expect_tensor(op, "x", x, dy.dtype(), {n, in});
+  expect_gradient(op, "dw", dw, dy.dtype(), {o, in});
+  gemm_->run(enter(stream), {dw, dy, x, Tensor(), true, false, o, in, n, mode});
+}
+
+}  // namespace so

@@ -1,0 +1,48 @@
+// Matrix products through cuBLASLt. For each shape the library's first choice of algorithm is looked up once and kept,
+// so that the same call gives the same bits in every run.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <cstdint>
+#include <map>
+#include <tuple>
+
+#include "base/tensor.h"
+#include "ops/ops.h"
+
+namespace so {
+
+// Row-major, as everywhere: out [rows, columns] = a b (+ bias) (+ out), where a is [rows, inner], or [inner, rows] if
+// transposed, and b is [inner, columns], or [columns, inner] if transposed. All contiguous.
+struct Product {
+  Tensor out, a, b, bias;  // bias [columns] or empty
+  bool transpose_a = false, transpose_b = false;
+  std::int64_t rows = 0, columns = 0, inner = 0;
+  Accumulate mode = Accumulate::overwrite;
+};
+
+class CudaGemm {
+ public:
+  // `workspace` is used by every product: they must be on one stream.
+  CudaGemm(void* workspace, std::size_t workspace_bytes);
+  ~CudaGemm();
+  CudaGemm(const CudaGemm&) = delete;
+  CudaGemm& operator=(const CudaGemm&) = delete;
+
+  // Enqueues. fp32 operands are multiplied in full fp32, bf16 ones on the matrix units with fp32 sums.
+  void run(cudaStream_t stream, const Product& product);
+
+ private:
+  struct Plan;
+  // Sizes, dtypes, transpositions, bias, accumulation, alignment of the pointers.
+  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, int, int, int, int>;
+  Plan& plan(const Product& product, const Key& key);
+
+  cublasLtHandle_t handle_ = nullptr;
+  void* workspace_;
+  std::size_t workspace_bytes_;
+  std::map<Key, Plan> plans_;
+};
+
+}  // namespace so

@@ -1,0 +1,102 @@
+// Sum of squares and count of non-finite elements, in the order that ops/cpu/grad_stats.cpp explains, so that the
+// verdict on a step is the same to the last bit wherever it is taken: blocks of 4096 elements; element i of a block to
+// lane i mod 32, each lane in order; lanes by halves; the blocks' sums likewise with 1024 lanes; all in double, in
+// which squares of fp32 are exact.
+#include "ops/checks.h"
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/kernel.h"
+
+namespace so {
+namespace {
+
+using namespace kernel;
+
+constexpr int threads = 256, warps = threads / warp;
+constexpr std::int64_t block_elements = 4096;
+
+// A warp does a block. A lane's elements are 32 apart, so a warp reads whole rows of 32; several rows are fetched
+// before the first is added, since additions must wait for one another.
+template <class T>
+__global__ void __launch_bounds__(threads) block_stats_kernel(GradStats* parts, const T* grad, std::int64_t count) {
+  const std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / warp;
+  const std::int64_t begin = block * block_elements;
+  if (begin >= count) return;
+  const int lane = threadIdx.x % warp;
+  double sum = 0;
+  unsigned long long bad = 0;
+  constexpr int rows = 32;
+  if (begin + block_elements <= count) {
+    for (std::int64_t at = begin + lane; at < begin + block_elements; at += rows * warp) {
+      float x[rows];
+#pragma unroll
+      for (int r = 0; r < rows; ++r) x[r] = to_float(grad[at + r * warp]);
+#pragma unroll
+      for (int r = 0; r < rows; ++r) {
+        const double wide = x[r];
+        sum = __fma_rn(wide, wide, sum);
+        bad += isfinite(x[r]) ? 0 : 1;
+      }
+    }
+  } else {
+    for (std::int64_t at = begin + lane; at < count; at += warp) {
+      const float x = to_float(grad[at]);
+      sum = __fma_rn(static_cast<double>(x), static_cast<double>(x), sum);
+      bad += isfinite(x) ? 0 : 1;
+    }
+  }
+#pragma unroll
+  for (int half = warp / 2; half > 0; half /= 2) {
+    sum += __shfl_down_sync(0xffffffffu, sum, half);
+    bad += __shfl_down_sync(0xffffffffu, bad, half);
+  }
+  if (lane == 0) parts[block] = {sum, bad};
+}
+
+// The blocks: block b to lane b mod 1024, each lane in order, lanes by halves.
+constexpr int block_lanes = 1024;
+
+__global__ void __launch_bounds__(block_lanes)
+    sum_blocks_kernel(GradStats* out, const GradStats* parts, std::int64_t blocks) {
+  __shared__ double sums[block_lanes];
+  __shared__ unsigned long long bads[block_lanes];
+  const int lane = threadIdx.x;
+  double sum = 0;
+  unsigned long long bad = 0;
+#pragma unroll 8
+  for (std::int64_t b = lane; b < blocks; b += block_lanes) {
+    sum += parts[b].sum_of_squares;
+    bad += parts[b].non_finite;
+  }
+  sums[lane] = sum;
+  bads[lane] = bad;
+  for (int half = block_lanes / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (lane >= half) continue;
+    sums[lane] += sums[lane + half];
+    bads[lane] += bads[lane + half];
+  }
+  if (lane == 0) *out = {sums[0], bads[0]};
+}
+
+}  // namespace
+
+void CudaOps::grad_stats(Stream& stream, GradStats* out, Tensor grad) {
+  const char* op = "grad_stats";
+  SO_CHECK(out != nullptr, "{}: no place for the result", op);
+  expect_compute_dtype(op, "grad", grad.dtype());
+  SO_CHECK(grad || grad.size() == 0, "{}: grad is empty", op);
+  const cudaStream_t on = enter(stream);
+  const std::int64_t count = grad.size(), blocks = (count + block_elements - 1) / block_elements;
+  if (count == 0) {
+    SO_CUDA(cudaMemsetAsync(out, 0, sizeof(GradStats), on));
+    return;
+  }
+  auto* parts = scratch<GradStats>(static_cast<std::size_t>(blocks));
+  with_type(grad.dtype(), [&]<class T> {
+    block_stats_kernel<<<blocks_for(blocks, warps), threads, 0, on>>>(parts, static_cast<const T*>(grad.data()), count);
+  });
+  sum_blocks_kernel<<<1, block_lanes, 0, on>>>(out, parts, blocks);
+  SO_CUDA_LAUNCHED(op);
+}
+
+}  // namespace so

@@ -1,0 +1,229 @@
+// RMS normalisation with the residual addition before it, and its gradient: memory-bound, each byte read and written
+// once. A block does a row, held in registers between the sum over it and the use of that sum.
+#include <algorithm>
+
+#include "ops/checks.h"
+#include "ops/cuda/column_sums.h"
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/kernel.h"
+
+namespace so {
+namespace {
+
+using namespace kernel;
+
+constexpr int max_threads = 1024;
+
+// How a row is spread over a block: thread t holds packs t, t + threads, ... of N elements, PACKS of them.
+struct RowSplit {
+  int threads;
+  static RowSplit of(std::int64_t width, int pack, int packs) {
+    const std::int64_t needed = (width + pack * packs - 1) / (pack * packs);
+    return {static_cast<int>((needed + warp - 1) / warp * warp)};
+  }
+};
+
+// Calls f.operator()<N, PACKS>() with the split of rows of `width`: 16-byte accesses if they are aligned, else single
+// elements.
+template <class T, class F>
+void with_split(const char* op, std::int64_t width, bool aligned, F&& f) {
+  constexpr int N = pack_size<T>;
+  if (aligned && width <= 2LL * N * max_threads)
+    f.template operator()<N, 2>();
+  else if (aligned && width <= 8LL * N * max_threads)
+    f.template operator()<N, 8>();
+  else if (width <= 4LL * max_threads)
+    f.template operator()<1, 4>();
+  else if (width <= 32LL * max_threads)
+    f.template operator()<1, 32>();
+  else
+    fail("{}: rows of {} elements are longer than the CUDA backend takes ({})", op, width, 32 * max_threads);
+}
+
+// The sum over the block, in every thread; two of them can be in use alternately without a barrier between.
+__device__ inline float row_sum(float x, float* shared) {
+  x = warp_sum(x);
+  const int warps = blockDim.x / warp;
+  if (warps == 1) return x;
+  if (threadIdx.x % warp == 0) shared[threadIdx.x / warp] = x;
+  __syncthreads();
+  float sum = threadIdx.x % warp < warps ? shared[threadIdx.x % warp] : 0.0f;
+  return warp_sum(sum);
+}
+
+template <class T, int N, int PACKS, bool DELTA>
+__global__ void __launch_bounds__(max_threads)
+    add_rms_norm_kernel(T* out, T* sum, float* inv_rms, const T* x, const T* delta, const T* weight, float epsilon,
+                        int width) {
+  __shared__ float shared[warp];
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * width;
+  const int stride = blockDim.x * N;
+  float v[PACKS][N];
+#pragma unroll
+  for (int p = 0; p < PACKS; ++p)
+    if (const int i = threadIdx.x * N + p * stride; i < width) load<N>(v[p], x + at + i);
+  if constexpr (DELTA) {
+#pragma unroll
+    for (int p = 0; p < PACKS; ++p)
+      if (const int i = threadIdx.x * N + p * stride; i < width) {
+        float d[N];
+        load<N>(d, delta + at + i);
+        // The norm is taken of the sum as it is stored, rounded to T: that is what the backward pass will read.
+#pragma unroll
+        for (int j = 0; j < N; ++j) v[p][j] = to_float(from_float<T>(v[p][j] + d[j]));
+        store<N>(sum + at + i, v[p]);
+      }
+  }
+  float squares = 0;
+#pragma unroll
+  for (int p = 0; p < PACKS; ++p)
+    if (const int i = threadIdx.x * N + p * stride; i < width) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) squares += v[p][j] * v[p][j];
+    }
+  squares = row_sum(squares, shared);
+  const float r = 1.0f / sqrtf(squares / static_cast<float>(width) + epsilon);
+  if (threadIdx.x == 0) inv_rms[blockIdx.x] = r;
+#pragma unroll
+  for (int p = 0; p < PACKS; ++p)
+    if (const int i = threadIdx.x * N + p * stride; i < width) {
+      float w[N];
+      load<N>(w, weight + i);
+#pragma unroll
+      for (int j = 0; j < N; ++j) w[j] *= v[p][j] * r;
+      store<N>(out + at + i, w);
+    }
+}
+
+// With y = x r w, r = 1/sqrt(mean(x^2) + epsilon) and g = dout w:
+//   dx = r (g - x r mean(g x r)),   dw = sum over rows of dout x r.
+// Block b does rows b, b + grid, ...; its part of dw is row b of `partial`.
+template <class T, int N, int PACKS, bool RESIDUAL>
+__global__ void __launch_bounds__(max_threads)
+    rms_norm_grad_kernel(T* dx, float* partial, const T* dout, const T* residual, const T* x, const float* inv_rms,
+                         const T* weight, std::int64_t rows, int width) {
+  __shared__ float shared[2][warp];
+  const int stride = blockDim.x * N;
+  float w[PACKS][N], dw[PACKS][N];
+#pragma unroll
+  for (int p = 0; p < PACKS; ++p) {
+    if (const int i = threadIdx.x * N + p * stride; i < width) load<N>(w[p], weight + i);
+#pragma unroll
+    for (int j = 0; j < N; ++j) dw[p][j] = 0;
+  }
+  int turn = 0;
+  for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
+    const std::int64_t at = row * width;
+    const float r = inv_rms[row];
+    float g[PACKS][N], v[PACKS][N], dot = 0;
+#pragma unroll
+    for (int p = 0; p < PACKS; ++p)
+      if (const int i = threadIdx.x * N + p * stride; i < width) {
+        load<N>(g[p], dout + at + i);
+        load<N>(v[p], x + at + i);
+      }
+#pragma unroll
+    for (int p = 0; p < PACKS; ++p)
+      if (const int i = threadIdx.x * N + p * stride; i < width) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          dw[p][j] += g[p][j] * (v[p][j] * r);
+          g[p][j] *= w[p][j];
+          dot += g[p][j] * v[p][j];
+        }
+      }
+    dot = row_sum(dot, shared[turn]);
+    const float k = dot * r / static_cast<float>(width) * r;  // r mean(g x r)
+#pragma unroll
+    for (int p = 0; p < PACKS; ++p)
+      if (const int i = threadIdx.x * N + p * stride; i < width) {
+        float res[N];
+        if constexpr (RESIDUAL) load<N>(res, residual + at + i);
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          g[p][j] = r * (g[p][j] - v[p][j] * k);
+          if constexpr (RESIDUAL) g[p][j] += res[j];
+        }
+        store<N>(dx + at + i, g[p]);
+      }
+  }
+#pragma unroll
+  for (int p = 0; p < PACKS; ++p)
+    if (const int i = threadIdx.x * N + p * stride; i < width) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) partial[static_cast<std::int64_t>(blockIdx.x) * width + i + j] = dw[p][j];
+    }
+}
+
+}  // namespace
+
+void CudaOps::add_rms_norm(Stream& stream, Tensor out, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta,
+                           Tensor weight, float epsilon) {
+  const char* op = "add_rms_norm";
+  SO_CHECK(x.rank() == 2, "{}: x is {}", op, shape_string(x.shape()));
+  expect_compute_dtype(op, "x", x.dtype());
+  const DType dtype = x.dtype();
+  const std::int64_t rows = x.dim(0), width = x.dim(1);
+  expect_tensor(op, "x", x, dtype, {rows, width});
+  expect_tensor(op, "out", out, dtype, {rows, width});
+  expect_tensor(op, "weight", weight, dtype, {width});
+  expect_tensor(op, "inv_rms", inv_rms, DType::f32, {rows});
+  SO_CHECK(static_cast<bool>(sum) == static_cast<bool>(delta), "{}: sum and delta go together", op);
+  if (delta) {
+    expect_tensor(op, "delta", delta, dtype, {rows, width});
+    expect_tensor(op, "sum", sum, dtype, {rows, width});
+  }
+  const cudaStream_t on = enter(stream);
+  if (x.size() == 0) return;
+  with_type(dtype, [&]<class T> {
+    auto *o = static_cast<T*>(out.data()), *s = static_cast<T*>(sum.data());
+    const auto *a = static_cast<const T*>(x.data()), *b = static_cast<const T*>(delta.data()),
+               *w = static_cast<const T*>(weight.data());
+    with_split<T>(op, width, rows_aligned<T, pack_size<T>>(width, o, s, a, b, w), [&]<int N, int PACKS> {
+      const int threads = RowSplit::of(width, N, PACKS).threads;
+      const auto kernel = b ? add_rms_norm_kernel<T, N, PACKS, true> : add_rms_norm_kernel<T, N, PACKS, false>;
+      kernel<<<blocks_for(rows, 1), threads, 0, on>>>(o, s, inv_rms.as<float>(), a, b, w, epsilon,
+                                                      static_cast<int>(width));
+    });
+  });
+  SO_CUDA_LAUNCHED(op);
+}
+
+void CudaOps::rms_norm_grad(Stream& stream, Tensor dx, Tensor dweight, Tensor dout, Tensor residual, Tensor x,
+                            Tensor inv_rms, Tensor weight, Accumulate dweight_mode) {
+  const char* op = "rms_norm_grad";
+  SO_CHECK(x.rank() == 2, "{}: x is {}", op, shape_string(x.shape()));
+  expect_compute_dtype(op, "x", x.dtype());
+  const DType dtype = x.dtype();
+  const std::int64_t rows = x.dim(0), width = x.dim(1);
+  expect_tensor(op, "x", x, dtype, {rows, width});
+  expect_tensor(op, "dx", dx, dtype, {rows, width});
+  expect_tensor(op, "dout", dout, dtype, {rows, width});
+  if (residual) expect_tensor(op, "residual", residual, dtype, {rows, width});
+  expect_tensor(op, "inv_rms", inv_rms, DType::f32, {rows});
+  expect_tensor(op, "weight", weight, dtype, {width});
+  expect_gradient(op, "dweight", dweight, dtype, {width});
+  const cudaStream_t on = enter(stream);
+  if (width == 0) return;
+  // Enough blocks for several on each multiprocessor, so that one's loads run beside another's sum.
+  constexpr std::int64_t blocks_per_multiprocessor = 4;
+  const std::int64_t blocks = std::min(rows, blocks_per_multiprocessor * properties_.multiprocessors);
+  auto* partial = scratch<float>(static_cast<std::size_t>(blocks * width));
+  if (rows > 0) {
+    with_type(dtype, [&]<class T> {
+      auto* to = static_cast<T*>(dx.data());
+      const auto *dy = static_cast<const T*>(dout.data()), *res = static_cast<const T*>(residual.data()),
+                 *v = static_cast<const T*>(x.data()), *w = static_cast<const T*>(weight.data());
+      with_split<T>(op, width, rows_aligned<T, pack_size<T>>(width, to, dy, res, v, w), [&]<int N, int PACKS> {
+        const int threads = RowSplit::of(width, N, PACKS).threads;
+        const auto kernel = res ? rms_norm_grad_kernel<T, N, PACKS, true> : rms_norm_grad_kernel<T, N, PACKS, false>;
+        kernel<<<blocks_for(blocks, 1), threads, 0, on>>>(to, partial, dy, res, v, inv_rms.as<float>(), w, rows,
+                                                          static_cast<int>(width));
+      });
+    });
+    SO_CUDA_LAUNCHED(op);
+  }
+  finish_column_sums(on, dweight, partial, blocks, width, dweight_mode);
+}
+
+}  // namespace so

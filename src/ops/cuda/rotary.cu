@@ -1,0 +1,391 @@
+// Rotary position embedding, with the RMS norm of each head before it (qk-norm) when there is one, and their gradients.
+//
+// A group of lanes does a head: lane p holds the p-th pack of the first half of its dimensions and the matching one of
+// the second half, so that the pairs that turn together are in one thread, and the norm's sums stay inside the group.
+// A block does rows, its groups the heads of a row. Shapes that do not fit packs take the plain kernels below.
+#include <algorithm>
+
+#include "ops/checks.h"
+#include "ops/cuda/column_sums.h"
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/kernel.h"
+
+namespace so {
+namespace {
+
+using namespace kernel;
+
+constexpr int threads = 128;
+constexpr int max_head_dim = 1024;
+
+// Heads as a kernel wants them.
+template <class T>
+struct Span {
+  T* data;  // of the first row's first head
+  std::int64_t width;
+  __device__ T* head(std::int64_t row, int h, int head_dim) const {
+    return data + row * width + static_cast<std::int64_t>(h) * head_dim;
+  }
+};
+template <class T>
+Span<T> span_of(const Heads& heads) {
+  return {static_cast<T*>(heads.rows.data()) + heads.offset, heads.rows ? heads.rows.dim(1) : 0};
+}
+
+template <class T>
+struct Rotation {
+  const std::int32_t* positions;
+  const float* table;  // [positions, 2, half]
+  std::int64_t table_rows;
+  int half;  // of the dimensions that turn
+  int heads, head_dim;
+  std::int64_t rows;
+  const T* weight;  // null without a norm
+  float epsilon;
+  float* inv_rms;
+
+  __device__ const float* cosines(std::int64_t row) const {
+    const std::int32_t position = positions[row];
+    if (position < 0 || position >= table_rows) __trap();
+    return table + static_cast<std::int64_t>(position) * 2 * half;
+  }
+};
+
+template <int G>
+__device__ inline float group_sum(float x) {
+#pragma unroll
+  for (int lane = G / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+  return x;
+}
+
+// head_dim == 2 half == 2 N G. All heads of a row go through the loop together so that every lane takes part in sums.
+template <class T, int N, int G, bool NORM>
+__global__ void __launch_bounds__(threads) rotary_packs(Span<T> out, Span<const T> in, Rotation<T> a) {
+  const int group = threadIdx.x / G, first = threadIdx.x % G * N, groups = threads / G;
+  const std::int64_t row = blockIdx.x;
+  const float* table = a.cosines(row);
+  float cosine[N], sine[N], weight[2][N];
+  load<N>(cosine, table + first);
+  load<N>(sine, table + a.half + first);
+  if constexpr (NORM) {
+    load<N>(weight[0], a.weight + first);
+    load<N>(weight[1], a.weight + a.half + first);
+  }
+  for (int base = 0; base < a.heads; base += groups) {
+    const int h = base + group;
+    const bool mine = h < a.heads;
+    float x[N] = {}, y[N] = {};
+    if (mine) {
+      load<N>(x, in.head(row, h, a.head_dim) + first);
+      load<N>(y, in.head(row, h, a.head_dim) + a.half + first);
+    }
+    if constexpr (NORM) {
+      float squares = 0;
+#pragma unroll
+      for (int j = 0; j < N; ++j) squares += x[j] * x[j] + y[j] * y[j];
+      const float r = 1.0f / sqrtf(group_sum<G>(squares) / static_cast<float>(a.head_dim) + a.epsilon);
+      if (mine && first == 0) a.inv_rms[row * a.heads + h] = r;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        x[j] *= r * weight[0][j];
+        y[j] *= r * weight[1][j];
+      }
+    }
+    if (!mine) continue;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float turned = x[j] * cosine[j] - y[j] * sine[j];
+      y[j] = y[j] * cosine[j] + x[j] * sine[j];
+      x[j] = turned;
+    }
+    store<N>(out.head(row, h, a.head_dim) + first, x);
+    store<N>(out.head(row, h, a.head_dim) + a.half + first, y);
+  }
+}
+
+// The gradient g of the rotation's input goes through the norm as in rms_norm_grad. Block b does rows b, b + grid, ...
+template <class T, int N, int G, bool NORM>
+__global__ void __launch_bounds__(threads)
+    rotary_grad_packs(Span<T> din, Span<const T> dout, Span<const T> in, float* partial, Rotation<T> a) {
+  const int group = threadIdx.x / G, first = threadIdx.x % G * N;
+  constexpr int groups = threads / G;
+  float weight[2][N], dweight[2][N] = {};
+  if constexpr (NORM) {
+    load<N>(weight[0], a.weight + first);
+    load<N>(weight[1], a.weight + a.half + first);
+  }
+  for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const float* table = a.cosines(row);
+    float cosine[N], sine[N];
+    load<N>(cosine, table + first);
+    load<N>(sine, table + a.half + first);
+    for (int base = 0; base < a.heads; base += groups) {
+      const int h = base + group;
+      const bool mine = h < a.heads;
+      float g[2][N] = {}, x[2][N] = {};
+      float r = 0;
+      if (mine) {
+        load<N>(g[0], dout.head(row, h, a.head_dim) + first);
+        load<N>(g[1], dout.head(row, h, a.head_dim) + a.half + first);
+        if constexpr (NORM) {
+          load<N>(x[0], in.head(row, h, a.head_dim) + first);
+          load<N>(x[1], in.head(row, h, a.head_dim) + a.half + first);
+          r = a.inv_rms[row * a.heads + h];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float turned = g[0][j] * cosine[j] + g[1][j] * sine[j];
+        g[1][j] = g[1][j] * cosine[j] - g[0][j] * sine[j];
+        g[0][j] = turned;
+      }
+      if constexpr (NORM) {
+        float dot = 0;
+#pragma unroll
+        for (int k = 0; k < 2; ++k)
+#pragma unroll
+          for (int j = 0; j < N; ++j) {
+            dweight[k][j] += g[k][j] * (x[k][j] * r);
+            g[k][j] *= weight[k][j];
+            dot += g[k][j] * x[k][j];
+          }
+        const float mean = group_sum<G>(dot) * r / static_cast<float>(a.head_dim) * r;
+#pragma unroll
+        for (int k = 0; k < 2; ++k)
+#pragma unroll
+          for (int j = 0; j < N; ++j) g[k][j] = r * (g[k][j] - x[k][j] * mean);
+      }
+      if (!mine) continue;
+      store<N>(din.head(row, h, a.head_dim) + first, g[0]);
+      store<N>(din.head(row, h, a.head_dim) + a.half + first, g[1]);
+    }
+  }
+  if constexpr (NORM) {
+    __shared__ float sums[groups][2 * N * G];
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+#pragma unroll
+      for (int j = 0; j < N; ++j) sums[group][k * a.half + first + j] = dweight[k][j];
+    __syncthreads();
+    for (int d = threadIdx.x; d < a.head_dim; d += threads) {
+      float sum = 0;
+      for (int i = 0; i < groups; ++i) sum += sums[i][d];
+      partial[static_cast<std::int64_t>(blockIdx.x) * a.head_dim + d] = sum;
+    }
+  }
+}
+
+// Any shape: a warp does a head, element by element; dimensions from 2 half on pass through. A lane reads and writes
+// the same elements, so the output may be the input.
+template <class T, bool NORM>
+__global__ void __launch_bounds__(threads) rotary_plain(Span<T> out, Span<const T> in, Rotation<T> a) {
+  const int lane = threadIdx.x % warp;
+  const std::int64_t row = blockIdx.x;
+  const float* cosines = a.cosines(row);
+  for (int h = threadIdx.x / warp; h < a.heads; h += threads / warp) {
+    const T* x = in.head(row, h, a.head_dim);
+    T* y = out.head(row, h, a.head_dim);
+    float r = 1;
+    if constexpr (NORM) {
+      float squares = 0;
+      for (int d = lane; d < a.head_dim; d += warp) squares += to_float(x[d]) * to_float(x[d]);
+      r = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(a.head_dim) + a.epsilon);
+      if (lane == 0) a.inv_rms[row * a.heads + h] = r;
+    }
+    const auto normed = [&](int d) {
+      if constexpr (NORM) return to_float(x[d]) * r * to_float(a.weight[d]);
+      return to_float(x[d]);
+    };
+    for (int d = lane; d < a.half; d += warp) {
+      const float first = normed(d), second = normed(d + a.half), cosine = cosines[d], sine = cosines[a.half + d];
+      y[d] = from_float<T>(first * cosine - second * sine);
+      y[d + a.half] = from_float<T>(second * cosine + first * sine);
+    }
+    for (int d = 2 * a.half + lane; d < a.head_dim; d += warp) y[d] = from_float<T>(normed(d));
+  }
+}
+
+template <class T, bool NORM>
+__global__ void __launch_bounds__(threads)
+    rotary_grad_plain(Span<T> din, Span<const T> dout, Span<const T> in, float* partial, Rotation<T> a) {
+  extern __shared__ float sums[];  // dweight of each warp
+  const int lane = threadIdx.x % warp;
+  float* dweight = sums + threadIdx.x / warp * a.head_dim;
+  if constexpr (NORM)
+    for (int d = lane; d < a.head_dim; d += warp) dweight[d] = 0;
+  for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const float* cosines = a.cosines(row);
+    for (int h = threadIdx.x / warp; h < a.heads; h += threads / warp) {
+      const T* dy = dout.head(row, h, a.head_dim);
+      T* dx = din.head(row, h, a.head_dim);
+      // d and its partner; one beyond 2 half has none.
+      const auto turned = [&](int d) {
+        if (d >= 2 * a.half) return to_float(dy[d]);
+        const int i = d < a.half ? d : d - a.half;
+        const float first = to_float(dy[i]), second = to_float(dy[i + a.half]), cosine = cosines[i],
+                    sine = cosines[a.half + i];
+        return d < a.half ? first * cosine + second * sine : second * cosine - first * sine;
+      };
+      float r = 0, mean = 0;
+      const T* x = nullptr;
+      if constexpr (NORM) {
+        x = in.head(row, h, a.head_dim);
+        r = a.inv_rms[row * a.heads + h];
+        float dot = 0;
+        const auto add = [&](int d) {
+          const float g = turned(d), v = to_float(x[d]);
+          dweight[d] += g * (v * r);
+          dot += g * to_float(a.weight[d]) * v;
+        };
+        // Each lane adds to the elements that it owns in the loop below.
+        for (int d = lane; d < a.half; d += warp) add(d), add(d + a.half);
+        for (int d = 2 * a.half + lane; d < a.head_dim; d += warp) add(d);
+        mean = warp_sum(dot) * r / static_cast<float>(a.head_dim) * r;
+      }
+      const auto grad = [&](int d) {
+        if constexpr (NORM) return r * (turned(d) * to_float(a.weight[d]) - to_float(x[d]) * mean);
+        return turned(d);
+      };
+      for (int d = lane; d < a.half; d += warp) {
+        const float first = grad(d), second = grad(d + a.half);
+        dx[d] = from_float<T>(first);
+        dx[d + a.half] = from_float<T>(second);
+      }
+      for (int d = 2 * a.half + lane; d < a.head_dim; d += warp) dx[d] = from_float<T>(grad(d));
+    }
+  }
+  if constexpr (NORM) {
+    __syncthreads();
+    for (int d = threadIdx.x; d < a.head_dim; d += threads) {
+      float sum = 0;
+      for (int i = 0; i < threads / warp; ++i) sum += sums[i * a.head_dim + d];
+      partial[static_cast<std::int64_t>(blockIdx.x) * a.head_dim + d] = sum;
+    }
+  }
+}
+
+template <class T>
+Rotation<T> rotation_of(const Heads& heads, const Tensor& positions, const Tensor& table, const HeadNorm& norm) {
+  return {positions.as<std::int32_t>(),
+          table.as<float>(),
+          table.dim(0),
+          static_cast<int>(table.dim(2)),
+          static_cast<int>(heads.heads),
+          static_cast<int>(heads.head_dim),
+          heads.rows.dim(0),
+          static_cast<const T*>(norm.weight.data()),
+          norm.epsilon,
+          norm.weight ? norm.inv_rms.as<float>() : nullptr};
+}
+
+// Calls f.operator()<G>() if a group of G lanes with packs of N does a head; false if none does.
+template <int N, class T, class F>
+bool with_group(const Rotation<T>& a, F&& f) {
+  if (a.head_dim != 2 * a.half || a.half % N != 0) return false;
+  switch (a.half / N) {
+    case 2:
+      return f.template operator()<2>(), true;
+    case 4:
+      return f.template operator()<4>(), true;
+    case 8:
+      return f.template operator()<8>(), true;
+    case 16:
+      return f.template operator()<16>(), true;
+    case 32:
+      return f.template operator()<32>(), true;
+    default:
+      return false;
+  }
+}
+
+// Whether every head of these rows begins at a multiple of N elements' bytes.
+template <class T, int N>
+bool heads_aligned(const Heads& heads) {
+  if (!heads.rows) return true;
+  return rows_aligned<T, N>(heads.rows.dim(1), span_of<T>(heads).data);
+}
+
+}  // namespace
+
+void CudaOps::rotary(Stream& stream, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm) {
+  const char* op = "rotary";
+  expect_compute_dtype(op, "in", in.rows.dtype());
+  expect_same_heads(op, "in", in, "out", out);
+  expect_rotation(op, in, positions, table, norm);
+  SO_CHECK(!norm.weight || in.rows.data() != out.rows.data() || in.offset != out.offset,
+           "{}: with a norm, out must not be in: the backward pass reads it", op);
+  const cudaStream_t on = enter(stream);
+  const std::int64_t rows = in.rows.dim(0);
+  if (rows == 0 || in.heads == 0) return;
+  with_type(in.rows.dtype(), [&]<class T> {
+    const auto a = rotation_of<T>(in, positions, table, norm);
+    const auto to = span_of<T>(out);
+    const auto from = span_of<const T>(in);
+    constexpr int N = pack_size<T>;
+    const unsigned grid = blocks_for(rows, 1);
+    const bool packs = heads_aligned<T, N>(in) && heads_aligned<T, N>(out) && rows_aligned<T, N>(N, a.weight) &&
+                       rows_aligned<float, N>(a.half, a.table);
+    if (packs && with_group<N>(a, [&]<int G> {
+          if (a.weight)
+            rotary_packs<T, N, G, true><<<grid, threads, 0, on>>>(to, from, a);
+          else
+            rotary_packs<T, N, G, false><<<grid, threads, 0, on>>>(to, from, a);
+        }))
+      return;
+    if (a.weight)
+      rotary_plain<T, true><<<grid, threads, 0, on>>>(to, from, a);
+    else
+      rotary_plain<T, false><<<grid, threads, 0, on>>>(to, from, a);
+  });
+  SO_CUDA_LAUNCHED(op);
+}
+
+void CudaOps::rotary_grad(Stream& stream, Heads din, Heads dout, Heads in, Tensor positions, Tensor table,
+                          HeadNorm norm, Tensor dweight, Accumulate dweight_mode) {
+  const char* op = "rotary_grad";
+  expect_compute_dtype(op, "dout", dout.rows.dtype());
+  expect_same_heads(op, "dout", dout, "din", din);
+  expect_rotation(op, din, positions, table, norm);
+  SO_CHECK(static_cast<bool>(norm.weight) == static_cast<bool>(dweight), "{}: dweight goes with a norm", op);
+  if (norm.weight) {
+    expect_same_heads(op, "dout", dout, "in", in);
+    expect_gradient(op, "dweight", dweight, din.rows.dtype(), {din.head_dim});
+    SO_CHECK(din.head_dim <= max_head_dim, "{}: head_dim {} is more than {}", op, din.head_dim, max_head_dim);
+  } else {
+    in = {};  // not read
+  }
+  const cudaStream_t on = enter(stream);
+  const std::int64_t rows = din.rows.dim(0);
+  // With a norm, few blocks of many rows, since each leaves a row of dweight's parts.
+  constexpr std::int64_t blocks_per_multiprocessor = 12;
+  const std::int64_t blocks =
+      norm.weight ? std::min(rows, blocks_per_multiprocessor * properties_.multiprocessors) : rows;
+  float* partial = norm.weight ? scratch<float>(static_cast<std::size_t>(blocks * din.head_dim)) : nullptr;
+  if (rows > 0 && din.heads > 0) {
+    with_type(din.rows.dtype(), [&]<class T> {
+      const auto a = rotation_of<T>(din, positions, table, norm);
+      const auto dx = span_of<T>(din);
+      const auto dy = span_of<const T>(dout), x = span_of<const T>(in);
+      constexpr int N = pack_size<T>;
+      const unsigned grid = blocks_for(blocks, 1);
+      const bool packs = heads_aligned<T, N>(din) && heads_aligned<T, N>(dout) && heads_aligned<T, N>(in) &&
+                         rows_aligned<T, N>(N, a.weight) && rows_aligned<float, N>(a.half, a.table);
+      if (packs && with_group<N>(a, [&]<int G> {
+            if (a.weight)
+              rotary_grad_packs<T, N, G, true><<<grid, threads, 0, on>>>(dx, dy, x, partial, a);
+            else
+              rotary_grad_packs<T, N, G, false><<<grid, threads, 0, on>>>(dx, dy, x, partial, a);
+          }))
+        return;
+      const std::size_t shared = threads / warp * sizeof(float) * static_cast<std::size_t>(a.head_dim);
+      if (a.weight)
+        rotary_grad_plain<T, true><<<grid, threads, shared, on>>>(dx, dy, x, partial, a);
+      else
+        rotary_grad_plain<T, false><<<grid, threads, 0, on>>>(dx, dy, x, partial, a);
+    });
+    SO_CUDA_LAUNCHED(op);
+  }
+  if (norm.weight) finish_column_sums(on, dweight, partial, blocks, din.head_dim, dweight_mode);
+}
+
+}  // namespace so
