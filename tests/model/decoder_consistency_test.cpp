@@ -6,12 +6,12 @@
 namespace so {
 namespace {
 
-using test::CpuRig;
 using test::DecoderRig;
 using test::Document;
 using test::expect_near_in_norm;
 using test::HostBatch;
 using test::ModelFixture;
+using test::Rig;
 using test::StepResult;
 
 // Another order of the same fp32 sums: as for decoder_test.cpp.
@@ -31,7 +31,7 @@ class ConsistencyTest : public testing::TestWithParam<const char*> {
       expect_near_in_norm(actual.gradients.at(name), gradient, fp32_order, what + ": " + name);
   }
 
-  CpuRig cpu;
+  Rig cpu;
   const ModelFixture fixture{GetParam()};
   const std::span<const Document> documents = std::span(fixture.documents).first(3);
   const HostBatch batch = HostBatch::join(documents);
@@ -53,7 +53,7 @@ TEST_P(ConsistencyTest, TheNumberOfThreadsChangesNoBit) {
   for (const DType compute : {DType::f32, DType::bf16}) {
     const StepResult two = rig(settings(compute)).step(batch);
     for (const int threads : {1, 3}) {
-      CpuRig other(threads);
+      Rig other(threads);
       const StepResult step = DecoderRig(other.stream(), other.ops(), fixture, settings(compute)).step(batch);
       EXPECT_EQ(step.losses, two.losses) << threads << " threads, " << name_of(compute);
       EXPECT_EQ(step.gradients, two.gradients) << threads << " threads, " << name_of(compute);

@@ -8,12 +8,12 @@
 namespace so {
 namespace {
 
-using test::CpuRig;
 using test::DecoderRig;
 using test::distance;
 using test::expect_near_in_norm;
 using test::HostBatch;
 using test::ModelFixture;
+using test::Rig;
 using test::StepResult;
 
 // Two fp32 runs that differ in nothing but the order of their sums are up to 4e-6 of a tensor's norm apart (the
@@ -33,7 +33,7 @@ double mean_loss(const std::vector<float>& losses, const HostBatch& batch) {
 
 class FixtureTest : public testing::TestWithParam<const char*> {
  protected:
-  CpuRig cpu{1};  // small work: handing it between threads would cost more than it
+  Rig cpu{1};  // small work: handing it between threads would cost more than it
   const ModelFixture fixture{GetParam()};
   const HostBatch batch = HostBatch::join(fixture.batch());
 
@@ -138,7 +138,7 @@ class GreedyTest : public testing::TestWithParam<const char*> {
     }
   }
 
-  CpuRig cpu{1};
+  Rig cpu{1};
   const ModelFixture fixture{GetParam()};
   const nlohmann::json greedy = nlohmann::json::parse(test::read_file(fixture.path / "greedy.json"));
   const std::vector<std::int32_t> prompt = greedy.at("prompt"), generated = greedy.at("generated");

@@ -218,7 +218,7 @@ class EngineRig {
   }
 
   const ParameterLayout& layout_;
-  CpuRig rig_;
+  Rig rig_;
   std::vector<int> cpus_;
   ThreadPool host_pool_;
   std::unique_ptr<Communicator> ranks_;

@@ -10,7 +10,7 @@ namespace {
 
 class CastTest : public ::testing::Test {
  protected:
-  CpuRig rig;
+  Rig rig;
   Stream& stream = rig.stream();
 
   // Runs the op on raw elements.

@@ -11,9 +11,10 @@ using namespace kernel;
 constexpr int threads = 256;
 
 // {sigmoid(x), 1 - sigmoid(x)} through e = exp(-|x|) <= 1, which cannot overflow.
+template <class T>
 __device__ inline void sigmoid(float x, float& value, float& complement) {
-  const float e = __expf(-fabsf(x));
-  const float large = __fdividef(1.0f, 1.0f + e), small = e * large;
+  const float e = exponential<T>(-fabsf(x));
+  const float large = 1.0f / (1.0f + e), small = e * large;
   value = x < 0 ? small : large;
   complement = x < 0 ? large : small;
 }
@@ -30,7 +31,7 @@ __global__ void __launch_bounds__(threads) swiglu_kernel(T* out, const T* gate_u
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     float s, complement;
-    sigmoid(gate[j], s, complement);
+    sigmoid<T>(gate[j], s, complement);
     up[j] *= gate[j] * s;
   }
   store<N>(out + row * width + i, up);
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     float s, complement;
-    sigmoid(gate[j], s, complement);
+    sigmoid<T>(gate[j], s, complement);
     const float silu = gate[j] * s;
     again[j] = silu * up[j];
     gate[j] = dy[j] * up[j] * (s + silu * complement);
