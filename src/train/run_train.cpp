@@ -63,6 +63,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   }
   EngineSettings engine;
   engine.compute = compute;
+  engine.owner = options.offload_optimizer == OptimizerDevice::none ? Owner::device : Owner::host;
   engine.bucket_elements = options.bucket_size / static_cast<std::int64_t>(sizeof(float));
   engine.adamw = {options.adam_beta1, options.adam_beta2, options.adam_epsilon};
   engine.weight_decay = options.weight_decay;
@@ -87,7 +88,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   log_info("memory plan:\n{}  in all {}", plan.memory.table(), format_bytes(predicted));
 
   if (runtime.device().kind() == DeviceKind::cpu)
-    for (const char* name : {"offload_optimizer", "offload_ratio", "pin_memory"})
+    for (const char* name : {"offload_ratio", "pin_memory"})
       if (origins.given(name))
         log_info("{} has nothing to choose on the CPU device: there is one kind of memory", name);
 
