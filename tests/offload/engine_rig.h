@@ -218,13 +218,17 @@ class EngineRig {
   void write(int first, int count, const std::vector<const std::vector<float>*>& values, Accumulate expected) {
     const GradientSink::Target target = engine_.gradient(first, count);
     ASSERT_EQ(target.mode, expected) << layout_.parameter(first).name;
-    const Accumulate mode = target.mode;
-    float* to = target.tensor.as<float>();
-    stream().host("write gradient", [to, mode, values] {
-      float* at = to;
-      for (const auto* source : values)
-        for (const float g : *source) *at = mode == Accumulate::add ? *at + g : g, ++at;
-    });
+    const auto enqueue = [&]<class T>(T* to) {
+      stream().host("write gradient", [to, mode = target.mode, values] {
+        T* at = to;
+        for (const auto* source : values)
+          for (const float g : *source) *at = T(mode == Accumulate::add ? static_cast<float>(*at) + g : g), ++at;
+      });
+    };
+    if (target.tensor.dtype() == DType::bf16)
+      enqueue(target.tensor.as<bf16>());
+    else
+      enqueue(target.tensor.as<float>());
   }
 
   testing::AssertionResult same_weights(const std::vector<std::byte>& weights, int p,

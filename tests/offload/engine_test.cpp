@@ -128,6 +128,36 @@ INSTANTIATE_TEST_SUITE_P(Engine, EngineEquality,
                                           testing::Values(Clipping::never, Clipping::sometimes, Clipping::always)),
                          equality_name);
 
+// Gradients kept in bf16: the plain loop over the rounded ones, norm and clipping included.
+TEST(Engine, Bf16GradientsAreTheRoundedOnes) {
+  const Scenario& run = the_run();
+  const ParameterLayout& layout = run.layout;
+  const double max_norm = std::sqrt(run.norms[0] * run.norms[1]) / 2;
+  for (const Owner owner : {Owner::host, Owner::device}) {
+    SCOPED_TRACE(name_of(owner));
+    EngineSettings settings = settings_of(DType::bf16, 6400, max_norm, owner);
+    settings.gradients = DType::bf16;
+    EngineRig rig(layout, settings, 2);
+    ReferenceLoop reference(layout, settings, run.initial);
+    rig.load(run.initial);
+    for (std::size_t s = 0; s < kSteps; ++s) {
+      const Flat& exact = run.micro_batches[s][0];
+      Flat rounded = exact;
+      for (auto& values : rounded)
+        for (float& g : values) g = static_cast<float>(bf16(g));
+      EXPECT_FALSE(rounded == exact) << "else this shows nothing";
+      const auto update = static_cast<std::int64_t>(s) + 1;
+      EXPECT_EQ(rig.step(exact, kLr[s], update).clip, reference.step(rounded, kLr[s], update));
+    }
+    EXPECT_TRUE(rig.equals(reference));
+    EXPECT_EQ(rig.engine().counters().clipped_steps, 3);
+    Flat bad = run.micro_batches[0][0];
+    bad[3][5] = std::numeric_limits<float>::infinity();
+    EXPECT_EQ(rig.step(bad, 1e-2, 6).non_finite_parameter, 3);
+    EXPECT_TRUE(rig.equals(reference));
+  }
+}
+
 TEST(Engine, SmallestBucketsOfOneAlignmentUnit) {
   const ParameterLayout layout(
       {{"a", {5, 70}, true, 0, false}, {"b", {3}, false, 1, false}, {"c", {130}, false, 1, false}});
