@@ -61,12 +61,12 @@ Trainer::Trainer(const TrainerInputs& in)
 Trainer::~Trainer() { stream_.reset(); }
 
 void Trainer::start() {
-  in_.model.load(engine_.master(), in_.runtime.host_pool());
-  engine_.upload_weights();
+  in_.model.load(engine_, in_.runtime.host_pool());
+  engine_.upload_weights(*stream_);
 }
 
 void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState& state) {
-  load_checkpoint(checkpoint, engine_, in_.runtime.host_pool());
+  load_checkpoint(checkpoint, engine_, *stream_, in_.runtime.host_pool());
   const std::string options = std::move(state_.options);
   state_ = state;
   state_.options = options;
