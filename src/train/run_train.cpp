@@ -8,6 +8,7 @@
 #include "base/units.h"
 #include "data/dataset.h"
 #include "io/atomic_directory.h"
+#include "io/checkpoint_directory.h"
 #include "model/flops.h"
 #include "train/commands.h"
 #include "train/model_encoder.h"
@@ -77,6 +78,11 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   if (checkpoint) {
     state = read_trainer_state(checkpoint->path / trainer_state_file);
     output.require_same_run(*state, data.key());
+  }
+  if (!options.trace.empty()) {
+    const std::int64_t steps = total_steps - (state ? state->step : 0), needed = Trainer::steps_before_trace + 1;
+    if (steps < needed) fail("--trace begins with the third step, and this run has {}; raise --max_steps", steps);
+    require_writable(std::filesystem::absolute(options.trace).parent_path());
   }
   output.prepare(static_cast<std::uint64_t>(parameter_count(spec)) * size_of(compute));
 

@@ -179,6 +179,14 @@ OptionTable<TrainOptions> make_table() {
       .default_from("DeepSpeed")
       .deepspeed("wall_clock_breakdown");
 
+  t.add(
+       "trace", &O::trace,
+       "Write a timeline of a step for ui.perfetto.dev: kernels and copies by stream, host work, waits. It begins with "
+       "the third step, when first-time costs are over")
+      .metavar("FILE")
+      .default_from(ours);
+  t.add("trace_steps", &O::trace_steps, "Steps in the trace").unit("steps").at_least(1).at_most(1e6).default_from(ours);
+
   t.group("Benchmark");
   t.add("bench_steps", &O::bench_steps, "Stop after so many measured optimizer steps and print a summary")
       .unit("steps")
@@ -268,6 +276,8 @@ void check_train_options(const TrainOptions& options, const OptionOrigins& origi
     fail("--eval_steps {} needs records to evaluate on: add --eval_data FILE", options.eval_steps);
   if (!options.resume.empty() && options.overwrite_output_dir)
     fail("--resume continues a run and --overwrite_output_dir discards it: give one of them");
+  if (options.trace.empty() && origins.given("trace_steps"))
+    fail("--trace_steps counts the steps of a trace: add --trace FILE");
   if (options.bench_steps == 0 && origins.given("warmup_steps"))
     fail(
         "--warmup_steps counts the steps before a benchmark's measured ones: add --bench_steps N (for the learning "
