@@ -43,6 +43,6 @@ DType choose_gradient_dtype(const DecoderSpec& spec, DType compute, std::int64_t
 void require_state_fits(const DecoderSpec& spec, DType compute, DType gradients);
 
 // Rows of logits that are worth having at a time.
-std::int64_t choose_loss_chunk(std::int64_t vocab);
+std::int64_t choose_loss_chunk(DeviceKind kind, std::int64_t vocab);
 
 }  // namespace so

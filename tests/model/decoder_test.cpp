@@ -21,9 +21,7 @@ using test::StepResult;
 // formula is off by orders of magnitude.
 constexpr double fp32_order = 1e-5;
 
-DecoderSettings settings(DType compute = DType::f32, bool recompute = false, std::int64_t loss_chunk_rows = 16) {
-  return {compute, recompute, loss_chunk_rows};
-}
+DecoderSettings settings(DType compute = DType::f32) { return {compute, {}, 16}; }
 
 double mean_loss(const std::vector<float>& losses, const HostBatch& batch) {
   double sum = 0;
