@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs what building and testing need from Debian's or Ubuntu's packages; does nothing if all is there.
+# Installs what building and testing need from Debian's or Ubuntu's packages, and where there is a CUDA toolkit also the
+# headers that the CUDA backend needs beside it; does nothing if all is there.
 # usage: install_dependencies.sh [tests]
 set -eu
 
@@ -37,7 +38,15 @@ while IFS=: read -r package reason; do
 done <<EOF
 $needed
 EOF
-[ -n "$missing" ] || exit 0
+# The CUDA backend is optional: what it lacks leaves it off, and the build says so.
+fetch_for_cuda() {
+  command -v nvcc >/dev/null 2>&1 || [ -x /usr/local/cuda/bin/nvcc ] || return 0
+  "$(dirname "$0")/fetch_cudnn_frontend.sh" || echo "install_dependencies: continuing without the CUDA backend" >&2
+}
+if [ -z "$missing" ]; then
+  fetch_for_cuda
+  exit 0
+fi
 
 if ! command -v apt-get >/dev/null 2>&1; then
   echo "install_dependencies: this is not Debian or Ubuntu; install by hand:$missing" >&2
@@ -56,3 +65,4 @@ export DEBIAN_FRONTEND=noninteractive
 $as_root apt-get update -q
 # shellcheck disable=SC2086  # a list of words
 $as_root apt-get install -y -q --no-install-recommends $missing
+fetch_for_cuda

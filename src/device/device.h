@@ -64,7 +64,8 @@ class Event {
 // call must stay valid until the work has run. One thread at a time may enqueue on a stream.
 //
 // Failure: the first exception that work throws poisons the stream: later work on it is dropped, events recorded
-// on it carry the error, a stream that waits for such an event is poisoned too, and synchronize() throws the error.
+// on it carry the error, a stream that waits for such an event is poisoned too, and synchronize() throws the error. A GPU
+// poisons all its streams at once, and kernels that are already enqueued still run.
 class Stream {
  public:
   virtual ~Stream() = default;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "device/arena.h"
@@ -28,9 +29,19 @@ struct KvCache {
   std::int64_t used = 0;
 };
 
+// What a layer keeps of its forward pass for backward. The rest is computed again, to the same bits; each keeps less
+// than the one before and costs more.
+enum class Keep : std::uint8_t {
+  all,
+  light,       // not what memory-bound work remakes: the norms' outputs, q and k rotated after a qk-norm, the activated
+  no_gate_up,  // nor the gate and up projections, whose matrix product is run again
+  input,       // only the layer's input: all but the last product is run again
+};
+std::string_view name_of(Keep keep);
+
 struct DecoderSettings {
   DType compute = DType::f32;        // T of the ops: weights and activations
-  bool recompute = false;            // keep only each layer's input and run the layer again in backward
+  std::vector<Keep> keep;            // by layer; empty: all layers keep all
   std::int64_t loss_chunk_rows = 0;  // rows of logits that exist at a time
 };
 
@@ -57,18 +68,35 @@ class Decoder {
   const DecoderSpec& spec() const { return spec_; }
 
  private:
-  struct Activations;  // what a layer keeps for its backward pass
-  struct Carry;        // what flows from layer to layer
+  struct Pass;
+  struct Activations;
+  struct Carry;
 
-  Activations acquire_activations(Arena& arena, std::int64_t tokens) const;
-  void embed(Stream& stream, const DeviceBatch& batch, WeightSource& weights, Tensor x) const;
-  void layer_forward(Stream& stream, std::int64_t layer, const DeviceBatch& batch, WeightSource& weights,
-                     Activations& a, Carry& carry, KvCache* cache, bool recomputing) const;
-  void layer_backward(Stream& stream, std::int64_t layer, const DeviceBatch& batch, WeightSource& weights,
-                      GradientSink& gradients, Arena& arena, Activations& a, Tensor dresidual) const;
-  void run_layers(Stream& stream, const DeviceBatch& batch, WeightSource& weights, Arena& arena, Carry& carry,
-                  KvCache* cache) const;
+  Keep keep_of(std::int64_t layer) const {
+    return settings_.keep.empty() ? Keep::all : settings_.keep[static_cast<std::size_t>(layer)];
+  }
+  Activations acquire_kept(Arena& arena, std::int64_t tokens, Keep keep) const;
+  // Acquire what is empty of what the block works with.
+  void complete_attention(Arena& arena, std::int64_t tokens, Activations& a) const;
+  void complete_mlp(Arena& arena, std::int64_t tokens, Activations& a) const;
+
+  void embed(const Pass& pass, Tensor x) const;
+  // x is made of the carried stream, or there already if nothing is carried; `out` is what the block adds to it.
+  void attention_forward(const Pass& pass, std::int64_t layer, const Activations& a, const Carry* carry, Tensor out,
+                         KvCache* cache) const;
+  void rotate(const Pass& pass, std::int64_t layer, const Activations& a) const;
+  void layer_forward(const Pass& pass, std::int64_t layer, const Activations& kept, Carry& carry, KvCache* cache) const;
+  void run_layers(const Pass& pass, Carry& carry, KvCache* cache) const;
+  void mlp_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations a, Tensor remade_delta,
+                    Tensor dnormed, Tensor dresidual) const;
+  void attention_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations a, Tensor dnormed,
+                          Tensor dresidual) const;
+  void layer_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& kept,
+                      const Carry& carry, Tensor dresidual) const;
+
   AttentionSpans spans(const DeviceBatch& batch) const;
+  AttentionSize attention_size(const AttentionSpans& spans, std::int64_t q_rows, std::int64_t k_rows) const;
+  Tensor acquire_bytes(Arena& arena, std::string_view name, std::size_t bytes) const;  // empty when 0
   // The output projection is the embedding when tied, whose unit must be there too.
   void require_head(WeightSource& weights, Stream& stream) const;
   void release_head(WeightSource& weights, Stream& stream) const;

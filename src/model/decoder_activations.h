@@ -1,4 +1,4 @@
-// Internal to the decoder: what a layer keeps, and what flows between layers.
+// Internal to the decoder: what a layer works with, and what flows between layers.
 #pragma once
 
 #include "device/arena.h"
@@ -6,6 +6,17 @@
 
 namespace so {
 
+// What the calls for one micro-batch have in common.
+struct Decoder::Pass {
+  Stream& stream;
+  const DeviceBatch& batch;
+  WeightSource& weights;
+  Arena& arena;
+  std::int64_t tokens() const { return batch.tokens(); }
+};
+
+// A layer's activations. Between forward and backward only those that it keeps are there; the others are empty, and
+// come from the arena, for as long as they are worked with.
 struct Decoder::Activations {
   Tensor x, inv_rms1, normed1;       // residual stream into the layer, T [N, H]; f32 [N]; T [N, H]
   Tensor qkv;                        // projections, T [N, qkv_width]; q and k rotated in place without qk-norm
@@ -29,6 +40,7 @@ struct Decoder::Carry {
   Tensor x;
   Tensor delta;    // empty before the first layer
   Tensor scratch;  // where blocks write what they add
+  Tensor middle;   // where layers that do not keep theirs put the stream after attention; empty if there are none
 };
 
 }  // namespace so

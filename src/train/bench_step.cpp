@@ -179,11 +179,10 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
       plan = plan_plain(spec, layout, kind, shape, compute, true);
     plan.memory.add(MemoryKind::pageable, "program so far", resident_bytes());
   } else {
-    if (options.offload_optimizer == OptimizerDevice::none && runtime.device().kind() != DeviceKind::cpu)
-      fail("--offload_optimizer none: optimizer state on the GPU is not supported yet; use cpu, or --no_optimizer");
     const TrainOptions as_train;
     EngineSettings engine;
     engine.compute = compute;
+    engine.owner = options.offload_optimizer == OptimizerDevice::none ? Owner::device : Owner::host;
     engine.bucket_elements = as_train.bucket_size / static_cast<std::int64_t>(sizeof(float));
     engine.adamw = {as_train.adam_beta1, as_train.adam_beta2, as_train.adam_epsilon};
     engine.weight_decay = as_train.weight_decay;

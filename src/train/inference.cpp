@@ -42,6 +42,8 @@ std::size_t dry_run(const ModelFiles& model, DeviceKind kind, DType compute, con
   const std::int64_t n = shape.batch_tokens;
   DeviceBatch batch;
   batch.ids = batch.targets = batch.positions = Tensor(memory.rope.data(), DType::i32, {n});
+  batch.spans.documents = shape.cache_capacity > 0 ? 1 : n;                     // at most
+  memory.cache.used = shape.cache_capacity > 0 ? shape.cache_capacity - n : 0;  // the most keys there will be
   if (shape.logits_rows == 0)
     decoder.forward_loss(*stream, batch, weights, arena, Tensor(memory.rope.data(), DType::f32, {n}));
   else
@@ -61,7 +63,7 @@ Inference::Inference(const ModelFiles& model, Runtime& runtime, DType compute, c
     : stream_(runtime.device().create_stream("compute")) {
   DecoderSettings settings;
   settings.compute = compute;
-  settings.loss_chunk_rows = choose_loss_chunk(model.spec().vocab);
+  settings.loss_chunk_rows = choose_loss_chunk(runtime.device().kind(), model.spec().vocab);
   const std::size_t activation_bytes = dry_run(model, runtime.device().kind(), compute, shape, settings);
 
   weights_ = std::make_unique<DeviceWeights>(runtime.device(), model.layout(), compute);

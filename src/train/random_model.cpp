@@ -55,19 +55,24 @@ void randomize(OffloadEngine& engine, const DecoderSpec& spec, Device& device, O
     const Range range = layout.range(p);
     if (!matrix(parameter)) {
       const std::vector<float> values = vector_of(spec, parameter);
-      std::copy(values.begin(), values.end(), engine.master().begin() + range.begin);
+      engine.write_state(StateArray::master, range, [&](std::int64_t begin, std::span<float> to) {
+        std::copy_n(values.begin() + (begin - range.begin), to.size(), to.begin());
+      });
       continue;
     }
     for (std::int64_t begin = range.begin; begin < range.end; begin += piece) {
       const std::int64_t n = std::min(piece, range.end - begin);
-      const Tensor drawn(staging.data(), DType::f32, {n});
-      ops.random_normal(stream, drawn, mix_counter(weight_seed ^ mix_counter(static_cast<std::uint64_t>(begin))),
+      const auto* drawn = static_cast<const float*>(staging.data());
+      ops.random_normal(stream, Tensor(staging.data(), DType::f32, {n}),
+                        mix_counter(weight_seed ^ mix_counter(static_cast<std::uint64_t>(begin))),
                         static_cast<float>(spec.initializer_range));
-      stream.copy(engine.master().data() + begin, drawn.data(), drawn.bytes());
-      stream.synchronize();
+      engine.write_state(StateArray::master, {begin, begin + n}, [&](std::int64_t at, std::span<float> to) {
+        stream.copy(to.data(), drawn + (at - begin), to.size_bytes());
+        stream.synchronize();
+      });
     }
   }
-  engine.upload_weights();
+  engine.upload_weights(stream);
 }
 
 MicroBatch random_batch(const DecoderSpec& spec, std::int64_t documents, std::int64_t length, std::uint64_t seed) {

@@ -26,7 +26,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   if (options.max_length != given.max_length) log_info("max_length is {}, the model's limit", options.max_length);
   const DType compute = resolve_dtype(options.dtype, read_text_file(config_file, 16 << 20), config_file);
   options.dtype = compute == DType::bf16 ? Precision::bf16 : Precision::fp32;
-  require_state_fits(spec, compute);
+  require_state_fits(spec, compute, choose_gradient_dtype(spec, compute, options.gradient_accumulation_steps));
   OutputDirectory output(options, origins);
   const ModelFiles model(options.model);
   const ModelEncoder encoder(options.model, spec.vocab);
@@ -57,6 +57,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   TrainingShape shape;
   shape.micro_batch_tokens = batches.max_micro_batch_tokens(total_steps);
   shape.longest_document = data.counts().longest;
+  shape.micro_batches = options.gradient_accumulation_steps;
   if (evaluation) {
     shape.evaluation_tokens = std::max(evaluation->counts().longest, shape.micro_batch_tokens);
     shape.evaluation_tokens = EvaluationIterator(*evaluation, shape.evaluation_tokens).max_batch_tokens();
@@ -64,6 +65,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   }
   EngineSettings engine;
   engine.compute = compute;
+  engine.owner = options.offload_optimizer == OptimizerDevice::none ? Owner::device : Owner::host;
   engine.bucket_elements = options.bucket_size / static_cast<std::int64_t>(sizeof(float));
   engine.adamw = {options.adam_beta1, options.adam_beta2, options.adam_epsilon};
   engine.weight_decay = options.weight_decay;
@@ -93,7 +95,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   log_info("memory plan:\n{}  in all {}", plan.memory.table(), format_bytes(predicted));
 
   if (runtime.device().kind() == DeviceKind::cpu)
-    for (const char* name : {"offload_optimizer", "offload_ratio", "pin_memory"})
+    for (const char* name : {"offload_ratio", "pin_memory"})
       if (origins.given(name))
         log_info("{} has nothing to choose on the CPU device: there is one kind of memory", name);
 

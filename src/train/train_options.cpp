@@ -234,12 +234,15 @@ OptionTable<TrainOptions> make_table() {
       .file_only()
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.super_offload");
-  t.add("offload_optimizer", &O::offload_optimizer, "Where optimizer state lives: cpu, or none for the training device")
-      .file_only()
+  t.add("offload_optimizer", &O::offload_optimizer,
+        "Where all optimizer state (fp32 weights, moments) lives and is stepped: cpu for host memory, none for the "
+        "memory of the training device. Results are the same")
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.device")
       .deepspeed("zero_optimization.cpu_offload");
-  t.add("offload_ratio", &O::offload_ratio, "Share of the optimizer state that lives on the CPU")
+  t.add("offload_ratio", &O::offload_ratio,
+        "Share of the optimizer state that lives on the CPU. In this version all or none does, as offload_optimizer "
+        "says")
       .at_least(0)
       .at_most(1)
       .or_else(-1.0, "the program decides")

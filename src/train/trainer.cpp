@@ -1,5 +1,6 @@
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -62,12 +63,12 @@ Trainer::Trainer(const TrainerInputs& in)
 Trainer::~Trainer() { stream_.reset(); }
 
 void Trainer::start() {
-  in_.model.load(engine_.master(), in_.runtime.host_pool());
-  engine_.upload_weights();
+  in_.model.load(engine_, in_.runtime.host_pool());
+  engine_.upload_weights(*stream_);
 }
 
 void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState& state) {
-  load_checkpoint(checkpoint, engine_, in_.runtime.host_pool());
+  load_checkpoint(checkpoint, engine_, *stream_, in_.runtime.host_pool());
   const std::string options = std::move(state_.options);
   state_ = state;
   state_.options = options;
@@ -84,6 +85,8 @@ Trainer::StepResult Trainer::train_step() {
   result.plan = in_.batches.next_step();
   // The step's loss is a mean over all its trained tokens, of every micro-batch and rank.
   const float grad_scale = static_cast<float>(1.0 / static_cast<double>(result.plan.trained_tokens));
+  const auto& keep = in_.plan.decoder.keep;
+  const bool all_recomputed = std::all_of(keep.begin(), keep.end(), [](Keep k) { return k == Keep::input; });
   double loss_sum = 0;
   for (std::int64_t i = 0; i < result.plan.micro_batches; ++i) {
     in_.batches.micro_batch(i, batch_);
@@ -93,7 +96,7 @@ Trainer::StepResult Trainer::train_step() {
     loss_sum += upload_.sum_losses(*stream_);
     result.model_flops += model_flops(in_.model.spec(), batch_.cu_seqlens);
     const std::int64_t row_length = batch_.rows == 0 ? 0 : batch_.padded_tokens / batch_.rows;
-    result.reference_flops += reference_flops(in_.model.spec(), batch_.rows, row_length, in_.plan.decoder.recompute);
+    result.reference_flops += reference_flops(in_.model.spec(), batch_.rows, row_length, all_recomputed);
   }
   result.loss = loss_sum / static_cast<double>(result.plan.trained_tokens);
   result.lr = schedule_.rate(state_.updates);

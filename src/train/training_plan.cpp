@@ -45,8 +45,8 @@ void dry_run(const DecoderSpec& spec, const ParameterLayout& layout, DeviceKind 
     DeviceBatch views;
     const Tensor row(rope.data(), DType::i32, {batch.tokens});
     views.ids = views.targets = views.positions = row;
-    views.spans.cu_q = views.spans.cu_k = row.rows(0, std::min<std::int64_t>(2, batch.tokens));
-    views.spans.documents = 1;
+    views.spans.cu_q = views.spans.cu_k = Tensor(rope.data(), DType::i32, {batch.tokens + 1});
+    views.spans.documents = batch.tokens;  // no batch has more
     views.spans.max_q = views.spans.max_k = batch.tokens;
     return views;
   };
@@ -67,17 +67,27 @@ void dry_run(const DecoderSpec& spec, const ParameterLayout& layout, DeviceKind 
 
 }  // namespace
 
-std::int64_t choose_loss_chunk(std::int64_t vocab) {
+std::int64_t choose_loss_chunk(DeviceKind kind, std::int64_t vocab) {
+  if (kind == DeviceKind::cuda) {
+    // The gradient of the projection is read and written once a chunk, so few and large ones: up to 4096 rows, and
+    // 1.25 GB of logits in bf16.
+    constexpr std::int64_t rows = 4096, bytes = 1'250'000'000, tile = 128;
+    return std::clamp(bytes / (2 * vocab) / tile * tile, tile, rows);
+  }
   // Large enough that reading the projection's weights again for every chunk does not show, small enough to stay out of
   // the way: 32 MB of logits.
   return std::clamp<std::int64_t>((std::int64_t{32} << 20) / (4 * vocab), 64, 512);
 }
 
-void require_state_fits(const DecoderSpec& spec, DType compute) {
+DType choose_gradient_dtype(const DecoderSpec& spec, DType compute, std::int64_t micro_batches) {
+  return micro_batches == 1 && !spec.tied_embeddings ? compute : DType::f32;
+}
+
+void require_state_fits(const DecoderSpec& spec, DType compute, DType gradients) {
   const auto n = static_cast<std::size_t>(parameter_count(spec));
   MemoryPlan plan;
   plan.add(MemoryKind::device, "weights", n * size_of(compute));
-  plan.add(MemoryKind::device, "gradients", n * 4);
+  plan.add(MemoryKind::device, "gradients", n * size_of(gradients));
   plan.add(MemoryKind::pageable, "optimizer state", n * 12);
   require_fits(
       plan, DeviceKind::cpu, available_host_memory(),
@@ -91,6 +101,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
   TrainingPlan plan;
   plan.shape = shape;
   plan.engine = engine;
+  plan.engine.gradients = choose_gradient_dtype(spec, engine.compute, shape.micro_batches);
   constexpr std::int64_t unit = ParameterLayout::alignment;
   if (adjust_buckets) {
     // An eighth of the model: the staging ring holds two, and the pipeline needs a few to be one.
@@ -99,8 +110,9 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
   }
   plan.engine.bucket_elements = std::max(unit, plan.engine.bucket_elements / unit * unit);
   plan.decoder.compute = engine.compute;
-  plan.decoder.loss_chunk_rows = choose_loss_chunk(spec.vocab);
-  plan.decoder.recompute = activation_checkpointing == Toggle::on;
+  plan.decoder.loss_chunk_rows = choose_loss_chunk(runtime.device().kind(), spec.vocab);
+  const auto keep = [&](Keep what) { plan.decoder.keep.assign(static_cast<std::size_t>(spec.layers), what); };
+  keep(activation_checkpointing == Toggle::on ? Keep::input : Keep::all);
 
   const DeviceKind kind = runtime.device().kind();
   const HostMemory memory = available_host_memory();
@@ -116,7 +128,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
   // Some slack: what the rest of the system takes while we run is not ours to plan.
   const auto budget = static_cast<std::size_t>(static_cast<double>(memory.available) * 0.95);
   if (activation_checkpointing == Toggle::automatic && plan.memory.host_total(kind) > budget) {
-    plan.decoder.recompute = true;
+    keep(Keep::input);
     run();
     log_info("activations are recomputed in backward, since keeping them all would not fit ({} available)",
              format_bytes(memory.available));

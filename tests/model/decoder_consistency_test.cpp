@@ -6,24 +6,25 @@
 namespace so {
 namespace {
 
-using test::CpuRig;
 using test::DecoderRig;
 using test::Document;
 using test::expect_near_in_norm;
 using test::HostBatch;
 using test::ModelFixture;
+using test::Rig;
 using test::StepResult;
 
 // Another order of the same fp32 sums: as for decoder_test.cpp.
 constexpr double fp32_order = 1e-5;
 
-DecoderSettings settings(DType compute = DType::f32, bool recompute = false, std::int64_t loss_chunk_rows = 16) {
-  return {compute, recompute, loss_chunk_rows};
+DecoderSettings settings(DType compute = DType::f32, std::vector<Keep> keep = {}, std::int64_t loss_chunk_rows = 16) {
+  return {compute, std::move(keep), loss_chunk_rows};
 }
 
 // Qwen3: norms on q and k, tied. Llama: rotation in place, biases, a head of its own.
 class ConsistencyTest : public testing::TestWithParam<const char*> {
  protected:
+  std::vector<Keep> every(Keep keep) const { return std::vector(static_cast<std::size_t>(fixture.spec.layers), keep); }
   DecoderRig rig(const DecoderSettings& s) { return DecoderRig(cpu.stream(), cpu.ops(), fixture, s); }
 
   void expect_near(const StepResult& actual, const StepResult& expected, const std::string& what) {
@@ -31,7 +32,7 @@ class ConsistencyTest : public testing::TestWithParam<const char*> {
       expect_near_in_norm(actual.gradients.at(name), gradient, fp32_order, what + ": " + name);
   }
 
-  CpuRig cpu;
+  Rig cpu;
   const ModelFixture fixture{GetParam()};
   const std::span<const Document> documents = std::span(fixture.documents).first(3);
   const HostBatch batch = HostBatch::join(documents);
@@ -40,12 +41,26 @@ class ConsistencyTest : public testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(Models, ConsistencyTest, testing::Values("llama-bias", "qwen3-tied"),
                          [](const auto& parameter) { return parameter.param[0] == 'l' ? "llama" : "qwen3"; });
 
+constexpr Keep all_keeps[] = {Keep::all, Keep::light, Keep::no_gate_up, Keep::input};
+
+// Whatever each of the layers keeps, in any mixture.
 TEST_P(ConsistencyTest, RecomputationChangesNoBit) {
+  const auto layers = static_cast<std::size_t>(fixture.spec.layers);
+  ASSERT_GE(layers, 2u);
+  std::vector<std::vector<Keep>> choices;
+  for (std::size_t shift = 0; shift < std::size(all_keeps); ++shift) {
+    choices.push_back(every(all_keeps[shift]));
+    choices.push_back(every(Keep::all));
+    for (std::size_t i = 0; i < layers; ++i) choices.back()[i] = all_keeps[(i + shift) % std::size(all_keeps)];
+  }
   for (const DType compute : {DType::f32, DType::bf16}) {
-    const StepResult kept = rig(settings(compute, false)).step(batch);
-    const StepResult recomputed = rig(settings(compute, true)).step(batch);
-    EXPECT_EQ(recomputed.losses, kept.losses) << name_of(compute);
-    EXPECT_EQ(recomputed.gradients, kept.gradients) << name_of(compute);
+    const StepResult kept = rig(settings(compute)).step(batch);
+    for (const auto& keep : choices) {
+      const std::string what = std::string(name_of(keep.front())) + " to " + std::string(name_of(keep.back()));
+      const StepResult recomputed = rig(settings(compute, keep)).step(batch);
+      EXPECT_EQ(recomputed.losses, kept.losses) << name_of(compute) << ' ' << what;
+      EXPECT_EQ(recomputed.gradients, kept.gradients) << name_of(compute) << ' ' << what;
+    }
   }
 }
 
@@ -53,7 +68,7 @@ TEST_P(ConsistencyTest, TheNumberOfThreadsChangesNoBit) {
   for (const DType compute : {DType::f32, DType::bf16}) {
     const StepResult two = rig(settings(compute)).step(batch);
     for (const int threads : {1, 3}) {
-      CpuRig other(threads);
+      Rig other(threads);
       const StepResult step = DecoderRig(other.stream(), other.ops(), fixture, settings(compute)).step(batch);
       EXPECT_EQ(step.losses, two.losses) << threads << " threads, " << name_of(compute);
       EXPECT_EQ(step.gradients, two.gradients) << threads << " threads, " << name_of(compute);
@@ -70,9 +85,9 @@ TEST_P(ConsistencyTest, AStepRepeatsToTheBit) {
 
 // A matrix product may sum in another order for another number of rows, so this holds to rounding, not to the bit.
 TEST_P(ConsistencyTest, TheChunkOfTheLossChangesRoundingOnly) {
-  const StepResult whole = rig(settings(DType::f32, false, batch.tokens)).step(batch);
+  const StepResult whole = rig(settings(DType::f32, {}, batch.tokens)).step(batch);
   for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{7}, batch.tokens - 1, batch.tokens + 5}) {
-    const StepResult chunked = rig(settings(DType::f32, false, rows)).step(batch);
+    const StepResult chunked = rig(settings(DType::f32, {}, rows)).step(batch);
     expect_near_in_norm(chunked.losses, whole.losses, fp32_order, std::to_string(rows) + " rows");
     expect_near(chunked, whole, std::to_string(rows) + " rows");
   }
@@ -82,11 +97,11 @@ TEST_P(ConsistencyTest, MicroBatchesAddUpToTheirJoin) {
   auto decoder = rig(settings());
   const double scale = 1.0 / static_cast<double>(batch.trained());
   const StepResult joint = decoder.step(batch);
-  for (const bool recompute : {false, true}) {
+  for (const Keep keep : all_keeps) {
     const StepResult parts =
-        rig(settings(DType::f32, recompute))
+        rig(settings(DType::f32, every(keep)))
             .step({HostBatch::join(documents.first(1)), HostBatch::join(documents.last(2))}, scale);
-    expect_near(parts, joint, recompute ? "recomputed" : "kept");
+    expect_near(parts, joint, std::string(name_of(keep)));
     ASSERT_EQ(parts.losses.size(), joint.losses.size());
     expect_near_in_norm(parts.losses, joint.losses, fp32_order, "losses");
   }
@@ -149,9 +164,9 @@ TEST_P(ConsistencyTest, TheLastRowsOfTheLogitsAreTheLastRows) {
 // took more would not have come this far; one that took less would waste memory.
 TEST_P(ConsistencyTest, ADryRunTakesWhatTheRealOneTakes) {
   std::vector<std::size_t> steps;
-  for (const bool recompute : {false, true}) {
+  for (const Keep keep : all_keeps) {
     for (const DType compute : {DType::f32, DType::bf16}) {
-      auto decoder = rig(settings(compute, recompute));
+      auto decoder = rig(settings(compute, every(keep)));
       decoder.step(batch);
       EXPECT_EQ(decoder.dry_high_water(), decoder.real_high_water());
       steps.push_back(decoder.real_high_water());
@@ -163,13 +178,15 @@ TEST_P(ConsistencyTest, ADryRunTakesWhatTheRealOneTakes) {
       EXPECT_EQ(decoder.dry_high_water(), decoder.real_high_water());
     }
   }
-  EXPECT_LT(steps[1], steps[0]) << "bf16 takes less than fp32";
-  EXPECT_LT(steps[2], steps[0]) << "recomputation takes less";
+  for (std::size_t i = 0; i + 1 < steps.size(); i += 2)
+    EXPECT_LT(steps[i + 1], steps[i]) << "bf16 takes less than fp32";
+  for (std::size_t i = 2; i < steps.size(); ++i) EXPECT_LT(steps[i], steps[i - 2]) << "keeping less takes less";
 }
 
 TEST_P(ConsistencyTest, RefusesSettingsThatCannotBe) {
   EXPECT_THROW(rig(settings(DType::f16)), Bug);
-  EXPECT_THROW(rig(settings(DType::f32, false, 0)), Bug);
+  EXPECT_THROW(rig(settings(DType::f32, {}, 0)), Bug);
+  EXPECT_THROW(rig(settings(DType::f32, {Keep::all})), Bug) << "one for each layer, or none";
   auto decoder = rig(settings());
   EXPECT_THROW(decoder.logits(batch, batch.tokens + 1), Bug);
 }

@@ -26,7 +26,7 @@ struct Case {
 // The last: gates up to 200, where exp overflows fp32 in one direction and vanishes in the other.
 const Case kCases[] = {{1, 1, 1}, {1, 384, 3}, {3, 33, 5}, {100, 1000, 2}, {4, 61, 1e-4}, {16, 200, 200}};
 
-void check(CpuRig& rig, const Case& c, DType dtype) {
+void check(Rig& rig, const Case& c, DType dtype) {
   Stream& s = rig.stream();
   const auto [n, width, magnitude] = c;
   const std::string what = fmt::format("{}x{} of {}, magnitude {}", n, width, name_of(dtype), magnitude);
@@ -55,7 +55,7 @@ void check(CpuRig& rig, const Case& c, DType dtype) {
 }
 
 TEST(Swiglu, AgreesWithDoublePrecision) {
-  CpuRig rig;
+  Rig rig;
   for_each_instruction_set([&] {
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const Case& c : kCases) check(rig, c, dtype);
@@ -64,7 +64,7 @@ TEST(Swiglu, AgreesWithDoublePrecision) {
 
 // Differences of the forward pass in double: independent of the derivative's formula.
 TEST(Swiglu, TheGradientAgreesWithFiniteDifferences) {
-  CpuRig rig;
+  Rig rig;
   Stream& s = rig.stream();
   const std::int64_t n = 2, width = 37;
   const double step = 1e-5;
@@ -85,7 +85,7 @@ TEST(Swiglu, TheGradientAgreesWithFiniteDifferences) {
 }
 
 TEST(Swiglu, LimitsAndNaN) {
-  CpuRig rig;
+  Rig rig;
   Stream& s = rig.stream();
   const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
   const TestTensor gate_up(s, DType::f32, {1, 8}, {1e38, -1e38, 0.0, nan, 1.0, 1.0, inf, 1.0});
@@ -105,7 +105,7 @@ TEST(Swiglu, LimitsAndNaN) {
 }
 
 TEST(Swiglu, TheGradientMayOverwriteTheInput) {
-  CpuRig rig;
+  Rig rig;
   Stream& s = rig.stream();
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const TestTensor gate_up = random_tensor(s, dtype, {50, 2 * 71}, 1), dout = random_tensor(s, dtype, {50, 71}, 2);
@@ -116,11 +116,29 @@ TEST(Swiglu, TheGradientMayOverwriteTheInput) {
   }
 }
 
+TEST(Swiglu, TheGradientCanMakeTheActivationAgain) {
+  Rig rig;
+  Stream& s = rig.stream();
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const std::int64_t width : {71, 256}) {
+      const TestTensor gate_up = random_tensor(s, dtype, {50, 2 * width}, 1, 3.0);
+      const TestTensor dout = random_tensor(s, dtype, {50, width}, 2);
+      const TestTensor out(s, dtype, {50, width}), again(s, dtype, {50, width});
+      const TestTensor dgate_up(s, dtype, {50, 2 * width}), same(s, dtype, {50, 2 * width});
+      rig.ops().swiglu(s, out, gate_up);
+      rig.ops().swiglu_grad(s, dgate_up, dout, gate_up, again);
+      EXPECT_EQ(again.bytes(s), out.bytes(s));
+      rig.ops().swiglu_grad(s, same, dout, gate_up, dout);  // in the place of dout
+      EXPECT_EQ(dout.bytes(s), out.bytes(s));
+      EXPECT_EQ(same.bytes(s), dgate_up.bytes(s));
+    }
+}
+
 TEST(Swiglu, TheNumberOfThreadsDoesNotShow) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     std::vector<std::vector<std::byte>> first;
     for (const int threads : {1, 2, 3, 5}) {
-      CpuRig rig(threads);
+      Rig rig(threads);
       Stream& s = rig.stream();
       const TestTensor gate_up = random_tensor(s, dtype, {301, 2 * 777}, 1);
       const TestTensor dout = random_tensor(s, dtype, {301, 777}, 2);
@@ -135,7 +153,7 @@ TEST(Swiglu, TheNumberOfThreadsDoesNotShow) {
 }
 
 TEST(Swiglu, RefusesWrongArguments) {
-  CpuRig rig;
+  Rig rig;
   Stream& s = rig.stream();
   const TestTensor out(s, DType::f32, {4, 8}), gate_up(s, DType::f32, {4, 16}), narrow(s, DType::f32, {4, 15});
   const TestTensor half(s, DType::bf16, {4, 16});

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,7 @@
 
 #include "base/tensor.h"
 #include "base/thread_pool.h"
+#include "device/device.h"
 
 namespace so::testing {
 
@@ -78,6 +80,32 @@ class Array {
   std::int64_t size_;
   std::vector<std::byte> bytes_;
   DType type_;
+};
+
+// A copy of an array in a device's memory. Must not outlive the array.
+class Mirror {
+ public:
+  Mirror(Stream& stream, Array& array)
+      : array_(array),
+        stream_(stream),
+        buffer_(stream.device().allocate(MemoryKind::device, std::max<std::size_t>(array.bytes().size(), 1), "array")) {
+    stream_.copy(buffer_.data(), array.bytes().data(), array.bytes().size());
+    stream_.synchronize();
+  }
+  Tensor tensor() const {
+    const Tensor t = array_.tensor();
+    return {buffer_.data(), t.dtype(), t.shape()};
+  }
+  // The array becomes what the device has. Waits for the stream.
+  void fetch() {
+    stream_.copy(array_.tensor().data(), buffer_.data(), array_.bytes().size());
+    stream_.synchronize();
+  }
+
+ private:
+  Array& array_;
+  Stream& stream_;
+  Buffer buffer_;
 };
 
 // A pool of `threads`, not pinned: more threads than cores are fine.

@@ -325,8 +325,8 @@ TEST(Attention, OpsOnAStream) {
   const auto stream = device->create_stream("test");
   const auto ops = make_ops(*device);
   Problem& p = queued;
-  ops->attention(*stream, p.q_heads(p.out), p.lse.tensor(), p.q_heads(p.q), p.k_heads(p.kv), p.v_heads(p.kv),
-                 p.spans(), Tensor());
+  ops->attention(*stream, p.q_heads(p.out), p.lse.tensor(), p.q_heads(p.q), p.k_heads(p.kv), p.v_heads(p.kv), p.spans(),
+                 Tensor());
   ops->attention_grad(*stream, p.q_heads(p.dq), p.k_heads(p.dkv), p.v_heads(p.dkv), p.q_heads(p.dout), p.q_heads(p.out),
                       p.lse.tensor(), p.q_heads(p.q), p.k_heads(p.kv), p.v_heads(p.kv), p.spans(), Tensor());
   stream->synchronize();

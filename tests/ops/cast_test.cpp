@@ -10,7 +10,7 @@ namespace {
 
 class CastTest : public ::testing::Test {
  protected:
-  CpuRig rig;
+  Rig rig;
   Stream& stream = rig.stream();
 
   // Runs the op on raw elements.
@@ -27,7 +27,8 @@ class CastTest : public ::testing::Test {
   }
 };
 
-// The rounding is that of base/dtype.h, bit for bit: every exponent and sign, with the lower half around the tie.
+// The rounding is that of base/dtype.h, bit for bit (but for NaNs, whose payload is nobody's): every exponent and sign,
+// with the lower half around the tie.
 TEST_F(CastTest, ToBf16RoundsAsTheScalarType) {
   std::vector<float> in;
   for (std::uint32_t upper = 0; upper < 0x10000; upper += 5)
@@ -36,7 +37,10 @@ TEST_F(CastTest, ToBf16RoundsAsTheScalarType) {
   for_each_instruction_set([&] {
     const std::vector<bf16> out = cast<bf16>(in);
     for (std::size_t i = 0; i < in.size(); ++i)
-      ASSERT_EQ(out[i].bits, bf16(in[i]).bits) << std::hex << std::bit_cast<std::uint32_t>(in[i]);
+      if (std::isnan(in[i]) && on_gpu())  // a GPU has one NaN
+        ASSERT_TRUE(std::isnan(static_cast<float>(out[i]))) << std::hex << std::bit_cast<std::uint32_t>(in[i]);
+      else
+        ASSERT_EQ(out[i].bits, bf16(in[i]).bits) << std::hex << std::bit_cast<std::uint32_t>(in[i]);
   });
 }
 

@@ -13,7 +13,7 @@ struct Case {
 const Case kCases[] = {{1, 1, 1}, {1, 7, 3}, {5, 384, 11}, {300, 33, 17}, {257, 129, 300}};
 
 TEST(Embedding, GathersRowsExactly) {
-  CpuRig rig(3);
+  Rig rig(3);
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const auto& [n, width, vocabulary] : kCases) {
       const TestTensor table = random_tensor(rig.stream(), dtype, {vocabulary, width}, 1);
@@ -42,7 +42,7 @@ std::vector<double> scattered(const std::vector<double>& before, const std::vect
   return result;
 }
 
-void check_scatter(CpuRig& rig, const Case& c, DType dtype, DType table_dtype, Accumulate mode) {
+void check_scatter(Rig& rig, const Case& c, DType dtype, DType table_dtype, Accumulate mode) {
   Stream& s = rig.stream();
   const TestTensor dout = random_tensor(s, dtype, {c.n, c.width}, 3);
   const std::vector<double> id = random_indices(static_cast<std::size_t>(c.n), 4, c.vocabulary);
@@ -61,7 +61,7 @@ void check_scatter(CpuRig& rig, const Case& c, DType dtype, DType table_dtype, A
 TEST(EmbeddingGrad, AddsInOrder) {
   for (const int threads : {1, 2, 3, 5}) {
     SCOPED_TRACE(threads);
-    CpuRig rig(threads);
+    Rig rig(threads);
     for (const Case& c : kCases) {
       for (const Accumulate mode : {Accumulate::overwrite, Accumulate::add}) {
         check_scatter(rig, c, DType::f32, DType::f32, mode);
@@ -73,7 +73,7 @@ TEST(EmbeddingGrad, AddsInOrder) {
 }
 
 TEST(EmbeddingGrad, OverwritingClearsEvenWithoutTokens) {
-  CpuRig rig;
+  Rig rig;
   const TestTensor dtable = random_tensor(rig.stream(), DType::f32, {5, 3}, 1), dout(rig.stream(), DType::f32, {0, 3});
   const TestTensor ids(rig.stream(), DType::i32, {0});
   rig.ops().embedding_grad(rig.stream(), dtable, dout, ids, Accumulate::overwrite);
@@ -81,13 +81,14 @@ TEST(EmbeddingGrad, OverwritingClearsEvenWithoutTokens) {
 }
 
 TEST(Embedding, AnIdOutsideTheTablePoisonsTheStream) {
+  SO_CPU_ONLY("on a GPU a trap ends the program");
   for (const double bad : {-1.0, 5.0}) {
-    CpuRig rig;
+    Rig rig;
     const TestTensor table = random_tensor(rig.stream(), DType::f32, {5, 3}, 1), out(rig.stream(), DType::f32, {2, 3});
     const TestTensor ids(rig.stream(), DType::i32, {2}, {0.0, bad});
     rig.ops().embedding(rig.stream(), out, table, ids);
     EXPECT_THROW(rig.stream().synchronize(), Bug);
-    CpuRig other;
+    Rig other;
     const TestTensor dtable = random_tensor(other.stream(), DType::f32, {5, 3}, 1);
     const TestTensor dout = random_tensor(other.stream(), DType::f32, {2, 3}, 1);
     const TestTensor same_ids(other.stream(), DType::i32, {2}, {0.0, bad});
@@ -97,7 +98,7 @@ TEST(Embedding, AnIdOutsideTheTablePoisonsTheStream) {
 }
 
 TEST(Embedding, RefusesWrongArguments) {
-  CpuRig rig;
+  Rig rig;
   Stream& s = rig.stream();
   const TestTensor table(s, DType::bf16, {5, 3}), ids(s, DType::i32, {2}), out(s, DType::bf16, {2, 3});
   const TestTensor wide(s, DType::bf16, {2, 4}), single(s, DType::f32, {2, 3}), no_ids(s, DType::f32, {2});

@@ -1,7 +1,10 @@
 #include "ops/cpu/linear.h"
 
+#include <optional>
+
 #include "ops/arrays.h"
 #include "ops/cpu/onednn.h"
+#include "support/rig.h"
 
 namespace so {
 namespace {
@@ -10,22 +13,65 @@ using testing::Array;
 using testing::expect_close;
 using testing::Expected;
 using testing::make_pool;
+using testing::Mirror;
 using testing::unit_roundoff;
 
 struct Shape {
   std::int64_t tokens, in, out;
 };
 
+// How a product is made: by the ops on the device under test, or by one path of the CPU's directly.
 struct Case {
   DType type;
-  Bf16Path path;
+  std::optional<Bf16Path> path;
 };
 
 std::vector<Case> cases() {
-  std::vector<Case> all = {{DType::f32, Bf16Path::widened}, {DType::bf16, Bf16Path::widened}};
+  std::vector<Case> all = {{DType::f32, std::nullopt}, {DType::bf16, std::nullopt}};
+  if (test::on_gpu()) return all;
+  all.push_back({DType::f32, Bf16Path::widened});
+  all.push_back({DType::bf16, Bf16Path::widened});
   if (best_bf16_path() == Bf16Path::native) all.push_back({DType::bf16, Bf16Path::native});
   return all;
 }
+
+Accumulate mode_of(bool add) { return add ? Accumulate::add : Accumulate::overwrite; }
+
+// The four ops, on either.
+class Products {
+ public:
+  void linear(const Case& c, Array& out, Array& x, Array& w, Array* bias, bool add) {
+    if (c.path)
+      return gemm(pool_, linear_gemm(out.tensor(), x.tensor(), w.tensor(), bias ? bias->tensor() : Tensor(), add),
+                  *c.path);
+    Array none(x.type(), {1});
+    Mirror o(stream(), out), a(stream(), x), b(stream(), w), d(stream(), bias ? *bias : none);
+    rig_.ops().linear(stream(), o.tensor(), a.tensor(), b.tensor(), bias ? d.tensor() : Tensor(), mode_of(add));
+    o.fetch();
+  }
+  void grad_input(const Case& c, Array& dx, Array& dy, Array& w, bool add) {
+    if (c.path) return gemm(pool_, linear_grad_input_gemm(dx.tensor(), dy.tensor(), w.tensor(), add), *c.path);
+    Mirror o(stream(), dx), a(stream(), dy), b(stream(), w);
+    rig_.ops().linear_grad_input(stream(), o.tensor(), a.tensor(), b.tensor(), mode_of(add));
+    o.fetch();
+  }
+  void grad_weight(const Case& c, Array& dw, Array& dy, Array& x, bool add) {
+    if (c.path) return gemm(pool_, linear_grad_weight_gemm(dw.tensor(), dy.tensor(), x.tensor(), add), *c.path);
+    Mirror o(stream(), dw), a(stream(), dy), b(stream(), x);
+    rig_.ops().linear_grad_weight(stream(), o.tensor(), a.tensor(), b.tensor(), mode_of(add));
+    o.fetch();
+  }
+  void grad_bias(Array& dbias, Array& dy, bool add) {
+    Mirror o(stream(), dbias), a(stream(), dy);
+    rig_.ops().linear_grad_bias(stream(), o.tensor(), a.tensor(), mode_of(add));
+    o.fetch();
+  }
+
+ private:
+  Stream& stream() { return rig_.stream(); }
+  test::Rig rig_;
+  ThreadPool pool_ = make_pool(2);
+};
 
 // sum_k a(i, k) b(k, j) + before(i, j). Each fp32 addition errs by at most a unit roundoff of the running sum; errors
 // of random sign grow with the square root of their number, so sqrt(k) of them, with a factor of 2 to spare, bound
@@ -54,7 +100,7 @@ Expected product(std::int64_t m, std::int64_t n, std::int64_t k, DType out, cons
 const std::vector<Shape> shapes = {{1, 1, 1}, {3, 5, 7}, {1, 100, 33}, {33, 65, 129}, {130, 256, 97}};
 
 TEST(Linear, Forward) {
-  ThreadPool pool = make_pool(2);
+  Products products;
   for (const Case& c : cases())
     for (const Shape& s : shapes)
       for (const bool with_bias : {false, true})
@@ -63,8 +109,7 @@ TEST(Linear, Forward) {
           Array x = Array::random(c.type, {s.tokens, s.in}, 1), w = Array::random(c.type, {s.out, s.in}, 2);
           Array bias = Array::random(c.type, {s.out}, 3), out = Array::random(out_type, {s.tokens, s.out}, 4);
           const Array before = out;
-          gemm(pool, linear_gemm(out.tensor(), x.tensor(), w.tensor(), with_bias ? bias.tensor() : Tensor(), add),
-               c.path);
+          products.linear(c, out, x, w, with_bias ? &bias : nullptr, add);
           expect_close(
               out,
               product(
@@ -76,14 +121,14 @@ TEST(Linear, Forward) {
 }
 
 TEST(Linear, GradInput) {
-  ThreadPool pool = make_pool(2);
+  Products products;
   for (const Case& c : cases())
     for (const Shape& s : shapes)
       for (const bool add : {false, true}) {
         Array dy = Array::random(c.type, {s.tokens, s.out}, 1), w = Array::random(c.type, {s.out, s.in}, 2);
         Array dx = Array::random(c.type, {s.tokens, s.in}, 3);
         const Array before = dx;
-        gemm(pool, linear_grad_input_gemm(dx.tensor(), dy.tensor(), w.tensor(), add), c.path);
+        products.grad_input(c, dx, dy, w, add);
         expect_close(dx,
                      product(
                          s.tokens, s.in, s.out, c.type, [&](auto i, auto l) { return dy[i * s.out + l]; },
@@ -94,7 +139,7 @@ TEST(Linear, GradInput) {
 }
 
 TEST(Linear, GradWeight) {
-  ThreadPool pool = make_pool(2);
+  Products products;
   for (const Case& c : cases())
     for (const Shape& s : shapes)
       for (const DType dw_type : {DType::f32, c.type})
@@ -102,7 +147,7 @@ TEST(Linear, GradWeight) {
           Array dy = Array::random(c.type, {s.tokens, s.out}, 1), x = Array::random(c.type, {s.tokens, s.in}, 2);
           Array dw = Array::random(dw_type, {s.out, s.in}, 3);
           const Array before = dw;
-          gemm(pool, linear_grad_weight_gemm(dw.tensor(), dy.tensor(), x.tensor(), add), c.path);
+          products.grad_weight(c, dw, dy, x, add);
           expect_close(dw,
                        product(
                            s.out, s.in, s.tokens, dw_type, [&](auto i, auto l) { return dy[l * s.out + i]; },
@@ -113,7 +158,7 @@ TEST(Linear, GradWeight) {
 }
 
 TEST(Linear, GradBias) {
-  ThreadPool pool = make_pool(2);
+  Products products;
   for (const DType type : {DType::f32, DType::bf16})
     for (const DType sum_type : {DType::f32, type})
       for (const std::int64_t tokens : {1, 64, 301})
@@ -121,7 +166,7 @@ TEST(Linear, GradBias) {
           for (const bool add : {false, true}) {
             Array dy = Array::random(type, {tokens, width}, 1), dbias = Array::random(sum_type, {width}, 2);
             const Array before = dbias;
-            column_sums(pool, dbias.tensor(), dy.tensor(), add ? Accumulate::add : Accumulate::overwrite);
+            products.grad_bias(dbias, dy, add);
             expect_close(dbias,
                          product(
                              1, width, tokens, sum_type, [&](auto, auto) { return 1.0; },
@@ -145,15 +190,15 @@ void expect_sample_close(const Array& got, std::int64_t n, std::int64_t k, const
 }
 
 TEST(Linear, SeveralTiles) {
-  ThreadPool pool = make_pool(3);
+  Products products;
   const Shape s = several_tiles;
   for (const Case& c : cases()) {
     Array x = Array::random(c.type, {s.tokens, s.in}, 1), w = Array::random(c.type, {s.out, s.in}, 2);
     Array dy = Array::random(c.type, {s.tokens, s.out}, 3), dw(DType::f32, {s.out, s.in});
     Array out(c.type, {s.tokens, s.out}), dx(c.type, {s.tokens, s.in});
-    gemm(pool, linear_gemm(out.tensor(), x.tensor(), w.tensor(), {}, false), c.path);
-    gemm(pool, linear_grad_input_gemm(dx.tensor(), dy.tensor(), w.tensor(), false), c.path);
-    gemm(pool, linear_grad_weight_gemm(dw.tensor(), dy.tensor(), x.tensor(), false), c.path);
+    products.linear(c, out, x, w, nullptr, false);
+    products.grad_input(c, dx, dy, w, false);
+    products.grad_weight(c, dw, dy, x, false);
     expect_sample_close(
         out, s.out, s.in, [&](auto i, auto l) { return x[i * s.in + l]; },
         [&](auto l, auto j) { return w[j * s.in + l]; });
@@ -168,14 +213,14 @@ TEST(Linear, SeveralTiles) {
 
 // With no tokens a product has nothing to sum: an overwritten gradient becomes zero, an added one stays.
 TEST(Linear, NoTokens) {
-  ThreadPool pool = make_pool(2);
+  Products products;
   for (const Case& c : cases()) {
     Array dy(c.type, {0, 5}), x(c.type, {0, 3}), w = Array::random(c.type, {5, 3}, 1), out(c.type, {0, 5});
-    gemm(pool, linear_gemm(out.tensor(), x.tensor(), w.tensor(), {}, false), c.path);
+    products.linear(c, out, x, w, nullptr, false);
     for (const bool add : {false, true}) {
       Array dw = Array::filled(c.type, {5, 3}, 2), dbias = Array::filled(c.type, {5}, 2);
-      gemm(pool, linear_grad_weight_gemm(dw.tensor(), dy.tensor(), x.tensor(), add), c.path);
-      column_sums(pool, dbias.tensor(), dy.tensor(), add ? Accumulate::add : Accumulate::overwrite);
+      products.grad_weight(c, dw, dy, x, add);
+      products.grad_bias(dbias, dy, add);
       for (std::int64_t i = 0; i < dw.size(); ++i) EXPECT_EQ(dw[i], add ? 2 : 0);
       for (std::int64_t i = 0; i < dbias.size(); ++i) EXPECT_EQ(dbias[i], add ? 2 : 0);
     }
@@ -184,11 +229,11 @@ TEST(Linear, NoTokens) {
 
 // Old contents of an overwritten result must not leak in, not even as 0 * NaN.
 TEST(Linear, OverwriteIgnoresNan) {
-  ThreadPool pool = make_pool(1);
+  Products products;
   for (const Case& c : cases()) {
     Array x = Array::random(c.type, {9, 70}, 1), w = Array::random(c.type, {50, 70}, 2);
     Array out = Array::filled(c.type, {9, 50}, NAN);
-    gemm(pool, linear_gemm(out.tensor(), x.tensor(), w.tensor(), {}, false), c.path);
+    products.linear(c, out, x, w, nullptr, false);
     for (std::int64_t i = 0; i < out.size(); ++i) ASSERT_TRUE(std::isfinite(out[i]));
   }
 }
@@ -196,28 +241,30 @@ TEST(Linear, OverwriteIgnoresNan) {
 // A bf16 sum is added to in fp32 and rounded once: 256 + 0.75 + 0.75 is 258 that way (bf16 neighbours: 256, 258), but
 // 256 if the product were rounded into the sum a term at a time.
 TEST(Linear, Bf16AddRoundsOnce) {
-  ThreadPool pool = make_pool(1);
+  Products products;
   for (const Case& c : cases()) {
     if (c.type != DType::bf16) continue;
     Array x = Array::filled(c.type, {1, 2}, 0.75), w = Array::filled(c.type, {1, 2}, 1),
           out = Array::filled(c.type, {1, 1}, 256);
-    gemm(pool, linear_gemm(out.tensor(), x.tensor(), w.tensor(), {}, true), c.path);
+    products.linear(c, out, x, w, nullptr, true);
     EXPECT_EQ(out[0], 258);
   }
 }
 
 TEST(Linear, SameBitsForAnyNumberOfThreads) {
+  SO_CPU_ONLY("threads");
   const Shape s = several_tiles;
   for (const Case& c : cases()) {
+    if (!c.path) continue;
     std::vector<std::vector<std::byte>> first;
     for (const int threads : {1, 2, 3, 5}) {
       ThreadPool pool = make_pool(threads);
       Array x = Array::random(c.type, {s.tokens, s.in}, 1), w = Array::random(c.type, {s.out, s.in}, 2);
       Array dy = Array::random(c.type, {s.tokens, s.out}, 3), dw = Array::random(DType::f32, {s.out, s.in}, 4);
       Array out(c.type, {s.tokens, s.out}), dx(c.type, {s.tokens, s.in}), dbias(DType::f32, {s.out});
-      gemm(pool, linear_gemm(out.tensor(), x.tensor(), w.tensor(), {}, false), c.path);
-      gemm(pool, linear_grad_input_gemm(dx.tensor(), dy.tensor(), w.tensor(), false), c.path);
-      gemm(pool, linear_grad_weight_gemm(dw.tensor(), dy.tensor(), x.tensor(), true), c.path);
+      gemm(pool, linear_gemm(out.tensor(), x.tensor(), w.tensor(), {}, false), *c.path);
+      gemm(pool, linear_grad_input_gemm(dx.tensor(), dy.tensor(), w.tensor(), false), *c.path);
+      gemm(pool, linear_grad_weight_gemm(dw.tensor(), dy.tensor(), x.tensor(), true), *c.path);
       column_sums(pool, dbias.tensor(), dy.tensor(), Accumulate::overwrite);
       const std::vector<std::vector<std::byte>> now = {out.bytes(), dx.bytes(), dw.bytes(), dbias.bytes()};
       if (first.empty()) first = now;
@@ -240,42 +287,13 @@ TEST(Linear, WrongArgumentsAreRefused) {
   EXPECT_NO_THROW(linear_gemm(out.tensor(), x.tensor(), w.tensor(), bias.tensor(), false));
 }
 
-// The ops themselves: on a stream, in order, into device memory.
-TEST(Linear, OpsOnAStream) {
-  ThreadPool pool = make_pool(2);
-  const auto device = make_cpu_device(pool);
-  const auto stream = device->create_stream("test");
-  const auto ops = make_ops(*device);
-  const Shape s{20, 30, 40};
-  Array x = Array::random(DType::f32, {s.tokens, s.in}, 1), w = Array::random(DType::f32, {s.out, s.in}, 2);
-  Array bias = Array::random(DType::f32, {s.out}, 3), y(DType::f32, {s.tokens, s.out});
-  Array dx(DType::f32, {s.tokens, s.in}), dw = Array::filled(DType::f32, {s.out, s.in}, 1), dbias(DType::f32, {s.out});
-  ops->linear(*stream, y.tensor(), x.tensor(), w.tensor(), bias.tensor(), Accumulate::overwrite);
-  ops->linear_grad_input(*stream, dx.tensor(), y.tensor(), w.tensor(), Accumulate::overwrite);
-  ops->linear_grad_weight(*stream, dw.tensor(), y.tensor(), x.tensor(), Accumulate::add);
-  ops->linear_grad_bias(*stream, dbias.tensor(), y.tensor(), Accumulate::overwrite);
-  stream->synchronize();
-  expect_close(y,
-               product(
-                   s.tokens, s.out, s.in, DType::f32, [&](auto i, auto l) { return x[i * s.in + l]; },
-                   [&](auto l, auto j) { return w[j * s.in + l]; }, [&](auto, auto j) { return bias[j]; }),
-               "linear");
-  expect_close(dx,
-               product(
-                   s.tokens, s.in, s.out, DType::f32, [&](auto i, auto l) { return y[i * s.out + l]; },
-                   [&](auto l, auto j) { return w[l * s.in + j]; }, [&](auto, auto) { return 0.0; }),
-               "linear_grad_input");
-  expect_close(dw,
-               product(
-                   s.out, s.in, s.tokens, DType::f32, [&](auto i, auto l) { return y[l * s.out + i]; },
-                   [&](auto l, auto j) { return x[l * s.in + j]; }, [&](auto, auto) { return 1.0; }),
-               "linear_grad_weight");
-  expect_close(dbias,
-               product(
-                   1, s.out, s.tokens, DType::f32, [&](auto, auto) { return 1.0; },
-                   [&](auto l, auto j) { return y[l * s.out + j]; }, [&](auto, auto) { return 0.0; }),
-               "linear_grad_bias");
-  EXPECT_THROW(ops->linear(*stream, y.tensor(), w.tensor(), x.tensor(), {}, Accumulate::overwrite), Bug);
+TEST(Linear, OpsRefuseWrongArguments) {
+  test::Rig rig;
+  Array x(DType::f32, {20, 30}), w(DType::f32, {40, 30}), y(DType::f32, {20, 40});
+  EXPECT_THROW(rig.ops().linear(rig.stream(), y.tensor(), w.tensor(), x.tensor(), {}, Accumulate::overwrite), Bug);
+  EXPECT_THROW(rig.ops().linear_grad_input(rig.stream(), w.tensor(), y.tensor(), x.tensor(), Accumulate::overwrite),
+               Bug);
+  EXPECT_THROW(rig.ops().linear_grad_weight(rig.stream(), x.tensor(), y.tensor(), w.tensor(), Accumulate::add), Bug);
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ std::string name(const Case& c, DType dtype) {
   return fmt::format("{}x{} of {}, magnitude {}", c.n, c.width, name_of(dtype), c.magnitude);
 }
 
-void check_forward(CpuRig& rig, const Case& c, DType dtype, bool add) {
+void check_forward(Rig& rig, const Case& c, DType dtype, bool add) {
   Stream& s = rig.stream();
   const auto [n, width, magnitude, epsilon] = c;
   const TestTensor x = random_tensor(s, dtype, {n, width}, 1, magnitude);
@@ -99,7 +99,7 @@ void check_forward(CpuRig& rig, const Case& c, DType dtype, bool add) {
   expect_close(out.values(s), ref.out, sum_error(width) + unit_roundoff(dtype), 0, name(c, dtype) + ", out");
 }
 
-void check_backward(CpuRig& rig, const Case& c, DType dtype, DType weight_grad, Accumulate mode, bool with_residual) {
+void check_backward(Rig& rig, const Case& c, DType dtype, DType weight_grad, Accumulate mode, bool with_residual) {
   Stream& s = rig.stream();
   const auto [n, width, magnitude, epsilon] = c;
   const TestTensor x = random_tensor(s, dtype, {n, width}, 1, magnitude);
@@ -125,7 +125,7 @@ void check_backward(CpuRig& rig, const Case& c, DType dtype, DType weight_grad, 
 }
 
 TEST(AddRmsNorm, AgreesWithDoublePrecision) {
-  CpuRig rig;
+  Rig rig;
   for_each_instruction_set([&] {
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const Case& c : kCases)
@@ -134,7 +134,7 @@ TEST(AddRmsNorm, AgreesWithDoublePrecision) {
 }
 
 TEST(RmsNormGrad, AgreesWithDoublePrecision) {
-  CpuRig rig;
+  Rig rig;
   for_each_instruction_set([&] {
     for (const Case& c : kCases) {
       for (const bool residual : {false, true}) {
@@ -149,7 +149,7 @@ TEST(RmsNormGrad, AgreesWithDoublePrecision) {
 
 // The gradient of loss = sum(dout * out) against differences of the forward pass in double, independent of any formula.
 TEST(RmsNormGrad, AgreesWithFiniteDifferences) {
-  CpuRig rig;
+  Rig rig;
   Stream& s = rig.stream();
   const std::int64_t n = 3, width = 19;
   const double epsilon = 1e-2, step = 1e-5;
@@ -181,7 +181,7 @@ TEST(RmsNormGrad, AgreesWithFiniteDifferences) {
 }
 
 TEST(AddRmsNorm, TheSumMayBeEitherAddend) {
-  CpuRig rig;
+  Rig rig;
   Stream& s = rig.stream();
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const std::int64_t n = 70, width = 83;
@@ -203,7 +203,7 @@ TEST(AddRmsNorm, TheSumMayBeEitherAddend) {
 }
 
 TEST(RmsNormGrad, DxMayBeTheResidualOrDout) {
-  CpuRig rig;
+  Rig rig;
   Stream& s = rig.stream();
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const std::int64_t n = 70, width = 83;
@@ -229,7 +229,7 @@ TEST(RmsNorm, TheNumberOfThreadsDoesNotShow) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     std::vector<std::vector<std::byte>> first;
     for (const int threads : {1, 2, 3, 5}) {
-      CpuRig rig(threads);
+      Rig rig(threads);
       Stream& s = rig.stream();
       const std::int64_t n = 333, width = 777;
       const TestTensor x = random_tensor(s, dtype, {n, width}, 1), dout = random_tensor(s, dtype, {n, width}, 2);
@@ -247,7 +247,7 @@ TEST(RmsNorm, TheNumberOfThreadsDoesNotShow) {
 }
 
 TEST(RmsNorm, ANaNStaysInItsRow) {
-  CpuRig rig;
+  Rig rig;
   Stream& s = rig.stream();
   Values xs = random_values(3 * 40, 1);
   xs[40 + 7] = std::nan("");
@@ -259,7 +259,7 @@ TEST(RmsNorm, ANaNStaysInItsRow) {
 }
 
 TEST(RmsNorm, RefusesWrongArguments) {
-  CpuRig rig;
+  Rig rig;
   Stream& s = rig.stream();
   const TestTensor x(s, DType::bf16, {4, 8}), out(s, DType::bf16, {4, 8}), single(s, DType::f32, {4, 8});
   const TestTensor weight(s, DType::bf16, {8}), short_weight(s, DType::bf16, {7}), inv_rms(s, DType::f32, {4});

@@ -1,5 +1,4 @@
-// Tensors with known contents on a device, for tests of ops. Everything reaches the device by its stream, so the same
-// tests can run on any backend.
+// Tensors with known contents on the device under test, for tests of ops. Everything reaches the device by its stream.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,34 +19,9 @@
 #include "base/thread_pool.h"
 #include "device/device.h"
 #include "ops/ops.h"
+#include "support/rig.h"
 
 namespace so::test {
-
-// A CPU device with a pool of `threads`, one stream, and its ops.
-class CpuRig {
- public:
-  explicit CpuRig(int threads = 2)
-      : pool_("test", cpus(threads), false),
-        device_(make_cpu_device(pool_)),
-        stream_(device_->create_stream("test")),
-        ops_(make_ops(*device_)) {}
-
-  Device& device() { return *device_; }
-  Stream& stream() { return *stream_; }
-  Ops& ops() { return *ops_; }
-
- private:
-  static std::vector<int> cpus(int threads) {
-    std::vector<int> list(static_cast<std::size_t>(threads));
-    std::iota(list.begin(), list.end(), 0);
-    return list;
-  }
-
-  ThreadPool pool_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Stream> stream_;
-  std::unique_ptr<Ops> ops_;
-};
 
 // A tensor that owns its memory on the device of `stream`. Passes for the Tensor it holds.
 class TestTensor {

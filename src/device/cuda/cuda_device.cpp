@@ -26,7 +26,8 @@ namespace {
 
 constexpr int lowest_capability = 80;  // bf16 matrix units
 
-// The first exception of a stream's host functions. Shared with the events that the stream recorded.
+// The first exception of any host function on the device. One for all streams: following who waited for whom would put
+// host functions into streams that must not stop for them.
 class Failure {
  public:
   void set(std::exception_ptr error) {
@@ -51,13 +52,13 @@ class Failure {
 
 class CudaEvent final : public Event {
  public:
-  CudaEvent() { SO_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+  explicit CudaEvent(const Failure& failure) : failure_(failure) { SO_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
   ~CudaEvent() override { cudaEventDestroy(event_); }
 
   void synchronize() override {
     const TraceSpan span("wait for an event", TraceKind::wait);
     SO_CUDA(cudaEventSynchronize(event_));
-    if (failure_) failure_->rethrow();
+    if (recorded_) failure_.rethrow();
   }
   bool done() const override {
     const cudaError_t status = cudaEventQuery(event_);
@@ -67,12 +68,12 @@ class CudaEvent final : public Event {
   }
 
   cudaEvent_t get() const { return event_; }
-  const std::shared_ptr<Failure>& failure() const { return failure_; }
-  void recorded_by(std::shared_ptr<Failure> failure) { failure_ = std::move(failure); }
+  void recorded() { recorded_ = true; }
 
  private:
   cudaEvent_t event_ = nullptr;
-  std::shared_ptr<Failure> failure_;
+  const Failure& failure_;
+  bool recorded_ = false;
 };
 
 CudaEvent& cuda(Event& event) {
@@ -93,7 +94,8 @@ LiveStreams& live_streams() {
 
 class CudaStream final : public Stream {
  public:
-  CudaStream(Device& device, std::string name) : device_(device), name_(std::move(name)) {
+  CudaStream(Device& device, Failure& failure, std::string name)
+      : device_(device), failure_(failure), name_(std::move(name)) {
     SO_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     const std::lock_guard lock(live_streams().mutex);
     live_streams().names[stream_] = name_;
@@ -113,17 +115,9 @@ class CudaStream final : public Stream {
 
   void record(Event& event) override {
     SO_CUDA(cudaEventRecord(cuda(event).get(), stream_));
-    cuda(event).recorded_by(failure_);
+    cuda(event).recorded();
   }
-  void wait(Event& event) override {
-    CudaEvent& other = cuda(event);
-    SO_CUDA(cudaStreamWaitEvent(stream_, other.get(), 0));
-    // Host functions of the stream waited for may fail later than this call; the check runs in stream order.
-    if (const auto theirs = other.failure(); theirs && theirs != failure_)
-      enqueue_host([theirs, own = failure_] {
-        if (theirs->failed()) own->set(theirs->error());
-      });
-  }
+  void wait(Event& event) override { SO_CUDA(cudaStreamWaitEvent(stream_, cuda(event).get(), 0)); }
   void copy(void* to, const void* from, std::size_t bytes) override {
     if (bytes > 0) SO_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_));
   }
@@ -131,39 +125,37 @@ class CudaStream final : public Stream {
     if (bytes > 0) SO_CUDA(cudaMemsetAsync(to, 0, bytes, stream_));
   }
   void host(std::string_view name, std::function<void()> function) override {
-    enqueue_host([failure = failure_, name = std::string(name), function = std::move(function)] {
-      if (failure->failed()) return;
-      const TraceSpan span(name);
-      try {
-        function();
-      } catch (...) {
-        failure->set(std::current_exception());
-      }
-    });
+    auto owned = std::make_unique<HostWork>(HostWork{failure_, std::string(name), std::move(function)});
+    SO_CUDA(cudaLaunchHostFunc(stream_, &HostWork::run, owned.get()));
+    (void)owned.release();  // run() deletes it
   }
   void synchronize() override {
     const TraceSpan span("synchronize", TraceKind::wait);
     SO_CUDA(cudaStreamSynchronize(stream_));
-    failure_->rethrow();
+    failure_.rethrow();
   }
 
  private:
-  void enqueue_host(std::function<void()> function) {
-    auto owned = std::make_unique<std::function<void()>>(std::move(function));
-    SO_CUDA(cudaLaunchHostFunc(
-        stream_,
-        [](void* data) {
-          const std::unique_ptr<std::function<void()>> run(static_cast<std::function<void()>*>(data));
-          (*run)();
-        },
-        owned.get()));
-    owned.release();
-  }
+  struct HostWork {
+    Failure& failure;
+    std::string name;
+    std::function<void()> function;
+    static void run(void* data) {
+      const std::unique_ptr<HostWork> work(static_cast<HostWork*>(data));
+      if (work->failure.failed()) return;
+      const TraceSpan span(work->name);
+      try {
+        work->function();
+      } catch (...) {
+        work->failure.set(std::current_exception());
+      }
+    }
+  };
 
   Device& device_;
+  Failure& failure_;
   const std::string name_;
   cudaStream_t stream_ = nullptr;
-  std::shared_ptr<Failure> failure_ = std::make_shared<Failure>();
 };
 
 class CudaDevice final : public Device {
@@ -186,9 +178,9 @@ class CudaDevice final : public Device {
     return memory;
   }
   std::unique_ptr<Stream> create_stream(std::string name) override {
-    return std::make_unique<CudaStream>(*this, std::move(name));
+    return std::make_unique<CudaStream>(*this, failure_, std::move(name));
   }
-  std::unique_ptr<Event> create_event() override { return std::make_unique<CudaEvent>(); }
+  std::unique_ptr<Event> create_event() override { return std::make_unique<CudaEvent>(failure_); }
 
  protected:
   void* allocate_memory(MemoryKind kind, std::size_t bytes) override {
@@ -228,6 +220,7 @@ class CudaDevice final : public Device {
  private:
   std::string name_;
   CudaProperties properties_;
+  Failure failure_;
 };
 
 }  // namespace

@@ -47,7 +47,25 @@ __global__ void __launch_bounds__(warp* lanes)
   if (threadIdx.x == 0 && mine < columns) partial[blockIdx.y * columns + mine] = sum;
 }
 
+constexpr int threads = 256;
+
+__global__ void __launch_bounds__(threads)
+    bias_kernel(float* out, const __nv_bfloat16* bias, std::int64_t count, std::int64_t columns, bool add) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (i < count) out[i] = to_float(bias[i % columns]) + (add ? out[i] : 0.0f);
+}
+
 }  // namespace
+
+void add_bias_rows(cudaStream_t stream, Tensor out, Tensor bias, Accumulate mode) {
+  SO_CHECK(out.dtype() == DType::f32 && bias.dtype() == DType::bf16, "bias {} of {}", name_of(bias.dtype()),
+           name_of(out.dtype()));
+  if (out.size() == 0) return;
+  bias_kernel<<<blocks_for(out.size(), threads), threads, 0, stream>>>(
+      out.as<float>(), static_cast<const __nv_bfloat16*>(bias.data()), out.size(), bias.size(),
+      mode == Accumulate::add);
+  SO_CUDA_LAUNCHED("bias");
+}
 
 void finish_column_sums(cudaStream_t stream, Tensor out, const float* partial, std::int64_t count, std::int64_t columns,
                         Accumulate mode) {

@@ -22,16 +22,18 @@ constexpr int threads = 1024;
 struct Sum {
   float largest, sum;
 };
+template <class T>
 __device__ inline Sum join(Sum a, Sum b) {
   const float largest = fmaxf(a.largest, b.largest);
   // Both empty: no difference of infinities.
   if (largest == -INFINITY) return {largest, 0};
-  return {largest, a.sum * __expf(a.largest - largest) + b.sum * __expf(b.largest - largest)};
+  return {largest, a.sum * exponential<T>(a.largest - largest) + b.sum * exponential<T>(b.largest - largest)};
 }
+template <class T>
 __device__ inline Sum warp_join(Sum x) {
 #pragma unroll
   for (int lane = warp / 2; lane > 0; lane /= 2)
-    x = join(x, {__shfl_xor_sync(0xffffffffu, x.largest, lane), __shfl_xor_sync(0xffffffffu, x.sum, lane)});
+    x = join<T>(x, {__shfl_xor_sync(0xffffffffu, x.largest, lane), __shfl_xor_sync(0xffffffffu, x.sum, lane)});
   return x;
 }
 
@@ -62,18 +64,18 @@ __global__ void __launch_bounds__(threads)
     for (int j = 0; j < N; ++j) largest = fmaxf(largest, x[j]);
     largest = fmaxf(largest, mine.largest);
 #pragma unroll
-    for (int j = 0; j < N; ++j) sum += __expf(x[j] - largest);
-    mine = {largest, largest == -INFINITY ? 0.0f : mine.sum * __expf(mine.largest - largest) + sum};
+    for (int j = 0; j < N; ++j) sum += exponential<T>(x[j] - largest);
+    mine = {largest, largest == -INFINITY ? 0.0f : mine.sum * exponential<T>(mine.largest - largest) + sum};
     // A NaN is no largest; it must still reach the loss.
 #pragma unroll
     for (int j = 0; j < N; ++j)
       if (isnan(x[j])) mine.sum = x[j];
   }
   if (threadIdx.x == 0) target_logit = to_float(row[target]);
-  mine = warp_join(mine);
+  mine = warp_join<T>(mine);
   if (threadIdx.x % warp == 0) shared[threadIdx.x / warp] = mine;
   __syncthreads();
-  const Sum all = warp_join(shared[threadIdx.x % (threads / warp)]);
+  const Sum all = warp_join<T>(shared[threadIdx.x % (threads / warp)]);
   if (threadIdx.x == 0) losses[blockIdx.x] = logf(all.sum) - (target_logit - all.largest);
   if constexpr (BACKWARD) {
     const float scale = grad_scale / all.sum;
@@ -83,7 +85,7 @@ __global__ void __launch_bounds__(threads)
       load<N>(x, row + i);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        x[j] = __expf(x[j] - all.largest) * scale;
+        x[j] = exponential<T>(x[j] - all.largest) * scale;
         if (i + j == target) x[j] -= grad_scale;
       }
       store<N>(row + i, x);

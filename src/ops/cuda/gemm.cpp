@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "device/cuda/cuda_check.h"
 #include "ops/checks.h"
+#include "ops/cuda/column_sums.h"
 #include "ops/cuda/cuda_ops.h"
 
 namespace so {
@@ -83,6 +84,9 @@ CudaGemm::Plan& CudaGemm::plan(const Product& p, const Key& key) {
     SO_CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(workspace_bytes_));
+  // Parts of a sum that is split over its length meet in fp32, not rounded to bf16 before they are added.
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+         static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p.b.data()));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p.a.data()));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(p.out.data()));
@@ -133,7 +137,12 @@ void CudaOps::linear(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor bias
   expect_tensor(op, "w", w, x.dtype(), {o, in});
   expect_gradient(op, "out", out, x.dtype(), {n, o});  // f32 or T
   if (bias) expect_tensor(op, "bias", bias, x.dtype(), {o});
-  gemm_->run(enter(stream), {out, x, w, bias, false, true, n, o, in, mode});
+  const cudaStream_t on = enter(stream);
+  if (bias && bias.dtype() != out.dtype()) {  // no fused epilogue for that: the sum begins with the bias
+    add_bias_rows(on, out, bias, mode);
+    bias = Tensor(), mode = Accumulate::add;
+  }
+  gemm_->run(on, {out, x, w, bias, false, true, n, o, in, mode});
 }
 
 void CudaOps::linear_grad_input(Stream& stream, Tensor dx, Tensor dy, Tensor w, Accumulate mode) {

@@ -15,39 +15,37 @@ constexpr int threads = 256, warps = threads / warp;
 constexpr std::int64_t block_elements = 4096;
 
 // A warp does a block. A lane's elements are 32 apart, so a warp reads whole rows of 32; several rows are fetched
-// before the first is added, since additions must wait for one another.
+// before the first is added, since additions must wait for one another. The sum is finite exactly if every element is
+// (2^63 squares below 2^256 stay below 2^319), so only blocks whose sum is not are read again to count the elements to
+// blame.
 template <class T>
 __global__ void __launch_bounds__(threads) block_stats_kernel(GradStats* parts, const T* grad, std::int64_t count) {
   const std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / warp;
-  const std::int64_t begin = block * block_elements;
+  const std::int64_t begin = block * block_elements, end = min(count, begin + block_elements);
   if (begin >= count) return;
   const int lane = threadIdx.x % warp;
   double sum = 0;
-  unsigned long long bad = 0;
+  const auto add = [&](float x) {
+    const double wide = x;
+    sum = __fma_rn(wide, wide, sum);
+  };
   constexpr int rows = 32;
-  if (begin + block_elements <= count) {
-    for (std::int64_t at = begin + lane; at < begin + block_elements; at += rows * warp) {
-      float x[rows];
+  std::int64_t at = begin + lane;
+  for (; at + (rows - 1) * warp < end; at += rows * warp) {
+    float x[rows];
 #pragma unroll
-      for (int r = 0; r < rows; ++r) x[r] = to_float(grad[at + r * warp]);
+    for (int r = 0; r < rows; ++r) x[r] = to_float(grad[at + r * warp]);
 #pragma unroll
-      for (int r = 0; r < rows; ++r) {
-        const double wide = x[r];
-        sum = __fma_rn(wide, wide, sum);
-        bad += isfinite(x[r]) ? 0 : 1;
-      }
-    }
-  } else {
-    for (std::int64_t at = begin + lane; at < count; at += warp) {
-      const float x = to_float(grad[at]);
-      sum = __fma_rn(static_cast<double>(x), static_cast<double>(x), sum);
-      bad += isfinite(x) ? 0 : 1;
-    }
+    for (int r = 0; r < rows; ++r) add(x[r]);
   }
+  for (; at < end; at += warp) add(to_float(grad[at]));
 #pragma unroll
-  for (int half = warp / 2; half > 0; half /= 2) {
-    sum += __shfl_down_sync(0xffffffffu, sum, half);
-    bad += __shfl_down_sync(0xffffffffu, bad, half);
+  for (int half = warp / 2; half > 0; half /= 2) sum += __shfl_down_sync(0xffffffffu, sum, half);
+  sum = __shfl_sync(0xffffffffu, sum, 0);
+  unsigned bad = 0;
+  if (!isfinite(sum)) {
+    for (at = begin + lane; at < end; at += warp) bad += isfinite(to_float(grad[at])) ? 0 : 1;
+    bad = __reduce_add_sync(0xffffffffu, bad);
   }
   if (lane == 0) parts[block] = {sum, bad};
 }

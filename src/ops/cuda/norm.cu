@@ -97,55 +97,71 @@ __global__ void __launch_bounds__(max_threads)
 
 // With y = x r w, r = 1/sqrt(mean(x^2) + epsilon) and g = dout w:
 //   dx = r (g - x r mean(g x r)),   dw = sum over rows of dout x r.
-// Block b does rows b, b + grid, ...; its part of dw is row b of `partial`.
+// Block b does rows b, b + grid, ...; its part of dw is row b of `partial`. The next row is fetched before the sum over
+// this one is taken, so that memory is never idle; rows stay packed until they are used, to leave registers for that.
 template <class T, int N, int PACKS, bool RESIDUAL>
 __global__ void __launch_bounds__(max_threads)
     rms_norm_grad_kernel(T* dx, float* partial, const T* dout, const T* residual, const T* x, const float* inv_rms,
                          const T* weight, std::int64_t rows, int width) {
+  struct Row {
+    Pack<T, N> dout[PACKS], x[PACKS], residual[RESIDUAL ? PACKS : 1];
+    float r;
+  };
   __shared__ float shared[2][warp];
   const int stride = blockDim.x * N;
-  float w[PACKS][N], dw[PACKS][N];
+  const auto read = [&](Row& row, std::int64_t n) {
+    const std::int64_t at = n * width;
 #pragma unroll
-  for (int p = 0; p < PACKS; ++p) {
-    if (const int i = threadIdx.x * N + p * stride; i < width) load<N>(w[p], weight + i);
+    for (int p = 0; p < PACKS; ++p)
+      if (const int i = threadIdx.x * N + p * stride; i < width) {
+        row.dout[p] = fetch<N>(dout + at + i);
+        row.x[p] = fetch<N>(x + at + i);
+        if constexpr (RESIDUAL) row.residual[p] = fetch<N>(residual + at + i);
+      }
+    row.r = inv_rms[n];
+  };
+  float dw[PACKS][N];
+#pragma unroll
+  for (int p = 0; p < PACKS; ++p)
 #pragma unroll
     for (int j = 0; j < N; ++j) dw[p][j] = 0;
-  }
+  Row row, next;
+  read(row, blockIdx.x);
   int turn = 0;
-  for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
-    const std::int64_t at = row * width;
-    const float r = inv_rms[row];
-    float g[PACKS][N], v[PACKS][N], dot = 0;
+  for (std::int64_t n = blockIdx.x; n < rows; n += gridDim.x, turn ^= 1) {
+    if (n + gridDim.x < rows) read(next, n + gridDim.x);
+    float dot = 0;
 #pragma unroll
     for (int p = 0; p < PACKS; ++p)
       if (const int i = threadIdx.x * N + p * stride; i < width) {
-        load<N>(g[p], dout + at + i);
-        load<N>(v[p], x + at + i);
-      }
-#pragma unroll
-    for (int p = 0; p < PACKS; ++p)
-      if (const int i = threadIdx.x * N + p * stride; i < width) {
+        float g[N], v[N], w[N];
+        widen<N>(g, row.dout[p]);
+        widen<N>(v, row.x[p]);
+        load<N>(w, weight + i);
 #pragma unroll
         for (int j = 0; j < N; ++j) {
-          dw[p][j] += g[p][j] * (v[p][j] * r);
-          g[p][j] *= w[p][j];
-          dot += g[p][j] * v[p][j];
+          dw[p][j] += g[j] * (v[j] * row.r);
+          dot += g[j] * w[j] * v[j];
         }
       }
     dot = row_sum(dot, shared[turn]);
-    const float k = dot * r / static_cast<float>(width) * r;  // r mean(g x r)
+    const float k = dot * row.r / static_cast<float>(width) * row.r;  // r mean(g x r)
 #pragma unroll
     for (int p = 0; p < PACKS; ++p)
       if (const int i = threadIdx.x * N + p * stride; i < width) {
-        float res[N];
-        if constexpr (RESIDUAL) load<N>(res, residual + at + i);
+        float g[N], v[N], w[N], res[N];
+        widen<N>(g, row.dout[p]);
+        widen<N>(v, row.x[p]);
+        load<N>(w, weight + i);
+        if constexpr (RESIDUAL) widen<N>(res, row.residual[p]);
 #pragma unroll
         for (int j = 0; j < N; ++j) {
-          g[p][j] = r * (g[p][j] - v[p][j] * k);
-          if constexpr (RESIDUAL) g[p][j] += res[j];
+          g[j] = row.r * (g[j] * w[j] - v[j] * k);
+          if constexpr (RESIDUAL) g[j] += res[j];
         }
-        store<N>(dx + at + i, g[p]);
+        store<N>(dx + n * width + i, g);
       }
+    row = next;
   }
 #pragma unroll
   for (int p = 0; p < PACKS; ++p)
@@ -205,8 +221,9 @@ void CudaOps::rms_norm_grad(Stream& stream, Tensor dx, Tensor dweight, Tensor do
   expect_gradient(op, "dweight", dweight, dtype, {width});
   const cudaStream_t on = enter(stream);
   if (width == 0) return;
-  // Enough blocks for several on each multiprocessor, so that one's loads run beside another's sum.
-  constexpr std::int64_t blocks_per_multiprocessor = 4;
+  // Blocks for several on each multiprocessor, all of them at once, so that one's arithmetic runs beside another's
+  // loads.
+  constexpr std::int64_t blocks_per_multiprocessor = 2;
   const std::int64_t blocks = std::min(rows, blocks_per_multiprocessor * properties_.multiprocessors);
   auto* partial = scratch<float>(static_cast<std::size_t>(blocks * width));
   if (rows > 0) {

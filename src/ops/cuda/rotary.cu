@@ -2,7 +2,7 @@
 //
 // A group of lanes does a head: lane p holds the p-th pack of the first half of its dimensions and the matching one of
 // the second half, so that the pairs that turn together are in one thread, and the norm's sums stay inside the group.
-// A block does rows, its groups the heads of a row. Shapes that do not fit packs take the plain kernels below.
+// Shapes that do not fit packs take the plain kernels below.
 #include <algorithm>
 
 #include "ops/checks.h"
@@ -58,120 +58,134 @@ __device__ inline float group_sum(float x) {
   return x;
 }
 
-// head_dim == 2 half == 2 N G. All heads of a row go through the loop together so that every lane takes part in sums.
-template <class T, int N, int G, bool NORM>
+// head_dim == 2 half == 2 N G. One group a head of a row; BACK turns the other way, which is the gradient without a
+// norm.
+template <class T, int N, int G, bool NORM, bool BACK>
 __global__ void __launch_bounds__(threads) rotary_packs(Span<T> out, Span<const T> in, Rotation<T> a) {
-  const int group = threadIdx.x / G, first = threadIdx.x % G * N, groups = threads / G;
-  const std::int64_t row = blockIdx.x;
-  const float* table = a.cosines(row);
-  float cosine[N], sine[N], weight[2][N];
-  load<N>(cosine, table + first);
-  load<N>(sine, table + a.half + first);
-  if constexpr (NORM) {
-    load<N>(weight[0], a.weight + first);
-    load<N>(weight[1], a.weight + a.half + first);
-  }
-  for (int base = 0; base < a.heads; base += groups) {
-    const int h = base + group;
-    const bool mine = h < a.heads;
-    float x[N] = {}, y[N] = {};
-    if (mine) {
-      load<N>(x, in.head(row, h, a.head_dim) + first);
-      load<N>(y, in.head(row, h, a.head_dim) + a.half + first);
-    }
-    if constexpr (NORM) {
-      float squares = 0;
-#pragma unroll
-      for (int j = 0; j < N; ++j) squares += x[j] * x[j] + y[j] * y[j];
-      const float r = 1.0f / sqrtf(group_sum<G>(squares) / static_cast<float>(a.head_dim) + a.epsilon);
-      if (mine && first == 0) a.inv_rms[row * a.heads + h] = r;
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        x[j] *= r * weight[0][j];
-        y[j] *= r * weight[1][j];
-      }
-    }
-    if (!mine) continue;
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      const float turned = x[j] * cosine[j] - y[j] * sine[j];
-      y[j] = y[j] * cosine[j] + x[j] * sine[j];
-      x[j] = turned;
-    }
-    store<N>(out.head(row, h, a.head_dim) + first, x);
-    store<N>(out.head(row, h, a.head_dim) + a.half + first, y);
-  }
-}
-
-// The gradient g of the rotation's input goes through the norm as in rms_norm_grad. Block b does rows b, b + grid, ...
-template <class T, int N, int G, bool NORM>
-__global__ void __launch_bounds__(threads)
-    rotary_grad_packs(Span<T> din, Span<const T> dout, Span<const T> in, float* partial, Rotation<T> a) {
-  const int group = threadIdx.x / G, first = threadIdx.x % G * N;
-  constexpr int groups = threads / G;
-  float weight[2][N], dweight[2][N] = {};
-  if constexpr (NORM) {
-    load<N>(weight[0], a.weight + first);
-    load<N>(weight[1], a.weight + a.half + first);
-  }
-  for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+  static_assert(!(NORM && BACK));
+  const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x) / G;
+  const int first = threadIdx.x % G * N;
+  const std::int64_t row = item / a.heads;
+  const int h = static_cast<int>(item - row * a.heads);
+  const bool mine = row < a.rows;  // every lane takes part in sums
+  float x[N] = {}, y[N] = {}, cosine[N] = {}, sine[N] = {};
+  if (mine) {
     const float* table = a.cosines(row);
-    float cosine[N], sine[N];
+    load<N>(x, in.head(row, h, a.head_dim) + first);
+    load<N>(y, in.head(row, h, a.head_dim) + a.half + first);
     load<N>(cosine, table + first);
     load<N>(sine, table + a.half + first);
-    for (int base = 0; base < a.heads; base += groups) {
-      const int h = base + group;
-      const bool mine = h < a.heads;
-      float g[2][N] = {}, x[2][N] = {};
-      float r = 0;
-      if (mine) {
-        load<N>(g[0], dout.head(row, h, a.head_dim) + first);
-        load<N>(g[1], dout.head(row, h, a.head_dim) + a.half + first);
-        if constexpr (NORM) {
-          load<N>(x[0], in.head(row, h, a.head_dim) + first);
-          load<N>(x[1], in.head(row, h, a.head_dim) + a.half + first);
-          r = a.inv_rms[row * a.heads + h];
-        }
+  }
+  if constexpr (NORM) {
+    float weight[2][N], squares = 0;
+    load<N>(weight[0], a.weight + first);
+    load<N>(weight[1], a.weight + a.half + first);
+#pragma unroll
+    for (int j = 0; j < N; ++j) squares += x[j] * x[j] + y[j] * y[j];
+    const float r = 1.0f / sqrtf(group_sum<G>(squares) / static_cast<float>(a.head_dim) + a.epsilon);
+    if (mine && first == 0) a.inv_rms[item] = r;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      x[j] *= r * weight[0][j];
+      y[j] *= r * weight[1][j];
+    }
+  }
+  if (!mine) return;
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    if constexpr (BACK) sine[j] = -sine[j];
+    const float turned = x[j] * cosine[j] - y[j] * sine[j];
+    y[j] = y[j] * cosine[j] + x[j] * sine[j];
+    x[j] = turned;
+  }
+  store<N>(out.head(row, h, a.head_dim) + first, x);
+  store<N>(out.head(row, h, a.head_dim) + a.half + first, y);
+}
+
+// With a norm: the gradient g of the rotation's input goes through it as in rms_norm_grad. Groups take heads of rows in
+// turn, the next one's memory is fetched before this one's sum is taken; a block's part of dweight is a row of
+// `partial`.
+template <class T, int N, int G>
+__global__ void __launch_bounds__(threads)
+    rotary_norm_grad_packs(Span<T> din, Span<const T> dout, Span<const T> in, float* partial, Rotation<T> a) {
+  struct Item {
+    Pack<T, N> g[2], x[2];
+    Pack<float, N> cosine, sine;
+    float r;
+  };
+  constexpr int groups = threads / G;
+  const int group = threadIdx.x / G, first = threadIdx.x % G * N;
+  const std::int64_t items = a.rows * a.heads, step = static_cast<std::int64_t>(gridDim.x) * groups;
+  const auto read = [&](Item& to, std::int64_t item) {
+    const std::int64_t row = item / a.heads;
+    const int h = static_cast<int>(item - row * a.heads);
+    const float* table = a.cosines(row);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      to.g[k] = fetch<N>(dout.head(row, h, a.head_dim) + k * a.half + first);
+      to.x[k] = fetch<N>(in.head(row, h, a.head_dim) + k * a.half + first);
+    }
+    to.cosine = fetch<N>(table + first);
+    to.sine = fetch<N>(table + a.half + first);
+    to.r = a.inv_rms[item];
+  };
+  float dweight[2][N] = {};
+  Item now, next;
+  std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * groups + group;
+  if (item < items) read(now, item);
+  // Every lane of a warp goes round as often as its first, so that all take part in sums.
+  const std::int64_t leader = item - group % (warp / G);
+  for (std::int64_t at = leader; at < items; at += step, item += step) {
+    const bool mine = item < items;
+    if (item + step < items) read(next, item + step);
+    float g[2][N] = {}, x[2][N] = {}, weight[2][N], dot = 0;
+    if (mine) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        widen<N>(g[k], now.g[k]);
+        widen<N>(x[k], now.x[k]);
       }
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const float turned = g[0][j] * cosine[j] + g[1][j] * sine[j];
-        g[1][j] = g[1][j] * cosine[j] - g[0][j] * sine[j];
+        const float turned = g[0][j] * now.cosine.at[j] + g[1][j] * now.sine.at[j];
+        g[1][j] = g[1][j] * now.cosine.at[j] - g[0][j] * now.sine.at[j];
         g[0][j] = turned;
       }
-      if constexpr (NORM) {
-        float dot = 0;
+    }
 #pragma unroll
-        for (int k = 0; k < 2; ++k)
+    for (int k = 0; k < 2; ++k) {
+      load<N>(weight[k], a.weight + k * a.half + first);
 #pragma unroll
-          for (int j = 0; j < N; ++j) {
-            dweight[k][j] += g[k][j] * (x[k][j] * r);
-            g[k][j] *= weight[k][j];
-            dot += g[k][j] * x[k][j];
-          }
-        const float mean = group_sum<G>(dot) * r / static_cast<float>(a.head_dim) * r;
-#pragma unroll
-        for (int k = 0; k < 2; ++k)
-#pragma unroll
-          for (int j = 0; j < N; ++j) g[k][j] = r * (g[k][j] - x[k][j] * mean);
+      for (int j = 0; j < N; ++j) {
+        if (mine) dweight[k][j] += g[k][j] * (x[k][j] * now.r);
+        g[k][j] *= weight[k][j];
+        dot += g[k][j] * x[k][j];
       }
-      if (!mine) continue;
-      store<N>(din.head(row, h, a.head_dim) + first, g[0]);
-      store<N>(din.head(row, h, a.head_dim) + a.half + first, g[1]);
     }
+    const float sum = group_sum<G>(dot);
+    if (mine) {
+      const float mean = sum * now.r / static_cast<float>(a.head_dim) * now.r;
+      const std::int64_t row = item / a.heads;
+      T* to = din.head(row, static_cast<int>(item - row * a.heads), a.head_dim) + first;
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) g[k][j] = now.r * (g[k][j] - x[k][j] * mean);
+        store<N>(to + k * a.half, g[k]);
+      }
+    }
+    now = next;
   }
-  if constexpr (NORM) {
-    __shared__ float sums[groups][2 * N * G];
+  __shared__ float sums[groups][2 * N * G];
 #pragma unroll
-    for (int k = 0; k < 2; ++k)
+  for (int k = 0; k < 2; ++k)
 #pragma unroll
-      for (int j = 0; j < N; ++j) sums[group][k * a.half + first + j] = dweight[k][j];
-    __syncthreads();
-    for (int d = threadIdx.x; d < a.head_dim; d += threads) {
-      float sum = 0;
-      for (int i = 0; i < groups; ++i) sum += sums[i][d];
-      partial[static_cast<std::int64_t>(blockIdx.x) * a.head_dim + d] = sum;
-    }
+    for (int j = 0; j < N; ++j) sums[group][k * a.half + first + j] = dweight[k][j];
+  __syncthreads();
+  for (int d = threadIdx.x; d < a.head_dim; d += threads) {
+    float sum = 0;
+    for (int i = 0; i < groups; ++i) sum += sums[i][d];
+    partial[static_cast<std::int64_t>(blockIdx.x) * a.head_dim + d] = sum;
   }
 }
 
@@ -326,10 +340,11 @@ void CudaOps::rotary(Stream& stream, Heads out, Heads in, Tensor positions, Tens
     const bool packs = heads_aligned<T, N>(in) && heads_aligned<T, N>(out) && rows_aligned<T, N>(N, a.weight) &&
                        rows_aligned<float, N>(a.half, a.table);
     if (packs && with_group<N>(a, [&]<int G> {
+          const unsigned blocks = blocks_for(rows * in.heads * G, threads);
           if (a.weight)
-            rotary_packs<T, N, G, true><<<grid, threads, 0, on>>>(to, from, a);
+            rotary_packs<T, N, G, true, false><<<blocks, threads, 0, on>>>(to, from, a);
           else
-            rotary_packs<T, N, G, false><<<grid, threads, 0, on>>>(to, from, a);
+            rotary_packs<T, N, G, false, false><<<blocks, threads, 0, on>>>(to, from, a);
         }))
       return;
     if (a.weight)
@@ -357,7 +372,7 @@ void CudaOps::rotary_grad(Stream& stream, Heads din, Heads dout, Heads in, Tenso
   const cudaStream_t on = enter(stream);
   const std::int64_t rows = din.rows.dim(0);
   // With a norm, few blocks of many rows, since each leaves a row of dweight's parts.
-  constexpr std::int64_t blocks_per_multiprocessor = 12;
+  constexpr std::int64_t blocks_per_multiprocessor = 4;
   const std::int64_t blocks =
       norm.weight ? std::min(rows, blocks_per_multiprocessor * properties_.multiprocessors) : rows;
   float* partial = norm.weight ? scratch<float>(static_cast<std::size_t>(blocks * din.head_dim)) : nullptr;
@@ -372,9 +387,10 @@ void CudaOps::rotary_grad(Stream& stream, Heads din, Heads dout, Heads in, Tenso
                          rows_aligned<T, N>(N, a.weight) && rows_aligned<float, N>(a.half, a.table);
       if (packs && with_group<N>(a, [&]<int G> {
             if (a.weight)
-              rotary_grad_packs<T, N, G, true><<<grid, threads, 0, on>>>(dx, dy, x, partial, a);
+              rotary_norm_grad_packs<T, N, G><<<grid, threads, 0, on>>>(dx, dy, x, partial, a);
             else
-              rotary_grad_packs<T, N, G, false><<<grid, threads, 0, on>>>(dx, dy, x, partial, a);
+              rotary_packs<T, N, G, false, true>
+                  <<<blocks_for(rows * din.heads * G, threads), threads, 0, on>>>(dx, dy, a);
           }))
         return;
       const std::size_t shared = threads / warp * sizeof(float) * static_cast<std::size_t>(a.head_dim);

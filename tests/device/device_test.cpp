@@ -1,4 +1,4 @@
-#include "device/cpu/cpu_device.h"
+#include "device/device.h"
 
 #include <gtest/gtest.h>
 
@@ -10,20 +10,20 @@
 
 #include "base/thread_pool.h"
 #include "device/arena.h"
-#include "device/device.h"
+#include "support/on_gpu.h"
 
 namespace so {
 namespace {
 
-class CpuDeviceTest : public ::testing::Test {
+class DeviceTest : public ::testing::Test {
  protected:
   ThreadPool pool{"test", {0, 1}, false};
-  std::unique_ptr<Device> device = make_cpu_device(pool);
+  std::unique_ptr<Device> device = test::on_gpu() ? make_cuda_device(0) : make_cpu_device(pool);
 };
 
 void nap() { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
 
-TEST_F(CpuDeviceTest, RunsWorkInOrder) {
+TEST_F(DeviceTest, RunsWorkInOrder) {
   auto stream = device->create_stream("a");
   std::vector<int> order;
   for (int i = 0; i < 100; ++i) stream->host("push", [&order, i] { order.push_back(i); });
@@ -33,23 +33,25 @@ TEST_F(CpuDeviceTest, RunsWorkInOrder) {
   EXPECT_EQ(order, expected);
 }
 
-TEST_F(CpuDeviceTest, CopiesAndZeroes) {
+TEST_F(DeviceTest, CopiesAndZeroes) {
   const std::size_t bytes = (3u << 20) + 17;
-  Buffer a = device->allocate(MemoryKind::pageable, bytes, "a"), b = device->allocate(MemoryKind::device, bytes, "b");
-  auto* pa = static_cast<unsigned char*>(a.data());
-  auto* pb = static_cast<unsigned char*>(b.data());
-  for (std::size_t i = 0; i < bytes; ++i) pa[i] = static_cast<unsigned char>(i * 7);
   auto stream = device->create_stream("a");
-  stream->copy(b.data(), a.data(), bytes);
-  stream->zero(a.data(), bytes);
-  stream->synchronize();
-  for (std::size_t i = 0; i < bytes; ++i) {
-    ASSERT_EQ(pb[i], static_cast<unsigned char>(i * 7));
-    ASSERT_EQ(pa[i], 0);
+  for (const MemoryKind host : {MemoryKind::pageable, MemoryKind::pinned}) {
+    Buffer from = device->allocate(host, bytes, "from"), to = device->allocate(host, bytes, "to");
+    Buffer a = device->allocate(MemoryKind::device, bytes, "a"), b = device->allocate(MemoryKind::device, bytes, "b");
+    auto *sent = static_cast<unsigned char*>(from.data()), *back = static_cast<unsigned char*>(to.data());
+    for (std::size_t i = 0; i < bytes; ++i) sent[i] = static_cast<unsigned char>(i * 7);
+    stream->copy(a.data(), from.data(), bytes);
+    stream->copy(b.data(), a.data(), bytes);
+    stream->zero(static_cast<std::byte*>(b.data()) + 5, 1000);
+    stream->copy(to.data(), b.data(), bytes);
+    stream->synchronize();
+    for (std::size_t i = 0; i < bytes; ++i)
+      ASSERT_EQ(back[i], i >= 5 && i < 1005 ? 0 : static_cast<unsigned char>(i * 7)) << i;
   }
 }
 
-TEST_F(CpuDeviceTest, AStreamWaitsForTheEventOfAnother) {
+TEST_F(DeviceTest, AStreamWaitsForTheEventOfAnother) {
   auto a = device->create_stream("a"), b = device->create_stream("b");
   auto event = device->create_event();
   int value = 0;  // unsynchronised but for the event: the thread sanitizer watches
@@ -69,7 +71,7 @@ TEST_F(CpuDeviceTest, AStreamWaitsForTheEventOfAnother) {
   }
 }
 
-TEST_F(CpuDeviceTest, AWaitKeepsThePointItWasMadeFor) {
+TEST_F(DeviceTest, AWaitKeepsThePointItWasMadeFor) {
   auto a = device->create_stream("a"), b = device->create_stream("b");
   auto event = device->create_event();
   std::atomic<bool> open{false};
@@ -86,7 +88,7 @@ TEST_F(CpuDeviceTest, AWaitKeepsThePointItWasMadeFor) {
   EXPECT_TRUE(event->done());
 }
 
-TEST_F(CpuDeviceTest, TheFirstErrorPoisonsTheStreamAndTravelsAlongEvents) {
+TEST_F(DeviceTest, TheFirstErrorPoisonsTheStreamAndTravelsAlongEvents) {
   auto a = device->create_stream("a"), b = device->create_stream("b");
   auto event = device->create_event();
   bool later_ran = false, other_ran = false;
@@ -109,7 +111,7 @@ TEST_F(CpuDeviceTest, TheFirstErrorPoisonsTheStreamAndTravelsAlongEvents) {
   EXPECT_FALSE(other_ran);
 }
 
-TEST_F(CpuDeviceTest, AnEventNeverRecordedHoldsNobody) {
+TEST_F(DeviceTest, AnEventNeverRecordedHoldsNobody) {
   auto event = device->create_event();
   event->synchronize();
   EXPECT_TRUE(event->done());
@@ -118,7 +120,7 @@ TEST_F(CpuDeviceTest, AnEventNeverRecordedHoldsNobody) {
   stream->synchronize();
 }
 
-TEST_F(CpuDeviceTest, TheLedgerKnowsEveryBuffer) {
+TEST_F(DeviceTest, TheLedgerKnowsEveryBuffer) {
   Buffer a = device->allocate(MemoryKind::pinned, 1000, "ring");
   {
     Buffer b = device->allocate(MemoryKind::pinned, 500, "ring");
@@ -132,7 +134,7 @@ TEST_F(CpuDeviceTest, TheLedgerKnowsEveryBuffer) {
   EXPECT_EQ(device->ledger().held(MemoryKind::pinned), 1000u);
 }
 
-TEST_F(CpuDeviceTest, RefusesWhatCannotBeHad) {
+TEST_F(DeviceTest, RefusesWhatCannotBeHad) {
   try {
     (void)device->allocate(MemoryKind::device, std::size_t{1} << 60, "too much");
     ADD_FAILURE();
@@ -152,8 +154,8 @@ void use(Arena& arena) {
   arena.acquire("z", DType::f32, {100});
 }
 
-TEST_F(CpuDeviceTest, AnArenaSizedByADryRunFitsExactly) {
-  auto dry = make_dry_device(DeviceKind::cpu);
+TEST_F(DeviceTest, AnArenaSizedByADryRunFitsExactly) {
+  auto dry = make_dry_device(device->kind());
   Arena plan(*dry, MemoryKind::device, "plan", 0);
   use(plan);
   EXPECT_EQ(plan.high_water(), 512u + 2048u);

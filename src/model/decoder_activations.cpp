@@ -1,0 +1,79 @@
+#include "model/decoder_activations.h"
+
+#include "base/error.h"
+
+namespace so {
+namespace {
+
+void have(Arena& arena, Tensor& tensor, const char* name, DType dtype, std::initializer_list<std::int64_t> shape) {
+  if (!tensor) tensor = arena.acquire(name, dtype, shape);
+}
+
+}  // namespace
+
+std::string_view name_of(Keep keep) {
+  switch (keep) {
+    case Keep::all:
+      return "all";
+    case Keep::light:
+      return "light";
+    case Keep::no_gate_up:
+      return "no_gate_up";
+    case Keep::input:
+      return "input";
+  }
+  SO_CHECK(false, "keep {}", static_cast<int>(keep));
+}
+
+Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t n, Keep keep) const {
+  const DType t = settings_.compute;
+  const DecoderSpec& s = spec_;
+  Activations a;
+  a.x = arena.acquire("layer input", t, {n, s.hidden});
+  if (keep == Keep::input) return a;
+  a.inv_rms1 = arena.acquire("inverse rms", DType::f32, {n});
+  a.qkv = arena.acquire("qkv", t, {n, s.qkv_width()});
+  if (s.qk_norm) {
+    a.q_inv_rms = arena.acquire("inverse rms of q", DType::f32, {n, s.heads});
+    a.k_inv_rms = arena.acquire("inverse rms of k", DType::f32, {n, s.kv_heads});
+  } else {
+    a.qk = a.qkv;  // rotated in place
+  }
+  a.attention = arena.acquire("attention", t, {n, s.q_width()});
+  a.lse = arena.acquire("log-sum-exp", DType::f32, {s.heads, n});
+  a.middle = arena.acquire("after attention", t, {n, s.hidden});
+  a.inv_rms2 = arena.acquire("inverse rms", DType::f32, {n});
+  if (keep == Keep::no_gate_up) return a;
+  a.gate_up = arena.acquire("gate and up", t, {n, 2 * s.intermediate});
+  if (keep == Keep::light) return a;
+  complete_attention(arena, n, a);
+  complete_mlp(arena, n, a);
+  return a;
+}
+
+void Decoder::complete_attention(Arena& arena, std::int64_t n, Activations& a) const {
+  const DType t = settings_.compute;
+  const DecoderSpec& s = spec_;
+  have(arena, a.inv_rms1, "inverse rms", DType::f32, {n});
+  have(arena, a.normed1, "normed input", t, {n, s.hidden});
+  have(arena, a.qkv, "qkv", t, {n, s.qkv_width()});
+  if (s.qk_norm) {
+    have(arena, a.qk, "rotated qk", t, {n, s.q_width() + s.kv_width()});
+    have(arena, a.q_inv_rms, "inverse rms of q", DType::f32, {n, s.heads});
+    have(arena, a.k_inv_rms, "inverse rms of k", DType::f32, {n, s.kv_heads});
+  } else {
+    a.qk = a.qkv;
+  }
+  have(arena, a.attention, "attention", t, {n, s.q_width()});
+  have(arena, a.lse, "log-sum-exp", DType::f32, {s.heads, n});
+}
+
+void Decoder::complete_mlp(Arena& arena, std::int64_t n, Activations& a) const {
+  const DType t = settings_.compute;
+  have(arena, a.inv_rms2, "inverse rms", DType::f32, {n});
+  have(arena, a.normed2, "normed middle", t, {n, spec_.hidden});
+  have(arena, a.gate_up, "gate and up", t, {n, 2 * spec_.intermediate});
+  have(arena, a.activated, "activated", t, {n, spec_.intermediate});
+}
+
+}  // namespace so
