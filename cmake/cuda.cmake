@@ -1,6 +1,6 @@
 # The CUDA backend: SO_CUDA is AUTO (built if all it needs is there), ON (an error if not) or OFF.
-# Needs nvcc 12.8 or later with cuBLASLt and CUPTI, cuDNN 9, and the headers of cudnn-frontend, which
-# scripts/install_dependencies.sh fetches.
+# Needs nvcc 12.8 or later with cuBLASLt, cuDNN 9, the headers of CUPTI, whose library the program loads when a trace is
+# asked for, and the headers of cudnn-frontend, which scripts/install_dependencies.sh fetches.
 set(SO_CUDA OFF CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set(SO_CUDA_ARCHITECTURES "80-real;90-real;90-virtual" CACHE STRING
   "GPU architectures; the virtual one is compiled by the driver on later GPUs")
@@ -34,11 +34,10 @@ if(SO_CUDA)
     find_library(SO_CUBLASLT_LIBRARY cublasLt HINTS ${hints} PATH_SUFFIXES lib lib64)
     find_library(SO_CUDART_LIBRARY cudart_static HINTS ${hints} PATH_SUFFIXES lib lib64)
     find_path(SO_CUPTI_INCLUDE cupti.h HINTS ${hints} PATH_SUFFIXES include)
-    find_library(SO_CUPTI_LIBRARY cupti HINTS ${hints} PATH_SUFFIXES lib lib64)
     find_path(SO_CUDNN_INCLUDE cudnn.h HINTS ${hints} PATH_SUFFIXES include)
     find_library(SO_CUDNN_LIBRARY cudnn HINTS ${hints} PATH_SUFFIXES lib lib64)
     find_path(SO_CUDNN_FRONTEND_INCLUDE cudnn_frontend.h HINTS ${PROJECT_SOURCE_DIR}/.deps/cudnn-frontend/include)
-    foreach(part CUBLASLT_INCLUDE CUBLASLT_LIBRARY CUDART_LIBRARY CUPTI_INCLUDE CUPTI_LIBRARY CUDNN_INCLUDE CUDNN_LIBRARY CUDNN_FRONTEND_INCLUDE)
+    foreach(part CUBLASLT_INCLUDE CUBLASLT_LIBRARY CUDART_LIBRARY CUPTI_INCLUDE CUDNN_INCLUDE CUDNN_LIBRARY CUDNN_FRONTEND_INCLUDE)
       if(NOT SO_${part})
         list(APPEND missing ${part})
       endif()
@@ -65,6 +64,6 @@ if(SO_HAVE_CUDA)
   add_library(so_cuda INTERFACE)
   target_include_directories(so_cuda SYSTEM INTERFACE ${SO_CUBLASLT_INCLUDE} ${SO_CUPTI_INCLUDE} ${SO_CUDNN_INCLUDE}
     ${SO_CUDNN_FRONTEND_INCLUDE})
-  target_link_libraries(so_cuda INTERFACE ${SO_CUBLASLT_LIBRARY} ${SO_CUDNN_LIBRARY} ${SO_CUPTI_LIBRARY}
+  target_link_libraries(so_cuda INTERFACE ${SO_CUBLASLT_LIBRARY} ${SO_CUDNN_LIBRARY}
     ${SO_CUDART_LIBRARY} rt dl)
 endif()

@@ -32,8 +32,12 @@ int run(const ParsedCommand& command) {
           return run_eval(options, command.origins);
         else if constexpr (std::is_same_v<O, GenerateOptions>)
           return run_generate(options);
-        else
+        else if constexpr (std::is_same_v<O, TokenizeOptions>)
           return run_tokenize(options);
+        else if constexpr (std::is_same_v<O, BenchStepOptions>)
+          return run_bench_step(options);
+        else
+          return run_bench_ops(options);
       },
       command.options);
 }

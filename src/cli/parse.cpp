@@ -18,6 +18,43 @@ const Command* find_command(std::string_view name) {
   return nullptr;
 }
 
+[[noreturn]] void refuse_command(const std::vector<std::string>& extras) {
+  std::vector<std::string> names;
+  for (const Command* command : all_commands()) names.emplace_back(command->name);
+  const std::string all = join(names, ", ");
+  if (extras.empty()) fail("a command is missing: give one of {} (superoffload --help)", all);
+  const std::string near = nearest_name(extras.front(), names);
+  fail("unknown {} {}; {}", extras.front().rfind("-", 0) == 0 ? "option" : "command", in_quotes(extras.front()),
+       near.empty() ? "the commands are " + all : fmt::format("did you mean {}?", near));
+}
+
+// The command that the line begins with, whose one or two words become one. Null if the line begins with an option or
+// has no word.
+const Command* take_command(std::vector<std::string>& words) {
+  if (words.empty() || words.front().rfind("-", 0) == 0) return nullptr;
+  if (const Command* command = find_command(words.front())) return command;
+  std::vector<std::string> seconds;
+  for (const Command* command : all_commands())
+    if (command->name.rfind(words.front() + " ", 0) == 0) seconds.emplace_back(command->name);
+  if (seconds.empty()) refuse_command({words.front()});
+  const std::string second = words.size() < 2 ? "" : words[1];
+  const Command* command = find_command(words.front() + " " + second);
+  if (command == nullptr)
+    fail("{} {}: give one of {} (superoffload --help)", words.front(),
+         second.empty() || second.rfind("-", 0) == 0 ? "is not a command alone" : "has no " + in_quotes(second),
+         join(seconds, ", "));
+  words.erase(words.begin());
+  words.front() = command->name;
+  return command;
+}
+
+// What CLI11 calls it.
+std::string subcommand_name(const Command& command) {
+  std::string name(command.name);
+  std::replace(name.begin(), name.end(), ' ', '_');
+  return name;
+}
+
 // Brings a command's arguments to the one form "--name value": an option that may stand alone gets its value, and an
 // option whose value is missing is refused here, since CLI11 would take the next option for it ("--model --data x",
 // "--prompt= --json").
@@ -73,16 +110,6 @@ std::vector<std::string> normalized(const std::vector<std::string>& arguments, c
                     : fmt::format("did you mean --{}?", near));
 }
 
-[[noreturn]] void refuse_command(const std::vector<std::string>& extras) {
-  std::vector<std::string> names;
-  for (const Command* command : all_commands()) names.emplace_back(command->name);
-  const std::string all = join(names, ", ");
-  if (extras.empty()) fail("a command is missing: give one of {} (superoffload --help)", all);
-  const std::string near = nearest_name(extras.front(), names);
-  fail("unknown {} {}; {}", extras.front().rfind("-", 0) == 0 ? "option" : "command", in_quotes(extras.front()),
-       near.empty() ? "the commands are " + all : fmt::format("did you mean {}?", near));
-}
-
 }  // namespace
 
 ParsedCommand parse_command_line(const std::vector<std::string>& arguments, int ranks) {
@@ -100,7 +127,7 @@ ParsedCommand parse_command_line(const std::vector<std::string>& arguments, int 
   };
   std::vector<Bound> bound;
   for (const Command* command : all_commands()) {
-    CLI::App* sub = app.add_subcommand(std::string(command->name));
+    CLI::App* sub = app.add_subcommand(subcommand_name(*command));
     sub->set_help_flag();
     sub->allow_extras();
     Bound b{command, sub, sub->add_flag("-h,--help"), {}};
@@ -114,12 +141,11 @@ ParsedCommand parse_command_line(const std::vector<std::string>& arguments, int 
   }
 
   std::vector<std::string> words = arguments;
-  const Command* named = words.empty() ? nullptr : find_command(words.front());
-  if (named != nullptr) {
+  if (const Command* named = take_command(words)) {
     const std::vector<std::string> rest(words.begin() + 1, words.end());
     if (std::any_of(rest.begin(), rest.end(), [](const std::string& w) { return w == "--help" || w == "-h"; }))
       return {ShowText{command_help(*named)}, {}};
-    words.resize(1);
+    words = {subcommand_name(*named)};
     for (std::string& word : normalized(rest, *named)) words.push_back(std::move(word));
   }
   std::reverse(words.begin(), words.end());  // as CLI11 wants a vector

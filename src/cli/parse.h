@@ -17,7 +17,9 @@ struct ShowText {  // --help, --version
 };
 
 struct ParsedCommand {
-  std::variant<ShowText, TrainOptions, InitOptions, EvalOptions, GenerateOptions, TokenizeOptions> options;
+  std::variant<ShowText, TrainOptions, InitOptions, EvalOptions, GenerateOptions, TokenizeOptions, BenchStepOptions,
+               BenchOpsOptions>
+      options;
   OptionOrigins origins;
 };
 
@@ -31,7 +33,7 @@ ParsedCommand parse_command_line(int argc, const char* const* argv, int ranks = 
 
 // What a command's file declares. `parse` is given the values by option name, in the order of the line.
 struct Command {
-  std::string_view name;
+  std::string_view name;     // one word, or two: "bench step"
   std::string_view summary;  // one line
   std::string_view details;  // paragraphs for --help
   std::vector<std::string_view> examples;
@@ -45,6 +47,8 @@ const Command& init_command();
 const Command& eval_command();
 const Command& generate_command();
 const Command& tokenize_command();
+const Command& bench_step_command();
+const Command& bench_ops_command();
 
 std::vector<const Command*> all_commands();
 std::string usage(const Command& command);         // "superoffload train --model DIR --data FILE ... [options]"

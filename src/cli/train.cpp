@@ -23,7 +23,7 @@ const Command& train_command() {
       "Fine-tunes all parameters of a Hugging Face model directory on records in Alpaca, plain-text or tokenised form "
       "and\n"
       "writes a Hugging Face model directory. Optimizer state (fp32 weights and both Adam moments) lives in host\n"
-      "memory and the CPU steps it.\n\n"
+      "memory and the CPU steps it, or with --offload_optimizer none in device memory, where the device does.\n\n"
       "The DeepSpeed modes superoffload (\"super_offload\": true) and zerooffload are both accepted; in this version\n"
       "both run the synchronous schedule: every bucket is stepped after backward. Results are the same.",
       {"superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out",

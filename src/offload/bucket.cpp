@@ -4,6 +4,8 @@
 
 namespace so {
 
+std::string_view name_of(Owner owner) { return owner == Owner::host ? "host" : "device"; }
+
 std::string_view name_of(BucketState state) {
   switch (state) {
     case BucketState::idle:

@@ -11,8 +11,9 @@
 
 namespace so {
 
-// Who holds the bucket's optimizer state and updates it.
-enum class Owner : std::uint8_t { host };
+// Who holds the bucket's optimizer state and updates it: the host's threads on host memory, or the device on its own.
+enum class Owner : std::uint8_t { host, device };
+std::string_view name_of(Owner owner);
 
 // The states of a bucket within an optimizer step. The verdict is the decision, after the whole backward pass, whether
 // the step stands, stands clipped, or is skipped.

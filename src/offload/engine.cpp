@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <exception>
 
 #include "base/error.h"
-#include "base/log.h"
 
 namespace so {
 namespace {
@@ -15,19 +13,26 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-std::size_t flat_bytes(const ParameterLayout& layout, DType dtype) {
-  return static_cast<std::size_t>(layout.elements()) * size_of(dtype);
+std::vector<Bucket> make_buckets(const ParameterLayout& layout, const EngineSettings& settings) {
+  std::vector<Bucket> buckets;
+  for (const Range range : cut_buckets(layout, settings.bucket_elements))
+    buckets.emplace_back(static_cast<int>(buckets.size()), range, settings.owner);
+  return buckets;
 }
 
-// Two: while one bucket is updated, the next one's gradient arrives and the one before leaves.
-constexpr int slot_count = 2;
+std::int64_t largest(std::span<const Bucket> buckets, Owner owner) {
+  std::int64_t elements = 0;
+  for (const Bucket& bucket : buckets)
+    if (bucket.owner() == owner) elements = std::max(elements, bucket.range().size());
+  return elements;
+}
+
+// Pieces in which device-owned state is read and written: 32 MiB, where copies run at full speed.
+constexpr std::int64_t transfer_elements = std::int64_t{8} << 20;
+
+Range common(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
 }  // namespace
-
-struct OffloadEngine::Slot {
-  Buffer gradient, weights;
-  std::unique_ptr<Event> gradient_here, weights_gone;
-};
 
 OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Communicator& ranks,
                              const ParameterLayout& layout, const EngineSettings& settings)
@@ -38,68 +43,43 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
       layout_(layout),
       settings_(settings),
       weights_(device, layout, settings.compute),
-      gradients_(device.allocate(MemoryKind::device, flat_bytes(layout, DType::f32), "gradients")),
+      gradients_(device.allocate(MemoryKind::device, gradient_bytes(layout.elements()), "gradients")),
       stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()),
                              "gradient stats")),
       stats_host_(device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient stats")),
-      master_(device.allocate(MemoryKind::pageable, flat_bytes(layout, DType::f32), "master weights")),
-      m_(device.allocate(MemoryKind::pageable, flat_bytes(layout, DType::f32), "first moments")),
-      v_(device.allocate(MemoryKind::pageable, flat_bytes(layout, DType::f32), "second moments")),
+      buckets_(make_buckets(layout, settings)),
+      host_state_(device, Owner::host, buckets_),
+      device_state_(device, Owner::device, buckets_),
       written_(static_cast<std::size_t>(layout.count()), false),
-      to_host_(device.create_stream("to host")),
-      to_device_(device.create_stream("to device")),
       gradients_complete_(device.create_event()),
-      gate_(0) {
-  std::int64_t largest = 0;
-  for (const Range range : cut_buckets(layout, settings.bucket_elements)) {
-    buckets_.emplace_back(static_cast<int>(buckets_.size()), range, Owner::host);
-    weights_back_.push_back(device.create_event());
-    largest = std::max(largest, range.size());
+      ring_(device, largest(buckets_, Owner::host), settings.gradients, settings.compute),
+      device_adamw_(make_device_adamw(device)),
+      gate_(static_cast<int>(buckets_.size())) {
+  SO_CHECK(settings.gradients == DType::f32 || settings.gradients == settings.compute, "gradients in {}",
+           name_of(settings.gradients));
+  for (const Bucket& bucket : buckets_) {
+    current_.push_back(device.create_event());
+    if (bucket.owner() == Owner::host) host_owned_.push_back(bucket.index());
   }
-  gate_.resize(static_cast<int>(buckets_.size()));
-  for (int i = 0; i < slot_count; ++i) {
-    Slot slot;
-    slot.gradient =
-        device.allocate(MemoryKind::pinned, static_cast<std::size_t>(largest) * sizeof(float), "gradient ring");
-    slot.weights = device.allocate(MemoryKind::pinned, static_cast<std::size_t>(largest) * size_of(settings.compute),
-                                   "weight ring");
-    slot.gradient_here = device.create_event();
-    slot.weights_gone = device.create_event();
-    slots_.push_back(std::move(slot));
-  }
+  if (const std::int64_t elements = largest(buckets_, Owner::device); elements > 0)
+    transfer_ = std::make_unique<StateTransfer>(device, std::min(elements, transfer_elements));
   if (!device.backed()) return;
-  // First touch by the threads that will update these pages; padding and moments start at zero.
-  const std::int64_t grain = std::max<std::int64_t>(1 << 16, layout.elements() / (8 * host_pool.size()));
-  host_pool.parallel_for(layout.elements(), grain, [&](std::int64_t begin, std::int64_t end) {
-    for (Buffer* buffer : {&master_, &m_, &v_})
-      std::memset(static_cast<float*>(buffer->data()) + begin, 0,
-                  static_cast<std::size_t>(end - begin) * sizeof(float));
-  });
+  host_state_.clear(host_pool);
+  const auto stream = device.create_stream("clear");
+  device_state_.clear(*stream);
+  stream->synchronize();
 }
 
-// Copies may still be on their way to or from the staging memory, which goes before the streams do.
-OffloadEngine::~OffloadEngine() {
-  for (Stream* stream : {to_host_.get(), to_device_.get()}) {
-    try {
-      stream->synchronize();
-    } catch (const std::exception& error) {
-      log_error("{}: {}", stream->name(), error.what());
-    }
-  }
-}
-
-bool OffloadEngine::meets(const Bucket& bucket, Range range) const {
-  return bucket.range().begin < range.end && range.begin < bucket.range().end;
-}
+bool OffloadEngine::meets(const Bucket& bucket, Range range) const { return common(bucket.range(), range).size() > 0; }
 
 void OffloadEngine::require_weights(int unit, Stream& stream) {
   for (const Bucket& bucket : buckets_)
     if (bucket.state() == BucketState::returning && meets(bucket, layout_.unit_range(unit)))
-      stream.wait(*weights_back_[static_cast<std::size_t>(bucket.index())]);
+      stream.wait(current(bucket));
 }
 
 GradientSink::Target OffloadEngine::gradient(int first, int count) {
-  Target target{layout_.view(gradients_.data(), DType::f32, first, count),
+  Target target{layout_.view(gradients_.data(), settings_.gradients, first, count),
                 written_[static_cast<std::size_t>(first)] ? Accumulate::add : Accumulate::overwrite};
   const Range range{layout_.range(first).begin, layout_.range(first + count - 1).end};
   for (Bucket& bucket : buckets_) {
@@ -116,46 +96,8 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
   if (!last_micro_batch_) return;
   const auto [first, last] = layout_.unit_parameters(unit);
   auto* stats = static_cast<GradStats*>(stats_.data());
-  for (int p = first; p < last; ++p) ops_.grad_stats(stream, stats + p, layout_.view(gradients_.data(), DType::f32, p));
-}
-
-void OffloadEngine::send_gradient(const Bucket& bucket, Slot& slot) {
-  const Range range = bucket.range();
-  to_host_->copy(slot.gradient.data(), static_cast<const float*>(gradients_.data()) + range.begin,
-                 static_cast<std::size_t>(range.size()) * sizeof(float));
-  to_host_->record(*slot.gradient_here);
-}
-
-void OffloadEngine::update(Bucket& bucket, Slot& slot, const AdamWStep& step) {
-  auto start = std::chrono::steady_clock::now();
-  slot.gradient_here->synchronize();
-  slot.weights_gone->synchronize();
-  counters_.gradient_wait_seconds += seconds_since(start);
-  counters_.save_wait_seconds += gate_.wait(bucket.index());
-
-  start = std::chrono::steady_clock::now();
-  const std::int64_t base = bucket.range().begin;
-  for (const ParameterLayout::Run& run : layout_.runs(bucket.range())) {
-    const std::int64_t begin = run.range.begin, local = begin - base;
-    const auto n = static_cast<std::size_t>(run.range.size());
-    const AdamWState state{master().data() + begin, first_moment().data() + begin, second_moment().data() + begin};
-    const std::span<const float> gradient(static_cast<const float*>(slot.gradient.data()) + local, n);
-    WeightSpan out;
-    if (settings_.compute == DType::bf16)
-      out = std::span<bf16>(static_cast<bf16*>(slot.weights.data()) + local, n);
-    else
-      out = std::span<float>(static_cast<float*>(slot.weights.data()) + local, n);
-    adamw_update_parallel(host_pool_, step, run.decay, gradient, state, state, out);
-  }
-  counters_.adam_seconds += seconds_since(start);
-}
-
-void OffloadEngine::return_weights(Bucket& bucket, Slot& slot) {
-  const Range range = bucket.range();
-  to_device_->copy(weights_.at(range.begin), slot.weights.data(),
-                   static_cast<std::size_t>(range.size()) * size_of(settings_.compute));
-  to_device_->record(*slot.weights_gone);
-  to_device_->record(*weights_back_[static_cast<std::size_t>(bucket.index())]);
+  for (int p = first; p < last; ++p)
+    ops_.grad_stats(stream, stats + p, layout_.view(gradients_.data(), settings_.gradients, p));
 }
 
 Verdict OffloadEngine::finish_step(Stream& compute, double lr, std::int64_t update_number) {
@@ -191,36 +133,135 @@ Verdict OffloadEngine::finish_step(Stream& compute, double lr, std::int64_t upda
   if (verdict.clip != 1.0f) ++counters_.clipped_steps;
 
   const AdamWStep step = make_adamw_step(settings_.adamw, lr, settings_.weight_decay, update_number, verdict.clip);
-  const auto slot_of = [&](std::size_t bucket) -> Slot& { return slots_[bucket % slots_.size()]; };
-  send_gradient(buckets_.front(), slot_of(0));
-  for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    // The slot of the next bucket held the gradient of the one before this, whose update is done.
-    if (b + 1 < buckets_.size()) send_gradient(buckets_[b + 1], slot_of(b + 1));
-    update(buckets_[b], slot_of(b), step);
-    buckets_[b].commit();
-    ++counters_.committed_buckets;
-    return_weights(buckets_[b], slot_of(b));
-    buckets_[b].depart();
-  }
+  // The device first, so that it works beside the host.
+  for (Bucket& bucket : buckets_)
+    if (bucket.owner() == Owner::device) update_on_device(bucket, compute, step);
+  update_on_host(step);
   return verdict;
 }
 
-void OffloadEngine::upload_weights() {
-  for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    Slot& slot = slots_[b % slots_.size()];
-    slot.weights_gone->synchronize();
-    const Range range = buckets_[b].range();
-    const float* from = master().data() + range.begin;
-    host_pool_.parallel_for(range.size(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
-      if (settings_.compute == DType::f32)
-        std::memcpy(static_cast<float*>(slot.weights.data()) + begin, from + begin,
-                    static_cast<std::size_t>(end - begin) * sizeof(float));
-      else
-        for (std::int64_t i = begin; i < end; ++i) static_cast<bf16*>(slot.weights.data())[i] = bf16(from[i]);
-    });
-    return_weights(buckets_[b], slot);
+void OffloadEngine::committed(Bucket& bucket) {
+  bucket.commit();
+  ++counters_.committed_buckets;
+  bucket.depart();
+}
+
+void OffloadEngine::update_on_device(Bucket& bucket, Stream& compute, const AdamWStep& step) {
+  counters_.save_wait_seconds += gate_.wait(bucket.index());
+  const Range range = bucket.range();
+  std::vector<AdamWRun> runs;
+  for (const ParameterLayout::Run& run : layout_.runs(range))
+    runs.push_back({run.range.begin - range.begin, run.range.end - range.begin, run.decay});
+  device_adamw_->update(compute, step, runs, Tensor(gradient_at(range.begin), settings_.gradients, {range.size()}),
+                        device_state_.at(bucket, range.begin),
+                        Tensor(weights_.at(range.begin), settings_.compute, {range.size()}));
+  compute.record(current(bucket));
+  committed(bucket);
+  ++counters_.device_updates;
+}
+
+void OffloadEngine::update_on_host(const AdamWStep& step) {
+  const auto fetch = [&](std::size_t turn) {
+    if (turn >= host_owned_.size()) return;
+    const Range range = buckets_[static_cast<std::size_t>(host_owned_[turn])].range();
+    ring_.fetch(ring_.slot(turn), gradient_at(range.begin), gradient_bytes(range.size()));
+  };
+  fetch(0);
+  for (std::size_t turn = 0; turn < host_owned_.size(); ++turn) {
+    // The slot of the next bucket held the gradient of the one before this, whose update is done.
+    fetch(turn + 1);
+    Bucket& bucket = buckets_[static_cast<std::size_t>(host_owned_[turn])];
+    StagingRing::Slot& slot = ring_.slot(turn);
+    auto start = std::chrono::steady_clock::now();
+    ring_.wait(slot);
+    counters_.gradient_wait_seconds += seconds_since(start);
+    counters_.save_wait_seconds += gate_.wait(bucket.index());
+    start = std::chrono::steady_clock::now();
+    run_adamw(bucket, slot, step);
+    counters_.adam_seconds += seconds_since(start);
+    const Range range = bucket.range();
+    ring_.give(slot, weights_.at(range.begin), static_cast<std::size_t>(range.size()) * size_of(settings_.compute),
+               current(bucket));
+    committed(bucket);
   }
-  to_device_->synchronize();
+}
+
+void OffloadEngine::run_adamw(const Bucket& bucket, StagingRing::Slot& slot, const AdamWStep& step) {
+  const auto part = [&]<class T>(const Buffer& memory, Range range) {
+    return std::span<T>(static_cast<T*>(memory.data()) + (range.begin - bucket.range().begin),
+                        static_cast<std::size_t>(range.size()));
+  };
+  for (const ParameterLayout::Run& run : layout_.runs(bucket.range())) {
+    GradientSpan gradient;
+    if (settings_.gradients == DType::bf16)
+      gradient = part.operator()<const bf16>(slot.gradient, run.range);
+    else
+      gradient = part.operator()<const float>(slot.gradient, run.range);
+    WeightSpan weights;
+    if (settings_.compute == DType::bf16)
+      weights = part.operator()<bf16>(slot.weights, run.range);
+    else
+      weights = part.operator()<float>(slot.weights, run.range);
+    const AdamWState state = host_state_.at(bucket, run.range.begin);
+    adamw_update_parallel(host_pool_, step, run.decay, gradient, state, state, weights);
+  }
+}
+
+void OffloadEngine::read_state(StateArray array, Range range, const ReadBody& body) {
+  for (const Bucket& bucket : buckets_) {
+    const Range part = common(bucket.range(), range);
+    if (part.size() <= 0) continue;
+    const float* from = state_of(bucket).at(array, bucket, part.begin);
+    if (bucket.owner() == Owner::host)
+      body(part.begin, {from, static_cast<std::size_t>(part.size())});
+    else
+      transfer_->read(from, part.size(), current(bucket),
+                      [&](std::int64_t offset, std::span<const float> values) { body(part.begin + offset, values); });
+  }
+}
+
+void OffloadEngine::write_state(StateArray array, Range range, const WriteBody& fill) {
+  for (const Bucket& bucket : buckets_) {
+    const Range part = common(bucket.range(), range);
+    if (part.size() <= 0) continue;
+    float* to = state_of(bucket).at(array, bucket, part.begin);
+    if (bucket.owner() == Owner::host)
+      fill(part.begin, {to, static_cast<std::size_t>(part.size())});
+    else
+      transfer_->write(to, part.size(), current(bucket),
+                       [&](std::int64_t offset, std::span<float> values) { fill(part.begin + offset, values); });
+  }
+}
+
+void OffloadEngine::upload_weights(Stream& compute) {
+  const bool narrow = settings_.compute == DType::bf16;
+  std::size_t turn = 0;
+  for (const Bucket& bucket : buckets_) {
+    const Range range = bucket.range();
+    const std::size_t bytes = static_cast<std::size_t>(range.size()) * size_of(settings_.compute);
+    float* master = state_of(bucket).at(StateArray::master, bucket, range.begin);
+    if (bucket.owner() == Owner::device) {
+      if (narrow)
+        ops_.cast(compute, Tensor(weights_.at(range.begin), settings_.compute, {range.size()}),
+                  Tensor(master, DType::f32, {range.size()}));
+      else
+        compute.copy(weights_.at(range.begin), master, bytes);
+      compute.record(current(bucket));
+      continue;
+    }
+    StagingRing::Slot& slot = ring_.slot(turn++);
+    ring_.wait(slot);
+    host_pool_.parallel_for(range.size(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
+      if (narrow)
+        for (std::int64_t i = begin; i < end; ++i) static_cast<bf16*>(slot.weights.data())[i] = bf16(master[i]);
+      else
+        std::memcpy(static_cast<float*>(slot.weights.data()) + begin, master + begin,
+                    static_cast<std::size_t>(end - begin) * sizeof(float));
+    });
+    ring_.give(slot, weights_.at(range.begin), bytes, current(bucket));
+  }
+  if (!host_owned_.empty()) ring_.finish_giving();
+  compute.synchronize();
 }
 
 }  // namespace so

@@ -1,12 +1,15 @@
-// The offload engine: weights and gradients on the device, fp32 master weights and AdamW moments in host memory, and
-// the step that brings them together bucket by bucket.
+// The offload engine: weights and gradients on the device, fp32 master weights and AdamW moments where each bucket's
+// owner keeps them, and the step that brings them together bucket by bucket.
 //
-// This is the synchronous schedule: gradients are produced, the verdict is taken, then bucket by bucket, lowest first,
-// the gradient goes to the host, AdamW runs on the host's threads, and the weights go back; the next forward pass waits
-// for the buckets of a unit only. Copies of one bucket run beside the update of another.
+// This is the synchronous schedule: gradients are produced, the verdict is taken, then every bucket is updated. What
+// the device owns is updated in place, on the stream that computed the gradients. What the host owns follows bucket by
+// bucket, lowest first: the gradient goes to the host, AdamW runs on the host's threads, and the weights go back;
+// copies of one bucket run beside the update of another. The next forward pass waits for the buckets of a unit only.
+// Both owners give the same bits.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -14,16 +17,22 @@
 #include "base/thread_pool.h"
 #include "offload/bucket.h"
 #include "offload/device_weights.h"
+#include "offload/optimizer_state.h"
 #include "offload/parameter_source.h"
 #include "offload/save_gate.h"
+#include "offload/staging_ring.h"
+#include "offload/state_transfer.h"
 #include "offload/verdict.h"
 #include "optim/adamw.h"
+#include "optim/device_adamw.h"
 #include "parallel/communicator.h"
 
 namespace so {
 
 struct EngineSettings {
   DType compute = DType::f32;        // weights on the device
+  DType gradients = DType::f32;      // or compute: enough where a step writes each gradient once
+  Owner owner = Owner::host;         // of all buckets
   std::int64_t bucket_elements = 0;  // at most; a multiple of ParameterLayout::alignment
   AdamWHyper adamw;
   double weight_decay = 0, max_grad_norm = 0;
@@ -33,7 +42,8 @@ struct EngineSettings {
 struct EngineCounters {
   std::int64_t steps = 0, skipped_steps = 0, clipped_steps = 0;
   std::int64_t committed_buckets = 0, discarded_buckets = 0;
-  double adam_seconds = 0, gradient_wait_seconds = 0, save_wait_seconds = 0;
+  std::int64_t device_updates = 0;  // of the committed buckets, those the device updated
+  double adam_seconds = 0, gradient_wait_seconds = 0, save_wait_seconds = 0;  // of the host
 };
 
 class OffloadEngine final : public WeightSource, public GradientSink {
@@ -43,7 +53,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Communicator& ranks, const ParameterLayout& layout,
                 const EngineSettings& settings);
   // The compute stream must be idle or gone: its work may use the engine's memory.
-  ~OffloadEngine() override;
+  ~OffloadEngine() override = default;
 
   // WeightSource
   void require_weights(int unit, Stream& stream) override;
@@ -57,18 +67,25 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // The micro-batch about to run is the last of its optimizer step: its gradients complete the step's.
   void begin_last_micro_batch() { last_micro_batch_ = true; }
   // After the last micro-batch has been enqueued on `compute`: waits for its gradients, takes the verdict and updates,
-  // or skips. On return host state is final; weights may still be on their way (require_weights waits).
-  // `update_number` counts updates made before this one, plus one: AdamW's bias correction.
+  // or skips. On return the host's state is final; the device's update, and weights on their way to it, may still run:
+  // require_weights() and read_state() wait. `update_number` counts updates made before this one, plus one: AdamW's
+  // bias correction.
   Verdict finish_step(Stream& compute, double lr, std::int64_t update_number);
 
-  // ---- Host state: arrays over the flat range. Valid to read between steps, and by a save (see gate()). ----
   const ParameterLayout& layout() const { return layout_; }
-  std::span<float> master() { return flat(master_); }
-  std::span<float> first_moment() { return flat(m_); }
-  std::span<float> second_moment() { return flat(v_); }
   DType compute_dtype() const { return settings_.compute; }
-  // After master() was written from outside: rounds it to the compute dtype and sends it to the device. Waits.
-  void upload_weights();
+
+  // ---- Optimizer state, whoever owns it. Between steps, or by a save (see gate()); one thread at a time. ----
+  // Calls body(begin, values) for pieces of `range` of the flat range, in order; the values, which begin at element
+  // `begin`, hold during the call. Padding belongs to the range. Host-owned state is given as it lies.
+  using ReadBody = std::function<void(std::int64_t begin, std::span<const float> values)>;
+  void read_state(StateArray array, Range range, const ReadBody& body);
+  // Calls fill(begin, values) for pieces of `range`, whose contents are replaced. Weights follow by upload_weights().
+  using WriteBody = std::function<void(std::int64_t begin, std::span<float> values)>;
+  void write_state(StateArray array, Range range, const WriteBody& fill);
+  // After master weights were written: rounds them to the compute dtype into the device's weights. Waits. `compute` is
+  // the stream of the model.
+  void upload_weights(Stream& compute);
 
   // A background save calls gate().begin() between steps on the engine's thread, then reads buckets in order from its
   // own, calling passed() after each and end() at last.
@@ -77,15 +94,20 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   const EngineCounters& counters() const { return counters_; }
 
  private:
-  struct Slot;  // pinned staging for one bucket
-
-  std::span<float> flat(Buffer& buffer) const {
-    return {static_cast<float*>(buffer.data()), static_cast<std::size_t>(layout_.elements())};
-  }
-  void send_gradient(const Bucket& bucket, Slot& slot);
-  void update(Bucket& bucket, Slot& slot, const AdamWStep& step);
-  void return_weights(Bucket& bucket, Slot& slot);
+  void update_on_device(Bucket& bucket, Stream& compute, const AdamWStep& step);
+  void update_on_host(const AdamWStep& step);
+  void run_adamw(const Bucket& bucket, StagingRing::Slot& slot, const AdamWStep& step);
+  void committed(Bucket& bucket);
   bool meets(const Bucket& bucket, Range range) const;
+  std::size_t gradient_bytes(std::int64_t elements) const {
+    return static_cast<std::size_t>(elements) * size_of(settings_.gradients);
+  }
+  void* gradient_at(std::int64_t element) const {
+    return static_cast<std::byte*>(gradients_.data()) + gradient_bytes(element);
+  }
+  OptimizerState& state_of(const Bucket& bucket) { return bucket.owner() == Owner::host ? host_state_ : device_state_; }
+  // Marks that the bucket's weights on the device, and its state if the device owns it, are those of the last update.
+  Event& current(const Bucket& bucket) { return *current_[static_cast<std::size_t>(bucket.index())]; }
 
   Device& device_;
   Ops& ops_;
@@ -95,16 +117,18 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   const EngineSettings settings_;
 
   DeviceWeights weights_;
-  Buffer gradients_;           // f32, device
+  Buffer gradients_;           // device
   Buffer stats_, stats_host_;  // GradStats per parameter, device and pinned
-  Buffer master_, m_, v_;      // f32, pageable
   std::vector<Bucket> buckets_;
-  std::vector<std::unique_ptr<Event>> weights_back_;  // per bucket: its weights are on the device
-  std::vector<bool> written_;                         // per parameter: has a gradient in this step
+  std::vector<int> host_owned_;  // indices of buckets
+  OptimizerState host_state_, device_state_;
+  std::vector<std::unique_ptr<Event>> current_;  // per bucket
+  std::vector<bool> written_;                    // per parameter: has a gradient in this step
   bool last_micro_batch_ = false;
-  std::unique_ptr<Stream> to_host_, to_device_;
   std::unique_ptr<Event> gradients_complete_;
-  std::vector<Slot> slots_;
+  StagingRing ring_;                         // of the host-owned
+  std::unique_ptr<StateTransfer> transfer_;  // of the device-owned; null without them
+  std::unique_ptr<DeviceAdamW> device_adamw_;
   SaveGate gate_;
   EngineCounters counters_;
 };

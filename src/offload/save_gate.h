@@ -1,5 +1,5 @@
-// Lets a background save read the host state while training goes on: an update of a bucket waits until the save has
-// read that bucket, and no other.
+// Lets a background save read the optimizer state while training goes on: an update of a bucket waits until the save
+// has read that bucket, and no other.
 #pragma once
 
 #include <condition_variable>
@@ -10,8 +10,7 @@ namespace so {
 
 class SaveGate {
  public:
-  explicit SaveGate(int buckets) { resize(buckets); }
-  void resize(int buckets) { pending_.assign(static_cast<std::size_t>(buckets), false); }  // before any use
+  explicit SaveGate(int buckets) : pending_(static_cast<std::size_t>(buckets), false) {}
 
   // A save begins: every bucket is to be read. Bug if one is under way.
   void begin();

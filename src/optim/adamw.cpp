@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "device/trace.h"
 #include "optim/adamw_kernels.h"
 #include "optim/float_mode.h"
 
@@ -199,6 +200,7 @@ void adamw_update_parallel(ThreadPool& pool, const AdamWStep& step, bool decay, 
                            AdamWStateView in, AdamWState out, WeightSpan weights) {
   const Update u = prepare(step, decay, gradient, in, out, weights);
   if (u.whole.count == 0) return;
+  const TraceSpan span("AdamW");
   // Where the first element is not on a boundary, the grid starts before it, so that pieces meet on boundaries.
   const auto count = static_cast<std::int64_t>(u.whole.count);
   const std::int64_t shift = u.whole.head == 0 ? 0 : kLineElements - static_cast<std::int64_t>(u.whole.head);

@@ -17,16 +17,20 @@ constexpr const char* master_file = "master.safetensors";
 constexpr const char* first_moment_file = "exp_avg.safetensors";
 constexpr const char* second_moment_file = "exp_avg_sq.safetensors";
 
-void write_part(SafetensorsWriter& writer, const ParameterLayout& layout, const Bucket& bucket,
-                std::span<const float> flat) {
-  for_each_part(layout, bucket.range(), [&](int p, Range inside, Range part) {
-    writer.write(
-        layout.parameter(p).name, static_cast<std::uint64_t>(inside.begin) * sizeof(float),
-        std::as_bytes(flat.subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()))));
+void write_part(SafetensorsWriter& writer, OffloadEngine& engine, const Bucket& bucket, StateArray array) {
+  const ParameterLayout& layout = engine.layout();
+  engine.read_state(array, bucket.range(), [&](std::int64_t begin, std::span<const float> values) {
+    const Range piece{begin, begin + static_cast<std::int64_t>(values.size())};
+    for_each_part(layout, piece, [&](int p, Range inside, Range part) {
+      writer.write(layout.parameter(p).name, static_cast<std::uint64_t>(inside.begin) * sizeof(float),
+                   std::as_bytes(values.subspan(static_cast<std::size_t>(part.begin - begin),
+                                                static_cast<std::size_t>(part.size()))));
+    });
   });
 }
 
-void read_all(const std::filesystem::path& file, const ParameterLayout& layout, std::span<float> flat) {
+void read_all(const std::filesystem::path& file, OffloadEngine& engine, StateArray array) {
+  const ParameterLayout& layout = engine.layout();
   const SafetensorsReader reader(file);
   for (int p = 0; p < layout.count(); ++p) {
     const Parameter& parameter = layout.parameter(p);
@@ -35,8 +39,10 @@ void read_all(const std::filesystem::path& file, const ParameterLayout& layout, 
       fail("{}: tensor '{}' is {} {}, expected float32 {}", file.string(), parameter.name, name_of(info.dtype),
            shape_string(info.shape), shape_string(parameter.shape));
     const Range range = layout.range(p);
-    reader.read_into(parameter.name, std::as_writable_bytes(flat.subspan(static_cast<std::size_t>(range.begin),
-                                                                         static_cast<std::size_t>(range.size()))));
+    engine.write_state(array, range, [&](std::int64_t begin, std::span<float> values) {
+      reader.read_into(parameter.name, static_cast<std::uint64_t>(begin - range.begin) * sizeof(float),
+                       std::as_writable_bytes(values));
+    });
   }
   if (static_cast<int>(reader.names().size()) != layout.count())
     fail("{}: holds {} tensors, the model has {}", file.string(), reader.names().size(), layout.count());
@@ -107,9 +113,9 @@ void CheckpointWriter::write(const TrainerState& state) {
       second(directory.path() / second_moment_file, specs, {});
   for (const Bucket& bucket : engine_.buckets()) {
     model.write_bucket(bucket);
-    if (master) write_part(*master, layout, bucket, engine_.master());
-    write_part(first, layout, bucket, engine_.first_moment());
-    write_part(second, layout, bucket, engine_.second_moment());
+    if (master) write_part(*master, engine_, bucket, StateArray::master);
+    write_part(first, engine_, bucket, StateArray::first_moment);
+    write_part(second, engine_, bucket, StateArray::second_moment);
     engine_.gate().passed(bucket.index());
   }
   model.finish();
@@ -121,11 +127,12 @@ void CheckpointWriter::write(const TrainerState& state) {
   for (const Checkpoint& removed : directory_.rotate(save_total_limit_)) log_debug("removed {}", removed.path.string());
 }
 
-void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& engine, ThreadPool& pool) {
+void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& engine, Stream& compute,
+                     ThreadPool& pool) {
   const ModelFiles model(checkpoint);
   require_same_parameters(checkpoint, model.layout(), engine.layout());
   if (std::filesystem::exists(checkpoint / master_file)) {
-    read_all(checkpoint / master_file, engine.layout(), engine.master());
+    read_all(checkpoint / master_file, engine, StateArray::master);
   } else {
     // The weights are the masters only where nothing was rounded.
     for (const Parameter& p : model.layout().parameters()) {
@@ -134,11 +141,11 @@ void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& eng
         fail("{} is missing: the checkpoint's weights are {} (tensor '{}'), so its fp32 weights cannot be restored",
              (checkpoint / master_file).string(), name_of(dtype), p.name);
     }
-    model.load(engine.master(), pool);
+    model.load(engine, pool);
   }
-  read_all(checkpoint / first_moment_file, engine.layout(), engine.first_moment());
-  read_all(checkpoint / second_moment_file, engine.layout(), engine.second_moment());
-  engine.upload_weights();
+  read_all(checkpoint / first_moment_file, engine, StateArray::first_moment);
+  read_all(checkpoint / second_moment_file, engine, StateArray::second_moment);
+  engine.upload_weights(compute);
 }
 
 }  // namespace so

@@ -41,8 +41,9 @@ class CheckpointWriter {
   std::exception_ptr error_;
 };
 
-// Fills the engine's host state from a checkpoint and sends the weights to the device. Throws Error naming the file and
-// tensor if it is not one of this model and dtype.
-void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& engine, ThreadPool& pool);
+// Fills the engine's optimizer state from a checkpoint, whoever owned it when that was written, and the weights on the
+// device. `compute` is the model's stream. Throws Error naming the file and tensor if it is not one of this model and
+// dtype.
+void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& engine, Stream& compute, ThreadPool& pool);
 
 }  // namespace so

@@ -1,5 +1,7 @@
 #include "train/command_options.h"
 
+#include "model/presets.h"
+
 namespace so {
 namespace {
 
@@ -14,6 +16,14 @@ void add_model(OptionTable<S>& t) {
       .required()
       .elsewhere("model_name")
       .elsewhere("model_name_or_path");
+}
+
+template <class S>
+OptionSpec& add_config(OptionTable<S>& t) {
+  return t
+      .add("config", &S::config, "config.json of the model, a directory that has one, or a preset: " + preset_names())
+      .metavar("FILE|DIR|PRESET")
+      .elsewhere("model");
 }
 
 template <class S>
@@ -37,7 +47,7 @@ OptionTable<InitOptions> make_init() {
   using O = InitOptions;
   OptionTable<O> t;
   t.group("Model");
-  t.add("config", &O::config, "config.json of the model, or a directory that has one").metavar("FILE|DIR").required();
+  add_config(t).required();
   t.add("tokenizer", &O::tokenizer, "Directory whose tokenizer files are copied along")
       .metavar("DIR")
       .default_from(ours);
@@ -123,6 +133,53 @@ OptionTable<TokenizeOptions> make_tokenize() {
   return t;
 }
 
+OptionTable<BenchStepOptions> make_bench_step() {
+  using O = BenchStepOptions;
+  OptionTable<O> t;
+  t.group("Model and step");
+  add_config(t).required();
+  t.add("batch_size", &O::batch_size, "Rows of random tokens a step")
+      .unit("rows")
+      .at_least(1)
+      .at_most(1e6)
+      .default_from("as train");
+  t.add("max_length", &O::max_length, "Tokens a row").unit("tokens").at_least(2).at_most(1e9).default_from(ours);
+  t.add("no_optimizer", &O::no_optimizer, "Forward and backward only: no optimizer state, no update")
+      .default_from(ours);
+  t.add("offload_optimizer", &O::offload_optimizer, "Where optimizer state lives: cpu, or none for the training device")
+      .default_from("as train");
+  t.add("activation_checkpointing", &O::activation_checkpointing,
+        "Recompute activations in backward instead of keeping them; auto: if they would not fit")
+      .bare("true")
+      .default_from("as train")
+      .elsewhere("gradient_checkpointing");
+  t.group("Measurement");
+  t.add("steps", &O::steps, "Measured steps").unit("steps").at_least(1).at_most(1e6).default_from(ours);
+  t.add("warmup", &O::warmup, "Steps before them").unit("steps").at_least(0).at_most(1e6).default_from(ours);
+  t.add("trace", &O::trace, "Write a timeline of one more step for ui.perfetto.dev").metavar("FILE").default_from(ours);
+  add_json(t);
+  add_machine(t);
+  return t;
+}
+
+OptionTable<BenchOpsOptions> make_bench_ops() {
+  using O = BenchOpsOptions;
+  OptionTable<O> t;
+  t.group("Shapes");
+  add_config(t).default_from(ours);
+  t.add("tokens", &O::tokens, "Tokens of a micro-batch")
+      .unit("tokens")
+      .at_least(1)
+      .at_most(1e9)
+      .or_else(std::int64_t{0}, "16384 on a GPU, 256 on the CPU")
+      .default_from(ours);
+  t.add("max_length", &O::max_length, "Longest document, for attention").unit("tokens").at_least(1).default_from(ours);
+  t.group("Result");
+  add_json(t);
+  add_machine(t);
+  return t;
+}
+
 // `names` are options of which exactly one must be given, even if its value is empty.
 void check_exactly_one(OptionsView options, const OptionOrigins& origins, std::initializer_list<const char*> names) {
   std::vector<std::string> given, all;
@@ -153,6 +210,14 @@ const OptionTable<TokenizeOptions>& tokenize_option_table() {
   static const OptionTable<TokenizeOptions> table = make_tokenize();
   return table;
 }
+const OptionTable<BenchStepOptions>& bench_step_option_table() {
+  static const OptionTable<BenchStepOptions> table = make_bench_step();
+  return table;
+}
+const OptionTable<BenchOpsOptions>& bench_ops_option_table() {
+  static const OptionTable<BenchOpsOptions> table = make_bench_ops();
+  return table;
+}
 
 void check_options(const InitOptions& options, const OptionOrigins&) {
   check_required(init_option_table().view(options));
@@ -175,6 +240,16 @@ void check_options(const TokenizeOptions& options, const OptionOrigins& origins)
   const OptionsView view = tokenize_option_table().view(options);
   check_required(view);
   check_exactly_one(view, origins, {"text", "file", "stdin", "decode"});
+}
+
+void check_options(const BenchStepOptions& options, const OptionOrigins& origins) {
+  check_required(bench_step_option_table().view(options));
+  if (options.no_optimizer && origins.given("offload_optimizer"))
+    fail("--no_optimizer and --offload_optimizer exclude each other: give one of them");
+}
+
+void check_options(const BenchOpsOptions& options, const OptionOrigins&) {
+  check_required(bench_ops_option_table().view(options));
 }
 
 }  // namespace so

@@ -10,7 +10,7 @@
 namespace so {
 
 struct InitOptions {
-  std::string config;     // a config.json, or a directory that has one
+  std::string config;     // a config.json, a directory that has one, or a preset's name
   std::string tokenizer;  // directory whose tokenizer files are copied; empty: none
   std::string output_dir;
   bool overwrite_output_dir = false;
@@ -59,15 +59,45 @@ struct TokenizeOptions {
   bool json = false;
 };
 
+struct BenchStepOptions {
+  std::string config;  // as InitOptions
+  int batch_size = 4;
+  std::int64_t max_length = 4096;
+  std::int64_t steps = 5;
+  std::int64_t warmup = 2;
+  bool no_optimizer = false;  // forward and backward only
+  OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
+  Toggle activation_checkpointing = Toggle::automatic;
+  std::string trace;  // file; empty: none
+  DeviceChoice device = DeviceChoice::automatic;
+  Precision dtype = Precision::automatic;
+  int cpu_threads = 0;
+  bool json = false;
+};
+
+struct BenchOpsOptions {
+  std::string config = "qwen3-14b";
+  std::int64_t tokens = 0;  // 0: as the device has it
+  std::int64_t max_length = 4096;
+  DeviceChoice device = DeviceChoice::automatic;
+  Precision dtype = Precision::automatic;
+  int cpu_threads = 0;
+  bool json = false;
+};
+
 const OptionTable<InitOptions>& init_option_table();
 const OptionTable<EvalOptions>& eval_option_table();
 const OptionTable<GenerateOptions>& generate_option_table();
 const OptionTable<TokenizeOptions>& tokenize_option_table();
+const OptionTable<BenchStepOptions>& bench_step_option_table();
+const OptionTable<BenchOpsOptions>& bench_ops_option_table();
 
 // Refuse what no single row can: required options missing, sources that exclude each other.
 void check_options(const InitOptions& options, const OptionOrigins& origins);
 void check_options(const EvalOptions& options, const OptionOrigins& origins);
 void check_options(const GenerateOptions& options, const OptionOrigins& origins);
 void check_options(const TokenizeOptions& options, const OptionOrigins& origins);
+void check_options(const BenchStepOptions& options, const OptionOrigins& origins);
+void check_options(const BenchOpsOptions& options, const OptionOrigins& origins);
 
 }  // namespace so

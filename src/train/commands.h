@@ -35,4 +35,10 @@ int run_generate(const GenerateOptions& options);
 // Text to token ids and back.
 int run_tokenize(const TokenizeOptions& options);
 
+// The time of training steps with random weights and tokens, beside what the machine can do.
+int run_bench_step(const BenchStepOptions& options);
+
+// The time of each operation of a model's layer, beside its floor.
+int run_bench_ops(const BenchOpsOptions& options);
+
 }  // namespace so

@@ -41,18 +41,22 @@ ModelExport::ModelExport(OffloadEngine& engine, const ModelFiles& source, const 
 }
 
 void ModelExport::write_bucket(const Bucket& bucket) {
+  const ParameterLayout& layout = engine_.layout();
+  const std::size_t size = size_of(engine_.compute_dtype());
   std::vector<bf16> narrow;
-  for_each_part(engine_.layout(), bucket.range(), [&](int p, Range inside, Range flat) {
-    const auto values =
-        engine_.master().subspan(static_cast<std::size_t>(flat.begin), static_cast<std::size_t>(flat.size()));
-    std::span<const std::byte> bytes = std::as_bytes(values);
+  engine_.read_state(StateArray::master, bucket.range(), [&](std::int64_t begin, std::span<const float> master) {
+    std::span<const std::byte> bytes = std::as_bytes(master);
     if (engine_.compute_dtype() == DType::bf16) {
-      narrow.resize(values.size());
-      std::transform(values.begin(), values.end(), narrow.begin(), [](float x) { return bf16(x); });
+      narrow.resize(master.size());
+      std::transform(master.begin(), master.end(), narrow.begin(), [](float x) { return bf16(x); });
       bytes = std::as_bytes(std::span(narrow));
     }
-    writer_.write(engine_.layout().parameter(p).name,
-                  static_cast<std::uint64_t>(inside.begin) * size_of(engine_.compute_dtype()), bytes);
+    const Range piece{begin, begin + static_cast<std::int64_t>(master.size())};
+    for_each_part(layout, piece, [&](int p, Range inside, Range flat) {
+      writer_.write(layout.parameter(p).name, static_cast<std::uint64_t>(inside.begin) * size,
+                    bytes.subspan(static_cast<std::size_t>(flat.begin - begin) * size,
+                                  static_cast<std::size_t>(flat.size()) * size));
+    });
   });
 }
 

@@ -115,11 +115,14 @@ void ModelFiles::for_each_piece(const Piece& piece) const {
   }
 }
 
-void ModelFiles::load(std::span<float> flat, ThreadPool& pool) const {
-  SO_CHECK(static_cast<std::int64_t>(flat.size()) == layout_->elements(), "{} elements", flat.size());
+void ModelFiles::load(OffloadEngine& engine, ThreadPool& pool) const {
+  SO_CHECK(engine.layout().elements() == layout_->elements(), "an engine of another model");
   for_each_piece([&](int parameter, std::int64_t begin, std::span<const std::byte> bytes, DType dtype) {
-    const auto at = static_cast<std::size_t>(layout_->range(parameter).begin + begin);
-    widen(flat.subspan(at, bytes.size() / size_of(dtype)), bytes.data(), dtype, pool);
+    const std::int64_t at = layout_->range(parameter).begin + begin;
+    const auto n = static_cast<std::int64_t>(bytes.size() / size_of(dtype));
+    engine.write_state(StateArray::master, {at, at + n}, [&](std::int64_t from, std::span<float> out) {
+      widen(out, bytes.data() + static_cast<std::size_t>(from - at) * size_of(dtype), dtype, pool);
+    });
   });
 }
 

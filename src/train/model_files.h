@@ -10,8 +10,7 @@
 #include "base/thread_pool.h"
 #include "io/hf_directory.h"
 #include "model/spec.h"
-#include "offload/device_weights.h"
-#include "offload/parameter_layout.h"
+#include "offload/engine.h"
 
 namespace so {
 
@@ -25,9 +24,9 @@ class ModelFiles {
   const ParameterLayout& layout() const { return *layout_; }
   const HfDirectory& directory() const { return directory_; }
 
-  // Reads every parameter, shard by shard, widened to fp32, straight into `flat` (layout().elements() floats). Shows
-  // progress when it takes long. `pool` converts.
-  void load(std::span<float> flat, ThreadPool& pool) const;
+  // Reads every parameter, shard by shard, widened to fp32, into the engine's master weights, whoever owns them. Shows
+  // progress when it takes long. `pool` converts. Weights on the device follow by upload_weights().
+  void load(OffloadEngine& engine, ThreadPool& pool) const;
   // The same into device weights, through a staging buffer: the model is never whole in host memory.
   void load(DeviceWeights& weights, Stream& stream, ThreadPool& pool) const;
 

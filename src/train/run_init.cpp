@@ -13,6 +13,7 @@
 #include "model/flops.h"
 #include "model/initialize.h"
 #include "model/parameters.h"
+#include "model/presets.h"
 #include "train/commands.h"
 #include "train/export.h"
 #include "train/runtime.h"
@@ -21,11 +22,9 @@ namespace so {
 
 int run_init(const InitOptions& options) {
   namespace fs = std::filesystem;
-  const fs::path config_file =
-      fs::is_directory(options.config) ? fs::path(options.config) / "config.json" : fs::path(options.config);
-  const std::string config = read_text_file(config_file, 16 << 20);
-  const DecoderSpec spec = read_decoder_spec(config, config_file.string());
-  const DType dtype = resolve_dtype(options.dtype, config, config_file.string());
+  const ModelConfig config = resolve_config(options.config);
+  const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
+  const DType dtype = resolve_dtype(options.dtype, config.text, config.origin);
   const ParameterLayout layout(make_parameters(spec));
   const std::uint64_t bytes = static_cast<std::uint64_t>(layout.parameter_elements()) * size_of(dtype);
 
@@ -36,7 +35,7 @@ int run_init(const InitOptions& options) {
   require_free_space(output, bytes);
   if (fs::exists(output) && fs::is_empty(output)) fs::remove(output);  // an empty directory stands in nobody's way
   AtomicDirectory directory(output, options.overwrite_output_dir ? IfExists::replace : IfExists::refuse);
-  write_text_file_atomically(directory.path() / "config.json", config_with_dtype(config, dtype));
+  write_text_file_atomically(directory.path() / "config.json", config_with_dtype(config.text, dtype));
   if (!options.tokenizer.empty()) copy_auxiliary_files(options.tokenizer, directory.path());
   HfModelWriter writer(directory.path(), tensor_specs(layout, dtype));
 

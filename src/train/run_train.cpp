@@ -8,6 +8,7 @@
 #include "base/units.h"
 #include "data/dataset.h"
 #include "io/atomic_directory.h"
+#include "io/checkpoint_directory.h"
 #include "model/flops.h"
 #include "train/commands.h"
 #include "train/model_encoder.h"
@@ -25,7 +26,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   if (options.max_length != given.max_length) log_info("max_length is {}, the model's limit", options.max_length);
   const DType compute = resolve_dtype(options.dtype, read_text_file(config_file, 16 << 20), config_file);
   options.dtype = compute == DType::bf16 ? Precision::bf16 : Precision::fp32;
-  require_state_fits(spec, compute);
+  require_state_fits(spec, compute, choose_gradient_dtype(spec, compute, options.gradient_accumulation_steps));
   OutputDirectory output(options, origins);
   const ModelFiles model(options.model);
   const ModelEncoder encoder(options.model, spec.vocab);
@@ -56,6 +57,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   TrainingShape shape;
   shape.micro_batch_tokens = batches.max_micro_batch_tokens(total_steps);
   shape.longest_document = data.counts().longest;
+  shape.micro_batches = options.gradient_accumulation_steps;
   if (evaluation) {
     shape.evaluation_tokens = std::max(evaluation->counts().longest, shape.micro_batch_tokens);
     shape.evaluation_tokens = EvaluationIterator(*evaluation, shape.evaluation_tokens).max_batch_tokens();
@@ -63,6 +65,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   }
   EngineSettings engine;
   engine.compute = compute;
+  engine.owner = options.offload_optimizer == OptimizerDevice::none ? Owner::device : Owner::host;
   engine.bucket_elements = options.bucket_size / static_cast<std::int64_t>(sizeof(float));
   engine.adamw = {options.adam_beta1, options.adam_beta2, options.adam_epsilon};
   engine.weight_decay = options.weight_decay;
@@ -76,6 +79,11 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
     state = read_trainer_state(checkpoint->path / trainer_state_file);
     output.require_same_run(*state, data.key());
   }
+  if (!options.trace.empty()) {
+    const std::int64_t steps = total_steps - (state ? state->step : 0), needed = Trainer::steps_before_trace + 1;
+    if (steps < needed) fail("--trace begins with the third step, and this run has {}; raise --max_steps", steps);
+    require_writable(std::filesystem::absolute(options.trace).parent_path());
+  }
   output.prepare(static_cast<std::uint64_t>(parameter_count(spec)) * size_of(compute));
 
   log_info("{}: {:.4g} M parameters, {} on {}; {} steps of at most {} x {} rows, {} documents, {} tokens",
@@ -87,7 +95,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   log_info("memory plan:\n{}  in all {}", plan.memory.table(), format_bytes(predicted));
 
   if (runtime.device().kind() == DeviceKind::cpu)
-    for (const char* name : {"offload_optimizer", "offload_ratio", "pin_memory"})
+    for (const char* name : {"offload_ratio", "pin_memory"})
       if (origins.given(name))
         log_info("{} has nothing to choose on the CPU device: there is one kind of memory", name);
 

@@ -179,6 +179,14 @@ OptionTable<TrainOptions> make_table() {
       .default_from("DeepSpeed")
       .deepspeed("wall_clock_breakdown");
 
+  t.add(
+       "trace", &O::trace,
+       "Write a timeline of a step for ui.perfetto.dev: kernels and copies by stream, host work, waits. It begins with "
+       "the third step, when first-time costs are over")
+      .metavar("FILE")
+      .default_from(ours);
+  t.add("trace_steps", &O::trace_steps, "Steps in the trace").unit("steps").at_least(1).at_most(1e6).default_from(ours);
+
   t.group("Benchmark");
   t.add("bench_steps", &O::bench_steps, "Stop after so many measured optimizer steps and print a summary")
       .unit("steps")
@@ -226,12 +234,15 @@ OptionTable<TrainOptions> make_table() {
       .file_only()
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.super_offload");
-  t.add("offload_optimizer", &O::offload_optimizer, "Where optimizer state lives: cpu, or none for the training device")
-      .file_only()
+  t.add("offload_optimizer", &O::offload_optimizer,
+        "Where all optimizer state (fp32 weights, moments) lives and is stepped: cpu for host memory, none for the "
+        "memory of the training device. Results are the same")
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.device")
       .deepspeed("zero_optimization.cpu_offload");
-  t.add("offload_ratio", &O::offload_ratio, "Share of the optimizer state that lives on the CPU")
+  t.add("offload_ratio", &O::offload_ratio,
+        "Share of the optimizer state that lives on the CPU. In this version all or none does, as offload_optimizer "
+        "says")
       .at_least(0)
       .at_most(1)
       .or_else(-1.0, "the program decides")
@@ -265,6 +276,8 @@ void check_train_options(const TrainOptions& options, const OptionOrigins& origi
     fail("--eval_steps {} needs records to evaluate on: add --eval_data FILE", options.eval_steps);
   if (!options.resume.empty() && options.overwrite_output_dir)
     fail("--resume continues a run and --overwrite_output_dir discards it: give one of them");
+  if (options.trace.empty() && origins.given("trace_steps"))
+    fail("--trace_steps counts the steps of a trace: add --trace FILE");
   if (options.bench_steps == 0 && origins.given("warmup_steps"))
     fail(
         "--warmup_steps counts the steps before a benchmark's measured ones: add --bench_steps N (for the learning "

@@ -87,6 +87,8 @@ struct TrainOptions {
   std::int64_t log_interval = 1;
   std::int64_t eval_steps = 0;
   bool wall_clock_breakdown = false;  // DeepSpeed file only
+  std::string trace;                  // file; empty: none
+  std::int64_t trace_steps = 1;
   // Benchmark
   std::int64_t bench_steps = 0;
   std::int64_t warmup_steps = 15;

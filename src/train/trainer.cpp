@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/units.h"
+#include "io/trace_file.h"
 #include "model/flops.h"
 #include "model/rope.h"
 #include "parallel/communicator.h"
@@ -61,12 +62,12 @@ Trainer::Trainer(const TrainerInputs& in)
 Trainer::~Trainer() { stream_.reset(); }
 
 void Trainer::start() {
-  in_.model.load(engine_.master(), in_.runtime.host_pool());
-  engine_.upload_weights();
+  in_.model.load(engine_, in_.runtime.host_pool());
+  engine_.upload_weights(*stream_);
 }
 
 void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState& state) {
-  load_checkpoint(checkpoint, engine_, in_.runtime.host_pool());
+  load_checkpoint(checkpoint, engine_, *stream_, in_.runtime.host_pool());
   const std::string options = std::move(state_.options);
   state_ = state;
   state_.options = options;
@@ -77,6 +78,7 @@ void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState
 }
 
 Trainer::StepResult Trainer::train_step() {
+  const TraceSpan span("step");
   const auto start = Clock::now();
   StepResult result;
   result.plan = in_.batches.next_step();
@@ -179,6 +181,26 @@ void Trainer::save() {
   last_saved_step_ = state_.step;
 }
 
+void Trainer::trace(std::int64_t steps_done) {
+  const std::int64_t first = steps_before_trace, last = first + in_.options.trace_steps;
+  const bool begin = !in_.options.trace.empty() && steps_done == first;
+  const bool end = trace_ && (steps_done < 0 || steps_done == last);
+  if (!begin && !end) return;
+  // A step's last copies may still be under way; they belong to its trace, and not to the next step's.
+  for (int unit = 0; unit < in_.model.layout().units(); ++unit) engine_.require_weights(unit, *stream_);
+  stream_->synchronize();
+  if (begin) {
+    trace_ = std::make_unique<TraceSession>(in_.runtime.device());
+    return;
+  }
+  const Trace trace = trace_->stop();
+  trace_.reset();
+  write_trace_file(in_.options.trace, trace);
+  for (const std::string& remark : trace.remarks) log_warning("{}", remark);
+  log_info("wrote {}: {} activities in {:.4g} s", in_.options.trace, trace.activities.size(),
+           static_cast<double>(trace.duration) / 1e9);
+}
+
 Trainer::Outcome Trainer::run() {
   InterruptGuard interrupt;
   const TrainOptions& o = in_.options;
@@ -192,6 +214,7 @@ Trainer::Outcome Trainer::run() {
   const std::int64_t first_step = state_.step;
 
   while (state_.step < in_.total_steps) {
+    trace(state_.step - first_step);
     const StepResult r = train_step();
     report(r);
     if (benchmark) {
@@ -209,6 +232,7 @@ Trainer::Outcome Trainer::run() {
     if (!last && o.eval_steps > 0 && state_.step % o.eval_steps == 0) record_evaluation();
     if (interrupt.requested() && !last) {
       progress_.end();
+      trace(-1);
       save();
       checkpoints_.wait();
       log_info("interrupted: saved {} at step {}; continue with --resume",
@@ -218,6 +242,7 @@ Trainer::Outcome Trainer::run() {
     if (o.save_steps > 0 && state_.step % o.save_steps == 0 && !last) save();
   }
   progress_.end();
+  trace(-1);
   if (benchmark) {
     if (bench_done == 0)
       fail("no step was measured: the run has {} steps and --warmup_steps is {}", state_.step - first_step,

@@ -7,6 +7,7 @@
 
 #include "data/batches.h"
 #include "data/token_cache.h"
+#include "device/trace.h"
 #include "io/metrics.h"
 #include "io/tensorboard.h"
 #include "model/decoder.h"
@@ -43,6 +44,9 @@ class Trainer {
   void resume(const std::filesystem::path& checkpoint, const TrainerState& state);
   void start();
 
+  // A trace begins after so many steps.
+  static constexpr std::int64_t steps_before_trace = 2;
+
   enum class Outcome { finished, interrupted, benchmarked };
   // Runs to the end, or until interrupted (then a checkpoint has been saved). Throws Error when a save fails.
   Outcome run();
@@ -60,6 +64,8 @@ class Trainer {
   double evaluate();
   void record_evaluation();
   void save();
+  // Starts and ends the trace; called before the step after `steps_done` of this run, and at its end (-1).
+  void trace(std::int64_t steps_done);
 
   const TrainerInputs in_;
   std::unique_ptr<Communicator> ranks_;
@@ -78,6 +84,7 @@ class Trainer {
   Progress progress_;
   EngineCounters reported_;  // at the last log_breakdown()
   MicroBatch batch_;
+  std::unique_ptr<TraceSession> trace_;
 };
 
 }  // namespace so

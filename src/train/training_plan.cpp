@@ -73,11 +73,15 @@ std::int64_t choose_loss_chunk(std::int64_t vocab) {
   return std::clamp<std::int64_t>((std::int64_t{32} << 20) / (4 * vocab), 64, 512);
 }
 
-void require_state_fits(const DecoderSpec& spec, DType compute) {
+DType choose_gradient_dtype(const DecoderSpec& spec, DType compute, std::int64_t micro_batches) {
+  return micro_batches == 1 && !spec.tied_embeddings ? compute : DType::f32;
+}
+
+void require_state_fits(const DecoderSpec& spec, DType compute, DType gradients) {
   const auto n = static_cast<std::size_t>(parameter_count(spec));
   MemoryPlan plan;
   plan.add(MemoryKind::device, "weights", n * size_of(compute));
-  plan.add(MemoryKind::device, "gradients", n * 4);
+  plan.add(MemoryKind::device, "gradients", n * size_of(gradients));
   plan.add(MemoryKind::pageable, "optimizer state", n * 12);
   require_fits(
       plan, DeviceKind::cpu, available_host_memory(),
@@ -91,6 +95,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
   TrainingPlan plan;
   plan.shape = shape;
   plan.engine = engine;
+  plan.engine.gradients = choose_gradient_dtype(spec, engine.compute, shape.micro_batches);
   constexpr std::int64_t unit = ParameterLayout::alignment;
   if (adjust_buckets) {
     // An eighth of the model: the staging ring holds two, and the pipeline needs a few to be one.

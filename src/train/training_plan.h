@@ -14,6 +14,7 @@ struct TrainingShape {
   std::int64_t micro_batch_tokens = 0;  // no micro-batch has more
   std::int64_t evaluation_tokens = 0;   // no evaluation batch has more; 0: no evaluation
   std::int64_t longest_document = 0;    // positions needed
+  std::int64_t micro_batches = 1;       // of a step, at most
 };
 
 struct TrainingPlan {
@@ -24,17 +25,22 @@ struct TrainingPlan {
   MemoryPlan memory;                 // all that the run will allocate, and what the process holds already
 };
 
-// `engine.compute`, AdamW and clipping are taken from `engine`; bucket_elements is an upper bound, lowered for models
-// so small that a bucket would be most of them when `adjust_buckets`. Activations are recomputed if asked for, or, on
-// `automatic`, if keeping them would not fit. Found by running the real decoder and engine on a dry device.
+// `engine.compute`, the owner, AdamW and clipping are taken from `engine`; bucket_elements is an upper bound, lowered
+// for models so small that a bucket would be most of them when `adjust_buckets`. Activations are recomputed if asked
+// for, or, on `automatic`, if keeping them would not fit. Found by running the real decoder and engine on a dry device.
 // Throws Error if it does not fit.
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
                            const TrainingShape& shape, EngineSettings engine, bool adjust_buckets,
                            Toggle activation_checkpointing);
 
+// What gradients are kept in: bf16 where the computation is in bf16 and a step writes each gradient once, so that it is
+// rounded once; fp32 where several are added up, be it over micro-batches or because the embedding is tied to the
+// output projection. (The projection's own gradient is added up over chunks of rows, and then rounded as often.)
+DType choose_gradient_dtype(const DecoderSpec& spec, DType compute, std::int64_t micro_batches);
+
 // Refuses, from the config alone, a model whose weights, gradients and optimizer state exceed the host's memory, before
 // its files are opened.
-void require_state_fits(const DecoderSpec& spec, DType compute);
+void require_state_fits(const DecoderSpec& spec, DType compute, DType gradients);
 
 // Rows of logits that are worth having at a time.
 std::int64_t choose_loss_chunk(std::int64_t vocab);

@@ -16,6 +16,19 @@ S parsed(const Words& words) {
   return std::get<S>(parse_command_line(words).options);
 }
 
+// "bench step" is two words on a line.
+Words words_of(const Command& command) {
+  Words words;
+  std::istringstream in{std::string(command.name)};
+  for (std::string word; in >> word;) words.push_back(word);
+  return words;
+}
+
+Words operator+(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
 std::string error_of(const Words& words) {
   try {
     parse_command_line(words);
@@ -43,7 +56,7 @@ TEST(Parse, EveryOptionArrives) {
       if (spec.kind == OptionKind::real) value = "0.75";
       if (spec.kind == OptionKind::choice) value = spec.choices.back();
       ASSERT_NE(value, to_string(spec.default_value));
-      Words base = {std::string(command->name)};
+      Words base = words_of(*command);
       for (const OptionSpec& other : command->rows->specs())
         if (other.is_required && other.name != spec.name) base.insert(base.end(), {"--" + other.name, "x"});
       const auto need = [&](const char* name, const char* with, const char* argument) {
@@ -55,6 +68,7 @@ TEST(Parse, EveryOptionArrives) {
         base.insert(base.end(), {"--text", "t"});
       need("eval_steps", "--eval_data", "e");
       need("warmup_steps", "--bench_steps", "1");
+      need("trace_steps", "--trace", "t");
       need("top_k", "--temperature", "1");
       need("top_p", "--temperature", "1");
       Words two = base, one = base;
@@ -117,11 +131,19 @@ TEST(Parse, UnknownOptionsNameTheNearest) {
   EXPECT_EQ(error_of(train({"extra"})),
             "unexpected argument \"extra\": values belong to an option (superoffload train --help)");
   EXPECT_EQ(error_of({"tran"}), "unknown command \"tran\"; did you mean train?");
-  EXPECT_EQ(error_of({"help"}), "unknown command \"help\"; the commands are train, init, eval, generate, tokenize");
+  EXPECT_EQ(error_of({"help"}),
+            "unknown command \"help\"; the commands are train, init, eval, generate, tokenize, bench step, bench ops");
+  EXPECT_EQ(error_of({"bench"}),
+            "bench is not a command alone: give one of bench step, bench ops (superoffload --help)");
+  EXPECT_EQ(error_of({"bench", "setp"}),
+            "bench has no \"setp\": give one of bench step, bench ops (superoffload --help)");
+  EXPECT_EQ(error_of({"bench_step"}).substr(0, 28), "unknown command \"bench_step\"");
   EXPECT_EQ(error_of({}),
-            "a command is missing: give one of train, init, eval, generate, tokenize (superoffload --help)");
-  EXPECT_EQ(error_of({"--model", "m"}),
-            "unknown option \"--model\"; the commands are train, init, eval, generate, tokenize");
+            "a command is missing: give one of train, init, eval, generate, tokenize, bench step, bench ops "
+            "(superoffload --help)");
+  EXPECT_EQ(
+      error_of({"--model", "m"}),
+      "unknown option \"--model\"; the commands are train, init, eval, generate, tokenize, bench step, bench ops");
 }
 
 TEST(Parse, MissingAndRepeatedValues) {
@@ -170,8 +192,8 @@ TEST(Help, IsShownWhereverItIsAskedFor) {
   EXPECT_EQ(shown({"-h"}), program_help());
   EXPECT_EQ(shown({"--version"}), "superoffload " SO_VERSION "\n");
   for (const Command* command : all_commands()) {
-    EXPECT_EQ(shown({std::string(command->name), "--help"}), command_help(*command));
-    EXPECT_EQ(shown({std::string(command->name), "--nonsense", "-h"}), command_help(*command));
+    EXPECT_EQ(shown(words_of(*command) + Words{"--help"}), command_help(*command));
+    EXPECT_EQ(shown(words_of(*command) + Words{"--nonsense", "-h"}), command_help(*command));
     EXPECT_NE(program_help().find(std::string(command->name) + "  "), std::string::npos);
   }
 }

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "model/published_configs.h"
+#include "model/presets.h"
 #include "support/files.h"
 
 namespace so {
@@ -40,7 +40,7 @@ json llama3_scaling() {
 // ---- What is read ----
 
 TEST(Config, ReadsAPublishedLlama) {
-  const DecoderSpec s = read_decoder_spec(test::llama_3_1_8b, "config.json");
+  const DecoderSpec s = read_decoder_spec(resolve_config("llama-3.1-8b").text, "config.json");
   EXPECT_EQ(s.architecture, "LlamaForCausalLM");
   EXPECT_EQ(s.vocab, 128256);
   EXPECT_EQ(s.hidden, 4096);
@@ -66,7 +66,7 @@ TEST(Config, ReadsAPublishedLlama) {
 }
 
 TEST(Config, ReadsAPublishedQwen3) {
-  const DecoderSpec s = read_decoder_spec(test::qwen3_4b, "config.json");
+  const DecoderSpec s = read_decoder_spec(resolve_config("qwen3-4b").text, "config.json");
   EXPECT_EQ(s.architecture, "Qwen3ForCausalLM");
   EXPECT_EQ(s.head_dim, 128);  // not 2560 / 32
   EXPECT_TRUE(s.qk_norm);

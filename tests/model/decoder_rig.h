@@ -112,13 +112,14 @@ class WatchedWeights final : public WeightSource {
   std::vector<int> required_;
 };
 
-// Gradients in one flat fp32 array that begins as NaN: what is never written, or added to before it is overwritten,
+// Gradients in one flat array that begins as NaN: what is never written, or added to before it is overwritten,
 // shows. Nothing may be written once its unit was declared ready, and units must become ready last first.
 class FlatGradients final : public GradientSink {
  public:
-  FlatGradients(Stream& stream, const ParameterLayout& layout)
+  FlatGradients(Stream& stream, const ParameterLayout& layout, DType dtype = DType::f32)
       : layout_(layout),
-        flat_(stream, DType::f32, {layout.elements()}),
+        dtype_(dtype),
+        flat_(stream, dtype, {layout.elements()}),
         written_(static_cast<std::size_t>(layout.count()), false),
         next_ready_(layout.units() - 1) {}
 
@@ -129,8 +130,7 @@ class FlatGradients final : public GradientSink {
       EXPECT_LE(layout_.parameter(i).unit, next_ready_) << layout_.parameter(i).name << " written after it was ready";
       written_[static_cast<std::size_t>(i)] = true;
     }
-    return {layout_.view(flat_.tensor().data(), DType::f32, first, count),
-            add ? Accumulate::add : Accumulate::overwrite};
+    return {layout_.view(flat_.tensor().data(), dtype_, first, count), add ? Accumulate::add : Accumulate::overwrite};
   }
   void gradients_ready(int unit, Stream&) override {
     EXPECT_EQ(unit, next_ready_--);
@@ -155,6 +155,7 @@ class FlatGradients final : public GradientSink {
 
  private:
   const ParameterLayout& layout_;
+  const DType dtype_;
   TestTensor flat_;
   std::vector<bool> written_;
   int next_ready_;
@@ -186,9 +187,9 @@ class DecoderRig {
   }
 
   // Losses and the gradients of grad_scale * sum(losses) over all micro-batches.
-  StepResult step(const std::vector<HostBatch>& micro_batches, double grad_scale) {
+  StepResult step(const std::vector<HostBatch>& micro_batches, double grad_scale, DType dtype = DType::f32) {
     StepResult result;
-    FlatGradients gradients(stream_, fixture_.layout);
+    FlatGradients gradients(stream_, fixture_.layout, dtype);
     for (const HostBatch& batch : micro_batches) {
       const TestTensor losses(stream_, DType::f32, {batch.tokens});
       // The dry run's gradients are its own, so that the real ones are asked for as in a real step.
@@ -204,7 +205,9 @@ class DecoderRig {
     result.gradients = gradients.by_name(stream_);
     return result;
   }
-  StepResult step(const HostBatch& batch) { return step({batch}, 1.0 / static_cast<double>(batch.trained())); }
+  StepResult step(const HostBatch& batch, DType gradients = DType::f32) {
+    return step({batch}, 1.0 / static_cast<double>(batch.trained()), gradients);
+  }
 
   std::vector<float> losses(const HostBatch& batch) {
     const TestTensor losses(stream_, DType::f32, {batch.tokens});

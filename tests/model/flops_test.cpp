@@ -5,7 +5,7 @@
 #include <array>
 
 #include "model/config.h"
-#include "model/published_configs.h"
+#include "model/presets.h"
 
 namespace so {
 namespace {
@@ -57,7 +57,7 @@ TEST(Flops, OfThePublishedCountByHand) {
 
 TEST(Flops, OfALargeModelDoNotOverflow) {
   // 70B parameters, a million tokens in one document: beyond 2^63.
-  const DecoderSpec s = read_decoder_spec(test::llama_3_3_70b, "config.json");
+  const DecoderSpec s = read_decoder_spec(resolve_config("llama-3.3-70b").text, "config.json");
   const std::array<std::int32_t, 2> cu_seqlens{0, 1 << 20};
   const double n = 1 << 20;
   const double matrices = 6 * (70'553'706'496.0 - 128256.0 * 8192 - 161.0 * 8192) * n;

@@ -124,10 +124,26 @@ class EngineRig {
   Stream& stream() { return rig_.stream(); }
 
   void load(const Flat& master) {
-    for (int p = 0; p < layout_.count(); ++p)
-      std::copy(master[static_cast<std::size_t>(p)].begin(), master[static_cast<std::size_t>(p)].end(),
-                engine_.master().begin() + layout_.range(p).begin);
-    engine_.upload_weights();
+    for (int p = 0; p < layout_.count(); ++p) {
+      const Range range = layout_.range(p);
+      engine_.write_state(StateArray::master, range, [&](std::int64_t begin, std::span<float> values) {
+        std::copy_n(master[static_cast<std::size_t>(p)].begin() + (begin - range.begin), values.size(), values.begin());
+      });
+    }
+    engine_.upload_weights(stream());
+  }
+
+  // What another engine held, into this one.
+  void load(const EngineBytes& saved) {
+    const auto put = [&](StateArray array, const std::vector<float>& from) {
+      engine_.write_state(array, {0, layout_.elements()}, [&](std::int64_t begin, std::span<float> values) {
+        std::copy_n(from.begin() + begin, values.size(), values.begin());
+      });
+    };
+    put(StateArray::master, saved.master);
+    put(StateArray::first_moment, saved.m);
+    put(StateArray::second_moment, saved.v);
+    engine_.upload_weights(stream());
   }
 
   // A micro-batch whose gradients are `gradient`, unit by unit, last first, as a model makes them. `shared`, if given,
@@ -159,14 +175,24 @@ class EngineRig {
 
   EngineBytes bytes() {
     EngineBytes all;
-    all.master.assign(engine_.master().begin(), engine_.master().end());
-    all.m.assign(engine_.first_moment().begin(), engine_.first_moment().end());
-    all.v.assign(engine_.second_moment().begin(), engine_.second_moment().end());
+    read(StateArray::master, {0, layout_.elements()}, all.master);
+    read(StateArray::first_moment, {0, layout_.elements()}, all.m);
+    read(StateArray::second_moment, {0, layout_.elements()}, all.v);
     for (int unit = 0; unit < layout_.units(); ++unit) engine_.require_weights(unit, stream());
     all.weights.resize(all.master.size() * size_of(engine_.compute_dtype()));
     stream().copy(all.weights.data(), engine_.weight(0).data(), all.weights.size());
     stream().synchronize();
     return all;
+  }
+
+  // Appends.
+  void read(StateArray array, Range range, std::vector<float>& to) {
+    engine_.read_state(array, range, [&](std::int64_t begin, std::span<const float> values) {
+      EXPECT_EQ(begin, range.begin) << "pieces come in order, without gaps";
+      range.begin = begin + static_cast<std::int64_t>(values.size());
+      to.insert(to.end(), values.begin(), values.end());
+    });
+    EXPECT_EQ(range.begin, range.end);
   }
 
   // Master, moments and device weights hold the reference's bits.
@@ -192,13 +218,17 @@ class EngineRig {
   void write(int first, int count, const std::vector<const std::vector<float>*>& values, Accumulate expected) {
     const GradientSink::Target target = engine_.gradient(first, count);
     ASSERT_EQ(target.mode, expected) << layout_.parameter(first).name;
-    const Accumulate mode = target.mode;
-    float* to = target.tensor.as<float>();
-    stream().host("write gradient", [to, mode, values] {
-      float* at = to;
-      for (const auto* source : values)
-        for (const float g : *source) *at = mode == Accumulate::add ? *at + g : g, ++at;
-    });
+    const auto enqueue = [&]<class T>(T* to) {
+      stream().host("write gradient", [to, mode = target.mode, values] {
+        T* at = to;
+        for (const auto* source : values)
+          for (const float g : *source) *at = T(mode == Accumulate::add ? static_cast<float>(*at) + g : g), ++at;
+      });
+    };
+    if (target.tensor.dtype() == DType::bf16)
+      enqueue(target.tensor.as<bf16>());
+    else
+      enqueue(target.tensor.as<float>());
   }
 
   testing::AssertionResult same_weights(const std::vector<std::byte>& weights, int p,

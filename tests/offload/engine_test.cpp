@@ -20,8 +20,10 @@ constexpr double kLr[] = {1e-2, 3e-3, 0, 1e-3, 2e-2};
 constexpr std::size_t kSteps = std::size(kLr);
 constexpr std::size_t kMicroBatches = 3;
 
-EngineSettings settings_of(DType compute, std::int64_t bucket_elements, double max_grad_norm = 0) {
+EngineSettings settings_of(DType compute, std::int64_t bucket_elements, double max_grad_norm = 0,
+                           Owner owner = Owner::host) {
   EngineSettings settings;
+  settings.owner = owner;
   settings.compute = compute;
   settings.bucket_elements = bucket_elements;
   settings.weight_decay = 0.1;
@@ -72,10 +74,10 @@ std::int64_t clipped_steps(Clipping clipping) {
   return clipping == Clipping::never ? 0 : clipping == Clipping::always ? 5 : 3;
 }
 
-class EngineEquality : public testing::TestWithParam<std::tuple<DType, Clipping>> {};
+class EngineEquality : public testing::TestWithParam<std::tuple<DType, Owner, Clipping>> {};
 
 TEST_P(EngineEquality, WithThePlainLoop) {
-  const auto [compute, clipping] = GetParam();
+  const auto [compute, owner, clipping] = GetParam();
   const Scenario& run = the_run();
   // Never: a limit that is there, but above every norm.
   const double max_norm = clipping == Clipping::never       ? 4 * run.norms[0]
@@ -89,7 +91,7 @@ TEST_P(EngineEquality, WithThePlainLoop) {
        {std::int64_t{512}, std::int64_t{6400}, std::int64_t{1} << 15, layout.elements()}) {
     for (int threads = 1; threads <= 3; ++threads) {
       SCOPED_TRACE("buckets of " + std::to_string(elements) + ", threads " + std::to_string(threads));
-      EngineRig rig(layout, settings_of(compute, elements, max_norm), threads);
+      EngineRig rig(layout, settings_of(compute, elements, max_norm, owner), threads);
       rig.load(run.initial);
       for (std::size_t s = 0; s < kSteps; ++s) {
         for (std::size_t i = 0; i < kMicroBatches; ++i) {
@@ -107,20 +109,54 @@ TEST_P(EngineEquality, WithThePlainLoop) {
       EXPECT_EQ(counters.steps, static_cast<std::int64_t>(kSteps));
       EXPECT_EQ(counters.clipped_steps, clipped_steps(clipping));
       EXPECT_EQ(counters.committed_buckets, buckets * static_cast<std::int64_t>(kSteps));
+      EXPECT_EQ(counters.device_updates, owner == Owner::device ? counters.committed_buckets : 0);
       EXPECT_EQ(counters.skipped_steps, 0);
       EXPECT_EQ(counters.discarded_buckets, 0);
     }
   }
 }
 
-std::string equality_name(const testing::TestParamInfo<std::tuple<DType, Clipping>>& info) {
+std::string equality_name(const testing::TestParamInfo<std::tuple<DType, Owner, Clipping>>& info) {
   const char* names[] = {"never", "sometimes", "always"};
-  return std::string(name_of(std::get<0>(info.param))) + "_clips_" + names[static_cast<int>(std::get<1>(info.param))];
+  const auto [compute, owner, clipping] = info.param;
+  return std::string(name_of(compute)) + "_" + std::string(name_of(owner)) + "_clips_" +
+         names[static_cast<int>(clipping)];
 }
 INSTANTIATE_TEST_SUITE_P(Engine, EngineEquality,
                          testing::Combine(testing::Values(DType::f32, DType::bf16),
+                                          testing::Values(Owner::host, Owner::device),
                                           testing::Values(Clipping::never, Clipping::sometimes, Clipping::always)),
                          equality_name);
+
+// Gradients kept in bf16: the plain loop over the rounded ones, norm and clipping included.
+TEST(Engine, Bf16GradientsAreTheRoundedOnes) {
+  const Scenario& run = the_run();
+  const ParameterLayout& layout = run.layout;
+  const double max_norm = std::sqrt(run.norms[0] * run.norms[1]) / 2;
+  for (const Owner owner : {Owner::host, Owner::device}) {
+    SCOPED_TRACE(name_of(owner));
+    EngineSettings settings = settings_of(DType::bf16, 6400, max_norm, owner);
+    settings.gradients = DType::bf16;
+    EngineRig rig(layout, settings, 2);
+    ReferenceLoop reference(layout, settings, run.initial);
+    rig.load(run.initial);
+    for (std::size_t s = 0; s < kSteps; ++s) {
+      const Flat& exact = run.micro_batches[s][0];
+      Flat rounded = exact;
+      for (auto& values : rounded)
+        for (float& g : values) g = static_cast<float>(bf16(g));
+      EXPECT_FALSE(rounded == exact) << "else this shows nothing";
+      const auto update = static_cast<std::int64_t>(s) + 1;
+      EXPECT_EQ(rig.step(exact, kLr[s], update).clip, reference.step(rounded, kLr[s], update));
+    }
+    EXPECT_TRUE(rig.equals(reference));
+    EXPECT_EQ(rig.engine().counters().clipped_steps, 3);
+    Flat bad = run.micro_batches[0][0];
+    bad[3][5] = std::numeric_limits<float>::infinity();
+    EXPECT_EQ(rig.step(bad, 1e-2, 6).non_finite_parameter, 3);
+    EXPECT_TRUE(rig.equals(reference));
+  }
+}
 
 TEST(Engine, SmallestBucketsOfOneAlignmentUnit) {
   const ParameterLayout layout(
@@ -145,16 +181,16 @@ struct BadGradient {
   float value;
 };
 
-class EngineSkips : public testing::TestWithParam<std::tuple<DType, BadGradient>> {};
+class EngineSkips : public testing::TestWithParam<std::tuple<DType, Owner, BadGradient>> {};
 
 // A gradient that is not finite, somewhere in the first, a middle or the last bucket: that step leaves every byte as it
 // was, and the steps around it are those of a run without it.
 TEST_P(EngineSkips, AndChangesNothing) {
-  const auto [compute, bad] = GetParam();
+  const auto [compute, owner, bad] = GetParam();
   const ParameterLayout& layout = the_run().layout;
   for (const std::size_t bad_step : {std::size_t{0}, std::size_t{1}, std::size_t{3}}) {
     SCOPED_TRACE("bad step " + std::to_string(bad_step));
-    const EngineSettings settings = settings_of(compute, 4096, 1.0);
+    const EngineSettings settings = settings_of(compute, 4096, 1.0, owner);
     EngineRig rig(layout, settings, 2);
     ReferenceLoop reference(layout, settings, the_run().initial);
     rig.load(the_run().initial);
@@ -193,12 +229,15 @@ TEST_P(EngineSkips, AndChangesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(
     Engine, EngineSkips,
-    testing::Combine(testing::Values(DType::f32, DType::bf16),
+    testing::Combine(testing::Values(DType::f32, DType::bf16), testing::Values(Owner::host, Owner::device),
                      testing::Values(BadGradient{"nan_first", 0, std::numeric_limits<float>::quiet_NaN()},
                                      BadGradient{"inf_middle", 6, std::numeric_limits<float>::infinity()},
                                      BadGradient{"minus_inf_large", 8, -std::numeric_limits<float>::infinity()},
                                      BadGradient{"nan_last", 10, std::numeric_limits<float>::quiet_NaN()})),
-    [](const auto& i) { return std::string(name_of(std::get<0>(i.param))) + "_" + std::get<1>(i.param).name; });
+    [](const auto& i) {
+      return std::string(name_of(std::get<0>(i.param))) + "_" + std::string(name_of(std::get<1>(i.param))) + "_" +
+             std::get<2>(i.param).name;
+    });
 
 TEST(Engine, NonFiniteInAnEarlierMicroBatchSkipsTheStep) {
   const ParameterLayout& layout = the_run().layout;
@@ -253,10 +292,14 @@ TEST(Engine, UploadRoundsToNearestEven) {
   EXPECT_TRUE(rig.equals(ReferenceLoop(layout, settings, master)));
 }
 
+class EngineOwners : public testing::TestWithParam<Owner> {};
+INSTANTIATE_TEST_SUITE_P(Engine, EngineOwners, testing::Values(Owner::host, Owner::device),
+                         [](const auto& i) { return std::string(name_of(i.param)); });
+
 // A save reads bucket by bucket on its own thread while finish_step updates; it must see the state before the step.
-TEST(Engine, SaveBesideAStepSeesTheStateBeforeIt) {
+TEST_P(EngineOwners, SaveBesideAStepSeesTheStateBeforeIt) {
   const ParameterLayout& layout = the_run().layout;
-  EngineRig rig(layout, settings_of(DType::f32, 4096), 2);
+  EngineRig rig(layout, settings_of(DType::f32, 4096, 0, GetParam()), 2);
   OffloadEngine& engine = rig.engine();
   rig.load(the_run().initial);
   // Until a step has really had to wait for the save, which the first one almost always has.
@@ -269,14 +312,9 @@ TEST(Engine, SaveBesideAStepSeesTheStateBeforeIt) {
       while (!finishing) std::this_thread::yield();
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
       for (const Bucket& bucket : engine.buckets()) {
-        const auto begin = static_cast<std::ptrdiff_t>(bucket.range().begin),
-                   end = static_cast<std::ptrdiff_t>(bucket.range().end);
-        const auto append = [&](std::vector<float>& to, std::span<float> from) {
-          to.insert(to.end(), from.begin() + begin, from.begin() + end);
-        };
-        append(saved.master, engine.master());
-        append(saved.m, engine.first_moment());
-        append(saved.v, engine.second_moment());
+        rig.read(StateArray::master, bucket.range(), saved.master);
+        rig.read(StateArray::first_moment, bucket.range(), saved.m);
+        rig.read(StateArray::second_moment, bucket.range(), saved.v);
         engine.gate().passed(bucket.index());
       }
       engine.gate().end();
@@ -287,7 +325,7 @@ TEST(Engine, SaveBesideAStepSeesTheStateBeforeIt) {
     finishing = true;
     engine.finish_step(rig.stream(), 1e-2, step);
     save.join();
-    saved.weights = before.weights;  // a save reads host state only
+    saved.weights = before.weights;  // a save reads no weights
     ASSERT_TRUE(saved == before) << "the save saw a part of the step";
     ASSERT_FALSE(rig.bytes() == before) << "the step did nothing";
     if (engine.counters().save_wait_seconds > 0) return;
@@ -295,15 +333,73 @@ TEST(Engine, SaveBesideAStepSeesTheStateBeforeIt) {
   FAIL() << "no step ever waited for the save";
 }
 
-TEST(Engine, SaveBesideASkippedStepBlocksNothing) {
+TEST_P(EngineOwners, SaveBesideASkippedStepBlocksNothing) {
   const ParameterLayout& layout = the_run().layout;
-  EngineRig rig(layout, settings_of(DType::f32, 4096), 1);
+  EngineRig rig(layout, settings_of(DType::f32, 4096, 0, GetParam()), 1);
   rig.load(the_run().initial);
   Flat bad = the_run().micro_batches[0][0];
   bad[0][0] = std::numeric_limits<float>::quiet_NaN();
   rig.engine().gate().begin();  // nobody reads: a step that updated would wait forever
   EXPECT_FALSE(rig.step(bad, 1e-2, 1).finite);
   rig.engine().gate().end();
+}
+
+// Twenty steps, some clipped, one skipped, the owner changed by a save and a resume in the middle: to the last bit the
+// run of one owner, which is the plain loop.
+TEST_P(EngineOwners, ARunResumesUnderTheOther) {
+  const ParameterLayout& layout = the_run().layout;
+  const double max_norm = std::sqrt(the_run().norms[0] * the_run().norms[1]);
+  const Owner other = GetParam() == Owner::host ? Owner::device : Owner::host;
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    SCOPED_TRACE(name_of(compute));
+    ReferenceLoop reference(layout, settings_of(compute, 64, max_norm), the_run().initial);
+    EngineRig whole(layout, settings_of(compute, 4096, max_norm, GetParam()), 2),
+        resumed(layout, settings_of(compute, 6400, max_norm, other), 3);
+    whole.load(the_run().initial);
+    std::int64_t updates = 0;
+    for (std::size_t s = 0; s < 20; ++s) {
+      if (s == 9) resumed.load(whole.bytes());
+      Flat gradient = the_run().micro_batches[s % kSteps][s % kMicroBatches];
+      const bool bad = s == 13;
+      if (bad) gradient[4][11] = std::numeric_limits<float>::infinity();
+      if (!bad) reference.step(gradient, kLr[s % kSteps], ++updates);
+      EXPECT_EQ(whole.step(gradient, kLr[s % kSteps], updates + (bad ? 1 : 0)).finite, !bad);
+      if (s >= 9) {
+        EXPECT_EQ(resumed.step(gradient, kLr[s % kSteps], updates + (bad ? 1 : 0)).finite, !bad);
+      }
+    }
+    EXPECT_TRUE(whole.equals(reference));
+    EXPECT_TRUE(resumed.equals(reference));
+    EXPECT_GT(resumed.engine().counters().clipped_steps, 0);
+    EXPECT_LT(resumed.engine().counters().clipped_steps, 10);
+    EXPECT_EQ(resumed.engine().counters().skipped_steps, 1);
+  }
+}
+
+// State larger than a piece of the pinned staging memory travels in several.
+TEST(Engine, DeviceStateTravelsInPieces) {
+  const ParameterLayout layout({{"a", {4500, 1000}, true, 0, false}, {"b", {4500, 1000}, true, 1, false}});
+  const EngineSettings settings = settings_of(DType::bf16, layout.elements(), 0, Owner::device);
+  EngineRig rig(layout, settings, 2);
+  ASSERT_EQ(rig.engine().buckets().size(), 1u);
+  int pieces = 0;
+  std::int64_t next = 0;
+  const auto value_at = [](std::int64_t i) { return static_cast<float>(i & 0xffffff); };
+  rig.engine().write_state(StateArray::master, {64, layout.elements()}, [&](std::int64_t begin, std::span<float> out) {
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = value_at(begin + static_cast<std::int64_t>(i));
+    ++pieces;
+  });
+  EXPECT_EQ(pieces, 2);
+  rig.engine().read_state(StateArray::master, {0, layout.elements()},
+                          [&](std::int64_t begin, std::span<const float> values) {
+                            ASSERT_EQ(begin, next);
+                            next += static_cast<std::int64_t>(values.size());
+                            for (std::size_t i = 0; i < values.size(); ++i) {
+                              const std::int64_t at = begin + static_cast<std::int64_t>(i);
+                              ASSERT_EQ(values[i], at < 64 ? 0 : value_at(at)) << at;
+                            }
+                          });
+  EXPECT_EQ(next, layout.elements());
 }
 
 TEST(Engine, RefusesAnIncompleteStep) {

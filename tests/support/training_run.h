@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "support/on_gpu.h"
 #include "support/safetensors_reader.h"
 
 namespace so::test {
@@ -24,7 +25,7 @@ class TrainCommand {
   TrainCommand(const std::filesystem::path& model, const std::filesystem::path& data,
                const std::filesystem::path& output) {
     set("model", model.string()).set("data", data.string()).set("output_dir", output.string());
-    set("dtype", "fp32").set("device", "cpu").set("shuffle", "false").set("seed", "1");
+    set("dtype", "fp32").set("device", on_gpu() ? "cuda" : "cpu").set("shuffle", "false").set("seed", "1");
   }
   TrainCommand& set(const std::string& name, const std::string& value) {
     options_[name] = value;

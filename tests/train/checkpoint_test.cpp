@@ -41,9 +41,11 @@ TEST_P(Checkpoints, RoundTripIsBitForBit) {
     const auto before = model.bits();
     const auto path = write(model);
     EXPECT_EQ(std::filesystem::exists(path / "master.safetensors"), GetParam() == DType::bf16);
-    EngineOfModel other(model_directory(fixture), GetParam(), 64);  // other buckets
-    load_checkpoint(path, other.engine(), other.runtime().host_pool());
-    EXPECT_TRUE(other.bits() == before) << fixture;
+    for (const Owner owner : {Owner::host, Owner::device}) {
+      EngineOfModel other(model_directory(fixture), GetParam(), 64, owner);  // other buckets
+      other.load_checkpoint(path);
+      EXPECT_TRUE(other.bits() == before) << fixture;
+    }
 
     const TrainerState state = read_trainer_state(path / trainer_state_file);
     EXPECT_EQ(to_json(state), to_json(state_at(7)));
@@ -53,17 +55,19 @@ TEST_P(Checkpoints, RoundTripIsBitForBit) {
 }
 
 TEST_P(Checkpoints, SaveBesideAStepHoldsTheStateBeforeIt) {
-  EngineOfModel model(model_directory("qwen3-tied"), GetParam());
-  model.fill(2);
-  const auto before = model.bits();
-  CheckpointWriter writer(model.engine(), model.files(), CheckpointDirectory(temporary_.path()), 0);
-  writer.start(state_at(7));
-  model.step(0.5f, 1);
-  writer.wait();
-  EXPECT_FALSE(model.bits() == before);
-  EngineOfModel other(model_directory("qwen3-tied"), GetParam());
-  load_checkpoint(temporary_ / "checkpoint-7", other.engine(), other.runtime().host_pool());
-  EXPECT_TRUE(other.bits() == before);
+  for (const Owner owner : {Owner::host, Owner::device}) {
+    EngineOfModel model(model_directory("qwen3-tied"), GetParam(), 1024, owner);
+    model.fill(2);
+    const auto before = model.bits();
+    CheckpointWriter writer(model.engine(), model.files(), CheckpointDirectory(temporary_.path()), 0);
+    writer.start(state_at(7));
+    model.step(0.5f, 1);
+    writer.wait();
+    EXPECT_FALSE(model.bits() == before);
+    EngineOfModel other(model_directory("qwen3-tied"), GetParam());
+    other.load_checkpoint(temporary_ / "checkpoint-7");
+    EXPECT_TRUE(other.bits() == before) << name_of(owner);
+  }
 }
 
 TEST_P(Checkpoints, MissingOrCutFilesAreNamed) {
@@ -75,7 +79,7 @@ TEST_P(Checkpoints, MissingOrCutFilesAreNamed) {
   if (GetParam() == DType::bf16) files.push_back("master.safetensors");
   for (const std::string& file : files) {
     const std::string bytes = read_file(path / file);
-    const auto load = [&] { load_checkpoint(path, model.engine(), model.runtime().host_pool()); };
+    const auto load = [&] { model.load_checkpoint(path); };
     std::filesystem::remove(path / file);
     expect_in(refusal(load), {path.string(), file});
     write_file(path / file, bytes.substr(0, bytes.size() / 2));
@@ -90,8 +94,7 @@ TEST_P(Checkpoints, OtherModelsAreRefused) {
   model.fill(4);
   const auto path = write(model);
   EngineOfModel other(model_directory("qwen3-tied"), GetParam());
-  expect_in(refusal([&] { load_checkpoint(path, other.engine(), other.runtime().host_pool()); }),
-            {path.string(), "another model"});
+  expect_in(refusal([&] { other.load_checkpoint(path); }), {path.string(), "another model"});
 }
 
 TEST_P(Checkpoints, MomentsOfAnotherShapeOrTypeAreRefused) {
@@ -110,8 +113,7 @@ TEST_P(Checkpoints, MomentsOfAnotherShapeOrTypeAreRefused) {
     if (fault == std::string("extra")) tensors.push_back({"more", "F32", {1}, std::string(4, '\0')}), named = "tensors";
     if (fault == std::string("missing")) tensors.erase(tensors.begin() + 3);
     write_safetensors(file, tensors);
-    expect_in(refusal([&] { load_checkpoint(path, model.engine(), model.runtime().host_pool()); }),
-              {file.string(), named});
+    expect_in(refusal([&] { model.load_checkpoint(path); }), {file.string(), named});
   }
 }
 

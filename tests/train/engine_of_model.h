@@ -13,6 +13,7 @@
 #include "support/files.h"
 #include "support/safetensors_reader.h"
 #include "support/training_run.h"
+#include "train/checkpoint.h"
 #include "train/model_files.h"
 #include "train/runtime.h"
 
@@ -20,37 +21,44 @@ namespace so::test {
 
 class EngineOfModel {
  public:
-  EngineOfModel(const std::filesystem::path& directory, DType compute, std::int64_t bucket_elements = 1024)
+  EngineOfModel(const std::filesystem::path& directory, DType compute, std::int64_t bucket_elements = 1024,
+                Owner owner = Owner::host)
       : files_(directory),
         runtime_(DeviceChoice::cpu, 2),
         ranks_(make_single_communicator()),
         engine_(runtime_.device(), runtime_.ops(), runtime_.host_pool(), *ranks_, files_.layout(),
-                settings_of(compute, bucket_elements)) {}
+                settings_of(compute, bucket_elements, owner)),
+        stream_(runtime_.device().create_stream("test")) {}
 
   const ModelFiles& files() const { return files_; }
   const ParameterLayout& layout() const { return files_.layout(); }
   Runtime& runtime() { return runtime_; }
   OffloadEngine& engine() { return engine_; }
+  Stream& stream() { return *stream_; }
 
   void load() {
-    files_.load(engine_.master(), runtime_.host_pool());
-    engine_.upload_weights();
+    files_.load(engine_, runtime_.host_pool());
+    engine_.upload_weights(*stream_);
+  }
+  void load_checkpoint(const std::filesystem::path& path) {
+    so::load_checkpoint(path, engine_, *stream_, runtime_.host_pool());
   }
 
   // Master and moments of every parameter from a seed: no fp32 weight survives rounding to bf16.
   void fill(unsigned seed) {
     std::mt19937 random(seed);
-    for (const std::span<float> flat : {engine_.master(), engine_.first_moment(), engine_.second_moment()})
+    for (const StateArray array : state_arrays)
       for (int p = 0; p < layout().count(); ++p)
-        for (std::int64_t i = layout().range(p).begin; i < layout().range(p).end; ++i)
-          flat[static_cast<std::size_t>(i)] =
-              std::bit_cast<float>(0x3c000001u | (static_cast<std::uint32_t>(random()) & 0x83ffffffu));
-    engine_.upload_weights();
+        engine_.write_state(array, layout().range(p), [&](std::int64_t, std::span<float> values) {
+          for (float& x : values)
+            x = std::bit_cast<float>(0x3c000001u | (static_cast<std::uint32_t>(random()) & 0x83ffffffu));
+        });
+    engine_.upload_weights(*stream_);
   }
 
   // One optimizer step with gradients that are all `value`.
   Verdict step(float value, std::int64_t update_number) {
-    const auto stream = runtime_.device().create_stream("test");
+    Stream* const stream = stream_.get();
     engine_.begin_last_micro_batch();
     for (int unit = layout().units() - 1; unit >= 0; --unit) {
       engine_.require_weights(unit, *stream);
@@ -71,16 +79,17 @@ class EngineOfModel {
     bool operator==(const Bits&) const = default;
   };
   std::vector<Bits> bits() {
-    const auto stream = runtime_.device().create_stream("test");
+    Stream* const stream = stream_.get();
     for (int unit = 0; unit < layout().units(); ++unit) engine_.require_weights(unit, *stream);
     std::vector<Bits> all;
     for (int p = 0; p < layout().count(); ++p) {
       const Range range = layout().range(p);
       const auto n = static_cast<std::size_t>(range.size());
-      const auto of = [&](std::span<float> flat) {
+      const auto of = [&](StateArray array) {
         std::vector<std::uint32_t> bits;
-        for (const float x : flat.subspan(static_cast<std::size_t>(range.begin), n))
-          bits.push_back(std::bit_cast<std::uint32_t>(x));
+        engine_.read_state(array, range, [&](std::int64_t, std::span<const float> values) {
+          for (const float x : values) bits.push_back(std::bit_cast<std::uint32_t>(x));
+        });
         return bits;
       };
       const Tensor weight = engine_.weight(p);
@@ -90,14 +99,16 @@ class EngineOfModel {
       const std::size_t size = size_of(weight.dtype());
       std::vector<std::uint32_t> weights(n);
       for (std::size_t i = 0; i < n; ++i) std::memcpy(&weights[i], raw.data() + i * size, size);
-      all.push_back({of(engine_.master()), of(engine_.first_moment()), of(engine_.second_moment()), weights});
+      all.push_back(
+          {of(StateArray::master), of(StateArray::first_moment), of(StateArray::second_moment), std::move(weights)});
     }
     return all;
   }
 
  private:
-  static EngineSettings settings_of(DType compute, std::int64_t bucket_elements) {
+  static EngineSettings settings_of(DType compute, std::int64_t bucket_elements, Owner owner) {
     EngineSettings settings;
+    settings.owner = owner;
     settings.compute = compute;
     settings.bucket_elements = bucket_elements;
     return settings;
@@ -107,6 +118,7 @@ class EngineOfModel {
   Runtime runtime_;
   std::unique_ptr<Communicator> ranks_;
   OffloadEngine engine_;
+  std::unique_ptr<Stream> stream_;  // ends first: its work uses the engine's memory
 };
 
 // fp32 to bf16, nearest, ties to even, as its upper half's bits: an independent statement of the rounding.

@@ -37,6 +37,7 @@ struct Point {
 class CpuEvent final : public Event {
  public:
   void synchronize() override {
+    const TraceSpan span("wait for an event", TraceKind::wait);
     if (const auto point = current())
       if (const auto error = point->wait()) std::rethrow_exception(error);
   }
@@ -95,11 +96,16 @@ class CpuDevice final : public Device {
 
 }  // namespace
 
+struct CpuStream::Work {
+  std::function<void()> function;
+  bool even_if_poisoned = false;
+  // For a trace. Without a name it does not appear.
+  std::string name;
+  TraceKind kind = TraceKind::work;
+  std::uint64_t bytes = 0;
+};
+
 struct CpuStream::Queue {
-  struct Work {
-    std::function<void()> function;
-    bool even_if_poisoned;
-  };
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Work> work;
@@ -108,9 +114,9 @@ struct CpuStream::Queue {
 };
 
 CpuStream::CpuStream(Device& device, ThreadPool& pool, std::string name)
-    : device_(device), pool_(pool), name_(std::move(name)), queue_(std::make_unique<Queue>()) {
+    : device_(device), pool_(pool), lane_(std::move(name)), queue_(std::make_unique<Queue>()) {
   thread_ = std::thread([this] { run(); });
-  pthread_setname_np(thread_.native_handle(), fmt::format("{:.15}", name_).c_str());
+  pthread_setname_np(thread_.native_handle(), fmt::format("{:.15}", lane_.name()).c_str());
 }
 
 CpuStream::~CpuStream() {
@@ -128,16 +134,27 @@ void CpuStream::run() {
   for (;;) {
     q.changed.wait(lock, [&] { return q.stop || !q.work.empty(); });
     if (q.work.empty()) return;
-    Queue::Work work = std::move(q.work.front());
+    Work work = std::move(q.work.front());
     q.work.pop_front();
     const bool drop = q.error && !work.even_if_poisoned;
     q.busy = true;
     lock.unlock();
     std::exception_ptr error;
+    TraceActivity activity;
+    const bool traced = tracing() && !drop && !work.name.empty();
+    if (traced) activity.begin = trace_now();
     try {
       if (!drop) work.function();
     } catch (...) {
       error = std::current_exception();
+    }
+    if (traced) {
+      activity.end = trace_now();
+      activity.kind = work.kind;
+      activity.name = std::move(work.name);
+      activity.bytes = work.bytes;
+      if (work.kind == TraceKind::copy) activity.direction = CopyDirection::host_to_host;
+      lane_.record(std::move(activity));
     }
     work.function = nullptr;  // what it keeps alive goes before anyone hears that it is done
     lock.lock();
@@ -147,58 +164,63 @@ void CpuStream::run() {
   }
 }
 
-void CpuStream::push(std::function<void()> function, bool even_if_poisoned) {
+void CpuStream::push(Work work) {
   {
     std::lock_guard lock(queue_->mutex);
-    queue_->work.push_back({std::move(function), even_if_poisoned});
+    queue_->work.push_back(std::move(work));
   }
   queue_->changed.notify_all();
 }
 
-void CpuStream::enqueue(std::function<void()> function) { push(std::move(function), false); }
+void CpuStream::enqueue(std::string_view name, std::function<void()> function) {
+  push({std::move(function), false, std::string(name)});
+}
 
 void CpuStream::record(Event& event) {
-  push(
-      [queue = queue_.get(), point = cpu_event(event).renew()] {
-        std::exception_ptr error;
-        {
-          std::lock_guard lock(queue->mutex);
-          error = queue->error;
-        }
-        point->reach(error);
-      },
-      true);
+  push({[queue = queue_.get(), point = cpu_event(event).renew()] {
+          std::exception_ptr error;
+          {
+            std::lock_guard lock(queue->mutex);
+            error = queue->error;
+          }
+          point->reach(error);
+        },
+        true});
 }
 
 void CpuStream::wait(Event& event) {
   if (auto point = cpu_event(event).current())
-    push(
-        [point = std::move(point)] {
-          if (const auto error = point->wait()) std::rethrow_exception(error);
-        },
-        true);
+    push({[point = std::move(point)] {
+            if (const auto error = point->wait()) std::rethrow_exception(error);
+          },
+          true, "wait", TraceKind::wait});
 }
 
 void CpuStream::copy(void* to, const void* from, std::size_t bytes) {
-  enqueue([this, to, from, bytes] {
-    pool_.parallel_for(static_cast<std::int64_t>(bytes), copy_grain, [&](std::int64_t begin, std::int64_t end) {
-      std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
-                  static_cast<std::size_t>(end - begin));
-    });
-  });
+  push({[this, to, from, bytes] {
+          pool_.parallel_for(static_cast<std::int64_t>(bytes), copy_grain, [&](std::int64_t begin, std::int64_t end) {
+            std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
+                        static_cast<std::size_t>(end - begin));
+          });
+        },
+        false, "copy", TraceKind::copy, bytes});
 }
 
 void CpuStream::zero(void* to, std::size_t bytes) {
-  enqueue([this, to, bytes] {
-    pool_.parallel_for(static_cast<std::int64_t>(bytes), copy_grain, [&](std::int64_t begin, std::int64_t end) {
-      std::memset(static_cast<std::byte*>(to) + begin, 0, static_cast<std::size_t>(end - begin));
-    });
-  });
+  push({[this, to, bytes] {
+          pool_.parallel_for(static_cast<std::int64_t>(bytes), copy_grain, [&](std::int64_t begin, std::int64_t end) {
+            std::memset(static_cast<std::byte*>(to) + begin, 0, static_cast<std::size_t>(end - begin));
+          });
+        },
+        false, "zero", TraceKind::fill, bytes});
 }
 
-void CpuStream::host(std::string_view, std::function<void()> function) { enqueue(std::move(function)); }
+void CpuStream::host(std::string_view name, std::function<void()> function) {
+  push({std::move(function), false, std::string(name), TraceKind::host});
+}
 
 void CpuStream::synchronize() {
+  const TraceSpan span("synchronize", TraceKind::wait);
   std::unique_lock lock(queue_->mutex);
   queue_->changed.wait(lock, [&] { return queue_->work.empty() && !queue_->busy; });
   if (queue_->error) std::rethrow_exception(queue_->error);

@@ -7,10 +7,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "base/thread_pool.h"
 #include "device/device.h"
+#include "device/trace.h"
 
 namespace so {
 
@@ -21,11 +23,11 @@ class CpuStream final : public Stream {
   ~CpuStream() override;  // runs what is queued, then ends the thread
 
   Device& device() const override { return device_; }
-  std::string_view name() const override { return name_; }
+  std::string_view name() const override { return lane_.name(); }
   ThreadPool& pool() const { return pool_; }
 
-  // `function` runs on the stream's thread, after all work enqueued before it.
-  void enqueue(std::function<void()> function);
+  // `function` runs on the stream's thread, after all work enqueued before it. `name` is what a trace calls it.
+  void enqueue(std::string_view name, std::function<void()> function);
 
   void record(Event& event) override;
   void wait(Event& event) override;
@@ -36,12 +38,13 @@ class CpuStream final : public Stream {
 
  private:
   struct Queue;
-  void push(std::function<void()> function, bool even_if_poisoned);
+  struct Work;
+  void push(Work work);
   void run();
 
   Device& device_;
   ThreadPool& pool_;
-  const std::string name_;
+  const TraceLane lane_;
   std::unique_ptr<Queue> queue_;
   std::thread thread_;
 };

@@ -6,10 +6,12 @@
 #include <atomic>
 #include <cstdlib>
 #include <exception>
+#include <map>
 #include <mutex>
 
 #include "base/error.h"
 #include "device/cuda/cuda_check.h"
+#include "device/trace.h"
 
 namespace so {
 
@@ -54,6 +56,7 @@ class CudaEvent final : public Event {
   ~CudaEvent() override { cudaEventDestroy(event_); }
 
   void synchronize() override {
+    const TraceSpan span("wait for an event", TraceKind::wait);
     SO_CUDA(cudaEventSynchronize(event_));
     if (recorded_) failure_.rethrow();
   }
@@ -79,14 +82,30 @@ CudaEvent& cuda(Event& event) {
   return *own;
 }
 
+// The streams that live now, for cuda_streams().
+struct LiveStreams {
+  std::mutex mutex;
+  std::map<cudaStream_t, std::string> names;
+};
+LiveStreams& live_streams() {
+  static auto* const instance = new LiveStreams;
+  return *instance;
+}
+
 class CudaStream final : public Stream {
  public:
   CudaStream(Device& device, Failure& failure, std::string name)
       : device_(device), failure_(failure), name_(std::move(name)) {
     SO_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    const std::lock_guard lock(live_streams().mutex);
+    live_streams().names[stream_] = name_;
   }
   ~CudaStream() override {
     cudaStreamSynchronize(stream_);
+    {
+      const std::lock_guard lock(live_streams().mutex);
+      live_streams().names.erase(stream_);
+    }
     cudaStreamDestroy(stream_);
   }
 
@@ -105,12 +124,13 @@ class CudaStream final : public Stream {
   void zero(void* to, std::size_t bytes) override {
     if (bytes > 0) SO_CUDA(cudaMemsetAsync(to, 0, bytes, stream_));
   }
-  void host(std::string_view, std::function<void()> function) override {
-    auto owned = std::make_unique<HostWork>(HostWork{failure_, std::move(function)});
+  void host(std::string_view name, std::function<void()> function) override {
+    auto owned = std::make_unique<HostWork>(HostWork{failure_, std::string(name), std::move(function)});
     SO_CUDA(cudaLaunchHostFunc(stream_, &HostWork::run, owned.get()));
     (void)owned.release();  // run() deletes it
   }
   void synchronize() override {
+    const TraceSpan span("synchronize", TraceKind::wait);
     SO_CUDA(cudaStreamSynchronize(stream_));
     failure_.rethrow();
   }
@@ -118,10 +138,12 @@ class CudaStream final : public Stream {
  private:
   struct HostWork {
     Failure& failure;
+    std::string name;
     std::function<void()> function;
     static void run(void* data) {
       const std::unique_ptr<HostWork> work(static_cast<HostWork*>(data));
       if (work->failure.failed()) return;
+      const TraceSpan span(work->name);
       try {
         work->function();
       } catch (...) {
@@ -202,6 +224,11 @@ class CudaDevice final : public Device {
 };
 
 }  // namespace
+
+std::vector<std::pair<cudaStream_t, std::string>> cuda_streams() {
+  const std::lock_guard lock(live_streams().mutex);
+  return {live_streams().names.begin(), live_streams().names.end()};
+}
 
 cudaStream_t cuda_stream(Stream& stream) {
   auto* own = dynamic_cast<CudaStream*>(&stream);

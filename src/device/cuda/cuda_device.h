@@ -3,6 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "device/device.h"
 
 namespace so {
@@ -17,5 +21,8 @@ struct CudaProperties {
 // Of the device that owns this stream; Bug if it belongs to another backend.
 cudaStream_t cuda_stream(Stream& stream);
 const CudaProperties& cuda_properties(Device& device);
+
+// The streams that live now, with their names. Thread-safe.
+std::vector<std::pair<cudaStream_t, std::string>> cuda_streams();
 
 }  // namespace so

@@ -292,14 +292,16 @@ void attention_backward(ThreadPool& pool, const Heads& dq, const Heads& dk, cons
 void CpuOps::attention(Stream& stream, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans& spans,
                        Tensor) {
   check_attention(out, lse, q, k, v, spans);
-  cpu(stream).enqueue([=, &pool = cpu(stream).pool()] { attention_forward(pool, out, lse, q, k, v, spans); });
+  cpu(stream).enqueue("attention",
+                      [=, &pool = cpu(stream).pool()] { attention_forward(pool, out, lse, q, k, v, spans); });
 }
 
 void CpuOps::attention_grad(Stream& stream, Heads dq, Heads dk, Heads dv, Heads dout, Heads out, Tensor lse, Heads q,
                             Heads k, Heads v, const AttentionSpans& spans, Tensor) {
   check_attention_grad(dq, dk, dv, dout, out, lse, q, k, v, spans);
-  cpu(stream).enqueue(
-      [=, &pool = cpu(stream).pool()] { attention_backward(pool, dq, dk, dv, dout, out, lse, q, k, v, spans); });
+  cpu(stream).enqueue("attention_grad", [=, &pool = cpu(stream).pool()] {
+    attention_backward(pool, dq, dk, dv, dout, out, lse, q, k, v, spans);
+  });
 }
 
 }  // namespace so

@@ -186,7 +186,8 @@ void linear_cross_entropy(ThreadPool& pool, const Ops::LinearCrossEntropy& a, Bf
 
 void CpuOps::linear_cross_entropy(Stream& stream, const LinearCrossEntropy& args) {
   expect_linear_cross_entropy(args, DType::f32);
-  cpu(stream).enqueue([args, &pool = cpu(stream).pool()] { so::linear_cross_entropy(pool, args); });
+  cpu(stream).enqueue("linear_cross_entropy",
+                      [args, &pool = cpu(stream).pool()] { so::linear_cross_entropy(pool, args); });
 }
 
 }  // namespace so

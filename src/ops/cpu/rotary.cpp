@@ -200,7 +200,7 @@ void CpuOps::rotary(Stream& stream, Heads out, Heads in, Tensor positions, Tenso
   SO_CHECK(!norm.weight || in.rows.data() != out.rows.data() || in.offset != out.offset,
            "{}: with a norm, out must not be in: the backward pass reads it", op);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue([=, &pool] { rows::rotary(pool, out, in, positions, table, norm); });
+  cpu(stream).enqueue("rotary", [=, &pool] { rows::rotary(pool, out, in, positions, table, norm); });
 }
 
 void CpuOps::rotary_grad(Stream& stream, Heads din, Heads dout, Heads in, Tensor positions, Tensor table, HeadNorm norm,
@@ -215,8 +215,9 @@ void CpuOps::rotary_grad(Stream& stream, Heads din, Heads dout, Heads in, Tensor
     expect_gradient(op, "dweight", dweight, din.rows.dtype(), {din.head_dim});
   }
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue(
-      [=, &pool] { rows::rotary_grad(pool, din, dout, in, positions, table, norm, dweight, dweight_mode); });
+  cpu(stream).enqueue("rotary_grad", [=, &pool] {
+    rows::rotary_grad(pool, din, dout, in, positions, table, norm, dweight, dweight_mode);
+  });
 }
 
 void CpuOps::copy_heads(Stream& stream, Heads out, Heads in) {
@@ -224,7 +225,7 @@ void CpuOps::copy_heads(Stream& stream, Heads out, Heads in) {
   expect_compute_dtype(op, "in", in.rows.dtype());
   expect_same_heads(op, "in", in, "out", out);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue([=, &pool] { rows::copy_heads(pool, out, in); });
+  cpu(stream).enqueue("copy_heads", [=, &pool] { rows::copy_heads(pool, out, in); });
 }
 
 }  // namespace so

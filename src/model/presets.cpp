@@ -1,0 +1,29 @@
+#include "model/presets.h"
+
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace so {
+
+std::string preset_names() {
+  std::string names;
+  for (const Preset& preset : presets()) names += fmt::format("{}{}", names.empty() ? "" : ", ", preset.name);
+  return names;
+}
+
+ModelConfig resolve_config(const std::string& name_or_path) {
+  std::filesystem::path path = name_or_path;
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) path /= "config.json";
+  if (std::filesystem::exists(path, ignored)) {
+    constexpr std::uint64_t most_bytes = 16 << 20;
+    return {read_text_file(path, most_bytes), path.string()};
+  }
+  for (const Preset& preset : presets())
+    if (preset.name == name_or_path) return {std::string(preset.config), fmt::format("preset {}", preset.name)};
+  fail("{}: no such file, and no preset of that name; the presets are {}", printable_path(path), preset_names());
+}
+
+}  // namespace so

@@ -1,0 +1,58 @@
+#include "offload/staging_ring.h"
+
+#include <exception>
+
+#include "base/log.h"
+
+namespace so {
+namespace {
+
+constexpr int slot_count = 2;
+
+}  // namespace
+
+StagingRing::StagingRing(Device& device, std::int64_t elements, DType gradients, DType weights) {
+  if (elements == 0) return;
+  const auto bytes = [&](DType dtype) { return static_cast<std::size_t>(elements) * size_of(dtype); };
+  for (int i = 0; i < slot_count; ++i) {
+    Slot slot;
+    slot.gradient = device.allocate(MemoryKind::pinned, bytes(gradients), "gradient ring");
+    slot.weights = device.allocate(MemoryKind::pinned, bytes(weights), "weight ring");
+    slot.gradient_here = device.create_event();
+    slot.weights_gone = device.create_event();
+    slots_.push_back(std::move(slot));
+  }
+  to_host_ = device.create_stream("to host");
+  to_device_ = device.create_stream("to device");
+}
+
+StagingRing::~StagingRing() {
+  for (Stream* stream : {to_host_.get(), to_device_.get()}) {
+    if (!stream) continue;
+    try {
+      stream->synchronize();
+    } catch (const std::exception& error) {
+      log_error("{}: {}", stream->name(), error.what());
+    }
+  }
+}
+
+void StagingRing::fetch(Slot& slot, const void* gradient, std::size_t bytes) {
+  to_host_->copy(slot.gradient.data(), gradient, bytes);
+  to_host_->record(*slot.gradient_here);
+}
+
+void StagingRing::wait(Slot& slot) {
+  slot.gradient_here->synchronize();
+  slot.weights_gone->synchronize();
+}
+
+void StagingRing::give(Slot& slot, void* weights, std::size_t bytes, Event& arrived) {
+  to_device_->copy(weights, slot.weights.data(), bytes);
+  to_device_->record(*slot.weights_gone);
+  to_device_->record(arrived);
+}
+
+void StagingRing::finish_giving() { to_device_->synchronize(); }
+
+}  // namespace so

@@ -1,0 +1,9 @@
+#include "base/error.h"
+#include "optim/cuda/cuda.h"
+
+namespace so {
+
+// Not reached: without the backend no CUDA device can be made.
+std::unique_ptr<DeviceAdamW> make_cuda_adamw(Device&) { SO_CHECK(false, "this build has no CUDA backend"); }
+
+}  // namespace so

@@ -1,0 +1,373 @@
+// superoffload bench step.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "io/checkpoint_directory.h"
+#include "io/trace_file.h"
+#include "model/config.h"
+#include "model/flops.h"
+#include "model/presets.h"
+#include "model/rope.h"
+#include "parallel/communicator.h"
+#include "plan/host_memory.h"
+#include "train/batch_upload.h"
+#include "train/commands.h"
+#include "train/measure.h"
+#include "train/random_model.h"
+#include "train/trace_summary.h"
+#include "train/training_plan.h"
+
+namespace so {
+namespace {
+
+// Where a step finds its weights and leaves its gradients, and what it does with them.
+class States {
+ public:
+  virtual ~States() = default;
+  virtual WeightSource& weights() = 0;
+  virtual GradientSink& gradients() = 0;
+  virtual void begin_step() = 0;
+  // After the step has been enqueued. False: it was skipped, since some gradient was not finite.
+  virtual bool finish_step(Stream& stream) = 0;
+  virtual void randomize(const DecoderSpec& spec, Device& device, Ops& ops, Stream& stream) = 0;
+};
+
+// Weights and gradients only, both in the compute dtype.
+class PlainStates final : public States, private GradientSink {
+ public:
+  PlainStates(Device& device, const ParameterLayout& layout, DType compute)
+      : layout_(layout),
+        weights_(device, layout, compute),
+        gradients_(device.allocate(MemoryKind::device, static_cast<std::size_t>(layout.elements()) * size_of(compute),
+                                   "gradients")),
+        written_(static_cast<std::size_t>(layout.count()), false) {}
+
+  WeightSource& weights() override { return weights_; }
+  GradientSink& gradients() override { return *this; }
+  void begin_step() override { written_.assign(written_.size(), false); }
+  bool finish_step(Stream&) override { return true; }
+  void randomize(const DecoderSpec& spec, Device&, Ops& ops, Stream& stream) override {
+    so::randomize(weights_, spec, layout_, ops, stream);
+  }
+
+ private:
+  Target gradient(int first, int count) override {
+    const auto begin = written_.begin() + first;
+    const Target target{layout_.view(gradients_.data(), weights_.dtype(), first, count),
+                        *begin ? Accumulate::add : Accumulate::overwrite};
+    std::fill_n(begin, count, true);
+    return target;
+  }
+  void gradients_ready(int, Stream&) override {}
+
+  const ParameterLayout& layout_;
+  DeviceWeights weights_;
+  Buffer gradients_;
+  std::vector<bool> written_;
+};
+
+// The engine, as training has it.
+class EngineStates final : public States {
+ public:
+  EngineStates(Device& device, Ops& ops, ThreadPool& host_pool, const ParameterLayout& layout,
+               const EngineSettings& settings)
+      : ranks_(make_single_communicator()), engine_(device, ops, host_pool, *ranks_, layout, settings) {}
+
+  WeightSource& weights() override { return engine_; }
+  GradientSink& gradients() override { return engine_; }
+  void begin_step() override { engine_.begin_last_micro_batch(); }
+  bool finish_step(Stream& stream) override {
+    constexpr double lr = 1e-6;
+    const bool finite = engine_.finish_step(stream, lr, updates_ + 1).finite;
+    if (finite) ++updates_;
+    return finite;
+  }
+  void randomize(const DecoderSpec& spec, Device& device, Ops& ops, Stream& stream) override {
+    so::randomize(engine_, spec, device, ops, stream);
+  }
+
+ private:
+  std::unique_ptr<Communicator> ranks_;
+  OffloadEngine engine_;
+  std::int64_t updates_ = 0;
+};
+
+// What lies on the device beside the states; the same code on the dry one.
+struct Model {
+  Model(Device& device, Ops& ops, const DecoderSpec& spec, const ParameterLayout& layout, const TrainingPlan& plan)
+      : rope(device.allocate(
+            MemoryKind::device,
+            static_cast<std::size_t>(plan.shape.longest_document * spec.rope.rotary_dim) * sizeof(float),
+            "rotation table")),
+        decoder(spec, layout, ops,
+                Tensor(rope.data(), DType::f32, {plan.shape.longest_document, 2, spec.rope.rotary_dim / 2}),
+                plan.decoder),
+        arena(device, MemoryKind::device, "activations", plan.activation_bytes),
+        upload(device, plan.shape.micro_batch_tokens) {}
+  Buffer rope;
+  Decoder decoder;
+  Arena arena;
+  BatchUpload upload;
+};
+
+// plan_training() without an engine.
+TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, DeviceKind kind,
+                        const TrainingShape& shape, DType compute, bool recompute) {
+  TrainingPlan plan;
+  plan.shape = shape;
+  plan.decoder.compute = compute;
+  plan.decoder.loss_chunk_rows = choose_loss_chunk(spec.vocab);
+  plan.decoder.recompute = recompute;
+  const auto device = make_dry_device(kind);
+  const auto ops = make_ops(*device);
+  const auto stream = device->create_stream("compute");
+  PlainStates states(*device, layout, compute);
+  Model model(*device, *ops, spec, layout, plan);
+  const std::int64_t n = shape.micro_batch_tokens;
+  DeviceBatch views;  // no element of them is read
+  views.ids = views.targets = views.positions = Tensor(model.rope.data(), DType::i32, {n});
+  views.spans.cu_q = views.spans.cu_k = views.ids.rows(0, std::min<std::int64_t>(2, n));
+  views.spans.documents = n / shape.longest_document;
+  views.spans.max_q = views.spans.max_k = shape.longest_document;
+  states.begin_step();
+  model.decoder.forward_backward(*stream, views, states.weights(), states.gradients(), model.arena,
+                                 model.upload.losses(), 1.0f);
+  plan.activation_bytes = model.arena.high_water();
+  plan.memory.add(device->ledger());
+  plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes);
+  return plan;
+}
+
+constexpr const char* advice =
+    "use a smaller --batch_size or --max_length, --activation_checkpointing true, or a smaller model";
+
+// What keeps the plan from being carried out, or empty.
+std::string misfit(const TrainingPlan& plan, Device& device) {
+  const std::size_t device_bytes = plan.memory.total(MemoryKind::device);
+  if (const auto own = device.own_memory()) {
+    const std::size_t room = own->free + device.ledger().held(MemoryKind::device);
+    if (device_bytes > room)
+      return fmt::format("not enough GPU memory: {} needed, {} free of {}; {}", format_bytes(device_bytes),
+                         format_bytes(room), format_bytes(own->total), advice);
+  }
+  const HostMemory host = available_host_memory();
+  const std::size_t needed = plan.memory.host_total(device.kind());
+  if (needed > host.available)
+    return fmt::format("not enough memory: {} needed, {} available ({}); {}", format_bytes(needed),
+                       format_bytes(host.available), host.limited_by, advice);
+  return {};
+}
+
+TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec, const ParameterLayout& layout,
+                       Runtime& runtime, DType compute) {
+  TrainingShape shape;
+  shape.micro_batch_tokens = options.batch_size * options.max_length;
+  shape.longest_document = options.max_length;
+  TrainingPlan plan;
+  if (options.no_optimizer) {
+    const DeviceKind kind = runtime.device().kind();
+    plan = plan_plain(spec, layout, kind, shape, compute, options.activation_checkpointing == Toggle::on);
+    if (options.activation_checkpointing == Toggle::automatic && !misfit(plan, runtime.device()).empty())
+      plan = plan_plain(spec, layout, kind, shape, compute, true);
+    plan.memory.add(MemoryKind::pageable, "program so far", resident_bytes());
+  } else {
+    if (options.offload_optimizer == OptimizerDevice::none && runtime.device().kind() != DeviceKind::cpu)
+      fail("--offload_optimizer none: optimizer state on the GPU is not supported yet; use cpu, or --no_optimizer");
+    const TrainOptions as_train;
+    EngineSettings engine;
+    engine.compute = compute;
+    engine.bucket_elements = as_train.bucket_size / static_cast<std::int64_t>(sizeof(float));
+    engine.adamw = {as_train.adam_beta1, as_train.adam_beta2, as_train.adam_epsilon};
+    engine.weight_decay = as_train.weight_decay;
+    engine.max_grad_norm = as_train.max_grad_norm;
+    plan = plan_training(spec, layout, runtime, shape, engine, true, options.activation_checkpointing);
+  }
+  if (const std::string reason = misfit(plan, runtime.device()); !reason.empty()) fail("{}", reason);
+  return plan;
+}
+
+struct Measured {
+  std::vector<double> seconds;  // of each step, in order
+  double first_loss = 0, last_loss = 0;
+  std::size_t planned_bytes = 0, peak_bytes = 0;  // of the device; on the CPU, of the process
+  std::optional<TimeSummary> time;
+  std::vector<std::string> remarks;  // of the trace
+
+  double median() const {
+    std::vector<double> sorted = seconds;
+    std::sort(sorted.begin(), sorted.end());
+    const std::size_t middle = sorted.size() / 2;
+    return sorted.size() % 2 == 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+  }
+};
+
+Measured measure(const BenchStepOptions& options, const DecoderSpec& spec, const ParameterLayout& layout,
+                 Runtime& runtime, Stream& stream, const TrainingPlan& plan) {
+  Device& device = runtime.device();
+  const auto used = [&] {
+    const auto own = device.own_memory();
+    return own ? own->total - own->free : 0;
+  };
+  // The ops' scratch is held already, and planned.
+  const std::size_t used_before = used() - (device.own_memory() ? device.ledger().held(MemoryKind::device) : 0);
+
+  std::unique_ptr<States> states;
+  if (options.no_optimizer)
+    states = std::make_unique<PlainStates>(device, layout, plan.decoder.compute);
+  else
+    states = std::make_unique<EngineStates>(device, runtime.ops(), runtime.host_pool(), layout, plan.engine);
+  states->randomize(spec, device, runtime.ops(), stream);
+  Model model(device, runtime.ops(), spec, layout, plan);
+  const std::vector<float> table = rope_table(spec.rope, plan.shape.longest_document);
+  stream.copy(model.rope.data(), table.data(), model.rope.bytes());
+  stream.synchronize();
+  const MicroBatch tokens = random_batch(spec, options.batch_size, options.max_length, 2);
+  const DeviceBatch batch = model.upload.upload(stream, tokens);
+
+  Measured result;
+  // As the training loop has it: the host waits for the losses of a step before it begins the next.
+  const auto step = [&] {
+    const TraceSpan span("step");
+    states->begin_step();
+    model.decoder.forward_backward(stream, batch, states->weights(), states->gradients(), model.arena,
+                                   model.upload.losses(),
+                                   static_cast<float>(1.0 / static_cast<double>(tokens.trained_tokens)));
+    const bool finite = states->finish_step(stream);
+    result.last_loss = model.upload.sum_losses(stream) / static_cast<double>(tokens.trained_tokens);
+    if (!finite || !std::isfinite(result.last_loss))
+      fail("the step was not finite (loss {}); measuring it would say nothing", result.last_loss);
+  };
+  const auto timed_step = [&] {
+    const auto start = std::chrono::steady_clock::now();
+    step();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  for (std::int64_t i = 0; i < options.warmup; ++i) {
+    const double seconds = timed_step();
+    if (i == 0) result.first_loss = result.last_loss;
+    log_info("warm-up step {}: {:.4f} s, loss {:.4f}", i + 1, seconds, result.last_loss);
+  }
+  for (std::int64_t i = 0; i < options.steps; ++i) {
+    result.seconds.push_back(timed_step());
+    if (i == 0 && options.warmup == 0) result.first_loss = result.last_loss;
+    log_info("step {}: {:.4f} s", i + 1, result.seconds.back());
+  }
+  result.planned_bytes =
+      device.own_memory() ? plan.memory.total(MemoryKind::device) : plan.memory.host_total(device.kind());
+  result.peak_bytes = device.own_memory() ? used() - used_before : peak_resident_bytes();
+
+  // Last, since recording may slow what comes after it. Weights may still be on their way: they belong to no trace.
+  for (int unit = 0; unit < layout.units(); ++unit) states->weights().require_weights(unit, stream);
+  stream.synchronize();
+  TraceSession session(device);
+  step();
+  const Trace trace = session.stop();
+  result.remarks = trace.remarks;
+  const TimeSummary time = summarize(trace);
+  if (!time.kernels.empty()) result.time = time;
+  if (!options.trace.empty()) write_trace_file(options.trace, trace);
+  return result;
+}
+
+}  // namespace
+
+int run_bench_step(const BenchStepOptions& options) {
+  const ModelConfig config = resolve_config(options.config);
+  const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
+  const DType compute = resolve_dtype(options.dtype, config.text, config.origin);
+  if (options.max_length > spec.max_positions)
+    fail("--max_length {}: the model's limit is {} (max_position_embeddings in {})", options.max_length,
+         spec.max_positions, config.origin);
+  if (options.batch_size * options.max_length > std::numeric_limits<std::int32_t>::max())
+    fail("--batch_size {} of --max_length {} are too many tokens", options.batch_size, options.max_length);
+  if (!options.trace.empty()) require_writable(std::filesystem::absolute(options.trace).parent_path());
+  const ParameterLayout layout(make_parameters(spec));
+  Runtime runtime(options.device, options.cpu_threads);
+  Device& device = runtime.device();
+  const TrainingPlan plan = make_plan(options, spec, layout, runtime, compute);
+  const char* optimizer = options.no_optimizer                                ? "none"
+                          : options.offload_optimizer == OptimizerDevice::cpu ? "cpu"
+                                                                              : "device";
+  log_info("{}, {:.4g} billion parameters, {} on {}; {} x {} tokens a step; {}; optimizer: {}", config.origin,
+           static_cast<double>(parameter_count(spec)) / 1e9, name_of(compute), device.name(), options.batch_size,
+           options.max_length, plan.decoder.recompute ? "activations recomputed in backward" : "all activations kept",
+           optimizer);
+  log_info("memory plan:\n{}", plan.memory.table());
+
+  // One stream for all, as the ops want it.
+  const auto stream = device.create_stream("compute");
+  const double gemm_rate = measure_gemm_rate(device, runtime.ops(), *stream, compute);
+  const Measured m = measure(options, spec, layout, runtime, *stream, plan);
+
+  std::vector<std::int32_t> cu_seqlens;
+  for (std::int64_t d = 0; d <= options.batch_size; ++d)
+    cu_seqlens.push_back(static_cast<std::int32_t>(d * options.max_length));
+  const double seconds = m.median(), tokens = static_cast<double>(options.batch_size * options.max_length);
+  const double model_rate = model_flops(spec, cu_seqlens) / seconds;
+  const double reference_rate =
+      reference_flops(spec, options.batch_size, options.max_length, plan.decoder.recompute) / seconds;
+  const auto [least, most] = std::minmax_element(m.seconds.begin(), m.seconds.end());
+
+  if (options.json) {
+    nlohmann::ordered_json result{{"config", config.origin},
+                                  {"parameters", parameter_count(spec)},
+                                  {"device", device.name()},
+                                  {"dtype", name_of(compute)},
+                                  {"batch_size", options.batch_size},
+                                  {"max_length", options.max_length},
+                                  {"optimizer", optimizer},
+                                  {"activation_checkpointing", plan.decoder.recompute},
+                                  {"steps", options.steps},
+                                  {"step_seconds", {{"median", seconds}, {"min", *least}, {"max", *most}}},
+                                  {"tokens_per_s", tokens / seconds},
+                                  {"model_tflops", model_rate / 1e12},
+                                  {"reference_tflops", reference_rate / 1e12},
+                                  {"gemm_tflops", gemm_rate / 1e12},
+                                  {"share_of_gemm_limit", model_rate / gemm_rate},
+                                  {"peak_memory_bytes", m.peak_bytes},
+                                  {"planned_memory_bytes", m.planned_bytes},
+                                  {"first_loss", m.first_loss},
+                                  {"last_loss", m.last_loss}};
+    if (m.time) {
+      nlohmann::ordered_json categories, kernels = nlohmann::ordered_json::array();
+      for (int i = 0; i < time_categories; ++i) {
+        const auto& c = m.time->categories[static_cast<std::size_t>(i)];
+        categories[std::string(name_of(static_cast<TimeCategory>(i)))] = {
+            {"share", c.share}, {"busy_seconds", c.busy_seconds}, {"count", c.count}, {"bytes", c.bytes}};
+      }
+      for (const auto& kernel : m.time->kernels)
+        kernels.push_back({{"name", kernel.name},
+                           {"category", name_of(kernel.category)},
+                           {"seconds", kernel.seconds},
+                           {"count", kernel.count}});
+      result["time"] = {{"traced_step_seconds", m.time->seconds}, {"categories", categories}, {"kernels", kernels}};
+    }
+    result["trace_remarks"] = m.remarks;
+    fmt::print("{}\n", result.dump());
+    return exit_ok;
+  }
+  fmt::print("step            {:.4f} s (median of {}; {:.4f} to {:.4f})\n", seconds, options.steps, *least, *most);
+  fmt::print("throughput      {:.1f} tokens/s\n", tokens / seconds);
+  fmt::print("model           {:.4g} TFLOP/s, {:.1f}% of the {:.4g} TFLOP/s of a large matrix product here\n",
+             model_rate / 1e12, 100 * model_rate / gemm_rate, gemm_rate / 1e12);
+  fmt::print("reference count {:.4g} TFLOP/s\n", reference_rate / 1e12);
+  fmt::print("peak memory     {}, planned {} ({:+.1f}%)\n", format_bytes(m.peak_bytes), format_bytes(m.planned_bytes),
+             100 * (static_cast<double>(m.peak_bytes) / static_cast<double>(m.planned_bytes) - 1));
+  fmt::print("loss            {:.4f} to {:.4f}\n", m.first_loss, m.last_loss);
+  if (m.time)
+    fmt::print("where the time of one more step went ({:.4f} s while traced):\n{}", m.time->seconds,
+               time_table(*m.time, 12));
+  for (const std::string& remark : m.remarks) fmt::print("{}\n", remark);
+  if (!options.trace.empty()) fmt::print("wrote {}\n", options.trace);
+  return exit_ok;
+}
+
+}  // namespace so

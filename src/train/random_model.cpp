@@ -1,0 +1,93 @@
+#include "train/random_model.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/normal_draw.h"
+#include "data/example.h"
+#include "model/initialize.h"
+
+namespace so {
+namespace {
+
+constexpr std::uint64_t weight_seed = 1;
+
+bool matrix(const Parameter& parameter) { return parameter.shape.size() == 2; }
+
+std::vector<float> vector_of(const DecoderSpec& spec, const Parameter& parameter) {
+  std::vector<float> values(static_cast<std::size_t>(parameter.size()));
+  initialize(spec, parameter, weight_seed, 0, values);
+  return values;
+}
+
+}  // namespace
+
+void randomize(DeviceWeights& weights, const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops,
+               Stream& stream) {
+  const auto range = static_cast<float>(spec.initializer_range);
+  for (int p = 0; p < layout.count(); ++p) {
+    const Parameter& parameter = layout.parameter(p);
+    if (matrix(parameter)) {
+      ops.random_normal(stream, weights.weight(p), mix_counter(weight_seed ^ mix_counter(static_cast<unsigned>(p))),
+                        range);
+      continue;
+    }
+    const std::vector<float> values = vector_of(spec, parameter);
+    std::vector<bf16> narrow(values.size());
+    std::transform(values.begin(), values.end(), narrow.begin(), [](float x) { return bf16(x); });
+    const Tensor to = weights.weight(p);
+    stream.copy(to.data(),
+                weights.dtype() == DType::f32 ? static_cast<const void*>(values.data())
+                                              : static_cast<const void*>(narrow.data()),
+                to.bytes());
+    stream.synchronize();  // the values leave scope
+  }
+  stream.synchronize();
+}
+
+void randomize(OffloadEngine& engine, const DecoderSpec& spec, Device& device, Ops& ops, Stream& stream) {
+  const ParameterLayout& layout = engine.layout();
+  constexpr std::int64_t piece = std::int64_t{16} << 20;
+  const Buffer staging =
+      device.allocate(MemoryKind::device, static_cast<std::size_t>(piece) * sizeof(float), "random weights");
+  for (int p = 0; p < layout.count(); ++p) {
+    const Parameter& parameter = layout.parameter(p);
+    const Range range = layout.range(p);
+    if (!matrix(parameter)) {
+      const std::vector<float> values = vector_of(spec, parameter);
+      std::copy(values.begin(), values.end(), engine.master().begin() + range.begin);
+      continue;
+    }
+    for (std::int64_t begin = range.begin; begin < range.end; begin += piece) {
+      const std::int64_t n = std::min(piece, range.end - begin);
+      const Tensor drawn(staging.data(), DType::f32, {n});
+      ops.random_normal(stream, drawn, mix_counter(weight_seed ^ mix_counter(static_cast<std::uint64_t>(begin))),
+                        static_cast<float>(spec.initializer_range));
+      stream.copy(engine.master().data() + begin, drawn.data(), drawn.bytes());
+      stream.synchronize();
+    }
+  }
+  engine.upload_weights();
+}
+
+MicroBatch random_batch(const DecoderSpec& spec, std::int64_t documents, std::int64_t length, std::uint64_t seed) {
+  MicroBatch batch;
+  batch.tokens = batch.padded_tokens = documents * length;
+  batch.rows = documents;
+  batch.trained_tokens = documents * (length - 1);
+  batch.cu_seqlens.push_back(0);
+  for (std::int64_t d = 0; d < documents; ++d) {
+    for (std::int64_t i = 0; i < length; ++i) {
+      const std::uint64_t draw = mix_counter(seed ^ mix_counter(static_cast<std::uint64_t>(d * length + i)));
+      batch.ids.push_back(static_cast<std::int32_t>(draw % static_cast<std::uint64_t>(spec.vocab)));
+      batch.positions.push_back(static_cast<std::int32_t>(i));
+    }
+    batch.cu_seqlens.push_back(static_cast<std::int32_t>((d + 1) * length));
+  }
+  batch.targets.assign(batch.ids.begin() + 1, batch.ids.end());
+  batch.targets.push_back(kIgnored);
+  for (std::int64_t d = 1; d < documents; ++d) batch.targets[static_cast<std::size_t>(d * length - 1)] = kIgnored;
+  return batch;
+}
+
+}  // namespace so

@@ -1,0 +1,125 @@
+// superoffload bench step and bench ops. What they measure depends on the machine; what they report about must not.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "support/process.h"
+#include "support/refusal.h"
+#include "support/trace_reader.h"
+#include "support/training_run.h"
+
+namespace so::test {
+namespace {
+
+using Words = std::vector<std::string>;
+
+nlohmann::json result_of(const Words& words, const TemporaryDirectory& directory) {
+  Words all{SO_BINARY};
+  all.insert(all.end(), words.begin(), words.end());
+  const Outcome outcome = run(all, directory.path());
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  return nlohmann::json::parse(outcome.out);
+}
+
+Words step(const std::string& fixture, const Words& more) {
+  Words words{"bench",        "step", "--config",     (model_fixture(fixture) / "model").string(),
+              "--device",     "cpu",  "--batch_size", "2",
+              "--max_length", "40",   "--steps",      "2",
+              "--warmup",     "1",    "--json"};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+TEST(BenchStep, ReportsOfEveryOptimizerAndDtype) {
+  const TemporaryDirectory directory;
+  for (const char* fixture : {"qwen3-tied", "llama-bias"}) {
+    const double vocabulary = read_json(model_fixture(fixture) / "model" / "config.json")["vocab_size"];
+    for (const Words& more : {Words{"--no_optimizer"}, Words{"--no_optimizer", "--activation_checkpointing"}, Words{},
+                              Words{"--dtype", "bf16"}, Words{"--no_optimizer", "--dtype", "bf16"}}) {
+      SCOPED_TRACE(testing::PrintToString(more));
+      const auto result = result_of(step(fixture, more), directory);
+      EXPECT_EQ(result["optimizer"], more.empty() || more[0] != "--no_optimizer" ? "cpu" : "none");
+      EXPECT_EQ(result["activation_checkpointing"], more.size() == 2 && more[1] == "--activation_checkpointing");
+      const double median = result["step_seconds"]["median"];
+      EXPECT_GE(median, result["step_seconds"]["min"].get<double>());
+      EXPECT_LE(median, result["step_seconds"]["max"].get<double>());
+      EXPECT_NEAR(result["tokens_per_s"].get<double>() * median, 80, 1e-6);
+      EXPECT_NEAR(result["share_of_gemm_limit"].get<double>(),
+                  result["model_tflops"].get<double>() / result["gemm_tflops"].get<double>(), 1e-9);
+      EXPECT_GT(result["planned_memory_bytes"], 0);
+      // Random weights know nothing: the loss is that of a uniform guess, give or take what the logits spread.
+      EXPECT_NEAR(result["first_loss"].get<double>(), std::log(vocabulary), 0.1);
+      double shares = 0;
+      for (const auto& [name, category] : result["time"]["categories"].items())
+        shares += category["share"].get<double>();
+      EXPECT_NEAR(shares, 1, 1e-9);
+      EXPECT_GT(result["time"]["categories"]["matrix products"]["share"], 0);
+      EXPECT_GT(result["time"]["categories"]["attention"]["share"], 0);
+      EXPECT_EQ(result["time"]["categories"]["other kernels"]["count"], 0);
+    }
+  }
+}
+
+TEST(BenchStep, WritesATraceOfOneStep) {
+  const TemporaryDirectory directory;
+  result_of(step("qwen3-tied", {"--trace", (directory / "t.json").string()}), directory);
+  const WrittenTrace trace = read_trace(directory / "t.json");
+  EXPECT_TRUE(trace.streams.contains("compute"));
+  EXPECT_TRUE(trace.names(trace.threads).contains("AdamW"));
+  const auto& main = trace.threads.at("main");
+  EXPECT_EQ(std::count_if(main.begin(), main.end(), [](const auto& span) { return span.name == "step"; }), 1);
+}
+
+TEST(BenchStep, ForPeopleSaysTheSame) {
+  const TemporaryDirectory directory;
+  Words words = step("qwen3-tied", {});
+  words.pop_back();
+  words.insert(words.begin(), SO_BINARY);
+  const Outcome outcome = run(words, directory.path());
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  for (const char* part : {"tokens/s", "TFLOP/s", "peak memory", "planned", "matrix products", "attention",
+                           "memory-bound kernels", "idle"})
+    EXPECT_NE(outcome.out.find(part), std::string::npos) << part;
+}
+
+TEST(BenchStep, RefusesWhatDoesNotFitBeforeAnyWork) {
+  const TemporaryDirectory directory;
+  const auto refused = [&](const Words& more, const Words& needles) {
+    Words words{SO_BINARY, "bench", "step", "--device", "cpu"};
+    words.insert(words.end(), more.begin(), more.end());
+    expect_refusal(run(words, directory.path()), needles);
+  };
+  refused({"--config", "llama-3.3-70b", "--batch_size", "64", "--no_optimizer"}, {"not enough memory", "--batch_size"});
+  refused({"--config", "llama-3.3-70b", "--batch_size", "64"}, {"not enough memory", "--batch_size"});
+  refused({"--config", "qwen3-0.6b", "--max_length", "50000"}, {"--max_length 50000", "40960", "preset qwen3-0.6b"});
+  refused({"--config", "phi-4"}, {"preset phi-4", "Phi3ForCausalLM"});
+  refused({"--config", "qwen3-0.6b", "--no_optimizer", "--offload_optimizer", "cpu"}, {"exclude each other"});
+  refused({"--config", "qwen3-0.6b", "--trace", "/proc/none/t.json"}, {"/proc/none"});
+}
+
+TEST(BenchOps, TimesEveryOperation) {
+  const TemporaryDirectory directory;
+  for (const auto& [fixture, dtype] : {std::pair("qwen3-tied", "bf16"), std::pair("llama-bias", "fp32")}) {
+    const auto result = result_of({"bench", "ops", "--config", (model_fixture(fixture) / "model").string(), "--device",
+                                   "cpu", "--tokens", "50", "--max_length", "20", "--dtype", dtype, "--json"},
+                                  directory);
+    EXPECT_EQ(result["tokens"], 50);
+    EXPECT_EQ(result["max_length"], 20);
+    std::set<std::string> names;
+    for (const auto& row : result["ops"]) {
+      names.insert(row["op"].get<std::string>());
+      EXPECT_GT(row["seconds"], 0) << row;
+      EXPECT_NEAR(row["share"].get<double>() * row["seconds"].get<double>(), row["floor_seconds"].get<double>(), 1e-12);
+      EXPECT_NE(row.contains("bytes"), row.contains("flops")) << row;
+    }
+    for (const char* name :
+         {"embedding", "embedding_grad", "add_rms_norm", "rms_norm_grad", "rotary q", "rotary_grad k", "attention",
+          "attention_grad", "swiglu", "swiglu_grad", "swiglu_grad, activated", "linear qkv", "linear_grad_input o",
+          "linear_grad_weight down", "linear_cross_entropy", "grad_stats", "cast fp32 to bf16"})
+      EXPECT_TRUE(names.contains(name)) << name;
+    EXPECT_EQ(names.contains("linear_grad_bias qkv"), std::string(fixture) == "llama-bias");
+  }
+}
+
+}  // namespace
+}  // namespace so::test

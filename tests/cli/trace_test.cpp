@@ -1,0 +1,54 @@
+// superoffload train --trace.
+#include <gtest/gtest.h>
+
+#include "support/process.h"
+#include "support/refusal.h"
+#include "support/trace_reader.h"
+#include "support/training_run.h"
+
+namespace so::test {
+namespace {
+
+TrainCommand training(const TemporaryDirectory& directory) {
+  TrainCommand c(model_fixture("qwen3-tied") / "model", model_fixture("qwen3-tied") / "data.jsonl", directory / "out");
+  c.set("batch_size", "2").set("max_length", "48").set("max_steps", "4").set("trace", (directory / "t.json").string());
+  return c;
+}
+
+TEST(Trace, OfATrainingStepShowsStreamsHostWorkAndWaits) {
+  const TemporaryDirectory directory;
+  const Outcome outcome = run(training(directory).words(), directory.path());
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NE(outcome.err.find("t.json"), std::string::npos) << outcome.err;
+  const WrittenTrace trace = read_trace(directory / "t.json");
+  ASSERT_TRUE(trace.streams.contains("compute"));
+  ASSERT_TRUE(trace.streams.contains("to host"));
+  ASSERT_TRUE(trace.streams.contains("to device"));
+  const auto work = trace.names(trace.streams);
+  for (const char* name : {"linear", "linear_grad_weight", "attention", "attention_grad", "rms_norm_grad", "copy"})
+    EXPECT_TRUE(work.contains(name)) << name;
+  const auto host = trace.names(trace.threads);
+  for (const char* name : {"step", "AdamW", "wait for an event"}) EXPECT_TRUE(host.contains(name)) << name;
+  const auto& main = trace.threads.at("main");
+  EXPECT_EQ(std::count_if(main.begin(), main.end(), [](const auto& span) { return span.name == "step"; }), 1);
+}
+
+TEST(Trace, OfSeveralSteps) {
+  const TemporaryDirectory directory;
+  const Outcome outcome = run(training(directory).set("trace_steps", "2").words(), directory.path());
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto main = read_trace(directory / "t.json").threads.at("main");
+  EXPECT_EQ(std::count_if(main.begin(), main.end(), [](const auto& span) { return span.name == "step"; }), 2);
+}
+
+TEST(Trace, IsRefusedWhereThereIsNothingToTraceOrNowhereToWrite) {
+  const TemporaryDirectory directory;
+  expect_refusal(run(training(directory).set("max_steps", "2").words(), directory.path()), {"--trace", "third step"});
+  expect_refusal(run(training(directory).set("trace", "/proc/none/t.json").words(), directory.path()), {"/proc/none"});
+  EXPECT_FALSE(std::filesystem::exists(directory / "out")) << "refused before anything was written";
+  expect_refusal(run(training(directory).without("trace").set("trace_steps", "2").words(), directory.path()),
+                 {"--trace_steps", "--trace FILE"});
+}
+
+}  // namespace
+}  // namespace so::test

@@ -1,0 +1,77 @@
+#include "model/presets.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "model/config.h"
+#include "model/flops.h"
+#include "support/errors.h"
+#include "support/files.h"
+
+namespace so {
+namespace {
+
+struct Published {
+  const char* name;
+  std::int64_t parameters;  // as the model cards and the headers of the checkpoints count
+  const char* architecture;
+  bool supported = true;
+};
+constexpr Published published[] = {
+    {"gpt-oss-20b", 20'914'757'184, "GptOssForCausalLM", false},
+    {"llama-3.1-8b", 8'030'261'248, "LlamaForCausalLM"},
+    {"llama-3.3-70b", 70'553'706'496, "LlamaForCausalLM"},
+    {"phi-4", 14'659'507'200, "Phi3ForCausalLM", false},
+    {"qwen3-0.6b", 596'049'920, "Qwen3ForCausalLM"},
+    {"qwen3-14b", 14'768'307'200, "Qwen3ForCausalLM"},
+    {"qwen3-30b-a3b", 30'532'122'624, "Qwen3MoeForCausalLM", false},
+    {"qwen3-4b", 4'022'468'096, "Qwen3ForCausalLM"},
+    {"seed-oss-36b", 36'151'104'512, "SeedOssForCausalLM", false},
+};
+
+TEST(Presets, HaveThePublishedNumberOfParametersOrAreRefusedByName) {
+  ASSERT_EQ(presets().size(), std::size(published));
+  for (std::size_t i = 0; i < std::size(published); ++i) {
+    const Published& p = published[i];
+    SCOPED_TRACE(p.name);
+    EXPECT_EQ(presets()[i].name, p.name);
+    const ModelConfig config = resolve_config(p.name);
+    if (p.supported) {
+      const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
+      EXPECT_EQ(spec.architecture, p.architecture);
+      EXPECT_EQ(parameter_count(spec), p.parameters);
+    } else {
+      test::expect_in(test::refusal([&] { read_decoder_spec(config.text, config.origin); }),
+                      {std::string("preset ") + p.name, "architectures", p.architecture, "supported are"});
+    }
+  }
+}
+
+TEST(Presets, AreWhatTheConfigFilesSay) {
+  for (const Preset& preset : presets()) {
+    std::ifstream in(std::filesystem::path(SO_SOURCE_DIR) / "configs/models" / (std::string(preset.name) + ".json"));
+    EXPECT_EQ(preset.config, std::string(std::istreambuf_iterator<char>(in), {})) << preset.name;
+  }
+}
+
+TEST(Presets, WhatExistsWinsOverAPreset) {
+  const test::TemporaryDirectory directory;
+  std::filesystem::create_directories(directory / "qwen3-4b");
+  std::ofstream(directory / "qwen3-4b" / "config.json") << "{}";
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(directory.path());
+  const ModelConfig config = resolve_config("qwen3-4b");
+  std::filesystem::current_path(before);
+  EXPECT_EQ(config.text, "{}");
+  EXPECT_EQ(config.origin, "qwen3-4b/config.json");
+}
+
+TEST(Presets, AnUnknownNameListsThem) {
+  test::expect_in(test::refusal([] { resolve_config("qwen4-1b"); }),
+                  {"qwen4-1b", "no such file", "presets are", "qwen3-0.6b, qwen3-14b"});
+}
+
+}  // namespace
+}  // namespace so

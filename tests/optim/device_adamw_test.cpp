@@ -1,0 +1,97 @@
+// AdamW on a stream gives the bits of its contract on every device of this machine, for any cut into runs, and leaves
+// what lies between the runs alone.
+#include "optim/device_adamw.h"
+
+#include <bit>
+#include <random>
+
+#include "optim/adamw_twin.h"
+#include "support/random_tensors.h"
+
+namespace so::test {
+namespace {
+
+constexpr std::int64_t kCount = 70'003;  // not a multiple of anything the kernels like
+
+struct Case {
+  DeviceKind device;
+  DType gradient, weight;
+};
+
+class DeviceAdamWTest : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    if (GetParam().device == DeviceKind::cuda && !find_cuda().usable) GTEST_SKIP() << find_cuda().reason;
+    if (GetParam().device == DeviceKind::cuda) cuda_ = make_cuda_device(0);
+    stream_ = (cuda_ ? *cuda_ : cpu_.device()).create_stream("adamw");
+  }
+
+  CpuRig cpu_;
+  std::unique_ptr<Device> cuda_;
+  std::unique_ptr<Stream> stream_;
+};
+
+std::vector<double> spread(unsigned seed, double low, double high, bool positive) {
+  std::mt19937_64 random(seed);
+  std::vector<double> values = random_values(kCount, seed);
+  for (double& value : values) {
+    const double exponent = low + (high - low) * std::ldexp(static_cast<double>(random() >> 11), -53);
+    value = (positive ? std::abs(value) : value) * std::pow(10.0, exponent);
+  }
+  return values;
+}
+
+TEST_P(DeviceAdamWTest, BitsOfTheContract) {
+  const auto [kind, gradient_type, weight_type] = GetParam();
+  std::vector<double> g = spread(1, -12, 4, false), p = spread(2, -4, 1, false), m = spread(3, -12, 2, false),
+                      v = spread(4, -40, 3, true);  // subnormal ones too
+  // Runs as parameters give them: short and long, at odd places, with gaps, some without decay; more than one launch of
+  // the CUDA kernel takes.
+  std::vector<AdamWRun> runs = {{0, 1, true}, {1, 3, false}, {5, 13, true}, {16, 24, false}, {24, 4119, true}};
+  for (std::int64_t at = 5000; at < 12'000; at += 37) runs.push_back({at, at + 20 + at % 17, at % 2 == 0});
+  runs.push_back({13'001, 13'001, true});
+  runs.push_back({13'003, kCount - 1, true});
+
+  const TestTensor gradient(*stream_, gradient_type, {kCount}, g), master(*stream_, DType::f32, {kCount}, p),
+      first(*stream_, DType::f32, {kCount}, m), second(*stream_, DType::f32, {kCount}, v),
+      weights(*stream_, weight_type, {kCount}, std::vector<double>(kCount, 0.5));
+  const std::vector<double> g0 = gradient.values(*stream_), p0 = master.values(*stream_), m0 = first.values(*stream_),
+                            v0 = second.values(*stream_);
+  const AdamWStep step = make_adamw_step({}, 1e-3, 0.1, 7, 0.37f);
+  const auto adamw = make_device_adamw(stream_->device());
+  adamw->update(*stream_, step, runs, gradient,
+                {master.tensor().as<float>(), first.tensor().as<float>(), second.tensor().as<float>()}, weights);
+  const std::vector<double> p1 = master.values(*stream_), m1 = first.values(*stream_), v1 = second.values(*stream_),
+                            w1 = weights.values(*stream_);
+  const auto bits = [](double x) { return std::bit_cast<std::uint32_t>(static_cast<float>(x)); };
+  std::size_t at = 0, updated = 0;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(kCount); ++i) {
+    while (at < runs.size() && static_cast<std::int64_t>(i) >= runs[at].end) ++at;
+    const bool inside = at < runs.size() && static_cast<std::int64_t>(i) >= runs[at].begin;
+    TwinElement expected{static_cast<float>(p0[i]), static_cast<float>(m0[i]), static_cast<float>(v0[i])};
+    if (inside) expected = adamw_twin(step, runs[at].decay, static_cast<float>(g0[i]), expected), ++updated;
+    ASSERT_EQ(bits(p1[i]), bits(expected.p)) << i;
+    ASSERT_EQ(bits(m1[i]), bits(expected.m)) << i;
+    ASSERT_EQ(bits(v1[i]), bits(expected.v)) << i;
+    const float weight = !inside                      ? 0.5f
+                         : weight_type == DType::bf16 ? static_cast<float>(bf16(expected.p))
+                                                      : expected.p;
+    ASSERT_EQ(bits(w1[i]), bits(weight)) << i;
+  }
+  EXPECT_GT(updated, 60'000u);
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda})
+    for (const DType gradient : {DType::f32, DType::bf16})
+      for (const DType weight : {DType::f32, DType::bf16}) cases.push_back({device, gradient, weight});
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Optim, DeviceAdamWTest, testing::ValuesIn(all_cases()), [](const auto& i) {
+  return std::string(i.param.device == DeviceKind::cpu ? "cpu_" : "cuda_") + std::string(name_of(i.param.gradient)) +
+         "_" + std::string(name_of(i.param.weight));
+});
+
+}  // namespace
+}  // namespace so::test
