@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "ops/scratch.h"
 
 // Without its JSON library, which only saving graphs needs.
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
@@ -29,7 +30,7 @@ void check_cudnn(cudnnStatus_t status, const char* call) {
   if (status != CUDNN_STATUS_SUCCESS) fail("cuDNN: {} failed: {}", call, cudnnGetErrorString(status));
 }
 
-void check_graph(const fe::error_t& error, const SdpaShape& shape, const char* what) {
+void check_graph(fe::error_t error, const SdpaShape& shape, const char* what) {
   if (error.is_good()) return;
   std::string words = error.get_message();
   std::replace(words.begin(), words.end(), '\n', ' ');
@@ -158,7 +159,7 @@ CudnnSdpa::~CudnnSdpa() {
 //   themselves then);
 //   else: dq in fp32.
 std::size_t CudnnSdpa::workspace(const SdpaShape& s) {
-  const std::int64_t allowance = 65536 + 1024 * s.batch;
+  const std::int64_t allowance = cudnn_allowance(s.batch);
   if (!s.backward) return static_cast<std::size_t>(allowance);
   const std::int64_t length = round_up(s.length, 128), dim = round_up(s.head_dim, 64), rows = s.batch * s.heads * length;
   std::int64_t bytes = allowance + rows * 4;

@@ -56,6 +56,7 @@ void ragged_offsets(cudaStream_t stream, const RaggedOffsets& to, const std::int
 }
 
 void attention_delta(cudaStream_t stream, DType dtype, const AttentionArguments& a) {
+  if (a.q_rows == 0) return;
   const unsigned blocks = blocks_for(a.q_rows * a.heads, threads / warp);
   with_type(dtype, [&]<class T>() { delta_kernel<T><<<blocks, threads, 0, stream>>>(a); });
   SO_CUDA_LAUNCHED("delta_kernel");
