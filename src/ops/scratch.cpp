@@ -1,10 +1,25 @@
 #include "ops/scratch.h"
 
+#include <algorithm>
+
 namespace so {
 namespace {
 
 // Matrix products (NVIDIA recommends 32 MiB for Hopper), and partial sums of reductions, which take turns.
 constexpr std::size_t cuda_scratch = std::size_t{64} << 20;
+
+// Of attention gradients, cuDNN's dS, quadratic in the length of a document: 16,384 tokens get 1.5 GiB, which holds 48
+// heads of 4,096 x 4,096; then one document of four is computed at a time.
+constexpr std::int64_t least_scores = std::int64_t{512} << 20, scores_per_token = 96 << 10;
+
+std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
+
+// Offsets of nine tensors and two lengths for each document, whose number is rounded up by a half at most, with what
+// cuDNN asks for whatever the shape, and alignment.
+std::int64_t cudnn_tables(const AttentionSize& size) {
+  const std::int64_t batch = size.documents * 3 / 2 + 1;
+  return 9 * 8 * (batch + 1) + 2 * 4 * batch + 12 * 256 + cudnn_allowance(batch);
+}
 
 }  // namespace
 
@@ -17,8 +32,25 @@ DType OpsScratch::logits_dtype(DType compute) const {
   return kind_ == DeviceKind::cpu ? DType::f32 : compute;
 }
 
-std::size_t OpsScratch::attention(const AttentionSize&) const { return 0; }
+std::size_t OpsScratch::attention(const AttentionSize& size) const {
+  if (kind_ == DeviceKind::cpu || size.dtype != DType::bf16) return 0;
+  return static_cast<std::size_t>(cudnn_tables(size));
+}
 
-std::size_t OpsScratch::attention_grad(const AttentionSize&) const { return 0; }
+std::size_t OpsScratch::attention_grad(const AttentionSize& size) const {
+  if (kind_ == DeviceKind::cpu) return 0;
+  // Row sums of dout out.
+  const std::int64_t rows = round_up(size.q_rows, 128) * size.q_heads;
+  std::int64_t bytes = rows * 4;
+  if (size.dtype == DType::bf16) {
+    bytes += cudnn_tables(size);
+    // dk and dv of every query head, bf16, before heads that share a key head are added up.
+    if (size.q_heads != size.kv_heads) bytes += rows * round_up(size.head_dim, 64) * 4;
+    // dS, bf16: of all heads of one document at most, else of as many at a time as there is room for.
+    const std::int64_t all = rows * round_up(size.q_rows, 128) * 2;
+    bytes += std::min(all, std::max(least_scores, scores_per_token * size.q_rows));
+  }
+  return static_cast<std::size_t>(bytes) + 256;
+}
 
 }  // namespace so

@@ -9,6 +9,9 @@
 
 namespace so {
 
+// cuDNN's workspace for attention beyond the tensors in it: 256 bytes and 256 a document were seen.
+constexpr std::int64_t cudnn_allowance(std::int64_t batch) { return 65536 + 320 * batch; }
+
 class OpsScratch {
  public:
   // Allocates what the backend holds for as long as it lives ("ops scratch"; none on the CPU).

@@ -284,7 +284,7 @@ class Cases {
           args.dhidden = m.random(t_, {n_, s_.hidden});
           args.dweight = m.random(t_, {s_.vocab, s_.hidden});
           args.grad_scale = 1.0f / static_cast<float>(n_);
-          args.workspace = m.random(ops_.logits_dtype(t_), {std::min(n_, choose_loss_chunk(s_.vocab)), s_.vocab});
+          args.workspace = m.random(ops_.logits_dtype(t_), {std::min(n_, choose_loss_chunk(device_.kind(), s_.vocab)), s_.vocab});
           return Call{[=](Ops& ops, Stream& stream) { ops.linear_cross_entropy(stream, args); }};
         });
   }

@@ -120,12 +120,12 @@ struct Model {
 
 // plan_training() without an engine.
 TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, DeviceKind kind,
-                        const TrainingShape& shape, DType compute, bool recompute) {
+                        const TrainingShape& shape, DType compute, Keep keep) {
   TrainingPlan plan;
   plan.shape = shape;
   plan.decoder.compute = compute;
-  plan.decoder.loss_chunk_rows = choose_loss_chunk(spec.vocab);
-  plan.decoder.recompute = recompute;
+  plan.decoder.loss_chunk_rows = choose_loss_chunk(kind, spec.vocab);
+  plan.decoder.keep.assign(static_cast<std::size_t>(spec.layers), keep);
   const auto device = make_dry_device(kind);
   const auto ops = make_ops(*device);
   const auto stream = device->create_stream("compute");
@@ -174,9 +174,13 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
   TrainingPlan plan;
   if (options.no_optimizer) {
     const DeviceKind kind = runtime.device().kind();
-    plan = plan_plain(spec, layout, kind, shape, compute, options.activation_checkpointing == Toggle::on);
-    if (options.activation_checkpointing == Toggle::automatic && !misfit(plan, runtime.device()).empty())
-      plan = plan_plain(spec, layout, kind, shape, compute, true);
+    std::vector<Keep> levels = {Keep::all, Keep::light, Keep::no_gate_up, Keep::input};
+    if (options.activation_checkpointing == Toggle::on) levels = {Keep::input};
+    if (options.activation_checkpointing == Toggle::off) levels = {Keep::all};
+    for (const Keep keep : levels) {
+      plan = plan_plain(spec, layout, kind, shape, compute, keep);
+      if (misfit(plan, runtime.device()).empty()) break;
+    }
     plan.memory.add(MemoryKind::pageable, "program so far", resident_bytes());
   } else {
     const TrainOptions as_train;
@@ -191,6 +195,22 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
   }
   if (const std::string reason = misfit(plan, runtime.device()); !reason.empty()) fail("{}", reason);
   return plan;
+}
+
+bool all_recomputed(const DecoderSettings& settings) {
+  return std::all_of(settings.keep.begin(), settings.keep.end(), [](Keep k) { return k == Keep::input; });
+}
+
+// "light x 30, all x 10": what layers keep for backward, first layers first.
+std::string keep_summary(const DecoderSettings& settings) {
+  std::string text;
+  for (std::size_t i = 0; i < settings.keep.size();) {
+    std::size_t end = i;
+    while (end < settings.keep.size() && settings.keep[end] == settings.keep[i]) ++end;
+    text += fmt::format("{}{} x {}", text.empty() ? "" : ", ", name_of(settings.keep[i]), end - i);
+    i = end;
+  }
+  return text;
 }
 
 struct Measured {
@@ -297,7 +317,7 @@ int run_bench_step(const BenchStepOptions& options) {
                                                                               : "device";
   log_info("{}, {:.4g} billion parameters, {} on {}; {} x {} tokens a step; {}; optimizer: {}", config.origin,
            static_cast<double>(parameter_count(spec)) / 1e9, name_of(compute), device.name(), options.batch_size,
-           options.max_length, plan.decoder.recompute ? "activations recomputed in backward" : "all activations kept",
+           options.max_length, keep_summary(plan.decoder),
            optimizer);
   log_info("memory plan:\n{}", plan.memory.table());
 
@@ -312,7 +332,7 @@ int run_bench_step(const BenchStepOptions& options) {
   const double seconds = m.median(), tokens = static_cast<double>(options.batch_size * options.max_length);
   const double model_rate = model_flops(spec, cu_seqlens) / seconds;
   const double reference_rate =
-      reference_flops(spec, options.batch_size, options.max_length, plan.decoder.recompute) / seconds;
+      reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder)) / seconds;
   const auto [least, most] = std::minmax_element(m.seconds.begin(), m.seconds.end());
 
   if (options.json) {
@@ -323,7 +343,7 @@ int run_bench_step(const BenchStepOptions& options) {
                                   {"batch_size", options.batch_size},
                                   {"max_length", options.max_length},
                                   {"optimizer", optimizer},
-                                  {"activation_checkpointing", plan.decoder.recompute},
+                                  {"keep", keep_summary(plan.decoder)},
                                   {"steps", options.steps},
                                   {"step_seconds", {{"median", seconds}, {"min", *least}, {"max", *most}}},
                                   {"tokens_per_s", tokens / seconds},

@@ -1,6 +1,9 @@
 #include "ops/cpu/attention.h"
 
+#include <memory>
+
 #include "ops/arrays.h"
+#include "support/rig.h"
 
 namespace so {
 namespace {
@@ -9,6 +12,7 @@ using testing::Array;
 using testing::expect_close;
 using testing::Expected;
 using testing::make_pool;
+using testing::Mirror;
 using testing::unit_roundoff;
 
 struct Case {
@@ -16,6 +20,9 @@ struct Case {
   std::int64_t q_heads, kv_heads, dim;
   std::vector<std::pair<std::int32_t, std::int32_t>> documents;  // rows of queries, of keys
   double magnitude = 1;                                          // of q: 100 makes scores in the thousands
+  // Elements of a row that belong to no head, and rows that belong to no document. Only heads that begin on 16-byte
+  // boundaries run on a GPU's matrix units, and only documents of one length that fill all rows are its dense case.
+  std::int64_t margin = 3, spare_rows = 2;
 };
 
 const std::vector<Case> cases = {
@@ -26,15 +33,40 @@ const std::vector<Case> cases = {
     {"key-value cache", 4, 2, 20, {{3, 300}, {1, 1}, {1, 530}, {0, 4}, {40, 70}}},
     {"more queries than keys", 2, 2, 8, {{5, 2}, {3, 0}, {2, 2}}},
     {"large scores", 2, 1, 64, {{100, 100}}, 100},
+    {"equal lengths", 8, 2, 128, {{128, 128}, {128, 128}, {128, 128}}, 1, 8, 0},
+    {"one document", 4, 4, 64, {{192, 192}}, 1, 8, 0},
+    {"equal lengths, one key head for eight", 8, 1, 96, {{64, 64}, {64, 64}}, 1, 8, 0},
+    {"aligned, grouped", 8, 2, 128, {{60, 60}, {130, 130}, {1, 1}, {0, 0}, {17, 17}, {64, 64}}, 1, 8},
+    {"aligned, plain", 3, 3, 80, {{100, 100}, {29, 29}}, 1, 8},
+    {"aligned, of 72", 2, 1, 72, {{1, 1}, {1, 1}, {140, 140}}, 1, 8},
+    {"aligned, of 256", 4, 1, 256, {{70, 70}, {65, 65}}, 1, 8},
+    {"aligned, of 192", 2, 1, 192, {{0, 0}, {129, 129}}, 1, 8},
+    {"aligned, single tokens", 4, 2, 64, {{1, 1}, {1, 1}, {1, 1}}, 1, 8},
+    {"aligned, large scores", 4, 2, 128, {{90, 90}, {80, 80}}, 100, 8},
+    {"aligned, key-value cache", 8, 2, 128, {{3, 300}, {1, 1}, {1, 230}, {0, 4}, {40, 70}}, 1, 8},
+    {"aligned, cache of 256", 4, 2, 256, {{1, 77}, {33, 66}}, 1, 8},
+    {"aligned, more queries than keys", 2, 2, 64, {{5, 2}, {3, 0}, {100, 70}}, 1, 8},
+};
+
+// The device under test, made once for all tests.
+class Attention : public ::testing::Test {
+ public:
+  static test::Rig& rig() { return *rig_; }
+
+ protected:
+  static void SetUpTestSuite() { rig_ = std::make_unique<test::Rig>(); }
+  static void TearDownTestSuite() { rig_.reset(); }
+
+ private:
+  inline static std::unique_ptr<test::Rig> rig_;
 };
 
 // The tensors of a case. q, k, v lie in rows wider than they are, as in a fused projection; rows beyond the last
 // document must stay as they are.
 struct Problem {
-  static constexpr std::int64_t margin = 3, spare_rows = 2;
   const Case& c;
   DType type;
-  std::int64_t q_rows = spare_rows, k_rows = spare_rows, q_width, kv_width;
+  std::int64_t margin, q_rows, k_rows, q_width, kv_width;
   std::vector<std::int32_t> cu_q = {0}, cu_k = {0};
   Array q, kv, dout, cu_q_array, cu_k_array;
   Array out, lse, dq, dkv;
@@ -43,7 +75,10 @@ struct Problem {
   Problem(const Case& cc, DType t)
       : c(cc),
         type(t),
-        q_width(margin + c.q_heads * c.dim + 1),
+        margin(c.margin),
+        q_rows(c.spare_rows),
+        k_rows(c.spare_rows),
+        q_width(margin + c.q_heads * c.dim + (margin % 8 == 0 ? 8 : 1)),
         kv_width(2 * c.kv_heads * c.dim + margin),
         q(t, {0}),
         kv(t, {0}),
@@ -72,9 +107,10 @@ struct Problem {
     dkv = Array::filled(type, {k_rows, kv_width}, 7);
   }
 
-  Heads q_heads(Array& a) const { return {a.tensor(), margin, c.q_heads, c.dim}; }
-  Heads k_heads(Array& a) const { return {a.tensor(), 0, c.kv_heads, c.dim}; }
-  Heads v_heads(Array& a) const { return {a.tensor(), c.kv_heads * c.dim, c.kv_heads, c.dim}; }
+  // Of an Array or its Mirror.
+  Heads q_heads(auto& a) const { return {a.tensor(), margin, c.q_heads, c.dim}; }
+  Heads k_heads(auto& a) const { return {a.tensor(), 0, c.kv_heads, c.dim}; }
+  Heads v_heads(auto& a) const { return {a.tensor(), c.kv_heads * c.dim, c.kv_heads, c.dim}; }
   AttentionSpans spans() {
     AttentionSpans s;
     s.cu_q = cu_q_array.tensor();
@@ -91,7 +127,34 @@ struct Problem {
   std::int64_t k_at(std::int64_t row, std::int64_t head) const { return row * kv_width + head * c.dim; }
   std::int64_t v_at(std::int64_t row, std::int64_t head) const { return k_at(row, c.kv_heads + head); }
 
-  void run(int threads) {
+  AttentionSize size() const {
+    return {q_rows, k_rows, c.q_heads, c.kv_heads, c.dim, static_cast<std::int64_t>(c.documents.size()), type};
+  }
+
+  // By the device under test.
+  void run() { run_ops(Attention::rig(), Attention::rig().ops().attention_grad_scratch(size())); }
+
+  // By ops on a stream, with so much scratch for the gradient.
+  void run_ops(test::Rig& rig, std::size_t grad_scratch) {
+    Stream& stream = rig.stream();
+    Mirror mq(stream, q), mkv(stream, kv), mdout(stream, dout), mcu_q(stream, cu_q_array), mcu_k(stream, cu_k_array),
+        mout(stream, out), mlse(stream, lse), mdq(stream, dq), mdkv(stream, dkv);
+    AttentionSpans s = spans();
+    s.cu_q = mcu_q.tensor();
+    s.cu_k = mcu_k.tensor();
+    const std::size_t bytes = rig.ops().attention_scratch(size());
+    Buffer scratch = rig.device().allocate(MemoryKind::device, std::max(bytes, grad_scratch), "attention scratch");
+    const auto part = [&](std::size_t n) {
+      return n > 0 ? Tensor(scratch.data(), DType::u8, {static_cast<std::int64_t>(n)}) : Tensor();
+    };
+    rig.ops().attention(stream, q_heads(mout), mlse.tensor(), q_heads(mq), k_heads(mkv), v_heads(mkv), s, part(bytes));
+    rig.ops().attention_grad(stream, q_heads(mdq), k_heads(mdkv), v_heads(mdkv), q_heads(mdout), q_heads(mout),
+                             mlse.tensor(), q_heads(mq), k_heads(mkv), v_heads(mkv), s, part(grad_scratch));
+    for (Mirror* m : {&mout, &mlse, &mdq, &mdkv}) m->fetch();
+  }
+
+  // By the CPU's functions directly.
+  void run_on_cpu(int threads) {
     ThreadPool pool = make_pool(threads);
     const AttentionSpans s = spans();
     check_attention_grad(q_heads(dq), k_heads(dkv), v_heads(dkv), q_heads(dout), q_heads(out), lse.tensor(), q_heads(q),
@@ -110,7 +173,9 @@ struct Problem {
 // errs by a small factor times the sum of the terms' magnitudes, where the factor is
 //   unit roundoff x (2 sqrt(dim) x largest magnitude of a score + 2 sqrt(keys) + 10),
 // the 10 for exponential, logarithm and division. A bf16 result is then rounded once more; backward, `out` itself
-// has been rounded, which enters delta.
+// has been rounded, which enters delta. A GPU's matrix units take bf16 operands: probabilities and their gradients are
+// rounded before they are multiplied (`operand`, relative to each term), and dk and dv of the heads that share a key
+// head may be rounded before they are added up (once more).
 struct Reference {
   Expected out, lse, dq, dkv;
 
@@ -161,6 +226,7 @@ struct Reference {
     }
     for (const double s : score) sum += std::exp(s - largest);
     const double row_lse = seen > 0 ? largest + std::log(sum) : -INFINITY;
+    const double operand = p.type == DType::bf16 && test::on_gpu() ? unit_roundoff(p.type) : 0;
     const double slack = unit_roundoff(DType::f32) * (2 * std::sqrt(static_cast<double>(dim)) * magnitude +
                                                       2 * std::sqrt(static_cast<double>(seen)) + 10);
     set(lse, h * p.q_rows + n, row_lse, slack);
@@ -173,12 +239,12 @@ struct Reference {
         value += term;
         size += std::abs(term);
       }
-      set(out, q_at + d, value, slack * size);
+      set(out, q_at + d, value, (slack + operand) * size);
       delta += p.dout[q_at + d] * value;
       delta_size += std::abs(p.dout[q_at + d]) * size;
       set(dq, q_at + d, 0, 0);
     }
-    const double out_rounding = (p.type == DType::bf16 ? unit_roundoff(p.type) : 0) * delta_size;
+    const double out_rounding = (p.type == DType::bf16 ? unit_roundoff(p.type) + operand : 0) * delta_size;
     for (std::int64_t j = 0; j < seen; ++j) {
       const auto i = static_cast<std::size_t>(j);
       for (std::int64_t d = 0; d < dim; ++d) {
@@ -190,10 +256,11 @@ struct Reference {
       const double ds_error = probability[i] * (slack * (dp_size[i] + delta_size) + out_rounding);
       for (std::int64_t d = 0; d < dim; ++d) {
         const double qd = p.scale * at(q, q_at + d), kd = p.scale * at(kv, p.k_at(k0 + j, kv_head) + d);
-        add(dq, q_at + d, ds * kd, ds_error * std::abs(kd));
-        add(dkv, p.k_at(k0 + j, kv_head) + d, ds * qd, ds_error * std::abs(qd));
+        const double ds_rounding = operand * (std::abs(ds) + ds_error);
+        add(dq, q_at + d, ds * kd, (ds_error + ds_rounding) * std::abs(kd));
+        add(dkv, p.k_at(k0 + j, kv_head) + d, ds * qd, (ds_error + 2 * ds_rounding) * std::abs(qd));
         const double dv = probability[i] * p.dout[q_at + d];
-        add(dkv, p.v_at(k0 + j, kv_head) + d, dv, slack * std::abs(dv));
+        add(dkv, p.v_at(k0 + j, kv_head) + d, dv, (slack + 2 * operand) * std::abs(dv));
       }
     }
   }
@@ -205,35 +272,72 @@ std::vector<double> doubles(const Array& a) {
   return values;
 }
 
-TEST(Attention, MatchesTheFormula) {
+void expect_matches(const Problem& p, const Reference& expected) {
+  expect_close(p.out, expected.out, "out");
+  expect_close(p.dq, expected.dq, "dq");
+  expect_close(p.dkv, expected.dkv, "dk, dv");
+  if (test::on_gpu()) return;  // where its lse keeps which element is a backend's own affair
+  for (std::int64_t i = 0; i < p.lse.size(); ++i) {  // may be -infinity, exactly
+    const double value = expected.lse.value[static_cast<std::size_t>(i)];
+    if (std::isinf(value))
+      EXPECT_EQ(p.lse[i], value);
+    else
+      EXPECT_NEAR(p.lse[i], value,
+                  expected.lse.tolerance[static_cast<std::size_t>(i)] + unit_roundoff(DType::f32) * std::abs(value));
+  }
+}
+
+TEST_F(Attention, MatchesTheFormula) {
+  for (const Case& c : cases)
+    for (const DType type : {DType::f32, DType::bf16}) {
+      SCOPED_TRACE(std::string(c.name) + " " + std::string(name_of(type)));
+      Problem p(c, type);
+      p.run();
+      expect_matches(p, Reference(p, doubles(p.q), doubles(p.kv)));
+    }
+}
+
+// With less scratch the gradient is computed in parts, or in another way: never wrongly, and twice the same.
+TEST_F(Attention, TheGradientMakesDoWithLessScratch) {
+  const auto grad_scratch = [](const Problem& p) { return rig().ops().attention_grad_scratch(p.size()); };
+  for (const Case& c : cases) {
+    Problem p(c, DType::bf16);
+    const std::size_t all = grad_scratch(p), least = std::min(all, grad_scratch(Problem(c, DType::f32)));
+    if (all == 0) continue;
+    const Reference expected(p, doubles(p.q), doubles(p.kv));
+    for (std::size_t bytes = all;; bytes = std::max(least, bytes / 2)) {
+      SCOPED_TRACE(std::string(c.name) + " with " + std::to_string(bytes) + " of " + std::to_string(all) + " bytes");
+      Problem once(c, DType::bf16), again(c, DType::bf16);
+      once.run_ops(rig(), bytes);
+      again.run_ops(rig(), bytes);
+      expect_matches(once, expected);
+      EXPECT_EQ(once.dq.bytes(), again.dq.bytes());
+      EXPECT_EQ(once.dkv.bytes(), again.dkv.bytes());
+      if (bytes == least) break;
+    }
+  }
+}
+
+TEST_F(Attention, TwiceTheSameBits) {
   for (const Case& c : cases)
     for (const DType type : {DType::f32, DType::bf16}) {
       SCOPED_TRACE(c.name);
-      Problem p(c, type);
-      const Reference expected(p, doubles(p.q), doubles(p.kv));
-      p.run(2);
-      expect_close(p.out, expected.out, "out");
-      for (std::int64_t i = 0; i < p.lse.size(); ++i) {  // may be -infinity, exactly
-        const double value = expected.lse.value[static_cast<std::size_t>(i)];
-        if (std::isinf(value))
-          EXPECT_EQ(p.lse[i], value);
-        else
-          EXPECT_NEAR(
-              p.lse[i], value,
-              expected.lse.tolerance[static_cast<std::size_t>(i)] + unit_roundoff(DType::f32) * std::abs(value));
-      }
-      expect_close(p.dq, expected.dq, "dq");
-      expect_close(p.dkv, expected.dkv, "dk, dv");
+      Problem once(c, type), again(c, type);
+      once.run();
+      again.run();
+      EXPECT_EQ(once.out.bytes(), again.out.bytes());
+      EXPECT_EQ(once.dq.bytes(), again.dq.bytes());
+      EXPECT_EQ(once.dkv.bytes(), again.dkv.bytes());
     }
 }
 
 // The derivative of sum(dout out) along a random direction, from the formula by central differences. Truncation is of
 // the order of step^2, rounding of 1e-16 / step; the gradients' own fp32 errors, 1e-7 each, dominate.
-TEST(Attention, GradientIsTheDerivative) {
+TEST_F(Attention, GradientIsTheDerivative) {
   for (const Case& c : {cases[0], cases[1], cases[4]}) {
     SCOPED_TRACE(c.name);
     Problem p(c, DType::f32);
-    p.run(1);
+    p.run();
     const Array q_way = Array::random(DType::f32, {p.q.size()}, 11),
                 kv_way = Array::random(DType::f32, {p.kv.size()}, 12);
     const auto loss = [&](double step) {
@@ -259,15 +363,16 @@ TEST(Attention, GradientIsTheDerivative) {
   }
 }
 
-TEST(Attention, SameBitsForAnyNumberOfThreads) {
+TEST_F(Attention, SameBitsForAnyNumberOfThreads) {
+  SO_CPU_ONLY("threads");
   for (const Case& c : cases)
     for (const DType type : {DType::f32, DType::bf16}) {
       SCOPED_TRACE(c.name);
       Problem one(c, type);
-      one.run(1);
+      one.run_on_cpu(1);
       for (const int threads : {2, 3, 5}) {
         Problem many(c, type);
-        many.run(threads);
+        many.run_on_cpu(threads);
         EXPECT_EQ(one.out.bytes(), many.out.bytes());
         EXPECT_EQ(one.lse.bytes(), many.lse.bytes());
         EXPECT_EQ(one.dq.bytes(), many.dq.bytes());
@@ -278,12 +383,12 @@ TEST(Attention, SameBitsForAnyNumberOfThreads) {
 
 // A NaN reaches every row that sees it, and no other document. (Rows before it may be hit too: their tile holds zeros
 // where they do not look, and zero times NaN is NaN.)
-TEST(Attention, NanIsNotLost) {
+TEST_F(Attention, NanIsNotLost) {
   const Case c{"nan", 2, 1, 40, {{30, 30}, {90, 90}}};
   Problem p(c, DType::f32);
   const std::int64_t poisoned = 30 + 50;
   p.kv.set(p.k_at(poisoned, 0) + 7, NAN);
-  p.run(2);
+  p.run();
   for (std::int64_t n = 0; n < 120; ++n)
     for (std::int64_t i = p.q_at(n, 0); i < p.q_at(n, c.q_heads); ++i) {
       if (n >= 30 && n < poisoned) continue;
@@ -292,7 +397,7 @@ TEST(Attention, NanIsNotLost) {
     }
 }
 
-TEST(Attention, WrongArgumentsAreRefused) {
+TEST_F(Attention, WrongArgumentsAreRefused) {
   Problem p(cases[0], DType::f32);
   const auto check = [&](const Heads& q, const Heads& k, const AttentionSpans& s) {
     check_attention(p.q_heads(p.out), p.lse.tensor(), q, k, p.v_heads(p.kv), s);
@@ -306,10 +411,14 @@ TEST(Attention, WrongArgumentsAreRefused) {
   AttentionSpans s = p.spans();
   s.documents = 9;
   EXPECT_THROW(check(p.q_heads(p.q), p.k_heads(p.kv), s), Bug);
+}
 
-  // Bounds are device memory: what is in them is seen when the work runs.
+// Bounds are device memory: what is in them is seen when the work runs.
+TEST_F(Attention, WrongBoundsAreRefused) {
+  SO_CPU_ONLY("on a GPU nothing reads them back");
+  Problem p(cases[0], DType::f32);
   Array reaching = Array::of({0, 60, 190, 191, 9999});
-  s = p.spans();
+  AttentionSpans s = p.spans();
   s.cu_q = reaching.tensor();
   ThreadPool pool = make_pool(1);
   EXPECT_THROW(
@@ -317,19 +426,11 @@ TEST(Attention, WrongArgumentsAreRefused) {
       Bug);
 }
 
-TEST(Attention, OpsOnAStream) {
+TEST_F(Attention, OpsOnAStreamDoAsTheFunctions) {
+  SO_CPU_ONLY("the CPU's functions");
   Problem direct(cases[0], DType::f32), queued(cases[0], DType::f32);
-  direct.run(1);
-  ThreadPool pool = make_pool(2);
-  const auto device = make_cpu_device(pool);
-  const auto stream = device->create_stream("test");
-  const auto ops = make_ops(*device);
-  Problem& p = queued;
-  ops->attention(*stream, p.q_heads(p.out), p.lse.tensor(), p.q_heads(p.q), p.k_heads(p.kv), p.v_heads(p.kv), p.spans(),
-                 Tensor());
-  ops->attention_grad(*stream, p.q_heads(p.dq), p.k_heads(p.dkv), p.v_heads(p.dkv), p.q_heads(p.dout), p.q_heads(p.out),
-                      p.lse.tensor(), p.q_heads(p.q), p.k_heads(p.kv), p.v_heads(p.kv), p.spans(), Tensor());
-  stream->synchronize();
+  direct.run_on_cpu(1);
+  queued.run();
   EXPECT_EQ(direct.out.bytes(), queued.out.bytes());
   EXPECT_EQ(direct.lse.bytes(), queued.lse.bytes());
   EXPECT_EQ(direct.dq.bytes(), queued.dq.bytes());

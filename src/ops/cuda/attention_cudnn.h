@@ -1,0 +1,69 @@
+// Scaled dot-product attention by cuDNN: bf16, causal, self-attention (queries and keys of the same documents).
+//
+// A cuDNN graph is made for one shape and takes 50 to 80 ms to build (0.5 s the first of its kind in a process), so
+// graphs are kept, by shape, for as long as this object lives. Callers keep the number of shapes small.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+struct cudnnContext;
+
+namespace so {
+
+// What a graph is built for. Every tensor is [batch, heads, length, head_dim] with rows `width` elements apart.
+//   dense:  document b begins at row b * length, and is as long; statistics are [batch, heads, length].
+//   ragged: documents begin where offsets say and are as long as lengths say, at most `length`; statistics are
+//           [rows, heads]. Rows of no document are neither read nor written.
+struct SdpaShape {
+  bool backward = false, ragged = false;
+  bool deterministic = true;  // backward
+  std::int64_t batch = 0, heads = 0, kv_heads = 0, head_dim = 0, length = 0;
+  std::uint32_t scale_bits = 0;  // of the fp32 scale
+  std::int64_t q_width = 0, k_width = 0, v_width = 0, out_width = 0;
+  std::int64_t dout_width = 0, dq_width = 0, dk_width = 0, dv_width = 0;  // backward
+  std::int64_t stats_heads = 0;                                            // heads of the whole statistics
+
+  auto operator<=>(const SdpaShape&) const = default;
+  std::string description() const;
+};
+
+enum class SdpaTensor : int { q, k, v, out, dout, dq, dk, dv, stats };
+inline constexpr int sdpa_tensors = 9;
+
+struct SdpaMemory {
+  std::array<void*, sdpa_tensors> data{};
+  // Ragged: int64 [batch + 1] offsets of each tensor in elements, int32 [batch] lengths.
+  std::array<std::int64_t*, sdpa_tensors> offsets{};
+  std::int32_t *lengths_q = nullptr, *lengths_k = nullptr;
+  void* workspace = nullptr;
+  std::size_t workspace_bytes = 0;
+};
+
+class CudnnSdpa {
+ public:
+  CudnnSdpa();
+  ~CudnnSdpa();
+
+  // At least what the graph of this shape will ask for, by the formula that measurement has shown (attention.h).
+  static std::size_t workspace(const SdpaShape& shape);
+
+  // Error if cuDNN refuses, with its words; Bug if the workspace is too small.
+  void run(cudaStream_t stream, const SdpaShape& shape, const SdpaMemory& memory);
+
+ private:
+  struct Graph;
+  Graph& graph(const SdpaShape& shape);
+
+  cudnnContext* handle_ = nullptr;  // made at first use
+  cudaStream_t stream_ = nullptr;
+  std::map<SdpaShape, std::unique_ptr<Graph>> graphs_;
+};
+
+}  // namespace so

@@ -1,0 +1,66 @@
+// Attention without a library: what runs where cuDNN does not (attention.h says when). Two sets of kernels with one
+// interface: on the tensor cores for bf16 whose rows can be read 16 bytes at a time, and plain fp32 arithmetic for all
+// else. Both keep sums in fp32 and add them in a fixed order; backward computes the scores again, once for dq and once
+// for dk and dv, so that no two blocks add to one element.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace so {
+
+// Heads as kernels see them: element (n, h, d) is at[n * width + h * head_dim + d].
+struct HeadsView {
+  void* at = nullptr;
+  std::int64_t width = 0;
+};
+
+// Row r of document i and head h has its log-sum-exp at lse[cu_q[i] * heads + h * head + r * row].
+struct LseLayout {
+  std::int64_t head = 1, row = 0;
+};
+
+struct AttentionArguments {
+  HeadsView q, k, v, out;
+  HeadsView dout, dq, dk, dv;  // backward
+  float* lse = nullptr;
+  LseLayout lse_layout;
+  float* delta = nullptr;  // backward: [q_rows, heads], scratch
+  const std::int32_t *cu_q = nullptr, *cu_k = nullptr;
+  std::int64_t q_rows = 0, k_rows = 0;
+  int documents = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  float scale = 0;
+};
+
+// Largest head dimension of either set.
+inline constexpr int max_kernel_head_dim = 256;
+
+// Whether the tensor cores' kernels take these heads: head_dim and rows in pieces of 16 bytes, and `shared_memory`
+// (bytes that a block of this GPU may have) enough.
+bool tensor_core_attention_takes(int head_dim, std::int64_t shared_memory);
+void tensor_core_attention(cudaStream_t stream, const AttentionArguments& a);
+void tensor_core_attention_grad(cudaStream_t stream, const AttentionArguments& a);
+
+void plain_attention(cudaStream_t stream, DType dtype, const AttentionArguments& a);
+void plain_attention_grad(cudaStream_t stream, DType dtype, const AttentionArguments& a);
+
+// delta[n, h] = sum over d of dout out, what both backward kernels need first.
+void attention_delta(cudaStream_t stream, DType dtype, const AttentionArguments& a);
+
+// Where ragged tensors' documents begin, in elements, and how long they are: offsets[t][i] = cu[i] * widths[t] for
+// i <= batch, lengths[i] = cu[i + 1] - cu[i] for i < batch. Beyond `documents` they are empty, at the end.
+struct RaggedOffsets {
+  static constexpr int most = 9;
+  std::int64_t* offsets[most];
+  std::int64_t widths[most];
+  bool keys[most];  // cu_k, else cu_q
+  int tensors = 0;
+  std::int32_t *lengths_q = nullptr, *lengths_k = nullptr;
+};
+void ragged_offsets(cudaStream_t stream, const RaggedOffsets& to, const std::int32_t* cu_q, const std::int32_t* cu_k,
+                    int documents, int batch);
+
+}  // namespace so

@@ -1,0 +1,90 @@
+// Small kernels around attention: ragged offsets, the row sums of dout out, and copying heads.
+#include "ops/checks.h"
+#include "ops/cuda/attention_kernels.h"
+#include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/kernel.h"
+
+namespace so {
+namespace {
+
+using namespace kernel;
+
+constexpr int threads = 256;
+
+__global__ void __launch_bounds__(threads)
+    ragged_offsets_kernel(RaggedOffsets to, const std::int32_t* cu_q, const std::int32_t* cu_k, int documents,
+                          int batch) {
+  const int i = static_cast<int>(blockIdx.x) * threads + static_cast<int>(threadIdx.x);
+  if (i > batch) return;
+  const int at = min(i, documents), next = min(i + 1, documents);
+  for (int t = 0; t < to.tensors; ++t) to.offsets[t][i] = (to.keys[t] ? cu_k[at] : cu_q[at]) * to.widths[t];
+  if (i == batch) return;
+  to.lengths_q[i] = cu_q[next] - cu_q[at];
+  to.lengths_k[i] = cu_k[next] - cu_k[at];
+}
+
+// A warp a row and head.
+template <class T>
+__global__ void __launch_bounds__(threads) delta_kernel(AttentionArguments a) {
+  const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * (threads / warp) + threadIdx.x / warp;
+  if (item >= a.q_rows * a.heads) return;
+  const std::int64_t n = item / a.heads, h = item % a.heads;
+  const T* out = static_cast<const T*>(a.out.at) + n * a.out.width + h * a.head_dim;
+  const T* dout = static_cast<const T*>(a.dout.at) + n * a.dout.width + h * a.head_dim;
+  float sum = 0;
+  for (int d = threadIdx.x % warp; d < a.head_dim; d += warp) sum += to_float(out[d]) * to_float(dout[d]);
+  sum = warp_sum(sum);
+  if (threadIdx.x % warp == 0) a.delta[item] = sum;
+}
+
+// Heads of one row lie side by side, so a row is one run of `width` elements in both.
+template <class T, int N>
+__global__ void __launch_bounds__(threads)
+    copy_rows_kernel(T* to, const T* from, std::int64_t to_width, std::int64_t from_width, std::int64_t width) {
+  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.y) * threads + threadIdx.x) * N, row = blockIdx.x;
+  if (i >= width) return;
+  using P = Pack<T, N>;
+  *reinterpret_cast<P*>(to + row * to_width + i) = *reinterpret_cast<const P*>(from + row * from_width + i);
+}
+
+}  // namespace
+
+void ragged_offsets(cudaStream_t stream, const RaggedOffsets& to, const std::int32_t* cu_q, const std::int32_t* cu_k,
+                    int documents, int batch) {
+  ragged_offsets_kernel<<<blocks_for(batch + 1, threads), threads, 0, stream>>>(to, cu_q, cu_k, documents, batch);
+  SO_CUDA_LAUNCHED("ragged_offsets_kernel");
+}
+
+void attention_delta(cudaStream_t stream, DType dtype, const AttentionArguments& a) {
+  if (a.q_rows == 0) return;
+  const unsigned blocks = blocks_for(a.q_rows * a.heads, threads / warp);
+  with_type(dtype, [&]<class T>() { delta_kernel<T><<<blocks, threads, 0, stream>>>(a); });
+  SO_CUDA_LAUNCHED("delta_kernel");
+}
+
+void CudaOps::copy_heads(Stream& stream, Heads out, Heads in) {
+  const cudaStream_t s = enter(stream);
+  expect_compute_dtype("copy_heads", "in", in.rows.dtype());
+  const std::int64_t rows = in.rows.rank() > 0 ? in.rows.dim(0) : 0, width = in.heads * in.head_dim;
+  expect_heads("copy_heads", "in", in, in.rows.dtype(), rows);
+  expect_heads("copy_heads", "out", out, in.rows.dtype(), rows);
+  SO_CHECK(out.heads == in.heads && out.head_dim == in.head_dim, "copy_heads of {} x {} to {} x {}", in.heads,
+           in.head_dim, out.heads, out.head_dim);
+  if (rows * width == 0) return;
+  const std::int64_t to_width = out.rows.dim(1), from_width = in.rows.dim(1);
+  with_type(in.rows.dtype(), [&]<class T>() {
+    T* to = static_cast<T*>(out.rows.data()) + out.offset;
+    const T* from = static_cast<const T*>(in.rows.data()) + in.offset;
+    constexpr int N = pack_size<T>;
+    const auto grid = [&](int per_thread) {
+      return dim3(blocks_for(rows, 1), blocks_for(width, std::int64_t{threads} * per_thread));
+    };
+    if (width % N == 0 && rows_aligned<T, N>(to_width, to) && rows_aligned<T, N>(from_width, from))
+      copy_rows_kernel<T, N><<<grid(N), threads, 0, s>>>(to, from, to_width, from_width, width);
+    else
+      copy_rows_kernel<T, 1><<<grid(1), threads, 0, s>>>(to, from, to_width, from_width, width);
+  });
+  SO_CUDA_LAUNCHED("copy_rows_kernel");
+}
+
+}  // namespace so
