@@ -317,8 +317,7 @@ int run_bench_step(const BenchStepOptions& options) {
                                                                               : "device";
   log_info("{}, {:.4g} billion parameters, {} on {}; {} x {} tokens a step; {}; optimizer: {}", config.origin,
            static_cast<double>(parameter_count(spec)) / 1e9, name_of(compute), device.name(), options.batch_size,
-           options.max_length, keep_summary(plan.decoder),
-           optimizer);
+           options.max_length, keep_summary(plan.decoder), optimizer);
   log_info("memory plan:\n{}", plan.memory.table());
 
   // One stream for all, as the ops want it.
