@@ -35,9 +35,10 @@ std::int64_t largest_divisor(std::int64_t n, std::int64_t at_most) {
   return 1;
 }
 
+constexpr std::int64_t alignment = 256;
 std::byte* aligned(std::byte* p) {
-  constexpr std::uintptr_t to = 256;
-  return p + (to - reinterpret_cast<std::uintptr_t>(p) % to) % to;
+  const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p) % alignment);
+  return past > 0 ? p + (alignment - past) : p;
 }
 
 }  // namespace
@@ -72,8 +73,8 @@ struct CudaAttention::Call {
   bool in_pieces() const {
     if (q->rows.dtype() != DType::bf16 || q->head_dim % 8 != 0) return false;
     for (const Heads* h : {q, k, v, out, dout, dq, dk, dv})
-      if (h && (h->offset % 8 != 0 || h->rows.dim(1) % 8 != 0 ||
-                reinterpret_cast<std::uintptr_t>(h->rows.data()) % 16 != 0))
+      if (h &&
+          (h->offset % 8 != 0 || h->rows.dim(1) % 8 != 0 || reinterpret_cast<std::uintptr_t>(h->rows.data()) % 16 != 0))
         return false;
     return true;
   }
@@ -122,46 +123,22 @@ struct CudaAttention::Call {
     return s;
   }
 
-  // The largest part of the call whose workspace fits, of whole documents (dense) and whole key heads; parts are equal,
-  // so one graph does them all.
-  std::optional<SdpaShape> part(SdpaShape whole, std::size_t bytes) const {
-    const auto fits = [&](const SdpaShape& s) { return CudnnSdpa::workspace(s) <= bytes; };
-    if (!whole.ragged) {
-      SdpaShape one = whole;
-      one.batch = 1;
-      if (fits(one)) {
-        std::int64_t batch = whole.batch;
-        for (;; batch = largest_divisor(whole.batch, batch - 1)) {
-          one.batch = batch;
-          if (fits(one)) return one;
-        }
-      }
-      whole.batch = 1;
-    }
-    const std::int64_t group = whole.heads / whole.kv_heads, kv_heads = whole.kv_heads;
-    for (std::int64_t n = kv_heads;; n = largest_divisor(kv_heads, n - 1)) {
-      whole.kv_heads = n;
-      whole.heads = n * group;
-      if (fits(whole)) return whole;
-      if (n == 1) return std::nullopt;
-    }
-  }
-
   // Lays out offsets and lengths in the scratch and has them filled in.
   SdpaMemory memory(const SdpaShape& s) {
     SdpaMemory m;
     const Heads* const heads[sdpa_tensors] = {q, k, v, out, dout, dq, dk, dv, nullptr};
     RaggedOffsets offsets;
     for (int i = 0; i < sdpa_tensors; ++i) {
-      const bool stats = i == static_cast<int>(SdpaTensor::stats);
-      if (!heads[i] && !stats) continue;
+      const auto t = static_cast<SdpaTensor>(i);
+      if (!heads[i] && t != SdpaTensor::stats) continue;
       const auto at = static_cast<std::size_t>(i);
-      m.data[at] = stats ? lse->data() : view(heads[i]).at;
+      m.data[at] = heads[i] ? view(heads[i]).at : lse->data();
       if (!s.ragged) continue;
       m.offsets[at] = take<std::int64_t>(s.batch + 1);
       offsets.offsets[offsets.tensors] = m.offsets[at];
-      offsets.widths[offsets.tensors] = stats ? q->heads : heads[i]->rows.dim(1);
-      offsets.keys[offsets.tensors] = heads[i] && (heads[i] == k || heads[i] == v || heads[i] == dk || heads[i] == dv);
+      offsets.widths[offsets.tensors] = s.width(t);
+      offsets.keys[offsets.tensors] =
+          t == SdpaTensor::k || t == SdpaTensor::v || t == SdpaTensor::dk || t == SdpaTensor::dv;
       ++offsets.tensors;
     }
     if (!s.ragged) return m;
@@ -170,6 +147,10 @@ struct CudaAttention::Call {
     ragged_offsets(stream, offsets, spans->cu_q.as<std::int32_t>(), spans->cu_k.as<std::int32_t>(),
                    static_cast<int>(spans->documents), static_cast<int>(s.batch));
     return m;
+  }
+  // What memory() takes at most.
+  static std::int64_t memory_bytes(const SdpaShape& s) {
+    return s.ragged ? sdpa_tensors * (8 * (s.batch + 1) + alignment) + 2 * (4 * s.batch + alignment) : 0;
   }
 };
 
@@ -221,35 +202,96 @@ void CudaAttention::backward(cudaStream_t stream, const Heads& dq, const Heads& 
   plain_attention_grad(stream, q.rows.dtype(), a);
 }
 
+namespace {
+
+// How a gradient is cut: `shape` is the graph of one part. Either whole documents (dense) and whole key heads; or,
+// where one key head's queries are too many, some query heads of one key head at a time, whose dk and dv are added up
+// after.
+struct Cut {
+  SdpaShape shape;
+  int head_parts = 1;  // of the query heads of a key head
+};
+
+std::int64_t partial_sums_rows(const SdpaShape& s, std::int64_t k_rows) { return s.ragged ? k_rows : s.length; }
+
+// The largest parts that fit into `bytes`, as equal as can be, so that few graphs do them all.
+std::optional<Cut> cut_gradient(const SdpaShape& whole, std::int64_t k_rows, std::int64_t bytes) {
+  const auto fits = [&](const SdpaShape& s, std::int64_t other = 0) {
+    return static_cast<std::int64_t>(CudnnSdpa::workspace(s)) + other <= bytes;
+  };
+  SdpaShape s = whole;
+  for (std::int64_t batch = whole.ragged ? 1 : whole.batch; batch > 1;
+       batch = largest_divisor(whole.batch, batch - 1)) {
+    s.batch = batch;
+    if (fits(s)) return Cut{s};
+  }
+  if (!whole.ragged) s.batch = 1;
+  const std::int64_t group = whole.heads / whole.kv_heads;
+  for (std::int64_t n = whole.kv_heads; n > 0; n = n > 1 ? largest_divisor(whole.kv_heads, n - 1) : 0) {
+    s.kv_heads = n;
+    s.heads = n * group;
+    if (fits(s)) return Cut{s};
+  }
+  s.dk_width = s.dv_width = s.head_dim;
+  for (std::int64_t parts = 2; parts <= group; ++parts) {
+    s.heads = (group + parts - 1) / parts;
+    if ((group + s.heads - 1) / s.heads != parts) continue;
+    if (fits(s, 4 * parts * partial_sums_rows(s, k_rows) * s.head_dim + 2 * alignment))
+      return Cut{s, static_cast<int>(parts)};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 bool CudaAttention::cudnn_backward(Call call) {
   const SdpaShape whole = call.shape(true, gradient_ == Gradient::deterministic);
-  const std::int64_t tables = whole.ragged ? sdpa_tensors * (8 * (whole.batch + 1) + 256) + 2 * (4 * whole.batch + 256) : 0;
-  const auto room = static_cast<std::int64_t>(call.scratch_bytes()) - tables;
-  if (room <= 0) return false;
-  const std::optional<SdpaShape> part = call.part(whole, static_cast<std::size_t>(room));
-  if (!part) return false;
-  SdpaMemory memory = call.memory(whole);
+  const std::int64_t room = static_cast<std::int64_t>(call.scratch_bytes()) - Call::memory_bytes(whole);
+  const std::optional<Cut> cut = cut_gradient(whole, call.k_rows(), room);
+  if (!cut) return false;
+  const SdpaShape& part = cut->shape;
+  const std::int64_t dim = whole.head_dim, group = whole.heads / whole.kv_heads;
+  SdpaMemory memory = call.memory(part);
+  const bool partial = cut->head_parts > 1;
+  const std::int64_t partial_rows = partial_sums_rows(part, call.k_rows());
+  using bf16_bits = std::uint16_t;
+  bf16_bits* const partial_dk = partial ? call.take<bf16_bits>(cut->head_parts * partial_rows * dim) : nullptr;
+  bf16_bits* const partial_dv = partial ? call.take<bf16_bits>(cut->head_parts * partial_rows * dim) : nullptr;
   memory.workspace = call.scratch;
   memory.workspace_bytes = call.scratch_bytes();
   const SdpaMemory base = memory;
-  const std::int64_t rows = part->batch * part->length, dim = whole.head_dim;
-  for (std::int64_t document = 0; document < whole.batch; document += part->batch)
-    for (std::int64_t kv_head = 0; kv_head < whole.kv_heads; kv_head += part->kv_heads) {
-      const std::int64_t head = kv_head * (whole.heads / whole.kv_heads), row = document / part->batch * rows;
-      const auto move = [&](SdpaTensor t, std::int64_t elements, std::size_t size) {
-        const auto i = static_cast<std::size_t>(t);
-        memory.data[i] = static_cast<std::byte*>(base.data[i]) + static_cast<std::size_t>(elements) * size;
+
+  const auto at = [&](SdpaTensor t, std::int64_t row, std::int64_t head) -> void* {
+    const bool stats = t == SdpaTensor::stats;
+    // Statistics are [batch, heads, length] or, ragged, [rows, heads].
+    const std::int64_t elements = row * whole.width(t) + head * (!stats ? dim : whole.ragged ? 1 : whole.length);
+    return static_cast<std::byte*>(base.data[static_cast<std::size_t>(t)]) + elements * (stats ? 4 : 2);
+  };
+  const auto set = [&](SdpaTensor t, void* p) { memory.data[static_cast<std::size_t>(t)] = p; };
+  for (std::int64_t document = 0; document < whole.batch; document += part.batch)
+    for (std::int64_t kv_head = 0; kv_head < whole.kv_heads; kv_head += part.kv_heads) {
+      const std::int64_t row = document * whole.length;  // ragged has one part of documents
+      for (const SdpaTensor t : {SdpaTensor::k, SdpaTensor::v, SdpaTensor::dk, SdpaTensor::dv})
+        set(t, at(t, row, kv_head));
+      for (int p = 0; p < cut->head_parts; ++p) {
+        SdpaShape now = part;
+        if (partial) {
+          now.heads = std::min(part.heads, group - p * part.heads);
+          set(SdpaTensor::dk, partial_dk + p * partial_rows * dim);
+          set(SdpaTensor::dv, partial_dv + p * partial_rows * dim);
+        }
+        for (const SdpaTensor t : {SdpaTensor::q, SdpaTensor::out, SdpaTensor::dout, SdpaTensor::dq, SdpaTensor::stats})
+          set(t, at(t, row, kv_head * group + p * part.heads));
+        cudnn_->run(call.stream, now, memory);
+      }
+      if (!partial) continue;
+      const auto sums = [&](SdpaTensor t, const void* parts) {
+        return PartialSums{
+            {at(t, row, kv_head), whole.width(t)}, parts, cut->head_parts, static_cast<int>(dim), partial_rows};
       };
-      move(SdpaTensor::q, row * whole.q_width + head * dim, 2);
-      move(SdpaTensor::k, row * whole.k_width + kv_head * dim, 2);
-      move(SdpaTensor::v, row * whole.v_width + kv_head * dim, 2);
-      move(SdpaTensor::out, row * whole.out_width + head * dim, 2);
-      move(SdpaTensor::dout, row * whole.dout_width + head * dim, 2);
-      move(SdpaTensor::dq, row * whole.dq_width + head * dim, 2);
-      move(SdpaTensor::dk, row * whole.dk_width + kv_head * dim, 2);
-      move(SdpaTensor::dv, row * whole.dv_width + kv_head * dim, 2);
-      move(SdpaTensor::stats, row * whole.heads + head * (whole.ragged ? 1 : whole.length), sizeof(float));
-      cudnn_->run(call.stream, *part, memory);
+      add_partial_sums(call.stream, sums(SdpaTensor::dk, partial_dk), sums(SdpaTensor::dv, partial_dv),
+                       part.ragged ? call.spans->cu_k.as<std::int32_t>() : nullptr,
+                       static_cast<int>(call.spans->documents));
     }
   return true;
 }

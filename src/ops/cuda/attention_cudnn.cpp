@@ -52,7 +52,8 @@ class Builder {
   void forward() {
     auto attributes = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(true);
     describe(attributes);
-    const TensorHandle q = input(SdpaTensor::q, s_.heads, s_.q_width), k = input(SdpaTensor::k, s_.kv_heads, s_.k_width),
+    const TensorHandle q = input(SdpaTensor::q, s_.heads, s_.q_width),
+                       k = input(SdpaTensor::k, s_.kv_heads, s_.k_width),
                        v = input(SdpaTensor::v, s_.kv_heads, s_.v_width);
     const auto [out, stats] = graph_.sdpa(q, k, v, attributes);
     output(out, SdpaTensor::out, s_.heads, s_.out_width);
@@ -61,11 +62,12 @@ class Builder {
   }
 
   void backward() {
-    auto attributes =
-        fe::graph::SDPA_backward_attributes().set_name("attention gradient").set_deterministic_algorithm(
-            s_.deterministic);
+    auto attributes = fe::graph::SDPA_backward_attributes()
+                          .set_name("attention gradient")
+                          .set_deterministic_algorithm(s_.deterministic);
     describe(attributes);
-    const TensorHandle q = input(SdpaTensor::q, s_.heads, s_.q_width), k = input(SdpaTensor::k, s_.kv_heads, s_.k_width),
+    const TensorHandle q = input(SdpaTensor::q, s_.heads, s_.q_width),
+                       k = input(SdpaTensor::k, s_.kv_heads, s_.k_width),
                        v = input(SdpaTensor::v, s_.kv_heads, s_.v_width),
                        out = input(SdpaTensor::out, s_.heads, s_.out_width),
                        dout = input(SdpaTensor::dout, s_.heads, s_.dout_width);
@@ -136,6 +138,12 @@ std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / t
 
 }  // namespace
 
+std::int64_t SdpaShape::width(SdpaTensor t) const {
+  const std::int64_t widths[sdpa_tensors] = {q_width,  k_width,  v_width,  out_width,  dout_width,
+                                             dq_width, dk_width, dv_width, stats_heads};
+  return widths[static_cast<int>(t)];
+}
+
 std::string SdpaShape::description() const {
   return fmt::format("{} attention{} of {}x{} bf16, {} heads of {} on {} key heads{}", ragged ? "ragged" : "dense",
                      backward ? " gradient" : "", batch, length, heads, head_dim, kv_heads,
@@ -160,7 +168,8 @@ CudnnSdpa::~CudnnSdpa() {
 std::size_t CudnnSdpa::workspace(const SdpaShape& s) {
   const std::int64_t allowance = cudnn_allowance(s.batch);
   if (!s.backward) return static_cast<std::size_t>(allowance);
-  const std::int64_t length = round_up(s.length, 128), dim = round_up(s.head_dim, 64), rows = s.batch * s.heads * length;
+  const std::int64_t length = round_up(s.length, 128), dim = round_up(s.head_dim, 64),
+                     rows = s.batch * s.heads * length;
   std::int64_t bytes = allowance + rows * 4;
   if (s.heads != s.kv_heads) bytes += 2 * rows * dim * 2;
   bytes += s.deterministic ? rows * length * 2 : rows * dim * 4;

@@ -17,6 +17,9 @@ struct cudnnContext;
 
 namespace so {
 
+enum class SdpaTensor : int { q, k, v, out, dout, dq, dk, dv, stats };
+inline constexpr int sdpa_tensors = 9;
+
 // What a graph is built for. Every tensor is [batch, heads, length, head_dim] with rows `width` elements apart.
 //   dense:  document b begins at row b * length, and is as long; statistics are [batch, heads, length].
 //   ragged: documents begin where offsets say and are as long as lengths say, at most `length`; statistics are
@@ -28,14 +31,13 @@ struct SdpaShape {
   std::uint32_t scale_bits = 0;  // of the fp32 scale
   std::int64_t q_width = 0, k_width = 0, v_width = 0, out_width = 0;
   std::int64_t dout_width = 0, dq_width = 0, dk_width = 0, dv_width = 0;  // backward
-  std::int64_t stats_heads = 0;                                            // heads of the whole statistics
+  std::int64_t stats_heads = 0;                                           // heads of the whole statistics
+
+  std::int64_t width(SdpaTensor t) const;  // of the statistics: stats_heads
 
   auto operator<=>(const SdpaShape&) const = default;
   std::string description() const;
 };
-
-enum class SdpaTensor : int { q, k, v, out, dout, dq, dk, dv, stats };
-inline constexpr int sdpa_tensors = 9;
 
 struct SdpaMemory {
   std::array<void*, sdpa_tensors> data{};

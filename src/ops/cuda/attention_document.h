@@ -12,9 +12,9 @@ struct Document {
   __device__ int visible(int r) const { return min(max(r + 1 + k_count - q_count, 0), k_count); }
 };
 
-// Tiles of `rows` rows, each of one document: document i has the tiles from first(i) = cu[i] / rows + i on, which leaves
-// room for all of them, since first(i + 1) - first(i) >= ceil(length / rows). A block beyond its document's end has
-// nothing to do. So the number of blocks depends on sizes alone, and no list of tiles is needed.
+// Tiles of `rows` rows, each of one document: document i has the tiles from first(i) = cu[i] / rows + i on, which
+// leaves room for all of them, since first(i + 1) - first(i) >= ceil(length / rows). A block beyond its document's end
+// has nothing to do. So the number of blocks depends on sizes alone, and no list of tiles is needed.
 inline std::int64_t most_tiles(std::int64_t total_rows, int documents, int rows) {
   return total_rows / rows + documents;
 }

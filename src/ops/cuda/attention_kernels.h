@@ -63,4 +63,15 @@ struct RaggedOffsets {
 void ragged_offsets(cudaStream_t stream, const RaggedOffsets& to, const std::int32_t* cu_q, const std::int32_t* cu_k,
                     int documents, int batch);
 
+// Adds up partial sums of a head, bf16, in order: to[n, d] = sum over p of parts[p, n, d], for the rows n of documents,
+// [cu[0], cu[documents]), or all `rows` where cu is null. 16-byte pieces.
+struct PartialSums {
+  HeadsView to;
+  const void* parts = nullptr;  // [count, rows, head_dim]
+  int count = 0, head_dim = 0;
+  std::int64_t rows = 0;
+};
+void add_partial_sums(cudaStream_t stream, const PartialSums& dk, const PartialSums& dv, const std::int32_t* cu,
+                      int documents);
+
 }  // namespace so

@@ -11,9 +11,8 @@ using namespace kernel;
 
 constexpr int threads = 256;
 
-__global__ void __launch_bounds__(threads)
-    ragged_offsets_kernel(RaggedOffsets to, const std::int32_t* cu_q, const std::int32_t* cu_k, int documents,
-                          int batch) {
+__global__ void __launch_bounds__(threads) ragged_offsets_kernel(RaggedOffsets to, const std::int32_t* cu_q,
+                                                                 const std::int32_t* cu_k, int documents, int batch) {
   const int i = static_cast<int>(blockIdx.x) * threads + static_cast<int>(threadIdx.x);
   if (i > batch) return;
   const int at = min(i, documents), next = min(i + 1, documents);
@@ -35,6 +34,25 @@ __global__ void __launch_bounds__(threads) delta_kernel(AttentionArguments a) {
   for (int d = threadIdx.x % warp; d < a.head_dim; d += warp) sum += to_float(out[d]) * to_float(dout[d]);
   sum = warp_sum(sum);
   if (threadIdx.x % warp == 0) a.delta[item] = sum;
+}
+
+// Grid: x over the pieces of all rows, y: dk, dv.
+__global__ void __launch_bounds__(threads)
+    partial_sums_kernel(PartialSums dk, PartialSums dv, const std::int32_t* cu, int documents) {
+  constexpr int N = pack_size<__nv_bfloat16>;
+  const PartialSums& s = blockIdx.y == 0 ? dk : dv;
+  const std::int64_t pieces = s.head_dim / N, item = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t row = item / pieces, d = item % pieces * N;
+  if (row >= s.rows || (cu && (row < cu[0] || row >= cu[documents]))) return;
+  const auto* from = static_cast<const __nv_bfloat16*>(s.parts) + row * s.head_dim + d;
+  float sum[N], next[N];
+  load<N>(sum, from);
+  for (int p = 1; p < s.count; ++p) {
+    load<N>(next, from + p * s.rows * s.head_dim);
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum[i] += next[i];
+  }
+  store<N>(static_cast<__nv_bfloat16*>(s.to.at) + row * s.to.width + d, sum);
 }
 
 // Heads of one row lie side by side, so a row is one run of `width` elements in both.
@@ -60,6 +78,13 @@ void attention_delta(cudaStream_t stream, DType dtype, const AttentionArguments&
   const unsigned blocks = blocks_for(a.q_rows * a.heads, threads / warp);
   with_type(dtype, [&]<class T>() { delta_kernel<T><<<blocks, threads, 0, stream>>>(a); });
   SO_CUDA_LAUNCHED("delta_kernel");
+}
+
+void add_partial_sums(cudaStream_t stream, const PartialSums& dk, const PartialSums& dv, const std::int32_t* cu,
+                      int documents) {
+  const dim3 grid(blocks_for(dk.rows * (dk.head_dim / pack_size<__nv_bfloat16>), threads), 2);
+  partial_sums_kernel<<<grid, threads, 0, stream>>>(dk, dv, cu, documents);
+  SO_CUDA_LAUNCHED("partial_sums_kernel");
 }
 
 void CudaOps::copy_heads(Stream& stream, Heads out, Heads in) {

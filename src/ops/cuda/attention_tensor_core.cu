@@ -119,8 +119,8 @@ __device__ inline void add_products(float (&sums)[WIDTH / 8][4], const Operand& 
     }
 }
 
-// Writes the warp's rows, row r times factor[r's piece], through its own rows of shared memory so that memory is written
-// 16 bytes at a time. `count` rows and `width` dimensions are there to be written.
+// Writes the warp's rows, row r times factor[r's piece], through its own rows of shared memory so that memory is
+// written 16 bytes at a time. `count` rows and `width` dimensions are there to be written.
 template <int D, int WIDTH>
 __device__ inline void store_rows(bf16_t* to, std::int64_t to_width, bf16_t* shared, const float (&sums)[WIDTH / 8][4],
                                   const float (&factor)[row_pieces], int count, int width) {
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(threads) forward_kernel(AttentionArguments a) 
   const int lane = threadIdx.x % warp, first = tile.first + static_cast<int>(threadIdx.x) / warp * 16;
   const int keys = d.visible(min(tile.first + rows, d.q_count) - 1), steps = (keys + columns - 1) / columns;
 
-  copy_tile<D, rows>(shared.row_a, head_rows(a.q, d.q_begin + tile.first, head, dim), a.q.width,
-                     d.q_count - tile.first, dim);
+  copy_tile<D, rows>(shared.row_a, head_rows(a.q, d.q_begin + tile.first, head, dim), a.q.width, d.q_count - tile.first,
+                     dim);
   const auto fetch = [&](int step) {
     const int begin = step * columns, to = step % 2;
     copy_tile<D, columns>(shared.column_a[to], head_rows(a.k, d.k_begin + begin, kv_head, dim), a.k.width,
@@ -273,8 +273,8 @@ __global__ void __launch_bounds__(threads) grad_query_kernel(AttentionArguments 
   const int lane = threadIdx.x % warp, first = tile.first + static_cast<int>(threadIdx.x) / warp * 16;
   const int keys = d.visible(min(tile.first + rows, d.q_count) - 1), steps = (keys + columns - 1) / columns;
 
-  copy_tile<D, rows>(shared.row_a, head_rows(a.q, d.q_begin + tile.first, head, dim), a.q.width,
-                     d.q_count - tile.first, dim);
+  copy_tile<D, rows>(shared.row_a, head_rows(a.q, d.q_begin + tile.first, head, dim), a.q.width, d.q_count - tile.first,
+                     dim);
   copy_tile<D, rows>(shared.row_b, head_rows(a.dout, d.q_begin + tile.first, head, dim), a.dout.width,
                      d.q_count - tile.first, dim);
   const auto fetch = [&](int step) {
@@ -446,7 +446,8 @@ unsigned tile_blocks(std::int64_t total_rows, int documents) {
 bool tensor_core_attention_takes(int head_dim, std::int64_t shared_memory) {
   if (head_dim % 8 != 0 || head_dim > max_kernel_head_dim) return false;
   bool fits = false;
-  with_dimensions(head_dim, [&]<int D, int>() { fits = static_cast<std::int64_t>(sizeof(Shared<D>)) <= shared_memory; });
+  with_dimensions(head_dim,
+                  [&]<int D, int>() { fits = static_cast<std::int64_t>(sizeof(Shared<D>)) <= shared_memory; });
   return fits;
 }
 
