@@ -73,10 +73,12 @@ struct Case {
 // All operations of a model's layer, embedding and head at these sizes.
 class Cases {
  public:
-  Cases(const DecoderSpec& spec, std::int64_t tokens, std::int64_t longest, DType dtype, const Ops& ops)
+  Cases(const DecoderSpec& spec, std::int64_t tokens, std::int64_t longest, DType dtype, DeviceKind kind,
+        const Ops& ops)
       : s_(spec),
         n_(tokens),
         t_(dtype),
+        kind_(kind),
         ops_(ops),
         table_(rope_table(spec.rope, std::min(longest, tokens))),
         positions_of_table_(std::min(longest, tokens)),
@@ -284,7 +286,8 @@ class Cases {
           args.dhidden = m.random(t_, {n_, s_.hidden});
           args.dweight = m.random(t_, {s_.vocab, s_.hidden});
           args.grad_scale = 1.0f / static_cast<float>(n_);
-          args.workspace = m.random(ops_.logits_dtype(t_), {std::min(n_, choose_loss_chunk(device_.kind(), s_.vocab)), s_.vocab});
+          args.workspace =
+              m.random(ops_.logits_dtype(t_), {std::min(n_, choose_loss_chunk(kind_, s_.vocab)), s_.vocab});
           return Call{[=](Ops& ops, Stream& stream) { ops.linear_cross_entropy(stream, args); }};
         });
   }
@@ -305,6 +308,7 @@ class Cases {
   const DecoderSpec s_;
   const std::int64_t n_;
   const DType t_;
+  const DeviceKind kind_;
   const Ops& ops_;
   const std::vector<float> table_;
   const std::int64_t positions_of_table_;
@@ -357,7 +361,7 @@ int run_bench_ops(const BenchOpsOptions& options) {
   const std::int64_t tokens = options.tokens > 0 ? options.tokens : kind == DeviceKind::cpu ? 256 : 16384;
   const std::int64_t longest = std::min({options.max_length, tokens, spec.max_positions});
 
-  const Cases cases(spec, tokens, longest, compute, runtime.ops());
+  const Cases cases(spec, tokens, longest, compute, kind, runtime.ops());
   const auto dry = make_dry_device(kind);
   std::vector<std::size_t> sizes;
   std::size_t most = 0;

@@ -134,8 +134,8 @@ TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, 
   const std::int64_t n = shape.micro_batch_tokens;
   DeviceBatch views;  // no element of them is read
   views.ids = views.targets = views.positions = Tensor(model.rope.data(), DType::i32, {n});
-  views.spans.cu_q = views.spans.cu_k = views.ids.rows(0, std::min<std::int64_t>(2, n));
   views.spans.documents = n / shape.longest_document;
+  views.spans.cu_q = views.spans.cu_k = Tensor(model.rope.data(), DType::i32, {views.spans.documents + 1});
   views.spans.max_q = views.spans.max_k = shape.longest_document;
   states.begin_step();
   model.decoder.forward_backward(*stream, views, states.weights(), states.gradients(), model.arena,
@@ -317,8 +317,7 @@ int run_bench_step(const BenchStepOptions& options) {
                                                                               : "device";
   log_info("{}, {:.4g} billion parameters, {} on {}; {} x {} tokens a step; {}; optimizer: {}", config.origin,
            static_cast<double>(parameter_count(spec)) / 1e9, name_of(compute), device.name(), options.batch_size,
-           options.max_length, keep_summary(plan.decoder),
-           optimizer);
+           options.max_length, keep_summary(plan.decoder), optimizer);
   log_info("memory plan:\n{}", plan.memory.table());
 
   // One stream for all, as the ops want it.
