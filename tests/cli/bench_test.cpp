@@ -119,7 +119,7 @@ TEST(BenchOps, TimesEveryOperation) {
     for (const char* name :
          {"embedding", "embedding_grad", "add_rms_norm", "rms_norm_grad", "rotary q", "rotary_grad k", "attention",
           "attention_grad", "swiglu", "swiglu_grad", "swiglu_grad, activated", "linear qkv", "linear_grad_input o",
-          "linear_grad_weight down", "linear_cross_entropy", "grad_stats", "cast fp32 to bf16"})
+          "linear_grad_weight down", "linear_cross_entropy", "grad_stats", "cast fp32 to bf16", "AdamW"})
       EXPECT_TRUE(names.contains(name)) << name;
     EXPECT_EQ(names.contains("linear_grad_bias qkv"), std::string(fixture) == "llama-bias");
   }

@@ -121,8 +121,9 @@ TEST(TrainOptions, DefaultsAreThePublishedOnes) {
 }
 
 TEST(OptionLists, EveryRowIsComplete) {
-  const OptionRows* tables[] = {&train_option_table(), &init_option_table(), &eval_option_table(),
-                                &generate_option_table(), &tokenize_option_table()};
+  const OptionRows* tables[] = {&train_option_table(),    &init_option_table(),     &eval_option_table(),
+                                &generate_option_table(), &tokenize_option_table(), &bench_step_option_table(),
+                                &bench_ops_option_table()};
   for (const OptionRows* rows : tables) {
     std::set<std::string> seen;
     for (const OptionSpec& spec : rows->specs()) {
