@@ -35,7 +35,8 @@ struct HeadNorm {
 };
 
 // Which rows attend to which. Document i has query rows [cu_q[i], cu_q[i+1]) and key rows [cu_k[i], cu_k[i+1]); its
-// last query sees its last key (causal, aligned at the end: training has cu_q == cu_k, a KV cache has more keys).
+// last query sees its last key (causal, aligned at the end: training has cu_q == cu_k, a KV cache has more keys). With
+// as many query as key rows and max_q == max_k, cu_q and cu_k hold the same numbers.
 struct AttentionSpans {
   Tensor cu_q, cu_k;  // i32 [documents + 1]
   std::int64_t documents = 0;

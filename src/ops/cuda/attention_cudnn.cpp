@@ -155,8 +155,7 @@ CudnnSdpa::~CudnnSdpa() {
 
 // Measured with cuDNN 9.19 on an H200, exact there but for the allowance: forward 256 bytes, ragged some per document;
 // backward the row sums of dout out in fp32, dk and dv of every query head in bf16 where key heads are shared, and
-//   deterministic: dS in bf16, quadratic in the length (cuDNN 9.25 has a linear way, which its engines choose by
-//   themselves then);
+//   deterministic: dS in bf16, quadratic in the length;
 //   else: dq in fp32.
 std::size_t CudnnSdpa::workspace(const SdpaShape& s) {
   const std::int64_t allowance = cudnn_allowance(s.batch);

@@ -51,7 +51,7 @@ class CudnnSdpa {
   CudnnSdpa();
   ~CudnnSdpa();
 
-  // At least what the graph of this shape will ask for, by the formula that measurement has shown (attention.h).
+  // At least what the graph of this shape will ask for, by the formula that measurement has shown.
   static std::size_t workspace(const SdpaShape& shape);
 
   // Error if cuDNN refuses, with its words; Bug if the workspace is too small.
