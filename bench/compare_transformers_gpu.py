@@ -165,15 +165,16 @@ def main():
                    checkpointing=peer["checkpointing"], compile=a.compile, loss=last["loss"], peak_bytes=last["peak"],
                    versions=last["versions"]),
         superoffload=dict(tokens_per_s=statistics.median(ours), rounds=ours,
-                          checkpointing=mine["activation_checkpointing"], loss=mine["last_loss"],
+                          keep=mine["keep"], loss=mine["last_loss"],
                           peak_bytes=mine["peak_memory_bytes"], model_tflops=mine["model_tflops"],
                           gemm_tflops=mine["gemm_tflops"]),
         ratio=ratio)
     if a.json:
         print(json.dumps(result))
         return
+    kept = lambda r: f"kept for backward: {r['keep']}" if "keep" in r else f"checkpointing {r['checkpointing']}"
     show = lambda name, r: print(f"{name:<13}{r['tokens_per_s']:>10.1f} tokens/s  (rounds {', '.join(f'{x:.1f}' for x in r['rounds'])}; "
-                                 f"checkpointing {r['checkpointing']}, peak {r['peak_bytes'] / 1e9:.1f} GB, loss {r['loss']:.3f})")
+                                 f"{kept(r)}, peak {r['peak_bytes'] / 1e9:.1f} GB, loss {r['loss']:.3f})")
     print(f"{a.config}, {a.batch_size} x {a.max_length} tokens, forward and backward, {a.dtype}, {mine['device']}")
     show("torch", result["torch"])
     print(f"             {last['versions']}, {peer['attention']}{', compiled' if a.compile else ''}")

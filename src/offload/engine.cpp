@@ -111,10 +111,6 @@ Verdict OffloadEngine::finish_step(Stream& compute, double lr, std::int64_t upda
   compute.record(*gradients_complete_);
   for (Bucket& bucket : buckets_) bucket.defer();
   written_.assign(written_.size(), false);
-  if (!device_.backed()) {
-    for (Bucket& bucket : buckets_) bucket.discard(), bucket.settle();
-    return {};
-  }
   gradients_complete_->synchronize();
 
   const Verdict verdict =

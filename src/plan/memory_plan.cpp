@@ -41,16 +41,35 @@ std::string MemoryPlan::table() const {
   return text;
 }
 
+namespace {
+
+// The largest entry that `counts`; null if there is none.
+template <class Counts>
+const MemoryPlan::Entry* largest(const MemoryPlan& plan, Counts counts) {
+  const MemoryPlan::Entry* found = nullptr;
+  for (const MemoryPlan::Entry& entry : plan.entries)
+    if (counts(entry) && (!found || entry.bytes > found->bytes)) found = &entry;
+  return found;
+}
+
+}  // namespace
+
 void require_fits(const MemoryPlan& plan, DeviceKind device, const HostMemory& memory, const std::string& advice) {
   const std::size_t needed = plan.host_total(device);
   if (needed <= memory.available) return;
-  const auto host_bytes = [&](const MemoryPlan::Entry& entry) {
-    return MemoryPlan::on_host(entry.kind, device) ? entry.bytes : 0;
-  };
-  const auto largest = std::max_element(plan.entries.begin(), plan.entries.end(),
-                                        [&](const auto& a, const auto& b) { return host_bytes(a) < host_bytes(b); });
-  fail("not enough memory: {} needed (most of it: {}, {}), {} available ({}); {}", format_bytes(needed), largest->name,
-       format_bytes(largest->bytes), format_bytes(memory.available), memory.limited_by, advice);
+  const auto* most =
+      largest(plan, [&](const MemoryPlan::Entry& entry) { return MemoryPlan::on_host(entry.kind, device); });
+  fail("not enough memory: {} needed (most of it: {}, {}), {} available ({}); {}", format_bytes(needed), most->name,
+       format_bytes(most->bytes), format_bytes(memory.available), memory.limited_by, advice);
+}
+
+void require_device_fits(const MemoryPlan& plan, const std::string& name, std::size_t available,
+                         const std::string& advice) {
+  const std::size_t needed = plan.total(MemoryKind::device);
+  if (needed <= available) return;
+  const auto* most = largest(plan, [](const MemoryPlan::Entry& entry) { return entry.kind == MemoryKind::device; });
+  fail("not enough memory on {}: {} needed (most of it: {}, {}), {} available; {}", name, format_bytes(needed),
+       most->name, format_bytes(most->bytes), format_bytes(available), advice);
 }
 
 }  // namespace so

@@ -32,5 +32,9 @@ struct MemoryPlan {
 // Throws Error if the plan exceeds the memory of the host: how much is needed and of what most, how much there is and
 // what limits it, and what would help (`advice`).
 void require_fits(const MemoryPlan& plan, DeviceKind device, const HostMemory& memory, const std::string& advice);
+// The same for memory of kind `device` of a device that has its own, called `name`, of which the plan may take
+// `available` bytes.
+void require_device_fits(const MemoryPlan& plan, const std::string& name, std::size_t available,
+                         const std::string& advice);
 
 }  // namespace so

@@ -11,6 +11,7 @@
 #include "model/config.h"
 #include "model/presets.h"
 #include "model/rope.h"
+#include "optim/device_adamw.h"
 #include "plan/host_memory.h"
 #include "train/commands.h"
 #include "train/measure.h"
@@ -44,17 +45,22 @@ class Tensors {
   Tensor scratch(std::size_t bytes) {
     return bytes == 0 ? Tensor() : arena_.acquire("scratch", DType::u8, {static_cast<std::int64_t>(bytes)});
   }
+  Tensor zeros(DType dtype, std::initializer_list<std::int64_t> shape) {
+    zeroed_.push_back(arena_.acquire("zeros", dtype, shape));
+    return zeroed_.back();
+  }
   // On a backed device only. Waits.
   void fill(Ops& ops, Stream& stream) const {
     std::uint64_t seed = 1;
     for (const Tensor& tensor : random_) ops.random_normal(stream, tensor, seed++, 1.0f);
+    for (const Tensor& tensor : zeroed_) stream.zero(tensor.data(), tensor.bytes());
     for (const auto& [tensor, values] : copied_) stream.copy(tensor.data(), values, tensor.bytes());
     stream.synchronize();
   }
 
  private:
   Arena& arena_;
-  std::vector<Tensor> random_;
+  std::vector<Tensor> random_, zeroed_;
   std::vector<std::pair<Tensor, const void*>> copied_;  // the vectors outlive the case
 };
 
@@ -74,12 +80,13 @@ struct Case {
 class Cases {
  public:
   Cases(const DecoderSpec& spec, std::int64_t tokens, std::int64_t longest, DType dtype, DeviceKind kind,
-        const Ops& ops)
+        const Ops& ops, DeviceAdamW& adamw)
       : s_(spec),
         n_(tokens),
         t_(dtype),
         kind_(kind),
         ops_(ops),
+        adamw_(adamw),
         table_(rope_table(spec.rope, std::min(longest, tokens))),
         positions_of_table_(std::min(longest, tokens)),
         batch_(documents_of(spec, tokens, longest)) {
@@ -303,6 +310,19 @@ class Cases {
           const Tensor from = m.random(DType::f32, {elements}), to = m.random(DType::bf16, {elements});
           return Call{[=](Ops& ops, Stream& stream) { ops.cast(stream, to, from); }};
         });
+    // fp32 weight and moments in and out, gradient in, weight out.
+    add("AdamW", fmt::format("{} elements", elements), 24 * static_cast<double>(elements) + of_t(2 * elements), 0,
+        [=, this](Tensors& m) {
+          const AdamWStep step = make_adamw_step({}, 1e-6, 0.01, 10);
+          const Tensor gradient = m.random(t_, {elements}), weights = m.random(t_, {elements});
+          const auto array = [&](Tensor tensor) { return static_cast<float*>(tensor.data()); };
+          const AdamWState state{array(m.random(DType::f32, {elements})), array(m.zeros(DType::f32, {elements})),
+                                 array(m.zeros(DType::f32, {elements}))};
+          return Call{[=, this](Ops&, Stream& stream) {
+            const AdamWRun all{0, elements, true};
+            adamw_.update(stream, step, {&all, 1}, gradient, state, weights);
+          }};
+        });
   }
 
   const DecoderSpec s_;
@@ -310,6 +330,7 @@ class Cases {
   const DType t_;
   const DeviceKind kind_;
   const Ops& ops_;
+  DeviceAdamW& adamw_;
   const std::vector<float> table_;
   const std::int64_t positions_of_table_;
   const MicroBatch batch_;
@@ -361,7 +382,8 @@ int run_bench_ops(const BenchOpsOptions& options) {
   const std::int64_t tokens = options.tokens > 0 ? options.tokens : kind == DeviceKind::cpu ? 256 : 16384;
   const std::int64_t longest = std::min({options.max_length, tokens, spec.max_positions});
 
-  const Cases cases(spec, tokens, longest, compute, device.kind(), runtime.ops());
+  const auto adamw = make_device_adamw(device);
+  const Cases cases(spec, tokens, longest, compute, kind, runtime.ops(), *adamw);
   const auto dry = make_dry_device(kind);
   std::vector<std::size_t> sizes;
   std::size_t most = 0;

@@ -134,8 +134,8 @@ TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, 
   const std::int64_t n = shape.micro_batch_tokens;
   DeviceBatch views;  // no element of them is read
   views.ids = views.targets = views.positions = Tensor(model.rope.data(), DType::i32, {n});
-  views.spans.cu_q = views.spans.cu_k = views.ids.rows(0, std::min<std::int64_t>(2, n));
   views.spans.documents = n / shape.longest_document;
+  views.spans.cu_q = views.spans.cu_k = Tensor(model.rope.data(), DType::i32, {views.spans.documents + 1});
   views.spans.max_q = views.spans.max_k = shape.longest_document;
   states.begin_step();
   model.decoder.forward_backward(*stream, views, states.weights(), states.gradients(), model.arena,

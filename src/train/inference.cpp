@@ -29,10 +29,10 @@ struct Memory {
   KvCache cache;
 };
 
-std::size_t dry_run(const ModelFiles& model, DeviceKind kind, DType compute, const InferenceShape& shape,
+std::size_t dry_run(const ModelFiles& model, Runtime& runtime, DType compute, const InferenceShape& shape,
                     const DecoderSettings& settings) {
   const DecoderSpec& spec = model.spec();
-  const auto device = make_dry_device(kind);
+  const auto device = make_dry_device(runtime.device().kind());
   const auto ops = make_ops(*device);
   const auto stream = device->create_stream("compute");
   DeviceWeights weights(*device, model.layout(), compute);
@@ -53,7 +53,9 @@ std::size_t dry_run(const ModelFiles& model, DeviceKind kind, DType compute, con
   MemoryPlan plan;
   plan.add(device->ledger());
   plan.add(MemoryKind::device, "activations", arena.high_water());
-  require_fits(plan, kind, available_host_memory(), "use fewer tokens at a time, or a machine with more memory");
+  add_libraries(plan, runtime.device(), runtime.host_pool().size());
+  require_fits(plan, runtime.device(), "use fewer tokens at a time, or a GPU with more memory",
+               "use fewer tokens at a time, or a machine with more memory");
   return arena.high_water();
 }
 
@@ -64,7 +66,7 @@ Inference::Inference(const ModelFiles& model, Runtime& runtime, DType compute, c
   DecoderSettings settings;
   settings.compute = compute;
   settings.loss_chunk_rows = choose_loss_chunk(runtime.device().kind(), model.spec().vocab);
-  const std::size_t activation_bytes = dry_run(model, runtime.device().kind(), compute, shape, settings);
+  const std::size_t activation_bytes = dry_run(model, runtime, compute, shape, settings);
 
   weights_ = std::make_unique<DeviceWeights>(runtime.device(), model.layout(), compute);
   Memory memory(runtime.device(), model.spec(), compute, shape);

@@ -26,12 +26,16 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   if (options.max_length != given.max_length) log_info("max_length is {}, the model's limit", options.max_length);
   const DType compute = resolve_dtype(options.dtype, read_text_file(config_file, 16 << 20), config_file);
   options.dtype = compute == DType::bf16 ? Precision::bf16 : Precision::fp32;
-  require_state_fits(spec, compute, choose_gradient_dtype(spec, compute, options.gradient_accumulation_steps));
+  Runtime runtime(options.device, resolve_cpu_threads(options, static_cast<int>(usable_cpus().size())));
+  EngineSettings engine;
+  engine.compute = compute;
+  engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
+  engine.owner = options.offload_optimizer == OptimizerDevice::none ? Owner::device : Owner::host;
+  require_state_fits(spec, runtime, engine);
   OutputDirectory output(options, origins);
   const ModelFiles model(options.model);
   const ModelEncoder encoder(options.model, spec.vocab);
 
-  Runtime runtime(options.device, resolve_cpu_threads(options, static_cast<int>(usable_cpus().size())));
   const auto open = [&](const std::string& file) {
     return open_dataset({file,
                          {options.max_length, options.train_on_prompt},
@@ -63,13 +67,13 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
     shape.evaluation_tokens = EvaluationIterator(*evaluation, shape.evaluation_tokens).max_batch_tokens();
     shape.longest_document = std::max(shape.longest_document, evaluation->counts().longest);
   }
-  EngineSettings engine;
-  engine.compute = compute;
-  engine.owner = options.offload_optimizer == OptimizerDevice::none ? Owner::device : Owner::host;
   engine.bucket_elements = options.bucket_size / static_cast<std::int64_t>(sizeof(float));
   engine.adamw = {options.adam_beta1, options.adam_beta2, options.adam_epsilon};
   engine.weight_decay = options.weight_decay;
   engine.max_grad_norm = options.max_grad_norm;
+  Device& device = runtime.device();
+  const auto free_before = device.own_memory();
+  const std::size_t held_before = device.ledger().held(MemoryKind::device);
   const TrainingPlan plan = plan_training(spec, model.layout(), runtime, shape, engine, !origins.given("bucket_size"),
                                           options.activation_checkpointing);
 
@@ -87,14 +91,13 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   output.prepare(static_cast<std::uint64_t>(parameter_count(spec)) * size_of(compute));
 
   log_info("{}: {:.4g} M parameters, {} on {}; {} steps of at most {} x {} rows, {} documents, {} tokens",
-           spec.architecture, static_cast<double>(parameter_count(spec)) / 1e6, name_of(compute),
-           runtime.device().name(), total_steps, options.gradient_accumulation_steps, options.batch_size, data.size(),
-           data.counts().tokens);
+           spec.architecture, static_cast<double>(parameter_count(spec)) / 1e6, name_of(compute), device.name(),
+           total_steps, options.gradient_accumulation_steps, options.batch_size, data.size(), data.counts().tokens);
   log_info("{}", settings_log(train_option_table().view(options), origins));
-  const std::size_t predicted = plan.memory.host_total(runtime.device().kind());
+  const std::size_t predicted = plan.memory.host_total(device.kind());
   log_info("memory plan:\n{}  in all {}", plan.memory.table(), format_bytes(predicted));
 
-  if (runtime.device().kind() == DeviceKind::cpu)
+  if (device.kind() == DeviceKind::cpu)
     for (const char* name : {"offload_ratio", "pin_memory"})
       if (origins.given(name))
         log_info("{} has nothing to choose on the CPU device: there is one kind of memory", name);
@@ -110,6 +113,13 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const std::size_t peak = peak_resident_bytes();
   log_info("peak memory {}, planned {} ({:+.1f}%)", format_bytes(peak), format_bytes(predicted),
            100.0 * (static_cast<double>(peak) / static_cast<double>(predicted) - 1));
+  if (const auto free_now = device.own_memory()) {
+    // What has gone since the plan was made. Nothing is given back while the trainer lives, so this is the most.
+    const std::size_t used = free_before->free + held_before - std::min(free_now->free, free_before->free),
+                      planned = plan.memory.total(MemoryKind::device);
+    log_info("device memory {}, planned {} ({:+.1f}%)", format_bytes(used), format_bytes(planned),
+             100.0 * (static_cast<double>(used) / static_cast<double>(planned) - 1));
+  }
   if (outcome == Trainer::Outcome::finished) log_info("wrote {}", options.output_dir);
   return outcome == Trainer::Outcome::interrupted ? exit_interrupted : exit_ok;
 }

@@ -16,11 +16,14 @@ std::vector<int> first_cpus(int threads) {
 
 }  // namespace
 
-Runtime::Runtime(DeviceChoice choice, int threads)
-    // Not pinned: on the CPU device both pools share the CPUs, and whoever has work should find a free one.
-    : compute_pool_("compute", first_cpus(threads), false), host_pool_("host", first_cpus(threads), false) {
-  const bool cuda = choice == DeviceChoice::cuda || (choice == DeviceChoice::automatic && find_cuda().usable);
-  device_ = cuda ? make_cuda_device(0) : make_cpu_device(compute_pool_);
+Runtime::Runtime(DeviceChoice choice, int threads) : host_pool_("host", first_cpus(threads), false) {
+  if (choice == DeviceChoice::cuda || (choice == DeviceChoice::automatic && find_cuda().usable)) {
+    device_ = make_cuda_device(0);
+  } else {
+    // Not pinned: both pools share the CPUs, and whoever has work should find a free one.
+    compute_pool_ = std::make_unique<ThreadPool>("compute", first_cpus(threads), false);
+    device_ = make_cpu_device(*compute_pool_);
+  }
   ops_ = make_ops(*device_);
 }
 

@@ -12,7 +12,8 @@ namespace so {
 
 class Runtime {
  public:
-  // `threads`: for host work; 0 means all usable CPUs. Throws Error if the device cannot be had.
+  // `threads`: for host work; 0 means all usable CPUs. Throws Error if the device cannot be had. `automatic` is CUDA
+  // where there is a usable GPU, else the CPU.
   Runtime(DeviceChoice choice, int threads);
 
   Device& device() { return *device_; }
@@ -20,8 +21,8 @@ class Runtime {
   ThreadPool& host_pool() { return host_pool_; }
 
  private:
-  ThreadPool compute_pool_;  // what a CPU device spreads its streams' work over
-  ThreadPool host_pool_;     // the optimizer and other host work
+  std::unique_ptr<ThreadPool> compute_pool_;  // what a CPU device spreads its streams' work over; else null
+  ThreadPool host_pool_;                      // the optimizer and other host work
   std::unique_ptr<Device> device_;
   std::unique_ptr<Ops> ops_;
 };

@@ -56,7 +56,7 @@ TimeCategory category_of(const TraceActivity& activity) {
     if (name == op) return TimeCategory::matrix_products;
   for (const std::string_view op :
        {"embedding", "embedding_grad", "linear_grad_bias", "add_rms_norm", "rms_norm_grad", "rotary", "rotary_grad",
-        "copy_heads", "swiglu", "swiglu_grad", "grad_stats", "cast", "random_normal"})
+        "copy_heads", "swiglu", "swiglu_grad", "grad_stats", "cast", "random_normal", "AdamW"})
     if (name == op) return TimeCategory::memory_bound;
   return TimeCategory::other;
 }
@@ -124,8 +124,8 @@ std::string time_table(const TimeSummary& summary, std::size_t kernels) {
     text += fmt::format("  {:<22} {:5.1f}%  {:>9.3f} ms", name_of(category), 100 * c.share,
                         1e3 * c.share * summary.seconds);
     if (category == TimeCategory::copies && c.count > 0)
-      text += fmt::format("  (with those beside other work {:.3f} ms, {})", 1e3 * c.busy_seconds,
-                          format_bytes(c.bytes));
+      text +=
+          fmt::format("  (with those beside other work {:.3f} ms, {})", 1e3 * c.busy_seconds, format_bytes(c.bytes));
     else if (c.count > 0)
       text += fmt::format("  {} calls", c.count);
     text += "\n";

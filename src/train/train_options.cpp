@@ -209,7 +209,8 @@ OptionTable<TrainOptions> make_table() {
       .deepspeed("bfloat16.enabled")
       .affects_results();
   t.add("activation_checkpointing", &O::activation_checkpointing,
-        "Recompute activations in backward instead of keeping them; auto: if they would not fit")
+        "Recompute activations in backward instead of keeping them: true keeps each layer's input only, false keeps "
+        "all, auto as much as fits. Results are the same")
       .bare("true")
       .default_from(ours)
       .elsewhere("gradient_checkpointing");

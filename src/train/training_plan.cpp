@@ -12,60 +12,61 @@
 namespace so {
 namespace {
 
-constexpr const char* advice =
+constexpr const char* host_advice =
     "use a smaller --batch_size or --max_length, --activation_checkpointing true, or a machine with more memory";
+constexpr const char* device_advice =
+    "use a smaller --batch_size or --max_length, --activation_checkpointing auto, --offload_optimizer cpu, or a GPU "
+    "with "
+    "more memory";
 
-// Runs one optimizer step and one evaluation of the real code without memory.
-void dry_run(const DecoderSpec& spec, const ParameterLayout& layout, DeviceKind kind, ThreadPool& pool,
-             TrainingPlan& plan) {
-  const auto device = make_dry_device(kind);
+// Device memory that the CUDA libraries take when they first work: kernels loaded, cuBLAS and cuDNN handles. An upper
+// bound with room for fragmentation.
+constexpr std::size_t cuda_libraries = std::size_t{1} << 30;
+
+// Of what is free: what the rest of the system takes while we run is not ours to plan.
+constexpr double host_share = 0.95;
+
+// All that the run allocates but the activations.
+MemoryPlan plan_state(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
+                      const TrainingShape& shape, const EngineSettings& settings) {
+  const auto device = make_dry_device(runtime.device().kind());
   const auto ops = make_ops(*device);
   const auto ranks = make_single_communicator();
-  const auto stream = device->create_stream("compute");
-  OffloadEngine engine(*device, *ops, pool, *ranks, layout, plan.engine);
-  const std::int64_t half = spec.rope.rotary_dim / 2;
-  const Buffer rope = device->allocate(MemoryKind::device,
-                                       static_cast<std::size_t>(plan.shape.longest_document * 2 * half) * sizeof(float),
-                                       "rotation table");
-  const Decoder decoder(spec, layout, *ops, Tensor(rope.data(), DType::f32, {plan.shape.longest_document, 2, half}),
-                        plan.decoder);
-  BatchUpload upload(*device, std::max(plan.shape.micro_batch_tokens, plan.shape.evaluation_tokens));
-  Arena arena(*device, MemoryKind::device, "activations", 0);
+  const OffloadEngine engine(*device, *ops, runtime.host_pool(), *ranks, layout, settings);
+  const Buffer rope = device->allocate(
+      MemoryKind::device, static_cast<std::size_t>(shape.longest_document * spec.rope.rotary_dim) * sizeof(float),
+      "rotation table");
+  const BatchUpload upload(*device, std::max(shape.micro_batch_tokens, shape.evaluation_tokens));
+  MemoryPlan plan;
+  plan.add(device->ledger());
+  add_libraries(plan, runtime.device(), runtime.host_pool().size());
+  return plan;
+}
 
-  const auto batch_of = [&](std::int64_t tokens) {
-    MicroBatch batch;
-    const auto n = static_cast<std::size_t>(tokens);
-    batch.ids.resize(n), batch.targets.resize(n), batch.positions.resize(n);
-    batch.cu_seqlens = {0, static_cast<std::int32_t>(tokens)};
-    batch.tokens = tokens;
-    return batch;
-  };
-  // Views only: no element of a dry batch is read or written, so the upload's host side is left out.
-  const auto views_of = [&](const MicroBatch& batch) {
-    DeviceBatch views;
-    const Tensor row(rope.data(), DType::i32, {batch.tokens});
-    views.ids = views.targets = views.positions = row;
-    views.spans.cu_q = views.spans.cu_k = Tensor(rope.data(), DType::i32, {batch.tokens + 1});
-    views.spans.documents = batch.tokens;  // no batch has more
-    views.spans.max_q = views.spans.max_k = batch.tokens;
-    return views;
-  };
-  const MicroBatch micro = batch_of(plan.shape.micro_batch_tokens);
-  engine.begin_last_micro_batch();
-  decoder.forward_backward(*stream, views_of(micro), engine, engine, arena, upload.losses().rows(0, micro.tokens),
-                           1.0f);
-  engine.finish_step(*stream, 0, 1);
-  if (plan.shape.evaluation_tokens > 0) {
-    const MicroBatch evaluation = batch_of(plan.shape.evaluation_tokens);
-    decoder.forward_loss(*stream, views_of(evaluation), engine, arena, upload.losses().rows(0, evaluation.tokens));
-  }
-  plan.activation_bytes = arena.high_water();
-  plan.memory = MemoryPlan();
-  plan.memory.add(device->ledger());
-  plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes);
+// Bytes of memory of kind `device` that a plan may have in all, if the device has memory of its own.
+std::optional<std::size_t> device_budget(Device& device) {
+  const auto own = device.own_memory();
+  if (!own) return std::nullopt;
+  // What we hold by now is in the plan too.
+  return own->free + device.ledger().held(MemoryKind::device);
 }
 
 }  // namespace
+
+void add_libraries(MemoryPlan& plan, Device& device, int host_threads) {
+  if (device.kind() == DeviceKind::cuda) plan.add(MemoryKind::device, "CUDA libraries (reserve)", cuda_libraries);
+  // Matrix products pack their operands in buffers of the library's own, per thread; generated code, stacks and the
+  // buffers of files come to a few megabytes whatever the model. Both were measured.
+  if (device.kind() == DeviceKind::cpu)
+    plan.add(MemoryKind::pageable, "matrix product scratch",
+             static_cast<std::size_t>(host_threads) * (std::size_t{4} << 20));
+  plan.add(MemoryKind::pageable, "generated code, stacks, files", std::size_t{6} << 20);
+}
+
+void require_fits(const MemoryPlan& plan, Device& device, const std::string& for_device, const std::string& for_host) {
+  if (const auto budget = device_budget(device)) require_device_fits(plan, device.name(), *budget, for_device);
+  require_fits(plan, device.kind(), available_host_memory(), for_host);
+}
 
 std::int64_t choose_loss_chunk(DeviceKind kind, std::int64_t vocab) {
   if (kind == DeviceKind::cuda) {
@@ -79,20 +80,22 @@ std::int64_t choose_loss_chunk(DeviceKind kind, std::int64_t vocab) {
   return std::clamp<std::int64_t>((std::int64_t{32} << 20) / (4 * vocab), 64, 512);
 }
 
-DType choose_gradient_dtype(const DecoderSpec& spec, DType compute, std::int64_t micro_batches) {
-  return micro_batches == 1 && !spec.tied_embeddings ? compute : DType::f32;
+DType choose_gradient_dtype(DType compute, std::int64_t micro_batches) {
+  return micro_batches == 1 ? compute : DType::f32;
 }
 
-void require_state_fits(const DecoderSpec& spec, DType compute, DType gradients) {
+void require_state_fits(const DecoderSpec& spec, Runtime& runtime, const EngineSettings& engine) {
   const auto n = static_cast<std::size_t>(parameter_count(spec));
   MemoryPlan plan;
-  plan.add(MemoryKind::device, "weights", n * size_of(compute));
-  plan.add(MemoryKind::device, "gradients", n * size_of(gradients));
-  plan.add(MemoryKind::pageable, "optimizer state", n * 12);
+  plan.add(MemoryKind::device, "weights", n * size_of(engine.compute));
+  plan.add(MemoryKind::device, "gradients", n * size_of(engine.gradients));
+  plan.add(engine.owner == Owner::host ? MemoryKind::pageable : MemoryKind::device, "optimizer state", n * 12);
+  const std::string size = fmt::format("the model has {:.3g} billion parameters; ", static_cast<double>(n) / 1e9);
   require_fits(
-      plan, DeviceKind::cpu, available_host_memory(),
-      fmt::format("the model has {:.3g} billion parameters; train a smaller one or use a machine with more memory",
-                  static_cast<double>(n) / 1e9));
+      plan, runtime.device(),
+      size + (engine.owner == Owner::device ? "use --offload_optimizer cpu, a smaller model or a GPU with more memory"
+                                            : "train a smaller one or use a GPU with more memory"),
+      size + "train a smaller one or use a machine with more memory");
 }
 
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
@@ -101,7 +104,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
   TrainingPlan plan;
   plan.shape = shape;
   plan.engine = engine;
-  plan.engine.gradients = choose_gradient_dtype(spec, engine.compute, shape.micro_batches);
+  plan.engine.gradients = choose_gradient_dtype(engine.compute, shape.micro_batches);
   constexpr std::int64_t unit = ParameterLayout::alignment;
   if (adjust_buckets) {
     // An eighth of the model: the staging ring holds two, and the pipeline needs a few to be one.
@@ -109,31 +112,33 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     plan.engine.bucket_elements = std::min(plan.engine.bucket_elements, std::max(smallest, layout.elements() / 8));
   }
   plan.engine.bucket_elements = std::max(unit, plan.engine.bucket_elements / unit * unit);
+  Device& device = runtime.device();
   plan.decoder.compute = engine.compute;
-  plan.decoder.loss_chunk_rows = choose_loss_chunk(runtime.device().kind(), spec.vocab);
-  const auto keep = [&](Keep what) { plan.decoder.keep.assign(static_cast<std::size_t>(spec.layers), what); };
-  keep(activation_checkpointing == Toggle::on ? Keep::input : Keep::all);
+  plan.decoder.loss_chunk_rows = choose_loss_chunk(device.kind(), spec.vocab);
+  plan.memory = plan_state(spec, layout, runtime, shape, plan.engine);
 
-  const DeviceKind kind = runtime.device().kind();
-  const HostMemory memory = available_host_memory();
-  const auto run = [&] {
-    dry_run(spec, layout, kind, runtime.host_pool(), plan);
-    // Matrix products pack their operands in buffers of the library's own, per thread; generated code, stacks and the
-    // buffers of files come to a few megabytes whatever the model. Both were measured.
-    plan.memory.add(MemoryKind::pageable, "matrix product scratch",
-                    static_cast<std::size_t>(runtime.host_pool().size()) * (std::size_t{4} << 20));
-    plan.memory.add(MemoryKind::pageable, "generated code, stacks, files", std::size_t{6} << 20);
-  };
-  run();
-  // Some slack: what the rest of the system takes while we run is not ours to plan.
-  const auto budget = static_cast<std::size_t>(static_cast<double>(memory.available) * 0.95);
-  if (activation_checkpointing == Toggle::automatic && plan.memory.host_total(kind) > budget) {
-    keep(Keep::input);
-    run();
-    log_info("activations are recomputed in backward, since keeping them all would not fit ({} available)",
-             format_bytes(memory.available));
+  ActivationSizer sizer(spec, layout, device.kind(), shape);
+  if (activation_checkpointing == Toggle::automatic) {
+    const auto left = [](std::size_t budget, std::size_t taken) { return budget > taken ? budget - taken : 0; };
+    const auto own = device_budget(device);
+    const std::size_t budget =
+        own ? left(*own, plan.memory.total(MemoryKind::device))
+            : left(static_cast<std::size_t>(static_cast<double>(available_host_memory().available) * host_share),
+                   plan.memory.host_total(device.kind()));
+    const ActivationPlan chosen = choose_activations(sizer, spec, plan.decoder, budget);
+    plan.decoder.keep = chosen.keep;
+    plan.activation_bytes = chosen.bytes;
+    if (chosen.keep != keep_choice(spec.layers, 0))
+      log_info(
+          "activations: {}; the rest is recomputed in backward, since keeping all would not fit ({} left for them)",
+          describe(chosen.keep), format_bytes(budget));
+  } else {
+    const bool on = activation_checkpointing == Toggle::on;
+    plan.decoder.keep = keep_choice(spec.layers, on ? keep_choices(spec.layers) - 1 : 0);
+    plan.activation_bytes = sizer.bytes(plan.decoder);
   }
-  require_fits(plan.memory, kind, memory, advice);
+  plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes);
+  require_fits(plan.memory, device, device_advice, host_advice);
   plan.memory.add(MemoryKind::pageable, "program and data so far", resident_bytes());
   return plan;
 }

@@ -6,16 +6,10 @@
 #include "model/decoder.h"
 #include "offload/engine.h"
 #include "plan/memory_plan.h"
+#include "train/activation_plan.h"
 #include "train/runtime.h"
 
 namespace so {
-
-struct TrainingShape {
-  std::int64_t micro_batch_tokens = 0;  // no micro-batch has more
-  std::int64_t evaluation_tokens = 0;   // no evaluation batch has more; 0: no evaluation
-  std::int64_t longest_document = 0;    // positions needed
-  std::int64_t micro_batches = 1;       // of a step, at most
-};
 
 struct TrainingPlan {
   DecoderSettings decoder;
@@ -26,21 +20,29 @@ struct TrainingPlan {
 };
 
 // `engine.compute`, the owner, AdamW and clipping are taken from `engine`; bucket_elements is an upper bound, lowered
-// for models so small that a bucket would be most of them when `adjust_buckets`. Activations are recomputed if asked
-// for, or, on `automatic`, if keeping them would not fit. Found by running the real decoder and engine on a dry device.
-// Throws Error if it does not fit.
+// for models so small that a bucket would be most of them when `adjust_buckets`. Activations: `on` keeps the layers'
+// inputs only, `off` everything, `automatic` as much as fits. Found by running the real decoder and engine on a dry
+// device. Throws Error if it does not fit.
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
                            const TrainingShape& shape, EngineSettings engine, bool adjust_buckets,
                            Toggle activation_checkpointing);
 
-// What gradients are kept in: bf16 where the computation is in bf16 and a step writes each gradient once, so that it is
-// rounded once; fp32 where several are added up, be it over micro-batches or because the embedding is tied to the
-// output projection. (The projection's own gradient is added up over chunks of rows, and then rounded as often.)
-DType choose_gradient_dtype(const DecoderSpec& spec, DType compute, std::int64_t micro_batches);
+// What gradients are kept in: the compute dtype where a step has one micro-batch, so that a bf16 gradient is rounded
+// once, as in PyTorch; fp32 where micro-batches are added up. (The output projection's is added up over a few chunks of
+// rows, and with a tied embedding over its two uses, and rounded as often.)
+DType choose_gradient_dtype(DType compute, std::int64_t micro_batches);
 
-// Refuses, from the config alone, a model whose weights, gradients and optimizer state exceed the host's memory, before
-// its files are opened.
-void require_state_fits(const DecoderSpec& spec, DType compute, DType gradients);
+// Refuses, from the config alone, a model whose weights, gradients and optimizer state exceed the memory of the host or
+// of the device, before its files are opened.
+void require_state_fits(const DecoderSpec& spec, Runtime& runtime, const EngineSettings& engine);
+
+// Refuses a plan that exceeds the memory of the host, or of a device that has its own. `device_advice` and
+// `host_advice` say what helps.
+void require_fits(const MemoryPlan& plan, Device& device, const std::string& device_advice,
+                  const std::string& host_advice);
+
+// Books what the libraries behind a device take beside what is allocated through it.
+void add_libraries(MemoryPlan& plan, Device& device, int host_threads);
 
 // Rows of logits that are worth having at a time.
 std::int64_t choose_loss_chunk(DeviceKind kind, std::int64_t vocab);

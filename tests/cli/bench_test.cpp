@@ -34,12 +34,16 @@ TEST(BenchStep, ReportsOfEveryOptimizerAndDtype) {
   const TemporaryDirectory directory;
   for (const char* fixture : {"qwen3-tied", "llama-bias"}) {
     const double vocabulary = read_json(model_fixture(fixture) / "model" / "config.json")["vocab_size"];
-    for (const Words& more : {Words{"--no_optimizer"}, Words{"--no_optimizer", "--activation_checkpointing"}, Words{},
-                              Words{"--dtype", "bf16"}, Words{"--no_optimizer", "--dtype", "bf16"}}) {
+    for (const Words& more :
+         {Words{"--no_optimizer"}, Words{"--no_optimizer", "--activation_checkpointing"}, Words{},
+          Words{"--offload_optimizer", "none"}, Words{"--dtype", "bf16"}, Words{"--no_optimizer", "--dtype", "bf16"}}) {
       SCOPED_TRACE(testing::PrintToString(more));
       const auto result = result_of(step(fixture, more), directory);
-      EXPECT_EQ(result["optimizer"], more.empty() || more[0] != "--no_optimizer" ? "cpu" : "none");
-      EXPECT_EQ(result["activation_checkpointing"], more.size() == 2 && more[1] == "--activation_checkpointing");
+      const std::string first = more.empty() ? "" : more[0];
+      EXPECT_EQ(result["optimizer"], first == "--no_optimizer"        ? "none"
+                                     : first == "--offload_optimizer" ? "device"
+                                                                      : "cpu");
+      EXPECT_EQ(result["keep"], more.size() == 2 && more[1] == "--activation_checkpointing" ? "input x 2" : "all x 2");
       const double median = result["step_seconds"]["median"];
       EXPECT_GE(median, result["step_seconds"]["min"].get<double>());
       EXPECT_LE(median, result["step_seconds"]["max"].get<double>());
@@ -115,7 +119,7 @@ TEST(BenchOps, TimesEveryOperation) {
     for (const char* name :
          {"embedding", "embedding_grad", "add_rms_norm", "rms_norm_grad", "rotary q", "rotary_grad k", "attention",
           "attention_grad", "swiglu", "swiglu_grad", "swiglu_grad, activated", "linear qkv", "linear_grad_input o",
-          "linear_grad_weight down", "linear_cross_entropy", "grad_stats", "cast fp32 to bf16"})
+          "linear_grad_weight down", "linear_cross_entropy", "grad_stats", "cast fp32 to bf16", "AdamW"})
       EXPECT_TRUE(names.contains(name)) << name;
     EXPECT_EQ(names.contains("linear_grad_bias qkv"), std::string(fixture) == "llama-bias");
   }

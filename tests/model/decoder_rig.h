@@ -180,7 +180,7 @@ class DecoderRig {
         decoder_(fixture.spec, fixture.layout, ops, rope_, settings) {
     load();
     if (!stream.device().backed()) return;
-    dry_device_ = make_dry_device(DeviceKind::cpu);
+    dry_device_ = make_dry_device(stream.device().kind());
     dry_stream_ = dry_device_->create_stream("dry");
     dry_ops_ = make_ops(*dry_device_);
     dry_ = std::make_unique<DecoderRig>(*dry_stream_, *dry_ops_, fixture, settings);

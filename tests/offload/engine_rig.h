@@ -218,12 +218,16 @@ class EngineRig {
   void write(int first, int count, const std::vector<const std::vector<float>*>& values, Accumulate expected) {
     const GradientSink::Target target = engine_.gradient(first, count);
     ASSERT_EQ(target.mode, expected) << layout_.parameter(first).name;
+    // By way of the host, since a host function cannot reach a GPU's memory.
+    staging_.push_back(rig_.device().allocate(MemoryKind::pinned, target.tensor.bytes(), "test gradient"));
+    const Buffer& staging = staging_.back();
     const auto enqueue = [&]<class T>(T* to) {
-      stream().host("write gradient", [to, mode = target.mode, values] {
-        T* at = to;
+      stream().copy(staging.data(), to, staging.bytes());
+      stream().host("write gradient", [at = static_cast<T*>(staging.data()), mode = target.mode, values]() mutable {
         for (const auto* source : values)
           for (const float g : *source) *at = T(mode == Accumulate::add ? static_cast<float>(*at) + g : g), ++at;
       });
+      stream().copy(to, staging.data(), staging.bytes());
     };
     if (target.tensor.dtype() == DType::bf16)
       enqueue(target.tensor.as<bf16>());
@@ -249,6 +253,7 @@ class EngineRig {
 
   const ParameterLayout& layout_;
   Rig rig_;
+  std::vector<Buffer> staging_;  // of every gradient written
   std::vector<int> cpus_;
   ThreadPool host_pool_;
   std::unique_ptr<Communicator> ranks_;

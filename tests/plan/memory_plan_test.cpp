@@ -83,5 +83,18 @@ TEST(MemoryPlan, WhatDoesNotFitIsRefusedWithTheReason) {
             "buy more");
 }
 
+TEST(MemoryPlan, ADevicesOwnMemoryIsCheckedByItself) {
+  const MemoryPlan plan = example();
+  const std::size_t needed = plan.total(MemoryKind::device);
+  require_device_fits(plan, "GPU", needed, "");
+  try {
+    require_device_fits(plan, "GPU", needed - 1, "buy more");
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "not enough memory on GPU: 10.5 GB needed (most of it: weights, 9.0 GB), 10.5 GB available; buy more");
+  }
+}
+
 }  // namespace
 }  // namespace so

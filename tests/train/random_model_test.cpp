@@ -78,23 +78,31 @@ TEST_F(RandomWeights, OnTheDevice) {
             *static_cast<const float*>(weights.weight(up).data()));
 }
 
-TEST_F(RandomWeights, OfTheEngineAreItsMasters) {
+class RandomMasters : public RandomWeights, public ::testing::WithParamInterface<Owner> {};
+
+TEST_P(RandomMasters, AreWhatTheWeightsAreRoundedFrom) {
   const auto ranks = make_single_communicator();
   EngineSettings settings;
   settings.compute = DType::bf16;
   settings.bucket_elements = 4096;
+  settings.owner = GetParam();
   OffloadEngine engine(*device, *ops, pool, *ranks, layout, settings);
   randomize(engine, spec, *device, *ops, *stream);
   for (int p = 0; p < layout.count(); ++p) {
     const Range range = layout.range(p);
-    const auto master =
-        engine.master().subspan(static_cast<std::size_t>(range.begin), static_cast<std::size_t>(range.size()));
+    std::vector<float> master;
+    engine.read_state(StateArray::master, range, [&](std::int64_t, std::span<const float> values) {
+      master.insert(master.end(), values.begin(), values.end());
+    });
     if (layout.parameter(p).shape.size() == 2) expect_random(master, spec.initializer_range);
     const auto* weight = static_cast<const bf16*>(engine.weight(p).data());
     for (std::size_t i = 0; i < master.size(); ++i)
       ASSERT_EQ(static_cast<float>(weight[i]), static_cast<float>(bf16(master[i])));
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Owners, RandomMasters, ::testing::Values(Owner::host, Owner::device),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
 
 }  // namespace
 }  // namespace so

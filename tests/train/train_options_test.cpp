@@ -50,6 +50,8 @@ TEST(OptionLists, ArePinned) {
                                                 "log_interval",
                                                 "eval_steps",
                                                 "wall_clock_breakdown",
+                                                "trace",
+                                                "trace_steps",
                                                 "bench_steps",
                                                 "warmup_steps",
                                                 "device",
@@ -73,6 +75,11 @@ TEST(OptionLists, ArePinned) {
                    "stop_at_eos", "seed", "json", "device", "dtype", "cpu_threads"}));
   EXPECT_EQ(names(tokenize_option_table()),
             (Names{"model", "text", "file", "stdin", "decode", "no_special_tokens", "json"}));
+  EXPECT_EQ(names(bench_step_option_table()),
+            (Names{"config", "batch_size", "max_length", "no_optimizer", "offload_optimizer",
+                   "activation_checkpointing", "steps", "warmup", "trace", "json", "device", "dtype", "cpu_threads"}));
+  EXPECT_EQ(names(bench_ops_option_table()),
+            (Names{"config", "tokens", "max_length", "json", "device", "dtype", "cpu_threads"}));
 }
 
 // What a resumed run must agree on with its checkpoint. Speed, place and reporting are not in it: results must not
@@ -114,8 +121,9 @@ TEST(TrainOptions, DefaultsAreThePublishedOnes) {
 }
 
 TEST(OptionLists, EveryRowIsComplete) {
-  const OptionRows* tables[] = {&train_option_table(), &init_option_table(), &eval_option_table(),
-                                &generate_option_table(), &tokenize_option_table()};
+  const OptionRows* tables[] = {&train_option_table(),    &init_option_table(),     &eval_option_table(),
+                                &generate_option_table(), &tokenize_option_table(), &bench_step_option_table(),
+                                &bench_ops_option_table()};
   for (const OptionRows* rows : tables) {
     std::set<std::string> seen;
     for (const OptionSpec& spec : rows->specs()) {

@@ -1,4 +1,5 @@
 // Rows gathered from a table, and their gradients scattered back.
+#include <bit>
 #include <cub/device/device_radix_sort.cuh>
 
 #include "ops/checks.h"
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(threads) number_kernel(std::int32_t* numbers, 
 template <class G, class T, int N>
 __global__ void __launch_bounds__(threads)
     scatter_kernel(G* dtable, const T* dout, const std::int32_t* ids, const std::int32_t* order, std::int64_t rows,
-                   std::int64_t width, std::int64_t vocabulary) {
+                   std::int64_t width, std::int64_t vocabulary, bool add) {
   const std::int64_t first = blockIdx.x;
   const std::int32_t id = ids[first];
   check_id(id, vocabulary);
@@ -55,8 +56,8 @@ __global__ void __launch_bounds__(threads)
     else
       end = middle;
   }
-  float sum[N];
-  load<N>(sum, dtable + id * width + i);
+  float sum[N] = {};
+  if (add) load<N>(sum, dtable + id * width + i);
 #pragma unroll 4
   for (std::int64_t k = first; k < last; ++k) {
     float x[N];
@@ -68,18 +69,19 @@ __global__ void __launch_bounds__(threads)
 }
 
 template <class G, class T>
-void launch_scatter(Tensor dtable, Tensor dout, const std::int32_t* ids, const std::int32_t* order, cudaStream_t on) {
+void launch_scatter(Tensor dtable, Tensor dout, const std::int32_t* ids, const std::int32_t* order, bool add,
+                    cudaStream_t on) {
   auto* to = static_cast<G*>(dtable.data());
   const auto* from = static_cast<const T*>(dout.data());
   const std::int64_t rows = dout.dim(0), width = dout.dim(1), vocabulary = dtable.dim(0);
-  constexpr int N = 4;
+  constexpr int N = pack_size<T>;
   const auto grid = [&](int pack) {
     return dim3(blocks_for(rows, 1), blocks_for(width, static_cast<std::int64_t>(threads) * pack));
   };
   if (rows_aligned<G, N>(width, to) && rows_aligned<T, N>(width, from))
-    scatter_kernel<G, T, N><<<grid(N), threads, 0, on>>>(to, from, ids, order, rows, width, vocabulary);
+    scatter_kernel<G, T, N><<<grid(N), threads, 0, on>>>(to, from, ids, order, rows, width, vocabulary, add);
   else
-    scatter_kernel<G, T, 1><<<grid(1), threads, 0, on>>>(to, from, ids, order, rows, width, vocabulary);
+    scatter_kernel<G, T, 1><<<grid(1), threads, 0, on>>>(to, from, ids, order, rows, width, vocabulary, add);
 }
 
 }  // namespace
@@ -125,22 +127,23 @@ void CudaOps::embedding_grad(Stream& stream, Tensor dtable, Tensor dout, Tensor 
   const auto n = static_cast<std::size_t>(rows);
   const int count = static_cast<int>(rows);
   SO_CHECK(rows < (std::int64_t{1} << 31), "{}: {} rows", op, rows);
+  const int id_bits = std::bit_width(static_cast<std::uint64_t>(dtable.dim(0)));  // all that ids differ in
   std::size_t sort_bytes = 0;
   SO_CUDA((cub::DeviceRadixSort::SortPairs(
       nullptr, sort_bytes, static_cast<const std::int32_t*>(nullptr), static_cast<std::int32_t*>(nullptr),
-      static_cast<const std::int32_t*>(nullptr), static_cast<std::int32_t*>(nullptr), count, 0, 32, on)));
+      static_cast<const std::int32_t*>(nullptr), static_cast<std::int32_t*>(nullptr), count, 0, id_bits, on)));
   auto* numbers = static_cast<std::int32_t*>(scratch_bytes(3 * n * sizeof(std::int32_t) + sort_bytes + 256));
   std::int32_t *sorted = numbers + n, *order = sorted + n;
   auto* sort_scratch = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(order + n) + 255) / 256 * 256);
   number_kernel<<<blocks_for(rows, threads), threads, 0, on>>>(numbers, rows);
   SO_CUDA((cub::DeviceRadixSort::SortPairs(sort_scratch, sort_bytes, ids.as<std::int32_t>(), sorted, numbers, order,
-                                           count, 0, 32, on)));
+                                           count, 0, id_bits, on)));
   if (dout.dtype() == DType::f32)
-    launch_scatter<float, float>(dtable, dout, sorted, order, on);
+    launch_scatter<float, float>(dtable, dout, sorted, order, mode == Accumulate::add, on);
   else if (dtable.dtype() == DType::f32)
-    launch_scatter<float, __nv_bfloat16>(dtable, dout, sorted, order, on);
+    launch_scatter<float, __nv_bfloat16>(dtable, dout, sorted, order, mode == Accumulate::add, on);
   else
-    launch_scatter<__nv_bfloat16, __nv_bfloat16>(dtable, dout, sorted, order, on);
+    launch_scatter<__nv_bfloat16, __nv_bfloat16>(dtable, dout, sorted, order, mode == Accumulate::add, on);
   SO_CUDA_LAUNCHED(op);
 }
 

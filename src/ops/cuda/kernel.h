@@ -45,34 +45,68 @@ struct alignas(sizeof(T) * N) Pack {
 template <class T>
 inline constexpr int pack_size = 16 / sizeof(T);
 
+// What N elements are held in between memory and arithmetic: words, which the compiler keeps in registers.
+template <class T, int N>
+using Words = Pack<unsigned, N * sizeof(T) / 4 == 0 ? 1 : N * sizeof(T) / 4>;
+
 template <int N, class T>
-__device__ inline Pack<T, N> fetch(const T* from) {
-  return *reinterpret_cast<const Pack<T, N>*>(from);
+__device__ inline Words<T, N> fetch(const T* from) {
+  if constexpr (N * sizeof(T) >= 4) return *reinterpret_cast<const Words<T, N>*>(from);
+  return {{*reinterpret_cast<const unsigned short*>(from)}};
 }
-template <int N, class T>
-__device__ inline void widen(float (&to)[N], const Pack<T, N>& pack) {
+// T names what the words are.
+template <class T, int N>
+__device__ inline void widen(float (&to)[N], const Words<T, N>& words) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = to_float(pack.at[i]);
+  for (int i = 0; i < N; ++i) {
+    if constexpr (sizeof(T) == 4)
+      to[i] = __uint_as_float(words.at[i]);
+    else
+      to[i] = __uint_as_float(i % 2 == 0 ? words.at[i / 2] << 16 : words.at[i / 2] & 0xffff0000u);
+  }
 }
 template <int N, class T>
 __device__ inline void load(float (&to)[N], const T* from) {
-  widen<N>(to, fetch<N>(from));
+  widen<T>(to, fetch<N>(from));
 }
+// One access to global memory for each 16 bytes, or for all of them if they are fewer. In PTX: the compiler takes plain
+// stores of vector types apart, and does not always find its way back.
+template <int COUNT>
+__device__ inline void store_words(void* to, const unsigned (&words)[COUNT]) {
+  const auto address = __cvta_generic_to_global(to);
+  if constexpr (COUNT % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 4)
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address + 4 * i), "r"(words[i]), "r"(words[i + 1]),
+                   "r"(words[i + 2]), "r"(words[i + 3])
+                   : "memory");
+  } else if constexpr (COUNT == 2) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(words[0]), "r"(words[1]) : "memory");
+  } else {
+    static_assert(COUNT == 1);
+    *static_cast<unsigned*>(to) = words[0];
+  }
+}
+
 template <int N, class T>
 __device__ inline void store(T* to, const float (&from)[N]) {
-  Pack<T, N> pack;
-  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+  if constexpr (sizeof(T) == 4) {
+    unsigned words[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) words[i] = __float_as_uint(from[i]);
+    store_words(to, words);
+  } else if constexpr (N % 2 == 0) {
+    unsigned words[N / 2];
 #pragma unroll
     for (int i = 0; i < N; i += 2) {  // two at a time: one instruction
       const __nv_bfloat162 both = __floats2bfloat162_rn(from[i], from[i + 1]);
-      pack.at[i] = both.x;
-      pack.at[i + 1] = both.y;
+      words[i / 2] = *reinterpret_cast<const unsigned*>(&both);
     }
+    store_words(to, words);
   } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) pack.at[i] = from_float<T>(from[i]);
+    static_assert(N == 1);
+    *to = from_float<T>(from[0]);
   }
-  *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
 
 // Whether rows of `width` elements beginning at each of the pointers can be accessed N elements at a time.

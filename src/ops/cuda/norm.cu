@@ -12,7 +12,7 @@ namespace {
 
 using namespace kernel;
 
-constexpr int max_threads = 1024;
+constexpr int max_threads = 512;
 
 // How a row is spread over a block: thread t holds packs t, t + threads, ... of N elements, PACKS of them.
 struct RowSplit {
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(max_threads)
     rms_norm_grad_kernel(T* dx, float* partial, const T* dout, const T* residual, const T* x, const float* inv_rms,
                          const T* weight, std::int64_t rows, int width) {
   struct Row {
-    Pack<T, N> dout[PACKS], x[PACKS], residual[RESIDUAL ? PACKS : 1];
+    Words<T, N> dout[PACKS], x[PACKS], residual[RESIDUAL ? PACKS : 1];
     float r;
   };
   __shared__ float shared[2][warp];
@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(max_threads)
     for (int p = 0; p < PACKS; ++p)
       if (const int i = threadIdx.x * N + p * stride; i < width) {
         float g[N], v[N], w[N];
-        widen<N>(g, row.dout[p]);
-        widen<N>(v, row.x[p]);
+        widen<T>(g, row.dout[p]);
+        widen<T>(v, row.x[p]);
         load<N>(w, weight + i);
 #pragma unroll
         for (int j = 0; j < N; ++j) {
@@ -150,10 +150,10 @@ __global__ void __launch_bounds__(max_threads)
     for (int p = 0; p < PACKS; ++p)
       if (const int i = threadIdx.x * N + p * stride; i < width) {
         float g[N], v[N], w[N], res[N];
-        widen<N>(g, row.dout[p]);
-        widen<N>(v, row.x[p]);
+        widen<T>(g, row.dout[p]);
+        widen<T>(v, row.x[p]);
         load<N>(w, weight + i);
-        if constexpr (RESIDUAL) widen<N>(res, row.residual[p]);
+        if constexpr (RESIDUAL) widen<T>(res, row.residual[p]);
 #pragma unroll
         for (int j = 0; j < N; ++j) {
           g[j] = row.r * (g[j] * w[j] - v[j] * k);

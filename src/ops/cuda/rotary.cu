@@ -109,8 +109,8 @@ template <class T, int N, int G>
 __global__ void __launch_bounds__(threads)
     rotary_norm_grad_packs(Span<T> din, Span<const T> dout, Span<const T> in, float* partial, Rotation<T> a) {
   struct Item {
-    Pack<T, N> g[2], x[2];
-    Pack<float, N> cosine, sine;
+    Words<T, N> g[2], x[2];
+    float cosine[N], sine[N];
     float r;
   };
   constexpr int groups = threads / G;
@@ -125,8 +125,8 @@ __global__ void __launch_bounds__(threads)
       to.g[k] = fetch<N>(dout.head(row, h, a.head_dim) + k * a.half + first);
       to.x[k] = fetch<N>(in.head(row, h, a.head_dim) + k * a.half + first);
     }
-    to.cosine = fetch<N>(table + first);
-    to.sine = fetch<N>(table + a.half + first);
+    load<N>(to.cosine, table + first);
+    load<N>(to.sine, table + a.half + first);
     to.r = a.inv_rms[item];
   };
   float dweight[2][N] = {};
@@ -142,13 +142,13 @@ __global__ void __launch_bounds__(threads)
     if (mine) {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        widen<N>(g[k], now.g[k]);
-        widen<N>(x[k], now.x[k]);
+        widen<T>(g[k], now.g[k]);
+        widen<T>(x[k], now.x[k]);
       }
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const float turned = g[0][j] * now.cosine.at[j] + g[1][j] * now.sine.at[j];
-        g[1][j] = g[1][j] * now.cosine.at[j] - g[0][j] * now.sine.at[j];
+        const float turned = g[0][j] * now.cosine[j] + g[1][j] * now.sine[j];
+        g[1][j] = g[1][j] * now.cosine[j] - g[0][j] * now.sine[j];
         g[0][j] = turned;
       }
     }

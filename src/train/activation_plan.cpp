@@ -1,0 +1,107 @@
+#include "train/activation_plan.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "offload/device_weights.h"
+
+namespace so {
+namespace {
+
+constexpr int levels = 3;  // steps from Keep::all to Keep::input
+
+// Gradients that nobody wants.
+class DrySink final : public GradientSink {
+ public:
+  explicit DrySink(const ParameterLayout& layout) : layout_(layout) {}
+  Target gradient(int first, int count) override {
+    // Addresses of a dry device are numbers only.
+    return {layout_.view(reinterpret_cast<void*>(std::uintptr_t{1} << 43), DType::f32, first, count), {}};
+  }
+  void gradients_ready(int, Stream&) override {}
+
+ private:
+  const ParameterLayout& layout_;
+};
+
+}  // namespace
+
+struct ActivationSizer::Dry {
+  Dry(const ParameterLayout& layout, DeviceKind kind)
+      : device(make_dry_device(kind)),
+        ops(make_ops(*device)),
+        stream(device->create_stream("compute")),
+        weights(*device, layout, DType::bf16),
+        anything(device->allocate(MemoryKind::device, 1, "anything")) {}
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Ops> ops;
+  std::unique_ptr<Stream> stream;
+  DeviceWeights weights;  // views only
+  Buffer anything;
+};
+
+ActivationSizer::ActivationSizer(const DecoderSpec& spec, const ParameterLayout& layout, DeviceKind kind,
+                                 const TrainingShape& shape)
+    : spec_(spec), layout_(layout), shape_(shape), dry_(std::make_unique<Dry>(layout, kind)) {}
+
+ActivationSizer::~ActivationSizer() = default;
+
+std::size_t ActivationSizer::bytes(const DecoderSettings& settings) {
+  void* const data = dry_->anything.data();
+  const Decoder decoder(spec_, layout_, *dry_->ops,
+                        Tensor(data, DType::f32, {shape_.longest_document, 2, spec_.rope.rotary_dim / 2}), settings);
+  const auto batch_of = [&](std::int64_t tokens) {
+    DeviceBatch batch;
+    batch.ids = batch.targets = batch.positions = Tensor(data, DType::i32, {tokens});
+    batch.spans.cu_q = batch.spans.cu_k = Tensor(data, DType::i32, {tokens + 1});
+    batch.spans.documents = batch.spans.max_q = batch.spans.max_k = tokens;  // no batch has more
+    return batch;
+  };
+  Arena arena(*dry_->device, MemoryKind::device, "activations", 0);
+  DrySink sink(layout_);
+  const std::int64_t n = shape_.micro_batch_tokens, evaluated = shape_.evaluation_tokens;
+  if (n > 0)
+    decoder.forward_backward(*dry_->stream, batch_of(n), dry_->weights, sink, arena, Tensor(data, DType::f32, {n}), 1);
+  if (evaluated > 0)
+    decoder.forward_loss(*dry_->stream, batch_of(evaluated), dry_->weights, arena,
+                         Tensor(data, DType::f32, {evaluated}));
+  return arena.high_water();
+}
+
+std::int64_t keep_choices(std::int64_t layers) { return levels * layers + 1; }
+
+std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice) {
+  SO_CHECK(choice >= 0 && choice < keep_choices(layers), "choice {} for {} layers", choice, layers);
+  const std::int64_t level = std::min<std::int64_t>(choice / layers, levels - 1);
+  std::vector<Keep> keep(static_cast<std::size_t>(layers), static_cast<Keep>(level));
+  std::fill_n(keep.begin(), choice - level * layers, static_cast<Keep>(level + 1));
+  return keep;
+}
+
+ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spec, DecoderSettings settings,
+                                  std::size_t budget) {
+  ActivationPlan least;
+  for (std::int64_t choice = 0; choice < keep_choices(spec.layers); ++choice) {
+    settings.keep = keep_choice(spec.layers, choice);
+    const std::size_t bytes = sizer.bytes(settings);
+    // What the first layer drops may cost more to work with than it frees, so the next choice can take more.
+    if (bytes <= budget) return {settings.keep, bytes};
+    if (least.keep.empty() || bytes < least.bytes) least = {settings.keep, bytes};
+  }
+  return least;
+}
+
+std::string describe(const std::vector<Keep>& keep) {
+  if (keep.empty()) return std::string(name_of(Keep::all));
+  std::string text;
+  for (int level = levels; level >= 0; --level) {
+    const auto layers = std::count(keep.begin(), keep.end(), static_cast<Keep>(level));
+    if (layers == static_cast<std::int64_t>(keep.size())) return std::string(name_of(keep[0]));
+    if (layers == 0) continue;
+    text += text.empty() ? fmt::format("{} layers keep {}", layers, name_of(static_cast<Keep>(level)))
+                         : fmt::format(", {} {}", layers, name_of(static_cast<Keep>(level)));
+  }
+  return text;
+}
+
+}  // namespace so

@@ -1,0 +1,57 @@
+// How much memory activations take, and what each layer keeps so that they fit. Found by running the real decoder on a
+// dry device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/decoder.h"
+
+namespace so {
+
+// What a run asks of the decoder.
+struct TrainingShape {
+  std::int64_t micro_batch_tokens = 0;  // no micro-batch has more
+  std::int64_t evaluation_tokens = 0;   // no evaluation batch has more; 0: no evaluation
+  std::int64_t longest_document = 0;    // positions needed
+  std::int64_t micro_batches = 1;       // of a step, at most
+};
+
+// Sizes on a device of `kind`. A size costs a fraction of a millisecond to find.
+class ActivationSizer {
+ public:
+  ActivationSizer(const DecoderSpec& spec, const ParameterLayout& layout, DeviceKind kind, const TrainingShape& shape);
+  ~ActivationSizer();
+
+  // The high-water mark of a training step or an evaluation, whichever is more.
+  std::size_t bytes(const DecoderSettings& settings);
+
+ private:
+  struct Dry;
+  const DecoderSpec& spec_;
+  const ParameterLayout& layout_;
+  const TrainingShape shape_;
+  std::unique_ptr<Dry> dry_;
+};
+
+// Choices of what the layers keep, in order of what they cost, from all of all layers (0) to the inputs only
+// (keep_choices() - 1): first the layers drop, one after another and the first first, what is cheapest to have again
+// for its size (Keep::light), then the next.
+std::int64_t keep_choices(std::int64_t layers);
+std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice);
+
+struct ActivationPlan {
+  std::vector<Keep> keep;
+  std::size_t bytes = 0;
+};
+// The first of the choices that takes at most `budget` bytes, the rest of `settings` as given; if none does, the one
+// that takes the least.
+ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spec, DecoderSettings settings,
+                                  std::size_t budget);
+
+// For people: "all", or "12 layers keep no_gate_up, 28 light".
+std::string describe(const std::vector<Keep>& keep);
+
+}  // namespace so
