@@ -27,6 +27,12 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
                            const TrainingShape& shape, EngineSettings engine, bool adjust_buckets,
                            Toggle activation_checkpointing);
 
+// The part of it that comes last, for a plan whose shape, compute dtype and memory but for the activations are there:
+// decides about the activations, adds them, and refuses what does not fit; `for_device` says what helps if that is the
+// device's own memory.
+void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
+                      Toggle activation_checkpointing, const std::string& for_device, TrainingPlan& plan);
+
 // What gradients are kept in: bf16 where the computation is in bf16 and a step writes each gradient once, so that it is
 // rounded once; fp32 where several are added up, be it over micro-batches or because the embedding is tied to the
 // output projection. (The projection's own gradient is added up over chunks of rows, and then rounded as often.)
