@@ -29,7 +29,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   Runtime runtime(options.device, resolve_cpu_threads(options, static_cast<int>(usable_cpus().size())));
   EngineSettings engine;
   engine.compute = compute;
-  engine.gradients = choose_gradient_dtype(spec, compute, options.gradient_accumulation_steps);
+  engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
   engine.owner = options.offload_optimizer == OptimizerDevice::none ? Owner::device : Owner::host;
   require_state_fits(spec, runtime, engine);
   OutputDirectory output(options, origins);

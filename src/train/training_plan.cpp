@@ -79,8 +79,8 @@ std::int64_t choose_loss_chunk(DeviceKind kind, std::int64_t vocab) {
   return std::clamp<std::int64_t>((std::int64_t{32} << 20) / (4 * vocab), 64, 512);
 }
 
-DType choose_gradient_dtype(const DecoderSpec& spec, DType compute, std::int64_t micro_batches) {
-  return micro_batches == 1 && !spec.tied_embeddings ? compute : DType::f32;
+DType choose_gradient_dtype(DType compute, std::int64_t micro_batches) {
+  return micro_batches == 1 ? compute : DType::f32;
 }
 
 void require_state_fits(const DecoderSpec& spec, Runtime& runtime, const EngineSettings& engine) {
@@ -103,7 +103,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
   TrainingPlan plan;
   plan.shape = shape;
   plan.engine = engine;
-  plan.engine.gradients = choose_gradient_dtype(spec, engine.compute, shape.micro_batches);
+  plan.engine.gradients = choose_gradient_dtype(engine.compute, shape.micro_batches);
   constexpr std::int64_t unit = ParameterLayout::alignment;
   if (adjust_buckets) {
     // An eighth of the model: the staging ring holds two, and the pipeline needs a few to be one.

@@ -33,10 +33,10 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
 void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
                       Toggle activation_checkpointing, const std::string& for_device, TrainingPlan& plan);
 
-// What gradients are kept in: bf16 where the computation is in bf16 and a step writes each gradient once, so that it is
-// rounded once; fp32 where several are added up, be it over micro-batches or because the embedding is tied to the
-// output projection. (The projection's own gradient is added up over chunks of rows, and then rounded as often.)
-DType choose_gradient_dtype(const DecoderSpec& spec, DType compute, std::int64_t micro_batches);
+// What gradients are kept in: the compute dtype where a step has one micro-batch, so that a bf16 gradient is rounded
+// once, as in PyTorch; fp32 where micro-batches are added up. (The output projection's is added up over a few chunks of
+// rows, and with a tied embedding over its two uses, and rounded as often.)
+DType choose_gradient_dtype(DType compute, std::int64_t micro_batches);
 
 // Refuses, from the config alone, a model whose weights, gradients and optimizer state exceed the memory of the host or
 // of the device, before its files are opened.
