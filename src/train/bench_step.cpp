@@ -119,51 +119,23 @@ struct Model {
 };
 
 // plan_training() without an engine.
-TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, DeviceKind kind,
-                        const TrainingShape& shape, DType compute, Keep keep) {
+TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
+                        const TrainingShape& shape, DType compute, Toggle activation_checkpointing) {
   TrainingPlan plan;
   plan.shape = shape;
   plan.decoder.compute = compute;
-  plan.decoder.loss_chunk_rows = choose_loss_chunk(kind, spec.vocab);
-  plan.decoder.keep.assign(static_cast<std::size_t>(spec.layers), keep);
-  const auto device = make_dry_device(kind);
-  const auto ops = make_ops(*device);
-  const auto stream = device->create_stream("compute");
-  PlainStates states(*device, layout, compute);
-  Model model(*device, *ops, spec, layout, plan);
-  const std::int64_t n = shape.micro_batch_tokens;
-  DeviceBatch views;  // no element of them is read
-  views.ids = views.targets = views.positions = Tensor(model.rope.data(), DType::i32, {n});
-  views.spans.documents = n / shape.longest_document;
-  views.spans.cu_q = views.spans.cu_k = Tensor(model.rope.data(), DType::i32, {views.spans.documents + 1});
-  views.spans.max_q = views.spans.max_k = shape.longest_document;
-  states.begin_step();
-  model.decoder.forward_backward(*stream, views, states.weights(), states.gradients(), model.arena,
-                                 model.upload.losses(), 1.0f);
-  plan.activation_bytes = model.arena.high_water();
-  plan.memory.add(device->ledger());
-  plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes);
-  return plan;
-}
-
-constexpr const char* advice =
-    "use a smaller --batch_size or --max_length, --activation_checkpointing true, or a smaller model";
-
-// What keeps the plan from being carried out, or empty.
-std::string misfit(const TrainingPlan& plan, Device& device) {
-  const std::size_t device_bytes = plan.memory.total(MemoryKind::device);
-  if (const auto own = device.own_memory()) {
-    const std::size_t room = own->free + device.ledger().held(MemoryKind::device);
-    if (device_bytes > room)
-      return fmt::format("not enough GPU memory: {} needed, {} free of {}; {}", format_bytes(device_bytes),
-                         format_bytes(room), format_bytes(own->total), advice);
+  plan.decoder.loss_chunk_rows = 1;  // as yet; it takes no memory but among the activations
+  {
+    const auto device = make_dry_device(runtime.device().kind());
+    const auto ops = make_ops(*device);
+    const PlainStates states(*device, layout, compute);
+    const Model model(*device, *ops, spec, layout, plan);
+    plan.memory.add(device->ledger());
   }
-  const HostMemory host = available_host_memory();
-  const std::size_t needed = plan.memory.host_total(device.kind());
-  if (needed > host.available)
-    return fmt::format("not enough memory: {} needed, {} available ({}); {}", format_bytes(needed),
-                       format_bytes(host.available), host.limited_by, advice);
-  return {};
+  add_libraries(plan.memory, runtime.device(), runtime.host_pool().size());
+  plan_activations(spec, layout, runtime, activation_checkpointing,
+                   "use a smaller --batch_size or --max_length, a smaller model, or a GPU with more memory", plan);
+  return plan;
 }
 
 TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec, const ParameterLayout& layout,
@@ -171,46 +143,20 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
   TrainingShape shape;
   shape.micro_batch_tokens = options.batch_size * options.max_length;
   shape.longest_document = options.max_length;
-  TrainingPlan plan;
-  if (options.no_optimizer) {
-    const DeviceKind kind = runtime.device().kind();
-    std::vector<Keep> levels = {Keep::all, Keep::light, Keep::no_gate_up, Keep::input};
-    if (options.activation_checkpointing == Toggle::on) levels = {Keep::input};
-    if (options.activation_checkpointing == Toggle::off) levels = {Keep::all};
-    for (const Keep keep : levels) {
-      plan = plan_plain(spec, layout, kind, shape, compute, keep);
-      if (misfit(plan, runtime.device()).empty()) break;
-    }
-    plan.memory.add(MemoryKind::pageable, "program so far", resident_bytes());
-  } else {
-    const TrainOptions as_train;
-    EngineSettings engine;
-    engine.compute = compute;
-    engine.owner = options.offload_optimizer == OptimizerDevice::none ? Owner::device : Owner::host;
-    engine.bucket_elements = as_train.bucket_size / static_cast<std::int64_t>(sizeof(float));
-    engine.adamw = {as_train.adam_beta1, as_train.adam_beta2, as_train.adam_epsilon};
-    engine.weight_decay = as_train.weight_decay;
-    engine.max_grad_norm = as_train.max_grad_norm;
-    plan = plan_training(spec, layout, runtime, shape, engine, true, options.activation_checkpointing);
-  }
-  if (const std::string reason = misfit(plan, runtime.device()); !reason.empty()) fail("{}", reason);
-  return plan;
+  if (options.no_optimizer) return plan_plain(spec, layout, runtime, shape, compute, options.activation_checkpointing);
+  const TrainOptions as_train;
+  EngineSettings engine;
+  engine.compute = compute;
+  engine.owner = options.offload_optimizer == OptimizerDevice::none ? Owner::device : Owner::host;
+  engine.bucket_elements = as_train.bucket_size / static_cast<std::int64_t>(sizeof(float));
+  engine.adamw = {as_train.adam_beta1, as_train.adam_beta2, as_train.adam_epsilon};
+  engine.weight_decay = as_train.weight_decay;
+  engine.max_grad_norm = as_train.max_grad_norm;
+  return plan_training(spec, layout, runtime, shape, engine, true, options.activation_checkpointing);
 }
 
 bool all_recomputed(const DecoderSettings& settings) {
   return std::all_of(settings.keep.begin(), settings.keep.end(), [](Keep k) { return k == Keep::input; });
-}
-
-// "light x 30, all x 10": what layers keep for backward, first layers first.
-std::string keep_summary(const DecoderSettings& settings) {
-  std::string text;
-  for (std::size_t i = 0; i < settings.keep.size();) {
-    std::size_t end = i;
-    while (end < settings.keep.size() && settings.keep[end] == settings.keep[i]) ++end;
-    text += fmt::format("{}{} x {}", text.empty() ? "" : ", ", name_of(settings.keep[i]), end - i);
-    i = end;
-  }
-  return text;
 }
 
 struct Measured {
@@ -315,9 +261,9 @@ int run_bench_step(const BenchStepOptions& options) {
   const char* optimizer = options.no_optimizer                                ? "none"
                           : options.offload_optimizer == OptimizerDevice::cpu ? "cpu"
                                                                               : "device";
-  log_info("{}, {:.4g} billion parameters, {} on {}; {} x {} tokens a step; {}; optimizer: {}", config.origin,
-           static_cast<double>(parameter_count(spec)) / 1e9, name_of(compute), device.name(), options.batch_size,
-           options.max_length, keep_summary(plan.decoder), optimizer);
+  log_info("{}, {:.4g} billion parameters, {} on {}; {} x {} tokens a step; activations kept: {}; optimizer: {}",
+           config.origin, static_cast<double>(parameter_count(spec)) / 1e9, name_of(compute), device.name(),
+           options.batch_size, options.max_length, describe(plan.decoder.keep), optimizer);
   log_info("memory plan:\n{}", plan.memory.table());
 
   // One stream for all, as the ops want it.
@@ -342,7 +288,7 @@ int run_bench_step(const BenchStepOptions& options) {
                                   {"batch_size", options.batch_size},
                                   {"max_length", options.max_length},
                                   {"optimizer", optimizer},
-                                  {"keep", keep_summary(plan.decoder)},
+                                  {"keep", describe(plan.decoder.keep)},
                                   {"steps", options.steps},
                                   {"step_seconds", {{"median", seconds}, {"min", *least}, {"max", *most}}},
                                   {"tokens_per_s", tokens / seconds},

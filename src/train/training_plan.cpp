@@ -16,8 +16,7 @@ constexpr const char* host_advice =
     "use a smaller --batch_size or --max_length, --activation_checkpointing true, or a machine with more memory";
 constexpr const char* device_advice =
     "use a smaller --batch_size or --max_length, --activation_checkpointing auto, --offload_optimizer cpu, or a GPU "
-    "with "
-    "more memory";
+    "with more memory";
 
 // Device memory that the CUDA libraries take when they first work: kernels loaded, cuBLAS and cuDNN handles. An upper
 // bound with room for fragmentation.
@@ -112,12 +111,17 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     plan.engine.bucket_elements = std::min(plan.engine.bucket_elements, std::max(smallest, layout.elements() / 8));
   }
   plan.engine.bucket_elements = std::max(unit, plan.engine.bucket_elements / unit * unit);
-  Device& device = runtime.device();
   plan.decoder.compute = engine.compute;
-  plan.decoder.loss_chunk_rows = choose_loss_chunk(device.kind(), spec.vocab);
   plan.memory = plan_state(spec, layout, runtime, shape, plan.engine);
+  plan_activations(spec, layout, runtime, activation_checkpointing, device_advice, plan);
+  return plan;
+}
 
-  ActivationSizer sizer(spec, layout, device.kind(), shape);
+void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
+                      Toggle activation_checkpointing, const std::string& for_device, TrainingPlan& plan) {
+  Device& device = runtime.device();
+  plan.decoder.loss_chunk_rows = choose_loss_chunk(device.kind(), spec.vocab);
+  ActivationSizer sizer(spec, layout, device.kind(), plan.shape);
   if (activation_checkpointing == Toggle::automatic) {
     const auto left = [](std::size_t budget, std::size_t taken) { return budget > taken ? budget - taken : 0; };
     const auto own = device_budget(device);
@@ -138,9 +142,8 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     plan.activation_bytes = sizer.bytes(plan.decoder);
   }
   plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes);
-  require_fits(plan.memory, device, device_advice, host_advice);
+  require_fits(plan.memory, device, for_device, host_advice);
   plan.memory.add(MemoryKind::pageable, "program and data so far", resident_bytes());
-  return plan;
 }
 
 }  // namespace so

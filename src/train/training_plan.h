@@ -27,6 +27,12 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
                            const TrainingShape& shape, EngineSettings engine, bool adjust_buckets,
                            Toggle activation_checkpointing);
 
+// The part of it that comes last, for a plan whose shape, compute dtype and memory but for the activations are there:
+// decides about the activations, adds them, and refuses what does not fit; `for_device` says what helps if that is the
+// device's own memory.
+void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
+                      Toggle activation_checkpointing, const std::string& for_device, TrainingPlan& plan);
+
 // What gradients are kept in: the compute dtype where a step has one micro-batch, so that a bf16 gradient is rounded
 // once, as in PyTorch; fp32 where micro-batches are added up. (The output projection's is added up over a few chunks of
 // rows, and with a tied embedding over its two uses, and rounded as often.)
