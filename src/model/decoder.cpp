@@ -28,7 +28,7 @@ AttentionSpans Decoder::spans(const DeviceBatch& batch) const {
 }
 
 AttentionSize Decoder::attention_size(const AttentionSpans& spans, std::int64_t q_rows, std::int64_t k_rows) const {
-  return {q_rows, k_rows, spec_.heads, spec_.kv_heads, spec_.head_dim, spans.documents, settings_.compute};
+  return {q_rows, k_rows, spec_.heads, spec_.kv_heads, spec_.head_dim, spans.documents, spans.max_q, settings_.compute};
 }
 
 Tensor Decoder::acquire_bytes(Arena& arena, std::string_view name, std::size_t bytes) const {

@@ -43,6 +43,7 @@ struct DecoderSettings {
   DType compute = DType::f32;        // T of the ops: weights and activations
   std::vector<Keep> keep;            // by layer; empty: all layers keep all
   std::int64_t loss_chunk_rows = 0;  // rows of logits that exist at a time
+  bool roomy_attention = false;      // as much scratch for attention's gradient as is of use
 };
 
 // Owns no memory but its table of rotations. Activations come from the arena it is given; all calls only enqueue.

@@ -82,8 +82,10 @@ void Decoder::attention_backward(const Pass& pass, std::int64_t layer, GradientS
   {
     Arena::Scope attention(arena);
     const AttentionSpans spans = this->spans(pass.batch);
-    const Tensor scratch =
-        acquire_bytes(arena, "attention scratch", ops_.attention_grad_scratch(attention_size(spans, n, n)));
+    const AttentionSize size = attention_size(spans, n, n);
+    const Tensor scratch = acquire_bytes(
+        arena, "attention scratch",
+        settings_.roomy_attention ? ops_.attention_grad_scratch_most(size) : ops_.attention_grad_scratch(size));
     ops_.attention_grad(stream, dq, dk, dv, {dattention, 0, s.heads, s.head_dim}, a.attention_heads(s), a.lse, a.q(s),
                         a.k(s), a.v(s), spans, scratch);
   }

@@ -48,6 +48,7 @@ struct AttentionSpans {
 struct AttentionSize {
   std::int64_t q_rows = 0, k_rows = 0, q_heads = 0, kv_heads = 0, head_dim = 0;
   std::int64_t documents = 0;  // at most
+  std::int64_t longest = 0;    // document, in rows, at most
   DType dtype = DType::f32;
 };
 
@@ -65,6 +66,8 @@ class Ops {
   // Bytes of device scratch for attention() and attention_grad(); 0: none, pass an empty tensor.
   virtual std::size_t attention_scratch(const AttentionSize&) const = 0;
   virtual std::size_t attention_grad_scratch(const AttentionSize&) const = 0;
+  // With more than the least, attention_grad() may do more at a time; what goes beyond this is of no use.
+  virtual std::size_t attention_grad_scratch_most(const AttentionSize&) const = 0;
   // What linear_cross_entropy() keeps its logits in when it computes in T.
   virtual DType logits_dtype(DType compute) const = 0;
 

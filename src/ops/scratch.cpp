@@ -37,20 +37,35 @@ std::size_t OpsScratch::attention(const AttentionSize& size) const {
   return static_cast<std::size_t>(cudnn_tables(size));
 }
 
-std::size_t OpsScratch::attention_grad(const AttentionSize& size) const {
-  if (kind_ == DeviceKind::cpu) return 0;
+std::int64_t OpsScratch::attention_grad_base(const AttentionSize& size) const {
   // Row sums of dout out.
   const std::int64_t rows = round_up(size.q_rows, 128) * size.q_heads;
-  std::int64_t bytes = rows * 4;
+  std::int64_t bytes = 256 + rows * 4;
   if (size.dtype == DType::bf16) {
     bytes += cudnn_tables(size);
     // dk and dv of every query head, bf16, before heads that share a key head are added up.
     if (size.q_heads != size.kv_heads) bytes += rows * round_up(size.head_dim, 64) * 4;
+  }
+  return bytes;
+}
+
+std::size_t OpsScratch::attention_grad(const AttentionSize& size) const {
+  if (kind_ == DeviceKind::cpu) return 0;
+  std::int64_t bytes = attention_grad_base(size);
+  if (size.dtype == DType::bf16) {
     // dS, bf16: of all heads of one document at most, else of as many at a time as there is room for.
-    const std::int64_t all = rows * round_up(size.q_rows, 128) * 2;
+    const std::int64_t all = round_up(size.q_rows, 128) * size.q_heads * round_up(size.q_rows, 128) * 2;
     bytes += std::min(all, std::max(least_scores, scores_per_token * size.q_rows));
   }
-  return static_cast<std::size_t>(bytes) + 256;
+  return static_cast<std::size_t>(bytes);
+}
+
+std::size_t OpsScratch::attention_grad_most(const AttentionSize& size) const {
+  if (kind_ == DeviceKind::cpu) return 0;
+  // dS, bf16, of all heads of all documents, were they all as long as the longest.
+  const std::int64_t all = round_up(size.q_rows, 128) * size.q_heads * round_up(size.longest, 128) * 2;
+  const auto most = static_cast<std::size_t>(attention_grad_base(size) + (size.dtype == DType::bf16 ? all : 0));
+  return std::max(most, attention_grad(size));
 }
 
 }  // namespace so

@@ -19,6 +19,7 @@ class OpsScratch {
 
   std::size_t attention(const AttentionSize& size) const;
   std::size_t attention_grad(const AttentionSize& size) const;
+  std::size_t attention_grad_most(const AttentionSize& size) const;
   DType logits_dtype(DType compute) const;
 
   // The backend's own scratch.
@@ -26,6 +27,9 @@ class OpsScratch {
   std::size_t bytes() const { return held_.bytes(); }
 
  private:
+  // Of an attention gradient, all but cuDNN's dS.
+  std::int64_t attention_grad_base(const AttentionSize& size) const;
+
   DeviceKind kind_;
   Buffer held_;
 };

@@ -54,7 +54,8 @@ std::size_t ActivationSizer::bytes(const DecoderSettings& settings) {
     DeviceBatch batch;
     batch.ids = batch.targets = batch.positions = Tensor(data, DType::i32, {tokens});
     batch.spans.cu_q = batch.spans.cu_k = Tensor(data, DType::i32, {tokens + 1});
-    batch.spans.documents = batch.spans.max_q = batch.spans.max_k = tokens;  // no batch has more
+    batch.spans.documents = tokens;  // no batch has more
+    batch.spans.max_q = batch.spans.max_k = std::min(tokens, shape_.longest_document);
     return batch;
   };
   Arena arena(*dry_->device, MemoryKind::device, "activations", 0);

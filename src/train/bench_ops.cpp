@@ -213,7 +213,7 @@ class Cases {
   void attention() {
     const std::string shape = fmt::format("{} documents of {}, {} / {} heads of {}", batch_.documents(), longest_,
                                           s_.heads, s_.kv_heads, s_.head_dim);
-    const AttentionSize size{n_, n_, s_.heads, s_.kv_heads, s_.head_dim, batch_.documents(), t_};
+    const AttentionSize size{n_, n_, s_.heads, s_.kv_heads, s_.head_dim, batch_.documents(), longest_, t_};
     const double product = 2 * static_cast<double>(s_.q_width()) * pairs_;
     for (const bool backward : {false, true})
       add(backward ? "attention_grad" : "attention", shape, 0, (backward ? 5 : 2) * product, [=, this](Tensors& m) {
@@ -232,7 +232,7 @@ class Cases {
         const Heads dq{dqkv, 0, s_.heads, s_.head_dim}, dk{dqkv, s_.q_width(), s_.kv_heads, s_.head_dim},
             dv{dqkv, s_.q_width() + s_.kv_width(), s_.kv_heads, s_.head_dim};
         const Heads dout{m.random(t_, {n_, s_.q_width()}), 0, s_.heads, s_.head_dim};
-        const Tensor grad_scratch = m.scratch(ops_.attention_grad_scratch(size));
+        const Tensor grad_scratch = m.scratch(ops_.attention_grad_scratch_most(size));
         return Call{[=](Ops& ops, Stream& stream) {
                       ops.attention_grad(stream, dq, dk, dv, dout, out, lse, q, k, v, spans, grad_scratch);
                     },

@@ -122,13 +122,13 @@ void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, Ru
   Device& device = runtime.device();
   plan.decoder.loss_chunk_rows = choose_loss_chunk(device.kind(), spec.vocab);
   ActivationSizer sizer(spec, layout, device.kind(), plan.shape);
+  const auto left = [](std::size_t all, std::size_t taken) { return all > taken ? all - taken : 0; };
+  const auto own = device_budget(device);
+  const std::size_t budget =
+      own ? left(*own, plan.memory.total(MemoryKind::device))
+          : left(static_cast<std::size_t>(static_cast<double>(available_host_memory().available) * host_share),
+                 plan.memory.host_total(device.kind()));
   if (activation_checkpointing == Toggle::automatic) {
-    const auto left = [](std::size_t budget, std::size_t taken) { return budget > taken ? budget - taken : 0; };
-    const auto own = device_budget(device);
-    const std::size_t budget =
-        own ? left(*own, plan.memory.total(MemoryKind::device))
-            : left(static_cast<std::size_t>(static_cast<double>(available_host_memory().available) * host_share),
-                   plan.memory.host_total(device.kind()));
     const ActivationPlan chosen = choose_activations(sizer, spec, plan.decoder, budget);
     plan.decoder.keep = chosen.keep;
     plan.activation_bytes = chosen.bytes;
@@ -140,6 +140,13 @@ void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, Ru
     const bool on = activation_checkpointing == Toggle::on;
     plan.decoder.keep = keep_choice(spec.layers, on ? keep_choices(spec.layers) - 1 : 0);
     plan.activation_bytes = sizer.bytes(plan.decoder);
+  }
+  // What is left then: attention's gradient is quicker with more scratch.
+  DecoderSettings roomy = plan.decoder;
+  roomy.roomy_attention = true;
+  if (const std::size_t bytes = sizer.bytes(roomy); bytes <= budget) {
+    plan.decoder = roomy;
+    plan.activation_bytes = bytes;
   }
   plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes);
   require_fits(plan.memory, device, for_device, host_advice);

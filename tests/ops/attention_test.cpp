@@ -128,7 +128,9 @@ struct Problem {
   std::int64_t v_at(std::int64_t row, std::int64_t head) const { return k_at(row, c.kv_heads + head); }
 
   AttentionSize size() const {
-    return {q_rows, k_rows, c.q_heads, c.kv_heads, c.dim, static_cast<std::int64_t>(c.documents.size()), type};
+    std::int64_t longest = 0;
+    for (const auto& [queries, keys] : c.documents) longest = std::max<std::int64_t>(longest, queries);
+    return {q_rows, k_rows, c.q_heads, c.kv_heads, c.dim, static_cast<std::int64_t>(c.documents.size()), longest, type};
   }
 
   // By the device under test.

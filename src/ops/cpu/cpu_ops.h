@@ -11,6 +11,7 @@ class CpuOps final : public Ops {
  public:
   std::size_t attention_scratch(const AttentionSize&) const override { return 0; }
   std::size_t attention_grad_scratch(const AttentionSize&) const override { return 0; }
+  std::size_t attention_grad_scratch_most(const AttentionSize&) const override { return 0; }
   DType logits_dtype(DType) const override { return DType::f32; }
 
   void embedding(Stream&, Tensor out, Tensor table, Tensor ids) override;

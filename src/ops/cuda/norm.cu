@@ -23,19 +23,22 @@ struct RowSplit {
   }
 };
 
-// Calls f.operator()<N, PACKS>() with the split of rows of `width`: 16-byte accesses if they are aligned, else single
-// elements.
+// Calls f.operator()<N, PACKS, THREADS at most>() with the split of rows of `width`: 16-byte accesses if they are
+// aligned, else single elements.
 template <class T, class F>
 void with_split(const char* op, std::int64_t width, bool aligned, F&& f) {
   constexpr int N = pack_size<T>;
-  if (aligned && width <= 2LL * N * max_threads)
-    f.template operator()<N, 2>();
+  // Two blocks of at most 320 threads fit a multiprocessor with a hundred registers a thread.
+  if (aligned && width <= 2LL * N * 320)
+    f.template operator()<N, 2, 320>();
+  else if (aligned && width <= 2LL * N * max_threads)
+    f.template operator()<N, 2, max_threads>();
   else if (aligned && width <= 8LL * N * max_threads)
-    f.template operator()<N, 8>();
+    f.template operator()<N, 8, max_threads>();
   else if (width <= 4LL * max_threads)
-    f.template operator()<1, 4>();
+    f.template operator()<1, 4, max_threads>();
   else if (width <= 32LL * max_threads)
-    f.template operator()<1, 32>();
+    f.template operator()<1, 32, max_threads>();
   else
     fail("{}: rows of {} elements are longer than the CUDA backend takes ({})", op, width, 32 * max_threads);
 }
@@ -51,8 +54,8 @@ __device__ inline float row_sum(float x, float* shared) {
   return warp_sum(sum);
 }
 
-template <class T, int N, int PACKS, bool DELTA>
-__global__ void __launch_bounds__(max_threads)
+template <class T, int N, int PACKS, int THREADS, bool DELTA>
+__global__ void __launch_bounds__(THREADS)
     add_rms_norm_kernel(T* out, T* sum, float* inv_rms, const T* x, const T* delta, const T* weight, float epsilon,
                         int width) {
   __shared__ float shared[warp];
@@ -99,8 +102,8 @@ __global__ void __launch_bounds__(max_threads)
 //   dx = r (g - x r mean(g x r)),   dw = sum over rows of dout x r.
 // Block b does rows b, b + grid, ...; its part of dw is row b of `partial`. The next row is fetched before the sum over
 // this one is taken, so that memory is never idle; rows stay packed until they are used, to leave registers for that.
-template <class T, int N, int PACKS, bool RESIDUAL>
-__global__ void __launch_bounds__(max_threads)
+template <class T, int N, int PACKS, int THREADS, bool RESIDUAL>
+__global__ void __launch_bounds__(THREADS, THREADS <= 320 ? 2 : 1)
     rms_norm_grad_kernel(T* dx, float* partial, const T* dout, const T* residual, const T* x, const float* inv_rms,
                          const T* weight, std::int64_t rows, int width) {
   struct Row {
@@ -195,9 +198,10 @@ void CudaOps::add_rms_norm(Stream& stream, Tensor out, Tensor sum, Tensor inv_rm
     auto *o = static_cast<T*>(out.data()), *s = static_cast<T*>(sum.data());
     const auto *a = static_cast<const T*>(x.data()), *b = static_cast<const T*>(delta.data()),
                *w = static_cast<const T*>(weight.data());
-    with_split<T>(op, width, rows_aligned<T, pack_size<T>>(width, o, s, a, b, w), [&]<int N, int PACKS> {
+    with_split<T>(op, width, rows_aligned<T, pack_size<T>>(width, o, s, a, b, w), [&]<int N, int PACKS, int THREADS> {
       const int threads = RowSplit::of(width, N, PACKS).threads;
-      const auto kernel = b ? add_rms_norm_kernel<T, N, PACKS, true> : add_rms_norm_kernel<T, N, PACKS, false>;
+      const auto kernel =
+          b ? add_rms_norm_kernel<T, N, PACKS, THREADS, true> : add_rms_norm_kernel<T, N, PACKS, THREADS, false>;
       kernel<<<blocks_for(rows, 1), threads, 0, on>>>(o, s, inv_rms.as<float>(), a, b, w, epsilon,
                                                       static_cast<int>(width));
     });
@@ -231,12 +235,14 @@ void CudaOps::rms_norm_grad(Stream& stream, Tensor dx, Tensor dweight, Tensor do
       auto* to = static_cast<T*>(dx.data());
       const auto *dy = static_cast<const T*>(dout.data()), *res = static_cast<const T*>(residual.data()),
                  *v = static_cast<const T*>(x.data()), *w = static_cast<const T*>(weight.data());
-      with_split<T>(op, width, rows_aligned<T, pack_size<T>>(width, to, dy, res, v, w), [&]<int N, int PACKS> {
-        const int threads = RowSplit::of(width, N, PACKS).threads;
-        const auto kernel = res ? rms_norm_grad_kernel<T, N, PACKS, true> : rms_norm_grad_kernel<T, N, PACKS, false>;
-        kernel<<<blocks_for(blocks, 1), threads, 0, on>>>(to, partial, dy, res, v, inv_rms.as<float>(), w, rows,
-                                                          static_cast<int>(width));
-      });
+      with_split<T>(op, width, rows_aligned<T, pack_size<T>>(width, to, dy, res, v, w),
+                    [&]<int N, int PACKS, int THREADS> {
+                      const int threads = RowSplit::of(width, N, PACKS).threads;
+                      const auto kernel = res ? rms_norm_grad_kernel<T, N, PACKS, THREADS, true>
+                                              : rms_norm_grad_kernel<T, N, PACKS, THREADS, false>;
+                      kernel<<<blocks_for(blocks, 1), threads, 0, on>>>(to, partial, dy, res, v, inv_rms.as<float>(), w,
+                                                                        rows, static_cast<int>(width));
+                    });
     });
     SO_CUDA_LAUNCHED(op);
   }

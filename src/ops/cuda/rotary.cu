@@ -106,11 +106,11 @@ __global__ void __launch_bounds__(threads) rotary_packs(Span<T> out, Span<const 
 // turn, the next one's memory is fetched before this one's sum is taken; a block's part of dweight is a row of
 // `partial`.
 template <class T, int N, int G>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 4)
     rotary_norm_grad_packs(Span<T> din, Span<const T> dout, Span<const T> in, float* partial, Rotation<T> a) {
   struct Item {
     Words<T, N> g[2], x[2];
-    float cosine[N], sine[N];
+    const float* table;  // in a cache near by: read when it is needed
     float r;
   };
   constexpr int groups = threads / G;
@@ -119,14 +119,12 @@ __global__ void __launch_bounds__(threads)
   const auto read = [&](Item& to, std::int64_t item) {
     const std::int64_t row = item / a.heads;
     const int h = static_cast<int>(item - row * a.heads);
-    const float* table = a.cosines(row);
+    to.table = a.cosines(row) + first;
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       to.g[k] = fetch<N>(dout.head(row, h, a.head_dim) + k * a.half + first);
       to.x[k] = fetch<N>(in.head(row, h, a.head_dim) + k * a.half + first);
     }
-    load<N>(to.cosine, table + first);
-    load<N>(to.sine, table + a.half + first);
     to.r = a.inv_rms[item];
   };
   float dweight[2][N] = {};
@@ -140,6 +138,9 @@ __global__ void __launch_bounds__(threads)
     if (item + step < items) read(next, item + step);
     float g[2][N] = {}, x[2][N] = {}, weight[2][N], dot = 0;
     if (mine) {
+      float cosine[N], sine[N];
+      load<N>(cosine, now.table);
+      load<N>(sine, now.table + a.half);
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         widen<T>(g[k], now.g[k]);
@@ -147,8 +148,8 @@ __global__ void __launch_bounds__(threads)
       }
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const float turned = g[0][j] * now.cosine[j] + g[1][j] * now.sine[j];
-        g[1][j] = g[1][j] * now.cosine[j] - g[0][j] * now.sine[j];
+        const float turned = g[0][j] * cosine[j] + g[1][j] * sine[j];
+        g[1][j] = g[1][j] * cosine[j] - g[0][j] * sine[j];
         g[0][j] = turned;
       }
     }

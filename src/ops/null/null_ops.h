@@ -13,6 +13,9 @@ class NullOps final : public Ops {
 
   std::size_t attention_scratch(const AttentionSize& size) const override { return scratch_.attention(size); }
   std::size_t attention_grad_scratch(const AttentionSize& size) const override { return scratch_.attention_grad(size); }
+  std::size_t attention_grad_scratch_most(const AttentionSize& size) const override {
+    return scratch_.attention_grad_most(size);
+  }
   DType logits_dtype(DType compute) const override { return scratch_.logits_dtype(compute); }
 
   void embedding(Stream&, Tensor, Tensor, Tensor) override {}
