@@ -162,9 +162,9 @@ TEST_P(GreedyTest, LogitsWithTheCacheAreThoseWithout) {
   const std::span<const std::int32_t> ids = document.ids;
   // The same sums over the same keys in other shapes. In bf16 the stored values round alike, but a value near the
   // middle of two may fall either way: an error of one rounding, at 2^16 times the size. On a GPU the two ways are two
-  // kernels, of which one rounds the probabilities to bf16 too: as much again.
+  // kernels, of which one rounds the probabilities to bf16 too, in every layer: four times that.
   for (const auto& [compute, bound] :
-       {std::pair{DType::f32, fp32_order}, std::pair{DType::bf16, test::on_gpu() ? 0x1p-7 : 0x1p-8}}) {
+       {std::pair{DType::f32, fp32_order}, std::pair{DType::bf16, test::on_gpu() ? 0x1p-6 : 0x1p-8}}) {
     DecoderRig decoder(cpu.stream(), cpu.ops(), fixture, settings(compute));
     const std::vector<float> whole = decoder.logits(HostBatch::join({&document, 1}));
     auto cache = decoder.make_cache(static_cast<std::int64_t>(ids.size()));

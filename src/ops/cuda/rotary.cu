@@ -58,124 +58,123 @@ __device__ inline float group_sum(float x) {
   return x;
 }
 
-// head_dim == 2 half == 2 N G. One group a head of a row; BACK turns the other way, which is the gradient without a
-// norm.
-template <class T, int N, int G, bool NORM, bool BACK>
+// head_dim == 2 half == 2 N G. A group does HEADS neighbouring heads of a row, a divisor of their number: their memory
+// is fetched at once, and the table and the weights serve all. BACK turns the other way: the gradient without a norm.
+template <class T, int N, int G, int HEADS, bool NORM, bool BACK>
 __global__ void __launch_bounds__(threads) rotary_packs(Span<T> out, Span<const T> in, Rotation<T> a) {
   static_assert(!(NORM && BACK));
   const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x) / G;
-  const int first = threadIdx.x % G * N;
-  const std::int64_t row = item / a.heads;
-  const int h = static_cast<int>(item - row * a.heads);
+  const int first = threadIdx.x % G * N, of_row = a.heads / HEADS;
+  const std::int64_t row = item / of_row;
+  const int head = static_cast<int>(item - row * of_row) * HEADS;
   const bool mine = row < a.rows;  // every lane takes part in sums
-  float x[N] = {}, y[N] = {}, cosine[N] = {}, sine[N] = {};
+  float x[HEADS][2][N] = {}, cosine[N] = {}, sine[N] = {};
   if (mine) {
-    const float* table = a.cosines(row);
-    load<N>(x, in.head(row, h, a.head_dim) + first);
-    load<N>(y, in.head(row, h, a.head_dim) + a.half + first);
-    load<N>(cosine, table + first);
-    load<N>(sine, table + a.half + first);
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h)
+#pragma unroll
+      for (int k = 0; k < 2; ++k) load<N>(x[h][k], in.head(row, head + h, a.head_dim) + k * a.half + first);
+    const float* table = a.cosines(row) + first;
+    load<N>(cosine, table);
+    load<N>(sine, table + a.half);
   }
   if constexpr (NORM) {
-    float weight[2][N], squares = 0;
+    float weight[2][N];
     load<N>(weight[0], a.weight + first);
     load<N>(weight[1], a.weight + a.half + first);
 #pragma unroll
-    for (int j = 0; j < N; ++j) squares += x[j] * x[j] + y[j] * y[j];
-    const float r = 1.0f / sqrtf(group_sum<G>(squares) / static_cast<float>(a.head_dim) + a.epsilon);
-    if (mine && first == 0) a.inv_rms[item] = r;
+    for (int h = 0; h < HEADS; ++h) {
+      float squares = 0;
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      x[j] *= r * weight[0][j];
-      y[j] *= r * weight[1][j];
+      for (int j = 0; j < N; ++j) squares += x[h][0][j] * x[h][0][j] + x[h][1][j] * x[h][1][j];
+      const float r = 1.0f / sqrtf(group_sum<G>(squares) / static_cast<float>(a.head_dim) + a.epsilon);
+      if (mine && first == 0) a.inv_rms[row * a.heads + head + h] = r;
+#pragma unroll
+      for (int k = 0; k < 2; ++k)
+#pragma unroll
+        for (int j = 0; j < N; ++j) x[h][k][j] *= r * weight[k][j];
     }
   }
   if (!mine) return;
 #pragma unroll
-  for (int j = 0; j < N; ++j) {
-    if constexpr (BACK) sine[j] = -sine[j];
-    const float turned = x[j] * cosine[j] - y[j] * sine[j];
-    y[j] = y[j] * cosine[j] + x[j] * sine[j];
-    x[j] = turned;
+  for (int h = 0; h < HEADS; ++h) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float turn = BACK ? -sine[j] : sine[j], turned = x[h][0][j] * cosine[j] - x[h][1][j] * turn;
+      x[h][1][j] = x[h][1][j] * cosine[j] + x[h][0][j] * turn;
+      x[h][0][j] = turned;
+    }
+#pragma unroll
+    for (int k = 0; k < 2; ++k) store<N>(out.head(row, head + h, a.head_dim) + k * a.half + first, x[h][k]);
   }
-  store<N>(out.head(row, h, a.head_dim) + first, x);
-  store<N>(out.head(row, h, a.head_dim) + a.half + first, y);
 }
 
-// With a norm: the gradient g of the rotation's input goes through it as in rms_norm_grad. Groups take heads of rows in
-// turn, the next one's memory is fetched before this one's sum is taken; a block's part of dweight is a row of
-// `partial`.
-template <class T, int N, int G>
+// With a norm: the gradient g of the rotation's input goes through it as in rms_norm_grad. Groups take HEADS heads of a
+// row in turn, fetched at once; a block's part of dweight is a row of `partial`.
+template <class T, int N, int G, int HEADS>
 __global__ void __launch_bounds__(threads, 4)
     rotary_norm_grad_packs(Span<T> din, Span<const T> dout, Span<const T> in, float* partial, Rotation<T> a) {
-  struct Item {
-    Words<T, N> g[2], x[2];
-    const float* table;  // in a cache near by: read when it is needed
-    float r;
-  };
   constexpr int groups = threads / G;
-  const int group = threadIdx.x / G, first = threadIdx.x % G * N;
-  const std::int64_t items = a.rows * a.heads, step = static_cast<std::int64_t>(gridDim.x) * groups;
-  const auto read = [&](Item& to, std::int64_t item) {
-    const std::int64_t row = item / a.heads;
-    const int h = static_cast<int>(item - row * a.heads);
-    to.table = a.cosines(row) + first;
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      to.g[k] = fetch<N>(dout.head(row, h, a.head_dim) + k * a.half + first);
-      to.x[k] = fetch<N>(in.head(row, h, a.head_dim) + k * a.half + first);
-    }
-    to.r = a.inv_rms[item];
-  };
+  const int group = threadIdx.x / G, first = threadIdx.x % G * N, of_row = a.heads / HEADS;
+  const std::int64_t items = a.rows * of_row, step = static_cast<std::int64_t>(gridDim.x) * groups;
   float dweight[2][N] = {};
-  Item now, next;
-  std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * groups + group;
-  if (item < items) read(now, item);
   // Every lane of a warp goes round as often as its first, so that all take part in sums.
-  const std::int64_t leader = item - group % (warp / G);
-  for (std::int64_t at = leader; at < items; at += step, item += step) {
+  std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * groups + group;
+  for (std::int64_t leader = item - group % (warp / G); leader < items; leader += step, item += step) {
     const bool mine = item < items;
-    if (item + step < items) read(next, item + step);
-    float g[2][N] = {}, x[2][N] = {}, weight[2][N], dot = 0;
-    if (mine) {
-      float cosine[N], sine[N];
-      load<N>(cosine, now.table);
-      load<N>(sine, now.table + a.half);
+    const std::int64_t row = mine ? item / of_row : 0;
+    const int head = mine ? static_cast<int>(item - row * of_row) * HEADS : 0;
+    Words<T, N> fetched[HEADS][2][2];
+    float r[HEADS];
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        widen<T>(g[k], now.g[k]);
-        widen<T>(x[k], now.x[k]);
+        fetched[h][0][k] = fetch<N>(dout.head(row, head + h, a.head_dim) + k * a.half + first);
+        fetched[h][1][k] = fetch<N>(in.head(row, head + h, a.head_dim) + k * a.half + first);
       }
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        const float turned = g[0][j] * cosine[j] + g[1][j] * sine[j];
-        g[1][j] = g[1][j] * cosine[j] - g[0][j] * sine[j];
-        g[0][j] = turned;
-      }
+      r[h] = a.inv_rms[row * a.heads + head + h];
     }
+    const float* table = a.cosines(row) + first;
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      load<N>(weight[k], a.weight + k * a.half + first);
+    for (int h = 0; h < HEADS; ++h) {
+      float g[2][N], x[2][N], dot = 0;
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
-        if (mine) dweight[k][j] += g[k][j] * (x[k][j] * now.r);
-        g[k][j] *= weight[k][j];
-        dot += g[k][j] * x[k][j];
+      for (int k = 0; k < 2; ++k) {
+        widen<T>(g[k], fetched[h][0][k]);
+        widen<T>(x[k], fetched[h][1][k]);
       }
-    }
-    const float sum = group_sum<G>(dot);
-    if (mine) {
-      const float mean = sum * now.r / static_cast<float>(a.head_dim) * now.r;
-      const std::int64_t row = item / a.heads;
-      T* to = din.head(row, static_cast<int>(item - row * a.heads), a.head_dim) + first;
+      {
+        float cosine[N], sine[N];
+        load<N>(cosine, table);
+        load<N>(sine, table + a.half);
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          const float turned = g[0][j] * cosine[j] + g[1][j] * sine[j];
+          g[1][j] = g[1][j] * cosine[j] - g[0][j] * sine[j];
+          g[0][j] = turned;
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        float weight[N];
+        load<N>(weight, a.weight + k * a.half + first);
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          if (mine) dweight[k][j] += g[k][j] * (x[k][j] * r[h]);
+          g[k][j] *= weight[j];
+          dot += g[k][j] * x[k][j];
+        }
+      }
+      const float mean = group_sum<G>(dot) * r[h] / static_cast<float>(a.head_dim) * r[h];
+      if (!mine) continue;
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
 #pragma unroll
-        for (int j = 0; j < N; ++j) g[k][j] = now.r * (g[k][j] - x[k][j] * mean);
-        store<N>(to + k * a.half, g[k]);
+        for (int j = 0; j < N; ++j) g[k][j] = r[h] * (g[k][j] - x[k][j] * mean);
+        store<N>(din.head(row, head + h, a.head_dim) + k * a.half + first, g[k]);
       }
     }
-    now = next;
   }
   __shared__ float sums[groups][2 * N * G];
 #pragma unroll
@@ -228,6 +227,7 @@ __global__ void __launch_bounds__(threads)
   float* dweight = sums + threadIdx.x / warp * a.head_dim;
   if constexpr (NORM)
     for (int d = lane; d < a.head_dim; d += warp) dweight[d] = 0;
+  __syncwarp();  // other lanes add to these
   for (std::int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const float* cosines = a.cosines(row);
     for (int h = threadIdx.x / warp; h < a.heads; h += threads / warp) {
@@ -293,21 +293,29 @@ Rotation<T> rotation_of(const Heads& heads, const Tensor& positions, const Tenso
           norm.weight ? norm.inv_rms.as<float>() : nullptr};
 }
 
-// Calls f.operator()<G>() if a group of G lanes with packs of N does a head; false if none does.
+template <int G, class T, class F>
+void with_heads(const Rotation<T>& a, F&& f) {
+  if (a.heads % 2 == 0)
+    f.template operator()<G, 2>();
+  else
+    f.template operator()<G, 1>();
+}
+
+// Calls f.operator()<G, HEADS>() if a group of G lanes with packs of N does a head; false if none does.
 template <int N, class T, class F>
 bool with_group(const Rotation<T>& a, F&& f) {
   if (a.head_dim != 2 * a.half || a.half % N != 0) return false;
   switch (a.half / N) {
     case 2:
-      return f.template operator()<2>(), true;
+      return with_heads<2>(a, f), true;
     case 4:
-      return f.template operator()<4>(), true;
+      return with_heads<4>(a, f), true;
     case 8:
-      return f.template operator()<8>(), true;
+      return with_heads<8>(a, f), true;
     case 16:
-      return f.template operator()<16>(), true;
+      return with_heads<16>(a, f), true;
     case 32:
-      return f.template operator()<32>(), true;
+      return with_heads<32>(a, f), true;
     default:
       return false;
   }
@@ -340,12 +348,12 @@ void CudaOps::rotary(Stream& stream, Heads out, Heads in, Tensor positions, Tens
     const unsigned grid = blocks_for(rows, 1);
     const bool packs = heads_aligned<T, N>(in) && heads_aligned<T, N>(out) && rows_aligned<T, N>(N, a.weight) &&
                        rows_aligned<float, N>(a.half, a.table);
-    if (packs && with_group<N>(a, [&]<int G> {
-          const unsigned blocks = blocks_for(rows * in.heads * G, threads);
+    if (packs && with_group<N>(a, [&]<int G, int HEADS> {
+          const unsigned blocks = blocks_for(rows * (in.heads / HEADS) * G, threads);
           if (a.weight)
-            rotary_packs<T, N, G, true, false><<<blocks, threads, 0, on>>>(to, from, a);
+            rotary_packs<T, N, G, HEADS, true, false><<<blocks, threads, 0, on>>>(to, from, a);
           else
-            rotary_packs<T, N, G, false, false><<<blocks, threads, 0, on>>>(to, from, a);
+            rotary_packs<T, N, G, HEADS, false, false><<<blocks, threads, 0, on>>>(to, from, a);
         }))
       return;
     if (a.weight)
@@ -386,12 +394,12 @@ void CudaOps::rotary_grad(Stream& stream, Heads din, Heads dout, Heads in, Tenso
       const unsigned grid = blocks_for(blocks, 1);
       const bool packs = heads_aligned<T, N>(din) && heads_aligned<T, N>(dout) && heads_aligned<T, N>(in) &&
                          rows_aligned<T, N>(N, a.weight) && rows_aligned<float, N>(a.half, a.table);
-      if (packs && with_group<N>(a, [&]<int G> {
+      if (packs && with_group<N>(a, [&]<int G, int HEADS> {
             if (a.weight)
-              rotary_norm_grad_packs<T, N, G><<<grid, threads, 0, on>>>(dx, dy, x, partial, a);
+              rotary_norm_grad_packs<T, N, G, HEADS><<<grid, threads, 0, on>>>(dx, dy, x, partial, a);
             else
-              rotary_packs<T, N, G, false, true>
-                  <<<blocks_for(rows * din.heads * G, threads), threads, 0, on>>>(dx, dy, a);
+              rotary_packs<T, N, G, HEADS, false, true>
+                  <<<blocks_for(rows * (din.heads / HEADS) * G, threads), threads, 0, on>>>(dx, dy, a);
           }))
         return;
       const std::size_t shared = threads / warp * sizeof(float) * static_cast<std::size_t>(a.head_dim);
