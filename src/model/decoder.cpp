@@ -158,6 +158,8 @@ void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSourc
   loss.weight = weights.weight(index_.lm_head);
   loss.targets = batch.targets;
   loss.losses = losses;
+  loss.rows = batch.loss_rows;
+  if (loss.rows) loss.gathered = carry.scratch;  // the last block's output, which the norm has read by now
   loss.workspace = arena.acquire("logits chunk", ops_.logits_dtype(settings_.compute), {loss_rows(n), spec_.vocab});
   ops_.linear_cross_entropy(stream, loss);
   release_head(weights, stream);

@@ -19,6 +19,7 @@ namespace so {
 struct DeviceBatch {
   Tensor ids, positions;  // i32 [N]
   Tensor targets;         // i32 [N], negative where there is no loss; empty when only logits are wanted
+  Tensor loss_rows;       // i32 [M]: the rows that have a target, ascending; may be empty (then they are looked for)
   AttentionSpans spans;   // cu_q == cu_k; scale is filled in by the decoder
   std::int64_t tokens() const { return ids.size(); }
 };

@@ -164,6 +164,8 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
     loss.weight = weights.weight(index_.lm_head);
     loss.targets = batch.targets;
     loss.losses = losses;
+    loss.rows = pass.batch.loss_rows;
+    if (loss.rows) loss.gathered = carry.scratch;  // the last block's output, which the norm has read by now
     loss.dhidden = dnormed;
     const auto dhead = gradients.gradient(index_.lm_head);
     loss.dweight = dhead.tensor;

@@ -70,6 +70,15 @@ void expect_linear_cross_entropy(const Ops::LinearCrossEntropy& a, DType logits)
                a.workspace.dim(1) == shape.vocabulary,
            "workspace {} {} for a vocabulary of {}", name_of(a.workspace.dtype()), shape_string(a.workspace.shape()),
            shape.vocabulary);
+  SO_CHECK(static_cast<bool>(a.rows) == static_cast<bool>(a.gathered),
+           "rows without room to gather them, or room only");
+  if (a.rows) {
+    SO_CHECK(a.rows.dtype() == DType::i32 && a.rows.rank() == 1 && a.rows.size() <= shape.tokens, "rows {} {} of {}",
+             name_of(a.rows.dtype()), shape_string(a.rows.shape()), shape.tokens);
+    SO_CHECK(a.gathered.dtype() == type && a.gathered.rank() == 2 && a.gathered.dim(0) == shape.tokens &&
+                 a.gathered.dim(1) == shape.hidden,
+             "gathered {} {}", name_of(a.gathered.dtype()), shape_string(a.gathered.shape()));
+  }
   SO_CHECK(static_cast<bool>(a.dhidden) == static_cast<bool>(a.dweight), "one gradient without the other");
   if (!a.dhidden) return;
   SO_CHECK(a.dhidden.dtype() == type && a.dhidden.rank() == 2 && a.dhidden.dim(0) == shape.tokens &&

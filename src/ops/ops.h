@@ -134,6 +134,9 @@ class Ops {
     Accumulate dweight_mode = Accumulate::overwrite;
     float grad_scale = 0;
     Tensor workspace;  // logits_dtype(T) [C, V]: C rows are done at a time
+    // Both or neither: the rows that have a target, i32 [M], ascending, and room to gather them in, T [N, H]. Masked rows
+    // then cost nothing on a GPU; the CPU finds them by itself.
+    Tensor rows, gathered;
   };
   virtual void linear_cross_entropy(Stream&, const LinearCrossEntropy&) = 0;
 

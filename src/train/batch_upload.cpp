@@ -7,15 +7,18 @@
 
 namespace so {
 
-// Five sections of int32: ids, targets, positions, cu_q, cu_k; the last two have at most one entry more than there are
-// tokens.
+// Six sections of int32: ids, targets, positions, cu_q, cu_k, the rows with a target; cu_q and cu_k have at most one
+// entry more than there are tokens.
 BatchUpload::BatchUpload(Device& device, std::int64_t max_tokens)
     : max_tokens_(max_tokens), staged_(device.create_event()) {
-  const auto bytes = static_cast<std::size_t>(5 * max_tokens + 2) * sizeof(std::int32_t);
+  const auto bytes = static_cast<std::size_t>(6 * max_tokens + 2) * sizeof(std::int32_t);
   staging_ = device.allocate(MemoryKind::pinned, bytes, "batch");
   device_memory_ = device.allocate(MemoryKind::device, bytes, "batch");
   const auto loss_bytes = static_cast<std::size_t>(max_tokens) * sizeof(float);
-  losses_staging_ = device.allocate(MemoryKind::pinned, loss_bytes, "losses");
+  for (Returning& slot : returning_) {
+    slot.staging = device.allocate(MemoryKind::pinned, loss_bytes, "losses");
+    slot.here = device.create_event();
+  }
   losses_memory_ = device.allocate(MemoryKind::device, loss_bytes, "losses");
   losses_ = Tensor(losses_memory_.data(), DType::f32, {max_tokens});
   tokens_ = max_tokens;
@@ -46,7 +49,12 @@ DeviceBatch BatchUpload::upload(Stream& stream, const MicroBatch& batch, std::sp
   put(2 * n, batch.positions);
   put(3 * n, batch.cu_seqlens);
   put(3 * n + documents + 1, cu_k);
-  stream.copy(device, staging, static_cast<std::size_t>(3 * n + 2 * (documents + 1)) * sizeof(std::int32_t));
+  const std::int64_t rows_at = 3 * n + 2 * (documents + 1);
+  std::int64_t trained = 0;
+  for (std::int64_t i = 0; i < n; ++i)
+    if (batch.targets[static_cast<std::size_t>(i)] >= 0) staging[rows_at + trained++] = static_cast<std::int32_t>(i);
+  result.loss_rows = Tensor(device + rows_at, DType::i32, {trained});
+  stream.copy(device, staging, static_cast<std::size_t>(rows_at + trained) * sizeof(std::int32_t));
   stream.record(*staged_);
   for (std::int64_t d = 0; d < documents; ++d) {
     const auto i = static_cast<std::size_t>(d);
@@ -56,12 +64,21 @@ DeviceBatch BatchUpload::upload(Stream& stream, const MicroBatch& batch, std::sp
   return result;
 }
 
-double BatchUpload::sum_losses(Stream& stream) {
-  stream.copy(losses_staging_.data(), losses_memory_.data(), static_cast<std::size_t>(tokens_) * sizeof(float));
-  stream.synchronize();
+void BatchUpload::send_losses(Stream& stream) {
+  SO_CHECK(sent_ - received_ < 2, "losses of a third batch on their way");
+  Returning& slot = returning_[static_cast<std::size_t>(sent_++ % 2)];
+  slot.tokens = tokens_;
+  stream.copy(slot.staging.data(), losses_memory_.data(), static_cast<std::size_t>(tokens_) * sizeof(float));
+  stream.record(*slot.here);
+}
+
+double BatchUpload::receive_losses() {
+  SO_CHECK(received_ < sent_, "no losses are on their way");
+  Returning& slot = returning_[static_cast<std::size_t>(received_++ % 2)];
+  slot.here->synchronize();
   double sum = 0;
-  const auto* losses = static_cast<const float*>(losses_staging_.data());
-  for (std::int64_t i = 0; i < tokens_; ++i) sum += losses[i];
+  const auto* losses = static_cast<const float*>(slot.staging.data());
+  for (std::int64_t i = 0; i < slot.tokens; ++i) sum += losses[i];
   return sum;
 }
 

@@ -1,6 +1,7 @@
 // Micro-batches on their way to the device.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -24,14 +25,29 @@ class BatchUpload {
 
   // f32 [tokens] on the device, for the losses of the batch uploaded last.
   Tensor losses() const { return losses_.rows(0, tokens_); }
-  // Brings them back: waits for the stream and returns their sum, added up in order in double.
-  double sum_losses(Stream& stream);
+  // Enqueues their way back. At most two batches' losses may be on their way, so that the device has the next batch to
+  // work on while the host waits for those of the last.
+  void send_losses(Stream& stream);
+  // Waits for those sent first and not received yet: their sum, added up in order in double.
+  double receive_losses();
+  // Both.
+  double sum_losses(Stream& stream) {
+    send_losses(stream);
+    return receive_losses();
+  }
 
  private:
   std::int64_t max_tokens_, tokens_ = 0;
-  Buffer staging_, device_memory_, losses_staging_, losses_memory_;
+  Buffer staging_, device_memory_, losses_memory_;
   Tensor losses_;
   std::unique_ptr<Event> staged_;
+  struct Returning {
+    Buffer staging;
+    std::int64_t tokens = 0;
+    std::unique_ptr<Event> here;
+  };
+  std::array<Returning, 2> returning_;
+  std::int64_t sent_ = 0, received_ = 0;  // batches
 };
 
 }  // namespace so

@@ -93,14 +93,16 @@ Trainer::StepResult Trainer::train_step() {
     if (i + 1 == result.plan.micro_batches) engine_.begin_last_micro_batch();
     const DeviceBatch batch = upload_.upload(*stream_, batch_);
     decoder_.forward_backward(*stream_, batch, engine_, engine_, arena_, upload_.losses(), grad_scale);
-    loss_sum += upload_.sum_losses(*stream_);
+    upload_.send_losses(*stream_);
+    if (i > 0) loss_sum += upload_.receive_losses();  // of the one before: the device has this one to do
     result.model_flops += model_flops(in_.model.spec(), batch_.cu_seqlens);
     const std::int64_t row_length = batch_.rows == 0 ? 0 : batch_.padded_tokens / batch_.rows;
     result.reference_flops += reference_flops(in_.model.spec(), batch_.rows, row_length, all_recomputed);
   }
-  result.loss = loss_sum / static_cast<double>(result.plan.trained_tokens);
   result.lr = schedule_.rate(state_.updates);
   result.verdict = engine_.finish_step(*stream_, result.lr, state_.updates + 1);
+  loss_sum += upload_.receive_losses();
+  result.loss = loss_sum / static_cast<double>(result.plan.trained_tokens);
   ++state_.step;
   if (result.verdict.finite) {
     ++state_.updates;

@@ -86,10 +86,17 @@ struct Problem {
     a.hidden = h.tensor(), a.weight = w.tensor(), a.targets = t.tensor(), a.losses = l.tensor();
     a.workspace = s.tensor();
     if (backward) a.dhidden = dh.tensor(), a.dweight = dw.tensor();
+    std::vector<std::int32_t> with_target;
+    for (std::int64_t n = 0; n < c.tokens; ++n)
+      if (targets[n] >= 0) with_target.push_back(static_cast<std::int32_t>(n));
+    Array row_array = Array::of(with_target), room = Array::filled(type, {c.tokens, c.hidden}, NAN);
+    Mirror r(stream, row_array), g(stream, room);
+    if (give_rows) a.rows = r.tensor(), a.gathered = g.tensor();
     rig.ops().linear_cross_entropy(stream, a);
     for (Mirror* result : {&l, &dh, &dw}) result->fetch();
   }
   DType logits = DType::f32;  // what the run kept its logits in
+  bool give_rows = false;     // tell the op which rows have a target
 };
 
 // In double. A logit is a sum of `hidden` products; its fp32 error is bounded as a linear layer's, by `slack`: unit
@@ -191,21 +198,25 @@ TEST(LinearCrossEntropy, MatchesTheFormula) {
     for (const Variant& v : variants())
       for (const Accumulate mode : {Accumulate::overwrite, Accumulate::add}) {
         SCOPED_TRACE(c.name);
-        Problem p(c, v.type, v.dweight_type, mode);
-        const Array dweight_before = p.dweight;
-        p.run(2, true, v.path);
-        const Reference expected(p, dweight_before);
-        if (c.target_every > c.tokens) {  // nothing to learn: zeros, exactly, or what was there
-          const Problem before(c, v.type, v.dweight_type, mode);
-          for (std::int64_t n = 0; n < c.tokens; ++n) EXPECT_EQ(p.losses[n], 0);
-          for (std::int64_t i = 0; i < p.dhidden.size(); ++i) EXPECT_EQ(p.dhidden[i], 0);
-          for (std::int64_t i = 0; i < p.dweight.size(); ++i)
-            EXPECT_EQ(p.dweight[i], mode == Accumulate::add ? before.dweight[i] : 0);
-          continue;
+        for (const bool give_rows : {false, true}) {
+          if (give_rows && v.path) continue;
+          Problem p(c, v.type, v.dweight_type, mode);
+          p.give_rows = give_rows;
+          const Array dweight_before = p.dweight;
+          p.run(2, true, v.path);
+          const Reference expected(p, dweight_before);
+          if (c.target_every > c.tokens) {  // nothing to learn: zeros, exactly, or what was there
+            const Problem before(c, v.type, v.dweight_type, mode);
+            for (std::int64_t n = 0; n < c.tokens; ++n) EXPECT_EQ(p.losses[n], 0);
+            for (std::int64_t i = 0; i < p.dhidden.size(); ++i) EXPECT_EQ(p.dhidden[i], 0);
+            for (std::int64_t i = 0; i < p.dweight.size(); ++i)
+              EXPECT_EQ(p.dweight[i], mode == Accumulate::add ? before.dweight[i] : 0);
+            continue;
+          }
+          expect_close(p.losses, expected.losses, "losses");
+          expect_close(p.dhidden, expected.dhidden, "dhidden");
+          expect_close(p.dweight, expected.dweight, "dweight");
         }
-        expect_close(p.losses, expected.losses, "losses");
-        expect_close(p.dhidden, expected.dhidden, "dhidden");
-        expect_close(p.dweight, expected.dweight, "dweight");
       }
 }
 

@@ -5,6 +5,7 @@
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/kernel.h"
+#include "ops/cuda/rows.h"
 
 namespace so {
 namespace {
@@ -16,18 +17,6 @@ constexpr int threads = 256;
 // An id outside the table is a broken invariant of the caller; the kernel stops the program as a failed check would.
 __device__ inline void check_id(std::int32_t id, std::int64_t vocabulary) {
   if (id < 0 || id >= vocabulary) __trap();
-}
-
-// A block a row.
-template <class T, int N>
-__global__ void __launch_bounds__(threads)
-    gather_kernel(T* out, const T* table, const std::int32_t* ids, std::int64_t width, std::int64_t vocabulary) {
-  const std::int64_t row = blockIdx.x;
-  const std::int32_t id = ids[row];
-  check_id(id, vocabulary);
-  for (std::int64_t i = threadIdx.x * N; i < width; i += threads * N)
-    *reinterpret_cast<Pack<T, N>*>(out + row * width + i) =
-        *reinterpret_cast<const Pack<T, N>*>(table + id * width + i);
 }
 
 __global__ void __launch_bounds__(threads) number_kernel(std::int32_t* numbers, std::int64_t count) {
@@ -97,17 +86,7 @@ void CudaOps::embedding(Stream& stream, Tensor out, Tensor table, Tensor ids) {
   expect_tensor(op, "ids", ids, DType::i32, {rows});
   const cudaStream_t on = enter(stream);
   if (out.size() == 0) return;
-  with_type(out.dtype(), [&]<class T> {
-    auto* to = static_cast<T*>(out.data());
-    const auto* from = static_cast<const T*>(table.data());
-    const auto* id = ids.as<std::int32_t>();
-    constexpr int N = pack_size<T>;
-    if (rows_aligned<T, N>(width, to, from))
-      gather_kernel<T, N><<<blocks_for(rows, 1), threads, 0, on>>>(to, from, id, width, table.dim(0));
-    else
-      gather_kernel<T, 1><<<blocks_for(rows, 1), threads, 0, on>>>(to, from, id, width, table.dim(0));
-  });
-  SO_CUDA_LAUNCHED(op);
+  gather_rows(on, out, table, ids);
 }
 
 void CudaOps::embedding_grad(Stream& stream, Tensor dtable, Tensor dout, Tensor ids, Accumulate mode) {
