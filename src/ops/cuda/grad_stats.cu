@@ -14,10 +14,10 @@ using namespace kernel;
 constexpr int threads = 256, warps = threads / warp;
 constexpr std::int64_t block_elements = 4096;
 
-// A warp does a block. A lane's elements are 32 apart, so a warp reads whole rows of 32; several rows are fetched
-// before the first is added, since additions must wait for one another. The sum is finite exactly if every element is
-// (2^63 squares below 2^256 stay below 2^319), so only blocks whose sum is not are read again to count the elements to
-// blame.
+// A warp does a block. A lane's elements are 32 apart, so a warp reads whole rows of 32, bf16 two rows at a time as
+// words that lanes then exchange; several rows are fetched before the first is added, since additions must wait for one
+// another. The sum is finite exactly if every element is (2^63 squares below 2^256 stay below 2^319), so only blocks
+// whose sum is not are read again to count the elements to blame.
 template <class T>
 __global__ void __launch_bounds__(threads) block_stats_kernel(GradStats* parts, const T* grad, std::int64_t count) {
   const std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / warp;
@@ -31,6 +31,24 @@ __global__ void __launch_bounds__(threads) block_stats_kernel(GradStats* parts, 
   };
   constexpr int rows = 32;
   std::int64_t at = begin + lane;
+  if constexpr (sizeof(T) == 2) {
+    // Of 64 elements lane l has read the words of 2 l and 2 l + 1, and adds elements l and l + 32.
+    constexpr int pairs = 32;
+    const auto half = [&](unsigned word) { return __uint_as_float(lane % 2 == 0 ? word << 16 : word & 0xffff0000u); };
+    if (reinterpret_cast<std::uintptr_t>(grad) % sizeof(unsigned) == 0) {
+      for (; at - lane + 2 * pairs * warp <= end; at += 2 * pairs * warp) {  // all lanes or none
+        const auto* words = reinterpret_cast<const unsigned*>(grad + at - lane) + lane;
+        unsigned word[pairs];
+#pragma unroll
+        for (int p = 0; p < pairs; ++p) word[p] = words[p * warp];
+#pragma unroll
+        for (int p = 0; p < pairs; ++p) {
+          add(half(__shfl_sync(0xffffffffu, word[p], lane / 2)));
+          add(half(__shfl_sync(0xffffffffu, word[p], warp / 2 + lane / 2)));
+        }
+      }
+    }
+  }
   for (; at + (rows - 1) * warp < end; at += rows * warp) {
     float x[rows];
 #pragma unroll
