@@ -56,6 +56,10 @@ CudaGemm::~CudaGemm() {
 }
 
 CudaGemm::Plan& CudaGemm::plan(const Product& p, const Key& key) {
+  // The number of tokens differs from batch to batch, so plans would add up over a long run. Looking one up again gives
+  // the same one.
+  constexpr std::size_t most_plans = 4096;
+  if (plans_.size() >= most_plans && !plans_.contains(key)) plans_.clear();
   const auto [found, added] = plans_.try_emplace(key);
   Plan& plan = found->second;
   if (!added) return plan;
