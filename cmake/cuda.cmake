@@ -1,5 +1,5 @@
 # The CUDA backend: SO_CUDA is AUTO (built if all it needs is there), ON (an error if not) or OFF.
-# Needs nvcc 12.8 or later with cuBLASLt, cuDNN 9, the headers of CUPTI, whose library the program loads when a trace is
+# Needs nvcc 12.4 or later with cuBLASLt, cuDNN 9, the headers of CUPTI, whose library the program loads when a trace is
 # asked for, and the headers of cudnn-frontend, which scripts/install_dependencies.sh fetches.
 set(SO_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set(SO_CUDA_ARCHITECTURES "80-real;90-real;90-virtual" CACHE STRING
