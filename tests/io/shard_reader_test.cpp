@@ -102,7 +102,8 @@ class ShardReaderTest : public testing::Test {
   std::unique_ptr<Stream> stream_ = device_->create_stream("test");
 };
 
-// A page holds 1024 fp32 elements, 2048 bf16, 640 of both: sizes around and far beyond those, and more pieces than slots.
+// A page holds 1024 fp32 elements, 2048 bf16, 640 of both: sizes around and far beyond those, and more pieces than
+// slots.
 const std::vector<std::int64_t> sizes = {1, 639, 640, 641, 1024, 3, 1025, 2048, 2049, 70001, 5, 4097, 1, 2, 30000};
 
 TEST_F(ShardReaderTest, GivesEveryElementInEveryForm) {
@@ -112,7 +113,8 @@ TEST_F(ShardReaderTest, GivesEveryElementInEveryForm) {
     const std::vector<float> expected = file.flat(gap);
     for (const WeightForms forms : {WeightForms{true, false}, {false, true}, {true, true}, {false, false}}) {
       for (const int readers : {1, 3, 100}) {
-        SCOPED_TRACE(fmt::format("{} wide {} narrow {}, {} readers", name_of(stored), forms.wide, forms.narrow, readers));
+        SCOPED_TRACE(
+            fmt::format("{} wide {} narrow {}, {} readers", name_of(stored), forms.wide, forms.narrow, readers));
         LoadingRing ring(*device_, 4096);
         ShardReader reader(ring, file.requests(forms, gap), readers, readers == 3 ? PageCache::keep : PageCache::drop);
         std::vector<float> wide(expected.size());

@@ -175,7 +175,8 @@ TEST(ModelFiles, EveryStoredDtypeLandsForEveryOwner) {
     });
     for (const DType compute : {DType::f32, DType::bf16}) {
       for (const Owner owner : {Owner::host, Owner::device}) {
-        SCOPED_TRACE(stored + " computed in " + std::string(name_of(compute)) + " owned by " + std::string(name_of(owner)));
+        SCOPED_TRACE(stored + " computed in " + std::string(name_of(compute)) + " owned by " +
+                     std::string(name_of(owner)));
         // A bucket ends inside of pieces, and pieces inside of buckets.
         EngineOfModel model(temporary.path(), compute, 1536, owner);
         model.load();
