@@ -203,7 +203,11 @@ void File::close() {
   if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail_io("write", path_, errno);
 }
 
-void File::drop_cache() const { ::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_DONTNEED); }
+void File::drop_cache() const { drop_cache(0, 0); }
+void File::drop_cache(std::uint64_t offset, std::uint64_t bytes) const {
+  ::posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
+}
+void File::expect_sequential() const { ::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_SEQUENTIAL); }
 
 MappedFile::MappedFile(const File& file) {
   size_ = static_cast<std::size_t>(file.size());

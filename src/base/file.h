@@ -54,6 +54,9 @@ class File {
   void close();  // reports what the kernel could not write
   // Tells the kernel that cached pages of this file will not be read again. Advice: never fails.
   void drop_cache() const;
+  void drop_cache(std::uint64_t offset, std::uint64_t bytes) const;  // of this part; whole pages only
+  // Tells the kernel to read further ahead. Advice: never fails.
+  void expect_sequential() const;
 
  private:
   File(std::filesystem::path path, int flags, std::string_view action);

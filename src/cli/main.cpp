@@ -36,8 +36,10 @@ int run(const ParsedCommand& command) {
           return run_tokenize(options);
         else if constexpr (std::is_same_v<O, BenchStepOptions>)
           return run_bench_step(options);
-        else
+        else if constexpr (std::is_same_v<O, BenchOpsOptions>)
           return run_bench_ops(options);
+        else
+          return run_bench_load(options);
       },
       command.options);
 }

@@ -18,7 +18,7 @@ struct ShowText {  // --help, --version
 
 struct ParsedCommand {
   std::variant<ShowText, TrainOptions, InitOptions, EvalOptions, GenerateOptions, TokenizeOptions, BenchStepOptions,
-               BenchOpsOptions>
+               BenchOpsOptions, BenchLoadOptions>
       options;
   OptionOrigins origins;
 };
@@ -49,6 +49,7 @@ const Command& generate_command();
 const Command& tokenize_command();
 const Command& bench_step_command();
 const Command& bench_ops_command();
+const Command& bench_load_command();
 
 std::vector<const Command*> all_commands();
 std::string usage(const Command& command);         // "superoffload train --model DIR --data FILE ... [options]"

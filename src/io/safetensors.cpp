@@ -121,6 +121,10 @@ void SafetensorsReader::read_into(std::string_view name, std::uint64_t byte_offs
 }
 
 void SafetensorsReader::drop_cache() const { file_.drop_cache(); }
+void SafetensorsReader::drop_cache(std::string_view name, std::uint64_t byte_offset, std::uint64_t bytes) const {
+  file_.drop_cache(data_begin_ + info(name).begin + byte_offset, bytes);
+}
+void SafetensorsReader::expect_sequential() const { file_.expect_sequential(); }
 
 // ---------------------------------------------------------------------------------------------------------- writing
 

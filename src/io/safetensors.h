@@ -75,7 +75,11 @@ class SafetensorsReader {
   void read_into(std::string_view name, std::span<std::byte> out) const;  // out.size() == info(name).bytes()
   void read_into(std::string_view name, std::uint64_t byte_offset, std::span<std::byte> out) const;
 
-  void drop_cache() const;  // advice: the kernel may forget the file's pages
+  // Advice to the kernel: it may forget the file's pages, or those of a part of a tensor; the file will be read from
+  // front to back.
+  void drop_cache() const;
+  void drop_cache(std::string_view name, std::uint64_t byte_offset, std::uint64_t bytes) const;
+  void expect_sequential() const;
 
  private:
   struct Mapping;

@@ -3,6 +3,7 @@
 
 #include "offload/parameter_layout.h"
 #include "offload/parameter_source.h"
+#include "offload/weight_piece.h"
 
 namespace so {
 
@@ -14,6 +15,11 @@ class DeviceWeights final : public WeightSource {
   void require_weights(int, Stream&) override {}
   void release_weights(int, Stream&) override {}
   Tensor weight(int first, int count = 1) const override { return layout_.view(buffer_.data(), dtype_, first, count); }
+
+  // The form in which place() wants weights.
+  WeightForms forms() const { return {dtype_ == DType::f32, dtype_ == DType::bf16}; }
+  // Enqueues the copy of a piece to its place.
+  void place(Stream& stream, const WeightPiece& piece);
 
   DType dtype() const { return dtype_; }
   void* data() const { return buffer_.data(); }

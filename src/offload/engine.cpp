@@ -229,6 +229,53 @@ void OffloadEngine::write_state(StateArray array, Range range, const WriteBody& 
   }
 }
 
+WeightForms OffloadEngine::forms(DType stored) const {
+  if (settings_.compute == DType::f32) return {.wide = true, .narrow = false};
+  // From bf16 the masters are widened where they lie, so that fewer bytes travel.
+  if (stored == DType::bf16) return {.wide = false, .narrow = true};
+  // The device rounds what it owns itself.
+  return {.wide = true, .narrow = !host_owned_.empty()};
+}
+
+void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
+  const bool has_wide = !piece.wide.empty(), has_narrow = !piece.narrow.empty();
+  const Range range{piece.begin, piece.begin + piece.size()};
+  for (const Bucket& bucket : buckets_) {
+    const Range part = common(bucket.range(), range);
+    if (part.size() <= 0) continue;
+    const auto from = static_cast<std::size_t>(part.begin - range.begin);
+    float* const master = state_of(bucket).at(StateArray::master, bucket, part.begin);
+    const Tensor weights(weights_.at(part.begin), settings_.compute, {part.size()}),
+        masters(master, DType::f32, {part.size()});
+    stream.wait(current(bucket));
+    const bool sent = settings_.compute == DType::f32 || has_narrow;
+    SO_CHECK(sent || bucket.owner() == Owner::device, "host-owned weights at {} came in fp32 only", part.begin);
+    if (sent)
+      stream.copy(weights.data(),
+                  settings_.compute == DType::f32 ? static_cast<const void*>(piece.wide.data() + from)
+                                                  : piece.narrow.data() + from,
+                  weights.bytes());
+    if (bucket.owner() == Owner::device) {
+      if (settings_.compute == DType::f32) {
+        stream.copy(master, weights.data(), masters.bytes());
+      } else if (has_wide) {
+        stream.copy(master, piece.wide.data() + from, masters.bytes());
+        if (!sent) ops_.cast(stream, weights, masters);
+      } else {
+        ops_.cast(stream, masters, weights);
+      }
+      continue;
+    }
+    host_pool_.parallel_for(part.size(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
+      const std::size_t first = from + static_cast<std::size_t>(begin), count = static_cast<std::size_t>(end - begin);
+      if (has_wide)
+        std::memcpy(master + begin, piece.wide.data() + first, count * sizeof(float));
+      else
+        std::copy_n(piece.narrow.data() + first, count, master + begin);
+    });
+  }
+}
+
 void OffloadEngine::upload_weights(Stream& compute) {
   const bool narrow = settings_.compute == DType::bf16;
   std::size_t turn = 0;

@@ -23,6 +23,7 @@
 #include "offload/staging_ring.h"
 #include "offload/state_transfer.h"
 #include "offload/verdict.h"
+#include "offload/weight_piece.h"
 #include "optim/adamw.h"
 #include "optim/device_adamw.h"
 #include "parallel/communicator.h"
@@ -83,6 +84,11 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // Calls fill(begin, values) for pieces of `range`, whose contents are replaced. Weights follow by upload_weights().
   using WriteBody = std::function<void(std::int64_t begin, std::span<float> values)>;
   void write_state(StateArray array, Range range, const WriteBody& fill);
+  // Loading: weights come in pieces, in these forms where the file has them in `stored`. Each becomes master weights and
+  // weights in compute dtype; upload_weights() is not needed then. Enqueues on `stream`, and writes host-owned state
+  // itself. When all pieces are placed the caller synchronizes the stream.
+  WeightForms forms(DType stored) const;
+  void place_weights(Stream& stream, const WeightPiece& piece);
   // After master weights were written: rounds them to the compute dtype into the device's weights. Waits. `compute` is
   // the stream of the model.
   void upload_weights(Stream& compute);

@@ -152,7 +152,8 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
   engine.adamw = {as_train.adam_beta1, as_train.adam_beta2, as_train.adam_epsilon};
   engine.weight_decay = as_train.weight_decay;
   engine.max_grad_norm = as_train.max_grad_norm;
-  return plan_training(spec, layout, runtime, shape, engine, true, options.activation_checkpointing);
+  return plan_training(spec, layout, runtime, shape, engine, true, options.activation_checkpointing,
+                       WeightOrigin::random);
 }
 
 bool all_recomputed(const DecoderSettings& settings) {

@@ -133,6 +133,7 @@ void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& eng
   require_same_parameters(checkpoint, model.layout(), engine.layout());
   if (std::filesystem::exists(checkpoint / master_file)) {
     read_all(checkpoint / master_file, engine, StateArray::master);
+    engine.upload_weights(compute);
   } else {
     // The weights are the masters only where nothing was rounded.
     for (const Parameter& p : model.layout().parameters()) {
@@ -141,11 +142,10 @@ void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& eng
         fail("{} is missing: the checkpoint's weights are {} (tensor '{}'), so its fp32 weights cannot be restored",
              (checkpoint / master_file).string(), name_of(dtype), p.name);
     }
-    model.load(engine, pool);
+    model.load(engine, compute, pool);
   }
   read_all(checkpoint / first_moment_file, engine, StateArray::first_moment);
   read_all(checkpoint / second_moment_file, engine, StateArray::second_moment);
-  engine.upload_weights(compute);
 }
 
 }  // namespace so

@@ -180,6 +180,22 @@ OptionTable<BenchOpsOptions> make_bench_ops() {
   return t;
 }
 
+OptionTable<BenchLoadOptions> make_bench_load() {
+  using O = BenchLoadOptions;
+  OptionTable<O> t;
+  t.group("Model");
+  t.add("model", &O::model, "Hugging Face model directory: config.json, safetensors").metavar("DIR").required();
+  t.group("Measurement");
+  t.add("rounds", &O::rounds, "Measured rounds, of which the median counts")
+      .unit("rounds")
+      .at_least(1)
+      .at_most(1e6)
+      .default_from(ours);
+  add_json(t);
+  add_machine(t);
+  return t;
+}
+
 // `names` are options of which exactly one must be given, even if its value is empty.
 void check_exactly_one(OptionsView options, const OptionOrigins& origins, std::initializer_list<const char*> names) {
   std::vector<std::string> given, all;
@@ -218,6 +234,10 @@ const OptionTable<BenchOpsOptions>& bench_ops_option_table() {
   static const OptionTable<BenchOpsOptions> table = make_bench_ops();
   return table;
 }
+const OptionTable<BenchLoadOptions>& bench_load_option_table() {
+  static const OptionTable<BenchLoadOptions> table = make_bench_load();
+  return table;
+}
 
 void check_options(const InitOptions& options, const OptionOrigins&) {
   check_required(init_option_table().view(options));
@@ -250,6 +270,10 @@ void check_options(const BenchStepOptions& options, const OptionOrigins& origins
 
 void check_options(const BenchOpsOptions& options, const OptionOrigins&) {
   check_required(bench_ops_option_table().view(options));
+}
+
+void check_options(const BenchLoadOptions& options, const OptionOrigins&) {
+  check_required(bench_load_option_table().view(options));
 }
 
 }  // namespace so

@@ -85,12 +85,22 @@ struct BenchOpsOptions {
   bool json = false;
 };
 
+struct BenchLoadOptions {
+  std::string model;
+  std::int64_t rounds = 5;
+  DeviceChoice device = DeviceChoice::automatic;
+  Precision dtype = Precision::automatic;
+  int cpu_threads = 0;
+  bool json = false;
+};
+
 const OptionTable<InitOptions>& init_option_table();
 const OptionTable<EvalOptions>& eval_option_table();
 const OptionTable<GenerateOptions>& generate_option_table();
 const OptionTable<TokenizeOptions>& tokenize_option_table();
 const OptionTable<BenchStepOptions>& bench_step_option_table();
 const OptionTable<BenchOpsOptions>& bench_ops_option_table();
+const OptionTable<BenchLoadOptions>& bench_load_option_table();
 
 // Refuse what no single row can: required options missing, sources that exclude each other.
 void check_options(const InitOptions& options, const OptionOrigins& origins);
@@ -99,5 +109,6 @@ void check_options(const GenerateOptions& options, const OptionOrigins& origins)
 void check_options(const TokenizeOptions& options, const OptionOrigins& origins);
 void check_options(const BenchStepOptions& options, const OptionOrigins& origins);
 void check_options(const BenchOpsOptions& options, const OptionOrigins& origins);
+void check_options(const BenchLoadOptions& options, const OptionOrigins& origins);
 
 }  // namespace so

@@ -41,4 +41,7 @@ int run_bench_step(const BenchStepOptions& options);
 // The time of each operation of a model's layer, beside its floor.
 int run_bench_ops(const BenchOpsOptions& options);
 
+// The time of loading a model, beside a plain read and copy.
+int run_bench_load(const BenchLoadOptions& options);
+
 }  // namespace so

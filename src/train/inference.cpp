@@ -36,6 +36,7 @@ std::size_t dry_run(const ModelFiles& model, Runtime& runtime, DType compute, co
   const auto ops = make_ops(*device);
   const auto stream = device->create_stream("compute");
   DeviceWeights weights(*device, model.layout(), compute);
+  const LoadingRing ring = make_loading_ring(*device, model.layout());
   Memory memory(*device, spec, compute, shape);
   const Decoder decoder(spec, model.layout(), *ops, memory.rope_table, settings);
   Arena arena(*device, MemoryKind::device, "activations", 0);

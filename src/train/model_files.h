@@ -2,13 +2,12 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <memory>
-#include <span>
 #include <string>
 
 #include "base/thread_pool.h"
 #include "io/hf_directory.h"
+#include "io/shard_reader.h"
 #include "model/spec.h"
 #include "offload/engine.h"
 
@@ -24,20 +23,27 @@ class ModelFiles {
   const ParameterLayout& layout() const { return *layout_; }
   const HfDirectory& directory() const { return directory_; }
 
-  // Reads every parameter, shard by shard, widened to fp32, into the engine's master weights, whoever owns them. Shows
-  // progress when it takes long. `pool` converts. Weights on the device follow by upload_weights().
-  void load(OffloadEngine& engine, ThreadPool& pool) const;
-  // The same into device weights, through a staging buffer: the model is never whole in host memory.
+  // Reads every parameter, shard by shard, and places it: in an engine as master weights, whoever owns them, and as
+  // weights in compute dtype; or as weights only. Through a ring of pinned memory (make_loading_ring()), so that the
+  // model is never whole in host memory on its way; as many threads read as `pool` has, within the ring's limit. The
+  // work is enqueued on `stream`; all of it is done on return. Shows progress when it takes long.
+  //
+  // Page cache: training reads a model once and needs the memory, so an engine's load gives pages back right behind it.
+  // What runs a model is often run again, so the other leaves them.
+  void load(OffloadEngine& engine, Stream& stream, ThreadPool& pool) const;
   void load(DeviceWeights& weights, Stream& stream, ThreadPool& pool) const;
 
  private:
-  using Piece = std::function<void(int parameter, std::int64_t begin, std::span<const std::byte> bytes, DType dtype)>;
-  void for_each_piece(const Piece& piece) const;
+  template <class Forms, class Place>
+  void stream_weights(Stream& stream, int readers, PageCache cache, const Forms& forms, const Place& place) const;
 
   HfDirectory directory_;
   DecoderSpec spec_;
   std::unique_ptr<ParameterLayout> layout_;
 };
+
+// What loading a model takes beside what is loaded; for plans, and for the loading itself.
+LoadingRing make_loading_ring(Device& device, const ParameterLayout& layout);
 
 // The spec of DIRECTORY/config.json, without touching the weights.
 DecoderSpec read_spec(const std::filesystem::path& directory);

@@ -75,7 +75,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const auto free_before = device.own_memory();
   const std::size_t held_before = device.ledger().held(MemoryKind::device);
   const TrainingPlan plan = plan_training(spec, model.layout(), runtime, shape, engine, !origins.given("bucket_size"),
-                                          options.activation_checkpointing);
+                                          options.activation_checkpointing, WeightOrigin::files);
 
   const std::optional<Checkpoint> checkpoint = output.checkpoint();
   std::optional<TrainerState> state;

@@ -63,8 +63,7 @@ Trainer::Trainer(const TrainerInputs& in)
 Trainer::~Trainer() { stream_.reset(); }
 
 void Trainer::start() {
-  in_.model.load(engine_, in_.runtime.host_pool());
-  engine_.upload_weights(*stream_);
+  in_.model.load(engine_, *stream_, in_.runtime.host_pool());
 }
 
 void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState& state) {

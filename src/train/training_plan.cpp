@@ -8,6 +8,7 @@
 #include "model/flops.h"
 #include "parallel/communicator.h"
 #include "train/batch_upload.h"
+#include "train/model_files.h"
 
 namespace so {
 namespace {
@@ -29,7 +30,7 @@ constexpr double host_share = 0.95;
 
 // All that the run allocates but the activations.
 MemoryPlan plan_state(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
-                      const TrainingShape& shape, const EngineSettings& settings) {
+                      const TrainingShape& shape, const EngineSettings& settings, WeightOrigin origin) {
   const auto device = make_dry_device(runtime.device().kind());
   const auto ops = make_ops(*device);
   const auto ranks = make_single_communicator();
@@ -38,6 +39,7 @@ MemoryPlan plan_state(const DecoderSpec& spec, const ParameterLayout& layout, Ru
       MemoryKind::device, static_cast<std::size_t>(shape.longest_document * spec.rope.rotary_dim) * sizeof(float),
       "rotation table");
   const BatchUpload upload(*device, std::max(shape.micro_batch_tokens, shape.evaluation_tokens));
+  if (origin == WeightOrigin::files) const LoadingRing ring = make_loading_ring(*device, layout);
   MemoryPlan plan;
   plan.add(device->ledger());
   add_libraries(plan, runtime.device(), runtime.host_pool().size());
@@ -104,7 +106,7 @@ void require_state_fits(const DecoderSpec& spec, Runtime& runtime, const EngineS
 
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
                            const TrainingShape& shape, EngineSettings engine, bool adjust_buckets,
-                           Toggle activation_checkpointing) {
+                           Toggle activation_checkpointing, WeightOrigin origin) {
   TrainingPlan plan;
   plan.shape = shape;
   plan.engine = engine;
@@ -117,7 +119,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
   }
   plan.engine.bucket_elements = std::max(unit, plan.engine.bucket_elements / unit * unit);
   plan.decoder.compute = engine.compute;
-  plan.memory = plan_state(spec, layout, runtime, shape, plan.engine);
+  plan.memory = plan_state(spec, layout, runtime, shape, plan.engine, origin);
   plan_activations(spec, layout, runtime, activation_checkpointing, device_advice, plan);
   return plan;
 }

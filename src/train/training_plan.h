@@ -19,13 +19,16 @@ struct TrainingPlan {
   MemoryPlan memory;                 // all that the run will allocate, and what the process holds already
 };
 
+// Where the weights come from, which decides about what their loading takes.
+enum class WeightOrigin : std::uint8_t { files, random };
+
 // `engine.compute`, the owner, AdamW and clipping are taken from `engine`; bucket_elements is an upper bound, lowered
 // for models so small that a bucket would be most of them when `adjust_buckets`. Activations: `on` keeps the layers'
 // inputs only, `off` everything, `automatic` as much as fits. Found by running the real decoder and engine on a dry
 // device. Throws Error if it does not fit.
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
                            const TrainingShape& shape, EngineSettings engine, bool adjust_buckets,
-                           Toggle activation_checkpointing);
+                           Toggle activation_checkpointing, WeightOrigin origin);
 
 // The part of it that comes last, for a plan whose shape, compute dtype and memory but for the activations are there:
 // decides about the activations, adds them, and refuses what does not fit; `for_device` says what helps if that is the

@@ -125,5 +125,20 @@ TEST(BenchOps, TimesEveryOperation) {
   }
 }
 
+TEST(BenchLoad, TimesReadingCopyingAndLoading) {
+  const TemporaryDirectory directory;
+  for (const char* dtype : {"fp32", "bf16"}) {
+    const std::string model = (model_fixture("llama-sharded") / "model").string();
+    const auto result = result_of(
+        {"bench", "load", "--model", model, "--device", "cpu", "--dtype", dtype, "--rounds", "3", "--json"}, directory);
+    EXPECT_EQ(result["dtype"], std::string(dtype) == "fp32" ? "float32" : "bfloat16");
+    EXPECT_GT(result["bytes"], 50'000);
+    const double read = result["read_seconds"], copy = result["copy_seconds"], load = result["load_seconds"];
+    EXPECT_GT(std::min({read, copy, load}), 0);
+    EXPECT_NEAR(result["ratio_to_read_plus_copy"].get<double>(), load / (read + copy), 1e-9);
+    EXPECT_NEAR(result["share_of_limit"].get<double>(), std::max(read, copy) / load, 1e-9);
+  }
+}
+
 }  // namespace
 }  // namespace so::test

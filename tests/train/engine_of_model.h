@@ -37,8 +37,7 @@ class EngineOfModel {
   Stream& stream() { return *stream_; }
 
   void load() {
-    files_.load(engine_, runtime_.host_pool());
-    engine_.upload_weights(*stream_);
+    files_.load(engine_, *stream_, runtime_.host_pool());
   }
   void load_checkpoint(const std::filesystem::path& path) {
     so::load_checkpoint(path, engine_, *stream_, runtime_.host_pool());

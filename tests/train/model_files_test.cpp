@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
+#include <functional>
 #include <limits>
 #include <map>
+#include <random>
 
 #include "train/engine_of_model.h"
 
@@ -58,8 +61,11 @@ INSTANTIATE_TEST_SUITE_P(Models, ModelFilesLoad,
                                          "qwen3-tied", "qwen3-bf16-v4"),
                          fixture_name);
 
-// A small tied Llama whose embedding, 256 x 256, has room for every half there is.
-void write_model_of_halves(const std::filesystem::path& directory, const std::vector<RawTensor>& further = {}) {
+// A small tied Llama whose embedding has 256 x 256 elements: room for every half there is, and more than a loading ring
+// holds at a time. `bytes_of(name, elements)` are a tensor's.
+using BytesOf = std::function<std::string(const std::string& name, std::int64_t elements)>;
+void write_small_model(const std::filesystem::path& directory, const std::string& dtype, const BytesOf& bytes_of,
+                       const std::vector<RawTensor>& further = {}) {
   auto config = read_json(model_directory("llama-tied-llama3") / "config.json");
   for (const auto& [key, value] : std::map<std::string, int>{{"hidden_size", 256},
                                                              {"vocab_size", 256},
@@ -73,27 +79,38 @@ void write_model_of_halves(const std::filesystem::path& directory, const std::ve
   config["rope_parameters"] = {{"rope_theta", 10000.0}, {"rope_type", "default"}};
   write_file(directory / "config.json", config.dump());
 
-  std::string halves;
-  for (unsigned h = 0; h < 65536; ++h) halves += {static_cast<char>(h & 0xffu), static_cast<char>(h >> 8)};
-  const auto zeros = [](const std::string& name, std::vector<std::int64_t> shape) {
-    std::int64_t n = 2;
+  const auto tensor = [&](const std::string& name, std::vector<std::int64_t> shape) {
+    std::int64_t n = 1;
     for (const auto d : shape) n *= d;
-    return RawTensor{name, "F16", shape, std::string(static_cast<std::size_t>(n), '\0')};
+    return RawTensor{name, dtype, shape, bytes_of(name, n)};
   };
   const std::string layer = "model.layers.0.";
-  std::vector<RawTensor> tensors = {{"model.embed_tokens.weight", "F16", {256, 256}, halves},
-                                    zeros(layer + "input_layernorm.weight", {256}),
-                                    zeros(layer + "self_attn.q_proj.weight", {2, 256}),
-                                    zeros(layer + "self_attn.k_proj.weight", {2, 256}),
-                                    zeros(layer + "self_attn.v_proj.weight", {2, 256}),
-                                    zeros(layer + "self_attn.o_proj.weight", {256, 2}),
-                                    zeros(layer + "post_attention_layernorm.weight", {256}),
-                                    zeros(layer + "mlp.gate_proj.weight", {2, 256}),
-                                    zeros(layer + "mlp.up_proj.weight", {2, 256}),
-                                    zeros(layer + "mlp.down_proj.weight", {256, 2}),
-                                    zeros("model.norm.weight", {256})};
+  std::vector<RawTensor> tensors = {tensor("model.embed_tokens.weight", {256, 256}),
+                                    tensor(layer + "input_layernorm.weight", {256}),
+                                    tensor(layer + "self_attn.q_proj.weight", {2, 256}),
+                                    tensor(layer + "self_attn.k_proj.weight", {2, 256}),
+                                    tensor(layer + "self_attn.v_proj.weight", {2, 256}),
+                                    tensor(layer + "self_attn.o_proj.weight", {256, 2}),
+                                    tensor(layer + "post_attention_layernorm.weight", {256}),
+                                    tensor(layer + "mlp.gate_proj.weight", {2, 256}),
+                                    tensor(layer + "mlp.up_proj.weight", {2, 256}),
+                                    tensor(layer + "mlp.down_proj.weight", {256, 2}),
+                                    tensor("model.norm.weight", {256})};
   tensors.insert(tensors.end(), further.begin(), further.end());
   write_safetensors(directory / "model.safetensors", tensors);
+}
+
+// Its embedding is every half, the rest zeros.
+void write_model_of_halves(const std::filesystem::path& directory, const std::vector<RawTensor>& further = {}) {
+  write_small_model(
+      directory, "F16",
+      [](const std::string& name, std::int64_t elements) {
+        std::string bytes(static_cast<std::size_t>(elements) * 2, '\0');
+        if (name == "model.embed_tokens.weight")
+          for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i % 2 == 0 ? i / 2 : i / 2 >> 8);
+        return bytes;
+      },
+      further);
 }
 
 // IEEE 754 binary16: 1 bit sign, 5 bits exponent with bias 15, 10 bits fraction.
@@ -131,6 +148,107 @@ TEST(ModelFiles, EveryHalfIsWidenedExactly) {
       }
     }
   }
+}
+
+// Whatever the files hold, whatever the model computes in and whoever owns the state: every master is the stored value,
+// every weight that value rounded once.
+TEST(ModelFiles, EveryStoredDtypeLandsForEveryOwner) {
+  for (const std::string stored : {"F32", "BF16", "F16"}) {
+    TemporaryDirectory temporary;
+    std::map<std::string, std::vector<float>> values;
+    std::mt19937 random(1);
+    write_small_model(temporary.path(), stored, [&](const std::string& name, std::int64_t elements) {
+      std::string bytes;
+      for (std::int64_t i = 0; i < elements; ++i) {
+        const auto u = static_cast<std::uint32_t>(random());
+        std::uint32_t bits = 0x3c000000u ^ (u & 0x83ffffffu);  // both signs, 128 exponents, any fraction
+        if (stored == "F16") {
+          bits = (u & 0x83ffu) | (u >> 16) % 31 << 10;
+          values[name].push_back(half_value(bits));
+        } else {
+          values[name].push_back(std::bit_cast<float>(stored == "F32" ? bits : bits >> 16 << 16));
+          if (stored == "BF16") bits >>= 16;
+        }
+        bytes.append(reinterpret_cast<const char*>(&bits), stored == "F32" ? 4 : 2);
+      }
+      return bytes;
+    });
+    for (const DType compute : {DType::f32, DType::bf16}) {
+      for (const Owner owner : {Owner::host, Owner::device}) {
+        SCOPED_TRACE(stored + " computed in " + std::string(name_of(compute)) + " owned by " +
+                     std::string(name_of(owner)));
+        // A bucket ends inside of pieces, and pieces inside of buckets.
+        EngineOfModel model(temporary.path(), compute, 1536, owner);
+        model.load();
+        const auto bits = model.bits();
+        DeviceWeights device(model.runtime().device(), model.layout(), compute);
+        model.files().load(device, model.stream(), model.runtime().host_pool());
+        for (int p = 0; p < model.layout().count(); ++p) {
+          const std::vector<float>& expected = values.at(model.layout().parameter(p).name);
+          const auto& got = bits[static_cast<std::size_t>(p)];
+          ASSERT_EQ(got.master.size(), expected.size());
+          for (std::size_t i = 0; i < expected.size(); ++i) {
+            const auto wide = std::bit_cast<std::uint32_t>(expected[i]);
+            const std::uint32_t weight = compute == DType::f32 ? wide : bf16_bits(expected[i]);
+            ASSERT_EQ(got.master[i], wide) << model.layout().parameter(p).name << " element " << i;
+            ASSERT_EQ(got.weights[i], weight) << model.layout().parameter(p).name << " element " << i;
+            std::uint32_t one = 0;
+            std::memcpy(&one, static_cast<const std::byte*>(device.weight(p).data()) + i * size_of(compute),
+                        size_of(compute));
+            ASSERT_EQ(one, weight) << model.layout().parameter(p).name << " element " << i << " alone";
+          }
+        }
+      }
+    }
+  }
+}
+
+// The same as through master weights and their rounding.
+TEST(ModelFiles, LoadingGivesTheWeightsThatUploadingGives) {
+  for (const Owner owner : {Owner::host, Owner::device}) {
+    EngineOfModel model(model_directory("llama-untied"), DType::bf16, 1024, owner);
+    model.load();
+    const auto loaded = model.bits();
+    model.engine().upload_weights(model.stream());
+    EXPECT_TRUE(model.bits() == loaded);
+  }
+}
+
+TEST(ModelFiles, AFileThatEndsInsideATensorIsRefusedByName) {
+  for (const Owner owner : {Owner::host, Owner::device}) {
+    TemporaryDirectory temporary;
+    write_model_of_halves(temporary.path());
+    EngineOfModel model(temporary.path(), DType::bf16, 1024, owner);
+    std::filesystem::resize_file(temporary.path() / "model.safetensors", 100'000);
+    for (const bool engine : {true, false}) {
+      DeviceWeights weights(model.runtime().device(), model.layout(), DType::bf16);
+      try {
+        if (engine)
+          model.load();
+        else
+          model.files().load(weights, model.stream(), model.runtime().host_pool());
+        ADD_FAILURE() << "loaded";
+      } catch (const Error& error) {
+        const std::string message = error.what();
+        EXPECT_EQ(message.find('\n'), message.npos);
+        for (const char* part : {"model.embed_tokens.weight", "model.safetensors", "ends at byte 100000"})
+          EXPECT_NE(message.find(part), message.npos) << message;
+      }
+    }
+  }
+}
+
+// What a plan is told is what loading takes.
+TEST(ModelFiles, LoadingTakesThePlannedRingAndGivesItBack) {
+  EngineOfModel model(model_directory("qwen3-tied"), DType::bf16);
+  Device& device = model.runtime().device();
+  const std::size_t before = device.ledger().held(MemoryKind::pinned);
+  const auto dry = make_dry_device(DeviceKind::cpu);
+  { const LoadingRing ring = make_loading_ring(*dry, model.layout()); }
+  model.load();
+  EXPECT_EQ(device.ledger().held(MemoryKind::pinned), before);
+  EXPECT_EQ(device.ledger().peaks(MemoryKind::pinned).at("loading ring"),
+            dry->ledger().peaks(MemoryKind::pinned).at("loading ring"));
 }
 
 // Old checkpoints carry rotary buffers, some tied ones a second copy of the embedding: neither is a parameter.

@@ -80,6 +80,7 @@ TEST(OptionLists, ArePinned) {
                    "activation_checkpointing", "steps", "warmup", "trace", "json", "device", "dtype", "cpu_threads"}));
   EXPECT_EQ(names(bench_ops_option_table()),
             (Names{"config", "tokens", "max_length", "json", "device", "dtype", "cpu_threads"}));
+  EXPECT_EQ(names(bench_load_option_table()), (Names{"model", "rounds", "json", "device", "dtype", "cpu_threads"}));
 }
 
 // What a resumed run must agree on with its checkpoint. Speed, place and reporting are not in it: results must not
@@ -121,9 +122,9 @@ TEST(TrainOptions, DefaultsAreThePublishedOnes) {
 }
 
 TEST(OptionLists, EveryRowIsComplete) {
-  const OptionRows* tables[] = {&train_option_table(),    &init_option_table(),     &eval_option_table(),
-                                &generate_option_table(), &tokenize_option_table(), &bench_step_option_table(),
-                                &bench_ops_option_table()};
+  const OptionRows* tables[] = {&train_option_table(),     &init_option_table(),      &eval_option_table(),
+                                &generate_option_table(),  &tokenize_option_table(),  &bench_step_option_table(),
+                                &bench_ops_option_table(), &bench_load_option_table()};
   for (const OptionRows* rows : tables) {
     std::set<std::string> seen;
     for (const OptionSpec& spec : rows->specs()) {

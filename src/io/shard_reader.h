@@ -1,0 +1,81 @@
+// Weights streamed from safetensors files: threads read ahead into a ring of pinned buffers and convert there, while
+// the caller sends what has arrived to where it belongs. The model is never whole in host memory on the way.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+#include "io/safetensors.h"
+#include "offload/weight_piece.h"
+
+namespace so {
+
+// The buffers, booked as "loading ring". One reader at a time uses them.
+class LoadingRing {
+ public:
+  struct Slot {
+    Buffer memory;
+    std::unique_ptr<Event> free;  // recorded after the last work that uses the memory
+  };
+
+  // `slot_bytes`: a multiple of 4096. Twice the slots that readers can fill at a time: a copy engine then finds the
+  // next piece ready while all readers are at work.
+  LoadingRing(Device& device, std::size_t slot_bytes);
+
+  // For a model of so many elements: 4 MiB, where copies to a GPU come within 2% of their full speed (a larger ring
+  // takes longer to pin than it saves); less for small models, whose ring stays at a sixteenth of their bf16 weights.
+  static std::size_t slot_bytes_for(std::int64_t elements);
+
+  static constexpr int max_readers = 8;
+  std::size_t size() const { return slots_.size(); }
+  std::size_t slot_bytes() const { return slots_[0].memory.bytes(); }
+  Slot& slot(std::size_t turn) { return slots_[turn % slots_.size()]; }
+
+ private:
+  std::vector<Slot> slots_;
+};
+
+// What becomes of the kernel's copy of a file. keep: another load of it, soon, is served from memory. drop: pages are
+// given back right behind the reading, so that a model which is read once pushes nothing else out of memory.
+enum class PageCache : std::uint8_t { keep, drop };
+
+// The reader. One thread calls.
+class ShardReader {
+ public:
+  // A whole tensor, of f32, bf16 or f16, which must outlive the reader.
+  struct Request {
+    const SafetensorsReader* file = nullptr;
+    std::string tensor;
+    std::int64_t at = 0;  // of its first element, in the flat range of parameters
+    WeightForms forms;    // none: the tensor is read, and that is all
+  };
+
+  // Starts reading, in the order given, with at most `readers` threads.
+  ShardReader(LoadingRing& ring, std::vector<Request> requests, int readers, PageCache cache);
+  // Ends the reading, wherever it is. The pieces given out are no longer valid.
+  ~ShardReader();
+  ShardReader(const ShardReader&) = delete;
+  ShardReader& operator=(const ShardReader&) = delete;
+
+  // The next piece, in order; nothing after the last. Waits for it. A failure to read a piece is thrown here, when it
+  // is that piece's turn: an Error that names file and tensor.
+  std::optional<WeightPiece> next();
+  // The memory of the piece given out last may be used again when the work now enqueued on `stream` has run. Between
+  // two calls of next().
+  void release(Stream& stream);
+
+  // Of the files.
+  std::uint64_t bytes_given() const;
+  std::uint64_t total_bytes() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace so

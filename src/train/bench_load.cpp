@@ -1,0 +1,123 @@
+// superoffload bench load.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "io/shard_reader.h"
+#include "offload/device_weights.h"
+#include "train/commands.h"
+#include "train/model_files.h"
+#include "train/runtime.h"
+#include "train/training_plan.h"
+
+namespace so {
+namespace {
+
+double seconds_of(const auto& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Every byte of the model's tensors read into pinned memory, by the loader's threads in its pieces, and left at that.
+void read_all(const ModelFiles& model, LoadingRing& ring, Stream& stream, int readers) {
+  std::vector<ShardReader::Request> requests;
+  for (const SafetensorsReader& shard : model.directory().shards())
+    for (const std::string& name : shard.names())
+      if (model.layout().find(name) >= 0) requests.push_back({&shard, name, 0, {}});
+  ShardReader reader(ring, std::move(requests), readers, PageCache::keep);
+  while (reader.next()) reader.release(stream);
+  stream.synchronize();
+}
+
+// As many bytes copied from the ring to the device, in pieces of its slots, without waiting in between.
+void copy_all(LoadingRing& ring, Stream& stream, const DeviceWeights& weights, std::uint64_t bytes) {
+  std::size_t turn = 0, to = 0;
+  while (bytes > 0) {
+    const std::size_t piece = std::min<std::uint64_t>({bytes, ring.slot_bytes(), weights.bytes()});
+    if (to + piece > weights.bytes()) to = 0;
+    stream.copy(static_cast<std::byte*>(weights.data()) + to, ring.slot(turn++).memory.data(), piece);
+    to += piece;
+    bytes -= piece;
+  }
+  stream.synchronize();
+}
+
+}  // namespace
+
+int run_bench_load(const BenchLoadOptions& options) {
+  const ModelFiles model(options.model);
+  const std::string config = (std::filesystem::path(options.model) / "config.json").string();
+  const DType compute = resolve_dtype(options.dtype, read_text_file(config, 16 << 20), config);
+  Runtime runtime(options.device, options.cpu_threads);
+  Device& device = runtime.device();
+  {
+    const auto dry = make_dry_device(device.kind());
+    const DeviceWeights weights(*dry, model.layout(), compute);
+    // The loader's, and the one of the measurements beside it.
+    const LoadingRing rings[] = {make_loading_ring(*dry, model.layout()), make_loading_ring(*dry, model.layout())};
+    MemoryPlan plan;
+    plan.add(dry->ledger());
+    add_libraries(plan, device, runtime.host_pool().size());
+    require_fits(plan, device, "use a GPU with more memory", "use a machine with more memory");
+  }
+  LoadingRing ring = make_loading_ring(device, model.layout());
+  DeviceWeights weights(device, model.layout(), compute);
+  const auto stream = device.create_stream("compute");
+  std::uint64_t bytes = 0;
+  for (const Parameter& p : model.layout().parameters()) bytes += model.directory().info(p.name).bytes();
+
+  const int readers = runtime.host_pool().size();
+  // Not measured with the others: afterwards what fits in memory of the files is there, and device memory was touched.
+  const double first = seconds_of([&] { read_all(model, ring, *stream, readers); });
+  model.load(weights, *stream, runtime.host_pool());
+  std::vector<double> read, copy, load;
+  for (std::int64_t round = 0; round < options.rounds; ++round) {
+    read.push_back(seconds_of([&] { read_all(model, ring, *stream, readers); }));
+    copy.push_back(seconds_of([&] { copy_all(ring, *stream, weights, bytes); }));
+    load.push_back(seconds_of([&] { model.load(weights, *stream, runtime.host_pool()); }));
+  }
+  const double read_s = median(read), copy_s = median(copy), load_s = median(load), gigabytes = 1e-9 * bytes,
+               floor = std::max(read_s, copy_s);
+  if (options.json) {
+    const nlohmann::ordered_json result{{"model", options.model},
+                                        {"device", device.name()},
+                                        {"dtype", name_of(compute)},
+                                        {"bytes", bytes},
+                                        {"rounds", options.rounds},
+                                        {"first_read_seconds", first},
+                                        {"read_seconds", read_s},
+                                        {"copy_seconds", copy_s},
+                                        {"load_seconds", load_s},
+                                        {"load_gb_per_s", gigabytes / load_s},
+                                        {"ratio_to_read_plus_copy", load_s / (read_s + copy_s)},
+                                        {"share_of_limit", floor / load_s}};
+    fmt::print("{}\n", result.dump());
+    return exit_ok;
+  }
+  fmt::print("{} as {} on {}: {} in files, median of {} rounds\n", options.model, name_of(compute), device.name(),
+             format_bytes(bytes), options.rounds);
+  const auto line = [&](const char* what, double seconds) {
+    fmt::print("{:<28} {:>9.4f} s {:>8.4g} GB/s\n", what, seconds, gigabytes / seconds);
+  };
+  line("first read, as it was found", first);
+  line("read", read_s);
+  line("copy to the device", copy_s);
+  line("load", load_s);
+  fmt::print("load / (read + copy) {:.3f}; {:.1f}% of the slower of the two\n", load_s / (read_s + copy_s),
+             100 * floor / load_s);
+  return exit_ok;
+}
+
+}  // namespace so
