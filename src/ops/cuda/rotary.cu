@@ -61,51 +61,66 @@ __device__ inline float group_sum(float x) {
 // head_dim == 2 half == 2 N G. A group does HEADS neighbouring heads of a row, a divisor of their number: their memory
 // is fetched at once, and the table and the weights serve all. BACK turns the other way: the gradient without a norm.
 template <class T, int N, int G, int HEADS, bool NORM, bool BACK>
-__global__ void __launch_bounds__(threads) rotary_packs(Span<T> out, Span<const T> in, Rotation<T> a) {
+__global__ void __launch_bounds__(threads, 8) rotary_packs(Span<T> out, Span<const T> in, Rotation<T> a) {
   static_assert(!(NORM && BACK));
   const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x) / G;
   const int first = threadIdx.x % G * N, of_row = a.heads / HEADS;
   const std::int64_t row = item / of_row;
   const int head = static_cast<int>(item - row * of_row) * HEADS;
   const bool mine = row < a.rows;  // every lane takes part in sums
-  float x[HEADS][2][N] = {}, cosine[N] = {}, sine[N] = {};
+  // Packed until they are used: what a thread holds decides how many of them keep memory busy.
+  Words<T, N> fetched[HEADS][2] = {};
+  const float* table = nullptr;
   if (mine) {
 #pragma unroll
     for (int h = 0; h < HEADS; ++h)
 #pragma unroll
-      for (int k = 0; k < 2; ++k) load<N>(x[h][k], in.head(row, head + h, a.head_dim) + k * a.half + first);
-    const float* table = a.cosines(row) + first;
-    load<N>(cosine, table);
-    load<N>(sine, table + a.half);
+      for (int k = 0; k < 2; ++k) fetched[h][k] = fetch<N>(in.head(row, head + h, a.head_dim) + k * a.half + first);
+    table = a.cosines(row) + first;
   }
+  float r[HEADS];
   if constexpr (NORM) {
-    float weight[2][N];
-    load<N>(weight[0], a.weight + first);
-    load<N>(weight[1], a.weight + a.half + first);
 #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
       float squares = 0;
 #pragma unroll
-      for (int j = 0; j < N; ++j) squares += x[h][0][j] * x[h][0][j] + x[h][1][j] * x[h][1][j];
-      const float r = 1.0f / sqrtf(group_sum<G>(squares) / static_cast<float>(a.head_dim) + a.epsilon);
-      if (mine && first == 0) a.inv_rms[row * a.heads + head + h] = r;
+      for (int k = 0; k < 2; ++k) {
+        float x[N];
+        widen<T>(x, fetched[h][k]);
 #pragma unroll
-      for (int k = 0; k < 2; ++k)
-#pragma unroll
-        for (int j = 0; j < N; ++j) x[h][k][j] *= r * weight[k][j];
+        for (int j = 0; j < N; ++j) squares += x[j] * x[j];
+      }
+      r[h] = 1.0f / sqrtf(group_sum<G>(squares) / static_cast<float>(a.head_dim) + a.epsilon);
+      if (mine && first == 0) a.inv_rms[row * a.heads + head + h] = r[h];
     }
   }
   if (!mine) return;
+  float cosine[N], sine[N];
+  load<N>(cosine, table);
+  load<N>(sine, table + a.half);
 #pragma unroll
   for (int h = 0; h < HEADS; ++h) {
+    float x[N], y[N];
+    widen<T>(x, fetched[h][0]);
+    widen<T>(y, fetched[h][1]);
+    if constexpr (NORM) {
+      float weight[N];
+      load<N>(weight, a.weight + first);
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      const float turn = BACK ? -sine[j] : sine[j], turned = x[h][0][j] * cosine[j] - x[h][1][j] * turn;
-      x[h][1][j] = x[h][1][j] * cosine[j] + x[h][0][j] * turn;
-      x[h][0][j] = turned;
+      for (int j = 0; j < N; ++j) x[j] *= r[h] * weight[j];
+      load<N>(weight, a.weight + a.half + first);
+#pragma unroll
+      for (int j = 0; j < N; ++j) y[j] *= r[h] * weight[j];
     }
 #pragma unroll
-    for (int k = 0; k < 2; ++k) store<N>(out.head(row, head + h, a.head_dim) + k * a.half + first, x[h][k]);
+    for (int j = 0; j < N; ++j) {
+      const float turn = BACK ? -sine[j] : sine[j], turned = x[j] * cosine[j] - y[j] * turn;
+      y[j] = y[j] * cosine[j] + x[j] * turn;
+      x[j] = turned;
+    }
+    T* to = out.head(row, head + h, a.head_dim) + first;
+    store<N>(to, x);
+    store<N>(to + a.half, y);
   }
 }
 
