@@ -43,7 +43,7 @@ class Array {
   }
   static Array of(const std::vector<std::int32_t>& values) {
     Array a(DType::i32, {static_cast<std::int64_t>(values.size())});
-    std::memcpy(a.bytes_.data(), values.data(), a.bytes_.size());
+    if (!values.empty()) std::memcpy(a.bytes_.data(), values.data(), a.bytes_.size());
     return a;
   }
 
@@ -89,6 +89,7 @@ class Mirror {
       : array_(array),
         stream_(stream),
         buffer_(stream.device().allocate(MemoryKind::device, std::max<std::size_t>(array.bytes().size(), 1), "array")) {
+    if (array.bytes().empty()) return;
     stream_.copy(buffer_.data(), array.bytes().data(), array.bytes().size());
     stream_.synchronize();
   }
@@ -98,6 +99,7 @@ class Mirror {
   }
   // The array becomes what the device has. Waits for the stream.
   void fetch() {
+    if (array_.bytes().empty()) return stream_.synchronize();
     stream_.copy(array_.tensor().data(), buffer_.data(), array_.bytes().size());
     stream_.synchronize();
   }
