@@ -92,6 +92,10 @@ ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spe
   return least;
 }
 
+bool all_recomputed(const std::vector<Keep>& keep) {
+  return !keep.empty() && std::all_of(keep.begin(), keep.end(), [](Keep k) { return k == Keep::input; });
+}
+
 std::string describe(const std::vector<Keep>& keep) {
   if (keep.empty()) return std::string(name_of(Keep::all));
   std::string text;

@@ -51,6 +51,9 @@ struct ActivationPlan {
 ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spec, DecoderSettings settings,
                                   std::size_t budget);
 
+// Whether every layer keeps its input alone: what others call activation checkpointing. False of no layers.
+bool all_recomputed(const std::vector<Keep>& keep);
+
 // For people: "all", or "12 layers keep no_gate_up, 28 light".
 std::string describe(const std::vector<Keep>& keep);
 

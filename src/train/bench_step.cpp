@@ -156,10 +156,6 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
                        WeightOrigin::random);
 }
 
-bool all_recomputed(const DecoderSettings& settings) {
-  return std::all_of(settings.keep.begin(), settings.keep.end(), [](Keep k) { return k == Keep::input; });
-}
-
 struct Measured {
   std::vector<double> seconds;  // of each step, in order
   double first_loss = 0, last_loss = 0;
@@ -278,7 +274,7 @@ int run_bench_step(const BenchStepOptions& options) {
   const double seconds = m.median(), tokens = static_cast<double>(options.batch_size * options.max_length);
   const double model_rate = model_flops(spec, cu_seqlens) / seconds;
   const double reference_rate =
-      reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder)) / seconds;
+      reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder.keep)) / seconds;
   const auto [least, most] = std::minmax_element(m.seconds.begin(), m.seconds.end());
 
   if (options.json) {

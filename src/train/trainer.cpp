@@ -62,9 +62,7 @@ Trainer::Trainer(const TrainerInputs& in)
 // After an error work may still be queued that uses the members' memory: the stream ends first.
 Trainer::~Trainer() { stream_.reset(); }
 
-void Trainer::start() {
-  in_.model.load(engine_, *stream_, in_.runtime.host_pool());
-}
+void Trainer::start() { in_.model.load(engine_, *stream_, in_.runtime.host_pool()); }
 
 void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState& state) {
   load_checkpoint(checkpoint, engine_, *stream_, in_.runtime.host_pool());
@@ -84,8 +82,7 @@ Trainer::StepResult Trainer::train_step() {
   result.plan = in_.batches.next_step();
   // The step's loss is a mean over all its trained tokens, of every micro-batch and rank.
   const float grad_scale = static_cast<float>(1.0 / static_cast<double>(result.plan.trained_tokens));
-  const auto& keep = in_.plan.decoder.keep;
-  const bool all_recomputed = std::all_of(keep.begin(), keep.end(), [](Keep k) { return k == Keep::input; });
+  const bool recomputed = all_recomputed(in_.plan.decoder.keep);
   double loss_sum = 0;
   for (std::int64_t i = 0; i < result.plan.micro_batches; ++i) {
     in_.batches.micro_batch(i, batch_);
@@ -96,7 +93,7 @@ Trainer::StepResult Trainer::train_step() {
     if (i > 0) loss_sum += upload_.receive_losses();  // of the one before: the device has this one to do
     result.model_flops += model_flops(in_.model.spec(), batch_.cu_seqlens);
     const std::int64_t row_length = batch_.rows == 0 ? 0 : batch_.padded_tokens / batch_.rows;
-    result.reference_flops += reference_flops(in_.model.spec(), batch_.rows, row_length, all_recomputed);
+    result.reference_flops += reference_flops(in_.model.spec(), batch_.rows, row_length, recomputed);
   }
   result.lr = schedule_.rate(state_.updates);
   result.verdict = engine_.finish_step(*stream_, result.lr, state_.updates + 1);

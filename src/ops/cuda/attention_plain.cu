@@ -52,12 +52,6 @@ __device__ inline float row_max(float x) {
   for (int lane = LANES / 2; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lane));
   return x;
 }
-template <int LANES>
-__device__ inline float row_sum(float x) {
-#pragma unroll
-  for (int lane = LANES / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
-  return x;
-}
 
 template <class T, int DIM>
 __global__ void __launch_bounds__(threads) forward_kernel(AttentionArguments a) {
@@ -108,7 +102,7 @@ __global__ void __launch_bounds__(threads) forward_kernel(AttentionArguments a) 
         for (int j = 0; j < C::rows; ++j) sums[c] = fmaf(ps[j], vs[j * pitch + at], sums[c]);
     }
   }
-  total = row_sum<C::lanes>(total);
+  total = group_sum<C::lanes>(total);
   if (row >= d.q_count) return;
   const float inverse = seen == 0 ? 0.0f : 1.0f / total;
   T* const out = head_rows<T>(a.out, d.q_begin + row, head, dim);

@@ -90,11 +90,8 @@ void add_partial_sums(cudaStream_t stream, const PartialSums& dk, const PartialS
 void CudaOps::copy_heads(Stream& stream, Heads out, Heads in) {
   const cudaStream_t s = enter(stream);
   expect_compute_dtype("copy_heads", "in", in.rows.dtype());
-  const std::int64_t rows = in.rows.rank() > 0 ? in.rows.dim(0) : 0, width = in.heads * in.head_dim;
-  expect_heads("copy_heads", "in", in, in.rows.dtype(), rows);
-  expect_heads("copy_heads", "out", out, in.rows.dtype(), rows);
-  SO_CHECK(out.heads == in.heads && out.head_dim == in.head_dim, "copy_heads of {} x {} to {} x {}", in.heads,
-           in.head_dim, out.heads, out.head_dim);
+  expect_same_heads("copy_heads", "in", in, "out", out);
+  const std::int64_t rows = in.rows.dim(0), width = in.heads * in.head_dim;
   if (rows * width == 0) return;
   const std::int64_t to_width = out.rows.dim(1), from_width = in.rows.dim(1);
   with_type(in.rows.dtype(), [&]<class T>() {

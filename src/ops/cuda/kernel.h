@@ -1,4 +1,4 @@
-// Building blocks of the CUDA kernels: element types, 16-byte accesses, sums over a warp and a block.
+// Building blocks of the CUDA kernels: element types, 16-byte accesses, sums over lanes.
 // Included by .cu files only.
 #pragma once
 
@@ -116,30 +116,17 @@ bool rows_aligned(std::int64_t width, const Pointers*... pointers) {
   return width % N == 0 && (fits(pointers) && ...);
 }
 
-// The sum over the warp, in every lane; the order is fixed (a butterfly).
+// The sum over a group of LANES neighbouring lanes, a power of two, in each of them; the order is fixed (a butterfly).
+// Every lane of the warp takes part.
+template <int LANES, class T>
+__device__ inline T group_sum(T x) {
+#pragma unroll
+  for (int lane = LANES / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+  return x;
+}
 template <class T>
 __device__ inline T warp_sum(T x) {
-#pragma unroll
-  for (int lane = warp / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
-  return x;
-}
-__device__ inline float warp_max(float x) {
-#pragma unroll
-  for (int lane = warp / 2; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lane));
-  return x;
-}
-// The sum over a block of THREADS, in every thread. `shared`: THREADS / 32 elements, free again after the next
-// __syncthreads().
-template <int THREADS, class T>
-__device__ inline T block_sum(T x, T* shared) {
-  x = warp_sum(x);
-  if constexpr (THREADS == warp) return x;
-  if (threadIdx.x % warp == 0) shared[threadIdx.x / warp] = x;
-  __syncthreads();
-  T sum = shared[0];
-#pragma unroll
-  for (int i = 1; i < THREADS / warp; ++i) sum += shared[i];
-  return sum;
+  return group_sum<warp>(x);
 }
 
 // Calls f.template operator()<T>() with the CUDA type of the dtype.

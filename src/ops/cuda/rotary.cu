@@ -51,13 +51,6 @@ struct Rotation {
   }
 };
 
-template <int G>
-__device__ inline float group_sum(float x) {
-#pragma unroll
-  for (int lane = G / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
-  return x;
-}
-
 // head_dim == 2 half == 2 N G. A group does HEADS neighbouring heads of a row, a divisor of their number: their memory
 // is fetched at once, and the table and the weights serve all. BACK turns the other way: the gradient without a norm.
 template <class T, int N, int G, int HEADS, bool NORM, bool BACK>
