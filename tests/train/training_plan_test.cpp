@@ -178,7 +178,7 @@ class FakeGpu final : public Device {
   bool backed() const override { return false; }
   std::optional<OwnMemory> own_memory() const override { return OwnMemory{free_ + 5, free_}; }
   std::unique_ptr<Stream> create_stream(std::string) override { return nullptr; }
-  std::unique_ptr<Event> create_event() override { return nullptr; }
+  std::unique_ptr<Event> create_event(Timing) override { return nullptr; }
 
  protected:
   void* allocate_memory(MemoryKind, std::size_t) override { return this; }

@@ -52,7 +52,9 @@ class Failure {
 
 class CudaEvent final : public Event {
  public:
-  explicit CudaEvent(const Failure& failure) : failure_(failure) { SO_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+  CudaEvent(const Failure& failure, Timing timing) : failure_(failure), timing_(timing) {
+    SO_CUDA(cudaEventCreateWithFlags(&event_, timing == Timing::on ? cudaEventDefault : cudaEventDisableTiming));
+  }
   ~CudaEvent() override { cudaEventDestroy(event_); }
 
   void synchronize() override {
@@ -66,6 +68,19 @@ class CudaEvent final : public Event {
     cuda_check(status, "cudaEventQuery");
     return true;
   }
+  double seconds_since(const Event& earlier) const override {
+    const auto* own = dynamic_cast<const CudaEvent*>(&earlier);
+    SO_CHECK(own, "not a CUDA event");
+    for (const CudaEvent* event : {own, this}) {
+      SO_CHECK(event->timing_ == Timing::on, "an event made without timing");
+      SO_CHECK(event->recorded_, "an event never recorded has no time");
+      SO_CHECK(event->done(), "the work before an event has not run");
+    }
+    failure_.rethrow();
+    float milliseconds = 0;
+    SO_CUDA(cudaEventElapsedTime(&milliseconds, own->event_, event_));
+    return 1e-3 * static_cast<double>(milliseconds);
+  }
 
   cudaEvent_t get() const { return event_; }
   void recorded() { recorded_ = true; }
@@ -73,6 +88,7 @@ class CudaEvent final : public Event {
  private:
   cudaEvent_t event_ = nullptr;
   const Failure& failure_;
+  const Timing timing_;
   bool recorded_ = false;
 };
 
@@ -180,7 +196,7 @@ class CudaDevice final : public Device {
   std::unique_ptr<Stream> create_stream(std::string name) override {
     return std::make_unique<CudaStream>(*this, failure_, std::move(name));
   }
-  std::unique_ptr<Event> create_event() override { return std::make_unique<CudaEvent>(failure_); }
+  std::unique_ptr<Event> create_event(Timing timing) override { return std::make_unique<CudaEvent>(failure_, timing); }
 
  protected:
   void* allocate_memory(MemoryKind kind, std::size_t bytes) override {
