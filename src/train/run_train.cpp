@@ -30,7 +30,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   EngineSettings engine;
   engine.compute = compute;
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
-  engine.owner = options.offload_optimizer == OptimizerDevice::none ? Owner::device : Owner::host;
+  engine.device_units = options.offload_optimizer == OptimizerDevice::none ? head_unit(spec) + 1 : 0;
   require_state_fits(spec, runtime, engine);
   OutputDirectory output(options, origins);
   const ModelFiles model(options.model);

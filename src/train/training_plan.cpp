@@ -95,11 +95,11 @@ void require_state_fits(const DecoderSpec& spec, Runtime& runtime, const EngineS
   MemoryPlan plan;
   plan.add(MemoryKind::device, "weights", n * size_of(engine.compute));
   plan.add(MemoryKind::device, "gradients", n * size_of(engine.gradients));
-  plan.add(engine.owner == Owner::host ? MemoryKind::pageable : MemoryKind::device, "optimizer state", n * 12);
+  plan.add(engine.device_units == 0 ? MemoryKind::pageable : MemoryKind::device, "optimizer state", n * 12);
   const std::string size = fmt::format("the model has {:.3g} billion parameters; ", static_cast<double>(n) / 1e9);
   require_fits(
       plan, runtime.device(),
-      size + (engine.owner == Owner::device ? "use --offload_optimizer cpu, a smaller model or a GPU with more memory"
+      size + (engine.device_units > 0 ? "use --offload_optimizer cpu, a smaller model or a GPU with more memory"
                                             : "train a smaller one or use a GPU with more memory"),
       size + "train a smaller one or use a machine with more memory");
 }
