@@ -290,6 +290,7 @@ int resolve_cpu_threads(const TrainOptions& options, int usable) {
   if (options.cpu_threads > usable)
     fail("--cpu_threads {}: this process may use only {} CPUs", options.cpu_threads, usable);
   if (options.cpu_threads > 0) return options.cpu_threads;
+  if (options.cpuadam_cores_perc == 1) return 0;
   return std::max(1, static_cast<int>(options.cpuadam_cores_perc * usable));
 }
 
