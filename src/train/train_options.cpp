@@ -255,7 +255,8 @@ OptionTable<TrainOptions> make_table() {
       .default_from(recipe)
       .deepspeed("zero_optimization.offload_optimizer.pin_memory")
       .deepspeed("zero_optimization.cpu_offload_use_pin_memory");
-  t.add("cpuadam_cores_perc", &O::cpuadam_cores_perc, "Share of the usable CPUs for the CPU optimizer")
+  t.add("cpuadam_cores_perc", &O::cpuadam_cores_perc,
+        "Share of the usable CPUs for the CPU optimizer; all of them: but for one core beside a GPU")
       .above(0)
       .at_most(1)
       .file_only()
