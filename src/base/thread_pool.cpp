@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/delay_point.h"
 #include "base/error.h"
 
 namespace so {
@@ -205,7 +206,9 @@ struct ThreadPool::State {
         if (!word.compare_exchange_strong(now, now + worker_unit)) continue;  // others came or it ended: look again
       }
       seen = job_of(now);
+      delay_point();
       work(worker);
+      delay_point();
       const std::uint64_t left = word.fetch_sub(worker_unit) - worker_unit;
       if ((left & (workers_mask | open_flag)) == 0) ended.ring();
     }
@@ -219,6 +222,7 @@ struct ThreadPool::State {
     next.store(0, std::memory_order_relaxed);
     word.store(job * job_unit | flags);
     started.ring();
+    delay_point();
     work(0);
     word.fetch_and(~open_flag);
     wait(ended, [](std::uint64_t w) { return (w & workers_mask) == 0; });

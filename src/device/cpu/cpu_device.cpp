@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstring>
 
+#include "base/delay_point.h"
 #include "base/error.h"
 #include "device/host_pages.h"
 
@@ -156,6 +157,7 @@ void CpuStream::run() {
     const bool drop = q.error && !work.even_if_poisoned;
     q.busy = true;
     lock.unlock();
+    delay_point();
     std::exception_ptr error;
     TraceActivity activity;
     const bool traced = tracing() && !drop && !work.name.empty();

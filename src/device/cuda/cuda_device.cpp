@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include "base/delay_point.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "device/cuda/cuda_check.h"
@@ -159,6 +160,7 @@ class CudaStream final : public Stream {
     static void run(void* data) {
       const std::unique_ptr<HostWork> work(static_cast<HostWork*>(data));
       if (work->failure.failed()) return;
+      delay_point();
       const TraceSpan span(work->name);
       try {
         work->function();
