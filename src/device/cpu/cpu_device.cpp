@@ -1,13 +1,14 @@
 #include "device/cpu/cpu_device.h"
 
 #include <pthread.h>
-#include <sys/mman.h>
 
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
 
+#include "base/delay_point.h"
 #include "base/error.h"
+#include "device/host_pages.h"
 
 namespace so {
 namespace {
@@ -104,13 +105,8 @@ class CpuDevice final : public Device {
   std::unique_ptr<Event> create_event(Timing timing) override { return std::make_unique<CpuEvent>(timing); }
 
  protected:
-  void* allocate_memory(MemoryKind, std::size_t bytes) override {
-    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) return nullptr;
-    if (bytes >= std::size_t{8} << 20) madvise(data, bytes, MADV_HUGEPAGE);  // advice: a refusal costs speed only
-    return data;
-  }
-  void free_memory(MemoryKind, void* data, std::size_t bytes) noexcept override { munmap(data, bytes); }
+  void* allocate_memory(MemoryKind, std::size_t bytes) override { return map_host_pages(bytes); }
+  void free_memory(MemoryKind, void* data, std::size_t bytes) noexcept override { unmap_host_pages(data, bytes); }
 
  private:
   ThreadPool& pool_;
@@ -161,6 +157,7 @@ void CpuStream::run() {
     const bool drop = q.error && !work.even_if_poisoned;
     q.busy = true;
     lock.unlock();
+    delay_point();
     std::exception_ptr error;
     TraceActivity activity;
     const bool traced = tracing() && !drop && !work.name.empty();

@@ -1,16 +1,17 @@
 // An NVIDIA GPU through the CUDA runtime.
 #include "device/cuda/cuda_device.h"
 
-#include <sys/mman.h>
-
 #include <atomic>
 #include <cstdlib>
 #include <exception>
 #include <map>
 #include <mutex>
 
+#include "base/delay_point.h"
 #include "base/error.h"
+#include "base/units.h"
 #include "device/cuda/cuda_check.h"
+#include "device/host_pages.h"
 #include "device/trace.h"
 
 namespace so {
@@ -159,6 +160,7 @@ class CudaStream final : public Stream {
     static void run(void* data) {
       const std::unique_ptr<HostWork> work(static_cast<HostWork*>(data));
       if (work->failure.failed()) return;
+      delay_point();
       const TraceSpan span(work->name);
       try {
         work->function();
@@ -211,13 +213,15 @@ class CudaDevice final : public Device {
       return data;
     }
     // Pages of our own, so that exactly what is asked for is pinned: CUDA's own pinned allocator rounds up.
-    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) return nullptr;
-    if (kind == MemoryKind::pinned) {
+    void* data = map_host_pages(bytes);
+    if (data && kind == MemoryKind::pinned) {
       const cudaError_t status = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
       if (status != cudaSuccess) {
         cudaGetLastError();
-        munmap(data, bytes);
+        unmap_host_pages(data, bytes);
+        if (const std::string advice = lock_limit_advice(bytes); !advice.empty())
+          fail("the CUDA driver cannot pin {} of host memory ({}); {}", format_bytes(bytes), cudaGetErrorString(status),
+               advice);
         if (status == cudaErrorMemoryAllocation) return nullptr;
         cuda_check(status, "cudaHostRegister");
       }
@@ -230,7 +234,7 @@ class CudaDevice final : public Device {
       return;
     }
     if (kind == MemoryKind::pinned) cudaHostUnregister(data);
-    munmap(data, bytes);
+    unmap_host_pages(data, bytes);
   }
 
  private:
