@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "device/trace.h"
+
 namespace so {
 
 std::string_view name_of(Owner owner) { return owner == Owner::host ? "host" : "device"; }
@@ -16,6 +18,11 @@ std::string_view name_of(BucketState state) {
 void Bucket::move(BucketState to, std::initializer_list<BucketState> from, std::string_view verb) {
   SO_CHECK(std::find(from.begin(), from.end(), state_) != from.end(), "bucket {}: {} while {}", index_, verb,
            name_of(state_));
+  if (tracing()) {
+    const std::int64_t now = trace_now();
+    if (state_ != BucketState::idle) trace_bucket_state(index_, name_of(state_), since_, now);
+    since_ = now;
+  }
   state_ = to;
 }
 

@@ -31,7 +31,8 @@ enum class BucketState : std::uint8_t {
 inline constexpr int bucket_states = 9;
 std::string_view name_of(BucketState state);
 
-// The verbs are the only way from state to state; one in the wrong state throws Bug. One thread at a time.
+// The verbs are the only way from state to state; one in the wrong state throws Bug. A trace shows the states. One
+// thread at a time.
 class Bucket {
  public:
   Bucket(int index, Range range, Owner owner) : index_(index), range_(range), owner_(owner) {}
@@ -59,6 +60,7 @@ class Bucket {
   Range range_;
   Owner owner_;
   BucketState state_ = BucketState::idle;
+  std::int64_t since_ = 0;  // ns of the trace's clock; 0 when nobody traces
 };
 
 // Cuts the flat range into buckets of at most `elements` (a multiple of ParameterLayout::alignment), first at unit

@@ -74,6 +74,10 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
   held_gradients_.fill(-1);
   for (const Bucket& bucket : buckets_)
     current_.push_back(bucket.owner() == Owner::device ? device.create_event() : nullptr);
+  // By elements, which is what a pass works through.
+  for (const int index : host_.owned())
+    forward_shares_.push_back(static_cast<double>(buckets_[static_cast<std::size_t>(index)].range().begin) /
+                              static_cast<double>(layout.elements()));
   int first = 0;
   for (int unit = 0; unit < layout.units(); ++unit) {
     const Range range = layout.unit_range(unit);
@@ -250,6 +254,7 @@ double RecentMedian::median() const {
 UpdateFacts OffloadEngine::facts() const {
   UpdateFacts facts;
   facts.elements = host_.elements();
+  facts.forward_shares = forward_shares_;
   facts.undo_places = settings_.undo_buckets;
   facts.update_seconds = host_.update_seconds();
   facts.preview_seconds = host_.preview_seconds();

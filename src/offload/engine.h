@@ -170,7 +170,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   std::array<int, gradient_slots> held_gradients_;  // by slot: the unit that had it last, -1: none
   Buffer stats_, stats_host_;                       // GradStats per parameter, device and pinned
   std::vector<Bucket> buckets_;
-  std::vector<Span> unit_buckets_;  // by unit: buckets that have a part of it
+  std::vector<double> forward_shares_;  // by host-owned bucket
+  std::vector<Span> unit_buckets_;      // by unit: buckets that have a part of it
   OptimizerState host_state_, device_state_;
   std::vector<std::unique_ptr<Event>> current_;  // by bucket; null for the host's
   std::vector<std::unique_ptr<Event>> landed_;   // by unit: its gradients are complete

@@ -1,11 +1,14 @@
 #include "offload/host_optimizer.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
 #include <utility>
 
+#include "base/delay_point.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "device/trace.h"
@@ -309,6 +312,8 @@ bool HostOptimizer::prepare() {
 }
 
 void HostOptimizer::run() {
+  pthread_setname_np(pthread_self(), "optimizer");
+  pool_.pin_caller();
   try {
     for (;;) {
       Work work;
@@ -336,6 +341,7 @@ void HostOptimizer::run() {
 void HostOptimizer::perform(const Work& work) {
   constexpr std::array names = {"none",          "speculate", "preview", "update",
                                 "weights first", "state",     "adopt",   "restore weights"};
+  delay_point();
   Bucket& b = bucket(work.index);
   auto start = std::chrono::steady_clock::now();
   if (work.slot) {
@@ -366,6 +372,7 @@ void HostOptimizer::perform(const Work& work) {
   }
   if (task != Task::adopt && task != Task::follow && task != Task::none) give(b, *work.slot);
 
+  delay_point();
   lock.lock();
   counters_.adam_seconds += adam;
   counters_.save_wait_seconds += save_wait;

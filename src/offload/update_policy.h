@@ -33,6 +33,7 @@ struct UpdateChoice {
 // that.
 struct UpdateFacts {
   std::span<const std::int64_t> elements;  // of the host-owned buckets, lowest first
+  std::span<const double> forward_shares;  // of each: the share of the forward pass that comes before it
   std::int64_t undo_places = 0;
   double update_seconds = 0, preview_seconds = 0;    // an element
   double forward_seconds = 0, backward_seconds = 0;  // from verdict to first gradient, and from there to verdict; of

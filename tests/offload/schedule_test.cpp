@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "offload/engine_rig.h"
+#include "support/jitter.h"
 
 namespace so::test {
 namespace {
@@ -249,6 +250,32 @@ INSTANTIATE_TEST_SUITE_P(Engine, ScheduleEquality,
                            return "clips_" + name_of(std::get<0>(i.param)) + "_micro_batches_" +
                                   std::to_string(std::get<1>(i.param)) + (std::get<2>(i.param) ? "_bad_gradients" : "");
                          });
+
+// A thousand steps while every thread is held up at random where it meets another.
+TEST(Schedule, StressUnderRandomDelays) {
+  const Jitter jitter(5);
+  unsigned seed = 100;
+  for (int round = 0; round < 20; ++round) {
+    Task task;
+    task.compute = DType::bf16;
+    task.gradients = round % 2 == 0 ? DType::bf16 : DType::f32;
+    task.bad_gradients = round % 3 != 0;
+    task.micro_batches = round % 5 == 4 ? 2 : 1;
+    Manner manner;
+    manner.bucket_elements = std::int64_t{1024} << round % 3;
+    manner.device_units = round % 4;
+    manner.undo_buckets = round % 7;
+    manner.threads = 1 + round % 3;
+    manner.transient_weights = round % 2 == 1;
+    manner.transient_gradients = round % 4 >= 2;
+    manner.resume_at = round % 6 == 5 ? 20 : -1;
+    SCOPED_TRACE("round " + std::to_string(round));
+    const Result result = run(task, manner, ++seed);
+    expect_same(result, expected(task));
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(Jitter::slept(), 1000) << "else this delayed nothing";
+}
 
 }  // namespace
 }  // namespace so::test
