@@ -173,6 +173,7 @@ void fill_gradient_kind(KernelTable& table, Gradients kind) {
 
 // Fills the table of this target and says so, or returns false if the target cannot keep the contract.
 bool fill_table(KernelTable& table) {
+  table.lanes = hn::Lanes(D());
   fill_gradient_kind<float>(table, kGradientsF32);
   fill_gradient_kind<bf16>(table, kGradientsBf16);
   return true;
@@ -239,6 +240,7 @@ std::vector<KernelTable> make_tables() {
     if (HWY_DISPATCH_TABLE(fill_table)[chosen.GetIndex()](table)) tables.push_back(table);
   }
 #endif
+  table = {};
   table.name = "scalar";
   fill_scalar<float>(table, kGradientsF32);
   fill_scalar<bf16>(table, kGradientsBf16);

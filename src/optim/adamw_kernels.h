@@ -33,6 +33,7 @@ struct KernelTable {
   using Row = Kernel[kStoreKinds];
 
   std::string name;
+  std::size_t lanes = 1;  // fp32 numbers a vector
   Row kernel[kOutputKinds][kGradientKinds][kWeightKinds] = {};
 };
 

@@ -184,17 +184,34 @@ TEST(AdamW, RefusesUnknownInstructionSets) {
   for (const std::string& set : adamw_instruction_sets()) EXPECT_NO_THROW(adamw_use_instruction_set(set));
 }
 
+#if defined(__SSE2__) || defined(__aarch64__)
+// The modes of the floating-point unit that flush subnormal numbers: to zero as results, and as operands.
 #if defined(__SSE2__)
+using FloatMode = unsigned;
+constexpr FloatMode kFlushes[] = {0x8000, 0x0040};
+FloatMode get_float_mode() { return _mm_getcsr(); }
+void set_float_mode(FloatMode mode) { _mm_setcsr(mode); }
+#else
+using FloatMode = std::uint64_t;
+constexpr FloatMode kFlushes[] = {FloatMode{1} << 24};  // both
+FloatMode get_float_mode() {
+  FloatMode mode;
+  asm volatile("mrs %0, fpcr" : "=r"(mode));
+  return mode;
+}
+void set_float_mode(FloatMode mode) { asm volatile("msr fpcr, %0" : : "r"(mode)); }
+#endif
+
 TEST(AdamW, RefusesAThreadThatFlushesSubnormals) {
   const AdamWStep step = make_adamw_step({}, 1e-3, 0, 1);
   std::vector<float> g(4, 0.1f), p(4), m(4), v(4), w(4);
   const AdamWState state{p.data(), m.data(), v.data()};
-  const unsigned mode = _mm_getcsr();
-  for (const unsigned flush : {0x8000u, 0x0040u}) {  // results to zero, operands to zero
-    _mm_setcsr(mode | flush);
+  const FloatMode mode = get_float_mode();
+  for (const FloatMode flush : kFlushes) {
+    set_float_mode(mode | flush);
     EXPECT_THROW(adamw_update(step, false, g, state, state), Bug);
     EXPECT_THROW(adamw_preview(step, false, g, state, w), Bug);
-    _mm_setcsr(mode);
+    set_float_mode(mode);
   }
   EXPECT_NO_THROW(adamw_update(step, false, g, state, state));
 }
