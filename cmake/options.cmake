@@ -1,6 +1,7 @@
 # so_options: what every target of the project compiles and links with.
 add_library(so_options INTERFACE)
-target_include_directories(so_options INTERFACE ${CMAKE_CURRENT_LIST_DIR}/../src)
+get_filename_component(so_sources ${CMAKE_CURRENT_LIST_DIR}/../src ABSOLUTE)  # of tests/aarch64 too
+target_include_directories(so_options INTERFACE ${so_sources})
 target_compile_definitions(so_options INTERFACE SO_VERSION="${PROJECT_VERSION}")
 set(warnings -Wall -Wextra -Wshadow -Wno-missing-field-initializers)
 # The optimizer's results must not depend on what a compiler likes to contract: fused multiply-adds are written out.

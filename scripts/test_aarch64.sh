@@ -29,7 +29,7 @@ if [ -n "$missing" ]; then
   echo "== 64-bit Arm: installing$missing"
   export DEBIAN_FRONTEND=noninteractive
   # shellcheck disable=SC2086  # a list of words, an optional word
-  $as_root apt-get update -q >/dev/null && $as_root apt-get install -y -q --no-install-recommends $missing >/dev/null ||
+  { $as_root apt-get update -q && $as_root apt-get install -y -q --no-install-recommends $missing; } >/dev/null ||
     not_run "apt-get could not install$missing"
 fi
 
