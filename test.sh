@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs what is missing, builds, and runs all CPU tests: once as released, once with the address and undefined-
-# behaviour sanitizers, and where threads meet also with the thread sanitizer. At most 20 minutes on 2 cores. On a
-# machine with an NVIDIA GPU and a build with the CUDA backend, then the same tests on the GPU.
+# behaviour sanitizers, and where threads meet also with the thread sanitizer; AdamW also for 64-bit Arm, emulated. At
+# most 20 minutes on 2 cores. On a machine with an NVIDIA GPU and a build with the CUDA backend, then the same tests on
+# the GPU.
 set -eu
 cd "$(dirname "$0")"
 jobs=$(nproc)
@@ -23,6 +24,8 @@ run build-asan all . -DSO_SANITIZE=address,undefined -DSO_CUDA=OFF
 # oneDNN's OpenMP runtime is not instrumented; our code calls it one thread at a time, so it stays out of the picture.
 run build-tsan "superoffload test_base test_device test_optim test_offload test_cli" \
   '^(base|device|optim|offload)\.|Interrupt|Resume' -DSO_SANITIZE=thread -DSO_CUDA=OFF
+
+scripts/test_aarch64.sh
 
 if ! nvidia-smi -L >/dev/null 2>&1; then
   echo "== GPU tests: not run, no NVIDIA GPU here"

@@ -1,22 +1,25 @@
 // How near AdamW comes to the memory's speed.
 //
-//   bench_adamw [million parameters = 16] [repetitions = 15] [threads = all] [instruction set = best] [stores = auto]
+//   bench_adamw [million parameters = 16] [repetitions = 15] [threads = all] [instruction set = best]
 //
-// Every case is run once per repetition, the cases interleaved so that a noisy neighbour hits them all, and medians are
-// printed. Bytes are those a perfect machine must move: each array read or written counted once, no read for ownership.
-// Two floors are measured in the same loop with the same threads, the same pieces and the same kind of stores:
-//   triad  a = b + s * c, non-temporal, 12 bytes an element (STREAM's, 2 reads and 1 write)
-//   copy   the very streams of that AdamW case with next to no arithmetic in between
-// and the last two columns are a case's bytes per second as a share of theirs (median of the repetitions' ratios).
+// Cases are all combinations of: gradient and weights in fp32 or in bf16, moments in fp32 or in bf16, and what is
+// written: the state in place, the state beside the old one, or a preview's weights alone. Each has its limit: a loop
+// over the very same streams, in the same threads and pieces and with the same kind of stores (past the cache where the
+// kernel's are), with next to no arithmetic. STREAM's triad stands above them. A case and its limit are run once per
+// repetition, all interleaved so that a noisy neighbour hits them all. Printed are medians; the share of the limit is
+// the median of the repetitions' ratios. Bytes are those a perfect machine must move: each array read or written
+// counted once, no read for ownership. Millions of parameters may be a fraction, to see what an update as small as a
+// bucket's costs.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
-#include <map>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/dtype.h"
@@ -33,13 +36,15 @@
 #ifndef SO_BENCH_ADAMW_ONCE
 #define SO_BENCH_ADAMW_ONCE
 namespace so::bench {
-struct Floor {  // arrays at the first element of a piece
-  const void* g;
-  const float *p0, *m0, *v0;
-  float *p, *m, *v;
-  void* w;
-  bool half;    // g and w are bf16
-  bool stream;  // all outputs past the cache; otherwise only w
+enum class Writes { in_place, beside, preview };
+struct Shape {
+  bool half;          // gradient and weights in bf16
+  bool half_moments;  // m and v in bf16
+  Writes writes;
+};
+struct Streams {
+  const void *g, *p0, *m0, *v0;
+  void *p, *m, *v, *w;
 };
 }  // namespace so::bench
 #endif
@@ -48,51 +53,87 @@ HWY_BEFORE_NAMESPACE();
 namespace so::bench {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
+using DU = hn::RebindToUnsigned<D>;
+using DHalf = hn::Rebind<std::uint16_t, D>;
+
+HWY_INLINE V load(const float* from) { return hn::Load(D(), from); }
+HWY_INLINE V load(const std::uint16_t* from) {
+  return hn::BitCast(D(), hn::ShiftLeft<16>(hn::PromoteTo(DU(), hn::Load(DHalf(), from))));
+}
+template <bool kStream, class DX, class VX, class T>
+HWY_INLINE void store_lanes(DX d, VX x, T* to) {
+  if constexpr (kStream) {
+    hn::Stream(x, d, to);
+  } else {
+    hn::Store(x, d, to);
+  }
+}
+template <bool kStream>
+HWY_INLINE void store(V x, float* to) {
+  store_lanes<kStream>(D(), x, to);
+}
+template <bool kStream>
+HWY_INLINE void store(V x, std::uint16_t* to) {
+  store_lanes<kStream>(DHalf(), hn::TruncateTo(DHalf(), hn::ShiftRight<16>(hn::BitCast(DU(), x))), to);
+}
 
 void triad(const float* b, const float* c, float* a, std::size_t count) {
-  const hn::ScalableTag<float> d;
-  const auto s = hn::Set(d, 3.0f);
+  const D d;
+  const V s = hn::Set(d, 3.0f);
   for (std::size_t i = 0; i < count; i += hn::Lanes(d))
     hn::Stream(hn::Add(hn::Load(d, b + i), hn::Mul(s, hn::Load(d, c + i))), d, a + i);
   hwy::FlushStream();
 }
 
-template <bool kHalf, bool kStream>
-void copy_streams(const Floor& f, std::size_t count) {
-  const hn::ScalableTag<float> d;
-  const hn::RebindToUnsigned<decltype(d)> du;
-  const hn::Rebind<std::uint16_t, decltype(d)> dh;
-  for (std::size_t i = 0; i < count; i += hn::Lanes(d)) {
-    auto g = hn::Zero(d);
-    if constexpr (kHalf) {
-      g = hn::BitCast(d, hn::PromoteTo(du, hn::Load(dh, static_cast<const std::uint16_t*>(f.g) + i)));
+// The streams of elements [begin, end). What is written differs from what was there, and stays of the same size.
+template <class G, class M, Writes kWrites>
+void copy_streams(const Streams& s, std::size_t begin, std::size_t end) {
+  const G* g = static_cast<const G*>(s.g);
+  const float* p0 = static_cast<const float*>(s.p0);
+  const M *m0 = static_cast<const M*>(s.m0), *v0 = static_cast<const M*>(s.v0);
+  float* p = static_cast<float*>(s.p);
+  M *m = static_cast<M*>(s.m), *v = static_cast<M*>(s.v);
+  G* w = static_cast<G*>(s.w);
+  constexpr bool kBeside = kWrites == Writes::beside;
+  const auto vector = [&](std::size_t i) HWY_ATTR {
+    const V gi = load(g + i);
+    const V pi = hn::Sub(gi, load(p0 + i)), mi = hn::Sub(gi, load(m0 + i)), vi = hn::Sub(gi, load(v0 + i));
+    if constexpr (kWrites == Writes::preview) {
+      store<true>(hn::Add(pi, hn::Add(mi, vi)), w + i);
     } else {
-      g = hn::Load(d, static_cast<const float*>(f.g) + i);
+      store<kBeside>(mi, m + i);
+      store<kBeside>(vi, v + i);
+      store<kBeside>(pi, p + i);
+      store<true>(pi, w + i);
     }
-    const auto m = hn::Load(d, f.m0 + i);
-    const auto v = hn::Load(d, f.v0 + i);
-    const auto p = hn::Add(hn::Load(d, f.p0 + i), g);
-    if constexpr (kStream) {
-      hn::Stream(m, d, f.m + i);
-      hn::Stream(v, d, f.v + i);
-      hn::Stream(p, d, f.p + i);
-    } else {
-      hn::Store(hn::Add(m, g), d, f.m + i);
-      hn::Store(hn::Add(v, g), d, f.v + i);
-      hn::Store(p, d, f.p + i);
-    }
-    if constexpr (kHalf) {
-      hn::Stream(hn::TruncateTo(dh, hn::BitCast(du, p)), dh, static_cast<std::uint16_t*>(f.w) + i);
-    } else {
-      hn::Stream(p, d, static_cast<float*>(f.w) + i);
-    }
+  };
+  const std::size_t lanes = hn::Lanes(D());
+  for (std::size_t i = begin; i < end; i += 2 * lanes) {
+    vector(i);
+    vector(i + lanes);
   }
   hwy::FlushStream();
 }
 
-void floor_copy(const Floor& f, std::size_t count) {
-  if (f.half) return f.stream ? copy_streams<true, true>(f, count) : copy_streams<true, false>(f, count);
-  return f.stream ? copy_streams<false, true>(f, count) : copy_streams<false, false>(f, count);
+template <class G, class M>
+void limit_of(Writes writes, const Streams& s, std::size_t begin, std::size_t end) {
+  switch (writes) {
+    case Writes::in_place:
+      return copy_streams<G, M, Writes::in_place>(s, begin, end);
+    case Writes::beside:
+      return copy_streams<G, M, Writes::beside>(s, begin, end);
+    case Writes::preview:
+      return copy_streams<G, M, Writes::preview>(s, begin, end);
+  }
+}
+
+void limit(const Shape& shape, const Streams& s, std::size_t begin, std::size_t end) {
+  if (shape.half && shape.half_moments) return limit_of<std::uint16_t, std::uint16_t>(shape.writes, s, begin, end);
+  if (shape.half) return limit_of<std::uint16_t, float>(shape.writes, s, begin, end);
+  if (shape.half_moments) return limit_of<float, std::uint16_t>(shape.writes, s, begin, end);
+  return limit_of<float, float>(shape.writes, s, begin, end);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -102,27 +143,30 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace so::bench {
 HWY_EXPORT(triad);
-HWY_EXPORT(floor_copy);
+HWY_EXPORT(limit);
 namespace {
 
 constexpr std::int64_t kGrain = 1 << 15;
 
-// Zeroed pages straight from the system, in huge pages where it has them, so that no case pays for the first touch.
+// Zeroed memory, first touched by the threads that will use it, in huge pages where the system has them.
 template <class T>
-T* allocate(std::size_t count) {
-  const std::size_t bytes = (count * sizeof(T) + (2u << 20)) & ~std::size_t{(2u << 20) - 1};
-  void* memory = std::aligned_alloc(2u << 20, bytes);
-  if (!memory) std::abort();
-  std::memset(memory, 0, bytes);
-  return static_cast<T*>(memory);
+T* allocate(ThreadPool& pool, std::size_t count) {
+  constexpr std::size_t kHuge = std::size_t{2} << 20;
+  const std::size_t bytes = (count * sizeof(T) + kHuge - 1) / kHuge * kHuge;
+  void* memory = std::aligned_alloc(kHuge, bytes);
+  if (!memory) fail("no memory for {} bytes; choose fewer parameters", bytes);
+  madvise(memory, bytes, MADV_HUGEPAGE);
+  T* array = static_cast<T*>(memory);
+  pool.parallel_for(static_cast<std::int64_t>(bytes / sizeof(T)), static_cast<std::int64_t>(kHuge / sizeof(T)),
+                    [=](std::int64_t begin, std::int64_t end) { std::fill(array + begin, array + end, T()); });
+  return array;
 }
 
 struct Case {
   std::string name;
-  double bytes;      // per element
-  std::string copy;  // name of its floor; empty for a floor
-  std::function<void(ThreadPool&)> run;
-  std::vector<double> seconds;
+  double bytes;  // per parameter
+  std::function<void()> run, limit;
+  std::vector<double> seconds, limit_seconds;
 };
 
 double median(std::vector<double> values) {
@@ -130,116 +174,129 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+double seconds_of(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 int main_bench(int argc, char** argv) {
   const auto argument = [&](int i, const char* otherwise) { return argc > i ? argv[i] : otherwise; };
-  const std::size_t n = std::strtoull(argument(1, "16"), nullptr, 10) << 20;
+  // In whole pieces, so that no loop has a rest.
+  const auto n = static_cast<std::size_t>(std::strtod(argument(1, "16"), nullptr) * (1 << 20)) / 4096 * 4096;
   const int repetitions = std::atoi(argument(2, "15"));
-  const std::vector<int> cpus = usable_cpus();
   const int threads = std::atoi(argument(3, "0"));
   const std::string set = argument(4, "best");
-  const std::string stores = argument(5, "auto");
   if (n == 0 || repetitions <= 0 || threads < 0) {
-    std::fprintf(stderr, "usage: %s [million parameters] [repetitions] [threads] [instruction set] [stores]\n",
-                 argv[0]);
+    std::fprintf(stderr, "usage: %s [million parameters] [repetitions] [threads] [instruction set]\n", argv[0]);
     return 2;
   }
   adamw_use_instruction_set(set == "best" ? "" : set);
-  const std::map<std::string, AdamWStores> kinds = {{"auto", AdamWStores::automatic},
-                                                    {"cached", AdamWStores::cached},
-                                                    {"weights", AdamWStores::stream_weights},
-                                                    {"all", AdamWStores::stream_all}};
-  const auto kind = kinds.find(stores);
-  if (kind == kinds.end()) fail("stores '{}': choose auto, cached, weights or all", stores);
-  adamw_use_stores(kind->second);
+  const std::vector<int> cpus = usable_cpus();
+  std::vector<int> chosen = cpus;
+  if (threads > 0) {
+    chosen.clear();
+    for (int i = 0; i < threads; ++i) chosen.push_back(cpus[static_cast<std::size_t>(i) % cpus.size()]);
+  }
+  ThreadPool pool("bench", chosen, true);
 
-  float *g = allocate<float>(n), *w = allocate<float>(n);
-  float *p = allocate<float>(n), *m = allocate<float>(n), *v = allocate<float>(n);
-  float *p1 = allocate<float>(n), *m1 = allocate<float>(n), *v1 = allocate<float>(n);
+  const auto floats = [&] { return allocate<float>(pool, n); };
+  const auto halves = [&] { return allocate<bf16>(pool, n); };
+  float *g = floats(), *w = floats(), *p = floats(), *p1 = floats(), *m = floats(), *m1 = floats(), *v = floats(),
+        *v1 = floats();
+  bf16 *gh = halves(), *wh = halves(), *mh = halves(), *mh1 = halves(), *vh = halves(), *vh1 = halves();
   for (std::size_t i = 0; i < n; ++i) {
-    g[i] = 1e-3f * static_cast<float>(i % 1000) - 0.4f;  // read as bf16 these are ordinary numbers too
+    g[i] = 1e-3f * static_cast<float>(i % 1000) - 0.4f;
+    gh[i] = bf16(g[i]);
     p[i] = 0.5f;
   }
-  bf16* gh = reinterpret_cast<bf16*>(allocate<float>(n / 2));
-  for (std::size_t i = 0; i < n; ++i) gh[i] = bf16(g[i]);
-  bf16* wh = reinterpret_cast<bf16*>(w);
 
   const AdamWStep step = make_adamw_step({}, 1e-5, 0.01, 10, 0.5f);
-  const AdamWState state{p, m, v}, beside{p1, m1, v1};
-  const std::span<const float> g32(g, n);
-  const std::span<const bf16> g16(gh, n);
-  const std::span<float> w32(w, n);
-  const std::span<bf16> w16(wh, n);
-
   std::vector<Case> cases;
-  cases.push_back({"triad",
-                   12,
-                   "",
-                   [&](ThreadPool& pool) {
-                     pool.parallel_for(static_cast<std::int64_t>(n), kGrain, [&](std::int64_t b, std::int64_t e) {
-                       HWY_DYNAMIC_DISPATCH(triad)(g + b, p + b, w + b, static_cast<std::size_t>(e - b));
-                     });
-                   },
-                   {}});
-  const auto floor = [&](bool half, bool stream) {
-    return [=](ThreadPool& pool) {
-      pool.parallel_for(static_cast<std::int64_t>(n), kGrain, [=](std::int64_t b, std::int64_t e) {
-        const AdamWState& out = stream ? beside : state;
-        const Floor f{
-            half ? static_cast<const void*>(gh + b) : g + b, p + b, m + b, v + b, out.master + b, out.m + b, out.v + b,
-            half ? static_cast<void*>(wh + b) : w + b,       half,  stream};
-        HWY_DYNAMIC_DISPATCH(floor_copy)(f, static_cast<std::size_t>(e - b));
-      });
-    };
-  };
-  cases.push_back({"copy f32 beside", 32, "", floor(false, true), {}});
-  cases.push_back({"copy f32 in place", 32, "", floor(false, false), {}});
-  cases.push_back({"copy bf16 beside", 28, "", floor(true, true), {}});
-  cases.push_back({"copy bf16 in place", 28, "", floor(true, false), {}});
-  const auto adam = [&](GradientSpan gradient, WeightSpan weights, AdamWState out) {
-    return [=](ThreadPool& pool) { adamw_update_parallel(pool, step, true, gradient, state, out, weights); };
-  };
-  cases.push_back({"adamw f32 -> f32, beside", 32, "copy f32 beside", adam(g32, w32, beside), {}});
-  cases.push_back({"adamw f32 -> f32, in place", 32, "copy f32 in place", adam(g32, w32, state), {}});
-  cases.push_back({"adamw bf16 -> bf16, beside", 28, "copy bf16 beside", adam(g16, w16, beside), {}});
-  cases.push_back({"adamw bf16 -> bf16, in place", 28, "copy bf16 in place", adam(g16, w16, state), {}});
-  cases.push_back({"adamw f32 -> bf16, beside", 30, "", adam(g32, w16, beside), {}});
-  cases.push_back({"adamw bf16 -> no weights, beside", 26, "", adam(g16, {}, beside), {}});
-
-  std::printf("%zu Mi parameters, %d repetitions, %s, stores %s\n", n >> 20, repetitions,
-              set == "best" ? adamw_instruction_sets().front().c_str() : set.c_str(), stores.c_str());
-  std::vector<int> counts = {1};
-  if (threads > 0)
-    counts = {threads};
-  else if (cpus.size() > 1)
-    counts.push_back(static_cast<int>(cpus.size()));
-  for (const int count : counts) {
-    std::vector<int> chosen;
-    for (int i = 0; i < count; ++i) chosen.push_back(cpus[static_cast<std::size_t>(i) % cpus.size()]);
-    ThreadPool pool("bench", chosen, true);
-    for (int r = -1; r < repetitions; ++r) {  // the first is a warm-up
-      for (Case& c : cases) {
-        if (r <= 0) c.seconds.clear();
-        const auto start = std::chrono::steady_clock::now();
-        c.run(pool);
-        c.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  for (const bool half : {false, true}) {
+    for (const bool half_moments : {false, true}) {
+      for (const Writes writes : {Writes::in_place, Writes::beside, Writes::preview}) {
+        const AdamWState state = half_moments ? AdamWState{p, mh, vh} : AdamWState{p, m, v};
+        const AdamWState other = half_moments ? AdamWState{p1, mh1, vh1} : AdamWState{p1, m1, v1};
+        const AdamWState out = writes == Writes::beside ? other : state;
+        const GradientSpan gradient =
+            half ? GradientSpan(std::span<const bf16>(gh, n)) : GradientSpan(std::span<const float>(g, n));
+        const WeightSpan weights = half ? WeightSpan(std::span(wh, n)) : WeightSpan(std::span(w, n));
+        Case c;
+        c.name = fmt::format("{}, moments {}, {}", half ? "bf16" : "f32", half_moments ? "bf16" : "f32",
+                             writes == Writes::in_place ? "in place"
+                             : writes == Writes::beside ? "beside"
+                                                        : "preview");
+        const double states = 4 + 2 * (half_moments ? 2 : 4);
+        c.bytes = 2 * (half ? 2 : 4) + (writes == Writes::preview ? 1 : 2) * states;
+        c.run = [=, &pool] {
+          if (writes == Writes::preview)
+            adamw_preview_parallel(pool, step, true, gradient, state, weights);
+          else
+            adamw_update_parallel(pool, step, true, gradient, state, out, weights);
+        };
+        const Shape shape{half, half_moments, writes};
+        const auto address = [](const Moments& moments) { return const_cast<void*>(moments.data()); };
+        const Streams streams{half ? static_cast<const void*>(gh) : g,
+                              state.master,
+                              state.m.data(),
+                              state.v.data(),
+                              out.master,
+                              address(out.m),
+                              address(out.v),
+                              half ? static_cast<void*>(wh) : w};
+        c.limit = [=, &pool] {
+          pool.parallel_for(static_cast<std::int64_t>(n), kGrain, [&](std::int64_t begin, std::int64_t end) {
+            HWY_DYNAMIC_DISPATCH(limit)
+            (shape, streams, static_cast<std::size_t>(begin), static_cast<std::size_t>(end));
+          });
+        };
+        cases.push_back(std::move(c));
       }
     }
-    std::printf("\n%d thread%s\n%-34s %7s %12s %8s %9s %8s\n", count, count == 1 ? "" : "s", "", "B/param", "Mparam/s",
-                "GB/s", "of triad", "of copy");
-    const auto share = [&](const Case& c, const Case& floor_case) {
-      std::vector<double> ratios;
-      for (std::size_t r = 0; r < c.seconds.size(); ++r)
-        ratios.push_back(c.bytes / c.seconds[r] / (floor_case.bytes / floor_case.seconds[r]));
-      return 100 * median(ratios);
-    };
-    for (const Case& c : cases) {
-      const double seconds = median(c.seconds);
-      std::printf("%-34s %7.0f %12.1f %8.2f %8.1f%%", c.name.c_str(), c.bytes, static_cast<double>(n) / seconds / 1e6,
-                  c.bytes * static_cast<double>(n) / seconds / 1e9, share(c, cases[0]));
-      const auto own = std::find_if(cases.begin(), cases.end(), [&](const Case& f) { return f.name == c.copy; });
-      if (own != cases.end()) std::printf(" %7.1f%%", share(c, *own));
-      std::printf("\n");
+  }
+  const auto run_triad = [&] {
+    pool.parallel_for(static_cast<std::int64_t>(n), kGrain, [&](std::int64_t b, std::int64_t e) {
+      HWY_DYNAMIC_DISPATCH(triad)(g + b, p + b, w + b, static_cast<std::size_t>(e - b));
+    });
+  };
+
+  // In place, a limit's loop turns moments negative, of which AdamW would take the root: each starts from zeros.
+  const auto clear = [&] {
+    pool.parallel_for(static_cast<std::int64_t>(n), kGrain, [&](std::int64_t b, std::int64_t e) {
+      for (float* array : {m, v}) std::fill(array + b, array + e, 0.0f);
+      for (bf16* array : {mh, vh}) std::fill(array + b, array + e, bf16(0.0f));
+      std::fill(p + b, p + e, 0.5f);
+    });
+  };
+  std::vector<double> triad_seconds;
+  for (int r = -1; r < repetitions; ++r) {  // the first is a warm-up
+    const double seconds = seconds_of(run_triad);
+    if (r >= 0) triad_seconds.push_back(seconds);
+    for (Case& c : cases) {
+      clear();
+      const double limit_seconds = seconds_of(c.limit);
+      clear();
+      const double own = seconds_of(c.run);
+      if (r < 0) continue;
+      c.limit_seconds.push_back(limit_seconds);
+      c.seconds.push_back(own);
     }
+  }
+
+  const auto gigabytes = [&](double bytes, double seconds) { return bytes * static_cast<double>(n) / seconds / 1e9; };
+  std::printf("%.2f Mi parameters, %d repetitions, %d threads, %s\n", static_cast<double>(n) / (1 << 20), repetitions,
+              pool.size(), set == "best" ? adamw_instruction_sets().front().c_str() : set.c_str());
+  std::printf("%-32s %8s %10s %8s %11s %15s\n", "gradient and weights", "B/param", "Mparam/s", "GB/s", "limit GB/s",
+              "share of limit");
+  std::printf("%-32s %8d %10s %8.1f\n", "triad", 12, "", gigabytes(12, median(triad_seconds)));
+  for (const Case& c : cases) {
+    std::vector<double> shares;
+    for (std::size_t r = 0; r < c.seconds.size(); ++r) shares.push_back(c.limit_seconds[r] / c.seconds[r]);
+    const double seconds = median(c.seconds);
+    std::printf("%-32s %8.0f %10.0f %8.1f %11.1f %14.1f%%\n", c.name.c_str(), c.bytes,
+                static_cast<double>(n) / seconds / 1e6, gigabytes(c.bytes, seconds),
+                gigabytes(c.bytes, median(c.limit_seconds)), 100 * median(shares));
   }
   return 0;
 }

@@ -51,12 +51,15 @@ struct Range {
 
 void check_memory(const Update& u) {
   const Piece& w = u.whole;
-  const std::size_t bytes = w.count * sizeof(float);
+  for (const MomentsView& moments : {w.in.m, w.in.v, MomentsView(w.out.m), MomentsView(w.out.v)})
+    SO_CHECK(!moments || moments.dtype() == w.in.m.dtype(), "moments in {} and {}", name_of(w.in.m.dtype()),
+             name_of(moments.dtype()));
+  const std::size_t bytes = w.count * sizeof(float), moment_bytes = w.count * w.in.m.element_size();
   const std::array<const char*, 3> names = {"master", "m", "v"};
-  const std::array<Range, 4> in = {Range{w.in.master, bytes}, Range{w.in.m, bytes}, Range{w.in.v, bytes},
-                                   Range{w.gradient, w.count * u.gradient_size}};
-  const std::array<Range, 4> out = {Range{w.out.master, bytes}, Range{w.out.m, bytes}, Range{w.out.v, bytes},
-                                    Range{w.weights, w.count * u.weight_size}};
+  const std::array<Range, 4> in = {Range{w.in.master, bytes}, Range{w.in.m.data(), moment_bytes},
+                                   Range{w.in.v.data(), moment_bytes}, Range{w.gradient, w.count * u.gradient_size}};
+  const std::array<Range, 4> out = {Range{w.out.master, bytes}, Range{w.out.m.data(), moment_bytes},
+                                    Range{w.out.v.data(), moment_bytes}, Range{w.weights, w.count * u.weight_size}};
   const std::size_t first = u.outputs == kWeightsOnly ? 3 : 0;  // of `out`
   for (std::size_t i = 0; i < 3; ++i)
     SO_CHECK(in[i].begin && (out[i].begin || i < first), "no memory for {}", names[i]);
@@ -77,9 +80,11 @@ bool find_head(const Update& u, std::size_t* head) {
   const auto aligned = [](const void* p, std::size_t i, std::size_t size) {
     return (reinterpret_cast<std::uintptr_t>(p) + i * size) % kLine == 0;
   };
+  const std::size_t moment_size = w.in.m.element_size();
   for (std::size_t i = 0; i < kLineElements; ++i) {
-    const bool state =
-        u.outputs == kWeightsOnly || (aligned(w.out.master, i, 4) && aligned(w.out.m, i, 4) && aligned(w.out.v, i, 4));
+    const bool state = u.outputs == kWeightsOnly ||
+                       (aligned(w.out.master, i, sizeof(float)) && aligned(w.out.m.data(), i, moment_size) &&
+                        aligned(w.out.v.data(), i, moment_size));
     if (state && (!w.weights || aligned(w.weights, i, u.weight_size))) {
       *head = i;
       return true;
@@ -149,7 +154,8 @@ Update prepare(const AdamWStep& step, bool decay, const GradientSpan& gradient, 
 
   const bool congruent = find_head(u, &u.whole.head);
   const KernelTable& table = kernel_tables()[chosen_table.load(std::memory_order_relaxed)];
-  u.kernel = table.kernel[u.outputs][gradients][kind][choose_stores(u, congruent)];
+  const MomentKinds moments = in.m.dtype() == DType::bf16 ? kMomentsBf16 : kMomentsF32;
+  u.kernel = table.kernel[u.outputs][moments][gradients][kind][choose_stores(u, congruent)];
   return u;
 }
 
@@ -161,8 +167,9 @@ void run(const Update& u, std::size_t begin, std::size_t end) {
   piece.count = end - begin;
   piece.head = std::min(begin == 0 ? w.head : 0, piece.count);
   piece.gradient = static_cast<const std::byte*>(w.gradient) + begin * u.gradient_size;
-  piece.in = {w.in.master + begin, w.in.m + begin, w.in.v + begin};
-  if (u.outputs == kStateAndWeights) piece.out = {w.out.master + begin, w.out.m + begin, w.out.v + begin};
+  const auto offset = static_cast<std::ptrdiff_t>(begin);
+  piece.in = {w.in.master + offset, w.in.m + offset, w.in.v + offset};
+  if (u.outputs == kStateAndWeights) piece.out = {w.out.master + offset, w.out.m + offset, w.out.v + offset};
   if (w.weights) piece.weights = static_cast<std::byte*>(w.weights) + begin * u.weight_size;
   u.kernel(piece);
 }

@@ -15,6 +15,12 @@
 //   p'     = fl(p - u)
 //   weight = p' (f32), or p' rounded to bf16 to nearest-even, NaN quieted as base/dtype.h does it
 //
+// Moments are kept in fp32, or both in bf16: m and v are then widened first, exactly, and m' and v' rounded as weights
+// are when they are stored; p' comes from the m' and v' above, before that rounding. A v in bf16 is safe for a small
+// beta2 only: where 1 - beta2 <= 2^-9 = 0.00195 all of a step's decay is rounded away, so at the usual 0.999 it never
+// falls and steps stay as small as the largest gradients made them; from 1 - beta2 > 2^-8 on, as at 0.99, it falls at
+// every size.
+//
 // In exact arithmetic that is PyTorch's update: p - lr * wd * p - (lr / bc1) * m' / (sqrt(v') / sqrt(bc2) + eps). It
 // differs in rounding only, and for the better: PyTorch rounds the factor 1 - lr * wd to fp32 (at lr * wd = 1e-8 it
 // becomes 1 and the decay is lost) and rounds at the size of p twice; here decay and step are added up first, so p is
@@ -34,6 +40,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "optim/moments.h"
 
 namespace so {
 
@@ -61,15 +68,17 @@ struct AdamWStep {
 AdamWStep make_adamw_step(const AdamWHyper& hyper, double lr, double weight_decay, std::int64_t step_number,
                           float grad_scale = 1.0f);
 
-// fp32 master weights and the two moments; arrays of one length, owned by the caller.
+// fp32 master weights and the two moments, both of one type; arrays of one length, owned by the caller.
 struct AdamWState {
-  float *master = nullptr, *m = nullptr, *v = nullptr;
+  float* master = nullptr;
+  Moments m, v;
 };
 struct AdamWStateView {
-  const float *master = nullptr, *m = nullptr, *v = nullptr;
+  const float* master = nullptr;
+  MomentsView m, v;
 
   AdamWStateView() = default;
-  AdamWStateView(const float* master_, const float* m_, const float* v_) : master(master_), m(m_), v(v_) {}
+  AdamWStateView(const float* master_, MomentsView m_, MomentsView v_) : master(master_), m(m_), v(v_) {}
   AdamWStateView(const AdamWState& s) : master(s.master), m(s.m), v(s.v) {}
 };
 
@@ -80,13 +89,14 @@ using WeightSpan = std::variant<std::monostate, std::span<float>, std::span<bf16
 // Updates gradient.size() elements on the calling thread. `decay` says whether weight decay applies: call once per
 // parameter, or per run of parameters of one decay class.
 //
-// Memory: any alignment and any length. Each of out.master, out.m, out.v is either the very array of its counterpart in
-// `in` (in place) or disjoint from everything read (beside: the old state stays untouched, discarding is forgetting).
-// Weights overlap nothing. Fast when the output arrays share their offset, in elements, from a 64-byte boundary: large
-// updates then store past the cache. All stores are complete (fenced) when the call returns; publish as usual.
+// Memory: any alignment and any length; `in` and `out` have moments of one type. Each of out.master, out.m, out.v is
+// either the very array of its counterpart in `in` (in place) or disjoint from everything read (beside: the old state
+// stays untouched, discarding is forgetting). Weights overlap nothing. Fast when the output arrays share their offset,
+// in elements, from a 64-byte boundary: large updates then store past the cache. All stores are complete (fenced) when
+// the call returns; publish as usual.
 //
-// Throws Bug if spans differ in length or overlap in another way, or if the calling thread flushes subnormals to zero
-// (a library built with -ffast-math may switch that on): the bits would differ.
+// Throws Bug if spans differ in length, moments in type, or arrays overlap in another way, or if the calling thread
+// flushes subnormals to zero (a library built with -ffast-math may switch that on): the bits would differ.
 void adamw_update(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in, AdamWState out,
                   WeightSpan weights = {});
 

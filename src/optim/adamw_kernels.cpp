@@ -28,15 +28,15 @@ using V = hn::Vec<D>;
 using DU = hn::RebindToUnsigned<D>;
 using DHalf = hn::Rebind<std::uint16_t, D>;  // as many 16-bit lanes as D has lanes
 
-HWY_INLINE V load_gradient(D d, const float* g) { return hn::LoadU(d, g); }
-HWY_INLINE V load_gradient(D d, const bf16* g) {
+HWY_INLINE V load(D d, const float* from) { return hn::LoadU(d, from); }
+HWY_INLINE V load(D d, const bf16* from) {
   const DU du;
-  const auto bits = hn::LoadU(DHalf(), reinterpret_cast<const std::uint16_t*>(g));
+  const auto bits = hn::LoadU(DHalf(), reinterpret_cast<const std::uint16_t*>(from));
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
 }
 
 template <bool kStream, class DX, class VX, class T>
-HWY_INLINE void store(VX v, DX d, T* to) {
+HWY_INLINE void store_lanes(VX v, DX d, T* to) {
 #if HWY_ARCH_X86
   if constexpr (kStream) return hn::Stream(v, d, to);
 #endif
@@ -44,80 +44,89 @@ HWY_INLINE void store(VX v, DX d, T* to) {
 }
 
 template <bool kStream>
-HWY_INLINE void store_weights(D d, V p, float* w) {
-  store<kStream>(p, d, w);
+HWY_INLINE void store(D d, V x, float* to) {
+  store_lanes<kStream>(x, d, to);
 }
 template <bool kStream>
-HWY_INLINE void store_weights(D, V p, bf16* w) {
+HWY_INLINE void store(D, V x, bf16* to) {
   // bf16::round in lanes. Not the processors' own conversion instructions: some flush subnormals.
   const DU du;
-  const auto u = hn::BitCast(du, p);
+  const auto u = hn::BitCast(du, x);
   const auto upper = hn::ShiftRight<16>(u);
   const auto odd = hn::And(upper, hn::Set(du, 1));
   const auto rounded = hn::ShiftRight<16>(hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fff))));
-  const auto is_nan = hn::RebindMask(du, hn::IsNaN(p));
+  const auto is_nan = hn::RebindMask(du, hn::IsNaN(x));
   const auto bits = hn::IfThenElse(is_nan, hn::Or(upper, hn::Set(du, 0x40)), rounded);
-  store<kStream>(hn::TruncateTo(DHalf(), bits), DHalf(), reinterpret_cast<std::uint16_t*>(w));
+  store_lanes<kStream>(hn::TruncateTo(DHalf(), bits), DHalf(), reinterpret_cast<std::uint16_t*>(to));
 }
 template <bool kStream>
-HWY_INLINE void store_weights(D, V, std::nullptr_t) {}
+HWY_INLINE void store(D, V, std::nullptr_t) {}
+
+// A state's arrays with the moments' type M, float or bf16, const where they are only read.
+template <class F, class M>
+struct Arrays {
+  F* master;
+  M *m, *v;
+};
 
 template <class T>
 HWY_INLINE T* advance(T* p, std::size_t i) {
   return p + i;
 }
 HWY_INLINE std::nullptr_t advance(std::nullptr_t, std::size_t) { return nullptr; }
-HWY_INLINE AdamWState advance(const AdamWState& s, std::size_t i) { return {s.master + i, s.m + i, s.v + i}; }
+template <class F, class M>
+HWY_INLINE Arrays<F, M> advance(const Arrays<F, M>& s, std::size_t i) {
+  return {s.master + i, s.m + i, s.v + i};
+}
 
 // One array per stream, at the same element.
-template <class G, class W, class S>
+template <class G, class M, class W, class S>
 struct Streams {
   const G* g;
-  AdamWStateView in;
-  S out;  // AdamWState, or nullptr_t in a preview
+  Arrays<const float, const M> in;
+  S out;  // Arrays<float, M>, or nullptr_t in a preview
   W w;    // float*, bf16* or nullptr_t
 
-  HWY_INLINE Streams at(std::size_t i) const {
-    return {g + i, {in.master + i, in.m + i, in.v + i}, advance(out, i), advance(w, i)};
-  }
+  HWY_INLINE Streams at(std::size_t i) const { return {g + i, advance(in, i), advance(out, i), advance(w, i)}; }
 };
 
 // One vector of elements; the operations and their order are the contract in adamw.h. Every load precedes every store,
 // so the state may be updated in place.
-template <Stores kStores, class G, class W, class S>
-HWY_INLINE void update_vector(D d, const AdamWStep& s, const Streams<G, W, S>& x) {
+template <Stores kStores, class G, class M, class W, class S>
+HWY_INLINE void update_vector(D d, const AdamWStep& s, const Streams<G, M, W, S>& x) {
   constexpr bool kStreamState = kStores == kStreamAll;
   constexpr bool kStreamW = kStores != kCached;
-  const V g = hn::Mul(hn::Set(d, s.grad_scale), load_gradient(d, x.g));
-  const V m0 = hn::LoadU(d, x.in.m);
-  const V v0 = hn::LoadU(d, x.in.v);
-  const V p0 = hn::LoadU(d, x.in.master);
+  const V g = hn::Mul(hn::Set(d, s.grad_scale), load(d, x.g));
+  const V m0 = load(d, x.in.m);
+  const V v0 = load(d, x.in.v);
+  const V p0 = load(d, x.in.master);
   const V m = hn::MulAdd(hn::Set(d, s.one_minus_beta1), hn::Sub(g, m0), m0);
   const V v = hn::MulAdd(hn::Mul(hn::Set(d, s.one_minus_beta2), g), g, hn::Mul(hn::Set(d, s.beta2), v0));
   const V denom = hn::MulAdd(hn::Sqrt(v), hn::Set(d, s.inv_sqrt_bias2), hn::Set(d, s.epsilon));
   const V q = hn::Div(m, denom);
   const V p = hn::Sub(p0, hn::MulAdd(hn::Set(d, s.step_size), q, hn::Mul(hn::Set(d, s.decay), p0)));
   if constexpr (!std::is_null_pointer_v<S>) {
-    store<kStreamState>(m, d, x.out.m);
-    store<kStreamState>(v, d, x.out.v);
-    store<kStreamState>(p, d, x.out.master);
+    store<kStreamState>(d, m, x.out.m);
+    store<kStreamState>(d, v, x.out.v);
+    store<kStreamState>(d, p, x.out.master);
   }
-  store_weights<kStreamW>(d, p, x.w);
+  store<kStreamW>(d, p, x.w);
 }
 
 // Fewer elements than a vector: the same arithmetic on a copy padded with zeros.
-template <class G, class W, class S>
-HWY_NOINLINE void update_partial(D d, const AdamWStep& s, const Streams<G, W, S>& x, std::size_t count) {
+template <class G, class M, class W, class S>
+HWY_NOINLINE void update_partial(D d, const AdamWStep& s, const Streams<G, M, W, S>& x, std::size_t count) {
   constexpr std::size_t kLanes = hn::MaxLanes(D());
   using Weight = std::conditional_t<std::is_null_pointer_v<W>, float, std::remove_pointer_t<W>>;
-  alignas(64) float p[kLanes] = {}, m[kLanes] = {}, v[kLanes] = {};
+  alignas(64) float p[kLanes] = {};
+  alignas(64) M m[kLanes] = {}, v[kLanes] = {};
   alignas(64) G g[kLanes] = {};
   alignas(64) Weight w[kLanes] = {};
   std::copy_n(x.g, count, g);
   std::copy_n(x.in.master, count, p);
   std::copy_n(x.in.m, count, m);
   std::copy_n(x.in.v, count, v);
-  Streams<G, W, S> copy{g, {p, m, v}, {}, {}};
+  Streams<G, M, W, S> copy{g, {p, m, v}, {}, {}};
   if constexpr (!std::is_null_pointer_v<S>) copy.out = {p, m, v};
   if constexpr (!std::is_null_pointer_v<W>) copy.w = w;
   update_vector<kCached>(d, s, copy);
@@ -129,13 +138,16 @@ HWY_NOINLINE void update_partial(D d, const AdamWStep& s, const Streams<G, W, S>
   if constexpr (!std::is_null_pointer_v<W>) std::copy_n(w, count, x.w);
 }
 
-template <class G, class W, class S, Stores kStores>
+template <class G, class M, class W, class S, Stores kStores>
 void update(const Piece& piece) {
   const D d;
   const std::size_t lanes = hn::Lanes(d);
   const AdamWStep s = piece.step;
-  Streams<G, W, S> x{static_cast<const G*>(piece.gradient), piece.in, {}, {}};
-  if constexpr (!std::is_null_pointer_v<S>) x.out = piece.out;
+  const AdamWStateView& in = piece.in;
+  const AdamWState& out = piece.out;
+  Streams<G, M, W, S> x{
+      static_cast<const G*>(piece.gradient), {in.master, in.m.as<const M>(), in.v.as<const M>()}, {}, {}};
+  if constexpr (!std::is_null_pointer_v<S>) x.out = {out.master, out.m.as<M>(), out.v.as<M>()};
   if constexpr (!std::is_null_pointer_v<W>) x.w = static_cast<W>(piece.weights);
 
   const std::size_t count = piece.count, head = piece.head;
@@ -154,27 +166,31 @@ void update(const Piece& piece) {
   if constexpr (kStores != kCached) hwy::FlushStream();
 }
 
-template <class G, class W, class S>
+template <class G, class M, class W, class S>
 void fill_row(KernelTable::Row& row) {
-  row[kCached] = row[kStreamWeights] = update<G, W, S, kCached>;
-  if constexpr (!std::is_null_pointer_v<W>) row[kStreamWeights] = update<G, W, S, kStreamWeights>;
+  row[kCached] = row[kStreamWeights] = update<G, M, W, S, kCached>;
+  if constexpr (!std::is_null_pointer_v<W>) row[kStreamWeights] = update<G, M, W, S, kStreamWeights>;
   row[kStreamAll] = row[kStreamWeights];
-  if constexpr (!std::is_null_pointer_v<S>) row[kStreamAll] = update<G, W, S, kStreamAll>;
+  if constexpr (!std::is_null_pointer_v<S>) row[kStreamAll] = update<G, M, W, S, kStreamAll>;
 }
 
-template <class G>
-void fill_gradient_kind(KernelTable& table, Gradients kind) {
-  fill_row<G, std::nullptr_t, AdamWState>(table.kernel[kStateAndWeights][kind][kNoWeights]);
-  fill_row<G, float*, AdamWState>(table.kernel[kStateAndWeights][kind][kWeightsF32]);
-  fill_row<G, bf16*, AdamWState>(table.kernel[kStateAndWeights][kind][kWeightsBf16]);
-  fill_row<G, float*, std::nullptr_t>(table.kernel[kWeightsOnly][kind][kWeightsF32]);
-  fill_row<G, bf16*, std::nullptr_t>(table.kernel[kWeightsOnly][kind][kWeightsBf16]);
+template <class G, class M>
+void fill_kinds(KernelTable& table, Gradients g, MomentKinds m) {
+  using State = Arrays<float, M>;
+  fill_row<G, M, std::nullptr_t, State>(table.kernel[kStateAndWeights][m][g][kNoWeights]);
+  fill_row<G, M, float*, State>(table.kernel[kStateAndWeights][m][g][kWeightsF32]);
+  fill_row<G, M, bf16*, State>(table.kernel[kStateAndWeights][m][g][kWeightsBf16]);
+  fill_row<G, M, float*, std::nullptr_t>(table.kernel[kWeightsOnly][m][g][kWeightsF32]);
+  fill_row<G, M, bf16*, std::nullptr_t>(table.kernel[kWeightsOnly][m][g][kWeightsBf16]);
 }
 
 // Fills the table of this target and says so, or returns false if the target cannot keep the contract.
 bool fill_table(KernelTable& table) {
-  fill_gradient_kind<float>(table, kGradientsF32);
-  fill_gradient_kind<bf16>(table, kGradientsBf16);
+  table.lanes = hn::Lanes(D());
+  fill_kinds<float, float>(table, kGradientsF32, kMomentsF32);
+  fill_kinds<float, bf16>(table, kGradientsF32, kMomentsBf16);
+  fill_kinds<bf16, float>(table, kGradientsBf16, kMomentsF32);
+  fill_kinds<bf16, bf16>(table, kGradientsBf16, kMomentsBf16);
   return true;
 }
 
@@ -194,34 +210,37 @@ namespace {
 
 HWY_EXPORT(fill_table);
 
-template <class G, class W, class S>
+template <class G, class M, class W, bool kState>
 void update_scalar(const Piece& piece) {
   const AdamWStep& s = piece.step;
   const G* gradient = static_cast<const G*>(piece.gradient);
+  const M *first = piece.in.m.as<const M>(), *second = piece.in.v.as<const M>();
+  M* const new_first = kState ? piece.out.m.as<M>() : nullptr;
+  M* const new_second = kState ? piece.out.v.as<M>() : nullptr;
   for (std::size_t i = 0; i < piece.count; ++i) {
     const float g = s.grad_scale * static_cast<float>(gradient[i]);
-    const float m0 = piece.in.m[i], v0 = piece.in.v[i], p0 = piece.in.master[i];
+    const float m0 = static_cast<float>(first[i]), v0 = static_cast<float>(second[i]), p0 = piece.in.master[i];
     const float m = std::fma(s.one_minus_beta1, g - m0, m0);
     const float v = std::fma(s.one_minus_beta2 * g, g, s.beta2 * v0);
     const float denom = std::fma(std::sqrt(v), s.inv_sqrt_bias2, s.epsilon);
     const float p = p0 - std::fma(s.step_size, m / denom, s.decay * p0);
-    if constexpr (!std::is_null_pointer_v<S>) {
-      piece.out.m[i] = m;
-      piece.out.v[i] = v;
+    if constexpr (kState) {
+      new_first[i] = M(m);
+      new_second[i] = M(v);
       piece.out.master[i] = p;
     }
     if constexpr (!std::is_null_pointer_v<W>) static_cast<W>(piece.weights)[i] = std::remove_pointer_t<W>(p);
   }
 }
 
-template <class G>
-void fill_scalar(KernelTable& table, Gradients kind) {
+template <class G, class M>
+void fill_scalar(KernelTable& table, Gradients g, MomentKinds m) {
   const auto fill = [](KernelTable::Row& row, Kernel kernel) { std::fill(std::begin(row), std::end(row), kernel); };
-  fill(table.kernel[kStateAndWeights][kind][kNoWeights], update_scalar<G, std::nullptr_t, AdamWState>);
-  fill(table.kernel[kStateAndWeights][kind][kWeightsF32], update_scalar<G, float*, AdamWState>);
-  fill(table.kernel[kStateAndWeights][kind][kWeightsBf16], update_scalar<G, bf16*, AdamWState>);
-  fill(table.kernel[kWeightsOnly][kind][kWeightsF32], update_scalar<G, float*, std::nullptr_t>);
-  fill(table.kernel[kWeightsOnly][kind][kWeightsBf16], update_scalar<G, bf16*, std::nullptr_t>);
+  fill(table.kernel[kStateAndWeights][m][g][kNoWeights], update_scalar<G, M, std::nullptr_t, true>);
+  fill(table.kernel[kStateAndWeights][m][g][kWeightsF32], update_scalar<G, M, float*, true>);
+  fill(table.kernel[kStateAndWeights][m][g][kWeightsBf16], update_scalar<G, M, bf16*, true>);
+  fill(table.kernel[kWeightsOnly][m][g][kWeightsF32], update_scalar<G, M, float*, false>);
+  fill(table.kernel[kWeightsOnly][m][g][kWeightsBf16], update_scalar<G, M, bf16*, false>);
 }
 
 std::vector<KernelTable> make_tables() {
@@ -239,9 +258,12 @@ std::vector<KernelTable> make_tables() {
     if (HWY_DISPATCH_TABLE(fill_table)[chosen.GetIndex()](table)) tables.push_back(table);
   }
 #endif
+  table = {};
   table.name = "scalar";
-  fill_scalar<float>(table, kGradientsF32);
-  fill_scalar<bf16>(table, kGradientsBf16);
+  fill_scalar<float, float>(table, kGradientsF32, kMomentsF32);
+  fill_scalar<float, bf16>(table, kGradientsF32, kMomentsBf16);
+  fill_scalar<bf16, float>(table, kGradientsBf16, kMomentsF32);
+  fill_scalar<bf16, bf16>(table, kGradientsBf16, kMomentsBf16);
   tables.push_back(table);
   return tables;
 }

@@ -22,6 +22,7 @@ struct Piece {
 };
 
 enum Gradients { kGradientsF32, kGradientsBf16, kGradientKinds };
+enum MomentKinds { kMomentsF32, kMomentsBf16, kMomentKinds };
 enum Weights { kNoWeights, kWeightsF32, kWeightsBf16, kWeightKinds };
 enum Outputs { kStateAndWeights, kWeightsOnly, kOutputKinds };  // an update, a preview
 enum Stores { kCached, kStreamWeights, kStreamAll, kStoreKinds };
@@ -33,7 +34,8 @@ struct KernelTable {
   using Row = Kernel[kStoreKinds];
 
   std::string name;
-  Row kernel[kOutputKinds][kGradientKinds][kWeightKinds] = {};
+  std::size_t lanes = 1;  // fp32 numbers a vector
+  Row kernel[kOutputKinds][kMomentKinds][kGradientKinds][kWeightKinds] = {};
 };
 
 // The instruction sets this machine can run, best first, the scalar code last. Constant after the first call.

@@ -1,5 +1,5 @@
-// AdamW gives the bits of its contract with every instruction set this machine has, kind of store, length, alignment,
-// number of threads and special value.
+// AdamW gives the bits of its contract with every instruction set this machine has, type of moments, kind of store,
+// length, alignment, number of threads and special value.
 #include <algorithm>
 #include <cfloat>
 #include <limits>
@@ -34,9 +34,25 @@ Arrays random_arrays(std::size_t count, unsigned seed) {
   return a;
 }
 
+// To the type that moments are kept in.
+template <class M>
+std::vector<M> stored(const std::vector<float>& values) {
+  std::vector<M> rounded;
+  for (const float x : values) rounded.push_back(M(x));
+  return rounded;
+}
+
+// The same with moments that type M holds exactly.
+template <class M>
+Arrays with_moments(Arrays a) {
+  for (std::vector<float>* moments : {&a.m, &a.v})
+    for (float& x : *moments) x = static_cast<float>(M(x));
+  return a;
+}
+
 struct Expected {
-  std::vector<float> p, m, v;
-  std::vector<bf16> half;  // of p
+  std::vector<float> p, m, v;  // moments as computed, before they are rounded to the type they are kept in
+  std::vector<bf16> half;      // of p
 };
 
 Expected twin(const AdamWStep& step, bool decay, const Arrays& a, bool half_gradient) {
@@ -83,6 +99,27 @@ class Fenced {
   std::size_t begin_ = 0, count_;
 };
 
+// What goes in and what must come out, moments as they are kept.
+template <class M>
+struct Case {
+  Arrays a;
+  bool decay, half_gradient;
+  Expected e;
+  std::vector<M> old_m, old_v, new_m, new_v;
+
+  Case(const AdamWStep& step, Arrays arrays, bool decay_, bool half_gradient_)
+      : a(with_moments<M>(std::move(arrays))),
+        decay(decay_),
+        half_gradient(half_gradient_),
+        e(twin(step, decay, a, half_gradient)),
+        old_m(stored<M>(a.m)),
+        old_v(stored<M>(a.v)),
+        new_m(stored<M>(e.m)),
+        new_v(stored<M>(e.v)) {}
+
+  AdamWStateView state() const { return {a.p.data(), old_m.data(), old_v.data()}; }
+};
+
 const AdamWStep kStep = make_adamw_step({0.9, 0.999, 1e-8}, 3e-4, 0.05, 7, 0.731f);
 
 // Offsets of the arrays from a 64-byte boundary, in elements.
@@ -90,76 +127,83 @@ struct Offsets {
   std::size_t g, in, out, w;
 };
 
-void check_window(const Arrays& a, const Expected& e, bool half_gradient, const Offsets& at, std::size_t count,
-                  bool decay) {
+template <class M>
+void check_window(const Case<M>& c, const Offsets& at, std::size_t count) {
   Fenced<float> g(at.g, count);
   Fenced<bf16> gh(at.g, count);
-  g.fill(a.g);
-  gh.fill(a.half);
+  g.fill(c.a.g);
+  gh.fill(c.a.half);
   const GradientSpan gradient =
-      half_gradient ? GradientSpan(std::span<const bf16>(gh.span())) : GradientSpan(std::span<const float>(g.span()));
+      c.half_gradient ? GradientSpan(std::span<const bf16>(gh.span())) : GradientSpan(std::span<const float>(g.span()));
   for (int weights = 0; weights < 3; ++weights) {
     for (const bool in_place : {false, true}) {
-      Fenced<float> p(at.in, count), m(at.in, count), v(at.in, count);
-      p.fill(a.p);
-      m.fill(a.m);
-      v.fill(a.v);
-      Fenced<float> p1(at.out, count), m1(at.out, count), v1(at.out, count), w(at.w, count);
+      Fenced<float> p(at.in, count), p1(at.out, count), w(at.w, count);
+      Fenced<M> m(at.in, count), v(at.in, count), m1(at.out, count), v1(at.out, count);
       Fenced<bf16> wh(at.w, count);
+      p.fill(c.a.p);
+      m.fill(c.old_m);
+      v.fill(c.old_v);
       const AdamWState in{p.data(), m.data(), v.data()};
       const AdamWState out = in_place ? in : AdamWState{p1.data(), m1.data(), v1.data()};
       WeightSpan to;
       if (weights == 1) to = w.span();
       if (weights == 2) to = wh.span();
-      adamw_update(kStep, decay, gradient, in, out, to);
-      ASSERT_TRUE((in_place ? p : p1).holds(e.p)) << "p";
-      ASSERT_TRUE((in_place ? m : m1).holds(e.m)) << "m";
-      ASSERT_TRUE((in_place ? v : v1).holds(e.v)) << "v";
+      adamw_update(kStep, c.decay, gradient, in, out, to);
+      ASSERT_TRUE((in_place ? p : p1).holds(c.e.p)) << "p";
+      ASSERT_TRUE((in_place ? m : m1).holds(c.new_m)) << "m";
+      ASSERT_TRUE((in_place ? v : v1).holds(c.new_v)) << "v";
       if (!in_place) {  // the old state must survive, to be taken back up if the speculation fails
-        ASSERT_TRUE(p.holds(a.p)) << "old p";
-        ASSERT_TRUE(m.holds(a.m)) << "old m";
-        ASSERT_TRUE(v.holds(a.v)) << "old v";
+        ASSERT_TRUE(p.holds(c.a.p)) << "old p";
+        ASSERT_TRUE(m.holds(c.old_m)) << "old m";
+        ASSERT_TRUE(v.holds(c.old_v)) << "old v";
       }
       if (weights == 1) {
-        ASSERT_TRUE(w.holds(e.p)) << "f32 weights";
+        ASSERT_TRUE(w.holds(c.e.p)) << "f32 weights";
       }
       if (weights == 2) {
-        ASSERT_TRUE(wh.holds(e.half)) << "bf16 weights";
+        ASSERT_TRUE(wh.holds(c.e.half)) << "bf16 weights";
       }
     }
   }
 }
 
-void check_preview(const Arrays& a, const Expected& e, bool half_gradient, const Offsets& at, std::size_t count,
-                   bool decay) {
-  Fenced<float> g(at.g, count), p(at.in, count), m(at.in, count), v(at.in, count), w(at.w, count);
+template <class M>
+void check_preview(const Case<M>& c, const Offsets& at, std::size_t count) {
+  Fenced<float> g(at.g, count), p(at.in, count), w(at.w, count);
+  Fenced<M> m(at.in, count), v(at.in, count);
   Fenced<bf16> gh(at.g, count), wh(at.w, count);
-  g.fill(a.g);
-  gh.fill(a.half);
-  p.fill(a.p);
-  m.fill(a.m);
-  v.fill(a.v);
+  g.fill(c.a.g);
+  gh.fill(c.a.half);
+  p.fill(c.a.p);
+  m.fill(c.old_m);
+  v.fill(c.old_v);
   const GradientSpan gradient =
-      half_gradient ? GradientSpan(std::span<const bf16>(gh.span())) : GradientSpan(std::span<const float>(g.span()));
+      c.half_gradient ? GradientSpan(std::span<const bf16>(gh.span())) : GradientSpan(std::span<const float>(g.span()));
   const AdamWStateView in(p.data(), m.data(), v.data());
-  adamw_preview(kStep, decay, gradient, in, w.span());
-  adamw_preview(kStep, decay, gradient, in, wh.span());
-  ASSERT_TRUE(w.holds(e.p)) << "f32 weights";
-  ASSERT_TRUE(wh.holds(e.half)) << "bf16 weights";
-  ASSERT_TRUE(p.holds(a.p)) << "p";
-  ASSERT_TRUE(m.holds(a.m)) << "m";
-  ASSERT_TRUE(v.holds(a.v)) << "v";
+  adamw_preview(kStep, c.decay, gradient, in, w.span());
+  adamw_preview(kStep, c.decay, gradient, in, wh.span());
+  ASSERT_TRUE(w.holds(c.e.p)) << "f32 weights";
+  ASSERT_TRUE(wh.holds(c.e.half)) << "bf16 weights";
+  ASSERT_TRUE(p.holds(c.a.p)) << "p";
+  ASSERT_TRUE(m.holds(c.old_m)) << "m";
+  ASSERT_TRUE(v.holds(c.old_v)) << "v";
 }
 
 class AdamWBits : public testing::Test {
   AdamWChoiceGuard guard_;
 };
 
-TEST_F(AdamWBits, ForEveryLengthAlignmentAndStore) {
+// Of the tests that hold for moments in fp32 and in bf16 alike.
+template <class M>
+class AdamWMomentBits : public AdamWBits {};
+using MomentTypes = testing::Types<float, bf16>;
+TYPED_TEST_SUITE(AdamWMomentBits, MomentTypes);
+
+TYPED_TEST(AdamWMomentBits, ForEveryLengthAlignmentAndStore) {
+  using M = TypeParam;
   const std::size_t longest = 200;
-  const Arrays a = random_arrays(longest, 1);
   for (const bool half_gradient : {false, true}) {
-    const Expected e = twin(kStep, true, a, half_gradient);
+    const Case<M> c(kStep, random_arrays(longest, 1), true, half_gradient);
     for (const std::string& set : adamw_instruction_sets()) {
       adamw_use_instruction_set(set);
       for (const AdamWStores stores : kAllStores) {
@@ -168,21 +212,21 @@ TEST_F(AdamWBits, ForEveryLengthAlignmentAndStore) {
           SCOPED_TRACE(
               fmt::format("{} stores {} count {} half {}", set, static_cast<int>(stores), count, half_gradient));
           for (std::size_t offset = 0; offset < 8; ++offset)
-            ASSERT_NO_FATAL_FAILURE(check_window(a, e, half_gradient, {offset, offset, offset, offset}, count, true));
-          ASSERT_NO_FATAL_FAILURE(check_window(a, e, half_gradient, {1, 2, 5, 5}, count, true));    // congruent outputs
-          ASSERT_NO_FATAL_FAILURE(check_window(a, e, half_gradient, {3, 0, 0, 7}, count, true));    // weights are not
-          ASSERT_NO_FATAL_FAILURE(check_window(a, e, half_gradient, {0, 3, 21, 21}, count, true));  // beyond a f32 line
+            ASSERT_NO_FATAL_FAILURE(check_window(c, {offset, offset, offset, offset}, count));
+          ASSERT_NO_FATAL_FAILURE(check_window(c, {1, 2, 5, 5}, count));    // congruent outputs
+          ASSERT_NO_FATAL_FAILURE(check_window(c, {3, 0, 0, 7}, count));    // weights are not
+          ASSERT_NO_FATAL_FAILURE(check_window(c, {0, 3, 21, 21}, count));  // beyond a f32 line
         }
       }
     }
   }
 }
 
-TEST_F(AdamWBits, OfAPreviewForEveryLengthAlignmentAndStore) {
+TYPED_TEST(AdamWMomentBits, OfAPreviewForEveryLengthAlignmentAndStore) {
+  using M = TypeParam;
   const std::size_t longest = 200;
-  const Arrays a = random_arrays(longest, 5);
   for (const bool half_gradient : {false, true}) {
-    const Expected e = twin(kStep, true, a, half_gradient);
+    const Case<M> c(kStep, random_arrays(longest, 5), true, half_gradient);
     for (const std::string& set : adamw_instruction_sets()) {
       adamw_use_instruction_set(set);
       for (const AdamWStores stores : kAllStores) {
@@ -191,21 +235,21 @@ TEST_F(AdamWBits, OfAPreviewForEveryLengthAlignmentAndStore) {
           SCOPED_TRACE(
               fmt::format("{} stores {} count {} half {}", set, static_cast<int>(stores), count, half_gradient));
           for (std::size_t offset = 0; offset < 33; offset += offset < 8 ? 1 : 5)
-            ASSERT_NO_FATAL_FAILURE(check_preview(a, e, half_gradient, {1, 2, 0, offset}, count, true));
+            ASSERT_NO_FATAL_FAILURE(check_preview(c, {1, 2, 0, offset}, count));
         }
       }
     }
   }
 }
 
-TEST_F(AdamWBits, WithoutDecay) {
-  const Arrays a = random_arrays(100, 2);
-  const Expected e = twin(kStep, false, a, false), decayed = twin(kStep, true, a, false);
-  EXPECT_FALSE(same_bits(e.p, decayed.p));
+TYPED_TEST(AdamWMomentBits, WithoutDecay) {
+  using M = TypeParam;
+  const Case<M> c(kStep, random_arrays(100, 2), false, false), decayed(kStep, random_arrays(100, 2), true, false);
+  EXPECT_FALSE(same_bits(c.e.p, decayed.e.p));
   for (const std::string& set : adamw_instruction_sets()) {
     adamw_use_instruction_set(set);
-    ASSERT_NO_FATAL_FAILURE(check_window(a, e, false, {0, 0, 0, 0}, 100, false)) << set;
-    ASSERT_NO_FATAL_FAILURE(check_preview(a, e, false, {0, 0, 0, 0}, 100, false)) << set;
+    ASSERT_NO_FATAL_FAILURE(check_window(c, {0, 0, 0, 0}, 100)) << set;
+    ASSERT_NO_FATAL_FAILURE(check_preview(c, {0, 0, 0, 0}, 100)) << set;
   }
 }
 
@@ -226,7 +270,8 @@ TEST_F(AdamWBits, OutputsWithNoCommonBoundary) {
 }
 
 // Every combination of special values: zeros of both signs, subnormals, the smallest and largest numbers, Inf, NaN.
-TEST_F(AdamWBits, OfSpecialValues) {
+TYPED_TEST(AdamWMomentBits, OfSpecialValues) {
+  using M = TypeParam;
   constexpr float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   constexpr float tiny = std::numeric_limits<float>::denorm_min();
   const float full_nan = std::bit_cast<float>(0x7fffffffu);  // rounding it to bf16 as a number would carry over to -0
@@ -246,24 +291,25 @@ TEST_F(AdamWBits, OfSpecialValues) {
         }
   const std::size_t count = a.g.size();
   for (const bool half_gradient : {false, true}) {
-    const Expected e = twin(kStep, true, a, half_gradient);
-    EXPECT_GT(std::count_if(e.v.begin(), e.v.end(), [](float x) { return x > 0 && x < FLT_MIN; }), 100);
+    const Case<M> c(kStep, a, true, half_gradient);
+    EXPECT_GT(std::count_if(c.e.v.begin(), c.e.v.end(), [](float x) { return x > 0 && x < FLT_MIN; }), 100);
     for (const std::string& set : adamw_instruction_sets()) {
       adamw_use_instruction_set(set);
-      std::vector<float> p(count), m(count), v(count);
+      std::vector<float> p(count);
+      std::vector<M> m(count), v(count);
       std::vector<bf16> w(count);
-      const GradientSpan gradient = half_gradient ? GradientSpan(a.half) : GradientSpan(a.g);
-      adamw_update(kStep, true, gradient, {a.p.data(), a.m.data(), a.v.data()}, {p.data(), m.data(), v.data()}, w);
-      EXPECT_TRUE(same_bits(p, e.p)) << set;
-      EXPECT_TRUE(same_bits(m, e.m)) << set;
-      EXPECT_TRUE(same_bits(v, e.v)) << set;
+      const GradientSpan gradient = half_gradient ? GradientSpan(c.a.half) : GradientSpan(c.a.g);
+      adamw_update(kStep, true, gradient, c.state(), {p.data(), m.data(), v.data()}, w);
+      EXPECT_TRUE(same_bits(p, c.e.p)) << set;
+      EXPECT_TRUE(same_bits(m, c.new_m)) << set;
+      EXPECT_TRUE(same_bits(v, c.new_v)) << set;
       for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(w[i].bits, bf16(p[i]).bits) << set << " " << p[i];
       std::vector<float> previewed(count);
       std::vector<bf16> previewed_half(count);
-      adamw_preview(kStep, true, gradient, {a.p.data(), a.m.data(), a.v.data()}, previewed);
-      adamw_preview(kStep, true, gradient, {a.p.data(), a.m.data(), a.v.data()}, previewed_half);
-      EXPECT_TRUE(same_bits(previewed, e.p)) << set;
-      EXPECT_TRUE(same_bits(previewed_half, e.half)) << set;
+      adamw_preview(kStep, true, gradient, c.state(), previewed);
+      adamw_preview(kStep, true, gradient, c.state(), previewed_half);
+      EXPECT_TRUE(same_bits(previewed, c.e.p)) << set;
+      EXPECT_TRUE(same_bits(previewed_half, c.e.half)) << set;
     }
   }
 }
@@ -308,46 +354,72 @@ TEST_F(AdamWBits, RoundsWeightsToBf16) {
   }
 }
 
+// What is stored in bf16 are the moments that fp32 would have, rounded; the masters come from the unrounded ones. With
+// beta1 and beta2 of 0 the moments are the gradient and its square.
+TEST_F(AdamWBits, RoundsMomentsToBf16) {
+  const AdamWStep forgetful = make_adamw_step({0.0, 0.0, 1e-8}, 1e-3, 0.0, 1);
+  std::vector<float> g;
+  for (std::uint32_t upper = 0; upper < 0x10000; upper += 7)
+    for (const std::uint32_t lower : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      const float x = std::bit_cast<float>(upper << 16 | lower);
+      if (std::isfinite(x)) g.push_back(x);
+    }
+  const std::vector<float> zero(g.size(), 0.0f);
+  const std::vector<bf16> zero_moments(g.size(), bf16(0.0f));
+  for (const std::string& set : adamw_instruction_sets()) {
+    adamw_use_instruction_set(set);
+    std::vector<float> p(g.size()), exact_p(g.size()), exact_m(g.size()), exact_v(g.size());
+    std::vector<bf16> m(g.size()), v(g.size());
+    adamw_update(forgetful, true, g, {zero.data(), zero.data(), zero.data()},
+                 {exact_p.data(), exact_m.data(), exact_v.data()});
+    adamw_update(forgetful, true, g, {zero.data(), zero_moments.data(), zero_moments.data()},
+                 {p.data(), m.data(), v.data()});
+    ASSERT_TRUE(same_bits(exact_m, g)) << set;
+    EXPECT_TRUE(same_bits(p, exact_p)) << set;
+    EXPECT_TRUE(same_bits(m, stored<bf16>(exact_m))) << set;
+    EXPECT_TRUE(same_bits(v, stored<bf16>(exact_v))) << set;
+  }
+}
+
 // Large enough to be cut into several pieces and to be streamed of its own accord.
-TEST_F(AdamWBits, ForAnyNumberOfThreads) {
+TYPED_TEST(AdamWMomentBits, ForAnyNumberOfThreads) {
+  using M = TypeParam;
   const std::size_t count = 150'001;
-  const Arrays a = random_arrays(count, 4);
-  const Expected e = twin(kStep, true, a, true);
+  const Case<M> c(kStep, random_arrays(count, 4), true, true);
   for (int threads = 1; threads <= 5; ++threads) {
     ThreadPool pool("test", std::vector<int>(static_cast<std::size_t>(threads), 0), false);
     for (const std::size_t offset : {0u, 5u}) {
       for (const bool in_place : {false, true}) {
-        Fenced<float> p(offset, count), m(offset, count), v(offset, count);
-        Fenced<float> p1(offset, count), m1(offset, count), v1(offset, count);
+        Fenced<float> p(offset, count), p1(offset, count);
+        Fenced<M> m(offset, count), v(offset, count), m1(offset, count), v1(offset, count);
         Fenced<bf16> w(offset, count);
-        p.fill(a.p);
-        m.fill(a.m);
-        v.fill(a.v);
+        p.fill(c.a.p);
+        m.fill(c.old_m);
+        v.fill(c.old_v);
         const AdamWState in{p.data(), m.data(), v.data()};
         const AdamWState out = in_place ? in : AdamWState{p1.data(), m1.data(), v1.data()};
-        adamw_update_parallel(pool, kStep, true, a.half, in, out, w.span());
-        EXPECT_TRUE((in_place ? p : p1).holds(e.p)) << threads;
-        EXPECT_TRUE((in_place ? m : m1).holds(e.m)) << threads;
-        EXPECT_TRUE((in_place ? v : v1).holds(e.v)) << threads;
-        EXPECT_TRUE(w.holds(e.half)) << threads;
+        adamw_update_parallel(pool, kStep, true, c.a.half, in, out, w.span());
+        EXPECT_TRUE((in_place ? p : p1).holds(c.e.p)) << threads;
+        EXPECT_TRUE((in_place ? m : m1).holds(c.new_m)) << threads;
+        EXPECT_TRUE((in_place ? v : v1).holds(c.new_v)) << threads;
+        EXPECT_TRUE(w.holds(c.e.half)) << threads;
       }
       Fenced<float> w(offset, count);
       Fenced<bf16> wh(offset, count);
-      const AdamWStateView in(a.p.data(), a.m.data(), a.v.data());
-      adamw_preview_parallel(pool, kStep, true, a.half, in, w.span());
-      adamw_preview_parallel(pool, kStep, true, a.half, in, wh.span());
-      EXPECT_TRUE(w.holds(e.p)) << threads;
-      EXPECT_TRUE(wh.holds(e.half)) << threads;
+      adamw_preview_parallel(pool, kStep, true, c.a.half, c.state(), w.span());
+      adamw_preview_parallel(pool, kStep, true, c.a.half, c.state(), wh.span());
+      EXPECT_TRUE(w.holds(c.e.p)) << threads;
+      EXPECT_TRUE(wh.holds(c.e.half)) << threads;
     }
     for (const std::size_t small : {0u, 1u, 31u, 33u}) {
-      Fenced<float> p(3, small), m(3, small), v(3, small);
-      adamw_update_parallel(pool, kStep, true, std::span<const bf16>(a.half).first(small),
-                            {a.p.data(), a.m.data(), a.v.data()}, {p.data(), m.data(), v.data()});
-      EXPECT_TRUE(p.holds(e.p)) << threads << " " << small;
+      Fenced<float> p(3, small);
+      Fenced<M> m(3, small), v(3, small);
+      adamw_update_parallel(pool, kStep, true, std::span<const bf16>(c.a.half).first(small), c.state(),
+                            {p.data(), m.data(), v.data()});
+      EXPECT_TRUE(p.holds(c.e.p)) << threads << " " << small;
       Fenced<bf16> w(3, small);
-      adamw_preview_parallel(pool, kStep, true, std::span<const bf16>(a.half).first(small),
-                             {a.p.data(), a.m.data(), a.v.data()}, w.span());
-      EXPECT_TRUE(w.holds(e.half)) << threads << " " << small;
+      adamw_preview_parallel(pool, kStep, true, std::span<const bf16>(c.a.half).first(small), c.state(), w.span());
+      EXPECT_TRUE(w.holds(c.e.half)) << threads << " " << small;
     }
   }
 }

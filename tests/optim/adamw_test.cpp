@@ -178,23 +178,90 @@ TEST(AdamW, RefusesOverlappingMemory) {
   EXPECT_NO_THROW(adamw_preview(step, false, std::span<const float>(), AdamWStateView(), std::span<float>()));
 }
 
+TEST(AdamW, RefusesMomentsOfTwoTypes) {
+  const AdamWStep step = make_adamw_step({}, 1e-3, 0, 1);
+  std::vector<float> g(8, 0.1f), p(8), m(8), v(8), w(8);
+  std::vector<bf16> m_half(8), v_half(8);
+  const AdamWState f32{p.data(), m.data(), v.data()}, half{p.data(), m_half.data(), v_half.data()};
+  const AdamWState mixed{p.data(), m.data(), v_half.data()};
+  EXPECT_NO_THROW(adamw_update(step, false, g, f32, f32));
+  EXPECT_NO_THROW(adamw_update(step, false, g, half, half));
+  EXPECT_THROW(adamw_update(step, false, g, mixed, mixed), Bug);
+  EXPECT_THROW(adamw_update(step, false, g, half, f32), Bug);
+  EXPECT_THROW(adamw_update(step, false, g, f32, half), Bug);
+  EXPECT_NO_THROW(adamw_preview(step, false, g, half, w));
+  EXPECT_THROW(adamw_preview(step, false, g, mixed, w), Bug);
+  EXPECT_EQ(half.m.as<bf16>(), m_half.data());
+  EXPECT_THROW(half.m.as<float>(), Bug);
+  EXPECT_EQ((half.v + 3).as<bf16>(), v_half.data() + 3);
+  EXPECT_EQ((f32.v + 3).as<float>(), v.data() + 3);
+}
+
+// bf16 moments end where they begin: the array's neighbour may be another's.
+TEST(AdamW, RefusesOverlappingBf16Moments) {
+  const AdamWStep step = make_adamw_step({}, 1e-3, 0, 1);
+  const std::size_t n = 16;
+  std::vector<float> g(n, 0.1f), p(n);
+  std::vector<bf16> moments(2 * n);
+  const AdamWState state{p.data(), moments.data(), moments.data() + n};
+  EXPECT_NO_THROW(adamw_update(step, false, g, state, state));
+  const AdamWState overlapping{p.data(), moments.data(), moments.data() + n - 1};
+  EXPECT_THROW(adamw_update(step, false, g, overlapping, overlapping), Bug);
+}
+
+// What the contract says of a second moment in bf16: with the usual beta2 it only grows, with a smaller one it follows.
+TEST(AdamW, ABf16SecondMomentFallsOnlyForASmallBeta2) {
+  std::vector<float> g(128, 0.0f), p(128);
+  std::vector<bf16> m(128, bf16(0.0f)), old(128);
+  for (std::size_t i = 0; i < old.size(); ++i) old[i] = bf16(0.25f + 0.25f * static_cast<float>(i) / 128);
+  const auto fallen = [&](double beta2) {
+    std::vector<bf16> v = old;
+    const AdamWState state{p.data(), m.data(), v.data()};
+    adamw_update(make_adamw_step({0.9, beta2, 1e-8}, 1e-3, 0, 100), false, g, state, state);
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < v.size(); ++i) count += static_cast<float>(v[i]) < static_cast<float>(old[i]);
+    return count;
+  };
+  EXPECT_EQ(fallen(0.999), 0u);
+  EXPECT_EQ(fallen(1 - 0x1p-9 + 1e-6), 0u);
+  EXPECT_GT(fallen(1 - 0x1.8p-9), 0u);
+  EXPECT_EQ(fallen(1 - 0x1p-8 - 1e-6), old.size());
+}
+
 TEST(AdamW, RefusesUnknownInstructionSets) {
   AdamWChoiceGuard guard;
   EXPECT_THROW(adamw_use_instruction_set("MMX"), Error);
   for (const std::string& set : adamw_instruction_sets()) EXPECT_NO_THROW(adamw_use_instruction_set(set));
 }
 
+#if defined(__SSE2__) || defined(__aarch64__)
+// The modes of the floating-point unit that flush subnormal numbers: to zero as results, and as operands.
 #if defined(__SSE2__)
+using FloatMode = unsigned;
+constexpr FloatMode kFlushes[] = {0x8000, 0x0040};
+FloatMode get_float_mode() { return _mm_getcsr(); }
+void set_float_mode(FloatMode mode) { _mm_setcsr(mode); }
+#else
+using FloatMode = std::uint64_t;
+constexpr FloatMode kFlushes[] = {FloatMode{1} << 24};  // both
+FloatMode get_float_mode() {
+  FloatMode mode;
+  asm volatile("mrs %0, fpcr" : "=r"(mode));
+  return mode;
+}
+void set_float_mode(FloatMode mode) { asm volatile("msr fpcr, %0" : : "r"(mode)); }
+#endif
+
 TEST(AdamW, RefusesAThreadThatFlushesSubnormals) {
   const AdamWStep step = make_adamw_step({}, 1e-3, 0, 1);
   std::vector<float> g(4, 0.1f), p(4), m(4), v(4), w(4);
   const AdamWState state{p.data(), m.data(), v.data()};
-  const unsigned mode = _mm_getcsr();
-  for (const unsigned flush : {0x8000u, 0x0040u}) {  // results to zero, operands to zero
-    _mm_setcsr(mode | flush);
+  const FloatMode mode = get_float_mode();
+  for (const FloatMode flush : kFlushes) {
+    set_float_mode(mode | flush);
     EXPECT_THROW(adamw_update(step, false, g, state, state), Bug);
     EXPECT_THROW(adamw_preview(step, false, g, state, w), Bug);
-    _mm_setcsr(mode);
+    set_float_mode(mode);
   }
   EXPECT_NO_THROW(adamw_update(step, false, g, state, state));
 }

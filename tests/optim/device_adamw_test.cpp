@@ -15,7 +15,7 @@ constexpr std::int64_t kCount = 70'003;  // not a multiple of anything the kerne
 
 struct Case {
   DeviceKind device;
-  DType gradient, weight;
+  DType gradient, moments, weight;
 };
 
 class DeviceAdamWTest : public testing::TestWithParam<Case> {
@@ -41,8 +41,13 @@ std::vector<double> spread(unsigned seed, double low, double high, bool positive
   return values;
 }
 
+Moments moments_at(const TestTensor& array) {
+  const Tensor tensor = array.tensor();
+  return tensor.dtype() == DType::bf16 ? Moments(tensor.as<bf16>()) : Moments(tensor.as<float>());
+}
+
 TEST_P(DeviceAdamWTest, BitsOfTheContract) {
-  const auto [kind, gradient_type, weight_type] = GetParam();
+  const auto [kind, gradient_type, moment_type, weight_type] = GetParam();
   std::vector<double> g = spread(1, -12, 4, false), p = spread(2, -4, 1, false), m = spread(3, -12, 2, false),
                       v = spread(4, -40, 3, true);  // subnormal ones too
   // Runs as parameters give them: short and long, at odd places, with gaps, some without decay; more than one launch of
@@ -53,14 +58,14 @@ TEST_P(DeviceAdamWTest, BitsOfTheContract) {
   runs.push_back({13'003, kCount - 1, true});
 
   const TestTensor gradient(*stream_, gradient_type, {kCount}, g), master(*stream_, DType::f32, {kCount}, p),
-      first(*stream_, DType::f32, {kCount}, m), second(*stream_, DType::f32, {kCount}, v),
+      first(*stream_, moment_type, {kCount}, m), second(*stream_, moment_type, {kCount}, v),
       weights(*stream_, weight_type, {kCount}, std::vector<double>(kCount, 0.5));
   const std::vector<double> g0 = gradient.values(*stream_), p0 = master.values(*stream_), m0 = first.values(*stream_),
                             v0 = second.values(*stream_);
   const AdamWStep step = make_adamw_step({}, 1e-3, 0.1, 7, 0.37f);
   const auto adamw = make_device_adamw(stream_->device());
-  adamw->update(*stream_, step, runs, gradient,
-                {master.tensor().as<float>(), first.tensor().as<float>(), second.tensor().as<float>()}, weights);
+  adamw->update(*stream_, step, runs, gradient, {master.tensor().as<float>(), moments_at(first), moments_at(second)},
+                weights);
   const std::vector<double> p1 = master.values(*stream_), m1 = first.values(*stream_), v1 = second.values(*stream_),
                             w1 = weights.values(*stream_);
   const auto bits = [](double x) { return std::bit_cast<std::uint32_t>(static_cast<float>(x)); };
@@ -70,6 +75,10 @@ TEST_P(DeviceAdamWTest, BitsOfTheContract) {
     const bool inside = at < runs.size() && static_cast<std::int64_t>(i) >= runs[at].begin;
     TwinElement expected{static_cast<float>(p0[i]), static_cast<float>(m0[i]), static_cast<float>(v0[i])};
     if (inside) expected = adamw_twin(step, runs[at].decay, static_cast<float>(g0[i]), expected), ++updated;
+    if (moment_type == DType::bf16) {
+      expected.m = static_cast<float>(bf16(expected.m));
+      expected.v = static_cast<float>(bf16(expected.v));
+    }
     ASSERT_EQ(bits(p1[i]), bits(expected.p)) << i;
     ASSERT_EQ(bits(m1[i]), bits(expected.m)) << i;
     ASSERT_EQ(bits(v1[i]), bits(expected.v)) << i;
@@ -85,12 +94,13 @@ std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda})
     for (const DType gradient : {DType::f32, DType::bf16})
-      for (const DType weight : {DType::f32, DType::bf16}) cases.push_back({device, gradient, weight});
+      for (const DType moments : {DType::f32, DType::bf16})
+        for (const DType weight : {DType::f32, DType::bf16}) cases.push_back({device, gradient, moments, weight});
   return cases;
 }
 INSTANTIATE_TEST_SUITE_P(Optim, DeviceAdamWTest, testing::ValuesIn(all_cases()), [](const auto& i) {
   return std::string(i.param.device == DeviceKind::cpu ? "cpu_" : "cuda_") + std::string(name_of(i.param.gradient)) +
-         "_" + std::string(name_of(i.param.weight));
+         "_" + std::string(name_of(i.param.moments)) + "_" + std::string(name_of(i.param.weight));
 });
 
 }  // namespace
