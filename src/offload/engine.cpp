@@ -57,9 +57,9 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
       stats_host_(device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient stats")),
       buckets_(make_buckets(layout, settings.bucket_elements, settings.device_units,
                             settings.transient_weights || settings.transient_gradients)),
-      host_state_(device, Owner::host, buckets_,
+      host_state_(device, Owner::host, buckets_, settings.moments,
                   settings.schedule == Schedule::synchronous ? 0 : settings.undo_buckets),
-      device_state_(device, Owner::device, buckets_),
+      device_state_(device, Owner::device, buckets_, settings.moments),
       written_(static_cast<std::size_t>(layout.count()), false),
       device_adamw_(make_device_adamw(device)),
       gate_(static_cast<int>(buckets_.size())),
@@ -104,7 +104,7 @@ void OffloadEngine::cast_masters(int unit, Stream& stream) {
   for (const Bucket& bucket : buckets_of(unit)) {
     const Range range = bucket.range();
     const Tensor weights(weights_.at(range.begin), settings_.compute, {range.size()}),
-        masters(device_state_.at(StateArray::master, bucket, range.begin), DType::f32, {range.size()});
+        masters(device_state_.master(bucket, range.begin), DType::f32, {range.size()});
     if (settings_.compute == DType::bf16)
       ops_.cast(stream, weights, masters);
     else
@@ -307,12 +307,12 @@ void OffloadEngine::read_state(StateArray array, Range range, const ReadBody& bo
     if (part.size() <= 0) continue;
     // What a save still has to read, nobody touches.
     if (bucket.owner() == Owner::host && !gate_.pending(bucket.index())) host_.require_state(bucket);
-    const float* from = state_of(bucket).at(array, bucket, part.begin);
+    const Tensor from = state_of(bucket).part(array, bucket, part);
+    const auto give = [&](std::int64_t offset, std::span<const float> values) { body(part.begin + offset, values); };
     if (bucket.owner() == Owner::host)
-      body(part.begin, {from, static_cast<std::size_t>(part.size())});
+      read_host_state(from, give);
     else
-      transfer_->read(from, part.size(), current(bucket),
-                      [&](std::int64_t offset, std::span<const float> values) { body(part.begin + offset, values); });
+      transfer_->read(from, current(bucket), give);
   }
 }
 
@@ -321,12 +321,12 @@ void OffloadEngine::write_state(StateArray array, Range range, const WriteBody& 
     const Range part = common(bucket.range(), range);
     if (part.size() <= 0) continue;
     if (bucket.owner() == Owner::host) host_.require_state(bucket);
-    float* to = state_of(bucket).at(array, bucket, part.begin);
+    const Tensor to = state_of(bucket).part(array, bucket, part);
+    const auto take = [&](std::int64_t offset, std::span<float> values) { fill(part.begin + offset, values); };
     if (bucket.owner() == Owner::host)
-      fill(part.begin, {to, static_cast<std::size_t>(part.size())});
+      write_host_state(to, take);
     else
-      transfer_->write(to, part.size(), current(bucket),
-                       [&](std::int64_t offset, std::span<float> values) { fill(part.begin + offset, values); });
+      transfer_->write(to, current(bucket), take);
   }
 }
 
@@ -349,7 +349,7 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
       host_.require_weights(bucket, stream);
     else
       stream.wait(current(bucket));
-    float* const master = state_of(bucket).at(StateArray::master, bucket, part.begin);
+    float* const master = state_of(bucket).master(bucket, part.begin);
     const Tensor weights(weights_.at(part.begin), settings_.compute, {part.size()}),
         masters(master, DType::f32, {part.size()});
     if (has_transient_weights(bucket)) held_weights_ = -1;
@@ -395,7 +395,7 @@ void OffloadEngine::upload_weights(Stream& compute) {
     }
     const Range range = bucket.range();
     const Tensor weights(weights_.at(range.begin), settings_.compute, {range.size()});
-    float* master = device_state_.at(StateArray::master, bucket, range.begin);
+    float* master = device_state_.master(bucket, range.begin);
     if (settings_.compute == DType::bf16)
       ops_.cast(compute, weights, Tensor(master, DType::f32, {range.size()}));
     else

@@ -45,6 +45,7 @@ enum class Schedule : std::uint8_t {
 struct EngineSettings {
   DType compute = DType::f32;    // weights on the device
   DType gradients = DType::f32;  // or compute: enough where a step writes each gradient once
+  DType moments = DType::f32;    // AdamW's, as they are kept; or bf16
   int device_units = 0;          // units before this one belong to the device, the others to the host
   Schedule schedule = Schedule::overlapped;
   // Device memory for time: weights of device-owned units but the first and last are not kept but made of their masters

@@ -472,10 +472,7 @@ void HostOptimizer::run_adamw(const Bucket& bucket, const StagingRing::Slot& slo
 // Where this bucket has padding between parameters, the place's last one may have had values.
 void HostOptimizer::clear_padding(const Bucket& bucket, int place) {
   std::int64_t at = bucket.range().begin;
-  const auto clear_to = [&](std::int64_t end) {
-    const AdamWState state = state_.beside(place, bucket, at);
-    for (float* array : {state.master, state.m, state.v}) std::fill_n(array, end - at, 0.0f);
-  };
+  const auto clear_to = [&](std::int64_t end) { state_.clear(place, bucket, {at, end}); };
   for (const ParameterLayout::Run& run : layout_.runs(bucket.range())) {
     clear_to(run.range.begin);
     at = run.range.end;
@@ -484,7 +481,7 @@ void HostOptimizer::clear_padding(const Bucket& bucket, int place) {
 }
 
 void HostOptimizer::round_masters(const Bucket& bucket, const StagingRing::Slot& slot) {
-  const float* master = state_.at(StateArray::master, bucket, bucket.range().begin);
+  const float* master = state_.master(bucket, bucket.range().begin);
   pool_.parallel_for(bucket.range().size(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
     if (weights_.dtype() == DType::bf16)
       for (std::int64_t i = begin; i < end; ++i) static_cast<bf16*>(slot.weights.data())[i] = bf16(master[i]);

@@ -8,8 +8,9 @@
 
 namespace so {
 
-OptimizerState::OptimizerState(Device& device, Owner owner, std::span<const Bucket> buckets,
-                               std::int64_t spare_places) {
+OptimizerState::OptimizerState(Device& device, Owner owner, std::span<const Bucket> buckets, DType moments,
+                               std::int64_t spare_places)
+    : moments_(moments) {
   std::int64_t elements = 0;
   for (const Bucket& bucket : buckets)
     if (bucket.owner() == owner) place_elements_ = std::max(place_elements_, bucket.range().size());
@@ -28,19 +29,22 @@ OptimizerState::OptimizerState(Device& device, Owner owner, std::span<const Buck
   const MemoryKind kind = owner == Owner::host ? MemoryKind::pageable : MemoryKind::device;
   constexpr std::array names = {"master weights", "first moments", "second moments"};
   for (std::size_t i = 0; i < state_.size(); ++i) {
-    state_[i] = device.allocate(kind, static_cast<std::size_t>(elements) * sizeof(float), names[i]);
-    undo_[i] =
-        device.allocate(kind, static_cast<std::size_t>(spare_places * place_elements_) * sizeof(float), "undo pool");
+    const std::size_t size = size_of(dtype(state_arrays[i]));
+    state_[i] = device.allocate(kind, static_cast<std::size_t>(elements) * size, names[i]);
+    undo_[i] = device.allocate(kind, static_cast<std::size_t>(spare_places * place_elements_) * size, "undo pool");
   }
 }
 
 void OptimizerState::clear(ThreadPool& pool) {
   for (const Arrays* arrays : {&state_, &undo_}) {
-    const auto bytes = static_cast<std::int64_t>(arrays->front().bytes());
-    const std::int64_t grain = std::max<std::int64_t>(1 << 18, bytes / (8 * pool.size()));
-    pool.parallel_for(bytes, grain, [&](std::int64_t begin, std::int64_t end) {
-      for (const Buffer& buffer : *arrays)
-        std::memset(static_cast<std::byte*>(buffer.data()) + begin, 0, static_cast<std::size_t>(end - begin));
+    const auto elements = static_cast<std::int64_t>(arrays->front().bytes() / sizeof(float));
+    const std::int64_t grain = std::max<std::int64_t>(1 << 16, elements / (8 * pool.size()));
+    pool.parallel_for(elements, grain, [&](std::int64_t begin, std::int64_t end) {
+      for (const StateArray array : state_arrays) {
+        const std::size_t size = size_of(dtype(array));
+        auto* data = static_cast<std::byte*>((*arrays)[static_cast<std::size_t>(array)].data());
+        std::memset(data + static_cast<std::size_t>(begin) * size, 0, static_cast<std::size_t>(end - begin) * size);
+      }
     });
   }
 }
@@ -57,16 +61,21 @@ std::int64_t OptimizerState::offset_in(const Bucket& bucket, std::int64_t elemen
   return element - bucket.range().begin;
 }
 
-float* OptimizerState::at(StateArray array, int place, std::int64_t offset) const {
+std::byte* OptimizerState::at(StateArray array, int place, std::int64_t offset) const {
   const auto which = static_cast<std::size_t>(array), p = static_cast<std::size_t>(place);
-  if (p < starts_.size()) return static_cast<float*>(state_[which].data()) + starts_[p] + offset;
-  return static_cast<float*>(undo_[which].data()) + static_cast<std::int64_t>(p - starts_.size()) * place_elements_ +
-         offset;
+  const bool own = p < starts_.size();
+  const std::int64_t start = own ? starts_[p] : static_cast<std::int64_t>(p - starts_.size()) * place_elements_;
+  auto* data = static_cast<std::byte*>((own ? state_ : undo_)[which].data());
+  return data + static_cast<std::size_t>(start + offset) * size_of(dtype(array));
 }
 
-float* OptimizerState::at(StateArray array, const Bucket& bucket, std::int64_t element) const {
-  return at(array, places_[static_cast<std::size_t>(bucket.index())], offset_in(bucket, element));
+Tensor OptimizerState::part(StateArray array, const Bucket& bucket, Range range) const {
+  return {at(array, places_[static_cast<std::size_t>(bucket.index())], offset_in(bucket, range.begin)),
+          dtype(array),
+          {range.size()}};
 }
+
+float* OptimizerState::master(const Bucket& bucket, std::int64_t element) const { return at(bucket, element).master; }
 
 AdamWState OptimizerState::at(const Bucket& bucket, std::int64_t element) const {
   return beside(places_[static_cast<std::size_t>(bucket.index())], bucket, element);
@@ -74,8 +83,18 @@ AdamWState OptimizerState::at(const Bucket& bucket, std::int64_t element) const 
 
 AdamWState OptimizerState::beside(int place, const Bucket& bucket, std::int64_t element) const {
   const std::int64_t offset = offset_in(bucket, element);
-  return {at(StateArray::master, place, offset), at(StateArray::first_moment, place, offset),
-          at(StateArray::second_moment, place, offset)};
+  const auto moments = [&](StateArray array) {
+    void* data = at(array, place, offset);
+    return moments_ == DType::bf16 ? Moments(static_cast<bf16*>(data)) : Moments(static_cast<float*>(data));
+  };
+  return {reinterpret_cast<float*>(at(StateArray::master, place, offset)), moments(StateArray::first_moment),
+          moments(StateArray::second_moment)};
+}
+
+void OptimizerState::clear(int place, const Bucket& bucket, Range range) {
+  for (const StateArray array : state_arrays)
+    std::memset(at(array, place, offset_in(bucket, range.begin)), 0,
+                static_cast<std::size_t>(range.size()) * size_of(dtype(array)));
 }
 
 int OptimizerState::take_spare() {

@@ -1,5 +1,4 @@
-// fp32 state in device memory as the host reads and writes it: in pieces, through two pinned buffers, so that copying
-// one goes on beside the caller's work on the other.
+// Optimizer state as its users read and write it: in fp32 and in pieces, whatever it is kept in, and wherever.
 #pragma once
 
 #include <array>
@@ -8,29 +7,42 @@
 #include <memory>
 #include <span>
 
+#include "base/tensor.h"
 #include "device/device.h"
 
 namespace so {
 
+// body(offset, values) for pieces of an array, in order; the values hold during the call. An exception ends it.
+using ReadPiece = std::function<void(std::int64_t offset, std::span<const float> values)>;
+// fill(offset, values) for pieces of an array, whose contents are then replaced.
+using WritePiece = std::function<void(std::int64_t offset, std::span<float> values)>;
+
+// Of an array [n], fp32 or bf16, in host memory. fp32 is given as it lies, in one piece.
+void read_host_state(Tensor from, const ReadPiece& body);
+void write_host_state(Tensor to, const WritePiece& fill);
+
+// Of arrays in device memory, by way of two pinned buffers, so that copying one piece goes on beside the caller's work
+// on the other.
 class StateTransfer {
  public:
   // Pieces of at most `elements`.
   StateTransfer(Device& device, std::int64_t elements);
   ~StateTransfer();
 
-  // Calls body(offset, values) for pieces of the `count` elements at `from`, in order. The copies wait for `current`.
-  // The values hold during the call. An exception of the body ends the reading.
-  void read(const float* from, std::int64_t count, Event& current,
-            const std::function<void(std::int64_t offset, std::span<const float> values)>& body);
-  // Calls fill(offset, values) for pieces, whose contents then replace the elements at `to`. They are there on return.
-  void write(float* to, std::int64_t count, Event& current,
-             const std::function<void(std::int64_t offset, std::span<float> values)>& fill);
+  // The copies wait for `current`. What was written is there on return.
+  void read(Tensor from, Event& current, const ReadPiece& body);
+  void write(Tensor to, Event& current, const WritePiece& fill);
 
  private:
   struct Slot {
     Buffer memory;
     std::unique_ptr<Event> copied;
   };
+  // Elements [piece * elements_, ...) of an array, in the array's own memory and as they lie in a slot.
+  Tensor piece_of(const Tensor& array, std::int64_t piece) const;
+  Tensor staged(const Tensor& array, std::int64_t piece) const;
+  Slot& slot(std::int64_t piece) { return slots_[static_cast<std::size_t>(piece % 2)]; }
+
   const std::int64_t elements_;
   std::unique_ptr<Stream> stream_;
   std::array<Slot, 2> slots_;

@@ -57,6 +57,7 @@ enum class Clipping { never, sometimes, always };
 struct Task {
   DType compute = DType::bf16;
   DType gradients = DType::f32;
+  DType moments = DType::f32;
   Clipping clipping = Clipping::sometimes;
   int micro_batches = 1;
   bool bad_gradients = false;
@@ -79,6 +80,7 @@ EngineSettings settings_of(const Task& task, const Manner& manner) {
   EngineSettings settings;
   settings.compute = task.compute;
   settings.gradients = task.gradients;
+  settings.moments = task.moments;
   settings.bucket_elements = manner.bucket_elements;
   settings.device_units = manner.device_units;
   settings.undo_buckets = manner.undo_buckets;
@@ -219,6 +221,7 @@ TEST_P(ScheduleEquality, BucketsSplitsUndoThreads) {
     Task task;
     task.compute = compute;
     task.gradients = micro_batches == 1 ? compute : DType::f32;
+    task.moments = micro_batches == 1 ? DType::f32 : compute;
     task.clipping = clipping;
     task.micro_batches = micro_batches;
     task.bad_gradients = bad;
@@ -259,6 +262,7 @@ TEST(Schedule, StressUnderRandomDelays) {
     Task task;
     task.compute = DType::bf16;
     task.gradients = round % 2 == 0 ? DType::bf16 : DType::f32;
+    task.moments = round % 4 < 2 ? DType::bf16 : DType::f32;
     task.bad_gradients = round % 3 != 0;
     task.micro_batches = round % 5 == 4 ? 2 : 1;
     Manner manner;
