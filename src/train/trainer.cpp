@@ -14,6 +14,7 @@
 #include "model/flops.h"
 #include "model/rope.h"
 #include "parallel/communicator.h"
+#include "train/engine_report.h"
 #include "train/export.h"
 
 namespace so {
@@ -140,14 +141,9 @@ void Trainer::report(const StepResult& r) {
 }
 
 void Trainer::log_breakdown(const StepResult& r) {
-  const EngineCounters now = engine_.counters();
-  const double adam = now.host.adam_seconds - reported_.host.adam_seconds,
-               gradients = now.host.gradient_wait_seconds - reported_.host.gradient_wait_seconds,
-               save = now.save_wait_seconds - reported_.save_wait_seconds;
-  log_info(
-      "step {}: {:.4f} s = forward and backward {:.4f}, waiting for gradients {:.4f}, AdamW {:.4f}, waiting for a save "
-      "{:.4f}",
-      state_.step, r.seconds, r.seconds - adam - gradients - save, gradients, adam, save);
+  const EngineCounters now = engine_.counters(), step = since(now, reported_);
+  log_info("step {}: {:.4f} s; {}", state_.step, r.seconds, describe_waits(step));
+  if (const std::string schedule = describe_schedule(step); !schedule.empty()) log_info("step {}: {}", state_.step, schedule);
   reported_ = now;
 }
 
