@@ -26,7 +26,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 using DU = hn::RebindToUnsigned<D>;
-using DHalf = hn::Rebind<std::uint16_t, D>;  // as many 16-bit lanes as D has lanes
+using DHalf = hn::Rebind<std::uint16_t, D>;      // as many 16-bit lanes as D has lanes
+using DTwo = hn::Repartition<std::uint16_t, D>;  // twice as many: a whole vector
 
 HWY_INLINE V load(D d, const float* from) { return hn::LoadU(d, from); }
 HWY_INLINE V load(D d, const bf16* from) {
@@ -43,24 +44,43 @@ HWY_INLINE void store_lanes(VX v, DX d, T* to) {
   hn::StoreU(v, d, to);  // other architectures notice by themselves that whole lines are written
 }
 
+// bf16::round of a result of arithmetic, whose NaNs are quiet already; in the lanes' upper halves. Not the processors'
+// own conversion instructions: some flush subnormals.
+HWY_INLINE hn::Vec<DU> round_to_bf16(V x) {
+  const DU du;
+  const auto u = hn::BitCast(du, x);
+  const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1));
+  const auto rounded = hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fff)));
+  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(x)), u, rounded);
+}
+
 template <bool kStream>
 HWY_INLINE void store(D d, V x, float* to) {
   store_lanes<kStream>(x, d, to);
 }
 template <bool kStream>
 HWY_INLINE void store(D, V x, bf16* to) {
-  // bf16::round in lanes. Not the processors' own conversion instructions: some flush subnormals.
-  const DU du;
-  const auto u = hn::BitCast(du, x);
-  const auto upper = hn::ShiftRight<16>(u);
-  const auto odd = hn::And(upper, hn::Set(du, 1));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fff))));
-  const auto is_nan = hn::RebindMask(du, hn::IsNaN(x));
-  const auto bits = hn::IfThenElse(is_nan, hn::Or(upper, hn::Set(du, 0x40)), rounded);
-  store_lanes<kStream>(hn::TruncateTo(DHalf(), bits), DHalf(), reinterpret_cast<std::uint16_t*>(to));
+  const auto bits = hn::TruncateTo(DHalf(), hn::ShiftRight<16>(round_to_bf16(x)));
+  store_lanes<kStream>(bits, DHalf(), reinterpret_cast<std::uint16_t*>(to));
 }
 template <bool kStream>
 HWY_INLINE void store(D, V, std::nullptr_t) {}
+
+// Two vectors, x before y: of bf16 they make a whole one, so that past the cache whole lines are stored where vectors
+// are lines.
+template <bool kStream>
+HWY_INLINE void store_two(D d, V x, V y, float* to) {
+  store_lanes<kStream>(x, d, to);
+  store_lanes<kStream>(y, d, to + hn::Lanes(d));
+}
+template <bool kStream>
+HWY_INLINE void store_two(D, V x, V y, bf16* to) {
+  const DTwo two;
+  const auto bits = hn::ConcatOdd(two, hn::BitCast(two, round_to_bf16(y)), hn::BitCast(two, round_to_bf16(x)));
+  store_lanes<kStream>(bits, two, reinterpret_cast<std::uint16_t*>(to));
+}
+template <bool kStream>
+HWY_INLINE void store_two(D, V, V, std::nullptr_t) {}
 
 // A state's arrays with the moments' type M, float or bf16, const where they are only read.
 template <class F, class M>
@@ -90,27 +110,46 @@ struct Streams {
   HWY_INLINE Streams at(std::size_t i) const { return {g + i, advance(in, i), advance(out, i), advance(w, i)}; }
 };
 
-// One vector of elements; the operations and their order are the contract in adamw.h. Every load precedes every store,
-// so the state may be updated in place.
-template <Stores kStores, class G, class M, class W, class S>
-HWY_INLINE void update_vector(D d, const AdamWStep& s, const Streams<G, M, W, S>& x) {
-  constexpr bool kStreamState = kStores == kStreamAll;
-  constexpr bool kStreamW = kStores != kCached;
+// New p, m and v of one vector of elements; the operations and their order are the contract in adamw.h.
+template <class X>
+HWY_INLINE void compute(D d, const AdamWStep& s, const X& x, V& p, V& m, V& v) {
   const V g = hn::Mul(hn::Set(d, s.grad_scale), load(d, x.g));
   const V m0 = load(d, x.in.m);
   const V v0 = load(d, x.in.v);
   const V p0 = load(d, x.in.master);
-  const V m = hn::MulAdd(hn::Set(d, s.one_minus_beta1), hn::Sub(g, m0), m0);
-  const V v = hn::MulAdd(hn::Mul(hn::Set(d, s.one_minus_beta2), g), g, hn::Mul(hn::Set(d, s.beta2), v0));
+  m = hn::MulAdd(hn::Set(d, s.one_minus_beta1), hn::Sub(g, m0), m0);
+  v = hn::MulAdd(hn::Mul(hn::Set(d, s.one_minus_beta2), g), g, hn::Mul(hn::Set(d, s.beta2), v0));
   const V denom = hn::MulAdd(hn::Sqrt(v), hn::Set(d, s.inv_sqrt_bias2), hn::Set(d, s.epsilon));
   const V q = hn::Div(m, denom);
-  const V p = hn::Sub(p0, hn::MulAdd(hn::Set(d, s.step_size), q, hn::Mul(hn::Set(d, s.decay), p0)));
+  p = hn::Sub(p0, hn::MulAdd(hn::Set(d, s.step_size), q, hn::Mul(hn::Set(d, s.decay), p0)));
+}
+
+// One vector of elements, through the cache. Every load precedes every store, so the state may be updated in place.
+template <class G, class M, class W, class S>
+HWY_INLINE void update_vector(D d, const AdamWStep& s, const Streams<G, M, W, S>& x) {
+  V p, m, v;
+  compute(d, s, x, p, m, v);
   if constexpr (!std::is_null_pointer_v<S>) {
-    store<kStreamState>(d, m, x.out.m);
-    store<kStreamState>(d, v, x.out.v);
-    store<kStreamState>(d, p, x.out.master);
+    store<false>(d, m, x.out.m);
+    store<false>(d, v, x.out.v);
+    store<false>(d, p, x.out.master);
   }
-  store<kStreamW>(d, p, x.w);
+  store<false>(d, p, x.w);
+}
+
+// Two vectors: a whole cache line of 32-byte ones.
+template <Stores kStores, class G, class M, class W, class S>
+HWY_INLINE void update_two(D d, const AdamWStep& s, const Streams<G, M, W, S>& x) {
+  constexpr bool kStreamState = kStores == kStreamAll;
+  V p, m, v, p1, m1, v1;
+  compute(d, s, x, p, m, v);
+  compute(d, s, x.at(hn::Lanes(d)), p1, m1, v1);
+  if constexpr (!std::is_null_pointer_v<S>) {
+    store_two<kStreamState>(d, m, m1, x.out.m);
+    store_two<kStreamState>(d, v, v1, x.out.v);
+    store_two<kStreamState>(d, p, p1, x.out.master);
+  }
+  store_two<kStores != kCached>(d, p, p1, x.w);
 }
 
 // Fewer elements than a vector: the same arithmetic on a copy padded with zeros.
@@ -129,7 +168,7 @@ HWY_NOINLINE void update_partial(D d, const AdamWStep& s, const Streams<G, M, W,
   Streams<G, M, W, S> copy{g, {p, m, v}, {}, {}};
   if constexpr (!std::is_null_pointer_v<S>) copy.out = {p, m, v};
   if constexpr (!std::is_null_pointer_v<W>) copy.w = w;
-  update_vector<kCached>(d, s, copy);
+  update_vector(d, s, copy);
   if constexpr (!std::is_null_pointer_v<S>) {
     std::copy_n(p, count, x.out.master);
     std::copy_n(m, count, x.out.m);
@@ -153,15 +192,12 @@ void update(const Piece& piece) {
   const std::size_t count = piece.count, head = piece.head;
 
   std::size_t i = 0;
-  for (; i + lanes <= head; i += lanes) update_vector<kCached>(d, s, x.at(i));
+  for (; i + lanes <= head; i += lanes) update_vector(d, s, x.at(i));
   if (i < head) update_partial(d, s, x.at(i), head - i);
   // No software prefetch: measured at distances of 0.5 to 2 KiB it cost 2 to 15%, the hardware follows these streams.
   i = head;
-  for (; i + 2 * lanes <= count; i += 2 * lanes) {  // two vectors: a whole cache line of 32-byte vectors
-    update_vector<kStores>(d, s, x.at(i));
-    update_vector<kStores>(d, s, x.at(i + lanes));
-  }
-  for (; i + lanes <= count; i += lanes) update_vector<kCached>(d, s, x.at(i));
+  for (; i + 2 * lanes <= count; i += 2 * lanes) update_two<kStores>(d, s, x.at(i));
+  for (; i + lanes <= count; i += lanes) update_vector(d, s, x.at(i));
   if (i < count) update_partial(d, s, x.at(i), count - i);
   if constexpr (kStores != kCached) hwy::FlushStream();
 }
