@@ -14,9 +14,20 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 }
 
 std::vector<Bucket> make_buckets(const ParameterLayout& layout, const EngineSettings& settings) {
+  SO_CHECK(settings.device_units >= 0 && settings.device_units <= layout.units(), "{} of {} units",
+           settings.device_units, layout.units());
+  const std::int64_t boundary = settings.device_units == 0 ? 0 : layout.unit_range(settings.device_units - 1).end;
   std::vector<Bucket> buckets;
-  for (const Range range : cut_buckets(layout, settings.bucket_elements))
-    buckets.emplace_back(static_cast<int>(buckets.size()), range, settings.owner);
+  const auto add = [&](Range range) {
+    if (range.size() > 0)
+      buckets.emplace_back(static_cast<int>(buckets.size()), range,
+                           range.begin < boundary ? Owner::device : settings.owner);
+  };
+  for (const Range range : cut_buckets(layout, settings.bucket_elements)) {
+    const std::int64_t at = std::clamp(boundary, range.begin, range.end);
+    add({range.begin, at});
+    add({at, range.end});
+  }
   return buckets;
 }
 

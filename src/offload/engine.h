@@ -30,10 +30,17 @@
 
 namespace so {
 
+// When the host updates what it owns: all of it after the verdict and before the next step, or beside the device's
+// work.
+enum class Schedule : std::uint8_t { synchronous, overlapped };
+
 struct EngineSettings {
-  DType compute = DType::f32;        // weights on the device
-  DType gradients = DType::f32;      // or compute: enough where a step writes each gradient once
-  Owner owner = Owner::host;         // of all buckets
+  DType compute = DType::f32;    // weights on the device
+  DType gradients = DType::f32;  // or compute: enough where a step writes each gradient once
+  Owner owner = Owner::host;     // of all buckets of the units that device_units leaves
+  int device_units = 0;          // units [0, device_units) of the layout are the device's
+  Schedule schedule = Schedule::synchronous;
+  std::int64_t undo_buckets = 0;     // places for new state beside the old, each of a bucket
   std::int64_t bucket_elements = 0;  // at most; a multiple of ParameterLayout::alignment
   AdamWHyper adamw;
   double weight_decay = 0, max_grad_norm = 0;
@@ -84,9 +91,9 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // Calls fill(begin, values) for pieces of `range`, whose contents are replaced. Weights follow by upload_weights().
   using WriteBody = std::function<void(std::int64_t begin, std::span<float> values)>;
   void write_state(StateArray array, Range range, const WriteBody& fill);
-  // Loading: weights come in pieces, in these forms where the file has them in `stored`. Each becomes master weights and
-  // weights in compute dtype; upload_weights() is not needed then. Enqueues on `stream`, and writes host-owned state
-  // itself. When all pieces are placed the caller synchronizes the stream.
+  // Loading: weights come in pieces, in these forms where the file has them in `stored`. Each becomes master weights
+  // and weights in compute dtype; upload_weights() is not needed then. Enqueues on `stream`, and writes host-owned
+  // state itself. When all pieces are placed the caller synchronizes the stream.
   WeightForms forms(DType stored) const;
   void place_weights(Stream& stream, const WeightPiece& piece);
   // After master weights were written: rounds them to the compute dtype into the device's weights. Waits. `compute` is
