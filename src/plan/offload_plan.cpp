@@ -299,7 +299,7 @@ std::string explain_split(const OffloadInputs& in, const Candidate& chosen, cons
 
 }  // namespace
 
-std::string describe(const MachineRates& r) {
+std::string describe_rates(const MachineRates& r) {
   return fmt::format(
       "matrix products {:.4g} TFLOP/s, device memory {:.4g} GB/s, link {:.4g} GB/s to the host and {:.4g} back, host "
       "AdamW {:.4g} GB/s",
@@ -355,11 +355,7 @@ OffloadPlan choose_offload(const OffloadInputs& in) {
                    .undo_buckets = best->undo_buckets,
                    .estimate = best->estimate,
                    .why_split = explain_split(in, *best, candidates),
-                   .why_keep = {},
                    .why_undo = {}};
-  plan.why_keep = best->keep == 0 ? "all that may be kept fits"
-                                  : fmt::format("choice {} of {} is the first that fits beside the state", best->keep,
-                                                in.keeps.size() - 1);
   if (in.schedule == Schedule::synchronous) {
     plan.why_undo = "no places for new state: the synchronous schedule updates in place";
   } else if (best->device_units == units) {

@@ -25,7 +25,7 @@ struct MachineRates {
   double link_to_device = 0;  // and back
   double host_memory = 0;     // what AdamW on the host's threads moves: 28 bytes an element, from and to memory
 };
-std::string describe(const MachineRates& rates);  // for the log
+std::string describe_rates(const MachineRates& rates);  // for the log
 
 // One unit of the forward pass (offload/parameter_layout.h) and one micro-batch. FLOPs are those of matrix products and
 // attention; what is bound by memory is left out, so that the GPU is taken to be quicker than it is.
@@ -90,7 +90,7 @@ struct OffloadPlan {
   std::int64_t keep = 0;  // index of inputs.keeps
   std::int64_t undo_buckets = 0;
   StepEstimate estimate;
-  std::string why_split, why_keep, why_undo;  // for the log; each says the choice and its reason
+  std::string why_split, why_undo;  // for the log; each says the choice and its reason
 };
 
 // What ranks plans, lower is better: the seconds of a step without the device's own update. So a parameter that the
