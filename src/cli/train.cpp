@@ -10,7 +10,6 @@ ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& val
   assign_values(train_option_table().ref(options), origins, values);
   if (!options.deepspeed_config.empty()) apply_deepspeed_config(options.deepspeed_config, ranks, options, origins);
   check_train_options(options, origins);
-  origins.notes.push_back("both modes, superoffload and zerooffload, run the synchronous schedule in this version");
   return {std::move(options), std::move(origins)};
 }
 
@@ -23,9 +22,10 @@ const Command& train_command() {
       "Fine-tunes all parameters of a Hugging Face model directory on records in Alpaca, plain-text or tokenised form "
       "and\n"
       "writes a Hugging Face model directory. Optimizer state (fp32 weights and both Adam moments) lives in host\n"
-      "memory and the CPU steps it, or with --offload_optimizer none in device memory, where the device does.\n\n"
-      "The DeepSpeed modes superoffload (\"super_offload\": true) and zerooffload are both accepted; in this version\n"
-      "both run the synchronous schedule: every bucket is stepped after backward. Results are the same.",
+      "memory, where the CPU steps it, and, as far as that is quicker and fits, in the GPU's, which steps it there;\n"
+      "the log says the split and why. --offload_ratio or --offload_optimizer none ask for another one.\n\n"
+      "--mode superoffload (\"super_offload\": true in a DeepSpeed file) runs the CPU's share beside the GPU's work,\n"
+      "zerooffload after backward. Results are the same.",
       {"superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out",
        "superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out --resume",
        "superoffload train --model Qwen3-14B --data alpaca.json --output_dir out --deepspeed_config ds_config.json \\",

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "model/spec.h"
 
@@ -12,6 +13,12 @@ namespace so {
 // 6 per matmul parameter and token, and causal attention: a query at position p meets p + 1 keys, 4 * heads * head_dim
 // FLOPs each forward (QK and PV) and twice that backward. Recomputation, masked halves and padding do not count.
 double model_flops(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens);
+
+// The same by unit of the forward pass (model/parameters.h), forward and backward apart. Their sum is model_flops().
+struct UnitFlops {
+  double forward = 0, backward = 0;
+};
+std::vector<UnitFlops> unit_flops(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens);
 
 // The published system's count, of `rows` rows padded to `row_length`: 2 c P S + 4 c L H S^2 a row, with P all
 // parameters, H the hidden size and c = 4 under activation checkpointing, else 3. Recomputation, the non-causal half of

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "model/flops.h"
 #include "offload/device_weights.h"
 
 namespace so {
@@ -91,6 +92,36 @@ ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spe
     if (least.keep.empty() || bytes < least.bytes) least = {settings.keep, bytes};
   }
   return least;
+}
+
+std::vector<std::int32_t> usual_documents(const TrainingShape& shape) {
+  const double wanted = shape.usual_tokens > 0 ? shape.usual_tokens : static_cast<double>(shape.micro_batch_tokens);
+  const auto tokens = static_cast<std::int64_t>(wanted);
+  std::vector<std::int32_t> offsets{0};
+  while (offsets.back() < tokens)
+    offsets.push_back(static_cast<std::int32_t>(
+        std::min(tokens, offsets.back() + std::max<std::int64_t>(1, shape.longest_document))));
+  return offsets;
+}
+
+Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
+                            std::span<const std::int32_t> cu_seqlens, DType compute) {
+  const std::vector<UnitFlops> forward = unit_flops(spec, cu_seqlens);
+  const double tokens = cu_seqlens.empty() ? 0 : cu_seqlens.back();
+  const double product = 2 * tokens * static_cast<double>(spec.hidden * spec.intermediate);  // of gate, up or down
+  // Both norms; q and k rotated where that cannot be undone; the gated activation.
+  const double light =
+      tokens * static_cast<double>(size_of(compute)) *
+      static_cast<double>(4 * spec.hidden + 2 * (spec.q_width() + spec.kv_width()) + 3 * spec.intermediate);
+  Recomputation again{std::vector<double>(forward.size()), std::vector<double>(forward.size())};
+  for (std::size_t layer = 0; layer < keep.size(); ++layer) {
+    const auto unit = static_cast<std::size_t>(layer_unit(static_cast<std::int64_t>(layer)));
+    if (keep[layer] == Keep::all) continue;
+    again.device_bytes[unit] = light;
+    if (keep[layer] == Keep::no_gate_up) again.flops[unit] = 2 * product;
+    if (keep[layer] == Keep::input) again.flops[unit] = forward[unit].forward - product;
+  }
+  return again;
 }
 
 bool all_recomputed(const std::vector<Keep>& keep) {

@@ -4,10 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "model/decoder.h"
+#include "plan/offload_plan.h"
 
 namespace so {
 
@@ -17,7 +19,11 @@ struct TrainingShape {
   std::int64_t evaluation_tokens = 0;   // no evaluation batch has more; 0: no evaluation
   std::int64_t longest_document = 0;    // positions needed
   std::int64_t micro_batches = 1;       // of a step, at most
+  double usual_tokens = 0;              // of a micro-batch; 0: micro_batch_tokens
 };
+
+// Documents as long as the longest that make up a usual micro-batch, as offsets.
+std::vector<std::int32_t> usual_documents(const TrainingShape& shape);
 
 // Sizes on a device of `kind`. A size costs a fraction of a millisecond to find.
 class ActivationSizer {
@@ -50,6 +56,11 @@ struct ActivationPlan {
 // that takes the least.
 ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spec, DecoderSettings settings,
                                   std::size_t budget);
+
+// What having again takes that layers do not keep, for documents of those offsets: matrix products and attention in
+// FLOPs, the rest, bound by memory, in the bytes that it reads and writes at least.
+Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
+                            std::span<const std::int32_t> cu_seqlens, DType compute);
 
 // Whether every layer keeps its input alone: what others call activation checkpointing. False of no layers.
 bool all_recomputed(const std::vector<Keep>& keep);

@@ -60,6 +60,7 @@ int run_bench_load(const BenchLoadOptions& options) {
   const ModelFiles model(options.model);
   const std::string config = (std::filesystem::path(options.model) / "config.json").string();
   const DType compute = resolve_dtype(options.dtype, read_text_file(config, 16 << 20), config);
+  check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads);
   Device& device = runtime.device();
   {
@@ -69,7 +70,7 @@ int run_bench_load(const BenchLoadOptions& options) {
     const LoadingRing rings[] = {make_loading_ring(*dry, model.layout()), make_loading_ring(*dry, model.layout())};
     MemoryPlan plan;
     plan.add(dry->ledger());
-    add_libraries(plan, device, runtime.host_pool().size());
+    add_libraries(plan, device.kind(), runtime.host_pool().size());
     require_fits(plan, device, "use a GPU with more memory", "use a machine with more memory");
   }
   LoadingRing ring = make_loading_ring(device, model.layout());

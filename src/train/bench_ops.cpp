@@ -376,6 +376,7 @@ int run_bench_ops(const BenchOpsOptions& options) {
   const ModelConfig config = resolve_config(options.config);
   const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
   const DType compute = resolve_dtype(options.dtype, config.text, config.origin);
+  check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads);
   Device& device = runtime.device();
   const DeviceKind kind = device.kind();

@@ -135,8 +135,8 @@ TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, 
     const Model model(*device, *ops, spec, layout, plan);
     plan.memory.add(device->ledger());
   }
-  add_libraries(plan.memory, runtime.device(), runtime.host_pool().size());
-  plan_activations(spec, layout, runtime, activation_checkpointing,
+  add_libraries(plan.memory, runtime.device().kind(), runtime.host_pool().size());
+  plan_activations(spec, layout, planning_machine(runtime, compute), activation_checkpointing,
                    "use a smaller --batch_size or --max_length, a smaller model, or a GPU with more memory", plan);
   return plan;
 }
@@ -150,13 +150,13 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
   const TrainOptions as_train;
   EngineSettings engine;
   engine.compute = compute;
-  engine.device_units = options.offload_optimizer == OptimizerDevice::none ? layout.units() : 0;
   engine.bucket_elements = as_train.bucket_size / static_cast<std::int64_t>(sizeof(float));
   engine.adamw = {as_train.adam_beta1, as_train.adam_beta2, as_train.adam_epsilon};
   engine.weight_decay = as_train.weight_decay;
   engine.max_grad_norm = as_train.max_grad_norm;
-  return plan_training(spec, layout, runtime, shape, engine, true, options.activation_checkpointing,
-                       WeightOrigin::random);
+  return plan_training(spec, layout, planning_machine(runtime, compute), shape, engine,
+                       {options.offload_optimizer, options.offload_ratio, options.mode}, true,
+                       options.activation_checkpointing, WeightOrigin::random);
 }
 
 struct Measured {
@@ -255,6 +255,7 @@ int run_bench_step(const BenchStepOptions& options) {
     fail("--batch_size {} of --max_length {} are too many tokens", options.batch_size, options.max_length);
   if (!options.trace.empty()) require_writable(std::filesystem::absolute(options.trace).parent_path());
   const ParameterLayout layout(make_parameters(spec));
+  check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads);
   Device& device = runtime.device();
   const TrainingPlan plan = make_plan(options, spec, layout, runtime, compute);
@@ -264,6 +265,7 @@ int run_bench_step(const BenchStepOptions& options) {
   log_info("{}, {:.4g} billion parameters, {} on {}; {} x {} tokens a step; activations kept: {}; optimizer: {}",
            config.origin, static_cast<double>(parameter_count(spec)) / 1e9, name_of(compute), device.name(),
            options.batch_size, options.max_length, describe(plan.decoder.keep), optimizer);
+  const double host_owned = options.no_optimizer ? 0 : host_share(layout, plan.engine.device_units);
   log_info("memory plan:\n{}", plan.memory.table());
 
   // One stream for all, as the ops want it.
@@ -281,25 +283,31 @@ int run_bench_step(const BenchStepOptions& options) {
   const auto [least, most] = std::minmax_element(m.seconds.begin(), m.seconds.end());
 
   if (options.json) {
-    nlohmann::ordered_json result{{"config", config.origin},
-                                  {"parameters", parameter_count(spec)},
-                                  {"device", device.name()},
-                                  {"dtype", name_of(compute)},
-                                  {"batch_size", options.batch_size},
-                                  {"max_length", options.max_length},
-                                  {"optimizer", optimizer},
-                                  {"keep", describe(plan.decoder.keep)},
-                                  {"steps", options.steps},
-                                  {"step_seconds", {{"median", seconds}, {"min", *least}, {"max", *most}}},
-                                  {"tokens_per_s", tokens / seconds},
-                                  {"model_tflops", model_rate / 1e12},
-                                  {"reference_tflops", reference_rate / 1e12},
-                                  {"gemm_tflops", gemm_rate / 1e12},
-                                  {"share_of_gemm_limit", model_rate / gemm_rate},
-                                  {"peak_memory_bytes", m.peak_bytes},
-                                  {"planned_memory_bytes", m.planned_bytes},
-                                  {"first_loss", m.first_loss},
-                                  {"last_loss", m.last_loss}};
+    nlohmann::ordered_json result{
+        {"config", config.origin},
+        {"parameters", parameter_count(spec)},
+        {"device", device.name()},
+        {"dtype", name_of(compute)},
+        {"batch_size", options.batch_size},
+        {"max_length", options.max_length},
+        {"optimizer", optimizer},
+        {"mode", options.no_optimizer ? "none" : to_string(bench_step_option_table().view(options).get("mode"))},
+        {"host_share", host_owned},
+        {"undo_buckets", plan.engine.undo_buckets},
+        {"keep", describe(plan.decoder.keep)},
+        {"steps", options.steps},
+        {"step_seconds", {{"median", seconds}, {"min", *least}, {"max", *most}}},
+        {"tokens_per_s", tokens / seconds},
+        {"model_tflops", model_rate / 1e12},
+        {"reference_tflops", reference_rate / 1e12},
+        {"gemm_tflops", gemm_rate / 1e12},
+        {"share_of_gemm_limit", model_rate / gemm_rate},
+        {"peak_memory_bytes", m.peak_bytes},
+        {"planned_memory_bytes", m.planned_bytes},
+        {"first_loss", m.first_loss},
+        {"last_loss", m.last_loss}};
+    if (plan.estimate)
+      result["expected"] = {{"step_seconds", plan.estimate->seconds()}, {"waiting_seconds", plan.estimate->exposed}};
     if (m.time) {
       nlohmann::ordered_json categories, kernels = nlohmann::ordered_json::array();
       for (int i = 0; i < time_categories; ++i) {
@@ -319,6 +327,9 @@ int run_bench_step(const BenchStepOptions& options) {
     return exit_ok;
   }
   fmt::print("step            {:.4f} s (median of {}; {:.4f} to {:.4f})\n", seconds, options.steps, *least, *most);
+  if (plan.estimate)
+    fmt::print("expected        {:.4f} s, {:.4f} s of it waiting for the host\n", plan.estimate->seconds(),
+               plan.estimate->exposed);
   fmt::print("throughput      {:.1f} tokens/s\n", tokens / seconds);
   fmt::print("model           {:.4g} TFLOP/s, {:.1f}% of the {:.4g} TFLOP/s of a large matrix product here\n",
              model_rate / 1e12, 100 * model_rate / gemm_rate, gemm_rate / 1e12);

@@ -148,6 +148,13 @@ OptionTable<BenchStepOptions> make_bench_step() {
       .default_from(ours);
   t.add("offload_optimizer", &O::offload_optimizer, "Where optimizer state lives: cpu, or none for the training device")
       .default_from("as train");
+  t.add("offload_ratio", &O::offload_ratio, "Share of the optimizer state that lives on the CPU, at most")
+      .at_least(0)
+      .at_most(1)
+      .or_else(-1.0, "as is quickest and fits; on the CPU device 1")
+      .default_from("as train");
+  t.add("mode", &O::mode, "Schedule of what the CPU steps: superoffload beside the device's work, zerooffload after it")
+      .default_from("as train");
   t.add("activation_checkpointing", &O::activation_checkpointing,
         "Recompute activations in backward instead of keeping them; auto: if they would not fit")
       .bare("true")
@@ -264,8 +271,14 @@ void check_options(const TokenizeOptions& options, const OptionOrigins& origins)
 
 void check_options(const BenchStepOptions& options, const OptionOrigins& origins) {
   check_required(bench_step_option_table().view(options));
-  if (options.no_optimizer && origins.given("offload_optimizer"))
-    fail("--no_optimizer and --offload_optimizer exclude each other: give one of them");
+  for (const char* name : {"offload_optimizer", "offload_ratio", "mode"})
+    if (options.no_optimizer && origins.given(name))
+      fail("--no_optimizer and --{} exclude each other: give one of them", name);
+  if (options.offload_optimizer == OptimizerDevice::none && options.offload_ratio > 0)
+    fail(
+        "--offload_optimizer none leaves nothing for --offload_ratio {} to split: remove one of them, or use "
+        "--offload_optimizer cpu",
+        options.offload_ratio);
 }
 
 void check_options(const BenchOpsOptions& options, const OptionOrigins&) {

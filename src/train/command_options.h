@@ -67,6 +67,8 @@ struct BenchStepOptions {
   std::int64_t warmup = 2;
   bool no_optimizer = false;  // forward and backward only
   OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
+  double offload_ratio = -1;  // as TrainOptions
+  OffloadMode mode = OffloadMode::superoffload;
   Toggle activation_checkpointing = Toggle::automatic;
   std::string trace;  // file; empty: none
   DeviceChoice device = DeviceChoice::automatic;

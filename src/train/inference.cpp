@@ -54,7 +54,7 @@ std::size_t dry_run(const ModelFiles& model, Runtime& runtime, DType compute, co
   MemoryPlan plan;
   plan.add(device->ledger());
   plan.add(MemoryKind::device, "activations", arena.high_water());
-  add_libraries(plan, runtime.device(), runtime.host_pool().size());
+  add_libraries(plan, runtime.device().kind(), runtime.host_pool().size());
   require_fits(plan, runtime.device(), "use fewer tokens at a time, or a GPU with more memory",
                "use fewer tokens at a time, or a machine with more memory");
   return arena.high_water();

@@ -1,11 +1,15 @@
 #include "train/measure.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "base/error.h"
+#include "optim/adamw.h"
+#include "plan/host_memory.h"
 
 namespace so {
 
@@ -33,8 +37,9 @@ double seconds_per_call(Stream& stream, const std::function<void(std::int64_t)>&
   return seconds[static_cast<std::size_t>(rounds / 2)];
 }
 
-double measure_gemm_rate(Device& device, Ops& ops, Stream& stream, DType dtype) {
-  const std::int64_t side = device.kind() == DeviceKind::cpu ? 1024 : 8192;
+double measure_gemm_rate(Device& device, Ops& ops, Stream& stream, DType dtype, bool quick) {
+  const bool cpu = device.kind() == DeviceKind::cpu;
+  const std::int64_t side = cpu ? (quick ? 256 : 1024) : 8192;
   const std::size_t bytes = static_cast<std::size_t>(side * side) * size_of(dtype);
   const Buffer memory = device.allocate(MemoryKind::device, 3 * bytes, "measuring matrix products");
   const auto matrix = [&](std::size_t i) {
@@ -42,11 +47,11 @@ double measure_gemm_rate(Device& device, Ops& ops, Stream& stream, DType dtype) 
   };
   ops.random_normal(stream, matrix(1), 1, 1.0f);
   ops.random_normal(stream, matrix(2), 2, 1.0f);
-  // Long enough for a chip to come to the clock that it can keep.
+  // If not quick, long enough for a chip to come to the clock that it can keep.
   const double seconds = seconds_per_call(
       stream,
       [&](std::int64_t) { ops.linear(stream, matrix(0), matrix(1), matrix(2), Tensor(), Accumulate::overwrite); },
-      device.kind() == DeviceKind::cpu ? 0.02 : 0.15);
+      quick ? (cpu ? 0.002 : 0.02) : (cpu ? 0.02 : 0.15), quick ? 3 : 5);
   const auto n = static_cast<double>(side);
   return 2 * n * n * n / seconds;
 }
@@ -58,6 +63,73 @@ double measure_copy_bandwidth(Device& device, Stream& stream) {
   stream.zero(from.data(), bytes);
   return 2 * static_cast<double>(bytes) /
          seconds_per_call(stream, [&](std::int64_t) { stream.copy(to.data(), from.data(), bytes); });
+}
+
+namespace {
+
+// Bytes/s of copies from `from` to `to` in the stream's order.
+double copy_rate(Stream& stream, const Buffer& to, const Buffer& from, double round_seconds) {
+  const double seconds = seconds_per_call(
+      stream, [&](std::int64_t) { stream.copy(to.data(), from.data(), to.bytes()); }, round_seconds, 3);
+  return static_cast<double>(to.bytes()) / seconds;
+}
+
+}  // namespace
+
+double measure_host_adamw(Device& device, ThreadPool& pool) {
+  constexpr std::int64_t element_bytes = 3 * sizeof(float) + 2 * sizeof(bf16);
+  std::int64_t elements = std::int64_t{1} << 18;
+  if (device.kind() != DeviceKind::cpu)
+    elements =
+        std::clamp<std::int64_t>(static_cast<std::int64_t>(available_host_memory().available) / (4 * element_bytes),
+                                 elements, 4 * (std::int64_t{16} << 20));
+  const auto n = static_cast<std::size_t>(elements);
+  const auto allocate = [&](std::size_t bytes) {
+    Buffer buffer = device.allocate(MemoryKind::pageable, n * bytes, "measuring AdamW");
+    // First touched as the engine's state is.
+    pool.parallel_for(elements, 1 << 16, [&](std::int64_t begin, std::int64_t end) {
+      std::memset(static_cast<std::byte*>(buffer.data()) + static_cast<std::size_t>(begin) * bytes, 0,
+                  static_cast<std::size_t>(end - begin) * bytes);
+    });
+    return buffer;
+  };
+  const Buffer master = allocate(sizeof(float)), m = allocate(sizeof(float)), v = allocate(sizeof(float));
+  const Buffer gradient = allocate(sizeof(bf16)), weights = allocate(sizeof(bf16));
+  const AdamWStep step = make_adamw_step({}, 1e-5, 0.01, 1);
+  const AdamWState state{static_cast<float*>(master.data()), static_cast<float*>(m.data()),
+                         static_cast<float*>(v.data())};
+  const auto pass = [&] {
+    const auto start = std::chrono::steady_clock::now();
+    adamw_update_parallel(pool, step, true, std::span(static_cast<const bf16*>(gradient.data()), n), state, state,
+                          std::span(static_cast<bf16*>(weights.data()), n));
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  pass();
+  std::array<double, 3> seconds;
+  for (double& s : seconds) s = pass();
+  std::sort(seconds.begin(), seconds.end());
+  return 28 * static_cast<double>(elements) / seconds[1];
+}
+
+MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute) {
+  const bool cpu = device.kind() == DeviceKind::cpu;
+  MachineRates rates;
+  rates.gemm_flops = measure_gemm_rate(device, ops, stream, compute, true);
+  rates.host_memory = measure_host_adamw(device, pool);
+  const std::size_t bytes = std::size_t{cpu ? 1u : 64u} << 20;
+  const double round_seconds = cpu ? 0.001 : 0.01;
+  const Buffer host = device.allocate(MemoryKind::pinned, bytes, "measuring copies");
+  const Buffer here = device.allocate(MemoryKind::device, bytes, "measuring copies");
+  std::memset(host.data(), 0, bytes);
+  rates.link_to_device = copy_rate(stream, here, host, round_seconds);
+  rates.link_to_host = copy_rate(stream, host, here, round_seconds);
+  // Well above a GPU's cache.
+  const std::size_t large = std::size_t{cpu ? 1u : 256u} << 20;
+  const Buffer from = device.allocate(MemoryKind::device, large, "measuring copies");
+  const Buffer to = device.allocate(MemoryKind::device, large, "measuring copies");
+  stream.zero(from.data(), large);
+  rates.device_memory = 2 * copy_rate(stream, to, from, round_seconds);
+  return rates;
 }
 
 }  // namespace so

@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <functional>
 
+#include "base/thread_pool.h"
 #include "device/device.h"
 #include "ops/ops.h"
+#include "plan/offload_plan.h"
 
 namespace so {
 
@@ -17,9 +19,20 @@ double seconds_per_call(Stream& stream, const std::function<void(std::int64_t)>&
 
 // FLOP/s of a large square product of random matrices through Ops::linear: side 8192 on a GPU, 1024 on the CPU.
 // Random, since a chip's clock, and with it its rate, depends on the data. Takes and gives back 3 such matrices.
-double measure_gemm_rate(Device& device, Ops& ops, Stream& stream, DType dtype);
+// `quick`: in about a tenth of the time, before a chip has come to the clock that it can keep.
+double measure_gemm_rate(Device& device, Ops& ops, Stream& stream, DType dtype, bool quick = false);
 
 // Bytes/s of a large copy within device memory, read and written both counted.
 double measure_copy_bandwidth(Device& device, Stream& stream);
+
+// Bytes/s of AdamW by the pool's threads, 28 an element (gradient and weight in bf16), in place, over arrays well above
+// any cache: four buckets of 16 million elements beside a GPU, fewer where host memory is scarce (it takes at most a
+// quarter of what is available), 256 thousand elements in all on the CPU device.
+double measure_host_adamw(Device& device, ThreadPool& pool);
+
+// What a plan is made from (plan/offload_plan.h), in less than a second on a GPU and a tenth on the CPU device. All
+// memory is given back. On the CPU device, where there is one kind of memory and no link, the figures of the link are
+// those of a copy in that memory, and a plan should not depend on them.
+MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute);
 
 }  // namespace so

@@ -19,6 +19,7 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
       resolve_max_length(options.max_length, origins.given("max_length"), spec, options.model);
   const ModelFiles model(options.model);
   const ModelEncoder encoder(options.model, spec.vocab);
+  check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads);
   const TokenDataset data = open_dataset({options.data, {max_length, options.train_on_prompt}, options.cache_dir, {}},
                                          encoder, runtime.host_pool());

@@ -65,6 +65,7 @@ int run_generate(const GenerateOptions& options) {
         "--max_new_tokens or shorten the prompt",
         prompt.size(), options.max_new_tokens, spec.max_positions);
 
+  check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads);
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
   InferenceShape shape;

@@ -30,8 +30,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   EngineSettings engine;
   engine.compute = compute;
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
-  engine.device_units = options.offload_optimizer == OptimizerDevice::none ? head_unit(spec) + 1 : 0;
-  require_state_fits(spec, runtime, engine);
+  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode};
+  require_state_fits(spec, planning_machine(runtime, compute), engine, request);
   OutputDirectory output(options, origins);
   const ModelFiles model(options.model);
   const ModelEncoder encoder(options.model, spec.vocab);
@@ -62,6 +62,10 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   shape.micro_batch_tokens = batches.max_micro_batch_tokens(total_steps);
   shape.longest_document = data.counts().longest;
   shape.micro_batches = options.gradient_accumulation_steps;
+  if (!options.packing)
+    shape.usual_tokens =
+        std::min(static_cast<double>(shape.micro_batch_tokens),
+                 options.batch_size * static_cast<double>(data.counts().tokens) / static_cast<double>(data.size()));
   if (evaluation) {
     shape.evaluation_tokens = std::max(evaluation->counts().longest, shape.micro_batch_tokens);
     shape.evaluation_tokens = EvaluationIterator(*evaluation, shape.evaluation_tokens).max_batch_tokens();
@@ -74,8 +78,9 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   Device& device = runtime.device();
   const auto free_before = device.own_memory();
   const std::size_t held_before = device.ledger().held(MemoryKind::device);
-  const TrainingPlan plan = plan_training(spec, model.layout(), runtime, shape, engine, !origins.given("bucket_size"),
-                                          options.activation_checkpointing, WeightOrigin::files);
+  const TrainingPlan plan =
+      plan_training(spec, model.layout(), planning_machine(runtime, compute), shape, engine, request,
+                    !origins.given("bucket_size"), options.activation_checkpointing, WeightOrigin::files);
 
   const std::optional<Checkpoint> checkpoint = output.checkpoint();
   std::optional<TrainerState> state;
@@ -97,10 +102,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const std::size_t predicted = plan.memory.host_total(device.kind());
   log_info("memory plan:\n{}  in all {}", plan.memory.table(), format_bytes(predicted));
 
-  if (device.kind() == DeviceKind::cpu)
-    for (const char* name : {"offload_ratio", "pin_memory"})
-      if (origins.given(name))
-        log_info("{} has nothing to choose on the CPU device: there is one kind of memory", name);
+  if (device.kind() == DeviceKind::cpu && origins.given("pin_memory"))
+    log_info("pin_memory has nothing to choose on the CPU device: there is one kind of memory");
 
   Trainer trainer({options, runtime, model, plan, data, evaluation ? &*evaluation : nullptr, batches, total_steps});
   if (checkpoint) {

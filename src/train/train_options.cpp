@@ -231,23 +231,24 @@ OptionTable<TrainOptions> make_table() {
       .default_from(ours)
       .elsewhere("deepspeed");
   t.add("mode", &O::mode,
-        "Schedule of the CPU optimizer. In this version both run the synchronous one: all buckets after backward")
-      .file_only()
+        "Schedule of what the CPU steps: superoffload beside the device's work, zerooffload after backward, while the "
+        "device waits. Results are the same")
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.super_offload");
   t.add("offload_optimizer", &O::offload_optimizer,
-        "Where all optimizer state (fp32 weights, moments) lives and is stepped: cpu for host memory, none for the "
-        "memory of the training device. Results are the same")
+        "Where optimizer state (fp32 weights, moments) lives and is stepped: cpu for host memory, but for the share "
+        "that "
+        "offload_ratio leaves to the training device, none for all in the device's memory. Results are the same")
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.device")
       .deepspeed("zero_optimization.cpu_offload");
   t.add("offload_ratio", &O::offload_ratio,
-        "Share of the optimizer state that lives on the CPU. In this version all or none does, as offload_optimizer "
-        "says")
+        "Share of the optimizer state that lives on the CPU, at most: the first layers are the device's, the fewest "
+        "that "
+        "meet it. Results are the same")
       .at_least(0)
       .at_most(1)
-      .or_else(-1.0, "the program decides")
-      .file_only()
+      .or_else(-1.0, "as is quickest and fits; on the CPU device 1")
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.ratio");
   t.add("pin_memory", &O::pin_memory, "Page-lock the host memory that the GPU reads and writes")
@@ -278,6 +279,14 @@ void check_train_options(const TrainOptions& options, const OptionOrigins& origi
     fail("--eval_steps {} needs records to evaluate on: add --eval_data FILE", options.eval_steps);
   if (!options.resume.empty() && options.overwrite_output_dir)
     fail("--resume continues a run and --overwrite_output_dir discards it: give one of them");
+  // A ratio in the file gives way to none on the command line.
+  if (options.offload_optimizer == OptimizerDevice::none && options.offload_ratio > 0 &&
+      !(origins.of("offload_optimizer").origin == Origin::command_line &&
+        origins.of("offload_ratio").origin == Origin::file))
+    fail(
+        "--offload_optimizer none leaves nothing for --offload_ratio {} to split: remove one of them, or use "
+        "--offload_optimizer cpu",
+        options.offload_ratio);
   if (options.trace.empty() && origins.given("trace_steps"))
     fail("--trace_steps counts the steps of a trace: add --trace FILE");
   if (options.bench_steps == 0 && origins.given("warmup_steps"))
@@ -293,6 +302,12 @@ int resolve_cpu_threads(const TrainOptions& options, int usable) {
   if (options.cpu_threads > 0) return options.cpu_threads;
   if (options.cpuadam_cores_perc == 1) return 0;
   return std::max(1, static_cast<int>(options.cpuadam_cores_perc * usable));
+}
+
+void check_cpu_threads(int threads, int usable) {
+  if (threads > usable)
+    fail("--cpu_threads {}: this process may use only {} CPUs; give {} or fewer, or none for all", threads, usable,
+         usable);
 }
 
 std::int64_t resolve_warmup_steps(const TrainOptions& options, std::int64_t total_steps) {

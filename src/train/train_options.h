@@ -15,7 +15,7 @@ using LrScheduler = LrScheduleKind;
 enum class Precision : std::uint8_t { automatic, bf16, fp32 };
 enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
 enum class Toggle : std::uint8_t { automatic, on, off };
-// The published system's two modes. Both run the synchronous schedule in this version.
+// The published system's two modes, as schedules of what the host owns (offload/engine.h): overlapped, synchronous.
 enum class OffloadMode : std::uint8_t { superoffload, zerooffload };
 enum class OptimizerDevice : std::uint8_t { cpu, none };  // where optimizer state lives; none: with the weights
 
@@ -98,13 +98,13 @@ struct TrainOptions {
   Toggle activation_checkpointing = Toggle::automatic;
   std::int64_t bucket_size = 64 << 20;  // bytes of fp32 gradient
   int cpu_threads = 0;
-  // Offload: DeepSpeed file only, but for its name
+  // Offload
   std::string deepspeed_config;
   OffloadMode mode = OffloadMode::superoffload;
   OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
-  double offload_ratio = -1;  // share of optimizer state on the CPU; -1: chosen by the program
-  bool pin_memory = true;
-  double cpuadam_cores_perc = 1;
+  double offload_ratio = -1;      // share of optimizer state on the CPU, at most; -1: chosen by the program
+  bool pin_memory = true;         // DeepSpeed file only
+  double cpuadam_cores_perc = 1;  // DeepSpeed file only
 };
 
 const OptionTable<TrainOptions>& train_option_table();
@@ -115,6 +115,9 @@ void check_train_options(const TrainOptions& options, const OptionOrigins& origi
 // Threads for the optimizer and host work: cpu_threads if given, else cpuadam_cores_perc of the `usable` CPUs, rounded
 // down but at least one; of all of them, 0, which leaves the choice to Runtime. Fails if cpu_threads exceeds `usable`.
 int resolve_cpu_threads(const TrainOptions& options, int usable);
+
+// Fails if `threads`, an option cpu_threads as given, are more than the `usable` CPUs.
+void check_cpu_threads(int threads, int usable);
 
 // Optimizer steps of linear warm-up in a run of `total_steps`: warmup_num_steps if given, else the ratio rounded up, as
 // Hugging Face's TrainingArguments does.

@@ -1,13 +1,16 @@
 #include "train/training_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "model/flops.h"
+#include "model/parameters.h"
 #include "parallel/communicator.h"
 #include "train/batch_upload.h"
+#include "train/measure.h"
 #include "train/model_files.h"
 
 namespace so {
@@ -16,34 +19,48 @@ namespace {
 constexpr const char* host_advice =
     "use a smaller --batch_size or --max_length, --activation_checkpointing true, or a machine with more memory";
 constexpr const char* device_advice =
-    "use a smaller --batch_size or --max_length, --activation_checkpointing auto, --offload_optimizer cpu, or a GPU "
-    "with more memory";
+    "use a smaller --batch_size or --max_length, --activation_checkpointing auto, more of the optimizer state in host "
+    "memory (--offload_optimizer cpu without --offload_ratio), or a GPU with more memory";
 
-// Device memory that the CUDA libraries take once they work: kernels loaded, cuBLAS and cuDNN handles. Less than a tenth
-// of this was seen on an H200; the rest is for other GPUs and fragmentation.
+// Device memory that the CUDA libraries take once they work: kernels loaded, cuBLAS and cuDNN handles. Less than a
+// tenth of this was seen on an H200; the rest is for other GPUs and fragmentation.
 constexpr std::size_t cuda_libraries = std::size_t{256} << 20;
 // Host memory of the driver and the libraries, kernels compiled at run time among them: 297 to 304 MB were seen.
 constexpr std::size_t cuda_libraries_host = 300'000'000;
 
 // Of what is free: what the rest of the system takes while we run is not ours to plan.
-constexpr double host_share = 0.95;
+constexpr double host_share_of_free = 0.95;
+// Up to where places for new state may fill it: they only save time, and files are cached in what is left.
+constexpr double undo_share_of_free = 0.9;
+
+std::size_t left(std::size_t all, std::size_t taken) { return all > taken ? all - taken : 0; }
+
+std::size_t share_of(const HostMemory& memory, double share) {
+  return static_cast<std::size_t>(static_cast<double>(memory.available) * share);
+}
 
 // All that the run allocates but the activations.
-MemoryPlan plan_state(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
-                      const TrainingShape& shape, const EngineSettings& settings, WeightOrigin origin) {
-  const auto device = make_dry_device(runtime.device().kind());
+struct State {
+  MemoryPlan memory;
+  std::int64_t host_buckets = 0;
+};
+State plan_state(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
+                 const TrainingShape& shape, const EngineSettings& settings, WeightOrigin origin) {
+  const auto device = make_dry_device(machine.kind);
   const auto ops = make_ops(*device);
   const auto ranks = make_single_communicator();
-  const OffloadEngine engine(*device, *ops, runtime.host_pool(), *ranks, layout, settings);
+  const OffloadEngine engine(*device, *ops, *machine.pool, *ranks, layout, settings);
   const Buffer rope = device->allocate(
       MemoryKind::device, static_cast<std::size_t>(shape.longest_document * spec.rope.rotary_dim) * sizeof(float),
       "rotation table");
   const BatchUpload upload(*device, std::max(shape.micro_batch_tokens, shape.evaluation_tokens));
   if (origin == WeightOrigin::files) const LoadingRing ring = make_loading_ring(*device, layout);
-  MemoryPlan plan;
-  plan.add(device->ledger());
-  add_libraries(plan, runtime.device(), runtime.host_pool().size());
-  return plan;
+  State state;
+  state.memory.add(device->ledger());
+  add_libraries(state.memory, machine.kind, machine.pool->size());
+  state.host_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(),
+                                     [](const Bucket& bucket) { return bucket.owner() == Owner::host; });
+  return state;
 }
 
 // Bytes of memory of kind `device` that a plan may have in all, if the device has memory of its own.
@@ -54,16 +71,154 @@ std::optional<std::size_t> device_budget(Device& device) {
   return own->free + device.ledger().held(MemoryKind::device);
 }
 
+void require_fits_machine(const MemoryPlan& plan, const PlanningMachine& machine, const std::string& for_device,
+                          const std::string& for_host) {
+  if (machine.device_memory) require_device_fits(plan, machine.name, *machine.device_memory, for_device);
+  require_fits(plan, machine.kind, machine.host, for_host);
+}
+
+// What may be kept, as numbers of choices, cheapest first.
+std::vector<std::int64_t> allowed_choices(std::int64_t layers, Toggle activation_checkpointing) {
+  const std::int64_t count = keep_choices(layers);
+  if (activation_checkpointing == Toggle::off) return {0};
+  if (activation_checkpointing == Toggle::on) return {count - 1};
+  std::vector<std::int64_t> all(static_cast<std::size_t>(count));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+// Decides what layers keep, in what the rest of the plan leaves.
+void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
+                 Toggle activation_checkpointing, TrainingPlan& plan) {
+  plan.decoder.loss_chunk_rows = choose_loss_chunk(machine.kind, spec.vocab);
+  ActivationSizer sizer(spec, layout, machine.kind, plan.shape);
+  const std::size_t budget =
+      machine.device_memory ? left(*machine.device_memory, plan.memory.total(MemoryKind::device))
+                            : left(share_of(machine.host, host_share_of_free), plan.memory.host_total(machine.kind));
+  if (activation_checkpointing == Toggle::automatic) {
+    const ActivationPlan chosen = choose_activations(sizer, spec, plan.decoder, budget);
+    plan.decoder.keep = chosen.keep;
+    plan.activation_bytes = chosen.bytes;
+    if (chosen.keep != keep_choice(spec.layers, 0))
+      log_info(
+          "activations: {}; the rest is recomputed in backward, since keeping all would not fit ({} left for them)",
+          describe(chosen.keep), format_bytes(budget));
+  } else {
+    plan.decoder.keep = keep_choice(spec.layers, allowed_choices(spec.layers, activation_checkpointing)[0]);
+    plan.activation_bytes = sizer.bytes(plan.decoder);
+  }
+  // What is left then: attention's gradient is quicker with more scratch.
+  DecoderSettings roomy = plan.decoder;
+  roomy.roomy_attention = true;
+  if (const std::size_t bytes = sizer.bytes(roomy); bytes <= budget) {
+    plan.decoder = roomy;
+    plan.activation_bytes = bytes;
+  }
+}
+
+void add_activations(const PlanningMachine& machine, const std::string& for_device, TrainingPlan& plan) {
+  plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes);
+  require_fits_machine(plan.memory, machine, for_device, host_advice);
+  plan.memory.add(MemoryKind::pageable, "program and data so far", resident_bytes());
+}
+
+// On a GPU: owners and places for new state, chosen together with what layers keep.
+void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
+                   int forced_device_units, Toggle activation_checkpointing, WeightOrigin origin, TrainingPlan& plan) {
+  const std::vector<std::int32_t> documents = usual_documents(plan.shape);
+  OffloadInputs in;
+  in.rates = machine.rates();
+  const std::vector<UnitFlops> flops = unit_flops(spec, documents);
+  for (int unit = 0; unit < layout.units(); ++unit) {
+    const UnitFlops& f = flops[static_cast<std::size_t>(unit)];
+    in.units.push_back({layout.unit_range(unit).size(), f.forward, f.backward});
+  }
+  in.schedule = plan.engine.schedule;
+  in.micro_batches = plan.shape.micro_batches;
+  in.bucket_elements = plan.engine.bucket_elements;
+  in.gradient_bytes = static_cast<double>(size_of(plan.engine.gradients));
+  in.weight_bytes = static_cast<double>(size_of(plan.engine.compute));
+  const std::vector<std::int64_t> choices = allowed_choices(spec.layers, activation_checkpointing);
+  for (const std::int64_t choice : choices)
+    in.keeps.push_back(recomputation(spec, keep_choice(spec.layers, choice), documents, plan.engine.compute));
+
+  ActivationSizer sizer(spec, layout, machine.kind, plan.shape);
+  DecoderSettings decoder = plan.decoder;
+  decoder.loss_chunk_rows = choose_loss_chunk(machine.kind, spec.vocab);
+  std::vector<std::optional<std::size_t>> sizes(choices.size());
+  in.activation_bytes = [&](std::int64_t keep) {
+    std::optional<std::size_t>& size = sizes[static_cast<std::size_t>(keep)];
+    if (!size) {
+      decoder.keep = keep_choice(spec.layers, choices[static_cast<std::size_t>(keep)]);
+      size = sizer.bytes(decoder);
+    }
+    return *size;
+  };
+  const auto state = [&](int device_units, std::int64_t undo_buckets) {
+    EngineSettings settings = plan.engine;
+    settings.device_units = device_units;
+    settings.undo_buckets = undo_buckets;
+    return plan_state(spec, layout, machine, plan.shape, settings, origin).memory;
+  };
+  in.memory = [&](int device_units) {
+    const MemoryPlan memory = state(device_units, 0);
+    return StateMemory{memory.total(MemoryKind::device), memory.host_total(machine.kind)};
+  };
+  in.device_budget = *machine.device_memory;
+  in.host_budget = machine.host.available;
+  in.undo_budget = share_of(machine.host, undo_share_of_free);
+  if (in.schedule == Schedule::overlapped) {
+    // The first place brings what all share.
+    const std::size_t none = in.memory(0).host_bytes, one = state(0, 1).host_total(machine.kind),
+                      two = state(0, 2).host_total(machine.kind);
+    in.undo_place_bytes = two - one;
+    in.undo_budget = left(in.undo_budget, left(one - none, in.undo_place_bytes));
+  }
+  in.forced_device_units = forced_device_units;
+  in.device_name = machine.name;
+  in.device_advice = device_advice;
+  in.host_advice = host_advice;
+
+  const OffloadPlan chosen = choose_offload(in);
+  plan.engine.device_units = chosen.device_units;
+  plan.engine.undo_buckets = chosen.undo_buckets;
+  plan.estimate = chosen.estimate;
+  log_info("measured: {}", describe_rates(in.rates));
+  log_info("optimizer state: {}", chosen.why_split);
+  log_info("{}", chosen.why_undo);
+  log_info("expected: {:.3f} s a step, {:.3f} s of it waiting for the host", chosen.estimate.seconds(),
+           chosen.estimate.exposed);
+}
+
 }  // namespace
 
-void add_libraries(MemoryPlan& plan, Device& device, int host_threads) {
-  if (device.kind() == DeviceKind::cuda) {
+PlanningMachine planning_machine(Runtime& runtime, DType compute) {
+  Device& device = runtime.device();
+  return {.kind = device.kind(),
+          .name = device.name(),
+          .device_memory = device_budget(device),
+          .host = available_host_memory(),
+          .pool = &runtime.host_pool(),
+          .rates = [&runtime, compute] {
+            const auto stream = runtime.device().create_stream("measure");
+            return measure_rates(runtime.device(), runtime.ops(), *stream, runtime.host_pool(), compute);
+          }};
+}
+
+int requested_device_units(const OffloadRequest& request, const ParameterLayout& layout, DeviceKind kind) {
+  if (request.device == OptimizerDevice::none) return layout.units();
+  if (request.ratio >= 0) return device_units_for_ratio(layout, request.ratio);
+  return kind == DeviceKind::cpu ? 0 : -1;
+}
+
+void add_libraries(MemoryPlan& plan, DeviceKind kind, int host_threads) {
+  if (kind == DeviceKind::cuda) {
     plan.add(MemoryKind::device, "CUDA libraries (reserve)", cuda_libraries);
     plan.add(MemoryKind::pageable, "CUDA libraries", cuda_libraries_host);
   }
   // Matrix products pack their operands in buffers of the library's own, per thread; generated code, stacks and the
   // buffers of files come to a few megabytes whatever the model. Both were measured.
-  if (device.kind() == DeviceKind::cpu)
+  if (kind == DeviceKind::cpu)
     plan.add(MemoryKind::pageable, "matrix product scratch",
              static_cast<std::size_t>(host_threads) * (std::size_t{4} << 20));
   plan.add(MemoryKind::pageable, "generated code, stacks, files", std::size_t{6} << 20);
@@ -90,23 +245,35 @@ DType choose_gradient_dtype(DType compute, std::int64_t micro_batches) {
   return micro_batches == 1 ? compute : DType::f32;
 }
 
-void require_state_fits(const DecoderSpec& spec, Runtime& runtime, const EngineSettings& engine) {
-  const auto n = static_cast<std::size_t>(parameter_count(spec));
+void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine, const EngineSettings& engine,
+                        const OffloadRequest& request) {
+  const ParameterLayout layout(make_parameters(spec));
+  const auto n = static_cast<std::size_t>(layout.elements());
   MemoryPlan plan;
   plan.add(MemoryKind::device, "weights", n * size_of(engine.compute));
   plan.add(MemoryKind::device, "gradients", n * size_of(engine.gradients));
-  plan.add(engine.device_units == 0 ? MemoryKind::pageable : MemoryKind::device, "optimizer state", n * 12);
+  const int device_units = requested_device_units(request, layout, machine.kind);
+  const std::size_t state = 12 * n;
+  std::size_t on_device = 0;
+  if (device_units >= 0)
+    on_device = static_cast<std::size_t>((1 - host_share(layout, device_units)) * static_cast<double>(state));
+  else if (machine.device_memory)  // as much as could be
+    on_device = std::min(state, left(*machine.device_memory, plan.total(MemoryKind::device)));
+  plan.add(MemoryKind::device, "optimizer state", on_device);
+  plan.add(MemoryKind::pageable, "optimizer state", state - on_device);
   const std::string size = fmt::format("the model has {:.3g} billion parameters; ", static_cast<double>(n) / 1e9);
-  require_fits(
-      plan, runtime.device(),
-      size + (engine.device_units > 0 ? "use --offload_optimizer cpu, a smaller model or a GPU with more memory"
-                                            : "train a smaller one or use a GPU with more memory"),
+  require_fits_machine(
+      plan, machine,
+      size + (device_units > 0
+                  ? "use --offload_optimizer cpu without --offload_ratio, a smaller model or a GPU with more "
+                    "memory"
+                  : "train a smaller one or use a GPU with more memory"),
       size + "train a smaller one or use a machine with more memory");
 }
 
-TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
-                           const TrainingShape& shape, EngineSettings engine, bool adjust_buckets,
-                           Toggle activation_checkpointing, WeightOrigin origin) {
+TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
+                           const TrainingShape& shape, EngineSettings engine, const OffloadRequest& request,
+                           bool adjust_buckets, Toggle activation_checkpointing, WeightOrigin origin) {
   TrainingPlan plan;
   plan.shape = shape;
   plan.engine = engine;
@@ -118,46 +285,40 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     plan.engine.bucket_elements = std::min(plan.engine.bucket_elements, std::max(smallest, layout.elements() / 8));
   }
   plan.engine.bucket_elements = std::max(unit, plan.engine.bucket_elements / unit * unit);
+  plan.engine.schedule = request.mode == OffloadMode::superoffload ? Schedule::overlapped : Schedule::synchronous;
   plan.decoder.compute = engine.compute;
-  plan.memory = plan_state(spec, layout, runtime, shape, plan.engine, origin);
-  plan_activations(spec, layout, runtime, activation_checkpointing, device_advice, plan);
+  const auto state = [&] { return plan_state(spec, layout, machine, shape, plan.engine, origin); };
+
+  const int device_units = requested_device_units(request, layout, machine.kind);
+  if (machine.device_memory) {
+    choose_owners(spec, layout, machine, device_units, activation_checkpointing, origin, plan);
+    plan.memory = state().memory;
+    choose_kept(spec, layout, machine, activation_checkpointing, plan);
+  } else {
+    plan.engine.device_units = device_units;
+    State without = state();
+    plan.memory = std::move(without.memory);
+    choose_kept(spec, layout, machine, activation_checkpointing, plan);
+    if (plan.engine.schedule == Schedule::overlapped && without.host_buckets > 0) {
+      const std::size_t taken = plan.memory.host_total(machine.kind);
+      plan.engine.undo_buckets = 1;
+      const std::size_t place = state().memory.host_total(machine.kind) - taken;
+      const std::size_t room = left(share_of(machine.host, undo_share_of_free), taken + plan.activation_bytes);
+      plan.engine.undo_buckets = without.host_buckets;
+      if (place > 0) plan.engine.undo_buckets = std::min(without.host_buckets, static_cast<std::int64_t>(room / place));
+      plan.memory = state().memory;
+    }
+    log_info("optimizer state: {:.1f}% the host's; places for new state of {} buckets",
+             100 * host_share(layout, device_units), plan.engine.undo_buckets);
+  }
+  add_activations(machine, device_advice, plan);
   return plan;
 }
 
-void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
+void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                       Toggle activation_checkpointing, const std::string& for_device, TrainingPlan& plan) {
-  Device& device = runtime.device();
-  plan.decoder.loss_chunk_rows = choose_loss_chunk(device.kind(), spec.vocab);
-  ActivationSizer sizer(spec, layout, device.kind(), plan.shape);
-  const auto left = [](std::size_t all, std::size_t taken) { return all > taken ? all - taken : 0; };
-  const auto own = device_budget(device);
-  const std::size_t budget =
-      own ? left(*own, plan.memory.total(MemoryKind::device))
-          : left(static_cast<std::size_t>(static_cast<double>(available_host_memory().available) * host_share),
-                 plan.memory.host_total(device.kind()));
-  if (activation_checkpointing == Toggle::automatic) {
-    const ActivationPlan chosen = choose_activations(sizer, spec, plan.decoder, budget);
-    plan.decoder.keep = chosen.keep;
-    plan.activation_bytes = chosen.bytes;
-    if (chosen.keep != keep_choice(spec.layers, 0))
-      log_info(
-          "activations: {}; the rest is recomputed in backward, since keeping all would not fit ({} left for them)",
-          describe(chosen.keep), format_bytes(budget));
-  } else {
-    const bool on = activation_checkpointing == Toggle::on;
-    plan.decoder.keep = keep_choice(spec.layers, on ? keep_choices(spec.layers) - 1 : 0);
-    plan.activation_bytes = sizer.bytes(plan.decoder);
-  }
-  // What is left then: attention's gradient is quicker with more scratch.
-  DecoderSettings roomy = plan.decoder;
-  roomy.roomy_attention = true;
-  if (const std::size_t bytes = sizer.bytes(roomy); bytes <= budget) {
-    plan.decoder = roomy;
-    plan.activation_bytes = bytes;
-  }
-  plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes);
-  require_fits(plan.memory, device, for_device, host_advice);
-  plan.memory.add(MemoryKind::pageable, "program and data so far", resident_bytes());
+  choose_kept(spec, layout, machine, activation_checkpointing, plan);
+  add_activations(machine, for_device, plan);
 }
 
 }  // namespace so

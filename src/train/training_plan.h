@@ -2,38 +2,67 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
 
 #include "model/decoder.h"
 #include "offload/engine.h"
 #include "plan/memory_plan.h"
+#include "plan/offload_plan.h"
 #include "train/activation_plan.h"
 #include "train/runtime.h"
 
 namespace so {
 
+// What a plan may use, and how quick it is.
+struct PlanningMachine {
+  DeviceKind kind = DeviceKind::cpu;
+  std::string name;                          // of the device
+  std::optional<std::size_t> device_memory;  // bytes a plan may have of the device's own memory; none: it is the host's
+  HostMemory host;
+  ThreadPool* pool = nullptr;           // the host's; its size counts
+  std::function<MachineRates()> rates;  // asked for if something depends on them: never on the CPU device
+};
+// The machine as it is now; rates are those of `compute`, measured.
+PlanningMachine planning_machine(Runtime& runtime, DType compute);
+
+// Where optimizer state shall be.
+struct OffloadRequest {
+  OptimizerDevice device = OptimizerDevice::cpu;  // none: all of it with the weights
+  double ratio = -1;                              // the host's share, at most; -1: chosen
+  OffloadMode mode = OffloadMode::superoffload;
+};
+// The units that the request leaves to the device; -1: to be chosen. On the CPU device, which has one kind of memory,
+// nothing is to be chosen: the host has all.
+int requested_device_units(const OffloadRequest& request, const ParameterLayout& layout, DeviceKind kind);
+
 struct TrainingPlan {
   DecoderSettings decoder;
   EngineSettings engine;
   TrainingShape shape;
-  std::size_t activation_bytes = 0;  // the arena of forward and backward
-  MemoryPlan memory;                 // all that the run will allocate, and what the process holds already
+  std::size_t activation_bytes = 0;      // the arena of forward and backward
+  MemoryPlan memory;                     // all that the run will allocate, and what the process holds already
+  std::optional<StepEstimate> estimate;  // on a GPU, if the optimizer belongs to the plan
 };
 
 // Where the weights come from, which decides about what their loading takes.
 enum class WeightOrigin : std::uint8_t { files, random };
 
-// `engine.compute`, the owner, AdamW and clipping are taken from `engine`; bucket_elements is an upper bound, lowered
-// for models so small that a bucket would be most of them when `adjust_buckets`. Activations: `on` keeps the layers'
-// inputs only, `off` everything, `automatic` as much as fits. Found by running the real decoder and engine on a dry
-// device. Throws Error if it does not fit.
-TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
-                           const TrainingShape& shape, EngineSettings engine, bool adjust_buckets,
-                           Toggle activation_checkpointing, WeightOrigin origin);
+// `engine.compute`, AdamW and clipping are taken from `engine`; bucket_elements is an upper bound, lowered for models
+// so small that a bucket would be most of them when `adjust_buckets`. Activations: `on` keeps the layers' inputs only,
+// `off` everything, `automatic` as much as is worth it. On a GPU that, the owners and the places for new state are
+// chosen together (plan/offload_plan.h); on the CPU device, as much as fits of activations, then of places. Sizes are
+// found by running the real decoder and engine on a dry device. Logs what was chosen and why. Throws Error if it does
+// not fit.
+TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
+                           const TrainingShape& shape, EngineSettings engine, const OffloadRequest& request,
+                           bool adjust_buckets, Toggle activation_checkpointing, WeightOrigin origin);
 
 // The part of it that comes last, for a plan whose shape, compute dtype and memory but for the activations are there:
 // decides about the activations, adds them, and refuses what does not fit; `for_device` says what helps if that is the
 // device's own memory.
-void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
+void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                       Toggle activation_checkpointing, const std::string& for_device, TrainingPlan& plan);
 
 // What gradients are kept in: the compute dtype where a step has one micro-batch, so that a bf16 gradient is rounded
@@ -43,7 +72,8 @@ DType choose_gradient_dtype(DType compute, std::int64_t micro_batches);
 
 // Refuses, from the config alone, a model whose weights, gradients and optimizer state exceed the memory of the host or
 // of the device, before its files are opened.
-void require_state_fits(const DecoderSpec& spec, Runtime& runtime, const EngineSettings& engine);
+void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine, const EngineSettings& engine,
+                        const OffloadRequest& request);
 
 // Refuses a plan that exceeds the memory of the host, or of a device that has its own. `device_advice` and
 // `host_advice` say what helps.
@@ -51,7 +81,7 @@ void require_fits(const MemoryPlan& plan, Device& device, const std::string& dev
                   const std::string& host_advice);
 
 // Books what the libraries behind a device take beside what is allocated through it.
-void add_libraries(MemoryPlan& plan, Device& device, int host_threads);
+void add_libraries(MemoryPlan& plan, DeviceKind kind, int host_threads);
 
 // Rows of logits that are worth having at a time.
 std::int64_t choose_loss_chunk(DeviceKind kind, std::int64_t vocab);

@@ -64,6 +64,17 @@ TEST(BenchStep, ReportsOfEveryOptimizerAndDtype) {
   }
 }
 
+TEST(BenchStep, SplitsTheStateAsAsked) {
+  const TemporaryDirectory directory;
+  EXPECT_EQ(result_of(step("qwen3-tied", {}), directory)["host_share"], 1);
+  const auto split = result_of(step("qwen3-tied", {"--offload_ratio", "0.5", "--mode", "zerooffload"}), directory);
+  EXPECT_GT(split["host_share"], 0);
+  EXPECT_LE(split["host_share"], 0.5);
+  EXPECT_EQ(split["mode"], "zerooffload");
+  EXPECT_EQ(split["undo_buckets"], 0);
+  EXPECT_EQ(result_of(step("qwen3-tied", {"--offload_ratio", "0"}), directory)["host_share"], 0);
+}
+
 TEST(BenchStep, WritesATraceOfOneStep) {
   const TemporaryDirectory directory;
   result_of(step("qwen3-tied", {"--trace", (directory / "t.json").string()}), directory);
@@ -98,6 +109,9 @@ TEST(BenchStep, RefusesWhatDoesNotFitBeforeAnyWork) {
   refused({"--config", "qwen3-0.6b", "--max_length", "50000"}, {"--max_length 50000", "40960", "preset qwen3-0.6b"});
   refused({"--config", "phi-4"}, {"preset phi-4", "Phi3ForCausalLM"});
   refused({"--config", "qwen3-0.6b", "--no_optimizer", "--offload_optimizer", "cpu"}, {"exclude each other"});
+  refused({"--config", "qwen3-0.6b", "--no_optimizer", "--mode", "zerooffload"}, {"exclude each other"});
+  refused({"--config", "qwen3-0.6b", "--offload_optimizer", "none", "--offload_ratio", "0.5"}, {"nothing", "to split"});
+  refused({"--config", "qwen3-0.6b", "--cpu_threads", "100000"}, {"--cpu_threads 100000", "CPUs"});
   refused({"--config", "qwen3-0.6b", "--trace", "/proc/none/t.json"}, {"/proc/none"});
 }
 

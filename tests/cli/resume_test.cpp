@@ -160,6 +160,8 @@ TEST_F(ResumedRun, MachineOptionsDoNotChangeTheResult) {
     finish(with("-plain").set("cpu_threads", "1").set("activation_checkpointing", "false"));
     expect_equal("-recompute", with("-recompute").set("cpu_threads", "1").set("activation_checkpointing", "true"));
     expect_equal("-device-owner", with("-device-owner").set("cpu_threads", "1").set("offload_optimizer", "none"));
+    expect_equal("-split", with("-split").set("cpu_threads", "1").set("offload_ratio", "0.5"));
+    expect_equal("-synchronous", with("-synchronous").set("cpu_threads", "1").set("mode", "zerooffload"));
     expect_equal("-buckets", with("-buckets").set("cpu_threads", "1").set("bucket_size", "4096"));
     if (usable_processors() >= 2) expect_equal("-threads", with("-threads").set("cpu_threads", "2"));
   }

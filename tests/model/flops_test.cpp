@@ -49,6 +49,21 @@ TEST(Flops, OfTheModelByHand) {
   EXPECT_EQ(model_flops(s, {}), 0);
 }
 
+TEST(Flops, OfTheUnitsAddUpToTheModels) {
+  const std::array<std::int32_t, 3> cu_seqlens{0, 3, 5};
+  const auto units = unit_flops(tiny(), cu_seqlens);
+  ASSERT_EQ(units.size(), 4u);
+  EXPECT_EQ(units[0].forward, 0);                                    // a gather
+  EXPECT_EQ(units[1].forward, 204.0 * 2 * 5 + 9.0 * 2 * (12 + 12));  // as above, of one layer
+  EXPECT_EQ(units[3].forward, 40.0 * 2 * 5);
+  double sum = 0;
+  for (const UnitFlops& unit : units) {
+    EXPECT_EQ(unit.backward, 2 * unit.forward);
+    sum += unit.forward + unit.backward;
+  }
+  EXPECT_EQ(sum, model_flops(tiny(), cu_seqlens));
+}
+
 TEST(Flops, OfThePublishedCountByHand) {
   // 3 rows of 7: 2 c P S + 4 c L H S^2 each, P = 508.
   EXPECT_EQ(reference_flops(tiny(), 3, 7, false), 3.0 * (2 * 3 * 508 * 7 + 4 * 3 * 2 * 4 * 49));

@@ -45,6 +45,9 @@ class TrainCommand {
   }
   std::vector<std::string> words() const {
     std::vector<std::string> all{SO_BINARY, "train"};
+    // By itself a GPU would own all of a fixture's state, and the host's side would go untested there.
+    if (on_gpu() && !options_.contains("offload_ratio") && !options_.contains("offload_optimizer"))
+      all.insert(all.end(), {"--offload_ratio", "1"});
     for (const auto& [name, value] : options_) {
       all.push_back("--" + name);
       all.push_back(value);

@@ -76,7 +76,7 @@ TEST(OptionLists, ArePinned) {
   EXPECT_EQ(names(tokenize_option_table()),
             (Names{"model", "text", "file", "stdin", "decode", "no_special_tokens", "json"}));
   EXPECT_EQ(names(bench_step_option_table()),
-            (Names{"config", "batch_size", "max_length", "no_optimizer", "offload_optimizer",
+            (Names{"config", "batch_size", "max_length", "no_optimizer", "offload_optimizer", "offload_ratio", "mode",
                    "activation_checkpointing", "steps", "warmup", "trace", "json", "device", "dtype", "cpu_threads"}));
   EXPECT_EQ(names(bench_ops_option_table()),
             (Names{"config", "tokens", "max_length", "json", "device", "dtype", "cpu_threads"}));
@@ -183,6 +183,25 @@ TEST(TrainOptions, CombinationsAreRefused) {
   resume.overwrite_output_dir = true;
   EXPECT_EQ(refusal(resume), "--resume continues a run and --overwrite_output_dir discards it: give one of them");
 
+  TrainOptions split = o;
+  split.offload_optimizer = OptimizerDevice::none;
+  EXPECT_EQ(refusal(split), "accepted");
+  split.offload_ratio = 0;
+  EXPECT_EQ(refusal(split), "accepted");
+  split.offload_ratio = 0.5;
+  const std::string nothing_to_split =
+      "--offload_optimizer none leaves nothing for --offload_ratio 0.5 to split: remove one of them, or use "
+      "--offload_optimizer cpu";
+  for (const auto& [device, ratio, expected] : {std::tuple(Origin::file, Origin::file, nothing_to_split),
+                                                {Origin::command_line, Origin::command_line, nothing_to_split},
+                                                {Origin::file, Origin::command_line, nothing_to_split},
+                                                {Origin::command_line, Origin::file, std::string("accepted")}}) {
+    OptionOrigins from;
+    from["offload_optimizer"].origin = device;
+    from["offload_ratio"].origin = ratio;
+    EXPECT_EQ(refusal(split, from), expected);
+  }
+
   OptionOrigins origins;
   origins["warmup_steps"].origin = Origin::command_line;
   EXPECT_EQ(refusal(o, origins),
@@ -203,6 +222,9 @@ TEST(TrainOptions, CpuThreads) {
   EXPECT_EQ(resolve_cpu_threads(o, 16), 3);
   o.cpu_threads = 17;
   EXPECT_THROW(resolve_cpu_threads(o, 16), Error);
+  EXPECT_THROW(check_cpu_threads(17, 16), Error);
+  EXPECT_NO_THROW(check_cpu_threads(16, 16));
+  EXPECT_NO_THROW(check_cpu_threads(0, 16));
 }
 
 // transformers: math.ceil(num_training_steps * ratio).

@@ -1,12 +1,14 @@
-// What a plan decides: what layers keep, the type of gradients, chunks of the loss, and what is refused.
+// What a plan decides: who owns what, what layers keep, the type of gradients, chunks of the loss, and what is refused.
 #include "train/training_plan.h"
 
 #include <gtest/gtest.h>
 
 #include <limits>
 
+#include "model/flops.h"
 #include "model/parameters.h"
 #include "support/errors.h"
+#include "train/measure.h"
 
 namespace so::test {
 namespace {
@@ -167,6 +169,191 @@ TEST(ChooseLossChunk, IsLargeOnAGpuAndBounded) {
     EXPECT_GE(cpu, 64);
   }
   EXPECT_EQ(choose_loss_chunk(DeviceKind::cuda, 151936), 4096);
+}
+
+// A machine that is not there: sizes come from dry runs, rates are given.
+struct FakeMachine {
+  FakeMachine(DeviceKind kind, double device_gb, double host_gb) : pool("host", {}, false) {
+    machine.kind = kind;
+    machine.name = "Fake";
+    if (kind == DeviceKind::cuda) machine.device_memory = static_cast<std::size_t>(device_gb * 1e9);
+    machine.host = {static_cast<std::size_t>(host_gb * 1e9), "free memory"};
+    machine.pool = &pool;
+    machine.rates = [this] {
+      EXPECT_EQ(machine.kind, DeviceKind::cuda) << "nothing on the CPU device depends on rates";
+      return MachineRates{.gemm_flops = 6e14,
+                          .device_memory = 4e12,
+                          .link_to_host = 5e10,
+                          .link_to_device = 5e10,
+                          .host_memory = 1.2e11};
+    };
+  }
+  TrainingPlan plan(const DecoderSpec& spec, const TrainingShape& shape, const OffloadRequest& request = {},
+                    Toggle checkpointing = Toggle::automatic) {
+    const ParameterLayout layout(make_parameters(spec));
+    EngineSettings engine;
+    engine.compute = DType::bf16;
+    engine.bucket_elements = 16 << 20;
+    TrainingPlan result =
+        plan_training(spec, layout, machine, shape, engine, request, true, checkpointing, WeightOrigin::random);
+    // What the process holds already is there too, and none of the machine's free memory.
+    const std::size_t host = result.memory.host_total(machine.kind) - result.memory.entries.back().bytes;
+    EXPECT_LE(host, machine.host.available);
+    if (machine.device_memory) {
+      EXPECT_LE(result.memory.total(MemoryKind::device), *machine.device_memory);
+    }
+    return result;
+  }
+  ThreadPool pool;
+  PlanningMachine machine;
+};
+
+const TrainingShape four_rows{16384, 0, 4096, 1};
+constexpr int units_14b = 42;
+
+TEST(PlanTraining, KeepsOnTheGpuWhatFitsThere) {
+  FakeMachine small(DeviceKind::cuda, 80, 200);
+  const TrainingPlan all = small.plan(small_llama(), {300, 900, 512, 1});
+  EXPECT_EQ(all.engine.device_units, 7);
+  EXPECT_EQ(all.engine.undo_buckets, 0);
+  ASSERT_TRUE(all.estimate);
+  EXPECT_EQ(all.estimate->exposed, 0);
+
+  // 178 GB of state: more than either memory has left.
+  FakeMachine h200(DeviceKind::cuda, 141, 150);
+  const TrainingPlan split = h200.plan(qwen3_14b(), four_rows);
+  EXPECT_GT(split.engine.device_units, 0);
+  EXPECT_LT(split.engine.device_units, units_14b);
+  EXPECT_EQ(split.engine.schedule, Schedule::overlapped);
+
+  // With a host that has room, as much on the GPU as leaves room for what recomputing would take longer to have.
+  FakeMachine large(DeviceKind::cuda, 141, 1000);
+  const TrainingPlan chosen = large.plan(qwen3_14b(), four_rows);
+  EXPECT_LE(chosen.engine.device_units, split.engine.device_units);
+  const double best = chosen.estimate->seconds();
+  for (const double ratio : {0.7, 0.8, 0.9, 1.0}) {
+    const TrainingPlan asked = large.plan(qwen3_14b(), four_rows, {.ratio = ratio});
+    EXPECT_GE(asked.estimate->seconds(), 0.97 * best) << ratio;
+  }
+  // And more on the GPU where the steps are so short that the host would be waited for.
+  EXPECT_GE(large.plan(qwen3_14b(), {1024, 0, 1024, 1}).engine.device_units, chosen.engine.device_units);
+}
+
+TEST(PlanTraining, DoesAsItIsAsked) {
+  FakeMachine large(DeviceKind::cuda, 400, 1000);
+  const ParameterLayout layout(make_parameters(qwen3_14b()));
+  for (const double ratio : {0.0, 0.3, 0.9, 1.0}) {
+    const TrainingPlan plan = large.plan(qwen3_14b(), four_rows, {.ratio = ratio});
+    const int units = plan.engine.device_units;
+    EXPECT_LE(host_share(layout, units), ratio);
+    if (units > 0) {
+      EXPECT_GT(host_share(layout, units - 1), ratio);
+    }
+  }
+  EXPECT_EQ(large.plan(qwen3_14b(), four_rows, {.device = OptimizerDevice::none}).engine.device_units, units_14b);
+  const TrainingPlan zero = large.plan(qwen3_14b(), four_rows, {.ratio = 0.8, .mode = OffloadMode::zerooffload});
+  EXPECT_EQ(zero.engine.schedule, Schedule::synchronous);
+  EXPECT_EQ(zero.engine.undo_buckets, 0);
+  EXPECT_EQ(zero.estimate->speculated_elements, 0);
+  EXPECT_GT(zero.estimate->seconds(), large.plan(qwen3_14b(), four_rows, {.ratio = 0.8}).estimate->seconds());
+  EXPECT_TRUE(all_recomputed(large.plan(qwen3_14b(), four_rows, {}, Toggle::on).decoder.keep));
+  EXPECT_EQ(large.plan(qwen3_14b(), four_rows, {}, Toggle::off).decoder.keep, keep_choice(40, 0));
+}
+
+TEST(PlanTraining, RefusesWhatCannotBe) {
+  const auto text = [](double device_gb, double host_gb, const OffloadRequest& request) {
+    FakeMachine machine(DeviceKind::cuda, device_gb, host_gb);
+    return refusal([&] { machine.plan(qwen3_14b(), four_rows, request); });
+  };
+  // Weights and gradients are 59 GB.
+  expect_in(text(50, 1000, {}), {"not enough memory on Fake", "short of 50.0 GB", "--batch_size"});
+  expect_in(text(80, 100, {}), {"not enough memory", "the host is", "short of 100.0 GB"});
+  expect_in(text(80, 1000, {.ratio = 0.2}), {"not enough memory on Fake", "as asked", "--offload_ratio"});
+  expect_in(text(80, 1000, {.device = OptimizerDevice::none}),
+            {"not enough memory on Fake", "--offload_optimizer cpu"});
+  expect_in(text(400, 100, {.ratio = 1}), {"not enough host memory", "as asked"});
+}
+
+TEST(PlanTraining, OnTheCpuTheHostOwnsAllUnlessAsked) {
+  FakeMachine cpu(DeviceKind::cpu, 0, 64);
+  const TrainingShape shape{300, 900, 512, 1};
+  const ParameterLayout layout(make_parameters(small_llama()));
+  const TrainingPlan plan = cpu.plan(small_llama(), shape);
+  EXPECT_EQ(plan.engine.device_units, 0);
+  EXPECT_EQ(plan.engine.undo_buckets, std::ssize(make_buckets(layout, plan.engine.bucket_elements, 0)));
+  EXPECT_FALSE(plan.estimate);
+  EXPECT_EQ(cpu.plan(small_llama(), shape, {.mode = OffloadMode::zerooffload}).engine.undo_buckets, 0);
+  const TrainingPlan split = cpu.plan(small_llama(), shape, {.ratio = 0.6});
+  EXPECT_EQ(split.engine.device_units, device_units_for_ratio(layout, 0.6));
+  EXPECT_GT(split.engine.undo_buckets, 0);
+  EXPECT_LT(split.engine.undo_buckets, plan.engine.undo_buckets);
+  const TrainingPlan none = cpu.plan(small_llama(), shape, {.device = OptimizerDevice::none});
+  EXPECT_EQ(none.engine.device_units, layout.units());
+  EXPECT_EQ(none.engine.undo_buckets, 0);
+  FakeMachine poor(DeviceKind::cpu, 0, 0.003);
+  expect_in(refusal([&] { poor.plan(small_llama(), shape); }), {"not enough memory", "--batch_size"});
+}
+
+TEST(RequireStateFits, LooksAtTheConfigAlone) {
+  EngineSettings engine;
+  engine.compute = engine.gradients = DType::bf16;
+  const auto check = [&](DeviceKind kind, double device_gb, double host_gb, const OffloadRequest& request) {
+    FakeMachine machine(kind, device_gb, host_gb);
+    require_state_fits(qwen3_14b(), machine.machine, engine, request);
+  };
+  EXPECT_NO_THROW(check(DeviceKind::cuda, 70, 170, {}));
+  EXPECT_NO_THROW(check(DeviceKind::cuda, 141, 100, {}));
+  EXPECT_NO_THROW(check(DeviceKind::cuda, 240, 1, {.device = OptimizerDevice::none}));
+  EXPECT_NO_THROW(check(DeviceKind::cpu, 0, 240, {}));
+  for (const auto& [kind, device_gb, host_gb, request] :
+       {std::tuple(DeviceKind::cuda, 50.0, 1000.0, OffloadRequest{}),
+        {DeviceKind::cuda, 141.0, 80.0, OffloadRequest{}},
+        {DeviceKind::cuda, 141.0, 1000.0, OffloadRequest{.device = OptimizerDevice::none}},
+        {DeviceKind::cuda, 141.0, 1000.0, OffloadRequest{.ratio = 0.3}},
+        {DeviceKind::cpu, 0.0, 230.0, OffloadRequest{}}})
+    expect_in(refusal([&] { check(kind, device_gb, host_gb, request); }), {"14.8 billion parameters", "not enough"});
+}
+
+TEST(Recompute, CostsWhatIsRunAgain) {
+  const DecoderSpec s = small_llama();
+  const std::vector<std::int32_t> documents = usual_documents({100, 0, 40, 1});
+  EXPECT_EQ(documents, (std::vector<std::int32_t>{0, 40, 80, 100}));
+  EXPECT_EQ(usual_documents({100, 0, 40, 1, 50.7}), (std::vector<std::int32_t>{0, 40, 50}));
+  const auto forward = unit_flops(s, documents);
+  const std::vector<Keep> keep{Keep::all, Keep::light, Keep::no_gate_up, Keep::input, Keep::all};
+  const Recomputation again = recomputation(s, keep, documents, DType::bf16);
+  const double product = 2.0 * 100 * 64 * 160;
+  EXPECT_EQ(again.flops, (std::vector<double>{0, 0, 0, 2 * product, forward[4].forward - product, 0, 0}));
+  EXPECT_EQ(again.device_bytes[1], 0);
+  for (const std::size_t unit : {2, 3, 4}) EXPECT_EQ(again.device_bytes[unit], again.device_bytes[2]);
+  EXPECT_GT(again.device_bytes[2], 0);
+  // From each choice to the next no less, so that they are in the order of their cost.
+  double before = 0;
+  for (std::int64_t choice = 0; choice < keep_choices(s.layers); ++choice) {
+    const Recomputation r = recomputation(s, keep_choice(s.layers, choice), documents, DType::bf16);
+    double cost = 0;
+    for (std::size_t unit = 0; unit < r.flops.size(); ++unit) cost += r.flops[unit] + r.device_bytes[unit];
+    EXPECT_GE(cost, before);
+    before = cost;
+  }
+}
+
+TEST(MeasureRates, AreQuickOnTheCpuDeviceAndGiveMemoryBack) {
+  Runtime runtime(DeviceChoice::cpu, 1);
+  Device& device = runtime.device();
+  const auto stream = device.create_stream("measure");
+  const MachineRates rates = measure_rates(device, runtime.ops(), *stream, runtime.host_pool(), DType::f32);
+  for (const double rate :
+       {rates.gemm_flops, rates.device_memory, rates.link_to_host, rates.link_to_device, rates.host_memory}) {
+    EXPECT_GT(rate, 1e6);
+    EXPECT_LT(rate, 1e15);
+  }
+  for (const MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable}) {
+    std::size_t peak = 0;
+    for (const auto& [name, bytes] : device.ledger().peaks(kind)) peak += bytes;
+    EXPECT_LT(peak, std::size_t{16} << 20) << name_of(kind);
+  }
+  for (const MemoryKind kind : {MemoryKind::pinned, MemoryKind::pageable}) EXPECT_EQ(device.ledger().held(kind), 0u);
 }
 
 // A device that says what memory it has.

@@ -1,0 +1,112 @@
+// Which optimizer state the device owns, what the layers keep for backward, and how many places for new state beside
+// the old the host has: chosen together from measured rates and the memory that is left. Arithmetic only: no device, no
+// clock. Sizes are the caller's, who learns them from dry runs.
+//
+// The choices compete. State on the device needs no link and no host, but takes memory that activations would use, so
+// that more is computed again. State on the host costs nothing while the GPU computes anyway, and time where it does
+// not.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "offload/engine.h"
+
+namespace so {
+
+// What the machine was measured to do, in FLOP/s and bytes/s.
+struct MachineRates {
+  double gemm_flops = 0;      // a large matrix product in the compute dtype
+  double device_memory = 0;   // of the device's memory, read and written both counted
+  double link_to_host = 0;    // from device memory to pinned host memory
+  double link_to_device = 0;  // and back
+  double host_memory = 0;     // what AdamW on the host's threads moves: 28 bytes an element, from and to memory
+};
+std::string describe_rates(const MachineRates& rates);  // for the log
+
+// One unit of the forward pass (offload/parameter_layout.h) and one micro-batch. FLOPs are those of matrix products and
+// attention; what is bound by memory is left out, so that the GPU is taken to be quicker than it is.
+struct UnitWork {
+  std::int64_t elements = 0;
+  double forward_flops = 0, backward_flops = 0;
+};
+
+// One choice of what the layers keep: the work of having the rest again, of each unit and one micro-batch.
+struct Recomputation {
+  std::vector<double> flops;         // by unit
+  std::vector<double> device_bytes;  // by unit: what memory-bound work reads and writes
+};
+
+// All that a run takes but its activations and the places for new state, if the device owns units [0, device_units).
+struct StateMemory {
+  std::size_t device_bytes = 0, host_bytes = 0;
+};
+
+struct OffloadInputs {
+  MachineRates rates;
+  std::vector<UnitWork> units;
+  Schedule schedule = Schedule::overlapped;
+  std::int64_t micro_batches = 1;
+  std::int64_t bucket_elements = 0;
+  double gradient_bytes = 2, weight_bytes = 2;  // an element, on the link and in the update
+  // What layers may keep, from the cheapest in time to the dearest. At least one.
+  std::vector<Recomputation> keeps;
+  std::function<std::size_t(std::int64_t keep)> activation_bytes;  // on the device
+  std::function<StateMemory(int device_units)> memory;
+  std::size_t undo_place_bytes = 0;  // of host memory, for one bucket
+  std::size_t device_budget = 0, host_budget = 0;
+  std::size_t undo_budget = 0;   // of host_budget, up to where places for new state may fill it
+  int forced_device_units = -1;  // -1: to be chosen
+  // What an Error calls the device, and what it says would help: for the device's memory and for the host's.
+  std::string device_name, device_advice, host_advice;
+};
+
+// The steady state of one optimizer step, in seconds.
+struct StepEstimate {
+  double gpu = 0;            // forward, backward, recomputation, and the update of what the device owns
+  double device_update = 0;  // of it, the latter
+  double host = 0;           // that the host's memory is busy: AdamW and the link's traffic
+  double exposed = 0;        // that the GPU waits
+  double seconds() const { return gpu + exposed; }
+  // Elements whose new state the host computes beside the old before the verdict.
+  double speculated_elements = 0;
+  double previewed_elements = 0;  // whose weights are made before it, and the state later
+};
+
+// Plays a few steps of the schedule against the rates, a piece of a unit at a time, until they repeat. An element of
+// AdamW moves 24 + g + w bytes of host memory (g, w: its gradient and weight): old state read, new state written. The
+// link's copies of gradient and weight move g + w bytes more. What is previewed has 12 + g + w bytes of that done for
+// its weights and 24 + g later for its state. The host takes gradients as they come, the last units first, until the
+// verdict; what is left then it takes the first units first. The synchronous schedule does everything after the verdict
+// and before the next forward pass. Of a few ways to divide the elements (offload/update_policy.h chooses for every
+// step), with at most `undo_buckets` speculated, the quickest counts.
+StepEstimate estimate_step(const OffloadInputs& inputs, int device_units, std::int64_t keep, std::int64_t undo_buckets);
+
+struct OffloadPlan {
+  int device_units = 0;
+  std::int64_t keep = 0;  // index of inputs.keeps
+  std::int64_t undo_buckets = 0;
+  StepEstimate estimate;
+  std::string why_split, why_undo;  // for the log; each says the choice and its reason
+};
+
+// What ranks plans, lower is better: the seconds of a step without the device's own update. So a parameter that the
+// host would update in hiding is never better off there than on the device, though it would save its 28 bytes of
+// device memory's time (a hundredth of a step or two): hiding depends on more than was measured.
+double rank_of(const StepEstimate& estimate);
+
+// The plan that ranks best among those that fit; plans within a thousandth of a step count as equal, and of those the
+// one with the most on the device is taken. For each split the layers keep the most that fits, and there are as many
+// places for new state as the host can fill before the verdict and a quarter more, or as fit. Throws Error if
+// nothing fits: what is short, and by how much.
+OffloadPlan choose_offload(const OffloadInputs& inputs);
+
+// The share of the optimizer state (elements) that the host has if the device owns units [0, device_units).
+double host_share(const ParameterLayout& layout, int device_units);
+// The fewest device-owned units for which the host's share is at most `ratio`, in [0, 1].
+int device_units_for_ratio(const ParameterLayout& layout, double ratio);
+
+}  // namespace so

@@ -1,0 +1,325 @@
+// What the planner's arithmetic must hold to: limits known by hand, and every small case against trying all.
+#include "plan/offload_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <random>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "support/errors.h"
+
+namespace so::test {
+namespace {
+
+constexpr std::int64_t bucket = 16'000'000;
+
+// A model of equal layers on one GPU: embedding, layers, head. Keeping less frees activations a layer at a time.
+struct Machine {
+  OffloadInputs in;
+  std::size_t per_layer_activations = 1'000'000'000, fixed_activations = 500'000'000;
+
+  Machine(int layers, std::int64_t layer_elements, double tokens) {
+    in.rates = {
+        .gemm_flops = 6e14, .device_memory = 4e12, .link_to_host = 5e10, .link_to_device = 5e10, .host_memory = 1.5e11};
+    in.bucket_elements = bucket;
+    in.undo_place_bytes = 12 * bucket;
+    in.device_name = "GPU";
+    in.device_advice = "buy a larger GPU";
+    in.host_advice = "buy memory";
+    const auto unit = [&](std::int64_t elements, double matrices) {
+      const double forward = 2 * matrices * tokens;
+      in.units.push_back({elements, forward, 2 * forward});
+    };
+    const std::int64_t vocabulary = layer_elements / 2;
+    unit(vocabulary, 0);
+    for (int i = 0; i < layers; ++i) unit(layer_elements, static_cast<double>(layer_elements));
+    unit(vocabulary, static_cast<double>(vocabulary));
+    for (int dropped = 0; dropped <= layers; ++dropped) {
+      Recomputation again;
+      again.flops.assign(in.units.size(), 0);
+      again.device_bytes.assign(in.units.size(), 0);
+      for (int i = 1; i <= dropped; ++i)
+        again.flops[static_cast<std::size_t>(i)] = in.units[static_cast<std::size_t>(i)].forward_flops;
+      in.keeps.push_back(std::move(again));
+    }
+    in.activation_bytes = [this, layers](std::int64_t keep) {
+      return fixed_activations + per_layer_activations * static_cast<std::size_t>(layers - keep);
+    };
+    in.memory = [this](int device_units) {
+      std::size_t device = 0, host = 0;
+      for (std::size_t u = 0; u < in.units.size(); ++u) {
+        const auto n = static_cast<std::size_t>(in.units[u].elements);
+        device += 4 * n;
+        (static_cast<int>(u) < device_units ? device : host) += 12 * n;
+      }
+      return StateMemory{device, host};
+    };
+    budgets(1e15, 1e15);
+  }
+  Machine(const Machine&) = delete;
+
+  void budgets(double device, double host) {
+    in.device_budget = static_cast<std::size_t>(device);
+    in.host_budget = in.undo_budget = static_cast<std::size_t>(host);
+  }
+  int units() const { return static_cast<int>(in.units.size()); }
+  double elements() const {
+    double n = 0;
+    for (const UnitWork& unit : in.units) n += static_cast<double>(unit.elements);
+    return n;
+  }
+  // Forward and backward alone.
+  double pass() const {
+    double flops = 0;
+    for (const UnitWork& unit : in.units) flops += unit.forward_flops + unit.backward_flops;
+    return flops / in.rates.gemm_flops;
+  }
+  bool fits(int device_units, std::int64_t keep, std::int64_t undo) const {
+    const StateMemory m = in.memory(device_units);
+    return m.device_bytes + in.activation_bytes(keep) <= in.device_budget && m.host_bytes <= in.host_budget &&
+           (undo == 0 || m.host_bytes + static_cast<std::size_t>(undo) * in.undo_place_bytes <= in.undo_budget);
+  }
+};
+
+TEST(EstimateStep, OfTheDeviceAloneIsItsWorkAndItsUpdate) {
+  Machine m(10, 200'000'000, 4096);
+  const StepEstimate e = estimate_step(m.in, m.units(), 0, 0);
+  EXPECT_NEAR(e.device_update, 28 * m.elements() / 4e12, 1e-12);
+  EXPECT_NEAR(e.seconds(), m.pass() + e.device_update, 1e-9);
+  EXPECT_EQ(e.exposed, 0);
+  EXPECT_EQ(e.host, 0);
+  // Of three micro-batches, all but the update three times.
+  m.in.micro_batches = 3;
+  EXPECT_NEAR(estimate_step(m.in, m.units(), 0, 0).seconds(), 3 * m.pass() + e.device_update, 1e-9);
+  // Recomputation of all layers is another forward pass of them.
+  m.in.micro_batches = 1;
+  EXPECT_NEAR(estimate_step(m.in, m.units(), 10, 0).seconds(), e.seconds() + 10 * m.in.units[1].forward_flops / 6e14,
+              1e-9);
+}
+
+// Host-owned: whatever the schedule, a step takes no less than either side's work, and the synchronous one both.
+TEST(EstimateStep, IsNoLessThanTheWorkOfEachSide) {
+  for (const double tokens : {1.0, 1000.0, 8192.0, 100'000.0}) {
+    Machine m(12, 200'000'000, tokens);
+    const double host = 32 * m.elements() / 1.5e11;  // AdamW and the link's copies
+    m.in.schedule = Schedule::synchronous;
+    const StepEstimate synchronous = estimate_step(m.in, 0, 0, 0);
+    EXPECT_NEAR(synchronous.host, host, 1e-9);
+    EXPECT_GE(synchronous.seconds(), m.pass() + host);
+    EXPECT_LE(synchronous.seconds(), (m.pass() + host) * 1.05) << "the link runs beside AdamW";
+    EXPECT_EQ(synchronous.speculated_elements, 0);
+    m.in.schedule = Schedule::overlapped;
+    double previous = synchronous.seconds();
+    for (const std::int64_t undo : {0, 10, 40, 1000}) {
+      const StepEstimate e = estimate_step(m.in, 0, 0, undo);
+      SCOPED_TRACE(undo);
+      EXPECT_GE(e.seconds(), std::max(m.pass(), e.host) * (1 - 1e-9));
+      EXPECT_GE(e.host, host * 0.999);
+      EXPECT_LE(e.seconds(), previous * (1 + 1e-9)) << "more places, no more time";
+      EXPECT_LE(e.speculated_elements, static_cast<double>(undo * bucket) * (1 + 1e-9));
+      previous = e.seconds();
+    }
+  }
+  // With much for the GPU to do, all is hidden but the first unit's update; with nothing, all is exposed.
+  Machine hidden(12, 200'000'000, 100'000), bare(12, 200'000'000, 1);
+  const double first = 3e8 * (32 / 1.5e11 + 4 / 5e10);  // the embedding and the first layer, whose gradients come last
+  const StepEstimate most = estimate_step(hidden.in, 0, 0, 1000);
+  EXPECT_GT(most.exposed, 0.2 * first);
+  EXPECT_LT(most.exposed, first);
+  EXPECT_LT(estimate_step(hidden.in, 2, 0, 1000).exposed, 0.2 * first) << "better the device's";
+  const StepEstimate exposed = estimate_step(bare.in, 0, 0, 1000);
+  EXPECT_GT(exposed.exposed, 0.95 * exposed.host);
+}
+
+TEST(EstimateStep, ASlowLinkShows) {
+  Machine m(12, 200'000'000, 1);
+  m.in.rates.link_to_device = 1e9;
+  const StepEstimate e = estimate_step(m.in, 0, 0, 1000);
+  EXPECT_GE(e.seconds(), 2 * m.elements() / 1e9 * 0.99);
+}
+
+// Where few places are left and the host idles during backward, weights are made first, and the state later.
+TEST(EstimateStep, PreviewsWherePlacesLack) {
+  Machine m(40, 200'000'000, 40'000);
+  const StepEstimate few = estimate_step(m.in, 0, 0, 0), many = estimate_step(m.in, 0, 0, 10'000);
+  EXPECT_GT(few.previewed_elements, 0);
+  EXPECT_LT(few.exposed, 0.5 * (many.host - m.pass() / 3)) << "in place, only the forward pass would hide it";
+  EXPECT_GT(few.host, many.host) << "the gradient and the state are read twice";
+  EXPECT_LE(many.seconds(), few.seconds());
+}
+
+TEST(ChooseOffload, WhatFitsOnTheDeviceIsTheDevices) {
+  for (const double tokens : {1.0, 4096.0, 200'000.0}) {
+    Machine m(20, 200'000'000, tokens);
+    const OffloadPlan plan = choose_offload(m.in);
+    EXPECT_EQ(plan.device_units, m.units());
+    EXPECT_EQ(plan.keep, 0);
+    EXPECT_EQ(plan.undo_buckets, 0);
+    expect_in(plan.why_split, {"all on the device"});
+  }
+}
+
+TEST(ChooseOffload, NothingFitsOnTheDevice) {
+  Machine m(20, 200'000'000, 8192);
+  // Weights, gradients and all activations, and not the state of the first unit; recomputation would free little.
+  m.per_layer_activations = 1'000'000;
+  m.budgets(4 * m.elements() + 0.52e9 + 1e9, 1e15);
+  const OffloadPlan plan = choose_offload(m.in);
+  EXPECT_EQ(plan.device_units, 0);
+  EXPECT_EQ(plan.keep, 0);
+  EXPECT_GT(plan.undo_buckets, 0);
+  expect_in(plan.why_split, {"all on the host", "no memory for more"});
+  expect_in(plan.why_undo, {std::to_string(plan.undo_buckets) + " buckets"});
+}
+
+TEST(ChooseOffload, SplitsWhereBothMemoriesAreNeeded) {
+  Machine m(20, 200'000'000, 8192);
+  const double state = 12 * m.elements();
+  m.budgets(4 * m.elements() + 20.5e9 + 0.6 * state, 0.7 * state);
+  const OffloadPlan plan = choose_offload(m.in);
+  EXPECT_GT(plan.device_units, 0);
+  EXPECT_LT(plan.device_units, m.units());
+  EXPECT_TRUE(m.fits(plan.device_units, plan.keep, plan.undo_buckets));
+  EXPECT_FALSE(m.fits(plan.device_units + 1, plan.keep, 0));
+  expect_in(plan.why_split, {"% on the host"});
+}
+
+// Recomputing is worth it where the host would hold the GPU up for longer.
+TEST(ChooseOffload, RecomputesToHaveMoreOnTheDeviceWhenThatIsQuicker) {
+  for (const bool slow_host : {false, true}) {
+    Machine m(20, 200'000'000, 20'000);
+    if (slow_host) m.in.rates.host_memory = 1e10;
+    m.budgets(4 * m.elements() + 20.5e9 + 0.3 * 12 * m.elements(), 1e15);
+    const OffloadPlan plan = choose_offload(m.in);
+    if (slow_host)
+      EXPECT_GT(plan.keep, 0);
+    else
+      EXPECT_EQ(plan.keep, 0);
+  }
+}
+
+TEST(ChooseOffload, TheHostsMemoryLimitsThePlaces) {
+  Machine m(20, 200'000'000, 30'000);
+  m.per_layer_activations = 1'000'000;
+  m.budgets(4 * m.elements() + 0.52e9 + 1e9, 12 * m.elements() + 5.5 * 12 * bucket);
+  EXPECT_EQ(choose_offload(m.in).undo_buckets, 5);
+  m.in.undo_budget = m.in.host_budget - 3 * 12 * bucket;
+  EXPECT_EQ(choose_offload(m.in).undo_buckets, 2);
+  m.in.schedule = Schedule::synchronous;
+  EXPECT_EQ(choose_offload(m.in).undo_buckets, 0);
+}
+
+TEST(ChooseOffload, SaysWhatIsShortAndByHowMuch) {
+  Machine m(20, 200'000'000, 8192);
+  const double weights = 4 * m.elements(), state = 12 * m.elements();
+  const auto text = [&](double device, double host) {
+    m.budgets(device, host);
+    return refusal([&] { choose_offload(m.in); });
+  };
+  const auto bytes = [](double n) { return format_bytes(static_cast<std::size_t>(n)); };
+  // The least of activations is 0.5 GB.
+  expect_in(text(weights + 0.5e9 - 7e9, 1e15), {"on GPU: " + bytes(7e9) + " short", "buy a larger GPU"});
+  expect_in(text(weights + 0.5e9, state - 3e9), {"the host is " + bytes(3e9) + " short", "buy memory"});
+  m.in.forced_device_units = 0;
+  expect_in(text(1e15, state - 3e9), {"host memory: " + bytes(3e9) + " short", "as asked", "buy memory"});
+  m.in.forced_device_units = m.units();
+  expect_in(text(weights + state, 1e15), {"on GPU: " + bytes(0.5e9) + " short", "as asked"});
+  m.budgets(weights + state + 0.5e9, 0);
+  EXPECT_NO_THROW(choose_offload(m.in));
+}
+
+TEST(ChooseOffload, AForcedSplitStays) {
+  Machine m(20, 200'000'000, 8192);
+  for (int units = 0; units <= m.units(); ++units) {
+    m.in.forced_device_units = units;
+    const OffloadPlan plan = choose_offload(m.in);
+    EXPECT_EQ(plan.device_units, units);
+    expect_in(plan.why_split, {"as asked"});
+  }
+}
+
+// Trying everything finds nothing better, and nothing as good with more on the device: beyond the few percent that a
+// small model's few pieces make, of which one more or less is done before the verdict.
+TEST(ChooseOffload, EqualsBruteForce) {
+  std::mt19937 random(7);
+  const auto pick = [&](std::initializer_list<double> values) { return *(values.begin() + random() % values.size()); };
+  int splits = 0, recomputing = 0, limited = 0;
+  for (int round = 0; round < 100; ++round) {
+    Machine m(static_cast<int>(random() % 5) + 1, 160'000'000, pick({100, 4000, 16'000, 60'000}));
+    m.in.rates.host_memory = pick({2e10, 1e11, 4e11});
+    m.in.rates.link_to_host = m.in.rates.link_to_device = pick({1.2e10, 5e10, 4e11});
+    m.in.micro_batches = static_cast<std::int64_t>(random() % 2) + 1;
+    m.in.schedule = random() % 4 == 0 ? Schedule::synchronous : Schedule::overlapped;
+    m.per_layer_activations = static_cast<std::size_t>(pick({1e8, 1e9, 3e9}));
+    const double state = 12 * m.elements(), layers = static_cast<double>(m.per_layer_activations) * (m.units() - 2);
+    m.budgets(4 * m.elements() + 0.5e9 + layers * pick({0, 0.5, 1}) + state * pick({0, 0.3, 0.7, 1}),
+              state * pick({0.5, 1.05, 1.3, 3}));
+    SCOPED_TRACE(round);
+    double best = 1e9;
+    std::string best_is;
+    struct Choice {
+      int device_units;
+      double rank, seconds;
+    };
+    std::vector<Choice> all;
+    for (int d = 0; d <= m.units(); ++d)
+      for (std::int64_t keep = 0; keep < std::ssize(m.in.keeps); ++keep)
+        for (std::int64_t undo = 0; undo <= 60; undo += 3)
+          if (m.fits(d, keep, undo)) {
+            const StepEstimate e = estimate_step(m.in, d, keep, undo);
+            all.push_back({d, rank_of(e), e.seconds()});
+            if (rank_of(e) < best) best_is = fmt::format("{} units, keep {}, {} places", d, keep, undo);
+            best = std::min(best, rank_of(e));
+          }
+    if (all.empty()) {
+      EXPECT_THROW(choose_offload(m.in), Error);
+      continue;
+    }
+    const OffloadPlan plan = choose_offload(m.in);
+    ASSERT_TRUE(m.fits(plan.device_units, plan.keep, plan.undo_buckets));
+    EXPECT_LE(rank_of(plan.estimate), best * 1.05)
+        << best_is << " against " << plan.device_units << " units, keep " << plan.keep << ", " << plan.undo_buckets;
+    EXPECT_NEAR(rank_of(estimate_step(m.in, plan.device_units, plan.keep, plan.undo_buckets)), rank_of(plan.estimate),
+                1e-6 * plan.estimate.seconds());
+    for (const Choice& c : all)
+      if (c.device_units > plan.device_units) {
+        EXPECT_GT(c.rank, rank_of(plan.estimate) * 0.97) << c.device_units << " would have been as good";
+      }
+    splits += plan.device_units > 0 && plan.device_units < m.units();
+    recomputing += plan.keep > 0;
+    limited += plan.undo_buckets > 0;
+  }
+  EXPECT_GT(splits, 10);
+  EXPECT_GT(recomputing, 10);
+  EXPECT_GT(limited, 10);
+}
+
+TEST(ChooseOffload, IsQuick) {
+  Machine m(80, 850'000'000, 16'384);
+  m.per_layer_activations = 300'000'000;
+  m.budgets(4 * m.elements() + 20e9, 1e15);
+  const auto start = std::chrono::steady_clock::now();
+  const OffloadPlan plan = choose_offload(m.in);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  EXPECT_LT(plan.device_units, m.units());
+  RecordProperty("seconds", std::to_string(seconds));
+  EXPECT_LT(seconds, 2) << "a tenth of this is expected, without sanitizers";
+}
+
+TEST(Ratio, IsTheHostsShareAtMost) {
+  const ParameterLayout layout({{"embed", {64, 4}, true, 0, false},
+                                {"1", {64, 2}, true, 1, false},
+                                {"2", {64, 2}, true, 2, false},
+                                {"head", {64, 2}, true, 3, false}});
+  EXPECT_EQ(host_share(layout, 0), 1);
+  EXPECT_EQ(host_share(layout, 1), 0.6);
+  EXPECT_EQ(host_share(layout, 4), 0);
+  for (const auto& [ratio, units] : {std::pair{1.0, 0}, {0.99, 1}, {0.6, 1}, {0.59, 2}, {0.2, 3}, {0.1, 4}, {0.0, 4}})
+    EXPECT_EQ(device_units_for_ratio(layout, ratio), units) << ratio;
+}
+
+}  // namespace
+}  // namespace so::test
