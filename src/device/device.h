@@ -19,6 +19,7 @@ class ThreadPool;
 class Device;
 
 enum class DeviceKind : std::uint8_t { cpu, cuda };
+enum class Timing : bool { off, on };
 
 // A block of memory of one kind, booked in its device's ledger under a name. Move-only; freed on destruction.
 // The device must outlive it.
@@ -58,14 +59,18 @@ class Event {
   virtual void synchronize() = 0;
   // True once that work has run (or failed); never blocks.
   virtual bool done() const = 0;
+  // Seconds from the point `earlier` recorded last to the point this one did, as the device's clock has it. Both must
+  // be of this device, made with Timing::on, recorded and done, else Bug. Throws the first error of a stream that
+  // recorded them. A dry device answers 0.
+  virtual double seconds_since(const Event& earlier) const = 0;
 };
 
 // An ordered queue of work. Calls enqueue and return; the work runs later, in order, on the device. Memory named in a
 // call must stay valid until the work has run. One thread at a time may enqueue on a stream.
 //
 // Failure: the first exception that work throws poisons the stream: later work on it is dropped, events recorded
-// on it carry the error, a stream that waits for such an event is poisoned too, and synchronize() throws the error. A GPU
-// poisons all its streams at once, and kernels that are already enqueued still run.
+// on it carry the error, a stream that waits for such an event is poisoned too, and synchronize() throws the error. A
+// GPU poisons all its streams at once, and kernels that are already enqueued still run.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -99,7 +104,7 @@ class Device {
   virtual std::optional<OwnMemory> own_memory() const { return std::nullopt; }
 
   virtual std::unique_ptr<Stream> create_stream(std::string name) = 0;
-  virtual std::unique_ptr<Event> create_event() = 0;
+  virtual std::unique_ptr<Event> create_event(Timing timing = Timing::off) = 0;
 
   // Throws Error naming the request and what is booked when there is no room. Contents are unspecified.
   // Aligned to at least 4096 bytes. Zero bytes give an empty buffer.

@@ -37,6 +37,12 @@ struct Recorder {
     activity.track = track_of(lane, name, stream);
     trace.activities.push_back(std::move(activity));
   }
+  void add(TraceBucketState state) {
+    const std::lock_guard lock(mutex);
+    if (!active.load(std::memory_order_relaxed) || state.end <= begin) return;
+    state.begin = std::max(state.begin, begin);
+    trace.bucket_states.push_back(std::move(state));
+  }
 };
 
 // Never destroyed: threads may outlive static objects.
@@ -114,6 +120,14 @@ void TraceLane::record(TraceActivity activity, bool stream) const noexcept {
   }
 }
 
+void trace_bucket_state(int bucket, std::string_view state, std::int64_t begin, std::int64_t end) noexcept {
+  if (!tracing()) return;
+  try {
+    recorder().add({bucket, std::string(state), begin, end});
+  } catch (...) {  // out of memory: the trace lacks this one
+  }
+}
+
 struct TraceSession::Gpu {
   std::unique_ptr<GpuTrace> trace;
 };
@@ -169,9 +183,12 @@ Trace TraceSession::stop() {
         trace.remarks);
     gpu_->trace.reset();
   }
-  for (TraceActivity& activity : trace.activities) activity.begin -= begin, activity.end -= begin;
-  std::stable_sort(trace.activities.begin(), trace.activities.end(),
-                   [](const TraceActivity& a, const TraceActivity& b) { return a.begin < b.begin; });
+  const auto in_session = [begin](auto& spans) {
+    for (auto& span : spans) span.begin -= begin, span.end -= begin;
+    std::stable_sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  };
+  in_session(trace.activities);
+  in_session(trace.bucket_states);
   trace.duration = end - begin;
   return trace;
 }

@@ -40,11 +40,19 @@ struct TraceTrack {
   bool stream = false;  // a device's stream, whose activities follow one another; else a host thread, whose spans nest
 };
 
+// What a bucket (a run of parameters that moves as one) was in for a while. A bucket is in one state at a time.
+struct TraceBucketState {
+  int bucket = 0;
+  std::string state;
+  std::int64_t begin = 0, end = 0;  // ns since the session began
+};
+
 struct Trace {
   std::vector<TraceTrack> tracks;
-  std::vector<TraceActivity> activities;  // by begin
-  std::int64_t duration = 0;              // ns, of the session
-  std::vector<std::string> remarks;       // what is missing, and why
+  std::vector<TraceActivity> activities;        // by begin
+  std::vector<TraceBucketState> bucket_states;  // by begin
+  std::int64_t duration = 0;                    // ns, of the session
+  std::vector<std::string> remarks;             // what is missing, and why
 };
 
 // Records from construction to stop() or destruction. Bug if one is active.
@@ -86,6 +94,10 @@ class TraceSpan {
   TraceKind kind_;
   std::int64_t begin_;
 };
+
+// Records that `bucket` was in `state` from `begin` to `end`, as trace_now() gives them. What began before the session
+// is recorded from its start, so 0 will do for a begin that nobody asked the clock for. Nothing without a session.
+void trace_bucket_state(int bucket, std::string_view state, std::int64_t begin, std::int64_t end) noexcept;
 
 // ---- For devices ----
 

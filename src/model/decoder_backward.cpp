@@ -124,6 +124,7 @@ void Decoder::layer_backward(const Pass& pass, std::int64_t layer, GradientSink&
     attention_forward(pass, layer, a, nullptr, remade_delta, nullptr);
   }
   Tensor dnormed = arena.acquire("gradient of a norm", settings_.compute, {n, spec_.hidden});
+  gradients.require_gradients(layer_unit(layer), pass.stream);
   mlp_backward(pass, layer, gradients, a, remade_delta, dnormed, dresidual);
   attention_backward(pass, layer, gradients, a, dnormed, dresidual);
   pass.weights.release_weights(layer_unit(layer), pass.stream);
@@ -167,6 +168,8 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
     loss.rows = pass.batch.loss_rows;
     if (loss.rows) loss.gathered = carry.scratch;  // the last block's output, which the norm has read by now
     loss.dhidden = dnormed;
+    gradients.require_gradients(head_unit(spec_), stream);
+    if (spec_.tied_embeddings) gradients.require_gradients(0, stream);
     const auto dhead = gradients.gradient(index_.lm_head);
     loss.dweight = dhead.tensor;
     loss.dweight_mode = dhead.mode;
@@ -182,6 +185,7 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
 
   for (std::int64_t layer = spec_.layers; layer-- > 0;)
     layer_backward(pass, layer, gradients, kept[static_cast<std::size_t>(layer)], carry, dresidual);
+  gradients.require_gradients(0, stream);
   const auto dtable = gradients.gradient(index_.embedding);
   ops_.embedding_grad(stream, dtable.tensor, dresidual, batch.ids, dtable.mode);
   gradients.gradients_ready(0, stream);

@@ -16,18 +16,23 @@ enum class Owner : std::uint8_t { host, device };
 std::string_view name_of(Owner owner);
 
 // The states of a bucket within an optimizer step. The verdict is the decision, after the whole backward pass, whether
-// the step stands, stands clipped, or is skipped.
+// the step stands, stands clipped, or is skipped. A device-owned bucket is never speculated, previewed or owing.
 enum class BucketState : std::uint8_t {
-  idle,       // weights on the device are current, no gradient
-  landing,    // its gradient is being produced
-  deferred,   // its gradient is complete and waits for the verdict
-  committed,  // the update has been computed and stands
-  discarded,  // the step was skipped: nothing of it remains
-  returning,  // updated weights are on their way to the device
+  idle,        // weights on the device are current, no gradient
+  landing,     // its gradient is being produced
+  deferred,    // its gradient is complete; its update has not begun
+  speculated,  // updated ahead of the verdict: new state beside the old, new weights sent
+  previewed,   // ahead of the verdict, new weights were computed and sent; the state is the old one
+  owing,       // the verdict is in and the weights sent are final; the state must still follow
+  committed,   // the update stands
+  discarded,   // what was done ahead of the verdict is void, or the step is skipped
+  returning,   // all is decided and done but for weights that may still be on their way to the device
 };
+inline constexpr int bucket_states = 9;
 std::string_view name_of(BucketState state);
 
-// The verbs are the only way from state to state; one in the wrong state throws Bug. One thread at a time.
+// The verbs are the only way from state to state; one in the wrong state throws Bug. A trace shows the states. One
+// thread at a time.
 class Bucket {
  public:
   Bucket(int index, Range range, Owner owner) : index_(index), range_(range), owner_(owner) {}
@@ -37,12 +42,16 @@ class Bucket {
   Owner owner() const { return owner_; }
   BucketState state() const { return state_; }
 
-  void land();    // idle, landing -> landing: a gradient of this step is being written (again, for a later micro-batch)
-  void defer();   // landing -> deferred: the last micro-batch is complete
-  void commit();  // deferred -> committed
-  void discard();  // landing, deferred -> discarded
-  void depart();   // committed -> returning
-  void settle();   // returning, discarded -> idle
+  void land();   // idle, landing -> landing: a gradient of this step is being written (again, for a later micro-batch)
+  void defer();  // landing -> deferred: the last micro-batch is complete
+  void speculate();  // deferred -> speculated
+  void preview();    // deferred -> previewed
+  void owe();        // deferred, previewed -> owing
+  void commit();     // deferred, speculated, owing -> committed
+  void discard();    // landing, deferred, speculated, previewed -> discarded
+  void redo();       // discarded -> deferred: the step stands, but not as it was speculated
+  void depart();     // committed, discarded -> returning: the final weights, new or old, have been sent
+  void settle();     // returning, discarded -> idle
 
  private:
   void move(BucketState to, std::initializer_list<BucketState> from, std::string_view verb);
@@ -51,10 +60,14 @@ class Bucket {
   Range range_;
   Owner owner_;
   BucketState state_ = BucketState::idle;
+  std::int64_t since_ = 0;  // ns of the trace's clock; 0 when nobody traces
 };
 
 // Cuts the flat range into buckets of at most `elements` (a multiple of ParameterLayout::alignment), first at unit
-// boundaries where they fall well, finer where a unit is larger than a bucket. In order, without gaps.
-std::vector<Range> cut_buckets(const ParameterLayout& layout, std::int64_t elements);
+// boundaries where they fall well, finer where a unit is larger than a bucket. In order, without gaps. Units before
+// `device_units` belong to the device, the others to the host; no bucket has both, and none parts of two units if
+// `within_units`.
+std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t elements, int device_units,
+                                 bool within_units = false);
 
 }  // namespace so

@@ -2,14 +2,11 @@
 
 namespace so {
 
-DeviceWeights::DeviceWeights(Device& device, const ParameterLayout& layout, DType dtype)
-    : layout_(layout),
-      dtype_(dtype),
-      buffer_(device.allocate(MemoryKind::device, static_cast<std::size_t>(layout.elements()) * size_of(dtype),
-                              "weights")) {}
+DeviceWeights::DeviceWeights(Device& device, const ParameterLayout& layout, DType dtype, std::span<const int> slots)
+    : array_(device, layout, dtype, slots, "weights") {}
 
 void DeviceWeights::place(Stream& stream, const WeightPiece& piece) {
-  if (dtype_ == DType::f32)
+  if (dtype() == DType::f32)
     stream.copy(at(piece.begin), piece.wide.data(), piece.wide.size_bytes());
   else
     stream.copy(at(piece.begin), piece.narrow.data(), piece.narrow.size_bytes());

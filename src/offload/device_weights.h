@@ -1,8 +1,9 @@
-// Weights that all lie on the device, in compute dtype, as one flat array.
+// Weights on the device, in compute dtype.
 #pragma once
 
 #include "offload/parameter_layout.h"
 #include "offload/parameter_source.h"
+#include "offload/unit_array.h"
 #include "offload/weight_piece.h"
 
 namespace so {
@@ -10,28 +11,25 @@ namespace so {
 class DeviceWeights final : public WeightSource {
  public:
   // Booked as "weights". Contents are unspecified until loaded.
-  DeviceWeights(Device& device, const ParameterLayout& layout, DType dtype);
+  // `slots`: units that take turns in a slot (unit_array.h); who has such, fills it before each use.
+  DeviceWeights(Device& device, const ParameterLayout& layout, DType dtype, std::span<const int> slots = {});
 
   void require_weights(int, Stream&) override {}
   void release_weights(int, Stream&) override {}
-  Tensor weight(int first, int count = 1) const override { return layout_.view(buffer_.data(), dtype_, first, count); }
+  Tensor weight(int first, int count = 1) const override { return array_.view(first, count); }
 
   // The form in which place() wants weights.
-  WeightForms forms() const { return {dtype_ == DType::f32, dtype_ == DType::bf16}; }
+  WeightForms forms() const { return {dtype() == DType::f32, dtype() == DType::bf16}; }
   // Enqueues the copy of a piece to its place.
   void place(Stream& stream, const WeightPiece& piece);
 
-  DType dtype() const { return dtype_; }
-  void* data() const { return buffer_.data(); }
-  std::byte* at(std::int64_t element) const {
-    return static_cast<std::byte*>(buffer_.data()) + static_cast<std::size_t>(element) * size_of(dtype_);
-  }
-  std::size_t bytes() const { return buffer_.bytes(); }
+  DType dtype() const { return array_.dtype(); }
+  std::byte* at(std::int64_t element) const { return array_.at(element); }
+  std::size_t bytes() const { return array_.bytes(); }
+  int slot(int unit) const { return array_.slot(unit); }
 
  private:
-  const ParameterLayout& layout_;
-  DType dtype_;
-  Buffer buffer_;
+  UnitArray array_;
 };
 
 }  // namespace so

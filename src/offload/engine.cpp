@@ -1,7 +1,6 @@
 #include "offload/engine.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 
 #include "base/error.h"
@@ -9,33 +8,27 @@
 namespace so {
 namespace {
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-std::vector<Bucket> make_buckets(const ParameterLayout& layout, const EngineSettings& settings) {
-  SO_CHECK(settings.device_units >= 0 && settings.device_units <= layout.units(), "{} of {} units",
-           settings.device_units, layout.units());
-  const std::int64_t boundary = settings.device_units == 0 ? 0 : layout.unit_range(settings.device_units - 1).end;
-  std::vector<Bucket> buckets;
-  const auto add = [&](Range range) {
-    if (range.size() > 0)
-      buckets.emplace_back(static_cast<int>(buckets.size()), range,
-                           range.begin < boundary ? Owner::device : settings.owner);
-  };
-  for (const Range range : cut_buckets(layout, settings.bucket_elements)) {
-    const std::int64_t at = std::clamp(boundary, range.begin, range.end);
-    add({range.begin, at});
-    add({at, range.end});
-  }
-  return buckets;
-}
-
 std::int64_t largest(std::span<const Bucket> buckets, Owner owner) {
   std::int64_t elements = 0;
   for (const Bucket& bucket : buckets)
     if (bucket.owner() == owner) elements = std::max(elements, bucket.range().size());
   return elements;
+}
+
+bool is_inner(const ParameterLayout& layout, int unit) { return unit > 0 && unit < layout.units() - 1; }
+
+// The first and last unit hold embeddings: large, and used at both ends of a step where they are tied.
+std::vector<int> weight_slots(const ParameterLayout& layout, const EngineSettings& settings) {
+  std::vector<int> slots(static_cast<std::size_t>(layout.units()), -1);
+  for (int unit = 0; unit < settings.device_units && settings.transient_weights; ++unit)
+    if (is_inner(layout, unit)) slots[static_cast<std::size_t>(unit)] = 0;
+  return slots;
+}
+std::vector<int> make_gradient_slots(const ParameterLayout& layout, const EngineSettings& settings) {
+  std::vector<int> slots(static_cast<std::size_t>(layout.units()), -1);
+  for (int unit = settings.device_units; unit < layout.units() && settings.transient_gradients; ++unit)
+    if (is_inner(layout, unit)) slots[static_cast<std::size_t>(unit)] = unit % gradient_slots;
+  return slots;
 }
 
 // Pieces in which device-owned state is read and written: 32 MiB, where copies run at full speed.
@@ -46,31 +39,54 @@ Range common(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.
 }  // namespace
 
 OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Communicator& ranks,
-                             const ParameterLayout& layout, const EngineSettings& settings)
+                             const ParameterLayout& layout, const EngineSettings& settings,
+                             std::unique_ptr<UpdatePolicy> policy)
     : device_(device),
       ops_(ops),
       host_pool_(host_pool),
       ranks_(ranks),
       layout_(layout),
       settings_(settings),
-      weights_(device, layout, settings.compute),
-      gradients_(device.allocate(MemoryKind::device, gradient_bytes(layout.elements()), "gradients")),
+      policy_(settings.schedule == Schedule::synchronous ? make_synchronous_policy()
+              : policy                                   ? std::move(policy)
+                                                         : make_adaptive_policy()),
+      weights_(device, layout, settings.compute, weight_slots(layout, settings)),
+      gradients_(device, layout, settings.gradients, make_gradient_slots(layout, settings), "gradients"),
       stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()),
                              "gradient stats")),
       stats_host_(device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient stats")),
-      buckets_(make_buckets(layout, settings)),
-      host_state_(device, Owner::host, buckets_),
+      buckets_(make_buckets(layout, settings.bucket_elements, settings.device_units,
+                            settings.transient_weights || settings.transient_gradients)),
+      host_state_(device, Owner::host, buckets_,
+                  settings.schedule == Schedule::synchronous ? 0 : settings.undo_buckets),
       device_state_(device, Owner::device, buckets_),
       written_(static_cast<std::size_t>(layout.count()), false),
-      gradients_complete_(device.create_event()),
-      ring_(device, largest(buckets_, Owner::host), settings.gradients, settings.compute),
       device_adamw_(make_device_adamw(device)),
-      gate_(static_cast<int>(buckets_.size())) {
+      gate_(static_cast<int>(buckets_.size())),
+      waits_(device),
+      first_landed_(device.create_event(Timing::on)),
+      complete_(device.create_event(Timing::on)),
+      decided_(device.create_event(Timing::on)),
+      host_(device, host_pool, layout, buckets_, host_state_, weights_, gradients_, settings.transient_gradients,
+            gate_) {
   SO_CHECK(settings.gradients == DType::f32 || settings.gradients == settings.compute, "gradients in {}",
            name_of(settings.gradients));
-  for (const Bucket& bucket : buckets_) {
-    current_.push_back(device.create_event());
-    if (bucket.owner() == Owner::host) host_owned_.push_back(bucket.index());
+  held_gradients_.fill(-1);
+  for (const Bucket& bucket : buckets_)
+    current_.push_back(bucket.owner() == Owner::device ? device.create_event() : nullptr);
+  // By elements, which is what a pass works through.
+  for (const int index : host_.owned())
+    forward_shares_.push_back(static_cast<double>(buckets_[static_cast<std::size_t>(index)].range().begin) /
+                              static_cast<double>(layout.elements()));
+  int first = 0;
+  for (int unit = 0; unit < layout.units(); ++unit) {
+    const Range range = layout.unit_range(unit);
+    const auto bucket = [&](int i) -> const Bucket& { return buckets_[static_cast<std::size_t>(i)]; };
+    while (bucket(first).range().end <= range.begin) ++first;
+    int last = first;
+    while (last < static_cast<int>(buckets_.size()) && bucket(last).range().begin < range.end) ++last;
+    unit_buckets_.push_back({first, last});
+    landed_.push_back(device.create_event());
   }
   if (const std::int64_t elements = largest(buckets_, Owner::device); elements > 0)
     transfer_ = std::make_unique<StateTransfer>(device, std::min(elements, transfer_elements));
@@ -81,21 +97,68 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
   stream->synchronize();
 }
 
-bool OffloadEngine::meets(const Bucket& bucket, Range range) const { return common(bucket.range(), range).size() > 0; }
+// On the model's stream, as all that uses or changes the masters and the slot.
+void OffloadEngine::cast_masters(int unit, Stream& stream) {
+  if (held_weights_ == unit) return;
+  held_weights_ = unit;
+  for (const Bucket& bucket : buckets_of(unit)) {
+    const Range range = bucket.range();
+    const Tensor weights(weights_.at(range.begin), settings_.compute, {range.size()}),
+        masters(device_state_.at(StateArray::master, bucket, range.begin), DType::f32, {range.size()});
+    if (settings_.compute == DType::bf16)
+      ops_.cast(stream, weights, masters);
+    else
+      stream.copy(weights.data(), masters.data(), weights.bytes());
+  }
+}
 
 void OffloadEngine::require_weights(int unit, Stream& stream) {
-  for (const Bucket& bucket : buckets_)
-    if (bucket.state() == BucketState::returning && meets(bucket, layout_.unit_range(unit)))
-      stream.wait(current(bucket));
+  if (weights_.slot(unit) >= 0) return cast_masters(unit, stream);
+  // What the device owns, the model's stream itself has brought up to date.
+  const auto on_host = [](const Bucket& bucket) { return bucket.owner() == Owner::host; };
+  const std::span<Bucket> buckets = buckets_of(unit);
+  bool here = true, sent = true;
+  for (const Bucket& bucket : buckets) {
+    if (!on_host(bucket)) continue;
+    here = here && host_.weights_here(bucket);
+    sent = sent && host_.weights_sent(bucket);
+  }
+  if (here) return;
+  waits_.begin(stream, sent ? WaitReason::link : WaitReason::host);
+  for (const Bucket& bucket : buckets)
+    if (on_host(bucket)) host_.require_weights(bucket, stream);
+  waits_.end(stream);
+}
+
+void OffloadEngine::require_gradients(int unit, Stream& stream) {
+  const std::span<Bucket> buckets = buckets_of(unit);
+  const auto on_host = [](const Bucket& bucket) { return bucket.owner() == Owner::host; };
+  const bool free = std::all_of(buckets.begin(), buckets.end(),
+                                [&](const Bucket& b) { return !on_host(b) || host_.gradient_free(b); });
+  if (!free) waits_.begin(stream, WaitReason::gradient);
+  for (const Bucket& bucket : buckets)
+    if (on_host(bucket)) host_.require_gradient(bucket, stream);
+  if (!free) waits_.end(stream);
+  if (gradients_.slot(unit) < 0) return;
+  int& held = held_gradients_[static_cast<std::size_t>(gradients_.slot(unit))];
+  if (held >= 0)
+    for (const Bucket& bucket : buckets_of(held)) host_.require_fetched(bucket, stream);
+  held = unit;
 }
 
 GradientSink::Target OffloadEngine::gradient(int first, int count) {
-  Target target{layout_.view(gradients_.data(), settings_.gradients, first, count),
+  const int unit = layout_.parameter(first).unit;
+  SO_CHECK(gradients_.slot(unit) < 0 || !written_[static_cast<std::size_t>(first)],
+           "a second gradient of '{}', whose first was moved away", layout_.parameter(first).name);
+  Target target{gradients_.view(first, count),
                 written_[static_cast<std::size_t>(first)] ? Accumulate::add : Accumulate::overwrite};
   const Range range{layout_.range(first).begin, layout_.range(first + count - 1).end};
-  for (Bucket& bucket : buckets_) {
-    if (!meets(bucket, range)) continue;
-    // The weights that the last step sent back are there: this step's forward pass has waited for them.
+  for (Bucket& bucket : buckets_of(unit)) {
+    if (common(bucket.range(), range).size() <= 0) continue;
+    if (bucket.owner() == Owner::host) {
+      host_.land(bucket);
+      continue;
+    }
     if (bucket.state() == BucketState::returning) bucket.settle();
     bucket.land();
   }
@@ -103,54 +166,116 @@ GradientSink::Target OffloadEngine::gradient(int first, int count) {
   return target;
 }
 
+void OffloadEngine::begin_last_micro_batch(double lr, std::int64_t update_number) {
+  last_micro_batch_ = true;
+  lr_ = lr;
+  update_number_ = update_number;
+  first_ready_ = true;
+  host_.begin_step(make_adamw_step(settings_.adamw, lr, settings_.weight_decay, update_number),
+                   policy_->choose(facts()));
+}
+
 void OffloadEngine::gradients_ready(int unit, Stream& stream) {
   if (!last_micro_batch_) return;
   const auto [first, last] = layout_.unit_parameters(unit);
   auto* stats = static_cast<GradStats*>(stats_.data());
-  for (int p = first; p < last; ++p)
-    ops_.grad_stats(stream, stats + p, layout_.view(gradients_.data(), settings_.gradients, p));
+  for (int p = first; p < last; ++p) ops_.grad_stats(stream, stats + p, gradients_.view(p));
+  if (first_ready_) stream.record(*first_landed_);
+  first_ready_ = false;
+  Event& landed = *landed_[static_cast<std::size_t>(unit)];
+  stream.record(landed);
+  // Units come last first, so a bucket is complete with the unit in which it begins; the highest bucket first, as the
+  // forward pass needs it last.
+  const std::span<Bucket> buckets = buckets_of(unit);
+  for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket)
+    if (bucket->owner() == Owner::host && bucket->range().begin >= layout_.unit_range(unit).begin)
+      host_.landed(*bucket, landed);
 }
 
-Verdict OffloadEngine::finish_step(Stream& compute, double lr, std::int64_t update_number) {
+Verdict OffloadEngine::finish_step(Stream& compute) {
   SO_CHECK(last_micro_batch_, "finish_step before the last micro-batch");
   last_micro_batch_ = false;
   // What nobody wrote is an earlier step's gradient, which must not be taken for this one's.
   const auto missing = std::find(written_.begin(), written_.end(), false);
   SO_CHECK(missing == written_.end(), "no gradient of '{}' in this step",
            layout_.parameter(static_cast<int>(missing - written_.begin())).name);
-  compute.copy(stats_host_.data(), stats_.data(), stats_.bytes());
-  compute.record(*gradients_complete_);
-  for (Bucket& bucket : buckets_) bucket.defer();
   written_.assign(written_.size(), false);
-  gradients_complete_->synchronize();
+  compute.copy(stats_host_.data(), stats_.data(), stats_.bytes());
+  compute.record(*complete_);
+  waits_.begin(compute, WaitReason::verdict);
+  for (Bucket& bucket : buckets_)
+    if (bucket.owner() == Owner::device) bucket.defer();
+  complete_->synchronize();
 
   const Verdict verdict =
       make_verdict({static_cast<const GradStats*>(stats_host_.data()), static_cast<std::size_t>(layout_.count())},
                    ranks_, settings_.max_grad_norm);
+  const bool clipped = verdict.clip != 1.0f;
+  const AdamWStep step = make_adamw_step(settings_.adamw, lr_, settings_.weight_decay, update_number_, verdict.clip);
   ++counters_.steps;
-  if (!verdict.finite) {
-    ++counters_.skipped_steps;
-    for (Bucket& bucket : buckets_) {
-      bucket.discard();
-      bucket.settle();
-      ++counters_.discarded_buckets;
-    }
-    return verdict;
+  counters_.skipped_steps += verdict.finite ? 0 : 1;
+  counters_.clipped_steps += verdict.finite && clipped ? 1 : 0;
+  host_.decide(verdict.finite, !clipped, step);
+  waits_.end(compute);
+  measure(!verdict.finite || clipped);
+  for (Bucket& bucket : buckets_) {
+    if (bucket.owner() != Owner::device) continue;
+    if (verdict.finite)
+      update_on_device(bucket, compute, step);
+    else
+      skip_on_device(bucket);
   }
-  if (verdict.clip != 1.0f) ++counters_.clipped_steps;
-
-  const AdamWStep step = make_adamw_step(settings_.adamw, lr, settings_.weight_decay, update_number, verdict.clip);
-  // The device first, so that it works beside the host.
-  for (Bucket& bucket : buckets_)
-    if (bucket.owner() == Owner::device) update_on_device(bucket, compute, step);
-  update_on_host(step);
+  compute.record(*decided_);
+  if (settings_.schedule == Schedule::synchronous) host_.finish();
   return verdict;
 }
 
-void OffloadEngine::committed(Bucket& bucket) {
-  bucket.commit();
-  ++counters_.committed_buckets;
-  bucket.depart();
+// All of the step has run on the device but for the end of the wait for the verdict, which counts in the next.
+void OffloadEngine::measure(bool clipped_or_skipped) {
+  if (!device_.backed()) return;
+  const WaitSeconds waits = waits_.collect();
+  for (std::size_t i = 0; i < wait_reasons; ++i) counters_.device_waits[i] += waits[i];
+  backward_.add(complete_->seconds_since(*first_landed_) - waits[static_cast<std::size_t>(WaitReason::gradient)]);
+  if (was_decided_)
+    forward_.add(first_landed_->seconds_since(*decided_) - waits[static_cast<std::size_t>(WaitReason::host)] -
+                 waits[static_cast<std::size_t>(WaitReason::link)]);
+  was_decided_ = true;
+  clip_rate_ += 0.2 * ((clipped_or_skipped ? 1.0 : 0.0) - clip_rate_);
+}
+
+double RecentMedian::median() const {
+  std::array<double, 5> sorted = values_;
+  const auto count = static_cast<std::ptrdiff_t>(std::min(count_, sorted.size()));
+  if (count == 0) return 0;
+  std::nth_element(sorted.begin(), sorted.begin() + count / 2, sorted.begin() + count);
+  return sorted[static_cast<std::size_t>(count / 2)];
+}
+
+UpdateFacts OffloadEngine::facts() const {
+  UpdateFacts facts;
+  facts.elements = host_.elements();
+  facts.forward_shares = forward_shares_;
+  facts.undo_places = settings_.undo_buckets;
+  facts.update_seconds = host_.update_seconds();
+  facts.preview_seconds = host_.preview_seconds();
+  facts.forward_seconds = forward_.median();
+  facts.backward_seconds = backward_.median();
+  facts.clip_rate = clip_rate_;
+  return facts;
+}
+
+EngineCounters OffloadEngine::counters() const {
+  EngineCounters all = counters_;
+  all.host = host_.counters();
+  all.committed_buckets += all.host.committed;
+  all.discarded_buckets += all.host.discarded;
+  all.save_wait_seconds += all.host.save_wait_seconds;
+  return all;
+}
+
+void OffloadEngine::begin_save() {
+  host_.finish();
+  gate_.begin();
 }
 
 void OffloadEngine::update_on_device(Bucket& bucket, Stream& compute, const AdamWStep& step) {
@@ -159,65 +284,29 @@ void OffloadEngine::update_on_device(Bucket& bucket, Stream& compute, const Adam
   std::vector<AdamWRun> runs;
   for (const ParameterLayout::Run& run : layout_.runs(range))
     runs.push_back({run.range.begin - range.begin, run.range.end - range.begin, run.decay});
-  device_adamw_->update(compute, step, runs, Tensor(gradient_at(range.begin), settings_.gradients, {range.size()}),
+  if (has_transient_weights(bucket)) held_weights_ = -1;
+  device_adamw_->update(compute, step, runs, Tensor(gradients_.at(range.begin), settings_.gradients, {range.size()}),
                         device_state_.at(bucket, range.begin),
                         Tensor(weights_.at(range.begin), settings_.compute, {range.size()}));
   compute.record(current(bucket));
-  committed(bucket);
+  bucket.commit();
+  bucket.depart();
+  ++counters_.committed_buckets;
   ++counters_.device_updates;
 }
 
-void OffloadEngine::update_on_host(const AdamWStep& step) {
-  const auto fetch = [&](std::size_t turn) {
-    if (turn >= host_owned_.size()) return;
-    const Range range = buckets_[static_cast<std::size_t>(host_owned_[turn])].range();
-    ring_.fetch(ring_.slot(turn), gradient_at(range.begin), gradient_bytes(range.size()));
-  };
-  fetch(0);
-  for (std::size_t turn = 0; turn < host_owned_.size(); ++turn) {
-    // The slot of the next bucket held the gradient of the one before this, whose update is done.
-    fetch(turn + 1);
-    Bucket& bucket = buckets_[static_cast<std::size_t>(host_owned_[turn])];
-    StagingRing::Slot& slot = ring_.slot(turn);
-    auto start = std::chrono::steady_clock::now();
-    ring_.wait(slot);
-    counters_.gradient_wait_seconds += seconds_since(start);
-    counters_.save_wait_seconds += gate_.wait(bucket.index());
-    start = std::chrono::steady_clock::now();
-    run_adamw(bucket, slot, step);
-    counters_.adam_seconds += seconds_since(start);
-    const Range range = bucket.range();
-    ring_.give(slot, weights_.at(range.begin), static_cast<std::size_t>(range.size()) * size_of(settings_.compute),
-               current(bucket));
-    committed(bucket);
-  }
-}
-
-void OffloadEngine::run_adamw(const Bucket& bucket, StagingRing::Slot& slot, const AdamWStep& step) {
-  const auto part = [&]<class T>(const Buffer& memory, Range range) {
-    return std::span<T>(static_cast<T*>(memory.data()) + (range.begin - bucket.range().begin),
-                        static_cast<std::size_t>(range.size()));
-  };
-  for (const ParameterLayout::Run& run : layout_.runs(bucket.range())) {
-    GradientSpan gradient;
-    if (settings_.gradients == DType::bf16)
-      gradient = part.operator()<const bf16>(slot.gradient, run.range);
-    else
-      gradient = part.operator()<const float>(slot.gradient, run.range);
-    WeightSpan weights;
-    if (settings_.compute == DType::bf16)
-      weights = part.operator()<bf16>(slot.weights, run.range);
-    else
-      weights = part.operator()<float>(slot.weights, run.range);
-    const AdamWState state = host_state_.at(bucket, run.range.begin);
-    adamw_update_parallel(host_pool_, step, run.decay, gradient, state, state, weights);
-  }
+void OffloadEngine::skip_on_device(Bucket& bucket) {
+  bucket.discard();
+  bucket.settle();
+  ++counters_.discarded_buckets;
 }
 
 void OffloadEngine::read_state(StateArray array, Range range, const ReadBody& body) {
   for (const Bucket& bucket : buckets_) {
     const Range part = common(bucket.range(), range);
     if (part.size() <= 0) continue;
+    // What a save still has to read, nobody touches.
+    if (bucket.owner() == Owner::host && !gate_.pending(bucket.index())) host_.require_state(bucket);
     const float* from = state_of(bucket).at(array, bucket, part.begin);
     if (bucket.owner() == Owner::host)
       body(part.begin, {from, static_cast<std::size_t>(part.size())});
@@ -231,6 +320,7 @@ void OffloadEngine::write_state(StateArray array, Range range, const WriteBody& 
   for (const Bucket& bucket : buckets_) {
     const Range part = common(bucket.range(), range);
     if (part.size() <= 0) continue;
+    if (bucket.owner() == Owner::host) host_.require_state(bucket);
     float* to = state_of(bucket).at(array, bucket, part.begin);
     if (bucket.owner() == Owner::host)
       fill(part.begin, {to, static_cast<std::size_t>(part.size())});
@@ -245,7 +335,7 @@ WeightForms OffloadEngine::forms(DType stored) const {
   // From bf16 the masters are widened where they lie, so that fewer bytes travel.
   if (stored == DType::bf16) return {.wide = false, .narrow = true};
   // The device rounds what it owns itself.
-  return {.wide = true, .narrow = !host_owned_.empty()};
+  return {.wide = true, .narrow = !host_.owned().empty()};
 }
 
 void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
@@ -255,10 +345,14 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
     const Range part = common(bucket.range(), range);
     if (part.size() <= 0) continue;
     const auto from = static_cast<std::size_t>(part.begin - range.begin);
+    if (bucket.owner() == Owner::host)
+      host_.require_weights(bucket, stream);
+    else
+      stream.wait(current(bucket));
     float* const master = state_of(bucket).at(StateArray::master, bucket, part.begin);
     const Tensor weights(weights_.at(part.begin), settings_.compute, {part.size()}),
         masters(master, DType::f32, {part.size()});
-    stream.wait(current(bucket));
+    if (has_transient_weights(bucket)) held_weights_ = -1;
     const bool sent = settings_.compute == DType::f32 || has_narrow;
     SO_CHECK(sent || bucket.owner() == Owner::device, "host-owned weights at {} came in fp32 only", part.begin);
     if (sent)
@@ -288,33 +382,26 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
 }
 
 void OffloadEngine::upload_weights(Stream& compute) {
-  const bool narrow = settings_.compute == DType::bf16;
-  std::size_t turn = 0;
+  host_.finish();
   for (const Bucket& bucket : buckets_) {
-    const Range range = bucket.range();
-    const std::size_t bytes = static_cast<std::size_t>(range.size()) * size_of(settings_.compute);
-    float* master = state_of(bucket).at(StateArray::master, bucket, range.begin);
-    if (bucket.owner() == Owner::device) {
-      if (narrow)
-        ops_.cast(compute, Tensor(weights_.at(range.begin), settings_.compute, {range.size()}),
-                  Tensor(master, DType::f32, {range.size()}));
-      else
-        compute.copy(weights_.at(range.begin), master, bytes);
-      compute.record(current(bucket));
+    if (bucket.owner() == Owner::host) {
+      host_.send_masters(bucket);
+      host_.require_weights(bucket, compute);
       continue;
     }
-    StagingRing::Slot& slot = ring_.slot(turn++);
-    ring_.wait(slot);
-    host_pool_.parallel_for(range.size(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
-      if (narrow)
-        for (std::int64_t i = begin; i < end; ++i) static_cast<bf16*>(slot.weights.data())[i] = bf16(master[i]);
-      else
-        std::memcpy(static_cast<float*>(slot.weights.data()) + begin, master + begin,
-                    static_cast<std::size_t>(end - begin) * sizeof(float));
-    });
-    ring_.give(slot, weights_.at(range.begin), bytes, current(bucket));
+    if (has_transient_weights(bucket)) {
+      held_weights_ = -1;
+      continue;
+    }
+    const Range range = bucket.range();
+    const Tensor weights(weights_.at(range.begin), settings_.compute, {range.size()});
+    float* master = device_state_.at(StateArray::master, bucket, range.begin);
+    if (settings_.compute == DType::bf16)
+      ops_.cast(compute, weights, Tensor(master, DType::f32, {range.size()}));
+    else
+      compute.copy(weights.data(), master, weights.bytes());
+    compute.record(current(bucket));
   }
-  if (!host_owned_.empty()) ring_.finish_giving();
   compute.synchronize();
 }
 

@@ -1,13 +1,14 @@
 // The offload engine: weights and gradients on the device, fp32 master weights and AdamW moments where each bucket's
 // owner keeps them, and the step that brings them together bucket by bucket.
 //
-// This is the synchronous schedule: gradients are produced, the verdict is taken, then every bucket is updated. What
-// the device owns is updated in place, on the stream that computed the gradients. What the host owns follows bucket by
-// bucket, lowest first: the gradient goes to the host, AdamW runs on the host's threads, and the weights go back;
-// copies of one bucket run beside the update of another. The next forward pass waits for the buckets of a unit only.
-// Both owners give the same bits.
+// The device updates what it owns in place, on the stream that computed the gradients, after the verdict. The host's
+// buckets are updated by a thread of their own beside the device's work (host_optimizer.h): as soon as a gradient is
+// complete, ahead of the verdict, or after it, under the next forward pass, as a policy chooses (update_policy.h). The
+// next forward pass waits for the buckets of a unit only. Neither owners nor policy, bucket size or number of threads
+// change a bit of the result.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,12 +17,15 @@
 
 #include "base/thread_pool.h"
 #include "offload/bucket.h"
+#include "offload/device_waits.h"
 #include "offload/device_weights.h"
+#include "offload/host_optimizer.h"
 #include "offload/optimizer_state.h"
 #include "offload/parameter_source.h"
 #include "offload/save_gate.h"
-#include "offload/staging_ring.h"
 #include "offload/state_transfer.h"
+#include "offload/unit_array.h"
+#include "offload/update_policy.h"
 #include "offload/verdict.h"
 #include "offload/weight_piece.h"
 #include "optim/adamw.h"
@@ -30,18 +34,27 @@
 
 namespace so {
 
-// When the host updates what it owns: all of it after the verdict and before the next step, or beside the device's
-// work.
-enum class Schedule : std::uint8_t { synchronous, overlapped };
+// Units whose gradients are moved to the host take turns in so many slots of device memory.
+inline constexpr int gradient_slots = 2;
+
+enum class Schedule : std::uint8_t {
+  synchronous,  // finish_step() returns when all updates are done; the device waits meanwhile
+  overlapped,
+};
 
 struct EngineSettings {
   DType compute = DType::f32;    // weights on the device
   DType gradients = DType::f32;  // or compute: enough where a step writes each gradient once
-  Owner owner = Owner::host;     // of all buckets of the units that device_units leaves
-  int device_units = 0;          // units [0, device_units) of the layout are the device's
-  Schedule schedule = Schedule::synchronous;
-  std::int64_t undo_buckets = 0;     // places for new state beside the old, each of a bucket
+  int device_units = 0;          // units before this one belong to the device, the others to the host
+  Schedule schedule = Schedule::overlapped;
+  // Device memory for time: weights of device-owned units but the first and last are not kept but made of their masters
+  // before each use.
+  bool transient_weights = false;
+  // Device memory for host memory: gradients of host-owned units but the first and last are moved to the host as soon
+  // as they are complete. For steps of one micro-batch.
+  bool transient_gradients = false;
   std::int64_t bucket_elements = 0;  // at most; a multiple of ParameterLayout::alignment
+  std::int64_t undo_buckets = 0;     // that the host can have new state beside the old for
   AdamWHyper adamw;
   double weight_decay = 0, max_grad_norm = 0;
 };
@@ -51,15 +64,29 @@ struct EngineCounters {
   std::int64_t steps = 0, skipped_steps = 0, clipped_steps = 0;
   std::int64_t committed_buckets = 0, discarded_buckets = 0;
   std::int64_t device_updates = 0;  // of the committed buckets, those the device updated
-  double adam_seconds = 0, gradient_wait_seconds = 0, save_wait_seconds = 0;  // of the host
+  double save_wait_seconds = 0;     // of updates for a save that had not passed
+  HostCounters host;
+  WaitSeconds device_waits{};  // of the device, by what it waited for; without those of the step under way
+};
+
+// Of the last few values: single odd ones, as where an evaluation came between, do not count.
+class RecentMedian {
+ public:
+  void add(double value) { values_[count_++ % values_.size()] = value; }
+  double median() const;  // 0 of none
+
+ private:
+  std::array<double, 5> values_{};
+  std::size_t count_ = 0;
 };
 
 class OffloadEngine final : public WeightSource, public GradientSink {
  public:
-  // `host_pool` runs AdamW. All references must outlive the engine. One thread at a time calls, but for the save
-  // (below).
+  // `host_pool` runs AdamW. `policy`: how the overlapped schedule goes about it; null: make_adaptive_policy(). All
+  // references must outlive the engine. One thread at a time calls, but for the save (below), with one stream for the
+  // model's work.
   OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Communicator& ranks, const ParameterLayout& layout,
-                const EngineSettings& settings);
+                const EngineSettings& settings, std::unique_ptr<UpdatePolicy> policy = nullptr);
   // The compute stream must be idle or gone: its work may use the engine's memory.
   ~OffloadEngine() override = default;
 
@@ -69,16 +96,17 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   Tensor weight(int first, int count = 1) const override { return weights_.weight(first, count); }
 
   // GradientSink
+  void require_gradients(int unit, Stream& stream) override;
   Target gradient(int first, int count = 1) override;
   void gradients_ready(int unit, Stream& stream) override;
 
-  // The micro-batch about to run is the last of its optimizer step: its gradients complete the step's.
-  void begin_last_micro_batch() { last_micro_batch_ = true; }
-  // After the last micro-batch has been enqueued on `compute`: waits for its gradients, takes the verdict and updates,
-  // or skips. On return the host's state is final; the device's update, and weights on their way to it, may still run:
-  // require_weights() and read_state() wait. `update_number` counts updates made before this one, plus one: AdamW's
-  // bias correction.
-  Verdict finish_step(Stream& compute, double lr, std::int64_t update_number);
+  // The micro-batch about to run is the last of its optimizer step: its gradients complete the step's. The step's
+  // learning rate and, for AdamW's bias correction, the number of updates made before it, plus one.
+  void begin_last_micro_batch(double lr, std::int64_t update_number);
+  // After the last micro-batch has been enqueued on `compute`: waits for its gradients, takes the verdict, and has it
+  // carried out. Updates, and weights on their way to the device, may still run on return: require_weights(),
+  // require_gradients() and read_state() wait for what they need.
+  Verdict finish_step(Stream& compute);
 
   const ParameterLayout& layout() const { return layout_; }
   DType compute_dtype() const { return settings_.compute; }
@@ -100,26 +128,32 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // the stream of the model.
   void upload_weights(Stream& compute);
 
-  // A background save calls gate().begin() between steps on the engine's thread, then reads buckets in order from its
-  // own, calling passed() after each and end() at last.
+  // A background save calls begin_save() between steps on the engine's thread, which waits for the updates under way;
+  // then it reads buckets in order from its own, calling gate().passed() after each and gate().end() at last.
+  void begin_save();
   SaveGate& gate() { return gate_; }
   std::span<const Bucket> buckets() const { return buckets_; }
-  const EngineCounters& counters() const { return counters_; }
+  EngineCounters counters() const;
 
  private:
-  void update_on_device(Bucket& bucket, Stream& compute, const AdamWStep& step);
-  void update_on_host(const AdamWStep& step);
-  void run_adamw(const Bucket& bucket, StagingRing::Slot& slot, const AdamWStep& step);
-  void committed(Bucket& bucket);
-  bool meets(const Bucket& bucket, Range range) const;
-  std::size_t gradient_bytes(std::int64_t elements) const {
-    return static_cast<std::size_t>(elements) * size_of(settings_.gradients);
+  // Indices of buckets, [first, last).
+  struct Span {
+    int first = 0, last = 0;
+  };
+  std::span<Bucket> buckets_of(int unit) {
+    const Span s = unit_buckets_[static_cast<std::size_t>(unit)];
+    return std::span(buckets_).subspan(static_cast<std::size_t>(s.first), static_cast<std::size_t>(s.last - s.first));
   }
-  void* gradient_at(std::int64_t element) const {
-    return static_cast<std::byte*>(gradients_.data()) + gradient_bytes(element);
+  void update_on_device(Bucket& bucket, Stream& compute, const AdamWStep& step);
+  void skip_on_device(Bucket& bucket);
+  UpdateFacts facts() const;
+  void measure(bool clipped_or_skipped);
+  void cast_masters(int unit, Stream& stream);
+  bool has_transient_weights(const Bucket& bucket) const {
+    return weights_.slot(layout_.unit_of(bucket.range().begin)) >= 0;
   }
   OptimizerState& state_of(const Bucket& bucket) { return bucket.owner() == Owner::host ? host_state_ : device_state_; }
-  // Marks that the bucket's weights on the device, and its state if the device owns it, are those of the last update.
+  // Marks that a device-owned bucket's weights and state are those of the last update.
   Event& current(const Bucket& bucket) { return *current_[static_cast<std::size_t>(bucket.index())]; }
 
   Device& device_;
@@ -128,22 +162,37 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   Communicator& ranks_;
   const ParameterLayout& layout_;
   const EngineSettings settings_;
+  const std::unique_ptr<UpdatePolicy> policy_;
 
   DeviceWeights weights_;
-  Buffer gradients_;           // device
-  Buffer stats_, stats_host_;  // GradStats per parameter, device and pinned
+  int held_weights_ = -1;  // the unit whose weights are in the slot of those that are not kept
+  UnitArray gradients_;
+  std::array<int, gradient_slots> held_gradients_;  // by slot: the unit that had it last, -1: none
+  Buffer stats_, stats_host_;                       // GradStats per parameter, device and pinned
   std::vector<Bucket> buckets_;
-  std::vector<int> host_owned_;  // indices of buckets
+  std::vector<double> forward_shares_;  // by host-owned bucket
+  std::vector<Span> unit_buckets_;      // by unit: buckets that have a part of it
   OptimizerState host_state_, device_state_;
-  std::vector<std::unique_ptr<Event>> current_;  // per bucket
-  std::vector<bool> written_;                    // per parameter: has a gradient in this step
+  std::vector<std::unique_ptr<Event>> current_;  // by bucket; null for the host's
+  std::vector<std::unique_ptr<Event>> landed_;   // by unit: its gradients are complete
+  std::vector<bool> written_;                    // by parameter: has a gradient in this step
   bool last_micro_batch_ = false;
-  std::unique_ptr<Event> gradients_complete_;
-  StagingRing ring_;                         // of the host-owned
+  double lr_ = 0;
+  std::int64_t update_number_ = 0;
   std::unique_ptr<StateTransfer> transfer_;  // of the device-owned; null without them
   std::unique_ptr<DeviceAdamW> device_adamw_;
   SaveGate gate_;
   EngineCounters counters_;
+
+  // What the policy must know of the device's time: marks of this step and the last one.
+  DeviceWaits waits_;
+  std::unique_ptr<Event> first_landed_, complete_, decided_;
+  bool was_decided_ = false;  // decided_ is of the step before
+  bool first_ready_ = false;  // no gradient of the last micro-batch is complete yet
+  RecentMedian forward_, backward_;
+  double clip_rate_ = 0;
+
+  HostOptimizer host_;  // last: its thread uses all the others
 };
 
 }  // namespace so

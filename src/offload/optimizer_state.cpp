@@ -2,45 +2,93 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "base/error.h"
 
 namespace so {
 
-OptimizerState::OptimizerState(Device& device, Owner owner, std::span<const Bucket> buckets) {
+OptimizerState::OptimizerState(Device& device, Owner owner, std::span<const Bucket> buckets,
+                               std::int64_t spare_places) {
+  std::int64_t elements = 0;
+  for (const Bucket& bucket : buckets)
+    if (bucket.owner() == owner) place_elements_ = std::max(place_elements_, bucket.range().size());
   for (const Bucket& bucket : buckets) {
     const bool own = bucket.owner() == owner;
-    offsets_.push_back(own ? elements_ : -1);
-    if (own) elements_ += bucket.range().size();
+    places_.push_back(own ? static_cast<int>(starts_.size()) : -1);
+    if (!own) continue;
+    starts_.push_back(elements);
+    // A place that any bucket may adopt must hold the largest.
+    elements += spare_places > 0 ? place_elements_ : bucket.range().size();
   }
+  spare_places = std::min(spare_places, static_cast<std::int64_t>(starts_.size()));
+  spare_.resize(static_cast<std::size_t>(spare_places));
+  std::iota(spare_.begin(), spare_.end(), static_cast<int>(starts_.size()));
+
   const MemoryKind kind = owner == Owner::host ? MemoryKind::pageable : MemoryKind::device;
   constexpr std::array names = {"master weights", "first moments", "second moments"};
-  for (std::size_t i = 0; i < arrays_.size(); ++i)
-    arrays_[i] = device.allocate(kind, static_cast<std::size_t>(elements_) * sizeof(float), names[i]);
+  for (std::size_t i = 0; i < state_.size(); ++i) {
+    state_[i] = device.allocate(kind, static_cast<std::size_t>(elements) * sizeof(float), names[i]);
+    undo_[i] =
+        device.allocate(kind, static_cast<std::size_t>(spare_places * place_elements_) * sizeof(float), "undo pool");
+  }
 }
 
 void OptimizerState::clear(ThreadPool& pool) {
-  const std::int64_t grain = std::max<std::int64_t>(1 << 16, elements_ / (8 * pool.size()));
-  pool.parallel_for(elements_, grain, [&](std::int64_t begin, std::int64_t end) {
-    for (const StateArray which : state_arrays)
-      std::memset(array(which) + begin, 0, static_cast<std::size_t>(end - begin) * sizeof(float));
-  });
+  for (const Arrays* arrays : {&state_, &undo_}) {
+    const auto bytes = static_cast<std::int64_t>(arrays->front().bytes());
+    const std::int64_t grain = std::max<std::int64_t>(1 << 18, bytes / (8 * pool.size()));
+    pool.parallel_for(bytes, grain, [&](std::int64_t begin, std::int64_t end) {
+      for (const Buffer& buffer : *arrays)
+        std::memset(static_cast<std::byte*>(buffer.data()) + begin, 0, static_cast<std::size_t>(end - begin));
+    });
+  }
 }
 
 void OptimizerState::clear(Stream& stream) {
-  for (const Buffer& buffer : arrays_) stream.zero(buffer.data(), buffer.bytes());
+  for (const Arrays* arrays : {&state_, &undo_})
+    for (const Buffer& buffer : *arrays) stream.zero(buffer.data(), buffer.bytes());
 }
 
-float* OptimizerState::at(StateArray which, const Bucket& bucket, std::int64_t element) const {
-  const std::int64_t offset = offsets_[static_cast<std::size_t>(bucket.index())];
-  SO_CHECK(offset >= 0 && element >= bucket.range().begin && element <= bucket.range().end,
+std::int64_t OptimizerState::offset_in(const Bucket& bucket, std::int64_t element) const {
+  SO_CHECK(places_[static_cast<std::size_t>(bucket.index())] >= 0 && element >= bucket.range().begin &&
+               element <= bucket.range().end,
            "state of element {} in bucket {}, which {} has", element, bucket.index(), name_of(bucket.owner()));
-  return array(which) + offset + (element - bucket.range().begin);
+  return element - bucket.range().begin;
+}
+
+float* OptimizerState::at(StateArray array, int place, std::int64_t offset) const {
+  const auto which = static_cast<std::size_t>(array), p = static_cast<std::size_t>(place);
+  if (p < starts_.size()) return static_cast<float*>(state_[which].data()) + starts_[p] + offset;
+  return static_cast<float*>(undo_[which].data()) + static_cast<std::int64_t>(p - starts_.size()) * place_elements_ +
+         offset;
+}
+
+float* OptimizerState::at(StateArray array, const Bucket& bucket, std::int64_t element) const {
+  return at(array, places_[static_cast<std::size_t>(bucket.index())], offset_in(bucket, element));
 }
 
 AdamWState OptimizerState::at(const Bucket& bucket, std::int64_t element) const {
-  return {at(StateArray::master, bucket, element), at(StateArray::first_moment, bucket, element),
-          at(StateArray::second_moment, bucket, element)};
+  return beside(places_[static_cast<std::size_t>(bucket.index())], bucket, element);
+}
+
+AdamWState OptimizerState::beside(int place, const Bucket& bucket, std::int64_t element) const {
+  const std::int64_t offset = offset_in(bucket, element);
+  return {at(StateArray::master, place, offset), at(StateArray::first_moment, place, offset),
+          at(StateArray::second_moment, place, offset)};
+}
+
+int OptimizerState::take_spare() {
+  SO_CHECK(!spare_.empty(), "no spare place for new state");
+  const int place = spare_.back();
+  spare_.pop_back();
+  return place;
+}
+
+void OptimizerState::adopt(int place, const Bucket& bucket) {
+  int& own = places_[static_cast<std::size_t>(bucket.index())];
+  spare_.push_back(own);
+  own = place;
 }
 
 }  // namespace so

@@ -16,13 +16,15 @@ namespace so {
 enum class StateArray : std::uint8_t { master, first_moment, second_moment };
 inline constexpr std::array state_arrays = {StateArray::master, StateArray::first_moment, StateArray::second_moment};
 
-// fp32 master weights and AdamW's moments of those of the buckets that `owner` has: three arrays, bucket after bucket,
-// in pageable host memory or in device memory. Contents are unspecified until cleared.
+// fp32 master weights and AdamW's moments of those of the buckets that `owner` has, in pageable host memory or in
+// device memory. Each bucket's state has a place; spare places take new state beside the old, and adopting one replaces
+// the old state by it without copying. Contents are unspecified until cleared. Calls about different buckets may come
+// from different threads; those about spare places, from one.
 class OptimizerState {
  public:
-  OptimizerState(Device& device, Owner owner, std::span<const Bucket> buckets);
+  // `spare_places`: how many buckets can have new state beside the old at a time ("undo pool").
+  OptimizerState(Device& device, Owner owner, std::span<const Bucket> buckets, std::int64_t spare_places = 0);
 
-  std::int64_t elements() const { return elements_; }
   // Zeros, the padding between parameters included. Host memory is first touched by the threads that will update it.
   void clear(ThreadPool& pool);
   void clear(Stream& stream);  // enqueued
@@ -31,12 +33,24 @@ class OptimizerState {
   AdamWState at(const Bucket& bucket, std::int64_t element) const;
   float* at(StateArray array, const Bucket& bucket, std::int64_t element) const;
 
- private:
-  float* array(StateArray which) const { return static_cast<float*>(arrays_[static_cast<std::size_t>(which)].data()); }
+  bool has_spare() const { return !spare_.empty(); }
+  int take_spare();                                       // Bug if there is none
+  void give_back(int place) { spare_.push_back(place); }  // what was written there is forgotten
+  // Like at(), in a place that was taken for the bucket's new state.
+  AdamWState beside(int place, const Bucket& bucket, std::int64_t element) const;
+  // The new state becomes the bucket's; where the old one was is spare.
+  void adopt(int place, const Bucket& bucket);
 
-  std::vector<std::int64_t> offsets_;  // per bucket: of its first element in the arrays; -1: another's
-  std::int64_t elements_ = 0;
-  std::array<Buffer, state_arrays.size()> arrays_;
+ private:
+  using Arrays = std::array<Buffer, state_arrays.size()>;
+  float* at(StateArray array, int place, std::int64_t offset) const;
+  std::int64_t offset_in(const Bucket& bucket, std::int64_t element) const;
+
+  Arrays state_, undo_;               // places of the buckets at first, and the spare ones
+  std::int64_t place_elements_ = 0;   // of a place in undo_
+  std::vector<std::int64_t> starts_;  // of the places in state_, in elements; the others follow in undo_
+  std::vector<int> places_;           // by bucket; -1: another owner's
+  std::vector<int> spare_;
 };
 
 }  // namespace so

@@ -33,7 +33,19 @@ int ParameterLayout::find(std::string_view name) const {
   return found == parameters_.end() ? -1 : static_cast<int>(found - parameters_.begin());
 }
 
+int ParameterLayout::unit_of(std::int64_t element) const {
+  const auto found = std::upper_bound(unit_ranges_.begin(), unit_ranges_.end(), element,
+                                      [](std::int64_t e, const Range& r) { return e < r.end; });
+  SO_CHECK(element >= 0 && found != unit_ranges_.end(), "element {} of {}", element, elements_);
+  return static_cast<int>(found - unit_ranges_.begin());
+}
+
 Tensor ParameterLayout::view(void* flat, DType dtype, int first, int count) const {
+  return view_at(static_cast<std::byte*>(flat) + static_cast<std::size_t>(range(first).begin) * size_of(dtype), dtype,
+                 first, count);
+}
+
+Tensor ParameterLayout::view_at(void* data, DType dtype, int first, int count) const {
   const Parameter& p = parameter(first);
   std::int64_t rows = p.shape[0];
   for (int i = first + 1; i < first + count; ++i) {
@@ -42,7 +54,6 @@ Tensor ParameterLayout::view(void* flat, DType dtype, int first, int count) cons
              "'{}' does not continue '{}'", next.name, p.name);
     rows += next.shape[0];
   }
-  void* data = static_cast<std::byte*>(flat) + static_cast<std::size_t>(range(first).begin) * size_of(dtype);
   return p.shape.size() == 1 ? Tensor(data, dtype, {rows}) : Tensor(data, dtype, {rows, p.shape[1]});
 }
 

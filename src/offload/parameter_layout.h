@@ -48,6 +48,7 @@ class ParameterLayout {
   Range range(int index) const { return ranges_[static_cast<std::size_t>(index)]; }
   int units() const { return static_cast<int>(unit_ranges_.size()); }
   Range unit_range(int unit) const { return unit_ranges_[static_cast<std::size_t>(unit)]; }  // padding included
+  int unit_of(std::int64_t element) const;
   std::pair<int, int> unit_parameters(int unit) const {
     return unit_parameters_[static_cast<std::size_t>(unit)];
   }                                                                        // [first, last)
@@ -55,9 +56,10 @@ class ParameterLayout {
   std::int64_t parameter_elements() const { return parameter_elements_; }  // without padding
   int find(std::string_view name) const;                                   // -1 when there is none
 
-  // The view of `count` joined parameters, first to last, in an array over the flat range that begins at `flat`:
-  // [rows of all, columns], or [elements] for vectors.
+  // The view of `count` joined parameters, first to last: [rows of all, columns], or [elements] for vectors. In an
+  // array over the flat range that begins at `flat`; or of parameters that begin at `data`.
   Tensor view(void* flat, DType dtype, int first, int count = 1) const;
+  Tensor view_at(void* data, DType dtype, int first, int count = 1) const;
 
   // A run of elements of parameters with the same weight decay, without padding, inside `range`.
   struct Run {

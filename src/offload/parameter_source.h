@@ -22,6 +22,9 @@ class WeightSource {
 class GradientSink {
  public:
   virtual ~GradientSink() = default;
+  // Work enqueued on `stream` after this call may write gradients of `unit`. Before the first gradient() of the unit in
+  // a micro-batch.
+  virtual void require_gradients(int unit, Stream& stream) = 0;
   // Device view of the gradient of `count` joined parameters, and how the next write to it must be made: the first of a
   // step overwrites, later ones (micro-batches, tied weights) add. Asking counts as writing.
   struct Target {

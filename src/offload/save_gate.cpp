@@ -13,6 +13,11 @@ void SaveGate::begin() {
   pending_.assign(pending_.size(), true);
 }
 
+bool SaveGate::pending(int bucket) const {
+  const std::lock_guard lock(mutex_);
+  return pending_[static_cast<std::size_t>(bucket)];
+}
+
 void SaveGate::passed(int bucket) {
   {
     std::lock_guard lock(mutex_);

@@ -14,6 +14,8 @@ class SaveGate {
 
   // A save begins: every bucket is to be read. Bug if one is under way.
   void begin();
+  // Whether a save has still to read this bucket.
+  bool pending(int bucket) const;
   // The save has read this bucket.
   void passed(int bucket);
   // The save ended, well or not: nobody waits any longer.
@@ -22,7 +24,7 @@ class SaveGate {
   double wait(int bucket);
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<bool> pending_;
   bool active_ = false;

@@ -5,18 +5,12 @@
 #include "base/log.h"
 
 namespace so {
-namespace {
-
-constexpr int slot_count = 2;
-
-}  // namespace
-
-StagingRing::StagingRing(Device& device, std::int64_t elements, DType gradients, DType weights) {
+StagingRing::StagingRing(Device& device, std::int64_t elements, const UnitArray* gradients, DType weights) {
   if (elements == 0) return;
   const auto bytes = [&](DType dtype) { return static_cast<std::size_t>(elements) * size_of(dtype); };
-  for (int i = 0; i < slot_count; ++i) {
+  for (std::size_t i = 0; i <= ahead; ++i) {
     Slot slot;
-    slot.gradient = device.allocate(MemoryKind::pinned, bytes(gradients), "gradient ring");
+    if (gradients) slot.gradient = device.allocate(MemoryKind::pinned, bytes(gradients->dtype()), "gradient ring");
     slot.weights = device.allocate(MemoryKind::pinned, bytes(weights), "weight ring");
     slot.gradient_here = device.create_event();
     slot.weights_gone = device.create_event();
@@ -37,9 +31,11 @@ StagingRing::~StagingRing() {
   }
 }
 
-void StagingRing::fetch(Slot& slot, const void* gradient, std::size_t bytes) {
+void StagingRing::fetch(Slot& slot, const void* gradient, std::size_t bytes, Event& complete, Event& fetched) {
+  to_host_->wait(complete);
   to_host_->copy(slot.gradient.data(), gradient, bytes);
   to_host_->record(*slot.gradient_here);
+  to_host_->record(fetched);
 }
 
 void StagingRing::wait(Slot& slot) {

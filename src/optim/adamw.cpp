@@ -35,6 +35,7 @@ std::atomic<AdamWStores> chosen_stores{AdamWStores::automatic};
 // An update after its arguments were checked.
 struct Update {
   Piece whole;
+  Outputs outputs;
   Kernel kernel;
   std::size_t gradient_size, weight_size;  // bytes an element
 };
@@ -56,14 +57,16 @@ void check_memory(const Update& u) {
                                    Range{w.gradient, w.count * u.gradient_size}};
   const std::array<Range, 4> out = {Range{w.out.master, bytes}, Range{w.out.m, bytes}, Range{w.out.v, bytes},
                                     Range{w.weights, w.count * u.weight_size}};
-  for (std::size_t i = 0; i < 3; ++i) SO_CHECK(in[i].begin && out[i].begin, "no memory for {}", names[i]);
-  for (std::size_t o = 0; o < 4; ++o) {
+  const std::size_t first = u.outputs == kWeightsOnly ? 3 : 0;  // of `out`
+  for (std::size_t i = 0; i < 3; ++i)
+    SO_CHECK(in[i].begin && (out[i].begin || i < first), "no memory for {}", names[i]);
+  for (std::size_t o = first; o < 4; ++o) {
     const char* name = o < 3 ? names[o] : "weights";
     for (std::size_t i = 0; i < 4; ++i) {
       const bool in_place = o == i && o < 3 && out[o].begin == in[i].begin;
       SO_CHECK(in_place || !out[o].overlaps(in[i]), "new {} overlaps old {}", name, i < 3 ? names[i] : "gradient");
     }
-    for (std::size_t other = 0; other < o; ++other)
+    for (std::size_t other = first; other < o; ++other)
       SO_CHECK(!out[o].overlaps(out[other]), "new {} overlaps new {}", name, names[other]);
   }
 }
@@ -75,8 +78,9 @@ bool find_head(const Update& u, std::size_t* head) {
     return (reinterpret_cast<std::uintptr_t>(p) + i * size) % kLine == 0;
   };
   for (std::size_t i = 0; i < kLineElements; ++i) {
-    if (aligned(w.out.master, i, 4) && aligned(w.out.m, i, 4) && aligned(w.out.v, i, 4) &&
-        (!w.weights || aligned(w.weights, i, u.weight_size))) {
+    const bool state =
+        u.outputs == kWeightsOnly || (aligned(w.out.master, i, 4) && aligned(w.out.m, i, 4) && aligned(w.out.v, i, 4));
+    if (state && (!w.weights || aligned(w.weights, i, u.weight_size))) {
       *head = i;
       return true;
     }
@@ -98,16 +102,18 @@ Stores choose_stores(const Update& u, bool congruent) {
       break;
   }
   if (u.whole.count < kStreamFrom) return kCached;
-  return u.whole.in.master == u.whole.out.master ? kStreamWeights : kStreamAll;
+  return u.outputs == kWeightsOnly || u.whole.in.master == u.whole.out.master ? kStreamWeights : kStreamAll;
 }
 
-Update prepare(const AdamWStep& step, bool decay, const GradientSpan& gradient, AdamWStateView in, AdamWState out,
-               const WeightSpan& weights) {
+// `out` is null for a preview.
+Update prepare(const AdamWStep& step, bool decay, const GradientSpan& gradient, AdamWStateView in,
+               const AdamWState* out, const WeightSpan& weights) {
   Update u{};
+  u.outputs = out ? kStateAndWeights : kWeightsOnly;
   u.whole.step = step;
   if (!decay) u.whole.step.decay = 0.0f;
   u.whole.in = in;
-  u.whole.out = out;
+  if (out) u.whole.out = *out;
 
   Gradients gradients{};
   if (const auto* f32 = std::get_if<std::span<const float>>(&gradient)) {
@@ -137,12 +143,13 @@ Update prepare(const AdamWStep& step, bool decay, const GradientSpan& gradient, 
     u.weight_size = sizeof(bf16);
   }
   SO_CHECK(weight_count == u.whole.count, "{} gradients, {} weights", u.whole.count, weight_count);
+  SO_CHECK(out || kind != kNoWeights, "a preview without weights");
   if (u.whole.count == 0) return u;
   check_memory(u);
 
   const bool congruent = find_head(u, &u.whole.head);
   const KernelTable& table = kernel_tables()[chosen_table.load(std::memory_order_relaxed)];
-  u.kernel = table.kernel[gradients][kind][choose_stores(u, congruent)];
+  u.kernel = table.kernel[u.outputs][gradients][kind][choose_stores(u, congruent)];
   return u;
 }
 
@@ -155,9 +162,20 @@ void run(const Update& u, std::size_t begin, std::size_t end) {
   piece.head = std::min(begin == 0 ? w.head : 0, piece.count);
   piece.gradient = static_cast<const std::byte*>(w.gradient) + begin * u.gradient_size;
   piece.in = {w.in.master + begin, w.in.m + begin, w.in.v + begin};
-  piece.out = {w.out.master + begin, w.out.m + begin, w.out.v + begin};
+  if (u.outputs == kStateAndWeights) piece.out = {w.out.master + begin, w.out.m + begin, w.out.v + begin};
   if (w.weights) piece.weights = static_cast<std::byte*>(w.weights) + begin * u.weight_size;
   u.kernel(piece);
+}
+
+void run_parallel(ThreadPool& pool, const Update& u, const char* name) {
+  if (u.whole.count == 0) return;
+  const TraceSpan span(name);
+  // Where the first element is not on a boundary, the grid starts before it, so that pieces meet on boundaries.
+  const auto count = static_cast<std::int64_t>(u.whole.count);
+  const std::int64_t shift = u.whole.head == 0 ? 0 : kLineElements - static_cast<std::int64_t>(u.whole.head);
+  pool.parallel_for(count + shift, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    run(u, static_cast<std::size_t>(std::max<std::int64_t>(begin - shift, 0)), static_cast<std::size_t>(end - shift));
+  });
 }
 
 }  // namespace
@@ -192,21 +210,23 @@ AdamWStep make_adamw_step(const AdamWHyper& hyper, double lr, double weight_deca
 
 void adamw_update(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in, AdamWState out,
                   WeightSpan weights) {
-  const Update u = prepare(step, decay, gradient, in, out, weights);
+  const Update u = prepare(step, decay, gradient, in, &out, weights);
   if (u.whole.count > 0) run(u, 0, u.whole.count);
 }
 
 void adamw_update_parallel(ThreadPool& pool, const AdamWStep& step, bool decay, GradientSpan gradient,
                            AdamWStateView in, AdamWState out, WeightSpan weights) {
-  const Update u = prepare(step, decay, gradient, in, out, weights);
-  if (u.whole.count == 0) return;
-  const TraceSpan span("AdamW");
-  // Where the first element is not on a boundary, the grid starts before it, so that pieces meet on boundaries.
-  const auto count = static_cast<std::int64_t>(u.whole.count);
-  const std::int64_t shift = u.whole.head == 0 ? 0 : kLineElements - static_cast<std::int64_t>(u.whole.head);
-  pool.parallel_for(count + shift, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    run(u, static_cast<std::size_t>(std::max<std::int64_t>(begin - shift, 0)), static_cast<std::size_t>(end - shift));
-  });
+  run_parallel(pool, prepare(step, decay, gradient, in, &out, weights), "AdamW");
+}
+
+void adamw_preview(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in, WeightSpan weights) {
+  const Update u = prepare(step, decay, gradient, in, nullptr, weights);
+  if (u.whole.count > 0) run(u, 0, u.whole.count);
+}
+
+void adamw_preview_parallel(ThreadPool& pool, const AdamWStep& step, bool decay, GradientSpan gradient,
+                            AdamWStateView in, WeightSpan weights) {
+  run_parallel(pool, prepare(step, decay, gradient, in, nullptr, weights), "AdamW preview");
 }
 
 std::vector<std::string> adamw_instruction_sets() {

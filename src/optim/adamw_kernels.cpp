@@ -67,24 +67,25 @@ HWY_INLINE T* advance(T* p, std::size_t i) {
   return p + i;
 }
 HWY_INLINE std::nullptr_t advance(std::nullptr_t, std::size_t) { return nullptr; }
+HWY_INLINE AdamWState advance(const AdamWState& s, std::size_t i) { return {s.master + i, s.m + i, s.v + i}; }
 
 // One array per stream, at the same element.
-template <class G, class W>
+template <class G, class W, class S>
 struct Streams {
   const G* g;
   AdamWStateView in;
-  AdamWState out;
-  W w;  // float*, bf16* or nullptr_t
+  S out;  // AdamWState, or nullptr_t in a preview
+  W w;    // float*, bf16* or nullptr_t
 
   HWY_INLINE Streams at(std::size_t i) const {
-    return {g + i, {in.master + i, in.m + i, in.v + i}, {out.master + i, out.m + i, out.v + i}, advance(w, i)};
+    return {g + i, {in.master + i, in.m + i, in.v + i}, advance(out, i), advance(w, i)};
   }
 };
 
 // One vector of elements; the operations and their order are the contract in adamw.h. Every load precedes every store,
 // so the state may be updated in place.
-template <Stores kStores, class G, class W>
-HWY_INLINE void update_vector(D d, const AdamWStep& s, const Streams<G, W>& x) {
+template <Stores kStores, class G, class W, class S>
+HWY_INLINE void update_vector(D d, const AdamWStep& s, const Streams<G, W, S>& x) {
   constexpr bool kStreamState = kStores == kStreamAll;
   constexpr bool kStreamW = kStores != kCached;
   const V g = hn::Mul(hn::Set(d, s.grad_scale), load_gradient(d, x.g));
@@ -96,15 +97,17 @@ HWY_INLINE void update_vector(D d, const AdamWStep& s, const Streams<G, W>& x) {
   const V denom = hn::MulAdd(hn::Sqrt(v), hn::Set(d, s.inv_sqrt_bias2), hn::Set(d, s.epsilon));
   const V q = hn::Div(m, denom);
   const V p = hn::Sub(p0, hn::MulAdd(hn::Set(d, s.step_size), q, hn::Mul(hn::Set(d, s.decay), p0)));
-  store<kStreamState>(m, d, x.out.m);
-  store<kStreamState>(v, d, x.out.v);
-  store<kStreamState>(p, d, x.out.master);
+  if constexpr (!std::is_null_pointer_v<S>) {
+    store<kStreamState>(m, d, x.out.m);
+    store<kStreamState>(v, d, x.out.v);
+    store<kStreamState>(p, d, x.out.master);
+  }
   store_weights<kStreamW>(d, p, x.w);
 }
 
 // Fewer elements than a vector: the same arithmetic on a copy padded with zeros.
-template <class G, class W>
-HWY_NOINLINE void update_partial(D d, const AdamWStep& s, const Streams<G, W>& x, std::size_t count) {
+template <class G, class W, class S>
+HWY_NOINLINE void update_partial(D d, const AdamWStep& s, const Streams<G, W, S>& x, std::size_t count) {
   constexpr std::size_t kLanes = hn::MaxLanes(D());
   using Weight = std::conditional_t<std::is_null_pointer_v<W>, float, std::remove_pointer_t<W>>;
   alignas(64) float p[kLanes] = {}, m[kLanes] = {}, v[kLanes] = {};
@@ -114,21 +117,25 @@ HWY_NOINLINE void update_partial(D d, const AdamWStep& s, const Streams<G, W>& x
   std::copy_n(x.in.master, count, p);
   std::copy_n(x.in.m, count, m);
   std::copy_n(x.in.v, count, v);
-  Streams<G, W> copy{g, {p, m, v}, {p, m, v}, {}};
+  Streams<G, W, S> copy{g, {p, m, v}, {}, {}};
+  if constexpr (!std::is_null_pointer_v<S>) copy.out = {p, m, v};
   if constexpr (!std::is_null_pointer_v<W>) copy.w = w;
   update_vector<kCached>(d, s, copy);
-  std::copy_n(p, count, x.out.master);
-  std::copy_n(m, count, x.out.m);
-  std::copy_n(v, count, x.out.v);
+  if constexpr (!std::is_null_pointer_v<S>) {
+    std::copy_n(p, count, x.out.master);
+    std::copy_n(m, count, x.out.m);
+    std::copy_n(v, count, x.out.v);
+  }
   if constexpr (!std::is_null_pointer_v<W>) std::copy_n(w, count, x.w);
 }
 
-template <class G, class W, Stores kStores>
+template <class G, class W, class S, Stores kStores>
 void update(const Piece& piece) {
   const D d;
   const std::size_t lanes = hn::Lanes(d);
   const AdamWStep s = piece.step;
-  Streams<G, W> x{static_cast<const G*>(piece.gradient), piece.in, piece.out, {}};
+  Streams<G, W, S> x{static_cast<const G*>(piece.gradient), piece.in, {}, {}};
+  if constexpr (!std::is_null_pointer_v<S>) x.out = piece.out;
   if constexpr (!std::is_null_pointer_v<W>) x.w = static_cast<W>(piece.weights);
 
   const std::size_t count = piece.count, head = piece.head;
@@ -147,22 +154,27 @@ void update(const Piece& piece) {
   if constexpr (kStores != kCached) hwy::FlushStream();
 }
 
+template <class G, class W, class S>
+void fill_row(KernelTable::Row& row) {
+  row[kCached] = row[kStreamWeights] = update<G, W, S, kCached>;
+  if constexpr (!std::is_null_pointer_v<W>) row[kStreamWeights] = update<G, W, S, kStreamWeights>;
+  row[kStreamAll] = row[kStreamWeights];
+  if constexpr (!std::is_null_pointer_v<S>) row[kStreamAll] = update<G, W, S, kStreamAll>;
+}
+
 template <class G>
-void fill_gradient_kind(KernelTable::Row (&row)[kWeightKinds]) {
-  row[kNoWeights][kCached] = row[kNoWeights][kStreamWeights] = update<G, std::nullptr_t, kCached>;
-  row[kNoWeights][kStreamAll] = update<G, std::nullptr_t, kStreamAll>;
-  row[kWeightsF32][kCached] = update<G, float*, kCached>;
-  row[kWeightsF32][kStreamWeights] = update<G, float*, kStreamWeights>;
-  row[kWeightsF32][kStreamAll] = update<G, float*, kStreamAll>;
-  row[kWeightsBf16][kCached] = update<G, bf16*, kCached>;
-  row[kWeightsBf16][kStreamWeights] = update<G, bf16*, kStreamWeights>;
-  row[kWeightsBf16][kStreamAll] = update<G, bf16*, kStreamAll>;
+void fill_gradient_kind(KernelTable& table, Gradients kind) {
+  fill_row<G, std::nullptr_t, AdamWState>(table.kernel[kStateAndWeights][kind][kNoWeights]);
+  fill_row<G, float*, AdamWState>(table.kernel[kStateAndWeights][kind][kWeightsF32]);
+  fill_row<G, bf16*, AdamWState>(table.kernel[kStateAndWeights][kind][kWeightsBf16]);
+  fill_row<G, float*, std::nullptr_t>(table.kernel[kWeightsOnly][kind][kWeightsF32]);
+  fill_row<G, bf16*, std::nullptr_t>(table.kernel[kWeightsOnly][kind][kWeightsBf16]);
 }
 
 // Fills the table of this target and says so, or returns false if the target cannot keep the contract.
 bool fill_table(KernelTable& table) {
-  fill_gradient_kind<float>(table.kernel[kGradientsF32]);
-  fill_gradient_kind<bf16>(table.kernel[kGradientsBf16]);
+  fill_gradient_kind<float>(table, kGradientsF32);
+  fill_gradient_kind<bf16>(table, kGradientsBf16);
   return true;
 }
 
@@ -182,7 +194,7 @@ namespace {
 
 HWY_EXPORT(fill_table);
 
-template <class G, class W>
+template <class G, class W, class S>
 void update_scalar(const Piece& piece) {
   const AdamWStep& s = piece.step;
   const G* gradient = static_cast<const G*>(piece.gradient);
@@ -193,18 +205,23 @@ void update_scalar(const Piece& piece) {
     const float v = std::fma(s.one_minus_beta2 * g, g, s.beta2 * v0);
     const float denom = std::fma(std::sqrt(v), s.inv_sqrt_bias2, s.epsilon);
     const float p = p0 - std::fma(s.step_size, m / denom, s.decay * p0);
-    piece.out.m[i] = m;
-    piece.out.v[i] = v;
-    piece.out.master[i] = p;
+    if constexpr (!std::is_null_pointer_v<S>) {
+      piece.out.m[i] = m;
+      piece.out.v[i] = v;
+      piece.out.master[i] = p;
+    }
     if constexpr (!std::is_null_pointer_v<W>) static_cast<W>(piece.weights)[i] = std::remove_pointer_t<W>(p);
   }
 }
 
 template <class G>
-void fill_scalar(KernelTable::Row (&row)[kWeightKinds]) {
-  for (Kernel& kernel : row[kNoWeights]) kernel = update_scalar<G, std::nullptr_t>;
-  for (Kernel& kernel : row[kWeightsF32]) kernel = update_scalar<G, float*>;
-  for (Kernel& kernel : row[kWeightsBf16]) kernel = update_scalar<G, bf16*>;
+void fill_scalar(KernelTable& table, Gradients kind) {
+  const auto fill = [](KernelTable::Row& row, Kernel kernel) { std::fill(std::begin(row), std::end(row), kernel); };
+  fill(table.kernel[kStateAndWeights][kind][kNoWeights], update_scalar<G, std::nullptr_t, AdamWState>);
+  fill(table.kernel[kStateAndWeights][kind][kWeightsF32], update_scalar<G, float*, AdamWState>);
+  fill(table.kernel[kStateAndWeights][kind][kWeightsBf16], update_scalar<G, bf16*, AdamWState>);
+  fill(table.kernel[kWeightsOnly][kind][kWeightsF32], update_scalar<G, float*, std::nullptr_t>);
+  fill(table.kernel[kWeightsOnly][kind][kWeightsBf16], update_scalar<G, bf16*, std::nullptr_t>);
 }
 
 std::vector<KernelTable> make_tables() {
@@ -223,8 +240,8 @@ std::vector<KernelTable> make_tables() {
   }
 #endif
   table.name = "scalar";
-  fill_scalar<float>(table.kernel[kGradientsF32]);
-  fill_scalar<bf16>(table.kernel[kGradientsBf16]);
+  fill_scalar<float>(table, kGradientsF32);
+  fill_scalar<bf16>(table, kGradientsBf16);
   tables.push_back(table);
   return tables;
 }

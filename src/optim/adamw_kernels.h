@@ -15,24 +15,25 @@ struct Piece {
   AdamWStep step;  // with decay already 0 where it does not apply
   const void* gradient;
   AdamWStateView in;
-  AdamWState out;
-  void* weights;  // null if none
+  AdamWState out;  // null in a preview
+  void* weights;   // null if none
   std::size_t count;
   std::size_t head;  // elements before the aligned body; at most count
 };
 
 enum Gradients { kGradientsF32, kGradientsBf16, kGradientKinds };
 enum Weights { kNoWeights, kWeightsF32, kWeightsBf16, kWeightKinds };
+enum Outputs { kStateAndWeights, kWeightsOnly, kOutputKinds };  // an update, a preview
 enum Stores { kCached, kStreamWeights, kStreamAll, kStoreKinds };
 
 using Kernel = void (*)(const Piece&);
 
-// The kernels of one instruction set.
+// The kernels of one instruction set; null for a preview without weights, which would do nothing.
 struct KernelTable {
   using Row = Kernel[kStoreKinds];
 
   std::string name;
-  Row kernel[kGradientKinds][kWeightKinds] = {};
+  Row kernel[kOutputKinds][kGradientKinds][kWeightKinds] = {};
 };
 
 // The instruction sets this machine can run, best first, the scalar code last. Constant after the first call.

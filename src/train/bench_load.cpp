@@ -47,7 +47,7 @@ void copy_all(LoadingRing& ring, Stream& stream, const DeviceWeights& weights, s
   while (bytes > 0) {
     const std::size_t piece = std::min<std::uint64_t>({bytes, ring.slot_bytes(), weights.bytes()});
     if (to + piece > weights.bytes()) to = 0;
-    stream.copy(static_cast<std::byte*>(weights.data()) + to, ring.slot(turn++).memory.data(), piece);
+    stream.copy(weights.at(0) + to, ring.slot(turn++).memory.data(), piece);
     to += piece;
     bytes -= piece;
   }

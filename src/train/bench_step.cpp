@@ -59,6 +59,7 @@ class PlainStates final : public States, private GradientSink {
   }
 
  private:
+  void require_gradients(int, Stream&) override {}
   Target gradient(int first, int count) override {
     const auto begin = written_.begin() + first;
     const Target target{layout_.view(gradients_.data(), weights_.dtype(), first, count),
@@ -83,10 +84,12 @@ class EngineStates final : public States {
 
   WeightSource& weights() override { return engine_; }
   GradientSink& gradients() override { return engine_; }
-  void begin_step() override { engine_.begin_last_micro_batch(); }
-  bool finish_step(Stream& stream) override {
+  void begin_step() override {
     constexpr double lr = 1e-6;
-    const bool finite = engine_.finish_step(stream, lr, updates_ + 1).finite;
+    engine_.begin_last_micro_batch(lr, updates_ + 1);
+  }
+  bool finish_step(Stream& stream) override {
+    const bool finite = engine_.finish_step(stream).finite;
     if (finite) ++updates_;
     return finite;
   }

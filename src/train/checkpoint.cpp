@@ -83,7 +83,7 @@ std::uint64_t CheckpointWriter::bytes() const {
 
 void CheckpointWriter::start(const TrainerState& state) {
   wait();
-  engine_.gate().begin();
+  engine_.begin_save();
   thread_ = std::thread([this, state] {
     try {
       write(state);

@@ -34,7 +34,7 @@ void add_machine(OptionTable<S>& t) {
       .default_from(ours);
   t.add("cpu_threads", &S::cpu_threads, "Threads for host work")
       .at_least(1)
-      .or_else(std::int64_t{0}, "all usable CPUs")
+      .or_else(std::int64_t{0}, "all usable CPUs, but for one core beside a GPU")
       .default_from(ours);
 }
 

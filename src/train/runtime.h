@@ -12,8 +12,9 @@ namespace so {
 
 class Runtime {
  public:
-  // `threads`: for host work; 0 means all usable CPUs. Throws Error if the device cannot be had. `automatic` is CUDA
-  // where there is a usable GPU, else the CPU.
+  // `threads`: for host work; 0 means all usable CPUs, less a core for the thread that feeds a GPU. Beside a GPU they
+  // are pinned; the calling thread is not. Throws Error if the device cannot be had. `automatic` is CUDA where there is
+  // a usable GPU, else the CPU.
   Runtime(DeviceChoice choice, int threads);
 
   Device& device() { return *device_; }
@@ -21,6 +22,8 @@ class Runtime {
   ThreadPool& host_pool() { return host_pool_; }
 
  private:
+  Runtime(bool on_gpu, int threads);
+
   std::unique_ptr<ThreadPool> compute_pool_;  // what a CPU device spreads its streams' work over; else null
   ThreadPool host_pool_;                      // the optimizer and other host work
   std::unique_ptr<Device> device_;

@@ -256,7 +256,8 @@ OptionTable<TrainOptions> make_table() {
       .default_from(recipe)
       .deepspeed("zero_optimization.offload_optimizer.pin_memory")
       .deepspeed("zero_optimization.cpu_offload_use_pin_memory");
-  t.add("cpuadam_cores_perc", &O::cpuadam_cores_perc, "Share of the usable CPUs for the CPU optimizer")
+  t.add("cpuadam_cores_perc", &O::cpuadam_cores_perc,
+        "Share of the usable CPUs for the CPU optimizer; all of them: but for one core beside a GPU")
       .above(0)
       .at_most(1)
       .file_only()
@@ -299,6 +300,7 @@ int resolve_cpu_threads(const TrainOptions& options, int usable) {
   if (options.cpu_threads > usable)
     fail("--cpu_threads {}: this process may use only {} CPUs", options.cpu_threads, usable);
   if (options.cpu_threads > 0) return options.cpu_threads;
+  if (options.cpuadam_cores_perc == 1) return 0;
   return std::max(1, static_cast<int>(options.cpuadam_cores_perc * usable));
 }
 

@@ -112,8 +112,8 @@ const OptionTable<TrainOptions>& train_option_table();
 // Refuses combinations that no single row can: required options missing, eval_steps without eval_data, ...
 void check_train_options(const TrainOptions& options, const OptionOrigins& origins);
 
-// CPUs for the optimizer and host work: cpu_threads if given, else cpuadam_cores_perc of the `usable` ones, rounded
-// down but at least one. Fails if cpu_threads exceeds `usable`.
+// Threads for the optimizer and host work: cpu_threads if given, else cpuadam_cores_perc of the `usable` CPUs, rounded
+// down but at least one; of all of them, 0, which leaves the choice to Runtime. Fails if cpu_threads exceeds `usable`.
 int resolve_cpu_threads(const TrainOptions& options, int usable);
 
 // Fails if `threads`, an option cpu_threads as given, are more than the `usable` CPUs.

@@ -83,10 +83,11 @@ Trainer::StepResult Trainer::train_step() {
   // The step's loss is a mean over all its trained tokens, of every micro-batch and rank.
   const float grad_scale = static_cast<float>(1.0 / static_cast<double>(result.plan.trained_tokens));
   const bool recomputed = all_recomputed(in_.plan.decoder.keep);
+  result.lr = schedule_.rate(state_.updates);
   double loss_sum = 0;
   for (std::int64_t i = 0; i < result.plan.micro_batches; ++i) {
     in_.batches.micro_batch(i, batch_);
-    if (i + 1 == result.plan.micro_batches) engine_.begin_last_micro_batch();
+    if (i + 1 == result.plan.micro_batches) engine_.begin_last_micro_batch(result.lr, state_.updates + 1);
     const DeviceBatch batch = upload_.upload(*stream_, batch_);
     decoder_.forward_backward(*stream_, batch, engine_, engine_, arena_, upload_.losses(), grad_scale);
     upload_.send_losses(*stream_);
@@ -95,8 +96,7 @@ Trainer::StepResult Trainer::train_step() {
     const std::int64_t row_length = batch_.rows == 0 ? 0 : batch_.padded_tokens / batch_.rows;
     result.reference_flops += reference_flops(in_.model.spec(), batch_.rows, row_length, recomputed);
   }
-  result.lr = schedule_.rate(state_.updates);
-  result.verdict = engine_.finish_step(*stream_, result.lr, state_.updates + 1);
+  result.verdict = engine_.finish_step(*stream_);
   loss_sum += upload_.receive_losses();
   result.loss = loss_sum / static_cast<double>(result.plan.trained_tokens);
   ++state_.step;
@@ -140,9 +140,9 @@ void Trainer::report(const StepResult& r) {
 }
 
 void Trainer::log_breakdown(const StepResult& r) {
-  const EngineCounters& now = engine_.counters();
-  const double adam = now.adam_seconds - reported_.adam_seconds,
-               gradients = now.gradient_wait_seconds - reported_.gradient_wait_seconds,
+  const EngineCounters now = engine_.counters();
+  const double adam = now.host.adam_seconds - reported_.host.adam_seconds,
+               gradients = now.host.gradient_wait_seconds - reported_.host.gradient_wait_seconds,
                save = now.save_wait_seconds - reported_.save_wait_seconds;
   log_info(
       "step {}: {:.4f} s = forward and backward {:.4f}, waiting for gradients {:.4f}, AdamW {:.4f}, waiting for a save "

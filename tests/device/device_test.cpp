@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.h"
 #include "base/thread_pool.h"
 #include "device/arena.h"
 #include "support/on_gpu.h"
@@ -118,6 +119,66 @@ TEST_F(DeviceTest, AnEventNeverRecordedHoldsNobody) {
   auto stream = device->create_stream("a");
   stream->wait(*event);
   stream->synchronize();
+}
+
+TEST_F(DeviceTest, TimedEventsMeasureWhatRanBetweenThem) {
+  auto a = device->create_stream("a"), b = device->create_stream("b");
+  auto first = device->create_event(Timing::on), middle = device->create_event(Timing::on),
+       last = device->create_event(Timing::on);
+  const auto begin = std::chrono::steady_clock::now();
+  a->record(*first);
+  a->host("nap", nap);
+  a->record(*middle);
+  b->wait(*middle);
+  b->host("nap", nap);
+  b->record(*last);  // on another stream
+  last->synchronize();
+  const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double one = middle->seconds_since(*first), two = last->seconds_since(*middle);
+  const double rounding = 1e-5;  // a GPU's clock reads in half microseconds
+  EXPECT_GE(one, 0.005 - rounding);
+  EXPECT_GE(two, 0.005 - rounding);
+  EXPECT_LE(one + two, wall + rounding);
+  EXPECT_NEAR(last->seconds_since(*first), one + two, rounding);
+  EXPECT_EQ(last->seconds_since(*last), 0);
+
+  // Recording again moves the point.
+  b->record(*middle);
+  b->synchronize();
+  EXPECT_GE(middle->seconds_since(*first), one + two - rounding);
+}
+
+TEST_F(DeviceTest, AnEventWithoutATimeSaysSo) {
+  auto stream = device->create_stream("a");
+  auto timed = device->create_event(Timing::on), later = device->create_event(Timing::on);
+  auto untimed = device->create_event();
+  stream->record(*timed);
+  stream->record(*untimed);
+  stream->synchronize();
+  EXPECT_THROW((void)untimed->seconds_since(*timed), Bug);
+  EXPECT_THROW((void)timed->seconds_since(*untimed), Bug);
+  EXPECT_THROW((void)later->seconds_since(*timed), Bug) << "never recorded";
+  std::atomic<bool> open{false};
+  stream->host("gate", [&] {
+    while (!open) std::this_thread::yield();
+  });
+  stream->record(*later);
+  EXPECT_THROW((void)later->seconds_since(*timed), Bug) << "not there yet";
+  open = true;
+  later->synchronize();
+  EXPECT_GE(later->seconds_since(*timed), 0);
+  auto dry = make_dry_device(device->kind());
+  EXPECT_EQ(dry->create_event(Timing::on)->seconds_since(*dry->create_event(Timing::on)), 0);
+}
+
+TEST_F(DeviceTest, AFailedStreamsErrorTravelsToItsTimes) {
+  auto stream = device->create_stream("a");
+  auto before = device->create_event(Timing::on), after = device->create_event(Timing::on);
+  stream->record(*before);
+  stream->host("fail", [] { throw Error("first"); });
+  stream->record(*after);
+  EXPECT_THROW(after->synchronize(), Error);
+  EXPECT_THROW((void)after->seconds_since(*before), Error);
 }
 
 TEST_F(DeviceTest, TheLedgerKnowsEveryBuffer) {

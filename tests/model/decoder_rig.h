@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
 #include <sstream>
 #include <string>
@@ -123,7 +124,13 @@ class FlatGradients final : public GradientSink {
         written_(static_cast<std::size_t>(layout.count()), false),
         next_ready_(layout.units() - 1) {}
 
+  void require_gradients(int unit, Stream&) override {
+    EXPECT_LE(unit, next_ready_) << "gradients of unit " << unit << " required after they were ready";
+    required_.insert(unit);
+  }
   Target gradient(int first, int count = 1) override {
+    EXPECT_TRUE(required_.contains(layout_.parameter(first).unit))
+        << layout_.parameter(first).name << " written without being required";
     const bool add = written_.at(static_cast<std::size_t>(first));
     for (int i = first; i < first + count; ++i) {
       EXPECT_EQ(written_.at(static_cast<std::size_t>(i)), add) << layout_.parameter(i).name;
@@ -142,6 +149,7 @@ class FlatGradients final : public GradientSink {
   void end_micro_batch() {
     EXPECT_EQ(next_ready_, -1) << "units whose gradients were never declared ready";
     next_ready_ = layout_.units() - 1;
+    required_.clear();
   }
   std::map<std::string, std::vector<float>> by_name(Stream& stream) const {
     const std::vector<double> all = flat_.values(stream);
@@ -158,6 +166,7 @@ class FlatGradients final : public GradientSink {
   const DType dtype_;
   TestTensor flat_;
   std::vector<bool> written_;
+  std::set<int> required_;  // in this micro-batch
   int next_ready_;
 };
 

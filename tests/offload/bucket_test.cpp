@@ -12,45 +12,59 @@ namespace so {
 namespace {
 
 using Verb = void (Bucket::*)();
-const std::vector<std::pair<std::string, Verb>> verbs = {{"land", &Bucket::land},     {"defer", &Bucket::defer},
-                                                         {"commit", &Bucket::commit}, {"discard", &Bucket::discard},
-                                                         {"depart", &Bucket::depart}, {"settle", &Bucket::settle}};
+const std::vector<std::pair<std::string, Verb>> verbs = {
+    {"land", &Bucket::land},       {"defer", &Bucket::defer}, {"speculate", &Bucket::speculate},
+    {"preview", &Bucket::preview}, {"owe", &Bucket::owe},     {"commit", &Bucket::commit},
+    {"discard", &Bucket::discard}, {"redo", &Bucket::redo},   {"depart", &Bucket::depart},
+    {"settle", &Bucket::settle}};
+
+using enum BucketState;
 
 // The legal transitions; every other pair is a Bug.
 const std::map<std::pair<BucketState, std::string>, BucketState> legal = {
-    {{BucketState::idle, "land"}, BucketState::landing},
-    {{BucketState::landing, "land"}, BucketState::landing},
-    {{BucketState::landing, "defer"}, BucketState::deferred},
-    {{BucketState::landing, "discard"}, BucketState::discarded},
-    {{BucketState::deferred, "commit"}, BucketState::committed},
-    {{BucketState::deferred, "discard"}, BucketState::discarded},
-    {{BucketState::committed, "depart"}, BucketState::returning},
-    {{BucketState::returning, "settle"}, BucketState::idle},
-    {{BucketState::discarded, "settle"}, BucketState::idle},
+    {{idle, "land"}, landing},
+    {{landing, "land"}, landing},
+    {{landing, "defer"}, deferred},
+    {{landing, "discard"}, discarded},
+    {{deferred, "speculate"}, speculated},
+    {{deferred, "preview"}, previewed},
+    {{deferred, "owe"}, owing},
+    {{previewed, "owe"}, owing},
+    {{deferred, "commit"}, committed},
+    {{speculated, "commit"}, committed},
+    {{owing, "commit"}, committed},
+    {{deferred, "discard"}, discarded},
+    {{speculated, "discard"}, discarded},
+    {{previewed, "discard"}, discarded},
+    {{discarded, "redo"}, deferred},
+    {{committed, "depart"}, returning},
+    {{discarded, "depart"}, returning},
+    {{returning, "settle"}, idle},
+    {{discarded, "settle"}, idle},
 };
 
 // A bucket brought into a state by legal verbs.
 Bucket in_state(BucketState state) {
+  const std::map<BucketState, std::vector<Verb>> ways = {
+      {idle, {}},
+      {landing, {&Bucket::land}},
+      {deferred, {&Bucket::land, &Bucket::defer}},
+      {speculated, {&Bucket::land, &Bucket::defer, &Bucket::speculate}},
+      {previewed, {&Bucket::land, &Bucket::defer, &Bucket::preview}},
+      {owing, {&Bucket::land, &Bucket::defer, &Bucket::preview, &Bucket::owe}},
+      {committed, {&Bucket::land, &Bucket::defer, &Bucket::commit}},
+      {discarded, {&Bucket::land, &Bucket::discard}},
+      {returning, {&Bucket::land, &Bucket::defer, &Bucket::commit, &Bucket::depart}},
+  };
   Bucket bucket(3, {64, 128}, Owner::host);
-  if (state == BucketState::idle) return bucket;
-  bucket.land();
-  if (state == BucketState::landing) return bucket;
-  if (state == BucketState::discarded) {
-    bucket.discard();
-    return bucket;
-  }
-  bucket.defer();
-  if (state == BucketState::deferred) return bucket;
-  bucket.commit();
-  if (state == BucketState::committed) return bucket;
-  bucket.depart();
+  for (const Verb verb : ways.at(state)) (bucket.*verb)();
   return bucket;
 }
 
 TEST(Bucket, EveryVerbInEveryState) {
   int legal_seen = 0;
-  for (const BucketState state : {BucketState::idle, BucketState::landing, BucketState::deferred,
-                                  BucketState::committed, BucketState::discarded, BucketState::returning}) {
+  for (int i = 0; i < bucket_states; ++i) {
+    const auto state = static_cast<BucketState>(i);
     for (const auto& [name, verb] : verbs) {
       SCOPED_TRACE(std::string(name_of(state)) + ": " + name);
       Bucket bucket = in_state(state);
@@ -91,7 +105,13 @@ ParameterLayout random_layout(std::mt19937& random) {
   return ParameterLayout(std::move(parameters));
 }
 
-TEST(CutBuckets, CoverTheRangeAlignedAndNeverTooLarge) {
+std::vector<Range> ranges(const std::vector<Bucket>& buckets) {
+  std::vector<Range> all;
+  for (const Bucket& bucket : buckets) all.push_back(bucket.range());
+  return all;
+}
+
+TEST(MakeBuckets, CoverTheRangeAlignedAndNeverTooLarge) {
   std::mt19937 random(7);
   int cut_inside = 0, joined_units = 0;
   for (int trial = 0; trial < 300; ++trial) {
@@ -99,7 +119,18 @@ TEST(CutBuckets, CoverTheRangeAlignedAndNeverTooLarge) {
     const std::int64_t most = ParameterLayout::alignment << (random() % 12);
     SCOPED_TRACE("trial " + std::to_string(trial) + ", at most " + std::to_string(most));
     std::int64_t at = 0;
-    std::vector<Range> buckets = cut_buckets(layout, most);
+    const int device_units = static_cast<int>(random() % static_cast<unsigned>(layout.units() + 1));
+    const std::int64_t of_device =
+        device_units == layout.units() ? layout.elements() : layout.unit_range(device_units).begin;
+    const std::vector<Bucket> made = make_buckets(layout, most, device_units);
+    const std::vector<Range> buckets = ranges(made);
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      ASSERT_EQ(made[i].index(), static_cast<int>(i));
+      ASSERT_EQ(made[i].owner(), made[i].range().end <= of_device ? Owner::device : Owner::host);
+      if (made[i].owner() == Owner::host) {
+        ASSERT_GE(made[i].range().begin, of_device);
+      }
+    }
     for (const Range bucket : buckets) {
       ASSERT_EQ(bucket.begin, at);
       ASSERT_GT(bucket.size(), 0);
@@ -124,17 +155,20 @@ TEST(CutBuckets, CoverTheRangeAlignedAndNeverTooLarge) {
   EXPECT_GT(joined_units, 20);
 }
 
-TEST(CutBuckets, WholeModelInOneIfItFits) {
+TEST(MakeBuckets, WholeModelInOneIfItFits) {
   std::mt19937 random(8);
   const ParameterLayout layout = random_layout(random);
-  EXPECT_EQ(cut_buckets(layout, layout.elements()), (std::vector<Range>{{0, layout.elements()}}));
+  for (const int device_units : {0, layout.units()})
+    EXPECT_EQ(ranges(make_buckets(layout, layout.elements(), device_units)),
+              (std::vector<Range>{{0, layout.elements()}}));
 }
 
-TEST(CutBuckets, RefusesSizesThatAreNoMultipleOfTheAlignment) {
+TEST(MakeBuckets, RefusesSizesThatAreNoMultipleOfTheAlignment) {
   std::mt19937 random(9);
   const ParameterLayout layout = random_layout(random);
   for (const std::int64_t elements : {0, -64, 1, 63, 65, 100})
-    EXPECT_THROW(cut_buckets(layout, elements), Bug) << elements;
+    EXPECT_THROW(make_buckets(layout, elements, 0), Bug) << elements;
+  for (const int units : {-1, layout.units() + 1}) EXPECT_THROW(make_buckets(layout, 64, units), Bug) << units;
 }
 
 }  // namespace

@@ -5,13 +5,16 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "offload/engine.h"
@@ -91,7 +94,7 @@ class ReferenceLoop {
 // Everything the engine holds, padding included.
 struct EngineBytes {
   std::vector<float> master, m, v;
-  std::vector<std::byte> weights;  // on the device
+  std::vector<std::byte> weights;  // on the device; zeros between parameters
 
   bool operator==(const EngineBytes& other) const {
     const auto equal = [](const std::vector<float>& a, const std::vector<float>& b) {
@@ -103,12 +106,13 @@ struct EngineBytes {
 
 class EngineRig {
  public:
-  EngineRig(const ParameterLayout& layout, const EngineSettings& settings, int threads)
+  EngineRig(const ParameterLayout& layout, const EngineSettings& settings, int threads,
+            std::unique_ptr<UpdatePolicy> policy = nullptr)
       : layout_(layout),
         cpus_(static_cast<std::size_t>(threads)),
         host_pool_("host", (std::iota(cpus_.begin(), cpus_.end(), 0), cpus_), false),
         ranks_(make_single_communicator()),
-        engine_(rig_.device(), rig_.ops(), host_pool_, *ranks_, layout, settings) {}
+        engine_(rig_.device(), rig_.ops(), host_pool_, *ranks_, layout, settings, std::move(policy)) {}
 
   // A test may end with work under way that uses the engine's memory.
   ~EngineRig() {
@@ -150,8 +154,10 @@ class EngineRig {
   // is a second use of parameter 0 by the last unit, as tied embeddings make. Must live until the stream has run.
   void micro_batch(const Flat& gradient, bool first, const std::vector<float>* shared = nullptr) {
     for (int unit = 0; unit < layout_.units(); ++unit) engine_.require_weights(unit, stream());
+    if (shared != nullptr) engine_.require_gradients(0, stream());
     if (shared != nullptr) write(0, 1, {shared}, first ? Accumulate::overwrite : Accumulate::add);
     for (int unit = layout_.units() - 1; unit >= 0; --unit) {
+      engine_.require_gradients(unit, stream());
       const auto [begin, end] = layout_.unit_parameters(unit);
       for (int p = begin; p < end;) {
         int count = 1;
@@ -166,11 +172,16 @@ class EngineRig {
     }
   }
 
+  // Holds the model's stream up.
+  void delay(int microseconds) {
+    stream().host("delay", [microseconds] { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); });
+  }
+
   // One optimizer step of a single micro-batch.
   Verdict step(const Flat& gradient, double lr, std::int64_t update_number) {
-    engine_.begin_last_micro_batch();
+    engine_.begin_last_micro_batch(lr, update_number);
     micro_batch(gradient, true);
-    return engine_.finish_step(stream(), lr, update_number);
+    return engine_.finish_step(stream());
   }
 
   EngineBytes bytes() {
@@ -178,9 +189,15 @@ class EngineRig {
     read(StateArray::master, {0, layout_.elements()}, all.master);
     read(StateArray::first_moment, {0, layout_.elements()}, all.m);
     read(StateArray::second_moment, {0, layout_.elements()}, all.v);
-    for (int unit = 0; unit < layout_.units(); ++unit) engine_.require_weights(unit, stream());
-    all.weights.resize(all.master.size() * size_of(engine_.compute_dtype()));
-    stream().copy(all.weights.data(), engine_.weight(0).data(), all.weights.size());
+    const std::size_t size = size_of(engine_.compute_dtype());
+    all.weights.resize(all.master.size() * size);
+    for (int unit = 0; unit < layout_.units(); ++unit) {
+      engine_.require_weights(unit, stream());
+      for (auto [p, end] = layout_.unit_parameters(unit); p < end; ++p)
+        stream().copy(all.weights.data() + static_cast<std::size_t>(layout_.range(p).begin) * size,
+                      engine_.weight(p).data(), engine_.weight(p).bytes());
+      engine_.release_weights(unit, stream());
+    }
     stream().synchronize();
     return all;
   }
@@ -219,8 +236,8 @@ class EngineRig {
     const GradientSink::Target target = engine_.gradient(first, count);
     ASSERT_EQ(target.mode, expected) << layout_.parameter(first).name;
     // By way of the host, since a host function cannot reach a GPU's memory.
-    staging_.push_back(rig_.device().allocate(MemoryKind::pinned, target.tensor.bytes(), "test gradient"));
-    const Buffer& staging = staging_.back();
+    Buffer& staging = staging_[first];
+    if (!staging) staging = rig_.device().allocate(MemoryKind::pinned, target.tensor.bytes(), "test gradient");
     const auto enqueue = [&]<class T>(T* to) {
       stream().copy(staging.data(), to, staging.bytes());
       stream().host("write gradient", [at = static_cast<T*>(staging.data()), mode = target.mode, values]() mutable {
@@ -253,7 +270,7 @@ class EngineRig {
 
   const ParameterLayout& layout_;
   Rig rig_;
-  std::vector<Buffer> staging_;  // of every gradient written
+  std::map<int, Buffer> staging_;  // by parameter
   std::vector<int> cpus_;
   ThreadPool host_pool_;
   std::unique_ptr<Communicator> ranks_;

@@ -20,10 +20,15 @@ constexpr double kLr[] = {1e-2, 3e-3, 0, 1e-3, 2e-2};
 constexpr std::size_t kSteps = std::size(kLr);
 constexpr std::size_t kMicroBatches = 3;
 
+const ParameterLayout& the_layout() {
+  static const ParameterLayout layout = engine_layout();
+  return layout;
+}
+
 EngineSettings settings_of(DType compute, std::int64_t bucket_elements, double max_grad_norm = 0,
                            Owner owner = Owner::host) {
   EngineSettings settings;
-  settings.owner = owner;
+  settings.device_units = owner == Owner::device ? the_layout().units() : 0;
   settings.compute = compute;
   settings.bucket_elements = bucket_elements;
   settings.weight_decay = 0.1;
@@ -95,15 +100,15 @@ TEST_P(EngineEquality, WithThePlainLoop) {
       rig.load(run.initial);
       for (std::size_t s = 0; s < kSteps; ++s) {
         for (std::size_t i = 0; i < kMicroBatches; ++i) {
-          if (i + 1 == kMicroBatches) rig.engine().begin_last_micro_batch();
+          if (i + 1 == kMicroBatches) rig.engine().begin_last_micro_batch(kLr[s], static_cast<std::int64_t>(s) + 1);
           rig.micro_batch(run.micro_batches[s][i], i == 0, &run.shared[s][i]);
         }
-        const Verdict verdict = rig.engine().finish_step(rig.stream(), kLr[s], static_cast<std::int64_t>(s) + 1);
+        const Verdict verdict = rig.engine().finish_step(rig.stream());
         ASSERT_TRUE(verdict.finite);
         ASSERT_EQ(verdict.norm, run.norms[s]) << "sums of these squares are exact in any order";
       }
       ASSERT_TRUE(rig.equals(reference));
-      const EngineCounters& counters = rig.engine().counters();
+      const EngineCounters counters = rig.engine().counters();
       const auto buckets = static_cast<std::int64_t>(rig.engine().buckets().size());
       EXPECT_EQ(buckets == 1, elements == layout.elements());
       EXPECT_EQ(counters.steps, static_cast<std::int64_t>(kSteps));
@@ -219,7 +224,7 @@ TEST_P(EngineSkips, AndChangesNothing) {
       reference.step(gradient, 1e-2, updates);
       ASSERT_TRUE(rig.equals(reference)) << "step " << s;
     }
-    const EngineCounters& counters = rig.engine().counters();
+    const EngineCounters counters = rig.engine().counters();
     EXPECT_EQ(counters.steps, 4);
     EXPECT_EQ(counters.skipped_steps, 1);
     EXPECT_EQ(counters.clipped_steps, 3);
@@ -247,9 +252,9 @@ TEST(Engine, NonFiniteInAnEarlierMicroBatchSkipsTheStep) {
   bad[2][17] = std::numeric_limits<float>::infinity();
   const EngineBytes before = rig.bytes();
   rig.micro_batch(bad, true);
-  rig.engine().begin_last_micro_batch();
+  rig.engine().begin_last_micro_batch(1e-2, 1);
   rig.micro_batch(the_run().micro_batches[0][1], false);
-  EXPECT_EQ(rig.engine().finish_step(rig.stream(), 1e-2, 1).non_finite_parameter, 2);
+  EXPECT_EQ(rig.engine().finish_step(rig.stream()).non_finite_parameter, 2);
   EXPECT_TRUE(rig.bytes() == before);
 }
 
@@ -307,7 +312,7 @@ TEST_P(EngineOwners, SaveBesideAStepSeesTheStateBeforeIt) {
     const EngineBytes before = rig.bytes();
     EngineBytes saved;
     std::atomic<bool> finishing = false;
-    engine.gate().begin();
+    engine.begin_save();
     std::thread save([&] {
       while (!finishing) std::this_thread::yield();
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -319,11 +324,11 @@ TEST_P(EngineOwners, SaveBesideAStepSeesTheStateBeforeIt) {
       }
       engine.gate().end();
     });
-    engine.begin_last_micro_batch();
+    engine.begin_last_micro_batch(1e-2, step);
     const Flat& gradient = the_run().micro_batches[static_cast<std::size_t>(step) % kSteps][0];
     rig.micro_batch(gradient, true);
     finishing = true;
-    engine.finish_step(rig.stream(), 1e-2, step);
+    engine.finish_step(rig.stream());
     save.join();
     saved.weights = before.weights;  // a save reads no weights
     ASSERT_TRUE(saved == before) << "the save saw a part of the step";
@@ -339,7 +344,7 @@ TEST_P(EngineOwners, SaveBesideASkippedStepBlocksNothing) {
   rig.load(the_run().initial);
   Flat bad = the_run().micro_batches[0][0];
   bad[0][0] = std::numeric_limits<float>::quiet_NaN();
-  rig.engine().gate().begin();  // nobody reads: a step that updated would wait forever
+  rig.engine().begin_save();  // nobody reads: a step that updated would wait forever
   EXPECT_FALSE(rig.step(bad, 1e-2, 1).finite);
   rig.engine().gate().end();
 }
@@ -379,7 +384,8 @@ TEST_P(EngineOwners, ARunResumesUnderTheOther) {
 // State larger than a piece of the pinned staging memory travels in several.
 TEST(Engine, DeviceStateTravelsInPieces) {
   const ParameterLayout layout({{"a", {4500, 1000}, true, 0, false}, {"b", {4500, 1000}, true, 1, false}});
-  const EngineSettings settings = settings_of(DType::bf16, layout.elements(), 0, Owner::device);
+  EngineSettings settings = settings_of(DType::bf16, layout.elements());
+  settings.device_units = layout.units();
   EngineRig rig(layout, settings, 2);
   ASSERT_EQ(rig.engine().buckets().size(), 1u);
   int pieces = 0;
@@ -408,17 +414,18 @@ TEST(Engine, RefusesAnIncompleteStep) {
     EngineRig rig(layout, settings_of(DType::f32, 4096), 1);
     rig.load(the_run().initial);
     rig.micro_batch(the_run().micro_batches[0][0], true);
-    EXPECT_THROW(rig.engine().finish_step(rig.stream(), 1e-2, 1), Bug) << "the last micro-batch was not announced";
+    EXPECT_THROW(rig.engine().finish_step(rig.stream()), Bug) << "the last micro-batch was not announced";
   }
   EngineRig rig(layout, settings_of(DType::f32, 4096), 1);
   rig.load(the_run().initial);
   rig.step(the_run().micro_batches[0][0], 1e-2, 1);
   // Now all but one parameter: what lies there is the last step's gradient.
-  rig.engine().begin_last_micro_batch();
+  rig.engine().begin_last_micro_batch(1e-2, 2);
+  for (int unit = 0; unit < layout.units(); ++unit) rig.engine().require_gradients(unit, rig.stream());
   for (int p = 0; p < layout.count(); ++p)
     if (layout.parameter(p).name != "2.norm") rig.engine().gradient(p);
   try {
-    rig.engine().finish_step(rig.stream(), 1e-2, 2);
+    rig.engine().finish_step(rig.stream());
     ADD_FAILURE() << "updated with an earlier step's gradient";
   } catch (const Bug& bug) {
     EXPECT_NE(std::string(bug.what()).find("2.norm"), std::string::npos) << bug.what();

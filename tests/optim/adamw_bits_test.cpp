@@ -130,6 +130,27 @@ void check_window(const Arrays& a, const Expected& e, bool half_gradient, const 
   }
 }
 
+void check_preview(const Arrays& a, const Expected& e, bool half_gradient, const Offsets& at, std::size_t count,
+                   bool decay) {
+  Fenced<float> g(at.g, count), p(at.in, count), m(at.in, count), v(at.in, count), w(at.w, count);
+  Fenced<bf16> gh(at.g, count), wh(at.w, count);
+  g.fill(a.g);
+  gh.fill(a.half);
+  p.fill(a.p);
+  m.fill(a.m);
+  v.fill(a.v);
+  const GradientSpan gradient =
+      half_gradient ? GradientSpan(std::span<const bf16>(gh.span())) : GradientSpan(std::span<const float>(g.span()));
+  const AdamWStateView in(p.data(), m.data(), v.data());
+  adamw_preview(kStep, decay, gradient, in, w.span());
+  adamw_preview(kStep, decay, gradient, in, wh.span());
+  ASSERT_TRUE(w.holds(e.p)) << "f32 weights";
+  ASSERT_TRUE(wh.holds(e.half)) << "bf16 weights";
+  ASSERT_TRUE(p.holds(a.p)) << "p";
+  ASSERT_TRUE(m.holds(a.m)) << "m";
+  ASSERT_TRUE(v.holds(a.v)) << "v";
+}
+
 class AdamWBits : public testing::Test {
   AdamWChoiceGuard guard_;
 };
@@ -157,6 +178,26 @@ TEST_F(AdamWBits, ForEveryLengthAlignmentAndStore) {
   }
 }
 
+TEST_F(AdamWBits, OfAPreviewForEveryLengthAlignmentAndStore) {
+  const std::size_t longest = 200;
+  const Arrays a = random_arrays(longest, 5);
+  for (const bool half_gradient : {false, true}) {
+    const Expected e = twin(kStep, true, a, half_gradient);
+    for (const std::string& set : adamw_instruction_sets()) {
+      adamw_use_instruction_set(set);
+      for (const AdamWStores stores : kAllStores) {
+        adamw_use_stores(stores);
+        for (std::size_t count = 0; count <= longest; count += count < 70 ? 1 : 13) {
+          SCOPED_TRACE(
+              fmt::format("{} stores {} count {} half {}", set, static_cast<int>(stores), count, half_gradient));
+          for (std::size_t offset = 0; offset < 33; offset += offset < 8 ? 1 : 5)
+            ASSERT_NO_FATAL_FAILURE(check_preview(a, e, half_gradient, {1, 2, 0, offset}, count, true));
+        }
+      }
+    }
+  }
+}
+
 TEST_F(AdamWBits, WithoutDecay) {
   const Arrays a = random_arrays(100, 2);
   const Expected e = twin(kStep, false, a, false), decayed = twin(kStep, true, a, false);
@@ -164,6 +205,7 @@ TEST_F(AdamWBits, WithoutDecay) {
   for (const std::string& set : adamw_instruction_sets()) {
     adamw_use_instruction_set(set);
     ASSERT_NO_FATAL_FAILURE(check_window(a, e, false, {0, 0, 0, 0}, 100, false)) << set;
+    ASSERT_NO_FATAL_FAILURE(check_preview(a, e, false, {0, 0, 0, 0}, 100, false)) << set;
   }
 }
 
@@ -216,6 +258,12 @@ TEST_F(AdamWBits, OfSpecialValues) {
       EXPECT_TRUE(same_bits(m, e.m)) << set;
       EXPECT_TRUE(same_bits(v, e.v)) << set;
       for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(w[i].bits, bf16(p[i]).bits) << set << " " << p[i];
+      std::vector<float> previewed(count);
+      std::vector<bf16> previewed_half(count);
+      adamw_preview(kStep, true, gradient, {a.p.data(), a.m.data(), a.v.data()}, previewed);
+      adamw_preview(kStep, true, gradient, {a.p.data(), a.m.data(), a.v.data()}, previewed_half);
+      EXPECT_TRUE(same_bits(previewed, e.p)) << set;
+      EXPECT_TRUE(same_bits(previewed_half, e.half)) << set;
     }
   }
 }
@@ -283,12 +331,23 @@ TEST_F(AdamWBits, ForAnyNumberOfThreads) {
         EXPECT_TRUE((in_place ? v : v1).holds(e.v)) << threads;
         EXPECT_TRUE(w.holds(e.half)) << threads;
       }
+      Fenced<float> w(offset, count);
+      Fenced<bf16> wh(offset, count);
+      const AdamWStateView in(a.p.data(), a.m.data(), a.v.data());
+      adamw_preview_parallel(pool, kStep, true, a.half, in, w.span());
+      adamw_preview_parallel(pool, kStep, true, a.half, in, wh.span());
+      EXPECT_TRUE(w.holds(e.p)) << threads;
+      EXPECT_TRUE(wh.holds(e.half)) << threads;
     }
     for (const std::size_t small : {0u, 1u, 31u, 33u}) {
       Fenced<float> p(3, small), m(3, small), v(3, small);
       adamw_update_parallel(pool, kStep, true, std::span<const bf16>(a.half).first(small),
                             {a.p.data(), a.m.data(), a.v.data()}, {p.data(), m.data(), v.data()});
       EXPECT_TRUE(p.holds(e.p)) << threads << " " << small;
+      Fenced<bf16> w(3, small);
+      adamw_preview_parallel(pool, kStep, true, std::span<const bf16>(a.half).first(small),
+                             {a.p.data(), a.m.data(), a.v.data()}, w.span());
+      EXPECT_TRUE(w.holds(e.half)) << threads << " " << small;
     }
   }
 }

@@ -168,6 +168,14 @@ TEST(AdamW, RefusesOverlappingMemory) {
   EXPECT_THROW(adamw_update(step, false, g, old, fresh, std::span<float>(at(6) + n - 1, n)), Bug);
   EXPECT_THROW(adamw_update(step, false, g, old, fresh, std::span<float>(at(7), n - 1)), Bug);
   EXPECT_NO_THROW(adamw_update(step, false, std::span<const float>(), AdamWStateView(), AdamWState()));
+
+  EXPECT_NO_THROW(adamw_preview(step, false, g, old, w));
+  EXPECT_THROW(adamw_preview(step, false, g, old, WeightSpan()), Bug);
+  EXPECT_THROW(adamw_preview(step, false, g, old, std::span<float>(at(1), n)), Bug);
+  EXPECT_THROW(adamw_preview(step, false, g, old, std::span<float>(at(3) + n - 1, n)), Bug);
+  EXPECT_THROW(adamw_preview(step, false, g, old, std::span<float>(at(0), n)), Bug);
+  EXPECT_THROW(adamw_preview(step, false, g, AdamWStateView(at(1), nullptr, at(3)), w), Bug);
+  EXPECT_NO_THROW(adamw_preview(step, false, std::span<const float>(), AdamWStateView(), std::span<float>()));
 }
 
 TEST(AdamW, RefusesUnknownInstructionSets) {
@@ -179,12 +187,13 @@ TEST(AdamW, RefusesUnknownInstructionSets) {
 #if defined(__SSE2__)
 TEST(AdamW, RefusesAThreadThatFlushesSubnormals) {
   const AdamWStep step = make_adamw_step({}, 1e-3, 0, 1);
-  std::vector<float> g(4, 0.1f), p(4), m(4), v(4);
+  std::vector<float> g(4, 0.1f), p(4), m(4), v(4), w(4);
   const AdamWState state{p.data(), m.data(), v.data()};
   const unsigned mode = _mm_getcsr();
   for (const unsigned flush : {0x8000u, 0x0040u}) {  // results to zero, operands to zero
     _mm_setcsr(mode | flush);
     EXPECT_THROW(adamw_update(step, false, g, state, state), Bug);
+    EXPECT_THROW(adamw_preview(step, false, g, state, w), Bug);
     _mm_setcsr(mode);
   }
   EXPECT_NO_THROW(adamw_update(step, false, g, state, state));

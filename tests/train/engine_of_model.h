@@ -27,7 +27,7 @@ class EngineOfModel {
         runtime_(DeviceChoice::cpu, 2),
         ranks_(make_single_communicator()),
         engine_(runtime_.device(), runtime_.ops(), runtime_.host_pool(), *ranks_, files_.layout(),
-                settings_of(compute, bucket_elements, owner)),
+                settings_of(files_.layout(), compute, bucket_elements, owner)),
         stream_(runtime_.device().create_stream("test")) {}
 
   const ModelFiles& files() const { return files_; }
@@ -36,9 +36,7 @@ class EngineOfModel {
   OffloadEngine& engine() { return engine_; }
   Stream& stream() { return *stream_; }
 
-  void load() {
-    files_.load(engine_, *stream_, runtime_.host_pool());
-  }
+  void load() { files_.load(engine_, *stream_, runtime_.host_pool()); }
   void load_checkpoint(const std::filesystem::path& path) {
     so::load_checkpoint(path, engine_, *stream_, runtime_.host_pool());
   }
@@ -58,9 +56,10 @@ class EngineOfModel {
   // One optimizer step with gradients that are all `value`.
   Verdict step(float value, std::int64_t update_number) {
     Stream* const stream = stream_.get();
-    engine_.begin_last_micro_batch();
+    engine_.begin_last_micro_batch(1e-2, update_number);
     for (int unit = layout().units() - 1; unit >= 0; --unit) {
       engine_.require_weights(unit, *stream);
+      engine_.require_gradients(unit, *stream);
       for (auto [p, end] = layout().unit_parameters(unit); p < end; ++p) {
         const Tensor to = engine_.gradient(p).tensor;
         stream->host("fill", [to, value] {
@@ -69,7 +68,7 @@ class EngineOfModel {
       }
       engine_.gradients_ready(unit, *stream);
     }
-    return engine_.finish_step(*stream, 1e-2, update_number);
+    return engine_.finish_step(*stream);
   }
 
   // Bits of a parameter in master, moments and, as uint32, device weights.
@@ -105,9 +104,10 @@ class EngineOfModel {
   }
 
  private:
-  static EngineSettings settings_of(DType compute, std::int64_t bucket_elements, Owner owner) {
+  static EngineSettings settings_of(const ParameterLayout& layout, DType compute, std::int64_t bucket_elements,
+                                    Owner owner) {
     EngineSettings settings;
-    settings.owner = owner;
+    settings.device_units = owner == Owner::device ? layout.units() : 0;
     settings.compute = compute;
     settings.bucket_elements = bucket_elements;
     return settings;

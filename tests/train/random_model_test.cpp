@@ -85,7 +85,7 @@ TEST_P(RandomMasters, AreWhatTheWeightsAreRoundedFrom) {
   EngineSettings settings;
   settings.compute = DType::bf16;
   settings.bucket_elements = 4096;
-  settings.owner = GetParam();
+  settings.device_units = GetParam() == Owner::device ? layout.units() : 0;
   OffloadEngine engine(*device, *ops, pool, *ranks, layout, settings);
   randomize(engine, spec, *device, *ops, *stream);
   for (int p = 0; p < layout.count(); ++p) {

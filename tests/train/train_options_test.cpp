@@ -213,7 +213,7 @@ TEST(TrainOptions, CombinationsAreRefused) {
 
 TEST(TrainOptions, CpuThreads) {
   TrainOptions o;
-  EXPECT_EQ(resolve_cpu_threads(o, 16), 16);
+  EXPECT_EQ(resolve_cpu_threads(o, 16), 0);
   o.cpuadam_cores_perc = 0.9;
   EXPECT_EQ(resolve_cpu_threads(o, 16), 14);  // 14.4
   EXPECT_EQ(resolve_cpu_threads(o, 10), 9);   // 0.9 is below nine tenths in binary, its product with 10 rounds to 9

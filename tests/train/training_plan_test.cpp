@@ -280,7 +280,7 @@ TEST(PlanTraining, OnTheCpuTheHostOwnsAllUnlessAsked) {
   const ParameterLayout layout(make_parameters(small_llama()));
   const TrainingPlan plan = cpu.plan(small_llama(), shape);
   EXPECT_EQ(plan.engine.device_units, 0);
-  EXPECT_EQ(plan.engine.undo_buckets, std::ssize(cut_buckets(layout, plan.engine.bucket_elements)));
+  EXPECT_EQ(plan.engine.undo_buckets, std::ssize(make_buckets(layout, plan.engine.bucket_elements, 0)));
   EXPECT_FALSE(plan.estimate);
   EXPECT_EQ(cpu.plan(small_llama(), shape, {.mode = OffloadMode::zerooffload}).engine.undo_buckets, 0);
   const TrainingPlan split = cpu.plan(small_llama(), shape, {.ratio = 0.6});
@@ -365,7 +365,7 @@ class FakeGpu final : public Device {
   bool backed() const override { return false; }
   std::optional<OwnMemory> own_memory() const override { return OwnMemory{free_ + 5, free_}; }
   std::unique_ptr<Stream> create_stream(std::string) override { return nullptr; }
-  std::unique_ptr<Event> create_event() override { return nullptr; }
+  std::unique_ptr<Event> create_event(Timing) override { return nullptr; }
 
  protected:
   void* allocate_memory(MemoryKind, std::size_t) override { return this; }

@@ -1,12 +1,14 @@
 #include "device/cpu/cpu_device.h"
 
 #include <pthread.h>
-#include <sys/mman.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 
+#include "base/delay_point.h"
 #include "base/error.h"
+#include "device/host_pages.h"
 
 namespace so {
 namespace {
@@ -17,12 +19,14 @@ struct Point {
   std::mutex mutex;
   std::condition_variable reached_changed;
   bool reached = false;
+  std::chrono::steady_clock::time_point when;
   std::exception_ptr error;
 
   void reach(std::exception_ptr e) {
     {
       std::lock_guard lock(mutex);
       reached = true;
+      when = std::chrono::steady_clock::now();
       error = std::move(e);
     }
     reached_changed.notify_all();
@@ -36,6 +40,7 @@ struct Point {
 
 class CpuEvent final : public Event {
  public:
+  explicit CpuEvent(Timing timing) : timing_(timing) {}
   void synchronize() override {
     const TraceSpan span("wait for an event", TraceKind::wait);
     if (const auto point = current())
@@ -47,6 +52,7 @@ class CpuEvent final : public Event {
     std::lock_guard lock(point->mutex);
     return point->reached;
   }
+  double seconds_since(const Event& earlier) const override;
   std::shared_ptr<Point> renew() {
     std::lock_guard lock(mutex_);
     return point_ = std::make_shared<Point>();
@@ -57,6 +63,17 @@ class CpuEvent final : public Event {
   }
 
  private:
+  std::chrono::steady_clock::time_point when() const {
+    SO_CHECK(timing_ == Timing::on, "an event made without timing");
+    const auto point = current();
+    SO_CHECK(point, "an event never recorded has no time");
+    std::lock_guard lock(point->mutex);
+    SO_CHECK(point->reached, "the work before an event has not run");
+    if (point->error) std::rethrow_exception(point->error);
+    return point->when;
+  }
+
+  const Timing timing_;
   mutable std::mutex mutex_;
   std::shared_ptr<Point> point_;
 };
@@ -65,6 +82,12 @@ CpuEvent& cpu_event(Event& event) {
   auto* own = dynamic_cast<CpuEvent*>(&event);
   SO_CHECK(own, "an event of another device");
   return *own;
+}
+
+double CpuEvent::seconds_since(const Event& earlier) const {
+  const auto* own = dynamic_cast<const CpuEvent*>(&earlier);
+  SO_CHECK(own, "an event of another device");
+  return std::chrono::duration<double>(when() - own->when()).count();
 }
 
 // Pieces of this size keep both cores busy on a large copy without cutting small ones.
@@ -79,16 +102,11 @@ class CpuDevice final : public Device {
   std::unique_ptr<Stream> create_stream(std::string name) override {
     return std::make_unique<CpuStream>(*this, pool_, std::move(name));
   }
-  std::unique_ptr<Event> create_event() override { return std::make_unique<CpuEvent>(); }
+  std::unique_ptr<Event> create_event(Timing timing) override { return std::make_unique<CpuEvent>(timing); }
 
  protected:
-  void* allocate_memory(MemoryKind, std::size_t bytes) override {
-    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) return nullptr;
-    if (bytes >= std::size_t{8} << 20) madvise(data, bytes, MADV_HUGEPAGE);  // advice: a refusal costs speed only
-    return data;
-  }
-  void free_memory(MemoryKind, void* data, std::size_t bytes) noexcept override { munmap(data, bytes); }
+  void* allocate_memory(MemoryKind, std::size_t bytes) override { return map_host_pages(bytes); }
+  void free_memory(MemoryKind, void* data, std::size_t bytes) noexcept override { unmap_host_pages(data, bytes); }
 
  private:
   ThreadPool& pool_;
@@ -139,6 +157,7 @@ void CpuStream::run() {
     const bool drop = q.error && !work.even_if_poisoned;
     q.busy = true;
     lock.unlock();
+    delay_point();
     std::exception_ptr error;
     TraceActivity activity;
     const bool traced = tracing() && !drop && !work.name.empty();

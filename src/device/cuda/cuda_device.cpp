@@ -1,16 +1,17 @@
 // An NVIDIA GPU through the CUDA runtime.
 #include "device/cuda/cuda_device.h"
 
-#include <sys/mman.h>
-
 #include <atomic>
 #include <cstdlib>
 #include <exception>
 #include <map>
 #include <mutex>
 
+#include "base/delay_point.h"
 #include "base/error.h"
+#include "base/units.h"
 #include "device/cuda/cuda_check.h"
+#include "device/host_pages.h"
 #include "device/trace.h"
 
 namespace so {
@@ -52,7 +53,9 @@ class Failure {
 
 class CudaEvent final : public Event {
  public:
-  explicit CudaEvent(const Failure& failure) : failure_(failure) { SO_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+  CudaEvent(const Failure& failure, Timing timing) : failure_(failure), timing_(timing) {
+    SO_CUDA(cudaEventCreateWithFlags(&event_, timing == Timing::on ? cudaEventDefault : cudaEventDisableTiming));
+  }
   ~CudaEvent() override { cudaEventDestroy(event_); }
 
   void synchronize() override {
@@ -66,6 +69,19 @@ class CudaEvent final : public Event {
     cuda_check(status, "cudaEventQuery");
     return true;
   }
+  double seconds_since(const Event& earlier) const override {
+    const auto* own = dynamic_cast<const CudaEvent*>(&earlier);
+    SO_CHECK(own, "not a CUDA event");
+    for (const CudaEvent* event : {own, this}) {
+      SO_CHECK(event->timing_ == Timing::on, "an event made without timing");
+      SO_CHECK(event->recorded_, "an event never recorded has no time");
+      SO_CHECK(event->done(), "the work before an event has not run");
+    }
+    failure_.rethrow();
+    float milliseconds = 0;
+    SO_CUDA(cudaEventElapsedTime(&milliseconds, own->event_, event_));
+    return 1e-3 * static_cast<double>(milliseconds);
+  }
 
   cudaEvent_t get() const { return event_; }
   void recorded() { recorded_ = true; }
@@ -73,6 +89,7 @@ class CudaEvent final : public Event {
  private:
   cudaEvent_t event_ = nullptr;
   const Failure& failure_;
+  const Timing timing_;
   bool recorded_ = false;
 };
 
@@ -143,6 +160,7 @@ class CudaStream final : public Stream {
     static void run(void* data) {
       const std::unique_ptr<HostWork> work(static_cast<HostWork*>(data));
       if (work->failure.failed()) return;
+      delay_point();
       const TraceSpan span(work->name);
       try {
         work->function();
@@ -180,7 +198,7 @@ class CudaDevice final : public Device {
   std::unique_ptr<Stream> create_stream(std::string name) override {
     return std::make_unique<CudaStream>(*this, failure_, std::move(name));
   }
-  std::unique_ptr<Event> create_event() override { return std::make_unique<CudaEvent>(failure_); }
+  std::unique_ptr<Event> create_event(Timing timing) override { return std::make_unique<CudaEvent>(failure_, timing); }
 
  protected:
   void* allocate_memory(MemoryKind kind, std::size_t bytes) override {
@@ -195,13 +213,15 @@ class CudaDevice final : public Device {
       return data;
     }
     // Pages of our own, so that exactly what is asked for is pinned: CUDA's own pinned allocator rounds up.
-    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) return nullptr;
-    if (kind == MemoryKind::pinned) {
+    void* data = map_host_pages(bytes);
+    if (data && kind == MemoryKind::pinned) {
       const cudaError_t status = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
       if (status != cudaSuccess) {
         cudaGetLastError();
-        munmap(data, bytes);
+        unmap_host_pages(data, bytes);
+        if (const std::string advice = lock_limit_advice(bytes); !advice.empty())
+          fail("the CUDA driver cannot pin {} of host memory ({}); {}", format_bytes(bytes), cudaGetErrorString(status),
+               advice);
         if (status == cudaErrorMemoryAllocation) return nullptr;
         cuda_check(status, "cudaHostRegister");
       }
@@ -214,7 +234,7 @@ class CudaDevice final : public Device {
       return;
     }
     if (kind == MemoryKind::pinned) cudaHostUnregister(data);
-    munmap(data, bytes);
+    unmap_host_pages(data, bytes);
   }
 
  private:

@@ -11,6 +11,7 @@ class DryEvent final : public Event {
  public:
   void synchronize() override {}
   bool done() const override { return true; }
+  double seconds_since(const Event&) const override { return 0; }
 };
 
 class DryStream final : public Stream {
@@ -39,7 +40,7 @@ class DryDevice final : public Device {
   std::unique_ptr<Stream> create_stream(std::string name) override {
     return std::make_unique<DryStream>(*this, std::move(name));
   }
-  std::unique_ptr<Event> create_event() override { return std::make_unique<DryEvent>(); }
+  std::unique_ptr<Event> create_event(Timing) override { return std::make_unique<DryEvent>(); }
 
  protected:
   void* allocate_memory(MemoryKind, std::size_t bytes) override {

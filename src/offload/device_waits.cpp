@@ -1,0 +1,31 @@
+#include "offload/device_waits.h"
+
+#include <utility>
+
+namespace so {
+
+void DeviceWaits::begin(Stream& stream, WaitReason reason) {
+  if (used_ == pairs_.size())
+    pairs_.push_back({device_.create_event(Timing::on), device_.create_event(Timing::on), reason});
+  Pair& pair = pairs_[used_];
+  pair.reason = reason;
+  stream.record(*pair.from);
+}
+
+void DeviceWaits::end(Stream& stream) { stream.record(*pairs_[used_++].to); }
+
+WaitSeconds DeviceWaits::collect() {
+  WaitSeconds seconds{};
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < used_; ++i) {
+    if (!pairs_[i].to->done()) {
+      std::swap(pairs_[kept++], pairs_[i]);
+      continue;
+    }
+    seconds[static_cast<std::size_t>(pairs_[i].reason)] += pairs_[i].to->seconds_since(*pairs_[i].from);
+  }
+  used_ = kept;
+  return seconds;
+}
+
+}  // namespace so

@@ -1,0 +1,59 @@
+// What the host does with each of its buckets, and when: a choice made anew for every step from what was measured. No
+// choice changes a bit of the result; each costs other time and memory.
+//
+//              ahead of the verdict             after it, if the step stands as it was    traffic, bytes a parameter
+//   speculate  new state beside the old         nothing: the new state is adopted         28, and 12 of memory
+//   preview    new weights only                 the state follows, any time before        16 + 26
+//              (they do not change when the     the next gradient
+//              state follows)
+//   leave      nothing                          after::in_place: all at once              28
+//                                               after::weights_first: weights, and the    16 + 26
+//                                               state follows
+// (bf16 gradients and weights, fp32 state.) A clipped step voids what was done ahead; those buckets then go as the left
+// ones do. What is left must be done, lowest first, before the next forward pass reaches it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace so {
+
+enum class Ahead : std::uint8_t { leave, speculate, preview };
+enum class After : std::uint8_t { in_place, weights_first };
+
+// By host-owned bucket, lowest first. A bucket that is to be speculated when no place is spare is left.
+struct UpdateChoice {
+  std::vector<Ahead> ahead;
+  std::vector<After> after;
+};
+
+// What the engine knows when a step's last micro-batch begins. Times are running means of what was measured, 0 before
+// that.
+struct UpdateFacts {
+  std::span<const std::int64_t> elements;  // of the host-owned buckets, lowest first
+  std::span<const double> forward_shares;  // of each: the share of the forward pass that comes before it
+  std::int64_t undo_places = 0;
+  double update_seconds = 0, preview_seconds = 0;    // an element
+  double forward_seconds = 0, backward_seconds = 0;  // from verdict to first gradient, and from there to verdict; of
+                                                     // the device, without its waits for the host
+  double clip_rate = 0;                              // share of recent steps that were clipped or skipped
+};
+
+class UpdatePolicy {
+ public:
+  virtual ~UpdatePolicy() = default;
+  virtual UpdateChoice choose(const UpdateFacts& facts) = 0;
+};
+
+// Nothing ahead of the verdict, everything in place after it.
+std::unique_ptr<UpdatePolicy> make_synchronous_policy();
+
+// The choice with the least time that the device is expected to wait. Speculates first, within the undo places; leaves
+// what fits under the next forward pass, the first to land, whose turn in the forward pass comes last; previews the
+// rest, as far as the host has time for the extra traffic. Where steps are clipped so often that speculation costs more
+// than it saves, nothing is done ahead.
+std::unique_ptr<UpdatePolicy> make_adaptive_policy();
+
+}  // namespace so

@@ -1,0 +1,281 @@
+// The overlapped schedule against the synchronous one, and that against the plain loop: fifty steps, some clipped, some
+// with gradients that are not finite, under policies that do everything to every bucket, and the same bytes every time.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <map>
+#include <random>
+#include <tuple>
+
+#include "offload/engine_rig.h"
+#include "support/jitter.h"
+
+namespace so::test {
+namespace {
+
+constexpr int kSteps = 50;
+
+// Embedding, five layers and a head, with joined matrices, sizes that need padding, decayed and not.
+const ParameterLayout& the_layout() {
+  static const ParameterLayout layout = [] {
+    std::vector<Parameter> parameters = {{"embed", {60, 80}, true, 0, false}};
+    for (int layer = 1; layer <= 5; ++layer) {
+      const std::string name = std::to_string(layer);
+      parameters.push_back({name + ".norm", {77}, false, layer, false});
+      parameters.push_back({name + ".q", {40 + layer, 80}, true, layer, false});
+      parameters.push_back({name + ".k", {21, 80}, true, layer, true});
+      parameters.push_back({name + ".bias", {21}, false, layer, false});
+    }
+    parameters.push_back({"final_norm", {33}, false, 6, false});
+    parameters.push_back({"head", {50, 64}, true, 6, false});
+    return ParameterLayout(std::move(parameters));
+  }();
+  return layout;
+}
+
+// Anything for any bucket, anew every step.
+class RandomPolicy final : public UpdatePolicy {
+ public:
+  explicit RandomPolicy(unsigned seed) : random_(seed) {}
+  UpdateChoice choose(const UpdateFacts& facts) override {
+    UpdateChoice choice;
+    const auto leaning = static_cast<unsigned>(random_() % 4);  // some steps all alike
+    for (std::size_t i = 0; i < facts.elements.size(); ++i) {
+      choice.ahead.push_back(static_cast<Ahead>(leaning < 3 ? leaning : random_() % 3));
+      choice.after.push_back(static_cast<After>(random_() % 2));
+    }
+    return choice;
+  }
+
+ private:
+  std::mt19937 random_;
+};
+
+enum class Clipping { never, sometimes, always };
+
+// What a run computes, whatever the schedule.
+struct Task {
+  DType compute = DType::bf16;
+  DType gradients = DType::f32;
+  Clipping clipping = Clipping::sometimes;
+  int micro_batches = 1;
+  bool bad_gradients = false;
+  auto operator<=>(const Task&) const = default;
+};
+
+// How it is done.
+struct Manner {
+  std::int64_t bucket_elements = 4096;
+  int device_units = 0;
+  std::int64_t undo_buckets = 0;
+  int threads = 2;
+  Schedule schedule = Schedule::overlapped;
+  bool transient_weights = false, transient_gradients = false;
+  int resume_at = -1;  // a save and a resume in another engine before this step
+  bool delays = true;  // of the device, at random
+};
+
+EngineSettings settings_of(const Task& task, const Manner& manner) {
+  EngineSettings settings;
+  settings.compute = task.compute;
+  settings.gradients = task.gradients;
+  settings.bucket_elements = manner.bucket_elements;
+  settings.device_units = manner.device_units;
+  settings.undo_buckets = manner.undo_buckets;
+  settings.schedule = manner.schedule;
+  settings.transient_weights = manner.transient_weights;
+  settings.transient_gradients = manner.transient_gradients && task.micro_batches == 1;
+  settings.weight_decay = 0.1;
+  // Norms of a step are near 1000, or near 16 of every third.
+  settings.max_grad_norm = task.clipping == Clipping::never ? 1e6 : task.clipping == Clipping::sometimes ? 100 : 1;
+  return settings;
+}
+
+Flat gradient_of(const Task& task, int step, int micro_batch) {
+  Flat gradient = synthetic_gradients(the_layout(), static_cast<unsigned>(1000 * step + micro_batch),
+                                      step % 3 == 0 ? 1.0f : 0x1p-6f);
+  if (!task.bad_gradients || micro_batch != task.micro_batches - 1) return gradient;
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  if (step == 0 || step == 17) gradient.front().front() = nan;  // the first bucket
+  if (step == 9 || step == 18) gradient.back().back() = -inf;   // the last
+  if (step == 25) gradient[6][3] = inf;
+  if (step == 30)
+    for (auto& values : gradient) values[0] = nan;
+  return gradient;
+}
+
+struct Result {
+  EngineBytes bytes;
+  std::vector<double> norms;  // by step; NaN of skipped ones
+  EngineCounters counters;    // of the last engine
+  int skipped = 0;
+};
+
+Result run(const Task& task, const Manner& manner, unsigned seed) {
+  const EngineSettings settings = settings_of(task, manner);
+  const auto make = [&](unsigned s) {
+    return std::make_unique<EngineRig>(the_layout(), settings, manner.threads, std::make_unique<RandomPolicy>(s));
+  };
+  auto rig = make(seed);
+  rig->load(synthetic_gradients(the_layout(), 1, 0.125f));
+  std::mt19937 random(seed);
+  Result result;
+  std::int64_t updates = 0;
+  std::vector<Flat> gradients(static_cast<std::size_t>(task.micro_batches));
+  for (int step = 0; step < kSteps; ++step) {
+    if (step == manner.resume_at) {
+      auto other = make(seed + 1);
+      other->load(rig->bytes());
+      rig = std::move(other);
+    }
+    for (int i = 0; i < task.micro_batches; ++i) {
+      if (i + 1 == task.micro_batches) rig->engine().begin_last_micro_batch(1e-2 / (1 + step), updates + 1);
+      if (manner.delays && random() % 4 == 0) rig->delay(static_cast<int>(random() % 1000));
+      gradients[static_cast<std::size_t>(i)] = gradient_of(task, step, i);
+      rig->micro_batch(gradients[static_cast<std::size_t>(i)], i == 0);
+    }
+    const Verdict verdict = rig->engine().finish_step(rig->stream());
+    updates += verdict.finite ? 1 : 0;
+    result.skipped += verdict.finite ? 0 : 1;
+    result.norms.push_back(verdict.norm);
+    if (manner.delays && random() % 3 == 0) rig->delay(static_cast<int>(random() % 1000));
+  }
+  result.bytes = rig->bytes();
+  result.counters = rig->engine().counters();
+  return result;
+}
+
+// By the synchronous schedule in one bucket; made once.
+const Result& expected(const Task& task) {
+  static std::map<Task, Result> results;
+  const auto found = results.find(task);
+  if (found != results.end()) return found->second;
+  Manner plain;
+  plain.schedule = Schedule::synchronous;
+  plain.bucket_elements = the_layout().elements();
+  plain.delays = false;
+  return results[task] = run(task, plain, 1);
+}
+
+void expect_same(const Result& result, const Result& reference) {
+  EXPECT_TRUE(result.bytes == reference.bytes);
+  ASSERT_EQ(result.norms.size(), reference.norms.size());
+  for (std::size_t i = 0; i < result.norms.size(); ++i)
+    EXPECT_TRUE(std::bit_cast<std::uint64_t>(result.norms[i]) == std::bit_cast<std::uint64_t>(reference.norms[i])) << i;
+}
+
+// All that the schedule can do to a bucket was done, and the books balance.
+void expect_all_happened(const Result& result, const Task& task, const Manner& manner) {
+  const EngineCounters& c = result.counters;
+  EXPECT_EQ(c.host.speculated > 0, manner.undo_buckets > 0);
+  EXPECT_GT(c.host.previewed, 0);
+  EXPECT_GT(c.host.updated_in_place, 0);
+  EXPECT_GT(c.host.updated_weights_first, 0);
+  if (task.clipping != Clipping::always) {
+    EXPECT_GT(c.host.committed_ahead, 0);
+  }
+  EXPECT_EQ(c.host.voided > 0, task.clipping != Clipping::never);
+  EXPECT_EQ(c.host.redone, c.host.voided);
+  EXPECT_EQ(c.host.restored > 0, task.bad_gradients);
+  EXPECT_EQ(c.host.speculated + c.host.previewed, c.host.committed_ahead + c.host.voided + c.host.restored);
+  EXPECT_EQ(c.host.updated_in_place + c.host.updated_weights_first + c.host.committed_ahead, c.host.committed);
+  EXPECT_EQ(c.device_updates > 0, manner.device_units > 0);
+}
+
+std::string name_of(Clipping clipping) {
+  return clipping == Clipping::never ? "never" : clipping == Clipping::sometimes ? "sometimes" : "always";
+}
+
+// The reference of all below is the plain loop over elements.
+TEST(Schedule, SynchronousIsThePlainLoop) {
+  Task task;
+  task.bad_gradients = true;
+  const Manner manner{.bucket_elements = 6400, .device_units = 1, .schedule = Schedule::synchronous};
+  EngineRig rig(the_layout(), settings_of(task, manner), 2);
+  const Flat initial = synthetic_gradients(the_layout(), 1, 0.125f);
+  ReferenceLoop reference(the_layout(), settings_of(task, manner), initial);
+  rig.load(initial);
+  std::int64_t updates = 0;
+  int clipped = 0;
+  for (int step = 0; step < kSteps; ++step) {
+    const Flat gradient = gradient_of(task, step, 0);
+    const double lr = 1e-2 / (1 + step);
+    if (!rig.step(gradient, lr, updates + 1).finite) continue;
+    clipped += reference.step(gradient, lr, ++updates) != 1.0f ? 1 : 0;
+  }
+  EXPECT_EQ(updates, kSteps - 6);
+  EXPECT_GT(clipped, 10);
+  EXPECT_LT(clipped, 20);
+  EXPECT_TRUE(rig.equals(reference));
+  EXPECT_TRUE(rig.bytes() == expected(task).bytes);
+  EXPECT_EQ(rig.engine().counters().host.speculated + rig.engine().counters().host.previewed, 0);
+}
+
+class ScheduleEquality : public testing::TestWithParam<std::tuple<Clipping, int, bool>> {};
+
+TEST_P(ScheduleEquality, BucketsSplitsUndoThreads) {
+  const auto [clipping, micro_batches, bad] = GetParam();
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    Task task;
+    task.compute = compute;
+    task.gradients = micro_batches == 1 ? compute : DType::f32;
+    task.clipping = clipping;
+    task.micro_batches = micro_batches;
+    task.bad_gradients = bad;
+    const Result& reference = expected(task);
+    EXPECT_EQ(reference.skipped, bad ? 6 : 0);
+    unsigned seed = 11;
+    for (const Manner& manner : {Manner{.bucket_elements = 1024, .undo_buckets = 1000, .threads = 3},
+                                 Manner{.bucket_elements = 4096, .device_units = 2, .undo_buckets = 2},
+                                 Manner{.bucket_elements = 4096, .undo_buckets = 3, .threads = 1, .resume_at = 21},
+                                 Manner{.bucket_elements = 6400, .device_units = 1, .transient_gradients = true},
+                                 Manner{.bucket_elements = 2048,
+                                 .device_units = 3,
+                                 .undo_buckets = 2,
+                                 .transient_weights = true,
+                                 .transient_gradients = true}}) {
+      SCOPED_TRACE(std::string(so::name_of(compute)) + ", buckets of " + std::to_string(manner.bucket_elements) +
+                   ", undo " + std::to_string(manner.undo_buckets));
+      const Result result = run(task, manner, ++seed);
+      expect_same(result, reference);
+      if (manner.resume_at < 0) expect_all_happened(result, task, manner);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engine, ScheduleEquality,
+                         testing::Combine(testing::Values(Clipping::never, Clipping::sometimes, Clipping::always),
+                                          testing::Values(1, 4), testing::Bool()),
+                         [](const auto& i) {
+                           return "clips_" + name_of(std::get<0>(i.param)) + "_micro_batches_" +
+                                  std::to_string(std::get<1>(i.param)) + (std::get<2>(i.param) ? "_bad_gradients" : "");
+                         });
+
+// A thousand steps while every thread is held up at random where it meets another.
+TEST(Schedule, StressUnderRandomDelays) {
+  const Jitter jitter(5);
+  unsigned seed = 100;
+  for (int round = 0; round < 20; ++round) {
+    Task task;
+    task.compute = DType::bf16;
+    task.gradients = round % 2 == 0 ? DType::bf16 : DType::f32;
+    task.bad_gradients = round % 3 != 0;
+    task.micro_batches = round % 5 == 4 ? 2 : 1;
+    Manner manner;
+    manner.bucket_elements = std::int64_t{1024} << round % 3;
+    manner.device_units = round % 4;
+    manner.undo_buckets = round % 7;
+    manner.threads = 1 + round % 3;
+    manner.transient_weights = round % 2 == 1;
+    manner.transient_gradients = round % 4 >= 2;
+    manner.resume_at = round % 6 == 5 ? 20 : -1;
+    SCOPED_TRACE("round " + std::to_string(round));
+    const Result result = run(task, manner, ++seed);
+    expect_same(result, expected(task));
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(Jitter::slept(), 1000) << "else this delayed nothing";
+}
+
+}  // namespace
+}  // namespace so::test

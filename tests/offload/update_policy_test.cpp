@@ -1,0 +1,151 @@
+#include "offload/update_policy.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace so {
+namespace {
+
+// A hundred buckets of ten million elements; a nanosecond an element and so a second in all, 0.6 for previews. They
+// come after `before` others in the forward pass.
+struct Machine {
+  std::vector<std::int64_t> elements = std::vector<std::int64_t>(100, 10'000'000);
+  std::vector<double> shares;
+  explicit Machine(int before = 100) {
+    for (int i = 0; i < 100; ++i) shares.push_back(static_cast<double>(before + i) / (before + 100));
+  }
+  UpdateFacts facts() const {
+    UpdateFacts facts;
+    facts.elements = elements;
+    facts.forward_shares = shares;
+    facts.update_seconds = 1e-9;
+    facts.preview_seconds = 0.6e-9;
+    return facts;
+  }
+};
+
+long count(const UpdateChoice& choice, Ahead what) {
+  return std::count(choice.ahead.begin(), choice.ahead.end(), what);
+}
+long count(const UpdateChoice& choice, After what) {
+  return std::count(choice.after.begin(), choice.after.end(), what);
+}
+
+TEST(UpdatePolicy, SynchronousDoesNothingAhead) {
+  const Machine machine;
+  UpdateFacts facts = machine.facts();
+  facts.undo_places = 100;
+  facts.forward_seconds = facts.backward_seconds = 1;
+  const UpdateChoice choice = make_synchronous_policy()->choose(facts);
+  EXPECT_EQ(count(choice, Ahead::leave), 100);
+  EXPECT_EQ(count(choice, After::in_place), 100);
+}
+
+TEST(UpdatePolicy, WithPlacesForAllEverythingIsSpeculated) {
+  const Machine machine;
+  UpdateFacts facts = machine.facts();
+  facts.undo_places = 100;
+  facts.forward_seconds = 0.1;
+  facts.backward_seconds = 2;
+  EXPECT_EQ(count(make_adaptive_policy()->choose(facts), Ahead::speculate), 100);
+}
+
+TEST(UpdatePolicy, BeforeAnythingIsMeasuredItSpeculatesWhatHasPlaces) {
+  const Machine machine;
+  UpdateFacts facts;
+  facts.elements = machine.elements;
+  facts.undo_places = 30;
+  const UpdateChoice choice = make_adaptive_policy()->choose(facts);
+  EXPECT_EQ(count(choice, Ahead::speculate), 30);
+  EXPECT_EQ(count(choice, Ahead::leave), 70);
+  EXPECT_EQ(count(choice, After::in_place), 100);
+}
+
+// Of the second, 0.27 s (0.9 of 0.3) are hidden under the forward pass, of buckets whose turn in it comes last; those
+// are left for it. Ten are speculated, and the lowest previewed.
+TEST(UpdatePolicy, LeavesTheLastPreviewsTheFirst) {
+  const Machine machine;
+  UpdateFacts facts = machine.facts();
+  facts.undo_places = 10;
+  facts.forward_seconds = 0.3;
+  facts.backward_seconds = 2;
+  const UpdateChoice choice = make_adaptive_policy()->choose(facts);
+  // Bucket 99 must be there after 0.26865 s, so 26 of them.
+  for (std::size_t i = 0; i < 100; ++i) {
+    const Ahead wanted = i >= 74 ? Ahead::leave : i >= 64 ? Ahead::speculate : Ahead::preview;
+    EXPECT_EQ(choice.ahead[i], wanted) << i;
+  }
+}
+
+// Without anything before them in the forward pass the lowest can never be late enough, whatever time there is in all.
+TEST(UpdatePolicy, TheLowestAreWorkedOnAheadHoweverLongTheForwardPass) {
+  const Machine machine(0);
+  UpdateFacts facts = machine.facts();
+  facts.undo_places = 2;
+  facts.forward_seconds = 1.2;
+  facts.backward_seconds = 2;
+  const UpdateChoice choice = make_adaptive_policy()->choose(facts);
+  EXPECT_NE(choice.ahead[0], Ahead::leave);
+  EXPECT_NE(choice.ahead[1], Ahead::leave);
+  EXPECT_EQ(choice.ahead[99], Ahead::leave);
+  EXPECT_LT(count(choice, Ahead::preview), 20);
+}
+
+// The extra traffic of previews must fit into the step: with 0.35 + 0.9 s for the second of updates there is time for
+// an eighth of a second of previews.
+TEST(UpdatePolicy, PreviewsNoMoreThanTheHostHasTimeFor) {
+  const Machine machine;
+  UpdateFacts facts = machine.facts();
+  facts.forward_seconds = 0.35;
+  facts.backward_seconds = 0.9;
+  const UpdateChoice choice = make_adaptive_policy()->choose(facts);
+  EXPECT_EQ(count(choice, Ahead::preview), 21);  // (0.9 * 1.25 - 1) / 0.6e-9 elements, the last begun one counted
+  EXPECT_EQ(choice.ahead[0], Ahead::preview);
+  EXPECT_EQ(choice.ahead[30], Ahead::leave);
+}
+
+TEST(UpdatePolicy, StopsSpeculatingWhereStepsAreClipped) {
+  const Machine machine;
+  UpdateFacts facts = machine.facts();
+  facts.undo_places = 100;
+  facts.forward_seconds = 0.3;
+  facts.backward_seconds = 2;
+  const auto policy = make_adaptive_policy();
+  facts.clip_rate = 0.5;
+  EXPECT_EQ(count(policy->choose(facts), Ahead::speculate), 100) << "half of the steps still gain";
+  facts.clip_rate = 1;
+  const UpdateChoice choice = policy->choose(facts);
+  EXPECT_EQ(count(choice, Ahead::leave), 100);
+  // 1 s of updates where 0.27 s fit.
+  EXPECT_GT(count(choice, After::weights_first), 90);
+  facts.forward_seconds = 1;
+  const UpdateChoice longer = policy->choose(facts);
+  const long first = count(longer, After::weights_first);
+  // 0.1 s too much at the end, and less before; a bucket whose weights go first saves 4 ms.
+  EXPECT_GE(first, 25);
+  EXPECT_LE(first, 30);
+  for (long i = 0; i < 100; ++i)
+    EXPECT_EQ(longer.after[static_cast<std::size_t>(i)], i < first ? After::weights_first : After::in_place)
+        << "the lowest, which the forward pass needs first";
+}
+
+// What is in time in any case gains nothing by being speculated, and may lose.
+TEST(UpdatePolicy, NothingToGainNothingAhead) {
+  const Machine machine;
+  UpdateFacts facts = machine.facts();
+  facts.undo_places = 100;
+  facts.forward_seconds = 2;
+  facts.backward_seconds = 2;
+  EXPECT_EQ(count(make_adaptive_policy()->choose(facts), Ahead::leave), 100);
+}
+
+TEST(UpdatePolicy, NoBucketsNoChoice) {
+  UpdateFacts facts;
+  EXPECT_TRUE(make_adaptive_policy()->choose(facts).ahead.empty());
+  EXPECT_TRUE(make_synchronous_policy()->choose(facts).after.empty());
+}
+
+}  // namespace
+}  // namespace so
