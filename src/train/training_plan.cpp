@@ -164,11 +164,16 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
     const MemoryPlan memory = state(device_units, 0);
     return StateMemory{memory.total(MemoryKind::device), memory.host_total(machine.kind)};
   };
-  if (in.schedule == Schedule::overlapped)
-    in.undo_place_bytes = state(0, 1).host_total(machine.kind) - in.memory(0).host_bytes;
   in.device_budget = *machine.device_memory;
   in.host_budget = machine.host.available;
   in.undo_budget = share_of(machine.host, undo_share_of_free);
+  if (in.schedule == Schedule::overlapped) {
+    // The first place brings what all share.
+    const std::size_t none = in.memory(0).host_bytes, one = state(0, 1).host_total(machine.kind),
+                      two = state(0, 2).host_total(machine.kind);
+    in.undo_place_bytes = two - one;
+    in.undo_budget = left(in.undo_budget, left(one - none, in.undo_place_bytes));
+  }
   in.forced_device_units = forced_device_units;
   in.device_name = machine.name;
   in.device_advice = device_advice;
