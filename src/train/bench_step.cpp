@@ -20,6 +20,7 @@
 #include "plan/host_memory.h"
 #include "train/batch_upload.h"
 #include "train/commands.h"
+#include "train/engine_report.h"
 #include "train/measure.h"
 #include "train/random_model.h"
 #include "train/trace_summary.h"
@@ -37,6 +38,7 @@ class States {
   virtual void begin_step() = 0;
   // After the step has been enqueued. False: it was skipped, since some gradient was not finite.
   virtual bool finish_step(Stream& stream) = 0;
+  virtual EngineCounters counters() const { return {}; }
   virtual void randomize(const DecoderSpec& spec, Device& device, Ops& ops, Stream& stream) = 0;
 };
 
@@ -96,6 +98,7 @@ class EngineStates final : public States {
   void randomize(const DecoderSpec& spec, Device& device, Ops& ops, Stream& stream) override {
     so::randomize(engine_, spec, device, ops, stream);
   }
+  EngineCounters counters() const override { return engine_.counters(); }
 
  private:
   std::unique_ptr<Communicator> ranks_;
@@ -153,13 +156,14 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
   engine.bucket_elements = as_train.bucket_size / static_cast<std::int64_t>(sizeof(float));
   engine.adamw = {as_train.adam_beta1, as_train.adam_beta2, as_train.adam_epsilon};
   engine.weight_decay = as_train.weight_decay;
-  engine.max_grad_norm = as_train.max_grad_norm;
+  engine.max_grad_norm = options.max_grad_norm;
   return plan_training(spec, layout, planning_machine(runtime, compute), shape, engine,
                        {options.offload_optimizer, options.offload_ratio, options.mode}, true,
                        options.activation_checkpointing, WeightOrigin::random);
 }
 
 struct Measured {
+  EngineCounters counters;      // of the timed steps
   std::vector<double> seconds;  // of each step, in order
   double first_loss = 0, last_loss = 0;
   std::size_t planned_bytes = 0, peak_bytes = 0;  // of the device; on the CPU, of the process
@@ -220,11 +224,13 @@ Measured measure(const BenchStepOptions& options, const DecoderSpec& spec, const
     if (i == 0) result.first_loss = result.last_loss;
     log_info("warm-up step {}: {:.4f} s, loss {:.4f}", i + 1, seconds, result.last_loss);
   }
+  const EngineCounters before = states->counters();
   for (std::int64_t i = 0; i < options.steps; ++i) {
     result.seconds.push_back(timed_step());
     if (i == 0 && options.warmup == 0) result.first_loss = result.last_loss;
     log_info("step {}: {:.4f} s", i + 1, result.seconds.back());
   }
+  result.counters = since(states->counters(), before);
   result.planned_bytes =
       device.own_memory() ? plan.memory.total(MemoryKind::device) : plan.memory.host_total(device.kind());
   result.peak_bytes = device.own_memory() ? used() - used_before : peak_resident_bytes();
@@ -305,7 +311,9 @@ int run_bench_step(const BenchStepOptions& options) {
         {"peak_memory_bytes", m.peak_bytes},
         {"planned_memory_bytes", m.planned_bytes},
         {"first_loss", m.first_loss},
-        {"last_loss", m.last_loss}};
+        {"last_loss", m.last_loss},
+        {"clipped_steps", m.counters.clipped_steps},
+        {"device_wait_seconds_a_step", total(m.counters.device_waits) / static_cast<double>(options.steps)}};
     if (plan.estimate)
       result["expected"] = {{"step_seconds", plan.estimate->seconds()}, {"waiting_seconds", plan.estimate->exposed}};
     if (m.time) {
@@ -336,6 +344,12 @@ int run_bench_step(const BenchStepOptions& options) {
   fmt::print("reference count {:.4g} TFLOP/s\n", reference_rate / 1e12);
   fmt::print("peak memory     {}, planned {} ({:+.1f}%)\n", format_bytes(m.peak_bytes), format_bytes(m.planned_bytes),
              100 * (static_cast<double>(m.peak_bytes) / static_cast<double>(m.planned_bytes) - 1));
+  if (!options.no_optimizer) {
+    const double waited = total(m.counters.device_waits) / static_cast<double>(options.steps);
+    fmt::print("device waits    {:.4f} s a step, {:.1f}% of it\n", waited, 100 * waited / seconds);
+    fmt::print("in {} steps, {} of them clipped: {}\n", options.steps, m.counters.clipped_steps, describe_waits(m.counters));
+    if (const std::string schedule = describe_schedule(m.counters); !schedule.empty()) fmt::print("{}\n", schedule);
+  }
   fmt::print("loss            {:.4f} to {:.4f}\n", m.first_loss, m.last_loss);
   if (m.time)
     fmt::print("where the time of one more step went ({:.4f} s while traced):\n{}", m.time->seconds,

@@ -69,6 +69,7 @@ struct BenchStepOptions {
   OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
   double offload_ratio = -1;  // as TrainOptions
   OffloadMode mode = OffloadMode::superoffload;
+  double max_grad_norm = 1;
   Toggle activation_checkpointing = Toggle::automatic;
   std::string trace;  // file; empty: none
   DeviceChoice device = DeviceChoice::automatic;
