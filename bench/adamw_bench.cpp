@@ -236,14 +236,13 @@ int main_bench(int argc, char** argv) {
             adamw_update_parallel(pool, step, true, gradient, state, out, weights);
         };
         const Shape shape{half, half_moments, writes};
-        const auto address = [](const Moments& moments) { return const_cast<void*>(moments.data()); };
         const Streams streams{half ? static_cast<const void*>(gh) : g,
                               state.master,
                               state.m.data(),
                               state.v.data(),
                               out.master,
-                              address(out.m),
-                              address(out.v),
+                              out.m.data(),
+                              out.v.data(),
                               half ? static_cast<void*>(wh) : w};
         c.limit = [=, &pool] {
           pool.parallel_for(static_cast<std::int64_t>(n), kGrain, [&](std::int64_t begin, std::int64_t end) {

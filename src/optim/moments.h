@@ -13,6 +13,8 @@ namespace so {
 // An array of fp32 or bf16 numbers, owned by someone else; F and H are float and bf16, or both const.
 template <class F, class H>
 class MomentPointer {
+  using Void = std::conditional_t<std::is_const_v<F>, const void, void>;
+
  public:
   MomentPointer() = default;
   MomentPointer(std::nullptr_t) {}
@@ -26,7 +28,7 @@ class MomentPointer {
 
   DType dtype() const { return half_ ? DType::bf16 : DType::f32; }
   std::size_t element_size() const { return half_ ? sizeof(H) : sizeof(F); }
-  const void* data() const { return data_; }
+  Void* data() const { return data_; }
   explicit operator bool() const { return data_ != nullptr; }
   // The address as float* or bf16* (const, for a view). Bug if the array is of the other type.
   template <class T>
@@ -41,7 +43,7 @@ class MomentPointer {
   }
 
  private:
-  std::conditional_t<std::is_const_v<F>, const void*, void*> data_ = nullptr;
+  Void* data_ = nullptr;
   bool half_ = false;
 };
 

@@ -123,8 +123,9 @@ class CudaAdamW final : public DeviceAdamW {
  public:
   void update(Stream& stream, const AdamWStep& step, std::span<const AdamWRun> runs, Tensor gradient, AdamWState state,
               Tensor weights) override {
-    for (const void* array : {static_cast<const void*>(state.master), state.m.data(), state.v.data(),
-                              static_cast<const void*>(gradient.data()), static_cast<const void*>(weights.data())})
+    for (const void* array : {static_cast<const void*>(state.master), static_cast<const void*>(state.m.data()),
+                              static_cast<const void*>(state.v.data()), static_cast<const void*>(gradient.data()),
+                              static_cast<const void*>(weights.data())})
       SO_CHECK(reinterpret_cast<std::uintptr_t>(array) % 16 == 0, "AdamW: an array at {}", array);
     const cudaStream_t to = cuda_stream(stream);
     for (std::size_t done = 0; done < runs.size();) {
