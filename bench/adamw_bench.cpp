@@ -146,7 +146,7 @@ HWY_EXPORT(triad);
 HWY_EXPORT(limit);
 namespace {
 
-constexpr std::int64_t kGrain = 1 << 15;
+constexpr std::int64_t kGrain = 1 << 13;
 
 // Zeroed memory, first touched by the threads that will use it, in huge pages where the system has them.
 template <class T>

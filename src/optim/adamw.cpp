@@ -27,7 +27,7 @@ constexpr std::int64_t kLineElements = kLine / sizeof(bf16);  // offsets from a 
 constexpr std::size_t kStreamFrom = std::size_t{1} << 16;
 
 // Elements a thread takes at a time: large enough that claiming one costs nothing, small enough to even out threads.
-constexpr std::int64_t kGrain = std::int64_t{1} << 15;
+constexpr std::int64_t kGrain = std::int64_t{1} << 13;
 
 std::atomic<std::size_t> chosen_table{0};
 std::atomic<AdamWStores> chosen_stores{AdamWStores::automatic};

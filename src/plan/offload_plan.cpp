@@ -30,7 +30,7 @@ struct Policy {
 // Plays the schedule. Times are seconds since the verdict of the step before.
 class Timeline {
  public:
-  Timeline(const OffloadInputs& in, int device_units, std::int64_t keep) : in_(in) {
+  Timeline(const OffloadInputs& in, int device_units, std::int64_t keep, Residency residency) : in_(in) {
     const MachineRates& r = in.rates;
     const Recomputation& again = in.keeps[static_cast<std::size_t>(keep)];
     for (std::size_t u = 0; u < in.units.size(); ++u) {
@@ -40,6 +40,12 @@ class Timeline {
                           again.device_bytes[u] / r.device_memory);
       const auto elements = static_cast<double>(unit.elements);
       if (static_cast<int>(u) < device_units) {
+        const bool inner = u > 0 && u + 1 < in.units.size();
+        if (inner && residency.transient_weights) {
+          const double cast = elements * (4 + in.weight_bytes) / r.device_memory;
+          forward_.back() += cast;
+          backward_.back() += cast;
+        }
         device_update_ += elements * full_bytes() / r.device_memory;
         continue;
       }
@@ -213,6 +219,7 @@ class Timeline {
 
 struct Candidate {
   int device_units = 0;
+  Residency residency;
   std::int64_t keep = -1;  // -1: no choice of activations fits
   std::size_t device_short = 0, host_short = 0;
   std::int64_t undo_buckets = 0;
@@ -223,10 +230,11 @@ struct Candidate {
 // How far `bytes` goes beyond `limit`.
 std::size_t beyond(std::size_t bytes, std::size_t limit) { return bytes > limit ? bytes - limit : 0; }
 
-Candidate consider(const OffloadInputs& in, int device_units) {
+Candidate consider(const OffloadInputs& in, int device_units, Residency residency) {
   Candidate c;
   c.device_units = device_units;
-  const StateMemory state = in.memory(device_units);
+  c.residency = residency;
+  const StateMemory state = in.memory(device_units, residency);
   c.host_short = beyond(state.host_bytes, in.host_budget);
   c.device_short = std::numeric_limits<std::size_t>::max();
   for (std::int64_t keep = 0; keep < std::ssize(in.keeps) && c.keep < 0; ++keep) {
@@ -244,12 +252,28 @@ Candidate consider(const OffloadInputs& in, int device_units) {
       places =
           std::min(places, static_cast<std::int64_t>(beyond(in.undo_budget, state.host_bytes) / in.undo_place_bytes));
   }
-  c.estimate = estimate_step(in, device_units, c.keep, places);
+  c.estimate = estimate_step(in, device_units, c.keep, places, residency);
   const auto used =
       static_cast<std::int64_t>(std::ceil(c.estimate.speculated_elements / static_cast<double>(in.bucket_elements)));
   c.undo_buckets = std::min(places, used + (used + 3) / 4);
-  if (c.undo_buckets < places) c.estimate = estimate_step(in, device_units, c.keep, c.undo_buckets);
+  if (c.undo_buckets < places) c.estimate = estimate_step(in, device_units, c.keep, c.undo_buckets, residency);
   return c;
+}
+
+// The best for a split; if none fits, the one that comes nearest.
+Candidate consider(const OffloadInputs& in, int device_units) {
+  std::vector<Candidate> candidates;
+  for (const Residency residency : in.residencies) candidates.push_back(consider(in, device_units, residency));
+  // What keeps more comes first, so it wins where they are equal.
+  const auto better = [](const Candidate& a, const Candidate& b) {
+    if (a.fits() != b.fits()) return a.fits();
+    if (!a.fits()) return a.device_short + a.host_short < b.device_short + b.host_short;
+    return rank_of(a.estimate) < rank_of(b.estimate) - equal_share * b.estimate.seconds();
+  };
+  const Candidate* best = &candidates.front();
+  for (const Candidate& c : candidates)
+    if (better(c, *best)) best = &c;
+  return *best;
 }
 
 [[noreturn]] void refuse(const OffloadInputs& in, const std::vector<Candidate>& candidates) {
@@ -306,9 +330,9 @@ std::string describe_rates(const MachineRates& r) {
       r.gemm_flops / 1e12, r.device_memory / 1e9, r.link_to_host / 1e9, r.link_to_device / 1e9, r.host_memory / 1e9);
 }
 
-StepEstimate estimate_step(const OffloadInputs& inputs, int device_units, std::int64_t keep,
-                           std::int64_t undo_buckets) {
-  Timeline timeline(inputs, device_units, keep);
+StepEstimate estimate_step(const OffloadInputs& inputs, int device_units, std::int64_t keep, std::int64_t undo_buckets,
+                           Residency residency) {
+  Timeline timeline(inputs, device_units, keep, residency);
   StepEstimate best = timeline.run({});
   if (inputs.schedule == Schedule::synchronous || best.exposed == 0) return best;
   const double all = timeline.host_elements(),
@@ -351,11 +375,22 @@ OffloadPlan choose_offload(const OffloadInputs& in) {
     if (c.fits() && rank_of(c.estimate) <= limit && c.device_units > best->device_units) best = &c;
 
   OffloadPlan plan{.device_units = best->device_units,
+                   .residency = best->residency,
                    .keep = best->keep,
                    .undo_buckets = best->undo_buckets,
                    .estimate = best->estimate,
                    .why_split = explain_split(in, *best, candidates),
-                   .why_undo = {}};
+                   .why_undo = {},
+                   .why_residency = {}};
+  const auto memory = [&](Residency residency) { return in.memory(best->device_units, residency).device_bytes; };
+  if (best->residency != Residency{})
+    plan.why_residency = fmt::format(
+        "device memory saved: {}{}{}, {}",
+        best->residency.transient_weights ? "weights of device-owned layers are made of their masters for each use"
+                                          : "",
+        best->residency == Residency{true, true} ? "; " : "",
+        best->residency.transient_gradients ? "gradients of host-owned layers are moved to host memory" : "",
+        format_bytes(beyond(memory({}), memory(best->residency))));
   if (in.schedule == Schedule::synchronous) {
     plan.why_undo = "no places for new state: the synchronous schedule updates in place";
   } else if (best->device_units == units) {

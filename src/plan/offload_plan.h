@@ -45,6 +45,12 @@ struct StateMemory {
   std::size_t device_bytes = 0, host_bytes = 0;
 };
 
+// What is not kept on the device, to save its memory (offload/engine.h).
+struct Residency {
+  bool transient_weights = false, transient_gradients = false;
+  bool operator==(const Residency&) const = default;
+};
+
 struct OffloadInputs {
   MachineRates rates;
   std::vector<UnitWork> units;
@@ -55,8 +61,9 @@ struct OffloadInputs {
   // What layers may keep, from the cheapest in time to the dearest. At least one.
   std::vector<Recomputation> keeps;
   std::function<std::size_t(std::int64_t keep)> activation_bytes;  // on the device
-  std::function<StateMemory(int device_units)> memory;
-  std::size_t undo_place_bytes = 0;  // of host memory, for one bucket
+  std::function<StateMemory(int device_units, Residency)> memory;
+  std::vector<Residency> residencies = {{}};  // that may be chosen, what is kept the most first
+  std::size_t undo_place_bytes = 0;           // of host memory, for one bucket
   std::size_t device_budget = 0, host_budget = 0;
   std::size_t undo_budget = 0;   // of host_budget, up to where places for new state may fill it
   int forced_device_units = -1;  // -1: to be chosen
@@ -83,14 +90,16 @@ struct StepEstimate {
 // verdict; what is left then it takes the first units first. The synchronous schedule does everything after the verdict
 // and before the next forward pass. Of a few ways to divide the elements (offload/update_policy.h chooses for every
 // step), with at most `undo_buckets` speculated, the quickest counts.
-StepEstimate estimate_step(const OffloadInputs& inputs, int device_units, std::int64_t keep, std::int64_t undo_buckets);
+StepEstimate estimate_step(const OffloadInputs& inputs, int device_units, std::int64_t keep, std::int64_t undo_buckets,
+                           Residency residency = {});
 
 struct OffloadPlan {
   int device_units = 0;
+  Residency residency;
   std::int64_t keep = 0;  // index of inputs.keeps
   std::int64_t undo_buckets = 0;
   StepEstimate estimate;
-  std::string why_split, why_undo;  // for the log; each says the choice and its reason
+  std::string why_split, why_undo, why_residency;  // for the log; each says the choice and its reason; or empty
 };
 
 // What ranks plans, lower is better: the seconds of a step without the device's own update. So a parameter that the

@@ -153,7 +153,7 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
   const TrainOptions as_train;
   EngineSettings engine;
   engine.compute = compute;
-  engine.bucket_elements = as_train.bucket_size / static_cast<std::int64_t>(sizeof(float));
+  engine.bucket_elements = options.bucket_size / static_cast<std::int64_t>(sizeof(float));
   engine.adamw = {as_train.adam_beta1, as_train.adam_beta2, as_train.adam_epsilon};
   engine.weight_decay = as_train.weight_decay;
   engine.max_grad_norm = options.max_grad_norm;
@@ -347,7 +347,8 @@ int run_bench_step(const BenchStepOptions& options) {
   if (!options.no_optimizer) {
     const double waited = total(m.counters.device_waits) / static_cast<double>(options.steps);
     fmt::print("device waits    {:.4f} s a step, {:.1f}% of it\n", waited, 100 * waited / seconds);
-    fmt::print("in {} steps, {} of them clipped: {}\n", options.steps, m.counters.clipped_steps, describe_waits(m.counters));
+    fmt::print("in {} steps, {} of them clipped: {}\n", options.steps, m.counters.clipped_steps,
+               describe_waits(m.counters));
     if (const std::string schedule = describe_schedule(m.counters); !schedule.empty()) fmt::print("{}\n", schedule);
   }
   fmt::print("loss            {:.4f} to {:.4f}\n", m.first_loss, m.last_loss);

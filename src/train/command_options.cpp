@@ -155,6 +155,10 @@ OptionTable<BenchStepOptions> make_bench_step() {
       .default_from("as train");
   t.add("mode", &O::mode, "Schedule of what the CPU steps: superoffload beside the device's work, zerooffload after it")
       .default_from("as train");
+  t.add("bucket_size", &O::bucket_size, "Gradient moved and stepped at a time, counted in fp32")
+      .unit("bytes")
+      .at_least(4096)
+      .default_from("as train");
   t.add("max_grad_norm", &O::max_grad_norm,
         "Clip the global gradient norm to this; a large one clips rarely, a small one always")
       .above(0)

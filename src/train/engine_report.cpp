@@ -35,9 +35,11 @@ EngineCounters since(const EngineCounters& now, const EngineCounters& before) {
 
 std::string describe_schedule(const EngineCounters& counters) {
   const HostCounters& h = counters.host;
-  if (h.speculated + h.previewed + h.updated_in_place + h.updated_weights_first + h.restored + h.discarded == 0) return {};
+  if (h.speculated + h.previewed + h.updated_in_place + h.updated_weights_first + h.restored + h.discarded == 0)
+    return {};
   return fmt::format(
-      "host buckets: ahead of the verdict {} speculated, {} previewed, of which {} stood, {} were void, {} put back; after "
+      "host buckets: ahead of the verdict {} speculated, {} previewed, of which {} stood, {} were void, {} put back; "
+      "after "
       "it {} in place, {} weights first",
       h.speculated, h.previewed, h.committed_ahead, h.voided, h.restored, h.updated_in_place, h.updated_weights_first);
 }

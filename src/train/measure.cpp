@@ -1,7 +1,6 @@
 #include "train/measure.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -104,17 +103,16 @@ double measure_host_adamw(Device& device, ThreadPool& pool) {
                           std::span(static_cast<bf16*>(weights.data()), n));
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
-  pass();
-  std::array<double, 3> seconds;
-  for (double& s : seconds) s = pass();
-  std::sort(seconds.begin(), seconds.end());
-  return 28 * static_cast<double>(elements) / seconds[1];
+  // The best of a few: memory that was just taken, or freed by another process, is slow at first.
+  double best = pass();
+  for (int i = 0; i < 5; ++i) best = std::min(best, pass());
+  return 28 * static_cast<double>(elements) / best;
 }
 
 MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute) {
   const bool cpu = device.kind() == DeviceKind::cpu;
   MachineRates rates;
-  rates.gemm_flops = measure_gemm_rate(device, ops, stream, compute, true);
+  rates.gemm_flops = measure_gemm_rate(device, ops, stream, compute, cpu);
   rates.host_memory = measure_host_adamw(device, pool);
   const std::size_t bytes = std::size_t{cpu ? 1u : 64u} << 20;
   const double round_seconds = cpu ? 0.001 : 0.01;

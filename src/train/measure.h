@@ -30,9 +30,9 @@ double measure_copy_bandwidth(Device& device, Stream& stream);
 // quarter of what is available), 256 thousand elements in all on the CPU device.
 double measure_host_adamw(Device& device, ThreadPool& pool);
 
-// What a plan is made from (plan/offload_plan.h), in less than a second on a GPU and a tenth on the CPU device. All
-// memory is given back. On the CPU device, where there is one kind of memory and no link, the figures of the link are
-// those of a copy in that memory, and a plan should not depend on them.
+// What a plan is made from (plan/offload_plan.h), in about two seconds on a GPU, most of them for its clock to settle,
+// and in a tenth on the CPU device. All memory is given back. On the CPU device, where there is one kind of memory and
+// no link, the figures of the link are those of a copy in that memory, and a plan should not depend on them.
 MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute);
 
 }  // namespace so

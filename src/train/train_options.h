@@ -96,7 +96,7 @@ struct TrainOptions {
   DeviceChoice device = DeviceChoice::automatic;
   Precision dtype = Precision::automatic;
   Toggle activation_checkpointing = Toggle::automatic;
-  std::int64_t bucket_size = 64 << 20;  // bytes of fp32 gradient
+  std::int64_t bucket_size = 16 << 20;  // bytes of fp32 gradient
   int cpu_threads = 0;
   // Offload
   std::string deepspeed_config;

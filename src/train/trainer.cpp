@@ -143,7 +143,8 @@ void Trainer::report(const StepResult& r) {
 void Trainer::log_breakdown(const StepResult& r) {
   const EngineCounters now = engine_.counters(), step = since(now, reported_);
   log_info("step {}: {:.4f} s; {}", state_.step, r.seconds, describe_waits(step));
-  if (const std::string schedule = describe_schedule(step); !schedule.empty()) log_info("step {}: {}", state_.step, schedule);
+  if (const std::string schedule = describe_schedule(step); !schedule.empty())
+    log_info("step {}: {}", state_.step, schedule);
   reported_ = now;
 }
 

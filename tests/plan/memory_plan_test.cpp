@@ -73,10 +73,12 @@ TEST(MemoryPlan, WhatFitsIsAccepted) {
 }
 
 TEST(MemoryPlan, WhatDoesNotFitIsRefusedWithTheReason) {
-  EXPECT_EQ(refusal(DeviceKind::cpu, 18'800'000'998),
-            "not enough memory: 18.8 GB needed (most of it: weights, 9.0 GB), 18.8 GB available (cgroup /box); buy more");
-  EXPECT_EQ(refusal(DeviceKind::cpu, 0),
-            "not enough memory: 18.8 GB needed (most of it: weights, 9.0 GB), 0 bytes available (cgroup /box); buy more");
+  EXPECT_EQ(
+      refusal(DeviceKind::cpu, 18'800'000'998),
+      "not enough memory: 18.8 GB needed (most of it: weights, 9.0 GB), 18.8 GB available (cgroup /box); buy more");
+  EXPECT_EQ(
+      refusal(DeviceKind::cpu, 0),
+      "not enough memory: 18.8 GB needed (most of it: weights, 9.0 GB), 0 bytes available (cgroup /box); buy more");
   // With memory of its own, what lies on the device is no part of the host's trouble.
   EXPECT_EQ(refusal(DeviceKind::cuda, 2'000'000'000),
             "not enough memory: 8.3 GB needed (most of it: second moments, 4.0 GB), 2.0 GB available (cgroup /box); "

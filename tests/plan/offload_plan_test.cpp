@@ -48,12 +48,16 @@ struct Machine {
     in.activation_bytes = [this, layers](std::int64_t keep) {
       return fixed_activations + per_layer_activations * static_cast<std::size_t>(layers - keep);
     };
-    in.memory = [this](int device_units) {
+    in.memory = [this](int device_units, Residency residency) {
       std::size_t device = 0, host = 0;
       for (std::size_t u = 0; u < in.units.size(); ++u) {
         const auto n = static_cast<std::size_t>(in.units[u].elements);
+        const bool inner = u > 0 && u + 1 < in.units.size(), on_device = static_cast<int>(u) < device_units;
         device += 4 * n;
-        (static_cast<int>(u) < device_units ? device : host) += 12 * n;
+        (on_device ? device : host) += 12 * n;
+        if (inner && on_device && residency.transient_weights) device -= 2 * n;
+        if (inner && !on_device && residency.transient_gradients) device -= 2 * n;
+        if (!on_device && residency.transient_gradients) host += 2 * n;
       }
       return StateMemory{device, host};
     };
@@ -78,7 +82,7 @@ struct Machine {
     return flops / in.rates.gemm_flops;
   }
   bool fits(int device_units, std::int64_t keep, std::int64_t undo) const {
-    const StateMemory m = in.memory(device_units);
+    const StateMemory m = in.memory(device_units, {});
     return m.device_bytes + in.activation_bytes(keep) <= in.device_budget && m.host_bytes <= in.host_budget &&
            (undo == 0 || m.host_bytes + static_cast<std::size_t>(undo) * in.undo_place_bytes <= in.undo_budget);
   }

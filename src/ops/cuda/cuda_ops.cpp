@@ -16,8 +16,12 @@ CudaOps::CudaOps(Device& device)
 CudaOps::~CudaOps() = default;
 
 cudaStream_t CudaOps::enter(Stream& stream) {
-  if (!stream_) stream_ = &stream;
-  SO_CHECK(stream_ == &stream, "ops of one instance on the streams '{}' and '{}': they share scratch", stream_->name(),
+  if (!stream_) {
+    stream_ = &stream;
+    stream_name_ = stream.name();
+  }
+  // The first may be gone: its name is our own.
+  SO_CHECK(stream_ == &stream, "ops of one instance on the streams '{}' and '{}': they share scratch", stream_name_,
            stream.name());
   return cuda_stream(stream);
 }

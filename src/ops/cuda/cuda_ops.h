@@ -65,6 +65,7 @@ class CudaOps final : public Ops {
   std::unique_ptr<CudaGemm> gemm_;
   std::unique_ptr<CudaAttention> attention_;
   Stream* stream_ = nullptr;
+  std::string stream_name_;
 };
 
 }  // namespace so
