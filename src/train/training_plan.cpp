@@ -274,7 +274,10 @@ void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine,
   const auto n = static_cast<std::size_t>(layout.elements());
   MemoryPlan plan;
   plan.add(MemoryKind::device, "weights", n * size_of(engine.compute));
-  plan.add(MemoryKind::device, "gradients", n * size_of(engine.gradients));
+  // Of a layer the device has to keep only one of the two, weights or gradients, where gradients are not added up: the
+  // engine's transient ones. This is a lower bound; the plan proper is exact.
+  const bool may_move = machine.device_memory && engine.gradients == DType::bf16;
+  if (!may_move) plan.add(MemoryKind::device, "gradients", n * size_of(engine.gradients));
   const int device_units = requested_device_units(request, layout, machine.kind);
   const std::size_t state = 12 * n;
   std::size_t on_device = 0;
