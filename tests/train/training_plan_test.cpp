@@ -185,7 +185,8 @@ struct FakeMachine {
                           .device_memory = 4e12,
                           .link_to_host = 5e10,
                           .link_to_device = 5e10,
-                          .host_memory = 1.2e11};
+                          .host_memory = 1.2e11,
+                          .host_wide = 1.2e11};
     };
   }
   TrainingPlan plan(const DecoderSpec& spec, const TrainingShape& shape, const OffloadRequest& request = {},
