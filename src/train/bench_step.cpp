@@ -166,7 +166,8 @@ struct Measured {
   EngineCounters counters;      // of the timed steps
   std::vector<double> seconds;  // of each step, in order
   double first_loss = 0, last_loss = 0;
-  std::size_t planned_bytes = 0, peak_bytes = 0;  // of the device; on the CPU, of the process
+  std::size_t planned_host_bytes = 0, peak_host_bytes = 0;  // beside a device with memory of its own, else 0
+  std::size_t planned_bytes = 0, peak_bytes = 0;            // of the device; on the CPU, of the process
   std::optional<TimeSummary> time;
   std::vector<std::string> remarks;  // of the trace
 
@@ -229,6 +230,10 @@ Measured measure(const BenchStepOptions& options, const DecoderSpec& spec, const
     result.seconds.push_back(timed_step());
     if (i == 0 && options.warmup == 0) result.first_loss = result.last_loss;
     log_info("step {}: {:.4f} s", i + 1, result.seconds.back());
+  }
+  if (device.own_memory()) {
+    result.planned_host_bytes = plan.memory.host_total(device.kind());
+    result.peak_host_bytes = peak_resident_bytes();
   }
   result.counters = since(states->counters(), before);
   result.planned_bytes =
@@ -312,6 +317,8 @@ int run_bench_step(const BenchStepOptions& options) {
         {"share_of_gemm_limit", model_rate / gemm_rate},
         {"peak_memory_bytes", m.peak_bytes},
         {"planned_memory_bytes", m.planned_bytes},
+        {"peak_host_memory_bytes", m.peak_host_bytes},
+        {"planned_host_memory_bytes", m.planned_host_bytes},
         {"first_loss", m.first_loss},
         {"last_loss", m.last_loss},
         {"clipped_steps", m.counters.clipped_steps},
@@ -347,6 +354,10 @@ int run_bench_step(const BenchStepOptions& options) {
   fmt::print("reference count {:.4g} TFLOP/s\n", reference_rate / 1e12);
   fmt::print("peak memory     {}, planned {} ({:+.1f}%)\n", format_bytes(m.peak_bytes), format_bytes(m.planned_bytes),
              100 * (static_cast<double>(m.peak_bytes) / static_cast<double>(m.planned_bytes) - 1));
+  if (m.planned_host_bytes > 0)
+    fmt::print("host memory     {}, planned {} ({:+.1f}%)\n", format_bytes(m.peak_host_bytes),
+               format_bytes(m.planned_host_bytes),
+               100 * (static_cast<double>(m.peak_host_bytes) / static_cast<double>(m.planned_host_bytes) - 1));
   if (!options.no_optimizer) {
     const double waited = total(m.counters.device_waits) / static_cast<double>(options.steps);
     fmt::print("device waits    {:.4f} s a step, {:.1f}% of it\n", waited, 100 * waited / seconds);
