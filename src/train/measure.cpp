@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "offload/optimizer_state.h"
 #include "optim/adamw.h"
 #include "plan/host_memory.h"
 
@@ -75,8 +76,9 @@ double copy_rate(Stream& stream, const Buffer& to, const Buffer& from, double ro
 
 }  // namespace
 
-double measure_host_adamw(Device& device, ThreadPool& pool) {
-  constexpr std::int64_t element_bytes = 3 * sizeof(float) + 2 * sizeof(bf16);
+double measure_host_adamw(Device& device, ThreadPool& pool, DType moments) {
+  constexpr std::size_t link_bytes = 2 * sizeof(bf16);
+  const auto element_bytes = static_cast<std::int64_t>(state_bytes(moments) + link_bytes);
   std::int64_t elements = std::int64_t{1} << 18;
   if (device.kind() != DeviceKind::cpu)
     elements =
@@ -92,11 +94,14 @@ double measure_host_adamw(Device& device, ThreadPool& pool) {
     });
     return buffer;
   };
-  const Buffer master = allocate(sizeof(float)), m = allocate(sizeof(float)), v = allocate(sizeof(float));
+  const Buffer master = allocate(sizeof(float)), m = allocate(size_of(moments)), v = allocate(size_of(moments));
   const Buffer gradient = allocate(sizeof(bf16)), weights = allocate(sizeof(bf16));
   const AdamWStep step = make_adamw_step({}, 1e-5, 0.01, 1);
-  const AdamWState state{static_cast<float*>(master.data()), static_cast<float*>(m.data()),
-                         static_cast<float*>(v.data())};
+  const auto moment = [&](const Buffer& buffer) {
+    return moments == DType::bf16 ? Moments(static_cast<bf16*>(buffer.data()))
+                                  : Moments(static_cast<float*>(buffer.data()));
+  };
+  const AdamWState state{static_cast<float*>(master.data()), moment(m), moment(v)};
   const auto pass = [&] {
     const auto start = std::chrono::steady_clock::now();
     adamw_update_parallel(pool, step, true, std::span(static_cast<const bf16*>(gradient.data()), n), state, state,
@@ -106,14 +111,14 @@ double measure_host_adamw(Device& device, ThreadPool& pool) {
   // The best of a few: memory that was just taken, or freed by another process, is slow at first.
   double best = pass();
   for (int i = 0; i < 5; ++i) best = std::min(best, pass());
-  return 28 * static_cast<double>(elements) / best;
+  return static_cast<double>(2 * state_bytes(moments) + link_bytes) * static_cast<double>(elements) / best;
 }
 
-MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute) {
+MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute, DType moments) {
   const bool cpu = device.kind() == DeviceKind::cpu;
   MachineRates rates;
   rates.gemm_flops = measure_gemm_rate(device, ops, stream, compute, cpu);
-  rates.host_memory = measure_host_adamw(device, pool);
+  rates.host_memory = measure_host_adamw(device, pool, moments);
   const std::size_t bytes = std::size_t{cpu ? 1u : 64u} << 20;
   const double round_seconds = cpu ? 0.001 : 0.01;
   const Buffer host = device.allocate(MemoryKind::pinned, bytes, "measuring copies");

@@ -147,6 +147,7 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   in.bucket_elements = plan.engine.bucket_elements;
   in.gradient_bytes = static_cast<double>(size_of(plan.engine.gradients));
   in.weight_bytes = static_cast<double>(size_of(plan.engine.compute));
+  in.state_bytes = static_cast<double>(state_bytes(plan.engine.moments));
   const std::vector<std::int64_t> choices = allowed_choices(spec.layers, activation_checkpointing);
   for (const std::int64_t choice : choices)
     in.keeps.push_back(recomputation(spec, keep_choice(spec.layers, choice), documents, plan.engine.compute));
@@ -213,18 +214,18 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
 
 }  // namespace
 
-PlanningMachine planning_machine(Runtime& runtime, DType compute) {
+PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments) {
   Device& device = runtime.device();
   return {.kind = device.kind(),
           .name = device.name(),
           .device_memory = device_budget(device),
           .host = available_host_memory(),
           .pool = &runtime.host_pool(),
-          .rates = [&runtime, compute] {
+          .rates = [&runtime, compute, moments] {
             // Ops of their own, since an instance is used with one stream.
             const auto ops = make_ops(runtime.device());
             const auto stream = runtime.device().create_stream("measure");
-            return measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), compute);
+            return measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), compute, moments);
           }};
 }
 
@@ -276,7 +277,7 @@ void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine,
   plan.add(MemoryKind::device, "weights", n * size_of(engine.compute));
   plan.add(MemoryKind::device, "gradients", n * size_of(engine.gradients));
   const int device_units = requested_device_units(request, layout, machine.kind);
-  const std::size_t state = 12 * n;
+  const std::size_t state = state_bytes(engine.moments) * n;
   std::size_t on_device = 0;
   if (device_units >= 0)
     on_device = static_cast<std::size_t>((1 - host_share(layout, device_units)) * static_cast<double>(state));
