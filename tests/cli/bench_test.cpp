@@ -85,14 +85,14 @@ TEST(BenchStep, KeepsMomentsAsAsked) {
   EXPECT_EQ(half["first_loss"], full["first_loss"]);
 }
 
-TEST(BenchStep, WritesATraceOfOneStep) {
+TEST(BenchStep, WritesATraceOfTwoSteps) {
   const TemporaryDirectory directory;
   result_of(step("qwen3-tied", {"--trace", (directory / "t.json").string()}), directory);
   const WrittenTrace trace = read_trace(directory / "t.json");
   EXPECT_TRUE(trace.streams.contains("compute"));
   EXPECT_TRUE(trace.names(trace.threads).contains("AdamW"));
   const auto& main = trace.threads.at("main");
-  EXPECT_EQ(std::count_if(main.begin(), main.end(), [](const auto& span) { return span.name == "step"; }), 1);
+  EXPECT_EQ(std::count_if(main.begin(), main.end(), [](const auto& span) { return span.name == "step"; }), 2);
 }
 
 TEST(BenchStep, ForPeopleSaysTheSame) {
