@@ -16,6 +16,9 @@ namespace so {
 enum class StateArray : std::uint8_t { master, first_moment, second_moment };
 inline constexpr std::array state_arrays = {StateArray::master, StateArray::first_moment, StateArray::second_moment};
 
+// Of an element: its fp32 master weight and two moments.
+inline std::size_t state_bytes(DType moments) { return sizeof(float) + 2 * size_of(moments); }
+
 // fp32 master weights and AdamW's moments, fp32 or bf16, of those of the buckets that `owner` has, in pageable host
 // memory or in device memory. Each bucket's state has a place; spare places take new state beside the old, and adopting
 // one replaces the old state by it without copying. Contents are unspecified until cleared. Calls about different

@@ -12,7 +12,6 @@
 namespace so {
 namespace {
 
-constexpr double state_bytes = 12;     // fp32 master weight and two moments
 constexpr double equal_share = 0.001;  // of a step: plans closer than this count as equal
 constexpr int most_pieces = 16;        // of a unit: finer says nothing new
 constexpr int settling_steps = 6;      // to the steady state
@@ -103,7 +102,7 @@ class Timeline {
   };
 
   static double sum(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
-  double full_bytes() const { return 2 * state_bytes + in_.gradient_bytes + in_.weight_bytes; }
+  double full_bytes() const { return 2 * in_.state_bytes + in_.gradient_bytes + in_.weight_bytes; }
   double link_bytes() const { return in_.gradient_bytes + in_.weight_bytes; }
 
   void work(double& free_at, double not_before, double bytes) {
@@ -118,7 +117,7 @@ class Timeline {
   // The part of the update that makes the piece's weights, and their way to the device.
   void update(Piece& piece) {
     const bool preview = piece.way == Piece::preview;
-    const double bytes = preview ? state_bytes + in_.gradient_bytes + in_.weight_bytes : full_bytes();
+    const double bytes = preview ? in_.state_bytes + in_.gradient_bytes + in_.weight_bytes : full_bytes();
     work(host_, piece.gradient_here, piece.elements * (bytes + link_bytes()));
     to_device_ = std::max(to_device_, host_) + piece.elements * in_.weight_bytes / in_.rates.link_to_device;
     piece.weights_back = to_device_;
@@ -173,7 +172,7 @@ class Timeline {
     }
     // Their next gradients come in this order.
     for (auto piece = pieces_.rbegin(); piece != pieces_.rend(); ++piece)
-      if (piece->progress == Piece::owing) work(host_, 0, piece->elements * (2 * state_bytes + in_.gradient_bytes));
+      if (piece->progress == Piece::owing) work(host_, 0, piece->elements * (2 * in_.state_bytes + in_.gradient_bytes));
 
     double now = device_update_;
     if (!overlapped) now = std::max(now, host_);
@@ -330,7 +329,7 @@ std::string describe_rates(const MachineRates& r) {
       r.gemm_flops / 1e12, r.device_memory / 1e9, r.link_to_host / 1e9, r.link_to_device / 1e9, r.host_memory / 1e9);
 }
 
-CastSide choose_cast(const MachineRates& r) {
+CastSide choose_cast(const MachineRates& r, double state_bytes) {
   constexpr double clearly = 0.95, narrow = 2, wide = 4;
   const auto seconds = [&](double size, double memory) {
     // Gradient and weight pass through the host's memory once more on their way.

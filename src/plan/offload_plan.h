@@ -23,14 +23,14 @@ struct MachineRates {
   double device_memory = 0;   // of the device's memory, read and written both counted
   double link_to_host = 0;    // from device memory to pinned host memory
   double link_to_device = 0;  // and back
-  double host_memory = 0;     // what AdamW on the host's threads moves: 28 bytes an element, from and to memory
-  double host_wide = 0;       // with gradient and weight in fp32: 32 bytes an element
+  double host_memory = 0;     // what AdamW on the host's threads moves: state, gradient and weight, from and to memory
+  double host_wide = 0;       // with gradient and weight in fp32, not bf16
 };
 
 // Where bf16 and fp32 are changed into each other for a device that computes in bf16: by which of the two an element is
 // sooner through the link and the host's memory, both of which work at once. Both ways give the same bits; where they
-// are close, the host, whose way takes less pinned memory.
-CastSide choose_cast(const MachineRates& rates);
+// are close, the host, whose way takes less pinned memory. `state_bytes` as in OffloadInputs.
+CastSide choose_cast(const MachineRates& rates, double state_bytes);
 std::string describe_rates(const MachineRates& rates);  // for the log
 
 // One unit of the forward pass (offload/parameter_layout.h) and one micro-batch. FLOPs are those of matrix products and
@@ -64,6 +64,7 @@ struct OffloadInputs {
   std::int64_t micro_batches = 1;
   std::int64_t bucket_elements = 0;
   double gradient_bytes = 2, weight_bytes = 2;  // an element, on the link and in the update
+  double state_bytes = 12;                      // an element: fp32 master weight and two moments
   // What layers may keep, from the cheapest in time to the dearest. At least one.
   std::vector<Recomputation> keeps;
   std::function<std::size_t(std::int64_t keep)> activation_bytes;  // on the device
@@ -90,12 +91,12 @@ struct StepEstimate {
 };
 
 // Plays a few steps of the schedule against the rates, a piece of a unit at a time, until they repeat. An element of
-// AdamW moves 24 + g + w bytes of host memory (g, w: its gradient and weight): old state read, new state written. The
-// link's copies of gradient and weight move g + w bytes more. What is previewed has 12 + g + w bytes of that done for
-// its weights and 24 + g later for its state. The host takes gradients as they come, the last units first, until the
-// verdict; what is left then it takes the first units first. The synchronous schedule does everything after the verdict
-// and before the next forward pass. Of a few ways to divide the elements (offload/update_policy.h chooses for every
-// step), with at most `undo_buckets` speculated, the quickest counts.
+// AdamW moves 2 s + g + w bytes of host memory (s, g, w: its state, gradient and weight): old state read, new state
+// written. The link's copies of gradient and weight move g + w bytes more. What is previewed has s + g + w bytes of
+// that done for its weights and 2 s + g later for its state. The host takes gradients as they come, the last units
+// first, until the verdict; what is left then it takes the first units first. The synchronous schedule does everything
+// after the verdict and before the next forward pass. Of a few ways to divide the elements (offload/update_policy.h
+// chooses for every step), with at most `undo_buckets` speculated, the quickest counts.
 StepEstimate estimate_step(const OffloadInputs& inputs, int device_units, std::int64_t keep, std::int64_t undo_buckets,
                            Residency residency = {});
 
@@ -109,7 +110,7 @@ struct OffloadPlan {
 };
 
 // What ranks plans, lower is better: the seconds of a step without the device's own update. So a parameter that the
-// host would update in hiding is never better off there than on the device, though it would save its 28 bytes of
+// host would update in hiding is never better off there than on the device, though it would save its bytes of
 // device memory's time (a hundredth of a step or two): hiding depends on more than was measured.
 double rank_of(const StepEstimate& estimate);
 

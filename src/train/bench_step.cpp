@@ -139,7 +139,7 @@ TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, 
     plan.memory.add(device->ledger());
   }
   add_libraries(plan.memory, runtime.device().kind(), runtime.host_pool().size());
-  plan_activations(spec, layout, planning_machine(runtime, compute), activation_checkpointing,
+  plan_activations(spec, layout, planning_machine(runtime, compute, DType::f32), activation_checkpointing,
                    "use a smaller --batch_size or --max_length, a smaller model, or a GPU with more memory", plan);
   return plan;
 }
@@ -154,10 +154,12 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
   EngineSettings engine;
   engine.compute = compute;
   engine.bucket_elements = options.bucket_size / static_cast<std::int64_t>(sizeof(float));
-  engine.adamw = {as_train.adam_beta1, as_train.adam_beta2, as_train.adam_epsilon};
+  engine.moments = moments_dtype(options.optimizer_state_dtype);
+  engine.adamw = {as_train.adam_beta1, std::min(as_train.adam_beta2, largest_beta2(options.optimizer_state_dtype)),
+                  as_train.adam_epsilon};
   engine.weight_decay = as_train.weight_decay;
   engine.max_grad_norm = options.max_grad_norm;
-  return plan_training(spec, layout, planning_machine(runtime, compute), shape, engine,
+  return plan_training(spec, layout, planning_machine(runtime, compute, engine.moments), shape, engine,
                        {options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side}, true,
                        options.activation_checkpointing, WeightOrigin::random);
 }
@@ -305,6 +307,7 @@ int run_bench_step(const BenchStepOptions& options) {
         {"max_length", options.max_length},
         {"optimizer", optimizer},
         {"mode", options.no_optimizer ? "none" : to_string(bench_step_option_table().view(options).get("mode"))},
+        {"optimizer_state_dtype", options.no_optimizer ? "none" : name_of(plan.engine.moments)},
         {"host_share", host_owned},
         {"undo_buckets", plan.engine.undo_buckets},
         {"keep", describe(plan.decoder.keep)},

@@ -165,6 +165,8 @@ OptionTable<BenchStepOptions> make_bench_step() {
         "Clip the global gradient norm to this; a large one clips rarely, a small one always")
       .above(0)
       .default_from("as train");
+  t.add("optimizer_state_dtype", &O::optimizer_state_dtype, "Number format that AdamW's moments are kept in")
+      .default_from("as train");
   t.add("activation_checkpointing", &O::activation_checkpointing,
         "Recompute activations in backward instead of keeping them; auto: if they would not fit")
       .bare("true")
@@ -281,7 +283,7 @@ void check_options(const TokenizeOptions& options, const OptionOrigins& origins)
 
 void check_options(const BenchStepOptions& options, const OptionOrigins& origins) {
   check_required(bench_step_option_table().view(options));
-  for (const char* name : {"offload_optimizer", "offload_ratio", "mode"})
+  for (const char* name : {"offload_optimizer", "offload_ratio", "mode", "optimizer_state_dtype"})
     if (options.no_optimizer && origins.given(name))
       fail("--no_optimizer and --{} exclude each other: give one of them", name);
   if (options.offload_optimizer == OptimizerDevice::none && options.offload_ratio > 0)

@@ -71,6 +71,7 @@ struct BenchStepOptions {
   OffloadMode mode = OffloadMode::superoffload;
   CastChoice cast_side = CastChoice::automatic;
   double max_grad_norm = 1;
+  StatePrecision optimizer_state_dtype = StatePrecision::fp32;
   std::int64_t bucket_size = 16 << 20;  // as TrainOptions
   Toggle activation_checkpointing = Toggle::automatic;
   std::string trace;  // file; empty: none

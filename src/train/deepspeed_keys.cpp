@@ -75,7 +75,7 @@ void add_precision(Rows& r) {
     r.unused(section + ".immediate_grad_update", boolean, "when gradients are accumulated does not change their sum");
     r.unused(section + ".check_grad_overflow", boolean, "non-finite gradients are always checked for");
     r.off(section + ".bf16_master_weights_and_grads", "master weights are fp32; set it to false");
-    r.off(section + ".bf16_optimizer_states", "Adam moments are fp32; set it to false");
+    r.off(section + ".bf16_optimizer_states", "here it is --optimizer_state_dtype bf16; set it to false");
   }
   r.section("fp16");
   r.off("fp16.enabled", "fp16 is not implemented, only bf16 and fp32; set it to false and bf16.enabled to true");

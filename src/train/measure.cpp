@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "offload/optimizer_state.h"
 #include "optim/adamw.h"
 #include "plan/host_memory.h"
 
@@ -75,7 +76,7 @@ double copy_rate(Stream& stream, const Buffer& to, const Buffer& from, double ro
 
 }  // namespace
 
-HostRates measure_host_adamw(Device& device, ThreadPool& pool) {
+HostRates measure_host_adamw(Device& device, ThreadPool& pool, DType moments) {
   constexpr std::int64_t element_bytes = 5 * sizeof(float);
   std::int64_t elements = std::int64_t{1} << 18;
   if (device.kind() != DeviceKind::cpu)
@@ -93,8 +94,11 @@ HostRates measure_host_adamw(Device& device, ThreadPool& pool) {
   };
   const Buffer master = allocate(), m = allocate(), v = allocate(), gradient = allocate(), weights = allocate();
   const AdamWStep step = make_adamw_step({}, 1e-5, 0.01, 1);
-  const AdamWState state{static_cast<float*>(master.data()), static_cast<float*>(m.data()),
-                         static_cast<float*>(v.data())};
+  const auto moment = [&](const Buffer& buffer) {
+    return moments == DType::bf16 ? Moments(static_cast<bf16*>(buffer.data()))
+                                  : Moments(static_cast<float*>(buffer.data()));
+  };
+  const AdamWState state{static_cast<float*>(master.data()), moment(m), moment(v)};
   // Bytes/s with gradient and weight in T.
   const auto rate = [&]<class T>() {
     const auto pass = [&] {
@@ -106,16 +110,16 @@ HostRates measure_host_adamw(Device& device, ThreadPool& pool) {
     // The best of a few: memory that was just taken, or freed by another process, is slow at first.
     double best = pass();
     for (int i = 0; i < 4; ++i) best = std::min(best, pass());
-    return static_cast<double>((6 * sizeof(float) + 2 * sizeof(T)) * n) / best;
+    return static_cast<double>((2 * state_bytes(moments) + 2 * sizeof(T)) * n) / best;
   };
   return {.narrow = rate.operator()<bf16>(), .wide = rate.operator()<float>()};
 }
 
-MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute) {
+MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute, DType moments) {
   const bool cpu = device.kind() == DeviceKind::cpu;
   MachineRates rates;
   rates.gemm_flops = measure_gemm_rate(device, ops, stream, compute, cpu);
-  const HostRates adamw = measure_host_adamw(device, pool);
+  const HostRates adamw = measure_host_adamw(device, pool, moments);
   rates.host_memory = adamw.narrow;
   rates.host_wide = adamw.wide;
   const std::size_t bytes = std::size_t{cpu ? 1u : 64u} << 20;

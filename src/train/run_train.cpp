@@ -30,8 +30,9 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   EngineSettings engine;
   engine.compute = compute;
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
+  engine.moments = moments_dtype(options.optimizer_state_dtype);
   const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side};
-  require_state_fits(spec, planning_machine(runtime, compute), engine, request);
+  require_state_fits(spec, planning_machine(runtime, compute, engine.moments), engine, request);
   OutputDirectory output(options, origins);
   const ModelFiles model(options.model);
   const ModelEncoder encoder(options.model, spec.vocab);
@@ -79,7 +80,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const auto free_before = device.own_memory();
   const std::size_t held_before = device.ledger().held(MemoryKind::device);
   const TrainingPlan plan =
-      plan_training(spec, model.layout(), planning_machine(runtime, compute), shape, engine, request,
+      plan_training(spec, model.layout(), planning_machine(runtime, compute, engine.moments), shape, engine, request,
                     !origins.given("bucket_size"), options.activation_checkpointing, WeightOrigin::files);
 
   const std::optional<Checkpoint> checkpoint = output.checkpoint();

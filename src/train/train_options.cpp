@@ -141,6 +141,12 @@ OptionTable<TrainOptions> make_table() {
       .default_from(trainer)
       .deepspeed("gradient_clipping")
       .affects_results();
+  t.add(
+       "optimizer_state_dtype", &O::optimizer_state_dtype,
+       "Number format that the moments are kept in between steps; bf16 takes 8 bytes a parameter instead of 12, master "
+       "weights among them, and needs adam_beta2 at most 0.996")
+      .default_from(ours)
+      .affects_results();
 
   t.group("Saving and resuming");
   t.add("save_steps", &O::save_steps, "Checkpoint every so many optimizer steps, and at the end")
@@ -202,8 +208,8 @@ OptionTable<TrainOptions> make_table() {
   t.add("device", &O::device, "Where forward and backward run; auto: cuda if there is a usable GPU, else cpu")
       .default_from(ours);
   t.add("dtype", &O::dtype,
-        "Number format of forward and backward; master weights and moments are always fp32; auto: what the model's "
-        "config.json says")
+        "Number format of forward and backward; master weights are always fp32; auto: what the model's config.json "
+        "says")
       .default_from(ours)
       .deepspeed("bf16.enabled")
       .deepspeed("bfloat16.enabled")
@@ -282,6 +288,12 @@ void check_train_options(const TrainOptions& options, const OptionOrigins& origi
     fail("--eval_steps {} needs records to evaluate on: add --eval_data FILE", options.eval_steps);
   if (!options.resume.empty() && options.overwrite_output_dir)
     fail("--resume continues a run and --overwrite_output_dir discards it: give one of them");
+  if (const double most = largest_beta2(options.optimizer_state_dtype); options.adam_beta2 > most)
+    fail(
+        "--optimizer_state_dtype bf16 needs --adam_beta2 of at most {}, not {}: above it rounding to bf16 "
+        "swallows the second moments' decay, all or in part; use --adam_beta2 0.99, or --optimizer_state_dtype "
+        "fp32",
+        most, options.adam_beta2);
   // A ratio in the file gives way to none on the command line.
   if (options.offload_optimizer == OptimizerDevice::none && options.offload_ratio > 0 &&
       !(origins.of("offload_optimizer").origin == Origin::command_line &&
@@ -297,6 +309,10 @@ void check_train_options(const TrainOptions& options, const OptionOrigins& origi
         "--warmup_steps counts the steps before a benchmark's measured ones: add --bench_steps N (for the learning "
         "rate's warm-up use --warmup RATIO)");
 }
+
+DType moments_dtype(StatePrecision precision) { return precision == StatePrecision::bf16 ? DType::bf16 : DType::f32; }
+
+double largest_beta2(StatePrecision precision) { return precision == StatePrecision::bf16 ? 0.996 : 1; }
 
 int resolve_cpu_threads(const TrainOptions& options, int usable) {
   SO_CHECK(usable >= 1, "{} usable CPUs", usable);

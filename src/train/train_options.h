@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/dtype.h"
 #include "base/options.h"
 #include "optim/lr_schedule.h"
 
@@ -14,6 +15,7 @@ namespace so {
 using LrScheduler = LrScheduleKind;
 enum class Precision : std::uint8_t { automatic, bf16, fp32 };
 enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
+enum class StatePrecision : std::uint8_t { fp32, bf16 };  // of AdamW's moments
 enum class Toggle : std::uint8_t { automatic, on, off };
 // The published system's two modes, as schedules of what the host owns (offload/engine.h): overlapped, synchronous.
 enum class OffloadMode : std::uint8_t { superoffload, zerooffload };
@@ -29,6 +31,11 @@ template <>
 struct EnumNames<Precision> {
   static constexpr std::pair<Precision, std::string_view> list[] = {
       {Precision::automatic, "auto"}, {Precision::bf16, "bf16"}, {Precision::fp32, "fp32"}};
+};
+template <>
+struct EnumNames<StatePrecision> {
+  static constexpr std::pair<StatePrecision, std::string_view> list[] = {{StatePrecision::fp32, "fp32"},
+                                                                         {StatePrecision::bf16, "bf16"}};
 };
 template <>
 struct EnumNames<DeviceChoice> {
@@ -85,6 +92,7 @@ struct TrainOptions {
   double adam_beta2 = 0.999;
   double adam_epsilon = 1e-8;
   double max_grad_norm = 1.0;  // 0: no clipping
+  StatePrecision optimizer_state_dtype = StatePrecision::fp32;
   // Saving and resuming
   std::int64_t save_steps = 500;
   int save_total_limit = 0;
@@ -118,6 +126,11 @@ const OptionTable<TrainOptions>& train_option_table();
 
 // Refuses combinations that no single row can: required options missing, eval_steps without eval_data, ...
 void check_train_options(const TrainOptions& options, const OptionOrigins& origins);
+
+DType moments_dtype(StatePrecision precision);
+// The largest adam_beta2 with which second moments, kept in that format, follow the gradients: in bf16 a step's decay
+// is rounded away, all or in part, unless 1 - beta2 is above 2^-8 (optim/adamw.h).
+double largest_beta2(StatePrecision precision);
 
 // Threads for the optimizer and host work: cpu_threads if given, else cpuadam_cores_perc of the `usable` CPUs, rounded
 // down but at least one; of all of them, 0, which leaves the choice to Runtime. Fails if cpu_threads exceeds `usable`.

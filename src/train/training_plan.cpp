@@ -143,7 +143,9 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
     const UnitFlops& f = flops[static_cast<std::size_t>(unit)];
     in.units.push_back({layout.unit_range(unit).size(), f.forward, f.backward});
   }
-  if (plan.engine.compute == DType::bf16 && cast == CastChoice::automatic) plan.engine.cast = choose_cast(measured);
+  in.state_bytes = static_cast<double>(state_bytes(plan.engine.moments));
+  if (plan.engine.compute == DType::bf16 && cast == CastChoice::automatic)
+    plan.engine.cast = choose_cast(measured, in.state_bytes);
   const bool casts = plan.engine.cast == CastSide::device;
   in.schedule = plan.engine.schedule;
   in.micro_batches = plan.shape.micro_batches;
@@ -217,18 +219,18 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
 
 }  // namespace
 
-PlanningMachine planning_machine(Runtime& runtime, DType compute) {
+PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments) {
   Device& device = runtime.device();
   return {.kind = device.kind(),
           .name = device.name(),
           .device_memory = device_budget(device),
           .host = available_host_memory(),
           .pool = &runtime.host_pool(),
-          .rates = [&runtime, compute] {
+          .rates = [&runtime, compute, moments] {
             // Ops of their own, since an instance is used with one stream.
             const auto ops = make_ops(runtime.device());
             const auto stream = runtime.device().create_stream("measure");
-            return measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), compute);
+            return measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), compute, moments);
           }};
 }
 
@@ -283,7 +285,7 @@ void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine,
   const bool may_move = machine.device_memory && engine.gradients == DType::bf16;
   if (!may_move) plan.add(MemoryKind::device, "gradients", n * size_of(engine.gradients));
   const int device_units = requested_device_units(request, layout, machine.kind);
-  const std::size_t state = 12 * n;
+  const std::size_t state = state_bytes(engine.moments) * n;
   std::size_t on_device = 0;
   if (device_units >= 0)
     on_device = static_cast<std::size_t>((1 - host_share(layout, device_units)) * static_cast<double>(state));

@@ -24,8 +24,8 @@ struct PlanningMachine {
   ThreadPool* pool = nullptr;           // the host's; its size counts
   std::function<MachineRates()> rates;  // asked for if something depends on them: never on the CPU device
 };
-// The machine as it is now; rates are those of `compute`, measured.
-PlanningMachine planning_machine(Runtime& runtime, DType compute);
+// The machine as it is now; rates are those of `compute` and of AdamW with `moments` so kept, measured.
+PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments);
 
 // Where optimizer state shall be.
 struct OffloadRequest {
@@ -50,12 +50,12 @@ struct TrainingPlan {
 // Where the weights come from, which decides about what their loading takes.
 enum class WeightOrigin : std::uint8_t { files, random };
 
-// `engine.compute`, AdamW and clipping are taken from `engine`; bucket_elements is an upper bound, lowered for models
-// so small that a bucket would be most of them when `adjust_buckets`. Activations: `on` keeps the layers' inputs only,
-// `off` everything, `automatic` as much as is worth it. On a GPU that, the owners and the places for new state are
-// chosen together (plan/offload_plan.h); on the CPU device, as much as fits of activations, then of places. Sizes are
-// found by running the real decoder and engine on a dry device. Logs what was chosen and why. Throws Error if it does
-// not fit.
+// `engine.compute`, moments, AdamW and clipping are taken from `engine`; bucket_elements is an upper bound, lowered for
+// models so small that a bucket would be most of them when `adjust_buckets`. Activations: `on` keeps the layers' inputs
+// only, `off` everything, `automatic` as much as is worth it. On a GPU that, the owners and the places for new state
+// are chosen together (plan/offload_plan.h); on the CPU device, as much as fits of activations, then of places. Sizes
+// are found by running the real decoder and engine on a dry device. Logs what was chosen and why. Throws Error if it
+// does not fit.
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                            const TrainingShape& shape, EngineSettings engine, const OffloadRequest& request,
                            bool adjust_buckets, Toggle activation_checkpointing, WeightOrigin origin);

@@ -75,6 +75,16 @@ TEST(BenchStep, SplitsTheStateAsAsked) {
   EXPECT_EQ(result_of(step("qwen3-tied", {"--offload_ratio", "0"}), directory)["host_share"], 0);
 }
 
+TEST(BenchStep, KeepsMomentsAsAsked) {
+  const TemporaryDirectory directory;
+  const auto full = result_of(step("qwen3-tied", {}), directory),
+             half = result_of(step("qwen3-tied", {"--optimizer_state_dtype", "bf16"}), directory);
+  EXPECT_EQ(full["optimizer_state_dtype"], "float32");
+  EXPECT_EQ(half["optimizer_state_dtype"], "bfloat16");
+  EXPECT_LT(half["planned_memory_bytes"], full["planned_memory_bytes"]);
+  EXPECT_EQ(half["first_loss"], full["first_loss"]);
+}
+
 TEST(BenchStep, WritesATraceOfTwoSteps) {
   const TemporaryDirectory directory;
   result_of(step("qwen3-tied", {"--trace", (directory / "t.json").string()}), directory);
@@ -110,6 +120,7 @@ TEST(BenchStep, RefusesWhatDoesNotFitBeforeAnyWork) {
   refused({"--config", "phi-4"}, {"preset phi-4", "Phi3ForCausalLM"});
   refused({"--config", "qwen3-0.6b", "--no_optimizer", "--offload_optimizer", "cpu"}, {"exclude each other"});
   refused({"--config", "qwen3-0.6b", "--no_optimizer", "--mode", "zerooffload"}, {"exclude each other"});
+  refused({"--config", "qwen3-0.6b", "--no_optimizer", "--optimizer_state_dtype", "bf16"}, {"exclude each other"});
   refused({"--config", "qwen3-0.6b", "--offload_optimizer", "none", "--offload_ratio", "0.5"}, {"nothing", "to split"});
   refused({"--config", "qwen3-0.6b", "--cpu_threads", "100000"}, {"--cpu_threads 100000", "CPUs"});
   refused({"--config", "qwen3-0.6b", "--trace", "/proc/none/t.json"}, {"/proc/none"});

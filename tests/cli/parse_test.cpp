@@ -71,6 +71,7 @@ TEST(Parse, EveryOptionArrives) {
       need("trace_steps", "--trace", "t");
       need("top_k", "--temperature", "1");
       need("top_p", "--temperature", "1");
+      if (command->name == "train") need("optimizer_state_dtype", "--adam_beta2", "0.9");
       Words two = base, one = base;
       two.insert(two.end(), {"--" + spec.name, value});
       one.push_back("--" + spec.name + "=" + value);
@@ -130,6 +131,10 @@ TEST(Parse, UnknownOptionsNameTheNearest) {
             "line");
   EXPECT_EQ(parsed<TrainOptions>(train({"--offload_ratio", "0.5"})).offload_ratio, 0.5);
   EXPECT_EQ(parsed<TrainOptions>(train({"--mode", "zerooffload"})).mode, OffloadMode::zerooffload);
+  EXPECT_EQ(
+      parsed<TrainOptions>(train({"--optimizer_state_dtype", "bf16", "--adam_beta2", "0.99"})).optimizer_state_dtype,
+      StatePrecision::bf16);
+  EXPECT_EQ(error_of(train({"--optimizer_state_dtype", "bf16"})).substr(0, 28), "--optimizer_state_dtype bf16");
   EXPECT_EQ(error_of(train({"--offload_ratio", "1.5"})).substr(0, 20), "--offload_ratio: 1.5");
   EXPECT_EQ(error_of(train({"extra"})),
             "unexpected argument \"extra\": values belong to an option (superoffload train --help)");

@@ -167,6 +167,42 @@ TEST_F(ResumedRun, MachineOptionsDoNotChangeTheResult) {
   }
 }
 
+// With moments in bf16, too, neither schedule nor owner nor an interruption changes a byte.
+TEST_F(ResumedRun, Bf16MomentsAreSteppedAndResumedAlike) {
+  const auto half = [&](const std::string& output) {
+    return command(output).set("max_steps", "6").set("adam_beta2", "0.99").set("optimizer_state_dtype", "bf16");
+  };
+  finish(half("reference").set("save_steps", "3").set("mode", "superoffload"));
+  finish(half("synchronous").set("mode", "zerooffload"));
+  finish(half("split").set("offload_ratio", "0.5"));
+  for (const char* output : {"synchronous", "split"}) expect_same_end(output, "reference");
+  for (const char* mode : {"superoffload", "zerooffload"}) {
+    const std::string copy = std::string("resumed-") + mode;
+    rewind("reference", copy, 3);
+    finish(half(copy).set("mode", mode).flag("resume"));
+    EXPECT_EQ(steps_of(temporary_ / copy), count_to(6));
+    expect_same_end(copy, "reference");
+  }
+
+  // The files hold bf16 values, not all zeros, as fp32: the lower half of each is empty.
+  for (const char* file : {"exp_avg.safetensors", "exp_avg_sq.safetensors"}) {
+    std::int64_t filled = 0;
+    for (const auto& [name, tensor] : read_safetensors(checkpoint("reference", 6) / file)) {
+      EXPECT_EQ(tensor.dtype, "F32") << name;
+      for (const float value : tensor.values) {
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(value) & 0xffffu, 0u) << name;
+        filled += value != 0;
+      }
+    }
+    EXPECT_GT(filled, 0) << file;
+  }
+
+  // A result is of one format from its first step to its last.
+  rewind("reference", "other", 3);
+  expect_refusal(run(half("other").set("optimizer_state_dtype", "fp32").flag("resume").words(), temporary_.path()),
+                 {"optimizer_state_dtype: \"bf16\" recorded, \"fp32\" now"});
+}
+
 TEST_F(ResumedRun, RefusesOtherOptions) {
   finish(command("run").set("save_steps", "2").set("max_steps", "4"));
   rewind("run", "again", 2);

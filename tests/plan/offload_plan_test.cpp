@@ -94,14 +94,19 @@ struct Machine {
 
 TEST(ChooseCast, BySecondsOfAnElement) {
   MachineRates rates{.link_to_host = 5e10, .link_to_device = 5e10, .host_memory = 1.5e11, .host_wide = 1.5e11};
-  EXPECT_EQ(choose_cast(rates), CastSide::host) << "32 bytes against 40 through the same memory";
+  EXPECT_EQ(choose_cast(rates, 12), CastSide::host) << "32 bytes against 40 through the same memory";
   // A CPU that is slow with bf16, and a link that does not care: 32 / 75 ns against 40 / 150.
   rates.link_to_host = rates.link_to_device = 4e11;
   rates.host_memory = 7.5e10;
-  EXPECT_EQ(choose_cast(rates), CastSide::device);
+  EXPECT_EQ(choose_cast(rates, 12), CastSide::device);
+  // With less state, gradient and weight weigh more: 24 / 75 against 32 / 102, where it was 32 / 75 against 40 / 102.
+  rates.host_wide = 1.02e11;
+  EXPECT_EQ(choose_cast(rates, 12), CastSide::device);
+  EXPECT_EQ(choose_cast(rates, 8), CastSide::host);
+  rates.host_wide = 1.5e11;
   // The same behind a narrow link: 4 bytes at 8 GB/s are half a nanosecond.
   rates.link_to_host = 8e9;
-  EXPECT_EQ(choose_cast(rates), CastSide::host);
+  EXPECT_EQ(choose_cast(rates, 12), CastSide::host);
 }
 
 TEST(EstimateStep, OfTheDeviceAloneIsItsWorkAndItsUpdate) {
@@ -111,6 +116,9 @@ TEST(EstimateStep, OfTheDeviceAloneIsItsWorkAndItsUpdate) {
   EXPECT_NEAR(e.seconds(), m.pass() + e.device_update, 1e-9);
   EXPECT_EQ(e.exposed, 0);
   EXPECT_EQ(e.host, 0);
+  m.in.state_bytes = 8;
+  EXPECT_NEAR(estimate_step(m.in, m.units(), 0, 0).device_update, 20 * m.elements() / 4e12, 1e-12);
+  m.in.state_bytes = 12;
   // Of three micro-batches, all but the update three times.
   m.in.micro_batches = 3;
   EXPECT_NEAR(estimate_step(m.in, m.units(), 0, 0).seconds(), 3 * m.pass() + e.device_update, 1e-9);

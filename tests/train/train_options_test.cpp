@@ -44,6 +44,7 @@ TEST(OptionLists, ArePinned) {
                                                 "adam_beta2",
                                                 "adam_epsilon",
                                                 "max_grad_norm",
+                                                "optimizer_state_dtype",
                                                 "save_steps",
                                                 "save_total_limit",
                                                 "resume",
@@ -78,8 +79,8 @@ TEST(OptionLists, ArePinned) {
             (Names{"model", "text", "file", "stdin", "decode", "no_special_tokens", "json"}));
   EXPECT_EQ(names(bench_step_option_table()),
             (Names{"config", "batch_size", "max_length", "no_optimizer", "offload_optimizer", "offload_ratio", "mode",
-                   "cast_side", "bucket_size", "max_grad_norm", "activation_checkpointing", "steps", "warmup", "trace",
-                   "json", "device", "dtype", "cpu_threads"}));
+                   "cast_side", "bucket_size", "max_grad_norm", "optimizer_state_dtype", "activation_checkpointing",
+                   "steps", "warmup", "trace", "json", "device", "dtype", "cpu_threads"}));
   EXPECT_EQ(names(bench_ops_option_table()),
             (Names{"config", "tokens", "max_length", "json", "device", "dtype", "cpu_threads"}));
   EXPECT_EQ(names(bench_load_option_table()), (Names{"model", "rounds", "json", "device", "dtype", "cpu_threads"}));
@@ -91,10 +92,26 @@ TEST(TrainOptions, ThoseThatAffectResultsArePinned) {
   Names affecting;
   for (const OptionSpec& spec : train_option_table().specs())
     if (spec.changes_results) affecting.push_back(spec.name);
-  EXPECT_EQ(affecting,
-            (Names{"max_length", "packing", "shuffle", "train_on_prompt", "batch_size", "gradient_accumulation_steps",
-                   "num_train_epochs", "max_steps", "seed", "lr", "lr_scheduler", "warmup", "warmup_num_steps",
-                   "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "dtype"}));
+  EXPECT_EQ(affecting, (Names{"max_length",
+                              "packing",
+                              "shuffle",
+                              "train_on_prompt",
+                              "batch_size",
+                              "gradient_accumulation_steps",
+                              "num_train_epochs",
+                              "max_steps",
+                              "seed",
+                              "lr",
+                              "lr_scheduler",
+                              "warmup",
+                              "warmup_num_steps",
+                              "weight_decay",
+                              "adam_beta1",
+                              "adam_beta2",
+                              "adam_epsilon",
+                              "max_grad_norm",
+                              "optimizer_state_dtype",
+                              "dtype"}));
 }
 
 // As the published script's argument parser and its recipes state them, and transformers.TrainingArguments 5.23.
@@ -203,6 +220,21 @@ TEST(TrainOptions, CombinationsAreRefused) {
     from["offload_ratio"].origin = ratio;
     EXPECT_EQ(refusal(split, from), expected);
   }
+
+  TrainOptions half = o;
+  half.optimizer_state_dtype = StatePrecision::bf16;
+  EXPECT_EQ(refusal(half),
+            "--optimizer_state_dtype bf16 needs --adam_beta2 of at most 0.996, not 0.999: above it rounding to bf16 "
+            "swallows the second moments' decay, all or in part; use --adam_beta2 0.99, or --optimizer_state_dtype "
+            "fp32");
+  for (const double beta2 : {0.9, 0.99, 0.996}) {
+    half.adam_beta2 = beta2;
+    EXPECT_EQ(refusal(half), "accepted") << beta2;
+  }
+  half.adam_beta2 = 0.9961;
+  EXPECT_NE(refusal(half), "accepted");
+  half.optimizer_state_dtype = StatePrecision::fp32;
+  EXPECT_EQ(refusal(half), "accepted");
 
   OptionOrigins origins;
   origins["warmup_steps"].origin = Origin::command_line;

@@ -195,6 +195,7 @@ struct FakeMachine {
     EngineSettings engine;
     engine.compute = DType::bf16;
     engine.bucket_elements = 16 << 20;
+    engine.moments = moments;
     TrainingPlan result =
         plan_training(spec, layout, machine, shape, engine, request, true, checkpointing, WeightOrigin::random);
     // What the process holds already is there too, and none of the machine's free memory.
@@ -207,6 +208,7 @@ struct FakeMachine {
   }
   ThreadPool pool;
   PlanningMachine machine;
+  DType moments = DType::f32;
 };
 
 const TrainingShape four_rows{16384, 0, 4096, 1};
@@ -261,6 +263,23 @@ TEST(PlanTraining, DoesAsItIsAsked) {
   EXPECT_EQ(large.plan(qwen3_14b(), four_rows, {}, Toggle::off).decoder.keep, keep_choice(40, 0));
 }
 
+// 119 GB of state instead of 178.
+TEST(PlanTraining, TakesLessWithMomentsInBf16) {
+  for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::cuda}) {
+    FakeMachine full(kind, 100, 1000), half(kind, 100, 1000);
+    half.moments = DType::bf16;
+    const OffloadRequest synchronous{.ratio = 1, .mode = OffloadMode::zerooffload};
+    const TrainingPlan a = full.plan(qwen3_14b(), four_rows, synchronous),
+                       b = half.plan(qwen3_14b(), four_rows, synchronous);
+    const double saved =
+        static_cast<double>(a.memory.host_total(kind)) - static_cast<double>(b.memory.host_total(kind));
+    EXPECT_NEAR(saved, 4 * static_cast<double>(ParameterLayout(make_parameters(qwen3_14b())).elements()), 1e8);
+    if (kind == DeviceKind::cuda) {
+      EXPECT_LT(b.estimate->host, 0.8 * a.estimate->host) << "24 bytes an element instead of 32";
+    }
+  }
+}
+
 TEST(PlanTraining, RefusesWhatCannotBe) {
   const auto text = [](double device_gb, double host_gb, const OffloadRequest& request) {
     FakeMachine machine(DeviceKind::cuda, device_gb, host_gb);
@@ -306,6 +325,10 @@ TEST(RequireStateFits, LooksAtTheConfigAlone) {
   EXPECT_NO_THROW(check(DeviceKind::cuda, 141, 100, {}));
   EXPECT_NO_THROW(check(DeviceKind::cuda, 240, 1, {.device = OptimizerDevice::none}));
   EXPECT_NO_THROW(check(DeviceKind::cpu, 0, 240, {}));
+  engine.moments = DType::bf16;
+  EXPECT_NO_THROW(check(DeviceKind::cpu, 0, 184, {}));
+  expect_in(refusal([&] { check(DeviceKind::cpu, 0, 172, {}); }), {"not enough"});
+  engine.moments = DType::f32;
   for (const auto& [kind, device_gb, host_gb, request] :
        {std::tuple(DeviceKind::cuda, 25.0, 1000.0, OffloadRequest{}),
         {DeviceKind::cuda, 141.0, 60.0, OffloadRequest{}},
@@ -343,11 +366,13 @@ TEST(MeasureRates, AreQuickOnTheCpuDeviceAndGiveMemoryBack) {
   Runtime runtime(DeviceChoice::cpu, 1);
   Device& device = runtime.device();
   const auto stream = device.create_stream("measure");
-  const MachineRates rates = measure_rates(device, runtime.ops(), *stream, runtime.host_pool(), DType::f32);
-  for (const double rate :
-       {rates.gemm_flops, rates.device_memory, rates.link_to_host, rates.link_to_device, rates.host_memory}) {
-    EXPECT_GT(rate, 1e6);
-    EXPECT_LT(rate, 1e15);
+  for (const DType moments : {DType::f32, DType::bf16}) {
+    const MachineRates rates = measure_rates(device, runtime.ops(), *stream, runtime.host_pool(), DType::f32, moments);
+    for (const double rate :
+         {rates.gemm_flops, rates.device_memory, rates.link_to_host, rates.link_to_device, rates.host_memory}) {
+      EXPECT_GT(rate, 1e6);
+      EXPECT_LT(rate, 1e15);
+    }
   }
   for (const MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable}) {
     std::size_t peak = 0;
