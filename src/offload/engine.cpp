@@ -68,7 +68,7 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
       complete_(device.create_event(Timing::on)),
       decided_(device.create_event(Timing::on)),
       host_(device, host_pool, layout, buckets_, host_state_, weights_, gradients_, settings.transient_gradients,
-            gate_) {
+            settings.cast, gate_) {
   SO_CHECK(settings.gradients == DType::f32 || settings.gradients == settings.compute, "gradients in {}",
            name_of(settings.gradients));
   held_gradients_.fill(-1);

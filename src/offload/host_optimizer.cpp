@@ -34,7 +34,7 @@ constexpr std::size_t hands = StagingRing::ahead - 1;
 
 HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLayout& layout, std::span<Bucket> buckets,
                              OptimizerState& state, DeviceWeights& weights, const UnitArray& gradients,
-                             bool store_gradients, SaveGate& gate)
+                             bool store_gradients, CastSide cast, SaveGate& gate)
     : pool_(pool),
       layout_(layout),
       buckets_(buckets),
@@ -43,7 +43,7 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
       gradients_(gradients),
       gate_(gate),
       turn_of_(buckets.size(), -1),
-      ring_(device, largest(buckets), store_gradients ? nullptr : &gradients, weights.dtype()),
+      ring_(device, largest(buckets), gradients.dtype(), weights.dtype(), cast, !store_gradients),
       entries_(buckets.size()) {
   for (const Bucket& bucket : buckets) {
     if (bucket.owner() != Owner::host) continue;
@@ -57,7 +57,6 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
     std::size_t bytes = 0;
     for (const int index : owned_) bytes += gradient_bytes(bucket(index));
     store_ = device.allocate(MemoryKind::pinned, bytes, "gradients");
-    to_store_ = device.create_stream("to host");
     auto* at = static_cast<std::byte*>(store_.data());
     for (const int index : owned_) at = (entry(index).stored = at) + gradient_bytes(bucket(index));
   }
@@ -71,11 +70,6 @@ HostOptimizer::~HostOptimizer() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
-  try {
-    if (to_store_) to_store_->synchronize();
-  } catch (const std::exception& error) {
-    log_error("{}: {}", to_store_->name(), error.what());
-  }
 }
 
 // ---- The engine's side ----
@@ -142,11 +136,7 @@ void HostOptimizer::land(Bucket& bucket) {
 
 void HostOptimizer::landed(Bucket& bucket, Event& complete) {
   Entry& e = entry(bucket);
-  if (e.stored) {
-    to_store_->wait(complete);
-    to_store_->copy(e.stored, gradients_.at(bucket.range().begin), gradient_bytes(bucket));
-    to_store_->record(*e.fetched);
-  }
+  if (e.stored) ring_.fetch(e.stored, gradient_of(bucket), complete, *e.fetched);
   {
     const std::lock_guard lock(mutex_);
     bucket.defer();
@@ -317,8 +307,7 @@ bool HostOptimizer::prepare() {
   const Task task = task_of(index);
   if (task != Task::adopt) work.slot = &ring_.slot(turn_++);
   if (task != Task::adopt && task != Task::restore && !e.stored)
-    ring_.fetch(*work.slot, gradients_.at(bucket(index).range().begin), gradient_bytes(bucket(index)), *e.complete,
-                *e.fetched);
+    ring_.fetch(work.slot->gradient.data(), gradient_of(bucket(index)), *e.complete, *e.fetched);
   in_hand_.push_back(work);
   return true;
 }
@@ -355,8 +344,8 @@ void HostOptimizer::perform(const Work& work) {
   Bucket& b = bucket(work.index);
   auto start = std::chrono::steady_clock::now();
   if (work.slot) {
-    ring_.wait(*work.slot);
-    if (entry(work.index).stored) entry(work.index).fetched->synchronize();
+    work.slot->weights_gone->synchronize();
+    entry(work.index).fetched->synchronize();
   }
   const double waited = seconds_since(start);
 
@@ -451,12 +440,12 @@ void HostOptimizer::run_adamw(const Bucket& bucket, const StagingRing::Slot& slo
   if (task == Task::speculate) clear_padding(bucket, place);
   for (const ParameterLayout::Run& run : layout_.runs(bucket.range())) {
     GradientSpan gradient;
-    if (gradients_.dtype() == DType::bf16)
+    if (ring_.gradients() == DType::bf16)
       gradient = part.operator()<const bf16>(gradients, run.range);
     else
       gradient = part.operator()<const float>(gradients, run.range);
     WeightSpan weights;
-    if (weights_.dtype() == DType::bf16)
+    if (ring_.weights() == DType::bf16)
       weights = part.operator()<bf16>(slot.weights.data(), run.range);
     else
       weights = part.operator()<float>(slot.weights.data(), run.range);
@@ -493,7 +482,7 @@ void HostOptimizer::clear_padding(const Bucket& bucket, int place) {
 void HostOptimizer::round_masters(const Bucket& bucket, const StagingRing::Slot& slot) {
   const float* master = state_.master(bucket, bucket.range().begin);
   pool_.parallel_for(bucket.range().size(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
-    if (weights_.dtype() == DType::bf16)
+    if (ring_.weights() == DType::bf16)
       for (std::int64_t i = begin; i < end; ++i) static_cast<bf16*>(slot.weights.data())[i] = bf16(master[i]);
     else
       std::memcpy(static_cast<float*>(slot.weights.data()) + begin, master + begin,
@@ -502,14 +491,13 @@ void HostOptimizer::round_masters(const Bucket& bucket, const StagingRing::Slot&
 }
 
 void HostOptimizer::give(const Bucket& bucket, StagingRing::Slot& slot) {
-  ring_.give(slot, weights_.at(bucket.range().begin),
-             static_cast<std::size_t>(bucket.range().size()) * size_of(weights_.dtype()),
-             *entry(bucket.index()).current);
+  const Range range = bucket.range();
+  ring_.give(slot, Tensor(weights_.at(range.begin), weights_.dtype(), {range.size()}), *entry(bucket.index()).current);
 }
 
 void HostOptimizer::send_masters(const Bucket& bucket) {
   StagingRing::Slot& slot = ring_.slot(turn_++);
-  ring_.wait(slot);
+  slot.weights_gone->synchronize();
   round_masters(bucket, slot);
   give(bucket, slot);
 }

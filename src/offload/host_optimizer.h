@@ -54,7 +54,7 @@ class HostOptimizer {
   // are complete. All references must outlive it.
   HostOptimizer(Device& device, ThreadPool& pool, const ParameterLayout& layout, std::span<Bucket> buckets,
                 OptimizerState& state, DeviceWeights& weights, const UnitArray& gradients, bool store_gradients,
-                SaveGate& gate);
+                CastSide cast, SaveGate& gate);
   // Ends the thread, without doing what is left to do.
   ~HostOptimizer();
   HostOptimizer(const HostOptimizer&) = delete;
@@ -126,7 +126,10 @@ class HostOptimizer {
   void give(const Bucket& bucket, StagingRing::Slot& slot);
   void round_masters(const Bucket& bucket, const StagingRing::Slot& slot);
   std::size_t gradient_bytes(const Bucket& bucket) const {
-    return static_cast<std::size_t>(bucket.range().size()) * size_of(gradients_.dtype());
+    return static_cast<std::size_t>(bucket.range().size()) * size_of(ring_.gradients());
+  }
+  Tensor gradient_of(const Bucket& bucket) const {
+    return {gradients_.at(bucket.range().begin), gradients_.dtype(), {bucket.range().size()}};
   }
   void measured(double& mean, double seconds, std::int64_t elements) const;
 
@@ -152,11 +155,9 @@ class HostOptimizer {
   std::vector<int> owned_;
   std::vector<int> turn_of_;  // by bucket: its index in owned_, -1 for others
   std::vector<std::int64_t> elements_;
+  Buffer store_;  // gradients of all host-owned buckets, if they are stored; then the engine's thread fetches them
   StagingRing ring_;
   std::size_t turn_ = 0;
-  // Gradients of all host-owned buckets, if they are stored, and the stream that brings them: the engine's thread's.
-  Buffer store_;
-  std::unique_ptr<Stream> to_store_;
 
   mutable std::mutex mutex_;  // guards all below, and the states of host-owned buckets
   std::condition_variable changed_;

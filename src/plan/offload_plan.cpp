@@ -330,6 +330,15 @@ std::string describe_rates(const MachineRates& r) {
       r.gemm_flops / 1e12, r.device_memory / 1e9, r.link_to_host / 1e9, r.link_to_device / 1e9, r.host_memory / 1e9);
 }
 
+CastSide choose_cast(const MachineRates& r) {
+  constexpr double clearly = 0.95, narrow = 2, wide = 4;
+  const auto seconds = [&](double size, double memory) {
+    // Gradient and weight pass through the host's memory once more on their way.
+    return std::max({size / r.link_to_host, size / r.link_to_device, (2 * state_bytes + 4 * size) / memory});
+  };
+  return seconds(wide, r.host_wide) < clearly * seconds(narrow, r.host_memory) ? CastSide::device : CastSide::host;
+}
+
 StepEstimate estimate_step(const OffloadInputs& inputs, int device_units, std::int64_t keep, std::int64_t undo_buckets,
                            Residency residency) {
   Timeline timeline(inputs, device_units, keep, residency);

@@ -24,7 +24,13 @@ struct MachineRates {
   double link_to_host = 0;    // from device memory to pinned host memory
   double link_to_device = 0;  // and back
   double host_memory = 0;     // what AdamW on the host's threads moves: 28 bytes an element, from and to memory
+  double host_wide = 0;       // with gradient and weight in fp32: 32 bytes an element
 };
+
+// Where bf16 and fp32 are changed into each other for a device that computes in bf16: by which of the two an element is
+// sooner through the link and the host's memory, both of which work at once. Both ways give the same bits; where they
+// are close, the host, whose way takes less pinned memory.
+CastSide choose_cast(const MachineRates& rates);
 std::string describe_rates(const MachineRates& rates);  // for the log
 
 // One unit of the forward pass (offload/parameter_layout.h) and one micro-batch. FLOPs are those of matrix products and

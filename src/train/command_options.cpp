@@ -155,6 +155,8 @@ OptionTable<BenchStepOptions> make_bench_step() {
       .default_from("as train");
   t.add("mode", &O::mode, "Schedule of what the CPU steps: superoffload beside the device's work, zerooffload after it")
       .default_from("as train");
+  t.add("cast_side", &O::cast_side, "Who changes bf16 into fp32 and back for what the CPU steps")
+      .default_from("as train");
   t.add("bucket_size", &O::bucket_size, "Gradient moved and stepped at a time, counted in fp32")
       .unit("bytes")
       .at_least(4096)
@@ -171,7 +173,7 @@ OptionTable<BenchStepOptions> make_bench_step() {
   t.group("Measurement");
   t.add("steps", &O::steps, "Measured steps").unit("steps").at_least(1).at_most(1e6).default_from(ours);
   t.add("warmup", &O::warmup, "Steps before them").unit("steps").at_least(0).at_most(1e6).default_from(ours);
-  t.add("trace", &O::trace, "Write a timeline of one more step for ui.perfetto.dev").metavar("FILE").default_from(ours);
+  t.add("trace", &O::trace, "Write a timeline of two more steps for ui.perfetto.dev").metavar("FILE").default_from(ours);
   add_json(t);
   add_machine(t);
   return t;

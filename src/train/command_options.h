@@ -69,6 +69,7 @@ struct BenchStepOptions {
   OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
   double offload_ratio = -1;  // as TrainOptions
   OffloadMode mode = OffloadMode::superoffload;
+  CastChoice cast_side = CastChoice::automatic;
   double max_grad_norm = 1;
   std::int64_t bucket_size = 16 << 20;  // as TrainOptions
   Toggle activation_checkpointing = Toggle::automatic;

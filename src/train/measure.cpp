@@ -75,45 +75,49 @@ double copy_rate(Stream& stream, const Buffer& to, const Buffer& from, double ro
 
 }  // namespace
 
-double measure_host_adamw(Device& device, ThreadPool& pool) {
-  constexpr std::int64_t element_bytes = 3 * sizeof(float) + 2 * sizeof(bf16);
+HostRates measure_host_adamw(Device& device, ThreadPool& pool) {
+  constexpr std::int64_t element_bytes = 5 * sizeof(float);
   std::int64_t elements = std::int64_t{1} << 18;
   if (device.kind() != DeviceKind::cpu)
     elements =
         std::clamp<std::int64_t>(static_cast<std::int64_t>(available_host_memory().available) / (4 * element_bytes),
                                  elements, 4 * (std::int64_t{16} << 20));
   const auto n = static_cast<std::size_t>(elements);
-  const auto allocate = [&](std::size_t bytes) {
-    Buffer buffer = device.allocate(MemoryKind::pageable, n * bytes, "measuring AdamW");
+  const auto allocate = [&] {
+    Buffer buffer = device.allocate(MemoryKind::pageable, n * sizeof(float), "measuring AdamW");
     // First touched as the engine's state is.
     pool.parallel_for(elements, 1 << 16, [&](std::int64_t begin, std::int64_t end) {
-      std::memset(static_cast<std::byte*>(buffer.data()) + static_cast<std::size_t>(begin) * bytes, 0,
-                  static_cast<std::size_t>(end - begin) * bytes);
+      std::memset(static_cast<float*>(buffer.data()) + begin, 0, static_cast<std::size_t>(end - begin) * sizeof(float));
     });
     return buffer;
   };
-  const Buffer master = allocate(sizeof(float)), m = allocate(sizeof(float)), v = allocate(sizeof(float));
-  const Buffer gradient = allocate(sizeof(bf16)), weights = allocate(sizeof(bf16));
+  const Buffer master = allocate(), m = allocate(), v = allocate(), gradient = allocate(), weights = allocate();
   const AdamWStep step = make_adamw_step({}, 1e-5, 0.01, 1);
   const AdamWState state{static_cast<float*>(master.data()), static_cast<float*>(m.data()),
                          static_cast<float*>(v.data())};
-  const auto pass = [&] {
-    const auto start = std::chrono::steady_clock::now();
-    adamw_update_parallel(pool, step, true, std::span(static_cast<const bf16*>(gradient.data()), n), state, state,
-                          std::span(static_cast<bf16*>(weights.data()), n));
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  // Bytes/s with gradient and weight in T.
+  const auto rate = [&]<class T>() {
+    const auto pass = [&] {
+      const auto start = std::chrono::steady_clock::now();
+      adamw_update_parallel(pool, step, true, std::span(static_cast<const T*>(gradient.data()), n), state, state,
+                            std::span(static_cast<T*>(weights.data()), n));
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    };
+    // The best of a few: memory that was just taken, or freed by another process, is slow at first.
+    double best = pass();
+    for (int i = 0; i < 4; ++i) best = std::min(best, pass());
+    return static_cast<double>((6 * sizeof(float) + 2 * sizeof(T)) * n) / best;
   };
-  // The best of a few: memory that was just taken, or freed by another process, is slow at first.
-  double best = pass();
-  for (int i = 0; i < 5; ++i) best = std::min(best, pass());
-  return 28 * static_cast<double>(elements) / best;
+  return {.narrow = rate.operator()<bf16>(), .wide = rate.operator()<float>()};
 }
 
 MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute) {
   const bool cpu = device.kind() == DeviceKind::cpu;
   MachineRates rates;
   rates.gemm_flops = measure_gemm_rate(device, ops, stream, compute, cpu);
-  rates.host_memory = measure_host_adamw(device, pool);
+  const HostRates adamw = measure_host_adamw(device, pool);
+  rates.host_memory = adamw.narrow;
+  rates.host_wide = adamw.wide;
   const std::size_t bytes = std::size_t{cpu ? 1u : 64u} << 20;
   const double round_seconds = cpu ? 0.001 : 0.01;
   const Buffer host = device.allocate(MemoryKind::pinned, bytes, "measuring copies");

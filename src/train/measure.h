@@ -25,10 +25,14 @@ double measure_gemm_rate(Device& device, Ops& ops, Stream& stream, DType dtype, 
 // Bytes/s of a large copy within device memory, read and written both counted.
 double measure_copy_bandwidth(Device& device, Stream& stream);
 
-// Bytes/s of AdamW by the pool's threads, 28 an element (gradient and weight in bf16), in place, over arrays well above
-// any cache: four buckets of 16 million elements beside a GPU, fewer where host memory is scarce (it takes at most a
-// quarter of what is available), 256 thousand elements in all on the CPU device.
-double measure_host_adamw(Device& device, ThreadPool& pool);
+// Bytes/s of AdamW by the pool's threads, in place, over arrays well above any cache: four buckets of 16 million
+// elements beside a GPU, fewer where host memory is scarce (it takes at most a quarter of what is available), 256
+// thousand elements in all on the CPU device.
+struct HostRates {
+  double narrow = 0;  // gradient and weight in bf16: 28 bytes an element
+  double wide = 0;    // in fp32: 32
+};
+HostRates measure_host_adamw(Device& device, ThreadPool& pool);
 
 // What a plan is made from (plan/offload_plan.h), in about two seconds on a GPU, most of them for its clock to settle,
 // and in a tenth on the CPU device. All memory is given back. On the CPU device, where there is one kind of memory and

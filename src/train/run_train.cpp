@@ -30,7 +30,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   EngineSettings engine;
   engine.compute = compute;
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
-  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode};
+  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side};
   require_state_fits(spec, planning_machine(runtime, compute), engine, request);
   OutputDirectory output(options, origins);
   const ModelFiles model(options.model);

@@ -244,13 +244,16 @@ OptionTable<TrainOptions> make_table() {
       .deepspeed("zero_optimization.cpu_offload");
   t.add("offload_ratio", &O::offload_ratio,
         "Share of the optimizer state that lives on the CPU, at most: the first layers are the device's, the fewest "
-        "that "
-        "meet it. Results are the same")
+        "that meet it. Results are the same")
       .at_least(0)
       .at_most(1)
       .or_else(-1.0, "as is quickest and fits; on the CPU device 1")
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.ratio");
+  t.add("cast_side", &O::cast_side,
+        "Who changes bf16 into fp32 and back for what the CPU steps: host, inside its optimizer, so that bf16 crosses the "
+        "link; device, so that fp32 does; auto: as is quicker by what is measured at start. Results are the same")
+      .default_from(ours);
   t.add("pin_memory", &O::pin_memory, "Page-lock the host memory that the GPU reads and writes")
       .file_only()
       .default_from(recipe)

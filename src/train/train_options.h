@@ -17,6 +17,7 @@ enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
 enum class Toggle : std::uint8_t { automatic, on, off };
 // The published system's two modes, as schedules of what the host owns (offload/engine.h): overlapped, synchronous.
 enum class OffloadMode : std::uint8_t { superoffload, zerooffload };
+enum class CastChoice : std::uint8_t { automatic, host, device };  // as CastSide (offload/staging_ring.h)
 enum class OptimizerDevice : std::uint8_t { cpu, none };  // where optimizer state lives; none: with the weights
 
 template <>
@@ -43,6 +44,11 @@ template <>
 struct EnumNames<OffloadMode> {
   static constexpr std::pair<OffloadMode, std::string_view> list[] = {{OffloadMode::superoffload, "superoffload"},
                                                                       {OffloadMode::zerooffload, "zerooffload"}};
+};
+template <>
+struct EnumNames<CastChoice> {
+  static constexpr std::pair<CastChoice, std::string_view> list[] = {
+      {CastChoice::automatic, "auto"}, {CastChoice::host, "host"}, {CastChoice::device, "device"}};
 };
 template <>
 struct EnumNames<OptimizerDevice> {
@@ -103,6 +109,7 @@ struct TrainOptions {
   OffloadMode mode = OffloadMode::superoffload;
   OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
   double offload_ratio = -1;      // share of optimizer state on the CPU, at most; -1: chosen by the program
+  CastChoice cast_side = CastChoice::automatic;
   bool pin_memory = true;         // DeepSpeed file only
   double cpuadam_cores_perc = 1;  // DeepSpeed file only
 };

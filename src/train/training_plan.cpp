@@ -130,7 +130,8 @@ void add_activations(const PlanningMachine& machine, const std::string& for_devi
 
 // On a GPU: owners and places for new state, chosen together with what layers keep.
 void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
-                   int forced_device_units, Toggle activation_checkpointing, WeightOrigin origin, TrainingPlan& plan) {
+                   int forced_device_units, CastChoice cast, Toggle activation_checkpointing, WeightOrigin origin,
+                   TrainingPlan& plan) {
   const std::vector<std::int32_t> documents = usual_documents(plan.shape);
   OffloadInputs in;
   const MachineRates measured = machine.rates();
@@ -142,11 +143,13 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
     const UnitFlops& f = flops[static_cast<std::size_t>(unit)];
     in.units.push_back({layout.unit_range(unit).size(), f.forward, f.backward});
   }
+  if (plan.engine.compute == DType::bf16 && cast == CastChoice::automatic) plan.engine.cast = choose_cast(measured);
+  const bool casts = plan.engine.cast == CastSide::device;
   in.schedule = plan.engine.schedule;
   in.micro_batches = plan.shape.micro_batches;
   in.bucket_elements = plan.engine.bucket_elements;
-  in.gradient_bytes = static_cast<double>(size_of(plan.engine.gradients));
-  in.weight_bytes = static_cast<double>(size_of(plan.engine.compute));
+  in.gradient_bytes = static_cast<double>(size_of(casts ? DType::f32 : plan.engine.gradients));
+  in.weight_bytes = static_cast<double>(size_of(casts ? DType::f32 : plan.engine.compute));
   const std::vector<std::int64_t> choices = allowed_choices(spec.layers, activation_checkpointing);
   for (const std::int64_t choice : choices)
     in.keeps.push_back(recomputation(spec, keep_choice(spec.layers, choice), documents, plan.engine.compute));
@@ -187,12 +190,10 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   }
   in.forced_device_units = forced_device_units;
   // A second gradient of a step is added to the first, which must still be there; and a cast of fp32 saves nothing.
-  const bool move = plan.shape.micro_batches == 1, cast = plan.engine.compute == DType::bf16;
+  const bool move = plan.shape.micro_batches == 1, narrow = plan.engine.compute == DType::bf16;
+  in.residencies.clear();
   for (const Residency r : {Residency{false, false}, {false, true}, {true, false}, {true, true}})
-    if ((move || !r.transient_gradients) && (cast || !r.transient_weights)) {
-      if (in.residencies.front() == r) continue;
-      in.residencies.push_back(r);
-    }
+    if ((move || !r.transient_gradients) && (narrow || !r.transient_weights)) in.residencies.push_back(r);
   in.device_name = machine.name;
   in.device_advice = device_advice;
   in.host_advice = host_advice;
@@ -205,6 +206,9 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   plan.estimate = chosen.estimate;
   log_info("measured: {}", describe_rates(measured));
   log_info("optimizer state: {}", chosen.why_split);
+  if (chosen.device_units < layout.units() && plan.engine.compute == DType::bf16)
+    log_info("bf16 and fp32 are changed into each other on the {}{}", casts ? "device" : "host",
+             cast == CastChoice::automatic ? ", which is quicker here" : ", as asked");
   log_info("{}", chosen.why_undo);
   if (!chosen.why_residency.empty()) log_info("{}", chosen.why_residency);
   log_info("expected: {:.3f} s a step, {:.3f} s of it waiting for the host", chosen.estimate.seconds(),
@@ -274,7 +278,10 @@ void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine,
   const auto n = static_cast<std::size_t>(layout.elements());
   MemoryPlan plan;
   plan.add(MemoryKind::device, "weights", n * size_of(engine.compute));
-  plan.add(MemoryKind::device, "gradients", n * size_of(engine.gradients));
+  // Of a layer the device has to keep only one of the two, weights or gradients, where gradients are not added up: the
+  // engine's transient ones. This is a lower bound; the plan proper is exact.
+  const bool may_move = machine.device_memory && engine.gradients == DType::bf16;
+  if (!may_move) plan.add(MemoryKind::device, "gradients", n * size_of(engine.gradients));
   const int device_units = requested_device_units(request, layout, machine.kind);
   const std::size_t state = 12 * n;
   std::size_t on_device = 0;
@@ -309,12 +316,14 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
   }
   plan.engine.bucket_elements = std::max(unit, plan.engine.bucket_elements / unit * unit);
   plan.engine.schedule = request.mode == OffloadMode::superoffload ? Schedule::overlapped : Schedule::synchronous;
+  // What is asked for; without that, and where nothing is measured, the host.
+  if (engine.compute == DType::bf16 && request.cast == CastChoice::device) plan.engine.cast = CastSide::device;
   plan.decoder.compute = engine.compute;
   const auto state = [&] { return plan_state(spec, layout, machine, shape, plan.engine, origin); };
 
   const int device_units = requested_device_units(request, layout, machine.kind);
   if (machine.device_memory) {
-    choose_owners(spec, layout, machine, device_units, activation_checkpointing, origin, plan);
+    choose_owners(spec, layout, machine, device_units, request.cast, activation_checkpointing, origin, plan);
     plan.memory = state().memory;
     choose_kept(spec, layout, machine, activation_checkpointing, plan);
   } else {

@@ -72,6 +72,7 @@ struct Manner {
   int threads = 2;
   Schedule schedule = Schedule::overlapped;
   bool transient_weights = false, transient_gradients = false;
+  CastSide cast = CastSide::host;
   int resume_at = -1;  // a save and a resume in another engine before this step
   bool delays = true;  // of the device, at random
 };
@@ -86,6 +87,7 @@ EngineSettings settings_of(const Task& task, const Manner& manner) {
   settings.undo_buckets = manner.undo_buckets;
   settings.schedule = manner.schedule;
   settings.transient_weights = manner.transient_weights;
+  settings.cast = manner.cast;
   settings.transient_gradients = manner.transient_gradients && task.micro_batches == 1;
   settings.weight_decay = 0.1;
   // Norms of a step are near 1000, or near 16 of every third.
@@ -228,15 +230,16 @@ TEST_P(ScheduleEquality, BucketsSplitsUndoThreads) {
     const Result& reference = expected(task);
     EXPECT_EQ(reference.skipped, bad ? 6 : 0);
     unsigned seed = 11;
-    for (const Manner& manner : {Manner{.bucket_elements = 1024, .undo_buckets = 1000, .threads = 3},
-                                 Manner{.bucket_elements = 4096, .device_units = 2, .undo_buckets = 2},
-                                 Manner{.bucket_elements = 4096, .undo_buckets = 3, .threads = 1, .resume_at = 21},
-                                 Manner{.bucket_elements = 6400, .device_units = 1, .transient_gradients = true},
-                                 Manner{.bucket_elements = 2048,
-                                 .device_units = 3,
-                                 .undo_buckets = 2,
-                                 .transient_weights = true,
-                                 .transient_gradients = true}}) {
+    for (const Manner& manner :
+         {Manner{.bucket_elements = 1024, .undo_buckets = 1000, .threads = 3},
+          Manner{.bucket_elements = 4096, .device_units = 2, .undo_buckets = 2, .cast = CastSide::device},
+          Manner{.bucket_elements = 4096, .undo_buckets = 3, .threads = 1, .resume_at = 21},
+          Manner{.bucket_elements = 6400, .device_units = 1, .transient_gradients = true},
+          Manner{.bucket_elements = 2048,
+          .device_units = 3,
+          .undo_buckets = 2,
+          .transient_weights = true,
+          .transient_gradients = true}}) {
       SCOPED_TRACE(std::string(so::name_of(compute)) + ", buckets of " + std::to_string(manner.bucket_elements) +
                    ", undo " + std::to_string(manner.undo_buckets));
       const Result result = run(task, manner, ++seed);
@@ -271,6 +274,7 @@ TEST(Schedule, StressUnderRandomDelays) {
     manner.undo_buckets = round % 7;
     manner.threads = 1 + round % 3;
     manner.transient_weights = round % 2 == 1;
+    manner.cast = round % 5 < 2 ? CastSide::device : CastSide::host;
     manner.transient_gradients = round % 4 >= 2;
     manner.resume_at = round % 6 == 5 ? 20 : -1;
     SCOPED_TRACE("round " + std::to_string(round));

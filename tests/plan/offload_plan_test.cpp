@@ -22,8 +22,12 @@ struct Machine {
   std::size_t per_layer_activations = 1'000'000'000, fixed_activations = 500'000'000;
 
   Machine(int layers, std::int64_t layer_elements, double tokens) {
-    in.rates = {
-        .gemm_flops = 6e14, .device_memory = 4e12, .link_to_host = 5e10, .link_to_device = 5e10, .host_memory = 1.5e11};
+    in.rates = {.gemm_flops = 6e14,
+                .device_memory = 4e12,
+                .link_to_host = 5e10,
+                .link_to_device = 5e10,
+                .host_memory = 1.5e11,
+                .host_wide = 1.5e11};
     in.bucket_elements = bucket;
     in.undo_place_bytes = 12 * bucket;
     in.device_name = "GPU";
@@ -87,6 +91,18 @@ struct Machine {
            (undo == 0 || m.host_bytes + static_cast<std::size_t>(undo) * in.undo_place_bytes <= in.undo_budget);
   }
 };
+
+TEST(ChooseCast, BySecondsOfAnElement) {
+  MachineRates rates{.link_to_host = 5e10, .link_to_device = 5e10, .host_memory = 1.5e11, .host_wide = 1.5e11};
+  EXPECT_EQ(choose_cast(rates), CastSide::host) << "32 bytes against 40 through the same memory";
+  // A CPU that is slow with bf16, and a link that does not care: 32 / 75 ns against 40 / 150.
+  rates.link_to_host = rates.link_to_device = 4e11;
+  rates.host_memory = 7.5e10;
+  EXPECT_EQ(choose_cast(rates), CastSide::device);
+  // The same behind a narrow link: 4 bytes at 8 GB/s are half a nanosecond.
+  rates.link_to_host = 8e9;
+  EXPECT_EQ(choose_cast(rates), CastSide::host);
+}
 
 TEST(EstimateStep, OfTheDeviceAloneIsItsWorkAndItsUpdate) {
   Machine m(10, 200'000'000, 4096);

@@ -234,7 +234,7 @@ std::vector<OptionCase> option_cases() {
       {"scheduler.params.warmup_num_steps", 100, "warmup_num_steps", std::int64_t{100}},
       {"scheduler.params.warmup_num_steps", 1, "warmup_num_steps", std::int64_t{2}},         // DeepSpeed's max(2, n)
       {"zero_optimization.reduce_bucket_size", 4096, "bucket_size", std::int64_t{16384}},    // elements of fp32
-      {"zero_optimization.reduce_bucket_size", 5e8, "bucket_size", std::int64_t{64} << 20},  // an upper limit only
+      {"zero_optimization.reduce_bucket_size", 5e8, "bucket_size", std::int64_t{16} << 20},  // an upper limit only
       {"zero_optimization.cpu_offload", true, "offload_optimizer", "cpu"s},
       {"zero_optimization.cpu_offload_use_pin_memory", false, "pin_memory", false},
       {paths[0].c_str(), 0.25, "offload_ratio", 0.25},

@@ -63,6 +63,7 @@ TEST(OptionLists, ArePinned) {
                                                 "mode",
                                                 "offload_optimizer",
                                                 "offload_ratio",
+                                                "cast_side",
                                                 "pin_memory",
                                                 "cpuadam_cores_perc"}));
   EXPECT_EQ(names(init_option_table()),
@@ -77,7 +78,8 @@ TEST(OptionLists, ArePinned) {
             (Names{"model", "text", "file", "stdin", "decode", "no_special_tokens", "json"}));
   EXPECT_EQ(names(bench_step_option_table()),
             (Names{"config", "batch_size", "max_length", "no_optimizer", "offload_optimizer", "offload_ratio", "mode",
-                   "activation_checkpointing", "steps", "warmup", "trace", "json", "device", "dtype", "cpu_threads"}));
+                   "cast_side", "bucket_size", "max_grad_norm", "activation_checkpointing", "steps", "warmup", "trace",
+                   "json", "device", "dtype", "cpu_threads"}));
   EXPECT_EQ(names(bench_ops_option_table()),
             (Names{"config", "tokens", "max_length", "json", "device", "dtype", "cpu_threads"}));
   EXPECT_EQ(names(bench_load_option_table()), (Names{"model", "rounds", "json", "device", "dtype", "cpu_threads"}));
