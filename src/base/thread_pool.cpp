@@ -178,15 +178,14 @@ struct ThreadPool::State {
 
   void work(int worker) {
     try {
-      if (worker_body) {
-        (*worker_body)(worker);
-        return;
-      }
-      for (;;) {
+      delay_point();
+      if (worker_body) (*worker_body)(worker);
+      while (!worker_body) {
         const std::int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
-        if (begin >= count) return;
+        if (begin >= count) break;
         (*body)(begin, std::min(count, begin + grain));
       }
+      delay_point();
     } catch (...) {
       next.store(count, std::memory_order_relaxed);
       std::lock_guard lock(error_mutex);
@@ -206,9 +205,7 @@ struct ThreadPool::State {
         if (!word.compare_exchange_strong(now, now + worker_unit)) continue;  // others came or it ended: look again
       }
       seen = job_of(now);
-      delay_point();
       work(worker);
-      delay_point();
       const std::uint64_t left = word.fetch_sub(worker_unit) - worker_unit;
       if ((left & (workers_mask | open_flag)) == 0) ended.ring();
     }
@@ -222,7 +219,6 @@ struct ThreadPool::State {
     next.store(0, std::memory_order_relaxed);
     word.store(job * job_unit | flags);
     started.ring();
-    delay_point();
     work(0);
     word.fetch_and(~open_flag);
     wait(ended, [](std::uint64_t w) { return (w & workers_mask) == 0; });

@@ -123,11 +123,10 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
     here = here && host_.weights_here(bucket);
     sent = sent && host_.weights_sent(bucket);
   }
-  if (here) return;
-  waits_.begin(stream, sent ? WaitReason::link : WaitReason::host);
-  for (const Bucket& bucket : buckets)
+  if (!here) waits_.begin(stream, sent ? WaitReason::link : WaitReason::host);
+  for (const Bucket& bucket : buckets)  // also if all are here: a copy that failed must stop this stream too
     if (on_host(bucket)) host_.require_weights(bucket, stream);
-  waits_.end(stream);
+  if (!here) waits_.end(stream);
 }
 
 void OffloadEngine::require_gradients(int unit, Stream& stream) {
@@ -200,6 +199,15 @@ Verdict OffloadEngine::finish_step(Stream& compute) {
   SO_CHECK(missing == written_.end(), "no gradient of '{}' in this step",
            layout_.parameter(static_cast<int>(missing - written_.begin())).name);
   written_.assign(written_.size(), false);
+  try {
+    return take_verdict(compute);
+  } catch (...) {
+    host_.fail(std::current_exception());
+    throw;
+  }
+}
+
+Verdict OffloadEngine::take_verdict(Stream& compute) {
   compute.copy(stats_host_.data(), stats_.data(), stats_.bytes());
   compute.record(*complete_);
   waits_.begin(compute, WaitReason::verdict);

@@ -107,7 +107,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   void begin_last_micro_batch(double lr, std::int64_t update_number);
   // After the last micro-batch has been enqueued on `compute`: waits for its gradients, takes the verdict, and has it
   // carried out. Updates, and weights on their way to the device, may still run on return: require_weights(),
-  // require_gradients() and read_state() wait for what they need.
+  // require_gradients() and read_state() wait for what they need. After an error, of the device's work or the host's,
+  // no step can be finished: what waits for a host-owned bucket throws the first one.
   Verdict finish_step(Stream& compute);
 
   const ParameterLayout& layout() const { return layout_; }
@@ -146,6 +147,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
     const Span s = unit_buckets_[static_cast<std::size_t>(unit)];
     return std::span(buckets_).subspan(static_cast<std::size_t>(s.first), static_cast<std::size_t>(s.last - s.first));
   }
+  Verdict take_verdict(Stream& compute);
   void update_on_device(Bucket& bucket, Stream& compute, const AdamWStep& step);
   void skip_on_device(Bucket& bucket);
   UpdateFacts facts() const;

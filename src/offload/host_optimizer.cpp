@@ -77,7 +77,7 @@ HostOptimizer::~HostOptimizer() {
 template <class Ready>
 void HostOptimizer::wait_until(std::unique_lock<std::mutex>& lock, const Ready& ready) {
   changed_.wait(lock, [&] { return error_ || ready(); });
-  if (error_) std::rethrow_exception(error_);
+  throw_error();
 }
 
 bool HostOptimizer::has_final_weights(const Bucket& bucket) const {
@@ -107,6 +107,7 @@ void HostOptimizer::begin_step(const AdamWStep& unclipped, UpdateChoice choice) 
   SO_CHECK(choice.ahead.size() == owned_.size() && choice.after.size() == owned_.size(),
            "a choice for {} of {} buckets", choice.ahead.size(), owned_.size());
   const std::lock_guard lock(mutex_);
+  throw_error();
   unclipped_ = unclipped;
   // What is left of the step before goes by the new choice: any is right.
   choice_ = std::move(choice);
@@ -114,6 +115,7 @@ void HostOptimizer::begin_step(const AdamWStep& unclipped, UpdateChoice choice) 
 
 bool HostOptimizer::gradient_free(const Bucket& bucket) const {
   const std::lock_guard lock(mutex_);
+  throw_error();
   return needs_no_gradient(bucket);
 }
 
@@ -148,7 +150,7 @@ void HostOptimizer::landed(Bucket& bucket, Event& complete) {
 void HostOptimizer::decide(bool stands, bool unclipped, const AdamWStep& step) {
   {
     const std::lock_guard lock(mutex_);
-    if (error_) std::rethrow_exception(error_);
+    throw_error();
     stands_ = stands;
     as_speculated_ = stands && unclipped;
     final_ = step;
@@ -163,11 +165,13 @@ void HostOptimizer::decide(bool stands, bool unclipped, const AdamWStep& step) {
 
 bool HostOptimizer::weights_sent(const Bucket& bucket) const {
   const std::lock_guard lock(mutex_);
+  throw_error();
   return has_final_weights(bucket);
 }
 
 bool HostOptimizer::weights_here(const Bucket& bucket) const {
   const std::lock_guard lock(mutex_);
+  throw_error();
   return has_final_weights(bucket) && entry(bucket.index()).current->done();
 }
 
@@ -190,6 +194,14 @@ void HostOptimizer::finish() {
     return std::all_of(owned_.begin(), owned_.end(),
                        [&](int i) { return needs_no_gradient(bucket(i)) && !entry(i).in_hand; });
   });
+}
+
+void HostOptimizer::fail(std::exception_ptr error) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::move(error);
+  }
+  changed_.notify_all();
 }
 
 HostCounters HostOptimizer::counters() const {
@@ -309,7 +321,7 @@ void HostOptimizer::run() {
       {
         std::unique_lock lock(mutex_);
         for (;;) {
-          if (stop_) return;
+          if (stop_ || error_) return;
           while (in_hand_.size() < hands && prepare()) {
           }
           if (!in_hand_.empty()) break;
@@ -321,10 +333,8 @@ void HostOptimizer::run() {
       perform(work);
     }
   } catch (...) {
-    const std::lock_guard lock(mutex_);
-    error_ = std::current_exception();
+    fail(std::current_exception());
   }
-  changed_.notify_all();
 }
 
 void HostOptimizer::perform(const Work& work) {

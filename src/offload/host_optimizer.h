@@ -7,8 +7,9 @@
 //      gradient comes first
 //   3. ahead of the verdict, buckets whose gradients are complete, as the step's UpdateChoice has it
 //
-// The engine's thread makes all calls; each says whether it waits for this one. An error of this thread is thrown by
-// every call that waits, and by decide().
+// The engine's thread makes all calls; each says whether it waits for this one. The first error, of this thread or
+// given to fail(), ends the thread's work and is thrown by every call from begin_step() to finish() but land() and
+// landed().
 #pragma once
 
 #include <condition_variable>
@@ -86,6 +87,8 @@ class HostOptimizer {
   void require_state(const Bucket& bucket);
   // Waits until all of it is done but for weights on their way.
   void finish();
+  // What the device did for this step has failed, so that no verdict will come. The first error stands.
+  void fail(std::exception_ptr error);
   // Puts the bucket's master weights, rounded, on the device. Enqueues.
   void send_masters(const Bucket& bucket);
 
@@ -136,6 +139,9 @@ class HostOptimizer {
   const Entry& entry(int index) const { return entries_[static_cast<std::size_t>(index)]; }
   bool has_final_weights(const Bucket& bucket) const;
   bool needs_no_gradient(const Bucket& bucket) const;
+  void throw_error() const {
+    if (error_) std::rethrow_exception(error_);
+  }
   template <class Ready>
   void wait_until(std::unique_lock<std::mutex>& lock, const Ready& ready);
 

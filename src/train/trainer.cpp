@@ -70,7 +70,8 @@ void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState
   const std::string options = std::move(state_.options);
   state_ = state;
   state_.options = options;
-  last_saved_step_ = state.step;
+  first_step_ = last_saved_step_ = state.step;
+  resumed_from_ = checkpoint;
   in_.batches.restore(state.sampler);
   metrics_.truncate_after(state.step);
   tensorboard_.truncate_after(state.step);
@@ -200,6 +201,36 @@ void Trainer::trace(std::int64_t steps_done) {
 }
 
 Trainer::Outcome Trainer::run() {
+  try {
+    return run_steps();
+  } catch (...) {
+    progress_.end();
+    if (state_.step > first_step_ && in_.options.bench_steps == 0) log_last_checkpoint();
+    throw;
+  }
+}
+
+void Trainer::log_last_checkpoint() {
+  const auto log_failure = [](const auto& body) {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      log_error("{}", error.what());
+    }
+  };
+  log_failure([&] { checkpoints_.wait(); });  // a save under way may yet make one
+  log_failure([&] {
+    if (const auto last = CheckpointDirectory(in_.options.output_dir).latest())
+      log_info("the last checkpoint is {} (step {}): continue with --resume", last->path.string(), last->step);
+    else if (!resumed_from_.empty())
+      log_info("the last checkpoint is {} (step {}): continue with --resume {}", resumed_from_.string(), first_step_,
+               resumed_from_.string());
+    else
+      log_info("no checkpoint had been saved: --resume would begin anew");
+  });
+}
+
+Trainer::Outcome Trainer::run_steps() {
   InterruptGuard interrupt;
   const TrainOptions& o = in_.options;
   const bool benchmark = o.bench_steps > 0;
@@ -209,14 +240,13 @@ Trainer::Outcome Trainer::run() {
   // Benchmark: what was measured after the warm-up steps.
   double bench_seconds = 0, bench_tokens = 0, bench_flops = 0, bench_reference = 0;
   std::int64_t bench_done = 0;
-  const std::int64_t first_step = state_.step;
 
   while (state_.step < in_.total_steps) {
-    trace(state_.step - first_step);
+    trace(state_.step - first_step_);
     const StepResult r = train_step();
     report(r);
     if (benchmark) {
-      if (state_.step - first_step > o.warmup_steps) {
+      if (state_.step - first_step_ > o.warmup_steps) {
         bench_seconds += r.seconds;
         bench_tokens += static_cast<double>(r.plan.tokens);
         bench_flops += r.model_flops;
@@ -243,7 +273,7 @@ Trainer::Outcome Trainer::run() {
   trace(-1);
   if (benchmark) {
     if (bench_done == 0)
-      fail("no step was measured: the run has {} steps and --warmup_steps is {}", state_.step - first_step,
+      fail("no step was measured: the run has {} steps and --warmup_steps is {}", state_.step - first_step_,
            o.warmup_steps);
     log_info("benchmark: {} steps, {:.4f} s a step, {:.1f} tokens/s, {:.4g} TFLOP/s (reference {:.4g}), peak memory {}",
              bench_done, bench_seconds / static_cast<double>(bench_done), bench_tokens / bench_seconds,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -48,7 +49,8 @@ class Trainer {
   static constexpr std::int64_t steps_before_trace = 2;
 
   enum class Outcome { finished, interrupted, benchmarked };
-  // Runs to the end, or until interrupted (then a checkpoint has been saved). Throws Error when a save fails.
+  // Runs to the end, or until interrupted (then a checkpoint has been saved). Throws Error when a save fails. After an
+  // error of any kind the log says where the run can be resumed, once it has done a step.
   Outcome run();
 
  private:
@@ -58,6 +60,8 @@ class Trainer {
     double loss = 0, lr = 0, seconds = 0, model_flops = 0, reference_flops = 0;
     std::string skipped_tensor;
   };
+  Outcome run_steps();
+  void log_last_checkpoint();
   StepResult train_step();
   void report(const StepResult& result);
   void log_breakdown(const StepResult& result);
@@ -80,6 +84,8 @@ class Trainer {
   MetricsLog metrics_;
   TensorBoardWriter tensorboard_;
   TrainerState state_;
+  std::int64_t first_step_ = 0;  // steps done before this run
+  std::filesystem::path resumed_from_;
   std::int64_t last_saved_step_ = -1;
   Progress progress_;
   EngineCounters reported_;  // at the last log_breakdown()

@@ -76,6 +76,34 @@ TEST_F(BadOutput, WriteFailsWhileSaving) {
   EXPECT_FALSE(std::filesystem::exists(output() / "model.safetensors")) << "half a model was left behind";
 }
 
+// The error stays the last line; the line before says what is left to go on from.
+TEST_F(BadOutput, AFailureAfterStepsNamesTheLastCheckpoint) {
+  const Limits limits{.file_bytes = 64 * 1024};
+  const TrainCommand c = command().set("output_dir", (temporary_ / "run").string()).set("max_steps", "6");
+  const auto checkpoint = [&](const std::string& output, int step) {
+    return temporary_ / output / ("checkpoint-" + std::to_string(step));
+  };
+  const auto fail_with = [&](TrainCommand failing, const std::string& expected) {
+    const Outcome o = run(failing.words(), temporary_.path(), limits);
+    expect_refusal(o, {"checkpoint-"});
+    EXPECT_NE(o.err.find(expected + "\n"), std::string::npos) << expected << " is missing in: " << o.err;
+  };
+  fail_with(TrainCommand(c).set("save_steps", "4"), "no checkpoint had been saved: --resume would begin anew");
+
+  const Outcome whole = run(TrainCommand(c).set("save_steps", "2").flag("resume").words(), temporary_.path());
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  EXPECT_EQ(whole.err.find("the last checkpoint"), std::string::npos) << whole.err;
+  for (const int later : {4, 6}) std::filesystem::remove_all(checkpoint("run", later));
+  const std::string last = checkpoint("run", 2).string();
+  fail_with(TrainCommand(c).set("save_steps", "2").flag("resume"),
+            "the last checkpoint is " + last + " (step 2): continue with --resume");
+  fail_with(TrainCommand(c).set("output_dir", (temporary_ / "other").string()).set("resume", last),
+            "the last checkpoint is " + last + " (step 2): continue with --resume " + last);
+  // As it says.
+  const Outcome again = run(TrainCommand(c).flag("resume").words(), temporary_.path());
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+}
+
 // A file system of its own, gone at the end.
 class SmallDisk {
  public:

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -106,13 +107,17 @@ struct EngineBytes {
 
 class EngineRig {
  public:
+  // `engine_device`: makes a device for the engine of the rig's one, whose events and memory it shares.
+  using MakeDevice = std::function<std::unique_ptr<Device>(Device&)>;
   EngineRig(const ParameterLayout& layout, const EngineSettings& settings, int threads,
-            std::unique_ptr<UpdatePolicy> policy = nullptr)
+            std::unique_ptr<UpdatePolicy> policy = nullptr, const MakeDevice& engine_device = {})
       : layout_(layout),
         cpus_(static_cast<std::size_t>(threads)),
         host_pool_("host", (std::iota(cpus_.begin(), cpus_.end(), 0), cpus_), false),
         ranks_(make_single_communicator()),
-        engine_(rig_.device(), rig_.ops(), host_pool_, *ranks_, layout, settings, std::move(policy)) {}
+        own_device_(engine_device ? engine_device(rig_.device()) : nullptr),
+        engine_(own_device_ ? *own_device_ : rig_.device(), rig_.ops(), host_pool_, *ranks_, layout, settings,
+                std::move(policy)) {}
 
   // A test may end with work under way that uses the engine's memory.
   ~EngineRig() {
@@ -152,11 +157,14 @@ class EngineRig {
 
   // A micro-batch whose gradients are `gradient`, unit by unit, last first, as a model makes them. `shared`, if given,
   // is a second use of parameter 0 by the last unit, as tied embeddings make. Must live until the stream has run.
-  void micro_batch(const Flat& gradient, bool first, const std::vector<float>* shared = nullptr) {
+  // `before`, if given, is called when a unit's backward pass is about to be enqueued.
+  void micro_batch(const Flat& gradient, bool first, const std::vector<float>* shared = nullptr,
+                   const std::function<void(int unit)>& before = {}) {
     for (int unit = 0; unit < layout_.units(); ++unit) engine_.require_weights(unit, stream());
     if (shared != nullptr) engine_.require_gradients(0, stream());
     if (shared != nullptr) write(0, 1, {shared}, first ? Accumulate::overwrite : Accumulate::add);
     for (int unit = layout_.units() - 1; unit >= 0; --unit) {
+      if (before) before(unit);
       engine_.require_gradients(unit, stream());
       const auto [begin, end] = layout_.unit_parameters(unit);
       for (int p = begin; p < end;) {
@@ -274,6 +282,7 @@ class EngineRig {
   std::vector<int> cpus_;
   ThreadPool host_pool_;
   std::unique_ptr<Communicator> ranks_;
+  const std::unique_ptr<Device> own_device_;
   OffloadEngine engine_;
 };
 
