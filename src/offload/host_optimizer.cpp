@@ -104,7 +104,8 @@ bool HostOptimizer::needs_no_gradient(const Bucket& bucket) const {
 }
 
 void HostOptimizer::begin_step(const AdamWStep& unclipped, UpdateChoice choice) {
-  SO_CHECK(choice.ahead.size() == owned_.size() && choice.after.size() == owned_.size(),
+  SO_CHECK(choice.ahead.size() == owned_.size() && choice.after.size() == owned_.size() &&
+               choice.redo.size() == owned_.size(),
            "a choice for {} of {} buckets", choice.ahead.size(), owned_.size());
   const std::lock_guard lock(mutex_);
   throw_error();
@@ -261,7 +262,8 @@ HostOptimizer::Task HostOptimizer::task_of(int index) const {
     case BucketState::deferred:
       if (e.decided) {
         if (!stands_) return Task::none;
-        return choice_.after[turn] == After::in_place ? Task::update : Task::weights_first;
+        return (as_speculated_ ? choice_.after : choice_.redo)[turn] == After::in_place ? Task::update
+                                                                                        : Task::weights_first;
       }
       if (choice_.ahead[turn] == Ahead::speculate) return e.place >= 0 ? Task::speculate : Task::none;
       return choice_.ahead[turn] == Ahead::preview ? Task::preview : Task::none;

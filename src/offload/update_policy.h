@@ -6,11 +6,11 @@
 //   preview    new weights only                 the state follows, any time before        16 + 26
 //              (they do not change when the     the next gradient
 //              state follows)
-//   leave      nothing                          after::in_place: all at once              28
-//                                               after::weights_first: weights, and the    16 + 26
+//   leave      nothing                          After::in_place: all at once              28
+//                                               After::weights_first: weights, and the    16 + 26
 //                                               state follows
-// (bf16 gradients and weights, fp32 state.) A clipped step voids what was done ahead; those buckets then go as the left
-// ones do. What is left must be done, lowest first, before the next forward pass reaches it.
+// (bf16 gradients and weights, fp32 state.) A clipped step voids what was done ahead, and then all go one of the two
+// ways of the left ones. What is left must be done, lowest first, before the next forward pass reaches it.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,8 @@ enum class After : std::uint8_t { in_place, weights_first };
 // By host-owned bucket, lowest first. A bucket that is to be speculated when no place is spare is left.
 struct UpdateChoice {
   std::vector<Ahead> ahead;
-  std::vector<After> after;
+  std::vector<After> after;  // of those left, if the step stands as it was
+  std::vector<After> redo;   // of all, if it stands clipped
 };
 
 // What the engine knows when a step's last micro-batch begins. Times are running means of what was measured, 0 before

@@ -56,6 +56,7 @@ class Timeline {
   }
 
   double forward_seconds() const { return sum(forward_); }
+  double backward_seconds() const { return sum(backward_); }
   double host_elements() const {
     double n = 0;
     for (const Piece& piece : pieces_) n += piece.elements;
@@ -252,9 +253,12 @@ Candidate consider(const OffloadInputs& in, int device_units, Residency residenc
           std::min(places, static_cast<std::int64_t>(beyond(in.undo_budget, state.host_bytes) / in.undo_place_bytes));
   }
   c.estimate = estimate_step(in, device_units, c.keep, places, residency);
-  const auto used =
-      static_cast<std::int64_t>(std::ceil(c.estimate.speculated_elements / static_cast<double>(in.bucket_elements)));
-  c.undo_buckets = std::min(places, used + (used + 3) / 4);
+  // As many as the host can fill during backward, whether or not the estimate needs them all: a place saves the host
+  // the second pass of a preview.
+  const Timeline timeline(in, device_units, c.keep, residency);
+  const double fillable = std::min(timeline.host_elements(), timeline.backward_seconds() / timeline.update_seconds());
+  c.undo_buckets =
+      std::min(places, static_cast<std::int64_t>(std::ceil(fillable / static_cast<double>(in.bucket_elements))));
   if (c.undo_buckets < places) c.estimate = estimate_step(in, device_units, c.keep, c.undo_buckets, residency);
   return c;
 }
@@ -404,11 +408,10 @@ OffloadPlan choose_offload(const OffloadInputs& in) {
   } else if (best->device_units == units) {
     plan.why_undo = "no places for new state: the host has none";
   } else {
-    const auto used = static_cast<std::int64_t>(
-        std::ceil(best->estimate.speculated_elements / static_cast<double>(in.bucket_elements)));
-    plan.why_undo = fmt::format("places for new state of {} buckets ({}): the host can fill {} before the verdict",
-                                best->undo_buckets,
-                                format_bytes(static_cast<std::size_t>(best->undo_buckets) * in.undo_place_bytes), used);
+    plan.why_undo = fmt::format(
+        "places for new state of {} buckets ({}): as many as the host can fill before the verdict "
+        "and its memory holds",
+        best->undo_buckets, format_bytes(static_cast<std::size_t>(best->undo_buckets) * in.undo_place_bytes));
   }
   return plan;
 }

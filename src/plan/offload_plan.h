@@ -116,7 +116,7 @@ double rank_of(const StepEstimate& estimate);
 
 // The plan that ranks best among those that fit; plans within a thousandth of a step count as equal, and of those the
 // one with the most on the device is taken. For each split the layers keep the most that fits, and there are as many
-// places for new state as the host can fill before the verdict and a quarter more, or as fit. Throws Error if
+// places for new state as the host can fill during backward, or as fit. Throws Error if
 // nothing fits: what is short, and by how much.
 OffloadPlan choose_offload(const OffloadInputs& inputs);
 

@@ -1,6 +1,7 @@
 #include "train/measure.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -107,10 +108,14 @@ HostRates measure_host_adamw(Device& device, ThreadPool& pool, DType moments) {
                             std::span(static_cast<T*>(weights.data()), n));
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     };
-    // The best of a few: memory that was just taken, or freed by another process, is slow at first.
-    double best = pass();
-    for (int i = 0; i < 4; ++i) best = std::min(best, pass());
-    return static_cast<double>((2 * state_bytes(moments) + 2 * sizeof(T)) * n) / best;
+    // Memory that was just taken, or freed by another process, is slow at first; and what others on the machine leave
+    // of its bandwidth varies.
+    pass();
+    std::array<double, 5> seconds;
+    for (double& s : seconds) s = pass();
+    std::sort(seconds.begin(), seconds.end());
+    const double median = seconds[2];
+    return static_cast<double>((2 * state_bytes(moments) + 2 * sizeof(T)) * n) / median;
   };
   return {.narrow = rate.operator()<bf16>(), .wide = rate.operator()<float>()};
 }

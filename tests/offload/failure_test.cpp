@@ -138,6 +138,7 @@ class MixedPolicy final : public UpdatePolicy {
     for (std::size_t i = 0; i < facts.elements.size(); ++i) {
       choice.ahead.push_back(static_cast<Ahead>((i + step_) % 3));
       choice.after.push_back(static_cast<After>((i + step_ / 3) % 2));
+      choice.redo.push_back(static_cast<After>((i + step_ / 3) % 2));
     }
     ++step_;
     return choice;

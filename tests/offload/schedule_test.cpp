@@ -43,6 +43,7 @@ class RandomPolicy final : public UpdatePolicy {
     for (std::size_t i = 0; i < facts.elements.size(); ++i) {
       choice.ahead.push_back(static_cast<Ahead>(leaning < 3 ? leaning : random_() % 3));
       choice.after.push_back(static_cast<After>(random_() % 2));
+      choice.redo.push_back(static_cast<After>(random_() % 2));
     }
     return choice;
   }
