@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
+#include <utility>
+
+#include "offload/step_time.h"
 
 namespace so {
 namespace {
@@ -23,86 +25,86 @@ constexpr double preview_share = 0.6;
 
 class AdaptivePolicy final : public UpdatePolicy {
  public:
-  UpdateChoice choose(const UpdateFacts& f) override {
-    const std::size_t count = f.elements.size();
-    const std::vector in_place(count, After::in_place);
-    UpdateChoice choice{std::vector(count, Ahead::leave), in_place, in_place};
-    if (count == 0) return choice;
-    const bool measured = f.update_seconds > 0 && f.forward_seconds > 0 && f.backward_seconds > 0;
-    const double total = static_cast<double>(std::accumulate(f.elements.begin(), f.elements.end(), std::int64_t{0}));
-    const double preview = f.preview_seconds > 0 ? f.preview_seconds : preview_share * f.update_seconds;
-    // What the host has time for beyond one update of each element, in elements previewed.
-    const double spare =
-        measured ? (usable * (f.forward_seconds + f.backward_seconds) - total * f.update_seconds) / preview : 0;
+  UpdateChoice choose(const UpdateFacts& measured) override {
+    const std::size_t count = measured.elements.size(),
+                      places = std::min(count, static_cast<std::size_t>(measured.undo_places));
+    const UpdateChoice nothing = nothing_ahead(count, 0);
+    if (count == 0) return nothing;
+    if (measured.update_seconds <= 0 || measured.forward_seconds <= 0 || measured.backward_seconds <= 0)
+      return with_ahead(nothing, count - places, count, 0);
+    // The link and the device's own traffic take their part of the host's memory.
+    UpdateFacts f = measured;
+    f.update_seconds /= usable;
+    f.preview_seconds = f.preview_seconds > 0 ? f.preview_seconds / usable : preview_share * f.update_seconds;
 
-    // With nothing done ahead, or all of it void.
-    double left = spare;
-    const double wait = measured ? weights_first(f, preview, left, choice.redo) : 0;
+    const auto [none, none_seconds] =
+        shortest(f, count, Verdicts::clip, [&](std::size_t first) { return nothing_ahead(count, first); });
 
-    // At the top, what would be done in time in any case is left; the others are speculated and previewed.
-    const auto places = static_cast<std::size_t>(f.undo_places);
-    std::size_t end = count;
-    if (places < count && measured) end = std::max(places, first_in_time(f));
-    const std::size_t begin = end - std::min(end, places);
-    std::fill(choice.ahead.begin() + static_cast<std::ptrdiff_t>(begin),
-              choice.ahead.begin() + static_cast<std::ptrdiff_t>(end), Ahead::speculate);
-    double ahead = 0;  // seconds of the host
-    for (std::size_t i = begin; i < end; ++i) ahead += update(f, i);
-    double previews = spare;
-    for (std::size_t i = 0; i < begin && previews > 0; ++i) {
-      choice.ahead[i] = Ahead::preview;
-      previews -= static_cast<double>(f.elements[i]);
-      ahead += static_cast<double>(f.elements[i]) * preview;
-    }
-    if (!measured) return choice;
+    // At the top, what would be done in time in any case is left; the next are speculated, as many as have places, and
+    // the lowest previewed.
+    const std::size_t end = places < count ? std::max(places, first_in_time(f)) : count;
+    const auto [ahead, ahead_seconds] =
+        shortest(f, end - places, Verdicts::stand, [&, redo = none](std::size_t previews) {
+          UpdateChoice choice = with_ahead(nothing, end - places, end, previews);
+          choice.redo = redo.redo;
+          return choice;
+        });
 
-    // Void work costs up to two buckets' time, which are under way or fetched, and what the host has no time for.
-    const double waste = 2 * total / static_cast<double>(count) * f.update_seconds +
-                         std::max(0.0, ahead - std::max(0.0, left) * preview);
-    if ((1 - f.clip_rate) * wait > f.clip_rate * waste) return choice;
-    choice.ahead.assign(count, Ahead::leave);
-    choice.after = choice.redo;
-    return choice;
+    // Work that a clipped step voids costs what the host had no time for, and up to two buckets that are under way.
+    double total = 0;
+    for (const std::int64_t elements : f.elements) total += static_cast<double>(elements);
+    const double under_way = 2 * total / static_cast<double>(count) * f.update_seconds;
+    const double void_seconds = std::max(none_seconds, step_time(f, ahead, Verdicts::clip)) + under_way;
+    const double p = f.clip_rate;
+    return (1 - p) * ahead_seconds + p * void_seconds < none_seconds ? ahead : none;
   }
 
  private:
-  // When the next forward pass needs bucket i, from the verdict.
-  static double deadline(const UpdateFacts& f, std::size_t i) {
-    return usable * f.forward_seconds * f.forward_shares[i];
+  // The lowest `first` send their weights first.
+  static UpdateChoice nothing_ahead(std::size_t count, std::size_t first) {
+    std::vector after(count, After::in_place);
+    std::fill_n(after.begin(), first, After::weights_first);
+    return {std::vector(count, Ahead::leave), after, after};
   }
-  static double update(const UpdateFacts& f, std::size_t i) {
-    return static_cast<double>(f.elements[i]) * f.update_seconds;
+  static UpdateChoice with_ahead(UpdateChoice choice, std::size_t begin, std::size_t end, std::size_t previews) {
+    std::fill_n(choice.ahead.begin(), previews, Ahead::preview);
+    std::fill(choice.ahead.begin() + static_cast<std::ptrdiff_t>(begin),
+              choice.ahead.begin() + static_cast<std::ptrdiff_t>(end), Ahead::speculate);
+    return choice;
   }
 
-  // The lowest bucket from which on all can be updated in place after the verdict and be in time.
+  // Of the choices that `make` gives for 0 to `most`, one with the shortest step: the first of those that are within a
+  // thousandth. Looks at a few, and then between the best one's neighbours.
+  template <class Make>
+  static std::pair<UpdateChoice, double> shortest(const UpdateFacts& f, std::size_t most, Verdicts verdicts,
+                                                  const Make& make) {
+    constexpr std::size_t looks = 12;
+    std::size_t best = 0;
+    double least = step_time(f, make(0), verdicts);
+    const auto look = [&](std::size_t at) {
+      const double seconds = step_time(f, make(at), verdicts);
+      if (seconds >= 0.999 * least) return;
+      least = seconds;
+      best = at;
+    };
+    for (std::size_t i = 1; i <= looks; ++i) look(most * i / looks);
+    const std::size_t from = best - std::min(best, most / looks), to = std::min(most, best + most / looks);
+    for (std::size_t i = 1; i < looks; ++i) look(from + (to - from) * i / looks);
+    return {make(best), least};
+  }
+
+  // The lowest bucket from which on all can be updated in place after the verdict and be there when the next forward
+  // pass needs them.
   static std::size_t first_in_time(const UpdateFacts& f) {
     std::size_t first = f.elements.size();
     double slack = std::numeric_limits<double>::infinity();  // of the one with the least
     while (first > 0) {
-      slack = std::min(slack, deadline(f, first - 1)) - update(f, first - 1);
+      slack = std::min(slack, f.forward_seconds * f.forward_shares[first - 1]) -
+              static_cast<double>(f.elements[first - 1]) * f.update_seconds;
       if (slack < 0) break;
       --first;
     }
     return first;
-  }
-
-  // If nothing is done ahead of the verdict: has the lowest buckets send their weights first, as many as make the
-  // others be in time, within `spare` elements, of which it takes. Returns the seconds that the device waits all the
-  // same.
-  static double weights_first(const UpdateFacts& f, double preview, double& spare, std::vector<After>& after) {
-    double done = 0, wait = 0;
-    std::size_t next = 0;  // the first that does not go weights first
-    for (std::size_t i = 0; i < f.elements.size(); ++i) {
-      done += update(f, i);
-      for (; done - wait > deadline(f, i) && next <= i && spare > 0; ++next) {
-        after[next] = After::weights_first;
-        const auto elements = static_cast<double>(f.elements[next]);
-        done -= elements * (f.update_seconds - preview);
-        spare -= elements;
-      }
-      wait = std::max(wait, done - deadline(f, i));
-    }
-    return wait;
   }
 };
 

@@ -51,10 +51,10 @@ class UpdatePolicy {
 // Nothing ahead of the verdict, everything in place after it.
 std::unique_ptr<UpdatePolicy> make_synchronous_policy();
 
-// The choice with the least time that the device is expected to wait. Speculates first, within the undo places; leaves
-// what fits under the next forward pass, the first to land, whose turn in the forward pass comes last; previews the
-// rest, as far as the host has time for the extra traffic. Where steps are clipped so often that speculation costs more
-// than it saves, nothing is done ahead.
+// The choice with the shortest step, by playing a few against the facts (step_time.h). Leaves what is in time anyway,
+// the first to land, whose turn in the forward pass comes last; speculates below, as many as have places; previews the
+// lowest, as many as pay; and lets as many weights go first after a clipped verdict as pay. Where steps are clipped so
+// often that work ahead of the verdict costs more than it saves, nothing is done ahead.
 std::unique_ptr<UpdatePolicy> make_adaptive_policy();
 
 }  // namespace so
