@@ -128,6 +128,10 @@ void add_activations(const PlanningMachine& machine, const std::string& for_devi
   plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes);
   require_fits_machine(plan.memory, machine, for_device, host_advice);
   plan.memory.add(MemoryKind::pageable, "program and data so far", resident_bytes());
+  // What was given back may have been more than all that comes: then it is the peak.
+  const std::size_t peak = peak_resident_bytes(), total = plan.memory.host_total(machine.kind);
+  if (machine.kind == DeviceKind::cuda && peak > total)
+    plan.memory.add(MemoryKind::pageable, "measuring, before the run", peak - total);
 }
 
 // On a GPU: owners and places for new state, chosen together with what layers keep.
