@@ -43,8 +43,11 @@ constexpr double host_efficiency = 0.85;
 
 std::size_t left(std::size_t all, std::size_t taken) { return all > taken ? all - taken : 0; }
 
+// A share of the memory, but on small machines no more than leaves 2 GiB, or a tenth.
 std::size_t share_of(const HostMemory& memory, double share) {
-  return static_cast<std::size_t>(static_cast<double>(memory.available) * share);
+  constexpr std::size_t reserve = std::size_t{2} << 30;
+  const auto wanted = static_cast<std::size_t>(static_cast<double>(memory.available) * share);
+  return std::min(wanted, memory.available - std::min(reserve, memory.available / 10));
 }
 
 // All that the run allocates but the activations.
