@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstring>
 #include <utility>
 
 #include "base/delay_point.h"
@@ -36,9 +35,9 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
                              OptimizerState& state, DeviceWeights& weights, const UnitArray& gradients,
                              bool store_gradients, CastSide cast, SaveGate& gate)
     : pool_(pool),
-      layout_(layout),
       buckets_(buckets),
       state_(state),
+      update_(pool, layout, state),
       weights_(weights),
       gradients_(gradients),
       gate_(gate),
@@ -364,14 +363,12 @@ void HostOptimizer::perform(const Work& work) {
   const std::string name = tracing() ? fmt::format("{} {}", names[static_cast<std::size_t>(task)], work.index) : "";
   const TraceSpan span(name);
   if (task == Task::update || task == Task::follow || task == Task::adopt) save_wait = gate_.wait(work.index);
-  if (task == Task::restore) {
-    round_masters(b, *work.slot);
-  } else if (task != Task::adopt && task != Task::none) {
+  if (task != Task::adopt && task != Task::none) {
     start = std::chrono::steady_clock::now();
-    run_adamw(b, *work.slot, task, step);
-    adam = seconds_since(start);
+    update(b, *work.slot, task, step);
+    if (task != Task::restore) adam = seconds_since(start);
+    if (task != Task::follow) give(b, *work.slot);
   }
-  if (task != Task::adopt && task != Task::follow && task != Task::none) give(b, *work.slot);
 
   delay_point();
   lock.lock();
@@ -432,64 +429,26 @@ void HostOptimizer::complete(Bucket& bucket, Task task) {
   }
 }
 
-void HostOptimizer::run_adamw(const Bucket& bucket, const StagingRing::Slot& slot, Task task, const AdamWStep& step) {
-  const auto part = [&]<class T>(void* memory, Range range) {
-    return std::span<T>(static_cast<T*>(memory) + (range.begin - bucket.range().begin),
-                        static_cast<std::size_t>(range.size()));
-  };
-  void* const gradients = entry(bucket).stored ? entry(bucket).stored : slot.gradient.data();
-  const int place = entry(bucket).place;
-  if (task == Task::speculate) clear_padding(bucket, place);
-  for (const ParameterLayout::Run& run : layout_.runs(bucket.range())) {
-    GradientSpan gradient;
-    if (ring_.gradients() == DType::bf16)
-      gradient = part.operator()<const bf16>(gradients, run.range);
-    else
-      gradient = part.operator()<const float>(gradients, run.range);
-    WeightSpan weights;
-    if (ring_.weights() == DType::bf16)
-      weights = part.operator()<bf16>(slot.weights.data(), run.range);
-    else
-      weights = part.operator()<float>(slot.weights.data(), run.range);
-    const AdamWState state = state_.at(bucket, run.range.begin);
-    switch (task) {
-      case Task::preview:
-      case Task::weights_first:
-        adamw_preview_parallel(pool_, step, run.decay, gradient, state, weights);
-        break;
-      case Task::speculate:
-        adamw_update_parallel(pool_, step, run.decay, gradient, state, state_.beside(place, bucket, run.range.begin),
-                              weights);
-        break;
-      case Task::follow:
-        adamw_update_parallel(pool_, step, run.decay, gradient, state, state);
-        break;
-      default:
-        adamw_update_parallel(pool_, step, run.decay, gradient, state, state, weights);
-    }
+void HostOptimizer::update(const Bucket& bucket, const StagingRing::Slot& slot, Task task, const AdamWStep& step) {
+  const Entry& e = entry(bucket);
+  const Tensor gradient(e.stored ? e.stored : slot.gradient.data(), ring_.gradients(), {bucket.range().size()}),
+      weights = weights_in(slot, bucket);
+  switch (task) {
+    case Task::speculate:
+      return update_.beside(e.place, bucket, step, gradient, weights);
+    case Task::preview:
+    case Task::weights_first:
+      return update_.preview(bucket, step, gradient, weights);
+    case Task::update:
+      return update_.in_place(bucket, step, gradient, weights);
+    case Task::follow:
+      return update_.follow(bucket, step, gradient);
+    case Task::restore:
+      return update_.round_masters(bucket, weights);
+    case Task::none:
+    case Task::adopt:
+      return;
   }
-}
-
-// Where this bucket has padding between parameters, the place's last one may have had values.
-void HostOptimizer::clear_padding(const Bucket& bucket, int place) {
-  std::int64_t at = bucket.range().begin;
-  const auto clear_to = [&](std::int64_t end) { state_.clear(place, bucket, {at, end}); };
-  for (const ParameterLayout::Run& run : layout_.runs(bucket.range())) {
-    clear_to(run.range.begin);
-    at = run.range.end;
-  }
-  clear_to(bucket.range().end);
-}
-
-void HostOptimizer::round_masters(const Bucket& bucket, const StagingRing::Slot& slot) {
-  const float* master = state_.master(bucket, bucket.range().begin);
-  pool_.parallel_for(bucket.range().size(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
-    if (ring_.weights() == DType::bf16)
-      for (std::int64_t i = begin; i < end; ++i) static_cast<bf16*>(slot.weights.data())[i] = bf16(master[i]);
-    else
-      std::memcpy(static_cast<float*>(slot.weights.data()) + begin, master + begin,
-                  static_cast<std::size_t>(end - begin) * sizeof(float));
-  });
 }
 
 void HostOptimizer::give(const Bucket& bucket, StagingRing::Slot& slot) {
@@ -500,7 +459,7 @@ void HostOptimizer::give(const Bucket& bucket, StagingRing::Slot& slot) {
 void HostOptimizer::send_masters(const Bucket& bucket) {
   StagingRing::Slot& slot = ring_.slot(turn_++);
   slot.weights_gone->synchronize();
-  round_masters(bucket, slot);
+  update_.round_masters(bucket, weights_in(slot, bucket));
   give(bucket, slot);
 }
 

@@ -25,6 +25,7 @@
 
 #include "base/thread_pool.h"
 #include "offload/bucket.h"
+#include "offload/bucket_update.h"
 #include "offload/device_weights.h"
 #include "offload/optimizer_state.h"
 #include "offload/save_gate.h"
@@ -119,14 +120,15 @@ class HostOptimizer {
   int most_urgent();
   Task task_of(int index) const;
   void perform(const Work& work);
-  void run_adamw(const Bucket& bucket, const StagingRing::Slot& slot, Task task, const AdamWStep& step);
-  void clear_padding(const Bucket& bucket, int place);
+  void update(const Bucket& bucket, const StagingRing::Slot& slot, Task task, const AdamWStep& step);
   void complete(Bucket& bucket, Task task);
   void apply_verdict(Bucket& bucket);
   void give(const Bucket& bucket, StagingRing::Slot& slot);
-  void round_masters(const Bucket& bucket, const StagingRing::Slot& slot);
   std::size_t gradient_bytes(const Bucket& bucket) const {
     return static_cast<std::size_t>(bucket.range().size()) * size_of(ring_.gradients());
+  }
+  Tensor weights_in(const StagingRing::Slot& slot, const Bucket& bucket) const {
+    return {slot.weights.data(), ring_.weights(), {bucket.range().size()}};
   }
   Tensor gradient_of(const Bucket& bucket) const {
     return {gradients_.at(bucket.range().begin), gradients_.dtype(), {bucket.range().size()}};
@@ -146,9 +148,9 @@ class HostOptimizer {
   void wait_until(std::unique_lock<std::mutex>& lock, const Ready& ready);
 
   ThreadPool& pool_;
-  const ParameterLayout& layout_;
   const std::span<Bucket> buckets_;
   OptimizerState& state_;
+  const BucketUpdate update_;
   DeviceWeights& weights_;
   const UnitArray& gradients_;
   SaveGate& gate_;

@@ -1,0 +1,41 @@
+// AdamW over one host-owned bucket, by the host's threads: in each of the ways in which the schedule wants it. All give
+// the same bits.
+#pragma once
+
+#include "base/tensor.h"
+#include "base/thread_pool.h"
+#include "offload/bucket.h"
+#include "offload/optimizer_state.h"
+#include "offload/parameter_layout.h"
+#include "optim/adamw.h"
+
+namespace so {
+
+// Gradients are fp32 or bf16 [bucket]; weights, of the same length, are written between the bucket's paddings.
+class BucketUpdate {
+ public:
+  BucketUpdate(ThreadPool& pool, const ParameterLayout& layout, OptimizerState& state)
+      : pool_(pool), layout_(layout), state_(state) {}
+
+  // State and weights.
+  void in_place(const Bucket& bucket, const AdamWStep& step, Tensor gradient, Tensor weights) const;
+  // Weights, and the new state in a place taken for it; the bucket's own stays as it is.
+  void beside(int place, const Bucket& bucket, const AdamWStep& step, Tensor gradient, Tensor weights) const;
+  // The weights alone.
+  void preview(const Bucket& bucket, const AdamWStep& step, Tensor gradient, Tensor weights) const;
+  // The state alone, in place.
+  void follow(const Bucket& bucket, const AdamWStep& step, Tensor gradient) const;
+  // The weights that the master weights are, without any update.
+  void round_masters(const Bucket& bucket, Tensor weights) const;
+
+ private:
+  template <class Body>
+  void for_each_run(const Bucket& bucket, Tensor gradient, Tensor weights, const Body& body) const;
+  void clear_padding(int place, const Bucket& bucket) const;
+
+  ThreadPool& pool_;
+  const ParameterLayout& layout_;
+  OptimizerState& state_;
+};
+
+}  // namespace so
