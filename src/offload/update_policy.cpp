@@ -9,8 +9,11 @@
 namespace so {
 namespace {
 
-// Of a window that the host may plan to fill: the link and the device's own traffic take their part of memory.
+// What the host may plan with of the rates that were measured: the next step's may be lower, and the link's traffic comes
+// unevenly.
 constexpr double usable = 0.9;
+// A preview's share of an update's traffic, until one has been measured.
+constexpr double preview_share = 0.6;
 
 class SynchronousPolicy final : public UpdatePolicy {
  public:
@@ -19,9 +22,6 @@ class SynchronousPolicy final : public UpdatePolicy {
     return {std::vector(facts.elements.size(), Ahead::leave), in_place, in_place};
   }
 };
-
-// A preview's share of an update's traffic, until one has been measured.
-constexpr double preview_share = 0.6;
 
 class AdaptivePolicy final : public UpdatePolicy {
  public:
@@ -32,7 +32,6 @@ class AdaptivePolicy final : public UpdatePolicy {
     if (count == 0) return nothing;
     if (measured.update_seconds <= 0 || measured.forward_seconds <= 0 || measured.backward_seconds <= 0)
       return with_ahead(nothing, count - places, count, 0);
-    // The link and the device's own traffic take their part of the host's memory.
     UpdateFacts f = measured;
     f.update_seconds /= usable;
     f.preview_seconds = f.preview_seconds > 0 ? f.preview_seconds / usable : preview_share * f.update_seconds;
