@@ -15,6 +15,8 @@ std::int64_t largest(std::span<const Bucket> buckets, Owner owner) {
   return elements;
 }
 
+bool on_host(const Bucket& bucket) { return bucket.owner() == Owner::host; }
+
 bool is_inner(const ParameterLayout& layout, int unit) { return unit > 0 && unit < layout.units() - 1; }
 
 // The first and last unit hold embeddings: large, and used at both ends of a step where they are tied.
@@ -101,21 +103,22 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
 void OffloadEngine::cast_masters(int unit, Stream& stream) {
   if (held_weights_ == unit) return;
   held_weights_ = unit;
-  for (const Bucket& bucket : buckets_of(unit)) {
-    const Range range = bucket.range();
-    const Tensor weights(weights_.at(range.begin), settings_.compute, {range.size()}),
-        masters(device_state_.master(bucket, range.begin), DType::f32, {range.size()});
-    if (settings_.compute == DType::bf16)
-      ops_.cast(stream, weights, masters);
-    else
-      stream.copy(weights.data(), masters.data(), weights.bytes());
-  }
+  for (const Bucket& bucket : buckets_of(unit)) cast_masters(bucket, stream);
+}
+
+void OffloadEngine::cast_masters(const Bucket& bucket, Stream& stream) {
+  const Range range = bucket.range();
+  const Tensor weights(weights_.at(range.begin), settings_.compute, {range.size()}),
+      masters(device_state_.master(bucket, range.begin), DType::f32, {range.size()});
+  if (settings_.compute == DType::bf16)
+    ops_.cast(stream, weights, masters);
+  else
+    stream.copy(weights.data(), masters.data(), weights.bytes());
 }
 
 void OffloadEngine::require_weights(int unit, Stream& stream) {
   if (weights_.slot(unit) >= 0) return cast_masters(unit, stream);
   // What the device owns, the model's stream itself has brought up to date.
-  const auto on_host = [](const Bucket& bucket) { return bucket.owner() == Owner::host; };
   const std::span<Bucket> buckets = buckets_of(unit);
   bool here = true, sent = true;
   for (const Bucket& bucket : buckets) {
@@ -131,7 +134,6 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
 
 void OffloadEngine::require_gradients(int unit, Stream& stream) {
   const std::span<Bucket> buckets = buckets_of(unit);
-  const auto on_host = [](const Bucket& bucket) { return bucket.owner() == Owner::host; };
   const bool free = std::all_of(buckets.begin(), buckets.end(),
                                 [&](const Bucket& b) { return !on_host(b) || host_.gradient_free(b); });
   if (!free) waits_.begin(stream, WaitReason::gradient);
@@ -401,13 +403,7 @@ void OffloadEngine::upload_weights(Stream& compute) {
       held_weights_ = -1;
       continue;
     }
-    const Range range = bucket.range();
-    const Tensor weights(weights_.at(range.begin), settings_.compute, {range.size()});
-    float* master = device_state_.master(bucket, range.begin);
-    if (settings_.compute == DType::bf16)
-      ops_.cast(compute, weights, Tensor(master, DType::f32, {range.size()}));
-    else
-      compute.copy(weights.data(), master, weights.bytes());
+    cast_masters(bucket, compute);
     compute.record(current(bucket));
   }
   compute.synchronize();

@@ -152,7 +152,9 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   void skip_on_device(Bucket& bucket);
   UpdateFacts facts() const;
   void measure(bool clipped_or_skipped);
+  // The device's weights from its masters: of a unit that has none of its own, unless they are there; of a bucket.
   void cast_masters(int unit, Stream& stream);
+  void cast_masters(const Bucket& bucket, Stream& stream);
   bool has_transient_weights(const Bucket& bucket) const {
     return weights_.slot(layout_.unit_of(bucket.range().begin)) >= 0;
   }

@@ -39,8 +39,7 @@ std::string describe_schedule(const EngineCounters& counters) {
     return {};
   return fmt::format(
       "host buckets: ahead of the verdict {} speculated, {} previewed, of which {} stood, {} were void, {} put back; "
-      "after "
-      "it {} in place, {} weights first",
+      "after it {} in place, {} weights first",
       h.speculated, h.previewed, h.committed_ahead, h.voided, h.restored, h.updated_in_place, h.updated_weights_first);
 }
 
