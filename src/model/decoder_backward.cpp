@@ -86,8 +86,8 @@ void Decoder::attention_backward(const Pass& pass, std::int64_t layer, GradientS
     const Tensor scratch = acquire_bytes(
         arena, "attention scratch",
         settings_.roomy_attention ? ops_.attention_grad_scratch_most(size) : ops_.attention_grad_scratch(size));
-    ops_.attention_grad(stream, dq, dk, dv, {dattention, 0, s.heads, s.head_dim}, a.attention_heads(s), a.lse, a.q(s),
-                        a.k(s), a.v(s), spans, scratch);
+    ops_.attention_grad(stream, dq, dk, dv, Tensor(), {dattention, 0, s.heads, s.head_dim}, a.attention_heads(s), a.lse,
+                        a.q(s), a.k(s), a.v(s), spans, Accumulate::overwrite, scratch);
   }
   const auto rotate_back = [&](Heads d, Heads raw, int norm, Tensor inv_rms) {
     if (norm < 0)

@@ -42,6 +42,9 @@ struct AttentionSpans {
   std::int64_t documents = 0;
   std::int64_t max_q = 0, max_k = 0;  // longest document, in rows
   float scale = 0;                    // multiplies q.k
+  std::int64_t window = 0;            // a query sees so many keys, its own the last of them; 0: all up to its own
+  // T [q heads] or empty: a logit of each head that takes part in every query's softmax and has no value.
+  Tensor sinks;
 };
 
 // The sizes that decide how much scratch attention needs.
@@ -50,6 +53,33 @@ struct AttentionSize {
   std::int64_t documents = 0;  // at most
   std::int64_t longest = 0;    // document, in rows, at most
   DType dtype = DType::f32;
+  std::int64_t window = 0;  // as in AttentionSpans
+  bool sinks = false;
+};
+
+// Where the rows of a mixture of experts go. Each of N tokens chooses K of E experts. The pairs p = n K + j of token and
+// choice are the rows of matrices with R = N K rows, sorted by expert, and by pair within an expert. All on the device:
+// how many rows an expert has, the host never knows.
+struct Routing {
+  Tensor experts;  // i32 [N, K]: largest logit first, of equal ones the lower expert
+  Tensor rows;     // i32 [N, K]: the row of a pair
+  Tensor pairs;    // i32 [R]: the pair of a row
+  Tensor weights;  // f32 [R]: what the row counts in its token's sum
+  Tensor offsets;  // i32 [E + 1]: expert e has the rows [offsets[e], offsets[e + 1])
+};
+
+// How an expert's weight [E, ., .] lies: as x w^T takes it, or as x w does.
+enum class ExpertLayout : std::uint8_t { out_in, in_out };
+
+// What stands between an expert's first and second product, of gate and up, F columns each.
+struct ExpertActivation {
+  enum class Kind : std::uint8_t {
+    swiglu,   // silu(gate) * up; gate is the first half of the columns, up the second
+    clamped,  // (up' + 1) * gate' * sigmoid(1.702 gate'), gate' = min(gate, limit), up' = up clamped to +-limit; the
+              // columns are gate, up, gate, up, ... [GPT-OSS]
+  };
+  Kind kind = Kind::swiglu;
+  float limit = 0;
 };
 
 // Sum of squares and count of non-finite elements of a gradient, in device memory.
@@ -112,15 +142,56 @@ class Ops {
   // keeps its elements is its own affair. scratch: u8, as attention_scratch() says.
   virtual void attention(Stream&, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans&,
                          Tensor scratch) = 0;
-  // dq, dk, dv are overwritten. scratch: u8, as attention_grad_scratch() says.
-  virtual void attention_grad(Stream&, Heads dq, Heads dk, Heads dv, Heads dout, Heads out, Tensor lse, Heads q,
-                              Heads k, Heads v, const AttentionSpans&, Tensor scratch) = 0;
+  // dq, dk, dv are overwritten. dsinks f32 or T [q.heads], empty without sinks. scratch: u8, as
+  // attention_grad_scratch() says.
+  virtual void attention_grad(Stream&, Heads dq, Heads dk, Heads dv, Tensor dsinks, Heads dout, Heads out, Tensor lse,
+                              Heads q, Heads k, Heads v, const AttentionSpans&, Accumulate dsinks_mode,
+                              Tensor scratch) = 0;
 
   // out = silu(gate) * up, gate = gate_up[:, :F], up = gate_up[:, F:].  out T [N, F], gate_up T [N, 2F].
   virtual void swiglu(Stream&, Tensor out, Tensor gate_up) = 0;
   // dgate_up may be gate_up. `activated`, T [N, F] or empty, receives the forward result again: backward needs it for
   // the next weight's gradient, and making it here costs one write instead of having kept it. It may be dout.
   virtual void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated) = 0;
+
+  // ---- Mixture of experts ----
+  // Routing by the K largest of each token's logits, f32 [N, E]. A pair's weight is its expert's share of the softmax
+  // over all E experts; renormalized: over those chosen.
+  virtual void route(Stream&, const Routing& out, Tensor logits, bool renormalized) = 0;
+  // dlogits T [N, E], overwritten, from dweights f32 [R]; and, if `counts` f32 [E] is not empty, of
+  // balance_scale * sum over e of counts[e] * (sum over n of softmax(logits[n])[e]), counts being constants.
+  virtual void route_grad(Stream&, Tensor dlogits, Tensor dweights, const Routing&, Tensor logits, bool renormalized,
+                          Tensor counts, float balance_scale) = 0;
+  // counts[e] = (+) the rows of expert e; shares[e] = (+) sum over n of softmax(logits[n])[e]. Both f32 [E].
+  virtual void router_load(Stream&, Tensor counts, Tensor shares, const Routing&, Tensor logits, Accumulate) = 0;
+  // losses[n] += scale * sum over e of counts[e] * shares[e], where targets[n] >= 0. losses f32 [N], targets i32 [N].
+  virtual void add_router_loss(Stream&, Tensor losses, Tensor targets, Tensor counts, Tensor shares, float scale) = 0;
+
+  // out[r] = x[pairs[r] / K].  out T [R, H], x T [N, H].
+  virtual void gather_rows(Stream&, Tensor out, Tensor x, const Routing&) = 0;
+  // out[n] = sum over j of y[r] + weights[r] * bias[experts[n, j]], r = rows[n, j].  out T [N, H], y T [R, H], bias T
+  // [E, H] or empty.
+  virtual void sum_rows(Stream&, Tensor out, Tensor y, Tensor bias, const Routing&) = 0;
+
+  // The rows of expert e through its weight w[e], T [E, O, I] or, in_out, [E, I, O].  out T [R, O], x T [R, I].
+  virtual void expert_linear(Stream&, Tensor out, Tensor x, Tensor w, ExpertLayout, Tensor offsets) = 0;
+  virtual void expert_linear_grad_input(Stream&, Tensor dx, Tensor dy, Tensor w, ExpertLayout, Tensor offsets) = 0;
+  // dw f32 or T, shaped as w. An expert without rows has the gradient 0.
+  virtual void expert_linear_grad_weight(Stream&, Tensor dw, Tensor dy, Tensor x, ExpertLayout, Tensor offsets,
+                                         Accumulate) = 0;
+  // dbias[e] = (+) sum over the rows of e of dy[r], or weighted, of weights[r] * dy[r].  dbias f32 or T [E, O].
+  virtual void expert_bias_grad(Stream&, Tensor dbias, Tensor dy, const Routing&, bool weighted, Accumulate) = 0;
+  // dweights[r] = <dout[pairs[r] / K], bias[expert of r]>: what sum_rows()'s bias means to the weights.  dout T [N, H].
+  virtual void expert_bias_dot(Stream&, Tensor dweights, Tensor dout, Tensor bias, const Routing&) = 0;
+
+  // out[r] = weights[r] * act(gate_up[r] + bias[expert of r]).  out T [R, F], gate_up T [R, 2F], bias T [E, 2F] or empty.
+  virtual void expert_activation(Stream&, Tensor out, Tensor gate_up, Tensor bias, const ExpertActivation&,
+                                 const Routing&) = 0;
+  // The gradient of that: dgate_up (may be gate_up), and dweights[r] = (+) <dout[r], act(...)>. `activated`, T [R, F],
+  // receives the forward result again; it may be dout.
+  virtual void expert_activation_grad(Stream&, Tensor dgate_up, Tensor dweights, Tensor activated, Tensor dout,
+                                      Tensor gate_up, Tensor bias, const ExpertActivation&, const Routing&,
+                                      Accumulate dweights_mode) = 0;
 
   // Output projection and cross-entropy in one go, over chunks of rows so that the logits never exist whole.
   struct LinearCrossEntropy {

@@ -234,7 +234,8 @@ class Cases {
         const Heads dout{m.random(t_, {n_, s_.q_width()}), 0, s_.heads, s_.head_dim};
         const Tensor grad_scratch = m.scratch(ops_.attention_grad_scratch_most(size));
         return Call{[=](Ops& ops, Stream& stream) {
-                      ops.attention_grad(stream, dq, dk, dv, dout, out, lse, q, k, v, spans, grad_scratch);
+                      ops.attention_grad(stream, dq, dk, dv, Tensor(), dout, out, lse, q, k, v, spans,
+                                         Accumulate::overwrite, grad_scratch);
                     },
                     forward};
       });

@@ -150,8 +150,9 @@ struct Problem {
       return n > 0 ? Tensor(scratch.data(), DType::u8, {static_cast<std::int64_t>(n)}) : Tensor();
     };
     rig.ops().attention(stream, q_heads(mout), mlse.tensor(), q_heads(mq), k_heads(mkv), v_heads(mkv), s, part(bytes));
-    rig.ops().attention_grad(stream, q_heads(mdq), k_heads(mdkv), v_heads(mdkv), q_heads(mdout), q_heads(mout),
-                             mlse.tensor(), q_heads(mq), k_heads(mkv), v_heads(mkv), s, part(grad_scratch));
+    rig.ops().attention_grad(stream, q_heads(mdq), k_heads(mdkv), v_heads(mdkv), Tensor(), q_heads(mdout),
+                             q_heads(mout), mlse.tensor(), q_heads(mq), k_heads(mkv), v_heads(mkv), s,
+                             Accumulate::overwrite, part(grad_scratch));
     for (Mirror* m : {&mout, &mlse, &mdq, &mdkv}) m->fetch();
   }
 

@@ -296,8 +296,8 @@ void CpuOps::attention(Stream& stream, Heads out, Tensor lse, Heads q, Heads k, 
                       [=, &pool = cpu(stream).pool()] { attention_forward(pool, out, lse, q, k, v, spans); });
 }
 
-void CpuOps::attention_grad(Stream& stream, Heads dq, Heads dk, Heads dv, Heads dout, Heads out, Tensor lse, Heads q,
-                            Heads k, Heads v, const AttentionSpans& spans, Tensor) {
+void CpuOps::attention_grad(Stream& stream, Heads dq, Heads dk, Heads dv, Tensor, Heads dout, Heads out, Tensor lse,
+                            Heads q, Heads k, Heads v, const AttentionSpans& spans, Accumulate, Tensor) {
   check_attention_grad(dq, dk, dv, dout, out, lse, q, k, v, spans);
   cpu(stream).enqueue("attention_grad", [=, &pool = cpu(stream).pool()] {
     attention_backward(pool, dq, dk, dv, dout, out, lse, q, k, v, spans);

@@ -30,10 +30,27 @@ class CpuOps final : public Ops {
   void copy_heads(Stream&, Heads out, Heads in) override;
   void attention(Stream&, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans&,
                  Tensor scratch) override;
-  void attention_grad(Stream&, Heads dq, Heads dk, Heads dv, Heads dout, Heads out, Tensor lse, Heads q, Heads k,
-                      Heads v, const AttentionSpans&, Tensor scratch) override;
+  void attention_grad(Stream&, Heads dq, Heads dk, Heads dv, Tensor dsinks, Heads dout, Heads out, Tensor lse, Heads q,
+                      Heads k, Heads v, const AttentionSpans&, Accumulate dsinks_mode, Tensor scratch) override;
   void swiglu(Stream&, Tensor out, Tensor gate_up) override;
   void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated) override;
+  void route(Stream&, const Routing& out, Tensor logits, bool renormalized) override;
+  void route_grad(Stream&, Tensor dlogits, Tensor dweights, const Routing&, Tensor logits, bool renormalized,
+                  Tensor counts, float balance_scale) override;
+  void router_load(Stream&, Tensor counts, Tensor shares, const Routing&, Tensor logits, Accumulate) override;
+  void add_router_loss(Stream&, Tensor losses, Tensor targets, Tensor counts, Tensor shares, float scale) override;
+  void gather_rows(Stream&, Tensor out, Tensor x, const Routing&) override;
+  void sum_rows(Stream&, Tensor out, Tensor y, Tensor bias, const Routing&) override;
+  void expert_linear(Stream&, Tensor out, Tensor x, Tensor w, ExpertLayout, Tensor offsets) override;
+  void expert_linear_grad_input(Stream&, Tensor dx, Tensor dy, Tensor w, ExpertLayout, Tensor offsets) override;
+  void expert_linear_grad_weight(Stream&, Tensor dw, Tensor dy, Tensor x, ExpertLayout, Tensor offsets,
+                                 Accumulate) override;
+  void expert_bias_grad(Stream&, Tensor dbias, Tensor dy, const Routing&, bool weighted, Accumulate) override;
+  void expert_bias_dot(Stream&, Tensor dweights, Tensor dout, Tensor bias, const Routing&) override;
+  void expert_activation(Stream&, Tensor out, Tensor gate_up, Tensor bias, const ExpertActivation&,
+                         const Routing&) override;
+  void expert_activation_grad(Stream&, Tensor dgate_up, Tensor dweights, Tensor activated, Tensor dout, Tensor gate_up,
+                              Tensor bias, const ExpertActivation&, const Routing&, Accumulate dweights_mode) override;
   void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override;
   void grad_stats(Stream&, GradStats* out, Tensor grad) override;
   void cast(Stream&, Tensor out, Tensor in) override;

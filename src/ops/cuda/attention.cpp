@@ -304,8 +304,8 @@ void CudaOps::attention(Stream& stream, Heads out, Tensor lse, Heads q, Heads k,
   attention_->forward(s, out, lse, q, k, v, spans, scratch);
 }
 
-void CudaOps::attention_grad(Stream& stream, Heads dq, Heads dk, Heads dv, Heads dout, Heads out, Tensor lse, Heads q,
-                             Heads k, Heads v, const AttentionSpans& spans, Tensor scratch) {
+void CudaOps::attention_grad(Stream& stream, Heads dq, Heads dk, Heads dv, Tensor, Heads dout, Heads out, Tensor lse,
+                             Heads q, Heads k, Heads v, const AttentionSpans& spans, Accumulate, Tensor scratch) {
   const cudaStream_t s = enter(stream);
   check_attention_grad(dq, dk, dv, dout, out, lse, q, k, v, spans);
   SO_CHECK(q.head_dim <= max_kernel_head_dim, "heads of {}, at most {}", q.head_dim, max_kernel_head_dim);

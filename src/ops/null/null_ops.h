@@ -30,10 +30,24 @@ class NullOps final : public Ops {
   void rotary_grad(Stream&, Heads, Heads, Heads, Tensor, Tensor, HeadNorm, Tensor, Accumulate) override {}
   void copy_heads(Stream&, Heads, Heads) override {}
   void attention(Stream&, Heads, Tensor, Heads, Heads, Heads, const AttentionSpans&, Tensor) override {}
-  void attention_grad(Stream&, Heads, Heads, Heads, Heads, Heads, Tensor, Heads, Heads, Heads, const AttentionSpans&,
-                      Tensor) override {}
+  void attention_grad(Stream&, Heads, Heads, Heads, Tensor, Heads, Heads, Tensor, Heads, Heads, Heads,
+                      const AttentionSpans&, Accumulate, Tensor) override {}
   void swiglu(Stream&, Tensor, Tensor) override {}
   void swiglu_grad(Stream&, Tensor, Tensor, Tensor, Tensor) override {}
+  void route(Stream&, const Routing&, Tensor, bool) override {}
+  void route_grad(Stream&, Tensor, Tensor, const Routing&, Tensor, bool, Tensor, float) override {}
+  void router_load(Stream&, Tensor, Tensor, const Routing&, Tensor, Accumulate) override {}
+  void add_router_loss(Stream&, Tensor, Tensor, Tensor, Tensor, float) override {}
+  void gather_rows(Stream&, Tensor, Tensor, const Routing&) override {}
+  void sum_rows(Stream&, Tensor, Tensor, Tensor, const Routing&) override {}
+  void expert_linear(Stream&, Tensor, Tensor, Tensor, ExpertLayout, Tensor) override {}
+  void expert_linear_grad_input(Stream&, Tensor, Tensor, Tensor, ExpertLayout, Tensor) override {}
+  void expert_linear_grad_weight(Stream&, Tensor, Tensor, Tensor, ExpertLayout, Tensor, Accumulate) override {}
+  void expert_bias_grad(Stream&, Tensor, Tensor, const Routing&, bool, Accumulate) override {}
+  void expert_bias_dot(Stream&, Tensor, Tensor, Tensor, const Routing&) override {}
+  void expert_activation(Stream&, Tensor, Tensor, Tensor, const ExpertActivation&, const Routing&) override {}
+  void expert_activation_grad(Stream&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, const ExpertActivation&,
+                              const Routing&, Accumulate) override {}
   void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override {}
   void grad_stats(Stream&, GradStats*, Tensor) override {}
   void cast(Stream&, Tensor, Tensor) override {}
