@@ -1,6 +1,7 @@
 #include "model/config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -100,6 +101,50 @@ std::vector<std::string> ConfigReader::texts(std::string_view key) const {
     result.push_back(item.get<std::string>());
   }
   return result;
+}
+
+std::int64_t ConfigReader::whole_number(std::string_view key, std::int64_t fallback) const {
+  if (!has(key)) return fallback;
+  const json& v = *node_->value.find(key);
+  return v.is_number_unsigned() && v.get<std::uint64_t>() == 0 ? 0 : positive_int(key);
+}
+
+double ConfigReader::number(std::string_view key, double fallback) const {
+  if (!has(key)) return fallback;
+  const json& v = *node_->value.find(key);
+  if (!v.is_number() || !(v.get<double>() >= 0) || std::isinf(v.get<double>()))
+    refuse(key, "expected a number of 0 or more");
+  return v.get<double>();
+}
+
+std::vector<std::int64_t> ConfigReader::whole_numbers(std::string_view key) const {
+  std::vector<std::int64_t> result;
+  if (!has(key)) return result;
+  const json& v = *node_->value.find(key);
+  if (!v.is_array()) refuse(key, "expected a list of whole numbers");
+  for (const json& item : v) {
+    if (!item.is_number_integer()) refuse(key, "expected a list of whole numbers");
+    result.push_back(item.get<std::int64_t>());
+  }
+  return result;
+}
+
+std::vector<double> ConfigReader::positive_numbers(std::string_view key) const {
+  std::vector<double> result;
+  if (!has(key)) return result;
+  const json& v = *node_->value.find(key);
+  if (!v.is_array()) refuse(key, "expected a list of positive numbers");
+  for (const json& item : v) {
+    if (!item.is_number() || !(item.get<double>() > 0) || std::isinf(item.get<double>()))
+      refuse(key, "expected a list of positive numbers");
+    result.push_back(item.get<double>());
+  }
+  return result;
+}
+
+bool ConfigReader::is_null(std::string_view key) const {
+  const auto it = node_->value.find(key);
+  return it != node_->value.end() && it->is_null();
 }
 
 std::optional<ConfigReader> ConfigReader::object(std::string_view key) const {

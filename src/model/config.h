@@ -26,7 +26,12 @@ class ConfigReader {
   double positive_number(std::string_view key, double fallback) const;
   bool boolean(std::string_view key, bool fallback) const;
   std::string text(std::string_view key, std::string_view fallback) const;
-  std::vector<std::string> texts(std::string_view key) const;  // empty when absent
+  std::int64_t whole_number(std::string_view key, std::int64_t fallback) const;  // at least 0
+  double number(std::string_view key, double fallback) const;                    // finite, at least 0
+  std::vector<std::string> texts(std::string_view key) const;                    // empty when absent, as the next two
+  std::vector<std::int64_t> whole_numbers(std::string_view key) const;
+  std::vector<double> positive_numbers(std::string_view key) const;
+  bool is_null(std::string_view key) const;  // present, and null
   std::optional<ConfigReader> object(std::string_view key) const;
   // Refuses a number other than 0 (absence is fine).
   void only_zero(std::string_view key, std::string_view why) const;

@@ -21,14 +21,17 @@ Decoder::Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& op
 
 std::int64_t Decoder::loss_rows(std::int64_t tokens) const { return std::min(tokens, settings_.loss_chunk_rows); }
 
-AttentionSpans Decoder::spans(const DeviceBatch& batch) const {
-  AttentionSpans spans = batch.spans;
+AttentionSpans Decoder::spans(const Pass& pass, std::int64_t layer) const {
+  AttentionSpans spans = pass.batch.spans;
   spans.scale = 1.0f / std::sqrt(static_cast<float>(spec_.head_dim));
+  spans.window = spec_.layer(layer).window;
+  spans.sinks = pass.weight(index(layer).sinks);
   return spans;
 }
 
 AttentionSize Decoder::attention_size(const AttentionSpans& spans, std::int64_t q_rows, std::int64_t k_rows) const {
-  return {q_rows, k_rows, spec_.heads, spec_.kv_heads, spec_.head_dim, spans.documents, spans.max_q, settings_.compute};
+  return {q_rows,          k_rows,      spec_.heads,       spec_.kv_heads, spec_.head_dim,
+          spans.documents, spans.max_q, settings_.compute, spans.window,   static_cast<bool>(spans.sinks)};
 }
 
 Tensor Decoder::acquire_bytes(Arena& arena, std::string_view name, std::size_t bytes) const {
@@ -52,10 +55,9 @@ void Decoder::embed(const Pass& pass, Tensor x) const {
 }
 
 void Decoder::rotate(const Pass& pass, std::int64_t layer, const Activations& a) const {
-  const ParameterIndex::Layer& p = index_.layers[static_cast<std::size_t>(layer)];
-  const auto turn = [&](Heads out, Heads in, int norm, Tensor inv_rms) {
-    const Tensor weight = norm < 0 ? Tensor() : pass.weights.weight(norm);
-    ops_.rotary(pass.stream, out, in, pass.batch.positions, rope_, {weight, spec_.rms_epsilon, inv_rms});
+  const ParameterIndex::Layer& p = index(layer);
+  const auto turn = [&](Heads out, Heads in, Joined norm, Tensor inv_rms) {
+    ops_.rotary(pass.stream, out, in, pass.batch.positions, rope_, {pass.weight(norm), spec_.rms_epsilon, inv_rms});
   };
   turn(a.q(spec_), a.raw_q(spec_), p.q_norm, a.q_inv_rms);
   turn(a.k(spec_), a.raw_k(spec_), p.k_norm, a.k_inv_rms);
@@ -63,20 +65,18 @@ void Decoder::rotate(const Pass& pass, std::int64_t layer, const Activations& a)
 
 void Decoder::attention_forward(const Pass& pass, std::int64_t layer, const Activations& a, const Carry* carry,
                                 Tensor out, KvCache* cache) const {
-  const ParameterIndex::Layer& p = index_.layers[static_cast<std::size_t>(layer)];
+  const ParameterIndex::Layer& p = index(layer);
   const DecoderSpec& s = spec_;
   const std::int64_t n = pass.tokens();
   Stream& stream = pass.stream;
-  const auto weight = [&](int first, int count = 1) {
-    return first < 0 ? Tensor() : pass.weights.weight(first, count);
-  };
   // The residual stream is x + delta; the sum is made where it is first read, by the norm.
   if (carry && carry->delta)
-    ops_.add_rms_norm(stream, a.normed1, a.x, a.inv_rms1, carry->x, carry->delta, weight(p.input_norm), s.rms_epsilon);
+    ops_.add_rms_norm(stream, a.normed1, a.x, a.inv_rms1, carry->x, carry->delta, pass.weight(p.input_norm),
+                      s.rms_epsilon);
   else
-    ops_.add_rms_norm(stream, a.normed1, Tensor(), a.inv_rms1, a.x, Tensor(), weight(p.input_norm), s.rms_epsilon);
+    ops_.add_rms_norm(stream, a.normed1, Tensor(), a.inv_rms1, a.x, Tensor(), pass.weight(p.input_norm), s.rms_epsilon);
 
-  ops_.linear(stream, a.qkv, a.normed1, weight(p.qkv, 3), weight(p.qkv_bias, 3), Accumulate::overwrite);
+  ops_.linear(stream, a.qkv, a.normed1, pass.weight(p.qkv), pass.weight(p.qkv_bias), Accumulate::overwrite);
   rotate(pass, layer, a);
   Heads k = a.k(s), v = a.v(s);
   std::int64_t k_rows = n;
@@ -91,17 +91,24 @@ void Decoder::attention_forward(const Pass& pass, std::int64_t layer, const Acti
   }
   {
     Arena::Scope scope(pass.arena);
-    const AttentionSpans spans = this->spans(pass.batch);
+    const AttentionSpans spans = this->spans(pass, layer);
     const Tensor scratch =
         acquire_bytes(pass.arena, "attention scratch", ops_.attention_scratch(attention_size(spans, n, k_rows)));
     ops_.attention(stream, a.attention_heads(s), a.lse, a.q(s), k, v, spans, scratch);
   }
-  ops_.linear(stream, out, a.attention, weight(p.o), weight(p.o_bias), Accumulate::overwrite);
+  ops_.linear(stream, out, a.attention, pass.weight(p.o), pass.weight(p.o_bias), Accumulate::overwrite);
+}
+
+void Decoder::mlp_forward(const Pass& pass, std::int64_t layer, const Activations& a, Tensor out) const {
+  const ParameterIndex::Layer& p = index(layer);
+  ops_.linear(pass.stream, a.gate_up, a.normed2, pass.weight(p.gate_up), pass.weight(p.gate_up_bias),
+              Accumulate::overwrite);
+  ops_.swiglu(pass.stream, a.activated, a.gate_up);
+  ops_.linear(pass.stream, out, a.activated, pass.weight(p.down), pass.weight(p.down_bias), Accumulate::overwrite);
 }
 
 void Decoder::layer_forward(const Pass& pass, std::int64_t layer, const Activations& kept, Carry& carry,
                             KvCache* cache) const {
-  const ParameterIndex::Layer& p = index_.layers[static_cast<std::size_t>(layer)];
   Stream& stream = pass.stream;
   Activations a = kept;
   if (!a.middle) a.middle = carry.middle;
@@ -114,15 +121,13 @@ void Decoder::layer_forward(const Pass& pass, std::int64_t layer, const Activati
   }
   {
     Arena::Scope block(pass.arena);
-    complete_mlp(pass.arena, pass.tokens(), a);
-    const auto weight = [&](int first, int count = 1) {
-      return first < 0 ? Tensor() : pass.weights.weight(first, count);
-    };
-    ops_.add_rms_norm(stream, a.normed2, a.middle, a.inv_rms2, a.x, carry.scratch, weight(p.post_attention_norm),
-                      spec_.rms_epsilon);
-    ops_.linear(stream, a.gate_up, a.normed2, weight(p.gate_up, 2), weight(p.gate_up_bias, 2), Accumulate::overwrite);
-    ops_.swiglu(stream, a.activated, a.gate_up);
-    ops_.linear(stream, carry.scratch, a.activated, weight(p.down), weight(p.down_bias), Accumulate::overwrite);
+    complete_mlp(pass.arena, layer, pass.tokens(), a);
+    ops_.add_rms_norm(stream, a.normed2, a.middle, a.inv_rms2, a.x, carry.scratch,
+                      pass.weight(index(layer).post_attention_norm), spec_.rms_epsilon);
+    if (spec_.layer(layer).experts)
+      experts_forward(pass, layer, a, carry.scratch);
+    else
+      mlp_forward(pass, layer, a, carry.scratch);
   }
   pass.weights.release_weights(layer_unit(layer), stream);
   carry.x = a.middle;
@@ -132,7 +137,7 @@ void Decoder::layer_forward(const Pass& pass, std::int64_t layer, const Activati
 void Decoder::run_layers(const Pass& pass, Carry& carry, KvCache* cache) const {
   // Nothing is kept. A layer's first norm reads what the layer before left in `middle` and writes `x`, so one of each
   // is enough.
-  Activations a = acquire_kept(pass.arena, pass.tokens(), Keep::input);
+  Activations a = acquire_kept(pass.arena, 0, pass.tokens(), Keep::input);
   carry.middle = pass.arena.acquire("after attention", settings_.compute, {pass.tokens(), spec_.hidden});
   embed(pass, a.x);
   carry.x = a.x;
@@ -146,9 +151,10 @@ void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSourc
   Carry carry(arena, settings_.compute, n, spec_.hidden);
   Tensor normed = arena.acquire("final normed", settings_.compute, {n, spec_.hidden});
   Tensor inv_rms = arena.acquire("inverse rms", DType::f32, {n});
+  const Pass pass{stream, batch, weights, arena, acquire_load(arena)};
   {
     Arena::Scope layers(arena);
-    run_layers({stream, batch, weights, arena}, carry, nullptr);
+    run_layers(pass, carry, nullptr);
     require_head(weights, stream);
     ops_.add_rms_norm(stream, normed, carry.x, inv_rms, carry.x, carry.delta, weights.weight(index_.final_norm),
                       spec_.rms_epsilon);
@@ -162,6 +168,7 @@ void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSourc
   if (loss.rows) loss.gathered = carry.scratch;  // the last block's output, which the norm has read by now
   loss.workspace = arena.acquire("logits chunk", ops_.logits_dtype(settings_.compute), {loss_rows(n), spec_.vocab});
   ops_.linear_cross_entropy(stream, loss);
+  add_router_loss(pass, losses);
   release_head(weights, stream);
 }
 
@@ -171,7 +178,7 @@ void Decoder::forward_logits(Stream& stream, const DeviceBatch& batch, WeightSou
   const std::int64_t n = batch.tokens(), rows = logits.dim(0);
   SO_CHECK(rows >= 1 && rows <= n, "{} rows of logits of {} tokens", rows, n);
   Carry carry(arena, settings_.compute, n, spec_.hidden);
-  run_layers({stream, batch, weights, arena}, carry, cache);
+  run_layers({stream, batch, weights, arena, {}}, carry, cache);
   Tensor normed = arena.acquire("final normed", settings_.compute, {rows, spec_.hidden});
   Tensor inv_rms = arena.acquire("inverse rms", DType::f32, {rows});
   require_head(weights, stream);

@@ -17,10 +17,11 @@ namespace so {
 
 // Device views of one micro-batch: N tokens of `documents` documents, without padding.
 struct DeviceBatch {
-  Tensor ids, positions;  // i32 [N]
-  Tensor targets;         // i32 [N], negative where there is no loss; empty when only logits are wanted
-  Tensor loss_rows;       // i32 [M]: the rows that have a target, ascending; may be empty (then they are looked for)
-  AttentionSpans spans;   // cu_q == cu_k; scale is filled in by the decoder
+  Tensor ids, positions;     // i32 [N]
+  Tensor targets;            // i32 [N], negative where there is no loss; empty when only logits are wanted
+  Tensor loss_rows;          // i32 [M]: the rows that have a target, ascending; may be empty (then they are looked for)
+  std::int64_t trained = 0;  // M; what the router's loss counts by
+  AttentionSpans spans;      // cu_q == cu_k; scale, window and sinks are filled in by the decoder
   std::int64_t tokens() const { return ids.size(); }
 };
 
@@ -34,7 +35,8 @@ struct KvCache {
 // than the one before and costs more.
 enum class Keep : std::uint8_t {
   all,
-  light,       // not what memory-bound work remakes: the norms' outputs, q and k rotated after a qk-norm, the activated
+  light,  // not what memory-bound work remakes: the norms' outputs, q and k rotated after a qk-norm, the activated.
+          // Experts' inputs and activations are never kept
   no_gate_up,  // nor the gate and up projections, whose matrix product is run again
   input,       // only the layer's input: all but the last product is run again
 };
@@ -55,7 +57,8 @@ class Decoder {
   Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops, Tensor rope_table,
           DecoderSettings settings);
 
-  // Loss of every token: losses f32 [N] on the device, written. Activations are taken from `arena` and given back.
+  // Loss of every token: losses f32 [N] on the device, written. Where the spec asks for the router's load-balancing
+  // loss, every trained token's includes it. Activations are taken from `arena` and given back.
   void forward_loss(Stream& stream, const DeviceBatch& batch, WeightSource& weights, Arena& arena, Tensor losses) const;
 
   // The same with the gradients of grad_scale * sum(losses).
@@ -73,36 +76,54 @@ class Decoder {
   struct Pass;
   struct Activations;
   struct Carry;
+  struct RouterLoad;
 
   Keep keep_of(std::int64_t layer) const {
     return settings_.keep.empty() ? Keep::all : settings_.keep[static_cast<std::size_t>(layer)];
   }
-  Activations acquire_kept(Arena& arena, std::int64_t tokens, Keep keep) const;
+  Activations acquire_kept(Arena& arena, std::int64_t layer, std::int64_t tokens, Keep keep) const;
   // Acquire what is empty of what the block works with.
   void complete_attention(Arena& arena, std::int64_t tokens, Activations& a) const;
-  void complete_mlp(Arena& arena, std::int64_t tokens, Activations& a) const;
+  void complete_mlp(Arena& arena, std::int64_t layer, std::int64_t tokens, Activations& a) const;
+  void complete_routing(Arena& arena, std::int64_t tokens, Activations& a) const;
 
+  const ParameterIndex::Layer& index(std::int64_t layer) const {
+    return index_.layers[static_cast<std::size_t>(layer)];
+  }
   void embed(const Pass& pass, Tensor x) const;
   // x is made of the carried stream, or there already if nothing is carried; `out` is what the block adds to it.
   void attention_forward(const Pass& pass, std::int64_t layer, const Activations& a, const Carry* carry, Tensor out,
                          KvCache* cache) const;
   void rotate(const Pass& pass, std::int64_t layer, const Activations& a) const;
+  // `out` is what the block adds to a.middle, from a.normed2.
+  void mlp_forward(const Pass& pass, std::int64_t layer, const Activations& a, Tensor out) const;
+  void experts_forward(const Pass& pass, std::int64_t layer, const Activations& a, Tensor out) const;
+  void route(const Pass& pass, std::int64_t layer, const Activations& a) const;
   void layer_forward(const Pass& pass, std::int64_t layer, const Activations& kept, Carry& carry, KvCache* cache) const;
   void run_layers(const Pass& pass, Carry& carry, KvCache* cache) const;
   void mlp_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations a, Tensor remade_delta,
                     Tensor dnormed, Tensor dresidual) const;
+  // dnormed is overwritten with the gradient of a.normed2, dout is the block's. What of `a` is empty is made again.
+  void dense_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations& a, Tensor dnormed,
+                      Tensor dout) const;
+  void experts_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations& a, Tensor dnormed,
+                        Tensor dout) const;
   void attention_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations a, Tensor dnormed,
                           Tensor dresidual) const;
   void layer_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& kept,
                       const Carry& carry, Tensor dresidual) const;
 
-  AttentionSpans spans(const DeviceBatch& batch) const;
+  AttentionSpans spans(const Pass& pass, std::int64_t layer) const;
   AttentionSize attention_size(const AttentionSpans& spans, std::int64_t q_rows, std::int64_t k_rows) const;
   Tensor acquire_bytes(Arena& arena, std::string_view name, std::size_t bytes) const;  // empty when 0
   // The output projection is the embedding when tied, whose unit must be there too.
   void require_head(WeightSource& weights, Stream& stream) const;
   void release_head(WeightSource& weights, Stream& stream) const;
   std::int64_t loss_rows(std::int64_t tokens) const;
+  // Empty tensors where the spec asks for no router's loss. `tokens` of the batch.
+  RouterLoad acquire_load(Arena& arena) const;
+  double router_loss_scale(std::int64_t tokens) const;
+  void add_router_loss(const Pass& pass, Tensor losses) const;
 
   const DecoderSpec spec_;
   const ParameterIndex index_;

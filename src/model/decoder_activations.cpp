@@ -25,7 +25,7 @@ std::string_view name_of(Keep keep) {
   SO_CHECK(false, "keep {}", static_cast<int>(keep));
 }
 
-Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t n, Keep keep) const {
+Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t layer, std::int64_t n, Keep keep) const {
   const DType t = settings_.compute;
   const DecoderSpec& s = spec_;
   Activations a;
@@ -43,11 +43,17 @@ Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t n, Keep ke
   a.lse = arena.acquire("log-sum-exp", DType::f32, {s.heads, n});
   a.middle = arena.acquire("after attention", t, {n, s.hidden});
   a.inv_rms2 = arena.acquire("inverse rms", DType::f32, {n});
+  const bool experts = s.layer(layer).experts;
+  if (experts) complete_routing(arena, n, a);
   if (keep == Keep::no_gate_up) return a;
-  a.gate_up = arena.acquire("gate and up", t, {n, 2 * s.intermediate});
+  const std::int64_t rows = experts ? n * s.experts.per_token : n;
+  a.gate_up = arena.acquire("gate and up", t, {rows, 2 * (experts ? s.experts.intermediate : s.intermediate)});
   if (keep == Keep::light) return a;
   complete_attention(arena, n, a);
-  complete_mlp(arena, n, a);
+  if (experts)
+    a.normed2 = arena.acquire("normed middle", t, {n, s.hidden});
+  else
+    complete_mlp(arena, layer, n, a);
   return a;
 }
 
@@ -68,12 +74,26 @@ void Decoder::complete_attention(Arena& arena, std::int64_t n, Activations& a) c
   have(arena, a.lse, "log-sum-exp", DType::f32, {s.heads, n});
 }
 
-void Decoder::complete_mlp(Arena& arena, std::int64_t n, Activations& a) const {
+void Decoder::complete_routing(Arena& arena, std::int64_t n, Activations& a) const {
+  const std::int64_t choices = spec_.experts.per_token, pairs = n * choices, experts = spec_.experts.count;
+  have(arena, a.router_logits, "router logits", DType::f32, {n, experts});
+  have(arena, a.routing.experts, "routing", DType::i32, {n, choices});
+  have(arena, a.routing.rows, "routing", DType::i32, {n, choices});
+  have(arena, a.routing.pairs, "routing", DType::i32, {pairs});
+  have(arena, a.routing.weights, "routing", DType::f32, {pairs});
+  have(arena, a.routing.offsets, "routing", DType::i32, {experts + 1});
+}
+
+void Decoder::complete_mlp(Arena& arena, std::int64_t layer, std::int64_t n, Activations& a) const {
   const DType t = settings_.compute;
+  const bool experts = spec_.layer(layer).experts;
   have(arena, a.inv_rms2, "inverse rms", DType::f32, {n});
   have(arena, a.normed2, "normed middle", t, {n, spec_.hidden});
-  have(arena, a.gate_up, "gate and up", t, {n, 2 * spec_.intermediate});
-  have(arena, a.activated, "activated", t, {n, spec_.intermediate});
+  if (experts) complete_routing(arena, n, a);
+  const std::int64_t rows = experts ? n * spec_.experts.per_token : n;
+  const std::int64_t width = experts ? spec_.experts.intermediate : spec_.intermediate;
+  have(arena, a.gate_up, "gate and up", t, {rows, 2 * width});
+  have(arena, a.activated, "activated", t, {rows, width});
 }
 
 }  // namespace so

@@ -6,13 +6,21 @@
 
 namespace so {
 
+// How the routers of all layers used the experts, for the load-balancing loss. f32 [E]; empty where there is none.
+struct Decoder::RouterLoad {
+  Tensor counts, shares;
+};
+
 // What the calls for one micro-batch have in common.
 struct Decoder::Pass {
   Stream& stream;
   const DeviceBatch& batch;
   WeightSource& weights;
   Arena& arena;
+  RouterLoad load;
+  float grad_scale = 0;  // backward
   std::int64_t tokens() const { return batch.tokens(); }
+  Tensor weight(Joined p) const { return p ? weights.weight(p.first, p.count) : Tensor(); }
 };
 
 // A layer's activations. Between forward and backward only those that it keeps are there; the others are empty, and
@@ -23,7 +31,9 @@ struct Decoder::Activations {
   Tensor qk, q_inv_rms, k_inv_rms;   // with qk-norm: rotated q and k, T [N, q_width + kv_width]; else qk is qkv
   Tensor attention, lse;             // T [N, q_width]; f32 [heads, N]
   Tensor middle, inv_rms2, normed2;  // residual stream after attention
-  Tensor gate_up, activated;         // T [N, 2F], T [N, F]
+  Tensor gate_up, activated;         // T [N, 2F], T [N, F]; of experts one row a pair of token and choice
+  Tensor router_logits;              // f32 [N, E]
+  Routing routing;
 
   Heads raw_q(const DecoderSpec& s) const { return {qkv, 0, s.heads, s.head_dim}; }
   Heads raw_k(const DecoderSpec& s) const { return {qkv, s.q_width(), s.kv_heads, s.head_dim}; }

@@ -5,68 +5,64 @@
 #include "base/error.h"
 #include "model/decoder.h"
 #include "model/decoder_activations.h"
+#include "model/decoder_gradients.h"
 
 namespace so {
-namespace {
 
-// Gradients of a matrix and its bias, if it has one (-1: none).
-void grad_linear(Ops& ops, Stream& stream, GradientSink& gradients, int first, int count, int bias, Tensor dy,
-                 Tensor x) {
-  const auto dw = gradients.gradient(first, count);
-  ops.linear_grad_weight(stream, dw.tensor, dy, x, dw.mode);
-  if (bias < 0) return;
-  const auto db = gradients.gradient(bias, count);
-  ops.linear_grad_bias(stream, db.tensor, dy, db.mode);
-}
-
-}  // namespace
-
-// dresidual is the gradient of middle + down(activated), and then of middle. remade_delta: what attention adds to x, if
+// dresidual is the gradient of middle + mlp(normed2), and then of middle. remade_delta: what attention adds to x, if
 // middle must be made of the two; else empty.
 void Decoder::mlp_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations a,
                            Tensor remade_delta, Tensor dnormed, Tensor dresidual) const {
-  const ParameterIndex::Layer& p = index_.layers[static_cast<std::size_t>(layer)];
-  const DecoderSpec& s = spec_;
-  const DType t = settings_.compute;
-  const std::int64_t n = pass.tokens();
+  const ParameterIndex::Layer& p = index(layer);
   Stream& stream = pass.stream;
-  Arena& arena = pass.arena;
-  const Tensor norm_weight = pass.weights.weight(p.post_attention_norm);
-  Arena::Scope scope(arena);
+  const Tensor norm_weight = pass.weight(p.post_attention_norm);
+  Arena::Scope scope(pass.arena);
 
   if (!a.normed2) {
-    a.normed2 = arena.acquire("normed middle", t, {n, s.hidden});
+    a.normed2 = pass.arena.acquire("normed middle", settings_.compute, {pass.tokens(), spec_.hidden});
     if (remade_delta)
-      ops_.add_rms_norm(stream, a.normed2, a.middle, a.inv_rms2, a.x, remade_delta, norm_weight, s.rms_epsilon);
+      ops_.add_rms_norm(stream, a.normed2, a.middle, a.inv_rms2, a.x, remade_delta, norm_weight, spec_.rms_epsilon);
     else
-      ops_.add_rms_norm(stream, a.normed2, Tensor(), a.inv_rms2, a.middle, Tensor(), norm_weight, s.rms_epsilon);
+      ops_.add_rms_norm(stream, a.normed2, Tensor(), a.inv_rms2, a.middle, Tensor(), norm_weight, spec_.rms_epsilon);
   }
+  if (spec_.layer(layer).experts)
+    experts_backward(pass, layer, gradients, a, dnormed, dresidual);
+  else
+    dense_backward(pass, layer, gradients, a, dnormed, dresidual);
+  const auto dw = gradients.gradient(p.post_attention_norm.first);
+  ops_.rms_norm_grad(stream, dresidual, dw.tensor, dnormed, dresidual, a.middle, a.inv_rms2, norm_weight, dw.mode);
+}
+
+void Decoder::dense_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations& a,
+                             Tensor dnormed, Tensor dout) const {
+  const ParameterIndex::Layer& p = index(layer);
+  const DType t = settings_.compute;
+  const std::int64_t n = pass.tokens(), f = spec_.intermediate;
+  Stream& stream = pass.stream;
   if (!a.gate_up) {
-    a.gate_up = arena.acquire("gate and up", t, {n, 2 * s.intermediate});
-    const Tensor bias = p.gate_up_bias < 0 ? Tensor() : pass.weights.weight(p.gate_up_bias, 2);
-    ops_.linear(stream, a.gate_up, a.normed2, pass.weights.weight(p.gate_up, 2), bias, Accumulate::overwrite);
+    a.gate_up = pass.arena.acquire("gate and up", t, {n, 2 * f});
+    ops_.linear(stream, a.gate_up, a.normed2, pass.weight(p.gate_up), pass.weight(p.gate_up_bias),
+                Accumulate::overwrite);
   }
-  Tensor dactivated = arena.acquire("gradient of activated", t, {n, s.intermediate});
-  ops_.linear_grad_input(stream, dactivated, dresidual, pass.weights.weight(p.down), Accumulate::overwrite);
+  Tensor dactivated = pass.arena.acquire("gradient of activated", t, {n, f});
+  ops_.linear_grad_input(stream, dactivated, dout, pass.weight(p.down), Accumulate::overwrite);
   Tensor dgate_up = a.gate_up;
   ops_.swiglu_grad(stream, dgate_up, dactivated, a.gate_up, a.activated ? Tensor() : dactivated);
-  grad_linear(ops_, stream, gradients, p.down, 1, p.down_bias, dresidual, a.activated ? a.activated : dactivated);
-  ops_.linear_grad_input(stream, dnormed, dgate_up, pass.weights.weight(p.gate_up, 2), Accumulate::overwrite);
-  grad_linear(ops_, stream, gradients, p.gate_up, 2, p.gate_up_bias, dgate_up, a.normed2);
-  const auto dw = gradients.gradient(p.post_attention_norm);
-  ops_.rms_norm_grad(stream, dresidual, dw.tensor, dnormed, dresidual, a.middle, a.inv_rms2, norm_weight, dw.mode);
+  grad_linear(ops_, stream, gradients, p.down, p.down_bias, dout, a.activated ? a.activated : dactivated);
+  ops_.linear_grad_input(stream, dnormed, dgate_up, pass.weight(p.gate_up), Accumulate::overwrite);
+  grad_linear(ops_, stream, gradients, p.gate_up, p.gate_up_bias, dgate_up, a.normed2);
 }
 
 // dresidual is the gradient of x + o(attention), and then of x.
 void Decoder::attention_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations a,
                                  Tensor dnormed, Tensor dresidual) const {
-  const ParameterIndex::Layer& p = index_.layers[static_cast<std::size_t>(layer)];
+  const ParameterIndex::Layer& p = index(layer);
   const DecoderSpec& s = spec_;
   const DType t = settings_.compute;
   const std::int64_t n = pass.tokens();
   Stream& stream = pass.stream;
   Arena& arena = pass.arena;
-  const Tensor norm_weight = pass.weights.weight(p.input_norm);
+  const Tensor norm_weight = pass.weight(p.input_norm);
   Arena::Scope scope(arena);
 
   if (!a.qk) {
@@ -75,36 +71,38 @@ void Decoder::attention_backward(const Pass& pass, std::int64_t layer, GradientS
   }
   Tensor dattention = arena.acquire("gradient of attention", t, {n, s.q_width()});
   Tensor dqkv = arena.acquire("gradient of qkv", t, {n, s.qkv_width()});
-  ops_.linear_grad_input(stream, dattention, dresidual, pass.weights.weight(p.o), Accumulate::overwrite);
-  grad_linear(ops_, stream, gradients, p.o, 1, p.o_bias, dresidual, a.attention);
+  ops_.linear_grad_input(stream, dattention, dresidual, pass.weight(p.o), Accumulate::overwrite);
+  grad_linear(ops_, stream, gradients, p.o, p.o_bias, dresidual, a.attention);
   const Heads dq{dqkv, 0, s.heads, s.head_dim}, dk{dqkv, s.q_width(), s.kv_heads, s.head_dim},
       dv{dqkv, s.q_width() + s.kv_width(), s.kv_heads, s.head_dim};
   {
     Arena::Scope attention(arena);
-    const AttentionSpans spans = this->spans(pass.batch);
+    const AttentionSpans spans = this->spans(pass, layer);
     const AttentionSize size = attention_size(spans, n, n);
     const Tensor scratch = acquire_bytes(
         arena, "attention scratch",
         settings_.roomy_attention ? ops_.attention_grad_scratch_most(size) : ops_.attention_grad_scratch(size));
-    ops_.attention_grad(stream, dq, dk, dv, Tensor(), {dattention, 0, s.heads, s.head_dim}, a.attention_heads(s), a.lse,
-                        a.q(s), a.k(s), a.v(s), spans, Accumulate::overwrite, scratch);
+    const GradientSink::Target dsinks =
+        p.sinks ? gradients.gradient(p.sinks.first) : GradientSink::Target{Tensor(), Accumulate::overwrite};
+    ops_.attention_grad(stream, dq, dk, dv, dsinks.tensor, {dattention, 0, s.heads, s.head_dim}, a.attention_heads(s),
+                        a.lse, a.q(s), a.k(s), a.v(s), spans, dsinks.mode, scratch);
   }
-  const auto rotate_back = [&](Heads d, Heads raw, int norm, Tensor inv_rms) {
-    if (norm < 0)
+  const auto rotate_back = [&](Heads d, Heads raw, Joined norm, Tensor inv_rms) {
+    if (!norm)
       return ops_.rotary_grad(stream, d, d, raw, pass.batch.positions, rope_, {}, Tensor(), Accumulate::overwrite);
-    const auto dw = gradients.gradient(norm);
-    ops_.rotary_grad(stream, d, d, raw, pass.batch.positions, rope_,
-                     {pass.weights.weight(norm), s.rms_epsilon, inv_rms}, dw.tensor, dw.mode);
+    const auto dw = gradients.gradient(norm.first);
+    ops_.rotary_grad(stream, d, d, raw, pass.batch.positions, rope_, {pass.weight(norm), s.rms_epsilon, inv_rms},
+                     dw.tensor, dw.mode);
   };
   rotate_back(dq, a.raw_q(s), p.q_norm, a.q_inv_rms);
   rotate_back(dk, a.raw_k(s), p.k_norm, a.k_inv_rms);
-  ops_.linear_grad_input(stream, dnormed, dqkv, pass.weights.weight(p.qkv, 3), Accumulate::overwrite);
+  ops_.linear_grad_input(stream, dnormed, dqkv, pass.weight(p.qkv), Accumulate::overwrite);
   if (!a.normed1) {
     a.normed1 = arena.acquire("normed input", t, {n, s.hidden});
     ops_.add_rms_norm(stream, a.normed1, Tensor(), a.inv_rms1, a.x, Tensor(), norm_weight, s.rms_epsilon);
   }
-  grad_linear(ops_, stream, gradients, p.qkv, 3, p.qkv_bias, dqkv, a.normed1);
-  const auto dw = gradients.gradient(p.input_norm);
+  grad_linear(ops_, stream, gradients, p.qkv, p.qkv_bias, dqkv, a.normed1);
+  const auto dw = gradients.gradient(p.input_norm.first);
   ops_.rms_norm_grad(stream, dresidual, dw.tensor, dnormed, dresidual, a.x, a.inv_rms1, norm_weight, dw.mode);
 }
 
@@ -134,14 +132,14 @@ void Decoder::layer_backward(const Pass& pass, std::int64_t layer, GradientSink&
 void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightSource& weights, GradientSink& gradients,
                                Arena& arena, Tensor losses, float grad_scale) const {
   Arena::Scope scope(arena);
-  const Pass pass{stream, batch, weights, arena};
+  const Pass pass{stream, batch, weights, arena, acquire_load(arena), grad_scale};
   const std::int64_t n = batch.tokens();
   const DType t = settings_.compute;
   Tensor dresidual = arena.acquire("gradient of the residual", t, {n, spec_.hidden});
   Carry carry(arena, t, n, spec_.hidden);
   std::vector<Activations> kept;
   for (std::int64_t layer = 0; layer < spec_.layers; ++layer) {
-    kept.push_back(acquire_kept(arena, n, keep_of(layer)));
+    kept.push_back(acquire_kept(arena, layer, n, keep_of(layer)));
     if (!kept.back().middle && !carry.middle) carry.middle = arena.acquire("after attention", t, {n, spec_.hidden});
   }
 
@@ -176,6 +174,7 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
     loss.grad_scale = grad_scale;
     loss.workspace = arena.acquire("logits chunk", ops_.logits_dtype(t), {loss_rows(n), spec_.vocab});
     ops_.linear_cross_entropy(stream, loss);
+    add_router_loss(pass, losses);
     const auto dnorm = gradients.gradient(index_.final_norm);
     ops_.rms_norm_grad(stream, dresidual, dnorm.tensor, dnormed, Tensor(), x, inv_rms,
                        weights.weight(index_.final_norm), dnorm.mode);

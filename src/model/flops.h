@@ -10,8 +10,9 @@
 namespace so {
 
 // Model FLOPs of forward and backward over documents of the given lengths (cu_seqlens: documents + 1 offsets):
-// 6 per matmul parameter and token, and causal attention: a query at position p meets p + 1 keys, 4 * heads * head_dim
-// FLOPs each forward (QK and PV) and twice that backward. Recomputation, masked halves and padding do not count.
+// 6 per matmul parameter and token (of the experts, those a token chose), and causal attention: a query at position p
+// meets p + 1 keys, or as many as its window holds, 4 * heads * head_dim FLOPs each forward (QK and PV) and twice that
+// backward. Recomputation, masked halves and padding do not count.
 double model_flops(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens);
 
 // The same by unit of the forward pass (model/parameters.h), forward and backward apart. Their sum is model_flops().
@@ -21,8 +22,9 @@ struct UnitFlops {
 std::vector<UnitFlops> unit_flops(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens);
 
 // The published system's count, of `rows` rows padded to `row_length`: 2 c P S + 4 c L H S^2 a row, with P all
-// parameters, H the hidden size and c = 4 under activation checkpointing, else 3. Recomputation, the non-causal half of
-// attention, and padding all count, so it is larger; only for comparison with figures counted in that way.
+// parameters (of the experts, those a token chose), H the hidden size and c = 4 under activation checkpointing, else 3.
+// Recomputation, the non-causal half of attention, and padding all count, so it is larger; only for comparison with
+// figures counted in that way.
 double reference_flops(const DecoderSpec& spec, std::int64_t rows, std::int64_t row_length, bool recompute);
 
 std::int64_t parameter_count(const DecoderSpec& spec);

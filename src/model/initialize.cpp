@@ -5,9 +5,10 @@
 namespace so {
 void initialize(const DecoderSpec& spec, const Parameter& parameter, std::uint64_t seed, std::int64_t begin,
                 std::span<float> out) {
-  const bool matrix = parameter.shape.size() == 2;
-  if (!matrix) {
-    const bool bias = parameter.name.ends_with(".bias");
+  const std::string& name = parameter.name;
+  const bool drawn = name.ends_with(".sinks") || name.ends_with(".router.bias");  // vectors, but not norms
+  const bool bias = name.ends_with("bias");
+  if (!drawn && (bias || parameter.shape.size() == 1)) {
     for (float& x : out) x = bias ? 0.0f : 1.0f;
     return;
   }

@@ -12,10 +12,17 @@ struct Shape {
   std::vector<std::int64_t> dims;
 };
 
-// What each role is in a given spec. The order in which roles appear in a family's table must keep joined groups
-// together; ParameterLayout::view checks it.
-Shape shape_of(Role role, const DecoderSpec& s) {
+// What each role is in a layer. The order in which roles appear in a family's table must keep joined groups together;
+// ParameterLayout::view checks it.
+Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
   const auto q = s.q_width(), kv = s.kv_width(), h = s.hidden, f = s.intermediate;
+  const ExpertSpec& x = s.experts;
+  const bool experts = s.layer(layer).experts, dense = !experts, expert_biases = experts && x.biases;
+  // A weight of all experts, from `in` to `out` columns.
+  const auto stacked = [&](std::int64_t in, std::int64_t out) -> Shape {
+    if (x.layout == ExpertLayout::in_out) return {.present = experts, .dims = {x.count, in, out}};
+    return {.present = experts, .dims = {x.count, out, in}};
+  };
   switch (role) {
     case Role::embedding:
       return {.dims = {s.vocab, h}};
@@ -28,30 +35,53 @@ Shape shape_of(Role role, const DecoderSpec& s) {
     case Role::k:
     case Role::v:
       return {.joined = true, .dims = {kv, h}};
+    case Role::qkv:
+      return {.dims = {s.qkv_width(), h}};
     case Role::q_bias:
-      return {.present = s.attention_bias, .decay = false, .dims = {q}};
+      return {.present = s.qkv_bias, .decay = false, .dims = {q}};
     case Role::k_bias:
     case Role::v_bias:
-      return {.present = s.attention_bias, .decay = false, .joined = true, .dims = {kv}};
+      return {.present = s.qkv_bias, .decay = false, .joined = true, .dims = {kv}};
     case Role::q_norm:
     case Role::k_norm:
       return {.present = s.qk_norm, .decay = false, .dims = {s.head_dim}};
+    case Role::sinks:
+      return {.present = s.sinks, .dims = {s.heads}};
     case Role::o:
       return {.dims = {h, q}};
     case Role::o_bias:
-      return {.present = s.attention_bias, .decay = false, .dims = {h}};
+      return {.present = s.o_bias, .decay = false, .dims = {h}};
     case Role::gate:
-      return {.dims = {f, h}};
+      return {.present = dense, .dims = {f, h}};
     case Role::up:
-      return {.joined = true, .dims = {f, h}};
+      return {.present = dense, .joined = true, .dims = {f, h}};
+    case Role::gate_up:
+      return {.present = dense, .dims = {2 * f, h}};
     case Role::gate_bias:
-      return {.present = s.mlp_bias, .decay = false, .dims = {f}};
+      return {.present = dense && s.mlp_bias, .decay = false, .dims = {f}};
     case Role::up_bias:
-      return {.present = s.mlp_bias, .decay = false, .joined = true, .dims = {f}};
+      return {.present = dense && s.mlp_bias, .decay = false, .joined = true, .dims = {f}};
     case Role::down:
-      return {.dims = {h, f}};
+      return {.present = dense, .dims = {h, f}};
     case Role::down_bias:
-      return {.present = s.mlp_bias, .decay = false, .dims = {h}};
+      return {.present = dense && s.mlp_bias, .decay = false, .dims = {h}};
+    case Role::router:
+      return {.present = experts, .dims = {x.count, h}};
+    case Role::router_bias:
+      return {.present = experts && x.router_bias, .decay = false, .dims = {x.count}};
+    case Role::expert_gate:
+    case Role::expert_up:
+      return {.present = experts, .joined = true, .dims = {x.intermediate, h}};
+    case Role::expert_down:
+      return {.present = experts, .joined = true, .dims = {h, x.intermediate}};
+    case Role::experts_gate_up:
+      return stacked(h, 2 * x.intermediate);
+    case Role::experts_gate_up_bias:
+      return {.present = expert_biases, .decay = false, .dims = {x.count, 2 * x.intermediate}};
+    case Role::experts_down:
+      return stacked(x.intermediate, h);
+    case Role::experts_down_bias:
+      return {.present = expert_biases, .decay = false, .dims = {x.count, h}};
     case Role::lm_head:
       return {.present = !s.tied_embeddings, .dims = {s.vocab, h}};
   }
@@ -60,10 +90,11 @@ Shape shape_of(Role role, const DecoderSpec& s) {
 
 bool of_layer(Role role) { return role != Role::embedding && role != Role::final_norm && role != Role::lm_head; }
 
-std::string name_in(const Family& family, Role role, std::int64_t layer) {
+// Empty if the family has no such tensor.
+std::string name_in(const Family& family, Role role, std::int64_t layer, std::int64_t expert = 0) {
   for (const TensorName& row : family.names)
-    if (row.role == role) return of_layer(role) ? fmt::format(fmt::runtime(row.name), layer) : std::string(row.name);
-  SO_CHECK(false, "family {} names no role {}", family.architecture, static_cast<int>(role));
+    if (row.role == role) return fmt::format(fmt::runtime(row.name), layer, expert);
+  return {};
 }
 
 }  // namespace
@@ -71,17 +102,28 @@ std::string name_in(const Family& family, Role role, std::int64_t layer) {
 std::vector<Parameter> make_parameters(const DecoderSpec& spec) {
   const Family& family = find_family(spec.architecture);
   std::vector<Parameter> parameters;
-  const auto add = [&](Role role, std::int64_t layer, int unit) {
-    Shape shape = shape_of(role, spec);
+  const auto add = [&](Role role, int unit, std::int64_t layer, std::int64_t expert = 0, bool first = false) {
+    Shape shape = shape_of(role, spec, layer);
     if (!shape.present) return;
-    parameters.push_back({name_in(family, role, layer), std::move(shape.dims), shape.decay, unit, shape.joined});
+    parameters.push_back(
+        {name_in(family, role, layer, expert), std::move(shape.dims), shape.decay, unit, shape.joined && !first});
   };
   add(Role::embedding, 0, 0);
   for (std::int64_t layer = 0; layer < spec.layers; ++layer)
-    for (const TensorName& row : family.names)
-      if (of_layer(row.role)) add(row.role, layer, layer_unit(layer));
-  add(Role::final_norm, 0, head_unit(spec));
-  add(Role::lm_head, 0, head_unit(spec));
+    for (const TensorName& row : family.names) {
+      const int unit = layer_unit(layer);
+      if (row.role == Role::expert_gate || row.role == Role::expert_down) {
+        // One expert after another, so that they are one array; each one's gate before its up.
+        for (std::int64_t e = 0; e < spec.experts.count; ++e) {
+          add(row.role, unit, layer, e, e == 0);
+          if (row.role == Role::expert_gate) add(Role::expert_up, unit, layer, e);
+        }
+      } else if (of_layer(row.role) && row.role != Role::expert_up) {
+        add(row.role, unit, layer);
+      }
+    }
+  add(Role::final_norm, head_unit(spec), 0);
+  add(Role::lm_head, head_unit(spec), 0);
   return parameters;
 }
 
@@ -93,29 +135,51 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
     const auto place = places.find(name_in(family, role, layer));
     return place == places.end() ? -1 : place->second;
   };
+  // The first of these that there is, which is followed by so many.
+  struct Stored {
+    Role role;
+    std::int64_t count = 1;
+  };
+  const auto joined = [&](std::int64_t layer, std::initializer_list<Stored> ways) {
+    for (const Stored& way : ways)
+      if (const int first = find(way.role, layer); first >= 0) return Joined{first, static_cast<int>(way.count)};
+    return Joined{};
+  };
   ParameterIndex index;
   index.embedding = find(Role::embedding);
   index.final_norm = find(Role::final_norm);
   index.lm_head = spec.tied_embeddings ? index.embedding : find(Role::lm_head);
+  const std::int64_t experts = spec.experts.count;
   for (std::int64_t l = 0; l < spec.layers; ++l)
-    index.layers.push_back({.input_norm = find(Role::input_norm, l),
-                            .qkv = find(Role::q, l),
-                            .qkv_bias = find(Role::q_bias, l),
-                            .q_norm = find(Role::q_norm, l),
-                            .k_norm = find(Role::k_norm, l),
-                            .o = find(Role::o, l),
-                            .o_bias = find(Role::o_bias, l),
-                            .post_attention_norm = find(Role::post_attention_norm, l),
-                            .gate_up = find(Role::gate, l),
-                            .gate_up_bias = find(Role::gate_bias, l),
-                            .down = find(Role::down, l),
-                            .down_bias = find(Role::down_bias, l)});
+    index.layers.push_back(
+        {.input_norm = joined(l, {{Role::input_norm}}),
+         .qkv = joined(l, {{Role::q, 3}, {Role::qkv}}),
+         .qkv_bias = joined(l, {{Role::q_bias, 3}}),
+         .q_norm = joined(l, {{Role::q_norm}}),
+         .k_norm = joined(l, {{Role::k_norm}}),
+         .sinks = joined(l, {{Role::sinks}}),
+         .o = joined(l, {{Role::o}}),
+         .o_bias = joined(l, {{Role::o_bias}}),
+         .post_attention_norm = joined(l, {{Role::post_attention_norm}}),
+         .router = joined(l, {{Role::router}}),
+         .router_bias = joined(l, {{Role::router_bias}}),
+         .gate_up =
+             joined(l, {{Role::gate, 2}, {Role::gate_up}, {Role::expert_gate, 2 * experts}, {Role::experts_gate_up}}),
+         .gate_up_bias = joined(l, {{Role::gate_bias, 2}, {Role::experts_gate_up_bias}}),
+         .down = joined(l, {{Role::down}, {Role::expert_down, experts}, {Role::experts_down}}),
+         .down_bias = joined(l, {{Role::down_bias}, {Role::experts_down_bias}})});
   return index;
 }
 
+std::int64_t matmul_parameters(const DecoderSpec& s, std::int64_t layer) {
+  const std::int64_t router = s.layer(layer).experts ? s.experts.count * s.hidden : 0;
+  return s.qkv_width() * s.hidden + s.q_width() * s.hidden + router + 3 * s.hidden * s.mlp_width(layer);
+}
+
 std::int64_t matmul_parameters(const DecoderSpec& s) {
-  return s.layers * (s.qkv_width() * s.hidden + s.q_width() * s.hidden + 3 * s.hidden * s.intermediate) +
-         s.vocab * s.hidden;
+  std::int64_t n = s.vocab * s.hidden;
+  for (std::int64_t layer = 0; layer < s.layers; ++layer) n += matmul_parameters(s, layer);
+  return n;
 }
 
 }  // namespace so

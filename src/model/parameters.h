@@ -22,20 +22,29 @@ inline int head_unit(const DecoderSpec& spec) { return static_cast<int>(spec.lay
 // take no weight decay.
 std::vector<Parameter> make_parameters(const DecoderSpec& spec);
 
-// Where in that list the decoder finds what it computes with.
+// Parameters that lie next to each other and are used as one.
+struct Joined {
+  int first = -1, count = 0;
+  explicit operator bool() const { return first >= 0; }
+};
+
+// Where in that list the decoder finds what it computes with; what a layer has not is empty.
 struct ParameterIndex {
   struct Layer {
-    // First of its joined group: qkv is q, k, v; gate_up is gate, up. -1: absent.
-    int input_norm, qkv, qkv_bias, q_norm, k_norm, o, o_bias, post_attention_norm, gate_up, gate_up_bias, down,
-        down_bias;
+    Joined input_norm, qkv, qkv_bias, q_norm, k_norm, sinks, o, o_bias, post_attention_norm;
+    Joined router, router_bias;  // in a layer with experts, whose next four are of all experts
+    Joined gate_up, gate_up_bias, down, down_bias;
   };
   int embedding, final_norm, lm_head;  // lm_head == embedding when tied
   std::vector<Layer> layers;
 };
 ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayout& layout);
 
-// Parameters that take part in matrix products, for counting FLOPs: all but the embedding table (which is a gather,
-// unless tied: then it is also the output projection), norms and biases.
+// Parameters of a layer that one token meets in matrix products, for counting FLOPs: norms and biases do not count, and
+// of the experts, those chosen do.
+std::int64_t matmul_parameters(const DecoderSpec& spec, std::int64_t layer);
+// Of the whole model. The embedding table is a gather and does not count, unless tied: then it is also the output
+// projection.
 std::int64_t matmul_parameters(const DecoderSpec& spec);
 
 }  // namespace so

@@ -1,23 +1,58 @@
 #include "model/rope.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
 namespace so {
 
-std::vector<float> rope_frequencies(const RopeSpec& rope) {
+namespace {
+
+// The dimension whose angle turns `turns` times within the original positions.
+double yarn_dimension(const RopeSpec& rope, double turns) {
+  const auto original = static_cast<double>(rope.original_positions);
+  return static_cast<double>(rope.rotary_dim) * std::log(original / (turns * 2 * std::numbers::pi)) /
+         (2 * std::log(rope.theta));
+}
+
+// How much of the unscaled frequency each pair keeps.
+class YarnRamp {
+ public:
+  explicit YarnRamp(const RopeSpec& rope) {
+    double low = yarn_dimension(rope, rope.beta_fast), high = yarn_dimension(rope, rope.beta_slow);
+    if (rope.truncate) low = std::floor(low), high = std::ceil(high);
+    low_ = static_cast<float>(std::max(low, 0.0));
+    const double last = std::min(high, static_cast<double>(rope.rotary_dim - 1));
+    width_ = static_cast<float>(last == std::max(low, 0.0) ? 0.001 : last - std::max(low, 0.0));
+  }
+  float kept(std::int64_t i) const { return 1 - std::clamp((static_cast<float>(i) - low_) / width_, 0.0f, 1.0f); }
+
+ private:
+  float low_, width_;
+};
+
+}  // namespace
+
+std::vector<float> rope_frequencies(const RopeSpec& rope, std::int64_t positions) {
   const std::int64_t half = rope.rotary_dim / 2;
+  const std::vector<double>& divisors = positions > rope.original_positions ? rope.long_factor : rope.short_factor;
   std::vector<float> frequencies(static_cast<std::size_t>(half));
   for (std::int64_t i = 0; i < half; ++i) {
     const float exponent = static_cast<float>(2 * i) / static_cast<float>(rope.rotary_dim);
-    float frequency = 1.0f / std::pow(static_cast<float>(rope.theta), exponent);
-    if (rope.scaling == RopeScaling::llama3) {
+    const float wavelength = std::pow(static_cast<float>(rope.theta), exponent);
+    float frequency = 1.0f / wavelength;
+    if (rope.scaling == RopeScaling::longrope) {
+      frequency = 1.0f / (static_cast<float>(divisors.at(static_cast<std::size_t>(i))) * wavelength);
+    } else if (rope.scaling == RopeScaling::yarn) {
+      const float kept = YarnRamp(rope).kept(i), stretched = 1.0f / (static_cast<float>(rope.factor) * wavelength);
+      frequency = stretched * (1 - kept) + frequency * kept;
+    } else if (rope.scaling == RopeScaling::llama3) {
       const auto original = static_cast<double>(rope.original_positions);
-      const float wavelength = static_cast<float>(2 * std::numbers::pi) / frequency;
-      if (wavelength > original / rope.low_freq_factor) {
+      const float turn = static_cast<float>(2 * std::numbers::pi) / frequency;
+      if (turn > original / rope.low_freq_factor) {
         frequency = frequency / static_cast<float>(rope.factor);
-      } else if (wavelength >= original / rope.high_freq_factor) {
-        const float smooth = (static_cast<float>(original) / wavelength - static_cast<float>(rope.low_freq_factor)) /
+      } else if (turn >= original / rope.high_freq_factor) {
+        const float smooth = (static_cast<float>(original) / turn - static_cast<float>(rope.low_freq_factor)) /
                              static_cast<float>(rope.high_freq_factor - rope.low_freq_factor);
         frequency = (1 - smooth) * frequency / static_cast<float>(rope.factor) + smooth * frequency;
       }
@@ -28,14 +63,15 @@ std::vector<float> rope_frequencies(const RopeSpec& rope) {
 }
 
 std::vector<float> rope_table(const RopeSpec& rope, std::int64_t positions) {
-  const auto frequencies = rope_frequencies(rope);
+  const auto frequencies = rope_frequencies(rope, positions);
+  const auto factor = static_cast<float>(rope.attention_factor);
   const std::size_t half = frequencies.size();
   std::vector<float> table(static_cast<std::size_t>(positions) * 2 * half);
   for (std::size_t p = 0; p < static_cast<std::size_t>(positions); ++p)
     for (std::size_t i = 0; i < half; ++i) {
       const float angle = static_cast<float>(p) * frequencies[i];
-      table[(2 * p) * half + i] = static_cast<float>(std::cos(static_cast<double>(angle)));
-      table[(2 * p + 1) * half + i] = static_cast<float>(std::sin(static_cast<double>(angle)));
+      table[(2 * p) * half + i] = static_cast<float>(std::cos(static_cast<double>(angle))) * factor;
+      table[(2 * p + 1) * half + i] = static_cast<float>(std::sin(static_cast<double>(angle))) * factor;
     }
   return table;
 }

@@ -3,20 +3,51 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "ops/ops.h"
 
 namespace so {
 
-enum class RopeScaling : std::uint8_t { none, llama3 };
+enum class RopeScaling : std::uint8_t { none, llama3, yarn, longrope };
 
 // Rotary position embedding. Frequencies are theta^(-2i/rotary_dim), then scaled.
 struct RopeSpec {
   double theta = 10000;
   std::int64_t rotary_dim = 0;  // leading dimensions of a head that rotate
   RopeScaling scaling = RopeScaling::none;
+  double attention_factor = 1;  // cosines and sines are multiplied by it
+  std::int64_t original_positions = 8192;
+  double factor = 1;  // llama3, yarn
   // llama3: wavelengths beyond original_positions / low_freq_factor are stretched by `factor`, those within
   // original_positions / high_freq_factor are kept, and those between are blended.
-  double factor = 1, low_freq_factor = 1, high_freq_factor = 4;
-  std::int64_t original_positions = 8192;
+  double low_freq_factor = 1, high_freq_factor = 4;
+  // yarn: dimensions that turn more than beta_fast times within original_positions are kept, those that turn less than
+  // beta_slow times are stretched, and those between are blended; truncate: the bounds are whole dimensions.
+  // [YaRN, Peng et al. 2023]
+  double beta_fast = 32, beta_slow = 1;
+  bool truncate = true;
+  // longrope: each frequency's own divisor, for tables within original_positions and beyond. [LongRoPE, Ding et al.
+  // 2024]
+  std::vector<double> short_factor, long_factor;
+};
+
+// A mixture of experts, where a layer has one.
+struct ExpertSpec {
+  std::int64_t count = 0;         // 0: the model has none
+  std::int64_t per_token = 0;     // chosen for each token
+  std::int64_t intermediate = 0;  // of one expert
+  bool renormalized = false;      // the weights of those chosen add up to 1
+  bool router_bias = false;
+  bool biases = false;  // on both products
+  ExpertLayout layout = ExpertLayout::out_in;
+  ExpertActivation activation;
+  double balance = 0;  // the router's load-balancing loss is added to the loss times this [Switch, Fedus et al. 2021]
+};
+
+struct LayerSpec {
+  std::int64_t window = 0;  // keys a query sees, its own included; 0: all before it
+  bool experts = false;
 };
 
 struct DecoderSpec {
@@ -24,16 +55,31 @@ struct DecoderSpec {
   std::int64_t vocab = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0;
   std::int64_t max_positions = 0;
   float rms_epsilon = 1e-6f;
-  bool qk_norm = false;         // RMSNorm of each query and key head before the rotation
-  bool attention_bias = false;  // on q, k, v and o
-  bool mlp_bias = false;
+  bool qk_norm = false;  // RMSNorm of each query and key head before the rotation
+  bool qkv_bias = false, o_bias = false, mlp_bias = false;
+  bool sinks = false;  // a learned logit of each head in the softmax's sum (AttentionSpans)
   bool tied_embeddings = false;
   RopeSpec rope;
+  ExpertSpec experts;
+  std::vector<LayerSpec> layer_specs;  // by layer; empty: every layer is a plain one
   double initializer_range = 0.02;
+  std::vector<std::string> remarks;  // what config.json asks for and is not done, a line each
 
+  LayerSpec layer(std::int64_t i) const {
+    return layer_specs.empty() ? LayerSpec{} : layer_specs.at(static_cast<std::size_t>(i));
+  }
   std::int64_t q_width() const { return heads * head_dim; }
   std::int64_t kv_width() const { return kv_heads * head_dim; }
   std::int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
+  std::int64_t expert_layers() const {
+    std::int64_t n = 0;
+    for (const LayerSpec& l : layer_specs) n += l.experts;
+    return n;
+  }
+  // Columns of gate, and of up, that one token has in a layer.
+  std::int64_t mlp_width(std::int64_t i) const {
+    return layer(i).experts ? experts.per_token * experts.intermediate : intermediate;
+  }
 };
 
 }  // namespace so

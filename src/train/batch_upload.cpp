@@ -54,6 +54,7 @@ DeviceBatch BatchUpload::upload(Stream& stream, const MicroBatch& batch, std::sp
   for (std::int64_t i = 0; i < n; ++i)
     if (batch.targets[static_cast<std::size_t>(i)] >= 0) staging[rows_at + trained++] = static_cast<std::int32_t>(i);
   result.loss_rows = Tensor(device + rows_at, DType::i32, {trained});
+  result.trained = trained;
   stream.copy(device, staging, static_cast<std::size_t>(rows_at + trained) * sizeof(std::int32_t));
   stream.record(*staged_);
   for (std::int64_t d = 0; d < documents; ++d) {

@@ -105,7 +105,7 @@ class Cases {
     linear("o", s_.q_width(), s_.hidden);
     linear("gate_up", s_.hidden, 2 * s_.intermediate);
     linear("down", s_.intermediate, s_.hidden);
-    if (s_.attention_bias) bias("qkv", s_.qkv_width());
+    if (s_.qkv_bias) bias("qkv", s_.qkv_width());
     cross_entropy();
     gradients();
   }

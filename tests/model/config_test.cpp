@@ -52,7 +52,7 @@ TEST(Config, ReadsAPublishedLlama) {
   EXPECT_EQ(s.max_positions, 131072);
   EXPECT_EQ(s.rms_epsilon, 1e-5f);
   EXPECT_FALSE(s.qk_norm);
-  EXPECT_FALSE(s.attention_bias);
+  EXPECT_FALSE(s.qkv_bias || s.o_bias);
   EXPECT_FALSE(s.mlp_bias);
   EXPECT_FALSE(s.tied_embeddings);
   EXPECT_EQ(s.rope.theta, 500000);
@@ -101,7 +101,7 @@ TEST(Config, WhatIsAbsentOrNullIsWhatTransformersTakesIt) {
 TEST(Config, ReadsBiasesAndTies) {
   const DecoderSpec s =
       read(with(smallest(), {{"attention_bias", true}, {"mlp_bias", true}, {"tie_word_embeddings", true}}));
-  EXPECT_TRUE(s.attention_bias);
+  EXPECT_TRUE(s.qkv_bias && s.o_bias);
   EXPECT_TRUE(s.mlp_bias);
   EXPECT_TRUE(s.tied_embeddings);
 }

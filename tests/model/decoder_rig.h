@@ -322,7 +322,8 @@ class DecoderRig {
     views.ids = ids;
     views.targets = targets;
     views.positions = places;
-    views.spans = {cu_q, cu_k, batch.documents(), batch.longest, batch.longest + held, 0};
+    views.trained = batch.trained();
+    views.spans = {cu_q, cu_k, batch.documents(), batch.longest, batch.longest + held, 0, 0, {}};
 
     Arena arena(stream_.device(), MemoryKind::device, "activations", dry_high_water_);
     if (dry_) {

@@ -25,7 +25,7 @@ TEST(Flops, ParametersOfATinyModel) {
   EXPECT_EQ(parameter_count(s), 2 * (204 + 8) + 4 + 40);
   s.qk_norm = true;
   EXPECT_EQ(parameter_count(s), 2 * (204 + 8 + 12) + 4 + 40);
-  s.attention_bias = true;  // 24 on q, k, v and 4 on o
+  s.qkv_bias = s.o_bias = true;  // 24 on q, k, v and 4 on o
   EXPECT_EQ(parameter_count(s), 2 * (204 + 8 + 12 + 28) + 4 + 40);
   s.mlp_bias = true;  // 10 on gate and up, 4 on down
   EXPECT_EQ(parameter_count(s), 2 * (204 + 8 + 12 + 28 + 14) + 4 + 40);
@@ -41,7 +41,7 @@ TEST(Flops, OfTheModelByHand) {
   EXPECT_EQ(model_flops(s, cu_seqlens), matrices + attention);
   EXPECT_EQ(matrices + attention, 16032);
   // A tied projection is the same product; norms and biases are no products.
-  s.tied_embeddings = s.qk_norm = s.attention_bias = s.mlp_bias = true;
+  s.tied_embeddings = s.qk_norm = s.qkv_bias = s.o_bias = s.mlp_bias = true;
   EXPECT_EQ(model_flops(s, cu_seqlens), 16032);
   // Two documents cost less than one of their length: they do not meet.
   const std::array<std::int32_t, 2> joined{0, 5};

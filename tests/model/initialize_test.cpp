@@ -99,7 +99,7 @@ TEST(Initialize, NormsAndBiases) {
   spec.architecture = "Qwen3ForCausalLM";
   spec.vocab = 10, spec.hidden = 4, spec.layers = 1, spec.heads = 2, spec.kv_heads = 1, spec.head_dim = 6;
   spec.intermediate = 5;
-  spec.qk_norm = spec.attention_bias = spec.mlp_bias = true;
+  spec.qk_norm = spec.qkv_bias = spec.o_bias = spec.mlp_bias = true;
   int norms = 0, biases = 0, matrices = 0;
   for (const Parameter& p : make_parameters(spec)) {
     const std::vector<float> x = whole(p, 3);

@@ -40,7 +40,7 @@ TEST(Parameters, NamesAndShapesAreThoseOfTransformers) {
 TEST(Parameters, OrderUnitsAndDecayOfALlamaWithBiases) {
   DecoderSpec spec = small_spec("LlamaForCausalLM");
   spec.layers = 1;
-  spec.attention_bias = spec.mlp_bias = true;
+  spec.qkv_bias = spec.o_bias = spec.mlp_bias = true;
   using Shape = std::vector<std::int64_t>;
   struct Row {
     const char* name;
@@ -86,7 +86,7 @@ TEST(Parameters, TheIndexFindsEverything) {
   for (const char* architecture : {"LlamaForCausalLM", "Qwen3ForCausalLM"}) {
     for (const bool everything : {false, true}) {
       DecoderSpec spec = small_spec(architecture);
-      spec.attention_bias = spec.mlp_bias = spec.qk_norm = everything;
+      spec.qkv_bias = spec.o_bias = spec.mlp_bias = spec.qk_norm = everything;
       spec.tied_embeddings = !everything;
       const ParameterLayout layout(make_parameters(spec));
       const ParameterIndex index = make_parameter_index(spec, layout);
@@ -101,24 +101,24 @@ TEST(Parameters, TheIndexFindsEverything) {
           return everything ? layer + tail : std::string("absent");
         };
         const ParameterIndex::Layer& p = index.layers[l];
-        EXPECT_EQ(name(p.input_norm), layer + "input_layernorm.weight");
-        EXPECT_EQ(name(p.qkv), layer + "self_attn.q_proj.weight");
-        EXPECT_EQ(name(p.qkv_bias), optional("self_attn.q_proj.bias"));
-        EXPECT_EQ(name(p.q_norm), optional("self_attn.q_norm.weight"));
-        EXPECT_EQ(name(p.k_norm), optional("self_attn.k_norm.weight"));
-        EXPECT_EQ(name(p.o), layer + "self_attn.o_proj.weight");
-        EXPECT_EQ(name(p.o_bias), optional("self_attn.o_proj.bias"));
-        EXPECT_EQ(name(p.post_attention_norm), layer + "post_attention_layernorm.weight");
-        EXPECT_EQ(name(p.gate_up), layer + "mlp.gate_proj.weight");
-        EXPECT_EQ(name(p.gate_up_bias), optional("mlp.gate_proj.bias"));
-        EXPECT_EQ(name(p.down), layer + "mlp.down_proj.weight");
-        EXPECT_EQ(name(p.down_bias), optional("mlp.down_proj.bias"));
+        EXPECT_EQ(name(p.input_norm.first), layer + "input_layernorm.weight");
+        EXPECT_EQ(name(p.qkv.first), layer + "self_attn.q_proj.weight");
+        EXPECT_EQ(name(p.qkv_bias.first), optional("self_attn.q_proj.bias"));
+        EXPECT_EQ(name(p.q_norm.first), optional("self_attn.q_norm.weight"));
+        EXPECT_EQ(name(p.k_norm.first), optional("self_attn.k_norm.weight"));
+        EXPECT_EQ(name(p.o.first), layer + "self_attn.o_proj.weight");
+        EXPECT_EQ(name(p.o_bias.first), optional("self_attn.o_proj.bias"));
+        EXPECT_EQ(name(p.post_attention_norm.first), layer + "post_attention_layernorm.weight");
+        EXPECT_EQ(name(p.gate_up.first), layer + "mlp.gate_proj.weight");
+        EXPECT_EQ(name(p.gate_up_bias.first), optional("mlp.gate_proj.bias"));
+        EXPECT_EQ(name(p.down.first), layer + "mlp.down_proj.weight");
+        EXPECT_EQ(name(p.down_bias.first), optional("mlp.down_proj.bias"));
         // The joined groups read as one matrix.
-        EXPECT_EQ(layout.view(nullptr, DType::f32, p.qkv, 3).dim(0), 24);
-        EXPECT_EQ(layout.view(nullptr, DType::f32, p.gate_up, 2).dim(0), 10);
+        EXPECT_EQ(layout.view(nullptr, DType::f32, p.qkv.first, p.qkv.count).dim(0), 24);
+        EXPECT_EQ(layout.view(nullptr, DType::f32, p.gate_up.first, p.gate_up.count).dim(0), 10);
         if (!everything) continue;
-        EXPECT_EQ(layout.view(nullptr, DType::f32, p.qkv_bias, 3).dim(0), 24);
-        EXPECT_EQ(layout.view(nullptr, DType::f32, p.gate_up_bias, 2).dim(0), 10);
+        EXPECT_EQ(layout.view(nullptr, DType::f32, p.qkv_bias.first, p.qkv_bias.count).dim(0), 24);
+        EXPECT_EQ(layout.view(nullptr, DType::f32, p.gate_up_bias.first, p.gate_up_bias.count).dim(0), 10);
       }
     }
   }
@@ -128,7 +128,7 @@ TEST(Parameters, MatmulParameters) {
   // A layer: qkv 24 x 4, o 4 x 12, gate, up and down 3 x 5 x 4: 204. Head 10 x 4, tied or not.
   DecoderSpec spec = small_spec("LlamaForCausalLM");
   EXPECT_EQ(matmul_parameters(spec), 2 * 204 + 40);
-  spec.tied_embeddings = spec.attention_bias = spec.mlp_bias = spec.qk_norm = true;
+  spec.tied_embeddings = spec.qkv_bias = spec.o_bias = spec.mlp_bias = spec.qk_norm = true;
   EXPECT_EQ(matmul_parameters(spec), 2 * 204 + 40);
 }
 

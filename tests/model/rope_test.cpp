@@ -26,14 +26,18 @@ std::pair<double, Band> reference_frequency(const RopeSpec& rope, std::int64_t p
 }
 
 RopeSpec llama3(double theta, std::int64_t dim, double factor, std::int64_t original) {
-  return {theta, dim, RopeScaling::llama3, factor, 1, 4, original};
+  return {.theta = theta,
+          .rotary_dim = dim,
+          .scaling = RopeScaling::llama3,
+          .original_positions = original,
+          .factor = factor};
 }
 
 TEST(Rope, PlainFrequencies) {
   for (const double theta : {10000.0, 500000.0, 1e6})
     for (const std::int64_t dim : {2, 6, 64, 128}) {
       const RopeSpec rope{.theta = theta, .rotary_dim = dim};
-      const std::vector<float> frequencies = rope_frequencies(rope);
+      const std::vector<float> frequencies = rope_frequencies(rope, 8);
       ASSERT_EQ(static_cast<std::int64_t>(frequencies.size()), dim / 2);
       EXPECT_EQ(frequencies[0], 1.0f);
       for (std::int64_t i = 0; i < dim / 2; ++i) {
@@ -46,7 +50,7 @@ TEST(Rope, PlainFrequencies) {
 
 TEST(Rope, Llama3FrequenciesInAllThreeBands) {
   for (const RopeSpec& rope : {llama3(500000, 128, 8, 8192), llama3(500000, 64, 32, 8192), llama3(500, 8, 8, 32)}) {
-    const std::vector<float> frequencies = rope_frequencies(rope);
+    const std::vector<float> frequencies = rope_frequencies(rope, 8);
     std::array<int, 3> used{};
     for (std::int64_t i = 0; i < rope.rotary_dim / 2; ++i) {
       const auto [expected, band] = reference_frequency(rope, i);
@@ -63,7 +67,7 @@ TEST(Rope, Llama3FrequenciesInAllThreeBands) {
 
 TEST(Rope, TheTableHoldsCosinesThenSinesOfEveryPosition) {
   const RopeSpec rope = llama3(500000, 12, 8, 64);
-  const std::vector<float> frequencies = rope_frequencies(rope);
+  const std::vector<float> frequencies = rope_frequencies(rope, 8);
   constexpr std::int64_t positions = 300;
   const std::vector<float> table = rope_table(rope, positions);
   const std::size_t half = frequencies.size();

@@ -1,5 +1,8 @@
 // The common part of every family's config.json, and the list of families.
+#include <algorithm>
 #include <array>
+#include <cmath>
+#include <optional>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -10,36 +13,102 @@
 namespace so {
 namespace {
 
-constexpr std::array families{&llama_family, &qwen3_family};
+constexpr std::array families{&llama_family, &mistral_family,   &phi3_family,     &qwen2_family,
+                              &qwen3_family, &qwen3_moe_family, &seed_oss_family, &gpt_oss_family};
 
-// Rotary settings as transformers writes them: rope_theta and rope_scaling at the top (4.x) or rope_parameters (5.x).
-void read_rope(const ConfigReader& config, DecoderSpec& spec) {
+// Where a rotary setting may stand: inside rope_parameters (transformers 5) or rope_scaling (4), or at the top. The
+// inner one wins, as in transformers.
+struct RopeReader {
+  const ConfigReader& outer;
+  const std::optional<ConfigReader>& inner;
+
+  double number(std::string_view key, double fallback) const {
+    const double top = outer.positive_number(key, fallback);
+    return inner ? inner->positive_number(key, top) : top;
+  }
+};
+
+void read_llama3(const ConfigReader& scaling, RopeSpec& rope) {
+  rope.scaling = RopeScaling::llama3;
+  rope.factor = scaling.positive_number("factor");
+  rope.low_freq_factor = scaling.positive_number("low_freq_factor");
+  rope.high_freq_factor = scaling.positive_number("high_freq_factor");
+  rope.original_positions = scaling.positive_int("original_max_position_embeddings");
+  if (rope.high_freq_factor <= rope.low_freq_factor)
+    scaling.refuse("high_freq_factor", "must be greater than low_freq_factor");
+}
+
+std::int64_t read_original_positions(const ConfigReader& config, const ConfigReader& scaling, const DecoderSpec& spec) {
+  constexpr auto key = "original_max_position_embeddings";
+  return scaling.positive_int(key, config.positive_int(key, spec.max_positions));
+}
+
+double stretch(const ConfigReader& scaling, const DecoderSpec& spec) {
+  return scaling.positive_number(
+      "factor", static_cast<double>(spec.max_positions) / static_cast<double>(spec.rope.original_positions));
+}
+
+void read_yarn(const ConfigReader& config, const ConfigReader& scaling, DecoderSpec& spec) {
   RopeSpec& rope = spec.rope;
+  rope.scaling = RopeScaling::yarn;
+  rope.original_positions = read_original_positions(config, scaling, spec);
+  rope.factor = stretch(scaling, spec);
+  rope.beta_fast = scaling.positive_number("beta_fast", 32);
+  rope.beta_slow = scaling.positive_number("beta_slow", 1);
+  rope.truncate = scaling.boolean("truncate", true);
+  const auto scale = [&](double m) { return rope.factor <= 1 ? 1.0 : 0.1 * m * std::log(rope.factor) + 1.0; };
+  const double m = scaling.number("mscale", 0), m_all = scaling.number("mscale_all_dim", 0);
+  rope.attention_factor =
+      scaling.positive_number("attention_factor", m != 0 && m_all != 0 ? scale(m) / scale(m_all) : scale(1));
+  if (rope.theta == 1) config.refuse("rope_theta", "must not be 1 with yarn");
+}
+
+void read_longrope(const ConfigReader& config, const ConfigReader& scaling, DecoderSpec& spec) {
+  RopeSpec& rope = spec.rope;
+  rope.scaling = RopeScaling::longrope;
+  rope.original_positions = read_original_positions(config, scaling, spec);
+  const double factor = stretch(scaling, spec);
+  const auto usual =
+      factor <= 1 ? 1.0 : std::sqrt(1 + std::log(factor) / std::log(static_cast<double>(rope.original_positions)));
+  rope.attention_factor = scaling.positive_number("attention_factor", usual);
+  const auto read = [&](std::string_view key) {
+    std::vector<double> factors = scaling.positive_numbers(key);
+    if (static_cast<std::int64_t>(factors.size()) * 2 != rope.rotary_dim)
+      scaling.refuse(key, fmt::format("has {} numbers, expected {}, one for each rotated pair of dimensions",
+                                      factors.size(), rope.rotary_dim / 2));
+    return factors;
+  };
+  rope.short_factor = read("short_factor");
+  rope.long_factor = read("long_factor");
+}
+
+void read_rope(const ConfigReader& config, const Family& family, DecoderSpec& spec) {
   if (config.object("rope_parameters") && config.object("rope_scaling"))
     config.refuse("rope_scaling", "given beside rope_parameters; remove the one that is not meant");
   const auto parameters = config.object("rope_parameters");
   const auto scaling = parameters ? parameters : config.object("rope_scaling");
-  // A value inside that object wins over one at the top, as in transformers.
-  const auto number = [&](std::string_view key, double fallback) {
-    const double outer = config.positive_number(key, fallback);
-    return scaling ? scaling->positive_number(key, outer) : outer;
-  };
-  rope.theta = number("rope_theta", 10000.0);
-  rope.rotary_dim = spec.head_dim;
-  if (number("partial_rotary_factor", 1.0) != 1.0)
+  const RopeReader rope{config, scaling};
+  spec.rope.theta = rope.number("rope_theta", family.rope_theta);
+  const double part = rope.number("partial_rotary_factor", 1.0);
+  if (part != 1 && !family.partial_rotary)
     config.refuse("partial_rotary_factor", "only 1 is supported for this architecture");
+  if (part > 1) config.refuse("partial_rotary_factor", "must be at most 1");
+  spec.rope.rotary_dim = static_cast<std::int64_t>(static_cast<double>(spec.head_dim) * part);
+  if (spec.rope.rotary_dim < 2 || spec.rope.rotary_dim % 2 != 0)
+    config.refuse("partial_rotary_factor", fmt::format("rotates {} dimensions of a head of {}; expected an even number",
+                                                       spec.rope.rotary_dim, spec.head_dim));
   if (!scaling) return;
-  const std::string type = scaling->text("rope_type", scaling->text("type", "default"));
-  if (type == "default") return;
-  if (type != "llama3")
-    scaling->refuse("rope_type", fmt::format("'{}' is not supported, only 'default' and 'llama3'", printable(type)));
-  rope.scaling = RopeScaling::llama3;
-  rope.factor = scaling->positive_number("factor");
-  rope.low_freq_factor = scaling->positive_number("low_freq_factor");
-  rope.high_freq_factor = scaling->positive_number("high_freq_factor");
-  rope.original_positions = scaling->positive_int("original_max_position_embeddings");
-  if (rope.high_freq_factor <= rope.low_freq_factor)
-    scaling->refuse("high_freq_factor", "must be greater than low_freq_factor");
+  std::string type = scaling->text("rope_type", scaling->text("type", "default"));
+  if (family.yarn_means_longrope && (type == "su" || type == "yarn")) type = "longrope";  // what old files mean by it
+  if (type == "llama3")
+    read_llama3(*scaling, spec.rope);
+  else if (type == "yarn")
+    read_yarn(config, *scaling, spec);
+  else if (type == "longrope")
+    read_longrope(config, *scaling, spec);
+  else if (type != "default")
+    scaling->refuse("rope_type", fmt::format("'{}' is not supported, only 'default', 'llama3', 'yarn' and 'longrope'",
+                                             printable(type)));
 }
 
 // Later code multiplies these sizes in 64 bits, and lists every parameter. The limits are far beyond any model; a file
@@ -47,6 +116,7 @@ void read_rope(const ConfigReader& config, DecoderSpec& spec) {
 void require_countable(const ConfigReader& config, const DecoderSpec& s) {
   constexpr std::int64_t widest = std::int64_t{1} << 24, deepest = std::int64_t{1} << 14;
   constexpr double most_parameters = 1e15;
+  constexpr std::int64_t most_experts = 1024, most_experts_per_token = 64;
   const auto at_most = [&](std::string_view key, std::int64_t value, std::int64_t limit) {
     if (value > limit) config.refuse(key, fmt::format("{} is more than any model has (at most {})", value, limit));
   };
@@ -56,8 +126,12 @@ void require_countable(const ConfigReader& config, const DecoderSpec& s) {
   at_most("num_attention_heads", s.heads, widest);
   at_most("head_dim", s.head_dim, widest / s.heads);
   const auto real = [](std::int64_t n) { return static_cast<double>(n); };
+  at_most("num_experts", s.experts.count, most_experts);
+  at_most("num_experts_per_tok", s.experts.per_token, std::min(s.experts.count, most_experts_per_token));
+  at_most("moe_intermediate_size", s.experts.intermediate, widest);
+  const double mlp = std::max(real(s.intermediate), real(s.experts.count) * real(s.experts.intermediate));
   const double parameters =
-      real(s.layers) * real(s.hidden) * (2 * real(s.q_width()) + 2 * real(s.kv_width()) + 3 * real(s.intermediate)) +
+      real(s.layers) * real(s.hidden) * (2 * real(s.q_width()) + 2 * real(s.kv_width()) + 3 * mlp) +
       real(s.vocab) * real(s.hidden);
   if (parameters > most_parameters)
     config.refuse("num_hidden_layers",
@@ -96,11 +170,13 @@ DecoderSpec read_decoder_spec(std::string_view text, const std::string& origin) 
   spec.max_positions = config.positive_int("max_position_embeddings");
   spec.rms_epsilon = static_cast<float>(config.positive_number("rms_norm_eps", 1e-6));
   spec.initializer_range = config.positive_number("initializer_range", 0.02);
-  spec.attention_bias = config.boolean("attention_bias", false);
+  spec.qkv_bias = spec.o_bias = config.boolean("attention_bias", false);
   spec.head_dim = config.has("head_dim") ? config.positive_int("head_dim") : 0;
   config.only("hidden_act", "silu");
-  config.only_zero("attention_dropout", "dropout is not supported; set it to 0, as these models are trained");
-  if (config.has("quantization_config"))
+  if (!family->reads_dropout)
+    config.only_zero("attention_dropout", "dropout is not supported; set it to 0, as these models are trained");
+  if (const auto quantized = config.object("quantization_config");
+      quantized && !(family->mxfp4 && quantized->text("quant_method", "") == "mxfp4"))
     config.refuse("quantization_config", "quantised weights cannot be fine-tuned here; use the unquantised model");
   family->read(config, spec);
 
@@ -112,8 +188,42 @@ DecoderSpec read_decoder_spec(std::string_view text, const std::string& origin) 
   }
   if (spec.head_dim % 2 != 0) config.refuse("head_dim", "must be even");
   require_countable(config, spec);
-  read_rope(config, spec);
+  read_rope(config, *family, spec);
   return spec;
+}
+
+void read_windows(const ConfigReader& config, DecoderSpec& spec, std::int64_t window,
+                  bool (*otherwise)(const ConfigReader&, std::int64_t)) {
+  const std::vector<std::string> types = config.texts("layer_types");
+  if (!types.empty() && static_cast<std::int64_t>(types.size()) != spec.layers)
+    config.refuse("layer_types", fmt::format("has {} entries for {} layers", types.size(), spec.layers));
+  spec.layer_specs.resize(static_cast<std::size_t>(spec.layers));
+  for (std::int64_t i = 0; i < spec.layers; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    bool sliding = false;
+    if (types.empty())
+      sliding = window > 0 && otherwise(config, i);
+    else if (types[at] == "sliding_attention")
+      sliding = true;
+    else if (types[at] != "full_attention")
+      config.refuse("layer_types", fmt::format("'{}' is not supported, only 'full_attention' and 'sliding_attention'",
+                                               printable(types[at])));
+    if (sliding && window == 0) config.refuse("layer_types", "has 'sliding_attention', but there is no sliding window");
+    if (sliding) spec.layer_specs[at].window = window;
+  }
+}
+
+void read_qwen_windows(const ConfigReader& config, DecoderSpec& spec) {
+  const std::int64_t window =
+      config.boolean("use_sliding_window", false) ? config.positive_int("sliding_window", 4096) : 0;
+  read_windows(config, spec, window, [](const ConfigReader& c, std::int64_t layer) {
+    return layer >= c.whole_number("max_window_layers", 28);
+  });
+}
+
+void read_router_loss(const ConfigReader& config, DecoderSpec& spec) {
+  const double coefficient = config.number("router_aux_loss_coef", 0.001);
+  if (config.boolean("output_router_logits", false)) spec.experts.balance = coefficient;
 }
 
 DecoderSpec read_decoder_spec(const std::filesystem::path& file) {

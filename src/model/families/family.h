@@ -1,5 +1,6 @@
 // One table per family: the Hugging Face class, how its config.json reads, what its tensors are called.
-// Adding a family is a file beside llama.cpp with such a table, a line in families.cpp, and a test.
+// Adding a family is a file beside llama.cpp with such a table, a line in families.cpp, and a test;
+// docs/adding-a-model.md is the checklist.
 #pragma once
 
 #include <span>
@@ -12,34 +13,47 @@ namespace so {
 class ConfigReader;
 
 // The parts of a decoder, in the order the forward pass uses them inside their unit. The q, k, v weights, their biases,
-// and gate and up, lie next to each other and are used as one matrix.
+// and gate and up, lie next to each other and are used as one matrix; a family that stores them as one names qkv and
+// gate_up instead. So are all experts of a layer one array, stored one by one (expert_*) or as one (experts_*).
 enum class Role : std::uint8_t {
   embedding,
   input_norm,
   q,
   k,
   v,
+  qkv,
   q_bias,
   k_bias,
   v_bias,
   q_norm,
   k_norm,
+  sinks,
   o,
   o_bias,
   post_attention_norm,
   gate,
   up,
+  gate_up,
   gate_bias,
   up_bias,
   down,
   down_bias,
+  router,
+  router_bias,
+  expert_gate,
+  expert_up,
+  expert_down,
+  experts_gate_up,
+  experts_gate_up_bias,
+  experts_down,
+  experts_down_bias,
   final_norm,
   lm_head,
 };
 
 struct TensorName {
   Role role;
-  std::string_view name;  // "{}" stands for the layer
+  std::string_view name;  // the first "{}" stands for the layer, the second for the expert
 };
 
 struct Family {
@@ -47,11 +61,27 @@ struct Family {
   std::span<const TensorName> names;
   // Fills `spec` from the keys that are this family's own; the common ones have been read (families.cpp).
   void (*read)(ConfigReader& config, DecoderSpec& spec);
+  double rope_theta = 10000;         // without the key
+  bool partial_rotary = false;       // knows partial_rotary_factor
+  bool yarn_means_longrope = false;  // in old files
+  bool reads_dropout = false;        // has its own word on attention_dropout
+  bool mxfp4 = false;                // published with experts in MXFP4, which are widened when they are loaded
 };
 
-extern const Family llama_family, qwen3_family;
+extern const Family llama_family, mistral_family, phi3_family, qwen2_family, qwen3_family, qwen3_moe_family,
+    seed_oss_family, gpt_oss_family;
 
 // The names that Llama gave and most families kept.
 std::span<const TensorName> llama_tensor_names();
+
+// What several families share.
+
+// Layers that see `window` keys, from layer_types (one a layer), or without that key, those that `otherwise` says.
+void read_windows(const ConfigReader& config, DecoderSpec& spec, std::int64_t window,
+                  bool (*otherwise)(const ConfigReader& config, std::int64_t layer));
+// Qwen's use_sliding_window, sliding_window and max_window_layers.
+void read_qwen_windows(const ConfigReader& config, DecoderSpec& spec);
+// router_aux_loss_coef, which counts where output_router_logits is true.
+void read_router_loss(const ConfigReader& config, DecoderSpec& spec);
 
 }  // namespace so

@@ -1,0 +1,185 @@
+// What config.json says of the families, read into a spec: the keys that are a family's own.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "model/config.h"
+#include "support/refusal.h"
+
+namespace so {
+namespace {
+
+using nlohmann::json;
+
+DecoderSpec read(const json& config) { return read_decoder_spec(config.dump(), "config.json"); }
+
+json config_of(const std::string& architecture, const json& more = json::object()) {
+  json config{{"architectures", {architecture}},
+              {"vocab_size", 100},
+              {"hidden_size", 32},
+              {"num_hidden_layers", 4},
+              {"num_attention_heads", 4},
+              {"num_key_value_heads", 2},
+              {"intermediate_size", 48},
+              {"max_position_embeddings", 64}};
+  config.update(more);
+  return config;
+}
+
+std::vector<std::int64_t> windows(const DecoderSpec& spec) {
+  std::vector<std::int64_t> result;
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer) result.push_back(spec.layer(layer).window);
+  return result;
+}
+
+std::vector<bool> experts(const DecoderSpec& spec) {
+  std::vector<bool> result;
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer) result.push_back(spec.layer(layer).experts);
+  return result;
+}
+
+using Windows = std::vector<std::int64_t>;
+
+TEST(Families, MistralSeesAWindowUnlessItIsNull) {
+  EXPECT_EQ(windows(read(config_of("MistralForCausalLM"))), Windows(4, 4096));  // as in transformers
+  EXPECT_EQ(windows(read(config_of("MistralForCausalLM", {{"sliding_window", 7}}))), Windows(4, 7));
+  EXPECT_EQ(windows(read(config_of("MistralForCausalLM", {{"sliding_window", nullptr}}))), Windows(4, 0));
+  EXPECT_FALSE(read(config_of("MistralForCausalLM")).qkv_bias);
+}
+
+TEST(Families, QwenWindowsOnTheUpperLayersOrWhereLayerTypesSays) {
+  for (const char* architecture : {"Qwen2ForCausalLM", "Qwen3ForCausalLM"}) {
+    EXPECT_EQ(windows(read(config_of(architecture, {{"sliding_window", 7}, {"max_window_layers", 1}}))), Windows(4, 0));
+    const json on{{"use_sliding_window", true}, {"sliding_window", 7}, {"max_window_layers", 3}};
+    EXPECT_EQ(windows(read(config_of(architecture, on))), (Windows{0, 0, 0, 7}));
+    json all = on;
+    all["max_window_layers"] = 0;
+    EXPECT_EQ(windows(read(config_of(architecture, all))), Windows(4, 7));
+    json typed = on;
+    typed["layer_types"] = {"sliding_attention", "full_attention", "full_attention", "full_attention"};
+    EXPECT_EQ(windows(read(config_of(architecture, typed))), (Windows{7, 0, 0, 0}));
+  }
+}
+
+TEST(Families, BiasesAsEachHasThem) {
+  const auto biases = [](const DecoderSpec& s) { return std::pair(s.qkv_bias, s.o_bias); };
+  EXPECT_EQ(biases(read(config_of("Qwen2ForCausalLM"))), std::pair(true, false));
+  EXPECT_EQ(biases(read(config_of("SeedOssForCausalLM"))), std::pair(true, false));
+  EXPECT_EQ(biases(read(config_of("SeedOssForCausalLM", {{"attention_bias", false}, {"attention_out_bias", true}}))),
+            std::pair(false, true));
+  EXPECT_EQ(biases(read(config_of("LlamaForCausalLM", {{"attention_bias", true}}))), std::pair(true, true));
+  EXPECT_EQ(biases(read(config_of("Phi3ForCausalLM"))), std::pair(false, false));
+}
+
+TEST(Families, SeedOssTrainsWithoutTheDropoutOfItsConfigAndSaysSo) {
+  const auto remarks = [](const json& config) { return read(config).remarks; };
+  EXPECT_EQ(remarks(config_of("SeedOssForCausalLM", {{"attention_dropout", 0.25}, {"residual_dropout", 0}})),
+            std::vector<std::string>{"config.json has attention_dropout 0.25; training here is without dropout"});
+  EXPECT_EQ(remarks(config_of("SeedOssForCausalLM")).size(), 2u);
+  EXPECT_TRUE(remarks(config_of("LlamaForCausalLM")).empty());
+  test::expect_in(test::refusal([&] { read(config_of("Phi3ForCausalLM", {{"resid_pdrop", 0.1}})); }),
+                  {"config.json: resid_pdrop", "dropout"});
+}
+
+TEST(Families, PhiRotatesAPartOfAHeadByFactorsOfItsOwn) {
+  json config = config_of("Phi3ForCausalLM",
+                          {{"partial_rotary_factor", 0.5}, {"original_max_position_embeddings", 16}, {"rope_theta", 500}});
+  for (const char* type : {"longrope", "su", "yarn"}) {
+    config["rope_scaling"] = {{"type", type}, {"short_factor", {1.0, 1.5}}, {"long_factor", {2.0, 4.0}}};
+    const RopeSpec rope = read(config).rope;
+    EXPECT_EQ(rope.rotary_dim, 4);
+    EXPECT_EQ(rope.theta, 500);
+    EXPECT_EQ(rope.scaling, RopeScaling::longrope);
+    EXPECT_EQ(rope.original_positions, 16);
+    EXPECT_EQ(rope.long_factor, (std::vector<double>{2, 4}));
+    EXPECT_DOUBLE_EQ(rope.attention_factor, std::sqrt(1 + std::log(4.0) / std::log(16.0)));
+  }
+  config["partial_rotary_factor"] = 0.3;  // 2.4 dimensions: 2
+  config["rope_scaling"] = nullptr;
+  EXPECT_EQ(read(config).rope.rotary_dim, 2);
+  config["partial_rotary_factor"] = 0.4;  // 3
+  test::expect_in(test::refusal([&] { read(config); }), {"partial_rotary_factor", "rotates 3 dimensions of a head of 8"});
+}
+
+TEST(Families, YarnIsForAllAndScalesAttention) {
+  json yarn{{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 16}};
+  const RopeSpec plain = read(config_of("Qwen3ForCausalLM", {{"rope_scaling", yarn}})).rope;
+  EXPECT_EQ(plain.scaling, RopeScaling::yarn);
+  EXPECT_EQ(plain.beta_fast, 32);
+  EXPECT_TRUE(plain.truncate);
+  EXPECT_DOUBLE_EQ(plain.attention_factor, 0.1 * std::log(4.0) + 1);
+  yarn["attention_factor"] = 1.5;
+  yarn["truncate"] = false;
+  const RopeSpec given = read(config_of("Qwen3ForCausalLM", {{"rope_scaling", yarn}})).rope;
+  EXPECT_EQ(given.attention_factor, 1.5);
+  EXPECT_FALSE(given.truncate);
+}
+
+json moe(const json& more = json::object()) {
+  json config = config_of("Qwen3MoeForCausalLM",
+                          {{"num_experts", 8}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 12}, {"head_dim", 8}});
+  config.update(more);
+  return config;
+}
+
+TEST(Families, Qwen3MoeHasExpertsWhereTheConfigPutsThem) {
+  const DecoderSpec s = read(moe());
+  EXPECT_EQ(s.experts.count, 8);
+  EXPECT_EQ(s.experts.per_token, 2);
+  EXPECT_EQ(s.experts.intermediate, 12);
+  EXPECT_FALSE(s.experts.renormalized);
+  EXPECT_EQ(s.experts.balance, 0);
+  EXPECT_EQ(experts(s), std::vector<bool>(4, true));
+  EXPECT_EQ(s.mlp_width(0), 24);
+  EXPECT_EQ(experts(read(moe({{"decoder_sparse_step", 2}}))), (std::vector<bool>{false, true, false, true}));
+  const DecoderSpec dense = read(moe({{"mlp_only_layers", {0, 3}}, {"norm_topk_prob", true}}));
+  EXPECT_EQ(experts(dense), (std::vector<bool>{false, true, true, false}));
+  EXPECT_EQ(dense.expert_layers(), 2);
+  EXPECT_EQ(dense.mlp_width(0), 48);
+  EXPECT_TRUE(dense.experts.renormalized);
+}
+
+TEST(Families, TheRoutersLossCountsWhenTheConfigAsksForIt) {
+  EXPECT_EQ(read(moe({{"router_aux_loss_coef", 0.5}})).experts.balance, 0);
+  EXPECT_EQ(read(moe({{"router_aux_loss_coef", 0.5}, {"output_router_logits", true}})).experts.balance, 0.5);
+  EXPECT_EQ(read(moe({{"output_router_logits", true}})).experts.balance, 0.001);
+}
+
+TEST(Families, GptOss) {
+  const json config = config_of("GptOssForCausalLM", {{"num_local_experts", 8},
+                                                      {"experts_per_token", 2},
+                                                      {"sliding_window", 5},
+                                                      {"swiglu_limit", 3.0},
+                                                      {"quantization_config", {{"quant_method", "mxfp4"}}}});
+  const DecoderSpec s = read(config);
+  EXPECT_EQ(windows(s), (Windows{5, 0, 5, 0}));
+  EXPECT_EQ(experts(s), std::vector<bool>(4, true));
+  EXPECT_TRUE(s.sinks && s.qkv_bias && s.o_bias && s.experts.biases && s.experts.router_bias && s.experts.renormalized);
+  EXPECT_EQ(s.experts.intermediate, 48);
+  EXPECT_EQ(s.experts.layout, ExpertLayout::in_out);
+  EXPECT_EQ(s.experts.activation.kind, ExpertActivation::Kind::clamped);
+  EXPECT_EQ(s.experts.activation.limit, 3);
+  EXPECT_EQ(s.head_dim, 64);
+  EXPECT_EQ(s.rope.theta, 150000);
+}
+
+TEST(Families, WhatNoExpertsCanBe) {
+  const auto refused = [](const json& config, std::initializer_list<std::string> what) {
+    test::expect_in(test::refusal([&] { read(config); }), what);
+  };
+  refused(moe({{"num_experts_per_tok", 9}}), {"num_experts_per_tok", "at most 8"});
+  refused(moe({{"num_experts", 2000}}), {"num_experts", "at most 1024"});
+  refused(moe({{"mlp_only_layers", {"0"}}}), {"mlp_only_layers", "whole numbers"});
+  refused(moe({{"router_aux_loss_coef", -1}}), {"router_aux_loss_coef", "0 or more"});
+  refused(moe({{"quantization_config", {{"quant_method", "mxfp4"}}}}), {"quantization_config", "unquantised"});
+  json gpt = config_of("GptOssForCausalLM", {{"num_local_experts", 8}, {"num_experts_per_tok", 2}});
+  gpt["quantization_config"] = {{"quant_method", "fp8"}};
+  refused(gpt, {"quantization_config", "unquantised"});
+  gpt.erase("quantization_config");
+  gpt["swiglu_alpha"] = 1.5;
+  refused(gpt, {"swiglu_alpha", "1.702"});
+}
+
+}  // namespace
+}  // namespace so
