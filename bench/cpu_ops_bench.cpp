@@ -157,7 +157,8 @@ void attention(benchmark::State& state, bool backward) {
   measure(state, (backward ? 10.0 : 4.0) * dim * scores, threads, [&] {
     if (backward)
       attention_backward(pool, part(dqkv, 0, heads), part(dqkv, heads, kv_heads),
-                         part(dqkv, heads + kv_heads, kv_heads), d_o, o, lse.tensor, q, k, v, spans);
+                         part(dqkv, heads + kv_heads, kv_heads), Tensor(), d_o, o, lse.tensor, q, k, v, spans,
+                         Accumulate::overwrite);
     else
       attention_forward(pool, o, lse.tensor, q, k, v, spans);
   });

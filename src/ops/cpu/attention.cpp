@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "ops/checks.h"
 #include "ops/cpu/convert.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/onednn.h"
+#include "ops/cpu/rows.h"
 #include "ops/cpu/scratch.h"
 #include "ops/cpu/softmax.h"
 
@@ -27,17 +29,26 @@ constexpr std::int64_t fused_rows = 512;
 
 struct Document {
   std::int64_t q_begin, q_count, k_begin, k_count;
-  // Keys that query row r of the document sees.
+  std::int64_t window;  // at least 1
+  // Query row r of the document sees the keys [first(r), visible(r)).
   std::int64_t visible(std::int64_t r) const { return std::clamp<std::int64_t>(r + 1 + k_count - q_count, 0, k_count); }
+  std::int64_t first(std::int64_t r) const { return std::max<std::int64_t>(r + 1 + k_count - q_count - window, 0); }
+  // Of the queries, those that see any of the keys [begin, end) are in [first_query(begin), past_query(end)).
+  std::int64_t first_query(std::int64_t begin) const { return std::max<std::int64_t>(begin - k_count + q_count, 0); }
+  std::int64_t past_query(std::int64_t end) const {
+    return std::clamp<std::int64_t>(end - 1 - k_count + q_count + window, 0, q_count);
+  }
 };
 
 std::vector<Document> read_documents(const AttentionSpans& spans, std::int64_t q_rows, std::int64_t k_rows) {
   const auto cu_q = spans.cu_q.span<const std::int32_t>(), cu_k = spans.cu_k.span<const std::int32_t>();
+  // No query sees more keys than there are.
+  const std::int64_t window = spans.window > 0 ? std::min(spans.window, k_rows + 1) : k_rows + 1;
   std::vector<Document> documents;
   documents.reserve(static_cast<std::size_t>(spans.documents));
   SO_CHECK(cu_q[0] >= 0 && cu_k[0] >= 0, "documents begin at {} and {}", cu_q[0], cu_k[0]);
   for (std::size_t i = 0; i + 1 < cu_q.size(); ++i) {
-    const Document d{cu_q[i], cu_q[i + 1] - cu_q[i], cu_k[i], cu_k[i + 1] - cu_k[i]};
+    const Document d{cu_q[i], cu_q[i + 1] - cu_q[i], cu_k[i], cu_k[i + 1] - cu_k[i], window};
     SO_CHECK(d.q_count >= 0 && d.k_count >= 0 && cu_q[i + 1] <= q_rows && cu_k[i + 1] <= k_rows,
              "document {}: query rows [{}, {}) of {}, key rows [{}, {}) of {}", i, cu_q[i], cu_q[i + 1], q_rows,
              cu_k[i], cu_k[i + 1], k_rows);
@@ -92,7 +103,7 @@ ScoreTile score_tile(const Document& document, float* scores, std::int64_t rows,
   const std::int64_t stride = (width + tile_padding - 1) / tile_padding * tile_padding;
   // Not visible(q_begin): the rows after a blind one would be counted from the wrong place.
   const std::int64_t first = q_begin + 1 + document.k_count - document.q_count - k_begin;
-  return {scores, rows, width, stride, first, period};
+  return {scores, rows, width, stride, first, period, document.window};
 }
 
 // One piece of work: blocks of queries [q_begin, q_end) against keys [k_begin, k_end) of a document and a key head.
@@ -103,7 +114,8 @@ struct Task {
   bool want_dq = false, want_dkv = false;
 
   std::int64_t cost() const {  // score elements, near enough
-    return (q_end - q_begin) * (std::min(k_end, document.visible(q_end - 1)) - k_begin);
+    return (q_end - q_begin) *
+           (std::min(k_end, document.visible(q_end - 1)) - std::max(k_begin, document.first(q_begin)));
   }
 };
 
@@ -116,37 +128,49 @@ void run_tasks(ThreadPool& pool, std::vector<Task>& tasks, const Run& run) {
   });
 }
 
+float scalar(const Tensor& values, std::int64_t i) {
+  float value;
+  load_row(&value, advance(values.data(), values.dtype(), i), values.dtype(), 1);
+  return value;
+}
+
 // --- forward ---
 
 struct Forward {
   const Heads &out, &q, &k, &v;
-  const Tensor& lse;
+  const Tensor &lse, &sinks;
   float scale;
 
   void run(const Task& t) const {
     thread_local Scratch memory;
     const std::int64_t group = q.heads / k.heads, dim = q.head_dim, count = t.q_end - t.q_begin, stack = group * count;
-    const std::int64_t keys = t.k_end, first_head = t.kv_head * group;
+    const std::int64_t first_head = t.kv_head * group;
     const auto [queries, scores, sums, largest, total, k_copy, v_copy] =
         memory.carve(stack * dim, stack * key_block, stack * dim, stack, stack, key_block * dim, key_block * dim);
     load_stack(queries, q, t.document.q_begin + t.q_begin, count, first_head, group);
-    if (keys == 0) std::fill_n(sums, stack * dim, 0.0f);  // all rows are blind
-    for (std::int64_t begin = 0; begin < keys; begin += key_block) {
-      const std::int64_t width = std::min(key_block, keys - begin);
+    if (t.k_end == t.k_begin) std::fill_n(sums, stack * dim, 0.0f);  // all rows are blind
+    for (std::int64_t begin = t.k_begin; begin < t.k_end; begin += key_block) {
+      const std::int64_t width = std::min(key_block, t.k_end - begin);
       const Fp32Rows ks = fp32_rows(k, t.document.k_begin + begin, width, t.kv_head, k_copy);
       const Fp32Rows vs = fp32_rows(v, t.document.k_begin + begin, width, t.kv_head, v_copy);
       const ScoreTile tile = score_tile(t.document, scores, stack, t.q_begin, count, begin, width);
       onednn::sgemm(false, true, stack, width, dim, scale, queries, dim, ks.data, ks.stride, 0, scores, tile.stride);
-      softmax_tile(tile, largest, total, sums, dim, begin == 0);
+      softmax_tile(tile, largest, total, sums, dim, begin == t.k_begin);
       onednn::sgemm(false, false, stack, dim, width, 1, scores, tile.stride, vs.data, vs.stride,
-                    begin > 0 ? 1.0f : 0.0f, sums, dim);
+                    begin > t.k_begin ? 1.0f : 0.0f, sums, dim);
     }
-    float* const lses = lse.as<float>();
     for (std::int64_t s = 0; s < stack; ++s) {
-      const bool blind = t.document.visible(t.q_begin + s % count) == 0;
-      if (!blind) scale_row(sums + s * dim, dim, 1.0f / total[s]);
-      lses[(first_head + s / count) * lse.dim(1) + t.document.q_begin + t.q_begin + s % count] =
-          blind ? -std::numeric_limits<float>::infinity() : largest[s] + std::log(total[s]);
+      const std::int64_t head = first_head + s / count, r = t.q_begin + s % count;
+      float& row_lse = lse.as<float>()[head * lse.dim(1) + t.document.q_begin + r];
+      const float sink = sinks ? scalar(sinks, head) : -std::numeric_limits<float>::infinity();
+      if (t.document.visible(r) == 0) {
+        row_lse = sink;
+        continue;
+      }
+      const float highest = std::max(largest[s], sink), share = std::exp(largest[s] - highest);
+      const float sum = sinks ? share * total[s] + std::exp(sink - highest) : total[s];
+      scale_row(sums + s * dim, dim, sinks ? share / sum : 1.0f / sum);
+      row_lse = highest + std::log(sum);
     }
     store_stack(out, sums, t.document.q_begin + t.q_begin, count, first_head, group);
   }
@@ -175,9 +199,10 @@ struct Backward {
     for (std::int64_t q_begin = t.q_begin; q_begin < t.q_end; q_begin += block) {
       const std::int64_t count = std::min(block, t.q_end - q_begin), height = group * count;
       const std::int64_t row = t.document.q_begin + q_begin;
-      const std::int64_t k_end = std::min(t.k_end, t.document.visible(q_begin + count - 1));
+      const std::int64_t k_begin = std::max(t.k_begin, t.document.first(q_begin)),
+                         k_end = std::min(t.k_end, t.document.visible(q_begin + count - 1));
       if (t.want_dq) std::fill_n(dqs, height * dim, 0.0f);
-      if (k_end > t.k_begin) {
+      if (k_end > k_begin) {
         load_stack(queries, q, row, count, first_head, group);
         load_stack(douts, dout, row, count, first_head, group);
         load_stack(outs, out, row, count, first_head, group);
@@ -186,7 +211,7 @@ struct Backward {
           lses[s] = lse.as<float>()[(first_head + s / count) * lse.dim(1) + row + s % count];
         }
       }
-      for (std::int64_t begin = t.k_begin; begin < k_end; begin += key_block) {
+      for (std::int64_t begin = k_begin; begin < k_end; begin += key_block) {
         const std::int64_t width = std::min(key_block, k_end - begin);
         const Fp32Rows ks = fp32_rows(k, t.document.k_begin + begin, width, t.kv_head, k_copy);
         const Fp32Rows vs = fp32_rows(v, t.document.k_begin + begin, width, t.kv_head, v_copy);
@@ -210,6 +235,28 @@ struct Backward {
     }
   }
 };
+
+// dsinks[h] = -(sum over rows of exp(sink - lse) rowsum(dout out)), in the order of the rows.
+void sink_gradient(ThreadPool& pool, const Tensor& dsinks, const Heads& dout, const Heads& out, const Tensor& lse,
+                   const AttentionSpans& spans, Accumulate mode) {
+  const auto cu_q = spans.cu_q.span<const std::int32_t>();
+  const std::int64_t first = cu_q.front(), dim = out.head_dim;
+  BlockSums sums(cu_q.back() - first, out.heads);
+  pool.parallel_for(sums.blocks(), 1, [&](std::int64_t begin, std::int64_t end) {
+    thread_local Scratch memory;
+    const auto [douts, outs] = memory.carve(BlockSums::kRows * dim, BlockSums::kRows * dim);
+    for (std::int64_t b = begin; b < end; ++b)
+      for (std::int64_t h = 0; h < out.heads; ++h) {
+        const std::int64_t row = first + sums.begin(b), count = sums.end(b) - sums.begin(b);
+        const Fp32Rows d = fp32_rows(dout, row, count, h, douts), o = fp32_rows(out, row, count, h, outs);
+        const float sink = scalar(spans.sinks, h);
+        const float* const lses = lse.as<const float>() + h * lse.dim(1) + row;
+        for (std::int64_t r = 0; r < count; ++r)
+          sums.block(b)[h] -= std::exp(sink - lses[r]) * dot_row(d.data + r * d.stride, o.data + r * o.stride, dim);
+      }
+  });
+  sums.finish(pool, dsinks, mode);
+}
 
 void check_heads(const Heads& heads, DType type, std::int64_t rows, std::int64_t count, std::int64_t dim,
                  const char* name) {
@@ -242,10 +289,12 @@ void check_attention(const Heads& out, const Tensor& lse, const Heads& q, const 
   for (const Tensor& cu : {spans.cu_q, spans.cu_k})
     SO_CHECK(cu.dtype() == DType::i32 && spans.documents >= 0 && cu.size() == spans.documents + 1,
              "{} documents, bounds {} {}", spans.documents, name_of(cu.dtype()), shape_string(cu.shape()));
+  SO_CHECK(spans.window >= 0, "a window of {} keys", spans.window);
+  if (spans.sinks) expect_tensor("attention", "sinks", spans.sinks, type, {q.heads});
 }
 
-void check_attention_grad(const Heads& dq, const Heads& dk, const Heads& dv, const Heads& dout, const Heads& out,
-                          const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
+void check_attention_grad(const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dsinks, const Heads& dout,
+                          const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
                           const AttentionSpans& spans) {
   check_attention(out, lse, q, k, v, spans);
   const DType type = q.rows.dtype();
@@ -253,6 +302,10 @@ void check_attention_grad(const Heads& dq, const Heads& dk, const Heads& dv, con
   check_heads(dout, type, q.rows.dim(0), q.heads, q.head_dim, "dout");
   check_heads(dk, type, k.rows.dim(0), k.heads, k.head_dim, "dk");
   check_heads(dv, type, k.rows.dim(0), k.heads, k.head_dim, "dv");
+  if (spans.sinks)
+    expect_gradient("attention_grad", "dsinks", dsinks, type, {q.heads});
+  else
+    SO_CHECK(!dsinks, "attention_grad: dsinks {} without sinks", shape_string(dsinks.shape()));
 }
 
 void attention_forward(ThreadPool& pool, const Heads& out, const Tensor& lse, const Heads& q, const Heads& k,
@@ -263,15 +316,16 @@ void attention_forward(ThreadPool& pool, const Heads& out, const Tensor& lse, co
     for (std::int64_t head = 0; head < k.heads; ++head)
       for (std::int64_t begin = 0; begin < d.q_count; begin += block) {
         const std::int64_t end = std::min(begin + block, d.q_count);
-        tasks.push_back({d, head, begin, end, 0, d.visible(end - 1)});
+        const std::int64_t k_end = d.visible(end - 1);
+        tasks.push_back({d, head, begin, end, std::min(d.first(begin), k_end), k_end});
       }
-  const Forward forward{out, q, k, v, lse, spans.scale};
+  const Forward forward{out, q, k, v, lse, spans.sinks, spans.scale};
   run_tasks(pool, tasks, [&](const Task& t) { forward.run(t); });
 }
 
-void attention_backward(ThreadPool& pool, const Heads& dq, const Heads& dk, const Heads& dv, const Heads& dout,
-                        const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
-                        const AttentionSpans& spans) {
+void attention_backward(ThreadPool& pool, const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dsinks,
+                        const Heads& dout, const Heads& out, const Tensor& lse, const Heads& q, const Heads& k,
+                        const Heads& v, const AttentionSpans& spans, Accumulate dsinks_mode) {
   const std::int64_t block = query_block(q.heads / k.heads);
   std::vector<Task> tasks;
   for (const Document& d : read_documents(spans, q.rows.dim(0), k.rows.dim(0)))
@@ -280,13 +334,17 @@ void attention_backward(ThreadPool& pool, const Heads& dq, const Heads& dk, cons
         tasks.push_back({d, head, 0, d.q_count, 0, d.k_count, true, true});
         continue;
       }
-      for (std::int64_t begin = 0; begin < d.k_count; begin += key_block)
-        tasks.push_back({d, head, 0, d.q_count, begin, std::min(begin + key_block, d.k_count), false, true});
+      for (std::int64_t begin = 0; begin < d.k_count; begin += key_block) {
+        const std::int64_t end = std::min(begin + key_block, d.k_count);
+        const std::int64_t q_begin = d.first_query(begin) / block * block;
+        tasks.push_back({d, head, q_begin, std::max(d.past_query(end), q_begin), begin, end, false, true});
+      }
       for (std::int64_t begin = 0; begin < d.q_count; begin += block)
         tasks.push_back({d, head, begin, std::min(begin + block, d.q_count), 0, d.k_count, true, false});
     }
   const Backward backward{dq, dk, dv, dout, out, q, k, v, lse, spans.scale};
   run_tasks(pool, tasks, [&](const Task& t) { backward.run(t); });
+  if (spans.sinks) sink_gradient(pool, dsinks, dout, out, lse, spans, dsinks_mode);
 }
 
 void CpuOps::attention(Stream& stream, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans& spans,
@@ -296,11 +354,12 @@ void CpuOps::attention(Stream& stream, Heads out, Tensor lse, Heads q, Heads k, 
                       [=, &pool = cpu(stream).pool()] { attention_forward(pool, out, lse, q, k, v, spans); });
 }
 
-void CpuOps::attention_grad(Stream& stream, Heads dq, Heads dk, Heads dv, Tensor, Heads dout, Heads out, Tensor lse,
-                            Heads q, Heads k, Heads v, const AttentionSpans& spans, Accumulate, Tensor) {
-  check_attention_grad(dq, dk, dv, dout, out, lse, q, k, v, spans);
+void CpuOps::attention_grad(Stream& stream, Heads dq, Heads dk, Heads dv, Tensor dsinks, Heads dout, Heads out,
+                            Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans& spans, Accumulate dsinks_mode,
+                            Tensor) {
+  check_attention_grad(dq, dk, dv, dsinks, dout, out, lse, q, k, v, spans);
   cpu(stream).enqueue("attention_grad", [=, &pool = cpu(stream).pool()] {
-    attention_backward(pool, dq, dk, dv, dout, out, lse, q, k, v, spans);
+    attention_backward(pool, dq, dk, dv, dsinks, dout, out, lse, q, k, v, spans, dsinks_mode);
   });
 }
 

@@ -4,7 +4,11 @@
 //
 // The query heads that share a key head are stacked into one tall tile, so grouped queries make the products larger
 // rather than more. Tasks are cut by document, key head and block, from the shapes alone; no two tasks write the same
-// memory, and sums within one run in a fixed order.
+// memory, and sums within one run in a fixed order. Blocks outside the window are not looked at.
+//
+// A sink is one more term of a query's sum of exponentials, added when its keys are done. Since lse has it, backward
+// goes as without one; the sink's own probability is exp(sink - lse), and its value 0, so its score's gradient is
+// exp(sink - lse) (0 - delta), delta being rowsum(dout out).
 #pragma once
 
 #include "ops/ops.h"
@@ -16,16 +20,17 @@ class ThreadPool;
 // Check what Ops states of the arguments (Bug if wrong).
 void check_attention(const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
                      const AttentionSpans& spans);
-void check_attention_grad(const Heads& dq, const Heads& dk, const Heads& dv, const Heads& dout, const Heads& out,
-                          const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
+void check_attention_grad(const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dsinks, const Heads& dout,
+                          const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
                           const AttentionSpans& spans);
 
-// A query that sees no key (its document has more queries than keys) gets a zero output and an lse of -infinity, and
-// gives no gradient. A NaN or infinity stays within its document. Rows that belong to no document are left alone.
+// A query that sees no key (its document has more queries than keys) gets a zero output and an lse of -infinity, or of
+// its head's sink, and gives no gradient. A NaN or infinity stays within its document. Rows that belong to no document
+// are left alone.
 void attention_forward(ThreadPool& pool, const Heads& out, const Tensor& lse, const Heads& q, const Heads& k,
                        const Heads& v, const AttentionSpans& spans);
-void attention_backward(ThreadPool& pool, const Heads& dq, const Heads& dk, const Heads& dv, const Heads& dout,
-                        const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
-                        const AttentionSpans& spans);
+void attention_backward(ThreadPool& pool, const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dsinks,
+                        const Heads& dout, const Heads& out, const Tensor& lse, const Heads& q, const Heads& k,
+                        const Heads& v, const AttentionSpans& spans, Accumulate dsinks_mode);
 
 }  // namespace so

@@ -108,17 +108,32 @@ float dot(const float* x, const float* y, std::int64_t count) {
 // Tiles are padded, so their rows are done in whole vectors, the one that ends a row under a mask.
 using TileTag = hn::CappedTag<float, tile_padding>;
 
-// For each vector at column i of a row that sees `seen` columns: step(i, mask of the lanes that are seen), then the
-// vectors that nothing of is seen are cleared in each of `arrays`.
+struct Seen {
+  std::int64_t begin, end;  // of the columns; 0, 0 for none
+};
+Seen seen_by(const ScoreTile& t, std::int64_t row) {
+  const std::int64_t past = t.first + row % t.period, end = std::clamp<std::int64_t>(past, 0, t.width);
+  const std::int64_t begin = std::max<std::int64_t>(past - t.window, 0);
+  return begin < end ? Seen{begin, end} : Seen{0, 0};
+}
+
+// For each vector at column i of a row that something of is seen: step(i, mask of the lanes that are seen). The vectors
+// that nothing of is seen are cleared in each of `arrays`.
 template <class Step, class... Arrays>
-void for_seen(std::int64_t seen, std::int64_t width, const Step& step, Arrays*... arrays) {
+void for_seen(const Seen& seen, std::int64_t width, const Step& step, Arrays*... arrays) {
   const TileTag d;
   const auto lanes_d = static_cast<std::int64_t>(hn::Lanes(d));
   const auto all = hn::FirstN(d, hn::Lanes(d));
+  const auto first_lanes = [&](std::int64_t n) { return hn::FirstN(d, static_cast<std::size_t>(n)); };
   std::int64_t i = 0;
-  for (; i + lanes_d <= seen; i += lanes_d) step(i, all);
-  if (i < seen) {
-    step(i, hn::FirstN(d, static_cast<std::size_t>(seen - i)));
+  for (; i + lanes_d <= seen.begin; i += lanes_d) (hn::StoreU(hn::Zero(d), d, arrays + i), ...);
+  if (i < seen.begin) {
+    step(i, hn::AndNot(first_lanes(seen.begin - i), first_lanes(std::min(seen.end - i, lanes_d))));
+    i += lanes_d;
+  }
+  for (; i + lanes_d <= seen.end; i += lanes_d) step(i, all);
+  if (i < seen.end) {
+    step(i, first_lanes(seen.end - i));
     i += lanes_d;
   }
   for (; i < width; i += lanes_d) (hn::StoreU(hn::Zero(d), d, arrays + i), ...);
@@ -128,16 +143,12 @@ HWY_INLINE hn::Vec<TileTag> exp_tile(hn::Vec<TileTag> x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(TileTag(), x));
 }
 
-std::int64_t seen_by(const ScoreTile& t, std::int64_t row) {
-  return std::clamp<std::int64_t>(t.first + row % t.period, 0, t.width);
-}
-
 void step_of_softmax(const ScoreTile& t, float* largest, float* total, float* sums, std::int64_t dim, bool first_tile) {
   const TileTag d;
   constexpr float lowest = -std::numeric_limits<float>::infinity();
   for (std::int64_t r = 0; r < t.rows; ++r) {
     float* row = t.data + r * t.stride;
-    const std::int64_t seen = seen_by(t, r);
+    const Seen seen = seen_by(t, r);
     auto high = hn::Set(d, lowest);
     for_seen(
         seen, t.width,
@@ -150,7 +161,7 @@ void step_of_softmax(const ScoreTile& t, float* largest, float* total, float* su
       largest[r] = shift;
       total[r] = 0;
     }
-    if (seen == 0) continue;
+    if (seen.end == 0) continue;
     if (!first_tile) {
       shift = std::max(largest[r], shift);
       const float correction = std::exp(largest[r] - shift);
@@ -162,7 +173,7 @@ void step_of_softmax(const ScoreTile& t, float* largest, float* total, float* su
     }
     const auto shifts = hn::Set(d, shift);
     auto sum = hn::Zero(d);
-    for_seen(seen, seen, [&](std::int64_t i, auto mask) {
+    for_seen(seen, seen.end, [&](std::int64_t i, auto mask) {
       const auto e = hn::IfThenElseZero(mask, exp_tile(hn::Sub(hn::LoadU(d, row + i), shifts)));
       hn::StoreU(e, d, row + i);
       sum = hn::Add(sum, e);

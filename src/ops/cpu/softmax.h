@@ -18,12 +18,12 @@ void scale_row(float* x, std::int64_t count, float factor);
 // sum of x y.
 float dot_row(const float* x, const float* y, std::int64_t count);
 
-// A tile of scores of causal attention: row r sees its first clamp(first + r % period, 0, width) columns and no others.
-// (Rows are stacked, a head's worth of `period` rows after another.) `stride` is a multiple of tile_padding at least
-// `width`; what lies between is scratch.
+// A tile of scores of causal attention: row r sees the `window` (>= 1) columns before end = first + r % period, those
+// that there are of [0, width), and no others. (Rows are stacked, a head's worth of `period` rows after another.)
+// `stride` is a multiple of tile_padding at least `width`; what lies between is scratch.
 struct ScoreTile {
   float* data;
-  std::int64_t rows, width, stride, first, period;
+  std::int64_t rows, width, stride, first, period, window;
 };
 inline constexpr std::int64_t tile_padding = 16;
 

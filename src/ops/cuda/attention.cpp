@@ -304,10 +304,11 @@ void CudaOps::attention(Stream& stream, Heads out, Tensor lse, Heads q, Heads k,
   attention_->forward(s, out, lse, q, k, v, spans, scratch);
 }
 
-void CudaOps::attention_grad(Stream& stream, Heads dq, Heads dk, Heads dv, Tensor, Heads dout, Heads out, Tensor lse,
-                             Heads q, Heads k, Heads v, const AttentionSpans& spans, Accumulate, Tensor scratch) {
+void CudaOps::attention_grad(Stream& stream, Heads dq, Heads dk, Heads dv, Tensor dsinks, Heads dout, Heads out,
+                             Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans& spans, Accumulate,
+                             Tensor scratch) {
   const cudaStream_t s = enter(stream);
-  check_attention_grad(dq, dk, dv, dout, out, lse, q, k, v, spans);
+  check_attention_grad(dq, dk, dv, dsinks, dout, out, lse, q, k, v, spans);
   SO_CHECK(q.head_dim <= max_kernel_head_dim, "heads of {}, at most {}", q.head_dim, max_kernel_head_dim);
   attention_->backward(s, dq, dk, dv, dout, out, lse, q, k, v, spans, scratch);
 }
