@@ -248,9 +248,9 @@ TEST(ConfigRefusals, ArchitecturesThatAreNotKnown) {
     expect_refused(with(smallest(), {{"architectures", value}}), "architectures", "expected one class name");
   for (const json& value : json::array({"LlamaForCausalLM", json::array({1})}))
     expect_refused(with(smallest(), {{"architectures", value}}), "architectures", "expected a list of strings");
-  const json other = smallest("MistralForCausalLM");
-  expect_refused(other, "architectures", "'MistralForCausalLM' is not supported");
-  expect_refused(other, "architectures", "LlamaForCausalLM, Qwen3ForCausalLM");
+  const json other = smallest("GPT2LMHeadModel");
+  expect_refused(other, "architectures", "'GPT2LMHeadModel' is not supported");
+  expect_refused(other, "architectures", "LlamaForCausalLM, MistralForCausalLM");
 }
 
 TEST(ConfigRefusals, WhatWouldMakeAnotherModel) {
@@ -258,10 +258,12 @@ TEST(ConfigRefusals, WhatWouldMakeAnotherModel) {
   expect_refused(with(smallest(), {{"attention_dropout", 0.1}}), "attention_dropout", "set it to 0");
   expect_refused(with(smallest(), {{"attention_dropout", "0"}}), "attention_dropout", "set it to 0");
   expect_refused(with(smallest(), {{"quantization_config", {{"bits", 4}}}}), "quantization_config", "unquantised");
-  expect_refused(with(smallest("Qwen3ForCausalLM"), {{"use_sliding_window", true}}), "use_sliding_window",
-                 "not supported");
+  expect_refused(with(smallest("Qwen3ForCausalLM"), {{"layer_types", {"full_attention", "chunked_attention"}}}),
+                 "layer_types", "'chunked_attention' is not supported");
   expect_refused(with(smallest("Qwen3ForCausalLM"), {{"layer_types", {"full_attention", "sliding_attention"}}}),
-                 "layer_types", "'sliding_attention' is not supported");
+                 "layer_types", "no sliding window");
+  expect_refused(with(smallest("Qwen3ForCausalLM"), {{"layer_types", {"full_attention"}}}), "layer_types",
+                 "1 entries for 2 layers");
 }
 
 TEST(ConfigRefusals, HeadsThatDoNotFit) {
@@ -273,12 +275,18 @@ TEST(ConfigRefusals, HeadsThatDoNotFit) {
 }
 
 TEST(ConfigRefusals, RotationsThatAreNotKnown) {
-  for (const char* type : {"linear", "dynamic", "yarn", "longrope"}) {
+  for (const char* type : {"linear", "dynamic", "ntk"}) {
     expect_refused(with(smallest(), {{"rope_scaling", {{"type", type}, {"factor", 2.0}}}}), "rope_scaling.rope_type",
                    std::string("'") + type + "' is not supported");
     expect_refused(with(smallest(), {{"rope_parameters", {{"rope_type", type}}}}), "rope_parameters.rope_type",
-                   "only 'default' and 'llama3'");
+                   "only 'default', 'llama3', 'yarn' and 'longrope'");
   }
+  expect_refused(with(smallest(), {{"rope_scaling", {{"type", "yarn"}}}}), "rope_scaling.factor", "missing");
+  json factors{{"type", "longrope"}, {"short_factor", {1, 1, 1, 1}}, {"long_factor", {1, 2, 3}}};
+  expect_refused(with(smallest(), {{"rope_scaling", factors}}), "rope_scaling.long_factor",
+                 "has 3 numbers, expected 4");
+  factors["long_factor"] = {1, 2, 3, "4"};
+  expect_refused(with(smallest(), {{"rope_scaling", factors}}), "rope_scaling.long_factor", "list of positive numbers");
   expect_refused(with(smallest(), {{"partial_rotary_factor", 0.5}}), "partial_rotary_factor", "only 1 is supported");
   expect_refused(with(smallest(), {{"rope_parameters", {{"partial_rotary_factor", 0.5}}}}), "partial_rotary_factor",
                  "only 1 is supported");
@@ -315,7 +323,7 @@ TEST(ConfigRefusals, TextFromTheFileStaysOnOneLine) {
   const std::string nasty = "x\n\x1b[31m";
   for (const json& config : {with(smallest(), {{"hidden_act", nasty}}), smallest(nasty.c_str()),
                              with(smallest(), {{"rope_scaling", {{"rope_type", nasty}}}}),
-                             with(smallest("Qwen3ForCausalLM"), {{"layer_types", {nasty}}})}) {
+                             with(smallest("Qwen3ForCausalLM"), {{"layer_types", {nasty, nasty}}})}) {
     const std::string message = refusal_of([&] { read(config); });
     EXPECT_NE(message.find("x\\x0a\\x1b[31m"), std::string::npos) << message;
   }

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "model/config.h"
-#include "support/refusal.h"
+#include "support/errors.h"
 
 namespace so {
 namespace {
@@ -78,13 +78,16 @@ TEST(Families, SeedOssTrainsWithoutTheDropoutOfItsConfigAndSaysSo) {
             std::vector<std::string>{"config.json has attention_dropout 0.25; training here is without dropout"});
   EXPECT_EQ(remarks(config_of("SeedOssForCausalLM")).size(), 2u);
   EXPECT_TRUE(remarks(config_of("LlamaForCausalLM")).empty());
-  test::expect_in(test::refusal([&] { read(config_of("Phi3ForCausalLM", {{"resid_pdrop", 0.1}})); }),
+  test::expect_in(test::refusal([&] {
+                    read(config_of("Phi3ForCausalLM", {{"resid_pdrop", 0.1}}));
+                  }),
                   {"config.json: resid_pdrop", "dropout"});
 }
 
 TEST(Families, PhiRotatesAPartOfAHeadByFactorsOfItsOwn) {
-  json config = config_of("Phi3ForCausalLM",
-                          {{"partial_rotary_factor", 0.5}, {"original_max_position_embeddings", 16}, {"rope_theta", 500}});
+  json config =
+      config_of("Phi3ForCausalLM",
+                {{"partial_rotary_factor", 0.5}, {"original_max_position_embeddings", 16}, {"rope_theta", 500}});
   for (const char* type : {"longrope", "su", "yarn"}) {
     config["rope_scaling"] = {{"type", type}, {"short_factor", {1.0, 1.5}}, {"long_factor", {2.0, 4.0}}};
     const RopeSpec rope = read(config).rope;
@@ -99,7 +102,8 @@ TEST(Families, PhiRotatesAPartOfAHeadByFactorsOfItsOwn) {
   config["rope_scaling"] = nullptr;
   EXPECT_EQ(read(config).rope.rotary_dim, 2);
   config["partial_rotary_factor"] = 0.4;  // 3
-  test::expect_in(test::refusal([&] { read(config); }), {"partial_rotary_factor", "rotates 3 dimensions of a head of 8"});
+  test::expect_in(test::refusal([&] { read(config); }),
+                  {"partial_rotary_factor", "rotates 3 dimensions of a head of 8"});
 }
 
 TEST(Families, YarnIsForAllAndScalesAttention) {
@@ -117,8 +121,9 @@ TEST(Families, YarnIsForAllAndScalesAttention) {
 }
 
 json moe(const json& more = json::object()) {
-  json config = config_of("Qwen3MoeForCausalLM",
-                          {{"num_experts", 8}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 12}, {"head_dim", 8}});
+  json config =
+      config_of("Qwen3MoeForCausalLM",
+                {{"num_experts", 8}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 12}, {"head_dim", 8}});
   config.update(more);
   return config;
 }

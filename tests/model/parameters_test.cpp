@@ -139,7 +139,9 @@ TEST(Parameters, UnknownFamiliesAreRefusedWithTheKnownOnes) {
     ADD_FAILURE() << "not refused";
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(),
-                 "architecture 'GPT2LMHeadModel' is not supported; supported are LlamaForCausalLM, Qwen3ForCausalLM");
+                 "architecture 'GPT2LMHeadModel' is not supported; supported are LlamaForCausalLM, MistralForCausalLM, "
+                 "Phi3ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, SeedOssForCausalLM, "
+                 "GptOssForCausalLM");
   }
 }
 

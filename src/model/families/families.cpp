@@ -43,16 +43,11 @@ std::int64_t read_original_positions(const ConfigReader& config, const ConfigRea
   return scaling.positive_int(key, config.positive_int(key, spec.max_positions));
 }
 
-double stretch(const ConfigReader& scaling, const DecoderSpec& spec) {
-  return scaling.positive_number(
-      "factor", static_cast<double>(spec.max_positions) / static_cast<double>(spec.rope.original_positions));
-}
-
 void read_yarn(const ConfigReader& config, const ConfigReader& scaling, DecoderSpec& spec) {
   RopeSpec& rope = spec.rope;
   rope.scaling = RopeScaling::yarn;
   rope.original_positions = read_original_positions(config, scaling, spec);
-  rope.factor = stretch(scaling, spec);
+  rope.factor = scaling.positive_number("factor");
   rope.beta_fast = scaling.positive_number("beta_fast", 32);
   rope.beta_slow = scaling.positive_number("beta_slow", 1);
   rope.truncate = scaling.boolean("truncate", true);
@@ -67,7 +62,8 @@ void read_longrope(const ConfigReader& config, const ConfigReader& scaling, Deco
   RopeSpec& rope = spec.rope;
   rope.scaling = RopeScaling::longrope;
   rope.original_positions = read_original_positions(config, scaling, spec);
-  const double factor = stretch(scaling, spec);
+  const double factor = scaling.positive_number(
+      "factor", static_cast<double>(spec.max_positions) / static_cast<double>(rope.original_positions));
   const auto usual =
       factor <= 1 ? 1.0 : std::sqrt(1 + std::log(factor) / std::log(static_cast<double>(rope.original_positions)));
   rope.attention_factor = scaling.positive_number("attention_factor", usual);
