@@ -10,27 +10,13 @@
 // foreach_target.h comes before any header that is made for each target.
 // clang-format off
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/contrib/math/math-inl.h"
 #include "ops/cpu/row_simd-inl.h"
+#include "ops/cpu/sigmoid-inl.h"
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
 namespace so::rows {
 namespace HWY_NAMESPACE {
-
-// sigmoid(x) and 1 - sigmoid(x), both to a few units in the last place, through e = exp(-|x|) <= 1, which cannot
-// overflow: {1/(1+e), e/(1+e)}, exchanged for negative x. A NaN may come out as a number here (Exp drops it), but both
-// users multiply by x.
-template <class D>
-HWY_INLINE void sigmoid(D d, hn::Vec<D> x, hn::Vec<D>& value, hn::Vec<D>& complement) {
-  const auto one = hn::Set(d, 1.0f);
-  const auto e = hn::Exp(d, hn::Neg(hn::Abs(x)));
-  const auto large = hn::Div(one, hn::Add(one, e));
-  const auto small = hn::Mul(e, large);
-  const auto negative = hn::Lt(x, hn::Zero(d));
-  value = hn::IfThenElse(negative, small, large);
-  complement = hn::IfThenElse(negative, large, small);
-}
 
 template <class T>
 void swiglu_as(T* out, const T* gate_up, std::int64_t width, std::int64_t begin, std::int64_t end) {

@@ -106,11 +106,23 @@ void gemm_tile(const Gemm& g, Bf16Path path) {
     store_row(advance(g.c, g.c_type, r * g.c_stride), g.c_type, sums + r * stride, g.n, g.bias, g.ab, g.add && !direct);
 }
 
-void gemm(ThreadPool& pool, const Gemm& g, Bf16Path path) {
-  check(g);
-  const Tiles tiles = g.m > 0 && g.n > 0 ? cut(g.m, g.n, g.k) : Tiles{};
-  pool.parallel_for(tiles.row_count * tiles.column_count, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t index = begin; index < end; ++index) {
+void gemm(ThreadPool& pool, const Gemm& g, Bf16Path path) { gemm(pool, std::span(&g, 1), path); }
+
+void gemm(ThreadPool& pool, std::span<const Gemm> products, Bf16Path path) {
+  std::vector<Tiles> cuts;
+  std::vector<std::int64_t> first = {0};  // the number of each product's first tile
+  for (const Gemm& g : products) {
+    check(g);
+    cuts.push_back(g.m > 0 && g.n > 0 ? cut(g.m, g.n, g.k) : Tiles{});
+    first.push_back(first.back() + cuts.back().row_count * cuts.back().column_count);
+  }
+  pool.parallel_for(first.back(), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t number = begin; number < end; ++number) {
+      // The last product to begin at or before it, which is not one without tiles.
+      const auto which = static_cast<std::size_t>(std::ranges::upper_bound(first, number) - first.begin()) - 1;
+      const Gemm& g = products[which];
+      const Tiles& tiles = cuts[which];
+      const std::int64_t index = number - first[which];
       const std::int64_t row = index / tiles.column_count * tiles.rows;
       const std::int64_t column = index % tiles.column_count * tiles.columns;
       Gemm tile = g;

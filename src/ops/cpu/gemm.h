@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "base/dtype.h"
 
@@ -41,6 +42,9 @@ Bf16Path best_bf16_path();
 
 // Over the pool. Operands must not overlap C. A k of zero makes C bias (+ C).
 void gemm(ThreadPool& pool, const Gemm& gemm, Bf16Path path = best_bf16_path());
+
+// Many of them, no two with the same C: one job of the pool, so that small products keep all threads busy.
+void gemm(ThreadPool& pool, std::span<const Gemm> products, Bf16Path path = best_bf16_path());
 
 // The same on the calling thread alone, as one tile: for ops that do their own cutting.
 void gemm_tile(const Gemm& gemm, Bf16Path path = best_bf16_path());

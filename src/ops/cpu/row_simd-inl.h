@@ -44,7 +44,7 @@ HWY_INLINE void store(D d, hn::Vec<D> v, float* p) {
 }
 // bf16::round in lanes: to nearest, ties to even, NaN quieted. (Processors' own conversions differ in subnormals.)
 template <class D>
-HWY_INLINE void store(D, hn::Vec<D> v, bf16* p) {
+HWY_INLINE hn::Vec<hn::Rebind<std::uint16_t, D>> round(D, hn::Vec<D> v) {
   const hn::RebindToUnsigned<D> du;
   const hn::Rebind<std::uint16_t, D> du16;
   const auto u = hn::BitCast(du, v);
@@ -52,8 +52,12 @@ HWY_INLINE void store(D, hn::Vec<D> v, bf16* p) {
   const auto odd = hn::And(upper, hn::Set(du, 1));
   const auto rounded = hn::ShiftRight<16>(hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fff))));
   const auto nan = hn::RebindMask(du, hn::IsNaN(v));
-  const auto bits = hn::IfThenElse(nan, hn::Or(upper, hn::Set(du, 0x40)), rounded);
-  hn::StoreU(hn::TruncateTo(du16, bits), du16, reinterpret_cast<std::uint16_t*>(p));
+  return hn::TruncateTo(du16, hn::IfThenElse(nan, hn::Or(upper, hn::Set(du, 0x40)), rounded));
+}
+template <class D>
+HWY_INLINE void store(D d, hn::Vec<D> v, bf16* p) {
+  const hn::Rebind<std::uint16_t, D> du16;
+  hn::StoreU(round(d, v), du16, reinterpret_cast<std::uint16_t*>(p));
 }
 
 // step(d, i) for every i of the row: it handles the elements [i, i + Lanes(d)).

@@ -1,0 +1,239 @@
+// The activation of experts, with their biases and the weights of their rows, and its gradient.
+#include <cstdint>
+#include <type_traits>
+
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/rows.h"
+#include "ops/expert_checks.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/cpu/expert_activation.cpp"
+// foreach_target.h comes before any header that is made for each target.
+// clang-format off
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "ops/cpu/row_simd-inl.h"
+#include "ops/cpu/sigmoid-inl.h"
+// clang-format on
+
+HWY_BEFORE_NAMESPACE();
+namespace so::rows {
+namespace HWY_NAMESPACE {
+
+// Where the columns i, i + 1, ... of gate and up lie in a row: side by side, or one of each in turn.
+struct Halves {
+  std::int64_t width;
+  template <class D, class T>
+  HWY_INLINE void get(D d, const T* row, std::int64_t i, hn::Vec<D>& gate, hn::Vec<D>& up) const {
+    gate = load(d, row + i);
+    up = load(d, row + width + i);
+  }
+  template <class D, class T>
+  HWY_INLINE void put(D d, T* row, std::int64_t i, hn::Vec<D> gate, hn::Vec<D> up) const {
+    store(d, gate, row + i);
+    store(d, up, row + width + i);
+  }
+};
+struct InTurn {
+  template <class D>
+  HWY_INLINE void get(D d, const float* row, std::int64_t i, hn::Vec<D>& gate, hn::Vec<D>& up) const {
+    hn::LoadInterleaved2(d, row + 2 * i, gate, up);
+  }
+  template <class D>
+  HWY_INLINE void put(D d, float* row, std::int64_t i, hn::Vec<D> gate, hn::Vec<D> up) const {
+    hn::StoreInterleaved2(gate, up, d, row + 2 * i);
+  }
+  template <class D>
+  HWY_INLINE void get(D d, const bf16* row, std::int64_t i, hn::Vec<D>& gate, hn::Vec<D>& up) const {
+    const hn::RebindToUnsigned<D> du;
+    const hn::Rebind<std::uint16_t, D> du16;
+    auto first = hn::Undefined(du16), second = hn::Undefined(du16);
+    hn::LoadInterleaved2(du16, reinterpret_cast<const std::uint16_t*>(row + 2 * i), first, second);
+    gate = hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, first)));
+    up = hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, second)));
+  }
+  template <class D>
+  HWY_INLINE void put(D d, bf16* row, std::int64_t i, hn::Vec<D> gate, hn::Vec<D> up) const {
+    const hn::Rebind<std::uint16_t, D> du16;
+    hn::StoreInterleaved2(round(d, gate), round(d, up), du16, reinterpret_cast<std::uint16_t*>(row + 2 * i));
+  }
+};
+
+// act(gate, up), and dgate and dup for each unit of its gradient.
+struct Swiglu {
+  template <class D>
+  HWY_INLINE hn::Vec<D> value(D d, hn::Vec<D> gate, hn::Vec<D> up) const {
+    auto s = hn::Undefined(d), complement = hn::Undefined(d);
+    sigmoid(d, gate, s, complement);
+    return hn::Mul(hn::Mul(gate, s), up);
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> grad(D d, hn::Vec<D> gate, hn::Vec<D> up, hn::Vec<D>& dgate, hn::Vec<D>& dup) const {
+    auto s = hn::Undefined(d), complement = hn::Undefined(d);
+    sigmoid(d, gate, s, complement);
+    dup = hn::Mul(gate, s);
+    dgate = hn::Mul(up, hn::MulAdd(dup, complement, s));
+    return hn::Mul(dup, up);
+  }
+};
+// A bound passes a NaN on (comparing is false), and the gradient up to the bound itself.
+struct Clamped {
+  static constexpr float slope = 1.702f;
+  float limit;
+  template <class D>
+  HWY_INLINE void clamp(D d, hn::Vec<D>& gate, hn::Vec<D>& up) const {
+    const auto most = hn::Set(d, limit), least = hn::Set(d, -limit);
+    gate = hn::IfThenElse(hn::Gt(gate, most), most, gate);
+    up = hn::IfThenElse(hn::Gt(up, most), most, hn::IfThenElse(hn::Lt(up, least), least, up));
+    up = hn::Add(up, hn::Set(d, 1.0f));
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> value(D d, hn::Vec<D> gate, hn::Vec<D> up) const {
+    clamp(d, gate, up);
+    auto s = hn::Undefined(d), complement = hn::Undefined(d);
+    sigmoid(d, hn::Mul(gate, hn::Set(d, slope)), s, complement);
+    return hn::Mul(hn::Mul(gate, s), up);
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> grad(D d, hn::Vec<D> gate, hn::Vec<D> up, hn::Vec<D>& dgate, hn::Vec<D>& dup) const {
+    const auto most = hn::Set(d, limit);
+    const auto gate_passed = hn::Gt(gate, most), up_passed = hn::Gt(hn::Abs(up), most);
+    clamp(d, gate, up);
+    const auto steep = hn::Mul(gate, hn::Set(d, slope));
+    auto s = hn::Undefined(d), complement = hn::Undefined(d);
+    sigmoid(d, steep, s, complement);
+    const auto y = hn::Mul(gate, s);
+    dup = hn::IfThenElse(up_passed, hn::Zero(d), y);
+    dgate = hn::IfThenElse(gate_passed, hn::Zero(d), hn::Mul(up, hn::MulAdd(hn::Mul(steep, s), complement, s)));
+    return hn::Mul(y, up);
+  }
+};
+
+// gate and up of a row, with the bias [2F] if there is one.
+template <class Columns, class D, class T>
+HWY_INLINE void get_biased(const Columns& columns, D d, const T* row, const T* bias, std::int64_t i, hn::Vec<D>& gate,
+                           hn::Vec<D>& up) {
+  columns.get(d, row, i, gate, up);
+  if (!bias) return;
+  auto gate_bias = hn::Undefined(d), up_bias = hn::Undefined(d);
+  columns.get(d, bias, i, gate_bias, up_bias);
+  gate = hn::Add(gate, gate_bias);
+  up = hn::Add(up, up_bias);
+}
+
+template <class T>
+const T* bias_of_row(const Tensor& bias, const Routing& routing, std::int64_t r) {
+  const std::int32_t expert = routing.experts.as<std::int32_t>()[routing.pairs.as<std::int32_t>()[r]];
+  return bias ? bias.as<T>() + expert * bias.dim(1) : nullptr;
+}
+
+template <class T, class Columns, class Activation>
+void value_rows(Tensor out, Tensor gate_up, Tensor bias, const Routing& routing, const Columns& columns,
+                const Activation& activation, std::int64_t begin, std::int64_t end) {
+  const std::int64_t width = out.dim(1);
+  for (std::int64_t r = begin; r < end; ++r) {
+    const T *row = gate_up.as<T>() + r * 2 * width, *row_bias = bias_of_row<T>(bias, routing, r);
+    T* to = out.as<T>() + r * width;
+    const float weight = routing.weights.as<float>()[r];
+    for_row(width, [&](auto d, std::int64_t i) HWY_ATTR {
+      auto gate = hn::Undefined(d), up = hn::Undefined(d);
+      get_biased(columns, d, row, row_bias, i, gate, up);
+      store(d, hn::Mul(activation.value(d, gate, up), hn::Set(d, weight)), to + i);
+    });
+  }
+}
+
+// Every element is read before it is written, so outputs may lie on inputs.
+template <class T, class Columns, class Activation>
+void grad_rows(Tensor dgate_up, Tensor dweights, Tensor activated, Tensor dout, Tensor gate_up, Tensor bias,
+               const Routing& routing, Accumulate mode, const Columns& columns, const Activation& activation,
+               std::int64_t begin, std::int64_t end) {
+  const std::int64_t width = dout.dim(1);
+  for (std::int64_t r = begin; r < end; ++r) {
+    const T *row = gate_up.as<T>() + r * 2 * width, *row_bias = bias_of_row<T>(bias, routing, r);
+    const T* dy = dout.as<T>() + r * width;
+    T *to = dgate_up.as<T>() + r * 2 * width, *again = activated.as<T>() + r * width;
+    const float weight = routing.weights.as<float>()[r];
+    const float dot = sum_row(width, [&](auto d, std::int64_t i) HWY_ATTR {
+      auto gate = hn::Undefined(d), up = hn::Undefined(d), dgate = hn::Undefined(d), dup = hn::Undefined(d);
+      get_biased(columns, d, row, row_bias, i, gate, up);
+      const auto dyi = load(d, dy + i), scaled = hn::Mul(dyi, hn::Set(d, weight));
+      const auto y = activation.grad(d, gate, up, dgate, dup);
+      columns.put(d, to, i, hn::Mul(scaled, dgate), hn::Mul(scaled, dup));
+      store(d, hn::Mul(y, hn::Set(d, weight)), again + i);
+      return hn::Mul(dyi, y);
+    });
+    float& dweight = dweights.as<float>()[r];
+    dweight = mode == Accumulate::add ? dweight + dot : dot;
+  }
+}
+
+// rows(T*, columns, activation) with what they are.
+template <class Rows>
+HWY_INLINE void with_kind(DType dtype, const ExpertActivation& activation, std::int64_t width, const Rows& rows) {
+  const auto typed = [&](auto* t) {
+    if (activation.kind == ExpertActivation::Kind::swiglu)
+      rows(t, Halves{width}, Swiglu{});
+    else
+      rows(t, InTurn{}, Clamped{activation.limit});
+  };
+  dtype == DType::bf16 ? typed(static_cast<bf16*>(nullptr)) : typed(static_cast<float*>(nullptr));
+}
+
+void activation_rows(Tensor out, Tensor gate_up, Tensor bias, const ExpertActivation& kind, const Routing& routing,
+                     std::int64_t begin, std::int64_t end) {
+  with_kind(out.dtype(), kind, out.dim(1), [&](auto* t, const auto& columns, const auto& activation) {
+    value_rows<std::remove_pointer_t<decltype(t)>>(out, gate_up, bias, routing, columns, activation, begin, end);
+  });
+}
+
+void activation_grad_rows(Tensor dgate_up, Tensor dweights, Tensor activated, Tensor dout, Tensor gate_up, Tensor bias,
+                          const ExpertActivation& kind, const Routing& routing, Accumulate mode, std::int64_t begin,
+                          std::int64_t end) {
+  with_kind(dout.dtype(), kind, dout.dim(1), [&](auto* t, const auto& columns, const auto& activation) {
+    grad_rows<std::remove_pointer_t<decltype(t)>>(dgate_up, dweights, activated, dout, gate_up, bias, routing, mode,
+                                                  columns, activation, begin, end);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace so::rows
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace so {
+namespace rows {
+namespace {
+
+HWY_EXPORT(activation_rows);
+HWY_EXPORT(activation_grad_rows);
+
+}  // namespace
+}  // namespace rows
+
+void CpuOps::expert_activation(Stream& stream, Tensor out, Tensor gate_up, Tensor bias,
+                               const ExpertActivation& activation, const Routing& routing) {
+  const RoutingSize size = expect_expert_activation("expert_activation", out, gate_up, bias, activation, routing);
+  ThreadPool& pool = cpu(stream).pool();
+  cpu(stream).enqueue("expert_activation", [=, &pool] {
+    pool.parallel_for(size.rows, row_grain(out.dim(1)), [&](std::int64_t begin, std::int64_t end) {
+      HWY_DYNAMIC_DISPATCH(rows::activation_rows)(out, gate_up, bias, activation, routing, begin, end);
+    });
+  });
+}
+
+void CpuOps::expert_activation_grad(Stream& stream, Tensor dgate_up, Tensor dweights, Tensor activated, Tensor dout,
+                                    Tensor gate_up, Tensor bias, const ExpertActivation& activation,
+                                    const Routing& routing, Accumulate mode) {
+  const RoutingSize size = expect_expert_activation_grad("expert_activation_grad", dgate_up, dweights, activated, dout,
+                                                         gate_up, bias, activation, routing);
+  ThreadPool& pool = cpu(stream).pool();
+  cpu(stream).enqueue("expert_activation_grad", [=, &pool] {
+    pool.parallel_for(size.rows, row_grain(dout.dim(1)), [&](std::int64_t begin, std::int64_t end) {
+      HWY_DYNAMIC_DISPATCH(rows::activation_grad_rows)
+      (dgate_up, dweights, activated, dout, gate_up, bias, activation, routing, mode, begin, end);
+    });
+  });
+}
+
+}  // namespace so
+#endif

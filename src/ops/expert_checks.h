@@ -1,0 +1,47 @@
+// Argument checks of the mixture-of-experts ops, shared by the backends: Bug with the op, the argument and both shapes.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/ops.h"
+
+namespace so {
+
+// What the backends take: a GPU counts a block's rows of each expert in shared memory and keeps a token's choices in
+// the lanes of a warp.
+inline constexpr std::int64_t kMaxExperts = 1024, kMaxChoices = 32;
+
+struct RoutingSize {
+  std::int64_t tokens, choices, experts, rows;  // N, K, E, R
+};
+
+// Of a product of experts: x T [rows, in], y T [rows, out], w [experts, out, in] or [experts, in, out].
+struct ExpertProductSize {
+  std::int64_t rows, in, out, experts;
+};
+
+RoutingSize expect_routing(const char* op, const Routing& routing);
+RoutingSize expect_route(const char* op, const Routing& routing, const Tensor& logits);
+RoutingSize expect_route_grad(const char* op, const Tensor& dlogits, const Tensor& dweights, const Routing& routing,
+                              const Tensor& logits, const Tensor& counts);
+RoutingSize expect_router_load(const char* op, const Tensor& counts, const Tensor& shares, const Routing& routing,
+                               const Tensor& logits);
+void expect_router_loss(const char* op, const Tensor& losses, const Tensor& targets, const Tensor& counts,
+                        const Tensor& shares);
+RoutingSize expect_gather_rows(const char* op, const Tensor& out, const Tensor& x, const Routing& routing);
+RoutingSize expect_sum_rows(const char* op, const Tensor& out, const Tensor& y, const Tensor& bias,
+                            const Routing& routing);
+// The weight's side may be f32 whatever the others are when it is a gradient.
+ExpertProductSize expect_expert_product(const char* op, const Tensor& x, const Tensor& y, const Tensor& w,
+                                        ExpertLayout layout, const Tensor& offsets, bool w_is_gradient);
+RoutingSize expect_expert_bias_grad(const char* op, const Tensor& dbias, const Tensor& dy, const Routing& routing);
+RoutingSize expect_expert_bias_dot(const char* op, const Tensor& dweights, const Tensor& dout, const Tensor& bias,
+                                   const Routing& routing);
+RoutingSize expect_expert_activation(const char* op, const Tensor& out, const Tensor& gate_up, const Tensor& bias,
+                                     const ExpertActivation& activation, const Routing& routing);
+RoutingSize expect_expert_activation_grad(const char* op, const Tensor& dgate_up, const Tensor& dweights,
+                                          const Tensor& activated, const Tensor& dout, const Tensor& gate_up,
+                                          const Tensor& bias, const ExpertActivation& activation,
+                                          const Routing& routing);
+
+}  // namespace so
