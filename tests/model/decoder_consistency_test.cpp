@@ -21,7 +21,8 @@ DecoderSettings settings(DType compute = DType::f32, std::vector<Keep> keep = {}
   return {compute, std::move(keep), loss_chunk_rows};
 }
 
-// Qwen3: norms on q and k, tied. Llama: rotation in place, biases, a head of its own.
+// Qwen3: norms on q and k, tied. Llama: rotation in place, biases, a head of its own. With experts: one model with a
+// dense layer between, and one with windows, sinks and biases everywhere.
 class ConsistencyTest : public testing::TestWithParam<const char*> {
  protected:
   std::vector<Keep> every(Keep keep) const { return std::vector(static_cast<std::size_t>(fixture.spec.layers), keep); }
@@ -38,8 +39,12 @@ class ConsistencyTest : public testing::TestWithParam<const char*> {
   const HostBatch batch = HostBatch::join(documents);
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, ConsistencyTest, testing::Values("llama-bias", "qwen3-tied"),
-                         [](const auto& parameter) { return parameter.param[0] == 'l' ? "llama" : "qwen3"; });
+INSTANTIATE_TEST_SUITE_P(Models, ConsistencyTest, testing::Values("llama-bias", "qwen3-tied", "qwen3-moe", "gpt-oss"),
+                         [](const auto& parameter) {
+                           std::string name = parameter.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 constexpr Keep all_keeps[] = {Keep::all, Keep::light, Keep::no_gate_up, Keep::input};
 

@@ -178,7 +178,7 @@ struct StepResult {
 // One decoder with its weights, on any device: on a dry one the same calls run and every result is zeros.
 class DecoderRig {
  public:
-  static constexpr std::int64_t positions = 128;
+  static constexpr std::int64_t positions = 64;
 
   DecoderRig(Stream& stream, Ops& ops, const ModelFixture& fixture, const DecoderSettings& settings)
       : stream_(stream),
