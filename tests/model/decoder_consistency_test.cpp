@@ -151,8 +151,12 @@ TEST_P(ConsistencyTest, NoBitComesFromAnotherDocumentOrALaterToken) {
   const auto first_changed = static_cast<std::int64_t>(batch.offsets[1]) + static_cast<std::int64_t>(half);
   const auto end = static_cast<std::int64_t>(batch.offsets[2]);
   for (std::int64_t row = 0; row < batch.tokens; ++row) {
+    const auto was = test::rows_of(before, row, 1, fixture.spec.vocab),
+               is = test::rows_of(after, row, 1, fixture.spec.vocab);
+    // How many rows an expert has depends on all tokens, and a product of another number of rows may sum in another
+    // order.
     const bool same =
-        test::rows_of(before, row, 1, fixture.spec.vocab) == test::rows_of(after, row, 1, fixture.spec.vocab);
+        fixture.spec.experts.count == 0 ? was == is : test::distance(was, is) <= fp32_order * test::norm(was);
     EXPECT_EQ(same, row < first_changed || row >= end) << "token " << row;
   }
 }
