@@ -3,13 +3,22 @@
 #include "base/normal_draw.h"
 
 namespace so {
+namespace {
+
+bool is_bias(const Parameter& parameter) { return parameter.name.ends_with("bias"); }
+
+}  // namespace
+
+bool drawn(const Parameter& parameter) {
+  const std::string& name = parameter.name;
+  if (name.ends_with(".sinks") || name.ends_with(".router.bias")) return true;
+  return parameter.shape.size() > 1 && !is_bias(parameter);
+}
+
 void initialize(const DecoderSpec& spec, const Parameter& parameter, std::uint64_t seed, std::int64_t begin,
                 std::span<float> out) {
-  const std::string& name = parameter.name;
-  const bool drawn = name.ends_with(".sinks") || name.ends_with(".router.bias");  // vectors, but not norms
-  const bool bias = name.ends_with("bias");
-  if (!drawn && (bias || parameter.shape.size() == 1)) {
-    for (float& x : out) x = bias ? 0.0f : 1.0f;
+  if (!drawn(parameter)) {
+    for (float& x : out) x = is_bias(parameter) ? 0.0f : 1.0f;
     return;
   }
   std::uint64_t stream = mix_counter(seed);

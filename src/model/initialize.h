@@ -15,4 +15,7 @@ namespace so {
 void initialize(const DecoderSpec& spec, const Parameter& parameter, std::uint64_t seed, std::int64_t begin,
                 std::span<float> out);
 
+// Whether it is drawn from the normal distribution.
+bool drawn(const Parameter& parameter);
+
 }  // namespace so

@@ -12,8 +12,6 @@ namespace {
 
 constexpr std::uint64_t weight_seed = 1;
 
-bool matrix(const Parameter& parameter) { return parameter.shape.size() == 2; }
-
 std::vector<float> vector_of(const DecoderSpec& spec, const Parameter& parameter) {
   std::vector<float> values(static_cast<std::size_t>(parameter.size()));
   initialize(spec, parameter, weight_seed, 0, values);
@@ -27,7 +25,7 @@ void randomize(DeviceWeights& weights, const DecoderSpec& spec, const ParameterL
   const auto range = static_cast<float>(spec.initializer_range);
   for (int p = 0; p < layout.count(); ++p) {
     const Parameter& parameter = layout.parameter(p);
-    if (matrix(parameter)) {
+    if (drawn(parameter)) {
       ops.random_normal(stream, weights.weight(p), mix_counter(weight_seed ^ mix_counter(static_cast<unsigned>(p))),
                         range);
       continue;
@@ -53,7 +51,7 @@ void randomize(OffloadEngine& engine, const DecoderSpec& spec, Device& device, O
   for (int p = 0; p < layout.count(); ++p) {
     const Parameter& parameter = layout.parameter(p);
     const Range range = layout.range(p);
-    if (!matrix(parameter)) {
+    if (!drawn(parameter)) {
       const std::vector<float> values = vector_of(spec, parameter);
       engine.write_state(StateArray::master, range, [&](std::int64_t begin, std::span<float> to) {
         std::copy_n(values.begin() + (begin - range.begin), to.size(), to.begin());

@@ -11,7 +11,7 @@
 
 namespace so {
 
-// Matrices drawn on the device from normal(0, initializer_range), norm weights 1, biases 0. Waits.
+// As model/initialize.h has it, with other draws, made on the device. Waits.
 void randomize(DeviceWeights& weights, const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops,
                Stream& stream);
 

@@ -58,6 +58,7 @@ Trainer::Trainer(const TrainerInputs& in)
       progress_(0, in.total_steps, in.options.log_interval) {
   state_.data_key = in.data.key();
   state_.options = to_json(train_option_table().view(in.options));
+  for (const std::string& remark : in.model.spec().remarks) log_info("{}", remark);
 }
 
 // After an error work may still be queued that uses the members' memory: the stream ends first.

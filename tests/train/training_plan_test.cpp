@@ -5,8 +5,10 @@
 
 #include <limits>
 
+#include "model/config.h"
 #include "model/flops.h"
 #include "model/parameters.h"
+#include "model/presets.h"
 #include "support/errors.h"
 #include "train/measure.h"
 
@@ -359,6 +361,41 @@ TEST(Recompute, CostsWhatIsRunAgain) {
     for (std::size_t unit = 0; unit < r.flops.size(); ++unit) cost += r.flops[unit] + r.device_bytes[unit];
     EXPECT_GE(cost, before);
     before = cost;
+  }
+}
+
+// The published models on one H200 with 128 GiB beside it, 4 x 4096 tokens.
+TEST(PlanTraining, OnOneGpuWhatFitsIsPlannedAndTheRestRefused) {
+  FakeMachine h200(DeviceKind::cuda, 149, 134);
+  const auto spec = [](const char* preset) {
+    const ModelConfig config = resolve_config(preset);
+    return read_decoder_spec(config.text, config.origin);
+  };
+  struct Case {
+    const char* preset;
+    DType moments;
+    bool fits;
+  };
+  for (const Case& c : {Case{"llama-3.1-8b", DType::f32, true}, Case{"qwen3-14b", DType::f32, true},
+                        Case{"phi-4", DType::f32, true}, Case{"gpt-oss-20b", DType::bf16, true},
+                        Case{"gpt-oss-20b", DType::f32, false}, Case{"qwen3-30b-a3b", DType::bf16, false},
+                        Case{"seed-oss-36b", DType::bf16, false}, Case{"llama-3.3-70b", DType::bf16, false}}) {
+    SCOPED_TRACE(c.preset);
+    h200.moments = c.moments;
+    const DecoderSpec s = spec(c.preset);
+    if (c.fits) {
+      const TrainingPlan plan = h200.plan(s, four_rows);
+      EXPECT_EQ(static_cast<std::int64_t>(plan.decoder.keep.size()), s.layers);
+    } else {
+      EngineSettings engine;
+      engine.compute = engine.gradients = DType::bf16;
+      engine.moments = c.moments;
+      expect_in(refusal([&] {
+                  require_state_fits(s, h200.machine, engine, {});
+                  h200.plan(s, four_rows);
+                }),
+                {"GB"});
+    }
   }
 }
 
