@@ -34,7 +34,9 @@ DType OpsScratch::logits_dtype(DType compute) const {
 
 std::size_t OpsScratch::attention(const AttentionSize& size) const {
   if (kind_ == DeviceKind::cpu || size.dtype != DType::bf16) return 0;
-  return static_cast<std::size_t>(cudnn_tables(size));
+  // The sinks in fp32.
+  const std::int64_t sinks = size.sinks ? 256 + size.q_heads * 4 : 0;
+  return static_cast<std::size_t>(cudnn_tables(size) + sinks);
 }
 
 std::int64_t OpsScratch::attention_grad_base(const AttentionSize& size) const {

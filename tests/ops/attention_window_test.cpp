@@ -41,7 +41,7 @@ std::vector<Case> windowed_cases() {
 // With sinks that take nearly nothing, a good part and nearly all of the softmax.
 std::vector<Case> sink_cases() {
   std::vector<Case> all;
-  for (const double about : {-40.0, 0.0, 3.0, 40.0})
+  for (const double about : {-40.0, 0.0, 40.0})
     for (const Case& c : {packed, equal, cache, blind, packed.windowed(20), equal.windowed(100), cache.windowed(33)})
       all.push_back(c.with_sinks(about));
   for (const Case& c : {odd, cut, cut.windowed(128), blind.windowed(3)}) all.push_back(c.with_sinks(1));
@@ -59,8 +59,8 @@ std::string name(const Case& c, DType type) {
          (c.sinks ? ", sinks about " + std::to_string(*c.sinks) : "") + ", " + std::string(name_of(type));
 }
 
-TEST_F(AttentionWindow, MatchesTheFormula) {
-  for (const Case& c : all_cases())
+void expect_formula(const std::vector<Case>& cases) {
+  for (const Case& c : cases)
     for (const DType type : {DType::f32, DType::bf16}) {
       SCOPED_TRACE(name(c, type));
       Problem p(c, type);
@@ -68,6 +68,9 @@ TEST_F(AttentionWindow, MatchesTheFormula) {
       expect_matches(p, reference(p));
     }
 }
+
+TEST_F(AttentionWindow, MatchesTheFormula) { expect_formula(windowed_cases()); }
+TEST_F(AttentionWindow, WithSinksMatchesTheFormula) { expect_formula(sink_cases()); }
 
 TEST_F(AttentionWindow, GradientIsTheDerivative) {
   for (const Case& c : {packed.windowed(20), packed.with_sinks(0), cache.windowed(40).with_sinks(2), cut.windowed(70)})

@@ -10,6 +10,7 @@
 #include "ops/cpu/attention.h"
 #include "ops/cuda/attention_cudnn.h"
 #include "ops/cuda/attention_kernels.h"
+#include "ops/cuda/column_sums.h"
 #include "ops/cuda/cuda_ops.h"
 
 namespace so {
@@ -64,6 +65,8 @@ struct CudaAttention::Call {
   }
 
   std::int64_t q_rows() const { return q->rows.dim(0); }
+  // 0 if every key up to its own is in a query's.
+  std::int64_t window() const { return spans->window < spans->max_k ? spans->window : 0; }
   std::int64_t k_rows() const { return k->rows.dim(0); }
   bool nothing() const { return spans->documents == 0 || q_rows() == 0 || k_rows() == 0; }
   bool self_attention() const { return q_rows() == k_rows() && spans->max_q == spans->max_k && spans->max_q > 0; }
@@ -100,6 +103,8 @@ struct CudaAttention::Call {
     a.lse = lse->as<float>();
     a.lse_layout = dense ? LseLayout{spans->max_q, 1} : LseLayout{1, q->heads};
     a.cu_q = spans->cu_q.as<std::int32_t>(), a.cu_k = spans->cu_k.as<std::int32_t>();
+    if (spans->sinks) a.sinks = spans->sinks.data();
+    a.window = static_cast<int>(window() > 0 ? window() : k_rows() + 1);
     a.q_rows = q_rows(), a.k_rows = k_rows();
     a.documents = static_cast<int>(spans->documents);
     a.heads = static_cast<int>(q->heads), a.kv_heads = static_cast<int>(k->heads);
@@ -116,6 +121,7 @@ struct CudaAttention::Call {
     s.length = dense ? spans->max_q : rounded_length(spans->max_q);
     s.heads = s.stats_heads = q->heads, s.kv_heads = k->heads, s.head_dim = q->head_dim;
     s.scale_bits = std::bit_cast<std::uint32_t>(spans->scale);
+    s.window = window();
     const auto width = [](const Heads* h) { return h ? h->rows.dim(1) : 0; };
     s.q_width = width(q), s.k_width = width(k), s.v_width = width(v), s.out_width = width(out);
     if (!backward) return s;
@@ -178,22 +184,37 @@ void CudaAttention::forward(cudaStream_t stream, const Heads& out, const Tensor&
                             const Heads& v, const AttentionSpans& spans, const Tensor& scratch) {
   Call call(stream, out, lse, q, k, v, spans, scratch);
   if (call.q_rows() == 0 || spans.documents == 0) return;
-  if (cudnn_takes(call)) {
-    const SdpaShape shape = call.shape(false, true);
-    SdpaMemory memory = call.memory(shape);
-    memory.workspace = call.scratch;
-    memory.workspace_bytes = call.scratch_bytes();
-    return cudnn_->run(stream, shape, memory);
-  }
+  if (cudnn_takes(call) && cudnn_forward(call)) return;
   if (tensor_cores_take(call)) return tensor_core_attention(stream, call.arguments());
   plain_attention(stream, q.rows.dtype(), call.arguments());
 }
 
-void CudaAttention::backward(cudaStream_t stream, const Heads& dq, const Heads& dk, const Heads& dv, const Heads& dout,
-                             const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
-                             const AttentionSpans& spans, const Tensor& scratch) {
+bool CudaAttention::cudnn_forward(Call call) {
+  SdpaShape shape = call.shape(false, true);
+  const Tensor& sinks = call.spans->sinks;
+  shape.sinks = static_cast<bool>(sinks);
+  if (shape.sinks && !cudnn_->takes(shape)) shape.sinks = false;
+  if (shape.window > 0 && !cudnn_->takes(shape)) return false;
+  SdpaMemory memory = call.memory(shape);
+  if (shape.sinks) {
+    const Tensor wide(call.take<float>(call.q->heads), DType::f32, {1, call.q->heads});
+    add_bias_rows(call.stream, wide, sinks, Accumulate::overwrite);
+    memory.sinks = wide.as<const float>();
+  }
+  memory.workspace = call.scratch;
+  memory.workspace_bytes = call.scratch_bytes();
+  cudnn_->run(call.stream, shape, memory);
+  if (sinks && !shape.sinks) apply_sinks(call.stream, call.arguments());
+  return true;
+}
+
+void CudaAttention::backward(cudaStream_t stream, const Heads& dq, const Heads& dk, const Heads& dv,
+                             const Tensor& dsinks, const Heads& dout, const Heads& out, const Tensor& lse,
+                             const Heads& q, const Heads& k, const Heads& v, const AttentionSpans& spans,
+                             Accumulate dsinks_mode, const Tensor& scratch, void* partial_sums) {
   Call call(stream, out, lse, q, k, v, spans, scratch);
   call.dout = &dout, call.dq = &dq, call.dk = &dk, call.dv = &dv;
+  if (dsinks) sink_gradient(stream, q.rows.dtype(), call.arguments(), dsinks, dsinks_mode, partial_sums);
   if (spans.documents == 0 || q.rows.dim(0) + k.rows.dim(0) == 0) return;
   if (cudnn_takes(call) && cudnn_backward(call)) return;
   AttentionArguments a = call.arguments();
@@ -250,6 +271,7 @@ bool CudaAttention::cudnn_backward(Call call) {
   const std::optional<Cut> cut = cut_gradient(whole, call.k_rows(), room);
   if (!cut) return false;
   const SdpaShape& part = cut->shape;
+  if (part.window > 0 && !cudnn_->takes(part)) return false;
   const std::int64_t dim = whole.head_dim, group = whole.heads / whole.kv_heads;
   SdpaMemory memory = call.memory(part);
   const bool partial = cut->head_parts > 1;
@@ -305,12 +327,13 @@ void CudaOps::attention(Stream& stream, Heads out, Tensor lse, Heads q, Heads k,
 }
 
 void CudaOps::attention_grad(Stream& stream, Heads dq, Heads dk, Heads dv, Tensor dsinks, Heads dout, Heads out,
-                             Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans& spans, Accumulate,
+                             Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans& spans, Accumulate dsinks_mode,
                              Tensor scratch) {
   const cudaStream_t s = enter(stream);
   check_attention_grad(dq, dk, dv, dsinks, dout, out, lse, q, k, v, spans);
   SO_CHECK(q.head_dim <= max_kernel_head_dim, "heads of {}, at most {}", q.head_dim, max_kernel_head_dim);
-  attention_->backward(s, dq, dk, dv, dout, out, lse, q, k, v, spans, scratch);
+  attention_->backward(s, dq, dk, dv, dsinks, dout, out, lse, q, k, v, spans, dsinks_mode, scratch,
+                       dsinks ? scratch_bytes(sink_gradient_scratch) : nullptr);
 }
 
 }  // namespace so

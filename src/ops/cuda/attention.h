@@ -21,6 +21,10 @@ class CudnnSdpa;  // attention_cudnn.h
 //   tensor cores   other bf16 (a KV cache), and gradients whose cuDNN workspace does not fit into the scratch
 //   plain          fp32, and bf16 whose rows cannot be read 16 bytes at a time
 //
+// A window that reaches every key is none. Sinks are cuDNN's where its version takes them, forward; else they are
+// brought in after it. Backward, the probabilities exp(score - lse) have them already, in lse, so the gradient is that
+// without sinks, and theirs is a reduction of its own (cuDNN's would not say in which order it adds).
+//
 // Backward is deterministic. cuDNN's deterministic gradient keeps dS, whose size is quadratic in the length; so a call
 // is cut into parts that fit into the scratch it is given: by documents, then by key heads, then by the query heads of
 // one key head. More scratch than Ops::attention_grad_scratch() says is used if it is there; where not one query head
@@ -42,18 +46,19 @@ class CudaAttention {
   explicit CudaAttention(const CudaProperties& properties, Gradient gradient = Gradient::deterministic);
   ~CudaAttention();
 
-  // Arguments are those of Ops, checked.
+  // Arguments are those of Ops, checked. partial_sums: sink_gradient_scratch bytes, if there are sinks.
   void forward(cudaStream_t stream, const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
                const AttentionSpans& spans, const Tensor& scratch);
-  void backward(cudaStream_t stream, const Heads& dq, const Heads& dk, const Heads& dv, const Heads& dout,
-                const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
-                const AttentionSpans& spans, const Tensor& scratch);
+  void backward(cudaStream_t stream, const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dsinks,
+                const Heads& dout, const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
+                const AttentionSpans& spans, Accumulate dsinks_mode, const Tensor& scratch, void* partial_sums);
 
  private:
   struct Call;
   bool cudnn_takes(const Call& call) const;
   bool tensor_cores_take(const Call& call) const;
-  bool cudnn_backward(Call call);  // false: not enough scratch
+  bool cudnn_forward(Call call);   // false: cuDNN does not take this window
+  bool cudnn_backward(Call call);  // false: that, or not enough scratch
 
   const CudaProperties properties_;
   const Gradient gradient_;

@@ -22,7 +22,7 @@ using TensorHandle = std::shared_ptr<Attributes>;
 // Numbers of a graph's tensors: data, offsets, lengths.
 std::int64_t data_id(SdpaTensor t) { return 1 + static_cast<std::int64_t>(t); }
 std::int64_t offsets_id(SdpaTensor t) { return 101 + static_cast<std::int64_t>(t); }
-constexpr std::int64_t lengths_q_id = 201, lengths_k_id = 202;
+constexpr std::int64_t lengths_q_id = 201, lengths_k_id = 202, sinks_id = 203;
 
 constexpr const char* names[sdpa_tensors] = {"q", "k", "v", "out", "dout", "dq", "dk", "dv", "stats"};
 
@@ -30,11 +30,12 @@ void check_cudnn(cudnnStatus_t status, const char* call) {
   if (status != CUDNN_STATUS_SUCCESS) fail("cuDNN: {} failed: {}", call, cudnnGetErrorString(status));
 }
 
-void check_graph(fe::error_t error, const SdpaShape& shape, const char* what) {
-  if (error.is_good()) return;
+// What cuDNN has against a graph, empty if nothing.
+std::string refusal(fe::error_t error, const SdpaShape& shape, const char* what) {
+  if (error.is_good()) return {};
   std::string words = error.get_message();
   std::replace(words.begin(), words.end(), '\n', ' ');
-  fail("cuDNN {} does not {} {}: {}", cudnnGetVersion(), what, shape.description(), words);
+  return fmt::format("cuDNN {} does not {} {}: {}", cudnnGetVersion(), what, shape.description(), words);
 }
 
 // Builds the graph of one shape.
@@ -52,6 +53,13 @@ class Builder {
   void forward() {
     auto attributes = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(true);
     describe(attributes);
+    if (s_.sinks)
+      attributes.set_sink_token(graph_.tensor(Attributes()
+                                                  .set_name("sinks")
+                                                  .set_uid(sinks_id)
+                                                  .set_dim({1, s_.heads, 1, 1})
+                                                  .set_stride({s_.heads, 1, 1, 1})
+                                                  .set_data_type(fe::DataType_t::FLOAT)));
     const TensorHandle q = input(SdpaTensor::q, s_.heads, s_.q_width),
                        k = input(SdpaTensor::k, s_.kv_heads, s_.k_width),
                        v = input(SdpaTensor::v, s_.kv_heads, s_.v_width);
@@ -83,6 +91,8 @@ class Builder {
   template <class A>
   void describe(A& attributes) const {
     attributes.set_attn_scale(std::bit_cast<float>(s_.scale_bits)).set_causal_mask(true);
+    // The band keeps column + bound > row: the bound counts the diagonal, as the window does.
+    if (s_.window > 0) attributes.set_diagonal_band_left_bound(static_cast<int>(s_.window));
     if (s_.ragged) attributes.set_padding_mask(true).set_seq_len_q(lengths_q_).set_seq_len_kv(lengths_k_);
   }
   TensorHandle lengths(const char* name, std::int64_t id) {
@@ -145,14 +155,16 @@ std::int64_t SdpaShape::width(SdpaTensor t) const {
 }
 
 std::string SdpaShape::description() const {
-  return fmt::format("{} attention{} of {}x{} bf16, {} heads of {} on {} key heads{}", ragged ? "ragged" : "dense",
+  return fmt::format("{} attention{} of {}x{} bf16, {} heads of {} on {} key heads{}{}{}", ragged ? "ragged" : "dense",
                      backward ? " gradient" : "", batch, length, heads, head_dim, kv_heads,
+                     window > 0 ? fmt::format(", window {}", window) : "", sinks ? ", sinks" : "",
                      backward && deterministic ? ", deterministic" : "");
 }
 
 struct CudnnSdpa::Graph {
   fe::graph::Graph graph;
   std::size_t workspace = 0;
+  std::string refusal;  // why it cannot run; empty if it can
 };
 
 CudnnSdpa::CudnnSdpa() = default;
@@ -177,6 +189,7 @@ std::size_t CudnnSdpa::workspace(const SdpaShape& s) {
 }
 
 CudnnSdpa::Graph& CudnnSdpa::graph(const SdpaShape& shape) {
+  if (!handle_) check_cudnn(cudnnCreate(&handle_), "cudnnCreate");
   std::unique_ptr<Graph>& slot = graphs_[shape];
   if (slot) return *slot;
   auto made = std::make_unique<Graph>();
@@ -185,23 +198,31 @@ CudnnSdpa::Graph& CudnnSdpa::graph(const SdpaShape& shape) {
     builder.backward();
   else
     builder.forward();
-  check_graph(made->graph.validate(), shape, "take");
-  check_graph(made->graph.build_operation_graph(handle_), shape, "take");
-  check_graph(made->graph.create_execution_plans({fe::HeurMode_t::A}), shape, "plan");
-  check_graph(made->graph.check_support(), shape, "support");
-  check_graph(made->graph.build_plans(), shape, "build");
   std::int64_t bytes = 0;
-  check_graph(made->graph.get_workspace_size(bytes), shape, "size");
+  const auto step = [&](const char* what, auto&& make) {
+    if (made->refusal.empty()) made->refusal = refusal(make(made->graph), shape, what);
+  };
+  step("take", [](auto& g) { return g.validate(); });
+  step("take", [&](auto& g) { return g.build_operation_graph(handle_); });
+  step("plan", [](auto& g) { return g.create_execution_plans({fe::HeurMode_t::A}); });
+  step("support", [](auto& g) { return g.check_support(); });
+  step("build", [](auto& g) { return g.build_plans(); });
+  step("size", [&](auto& g) { return g.get_workspace_size(bytes); });
   made->workspace = static_cast<std::size_t>(bytes);
   slot = std::move(made);
   return *slot;
 }
 
+bool CudnnSdpa::takes(const SdpaShape& shape) {
+  const Graph& g = graph(shape);
+  return g.refusal.empty() && g.workspace <= workspace(shape);
+}
+
 void CudnnSdpa::run(cudaStream_t stream, const SdpaShape& shape, const SdpaMemory& memory) {
-  if (!handle_) check_cudnn(cudnnCreate(&handle_), "cudnnCreate");
+  Graph& g = graph(shape);
+  if (!g.refusal.empty()) fail("{}", g.refusal);
   if (stream_ != stream) check_cudnn(cudnnSetStream(handle_, stream), "cudnnSetStream");
   stream_ = stream;
-  Graph& g = graph(shape);
   SO_CHECK(g.workspace <= memory.workspace_bytes, "cuDNN needs {} bytes of workspace for {}, there are {}", g.workspace,
            shape.description(), memory.workspace_bytes);
   std::unordered_map<std::int64_t, void*> pointers;
@@ -215,7 +236,9 @@ void CudnnSdpa::run(cudaStream_t stream, const SdpaShape& shape, const SdpaMemor
     pointers[lengths_q_id] = memory.lengths_q;
     pointers[lengths_k_id] = memory.lengths_k;
   }
-  check_graph(g.graph.execute(handle_, pointers, memory.workspace), shape, "run");
+  if (shape.sinks) pointers[sinks_id] = const_cast<float*>(memory.sinks);
+  const std::string failed = refusal(g.graph.execute(handle_, pointers, memory.workspace), shape, "run");
+  if (!failed.empty()) fail("{}", failed);
 }
 
 }  // namespace so

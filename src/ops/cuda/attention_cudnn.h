@@ -32,6 +32,8 @@ struct SdpaShape {
   std::int64_t q_width = 0, k_width = 0, v_width = 0, out_width = 0;
   std::int64_t dout_width = 0, dq_width = 0, dk_width = 0, dv_width = 0;  // backward
   std::int64_t stats_heads = 0;                                           // heads of the whole statistics
+  std::int64_t window = 0;  // keys that a query sees at most, its own among them; 0: all up to its own
+  bool sinks = false;       // forward: logits without a value take part, one for each head
 
   std::int64_t width(SdpaTensor t) const;  // of the statistics: stats_heads
 
@@ -44,6 +46,7 @@ struct SdpaMemory {
   // Ragged: int64 [batch + 1] offsets of each tensor in elements, int32 [batch] lengths.
   std::array<std::int64_t*, sdpa_tensors> offsets{};
   std::int32_t *lengths_q = nullptr, *lengths_k = nullptr;
+  const float* sinks = nullptr;  // [heads], if the shape has them
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
 };
@@ -55,6 +58,10 @@ class CudnnSdpa {
 
   // At least what the graph of this shape will ask for, by the formula that measurement has shown.
   static std::size_t workspace(const SdpaShape& shape);
+
+  // Whether cuDNN runs this shape in workspace(shape). Plain causal attention it does wherever it documents it; with
+  // windows and sinks, versions differ.
+  bool takes(const SdpaShape& shape);
 
   // Error if cuDNN refuses, with its words; Bug if the workspace is too small.
   void run(cudaStream_t stream, const SdpaShape& shape, const SdpaMemory& memory);

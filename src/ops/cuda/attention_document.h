@@ -2,14 +2,21 @@
 #pragma once
 
 #include "ops/cuda/attention_kernels.h"
+#include "ops/cuda/kernel.h"
 
 namespace so::kernel {
 
 // The rows of one document.
 struct Document {
-  int q_begin, q_count, k_begin, k_count;
-  // Query row r sees keys [0, visible(r)).
+  int q_begin, q_count, k_begin, k_count, window;
+  // Query row r sees keys [first(r), visible(r)).
   __device__ int visible(int r) const { return min(max(r + 1 + k_count - q_count, 0), k_count); }
+  __device__ int first(int r) const { return max(r + 1 + k_count - q_count - window, 0); }
+  // The queries that see any of the keys [begin, end) are in [first_query(begin), past_query(end)).
+  __device__ int first_query(int begin) const { return max(begin - k_count + q_count, 0); }
+  __device__ int past_query(int end) const {
+    return min(max(min(end, k_count) - 1 - k_count + q_count + window, 0), q_count);
+  }
 };
 
 // Tiles of `rows` rows, each of one document: document i has the tiles from first(i) = cu[i] / rows + i on, which
@@ -36,7 +43,7 @@ __device__ inline Tile find_tile(const AttentionArguments& a, const std::int32_t
       high = middle;
   }
   Tile tile;
-  tile.document = {a.cu_q[low], a.cu_q[low + 1] - a.cu_q[low], a.cu_k[low], a.cu_k[low + 1] - a.cu_k[low]};
+  tile.document = {a.cu_q[low], a.cu_q[low + 1] - a.cu_q[low], a.cu_k[low], a.cu_k[low + 1] - a.cu_k[low], a.window};
   const int piece = number - (cu[low] / rows + low);
   tile.first = piece * rows;
   tile.any = piece >= 0 && tile.first < cu[low + 1] - cu[low];
@@ -48,6 +55,12 @@ __device__ inline float* lse_at(const AttentionArguments& a, const Document& d, 
 }
 __device__ inline const float* delta_at(const AttentionArguments& a, const Document& d, int head, int row) {
   return a.delta + static_cast<std::int64_t>(d.q_begin + row) * a.heads + head;
+}
+
+// The sink of a head, minus infinity without one.
+template <class T>
+__device__ inline float sink_of(const AttentionArguments& a, int head) {
+  return a.sinks ? to_float(static_cast<const T*>(a.sinks)[head]) : -INFINITY;
 }
 
 }  // namespace so::kernel

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "base/dtype.h"
+#include "ops/ops.h"
 
 namespace so {
 
@@ -30,8 +30,10 @@ struct AttentionArguments {
   LseLayout lse_layout;
   float* delta = nullptr;  // backward: [q_rows, heads], scratch
   const std::int32_t *cu_q = nullptr, *cu_k = nullptr;
+  const void* sinks = nullptr;  // [heads], of q's dtype; null: none
   std::int64_t q_rows = 0, k_rows = 0;
   int documents = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  int window = 0;  // keys that a query sees at most; at least 1, at most k_rows + 1
   float scale = 0;
 };
 
@@ -49,6 +51,16 @@ void plain_attention_grad(cudaStream_t stream, DType dtype, const AttentionArgum
 
 // delta[n, h] = sum over d of dout out, what both backward kernels need first.
 void attention_delta(cudaStream_t stream, DType dtype, const AttentionArguments& a);
+
+// Brings sinks into the result of attention without them, bf16 in 16-byte pieces: with lse' = log(exp(lse) +
+// exp(sink)), lse = lse' and out *= exp(lse - lse'). Rows of no document are left alone.
+void apply_sinks(cudaStream_t stream, const AttentionArguments& a);
+
+// dsinks[h] = (+) -(sum over rows of documents of exp(sink - lse) rowsum(dout out)), from out, dout and lse. Partial
+// sums go through `scratch`, at least sink_gradient_scratch bytes of it.
+inline constexpr std::size_t sink_gradient_scratch = std::size_t{1} << 20;
+void sink_gradient(cudaStream_t stream, DType dtype, const AttentionArguments& a, Tensor dsinks, Accumulate mode,
+                   void* scratch);
 
 // Where ragged tensors' documents begin, in elements, and how long they are: offsets[t][i] = cu[i] * widths[t] for
 // i <= batch, lengths[i] = cu[i + 1] - cu[i] for i < batch. Beyond `documents` they are empty, at the end.

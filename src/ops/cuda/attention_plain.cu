@@ -68,10 +68,10 @@ __global__ void __launch_bounds__(threads) forward_kernel(AttentionArguments a) 
   float* const ps = vs + C::rows * pitch + r * (C::rows + 1);  // of this row
 
   read_rows<T, C::rows>(qs, pitch, a.q, d.q_begin + tile.first, head, dim, d.q_count - tile.first);
-  const int seen = row < d.q_count ? d.visible(row) : 0;
+  const int seen = row < d.q_count ? d.visible(row) : 0, unseen = d.first(row);
   const int keys = d.visible(min(tile.first + C::rows, d.q_count) - 1);
   float largest = -INFINITY, total = 0, sums[C::dims] = {};
-  for (int begin = 0; begin < keys; begin += C::rows) {
+  for (int begin = d.first(tile.first); begin < keys; begin += C::rows) {
     __syncthreads();
     read_rows<T, C::rows>(ks, pitch, a.k, d.k_begin + begin, kv_head, dim, d.k_count - begin);
     read_rows<T, C::rows>(vs, pitch, a.v, d.k_begin + begin, kv_head, dim, d.k_count - begin);
@@ -80,7 +80,8 @@ __global__ void __launch_bounds__(threads) forward_kernel(AttentionArguments a) 
 #pragma unroll
     for (int i = 0; i < C::scores; ++i) {
       const int j = lane + i * C::lanes;
-      scores[i] = begin + j < seen ? a.scale * dot(qs + r * pitch, ks + j * pitch, dim) : -INFINITY;
+      scores[i] =
+          begin + j >= unseen && begin + j < seen ? a.scale * dot(qs + r * pitch, ks + j * pitch, dim) : -INFINITY;
       now = fmaxf(now, scores[i]);
     }
     now = row_max<C::lanes>(now);
@@ -104,12 +105,15 @@ __global__ void __launch_bounds__(threads) forward_kernel(AttentionArguments a) 
   }
   total = group_sum<C::lanes>(total);
   if (row >= d.q_count) return;
-  const float inverse = seen == 0 ? 0.0f : 1.0f / total;
+  // The sink's share of the softmax comes last.
+  const float sink = sink_of<T>(a, head), highest = fmaxf(largest, sink), base = highest == -INFINITY ? 0.0f : highest;
+  const float share = expf(largest - base), sum = share * total + expf(sink - base);
+  const float inverse = seen == 0 ? 0.0f : share / sum;
   T* const out = head_rows<T>(a.out, d.q_begin + row, head, dim);
 #pragma unroll
   for (int c = 0; c < C::dims; ++c)
     if (lane + c * C::lanes < dim) out[lane + c * C::lanes] = from_float<T>(sums[c] * inverse);
-  if (lane == 0) *lse_at(a, d, head, row) = seen == 0 ? -INFINITY : largest + logf(total);
+  if (lane == 0) *lse_at(a, d, head, row) = seen == 0 ? sink : highest + logf(sum);
 }
 
 // The formulas are those of attention_tensor_core.cu.
@@ -131,11 +135,11 @@ __global__ void __launch_bounds__(threads) grad_query_kernel(AttentionArguments 
   read_rows<T, C::rows>(qs, pitch, a.q, d.q_begin + tile.first, head, dim, d.q_count - tile.first);
   read_rows<T, C::rows>(gs, pitch, a.dout, d.q_begin + tile.first, head, dim, d.q_count - tile.first);
   const bool inside = row < d.q_count;
-  const int seen = inside ? d.visible(row) : 0;
+  const int seen = inside ? d.visible(row) : 0, unseen = d.first(row);
   const int keys = d.visible(min(tile.first + C::rows, d.q_count) - 1);
   const float lse = inside ? *lse_at(a, d, head, row) : 0.0f, delta = inside ? *delta_at(a, d, head, row) : 0.0f;
   float sums[C::dims] = {};
-  for (int begin = 0; begin < keys; begin += C::rows) {
+  for (int begin = d.first(tile.first); begin < keys; begin += C::rows) {
     __syncthreads();
     read_rows<T, C::rows>(ks, pitch, a.k, d.k_begin + begin, kv_head, dim, d.k_count - begin);
     read_rows<T, C::rows>(vs, pitch, a.v, d.k_begin + begin, kv_head, dim, d.k_count - begin);
@@ -144,7 +148,7 @@ __global__ void __launch_bounds__(threads) grad_query_kernel(AttentionArguments 
     for (int i = 0; i < C::scores; ++i) {
       const int j = lane + i * C::lanes;
       float value = 0;
-      if (begin + j < seen) {
+      if (begin + j >= unseen && begin + j < seen) {
         const float p = expf(a.scale * dot(qs + r * pitch, ks + j * pitch, dim) - lse);
         value = p * (dot(gs + r * pitch, vs + j * pitch, dim) - delta);
       }
@@ -183,10 +187,11 @@ __global__ void __launch_bounds__(threads) grad_key_value_kernel(AttentionArgume
 
   read_rows<T, C::rows>(ks, pitch, a.k, d.k_begin + tile.first, kv_head, dim, d.k_count - tile.first);
   read_rows<T, C::rows>(vs, pitch, a.v, d.k_begin + tile.first, kv_head, dim, d.k_count - tile.first);
-  const int shift = d.k_count - d.q_count, first_query = max(tile.first - shift, 0);  // query i sees keys to i + shift
+  const int shift = d.k_count - d.q_count;  // query i sees keys to i + shift
+  const int first_query = d.first_query(tile.first), past_query = d.past_query(tile.first + C::rows);
   float dk[C::dims] = {}, dv[C::dims] = {};
   for (int head = kv_head * group; head < (kv_head + 1) * group; ++head)
-    for (int begin = first_query; begin < d.q_count; begin += C::rows) {
+    for (int begin = first_query; begin < past_query; begin += C::rows) {
       __syncthreads();
       read_rows<T, C::rows>(qs, pitch, a.q, d.q_begin + begin, head, dim, d.q_count - begin);
       read_rows<T, C::rows>(gs, pitch, a.dout, d.q_begin + begin, head, dim, d.q_count - begin);
@@ -195,7 +200,7 @@ __global__ void __launch_bounds__(threads) grad_key_value_kernel(AttentionArgume
       for (int i = 0; i < C::scores; ++i) {
         const int j = lane + i * C::lanes, query = begin + j;
         float p = 0, value = 0;
-        if (query < d.q_count && key < d.k_count && key <= query + shift) {
+        if (query < d.q_count && key < d.k_count && key <= query + shift && key > query + shift - d.window) {
           p = expf(a.scale * dot(qs + j * pitch, ks + r * pitch, dim) - *lse_at(a, d, head, query));
           value = p * (dot(gs + j * pitch, vs + r * pitch, dim) - *delta_at(a, d, head, query));
         }

@@ -168,12 +168,13 @@ __global__ void __launch_bounds__(threads) forward_kernel(AttentionArguments a) 
   const Document d = tile.document;
   const int head = static_cast<int>(blockIdx.y), kv_head = head / (a.heads / a.kv_heads), dim = a.head_dim;
   const int lane = threadIdx.x % warp, first = tile.first + static_cast<int>(threadIdx.x) / warp * 16;
-  const int keys = d.visible(min(tile.first + rows, d.q_count) - 1), steps = (keys + columns - 1) / columns;
+  const int first_key = d.first(tile.first), keys = d.visible(min(tile.first + rows, d.q_count) - 1) - first_key;
+  const int steps = (keys + columns - 1) / columns;
 
   copy_tile<D, rows>(shared.row_a, head_rows(a.q, d.q_begin + tile.first, head, dim), a.q.width, d.q_count - tile.first,
                      dim);
   const auto fetch = [&](int step) {
-    const int begin = step * columns, to = step % 2;
+    const int begin = first_key + step * columns, to = step % 2;
     copy_tile<D, columns>(shared.column_a[to], head_rows(a.k, d.k_begin + begin, kv_head, dim), a.k.width,
                           d.k_count - begin, dim);
     copy_tile<D, columns>(shared.column_b[to], head_rows(a.v, d.k_begin + begin, kv_head, dim), a.v.width,
@@ -184,11 +185,12 @@ __global__ void __launch_bounds__(threads) forward_kernel(AttentionArguments a) 
 
   bf16_t* const own_rows = shared.row_a + (first - tile.first) * stride<D>;
   const float scale = a.scale * log2_e;
-  int seen[row_pieces];
+  int seen[row_pieces], unseen[row_pieces];
   float largest[row_pieces], total[row_pieces], sums[D / 8][4];
 #pragma unroll
   for (int piece = 0; piece < row_pieces; ++piece) {
     seen[piece] = d.visible(first + lane / 4 + 8 * piece);
+    unseen[piece] = d.first(first + lane / 4 + 8 * piece);
     largest[piece] = -INFINITY;
     total[piece] = 0;
   }
@@ -204,7 +206,7 @@ __global__ void __launch_bounds__(threads) forward_kernel(AttentionArguments a) 
     __syncthreads();
     Scores scores;
     row_products<D>(scores, own_rows, shared.column_a[step % 2]);
-    const int column = step * columns + lane % 4 * 2;
+    const int column = first_key + step * columns + lane % 4 * 2;
 #pragma unroll
     for (int piece = 0; piece < row_pieces; ++piece) {
       float now = largest[piece];
@@ -213,7 +215,8 @@ __global__ void __launch_bounds__(threads) forward_kernel(AttentionArguments a) 
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& s = scores[n][2 * piece + i];
-          s = column + n * 8 + i < seen[piece] ? s * scale : -INFINITY;
+          const int key = column + n * 8 + i;
+          s = key >= unseen[piece] && key < seen[piece] ? s * scale : -INFINITY;
           now = fmaxf(now, s);
         }
       now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
@@ -244,16 +247,19 @@ __global__ void __launch_bounds__(threads) forward_kernel(AttentionArguments a) 
   wait_copies<0>();
   __syncthreads();
 
+  // The sink's share of the softmax comes last.
+  const float sink = sink_of<bf16_t>(a, head) * log2_e;
   float inverse[row_pieces];
 #pragma unroll
   for (int piece = 0; piece < row_pieces; ++piece) {
     total[piece] += __shfl_xor_sync(0xffffffffu, total[piece], 1);
     total[piece] += __shfl_xor_sync(0xffffffffu, total[piece], 2);
     const bool blind = seen[piece] == 0;
-    inverse[piece] = blind ? 0.0f : 1.0f / total[piece];
+    const float highest = fmaxf(largest[piece], sink), base = highest == -INFINITY ? 0.0f : highest;
+    const float share = exp2f(largest[piece] - base), sum = share * total[piece] + exp2f(sink - base);
+    inverse[piece] = blind ? 0.0f : share / sum;
     const int row = first + lane / 4 + 8 * piece;
-    if (lane % 4 == 0 && row < d.q_count)
-      *lse_at(a, d, head, row) = blind ? -INFINITY : (largest[piece] + log2f(total[piece])) * ln_2;
+    if (lane % 4 == 0 && row < d.q_count) *lse_at(a, d, head, row) = (blind ? sink : highest + log2f(sum)) * ln_2;
   }
   store_rows<D, D>(head_rows_out(a.out, d.q_begin + first, head, dim), a.out.width, own_rows, sums, inverse,
                    d.q_count - first, dim);
@@ -271,14 +277,15 @@ __global__ void __launch_bounds__(threads) grad_query_kernel(AttentionArguments 
   const Document d = tile.document;
   const int head = static_cast<int>(blockIdx.y), kv_head = head / (a.heads / a.kv_heads), dim = a.head_dim;
   const int lane = threadIdx.x % warp, first = tile.first + static_cast<int>(threadIdx.x) / warp * 16;
-  const int keys = d.visible(min(tile.first + rows, d.q_count) - 1), steps = (keys + columns - 1) / columns;
+  const int first_key = d.first(tile.first), keys = d.visible(min(tile.first + rows, d.q_count) - 1) - first_key;
+  const int steps = (keys + columns - 1) / columns;
 
   copy_tile<D, rows>(shared.row_a, head_rows(a.q, d.q_begin + tile.first, head, dim), a.q.width, d.q_count - tile.first,
                      dim);
   copy_tile<D, rows>(shared.row_b, head_rows(a.dout, d.q_begin + tile.first, head, dim), a.dout.width,
                      d.q_count - tile.first, dim);
   const auto fetch = [&](int step) {
-    const int begin = step * columns, to = step % 2;
+    const int begin = first_key + step * columns, to = step % 2;
     copy_tile<D, columns>(shared.column_a[to], head_rows(a.k, d.k_begin + begin, kv_head, dim), a.k.width,
                           d.k_count - begin, dim);
     copy_tile<D, columns>(shared.column_b[to], head_rows(a.v, d.k_begin + begin, kv_head, dim), a.v.width,
@@ -289,13 +296,14 @@ __global__ void __launch_bounds__(threads) grad_query_kernel(AttentionArguments 
 
   const int own = (first - tile.first) * stride<D>;
   const float scale = a.scale * log2_e;
-  int seen[row_pieces];
+  int seen[row_pieces], unseen[row_pieces];
   float lse[row_pieces], delta[row_pieces], sums[D / 8][4];
 #pragma unroll
   for (int piece = 0; piece < row_pieces; ++piece) {
     const int row = first + lane / 4 + 8 * piece;
     const bool inside = row < d.q_count;
     seen[piece] = inside ? d.visible(row) : 0;
+    unseen[piece] = d.first(row);
     lse[piece] = inside ? *lse_at(a, d, head, row) * log2_e : 0;
     delta[piece] = inside ? *delta_at(a, d, head, row) : 0;
   }
@@ -312,14 +320,14 @@ __global__ void __launch_bounds__(threads) grad_query_kernel(AttentionArguments 
     Scores scores, gradients;
     row_products<D>(scores, shared.row_a + own, shared.column_a[step % 2]);
     row_products<D>(gradients, shared.row_b + own, shared.column_b[step % 2]);
-    const int column = step * columns + lane % 4 * 2;
+    const int column = first_key + step * columns + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int piece = i / 2;
+        const int piece = i / 2, key = column + n * 8 + i % 2;
         const float p = exp2f(scores[n][i] * scale - lse[piece]);
-        scores[n][i] = column + n * 8 + i % 2 < seen[piece] ? p * (gradients[n][i] - delta[piece]) : 0.0f;
+        scores[n][i] = key >= unseen[piece] && key < seen[piece] ? p * (gradients[n][i] - delta[piece]) : 0.0f;
       }
     Operand operand;
     to_operand(operand, scores);
@@ -348,8 +356,8 @@ __global__ void __launch_bounds__(threads) grad_key_value_kernel(AttentionArgume
   const int part = static_cast<int>(blockIdx.z) * WIDTH;
   const int lane = threadIdx.x % warp, first = tile.first + static_cast<int>(threadIdx.x) / warp * 16;
   const int shift = d.k_count - d.q_count;  // query i sees keys up to i + shift
-  const int first_step = max(tile.first - shift, 0) / columns;
-  const int head_steps = max((d.q_count + columns - 1) / columns - first_step, 0), steps = group * head_steps;
+  const int first_step = d.first_query(tile.first) / columns, past_query = d.past_query(tile.first + rows);
+  const int head_steps = max((past_query + columns - 1) / columns - first_step, 0), steps = group * head_steps;
 
   copy_tile<D, rows>(shared.row_a, head_rows(a.k, d.k_begin + tile.first, kv_head, dim), a.k.width,
                      d.k_count - tile.first, dim);
@@ -396,7 +404,7 @@ __global__ void __launch_bounds__(threads) grad_key_value_kernel(AttentionArgume
       for (int i = 0; i < 4; ++i) {
         const int column = n * 8 + lane % 4 * 2 + i % 2, query = begin + column;
         const int key = first + lane / 4 + i / 2 * 8;
-        const bool sees = query < d.q_count && key <= query + shift;
+        const bool sees = query < d.q_count && key <= query + shift && key > query + shift - d.window;
         const float p = exp2f(scores[n][i] * scale - shared.column_lse[now][column]);
         gradients[n][i] = sees ? p * (gradients[n][i] - shared.column_delta[now][column]) : 0.0f;
         scores[n][i] = sees ? p : 0.0f;
