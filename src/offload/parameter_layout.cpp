@@ -1,6 +1,7 @@
 #include "offload/parameter_layout.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace so {
 
@@ -8,9 +9,9 @@ ParameterLayout::ParameterLayout(std::vector<Parameter> parameters) : parameters
   int unit = 0;
   for (int i = 0; i < count(); ++i) {
     const Parameter& p = parameters_[static_cast<std::size_t>(i)];
-    SO_CHECK(p.shape.size() == 1 || p.shape.size() == 2, "'{}' has {} dimensions", p.name, p.shape.size());
+    SO_CHECK(p.shape.size() >= 1 && p.shape.size() <= 3, "'{}' has {} dimensions", p.name, p.shape.size());
     SO_CHECK(p.unit == unit || (i > 0 && p.unit == unit + 1), "unit {} of '{}' after {}", p.unit, p.name, unit);
-    SO_CHECK(!p.joined || (i > 0 && p.unit == unit), "'{}' joins nothing", p.name);
+    SO_CHECK(!p.joined || (i > 0 && p.unit == unit && p.shape.size() <= 2), "'{}' joins nothing", p.name);
     unit = p.unit;
     if (!p.joined) elements_ = (elements_ + alignment - 1) / alignment * alignment;
     if (static_cast<int>(unit_ranges_.size()) <= unit) {
@@ -25,12 +26,21 @@ ParameterLayout::ParameterLayout(std::vector<Parameter> parameters) : parameters
   }
   elements_ = (elements_ + alignment - 1) / alignment * alignment;
   if (!unit_ranges_.empty()) unit_ranges_.back().end = elements_;
+  by_name_.resize(parameters_.size());
+  std::iota(by_name_.begin(), by_name_.end(), 0);
+  std::sort(by_name_.begin(), by_name_.end(), [&](int a, int b) { return parameter(a).name < parameter(b).name; });
 }
 
 int ParameterLayout::find(std::string_view name) const {
-  const auto found =
-      std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) { return p.name == name; });
-  return found == parameters_.end() ? -1 : static_cast<int>(found - parameters_.begin());
+  const auto found = std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                                      [&](int i, std::string_view wanted) { return parameter(i).name < wanted; });
+  return found == by_name_.end() || parameter(*found).name != name ? -1 : *found;
+}
+
+int ParameterLayout::first_ending_after(std::int64_t element) const {
+  const auto found = std::upper_bound(ranges_.begin(), ranges_.end(), element,
+                                      [](std::int64_t e, const Range& r) { return e < r.end; });
+  return static_cast<int>(found - ranges_.begin());
 }
 
 int ParameterLayout::unit_of(std::int64_t element) const {
@@ -47,6 +57,7 @@ Tensor ParameterLayout::view(void* flat, DType dtype, int first, int count) cons
 
 Tensor ParameterLayout::view_at(void* data, DType dtype, int first, int count) const {
   const Parameter& p = parameter(first);
+  if (count == 1) return Tensor(data, dtype, p.shape);
   std::int64_t rows = p.shape[0];
   for (int i = first + 1; i < first + count; ++i) {
     const Parameter& next = parameter(i);
@@ -59,8 +70,7 @@ Tensor ParameterLayout::view_at(void* data, DType dtype, int first, int count) c
 
 std::vector<ParameterLayout::Run> ParameterLayout::runs(Range wanted) const {
   std::vector<Run> result;
-  auto i = std::upper_bound(ranges_.begin(), ranges_.end(), wanted.begin,
-                            [](std::int64_t begin, const Range& r) { return begin < r.end; });
+  auto i = ranges_.begin() + first_ending_after(wanted.begin);
   for (; i != ranges_.end() && i->begin < wanted.end; ++i) {
     const bool decay = parameters_[static_cast<std::size_t>(i - ranges_.begin())].decay;
     const Range part{std::max(i->begin, wanted.begin), std::min(i->end, wanted.end)};

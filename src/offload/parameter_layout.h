@@ -14,8 +14,8 @@ namespace so {
 
 // What the engine must know of a parameter; it knows nothing of models.
 struct Parameter {
-  std::string name;                 // as in the checkpoint
-  std::vector<std::int64_t> shape;  // one or two dimensions
+  std::string name;                 // as in the checkpoint; distinct
+  std::vector<std::int64_t> shape;  // one to three dimensions
   bool decay = true;                // takes weight decay
   int unit = 0;                     // the step of the forward pass that first uses it: embedding, layers, head
   bool joined = false;              // follows its predecessor without a gap, so that both read as one matrix
@@ -55,9 +55,12 @@ class ParameterLayout {
   std::int64_t elements() const { return elements_; }                      // padding included
   std::int64_t parameter_elements() const { return parameter_elements_; }  // without padding
   int find(std::string_view name) const;                                   // -1 when there is none
+  // The first parameter that ends behind `element`; count() when there is none.
+  int first_ending_after(std::int64_t element) const;
 
-  // The view of `count` joined parameters, first to last: [rows of all, columns], or [elements] for vectors. In an
-  // array over the flat range that begins at `flat`; or of parameters that begin at `data`.
+  // The view of a parameter, of its own shape; or of `count` joined parameters, first to last: [rows of all, columns],
+  // or [elements] for vectors. In an array over the flat range that begins at `flat`; or of parameters that begin at
+  // `data`.
   Tensor view(void* flat, DType dtype, int first, int count = 1) const;
   Tensor view_at(void* data, DType dtype, int first, int count = 1) const;
 
@@ -71,6 +74,7 @@ class ParameterLayout {
  private:
   std::vector<Parameter> parameters_;
   std::vector<Range> ranges_, unit_ranges_;
+  std::vector<int> by_name_;  // parameters in the order of their names
   std::vector<std::pair<int, int>> unit_parameters_;
   std::int64_t elements_ = 0, parameter_elements_ = 0;
 };
