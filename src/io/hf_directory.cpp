@@ -113,6 +113,7 @@ bool is_auxiliary(std::string_view name) {
       std::string_view("normalizer.json"),
       std::string_view("spiece.model"),
       std::string_view("USE_POLICY.md"),
+      std::string_view("USAGE_POLICY"),
   };
   if (std::find(exact.begin(), exact.end(), name) != exact.end()) return true;
   if (name.starts_with("tokenizer") && (has_suffix(name, ".json") || has_suffix(name, ".model"))) return true;

@@ -13,12 +13,15 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/tensor.h"
 #include "device/trace.h"
+#include "io/mxfp4.h"
 
 namespace so {
 namespace {
 
 constexpr std::size_t page = 4096;
+constexpr std::size_t chunk_bytes = std::size_t{1} << 20;  // of a packed matrix, read at a time
 
 // fp16 to fp32, exact.
 float widen_f16(std::uint16_t h) {
@@ -35,8 +38,7 @@ float widen_f16(std::uint16_t h) {
 // A piece of a slot's memory: fp32 first, then two-byte elements (the file's, or bf16 made in place of fp16), each only
 // if it is in use.
 struct SlotLayout {
-  SlotLayout(DType stored, WeightForms forms, std::size_t slot_bytes)
-      : has_wide(forms.wide || stored == DType::f32), has_narrow(forms.narrow || stored != DType::f32) {
+  SlotLayout(bool wide, bool narrow, std::size_t slot_bytes) : has_wide(wide), has_narrow(narrow) {
     constexpr std::size_t whole = 128;  // elements: both parts begin at cache lines, and pieces of tensors too
     elements = slot_bytes / ((has_wide ? sizeof(float) : 0) + (has_narrow ? sizeof(bf16) : 0)) / whole * whole;
   }
@@ -47,14 +49,31 @@ struct SlotLayout {
   std::size_t elements = 0;  // that a slot has room for
 };
 
+// Of the tensors in MXFP4 that a request names, one matrix.
+Mxfp4Matrix matrix_of(const ShardReader::Request& request) {
+  const auto& blocks = request.file->info(request.tensor);
+  const auto& scales = request.scales_file->info(request.scales);
+  SO_CHECK(blocks.dtype == DType::u8 && scales.dtype == DType::u8 && blocks.shape.size() == 4 &&
+               blocks.shape[3] == Mxfp4Matrix::block_bytes && scales.shape.size() == 3 &&
+               std::equal(scales.shape.begin(), scales.shape.end(), blocks.shape.begin()),
+           "'{}' {} and '{}' {}", request.tensor, shape_string(blocks.shape), request.scales,
+           shape_string(scales.shape));
+  Mxfp4Matrix matrix;
+  matrix.rows = blocks.shape[1];
+  matrix.columns = blocks.shape[2] * Mxfp4Matrix::block;
+  return matrix;
+}
+
 }  // namespace
 
-LoadingRing::LoadingRing(Device& device, std::size_t slot_bytes) : slots_(2 * max_readers) {
+LoadingRing::LoadingRing(Device& device, std::size_t slot_bytes, std::size_t packed_bytes) : slots_(2 * max_readers) {
   SO_CHECK(slot_bytes > 0 && slot_bytes % page == 0, "slots of {} bytes", slot_bytes);
   for (Slot& slot : slots_) {
     slot.memory = device.allocate(MemoryKind::pinned, slot_bytes, "loading ring");
     slot.free = device.create_event();
   }
+  if (packed_bytes > 0)
+    for (Buffer& place : packed_) place = device.allocate(MemoryKind::pageable, packed_bytes, "loading packed");
 }
 
 std::size_t LoadingRing::slot_bytes_for(std::int64_t elements) {
@@ -64,33 +83,63 @@ std::size_t LoadingRing::slot_bytes_for(std::int64_t elements) {
 }
 
 struct ShardReader::State {
+  static constexpr std::size_t none = ~std::size_t{0};
+
   struct Part {
     std::size_t request = 0;
-    std::size_t begin = 0, size = 0;  // elements of the tensor
+    std::size_t begin = 0, size = 0;  // elements of the tensor, as they are given out
+    std::uint64_t file_bytes = 0;     // that count as read with it
+    std::size_t packed = none;        // the matrix it is unpacked from
   };
   struct Arrival {
     bool here = false;
     WeightPiece piece;
     std::exception_ptr error;
   };
+  // A quantised matrix. Matrix i lies in the ring's packed place i, going round.
+  struct Packed {
+    std::size_t request = 0, index = 0;  // of the request's tensor
+    Mxfp4Matrix matrix;                  // in its place
+    std::size_t to_read = 0;             // chunks; the rest is guarded by the mutex
+    std::size_t to_unpack = 0;           // parts
+    std::exception_ptr error;            // of its reading
+  };
+  // What a thread takes on at a time: a part, or a chunk of a packed matrix to be read. What a task waits for comes
+  // before it in the list, or is done by the caller.
+  struct Task {
+    std::size_t part = none;  // part i uses slot i, going round
+    std::size_t packed = none, chunk = 0;
+  };
 
   State(LoadingRing& r, std::vector<Request> q, PageCache c) : ring(r), requests(std::move(q)), cache(c) {}
 
-  void read_ahead();
+  void add_plain(std::size_t request);
+  void add_packed(std::size_t request);
+  void add_waiting_parts();
+
+  void work();
+  void give(std::size_t turn, std::unique_lock<std::mutex>& lock);
+  void read_packed(const Task& task, std::unique_lock<std::mutex>& lock);
   WeightPiece read(const Part& part, void* slot) const;
+  WeightPiece unpack(const Part& part, void* slot) const;
+  void read_chunk(const Packed& packed, std::size_t chunk) const;
+  void read_bytes(const SafetensorsReader& file, const std::string& tensor, std::uint64_t offset,
+                  std::span<std::byte> to) const;
   void stop();
 
   LoadingRing& ring;
   const std::vector<Request> requests;
   const PageCache cache;
   std::vector<SlotLayout> layouts;  // per request
-  std::vector<Part> parts;          // part i uses slot i, going round
+  std::vector<Part> parts, waiting_parts;
+  std::vector<Packed> packed;
+  std::vector<Task> tasks;
   std::uint64_t total_bytes = 0;
 
   std::mutex mutex;  // guards what follows
-  std::condition_variable arrived, released_one;
+  std::condition_variable arrived, progressed;
   std::vector<Arrival> arrivals;  // per slot
-  std::size_t claimed = 0;        // parts that a thread has taken on
+  std::size_t claimed = 0;        // tasks that a thread has taken on
   std::size_t given = 0;          // parts given to the caller
   std::size_t released = 0;       // parts that the caller has released
   bool stopping = false;
@@ -98,6 +147,127 @@ struct ShardReader::State {
   std::uint64_t bytes_given = 0;  // the caller's thread's
   std::vector<std::thread> threads;
 };
+
+void ShardReader::State::add_plain(std::size_t request) {
+  add_waiting_parts();
+  const Request& r = requests[request];
+  const TensorInfo& info = r.file->info(r.tensor);
+  SO_CHECK(info.dtype == DType::f32 || info.dtype == DType::bf16 || info.dtype == DType::f16, "'{}' is {}", r.tensor,
+           name_of(info.dtype));
+  total_bytes += info.bytes();
+  const std::size_t width = size_of(info.dtype), elements = static_cast<std::size_t>(info.bytes()) / width;
+  layouts.emplace_back(r.forms.wide || info.dtype == DType::f32, r.forms.narrow || info.dtype != DType::f32,
+                       ring.slot_bytes());
+  const std::size_t piece = layouts.back().elements;
+  for (std::size_t begin = 0; begin < elements; begin += piece) {
+    const std::size_t size = std::min(piece, elements - begin);
+    tasks.push_back({.part = parts.size()});
+    parts.push_back({request, begin, size, size * width});
+  }
+}
+
+// The chunks of a matrix stand before the parts of the matrix before it, so that reading is ahead.
+void ShardReader::State::add_packed(std::size_t request) {
+  const Request& r = requests[request];
+  const Mxfp4Matrix shape = matrix_of(r);
+  const std::size_t count = static_cast<std::size_t>(r.file->info(r.tensor).shape[0]);
+  total_bytes += r.file->info(r.tensor).bytes() + r.scales_file->info(r.scales).bytes();
+  layouts.emplace_back(r.forms.wide, r.forms.narrow || !r.forms.wide, ring.slot_bytes());
+  const auto rows = static_cast<std::size_t>(shape.rows), columns = static_cast<std::size_t>(shape.columns);
+  if (rows == 0 || columns == 0) return;
+  const std::size_t bytes = shape.blocks_bytes() + shape.scales_bytes(), room = layouts.back().elements;
+  SO_CHECK(bytes <= ring.packed(0).size(), "'{}': {} bytes in a place of {}", r.tensor, bytes, ring.packed(0).size());
+  // Whole rows of the result, if a slot holds one; whole blocks of them, if it holds those.
+  std::size_t rows_at_once = room / rows;
+  if (rows_at_once > Mxfp4Matrix::block) rows_at_once -= rows_at_once % Mxfp4Matrix::block;
+  const std::size_t piece = rows_at_once > 0 ? rows_at_once * rows : room;
+  for (std::size_t i = 0; i < count; ++i) {
+    Packed one;
+    one.request = request, one.index = i;
+    one.matrix = shape;
+    one.matrix.blocks = ring.packed(packed.size()).data();
+    one.matrix.scales = reinterpret_cast<const std::uint8_t*>(one.matrix.blocks + shape.blocks_bytes());
+    one.to_read = 1 + (shape.blocks_bytes() + chunk_bytes - 1) / chunk_bytes;
+    for (std::size_t chunk = 0; chunk < one.to_read; ++chunk)
+      tasks.push_back({.packed = packed.size(), .chunk = chunk});
+    add_waiting_parts();
+    const std::size_t end = rows * columns;
+    std::size_t accounted = 0;
+    for (std::size_t begin = 0; begin < end;) {
+      // Within a row if that is all a slot holds.
+      const std::size_t most = rows_at_once > 0 ? end : (begin / rows + 1) * rows;
+      const std::size_t size = std::min(piece, most - begin);
+      const std::size_t read =
+          begin + size == end ? bytes
+                              : static_cast<std::size_t>(static_cast<double>(bytes) *
+                                                         static_cast<double>(begin + size) / static_cast<double>(end));
+      waiting_parts.push_back({request, i * end + begin, size, read - accounted, packed.size()});
+      accounted = read;
+      begin += size;
+    }
+    one.to_unpack = waiting_parts.size();
+    packed.push_back(std::move(one));
+  }
+}
+
+void ShardReader::State::add_waiting_parts() {
+  for (const Part& part : waiting_parts) {
+    tasks.push_back({.part = parts.size()});
+    parts.push_back(part);
+  }
+  waiting_parts.clear();
+}
+
+void ShardReader::State::read_bytes(const SafetensorsReader& file, const std::string& tensor, std::uint64_t offset,
+                                    std::span<std::byte> to) const {
+  try {
+    file.read_into(tensor, offset, to);
+  } catch (const Error& error) {
+    fail("tensor '{}': {}", tensor, error.what());
+  }
+  if (cache == PageCache::drop) file.drop_cache(tensor, offset, to.size());
+}
+
+// Chunk 0 are the scales.
+void ShardReader::State::read_chunk(const Packed& one, std::size_t chunk) const {
+  const Request& request = requests[one.request];
+  const std::size_t blocks = one.matrix.blocks_bytes(), scales = one.matrix.scales_bytes();
+  const std::span<std::byte> place = ring.packed(static_cast<std::size_t>(&one - packed.data()));
+  if (chunk > 0) {
+    const std::size_t begin = (chunk - 1) * chunk_bytes;
+    read_bytes(*request.file, request.tensor, one.index * blocks + begin,
+               place.subspan(begin, std::min(chunk_bytes, blocks - begin)));
+    return;
+  }
+  const std::span<std::byte> to = place.subspan(blocks, scales);
+  read_bytes(*request.scales_file, request.scales, one.index * scales, to);
+  const auto bad = std::find(to.begin(), to.end(), std::byte{Mxfp4Matrix::not_a_number});
+  if (bad != to.end())
+    fail("{}: tensor '{}' holds the scale {} (at {}), which stands for not a number; the file is damaged",
+         printable_path(request.scales_file->path()), request.scales, Mxfp4Matrix::not_a_number,
+         one.index * scales + static_cast<std::size_t>(bad - to.begin()));
+}
+
+WeightPiece ShardReader::State::unpack(const Part& part, void* slot) const {
+  const Request& request = requests[part.request];
+  const SlotLayout& layout = layouts[part.request];
+  const Mxfp4Matrix& matrix = packed[part.packed].matrix;
+  float* const wide = request.forms.wide ? layout.wide(slot) : nullptr;
+  bf16* const narrow = request.forms.narrow ? static_cast<bf16*>(layout.narrow(slot)) : nullptr;
+  const auto begin = static_cast<std::int64_t>(part.begin) % (matrix.rows * matrix.columns),
+             size = static_cast<std::int64_t>(part.size);
+  Mxfp4Window window;
+  window.column_begin = begin / matrix.rows;
+  window.column_end = (begin + size - 1) / matrix.rows + 1;
+  window.row_begin = begin % matrix.rows;
+  window.row_end = window.row_begin + std::min(size, matrix.rows);
+  if (wide != nullptr || narrow != nullptr) dequantise_transposed(matrix, window, wide, narrow);
+  WeightPiece piece;
+  piece.begin = request.at + static_cast<std::int64_t>(part.begin);
+  if (wide != nullptr) piece.wide = {wide, part.size};
+  if (narrow != nullptr) piece.narrow = {narrow, part.size};
+  return piece;
+}
 
 WeightPiece ShardReader::State::read(const Part& part, void* slot) const {
   const Request& request = requests[part.request];
@@ -107,12 +277,7 @@ WeightPiece ShardReader::State::read(const Part& part, void* slot) const {
   void* const raw = stored == DType::f32 ? wide : layout.narrow(slot);
   const std::size_t n = part.size, bytes = n * size_of(stored);
   const std::uint64_t offset = part.begin * size_of(stored);
-  try {
-    request.file->read_into(request.tensor, offset, {static_cast<std::byte*>(raw), bytes});
-  } catch (const Error& error) {
-    fail("tensor '{}': {}", request.tensor, error.what());
-  }
-  if (cache == PageCache::drop) request.file->drop_cache(request.tensor, offset, bytes);
+  read_bytes(*request.file, request.tensor, offset, {static_cast<std::byte*>(raw), bytes});
 
   auto* const narrow = static_cast<bf16*>(layout.narrow(slot));
   if (stored == DType::bf16 && request.forms.wide)
@@ -133,27 +298,66 @@ WeightPiece ShardReader::State::read(const Part& part, void* slot) const {
   return piece;
 }
 
-void ShardReader::State::read_ahead() {
+void ShardReader::State::work() {
   std::unique_lock lock(mutex);
-  while (!stopping && claimed < parts.size()) {
-    const std::size_t turn = claimed++;
-    released_one.wait(lock, [&] { return stopping || turn < released + ring.size(); });
-    if (stopping) return;
-    lock.unlock();
-    Arrival arrival;
-    arrival.here = true;
-    try {
-      LoadingRing::Slot& slot = ring.slot(turn);
-      slot.free->synchronize();
-      const TraceSpan span("read weights");
-      arrival.piece = read(parts[turn], slot.memory.data());
-    } catch (...) {
-      arrival.error = std::current_exception();
-    }
-    lock.lock();
-    arrivals[turn % ring.size()] = std::move(arrival);
-    arrived.notify_one();
+  while (!stopping && claimed < tasks.size()) {
+    const Task& task = tasks[claimed++];
+    if (task.part != none)
+      give(task.part, lock);
+    else
+      read_packed(task, lock);
   }
+}
+
+void ShardReader::State::give(std::size_t turn, std::unique_lock<std::mutex>& lock) {
+  const Part& part = parts[turn];
+  Packed* const from = part.packed == none ? nullptr : &packed[part.packed];
+  progressed.wait(
+      lock, [&] { return stopping || (turn < released + ring.size() && (from == nullptr || from->to_read == 0)); });
+  if (stopping) return;
+  const std::exception_ptr unread = from == nullptr ? nullptr : from->error;
+  lock.unlock();
+  Arrival arrival;
+  arrival.here = true;
+  arrival.error = unread;
+  try {
+    LoadingRing::Slot& slot = ring.slot(turn);
+    slot.free->synchronize();
+    if (from == nullptr) {
+      const TraceSpan span("read weights");
+      arrival.piece = read(part, slot.memory.data());
+    } else if (!unread) {
+      const TraceSpan span("unpack weights");
+      arrival.piece = unpack(part, slot.memory.data());
+    }
+  } catch (...) {
+    arrival.error = std::current_exception();
+  }
+  lock.lock();
+  arrivals[turn % ring.size()] = std::move(arrival);
+  arrived.notify_one();
+  if (from != nullptr && --from->to_unpack == 0) progressed.notify_all();
+}
+
+void ShardReader::State::read_packed(const Task& task, std::unique_lock<std::mutex>& lock) {
+  Packed& one = packed[task.packed];
+  // Its place is free when the matrix that had it is unpacked.
+  progressed.wait(lock, [&] {
+    return stopping || task.packed < LoadingRing::packed_places ||
+           packed[task.packed - LoadingRing::packed_places].to_unpack == 0;
+  });
+  if (stopping) return;
+  lock.unlock();
+  std::exception_ptr error;
+  try {
+    const TraceSpan span("read weights");
+    read_chunk(one, task.chunk);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock.lock();
+  if (error && !one.error) one.error = error;
+  if (--one.to_read == 0) progressed.notify_all();
 }
 
 void ShardReader::State::stop() {
@@ -161,7 +365,7 @@ void ShardReader::State::stop() {
     const std::lock_guard lock(mutex);
     stopping = true;
   }
-  released_one.notify_all();
+  progressed.notify_all();
   for (std::thread& thread : threads) thread.join();
   threads.clear();
 }
@@ -172,24 +376,20 @@ ShardReader::ShardReader(LoadingRing& ring, std::vector<Request> requests, int r
   const SafetensorsReader* advised = nullptr;
   for (std::size_t i = 0; i < s.requests.size(); ++i) {
     const Request& request = s.requests[i];
-    const TensorInfo& info = request.file->info(request.tensor);
-    SO_CHECK(info.dtype == DType::f32 || info.dtype == DType::bf16 || info.dtype == DType::f16, "'{}' is {}",
-             request.tensor, name_of(info.dtype));
     if (std::exchange(advised, request.file) != request.file) request.file->expect_sequential();
-    s.total_bytes += info.bytes();
-    const std::size_t elements = static_cast<std::size_t>(info.bytes()) / size_of(info.dtype);
-    s.layouts.emplace_back(info.dtype, request.forms, ring.slot_bytes());
-    const std::size_t piece = s.layouts.back().elements;
-    for (std::size_t begin = 0; begin < elements; begin += piece)
-      s.parts.push_back({i, begin, std::min(piece, elements - begin)});
+    if (request.scales.empty())
+      s.add_plain(i);
+    else
+      s.add_packed(i);
   }
+  s.add_waiting_parts();
   s.arrivals.resize(ring.size());
   const std::size_t wanted =
-      std::min(s.parts.size(), static_cast<std::size_t>(std::clamp(readers, 1, LoadingRing::max_readers)));
+      std::min(s.tasks.size(), static_cast<std::size_t>(std::clamp(readers, 1, LoadingRing::max_readers)));
   s.threads.reserve(wanted);
   while (s.threads.size() < wanted) {
     try {
-      s.threads.emplace_back([&s] { s.read_ahead(); });
+      s.threads.emplace_back([&s] { s.work(); });
     } catch (const std::system_error&) {
       // The system has no more threads for us: fewer will do, none will not.
       if (s.threads.empty()) throw;
@@ -205,7 +405,6 @@ std::optional<WeightPiece> ShardReader::next() {
   State& s = *state_;
   SO_CHECK(s.given == s.released, "the piece before was not released");
   if (s.given == s.parts.size()) return std::nullopt;
-  const State::Part& part = s.parts[s.given];
   State::Arrival& arrival = s.arrivals[s.given % s.ring.size()];
   std::unique_lock lock(s.mutex);
   {
@@ -214,8 +413,8 @@ std::optional<WeightPiece> ShardReader::next() {
   }
   arrival.here = false;
   if (arrival.error) std::rethrow_exception(std::exchange(arrival.error, nullptr));
+  s.bytes_given += s.parts[s.given].file_bytes;
   ++s.given;
-  s.bytes_given += part.size * size_of(s.requests[part.request].file->info(s.requests[part.request].tensor).dtype);
   return arrival.piece;
 }
 
@@ -227,7 +426,7 @@ void ShardReader::release(Stream& stream) {
     const std::lock_guard lock(s.mutex);
     ++s.released;
   }
-  s.released_one.notify_all();
+  s.progressed.notify_all();
 }
 
 std::uint64_t ShardReader::bytes_given() const { return state_->bytes_given; }

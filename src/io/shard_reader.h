@@ -2,10 +2,12 @@
 // the caller sends what has arrived to where it belongs. The model is never whole in host memory on the way.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,8 +26,9 @@ class LoadingRing {
   };
 
   // `slot_bytes`: a multiple of 4096. Twice the slots that readers can fill at a time: a copy engine then finds the
-  // next piece ready while all readers are at work.
-  LoadingRing(Device& device, std::size_t slot_bytes);
+  // next piece ready while all readers are at work. `packed_bytes`: of the largest quantised matrix to be loaded; two
+  // are held as the files have them, booked as "loading packed", one being read while the other is unpacked.
+  LoadingRing(Device& device, std::size_t slot_bytes, std::size_t packed_bytes = 0);
 
   // For a model of so many elements: 4 MiB, where copies to a GPU come within 2% of their full speed (a larger ring
   // takes longer to pin than it saves); less for small models, whose ring stays at a sixteenth of their bf16 weights.
@@ -35,9 +38,15 @@ class LoadingRing {
   std::size_t size() const { return slots_.size(); }
   std::size_t slot_bytes() const { return slots_[0].memory.bytes(); }
   Slot& slot(std::size_t turn) { return slots_[turn % slots_.size()]; }
+  static constexpr std::size_t packed_places = 2;
+  std::span<std::byte> packed(std::size_t turn) {
+    Buffer& place = packed_[turn % packed_places];
+    return {static_cast<std::byte*>(place.data()), place.bytes()};
+  }
 
  private:
   std::vector<Slot> slots_;
+  std::array<Buffer, packed_places> packed_;
 };
 
 // What becomes of the kernel's copy of a file. keep: another load of it, soon, is served from memory. drop: pages are
@@ -47,15 +56,20 @@ enum class PageCache : std::uint8_t { keep, drop };
 // The reader. One thread calls.
 class ShardReader {
  public:
-  // A whole tensor, of f32, bf16 or f16, which must outlive the reader.
+  // A whole tensor, of f32, bf16 or f16. Or one in MXFP4 (io/mxfp4.h), which is two tensors of u8: `tensor` are its
+  // blocks [matrices, rows, columns / 32, 16], `scales` [matrices, rows, columns / 32]; what is given out are its
+  // elements as [matrices, columns, rows]. Files must outlive the reader.
   struct Request {
     const SafetensorsReader* file = nullptr;
     std::string tensor;
     std::int64_t at = 0;  // of its first element, in the flat range of parameters
     WeightForms forms;    // none: the tensor is read, and that is all
+    const SafetensorsReader* scales_file = nullptr;
+    std::string scales;  // empty: the tensor is not quantised
   };
 
-  // Starts reading, in the order given, with at most `readers` threads.
+  // Starts reading, in the order given, with at most `readers` threads. A quantised matrix is read once, whole, and
+  // unpacked from there by all threads, while the next one is read.
   ShardReader(LoadingRing& ring, std::vector<Request> requests, int readers, PageCache cache);
   // Ends the reading, wherever it is. The pieces given out are no longer valid.
   ~ShardReader();

@@ -32,11 +32,7 @@ double median(std::vector<double> values) {
 
 // Every byte of the model's tensors read into pinned memory, by the loader's threads in its pieces, and left at that.
 void read_all(const ModelFiles& model, LoadingRing& ring, Stream& stream, int readers) {
-  std::vector<ShardReader::Request> requests;
-  for (const SafetensorsReader& shard : model.directory().shards())
-    for (const std::string& name : shard.names())
-      if (model.layout().find(name) >= 0) requests.push_back({&shard, name, 0, {}});
-  ShardReader reader(ring, std::move(requests), readers, PageCache::keep);
+  ShardReader reader(ring, model.files().requests([](DType) { return WeightForms{}; }), readers, PageCache::keep);
   while (reader.next()) reader.release(stream);
   stream.synchronize();
 }
@@ -76,8 +72,7 @@ int run_bench_load(const BenchLoadOptions& options) {
   LoadingRing ring = make_loading_ring(device, model.layout());
   DeviceWeights weights(device, model.layout(), compute);
   const auto stream = device.create_stream("compute");
-  std::uint64_t bytes = 0;
-  for (const Parameter& p : model.layout().parameters()) bytes += model.directory().info(p.name).bytes();
+  const std::uint64_t bytes = model.files().bytes();
 
   const int readers = runtime.host_pool().size();
   // Not measured with the others: afterwards what fits in memory of the files is there, and device memory was touched.

@@ -11,6 +11,17 @@
 
 namespace so {
 
+namespace {
+
+std::vector<TensorSpec> exported_tensors(const ModelFiles& source, DType dtype) {
+  std::vector<TensorSpec> specs = tensor_specs(source.layout(), dtype);
+  for (const ParameterFiles::Copy& copy : source.files().copies())
+    specs.push_back({copy.name, dtype, source.layout().parameter(copy.parameter).shape});
+  return specs;
+}
+
+}  // namespace
+
 std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype) {
   std::vector<TensorSpec> specs;
   for (const Parameter& p : layout.parameters()) specs.push_back({p.name, dtype, p.shape});
@@ -22,19 +33,24 @@ std::string config_with_dtype(const std::string& config_json, DType dtype) {
   const bool old_name = config.contains("torch_dtype");
   if (old_name) config["torch_dtype"] = std::string(name_of(dtype));
   if (!old_name || config.contains("dtype")) config["dtype"] = std::string(name_of(dtype));
+  config.erase("quantization_config");
   return config.dump(2) + "\n";
 }
 
 void for_each_part(const ParameterLayout& layout, Range range, const std::function<void(int, Range, Range)>& body) {
-  for (int p = 0; p < layout.count(); ++p) {
+  for (int p = layout.first_ending_after(range.begin); p < layout.count(); ++p) {
     const Range own = layout.range(p);
+    if (own.begin >= range.end) break;
     const Range flat{std::max(own.begin, range.begin), std::min(own.end, range.end)};
     if (flat.size() > 0) body(p, {flat.begin - own.begin, flat.end - own.begin}, flat);
   }
 }
 
-ModelExport::ModelExport(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory)
-    : engine_(engine), writer_(directory, tensor_specs(engine.layout(), engine.compute_dtype())) {
+ModelExport::ModelExport(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
+                         std::uint64_t max_shard_bytes)
+    : engine_(engine),
+      source_(source),
+      writer_(directory, exported_tensors(source, engine.compute_dtype()), max_shard_bytes) {
   source.directory().copy_auxiliary_files(directory);
   write_text_file_atomically(directory / "config.json",
                              config_with_dtype(source.directory().config_json(), engine.compute_dtype()));
@@ -53,18 +69,22 @@ void ModelExport::write_bucket(const Bucket& bucket) {
     }
     const Range piece{begin, begin + static_cast<std::int64_t>(master.size())};
     for_each_part(layout, piece, [&](int p, Range inside, Range flat) {
-      writer_.write(layout.parameter(p).name, static_cast<std::uint64_t>(inside.begin) * size,
-                    bytes.subspan(static_cast<std::size_t>(flat.begin - begin) * size,
-                                  static_cast<std::size_t>(flat.size()) * size));
+      const std::span<const std::byte> part = bytes.subspan(static_cast<std::size_t>(flat.begin - begin) * size,
+                                                            static_cast<std::size_t>(flat.size()) * size);
+      const std::uint64_t at = static_cast<std::uint64_t>(inside.begin) * size;
+      writer_.write(layout.parameter(p).name, at, part);
+      for (const ParameterFiles::Copy& copy : source_.files().copies())
+        if (copy.parameter == p) writer_.write(copy.name, at, part);
     });
   });
 }
 
 void ModelExport::finish() { writer_.finish(); }
 
-void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory) {
+void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
+                  std::uint64_t max_shard_bytes) {
   AtomicDirectory staged(directory / "export");
-  ModelExport model(engine, source, staged.path());
+  ModelExport model(engine, source, staged.path(), max_shard_bytes);
   for (const Bucket& bucket : engine.buckets()) model.write_bucket(bucket);
   model.finish();
 

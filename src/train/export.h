@@ -12,15 +12,19 @@ namespace so {
 // Streams bucket by bucket, so that the engine may go on as soon as it has passed a bucket (OffloadEngine::gate()).
 class ModelExport {
  public:
-  // Weights in the engine's compute dtype, config.json with that dtype noted, and the auxiliary files of `source`.
-  // Claims the space for the weights in `directory`.
-  ModelExport(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory);
+  // Weights in the engine's compute dtype under the names and in the shapes of `source`, a tied embedding also under
+  // a second name if it has one there; config.json with that dtype noted; and the auxiliary files. What was quantised
+  // is written as the rest. Claims the space for the weights in `directory`, in files of at most so many bytes of
+  // tensors (but for a tensor that is larger).
+  ModelExport(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
+              std::uint64_t max_shard_bytes = default_max_shard_bytes);
 
   void write_bucket(const Bucket& bucket);
   void finish();  // every bucket was written: completes the files
 
  private:
   OffloadEngine& engine_;
+  const ModelFiles& source_;
   HfModelWriter writer_;
 };
 
@@ -32,12 +36,13 @@ void for_each_part(const ParameterLayout& layout, Range range,
 // Tensors of `layout` as files list them.
 std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype);
 
-// config.json with "dtype" or "torch_dtype", whichever it uses ("dtype" if neither), set to `dtype`; everything else
-// and its order kept.
+// config.json with "dtype" or "torch_dtype", whichever it uses ("dtype" if neither), set to `dtype`, and without
+// "quantization_config", since weights are written unquantised; everything else and its order kept.
 std::string config_with_dtype(const std::string& config_json, DType dtype);
 
 // Puts the engine's weights, as they are now, into `directory` itself, beside checkpoints and metrics: first under a
 // temporary name, then file by file, config.json last.
-void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory);
+void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
+                  std::uint64_t max_shard_bytes = default_max_shard_bytes);
 
 }  // namespace so

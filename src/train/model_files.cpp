@@ -13,8 +13,11 @@
 namespace so {
 namespace {
 
-// Buffers that old checkpoints carry and that the config determines anyway.
-bool derived(std::string_view name) { return name.ends_with("rotary_emb.inv_freq"); }
+// Some files repeat a tied embedding as the output projection.
+std::vector<ParameterFiles::Copy> possible_copies(const DecoderSpec& spec, const ParameterLayout& layout) {
+  if (!spec.tied_embeddings) return {};
+  return {{"lm_head.weight", make_parameter_index(spec, layout).embedding}};
+}
 
 }  // namespace
 
@@ -36,40 +39,26 @@ std::int64_t resolve_max_length(std::int64_t max_length, bool given, const Decod
 ModelFiles::ModelFiles(const std::filesystem::path& directory)
     : directory_(directory),
       spec_(read_decoder_spec(directory_.config_json(), (directory / "config.json").string())),
-      layout_(std::make_unique<ParameterLayout>(make_parameters(spec_))) {
-  for (const Parameter& p : layout_->parameters()) {
-    if (!directory_.contains(p.name)) fail("{}: tensor '{}' is missing", directory.string(), p.name);
-    const TensorInfo& info = directory_.info(p.name);
-    if (info.dtype != DType::f32 && info.dtype != DType::bf16 && info.dtype != DType::f16)
-      fail("{}: tensor '{}' is {}; weights must be float32, bfloat16 or float16",
-           directory_.shard_of(p.name).path().string(), p.name, name_of(info.dtype));
-    if (info.shape != p.shape)
-      fail("{}: tensor '{}' has shape {}, config.json says {}", directory_.shard_of(p.name).path().string(), p.name,
-           shape_string(info.shape), shape_string(p.shape));
-  }
-  for (const std::string& name : directory_.tensor_names()) {
-    if (layout_->find(name) >= 0 || derived(name)) continue;
-    if (spec_.tied_embeddings && name == "lm_head.weight") {
-      log_info("{}: lm_head.weight is left out, since config.json ties it to the embedding", directory.string());
-      continue;
-    }
-    fail("{}: tensor '{}' belongs to no part of {}", directory_.shard_of(name).path().string(), name,
-         spec_.architecture);
-  }
+      layout_(std::make_unique<ParameterLayout>(make_parameters(spec_))),
+      files_(directory_, *layout_, possible_copies(spec_, *layout_), spec_.architecture) {
+  for (const ParameterFiles::Copy& copy : files_.copies())
+    log_info("{}: {} is the embedding, since config.json ties them; the file's own is not read", directory.string(),
+             copy.name);
+  if (files_.quantised() > 0)
+    log_info(
+        "{}: {} tensors are in MXFP4; they are widened, which is exact, and a trained model has them unquantised, "
+        "without "
+        "quantization_config in its config.json",
+        directory.string(), files_.quantised());
 }
 
 LoadingRing make_loading_ring(Device& device, const ParameterLayout& layout) {
-  return LoadingRing(device, LoadingRing::slot_bytes_for(layout.elements()));
+  return LoadingRing(device, LoadingRing::slot_bytes_for(layout.elements()), largest_packed_bytes(layout));
 }
 
 template <class Forms, class Place>
 void ModelFiles::stream_weights(Stream& stream, int readers, PageCache cache, const Forms& forms,
                                 const Place& place) const {
-  std::vector<ShardReader::Request> requests;
-  for (const SafetensorsReader& shard : directory_.shards())
-    for (const std::string& name : shard.names())
-      if (const int p = layout_->find(name); p >= 0)
-        requests.push_back({&shard, name, layout_->range(p).begin, forms(shard.info(name).dtype)});
   LoadingRing ring = make_loading_ring(stream.device(), *layout_);
   // Whatever happens, the ring's memory goes only when no copy uses it.
   struct Idle {
@@ -82,7 +71,7 @@ void ModelFiles::stream_weights(Stream& stream, int readers, PageCache cache, co
       }
     }
   } const idle{stream};
-  ShardReader reader(ring, std::move(requests), readers, cache);
+  ShardReader reader(ring, files_.requests(forms), readers, cache);
   ProgressReport progress("loading weights");
   const std::string size = format_bytes(reader.total_bytes());
   while (const auto piece = reader.next()) {

@@ -10,18 +10,20 @@
 #include "io/shard_reader.h"
 #include "model/spec.h"
 #include "offload/engine.h"
+#include "train/parameter_files.h"
 
 namespace so {
 
 class ModelFiles {
  public:
-  // Opens and checks all: config, and every tensor's name, shape and dtype against the spec. Throws Error naming the
-  // file and tensor.
+  // Opens and checks all: config, and every tensor's name, shape and dtype against the spec (train/parameter_files.h).
+  // Throws Error naming the file and tensor.
   explicit ModelFiles(const std::filesystem::path& directory);
 
   const DecoderSpec& spec() const { return spec_; }
   const ParameterLayout& layout() const { return *layout_; }
   const HfDirectory& directory() const { return directory_; }
+  const ParameterFiles& files() const { return files_; }
 
   // Reads every parameter, shard by shard, and places it: in an engine as master weights, whoever owns them, and as
   // weights in compute dtype; or as weights only. Through a ring of pinned memory (make_loading_ring()), so that the
@@ -40,6 +42,7 @@ class ModelFiles {
   HfDirectory directory_;
   DecoderSpec spec_;
   std::unique_ptr<ParameterLayout> layout_;
+  ParameterFiles files_;
 };
 
 // What loading a model takes beside what is loaded; for plans, and for the loading itself.

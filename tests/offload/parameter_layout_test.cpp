@@ -46,6 +46,20 @@ TEST(ParameterLayout, FindsByName) {
   EXPECT_EQ(layout.find("embed"), 0);
   EXPECT_EQ(layout.find("v"), 4);
   EXPECT_EQ(layout.find("w"), -1);
+  EXPECT_EQ(layout.find(""), -1);
+  for (int i = 0; i < layout.count(); ++i) EXPECT_EQ(layout.find(layout.parameter(i).name), i);
+  const ParameterLayout copy = layout;
+  EXPECT_EQ(copy.find("o"), 5);
+}
+
+TEST(ParameterLayout, FindsByElement) {
+  const ParameterLayout layout = example();
+  for (std::int64_t element = 0; element < layout.elements(); ++element) {
+    int expected = 0;
+    while (expected < layout.count() && layout.range(expected).end <= element) ++expected;
+    ASSERT_EQ(layout.first_ending_after(element), expected) << element;
+  }
+  EXPECT_EQ(layout.first_ending_after(layout.elements()), layout.count());
 }
 
 TEST(ParameterLayout, ViewsOfJoinedParametersReadAsOneMatrix) {
@@ -64,6 +78,17 @@ TEST(ParameterLayout, ViewsOfJoinedParametersReadAsOneMatrix) {
   EXPECT_EQ(layout.view(half.data(), DType::bf16, 2).data(), half.data() + 192) << "offsets count elements, not bytes";
   EXPECT_THROW(layout.view(flat.data(), DType::f32, 1, 2), Bug) << "q does not continue norm";
   EXPECT_THROW(layout.view(flat.data(), DType::f32, 4, 2), Bug) << "o does not continue v";
+}
+
+TEST(ParameterLayout, ThreeDimensionsAreViewedAsTheyAre) {
+  const ParameterLayout layout({vector_of("norm", 3, 0), {"experts", {2, 5, 7}, true, 0, false}, matrix("o", 2, 7, 0)});
+  EXPECT_EQ(layout.range(1), (Range{64, 134}));
+  EXPECT_EQ(layout.range(2).begin, 192);
+  std::vector<float> flat(static_cast<std::size_t>(layout.elements()));
+  const Tensor experts = layout.view(flat.data(), DType::f32, 1);
+  EXPECT_EQ(std::vector(experts.shape().begin(), experts.shape().end()), (std::vector<std::int64_t>{2, 5, 7}));
+  EXPECT_EQ(experts.data(), flat.data() + 64);
+  EXPECT_THROW(layout.view(flat.data(), DType::f32, 1, 2), Bug) << "o does not continue the experts";
 }
 
 TEST(ParameterLayout, JoinedVectorsReadAsOneVector) {
@@ -104,7 +129,8 @@ TEST(ParameterLayout, RefusesWhatIsNoLayout) {
   EXPECT_THROW(ParameterLayout({matrix("a", 2, 2, 0), matrix("b", 2, 2, 1), matrix("c", 2, 2, 0)}), Bug);
   EXPECT_THROW(ParameterLayout({matrix("a", 2, 2, 0, true)}), Bug) << "joins nothing";
   EXPECT_THROW(ParameterLayout({matrix("a", 2, 2, 0), matrix("b", 2, 2, 1, true)}), Bug) << "joins another unit";
-  EXPECT_THROW(ParameterLayout({Parameter{"a", {2, 2, 2}, true, 0, false}}), Bug);
+  EXPECT_THROW(ParameterLayout({matrix("a", 2, 2, 0), Parameter{"b", {2, 2, 2}, true, 0, true}}), Bug) << "joined";
+  EXPECT_THROW(ParameterLayout({Parameter{"a", {2, 2, 2, 2}, true, 0, false}}), Bug);
   EXPECT_THROW(ParameterLayout({Parameter{"a", {}, true, 0, false}}), Bug);
 }
 

@@ -95,6 +95,53 @@ TEST(ExportModel, TiedModelsHaveNoHeadOfTheirOwn) {
       << "else this shows nothing";
 }
 
+// A file that repeats the tied embedding gets it back so, as it is after training and not as it was.
+TEST(ExportModel, ATiedHeadThatTheSourceRepeatsIsRepeated) {
+  TemporaryDirectory source, temporary;
+  for (const auto& entry : std::filesystem::directory_iterator(model_directory("qwen3-tied")))
+    std::filesystem::copy(entry.path(), source / entry.path().filename().string());
+  std::vector<RawTensor> tensors;
+  const StoredTensors stored = read_model_weights(model_directory("qwen3-tied"));
+  const auto& embedding = stored.at("model.embed_tokens.weight");
+  for (const auto& [name, t] : stored)
+    tensors.push_back({name, "F32", t.shape,
+                       std::string(reinterpret_cast<const char*>(t.values.data()), t.values.size() * sizeof(float))});
+  tensors.push_back({"lm_head.weight", "F32", embedding.shape, std::string(embedding.values.size() * 4, '\0')});
+  std::filesystem::remove(source / "model.safetensors");
+  write_safetensors(source / "model.safetensors", tensors);
+
+  EngineOfModel model(source.path(), DType::f32, 1000);
+  model.load();
+  model.step(0.5f, 1);
+  export_model(model.engine(), model.files(), temporary.path());
+  const StoredTensors got = read_model_weights(temporary.path());
+  EXPECT_EQ(got.size(), tensors.size());
+  EXPECT_EQ(got.at("lm_head.weight").shape, embedding.shape);
+  EXPECT_EQ(got.at("lm_head.weight").values, got.at("model.embed_tokens.weight").values);
+  EXPECT_NE(got.at("lm_head.weight").values, embedding.values);
+}
+
+TEST(ExportModel, ShardsHoldWhatTheyMay) {
+  TemporaryDirectory temporary, whole;
+  EngineOfModel model(model_directory("llama-untied"), DType::bf16, 500);
+  model.load();
+  export_model(model.engine(), model.files(), whole.path());
+  constexpr std::uint64_t limit = 20'000;
+  export_model(model.engine(), model.files(), temporary.path(), limit);
+  EXPECT_TRUE(std::filesystem::exists(whole / "model.safetensors"));
+  EXPECT_FALSE(std::filesystem::exists(temporary / "model.safetensors"));
+  const HfDirectory written(temporary.path());
+  EXPECT_GT(written.shards().size(), 1u);
+  for (const SafetensorsReader& shard : written.shards())
+    EXPECT_TRUE(shard.data_bytes() <= limit || shard.names().size() == 1) << shard.path();
+  const auto of = [](const StoredTensors& tensors) {
+    std::map<std::string, std::vector<float>> values;
+    for (const auto& [name, t] : tensors) values[name] = t.values;
+    return values;
+  };
+  EXPECT_EQ(of(read_model_weights(temporary.path())), of(read_model_weights(whole.path())));
+}
+
 TEST(ExportModel, WritesTheWeightsOfNowNotThoseLoaded) {
   TemporaryDirectory temporary;
   EngineOfModel model(model_directory("llama-untied"), DType::f32);
@@ -140,6 +187,12 @@ TEST(ConfigWithDtype, KeepsKeysAndTheirOrder) {
       "{\n  \"b\": 1,\n  \"torch_dtype\": \"bfloat16\",\n  \"a\": {\n    \"z\": 1e-06,\n    \"y\": null\n  }\n}\n");
   EXPECT_EQ(config_with_dtype(R"({"dtype": "float16", "b": [1, 2.5]})", DType::f32),
             "{\n  \"dtype\": \"float32\",\n  \"b\": [\n    1,\n    2.5\n  ]\n}\n");
+}
+
+TEST(ConfigWithDtype, LeavesOutHowTheSourceWasQuantised) {
+  EXPECT_EQ(config_with_dtype(R"({"dtype": "bfloat16", "quantization_config": {"quant_method": "mxfp4"}, "a": 1})",
+                              DType::bf16),
+            "{\n  \"dtype\": \"bfloat16\",\n  \"a\": 1\n}\n");
 }
 
 TEST(ConfigWithDtype, NeitherOrBothNames) {

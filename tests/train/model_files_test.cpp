@@ -260,6 +260,9 @@ TEST(ModelFiles, LeavesOutWhatTheConfigDetermines) {
   const ModelFiles files(temporary.path());
   EXPECT_EQ(files.layout().count(), 11);
   EXPECT_EQ(files.layout().find("lm_head.weight"), -1);
+  ASSERT_EQ(files.files().copies().size(), 1u);
+  EXPECT_EQ(files.files().copies()[0].name, "lm_head.weight");
+  EXPECT_EQ(files.layout().parameter(files.files().copies()[0].parameter).name, "model.embed_tokens.weight");
 }
 
 TEST(ModelFiles, RefusesATensorThatBelongsNowhere) {
