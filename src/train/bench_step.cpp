@@ -274,6 +274,7 @@ int run_bench_step(const BenchStepOptions& options) {
   Runtime runtime(options.device, options.cpu_threads);
   Device& device = runtime.device();
   const TrainingPlan plan = make_plan(options, spec, layout, runtime, compute);
+  plan.log_reasons();
   const char* optimizer = options.no_optimizer                                ? "none"
                           : options.offload_optimizer == OptimizerDevice::cpu ? "cpu"
                                                                               : "device";

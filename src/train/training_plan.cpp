@@ -111,9 +111,9 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
     plan.decoder.keep = chosen.keep;
     plan.activation_bytes = chosen.bytes;
     if (chosen.keep != keep_choice(spec.layers, 0))
-      log_info(
+      plan.reasons.push_back(fmt::format(
           "activations: {}; the rest is recomputed in backward, since keeping all would not fit ({} left for them)",
-          describe(chosen.keep), format_bytes(budget));
+          describe(chosen.keep), format_bytes(budget)));
   } else {
     plan.decoder.keep = keep_choice(spec.layers, allowed_choices(spec.layers, activation_checkpointing)[0]);
     plan.activation_bytes = sizer.bytes(plan.decoder);
@@ -215,18 +215,23 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   plan.engine.transient_weights = chosen.residency.transient_weights;
   plan.engine.transient_gradients = chosen.residency.transient_gradients;
   plan.estimate = chosen.estimate;
-  log_info("measured: {}", describe_rates(measured));
-  log_info("optimizer state: {}", chosen.why_split);
+  const auto say = [&](std::string reason) { plan.reasons.push_back(std::move(reason)); };
+  say(fmt::format("{}: {}", machine.rates_origin, describe_rates(measured)));
+  say("optimizer state: " + chosen.why_split);
   if (chosen.device_units < layout.units() && plan.engine.compute == DType::bf16)
-    log_info("bf16 and fp32 are changed into each other on the {}{}", casts ? "device" : "host",
-             cast == CastChoice::automatic ? ", which is quicker here" : ", as asked");
-  log_info("{}", chosen.why_undo);
-  if (!chosen.why_residency.empty()) log_info("{}", chosen.why_residency);
-  log_info("expected: {:.3f} s a step, {:.3f} s of it waiting for the host", chosen.estimate.seconds(),
-           chosen.estimate.exposed);
+    say(fmt::format("bf16 and fp32 are changed into each other on the {}{}", casts ? "device" : "host",
+                    cast == CastChoice::automatic ? ", which is quicker here" : ", as asked"));
+  say(chosen.why_undo);
+  if (!chosen.why_residency.empty()) say(chosen.why_residency);
+  say(fmt::format("expected: {:.3f} s a step, {:.3f} s of it waiting for the host", chosen.estimate.seconds(),
+                  chosen.estimate.exposed));
 }
 
 }  // namespace
+
+void TrainingPlan::log_reasons() const {
+  for (const std::string& reason : reasons) log_info("{}", reason);
+}
 
 PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments) {
   Device& device = runtime.device();
@@ -351,8 +356,8 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
       if (place > 0) plan.engine.undo_buckets = std::min(without.host_buckets, static_cast<std::int64_t>(room / place));
       plan.memory = state().memory;
     }
-    log_info("optimizer state: {:.1f}% the host's; places for new state of {} buckets",
-             100 * host_share(layout, device_units), plan.engine.undo_buckets);
+    plan.reasons.push_back(fmt::format("optimizer state: {:.1f}% the host's; places for new state of {} buckets",
+                                       100 * host_share(layout, device_units), plan.engine.undo_buckets));
   }
   add_activations(machine, device_advice, plan);
   return plan;

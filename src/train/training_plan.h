@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "model/decoder.h"
 #include "offload/engine.h"
@@ -23,6 +24,7 @@ struct PlanningMachine {
   HostMemory host;
   ThreadPool* pool = nullptr;           // the host's; its size counts
   std::function<MachineRates()> rates;  // asked for if something depends on them: never on the CPU device
+  std::string rates_origin = "measured";  // what reasons call them
 };
 // The machine as it is now; rates are those of `compute` and of AdamW with `moments` so kept, measured.
 PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments);
@@ -45,6 +47,9 @@ struct TrainingPlan {
   std::size_t activation_bytes = 0;      // the arena of forward and backward
   MemoryPlan memory;                     // all that the run will allocate, and what the process holds already
   std::optional<StepEstimate> estimate;  // on a GPU, if the optimizer belongs to the plan
+  std::vector<std::string> reasons;      // what was chosen and why, a line each
+
+  void log_reasons() const;
 };
 
 // Where the weights come from, which decides about what their loading takes.
@@ -54,8 +59,7 @@ enum class WeightOrigin : std::uint8_t { files, random };
 // models so small that a bucket would be most of them when `adjust_buckets`. Activations: `on` keeps the layers' inputs
 // only, `off` everything, `automatic` as much as is worth it. On a GPU that, the owners and the places for new state
 // are chosen together (plan/offload_plan.h); on the CPU device, as much as fits of activations, then of places. Sizes
-// are found by running the real decoder and engine on a dry device. Logs what was chosen and why. Throws Error if it
-// does not fit.
+// are found by running the real decoder and engine on a dry device. Throws Error if it does not fit.
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                            const TrainingShape& shape, EngineSettings engine, const OffloadRequest& request,
                            bool adjust_buckets, Toggle activation_checkpointing, WeightOrigin origin);
