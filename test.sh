@@ -29,7 +29,8 @@ scripts/test_aarch64.sh
 
 if ! nvidia-smi -L >/dev/null 2>&1; then
   echo "== GPU tests: not run, no NVIDIA GPU here"
-elif ! grep -q '^SO_CUDNN_FRONTEND_INCLUDE:PATH=/' build/CMakeCache.txt; then
+elif ! { grep -q '^SO_CUDNN_FRONTEND_INCLUDE:PATH=/' build/CMakeCache.txt &&
+  grep -q '^SO_CUTLASS_INCLUDE:PATH=/' build/CMakeCache.txt; }; then
   echo "== GPU tests: not run, the build has no CUDA backend (cmake says why)"
 else
   echo "== GPU tests"

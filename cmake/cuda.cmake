@@ -1,6 +1,6 @@
 # The CUDA backend: SO_CUDA is AUTO (built if all it needs is there), ON (an error if not) or OFF.
 # Needs nvcc 12.4 or later with cuBLASLt, cuDNN 9, the headers of CUPTI, whose library the program loads when a trace is
-# asked for, and the headers of cudnn-frontend, which scripts/install_dependencies.sh fetches.
+# asked for, and the headers of cudnn-frontend and CUTLASS, which scripts/install_dependencies.sh fetches.
 set(SO_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set(SO_CUDA_ARCHITECTURES "80-real;90-real;90-virtual" CACHE STRING
   "GPU architectures; the virtual one is compiled by the driver on later GPUs")
@@ -37,7 +37,9 @@ if(SO_CUDA)
     find_path(SO_CUDNN_INCLUDE cudnn.h HINTS ${hints} PATH_SUFFIXES include)
     find_library(SO_CUDNN_LIBRARY cudnn HINTS ${hints} PATH_SUFFIXES lib lib64)
     find_path(SO_CUDNN_FRONTEND_INCLUDE cudnn_frontend.h HINTS ${PROJECT_SOURCE_DIR}/.deps/cudnn-frontend/include)
-    foreach(part CUBLASLT_INCLUDE CUBLASLT_LIBRARY CUDART_LIBRARY CUPTI_INCLUDE CUDNN_INCLUDE CUDNN_LIBRARY CUDNN_FRONTEND_INCLUDE)
+    find_path(SO_CUTLASS_INCLUDE cutlass/cutlass.h HINTS ${PROJECT_SOURCE_DIR}/.deps/cutlass/include)
+    foreach(part CUBLASLT_INCLUDE CUBLASLT_LIBRARY CUDART_LIBRARY CUPTI_INCLUDE CUDNN_INCLUDE CUDNN_LIBRARY CUDNN_FRONTEND_INCLUDE
+        CUTLASS_INCLUDE)
       if(NOT SO_${part})
         list(APPEND missing ${part})
       endif()
@@ -52,9 +54,9 @@ if(SO_CUDA)
     set(SO_HAVE_CUDA ON)
     message(STATUS "CUDA backend: on (nvcc ${CMAKE_CUDA_COMPILER_VERSION}, ${SO_CUDA_ARCHITECTURES})")
   elseif(SO_CUDA STREQUAL AUTO)
-    message(STATUS "CUDA backend: off (not found: ${missing}; scripts/install_dependencies.sh fetches cudnn-frontend)")
+    message(STATUS "CUDA backend: off (not found: ${missing}; scripts/install_dependencies.sh fetches cudnn-frontend and CUTLASS)")
   else()
-    message(FATAL_ERROR "SO_CUDA=${SO_CUDA}, but not found: ${missing}; scripts/install_dependencies.sh fetches cudnn-frontend")
+    message(FATAL_ERROR "SO_CUDA=${SO_CUDA}, but not found: ${missing}; scripts/install_dependencies.sh fetches cudnn-frontend and CUTLASS")
   endif()
 else()
   message(STATUS "CUDA backend: off (SO_CUDA=${SO_CUDA})")

@@ -100,11 +100,17 @@ class Cases {
     heads("q", 0, s_.heads);
     heads("k", s_.q_width(), s_.kv_heads);
     attention();
-    activation();
     linear("qkv", s_.hidden, s_.qkv_width());
     linear("o", s_.q_width(), s_.hidden);
-    linear("gate_up", s_.hidden, 2 * s_.intermediate);
-    linear("down", s_.intermediate, s_.hidden);
+    if (s_.expert_layers() < s_.layers) {
+      activation();
+      linear("gate_up", s_.hidden, 2 * s_.intermediate);
+      linear("down", s_.intermediate, s_.hidden);
+    }
+    if (s_.expert_layers() > 0) {
+      experts("gate_up", s_.hidden, 2 * s_.experts.intermediate);
+      experts("down", s_.experts.intermediate, s_.hidden);
+    }
     if (s_.qkv_bias) bias("qkv", s_.qkv_width());
     cross_entropy();
     gradients();
@@ -274,6 +280,36 @@ class Cases {
     });
   }
 
+  // The rows are spread evenly over the experts.
+  void experts(const std::string& which, std::int64_t in, std::int64_t out) {
+    const ExpertLayout layout = s_.experts.layout;
+    const std::int64_t count = s_.experts.count, rows = n_ * s_.experts.per_token;
+    if (expert_offsets_.empty())
+      for (std::int64_t e = 0; e <= count; ++e) expert_offsets_.push_back(static_cast<std::int32_t>(rows * e / count));
+    const std::string shape = fmt::format("{} of {} experts x {} x {}", rows, count, in, out);
+    const double flops = 2 * static_cast<double>(rows) * static_cast<double>(in) * static_cast<double>(out);
+    const auto weight = [=, this](Tensors& m) {
+      return layout == ExpertLayout::out_in ? m.random(t_, {count, out, in}) : m.random(t_, {count, in, out});
+    };
+    add("expert_linear " + which, shape, 0, flops, [=, this](Tensors& m) {
+      const Tensor y = m.random(t_, {rows, out}), x = m.random(t_, {rows, in}), w = weight(m);
+      const Tensor offsets = m.integers(expert_offsets_);
+      return Call{[=](Ops& ops, Stream& stream) { ops.expert_linear(stream, y, x, w, layout, offsets); }};
+    });
+    add("expert_linear_grad_input " + which, shape, 0, flops, [=, this](Tensors& m) {
+      const Tensor dy = m.random(t_, {rows, out}), dx = m.random(t_, {rows, in}), w = weight(m);
+      const Tensor offsets = m.integers(expert_offsets_);
+      return Call{[=](Ops& ops, Stream& stream) { ops.expert_linear_grad_input(stream, dx, dy, w, layout, offsets); }};
+    });
+    add("expert_linear_grad_weight " + which, shape, 0, flops, [=, this](Tensors& m) {
+      const Tensor dy = m.random(t_, {rows, out}), x = m.random(t_, {rows, in}), dw = weight(m);
+      const Tensor offsets = m.integers(expert_offsets_);
+      return Call{[=](Ops& ops, Stream& stream) {
+        ops.expert_linear_grad_weight(stream, dw, dy, x, layout, offsets, Accumulate::overwrite);
+      }};
+    });
+  }
+
   void bias(const std::string& which, std::int64_t out) {
     add("linear_grad_bias " + which, fmt::format("{} x {}", n_, out), of_t(n_ * out), 0, [=, this](Tensors& m) {
       const Tensor dy = m.random(t_, {n_, out}), db = m.random(t_, {out});
@@ -337,6 +373,7 @@ class Cases {
   const MicroBatch batch_;
   std::int64_t longest_ = 0;
   double pairs_ = 0;  // of query and key
+  std::vector<std::int32_t> expert_offsets_;
   std::vector<Case> cases_;
 };
 
@@ -406,7 +443,7 @@ int run_bench_ops(const BenchOpsOptions& options) {
            config.origin, name_of(compute), device.name(), tokens, longest, gemm_rate / 1e12, bandwidth / 1e9);
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   if (!options.json)
-    fmt::print("{:<28} {:<44} {:>11} {:>11} {:>7}  {}\n", "operation", "sizes", "time us", "floor us", "share", "rate");
+    fmt::print("{:<34} {:<44} {:>11} {:>11} {:>7}  {}\n", "operation", "sizes", "time us", "floor us", "share", "rate");
   for (std::size_t i = 0; i < cases.all().size(); ++i) {
     const Case& c = cases.all()[i];
     const double seconds = time_case(c, device, runtime.ops(), *stream, sizes[i]);
@@ -421,7 +458,7 @@ int run_bench_ops(const BenchOpsOptions& options) {
       row[by_bytes ? "bytes" : "flops"] = by_bytes ? c.bytes : c.flops;
       rows.push_back(std::move(row));
     } else {
-      fmt::print("{:<28} {:<44} {:>11.1f} {:>11.1f} {:>6.1f}%  {}\n", c.name, c.shape, 1e6 * seconds, 1e6 * floor,
+      fmt::print("{:<34} {:<44} {:>11.1f} {:>11.1f} {:>6.1f}%  {}\n", c.name, c.shape, 1e6 * seconds, 1e6 * floor,
                  100 * floor / seconds,
                  by_bytes ? fmt::format("{:.4g} GB/s", c.bytes / seconds / 1e9)
                           : fmt::format("{:.4g} TFLOP/s", c.flops / seconds / 1e12));

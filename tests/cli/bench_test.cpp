@@ -149,6 +149,21 @@ TEST(BenchOps, TimesEveryOperation) {
           "linear_grad_weight down", "linear_cross_entropy", "grad_stats", "cast fp32 to bf16", "AdamW"})
       EXPECT_TRUE(names.contains(name)) << name;
     EXPECT_EQ(names.contains("linear_grad_bias qkv"), std::string(fixture) == "llama-bias");
+    EXPECT_FALSE(names.contains("expert_linear gate_up"));
+  }
+}
+
+TEST(BenchOps, TimesTheExpertsThatAModelHas) {
+  const TemporaryDirectory directory;
+  for (const char* fixture : {"qwen3-moe", "gpt-oss"}) {
+    const auto result = result_of({"bench", "ops", "--config", (model_fixture(fixture) / "model").string(), "--device",
+                                   "cpu", "--tokens", "50", "--max_length", "20", "--json"},
+                                  directory);
+    std::set<std::string> names;
+    for (const auto& row : result["ops"]) names.insert(row["op"].get<std::string>());
+    for (const char* name :
+         {"expert_linear gate_up", "expert_linear_grad_input down", "expert_linear_grad_weight down"})
+      EXPECT_TRUE(names.contains(name)) << fixture << ": " << name;
   }
 }
 

@@ -76,6 +76,8 @@ class CudaOps final : public Ops {
     return static_cast<T*>(scratch_bytes(count * sizeof(T)));
   }
   void* scratch_bytes(std::size_t bytes) const;
+  // out [R, columns] = a [R, inner] times the expert's matrix of w, [columns, inner] if transposed.
+  void expert_rows(Stream& stream, Tensor out, Tensor a, Tensor w, bool transposed, Tensor offsets);
 
   const CudaProperties properties_;
   OpsScratch scratch_;
