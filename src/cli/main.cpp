@@ -34,6 +34,10 @@ int run(const ParsedCommand& command) {
           return run_generate(options);
         else if constexpr (std::is_same_v<O, TokenizeOptions>)
           return run_tokenize(options);
+        else if constexpr (std::is_same_v<O, PlanOptions>)
+          return run_plan(options);
+        else if constexpr (std::is_same_v<O, ProfileOptions>)
+          return run_profile(options);
         else if constexpr (std::is_same_v<O, BenchStepOptions>)
           return run_bench_step(options);
         else if constexpr (std::is_same_v<O, BenchOpsOptions>)

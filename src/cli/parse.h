@@ -17,8 +17,8 @@ struct ShowText {  // --help, --version
 };
 
 struct ParsedCommand {
-  std::variant<ShowText, TrainOptions, InitOptions, EvalOptions, GenerateOptions, TokenizeOptions, BenchStepOptions,
-               BenchOpsOptions, BenchLoadOptions>
+  std::variant<ShowText, TrainOptions, InitOptions, EvalOptions, GenerateOptions, TokenizeOptions, PlanOptions,
+               ProfileOptions, BenchStepOptions, BenchOpsOptions, BenchLoadOptions>
       options;
   OptionOrigins origins;
 };
@@ -47,6 +47,8 @@ const Command& init_command();
 const Command& eval_command();
 const Command& generate_command();
 const Command& tokenize_command();
+const Command& plan_command();
+const Command& profile_command();
 const Command& bench_step_command();
 const Command& bench_ops_command();
 const Command& bench_load_command();

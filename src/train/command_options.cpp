@@ -1,6 +1,7 @@
 #include "train/command_options.h"
 
 #include "model/presets.h"
+#include "plan/hardware.h"
 
 namespace so {
 namespace {
@@ -41,6 +42,43 @@ void add_machine(OptionTable<S>& t) {
 template <class S>
 void add_json(OptionTable<S>& t) {
   t.add("json", &S::json, "Print the result as one JSON object on standard output").default_from(ours);
+}
+
+// A step, and where it has its state.
+template <class S>
+void add_rows(OptionTable<S>& t, const char* rows) {
+  t.add("batch_size", &S::batch_size, rows).unit("rows").at_least(1).at_most(1e6).default_from("as train");
+  t.add("max_length", &S::max_length, "Tokens a row").unit("tokens").at_least(2).at_most(1e9).default_from(ours);
+}
+
+template <class S>
+void add_placement(OptionTable<S>& t) {
+  t.add("offload_optimizer", &S::offload_optimizer, "Where optimizer state lives: cpu, or none for the training device")
+      .default_from("as train");
+  t.add("offload_ratio", &S::offload_ratio, "Share of the optimizer state that lives on the CPU, at most")
+      .at_least(0)
+      .at_most(1)
+      .or_else(-1.0, "as is quickest and fits; on the CPU device 1")
+      .default_from("as train");
+  t.add("mode", &S::mode, "Schedule of what the CPU steps: superoffload beside the device's work, zerooffload after it")
+      .default_from("as train");
+  t.add("cast_side", &S::cast_side, "Who changes bf16 into fp32 and back for what the CPU steps")
+      .default_from("as train");
+  t.add("bucket_size", &S::bucket_size, "Gradient moved and stepped at a time, counted in fp32")
+      .unit("bytes")
+      .at_least(4096)
+      .default_from("as train");
+}
+
+template <class S>
+void add_formats(OptionTable<S>& t) {
+  t.add("optimizer_state_dtype", &S::optimizer_state_dtype, "Number format that AdamW's moments are kept in")
+      .default_from("as train");
+  t.add("activation_checkpointing", &S::activation_checkpointing,
+        "Recompute activations in backward instead of keeping them; auto: if they would not fit")
+      .bare("true")
+      .default_from("as train")
+      .elsewhere("gradient_checkpointing");
 }
 
 OptionTable<InitOptions> make_init() {
@@ -138,46 +176,65 @@ OptionTable<BenchStepOptions> make_bench_step() {
   OptionTable<O> t;
   t.group("Model and step");
   add_config(t).required();
-  t.add("batch_size", &O::batch_size, "Rows of random tokens a step")
-      .unit("rows")
-      .at_least(1)
-      .at_most(1e6)
-      .default_from("as train");
-  t.add("max_length", &O::max_length, "Tokens a row").unit("tokens").at_least(2).at_most(1e9).default_from(ours);
+  add_rows(t, "Rows of random tokens a step");
   t.add("no_optimizer", &O::no_optimizer, "Forward and backward only: no optimizer state, no update")
       .default_from(ours);
-  t.add("offload_optimizer", &O::offload_optimizer, "Where optimizer state lives: cpu, or none for the training device")
-      .default_from("as train");
-  t.add("offload_ratio", &O::offload_ratio, "Share of the optimizer state that lives on the CPU, at most")
-      .at_least(0)
-      .at_most(1)
-      .or_else(-1.0, "as is quickest and fits; on the CPU device 1")
-      .default_from("as train");
-  t.add("mode", &O::mode, "Schedule of what the CPU steps: superoffload beside the device's work, zerooffload after it")
-      .default_from("as train");
-  t.add("cast_side", &O::cast_side, "Who changes bf16 into fp32 and back for what the CPU steps")
-      .default_from("as train");
-  t.add("bucket_size", &O::bucket_size, "Gradient moved and stepped at a time, counted in fp32")
-      .unit("bytes")
-      .at_least(4096)
-      .default_from("as train");
+  add_placement(t);
   t.add("max_grad_norm", &O::max_grad_norm,
         "Clip the global gradient norm to this; a large one clips rarely, a small one always")
       .above(0)
       .default_from("as train");
-  t.add("optimizer_state_dtype", &O::optimizer_state_dtype, "Number format that AdamW's moments are kept in")
-      .default_from("as train");
-  t.add("activation_checkpointing", &O::activation_checkpointing,
-        "Recompute activations in backward instead of keeping them; auto: if they would not fit")
-      .bare("true")
-      .default_from("as train")
-      .elsewhere("gradient_checkpointing");
+  add_formats(t);
   t.group("Measurement");
   t.add("steps", &O::steps, "Measured steps").unit("steps").at_least(1).at_most(1e6).default_from(ours);
   t.add("warmup", &O::warmup, "Steps before them").unit("steps").at_least(0).at_most(1e6).default_from(ours);
-  t.add("trace", &O::trace, "Write a timeline of two more steps for ui.perfetto.dev").metavar("FILE").default_from(ours);
+  t.add("trace", &O::trace, "Write a timeline of two more steps for ui.perfetto.dev")
+      .metavar("FILE")
+      .default_from(ours);
   add_json(t);
   add_machine(t);
+  return t;
+}
+
+OptionTable<PlanOptions> make_plan() {
+  using O = PlanOptions;
+  OptionTable<O> t;
+  t.group("Model and step");
+  t.add("model", &O::model, "Hugging Face model directory, a config.json, or a preset: " + preset_names())
+      .metavar("DIR|FILE|PRESET")
+      .required()
+      .elsewhere("config");
+  add_rows(t, "Rows of a micro-batch");
+  t.add("gradient_accumulation_steps", &O::gradient_accumulation_steps, "Micro-batches a step")
+      .at_least(1)
+      .at_most(1e6)
+      .default_from("as train");
+  add_placement(t);
+  add_formats(t);
+  t.add("dtype", &O::dtype, "Number format of the computation; auto: what the model's config.json says")
+      .default_from(ours);
+  t.group("Machine");
+  t.add("hardware", &O::hardware,
+        "Hardware file, as superoffload profile writes it, or a known machine: " + known_hardware_names())
+      .metavar("FILE|NAME")
+      .default_from(ours);
+  t.add("gpus", &O::gpus, "GPUs").at_least(1).at_most(1e6).default_from(ours);
+  t.group("Result");
+  add_json(t);
+  return t;
+}
+
+OptionTable<ProfileOptions> make_profile() {
+  using O = ProfileOptions;
+  OptionTable<O> t;
+  t.group("Result");
+  t.add("output", &O::output, "Hardware file to write").metavar("FILE").default_from(ours);
+  t.add("overwrite", &O::overwrite, "Replace a file that is there").default_from(ours);
+  t.group("Machine");
+  t.add("cpu_threads", &O::cpu_threads, "Threads for host work")
+      .at_least(1)
+      .or_else(std::int64_t{0}, "all usable CPUs, but for one core beside a GPU")
+      .default_from(ours);
   return t;
 }
 
@@ -227,6 +284,14 @@ void check_exactly_one(OptionsView options, const OptionOrigins& origins, std::i
   fail("{} exclude each other: give one of them", join(given, " and "));
 }
 
+void check_placement(OptimizerDevice optimizer, double ratio) {
+  if (optimizer == OptimizerDevice::none && ratio > 0)
+    fail(
+        "--offload_optimizer none leaves nothing for --offload_ratio {} to split: remove one of them, or use "
+        "--offload_optimizer cpu",
+        ratio);
+}
+
 }  // namespace
 
 const OptionTable<InitOptions>& init_option_table() {
@@ -243,6 +308,14 @@ const OptionTable<GenerateOptions>& generate_option_table() {
 }
 const OptionTable<TokenizeOptions>& tokenize_option_table() {
   static const OptionTable<TokenizeOptions> table = make_tokenize();
+  return table;
+}
+const OptionTable<PlanOptions>& plan_option_table() {
+  static const OptionTable<PlanOptions> table = make_plan();
+  return table;
+}
+const OptionTable<ProfileOptions>& profile_option_table() {
+  static const OptionTable<ProfileOptions> table = make_profile();
   return table;
 }
 const OptionTable<BenchStepOptions>& bench_step_option_table() {
@@ -286,11 +359,16 @@ void check_options(const BenchStepOptions& options, const OptionOrigins& origins
   for (const char* name : {"offload_optimizer", "offload_ratio", "mode", "optimizer_state_dtype"})
     if (options.no_optimizer && origins.given(name))
       fail("--no_optimizer and --{} exclude each other: give one of them", name);
-  if (options.offload_optimizer == OptimizerDevice::none && options.offload_ratio > 0)
-    fail(
-        "--offload_optimizer none leaves nothing for --offload_ratio {} to split: remove one of them, or use "
-        "--offload_optimizer cpu",
-        options.offload_ratio);
+  check_placement(options.offload_optimizer, options.offload_ratio);
+}
+
+void check_options(const PlanOptions& options, const OptionOrigins&) {
+  check_required(plan_option_table().view(options));
+  check_placement(options.offload_optimizer, options.offload_ratio);
+}
+
+void check_options(const ProfileOptions& options, const OptionOrigins&) {
+  check_required(profile_option_table().view(options));
 }
 
 void check_options(const BenchOpsOptions& options, const OptionOrigins&) {

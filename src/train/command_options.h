@@ -59,6 +59,30 @@ struct TokenizeOptions {
   bool json = false;
 };
 
+struct PlanOptions {
+  std::string model;  // as InitOptions::config
+  int batch_size = 4;
+  std::int64_t max_length = 4096;
+  int gradient_accumulation_steps = 1;
+  OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
+  double offload_ratio = -1;  // as TrainOptions
+  OffloadMode mode = OffloadMode::superoffload;
+  CastChoice cast_side = CastChoice::automatic;
+  std::int64_t bucket_size = 16 << 20;  // as TrainOptions
+  StatePrecision optimizer_state_dtype = StatePrecision::fp32;
+  Toggle activation_checkpointing = Toggle::automatic;
+  Precision dtype = Precision::automatic;
+  std::string hardware = "h200";  // a file, or the key of a known machine
+  int gpus = 1;
+  bool json = false;
+};
+
+struct ProfileOptions {
+  std::string output = "hardware.json";
+  bool overwrite = false;
+  int cpu_threads = 0;
+};
+
 struct BenchStepOptions {
   std::string config;  // as InitOptions
   int batch_size = 4;
@@ -104,6 +128,8 @@ const OptionTable<InitOptions>& init_option_table();
 const OptionTable<EvalOptions>& eval_option_table();
 const OptionTable<GenerateOptions>& generate_option_table();
 const OptionTable<TokenizeOptions>& tokenize_option_table();
+const OptionTable<PlanOptions>& plan_option_table();
+const OptionTable<ProfileOptions>& profile_option_table();
 const OptionTable<BenchStepOptions>& bench_step_option_table();
 const OptionTable<BenchOpsOptions>& bench_ops_option_table();
 const OptionTable<BenchLoadOptions>& bench_load_option_table();
@@ -113,6 +139,8 @@ void check_options(const InitOptions& options, const OptionOrigins& origins);
 void check_options(const EvalOptions& options, const OptionOrigins& origins);
 void check_options(const GenerateOptions& options, const OptionOrigins& origins);
 void check_options(const TokenizeOptions& options, const OptionOrigins& origins);
+void check_options(const PlanOptions& options, const OptionOrigins& origins);
+void check_options(const ProfileOptions& options, const OptionOrigins& origins);
 void check_options(const BenchStepOptions& options, const OptionOrigins& origins);
 void check_options(const BenchOpsOptions& options, const OptionOrigins& origins);
 void check_options(const BenchLoadOptions& options, const OptionOrigins& origins);

@@ -23,6 +23,12 @@ enum ExitCode : int {
 // origins.given("max_length"), otherwise it shrinks to that limit with a note.
 int run_train(const TrainOptions& options, const OptionOrigins& origins);
 
+// What a training run would take and do on a machine that need not be there.
+int run_plan(const PlanOptions& options);
+
+// Measures this machine into a file for run_plan().
+int run_profile(const ProfileOptions& options);
+
 // A randomly initialised model directory from a config.
 int run_init(const InitOptions& options);
 

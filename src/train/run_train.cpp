@@ -82,6 +82,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const TrainingPlan plan =
       plan_training(spec, model.layout(), planning_machine(runtime, compute, engine.moments), shape, engine, request,
                     !origins.given("bucket_size"), options.activation_checkpointing, WeightOrigin::files);
+  plan.log_reasons();
 
   const std::optional<Checkpoint> checkpoint = output.checkpoint();
   std::optional<TrainerState> state;

@@ -42,7 +42,9 @@ DType resolve_dtype(Precision precision, const std::string& config_json, const s
       break;
   }
   const ConfigReader config(config_json, origin);
-  const std::string stored = config.text("dtype", config.text("torch_dtype", "float32"));
+  // What is published quantised is widened to bf16, and often says no dtype.
+  const char* const usual = config.has("quantization_config") ? "bfloat16" : "float32";
+  const std::string stored = config.text("dtype", config.text("torch_dtype", usual));
   // fp16 weights train in bf16: same size, and no loss scaling is needed.
   return stored == "bfloat16" || stored == "float16" ? DType::bf16 : DType::f32;
 }

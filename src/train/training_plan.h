@@ -22,8 +22,8 @@ struct PlanningMachine {
   std::string name;                          // of the device
   std::optional<std::size_t> device_memory;  // bytes a plan may have of the device's own memory; none: it is the host's
   HostMemory host;
-  ThreadPool* pool = nullptr;           // the host's; its size counts
-  std::function<MachineRates()> rates;  // asked for if something depends on them: never on the CPU device
+  ThreadPool* pool = nullptr;             // the host's; its size counts
+  std::function<MachineRates()> rates;    // asked for if something depends on them: never on the CPU device
   std::string rates_origin = "measured";  // what reasons call them
 };
 // The machine as it is now; rates are those of `compute` and of AdamW with `moments` so kept, measured.

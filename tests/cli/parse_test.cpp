@@ -140,19 +140,21 @@ TEST(Parse, UnknownOptionsNameTheNearest) {
             "unexpected argument \"extra\": values belong to an option (superoffload train --help)");
   EXPECT_EQ(error_of({"tran"}), "unknown command \"tran\"; did you mean train?");
   EXPECT_EQ(error_of({"help"}),
-            "unknown command \"help\"; the commands are train, init, eval, generate, tokenize, bench step, bench ops, "
+            "unknown command \"help\"; the commands are train, init, eval, generate, tokenize, plan, profile, bench "
+            "step, bench ops, "
             "bench load");
   EXPECT_EQ(error_of({"bench"}),
             "bench is not a command alone: give one of bench step, bench ops, bench load (superoffload --help)");
   EXPECT_EQ(error_of({"bench", "setp"}),
             "bench has no \"setp\": give one of bench step, bench ops, bench load (superoffload --help)");
   EXPECT_EQ(error_of({"bench_step"}).substr(0, 28), "unknown command \"bench_step\"");
-  EXPECT_EQ(
-      error_of({}),
-      "a command is missing: give one of train, init, eval, generate, tokenize, bench step, bench ops, bench load "
-      "(superoffload --help)");
+  EXPECT_EQ(error_of({}),
+            "a command is missing: give one of train, init, eval, generate, tokenize, plan, profile, bench step, bench "
+            "ops, bench load "
+            "(superoffload --help)");
   EXPECT_EQ(error_of({"--model", "m"}),
-            "unknown option \"--model\"; the commands are train, init, eval, generate, tokenize, bench step, bench "
+            "unknown option \"--model\"; the commands are train, init, eval, generate, tokenize, plan, profile, bench "
+            "step, bench "
             "ops, bench load");
 }
 

@@ -77,6 +77,11 @@ TEST(OptionLists, ArePinned) {
                    "stop_at_eos", "seed", "json", "device", "dtype", "cpu_threads"}));
   EXPECT_EQ(names(tokenize_option_table()),
             (Names{"model", "text", "file", "stdin", "decode", "no_special_tokens", "json"}));
+  EXPECT_EQ(names(plan_option_table()),
+            (Names{"model", "batch_size", "max_length", "gradient_accumulation_steps", "offload_optimizer",
+                   "offload_ratio", "mode", "cast_side", "bucket_size", "optimizer_state_dtype",
+                   "activation_checkpointing", "dtype", "hardware", "gpus", "json"}));
+  EXPECT_EQ(names(profile_option_table()), (Names{"output", "overwrite", "cpu_threads"}));
   EXPECT_EQ(names(bench_step_option_table()),
             (Names{"config", "batch_size", "max_length", "no_optimizer", "offload_optimizer", "offload_ratio", "mode",
                    "cast_side", "bucket_size", "max_grad_norm", "optimizer_state_dtype", "activation_checkpointing",
@@ -141,9 +146,10 @@ TEST(TrainOptions, DefaultsAreThePublishedOnes) {
 }
 
 TEST(OptionLists, EveryRowIsComplete) {
-  const OptionRows* tables[] = {&train_option_table(),     &init_option_table(),      &eval_option_table(),
-                                &generate_option_table(),  &tokenize_option_table(),  &bench_step_option_table(),
-                                &bench_ops_option_table(), &bench_load_option_table()};
+  const OptionRows* tables[] = {&train_option_table(),     &init_option_table(),       &eval_option_table(),
+                                &generate_option_table(),  &tokenize_option_table(),   &bench_step_option_table(),
+                                &bench_ops_option_table(), &bench_load_option_table(), &plan_option_table(),
+                                &profile_option_table()};
   for (const OptionRows* rows : tables) {
     std::set<std::string> seen;
     for (const OptionSpec& spec : rows->specs()) {

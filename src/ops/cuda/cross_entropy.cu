@@ -127,7 +127,7 @@ void CudaOps::linear_cross_entropy(Stream& stream, const LinearCrossEntropy& a) 
     SO_CUDA(cudaMemsetAsync(a.dweight.data(), 0, a.dweight.bytes(), on));
   if (gather) {
     SO_CUDA(cudaMemsetAsync(a.losses.data(), 0, a.losses.bytes(), on));
-    gather_rows(on, x, a.hidden, a.rows);
+    take_rows(on, x, a.hidden, a.rows);
   }
   for (std::int64_t begin = 0; begin < count; begin += a.workspace.dim(0)) {
     const std::int64_t rows = std::min(a.workspace.dim(0), count - begin);

@@ -86,7 +86,7 @@ void CudaOps::embedding(Stream& stream, Tensor out, Tensor table, Tensor ids) {
   expect_tensor(op, "ids", ids, DType::i32, {rows});
   const cudaStream_t on = enter(stream);
   if (out.size() == 0) return;
-  gather_rows(on, out, table, ids);
+  take_rows(on, out, table, ids);
 }
 
 void CudaOps::embedding_grad(Stream& stream, Tensor dtable, Tensor dout, Tensor ids, Accumulate mode) {

@@ -38,7 +38,7 @@ void move_rows(cudaStream_t stream, Tensor to, Tensor from, Tensor rows, std::in
 
 }  // namespace
 
-void gather_rows(cudaStream_t stream, Tensor to, Tensor from, Tensor rows) {
+void take_rows(cudaStream_t stream, Tensor to, Tensor from, Tensor rows) {
   move_rows<false>(stream, to, from, rows, from.dim(0));
 }
 

@@ -1,0 +1,166 @@
+// superoffload plan, superoffload profile.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <ctime>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "io/checkpoint_directory.h"
+#include "model/config.h"
+#include "model/flops.h"
+#include "model/parameters.h"
+#include "model/presets.h"
+#include "plan/hardware.h"
+#include "train/commands.h"
+#include "train/measure.h"
+#include "train/training_plan.h"
+
+namespace so {
+namespace {
+
+PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool) {
+  return {.kind = DeviceKind::cuda,
+          .name = hardware.name,
+          .device_memory = hardware.device_memory,
+          .host = {hardware.host_memory, "what the hardware file says"},
+          .pool = &pool,
+          .rates = [rates = hardware.rates] { return rates; },
+          .rates_origin = "by the hardware file"};
+}
+
+EngineSettings engine_settings(const PlanOptions& options, DType compute) {
+  const TrainOptions as_train;
+  EngineSettings engine;
+  engine.compute = compute;
+  engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
+  engine.bucket_elements = options.bucket_size / static_cast<std::int64_t>(sizeof(float));
+  engine.moments = moments_dtype(options.optimizer_state_dtype);
+  engine.adamw = {as_train.adam_beta1, std::min(as_train.adam_beta2, largest_beta2(options.optimizer_state_dtype)),
+                  as_train.adam_epsilon};
+  return engine;
+}
+
+// FLOPs of a step of full rows.
+double flops_of_step(const DecoderSpec& spec, const PlanOptions& options) {
+  std::vector<std::int32_t> cu_seqlens;
+  for (std::int64_t d = 0; d <= options.batch_size; ++d)
+    cu_seqlens.push_back(static_cast<std::int32_t>(d * options.max_length));
+  return model_flops(spec, cu_seqlens) * options.gradient_accumulation_steps;
+}
+
+struct Budget {
+  std::size_t planned = 0, available = 0;
+  std::string text() const {
+    return fmt::format("{} of {} ({:.0f}%)", format_bytes(planned), format_bytes(available),
+                       100 * static_cast<double>(planned) / static_cast<double>(available));
+  }
+};
+
+}  // namespace
+
+int run_plan(const PlanOptions& options) {
+  const ModelConfig config = resolve_config(options.model);
+  const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
+  const DType compute = resolve_dtype(options.dtype, config.text, config.origin);
+  if (options.max_length > spec.max_positions)
+    fail("--max_length {}: the model's limit is {} (max_position_embeddings in {})", options.max_length,
+         spec.max_positions, config.origin);
+  if (options.batch_size * options.max_length > std::numeric_limits<std::int32_t>::max())
+    fail("--batch_size {} of --max_length {} are too many tokens", options.batch_size, options.max_length);
+  if (options.gpus > 1) fail("--gpus {}: this version trains on one GPU; plan for --gpus 1", options.gpus);
+  const HardwareProfile hardware = resolve_hardware(options.hardware);
+  const ParameterLayout layout(make_parameters(spec));
+  // Threads that are never started on anything: their number counts.
+  ThreadPool pool("planned", std::vector<int>(static_cast<std::size_t>(hardware.host_threads), 0), false);
+  const PlanningMachine machine = machine_of(hardware, pool);
+  TrainingShape shape;
+  shape.micro_batch_tokens = options.batch_size * options.max_length;
+  shape.longest_document = options.max_length;
+  shape.micro_batches = options.gradient_accumulation_steps;
+  const EngineSettings engine = engine_settings(options, compute);
+  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side};
+  require_state_fits(spec, machine, engine, request);
+  const TrainingPlan plan = plan_training(spec, layout, machine, shape, engine, request, true,
+                                          options.activation_checkpointing, WeightOrigin::files);
+  SO_CHECK(plan.estimate, "a plan for a GPU without an estimate");
+
+  const double seconds = plan.estimate->seconds(), flops = flops_of_step(spec, options);
+  const double tokens = static_cast<double>(shape.micro_batch_tokens * shape.micro_batches);
+  const double share = host_share(layout, plan.engine.device_units);
+  const Budget device{plan.memory.total(MemoryKind::device), hardware.device_memory},
+      host{plan.memory.host_total(DeviceKind::cuda), hardware.host_memory};
+  if (options.json) {
+    nlohmann::ordered_json memory = nlohmann::ordered_json::array();
+    for (const MemoryPlan::Entry& entry : plan.memory.entries)
+      memory.push_back({{"kind", name_of(entry.kind)}, {"name", entry.name}, {"bytes", entry.bytes}});
+    const nlohmann::ordered_json result{
+        {"model", config.origin},
+        {"parameters", parameter_count(spec)},
+        {"hardware", {{"name", hardware.name}, {"source", hardware.source}}},
+        {"batch_size", options.batch_size},
+        {"max_length", options.max_length},
+        {"gradient_accumulation_steps", options.gradient_accumulation_steps},
+        {"dtype", name_of(compute)},
+        {"optimizer_state_dtype", name_of(plan.engine.moments)},
+        {"host_share", share},
+        {"device_units", plan.engine.device_units},
+        {"undo_buckets", plan.engine.undo_buckets},
+        {"bucket_bytes", plan.engine.bucket_elements * static_cast<std::int64_t>(sizeof(float))},
+        {"cast_side", plan.engine.cast == CastSide::device ? "device" : "host"},
+        {"transient_weights", plan.engine.transient_weights},
+        {"transient_gradients", plan.engine.transient_gradients},
+        {"keep", describe(plan.decoder.keep)},
+        {"memory", memory},
+        {"device_memory", {{"planned_bytes", device.planned}, {"available_bytes", device.available}}},
+        {"host_memory", {{"planned_bytes", host.planned}, {"available_bytes", host.available}}},
+        {"expected",
+         {{"step_seconds", seconds},
+          {"waiting_seconds", plan.estimate->exposed},
+          {"tokens_per_s", tokens / seconds},
+          {"model_tflops", flops / seconds / 1e12}}},
+        {"reasons", plan.reasons}};
+    fmt::print("{}\n", result.dump());
+    return exit_ok;
+  }
+  fmt::print("model           {}: {}, {:.4g} billion parameters, {}\n", config.origin, spec.architecture,
+             static_cast<double>(parameter_count(spec)) / 1e9, name_of(compute));
+  fmt::print("hardware        {}: {}\n", hardware.name, hardware.source);
+  fmt::print("step            {} x {} rows of at most {} tokens\n", options.gradient_accumulation_steps,
+             options.batch_size, options.max_length);
+  fmt::print("memory\n{}", plan.memory.table());
+  fmt::print("device memory   {}\nhost memory     {}\n", device.text(), host.text());
+  for (const std::string& reason : plan.reasons) fmt::print("{}\n", reason);
+  fmt::print("throughput      {:.0f} tokens/s, {:.4g} model TFLOP/s\n", tokens / seconds, flops / seconds / 1e12);
+  return exit_ok;
+}
+
+int run_profile(const ProfileOptions& options) {
+  namespace fs = std::filesystem;
+  if (fs::exists(options.output) && !options.overwrite)
+    fail("{} is there already; choose another --output, or replace it with --overwrite", options.output);
+  require_writable(fs::absolute(options.output).parent_path());
+  Runtime runtime(DeviceChoice::cuda, options.cpu_threads);
+  const PlanningMachine machine = planning_machine(runtime, DType::bf16, DType::f32);
+  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  char date[16];
+  std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
+  HardwareProfile profile;
+  profile.name = machine.name;
+  profile.source = fmt::format("measured by superoffload {} on {}", SO_VERSION, date);
+  profile.device_memory = *machine.device_memory;
+  profile.host_memory = machine.host.available;
+  profile.host_threads = runtime.host_pool().size();
+  log_info("measuring {}", profile.name);
+  profile.rates = machine.rates();
+  write_text_file_atomically(options.output, to_json(profile));
+  fmt::print("{}: {}\nwrote {}\n", profile.name, describe_rates(profile.rates), options.output);
+  return exit_ok;
+}
+
+}  // namespace so

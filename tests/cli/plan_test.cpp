@@ -1,0 +1,89 @@
+// superoffload plan: a run planned for a machine that is not there.
+#include <gtest/gtest.h>
+
+#include "support/files.h"
+#include "support/process.h"
+#include "support/refusal.h"
+#include "support/training_run.h"
+
+namespace so::test {
+namespace {
+
+using nlohmann::json;
+
+struct Planned {
+  json result;
+  std::size_t total(const char* kind) const {
+    std::size_t bytes = 0;
+    for (const json& entry : result.at("memory"))
+      if (entry.at("kind") == kind) bytes += entry.at("bytes").get<std::size_t>();
+    return bytes;
+  }
+  double expected(const char* what) const { return result.at("expected").at(what); }
+};
+
+Planned plan(std::vector<std::string> words) {
+  const TemporaryDirectory directory;
+  words.insert(words.begin(), {SO_BINARY, "plan"});
+  words.push_back("--json");
+  const Outcome o = run(words, directory.path());
+  EXPECT_EQ(o.exit_code, 0) << o.err;
+  return {json::parse(o.out)};
+}
+
+// What one H200 was measured to do (docs/performance.md), with the steps' clipping rare.
+TEST(Plan, ExpectsWhatWasMeasured) {
+  const Planned qwen = plan({"--model", "qwen3-14b"});
+  EXPECT_NEAR(qwen.expected("step_seconds"), 2.724, 0.15 * 2.724);
+  EXPECT_NEAR(static_cast<double>(qwen.total("device")), 148.9e9, 0.03 * 148.9e9);
+  EXPECT_NEAR(qwen.expected("tokens_per_s") * qwen.expected("step_seconds"), 16384, 1);
+  const Planned llama = plan({"--model", "llama-3.1-8b", "--offload_optimizer", "none"});
+  EXPECT_NEAR(llama.expected("step_seconds"), 1.526, 0.15 * 1.526);
+  EXPECT_EQ(llama.result.at("host_share"), 0);
+}
+
+TEST(Plan, StaysWithinTheMachine) {
+  for (const char* hardware : {"h200", "h100-pcie", "gh200", "gb200", "a100-40g"}) {
+    const Planned p =
+        plan({"--model", "qwen3-4b", "--hardware", hardware, "--batch_size", "1", "--max_length", "2048"});
+    EXPECT_LE(p.total("device"), p.result.at("device_memory").at("available_bytes").get<std::size_t>()) << hardware;
+    EXPECT_EQ(p.total("device"), p.result.at("device_memory").at("planned_bytes").get<std::size_t>()) << hardware;
+    EXPECT_LE(p.total("pinned") + p.total("pageable"),
+              p.result.at("host_memory").at("available_bytes").get<std::size_t>())
+        << hardware;
+    EXPECT_GT(p.expected("tokens_per_s"), 0);
+  }
+}
+
+TEST(Plan, ReadsAHardwareFileAndFollowsIt) {
+  const TemporaryDirectory directory;
+  json rates{{"gemm_flops", 1e14},     {"device_memory", 1e12},   {"link_to_host", 1e10},
+             {"link_to_device", 1e10}, {"host_adamw_bf16", 5e10}, {"host_adamw_fp32", 5e10}};
+  json file{{"name", "Mine"},    {"source", "a test"}, {"device_memory_bytes", 40e9}, {"host_memory_bytes", 100e9},
+            {"host_threads", 8}, {"rates", rates}};
+  const auto step = [&](double flops) {
+    file["rates"]["gemm_flops"] = flops;
+    write_file(directory / "mine.json", file.dump());
+    return plan({"--model", "qwen3-0.6b", "--hardware", (directory / "mine.json").string()});
+  };
+  const Planned slow = step(1e14), quick = step(4e14);
+  EXPECT_EQ(slow.result.at("hardware").at("name"), "Mine");
+  EXPECT_LT(quick.expected("step_seconds"), 0.5 * slow.expected("step_seconds"));
+}
+
+TEST(Plan, RefusesWhatCannotBe) {
+  const TemporaryDirectory directory;
+  const auto refused = [&](std::vector<std::string> words, const std::vector<std::string>& needles) {
+    words.insert(words.begin(), {SO_BINARY, "plan"});
+    expect_refusal(run(words, directory.path()), needles);
+  };
+  refused({"--model", "llama-3.3-70b"}, {"not enough memory", "optimizer state", "70.6 billion parameters"});
+  refused({"--model", "qwen3-14b", "--hardware", "rtx4090"}, {"RTX 4090", "weights"});
+  refused({"--model", "qwen3-4b", "--gpus", "2"}, {"--gpus 2", "one GPU"});
+  refused({"--model", "qwen3-4b", "--hardware", "tpu"}, {"--hardware tpu", "known are"});
+  refused({"--model", "qwen3-4b", "--max_length", "50000"}, {"--max_length 50000", "40960"});
+  refused({"--model", "qwen3-4b", "--offload_optimizer", "none", "--offload_ratio", "0.5"}, {"--offload_ratio 0.5"});
+}
+
+}  // namespace
+}  // namespace so::test

@@ -1,0 +1,86 @@
+// Hardware files: what is written reads back, and what is not one is refused by key.
+#include "plan/hardware.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "support/errors.h"
+#include "support/files.h"
+
+namespace so {
+namespace {
+
+using nlohmann::json;
+
+json some() { return json::parse(to_json(resolve_hardware("h200"))); }
+
+void expect_refused(const json& file, std::initializer_list<std::string> needles) {
+  test::expect_in(test::refusal([&] { parse_hardware(file.dump(), "mine.json"); }), needles);
+}
+
+TEST(Hardware, WhatIsWrittenReadsBack) {
+  for (const KnownHardware& known : known_hardware()) {
+    const HardwareProfile& p = known.profile;
+    const HardwareProfile read = parse_hardware(to_json(p), "file");
+    EXPECT_EQ(read.name, p.name);
+    EXPECT_EQ(read.source, p.source);
+    EXPECT_EQ(read.device_memory, p.device_memory);
+    EXPECT_EQ(read.host_memory, p.host_memory);
+    EXPECT_EQ(read.host_threads, p.host_threads);
+    for (const auto member : {&MachineRates::gemm_flops, &MachineRates::device_memory, &MachineRates::link_to_host,
+                              &MachineRates::link_to_device, &MachineRates::host_memory, &MachineRates::host_wide}) {
+      EXPECT_EQ(read.rates.*member, p.rates.*member) << known.key;
+      EXPECT_GT(p.rates.*member, 1e9) << known.key;
+    }
+  }
+}
+
+TEST(Hardware, KnownMachinesAreSortedAndSayWhereTheirFiguresComeFrom) {
+  const auto all = known_hardware();
+  EXPECT_TRUE(std::is_sorted(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.key < b.key; }));
+  for (const KnownHardware& known : all)
+    EXPECT_TRUE(known.profile.source.find("measured on") != std::string::npos ||
+                known.profile.source.find("data sheet") != std::string::npos)
+        << known.key;
+}
+
+TEST(Hardware, AFileWinsAndAnUnknownNameListsTheKnown) {
+  const test::TemporaryDirectory directory;
+  json file = some();
+  file["name"] = "Mine";
+  test::write_file(directory / "h200", file.dump());
+  EXPECT_EQ(resolve_hardware((directory / "h200").string()).name, "Mine");
+  test::expect_in(test::refusal([] { resolve_hardware("h300"); }), {"--hardware h300", "gh200, h100-pcie, h200"});
+}
+
+TEST(Hardware, WhatIsNoHardwareFileIsRefusedByKey) {
+  for (const char* key : {"name", "source", "device_memory_bytes", "host_memory_bytes", "host_threads", "rates"}) {
+    json file = some();
+    file.erase(key);
+    expect_refused(file, {"mine.json: ", key, "missing"});
+  }
+  for (const json& wrong : {json(0), json(-1), json("1"), json(1e30), json(nullptr)}) {
+    json file = some();
+    file["rates"]["link_to_host"] = wrong;
+    expect_refused(file, {"mine.json: rates.link_to_host", "positive number"});
+    file = some();
+    file["device_memory_bytes"] = wrong;
+    expect_refused(file, {"device_memory_bytes", "positive number"});
+  }
+  json file = some();
+  file["rates"]["speed"] = 1;
+  expect_refused(file, {"rates.speed", "not a key of a hardware file"});
+  file = some();
+  file["gpu\n"] = 1;
+  expect_refused(file, {"gpu\\x0a", "not a key"});
+  file = some();
+  file["rates"] = 3;
+  expect_refused(file, {"rates.", "JSON object"});
+  test::expect_in(test::refusal([] { parse_hardware("{", "mine.json"); }), {"mine.json: not valid JSON"});
+  test::expect_in(test::refusal([] { parse_hardware(std::string(1000, '['), "mine.json"); }), {"8 deep"});
+}
+
+}  // namespace
+}  // namespace so
