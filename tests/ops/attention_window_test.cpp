@@ -20,6 +20,9 @@ using Problem = testing::AttentionProblem;
 const Case packed = {"packed", 4, 1, 64, {{60, 60}, {130, 130}, {1, 1}, {0, 0}, {17, 17}, {64, 64}}, 1, 8};
 const Case equal = {"equal lengths", 2, 2, 64, {{128, 128}, {128, 128}}, 1, 8, 0};
 const Case cache = {"key-value cache", 8, 1, 32, {{3, 300}, {1, 1}, {1, 230}, {0, 4}, {40, 70}, {100, 140}}, 1, 8};
+const Case grouped = {"equal lengths, one key head for eight", 8, 1, 64, {{192, 192}, {192, 192}}, 1, 8, 0};
+const Case broad = {"heads of 128", 4, 2, 128, {{70, 70}, {1, 1}, {90, 90}}, 1, 8};
+const Case broadest = {"heads of 256", 2, 1, 256, {{70, 70}, {40, 40}}, 1, 8};
 const Case odd = {"odd sizes", 2, 1, 20, {{33, 33}, {70, 70}, {2, 90}}};
 const Case cut = {"long enough to be cut", 2, 1, 16, {{5, 5}, {600, 600}}};
 const Case blind = {"more queries than keys", 2, 2, 64, {{5, 2}, {3, 0}, {100, 70}}, 1, 8};
@@ -35,6 +38,8 @@ std::vector<Case> windowed_cases() {
   for (const std::int64_t window : {1, 5, 32, 33, 69, 88, 89, 90}) all.push_back(odd.windowed(window));
   for (const std::int64_t window : {1, 100, 128, 129, 511, 599}) all.push_back(cut.windowed(window));
   for (const std::int64_t window : {1, 2, 40, 69}) all.push_back(blind.windowed(window));
+  for (const std::int64_t window : {64, 100}) all.push_back(grouped.windowed(window));
+  for (const Case& c : {broad, broadest}) all.push_back(c.windowed(33));
   return all;
 }
 
@@ -44,7 +49,8 @@ std::vector<Case> sink_cases() {
   for (const double about : {-40.0, 0.0, 40.0})
     for (const Case& c : {packed, equal, cache, blind, packed.windowed(20), equal.windowed(100), cache.windowed(33)})
       all.push_back(c.with_sinks(about));
-  for (const Case& c : {odd, cut, cut.windowed(128), blind.windowed(3)}) all.push_back(c.with_sinks(1));
+  for (const Case& c : {odd, cut, cut.windowed(128), blind.windowed(3), grouped.windowed(70), broad, broadest})
+    all.push_back(c.with_sinks(1));
   return all;
 }
 

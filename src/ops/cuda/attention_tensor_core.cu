@@ -199,49 +199,54 @@ __global__ void __launch_bounds__(threads) forward_kernel(AttentionArguments a) 
 #pragma unroll
     for (float& x : column) x = 0;
 
+  // The keys that any of the warp's rows sees.
+  const int warp_first = d.first(first), warp_end = first < d.q_count ? d.visible(min(first + 15, d.q_count - 1)) : 0;
   for (int step = 0; step < steps; ++step) {
     if (step + 1 < steps) fetch(step + 1);
     commit_copies();
     wait_copies<1>();
     __syncthreads();
-    Scores scores;
-    row_products<D>(scores, own_rows, shared.column_a[step % 2]);
-    const int column = first_key + step * columns + lane % 4 * 2;
+    const int begin = first_key + step * columns;
+    if (begin < warp_end && begin + columns > warp_first) {
+      Scores scores;
+      row_products<D>(scores, own_rows, shared.column_a[step % 2]);
+      const int column = begin + lane % 4 * 2;
 #pragma unroll
-    for (int piece = 0; piece < row_pieces; ++piece) {
-      float now = largest[piece];
+      for (int piece = 0; piece < row_pieces; ++piece) {
+        float now = largest[piece];
 #pragma unroll
-      for (int n = 0; n < columns / 8; ++n)
+        for (int n = 0; n < columns / 8; ++n)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& s = scores[n][2 * piece + i];
-          const int key = column + n * 8 + i;
-          s = key >= unseen[piece] && key < seen[piece] ? s * scale : -INFINITY;
-          now = fmaxf(now, s);
+          for (int i = 0; i < 2; ++i) {
+            float& s = scores[n][2 * piece + i];
+            const int key = column + n * 8 + i;
+            s = key >= unseen[piece] && key < seen[piece] ? s * scale : -INFINITY;
+            now = fmaxf(now, s);
+          }
+        now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
+        now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
+        const float base = now == -INFINITY ? 0.0f : now;  // nothing seen so far
+        const float shrink = exp2f(largest[piece] - base);
+        largest[piece] = now;
+        total[piece] *= shrink;
+#pragma unroll
+        for (int n = 0; n < columns / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& s = scores[n][2 * piece + i];
+            s = exp2f(s - base);
+            total[piece] += s;
+          }
+#pragma unroll
+        for (auto& values : sums) {
+          values[2 * piece] *= shrink;
+          values[2 * piece + 1] *= shrink;
         }
-      now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
-      now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
-      const float base = now == -INFINITY ? 0.0f : now;  // nothing seen so far
-      const float shrink = exp2f(largest[piece] - base);
-      largest[piece] = now;
-      total[piece] *= shrink;
-#pragma unroll
-      for (int n = 0; n < columns / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& s = scores[n][2 * piece + i];
-          s = exp2f(s - base);
-          total[piece] += s;
-        }
-#pragma unroll
-      for (auto& values : sums) {
-        values[2 * piece] *= shrink;
-        values[2 * piece + 1] *= shrink;
       }
+      Operand probabilities;
+      to_operand(probabilities, scores);
+      add_products<D, D>(sums, probabilities, shared.column_b[step % 2]);
     }
-    Operand probabilities;
-    to_operand(probabilities, scores);
-    add_products<D, D>(sums, probabilities, shared.column_b[step % 2]);
     __syncthreads();
   }
   wait_copies<0>();
@@ -312,26 +317,30 @@ __global__ void __launch_bounds__(threads) grad_query_kernel(AttentionArguments 
 #pragma unroll
     for (float& x : column) x = 0;
 
+  const int warp_first = d.first(first), warp_end = first < d.q_count ? d.visible(min(first + 15, d.q_count - 1)) : 0;
   for (int step = 0; step < steps; ++step) {
     if (step + 1 < steps) fetch(step + 1);
     commit_copies();
     wait_copies<1>();
     __syncthreads();
-    Scores scores, gradients;
-    row_products<D>(scores, shared.row_a + own, shared.column_a[step % 2]);
-    row_products<D>(gradients, shared.row_b + own, shared.column_b[step % 2]);
-    const int column = first_key + step * columns + lane % 4 * 2;
+    const int begin = first_key + step * columns;
+    if (begin < warp_end && begin + columns > warp_first) {
+      Scores scores, gradients;
+      row_products<D>(scores, shared.row_a + own, shared.column_a[step % 2]);
+      row_products<D>(gradients, shared.row_b + own, shared.column_b[step % 2]);
+      const int column = begin + lane % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < columns / 8; ++n)
+      for (int n = 0; n < columns / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int piece = i / 2, key = column + n * 8 + i % 2;
-        const float p = exp2f(scores[n][i] * scale - lse[piece]);
-        scores[n][i] = key >= unseen[piece] && key < seen[piece] ? p * (gradients[n][i] - delta[piece]) : 0.0f;
-      }
-    Operand operand;
-    to_operand(operand, scores);
-    add_products<D, D>(sums, operand, shared.column_a[step % 2]);
+        for (int i = 0; i < 4; ++i) {
+          const int piece = i / 2, key = column + n * 8 + i % 2;
+          const float p = exp2f(scores[n][i] * scale - lse[piece]);
+          scores[n][i] = key >= unseen[piece] && key < seen[piece] ? p * (gradients[n][i] - delta[piece]) : 0.0f;
+        }
+      Operand operand;
+      to_operand(operand, scores);
+      add_products<D, D>(sums, operand, shared.column_a[step % 2]);
+    }
     __syncthreads();
   }
   wait_copies<0>();
@@ -388,32 +397,35 @@ __global__ void __launch_bounds__(threads) grad_key_value_kernel(AttentionArgume
 #pragma unroll
     for (int i = 0; i < 4; ++i) dk[n][i] = dv[n][i] = 0;
 
+  // The queries that see any of the warp's keys.
+  const int warp_first = d.first_query(first), warp_end = first < d.k_count ? d.past_query(first + 16) : 0;
   for (int step = 0; step < steps; ++step) {
     if (step + 1 < steps) fetch(step + 1);
     commit_copies();
     wait_copies<1>();
     __syncthreads();
-    const int now = step % 2;
-    Scores scores, gradients;
-    row_products<D>(scores, shared.row_a + own, shared.column_a[now]);
-    row_products<D>(gradients, shared.row_b + own, shared.column_b[now]);
-    const int begin = (first_step + step % head_steps) * columns;
+    const int now = step % 2, begin = (first_step + step % head_steps) * columns;
+    if (begin < warp_end && begin + columns > warp_first) {
+      Scores scores, gradients;
+      row_products<D>(scores, shared.row_a + own, shared.column_a[now]);
+      row_products<D>(gradients, shared.row_b + own, shared.column_b[now]);
 #pragma unroll
-    for (int n = 0; n < columns / 8; ++n)
+      for (int n = 0; n < columns / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int column = n * 8 + lane % 4 * 2 + i % 2, query = begin + column;
-        const int key = first + lane / 4 + i / 2 * 8;
-        const bool sees = query < d.q_count && key <= query + shift && key > query + shift - d.window;
-        const float p = exp2f(scores[n][i] * scale - shared.column_lse[now][column]);
-        gradients[n][i] = sees ? p * (gradients[n][i] - shared.column_delta[now][column]) : 0.0f;
-        scores[n][i] = sees ? p : 0.0f;
-      }
-    Operand operand;
-    to_operand(operand, scores);
-    add_products<D, WIDTH>(dv, operand, shared.column_b[now] + part);
-    to_operand(operand, gradients);
-    add_products<D, WIDTH>(dk, operand, shared.column_a[now] + part);
+        for (int i = 0; i < 4; ++i) {
+          const int column = n * 8 + lane % 4 * 2 + i % 2, query = begin + column;
+          const int key = first + lane / 4 + i / 2 * 8;
+          const bool sees = query < d.q_count && key <= query + shift && key > query + shift - d.window;
+          const float p = exp2f(scores[n][i] * scale - shared.column_lse[now][column]);
+          gradients[n][i] = sees ? p * (gradients[n][i] - shared.column_delta[now][column]) : 0.0f;
+          scores[n][i] = sees ? p : 0.0f;
+        }
+      Operand operand;
+      to_operand(operand, scores);
+      add_products<D, WIDTH>(dv, operand, shared.column_b[now] + part);
+      to_operand(operand, gradients);
+      add_products<D, WIDTH>(dk, operand, shared.column_a[now] + part);
+    }
     __syncthreads();
   }
   wait_copies<0>();
