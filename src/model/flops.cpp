@@ -27,6 +27,10 @@ Counts count(std::span<const std::int32_t> cu_seqlens, std::int64_t window) {
 
 }  // namespace
 
+double attention_pairs(std::span<const std::int32_t> cu_seqlens, std::int64_t window) {
+  return count(cu_seqlens, window).pairs;
+}
+
 double model_flops(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens) {
   double flops = 0;
   for (const UnitFlops& unit : unit_flops(spec, cu_seqlens)) flops += unit.forward + unit.backward;

@@ -21,6 +21,9 @@ struct UnitFlops {
 };
 std::vector<UnitFlops> unit_flops(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens);
 
+// Pairs of query and key that meet in causal attention over such documents; window: 0, or the keys a query sees.
+double attention_pairs(std::span<const std::int32_t> cu_seqlens, std::int64_t window);
+
 // The published system's count, of `rows` rows padded to `row_length`: 2 c P S + 4 c L H S^2 a row, with P all
 // parameters (of the experts, those a token chose), H the hidden size and c = 4 under activation checkpointing, else 3.
 // Recomputation, the non-causal half of attention, and padding all count, so it is larger; only for comparison with

@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "device/arena.h"
 #include "model/config.h"
+#include "model/flops.h"
 #include "model/presets.h"
 #include "model/rope.h"
 #include "optim/device_adamw.h"
@@ -90,11 +92,8 @@ class Cases {
         table_(rope_table(spec.rope, std::min(longest, tokens))),
         positions_of_table_(std::min(longest, tokens)),
         batch_(documents_of(spec, tokens, longest)) {
-    for (std::size_t d = 1; d < batch_.cu_seqlens.size(); ++d) {
-      const double length = batch_.cu_seqlens[d] - batch_.cu_seqlens[d - 1];
-      longest_ = std::max(longest_, static_cast<std::int64_t>(length));
-      pairs_ += length * (length + 1) / 2;
-    }
+    for (std::size_t d = 1; d < batch_.cu_seqlens.size(); ++d)
+      longest_ = std::max<std::int64_t>(longest_, batch_.cu_seqlens[d] - batch_.cu_seqlens[d - 1]);
     embedding();
     norms();
     heads("q", 0, s_.heads);
@@ -215,12 +214,21 @@ class Cases {
     });
   }
 
-  // Two products of query and key pairs forward; backward has five, since the scores are made again.
+  // Two products of query and key pairs forward; backward has five, since the scores are made again. Layers differ in
+  // their windows; what a query does not see is not counted.
   void attention() {
-    const std::string shape = fmt::format("{} documents of {}, {} / {} heads of {}", batch_.documents(), longest_,
-                                          s_.heads, s_.kv_heads, s_.head_dim);
-    const AttentionSize size{n_, n_, s_.heads, s_.kv_heads, s_.head_dim, batch_.documents(), longest_, t_};
-    const double product = 2 * static_cast<double>(s_.q_width()) * pairs_;
+    std::set<std::int64_t> windows;
+    for (std::int64_t layer = 0; layer < s_.layers; ++layer) windows.insert(s_.layer(layer).window);
+    for (const std::int64_t window : windows) attention(window);
+  }
+
+  void attention(std::int64_t window) {
+    const std::string shape =
+        fmt::format("{} documents of {}, {} / {} heads of {}{}{}", batch_.documents(), longest_, s_.heads, s_.kv_heads,
+                    s_.head_dim, window > 0 ? fmt::format(", window {}", window) : "", s_.sinks ? ", sinks" : "");
+    const AttentionSize size{n_,       n_, s_.heads, s_.kv_heads, s_.head_dim, batch_.documents(),
+                             longest_, t_, window,   s_.sinks};
+    const double product = 2 * static_cast<double>(s_.q_width()) * attention_pairs(batch_.cu_seqlens, window);
     for (const bool backward : {false, true})
       add(backward ? "attention_grad" : "attention", shape, 0, (backward ? 5 : 2) * product, [=, this](Tensors& m) {
         const Tensor qkv = m.random(t_, {n_, s_.qkv_width()});
@@ -228,7 +236,9 @@ class Cases {
             v{qkv, s_.q_width() + s_.kv_width(), s_.kv_heads, s_.head_dim};
         const Heads out{m.random(t_, {n_, s_.q_width()}), 0, s_.heads, s_.head_dim};
         const Tensor lse = m.random(DType::f32, {s_.heads, n_});
-        const AttentionSpans spans = this->spans(m);
+        AttentionSpans spans = this->spans(m);
+        spans.window = window;
+        if (s_.sinks) spans.sinks = m.random(t_, {s_.heads});
         const Tensor scratch = m.scratch(ops_.attention_scratch(size));
         const auto forward = [=](Ops& ops, Stream& stream) {
           ops.attention(stream, out, lse, q, k, v, spans, scratch);
@@ -238,9 +248,10 @@ class Cases {
         const Heads dq{dqkv, 0, s_.heads, s_.head_dim}, dk{dqkv, s_.q_width(), s_.kv_heads, s_.head_dim},
             dv{dqkv, s_.q_width() + s_.kv_width(), s_.kv_heads, s_.head_dim};
         const Heads dout{m.random(t_, {n_, s_.q_width()}), 0, s_.heads, s_.head_dim};
+        const Tensor dsinks = s_.sinks ? m.random(t_, {s_.heads}) : Tensor();
         const Tensor grad_scratch = m.scratch(ops_.attention_grad_scratch_most(size));
         return Call{[=](Ops& ops, Stream& stream) {
-                      ops.attention_grad(stream, dq, dk, dv, Tensor(), dout, out, lse, q, k, v, spans,
+                      ops.attention_grad(stream, dq, dk, dv, dsinks, dout, out, lse, q, k, v, spans,
                                          Accumulate::overwrite, grad_scratch);
                     },
                     forward};
@@ -372,7 +383,6 @@ class Cases {
   const std::int64_t positions_of_table_;
   const MicroBatch batch_;
   std::int64_t longest_ = 0;
-  double pairs_ = 0;  // of query and key
   std::vector<std::int32_t> expert_offsets_;
   std::vector<Case> cases_;
 };
