@@ -21,13 +21,14 @@ class CudnnSdpa;  // attention_cudnn.h
 //   tensor cores   other bf16 (a KV cache), and gradients whose cuDNN workspace does not fit into the scratch
 //   plain          fp32, and bf16 whose rows cannot be read 16 bytes at a time
 //
-// A window that reaches every key is none. Sinks are cuDNN's where its version takes them, forward; else they are
-// brought in after it. Backward, the probabilities exp(score - lse) have them already, in lse, so the gradient is that
-// without sinks, and theirs is a reduction of its own (cuDNN's would not say in which order it adds).
-// With a small window memory is the limit: 64 heads of 64 on 8 key heads, 16,384 tokens and a window of 128 are 34 GFLOP
-// forward, but q, k, v and out are 0.30 GB, 63 us of an H200's 4.8 TB/s, as long as the arithmetic at 540 TFLOP/s. To
-// bring sinks in afterwards reads and writes out once more, 56 us, so where cuDNN takes them it should have them; their
-// gradient reads out and dout, 56 us beside the 126 that the other tensors take at least.
+// A window that cuDNN refuses goes to the tensor cores' kernels; one that reaches every key is none. Sinks are cuDNN's
+// where its version takes them, forward; else they are brought in after it. Backward, the probabilities exp(score -
+// lse) have them already, in lse, so the gradient is that without sinks, and theirs is a reduction of its own (cuDNN's
+// would not say in which order it adds).
+// With a small window memory is the limit: 64 heads of 64 on 8 key heads, 16,384 tokens and a window of 128 are 34
+// GFLOP forward, but q, k, v and out are 0.30 GB, 63 us of an H200's 4.8 TB/s, as long as the arithmetic at 540
+// TFLOP/s. To bring sinks in afterwards reads and writes out once more, 56 us, so where cuDNN takes them it should have
+// them; their gradient reads out and dout, 56 us beside the 126 that the other tensors take at least.
 //
 // Backward is deterministic. cuDNN's deterministic gradient keeps dS, whose size is quadratic in the length; so a call
 // is cut into parts that fit into the scratch it is given: by documents, then by key heads, then by the query heads of

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "ops/scratch.h"
 
 // Without its JSON library, which only saving graphs needs.
@@ -165,6 +167,7 @@ struct CudnnSdpa::Graph {
   fe::graph::Graph graph;
   std::size_t workspace = 0;
   std::string refusal;  // why it cannot run; empty if it can
+  bool told = false;    // the user
 };
 
 CudnnSdpa::CudnnSdpa() = default;
@@ -214,8 +217,14 @@ CudnnSdpa::Graph& CudnnSdpa::graph(const SdpaShape& shape) {
 }
 
 bool CudnnSdpa::takes(const SdpaShape& shape) {
-  const Graph& g = graph(shape);
-  return g.refusal.empty() && g.workspace <= workspace(shape);
+  if (shape.sinks && cudnnGetVersion() < 91800) return false;  // before, ragged sinks are not supported, nor refused
+  Graph& g = graph(shape);
+  if (g.refusal.empty() && g.workspace > workspace(shape))
+    g.refusal = fmt::format("cuDNN {} needs {} bytes of workspace for {}, more than planned", cudnnGetVersion(),
+                            g.workspace, shape.description());
+  if (g.refusal.empty()) return true;
+  if (!std::exchange(g.told, true)) log_info("{}; attention goes another way", g.refusal);
+  return false;
 }
 
 void CudnnSdpa::run(cudaStream_t stream, const SdpaShape& shape, const SdpaMemory& memory) {
