@@ -31,7 +31,20 @@ void use_one_thread() {
 #endif
 }
 
+// Version 2's products on AMX have ended in an illegal instruction where the inner size is odd (seen with 2.6, as
+// Debian 12 has it, on a Xeon of 2023), so it is kept to AVX-512. Before anything of the library is used.
+void choose_instructions() {
+#if DNNL_VERSION_MAJOR < 3
+  static const bool done = [] {
+    dnnl::set_max_cpu_isa(dnnl::cpu_isa::avx512_core_bf16);  // refused only if it has been used, or set by its user
+    return true;
+  }();
+  static_cast<void>(done);
+#endif
+}
+
 const dnnl::engine& engine() {
+  choose_instructions();
   static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
   return cpu;
 }
@@ -69,6 +82,7 @@ constexpr std::size_t max_primitives = 256;
 
 bool has_bf16() {
   static const bool has = [] {
+    choose_instructions();
     const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
     const auto wanted = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
     return (isa & wanted) == wanted;  // the values are bit sets: a larger set contains what it extends
@@ -79,6 +93,7 @@ bool has_bf16() {
 void sgemm(bool a_transposed, bool b_transposed, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
            const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride, float beta, float* c,
            std::int64_t c_stride) {
+  choose_instructions();
   use_one_thread();
   const auto status = dnnl_sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', m, n, k, alpha, a, a_stride, b,
                                  b_stride, beta, c, c_stride);
