@@ -56,7 +56,7 @@ std::string name_of_case(const testing::TestParamInfo<const char*>& info) {
 constexpr const char* dense_models[]{"llama-untied",  "llama-tied-llama3", "llama-v4", "llama-bias", "llama-sharded",
                                      "qwen3-tied",    "qwen3-untied-v4",   "mistral",  "phi3-v4",    "phi3-long",
                                      "qwen3-bf16-v4", "phi3-short",        "qwen2",    "seed-oss"};
-constexpr const char* expert_models[]{"qwen3-moe", "qwen3-moe-balance", "gpt-oss"};
+constexpr const char* expert_models[]{"qwen3-moe", "qwen3-moe-balance", "gpt-oss", "mixtral-v4"};
 class DenseTest : public FixtureTest {};
 class ExpertsTest : public FixtureTest {};
 INSTANTIATE_TEST_SUITE_P(Dense, FixtureTest, testing::ValuesIn(dense_models), name_of_case);

@@ -169,6 +169,45 @@ TEST(Families, GptOss) {
   EXPECT_EQ(s.rope.theta, 150000);
 }
 
+TEST(Families, Mixtral) {
+  const DecoderSpec s = read(config_of("MixtralForCausalLM"));
+  EXPECT_EQ(s.experts.count, 8);
+  EXPECT_EQ(s.experts.per_token, 2);
+  EXPECT_EQ(s.experts.intermediate, 48);
+  EXPECT_TRUE(s.experts.renormalized);
+  EXPECT_EQ(experts(s), std::vector<bool>(4, true));
+  EXPECT_EQ(windows(s), Windows(4, 0));
+  EXPECT_EQ(s.head_dim, 8);
+  EXPECT_EQ(s.rope.theta, 1000000);
+  EXPECT_FALSE(s.tied_embeddings);
+  EXPECT_FALSE(read(config_of("MixtralForCausalLM", {{"attention_bias", true}})).qkv_bias);
+  const DecoderSpec given = read(config_of("MixtralForCausalLM", {{"num_local_experts", 6},
+                                                                  {"num_experts_per_tok", 3},
+                                                                  {"sliding_window", 7},
+                                                                  {"output_router_logits", true},
+                                                                  {"router_aux_loss_coef", 0.02},
+                                                                  {"router_jitter_noise", 0.0},
+                                                                  {"tie_word_embeddings", true}}));
+  EXPECT_EQ(given.experts.count, 6);
+  EXPECT_EQ(given.experts.per_token, 3);
+  EXPECT_EQ(given.experts.balance, 0.02);
+  EXPECT_EQ(windows(given), Windows(4, 7));
+  EXPECT_TRUE(given.tied_embeddings);
+  const json both{{"num_local_experts", 6}, {"num_experts", 4}};  // transformers' other name of it wins
+  EXPECT_EQ(read(config_of("MixtralForCausalLM", both)).experts.count, 4);
+}
+
+TEST(Families, EpsilonsOfNormsWithoutTheKey) {
+  const auto epsilon = [](const char* architecture, const json& more = json::object()) {
+    return read(config_of(architecture, more)).rms_epsilon;
+  };
+  for (const char* architecture : {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+    EXPECT_EQ(epsilon(architecture), 1e-6f) << architecture;
+  EXPECT_EQ(epsilon("Phi3ForCausalLM"), 1e-5f);
+  EXPECT_EQ(epsilon("MixtralForCausalLM"), 1e-5f);
+  EXPECT_EQ(epsilon("GptOssForCausalLM", {{"num_local_experts", 8}, {"num_experts_per_tok", 2}}), 1e-5f);
+}
+
 TEST(Families, WhatNoExpertsCanBe) {
   const auto refused = [](const json& config, std::initializer_list<std::string> what) {
     test::expect_in(test::refusal([&] { read(config); }), what);
@@ -184,6 +223,8 @@ TEST(Families, WhatNoExpertsCanBe) {
   gpt.erase("quantization_config");
   gpt["swiglu_alpha"] = 1.5;
   refused(gpt, {"swiglu_alpha", "1.702"});
+  refused(config_of("MixtralForCausalLM", {{"router_jitter_noise", 0.01}}), {"router_jitter_noise", "set it to 0"});
+  refused(config_of("MixtralForCausalLM", {{"num_local_experts", 2000}}), {"num_local_experts", "at most 1024"});
 }
 
 }  // namespace

@@ -13,8 +13,8 @@
 namespace so {
 namespace {
 
-constexpr std::array families{&llama_family, &mistral_family,   &phi3_family,     &qwen2_family,
-                              &qwen3_family, &qwen3_moe_family, &seed_oss_family, &gpt_oss_family};
+constexpr std::array families{&llama_family,     &mistral_family,  &phi3_family,    &qwen2_family,  &qwen3_family,
+                              &qwen3_moe_family, &seed_oss_family, &gpt_oss_family, &mixtral_family};
 
 // Where a rotary setting may stand: inside rope_parameters (transformers 5) or rope_scaling (4), or at the top. The
 // inner one wins, as in transformers.
@@ -122,7 +122,7 @@ void require_countable(const ConfigReader& config, const DecoderSpec& s) {
   at_most("num_attention_heads", s.heads, widest);
   at_most("head_dim", s.head_dim, widest / s.heads);
   const auto real = [](std::int64_t n) { return static_cast<double>(n); };
-  at_most("num_experts", s.experts.count, most_experts);
+  at_most(config.has("num_experts") ? "num_experts" : "num_local_experts", s.experts.count, most_experts);
   at_most("num_experts_per_tok", s.experts.per_token, std::min(s.experts.count, most_experts_per_token));
   at_most("moe_intermediate_size", s.experts.intermediate, widest);
   const double mlp = std::max(real(s.intermediate), real(s.experts.count) * real(s.experts.intermediate));
@@ -164,7 +164,7 @@ DecoderSpec read_decoder_spec(std::string_view text, const std::string& origin) 
   spec.kv_heads = config.positive_int("num_key_value_heads", spec.heads);
   spec.intermediate = config.positive_int("intermediate_size");
   spec.max_positions = config.positive_int("max_position_embeddings");
-  spec.rms_epsilon = static_cast<float>(config.positive_number("rms_norm_eps", 1e-6));
+  spec.rms_epsilon = static_cast<float>(config.positive_number("rms_norm_eps", family->rms_norm_eps));
   spec.initializer_range = config.positive_number("initializer_range", 0.02);
   spec.qkv_bias = spec.o_bias = config.boolean("attention_bias", false);
   spec.head_dim = config.has("head_dim") ? config.positive_int("head_dim") : 0;

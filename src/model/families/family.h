@@ -61,6 +61,7 @@ struct Family {
   std::span<const TensorName> names;
   // Fills `spec` from the keys that are this family's own; the common ones have been read (families.cpp).
   void (*read)(ConfigReader& config, DecoderSpec& spec);
+  double rms_norm_eps = 1e-6;        // without the key
   double rope_theta = 10000;         // without the key
   bool partial_rotary = false;       // knows partial_rotary_factor
   bool yarn_means_longrope = false;  // in old files
@@ -69,7 +70,7 @@ struct Family {
 };
 
 extern const Family llama_family, mistral_family, phi3_family, qwen2_family, qwen3_family, qwen3_moe_family,
-    seed_oss_family, gpt_oss_family;
+    seed_oss_family, gpt_oss_family, mixtral_family;
 
 // The names that Llama gave and most families kept.
 std::span<const TensorName> llama_tensor_names();

@@ -55,7 +55,11 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 
 }  // namespace
 
-const Family gpt_oss_family{
-    .architecture = "GptOssForCausalLM", .names = names, .read = read, .rope_theta = 150000, .mxfp4 = true};
+const Family gpt_oss_family{.architecture = "GptOssForCausalLM",
+                            .names = names,
+                            .read = read,
+                            .rms_norm_eps = 1e-5,
+                            .rope_theta = 150000,
+                            .mxfp4 = true};
 
 }  // namespace so

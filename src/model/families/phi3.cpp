@@ -34,6 +34,7 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 const Family phi3_family{.architecture = "Phi3ForCausalLM",
                          .names = names,
                          .read = read,
+                         .rms_norm_eps = 1e-5,
                          .partial_rotary = true,
                          .yarn_means_longrope = true};
 
