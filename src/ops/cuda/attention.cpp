@@ -192,7 +192,9 @@ void CudaAttention::forward(cudaStream_t stream, const Heads& out, const Tensor&
 bool CudaAttention::cudnn_forward(Call call) {
   SdpaShape shape = call.shape(false, true);
   const Tensor& sinks = call.spans->sinks;
-  shape.sinks = static_cast<bool>(sinks);
+  // cuDNN's own for dense batches, where they cost nothing; ragged ones would take twice the time (1.35 to 2.64 ms, 64
+  // heads of 64, 4 documents of 4096), and a pass of our own a tenth more.
+  shape.sinks = sinks && !shape.ragged;
   if (shape.sinks && !cudnn_->takes(shape)) shape.sinks = false;
   if (shape.window > 0 && !cudnn_->takes(shape)) return false;
   SdpaMemory memory = call.memory(shape);
@@ -265,7 +267,13 @@ std::optional<Cut> cut_gradient(const SdpaShape& whole, std::int64_t k_rows, std
 
 }  // namespace
 
+// cuDNN's deterministic gradient (9.19) goes over all that comes before a query, whatever the window. Ours goes over
+// what it sees, at two fifths of the rate: 1.13 against 4.5 ms with a window of 128, 2.7 at 512, 4.7 at 1024 (64 heads
+// of 64, 4 documents of 4096).
+bool CudaAttention::narrow(const Call& call) { return call.window() > 0 && 6 * call.window() <= call.spans->max_q; }
+
 bool CudaAttention::cudnn_backward(Call call) {
+  if (narrow(call) && tensor_cores_take(call)) return false;
   const SdpaShape whole = call.shape(true, gradient_ == Gradient::deterministic);
   const std::int64_t room = static_cast<std::int64_t>(call.scratch_bytes()) - Call::memory_bytes(whole);
   const std::optional<Cut> cut = cut_gradient(whole, call.k_rows(), room);

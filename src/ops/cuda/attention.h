@@ -62,6 +62,7 @@ class CudaAttention {
   struct Call;
   bool cudnn_takes(const Call& call) const;
   bool tensor_cores_take(const Call& call) const;
+  static bool narrow(const Call& call);
   bool cudnn_forward(Call call);   // false: cuDNN does not take this window
   bool cudnn_backward(Call call);  // false: that, or not enough scratch
 
