@@ -25,7 +25,8 @@ const Command& train_command() {
       "memory, where the CPU steps it, and, as far as that is quicker and fits, in the GPU's, which steps it there;\n"
       "the log says the split and why. --offload_ratio or --offload_optimizer none ask for another one.\n\n"
       "--mode superoffload (\"super_offload\": true in a DeepSpeed file) runs the CPU's share beside the GPU's work,\n"
-      "zerooffload after backward. Results are the same.",
+      "zerooffload after backward. Results are the same.\n\n"
+      "--dry_run says what a run would do and need, or why it cannot run, and trains nothing.",
       {"superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out",
        "superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out --resume",
        "superoffload train --model Qwen3-14B --data alpaca.json --output_dir out --deepspeed_config ds_config.json \\",

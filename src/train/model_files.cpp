@@ -1,6 +1,8 @@
 #include "train/model_files.h"
 
 #include <exception>
+#include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "base/error.h"
@@ -20,6 +22,17 @@ std::vector<ParameterFiles::Copy> possible_copies(const DecoderSpec& spec, const
 }
 
 }  // namespace
+
+bool has_weight_files(const std::filesystem::path& directory) {
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    for (const std::string_view suffix : {".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json"})
+      if (name.ends_with(suffix)) return true;
+  }
+  return false;
+}
 
 DecoderSpec read_spec(const std::filesystem::path& directory) {
   if (!std::filesystem::is_directory(directory))

@@ -48,6 +48,9 @@ class ModelFiles {
 // What loading a model takes beside what is loaded; for plans, and for the loading itself.
 LoadingRing make_loading_ring(Device& device, const ParameterLayout& layout);
 
+// Whether a directory holds weights, in whatever format.
+bool has_weight_files(const std::filesystem::path& directory);
+
 // The spec of DIRECTORY/config.json, without touching the weights.
 DecoderSpec read_spec(const std::filesystem::path& directory);
 

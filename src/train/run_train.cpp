@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
 #include <optional>
 #include <system_error>
 
@@ -10,12 +12,45 @@
 #include "io/atomic_directory.h"
 #include "io/checkpoint_directory.h"
 #include "model/flops.h"
+#include "model/parameters.h"
 #include "train/commands.h"
 #include "train/model_encoder.h"
 #include "train/output_directory.h"
 #include "train/trainer.h"
 
 namespace so {
+namespace {
+
+// A fresh directory that goes with all it holds.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    std::string name = (std::filesystem::temp_directory_path() / "superoffload-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) fail_io("make", name, errno);
+    path_ = name;
+  }
+  ~TemporaryDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// The directory itself, or what is there of the way to it.
+std::filesystem::path nearest_directory(std::filesystem::path path) {
+  path = std::filesystem::absolute(path);
+  std::error_code ignored;
+  while (path != path.root_path() && !std::filesystem::is_directory(path, ignored)) path = path.parent_path();
+  return path;
+}
+
+}  // namespace
+
 int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   TrainOptions options = given;
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
@@ -34,14 +69,22 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side};
   require_state_fits(spec, planning_machine(runtime, compute, engine.moments), engine, request);
   OutputDirectory output(options, origins);
-  const ModelFiles model(options.model);
+  std::optional<ModelFiles> model;
+  if (!options.dry_run || has_weight_files(options.model))
+    model.emplace(options.model);
+  else
+    log_info("{} has no weights: planning by its config.json", options.model);
+  const ParameterLayout layout(make_parameters(spec));
   const ModelEncoder encoder(options.model, spec.vocab);
 
+  // Where the cache is if it can be nowhere else; a dry run leaves no directory behind.
+  std::optional<TemporaryDirectory> temporary;
+  if (options.dry_run) temporary.emplace();
   const auto open = [&](const std::string& file) {
     return open_dataset({file,
                          {options.max_length, options.train_on_prompt},
                          options.cache_dir,
-                         std::filesystem::path(options.output_dir) / "cache"},
+                         temporary ? temporary->path() : std::filesystem::path(options.output_dir) / "cache"},
                         encoder, runtime.host_pool());
   };
   const TokenDataset data = open(options.data);
@@ -80,7 +123,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const auto free_before = device.own_memory();
   const std::size_t held_before = device.ledger().held(MemoryKind::device);
   const TrainingPlan plan =
-      plan_training(spec, model.layout(), planning_machine(runtime, compute, engine.moments), shape, engine, request,
+      plan_training(spec, layout, planning_machine(runtime, compute, engine.moments), shape, engine, request,
                     !origins.given("bucket_size"), options.activation_checkpointing, WeightOrigin::files);
   plan.log_reasons();
 
@@ -93,9 +136,13 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   if (!options.trace.empty()) {
     const std::int64_t steps = total_steps - (state ? state->step : 0), needed = Trainer::steps_before_trace + 1;
     if (steps < needed) fail("--trace begins with the third step, and this run has {}; raise --max_steps", steps);
-    require_writable(std::filesystem::absolute(options.trace).parent_path());
+    if (!options.dry_run) require_writable(std::filesystem::absolute(options.trace).parent_path());
   }
-  output.prepare(static_cast<std::uint64_t>(parameter_count(spec)) * size_of(compute));
+  const std::uint64_t export_bytes = static_cast<std::uint64_t>(parameter_count(spec)) * size_of(compute);
+  if (options.dry_run)
+    require_free_space(nearest_directory(options.output_dir), export_bytes);
+  else
+    output.prepare(export_bytes);
 
   log_info("{}: {:.4g} M parameters, {} on {}; {} steps of at most {} x {} rows, {} documents, {} tokens",
            spec.architecture, static_cast<double>(parameter_count(spec)) / 1e6, name_of(compute), device.name(),
@@ -107,7 +154,13 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   if (device.kind() == DeviceKind::cpu && origins.given("pin_memory"))
     log_info("pin_memory has nothing to choose on the CPU device: there is one kind of memory");
 
-  Trainer trainer({options, runtime, model, plan, data, evaluation ? &*evaluation : nullptr, batches, total_steps});
+  if (options.dry_run) {
+    if (checkpoint) log_info("would go on from {} at step {}", checkpoint->path.string(), state->step);
+    log_info("dry run: it fits; nothing was trained");
+    return exit_ok;
+  }
+
+  Trainer trainer({options, runtime, *model, plan, data, evaluation ? &*evaluation : nullptr, batches, total_steps});
   if (checkpoint) {
     trainer.resume(checkpoint->path, *state);
     log_info("resumed from {} at step {}", checkpoint->path.string(), state->step);

@@ -35,6 +35,11 @@ OptionTable<TrainOptions> make_table() {
   t.add("output_dir", &O::output_dir, "Where checkpoints and the trained model are written").metavar("DIR").required();
   t.add("overwrite_output_dir", &O::overwrite_output_dir, "Allow an output directory that already holds a run")
       .default_from(trainer);
+  t.add("dry_run", &O::dry_run,
+        "Only say what a run would do: choices, memory and expected step time, or why it cannot run. Reads model and "
+        "data; of the model, config.json and tokenizer are enough. Nothing is trained, and nothing written but "
+        "tokenised data in cache_dir")
+      .default_from(ours);
   t.add("cache_dir", &O::cache_dir, "Where tokenised data is kept")
       .metavar("DIR")
       .default_from(ours)
@@ -257,7 +262,8 @@ OptionTable<TrainOptions> make_table() {
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.ratio");
   t.add("cast_side", &O::cast_side,
-        "Who changes bf16 into fp32 and back for what the CPU steps: host, inside its optimizer, so that bf16 crosses the "
+        "Who changes bf16 into fp32 and back for what the CPU steps: host, inside its optimizer, so that bf16 crosses "
+        "the "
         "link; device, so that fp32 does; auto: as is quicker by what is measured at start. Results are the same")
       .default_from(ours);
   t.add("pin_memory", &O::pin_memory, "Page-lock the host memory that the GPU reads and writes")

@@ -71,6 +71,7 @@ struct TrainOptions {
   std::string eval_data;
   std::string output_dir;
   bool overwrite_output_dir = false;
+  bool dry_run = false;
   std::string cache_dir;
   std::int64_t max_length = 2048;
   bool packing = false;
@@ -116,7 +117,7 @@ struct TrainOptions {
   std::string deepspeed_config;
   OffloadMode mode = OffloadMode::superoffload;
   OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
-  double offload_ratio = -1;      // share of optimizer state on the CPU, at most; -1: chosen by the program
+  double offload_ratio = -1;  // share of optimizer state on the CPU, at most; -1: chosen by the program
   CastChoice cast_side = CastChoice::automatic;
   bool pin_memory = true;         // DeepSpeed file only
   double cpuadam_cores_perc = 1;  // DeepSpeed file only

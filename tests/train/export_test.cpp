@@ -110,7 +110,7 @@ TEST(ExportModel, ATiedHeadThatTheSourceRepeatsIsRepeated) {
   std::filesystem::remove(source / "model.safetensors");
   write_safetensors(source / "model.safetensors", tensors);
 
-  EngineOfModel model(source.path(), DType::f32, 1000);
+  EngineOfModel model(source.path(), DType::f32, 960);
   model.load();
   model.step(0.5f, 1);
   export_model(model.engine(), model.files(), temporary.path());
@@ -123,7 +123,7 @@ TEST(ExportModel, ATiedHeadThatTheSourceRepeatsIsRepeated) {
 
 TEST(ExportModel, ShardsHoldWhatTheyMay) {
   TemporaryDirectory temporary, whole;
-  EngineOfModel model(model_directory("llama-untied"), DType::bf16, 500);
+  EngineOfModel model(model_directory("llama-untied"), DType::bf16, 448);
   model.load();
   export_model(model.engine(), model.files(), whole.path());
   constexpr std::uint64_t limit = 20'000;

@@ -25,6 +25,7 @@ TEST(OptionLists, ArePinned) {
                                                 "eval_data",
                                                 "output_dir",
                                                 "overwrite_output_dir",
+                                                "dry_run",
                                                 "cache_dir",
                                                 "max_length",
                                                 "packing",

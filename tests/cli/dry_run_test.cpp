@@ -1,0 +1,72 @@
+// --dry_run plans and refuses as a run does, and leaves nothing behind.
+#include "support/refusal.h"
+
+namespace so::test {
+namespace {
+
+class DryRun : public RefusalTest {
+ protected:
+  TrainCommand dry() const {
+    TrainCommand c = command();
+    return c.set("output_dir", (temporary_ / "new").string())
+        .set("cache_dir", (temporary_ / "cache").string())
+        .flag("dry_run");
+  }
+  Outcome run_dry(const TrainCommand& c) const { return run(c.words(), temporary_.path()); }
+  void expect_plan(const Outcome& outcome) const {
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    expect_in(outcome.err, {"memory plan", "activations", "optimizer state", "dry run: it fits; nothing was trained"});
+    EXPECT_EQ(outcome.err.find("step 1"), std::string::npos) << outcome.err;
+    EXPECT_FALSE(std::filesystem::exists(temporary_ / "new"));
+  }
+  static void expect_in(const std::string& text, const std::vector<std::string>& parts) {
+    for (const auto& part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << " in: " << text;
+  }
+};
+
+TEST_F(DryRun, SaysThePlanAndWritesNoOutput) {
+  expect_plan(run_dry(dry()));
+  // A run's output directory is as it was, whatever the run would do to it.
+  const auto before = snapshot(output());
+  const Outcome outcome = run_dry(dry().set("output_dir", output().string()));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(snapshot(output()) == before);
+}
+
+TEST_F(DryRun, NeedsNoWeights) {
+  const Outcome with = run_dry(dry());
+  std::filesystem::remove(weights());
+  const Outcome without = run_dry(dry());
+  expect_plan(without);
+  expect_in(without.err, {"has no weights: planning by its config.json"});
+  const auto table = [](const std::string& err) {
+    const std::size_t begin = err.find("pinned"), end = err.find("program and data so far");
+    return begin < end ? err.substr(begin, end - begin) : err;
+  };
+  EXPECT_EQ(table(without.err), table(with.err)) << "the same plan";
+  // A run does need them.
+  const Outcome real = run(command().set("output_dir", (temporary_ / "new").string()).words(), temporary_.path());
+  expect_refusal(real, {"no weights"});
+}
+
+TEST_F(DryRun, RefusesWeightsThatARunWouldRefuse) {
+  std::filesystem::resize_file(weights(), 1000);
+  expect_refusal(run_dry(dry()), {"model.safetensors"});
+  std::filesystem::remove(weights());
+  write_file(model() / "pytorch_model.bin", "pickle");
+  expect_refusal(run_dry(dry()), {"pytorch_model.bin", "convert it"});
+}
+
+TEST_F(DryRun, RefusesWhatARunWouldRefuse) {
+  expect_refused(dry().set("output_dir", output().string()).set("resume", (output() / "earlier").string()),
+                 {"is not a complete checkpoint"});
+  expect_refusal(run_dry(dry().set("max_length", "1000000")), {"--max_length 1000000"});
+  write_file(output() / "metrics.jsonl", "{}\n");
+  expect_refusal(run_dry(dry().set("output_dir", output().string())), {"already holds a run"});
+  replace_record(2, "{");
+  expect_refusal(run_dry(dry()), {"data.jsonl:2"});
+  EXPECT_FALSE(std::filesystem::exists(temporary_ / "new"));
+}
+
+}  // namespace
+}  // namespace so::test

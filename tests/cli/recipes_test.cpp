@@ -1,0 +1,127 @@
+// The recipes, each dry on a tiny model on the CPU device.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "support/files.h"
+#include "support/process.h"
+#include "support/training_run.h"
+
+namespace so::test {
+namespace {
+
+std::vector<std::string> recipe_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(SO_SOURCE_DIR) / "recipes"))
+    if (const std::string name = entry.path().filename().string(); name.starts_with("finetune_")) names.push_back(name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+class Recipes : public testing::Test {
+ protected:
+  // Through env, which replaces this process's settings of the recipe's variables by `variables`.
+  Outcome recipe(const std::string& name, const std::vector<std::string>& variables,
+                 const std::vector<std::string>& arguments) const {
+    std::vector<std::string> words{"/usr/bin/env"};
+    for (const char* unset : {"MODEL_DIR", "DATA", "OUTPUT_DIR", "MAX_LENGTH"})
+      words.insert(words.end(), {"-u", unset});
+    words.push_back(std::string("SUPEROFFLOAD=") + SO_BINARY);
+    words.insert(words.end(), variables.begin(), variables.end());
+    words.push_back((std::filesystem::path(SO_SOURCE_DIR) / "recipes" / name).string());
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    return run(words, temporary_.path());
+  }
+  std::vector<std::string> variables() const {
+    const auto fixture = model_fixture("qwen3-tied");
+    return {"MODEL_DIR=" + (fixture / "model").string(), "DATA=" + (fixture / "data.jsonl").string(),
+            "OUTPUT_DIR=" + output().string(), "MAX_LENGTH=48"};
+  }
+  std::filesystem::path output() const { return temporary_ / "below" / "out"; }
+  std::filesystem::path config() const { return temporary_ / "below" / "out_deepspeed.json"; }
+  std::vector<std::string> options(const std::vector<std::string>& first) const {
+    std::vector<std::string> all = first;
+    all.insert(all.end(), {"--dry_run", "--device", "cpu", "--cache_dir", (temporary_ / "cache").string()});
+    return all;
+  }
+  static void expect_in(const std::string& text, const std::string& part) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in: " << text;
+  }
+
+  TemporaryDirectory temporary_;
+};
+
+TEST_F(Recipes, AreThePublishedOnes) {
+  EXPECT_EQ(recipe_names(), (std::vector<std::string>{"finetune_gpt-oss-20b_1gpu.sh", "finetune_llama-70b_4gpu.sh",
+                                                      "finetune_llama-8b_1gpu.sh", "finetune_phi-4_1gpu.sh",
+                                                      "finetune_qwen3-14b_1gpu.sh", "finetune_qwen3-30b-a3b_2gpu.sh",
+                                                      "finetune_seed-oss-36b_2gpu.sh"}));
+}
+
+TEST_F(Recipes, PlanARunWithThePublishedSettings) {
+  for (const std::string& name : recipe_names()) {
+    SCOPED_TRACE(name);
+    const Outcome outcome = recipe(name, variables(), options({"superoffload"}));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    expect_in(outcome.err, "dry run: it fits");
+    EXPECT_EQ(outcome.err.find("trains on one so far") != std::string::npos, name.find("_1gpu") == std::string::npos);
+    EXPECT_FALSE(std::filesystem::exists(output()));
+    const auto json = read_json(config());
+    EXPECT_EQ(json.at("train_batch_size"), 4);
+    EXPECT_EQ(json.at("bf16").at("enabled"), true);
+    EXPECT_EQ(json.at("zero_optimization").at("offload_optimizer").at("super_offload"), true);
+  }
+}
+
+TEST_F(Recipes, TakeModeAndBatchSize) {
+  const Outcome outcome = recipe("finetune_llama-8b_1gpu.sh", variables(), options({"zerooffload", "2"}));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  expect_in(outcome.err, "zerooffload");
+  expect_in(outcome.err, "1 x 2 rows");
+  const auto json = read_json(config());
+  EXPECT_EQ(json.at("train_batch_size"), 2);
+  EXPECT_EQ(json.at("zero_optimization").at("offload_optimizer").at("super_offload"), false);
+}
+
+TEST_F(Recipes, TrainWhenNotDry) {
+  const Outcome outcome = recipe(
+      "finetune_qwen3-14b_1gpu.sh", variables(),
+      {"superoffload", "1", "--device", "cpu", "--max_steps", "2", "--cache_dir", (temporary_ / "cache").string()});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(std::filesystem::exists(output() / "model.safetensors"));
+}
+
+TEST_F(Recipes, SayWhatIsMissing) {
+  const std::string name = "finetune_phi-4_1gpu.sh";
+  struct Case {
+    std::vector<std::string> variables, arguments;
+    std::string message;
+  };
+  const auto all = variables();
+  const std::vector<Case> cases = {
+      {all, {}, "superoffload or zerooffload"},
+      {all, {"fast"}, "not 'fast'"},
+      {all, {"superoffload", "four"}, "'four'"},
+      {all, {"superoffload", "0"}, "'0'"},
+      {{all[1]}, {"superoffload"}, "set MODEL_DIR"},
+      {{"MODEL_DIR=" + temporary_.path().string(), all[1]}, {"superoffload"}, "no config.json"},
+      {{all[0]}, {"superoffload"}, "set DATA"},
+      {{all[0], "DATA=/nowhere"}, {"superoffload"}, "/nowhere: no such file"},
+      {{all[0], all[1], "SUPEROFFLOAD=/nowhere"}, {"superoffload"}, "SUPEROFFLOAD=/nowhere"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.message);
+    const Outcome outcome = recipe(name, c.variables, c.arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+    expect_in(outcome.err, name + ": ");
+    expect_in(outcome.err, c.message);
+  }
+  EXPECT_EQ(recipe(name, {}, {"--help"}).exit_code, 0);
+  expect_in(recipe(name, {}, {"--help"}).out, "microsoft/phi-4");
+  // What the program refuses is refused.
+  const Outcome outcome = recipe(name, variables(), options({"superoffload", "--max_length", "1000000"}));
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+}
+
+}  // namespace
+}  // namespace so::test
