@@ -112,7 +112,7 @@ void read_rope(const ConfigReader& config, const Family& family, DecoderSpec& sp
 void require_countable(const ConfigReader& config, const DecoderSpec& s) {
   constexpr std::int64_t widest = std::int64_t{1} << 24, deepest = std::int64_t{1} << 14;
   constexpr double most_parameters = 1e15;
-  constexpr std::int64_t most_experts = 1024, most_experts_per_token = 64;
+  constexpr std::int64_t most_experts = 1024, most_experts_per_token = 32;
   const auto at_most = [&](std::string_view key, std::int64_t value, std::int64_t limit) {
     if (value > limit) config.refuse(key, fmt::format("{} is more than any model has (at most {})", value, limit));
   };
