@@ -8,6 +8,7 @@
 
 #include "support/files.h"
 #include "support/process.h"
+#include "support/refusal.h"
 #include "support/training_run.h"
 
 namespace so::test {
@@ -114,6 +115,53 @@ INSTANTIATE_TEST_SUITE_P(Models, OneStep,
                                          "phi3-long", "phi3-short", "qwen2", "seed-oss", "qwen3-moe",
                                          "qwen3-moe-balance", "gpt-oss", "mixtral-v4"),
                          test_name);
+
+// Experts stored in MXFP4 are widened when they are loaded. What is written is the model in bf16 under the names of
+// such a model, and config.json no longer says that it is quantised.
+TEST(Mxfp4, TrainsAndIsWrittenInBf16) {
+  const TemporaryDirectory temporary;
+  const auto fixture = model_fixture("gpt-oss-mxfp4");
+  const json batch = read_json(fixture / "expected.json").at("batch");
+  TrainCommand c(fixture / "mxfp4", fixture / "data.jsonl", temporary / "out");
+  c.set("batch_size", std::to_string(batch.at("documents").get<int>())).set("max_length", "48").set("max_steps", "1");
+  c.set("lr", "1e-3").set("warmup", "0").set("dtype", "fp32");
+  const Outcome o = run(c.words(), temporary.path());
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.err.find("quantization_config"), std::string::npos) << o.err;
+  const auto metrics = read_metrics(temporary / "out");
+  ASSERT_EQ(metrics.size(), 1u);
+  expect_close(metrics[0].at("loss"), batch.at("loss"), kRelative, "loss");
+  expect_close(metrics[0].at("grad_norm"), batch.at("grad_norm"), kRelative, "grad_norm");
+
+  std::set<std::string> expected, saved;
+  for (const auto& [name, tensor] : read_safetensors(fixture / "grads.safetensors")) expected.insert(name);
+  for (const auto& [name, tensor] : read_model_weights(temporary / "out")) saved.insert(name);
+  EXPECT_EQ(saved, expected);
+  EXPECT_FALSE(read_json(temporary / "out" / "config.json").contains("quantization_config"));
+}
+
+// A tensor of the wrong shape, an expert that is not there, a scale too few: one line that names file and tensor.
+TEST(Experts, ThatAreNotWhatConfigSaysAreRefused) {
+  const TemporaryDirectory temporary;
+  const auto refused = [&](const std::string& name, const char* source, const json& change,
+                           const std::vector<std::string>& needles) {
+    const auto fixture = model_fixture(name);
+    const auto model = temporary / (name + std::to_string(needles.size()) + needles.back());
+    std::filesystem::copy(fixture / source, model, std::filesystem::copy_options::recursive);
+    json config = read_json(model / "config.json");
+    config.update(change);
+    std::filesystem::permissions(model / "config.json", std::filesystem::perms::owner_write,
+                                 std::filesystem::perm_options::add);
+    write_file(model / "config.json", config.dump());
+    expect_refusal(run(TrainCommand(model, fixture / "data.jsonl", temporary / "out").words(), temporary.path()),
+                   needles);
+  };
+  refused("qwen3-moe", "model", {{"num_local_experts", 9}}, {"mlp.gate.weight", "[8, 32]", "[9, 32]"});
+  refused("qwen3-moe", "model", {{"moe_intermediate_size", 16}},
+          {"experts.0.gate_proj.weight", "[12, 32]", "[16, 32]"});
+  refused("qwen3-moe", "model", {{"mlp_only_layers", json::array()}}, {"model.layers.1.mlp.gate.weight", "missing"});
+  refused("gpt-oss-mxfp4", "mxfp4", {{"intermediate_size", 64}}, {"gate_up_proj_blocks", "[4, 64, 2, 16]"});
+}
 
 using Training = Blackbox;
 
