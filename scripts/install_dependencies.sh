@@ -41,8 +41,8 @@ EOF
 # The CUDA backend is optional: what it lacks leaves it off, and the build says so.
 fetch_for_cuda() {
   command -v nvcc >/dev/null 2>&1 || [ -x /usr/local/cuda/bin/nvcc ] || return 0
-  for fetch in fetch_cudnn_frontend fetch_cutlass; do
-    "$(dirname "$0")/$fetch.sh" || echo "install_dependencies: continuing without the CUDA backend" >&2
+  for name in cudnn-frontend cutlass; do
+    "$(dirname "$0")/fetch_headers.sh" "$name" || echo "install_dependencies: continuing without the CUDA backend" >&2
   done
 }
 if [ -z "$missing" ]; then

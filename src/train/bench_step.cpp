@@ -23,6 +23,7 @@
 #include "train/engine_report.h"
 #include "train/measure.h"
 #include "train/random_model.h"
+#include "train/row_step.h"
 #include "train/trace_summary.h"
 #include "train/training_plan.h"
 
@@ -150,14 +151,7 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
   shape.micro_batch_tokens = options.batch_size * options.max_length;
   shape.longest_document = options.max_length;
   if (options.no_optimizer) return plan_plain(spec, layout, runtime, shape, compute, options.activation_checkpointing);
-  const TrainOptions as_train;
-  EngineSettings engine;
-  engine.compute = compute;
-  engine.bucket_elements = options.bucket_size / static_cast<std::int64_t>(sizeof(float));
-  engine.moments = moments_dtype(options.optimizer_state_dtype);
-  engine.adamw = {as_train.adam_beta1, std::min(as_train.adam_beta2, largest_beta2(options.optimizer_state_dtype)),
-                  as_train.adam_epsilon};
-  engine.weight_decay = as_train.weight_decay;
+  EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
   engine.max_grad_norm = options.max_grad_norm;
   return plan_training(spec, layout, planning_machine(runtime, compute, engine.moments), shape, engine,
                        {options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side}, true,
@@ -263,11 +257,7 @@ int run_bench_step(const BenchStepOptions& options) {
   const ModelConfig config = resolve_config(options.config);
   const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
   const DType compute = resolve_dtype(options.dtype, config.text, config.origin);
-  if (options.max_length > spec.max_positions)
-    fail("--max_length {}: the model's limit is {} (max_position_embeddings in {})", options.max_length,
-         spec.max_positions, config.origin);
-  if (options.batch_size * options.max_length > std::numeric_limits<std::int32_t>::max())
-    fail("--batch_size {} of --max_length {} are too many tokens", options.batch_size, options.max_length);
+  require_rows(options.batch_size, options.max_length, spec, config.origin);
   if (!options.trace.empty()) require_writable(std::filesystem::absolute(options.trace).parent_path());
   const ParameterLayout layout(make_parameters(spec));
   check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
@@ -289,9 +279,7 @@ int run_bench_step(const BenchStepOptions& options) {
   const double gemm_rate = measure_gemm_rate(device, runtime.ops(), *stream, compute);
   const Measured m = measure(options, spec, layout, runtime, *stream, plan);
 
-  std::vector<std::int32_t> cu_seqlens;
-  for (std::int64_t d = 0; d <= options.batch_size; ++d)
-    cu_seqlens.push_back(static_cast<std::int32_t>(d * options.max_length));
+  const std::vector<std::int32_t> cu_seqlens = row_offsets(options.batch_size, options.max_length);
   const double seconds = m.median(), tokens = static_cast<double>(options.batch_size * options.max_length);
   const double model_rate = model_flops(spec, cu_seqlens) / seconds;
   const double reference_rate =

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <ctime>
 #include <filesystem>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -19,6 +18,7 @@
 #include "plan/hardware.h"
 #include "train/commands.h"
 #include "train/measure.h"
+#include "train/row_step.h"
 #include "train/training_plan.h"
 
 namespace so {
@@ -32,26 +32,6 @@ PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool) {
           .pool = &pool,
           .rates = [rates = hardware.rates] { return rates; },
           .rates_origin = "by the hardware file"};
-}
-
-EngineSettings engine_settings(const PlanOptions& options, DType compute) {
-  const TrainOptions as_train;
-  EngineSettings engine;
-  engine.compute = compute;
-  engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
-  engine.bucket_elements = options.bucket_size / static_cast<std::int64_t>(sizeof(float));
-  engine.moments = moments_dtype(options.optimizer_state_dtype);
-  engine.adamw = {as_train.adam_beta1, std::min(as_train.adam_beta2, largest_beta2(options.optimizer_state_dtype)),
-                  as_train.adam_epsilon};
-  return engine;
-}
-
-// FLOPs of a step of full rows.
-double flops_of_step(const DecoderSpec& spec, const PlanOptions& options) {
-  std::vector<std::int32_t> cu_seqlens;
-  for (std::int64_t d = 0; d <= options.batch_size; ++d)
-    cu_seqlens.push_back(static_cast<std::int32_t>(d * options.max_length));
-  return model_flops(spec, cu_seqlens) * options.gradient_accumulation_steps;
 }
 
 struct Budget {
@@ -68,11 +48,7 @@ int run_plan(const PlanOptions& options) {
   const ModelConfig config = resolve_config(options.model);
   const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
   const DType compute = resolve_dtype(options.dtype, config.text, config.origin);
-  if (options.max_length > spec.max_positions)
-    fail("--max_length {}: the model's limit is {} (max_position_embeddings in {})", options.max_length,
-         spec.max_positions, config.origin);
-  if (options.batch_size * options.max_length > std::numeric_limits<std::int32_t>::max())
-    fail("--batch_size {} of --max_length {} are too many tokens", options.batch_size, options.max_length);
+  require_rows(options.batch_size, options.max_length, spec, config.origin);
   if (options.gpus > 1) fail("--gpus {}: this version trains on one GPU; plan for --gpus 1", options.gpus);
   const HardwareProfile hardware = resolve_hardware(options.hardware);
   const ParameterLayout layout(make_parameters(spec));
@@ -83,14 +59,17 @@ int run_plan(const PlanOptions& options) {
   shape.micro_batch_tokens = options.batch_size * options.max_length;
   shape.longest_document = options.max_length;
   shape.micro_batches = options.gradient_accumulation_steps;
-  const EngineSettings engine = engine_settings(options, compute);
+  EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
+  engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
   const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side};
   require_state_fits(spec, machine, engine, request);
   const TrainingPlan plan = plan_training(spec, layout, machine, shape, engine, request, true,
                                           options.activation_checkpointing, WeightOrigin::files);
   SO_CHECK(plan.estimate, "a plan for a GPU without an estimate");
 
-  const double seconds = plan.estimate->seconds(), flops = flops_of_step(spec, options);
+  const double seconds = plan.estimate->seconds(),
+               flops = model_flops(spec, row_offsets(options.batch_size, options.max_length)) *
+                       options.gradient_accumulation_steps;
   const double tokens = static_cast<double>(shape.micro_batch_tokens * shape.micro_batches);
   const double share = host_share(layout, plan.engine.device_units);
   const Budget device{plan.memory.total(MemoryKind::device), hardware.device_memory},

@@ -288,9 +288,11 @@ DType choose_gradient_dtype(DType compute, std::int64_t micro_batches) {
   return micro_batches == 1 ? compute : DType::f32;
 }
 
-void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine, const EngineSettings& engine,
-                        const OffloadRequest& request) {
-  const ParameterLayout layout(make_parameters(spec));
+namespace {
+
+// The least that weights, gradients and optimizer state take.
+MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const EngineSettings& engine,
+                        DType moments, int device_units) {
   const auto n = static_cast<std::size_t>(layout.elements());
   MemoryPlan plan;
   plan.add(MemoryKind::device, "weights", n * size_of(engine.compute));
@@ -298,8 +300,7 @@ void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine,
   // engine's transient ones. This is a lower bound; the plan proper is exact.
   const bool may_move = machine.device_memory && engine.gradients == DType::bf16;
   if (!may_move) plan.add(MemoryKind::device, "gradients", n * size_of(engine.gradients));
-  const int device_units = requested_device_units(request, layout, machine.kind);
-  const std::size_t state = state_bytes(engine.moments) * n;
+  const std::size_t state = state_bytes(moments) * n;
   std::size_t on_device = 0;
   if (device_units >= 0)
     on_device = static_cast<std::size_t>((1 - host_share(layout, device_units)) * static_cast<double>(state));
@@ -307,14 +308,32 @@ void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine,
     on_device = std::min(state, left(*machine.device_memory, plan.total(MemoryKind::device)));
   plan.add(MemoryKind::device, "optimizer state", on_device);
   plan.add(MemoryKind::pageable, "optimizer state", state - on_device);
-  const std::string size = fmt::format("the model has {:.3g} billion parameters; ", static_cast<double>(n) / 1e9);
-  require_fits_machine(
-      plan, machine,
-      size + (device_units > 0
-                  ? "use --offload_optimizer cpu without --offload_ratio, a smaller model or a GPU with more "
-                    "memory"
-                  : "train a smaller one or use a GPU with more memory"),
-      size + "train a smaller one or use a machine with more memory");
+  return plan;
+}
+
+bool fits(const MemoryPlan& plan, const PlanningMachine& machine) {
+  return plan.host_total(machine.kind) <= machine.host.available &&
+         (!machine.device_memory || plan.total(MemoryKind::device) <= *machine.device_memory);
+}
+
+}  // namespace
+
+void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine, const EngineSettings& engine,
+                        const OffloadRequest& request) {
+  const ParameterLayout layout(make_parameters(spec));
+  const int device_units = requested_device_units(request, layout, machine.kind);
+  const MemoryPlan plan = least_memory(layout, machine, engine, engine.moments, device_units);
+  std::string advice =
+      fmt::format("the model has {:.3g} billion parameters; ", static_cast<double>(layout.elements()) / 1e9);
+  if (engine.moments == DType::f32 && fits(least_memory(layout, machine, engine, DType::bf16, device_units), machine))
+    advice +=
+        "keep AdamW's moments in bf16 (--optimizer_state_dtype bf16, which train wants with --adam_beta2 0.996 or "
+        "less), ";
+  const std::string smaller = "train a smaller one or use a ";
+  require_fits_machine(plan, machine,
+                       advice + (device_units > 0 ? "use --offload_optimizer cpu without --offload_ratio, " : "") +
+                           smaller + "GPU with more memory",
+                       advice + smaller + "machine with more memory");
 }
 
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
