@@ -178,6 +178,9 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
     log_info("device memory {}, planned {} ({:+.1f}%)", format_bytes(used), format_bytes(planned),
              100.0 * (static_cast<double>(used) / static_cast<double>(planned) - 1));
   }
+  if (const double median = trainer.median_step(); plan.estimate && median > 0)
+    log_info("a step of {:.4f} s (median), expected {:.4f} ({:+.1f}%)", median, plan.estimate->seconds(),
+             100.0 * (median / plan.estimate->seconds() - 1));
   if (outcome == Trainer::Outcome::finished) log_info("wrote {}", options.output_dir);
   return outcome == Trainer::Outcome::interrupted ? exit_interrupted : exit_ok;
 }

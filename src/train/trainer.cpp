@@ -111,7 +111,16 @@ Trainer::StepResult Trainer::train_step() {
   state_.sampler = in_.batches.state();
   state_.tokens += result.plan.tokens;
   result.seconds = seconds_since(start);
+  step_seconds_.push_back(result.seconds);
   return result;
+}
+
+double Trainer::median_step() const {
+  if (step_seconds_.size() < 2) return 0;
+  std::vector<double> seconds(step_seconds_.begin() + 1, step_seconds_.end());
+  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
+  std::nth_element(seconds.begin(), middle, seconds.end());
+  return *middle;
 }
 
 void Trainer::report(const StepResult& r) {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "data/batches.h"
 #include "data/token_cache.h"
@@ -53,6 +54,9 @@ class Trainer {
   // error of any kind the log says where the run can be resumed, once it has done a step.
   Outcome run();
 
+  // Of the steps of this run, in seconds, without the first: it begins with nothing under way. 0 before the second.
+  double median_step() const;
+
  private:
   struct StepResult {
     StepPlan plan;
@@ -87,6 +91,7 @@ class Trainer {
   std::int64_t first_step_ = 0;  // steps done before this run
   std::filesystem::path resumed_from_;
   std::int64_t last_saved_step_ = -1;
+  std::vector<double> step_seconds_;
   Progress progress_;
   EngineCounters reported_;  // at the last log_breakdown()
   MicroBatch batch_;
