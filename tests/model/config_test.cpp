@@ -23,6 +23,12 @@ json smallest(const char* architecture = "LlamaForCausalLM") {
           {"max_position_embeddings", 64}};
 }
 
+json smallest_qwen3() {
+  json config = smallest("Qwen3ForCausalLM");
+  config["num_key_value_heads"] = 4;
+  return config;
+}
+
 json with(const json& base, const json& changes) {
   json config = base;
   config.update(changes);
@@ -95,7 +101,7 @@ TEST(Config, WhatIsAbsentOrNullIsWhatTransformersTakesIt) {
     EXPECT_EQ(s.rope.scaling, RopeScaling::none);
     EXPECT_FALSE(s.tied_embeddings);
   }
-  EXPECT_EQ(read(smallest("Qwen3ForCausalLM")).head_dim, 128);
+  EXPECT_EQ(read(smallest_qwen3()).head_dim, 128);
 }
 
 TEST(Config, ReadsBiasesAndTies) {
@@ -146,9 +152,9 @@ TEST(Config, UnknownKeysAreLeftAlone) {
   const json extra{{"use_cache", true},      {"pretraining_tp", 4},  {"a_key_of_the_future", {{"deep", json::array()}}},
                    {"attention_dropout", 0}, {"hidden_act", "silu"}, {"eos_token_id", json::array({1, 2})}};
   EXPECT_EQ(read(with(smallest(), extra)).hidden, 32);
-  EXPECT_EQ(read(with(smallest("Qwen3ForCausalLM"), {{"use_sliding_window", false},
-                                                     {"sliding_window", 4096},
-                                                     {"layer_types", {"full_attention", "full_attention"}}}))
+  EXPECT_EQ(read(with(smallest_qwen3(), {{"use_sliding_window", false},
+                                         {"sliding_window", 4096},
+                                         {"layer_types", {"full_attention", "full_attention"}}}))
                 .layers,
             2);
 }
@@ -258,11 +264,11 @@ TEST(ConfigRefusals, WhatWouldMakeAnotherModel) {
   expect_refused(with(smallest(), {{"attention_dropout", 0.1}}), "attention_dropout", "set it to 0");
   expect_refused(with(smallest(), {{"attention_dropout", "0"}}), "attention_dropout", "set it to 0");
   expect_refused(with(smallest(), {{"quantization_config", {{"bits", 4}}}}), "quantization_config", "unquantised");
-  expect_refused(with(smallest("Qwen3ForCausalLM"), {{"layer_types", {"full_attention", "chunked_attention"}}}),
-                 "layer_types", "'chunked_attention' is not supported");
-  expect_refused(with(smallest("Qwen3ForCausalLM"), {{"layer_types", {"full_attention", "sliding_attention"}}}),
-                 "layer_types", "no sliding window");
-  expect_refused(with(smallest("Qwen3ForCausalLM"), {{"layer_types", {"full_attention"}}}), "layer_types",
+  expect_refused(with(smallest_qwen3(), {{"layer_types", {"full_attention", "chunked_attention"}}}), "layer_types",
+                 "'chunked_attention' is not supported");
+  expect_refused(with(smallest_qwen3(), {{"layer_types", {"full_attention", "sliding_attention"}}}), "layer_types",
+                 "no sliding window");
+  expect_refused(with(smallest_qwen3(), {{"layer_types", {"full_attention"}}}), "layer_types",
                  "1 entries for 2 layers");
 }
 
@@ -323,7 +329,7 @@ TEST(ConfigRefusals, TextFromTheFileStaysOnOneLine) {
   const std::string nasty = "x\n\x1b[31m";
   for (const json& config : {with(smallest(), {{"hidden_act", nasty}}), smallest(nasty.c_str()),
                              with(smallest(), {{"rope_scaling", {{"rope_type", nasty}}}}),
-                             with(smallest("Qwen3ForCausalLM"), {{"layer_types", {nasty, nasty}}})}) {
+                             with(smallest_qwen3(), {{"layer_types", {nasty, nasty}}})}) {
     const std::string message = refusal_of([&] { read(config); });
     EXPECT_NE(message.find("x\\x0a\\x1b[31m"), std::string::npos) << message;
   }

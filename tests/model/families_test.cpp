@@ -41,6 +41,31 @@ std::vector<bool> experts(const DecoderSpec& spec) {
 
 using Windows = std::vector<std::int64_t>;
 
+TEST(Families, KeyHeadsWithoutTheKeyAreTransformersDefault) {
+  const auto key_heads = [](const char* architecture, bool null) {
+    json config = config_of(architecture, {{"num_attention_heads", 32},
+                                           {"hidden_size", 256},
+                                           {"num_experts", 4},
+                                           {"num_experts_per_tok", 2},
+                                           {"moe_intermediate_size", 8}});
+    config.erase("num_key_value_heads");
+    if (null) config["num_key_value_heads"] = nullptr;
+    return read(config).kv_heads;
+  };
+  for (const auto& [architecture, expected] : {std::pair{"LlamaForCausalLM", 32},
+                                               {"Phi3ForCausalLM", 32},
+                                               {"Qwen2ForCausalLM", 32},
+                                               {"Qwen3ForCausalLM", 32},
+                                               {"MistralForCausalLM", 8},
+                                               {"MixtralForCausalLM", 8},
+                                               {"SeedOssForCausalLM", 8},
+                                               {"GptOssForCausalLM", 8},
+                                               {"Qwen3MoeForCausalLM", 4}}) {
+    EXPECT_EQ(key_heads(architecture, false), expected) << architecture;
+    EXPECT_EQ(key_heads(architecture, true), 32) << architecture;
+  }
+}
+
 TEST(Families, MistralSeesAWindowUnlessItIsNull) {
   EXPECT_EQ(windows(read(config_of("MistralForCausalLM"))), Windows(4, 4096));  // as in transformers
   EXPECT_EQ(windows(read(config_of("MistralForCausalLM", {{"sliding_window", 7}}))), Windows(4, 7));

@@ -161,7 +161,8 @@ DecoderSpec read_decoder_spec(std::string_view text, const std::string& origin) 
   spec.hidden = config.positive_int("hidden_size");
   spec.layers = config.positive_int("num_hidden_layers");
   spec.heads = config.positive_int("num_attention_heads");
-  spec.kv_heads = config.positive_int("num_key_value_heads", spec.heads);
+  const bool as_many = family->kv_heads == 0 || config.is_null("num_key_value_heads");
+  spec.kv_heads = config.positive_int("num_key_value_heads", as_many ? spec.heads : family->kv_heads);
   spec.intermediate = config.positive_int("intermediate_size");
   spec.max_positions = config.positive_int("max_position_embeddings");
   spec.rms_epsilon = static_cast<float>(config.positive_number("rms_norm_eps", family->rms_norm_eps));

@@ -61,6 +61,7 @@ struct Family {
   std::span<const TensorName> names;
   // Fills `spec` from the keys that are this family's own; the common ones have been read (families.cpp).
   void (*read)(ConfigReader& config, DecoderSpec& spec);
+  std::int64_t kv_heads = 0;         // without the key num_key_value_heads; 0, and where it is null: as many as heads
   double rms_norm_eps = 1e-6;        // without the key
   double rope_theta = 10000;         // without the key
   bool partial_rotary = false;       // knows partial_rotary_factor

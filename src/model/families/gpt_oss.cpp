@@ -58,6 +58,7 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 const Family gpt_oss_family{.architecture = "GptOssForCausalLM",
                             .names = names,
                             .read = read,
+                            .kv_heads = 8,
                             .rms_norm_eps = 1e-5,
                             .rope_theta = 150000,
                             .mxfp4 = true};

@@ -15,6 +15,7 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 
 }  // namespace
 
-const Family mistral_family{"MistralForCausalLM", llama_tensor_names(), read};
+const Family mistral_family{
+    .architecture = "MistralForCausalLM", .names = llama_tensor_names(), .read = read, .kv_heads = 8};
 
 }  // namespace so

@@ -40,7 +40,11 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 
 }  // namespace
 
-const Family mixtral_family{
-    .architecture = "MixtralForCausalLM", .names = names, .read = read, .rms_norm_eps = 1e-5, .rope_theta = 1000000};
+const Family mixtral_family{.architecture = "MixtralForCausalLM",
+                            .names = names,
+                            .read = read,
+                            .kv_heads = 8,
+                            .rms_norm_eps = 1e-5,
+                            .rope_theta = 1000000};
 
 }  // namespace so

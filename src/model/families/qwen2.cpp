@@ -14,6 +14,7 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 
 }  // namespace
 
-const Family qwen2_family{"Qwen2ForCausalLM", llama_tensor_names(), read};
+const Family qwen2_family{
+    .architecture = "Qwen2ForCausalLM", .names = llama_tensor_names(), .read = read, .kv_heads = 32};
 
 }  // namespace so

@@ -14,6 +14,7 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 
 }  // namespace
 
-const Family qwen3_family{"Qwen3ForCausalLM", llama_tensor_names(), read};
+const Family qwen3_family{
+    .architecture = "Qwen3ForCausalLM", .names = llama_tensor_names(), .read = read, .kv_heads = 32};
 
 }  // namespace so

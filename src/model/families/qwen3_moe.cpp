@@ -53,6 +53,6 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 
 }  // namespace
 
-const Family qwen3_moe_family{"Qwen3MoeForCausalLM", names, read};
+const Family qwen3_moe_family{.architecture = "Qwen3MoeForCausalLM", .names = names, .read = read, .kv_heads = 4};
 
 }  // namespace so

@@ -20,7 +20,10 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 
 }  // namespace
 
-const Family seed_oss_family{
-    .architecture = "SeedOssForCausalLM", .names = llama_tensor_names(), .read = read, .reads_dropout = true};
+const Family seed_oss_family{.architecture = "SeedOssForCausalLM",
+                             .names = llama_tensor_names(),
+                             .read = read,
+                             .kv_heads = 8,
+                             .reads_dropout = true};
 
 }  // namespace so
