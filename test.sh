@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what is missing, builds, and runs all CPU tests: once as released, once with the address and undefined-
-# behaviour sanitizers, and where threads meet also with the thread sanitizer; AdamW also for 64-bit Arm, emulated. At
-# most 20 minutes on 2 cores. On a machine with an NVIDIA GPU and a build with the CUDA backend, then the same tests on
-# the GPU.
+# behaviour sanitizers, and where threads meet also with the thread sanitizer; AdamW also for 64-bit Arm, emulated.
+# About 20 minutes on 2 cores, half an hour where there is a CUDA toolkit. On a machine with an NVIDIA GPU and a build
+# with the CUDA backend, then the same tests on the GPU.
 set -eu
 cd "$(dirname "$0")"
 jobs=$(nproc)
