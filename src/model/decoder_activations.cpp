@@ -9,6 +9,15 @@ void have(Arena& arena, Tensor& tensor, const char* name, DType dtype, std::init
   if (!tensor) tensor = arena.acquire(name, dtype, shape);
 }
 
+// What stands between a layer's two products for n tokens: of experts, a row for each pair of token and choice.
+struct MlpSize {
+  std::int64_t rows, width;
+};
+MlpSize mlp_size(const DecoderSpec& s, std::int64_t layer, std::int64_t n) {
+  if (s.layer(layer).experts) return {n * s.experts.per_token, s.experts.intermediate};
+  return {n, s.intermediate};
+}
+
 }  // namespace
 
 std::string_view name_of(Keep keep) {
@@ -46,8 +55,8 @@ Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t layer, std
   const bool experts = s.layer(layer).experts;
   if (experts) complete_routing(arena, n, a);
   if (keep == Keep::no_gate_up) return a;
-  const std::int64_t rows = experts ? n * s.experts.per_token : n;
-  a.gate_up = arena.acquire("gate and up", t, {rows, 2 * (experts ? s.experts.intermediate : s.intermediate)});
+  const auto [rows, width] = mlp_size(s, layer, n);
+  a.gate_up = arena.acquire("gate and up", t, {rows, 2 * width});
   if (keep == Keep::light) return a;
   complete_attention(arena, n, a);
   if (experts)
@@ -86,12 +95,10 @@ void Decoder::complete_routing(Arena& arena, std::int64_t n, Activations& a) con
 
 void Decoder::complete_mlp(Arena& arena, std::int64_t layer, std::int64_t n, Activations& a) const {
   const DType t = settings_.compute;
-  const bool experts = spec_.layer(layer).experts;
   have(arena, a.inv_rms2, "inverse rms", DType::f32, {n});
   have(arena, a.normed2, "normed middle", t, {n, spec_.hidden});
-  if (experts) complete_routing(arena, n, a);
-  const std::int64_t rows = experts ? n * spec_.experts.per_token : n;
-  const std::int64_t width = experts ? spec_.experts.intermediate : spec_.intermediate;
+  if (spec_.layer(layer).experts) complete_routing(arena, n, a);
+  const auto [rows, width] = mlp_size(spec_, layer, n);
   have(arena, a.gate_up, "gate and up", t, {rows, 2 * width});
   have(arena, a.activated, "activated", t, {rows, width});
 }

@@ -59,10 +59,4 @@ double reference_flops(const DecoderSpec& spec, std::int64_t rows, std::int64_t 
   return static_cast<double>(rows) * row;
 }
 
-std::int64_t parameter_count(const DecoderSpec& spec) {
-  std::int64_t n = 0;
-  for (const Parameter& p : make_parameters(spec)) n += p.size();
-  return n;
-}
-
 }  // namespace so

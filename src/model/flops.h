@@ -30,6 +30,4 @@ double attention_pairs(std::span<const std::int32_t> cu_seqlens, std::int64_t wi
 // figures counted in that way.
 double reference_flops(const DecoderSpec& spec, std::int64_t rows, std::int64_t row_length, bool recompute);
 
-std::int64_t parameter_count(const DecoderSpec& spec);
-
 }  // namespace so

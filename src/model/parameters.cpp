@@ -90,6 +90,10 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
 
 bool of_layer(Role role) { return role != Role::embedding && role != Role::final_norm && role != Role::lm_head; }
 
+bool of_one_expert(Role role) {
+  return role == Role::expert_gate || role == Role::expert_up || role == Role::expert_down;
+}
+
 // Empty if the family has no such tensor.
 std::string name_in(const Family& family, Role role, std::int64_t layer, std::int64_t expert = 0) {
   for (const TensorName& row : family.names)
@@ -125,6 +129,20 @@ std::vector<Parameter> make_parameters(const DecoderSpec& spec) {
   add(Role::final_norm, head_unit(spec), 0);
   add(Role::lm_head, head_unit(spec), 0);
   return parameters;
+}
+
+std::int64_t parameter_count(const DecoderSpec& spec) {
+  const auto count = [&](Role role, std::int64_t layer) {
+    const Shape shape = shape_of(role, spec, layer);
+    std::int64_t n = shape.present ? (of_one_expert(role) ? spec.experts.count : 1) : 0;
+    for (const std::int64_t dim : shape.dims) n *= dim;
+    return n;
+  };
+  std::int64_t n = count(Role::embedding, 0) + count(Role::final_norm, 0) + count(Role::lm_head, 0);
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer)
+    for (const TensorName& row : find_family(spec.architecture).names)
+      if (of_layer(row.role)) n += count(row.role, layer);
+  return n;
 }
 
 ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayout& layout) {

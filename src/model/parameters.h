@@ -22,6 +22,9 @@ inline int head_unit(const DecoderSpec& spec) { return static_cast<int>(spec.lay
 // take no weight decay.
 std::vector<Parameter> make_parameters(const DecoderSpec& spec);
 
+// How many numbers they are, without making the list: a step's report asks for it.
+std::int64_t parameter_count(const DecoderSpec& spec);
+
 // Parameters that lie next to each other and are used as one.
 struct Joined {
   int first = -1, count = 0;

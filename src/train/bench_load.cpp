@@ -12,6 +12,7 @@
 #include "io/shard_reader.h"
 #include "offload/device_weights.h"
 #include "train/commands.h"
+#include "train/measure.h"
 #include "train/model_files.h"
 #include "train/runtime.h"
 #include "train/training_plan.h"
@@ -23,11 +24,6 @@ double seconds_of(const auto& work) {
   const auto start = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 // Every byte of the model's tensors read into pinned memory, by the loader's threads in its pieces, and left at that.

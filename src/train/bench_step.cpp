@@ -14,6 +14,7 @@
 #include "io/trace_file.h"
 #include "model/config.h"
 #include "model/flops.h"
+#include "model/parameters.h"
 #include "model/presets.h"
 #include "model/rope.h"
 #include "parallel/communicator.h"

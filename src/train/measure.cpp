@@ -1,10 +1,10 @@
 #include "train/measure.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -13,6 +13,12 @@
 #include "plan/host_memory.h"
 
 namespace so {
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
 
 double seconds_per_call(Stream& stream, const std::function<void(std::int64_t)>& enqueue, double round_seconds,
                         int rounds) {
@@ -34,8 +40,7 @@ double seconds_per_call(Stream& stream, const std::function<void(std::int64_t)>&
                                      calls + 1, most_calls);
   std::vector<double> seconds;
   for (int round = 0; round < rounds; ++round) seconds.push_back(run(calls) / static_cast<double>(calls));
-  std::nth_element(seconds.begin(), seconds.begin() + rounds / 2, seconds.end());
-  return seconds[static_cast<std::size_t>(rounds / 2)];
+  return median(std::move(seconds));
 }
 
 double measure_gemm_rate(Device& device, Ops& ops, Stream& stream, DType dtype, bool quick) {
@@ -111,11 +116,9 @@ HostRates measure_host_adamw(Device& device, ThreadPool& pool, DType moments) {
     // Memory that was just taken, or freed by another process, is slow at first; and what others on the machine leave
     // of its bandwidth varies.
     pass();
-    std::array<double, 5> seconds;
+    std::vector<double> seconds(5);
     for (double& s : seconds) s = pass();
-    std::sort(seconds.begin(), seconds.end());
-    const double median = seconds[2];
-    return static_cast<double>((2 * state_bytes(moments) + 2 * sizeof(T)) * n) / median;
+    return static_cast<double>((2 * state_bytes(moments) + 2 * sizeof(T)) * n) / median(std::move(seconds));
   };
   return {.narrow = rate.operator()<bf16>(), .wide = rate.operator()<float>()};
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "base/thread_pool.h"
 #include "device/device.h"
@@ -10,6 +11,9 @@
 #include "plan/offload_plan.h"
 
 namespace so {
+
+// The middle one, of an even number the larger of the two. At least one.
+double median(std::vector<double> values);
 
 // Seconds that one call's work takes on the stream: the median of `rounds` rounds, each of so many calls between two
 // synchronisations that it lasts `round_seconds` or more. `enqueue` is given the number of the call, for going round

@@ -16,6 +16,7 @@
 #include "parallel/communicator.h"
 #include "train/engine_report.h"
 #include "train/export.h"
+#include "train/measure.h"
 
 namespace so {
 namespace {
@@ -117,10 +118,7 @@ Trainer::StepResult Trainer::train_step() {
 
 double Trainer::median_step() const {
   if (step_seconds_.size() < 2) return 0;
-  std::vector<double> seconds(step_seconds_.begin() + 1, step_seconds_.end());
-  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-  std::nth_element(seconds.begin(), middle, seconds.end());
-  return *middle;
+  return median({step_seconds_.begin() + 1, step_seconds_.end()});
 }
 
 void Trainer::report(const StepResult& r) {

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "model/config.h"
+#include "model/parameters.h"
 #include "model/presets.h"
 
 namespace so {

@@ -7,6 +7,7 @@
 
 #include "model/config.h"
 #include "model/flops.h"
+#include "model/parameters.h"
 #include "support/errors.h"
 #include "support/files.h"
 
