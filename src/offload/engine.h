@@ -54,6 +54,9 @@ struct EngineSettings {
   // Device memory for host memory: gradients of host-owned units but the first and last are moved to the host as soon
   // as they are complete. For steps of one micro-batch.
   bool transient_gradients = false;
+  // Device memory for host memory and the link: so many host-owned units' weights lie in host memory and stream to the
+  // device ahead of each use (offload/streamed_units.h).
+  int streamed_units = 0;
   CastSide cast = CastSide::host;
   std::int64_t bucket_elements = 0;  // at most; a multiple of ParameterLayout::alignment
   std::int64_t undo_buckets = 0;     // that the host can have new state beside the old for

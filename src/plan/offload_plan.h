@@ -54,6 +54,7 @@ struct StateMemory {
 // What is not kept on the device, to save its memory (offload/engine.h).
 struct Residency {
   bool transient_weights = false, transient_gradients = false;
+  int streamed_units = 0;
   bool operator==(const Residency&) const = default;
 };
 
