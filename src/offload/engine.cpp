@@ -304,6 +304,7 @@ UpdateFacts OffloadEngine::facts() const {
 EngineCounters OffloadEngine::counters() const {
   EngineCounters all = counters_;
   all.host = host_.counters();
+  all.streamed_units = stream_.copies();
   all.committed_buckets += all.host.committed;
   all.discarded_buckets += all.host.discarded;
   all.save_wait_seconds += all.host.save_wait_seconds;

@@ -70,6 +70,7 @@ struct EngineCounters {
   std::int64_t steps = 0, skipped_steps = 0, clipped_steps = 0;
   std::int64_t committed_buckets = 0, discarded_buckets = 0;
   std::int64_t device_updates = 0;  // of the committed buckets, those the device updated
+  std::int64_t streamed_units = 0;  // copies of a unit's weights from where they stream
   double save_wait_seconds = 0;     // of updates for a save that had not passed
   HostCounters host;
   WaitSeconds device_waits{};  // of the device, by what it waited for; without those of the step under way

@@ -68,6 +68,7 @@ void WeightStream::send(int unit) {
                 static_cast<std::size_t>(range.size()) * size_of(weights_.dtype()));
   stream_->record(*to.arrived);
   to.unit = unit;
+  ++copies_;
 }
 
 void WeightStream::require(int unit, Stream& stream) {

@@ -44,6 +44,8 @@ class WeightStream {
   bool here(int unit) const;
   // Enqueues the copies of the units that come next, of those whose weights are final and whose place is free.
   void prefetch();
+  // So many units' weights have travelled.
+  std::int64_t copies() const { return copies_; }
   // The unit's weights in host memory change now: the device's copy, which nobody uses, is void.
   void drop(int unit);
   // The same of all units, after waiting for copies under way.
@@ -70,6 +72,7 @@ class WeightStream {
   std::vector<std::size_t> starts_;  // of each, in bytes of the host memory
   std::array<Place, stream_places> places_;
   std::size_t last_use_ = 0;
+  std::int64_t copies_ = 0;
   Buffer memory_;
   std::unique_ptr<Stream> stream_;  // null if nothing streams
 };

@@ -1,5 +1,7 @@
 #include "plan/offload_plan.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -8,10 +10,12 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "offload/streamed_units.h"
 
 namespace so {
 namespace {
 
+constexpr int stream_parts = 8;        // streamed units are considered in steps of this part of those that may
 constexpr double equal_share = 0.001;  // of a step: plans closer than this count as equal
 constexpr int most_pieces = 16;        // of a unit: finer says nothing new
 constexpr int settling_steps = 6;      // to the steady state
@@ -266,7 +270,19 @@ Candidate consider(const OffloadInputs& in, int device_units, Residency residenc
 // The best for a split; if none fits, the one that comes nearest.
 Candidate consider(const OffloadInputs& in, int device_units) {
   std::vector<Candidate> candidates;
-  for (const Residency residency : in.residencies) candidates.push_back(consider(in, device_units, residency));
+  const int most = std::min(in.most_streamed, most_streamed_units(static_cast<int>(in.units.size()), device_units));
+  for (Residency residency : in.residencies) {
+    if (in.forced_stream) residency.streamed_units = most;
+    candidates.push_back(consider(in, device_units, residency));
+    // What streams makes room for activations and other state: worth nothing where all that could be kept is.
+    if (candidates.back().keep == 0 || in.forced_stream) continue;
+    for (int part = 1, before = 0; part <= stream_parts; ++part) {
+      residency.streamed_units = (most * part + stream_parts - 1) / stream_parts;
+      if (residency.streamed_units == before) continue;
+      before = residency.streamed_units;
+      candidates.push_back(consider(in, device_units, residency));
+    }
+  }
   // What keeps more comes first, so it wins where they are equal.
   const auto better = [](const Candidate& a, const Candidate& b) {
     if (a.fits() != b.fits()) return a.fits();
@@ -395,14 +411,16 @@ OffloadPlan choose_offload(const OffloadInputs& in) {
                    .why_undo = {},
                    .why_residency = {}};
   const auto memory = [&](Residency residency) { return in.memory(best->device_units, residency).device_bytes; };
-  if (best->residency != Residency{})
-    plan.why_residency = fmt::format(
-        "device memory saved: {}{}{}, {}",
-        best->residency.transient_weights ? "weights of device-owned layers are made of their masters for each use"
-                                          : "",
-        best->residency == Residency{true, true} ? "; " : "",
-        best->residency.transient_gradients ? "gradients of host-owned layers are moved to host memory" : "",
-        format_bytes(beyond(memory({}), memory(best->residency))));
+  if (const Residency r = best->residency; r != Residency{}) {
+    std::vector<std::string> ways;
+    if (r.transient_weights) ways.push_back("weights of device-owned layers are made of their masters for each use");
+    if (r.transient_gradients) ways.push_back("gradients of host-owned layers are moved to host memory");
+    if (r.streamed_units > 0)
+      ways.push_back(fmt::format("weights of {} of the {} layers that the host owns stream from host memory",
+                                 r.streamed_units, most_streamed_units(units, best->device_units)));
+    plan.why_residency =
+        fmt::format("device memory saved: {}, {}", fmt::join(ways, "; "), format_bytes(beyond(memory({}), memory(r))));
+  }
   if (in.schedule == Schedule::synchronous) {
     plan.why_undo = "no places for new state: the synchronous schedule updates in place";
   } else if (best->device_units == units) {

@@ -154,9 +154,10 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
   if (options.no_optimizer) return plan_plain(spec, layout, runtime, shape, compute, options.activation_checkpointing);
   EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
   engine.max_grad_norm = options.max_grad_norm;
-  return plan_training(spec, layout, planning_machine(runtime, compute, engine.moments), shape, engine,
-                       {options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side}, true,
-                       options.activation_checkpointing, WeightOrigin::random);
+  return plan_training(
+      spec, layout, planning_machine(runtime, compute, engine.moments), shape, engine,
+      {options.offload_optimizer, options.offload_ratio, options.mode, options.streamed_layers, options.cast_side},
+      true, options.activation_checkpointing, WeightOrigin::random);
 }
 
 struct Measured {

@@ -14,6 +14,7 @@ EngineCounters since(const EngineCounters& now, const EngineCounters& before) {
   d.committed_buckets -= before.committed_buckets;
   d.discarded_buckets -= before.discarded_buckets;
   d.device_updates -= before.device_updates;
+  d.streamed_units -= before.streamed_units;
   d.save_wait_seconds -= before.save_wait_seconds;
   for (std::size_t i = 0; i < wait_reasons; ++i) d.device_waits[i] -= before.device_waits[i];
   const HostCounters& b = before.host;

@@ -66,7 +66,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   engine.compute = compute;
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
   engine.moments = moments_dtype(options.optimizer_state_dtype);
-  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side};
+  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.streamed_layers,
+                               options.cast_side};
   require_state_fits(spec, planning_machine(runtime, compute, engine.moments), engine, request);
   OutputDirectory output(options, origins);
   std::optional<ModelFiles> model;

@@ -34,6 +34,7 @@ struct OffloadRequest {
   OptimizerDevice device = OptimizerDevice::cpu;  // none: all of it with the weights
   double ratio = -1;                              // the host's share, at most; -1: chosen
   OffloadMode mode = OffloadMode::superoffload;
+  int streamed_layers = -1;                 // at most; -1: chosen; none on the CPU device
   CastChoice cast = CastChoice::automatic;  // by what is measured; the host on the CPU device, which measures nothing
 };
 // The units that the request leaves to the device; -1: to be chosen. On the CPU device, which has one kind of memory,
