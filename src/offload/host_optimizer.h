@@ -1,11 +1,6 @@
 // The host's half of the optimizer: a thread that fetches gradients of host-owned buckets, runs AdamW over them on the
-// host's threads, and sends weights back, beside the device's work. It does what is most urgent:
-//
-//   1. after the verdict, what the next forward pass waits for: updates and redone updates, and old weights that a
-//      skipped step must put back; lowest bucket first
-//   2. adopting speculated state, then state that must follow weights sent earlier; highest bucket first, whose next
-//      gradient comes first
-//   3. ahead of the verdict, buckets whose gradients are complete, as the step's UpdateChoice has it
+// host's threads, and sends weights back, beside the device's work. What it does and when, HostSchedule decides
+// (host_schedule.h).
 //
 // The engine's thread makes all calls; each says whether it waits for this one. The first error, of this thread or
 // given to fail(), ends the thread's work and is thrown by every call from begin_step() to finish() but land() and
@@ -18,7 +13,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <span>
 #include <thread>
 #include <vector>
@@ -27,6 +21,7 @@
 #include "offload/bucket.h"
 #include "offload/bucket_update.h"
 #include "offload/device_weights.h"
+#include "offload/host_schedule.h"
 #include "offload/optimizer_state.h"
 #include "offload/save_gate.h"
 #include "offload/staging_ring.h"
@@ -36,18 +31,6 @@
 #include "optim/adamw.h"
 
 namespace so {
-
-// Totals since construction, of host-owned buckets.
-struct HostCounters {
-  std::int64_t speculated = 0, previewed = 0;                    // ahead of the verdict
-  std::int64_t committed_ahead = 0;                              // of those, what the verdict let stand
-  std::int64_t updated_in_place = 0, updated_weights_first = 0;  // after the verdict
-  std::int64_t redone = 0;                                       // of the latter two, void work done again
-  std::int64_t restored = 0;                                     // old weights put back after a skipped step
-  std::int64_t voided = 0;                                       // work ahead of the verdict that a clipped step voids
-  std::int64_t committed = 0, discarded = 0;                     // of steps that stood and that were skipped
-  double adam_seconds = 0, gradient_wait_seconds = 0, save_wait_seconds = 0;  // of this thread
-};
 
 class HostOptimizer {
  public:
@@ -63,8 +46,8 @@ class HostOptimizer {
   HostOptimizer& operator=(const HostOptimizer&) = delete;
 
   // Buckets that the host owns, lowest first, as indices; and their sizes.
-  std::span<const int> owned() const { return owned_; }
-  std::span<const std::int64_t> elements() const { return elements_; }
+  std::span<const int> owned() const { return schedule_.owned(); }
+  std::span<const std::int64_t> elements() const { return schedule_.elements(); }
 
   // The gradients of the next step's last micro-batch are about to come. `unclipped`: the update if it stands as it is.
   void begin_step(const AdamWStep& unclipped, UpdateChoice choice);
@@ -102,12 +85,8 @@ class HostOptimizer {
   double preview_seconds() const;
 
  private:
-  // What is known of a host-owned bucket beside its state.
+  // What is known of a host-owned bucket beside what the schedule knows.
   struct Entry {
-    bool decided = true;                      // the verdict on its gradient is in
-    bool in_hand = false;                     // taken by the thread
-    bool redo = false;                        // its update replaces one that was void
-    int place = -1;                           // spare place of its speculated state
     Event* complete = nullptr;                // its gradient
     std::byte* stored = nullptr;              // where its gradient is stored, if it is
     std::unique_ptr<Event> fetched, current;  // its gradient was read; its weights are on the device
@@ -116,16 +95,11 @@ class HostOptimizer {
     int index = -1;
     StagingRing::Slot* slot = nullptr;
   };
-  enum class Task : std::uint8_t { none, speculate, preview, update, weights_first, follow, adopt, restore };
 
   void run();
   bool prepare();  // takes the most urgent bucket in hand; false if there is none
-  int most_urgent();
-  Task task_of(int index) const;
   void perform(const Work& work);
-  void update(const Bucket& bucket, const StagingRing::Slot& slot, Task task, const AdamWStep& step);
-  void complete(Bucket& bucket, Task task);
-  void apply_verdict(Bucket& bucket);
+  void update(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place, const AdamWStep& step);
   void give(const Bucket& bucket, StagingRing::Slot& slot);
   std::size_t gradient_bytes(const Bucket& bucket) const {
     return static_cast<std::size_t>(bucket.range().size()) * size_of(ring_.gradients());
@@ -142,8 +116,6 @@ class HostOptimizer {
   Entry& entry(int index) { return entries_[static_cast<std::size_t>(index)]; }
   Entry& entry(const Bucket& bucket) { return entry(bucket.index()); }
   const Entry& entry(int index) const { return entries_[static_cast<std::size_t>(index)]; }
-  bool has_final_weights(const Bucket& bucket) const;
-  bool needs_no_gradient(const Bucket& bucket) const;
   void throw_error() const {
     if (error_) std::rethrow_exception(error_);
   }
@@ -152,32 +124,24 @@ class HostOptimizer {
 
   ThreadPool& pool_;
   const std::span<Bucket> buckets_;
-  OptimizerState& state_;
   const ParameterLayout& layout_;
   const BucketUpdate update_;
   DeviceWeights& weights_;
   const WeightStream& streamed_;
   const UnitArray& gradients_;
   SaveGate& gate_;
-  std::vector<int> owned_;
-  std::vector<int> turn_of_;  // by bucket: its index in owned_, -1 for others
-  std::vector<std::int64_t> elements_;
   Buffer store_;  // gradients of all host-owned buckets, if they are stored; then the engine's thread fetches them
   StagingRing ring_;
   std::size_t turn_ = 0;
 
   mutable std::mutex mutex_;  // guards all below, and the states of host-owned buckets
   std::condition_variable changed_;
+  HostSchedule schedule_;
   std::vector<Entry> entries_;  // by bucket; events are null for those of others
-  UpdateChoice choice_;
   AdamWStep unclipped_{}, final_{};
-  bool stands_ = true, as_speculated_ = true;  // of the last verdict
-  std::set<int> due_, adopting_, owing_;
-  std::deque<int> ahead_;  // in the order their gradients become complete
   std::deque<Work> in_hand_;
   bool stop_ = false;
   std::exception_ptr error_;
-  HostCounters counters_;
   double update_seconds_ = 0, preview_seconds_ = 0;
 
   std::thread thread_;  // last: it uses all the others

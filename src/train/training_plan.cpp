@@ -187,6 +187,7 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   in.bucket_elements = plan.engine.bucket_elements;
   in.gradient_bytes = static_cast<double>(size_of(casts ? DType::f32 : plan.engine.gradients));
   in.weight_bytes = static_cast<double>(size_of(casts ? DType::f32 : plan.engine.compute));
+  in.stream_bytes = static_cast<double>(size_of(plan.engine.compute));
   const std::vector<std::int64_t> choices = allowed_choices(spec.layers, activation_checkpointing);
   for (const std::int64_t choice : choices)
     in.keeps.push_back(recomputation(spec, keep_choice(spec.layers, choice), documents, plan.engine.compute));
