@@ -292,11 +292,13 @@ class Simulator::Play {
     if (device_.busy || next_op_ == program_.size()) return false;
     const Op& op = program_[next_op_];
     if (op.last && !asked_) ask();
+    const WaitReason before = waits_for_;
     if (!may_start(op)) {
+      if (wait_began_ >= 0 && waits_for_ != before) end_wait(before);
       if (wait_began_ < 0) wait_began_ = now_;
       return false;
     }
-    end_wait();
+    end_wait(before);
     if (op.work == SimulatedWork::backward && op.first) {
       for (int i = first_piece_[at(op.unit)]; i < first_piece_[at(op.unit) + 1]; ++i) schedule_.land(pieces_[at(i)]);
       if (const int slot = slot_of(op.unit); slot >= 0) held_[at(slot)] = op.unit;
@@ -318,9 +320,9 @@ class Simulator::Play {
     return true;
   }
 
-  void end_wait() {
+  void end_wait(WaitReason reason) {
     if (wait_began_ >= 0 && now_ > wait_began_)
-      note({.work = SimulatedWork::wait, .reason = waits_for_, .unit = program_[next_op_].unit}, wait_began_);
+      note({.work = SimulatedWork::wait, .reason = reason, .unit = program_[next_op_].unit}, wait_began_);
     wait_began_ = -1;
   }
 

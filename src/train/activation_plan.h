@@ -57,8 +57,7 @@ struct ActivationPlan {
 ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spec, DecoderSettings settings,
                                   std::size_t budget);
 
-// What having again takes that layers do not keep, for documents of those offsets: matrix products and attention in
-// FLOPs, the rest, bound by memory, in the bytes that it reads and writes at least.
+// What having again takes that layers do not keep, for documents of those offsets: in the terms of unit_work().
 Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
                             std::span<const std::int32_t> cu_seqlens, DType compute);
 

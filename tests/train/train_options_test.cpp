@@ -81,7 +81,7 @@ TEST(OptionLists, ArePinned) {
   EXPECT_EQ(names(plan_option_table()),
             (Names{"model", "batch_size", "max_length", "gradient_accumulation_steps", "offload_optimizer",
                    "offload_ratio", "mode", "cast_side", "bucket_size", "optimizer_state_dtype",
-                   "activation_checkpointing", "dtype", "hardware", "gpus", "json"}));
+                   "activation_checkpointing", "dtype", "hardware", "gpus", "explain", "trace", "json"}));
   EXPECT_EQ(names(profile_option_table()), (Names{"output", "overwrite", "cpu_threads"}));
   EXPECT_EQ(names(bench_step_option_table()),
             (Names{"config", "batch_size", "max_length", "no_optimizer", "offload_optimizer", "offload_ratio", "mode",
