@@ -32,12 +32,14 @@ static_assert(HostSchedule::hands < StagingRing::ahead);
 }  // namespace
 
 HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLayout& layout, std::span<Bucket> buckets,
-                             OptimizerState& state, DeviceWeights& weights, const UnitArray& gradients,
-                             bool store_gradients, CastSide cast, SaveGate& gate)
+                             OptimizerState& state, DeviceWeights& weights, const WeightStream& streamed,
+                             const UnitArray& gradients, bool store_gradients, CastSide cast, SaveGate& gate)
     : pool_(pool),
       buckets_(buckets),
+      layout_(layout),
       update_(pool, layout, state),
       weights_(weights),
+      streamed_(streamed),
       gradients_(gradients),
       gate_(gate),
       ring_(device, largest(buckets), gradients.dtype(), weights.dtype(), cast, !store_gradients),
@@ -126,6 +128,12 @@ bool HostOptimizer::weights_sent(const Bucket& bucket) const {
   const std::lock_guard lock(mutex_);
   throw_error();
   return schedule_.has_final_weights(bucket);
+}
+
+bool HostOptimizer::weights_final(const Bucket& bucket) const {
+  const std::lock_guard lock(mutex_);
+  throw_error();
+  return schedule_.is_decided(bucket) && schedule_.has_final_weights(bucket);
 }
 
 bool HostOptimizer::weights_here(const Bucket& bucket) const {
@@ -261,7 +269,7 @@ void HostOptimizer::update(const Bucket& bucket, const StagingRing::Slot& slot, 
                            const AdamWStep& step) {
   const Entry& e = entry(bucket);
   const Tensor gradient(e.stored ? e.stored : slot.gradient.data(), ring_.gradients(), {bucket.range().size()}),
-      weights = weights_in(slot, bucket);
+      weights = weights_of(bucket, slot);
   switch (task) {
     case HostTask::speculate:
       return update_.beside(place, bucket, step, gradient, weights);
@@ -280,7 +288,14 @@ void HostOptimizer::update(const Bucket& bucket, const StagingRing::Slot& slot, 
   }
 }
 
+Tensor HostOptimizer::weights_of(const Bucket& bucket, const StagingRing::Slot& slot) const {
+  const Range range = bucket.range();
+  if (streams(bucket)) return {streamed_.at(range.begin), weights_.dtype(), {range.size()}};
+  return {slot.weights.data(), ring_.weights(), {range.size()}};
+}
+
 void HostOptimizer::give(const Bucket& bucket, StagingRing::Slot& slot) {
+  if (streams(bucket)) return;
   const Range range = bucket.range();
   ring_.give(slot, Tensor(weights_.at(range.begin), weights_.dtype(), {range.size()}), *entry(bucket.index()).current);
 }
@@ -288,7 +303,7 @@ void HostOptimizer::give(const Bucket& bucket, StagingRing::Slot& slot) {
 void HostOptimizer::send_masters(const Bucket& bucket) {
   StagingRing::Slot& slot = ring_.slot(turn_++);
   slot.weights_gone->synchronize();
-  update_.round_masters(bucket, weights_in(slot, bucket));
+  update_.round_masters(bucket, weights_of(bucket, slot));
   give(bucket, slot);
 }
 

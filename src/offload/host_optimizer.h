@@ -27,6 +27,7 @@
 #include "offload/staging_ring.h"
 #include "offload/unit_array.h"
 #include "offload/update_policy.h"
+#include "offload/weight_stream.h"
 #include "optim/adamw.h"
 
 namespace so {
@@ -35,10 +36,10 @@ class HostOptimizer {
  public:
   // `buckets`: the engine's, of all owners; this object alone moves the host-owned ones. `gradients` lie on the device;
   // they are fetched when the host works on a bucket, or, with `store_gradients`, into pinned memory as soon as they
-  // are complete. All references must outlive it.
+  // are complete. Weights of units in `streamed` are written there, not sent. All references must outlive it.
   HostOptimizer(Device& device, ThreadPool& pool, const ParameterLayout& layout, std::span<Bucket> buckets,
-                OptimizerState& state, DeviceWeights& weights, const UnitArray& gradients, bool store_gradients,
-                CastSide cast, SaveGate& gate);
+                OptimizerState& state, DeviceWeights& weights, const WeightStream& streamed, const UnitArray& gradients,
+                bool store_gradients, CastSide cast, SaveGate& gate);
   // Ends the thread, without doing what is left to do.
   ~HostOptimizer();
   HostOptimizer(const HostOptimizer&) = delete;
@@ -66,6 +67,8 @@ class HostOptimizer {
   // Waits until the bucket's final weights have been sent; work that follows on `stream` finds them.
   void require_weights(const Bucket& bucket, Stream& stream);
   bool weights_sent(const Bucket& bucket) const;  // whether that would not wait
+  // The same at any time, also between a gradient and its verdict: then they are not final.
+  bool weights_final(const Bucket& bucket) const;
   bool weights_here(const Bucket& bucket) const;  // nor the stream
   // Waits until the bucket's state is that of the last verdict.
   void require_state(const Bucket& bucket);
@@ -73,7 +76,7 @@ class HostOptimizer {
   void finish();
   // What the device did for this step has failed, so that no verdict will come. The first error stands.
   void fail(std::exception_ptr error);
-  // Puts the bucket's master weights, rounded, on the device. Enqueues.
+  // Puts the bucket's master weights, rounded, on the device, or where they stream from. Enqueues.
   void send_masters(const Bucket& bucket);
 
   HostCounters counters() const;
@@ -101,9 +104,9 @@ class HostOptimizer {
   std::size_t gradient_bytes(const Bucket& bucket) const {
     return static_cast<std::size_t>(bucket.range().size()) * size_of(ring_.gradients());
   }
-  Tensor weights_in(const StagingRing::Slot& slot, const Bucket& bucket) const {
-    return {slot.weights.data(), ring_.weights(), {bucket.range().size()}};
-  }
+  bool streams(const Bucket& bucket) const { return streamed_.has(layout_.unit_of(bucket.range().begin)); }
+  // Where its new weights are written.
+  Tensor weights_of(const Bucket& bucket, const StagingRing::Slot& slot) const;
   Tensor gradient_of(const Bucket& bucket) const {
     return {gradients_.at(bucket.range().begin), gradients_.dtype(), {bucket.range().size()}};
   }
@@ -121,8 +124,10 @@ class HostOptimizer {
 
   ThreadPool& pool_;
   const std::span<Bucket> buckets_;
+  const ParameterLayout& layout_;
   const BucketUpdate update_;
   DeviceWeights& weights_;
+  const WeightStream& streamed_;
   const UnitArray& gradients_;
   SaveGate& gate_;
   Buffer store_;  // gradients of all host-owned buckets, if they are stored; then the engine's thread fetches them

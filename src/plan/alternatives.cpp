@@ -63,18 +63,18 @@ std::string describe(Residency residency) {
                      residency.transient_gradients ? "gradients of host-owned layers moved to the host" : "");
 }
 
-// The best of the residencies for a split: what fits before what does not, the quickest of those.
-Alternative best_of_split(const OffloadInputs& in, const std::string& what, int device_units) {
-  const int units = static_cast<int>(in.units.size());
-  Alternative best;
-  for (const Residency r : in.residencies) {
-    if (r.streamed_units > most_streamed_units(units, device_units)) continue;
-    Alternative a = play(in, what, device_units, r);
-    const auto misses = [](const Alternative& x) { return x.device_short + x.host_short; };
-    if (best.what.empty() || misses(a) < misses(best) || (misses(a) == misses(best) && a.rank < best.rank))
-      best = std::move(a);
+// What the planner would choose for a split; if nothing fits, the same with what the plan does not keep.
+Alternative best_of_split(const OffloadInputs& in, const std::string& what, int device_units, Residency own) {
+  OffloadInputs forced = in;
+  forced.forced_device_units = device_units;
+  try {
+    const OffloadPlan plan = choose_offload(forced);
+    return play(in, what, device_units, plan.keep, plan.undo_buckets, plan.residency);
+  } catch (const Error&) {
+    const int most = most_streamed_units(static_cast<int>(in.units.size()), device_units);
+    own.streamed_units = std::min(own.streamed_units, most);
+    return play(in, what, device_units, own);
   }
-  return best;
 }
 
 }  // namespace
@@ -106,12 +106,12 @@ std::vector<Alternative> alternatives(const OffloadInputs& in, const OffloadPlan
         if (n == d)
           add(play(in, what, d, plan.keep, plan.undo_buckets, own), true);
         else
-          add(best_of_split(in, what, static_cast<int>(n)), false);
+          add(best_of_split(in, what, static_cast<int>(n), own), false);
       }
       break;
     case PlanChoice::residency:
-      for (const Residency r : in.residencies) {
-        if (r.streamed_units != own.streamed_units) continue;
+      for (Residency r : in.residencies) {
+        r.streamed_units = own.streamed_units;
         if (r == own)
           add(play(in, describe(r), d, plan.keep, plan.undo_buckets, r), true);
         else

@@ -1,5 +1,7 @@
 #include "plan/offload_plan.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -13,6 +15,7 @@
 namespace so {
 namespace {
 
+constexpr int stream_parts = 8;        // streamed units are considered in steps of this part of those that may
 constexpr double equal_share = 0.001;  // of a step: plans closer than this count as equal
 std::int64_t buckets_of(std::int64_t elements, std::int64_t bucket) { return (elements + bucket - 1) / bucket; }
 
@@ -95,8 +98,19 @@ std::vector<Candidate> all_candidates(const OffloadInputs& in) {
   const int units = static_cast<int>(in.units.size()), forced = in.forced_device_units;
   std::vector<Candidate> all;
   for (int d = forced < 0 ? units : forced; d >= (forced < 0 ? 0 : forced); --d)
-    for (const Residency residency : in.residencies)
-      if (residency.streamed_units <= most_streamed_units(units, d)) all.push_back(consider(in, d, residency));
+    for (Residency residency : in.residencies) {
+      const int most = std::min(in.most_streamed, most_streamed_units(units, d));
+      if (in.forced_stream) residency.streamed_units = most;
+      all.push_back(consider(in, d, residency));
+      // What streams makes room for activations and other state: worth nothing where all that could be kept is.
+      if (all.back().keep == 0 || in.forced_stream) continue;
+      for (int part = 1; part <= stream_parts; ++part) {
+        const int count = (most * part + stream_parts - 1) / stream_parts;
+        if (count == residency.streamed_units) continue;
+        residency.streamed_units = count;
+        all.push_back(consider(in, d, residency));
+      }
+    }
   return all;
 }
 
@@ -289,14 +303,16 @@ OffloadPlan choose_offload(const OffloadInputs& in) {
                    .why_undo = {},
                    .why_residency = {}};
   const auto memory = [&](Residency residency) { return in.memory(best->device_units, residency).device_bytes; };
-  if (best->residency != Residency{})
-    plan.why_residency = fmt::format(
-        "device memory saved: {}{}{}, {}",
-        best->residency.transient_weights ? "weights of device-owned layers are made of their masters for each use"
-                                          : "",
-        best->residency == Residency{true, true} ? "; " : "",
-        best->residency.transient_gradients ? "gradients of host-owned layers are moved to host memory" : "",
-        format_bytes(beyond(memory({}), memory(best->residency))));
+  if (const Residency r = best->residency; r != Residency{}) {
+    std::vector<std::string> ways;
+    if (r.transient_weights) ways.push_back("weights of device-owned layers are made of their masters for each use");
+    if (r.transient_gradients) ways.push_back("gradients of host-owned layers are moved to host memory");
+    if (r.streamed_units > 0)
+      ways.push_back(fmt::format("weights of {} of the {} layers that the host owns stream from host memory",
+                                 r.streamed_units, most_streamed_units(units, best->device_units)));
+    plan.why_residency =
+        fmt::format("device memory saved: {}, {}", fmt::join(ways, "; "), format_bytes(beyond(memory({}), memory(r))));
+  }
   if (in.schedule == Schedule::synchronous) {
     plan.why_undo = "no places for new state: the synchronous schedule updates in place";
   } else if (best->device_units == units) {

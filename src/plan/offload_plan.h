@@ -74,8 +74,10 @@ struct OffloadInputs {
   std::vector<Recomputation> keeps;
   std::function<std::size_t(std::int64_t keep)> activation_bytes;  // on the device
   std::function<StateMemory(int device_units, Residency)> memory;
-  std::vector<Residency> residencies = {{}};  // that may be chosen, what is kept the most first
-  std::size_t undo_place_bytes = 0;           // of host memory, for one bucket
+  std::vector<Residency> residencies = {{}};  // that may be chosen, what is kept the most first; none streams
+  int most_streamed = 0;             // each of them also with weights of so many host-owned units streamed, at most
+  bool forced_stream = false;        // so many exactly, or as many as may
+  std::size_t undo_place_bytes = 0;  // of host memory, for one bucket
   std::size_t device_budget = 0, host_budget = 0;
   std::size_t undo_budget = 0;   // of host_budget, up to where places for new state may fill it
   int forced_device_units = -1;  // -1: to be chosen

@@ -31,6 +31,8 @@ Mark mark_of_wait(WaitReason reason) {
   switch (reason) {
     case WaitReason::link:
       return {'L', "waits for the link"};
+    case WaitReason::stream:
+      return {'S', "waits for streamed weights"};
     case WaitReason::gradient:
       return {'G', "waits for a gradient's place"};
     case WaitReason::verdict:
@@ -154,9 +156,12 @@ Trace to_trace(const SimulatedTimeline& timeline) {
   const auto nanoseconds = [](double seconds) { return static_cast<std::int64_t>(std::llround(seconds * 1e9)); };
   Trace trace;
   for (const Lane& lane : lanes) trace.tracks.push_back({std::string(lane.track), lane.stream});
+  // Which has a stream of its own.
+  const auto streams = [](const SimulatedSpan& span) { return span.work == SimulatedWork::stream; };
+  if (std::any_of(timeline.spans.begin(), timeline.spans.end(), streams)) trace.tracks.push_back({"weights", true});
   for (const SimulatedSpan& span : timeline.spans) {
     TraceActivity activity;
-    activity.track = static_cast<int>(span.lane);
+    activity.track = streams(span) ? simulated_lanes : static_cast<int>(span.lane);
     activity.kind = span.work == SimulatedWork::wait        ? TraceKind::wait
                     : span.lane == SimulatedLane::device    ? TraceKind::work
                     : span.work == SimulatedWork::host_task ? TraceKind::host

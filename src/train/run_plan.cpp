@@ -27,14 +27,19 @@
 namespace so {
 namespace {
 
-PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool) {
-  return {.kind = DeviceKind::cuda,
-          .name = hardware.name,
-          .device_memory = hardware.device_memory,
-          .host = {hardware.host_memory, "what the hardware file says"},
-          .pool = &pool,
-          .rates = [rates = hardware.rates] { return rates; },
-          .rates_origin = "by the hardware file"};
+// What the user says the run may have goes before what the hardware has.
+PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool, const MemoryCaps& caps) {
+  PlanningMachine machine{.kind = DeviceKind::cuda,
+                          .name = hardware.name,
+                          .device_memory = hardware.device_memory,
+                          .host = {hardware.host_memory, "what the hardware file says"},
+                          .pool = &pool,
+                          .rates = [rates = hardware.rates] { return rates; },
+                          .rates_origin = "by the hardware file"};
+  if (caps.device) machine.device_memory = std::max(hardware.device_memory, *caps.device);
+  if (caps.host) machine.host.available = std::max(hardware.host_memory, *caps.host);
+  apply(caps, machine);
+  return machine;
 }
 
 struct Budget {
@@ -81,14 +86,16 @@ int run_plan(const PlanOptions& options) {
   const ParameterLayout layout(make_parameters(spec));
   // Threads that are never started on anything: their number counts.
   ThreadPool pool("planned", std::vector<int>(static_cast<std::size_t>(hardware.host_threads), 0), false);
-  const PlanningMachine machine = machine_of(hardware, pool);
+  const MemoryCaps caps = memory_caps(DeviceKind::cuda, options.device_memory, options.host_memory);
+  const PlanningMachine machine = machine_of(hardware, pool, caps);
   TrainingShape shape;
   shape.micro_batch_tokens = options.batch_size * options.max_length;
   shape.longest_document = options.max_length;
   shape.micro_batches = options.gradient_accumulation_steps;
   EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
-  OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side, {}};
+  OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode,
+                         options.streamed_layers,   options.cast_side,     {}};
   if (options.explain != PlanChoice::none)
     request.explain = {options.explain};
   else if (options.json)
@@ -105,8 +112,8 @@ int run_plan(const PlanOptions& options) {
                        options.gradient_accumulation_steps;
   const double tokens = static_cast<double>(shape.micro_batch_tokens * shape.micro_batches);
   const double share = host_share(layout, plan.engine.device_units);
-  const Budget device{plan.memory.total(MemoryKind::device), hardware.device_memory},
-      host{plan.memory.host_total(DeviceKind::cuda), hardware.host_memory};
+  const Budget device{plan.memory.total(MemoryKind::device), *machine.device_memory},
+      host{plan.memory.host_total(DeviceKind::cuda), caps.host.value_or(hardware.host_memory)};
   if (options.json) {
     nlohmann::ordered_json memory = nlohmann::ordered_json::array();
     for (const MemoryPlan::Entry& entry : plan.memory.entries)
@@ -131,6 +138,7 @@ int run_plan(const PlanOptions& options) {
         {"cast_side", plan.engine.cast == CastSide::device ? "device" : "host"},
         {"transient_weights", plan.engine.transient_weights},
         {"transient_gradients", plan.engine.transient_gradients},
+        {"streamed_units", plan.engine.streamed_units},
         {"keep", describe(plan.decoder.keep)},
         {"memory", memory},
         {"device_memory", {{"planned_bytes", device.planned}, {"available_bytes", device.available}}},

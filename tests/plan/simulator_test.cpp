@@ -121,7 +121,7 @@ SimulatedRun streaming() {
 TEST(Simulator, StreamedWeightsComeInTurn) {
   const SimulatedStep step = Simulator(streaming(), always(Ahead::leave)).settle();
   EXPECT_NEAR(step.seconds, 9, 1e-6);
-  EXPECT_NEAR(waited(step, WaitReason::link), 1.5, 1e-6);
+  EXPECT_NEAR(waited(step, WaitReason::stream), 1.5, 1e-6);
   EXPECT_NEAR(step.host_bytes, 5000 * 24 + 4 * 2000, 1);
 }
 
@@ -131,7 +131,7 @@ TEST(Simulator, EveryMicroBatchStreamsAgain) {
     run.micro_batches = micro_batches;
     const SimulatedStep step = Simulator(run, always(Ahead::leave)).settle();
     EXPECT_NEAR(step.seconds, 9 + 8 * (micro_batches - 1), 1e-6) << micro_batches;
-    EXPECT_NEAR(waited(step, WaitReason::link), 1.5 + 0.5 * (micro_batches - 1), 1e-6) << micro_batches;
+    EXPECT_NEAR(waited(step, WaitReason::stream), 1.5 + 0.5 * (micro_batches - 1), 1e-6) << micro_batches;
     EXPECT_NEAR(step.device, 7.5 * micro_batches, 1e-6);
     EXPECT_NEAR(step.host_bytes, 5000 * 24 + 4 * 2000 + (micro_batches - 1) * 2 * 2000, 1) << micro_batches;
   }
@@ -148,7 +148,7 @@ TEST(Simulator, StreamedWeightsWaitForTheHost) {
   const SimulatedStep step = Simulator(run, always(Ahead::leave)).settle();
   EXPECT_NEAR(step.seconds, 6 + 5, 1e-5);
   EXPECT_NEAR(waited(step, WaitReason::host), 1 + 0.5, 1e-5);  // u0 until 1, u1's until 2
-  EXPECT_NEAR(waited(step, WaitReason::link), 1 + 0.5 + 0.5, 1e-5);
+  EXPECT_NEAR(waited(step, WaitReason::stream), 1 + 0.5 + 0.5, 1e-5);
 }
 
 // Gradients leave as they come, 3 s each, through two places for the units in between:

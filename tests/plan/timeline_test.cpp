@@ -19,7 +19,7 @@ SimulatedTimeline ten_seconds() {
   t.spans = {
       {.lane = to_device, .work = stream, .unit = 1, .begin = 0, .end = 2.5, .bytes = 5e9},
       {.lane = device, .work = forward, .unit = 0, .begin = 0, .end = 2},
-      {.lane = device, .work = wait, .reason = WaitReason::link, .unit = 1, .begin = 2, .end = 3},
+      {.lane = device, .work = wait, .reason = WaitReason::stream, .unit = 1, .begin = 2, .end = 3},
       {.lane = device, .work = forward, .unit = 1, .begin = 3, .end = 4.6},
       {.lane = device, .work = backward, .unit = 1, .begin = 4.6, .end = 10},
       {.lane = to_host, .work = fetch, .unit = 1, .begin = 6, .end = 7, .bytes = 2e9},
@@ -31,12 +31,12 @@ SimulatedTimeline ten_seconds() {
 
 TEST(Timeline, IsSketched) {
   EXPECT_EQ(sketch(ten_seconds(), 10),
-            "GPU |ffLffbbbbb|v\n"
+            "GPU |ffSffbbbbb|v\n"
             "D2H |      g   |\n"
             "CPU |       a  |\n"
             "H2D |sss     w |\n"
             "  one step of 10.000 s from verdict (v) to verdict, 1e+03 ms a character\n"
-            "  GPU: L waits for the link, b backward, f forward\n"
+            "  GPU: S waits for streamed weights, b backward, f forward\n"
             "  D2H: g gradients\n"
             "  CPU: a AdamW ahead of the verdict\n"
             "  H2D: s weights that stream, w weights\n");
@@ -49,9 +49,9 @@ TEST(Timeline, IsAboutAHundredColumnsWide) {
 
 TEST(Timeline, HasTheLanesOfARealTrace) {
   const Trace trace = to_trace(ten_seconds());
-  ASSERT_EQ(trace.tracks.size(), 4u);
-  const char* names[] = {"compute", "to host", "optimizer", "to device"};
-  for (std::size_t i = 0; i < 4; ++i) {
+  ASSERT_EQ(trace.tracks.size(), 5u);
+  const char* names[] = {"compute", "to host", "optimizer", "to device", "weights"};
+  for (std::size_t i = 0; i < 5; ++i) {
     EXPECT_EQ(trace.tracks[i].name, names[i]);
     EXPECT_EQ(trace.tracks[i].stream, i != 2);
   }
@@ -68,6 +68,9 @@ TEST(Timeline, HasTheLanesOfARealTrace) {
   EXPECT_EQ(trace.activities[6].kind, TraceKind::host);
   EXPECT_EQ(trace.activities[2].kind, TraceKind::wait);
   expect_in(trace.remarks.at(0), {"simulated"});
+  SimulatedTimeline without = ten_seconds();
+  without.spans.erase(without.spans.begin());
+  EXPECT_EQ(to_trace(without).tracks.size(), 4u);
 }
 
 }  // namespace
