@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "device/device.h"
@@ -19,6 +20,7 @@ enum class WaitReason : std::uint8_t {
   verdict,   // from the end of backward until the host has decided and goes on
 };
 inline constexpr std::size_t wait_reasons = 5;
+std::string_view name_of(WaitReason reason);
 using WaitSeconds = std::array<double, wait_reasons>;
 
 class DeviceWaits {

@@ -237,10 +237,10 @@ SimulatedRun simulated_run(const OffloadInputs& in, int device_units, std::int64
                    .host_memory = r.host_memory};
   for (std::size_t u = 0; u < in.units.size(); ++u) {
     const UnitWork& unit = in.units[u];
-    SimulatedUnit s{
-        .elements = unit.elements,
-        .forward = unit.forward_flops / r.gemm_flops,
-        .backward = (unit.backward_flops + again.flops[u]) / r.gemm_flops + again.device_bytes[u] / r.device_memory};
+    SimulatedUnit s{.elements = unit.elements,
+                    .forward = unit.forward_flops / r.gemm_flops + unit.forward_bytes / r.device_memory,
+                    .backward = (unit.backward_flops + again.flops[u]) / r.gemm_flops +
+                                (unit.backward_bytes + again.device_bytes[u]) / r.device_memory};
     // Copies of what is kept on the host go beside the unit's work.
     if (!again.link_bytes.empty()) {
       s.forward = std::max(s.forward, again.link_bytes[u] / r.link_to_host);
@@ -307,6 +307,7 @@ OffloadPlan choose_offload(const OffloadInputs& in) {
                    .keep = best->keep,
                    .undo_buckets = best->undo_buckets,
                    .estimate = best->estimate,
+                   .run = simulated_run(in, best->device_units, best->keep, best->undo_buckets, best->residency),
                    .why_split = explain_split(in, *best, candidates),
                    .why_undo = {},
                    .why_residency = {}};

@@ -34,11 +34,12 @@ struct MachineRates {
 CastSide choose_cast(const MachineRates& rates, double state_bytes);
 std::string describe_rates(const MachineRates& rates);  // for the log
 
-// One unit of the forward pass (offload/parameter_layout.h) and one micro-batch. FLOPs are those of matrix products and
-// attention; what is bound by memory is left out, so that the GPU is taken to be quicker than it is.
+// One unit of the forward pass (offload/parameter_layout.h) and one micro-batch: FLOPs of a large matrix product that
+// would take as long, and what memory-bound work reads and writes.
 struct UnitWork {
   std::int64_t elements = 0;
   double forward_flops = 0, backward_flops = 0;
+  double forward_bytes = 0, backward_bytes = 0;
 };
 
 // One choice of what the layers keep: the work of having the rest again, of each unit and one micro-batch.
@@ -68,6 +69,7 @@ struct OffloadInputs {
   std::int64_t bucket_elements = 0;
   double gradient_bytes = 2, weight_bytes = 2;  // an element, on the link and in the update
   double stream_bytes = 2;                      // an element of weights that stream
+  CastSide cast = CastSide::host;               // which the above are for
   double state_bytes = 12;                      // an element: fp32 master weight and two moments
   // What layers may keep, from the cheapest in time to the dearest. At least one.
   std::vector<Recomputation> keeps;
@@ -121,6 +123,7 @@ struct OffloadPlan {
   std::int64_t keep = 0;  // index of inputs.keeps
   std::int64_t undo_buckets = 0;
   StepEstimate estimate;
+  SimulatedRun run;                                // which was estimated
   std::string why_split, why_undo, why_residency;  // for the log; each says the choice and its reason; or empty
 };
 

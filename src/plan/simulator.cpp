@@ -261,9 +261,8 @@ class Simulator::Play {
 
   // Whether the device can go on; if not, `waits_for_` says for whom it waits.
   bool may_start(const Op& op) {
-    const auto wait_for = [&](WaitReason reason, bool streamed = false) {
+    const auto wait_for = [&](WaitReason reason) {
       waits_for_ = reason;
-      waits_for_stream_ = streamed;
       return false;
     };
     if (op.unit < 0) return true;
@@ -273,7 +272,7 @@ class Simulator::Play {
       if (!has_final_weights(op.unit)) return wait_for(WaitReason::host);
       if (!all_pieces(op.unit, [&](int i) { return on_the_way_[at(i)] == 0; })) return wait_for(WaitReason::link);
     }
-    if (op.use >= uses_there_) return wait_for(WaitReason::link, true);
+    if (op.use >= uses_there_) return wait_for(WaitReason::stream);
     if (op.work == SimulatedWork::backward) {
       if (op.first && !all_pieces(op.unit, [&](int i) { return schedule_.needs_no_gradient(pieces_[at(i)]); }))
         return wait_for(WaitReason::gradient);
@@ -292,11 +291,13 @@ class Simulator::Play {
     if (device_.busy || next_op_ == program_.size()) return false;
     const Op& op = program_[next_op_];
     if (op.last && !asked_) ask();
+    const WaitReason before = waits_for_;
     if (!may_start(op)) {
+      if (wait_began_ >= 0 && waits_for_ != before) end_wait(before);
       if (wait_began_ < 0) wait_began_ = now_;
       return false;
     }
-    end_wait();
+    end_wait(before);
     if (op.work == SimulatedWork::backward && op.first) {
       for (int i = first_piece_[at(op.unit)]; i < first_piece_[at(op.unit) + 1]; ++i) schedule_.land(pieces_[at(i)]);
       if (const int slot = slot_of(op.unit); slot >= 0) held_[at(slot)] = op.unit;
@@ -307,7 +308,7 @@ class Simulator::Play {
       const double waited = micro_waited_;
       seconds = n * (pass_ + waited);
       step_.host_bytes += n * micro_streamed_;
-      step_.waits[static_cast<std::size_t>(WaitReason::link)] += n * waited;
+      step_.waits[static_cast<std::size_t>(WaitReason::stream)] += n * waited;
       step_.device -= n * waited;  // what follows counts all of it
     }
     device_.busy = true;
@@ -318,9 +319,9 @@ class Simulator::Play {
     return true;
   }
 
-  void end_wait() {
+  void end_wait(WaitReason reason) {
     if (wait_began_ >= 0 && now_ > wait_began_)
-      note({.work = SimulatedWork::wait, .reason = waits_for_, .unit = program_[next_op_].unit}, wait_began_);
+      note({.work = SimulatedWork::wait, .reason = reason, .unit = program_[next_op_].unit}, wait_began_);
     wait_began_ = -1;
   }
 
@@ -502,10 +503,10 @@ class Simulator::Play {
     const double seconds = until - now_;
     if (!device_.busy) {
       step_.waits[static_cast<std::size_t>(waits_for_)] += seconds;
-      if (waits_for_stream_) micro_waited_ += seconds;
+      if (waits_for_ == WaitReason::stream) micro_waited_ += seconds;
     }
     // What streaming takes is the pass's own time: it passes whatever the host does.
-    if (device_.busy || waits_for_stream_) phase_ += seconds;
+    if (device_.busy || waits_for_ == WaitReason::stream) phase_ += seconds;
     now_ = until;
     for (std::size_t i = 0; i < 3; ++i)
       if (lanes[i]->busy) lanes[i]->left -= rates[i] * seconds;
@@ -541,7 +542,6 @@ class Simulator::Play {
   double device_ends_ = 0;
   std::size_t next_op_ = 0;
   WaitReason waits_for_ = WaitReason::host;
-  bool waits_for_stream_ = false;
   double wait_began_ = -1;
   double micro_waited_ = 0, micro_streamed_ = 0;  // seconds and bytes, of this micro-batch, by streaming
   std::array<int, gradient_slots> held_;          // by slot: the unit that had it last, -1: none

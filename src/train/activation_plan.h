@@ -61,8 +61,7 @@ ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spe
 // A layer's input in host memory: an item of the store (offload/activation_store.h).
 std::size_t input_bytes(const DecoderSpec& spec, DType compute, const TrainingShape& shape);
 
-// What having again takes that layers do not keep, for documents of those offsets: matrix products and attention in
-// FLOPs, the rest, bound by memory, in the bytes that it reads and writes at least.
+// What having again takes that layers do not keep, for documents of those offsets: in the terms of unit_work().
 Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
                             std::span<const std::int32_t> cu_seqlens, DType compute);
 

@@ -227,6 +227,12 @@ OptionTable<PlanOptions> make_plan() {
   t.add("gpus", &O::gpus, "GPUs").at_least(1).at_most(1e6).default_from(ours);
   add_memory_caps(t);
   t.group("Result");
+  t.add("explain", &O::explain,
+        "One choice of the plan: what else there was, how long a step would take with it, and why it lost")
+      .default_from(ours);
+  t.add("trace", &O::trace, "Write a step as it is expected to be as a timeline for ui.perfetto.dev")
+      .metavar("FILE")
+      .default_from(ours);
   add_json(t);
   return t;
 }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/options.h"
+#include "plan/plan_choice.h"
 #include "train/train_options.h"
 
 namespace so {
@@ -59,6 +60,17 @@ struct TokenizeOptions {
   bool json = false;
 };
 
+template <>
+struct EnumNames<PlanChoice> {
+  static constexpr std::pair<PlanChoice, std::string_view> list[] = {{PlanChoice::none, "none"},
+                                                                     {PlanChoice::split, "split"},
+                                                                     {PlanChoice::residency, "residency"},
+                                                                     {PlanChoice::streaming, "streaming"},
+                                                                     {PlanChoice::activations, "activations"},
+                                                                     {PlanChoice::undo, "undo"},
+                                                                     {PlanChoice::cast, "cast"}};
+};
+
 struct PlanOptions {
   std::string model;  // as InitOptions::config
   int batch_size = 4;
@@ -76,6 +88,8 @@ struct PlanOptions {
   std::string hardware = "h200";                    // a file, or the key of a known machine
   std::int64_t device_memory = 0, host_memory = 0;  // as TrainOptions, in place of the hardware's; 0: that
   int gpus = 1;
+  PlanChoice explain = PlanChoice::none;
+  std::string trace;  // file; empty: none
   bool json = false;
 };
 

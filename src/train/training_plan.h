@@ -5,10 +5,12 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "model/decoder.h"
 #include "offload/engine.h"
+#include "plan/alternatives.h"
 #include "plan/memory_plan.h"
 #include "plan/offload_plan.h"
 #include "train/activation_plan.h"
@@ -46,6 +48,7 @@ struct OffloadRequest {
   OffloadMode mode = OffloadMode::superoffload;
   int streamed_layers = -1;                 // at most; -1: chosen; none on the CPU device
   CastChoice cast = CastChoice::automatic;  // by what is measured; the host on the CPU device, which measures nothing
+  std::vector<PlanChoice> explain;          // what TrainingPlan::alternatives shall say
 };
 // The units that the request leaves to the device; -1: to be chosen. On the CPU device, which has one kind of memory,
 // nothing is to be chosen: the host has all.
@@ -59,7 +62,9 @@ struct TrainingPlan {
   MemoryPlan memory;                 // all that the run will allocate, and what the process holds already
   Device::Limits limits;             // what the device may allocate of it, where the user said what the run may have
   std::optional<StepEstimate> estimate;  // on a GPU, if the optimizer belongs to the plan
+  std::optional<SimulatedRun> run;       // what was estimated
   std::vector<std::string> reasons;      // what was chosen and why, a line each
+  std::vector<std::pair<PlanChoice, std::vector<Alternative>>> alternatives;  // where it was asked for, on a GPU
 
   void log_reasons() const;
 };

@@ -81,10 +81,26 @@ TEST(OptionLists, ArePinned) {
                    "stop_at_eos", "seed", "json", "device", "dtype", "cpu_threads"}));
   EXPECT_EQ(names(tokenize_option_table()),
             (Names{"model", "text", "file", "stdin", "decode", "no_special_tokens", "json"}));
-  EXPECT_EQ(names(plan_option_table()),
-            (Names{"model", "batch_size", "max_length", "gradient_accumulation_steps", "offload_optimizer",
-                   "offload_ratio", "streamed_layers", "mode", "cast_side", "bucket_size", "optimizer_state_dtype",
-                   "activation_checkpointing", "dtype", "hardware", "gpus", "device_memory", "host_memory", "json"}));
+  EXPECT_EQ(names(plan_option_table()), (Names{"model",
+                                               "batch_size",
+                                               "max_length",
+                                               "gradient_accumulation_steps",
+                                               "offload_optimizer",
+                                               "offload_ratio",
+                                               "streamed_layers",
+                                               "mode",
+                                               "cast_side",
+                                               "bucket_size",
+                                               "optimizer_state_dtype",
+                                               "activation_checkpointing",
+                                               "dtype",
+                                               "hardware",
+                                               "gpus",
+                                               "device_memory",
+                                               "host_memory",
+                                               "explain",
+                                               "trace",
+                                               "json"}));
   EXPECT_EQ(names(profile_option_table()), (Names{"output", "overwrite", "cpu_threads"}));
   EXPECT_EQ(names(bench_step_option_table()), (Names{"config",
                                                      "batch_size",

@@ -7,11 +7,11 @@
 #include <numeric>
 
 #include "model/config.h"
-#include "model/flops.h"
 #include "model/parameters.h"
 #include "model/presets.h"
 #include "support/errors.h"
 #include "train/measure.h"
+#include "train/unit_work.h"
 
 namespace so::test {
 namespace {
@@ -351,11 +351,11 @@ TEST(Recompute, CostsWhatIsRunAgain) {
   const std::vector<std::int32_t> documents = usual_documents({100, 0, 40, 1});
   EXPECT_EQ(documents, (std::vector<std::int32_t>{0, 40, 80, 100}));
   EXPECT_EQ(usual_documents({100, 0, 40, 1, 50.7}), (std::vector<std::int32_t>{0, 40, 50}));
-  const auto forward = unit_flops(s, documents);
+  const std::vector<UnitWork> work = unit_work(s, documents, DType::bf16);
   const std::vector<Keep> keep{Keep::all, Keep::light, Keep::no_gate_up, Keep::input, Keep::all};
   const Recomputation again = recomputation(s, keep, documents, DType::bf16);
-  const double product = 2.0 * 100 * 64 * 160;
-  EXPECT_EQ(again.flops, (std::vector<double>{0, 0, 0, 2 * product, forward[4].forward - product, 0, 0}));
+  const double product = 2.0 * 100 * 64 * 160 / mlp_share(s, 0, 100);
+  EXPECT_EQ(again.flops, (std::vector<double>{0, 0, 0, 2 * product, work[4].forward_flops - product, 0, 0}));
   EXPECT_EQ(again.device_bytes[1], 0);
   for (const std::size_t unit : {2, 3, 4}) EXPECT_EQ(again.device_bytes[unit], again.device_bytes[2]);
   EXPECT_GT(again.device_bytes[2], 0);
