@@ -287,18 +287,20 @@ Candidate consider(const OffloadInputs& in, int device_units) {
   const std::string split = in.forced_device_units < 0 ? ", whatever the split of the optimizer state"
                                                        : ", with the optimizer state split as asked";
   if (device.device_short > 0)
-    fail("not enough memory on {}: {} short of {}{}; {}", in.device_name, format_bytes(device.device_short),
-         format_bytes(in.device_budget), split, in.device_advice);
+    throw NothingFits(fmt::format("not enough memory on {}: {} short of {}{}", in.device_name,
+                                  format_bytes(device.device_short), format_bytes(in.device_budget), split),
+                      in.device_advice, device.device_units, device.residency);
   if (host.host_short > 0)
-    fail("not enough host memory: {} short of {}{}; {}", format_bytes(host.host_short), format_bytes(in.host_budget),
-         split, in.host_advice);
+    throw NothingFits(fmt::format("not enough host memory: {} short of {}{}", format_bytes(host.host_short),
+                                  format_bytes(in.host_budget), split),
+                      in.host_advice, host.device_units, host.residency);
   // Each memory has splits that fit it, and no split fits both.
   const auto most =
       std::find_if(candidates.rbegin(), candidates.rend(), [](const Candidate& c) { return c.device_short == 0; });
-  fail(
-      "not enough memory: with as much of the optimizer state on {} as fits there, the host is {} short of {} for the "
-      "rest; {}",
-      in.device_name, format_bytes(most->host_short), format_bytes(in.host_budget), in.host_advice);
+  throw NothingFits(fmt::format("not enough memory: with as much of the optimizer state on {} as fits there, the host "
+                                "is {} short of {} for the rest",
+                                in.device_name, format_bytes(most->host_short), format_bytes(in.host_budget)),
+                    in.host_advice, most->device_units, most->residency);
 }
 
 std::int64_t elements_of(const OffloadInputs& in, int begin, int end) {
@@ -414,6 +416,30 @@ OffloadPlan choose_offload(const OffloadInputs& in) {
         best->undo_buckets, format_bytes(static_cast<std::size_t>(best->undo_buckets) * in.undo_place_bytes));
   }
   return plan;
+}
+
+bool any_fits(const OffloadInputs& in) {
+  std::optional<std::size_t> most_left;  // of the device's memory, for activations
+  for (const Residency residency : in.residencies) {
+    // The fewest units for which the host has room.
+    int first = 0, last = static_cast<int>(in.units.size());
+    if (in.forced_device_units >= 0) first = last = in.forced_device_units;
+    while (first < last) {
+      const int middle = first + (last - first) / 2;
+      if (in.memory(middle, residency).host_bytes <= in.host_budget)
+        last = middle;
+      else
+        first = middle + 1;
+    }
+    const StateMemory state = in.memory(first, residency);
+    if (state.host_bytes > in.host_budget || state.device_bytes > in.device_budget) continue;
+    most_left = std::max(most_left.value_or(0), in.device_budget - state.device_bytes);
+  }
+  if (!most_left) return false;
+  // The last keeps the least, but for what little a layer's scratch makes.
+  for (std::int64_t keep = std::ssize(in.keeps) - 1; keep >= 0; --keep)
+    if (in.activation_bytes(keep) <= *most_left) return true;
+  return false;
 }
 
 double host_share(const ParameterLayout& layout, int device_units) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <ctime>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -18,6 +19,7 @@
 #include "plan/hardware.h"
 #include "train/commands.h"
 #include "train/measure.h"
+#include "train/plan_changes.h"
 #include "train/row_step.h"
 #include "train/training_plan.h"
 
@@ -61,16 +63,36 @@ int run_plan(const PlanOptions& options) {
   ThreadPool pool("planned", std::vector<int>(static_cast<std::size_t>(hardware.host_threads), 0), false);
   const MemoryCaps caps = memory_caps(DeviceKind::cuda, options.device_memory, options.host_memory);
   const PlanningMachine machine = machine_of(hardware, pool, caps);
-  TrainingShape shape;
-  shape.micro_batch_tokens = options.batch_size * options.max_length;
-  shape.longest_document = options.max_length;
-  shape.micro_batches = options.gradient_accumulation_steps;
+  const auto shape_of = [](const PlanKnobs& knobs) {
+    TrainingShape shape;
+    shape.micro_batch_tokens = knobs.batch_size * knobs.max_length;
+    shape.longest_document = knobs.max_length;
+    shape.micro_batches = knobs.gradient_accumulation_steps;
+    return shape;
+  };
   EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
   const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side};
-  require_state_fits(spec, machine, engine, request);
-  const TrainingPlan plan = plan_training(spec, layout, machine, shape, engine, request, true,
-                                          options.activation_checkpointing, WeightOrigin::files);
+  const PlanKnobs asked{options.batch_size,
+                        options.gradient_accumulation_steps,
+                        options.max_length,
+                        options.activation_checkpointing,
+                        options.optimizer_state_dtype,
+                        options.offload_optimizer,
+                        options.offload_ratio,
+                        {}};
+  const TrainingShape shape = shape_of(asked);
+  PlanQuestion question = make_question(
+      {spec, layout, machine, engine, options.mode, options.cast_side, true, WeightOrigin::files, shape_of}, asked,
+      plan_option_table());
+  // The machine need not be there, so it may be asked for any other.
+  question.askable = {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max()};
+  try {
+    require_state_fits(spec, machine, engine, request);
+  } catch (const MemoryRefusal& refusal) {
+    refuse(question, refusal);
+  }
+  const TrainingPlan plan = plan_or_refuse(question);
   SO_CHECK(plan.estimate, "a plan for a GPU without an estimate");
 
   const double seconds = plan.estimate->seconds(),
@@ -83,7 +105,10 @@ int run_plan(const PlanOptions& options) {
   if (options.json) {
     nlohmann::ordered_json memory = nlohmann::ordered_json::array();
     for (const MemoryPlan::Entry& entry : plan.memory.entries)
-      memory.push_back({{"kind", name_of(entry.kind)}, {"name", entry.name}, {"bytes", entry.bytes}});
+      memory.push_back({{"kind", name_of(entry.kind)},
+                        {"name", entry.name},
+                        {"bytes", entry.bytes},
+                        {"always", entry.phases == every_phase}});
     const nlohmann::ordered_json result{
         {"model", config.origin},
         {"parameters", parameter_count(spec)},
