@@ -54,13 +54,11 @@ std::size_t MemoryPlan::host_total(DeviceKind device, Phases within) const {
 }
 
 std::size_t MemoryPlan::allocatable(std::size_t bytes, DeviceKind device, bool own) const {
-  // What only some phases have beside the device, others may allocate.
-  std::size_t least = bytes;
-  for (int phase = 0; phase < run_phases; ++phase)
-    least = std::min(least, most(*this, static_cast<Phases>(1u << phase), [&](const Entry& entry) {
-                       return !entry.allocated && on_host(entry.kind, device) != own;
-                     }));
-  return bytes - least;
+  const auto here = [&](const Entry& entry) { return on_host(entry.kind, device) != own; };
+  const std::size_t all = most(*this, every_phase, here),
+                    allocated =
+                        most(*this, every_phase, [&](const Entry&entry) { return entry.allocated && here(entry); });
+  return allocated + (bytes > all ? bytes - all : 0);
 }
 
 std::string MemoryPlan::table() const {

@@ -54,8 +54,8 @@ struct MemoryPlan {
   // Of host memory: on the CPU device every kind is.
   static bool on_host(MemoryKind kind, DeviceKind device);
   std::size_t host_total(DeviceKind device, Phases within = every_phase) const;
-  // Of a memory of `bytes`, what is left for a Device to allocate: in the device's own memory (`own`), or in the
-  // host's.
+  // What a Device may allocate, if the run is to have `bytes` of the device's own memory (`own`) or of the host's: the
+  // most that is planned for any phase, and what no phase has a use for.
   std::size_t allocatable(std::size_t bytes, DeviceKind device, bool own) const;
   // For people: a line an entry, kind by kind, the largest first; with its phase if it is held in one or two only.
   std::string table() const;

@@ -163,12 +163,14 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
                   options.optimizer_state_dtype,
                   options.offload_optimizer,
                   options.offload_ratio,
+                  options.streamed_layers,
                   {}};
   if (options.no_optimizer) {
     // There is nothing to change of it.
     asked.optimizer_state_dtype = StatePrecision::bf16;
     asked.offload_optimizer = OptimizerDevice::cpu;
     asked.offload_ratio = -1;
+    asked.streamed_layers = -1;
   }
   EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
   engine.max_grad_norm = options.max_grad_norm;

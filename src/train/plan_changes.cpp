@@ -123,6 +123,8 @@ class Search {
       });
     else if (allowed("offload_ratio") && q_.asked.offload_ratio >= 0)
       offer({{"offload_ratio", "-1"}}, [](PlanKnobs& knobs) { knobs.offload_ratio = -1; });
+    if (allowed("streamed_layers") && q_.asked.streamed_layers >= 0)
+      offer({{"streamed_layers", "-1"}}, [](PlanKnobs& knobs) { knobs.streamed_layers = -1; });
     if (allowed("optimizer_state_dtype") && q_.asked.optimizer_state_dtype == StatePrecision::fp32) {
       Options options{{"optimizer_state_dtype", "bf16"}};
       if (q_.rows->find("adam_beta2") && q_.adam_beta2 > largest_beta2(StatePrecision::bf16))
@@ -289,8 +291,8 @@ PlanQuestion make_question(const PlannedRun& run, const PlanKnobs& asked, const 
     EngineSettings engine = run.engine;
     engine.moments = moments_dtype(knobs.optimizer_state_dtype);
     return plan(run.spec, run.layout, with_memory(run.machine, knobs.memory), run.shape(knobs), engine,
-                OffloadRequest{knobs.offload_optimizer, knobs.offload_ratio, run.mode, run.cast}, run.adjust_buckets,
-                knobs.activation_checkpointing, run.origin);
+                OffloadRequest{knobs.offload_optimizer, knobs.offload_ratio, run.mode, knobs.streamed_layers, run.cast},
+                run.adjust_buckets, knobs.activation_checkpointing, run.origin);
   };
   PlanQuestion question;
   question.asked = asked;

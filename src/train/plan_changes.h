@@ -20,6 +20,7 @@ struct PlanKnobs {
   StatePrecision optimizer_state_dtype = StatePrecision::fp32;
   OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
   double offload_ratio = -1;
+  int streamed_layers = -1;
   MemoryCaps memory;  // what the run may have, whether or not the machine has it; none: as the machine is
 };
 

@@ -31,6 +31,7 @@ PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool, co
   PlanningMachine machine{.kind = DeviceKind::cuda,
                           .name = hardware.name,
                           .device_memory = hardware.device_memory,
+                          .device_limited_by = "what the hardware file says",
                           .host = {hardware.host_memory, "what the hardware file says"},
                           .pool = &pool,
                           .rates = [rates = hardware.rates] { return rates; },
@@ -72,7 +73,8 @@ int run_plan(const PlanOptions& options) {
   };
   EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
-  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side};
+  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.streamed_layers,
+                               options.cast_side};
   const PlanKnobs asked{options.batch_size,
                         options.gradient_accumulation_steps,
                         options.max_length,
@@ -80,6 +82,7 @@ int run_plan(const PlanOptions& options) {
                         options.optimizer_state_dtype,
                         options.offload_optimizer,
                         options.offload_ratio,
+                        options.streamed_layers,
                         {}};
   const TrainingShape shape = shape_of(asked);
   PlanQuestion question = make_question(
@@ -125,6 +128,7 @@ int run_plan(const PlanOptions& options) {
         {"cast_side", plan.engine.cast == CastSide::device ? "device" : "host"},
         {"transient_weights", plan.engine.transient_weights},
         {"transient_gradients", plan.engine.transient_gradients},
+        {"streamed_units", plan.engine.streamed_units},
         {"keep", describe(plan.decoder.keep)},
         {"memory", memory},
         {"device_memory", {{"planned_bytes", device.planned}, {"available_bytes", device.available}}},

@@ -68,7 +68,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   engine.compute = compute;
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
   engine.moments = moments_dtype(options.optimizer_state_dtype);
-  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side};
+  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.streamed_layers,
+                               options.cast_side};
   const MemoryCaps caps = memory_caps(runtime.device().kind(), options.device_memory, options.host_memory);
   const PlanKnobs asked{options.batch_size,
                         options.gradient_accumulation_steps,
@@ -77,6 +78,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
                         options.optimizer_state_dtype,
                         options.offload_optimizer,
                         options.offload_ratio,
+                        options.streamed_layers,
                         {}};
   engine.bucket_elements = options.bucket_size / static_cast<std::int64_t>(sizeof(float));
   const ParameterLayout layout(make_parameters(spec));

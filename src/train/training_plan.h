@@ -22,6 +22,7 @@ struct PlanningMachine {
   std::string name;                          // of the device
   std::optional<std::size_t> device_memory;  // bytes a plan may have of the device's own memory; none: it is the host's
   std::optional<std::size_t> whole_device_memory;  // what it could have if device_cap were not
+  std::string device_limited_by = "free memory";   // device_memory, unless device_cap does
   HostMemory host;
   std::optional<std::size_t> device_cap, host_cap;  // what the user lets the run have; device_memory knows the former
   // What this process may lock, if that is limited; and whether the device pins more than that all the same.
@@ -51,6 +52,7 @@ struct OffloadRequest {
   OptimizerDevice device = OptimizerDevice::cpu;  // none: all of it with the weights
   double ratio = -1;                              // the host's share, at most; -1: chosen
   OffloadMode mode = OffloadMode::superoffload;
+  int streamed_layers = -1;                 // at most; -1: chosen; none on the CPU device
   CastChoice cast = CastChoice::automatic;  // by what is measured; the host on the CPU device, which measures nothing
 };
 // The units that the request leaves to the device; -1: to be chosen. On the CPU device, which has one kind of memory,

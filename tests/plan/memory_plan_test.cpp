@@ -77,10 +77,12 @@ TEST(MemoryPlan, CountsTheMostOfAnyPhase) {
   EXPECT_EQ(plan.host_total(DeviceKind::cuda, once_loaded), 1110u);
   EXPECT_EQ(plan.host_total(DeviceKind::cpu), 1610u) << "saving";
   EXPECT_EQ(plan.host_total(DeviceKind::cpu, while_starting), 1010u);
-  // A device may allocate what is left beside the least of the rest.
+  // A device may allocate what is planned, and what is left of the whole.
   EXPECT_EQ(plan.allocatable(2000, DeviceKind::cuda, true), 2000u);
+  EXPECT_EQ(plan.allocatable(500, DeviceKind::cuda, true), 500u);
+  EXPECT_EQ(plan.allocatable(1360, DeviceKind::cuda, false), 1350u);
   EXPECT_EQ(plan.allocatable(2000, DeviceKind::cuda, false), 1990u);
-  EXPECT_EQ(plan.allocatable(5, DeviceKind::cpu, false), 0u);
+  EXPECT_EQ(plan.allocatable(1610, DeviceKind::cpu, false), 1500u) << "the rest is for what saving takes";
   EXPECT_NE(plan.table().find("300 bytes  while loading\n"), std::string::npos) << plan.table();
   EXPECT_NE(plan.table().find("70 bytes  while saving\n"), std::string::npos) << plan.table();
 }
