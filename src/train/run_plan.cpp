@@ -1,7 +1,6 @@
 // superoffload plan, superoffload profile.
 #include <fmt/format.h>
 
-#include <chrono>
 #include <ctime>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -17,7 +16,7 @@
 #include "model/presets.h"
 #include "plan/hardware.h"
 #include "train/commands.h"
-#include "train/measure.h"
+#include "train/rate_cache.h"
 #include "train/row_step.h"
 #include "train/training_plan.h"
 
@@ -70,6 +69,9 @@ int run_plan(const PlanOptions& options) {
   const double seconds = plan.estimate->seconds(),
                flops = model_flops(spec, row_offsets(options.batch_size, options.max_length)) *
                        options.gradient_accumulation_steps;
+  const double reference =
+      reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder.keep)) *
+      options.gradient_accumulation_steps;
   const double tokens = static_cast<double>(shape.micro_batch_tokens * shape.micro_batches);
   const double share = host_share(layout, plan.engine.device_units);
   const Budget device{plan.memory.total(MemoryKind::device), hardware.device_memory},
@@ -102,7 +104,8 @@ int run_plan(const PlanOptions& options) {
          {{"step_seconds", seconds},
           {"waiting_seconds", plan.estimate->exposed},
           {"tokens_per_s", tokens / seconds},
-          {"model_tflops", flops / seconds / 1e12}}},
+          {"model_tflops", flops / seconds / 1e12},
+          {"reference_tflops", reference / seconds / 1e12}}},
         {"reasons", plan.reasons}};
     fmt::print("{}\n", result.dump());
     return exit_ok;
@@ -115,7 +118,8 @@ int run_plan(const PlanOptions& options) {
   fmt::print("memory\n{}", plan.memory.table());
   fmt::print("device memory   {}\nhost memory     {}\n", device.text(), host.text());
   for (const std::string& reason : plan.reasons) fmt::print("{}\n", reason);
-  fmt::print("throughput      {:.0f} tokens/s, {:.4g} model TFLOP/s\n", tokens / seconds, flops / seconds / 1e12);
+  fmt::print("throughput      {:.0f} tokens/s, {:.4g} model TFLOP/s, {:.4g} TFLOP/s by the reference count\n",
+             tokens / seconds, flops / seconds / 1e12, reference / seconds / 1e12);
   return exit_ok;
 }
 
@@ -126,17 +130,12 @@ int run_profile(const ProfileOptions& options) {
   require_writable(fs::absolute(options.output).parent_path());
   Runtime runtime(DeviceChoice::cuda, options.cpu_threads);
   const PlanningMachine machine = planning_machine(runtime, DType::bf16, DType::f32);
-  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  char date[16];
-  std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
-  HardwareProfile profile;
-  profile.name = machine.name;
-  profile.source = fmt::format("measured by superoffload {} on {}", SO_VERSION, date);
-  profile.device_memory = *machine.device_memory;
-  profile.host_memory = machine.host.available;
-  profile.host_threads = runtime.host_pool().size();
-  log_info("measuring {}", profile.name);
-  profile.rates = machine.rates();
+  log_info("measuring {}", machine.name);
+  const MachineRates rates = machine.rates();
+  const std::time_t now = std::time(nullptr);
+  const HardwareProfile profile = profile_of(machine, rates, now);
+  // For `train`, which would measure the same.
+  if (const auto cache = RateCache::of_user()) cache->store(rate_key(runtime, DType::bf16, DType::f32), profile, now);
   write_text_file_atomically(options.output, to_json(profile));
   fmt::print("{}: {}\nwrote {}\n", profile.name, describe_rates(profile.rates), options.output);
   return exit_ok;

@@ -130,9 +130,9 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
 void add_activations(const PlanningMachine& machine, const std::string& for_device, TrainingPlan& plan) {
   plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes);
   require_fits_machine(plan.memory, machine, for_device, host_advice);
-  plan.memory.add(MemoryKind::pageable, "program and data so far", resident_bytes());
+  plan.memory.add(MemoryKind::pageable, "program and data so far", machine.held.value_or(resident_bytes()));
   // What was given back may have been more than all that comes: then it is the peak.
-  const std::size_t peak = peak_resident_bytes(), total = plan.memory.host_total(machine.kind);
+  const std::size_t peak = machine.held ? 0 : peak_resident_bytes(), total = plan.memory.host_total(machine.kind);
   if (machine.kind == DeviceKind::cuda && peak > total)
     plan.memory.add(MemoryKind::pageable, "measuring, before the run", peak - total);
 }
@@ -215,6 +215,8 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   plan.engine.transient_weights = chosen.residency.transient_weights;
   plan.engine.transient_gradients = chosen.residency.transient_gradients;
   plan.estimate = chosen.estimate;
+  plan.rates = measured;
+  plan.update_seconds = 2 * (in.state_bytes + in.gradient_bytes + in.weight_bytes) / in.rates.host_memory;
   const auto say = [&](std::string reason) { plan.reasons.push_back(std::move(reason)); };
   say(fmt::format("{}: {}", machine.rates_origin, describe_rates(measured)));
   say("optimizer state: " + chosen.why_split);

@@ -25,6 +25,7 @@ struct PlanningMachine {
   ThreadPool* pool = nullptr;             // the host's; its size counts
   std::function<MachineRates()> rates;    // asked for if something depends on them: never on the CPU device
   std::string rates_origin = "measured";  // what reasons call them
+  std::optional<std::size_t> held;        // host memory that the process has before the run; none: what it has now
 };
 // The machine as it is now; rates are those of `compute` and of AdamW with `moments` so kept, measured.
 PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments);
@@ -47,6 +48,8 @@ struct TrainingPlan {
   std::size_t activation_bytes = 0;      // the arena of forward and backward
   MemoryPlan memory;                     // all that the run will allocate, and what the process holds already
   std::optional<StepEstimate> estimate;  // on a GPU, if the optimizer belongs to the plan
+  MachineRates rates;                    // that it is made from
+  double update_seconds = 0;             // that an update of an element is counted to take the host, beside the rest
   std::vector<std::string> reasons;      // what was chosen and why, a line each
 
   void log_reasons() const;

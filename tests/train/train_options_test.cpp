@@ -66,6 +66,7 @@ TEST(OptionLists, ArePinned) {
                                                 "offload_optimizer",
                                                 "offload_ratio",
                                                 "cast_side",
+                                                "profile",
                                                 "pin_memory",
                                                 "cpuadam_cores_perc"}));
   EXPECT_EQ(names(init_option_table()),
@@ -83,10 +84,27 @@ TEST(OptionLists, ArePinned) {
                    "offload_ratio", "mode", "cast_side", "bucket_size", "optimizer_state_dtype",
                    "activation_checkpointing", "dtype", "hardware", "gpus", "json"}));
   EXPECT_EQ(names(profile_option_table()), (Names{"output", "overwrite", "cpu_threads"}));
-  EXPECT_EQ(names(bench_step_option_table()),
-            (Names{"config", "batch_size", "max_length", "no_optimizer", "offload_optimizer", "offload_ratio", "mode",
-                   "cast_side", "bucket_size", "max_grad_norm", "optimizer_state_dtype", "activation_checkpointing",
-                   "steps", "warmup", "trace", "json", "device", "dtype", "cpu_threads"}));
+  EXPECT_EQ(names(bench_step_option_table()), (Names{"config",
+                                                     "batch_size",
+                                                     "max_length",
+                                                     "gradient_accumulation_steps",
+                                                     "no_optimizer",
+                                                     "offload_optimizer",
+                                                     "offload_ratio",
+                                                     "mode",
+                                                     "cast_side",
+                                                     "bucket_size",
+                                                     "max_grad_norm",
+                                                     "optimizer_state_dtype",
+                                                     "activation_checkpointing",
+                                                     "steps",
+                                                     "warmup",
+                                                     "breakdown",
+                                                     "trace",
+                                                     "json",
+                                                     "device",
+                                                     "dtype",
+                                                     "cpu_threads"}));
   EXPECT_EQ(names(bench_ops_option_table()),
             (Names{"config", "tokens", "max_length", "json", "device", "dtype", "cpu_threads"}));
   EXPECT_EQ(names(bench_load_option_table()), (Names{"model", "rounds", "json", "device", "dtype", "cpu_threads"}));
