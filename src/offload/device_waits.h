@@ -13,11 +13,12 @@ namespace so {
 // What a device can wait for.
 enum class WaitReason : std::uint8_t {
   host,      // the host had not computed the weights yet
-  link,      // weights were on their way
+  link,      // updated weights were on their way
+  stream,    // streamed weights were
   gradient,  // a gradient of the step before was still needed
   verdict,   // from the end of backward until the host has decided and goes on
 };
-inline constexpr std::size_t wait_reasons = 4;
+inline constexpr std::size_t wait_reasons = 5;
 using WaitSeconds = std::array<double, wait_reasons>;
 
 class DeviceWaits {

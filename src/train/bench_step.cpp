@@ -162,9 +162,10 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
   EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
   engine.max_grad_norm = options.max_grad_norm;
-  return plan_training(spec, layout, planning_machine(runtime, compute, engine.moments), shape, engine,
-                       {options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side}, true,
-                       options.activation_checkpointing, WeightOrigin::random);
+  return plan_training(
+      spec, layout, planning_machine(runtime, compute, engine.moments), shape, engine,
+      {options.offload_optimizer, options.offload_ratio, options.mode, options.streamed_layers, options.cast_side},
+      true, options.activation_checkpointing, WeightOrigin::random);
 }
 
 struct Measured {

@@ -68,6 +68,11 @@ void add_placement(OptionTable<S>& t) {
       .at_most(1)
       .or_else(-1.0, "as is quickest and fits; on the CPU device 1")
       .default_from("as train");
+  t.add("streamed_layers", &S::streamed_layers, "Layers whose weights stream from host memory for each use, at most")
+      .at_least(0)
+      .at_most(100000)
+      .or_else(-1, "as is quickest and fits; on the CPU device 0")
+      .default_from("as train");
   t.add("mode", &S::mode, "Schedule of what the CPU steps: superoffload beside the device's work, zerooffload after it")
       .default_from("as train");
   t.add("cast_side", &S::cast_side, "Who changes bf16 into fp32 and back for what the CPU steps")

@@ -66,6 +66,7 @@ struct PlanOptions {
   int gradient_accumulation_steps = 1;
   OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
   double offload_ratio = -1;  // as TrainOptions
+  int streamed_layers = -1;   // as TrainOptions
   OffloadMode mode = OffloadMode::superoffload;
   CastChoice cast_side = CastChoice::automatic;
   std::int64_t bucket_size = 16 << 20;  // as TrainOptions
@@ -93,6 +94,7 @@ struct BenchStepOptions {
   bool no_optimizer = false;  // forward and backward only
   OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
   double offload_ratio = -1;  // as TrainOptions
+  int streamed_layers = -1;   // as TrainOptions
   OffloadMode mode = OffloadMode::superoffload;
   CastChoice cast_side = CastChoice::automatic;
   double max_grad_norm = 1;

@@ -12,8 +12,12 @@ namespace so {
 
 MemoryMeter::MemoryMeter(Device& device) : device_(device) {
   if (const auto own = device.own_memory()) free_ = own->free + device.ledger().held(MemoryKind::device);
+  forget_peaks();
+}
+
+void MemoryMeter::forget_peaks() {
   for (int kind = 0; kind < memory_kinds; ++kind)
-    peaks_before_[kind] = device.ledger().peak(static_cast<MemoryKind>(kind));
+    peaks_before_[kind] = device_.ledger().peak(static_cast<MemoryKind>(kind));
 }
 
 std::size_t MemoryMeter::device_bytes() const {
@@ -25,7 +29,6 @@ std::size_t MemoryMeter::pinned_bytes() const { return ledger_peak(MemoryKind::p
 
 std::size_t MemoryMeter::host_bytes() const { return peak_resident_bytes(); }
 
-// Measuring the machine may have held more before than the run does.
 std::size_t MemoryMeter::ledger_peak(MemoryKind kind) const {
   const Ledger& ledger = device_.ledger();
   const std::size_t peak = ledger.peak(kind);

@@ -17,6 +17,8 @@ namespace so {
 class MemoryMeter {
  public:
   explicit MemoryMeter(Device& device);
+  // What was held until now, measuring the machine say, and has been given back is none of the run's.
+  void forget_peaks();
 
   // The most so far, of memory that nothing is given back of while the run lasts. On a device with memory of its own as
   // its driver counts it, which no other process should be using; else by the ledger.

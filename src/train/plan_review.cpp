@@ -14,7 +14,9 @@ namespace {
 constexpr double tolerance = 0.05;   // of a rate: less says little, since machines are not steadier
 constexpr double worthwhile = 0.02;  // of a step: what a new plan must gain to be named
 
-bool differs(double measured, double said) { return measured > 0 && std::abs(measured / said - 1) > tolerance; }
+bool differs(double measured, double said) {
+  return measured > 0 && said > 0 && std::abs(measured / said - 1) > tolerance;
+}
 
 std::string beside(double measured, double planned) {
   return fmt::format("{:.3f} s, planned {:.3f} ({:+.1f}%)", measured, planned, 100 * (measured / planned - 1));
@@ -35,7 +37,7 @@ std::string ratio_for(const ParameterLayout& layout, int units) {
 PlanReview::PlanReview(const TrainingPlan& plan, const ParameterLayout& layout, Replan replan)
     : plan_(plan), layout_(layout), replan_(std::move(replan)) {
   SO_CHECK(plan.estimate, "a review of a plan without an estimate");
-  planned_ = {plan.estimate->gpu - plan.estimate->device_update, plan.update_seconds};
+  planned_ = {plan.estimate->gpu - plan.estimate->device_update, plan.estimate->update_seconds};
   said_ = planned_;
 }
 
@@ -50,7 +52,7 @@ std::vector<std::string> PlanReview::look(const MeasuredSteps& m) {
   std::string line =
       fmt::format("the last {} steps beside the plan: a step {}; the device's passes {}", m.count,
                   beside(m.step_seconds, plan_.estimate->seconds()), beside(said_.pass_seconds, planned_.pass_seconds));
-  if (m.update_seconds > 0)
+  if (m.update_seconds > 0 && planned_.update_seconds > 0)
     line += fmt::format("; the host updates {:.2f} G parameters/s, planned {:.2f} ({:+.1f}%)", 1e-9 / m.update_seconds,
                         1e-9 / planned_.update_seconds, 100 * (planned_.update_seconds / m.update_seconds - 1));
   lines.push_back(std::move(line));
@@ -66,7 +68,9 @@ std::vector<std::string> PlanReview::look(const MeasuredSteps& m) {
 
 std::string PlanReview::advice(const Rates& measured) const {
   MachineRates rates = plan_.rates;
-  rates.gemm_flops *= planned_.pass_seconds / measured.pass_seconds;
+  const double quicker = planned_.pass_seconds / measured.pass_seconds;
+  rates.gemm_flops *= quicker;
+  rates.device_memory *= quicker;
   if (planned_.update_seconds > 0) {
     const double change = planned_.update_seconds / measured.update_seconds;
     rates.host_memory *= change;

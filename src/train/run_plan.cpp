@@ -60,7 +60,8 @@ int run_plan(const PlanOptions& options) {
   shape.micro_batches = options.gradient_accumulation_steps;
   EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
-  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side};
+  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.streamed_layers,
+                               options.cast_side};
   require_state_fits(spec, machine, engine, request);
   const TrainingPlan plan = plan_training(spec, layout, machine, shape, engine, request, true,
                                           options.activation_checkpointing, WeightOrigin::files);
@@ -96,6 +97,7 @@ int run_plan(const PlanOptions& options) {
         {"cast_side", plan.engine.cast == CastSide::device ? "device" : "host"},
         {"transient_weights", plan.engine.transient_weights},
         {"transient_gradients", plan.engine.transient_gradients},
+        {"streamed_units", plan.engine.streamed_units},
         {"keep", describe(plan.decoder.keep)},
         {"memory", memory},
         {"device_memory", {{"planned_bytes", device.planned}, {"available_bytes", device.available}}},

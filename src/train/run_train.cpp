@@ -69,7 +69,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   engine.compute = compute;
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
   engine.moments = moments_dtype(options.optimizer_state_dtype);
-  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side};
+  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.streamed_layers,
+                               options.cast_side};
   require_state_fits(spec, planning_machine(runtime, compute, engine.moments), engine, request);
   OutputDirectory output(options, origins);
   std::optional<ModelFiles> model;
@@ -123,7 +124,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   engine.weight_decay = options.weight_decay;
   engine.max_grad_norm = options.max_grad_norm;
   Device& device = runtime.device();
-  const MemoryMeter memory(device);
+  MemoryMeter memory(device);
   PlanningMachine machine = planning_machine(runtime, compute, engine.moments);
   use_cached_rates(machine, runtime, compute, engine.moments, options.profile, !options.dry_run);
   const auto plan_on = [&](const PlanningMachine& planned, const OffloadRequest& wanted) {
@@ -131,6 +132,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
                          options.activation_checkpointing, WeightOrigin::files);
   };
   const TrainingPlan plan = plan_on(machine, request);
+  memory.forget_peaks();
   std::optional<PlanReview> review;
   if (plan.estimate)
     review.emplace(plan, layout, [&, held = resident_bytes()](const MachineRates& rates, double ratio) {

@@ -124,6 +124,7 @@ struct TrainOptions {
   OffloadMode mode = OffloadMode::superoffload;
   OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
   double offload_ratio = -1;  // share of optimizer state on the CPU, at most; -1: chosen by the program
+  int streamed_layers = -1;   // at most, whose weights stream from host memory; -1: chosen by the program
   CastChoice cast_side = CastChoice::automatic;
   ProfileUse profile = ProfileUse::cached;
   bool pin_memory = true;         // DeepSpeed file only

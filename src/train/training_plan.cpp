@@ -1,7 +1,10 @@
 #include "train/training_plan.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <numeric>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -137,10 +140,33 @@ void add_activations(const PlanningMachine& machine, const std::string& for_devi
     plan.memory.add(MemoryKind::pageable, "measuring, before the run", peak - total);
 }
 
+// What the weights of all units but the device-owned inner ones, which may be transient, take if `count` stream.
+struct StreamedWeights {
+  std::size_t device_bytes = 0, host_bytes = 0;
+};
+StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units, int count, DType dtype) {
+  const std::vector<bool> streamed = streamed_units(layout.units(), device_units, count);
+  const std::vector<int> places = WeightStream::places(streamed);
+  StreamedWeights weights;
+  std::array<std::size_t, stream_places> largest{};
+  for (int unit = device_units; unit < layout.units(); ++unit) {
+    const std::size_t bytes = static_cast<std::size_t>(layout.unit_range(unit).size()) * size_of(dtype);
+    const auto u = static_cast<std::size_t>(unit);
+    (streamed[u] ? weights.host_bytes : weights.device_bytes) += bytes;
+    if (streamed[u]) {
+      std::size_t& place = largest[static_cast<std::size_t>(places[u])];
+      place = std::max(place, bytes);
+    }
+  }
+  weights.device_bytes = std::accumulate(largest.begin(), largest.end(), weights.device_bytes);
+  return weights;
+}
+
 // On a GPU: owners and places for new state, chosen together with what layers keep.
 void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
-                   int forced_device_units, CastChoice cast, Toggle activation_checkpointing, WeightOrigin origin,
-                   TrainingPlan& plan) {
+                   int forced_device_units, const OffloadRequest& request, Toggle activation_checkpointing,
+                   WeightOrigin origin, TrainingPlan& plan) {
+  const CastChoice cast = request.cast;
   const std::vector<std::int32_t> documents = usual_documents(plan.shape);
   OffloadInputs in;
   const MachineRates measured = machine.rates();
@@ -161,6 +187,7 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   in.bucket_elements = plan.engine.bucket_elements;
   in.gradient_bytes = static_cast<double>(size_of(casts ? DType::f32 : plan.engine.gradients));
   in.weight_bytes = static_cast<double>(size_of(casts ? DType::f32 : plan.engine.compute));
+  in.stream_bytes = static_cast<double>(size_of(plan.engine.compute));
   const std::vector<std::int64_t> choices = allowed_choices(spec.layers, activation_checkpointing);
   for (const std::int64_t choice : choices)
     in.keeps.push_back(recomputation(spec, keep_choice(spec.layers, choice), documents, plan.engine.compute));
@@ -182,12 +209,27 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
     settings.device_units = device_units;
     settings.transient_weights = residency.transient_weights;
     settings.transient_gradients = residency.transient_gradients;
+    settings.streamed_units = residency.streamed_units;
     settings.undo_buckets = undo_buckets;
     return plan_state(spec, layout, machine, plan.shape, settings, origin).memory;
   };
+  // How many units stream, if any, changes nothing but where their weights are: arithmetic beside one dry run.
+  std::map<std::tuple<int, bool, bool, bool>, StateMemory> states;
   in.memory = [&](int device_units, Residency residency) {
-    const MemoryPlan memory = state(device_units, 0, residency);
-    return StateMemory{memory.total(MemoryKind::device), memory.host_total(machine.kind)};
+    const bool streams = residency.streamed_units > 0;
+    const auto key = std::tuple(device_units, residency.transient_weights, residency.transient_gradients, streams);
+    auto found = states.find(key);
+    if (found == states.end()) {
+      Residency one = residency;
+      one.streamed_units = streams ? 1 : 0;
+      const MemoryPlan memory = state(device_units, 0, one);
+      found = states.emplace(key, StateMemory{memory.total(MemoryKind::device), memory.host_total(machine.kind)}).first;
+    }
+    if (!streams) return found->second;
+    const StreamedWeights all = streamed_weights(layout, device_units, residency.streamed_units, plan.engine.compute),
+                          one = streamed_weights(layout, device_units, 1, plan.engine.compute);
+    return StateMemory{found->second.device_bytes + all.device_bytes - one.device_bytes,
+                       found->second.host_bytes + all.host_bytes - one.host_bytes};
   };
   in.device_budget = *machine.device_memory;
   in.host_budget = share_of(machine.host, host_share_of_free);
@@ -205,6 +247,8 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   in.residencies.clear();
   for (const Residency r : {Residency{false, false}, {false, true}, {true, false}, {true, true}})
     if ((move || !r.transient_gradients) && (narrow || !r.transient_weights)) in.residencies.push_back(r);
+  in.most_streamed = request.streamed_layers < 0 ? layout.units() : request.streamed_layers;
+  in.forced_stream = request.streamed_layers >= 0;
   in.device_name = machine.name;
   in.device_advice = device_advice;
   in.host_advice = host_advice;
@@ -214,9 +258,9 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   plan.engine.undo_buckets = chosen.undo_buckets;
   plan.engine.transient_weights = chosen.residency.transient_weights;
   plan.engine.transient_gradients = chosen.residency.transient_gradients;
+  plan.engine.streamed_units = chosen.residency.streamed_units;
   plan.estimate = chosen.estimate;
   plan.rates = measured;
-  plan.update_seconds = 2 * (in.state_bytes + in.gradient_bytes + in.weight_bytes) / in.rates.host_memory;
   const auto say = [&](std::string reason) { plan.reasons.push_back(std::move(reason)); };
   say(fmt::format("{}: {}", machine.rates_origin, describe_rates(measured)));
   say("optimizer state: " + chosen.why_split);
@@ -292,24 +336,34 @@ DType choose_gradient_dtype(DType compute, std::int64_t micro_batches) {
 
 namespace {
 
-// The least that weights, gradients and optimizer state take.
+// The least that weights, gradients and optimizer state take. A lower bound; the plan proper is exact.
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const EngineSettings& engine,
                         DType moments, int device_units) {
   const auto n = static_cast<std::size_t>(layout.elements());
+  const std::size_t state = state_bytes(moments), weight = size_of(engine.compute),
+                    gradient = size_of(engine.gradients);
   MemoryPlan plan;
-  plan.add(MemoryKind::device, "weights", n * size_of(engine.compute));
-  // Of a layer the device has to keep only one of the two, weights or gradients, where gradients are not added up: the
-  // engine's transient ones. This is a lower bound; the plan proper is exact.
-  const bool may_move = machine.device_memory && engine.gradients == DType::bf16;
-  if (!may_move) plan.add(MemoryKind::device, "gradients", n * size_of(engine.gradients));
-  const std::size_t state = state_bytes(moments) * n;
-  std::size_t on_device = 0;
-  if (device_units >= 0)
-    on_device = static_cast<std::size_t>((1 - host_share(layout, device_units)) * static_cast<double>(state));
-  else if (machine.device_memory)  // as much as could be
-    on_device = std::min(state, left(*machine.device_memory, plan.total(MemoryKind::device)));
-  plan.add(MemoryKind::device, "optimizer state", on_device);
-  plan.add(MemoryKind::pageable, "optimizer state", state - on_device);
+  if (!machine.device_memory) {
+    plan.add(MemoryKind::device, "weights", n * weight);
+    plan.add(MemoryKind::device, "gradients", n * gradient);
+    plan.add(MemoryKind::pageable, "optimizer state", n * state);
+    return plan;
+  }
+  // What the device owns has gradients there, and weights too unless they are made of their masters for each use. What
+  // the host owns needs no more than its turn of the device, unless gradients are added up there.
+  const bool narrow = engine.compute == DType::bf16, move = engine.gradients == DType::bf16;
+  const std::size_t fixed = move ? 0 : n * gradient, each = state + (move ? gradient : 0) + (narrow ? 0 : weight);
+  const std::size_t owned =
+      device_units < 0 ? std::min(n, left(*machine.device_memory, fixed) / each)
+                       : static_cast<std::size_t>((1 - host_share(layout, device_units)) * static_cast<double>(n));
+  plan.add(MemoryKind::device, "optimizer state", owned * state);
+  plan.add(MemoryKind::device, "gradients", move ? owned * gradient : fixed);
+  if (!narrow) plan.add(MemoryKind::device, "weights", owned * weight);
+  plan.add(MemoryKind::pageable, "optimizer state", (n - owned) * state);
+  const std::size_t others = (n - owned) * (weight + (move ? gradient : 0)),
+                    there = std::min(others, left(*machine.device_memory, plan.total(MemoryKind::device)));
+  plan.add(MemoryKind::device, "weights and gradients of what the host owns", there);
+  plan.add(MemoryKind::pageable, "weights and gradients", others - there);
   return plan;
 }
 
@@ -360,11 +414,13 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
 
   const int device_units = requested_device_units(request, layout, machine.kind);
   if (machine.device_memory) {
-    choose_owners(spec, layout, machine, device_units, request.cast, activation_checkpointing, origin, plan);
+    choose_owners(spec, layout, machine, device_units, request, activation_checkpointing, origin, plan);
     plan.memory = state().memory;
     choose_kept(spec, layout, machine, activation_checkpointing, plan);
   } else {
     plan.engine.device_units = device_units;
+    plan.engine.streamed_units =
+        std::clamp(request.streamed_layers, 0, most_streamed_units(layout.units(), device_units));
     State without = state();
     plan.memory = std::move(without.memory);
     choose_kept(spec, layout, machine, activation_checkpointing, plan);
@@ -377,6 +433,8 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
       if (place > 0) plan.engine.undo_buckets = std::min(without.host_buckets, static_cast<std::int64_t>(room / place));
       plan.memory = state().memory;
     }
+    if (plan.engine.streamed_units > 0)
+      plan.reasons.push_back(fmt::format("weights of {} layers stream, as asked", plan.engine.streamed_units));
     plan.reasons.push_back(fmt::format("optimizer state: {:.1f}% the host's; places for new state of {} buckets",
                                        100 * host_share(layout, device_units), plan.engine.undo_buckets));
   }

@@ -35,6 +35,7 @@ struct OffloadRequest {
   OptimizerDevice device = OptimizerDevice::cpu;  // none: all of it with the weights
   double ratio = -1;                              // the host's share, at most; -1: chosen
   OffloadMode mode = OffloadMode::superoffload;
+  int streamed_layers = -1;                 // at most; -1: chosen; none on the CPU device
   CastChoice cast = CastChoice::automatic;  // by what is measured; the host on the CPU device, which measures nothing
 };
 // The units that the request leaves to the device; -1: to be chosen. On the CPU device, which has one kind of memory,
@@ -49,7 +50,6 @@ struct TrainingPlan {
   MemoryPlan memory;                     // all that the run will allocate, and what the process holds already
   std::optional<StepEstimate> estimate;  // on a GPU, if the optimizer belongs to the plan
   MachineRates rates;                    // that it is made from
-  double update_seconds = 0;             // that an update of an element is counted to take the host, beside the rest
   std::vector<std::string> reasons;      // what was chosen and why, a line each
 
   void log_reasons() const;

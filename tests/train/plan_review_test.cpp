@@ -23,8 +23,8 @@ class Review : public testing::Test {
                    .link_to_device = 55e9,
                    .host_memory = 160e9,
                    .host_wide = 150e9};
-    plan_.update_seconds = 0.2e-9;
-    plan_.estimate = StepEstimate{.gpu = 2.1, .device_update = 0.1, .exposed = 0.2};  // 2 s of passes
+    plan_.estimate =
+        StepEstimate{.gpu = 2.1, .device_update = 0.1, .exposed = 0.2, .update_seconds = 0.2e-9};  // 2 s of passes
   }
   PlanReview review() {
     return {plan_, layout_, [this](const MachineRates& rates, double ratio) {
@@ -103,6 +103,7 @@ TEST_F(Review, PlansAnewWithWhatWasMeasured) {
   const auto lines = r.look(m);
   ASSERT_EQ(asked_.size(), 2u);
   EXPECT_DOUBLE_EQ(asked_[0].rates.gemm_flops, 480e12);
+  EXPECT_DOUBLE_EQ(asked_[0].rates.device_memory, 3.2e12);
   EXPECT_DOUBLE_EQ(asked_[0].rates.host_memory, 80e9);
   EXPECT_DOUBLE_EQ(asked_[0].rates.host_wide, 75e9);
   EXPECT_DOUBLE_EQ(asked_[0].rates.link_to_host, 55e9);

@@ -65,6 +65,7 @@ TEST(OptionLists, ArePinned) {
                                                 "mode",
                                                 "offload_optimizer",
                                                 "offload_ratio",
+                                                "streamed_layers",
                                                 "cast_side",
                                                 "profile",
                                                 "pin_memory",
@@ -81,7 +82,7 @@ TEST(OptionLists, ArePinned) {
             (Names{"model", "text", "file", "stdin", "decode", "no_special_tokens", "json"}));
   EXPECT_EQ(names(plan_option_table()),
             (Names{"model", "batch_size", "max_length", "gradient_accumulation_steps", "offload_optimizer",
-                   "offload_ratio", "mode", "cast_side", "bucket_size", "optimizer_state_dtype",
+                   "offload_ratio", "streamed_layers", "mode", "cast_side", "bucket_size", "optimizer_state_dtype",
                    "activation_checkpointing", "dtype", "hardware", "gpus", "json"}));
   EXPECT_EQ(names(profile_option_table()), (Names{"output", "overwrite", "cpu_threads"}));
   EXPECT_EQ(names(bench_step_option_table()), (Names{"config",
@@ -91,6 +92,7 @@ TEST(OptionLists, ArePinned) {
                                                      "no_optimizer",
                                                      "offload_optimizer",
                                                      "offload_ratio",
+                                                     "streamed_layers",
                                                      "mode",
                                                      "cast_side",
                                                      "bucket_size",
