@@ -79,8 +79,9 @@ class Sweep:
             if done.returncode == 0:
                 record["result"] = json.loads(done.stdout.splitlines()[-1])
             else:
-                last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
-                record["refused" if done.returncode == 2 else "failed"] = last
+                said = done.stderr.strip().splitlines() or ["nothing said"]
+                reasons = [line for line in said if "not enough" in line]
+                record["refused" if done.returncode == 2 else "failed"] = (reasons or said[-1:])[0]
         except subprocess.TimeoutExpired:
             return None
         except (json.JSONDecodeError, IndexError):

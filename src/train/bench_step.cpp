@@ -134,7 +134,8 @@ struct Model {
 
 // plan_training() without an engine.
 TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
-                        const TrainingShape& shape, DType compute, Toggle activation_checkpointing) {
+                        const TrainingShape& shape, DType compute, Toggle activation_checkpointing,
+                        const MemoryCaps& caps) {
   TrainingPlan plan;
   plan.shape = shape;
   plan.decoder.compute = compute;
@@ -147,7 +148,7 @@ TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, 
     plan.memory.add(device->ledger());
   }
   add_libraries(plan.memory, runtime.device().kind(), runtime.host_pool().size());
-  plan_activations(spec, layout, planning_machine(runtime, compute, DType::f32), activation_checkpointing,
+  plan_activations(spec, layout, planning_machine(runtime, compute, DType::f32, caps), activation_checkpointing,
                    "use a smaller --batch_size or --max_length, a smaller model, or a GPU with more memory", plan);
   return plan;
 }
@@ -158,12 +159,14 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
   shape.micro_batch_tokens = options.batch_size * options.max_length;
   shape.longest_document = options.max_length;
   shape.micro_batches = options.gradient_accumulation_steps;
-  if (options.no_optimizer) return plan_plain(spec, layout, runtime, shape, compute, options.activation_checkpointing);
+  const MemoryCaps caps = memory_caps(runtime.device().kind(), options.device_memory, options.host_memory);
+  if (options.no_optimizer)
+    return plan_plain(spec, layout, runtime, shape, compute, options.activation_checkpointing, caps);
   EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
   engine.max_grad_norm = options.max_grad_norm;
   return plan_training(
-      spec, layout, planning_machine(runtime, compute, engine.moments), shape, engine,
+      spec, layout, planning_machine(runtime, compute, engine.moments, caps), shape, engine,
       {options.offload_optimizer, options.offload_ratio, options.mode, options.streamed_layers, options.cast_side},
       true, options.activation_checkpointing, WeightOrigin::random);
 }
@@ -275,6 +278,7 @@ int run_bench_step(const BenchStepOptions& options) {
   // One stream for all, as the ops want it.
   const auto stream = device.create_stream("compute");
   const double gemm_rate = measure_gemm_rate(device, runtime.ops(), *stream, compute);
+  device.limit_memory(plan.limits);  // measuring is over
   const Measured m = measure(options, spec, layout, runtime, *stream, plan);
 
   const std::vector<std::int32_t> cu_seqlens = row_offsets(options.batch_size, options.max_length);
@@ -311,6 +315,7 @@ int run_bench_step(const BenchStepOptions& options) {
         {"device_units", plan.engine.device_units},
         {"transient_weights", plan.engine.transient_weights},
         {"transient_gradients", plan.engine.transient_gradients},
+        {"streamed_units", plan.engine.streamed_units},
         {"first_loss", m.first_loss},
         {"last_loss", m.last_loss},
         {"clipped_steps", m.counters.clipped_steps},

@@ -208,6 +208,7 @@ OptionTable<BenchStepOptions> make_bench_step() {
       .default_from(ours);
   add_json(t);
   add_machine(t);
+  add_memory_caps(t);
   return t;
 }
 
@@ -231,6 +232,7 @@ OptionTable<PlanOptions> make_plan() {
       .metavar("FILE|NAME")
       .default_from(ours);
   t.add("gpus", &O::gpus, "GPUs").at_least(1).at_most(1e6).default_from(ours);
+  add_memory_caps(t);
   t.group("Result");
   add_json(t);
   return t;

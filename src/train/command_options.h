@@ -73,7 +73,8 @@ struct PlanOptions {
   StatePrecision optimizer_state_dtype = StatePrecision::fp32;
   Toggle activation_checkpointing = Toggle::automatic;
   Precision dtype = Precision::automatic;
-  std::string hardware = "h200";  // a file, or the key of a known machine
+  std::string hardware = "h200";                    // a file, or the key of a known machine
+  std::int64_t device_memory = 0, host_memory = 0;  // as TrainOptions, in place of the hardware's; 0: that
   int gpus = 1;
   bool json = false;
 };
@@ -106,6 +107,7 @@ struct BenchStepOptions {
   DeviceChoice device = DeviceChoice::automatic;
   Precision dtype = Precision::automatic;
   int cpu_threads = 0;
+  std::int64_t device_memory = 0, host_memory = 0;  // as TrainOptions
   bool json = false;
 };
 

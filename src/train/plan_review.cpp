@@ -76,18 +76,24 @@ std::string PlanReview::advice(const Rates& measured) const {
     rates.host_memory *= change;
     rates.host_wide *= change;
   }
-  const int units = plan_.engine.device_units;
+  const EngineSettings& now = plan_.engine;
   try {
-    const TrainingPlan same = replan_(rates, host_share(layout_, units)), other = replan_(rates, -1);
+    const TrainingPlan same = replan_(rates, {host_share(layout_, now.device_units), now.streamed_units}),
+                       other = replan_(rates, {});
     const double as_it_is = same.estimate->seconds(), best = other.estimate->seconds();
-    if (other.engine.device_units != units && best < (1 - worthwhile) * as_it_is)
-      return fmt::format(
-          "with these rates a plan made anew would have {:.1f}% of the optimizer state on the host, not {:.1f}%: "
-          "--offload_ratio {} would take {:.3f} s a step instead of {:.3f} ({:+.1f}%)",
-          100 * host_share(layout_, other.engine.device_units), 100 * host_share(layout_, units),
-          ratio_for(layout_, other.engine.device_units), best, as_it_is, 100 * (best / as_it_is - 1));
-    return fmt::format("with these rates a step is expected to take {:.3f} s, and another split would not be quicker",
-                       as_it_is);
+    std::string options;
+    if (other.engine.device_units != now.device_units)
+      options += " --offload_ratio " + ratio_for(layout_, other.engine.device_units);
+    if (other.engine.streamed_units != now.streamed_units)
+      options += fmt::format(" --streamed_layers {}", other.engine.streamed_units);
+    if (options.empty() || best >= (1 - worthwhile) * as_it_is)
+      return fmt::format("with these rates a step is expected to take {:.3f} s, and another split would not be quicker",
+                         as_it_is);
+    return fmt::format(
+        "with these rates a plan made anew would have {:.1f}% of the optimizer state on the host, not {:.1f}%, and the "
+        "weights of {} layers stream, not {}:{} would take {:.3f} s a step instead of {:.3f} ({:+.1f}%)",
+        100 * host_share(layout_, other.engine.device_units), 100 * host_share(layout_, now.device_units),
+        other.engine.streamed_units, now.streamed_units, options, best, as_it_is, 100 * (best / as_it_is - 1));
   } catch (const Error&) {
     return "with these rates no other plan was found";
   }

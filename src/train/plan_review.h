@@ -27,9 +27,13 @@ struct MeasuredSteps {
 
 class PlanReview {
  public:
-  // A plan of the same run made from other rates, with the host's share of the state at most `ratio`, or, -1, chosen;
-  // throws Error if none fits.
-  using Replan = std::function<TrainingPlan(const MachineRates& rates, double ratio)>;
+  // What is asked for of a plan: as OffloadRequest has them, -1: to be chosen.
+  struct Wanted {
+    double ratio = -1;
+    int streamed_layers = -1;
+  };
+  // A plan of the same run made from other rates; throws Error if none fits.
+  using Replan = std::function<TrainingPlan(const MachineRates& rates, const Wanted& wanted)>;
 
   // For runs with an estimate. `plan` and `layout` must outlive it.
   PlanReview(const TrainingPlan& plan, const ParameterLayout& layout, Replan replan);

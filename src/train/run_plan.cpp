@@ -23,14 +23,19 @@
 namespace so {
 namespace {
 
-PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool) {
-  return {.kind = DeviceKind::cuda,
-          .name = hardware.name,
-          .device_memory = hardware.device_memory,
-          .host = {hardware.host_memory, "what the hardware file says"},
-          .pool = &pool,
-          .rates = [rates = hardware.rates] { return rates; },
-          .rates_origin = "by the hardware file"};
+// What the user says the run may have goes before what the hardware has.
+PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool, const MemoryCaps& caps) {
+  PlanningMachine machine{.kind = DeviceKind::cuda,
+                          .name = hardware.name,
+                          .device_memory = hardware.device_memory,
+                          .host = {hardware.host_memory, "what the hardware file says"},
+                          .pool = &pool,
+                          .rates = [rates = hardware.rates] { return rates; },
+                          .rates_origin = "by the hardware file"};
+  if (caps.device) machine.device_memory = std::max(hardware.device_memory, *caps.device);
+  if (caps.host) machine.host.available = std::max(hardware.host_memory, *caps.host);
+  apply(caps, machine);
+  return machine;
 }
 
 struct Budget {
@@ -53,7 +58,8 @@ int run_plan(const PlanOptions& options) {
   const ParameterLayout layout(make_parameters(spec));
   // Threads that are never started on anything: their number counts.
   ThreadPool pool("planned", std::vector<int>(static_cast<std::size_t>(hardware.host_threads), 0), false);
-  const PlanningMachine machine = machine_of(hardware, pool);
+  const MemoryCaps caps = memory_caps(DeviceKind::cuda, options.device_memory, options.host_memory);
+  const PlanningMachine machine = machine_of(hardware, pool, caps);
   TrainingShape shape;
   shape.micro_batch_tokens = options.batch_size * options.max_length;
   shape.longest_document = options.max_length;
@@ -75,8 +81,8 @@ int run_plan(const PlanOptions& options) {
       options.gradient_accumulation_steps;
   const double tokens = static_cast<double>(shape.micro_batch_tokens * shape.micro_batches);
   const double share = host_share(layout, plan.engine.device_units);
-  const Budget device{plan.memory.total(MemoryKind::device), hardware.device_memory},
-      host{plan.memory.host_total(DeviceKind::cuda), hardware.host_memory};
+  const Budget device{plan.memory.total(MemoryKind::device), *machine.device_memory},
+      host{plan.memory.host_total(DeviceKind::cuda), caps.host.value_or(hardware.host_memory)};
   if (options.json) {
     nlohmann::ordered_json memory = nlohmann::ordered_json::array();
     for (const MemoryPlan::Entry& entry : plan.memory.entries)

@@ -71,7 +71,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   engine.moments = moments_dtype(options.optimizer_state_dtype);
   const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.streamed_layers,
                                options.cast_side};
-  require_state_fits(spec, planning_machine(runtime, compute, engine.moments), engine, request);
+  const MemoryCaps caps = memory_caps(runtime.device().kind(), options.device_memory, options.host_memory);
+  require_state_fits(spec, planning_machine(runtime, compute, engine.moments, caps), engine, request);
   OutputDirectory output(options, origins);
   std::optional<ModelFiles> model;
   if (!options.dry_run || has_weight_files(options.model))
@@ -125,7 +126,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   engine.max_grad_norm = options.max_grad_norm;
   Device& device = runtime.device();
   MemoryMeter memory(device);
-  PlanningMachine machine = planning_machine(runtime, compute, engine.moments);
+  PlanningMachine machine = planning_machine(runtime, compute, engine.moments, caps);
   use_cached_rates(machine, runtime, compute, engine.moments, options.profile, !options.dry_run);
   const auto plan_on = [&](const PlanningMachine& planned, const OffloadRequest& wanted) {
     return plan_training(spec, layout, planned, shape, engine, wanted, !origins.given("bucket_size"),
@@ -135,14 +136,16 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   memory.forget_peaks();
   std::optional<PlanReview> review;
   if (plan.estimate)
-    review.emplace(plan, layout, [&, held = resident_bytes()](const MachineRates& rates, double ratio) {
-      PlanningMachine same = machine;
-      same.rates = [rates] { return rates; };
-      same.held = held;
-      OffloadRequest wanted = request;
-      wanted.ratio = ratio;
-      return plan_on(same, wanted);
-    });
+    review.emplace(plan, layout,
+                   [&, held = resident_bytes()](const MachineRates& rates, const PlanReview::Wanted& asked) {
+                     PlanningMachine same = machine;
+                     same.rates = [rates] { return rates; };
+                     same.held = held;
+                     OffloadRequest wanted = request;
+                     wanted.ratio = asked.ratio;
+                     wanted.streamed_layers = asked.streamed_layers;
+                     return plan_on(same, wanted);
+                   });
   plan.log_reasons();
 
   const std::optional<Checkpoint> checkpoint = output.checkpoint();
@@ -178,6 +181,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
     return exit_ok;
   }
 
+  device.limit_memory(plan.limits);
   Trainer trainer({options, runtime, *model, plan, data, evaluation ? &*evaluation : nullptr, batches, total_steps,
                    review ? &*review : nullptr});
   if (checkpoint) {

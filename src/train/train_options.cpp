@@ -234,6 +234,7 @@ OptionTable<TrainOptions> make_table() {
       .at_least(1)
       .or_else(std::int64_t{0}, "cpuadam_cores_perc of the usable CPUs")
       .default_from(ours);
+  add_memory_caps(t);
 
   t.group("Offload");
   t.add("deepspeed_config", &O::deepspeed_config,

@@ -46,11 +46,20 @@ constexpr double host_efficiency = 0.85;
 
 std::size_t left(std::size_t all, std::size_t taken) { return all > taken ? all - taken : 0; }
 
-// A share of the memory, but on small machines no more than leaves 2 GiB, or a tenth.
-std::size_t share_of(const HostMemory& memory, double share) {
+// A share of the host's free memory, but on small machines no more than leaves 2 GiB, or a tenth; of what the user said
+// that the run may have, all.
+std::size_t share_of(const PlanningMachine& machine, double share) {
   constexpr std::size_t reserve = std::size_t{2} << 30;
-  const auto wanted = static_cast<std::size_t>(static_cast<double>(memory.available) * share);
-  return std::min(wanted, memory.available - std::min(reserve, memory.available / 10));
+  const std::size_t available = machine.host.available;
+  const auto wanted = static_cast<std::size_t>(static_cast<double>(available) * share);
+  const std::size_t free = std::min(wanted, available - std::min(reserve, available / 10));
+  return machine.host_cap ? std::min(free, *machine.host_cap) : free;
+}
+
+// What no plan may exceed.
+HostMemory usable_host(const PlanningMachine& machine) {
+  if (machine.host_cap && *machine.host_cap < machine.host.available) return {*machine.host_cap, "--host_memory"};
+  return machine.host;
 }
 
 // All that the run allocates but the activations.
@@ -88,7 +97,7 @@ std::optional<std::size_t> device_budget(Device& device) {
 void require_fits_machine(const MemoryPlan& plan, const PlanningMachine& machine, const std::string& for_device,
                           const std::string& for_host) {
   if (machine.device_memory) require_device_fits(plan, machine.name, *machine.device_memory, for_device);
-  require_fits(plan, machine.kind, machine.host, for_host);
+  require_fits(plan, machine.kind, usable_host(machine), for_host);
 }
 
 // What may be kept, as numbers of choices, cheapest first.
@@ -106,9 +115,9 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
                  Toggle activation_checkpointing, TrainingPlan& plan) {
   plan.decoder.loss_chunk_rows = choose_loss_chunk(machine.kind, spec.vocab);
   ActivationSizer sizer(spec, layout, machine.kind, plan.shape);
-  const std::size_t budget =
-      machine.device_memory ? left(*machine.device_memory, plan.memory.total(MemoryKind::device))
-                            : left(share_of(machine.host, host_share_of_free), plan.memory.host_total(machine.kind));
+  const std::size_t budget = machine.device_memory
+                                 ? left(*machine.device_memory, plan.memory.total(MemoryKind::device))
+                                 : left(share_of(machine, host_share_of_free), plan.memory.host_total(machine.kind));
   if (activation_checkpointing == Toggle::automatic) {
     const ActivationPlan chosen = choose_activations(sizer, spec, plan.decoder, budget);
     plan.decoder.keep = chosen.keep;
@@ -133,11 +142,13 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
 void add_activations(const PlanningMachine& machine, const std::string& for_device, TrainingPlan& plan) {
   plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes);
   require_fits_machine(plan.memory, machine, for_device, host_advice);
-  plan.memory.add(MemoryKind::pageable, "program and data so far", machine.held.value_or(resident_bytes()));
+  if (machine.device_cap) plan.limits.device = plan.memory.allocatable(*machine.device_cap, machine.kind, true);
+  if (machine.host_cap) plan.limits.host = plan.memory.allocatable(*machine.host_cap, machine.kind, false);
+  plan.memory.add_beside(MemoryKind::pageable, "program and data so far", machine.held.value_or(resident_bytes()));
   // What was given back may have been more than all that comes: then it is the peak.
   const std::size_t peak = machine.held ? 0 : peak_resident_bytes(), total = plan.memory.host_total(machine.kind);
   if (machine.kind == DeviceKind::cuda && peak > total)
-    plan.memory.add(MemoryKind::pageable, "measuring, before the run", peak - total);
+    plan.memory.add_beside(MemoryKind::pageable, "measuring, before the run", peak - total);
 }
 
 // What the weights of all units but the device-owned inner ones, which may be transient, take if `count` stream.
@@ -232,8 +243,8 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
                        found->second.host_bytes + all.host_bytes - one.host_bytes};
   };
   in.device_budget = *machine.device_memory;
-  in.host_budget = share_of(machine.host, host_share_of_free);
-  in.undo_budget = share_of(machine.host, undo_share_of_free);
+  in.host_budget = share_of(machine, host_share_of_free);
+  in.undo_budget = share_of(machine, undo_share_of_free);
   if (in.schedule == Schedule::overlapped) {
     // The first place brings what all share.
     const std::size_t none = in.memory(0, {}).host_bytes, one = state(0, 1).host_total(machine.kind),
@@ -279,19 +290,38 @@ void TrainingPlan::log_reasons() const {
   for (const std::string& reason : reasons) log_info("{}", reason);
 }
 
-PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments) {
+MemoryCaps memory_caps(DeviceKind kind, std::int64_t device_memory, std::int64_t host_memory) {
+  if (kind == DeviceKind::cpu && device_memory > 0)
+    fail("--device_memory {}: the CPU device has no memory of its own; say with --host_memory what the run may have",
+         device_memory);
+  MemoryCaps caps;
+  if (device_memory > 0) caps.device = static_cast<std::size_t>(device_memory);
+  if (host_memory > 0) caps.host = static_cast<std::size_t>(host_memory);
+  return caps;
+}
+
+void apply(const MemoryCaps& caps, PlanningMachine& machine) {
+  machine.device_cap = caps.device;
+  machine.host_cap = caps.host;
+  if (caps.device && machine.device_memory) machine.device_memory = std::min(*machine.device_memory, *caps.device);
+}
+
+PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments, const MemoryCaps& caps) {
   Device& device = runtime.device();
-  return {.kind = device.kind(),
-          .name = device.name(),
-          .device_memory = device_budget(device),
-          .host = available_host_memory(),
-          .pool = &runtime.host_pool(),
-          .rates = [&runtime, compute, moments] {
-            // Ops of their own, since an instance is used with one stream.
-            const auto ops = make_ops(runtime.device());
-            const auto stream = runtime.device().create_stream("measure");
-            return measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), compute, moments);
-          }};
+  PlanningMachine machine{.kind = device.kind(),
+                          .name = device.name(),
+                          .device_memory = device_budget(device),
+                          .host = available_host_memory(),
+                          .pool = &runtime.host_pool(),
+                          .rates = [&runtime, compute, moments] {
+                            // Ops of their own, since an instance is used with one stream.
+                            const auto ops = make_ops(runtime.device());
+                            const auto stream = runtime.device().create_stream("measure");
+                            return measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), compute,
+                                                 moments);
+                          }};
+  apply(caps, machine);
+  return machine;
 }
 
 int requested_device_units(const OffloadRequest& request, const ParameterLayout& layout, DeviceKind kind) {
@@ -302,15 +332,15 @@ int requested_device_units(const OffloadRequest& request, const ParameterLayout&
 
 void add_libraries(MemoryPlan& plan, DeviceKind kind, int host_threads) {
   if (kind == DeviceKind::cuda) {
-    plan.add(MemoryKind::device, "CUDA libraries (reserve)", cuda_libraries);
-    plan.add(MemoryKind::pageable, "CUDA libraries", cuda_libraries_host);
+    plan.add_beside(MemoryKind::device, "CUDA libraries (reserve)", cuda_libraries);
+    plan.add_beside(MemoryKind::pageable, "CUDA libraries", cuda_libraries_host);
   }
   // Matrix products pack their operands in buffers of the library's own, per thread; generated code, stacks and the
   // buffers of files come to a few megabytes whatever the model. Both were measured.
   if (kind == DeviceKind::cpu)
-    plan.add(MemoryKind::pageable, "matrix product scratch",
-             static_cast<std::size_t>(host_threads) * (std::size_t{4} << 20));
-  plan.add(MemoryKind::pageable, "generated code, stacks, files", std::size_t{6} << 20);
+    plan.add_beside(MemoryKind::pageable, "matrix product scratch",
+                    static_cast<std::size_t>(host_threads) * (std::size_t{4} << 20));
+  plan.add_beside(MemoryKind::pageable, "generated code, stacks, files", std::size_t{6} << 20);
 }
 
 void require_fits(const MemoryPlan& plan, Device& device, const std::string& for_device, const std::string& for_host) {
@@ -368,7 +398,7 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
 }
 
 bool fits(const MemoryPlan& plan, const PlanningMachine& machine) {
-  return plan.host_total(machine.kind) <= machine.host.available &&
+  return plan.host_total(machine.kind) <= usable_host(machine).available &&
          (!machine.device_memory || plan.total(MemoryKind::device) <= *machine.device_memory);
 }
 
@@ -428,7 +458,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
       const std::size_t taken = plan.memory.host_total(machine.kind);
       plan.engine.undo_buckets = 1;
       const std::size_t place = state().memory.host_total(machine.kind) - taken;
-      const std::size_t room = left(share_of(machine.host, undo_share_of_free), taken + plan.activation_bytes);
+      const std::size_t room = left(share_of(machine, undo_share_of_free), taken + plan.activation_bytes);
       plan.engine.undo_buckets = without.host_buckets;
       if (place > 0) plan.engine.undo_buckets = std::min(without.host_buckets, static_cast<std::int64_t>(room / place));
       plan.memory = state().memory;

@@ -55,6 +55,21 @@ TEST(Plan, StaysWithinTheMachine) {
   }
 }
 
+// In place of what the hardware has, whether that is less or more.
+TEST(Plan, StaysWithinWhatTheRunMayHave) {
+  for (const char* device : {"30GB", "100GiB", "300e9"}) {
+    const Planned p = plan({"--model", "qwen3-4b", "--batch_size", "1", "--device_memory", device});
+    EXPECT_LE(p.total("device"), p.result.at("device_memory").at("available_bytes").get<std::size_t>()) << device;
+  }
+  const auto host = [](const char* bytes) {
+    return plan({"--model", "qwen3-4b", "--offload_ratio", "1", "--host_memory", bytes});
+  };
+  const Planned less = host("70GB"), more = host("400GB");
+  EXPECT_EQ(less.result.at("host_memory").at("available_bytes"), 70e9);
+  EXPECT_EQ(more.result.at("host_memory").at("available_bytes"), 400e9);
+  EXPECT_LT(less.result.at("undo_buckets"), more.result.at("undo_buckets"));
+}
+
 TEST(Plan, ReadsAHardwareFileAndFollowsIt) {
   const TemporaryDirectory directory;
   json rates{{"gemm_flops", 1e14},     {"device_memory", 1e12},   {"link_to_host", 1e10},

@@ -17,6 +17,7 @@ class Review : public testing::Test {
  protected:
   Review() : layout_(make_parameters(read_decoder_spec(resolve_config("qwen3-0.6b").text, "a test"))) {
     plan_.engine.device_units = 5;
+    plan_.engine.streamed_units = 3;
     plan_.rates = {.gemm_flops = 600e12,
                    .device_memory = 4e12,
                    .link_to_host = 55e9,
@@ -27,11 +28,13 @@ class Review : public testing::Test {
         StepEstimate{.gpu = 2.1, .device_update = 0.1, .exposed = 0.2, .update_seconds = 0.2e-9};  // 2 s of passes
   }
   PlanReview review() {
-    return {plan_, layout_, [this](const MachineRates& rates, double ratio) {
-              asked_.push_back({rates, ratio});
+    return {plan_, layout_, [this](const MachineRates& rates, const PlanReview::Wanted& wanted) {
+              const double ratio = wanted.ratio;
+              asked_.push_back({rates, wanted});
               if (nothing_fits_) fail("not enough memory");
               TrainingPlan plan;
               plan.engine.device_units = ratio < 0 ? other_units_ : device_units_for_ratio(layout_, ratio);
+              plan.engine.streamed_units = ratio < 0 ? other_streamed_ : wanted.streamed_layers;
               plan.estimate = StepEstimate{.gpu = ratio < 0 ? other_seconds_ : 2.5};
               return plan;
             }};
@@ -54,12 +57,12 @@ class Review : public testing::Test {
 
   ParameterLayout layout_;
   TrainingPlan plan_;
-  int other_units_ = 9;
+  int other_units_ = 9, other_streamed_ = 3;
   double other_seconds_ = 2.4;
   bool nothing_fits_ = false;
   struct Asked {
     MachineRates rates;
-    double ratio = 0;
+    PlanReview::Wanted wanted;
   };
   std::vector<Asked> asked_;
 };
@@ -107,8 +110,10 @@ TEST_F(Review, PlansAnewWithWhatWasMeasured) {
   EXPECT_DOUBLE_EQ(asked_[0].rates.host_memory, 80e9);
   EXPECT_DOUBLE_EQ(asked_[0].rates.host_wide, 75e9);
   EXPECT_DOUBLE_EQ(asked_[0].rates.link_to_host, 55e9);
-  EXPECT_EQ(device_units_for_ratio(layout_, asked_[0].ratio), 5) << "as it is";
-  EXPECT_EQ(asked_[1].ratio, -1);
+  EXPECT_EQ(device_units_for_ratio(layout_, asked_[0].wanted.ratio), 5) << "as it is";
+  EXPECT_EQ(asked_[0].wanted.streamed_layers, 3);
+  EXPECT_EQ(asked_[1].wanted.ratio, -1);
+  EXPECT_EQ(asked_[1].wanted.streamed_layers, -1);
   const std::string& advice = lines.back();
   EXPECT_NE(advice.find("would take 2.400 s a step instead of 2.500 (-4.0%)"), std::string::npos) << advice;
   // The ratio named gives the split that is meant.
@@ -126,6 +131,8 @@ TEST_F(Review, NamesNoSplitThatGainsLittle) {
   other_seconds_ = 2;
   other_units_ = 5;
   EXPECT_FALSE(says(review().look(m), "--offload_ratio"));
+  other_streamed_ = 7;
+  EXPECT_TRUE(says(review().look(m), "the weights of 7 layers stream, not 3: --streamed_layers 7 would take 2.000 s"));
   nothing_fits_ = true;
   EXPECT_TRUE(says(review().look(m), "no other plan was found"));
 }

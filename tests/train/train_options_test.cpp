@@ -61,6 +61,8 @@ TEST(OptionLists, ArePinned) {
                                                 "activation_checkpointing",
                                                 "bucket_size",
                                                 "cpu_threads",
+                                                "device_memory",
+                                                "host_memory",
                                                 "deepspeed_config",
                                                 "mode",
                                                 "offload_optimizer",
@@ -83,7 +85,7 @@ TEST(OptionLists, ArePinned) {
   EXPECT_EQ(names(plan_option_table()),
             (Names{"model", "batch_size", "max_length", "gradient_accumulation_steps", "offload_optimizer",
                    "offload_ratio", "streamed_layers", "mode", "cast_side", "bucket_size", "optimizer_state_dtype",
-                   "activation_checkpointing", "dtype", "hardware", "gpus", "json"}));
+                   "activation_checkpointing", "dtype", "hardware", "gpus", "device_memory", "host_memory", "json"}));
   EXPECT_EQ(names(profile_option_table()), (Names{"output", "overwrite", "cpu_threads"}));
   EXPECT_EQ(names(bench_step_option_table()), (Names{"config",
                                                      "batch_size",
@@ -106,7 +108,9 @@ TEST(OptionLists, ArePinned) {
                                                      "json",
                                                      "device",
                                                      "dtype",
-                                                     "cpu_threads"}));
+                                                     "cpu_threads",
+                                                     "device_memory",
+                                                     "host_memory"}));
   EXPECT_EQ(names(bench_ops_option_table()),
             (Names{"config", "tokens", "max_length", "json", "device", "dtype", "cpu_threads"}));
   EXPECT_EQ(names(bench_load_option_table()), (Names{"model", "rounds", "json", "device", "dtype", "cpu_threads"}));
