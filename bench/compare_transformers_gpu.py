@@ -166,7 +166,7 @@ def main():
                    versions=last["versions"]),
         superoffload=dict(tokens_per_s=statistics.median(ours), rounds=ours,
                           keep=mine["keep"], loss=mine["last_loss"],
-                          peak_bytes=mine["peak_memory_bytes"], model_tflops=mine["model_tflops"],
+                          peak_bytes=mine["summary"]["device_bytes"]["measured"], model_tflops=mine["model_tflops"],
                           gemm_tflops=mine["gemm_tflops"]),
         ratio=ratio)
     if a.json:

@@ -77,6 +77,13 @@ void MetricsLog::evaluation(std::int64_t step, double loss) {
   append_line(line_of({{"step", step}, {"eval_loss", loss}}));
 }
 
+void MetricsLog::summary(std::int64_t step, std::span<const PlannedFigure> figures) {
+  ordered_json by_name = ordered_json::object();
+  for (const PlannedFigure& f : figures)
+    by_name[f.name] = {{"planned", f.planned}, {"measured", f.measured}, {"difference", f.difference()}};
+  append_line(line_of({{"step", step}, {"summary", by_name}}));
+}
+
 void MetricsLog::append_line(std::string_view line) { file_.write_all(line); }
 
 void MetricsLog::truncate_after(std::int64_t step) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -28,11 +29,19 @@ struct StepMetrics {
   std::string skipped_tensor = {};  // the first one it was found in
 };
 
+// A figure of a run as it was planned, and as it came.
+struct PlannedFigure {
+  std::string name;  // "step_seconds", "device_bytes", "pinned_bytes", "host_bytes"
+  double planned = 0, measured = 0;
+  double difference() const { return measured / planned - 1; }  // as a share of what was planned; not finite for 0
+};
+
 // "<output directory>/metrics.jsonl", for one thread. Every append is one write() of one line, so a reader, also after
 // kill -9, sees whole lines and at most one cut short at the end. Numbers carry the digits that give the same double
 // back; what is not finite is null. Step lines have the keys step, epoch, loss, grad_norm, lr, tokens, step_time_s,
 // tokens_per_s, model_tflops, reference_tflops, host_memory_bytes, device_memory_bytes and, if the step was skipped,
-// skipped and skipped_tensor; evaluation lines have step and eval_loss.
+// skipped and skipped_tensor; evaluation lines have step and eval_loss; the last line of a run has step, the last one,
+// and summary: by figure what was planned, what was measured, and the difference as a share.
 class MetricsLog {
  public:
   // Opens it for appending; created if absent. A last line that was cut short is dropped.
@@ -41,6 +50,7 @@ class MetricsLog {
   const std::filesystem::path& path() const { return path_; }
   void step(const StepMetrics& metrics);
   void evaluation(std::int64_t step, double loss);  // of the weights after `step`
+  void summary(std::int64_t step, std::span<const PlannedFigure> figures);
 
   // Drops the lines of steps after `step`, which a resumed run will write again. The other lines keep their bytes. The
   // file is replaced in one piece; a line in the middle that is not a metrics line is an Error that names it.

@@ -7,6 +7,8 @@
 #include <bit>
 #include <chrono>
 #include <cstring>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 
@@ -155,6 +157,15 @@ void TensorBoardWriter::step(const StepMetrics& m) {
 
 void TensorBoardWriter::evaluation(std::int64_t step, double loss) {
   const Scalar values[] = {{"eval/loss", static_cast<float>(loss)}};
+  scalars(step, values);
+}
+
+void TensorBoardWriter::summary(std::int64_t step, std::span<const PlannedFigure> figures) {
+  std::vector<std::string> tags;
+  for (const PlannedFigure& f : figures) tags.push_back("plan/" + f.name);
+  std::vector<Scalar> values;
+  for (std::size_t i = 0; i < tags.size(); ++i)
+    values.push_back({tags[i], static_cast<float>(figures[i].difference())});
   scalars(step, values);
 }
 

@@ -41,6 +41,8 @@ class TensorBoardWriter {
   const std::filesystem::path& path() const { return file_.path(); }
   void step(const StepMetrics& metrics);            // train/loss, train/grad_norm, train/learning_rate, ...
   void evaluation(std::int64_t step, double loss);  // eval/loss
+  // plan/step_seconds, ...: the difference from the plan as a share of it.
+  void summary(std::int64_t step, std::span<const PlannedFigure> figures);
   void scalars(std::int64_t step, std::span<const Scalar> values);
 
   // For a resumed run: makes viewers forget what the files in this directory so far say of steps after `step`.

@@ -142,6 +142,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   SaveGate& gate() { return gate_; }
   std::span<const Bucket> buckets() const { return buckets_; }
   EngineCounters counters() const;
+  // What the policy is given; the spans hold while the engine lives.
+  UpdateFacts facts() const;
 
  private:
   // Indices of buckets, [first, last).
@@ -155,7 +157,6 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   Verdict take_verdict(Stream& compute);
   void update_on_device(Bucket& bucket, Stream& compute, const AdamWStep& step);
   void skip_on_device(Bucket& bucket);
-  UpdateFacts facts() const;
   void measure(bool clipped_or_skipped);
   // The device's weights from its masters: of a unit that has none of its own, unless they are there; of a bucket.
   void cast_masters(int unit, Stream& stream);

@@ -60,66 +60,168 @@ constexpr double GB = 1e9, TFLOP = 1e12;
 
 // Of data sheets' peaks, the shares that the H200 reached on the reference machine: 670 of 990 dense bf16 TFLOP/s in a
 // large product of random data, 4.15 of 4.8 TB/s of device memory, 55 of 63 GB/s of PCIe 5.0 x16.
-MachineRates from_peaks(double tflops, double device_gb, double link_gb, double host_gb) {
-  return {.gemm_flops = tflops * TFLOP * 0.68,
-          .device_memory = device_gb * GB * 0.865,
-          .link_to_host = link_gb * GB * 0.87,
-          .link_to_device = link_gb * GB * 0.87,
-          .host_memory = host_gb * GB,
-          .host_wide = host_gb * GB};
+constexpr double matrix_share = 0.68, memory_share = 0.865, link_share = 0.87;
+
+// A machine that is known by what is published of it.
+struct Published {
+  const char* name;
+  const char* sheet;             // whose figures the peaks are
+  double tflops;                 // dense bf16
+  double device_gb, device_gbs;  // memory, and bytes/s of it
+  const char* link;
+  double link_gbs;           // each way
+  double host_gb;            // memory that a process may have
+  int host_threads;          // one core is left to feed the GPU
+  const char* host_memory;   // where that figure comes from
+  double adamw_gbs;          // what AdamW moves on the host
+  const char* adamw_origin;  // where that comes from
+};
+
+HardwareProfile profile_of(const Published& p) {
+  HardwareProfile profile;
+  profile.name = p.name;
+  profile.source = fmt::format(
+      "{}: matrix products {} of {} TFLOP/s (dense bf16), device memory {} GB, {} of {} GB/s, {} {} of {} GB/s each "
+      "way; "
+      "these shares of the peaks are what an H200 was measured to reach, over PCIe 5.0 for the link. Host memory: {}. "
+      "AdamW: {}",
+      p.sheet, matrix_share, p.tflops, p.device_gb, memory_share, p.device_gbs, p.link, link_share, p.link_gbs,
+      p.host_memory, p.adamw_origin);
+  profile.device_memory = static_cast<std::size_t>(p.device_gb * GB);
+  profile.host_memory = static_cast<std::size_t>(p.host_gb * GB);
+  profile.host_threads = p.host_threads;
+  profile.rates = {.gemm_flops = matrix_share * p.tflops * TFLOP,
+                   .device_memory = memory_share * p.device_gbs * GB,
+                   .link_to_host = link_share * p.link_gbs * GB,
+                   .link_to_device = link_share * p.link_gbs * GB,
+                   .host_memory = p.adamw_gbs * GB,
+                   .host_wide = p.adamw_gbs * GB};
+  return profile;
 }
 
-constexpr const char* shares =
-    "; of each peak the share that an H200 reached: 0.68 of matrix products, 0.865 of memory, 0.87 of the link";
+// AdamW with bf16 gradient and weight moves 28 bytes of host memory a parameter.
+constexpr Published a100_40g{.name = "NVIDIA A100 40GB PCIe",
+                             .sheet = "NVIDIA's data sheet of the A100",
+                             .tflops = 312,
+                             .device_gb = 40,
+                             .device_gbs = 1555,
+                             .link = "PCIe 4.0 x16",
+                             .link_gbs = 31.5,
+                             .host_gb = 128,
+                             .host_threads = 15,
+                             .host_memory = "128 GB are assumed, on a host of 16 cores",
+                             .adamw_gbs = 102,
+                             .adamw_origin = "assumed: half of the 205 GB/s of 8 channels of DDR4-3200"};
+constexpr Published gb200{
+    .name = "NVIDIA GB200, one of two GPUs",
+    .sheet = "NVIDIA's data sheet of the GB200 NVL72",
+    .tflops = 2500,
+    .device_gb = 186,
+    .device_gbs = 8000,
+    .link = "NVLink-C2C",
+    .link_gbs = 225,  // 450 for two GPUs
+    .host_gb = 230,
+    .host_threads = 35,
+    .host_memory = "half of a Grace's 480 GB, less 10 GB for the system; half of its 72 cores; half of its link",
+    .adamw_gbs = 170,
+    .adamw_origin = "half of what is published for Grace: a billion parameters in 0.082 s, 28 bytes each, 341 GB/s"};
+constexpr Published gh200{
+    .name = "NVIDIA GH200 96GB",
+    .sheet = "NVIDIA's data sheet of the GH200",
+    .tflops = 990,
+    .device_gb = 96,
+    .device_gbs = 4000,
+    .link = "NVLink-C2C",
+    .link_gbs = 450,
+    .host_gb = 470,
+    .host_threads = 71,
+    .host_memory = "480 GB, less 10 GB for the system",
+    .adamw_gbs = 341,
+    .adamw_origin =
+        "published for Grace: a billion parameters in 0.082 s, 28 bytes each, 341 GB/s (the data sheet has up "
+        "to 512)"};
+constexpr Published h100_pcie{.name = "NVIDIA H100 PCIe",
+                              .sheet = "NVIDIA's data sheet of the H100",
+                              .tflops = 756,
+                              .device_gb = 80,
+                              .device_gbs = 2000,
+                              .link = "PCIe 5.0 x16",
+                              .link_gbs = 63,
+                              .host_gb = 134,
+                              .host_threads = 15,
+                              .host_memory = "that of the machine on which the H200 was measured, 16 cores and 128 GiB",
+                              .adamw_gbs = 160,
+                              .adamw_origin = "as measured on that machine"};
+constexpr Published rtx4090{.name = "NVIDIA GeForce RTX 4090",
+                            .sheet = "NVIDIA's Ada white paper (165 TFLOP/s are those with fp32 sums)",
+                            .tflops = 165,
+                            .device_gb = 24,
+                            .device_gbs = 1008,
+                            .link = "PCIe 4.0 x16",
+                            .link_gbs = 31.5,
+                            .host_gb = 60,
+                            .host_threads = 15,
+                            .host_memory = "a desktop with 64 GB and 16 threads is assumed",
+                            .adamw_gbs = 63,
+                            .adamw_origin = "assumed: 0.7 of the 90 GB/s of 2 channels of DDR5-5600"};
+
+// One memory for both processors. A plan knows two, so it is given nearly all of it as the device's: what the host
+// would hold there the GPU can hold as well, and update sooner. The rest is what the process itself takes.
+HardwareProfile mi300a() {
+  constexpr double memory = 5300;
+  HardwareProfile profile;
+  profile.name = "AMD Instinct MI300A";
+  profile.source = fmt::format(
+      "AMD's data sheet of the MI300A: matrix products {0} of 980.6 TFLOP/s (dense bf16), {1} of 5300 GB/s; these "
+      "shares "
+      "of the peaks are what an NVIDIA H200 was measured to reach. CPU and GPU share one memory of 128 GB: the plan is "
+      "given 116 GB as the device's and 8 GB as the host's, and 4 GB stay with the system, since moving state to the "
+      "host "
+      "would free nothing. There is no link: a copy reads and writes that memory, so half of its rate. AdamW on the "
+      "CPU: "
+      "200 GB/s are assumed for 24 cores on three chiplets, neither measured nor published. For planning only: this "
+      "program has no code for the GPU",
+      matrix_share, memory_share);
+  profile.device_memory = static_cast<std::size_t>(116 * GB);
+  profile.host_memory = static_cast<std::size_t>(8 * GB);
+  profile.host_threads = 23;
+  const double copy = memory_share * memory * GB / 2;
+  profile.rates = {.gemm_flops = matrix_share * 980.6 * TFLOP,
+                   .device_memory = memory_share * memory * GB,
+                   .link_to_host = copy,
+                   .link_to_device = copy,
+                   .host_memory = 200 * GB,
+                   .host_wide = 200 * GB};
+  return profile;
+}
+
+HardwareProfile h200() {
+  HardwareProfile profile;
+  profile.name = "NVIDIA H200";
+  profile.source =
+      "all measured on one H200 with 16 cores of an Intel Xeon and 128 GiB, driver 580, CUDA 13.0, 2026-11; AdamW "
+      "varied "
+      "from 96 to 177 GB/s with what else ran on the host";
+  profile.device_memory = static_cast<std::size_t>(149.4 * GB);
+  profile.host_memory = static_cast<std::size_t>(134 * GB);
+  profile.host_threads = 15;
+  profile.rates = {.gemm_flops = 670 * TFLOP,
+                   .device_memory = 4150 * GB,
+                   .link_to_host = 55.2 * GB,
+                   .link_to_device = 55.3 * GB,
+                   .host_memory = 165 * GB,
+                   .host_wide = 165 * GB};
+  return profile;
+}
 
 std::vector<KnownHardware> make_known() {
-  const auto note = [](const char* text) { return std::string(text) + shares; };
-  return {
-      {"a100-40g",
-       {"NVIDIA A100 40GB PCIe",
-        note("NVIDIA's data sheet: 312 TFLOP/s bf16 dense, 1,555 GB/s, PCIe 4.0 x16 (31.5 GB/s); a host of 16 cores "
-             "with 8 "
-             "channels of DDR4-3200 (205 GB/s), of which AdamW is taken to reach 0.5"),
-        static_cast<std::size_t>(40e9), static_cast<std::size_t>(128e9), 15, from_peaks(312, 1555, 31.5, 102)}},
-      {"gb200",
-       {"NVIDIA GB200, one of two GPUs",
-        note("NVIDIA's data sheet: 2,500 TFLOP/s bf16 dense, 186 GB, 8 TB/s, NVLink-C2C 450 GB/s each way for two "
-             "GPUs; half a "
-             "Grace: 36 cores, 240 GB, 256 GB/s, of which AdamW is taken to reach 0.7"),
-        static_cast<std::size_t>(186e9), static_cast<std::size_t>(230e9), 35, from_peaks(2500, 8000, 225, 179)}},
-      {"gh200",
-       {"NVIDIA GH200 96GB",
-        note("NVIDIA's data sheet: 990 TFLOP/s bf16 dense, 96 GB, 4 TB/s, NVLink-C2C 450 GB/s each way; Grace: 72 "
-             "cores, 480 GB, "
-             "512 GB/s, of which AdamW reaches 0.7: 0.082 s for a billion parameters are published, 28 bytes each 341 "
-             "GB/s"),
-        static_cast<std::size_t>(96e9), static_cast<std::size_t>(470e9), 71, from_peaks(990, 4000, 450, 341)}},
-      {"h100-pcie",
-       {"NVIDIA H100 PCIe",
-        note("NVIDIA's data sheet: 756 TFLOP/s bf16 dense, 80 GB, 2.0 TB/s, PCIe 5.0 x16 (63 GB/s); the host of the "
-             "H200 here"),
-        static_cast<std::size_t>(80e9), static_cast<std::size_t>(134e9), 15, from_peaks(756, 2000, 63, 160)}},
-      {"h200",
-       {"NVIDIA H200",
-        "measured on one H200 with 16 cores of an Intel Xeon and 128 GiB, driver 580, CUDA 13.0, 2026-11; AdamW varied "
-        "from 96 "
-        "to 177 GB/s with what else ran on the host",
-        static_cast<std::size_t>(149.4e9),
-        static_cast<std::size_t>(134e9),
-        15,
-        {.gemm_flops = 670e12,
-         .device_memory = 4150e9,
-         .link_to_host = 55.2e9,
-         .link_to_device = 55.3e9,
-         .host_memory = 165e9,
-         .host_wide = 165e9}}},
-      {"rtx4090",
-       {"NVIDIA GeForce RTX 4090",
-        note("NVIDIA's data sheet: 165 TFLOP/s bf16 dense with fp32 sums, 24 GB, 1,008 GB/s, PCIe 4.0 x16 (31.5 GB/s); "
-             "a "
-             "desktop with 64 GB in 2 channels of DDR5-5600 (90 GB/s), of which AdamW is taken to reach 0.7"),
-        static_cast<std::size_t>(24e9), static_cast<std::size_t>(60e9), 15, from_peaks(165, 1008, 31.5, 63)}},
-  };
+  return {{"a100-40g", profile_of(a100_40g)},
+          {"gb200", profile_of(gb200)},
+          {"gh200", profile_of(gh200)},
+          {"h100-pcie", profile_of(h100_pcie)},
+          {"h200", h200()},
+          {"mi300a", mi300a()},
+          {"rtx4090", profile_of(rtx4090)}};
 }
 
 }  // namespace

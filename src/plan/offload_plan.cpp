@@ -279,7 +279,8 @@ StepEstimate estimate_step(const OffloadInputs& in, int device_units, std::int64
           .waits = step.waits,
           .exposed = std::accumulate(step.waits.begin(), step.waits.end(), 0.0),
           .speculated_elements = step.speculated,
-          .previewed_elements = step.previewed};
+          .previewed_elements = step.previewed,
+          .update_seconds = step.update_seconds};
 }
 
 std::int64_t choose_undo_buckets(const OffloadInputs& in, int device_units, std::int64_t keep, std::size_t host_bytes,

@@ -99,6 +99,7 @@ struct StepEstimate {
   // Elements whose new state the host computes beside the old before the verdict.
   double speculated_elements = 0;
   double previewed_elements = 0;  // whose weights are made before it, and the state later
+  double update_seconds = 0;      // that the host updates an element in, beside the rest; 0: it owns none
 };
 
 // What a step is made of for the simulator (plan/simulator.h). An element of AdamW moves 2 s + g + w bytes of host

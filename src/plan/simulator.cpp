@@ -124,6 +124,7 @@ class Simulator::Play {
     schedule_.decide(true, run_.verdicts == Verdicts::stand);
     backward_seconds_ = phase_;
     step_.seconds = now_;
+    step_.update_seconds = update_seconds_;
     for (Lane* lane : lanes()) lane->began -= now_;
     for (Ready& ready : sends_) ready.since -= now_;
     now_ = 0;
@@ -590,9 +591,12 @@ SimulatedStep Simulator::settle() {
     sum.host_bytes += now.host_bytes;
     sum.speculated += now.speculated;
     sum.previewed += now.previewed;
+    sum.update_seconds += now.update_seconds;
     for (std::size_t r = 0; r < wait_reasons; ++r) sum.waits[r] += now.waits[r];
   }
-  for (double* value : {&sum.seconds, &sum.device, &sum.host_bytes, &sum.speculated, &sum.previewed}) *value /= counted;
+  for (double* value :
+       {&sum.seconds, &sum.device, &sum.host_bytes, &sum.speculated, &sum.previewed, &sum.update_seconds})
+    *value /= counted;
   for (double& seconds : sum.waits) seconds /= counted;
   return sum;
 }

@@ -51,6 +51,7 @@ struct SimulatedStep {
   WaitSeconds waits{};                   // that it waits; both make up the step
   double host_bytes = 0;                 // that pass through the host's memory
   double speculated = 0, previewed = 0;  // elements, ahead of the verdict
+  double update_seconds = 0;             // that the host updates an element in; 0: it updated none
 };
 
 enum class SimulatedLane : std::uint8_t { device, to_host, host, to_device };

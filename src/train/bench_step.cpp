@@ -18,12 +18,12 @@
 #include "model/presets.h"
 #include "model/rope.h"
 #include "parallel/communicator.h"
-#include "plan/host_memory.h"
 #include "train/batch_upload.h"
 #include "train/commands.h"
 #include "train/engine_report.h"
 #include "train/measure.h"
 #include "train/plan_changes.h"
+#include "train/plan_comparison.h"
 #include "train/random_model.h"
 #include "train/row_step.h"
 #include "train/trace_summary.h"
@@ -39,10 +39,11 @@ class States {
   virtual WeightSource& weights() = 0;
   virtual GradientSink& gradients() = 0;
   virtual void begin_step() = 0;
+  virtual void begin_last_micro_batch() = 0;
   // After the step has been enqueued. False: it was skipped, since some gradient was not finite.
   virtual bool finish_step(Stream& stream) = 0;
   virtual EngineCounters counters() const { return {}; }
-  virtual void randomize(const DecoderSpec& spec, Device& device, Ops& ops, Stream& stream) = 0;
+  virtual void randomize(const DecoderSpec& spec, Ops& ops, Stream& stream) = 0;
 };
 
 // Weights and gradients only, both in the compute dtype.
@@ -58,8 +59,9 @@ class PlainStates final : public States, private GradientSink {
   WeightSource& weights() override { return weights_; }
   GradientSink& gradients() override { return *this; }
   void begin_step() override { written_.assign(written_.size(), false); }
+  void begin_last_micro_batch() override {}
   bool finish_step(Stream&) override { return true; }
-  void randomize(const DecoderSpec& spec, Device&, Ops& ops, Stream& stream) override {
+  void randomize(const DecoderSpec& spec, Ops& ops, Stream& stream) override {
     so::randomize(weights_, spec, layout_, ops, stream);
   }
 
@@ -85,11 +87,14 @@ class EngineStates final : public States {
  public:
   EngineStates(Device& device, Ops& ops, ThreadPool& host_pool, const ParameterLayout& layout,
                const EngineSettings& settings)
-      : ranks_(make_single_communicator()), engine_(device, ops, host_pool, *ranks_, layout, settings) {}
+      : pool_(host_pool),
+        ranks_(make_single_communicator()),
+        engine_(device, ops, host_pool, *ranks_, layout, settings) {}
 
   WeightSource& weights() override { return engine_; }
   GradientSink& gradients() override { return engine_; }
-  void begin_step() override {
+  void begin_step() override {}
+  void begin_last_micro_batch() override {
     constexpr double lr = 1e-6;
     engine_.begin_last_micro_batch(lr, updates_ + 1);
   }
@@ -98,12 +103,13 @@ class EngineStates final : public States {
     if (finite) ++updates_;
     return finite;
   }
-  void randomize(const DecoderSpec& spec, Device& device, Ops& ops, Stream& stream) override {
-    so::randomize(engine_, spec, device, ops, stream);
+  void randomize(const DecoderSpec& spec, Ops&, Stream& stream) override {
+    so::randomize(engine_, spec, pool_, stream);
   }
   EngineCounters counters() const override { return engine_.counters(); }
 
  private:
+  ThreadPool& pool_;
   std::unique_ptr<Communicator> ranks_;
   OffloadEngine engine_;
   std::int64_t updates_ = 0;
@@ -155,11 +161,12 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
     TrainingShape shape;
     shape.micro_batch_tokens = knobs.batch_size * knobs.max_length;
     shape.longest_document = knobs.max_length;
+    shape.micro_batches = knobs.gradient_accumulation_steps;
     return shape;
   };
   const MemoryCaps caps = memory_caps(runtime.device().kind(), options.device_memory, options.host_memory);
   PlanKnobs asked{options.batch_size,
-                  1,
+                  options.gradient_accumulation_steps,
                   options.max_length,
                   options.activation_checkpointing,
                   options.optimizer_state_dtype,
@@ -175,6 +182,7 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
     asked.streamed_layers = -1;
   }
   EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
+  engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
   engine.max_grad_norm = options.max_grad_norm;
   const PlanningMachine machine = planning_machine(runtime, compute, engine.moments, caps);
   PlanQuestion question = make_question(
@@ -194,35 +202,24 @@ struct Measured {
   EngineCounters counters;      // of the timed steps
   std::vector<double> seconds;  // of each step, in order
   double first_loss = 0, last_loss = 0;
-  std::size_t planned_host_bytes = 0, peak_host_bytes = 0;  // beside a device with memory of its own, else 0
-  std::size_t planned_bytes = 0, peak_bytes = 0;            // of the device; on the CPU, of the process
+  std::vector<PlannedFigure> figures;
   std::optional<TimeSummary> time;
   std::vector<std::string> remarks;  // of the trace
 
-  double median() const {
-    std::vector<double> sorted = seconds;
-    std::sort(sorted.begin(), sorted.end());
-    const std::size_t middle = sorted.size() / 2;
-    return sorted.size() % 2 == 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
-  }
+  double median_step() const { return median(seconds); }
 };
 
 Measured measure(const BenchStepOptions& options, const DecoderSpec& spec, const ParameterLayout& layout,
                  Runtime& runtime, Stream& stream, const TrainingPlan& plan) {
   Device& device = runtime.device();
-  const auto used = [&] {
-    const auto own = device.own_memory();
-    return own ? own->total - own->free : 0;
-  };
-  // The ops' scratch is held already, and planned.
-  const std::size_t used_before = used() - (device.own_memory() ? device.ledger().held(MemoryKind::device) : 0);
+  const MemoryMeter memory(device);
 
   std::unique_ptr<States> states;
   if (options.no_optimizer)
     states = std::make_unique<PlainStates>(device, layout, plan.decoder.compute);
   else
     states = std::make_unique<EngineStates>(device, runtime.ops(), runtime.host_pool(), layout, plan.engine);
-  states->randomize(spec, device, runtime.ops(), stream);
+  states->randomize(spec, runtime.ops(), stream);
   Model model(device, runtime.ops(), spec, layout, plan);
   const std::vector<float> table = rope_table(spec.rope, plan.shape.longest_document);
   stream.copy(model.rope.data(), table.data(), model.rope.bytes());
@@ -235,9 +232,12 @@ Measured measure(const BenchStepOptions& options, const DecoderSpec& spec, const
   const auto step = [&] {
     const TraceSpan span("step");
     states->begin_step();
-    model.decoder.forward_backward(stream, batch, states->weights(), states->gradients(), model.arena,
-                                   model.upload.losses(),
-                                   static_cast<float>(1.0 / static_cast<double>(tokens.trained_tokens)));
+    const double trained = static_cast<double>(tokens.trained_tokens) * options.gradient_accumulation_steps;
+    for (int i = 0; i < options.gradient_accumulation_steps; ++i) {
+      if (i + 1 == options.gradient_accumulation_steps) states->begin_last_micro_batch();
+      model.decoder.forward_backward(stream, batch, states->weights(), states->gradients(), model.arena,
+                                     model.upload.losses(), static_cast<float>(1.0 / trained));
+    }
     const bool finite = states->finish_step(stream);
     result.last_loss = model.upload.sum_losses(stream) / static_cast<double>(tokens.trained_tokens);
     if (!finite || !std::isfinite(result.last_loss))
@@ -259,15 +259,10 @@ Measured measure(const BenchStepOptions& options, const DecoderSpec& spec, const
     if (i == 0 && options.warmup == 0) result.first_loss = result.last_loss;
     log_info("step {}: {:.4f} s", i + 1, result.seconds.back());
   }
-  if (device.own_memory()) {
-    result.planned_host_bytes = plan.memory.host_total(device.kind());
-    result.peak_host_bytes = peak_resident_bytes();
-  }
   result.counters = since(states->counters(), before);
-  result.planned_bytes =
-      device.own_memory() ? plan.memory.total(MemoryKind::device) : plan.memory.host_total(device.kind());
-  result.peak_bytes = device.own_memory() ? used() - used_before : peak_resident_bytes();
+  result.figures = compare_with_plan(plan, device, memory, result.median_step());
 
+  if (!options.breakdown) return result;
   // Last, since recording may slow what comes after it. Weights may still be on their way: they belong to no trace.
   for (int unit = 0; unit < layout.units(); ++unit) states->weights().require_weights(unit, stream);
   stream.synchronize();
@@ -300,9 +295,10 @@ int run_bench_step(const BenchStepOptions& options) {
   const char* optimizer = options.no_optimizer                                ? "none"
                           : options.offload_optimizer == OptimizerDevice::cpu ? "cpu"
                                                                               : "device";
-  log_info("{}, {:.4g} billion parameters, {} on {}; {} x {} tokens a step; activations kept: {}; optimizer: {}",
+  log_info("{}, {:.4g} billion parameters, {} on {}; {} x {} x {} tokens a step; activations kept: {}; optimizer: {}",
            config.origin, static_cast<double>(parameter_count(spec)) / 1e9, name_of(compute), device.name(),
-           options.batch_size, options.max_length, describe(plan.decoder.keep), optimizer);
+           options.gradient_accumulation_steps, options.batch_size, options.max_length, describe(plan.decoder.keep),
+           optimizer);
   const double host_owned = options.no_optimizer ? 0 : host_share(layout, plan.engine.device_units);
   log_info("memory plan:\n{}", plan.memory.table());
 
@@ -313,10 +309,12 @@ int run_bench_step(const BenchStepOptions& options) {
   const Measured m = measure(options, spec, layout, runtime, *stream, plan);
 
   const std::vector<std::int32_t> cu_seqlens = row_offsets(options.batch_size, options.max_length);
-  const double seconds = m.median(), tokens = static_cast<double>(options.batch_size * options.max_length);
-  const double model_rate = model_flops(spec, cu_seqlens) / seconds;
+  const double micro_batches = options.gradient_accumulation_steps, seconds = m.median_step(),
+               tokens = micro_batches * static_cast<double>(options.batch_size * options.max_length);
+  const double model_rate = micro_batches * model_flops(spec, cu_seqlens) / seconds;
   const double reference_rate =
-      reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder.keep)) / seconds;
+      micro_batches * reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder.keep)) /
+      seconds;
   const auto [least, most] = std::minmax_element(m.seconds.begin(), m.seconds.end());
 
   if (options.json) {
@@ -327,6 +325,7 @@ int run_bench_step(const BenchStepOptions& options) {
         {"dtype", name_of(compute)},
         {"batch_size", options.batch_size},
         {"max_length", options.max_length},
+        {"gradient_accumulation_steps", options.gradient_accumulation_steps},
         {"optimizer", optimizer},
         {"mode", options.no_optimizer ? "none" : to_string(bench_step_option_table().view(options).get("mode"))},
         {"optimizer_state_dtype", options.no_optimizer ? "none" : name_of(plan.engine.moments)},
@@ -340,16 +339,18 @@ int run_bench_step(const BenchStepOptions& options) {
         {"reference_tflops", reference_rate / 1e12},
         {"gemm_tflops", gemm_rate / 1e12},
         {"share_of_gemm_limit", model_rate / gemm_rate},
-        {"peak_memory_bytes", m.peak_bytes},
-        {"planned_memory_bytes", m.planned_bytes},
-        {"peak_host_memory_bytes", m.peak_host_bytes},
-        {"planned_host_memory_bytes", m.planned_host_bytes},
+        {"device_units", plan.engine.device_units},
+        {"transient_weights", plan.engine.transient_weights},
+        {"transient_gradients", plan.engine.transient_gradients},
+        {"streamed_units", plan.engine.streamed_units},
         {"first_loss", m.first_loss},
         {"last_loss", m.last_loss},
         {"clipped_steps", m.counters.clipped_steps},
         {"device_wait_seconds_a_step", total(m.counters.device_waits) / static_cast<double>(options.steps)}};
     if (plan.estimate)
       result["expected"] = {{"step_seconds", plan.estimate->seconds()}, {"waiting_seconds", plan.estimate->exposed}};
+    for (const PlannedFigure& f : m.figures)
+      result["summary"][f.name] = {{"planned", f.planned}, {"measured", f.measured}, {"difference", f.difference()}};
     if (m.time) {
       nlohmann::ordered_json categories, kernels = nlohmann::ordered_json::array();
       for (int i = 0; i < time_categories; ++i) {
@@ -377,12 +378,8 @@ int run_bench_step(const BenchStepOptions& options) {
   fmt::print("model           {:.4g} TFLOP/s, {:.1f}% of the {:.4g} TFLOP/s of a large matrix product here\n",
              model_rate / 1e12, 100 * model_rate / gemm_rate, gemm_rate / 1e12);
   fmt::print("reference count {:.4g} TFLOP/s\n", reference_rate / 1e12);
-  fmt::print("peak memory     {}, planned {} ({:+.1f}%)\n", format_bytes(m.peak_bytes), format_bytes(m.planned_bytes),
-             100 * (static_cast<double>(m.peak_bytes) / static_cast<double>(m.planned_bytes) - 1));
-  if (m.planned_host_bytes > 0)
-    fmt::print("host memory     {}, planned {} ({:+.1f}%)\n", format_bytes(m.peak_host_bytes),
-               format_bytes(m.planned_host_bytes),
-               100 * (static_cast<double>(m.peak_host_bytes) / static_cast<double>(m.planned_host_bytes) - 1));
+  for (const PlannedFigure& figure : m.figures)
+    if (figure.name != "step_seconds") fmt::print("peak {}\n", describe(figure));
   if (!options.no_optimizer) {
     const double waited = total(m.counters.device_waits) / static_cast<double>(options.steps);
     fmt::print("device waits    {:.4f} s a step, {:.1f}% of it\n", waited, 100 * waited / seconds);

@@ -52,6 +52,14 @@ void add_rows(OptionTable<S>& t, const char* rows) {
 }
 
 template <class S>
+void add_accumulation(OptionTable<S>& t) {
+  t.add("gradient_accumulation_steps", &S::gradient_accumulation_steps, "Micro-batches a step")
+      .at_least(1)
+      .at_most(1e6)
+      .default_from("as train");
+}
+
+template <class S>
 void add_placement(OptionTable<S>& t) {
   t.add("offload_optimizer", &S::offload_optimizer, "Where optimizer state lives: cpu, or none for the training device")
       .default_from("as train");
@@ -181,7 +189,8 @@ OptionTable<BenchStepOptions> make_bench_step() {
   OptionTable<O> t;
   t.group("Model and step");
   add_config(t).required();
-  add_rows(t, "Rows of random tokens a step");
+  add_rows(t, "Rows of random tokens a micro-batch");
+  add_accumulation(t);
   t.add("no_optimizer", &O::no_optimizer, "Forward and backward only: no optimizer state, no update")
       .default_from(ours);
   add_placement(t);
@@ -193,6 +202,7 @@ OptionTable<BenchStepOptions> make_bench_step() {
   t.group("Measurement");
   t.add("steps", &O::steps, "Measured steps").unit("steps").at_least(1).at_most(1e6).default_from(ours);
   t.add("warmup", &O::warmup, "Steps before them").unit("steps").at_least(0).at_most(1e6).default_from(ours);
+  t.add("breakdown", &O::breakdown, "Trace two more steps and say where their time went").default_from(ours);
   t.add("trace", &O::trace, "Write a timeline of two more steps for ui.perfetto.dev")
       .metavar("FILE")
       .default_from(ours);
@@ -211,10 +221,7 @@ OptionTable<PlanOptions> make_plan() {
       .required()
       .elsewhere("config");
   add_rows(t, "Rows of a micro-batch");
-  t.add("gradient_accumulation_steps", &O::gradient_accumulation_steps, "Micro-batches a step")
-      .at_least(1)
-      .at_most(1e6)
-      .default_from("as train");
+  add_accumulation(t);
   add_placement(t);
   add_formats(t);
   t.add("dtype", &O::dtype, "Number format of the computation; auto: what the model's config.json says")
@@ -373,6 +380,8 @@ void check_options(const BenchStepOptions& options, const OptionOrigins& origins
     if (options.no_optimizer && origins.given(name))
       fail("--no_optimizer and --{} exclude each other: give one of them", name);
   check_placement(options.offload_optimizer, options.offload_ratio);
+  if (!options.breakdown && !options.trace.empty())
+    fail("--trace writes the steps that --breakdown false leaves out: remove one of them");
 }
 
 void check_options(const PlanOptions& options, const OptionOrigins&) {

@@ -103,6 +103,7 @@ struct BenchStepOptions {
   std::string config;  // as InitOptions
   int batch_size = 4;
   std::int64_t max_length = 4096;
+  int gradient_accumulation_steps = 1;
   std::int64_t steps = 5;
   std::int64_t warmup = 2;
   bool no_optimizer = false;  // forward and backward only
@@ -115,6 +116,7 @@ struct BenchStepOptions {
   StatePrecision optimizer_state_dtype = StatePrecision::fp32;
   std::int64_t bucket_size = 16 << 20;  // as TrainOptions
   Toggle activation_checkpointing = Toggle::automatic;
+  bool breakdown = true;
   std::string trace;  // file; empty: none
   DeviceChoice device = DeviceChoice::automatic;
   Precision dtype = Precision::automatic;

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <ctime>
 #include <filesystem>
 #include <limits>
@@ -21,8 +20,8 @@
 #include "plan/hardware.h"
 #include "plan/timeline.h"
 #include "train/commands.h"
-#include "train/measure.h"
 #include "train/plan_changes.h"
+#include "train/rate_cache.h"
 #include "train/row_step.h"
 #include "train/training_plan.h"
 
@@ -134,6 +133,9 @@ int run_plan(const PlanOptions& options) {
   const double seconds = plan.estimate->seconds(),
                flops = model_flops(spec, row_offsets(options.batch_size, options.max_length)) *
                        options.gradient_accumulation_steps;
+  const double reference =
+      reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder.keep)) *
+      options.gradient_accumulation_steps;
   const double tokens = static_cast<double>(shape.micro_batch_tokens * shape.micro_batches);
   const double share = host_share(layout, plan.engine.device_units);
   const Budget device{plan.memory.total(MemoryKind::device), *machine.device_memory},
@@ -175,7 +177,8 @@ int run_plan(const PlanOptions& options) {
           {"waiting_seconds", plan.estimate->exposed},
           {"waiting_by_reason", waits},
           {"tokens_per_s", tokens / seconds},
-          {"model_tflops", flops / seconds / 1e12}}},
+          {"model_tflops", flops / seconds / 1e12},
+          {"reference_tflops", reference / seconds / 1e12}}},
         {"reasons", plan.reasons},
         {"alternatives", alternatives}};
     fmt::print("{}\n", result.dump());
@@ -191,7 +194,8 @@ int run_plan(const PlanOptions& options) {
   for (const std::string& reason : plan.reasons) fmt::print("{}\n", reason);
   for (const auto& [choice, all] : plan.alternatives) fmt::print("{}\n{}", name_of(choice), alternatives_table(all));
   fmt::print("timeline\n{}", sketch(timeline));
-  fmt::print("throughput      {:.0f} tokens/s, {:.4g} model TFLOP/s\n", tokens / seconds, flops / seconds / 1e12);
+  fmt::print("throughput      {:.0f} tokens/s, {:.4g} model TFLOP/s, {:.4g} TFLOP/s by the reference count\n",
+             tokens / seconds, flops / seconds / 1e12, reference / seconds / 1e12);
   return exit_ok;
 }
 
@@ -202,17 +206,12 @@ int run_profile(const ProfileOptions& options) {
   require_writable(fs::absolute(options.output).parent_path());
   Runtime runtime(DeviceChoice::cuda, options.cpu_threads);
   const PlanningMachine machine = planning_machine(runtime, DType::bf16, DType::f32);
-  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  char date[16];
-  std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
-  HardwareProfile profile;
-  profile.name = machine.name;
-  profile.source = fmt::format("measured by superoffload {} on {}", SO_VERSION, date);
-  profile.device_memory = *machine.device_memory;
-  profile.host_memory = machine.host.available;
-  profile.host_threads = runtime.host_pool().size();
-  log_info("measuring {}", profile.name);
-  profile.rates = machine.rates();
+  log_info("measuring {}", machine.name);
+  const MachineRates rates = machine.rates();
+  const std::time_t now = std::time(nullptr);
+  const HardwareProfile profile = profile_of(machine, rates, now);
+  // For `train`, which would measure the same.
+  if (const auto cache = RateCache::of_user()) cache->store(rate_key(runtime, DType::bf16, DType::f32), profile, now);
   write_text_file_atomically(options.output, to_json(profile));
   fmt::print("{}: {}\nwrote {}\n", profile.name, describe_rates(profile.rates), options.output);
   return exit_ok;

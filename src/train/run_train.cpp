@@ -18,6 +18,9 @@
 #include "train/model_encoder.h"
 #include "train/output_directory.h"
 #include "train/plan_changes.h"
+#include "train/plan_comparison.h"
+#include "train/plan_review.h"
+#include "train/rate_cache.h"
 #include "train/trainer.h"
 
 namespace so {
@@ -136,12 +139,26 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   engine.weight_decay = options.weight_decay;
   engine.max_grad_norm = options.max_grad_norm;
   Device& device = runtime.device();
-  const auto free_before = device.own_memory();
-  const std::size_t held_before = device.ledger().held(MemoryKind::device);
+  MemoryMeter memory(device);
   const DataShape shape(data, evaluation ? &*evaluation : nullptr, batch_options, options.max_steps,
                         options.num_train_epochs);
-  const PlanningMachine machine = planning_machine(runtime, compute, engine.moments, caps);
-  const TrainingPlan plan = plan_or_refuse(ask(machine, [&](const PlanKnobs& knobs) { return shape.of(knobs); }));
+  PlanningMachine machine = planning_machine(runtime, compute, engine.moments, caps);
+  use_cached_rates(machine, runtime, compute, engine.moments, options.profile, !options.dry_run);
+  const auto shape_of = [&](const PlanKnobs& knobs) { return shape.of(knobs); };
+  const TrainingPlan plan = plan_or_refuse(ask(machine, shape_of));
+  memory.forget_peaks();
+  std::optional<PlanReview> review;
+  if (plan.estimate)
+    review.emplace(plan, layout,
+                   [&, held = resident_bytes()](const MachineRates& rates, const PlanReview::Wanted& wanted) {
+                     PlanningMachine same = machine;
+                     same.rates = [rates] { return rates; };
+                     same.held = held;
+                     PlanQuestion other = ask(same, shape_of);
+                     other.asked.offload_ratio = wanted.ratio;
+                     other.asked.streamed_layers = wanted.streamed_layers;
+                     return other.plan(other.asked);
+                   });
   plan.log_reasons();
 
   const std::optional<Checkpoint> checkpoint = output.checkpoint();
@@ -178,7 +195,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   }
 
   device.limit_memory(plan.limits);
-  Trainer trainer({options, runtime, *model, plan, data, evaluation ? &*evaluation : nullptr, batches, total_steps});
+  Trainer trainer({options, runtime, *model, plan, data, evaluation ? &*evaluation : nullptr, batches, total_steps,
+                   review ? &*review : nullptr});
   if (checkpoint) {
     trainer.resume(checkpoint->path, *state);
     log_info("resumed from {} at step {}", checkpoint->path.string(), state->step);
@@ -186,19 +204,9 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
     trainer.start();
   }
   const Trainer::Outcome outcome = trainer.run();
-  const std::size_t peak = peak_resident_bytes();
-  log_info("peak memory {}, planned {} ({:+.1f}%)", format_bytes(peak), format_bytes(predicted),
-           100.0 * (static_cast<double>(peak) / static_cast<double>(predicted) - 1));
-  if (const auto free_now = device.own_memory()) {
-    // What has gone since the plan was made. Nothing is given back while the trainer lives, so this is the most.
-    const std::size_t used = free_before->free + held_before - std::min(free_now->free, free_before->free),
-                      planned = plan.memory.total(MemoryKind::device);
-    log_info("device memory {}, planned {} ({:+.1f}%)", format_bytes(used), format_bytes(planned),
-             100.0 * (static_cast<double>(used) / static_cast<double>(planned) - 1));
-  }
-  if (const double median = trainer.median_step(); plan.estimate && median > 0)
-    log_info("a step of {:.4f} s (median), expected {:.4f} ({:+.1f}%)", median, plan.estimate->seconds(),
-             100.0 * (median / plan.estimate->seconds() - 1));
+  const std::vector<PlannedFigure> figures = compare_with_plan(plan, device, memory, trainer.median_step());
+  for (const PlannedFigure& figure : figures) log_info("{}", describe(figure));
+  trainer.record_summary(figures);
   if (outcome == Trainer::Outcome::finished) log_info("wrote {}", options.output_dir);
   return outcome == Trainer::Outcome::interrupted ? exit_interrupted : exit_ok;
 }

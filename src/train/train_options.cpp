@@ -275,6 +275,10 @@ OptionTable<TrainOptions> make_table() {
         "the "
         "link; device, so that fp32 does; auto: as is quicker by what is measured at start. Results are the same")
       .default_from(ours);
+  t.add("profile", &O::profile,
+        "Rates of this machine that a plan for a GPU is made from: cached, those that an earlier run or superoffload "
+        "profile measured in the last 30 days, if there are any; fresh, measured now, in a few seconds")
+      .default_from(ours);
   t.add("pin_memory", &O::pin_memory, "Page-lock the host memory that the GPU reads and writes")
       .file_only()
       .default_from(recipe)

@@ -20,6 +20,7 @@ enum class Toggle : std::uint8_t { automatic, on, off };
 // The published system's two modes, as schedules of what the host owns (offload/engine.h): overlapped, synchronous.
 enum class OffloadMode : std::uint8_t { superoffload, zerooffload };
 enum class CastChoice : std::uint8_t { automatic, host, device };  // as CastSide (offload/staging_ring.h)
+enum class ProfileUse : std::uint8_t { cached, fresh };            // what was measured of the machine earlier, or now
 enum class OptimizerDevice : std::uint8_t { cpu, none };  // where optimizer state lives; none: with the weights
 
 template <>
@@ -56,6 +57,11 @@ template <>
 struct EnumNames<CastChoice> {
   static constexpr std::pair<CastChoice, std::string_view> list[] = {
       {CastChoice::automatic, "auto"}, {CastChoice::host, "host"}, {CastChoice::device, "device"}};
+};
+template <>
+struct EnumNames<ProfileUse> {
+  static constexpr std::pair<ProfileUse, std::string_view> list[] = {{ProfileUse::cached, "cached"},
+                                                                     {ProfileUse::fresh, "fresh"}};
 };
 template <>
 struct EnumNames<OptimizerDevice> {
@@ -122,6 +128,7 @@ struct TrainOptions {
   double offload_ratio = -1;  // share of optimizer state on the CPU, at most; -1: chosen by the program
   int streamed_layers = -1;   // at most, whose weights stream from host memory; -1: chosen by the program
   CastChoice cast_side = CastChoice::automatic;
+  ProfileUse profile = ProfileUse::cached;
   bool pin_memory = true;         // DeepSpeed file only
   double cpuadam_cores_perc = 1;  // DeepSpeed file only
 };

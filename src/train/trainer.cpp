@@ -130,6 +130,11 @@ double Trainer::median_step() const {
   return median({step_seconds_.begin() + 1, step_seconds_.end()});
 }
 
+void Trainer::record_summary(std::span<const PlannedFigure> figures) {
+  metrics_.summary(state_.step, figures);
+  tensorboard_.summary(state_.step, figures);
+}
+
 void Trainer::report(const StepResult& r) {
   StepMetrics m;
   m.step = state_.step;
@@ -156,6 +161,30 @@ void Trainer::report(const StepResult& r) {
         m.step, m.skipped_tensor);
   if (in_.options.wall_clock_breakdown && m.step % in_.options.log_interval == 0) log_breakdown(r);
   progress_.step(m);
+  review_plan();
+}
+
+void Trainer::review_plan() {
+  constexpr std::int64_t every = PlanReview::steps_between;
+  const auto done = std::ssize(step_seconds_);
+  if (in_.review == nullptr || done % every != 0) return;
+  const EngineCounters now = engine_.counters(), steps = since(now, reviewed_);
+  const UpdateFacts facts = engine_.facts();
+  const HostCounters& host = steps.host;
+  const auto a_step = [&](auto value) { return static_cast<double>(value) / static_cast<double>(every); };
+  const auto waited = [&](WaitReason reason) { return a_step(steps.device_waits[static_cast<std::size_t>(reason)]); };
+  MeasuredSteps measured;
+  measured.count = every;
+  measured.step_seconds = median({step_seconds_.end() - every, step_seconds_.end()});
+  if (facts.forward_seconds > 0) measured.pass_seconds = facts.forward_seconds + facts.backward_seconds;
+  measured.update_seconds = facts.update_seconds;
+  measured.host_wait_seconds = waited(WaitReason::host);
+  measured.link_wait_seconds = waited(WaitReason::link);
+  measured.speculated = a_step(host.speculated);
+  measured.previewed = a_step(host.previewed);
+  measured.left = a_step(host.updated_in_place + host.updated_weights_first);
+  reviewed_ = now;
+  for (const std::string& line : in_.review->look(measured)) log_info("{}", line);
 }
 
 void Trainer::log_breakdown(const StepResult& r) {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "data/batches.h"
@@ -18,6 +19,7 @@
 #include "train/batch_upload.h"
 #include "train/checkpoint.h"
 #include "train/interrupt.h"
+#include "train/plan_review.h"
 #include "train/progress.h"
 #include "train/runtime.h"
 #include "train/train_options.h"
@@ -35,6 +37,7 @@ struct TrainerInputs {
   const TokenDataset* evaluation_data;  // null: none
   BatchIterator& batches;
   std::int64_t total_steps;
+  PlanReview* review = nullptr;  // null: none
 };
 
 class Trainer {
@@ -56,6 +59,8 @@ class Trainer {
 
   // Of the steps of this run, in seconds, without the first: it begins with nothing under way. 0 before the second.
   double median_step() const;
+  // The last line of the run's metrics.
+  void record_summary(std::span<const PlannedFigure> figures);
 
  private:
   struct StepResult {
@@ -70,6 +75,7 @@ class Trainer {
   StepResult train_step();
   void report(const StepResult& result);
   void log_breakdown(const StepResult& result);
+  void review_plan();
   double evaluate();
   void record_evaluation();
   void save();
@@ -96,6 +102,7 @@ class Trainer {
   std::vector<double> step_seconds_;
   Progress progress_;
   EngineCounters reported_;  // at the last log_breakdown()
+  EngineCounters reviewed_;  // at the last review_plan()
   MicroBatch batch_;
   std::unique_ptr<TraceSession> trace_;
 };

@@ -15,7 +15,6 @@
 #include "train/batch_upload.h"
 #include "train/measure.h"
 #include "train/model_files.h"
-#include "train/random_model.h"
 #include "train/unit_work.h"
 
 namespace so {
@@ -103,11 +102,7 @@ State plan_state(const DecoderSpec& spec, const ParameterLayout& layout, const P
   state.memory.add(device->ledger());
   // Gone when the next phase begins, so not of the same books.
   const auto while_it_loads = make_dry_device(machine.kind);
-  if (origin == WeightOrigin::files) {
-    const LoadingRing ring = make_loading_ring(*while_it_loads, layout);
-  } else {
-    const Buffer staging = make_random_staging(*while_it_loads, layout);
-  }
+  if (origin == WeightOrigin::files) const LoadingRing ring = make_loading_ring(*while_it_loads, layout);
   state.memory.add(while_it_loads->ledger(), while_loading);
   add_host_work(state.memory, spec, layout, shape, origin);
   add_libraries(state.memory, machine.kind, machine.pool->size());
@@ -193,9 +188,9 @@ void add_activations(const DecoderSpec& spec, const PlanningMachine& machine, co
   require_fits_machine(plan.memory, machine, for_device, host_advice);
   if (machine.device_cap) plan.limits.device = plan.memory.allocatable(*machine.device_cap, machine.kind, true);
   if (machine.host_cap) plan.limits.host = plan.memory.allocatable(*machine.host_cap, machine.kind, false);
-  plan.memory.add_beside(MemoryKind::pageable, "program and data so far", resident_bytes());
+  plan.memory.add_beside(MemoryKind::pageable, "program and data so far", machine.held.value_or(resident_bytes()));
   // What was given back may have been more than all that comes: then it is the peak.
-  const std::size_t peak = peak_resident_bytes(), total = plan.memory.host_total(machine.kind);
+  const std::size_t peak = machine.held ? 0 : peak_resident_bytes(), total = plan.memory.host_total(machine.kind);
   if (machine.kind == DeviceKind::cuda && peak > total)
     plan.memory.add_beside(MemoryKind::pageable, "measuring, before the run", peak - total);
 }
@@ -358,6 +353,7 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   plan.engine.transient_gradients = chosen.residency.transient_gradients;
   plan.engine.streamed_units = chosen.residency.streamed_units;
   plan.estimate = chosen.estimate;
+  plan.rates = measured;
   plan.run = chosen.run;
   OffloadInputs other = in;
   set_cast(other, !casts);

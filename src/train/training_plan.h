@@ -33,6 +33,7 @@ struct PlanningMachine {
   ThreadPool* pool = nullptr;             // the host's; its size counts
   std::function<MachineRates()> rates;    // asked for if something depends on them: never on the CPU device
   std::string rates_origin = "measured";  // what reasons call them
+  std::optional<std::size_t> held;        // host memory that the process has before the run; none: what it has now
 };
 
 // What the user lets a run have of each memory, in bytes, beside the program itself; none: all there is.
@@ -71,6 +72,7 @@ struct TrainingPlan {
   Device::Limits limits;             // what the device may allocate of it, where the user said what the run may have
   std::optional<StepEstimate> estimate;  // on a GPU, if the optimizer belongs to the plan
   std::optional<SimulatedRun> run;       // what was estimated
+  MachineRates rates;                    // that it is made from
   std::vector<std::string> reasons;      // what was chosen and why, a line each
   std::vector<std::pair<PlanChoice, std::vector<Alternative>>> alternatives;  // where it was asked for, on a GPU
 

@@ -51,7 +51,11 @@ TEST(BenchStep, ReportsOfEveryOptimizerAndDtype) {
       EXPECT_NEAR(result["tokens_per_s"].get<double>() * median, 80, 1e-6);
       EXPECT_NEAR(result["share_of_gemm_limit"].get<double>(),
                   result["model_tflops"].get<double>() / result["gemm_tflops"].get<double>(), 1e-9);
-      EXPECT_GT(result["planned_memory_bytes"], 0);
+      const auto& summary = result["summary"];
+      EXPECT_FALSE(summary.contains("step_seconds")) << "nothing is planned from rates on the CPU device";
+      EXPECT_GT(summary["host_bytes"]["planned"], 0);
+      EXPECT_GT(summary["host_bytes"]["measured"], 0);
+      EXPECT_NEAR(summary["device_bytes"]["difference"].get<double>(), 0, 0.01);
       // Random weights know nothing: the loss is that of a uniform guess, give or take what the logits spread.
       EXPECT_NEAR(result["first_loss"].get<double>(), std::log(vocabulary), 0.1);
       double shares = 0;
@@ -84,9 +88,27 @@ TEST(BenchStep, KeepsMomentsAsAsked) {
              half = result_of(step_of(config, {"--optimizer_state_dtype", "bf16"}), directory);
   EXPECT_EQ(full["optimizer_state_dtype"], "float32");
   EXPECT_EQ(half["optimizer_state_dtype"], "bfloat16");
+  const auto planned = [](const auto& result) {
+    return result["summary"]["host_bytes"]["planned"].template get<double>();
+  };
   const double saved = 4 * full["parameters"].get<double>();  // two moments, two bytes of each
-  EXPECT_LT(half["planned_memory_bytes"].get<double>(), full["planned_memory_bytes"].get<double>() - 0.9 * saved);
+  EXPECT_LT(planned(half), planned(full) - 0.9 * saved);
   EXPECT_EQ(half["first_loss"], full["first_loss"]);
+}
+
+TEST(BenchStep, AddsUpMicroBatches) {
+  const TemporaryDirectory directory;
+  const auto once = result_of(step("qwen3-tied", {"--breakdown", "false"}), directory),
+             thrice = result_of(step("qwen3-tied", {"--gradient_accumulation_steps", "3"}), directory);
+  EXPECT_FALSE(once.contains("time"));
+  EXPECT_EQ(thrice["gradient_accumulation_steps"], 3);
+  EXPECT_EQ(thrice["first_loss"], once["first_loss"]) << "of the same rows";
+  const double tokens = thrice["tokens_per_s"].get<double>() * thrice["step_seconds"]["median"].get<double>();
+  EXPECT_NEAR(tokens, 240, 1e-6);
+  const auto flops = [](const auto& r) {
+    return r["model_tflops"].template get<double>() * r["step_seconds"]["median"].template get<double>();
+  };
+  EXPECT_NEAR(flops(thrice) / flops(once), 3, 1e-9);
 }
 
 TEST(BenchStep, WritesATraceOfTwoSteps) {
@@ -108,7 +130,7 @@ TEST(BenchStep, ForPeopleSaysTheSame) {
   words.insert(words.begin(), SO_BINARY);
   const Outcome outcome = run(words, directory.path());
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  for (const char* part : {"tokens/s", "TFLOP/s", "peak memory", "planned", "matrix products", "attention",
+  for (const char* part : {"tokens/s", "TFLOP/s", "peak host memory", "planned", "matrix products", "attention",
                            "memory-bound kernels", "idle"})
     EXPECT_NE(outcome.out.find(part), std::string::npos) << part;
 }

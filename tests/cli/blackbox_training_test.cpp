@@ -101,6 +101,12 @@ TEST_P(OneStep, LossAndNormMatch) {
   ASSERT_EQ(metrics.size(), 1u);
   expect_close(metrics[0].at("loss"), batch.at("loss"), kRelative, "loss");
   expect_close(metrics[0].at("grad_norm"), batch.at("grad_norm"), kRelative, "grad_norm");
+  const auto summaries = read_metrics(output(), true);
+  ASSERT_EQ(summaries.size(), 1u);
+  EXPECT_EQ(summaries[0].at("step"), 1);
+  const json& device = summaries[0].at("summary").at("device_bytes");
+  EXPECT_GT(device.at("planned"), 0);
+  EXPECT_LE(device.at("difference").get<double>(), 0) << "more was allocated than planned";
 
   std::set<std::string> source, saved;
   for (const auto& [name, tensor] : read_model_weights(fixture() / "model")) source.insert(name);

@@ -83,6 +83,27 @@ TEST(MetricsLog, WritesSkippedStepsAndEvaluations) {
   EXPECT_EQ(lines[1], (nlohmann::ordered_json{{"step", 1}, {"eval_loss", 0.7}}));
 }
 
+TEST(MetricsLog, WritesWhatWasPlannedBesideWhatCame) {
+  TemporaryDirectory output;
+  MetricsLog log(output.path());
+  log.step(step_metrics(3));
+  const std::vector<PlannedFigure> figures{{"step_seconds", 2, 2.5}, {"pinned_bytes", 0, 4096}};
+  log.summary(3, figures);
+  const auto lines = lines_of(log.path());
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[1]["step"], 3);
+  const auto& summary = lines[1]["summary"];
+  EXPECT_EQ(summary["step_seconds"],
+            (nlohmann::ordered_json{{"planned", 2.0}, {"measured", 2.5}, {"difference", 0.25}}));
+  EXPECT_EQ(summary["pinned_bytes"]["measured"], 4096);
+  EXPECT_TRUE(summary["pinned_bytes"]["difference"].is_null());
+  // A run that goes on keeps it, one that goes back drops it.
+  log.truncate_after(3);
+  EXPECT_EQ(lines_of(log.path()).size(), 2u);
+  log.truncate_after(2);
+  EXPECT_EQ(read_file(log.path()), "");
+}
+
 TEST(MetricsLog, AppendsToWhatIsThere) {
   TemporaryDirectory output;
   MetricsLog(output.path()).step(step_metrics(1));

@@ -78,15 +78,18 @@ TEST(TensorBoard, WritesAFileThatBeginsWithItsVersion) {
   step.tokens_per_s = 1000;
   writer.step(step);
   writer.evaluation(3, 0.75);
+  const std::vector<PlannedFigure> figures{{"step_seconds", 2, 2.5}};
+  writer.summary(3, figures);
   EXPECT_EQ(writer.path().filename().string().find("events.out.tfevents."), 0u);
   const auto payloads = payloads_of(read_file(writer.path()));  // while it is open: every event is there at once
-  ASSERT_EQ(payloads.size(), 3u);
+  ASSERT_EQ(payloads.size(), 4u);
   EXPECT_NE(payloads[0].find("brain.Event:2"), std::string::npos);
   EXPECT_EQ(value_after(payloads[1], "train/loss"), 1.25f);
   EXPECT_EQ(value_after(payloads[1], "train/grad_norm"), 2.0f);
   EXPECT_EQ(value_after(payloads[1], "train/learning_rate"), 0.5f);
   EXPECT_EQ(value_after(payloads[1], "train/tokens_per_s"), 1000.0f);
   EXPECT_EQ(value_after(payloads[2], "eval/loss"), 0.75f);
+  EXPECT_EQ(value_after(payloads[3], "plan/step_seconds"), 0.25f);
 }
 
 TEST(TensorBoard, ResumesInAFileOfItsOwn) {

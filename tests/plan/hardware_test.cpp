@@ -40,10 +40,19 @@ TEST(Hardware, WhatIsWrittenReadsBack) {
 TEST(Hardware, KnownMachinesAreSortedAndSayWhereTheirFiguresComeFrom) {
   const auto all = known_hardware();
   EXPECT_TRUE(std::is_sorted(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.key < b.key; }));
-  for (const KnownHardware& known : all)
-    EXPECT_TRUE(known.profile.source.find("measured on") != std::string::npos ||
-                known.profile.source.find("data sheet") != std::string::npos)
+  for (const KnownHardware& known : all) {
+    const std::string& source = known.profile.source;
+    if (source.find("all measured on") != std::string::npos) continue;
+    test::expect_in(source, {"matrix products", "memory", "AdamW", "measured"});
+    EXPECT_TRUE(source.find("data sheet") != std::string::npos || source.find("white paper") != std::string::npos)
         << known.key;
+  }
+}
+
+TEST(Hardware, OneMemoryForBothIsNotCountedTwice) {
+  const HardwareProfile p = resolve_hardware("mi300a");
+  EXPECT_LE(p.device_memory + p.host_memory, 128e9);
+  test::expect_in(p.source, {"share one memory of 128 GB", "116 GB as the device's", "assumed"});
 }
 
 TEST(Hardware, AFileWinsAndAnUnknownNameListsTheKnown) {

@@ -61,11 +61,15 @@ class TrainCommand {
   std::vector<std::string> flags_;
 };
 
-// OUT/metrics.jsonl, a JSON object a line.
-inline std::vector<nlohmann::json> read_metrics(const std::filesystem::path& output) {
+// The lines of OUT/metrics.jsonl, of steps and evaluations, or, with `summaries`, those that compare a run with its
+// plan.
+inline std::vector<nlohmann::json> read_metrics(const std::filesystem::path& output, bool summaries = false) {
   std::vector<nlohmann::json> lines;
   std::istringstream in(read_file(output / "metrics.jsonl"));
-  for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+  for (std::string line; std::getline(in, line);) {
+    nlohmann::json parsed = nlohmann::json::parse(line);
+    if (parsed.contains("summary") == summaries) lines.push_back(std::move(parsed));
+  }
   return lines;
 }
 

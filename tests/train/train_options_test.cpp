@@ -69,6 +69,7 @@ TEST(OptionLists, ArePinned) {
                                                 "offload_ratio",
                                                 "streamed_layers",
                                                 "cast_side",
+                                                "profile",
                                                 "pin_memory",
                                                 "cpuadam_cores_perc"}));
   EXPECT_EQ(names(init_option_table()),
@@ -105,6 +106,7 @@ TEST(OptionLists, ArePinned) {
   EXPECT_EQ(names(bench_step_option_table()), (Names{"config",
                                                      "batch_size",
                                                      "max_length",
+                                                     "gradient_accumulation_steps",
                                                      "no_optimizer",
                                                      "offload_optimizer",
                                                      "offload_ratio",
@@ -117,6 +119,7 @@ TEST(OptionLists, ArePinned) {
                                                      "activation_checkpointing",
                                                      "steps",
                                                      "warmup",
+                                                     "breakdown",
                                                      "trace",
                                                      "json",
                                                      "device",
