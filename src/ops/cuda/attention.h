@@ -62,7 +62,8 @@ class CudaAttention {
   struct Call;
   bool cudnn_takes(const Call& call) const;
   bool tensor_cores_take(const Call& call) const;
-  static bool narrow(const Call& call);
+  bool hopper_takes(const Call& call) const;
+  bool narrow(const Call& call) const;
   bool cudnn_forward(Call call);   // false: cuDNN does not take this window
   bool cudnn_backward(Call call);  // false: that, or not enough scratch
 
