@@ -1,7 +1,7 @@
-// Attention without a library: what runs where cuDNN does not (attention.h says when). Two sets of kernels with one
-// interface: on the tensor cores for bf16 whose rows can be read 16 bytes at a time, and plain fp32 arithmetic for all
-// else. Both keep sums in fp32 and add them in a fixed order; backward computes the scores again, once for dq and once
-// for dk and dv, so that no two blocks add to one element.
+// Attention without a library: what runs where cuDNN does not (attention.h says when). Three sets of kernels with one
+// interface: on the tensor cores for bf16 whose rows can be read 16 bytes at a time, on Hopper's (hopper/) for heads of
+// 64 and 128 of such rows, and plain fp32 arithmetic for all else. All keep sums in fp32 and add them in a fixed order;
+// backward computes the scores again, once for dq and once for dk and dv, so that no two blocks add to one element.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -46,15 +46,15 @@ bool tensor_core_attention_takes(int head_dim, std::int64_t shared_memory);
 void tensor_core_attention(cudaStream_t stream, const AttentionArguments& a);
 void tensor_core_attention_grad(cudaStream_t stream, const AttentionArguments& a);
 
-// The gradient on Hopper's own matrix units (hopper/), for the same calls: on GPUs of capability 9.0.
+// On GPUs of capability 9.0.
 constexpr bool hopper_attention_takes(int head_dim) { return head_dim == 64 || head_dim == 128; }
 void hopper_attention(cudaStream_t stream, const AttentionArguments& a);
-// Faster, for self-attention: every document has its queries' rows as keys'.
+void hopper_attention_grad(cudaStream_t stream, const AttentionArguments& a);
+// The gradient faster, for self-attention (every document's queries are its keys' rows): scores are computed once.
 inline bool hopper_attention_takes_narrow(const AttentionArguments& a) {
   return a.head_dim == 64 && a.window <= 129 && a.heads / a.kv_heads >= 3;
 }
 void hopper_attention_grad_narrow(cudaStream_t stream, const AttentionArguments& a, int multiprocessors);
-void hopper_attention_grad(cudaStream_t stream, const AttentionArguments& a);
 
 void plain_attention(cudaStream_t stream, DType dtype, const AttentionArguments& a);
 void plain_attention_grad(cudaStream_t stream, DType dtype, const AttentionArguments& a);

@@ -70,11 +70,11 @@ __device__ inline void multiply(Sums& c, std::uint64_t a, std::uint64_t b, bool 
                : SO_SUMS(c)
                : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
-// c += a b over 16 columns of a, in registers, and rows of b, in shared memory.
-__device__ inline void multiply_add(Sums& c, const unsigned (&a)[4], std::uint64_t b) {
+// c (+)= a b over 16 columns of a, in registers, and rows of b, in shared memory.
+__device__ inline void multiply_operand(Sums& c, const unsigned (&a)[4], std::uint64_t b, bool add) {
   asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; " SO_MULTIPLY "{%32,%33,%34,%35}, %36, p, 1, 1, 1;}"
                : SO_SUMS(c)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 // c (+)= a^T b over 16 rows of a and b, both in shared memory.
 __device__ inline void multiply_transposed(Sums& c, std::uint64_t a, std::uint64_t b, bool add) {
@@ -95,14 +95,14 @@ __device__ inline void row_products(Sums& c, const bf16_t* a, const bf16_t* b) {
     for (int k = 0; k < side / 16; ++k) multiply(c, left + k * column_step, right + k * column_step, part + k > 0);
   }
 }
-// c += a b, b a tile.
+// c (+)= a b, b a tile.
 template <int D>
-__device__ inline void add_products(Sums (&c)[D / side], const Operand& a, const bf16_t* b) {
+__device__ inline void add_products(Sums (&c)[D / side], const Operand& a, const bf16_t* b, bool add = true) {
 #pragma unroll
   for (int part = 0; part < D / side; ++part) {
     const std::uint64_t right = descriptor(b + part * part_elements);
 #pragma unroll
-    for (int k = 0; k < side / 16; ++k) multiply_add(c[part], a[k], right + k * row_step);
+    for (int k = 0; k < side / 16; ++k) multiply_operand(c[part], a[k], right + k * row_step, add || k > 0);
   }
 }
 
@@ -113,15 +113,15 @@ __device__ inline void transposed_products(Sums& c, const bf16_t* a, const bf16_
   for (int k = 0; k < side / 16; ++k) multiply_transposed(c, left + k * row_step, right + k * row_step, add || k > 0);
 }
 
+__device__ inline unsigned pack(float x, float y) {
+  const __nv_bfloat162 p = __floats2bfloat162_rn(x, y);
+  return *reinterpret_cast<const unsigned*>(&p);
+}
 __device__ inline void to_operand(Operand& to, const Sums& from) {
-  const auto pair = [](float x, float y) {
-    const __nv_bfloat162 p = __floats2bfloat162_rn(x, y);
-    return *reinterpret_cast<const unsigned*>(&p);
-  };
 #pragma unroll
   for (int c = 0; c < side / 16; ++c)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) to[c][i] = pair(from[8 * c + 2 * i], from[8 * c + 2 * i + 1]);
+    for (int i = 0; i < 4; ++i) to[c][i] = pack(from[8 * c + 2 * i], from[8 * c + 2 * i + 1]);
 }
 
 // The thread's number, of which the compiler knows nothing: what is computed from it is not kept over loops in
