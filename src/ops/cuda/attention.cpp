@@ -42,9 +42,10 @@ std::byte* aligned(std::byte* p) {
   return past > 0 ? p + (alignment - past) : p;
 }
 
-// Up to this window our forward pass on Hopper is faster than cuDNN's: 0.21 against 0.26 ms at 128, but 0.50 against
-// 0.45 at 512 (64 heads of 64, 4 documents of 4096).
-constexpr std::int64_t widest_forward = 256;
+// Up to this window, and with heads of this size, our forward pass on Hopper is faster than cuDNN's: 0.21 against 0.26
+// ms at 128, but 0.50 against 0.46 at 512 (64 heads of 64, 4 documents of 4096); 0.48 against 0.31 at 512 with 32 heads
+// of 128.
+constexpr std::int64_t widest_forward = 192, forward_head_dim = 64;
 
 }  // namespace
 
@@ -192,7 +193,7 @@ void CudaAttention::forward(cudaStream_t stream, const Heads& out, const Tensor&
                             const Heads& v, const AttentionSpans& spans, const Tensor& scratch) {
   Call call(stream, out, lse, q, k, v, spans, scratch);
   if (call.q_rows() == 0 || spans.documents == 0) return;
-  if (hopper_takes(call) && narrow(call) && call.window() <= widest_forward)
+  if (hopper_takes(call) && q.head_dim == forward_head_dim && narrow(call) && call.window() <= widest_forward)
     return hopper_attention(stream, call.arguments());
   if (cudnn_takes(call) && cudnn_forward(call)) return;
   if (tensor_cores_take(call)) return tensor_core_attention(stream, call.arguments());
@@ -285,7 +286,7 @@ std::optional<Cut> cut_gradient(const SdpaShape& whole, std::int64_t k_rows, std
 }  // namespace
 
 // cuDNN's deterministic gradient (9.19) goes over all that comes before a query, whatever the window: 4.5 ms (64 heads
-// of 64, 4 documents of 4096). Ours go over what it sees. On Hopper 0.40 ms with a window of 128, 1.3 at 512, 2.2 at
+// of 64, 4 documents of 4096). Ours go over what it sees. On Hopper 0.41 ms with a window of 128, 1.3 at 512, 2.2 at
 // 1024, 3.5 at 2048; by the other tensor cores' kernels 1.13, 2.7 and 4.7.
 bool CudaAttention::narrow(const Call& call) const {
   return call.window() > 0 && (hopper_takes(call) ? 2 : 6) * call.window() <= call.spans->max_q;

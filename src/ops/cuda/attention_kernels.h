@@ -46,7 +46,7 @@ bool tensor_core_attention_takes(int head_dim, std::int64_t shared_memory);
 void tensor_core_attention(cudaStream_t stream, const AttentionArguments& a);
 void tensor_core_attention_grad(cudaStream_t stream, const AttentionArguments& a);
 
-// On GPUs of capability 9.0.
+// On GPUs of capability 9.0. Forward, heads of 64 only.
 constexpr bool hopper_attention_takes(int head_dim) { return head_dim == 64 || head_dim == 128; }
 void hopper_attention(cudaStream_t stream, const AttentionArguments& a);
 void hopper_attention_grad(cudaStream_t stream, const AttentionArguments& a);

@@ -1,5 +1,5 @@
-// Attention on Hopper's matrix units, for windows (attention_kernels.h): grid (tiles of queries, key heads), each block
-// as attention_tiles.h says.
+// Attention with narrow windows on Hopper's matrix units, heads of 64 (cuDNN is faster for larger ones): grid (tiles of
+// queries, key heads), each block as attention_tiles.h says.
 #include "ops/cuda/hopper/attention_tiles.h"
 
 namespace so {
@@ -8,16 +8,16 @@ namespace {
 using namespace kernel;
 using namespace hopper;
 
-template <int D>
+constexpr int D = 64;
+
 struct Shared {
   bf16_t q[2][query_groups][side * D];  // of a pair of heads, and of the next
   KeySlots<D> keys;
 };
 
-template <int D>
-__global__ void __launch_bounds__(query_threads, D == 64 ? 2 : 1) forward_kernel(AttentionArguments a) {
+__global__ void __launch_bounds__(query_threads, 2) forward_kernel(AttentionArguments a) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<D>*>(memory);
+  auto& shared = *reinterpret_cast<Shared*>(memory);
   const Place place(a, a.cu_q);
   if (!place.tile.any) return;
   const QueryWalk walk(a, place);
@@ -132,17 +132,11 @@ __global__ void __launch_bounds__(query_threads, D == 64 ? 2 : 1) forward_kernel
   }
 }
 
-template <int D>
-void forward(cudaStream_t stream, const AttentionArguments& a) {
-  launch<Shared<D>>(forward_kernel<D>, "attention forward_kernel", a.q_rows, query_threads, stream, a);
-}
-
 }  // namespace
 
 void hopper_attention(cudaStream_t stream, const AttentionArguments& a) {
-  SO_CHECK(hopper_attention_takes(a.head_dim), "heads of {}", a.head_dim);
-  if (a.head_dim == 64) return forward<64>(stream, a);
-  forward<128>(stream, a);
+  SO_CHECK(a.head_dim == D, "heads of {}", a.head_dim);
+  launch<Shared>(forward_kernel, "attention forward_kernel", a.q_rows, query_threads, stream, a);
 }
 
 }  // namespace so
