@@ -7,6 +7,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/units.h"
+
 namespace so {
 namespace {
 
@@ -135,6 +137,10 @@ OptionValue parse_value(const OptionSpec& spec, std::string_view text, std::stri
       std::int64_t number = 0;
       const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
       if (error == std::errc() && end == text.data() + text.size()) return check_value(spec, number, where);
+      if (spec.value_unit == "bytes") {
+        if (const auto bytes = parse_bytes(text)) return check_value(spec, *bytes, where);
+        fail("{}: {} is not a number of bytes, as 20GB or 20GiB", where, in_quotes(text));
+      }
       return check_value(spec, parse_real(), where);  // 64e6
     }
     case OptionKind::real:

@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+#include <cmath>
+#include <utility>
+
 namespace so {
 
 std::string format_bytes(std::uint64_t bytes) {
@@ -15,6 +19,29 @@ std::string format_bytes(std::uint64_t bytes) {
     unit = next;
   }
   return fmt::format("{:.1f} {}", value, unit);
+}
+
+std::optional<std::int64_t> parse_bytes(std::string_view text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc()) return std::nullopt;
+  std::string_view unit = text.substr(static_cast<std::size_t>(end - text.data()));
+  while (unit.starts_with(' ')) unit.remove_prefix(1);
+  double scale = unit.empty() || unit == "B" ? 1 : 0;
+  for (const auto& [name, bytes] : {std::pair<std::string_view, double>{"kB", 1e3},
+                                    {"KB", 1e3},
+                                    {"MB", 1e6},
+                                    {"GB", 1e9},
+                                    {"TB", 1e12},
+                                    {"KiB", 0x1p10},
+                                    {"MiB", 0x1p20},
+                                    {"GiB", 0x1p30},
+                                    {"TiB", 0x1p40}})
+    if (unit == name) scale = bytes;
+  const double bytes = scale > 1 ? std::round(number * scale) : number * scale;
+  if (scale == 0 || !std::isfinite(bytes) || bytes != std::floor(bytes) || std::abs(bytes) >= 0x1p63)
+    return std::nullopt;
+  return static_cast<std::int64_t>(bytes);
 }
 
 std::string format_duration(double seconds) {

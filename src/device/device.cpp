@@ -24,8 +24,24 @@ void Buffer::swap(Buffer& other) noexcept {
   std::swap(bytes_, other.bytes_);
 }
 
+void Device::limit_memory(const Limits& limits) {
+  const std::lock_guard lock(mutex_);
+  limits_ = limits;
+}
+
 Buffer Device::allocate(MemoryKind kind, std::size_t bytes, std::string name) {
   if (bytes == 0) return {};
+  const std::lock_guard lock(mutex_);
+  const bool own = kind == MemoryKind::device && this->kind() != DeviceKind::cpu;
+  const std::size_t limit = own ? limits_.device : limits_.host;
+  if (limit != Limits::none) {
+    std::size_t held = 0;
+    for (const MemoryKind k : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable})
+      if ((k == MemoryKind::device && this->kind() != DeviceKind::cpu) == own) held += ledger_.held(k);
+    if (bytes > limit || held > limit - bytes)
+      fail("out of {} memory: {} for '{}' beside {} already held is more than {}, which the run may have",
+           own ? "device" : "host", format_bytes(bytes), name, format_bytes(held), format_bytes(limit));
+  }
   void* data = allocate_memory(kind, bytes);
   if (!data)
     fail(

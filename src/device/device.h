@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -103,10 +105,19 @@ class Device {
   };
   virtual std::optional<OwnMemory> own_memory() const { return std::nullopt; }
 
+  // What may be held at once, in bytes, so that a wrong plan shows: host is pinned and pageable together, and on the
+  // CPU device every kind, since there is one memory.
+  struct Limits {
+    static constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
+    std::size_t device = none, host = none;
+  };
+  void limit_memory(const Limits& limits);
+
   virtual std::unique_ptr<Stream> create_stream(std::string name) = 0;
   virtual std::unique_ptr<Event> create_event(Timing timing = Timing::off) = 0;
 
-  // Throws Error naming the request and what is booked when there is no room. Contents are unspecified.
+  // Throws Error naming the request and what is booked when there is no room, or not within the limits. Contents are
+  // unspecified. Any thread.
   // Aligned to at least 4096 bytes. Zero bytes give an empty buffer.
   Buffer allocate(MemoryKind kind, std::size_t bytes, std::string name);
 
@@ -119,6 +130,8 @@ class Device {
 
  private:
   Ledger ledger_;
+  std::mutex mutex_;  // guards what follows, and keeps a request within it until it is booked
+  Limits limits_;
 };
 
 // The CPU as a device: a stream is a worker thread, and its work spreads over `pool`, which must outlive the device.

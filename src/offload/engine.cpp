@@ -19,11 +19,16 @@ bool on_host(const Bucket& bucket) { return bucket.owner() == Owner::host; }
 
 bool is_inner(const ParameterLayout& layout, int unit) { return unit > 0 && unit < layout.units() - 1; }
 
-// The first and last unit hold embeddings: large, and used at both ends of a step where they are tied.
+std::vector<bool> streamed(const ParameterLayout& layout, const EngineSettings& settings) {
+  return streamed_units(layout.units(), settings.device_units, settings.streamed_units);
+}
+
+// Streamed units have the first slots. The first and last unit hold embeddings: large, and used at both ends of a step
+// where they are tied.
 std::vector<int> weight_slots(const ParameterLayout& layout, const EngineSettings& settings) {
-  std::vector<int> slots(static_cast<std::size_t>(layout.units()), -1);
+  std::vector<int> slots = WeightStream::places(streamed(layout, settings));
   for (int unit = 0; unit < settings.device_units && settings.transient_weights; ++unit)
-    if (is_inner(layout, unit)) slots[static_cast<std::size_t>(unit)] = 0;
+    if (is_inner(layout, unit)) slots[static_cast<std::size_t>(unit)] = stream_places;
   return slots;
 }
 std::vector<int> make_gradient_slots(const ParameterLayout& layout, const EngineSettings& settings) {
@@ -53,12 +58,18 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
               : policy                                   ? std::move(policy)
                                                          : make_adaptive_policy()),
       weights_(device, layout, settings.compute, weight_slots(layout, settings)),
+      stream_(device, layout, weights_, streamed(layout, settings),
+              [this](int unit) {
+                const std::span<Bucket> buckets = buckets_of(unit);
+                return std::all_of(buckets.begin(), buckets.end(),
+                                   [&](const Bucket& bucket) { return host_.weights_final(bucket); });
+              }),
       gradients_(device, layout, settings.gradients, make_gradient_slots(layout, settings), "gradients"),
       stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()),
                              "gradient stats")),
       stats_host_(device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient stats")),
       buckets_(make_buckets(layout, settings.bucket_elements, settings.device_units,
-                            settings.transient_weights || settings.transient_gradients)),
+                            settings.transient_weights || settings.transient_gradients || settings.streamed_units > 0)),
       host_state_(device, Owner::host, buckets_, settings.moments,
                   settings.schedule == Schedule::synchronous ? 0 : settings.undo_buckets),
       device_state_(device, Owner::device, buckets_, settings.moments),
@@ -69,8 +80,8 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
       first_landed_(device.create_event(Timing::on)),
       complete_(device.create_event(Timing::on)),
       decided_(device.create_event(Timing::on)),
-      host_(device, host_pool, layout, buckets_, host_state_, weights_, gradients_, settings.transient_gradients,
-            settings.cast, gate_) {
+      host_(device, host_pool, layout, buckets_, host_state_, weights_, stream_, gradients_,
+            settings.transient_gradients, settings.cast, gate_) {
   SO_CHECK(settings.gradients == DType::f32 || settings.gradients == settings.compute, "gradients in {}",
            name_of(settings.gradients));
   held_gradients_.fill(-1);
@@ -117,19 +128,34 @@ void OffloadEngine::cast_masters(const Bucket& bucket, Stream& stream) {
 }
 
 void OffloadEngine::require_weights(int unit, Stream& stream) {
-  if (weights_.slot(unit) >= 0) return cast_masters(unit, stream);
   // What the device owns, the model's stream itself has brought up to date.
+  if (has_transient_weights(unit))
+    cast_masters(unit, stream);
+  else
+    require_from_host(unit, stream);
+  stream_.prefetch();
+}
+
+void OffloadEngine::require_from_host(int unit, Stream& stream) {
   const std::span<Bucket> buckets = buckets_of(unit);
-  bool here = true, sent = true;
+  const bool streamed = stream_.has(unit);
+  bool here = !streamed || stream_.here(unit), sent = true;
   for (const Bucket& bucket : buckets) {
     if (!on_host(bucket)) continue;
     here = here && host_.weights_here(bucket);
     sent = sent && host_.weights_sent(bucket);
   }
-  if (!here) waits_.begin(stream, sent ? WaitReason::link : WaitReason::host);
+  if (!here) waits_.begin(stream, !sent ? WaitReason::host : streamed ? WaitReason::stream : WaitReason::link);
   for (const Bucket& bucket : buckets)  // also if all are here: a copy that failed must stop this stream too
     if (on_host(bucket)) host_.require_weights(bucket, stream);
+  if (streamed) stream_.require(unit, stream);
   if (!here) waits_.end(stream);
+}
+
+void OffloadEngine::release_weights(int unit, Stream& stream) {
+  if (!stream_.has(unit)) return;
+  stream_.release(unit, stream);
+  stream_.prefetch();
 }
 
 void OffloadEngine::require_gradients(int unit, Stream& stream) {
@@ -185,6 +211,7 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
   first_ready_ = false;
   Event& landed = *landed_[static_cast<std::size_t>(unit)];
   stream.record(landed);
+  if (stream_.has(unit)) stream_.drop(unit);  // before the host may write them
   // Units come last first, so a bucket is complete with the unit in which it begins; the highest bucket first, as the
   // forward pass needs it last.
   const std::span<Bucket> buckets = buckets_of(unit);
@@ -277,6 +304,7 @@ UpdateFacts OffloadEngine::facts() const {
 EngineCounters OffloadEngine::counters() const {
   EngineCounters all = counters_;
   all.host = host_.counters();
+  all.streamed_units = stream_.copies();
   all.committed_buckets += all.host.committed;
   all.discarded_buckets += all.host.discarded;
   all.save_wait_seconds += all.host.save_wait_seconds;
@@ -365,11 +393,14 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
     if (has_transient_weights(bucket)) held_weights_ = -1;
     const bool sent = settings_.compute == DType::f32 || has_narrow;
     SO_CHECK(sent || bucket.owner() == Owner::device, "host-owned weights at {} came in fp32 only", part.begin);
-    if (sent)
-      stream.copy(weights.data(),
-                  settings_.compute == DType::f32 ? static_cast<const void*>(piece.wide.data() + from)
-                                                  : piece.narrow.data() + from,
-                  weights.bytes());
+    const void* const source = settings_.compute == DType::f32 ? static_cast<const void*>(piece.wide.data() + from)
+                                                               : piece.narrow.data() + from;
+    if (streams(bucket)) {
+      stream_.drop_all();
+      std::memcpy(stream_.at(part.begin), source, weights.bytes());
+    } else if (sent) {
+      stream.copy(weights.data(), source, weights.bytes());
+    }
     if (bucket.owner() == Owner::device) {
       if (settings_.compute == DType::f32) {
         stream.copy(master, weights.data(), masters.bytes());
@@ -393,6 +424,7 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
 
 void OffloadEngine::upload_weights(Stream& compute) {
   host_.finish();
+  stream_.drop_all();
   for (const Bucket& bucket : buckets_) {
     if (bucket.owner() == Owner::host) {
       host_.send_masters(bucket);

@@ -28,6 +28,7 @@
 #include "offload/update_policy.h"
 #include "offload/verdict.h"
 #include "offload/weight_piece.h"
+#include "offload/weight_stream.h"
 #include "optim/adamw.h"
 #include "optim/device_adamw.h"
 #include "parallel/communicator.h"
@@ -69,6 +70,7 @@ struct EngineCounters {
   std::int64_t steps = 0, skipped_steps = 0, clipped_steps = 0;
   std::int64_t committed_buckets = 0, discarded_buckets = 0;
   std::int64_t device_updates = 0;  // of the committed buckets, those the device updated
+  std::int64_t streamed_units = 0;  // copies of a unit's weights from where they stream
   double save_wait_seconds = 0;     // of updates for a save that had not passed
   HostCounters host;
   WaitSeconds device_waits{};  // of the device, by what it waited for; without those of the step under way
@@ -97,7 +99,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
 
   // WeightSource
   void require_weights(int unit, Stream& stream) override;
-  void release_weights(int, Stream&) override {}
+  void release_weights(int unit, Stream& stream) override;
   Tensor weight(int first, int count = 1) const override { return weights_.weight(first, count); }
 
   // GradientSink
@@ -158,9 +160,12 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // The device's weights from its masters: of a unit that has none of its own, unless they are there; of a bucket.
   void cast_masters(int unit, Stream& stream);
   void cast_masters(const Bucket& bucket, Stream& stream);
-  bool has_transient_weights(const Bucket& bucket) const {
-    return weights_.slot(layout_.unit_of(bucket.range().begin)) >= 0;
-  }
+  bool has_transient_weights(int unit) const { return weights_.slot(unit) >= 0 && !stream_.has(unit); }
+  bool has_transient_weights(const Bucket& bucket) const { return has_transient_weights(unit_of(bucket)); }
+  bool streams(const Bucket& bucket) const { return stream_.has(unit_of(bucket)); }
+  int unit_of(const Bucket& bucket) const { return layout_.unit_of(bucket.range().begin); }
+  // Waits until the host has the unit's final weights, and has the stream wait for the rest of their way.
+  void require_from_host(int unit, Stream& stream);
   OptimizerState& state_of(const Bucket& bucket) { return bucket.owner() == Owner::host ? host_state_ : device_state_; }
   // Marks that a device-owned bucket's weights and state are those of the last update.
   Event& current(const Bucket& bucket) { return *current_[static_cast<std::size_t>(bucket.index())]; }
@@ -174,6 +179,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   const std::unique_ptr<UpdatePolicy> policy_;
 
   DeviceWeights weights_;
+  WeightStream stream_;
   int held_weights_ = -1;  // the unit whose weights are in the slot of those that are not kept
   UnitArray gradients_;
   std::array<int, gradient_slots> held_gradients_;  // by slot: the unit that had it last, -1: none

@@ -26,40 +26,38 @@ std::int64_t largest(std::span<const Bucket> buckets) {
   return elements;
 }
 
-// Buckets in hand: the one that is next, and one whose gradient arrives meanwhile.
-constexpr std::size_t hands = StagingRing::ahead - 1;
+// A bucket in hand leaves the slot alone from which the one before it departs.
+static_assert(HostSchedule::hands < StagingRing::ahead);
 
 }  // namespace
 
 HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLayout& layout, std::span<Bucket> buckets,
-                             OptimizerState& state, DeviceWeights& weights, const UnitArray& gradients,
-                             bool store_gradients, CastSide cast, SaveGate& gate)
+                             OptimizerState& state, DeviceWeights& weights, const WeightStream& streamed,
+                             const UnitArray& gradients, bool store_gradients, CastSide cast, SaveGate& gate)
     : pool_(pool),
       buckets_(buckets),
-      state_(state),
+      layout_(layout),
       update_(pool, layout, state),
       weights_(weights),
+      streamed_(streamed),
       gradients_(gradients),
       gate_(gate),
-      turn_of_(buckets.size(), -1),
       ring_(device, largest(buckets), gradients.dtype(), weights.dtype(), cast, !store_gradients),
+      schedule_(buckets, state),
       entries_(buckets.size()) {
   for (const Bucket& bucket : buckets) {
     if (bucket.owner() != Owner::host) continue;
-    turn_of_[static_cast<std::size_t>(bucket.index())] = static_cast<int>(owned_.size());
-    owned_.push_back(bucket.index());
-    elements_.push_back(bucket.range().size());
     entry(bucket).fetched = device.create_event();
     entry(bucket).current = device.create_event();
   }
-  if (!owned_.empty() && store_gradients) {
+  if (!owned().empty() && store_gradients) {
     std::size_t bytes = 0;
-    for (const int index : owned_) bytes += gradient_bytes(bucket(index));
+    for (const int index : owned()) bytes += gradient_bytes(bucket(index));
     store_ = device.allocate(MemoryKind::pinned, bytes, "gradients");
     auto* at = static_cast<std::byte*>(store_.data());
-    for (const int index : owned_) at = (entry(index).stored = at) + gradient_bytes(bucket(index));
+    for (const int index : owned()) at = (entry(index).stored = at) + gradient_bytes(bucket(index));
   }
-  if (!owned_.empty() && device.backed()) thread_ = std::thread([this] { run(); });
+  if (!owned().empty() && device.backed()) thread_ = std::thread([this] { run(); });
 }
 
 HostOptimizer::~HostOptimizer() {
@@ -79,59 +77,30 @@ void HostOptimizer::wait_until(std::unique_lock<std::mutex>& lock, const Ready& 
   throw_error();
 }
 
-bool HostOptimizer::has_final_weights(const Bucket& bucket) const {
-  switch (bucket.state()) {
-    case BucketState::idle:
-    case BucketState::landing:
-    case BucketState::owing:
-    case BucketState::committed:
-    case BucketState::returning:
-      return true;
-    case BucketState::deferred:
-    case BucketState::speculated:
-    case BucketState::previewed:
-    case BucketState::discarded:
-      break;
-  }
-  SO_CHECK(entry(bucket.index()).decided, "weights of bucket {} after its gradient", bucket.index());
-  return false;
-}
-
-bool HostOptimizer::needs_no_gradient(const Bucket& bucket) const {
-  const BucketState state = bucket.state();
-  return state == BucketState::idle || state == BucketState::landing || state == BucketState::returning;
-}
-
 void HostOptimizer::begin_step(const AdamWStep& unclipped, UpdateChoice choice) {
-  SO_CHECK(choice.ahead.size() == owned_.size() && choice.after.size() == owned_.size() &&
-               choice.redo.size() == owned_.size(),
-           "a choice for {} of {} buckets", choice.ahead.size(), owned_.size());
   const std::lock_guard lock(mutex_);
   throw_error();
   unclipped_ = unclipped;
-  // What is left of the step before goes by the new choice: any is right.
-  choice_ = std::move(choice);
+  schedule_.begin_step(std::move(choice));
 }
 
 bool HostOptimizer::gradient_free(const Bucket& bucket) const {
   const std::lock_guard lock(mutex_);
   throw_error();
-  return needs_no_gradient(bucket);
+  return schedule_.needs_no_gradient(bucket);
 }
 
 void HostOptimizer::require_gradient(const Bucket& bucket, Stream& stream) {
   {
     std::unique_lock lock(mutex_);
-    wait_until(lock, [&] { return needs_no_gradient(bucket); });
+    wait_until(lock, [&] { return schedule_.needs_no_gradient(bucket); });
   }
   stream.wait(*entry(bucket).fetched);
 }
 
 void HostOptimizer::land(Bucket& bucket) {
   const std::lock_guard lock(mutex_);
-  // The weights that the last step sent are there: this step's forward pass has waited for them.
-  if (bucket.state() == BucketState::returning) bucket.settle();
-  bucket.land();
+  schedule_.land(bucket);
 }
 
 void HostOptimizer::landed(Bucket& bucket, Event& complete) {
@@ -139,10 +108,8 @@ void HostOptimizer::landed(Bucket& bucket, Event& complete) {
   if (e.stored) ring_.fetch(e.stored, gradient_of(bucket), complete, *e.fetched);
   {
     const std::lock_guard lock(mutex_);
-    bucket.defer();
-    e.decided = e.redo = false;
     e.complete = &complete;
-    ahead_.push_back(bucket.index());
+    schedule_.landed(bucket);
   }
   changed_.notify_all();
 }
@@ -151,14 +118,8 @@ void HostOptimizer::decide(bool stands, bool unclipped, const AdamWStep& step) {
   {
     const std::lock_guard lock(mutex_);
     throw_error();
-    stands_ = stands;
-    as_speculated_ = stands && unclipped;
     final_ = step;
-    ahead_.clear();
-    for (const int index : owned_) {
-      entry(index).decided = true;
-      if (!entry(index).in_hand) apply_verdict(bucket(index));
-    }
+    schedule_.decide(stands, unclipped);
   }
   changed_.notify_all();
 }
@@ -166,34 +127,37 @@ void HostOptimizer::decide(bool stands, bool unclipped, const AdamWStep& step) {
 bool HostOptimizer::weights_sent(const Bucket& bucket) const {
   const std::lock_guard lock(mutex_);
   throw_error();
-  return has_final_weights(bucket);
+  return schedule_.has_final_weights(bucket);
+}
+
+bool HostOptimizer::weights_final(const Bucket& bucket) const {
+  const std::lock_guard lock(mutex_);
+  throw_error();
+  return schedule_.is_decided(bucket) && schedule_.has_final_weights(bucket);
 }
 
 bool HostOptimizer::weights_here(const Bucket& bucket) const {
   const std::lock_guard lock(mutex_);
   throw_error();
-  return has_final_weights(bucket) && entry(bucket.index()).current->done();
+  return schedule_.has_final_weights(bucket) && entry(bucket.index()).current->done();
 }
 
 void HostOptimizer::require_weights(const Bucket& bucket, Stream& stream) {
   {
     std::unique_lock lock(mutex_);
-    wait_until(lock, [&] { return has_final_weights(bucket); });
+    wait_until(lock, [&] { return schedule_.has_final_weights(bucket); });
   }
   stream.wait(*entry(bucket).current);
 }
 
 void HostOptimizer::require_state(const Bucket& bucket) {
   std::unique_lock lock(mutex_);
-  wait_until(lock, [&] { return !entry(bucket).decided || (needs_no_gradient(bucket) && !entry(bucket).in_hand); });
+  wait_until(lock, [&] { return schedule_.has_final_state(bucket); });
 }
 
 void HostOptimizer::finish() {
   std::unique_lock lock(mutex_);
-  wait_until(lock, [&] {
-    return std::all_of(owned_.begin(), owned_.end(),
-                       [&](int i) { return needs_no_gradient(bucket(i)) && !entry(i).in_hand; });
-  });
+  wait_until(lock, [&] { return schedule_.finished(); });
 }
 
 void HostOptimizer::fail(std::exception_ptr error) {
@@ -206,7 +170,7 @@ void HostOptimizer::fail(std::exception_ptr error) {
 
 HostCounters HostOptimizer::counters() const {
   const std::lock_guard lock(mutex_);
-  return counters_;
+  return schedule_.counters();
 }
 
 double HostOptimizer::update_seconds() const {
@@ -219,95 +183,16 @@ double HostOptimizer::preview_seconds() const {
   return preview_seconds_;
 }
 
-// ---- Either side, under the lock ----
-
-void HostOptimizer::apply_verdict(Bucket& bucket) {
-  Entry& e = entry(bucket);
-  const bool ahead = bucket.state() != BucketState::deferred;
-  if (as_speculated_ && ahead) {
-    ++counters_.committed_ahead;
-    if (bucket.state() == BucketState::speculated) {
-      bucket.commit();
-      ++counters_.committed;
-      adopting_.insert(bucket.index());
-    } else {
-      bucket.owe();
-      owing_.insert(bucket.index());
-    }
-    return;
-  }
-  if (stands_ && !ahead) {
-    due_.insert(bucket.index());
-    return;
-  }
-  bucket.discard();
-  ++(stands_ ? counters_.voided : counters_.discarded);
-  if (e.place >= 0) state_.give_back(std::exchange(e.place, -1));
-  if (!stands_ && !ahead) {
-    bucket.settle();
-    return;
-  }
-  if (stands_) {
-    bucket.redo();
-    e.redo = true;
-  }
-  due_.insert(bucket.index());
-}
-
-HostOptimizer::Task HostOptimizer::task_of(int index) const {
-  const Entry& e = entry(index);
-  const auto turn = static_cast<std::size_t>(turn_of_[static_cast<std::size_t>(index)]);
-  switch (buckets_[static_cast<std::size_t>(index)].state()) {
-    case BucketState::deferred:
-      if (e.decided) {
-        if (!stands_) return Task::none;
-        return (as_speculated_ ? choice_.after : choice_.redo)[turn] == After::in_place ? Task::update
-                                                                                        : Task::weights_first;
-      }
-      if (choice_.ahead[turn] == Ahead::speculate) return e.place >= 0 ? Task::speculate : Task::none;
-      return choice_.ahead[turn] == Ahead::preview ? Task::preview : Task::none;
-    case BucketState::owing:
-      return Task::follow;
-    case BucketState::committed:
-      return Task::adopt;
-    case BucketState::discarded:
-      return Task::restore;
-    default:
-      return Task::none;
-  }
-}
-
 // ---- The thread ----
 
-int HostOptimizer::most_urgent() {
-  const auto take = [](std::set<int>& from, bool lowest) {
-    const auto at = lowest ? from.begin() : std::prev(from.end());
-    const int index = *at;
-    from.erase(at);
-    return index;
-  };
-  if (!due_.empty()) return take(due_, true);
-  if (!adopting_.empty()) return take(adopting_, false);
-  if (!owing_.empty()) return take(owing_, false);
-  while (!ahead_.empty()) {
-    const int index = ahead_.front();
-    ahead_.pop_front();
-    const auto turn = static_cast<std::size_t>(turn_of_[static_cast<std::size_t>(index)]);
-    if (choice_.ahead[turn] == Ahead::speculate && state_.has_spare()) entry(index).place = state_.take_spare();
-    if (task_of(index) != Task::none) return index;
-  }
-  return -1;
-}
-
 bool HostOptimizer::prepare() {
-  const int index = most_urgent();
+  const int index = schedule_.take();
   if (index < 0) return false;
   Entry& e = entry(index);
-  e.in_hand = true;
   Work work{index, nullptr};
-  const Task task = task_of(index);
-  if (task != Task::adopt) work.slot = &ring_.slot(turn_++);
-  if (task != Task::adopt && task != Task::restore && !e.stored)
+  const HostTask task = schedule_.task_of(index);
+  if (task != HostTask::adopt) work.slot = &ring_.slot(turn_++);
+  if (task != HostTask::adopt && task != HostTask::restore && !e.stored)
     ring_.fetch(work.slot->gradient.data(), gradient_of(bucket(index)), *e.complete, *e.fetched);
   in_hand_.push_back(work);
   return true;
@@ -323,7 +208,7 @@ void HostOptimizer::run() {
         std::unique_lock lock(mutex_);
         for (;;) {
           if (stop_ || error_) return;
-          while (in_hand_.size() < hands && prepare()) {
+          while (in_hand_.size() < HostSchedule::hands && prepare()) {
           }
           if (!in_hand_.empty()) break;
           changed_.wait(lock);
@@ -339,8 +224,6 @@ void HostOptimizer::run() {
 }
 
 void HostOptimizer::perform(const Work& work) {
-  constexpr std::array names = {"none",          "speculate", "preview", "update",
-                                "weights first", "state",     "adopt",   "restore weights"};
   delay_point();
   Bucket& b = bucket(work.index);
   auto start = std::chrono::steady_clock::now();
@@ -352,106 +235,67 @@ void HostOptimizer::perform(const Work& work) {
 
   // The verdict may have come since the bucket was taken in hand.
   std::unique_lock lock(mutex_);
-  counters_.gradient_wait_seconds += waited;
-  const Task task = task_of(work.index);
-  const AdamWStep step = task == Task::speculate || task == Task::preview ? unclipped_ : final_;
-  Entry& e = entry(work.index);
-  if (task != Task::speculate && task != Task::adopt && e.place >= 0) state_.give_back(std::exchange(e.place, -1));
+  schedule_.counters().gradient_wait_seconds += waited;
+  const HostTask task = schedule_.begin(work.index);
+  const AdamWStep step = task == HostTask::speculate || task == HostTask::preview ? unclipped_ : final_;
+  const int place = schedule_.place_of(work.index);
   lock.unlock();
 
   double adam = 0, save_wait = 0;
-  const std::string name = tracing() ? fmt::format("{} {}", names[static_cast<std::size_t>(task)], work.index) : "";
+  const std::string name = tracing() ? fmt::format("{} {}", name_of(task), work.index) : "";
   const TraceSpan span(name);
-  if (task == Task::update || task == Task::follow || task == Task::adopt) save_wait = gate_.wait(work.index);
-  if (task != Task::adopt && task != Task::none) {
+  if (task == HostTask::update || task == HostTask::follow || task == HostTask::adopt)
+    save_wait = gate_.wait(work.index);
+  if (task != HostTask::adopt && task != HostTask::none) {
     start = std::chrono::steady_clock::now();
-    update(b, *work.slot, task, step);
-    if (task != Task::restore) adam = seconds_since(start);
-    if (task != Task::follow) give(b, *work.slot);
+    update(b, *work.slot, task, place, step);
+    if (task != HostTask::restore) adam = seconds_since(start);
+    if (task != HostTask::follow) give(b, *work.slot);
   }
 
   delay_point();
   lock.lock();
-  counters_.adam_seconds += adam;
-  counters_.save_wait_seconds += save_wait;
+  schedule_.counters().adam_seconds += adam;
+  schedule_.counters().save_wait_seconds += save_wait;
   if (adam > 0)
-    measured(task == Task::preview || task == Task::weights_first ? preview_seconds_ : update_seconds_, adam,
+    measured(task == HostTask::preview || task == HostTask::weights_first ? preview_seconds_ : update_seconds_, adam,
              b.range().size());
-  complete(b, task);
-  e.in_hand = false;
+  schedule_.complete(work.index, task);
   lock.unlock();
   changed_.notify_all();
 }
 
-void HostOptimizer::complete(Bucket& bucket, Task task) {
-  Entry& e = entry(bucket);
-  const auto final = [&] {
-    bucket.commit();
-    ++counters_.committed;
-    bucket.depart();
-  };
+void HostOptimizer::update(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place,
+                           const AdamWStep& step) {
+  const Entry& e = entry(bucket);
+  const Tensor gradient(e.stored ? e.stored : slot.gradient.data(), ring_.gradients(), {bucket.range().size()}),
+      weights = weights_of(bucket, slot);
   switch (task) {
-    case Task::none:  // its step is skipped, and nothing had been done
-      apply_verdict(bucket);
-      return;
-    case Task::speculate:
-      bucket.speculate();
-      ++counters_.speculated;
-      if (e.decided) apply_verdict(bucket);
-      return;
-    case Task::preview:
-      bucket.preview();
-      ++counters_.previewed;
-      if (e.decided) apply_verdict(bucket);
-      return;
-    case Task::update:
-      ++counters_.updated_in_place;
-      counters_.redone += e.redo ? 1 : 0;
-      final();
-      return;
-    case Task::weights_first:
-      ++counters_.updated_weights_first;
-      counters_.redone += e.redo ? 1 : 0;
-      bucket.owe();
-      owing_.insert(bucket.index());
-      return;
-    case Task::follow:
-      final();
-      return;
-    case Task::adopt:
-      state_.adopt(std::exchange(e.place, -1), bucket);
-      bucket.depart();
-      return;
-    case Task::restore:
-      ++counters_.restored;
-      bucket.depart();
+    case HostTask::speculate:
+      return update_.beside(place, bucket, step, gradient, weights);
+    case HostTask::preview:
+    case HostTask::weights_first:
+      return update_.preview(bucket, step, gradient, weights);
+    case HostTask::update:
+      return update_.in_place(bucket, step, gradient, weights);
+    case HostTask::follow:
+      return update_.follow(bucket, step, gradient);
+    case HostTask::restore:
+      return update_.round_masters(bucket, weights);
+    case HostTask::none:
+    case HostTask::adopt:
       return;
   }
 }
 
-void HostOptimizer::update(const Bucket& bucket, const StagingRing::Slot& slot, Task task, const AdamWStep& step) {
-  const Entry& e = entry(bucket);
-  const Tensor gradient(e.stored ? e.stored : slot.gradient.data(), ring_.gradients(), {bucket.range().size()}),
-      weights = weights_in(slot, bucket);
-  switch (task) {
-    case Task::speculate:
-      return update_.beside(e.place, bucket, step, gradient, weights);
-    case Task::preview:
-    case Task::weights_first:
-      return update_.preview(bucket, step, gradient, weights);
-    case Task::update:
-      return update_.in_place(bucket, step, gradient, weights);
-    case Task::follow:
-      return update_.follow(bucket, step, gradient);
-    case Task::restore:
-      return update_.round_masters(bucket, weights);
-    case Task::none:
-    case Task::adopt:
-      return;
-  }
+Tensor HostOptimizer::weights_of(const Bucket& bucket, const StagingRing::Slot& slot) const {
+  const Range range = bucket.range();
+  if (streams(bucket)) return {streamed_.at(range.begin), weights_.dtype(), {range.size()}};
+  return {slot.weights.data(), ring_.weights(), {range.size()}};
 }
 
 void HostOptimizer::give(const Bucket& bucket, StagingRing::Slot& slot) {
+  if (streams(bucket)) return;
   const Range range = bucket.range();
   ring_.give(slot, Tensor(weights_.at(range.begin), weights_.dtype(), {range.size()}), *entry(bucket.index()).current);
 }
@@ -459,7 +303,7 @@ void HostOptimizer::give(const Bucket& bucket, StagingRing::Slot& slot) {
 void HostOptimizer::send_masters(const Bucket& bucket) {
   StagingRing::Slot& slot = ring_.slot(turn_++);
   slot.weights_gone->synchronize();
-  update_.round_masters(bucket, weights_in(slot, bucket));
+  update_.round_masters(bucket, weights_of(bucket, slot));
   give(bucket, slot);
 }
 

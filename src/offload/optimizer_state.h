@@ -9,6 +9,7 @@
 #include "base/thread_pool.h"
 #include "device/device.h"
 #include "offload/bucket.h"
+#include "offload/state_places.h"
 #include "optim/adamw.h"
 
 namespace so {
@@ -23,7 +24,7 @@ inline std::size_t state_bytes(DType moments) { return sizeof(float) + 2 * size_
 // memory or in device memory. Each bucket's state has a place; spare places take new state beside the old, and adopting
 // one replaces the old state by it without copying. Contents are unspecified until cleared. Calls about different
 // buckets may come from different threads; those about spare places, from one.
-class OptimizerState {
+class OptimizerState final : public StatePlaces {
  public:
   // `spare_places`: how many buckets can have new state beside the old at a time ("undo pool").
   OptimizerState(Device& device, Owner owner, std::span<const Bucket> buckets, DType moments,
@@ -41,15 +42,15 @@ class OptimizerState {
   // As a tensor of `range`, which lies in the bucket.
   Tensor part(StateArray array, const Bucket& bucket, Range range) const;
 
-  bool has_spare() const { return !spare_.empty(); }
-  int take_spare();                                       // Bug if there is none
-  void give_back(int place) { spare_.push_back(place); }  // what was written there is forgotten
+  // StatePlaces
+  bool has_spare() const override { return !spare_.empty(); }
+  int take_spare() override;
+  void give_back(int place) override { spare_.push_back(place); }
+  void adopt(int place, const Bucket& bucket) override;
   // Like at(), in a place that was taken for the bucket's new state.
   AdamWState beside(int place, const Bucket& bucket, std::int64_t element) const;
   // Zeros in such a place, in host memory: elements `range` of the flat range.
   void clear(int place, const Bucket& bucket, Range range);
-  // The new state becomes the bucket's; where the old one was is spare.
-  void adopt(int place, const Bucket& bucket);
 
  private:
   using Arrays = std::array<Buffer, state_arrays.size()>;

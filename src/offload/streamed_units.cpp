@@ -17,8 +17,7 @@ std::vector<bool> streamed_units(int units, int device_units, int count) {
   std::vector<bool> streamed(static_cast<std::size_t>(units), false);
   // The unit at which the running share of them passes a whole number; the last of each run, so that the forward pass
   // begins with units that are there.
-  for (int i = 0; i < may; ++i)
-    streamed[static_cast<std::size_t>(first + i)] = (i + 1) * count / may > i * count / may;
+  for (int i = 0; i < may; ++i) streamed[static_cast<std::size_t>(first + i)] = (i + 1) * count / may > i * count / may;
   return streamed;
 }
 

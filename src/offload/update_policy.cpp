@@ -9,8 +9,8 @@
 namespace so {
 namespace {
 
-// What the host may plan with of the rates that were measured: the next step's may be lower, and the link's traffic comes
-// unevenly.
+// What the host may plan with of the rates that were measured: the next step's may be lower, and the link's traffic
+// comes unevenly.
 constexpr double usable = 0.9;
 // A preview's share of an update's traffic, until one has been measured.
 constexpr double preview_share = 0.6;

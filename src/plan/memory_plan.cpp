@@ -30,6 +30,12 @@ std::size_t MemoryPlan::host_total(DeviceKind device) const {
   return sum;
 }
 
+std::size_t MemoryPlan::allocatable(std::size_t bytes, DeviceKind device, bool own) const {
+  for (const Entry& entry : entries)
+    if (!entry.allocated && on_host(entry.kind, device) != own) bytes -= std::min(bytes, entry.bytes);
+  return bytes;
+}
+
 std::string MemoryPlan::table() const {
   std::vector<Entry> sorted = entries;
   std::stable_sort(sorted.begin(), sorted.end(), [](const Entry& a, const Entry& b) {

@@ -1,6 +1,6 @@
 // Which optimizer state the device owns, what the layers keep for backward, and how many places for new state beside
-// the old the host has: chosen together from measured rates and the memory that is left. Arithmetic only: no device, no
-// clock. Sizes are the caller's, who learns them from dry runs.
+// the old the host has: chosen together from measured rates and the memory that is left, by simulating the step of each
+// choice that could be the best. No device, no clock. Sizes are the caller's, who learns them from dry runs.
 //
 // The choices compete. State on the device needs no link and no host, but takes memory that activations would use, so
 // that more is computed again. State on the host costs nothing while the GPU computes anyway, and time where it does
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "offload/engine.h"
+#include "plan/simulator.h"
 
 namespace so {
 
@@ -33,17 +34,19 @@ struct MachineRates {
 CastSide choose_cast(const MachineRates& rates, double state_bytes);
 std::string describe_rates(const MachineRates& rates);  // for the log
 
-// One unit of the forward pass (offload/parameter_layout.h) and one micro-batch. FLOPs are those of matrix products and
-// attention; what is bound by memory is left out, so that the GPU is taken to be quicker than it is.
+// One unit of the forward pass (offload/parameter_layout.h) and one micro-batch: FLOPs of a large matrix product that
+// would take as long, and what memory-bound work reads and writes.
 struct UnitWork {
   std::int64_t elements = 0;
   double forward_flops = 0, backward_flops = 0;
+  double forward_bytes = 0, backward_bytes = 0;
 };
 
 // One choice of what the layers keep: the work of having the rest again, of each unit and one micro-batch.
 struct Recomputation {
   std::vector<double> flops;         // by unit
   std::vector<double> device_bytes;  // by unit: what memory-bound work reads and writes
+  std::vector<double> link_bytes;    // by unit: of what is kept in host memory, to there and back; empty: none
 };
 
 // All that a run takes but its activations and the places for new state, if the device owns units [0, device_units).
@@ -65,13 +68,18 @@ struct OffloadInputs {
   std::int64_t micro_batches = 1;
   std::int64_t bucket_elements = 0;
   double gradient_bytes = 2, weight_bytes = 2;  // an element, on the link and in the update
+  double stream_bytes = 2;                      // an element of weights that stream
+  CastSide cast = CastSide::host;               // which the above are for
   double state_bytes = 12;                      // an element: fp32 master weight and two moments
   // What layers may keep, from the cheapest in time to the dearest. At least one.
   std::vector<Recomputation> keeps;
-  std::function<std::size_t(std::int64_t keep)> activation_bytes;  // on the device
+  std::function<std::size_t(std::int64_t keep)> activation_bytes;       // on the device
+  std::function<std::size_t(std::int64_t keep)> activation_host_bytes;  // on the host; empty: none
   std::function<StateMemory(int device_units, Residency)> memory;
-  std::vector<Residency> residencies = {{}};  // that may be chosen, what is kept the most first
-  std::size_t undo_place_bytes = 0;           // of host memory, for one bucket
+  std::vector<Residency> residencies = {{}};  // that may be chosen, what is kept the most first; none streams
+  int most_streamed = 0;             // each of them also with weights of so many host-owned units streamed, at most
+  bool forced_stream = false;        // so many exactly, or as many as may
+  std::size_t undo_place_bytes = 0;  // of host memory, for one bucket
   std::size_t device_budget = 0, host_budget = 0;
   std::size_t undo_budget = 0;   // of host_budget, up to where places for new state may fill it
   int forced_device_units = -1;  // -1: to be chosen
@@ -84,22 +92,30 @@ struct StepEstimate {
   double gpu = 0;            // forward, backward, recomputation, and the update of what the device owns
   double device_update = 0;  // of it, the latter
   double host = 0;           // that the host's memory is busy: AdamW and the link's traffic
-  double exposed = 0;        // that the GPU waits
+  WaitSeconds waits{};       // of the GPU, by what it waits for
+  double exposed = 0;        // their sum
   double seconds() const { return gpu + exposed; }
   // Elements whose new state the host computes beside the old before the verdict.
   double speculated_elements = 0;
   double previewed_elements = 0;  // whose weights are made before it, and the state later
 };
 
-// Plays a few steps of the schedule against the rates, a piece of a unit at a time, until they repeat. An element of
-// AdamW moves 2 s + g + w bytes of host memory (s, g, w: its state, gradient and weight): old state read, new state
-// written. The link's copies of gradient and weight move g + w bytes more. What is previewed has s + g + w bytes of
-// that done for its weights and 2 s + g later for its state. The host takes gradients as they come, the last units
-// first, until the verdict; what is left then it takes the first units first. The synchronous schedule does everything
-// after the verdict and before the next forward pass. Of a few ways to divide the elements (offload/update_policy.h
-// chooses for every step), with at most `undo_buckets` speculated, the quickest counts.
+// What a step is made of for the simulator (plan/simulator.h). An element of AdamW moves 2 s + g + w bytes of host
+// memory (s, g, w: its state, gradient and weight): old state read, new state written. The link's copies of gradient
+// and weight move g + w bytes more. What is previewed has s + g + w bytes of that done for its weights and 2 s + g
+// later for its state.
+SimulatedRun simulated_run(const OffloadInputs& inputs, int device_units, std::int64_t keep, std::int64_t undo_buckets,
+                           Residency residency = {});
+
+// Plays the steps of such a run, by the engine's own policy and schedule, until they repeat. With at most
+// `undo_buckets` speculated.
 StepEstimate estimate_step(const OffloadInputs& inputs, int device_units, std::int64_t keep, std::int64_t undo_buckets,
                            Residency residency = {});
+
+// As many places for new state as the host can fill during backward, or as fit beside `host_bytes` that the state
+// takes; whether or not the step is shorter with all of them: a place saves the host the second pass of a preview.
+std::int64_t choose_undo_buckets(const OffloadInputs& inputs, int device_units, std::int64_t keep,
+                                 std::size_t host_bytes, Residency residency = {});
 
 struct OffloadPlan {
   int device_units = 0;
@@ -107,6 +123,7 @@ struct OffloadPlan {
   std::int64_t keep = 0;  // index of inputs.keeps
   std::int64_t undo_buckets = 0;
   StepEstimate estimate;
+  SimulatedRun run;                                // which was estimated
   std::string why_split, why_undo, why_residency;  // for the log; each says the choice and its reason; or empty
 };
 

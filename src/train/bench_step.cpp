@@ -115,12 +115,14 @@ struct Model {
             MemoryKind::device,
             static_cast<std::size_t>(plan.shape.longest_document * spec.rope.rotary_dim) * sizeof(float),
             "rotation table")),
+        store(device, kept_on_host(plan.decoder.keep), input_bytes(spec, plan.decoder.compute, plan.shape)),
         decoder(spec, layout, ops,
                 Tensor(rope.data(), DType::f32, {plan.shape.longest_document, 2, spec.rope.rotary_dim / 2}),
-                plan.decoder),
+                plan.decoder, &store),
         arena(device, MemoryKind::device, "activations", plan.activation_bytes),
         upload(device, plan.shape.micro_batch_tokens) {}
   Buffer rope;
+  ActivationStore store;
   Decoder decoder;
   Arena arena;
   BatchUpload upload;
@@ -128,7 +130,8 @@ struct Model {
 
 // plan_training() without an engine.
 TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
-                        const TrainingShape& shape, DType compute, Toggle activation_checkpointing) {
+                        const TrainingShape& shape, DType compute, Toggle activation_checkpointing,
+                        const MemoryCaps& caps) {
   TrainingPlan plan;
   plan.shape = shape;
   plan.decoder.compute = compute;
@@ -141,7 +144,7 @@ TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, 
     plan.memory.add(device->ledger());
   }
   add_libraries(plan.memory, runtime.device().kind(), runtime.host_pool().size());
-  plan_activations(spec, layout, planning_machine(runtime, compute, DType::f32), activation_checkpointing,
+  plan_activations(spec, layout, planning_machine(runtime, compute, DType::f32, caps), activation_checkpointing,
                    "use a smaller --batch_size or --max_length, a smaller model, or a GPU with more memory", plan);
   return plan;
 }
@@ -151,12 +154,15 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
   TrainingShape shape;
   shape.micro_batch_tokens = options.batch_size * options.max_length;
   shape.longest_document = options.max_length;
-  if (options.no_optimizer) return plan_plain(spec, layout, runtime, shape, compute, options.activation_checkpointing);
+  const MemoryCaps caps = memory_caps(runtime.device().kind(), options.device_memory, options.host_memory);
+  if (options.no_optimizer)
+    return plan_plain(spec, layout, runtime, shape, compute, options.activation_checkpointing, caps);
   EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
   engine.max_grad_norm = options.max_grad_norm;
-  return plan_training(spec, layout, planning_machine(runtime, compute, engine.moments), shape, engine,
-                       {options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side}, true,
-                       options.activation_checkpointing, WeightOrigin::random);
+  return plan_training(
+      spec, layout, planning_machine(runtime, compute, engine.moments, caps), shape, engine,
+      {options.offload_optimizer, options.offload_ratio, options.mode, options.streamed_layers, options.cast_side},
+      true, options.activation_checkpointing, WeightOrigin::random);
 }
 
 struct Measured {
@@ -278,6 +284,7 @@ int run_bench_step(const BenchStepOptions& options) {
   // One stream for all, as the ops want it.
   const auto stream = device.create_stream("compute");
   const double gemm_rate = measure_gemm_rate(device, runtime.ops(), *stream, compute);
+  device.limit_memory(plan.limits);  // measuring is over
   const Measured m = measure(options, spec, layout, runtime, *stream, plan);
 
   const std::vector<std::int32_t> cu_seqlens = row_offsets(options.batch_size, options.max_length);

@@ -60,6 +60,11 @@ void add_placement(OptionTable<S>& t) {
       .at_most(1)
       .or_else(-1.0, "as is quickest and fits; on the CPU device 1")
       .default_from("as train");
+  t.add("streamed_layers", &S::streamed_layers, "Layers whose weights stream from host memory for each use, at most")
+      .at_least(0)
+      .at_most(100000)
+      .or_else(-1, "as is quickest and fits; on the CPU device 0")
+      .default_from("as train");
   t.add("mode", &S::mode, "Schedule of what the CPU steps: superoffload beside the device's work, zerooffload after it")
       .default_from("as train");
   t.add("cast_side", &S::cast_side, "Who changes bf16 into fp32 and back for what the CPU steps")
@@ -193,6 +198,7 @@ OptionTable<BenchStepOptions> make_bench_step() {
       .default_from(ours);
   add_json(t);
   add_machine(t);
+  add_memory_caps(t);
   return t;
 }
 
@@ -219,7 +225,14 @@ OptionTable<PlanOptions> make_plan() {
       .metavar("FILE|NAME")
       .default_from(ours);
   t.add("gpus", &O::gpus, "GPUs").at_least(1).at_most(1e6).default_from(ours);
+  add_memory_caps(t);
   t.group("Result");
+  t.add("explain", &O::explain,
+        "One choice of the plan: what else there was, how long a step would take with it, and why it lost")
+      .default_from(ours);
+  t.add("trace", &O::trace, "Write a step as it is expected to be as a timeline for ui.perfetto.dev")
+      .metavar("FILE")
+      .default_from(ours);
   add_json(t);
   return t;
 }

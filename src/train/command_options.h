@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/options.h"
+#include "plan/plan_choice.h"
 #include "train/train_options.h"
 
 namespace so {
@@ -59,6 +60,17 @@ struct TokenizeOptions {
   bool json = false;
 };
 
+template <>
+struct EnumNames<PlanChoice> {
+  static constexpr std::pair<PlanChoice, std::string_view> list[] = {{PlanChoice::none, "none"},
+                                                                     {PlanChoice::split, "split"},
+                                                                     {PlanChoice::residency, "residency"},
+                                                                     {PlanChoice::streaming, "streaming"},
+                                                                     {PlanChoice::activations, "activations"},
+                                                                     {PlanChoice::undo, "undo"},
+                                                                     {PlanChoice::cast, "cast"}};
+};
+
 struct PlanOptions {
   std::string model;  // as InitOptions::config
   int batch_size = 4;
@@ -66,14 +78,18 @@ struct PlanOptions {
   int gradient_accumulation_steps = 1;
   OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
   double offload_ratio = -1;  // as TrainOptions
+  int streamed_layers = -1;   // as TrainOptions
   OffloadMode mode = OffloadMode::superoffload;
   CastChoice cast_side = CastChoice::automatic;
   std::int64_t bucket_size = 16 << 20;  // as TrainOptions
   StatePrecision optimizer_state_dtype = StatePrecision::fp32;
   Toggle activation_checkpointing = Toggle::automatic;
   Precision dtype = Precision::automatic;
-  std::string hardware = "h200";  // a file, or the key of a known machine
+  std::string hardware = "h200";                    // a file, or the key of a known machine
+  std::int64_t device_memory = 0, host_memory = 0;  // as TrainOptions, in place of the hardware's; 0: that
   int gpus = 1;
+  PlanChoice explain = PlanChoice::none;
+  std::string trace;  // file; empty: none
   bool json = false;
 };
 
@@ -92,6 +108,7 @@ struct BenchStepOptions {
   bool no_optimizer = false;  // forward and backward only
   OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
   double offload_ratio = -1;  // as TrainOptions
+  int streamed_layers = -1;   // as TrainOptions
   OffloadMode mode = OffloadMode::superoffload;
   CastChoice cast_side = CastChoice::automatic;
   double max_grad_norm = 1;
@@ -102,6 +119,7 @@ struct BenchStepOptions {
   DeviceChoice device = DeviceChoice::automatic;
   Precision dtype = Precision::automatic;
   int cpu_threads = 0;
+  std::int64_t device_memory = 0, host_memory = 0;  // as TrainOptions
   bool json = false;
 };
 

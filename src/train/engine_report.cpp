@@ -14,6 +14,7 @@ EngineCounters since(const EngineCounters& now, const EngineCounters& before) {
   d.committed_buckets -= before.committed_buckets;
   d.discarded_buckets -= before.discarded_buckets;
   d.device_updates -= before.device_updates;
+  d.streamed_units -= before.streamed_units;
   d.save_wait_seconds -= before.save_wait_seconds;
   for (std::size_t i = 0; i < wait_reasons; ++i) d.device_waits[i] -= before.device_waits[i];
   const HostCounters& b = before.host;
@@ -46,11 +47,12 @@ std::string describe_schedule(const EngineCounters& counters) {
 std::string describe_waits(const EngineCounters& counters) {
   const auto waited = [&](WaitReason reason) { return counters.device_waits[static_cast<std::size_t>(reason)]; };
   return fmt::format(
-      "the device waited {:.4f} s: host {:.4f}, link {:.4f}, a former gradient {:.4f}, verdict {:.4f}; the host: AdamW "
+      "the device waited {:.4f} s: host {:.4f}, link {:.4f}, streamed weights {:.4f}, a former gradient {:.4f}, "
+      "verdict {:.4f}; the host: AdamW "
       "{:.4f}, for gradients {:.4f}, for a save {:.4f}",
-      total(counters.device_waits), waited(WaitReason::host), waited(WaitReason::link), waited(WaitReason::gradient),
-      waited(WaitReason::verdict), counters.host.adam_seconds, counters.host.gradient_wait_seconds,
-      counters.save_wait_seconds);
+      total(counters.device_waits), waited(WaitReason::host), waited(WaitReason::link), waited(WaitReason::stream),
+      waited(WaitReason::gradient), waited(WaitReason::verdict), counters.host.adam_seconds,
+      counters.host.gradient_wait_seconds, counters.save_wait_seconds);
 }
 
 double total(const WaitSeconds& waits) { return std::accumulate(waits.begin(), waits.end(), 0.0); }

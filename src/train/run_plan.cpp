@@ -1,6 +1,7 @@
 // superoffload plan, superoffload profile.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <ctime>
 #include <filesystem>
@@ -11,11 +12,13 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "io/checkpoint_directory.h"
+#include "io/trace_file.h"
 #include "model/config.h"
 #include "model/flops.h"
 #include "model/parameters.h"
 #include "model/presets.h"
 #include "plan/hardware.h"
+#include "plan/timeline.h"
 #include "train/commands.h"
 #include "train/measure.h"
 #include "train/row_step.h"
@@ -24,14 +27,19 @@
 namespace so {
 namespace {
 
-PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool) {
-  return {.kind = DeviceKind::cuda,
-          .name = hardware.name,
-          .device_memory = hardware.device_memory,
-          .host = {hardware.host_memory, "what the hardware file says"},
-          .pool = &pool,
-          .rates = [rates = hardware.rates] { return rates; },
-          .rates_origin = "by the hardware file"};
+// What the user says the run may have goes before what the hardware has.
+PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool, const MemoryCaps& caps) {
+  PlanningMachine machine{.kind = DeviceKind::cuda,
+                          .name = hardware.name,
+                          .device_memory = hardware.device_memory,
+                          .host = {hardware.host_memory, "what the hardware file says"},
+                          .pool = &pool,
+                          .rates = [rates = hardware.rates] { return rates; },
+                          .rates_origin = "by the hardware file"};
+  if (caps.device) machine.device_memory = std::max(hardware.device_memory, *caps.device);
+  if (caps.host) machine.host.available = std::max(hardware.host_memory, *caps.host);
+  apply(caps, machine);
+  return machine;
 }
 
 struct Budget {
@@ -42,6 +50,29 @@ struct Budget {
   }
 };
 
+// A step once steps repeat.
+SimulatedTimeline timeline_of(const SimulatedRun& run) {
+  Simulator simulator(run);
+  simulator.settle();
+  return simulator.timeline();
+}
+
+nlohmann::ordered_json to_json(const std::vector<Alternative>& all) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  const auto chosen = std::find_if(all.begin(), all.end(), [](const Alternative& a) { return a.chosen; });
+  for (const Alternative& a : all) {
+    nlohmann::ordered_json one{{"what", a.what}, {"chosen", a.chosen}, {"step_seconds", a.seconds}};
+    if (a.device_bytes > 0) {
+      one["device_bytes"] = a.device_bytes;
+      one["host_bytes"] = a.host_bytes;
+    }
+    one["fits"] = a.fits();
+    if (!a.chosen) one["why_not"] = why_not(a, *chosen);
+    list.push_back(std::move(one));
+  }
+  return list;
+}
+
 }  // namespace
 
 int run_plan(const PlanOptions& options) {
@@ -49,35 +80,48 @@ int run_plan(const PlanOptions& options) {
   const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
   const DType compute = resolve_dtype(options.dtype, config.text, config.origin);
   require_rows(options.batch_size, options.max_length, spec, config.origin);
+  if (!options.trace.empty()) require_writable(std::filesystem::absolute(options.trace).parent_path());
   if (options.gpus > 1) fail("--gpus {}: this version trains on one GPU; plan for --gpus 1", options.gpus);
   const HardwareProfile hardware = resolve_hardware(options.hardware);
   const ParameterLayout layout(make_parameters(spec));
   // Threads that are never started on anything: their number counts.
   ThreadPool pool("planned", std::vector<int>(static_cast<std::size_t>(hardware.host_threads), 0), false);
-  const PlanningMachine machine = machine_of(hardware, pool);
+  const MemoryCaps caps = memory_caps(DeviceKind::cuda, options.device_memory, options.host_memory);
+  const PlanningMachine machine = machine_of(hardware, pool, caps);
   TrainingShape shape;
   shape.micro_batch_tokens = options.batch_size * options.max_length;
   shape.longest_document = options.max_length;
   shape.micro_batches = options.gradient_accumulation_steps;
   EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
-  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side};
+  OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode,
+                         options.streamed_layers,   options.cast_side,     {}};
+  if (options.explain != PlanChoice::none)
+    request.explain = {options.explain};
+  else if (options.json)
+    request.explain.assign(plan_choices().begin(), plan_choices().end());
   require_state_fits(spec, machine, engine, request);
   const TrainingPlan plan = plan_training(spec, layout, machine, shape, engine, request, true,
                                           options.activation_checkpointing, WeightOrigin::files);
-  SO_CHECK(plan.estimate, "a plan for a GPU without an estimate");
+  SO_CHECK(plan.estimate && plan.run, "a plan for a GPU without an estimate");
+  const SimulatedTimeline timeline = timeline_of(*plan.run);
+  if (!options.trace.empty()) write_trace_file(options.trace, to_trace(timeline));
 
   const double seconds = plan.estimate->seconds(),
                flops = model_flops(spec, row_offsets(options.batch_size, options.max_length)) *
                        options.gradient_accumulation_steps;
   const double tokens = static_cast<double>(shape.micro_batch_tokens * shape.micro_batches);
   const double share = host_share(layout, plan.engine.device_units);
-  const Budget device{plan.memory.total(MemoryKind::device), hardware.device_memory},
-      host{plan.memory.host_total(DeviceKind::cuda), hardware.host_memory};
+  const Budget device{plan.memory.total(MemoryKind::device), *machine.device_memory},
+      host{plan.memory.host_total(DeviceKind::cuda), caps.host.value_or(hardware.host_memory)};
   if (options.json) {
     nlohmann::ordered_json memory = nlohmann::ordered_json::array();
     for (const MemoryPlan::Entry& entry : plan.memory.entries)
       memory.push_back({{"kind", name_of(entry.kind)}, {"name", entry.name}, {"bytes", entry.bytes}});
+    nlohmann::ordered_json waits, alternatives = nlohmann::ordered_json::object();
+    for (std::size_t i = 0; i < wait_reasons; ++i)
+      waits[std::string(name_of(static_cast<WaitReason>(i)))] = plan.estimate->waits[i];
+    for (const auto& [choice, all] : plan.alternatives) alternatives[std::string(name_of(choice))] = to_json(all);
     const nlohmann::ordered_json result{
         {"model", config.origin},
         {"parameters", parameter_count(spec)},
@@ -94,6 +138,7 @@ int run_plan(const PlanOptions& options) {
         {"cast_side", plan.engine.cast == CastSide::device ? "device" : "host"},
         {"transient_weights", plan.engine.transient_weights},
         {"transient_gradients", plan.engine.transient_gradients},
+        {"streamed_units", plan.engine.streamed_units},
         {"keep", describe(plan.decoder.keep)},
         {"memory", memory},
         {"device_memory", {{"planned_bytes", device.planned}, {"available_bytes", device.available}}},
@@ -101,9 +146,11 @@ int run_plan(const PlanOptions& options) {
         {"expected",
          {{"step_seconds", seconds},
           {"waiting_seconds", plan.estimate->exposed},
+          {"waiting_by_reason", waits},
           {"tokens_per_s", tokens / seconds},
           {"model_tflops", flops / seconds / 1e12}}},
-        {"reasons", plan.reasons}};
+        {"reasons", plan.reasons},
+        {"alternatives", alternatives}};
     fmt::print("{}\n", result.dump());
     return exit_ok;
   }
@@ -115,6 +162,8 @@ int run_plan(const PlanOptions& options) {
   fmt::print("memory\n{}", plan.memory.table());
   fmt::print("device memory   {}\nhost memory     {}\n", device.text(), host.text());
   for (const std::string& reason : plan.reasons) fmt::print("{}\n", reason);
+  for (const auto& [choice, all] : plan.alternatives) fmt::print("{}\n{}", name_of(choice), alternatives_table(all));
+  fmt::print("timeline\n{}", sketch(timeline));
   fmt::print("throughput      {:.0f} tokens/s, {:.4g} model TFLOP/s\n", tokens / seconds, flops / seconds / 1e12);
   return exit_ok;
 }

@@ -66,8 +66,10 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   engine.compute = compute;
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
   engine.moments = moments_dtype(options.optimizer_state_dtype);
-  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.cast_side};
-  require_state_fits(spec, planning_machine(runtime, compute, engine.moments), engine, request);
+  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.streamed_layers,
+                               options.cast_side};
+  const MemoryCaps caps = memory_caps(runtime.device().kind(), options.device_memory, options.host_memory);
+  require_state_fits(spec, planning_machine(runtime, compute, engine.moments, caps), engine, request);
   OutputDirectory output(options, origins);
   std::optional<ModelFiles> model;
   if (!options.dry_run || has_weight_files(options.model))
@@ -123,7 +125,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const auto free_before = device.own_memory();
   const std::size_t held_before = device.ledger().held(MemoryKind::device);
   const TrainingPlan plan =
-      plan_training(spec, layout, planning_machine(runtime, compute, engine.moments), shape, engine, request,
+      plan_training(spec, layout, planning_machine(runtime, compute, engine.moments, caps), shape, engine, request,
                     !origins.given("bucket_size"), options.activation_checkpointing, WeightOrigin::files);
   plan.log_reasons();
 
@@ -160,6 +162,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
     return exit_ok;
   }
 
+  device.limit_memory(plan.limits);
   Trainer trainer({options, runtime, *model, plan, data, evaluation ? &*evaluation : nullptr, batches, total_steps});
   if (checkpoint) {
     trainer.resume(checkpoint->path, *state);

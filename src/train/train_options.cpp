@@ -234,6 +234,7 @@ OptionTable<TrainOptions> make_table() {
       .at_least(1)
       .or_else(std::int64_t{0}, "cpuadam_cores_perc of the usable CPUs")
       .default_from(ours);
+  add_memory_caps(t);
 
   t.group("Offload");
   t.add("deepspeed_config", &O::deepspeed_config,
@@ -261,6 +262,14 @@ OptionTable<TrainOptions> make_table() {
       .or_else(-1.0, "as is quickest and fits; on the CPU device 1")
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.ratio");
+  t.add(
+       "streamed_layers", &O::streamed_layers,
+       "Layers whose weights lie in host memory and stream to the training device ahead of each use, at most: of those "
+       "whose optimizer state lives on the CPU, evenly spread. Results are the same")
+      .at_least(0)
+      .at_most(100000)
+      .or_else(-1, "as is quickest and fits; on the CPU device 0")
+      .default_from(ours);
   t.add("cast_side", &O::cast_side,
         "Who changes bf16 into fp32 and back for what the CPU steps: host, inside its optimizer, so that bf16 crosses "
         "the "

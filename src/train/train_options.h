@@ -113,17 +113,38 @@ struct TrainOptions {
   Toggle activation_checkpointing = Toggle::automatic;
   std::int64_t bucket_size = 16 << 20;  // bytes of fp32 gradient
   int cpu_threads = 0;
+  std::int64_t device_memory = 0;  // bytes that the run may have; 0: all there is
+  std::int64_t host_memory = 0;
   // Offload
   std::string deepspeed_config;
   OffloadMode mode = OffloadMode::superoffload;
   OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
   double offload_ratio = -1;  // share of optimizer state on the CPU, at most; -1: chosen by the program
+  int streamed_layers = -1;   // at most, whose weights stream from host memory; -1: chosen by the program
   CastChoice cast_side = CastChoice::automatic;
   bool pin_memory = true;         // DeepSpeed file only
   double cpuadam_cores_perc = 1;  // DeepSpeed file only
 };
 
 const OptionTable<TrainOptions>& train_option_table();
+
+// Rows of every command that plans a step.
+template <class S>
+void add_memory_caps(OptionTable<S>& t) {
+  constexpr const char* all = "all there is";
+  t.add("device_memory", &S::device_memory,
+        "Most of the GPU's memory that the run may take, as 20GB or 20GiB; the CUDA context comes on top")
+      .unit("bytes")
+      .at_least(1)
+      .or_else(std::int64_t{0}, all)
+      .default_from("this program");
+  t.add("host_memory", &S::host_memory,
+        "Most of the host's memory that the run may take, as 100GB; the program itself comes on top")
+      .unit("bytes")
+      .at_least(1)
+      .or_else(std::int64_t{0}, all)
+      .default_from("this program");
+}
 
 // Refuses combinations that no single row can: required options missing, eval_steps without eval_data, ...
 void check_train_options(const TrainOptions& options, const OptionOrigins& origins);

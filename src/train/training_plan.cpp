@@ -1,17 +1,20 @@
 #include "train/training_plan.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <numeric>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/units.h"
-#include "model/flops.h"
 #include "model/parameters.h"
 #include "parallel/communicator.h"
 #include "train/batch_upload.h"
 #include "train/measure.h"
 #include "train/model_files.h"
+#include "train/unit_work.h"
 
 namespace so {
 namespace {
@@ -33,21 +36,26 @@ constexpr double host_share_of_free = 0.97;
 // Up to where places for new state may fill it: they only save time, and files are cached in what is left.
 constexpr double undo_share_of_free = 0.95;
 
-// What forward and backward reach of a large matrix product's rate, memory-bound work counted in: 0.90 to 0.93 for
-// Llama-3.1-8B and Qwen3-14B on an H200.
-constexpr double pass_efficiency = 0.92;
-// What AdamW reaches beside the device's work of what it does alone, its threads' and the link's traffic together: 0.9
-// where nothing else uses the memory. Counting on less costs little: a split that leaves the host some time is hardly
-// slower, and one that does not is slower as a whole.
-constexpr double host_efficiency = 0.85;
+// What the host's memory moves in a step, the link's copies counted, of what AdamW alone does: 0.86 to 1.0 were seen on
+// one machine, with what others left of its memory.
+constexpr double host_efficiency = 0.9;
 
 std::size_t left(std::size_t all, std::size_t taken) { return all > taken ? all - taken : 0; }
 
-// A share of the memory, but on small machines no more than leaves 2 GiB, or a tenth.
-std::size_t share_of(const HostMemory& memory, double share) {
+// A share of the host's free memory, but on small machines no more than leaves 2 GiB, or a tenth; of what the user said
+// that the run may have, all.
+std::size_t share_of(const PlanningMachine& machine, double share) {
   constexpr std::size_t reserve = std::size_t{2} << 30;
-  const auto wanted = static_cast<std::size_t>(static_cast<double>(memory.available) * share);
-  return std::min(wanted, memory.available - std::min(reserve, memory.available / 10));
+  const std::size_t available = machine.host.available;
+  const auto wanted = static_cast<std::size_t>(static_cast<double>(available) * share);
+  const std::size_t free = std::min(wanted, available - std::min(reserve, available / 10));
+  return machine.host_cap ? std::min(free, *machine.host_cap) : free;
+}
+
+// What no plan may exceed.
+HostMemory usable_host(const PlanningMachine& machine) {
+  if (machine.host_cap && *machine.host_cap < machine.host.available) return {*machine.host_cap, "--host_memory"};
+  return machine.host;
 }
 
 // All that the run allocates but the activations.
@@ -85,17 +93,24 @@ std::optional<std::size_t> device_budget(Device& device) {
 void require_fits_machine(const MemoryPlan& plan, const PlanningMachine& machine, const std::string& for_device,
                           const std::string& for_host) {
   if (machine.device_memory) require_device_fits(plan, machine.name, *machine.device_memory, for_device);
-  require_fits(plan, machine.kind, machine.host, for_host);
+  require_fits(plan, machine.kind, usable_host(machine), for_host);
 }
 
 // What may be kept, as numbers of choices, cheapest first.
-std::vector<std::int64_t> allowed_choices(std::int64_t layers, Toggle activation_checkpointing) {
-  const std::int64_t count = keep_choices(layers);
+std::vector<std::int64_t> allowed_choices(std::int64_t layers, DeviceKind kind, Toggle activation_checkpointing) {
   if (activation_checkpointing == Toggle::off) return {0};
-  if (activation_checkpointing == Toggle::on) return {count - 1};
-  std::vector<std::int64_t> all(static_cast<std::size_t>(count));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
+  const std::int64_t on_device = keep_choices_on_device(layers);
+  // The CPU device's memory is the host's.
+  const std::int64_t end = kind == DeviceKind::cpu ? on_device : keep_choices(layers),
+                     first = activation_checkpointing == Toggle::on ? on_device - 1 : 0;
+  std::vector<std::int64_t> choices(static_cast<std::size_t>(end - first));
+  std::iota(choices.begin(), choices.end(), first);
+  return choices;
+}
+
+std::size_t kept_host_bytes(const DecoderSpec& spec, DType compute, const TrainingShape& shape,
+                            const std::vector<Keep>& keep) {
+  return ActivationStore::host_bytes(kept_on_host(keep), input_bytes(spec, compute, shape));
 }
 
 // Decides what layers keep, in what the rest of the plan leaves.
@@ -103,21 +118,18 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
                  Toggle activation_checkpointing, TrainingPlan& plan) {
   plan.decoder.loss_chunk_rows = choose_loss_chunk(machine.kind, spec.vocab);
   ActivationSizer sizer(spec, layout, machine.kind, plan.shape);
-  const std::size_t budget =
-      machine.device_memory ? left(*machine.device_memory, plan.memory.total(MemoryKind::device))
-                            : left(share_of(machine.host, host_share_of_free), plan.memory.host_total(machine.kind));
-  if (activation_checkpointing == Toggle::automatic) {
-    const ActivationPlan chosen = choose_activations(sizer, spec, plan.decoder, budget);
-    plan.decoder.keep = chosen.keep;
-    plan.activation_bytes = chosen.bytes;
-    if (chosen.keep != keep_choice(spec.layers, 0))
-      plan.reasons.push_back(fmt::format(
-          "activations: {}; the rest is recomputed in backward, since keeping all would not fit ({} left for them)",
-          describe(chosen.keep), format_bytes(budget)));
-  } else {
-    plan.decoder.keep = keep_choice(spec.layers, allowed_choices(spec.layers, activation_checkpointing)[0]);
-    plan.activation_bytes = sizer.bytes(plan.decoder);
-  }
+  const std::size_t budget = machine.device_memory
+                                 ? left(*machine.device_memory, plan.memory.total(MemoryKind::device))
+                                 : left(share_of(machine, host_share_of_free), plan.memory.host_total(machine.kind));
+  const std::vector<std::int64_t> choices = allowed_choices(spec.layers, machine.kind, activation_checkpointing);
+  const ActivationPlan chosen = choose_activations(sizer, spec, plan.decoder, budget, choices);
+  plan.decoder.keep = chosen.keep;
+  plan.activation_bytes = chosen.bytes;
+  if (chosen.keep != keep_choice(spec.layers, choices[0]))
+    plan.reasons.push_back(
+        fmt::format("activations: {}; the rest is recomputed in backward, since keeping {} would not fit ({} left for "
+                    "them)",
+                    describe(chosen.keep), choices[0] == 0 ? "all" : "all inputs on the device", format_bytes(budget)));
   // What is left then: attention's gradient is quicker with more scratch.
   DecoderSettings roomy = plan.decoder;
   roomy.roomy_attention = true;
@@ -127,30 +139,58 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
   }
 }
 
-void add_activations(const PlanningMachine& machine, const std::string& for_device, TrainingPlan& plan) {
+void add_activations(const DecoderSpec& spec, const PlanningMachine& machine, const std::string& for_device,
+                     TrainingPlan& plan) {
+  const std::size_t inputs_on_host = kept_host_bytes(spec, plan.decoder.compute, plan.shape, plan.decoder.keep);
   plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes);
+  if (inputs_on_host > 0) plan.memory.add(MemoryKind::pinned, "layer inputs", inputs_on_host);
   require_fits_machine(plan.memory, machine, for_device, host_advice);
-  plan.memory.add(MemoryKind::pageable, "program and data so far", resident_bytes());
+  if (machine.device_cap) plan.limits.device = plan.memory.allocatable(*machine.device_cap, machine.kind, true);
+  if (machine.host_cap) plan.limits.host = plan.memory.allocatable(*machine.host_cap, machine.kind, false);
+  plan.memory.add_beside(MemoryKind::pageable, "program and data so far", resident_bytes());
   // What was given back may have been more than all that comes: then it is the peak.
   const std::size_t peak = peak_resident_bytes(), total = plan.memory.host_total(machine.kind);
   if (machine.kind == DeviceKind::cuda && peak > total)
-    plan.memory.add(MemoryKind::pageable, "measuring, before the run", peak - total);
+    plan.memory.add_beside(MemoryKind::pageable, "measuring, before the run", peak - total);
+}
+
+// What the weights of all units but the device-owned inner ones, which may be transient, take if `count` stream.
+struct StreamedWeights {
+  std::size_t device_bytes = 0, host_bytes = 0;
+};
+StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units, int count, DType dtype) {
+  const std::vector<bool> streamed = streamed_units(layout.units(), device_units, count);
+  const std::vector<int> places = WeightStream::places(streamed);
+  StreamedWeights weights;
+  std::array<std::size_t, stream_places> largest{};
+  for (int unit = device_units; unit < layout.units(); ++unit) {
+    const std::size_t bytes = static_cast<std::size_t>(layout.unit_range(unit).size()) * size_of(dtype);
+    const auto u = static_cast<std::size_t>(unit);
+    (streamed[u] ? weights.host_bytes : weights.device_bytes) += bytes;
+    if (streamed[u]) {
+      std::size_t& place = largest[static_cast<std::size_t>(places[u])];
+      place = std::max(place, bytes);
+    }
+  }
+  weights.device_bytes = std::accumulate(largest.begin(), largest.end(), weights.device_bytes);
+  return weights;
 }
 
 // On a GPU: owners and places for new state, chosen together with what layers keep.
 void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
-                   int forced_device_units, CastChoice cast, Toggle activation_checkpointing, WeightOrigin origin,
-                   TrainingPlan& plan) {
+                   int forced_device_units, const OffloadRequest& request, Toggle activation_checkpointing,
+                   WeightOrigin origin, TrainingPlan& plan) {
+  const CastChoice cast = request.cast;
   const std::vector<std::int32_t> documents = usual_documents(plan.shape);
   OffloadInputs in;
   const MachineRates measured = machine.rates();
   in.rates = measured;
-  in.rates.gemm_flops *= pass_efficiency;
-  in.rates.host_memory *= host_efficiency;
-  const std::vector<UnitFlops> flops = unit_flops(spec, documents);
+  in.units = unit_work(spec, documents, plan.engine.compute);
   for (int unit = 0; unit < layout.units(); ++unit) {
-    const UnitFlops& f = flops[static_cast<std::size_t>(unit)];
-    in.units.push_back({layout.unit_range(unit).size(), f.forward, f.backward});
+    UnitWork& work = in.units[static_cast<std::size_t>(unit)];
+    work.elements = layout.unit_range(unit).size();
+    // For the norm.
+    work.backward_bytes += static_cast<double>(work.elements) * static_cast<double>(size_of(plan.engine.gradients));
   }
   in.state_bytes = static_cast<double>(state_bytes(plan.engine.moments));
   if (plan.engine.compute == DType::bf16 && cast == CastChoice::automatic)
@@ -159,9 +199,15 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   in.schedule = plan.engine.schedule;
   in.micro_batches = plan.shape.micro_batches;
   in.bucket_elements = plan.engine.bucket_elements;
-  in.gradient_bytes = static_cast<double>(size_of(casts ? DType::f32 : plan.engine.gradients));
-  in.weight_bytes = static_cast<double>(size_of(casts ? DType::f32 : plan.engine.compute));
-  const std::vector<std::int64_t> choices = allowed_choices(spec.layers, activation_checkpointing);
+  const auto set_cast = [&](OffloadInputs& inputs, bool on_device) {
+    inputs.cast = on_device ? CastSide::device : CastSide::host;
+    inputs.gradient_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan.engine.gradients));
+    inputs.weight_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan.engine.compute));
+    inputs.rates.host_memory = (on_device ? measured.host_wide : measured.host_memory) * host_efficiency;
+  };
+  set_cast(in, casts);
+  in.stream_bytes = static_cast<double>(size_of(plan.engine.compute));
+  const std::vector<std::int64_t> choices = allowed_choices(spec.layers, machine.kind, activation_checkpointing);
   for (const std::int64_t choice : choices)
     in.keeps.push_back(recomputation(spec, keep_choice(spec.layers, choice), documents, plan.engine.compute));
 
@@ -177,21 +223,40 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
     }
     return *size;
   };
+  in.activation_host_bytes = [&](std::int64_t keep) {
+    return kept_host_bytes(spec, plan.engine.compute, plan.shape,
+                           keep_choice(spec.layers, choices[static_cast<std::size_t>(keep)]));
+  };
   const auto state = [&](int device_units, std::int64_t undo_buckets, Residency residency = {}) {
     EngineSettings settings = plan.engine;
     settings.device_units = device_units;
     settings.transient_weights = residency.transient_weights;
     settings.transient_gradients = residency.transient_gradients;
+    settings.streamed_units = residency.streamed_units;
     settings.undo_buckets = undo_buckets;
     return plan_state(spec, layout, machine, plan.shape, settings, origin).memory;
   };
+  // How many units stream, if any, changes nothing but where their weights are: arithmetic beside one dry run.
+  std::map<std::tuple<int, bool, bool, bool>, StateMemory> states;
   in.memory = [&](int device_units, Residency residency) {
-    const MemoryPlan memory = state(device_units, 0, residency);
-    return StateMemory{memory.total(MemoryKind::device), memory.host_total(machine.kind)};
+    const bool streams = residency.streamed_units > 0;
+    const auto key = std::tuple(device_units, residency.transient_weights, residency.transient_gradients, streams);
+    auto found = states.find(key);
+    if (found == states.end()) {
+      Residency one = residency;
+      one.streamed_units = streams ? 1 : 0;
+      const MemoryPlan memory = state(device_units, 0, one);
+      found = states.emplace(key, StateMemory{memory.total(MemoryKind::device), memory.host_total(machine.kind)}).first;
+    }
+    if (!streams) return found->second;
+    const StreamedWeights all = streamed_weights(layout, device_units, residency.streamed_units, plan.engine.compute),
+                          one = streamed_weights(layout, device_units, 1, plan.engine.compute);
+    return StateMemory{found->second.device_bytes + all.device_bytes - one.device_bytes,
+                       found->second.host_bytes + all.host_bytes - one.host_bytes};
   };
   in.device_budget = *machine.device_memory;
-  in.host_budget = share_of(machine.host, host_share_of_free);
-  in.undo_budget = share_of(machine.host, undo_share_of_free);
+  in.host_budget = share_of(machine, host_share_of_free);
+  in.undo_budget = share_of(machine, undo_share_of_free);
   if (in.schedule == Schedule::overlapped) {
     // The first place brings what all share.
     const std::size_t none = in.memory(0, {}).host_bytes, one = state(0, 1).host_total(machine.kind),
@@ -205,6 +270,8 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   in.residencies.clear();
   for (const Residency r : {Residency{false, false}, {false, true}, {true, false}, {true, true}})
     if ((move || !r.transient_gradients) && (narrow || !r.transient_weights)) in.residencies.push_back(r);
+  in.most_streamed = request.streamed_layers < 0 ? layout.units() : request.streamed_layers;
+  in.forced_stream = request.streamed_layers >= 0;
   in.device_name = machine.name;
   in.device_advice = device_advice;
   in.host_advice = host_advice;
@@ -214,7 +281,19 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   plan.engine.undo_buckets = chosen.undo_buckets;
   plan.engine.transient_weights = chosen.residency.transient_weights;
   plan.engine.transient_gradients = chosen.residency.transient_gradients;
+  plan.engine.streamed_units = chosen.residency.streamed_units;
   plan.estimate = chosen.estimate;
+  plan.run = chosen.run;
+  OffloadInputs other = in;
+  set_cast(other, !casts);
+  for (const PlanChoice choice : request.explain)
+    plan.alternatives.emplace_back(
+        choice, alternatives(
+                    in, chosen, choice,
+                    [&](std::int64_t keep) {
+                      return describe(keep_choice(spec.layers, choices[static_cast<std::size_t>(keep)]));
+                    },
+                    plan.engine.compute == DType::bf16 ? &other : nullptr));
   const auto say = [&](std::string reason) { plan.reasons.push_back(std::move(reason)); };
   say(fmt::format("{}: {}", machine.rates_origin, describe_rates(measured)));
   say("optimizer state: " + chosen.why_split);
@@ -223,8 +302,12 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
                     cast == CastChoice::automatic ? ", which is quicker here" : ", as asked"));
   say(chosen.why_undo);
   if (!chosen.why_residency.empty()) say(chosen.why_residency);
-  say(fmt::format("expected: {:.3f} s a step, {:.3f} s of it waiting for the host", chosen.estimate.seconds(),
-                  chosen.estimate.exposed));
+  const auto waits = [&](WaitReason reason) { return chosen.estimate.waits[static_cast<std::size_t>(reason)]; };
+  say(
+      fmt::format("expected: {:.3f} s a step, {:.3f} s of it waiting: for the host {:.3f}, the link {:.3f}, "
+                  "streamed weights {:.3f}, a gradient's place {:.3f}",
+                  chosen.estimate.seconds(), chosen.estimate.exposed, waits(WaitReason::host), waits(WaitReason::link),
+                  waits(WaitReason::stream), waits(WaitReason::gradient)));
 }
 
 }  // namespace
@@ -233,19 +316,38 @@ void TrainingPlan::log_reasons() const {
   for (const std::string& reason : reasons) log_info("{}", reason);
 }
 
-PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments) {
+MemoryCaps memory_caps(DeviceKind kind, std::int64_t device_memory, std::int64_t host_memory) {
+  if (kind == DeviceKind::cpu && device_memory > 0)
+    fail("--device_memory {}: the CPU device has no memory of its own; say with --host_memory what the run may have",
+         device_memory);
+  MemoryCaps caps;
+  if (device_memory > 0) caps.device = static_cast<std::size_t>(device_memory);
+  if (host_memory > 0) caps.host = static_cast<std::size_t>(host_memory);
+  return caps;
+}
+
+void apply(const MemoryCaps& caps, PlanningMachine& machine) {
+  machine.device_cap = caps.device;
+  machine.host_cap = caps.host;
+  if (caps.device && machine.device_memory) machine.device_memory = std::min(*machine.device_memory, *caps.device);
+}
+
+PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments, const MemoryCaps& caps) {
   Device& device = runtime.device();
-  return {.kind = device.kind(),
-          .name = device.name(),
-          .device_memory = device_budget(device),
-          .host = available_host_memory(),
-          .pool = &runtime.host_pool(),
-          .rates = [&runtime, compute, moments] {
-            // Ops of their own, since an instance is used with one stream.
-            const auto ops = make_ops(runtime.device());
-            const auto stream = runtime.device().create_stream("measure");
-            return measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), compute, moments);
-          }};
+  PlanningMachine machine{.kind = device.kind(),
+                          .name = device.name(),
+                          .device_memory = device_budget(device),
+                          .host = available_host_memory(),
+                          .pool = &runtime.host_pool(),
+                          .rates = [&runtime, compute, moments] {
+                            // Ops of their own, since an instance is used with one stream.
+                            const auto ops = make_ops(runtime.device());
+                            const auto stream = runtime.device().create_stream("measure");
+                            return measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), compute,
+                                                 moments);
+                          }};
+  apply(caps, machine);
+  return machine;
 }
 
 int requested_device_units(const OffloadRequest& request, const ParameterLayout& layout, DeviceKind kind) {
@@ -256,15 +358,15 @@ int requested_device_units(const OffloadRequest& request, const ParameterLayout&
 
 void add_libraries(MemoryPlan& plan, DeviceKind kind, int host_threads) {
   if (kind == DeviceKind::cuda) {
-    plan.add(MemoryKind::device, "CUDA libraries (reserve)", cuda_libraries);
-    plan.add(MemoryKind::pageable, "CUDA libraries", cuda_libraries_host);
+    plan.add_beside(MemoryKind::device, "CUDA libraries (reserve)", cuda_libraries);
+    plan.add_beside(MemoryKind::pageable, "CUDA libraries", cuda_libraries_host);
   }
   // Matrix products pack their operands in buffers of the library's own, per thread; generated code, stacks and the
   // buffers of files come to a few megabytes whatever the model. Both were measured.
   if (kind == DeviceKind::cpu)
-    plan.add(MemoryKind::pageable, "matrix product scratch",
-             static_cast<std::size_t>(host_threads) * (std::size_t{4} << 20));
-  plan.add(MemoryKind::pageable, "generated code, stacks, files", std::size_t{6} << 20);
+    plan.add_beside(MemoryKind::pageable, "matrix product scratch",
+                    static_cast<std::size_t>(host_threads) * (std::size_t{4} << 20));
+  plan.add_beside(MemoryKind::pageable, "generated code, stacks, files", std::size_t{6} << 20);
 }
 
 void require_fits(const MemoryPlan& plan, Device& device, const std::string& for_device, const std::string& for_host) {
@@ -290,29 +392,39 @@ DType choose_gradient_dtype(DType compute, std::int64_t micro_batches) {
 
 namespace {
 
-// The least that weights, gradients and optimizer state take.
+// The least that weights, gradients and optimizer state take. A lower bound; the plan proper is exact.
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const EngineSettings& engine,
                         DType moments, int device_units) {
   const auto n = static_cast<std::size_t>(layout.elements());
+  const std::size_t state = state_bytes(moments), weight = size_of(engine.compute),
+                    gradient = size_of(engine.gradients);
   MemoryPlan plan;
-  plan.add(MemoryKind::device, "weights", n * size_of(engine.compute));
-  // Of a layer the device has to keep only one of the two, weights or gradients, where gradients are not added up: the
-  // engine's transient ones. This is a lower bound; the plan proper is exact.
-  const bool may_move = machine.device_memory && engine.gradients == DType::bf16;
-  if (!may_move) plan.add(MemoryKind::device, "gradients", n * size_of(engine.gradients));
-  const std::size_t state = state_bytes(moments) * n;
-  std::size_t on_device = 0;
-  if (device_units >= 0)
-    on_device = static_cast<std::size_t>((1 - host_share(layout, device_units)) * static_cast<double>(state));
-  else if (machine.device_memory)  // as much as could be
-    on_device = std::min(state, left(*machine.device_memory, plan.total(MemoryKind::device)));
-  plan.add(MemoryKind::device, "optimizer state", on_device);
-  plan.add(MemoryKind::pageable, "optimizer state", state - on_device);
+  if (!machine.device_memory) {
+    plan.add(MemoryKind::device, "weights", n * weight);
+    plan.add(MemoryKind::device, "gradients", n * gradient);
+    plan.add(MemoryKind::pageable, "optimizer state", n * state);
+    return plan;
+  }
+  // What the device owns has gradients there, and weights too unless they are made of their masters for each use. What
+  // the host owns needs no more than its turn of the device, unless gradients are added up there.
+  const bool narrow = engine.compute == DType::bf16, move = engine.gradients == DType::bf16;
+  const std::size_t fixed = move ? 0 : n * gradient, each = state + (move ? gradient : 0) + (narrow ? 0 : weight);
+  const std::size_t owned =
+      device_units < 0 ? std::min(n, left(*machine.device_memory, fixed) / each)
+                       : static_cast<std::size_t>((1 - host_share(layout, device_units)) * static_cast<double>(n));
+  plan.add(MemoryKind::device, "optimizer state", owned * state);
+  plan.add(MemoryKind::device, "gradients", move ? owned * gradient : fixed);
+  if (!narrow) plan.add(MemoryKind::device, "weights", owned * weight);
+  plan.add(MemoryKind::pageable, "optimizer state", (n - owned) * state);
+  const std::size_t others = (n - owned) * (weight + (move ? gradient : 0)),
+                    there = std::min(others, left(*machine.device_memory, plan.total(MemoryKind::device)));
+  plan.add(MemoryKind::device, "weights and gradients of what the host owns", there);
+  plan.add(MemoryKind::pageable, "weights and gradients", others - there);
   return plan;
 }
 
 bool fits(const MemoryPlan& plan, const PlanningMachine& machine) {
-  return plan.host_total(machine.kind) <= machine.host.available &&
+  return plan.host_total(machine.kind) <= usable_host(machine).available &&
          (!machine.device_memory || plan.total(MemoryKind::device) <= *machine.device_memory);
 }
 
@@ -358,11 +470,13 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
 
   const int device_units = requested_device_units(request, layout, machine.kind);
   if (machine.device_memory) {
-    choose_owners(spec, layout, machine, device_units, request.cast, activation_checkpointing, origin, plan);
+    choose_owners(spec, layout, machine, device_units, request, activation_checkpointing, origin, plan);
     plan.memory = state().memory;
     choose_kept(spec, layout, machine, activation_checkpointing, plan);
   } else {
     plan.engine.device_units = device_units;
+    plan.engine.streamed_units =
+        std::clamp(request.streamed_layers, 0, most_streamed_units(layout.units(), device_units));
     State without = state();
     plan.memory = std::move(without.memory);
     choose_kept(spec, layout, machine, activation_checkpointing, plan);
@@ -370,22 +484,24 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
       const std::size_t taken = plan.memory.host_total(machine.kind);
       plan.engine.undo_buckets = 1;
       const std::size_t place = state().memory.host_total(machine.kind) - taken;
-      const std::size_t room = left(share_of(machine.host, undo_share_of_free), taken + plan.activation_bytes);
+      const std::size_t room = left(share_of(machine, undo_share_of_free), taken + plan.activation_bytes);
       plan.engine.undo_buckets = without.host_buckets;
       if (place > 0) plan.engine.undo_buckets = std::min(without.host_buckets, static_cast<std::int64_t>(room / place));
       plan.memory = state().memory;
     }
+    if (plan.engine.streamed_units > 0)
+      plan.reasons.push_back(fmt::format("weights of {} layers stream, as asked", plan.engine.streamed_units));
     plan.reasons.push_back(fmt::format("optimizer state: {:.1f}% the host's; places for new state of {} buckets",
                                        100 * host_share(layout, device_units), plan.engine.undo_buckets));
   }
-  add_activations(machine, device_advice, plan);
+  add_activations(spec, machine, device_advice, plan);
   return plan;
 }
 
 void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                       Toggle activation_checkpointing, const std::string& for_device, TrainingPlan& plan) {
   choose_kept(spec, layout, machine, activation_checkpointing, plan);
-  add_activations(machine, for_device, plan);
+  add_activations(spec, machine, for_device, plan);
 }
 
 }  // namespace so

@@ -5,10 +5,12 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "model/decoder.h"
 #include "offload/engine.h"
+#include "plan/alternatives.h"
 #include "plan/memory_plan.h"
 #include "plan/offload_plan.h"
 #include "train/activation_plan.h"
@@ -22,19 +24,31 @@ struct PlanningMachine {
   std::string name;                          // of the device
   std::optional<std::size_t> device_memory;  // bytes a plan may have of the device's own memory; none: it is the host's
   HostMemory host;
-  ThreadPool* pool = nullptr;             // the host's; its size counts
-  std::function<MachineRates()> rates;    // asked for if something depends on them: never on the CPU device
-  std::string rates_origin = "measured";  // what reasons call them
+  std::optional<std::size_t> device_cap, host_cap;  // what the user lets the run have; device_memory knows the former
+  ThreadPool* pool = nullptr;                       // the host's; its size counts
+  std::function<MachineRates()> rates;              // asked for if something depends on them: never on the CPU device
+  std::string rates_origin = "measured";            // what reasons call them
 };
+
+// What the user lets a run have of each memory, in bytes, beside the program itself; none: all there is.
+struct MemoryCaps {
+  std::optional<std::size_t> device, host;
+};
+// Of the options --device_memory and --host_memory; 0 is none. Throws Error if such a device has no memory of its own.
+MemoryCaps memory_caps(DeviceKind kind, std::int64_t device_memory, std::int64_t host_memory);
+void apply(const MemoryCaps& caps, PlanningMachine& machine);
+
 // The machine as it is now; rates are those of `compute` and of AdamW with `moments` so kept, measured.
-PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments);
+PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments, const MemoryCaps& caps = {});
 
 // Where optimizer state shall be.
 struct OffloadRequest {
   OptimizerDevice device = OptimizerDevice::cpu;  // none: all of it with the weights
   double ratio = -1;                              // the host's share, at most; -1: chosen
   OffloadMode mode = OffloadMode::superoffload;
+  int streamed_layers = -1;                 // at most; -1: chosen; none on the CPU device
   CastChoice cast = CastChoice::automatic;  // by what is measured; the host on the CPU device, which measures nothing
+  std::vector<PlanChoice> explain;          // what TrainingPlan::alternatives shall say
 };
 // The units that the request leaves to the device; -1: to be chosen. On the CPU device, which has one kind of memory,
 // nothing is to be chosen: the host has all.
@@ -44,10 +58,13 @@ struct TrainingPlan {
   DecoderSettings decoder;
   EngineSettings engine;
   TrainingShape shape;
-  std::size_t activation_bytes = 0;      // the arena of forward and backward
-  MemoryPlan memory;                     // all that the run will allocate, and what the process holds already
+  std::size_t activation_bytes = 0;  // the arena of forward and backward
+  MemoryPlan memory;                 // all that the run will allocate, and what the process holds already
+  Device::Limits limits;             // what the device may allocate of it, where the user said what the run may have
   std::optional<StepEstimate> estimate;  // on a GPU, if the optimizer belongs to the plan
+  std::optional<SimulatedRun> run;       // what was estimated
   std::vector<std::string> reasons;      // what was chosen and why, a line each
+  std::vector<std::pair<PlanChoice, std::vector<Alternative>>> alternatives;  // where it was asked for, on a GPU
 
   void log_reasons() const;
 };

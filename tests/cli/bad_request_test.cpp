@@ -26,6 +26,11 @@ TEST_F(BadOption, UnknownSchedule) {
 TEST_F(BadOption, UnknownDevice) { expect_refused(command().set("device", "abacus"), {"device", "abacus"}); }
 TEST_F(BadOption, MissingModel) { expect_refused(command().without("model"), {"model"}); }
 TEST_F(BadOption, MissingData) { expect_refused(command().without("data"), {"data"}); }
+TEST_F(BadOption, NotBytes) { expect_refused(command().set("host_memory", "20 gigs"), {"--host_memory", "20GB"}); }
+TEST_F(BadOption, DeviceMemoryOfADeviceThatHasNone) {
+  SO_CPU_ONLY("a GPU has its own");
+  expect_refused(command().set("device_memory", "20GB"), {"--device_memory", "CPU device", "--host_memory"});
+}
 TEST_F(BadOption, LongerThanTheModelsPositions) {
   expect_refused(command().set("max_length", "256"), {"max_length", "256", "max_position_embeddings", "128"});
 }

@@ -17,6 +17,7 @@ using nlohmann::json;
 struct Manner {
   const char* mode;
   const char* ratio;
+  const char* streamed = "0";  // layers, at most
 };
 
 struct Run {
@@ -36,7 +37,7 @@ class EverySchedule : public testing::TestWithParam<Run> {
     c.set("lr", "2e-3").set("max_grad_norm", GetParam().most());
     c.set("save_steps", "6").set("eval_steps", "5").set("eval_data", evaluation_data_.string());
     c.set("bucket_size", "16384").set("cache_dir", (temporary_ / "cache").string());
-    c.set("mode", manner.mode).set("offload_ratio", manner.ratio);
+    c.set("mode", manner.mode).set("offload_ratio", manner.ratio).set("streamed_layers", manner.streamed);
     if (resume) c.flag("resume");
     const Outcome o = run(c.words(), temporary_.path());
     EXPECT_EQ(o.exit_code, 0) << o.err;
@@ -98,6 +99,7 @@ TEST_P(EverySchedule, EndsInTheSameBytes) {
     Manner first, resumed;
   };
   for (const Case& c : {Case{"host", {"superoffload", "1"}, {"superoffload", "1"}},
+                        Case{"streamed", {"superoffload", "1", "1000"}, {"zerooffload", "0.7", "1"}},
                         Case{"split", {"superoffload", "0.5"}, {"zerooffload", "0.5"}},
                         Case{"device", {"superoffload", "0"}, {"superoffload", "0.5"}}}) {
     SCOPED_TRACE(c.name);

@@ -4,6 +4,7 @@
 #include "support/files.h"
 #include "support/process.h"
 #include "support/refusal.h"
+#include "support/trace_reader.h"
 #include "support/training_run.h"
 
 namespace so::test {
@@ -55,6 +56,21 @@ TEST(Plan, StaysWithinTheMachine) {
   }
 }
 
+// In place of what the hardware has, whether that is less or more.
+TEST(Plan, StaysWithinWhatTheRunMayHave) {
+  for (const char* device : {"30GB", "100GiB", "300e9"}) {
+    const Planned p = plan({"--model", "qwen3-4b", "--batch_size", "1", "--device_memory", device});
+    EXPECT_LE(p.total("device"), p.result.at("device_memory").at("available_bytes").get<std::size_t>()) << device;
+  }
+  const auto host = [](const char* bytes) {
+    return plan({"--model", "qwen3-4b", "--offload_ratio", "1", "--host_memory", bytes});
+  };
+  const Planned less = host("70GB"), more = host("400GB");
+  EXPECT_EQ(less.result.at("host_memory").at("available_bytes"), 70e9);
+  EXPECT_EQ(more.result.at("host_memory").at("available_bytes"), 400e9);
+  EXPECT_LT(less.result.at("undo_buckets"), more.result.at("undo_buckets"));
+}
+
 TEST(Plan, ReadsAHardwareFileAndFollowsIt) {
   const TemporaryDirectory directory;
   json rates{{"gemm_flops", 1e14},     {"device_memory", 1e12},   {"link_to_host", 1e10},
@@ -69,6 +85,48 @@ TEST(Plan, ReadsAHardwareFileAndFollowsIt) {
   const Planned slow = step(1e14), quick = step(4e14);
   EXPECT_EQ(slow.result.at("hardware").at("name"), "Mine");
   EXPECT_LT(quick.expected("step_seconds"), 0.5 * slow.expected("step_seconds"));
+}
+
+TEST(Plan, DrawsAStepAndWritesItsTrace) {
+  const TemporaryDirectory directory;
+  const Outcome o =
+      run({SO_BINARY, "plan", "--model", "qwen3-14b", "--trace", (directory / "t.json").string()}, directory.path());
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  for (const char* lane : {"\nGPU |", "\nD2H |", "\nCPU |", "\nH2D |", "f forward", "b backward", "g gradients"})
+    EXPECT_NE(o.out.find(lane), std::string::npos) << lane;
+  const WrittenTrace trace = read_trace(directory / "t.json");
+  for (const char* lane : {"compute", "to host", "to device"}) EXPECT_TRUE(trace.streams.contains(lane)) << lane;
+  EXPECT_TRUE(trace.threads.contains("optimizer"));
+  expect_refusal(run({SO_BINARY, "plan", "--model", "qwen3-4b", "--trace", "/proc/none/t.json"}, directory.path()),
+                 {"/proc/none"});
+}
+
+TEST(Plan, SaysWhatElseThereWas) {
+  const Planned all = plan({"--model", "qwen3-14b"});
+  const json& alternatives = all.result.at("alternatives");
+  EXPECT_EQ(alternatives.size(), 6u);
+  for (const auto& [choice, ways] : alternatives.items()) {
+    int chosen = 0;
+    for (const json& way : ways) {
+      chosen += way.at("chosen").get<bool>();
+      EXPECT_NE(way.at("chosen").get<bool>(), way.contains("why_not"));
+    }
+    EXPECT_EQ(chosen, 1) << choice;
+  }
+  const json& expected = all.result.at("expected");
+  double waits = 0;
+  for (const auto& [reason, seconds] : expected.at("waiting_by_reason").items()) waits += seconds.get<double>();
+  EXPECT_NEAR(waits, all.expected("waiting_seconds"), 1e-9);
+
+  const Planned one = plan({"--model", "qwen3-14b", "--explain", "split"});
+  ASSERT_EQ(one.result.at("alternatives").size(), 1u);
+  const json& splits = one.result.at("alternatives").at("split");
+  EXPECT_GE(splits.size(), 5u);
+  EXPECT_FALSE(splits.back().at("fits").get<bool>()) << "all of 177 GB on the device";
+  const TemporaryDirectory directory;
+  const Outcome o = run({SO_BINARY, "plan", "--model", "qwen3-14b", "--explain", "activations"}, directory.path());
+  for (const char* part : {"\nactivations\n", "  chosen", "does not fit: ", "  > "})
+    EXPECT_NE(o.out.find(part), std::string::npos) << part;
 }
 
 TEST(Plan, RefusesWhatCannotBe) {

@@ -34,6 +34,37 @@ TEST_F(DeviceTest, RunsWorkInOrder) {
   EXPECT_EQ(order, expected);
 }
 
+// What is given back counts no more. On the CPU device there is one memory, and the host's limit is for all of it.
+TEST_F(DeviceTest, AllocatesWithinItsLimits) {
+  constexpr std::size_t page = 4096;
+  device->limit_memory({.device = 4 * page, .host = 8 * page});
+  const auto refused = [&](MemoryKind kind, std::size_t bytes) {
+    try {
+      device->allocate(kind, bytes, "one more");
+      return std::string();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  };
+  Buffer pinned = device->allocate(MemoryKind::pinned, 3 * page, "pinned");
+  const Buffer pageable = device->allocate(MemoryKind::pageable, 3 * page, "pageable");
+  Buffer own = device->allocate(MemoryKind::device, 2 * page, "own");
+  EXPECT_EQ(refused(MemoryKind::device, 2 * page).empty(), device->kind() != DeviceKind::cpu);
+  EXPECT_NE(refused(MemoryKind::device, 3 * page), "");
+  for (const MemoryKind kind : {MemoryKind::pinned, MemoryKind::pageable}) {
+    const std::string reason = refused(kind, 3 * page);
+    EXPECT_NE(reason.find("out of host memory: 12.3 kB for 'one more'"), std::string::npos) << reason;
+    EXPECT_NE(reason.find("more than 32.8 kB, which the run may have"), std::string::npos) << reason;
+  }
+  pinned = Buffer();
+  EXPECT_EQ(refused(MemoryKind::pinned, 3 * page), "");
+  own = Buffer();
+  const std::string large = refused(MemoryKind::device, 9 * page);
+  EXPECT_NE(large.find("which the run may have"), std::string::npos) << large;
+  device->limit_memory({});
+  EXPECT_EQ(refused(MemoryKind::device, 9 * page), "");
+}
+
 TEST_F(DeviceTest, CopiesAndZeroes) {
   const std::size_t bytes = (3u << 20) + 17;
   auto stream = device->create_stream("a");

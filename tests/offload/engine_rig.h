@@ -15,6 +15,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -155,16 +156,23 @@ class EngineRig {
     engine_.upload_weights(stream());
   }
 
-  // A micro-batch whose gradients are `gradient`, unit by unit, last first, as a model makes them. `shared`, if given,
-  // is a second use of parameter 0 by the last unit, as tied embeddings make. Must live until the stream has run.
-  // `before`, if given, is called when a unit's backward pass is about to be enqueued.
+  // A micro-batch as a model runs it, forward through the units and back, looking at their weights (seen()) at each
+  // use. Its gradients are `gradient`. `shared`, if given, is a second use of parameter 0 by the last unit, as tied
+  // embeddings make. Must live until the stream has run. `before`, if given, is called when a unit's backward pass is
+  // about to be enqueued.
   void micro_batch(const Flat& gradient, bool first, const std::vector<float>* shared = nullptr,
                    const std::function<void(int unit)>& before = {}) {
-    for (int unit = 0; unit < layout_.units(); ++unit) engine_.require_weights(unit, stream());
+    for (int unit = 0; unit < layout_.units(); ++unit) {
+      engine_.require_weights(unit, stream());
+      see(unit);
+      engine_.release_weights(unit, stream());
+    }
     if (shared != nullptr) engine_.require_gradients(0, stream());
     if (shared != nullptr) write(0, 1, {shared}, first ? Accumulate::overwrite : Accumulate::add);
     for (int unit = layout_.units() - 1; unit >= 0; --unit) {
       if (before) before(unit);
+      engine_.require_weights(unit, stream());
+      see(unit);
       engine_.require_gradients(unit, stream());
       const auto [begin, end] = layout_.unit_parameters(unit);
       for (int p = begin; p < end;) {
@@ -175,10 +183,13 @@ class EngineRig {
         write(p, count, values, first && !(p == 0 && shared != nullptr) ? Accumulate::overwrite : Accumulate::add);
         p += count;
       }
-      engine_.gradients_ready(unit, stream());
       engine_.release_weights(unit, stream());
+      engine_.gradients_ready(unit, stream());
     }
   }
+
+  // A hash of all weights that the micro-batches have found, in order. The stream has run.
+  std::uint64_t seen() const { return seen_; }
 
   // Holds the model's stream up.
   void delay(int microseconds) {
@@ -240,6 +251,19 @@ class EngineRig {
   }
 
  private:
+  void see(int unit) {
+    const auto [first, end] = layout_.unit_parameters(unit);
+    for (int p = first; p < end; ++p) {
+      const Tensor weight = engine_.weight(p);
+      Buffer& found = found_[p];
+      if (!found) found = rig_.device().allocate(MemoryKind::pinned, weight.bytes(), "test weights");
+      stream().copy(found.data(), weight.data(), weight.bytes());
+      stream().host("look at weights", [this, bytes = static_cast<const char*>(found.data()), size = weight.bytes()] {
+        seen_ = 31 * seen_ + std::hash<std::string_view>{}({bytes, size});
+      });
+    }
+  }
+
   void write(int first, int count, const std::vector<const std::vector<float>*>& values, Accumulate expected) {
     const GradientSink::Target target = engine_.gradient(first, count);
     ASSERT_EQ(target.mode, expected) << layout_.parameter(first).name;
@@ -278,7 +302,8 @@ class EngineRig {
 
   const ParameterLayout& layout_;
   Rig rig_;
-  std::map<int, Buffer> staging_;  // by parameter
+  std::map<int, Buffer> staging_, found_;  // by parameter
+  std::uint64_t seen_ = 0;
   std::vector<int> cpus_;
   ThreadPool host_pool_;
   std::unique_ptr<Communicator> ranks_;

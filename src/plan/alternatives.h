@@ -1,0 +1,39 @@
+// What a plan chose among, for people who wonder why.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plan/offload_plan.h"
+#include "plan/plan_choice.h"
+
+namespace so {
+
+// One way to go, with all else as the plan has it, but for what a split decides about: the rest is chosen for it.
+struct Alternative {
+  std::string what;
+  bool chosen = false;
+  double seconds = 0;                            // of a step
+  double rank = 0;                               // by which plans are chosen (rank_of())
+  std::size_t device_bytes = 0, host_bytes = 0;  // 0: not asked for
+  std::size_t device_short = 0, host_short = 0;  // by how much it does not fit
+  bool fits() const { return device_short == 0 && host_short == 0; }
+};
+
+// A few of the ways that there are, in order of their size, the chosen one among them. `describe_keep` names an index
+// of inputs.keeps. Of `cast`, the other side is described by `other_cast`: inputs with its sizes and rates; null: there
+// is none.
+std::vector<Alternative> alternatives(const OffloadInputs& inputs, const OffloadPlan& plan, PlanChoice choice,
+                                      const std::function<std::string(std::int64_t keep)>& describe_keep,
+                                      const OffloadInputs* other_cast);
+
+// A line each: what, its step, its memory, and why it lost. "  > " marks the chosen one.
+std::string alternatives_table(std::span<const Alternative> alternatives);
+// Why one that was not chosen lost: "does not fit: 3.1 GB of device memory short", "0.012 s slower". What would have
+// been better is outside of what was asked for or, as for places, of a rule.
+std::string why_not(const Alternative& alternative, const Alternative& chosen);
+
+}  // namespace so

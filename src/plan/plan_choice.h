@@ -1,0 +1,22 @@
+// What a plan decides about, as names for people.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace so {
+
+enum class PlanChoice : std::uint8_t {
+  none,
+  split,        // which optimizer state the device owns
+  residency,    // which weights and gradients are not kept on the device
+  streaming,    // how many units' weights stream
+  activations,  // what layers keep for backward
+  undo,         // places for new state
+  cast,         // where bf16 and fp32 are changed into each other
+};
+std::span<const PlanChoice> plan_choices();  // all but none
+std::string_view name_of(PlanChoice choice);
+
+}  // namespace so

@@ -1,0 +1,180 @@
+// What the host does next, and what becomes of it: without threads, so that every order is one that the test chose.
+#include "offload/host_schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace so {
+namespace {
+
+class Places final : public StatePlaces {
+ public:
+  explicit Places(int count) : spare(count) {}
+  bool has_spare() const override { return spare > 0; }
+  int take_spare() override { return --spare; }
+  void give_back(int) override { ++spare; }
+  void adopt(int, const Bucket& bucket) override {
+    ++spare;
+    adopted.push_back(bucket.index());
+  }
+  int spare;
+  std::vector<int> adopted;
+};
+
+// Bucket 0 is the device's, 1 to 4 the host's.
+struct Host {
+  std::vector<Bucket> buckets;
+  Places places;
+  HostSchedule schedule;
+
+  explicit Host(int spare)
+      : buckets([] {
+          std::vector<Bucket> all;
+          for (int i = 0; i < 5; ++i)
+            all.emplace_back(i, Range{64 * i, 64 * (i + 1)}, i == 0 ? Owner::device : Owner::host);
+          return all;
+        }()),
+        places(spare),
+        schedule(buckets, places) {}
+
+  void begin(Ahead ahead, After after) {
+    schedule.begin_step({std::vector(4, ahead), std::vector(4, after), std::vector(4, after)});
+  }
+  void gradients() {
+    for (const int i : {4, 3, 2, 1}) {
+      schedule.land(at(i));
+      schedule.landed(at(i));
+    }
+  }
+  // Does the most urgent; what it was, as "update 1", or "" if there is nothing.
+  std::string next() {
+    const int index = schedule.take();
+    return index < 0 ? "" : finish(index);
+  }
+  std::string finish(int index) {
+    const HostTask task = schedule.begin(index);
+    schedule.complete(index, task);
+    return std::string(name_of(task)) + " " + std::to_string(index);
+  }
+  std::vector<std::string> all() {
+    std::vector<std::string> done;
+    for (std::string what = next(); !what.empty(); what = next()) done.push_back(what);
+    return done;
+  }
+  Bucket& at(int index) { return buckets[static_cast<std::size_t>(index)]; }
+};
+
+using Tasks = std::vector<std::string>;
+
+TEST(HostSchedule, OwnsTheHostsBuckets) {
+  const Host host(0);
+  EXPECT_EQ(std::vector<int>(host.schedule.owned().begin(), host.schedule.owned().end()),
+            (std::vector<int>{1, 2, 3, 4}));
+  EXPECT_EQ(host.schedule.elements().size(), 4u);
+  EXPECT_TRUE(host.schedule.finished());
+}
+
+TEST(HostSchedule, AfterTheVerdictTheLowestFirst) {
+  Host host(0);
+  host.begin(Ahead::leave, After::in_place);
+  host.gradients();
+  EXPECT_EQ(host.all(), Tasks{}) << "left until the verdict";
+  host.schedule.decide(true, true);
+  EXPECT_FALSE(host.schedule.has_final_weights(host.at(1)));
+  EXPECT_EQ(host.all(), (Tasks{"update 1", "update 2", "update 3", "update 4"}));
+  EXPECT_TRUE(host.schedule.finished());
+  EXPECT_EQ(host.schedule.counters().updated_in_place, 4);
+  EXPECT_EQ(host.schedule.counters().committed, 4);
+}
+
+// Weights by the lowest, the state that follows by the highest; both must be done before the gradient may be written.
+TEST(HostSchedule, StateFollowsTheHighestFirst) {
+  Host host(0);
+  host.begin(Ahead::leave, After::weights_first);
+  host.gradients();
+  host.schedule.decide(true, true);
+  EXPECT_EQ(host.next(), "weights first 1");
+  EXPECT_TRUE(host.schedule.has_final_weights(host.at(1)));
+  EXPECT_FALSE(host.schedule.needs_no_gradient(host.at(1)));
+  EXPECT_EQ(host.all(), (Tasks{"weights first 2", "weights first 3", "weights first 4", "state 4", "state 3", "state 2",
+                               "state 1"}));
+  EXPECT_TRUE(host.schedule.needs_no_gradient(host.at(1)));
+}
+
+// Ahead of the verdict in the order in which gradients come, as far as there are places; the verdict adopts them, the
+// highest first, after what forward waits for.
+TEST(HostSchedule, SpeculatesWhereThereArePlaces) {
+  Host host(2);
+  host.begin(Ahead::speculate, After::in_place);
+  host.gradients();
+  EXPECT_EQ(host.all(), (Tasks{"speculate 4", "speculate 3"}));
+  EXPECT_EQ(host.places.spare, 0);
+  host.schedule.decide(true, true);
+  EXPECT_TRUE(host.schedule.has_final_weights(host.at(4)));
+  EXPECT_EQ(host.all(), (Tasks{"update 1", "update 2", "adopt 4", "adopt 3"}));
+  EXPECT_EQ(host.places.adopted, (std::vector<int>{4, 3}));
+  EXPECT_EQ(host.places.spare, 2);
+  EXPECT_EQ(host.schedule.counters().committed_ahead, 2);
+  EXPECT_TRUE(host.schedule.finished());
+}
+
+TEST(HostSchedule, AClippedVerdictVoidsWhatWasDoneAhead) {
+  Host host(4);
+  host.begin(Ahead::speculate, After::in_place);
+  host.gradients();
+  EXPECT_EQ(host.next(), "speculate 4");
+  host.schedule.decide(true, false);
+  EXPECT_EQ(host.places.spare, 4);
+  EXPECT_EQ(host.all(), (Tasks{"update 1", "update 2", "update 3", "update 4"}));
+  EXPECT_EQ(host.schedule.counters().voided, 1);
+  EXPECT_EQ(host.schedule.counters().redone, 1);
+}
+
+TEST(HostSchedule, ASkippedStepPutsOldWeightsBack) {
+  Host host(0);
+  host.begin(Ahead::preview, After::in_place);
+  host.gradients();
+  EXPECT_EQ(host.next(), "preview 4");
+  host.schedule.decide(false, false);
+  EXPECT_EQ(host.all(), Tasks{"restore weights 4"});
+  EXPECT_TRUE(host.schedule.finished());
+  EXPECT_EQ(host.schedule.counters().restored, 1);
+  EXPECT_EQ(host.schedule.counters().discarded, 4);
+}
+
+// A verdict that comes while a bucket is in hand changes what is done with it, or what becomes of it.
+TEST(HostSchedule, AVerdictMayComeWhileABucketIsInHand) {
+  Host host(1);
+  host.begin(Ahead::speculate, After::in_place);
+  host.gradients();
+  const int index = host.schedule.take();
+  EXPECT_EQ(index, 4);
+  EXPECT_EQ(host.schedule.task_of(index), HostTask::speculate);
+  EXPECT_GE(host.schedule.place_of(index), 0);
+  host.schedule.decide(true, true);
+  EXPECT_FALSE(host.schedule.has_final_state(host.at(4)));
+  EXPECT_EQ(host.finish(index), "update 4");
+  EXPECT_EQ(host.places.spare, 1) << "its place was given back";
+  host.all();
+
+  host.begin(Ahead::preview, After::in_place);
+  host.gradients();
+  ASSERT_EQ(host.schedule.take(), 4);
+  const HostTask task = host.schedule.begin(4);
+  host.schedule.decide(true, true);  // meanwhile
+  host.schedule.complete(4, task);
+  EXPECT_EQ(host.at(4).state(), BucketState::owing);
+  EXPECT_EQ(host.all(), (Tasks{"update 1", "update 2", "update 3", "state 4"}));
+}
+
+TEST(HostSchedule, ChoicesAreForAllItOwns) {
+  Host host(0);
+  EXPECT_THROW(host.schedule.begin_step({{Ahead::leave}, {After::in_place}, {After::in_place}}), Bug);
+}
+
+}  // namespace
+}  // namespace so

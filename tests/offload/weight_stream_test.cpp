@@ -1,0 +1,148 @@
+// The order in which streamed weights travel: each use finds its unit, nothing travels twice without need, and what
+// comes next is on its way before it is asked for.
+#include "offload/weight_stream.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <set>
+
+#include "support/rig.h"
+
+namespace so::test {
+namespace {
+
+ParameterLayout layers(int count) {
+  std::vector<Parameter> parameters = {{"embed", {10, 8}, true, 0, false}};
+  for (int i = 1; i <= count; ++i) parameters.push_back({std::to_string(i), {8 + i, 16}, true, i, false});
+  parameters.push_back({"head", {10, 8}, true, count + 1, false});
+  return ParameterLayout(std::move(parameters));
+}
+
+class Streaming {
+ public:
+  Streaming(int count, int streamed)
+      : layout_(layers(count)),
+        streamed_(streamed_units(layout_.units(), 0, streamed)),
+        weights_(rig_.device(), layout_, DType::f32, WeightStream::places(streamed_)),
+        stream_(rig_.device(), layout_, weights_, streamed_, [this](int unit) { return !pending.contains(unit); }) {
+    for (int unit = 0; unit < layout_.units(); ++unit)
+      if (stream_.has(unit)) write(unit, static_cast<float>(unit));
+  }
+  ~Streaming() { rig_.stream().synchronize(); }
+
+  void write(int unit, float value) {
+    const Range range = layout_.unit_range(unit);
+    stream_.drop(unit);
+    auto* at = reinterpret_cast<float*>(stream_.at(range.begin));
+    std::fill_n(at, range.size(), value);
+    expected_[unit] = value;
+  }
+  // The unit's use; whether it was on its way before.
+  bool use(int unit) {
+    stream_.prefetch();
+    if (!stream_.has(unit)) return true;
+    const std::int64_t before = stream_.copies();
+    stream_.require(unit, rig_.stream());
+    const bool early = stream_.copies() == before;
+    const Tensor weight = weights_.weight(layout_.unit_parameters(unit).first);
+    rig_.stream().synchronize();
+    std::vector<float> found(static_cast<std::size_t>(weight.size()));
+    rig_.stream().copy(found.data(), weight.data(), weight.bytes());
+    rig_.stream().synchronize();
+    EXPECT_EQ(found, std::vector<float>(found.size(), expected_.at(unit))) << unit;
+    stream_.release(unit, rig_.stream());
+    stream_.prefetch();
+    return early;
+  }
+  // Forward and back; how many uses were late.
+  int pass() {
+    int late = 0;
+    for (int unit = 0; unit < layout_.units(); ++unit) late += use(unit) ? 0 : 1;
+    for (int unit = layout_.units(); unit-- > 0;) late += use(unit) ? 0 : 1;
+    return late;
+  }
+  std::int64_t copies() const { return stream_.copies(); }
+  WeightStream& stream() { return stream_; }
+  std::set<int> pending;  // whose weights are not final
+
+ private:
+  const ParameterLayout layout_;
+  const std::vector<bool> streamed_;
+  Rig rig_;
+  DeviceWeights weights_;
+  std::map<int, float> expected_;
+  WeightStream stream_;
+};
+
+TEST(StreamedUnits, AreSpreadEvenlyAmongThoseThatMay) {
+  using Bits = std::vector<bool>;
+  EXPECT_EQ(streamed_units(6, 0, 4), (Bits{false, true, true, true, true, false}));
+  EXPECT_EQ(streamed_units(6, 0, 2), (Bits{false, false, true, false, true, false}));
+  EXPECT_EQ(streamed_units(6, 3, 2), (Bits{false, false, false, true, true, false}));
+  EXPECT_EQ(streamed_units(6, 3, 0), Bits(6, false));
+  EXPECT_EQ(most_streamed_units(6, 0), 4);
+  EXPECT_EQ(most_streamed_units(6, 5), 0);
+  EXPECT_EQ(most_streamed_units(6, 6), 0);
+  for (int units : {1, 2, 3, 41})
+    for (int owned = 0; owned <= units; ++owned)
+      for (int count = 0; count <= most_streamed_units(units, owned); ++count) {
+        const Bits bits = streamed_units(units, owned, count);
+        EXPECT_EQ(std::count(bits.begin(), bits.end(), true), count);
+      }
+}
+
+TEST(WeightStream, CopiesWhatIsNotThereAndAheadOfItsUse) {
+  for (const int streamed : {1, 2, 3, 5, 6}) {
+    SCOPED_TRACE(streamed);
+    Streaming s(6, streamed);
+    const int n = streamed, places = stream_places;
+    EXPECT_EQ(s.pass(), 0) << "all were on their way before they were asked for";
+    // Forward all; back, all but those still there.
+    const int once = n + std::max(0, n - places);
+    EXPECT_EQ(s.copies(), once);
+    // The next pass begins with those that were used last.
+    EXPECT_EQ(s.pass(), 0);
+    EXPECT_EQ(s.copies(), once + std::max(0, n - places) * 2);
+  }
+}
+
+TEST(WeightStream, BringsNewWeightsOfUnitsThatChanged) {
+  Streaming s(6, 6);
+  s.pass();
+  for (int step = 1; step < 4; ++step) {
+    for (int unit = 1; unit <= 6; ++unit) s.write(unit, static_cast<float>(100 * step + unit));
+    const std::int64_t before = s.copies();
+    EXPECT_EQ(s.pass(), 0);
+    EXPECT_EQ(s.copies() - before, 6 + 4);
+  }
+}
+
+TEST(WeightStream, WaitsForWeightsThatAreNotFinal) {
+  Streaming s(6, 6);
+  s.pending = {1, 3};
+  EXPECT_FALSE(s.use(1)) << "nothing of it could travel";
+  EXPECT_TRUE(s.use(2));
+  s.pending = {};
+  EXPECT_TRUE(s.use(3)) << "it travels as soon as something is asked for";
+}
+
+TEST(WeightStream, ServesPassesThatOnlyGoForward) {
+  Streaming s(5, 5);
+  for (int pass = 0; pass < 3; ++pass)
+    for (int unit = 0; unit < 7; ++unit) s.use(unit);
+  EXPECT_EQ(s.pass() > 0, true) << "it begins out of turn";
+  EXPECT_EQ(s.pass(), 0);
+}
+
+TEST(WeightStream, ForgetsAllAtOnce) {
+  Streaming s(4, 4);
+  s.pass();
+  s.stream().drop_all();
+  const std::int64_t before = s.copies();
+  s.pass();
+  EXPECT_EQ(s.copies() - before, 4 + 2);
+}
+
+}  // namespace
+}  // namespace so::test

@@ -1,0 +1,127 @@
+// What a plan chose among.
+#include "plan/alternatives.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "support/errors.h"
+
+namespace so::test {
+namespace {
+
+constexpr std::int64_t layer = 200'000'000, bucket = 16'000'000;
+constexpr std::size_t activations_of_a_layer = 1'000'000'000;
+
+// Twelve layers and embeddings, of whose state about a third fits the device.
+OffloadInputs inputs() {
+  OffloadInputs in;
+  in.rates = {.gemm_flops = 6e14,
+              .device_memory = 4e12,
+              .link_to_host = 5e10,
+              .link_to_device = 5e10,
+              .host_memory = 1.5e11,
+              .host_wide = 1.5e11};
+  in.bucket_elements = bucket;
+  in.undo_place_bytes = 12 * bucket;
+  for (int u = 0; u < 14; ++u) {
+    const double forward = u == 0 ? 0 : 2.0 * layer * 16'000;
+    in.units.push_back({layer, forward, 2 * forward});
+  }
+  for (int dropped = 0; dropped <= 12; ++dropped) {
+    Recomputation again{std::vector<double>(14), std::vector<double>(14)};
+    for (std::size_t u = 1; u <= static_cast<std::size_t>(dropped); ++u) again.flops[u] = in.units[u].forward_flops;
+    in.keeps.push_back(again);
+  }
+  in.activation_bytes = [](std::int64_t keep) { return activations_of_a_layer * static_cast<std::size_t>(13 - keep); };
+  in.memory = [](int d, Residency r) {
+    StateMemory m;
+    for (int u = 0; u < 14; ++u) {
+      m.device_bytes += 4 * layer;
+      (u < d ? m.device_bytes : m.host_bytes) += 12 * layer;
+      if (u >= d && r.transient_gradients) m.device_bytes -= 2 * layer;
+      if (u >= d && r.transient_gradients) m.host_bytes += 2 * layer;
+    }
+    m.device_bytes -= static_cast<std::size_t>(r.streamed_units) * 2 * layer;
+    return m;
+  };
+  in.residencies = {{}, {false, true, 0}};
+  in.device_budget = 14 * 4 * layer + 13 * activations_of_a_layer + 5 * 12 * layer;
+  in.host_budget = in.undo_budget = std::size_t{1} << 40;
+  return in;
+}
+
+std::vector<Alternative> explain(const OffloadInputs& in, const OffloadPlan& plan, PlanChoice choice,
+                                 const OffloadInputs* other = nullptr) {
+  return alternatives(
+      in, plan, choice, [](std::int64_t keep) { return "keep " + std::to_string(keep); }, other);
+}
+
+TEST(Alternatives, OfEveryChoiceOneWasChosen) {
+  const OffloadInputs in = inputs();
+  const OffloadPlan plan = choose_offload(in);
+  ASSERT_GT(plan.device_units, 0);
+  ASSERT_LT(plan.device_units, 14);
+  OffloadInputs other = in;
+  other.gradient_bytes = other.weight_bytes = 4;
+  for (const PlanChoice choice : plan_choices()) {
+    SCOPED_TRACE(name_of(choice));
+    const std::vector<Alternative> all = explain(in, plan, choice, &other);
+    ASSERT_GE(all.size(), 2u);
+    const auto is_chosen = [](const Alternative& a) { return a.chosen; };
+    ASSERT_EQ(std::count_if(all.begin(), all.end(), is_chosen), 1);
+    const Alternative& chosen = *std::find_if(all.begin(), all.end(), is_chosen);
+    EXPECT_TRUE(chosen.fits());
+    EXPECT_NEAR(chosen.seconds, plan.estimate.seconds(), 1e-9);
+    EXPECT_GT(chosen.device_bytes, 0u);
+    // What fits is not better, but for what the device's own update hides.
+    for (const Alternative& a : all)
+      if (a.fits()) EXPECT_GE(a.seconds, chosen.seconds - plan.estimate.device_update - 1e-9) << a.what;
+    EXPECT_EQ(std::count_if(all.begin(), all.end(), [](const Alternative& a) { return a.what.empty(); }), 0);
+    const std::string table = alternatives_table(all);
+    EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), std::ssize(all));
+    expect_in(table, {"  > " + chosen.what, "chosen"});
+  }
+}
+
+TEST(Alternatives, SayByHowMuchTheyDoNotFit) {
+  const OffloadInputs in = inputs();
+  const OffloadPlan plan = choose_offload(in);
+  const std::vector<Alternative> all = explain(in, plan, PlanChoice::split);
+  const Alternative& most = all.back();
+  EXPECT_EQ(most.what, "14 of 14 units on the device");
+  // All the state, and of activations the least: 16 bytes an element and 1 GB.
+  const std::size_t needed = 14 * 16 * layer + activations_of_a_layer;
+  EXPECT_EQ(most.device_short, needed - in.device_budget);
+  expect_in(why_not(most, all.front()), {"does not fit", "device memory short"});
+  EXPECT_TRUE(all.front().fits());
+  EXPECT_EQ(all.front().what, "0 of 14 units on the device");
+}
+
+TEST(Alternatives, SayByHowMuchTheyAreSlower) {
+  Alternative chosen, slower, equal, quicker;
+  chosen.seconds = equal.seconds = 2;
+  slower.seconds = 2.125;
+  quicker.seconds = 1.75;
+  EXPECT_EQ(why_not(slower, chosen), "0.125 s slower");
+  EXPECT_EQ(why_not(equal, chosen), "no quicker");
+  expect_in(why_not(quicker, chosen), {"0.250 s quicker", "only as"});
+  quicker.rank = -1;
+  expect_in(why_not(quicker, chosen), {"0.250 s quicker", "outside of what was asked"});
+  slower.host_short = 3'000'000'000;
+  EXPECT_EQ(why_not(slower, chosen), "does not fit: 3.0 GB of host memory short");
+}
+
+// More streamed units, less memory; behind a slow link, more time.
+TEST(Alternatives, OfStreaming) {
+  OffloadInputs in = inputs();
+  in.rates.link_to_device = 5e9;
+  const OffloadPlan plan = choose_offload(in);
+  const std::vector<Alternative> all = explain(in, plan, PlanChoice::streaming);
+  ASSERT_GE(all.size(), 5u);
+  EXPECT_TRUE(all.front().chosen);
+  EXPECT_GT(all.back().seconds, 1.1 * all.front().seconds);
+}
+
+}  // namespace
+}  // namespace so::test
