@@ -12,13 +12,17 @@ namespace so {
 
 class CudnnSdpa;  // attention_cudnn.h
 
-// Three ways, chosen from sizes alone, so that the same arguments always take the same one:
+// Four ways, chosen from sizes alone, so that the same arguments always take the same one:
 //   cuDNN          bf16 self-attention (as many query as key rows, the longest the same: then documents' queries are
 //                  their keys' rows), where the GPU generation and the head dimension allow, rows in pieces of 16
 //                  bytes.
 //     dense        all documents equally long, a multiple of 64
 //     ragged       otherwise. The number of documents and the longest are rounded up, so that few graphs are built.
-//   tensor cores   other bf16 (a KV cache), and gradients whose cuDNN workspace does not fit into the scratch
+//   Hopper         on its GPUs: windows, backward up to half the longest document with heads of 64 or 128, forward up
+//   to
+//                  192 keys with heads of 64; and gradients of other bf16 with such heads, or whose cuDNN workspace
+//                  does not fit into the scratch
+//   tensor cores   such windows and gradients elsewhere, and other bf16 (a KV cache)
 //   plain          fp32, and bf16 whose rows cannot be read 16 bytes at a time
 //
 // A window that cuDNN refuses goes to the tensor cores' kernels; one that reaches every key is none. Sinks are cuDNN's
@@ -28,15 +32,16 @@ class CudnnSdpa;  // attention_cudnn.h
 // With a small window memory is the limit: 64 heads of 64 on 8 key heads, 16,384 tokens and a window of 128 are 34
 // GFLOP forward, but q, k, v and out are 0.30 GB, 63 us of an H200's 4.8 TB/s, as long as the arithmetic at 540
 // TFLOP/s. To bring sinks in afterwards reads and writes out once more, 56 us, so where cuDNN takes them it should have
-// them; their gradient reads out and dout, 56 us beside the 126 that the other tensors take at least.
+// them; their gradient reads out and dout, 56 us, beside cuDNN's own, and beside ours what that has made of them.
 //
 // Backward is deterministic. cuDNN's deterministic gradient keeps dS, whose size is quadratic in the length; so a call
 // is cut into parts that fit into the scratch it is given: by documents, then by key heads, then by the query heads of
 // one key head. More scratch than Ops::attention_grad_scratch() says is used if it is there; where not one query head
-// fits, the tensor cores' kernels do it all.
+// fits, our own kernels do it all.
 //
 // Measured on one H200 with cuDNN 9.19, 40 heads of 128 on 8 key heads, in ms (causal TFLOP/s). Gradients: with dq
-// added up in any order; deterministic with 40 GB of scratch; with what is planned; by the tensor cores' kernels.
+// added up in any order; deterministic with 40 GB of scratch; with what is planned; by the tensor cores' kernels (not
+// Hopper's).
 //                             forward      any order    40 GB        planned      kernels
 //   4 x 4,096, dense          1.12 (614)   3.48 (493)   3.78 (455)   4.22 (408)   12.1
 //   4 x 4,096, ragged         1.20 (573)   3.66 (470)   4.01 (428)   4.52 (381)   12.2
@@ -62,7 +67,8 @@ class CudaAttention {
   struct Call;
   bool cudnn_takes(const Call& call) const;
   bool tensor_cores_take(const Call& call) const;
-  static bool narrow(const Call& call);
+  bool hopper_takes(const Call& call) const;
+  bool narrow(const Call& call) const;
   bool cudnn_forward(Call call);   // false: cuDNN does not take this window
   bool cudnn_backward(Call call);  // false: that, or not enough scratch
 

@@ -1,7 +1,7 @@
-// Attention without a library: what runs where cuDNN does not (attention.h says when). Two sets of kernels with one
-// interface: on the tensor cores for bf16 whose rows can be read 16 bytes at a time, and plain fp32 arithmetic for all
-// else. Both keep sums in fp32 and add them in a fixed order; backward computes the scores again, once for dq and once
-// for dk and dv, so that no two blocks add to one element.
+// Attention without a library: what runs where cuDNN does not (attention.h says when). Three sets of kernels with one
+// interface: on the tensor cores for bf16 whose rows can be read 16 bytes at a time, on Hopper's (hopper/) for heads of
+// 64 and 128 of such rows, and plain fp32 arithmetic for all else. All keep sums in fp32 and add them in a fixed order;
+// backward computes the scores again, once for dq and once for dk and dv, so that no two blocks add to one element.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -28,7 +28,7 @@ struct AttentionArguments {
   HeadsView dout, dq, dk, dv;  // backward
   float* lse = nullptr;
   LseLayout lse_layout;
-  float* delta = nullptr;  // backward: [q_rows, heads], scratch
+  float* delta = nullptr;  // backward: [q_rows, heads], from attention_delta()
   const std::int32_t *cu_q = nullptr, *cu_k = nullptr;
   const void* sinks = nullptr;  // [heads], of q's dtype; null: none
   std::int64_t q_rows = 0, k_rows = 0;
@@ -46,18 +46,28 @@ bool tensor_core_attention_takes(int head_dim, std::int64_t shared_memory);
 void tensor_core_attention(cudaStream_t stream, const AttentionArguments& a);
 void tensor_core_attention_grad(cudaStream_t stream, const AttentionArguments& a);
 
+// On GPUs of capability 9.0. Forward, heads of 64 only.
+constexpr bool hopper_attention_takes(int head_dim) { return head_dim == 64 || head_dim == 128; }
+void hopper_attention(cudaStream_t stream, const AttentionArguments& a);
+void hopper_attention_grad(cudaStream_t stream, const AttentionArguments& a);
+// The gradient faster, for self-attention (every document's queries are its keys' rows): scores are computed once.
+inline bool hopper_attention_takes_narrow(const AttentionArguments& a) {
+  return a.head_dim == 64 && a.window <= 129 && a.heads / a.kv_heads >= 3;
+}
+void hopper_attention_grad_narrow(cudaStream_t stream, const AttentionArguments& a, int multiprocessors);
+
 void plain_attention(cudaStream_t stream, DType dtype, const AttentionArguments& a);
 void plain_attention_grad(cudaStream_t stream, DType dtype, const AttentionArguments& a);
 
-// delta[n, h] = sum over d of dout out, what both backward kernels need first.
+// delta[n, h] = sum over d of dout out, what all backward kernels need first.
 void attention_delta(cudaStream_t stream, DType dtype, const AttentionArguments& a);
 
 // Brings sinks into the result of attention without them, bf16 in 16-byte pieces: with lse' = log(exp(lse) +
 // exp(sink)), lse = lse' and out *= exp(lse - lse'). Rows of no document are left alone.
 void apply_sinks(cudaStream_t stream, const AttentionArguments& a);
 
-// dsinks[h] = (+) -(sum over rows of documents of exp(sink - lse) rowsum(dout out)), from out, dout and lse. Partial
-// sums go through `scratch`, at least sink_gradient_scratch bytes of it.
+// dsinks[h] = (+) -(sum over rows of documents of exp(sink - lse) rowsum(dout out)), from lse and delta, or
+// where there is none from out and dout. Partial sums go through `scratch`, at least sink_gradient_scratch bytes of it.
 inline constexpr std::size_t sink_gradient_scratch = std::size_t{1} << 20;
 void sink_gradient(cudaStream_t stream, DType dtype, const AttentionArguments& a, Tensor dsinks, Accumulate mode,
                    void* scratch);

@@ -261,7 +261,6 @@ void plain_attention(cudaStream_t stream, DType dtype, const AttentionArguments&
 }
 
 void plain_attention_grad(cudaStream_t stream, DType dtype, const AttentionArguments& a) {
-  attention_delta(stream, dtype, a);
   with_cut(dtype, a.head_dim, [&]<class T, int DIM>() {
     launch<DIM>(grad_query_kernel<T, DIM>, "plain attention grad_query_kernel", a.q_rows, a.heads, 4, 1, stream, a);
     launch<DIM>(grad_key_value_kernel<T, DIM>, "plain attention grad_key_value_kernel", a.k_rows, a.kv_heads, 4, 2,

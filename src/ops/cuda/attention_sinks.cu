@@ -81,6 +81,22 @@ __global__ void __launch_bounds__(threads) sink_gradient_kernel(AttentionArgumen
   if (lane == 0 && head < a.heads) partial[static_cast<std::int64_t>(blockIdx.x) * a.heads + head] = sum;
 }
 
+// The same from delta: a thread a head.
+template <class T>
+__global__ void __launch_bounds__(threads)
+    sink_gradient_of_delta_kernel(AttentionArguments a, float* partial, int piece_rows) {
+  const int head = static_cast<int>(blockIdx.y) * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
+  if (head >= a.heads) return;
+  const float sink = sink_of<T>(a, head);
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * piece_rows;
+  const std::int64_t begin = max(first, static_cast<std::int64_t>(a.cu_q[0]));
+  const std::int64_t end = min(first + piece_rows, static_cast<std::int64_t>(a.cu_q[a.documents]));
+  float sum = 0;
+#pragma unroll 4
+  for (std::int64_t n = begin; n < end; ++n) sum -= expf(sink - *lse_of_row(a, n, head)) * a.delta[n * a.heads + head];
+  partial[static_cast<std::int64_t>(blockIdx.x) * a.heads + head] = sum;
+}
+
 // f<LANES>() with the lanes that read a head of so many pieces at once.
 template <class F>
 void with_lanes(int pieces, F&& f) {
@@ -114,6 +130,13 @@ void sink_gradient(cudaStream_t stream, DType dtype, const AttentionArguments& a
       SO_CUDA_LAUNCHED("sink_gradient_kernel");
     };
     if (pieces == 0) return;
+    if (a.delta) {
+      constexpr int few = 64;  // threads
+      const dim3 grid(blocks_for(pieces, 1), blocks_for(a.heads, few));
+      sink_gradient_of_delta_kernel<T><<<grid, few, 0, stream>>>(a, partial, static_cast<int>(piece_rows));
+      SO_CUDA_LAUNCHED("sink_gradient_of_delta_kernel");
+      return;
+    }
     constexpr int N = pack_size<T>;
     const auto in_pieces = [&](const HeadsView& view) {
       return rows_aligned<T, N>(view.width, static_cast<const T*>(view.at));

@@ -22,18 +22,23 @@ __global__ void __launch_bounds__(threads) ragged_offsets_kernel(RaggedOffsets t
   to.lengths_k[i] = cu_k[next] - cu_k[at];
 }
 
-// A warp a row and head.
-template <class T>
+// A group of lanes has a row and head, and reads N elements at a time.
+template <class T, int N, int LANES>
 __global__ void __launch_bounds__(threads) delta_kernel(AttentionArguments a) {
-  const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * (threads / warp) + threadIdx.x / warp;
-  if (item >= a.q_rows * a.heads) return;
-  const std::int64_t n = item / a.heads, h = item % a.heads;
-  const T* out = static_cast<const T*>(a.out.at) + n * a.out.width + h * a.head_dim;
-  const T* dout = static_cast<const T*>(a.dout.at) + n * a.dout.width + h * a.head_dim;
+  const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * (threads / LANES) + threadIdx.x / LANES;
+  const std::int64_t own = min(item, a.q_rows * a.heads - 1), n = own / a.heads, h = own % a.heads;
+  const T* const out = static_cast<const T*>(a.out.at) + n * a.out.width + h * a.head_dim;
+  const T* const dout = static_cast<const T*>(a.dout.at) + n * a.dout.width + h * a.head_dim;
   float sum = 0;
-  for (int d = threadIdx.x % warp; d < a.head_dim; d += warp) sum += to_float(out[d]) * to_float(dout[d]);
-  sum = warp_sum(sum);
-  if (threadIdx.x % warp == 0) a.delta[item] = sum;
+  for (int d = static_cast<int>(threadIdx.x) % LANES * N; d < a.head_dim; d += LANES * N) {
+    float x[N], y[N];
+    load<N>(x, out + d);
+    load<N>(y, dout + d);
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum = fmaf(x[i], y[i], sum);
+  }
+  sum = group_sum<LANES>(sum);
+  if (threadIdx.x % LANES == 0 && item < a.q_rows * a.heads) a.delta[item] = sum;
 }
 
 // Grid: x over the pieces of all rows, y: dk, dv.
@@ -75,8 +80,19 @@ void ragged_offsets(cudaStream_t stream, const RaggedOffsets& to, const std::int
 
 void attention_delta(cudaStream_t stream, DType dtype, const AttentionArguments& a) {
   if (a.q_rows == 0) return;
-  const unsigned blocks = blocks_for(a.q_rows * a.heads, threads / warp);
-  with_type(dtype, [&]<class T>() { delta_kernel<T><<<blocks, threads, 0, stream>>>(a); });
+  with_type(dtype, [&]<class T>() {
+    constexpr int N = pack_size<T>;
+    const auto launch = [&]<int WIDTH, int LANES>() {
+      delta_kernel<T, WIDTH, LANES><<<blocks_for(a.q_rows * a.heads, threads / LANES), threads, 0, stream>>>(a);
+    };
+    if (a.head_dim % N != 0 || !rows_aligned<T, N>(a.out.width, static_cast<const T*>(a.out.at)) ||
+        !rows_aligned<T, N>(a.dout.width, static_cast<const T*>(a.dout.at)))
+      launch.template operator()<1, warp>();
+    else if (a.head_dim <= 8 * N)
+      launch.template operator()<N, 8>();
+    else
+      launch.template operator()<N, 16>();
+  });
   SO_CUDA_LAUNCHED("delta_kernel");
 }
 

@@ -478,7 +478,6 @@ void tensor_core_attention(cudaStream_t stream, const AttentionArguments& a) {
 }
 
 void tensor_core_attention_grad(cudaStream_t stream, const AttentionArguments& a) {
-  attention_delta(stream, DType::bf16, a);
   const unsigned q_tiles = tile_blocks(a.q_rows, a.documents), k_tiles = tile_blocks(a.k_rows, a.documents);
   with_dimensions(a.head_dim, [&]<int D, int WIDTH>() {
     launch<D>(grad_query_kernel<D>, "attention grad_query_kernel", dim3(q_tiles, static_cast<unsigned>(a.heads)),

@@ -19,11 +19,7 @@ namespace so::grouped {
 
 using Shape = cute::Shape<int, int, int>;  // rows, columns, inner
 
-// Two consumer warp groups share a tile, or take turns, one multiplying while the other writes.
-struct Cooperative {
-  using Mainloop = cutlass::gemm::KernelPtrArrayTmaWarpSpecializedCooperative;
-  using Epilogue = cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative;
-};
+// Two consumer warp groups take turns, one multiplying while the other writes.
 struct Pingpong {
   using Mainloop = cutlass::gemm::KernelPtrArrayTmaWarpSpecializedPingpong;
   using Epilogue = cutlass::epilogue::PtrArrayTmaWarpSpecializedPingpong;

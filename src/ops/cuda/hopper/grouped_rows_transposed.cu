@@ -6,7 +6,7 @@ void grouped_rows_transposed(const GroupedLaunch& launch, const GroupedProduct& 
   using namespace grouped;
   using Rows =
       Instance<cutlass::layout::RowMajor, cutlass::layout::ColumnMajor, cutlass::bfloat16_t, void,
-               cute::Shape<cute::_128, cute::_256, cute::_64>, cute::Shape<cute::_1, cute::_2, cute::_1>, Cooperative>;
+               cute::Shape<cute::_128, cute::Int<192>, cute::_64>, cute::Shape<cute::_1, cute::_1, cute::_1>, Pingpong>;
   run<Rows, Shared::rows>(launch, product);
 }
 
