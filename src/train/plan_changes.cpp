@@ -243,7 +243,7 @@ class Search {
     changes_.push_back({{}, before.empty() ? text : text_of(before) + " and " + text});
   }
 
-  static constexpr std::size_t most_memory = std::size_t{1} << 50;
+  static constexpr std::size_t most_memory = std::size_t{1} << 45;  // more than any machine has
   const PlanQuestion& q_;
   const double end_;
   std::vector<PlanChange> changes_;

@@ -618,13 +618,16 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
 bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                    const TrainingShape& shape, EngineSettings engine, const OffloadRequest& request,
                    bool adjust_buckets, Toggle activation_checkpointing, WeightOrigin origin) {
+  // Soon seen of a model that is far too large, whose plan would take long.
+  const int device_units = requested_device_units(request, layout, machine.kind);
+  engine.gradients = choose_gradient_dtype(engine.compute, shape.micro_batches);
+  if (!so::fits(least_memory(layout, machine, engine, engine.moments, device_units), machine)) return false;
   bool fits = true;
   // What may be locked only a whole plan knows.
   const bool lock_limited = machine.lockable && !(machine.pins_beyond && machine.pins_beyond(*machine.lockable));
   if (machine.device_memory && !lock_limited) {
     TrainingPlan plan = begin_plan(layout, shape, engine, request, adjust_buckets);
-    choose_owners(spec, layout, machine, requested_device_units(request, layout, machine.kind), request,
-                  activation_checkpointing, origin, plan, &fits);
+    choose_owners(spec, layout, machine, device_units, request, activation_checkpointing, origin, plan, &fits);
     return fits;
   }
   try {
