@@ -9,13 +9,21 @@
 namespace so {
 
 Decoder::Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops, Tensor rope_table,
-                 DecoderSettings settings)
-    : spec_(spec), index_(make_parameter_index(spec, layout)), ops_(ops), rope_(rope_table), settings_(settings) {
+                 DecoderSettings settings, ActivationStore* store)
+    : spec_(spec),
+      index_(make_parameter_index(spec, layout)),
+      ops_(ops),
+      rope_(rope_table),
+      settings_(settings),
+      store_(store) {
   SO_CHECK(settings.compute == DType::f32 || settings.compute == DType::bf16, "compute dtype {}",
            name_of(settings.compute));
   SO_CHECK(settings.loss_chunk_rows > 0, "loss chunk of {} rows", settings.loss_chunk_rows);
   SO_CHECK(settings.keep.empty() || static_cast<std::int64_t>(settings.keep.size()) == spec.layers,
            "what {} of {} layers keep", settings.keep.size(), spec.layers);
+  int items = 0;
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer)
+    items_.push_back(keep_of(layer) == Keep::host ? items++ : -1);
   SO_CHECK(rope_.rank() == 3 && rope_.dim(2) * 2 == spec.rope.rotary_dim, "rope table");
 }
 

@@ -10,6 +10,7 @@
 #include "device/arena.h"
 #include "model/parameters.h"
 #include "model/spec.h"
+#include "offload/activation_store.h"
 #include "offload/parameter_source.h"
 #include "ops/ops.h"
 
@@ -39,8 +40,11 @@ enum class Keep : std::uint8_t {
           // Experts' inputs and activations are never kept
   no_gate_up,  // nor the gate and up projections, whose matrix product is run again
   input,       // only the layer's input: all but the last product is run again
+  host,        // the same in host memory (offload/activation_store.h)
 };
 std::string_view name_of(Keep keep);
+// Layers that keep their input in host memory, of what each of a model's layers keeps.
+int kept_on_host(const std::vector<Keep>& keep);
 
 struct DecoderSettings {
   DType compute = DType::f32;        // T of the ops: weights and activations
@@ -53,9 +57,11 @@ struct DecoderSettings {
 // Weights and gradients are met through WeightSource and GradientSink. One stream runs it all.
 class Decoder {
  public:
-  // rope_table: f32 device tensor [positions, 2, rotary_dim / 2] that outlives the decoder.
-  Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops, Tensor rope_table,
-          DecoderSettings settings);
+  // rope_table: f32 device tensor [positions, 2, rotary_dim / 2] that outlives the decoder, as does `store`, for the
+  // inputs of layers that keep them on the host: an item each, [tokens, hidden]. Needed for training alone; null if
+  // there are none.
+  Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops, Tensor rope_table, DecoderSettings settings,
+          ActivationStore* store = nullptr);
 
   // Loss of every token: losses f32 [N] on the device, written. Where the spec asks for the router's load-balancing
   // loss, every trained token's includes it. Activations are taken from `arena` and given back.
@@ -130,6 +136,8 @@ class Decoder {
   Ops& ops_;
   const Tensor rope_;
   const DecoderSettings settings_;
+  ActivationStore* const store_;
+  std::vector<int> items_;  // by layer: of the store, -1 for those that are not there
 };
 
 }  // namespace so

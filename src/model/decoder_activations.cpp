@@ -1,5 +1,7 @@
 #include "model/decoder_activations.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace so {
@@ -30,14 +32,21 @@ std::string_view name_of(Keep keep) {
       return "no_gate_up";
     case Keep::input:
       return "input";
+    case Keep::host:
+      return "input on the host";
   }
   SO_CHECK(false, "keep {}", static_cast<int>(keep));
+}
+
+int kept_on_host(const std::vector<Keep>& keep) {
+  return static_cast<int>(std::count(keep.begin(), keep.end(), Keep::host));
 }
 
 Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t layer, std::int64_t n, Keep keep) const {
   const DType t = settings_.compute;
   const DecoderSpec& s = spec_;
   Activations a;
+  if (keep == Keep::host) return a;  // the store has it
   a.x = arena.acquire("layer input", t, {n, s.hidden});
   if (keep == Keep::input) return a;
   a.inv_rms1 = arena.acquire("inverse rms", DType::f32, {n});

@@ -1,6 +1,7 @@
 // The backward pass of the decoder. Formulas are the plain chain rule of decoder.cpp, read bottom to top. What a layer
 // did not keep is computed again just before it is used, by the calls of the forward pass, so to the same bits.
 #include <algorithm>
+#include <array>
 
 #include "base/error.h"
 #include "model/decoder.h"
@@ -114,7 +115,7 @@ void Decoder::layer_backward(const Pass& pass, std::int64_t layer, GradientSink&
   pass.weights.require_weights(layer_unit(layer), pass.stream);
   Activations a = kept;
   Tensor remade_delta;
-  if (keep_of(layer) == Keep::input) {
+  if (keep_of(layer) >= Keep::input) {
     complete_attention(arena, n, a);
     a.middle = arena.acquire("after attention", settings_.compute, {n, spec_.hidden});
     a.inv_rms2 = arena.acquire("inverse rms", DType::f32, {n});
@@ -142,11 +143,24 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
     kept.push_back(acquire_kept(arena, layer, n, keep_of(layer)));
     if (!kept.back().middle && !carry.middle) carry.middle = arena.acquire("after attention", t, {n, spec_.hidden});
   }
+  const auto item = [&](std::int64_t layer) { return items_[static_cast<std::size_t>(layer)]; };
+  if (const int items = kept_on_host(settings_.keep); items > 0) {
+    SO_CHECK(store_ != nullptr, "{} layers' inputs, and no store", items);
+    std::array<Tensor, ActivationStore::places> memory;
+    for (Tensor& place : memory) place = arena.acquire("layer input on its way", t, {n, spec_.hidden});
+    store_->begin(items, memory);
+  }
 
-  embed(pass, kept[0].x);
-  carry.x = kept[0].x;
-  for (std::int64_t layer = 0; layer < spec_.layers; ++layer)
-    layer_forward(pass, layer, kept[static_cast<std::size_t>(layer)], carry, nullptr);
+  for (std::int64_t layer = 0; layer < spec_.layers; ++layer) {
+    Activations& a = kept[static_cast<std::size_t>(layer)];
+    if (item(layer) >= 0) a.x = store_->write(item(layer), stream);
+    if (layer == 0) {
+      embed(pass, a.x);
+      carry.x = a.x;
+    }
+    layer_forward(pass, layer, a, carry, nullptr);
+    if (item(layer) >= 0) store_->written(item(layer), stream);
+  }
 
   // Head: final norm, projection and loss, and straight back through them.
   {
@@ -182,8 +196,12 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
     gradients.gradients_ready(head_unit(spec_), stream);
   }
 
-  for (std::int64_t layer = spec_.layers; layer-- > 0;)
-    layer_backward(pass, layer, gradients, kept[static_cast<std::size_t>(layer)], carry, dresidual);
+  for (std::int64_t layer = spec_.layers; layer-- > 0;) {
+    Activations& a = kept[static_cast<std::size_t>(layer)];
+    if (item(layer) >= 0) a.x = store_->read(item(layer), stream);
+    layer_backward(pass, layer, gradients, a, carry, dresidual);
+    if (item(layer) >= 0) store_->release(item(layer), stream);
+  }
   gradients.require_gradients(0, stream);
   const auto dtable = gradients.gradient(index_.embedding);
   ops_.embedding_grad(stream, dtable.tensor, dresidual, batch.ids, dtable.mode);

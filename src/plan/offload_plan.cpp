@@ -81,6 +81,10 @@ Candidate consider(const OffloadInputs& in, int device_units, Residency residenc
     c.device_short = std::min(c.device_short, short_by);
     if (short_by == 0) c.keep = keep;
   }
+  if (c.keep >= 0 && in.activation_host_bytes) {
+    c.host_bytes += in.activation_host_bytes(c.keep);
+    c.host_short = beyond(c.host_bytes, in.host_budget);
+  }
   if (!c.fits()) return c;
   const SimulatedRun run = simulated_run(in, device_units, c.keep, 0, residency);
   c.least_rank = least_seconds(run) - run.device_update;
@@ -258,6 +262,11 @@ SimulatedRun simulated_run(const OffloadInputs& in, int device_units, std::int64
                     .forward = unit.forward_flops / r.gemm_flops + unit.forward_bytes / r.device_memory,
                     .backward = (unit.backward_flops + again.flops[u]) / r.gemm_flops +
                                 (unit.backward_bytes + again.device_bytes[u]) / r.device_memory};
+    // Copies of what is kept on the host go beside the unit's work.
+    if (!again.link_bytes.empty()) {
+      s.forward = std::max(s.forward, again.link_bytes[u] / r.link_to_host);
+      s.backward = std::max(s.backward, again.link_bytes[u] / r.link_to_device);
+    }
     if (static_cast<int>(u) < device_units) {
       const auto elements = static_cast<double>(unit.elements);
       const bool inner = u > 0 && u + 1 < in.units.size();

@@ -46,6 +46,7 @@ struct UnitWork {
 struct Recomputation {
   std::vector<double> flops;         // by unit
   std::vector<double> device_bytes;  // by unit: what memory-bound work reads and writes
+  std::vector<double> link_bytes;    // by unit: of what is kept in host memory, to there and back; empty: none
 };
 
 // All that a run takes but its activations and the places for new state, if the device owns units [0, device_units).
@@ -72,7 +73,8 @@ struct OffloadInputs {
   double state_bytes = 12;                      // an element: fp32 master weight and two moments
   // What layers may keep, from the cheapest in time to the dearest. At least one.
   std::vector<Recomputation> keeps;
-  std::function<std::size_t(std::int64_t keep)> activation_bytes;  // on the device
+  std::function<std::size_t(std::int64_t keep)> activation_bytes;       // on the device
+  std::function<std::size_t(std::int64_t keep)> activation_host_bytes;  // on the host; empty: none
   std::function<StateMemory(int device_units, Residency)> memory;
   std::vector<Residency> residencies = {{}};  // that may be chosen, what is kept the most first; none streams
   int most_streamed = 0;             // each of them also with weights of so many host-owned units streamed, at most

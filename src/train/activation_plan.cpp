@@ -10,7 +10,7 @@
 namespace so {
 namespace {
 
-constexpr int levels = 3;  // steps from Keep::all to Keep::input
+constexpr int levels = 4;  // steps from Keep::all to Keep::host
 
 // Gradients that nobody wants.
 class DrySink final : public GradientSink {
@@ -51,8 +51,10 @@ ActivationSizer::~ActivationSizer() = default;
 
 std::size_t ActivationSizer::bytes(const DecoderSettings& settings) {
   void* const data = dry_->anything.data();
+  ActivationStore store(*dry_->device, kept_on_host(settings.keep), input_bytes(spec_, settings.compute, shape_));
   const Decoder decoder(spec_, layout_, *dry_->ops,
-                        Tensor(data, DType::f32, {shape_.longest_document, 2, spec_.rope.rotary_dim / 2}), settings);
+                        Tensor(data, DType::f32, {shape_.longest_document, 2, spec_.rope.rotary_dim / 2}), settings,
+                        &store);
   const auto batch_of = [&](std::int64_t tokens) {
     DeviceBatch batch;
     batch.ids = batch.targets = batch.positions = Tensor(data, DType::i32, {tokens});
@@ -82,10 +84,16 @@ std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice) {
   return keep;
 }
 
+std::int64_t keep_choices_on_device(std::int64_t layers) { return keep_choices(layers) - layers; }
+
+std::size_t input_bytes(const DecoderSpec& spec, DType compute, const TrainingShape& shape) {
+  return static_cast<std::size_t>(shape.micro_batch_tokens * spec.hidden) * size_of(compute);
+}
+
 ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spec, DecoderSettings settings,
-                                  std::size_t budget) {
+                                  std::size_t budget, std::span<const std::int64_t> choices) {
   ActivationPlan least;
-  for (std::int64_t choice = 0; choice < keep_choices(spec.layers); ++choice) {
+  for (const std::int64_t choice : choices) {
     settings.keep = keep_choice(spec.layers, choice);
     const std::size_t bytes = sizer.bytes(settings);
     // What the first layer drops may cost more to work with than it frees, so the next choice can take more.
@@ -109,7 +117,8 @@ Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& ke
                             std::span<const std::int32_t> cu_seqlens, DType compute) {
   const std::vector<UnitWork> work = unit_work(spec, cu_seqlens, compute);
   const double tokens = cu_seqlens.empty() ? 0 : cu_seqlens.back();
-  Recomputation again{std::vector<double>(work.size()), std::vector<double>(work.size())};
+  const std::vector<double> none(work.size());
+  Recomputation again{none, none, none};
   for (std::size_t layer = 0; layer < keep.size(); ++layer) {
     const auto unit = static_cast<std::size_t>(layer_unit(static_cast<std::int64_t>(layer)));
     if (keep[layer] == Keep::all) continue;
@@ -122,13 +131,15 @@ Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& ke
                          static_cast<double>(4 * spec.hidden + 2 * (spec.q_width() + spec.kv_width()) + 3 * width);
     again.device_bytes[unit] = light;
     if (keep[layer] == Keep::no_gate_up) again.flops[unit] = 2 * product;
-    if (keep[layer] == Keep::input) again.flops[unit] = work[unit].forward_flops - product;
+    if (keep[layer] >= Keep::input) again.flops[unit] = work[unit].forward_flops - product;
+    if (keep[layer] == Keep::host)
+      again.link_bytes[unit] = tokens * static_cast<double>(spec.hidden) * static_cast<double>(size_of(compute));
   }
   return again;
 }
 
 bool all_recomputed(const std::vector<Keep>& keep) {
-  return !keep.empty() && std::all_of(keep.begin(), keep.end(), [](Keep k) { return k == Keep::input; });
+  return !keep.empty() && std::all_of(keep.begin(), keep.end(), [](Keep k) { return k >= Keep::input; });
 }
 
 std::string describe(const std::vector<Keep>& keep) {

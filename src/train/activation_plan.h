@@ -42,26 +42,30 @@ class ActivationSizer {
   std::unique_ptr<Dry> dry_;
 };
 
-// Choices of what the layers keep, in order of what they cost, from all of all layers (0) to the inputs only
-// (keep_choices() - 1): first the layers drop, one after another and the first first, what is cheapest to have again
-// for its size (Keep::light), then the next.
+// Choices of what the layers keep, in order of what they cost, from all of all layers (0) to the inputs only, at last
+// in host memory (keep_choices() - 1): first the layers drop, one after another and the first first, what is cheapest
+// to have again for its size (Keep::light), then the next.
 std::int64_t keep_choices(std::int64_t layers);
+std::int64_t keep_choices_on_device(std::int64_t layers);  // the first of them, up to where all keep their inputs there
 std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice);
 
 struct ActivationPlan {
   std::vector<Keep> keep;
   std::size_t bytes = 0;
 };
-// The first of the choices that takes at most `budget` bytes, the rest of `settings` as given; if none does, the one
-// that takes the least.
+// The first of `choices` that takes at most `budget` bytes of the device, the rest of `settings` as given; if
+// none does, the one that takes the least.
 ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spec, DecoderSettings settings,
-                                  std::size_t budget);
+                                  std::size_t budget, std::span<const std::int64_t> choices);
+
+// A layer's input in host memory: an item of the store (offload/activation_store.h).
+std::size_t input_bytes(const DecoderSpec& spec, DType compute, const TrainingShape& shape);
 
 // What having again takes that layers do not keep, for documents of those offsets: in the terms of unit_work().
 Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
                             std::span<const std::int32_t> cu_seqlens, DType compute);
 
-// Whether every layer keeps its input alone: what others call activation checkpointing. False of no layers.
+// Whether every layer keeps its input alone, wherever: what others call activation checkpointing. False of no layers.
 bool all_recomputed(const std::vector<Keep>& keep);
 
 // For people: "all", or "12 layers keep no_gate_up, 28 light".

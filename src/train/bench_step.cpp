@@ -115,12 +115,14 @@ struct Model {
             MemoryKind::device,
             static_cast<std::size_t>(plan.shape.longest_document * spec.rope.rotary_dim) * sizeof(float),
             "rotation table")),
+        store(device, kept_on_host(plan.decoder.keep), input_bytes(spec, plan.decoder.compute, plan.shape)),
         decoder(spec, layout, ops,
                 Tensor(rope.data(), DType::f32, {plan.shape.longest_document, 2, spec.rope.rotary_dim / 2}),
-                plan.decoder),
+                plan.decoder, &store),
         arena(device, MemoryKind::device, "activations", plan.activation_bytes),
         upload(device, plan.shape.micro_batch_tokens) {}
   Buffer rope;
+  ActivationStore store;
   Decoder decoder;
   Arena arena;
   BatchUpload upload;

@@ -46,10 +46,12 @@ Trainer::Trainer(const TrainerInputs& in)
       engine_(in.runtime.device(), in.runtime.ops(), in.runtime.host_pool(), *ranks_, in.model.layout(),
               in.plan.engine),
       rope_(make_rope(in.runtime.device(), *stream_, in.model.spec().rope, in.plan.shape.longest_document)),
+      store_(in.runtime.device(), kept_on_host(in.plan.decoder.keep),
+             input_bytes(in.model.spec(), in.plan.decoder.compute, in.plan.shape)),
       decoder_(
           in.model.spec(), in.model.layout(), in.runtime.ops(),
           Tensor(rope_.data(), DType::f32, {in.plan.shape.longest_document, 2, in.model.spec().rope.rotary_dim / 2}),
-          in.plan.decoder),
+          in.plan.decoder, &store_),
       arena_(in.runtime.device(), MemoryKind::device, "activations", in.plan.activation_bytes),
       upload_(in.runtime.device(), std::max(in.plan.shape.micro_batch_tokens, in.plan.shape.evaluation_tokens)),
       schedule_(make_schedule(in.options, in.total_steps)),

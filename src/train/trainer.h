@@ -80,6 +80,7 @@ class Trainer {
   std::unique_ptr<Stream> stream_;
   OffloadEngine engine_;
   Buffer rope_;
+  ActivationStore store_;
   Decoder decoder_;
   Arena arena_;
   BatchUpload upload_;

@@ -97,13 +97,20 @@ void require_fits_machine(const MemoryPlan& plan, const PlanningMachine& machine
 }
 
 // What may be kept, as numbers of choices, cheapest first.
-std::vector<std::int64_t> allowed_choices(std::int64_t layers, Toggle activation_checkpointing) {
-  const std::int64_t count = keep_choices(layers);
+std::vector<std::int64_t> allowed_choices(std::int64_t layers, DeviceKind kind, Toggle activation_checkpointing) {
   if (activation_checkpointing == Toggle::off) return {0};
-  if (activation_checkpointing == Toggle::on) return {count - 1};
-  std::vector<std::int64_t> all(static_cast<std::size_t>(count));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
+  const std::int64_t on_device = keep_choices_on_device(layers);
+  // The CPU device's memory is the host's.
+  const std::int64_t end = kind == DeviceKind::cpu ? on_device : keep_choices(layers),
+                     first = activation_checkpointing == Toggle::on ? on_device - 1 : 0;
+  std::vector<std::int64_t> choices(static_cast<std::size_t>(end - first));
+  std::iota(choices.begin(), choices.end(), first);
+  return choices;
+}
+
+std::size_t kept_host_bytes(const DecoderSpec& spec, DType compute, const TrainingShape& shape,
+                            const std::vector<Keep>& keep) {
+  return ActivationStore::host_bytes(kept_on_host(keep), input_bytes(spec, compute, shape));
 }
 
 // Decides what layers keep, in what the rest of the plan leaves.
@@ -114,18 +121,15 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
   const std::size_t budget = machine.device_memory
                                  ? left(*machine.device_memory, plan.memory.total(MemoryKind::device))
                                  : left(share_of(machine, host_share_of_free), plan.memory.host_total(machine.kind));
-  if (activation_checkpointing == Toggle::automatic) {
-    const ActivationPlan chosen = choose_activations(sizer, spec, plan.decoder, budget);
-    plan.decoder.keep = chosen.keep;
-    plan.activation_bytes = chosen.bytes;
-    if (chosen.keep != keep_choice(spec.layers, 0))
-      plan.reasons.push_back(fmt::format(
-          "activations: {}; the rest is recomputed in backward, since keeping all would not fit ({} left for them)",
-          describe(chosen.keep), format_bytes(budget)));
-  } else {
-    plan.decoder.keep = keep_choice(spec.layers, allowed_choices(spec.layers, activation_checkpointing)[0]);
-    plan.activation_bytes = sizer.bytes(plan.decoder);
-  }
+  const std::vector<std::int64_t> choices = allowed_choices(spec.layers, machine.kind, activation_checkpointing);
+  const ActivationPlan chosen = choose_activations(sizer, spec, plan.decoder, budget, choices);
+  plan.decoder.keep = chosen.keep;
+  plan.activation_bytes = chosen.bytes;
+  if (chosen.keep != keep_choice(spec.layers, choices[0]))
+    plan.reasons.push_back(
+        fmt::format("activations: {}; the rest is recomputed in backward, since keeping {} would not fit ({} left for "
+                    "them)",
+                    describe(chosen.keep), choices[0] == 0 ? "all" : "all inputs on the device", format_bytes(budget)));
   // What is left then: attention's gradient is quicker with more scratch.
   DecoderSettings roomy = plan.decoder;
   roomy.roomy_attention = true;
@@ -135,8 +139,11 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
   }
 }
 
-void add_activations(const PlanningMachine& machine, const std::string& for_device, TrainingPlan& plan) {
+void add_activations(const DecoderSpec& spec, const PlanningMachine& machine, const std::string& for_device,
+                     TrainingPlan& plan) {
+  const std::size_t inputs_on_host = kept_host_bytes(spec, plan.decoder.compute, plan.shape, plan.decoder.keep);
   plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes);
+  if (inputs_on_host > 0) plan.memory.add(MemoryKind::pinned, "layer inputs", inputs_on_host);
   require_fits_machine(plan.memory, machine, for_device, host_advice);
   if (machine.device_cap) plan.limits.device = plan.memory.allocatable(*machine.device_cap, machine.kind, true);
   if (machine.host_cap) plan.limits.host = plan.memory.allocatable(*machine.host_cap, machine.kind, false);
@@ -200,7 +207,7 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   };
   set_cast(in, casts);
   in.stream_bytes = static_cast<double>(size_of(plan.engine.compute));
-  const std::vector<std::int64_t> choices = allowed_choices(spec.layers, activation_checkpointing);
+  const std::vector<std::int64_t> choices = allowed_choices(spec.layers, machine.kind, activation_checkpointing);
   for (const std::int64_t choice : choices)
     in.keeps.push_back(recomputation(spec, keep_choice(spec.layers, choice), documents, plan.engine.compute));
 
@@ -215,6 +222,10 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
       size = sizer.bytes(decoder);
     }
     return *size;
+  };
+  in.activation_host_bytes = [&](std::int64_t keep) {
+    return kept_host_bytes(spec, plan.engine.compute, plan.shape,
+                           keep_choice(spec.layers, choices[static_cast<std::size_t>(keep)]));
   };
   const auto state = [&](int device_units, std::int64_t undo_buckets, Residency residency = {}) {
     EngineSettings settings = plan.engine;
@@ -483,14 +494,14 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     plan.reasons.push_back(fmt::format("optimizer state: {:.1f}% the host's; places for new state of {} buckets",
                                        100 * host_share(layout, device_units), plan.engine.undo_buckets));
   }
-  add_activations(machine, device_advice, plan);
+  add_activations(spec, machine, device_advice, plan);
   return plan;
 }
 
 void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                       Toggle activation_checkpointing, const std::string& for_device, TrainingPlan& plan) {
   choose_kept(spec, layout, machine, activation_checkpointing, plan);
-  add_activations(machine, for_device, plan);
+  add_activations(spec, machine, for_device, plan);
 }
 
 }  // namespace so

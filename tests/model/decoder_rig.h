@@ -186,7 +186,8 @@ class DecoderRig {
         settings_(settings),
         weights_(stream.device(), fixture.layout, settings.compute),
         rope_(make_rope(stream, fixture.spec.rope)),
-        decoder_(fixture.spec, fixture.layout, ops, rope_, settings) {
+        store_(stream.device(), kept_on_host(settings.keep), 512 * static_cast<std::size_t>(fixture.spec.hidden)),
+        decoder_(fixture.spec, fixture.layout, ops, rope_, settings, &store_) {
     load();
     if (!stream.device().backed()) return;
     dry_device_ = make_dry_device(stream.device().kind());
@@ -349,6 +350,7 @@ class DecoderRig {
   const DecoderSettings settings_;
   WatchedWeights weights_;
   TestTensor rope_;
+  ActivationStore store_;  // of 128 tokens
   Decoder decoder_;
   std::unique_ptr<Device> dry_device_;
   std::unique_ptr<Stream> dry_stream_;

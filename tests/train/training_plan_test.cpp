@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <numeric>
 
 #include "model/config.h"
 #include "model/parameters.h"
@@ -54,7 +55,11 @@ struct Planner {
     settings.compute = DType::bf16;
     settings.loss_chunk_rows = choose_loss_chunk(kind, spec.vocab);
   }
-  ActivationPlan choose(std::size_t budget) { return choose_activations(sizer, spec, settings, budget); }
+  ActivationPlan choose(std::size_t budget) {
+    std::vector<std::int64_t> choices(static_cast<std::size_t>(keep_choices(spec.layers)));
+    std::iota(choices.begin(), choices.end(), 0);
+    return choose_activations(sizer, spec, settings, budget, choices);
+  }
   std::size_t bytes(std::int64_t choice) {
     settings.keep = keep_choice(spec.layers, choice);
     return sizer.bytes(settings);
@@ -77,7 +82,8 @@ TEST(KeepChoices, GoFromEverythingToInputsALayerAtATime) {
     EXPECT_EQ(keep_choice(layers, 0), std::vector(n, Keep::all));
     EXPECT_EQ(keep_choice(layers, layers), std::vector(n, Keep::light));
     EXPECT_EQ(keep_choice(layers, 2 * layers), std::vector(n, Keep::no_gate_up));
-    EXPECT_EQ(keep_choice(layers, keep_choices(layers) - 1), std::vector(n, Keep::input));
+    EXPECT_EQ(keep_choice(layers, keep_choices_on_device(layers) - 1), std::vector(n, Keep::input));
+    EXPECT_EQ(keep_choice(layers, keep_choices(layers) - 1), std::vector(n, Keep::host));
     for (std::int64_t choice = 1; choice < keep_choices(layers); ++choice) {
       const auto before = keep_choice(layers, choice - 1), now = keep_choice(layers, choice);
       int changed = 0;
