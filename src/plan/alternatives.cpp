@@ -33,13 +33,17 @@ std::int64_t first_keep(const OffloadInputs& in, std::size_t state_bytes) {
   return std::ssize(in.keeps) - 1;
 }
 
+std::size_t kept_on_host(const OffloadInputs& in, std::int64_t keep) {
+  return in.activation_host_bytes ? in.activation_host_bytes(keep) : 0;
+}
+
 Alternative play(const OffloadInputs& in, std::string what, int device_units, std::int64_t keep, std::int64_t undo,
                  Residency residency) {
   const StateMemory state = in.memory(device_units, residency);
   Alternative a;
   a.what = std::move(what);
   a.device_bytes = state.device_bytes + in.activation_bytes(keep);
-  a.host_bytes = state.host_bytes + static_cast<std::size_t>(undo) * in.undo_place_bytes;
+  a.host_bytes = state.host_bytes + kept_on_host(in, keep) + static_cast<std::size_t>(undo) * in.undo_place_bytes;
   a.device_short = beyond(a.device_bytes, in.device_budget);
   a.host_short = beyond(a.host_bytes, undo > 0 ? in.undo_budget : in.host_budget);
   const StepEstimate estimate = estimate_step(in, device_units, keep, undo, residency);
@@ -53,7 +57,8 @@ Alternative play(const OffloadInputs& in, std::string what, int device_units, Re
   const StateMemory state = in.memory(device_units, residency);
   const std::int64_t keep = first_keep(in, state.device_bytes);
   return play(in, std::move(what), device_units, keep,
-              choose_undo_buckets(in, device_units, keep, state.host_bytes, residency), residency);
+              choose_undo_buckets(in, device_units, keep, state.host_bytes + kept_on_host(in, keep), residency),
+              residency);
 }
 
 std::string describe(Residency residency) {

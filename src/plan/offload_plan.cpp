@@ -16,6 +16,7 @@ namespace so {
 namespace {
 
 constexpr int stream_parts = 8;        // streamed units are considered in steps of this part of those that may
+constexpr int coarse_splits = 20;      // of a deep model, looked at before those beside the best
 constexpr double equal_share = 0.001;  // of a step: plans closer than this count as equal
 std::int64_t buckets_of(std::int64_t elements, std::int64_t bucket) { return (elements + bucket - 1) / bucket; }
 
@@ -103,24 +104,43 @@ int streamed_part(const OffloadInputs& in, int device_units, int part) {
   return in.forced_stream ? most : (most * part + stream_parts - 1) / stream_parts;
 }
 
-// All that may be, the most on the device first; of one split, what is kept the most first.
-std::vector<Candidate> all_candidates(const OffloadInputs& in) {
+// All that may be with a split.
+void add_candidates(const OffloadInputs& in, int device_units, std::vector<Candidate>& all) {
+  for (Residency residency : in.residencies) {
+    if (in.forced_stream) residency.streamed_units = streamed_part(in, device_units, 0);
+    all.push_back(consider(in, device_units, residency));
+    // What streams makes room for activations and other state: worth nothing where all that could be kept is.
+    if (all.back().keep == 0 || in.forced_stream) continue;
+    for (int part = 1; part <= stream_parts; ++part) {
+      const int count = streamed_part(in, device_units, part);
+      if (count == residency.streamed_units) continue;
+      residency.streamed_units = count;
+      all.push_back(consider(in, device_units, residency));
+    }
+  }
+}
+
+// The most on the device first; of one split, what is kept the most first. Of the splits of a deep model, some.
+std::vector<Candidate> first_candidates(const OffloadInputs& in, int stride) {
   const int units = static_cast<int>(in.units.size()), forced = in.forced_device_units;
   std::vector<Candidate> all;
-  for (int d = forced < 0 ? units : forced; d >= (forced < 0 ? 0 : forced); --d)
-    for (Residency residency : in.residencies) {
-      if (in.forced_stream) residency.streamed_units = streamed_part(in, d, 0);
-      all.push_back(consider(in, d, residency));
-      // What streams makes room for activations and other state: worth nothing where all that could be kept is.
-      if (all.back().keep == 0 || in.forced_stream) continue;
-      for (int part = 1; part <= stream_parts; ++part) {
-        const int count = streamed_part(in, d, part);
-        if (count == residency.streamed_units) continue;
-        residency.streamed_units = count;
-        all.push_back(consider(in, d, residency));
-      }
-    }
+  if (forced >= 0) add_candidates(in, forced, all);
+  for (int d = units; forced < 0 && d >= 0; d = d == 0 ? -1 : std::max(0, d - stride)) add_candidates(in, d, all);
   return all;
+}
+
+// With the splits between those that are there and next to one of `device_units`, or all that are not there.
+void add_between(const OffloadInputs& in, int stride, std::optional<int> device_units, std::vector<Candidate>& all) {
+  const auto is_there = [&](int d) {
+    return std::any_of(all.begin(), all.end(), [&](const Candidate& c) { return c.device_units == d; });
+  };
+  const int units = static_cast<int>(in.units.size());
+  const int first = device_units ? std::max(0, *device_units - stride + 1) : 0,
+            last = device_units ? std::min(units, *device_units + stride - 1) : units;
+  for (int d = last; d >= first; --d)
+    if (!is_there(d)) add_candidates(in, d, all);
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.device_units > b.device_units; });
 }
 
 // The first of those that rank within a thousandth of a step of the best; null if nothing fits. Only what could be that
@@ -306,8 +326,13 @@ OffloadPlan choose_offload(const OffloadInputs& in) {
   SO_CHECK(units > 0 && !in.keeps.empty() && in.bucket_elements > 0 && in.forced_device_units <= units,
            "{} units, {} choices of activations, buckets of {}, {} units forced", units, in.keeps.size(),
            in.bucket_elements, in.forced_device_units);
-  std::vector<Candidate> candidates = all_candidates(in);
-  const Candidate* const best = best_of(in, candidates);
+  const int stride = std::max(1, units / coarse_splits);
+  std::vector<Candidate> candidates = first_candidates(in, stride);
+  const Candidate* best = best_of(in, candidates);
+  if (in.forced_device_units < 0 && stride > 1) {
+    add_between(in, stride, best ? std::optional(best->device_units) : std::nullopt, candidates);
+    best = best_of(in, candidates);
+  }
   if (!best) refuse(in, candidates);
 
   OffloadPlan plan{.device_units = best->device_units,

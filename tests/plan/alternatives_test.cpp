@@ -29,7 +29,7 @@ OffloadInputs inputs() {
     in.units.push_back({layer, forward, 2 * forward});
   }
   for (int dropped = 0; dropped <= 12; ++dropped) {
-    Recomputation again{std::vector<double>(14), std::vector<double>(14)};
+    Recomputation again{std::vector<double>(14), std::vector<double>(14), {}};
     for (std::size_t u = 1; u <= static_cast<std::size_t>(dropped); ++u) again.flops[u] = in.units[u].forward_flops;
     in.keeps.push_back(again);
   }

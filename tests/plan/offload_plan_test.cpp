@@ -333,6 +333,36 @@ TEST(ChooseOffload, EqualsBruteForce) {
   EXPECT_GT(limited, 10);
 }
 
+// Of a deep model not every split is looked at: what is chosen is as good as the best of them all.
+TEST(ChooseOffload, EqualsTheBestSplitOfADeepModel) {
+  std::mt19937 random(11);
+  const auto pick = [&](std::initializer_list<double> values) { return *(values.begin() + random() % values.size()); };
+  int splits = 0;
+  for (int round = 0; round < 12; ++round) {
+    Machine m(70 + static_cast<int>(random() % 20), 400'000'000, pick({4000, 16'000, 60'000}));
+    m.in.rates.host_memory = pick({5e10, 1e11, 4e11});
+    m.in.rates.link_to_host = m.in.rates.link_to_device = pick({1.2e10, 5e10, 4e11});
+    m.per_layer_activations = static_cast<std::size_t>(pick({1e8, 1e9}));
+    const double state = 12 * m.elements(), layers = static_cast<double>(m.per_layer_activations) * (m.units() - 2);
+    m.budgets(4 * m.elements() + 0.5e9 + layers * pick({0.2, 1}) + state * pick({0.1, 0.5, 0.9}),
+              state * pick({1.05, 3}));
+    SCOPED_TRACE(round);
+    const OffloadPlan plan = choose_offload(m.in);
+    double best = 1e9;
+    for (int d = 0; d <= m.units(); ++d) {
+      m.in.forced_device_units = d;
+      const StateMemory memory = m.in.memory(d, {});
+      if (memory.host_bytes > m.in.host_budget ||
+          memory.device_bytes + m.in.activation_bytes(std::ssize(m.in.keeps) - 1) > m.in.device_budget)
+        continue;
+      best = std::min(best, rank_of(choose_offload(m.in).estimate));
+    }
+    EXPECT_LE(rank_of(plan.estimate), best + 0.005 * plan.estimate.seconds());
+    splits += plan.device_units > 0 && plan.device_units < m.units();
+  }
+  EXPECT_GT(splits, 3);
+}
+
 TEST(ChooseOffload, IsQuick) {
   Machine m(80, 850'000'000, 16'384);
   m.per_layer_activations = 300'000'000;

@@ -83,7 +83,7 @@ TEST(UnitWork, OfAWindowIsWhatItsTilesVisit) {
     return layer(unit_work(spec, rows(1, tokens), DType::bf16), index).forward_flops;
   };
   // The window's layer grows with the tokens, the other with their square.
-  EXPECT_NEAR(forward(0, 32768) / forward(0, 16384), 2, 0.05);
+  EXPECT_NEAR(forward(0, 32768) / forward(0, 16384), 1.95, 0.05) << "twice, and experts with more rows";
   EXPECT_GT(forward(1, 32768) / forward(1, 16384), 2.3);
   // Rows shorter than the window: as without one.
   EXPECT_DOUBLE_EQ(forward(0, 100), forward(1, 100));
