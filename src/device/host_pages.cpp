@@ -32,15 +32,21 @@ void* map_host_pages(std::size_t bytes) {
 
 void unmap_host_pages(void* data, std::size_t bytes) noexcept { munmap(data, bytes); }
 
-std::string lock_limit_advice(std::size_t bytes) {
+std::optional<std::size_t> lockable_bytes() {
   rlimit limit{};
-  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
   const std::size_t locked = locked_bytes();
-  if (limit.rlim_cur >= locked && limit.rlim_cur - locked >= bytes) return {};
+  return limit.rlim_cur > locked ? limit.rlim_cur - locked : 0;
+}
+
+std::string lock_limit_advice(std::size_t bytes) {
+  const auto left = lockable_bytes();
+  if (!left || *left >= bytes) return {};
+  const std::size_t locked = locked_bytes();
   return fmt::format(
       "this process may lock only {} of memory and holds {}: raise the limit with 'ulimit -l unlimited', or with "
       "memlock in /etc/security/limits.conf",
-      format_bytes(limit.rlim_cur), format_bytes(locked));
+      format_bytes(*left + locked), format_bytes(locked));
 }
 
 }  // namespace so

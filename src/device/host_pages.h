@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 
 namespace so {
@@ -10,6 +11,9 @@ namespace so {
 // is no room.
 void* map_host_pages(std::size_t bytes);
 void unmap_host_pages(void* data, std::size_t bytes) noexcept;
+
+// What this process may lock beside what it has locked; nothing if that is not limited.
+std::optional<std::size_t> lockable_bytes();
 
 // What to do about a refusal to pin `bytes`, if the limit on this process's locked memory is below what it would then
 // hold; else empty. NVIDIA's driver on Linux does not count what it pins against that limit, but what runs between it

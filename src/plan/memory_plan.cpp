@@ -6,34 +6,59 @@
 #include "base/units.h"
 
 namespace so {
+namespace {
 
-void MemoryPlan::add(const Ledger& ledger) {
-  for (const MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable})
-    for (const auto& [name, bytes] : ledger.peaks(kind)) add(kind, name, bytes);
+// Of what is held for some of the time; what stays once it is there says nothing.
+std::string_view described(Phases phases) {
+  if (phases == while_starting) return "starting";
+  if (phases == while_loading) return "loading";
+  if (phases == while_training) return "training";
+  if (phases == while_saving) return "saving";
+  if (phases == while_exporting) return "exporting";
+  if (phases == (while_saving | while_exporting)) return "saving, exporting";
+  return {};
 }
 
-std::size_t MemoryPlan::total(MemoryKind kind) const {
-  std::size_t sum = 0;
-  for (const Entry& entry : entries)
-    if (entry.kind == kind) sum += entry.bytes;
-  return sum;
+// The most that the entries that `counts` take together in any of the phases.
+template <class Counts>
+std::size_t most(const MemoryPlan& plan, Phases within, Counts counts) {
+  std::size_t most = 0;
+  for (int phase = 0; phase < run_phases; ++phase) {
+    const unsigned bit = 1u << phase;
+    if ((within & bit) == 0) continue;
+    std::size_t sum = 0;
+    for (const MemoryPlan::Entry& entry : plan.entries)
+      if ((entry.phases & bit) != 0 && counts(entry)) sum += entry.bytes;
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+}  // namespace
+
+void MemoryPlan::add(const Ledger& ledger, Phases phases) {
+  for (const MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable})
+    for (const auto& [name, bytes] : ledger.peaks(kind)) add(kind, name, bytes, phases);
+}
+
+std::size_t MemoryPlan::total(MemoryKind kind, Phases within) const {
+  return most(*this, within, [&](const Entry& entry) { return entry.kind == kind; });
 }
 
 bool MemoryPlan::on_host(MemoryKind kind, DeviceKind device) {
   return kind != MemoryKind::device || device == DeviceKind::cpu;
 }
 
-std::size_t MemoryPlan::host_total(DeviceKind device) const {
-  std::size_t sum = 0;
-  for (const Entry& entry : entries)
-    if (on_host(entry.kind, device)) sum += entry.bytes;
-  return sum;
+std::size_t MemoryPlan::host_total(DeviceKind device, Phases within) const {
+  return most(*this, within, [&](const Entry& entry) { return on_host(entry.kind, device); });
 }
 
 std::size_t MemoryPlan::allocatable(std::size_t bytes, DeviceKind device, bool own) const {
-  for (const Entry& entry : entries)
-    if (!entry.allocated && on_host(entry.kind, device) != own) bytes -= std::min(bytes, entry.bytes);
-  return bytes;
+  const auto here = [&](const Entry& entry) { return on_host(entry.kind, device) != own; };
+  const std::size_t all = most(*this, every_phase, here),
+                    allocated =
+                        most(*this, every_phase, [&](const Entry&entry) { return entry.allocated && here(entry); });
+  return allocated + (bytes > all ? bytes - all : 0);
 }
 
 std::string MemoryPlan::table() const {
@@ -42,8 +67,11 @@ std::string MemoryPlan::table() const {
     return a.kind != b.kind ? a.kind < b.kind : a.bytes > b.bytes;
   });
   std::string text;
-  for (const Entry& entry : sorted)
-    text += fmt::format("  {:<9} {:<26} {:>10}\n", name_of(entry.kind), entry.name, format_bytes(entry.bytes));
+  for (const Entry& entry : sorted) {
+    text += fmt::format("  {:<9} {:<26} {:>10}", name_of(entry.kind), entry.name, format_bytes(entry.bytes));
+    if (const std::string_view when = described(entry.phases); !when.empty()) text += fmt::format("  while {}", when);
+    text += '\n';
+  }
   return text;
 }
 
@@ -60,22 +88,34 @@ const MemoryPlan::Entry* largest(const MemoryPlan& plan, Counts counts) {
 
 }  // namespace
 
-void require_fits(const MemoryPlan& plan, DeviceKind device, const HostMemory& memory, const std::string& advice) {
-  const std::size_t needed = plan.host_total(device);
-  if (needed <= memory.available) return;
-  const auto* most =
-      largest(plan, [&](const MemoryPlan::Entry& entry) { return MemoryPlan::on_host(entry.kind, device); });
-  fail("not enough memory: {} needed (most of it: {}, {}), {} available ({}); {}", format_bytes(needed), most->name,
-       format_bytes(most->bytes), format_bytes(memory.available), memory.limited_by, advice);
+std::string short_of(const MemoryPlan& plan, DeviceKind kind, const HostMemory& host, const DeviceMemory* device) {
+  std::string text;
+  const auto line = [&](const std::string& memory, std::size_t needed, std::size_t available, const std::string& by) {
+    if (needed > available)
+      text += fmt::format("  {}: {} needed, {} available ({}): {} short\n", memory, format_bytes(needed),
+                          format_bytes(available), by, format_bytes(needed - available));
+  };
+  if (device) line(device->name, plan.total(MemoryKind::device), device->available, device->limited_by);
+  line("host", plan.host_total(kind), host.available, host.limited_by);
+  return text;
 }
 
-void require_device_fits(const MemoryPlan& plan, const std::string& name, std::size_t available,
-                         const std::string& advice) {
-  const std::size_t needed = plan.total(MemoryKind::device);
-  if (needed <= available) return;
-  const auto* most = largest(plan, [](const MemoryPlan::Entry& entry) { return entry.kind == MemoryKind::device; });
-  fail("not enough memory on {}: {} needed (most of it: {}, {}), {} available; {}", name, format_bytes(needed),
-       most->name, format_bytes(most->bytes), format_bytes(available), advice);
+void require_fits(const MemoryPlan& plan, DeviceKind kind, const HostMemory& host, const DeviceMemory* device,
+                  const std::string& for_host, const std::string& for_device) {
+  const auto refuse = [&](const std::string& where, std::size_t needed, std::size_t available, const std::string& by,
+                          const std::string& advice, const auto& counts) {
+    const auto* most = largest(plan, counts);
+    throw MemoryRefusal(
+        fmt::format("not enough memory{}: {} needed (most of it: {}, {}), {} available ({})", where,
+                    format_bytes(needed), most->name, format_bytes(most->bytes), format_bytes(available), by),
+        advice, plan, short_of(plan, kind, host, device));
+  };
+  if (device && plan.total(MemoryKind::device) > device->available)
+    refuse(" on " + device->name, plan.total(MemoryKind::device), device->available, device->limited_by, for_device,
+           [](const MemoryPlan::Entry& entry) { return entry.kind == MemoryKind::device; });
+  if (plan.host_total(kind) > host.available)
+    refuse("", plan.host_total(kind), host.available, host.limited_by, for_host,
+           [&](const MemoryPlan::Entry& entry) { return MemoryPlan::on_host(entry.kind, kind); });
 }
 
 }  // namespace so

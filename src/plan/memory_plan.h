@@ -2,46 +2,96 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "device/device.h"
 #include "plan/host_memory.h"
 
 namespace so {
 
+// What a run does one after the other. Saving goes on beside training.
+enum class RunPhase : std::uint8_t { starting, loading, training, saving, exporting };
+inline constexpr int run_phases = 5;
+using Phases = std::uint8_t;  // a set of them
+constexpr Phases phases_of(std::initializer_list<RunPhase> list) {
+  unsigned set = 0;
+  for (const RunPhase phase : list) set |= 1u << static_cast<unsigned>(phase);
+  return static_cast<Phases>(set);
+}
+inline constexpr Phases every_phase = (1 << run_phases) - 1;
+inline constexpr Phases while_starting = phases_of({RunPhase::starting}),
+                        while_loading = phases_of({RunPhase::loading}),
+                        while_training = phases_of({RunPhase::training, RunPhase::saving}),
+                        while_saving = phases_of({RunPhase::saving}),
+                        while_exporting = phases_of({RunPhase::exporting}),
+                        once_loaded = every_phase & ~(while_starting | while_loading);
+
+// Totals are the most that any phase takes: what one has given back, the next may have.
 struct MemoryPlan {
   struct Entry {
     MemoryKind kind;
     std::string name;
     std::size_t bytes;
-    bool allocated = true;  // through a Device; else beside it: libraries, the program itself
+    Phases phases = every_phase;  // in which it is held
+    bool allocated = true;        // through a Device; else beside it: libraries, the program itself
   };
   std::vector<Entry> entries;
 
-  void add(MemoryKind kind, std::string name, std::size_t bytes) { entries.push_back({kind, std::move(name), bytes}); }
-  void add_beside(MemoryKind kind, std::string name, std::size_t bytes) {
-    entries.push_back({kind, std::move(name), bytes, false});
+  void add(MemoryKind kind, std::string name, std::size_t bytes, Phases phases = every_phase) {
+    if (bytes > 0) entries.push_back({kind, std::move(name), bytes, phases});
+  }
+  void add_beside(MemoryKind kind, std::string name, std::size_t bytes, Phases phases = every_phase) {
+    if (bytes > 0) entries.push_back({kind, std::move(name), bytes, phases, false});
   }
   // All that a dry device's ledger has seen, at its peak by name.
-  void add(const Ledger& ledger);
-  std::size_t total(MemoryKind kind) const;
+  void add(const Ledger& ledger, Phases phases = every_phase);
+  // The most of any of the phases in `within`.
+  std::size_t total(MemoryKind kind, Phases within = every_phase) const;
   // Of host memory: on the CPU device every kind is.
   static bool on_host(MemoryKind kind, DeviceKind device);
-  std::size_t host_total(DeviceKind device) const;
-  // Of a memory of `bytes`, what is left for a Device to allocate: in the device's own memory (`own`), or in the
-  // host's.
+  std::size_t host_total(DeviceKind device, Phases within = every_phase) const;
+  // What a Device may allocate, if the run is to have `bytes` of the device's own memory (`own`) or of the host's: the
+  // most that is planned for any phase, and what no phase has a use for.
   std::size_t allocatable(std::size_t bytes, DeviceKind device, bool own) const;
-  // For people: a line an entry, kind by kind, the largest first.
+  // For people: a line an entry, kind by kind, the largest first; with its phase if it is held in one or two only.
   std::string table() const;
 };
 
-// Throws Error if the plan exceeds the memory of the host: how much is needed and of what most, how much there is and
-// what limits it, and what would help (`advice`).
-void require_fits(const MemoryPlan& plan, DeviceKind device, const HostMemory& memory, const std::string& advice);
-// The same for memory of kind `device` of a device that has its own, called `name`, of which the plan may take
-// `available` bytes.
-void require_device_fits(const MemoryPlan& plan, const std::string& name, std::size_t available,
-                         const std::string& advice);
+// A plan that exceeds a memory. The message is what is short and by how much (brief()), and what generally helps.
+class MemoryRefusal : public Error {
+ public:
+  // `short_of`: for people, a line for each memory that the plan exceeds.
+  MemoryRefusal(std::string brief, const std::string& advice, MemoryPlan plan, std::string short_of)
+      : Error(brief + "; " + advice),
+        brief_(std::move(brief)),
+        plan_(std::move(plan)),
+        short_of_(std::move(short_of)) {}
+  const std::string& brief() const { return brief_; }
+  const MemoryPlan& plan() const { return plan_; }
+  const std::string& short_of() const { return short_of_; }
+
+ private:
+  std::string brief_;
+  MemoryPlan plan_;
+  std::string short_of_;
+};
+
+// Bytes that a plan may have of a device's own memory, and what limits them.
+struct DeviceMemory {
+  std::string name;  // of the device
+  std::size_t available = 0;
+  std::string limited_by = "free memory";
+};
+// A line for each of the two memories that the plan exceeds: needed, there, short; by what limited.
+std::string short_of(const MemoryPlan& plan, DeviceKind kind, const HostMemory& host, const DeviceMemory* device);
+
+// Throws MemoryRefusal if the plan exceeds the memory of the host, or of a device that has its own (null: none): how
+// much is needed and of what most, how much there is and what limits it, and what would help.
+void require_fits(const MemoryPlan& plan, DeviceKind kind, const HostMemory& host, const DeviceMemory* device,
+                  const std::string& for_host, const std::string& for_device);
 
 }  // namespace so

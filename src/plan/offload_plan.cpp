@@ -98,17 +98,21 @@ void estimate(const OffloadInputs& in, Candidate& c) {
   c.estimate = estimate_step(in, c.device_units, c.keep, c.undo_buckets, c.residency);
 }
 
+// Of the units that may stream, `part` of stream_parts; all that is asked for, if so.
+int streamed_part(const OffloadInputs& in, int device_units, int part) {
+  const int most = std::min(in.most_streamed, most_streamed_units(static_cast<int>(in.units.size()), device_units));
+  return in.forced_stream ? most : (most * part + stream_parts - 1) / stream_parts;
+}
+
 // All that may be with a split.
 void add_candidates(const OffloadInputs& in, int device_units, std::vector<Candidate>& all) {
-  const int units = static_cast<int>(in.units.size());
   for (Residency residency : in.residencies) {
-    const int most = std::min(in.most_streamed, most_streamed_units(units, device_units));
-    if (in.forced_stream) residency.streamed_units = most;
+    if (in.forced_stream) residency.streamed_units = streamed_part(in, device_units, 0);
     all.push_back(consider(in, device_units, residency));
     // What streams makes room for activations and other state: worth nothing where all that could be kept is.
     if (all.back().keep == 0 || in.forced_stream) continue;
     for (int part = 1; part <= stream_parts; ++part) {
-      const int count = (most * part + stream_parts - 1) / stream_parts;
+      const int count = streamed_part(in, device_units, part);
       if (count == residency.streamed_units) continue;
       residency.streamed_units = count;
       all.push_back(consider(in, device_units, residency));
@@ -178,18 +182,20 @@ Candidate* best_of(const OffloadInputs& in, std::vector<Candidate>& all) {
   const std::string split = in.forced_device_units < 0 ? ", whatever the split of the optimizer state"
                                                        : ", with the optimizer state split as asked";
   if (device.device_short > 0)
-    fail("not enough memory on {}: {} short of {}{}; {}", in.device_name, format_bytes(device.device_short),
-         format_bytes(in.device_budget), split, in.device_advice);
+    throw NothingFits(fmt::format("not enough memory on {}: {} short of {}{}", in.device_name,
+                                  format_bytes(device.device_short), format_bytes(in.device_budget), split),
+                      in.device_advice, device.device_units, device.residency);
   if (host.host_short > 0)
-    fail("not enough host memory: {} short of {}{}; {}", format_bytes(host.host_short), format_bytes(in.host_budget),
-         split, in.host_advice);
+    throw NothingFits(fmt::format("not enough host memory: {} short of {}{}", format_bytes(host.host_short),
+                                  format_bytes(in.host_budget), split),
+                      in.host_advice, host.device_units, host.residency);
   // Each memory has splits that fit it, and no split fits both.
   const auto most =
       std::find_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.device_short == 0; });
-  fail(
-      "not enough memory: with as much of the optimizer state on {} as fits there, the host is {} short of {} for the "
-      "rest; {}",
-      in.device_name, format_bytes(most->host_short), format_bytes(in.host_budget), in.host_advice);
+  throw NothingFits(fmt::format("not enough memory: with as much of the optimizer state on {} as fits there, the host "
+                                "is {} short of {} for the rest",
+                                in.device_name, format_bytes(most->host_short), format_bytes(in.host_budget)),
+                    in.host_advice, most->device_units, most->residency);
 }
 
 std::int64_t elements_of(const OffloadInputs& in, int begin, int end) {
@@ -359,6 +365,36 @@ OffloadPlan choose_offload(const OffloadInputs& in) {
         best->undo_buckets, format_bytes(static_cast<std::size_t>(best->undo_buckets) * in.undo_place_bytes));
   }
   return plan;
+}
+
+bool any_fits(const OffloadInputs& in) {
+  const int units = static_cast<int>(in.units.size());
+  std::optional<std::size_t> most_left;  // of the device's memory, for activations
+  for (Residency residency : in.residencies)
+    for (int part = 0; part <= (in.forced_stream ? 0 : stream_parts); ++part) {
+      const auto state = [&](int device_units) {
+        residency.streamed_units = streamed_part(in, device_units, part);
+        return in.memory(device_units, residency);
+      };
+      // The fewest units for which the host has room.
+      int first = 0, last = units;
+      if (in.forced_device_units >= 0) first = last = in.forced_device_units;
+      while (first < last) {
+        const int middle = first + (last - first) / 2;
+        if (state(middle).host_bytes <= in.host_budget)
+          last = middle;
+        else
+          first = middle + 1;
+      }
+      const StateMemory memory = state(first);
+      if (memory.host_bytes > in.host_budget || memory.device_bytes > in.device_budget) continue;
+      most_left = std::max(most_left.value_or(0), in.device_budget - memory.device_bytes);
+    }
+  if (!most_left) return false;
+  // The last keeps the least, but for what little a layer's scratch makes.
+  for (std::int64_t keep = std::ssize(in.keeps) - 1; keep >= 0; --keep)
+    if (in.activation_bytes(keep) <= *most_left) return true;
+  return false;
 }
 
 double host_share(const ParameterLayout& layout, int device_units) {

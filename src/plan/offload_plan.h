@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "offload/engine.h"
 #include "plan/simulator.h"
 
@@ -127,6 +128,20 @@ struct OffloadPlan {
   std::string why_split, why_undo, why_residency;  // for the log; each says the choice and its reason; or empty
 };
 
+// That nothing fits: what is short and by how much, what helps, and of the splits that come nearest one.
+class NothingFits : public Error {
+ public:
+  NothingFits(std::string what_is_short, const std::string& what_helps, int units, Residency keeps)
+      : Error(what_is_short + "; " + what_helps),
+        brief(std::move(what_is_short)),
+        advice(what_helps),
+        device_units(units),
+        residency(keeps) {}
+  std::string brief, advice;
+  int device_units;
+  Residency residency;
+};
+
 // What ranks plans, lower is better: the seconds of a step without the device's own update. So a parameter that the
 // host would update in hiding is never better off there than on the device, though it would save its bytes of
 // device memory's time (a hundredth of a step or two): hiding depends on more than was measured.
@@ -134,9 +149,11 @@ double rank_of(const StepEstimate& estimate);
 
 // The plan that ranks best among those that fit; plans within a thousandth of a step count as equal, and of those the
 // one with the most on the device is taken. For each split the layers keep the most that fits, and there are as many
-// places for new state as the host can fill during backward, or as fit. Throws Error if
-// nothing fits: what is short, and by how much.
+// places for new state as the host can fill during backward, or as fit. Throws NothingFits.
 OffloadPlan choose_offload(const OffloadInputs& inputs);
+// Whether any plan fits, in a few looks: the more the device owns, the more memory of it and the less of the host a
+// plan takes.
+bool any_fits(const OffloadInputs& inputs);
 
 // The share of the optimizer state (elements) that the host has if the device owns units [0, device_units).
 double host_share(const ParameterLayout& layout, int device_units);

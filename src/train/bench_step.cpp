@@ -23,6 +23,7 @@
 #include "train/commands.h"
 #include "train/engine_report.h"
 #include "train/measure.h"
+#include "train/plan_changes.h"
 #include "train/random_model.h"
 #include "train/row_step.h"
 #include "train/trace_summary.h"
@@ -129,40 +130,64 @@ struct Model {
 };
 
 // plan_training() without an engine.
-TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, Runtime& runtime,
-                        const TrainingShape& shape, DType compute, Toggle activation_checkpointing,
-                        const MemoryCaps& caps) {
+TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
+                        const TrainingShape& shape, DType compute, Toggle activation_checkpointing) {
   TrainingPlan plan;
   plan.shape = shape;
   plan.decoder.compute = compute;
   plan.decoder.loss_chunk_rows = 1;  // as yet; it takes no memory but among the activations
   {
-    const auto device = make_dry_device(runtime.device().kind());
+    const auto device = make_dry_device(machine.kind);
     const auto ops = make_ops(*device);
     const PlainStates states(*device, layout, compute);
     const Model model(*device, *ops, spec, layout, plan);
     plan.memory.add(device->ledger());
   }
-  add_libraries(plan.memory, runtime.device().kind(), runtime.host_pool().size());
-  plan_activations(spec, layout, planning_machine(runtime, compute, DType::f32, caps), activation_checkpointing,
+  add_libraries(plan.memory, machine.kind, machine.pool->size());
+  plan_activations(spec, layout, machine, activation_checkpointing,
                    "use a smaller --batch_size or --max_length, a smaller model, or a GPU with more memory", plan);
   return plan;
 }
 
 TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec, const ParameterLayout& layout,
                        Runtime& runtime, DType compute) {
-  TrainingShape shape;
-  shape.micro_batch_tokens = options.batch_size * options.max_length;
-  shape.longest_document = options.max_length;
+  const auto shape_of = [](const PlanKnobs& knobs) {
+    TrainingShape shape;
+    shape.micro_batch_tokens = knobs.batch_size * knobs.max_length;
+    shape.longest_document = knobs.max_length;
+    return shape;
+  };
   const MemoryCaps caps = memory_caps(runtime.device().kind(), options.device_memory, options.host_memory);
-  if (options.no_optimizer)
-    return plan_plain(spec, layout, runtime, shape, compute, options.activation_checkpointing, caps);
+  PlanKnobs asked{options.batch_size,
+                  1,
+                  options.max_length,
+                  options.activation_checkpointing,
+                  options.optimizer_state_dtype,
+                  options.offload_optimizer,
+                  options.offload_ratio,
+                  options.streamed_layers,
+                  {}};
+  if (options.no_optimizer) {
+    // There is nothing to change of it.
+    asked.optimizer_state_dtype = StatePrecision::bf16;
+    asked.offload_optimizer = OptimizerDevice::cpu;
+    asked.offload_ratio = -1;
+    asked.streamed_layers = -1;
+  }
   EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
   engine.max_grad_norm = options.max_grad_norm;
-  return plan_training(
-      spec, layout, planning_machine(runtime, compute, engine.moments, caps), shape, engine,
-      {options.offload_optimizer, options.offload_ratio, options.mode, options.streamed_layers, options.cast_side},
-      true, options.activation_checkpointing, WeightOrigin::random);
+  const PlanningMachine machine = planning_machine(runtime, compute, engine.moments, caps);
+  PlanQuestion question = make_question(
+      {spec, layout, machine, engine, options.mode, options.cast_side, true, WeightOrigin::random, shape_of}, asked,
+      bench_step_option_table());
+  if (options.no_optimizer) {
+    question.plan = [&](const PlanKnobs& knobs) {
+      return plan_plain(spec, layout, with_memory(machine, knobs.memory), shape_of(knobs), compute,
+                        knobs.activation_checkpointing);
+    };
+    question.fits = {};
+  }
+  return plan_or_refuse(question);
 }
 
 struct Measured {

@@ -60,7 +60,7 @@ void ModelExport::write_bucket(const Bucket& bucket) {
   const ParameterLayout& layout = engine_.layout();
   const std::size_t size = size_of(engine_.compute_dtype());
   std::vector<bf16> narrow;
-  engine_.read_state(StateArray::master, bucket.range(), [&](std::int64_t begin, std::span<const float> master) {
+  const auto write_piece = [&](std::int64_t begin, std::span<const float> master) {
     std::span<const std::byte> bytes = std::as_bytes(master);
     if (engine_.compute_dtype() == DType::bf16) {
       narrow.resize(master.size());
@@ -76,6 +76,13 @@ void ModelExport::write_bucket(const Bucket& bucket) {
       for (const ParameterFiles::Copy& copy : source_.files().copies())
         if (copy.parameter == p) writer_.write(copy.name, at, part);
     });
+  };
+  // In pieces, so that what is rounded takes no memory worth planning.
+  constexpr std::size_t at_once = std::size_t{1} << 18;
+  engine_.read_state(StateArray::master, bucket.range(), [&](std::int64_t begin, std::span<const float> master) {
+    for (std::size_t done = 0; done < master.size(); done += at_once)
+      write_piece(begin + static_cast<std::int64_t>(done),
+                  master.subspan(done, std::min(at_once, master.size() - done)));
   });
 }
 

@@ -11,6 +11,7 @@ namespace so {
 namespace {
 
 constexpr std::uint64_t weight_seed = 1;
+constexpr std::int64_t random_piece = std::int64_t{16} << 20;  // elements drawn at a time
 
 std::vector<float> vector_of(const DecoderSpec& spec, const Parameter& parameter) {
   std::vector<float> values(static_cast<std::size_t>(parameter.size()));
@@ -43,11 +44,15 @@ void randomize(DeviceWeights& weights, const DecoderSpec& spec, const ParameterL
   stream.synchronize();
 }
 
+Buffer make_random_staging(Device& device, const ParameterLayout& layout) {
+  const std::int64_t elements = std::min(random_piece, layout.elements());
+  return device.allocate(MemoryKind::device, static_cast<std::size_t>(elements) * sizeof(float), "random weights");
+}
+
 void randomize(OffloadEngine& engine, const DecoderSpec& spec, Device& device, Ops& ops, Stream& stream) {
   const ParameterLayout& layout = engine.layout();
-  constexpr std::int64_t piece = std::int64_t{16} << 20;
-  const Buffer staging =
-      device.allocate(MemoryKind::device, static_cast<std::size_t>(piece) * sizeof(float), "random weights");
+  constexpr std::int64_t piece = random_piece;
+  const Buffer staging = make_random_staging(device, layout);
   for (int p = 0; p < layout.count(); ++p) {
     const Parameter& parameter = layout.parameter(p);
     const Range range = layout.range(p);

@@ -17,6 +17,7 @@ void randomize(DeviceWeights& weights, const DecoderSpec& spec, const ParameterL
 
 // The same for the engine's fp32 master weights, through a staging buffer on the device, and the weights made from
 // them.
+Buffer make_random_staging(Device& device, const ParameterLayout& layout);  // for plans, and for the drawing itself
 void randomize(OffloadEngine& engine, const DecoderSpec& spec, Device& device, Ops& ops, Stream& stream);
 
 // `documents` documents of `length` uniformly random tokens; every token's target is the next one of its document.

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <ctime>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -21,6 +22,7 @@
 #include "plan/timeline.h"
 #include "train/commands.h"
 #include "train/measure.h"
+#include "train/plan_changes.h"
 #include "train/row_step.h"
 #include "train/training_plan.h"
 
@@ -32,6 +34,7 @@ PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool, co
   PlanningMachine machine{.kind = DeviceKind::cuda,
                           .name = hardware.name,
                           .device_memory = hardware.device_memory,
+                          .device_limited_by = "what the hardware file says",
                           .host = {hardware.host_memory, "what the hardware file says"},
                           .pool = &pool,
                           .rates = [rates = hardware.rates] { return rates; },
@@ -88,21 +91,42 @@ int run_plan(const PlanOptions& options) {
   ThreadPool pool("planned", std::vector<int>(static_cast<std::size_t>(hardware.host_threads), 0), false);
   const MemoryCaps caps = memory_caps(DeviceKind::cuda, options.device_memory, options.host_memory);
   const PlanningMachine machine = machine_of(hardware, pool, caps);
-  TrainingShape shape;
-  shape.micro_batch_tokens = options.batch_size * options.max_length;
-  shape.longest_document = options.max_length;
-  shape.micro_batches = options.gradient_accumulation_steps;
+  const auto shape_of = [](const PlanKnobs& knobs) {
+    TrainingShape shape;
+    shape.micro_batch_tokens = knobs.batch_size * knobs.max_length;
+    shape.longest_document = knobs.max_length;
+    shape.micro_batches = knobs.gradient_accumulation_steps;
+    return shape;
+  };
   EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
   OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode,
                          options.streamed_layers,   options.cast_side,     {}};
+  const PlanKnobs asked{options.batch_size,
+                        options.gradient_accumulation_steps,
+                        options.max_length,
+                        options.activation_checkpointing,
+                        options.optimizer_state_dtype,
+                        options.offload_optimizer,
+                        options.offload_ratio,
+                        options.streamed_layers,
+                        {}};
+  const TrainingShape shape = shape_of(asked);
+  PlannedRun run{spec,     layout, machine, engine, options.mode, options.cast_side, true, WeightOrigin::files,
+                 shape_of, {}};
   if (options.explain != PlanChoice::none)
-    request.explain = {options.explain};
+    run.explain = {options.explain};
   else if (options.json)
-    request.explain.assign(plan_choices().begin(), plan_choices().end());
-  require_state_fits(spec, machine, engine, request);
-  const TrainingPlan plan = plan_training(spec, layout, machine, shape, engine, request, true,
-                                          options.activation_checkpointing, WeightOrigin::files);
+    run.explain.assign(plan_choices().begin(), plan_choices().end());
+  PlanQuestion question = make_question(run, asked, plan_option_table());
+  // The machine need not be there, so it may be asked for any other.
+  question.askable = {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max()};
+  try {
+    require_state_fits(spec, machine, engine, request);
+  } catch (const MemoryRefusal& refusal) {
+    refuse(question, refusal);
+  }
+  const TrainingPlan plan = plan_or_refuse(question);
   SO_CHECK(plan.estimate && plan.run, "a plan for a GPU without an estimate");
   const SimulatedTimeline timeline = timeline_of(*plan.run);
   if (!options.trace.empty()) write_trace_file(options.trace, to_trace(timeline));
@@ -117,7 +141,10 @@ int run_plan(const PlanOptions& options) {
   if (options.json) {
     nlohmann::ordered_json memory = nlohmann::ordered_json::array();
     for (const MemoryPlan::Entry& entry : plan.memory.entries)
-      memory.push_back({{"kind", name_of(entry.kind)}, {"name", entry.name}, {"bytes", entry.bytes}});
+      memory.push_back({{"kind", name_of(entry.kind)},
+                        {"name", entry.name},
+                        {"bytes", entry.bytes},
+                        {"always", entry.phases == every_phase}});
     nlohmann::ordered_json waits, alternatives = nlohmann::ordered_json::object();
     for (std::size_t i = 0; i < wait_reasons; ++i)
       waits[std::string(name_of(static_cast<WaitReason>(i)))] = plan.estimate->waits[i];

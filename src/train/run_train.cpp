@@ -14,8 +14,10 @@
 #include "model/flops.h"
 #include "model/parameters.h"
 #include "train/commands.h"
+#include "train/data_shape.h"
 #include "train/model_encoder.h"
 #include "train/output_directory.h"
+#include "train/plan_changes.h"
 #include "train/trainer.h"
 
 namespace so {
@@ -69,14 +71,40 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.streamed_layers,
                                options.cast_side};
   const MemoryCaps caps = memory_caps(runtime.device().kind(), options.device_memory, options.host_memory);
-  require_state_fits(spec, planning_machine(runtime, compute, engine.moments, caps), engine, request);
+  const PlanKnobs asked{options.batch_size,
+                        options.gradient_accumulation_steps,
+                        options.max_length,
+                        options.activation_checkpointing,
+                        options.optimizer_state_dtype,
+                        options.offload_optimizer,
+                        options.offload_ratio,
+                        options.streamed_layers,
+                        {}};
+  engine.bucket_elements = options.bucket_size / static_cast<std::int64_t>(sizeof(float));
+  const ParameterLayout layout(make_parameters(spec));
+  const auto ask = [&](const PlanningMachine& machine, std::function<TrainingShape(const PlanKnobs&)> shape) {
+    PlanQuestion question = make_question({spec, layout, machine, engine, options.mode, options.cast_side,
+                                           !origins.given("bucket_size"), WeightOrigin::files, std::move(shape)},
+                                          asked, train_option_table());
+    question.results_fixed = !options.resume.empty();
+    question.adam_beta2 = options.adam_beta2;
+    return question;
+  };
+  {
+    const PlanningMachine machine = planning_machine(runtime, compute, engine.moments, caps);
+    try {
+      require_state_fits(spec, machine, engine, request);
+    } catch (const MemoryRefusal& refusal) {
+      refuse(ask(machine, [&](const PlanKnobs& knobs) { return largest_shape(knobs, !options.eval_data.empty()); }),
+             refusal);
+    }
+  }
   OutputDirectory output(options, origins);
   std::optional<ModelFiles> model;
   if (!options.dry_run || has_weight_files(options.model))
     model.emplace(options.model);
   else
     log_info("{} has no weights: planning by its config.json", options.model);
-  const ParameterLayout layout(make_parameters(spec));
   const ModelEncoder encoder(options.model, spec.vocab);
 
   // Where the cache is if it can be nowhere else; a dry run leaves no directory behind.
@@ -104,29 +132,16 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const std::int64_t total_steps =
       options.max_steps > 0 ? options.max_steps : batches.steps_in_epochs(options.num_train_epochs);
 
-  TrainingShape shape;
-  shape.micro_batch_tokens = batches.max_micro_batch_tokens(total_steps);
-  shape.longest_document = data.counts().longest;
-  shape.micro_batches = options.gradient_accumulation_steps;
-  if (!options.packing)
-    shape.usual_tokens =
-        std::min(static_cast<double>(shape.micro_batch_tokens),
-                 options.batch_size * static_cast<double>(data.counts().tokens) / static_cast<double>(data.size()));
-  if (evaluation) {
-    shape.evaluation_tokens = std::max(evaluation->counts().longest, shape.micro_batch_tokens);
-    shape.evaluation_tokens = EvaluationIterator(*evaluation, shape.evaluation_tokens).max_batch_tokens();
-    shape.longest_document = std::max(shape.longest_document, evaluation->counts().longest);
-  }
-  engine.bucket_elements = options.bucket_size / static_cast<std::int64_t>(sizeof(float));
   engine.adamw = {options.adam_beta1, options.adam_beta2, options.adam_epsilon};
   engine.weight_decay = options.weight_decay;
   engine.max_grad_norm = options.max_grad_norm;
   Device& device = runtime.device();
   const auto free_before = device.own_memory();
   const std::size_t held_before = device.ledger().held(MemoryKind::device);
-  const TrainingPlan plan =
-      plan_training(spec, layout, planning_machine(runtime, compute, engine.moments, caps), shape, engine, request,
-                    !origins.given("bucket_size"), options.activation_checkpointing, WeightOrigin::files);
+  const DataShape shape(data, evaluation ? &*evaluation : nullptr, batch_options, options.max_steps,
+                        options.num_train_epochs);
+  const PlanningMachine machine = planning_machine(runtime, compute, engine.moments, caps);
+  const TrainingPlan plan = plan_or_refuse(ask(machine, [&](const PlanKnobs& knobs) { return shape.of(knobs); }));
   plan.log_reasons();
 
   const std::optional<Checkpoint> checkpoint = output.checkpoint();

@@ -52,7 +52,6 @@ Trainer::Trainer(const TrainerInputs& in)
           in.model.spec(), in.model.layout(), in.runtime.ops(),
           Tensor(rope_.data(), DType::f32, {in.plan.shape.longest_document, 2, in.model.spec().rope.rotary_dim / 2}),
           in.plan.decoder, &store_),
-      arena_(in.runtime.device(), MemoryKind::device, "activations", in.plan.activation_bytes),
       upload_(in.runtime.device(), std::max(in.plan.shape.micro_batch_tokens, in.plan.shape.evaluation_tokens)),
       schedule_(make_schedule(in.options, in.total_steps)),
       checkpoints_(engine_, in.model, CheckpointDirectory(in.options.output_dir), in.options.save_total_limit),
@@ -67,10 +66,18 @@ Trainer::Trainer(const TrainerInputs& in)
 // After an error work may still be queued that uses the members' memory: the stream ends first.
 Trainer::~Trainer() { stream_.reset(); }
 
-void Trainer::start() { in_.model.load(engine_, *stream_, in_.runtime.host_pool()); }
+void Trainer::make_arena() {
+  arena_.emplace(in_.runtime.device(), MemoryKind::device, "activations", in_.plan.activation_bytes);
+}
+
+void Trainer::start() {
+  in_.model.load(engine_, *stream_, in_.runtime.host_pool());
+  make_arena();
+}
 
 void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState& state) {
   load_checkpoint(checkpoint, engine_, *stream_, in_.runtime.host_pool());
+  make_arena();
   const std::string options = std::move(state_.options);
   state_ = state;
   state_.options = options;
@@ -95,7 +102,7 @@ Trainer::StepResult Trainer::train_step() {
     in_.batches.micro_batch(i, batch_);
     if (i + 1 == result.plan.micro_batches) engine_.begin_last_micro_batch(result.lr, state_.updates + 1);
     const DeviceBatch batch = upload_.upload(*stream_, batch_);
-    decoder_.forward_backward(*stream_, batch, engine_, engine_, arena_, upload_.losses(), grad_scale);
+    decoder_.forward_backward(*stream_, batch, engine_, engine_, *arena_, upload_.losses(), grad_scale);
     upload_.send_losses(*stream_);
     if (i > 0) loss_sum += upload_.receive_losses();  // of the one before: the device has this one to do
     result.model_flops += model_flops(in_.model.spec(), batch_.cu_seqlens);
@@ -166,7 +173,7 @@ double Trainer::evaluate() {
   ProgressReport progress("evaluating");
   while (batches.next(batch_)) {
     const DeviceBatch batch = upload_.upload(*stream_, batch_);
-    decoder_.forward_loss(*stream_, batch, engine_, arena_, upload_.losses());
+    decoder_.forward_loss(*stream_, batch, engine_, *arena_, upload_.losses());
     loss += upload_.sum_losses(*stream_);
     trained += batch_.trained_tokens;
     tokens += batch_.tokens;

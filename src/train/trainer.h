@@ -64,6 +64,7 @@ class Trainer {
     double loss = 0, lr = 0, seconds = 0, model_flops = 0, reference_flops = 0;
     std::string skipped_tensor;
   };
+  void make_arena();
   Outcome run_steps();
   void log_last_checkpoint();
   StepResult train_step();
@@ -82,7 +83,7 @@ class Trainer {
   Buffer rope_;
   ActivationStore store_;
   Decoder decoder_;
-  Arena arena_;
+  std::optional<Arena> arena_;  // made when what loading takes has been given back
   BatchUpload upload_;
   LrSchedule schedule_;
   CheckpointWriter checkpoints_;

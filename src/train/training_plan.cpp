@@ -9,11 +9,13 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "device/host_pages.h"
 #include "model/parameters.h"
 #include "parallel/communicator.h"
 #include "train/batch_upload.h"
 #include "train/measure.h"
 #include "train/model_files.h"
+#include "train/random_model.h"
 #include "train/unit_work.h"
 
 namespace so {
@@ -52,10 +54,34 @@ std::size_t share_of(const PlanningMachine& machine, double share) {
   return machine.host_cap ? std::min(free, *machine.host_cap) : free;
 }
 
-// What no plan may exceed.
-HostMemory usable_host(const PlanningMachine& machine) {
-  if (machine.host_cap && *machine.host_cap < machine.host.available) return {*machine.host_cap, "--host_memory"};
-  return machine.host;
+// What the host's own work takes in vectors and maps, a little above what was counted: in all at most a hundredth of
+// a model, but for very much data.
+void add_host_work(MemoryPlan& plan, const DecoderSpec& spec, const ParameterLayout& layout, const TrainingShape& shape,
+                   WeightOrigin origin) {
+  const auto beside = [&](const char* name, std::int64_t bytes, Phases phases) {
+    plan.add_beside(MemoryKind::pageable, name, static_cast<std::size_t>(bytes), phases);
+  };
+  beside("rotation table", shape.longest_document * spec.rope.rotary_dim * std::int64_t{sizeof(float)}, while_starting);
+  // Ids, targets and positions, in vectors that double; where each document begins.
+  beside("batch", std::max(shape.micro_batch_tokens, shape.evaluation_tokens) * 32, while_training);
+  // An epoch's rows, and while it is made its order; batches of evaluation.
+  beside("order of the data", 40 * shape.documents + 16 * shape.evaluation_documents, while_training);
+  if (origin != WeightOrigin::files) return;
+  // Of each tensor its name, shape and place in a header, an index and what is being read or has been written.
+  constexpr std::int64_t header = 1024, pieces = 96;
+  const std::int64_t tensors = layout.count();
+  beside("reading ahead",
+         tensors * header + pieces * (layout.elements() * 4 /
+                                      static_cast<std::int64_t>(LoadingRing::slot_bytes_for(layout.elements()))),
+         while_loading);
+  constexpr std::int64_t conversions = std::int64_t{1} << 20;  // what is narrowed or widened at a time
+  beside("writing checkpoints", conversions + 4 * tensors * header, while_saving);
+  beside("writing the model", conversions + tensors * header, while_exporting);
+}
+
+DeviceMemory own_memory(const PlanningMachine& machine) {
+  const bool capped = machine.device_cap && *machine.device_cap == machine.device_memory;
+  return {machine.name, machine.device_memory.value_or(0), capped ? "--device_memory" : machine.device_limited_by};
 }
 
 // All that the run allocates but the activations.
@@ -73,9 +99,17 @@ State plan_state(const DecoderSpec& spec, const ParameterLayout& layout, const P
       MemoryKind::device, static_cast<std::size_t>(shape.longest_document * spec.rope.rotary_dim) * sizeof(float),
       "rotation table");
   const BatchUpload upload(*device, std::max(shape.micro_batch_tokens, shape.evaluation_tokens));
-  if (origin == WeightOrigin::files) const LoadingRing ring = make_loading_ring(*device, layout);
   State state;
   state.memory.add(device->ledger());
+  // Gone when the next phase begins, so not of the same books.
+  const auto while_it_loads = make_dry_device(machine.kind);
+  if (origin == WeightOrigin::files) {
+    const LoadingRing ring = make_loading_ring(*while_it_loads, layout);
+  } else {
+    const Buffer staging = make_random_staging(*while_it_loads, layout);
+  }
+  state.memory.add(while_it_loads->ledger(), while_loading);
+  add_host_work(state.memory, spec, layout, shape, origin);
   add_libraries(state.memory, machine.kind, machine.pool->size());
   state.host_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(),
                                      [](const Bucket& bucket) { return bucket.owner() == Owner::host; });
@@ -92,8 +126,19 @@ std::optional<std::size_t> device_budget(Device& device) {
 
 void require_fits_machine(const MemoryPlan& plan, const PlanningMachine& machine, const std::string& for_device,
                           const std::string& for_host) {
-  if (machine.device_memory) require_device_fits(plan, machine.name, *machine.device_memory, for_device);
-  require_fits(plan, machine.kind, usable_host(machine), for_host);
+  const DeviceMemory device = own_memory(machine);
+  require_fits(plan, machine.kind, usable_host(machine), machine.device_memory ? &device : nullptr, for_host,
+               for_device);
+  const std::size_t pinned = plan.total(MemoryKind::pinned);
+  if (!machine.lockable || pinned <= *machine.lockable) return;
+  // Whether the limit is for what a driver pins can only be tried (device/host_pages.h).
+  if (machine.pins_beyond && machine.pins_beyond(*machine.lockable)) return;
+  throw MemoryRefusal(
+      fmt::format("not enough memory that can be pinned: {} needed, {} available (RLIMIT_MEMLOCK, ulimit -l)",
+                  format_bytes(pinned), format_bytes(*machine.lockable)),
+      "raise the limit with 'ulimit -l unlimited', or with memlock in /etc/security/limits.conf", plan,
+      fmt::format("  pinned: {} needed, {} available (RLIMIT_MEMLOCK, ulimit -l): {} short\n", format_bytes(pinned),
+                  format_bytes(*machine.lockable), format_bytes(pinned - *machine.lockable)));
 }
 
 // What may be kept, as numbers of choices, cheapest first.
@@ -118,9 +163,10 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
                  Toggle activation_checkpointing, TrainingPlan& plan) {
   plan.decoder.loss_chunk_rows = choose_loss_chunk(machine.kind, spec.vocab);
   ActivationSizer sizer(spec, layout, machine.kind, plan.shape);
-  const std::size_t budget = machine.device_memory
-                                 ? left(*machine.device_memory, plan.memory.total(MemoryKind::device))
-                                 : left(share_of(machine, host_share_of_free), plan.memory.host_total(machine.kind));
+  const std::size_t budget =
+      machine.device_memory
+          ? left(*machine.device_memory, plan.memory.total(MemoryKind::device, once_loaded))
+          : left(share_of(machine, host_share_of_free), plan.memory.host_total(machine.kind, once_loaded));
   const std::vector<std::int64_t> choices = allowed_choices(spec.layers, machine.kind, activation_checkpointing);
   const ActivationPlan chosen = choose_activations(sizer, spec, plan.decoder, budget, choices);
   plan.decoder.keep = chosen.keep;
@@ -142,7 +188,7 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
 void add_activations(const DecoderSpec& spec, const PlanningMachine& machine, const std::string& for_device,
                      TrainingPlan& plan) {
   const std::size_t inputs_on_host = kept_host_bytes(spec, plan.decoder.compute, plan.shape, plan.decoder.keep);
-  plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes);
+  plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes, once_loaded);
   if (inputs_on_host > 0) plan.memory.add(MemoryKind::pinned, "layer inputs", inputs_on_host);
   require_fits_machine(plan.memory, machine, for_device, host_advice);
   if (machine.device_cap) plan.limits.device = plan.memory.allocatable(*machine.device_cap, machine.kind, true);
@@ -176,10 +222,11 @@ StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units
   return weights;
 }
 
-// On a GPU: owners and places for new state, chosen together with what layers keep.
+// On a GPU: owners and places for new state, chosen together with what layers keep. With `fits`: only
+// whether any do.
 void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                    int forced_device_units, const OffloadRequest& request, Toggle activation_checkpointing,
-                   WeightOrigin origin, TrainingPlan& plan) {
+                   WeightOrigin origin, TrainingPlan& plan, bool* fits = nullptr) {
   const CastChoice cast = request.cast;
   const std::vector<std::int32_t> documents = usual_documents(plan.shape);
   OffloadInputs in;
@@ -215,13 +262,14 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   DecoderSettings decoder = plan.decoder;
   decoder.loss_chunk_rows = choose_loss_chunk(machine.kind, spec.vocab);
   std::vector<std::optional<std::size_t>> sizes(choices.size());
+  std::size_t loading_floor = 0;
   in.activation_bytes = [&](std::int64_t keep) {
     std::optional<std::size_t>& size = sizes[static_cast<std::size_t>(keep)];
     if (!size) {
       decoder.keep = keep_choice(spec.layers, choices[static_cast<std::size_t>(keep)]);
       size = sizer.bytes(decoder);
     }
-    return *size;
+    return std::max(*size, loading_floor);
   };
   in.activation_host_bytes = [&](std::int64_t keep) {
     return kept_host_bytes(spec, plan.engine.compute, plan.shape,
@@ -246,7 +294,10 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
       Residency one = residency;
       one.streamed_units = streams ? 1 : 0;
       const MemoryPlan memory = state(device_units, 0, one);
-      found = states.emplace(key, StateMemory{memory.total(MemoryKind::device), memory.host_total(machine.kind)}).first;
+      found =
+          states
+              .emplace(key, StateMemory{memory.total(MemoryKind::device, once_loaded), memory.host_total(machine.kind)})
+              .first;
     }
     if (!streams) return found->second;
     const StreamedWeights all = streamed_weights(layout, device_units, residency.streamed_units, plan.engine.compute),
@@ -254,6 +305,11 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
     return StateMemory{found->second.device_bytes + all.device_bytes - one.device_bytes,
                        found->second.host_bytes + all.host_bytes - one.host_bytes};
   };
+  // Activations come when loading has given back what it took, and may have that.
+  {
+    const MemoryPlan memory = state(0, 0);
+    loading_floor = left(memory.total(MemoryKind::device), memory.total(MemoryKind::device, once_loaded));
+  }
   in.device_budget = *machine.device_memory;
   in.host_budget = share_of(machine, host_share_of_free);
   in.undo_budget = share_of(machine, undo_share_of_free);
@@ -276,7 +332,26 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   in.device_advice = device_advice;
   in.host_advice = host_advice;
 
-  const OffloadPlan chosen = choose_offload(in);
+  if (fits) {
+    *fits = any_fits(in);
+    return;
+  }
+  const OffloadPlan chosen = [&] {
+    try {
+      return choose_offload(in);
+    } catch (const NothingFits& nothing) {
+      MemoryPlan memory = state(nothing.device_units, 0, nothing.residency);
+      std::size_t least = in.activation_bytes(0);
+      for (std::int64_t keep = 1; keep < std::ssize(in.keeps); ++keep)
+        least = std::min(least, in.activation_bytes(keep));
+      memory.add(MemoryKind::device, "activations", least, once_loaded);
+      const DeviceMemory device = own_memory(machine);
+      HostMemory host = usable_host(machine);
+      host.available = std::min(host.available, in.host_budget);
+      std::string lines = short_of(memory, machine.kind, host, &device);
+      throw MemoryRefusal(nothing.brief, nothing.advice, std::move(memory), std::move(lines));
+    }
+  }();
   plan.engine.device_units = chosen.device_units;
   plan.engine.undo_buckets = chosen.undo_buckets;
   plan.engine.transient_weights = chosen.residency.transient_weights;
@@ -316,6 +391,13 @@ void TrainingPlan::log_reasons() const {
   for (const std::string& reason : reasons) log_info("{}", reason);
 }
 
+HostMemory usable_host(const PlanningMachine& machine) {
+  if (machine.host_cap && *machine.host_cap < machine.host.available) return {*machine.host_cap, "--host_memory"};
+  return machine.host;
+}
+
+std::size_t usable_host_budget(const PlanningMachine& machine) { return share_of(machine, host_share_of_free); }
+
 MemoryCaps memory_caps(DeviceKind kind, std::int64_t device_memory, std::int64_t host_memory) {
   if (kind == DeviceKind::cpu && device_memory > 0)
     fail("--device_memory {}: the CPU device has no memory of its own; say with --host_memory what the run may have",
@@ -327,6 +409,7 @@ MemoryCaps memory_caps(DeviceKind kind, std::int64_t device_memory, std::int64_t
 }
 
 void apply(const MemoryCaps& caps, PlanningMachine& machine) {
+  machine.whole_device_memory = machine.device_memory;
   machine.device_cap = caps.device;
   machine.host_cap = caps.host;
   if (caps.device && machine.device_memory) machine.device_memory = std::min(*machine.device_memory, *caps.device);
@@ -334,18 +417,32 @@ void apply(const MemoryCaps& caps, PlanningMachine& machine) {
 
 PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments, const MemoryCaps& caps) {
   Device& device = runtime.device();
-  PlanningMachine machine{.kind = device.kind(),
-                          .name = device.name(),
-                          .device_memory = device_budget(device),
-                          .host = available_host_memory(),
-                          .pool = &runtime.host_pool(),
-                          .rates = [&runtime, compute, moments] {
-                            // Ops of their own, since an instance is used with one stream.
-                            const auto ops = make_ops(runtime.device());
-                            const auto stream = runtime.device().create_stream("measure");
-                            return measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), compute,
-                                                 moments);
-                          }};
+  PlanningMachine machine{
+      .kind = device.kind(),
+      .name = device.name(),
+      .device_memory = device_budget(device),
+      .host = available_host_memory(),
+      .pool = &runtime.host_pool(),
+      .rates = [&runtime, compute, moments, known = std::make_shared<std::optional<MachineRates>>()] {
+        if (*known) return **known;
+        // Ops of their own, since an instance is used with one stream.
+        const auto ops = make_ops(runtime.device());
+        const auto stream = runtime.device().create_stream("measure");
+        *known = measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), compute, moments);
+        return **known;
+      }};
+  if (device.kind() != DeviceKind::cpu) {
+    machine.lockable = lockable_bytes();
+    machine.pins_beyond = [&device, known = std::make_shared<std::optional<bool>>()](std::size_t bytes) {
+      if (!*known) try {
+          device.allocate(MemoryKind::pinned, bytes + (1 << 20), "measuring the lock limit");
+          *known = true;
+        } catch (const Error&) {
+          *known = false;
+        }
+      return **known;
+    };
+  }
   apply(caps, machine);
   return machine;
 }
@@ -370,8 +467,9 @@ void add_libraries(MemoryPlan& plan, DeviceKind kind, int host_threads) {
 }
 
 void require_fits(const MemoryPlan& plan, Device& device, const std::string& for_device, const std::string& for_host) {
-  if (const auto budget = device_budget(device)) require_device_fits(plan, device.name(), *budget, for_device);
-  require_fits(plan, device.kind(), available_host_memory(), for_host);
+  const auto budget = device_budget(device);
+  const DeviceMemory own{device.name(), budget.value_or(0)};
+  require_fits(plan, device.kind(), available_host_memory(), budget ? &own : nullptr, for_host, for_device);
 }
 
 std::int64_t choose_loss_chunk(DeviceKind kind, std::int64_t vocab) {
@@ -448,9 +546,11 @@ void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine,
                        advice + smaller + "machine with more memory");
 }
 
-TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
-                           const TrainingShape& shape, EngineSettings engine, const OffloadRequest& request,
-                           bool adjust_buckets, Toggle activation_checkpointing, WeightOrigin origin) {
+namespace {
+
+// What needs no search.
+TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shape, const EngineSettings& engine,
+                        const OffloadRequest& request, bool adjust_buckets) {
   TrainingPlan plan;
   plan.shape = shape;
   plan.engine = engine;
@@ -466,12 +566,31 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
   // What is asked for; without that, and where nothing is measured, the host.
   if (engine.compute == DType::bf16 && request.cast == CastChoice::device) plan.engine.cast = CastSide::device;
   plan.decoder.compute = engine.compute;
+  return plan;
+}
+
+}  // namespace
+
+TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
+                           const TrainingShape& shape, EngineSettings engine, const OffloadRequest& request,
+                           bool adjust_buckets, Toggle activation_checkpointing, WeightOrigin origin) {
+  TrainingPlan plan = begin_plan(layout, shape, engine, request, adjust_buckets);
   const auto state = [&] { return plan_state(spec, layout, machine, shape, plan.engine, origin); };
 
   const int device_units = requested_device_units(request, layout, machine.kind);
   if (machine.device_memory) {
     choose_owners(spec, layout, machine, device_units, request, activation_checkpointing, origin, plan);
     plan.memory = state().memory;
+    // Places were counted by what one takes; what they share depends on owners and residency.
+    const std::size_t budget = usable_host_budget(machine);
+    while (plan.engine.undo_buckets > 0 && plan.memory.host_total(machine.kind) > budget) {
+      const std::size_t excess = plan.memory.host_total(machine.kind) - budget,
+                        place =
+                            static_cast<std::size_t>(plan.engine.bucket_elements) * state_bytes(plan.engine.moments);
+      plan.engine.undo_buckets =
+          std::max<std::int64_t>(0, plan.engine.undo_buckets - static_cast<std::int64_t>(excess / place + 1));
+      plan.memory = state().memory;
+    }
     choose_kept(spec, layout, machine, activation_checkpointing, plan);
   } else {
     plan.engine.device_units = device_units;
@@ -484,7 +603,9 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
       const std::size_t taken = plan.memory.host_total(machine.kind);
       plan.engine.undo_buckets = 1;
       const std::size_t place = state().memory.host_total(machine.kind) - taken;
-      const std::size_t room = left(share_of(machine, undo_share_of_free), taken + plan.activation_bytes);
+      MemoryPlan all = plan.memory;
+      all.add(MemoryKind::device, "activations", plan.activation_bytes, once_loaded);
+      const std::size_t room = left(share_of(machine, undo_share_of_free), all.host_total(machine.kind));
       plan.engine.undo_buckets = without.host_buckets;
       if (place > 0) plan.engine.undo_buckets = std::min(without.host_buckets, static_cast<std::int64_t>(room / place));
       plan.memory = state().memory;
@@ -496,6 +617,26 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
   }
   add_activations(spec, machine, device_advice, plan);
   return plan;
+}
+
+bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
+                   const TrainingShape& shape, EngineSettings engine, const OffloadRequest& request,
+                   bool adjust_buckets, Toggle activation_checkpointing, WeightOrigin origin) {
+  bool fits = true;
+  // What may be locked only a whole plan knows.
+  const bool lock_limited = machine.lockable && !(machine.pins_beyond && machine.pins_beyond(*machine.lockable));
+  if (machine.device_memory && !lock_limited) {
+    TrainingPlan plan = begin_plan(layout, shape, engine, request, adjust_buckets);
+    choose_owners(spec, layout, machine, requested_device_units(request, layout, machine.kind), request,
+                  activation_checkpointing, origin, plan, &fits);
+    return fits;
+  }
+  try {
+    plan_training(spec, layout, machine, shape, engine, request, adjust_buckets, activation_checkpointing, origin);
+  } catch (const MemoryRefusal&) {
+    fits = false;
+  }
+  return fits;
 }
 
 void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,

@@ -23,11 +23,16 @@ struct PlanningMachine {
   DeviceKind kind = DeviceKind::cpu;
   std::string name;                          // of the device
   std::optional<std::size_t> device_memory;  // bytes a plan may have of the device's own memory; none: it is the host's
+  std::optional<std::size_t> whole_device_memory;  // what it could have if device_cap were not
+  std::string device_limited_by = "free memory";   // device_memory, unless device_cap does
   HostMemory host;
   std::optional<std::size_t> device_cap, host_cap;  // what the user lets the run have; device_memory knows the former
-  ThreadPool* pool = nullptr;                       // the host's; its size counts
-  std::function<MachineRates()> rates;              // asked for if something depends on them: never on the CPU device
-  std::string rates_origin = "measured";            // what reasons call them
+  // What this process may lock, if that is limited; and whether the device pins more than that all the same.
+  std::optional<std::size_t> lockable;
+  std::function<bool(std::size_t bytes)> pins_beyond;
+  ThreadPool* pool = nullptr;             // the host's; its size counts
+  std::function<MachineRates()> rates;    // asked for if something depends on them: never on the CPU device
+  std::string rates_origin = "measured";  // what reasons call them
 };
 
 // What the user lets a run have of each memory, in bytes, beside the program itself; none: all there is.
@@ -37,6 +42,9 @@ struct MemoryCaps {
 // Of the options --device_memory and --host_memory; 0 is none. Throws Error if such a device has no memory of its own.
 MemoryCaps memory_caps(DeviceKind kind, std::int64_t device_memory, std::int64_t host_memory);
 void apply(const MemoryCaps& caps, PlanningMachine& machine);
+// What no plan may exceed of the host's memory, and what one is made for: with a reserve, where not the user said it.
+HostMemory usable_host(const PlanningMachine& machine);
+std::size_t usable_host_budget(const PlanningMachine& machine);
 
 // The machine as it is now; rates are those of `compute` and of AdamW with `moments` so kept, measured.
 PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments, const MemoryCaps& caps = {});
@@ -76,10 +84,15 @@ enum class WeightOrigin : std::uint8_t { files, random };
 // models so small that a bucket would be most of them when `adjust_buckets`. Activations: `on` keeps the layers' inputs
 // only, `off` everything, `automatic` as much as is worth it. On a GPU that, the owners and the places for new state
 // are chosen together (plan/offload_plan.h); on the CPU device, as much as fits of activations, then of places. Sizes
-// are found by running the real decoder and engine on a dry device. Throws Error if it does not fit.
+// are found by running the real decoder and engine on a dry device. Throws MemoryRefusal if it does not fit.
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                            const TrainingShape& shape, EngineSettings engine, const OffloadRequest& request,
                            bool adjust_buckets, Toggle activation_checkpointing, WeightOrigin origin);
+
+// Whether plan_training() would return, sooner than by calling it.
+bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
+                   const TrainingShape& shape, EngineSettings engine, const OffloadRequest& request,
+                   bool adjust_buckets, Toggle activation_checkpointing, WeightOrigin origin);
 
 // The part of it that comes last, for a plan whose shape, compute dtype and memory but for the activations are there:
 // decides about the activations, adds them, and refuses what does not fit; `for_device` says what helps if that is the
