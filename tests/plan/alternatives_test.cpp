@@ -75,8 +75,10 @@ TEST(Alternatives, OfEveryChoiceOneWasChosen) {
     EXPECT_NEAR(chosen.seconds, plan.estimate.seconds(), 1e-9);
     EXPECT_GT(chosen.device_bytes, 0u);
     // What fits is not better, but for what the device's own update hides.
-    for (const Alternative& a : all)
-      if (a.fits()) EXPECT_GE(a.seconds, chosen.seconds - plan.estimate.device_update - 1e-9) << a.what;
+    for (const Alternative& a : all) {
+      if (!a.fits()) continue;
+      EXPECT_GE(a.seconds, chosen.seconds - plan.estimate.device_update - 1e-9) << a.what;
+    }
     EXPECT_EQ(std::count_if(all.begin(), all.end(), [](const Alternative& a) { return a.what.empty(); }), 0);
     const std::string table = alternatives_table(all);
     EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), std::ssize(all));
