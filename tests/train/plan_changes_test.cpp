@@ -2,8 +2,7 @@
 #include "train/plan_changes.h"
 
 #include <gtest/gtest.h>
-
-#include <chrono>
+#include <time.h>
 
 #include "base/units.h"
 #include "model/config.h"
@@ -13,6 +12,12 @@
 
 namespace so::test {
 namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool sanitized = true;
+#else
+constexpr bool sanitized = false;
+#endif
 
 // A preset on a machine that is not there, 4 x 4096 tokens a step unless said otherwise.
 struct Planned {
@@ -207,9 +212,14 @@ TEST(PlanChanges, AreFoundSoon) {
   Planned large("llama-3.3-70b", DeviceKind::cuda, 149, 134);
   PlanQuestion question = large.question();
   question.seconds = 2;
-  const auto start = std::chrono::steady_clock::now();
+  const auto seconds = [] {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  };
+  const double start = seconds();
   EXPECT_FALSE(find_changes(question).empty());
-  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 10) << "on a busy machine";
+  EXPECT_LT(seconds() - start, sanitized ? 20 : 4) << "one plan may be under way when the time is up";
 }
 
 TEST(PlanChanges, APlanThatPinsMoreThanMayBeLockedIsRefusedWhereTheLimitApplies) {
