@@ -368,9 +368,15 @@ OffloadPlan choose_offload(const OffloadInputs& in) {
   return plan;
 }
 
-bool any_fits(const OffloadInputs& in) {
+namespace {
+
+// The most device memory that state leaves for activations if it fits beside `host_bytes` of them on the host; none if
+// it does not.
+std::optional<std::size_t> most_left(const OffloadInputs& in, std::size_t host_bytes) {
+  if (host_bytes > in.host_budget) return std::nullopt;
+  const std::size_t host_budget = in.host_budget - host_bytes;
   const int units = static_cast<int>(in.units.size());
-  std::optional<std::size_t> most_left;  // of the device's memory, for activations
+  std::optional<std::size_t> left;
   for (Residency residency : in.residencies)
     for (int part = 0; part <= (in.forced_stream ? 0 : stream_parts); ++part) {
       const auto state = [&](int device_units) {
@@ -382,19 +388,35 @@ bool any_fits(const OffloadInputs& in) {
       if (in.forced_device_units >= 0) first = last = in.forced_device_units;
       while (first < last) {
         const int middle = first + (last - first) / 2;
-        if (state(middle).host_bytes <= in.host_budget)
+        if (state(middle).host_bytes <= host_budget)
           last = middle;
         else
           first = middle + 1;
       }
       const StateMemory memory = state(first);
-      if (memory.host_bytes > in.host_budget || memory.device_bytes > in.device_budget) continue;
-      most_left = std::max(most_left.value_or(0), in.device_budget - memory.device_bytes);
+      if (memory.host_bytes > host_budget || memory.device_bytes > in.device_budget) continue;
+      left = std::max(left.value_or(0), in.device_budget - memory.device_bytes);
     }
-  if (!most_left) return false;
+  return left;
+}
+
+}  // namespace
+
+bool any_fits(const OffloadInputs& in) {
+  const auto host_bytes = [&](std::int64_t keep) {
+    return in.activation_host_bytes ? in.activation_host_bytes(keep) : std::size_t{0};
+  };
+  const std::int64_t count = std::ssize(in.keeps);
+  std::int64_t on_device = count;  // the first so many keep nothing on the host
+  while (on_device > 0 && host_bytes(on_device - 1) > 0) --on_device;
   // The last keeps the least, but for what little a layer's scratch makes.
-  for (std::int64_t keep = std::ssize(in.keeps) - 1; keep >= 0; --keep)
-    if (in.activation_bytes(keep) <= *most_left) return true;
+  if (const auto left = most_left(in, 0))
+    for (std::int64_t keep = on_device - 1; keep >= 0; --keep)
+      if (in.activation_bytes(keep) <= *left) return true;
+  // Of those that keep something on the host, a few.
+  const std::int64_t step = std::max<std::int64_t>(1, (count - on_device) / 8);
+  for (std::int64_t keep = count - 1; keep >= on_device; keep -= step)
+    if (const auto left = most_left(in, host_bytes(keep)); left && in.activation_bytes(keep) <= *left) return true;
   return false;
 }
 
