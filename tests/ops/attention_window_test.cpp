@@ -27,9 +27,11 @@ const Case odd = {"odd sizes", 2, 1, 20, {{33, 33}, {70, 70}, {2, 90}}};
 const Case cut = {"long enough to be cut", 2, 1, 16, {{5, 5}, {600, 600}}};
 const Case blind = {"more queries than keys", 2, 2, 64, {{5, 2}, {3, 0}, {100, 70}}, 1, 8};
 
-// Documents so long that a backend may have kernels of its own for their windows, with 1, 3 and 4 query heads to a key
-// head; of uneven lengths and of equal ones.
+// Documents so long that a backend may have kernels of its own for their windows, with 1, 3, 4 and 8 query heads to a
+// key head; of uneven lengths and of equal ones.
 const Case long_ones = {"long documents", 8, 2, 64, {{600, 600}, {1, 1}, {0, 0}, {257, 257}, {64, 64}}, 1, 8};
+const Case long_grouped = {
+    "long, eight to a key head", 16, 2, 64, {{600, 600}, {1, 1}, {0, 0}, {257, 257}, {64, 64}, {9, 9}}, 1, 8};
 const Case long_equal = {"long documents of one length", 2, 2, 64, {{512, 512}, {512, 512}}, 1, 8, 0};
 const Case long_broad = {"long documents, heads of 128", 3, 1, 128, {{129, 129}, {600, 600}, {2, 2}}, 1, 8};
 
@@ -48,6 +50,7 @@ std::vector<Case> windowed_cases() {
   for (const Case& c : {broad, broadest}) all.push_back(c.windowed(33));
   // Up to two, three and more tiles of keys for one of queries.
   for (const std::int64_t window : {1, 2, 64, 65, 128, 129, 130, 250, 300}) all.push_back(long_ones.windowed(window));
+  for (const std::int64_t window : {1, 64, 120, 121, 128, 129}) all.push_back(long_grouped.windowed(window));
   for (const std::int64_t window : {63, 128, 256}) all.push_back(long_equal.windowed(window));
   for (const std::int64_t window : {3, 100, 129, 290}) all.push_back(long_broad.windowed(window));
   return all;
@@ -59,8 +62,9 @@ std::vector<Case> sink_cases() {
   for (const double about : {-40.0, 0.0, 40.0})
     for (const Case& c : {packed, equal, cache, blind, packed.windowed(20), equal.windowed(100), cache.windowed(33)})
       all.push_back(c.with_sinks(about));
-  for (const Case& c : {odd, cut, cut.windowed(128), blind.windowed(3), grouped.windowed(70), broad, broadest,
-                        long_ones.windowed(128), long_equal.windowed(130), long_broad.windowed(70)})
+  for (const Case& c :
+       {odd, cut, cut.windowed(128), blind.windowed(3), grouped.windowed(70), broad, broadest, long_ones.windowed(128),
+        long_grouped.windowed(128), long_equal.windowed(130), long_broad.windowed(70)})
     all.push_back(c.with_sinks(1));
   return all;
 }

@@ -1,5 +1,5 @@
-// Attention with narrow windows on Hopper's matrix units, heads of 64 (cuDNN is faster for larger ones): grid (tiles of
-// queries, key heads), each block as attention_tiles.h says.
+// Attention with narrow windows on Hopper's matrix units, heads of 64 (cuDNN is faster for larger ones), of any number
+// to a key head: grid (tiles of queries, key heads), each block as attention_tiles.h says.
 #include "ops/cuda/hopper/attention_tiles.h"
 
 namespace so {
