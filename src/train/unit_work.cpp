@@ -19,8 +19,8 @@ AttentionShares attention_shares(std::int64_t head_dim) {
 }
 // Of those, with a window; and what a query's tile meets beside the window's keys: the rest of its own tile, and of the
 // first.
-constexpr AttentionShares windowed{0.85, 0.55};
-constexpr double tile_keys = 192;
+constexpr AttentionShares windowed{0.85, 0.97};
+constexpr double tile_keys = 64;
 // An expert's rows fill the last of its tiles in part: of so many rows more, its products would take no longer. Rows
 // are spread unevenly (0.92), and routing, biases and sums take what is counted nowhere: both by GPT-OSS-20B's step.
 constexpr double expert_rows = 209, in_a_step = 0.8;
