@@ -152,6 +152,11 @@ void OffloadEngine::require_from_host(int unit, Stream& stream) {
   if (!here) waits_.end(stream);
 }
 
+void OffloadEngine::require_updates(Stream& stream) {
+  for (const Bucket& bucket : buckets_)
+    if (on_host(bucket)) host_.require_weights(bucket, stream);
+}
+
 void OffloadEngine::release_weights(int unit, Stream& stream) {
   if (!stream_.has(unit)) return;
   stream_.release(unit, stream);

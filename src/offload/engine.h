@@ -116,6 +116,9 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // no step can be finished: what waits for a host-owned bucket throws the first one.
   Verdict finish_step(Stream& compute);
 
+  // Between steps: work that follows on `stream` comes after all that the last step's updates do on the device.
+  void require_updates(Stream& stream);
+
   const ParameterLayout& layout() const { return layout_; }
   DType compute_dtype() const { return settings_.compute; }
 

@@ -42,6 +42,8 @@ class States {
   virtual void begin_last_micro_batch() = 0;
   // After the step has been enqueued. False: it was skipped, since some gradient was not finite.
   virtual bool finish_step(Stream& stream) = 0;
+  // Work that follows on `stream` comes after all of the last step's.
+  virtual void require_updates(Stream&) {}
   virtual EngineCounters counters() const { return {}; }
   virtual void randomize(const DecoderSpec& spec, Ops& ops, Stream& stream) = 0;
 };
@@ -106,6 +108,7 @@ class EngineStates final : public States {
   void randomize(const DecoderSpec& spec, Ops&, Stream& stream) override {
     so::randomize(engine_, spec, pool_, stream);
   }
+  void require_updates(Stream& stream) override { engine_.require_updates(stream); }
   EngineCounters counters() const override { return engine_.counters(); }
 
  private:
@@ -264,7 +267,7 @@ Measured measure(const BenchStepOptions& options, const DecoderSpec& spec, const
 
   if (!options.breakdown) return result;
   // Last, since recording may slow what comes after it. Weights may still be on their way: they belong to no trace.
-  for (int unit = 0; unit < layout.units(); ++unit) states->weights().require_weights(unit, stream);
+  states->require_updates(stream);
   stream.synchronize();
   // Two steps: the first begins with nothing under way, and hides its last updates under the second.
   TraceSession session(device);

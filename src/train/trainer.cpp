@@ -232,7 +232,7 @@ void Trainer::trace(std::int64_t steps_done) {
   const bool end = trace_ && (steps_done < 0 || steps_done == last);
   if (!begin && !end) return;
   // A step's last copies may still be under way; they belong to its trace, and not to the next step's.
-  for (int unit = 0; unit < in_.model.layout().units(); ++unit) engine_.require_weights(unit, *stream_);
+  engine_.require_updates(*stream_);
   stream_->synchronize();
   if (begin) {
     trace_ = std::make_unique<TraceSession>(in_.runtime.device());

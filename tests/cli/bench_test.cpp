@@ -80,6 +80,14 @@ TEST(BenchStep, SplitsTheStateAsAsked) {
   EXPECT_EQ(result_of(step("qwen3-tied", {"--offload_ratio", "0"}), directory)["host_share"], 0);
 }
 
+TEST(BenchStep, StreamsWeightsAsAsked) {
+  const TemporaryDirectory directory;
+  const auto resident = result_of(step("qwen3-moe", {"--streamed_layers", "0"}), directory),
+             streamed = result_of(step("qwen3-moe", {"--streamed_layers", "1000"}), directory);
+  EXPECT_EQ(streamed["last_loss"], resident["last_loss"]);
+  EXPECT_GT(streamed["summary"]["pinned_bytes"]["planned"], resident["summary"]["pinned_bytes"]["planned"]);
+}
+
 TEST(BenchStep, KeepsMomentsAsAsked) {
   const TemporaryDirectory directory;
   // Large enough that what the process itself takes, which differs by half a megabyte, does not count.

@@ -54,7 +54,7 @@ TEST(Trace, OfSeveralSteps) {
 TEST(Trace, ShowsTheStatesOfBuckets) {
   const TemporaryDirectory directory;
   TrainCommand c = training(directory).set("mode", "superoffload").set("offload_ratio", "1");
-  c.set("bucket_size", "16384").set("max_steps", "6").set("trace_steps", "3");
+  c.set("streamed_layers", "2").set("bucket_size", "16384").set("max_steps", "6").set("trace_steps", "3");
   const Outcome outcome = run(c.words(), directory.path());
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const WrittenTrace trace = read_trace(directory / "t.json");
