@@ -168,15 +168,7 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
     return shape;
   };
   const MemoryCaps caps = memory_caps(runtime.device().kind(), options.device_memory, options.host_memory);
-  PlanKnobs asked{options.batch_size,
-                  options.gradient_accumulation_steps,
-                  options.max_length,
-                  options.activation_checkpointing,
-                  options.optimizer_state_dtype,
-                  options.offload_optimizer,
-                  options.offload_ratio,
-                  options.streamed_layers,
-                  {}};
+  PlanKnobs asked = knobs_of(options);
   if (options.no_optimizer) {
     // There is nothing to change of it.
     asked.optimizer_state_dtype = StatePrecision::bf16;

@@ -24,6 +24,20 @@ struct PlanKnobs {
   MemoryCaps memory;  // what the run may have, whether or not the machine has it; none: as the machine is
 };
 
+// As a command's options have them.
+template <class Options>
+PlanKnobs knobs_of(const Options& o) {
+  return {o.batch_size,
+          o.gradient_accumulation_steps,
+          o.max_length,
+          o.activation_checkpointing,
+          o.optimizer_state_dtype,
+          o.offload_optimizer,
+          o.offload_ratio,
+          o.streamed_layers,
+          {}};
+}
+
 // A run of a model, but for what the knobs say.
 struct PlannedRun {
   const DecoderSpec& spec;

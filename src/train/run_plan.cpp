@@ -101,15 +101,7 @@ int run_plan(const PlanOptions& options) {
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
   OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode,
                          options.streamed_layers,   options.cast_side,     {}};
-  const PlanKnobs asked{options.batch_size,
-                        options.gradient_accumulation_steps,
-                        options.max_length,
-                        options.activation_checkpointing,
-                        options.optimizer_state_dtype,
-                        options.offload_optimizer,
-                        options.offload_ratio,
-                        options.streamed_layers,
-                        {}};
+  const PlanKnobs asked = knobs_of(options);
   const TrainingShape shape = shape_of(asked);
   PlannedRun run{spec,     layout, machine, engine, options.mode, options.cast_side, true, WeightOrigin::files,
                  shape_of, {}};

@@ -74,15 +74,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.streamed_layers,
                                options.cast_side};
   const MemoryCaps caps = memory_caps(runtime.device().kind(), options.device_memory, options.host_memory);
-  const PlanKnobs asked{options.batch_size,
-                        options.gradient_accumulation_steps,
-                        options.max_length,
-                        options.activation_checkpointing,
-                        options.optimizer_state_dtype,
-                        options.offload_optimizer,
-                        options.offload_ratio,
-                        options.streamed_layers,
-                        {}};
+  const PlanKnobs asked = knobs_of(options);
   engine.bucket_elements = options.bucket_size / static_cast<std::int64_t>(sizeof(float));
   const ParameterLayout layout(make_parameters(spec));
   const auto ask = [&](const PlanningMachine& machine, std::function<TrainingShape(const PlanKnobs&)> shape) {
