@@ -49,7 +49,7 @@ double least_seconds(const SimulatedRun& run) {
   const double owned = host_elements(run), to_host = owned * run.gradient_bytes;
   const double update = 2 * run.state_bytes + run.gradient_bytes + run.weight_bytes;
   return std::max({run.device_update + micro_batches * pass, to_host / run.link_to_host, to_device / run.link_to_device,
-                   (owned * update + to_host + to_device) / run.host_memory});
+                   owned * update / run.host_adamw, (owned * update + to_host + to_device) / run.host_memory});
 }
 
 struct Candidate {
@@ -231,17 +231,19 @@ std::string explain_split(const OffloadInputs& in, const Candidate& chosen, std:
 std::string describe_rates(const MachineRates& r) {
   return fmt::format(
       "matrix products {:.4g} TFLOP/s, device memory {:.4g} GB/s, link {:.4g} GB/s to the host and {:.4g} back, host "
-      "AdamW {:.4g} GB/s",
-      r.gemm_flops / 1e12, r.device_memory / 1e9, r.link_to_host / 1e9, r.link_to_device / 1e9, r.host_memory / 1e9);
+      "AdamW {:.4g} GB/s, with the link's copies {:.4g}",
+      r.gemm_flops / 1e12, r.device_memory / 1e9, r.link_to_host / 1e9, r.link_to_device / 1e9, r.host_adamw / 1e9,
+      r.host_memory / 1e9);
 }
 
 CastSide choose_cast(const MachineRates& r, double state_bytes) {
   constexpr double clearly = 0.95, narrow = 2, wide = 4;
-  const auto seconds = [&](double size, double memory) {
+  const auto seconds = [&](double size, double adamw) {
     // Gradient and weight pass through the host's memory once more on their way.
-    return std::max({size / r.link_to_host, size / r.link_to_device, (2 * state_bytes + 4 * size) / memory});
+    return std::max({size / r.link_to_host, size / r.link_to_device, (2 * state_bytes + 2 * size) / adamw,
+                     (2 * state_bytes + 4 * size) / r.host_memory});
   };
-  return seconds(wide, r.host_wide) < clearly * seconds(narrow, r.host_memory) ? CastSide::device : CastSide::host;
+  return seconds(wide, r.host_adamw_wide) < clearly * seconds(narrow, r.host_adamw) ? CastSide::device : CastSide::host;
 }
 
 SimulatedRun simulated_run(const OffloadInputs& in, int device_units, std::int64_t keep, std::int64_t undo_buckets,
@@ -261,7 +263,8 @@ SimulatedRun simulated_run(const OffloadInputs& in, int device_units, std::int64
                    .state_bytes = in.state_bytes,
                    .link_to_host = r.link_to_host,
                    .link_to_device = r.link_to_device,
-                   .host_memory = r.host_memory};
+                   .host_memory = r.host_memory,
+                   .host_adamw = r.host_adamw};
   for (std::size_t u = 0; u < in.units.size(); ++u) {
     const UnitWork& unit = in.units[u];
     SimulatedUnit s{.elements = unit.elements,
@@ -314,7 +317,7 @@ std::int64_t choose_undo_buckets(const OffloadInputs& in, int device_units, std:
   const SimulatedRun run = simulated_run(in, device_units, keep, 0, residency);
   double backward = 0;
   for (const SimulatedUnit& unit : run.units) backward += unit.backward;
-  const double update = (full_bytes(in) + in.gradient_bytes + in.weight_bytes) / in.rates.host_memory;  // an element
+  const double update = (full_bytes(in) + in.gradient_bytes + in.weight_bytes) / in.rates.host_adamw;  // an element
   const double fillable = std::min(host_elements(run), backward / update);
   return std::min(places, static_cast<std::int64_t>(std::ceil(fillable / static_cast<double>(in.bucket_elements))));
 }

@@ -21,12 +21,13 @@ namespace so {
 
 // What the machine was measured to do, in FLOP/s and bytes/s.
 struct MachineRates {
-  double gemm_flops = 0;      // a large matrix product in the compute dtype
-  double device_memory = 0;   // of the device's memory, read and written both counted
-  double link_to_host = 0;    // from device memory to pinned host memory
-  double link_to_device = 0;  // and back
-  double host_memory = 0;     // what AdamW on the host's threads moves: state, gradient and weight, from and to memory
-  double host_wide = 0;       // with gradient and weight in fp32, not bf16
+  double gemm_flops = 0;       // a large matrix product in the compute dtype
+  double device_memory = 0;    // of the device's memory, read and written both counted
+  double link_to_host = 0;     // from device memory to pinned host memory
+  double link_to_device = 0;   // and back
+  double host_adamw = 0;       // what AdamW on the host's threads moves: state, gradient and weight, from and to memory
+  double host_adamw_wide = 0;  // with gradient and weight in fp32, not bf16
+  double host_memory = 0;      // what AdamW and the link's copies both ways move together, all at once
 };
 
 // Where bf16 and fp32 are changed into each other for a device that computes in bf16: by which of the two an element is

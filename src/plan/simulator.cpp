@@ -86,8 +86,9 @@ class Simulator::Play {
         streamed_(so::streamed_units(static_cast<int>(run_.units.size()), run_.device_units, run_.streamed_units)),
         fetched_(pieces_.size(), true),
         on_the_way_(pieces_.size(), 0) {
-    SO_CHECK(run_.link_to_host > 0 && run_.link_to_device > 0 && run_.host_memory > 0 && run_.micro_batches > 0 &&
-                 run_.bucket_elements > 0 && run_.device_units <= static_cast<int>(run_.units.size()),
+    SO_CHECK(run_.link_to_host > 0 && run_.link_to_device > 0 && run_.host_memory > 0 && run_.host_adamw > 0 &&
+                 run_.micro_batches > 0 && run_.bucket_elements > 0 &&
+                 run_.device_units <= static_cast<int>(run_.units.size()),
              "no machine to simulate");
     held_.fill(-1);
     double total = 0;
@@ -105,7 +106,7 @@ class Simulator::Play {
     first_piece_.push_back(static_cast<int>(piece));
     for (const Bucket& b : pieces_) shares_.push_back(static_cast<double>(b.range().begin) / total);
     make_program();
-    const std::array<double, 3> all{run_.host_memory, run_.link_to_host, run_.link_to_device};
+    const std::array<double, 3> all{run_.host_adamw, run_.link_to_host, run_.link_to_device};
     for (std::size_t active = 0; active < rates_.size(); ++active) {
       std::array<double, 3> demands{};
       for (std::size_t i = 0; i < 3; ++i) demands[i] = (active >> i & 1) != 0 ? all[i] : 0;

@@ -1,14 +1,15 @@
 // Optimizer steps in virtual time: the engine's own decisions (offload/host_schedule.h, offload/update_policy.h) on a
 // model of a machine. Four things work at once: the device, the link to the host, the host's AdamW, and the link back.
-// AdamW and the link's copies share the bandwidth of the host's memory: each gets an equal part, or as much as it can
-// use, and what that leaves goes to the others. The device goes through its units in order, and where it waits, for
-// whom is recorded.
+// AdamW and the link's copies share the bandwidth of the host's memory, of which AdamW alone may not be able to use
+// all: each gets an equal part, or as much as it can use, and what that leaves goes to the others. The device goes
+// through its units in order, and where it waits, for whom is recorded.
 //
 // What the engine moves in buckets moves here in pieces of units, as few as still say the same. No device, no clock.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -43,6 +44,7 @@ struct SimulatedRun {
   double stream_bytes = 2;                                       // an element of weights that stream
   double state_bytes = 12;                                       // an element: fp32 master weight and two moments
   double link_to_host = 0, link_to_device = 0, host_memory = 0;  // bytes/s
+  double host_adamw = std::numeric_limits<double>::infinity();   // of host_memory, what AdamW can use at most
 };
 
 struct SimulatedStep {

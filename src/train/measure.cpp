@@ -1,9 +1,11 @@
 #include "train/measure.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -82,54 +84,135 @@ double copy_rate(Stream& stream, const Buffer& to, const Buffer& from, double ro
 
 }  // namespace
 
-HostRates measure_host_adamw(Device& device, ThreadPool& pool, DType moments) {
-  constexpr std::int64_t element_bytes = 5 * sizeof(float);
-  std::int64_t elements = std::int64_t{1} << 18;
-  if (device.kind() != DeviceKind::cpu)
-    elements =
-        std::clamp<std::int64_t>(static_cast<std::int64_t>(available_host_memory().available) / (4 * element_bytes),
-                                 elements, 4 * (std::int64_t{16} << 20));
-  const auto n = static_cast<std::size_t>(elements);
-  const auto allocate = [&] {
-    Buffer buffer = device.allocate(MemoryKind::pageable, n * sizeof(float), "measuring AdamW");
-    // First touched as the engine's state is.
-    pool.parallel_for(elements, 1 << 16, [&](std::int64_t begin, std::int64_t end) {
-      std::memset(static_cast<float*>(buffer.data()) + begin, 0, static_cast<std::size_t>(end - begin) * sizeof(float));
-    });
-    return buffer;
-  };
-  const Buffer master = allocate(), m = allocate(), v = allocate(), gradient = allocate(), weights = allocate();
-  const AdamWStep step = make_adamw_step({}, 1e-5, 0.01, 1);
-  const auto moment = [&](const Buffer& buffer) {
-    return moments == DType::bf16 ? Moments(static_cast<bf16*>(buffer.data()))
-                                  : Moments(static_cast<float*>(buffer.data()));
-  };
-  const AdamWState state{static_cast<float*>(master.data()), moment(m), moment(v)};
-  // Bytes/s with gradient and weight in T.
-  const auto rate = [&]<class T>() {
-    const auto pass = [&] {
-      const auto start = std::chrono::steady_clock::now();
-      adamw_update_parallel(pool, step, true, std::span(static_cast<const T*>(gradient.data()), n), state, state,
-                            std::span(static_cast<T*>(weights.data()), n));
-      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    };
+namespace {
+
+// AdamW by the pool's threads, over state of its own.
+class HostAdamW {
+ public:
+  HostAdamW(Device& device, ThreadPool& pool, DType moments) : pool_(pool), moments_(moments) {
+    constexpr std::int64_t element_bytes = 5 * sizeof(float), fewest = std::int64_t{1} << 18;
+    elements_ = fewest;
+    if (device.kind() != DeviceKind::cpu)
+      elements_ =
+          std::clamp<std::int64_t>(static_cast<std::int64_t>(available_host_memory().available) / (4 * element_bytes),
+                                   fewest, 4 * (std::int64_t{16} << 20));
+    for (Buffer* buffer : {&master_, &m_, &v_, &gradient_, &weights_}) {
+      *buffer =
+          device.allocate(MemoryKind::pageable, static_cast<std::size_t>(elements_) * sizeof(float), "measuring AdamW");
+      // First touched as the engine's state is.
+      pool.parallel_for(elements_, 1 << 16, [&](std::int64_t begin, std::int64_t end) {
+        std::memset(static_cast<float*>(buffer->data()) + begin, 0,
+                    static_cast<std::size_t>(end - begin) * sizeof(float));
+      });
+    }
+  }
+
+  // Seconds of a pass over all of it, gradient and weight in T.
+  template <class T>
+  double pass() {
+    const auto n = static_cast<std::size_t>(elements_);
+    const AdamWState state{static_cast<float*>(master_.data()), moment(m_), moment(v_)};
+    const auto start = std::chrono::steady_clock::now();
+    adamw_update_parallel(pool_, step_, true, std::span(static_cast<const T*>(gradient_.data()), n), state, state,
+                          std::span(static_cast<T*>(weights_.data()), n));
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+  // That it moves.
+  template <class T>
+  double bytes() const {
+    return static_cast<double>(2 * state_bytes(moments_) + 2 * sizeof(T)) * static_cast<double>(elements_);
+  }
+  // Bytes/s.
+  template <class T>
+  double rate() {
     // Memory that was just taken, or freed by another process, is slow at first; and what others on the machine leave
     // of its bandwidth varies.
-    pass();
+    pass<T>();
     std::vector<double> seconds(5);
-    for (double& s : seconds) s = pass();
-    return static_cast<double>((2 * state_bytes(moments) + 2 * sizeof(T)) * n) / median(std::move(seconds));
-  };
-  return {.narrow = rate.operator()<bf16>(), .wide = rate.operator()<float>()};
+    for (double& s : seconds) s = pass<T>();
+    return bytes<T>() / median(std::move(seconds));
+  }
+
+ private:
+  Moments moment(const Buffer& buffer) const {
+    return moments_ == DType::bf16 ? Moments(static_cast<bf16*>(buffer.data()))
+                                   : Moments(static_cast<float*>(buffer.data()));
+  }
+
+  ThreadPool& pool_;
+  const DType moments_;
+  const AdamWStep step_ = make_adamw_step({}, 1e-5, 0.01, 1);
+  std::int64_t elements_ = 0;
+  Buffer master_, m_, v_, gradient_, weights_;
+};
+
+// Copies that are under way while something else is measured.
+class CopiesBeside {
+ public:
+  CopiesBeside(Device& device, const Buffer& to, const Buffer& from)
+      : device_(device), stream_(device.create_stream("measure copies")), to_(to), from_(from) {}
+  // Enqueues so many, of a part of the buffer each.
+  void enqueue(std::int64_t count) {
+    const std::size_t bytes = part();
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::size_t at = static_cast<std::size_t>(i) % parts * bytes;
+      stream_->copy(static_cast<std::byte*>(to_.data()) + at, static_cast<const std::byte*>(from_.data()) + at, bytes);
+      ends_.push_back(device_.create_event());
+      stream_->record(*ends_.back());
+    }
+  }
+  double bytes_done() {
+    while (done_ < ends_.size() && ends_[done_]->done()) ++done_;
+    return static_cast<double>(done_ * part());
+  }
+  bool all_done() const { return done_ == ends_.size(); }
+  void synchronize() { stream_->synchronize(); }
+  std::size_t part() const { return to_.bytes() / parts; }
+
+ private:
+  static constexpr std::size_t parts = 4;
+  Device& device_;
+  const std::unique_ptr<Stream> stream_;
+  const Buffer &to_, &from_;
+  std::vector<std::unique_ptr<Event>> ends_;
+  std::size_t done_ = 0;
+};
+
+// Bytes/s that the host's memory moves when AdamW and copies both ways, through pinned memory like the engine's staging
+// rings, are at it at once.
+double measure_host_memory(Device& device, HostAdamW& adamw, const MachineRates& rates) {
+  constexpr std::size_t bytes = std::size_t{64} << 20;
+  constexpr int passes = 4;
+  std::array<Buffer, 2> host, here;
+  for (Buffer& buffer : host) buffer = device.allocate(MemoryKind::pinned, bytes, "measuring copies");
+  for (Buffer& buffer : here) buffer = device.allocate(MemoryKind::device, bytes, "measuring copies");
+  for (const Buffer& buffer : host) std::memset(buffer.data(), 0, bytes);
+  const double alone = adamw.bytes<bf16>() / rates.host_adamw;
+  for (double slower = 2;; slower *= 2) {
+    CopiesBeside to_host(device, host[0], here[0]), to_device(device, here[1], host[1]);
+    const auto enough = [&](const CopiesBeside& copies, double rate) {
+      return 1 + static_cast<std::int64_t>((passes + 1) * slower * alone * rate / static_cast<double>(copies.part()));
+    };
+    const std::array<CopiesBeside*, 2> both{&to_host, &to_device};
+    to_host.enqueue(enough(to_host, rates.link_to_host));
+    to_device.enqueue(enough(to_device, rates.link_to_device));
+    adamw.pass<bf16>();
+    double moved = 0, seconds = 0;
+    for (CopiesBeside* copies : both) moved -= copies->bytes_done();
+    for (int i = 0; i < passes; ++i) seconds += adamw.pass<bf16>();
+    for (CopiesBeside* copies : both) moved += copies->bytes_done();
+    const bool over = to_host.all_done() || to_device.all_done();
+    for (CopiesBeside* copies : both) copies->synchronize();
+    if (!over) return (passes * adamw.bytes<bf16>() + moved) / seconds;
+  }
 }
+
+}  // namespace
 
 MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute, DType moments) {
   const bool cpu = device.kind() == DeviceKind::cpu;
   MachineRates rates;
   rates.gemm_flops = measure_gemm_rate(device, ops, stream, compute, cpu);
-  const HostRates adamw = measure_host_adamw(device, pool, moments);
-  rates.host_memory = adamw.narrow;
-  rates.host_wide = adamw.wide;
   const std::size_t bytes = std::size_t{cpu ? 1u : 64u} << 20;
   const double round_seconds = cpu ? 0.001 : 0.01;
   const Buffer host = device.allocate(MemoryKind::pinned, bytes, "measuring copies");
@@ -143,6 +226,10 @@ MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool&
   const Buffer to = device.allocate(MemoryKind::device, large, "measuring copies");
   stream.zero(from.data(), large);
   rates.device_memory = 2 * copy_rate(stream, to, from, round_seconds);
+  HostAdamW adamw(device, pool, moments);
+  rates.host_adamw = adamw.rate<bf16>();
+  rates.host_adamw_wide = adamw.rate<float>();
+  rates.host_memory = cpu ? rates.host_adamw : measure_host_memory(device, adamw, rates);
   return rates;
 }
 

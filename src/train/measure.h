@@ -29,17 +29,10 @@ double measure_gemm_rate(Device& device, Ops& ops, Stream& stream, DType dtype, 
 // Bytes/s of a large copy within device memory, read and written both counted.
 double measure_copy_bandwidth(Device& device, Stream& stream);
 
-// Bytes/s of AdamW by the pool's threads, with moments in that type, in place, over arrays well above any cache: four
-// buckets of 16 million elements beside a GPU, fewer where host memory is scarce (it takes at most a quarter of what is
-// available), 256 thousand elements in all on the CPU device. Counted are state, read and written, gradient and weight.
-struct HostRates {
-  double narrow = 0;  // gradient and weight in bf16
-  double wide = 0;    // in fp32
-};
-HostRates measure_host_adamw(Device& device, ThreadPool& pool, DType moments);
-
 // What a plan is made from (plan/offload_plan.h), in about two seconds on a GPU, most of them for its clock to settle,
-// and in a tenth on the CPU device. All memory is given back. On the CPU device, where there is one kind of memory and
+// and in a tenth on the CPU device. AdamW goes over arrays well above any cache: four buckets of 16 million elements
+// beside a GPU, fewer where host memory is scarce (it takes at most a quarter of what is available), 256 thousand
+// elements in all on the CPU device. All memory is given back. On the CPU device, where there is one kind of memory and
 // no link, the figures of the link are those of a copy in that memory, and a plan should not depend on them.
 MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute, DType moments);
 

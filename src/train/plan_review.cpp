@@ -73,8 +73,9 @@ std::string PlanReview::advice(const Rates& measured) const {
   rates.device_memory *= quicker;
   if (planned_.update_seconds > 0) {
     const double change = planned_.update_seconds / measured.update_seconds;
-    rates.host_memory *= change;
-    rates.host_wide *= change;
+    for (double MachineRates::*rate :
+         {&MachineRates::host_adamw, &MachineRates::host_adamw_wide, &MachineRates::host_memory})
+      rates.*rate *= change;
   }
   const EngineSettings& now = plan_.engine;
   try {

@@ -37,8 +37,8 @@ constexpr double host_share_of_free = 0.97;
 // Up to where places for new state may fill it: they only save time, and files are cached in what is left.
 constexpr double undo_share_of_free = 0.95;
 
-// What the host's memory moves in a step, the link's copies counted, of what AdamW alone does: 0.86 to 1.0 were seen on
-// one machine, with what others left of its memory.
+// Of what was measured of the host, what it does in a step: 0.86 to 1.0 were seen on one machine, with what others left
+// of its memory.
 constexpr double host_efficiency = 0.9;
 
 std::size_t left(std::size_t all, std::size_t taken) { return all > taken ? all - taken : 0; }
@@ -245,7 +245,8 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
     inputs.cast = on_device ? CastSide::device : CastSide::host;
     inputs.gradient_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan.engine.gradients));
     inputs.weight_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan.engine.compute));
-    inputs.rates.host_memory = (on_device ? measured.host_wide : measured.host_memory) * host_efficiency;
+    inputs.rates.host_adamw = (on_device ? measured.host_adamw_wide : measured.host_adamw) * host_efficiency;
+    inputs.rates.host_memory = measured.host_memory * host_efficiency;
   };
   set_cast(in, casts);
   in.stream_bytes = static_cast<double>(size_of(plan.engine.compute));

@@ -20,8 +20,9 @@ OffloadInputs inputs() {
               .device_memory = 4e12,
               .link_to_host = 5e10,
               .link_to_device = 5e10,
-              .host_memory = 1.5e11,
-              .host_wide = 1.5e11};
+              .host_adamw = 1.5e11,
+              .host_adamw_wide = 1.5e11,
+              .host_memory = 1.5e11};
   in.bucket_elements = bucket;
   in.undo_place_bytes = 12 * bucket;
   for (int u = 0; u < 14; ++u) {

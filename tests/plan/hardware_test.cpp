@@ -30,7 +30,8 @@ TEST(Hardware, WhatIsWrittenReadsBack) {
     EXPECT_EQ(read.host_memory, p.host_memory);
     EXPECT_EQ(read.host_threads, p.host_threads);
     for (const auto member : {&MachineRates::gemm_flops, &MachineRates::device_memory, &MachineRates::link_to_host,
-                              &MachineRates::link_to_device, &MachineRates::host_memory, &MachineRates::host_wide}) {
+                              &MachineRates::link_to_device, &MachineRates::host_adamw, &MachineRates::host_adamw_wide,
+                              &MachineRates::host_memory}) {
       EXPECT_EQ(read.rates.*member, p.rates.*member) << known.key;
       EXPECT_GT(p.rates.*member, 1e9) << known.key;
     }

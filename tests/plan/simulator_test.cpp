@@ -105,6 +105,13 @@ TEST(Simulator, CopiesAndUpdatesShareTheHostsMemory) {
               1e-9);
 }
 
+// AdamW can use 24000 of the 28000 bytes a second: its updates take longer, and a copy beside them takes nothing away.
+TEST(Simulator, WhatAdamWCannotUseIsTheLinks) {
+  SimulatedRun run = seconds_each(2, 10, 10);
+  run.host_adamw = 24'000;
+  EXPECT_NEAR(Simulator(run, always(Ahead::leave)).settle().seconds, 40 + 1 + 28.0 / 24 + 1, 1e-9);
+}
+
 // Five units, of which the three in the middle stream; nothing else takes time. A copy is 1 s, forward 0.5, backward 1.
 //   forward   u0 0-0.5   u1 copied 0-1, works -1.5   u2 copied 1-2, -2.5   u3 copied 2-3 (u1's place), -3.5   u4 -4
 //   backward  u4 -5   u3 and u2, which are there, -6 and -7   u1 copied 6-7 in u3's place, -8   u0 -9
@@ -214,6 +221,7 @@ SimulatedRun random_run(std::mt19937& random) {
   run.link_to_host = between(1e10, 2e11);
   run.link_to_device = between(1e10, 2e11);
   run.host_memory = between(5e10, 1e12);
+  run.host_adamw = (0.5 + static_cast<double>(run.undo_buckets) / 10) * run.host_memory;
   return run;
 }
 
@@ -224,7 +232,8 @@ TEST(Simulator, MoreBandwidthIsNoSlower) {
   std::mt19937 random(3);
   int quicker = 0;
   for (int round = 0; round < 200; ++round) {
-    const SimulatedRun run = random_run(random);
+    SimulatedRun run = random_run(random);
+    run.host_adamw = run.host_memory * 2;  // what it can use more it takes from the link
     SCOPED_TRACE(round);
     const auto fixed = [&](const SimulatedRun& r) {
       return Simulator(r, always(static_cast<Ahead>(round % 3), static_cast<After>(round / 3 % 2))).settle().seconds;

@@ -37,8 +37,9 @@ struct Planned {
                           .device_memory = 4e12,
                           .link_to_host = 5e10,
                           .link_to_device = 5e10,
-                          .host_memory = 1.2e11,
-                          .host_wide = 1.2e11};
+                          .host_adamw = 1.2e11,
+                          .host_adamw_wide = 1.2e11,
+                          .host_memory = 1.2e11};
     };
     asked.batch_size = 4;
     asked.max_length = 4096;

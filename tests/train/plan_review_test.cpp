@@ -22,8 +22,9 @@ class Review : public testing::Test {
                    .device_memory = 4e12,
                    .link_to_host = 55e9,
                    .link_to_device = 55e9,
-                   .host_memory = 160e9,
-                   .host_wide = 150e9};
+                   .host_adamw = 160e9,
+                   .host_adamw_wide = 150e9,
+                   .host_memory = 160e9};
     plan_.estimate =
         StepEstimate{.gpu = 2.1, .device_update = 0.1, .exposed = 0.2, .update_seconds = 0.2e-9};  // 2 s of passes
   }
@@ -107,8 +108,9 @@ TEST_F(Review, PlansAnewWithWhatWasMeasured) {
   ASSERT_EQ(asked_.size(), 2u);
   EXPECT_DOUBLE_EQ(asked_[0].rates.gemm_flops, 480e12);
   EXPECT_DOUBLE_EQ(asked_[0].rates.device_memory, 3.2e12);
+  EXPECT_DOUBLE_EQ(asked_[0].rates.host_adamw, 80e9);
   EXPECT_DOUBLE_EQ(asked_[0].rates.host_memory, 80e9);
-  EXPECT_DOUBLE_EQ(asked_[0].rates.host_wide, 75e9);
+  EXPECT_DOUBLE_EQ(asked_[0].rates.host_adamw_wide, 75e9);
   EXPECT_DOUBLE_EQ(asked_[0].rates.link_to_host, 55e9);
   EXPECT_EQ(device_units_for_ratio(layout_, asked_[0].wanted.ratio), 5) << "as it is";
   EXPECT_EQ(asked_[0].wanted.streamed_layers, 3);

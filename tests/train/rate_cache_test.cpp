@@ -19,7 +19,7 @@ RateKey some_key() { return {"NVIDIA H200", "Xeon", 15, "0.1", "bfloat16", "floa
 
 HardwareProfile some_profile() {
   HardwareProfile profile = resolve_hardware("h200");
-  profile.rates.host_memory = 123e9;
+  profile.rates.host_adamw = 123e9;
   return profile;
 }
 
@@ -38,7 +38,7 @@ TEST_F(Rates, AreFoundAgainForAMonth) {
   cache_.store(some_key(), some_profile(), now);
   const auto rates = cache_.find(some_key(), now);
   ASSERT_TRUE(rates);
-  EXPECT_EQ(rates->rates.host_memory, 123e9);
+  EXPECT_EQ(rates->rates.host_adamw, 123e9);
   EXPECT_EQ(rates->rates.gemm_flops, some_profile().rates.gemm_flops);
   EXPECT_EQ(rates->date, "2025-10-09");
   EXPECT_TRUE(found(some_key(), now + 30 * day));
@@ -46,9 +46,9 @@ TEST_F(Rates, AreFoundAgainForAMonth) {
   EXPECT_TRUE(found(some_key(), now - day)) << "another machine's clock";
   EXPECT_FALSE(found(some_key(), now - day - 1));
   HardwareProfile other = some_profile();
-  other.rates.host_memory = 99e9;
+  other.rates.host_adamw = 99e9;
   cache_.store(some_key(), other, now + day);
-  EXPECT_EQ(cache_.find(some_key(), now + day)->rates.host_memory, 99e9);
+  EXPECT_EQ(cache_.find(some_key(), now + day)->rates.host_adamw, 99e9);
 }
 
 TEST_F(Rates, HoldForWhatTheyWereMeasuredWith) {

@@ -193,8 +193,9 @@ struct FakeMachine {
                           .device_memory = 4e12,
                           .link_to_host = 5e10,
                           .link_to_device = 5e10,
-                          .host_memory = 1.2e11,
-                          .host_wide = 1.2e11};
+                          .host_adamw = 1.2e11,
+                          .host_adamw_wide = 1.2e11,
+                          .host_memory = 1.2e11};
     };
   }
   TrainingPlan plan(const DecoderSpec& spec, const TrainingShape& shape, const OffloadRequest& request = {},
@@ -411,8 +412,8 @@ TEST(MeasureRates, AreQuickOnTheCpuDeviceAndGiveMemoryBack) {
   const auto stream = device.create_stream("measure");
   for (const DType moments : {DType::f32, DType::bf16}) {
     const MachineRates rates = measure_rates(device, runtime.ops(), *stream, runtime.host_pool(), DType::f32, moments);
-    for (const double rate :
-         {rates.gemm_flops, rates.device_memory, rates.link_to_host, rates.link_to_device, rates.host_memory}) {
+    for (const double rate : {rates.gemm_flops, rates.device_memory, rates.link_to_host, rates.link_to_device,
+                              rates.host_adamw, rates.host_memory}) {
       EXPECT_GT(rate, 1e6);
       EXPECT_LT(rate, 1e15);
     }
