@@ -31,7 +31,7 @@ struct StepMetrics {
 
 // A figure of a run as it was planned, and as it came.
 struct PlannedFigure {
-  std::string name;  // "step_seconds", "device_bytes", "pinned_bytes", "host_bytes"
+  std::string name;  // as train/plan_comparison.h has them
   double planned = 0, measured = 0;
   double difference() const { return measured / planned - 1; }  // as a share of what was planned; not finite for 0
 };

@@ -114,13 +114,17 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
 void OffloadEngine::cast_masters(int unit, Stream& stream) {
   if (held_weights_ == unit) return;
   held_weights_ = unit;
-  for (const Bucket& bucket : buckets_of(unit)) cast_masters(bucket, stream);
+  for (std::span<Bucket> rest = buckets_of(unit); !rest.empty();) {
+    const std::span<Bucket> run = adjacent(rest);
+    cast_masters(run, stream);
+    rest = rest.subspan(run.size());
+  }
 }
 
-void OffloadEngine::cast_masters(const Bucket& bucket, Stream& stream) {
-  const Range range = bucket.range();
+void OffloadEngine::cast_masters(std::span<const Bucket> run, Stream& stream) {
+  const Range range{run.front().range().begin, run.back().range().end};
   const Tensor weights(weights_.at(range.begin), settings_.compute, {range.size()}),
-      masters(device_state_.master(bucket, range.begin), DType::f32, {range.size()});
+      masters(device_state_.master(run.front(), range.begin), DType::f32, {range.size()});
   if (settings_.compute == DType::bf16)
     ops_.cast(stream, weights, masters);
   else
@@ -260,12 +264,16 @@ Verdict OffloadEngine::take_verdict(Stream& compute) {
   host_.decide(verdict.finite, !clipped, step);
   waits_.end(compute);
   measure(!verdict.finite || clipped);
-  for (Bucket& bucket : buckets_) {
-    if (bucket.owner() != Owner::device) continue;
-    if (verdict.finite)
-      update_on_device(bucket, compute, step);
-    else
-      skip_on_device(bucket);
+  for (std::span<Bucket> rest = buckets_; !rest.empty();) {
+    std::span<Bucket> run = rest.first(1);
+    if (run.front().owner() == Owner::device) {
+      run = adjacent(rest);
+      if (verdict.finite)
+        update_on_device(run, compute, step);
+      else
+        skip_on_device(run);
+    }
+    rest = rest.subspan(run.size());
   }
   compute.record(*decided_);
   if (settings_.schedule == Schedule::synchronous) host_.finish();
@@ -321,27 +329,60 @@ void OffloadEngine::begin_save() {
   gate_.begin();
 }
 
-void OffloadEngine::update_on_device(Bucket& bucket, Stream& compute, const AdamWStep& step) {
-  counters_.save_wait_seconds += gate_.wait(bucket.index());
-  const Range range = bucket.range();
-  std::vector<AdamWRun> runs;
-  for (const ParameterLayout::Run& run : layout_.runs(range))
-    runs.push_back({run.range.begin - range.begin, run.range.end - range.begin, run.decay});
-  if (has_transient_weights(bucket)) held_weights_ = -1;
-  device_adamw_->update(compute, step, runs, Tensor(gradients_.at(range.begin), settings_.gradients, {range.size()}),
-                        device_state_.at(bucket, range.begin),
-                        Tensor(weights_.at(range.begin), settings_.compute, {range.size()}));
-  compute.record(current(bucket));
-  bucket.commit();
-  bucket.depart();
-  ++counters_.committed_buckets;
-  ++counters_.device_updates;
+std::span<Bucket> OffloadEngine::adjacent(std::span<Bucket> buckets) const {
+  // Long beside what a launch takes to begin and to end; and by no more than this does a save hold up an update.
+  constexpr std::int64_t most_elements = std::int64_t{64} << 20;
+  const Range first = buckets.front().range();
+  const auto arrays = [&](const Bucket& bucket) {
+    const std::int64_t begin = bucket.range().begin;
+    const AdamWState state = device_state_.at(bucket, begin);
+    return std::array<const void*, 5>{weights_.at(begin), gradients_.at(begin), state.master, state.m.data(),
+                                      state.v.data()};
+  };
+  const std::size_t moment = size_of(settings_.moments);
+  const std::array<std::size_t, 5> sizes{size_of(settings_.compute), size_of(settings_.gradients), sizeof(float),
+                                         moment, moment};
+  const std::array<const void*, 5> begins = arrays(buckets.front());
+  const auto follows = [&](const Bucket& next) {
+    if (next.owner() != Owner::device || next.range().end - first.begin > most_elements) return false;
+    const std::array<const void*, 5> there = arrays(next);
+    for (std::size_t i = 0; i < begins.size(); ++i)
+      if (static_cast<const std::byte*>(there[i]) !=
+          static_cast<const std::byte*>(begins[i]) +
+              static_cast<std::size_t>(next.range().begin - first.begin) * sizes[i])
+        return false;
+    return true;
+  };
+  std::size_t count = 1;
+  while (count < buckets.size() && follows(buckets[count])) ++count;
+  return buckets.first(count);
 }
 
-void OffloadEngine::skip_on_device(Bucket& bucket) {
-  bucket.discard();
-  bucket.settle();
-  ++counters_.discarded_buckets;
+void OffloadEngine::update_on_device(std::span<Bucket> run, Stream& compute, const AdamWStep& step) {
+  for (const Bucket& bucket : run) counters_.save_wait_seconds += gate_.wait(bucket.index());
+  const Range range{run.front().range().begin, run.back().range().end};
+  std::vector<AdamWRun> parts;
+  for (const ParameterLayout::Run& part : layout_.runs(range))
+    parts.push_back({part.range.begin - range.begin, part.range.end - range.begin, part.decay});
+  device_adamw_->update(compute, step, parts, Tensor(gradients_.at(range.begin), settings_.gradients, {range.size()}),
+                        device_state_.at(run.front(), range.begin),
+                        Tensor(weights_.at(range.begin), settings_.compute, {range.size()}));
+  for (Bucket& bucket : run) {
+    if (has_transient_weights(bucket)) held_weights_ = -1;
+    compute.record(current(bucket));
+    bucket.commit();
+    bucket.depart();
+    ++counters_.committed_buckets;
+    ++counters_.device_updates;
+  }
+}
+
+void OffloadEngine::skip_on_device(std::span<Bucket> run) {
+  for (Bucket& bucket : run) {
+    bucket.discard();
+    bucket.settle();
+    ++counters_.discarded_buckets;
+  }
 }
 
 void OffloadEngine::read_state(StateArray array, Range range, const ReadBody& body) {
@@ -440,7 +481,7 @@ void OffloadEngine::upload_weights(Stream& compute) {
       held_weights_ = -1;
       continue;
     }
-    cast_masters(bucket, compute);
+    cast_masters({&bucket, 1}, compute);
     compute.record(current(bucket));
   }
   compute.synchronize();

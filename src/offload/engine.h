@@ -158,12 +158,15 @@ class OffloadEngine final : public WeightSource, public GradientSink {
     return std::span(buckets_).subspan(static_cast<std::size_t>(s.first), static_cast<std::size_t>(s.last - s.first));
   }
   Verdict take_verdict(Stream& compute);
-  void update_on_device(Bucket& bucket, Stream& compute, const AdamWStep& step);
-  void skip_on_device(Bucket& bucket);
+  // Of the buckets, the first of which is the device's, as many from there on as are the device's and lie one behind
+  // the other in every array: what a launch does at once.
+  std::span<Bucket> adjacent(std::span<Bucket> buckets) const;
+  void update_on_device(std::span<Bucket> run, Stream& compute, const AdamWStep& step);
+  void skip_on_device(std::span<Bucket> run);
   void measure(bool clipped_or_skipped);
   // The device's weights from its masters: of a unit that has none of its own, unless they are there; of a bucket.
   void cast_masters(int unit, Stream& stream);
-  void cast_masters(const Bucket& bucket, Stream& stream);
+  void cast_masters(std::span<const Bucket> run, Stream& stream);
   bool has_transient_weights(int unit) const { return weights_.slot(unit) >= 0 && !stream_.has(unit); }
   bool has_transient_weights(const Bucket& bucket) const { return has_transient_weights(unit_of(bucket)); }
   bool streams(const Bucket& bucket) const { return stream_.has(unit_of(bucket)); }

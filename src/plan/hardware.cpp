@@ -15,12 +15,11 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Rates by the names they have in the file.
 constexpr std::pair<const char*, double MachineRates::*> rates[]{
     {"gemm_flops", &MachineRates::gemm_flops},      {"device_memory", &MachineRates::device_memory},
     {"link_to_host", &MachineRates::link_to_host},  {"link_to_device", &MachineRates::link_to_device},
     {"host_adamw_bf16", &MachineRates::host_adamw}, {"host_adamw_fp32", &MachineRates::host_adamw_wide},
-    {"host_memory", &MachineRates::host_memory},
+    {"host_memory", &MachineRates::host_memory},    {"kernel_seconds", &MachineRates::kernel_seconds},
 };
 
 class Reader {
@@ -64,6 +63,7 @@ constexpr double GB = 1e9, TFLOP = 1e12;
 constexpr double matrix_share = 0.68, memory_share = 0.865, link_share = 0.87;
 // What the host's memory moved there with the link's copies beside AdamW, of what AdamW alone did.
 constexpr double beside_link = 1.3;
+constexpr double kernel = 2.5e-6;  // seconds
 
 // A machine that is known by what is published of it.
 struct Published {
@@ -99,7 +99,8 @@ HardwareProfile profile_of(const Published& p) {
                    .link_to_device = link_share * p.link_gbs * GB,
                    .host_adamw = p.adamw_gbs * GB,
                    .host_adamw_wide = p.adamw_gbs * GB,
-                   .host_memory = beside_link * p.adamw_gbs * GB};
+                   .host_memory = beside_link * p.adamw_gbs * GB,
+                   .kernel_seconds = kernel};
   return profile;
 }
 
@@ -196,7 +197,8 @@ HardwareProfile mi300a() {
                    .link_to_device = copy,
                    .host_adamw = 200 * GB,
                    .host_adamw_wide = 200 * GB,
-                   .host_memory = memory * GB};
+                   .host_memory = memory * GB,
+                   .kernel_seconds = kernel};
   return profile;
 }
 
@@ -215,7 +217,8 @@ HardwareProfile h200() {
                    .link_to_device = 55.3 * GB,
                    .host_adamw = 141 * GB,
                    .host_adamw_wide = 141 * GB,
-                   .host_memory = 185 * GB};
+                   .host_memory = 185 * GB,
+                   .kernel_seconds = kernel};
   return profile;
 }
 
@@ -230,6 +233,8 @@ std::vector<KnownHardware> make_known() {
 }
 
 }  // namespace
+
+std::span<const std::pair<const char*, double MachineRates::*>> rate_names() { return rates; }
 
 HardwareProfile parse_hardware(std::string_view text, const std::string& origin) {
   ordered_json json;

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "plan/offload_plan.h"
 
@@ -19,6 +20,9 @@ struct HardwareProfile {
   int host_threads = 1;           // that run AdamW
   MachineRates rates;             // of a model in bf16
 };
+
+// The rates by the names that they have in files.
+std::span<const std::pair<const char*, double MachineRates::*>> rate_names();
 
 // JSON, as `superoffload profile` writes it. Throws Error for a text that is not such a file: `origin` and the key.
 HardwareProfile parse_hardware(std::string_view json, const std::string& origin);

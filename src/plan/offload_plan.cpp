@@ -20,6 +20,9 @@ constexpr int coarse_splits = 20;      // of a deep model, looked at before thos
 constexpr double equal_share = 0.001;  // of a step: plans closer than this count as equal
 std::int64_t buckets_of(std::int64_t elements, std::int64_t bucket) { return (elements + bucket - 1) / bucket; }
 
+// Of a copy's rate in device memory, what AdamW there reaches (docs/performance.md).
+constexpr double device_adamw = 0.94;
+
 double full_bytes(const OffloadInputs& in) { return 2 * in.state_bytes + in.gradient_bytes + in.weight_bytes; }
 
 double host_elements(const SimulatedRun& run) {
@@ -231,9 +234,9 @@ std::string explain_split(const OffloadInputs& in, const Candidate& chosen, std:
 std::string describe_rates(const MachineRates& r) {
   return fmt::format(
       "matrix products {:.4g} TFLOP/s, device memory {:.4g} GB/s, link {:.4g} GB/s to the host and {:.4g} back, host "
-      "AdamW {:.4g} GB/s, with the link's copies {:.4g}",
+      "AdamW {:.4g} GB/s, with the link's copies {:.4g}, {:.2g} us a kernel",
       r.gemm_flops / 1e12, r.device_memory / 1e9, r.link_to_host / 1e9, r.link_to_device / 1e9, r.host_adamw / 1e9,
-      r.host_memory / 1e9);
+      r.host_memory / 1e9, r.kernel_seconds * 1e6);
 }
 
 CastSide choose_cast(const MachineRates& r, double state_bytes) {
@@ -268,9 +271,11 @@ SimulatedRun simulated_run(const OffloadInputs& in, int device_units, std::int64
   for (std::size_t u = 0; u < in.units.size(); ++u) {
     const UnitWork& unit = in.units[u];
     SimulatedUnit s{.elements = unit.elements,
-                    .forward = unit.forward_flops / r.gemm_flops + unit.forward_bytes / r.device_memory,
+                    .forward = unit.forward_flops / r.gemm_flops + unit.forward_bytes / r.device_memory +
+                               unit.forward_kernels * r.kernel_seconds,
                     .backward = (unit.backward_flops + again.flops[u]) / r.gemm_flops +
-                                (unit.backward_bytes + again.device_bytes[u]) / r.device_memory};
+                                (unit.backward_bytes + again.device_bytes[u]) / r.device_memory +
+                                unit.backward_kernels * r.kernel_seconds};
     // Copies of what is kept on the host go beside the unit's work.
     if (!again.link_bytes.empty()) {
       s.forward = std::max(s.forward, again.link_bytes[u] / r.link_to_host);
@@ -284,7 +289,7 @@ SimulatedRun simulated_run(const OffloadInputs& in, int device_units, std::int64
         s.forward += cast;
         s.backward += cast;
       }
-      run.device_update += elements * full_bytes(in) / r.device_memory;
+      run.device_update += elements * full_bytes(in) / (device_adamw * r.device_memory);
     }
     run.units.push_back(s);
   }
@@ -303,7 +308,8 @@ StepEstimate estimate_step(const OffloadInputs& in, int device_units, std::int64
           .exposed = std::accumulate(step.waits.begin(), step.waits.end(), 0.0),
           .speculated_elements = step.speculated,
           .previewed_elements = step.previewed,
-          .update_seconds = step.update_seconds};
+          .update_seconds = step.update_seconds,
+          .host_adamw_seconds = step.host_seconds};
 }
 
 std::int64_t choose_undo_buckets(const OffloadInputs& in, int device_units, std::int64_t keep, std::size_t host_bytes,
@@ -317,7 +323,9 @@ std::int64_t choose_undo_buckets(const OffloadInputs& in, int device_units, std:
   const SimulatedRun run = simulated_run(in, device_units, keep, 0, residency);
   double backward = 0;
   for (const SimulatedUnit& unit : run.units) backward += unit.backward;
-  const double update = (full_bytes(in) + in.gradient_bytes + in.weight_bytes) / in.rates.host_adamw;  // an element
+  const double full = full_bytes(in),
+               update = std::max(full / in.rates.host_adamw,  // an element
+                                 (full + in.gradient_bytes + in.weight_bytes) / in.rates.host_memory);
   const double fillable = std::min(host_elements(run), backward / update);
   return std::min(places, static_cast<std::int64_t>(std::ceil(fillable / static_cast<double>(in.bucket_elements))));
 }

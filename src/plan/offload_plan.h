@@ -19,7 +19,7 @@
 
 namespace so {
 
-// What the machine was measured to do, in FLOP/s and bytes/s.
+// What the machine was measured to do, in FLOP/s and bytes/s where nothing else is said.
 struct MachineRates {
   double gemm_flops = 0;       // a large matrix product in the compute dtype
   double device_memory = 0;    // of the device's memory, read and written both counted
@@ -28,6 +28,7 @@ struct MachineRates {
   double host_adamw = 0;       // what AdamW on the host's threads moves: state, gradient and weight, from and to memory
   double host_adamw_wide = 0;  // with gradient and weight in fp32, not bf16
   double host_memory = 0;      // what AdamW and the link's copies both ways move together, all at once
+  double kernel_seconds = 0;   // of the device, that a kernel takes however little it does
 };
 
 // Where bf16 and fp32 are changed into each other for a device that computes in bf16: by which of the two an element is
@@ -37,11 +38,12 @@ CastSide choose_cast(const MachineRates& rates, double state_bytes);
 std::string describe_rates(const MachineRates& rates);  // for the log
 
 // One unit of the forward pass (offload/parameter_layout.h) and one micro-batch: FLOPs of a large matrix product that
-// would take as long, and what memory-bound work reads and writes.
+// would take as long, what memory-bound work reads and writes, and kernels of any kind.
 struct UnitWork {
   std::int64_t elements = 0;
   double forward_flops = 0, backward_flops = 0;
   double forward_bytes = 0, backward_bytes = 0;
+  double forward_kernels = 0, backward_kernels = 0;
 };
 
 // One choice of what the layers keep: the work of having the rest again, of each unit and one micro-batch.
@@ -101,6 +103,7 @@ struct StepEstimate {
   double speculated_elements = 0;
   double previewed_elements = 0;  // whose weights are made before it, and the state later
   double update_seconds = 0;      // that the host updates an element in, beside the rest; 0: it owns none
+  double host_adamw_seconds = 0;  // that it does so
 };
 
 // What a step is made of for the simulator (plan/simulator.h). An element of AdamW moves 2 s + g + w bytes of host

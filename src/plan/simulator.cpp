@@ -510,6 +510,7 @@ class Simulator::Play {
     // What streaming takes is the pass's own time: it passes whatever the host does.
     if (device_.busy || waits_for_ == WaitReason::stream) phase_ += seconds;
     now_ = until;
+    if (host_.busy) step_.host_seconds += seconds;
     for (std::size_t i = 0; i < 3; ++i)
       if (lanes[i]->busy) lanes[i]->left -= rates[i] * seconds;
     // Beside that which is next, what differs from it by rounding only.
@@ -593,10 +594,11 @@ SimulatedStep Simulator::settle() {
     sum.speculated += now.speculated;
     sum.previewed += now.previewed;
     sum.update_seconds += now.update_seconds;
+    sum.host_seconds += now.host_seconds;
     for (std::size_t r = 0; r < wait_reasons; ++r) sum.waits[r] += now.waits[r];
   }
-  for (double* value :
-       {&sum.seconds, &sum.device, &sum.host_bytes, &sum.speculated, &sum.previewed, &sum.update_seconds})
+  for (double* value : {&sum.seconds, &sum.device, &sum.host_bytes, &sum.speculated, &sum.previewed,
+                        &sum.update_seconds, &sum.host_seconds})
     *value /= counted;
   for (double& seconds : sum.waits) seconds /= counted;
   return sum;

@@ -54,6 +54,7 @@ struct SimulatedStep {
   double host_bytes = 0;                 // that pass through the host's memory
   double speculated = 0, previewed = 0;  // elements, ahead of the verdict
   double update_seconds = 0;             // that the host updates an element in; 0: it updated none
+  double host_seconds = 0;               // that the host's AdamW works
 };
 
 enum class SimulatedLane : std::uint8_t { device, to_host, host, to_device };

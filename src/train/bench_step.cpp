@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 
 #include "base/error.h"
@@ -18,6 +19,7 @@
 #include "model/presets.h"
 #include "model/rope.h"
 #include "parallel/communicator.h"
+#include "plan/hardware.h"
 #include "train/batch_upload.h"
 #include "train/commands.h"
 #include "train/engine_report.h"
@@ -255,7 +257,12 @@ Measured measure(const BenchStepOptions& options, const DecoderSpec& spec, const
     log_info("step {}: {:.4f} s", i + 1, result.seconds.back());
   }
   result.counters = since(states->counters(), before);
-  result.figures = compare_with_plan(plan, device, memory, result.median_step());
+  const auto steps = static_cast<double>(options.steps);
+  const double mean = std::accumulate(result.seconds.begin(), result.seconds.end(), 0.0) / steps;
+  result.figures = compare_with_plan(plan, device, memory,
+                                     {.step = result.median_step(),
+                                      .device = mean - total(result.counters.device_waits) / steps,
+                                      .host_adamw = result.counters.host.adam_seconds / steps});
 
   if (!options.breakdown) return result;
   // Last, since recording may slow what comes after it. Weights may still be on their way: they belong to no trace.
@@ -342,8 +349,10 @@ int run_bench_step(const BenchStepOptions& options) {
         {"last_loss", m.last_loss},
         {"clipped_steps", m.counters.clipped_steps},
         {"device_wait_seconds_a_step", total(m.counters.device_waits) / static_cast<double>(options.steps)}};
-    if (plan.estimate)
+    if (plan.estimate) {
       result["expected"] = {{"step_seconds", plan.estimate->seconds()}, {"waiting_seconds", plan.estimate->exposed}};
+      for (const auto& [name, rate] : rate_names()) result["rates"][name] = plan.rates.*rate;
+    }
     for (const PlannedFigure& f : m.figures)
       result["summary"][f.name] = {{"planned", f.planned}, {"measured", f.measured}, {"difference", f.difference()}};
     if (m.time) {

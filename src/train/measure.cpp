@@ -90,12 +90,13 @@ namespace {
 class HostAdamW {
  public:
   HostAdamW(Device& device, ThreadPool& pool, DType moments) : pool_(pool), moments_(moments) {
-    constexpr std::int64_t element_bytes = 5 * sizeof(float), fewest = std::int64_t{1} << 18;
+    constexpr std::int64_t element_bytes = 5 * sizeof(float), fewest = std::int64_t{1} << 18,
+                           each = std::int64_t{4} << 20;
     elements_ = fewest;
     if (device.kind() != DeviceKind::cpu)
       elements_ =
           std::clamp<std::int64_t>(static_cast<std::int64_t>(available_host_memory().available) / (4 * element_bytes),
-                                   fewest, 4 * (std::int64_t{16} << 20));
+                                   fewest, each * std::clamp(pool.size(), 4, 16));
     for (Buffer* buffer : {&master_, &m_, &v_, &gradient_, &weights_}) {
       *buffer =
           device.allocate(MemoryKind::pageable, static_cast<std::size_t>(elements_) * sizeof(float), "measuring AdamW");
@@ -122,15 +123,15 @@ class HostAdamW {
   double bytes() const {
     return static_cast<double>(2 * state_bytes(moments_) + 2 * sizeof(T)) * static_cast<double>(elements_);
   }
-  // Bytes/s.
+  // Bytes/s, in the mean of so long: what others on the machine leave of its bandwidth varies.
   template <class T>
-  double rate() {
-    // Memory that was just taken, or freed by another process, is slow at first; and what others on the machine leave
-    // of its bandwidth varies.
+  double rate(double seconds) {
+    // Memory that was just taken, or freed by another process, is slow at first.
     pass<T>();
-    std::vector<double> seconds(5);
-    for (double& s : seconds) s = pass<T>();
-    return bytes<T>() / median(std::move(seconds));
+    double spent = 0;
+    int passes = 0;
+    for (; spent < seconds; ++passes) spent += pass<T>();
+    return passes * bytes<T>() / spent;
   }
 
  private:
@@ -149,14 +150,15 @@ class HostAdamW {
 // Copies that are under way while something else is measured.
 class CopiesBeside {
  public:
-  CopiesBeside(Device& device, const Buffer& to, const Buffer& from)
-      : device_(device), stream_(device.create_stream("measure copies")), to_(to), from_(from) {}
-  // Enqueues so many, of a part of the buffer each.
-  void enqueue(std::int64_t count) {
-    const std::size_t bytes = part();
-    for (std::int64_t i = 0; i < count; ++i) {
-      const std::size_t at = static_cast<std::size_t>(i) % parts * bytes;
-      stream_->copy(static_cast<std::byte*>(to_.data()) + at, static_cast<const std::byte*>(from_.data()) + at, bytes);
+  // `rate`: bytes/s.
+  CopiesBeside(Device& device, const Buffer& to, const Buffer& from, double rate)
+      : device_(device), stream_(device.create_stream("measure copies")), to_(to), from_(from), rate_(rate) {}
+  // Sees to it that enough of them are enqueued for so many seconds.
+  void keep_busy(double seconds) {
+    const auto enough = static_cast<std::size_t>(std::ceil(seconds * rate_ / static_cast<double>(part())));
+    for (bytes_done(); ends_.size() - done_ < enough;) {
+      const std::size_t at = ends_.size() % parts * part();
+      stream_->copy(static_cast<std::byte*>(to_.data()) + at, static_cast<const std::byte*>(from_.data()) + at, part());
       ends_.push_back(device_.create_event());
       stream_->record(*ends_.back());
     }
@@ -165,46 +167,63 @@ class CopiesBeside {
     while (done_ < ends_.size() && ends_[done_]->done()) ++done_;
     return static_cast<double>(done_ * part());
   }
-  bool all_done() const { return done_ == ends_.size(); }
   void synchronize() { stream_->synchronize(); }
-  std::size_t part() const { return to_.bytes() / parts; }
 
  private:
   static constexpr std::size_t parts = 4;
+  std::size_t part() const { return to_.bytes() / parts; }
+
   Device& device_;
   const std::unique_ptr<Stream> stream_;
   const Buffer &to_, &from_;
+  const double rate_;
   std::vector<std::unique_ptr<Event>> ends_;
   std::size_t done_ = 0;
 };
 
 // Bytes/s that the host's memory moves when AdamW and copies both ways, through pinned memory like the engine's staging
 // rings, are at it at once.
-double measure_host_memory(Device& device, HostAdamW& adamw, const MachineRates& rates) {
+double measure_host_memory(Device& device, HostAdamW& adamw, const MachineRates& rates, double seconds) {
   constexpr std::size_t bytes = std::size_t{64} << 20;
-  constexpr int passes = 4;
   std::array<Buffer, 2> host, here;
   for (Buffer& buffer : host) buffer = device.allocate(MemoryKind::pinned, bytes, "measuring copies");
   for (Buffer& buffer : here) buffer = device.allocate(MemoryKind::device, bytes, "measuring copies");
   for (const Buffer& buffer : host) std::memset(buffer.data(), 0, bytes);
+  CopiesBeside to_host(device, host[0], here[0], rates.link_to_host),
+      to_device(device, here[1], host[1], rates.link_to_device);
   const double alone = adamw.bytes<bf16>() / rates.host_adamw;
-  for (double slower = 2;; slower *= 2) {
-    CopiesBeside to_host(device, host[0], here[0]), to_device(device, here[1], host[1]);
-    const auto enough = [&](const CopiesBeside& copies, double rate) {
-      return 1 + static_cast<std::int64_t>((passes + 1) * slower * alone * rate / static_cast<double>(copies.part()));
-    };
-    const std::array<CopiesBeside*, 2> both{&to_host, &to_device};
-    to_host.enqueue(enough(to_host, rates.link_to_host));
-    to_device.enqueue(enough(to_device, rates.link_to_device));
-    adamw.pass<bf16>();
-    double moved = 0, seconds = 0;
-    for (CopiesBeside* copies : both) moved -= copies->bytes_done();
-    for (int i = 0; i < passes; ++i) seconds += adamw.pass<bf16>();
-    for (CopiesBeside* copies : both) moved += copies->bytes_done();
-    const bool over = to_host.all_done() || to_device.all_done();
-    for (CopiesBeside* copies : both) copies->synchronize();
-    if (!over) return (passes * adamw.bytes<bf16>() + moved) / seconds;
+  // Copies last beyond the pass that they slow down.
+  double moved = 0, spent = 0;
+  for (double ahead = 3 * alone; spent < seconds;) {
+    for (CopiesBeside* copies : {&to_host, &to_device}) copies->keep_busy(ahead);
+    const double before = to_host.bytes_done() + to_device.bytes_done(), pass = adamw.pass<bf16>();
+    moved += adamw.bytes<bf16>() + to_host.bytes_done() + to_device.bytes_done() - before;
+    spent += pass;
+    ahead = std::max(ahead, 2 * pass);
   }
+  for (CopiesBeside* copies : {&to_host, &to_device}) copies->synchronize();
+  return moved / spent;
+}
+
+// Seconds from a small kernel to the next, all of them enqueued before the first begins: the device has copies of
+// `copy_seconds` each to do until then.
+double measure_kernel(Device& device, Ops& ops, Stream& stream, const Buffer& to, const Buffer& from,
+                      double copy_seconds) {
+  constexpr int kernels = 200;
+  constexpr double to_enqueue = 20e-6;  // a kernel, at most
+  const Tensor wide(from.data(), DType::f32, {1024}), narrow(to.data(), DType::bf16, {1024});
+  const auto begin = device.create_event(Timing::on), end = device.create_event(Timing::on);
+  const auto copies = device.kind() == DeviceKind::cpu ? 1 : static_cast<int>(kernels * to_enqueue / copy_seconds) + 1;
+  std::vector<double> seconds;
+  for (int round = 0; round < 4; ++round) {
+    for (int i = 0; i < copies; ++i) stream.copy(to.data(), from.data(), to.bytes());
+    stream.record(*begin);
+    for (int i = 0; i < kernels; ++i) ops.cast(stream, narrow, wide);
+    stream.record(*end);
+    stream.synchronize();
+    if (round > 0) seconds.push_back(end->seconds_since(*begin) / kernels);  // the first loads it
+  }
+  return median(std::move(seconds));
 }
 
 }  // namespace
@@ -220,16 +239,23 @@ MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool&
   std::memset(host.data(), 0, bytes);
   rates.link_to_device = copy_rate(stream, here, host, round_seconds);
   rates.link_to_host = copy_rate(stream, host, here, round_seconds);
+  const Tensor wide(here.data(), DType::f32, {1024}),
+      narrow(static_cast<std::byte*>(here.data()) + wide.bytes(), DType::bf16, {1024});
+  rates.kernel_seconds = seconds_per_call(
+      stream, [&](std::int64_t) { ops.cast(stream, narrow, wide); }, round_seconds, 3);
   // Well above a GPU's cache.
   const std::size_t large = std::size_t{cpu ? 1u : 256u} << 20;
   const Buffer from = device.allocate(MemoryKind::device, large, "measuring copies");
   const Buffer to = device.allocate(MemoryKind::device, large, "measuring copies");
   stream.zero(from.data(), large);
   rates.device_memory = 2 * copy_rate(stream, to, from, round_seconds);
+  rates.kernel_seconds =
+      measure_kernel(device, ops, stream, to, from, 2 * static_cast<double>(large) / rates.device_memory);
   HostAdamW adamw(device, pool, moments);
-  rates.host_adamw = adamw.rate<bf16>();
-  rates.host_adamw_wide = adamw.rate<float>();
-  rates.host_memory = cpu ? rates.host_adamw : measure_host_memory(device, adamw, rates);
+  const double host_seconds = cpu ? 0.005 : 0.3;
+  rates.host_adamw = adamw.rate<bf16>(host_seconds);
+  rates.host_adamw_wide = adamw.rate<float>(host_seconds);
+  rates.host_memory = cpu ? rates.host_adamw : measure_host_memory(device, adamw, rates, host_seconds);
   return rates;
 }
 

@@ -36,9 +36,14 @@ std::size_t MemoryMeter::ledger_peak(MemoryKind kind) const {
 }
 
 std::vector<PlannedFigure> compare_with_plan(const TrainingPlan& plan, Device& device, const MemoryMeter& memory,
-                                             double step_seconds) {
+                                             const StepSeconds& seconds) {
   std::vector<PlannedFigure> figures;
-  if (plan.estimate && step_seconds > 0) figures.push_back({"step_seconds", plan.estimate->seconds(), step_seconds});
+  if (plan.estimate && seconds.step > 0) {
+    figures.push_back({"step_seconds", plan.estimate->seconds(), seconds.step});
+    figures.push_back({"device_seconds", plan.estimate->gpu, seconds.device});
+    if (plan.estimate->host_adamw_seconds > 0 || seconds.host_adamw > 0)
+      figures.push_back({"host_adamw_seconds", plan.estimate->host_adamw_seconds, seconds.host_adamw});
+  }
   const auto add = [&](const char* name, std::size_t planned, std::size_t measured) {
     if (planned > 0 || measured > 0)
       figures.push_back({name, static_cast<double>(planned), static_cast<double>(measured)});
@@ -54,7 +59,10 @@ std::string describe(const PlannedFigure& f) {
   const auto text = [&](double value) {
     return bytes ? format_bytes(static_cast<std::size_t>(value)) : fmt::format("{:.4f} s", value);
   };
-  const std::string what = bytes ? f.name.substr(0, f.name.find('_')) + " memory" : "step";
+  const std::string what = bytes                        ? f.name.substr(0, f.name.find('_')) + " memory"
+                           : f.name == "step_seconds"   ? "step"
+                           : f.name == "device_seconds" ? "of it the device's work"
+                                                        : "of it AdamW on the host";
   const std::string difference =
       std::isfinite(f.difference()) ? fmt::format(" ({:+.1f}%)", 100 * f.difference()) : std::string();
   return fmt::format("{}: {}, planned {}{}", what, text(f.measured), text(f.planned), difference);

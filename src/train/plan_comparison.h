@@ -34,10 +34,17 @@ class MemoryMeter {
   std::size_t peaks_before_[memory_kinds] = {};
 };
 
-// step_seconds, device_bytes, pinned_bytes and host_bytes, those that were planned or measured at all. `step_seconds`:
-// the median; 0: none was measured.
+// What steps took, in seconds a step; 0: none was measured.
+struct StepSeconds {
+  double step = 0;        // the median
+  double device = 0;      // that the device worked, and did not wait
+  double host_adamw = 0;  // that AdamW on the host worked
+};
+
+// step_seconds, device_seconds, host_adamw_seconds, device_bytes, pinned_bytes and host_bytes, those that were planned
+// or measured at all.
 std::vector<PlannedFigure> compare_with_plan(const TrainingPlan& plan, Device& device, const MemoryMeter& memory,
-                                             double step_seconds);
+                                             const StepSeconds& seconds);
 
 // For people: "step: 2.7240 s, planned 2.7280 s (-0.1%)".
 std::string describe(const PlannedFigure& figure);

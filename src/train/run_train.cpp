@@ -196,7 +196,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
     trainer.start();
   }
   const Trainer::Outcome outcome = trainer.run();
-  const std::vector<PlannedFigure> figures = compare_with_plan(plan, device, memory, trainer.median_step());
+  const std::vector<PlannedFigure> figures = compare_with_plan(plan, device, memory, trainer.seconds());
   for (const PlannedFigure& figure : figures) log_info("{}", describe(figure));
   trainer.record_summary(figures);
   if (outcome == Trainer::Outcome::finished) log_info("wrote {}", options.output_dir);

@@ -48,10 +48,9 @@ TimeCategory category_of(const TraceActivity& activity) {
   }
   const std::string_view name = activity.name;
   // cuDNN's attention first: its kernels also say cutlass.
-  if (has_any(name, {"sdpa", "fmha", "flash", "cudnn"})) return TimeCategory::attention;
+  if (has_any(name, {"sdpa", "fmha", "flash", "cudnn", "attention"})) return TimeCategory::attention;
   if (has_any(name, {"nvjet", "cutlass", "cublas", "gemm", "xmma"})) return TimeCategory::matrix_products;
   if (name.find("so::") != std::string_view::npos) return TimeCategory::memory_bound;
-  if (name == "attention" || name == "attention_grad") return TimeCategory::attention;
   for (const std::string_view op : {"linear", "linear_grad_input", "linear_grad_weight", "linear_cross_entropy"})
     if (name == op) return TimeCategory::matrix_products;
   for (const std::string_view op :

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -122,12 +123,18 @@ Trainer::StepResult Trainer::train_step() {
   state_.tokens += result.plan.tokens;
   result.seconds = seconds_since(start);
   step_seconds_.push_back(result.seconds);
+  if (step_seconds_.size() == 1) first_ = engine_.counters();
   return result;
 }
 
-double Trainer::median_step() const {
-  if (step_seconds_.size() < 2) return 0;
-  return median({step_seconds_.begin() + 1, step_seconds_.end()});
+StepSeconds Trainer::seconds() const {
+  if (step_seconds_.size() < 2) return {};
+  const std::vector<double> steps(step_seconds_.begin() + 1, step_seconds_.end());
+  const auto count = static_cast<double>(steps.size());
+  const EngineCounters all = since(engine_.counters(), first_);
+  return {.step = median(steps),
+          .device = (std::accumulate(steps.begin(), steps.end(), 0.0) - total(all.device_waits)) / count,
+          .host_adamw = all.host.adam_seconds / count};
 }
 
 void Trainer::record_summary(std::span<const PlannedFigure> figures) {

@@ -19,6 +19,7 @@
 #include "train/batch_upload.h"
 #include "train/checkpoint.h"
 #include "train/interrupt.h"
+#include "train/plan_comparison.h"
 #include "train/plan_review.h"
 #include "train/progress.h"
 #include "train/runtime.h"
@@ -57,8 +58,8 @@ class Trainer {
   // error of any kind the log says where the run can be resumed, once it has done a step.
   Outcome run();
 
-  // Of the steps of this run, in seconds, without the first: it begins with nothing under way. 0 before the second.
-  double median_step() const;
+  // Of the steps of this run without the first, which begins with nothing under way; none before the second.
+  StepSeconds seconds() const;
   // The last line of the run's metrics.
   void record_summary(std::span<const PlannedFigure> figures);
 
@@ -101,6 +102,7 @@ class Trainer {
   std::int64_t last_saved_step_ = -1;
   std::vector<double> step_seconds_;
   Progress progress_;
+  EngineCounters first_;     // after the first step
   EngineCounters reported_;  // at the last log_breakdown()
   EngineCounters reviewed_;  // at the last review_plan()
   MicroBatch batch_;

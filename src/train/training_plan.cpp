@@ -232,7 +232,9 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
     UnitWork& work = in.units[static_cast<std::size_t>(unit)];
     work.elements = layout.unit_range(unit).size();
     // For the norm.
+    const auto [first, last] = layout.unit_parameters(unit);
     work.backward_bytes += static_cast<double>(work.elements) * static_cast<double>(size_of(plan.engine.gradients));
+    work.backward_kernels += 2.0 * (last - first);
   }
   in.state_bytes = static_cast<double>(state_bytes(plan.engine.moments));
   if (plan.engine.compute == DType::bf16 && cast == CastChoice::automatic)

@@ -74,7 +74,7 @@ TEST(Plan, StaysWithinWhatTheRunMayHave) {
 TEST(Plan, ReadsAHardwareFileAndFollowsIt) {
   const TemporaryDirectory directory;
   json rates{{"gemm_flops", 1e14},      {"device_memory", 1e12},   {"link_to_host", 1e10}, {"link_to_device", 1e10},
-             {"host_adamw_bf16", 5e10}, {"host_adamw_fp32", 5e10}, {"host_memory", 6e10}};
+             {"host_adamw_bf16", 5e10}, {"host_adamw_fp32", 5e10}, {"host_memory", 6e10},  {"kernel_seconds", 2e-6}};
   json file{{"name", "Mine"},    {"source", "a test"}, {"device_memory_bytes", 40e9}, {"host_memory_bytes", 100e9},
             {"host_threads", 8}, {"rates", rates}};
   const auto step = [&](double flops) {

@@ -35,6 +35,8 @@ TEST(Hardware, WhatIsWrittenReadsBack) {
       EXPECT_EQ(read.rates.*member, p.rates.*member) << known.key;
       EXPECT_GT(p.rates.*member, 1e9) << known.key;
     }
+    EXPECT_EQ(read.rates.kernel_seconds, p.rates.kernel_seconds);
+    EXPECT_GT(p.rates.kernel_seconds, 1e-7);
   }
 }
 

@@ -117,12 +117,12 @@ TEST(ChooseCast, BySecondsOfAnElement) {
 TEST(EstimateStep, OfTheDeviceAloneIsItsWorkAndItsUpdate) {
   Machine m(10, 200'000'000, 4096);
   const StepEstimate e = estimate_step(m.in, m.units(), 0, 0);
-  EXPECT_NEAR(e.device_update, 28 * m.elements() / 4e12, 1e-12);
+  EXPECT_NEAR(e.device_update, 28 * m.elements() / (0.94 * 4e12), 1e-12);
   EXPECT_NEAR(e.seconds(), m.pass() + e.device_update, 1e-9);
   EXPECT_EQ(e.exposed, 0);
   EXPECT_EQ(e.host, 0);
   m.in.state_bytes = 8;
-  EXPECT_NEAR(estimate_step(m.in, m.units(), 0, 0).device_update, 20 * m.elements() / 4e12, 1e-12);
+  EXPECT_NEAR(estimate_step(m.in, m.units(), 0, 0).device_update, 20 * m.elements() / (0.94 * 4e12), 1e-12);
   m.in.state_bytes = 12;
   // Of three micro-batches, all but the update three times.
   m.in.micro_batches = 3;

@@ -35,20 +35,22 @@ TEST_F(Comparison, HasTheFiguresThatThereAre) {
   plan.memory.add(MemoryKind::device, "weights", 3000);
   plan.memory.add(MemoryKind::pageable, "state", 5000);
   const Buffer weights = take(MemoryKind::device, 3300);
-  auto figures = compare_with_plan(plan, *device_, meter, 2.0);
+  auto figures = compare_with_plan(plan, *device_, meter, {.step = 2.0, .device = 1.5});
   ASSERT_EQ(figures.size(), 2u) << "no time is planned, and nothing pinned";
   EXPECT_EQ(figures[0].name, "device_bytes");
   EXPECT_NEAR(figures[0].difference(), 0.1, 1e-12);
   EXPECT_EQ(figures[1].name, "host_bytes");
   EXPECT_EQ(figures[1].planned, 8000) << "on the CPU device all is the host's";
 
-  plan.estimate = StepEstimate{.gpu = 1.5, .exposed = 0.5};
+  plan.estimate = StepEstimate{.gpu = 1.5, .exposed = 0.5, .host_adamw_seconds = 1};
   const Buffer pinned = take(MemoryKind::pinned, 512);
-  figures = compare_with_plan(plan, *device_, meter, 2.1);
-  ASSERT_EQ(figures.size(), 4u);
+  figures = compare_with_plan(plan, *device_, meter, {.step = 2.1, .device = 1.5, .host_adamw = 0.9});
+  ASSERT_EQ(figures.size(), 6u);
   EXPECT_EQ(describe(figures[0]), "step: 2.1000 s, planned 2.0000 s (+5.0%)");
-  EXPECT_EQ(describe(figures[2]), "pinned memory: 512 bytes, planned 0 bytes") << "of nothing there is no share";
-  EXPECT_EQ(compare_with_plan(plan, *device_, meter, 0).size(), 3u) << "no step was measured";
+  EXPECT_EQ(describe(figures[1]), "of it the device's work: 1.5000 s, planned 1.5000 s (+0.0%)");
+  EXPECT_EQ(describe(figures[2]), "of it AdamW on the host: 0.9000 s, planned 1.0000 s (-10.0%)");
+  EXPECT_EQ(describe(figures[4]), "pinned memory: 512 bytes, planned 0 bytes") << "of nothing there is no share";
+  EXPECT_EQ(compare_with_plan(plan, *device_, meter, {}).size(), 3u) << "no step was measured";
 }
 
 }  // namespace

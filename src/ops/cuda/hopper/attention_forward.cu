@@ -15,7 +15,7 @@ struct Shared {
   KeySlots<D> keys;
 };
 
-__global__ void __launch_bounds__(query_threads, 2) forward_kernel(AttentionArguments a) {
+__global__ void __launch_bounds__(query_threads, 2) attention_forward_kernel(AttentionArguments a) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   const Place place(a, a.cu_q);
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(query_threads, 2) forward_kernel(AttentionArgu
 
 void hopper_attention(cudaStream_t stream, const AttentionArguments& a) {
   SO_CHECK(a.head_dim == D, "heads of {}", a.head_dim);
-  launch<Shared>(forward_kernel, "attention forward_kernel", a.q_rows, query_threads, stream, a);
+  launch<Shared>(attention_forward_kernel, "attention attention_forward_kernel", a.q_rows, query_threads, stream, a);
 }
 
 }  // namespace so

@@ -47,7 +47,7 @@ __device__ inline void copy_piece(unsigned to, const bf16_t* from, bool inside) 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
 
-__global__ void __launch_bounds__(threads, 2) forward_narrow_kernel(AttentionArguments a) {
+__global__ void __launch_bounds__(threads, 2) attention_forward_narrow_kernel(AttentionArguments a) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   const int eights = a.heads / eight;
@@ -215,12 +215,13 @@ __global__ void __launch_bounds__(threads, 2) forward_narrow_kernel(AttentionArg
 
 void hopper_attention_narrow(cudaStream_t stream, const AttentionArguments& a) {
   SO_CHECK(hopper_attention_takes_narrow_forward(a), "a window of {}, {} heads of {}", a.window, a.heads, a.head_dim);
-  SO_CUDA(cudaFuncSetAttribute(forward_narrow_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-  SO_CUDA(cudaFuncSetAttribute(forward_narrow_kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+  SO_CUDA(cudaFuncSetAttribute(attention_forward_narrow_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               sizeof(Shared)));
+  SO_CUDA(cudaFuncSetAttribute(attention_forward_narrow_kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                cudaSharedmemCarveoutMaxShared));
   const unsigned blocks = blocks_for(most_tiles(a.q_rows, a.documents, chunk_rows) * (a.heads / eight), 1);
-  forward_narrow_kernel<<<blocks, threads, sizeof(Shared), stream>>>(a);
-  SO_CUDA_LAUNCHED("attention forward_narrow_kernel");
+  attention_forward_narrow_kernel<<<blocks, threads, sizeof(Shared), stream>>>(a);
+  SO_CUDA_LAUNCHED("attention attention_forward_narrow_kernel");
 }
 
 }  // namespace so

@@ -19,7 +19,7 @@ struct QueryShared {
 };
 
 template <int D>
-__global__ void __launch_bounds__(query_threads, D == 64 ? 2 : 1) grad_query_kernel(AttentionArguments a) {
+__global__ void __launch_bounds__(query_threads, D == 64 ? 2 : 1) attention_grad_query_kernel(AttentionArguments a) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<QueryShared<D>*>(memory);
   const Place place(a, a.cu_q);
@@ -123,7 +123,8 @@ struct KeyShared {
 };
 
 template <int D>
-__global__ void __launch_bounds__(group_threads, D == 64 ? 3 : 2) grad_key_value_kernel(AttentionArguments a) {
+__global__ void __launch_bounds__(group_threads, D == 64 ? 3 : 2)
+    attention_grad_key_value_kernel(AttentionArguments a) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<KeyShared<D>*>(memory);
   constexpr int stages = KeyShared<D>::stages;
@@ -233,8 +234,10 @@ __global__ void __launch_bounds__(group_threads, D == 64 ? 3 : 2) grad_key_value
 
 template <int D>
 void gradient(cudaStream_t stream, const AttentionArguments& a) {
-  launch<QueryShared<D>>(grad_query_kernel<D>, "attention grad_query_kernel", a.q_rows, query_threads, stream, a);
-  launch<KeyShared<D>>(grad_key_value_kernel<D>, "attention grad_key_value_kernel", a.k_rows, group_threads, stream, a);
+  launch<QueryShared<D>>(attention_grad_query_kernel<D>, "attention attention_grad_query_kernel", a.q_rows,
+                         query_threads, stream, a);
+  launch<KeyShared<D>>(attention_grad_key_value_kernel<D>, "attention attention_grad_key_value_kernel", a.k_rows,
+                       group_threads, stream, a);
 }
 
 }  // namespace

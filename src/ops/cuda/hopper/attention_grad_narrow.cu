@@ -44,7 +44,7 @@ __device__ inline void copy_two(bf16_t* to, const HeadsView& first, const HeadsV
   }
 }
 
-__global__ void __launch_bounds__(threads, 1) grad_narrow_kernel(AttentionArguments a, int chunk_tiles) {
+__global__ void __launch_bounds__(threads, 1) attention_grad_narrow_kernel(AttentionArguments a, int chunk_tiles) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   const Tile chunk = find_tile(a, a.cu_k, chunk_tiles * side, static_cast<int>(blockIdx.x) / a.kv_heads);
@@ -206,10 +206,11 @@ void hopper_attention_grad_narrow(cudaStream_t stream, const AttentionArguments&
   std::int64_t tiles = 2;
   for (std::int64_t more = tiles + 1; more <= 16; ++more)
     if (cost(more) <= cost(tiles)) tiles = more;
-  SO_CUDA(cudaFuncSetAttribute(grad_narrow_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+  SO_CUDA(
+      cudaFuncSetAttribute(attention_grad_narrow_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
   const unsigned blocks = blocks_for(most_tiles(a.k_rows, a.documents, static_cast<int>(tiles) * side) * a.kv_heads, 1);
-  grad_narrow_kernel<<<blocks, threads, sizeof(Shared), stream>>>(a, static_cast<int>(tiles));
-  SO_CUDA_LAUNCHED("attention grad_narrow_kernel");
+  attention_grad_narrow_kernel<<<blocks, threads, sizeof(Shared), stream>>>(a, static_cast<int>(tiles));
+  SO_CUDA_LAUNCHED("attention attention_grad_narrow_kernel");
 }
 
 }  // namespace so
