@@ -144,16 +144,16 @@ void add_zero(Rows& r) {
 
   r.section(z + "offload_param");
   const std::string param =
-      "offload of weights is not implemented in this version; set it to \"none\" (optimizer state is offloaded by "
-      "offload_optimizer)";
-  r.limited(z + "offload_param.device", text, {"\"none\""}, param);
-  r.limited(z + "cpu_offload_param", boolean, {"false"},
-            "offload of weights is not implemented in this version; set it to false");
-  const std::string param_off = "offload_param.device is \"none\"";
-  r.unused(z + "offload_param.nvme_path", text, param_off);
+      "which layers' weights wait in host memory follows from the memory there is and does not change results; "
+      "--streamed_layers sets it";
+  r.limited(z + "offload_param.device", text, {"\"none\"", "\"cpu\""},
+            "offload to NVMe is not implemented; set it to \"cpu\" (" + param + ")");
+  r.unused(z + "cpu_offload_param", boolean, param);
+  r.unused(z + "offload_param.nvme_path", text, "concerns offload to NVMe, and weights are in memory");
+  const std::string places = "streamed weights go through two places on the device, each of a layer's size";
   for (const char* key : {"buffer_count", "buffer_size", "max_in_cpu"})
-    r.unused(z + "offload_param." + key, number, param_off);
-  r.unused(z + "offload_param.pin_memory", boolean, param_off);
+    r.unused(z + "offload_param." + key, number, places);
+  r.unused(z + "offload_param.pin_memory", boolean, "host memory that weights stream from is always pinned");
   r.section("aio");
   for (const char* key : {"block_size", "queue_depth", "thread_count", "intra_op_parallelism"})
     r.unused(std::string("aio.") + key, integer, nvme);

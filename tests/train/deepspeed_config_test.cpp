@@ -90,7 +90,7 @@ TEST(DeepSpeedConfig, WithoutSuperOffloadItIsZeroOffload) {
             OffloadMode::zerooffload);
 }
 
-// The configuration that transformers' documentation gives for ZeRO-3 with offload, but for fp16 and offload_param.
+// The configuration that transformers' documentation gives for ZeRO-3 with offload, but for fp16.
 TEST(DeepSpeedConfig, TakesTransformersAutoValues) {
   const Applied a = read(R"({
     "bf16": {"enabled": "auto"},
@@ -98,7 +98,8 @@ TEST(DeepSpeedConfig, TakesTransformersAutoValues) {
     "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto",
                   "warmup_num_steps": "auto", "total_num_steps": "auto", "warmup_type": "linear"}},
     "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": true},
-      "offload_param": {"device": "none"}, "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9,
+      "offload_param": {"device": "cpu", "pin_memory": true}, "overlap_comm": true, "contiguous_gradients": true,
+      "sub_group_size": 1e9,
       "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
       "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
       "stage3_gather_16bit_weights_on_model_save": true},
@@ -282,9 +283,12 @@ TEST(DeepSpeedConfig, RefusesByNameWithReasonAndFix) {
       error("zero_optimization.offload_optimizer.device", "nvme"),
       "ds.json: zero_optimization.offload_optimizer.device is \"nvme\": offload to NVMe is not implemented; set it to "
       "\"cpu\"");
-  EXPECT_EQ(error("zero_optimization.offload_param.device", "cpu"),
-            "ds.json: zero_optimization.offload_param.device is \"cpu\": offload of weights is not implemented in this "
-            "version; set it to \"none\" (optimizer state is offloaded by offload_optimizer)");
+  EXPECT_EQ(error("zero_optimization.offload_param.device", "cpu"), "");
+  EXPECT_EQ(
+      error("zero_optimization.offload_param.device", "nvme"),
+      "ds.json: zero_optimization.offload_param.device is \"nvme\": offload to NVMe is not implemented; set it to "
+      "\"cpu\" (which layers' weights wait in host memory follows from the memory there is and does not change "
+      "results; --streamed_layers sets it)");
   EXPECT_EQ(error("optimizer.type", "Lamb"),
             "ds.json: optimizer.type is \"Lamb\": only AdamW is implemented; set it to \"AdamW\"");
   EXPECT_EQ(error("optimizer.type", "adam"), "");
