@@ -11,6 +11,7 @@
 #include "base/units.h"
 #include "device/host_pages.h"
 #include "model/parameters.h"
+#include "offload/staging_ring.h"
 #include "parallel/communicator.h"
 #include "train/batch_upload.h"
 #include "train/measure.h"
@@ -568,6 +569,25 @@ TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shap
   return plan;
 }
 
+// What needed no search, and why it is as it is.
+void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& machine, std::int64_t asked_bucket,
+                       TrainingPlan& plan) {
+  const std::int64_t micro_batches = plan.shape.micro_batches, bucket = plan.engine.bucket_elements;
+  plan.reasons.push_back(fmt::format("micro-batches: {} a step, as asked; gradients in {}{}", micro_batches,
+                                     name_of(plan.engine.gradients),
+                                     micro_batches > 1 ? ", since they are added up" : ""));
+  if (host_share(layout, plan.engine.device_units) > 0)
+    if (plan.engine.device_units == 0 || machine.device_memory)
+      plan.reasons.push_back(fmt::format(
+          "buckets of {} in fp32{}; on their way through {} places each way, so that the next two arrive and the last "
+          "leaves while one is updated; AdamW on {} host threads",
+          format_bytes(static_cast<std::size_t>(bucket) * sizeof(float)),
+          bucket < asked_bucket / ParameterLayout::alignment * ParameterLayout::alignment
+              ? ", an eighth of the model: a pipeline needs a few"
+              : ", the most asked for",
+          StagingRing::ahead + 1, machine.pool->size()));
+}
+
 }  // namespace
 
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
@@ -615,6 +635,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
                                        100 * host_share(layout, device_units), plan.engine.undo_buckets));
   }
   add_activations(spec, machine, device_advice, plan);
+  say_what_is_given(layout, machine, engine.bucket_elements, plan);
   return plan;
 }
 
