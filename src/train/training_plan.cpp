@@ -1,7 +1,6 @@
 #include "train/training_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <numeric>
 #include <tuple>
@@ -9,13 +8,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/units.h"
-#include "device/host_pages.h"
 #include "model/parameters.h"
 #include "offload/staging_ring.h"
-#include "parallel/communicator.h"
-#include "train/batch_upload.h"
-#include "train/measure.h"
-#include "train/model_files.h"
 #include "train/unit_work.h"
 
 namespace so {
@@ -27,115 +21,11 @@ constexpr const char* device_advice =
     "use a smaller --batch_size or --max_length, --activation_checkpointing auto, more of the optimizer state in host "
     "memory (--offload_optimizer cpu without --offload_ratio), or a GPU with more memory";
 
-// Device memory that the CUDA libraries take once they work: kernels loaded, cuBLAS and cuDNN handles. Less than a
-// tenth of this was seen on an H200; the rest is for other GPUs and fragmentation.
-constexpr std::size_t cuda_libraries = std::size_t{256} << 20;
-// Host memory of the driver and the libraries, kernels compiled at run time among them: 297 to 304 MB were seen.
-constexpr std::size_t cuda_libraries_host = 300'000'000;
-
-// Of what is free: what the rest of the system takes while we run is not ours to plan.
-constexpr double host_share_of_free = 0.97;
-// Up to where places for new state may fill it: they only save time, and files are cached in what is left.
-constexpr double undo_share_of_free = 0.95;
-
 // Of what was measured of the host, what it does in a step: 0.86 to 1.0 were seen on one machine, with what others left
 // of its memory.
 constexpr double host_efficiency = 0.9;
 
 std::size_t left(std::size_t all, std::size_t taken) { return all > taken ? all - taken : 0; }
-
-// A share of the host's free memory, but on small machines no more than leaves 2 GiB, or a tenth; of what the user said
-// that the run may have, all.
-std::size_t share_of(const PlanningMachine& machine, double share) {
-  constexpr std::size_t reserve = std::size_t{2} << 30;
-  const std::size_t available = machine.host.available;
-  const auto wanted = static_cast<std::size_t>(static_cast<double>(available) * share);
-  const std::size_t free = std::min(wanted, available - std::min(reserve, available / 10));
-  return machine.host_cap ? std::min(free, *machine.host_cap) : free;
-}
-
-// What the host's own work takes in vectors and maps, a little above what was counted: in all at most a hundredth of
-// a model, but for very much data.
-void add_host_work(MemoryPlan& plan, const DecoderSpec& spec, const ParameterLayout& layout, const TrainingShape& shape,
-                   WeightOrigin origin) {
-  const auto beside = [&](const char* name, std::int64_t bytes, Phases phases) {
-    plan.add_beside(MemoryKind::pageable, name, static_cast<std::size_t>(bytes), phases);
-  };
-  beside("rotation table", shape.longest_document * spec.rope.rotary_dim * std::int64_t{sizeof(float)}, while_starting);
-  // Ids, targets and positions, in vectors that double; where each document begins.
-  beside("batch", std::max(shape.micro_batch_tokens, shape.evaluation_tokens) * 32, while_training);
-  // An epoch's rows, and while it is made its order; batches of evaluation.
-  beside("order of the data", 40 * shape.documents + 16 * shape.evaluation_documents, while_training);
-  if (origin != WeightOrigin::files) return;
-  // Of each tensor its name, shape and place in a header, an index and what is being read or has been written.
-  constexpr std::int64_t header = 1024, pieces = 96;
-  const std::int64_t tensors = layout.count();
-  beside("reading ahead",
-         tensors * header + pieces * (layout.elements() * 4 /
-                                      static_cast<std::int64_t>(LoadingRing::slot_bytes_for(layout.elements()))),
-         while_loading);
-  constexpr std::int64_t conversions = std::int64_t{1} << 20;  // what is narrowed or widened at a time
-  beside("writing checkpoints", conversions + 4 * tensors * header, while_saving);
-  beside("writing the model", conversions + tensors * header, while_exporting);
-}
-
-DeviceMemory own_memory(const PlanningMachine& machine) {
-  const bool capped = machine.device_cap && *machine.device_cap == machine.device_memory;
-  return {machine.name, machine.device_memory.value_or(0), capped ? "--device_memory" : machine.device_limited_by};
-}
-
-// All that the run allocates but the activations.
-struct State {
-  MemoryPlan memory;
-  std::int64_t host_buckets = 0;
-};
-State plan_state(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
-                 const TrainingShape& shape, const EngineSettings& settings, WeightOrigin origin) {
-  const auto device = make_dry_device(machine.kind);
-  const auto ops = make_ops(*device);
-  const auto ranks = make_single_communicator();
-  const OffloadEngine engine(*device, *ops, *machine.pool, *ranks, layout, settings);
-  const Buffer rope = device->allocate(
-      MemoryKind::device, static_cast<std::size_t>(shape.longest_document * spec.rope.rotary_dim) * sizeof(float),
-      "rotation table");
-  const BatchUpload upload(*device, std::max(shape.micro_batch_tokens, shape.evaluation_tokens));
-  State state;
-  state.memory.add(device->ledger());
-  // Gone when the next phase begins, so not of the same books.
-  const auto while_it_loads = make_dry_device(machine.kind);
-  if (origin == WeightOrigin::files) const LoadingRing ring = make_loading_ring(*while_it_loads, layout);
-  state.memory.add(while_it_loads->ledger(), while_loading);
-  add_host_work(state.memory, spec, layout, shape, origin);
-  add_libraries(state.memory, machine.kind, machine.pool->size());
-  state.host_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(),
-                                     [](const Bucket& bucket) { return bucket.owner() == Owner::host; });
-  return state;
-}
-
-// Bytes of memory of kind `device` that a plan may have in all, if the device has memory of its own.
-std::optional<std::size_t> device_budget(Device& device) {
-  const auto own = device.own_memory();
-  if (!own) return std::nullopt;
-  // What we hold by now is in the plan too.
-  return own->free + device.ledger().held(MemoryKind::device);
-}
-
-void require_fits_machine(const MemoryPlan& plan, const PlanningMachine& machine, const std::string& for_device,
-                          const std::string& for_host) {
-  const DeviceMemory device = own_memory(machine);
-  require_fits(plan, machine.kind, usable_host(machine), machine.device_memory ? &device : nullptr, for_host,
-               for_device);
-  const std::size_t pinned = plan.total(MemoryKind::pinned);
-  if (!machine.lockable || pinned <= *machine.lockable) return;
-  // Whether the limit is for what a driver pins can only be tried (device/host_pages.h).
-  if (machine.pins_beyond && machine.pins_beyond(*machine.lockable)) return;
-  throw MemoryRefusal(
-      fmt::format("not enough memory that can be pinned: {} needed, {} available (RLIMIT_MEMLOCK, ulimit -l)",
-                  format_bytes(pinned), format_bytes(*machine.lockable)),
-      "raise the limit with 'ulimit -l unlimited', or with memlock in /etc/security/limits.conf", plan,
-      fmt::format("  pinned: {} needed, {} available (RLIMIT_MEMLOCK, ulimit -l): {} short\n", format_bytes(pinned),
-                  format_bytes(*machine.lockable), format_bytes(pinned - *machine.lockable)));
-}
 
 // What may be kept, as numbers of choices, cheapest first.
 std::vector<std::int64_t> allowed_choices(std::int64_t layers, DeviceKind kind, Toggle activation_checkpointing) {
@@ -159,10 +49,9 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
                  Toggle activation_checkpointing, TrainingPlan& plan) {
   plan.decoder.loss_chunk_rows = choose_loss_chunk(machine.kind, spec.vocab);
   ActivationSizer sizer(spec, layout, machine.kind, plan.shape);
-  const std::size_t budget =
-      machine.device_memory
-          ? left(*machine.device_memory, plan.memory.total(MemoryKind::device, once_loaded))
-          : left(share_of(machine, host_share_of_free), plan.memory.host_total(machine.kind, once_loaded));
+  const std::size_t budget = machine.device_memory
+                                 ? left(*machine.device_memory, plan.memory.total(MemoryKind::device, once_loaded))
+                                 : left(usable_host_budget(machine), plan.memory.host_total(machine.kind, once_loaded));
   const std::vector<std::int64_t> choices = allowed_choices(spec.layers, machine.kind, activation_checkpointing);
   const ActivationPlan chosen = choose_activations(sizer, spec, plan.decoder, budget, choices);
   plan.decoder.keep = chosen.keep;
@@ -194,28 +83,6 @@ void add_activations(const DecoderSpec& spec, const PlanningMachine& machine, co
   const std::size_t peak = machine.held ? 0 : peak_resident_bytes(), total = plan.memory.host_total(machine.kind);
   if (machine.kind == DeviceKind::cuda && peak > total)
     plan.memory.add_beside(MemoryKind::pageable, "measuring, before the run", peak - total);
-}
-
-// What the weights of all units but the device-owned inner ones, which may be transient, take if `count` stream.
-struct StreamedWeights {
-  std::size_t device_bytes = 0, host_bytes = 0;
-};
-StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units, int count, DType dtype) {
-  const std::vector<bool> streamed = streamed_units(layout.units(), device_units, count);
-  const std::vector<int> places = WeightStream::places(streamed);
-  StreamedWeights weights;
-  std::array<std::size_t, stream_places> largest{};
-  for (int unit = device_units; unit < layout.units(); ++unit) {
-    const std::size_t bytes = static_cast<std::size_t>(layout.unit_range(unit).size()) * size_of(dtype);
-    const auto u = static_cast<std::size_t>(unit);
-    (streamed[u] ? weights.host_bytes : weights.device_bytes) += bytes;
-    if (streamed[u]) {
-      std::size_t& place = largest[static_cast<std::size_t>(places[u])];
-      place = std::max(place, bytes);
-    }
-  }
-  weights.device_bytes = std::accumulate(largest.begin(), largest.end(), weights.device_bytes);
-  return weights;
 }
 
 // On a GPU: owners and places for new state, chosen together with what layers keep. With `fits`: only
@@ -310,8 +177,8 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
     loading_floor = left(memory.total(MemoryKind::device), memory.total(MemoryKind::device, once_loaded));
   }
   in.device_budget = *machine.device_memory;
-  in.host_budget = share_of(machine, host_share_of_free);
-  in.undo_budget = share_of(machine, undo_share_of_free);
+  in.host_budget = usable_host_budget(machine);
+  in.undo_budget = undo_budget(machine);
   if (in.schedule == Schedule::overlapped) {
     // The first place brings what all share.
     const std::size_t none = in.memory(0, {}).host_bytes, one = state(0, 1).host_total(machine.kind),
@@ -391,87 +258,6 @@ void TrainingPlan::log_reasons() const {
   for (const std::string& reason : reasons) log_info("{}", reason);
 }
 
-HostMemory usable_host(const PlanningMachine& machine) {
-  if (machine.host_cap && *machine.host_cap < machine.host.available) return {*machine.host_cap, "--host_memory"};
-  return machine.host;
-}
-
-std::size_t usable_host_budget(const PlanningMachine& machine) { return share_of(machine, host_share_of_free); }
-
-MemoryCaps memory_caps(DeviceKind kind, std::int64_t device_memory, std::int64_t host_memory) {
-  if (kind == DeviceKind::cpu && device_memory > 0)
-    fail("--device_memory {}: the CPU device has no memory of its own; say with --host_memory what the run may have",
-         device_memory);
-  MemoryCaps caps;
-  if (device_memory > 0) caps.device = static_cast<std::size_t>(device_memory);
-  if (host_memory > 0) caps.host = static_cast<std::size_t>(host_memory);
-  return caps;
-}
-
-void apply(const MemoryCaps& caps, PlanningMachine& machine) {
-  machine.whole_device_memory = machine.device_memory;
-  machine.device_cap = caps.device;
-  machine.host_cap = caps.host;
-  if (caps.device && machine.device_memory) machine.device_memory = std::min(*machine.device_memory, *caps.device);
-}
-
-PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments, const MemoryCaps& caps) {
-  Device& device = runtime.device();
-  PlanningMachine machine{
-      .kind = device.kind(),
-      .name = device.name(),
-      .device_memory = device_budget(device),
-      .host = available_host_memory(),
-      .pool = &runtime.host_pool(),
-      .rates = [&runtime, compute, moments, known = std::make_shared<std::optional<MachineRates>>()] {
-        if (*known) return **known;
-        // Ops of their own, since an instance is used with one stream.
-        const auto ops = make_ops(runtime.device());
-        const auto stream = runtime.device().create_stream("measure");
-        *known = measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), compute, moments);
-        return **known;
-      }};
-  if (device.kind() != DeviceKind::cpu) {
-    machine.lockable = lockable_bytes();
-    machine.pins_beyond = [&device, known = std::make_shared<std::optional<bool>>()](std::size_t bytes) {
-      if (!*known) try {
-          device.allocate(MemoryKind::pinned, bytes + (1 << 20), "measuring the lock limit");
-          *known = true;
-        } catch (const Error&) {
-          *known = false;
-        }
-      return **known;
-    };
-  }
-  apply(caps, machine);
-  return machine;
-}
-
-int requested_device_units(const OffloadRequest& request, const ParameterLayout& layout, DeviceKind kind) {
-  if (request.device == OptimizerDevice::none) return layout.units();
-  if (request.ratio >= 0) return device_units_for_ratio(layout, request.ratio);
-  return kind == DeviceKind::cpu ? 0 : -1;
-}
-
-void add_libraries(MemoryPlan& plan, DeviceKind kind, int host_threads) {
-  if (kind == DeviceKind::cuda) {
-    plan.add_beside(MemoryKind::device, "CUDA libraries (reserve)", cuda_libraries);
-    plan.add_beside(MemoryKind::pageable, "CUDA libraries", cuda_libraries_host);
-  }
-  // Matrix products pack their operands in buffers of the library's own, per thread; generated code, stacks and the
-  // buffers of files come to a few megabytes whatever the model. Both were measured.
-  if (kind == DeviceKind::cpu)
-    plan.add_beside(MemoryKind::pageable, "matrix product scratch",
-                    static_cast<std::size_t>(host_threads) * (std::size_t{4} << 20));
-  plan.add_beside(MemoryKind::pageable, "generated code, stacks, files", std::size_t{6} << 20);
-}
-
-void require_fits(const MemoryPlan& plan, Device& device, const std::string& for_device, const std::string& for_host) {
-  const auto budget = device_budget(device);
-  const DeviceMemory own{device.name(), budget.value_or(0)};
-  require_fits(plan, device.kind(), available_host_memory(), budget ? &own : nullptr, for_host, for_device);
-}
-
 std::int64_t choose_loss_chunk(DeviceKind kind, std::int64_t vocab) {
   if (kind == DeviceKind::cuda) {
     // The gradient of the projection is read and written once a chunk, so few and large ones: up to 4096 rows, and
@@ -486,64 +272,6 @@ std::int64_t choose_loss_chunk(DeviceKind kind, std::int64_t vocab) {
 
 DType choose_gradient_dtype(DType compute, std::int64_t micro_batches) {
   return micro_batches == 1 ? compute : DType::f32;
-}
-
-namespace {
-
-// The least that weights, gradients and optimizer state take. A lower bound; the plan proper is exact.
-MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const EngineSettings& engine,
-                        DType moments, int device_units) {
-  const auto n = static_cast<std::size_t>(layout.elements());
-  const std::size_t state = state_bytes(moments), weight = size_of(engine.compute),
-                    gradient = size_of(engine.gradients);
-  MemoryPlan plan;
-  if (!machine.device_memory) {
-    plan.add(MemoryKind::device, "weights", n * weight);
-    plan.add(MemoryKind::device, "gradients", n * gradient);
-    plan.add(MemoryKind::pageable, "optimizer state", n * state);
-    return plan;
-  }
-  // What the device owns has gradients there, and weights too unless they are made of their masters for each use. What
-  // the host owns needs no more than its turn of the device, unless gradients are added up there.
-  const bool narrow = engine.compute == DType::bf16, move = engine.gradients == DType::bf16;
-  const std::size_t fixed = move ? 0 : n * gradient, each = state + (move ? gradient : 0) + (narrow ? 0 : weight);
-  const std::size_t owned =
-      device_units < 0 ? std::min(n, left(*machine.device_memory, fixed) / each)
-                       : static_cast<std::size_t>((1 - host_share(layout, device_units)) * static_cast<double>(n));
-  plan.add(MemoryKind::device, "optimizer state", owned * state);
-  plan.add(MemoryKind::device, "gradients", move ? owned * gradient : fixed);
-  if (!narrow) plan.add(MemoryKind::device, "weights", owned * weight);
-  plan.add(MemoryKind::pageable, "optimizer state", (n - owned) * state);
-  const std::size_t others = (n - owned) * (weight + (move ? gradient : 0)),
-                    there = std::min(others, left(*machine.device_memory, plan.total(MemoryKind::device)));
-  plan.add(MemoryKind::device, "weights and gradients of what the host owns", there);
-  plan.add(MemoryKind::pageable, "weights and gradients", others - there);
-  return plan;
-}
-
-bool fits(const MemoryPlan& plan, const PlanningMachine& machine) {
-  return plan.host_total(machine.kind) <= usable_host(machine).available &&
-         (!machine.device_memory || plan.total(MemoryKind::device) <= *machine.device_memory);
-}
-
-}  // namespace
-
-void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine, const EngineSettings& engine,
-                        const OffloadRequest& request) {
-  const ParameterLayout layout(make_parameters(spec));
-  const int device_units = requested_device_units(request, layout, machine.kind);
-  const MemoryPlan plan = least_memory(layout, machine, engine, engine.moments, device_units);
-  std::string advice =
-      fmt::format("the model has {:.3g} billion parameters; ", static_cast<double>(layout.elements()) / 1e9);
-  if (engine.moments == DType::f32 && fits(least_memory(layout, machine, engine, DType::bf16, device_units), machine))
-    advice +=
-        "keep AdamW's moments in bf16 (--optimizer_state_dtype bf16, which train wants with --adam_beta2 0.996 or "
-        "less), ";
-  const std::string smaller = "train a smaller one or use a ";
-  require_fits_machine(plan, machine,
-                       advice + (device_units > 0 ? "use --offload_optimizer cpu without --offload_ratio, " : "") +
-                           smaller + "GPU with more memory",
-                       advice + smaller + "machine with more memory");
 }
 
 namespace {
@@ -615,7 +343,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     plan.engine.device_units = device_units;
     plan.engine.streamed_units =
         std::clamp(request.streamed_layers, 0, most_streamed_units(layout.units(), device_units));
-    State without = state();
+    RunState without = state();
     plan.memory = std::move(without.memory);
     choose_kept(spec, layout, machine, activation_checkpointing, plan);
     if (plan.engine.schedule == Schedule::overlapped && without.host_buckets > 0) {
@@ -624,7 +352,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
       const std::size_t place = state().memory.host_total(machine.kind) - taken;
       MemoryPlan all = plan.memory;
       all.add(MemoryKind::device, "activations", plan.activation_bytes, once_loaded);
-      const std::size_t room = left(share_of(machine, undo_share_of_free), all.host_total(machine.kind));
+      const std::size_t room = left(undo_budget(machine), all.host_total(machine.kind));
       plan.engine.undo_buckets = without.host_buckets;
       if (place > 0) plan.engine.undo_buckets = std::min(without.host_buckets, static_cast<std::int64_t>(room / place));
       plan.memory = state().memory;

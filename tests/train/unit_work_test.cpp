@@ -41,7 +41,7 @@ TEST_P(UnitWorkMeasured, WithinThreePercent) {
   for (const UnitWork& unit : unit_work(preset(GetParam().model), rows(4, 4096), DType::bf16))
     seconds += (unit.forward_flops + unit.backward_flops) / 670e12 +
                (unit.forward_bytes + unit.backward_bytes) / 4150e9 +
-               (unit.forward_kernels + unit.backward_kernels) * 2.5e-6;
+               (unit.forward_kernels + unit.backward_kernels) * 1.8e-6;
   EXPECT_NEAR(seconds / GetParam().seconds, 1, 0.03);
 }
 

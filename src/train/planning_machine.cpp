@@ -1,0 +1,125 @@
+#include "train/planning_machine.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "device/host_pages.h"
+#include "train/measure.h"
+
+namespace so {
+namespace {
+
+// Of what is free: what the rest of the system takes while we run is not ours to plan.
+constexpr double host_share_of_free = 0.97;
+// Up to where places for new state may fill it: they only save time, and files are cached in what is left.
+constexpr double undo_share_of_free = 0.95;
+
+// A share of the host's free memory, but on small machines no more than leaves 2 GiB, or a tenth; of what the user said
+// that the run may have, all.
+std::size_t share_of(const PlanningMachine& machine, double share) {
+  constexpr std::size_t reserve = std::size_t{2} << 30;
+  const std::size_t available = machine.host.available;
+  const auto wanted = static_cast<std::size_t>(static_cast<double>(available) * share);
+  const std::size_t free = std::min(wanted, available - std::min(reserve, available / 10));
+  return machine.host_cap ? std::min(free, *machine.host_cap) : free;
+}
+
+// Bytes of memory of kind `device` that a plan may have in all, if the device has memory of its own.
+std::optional<std::size_t> device_budget(Device& device) {
+  const auto own = device.own_memory();
+  if (!own) return std::nullopt;
+  // What we hold by now is in the plan too.
+  return own->free + device.ledger().held(MemoryKind::device);
+}
+
+}  // namespace
+
+HostMemory usable_host(const PlanningMachine& machine) {
+  if (machine.host_cap && *machine.host_cap < machine.host.available) return {*machine.host_cap, "--host_memory"};
+  return machine.host;
+}
+
+std::size_t usable_host_budget(const PlanningMachine& machine) { return share_of(machine, host_share_of_free); }
+
+std::size_t undo_budget(const PlanningMachine& machine) { return share_of(machine, undo_share_of_free); }
+
+DeviceMemory own_memory(const PlanningMachine& machine) {
+  const bool capped = machine.device_cap && *machine.device_cap == machine.device_memory;
+  return {machine.name, machine.device_memory.value_or(0), capped ? "--device_memory" : machine.device_limited_by};
+}
+
+MemoryCaps memory_caps(DeviceKind kind, std::int64_t device_memory, std::int64_t host_memory) {
+  if (kind == DeviceKind::cpu && device_memory > 0)
+    fail("--device_memory {}: the CPU device has no memory of its own; say with --host_memory what the run may have",
+         device_memory);
+  MemoryCaps caps;
+  if (device_memory > 0) caps.device = static_cast<std::size_t>(device_memory);
+  if (host_memory > 0) caps.host = static_cast<std::size_t>(host_memory);
+  return caps;
+}
+
+void apply(const MemoryCaps& caps, PlanningMachine& machine) {
+  machine.whole_device_memory = machine.device_memory;
+  machine.device_cap = caps.device;
+  machine.host_cap = caps.host;
+  if (caps.device && machine.device_memory) machine.device_memory = std::min(*machine.device_memory, *caps.device);
+}
+
+PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments, const MemoryCaps& caps) {
+  Device& device = runtime.device();
+  PlanningMachine machine{
+      .kind = device.kind(),
+      .name = device.name(),
+      .device_memory = device_budget(device),
+      .host = available_host_memory(),
+      .pool = &runtime.host_pool(),
+      .rates = [&runtime, compute, moments, known = std::make_shared<std::optional<MachineRates>>()] {
+        if (*known) return **known;
+        // Ops of their own, since an instance is used with one stream.
+        const auto ops = make_ops(runtime.device());
+        const auto stream = runtime.device().create_stream("measure");
+        *known = measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), compute, moments);
+        return **known;
+      }};
+  if (device.kind() != DeviceKind::cpu) {
+    machine.lockable = lockable_bytes();
+    machine.pins_beyond = [&device, known = std::make_shared<std::optional<bool>>()](std::size_t bytes) {
+      if (!*known) try {
+          device.allocate(MemoryKind::pinned, bytes + (1 << 20), "measuring the lock limit");
+          *known = true;
+        } catch (const Error&) {
+          *known = false;
+        }
+      return **known;
+    };
+  }
+  apply(caps, machine);
+  return machine;
+}
+
+void require_fits_machine(const MemoryPlan& plan, const PlanningMachine& machine, const std::string& for_device,
+                          const std::string& for_host) {
+  const DeviceMemory device = own_memory(machine);
+  require_fits(plan, machine.kind, usable_host(machine), machine.device_memory ? &device : nullptr, for_host,
+               for_device);
+  const std::size_t pinned = plan.total(MemoryKind::pinned);
+  if (!machine.lockable || pinned <= *machine.lockable) return;
+  // Whether the limit is for what a driver pins can only be tried (device/host_pages.h).
+  if (machine.pins_beyond && machine.pins_beyond(*machine.lockable)) return;
+  throw MemoryRefusal(
+      fmt::format("not enough memory that can be pinned: {} needed, {} available (RLIMIT_MEMLOCK, ulimit -l)",
+                  format_bytes(pinned), format_bytes(*machine.lockable)),
+      "raise the limit with 'ulimit -l unlimited', or with memlock in /etc/security/limits.conf", plan,
+      fmt::format("  pinned: {} needed, {} available (RLIMIT_MEMLOCK, ulimit -l): {} short\n", format_bytes(pinned),
+                  format_bytes(*machine.lockable), format_bytes(pinned - *machine.lockable)));
+}
+
+void require_fits(const MemoryPlan& plan, Device& device, const std::string& for_device, const std::string& for_host) {
+  const auto budget = device_budget(device);
+  const DeviceMemory own{device.name(), budget.value_or(0)};
+  require_fits(plan, device.kind(), available_host_memory(), budget ? &own : nullptr, for_host, for_device);
+}
+
+}  // namespace so
