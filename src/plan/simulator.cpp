@@ -8,13 +8,13 @@
 
 #include "base/error.h"
 #include "offload/streamed_units.h"
+#include "plan/device_program.h"
 
 namespace so {
 namespace {
 
 constexpr std::int64_t most_pieces = 192;  // of all that the host owns, and one a unit more: finer says nothing new
 constexpr int most_steps = 12;             // to the steady state
-constexpr int most_micro_batches = 4;      // that are played one by one
 constexpr double same_facts = 1e-3, same_step = 1e-5;
 constexpr double forever = std::numeric_limits<double>::infinity();
 
@@ -84,6 +84,7 @@ class Simulator::Play {
         places_(place_count_),
         schedule_(pieces_, places_),
         streamed_(so::streamed_units(static_cast<int>(run_.units.size()), run_.device_units, run_.streamed_units)),
+        program_(make_device_program(run_, streamed_)),
         fetched_(pieces_.size(), true),
         on_the_way_(pieces_.size(), 0) {
     SO_CHECK(run_.link_to_host > 0 && run_.link_to_device > 0 && run_.host_memory > 0 && run_.host_adamw > 0 &&
@@ -92,10 +93,7 @@ class Simulator::Play {
              "no machine to simulate");
     held_.fill(-1);
     double total = 0;
-    for (const SimulatedUnit& unit : run_.units) {
-      total += static_cast<double>(unit.elements);
-      pass_ += unit.forward + unit.backward;
-    }
+    for (const SimulatedUnit& unit : run_.units) total += static_cast<double>(unit.elements);
     std::size_t piece = 0;
     for (std::size_t u = 0; u < run_.units.size(); ++u) {
       first_piece_.push_back(static_cast<int>(piece));
@@ -105,7 +103,6 @@ class Simulator::Play {
     }
     first_piece_.push_back(static_cast<int>(piece));
     for (const Bucket& b : pieces_) shares_.push_back(static_cast<double>(b.range().begin) / total);
-    make_program();
     const std::array<double, 3> all{run_.host_adamw, run_.link_to_host, run_.link_to_device};
     for (std::size_t active = 0; active < rates_.size(); ++active) {
       std::array<double, 3> demands{};
@@ -119,7 +116,7 @@ class Simulator::Play {
     for (;;) {
       while (start_device() | start_host() | start_to_host() | start_to_device()) {
       }
-      if (next_op_ == program_.size() && !device_.busy) break;
+      if (next_op_ == program_.ops.size() && !device_.busy) break;
       advance();
     }
     schedule_.decide(true, run_.verdicts == Verdicts::stand);
@@ -149,22 +146,6 @@ class Simulator::Play {
   std::size_t pieces() const { return pieces_.size(); }
 
  private:
-  // What the device does in turn.
-  struct Op {
-    SimulatedWork work = SimulatedWork::forward;
-    int unit = -1;
-    double seconds = 0;
-    int use = -1;            // of streamed weights: which, in turn
-    bool first = false;      // of the first micro-batch
-    bool last = false;       // of the last
-    std::int64_t times = 0;  // not 0: so many micro-batches like the one before, at once
-  };
-  // A use of streamed weights by the device.
-  struct Use {
-    int unit = -1;
-    bool there = false;  // they have been there since the use before
-    bool waits = false;  // for the host's weights: of the first forward pass
-  };
   struct Lane {
     bool busy = false;
     double all = 0, left = 0;  // bytes
@@ -181,36 +162,6 @@ class Simulator::Play {
         static_cast<std::int64_t>(static_cast<double>(run_.undo_buckets) * static_cast<double>(run_.bucket_elements) /
                                   static_cast<double>(largest) * (1 + 1e-9));
     return run_.schedule == Schedule::synchronous ? 0 : std::min(count, static_cast<std::int64_t>(pieces_.size()));
-  }
-
-  void make_program() {
-    const int units = static_cast<int>(run_.units.size());
-    const auto op = [&](SimulatedWork work, int unit, bool first, bool last) {
-      const SimulatedUnit& u = run_.units[at(unit)];
-      Op o{work, unit, work == SimulatedWork::forward ? u.forward : u.backward, -1, first, last, 0};
-      if (streamed_[at(unit)]) {
-        o.use = static_cast<int>(uses_.size());
-        // Where the passes turn round, what was used last is used next.
-        bool there = false;
-        const int passes = static_cast<int>(uses_.size()) / run_.streamed_units;
-        const int in_pass = static_cast<int>(uses_.size()) % run_.streamed_units;
-        there = passes > 0 && in_pass < stream_places;
-        uses_.push_back({unit, there, passes == 0});
-      }
-      program_.push_back(o);
-    };
-    if (run_.device_update > 0)
-      program_.push_back({SimulatedWork::device_update, -1, run_.device_update, -1, false, false, 0});
-    const auto micro_batch = [&](bool first, bool last) {
-      for (int u = 0; u < units; ++u) op(SimulatedWork::forward, u, first, last);
-      for (int u = units - 1; u >= 0; --u) op(SimulatedWork::backward, u, first, last);
-    };
-    const std::int64_t played = std::min<std::int64_t>(run_.micro_batches, most_micro_batches);
-    for (std::int64_t m = 0; m < played; ++m) {
-      if (m == played - 1 && run_.micro_batches > played)
-        program_.push_back({SimulatedWork::forward, -1, 0, -1, false, false, run_.micro_batches - played});
-      micro_batch(m == 0, m == played - 1);
-    }
   }
 
   void begin_step() {
@@ -262,7 +213,7 @@ class Simulator::Play {
   }
 
   // Whether the device can go on; if not, `waits_for_` says for whom it waits.
-  bool may_start(const Op& op) {
+  bool may_start(const DeviceOp& op) {
     const auto wait_for = [&](WaitReason reason) {
       waits_for_ = reason;
       return false;
@@ -290,8 +241,8 @@ class Simulator::Play {
   }
 
   bool start_device() {
-    if (device_.busy || next_op_ == program_.size()) return false;
-    const Op& op = program_[next_op_];
+    if (device_.busy || next_op_ == program_.ops.size()) return false;
+    const DeviceOp& op = program_.ops[next_op_];
     if (op.last && !asked_) ask();
     const WaitReason before = waits_for_;
     if (!may_start(op)) {
@@ -308,7 +259,7 @@ class Simulator::Play {
     if (op.times > 0) {  // each like the one that was played last, and its waits
       const auto n = static_cast<double>(op.times);
       const double waited = micro_waited_;
-      seconds = n * (pass_ + waited);
+      seconds = n * (program_.pass_seconds + waited);
       step_.host_bytes += n * micro_streamed_;
       step_.waits[static_cast<std::size_t>(WaitReason::stream)] += n * waited;
       step_.device -= n * waited;  // what follows counts all of it
@@ -323,12 +274,12 @@ class Simulator::Play {
 
   void end_wait(WaitReason reason) {
     if (wait_began_ >= 0 && now_ > wait_began_)
-      note({.work = SimulatedWork::wait, .reason = reason, .unit = program_[next_op_].unit}, wait_began_);
+      note({.work = SimulatedWork::wait, .reason = reason, .unit = program_.ops[next_op_].unit}, wait_began_);
     wait_began_ = -1;
   }
 
   void finish_device() {
-    const Op& op = program_[next_op_++];
+    const DeviceOp& op = program_.ops[next_op_++];
     device_.busy = false;
     note({.work = op.work, .unit = op.unit}, device_.began);
     if (op.use >= 0) ++uses_done_;
@@ -438,19 +389,20 @@ class Simulator::Play {
 
   bool start_to_device() {
     bool went_on = false;
-    while (uses_there_ < static_cast<int>(uses_.size()) && uses_[at(uses_there_)].there && !streaming_) {
+    while (uses_there_ < static_cast<int>(program_.uses.size()) && program_.uses[at(uses_there_)].there &&
+           !streaming_) {
       ++uses_there_;
       went_on = true;
     }
-    const bool more = uses_there_ < static_cast<int>(uses_.size());
+    const bool more = uses_there_ < static_cast<int>(program_.uses.size());
     if (more && !streaming_ && stream_ready_ == forever) {
-      const Use& use = uses_[at(uses_there_)];
+      const StreamUse& use = program_.uses[at(uses_there_)];
       // Uses take the places in turn: this one's is free when the use that had it is done.
       if (uses_done_ > uses_there_ - stream_places && (!use.waits || has_final_weights(use.unit))) stream_ready_ = now_;
     }
     if (to_device_.busy) return went_on;
     if (stream_ready_ < forever && (sends_.empty() || stream_ready_ < sends_.front().since)) {
-      const int unit = uses_[at(uses_there_)].unit;
+      const int unit = program_.uses[at(uses_there_)].unit;
       stream_ready_ = forever;
       streaming_ = true;
       const double bytes = run_.stream_bytes * static_cast<double>(run_.units[at(unit)].elements);
@@ -530,11 +482,9 @@ class Simulator::Play {
   CountedPlaces places_;
   HostSchedule schedule_;
   const std::vector<bool> streamed_;              // by unit
+  const DeviceProgram program_;                   // of a step
   std::vector<int> first_piece_, unit_of_;        // by unit, and one more; by piece
   std::vector<double> shares_;                    // by piece
-  double pass_ = 0;                               // seconds of a micro-batch
-  std::vector<Op> program_;                       // of a step
-  std::vector<Use> uses_;                         // of a step
   std::array<std::array<double, 3>, 8> rates_{};  // of host, to_host and to_device, by which of them work
 
   double now_ = 0;  // seconds since the last verdict
