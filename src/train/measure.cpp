@@ -239,10 +239,6 @@ MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool&
   std::memset(host.data(), 0, bytes);
   rates.link_to_device = copy_rate(stream, here, host, round_seconds);
   rates.link_to_host = copy_rate(stream, host, here, round_seconds);
-  const Tensor wide(here.data(), DType::f32, {1024}),
-      narrow(static_cast<std::byte*>(here.data()) + wide.bytes(), DType::bf16, {1024});
-  rates.kernel_seconds = seconds_per_call(
-      stream, [&](std::int64_t) { ops.cast(stream, narrow, wide); }, round_seconds, 3);
   // Well above a GPU's cache.
   const std::size_t large = std::size_t{cpu ? 1u : 256u} << 20;
   const Buffer from = device.allocate(MemoryKind::device, large, "measuring copies");
