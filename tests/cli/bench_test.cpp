@@ -80,6 +80,18 @@ TEST(BenchStep, SplitsTheStateAsAsked) {
   EXPECT_EQ(result_of(step("qwen3-tied", {"--offload_ratio", "0"}), directory)["host_share"], 0);
 }
 
+// Of the device's buckets, here hundreds, those that lie one behind the other are updated in one launch a step.
+TEST(BenchStep, UpdatesAdjacentBucketsOfTheDeviceAtOnce) {
+  const TemporaryDirectory directory;
+  const auto result =
+      result_of(step("qwen3-tied", {"--offload_optimizer", "none", "--bucket_size", "4096"}), directory);
+  ASSERT_EQ(result["time"]["traced_steps"], 2);
+  int launches = 0;
+  for (const auto& kernel : result["time"]["kernels"])
+    if (kernel["name"] == "AdamW") launches += kernel["count"].get<int>();
+  EXPECT_EQ(launches, 2);
+}
+
 TEST(BenchStep, StreamsWeightsAsAsked) {
   const TemporaryDirectory directory;
   const auto resident = result_of(step("qwen3-moe", {"--streamed_layers", "0"}), directory),
