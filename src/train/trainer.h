@@ -30,6 +30,7 @@
 namespace so {
 
 struct TrainerInputs {
+  // For what no plan decides: the rate's schedule; what is logged, evaluated and saved, and when.
   const TrainOptions& options;
   Runtime& runtime;
   const ModelFiles& model;
