@@ -114,11 +114,7 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
 void OffloadEngine::cast_masters(int unit, Stream& stream) {
   if (held_weights_ == unit) return;
   held_weights_ = unit;
-  for (std::span<Bucket> rest = buckets_of(unit); !rest.empty();) {
-    const std::span<Bucket> run = adjacent(rest);
-    cast_masters(run, stream);
-    rest = rest.subspan(run.size());
-  }
+  for_each_run(buckets_of(unit), [&](std::span<Bucket> run) { cast_masters(run, stream); });
 }
 
 void OffloadEngine::cast_masters(std::span<const Bucket> run, Stream& stream) {
@@ -264,16 +260,11 @@ Verdict OffloadEngine::take_verdict(Stream& compute) {
   host_.decide(verdict.finite, !clipped, step);
   waits_.end(compute);
   measure(!verdict.finite || clipped);
-  for (std::span<Bucket> rest = buckets_; !rest.empty();) {
-    std::span<Bucket> run = rest.first(1);
-    if (run.front().owner() == Owner::device) {
-      run = adjacent(rest);
-      if (verdict.finite)
-        update_on_device(run, compute, step);
-      else
-        skip_on_device(run);
-    }
-    rest = rest.subspan(run.size());
+  if (verdict.finite) {
+    for_each_run(buckets_, [&](std::span<Bucket> run) { update_on_device(run, compute, step); });
+  } else {
+    for (Bucket& bucket : buckets_)
+      if (bucket.owner() == Owner::device) skip_on_device(bucket);
   }
   compute.record(*decided_);
   if (settings_.schedule == Schedule::synchronous) host_.finish();
@@ -377,12 +368,10 @@ void OffloadEngine::update_on_device(std::span<Bucket> run, Stream& compute, con
   }
 }
 
-void OffloadEngine::skip_on_device(std::span<Bucket> run) {
-  for (Bucket& bucket : run) {
-    bucket.discard();
-    bucket.settle();
-    ++counters_.discarded_buckets;
-  }
+void OffloadEngine::skip_on_device(Bucket& bucket) {
+  bucket.discard();
+  bucket.settle();
+  ++counters_.discarded_buckets;
 }
 
 void OffloadEngine::read_state(StateArray array, Range range, const ReadBody& body) {

@@ -161,8 +161,18 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // Of the buckets, the first of which is the device's, as many from there on as are the device's and lie one behind
   // the other in every array: what a launch does at once.
   std::span<Bucket> adjacent(std::span<Bucket> buckets) const;
+  // body(run) for each such run of the device's buckets, in order.
+  template <class Body>
+  void for_each_run(std::span<Bucket> buckets, const Body& body) const {
+    while (!buckets.empty()) {
+      const bool ours = buckets.front().owner() == Owner::device;
+      const std::span<Bucket> run = ours ? adjacent(buckets) : buckets.first(1);
+      if (ours) body(run);
+      buckets = buckets.subspan(run.size());
+    }
+  }
   void update_on_device(std::span<Bucket> run, Stream& compute, const AdamWStep& step);
-  void skip_on_device(std::span<Bucket> run);
+  void skip_on_device(Bucket& bucket);
   void measure(bool clipped_or_skipped);
   // The device's weights from its masters: of a unit that has none of its own, unless they are there; of a bucket.
   void cast_masters(int unit, Stream& stream);

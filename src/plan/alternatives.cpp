@@ -16,8 +16,6 @@ namespace {
 constexpr std::array choices{PlanChoice::split,       PlanChoice::residency, PlanChoice::streaming,
                              PlanChoice::activations, PlanChoice::undo,      PlanChoice::cast};
 
-std::size_t beyond(std::size_t bytes, std::size_t limit) { return bytes > limit ? bytes - limit : 0; }
-
 // A few of 0 to `most`, `own` and its neighbours among them.
 std::set<std::int64_t> few(std::int64_t most, std::int64_t own) {
   constexpr std::int64_t parts = 6;

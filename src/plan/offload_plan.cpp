@@ -67,9 +67,6 @@ struct Candidate {
   bool fits() const { return keep >= 0 && host_short == 0; }
 };
 
-// How far `bytes` goes beyond `limit`.
-std::size_t beyond(std::size_t bytes, std::size_t limit) { return bytes > limit ? bytes - limit : 0; }
-
 // What it takes and whether that fits; not yet how long.
 Candidate consider(const OffloadInputs& in, int device_units, Residency residency) {
   Candidate c;

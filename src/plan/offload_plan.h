@@ -19,6 +19,9 @@
 
 namespace so {
 
+// By how much bytes exceed a limit, or a budget what is taken of it; 0: not at all.
+inline std::size_t beyond(std::size_t bytes, std::size_t limit) { return bytes > limit ? bytes - limit : 0; }
+
 // What the machine was measured to do, in FLOP/s and bytes/s where nothing else is said.
 struct MachineRates {
   double gemm_flops = 0;       // a large matrix product in the compute dtype

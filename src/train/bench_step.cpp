@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 
 #include "base/error.h"
@@ -257,12 +256,7 @@ Measured measure(const BenchStepOptions& options, const DecoderSpec& spec, const
     log_info("step {}: {:.4f} s", i + 1, result.seconds.back());
   }
   result.counters = since(states->counters(), before);
-  const auto steps = static_cast<double>(options.steps);
-  const double mean = std::accumulate(result.seconds.begin(), result.seconds.end(), 0.0) / steps;
-  result.figures = compare_with_plan(plan, device, memory,
-                                     {.step = result.median_step(),
-                                      .device = mean - total(result.counters.device_waits) / steps,
-                                      .host_adamw = result.counters.host.adam_seconds / steps});
+  result.figures = compare_with_plan(plan, device, memory, seconds_of(result.seconds, result.counters));
 
   if (!options.breakdown) return result;
   // Last, since recording may slow what comes after it. Weights may still be on their way: they belong to no trace.

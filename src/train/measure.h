@@ -29,12 +29,12 @@ double measure_gemm_rate(Device& device, Ops& ops, Stream& stream, DType dtype, 
 // Bytes/s of a large copy within device memory, read and written both counted.
 double measure_copy_bandwidth(Device& device, Stream& stream);
 
-// What a plan is made from (plan/offload_plan.h), in about two seconds on a GPU, most of them for its clock to settle,
-// and in a tenth on the CPU device. AdamW goes over arrays well above any cache: four million elements a thread
-// beside a GPU, from 16 to 64 million in all, fewer where host memory is scarce (it takes at most a quarter of what is
-// available), and 256 thousand elements in all on the CPU device. All memory is given back. On the CPU device, where
-// there is one kind of memory and no link, the figures of the link are those of a copy in that memory, and a plan
-// should not depend on them.
+// What a plan is made from (plan/offload_plan.h), in a few seconds on a GPU, most of them for its clock to settle and
+// for a mean of what the host's memory gives, and in a tenth of one on the CPU device. AdamW goes over arrays well
+// above any cache: four million elements a thread beside a GPU, from 16 to 64 million in all, fewer where host memory
+// is scarce (it takes at most a quarter of what is available), and 256 thousand elements in all on the CPU device. All
+// memory is given back. On the CPU device, where there is one kind of memory and no link, the figures of the link are
+// those of a copy in that memory, and a plan should not depend on them.
 MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute, DType moments);
 
 }  // namespace so

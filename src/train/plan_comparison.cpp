@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/units.h"
 #include "plan/host_memory.h"
+#include "train/engine_report.h"
+#include "train/measure.h"
 
 namespace so {
 
@@ -33,6 +36,14 @@ std::size_t MemoryMeter::ledger_peak(MemoryKind kind) const {
   const Ledger& ledger = device_.ledger();
   const std::size_t peak = ledger.peak(kind);
   return peak > peaks_before_[static_cast<std::size_t>(kind)] ? peak : ledger.held(kind);
+}
+
+StepSeconds seconds_of(std::span<const double> steps, const EngineCounters& counters) {
+  if (steps.empty()) return {};
+  const auto count = static_cast<double>(steps.size());
+  return {.step = median({steps.begin(), steps.end()}),
+          .device = (std::accumulate(steps.begin(), steps.end(), 0.0) - total(counters.device_waits)) / count,
+          .host_adamw = counters.host.adam_seconds / count};
 }
 
 std::vector<PlannedFigure> compare_with_plan(const TrainingPlan& plan, Device& device, const MemoryMeter& memory,

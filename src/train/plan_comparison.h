@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,9 @@ struct StepSeconds {
   double device = 0;      // that the device worked, and did not wait
   double host_adamw = 0;  // that AdamW on the host worked
 };
+
+// Of steps that took so long each, in which `counters` were counted.
+StepSeconds seconds_of(std::span<const double> steps, const EngineCounters& counters);
 
 // step_seconds, device_seconds, host_adamw_seconds, device_bytes, pinned_bytes and host_bytes, those that were planned
 // or measured at all.

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -129,12 +128,7 @@ Trainer::StepResult Trainer::train_step() {
 
 StepSeconds Trainer::seconds() const {
   if (step_seconds_.size() < 2) return {};
-  const std::vector<double> steps(step_seconds_.begin() + 1, step_seconds_.end());
-  const auto count = static_cast<double>(steps.size());
-  const EngineCounters all = since(engine_.counters(), first_);
-  return {.step = median(steps),
-          .device = (std::accumulate(steps.begin(), steps.end(), 0.0) - total(all.device_waits)) / count,
-          .host_adamw = all.host.adam_seconds / count};
+  return seconds_of(std::span(step_seconds_).subspan(1), since(engine_.counters(), first_));
 }
 
 void Trainer::record_summary(std::span<const PlannedFigure> figures) {

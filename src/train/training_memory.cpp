@@ -20,8 +20,6 @@ constexpr std::size_t cuda_libraries = std::size_t{256} << 20;
 // Host memory of the driver and the libraries, kernels compiled at run time among them: 297 to 304 MB were seen.
 constexpr std::size_t cuda_libraries_host = 300'000'000;
 
-std::size_t left(std::size_t all, std::size_t taken) { return all > taken ? all - taken : 0; }
-
 // What the host's own work takes in vectors and maps, a little above what was counted: in all at most a hundredth of
 // a model, but for very much data.
 void add_host_work(MemoryPlan& plan, const DecoderSpec& spec, const ParameterLayout& layout, const TrainingShape& shape,
@@ -126,14 +124,14 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
   const bool narrow = engine.compute == DType::bf16, move = engine.gradients == DType::bf16;
   const std::size_t fixed = move ? 0 : n * gradient, each = state + (move ? gradient : 0) + (narrow ? 0 : weight);
   const std::size_t owned =
-      device_units < 0 ? std::min(n, left(*machine.device_memory, fixed) / each)
+      device_units < 0 ? std::min(n, beyond(*machine.device_memory, fixed) / each)
                        : static_cast<std::size_t>((1 - host_share(layout, device_units)) * static_cast<double>(n));
   plan.add(MemoryKind::device, "optimizer state", owned * state);
   plan.add(MemoryKind::device, "gradients", move ? owned * gradient : fixed);
   if (!narrow) plan.add(MemoryKind::device, "weights", owned * weight);
   plan.add(MemoryKind::pageable, "optimizer state", (n - owned) * state);
   const std::size_t others = (n - owned) * (weight + (move ? gradient : 0)),
-                    there = std::min(others, left(*machine.device_memory, plan.total(MemoryKind::device)));
+                    there = std::min(others, beyond(*machine.device_memory, plan.total(MemoryKind::device)));
   plan.add(MemoryKind::device, "weights and gradients of what the host owns", there);
   plan.add(MemoryKind::pageable, "weights and gradients", others - there);
   return plan;

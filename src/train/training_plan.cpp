@@ -25,8 +25,6 @@ constexpr const char* device_advice =
 // of its memory.
 constexpr double host_efficiency = 0.9;
 
-std::size_t left(std::size_t all, std::size_t taken) { return all > taken ? all - taken : 0; }
-
 // What may be kept, as numbers of choices, cheapest first.
 std::vector<std::int64_t> allowed_choices(std::int64_t layers, DeviceKind kind, Toggle activation_checkpointing) {
   if (activation_checkpointing == Toggle::off) return {0};
@@ -49,9 +47,9 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
                  Toggle activation_checkpointing, TrainingPlan& plan) {
   plan.decoder.loss_chunk_rows = choose_loss_chunk(machine.kind, spec.vocab);
   ActivationSizer sizer(spec, layout, machine.kind, plan.shape);
-  const std::size_t budget = machine.device_memory
-                                 ? left(*machine.device_memory, plan.memory.total(MemoryKind::device, once_loaded))
-                                 : left(usable_host_budget(machine), plan.memory.host_total(machine.kind, once_loaded));
+  const std::size_t budget =
+      machine.device_memory ? beyond(*machine.device_memory, plan.memory.total(MemoryKind::device, once_loaded))
+                            : beyond(usable_host_budget(machine), plan.memory.host_total(machine.kind, once_loaded));
   const std::vector<std::int64_t> choices = allowed_choices(spec.layers, machine.kind, activation_checkpointing);
   const ActivationPlan chosen = choose_activations(sizer, spec, plan.decoder, budget, choices);
   plan.decoder.keep = chosen.keep;
@@ -174,7 +172,7 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   // Activations come when loading has given back what it took, and may have that.
   {
     const MemoryPlan memory = state(0, 0);
-    loading_floor = left(memory.total(MemoryKind::device), memory.total(MemoryKind::device, once_loaded));
+    loading_floor = beyond(memory.total(MemoryKind::device), memory.total(MemoryKind::device, once_loaded));
   }
   in.device_budget = *machine.device_memory;
   in.host_budget = usable_host_budget(machine);
@@ -184,7 +182,7 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
     const std::size_t none = in.memory(0, {}).host_bytes, one = state(0, 1).host_total(machine.kind),
                       two = state(0, 2).host_total(machine.kind);
     in.undo_place_bytes = two - one;
-    in.undo_budget = left(in.undo_budget, left(one - none, in.undo_place_bytes));
+    in.undo_budget = beyond(in.undo_budget, beyond(one - none, in.undo_place_bytes));
   }
   in.forced_device_units = forced_device_units;
   // A second gradient of a step is added to the first, which must still be there; and a cast of fp32 saves nothing.
@@ -352,7 +350,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
       const std::size_t place = state().memory.host_total(machine.kind) - taken;
       MemoryPlan all = plan.memory;
       all.add(MemoryKind::device, "activations", plan.activation_bytes, once_loaded);
-      const std::size_t room = left(undo_budget(machine), all.host_total(machine.kind));
+      const std::size_t room = beyond(undo_budget(machine), all.host_total(machine.kind));
       plan.engine.undo_buckets = without.host_buckets;
       if (place > 0) plan.engine.undo_buckets = std::min(without.host_buckets, static_cast<std::int64_t>(room / place));
       plan.memory = state().memory;

@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(query_threads, 2) attention_forward_kernel(Att
 
 void hopper_attention(cudaStream_t stream, const AttentionArguments& a) {
   SO_CHECK(a.head_dim == D, "heads of {}", a.head_dim);
-  launch<Shared>(attention_forward_kernel, "attention attention_forward_kernel", a.q_rows, query_threads, stream, a);
+  launch<Shared>(attention_forward_kernel, "attention forward_kernel", a.q_rows, query_threads, stream, a);
 }
 
 }  // namespace so

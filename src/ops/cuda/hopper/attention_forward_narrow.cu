@@ -221,7 +221,7 @@ void hopper_attention_narrow(cudaStream_t stream, const AttentionArguments& a) {
                                cudaSharedmemCarveoutMaxShared));
   const unsigned blocks = blocks_for(most_tiles(a.q_rows, a.documents, chunk_rows) * (a.heads / eight), 1);
   attention_forward_narrow_kernel<<<blocks, threads, sizeof(Shared), stream>>>(a);
-  SO_CUDA_LAUNCHED("attention attention_forward_narrow_kernel");
+  SO_CUDA_LAUNCHED("attention forward_narrow_kernel");
 }
 
 }  // namespace so

@@ -234,10 +234,10 @@ __global__ void __launch_bounds__(group_threads, D == 64 ? 3 : 2)
 
 template <int D>
 void gradient(cudaStream_t stream, const AttentionArguments& a) {
-  launch<QueryShared<D>>(attention_grad_query_kernel<D>, "attention attention_grad_query_kernel", a.q_rows,
-                         query_threads, stream, a);
-  launch<KeyShared<D>>(attention_grad_key_value_kernel<D>, "attention attention_grad_key_value_kernel", a.k_rows,
-                       group_threads, stream, a);
+  launch<QueryShared<D>>(attention_grad_query_kernel<D>, "attention grad_query_kernel", a.q_rows, query_threads, stream,
+                         a);
+  launch<KeyShared<D>>(attention_grad_key_value_kernel<D>, "attention grad_key_value_kernel", a.k_rows, group_threads,
+                       stream, a);
 }
 
 }  // namespace

@@ -210,7 +210,7 @@ void hopper_attention_grad_narrow(cudaStream_t stream, const AttentionArguments&
       cudaFuncSetAttribute(attention_grad_narrow_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
   const unsigned blocks = blocks_for(most_tiles(a.k_rows, a.documents, static_cast<int>(tiles) * side) * a.kv_heads, 1);
   attention_grad_narrow_kernel<<<blocks, threads, sizeof(Shared), stream>>>(a, static_cast<int>(tiles));
-  SO_CUDA_LAUNCHED("attention attention_grad_narrow_kernel");
+  SO_CUDA_LAUNCHED("attention grad_narrow_kernel");
 }
 
 }  // namespace so
