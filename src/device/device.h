@@ -85,6 +85,10 @@ class Stream {
   // Between any two kinds of memory; ranges must not overlap.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
   virtual void zero(void* to, std::size_t bytes) = 0;
+  // Between two copies: those of other streams that are enqueued by the time the first is done go before the second. A
+  // GPU's copy engine takes what is ready in the order in which it was enqueued, so without this a queue of copies is
+  // as good as one. It costs microseconds; nothing where no engine is shared.
+  virtual void yield() = 0;
   // Runs a host function in stream order. It must not call into this device's streams.
   virtual void host(std::string_view name, std::function<void()> function) = 0;
   // Blocks until everything enqueued so far has run. Throws the stream's first error.

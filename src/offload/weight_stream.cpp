@@ -1,5 +1,6 @@
 #include "offload/weight_stream.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -64,8 +65,12 @@ void WeightStream::send(int unit) {
   SO_CHECK(!to.in_use, "the place for unit {} is in use", unit);
   const Range range = layout_.unit_range(unit);
   stream_->wait(*to.free);
-  stream_->copy(weights_.at(range.begin), at(range.begin),
-                static_cast<std::size_t>(range.size()) * size_of(weights_.dtype()));
+  const std::int64_t piece = piece_bytes / static_cast<std::int64_t>(size_of(weights_.dtype()));
+  for (std::int64_t begin = range.begin; begin < range.end; begin += piece) {
+    if (begin > range.begin) stream_->yield();
+    stream_->copy(weights_.at(begin), at(begin),
+                  static_cast<std::size_t>(std::min(piece, range.end - begin)) * size_of(weights_.dtype()));
+  }
   stream_->record(*to.arrived);
   to.unit = unit;
   ++copies_;

@@ -19,6 +19,10 @@ namespace so {
 
 class WeightStream {
  public:
+  // Copied at a time. Updated weights of other units go between: while a whole unit travelled, tens of milliseconds of
+  // the large ones, the host would wait for its staging ring.
+  static constexpr std::int64_t piece_bytes = std::int64_t{64} << 20;
+
   // `streamed`: by unit. `weights` has a slot for each of them, of its place (place_of()), and outlives this. Host
   // memory is pinned, booked as "streamed weights"; contents are unspecified until written. `final_weights`: whether
   // the host memory of a unit holds what its next use shall find; never waits.

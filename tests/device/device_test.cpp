@@ -152,6 +152,31 @@ TEST_F(DeviceTest, AnEventNeverRecordedHoldsNobody) {
   stream->synchronize();
 }
 
+// Without yield() the first stream's copies all go before the second's, on a GPU that has one engine for a direction.
+TEST_F(DeviceTest, AStreamThatYieldsLetsTheCopiesOfOthersGoBetweenItsOwn) {
+  constexpr std::size_t bytes = std::size_t{32} << 20;
+  const int copies = test::on_gpu() ? 32 : 4;  // about 20 ms
+  const Buffer host = device->allocate(MemoryKind::pinned, bytes, "host"),
+               there = device->allocate(MemoryKind::device, 2 * bytes, "device");
+  auto* const to = static_cast<std::byte*>(there.data());
+  const auto many = device->create_stream("many"), one = device->create_stream("one");
+  const auto first = device->create_event(), last = device->create_event(), small = device->create_event();
+  many->copy(to, host.data(), bytes);
+  many->record(*first);
+  for (int i = 1; i < copies; ++i) {
+    many->yield();
+    many->copy(to, host.data(), bytes);
+  }
+  many->record(*last);
+  first->synchronize();
+  one->copy(to + bytes, host.data(), 4096);
+  one->record(*small);
+  small->synchronize();
+  EXPECT_TRUE(!test::on_gpu() || !last->done());
+  many->synchronize();
+  EXPECT_TRUE(last->done());
+}
+
 TEST_F(DeviceTest, TimedEventsMeasureWhatRanBetweenThem) {
   auto a = device->create_stream("a"), b = device->create_stream("b");
   auto first = device->create_event(Timing::on), middle = device->create_event(Timing::on),

@@ -95,6 +95,7 @@ class FaultyStream final : public Stream {
       inner_->copy(to, from, bytes);
   }
   void zero(void* to, std::size_t bytes) override { inner_->zero(to, bytes); }
+  void yield() override { inner_->yield(); }
   void host(std::string_view name, std::function<void()> function) override { inner_->host(name, std::move(function)); }
   void synchronize() override { inner_->synchronize(); }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <numeric>
 #include <set>
 
 #include "support/rig.h"
@@ -74,6 +75,26 @@ class Streaming {
   std::map<int, float> expected_;
   WeightStream stream_;
 };
+
+// A unit of more than a piece, and not a whole number of them.
+TEST(WeightStream, CopiesLargeUnitsWhole) {
+  constexpr std::int64_t columns = 1024, rows = WeightStream::piece_bytes / 4 / columns + 37;
+  const ParameterLayout layout(
+      {{"embed", {10, 8}, true, 0, false}, {"1", {rows, columns}, true, 1, false}, {"head", {10, 8}, true, 2, false}});
+  const std::vector<bool> streamed = {false, true, false};
+  Rig rig;
+  DeviceWeights weights(rig.device(), layout, DType::f32, WeightStream::places(streamed));
+  WeightStream stream(rig.device(), layout, weights, streamed, [](int) { return true; });
+  std::vector<float> values(static_cast<std::size_t>(rows * columns));
+  std::iota(values.begin(), values.end(), 0.0f);
+  std::memcpy(stream.at(layout.unit_range(1).begin), values.data(), values.size() * sizeof(float));
+  stream.require(1, rig.stream());
+  const Tensor weight = weights.weight(layout.unit_parameters(1).first);
+  std::vector<float> found(values.size());
+  rig.stream().copy(found.data(), weight.data(), weight.bytes());
+  rig.stream().synchronize();
+  EXPECT_TRUE(found == values);
+}
 
 TEST(StreamedUnits, AreSpreadEvenlyAmongThoseThatMay) {
   using Bits = std::vector<bool>;

@@ -33,6 +33,7 @@ class CpuStream final : public Stream {
   void wait(Event& event) override;
   void copy(void* to, const void* from, std::size_t bytes) override;
   void zero(void* to, std::size_t bytes) override;
+  void yield() override {}  // a stream is a thread of its own
   void host(std::string_view name, std::function<void()> function) override;
   void synchronize() override;
 

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "device/cuda/cuda_check.h"
+#include "device/cuda/empty_kernel.h"
 #include "device/host_pages.h"
 #include "device/trace.h"
 
@@ -141,6 +142,7 @@ class CudaStream final : public Stream {
   void zero(void* to, std::size_t bytes) override {
     if (bytes > 0) SO_CUDA(cudaMemsetAsync(to, 0, bytes, stream_));
   }
+  void yield() override { enqueue_empty_kernel(stream_); }
   void host(std::string_view name, std::function<void()> function) override {
     auto owned = std::make_unique<HostWork>(HostWork{failure_, std::string(name), std::move(function)});
     SO_CUDA(cudaLaunchHostFunc(stream_, &HostWork::run, owned.get()));

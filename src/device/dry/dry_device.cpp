@@ -23,6 +23,7 @@ class DryStream final : public Stream {
   void wait(Event&) override {}
   void copy(void*, const void*, std::size_t) override {}
   void zero(void*, std::size_t) override {}
+  void yield() override {}
   void host(std::string_view, std::function<void()>) override {}
   void synchronize() override {}
 
