@@ -12,6 +12,10 @@ namespace {
 // What the host may plan with of the rates that were measured: the next step's may be lower, and the link's traffic
 // comes unevenly.
 constexpr double usable = 0.9;
+// By so much a step in which all is left until after the verdict may last longer than it was played to: the link takes
+// time too, an embedding has many elements and is done at once, and the last of what is measured as the forward pass is
+// the head's. What is done ahead has time to spare.
+constexpr double surprise = 0.02;
 // A preview's share of an update's traffic, until one has been measured.
 constexpr double preview_share = 0.6;
 
@@ -55,7 +59,9 @@ class AdaptivePolicy final : public UpdatePolicy {
     const double under_way = 2 * total / static_cast<double>(count) * f.update_seconds;
     const double void_seconds = std::max(none_seconds, step_time(f, ahead, Verdicts::clip)) + under_way;
     const double p = f.clip_rate;
-    return (1 - p) * ahead_seconds + p * void_seconds < none_seconds ? ahead : none;
+    const double expected_ahead = (1 - p) * ahead_seconds + p * void_seconds,
+                 expected_left = (1 - p) * (1 + surprise) * none_seconds + p * none_seconds;
+    return expected_ahead < expected_left ? ahead : none;
   }
 
  private:

@@ -122,14 +122,21 @@ TEST(UpdatePolicy, StopsSpeculatingWhereStepsAreClipped) {
         << "the lowest, which the forward pass needs first";
 }
 
-// What is in time in any case gains nothing by being speculated, and may lose.
-TEST(UpdatePolicy, NothingToGainNothingAhead) {
+// By what was measured the updates are in time after the verdict too. Ahead of it that is certain, and costs nothing
+// unless it is void.
+TEST(UpdatePolicy, WhatIsInTimeAfterTheVerdictIsDoneAheadUnlessStepsAreClipped) {
   const Machine machine;
   UpdateFacts facts = machine.facts();
   facts.undo_places = 100;
-  facts.forward_seconds = 2;
   facts.backward_seconds = 2;
-  EXPECT_EQ(count(make_adaptive_policy()->choose(facts), Ahead::leave), 100);
+  for (const double forward : {1.2, 2.0, 8.0}) {
+    SCOPED_TRACE(forward);
+    facts.forward_seconds = forward;
+    facts.clip_rate = 0;
+    EXPECT_EQ(count(make_adaptive_policy()->choose(facts), Ahead::speculate), 100);
+    facts.clip_rate = 1;
+    EXPECT_EQ(count(make_adaptive_policy()->choose(facts), Ahead::leave), 100);
+  }
 }
 
 TEST(UpdatePolicy, NoBucketsNoChoice) {
