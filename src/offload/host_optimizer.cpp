@@ -81,6 +81,8 @@ void HostOptimizer::begin_step(const AdamWStep& unclipped, UpdateChoice choice) 
   const std::lock_guard lock(mutex_);
   throw_error();
   unclipped_ = unclipped;
+  updates_.restart();
+  previews_.restart();
   schedule_.begin_step(std::move(choice));
 }
 
@@ -175,12 +177,12 @@ HostCounters HostOptimizer::counters() const {
 
 double HostOptimizer::update_seconds() const {
   const std::lock_guard lock(mutex_);
-  return update_seconds_;
+  return updates_.value;
 }
 
 double HostOptimizer::preview_seconds() const {
   const std::lock_guard lock(mutex_);
-  return preview_seconds_;
+  return previews_.value;
 }
 
 // ---- The thread ----
@@ -258,8 +260,7 @@ void HostOptimizer::perform(const Work& work) {
   schedule_.counters().adam_seconds += adam;
   schedule_.counters().save_wait_seconds += save_wait;
   if (adam > 0)
-    measured(task == HostTask::preview || task == HostTask::weights_first ? preview_seconds_ : update_seconds_, adam,
-             b.range().size());
+    (task == HostTask::preview || task == HostTask::weights_first ? previews_ : updates_).add(adam, b.range().size());
   schedule_.complete(work.index, task);
   lock.unlock();
   changed_.notify_all();
@@ -305,11 +306,6 @@ void HostOptimizer::send_masters(const Bucket& bucket) {
   slot.weights_gone->synchronize();
   update_.round_masters(bucket, weights_of(bucket, slot));
   give(bucket, slot);
-}
-
-void HostOptimizer::measured(double& mean, double seconds, std::int64_t elements) const {
-  const double now = seconds / static_cast<double>(elements);
-  mean = mean == 0 ? now : 0.95 * mean + 0.05 * now;
 }
 
 }  // namespace so

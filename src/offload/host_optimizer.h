@@ -80,7 +80,7 @@ class HostOptimizer {
   void send_masters(const Bucket& bucket);
 
   HostCounters counters() const;
-  // Running means of the seconds an element takes, 0 before the first.
+  // Seconds an element takes: the mean of a step, from a call of begin_step() to the next; 0 before the first.
   double update_seconds() const;
   double preview_seconds() const;
 
@@ -90,6 +90,16 @@ class HostOptimizer {
     Event* complete = nullptr;                // its gradient
     std::byte* stored = nullptr;              // where its gradient is stored, if it is
     std::unique_ptr<Event> fetched, current;  // its gradient was read; its weights are on the device
+  };
+  // Of an element, over what was done since restart(); before that, of what was done until then.
+  struct MeanSeconds {
+    double seconds = 0, elements = 0, value = 0;
+    void restart() { seconds = elements = 0; }
+    void add(double more, std::int64_t count) {
+      seconds += more;
+      elements += static_cast<double>(count);
+      value = seconds / elements;
+    }
   };
   struct Work {
     int index = -1;
@@ -110,7 +120,6 @@ class HostOptimizer {
   Tensor gradient_of(const Bucket& bucket) const {
     return {gradients_.at(bucket.range().begin), gradients_.dtype(), {bucket.range().size()}};
   }
-  void measured(double& mean, double seconds, std::int64_t elements) const;
 
   Bucket& bucket(int index) { return buckets_[static_cast<std::size_t>(index)]; }
   Entry& entry(int index) { return entries_[static_cast<std::size_t>(index)]; }
@@ -142,7 +151,7 @@ class HostOptimizer {
   std::deque<Work> in_hand_;
   bool stop_ = false;
   std::exception_ptr error_;
-  double update_seconds_ = 0, preview_seconds_ = 0;
+  MeanSeconds updates_, previews_;
 
   std::thread thread_;  // last: it uses all the others
 };
