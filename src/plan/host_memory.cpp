@@ -96,4 +96,6 @@ HostMemory available_host_memory() {
 std::size_t resident_bytes() { return field("/proc/self/status", "VmRSS:").value_or(0) * 1024; }
 std::size_t peak_resident_bytes() { return field("/proc/self/status", "VmHWM:").value_or(0) * 1024; }
 
+void forget_peak_resident() { std::ofstream("/proc/self/clear_refs") << "5"; }  // proc(5)
+
 }  // namespace so

@@ -17,6 +17,8 @@ HostMemory available_host_memory();
 
 std::size_t resident_bytes();       // of this process now
 std::size_t peak_resident_bytes();  // the most so far
+// From now on that counts from what is resident now. Nothing where the kernel does not let a process say so.
+void forget_peak_resident();
 
 // For tests: the same from files below `root` instead of "/".
 HostMemory available_host_memory(const std::string& root);

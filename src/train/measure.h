@@ -30,11 +30,10 @@ double measure_gemm_rate(Device& device, Ops& ops, Stream& stream, DType dtype, 
 double measure_copy_bandwidth(Device& device, Stream& stream);
 
 // What a plan is made from (plan/offload_plan.h), in a few seconds on a GPU, most of them for its clock to settle and
-// for a mean of what the host's memory gives, and in a tenth of one on the CPU device. AdamW goes over arrays well
-// above any cache: four million elements a thread beside a GPU, from 16 to 64 million in all, fewer where host memory
-// is scarce (it takes at most a quarter of what is available), and 256 thousand elements in all on the CPU device. All
-// memory is given back. On the CPU device, where there is one kind of memory and no link, the figures of the link are
-// those of a copy in that memory, and a plan should not depend on them.
-MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute, DType moments);
+// for a mean of what the host's memory gives (train/measure_host.h, also about `most_host_bytes`), and in a tenth of
+// one on the CPU device. All memory is given back. On the CPU device, where there is one kind of memory and no link,
+// the figures of the link are those of a copy in that memory, and a plan should not depend on them.
+MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute, DType moments,
+                           std::size_t most_host_bytes);
 
 }  // namespace so

@@ -69,18 +69,21 @@ void apply(const MemoryCaps& caps, PlanningMachine& machine) {
 
 PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments, const MemoryCaps& caps) {
   Device& device = runtime.device();
+  const HostMemory host = available_host_memory();
   PlanningMachine machine{
       .kind = device.kind(),
       .name = device.name(),
       .device_memory = device_budget(device),
-      .host = available_host_memory(),
+      .host = host,
       .pool = &runtime.host_pool(),
-      .rates = [&runtime, compute, moments, known = std::make_shared<std::optional<MachineRates>>()] {
+      .rates = [&runtime, compute, moments, host_bytes = std::min(host.available, caps.host.value_or(host.available)),
+                known = std::make_shared<std::optional<MachineRates>>()] {
         if (*known) return **known;
         // Ops of their own, since an instance is used with one stream.
         const auto ops = make_ops(runtime.device());
         const auto stream = runtime.device().create_stream("measure");
-        *known = measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), compute, moments);
+        *known = measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), compute, moments, host_bytes / 4);
+        forget_peak_resident();  // measuring takes more than a small model
         return **known;
       }};
   if (device.kind() != DeviceKind::cpu) {

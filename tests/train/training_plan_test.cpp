@@ -411,7 +411,8 @@ TEST(MeasureRates, AreQuickOnTheCpuDeviceAndGiveMemoryBack) {
   Device& device = runtime.device();
   const auto stream = device.create_stream("measure");
   for (const DType moments : {DType::f32, DType::bf16}) {
-    const MachineRates rates = measure_rates(device, runtime.ops(), *stream, runtime.host_pool(), DType::f32, moments);
+    const MachineRates rates =
+        measure_rates(device, runtime.ops(), *stream, runtime.host_pool(), DType::f32, moments, 1 << 20);
     for (const double rate : {rates.gemm_flops, rates.device_memory, rates.link_to_host, rates.link_to_device,
                               rates.host_adamw, rates.host_memory}) {
       EXPECT_GT(rate, 1e6);
