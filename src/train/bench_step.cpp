@@ -250,10 +250,14 @@ Measured measure(const BenchStepOptions& options, const DecoderSpec& spec, const
     log_info("warm-up step {}: {:.4f} s, loss {:.4f}", i + 1, seconds, result.last_loss);
   }
   const EngineCounters before = states->counters();
+  EngineCounters last = before;
   for (std::int64_t i = 0; i < options.steps; ++i) {
     result.seconds.push_back(timed_step());
     if (i == 0 && options.warmup == 0) result.first_loss = result.last_loss;
-    log_info("step {}: {:.4f} s", i + 1, result.seconds.back());
+    const EngineCounters now = states->counters();
+    log_info("step {}: {:.4f} s{}", i + 1, result.seconds.back(),
+             options.no_optimizer ? "" : fmt::format(", {:.4f} s of it waiting", total(since(now, last).device_waits)));
+    last = now;
   }
   result.counters = since(states->counters(), before);
   result.figures = compare_with_plan(plan, device, memory, seconds_of(result.seconds, result.counters));
@@ -329,7 +333,7 @@ int run_bench_step(const BenchStepOptions& options) {
         {"undo_buckets", plan.engine.undo_buckets},
         {"keep", describe(plan.decoder.keep)},
         {"steps", options.steps},
-        {"step_seconds", {{"median", seconds}, {"min", *least}, {"max", *most}}},
+        {"step_seconds", {{"median", seconds}, {"min", *least}, {"max", *most}, {"all", m.seconds}}},
         {"tokens_per_s", tokens / seconds},
         {"model_tflops", model_rate / 1e12},
         {"reference_tflops", reference_rate / 1e12},
@@ -343,6 +347,9 @@ int run_bench_step(const BenchStepOptions& options) {
         {"last_loss", m.last_loss},
         {"clipped_steps", m.counters.clipped_steps},
         {"device_wait_seconds_a_step", total(m.counters.device_waits) / static_cast<double>(options.steps)}};
+    for (std::size_t i = 0; i < wait_reasons; ++i)
+      result["device_waits"][std::string(name_of(static_cast<WaitReason>(i)))] =
+          m.counters.device_waits[i] / static_cast<double>(options.steps);
     if (plan.estimate) {
       result["expected"] = {{"step_seconds", plan.estimate->seconds()}, {"waiting_seconds", plan.estimate->exposed}};
       for (const auto& [name, rate] : rate_names()) result["rates"][name] = plan.rates.*rate;

@@ -26,7 +26,7 @@ constexpr AttentionShares windowed{0.85, 0.97};
 constexpr double tile_keys = 64;
 // An expert's rows fill the last of its tiles in part: of so many rows more, its products would take no longer. Rows
 // are spread unevenly (0.92), and routing, biases and sums take what is counted nowhere: both by GPT-OSS-20B's step.
-constexpr double expert_rows = 209, in_a_step = 0.8;
+constexpr double expert_rows = 209, in_a_step = 0.9;
 
 // Kernels of a layer, without two a parameter for the gradient's norm: as traced.
 constexpr double forward_kernels = 11, backward_kernels = 27, expert_kernels = 20;
