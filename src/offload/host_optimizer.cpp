@@ -81,8 +81,7 @@ void HostOptimizer::begin_step(const AdamWStep& unclipped, UpdateChoice choice) 
   const std::lock_guard lock(mutex_);
   throw_error();
   unclipped_ = unclipped;
-  updates_.restart();
-  previews_.restart();
+  pace_.restart();
   schedule_.begin_step(std::move(choice));
 }
 
@@ -177,12 +176,12 @@ HostCounters HostOptimizer::counters() const {
 
 double HostOptimizer::update_seconds() const {
   const std::lock_guard lock(mutex_);
-  return updates_.value;
+  return pace_.update_seconds();
 }
 
 double HostOptimizer::preview_seconds() const {
   const std::lock_guard lock(mutex_);
-  return previews_.value;
+  return pace_.preview_seconds();
 }
 
 // ---- The thread ----
@@ -259,8 +258,7 @@ void HostOptimizer::perform(const Work& work) {
   lock.lock();
   schedule_.counters().adam_seconds += adam;
   schedule_.counters().save_wait_seconds += save_wait;
-  if (adam > 0)
-    (task == HostTask::preview || task == HostTask::weights_first ? previews_ : updates_).add(adam, b.range().size());
+  if (adam > 0) pace_.add(task, adam, b.range().size());
   schedule_.complete(work.index, task);
   lock.unlock();
   changed_.notify_all();

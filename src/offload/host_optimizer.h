@@ -91,16 +91,6 @@ class HostOptimizer {
     std::byte* stored = nullptr;              // where its gradient is stored, if it is
     std::unique_ptr<Event> fetched, current;  // its gradient was read; its weights are on the device
   };
-  // Of an element, over what was done since restart(); before that, of what was done until then.
-  struct MeanSeconds {
-    double seconds = 0, elements = 0, value = 0;
-    void restart() { seconds = elements = 0; }
-    void add(double more, std::int64_t count) {
-      seconds += more;
-      elements += static_cast<double>(count);
-      value = seconds / elements;
-    }
-  };
   struct Work {
     int index = -1;
     StagingRing::Slot* slot = nullptr;
@@ -151,7 +141,7 @@ class HostOptimizer {
   std::deque<Work> in_hand_;
   bool stop_ = false;
   std::exception_ptr error_;
-  MeanSeconds updates_, previews_;
+  HostPace pace_;
 
   std::thread thread_;  // last: it uses all the others
 };

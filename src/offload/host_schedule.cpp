@@ -15,6 +15,17 @@ std::string_view name_of(HostTask task) {
   return names.at(static_cast<std::size_t>(task));
 }
 
+void HostPace::restart() {
+  for (Mean* mean : {&updates_, &previews_}) mean->seconds = mean->elements = 0;
+}
+
+void HostPace::add(HostTask task, double seconds, std::int64_t elements) {
+  Mean& mean = task == HostTask::preview || task == HostTask::weights_first ? previews_ : updates_;
+  mean.seconds += seconds;
+  mean.elements += static_cast<double>(elements);
+  mean.value = mean.seconds / mean.elements;
+}
+
 HostSchedule::HostSchedule(std::span<Bucket> buckets, StatePlaces& places)
     : buckets_(buckets), places_(places), turn_of_(buckets.size(), -1), entries_(buckets.size()) {
   for (const Bucket& bucket : buckets) {

@@ -39,6 +39,22 @@ struct HostCounters {
 enum class HostTask : std::uint8_t { none, speculate, preview, update, weights_first, follow, adopt, restore };
 std::string_view name_of(HostTask task);
 
+// Seconds an element takes the host, in the mean of what was done since restart(); before that, of what was done until
+// then, 0 at first. What the policy is told (UpdateFacts), of a step.
+class HostPace {
+ public:
+  void restart();
+  void add(HostTask task, double seconds, std::int64_t elements);
+  double update_seconds() const { return updates_.value; }
+  double preview_seconds() const { return previews_.value; }  // and of weights that go first
+
+ private:
+  struct Mean {
+    double seconds = 0, elements = 0, value = 0;
+  };
+  Mean updates_, previews_;
+};
+
 class HostSchedule {
  public:
   // `buckets`: the engine's, of all owners; this object alone moves the host-owned ones. Both must outlive it.

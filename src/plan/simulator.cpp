@@ -122,7 +122,7 @@ class Simulator::Play {
     schedule_.decide(true, run_.verdicts == Verdicts::stand);
     backward_seconds_ = phase_;
     step_.seconds = now_;
-    step_.update_seconds = update_seconds_;
+    step_.update_seconds = pace_.update_seconds();
     for (Lane* lane : lanes()) lane->began -= now_;
     for (Ready& ready : sends_) ready.since -= now_;
     now_ = 0;
@@ -171,7 +171,7 @@ class Simulator::Play {
     stream_ready_ = forever;
     asked_ = first_gradient_ = false;
     phase_ = 0;
-    for (double* sum : {&update_sum_, &update_elements_, &preview_sum_, &preview_elements_}) *sum = 0;
+    pace_.restart();
     // The engine's own thread is ahead of the device by as much as it need not wait.
     if (run_.micro_batches == 1) ask();
   }
@@ -180,7 +180,8 @@ class Simulator::Play {
 
   void ask() {
     asked_ = true;
-    const std::array<double, 4> measured{update_seconds_, preview_seconds_, forward_seconds_, backward_seconds_};
+    const std::array<double, 4> measured{pace_.update_seconds(), pace_.preview_seconds(), forward_seconds_,
+                                         backward_seconds_};
     choice_is_new_ =
         !pieces_.empty() && (!was_asked_ || !std::equal(measured.begin(), measured.end(), asked_with_.begin(), close));
     if (choice_is_new_) {
@@ -188,8 +189,8 @@ class Simulator::Play {
       facts.elements = schedule_.elements();
       facts.forward_shares = shares_;
       facts.undo_places = place_count_;
-      facts.update_seconds = update_seconds_;
-      facts.preview_seconds = preview_seconds_;
+      facts.update_seconds = pace_.update_seconds();
+      facts.preview_seconds = pace_.preview_seconds();
       facts.forward_seconds = forward_seconds_;
       facts.backward_seconds = backward_seconds_;
       facts.clip_rate = run_.verdicts == Verdicts::clip ? 1 : 0;
@@ -347,10 +348,7 @@ class Simulator::Play {
     const bool first = task_ == HostTask::preview || task_ == HostTask::weights_first;
     const bool whole = task_ == HostTask::speculate || task_ == HostTask::update;
     if (std::exchange(host_.busy, false)) {
-      double &sum = first ? preview_sum_ : update_sum_, &of = first ? preview_elements_ : update_elements_;
-      sum += now_ - host_.began;
-      of += elements;
-      (first ? preview_seconds_ : update_seconds_) = sum / of;
+      pace_.add(task_, now_ - host_.began, pieces_[at(piece)].range().size());
       note(host_.span, host_.began);
     }
     if (task_ == HostTask::speculate) step_.speculated += elements;
@@ -514,8 +512,8 @@ class Simulator::Play {
   double stream_ready_ = forever;
 
   // What the engine would measure.
-  double update_seconds_ = 0, preview_seconds_ = 0, forward_seconds_ = 0, backward_seconds_ = 0;
-  double update_sum_ = 0, update_elements_ = 0, preview_sum_ = 0, preview_elements_ = 0, phase_ = 0;
+  HostPace pace_;
+  double forward_seconds_ = 0, backward_seconds_ = 0, phase_ = 0;
   bool first_gradient_ = false, asked_ = false, was_asked_ = false, choice_is_new_ = false;
   UpdateChoice choice_;
   std::array<double, 4> asked_with_{};
