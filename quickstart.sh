@@ -12,7 +12,10 @@ say "Dependencies"
 scripts/install_dependencies.sh
 
 say "Build (build/bin/superoffload)"
-[ -f build/CMakeCache.txt ] || cmake -S . -B build -G Ninja -DSO_TESTS=OFF >/dev/null
+if [ ! -f build/CMakeCache.txt ]; then
+  # shellcheck disable=SC2046  # one word or none
+  cmake -S . -B build -G Ninja -DSO_TESTS=OFF $(scripts/cuda_architectures.sh) >/dev/null
+fi
 cmake --build build --target superoffload
 so=build/bin/superoffload
 

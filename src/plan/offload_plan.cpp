@@ -351,7 +351,9 @@ OffloadPlan choose_offload(const OffloadInputs& in) {
                    .run = simulated_run(in, best->device_units, best->keep, best->undo_buckets, best->residency),
                    .why_split = explain_split(in, *best, candidates),
                    .why_undo = {},
-                   .why_residency = {}};
+                   .why_residency = {},
+                   .considered = std::ssize(candidates)};
+  plan.simulated = std::count_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.estimated; });
   const auto memory = [&](Residency residency) { return in.memory(best->device_units, residency).device_bytes; };
   if (const Residency r = best->residency; r != Residency{}) {
     std::vector<std::string> ways;

@@ -134,6 +134,7 @@ struct OffloadPlan {
   StepEstimate estimate;
   SimulatedRun run;                                // which was estimated
   std::string why_split, why_undo, why_residency;  // for the log; each says the choice and its reason; or empty
+  std::int64_t considered = 0, simulated = 0;      // choices, and those of them whose step was simulated
 };
 
 // That nothing fits: what is short and by how much, what helps, and of the splits that come nearest one.

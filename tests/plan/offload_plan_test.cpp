@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
 #include <random>
 
@@ -368,16 +367,15 @@ TEST(ChooseOffload, EqualsTheBestSplitOfADeepModel) {
   EXPECT_GT(splits, 3);
 }
 
-TEST(ChooseOffload, IsQuick) {
+TEST(ChooseOffload, SimulatesFewOfTheChoices) {
   Machine m(80, 850'000'000, 16'384);
   m.per_layer_activations = 300'000'000;
   m.budgets(4 * m.elements() + 20e9, 1e15);
-  const auto start = std::chrono::steady_clock::now();
   const OffloadPlan plan = choose_offload(m.in);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   EXPECT_LT(plan.device_units, m.units());
-  RecordProperty("seconds", std::to_string(seconds));
-  EXPECT_LT(seconds, 2) << "a tenth of this is expected, without sanitizers";
+  EXPECT_GT(plan.simulated, 0);
+  EXPECT_LE(plan.simulated, 6) << "of " << plan.considered;
+  EXPECT_GT(plan.considered, 20) << "or the limit says nothing";
 }
 
 TEST(Ratio, IsTheHostsShareAtMost) {

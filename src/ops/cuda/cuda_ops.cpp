@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "ops/cuda/attention.h"
+#include "ops/cuda/attention_cudnn.h"
 #include "ops/cuda/cuda.h"
 #include "ops/cuda/gemm.h"
 
@@ -31,6 +32,9 @@ void* CudaOps::scratch_bytes(std::size_t bytes) const {
   return scratch_.data();
 }
 
-std::unique_ptr<Ops> make_cuda_ops(Device& device) { return std::make_unique<CudaOps>(device); }
+std::unique_ptr<Ops> make_cuda_ops(Device& device) {
+  require_cudnn_version();
+  return std::make_unique<CudaOps>(device);
+}
 
 }  // namespace so
