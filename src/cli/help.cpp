@@ -9,10 +9,10 @@ namespace {
 constexpr std::string_view exit_codes =
     "Exit codes:\n"
     "  0    done\n"
-    "  1    the system failed (out of memory, disk full)\n"
+    "  1    the system failed (out of memory, disk full, output that cannot be written)\n"
     "  2    something you can mend: an option, a file, a setting; the message is one line and says what\n"
     "  70   an error of the program itself; please report the message\n"
-    "  130  stopped with Ctrl-C; train saves a checkpoint first\n";
+    "  130  stopped by Ctrl-C or a signal; train saves a checkpoint first (docs/running.md)\n";
 
 }  // namespace
 

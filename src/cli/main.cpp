@@ -1,11 +1,14 @@
+#include <fmt/core.h>
 #include <signal.h>
 
 #include <cstdio>
 #include <string>
+#include <system_error>
 #include <type_traits>
 #include <variant>
 
 #include "base/log.h"
+#include "base/standard_streams.h"
 #include "cli/guard.h"
 #include "cli/parse.h"
 #include "train/commands.h"
@@ -14,8 +17,8 @@ namespace so {
 namespace {
 
 int show(const std::string& text) {
-  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
-  return written ? exit_ok : exit_failure;
+  fmt::print("{}", text);
+  return exit_ok;
 }
 
 int run(const ParsedCommand& command) {
@@ -48,14 +51,27 @@ int run(const ParsedCommand& command) {
       command.options);
 }
 
+// A result that did not reach standard output is a failure, whatever the command thinks.
+int run_and_flush(const ParsedCommand& command) {
+  try {
+    const int code = run(command);
+    flush_standard_output();
+    return code;
+  } catch (const std::system_error& error) {  // as fmt::print throws it for a stream that cannot be written
+    flush_standard_output(error.code().value());
+    throw;
+  }
+}
+
 }  // namespace
 }  // namespace so
 
 int main(int argc, char** argv) {
+  so::prepare_standard_streams();
   // A file size limit (ulimit -f) then fails the write, which is reported with its file like a full disk.
   ::signal(SIGXFSZ, SIG_IGN);
   std::string message;
-  const int code = so::run_guarded([&] { return so::run(so::parse_command_line(argc, argv)); }, message);
+  const int code = so::run_guarded([&] { return so::run_and_flush(so::parse_command_line(argc, argv)); }, message);
   if (!message.empty()) {
     so::set_progress_line("");
     std::fprintf(stderr, "%s\n", message.c_str());

@@ -15,7 +15,7 @@ enum ExitCode : int {
   exit_failure = 1,          // the system failed: out of memory, disk full
   exit_user_error = 2,       // so::Error
   exit_internal_error = 70,  // so::Bug; EX_SOFTWARE of sysexits.h
-  exit_interrupted = 130,    // Ctrl-C (SIGINT), also when train has saved a checkpoint and stopped cleanly
+  exit_interrupted = 130,    // train has saved a checkpoint and stopped, upon SIGINT or another signal of interrupt.h
 };
 
 // Full-parameter fine-tuning. `options` is final: the DeepSpeed file has been applied and combinations checked. What

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/standard_streams.h"
 #include "data/example.h"
 #include "train/batch_upload.h"
 #include "train/commands.h"
@@ -90,7 +91,7 @@ int run_generate(const GenerateOptions& options) {
     whole += piece;
     if (options.json) return;
     fmt::print("{}", piece);
-    std::fflush(stdout);
+    flush_standard_output();  // nobody reads on: stop
   };
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < options.max_new_tokens; ++i) {

@@ -106,6 +106,7 @@ Trainer::StepResult Trainer::train_step() {
     upload_.send_losses(*stream_);
     if (i > 0) loss_sum += upload_.receive_losses();  // of the one before: the device has this one to do
     result.model_flops += model_flops(in_.model.spec(), batch_.cu_seqlens);
+    interrupt_->announce();
     const std::int64_t row_length = batch_.rows == 0 ? 0 : batch_.padded_tokens / batch_.rows;
     result.reference_flops += reference_flops(in_.model.spec(), batch_.rows, row_length, recomputed);
   }
@@ -278,7 +279,7 @@ void Trainer::log_last_checkpoint() {
 }
 
 Trainer::Outcome Trainer::run_steps() {
-  InterruptGuard interrupt;
+  interrupt_.emplace();
   const TrainOptions& o = in_.options;
   const bool benchmark = o.bench_steps > 0;
   progress_ = Progress(state_.step, in_.total_steps, o.log_interval);
@@ -300,17 +301,17 @@ Trainer::Outcome Trainer::run_steps() {
         bench_reference += r.reference_flops;
         ++bench_done;
       }
-      if (bench_done == o.bench_steps || interrupt.requested()) break;
+      if (bench_done == o.bench_steps || interrupt_->requested()) break;
       continue;
     }
     const bool last = state_.step == in_.total_steps;
     if (!last && o.eval_steps > 0 && state_.step % o.eval_steps == 0) record_evaluation();
-    if (interrupt.requested() && !last) {
+    if (interrupt_->requested() && !last) {
       progress_.end();
       trace(-1);
       save();
       checkpoints_.wait();
-      log_info("interrupted: saved {} at step {}; continue with --resume",
+      log_info("interrupted by {}: saved {} at step {}; continue with --resume", interrupt_->signal_name(),
                CheckpointDirectory(o.output_dir).path_of(state_.step).string(), state_.step);
       return Outcome::interrupted;
     }

@@ -103,6 +103,7 @@ class Trainer {
   std::int64_t last_saved_step_ = -1;
   std::vector<double> step_seconds_;
   Progress progress_;
+  std::optional<InterruptGuard> interrupt_;  // while run() is under way
   EngineCounters first_;     // after the first step
   EngineCounters reported_;  // at the last log_breakdown()
   EngineCounters reviewed_;  // at the last review_plan()

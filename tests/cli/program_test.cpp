@@ -4,6 +4,9 @@
 
 #include <cstdio>
 #include <string>
+#include <vector>
+
+#include "support/speaking_model.h"
 
 namespace {
 
@@ -42,6 +45,35 @@ TEST(Program, UserErrorsAreOneLineOnStandardErrorAndExitWithTwo) {
   EXPECT_EQ(run("no_such_command 2>/dev/null").code, 2);
 }
 
-TEST(Program, AFullDiskIsNotSuccess) { EXPECT_EQ(run("--help >/dev/full").code, 1); }
+// Every command, in every form its result has. One whose result was lost must not look like one that succeeded.
+TEST(Program, AResultThatCannotBeWrittenIsAFailure) {
+  const so::test::TemporaryDirectory directory;
+  const std::string made = so::test::make_speaking_model(directory.path()).string();
+  const std::string fixture = SO_FIXTURES "/models/qwen3-tied";
+  const std::string model = " --model '" + made + "'", cpu = " --device cpu", config = " --config '" + made + "'" + cpu;
+  const std::string data = " --data '" + fixture + "/data.jsonl' --cache_dir '" + directory.path().string() + "'";
+  std::vector<std::string> commands = {"--help", "--version", "tokenize --decode 1" + model};
+  for (const char* name :
+       {"train", "init", "eval", "generate", "tokenize", "plan", "profile", "bench step", "bench ops", "bench load"})
+    commands.push_back(std::string(name) + " --help");
+  for (const std::string form : {"", " --json"}) {
+    commands.push_back("tokenize --text abc" + model + form);
+    commands.push_back("eval" + data + model + cpu + form);
+    commands.push_back("generate --prompt abc --max_new_tokens 2" + model + cpu + form);
+    commands.push_back("plan --model qwen3-4b" + form);
+    commands.push_back("bench step --batch_size 1 --max_length 16 --steps 1 --warmup 0" + config + form);
+    commands.push_back("bench load --rounds 1" + model + cpu + form);
+  }
+  // profile and bench ops take their time; nothing of theirs is different from here on.
+  for (const std::string& command : commands) {
+    for (const std::string output : {">/dev/full", ">&-"}) {
+      if (output == ">&-" && command.find("--help") == std::string::npos) continue;  // as above, and quicker
+      const Outcome o = run(command + " 2>&1 " + output);
+      EXPECT_EQ(o.code, 1) << command << " " << output << ": " << o.output;
+      const std::size_t at = o.output.find("superoffload: cannot write the result to standard output: ");
+      EXPECT_NE(at, std::string::npos) << command << " " << output << ": " << o.output;
+    }
+  }
+}
 
 }  // namespace

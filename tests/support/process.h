@@ -28,10 +28,14 @@ struct Outcome {
 };
 
 struct Limits {
-  std::optional<std::uint64_t> file_bytes;  // largest file it may write; beyond it write() fails with EFBIG
+  std::optional<std::uint64_t> file_bytes = {};     // largest file it may write; beyond it write() fails with EFBIG
+  std::optional<std::uint64_t> address_bytes = {};  // ulimit -v
+  std::vector<int> ignored_signals = {};            // as nohup leaves SIGHUP
+  int output = -1;                                  // a descriptor for its standard output and error, instead of files
 };
 
-// A running program. Its output goes to files, so it never waits for a reader.
+// A running program. Its output goes to files, so it never waits for a reader. Signals have their default effects in
+// it, whatever the test was started with.
 class Process {
  public:
   // `directory` holds the two output files and must outlive this.
@@ -51,12 +55,21 @@ class Process {
       const rlimit limit{*limits.file_bytes, *limits.file_bytes};
       ::setrlimit(RLIMIT_FSIZE, &limit);
     }
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU, SIGPIPE}) ::signal(signal, SIG_DFL);
+    for (const int signal : limits.ignored_signals) ::signal(signal, SIG_IGN);
+    sigset_t none;
+    ::sigemptyset(&none);
+    ::sigprocmask(SIG_SETMASK, &none, nullptr);
+    if (limits.address_bytes) {
+      const rlimit limit{*limits.address_bytes, *limits.address_bytes};
+      ::setrlimit(RLIMIT_AS, &limit);
+    }
     const int in_fd = ::open("/dev/null", O_RDONLY);
     const int out_fd = ::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
     const int err_fd = ::open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
     ::dup2(in_fd, 0);
-    ::dup2(out_fd, 1);
-    ::dup2(err_fd, 2);
+    ::dup2(limits.output < 0 ? out_fd : limits.output, 1);
+    ::dup2(limits.output < 0 ? err_fd : limits.output, 2);
     ::execv(argv[0], argv.data());
     ::_exit(127);
   }

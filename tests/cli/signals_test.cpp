@@ -1,0 +1,167 @@
+// Signals to a running program, and a terminal that goes away.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "support/files.h"
+#include "support/process.h"
+#include "support/speaking_model.h"
+#include "support/training_run.h"
+
+namespace so::test {
+namespace {
+
+constexpr int endless = 1'000'000;  // steps; a run that is never stopped meets the time limit of Process::wait()
+
+class Signals : public testing::Test {
+ protected:
+  TrainCommand command(const std::string& output, int steps) const {
+    TrainCommand c(fixture_ / "model", fixture_ / "data.jsonl", temporary_ / output);
+    c.set(read_json(fixture_ / "expected.json").at("train").at("options"));
+    return c.set("max_steps", std::to_string(steps)).set("save_steps", "0");
+  }
+  std::ptrdiff_t steps_done(const std::string& output) const {
+    const auto file = temporary_ / output / "metrics.jsonl";
+    if (!std::filesystem::exists(file)) return 0;
+    const std::string text = read_file(file);
+    return std::count(text.begin(), text.end(), '\n');
+  }
+  // Returns once the run has written so many lines of metrics, or has ended.
+  void await_steps(Process& process, const std::string& output, std::ptrdiff_t steps) const {
+    while (!process.ended() && steps_done(output) < steps) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  std::string weights(const std::string& output) const { return read_file(temporary_ / output / "model.safetensors"); }
+  // The weights after so many steps of a run that nothing happened to.
+  std::string reference_weights(int steps) const {
+    const Outcome o = run(command("reference", steps).words(), temporary_.path());
+    EXPECT_EQ(o.exit_code, 0) << o.err;
+    return weights("reference");
+  }
+  static std::string through_shell(const std::vector<std::string>& words, const std::string& redirections) {
+    std::string line = "exec";
+    for (const std::string& word : words) line += " '" + word + "'";
+    return line + " " + redirections;
+  }
+
+  const std::filesystem::path fixture_ = model_fixture("qwen3-tied");
+  TemporaryDirectory temporary_;
+};
+
+struct Named {
+  int signal;
+  const char* name;
+};
+
+void PrintTo(const Named& named, std::ostream* out) { *out << named.name; }
+
+class EachSignal : public Signals, public testing::WithParamInterface<Named> {};
+
+TEST_P(EachSignal, SavesAndStops) {
+  Process process(command("run", endless).words(), temporary_.path());
+  await_steps(process, "run", 3);
+  process.send(GetParam().signal);
+  process.send(GetParam().signal);  // as `timeout`, a closing terminal and the kernel (SIGXCPU) do
+  const Outcome o = process.wait();
+  ASSERT_EQ(o.signal, 0) << GetParam().name << " ended it instead of being handled";
+  ASSERT_EQ(o.exit_code, 130) << o.err;
+  EXPECT_NE(o.err.find(std::string("interrupted by ") + GetParam().name + ": saved "), std::string::npos) << o.err;
+  const auto steps = read_metrics(temporary_ / "run").size();
+  EXPECT_GE(steps, 3u);
+  EXPECT_TRUE(
+      std::filesystem::exists(temporary_ / "run" / ("checkpoint-" + std::to_string(steps)) / "trainer_state.json"))
+      << o.err;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EachSignal,
+                         testing::Values(Named{SIGINT, "SIGINT"}, Named{SIGTERM, "SIGTERM"}, Named{SIGHUP, "SIGHUP"},
+                                         Named{SIGUSR1, "SIGUSR1"}, Named{SIGXCPU, "SIGXCPU"}),
+                         [](const auto& i) { return i.param.name; });
+
+// Under nohup the end of the terminal is not the end of the run.
+TEST_F(Signals, AnIgnoredHangupStaysIgnored) {
+  Limits nohup;
+  nohup.ignored_signals = {SIGHUP};
+  Process process(command("run", endless).words(), temporary_.path(), nohup);
+  await_steps(process, "run", 3);
+  process.send(SIGHUP);
+  const auto then = steps_done("run");
+  await_steps(process, "run", then + 10);
+  ASSERT_FALSE(process.ended()) << process.wait().err;
+  process.send(SIGTERM);
+  const Outcome o = process.wait();
+  EXPECT_EQ(o.exit_code, 130);
+  EXPECT_NE(o.err.find("interrupted by SIGTERM"), std::string::npos) << o.err;
+}
+
+// Before the first step there is nothing to save: the run ends, and the same command line with --resume does it all.
+TEST_F(Signals, AtTheStartLeaveNothingInTheWay) {
+  constexpr int steps = 12;
+  const std::string expected = reference_weights(steps);
+  const char* const moments[] = {"", "run", "run/cache", "run/metrics.jsonl"};
+  for (const char* moment : moments) {
+    SCOPED_TRACE(moment);
+    std::filesystem::remove_all(temporary_ / "run");
+    const TrainCommand c = command("run", steps).flag("resume");
+    {
+      Process process(c.words(), temporary_.path());
+      while (!process.ended() && !std::filesystem::exists(temporary_ / moment))
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      process.send(SIGTERM);
+      const Outcome o = process.wait();
+      EXPECT_TRUE(o.signal == SIGTERM || o.exit_code == 130 || o.exit_code == 0) << o.exit_code << ": " << o.err;
+    }
+    const Outcome again = run(c.words(), temporary_.path());
+    EXPECT_EQ(again.exit_code, 0) << again.err;
+    EXPECT_TRUE(weights("run") == expected);
+  }
+}
+
+// What has nothing to save ends as any program does.
+TEST_F(Signals, EndGenerateAtOnce) {
+  const std::string model = make_speaking_model(temporary_.path()).string();
+  std::filesystem::remove(temporary_ / "stdout.txt");
+  Process process({SO_BINARY, "generate", "--model", model, "--prompt", "a", "--max_new_tokens", "90000",
+                   "--stop_at_eos", "false", "--temperature", "1", "--device", "cpu"},
+                  temporary_.path());
+  const auto output = temporary_ / "stdout.txt";
+  while (!process.ended() && (!std::filesystem::exists(output) || std::filesystem::file_size(output) == 0))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  process.send(SIGINT);
+  const Outcome o = process.wait();
+  EXPECT_EQ(o.signal, SIGINT) << o.exit_code << ": " << o.err;
+}
+
+// Whoever reads the log may go away: `superoffload train ... 2>&1 | head`.
+TEST_F(Signals, ABrokenPipeDoesNotStopTraining) {
+  constexpr int steps = 60;
+  const std::string expected = reference_weights(steps);
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  Limits piped;
+  piped.output = ends[1];
+  Process process(command("run", steps).set("log_interval", "1").words(), temporary_.path(), piped);
+  ::close(ends[1]);
+  char first = 0;
+  EXPECT_EQ(::read(ends[0], &first, 1), 1);
+  ::close(ends[0]);
+  const Outcome o = process.wait();
+  EXPECT_EQ(o.signal, 0);
+  EXPECT_EQ(o.exit_code, 0);
+  EXPECT_EQ(read_metrics(temporary_ / "run").size(), static_cast<std::size_t>(steps));
+  EXPECT_TRUE(weights("run") == expected);
+}
+
+// No file of the run may get the number of a standard stream, and with it the log.
+TEST_F(Signals, ClosedStandardStreamsReceiveNothing) {
+  constexpr int steps = 5;
+  const std::string expected = reference_weights(steps);
+  const Outcome o =
+      run({"/bin/sh", "-c", through_shell(command("run", steps).set("log_interval", "1").words(), "<&- >&- 2>&-")},
+          temporary_.path());
+  EXPECT_EQ(o.exit_code, 0);
+  EXPECT_EQ(read_metrics(temporary_ / "run").size(), static_cast<std::size_t>(steps));
+  EXPECT_TRUE(weights("run") == expected);
+}
+
+}  // namespace
+}  // namespace so::test
