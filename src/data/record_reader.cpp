@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -40,10 +41,12 @@ RecordReader::RecordReader(std::string name, std::string_view content) : name_(s
 
 bool RecordReader::next(RawRecord& record) {
   if (!(array_ ? next_element(record) : next_line(record))) return false;
-  if (record.json.size() > kMaxRecordBytes)
-    fail("{}: the record has {} bytes, the limit is {}; split it", location_of(name_, record), record.json.size(),
-         kMaxRecordBytes);
   return true;
+}
+
+void RecordReader::require_not_longer(std::size_t bytes, const RawRecord& record) const {
+  if (bytes > kMaxRecordBytes)
+    fail("{}: the record has more than {} bytes; split it", location_of(name_, record), kMaxRecordBytes);
 }
 
 void RecordReader::skip_whitespace() {
@@ -52,11 +55,16 @@ void RecordReader::skip_whitespace() {
 
 bool RecordReader::next_line(RawRecord& record) {
   while (offset_ < content_.size()) {
-    const std::size_t end = content_.find('\n', offset_);
-    const std::string_view line = content_.substr(offset_, end == std::string_view::npos ? end : end - offset_);
-    record = {trim(line), line_, -1};
+    // The search ends where a record would be too long, so that a file of terabytes without a line end is refused soon.
+    const std::size_t length =
+        std::min(content_.substr(offset_, kMaxRecordBytes + 1).find('\n'), content_.size() - offset_);
+    record = {{}, line_, -1};
+    require_not_longer(length, record);
+    const std::size_t end = offset_ + length;
+    const std::string_view line = content_.substr(offset_, length);
+    record.json = trim(line);
     offset_ += line.size();
-    if (end != std::string_view::npos) {
+    if (end < content_.size()) {
       ++offset_;
       ++line_;
     }
@@ -75,6 +83,7 @@ bool RecordReader::next_element(RawRecord& record) {
   for (bool in_string = false; offset_ < content_.size(); ++offset_) {
     const char c = content_[offset_];
     if (c == '\n') ++line_;
+    require_not_longer(offset_ - begin, record);
     if (in_string) {
       if (c == '"') in_string = false;
       // The escaped character cannot end the string; a line end there is invalid JSON but must still be counted.

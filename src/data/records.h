@@ -68,6 +68,7 @@ class RecordReader {
   bool next_line(RawRecord& record);
   bool next_element(RawRecord& record);
   void skip_whitespace();
+  void require_not_longer(std::size_t bytes, const RawRecord& record) const;
 
   std::string name_;
   std::string_view content_;

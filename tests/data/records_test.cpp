@@ -1,6 +1,9 @@
 #include "data/records.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <cstring>
 
 #include "data_test_util.h"
 
@@ -143,6 +146,22 @@ TEST(Records, SurvivesDeepNesting) {
   EXPECT_NE(error_in("{\"text\":" + std::string(100000, '[') + "}"), "");
   EXPECT_NE(error_in("[" + std::string(100000, '[')), "");
   EXPECT_NE(error_in("[" + std::string(100000, '}') + "]"), "");
+}
+
+// As in a sparse file that somebody took for data: the search for the end of the record ends where its size does.
+TEST(Records, ATerabyteWithoutALineEndIsRefusedSoon) {
+  constexpr std::size_t bytes = std::size_t{1} << 40;
+  for (const std::string_view begin : {"{", "[{"}) {
+    void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) GTEST_SKIP() << "no address space";
+    std::memcpy(memory, begin.data(), begin.size());
+    RecordReader reader("d.jsonl", {static_cast<const char*>(memory), bytes});
+    RawRecord record;
+    const std::string refused = error_of([&] { reader.next(record); });
+    EXPECT_TRUE(refused.starts_with("d.jsonl:1")) << refused;
+    EXPECT_NE(refused.find("the record has more than 268435456 bytes"), std::string::npos) << refused;
+    ::munmap(memory, bytes);
+  }
 }
 
 }  // namespace
