@@ -44,6 +44,23 @@ std::string kept_lines(const std::filesystem::path& path, std::int64_t last) {
 
 }  // namespace
 
+bool has_metrics_line(const std::filesystem::path& output_directory, std::int64_t step, std::string_view key) {
+  const std::filesystem::path path = output_directory / "metrics.jsonl";
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return false;
+  const MappedFile map(path);
+  std::string_view rest = map.text();
+  while (!rest.empty()) {
+    const std::size_t end = rest.find('\n');
+    const std::string_view line = rest.substr(0, end);
+    const auto object = nlohmann::json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+    if (object.is_object() && object.contains(key) && object.contains("step") && object["step"] == step) return true;
+    if (end == rest.npos) break;
+    rest.remove_prefix(end + 1);
+  }
+  return false;
+}
+
 MetricsLog::MetricsLog(const std::filesystem::path& output_directory) : path_(output_directory / "metrics.jsonl") {
   file_ = File::append(path_);
   const std::uint64_t size = file_.size();

@@ -62,4 +62,7 @@ class MetricsLog {
   File file_;
 };
 
+// Whether the record of a run, if there is one, has a line of this step with this key.
+bool has_metrics_line(const std::filesystem::path& output_directory, std::int64_t step, std::string_view key);
+
 }  // namespace so

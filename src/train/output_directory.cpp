@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "io/atomic_directory.h"
+#include "train/run_length.h"
 
 namespace so {
 namespace {
@@ -91,7 +92,8 @@ OutputDirectory::OutputDirectory(const TrainOptions& options, const OptionOrigin
 
 void OutputDirectory::require_same_run(const TrainerState& state, std::uint64_t data_key) const {
   const std::string file = (checkpoint_->path / trainer_state_file).string();
-  const auto differences = result_differences(train_option_table().view(options_), state.options, file);
+  const TrainOptions same_length = with_recorded_length(options_, state.options);
+  const auto differences = result_differences(train_option_table().view(same_length), state.options, file);
   if (!differences.empty()) {
     std::string all;
     for (const std::string& difference : differences) all += (all.empty() ? "" : "; ") + difference;

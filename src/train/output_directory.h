@@ -20,7 +20,7 @@ class OutputDirectory {
   // What to resume from. None for a fresh run, and for --resume in a directory without a checkpoint yet, which starts
   // from the beginning: so that one command line can be run again until it is done.
   const std::optional<Checkpoint>& checkpoint() const { return checkpoint_; }
-  // Throws Error naming what differs, if the checkpoint's run is not this one.
+  // Throws Error naming what differs, if the checkpoint's run is not this one, its length aside (run_length.h).
   void require_same_run(const TrainerState& state, std::uint64_t data_key) const;
 
   // Creates the directory, proves that it can be written and has `bytes` free, and removes what an overwritten run or a

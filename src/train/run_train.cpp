@@ -21,6 +21,7 @@
 #include "train/plan_comparison.h"
 #include "train/plan_review.h"
 #include "train/rate_cache.h"
+#include "train/run_length.h"
 #include "train/trainer.h"
 
 namespace so {
@@ -52,6 +53,11 @@ std::filesystem::path nearest_directory(std::filesystem::path path) {
   std::error_code ignored;
   while (path != path.root_path() && !std::filesystem::is_directory(path, ignored)) path = path.parent_path();
   return path;
+}
+
+// Whether the directory holds the model of a run that has done all its steps, with nothing left to write.
+bool is_finished(const std::filesystem::path& output, std::int64_t step, std::int64_t total_steps) {
+  return step >= total_steps && has_metrics_line(output, step, "summary") && has_weight_files(output);
 }
 
 }  // namespace
@@ -124,8 +130,6 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   batch_options.shuffle = options.shuffle;
   batch_options.seed = static_cast<std::uint64_t>(options.seed);
   BatchIterator batches(data, batch_options);
-  const std::int64_t total_steps =
-      options.max_steps > 0 ? options.max_steps : batches.steps_in_epochs(options.num_train_epochs);
 
   engine.adamw = {options.adam_beta1, options.adam_beta2, options.adam_epsilon};
   engine.weight_decay = options.weight_decay;
@@ -159,6 +163,14 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
     state = read_trainer_state(checkpoint->path / trainer_state_file);
     output.require_same_run(*state, data.key());
   }
+  const RunLength length = run_length(options, batches, state ? &*state : nullptr,
+                                      checkpoint ? (checkpoint->path / trainer_state_file).string() : std::string());
+  const std::int64_t total_steps = length.steps;
+  if (state && is_finished(options.output_dir, state->step, total_steps)) {
+    log_info("{} holds the finished run: {} of {} steps; raise --max_steps or --num_train_epochs to train on",
+             options.output_dir, state->step, total_steps);
+    return exit_ok;
+  }
   if (!options.trace.empty()) {
     const std::int64_t steps = total_steps - (state ? state->step : 0), needed = Trainer::steps_before_trace + 1;
     if (steps < needed) fail("--trace begins with the third step, and this run has {}; raise --max_steps", steps);
@@ -181,17 +193,19 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
     log_info("pin_memory has nothing to choose on the CPU device: there is one kind of memory");
 
   if (options.dry_run) {
+    if (length.extended_from) log_info("{}", length.extension_text(options.lr_scheduler));
     if (checkpoint) log_info("would go on from {} at step {}", checkpoint->path.string(), state->step);
     log_info("dry run: it fits; nothing was trained");
     return exit_ok;
   }
 
   device.limit_memory(plan.limits);
-  Trainer trainer({options, runtime, *model, plan, data, evaluation ? &*evaluation : nullptr, batches, total_steps,
+  Trainer trainer({options, runtime, *model, plan, data, evaluation ? &*evaluation : nullptr, batches, length,
                    review ? &*review : nullptr});
   if (checkpoint) {
     trainer.resume(checkpoint->path, *state);
     log_info("resumed from {} at step {}", checkpoint->path.string(), state->step);
+    if (length.extended_from) log_info("{}", length.extension_text(options.lr_scheduler));
   } else {
     trainer.start();
   }

@@ -165,8 +165,7 @@ OptionTable<TrainOptions> make_table() {
       .default_from(trainer);
   t.add("resume", &O::resume,
         "Continue from this checkpoint, or with \"latest\" from the newest in output_dir. Options that affect results "
-        "must "
-        "be those of the checkpoint")
+        "must be those of the checkpoint, but a larger max_steps or num_train_epochs extends the run")
       .metavar("DIR|latest")
       .bare("latest")
       .when_unset("start from --model")

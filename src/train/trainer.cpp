@@ -33,8 +33,8 @@ Buffer make_rope(Device& device, Stream& stream, const RopeSpec& rope, std::int6
   return buffer;
 }
 
-LrSchedule make_schedule(const TrainOptions& options, std::int64_t total_steps) {
-  return {options.lr_scheduler, options.lr, resolve_warmup_steps(options, total_steps), total_steps};
+LrSchedule make_schedule(const TrainOptions& options, const RunLength& length) {
+  return {options.lr_scheduler, options.lr, length.warmup_steps, length.steps};
 }
 
 }  // namespace
@@ -53,11 +53,11 @@ Trainer::Trainer(const TrainerInputs& in)
           Tensor(rope_.data(), DType::f32, {in.plan.shape.longest_document, 2, in.model.spec().rope.rotary_dim / 2}),
           in.plan.decoder, &store_),
       upload_(in.runtime.device(), std::max(in.plan.shape.micro_batch_tokens, in.plan.shape.evaluation_tokens)),
-      schedule_(make_schedule(in.options, in.total_steps)),
+      schedule_(make_schedule(in.options, in.length)),
       checkpoints_(engine_, in.model, CheckpointDirectory(in.options.output_dir), in.options.save_total_limit),
       metrics_(in.options.output_dir),
       tensorboard_(std::filesystem::path(in.options.output_dir) / "runs"),
-      progress_(0, in.total_steps, in.options.log_interval) {
+      progress_(0, in.length.steps, in.options.log_interval) {
   state_.data_key = in.data.key();
   state_.options = to_json(train_option_table().view(in.options));
   for (const std::string& remark : in.model.spec().remarks) log_info("{}", remark);
@@ -81,6 +81,7 @@ void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState
   const std::string options = std::move(state_.options);
   state_ = state;
   state_.options = options;
+  if (in_.length.extended_from) state_.warmup_steps = in_.length.warmup_steps;
   first_step_ = last_saved_step_ = state.step;
   resumed_from_ = checkpoint;
   in_.batches.restore(state.sampler);
@@ -197,12 +198,13 @@ void Trainer::log_breakdown(const StepResult& r) {
   reported_ = now;
 }
 
-double Trainer::evaluate() {
+std::optional<double> Trainer::evaluate() {
   EvaluationIterator batches(*in_.evaluation_data, in_.plan.shape.evaluation_tokens);
   double loss = 0;
   std::int64_t trained = 0, tokens = 0;
   ProgressReport progress("evaluating");
   while (batches.next(batch_)) {
+    if (interrupt_->requested()) return std::nullopt;
     const DeviceBatch batch = upload_.upload(*stream_, batch_);
     decoder_.forward_loss(*stream_, batch, engine_, *arena_, upload_.losses());
     loss += upload_.sum_losses(*stream_);
@@ -216,10 +218,23 @@ double Trainer::evaluate() {
 
 void Trainer::record_evaluation() {
   if (!in_.evaluation_data) return;
-  const double loss = evaluate();
-  metrics_.evaluation(state_.step, loss);
-  tensorboard_.evaluation(state_.step, loss);
-  log_info("step {}: evaluation loss {:.4f}, perplexity {:.2f}", state_.step, loss, std::exp(loss));
+  const std::optional<double> loss = evaluate();
+  if (!loss) {
+    interrupt_->announce();
+    log_info("step {}: the evaluation was given up{}", state_.step,
+             state_.step < in_.length.steps ? "; a resumed run begins with it" : "");
+    return;
+  }
+  metrics_.evaluation(state_.step, *loss);
+  tensorboard_.evaluation(state_.step, *loss);
+  log_info("step {}: evaluation loss {:.4f}, perplexity {:.2f}", state_.step, *loss, std::exp(*loss));
+}
+
+bool Trainer::evaluation_is_due() const {
+  const std::int64_t step = state_.step, every = in_.options.eval_steps;
+  const std::filesystem::path output = in_.options.output_dir;
+  const bool wanted = step == in_.length.steps || (every > 0 && step % every == 0);
+  return wanted && has_metrics_line(output, step, "loss") && !has_metrics_line(output, step, "eval_loss");
 }
 
 void Trainer::save() {
@@ -282,14 +297,20 @@ Trainer::Outcome Trainer::run_steps() {
   interrupt_.emplace();
   const TrainOptions& o = in_.options;
   const bool benchmark = o.bench_steps > 0;
-  progress_ = Progress(state_.step, in_.total_steps, o.log_interval);
-  if (state_.step == 0 && !benchmark) record_evaluation();
+  progress_ = Progress(state_.step, in_.length.steps, o.log_interval);
+  const bool resumed_at_end = state_.step == in_.length.steps;
+  if (!benchmark && (state_.step == 0 || evaluation_is_due())) record_evaluation();
+  if (interrupt_->requested() && state_.step < in_.length.steps) {
+    log_info("interrupted by {} before the first step: nothing was saved; continue with --resume",
+             interrupt_->signal_name());
+    return Outcome::interrupted;
+  }
 
   // Benchmark: what was measured after the warm-up steps.
   double bench_seconds = 0, bench_tokens = 0, bench_flops = 0, bench_reference = 0;
   std::int64_t bench_done = 0;
 
-  while (state_.step < in_.total_steps) {
+  while (state_.step < in_.length.steps) {
     trace(state_.step - first_step_);
     const StepResult r = train_step();
     report(r);
@@ -304,7 +325,7 @@ Trainer::Outcome Trainer::run_steps() {
       if (bench_done == o.bench_steps || interrupt_->requested()) break;
       continue;
     }
-    const bool last = state_.step == in_.total_steps;
+    const bool last = state_.step == in_.length.steps;
     if (!last && o.eval_steps > 0 && state_.step % o.eval_steps == 0) record_evaluation();
     if (interrupt_->requested() && !last) {
       progress_.end();
@@ -329,7 +350,7 @@ Trainer::Outcome Trainer::run_steps() {
              format_bytes(peak_resident_bytes()));
     return Outcome::benchmarked;
   }
-  record_evaluation();
+  if (!resumed_at_end) record_evaluation();
   save();
   checkpoints_.wait();
   export_model(engine_, in_.model, o.output_dir);

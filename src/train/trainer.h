@@ -22,6 +22,7 @@
 #include "train/plan_comparison.h"
 #include "train/plan_review.h"
 #include "train/progress.h"
+#include "train/run_length.h"
 #include "train/runtime.h"
 #include "train/train_options.h"
 #include "train/trainer_state.h"
@@ -38,7 +39,7 @@ struct TrainerInputs {
   const TokenDataset& data;
   const TokenDataset* evaluation_data;  // null: none
   BatchIterator& batches;
-  std::int64_t total_steps;
+  RunLength length;
   PlanReview* review = nullptr;  // null: none
 };
 
@@ -78,8 +79,11 @@ class Trainer {
   void report(const StepResult& result);
   void log_breakdown(const StepResult& result);
   void review_plan();
-  double evaluate();
+  // None if a signal came: what is to be saved goes first.
+  std::optional<double> evaluate();
   void record_evaluation();
+  // Whether the evaluation that belongs to the step resumed from is missing, as after a signal.
+  bool evaluation_is_due() const;
   void save();
   // Starts and ends the trace; called before the step after `steps_done` of this run, and at its end (-1).
   void trace(std::int64_t steps_done);
@@ -104,9 +108,9 @@ class Trainer {
   std::vector<double> step_seconds_;
   Progress progress_;
   std::optional<InterruptGuard> interrupt_;  // while run() is under way
-  EngineCounters first_;     // after the first step
-  EngineCounters reported_;  // at the last log_breakdown()
-  EngineCounters reviewed_;  // at the last review_plan()
+  EngineCounters first_;                     // after the first step
+  EngineCounters reported_;                  // at the last log_breakdown()
+  EngineCounters reviewed_;                  // at the last review_plan()
   MicroBatch batch_;
   std::unique_ptr<TraceSession> trace_;
 };

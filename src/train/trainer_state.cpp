@@ -21,6 +21,7 @@ std::string to_json(const TrainerState& state) {
   j["epoch"] = state.sampler.epoch;
   j["epoch_position"] = state.sampler.position;
   j["tokens"] = state.tokens;
+  if (state.warmup_steps >= 0) j["warmup_steps"] = state.warmup_steps;
   j["data_key"] = fmt::format("{:016x}", state.data_key);
   j["options"] = nlohmann::ordered_json::parse(state.options);
   return j.dump(2) + "\n";
@@ -38,6 +39,7 @@ TrainerState read_trainer_state(const std::filesystem::path& file) {
     state.sampler.epoch = j.at("epoch").get<std::int64_t>();
     state.sampler.position = j.at("epoch_position").get<std::int64_t>();
     state.tokens = j.at("tokens").get<std::int64_t>();
+    state.warmup_steps = j.value("warmup_steps", std::int64_t{-1});
     const auto key = j.at("data_key").get<std::string>();
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), state.data_key, 16);
     if (error != std::errc() || end != key.data() + key.size())

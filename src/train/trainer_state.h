@@ -10,12 +10,13 @@
 namespace so {
 
 struct TrainerState {
-  std::int64_t step = 0;       // optimizer steps taken, skipped ones included: what max_steps and file names count
-  std::int64_t updates = 0;    // of them not skipped: what AdamW's bias correction and the schedule count
-  SamplerState sampler;        // where the next step's data begins
-  std::int64_t tokens = 0;     // non-padding tokens seen
-  std::uint64_t data_key = 0;  // identifies training data, tokenizer and the options that shape examples
-  std::string options;         // to_json() of the run's options
+  std::int64_t step = 0;           // optimizer steps taken, skipped ones included: what max_steps and file names count
+  std::int64_t updates = 0;        // of them not skipped: what AdamW's bias correction and the schedule count
+  SamplerState sampler;            // where the next step's data begins
+  std::int64_t tokens = 0;         // non-padding tokens seen
+  std::uint64_t data_key = 0;      // identifies training data, tokenizer and the options that shape examples
+  std::string options;             // to_json() of the run's options
+  std::int64_t warmup_steps = -1;  // of a run that was extended (run_length.h); -1: as its options say
 };
 
 // trainer_state.json. Reading throws Error naming the file and the key.
