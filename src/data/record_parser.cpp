@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "data/records.h"
 
 namespace so {
@@ -148,11 +149,17 @@ Record RecordParser::parse(const RawRecord& raw) {
   State& s = *state_;
   if (raw.json.find('\0') != std::string_view::npos)
     s.refuse(raw, "the record holds a NUL byte; is the file UTF-8 text?");
-  s.padded.assign(raw.json);
-  s.padded.append(simdjson::SIMDJSON_PADDING, ' ');
+  const auto parse = [&s](std::string_view json, dom::element& root) {
+    s.padded.assign(json);
+    s.padded.append(simdjson::SIMDJSON_PADDING, ' ');
+    return s.parser.parse(s.padded.data(), json.size(), false).get(root);
+  };
   dom::element root;
-  if (const auto error = s.parser.parse(s.padded.data(), raw.json.size(), false).get(root);
-      error != simdjson::SUCCESS) {
+  auto error = parse(raw.json, root);
+  if (error != simdjson::SUCCESS) {
+    if (const auto plain = with_plain_numbers(raw.json)) error = parse(*plain, root);
+  }
+  if (error != simdjson::SUCCESS) {
     if (error == simdjson::UTF8_ERROR) s.refuse(raw, "not valid UTF-8; convert the file to UTF-8");
     const std::string_view fix =
         raw.element < 0 ? "; a file that does not begin with [ holds one whole record a line" : "";

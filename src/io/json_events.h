@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_text.h"
 
 namespace so {
 
@@ -101,7 +102,9 @@ inline void parse_json_events(std::string_view json, JsonEvents& events) {
   if (const auto nul = json.find('\0'); nul != std::string_view::npos) {
     events.fail_at(nul);
   }
-  nlohmann::json::sax_parse(json.begin(), json.end(), &events);
+  const auto plain = with_plain_numbers(json);
+  const std::string_view text = plain ? std::string_view(*plain) : json;
+  nlohmann::json::sax_parse(text.begin(), text.end(), &events);
 }
 
 }  // namespace so

@@ -1,23 +1,35 @@
 #include "model/config.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_text.h"
 
 namespace so {
 
 using nlohmann::json;
+
+namespace {
+
+// All arithmetic with a number will be fp32, where it must neither vanish nor be infinite. NaN and infinities of a file
+// come as numbers beyond this range (base/json_text.h).
+constexpr double smallest = std::numeric_limits<float>::min(), largest = std::numeric_limits<float>::max();
+
+std::string outside_fp32(double value) { return fmt::format("{} is outside the range of fp32", value); }
+
+}  // namespace
 
 struct ConfigReader::Node {
   json value;
   std::string origin, prefix;  // prefix: "rope_scaling." inside a nested object
 };
 
-ConfigReader::ConfigReader(std::string_view text, std::string origin) {
+ConfigReader::ConfigReader(std::string_view given, std::string origin) {
+  const auto plain = with_plain_numbers(given);
+  const std::string_view text = plain ? std::string_view(*plain) : given;
   auto node = std::make_shared<Node>();
   node->origin = printable_path(origin);
   try {
@@ -66,10 +78,7 @@ double ConfigReader::positive_number(std::string_view key) const {
   const json& v = *node_->value.find(key);
   if (!v.is_number() || !(v.get<double>() > 0)) refuse(key, "expected a positive number");
   const double value = v.get<double>();
-  // All arithmetic with it will be fp32, where it must neither vanish nor be infinite.
-  using Limits = std::numeric_limits<float>;
-  if (value < static_cast<double>(Limits::min()) || value > static_cast<double>(Limits::max()))
-    refuse(key, fmt::format("{} is outside the range of fp32", value));
+  if (value < smallest || value > largest) refuse(key, outside_fp32(value));
   return value;
 }
 
@@ -112,8 +121,8 @@ std::int64_t ConfigReader::whole_number(std::string_view key, std::int64_t fallb
 double ConfigReader::number(std::string_view key, double fallback) const {
   if (!has(key)) return fallback;
   const json& v = *node_->value.find(key);
-  if (!v.is_number() || !(v.get<double>() >= 0) || std::isinf(v.get<double>()))
-    refuse(key, "expected a number of 0 or more");
+  if (!v.is_number() || !(v.get<double>() >= 0)) refuse(key, "expected a number of 0 or more");
+  if (v.get<double>() > largest) refuse(key, outside_fp32(v.get<double>()));
   return v.get<double>();
 }
 
@@ -135,8 +144,8 @@ std::vector<double> ConfigReader::positive_numbers(std::string_view key) const {
   const json& v = *node_->value.find(key);
   if (!v.is_array()) refuse(key, "expected a list of positive numbers");
   for (const json& item : v) {
-    if (!item.is_number() || !(item.get<double>() > 0) || std::isinf(item.get<double>()))
-      refuse(key, "expected a list of positive numbers");
+    if (!item.is_number() || !(item.get<double>() > 0)) refuse(key, "expected a list of positive numbers");
+    if (item.get<double>() > largest) refuse(key, outside_fp32(item.get<double>()));
     result.push_back(item.get<double>());
   }
   return result;

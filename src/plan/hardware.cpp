@@ -9,6 +9,8 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/file_system.h"
+#include "base/json_text.h"
 
 namespace so {
 namespace {
@@ -239,10 +241,12 @@ std::span<const std::pair<const char*, double MachineRates::*>> rate_names() { r
 HardwareProfile parse_hardware(std::string_view text, const std::string& origin) {
   ordered_json json;
   try {
-    json = ordered_json::parse(text, [&](int depth, ordered_json::parse_event_t, ordered_json&) {
-      if (depth > 8) fail("{}: nested more than 8 deep", printable_path(origin));
-      return true;
-    });
+    const auto plain = with_plain_numbers(text);
+    json = ordered_json::parse(plain ? std::string_view(*plain) : text,
+                               [&](int depth, ordered_json::parse_event_t, ordered_json&) {
+                                 if (depth > 8) fail("{}: nested more than 8 deep", printable_path(origin));
+                                 return true;
+                               });
   } catch (const nlohmann::json::exception&) {
     fail("{}: not valid JSON", printable_path(origin));
   }
@@ -294,8 +298,7 @@ std::string known_hardware_names() {
 }
 
 HardwareProfile resolve_hardware(const std::string& name_or_path) {
-  std::error_code ignored;
-  if (std::filesystem::exists(name_or_path, ignored)) {
+  if (path_exists(name_or_path)) {
     constexpr std::uint64_t most = 1 << 20;
     return parse_hardware(read_text_file(name_or_path, most), name_or_path);
   }

@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+
+#include "base/file.h"
+#include "base/json_text.h"
 
 namespace so {
 namespace {
@@ -106,7 +108,8 @@ class StructureCheck {
 json parse(std::string_view text, std::string_view name) {
   if (text.size() > max_file_bytes)
     fail("{}: larger than {} bytes: this is no DeepSpeed configuration", name, max_file_bytes);
-  const std::string plain = without_comments(text, name);
+  const std::string uncommented = without_comments(text, name);
+  const std::string plain = with_plain_numbers(uncommented).value_or(uncommented);
   try {
     StructureCheck check(name);
     json config = json::parse(plain.begin(), plain.end(), [&](int depth, json::parse_event_t event, json& value) {
@@ -432,11 +435,12 @@ void apply_deepspeed_text(std::string_view text, std::string_view name, int rank
 }
 
 void apply_deepspeed_config(const std::string& file, int ranks, TrainOptions& options, OptionOrigins& origins) {
-  std::ifstream in(file, std::ios::binary);
-  std::string text(max_file_bytes + 1, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));  // stops at the end of the file
-  if (!in.is_open() || in.bad()) fail("{}: cannot be read; check --deepspeed_config", file);
-  text.resize(static_cast<std::size_t>(in.gcount()));
+  std::string text;
+  try {
+    text = read_text_file(file, max_file_bytes);
+  } catch (const Error& error) {
+    fail("{}; check --deepspeed_config", error.what());
+  }
   apply_deepspeed_text(text, file, ranks, options, origins);
 }
 

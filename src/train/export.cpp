@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_text.h"
 #include "io/atomic_directory.h"
 
 namespace so {
@@ -29,12 +30,13 @@ std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype)
 }
 
 std::string config_with_dtype(const std::string& config_json, DType dtype) {
-  auto config = nlohmann::ordered_json::parse(config_json);
+  const HeldNumbers held(config_json);
+  auto config = nlohmann::ordered_json::parse(held.text());
   const bool old_name = config.contains("torch_dtype");
   if (old_name) config["torch_dtype"] = std::string(name_of(dtype));
   if (!old_name || config.contains("dtype")) config["dtype"] = std::string(name_of(dtype));
   config.erase("quantization_config");
-  return config.dump(2) + "\n";
+  return held.restored(config.dump(2)) + "\n";
 }
 
 void for_each_part(const ParameterLayout& layout, Range range, const std::function<void(int, Range, Range)>& body) {

@@ -191,7 +191,7 @@ TEST(Parse, AppliesTheDeepSpeedFile) {
   EXPECT_NE(log.find("overrides: " + file.string() + ": gradient_clipping says 0.5"), std::string::npos) << log;
   EXPECT_EQ(options.mode, OffloadMode::zerooffload);  // as a file without super_offload has it
   EXPECT_EQ(std::get<TrainOptions>(q.options).mode, OffloadMode::superoffload);
-  EXPECT_EQ(error_of(words), file.string() + ": cannot be read; check --deepspeed_config");
+  EXPECT_EQ(error_of(words), "cannot open " + file.string() + ": No such file or directory; check --deepspeed_config");
 }
 
 TEST(Parse, ArgvSkipsTheProgramsName) {

@@ -60,6 +60,30 @@ TEST(Records, ReadsArraysWhateverIsInTheStrings) {
   EXPECT_TRUE(parse_all(" [ \n ] ").empty());
 }
 
+// As Python's json and pandas write them, where no key means anything here.
+TEST(Records, OtherKeysMayHoldAnyNumberThatPythonWrites) {
+  const std::string extra =
+      R"("score": NaN, "of": [Infinity, {"x": -Infinity}], "id": 1000000000000000019884624838656)";
+  const auto lines =
+      parse_all("{\"text\": \"a NaN, 99999999999999999999\", " + extra + "}\n{" + extra +
+                ", \"instruction\": \"i\", \"output\": \"o\"}\n{" + extra + ", \"input_ids\": [1, 2]}\n");
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(std::get<TextRecord>(lines[0]).text, "a NaN, 99999999999999999999");
+  EXPECT_EQ(std::get<AlpacaRecord>(lines[1]).instruction, "i");
+  EXPECT_EQ(std::get<TokenRecord>(lines[2]).ids, (std::vector<std::int32_t>{1, 2}));
+  EXPECT_EQ(texts_of(parse_all("[{\"text\": \"b\", " + extra + "}]")), Texts{"b"});
+}
+
+TEST(Records, WhereAKeyMeansSomethingSuchANumberIsRefused) {
+  EXPECT_NE(error_in("{\"text\": NaN}").find("f:1: \"text\" is a number; it must be a string"), std::string::npos);
+  EXPECT_NE(error_in("{\"instruction\": \"a\", \"input\": NaN, \"output\": \"b\"}").find("\"input\" is a number"),
+            std::string::npos);
+  for (const char* id : {"NaN", "-Infinity", "1000000000000000019884624838656", "1e999"})
+    EXPECT_NE(error_in(std::string("{\"input_ids\": [1, ") + id + "]}").find("\"input_ids\"[1] is not a whole number"),
+              std::string::npos);
+  EXPECT_NE(error_in("{\"text\": \"a\", \"b\": -NaN}").find("f:1: not valid JSON"), std::string::npos);
+}
+
 TEST(Records, ToleratesByteOrderMarkCarriageReturnsAndBlankLines) {
   EXPECT_EQ(texts_of(parse_all("\xef\xbb\xbf\r\n{\"text\":\"a\"}\r\n\r\n  \n{\"text\":\"b\"}\r\n\n")),
             (Texts{"a", "b"}));

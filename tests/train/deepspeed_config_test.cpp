@@ -461,9 +461,12 @@ TEST(DeepSpeedConfig, MalformedJsonHasLineAndColumn) {
   EXPECT_EQ(place(""), "ds.json:1:1");
   EXPECT_EQ(place("// c\n{\"a\" 1}"), "ds.json:2:6");
   EXPECT_EQ(place("{} {}"), "ds.json:1:4");
-  EXPECT_EQ(place("{\"train_batch_size\": 1e999}"), "ds.json");  // too large for any number type
   EXPECT_EQ(place("{\"a\": \"\xff\"}").rfind("ds.json:1:", 0), 0u);
   EXPECT_EQ(read("[]").error, "ds.json: must be a JSON object, is array");
+  // Too large for any number type, or none: their keys refuse them.
+  for (const char* number : {"1e999", "NaN", "1000000000000000019884624838656"})
+    EXPECT_NE(read(std::string("{\"train_batch_size\": ") + number + "}").error.find("train_batch_size"),
+              std::string::npos);
 }
 
 TEST(DeepSpeedConfig, RefusesHostileStructure) {
@@ -491,7 +494,8 @@ TEST(DeepSpeedConfig, ReadsAFile) {
       apply_deepspeed_config(bad, 1, options, origins);
       ADD_FAILURE() << bad;
     } catch (const Error& error) {
-      EXPECT_EQ(std::string(error.what()), bad + ": cannot be read; check --deepspeed_config");
+      EXPECT_NE(std::string(error.what()).find("cannot open " + bad + ": "), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("; check --deepspeed_config"), std::string::npos) << error.what();
     }
   }
 }

@@ -195,6 +195,13 @@ TEST(ConfigWithDtype, LeavesOutHowTheSourceWasQuantised) {
             "{\n  \"dtype\": \"bfloat16\",\n  \"a\": 1\n}\n");
 }
 
+TEST(ConfigWithDtype, LeavesNumbersThatOnlyPythonReadsAsTheyAre) {
+  EXPECT_EQ(config_with_dtype(R"({"dtype": "float16", "a": NaN, "b": [1000000000000000019884624838656, -Infinity]})",
+                              DType::bf16),
+            "{\n  \"dtype\": \"bfloat16\",\n  \"a\": NaN,\n  \"b\": [\n    1000000000000000019884624838656,\n"
+            "    -Infinity\n  ]\n}\n");
+}
+
 TEST(ConfigWithDtype, NeitherOrBothNames) {
   EXPECT_EQ(config_with_dtype(R"({"a": 1})", DType::bf16), "{\n  \"a\": 1,\n  \"dtype\": \"bfloat16\"\n}\n");
   EXPECT_EQ(config_with_dtype(R"({"torch_dtype": "float16", "dtype": "float16"})", DType::bf16),

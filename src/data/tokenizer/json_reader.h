@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json_text.h"
 
 namespace so {
 
@@ -27,6 +28,7 @@ class JsonNode {
   std::string where() const { return key_.empty() ? *file_ : *file_ + ": " + key_; }
   const std::string& file() const { return *file_; }
 
+  JsonElement element() const { return element_; }
   bool is_null() const { return element_.is_null(); }
   bool is_object() const { return element_.is_object(); }
   bool is_array() const { return element_.is_array(); }
@@ -50,9 +52,11 @@ class JsonNode {
 
   // Nothing if the key is absent; null counts as present.
   std::optional<JsonNode> find(std::string_view key) const {
-    JsonElement found;
-    if (object().at_key(key).get(found)) return std::nullopt;
-    return JsonNode(found, *file_, child(key));
+    std::optional<JsonElement> found;
+    for (const auto field : object())
+      if (field.key == key) found = field.value;  // of a key given twice the last counts, as in Python
+    if (!found) return std::nullopt;
+    return JsonNode(*found, *file_, child(key));
   }
   JsonNode at(std::string_view key) const {
     const auto found = find(key);
@@ -101,8 +105,12 @@ class JsonNode {
 // The parser owns what the nodes point to.
 inline JsonNode parse_json(simdjson::dom::parser& parser, std::string_view json, const std::string& file) {
   JsonElement root;
-  const auto error = parser.parse(json.data(), json.size()).get(root);
-  if (error) fail("{} is not valid JSON: {}", file, simdjson::error_message(error));
+  auto error = parser.parse(json.data(), json.size()).get(root);
+  if (error) {
+    // Only now, since it is rare and the files are large; the parser copies what its nodes point to.
+    if (const auto plain = with_plain_numbers(json)) error = parser.parse(*plain).get(root);
+  }
+  if (error) fail("{}{}", file, json_fault(json, fmt::format("not valid JSON: {}", simdjson::error_message(error))));
   return JsonNode(root, file, "");
 }
 
