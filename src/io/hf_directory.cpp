@@ -5,7 +5,9 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/file_system.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "io/json_events.h"
 
 namespace so {
@@ -15,8 +17,10 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t max_config_bytes = 16'000'000;
 constexpr std::uint64_t max_index_bytes = 100'000'000;
+constexpr std::uint64_t max_auxiliary_bytes = 512'000'000;  // of one file; beyond that it is data, not part of a model
 constexpr const char* single_file = "model.safetensors";
 constexpr const char* index_file = "model.safetensors.index.json";
+constexpr const char* template_directory = "additional_chat_templates";  // as transformers names it
 
 // {"metadata": {...}, "weight_map": {"name": "file", ...}}. What else stands at the top is skipped.
 class IndexEvents : public JsonEvents {
@@ -108,6 +112,7 @@ bool is_auxiliary(std::string_view name) {
       std::string_view("generation_config.json"),
       std::string_view("special_tokens_map.json"),
       std::string_view("vocab.json"),
+      std::string_view("tekken.json"),
       std::string_view("added_tokens.json"),
       std::string_view("chat_template.json"),
       std::string_view("normalizer.json"),
@@ -117,6 +122,7 @@ bool is_auxiliary(std::string_view name) {
   };
   if (std::find(exact.begin(), exact.end(), name) != exact.end()) return true;
   if (name.starts_with("tokenizer") && (has_suffix(name, ".json") || has_suffix(name, ".model"))) return true;
+  if (name.starts_with("tokenizer.model.")) return true;  // Mistral's "tokenizer.model.v3"
   if (name.starts_with("LICENSE") || name.starts_with("LICENCE") || name.starts_with("NOTICE")) return true;
   for (const std::string_view suffix : {"processor_config.json", ".txt", ".jinja", ".tiktoken", ".py"}) {
     if (has_suffix(name, suffix)) return true;
@@ -127,14 +133,14 @@ bool is_auxiliary(std::string_view name) {
 [[noreturn]] void refuse_without_weights(const fs::path& directory) {
   const std::string where = printable_path(directory);
   for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
-    if (fs::exists(directory / name)) {
+    if (path_exists(directory / name)) {
       fail(
           "{} has its weights in {}, a pickle that is not read here; convert it with transformers: "
           "AutoModelForCausalLM.from_pretrained('{}', dtype='auto').save_pretrained('NEW_DIRECTORY')",
           where, name, where);
     }
   }
-  if (fs::exists(directory / "adapter_model.safetensors")) {
+  if (path_exists(directory / "adapter_model.safetensors")) {
     fail("{} holds an adapter, not a model; merge it into its base model first (PEFT: merge_and_unload)", where);
   }
   fail("{} has no weights: neither {} nor {}", where, single_file, index_file);
@@ -151,17 +157,16 @@ std::map<std::string, std::string> parse_safetensors_index(std::string_view json
 }
 
 HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
-  std::error_code ignored;
-  if (!fs::is_directory(directory, ignored)) {
+  if (!is_directory_path(directory)) {
     fail("{} is not a directory; give the path of a Hugging Face model directory", printable_path(directory));
   }
-  if (!fs::exists(directory / "config.json", ignored)) {
+  if (!path_exists(directory / "config.json")) {
     fail("{} has no config.json; give the path of a Hugging Face model directory", printable_path(directory));
   }
   config_json_ = read_text_file(directory / "config.json", max_config_bytes);
 
-  const bool single = fs::exists(directory / single_file, ignored);
-  const bool indexed = fs::exists(directory / index_file, ignored);
+  const bool single = path_exists(directory / single_file);
+  const bool indexed = path_exists(directory / index_file);
   std::map<std::string, std::string> weight_map;
   if (single) {
     // transformers prefers the single file too.
@@ -173,7 +178,7 @@ HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
     std::set<std::string> files;
     for (const auto& [name, file] : weight_map) files.insert(file);
     for (const std::string& file : files) {
-      if (!fs::exists(directory / file, ignored)) {
+      if (!path_exists(directory / file)) {
         fail("{} is missing, but {} lists it; the download or copy is not complete", printable_path(directory / file),
              index_file);
       }
@@ -230,22 +235,26 @@ const SafetensorsReader& HfDirectory::shard_of(std::string_view name) const {
 
 std::vector<std::string> auxiliary_files(const fs::path& directory) {
   std::vector<std::string> names;
-  std::error_code error;
-  for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
+  const auto add = [&](const fs::path& file, const std::string& name) {
     std::error_code ignored;
-    if (entry->is_regular_file(ignored) && is_auxiliary(name)) names.push_back(name);
+    if (!fs::is_regular_file(file, ignored)) return;
+    if (fs::file_size(file, ignored) <= max_auxiliary_bytes) return names.push_back(name);
+    log_warning("{} is too large to belong to a model and is not copied into the new one", printable_path(file));
+  };
+  for (const fs::path& file : entries_of(directory)) {
+    const std::string name = file.filename().string();
+    if (is_auxiliary(name)) add(file, name);
+    if (name != template_directory || !is_directory_path(file)) continue;
+    for (const fs::path& one : entries_of(file))
+      if (one.extension() == ".jinja") add(one, name + "/" + one.filename().string());
   }
-  if (error) fail_io("list", directory, error.value());
-  std::sort(names.begin(), names.end());
   return names;
 }
 
 void copy_auxiliary_files(const fs::path& from, const fs::path& to) {
   for (const std::string& name : auxiliary_files(from)) {
-    std::error_code error;
-    fs::copy_file(from / name, to / name, fs::copy_options::overwrite_existing, error);
-    if (error) fail_io("copy " + name + " to", to, error.value());
+    if (const fs::path folder = fs::path(name).parent_path(); !folder.empty()) make_directories(to / folder);
+    copy_regular_file(from / name, to / name, max_auxiliary_bytes);
   }
 }
 

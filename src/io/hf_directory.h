@@ -21,7 +21,8 @@ namespace so {
 std::map<std::string, std::string> parse_safetensors_index(std::string_view json, std::string_view source);
 
 // Names of the files that belong to a model beside its weights and config.json, sorted: generation_config.json, the
-// tokenizer's files, chat templates, processors' configurations, licences. Not weights, index, training state.
+// tokenizer's files, chat templates ("additional_chat_templates/NAME.jinja", too), processors' configurations,
+// licences; regular files of at most 512 MB. Not weights, index, training state.
 std::vector<std::string> auxiliary_files(const std::filesystem::path& directory);
 // Copies them into another directory, which must exist. Files that exist there are replaced.
 void copy_auxiliary_files(const std::filesystem::path& from, const std::filesystem::path& to);

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/file_system.h"
 
 namespace so {
 
@@ -15,9 +16,8 @@ std::string preset_names() {
 
 ModelConfig resolve_config(const std::string& name_or_path) {
   std::filesystem::path path = name_or_path;
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) path /= "config.json";
-  if (std::filesystem::exists(path, ignored)) {
+  if (is_directory_path(path)) path /= "config.json";
+  if (path_exists(path)) {
     constexpr std::uint64_t most_bytes = 16 << 20;
     return {read_text_file(path, most_bytes), path.string()};
   }

@@ -1,13 +1,20 @@
 #include "train/model_encoder.h"
 
 #include "base/error.h"
+#include "base/file.h"
+#include "base/file_system.h"
 
 namespace so {
 
 ModelEncoder::ModelEncoder(const std::filesystem::path& directory, std::int64_t model_vocabulary)
     : directory_(directory), vocabulary_(static_cast<std::int32_t>(model_vocabulary)) {
-  if (!std::filesystem::exists(directory / "tokenizer.json")) return;
-  tokenizer_ = Tokenizer::load(directory);
+  if (!path_exists(directory / "tokenizer.json")) return;
+  try {
+    tokenizer_ = Tokenizer::load(directory);
+  } catch (const Error& error) {
+    problem_ = error.what();  // of no account to data that is already tokenised
+    return;
+  }
   if (tokenizer_->vocab_size() > model_vocabulary)
     fail(
         "{}: token ids reach {}, but the model's embedding has {} rows (vocab_size in config.json); tokenizer and "
@@ -17,6 +24,13 @@ ModelEncoder::ModelEncoder(const std::filesystem::path& directory, std::int64_t 
 }
 
 const Tokenizer& ModelEncoder::tokenizer() const {
+  if (!problem_.empty())
+    fail("{}; text needs a tokenizer that can be read, records of {{\"input_ids\", \"labels\"}} need none", problem_);
+  if (!tokenizer_ && path_exists(directory_ / "tokenizer.model"))
+    fail(
+        "{}: there is only a SentencePiece tokenizer (tokenizer.model), which is not read; tokenise with transformers "
+        "and give records of {{\"input_ids\", \"labels\"}}",
+        printable_path(directory_));
   if (!tokenizer_)
     fail(
         "{}: there is no tokenizer.json, which text needs; copy it from the model it belongs to, or give records of "

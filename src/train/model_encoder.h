@@ -3,17 +3,18 @@
 
 #include <filesystem>
 #include <optional>
+#include <string>
 
 #include "data/text_encoder.h"
 #include "data/tokenizer/tokenizer.h"
 
 namespace so {
 
-// Reads the directory's tokenizer if it has one. Data that is already tokenised needs none; asking for text to be
-// encoded without one is an Error that says so.
+// Reads the directory's tokenizer if it has one. Data that is already tokenised needs none, and is not stopped by one
+// that cannot be read; asking for text to be encoded is then an Error that says so.
 class ModelEncoder final : public TextEncoder {
  public:
-  // `model_vocabulary`: rows of the embedding. Throws Error if the tokenizer is broken or has ids beyond them.
+  // `model_vocabulary`: rows of the embedding. Throws Error if the tokenizer has ids beyond them.
   ModelEncoder(const std::filesystem::path& directory, std::int64_t model_vocabulary);
 
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens) const override;
@@ -28,6 +29,7 @@ class ModelEncoder final : public TextEncoder {
   std::filesystem::path directory_;
   std::int32_t vocabulary_;
   std::optional<Tokenizer> tokenizer_;
+  std::string problem_;  // why the tokenizer that is there cannot be read
 };
 
 }  // namespace so

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file_system.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/units.h"
@@ -24,10 +25,9 @@ std::vector<ParameterFiles::Copy> possible_copies(const DecoderSpec& spec, const
 }  // namespace
 
 bool has_weight_files(const std::filesystem::path& directory) {
-  std::error_code error;
-  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
-       entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
+  if (!is_directory_path(directory)) return false;
+  for (const std::filesystem::path& entry : entries_of(directory)) {
+    const std::string name = entry.filename().string();
     for (const std::string_view suffix : {".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json"})
       if (name.ends_with(suffix)) return true;
   }
@@ -35,7 +35,7 @@ bool has_weight_files(const std::filesystem::path& directory) {
 }
 
 DecoderSpec read_spec(const std::filesystem::path& directory) {
-  if (!std::filesystem::is_directory(directory))
+  if (!is_directory_path(directory))
     fail("{}: no such directory; --model takes a Hugging Face model directory", directory.string());
   return read_decoder_spec(directory / "config.json");
 }

@@ -100,7 +100,7 @@ int run_generate(const GenerateOptions& options) {
     inference.stream().synchronize();
     const std::int32_t id =
         sample({static_cast<const float*>(logits_host.data()), static_cast<std::size_t>(spec.vocab)}, sampling, random);
-    if (options.stop_at_eos && id == tokenizer.eos_id()) {
+    if (options.stop_at_eos && tokenizer.ends_generation(id)) {
       reason = "eos";
       break;
     }

@@ -161,7 +161,6 @@ const std::vector<Mistake> mistakes = {
                               {"special_tokens", Json::object()}};
      },
      "post_processor.single must hold the sequence A exactly once"},
-    {"no decoder", [](Json& j) { j["decoder"] = nullptr; }, "decoder is null"},
     {"decoder",
      [](Json& j) {
        j["decoder"] = {{"type", "WordPiece"}};
@@ -245,6 +244,62 @@ TEST_F(TokenizerDirectory, TheFirstFileWithTheKeyDecides) {
   EXPECT_EQ(load().bos_id(), std::nullopt);
   EXPECT_EQ(load().eos_id(), 256);
   EXPECT_EQ(load().pad_id(), 4);
+}
+
+TEST_F(TokenizerDirectory, GenerationEndsAtEachOfTheListedIds) {
+  EXPECT_FALSE(load().ends_generation(256));
+  write("config.json", {{"eos_token_id", {3, nullptr, "x", 1e30, -1}}});
+  EXPECT_TRUE(load().ends_generation(3));
+  write("generation_config.json", {{"eos_token_id", {256, 257}}});
+  write("tokenizer_config.json", {{"eos_token", "<end>"}});
+  EXPECT_EQ(load().eos_id(), 257);
+  EXPECT_TRUE(load().ends_generation(256));
+  EXPECT_TRUE(load().ends_generation(257));
+  EXPECT_FALSE(load().ends_generation(3));
+  write("tokenizer_config.json", {{"eos_token", "he"}});
+  write("generation_config.json", {{"eos_token_id", 4}});
+  EXPECT_TRUE(load().ends_generation(256));
+  EXPECT_TRUE(load().ends_generation(4));
+}
+
+// The library reads such files, and publishers ship them.
+TEST_F(TokenizerDirectory, KeysThatMayBeAbsent) {
+  const Ids expected = load().encode("hehe", true);
+  for (const char* key : {"version", "truncation", "padding", "normalizer", "post_processor", "decoder"}) {
+    Json json = small_tokenizer();
+    json.erase(key);
+    write("tokenizer.json", json);
+    EXPECT_EQ(load().encode("hehe", true), expected) << key;
+    json[key] = nullptr;
+    if (std::string(key) == "version") continue;
+    write("tokenizer.json", json);
+    EXPECT_EQ(load().encode("hehe", true), expected) << key;
+    EXPECT_EQ(load().decode(expected, false), "hehe") << key;
+  }
+  Json json = small_tokenizer();
+  json.erase("added_tokens");
+  write("tokenizer.json", json);
+  EXPECT_EQ(load().encode("hehe", true), expected);
+}
+
+TEST_F(TokenizerDirectory, AnyNumberOfPythonsAndKeysGivenTwice) {
+  std::ofstream(directory_ / "tokenizer_config.json")
+      << R"({"model_max_length": 1000000000000000019884624838656, "a": [NaN, -Infinity, 1e999, -99999999999999999999],
+             "eos_token": "absent", "b": {"model_max_length": Infinity}, "eos_token": "<end>"})";
+  EXPECT_EQ(load().eos_id(), 257);
+}
+
+TEST_F(TokenizerDirectory, BosAndPaddingThatNoTokenSpellsAreNone) {
+  write("tokenizer_config.json", {{"bos_token", "<s>"}, {"pad_token", {{"content", "[PAD]"}}}, {"eos_token", "<end>"}});
+  EXPECT_EQ(load().bos_id(), std::nullopt);
+  EXPECT_EQ(load().pad_id(), std::nullopt);
+  EXPECT_EQ(load().eos_id(), 257);
+}
+
+TEST_F(TokenizerDirectory, ADamagedFileIsNamedWithItsLine) {
+  std::ofstream(directory_ / "tokenizer_config.json") << "{\n\"a\": 1,\n\"b\": oops}";
+  EXPECT_NE(message_of([&] { load(); }).find("tokenizer_config.json:3: not valid JSON: "), std::string::npos)
+      << message_of([&] { load(); });
 }
 
 TEST_F(TokenizerDirectory, ThePostProcessorAloneDecidesWhatIsAdded) {

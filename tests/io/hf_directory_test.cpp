@@ -1,6 +1,7 @@
 #include "io/hf_directory.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -208,6 +209,8 @@ TEST(HfDirectory, KnowsWhichFilesToCarryOver) {
                                          "NOTICE",
                                          "USE_POLICY.md",
                                          "added_tokens.json",
+                                         "additional_chat_templates/rag.jinja",
+                                         "additional_chat_templates/tool_use.jinja",
                                          "chat_template.jinja",
                                          "chat_template.json",
                                          "generation_config.json",
@@ -216,12 +219,19 @@ TEST(HfDirectory, KnowsWhichFilesToCarryOver) {
                                          "preprocessor_config.json",
                                          "processor_config.json",
                                          "special_tokens_map.json",
+                                         "tekken.json",
                                          "tokenizer.json",
                                          "tokenizer.model",
+                                         "tokenizer.model.v3",
                                          "tokenizer_config.json",
                                          "video_preprocessor_config.json",
                                          "vocab.json"};
+  fs::create_directory(directory / "additional_chat_templates");
   for (const auto& name : carried) write_file(directory / name, name);
+  write_file(directory / "additional_chat_templates/notes.md", "not a template");
+  write_file(directory / "merges_of_everything.txt", "");
+  fs::resize_file(directory / "merges_of_everything.txt", 600'000'000);  // sparse; data that somebody left there
+  ASSERT_EQ(::mkfifo((directory / "vocab.txt").c_str(), 0600), 0);
   for (const char* name :
        {"trainer_state.json", "training_args.bin", "optimizer.pt", "pytorch_model.bin", "adapter_config.json",
         "consolidated.safetensors", "train_results.json", "README.md", "original.gguf"}) {
@@ -230,7 +240,11 @@ TEST(HfDirectory, KnowsWhichFilesToCarryOver) {
   fs::create_directory(directory / "tokenizer.json.d");
   const HfDirectory model(directory.path());
   EXPECT_EQ(model.auxiliary_files(), carried);
-  expect_error([&] { model.copy_auxiliary_files(directory / "absent"); }, {"cannot copy LICENSE to", "absent"});
+  fs::create_directory(directory / "copy");
+  model.copy_auxiliary_files(directory / "copy");
+  model.copy_auxiliary_files(directory / "copy");  // replaces what is there
+  for (const auto& name : carried) EXPECT_EQ(read_file(directory / "copy" / name), name);
+  expect_error([&] { model.copy_auxiliary_files(directory / "absent"); }, {"cannot create", "absent", "LICENSE"});
 }
 
 TEST(SafetensorsIndex, TakesWhatTransformersWrites) {

@@ -203,6 +203,7 @@ TEST(ConfigRefusals, SizesThatNoModelHas) {
   expect_refused(with(smallest(), {{"vocab_size", std::uint64_t{1} << 31}}), "vocab_size", "at most 2147483647");
   expect_refused(with(smallest(), {{"vocab_size", UINT64_MAX}}), "vocab_size", "at most 2147483647");
   EXPECT_EQ(read(with(smallest(), {{"max_position_embeddings", INT32_MAX}})).max_positions, INT32_MAX);
+  expect_refused(with(smallest(), {{"vocab_size", 100'000'000}}), "vocab_size", "at most 16777216");
   const std::int64_t million = 1'000'000;
   expect_refused(with(smallest(), {{"num_hidden_layers", million}}), "num_hidden_layers", "at most 16384");
   expect_refused(with(smallest(), {{"hidden_size", 100 * million}}), "hidden_size", "more than any model has");
@@ -318,7 +319,6 @@ TEST(ConfigRefusals, TextThatIsNoJsonObject) {
   EXPECT_EQ(message(""), "dir/config.json:1: not valid JSON");
   EXPECT_EQ(message("{\n\"a\": 1,\n\"b\": oops}"), "dir/config.json:3: not valid JSON");
   EXPECT_EQ(message("{\"a\": \"\xff\"}"), "dir/config.json:1: not valid JSON");
-  EXPECT_EQ(message("{\"a\": 1e999}"), "dir/config.json: not valid JSON");
   for (const char* text : {"[]", "3", "null", "\"text\""})
     EXPECT_EQ(message(text), "dir/config.json: expected a JSON object") << text;
   EXPECT_EQ(message(std::string(100'000, '[')), "dir/config.json: nested more than 32 deep");

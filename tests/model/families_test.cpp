@@ -250,6 +250,19 @@ TEST(Families, WhatNoExpertsCanBe) {
   refused(gpt, {"swiglu_alpha", "1.702"});
   refused(config_of("MixtralForCausalLM", {{"router_jitter_noise", 0.01}}), {"router_jitter_noise", "set it to 0"});
   refused(config_of("MixtralForCausalLM", {{"num_local_experts", 2000}}), {"num_local_experts", "at most 1024"});
+  refused(config_of("MixtralForCausalLM", {{"num_local_experts", 1024}, {"num_hidden_layers", 16384}}),
+          {"num_local_experts", "1024 in each of 16384 layers is more than any model has"});
+}
+
+// A layer costs memory when it is listed, so how many there are is looked at before.
+TEST(Families, ABillionLayersAreRefusedBeforeTheyAreListed) {
+  for (const char* architecture :
+       {"LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM", "SeedOssForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM"})
+    test::expect_in(test::refusal([&] {
+                      read(config_of(architecture, {{"num_hidden_layers", 1'000'000'000}, {"sliding_window", 8}}));
+                    }),
+                    {"num_hidden_layers", "1000000000 is more than any model has (at most 16384)"});
 }
 
 }  // namespace

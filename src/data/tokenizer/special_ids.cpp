@@ -1,31 +1,37 @@
 #include "data/tokenizer/special_ids.h"
 
+#include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
-#include <fstream>
+#include <utility>
 
 #include "base/error.h"
+#include "base/file.h"
+#include "base/file_system.h"
 #include "data/tokenizer/json_reader.h"
 #include "data/tokenizer/vocabulary.h"
 
 namespace so {
 namespace {
 
+constexpr std::uint64_t max_special_file_bytes = 64'000'000;  // chat templates and a thousand added tokens
+
 using Find = std::function<std::int32_t(std::string_view)>;
 
-// "<|eos|>" or {"content": "<|eos|>", ...}
-std::optional<std::int32_t> id_of_token(const JsonNode& node, const Find& find) {
+// "<|eos|>" or {"content": "<|eos|>", ...}. Of a token that nothing here needs, one that tokenizer.json does not have
+// is none.
+std::optional<std::int32_t> id_of_token(const JsonNode& node, const Find& find, bool needed) {
   if (node.is_null()) return std::nullopt;
   const std::string_view token = node.is_object() ? node.at("content").string() : node.string();
   const std::int32_t id = find(token);
+  if (id < 0 && !needed) return std::nullopt;
   if (id < 0) fail("{}: the token \"{}\" is not in tokenizer.json", node.where(), token);
   return id;
 }
 
 // An id or, for eos, a list of them: the first counts.
-std::optional<std::int32_t> id_of_number(const JsonNode& node, const std::function<bool(std::int32_t)>& has_id) {
+std::optional<std::int32_t> id_of_number(const JsonNode& node, const std::function<bool(std::int32_t)>& has_id,
+                                         bool needed) {
   if (node.is_null()) return std::nullopt;
   std::optional<std::int32_t> id;
   if (node.is_array()) {
@@ -34,6 +40,7 @@ std::optional<std::int32_t> id_of_number(const JsonNode& node, const std::functi
   } else if (node.number() != -1) {  // a spelling of "none"
     id = node.id(Vocabulary::max_vocabulary);
   }
+  if (id && !needed && !has_id(*id)) return std::nullopt;
   if (id && !has_id(*id)) fail("{}: the id {} has no token in tokenizer.json", node.where(), *id);
   return id;
 }
@@ -58,44 +65,61 @@ struct Role {
   std::string_view token_key;
   std::string_view id_key;
   std::optional<std::int32_t> SpecialIds::*id;
+  bool needed;  // training text ends with it
 };
-constexpr std::array roles = {Role{"bos_token", "bos_token_id", &SpecialIds::bos},
-                              Role{"eos_token", "eos_token_id", &SpecialIds::eos},
-                              Role{"pad_token", "pad_token_id", &SpecialIds::pad}};
+constexpr std::array roles = {Role{"bos_token", "bos_token_id", &SpecialIds::bos, false},
+                              Role{"eos_token", "eos_token_id", &SpecialIds::eos, true},
+                              Role{"pad_token", "pad_token_id", &SpecialIds::pad, false}};
 
 }  // namespace
 
-std::string read_text_file(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  if (!in) fail("cannot open {}: {}", file.string(), std::strerror(errno));
-  std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  if (in.bad()) fail("cannot read {}: {}", file.string(), std::strerror(errno));
-  return text;
+namespace {
+
+// The ids at which generation ends: one, or a list of them. What is no id ends nothing.
+std::vector<std::int32_t> ends_of(const JsonNode& node) {
+  std::vector<std::int32_t> ends;
+  const auto append = [&](JsonElement one) {
+    std::int64_t id = -1;
+    if (!one.get(id) && id >= 0 && id < Vocabulary::max_vocabulary) ends.push_back(static_cast<std::int32_t>(id));
+  };
+  if (node.is_array())
+    for (const JsonElement element : node.array()) append(element);
+  else
+    append(node.element());
+  return ends;
 }
+
+}  // namespace
 
 SpecialIds read_special_ids(const std::filesystem::path& directory, const Find& find,
                             const std::function<bool(std::int32_t)>& has_id) {
   SpecialIds ids;
   std::array<bool, roles.size()> decided{};
-  for (const char* const name : {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}) {
+  bool ends_decided = false;
+  for (const std::string_view name :
+       {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json"}) {
     const std::filesystem::path path = directory / name;
-    if (!std::filesystem::exists(path)) continue;
-    const std::string file = path.string();
+    if (!path_exists(path)) continue;
+    const std::string file = printable_path(path);
     simdjson::dom::parser parser;
-    const std::string text = read_text_file(path);
-    const JsonNode root = parse_json(parser, text, file);
-    const bool has_numbers = std::string_view(name) == "generation_config.json";
+    const JsonNode root = parse_json(parser, read_text_file(path, max_special_file_bytes), file);
+    const bool has_numbers = name == "generation_config.json" || name == "config.json";
+    if (const auto ends = root.find("eos_token_id"); has_numbers && ends && !std::exchange(ends_decided, true))
+      ids.ends = ends_of(*ends);
+    if (name == "config.json") continue;
     for (std::size_t i = 0; i < roles.size(); ++i) {
       const auto node = root.find(has_numbers ? roles[i].id_key : roles[i].token_key);
       if (!node || decided[i]) continue;
       decided[i] = true;
-      ids.*roles[i].id = has_numbers ? id_of_number(*node, has_id) : id_of_token(*node, find);
+      ids.*roles[i].id =
+          has_numbers ? id_of_number(*node, has_id, roles[i].needed) : id_of_token(*node, find, roles[i].needed);
     }
-    if (std::string_view(name) == "tokenizer_config.json") {
+    if (name == "tokenizer_config.json") {
       const auto table = root.find("added_tokens_decoder");
       if (table && !table->is_null()) check_added_tokens(*table, find);
     }
   }
+  if (ids.eos && std::find(ids.ends.begin(), ids.ends.end(), *ids.eos) == ids.ends.end()) ids.ends.push_back(*ids.eos);
   return ids;
 }
 

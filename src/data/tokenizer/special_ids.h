@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace so {
 
@@ -14,16 +15,14 @@ struct SpecialIds {
   std::optional<std::int32_t> bos;
   std::optional<std::int32_t> eos;
   std::optional<std::int32_t> pad;
+  std::vector<std::int32_t> ends;  // generation stops at any of them: eos and what generation_config.json lists
 };
 
-// Reads tokenizer_config.json, special_tokens_map.json and generation_config.json, each optional, as told in
-// tokenizer.h. `find`: a token's id, -1 if there is none; a token without one is an Error. `has_id`: whether an id has
-// a token.
+// Reads tokenizer_config.json, special_tokens_map.json, generation_config.json and config.json, each optional, as told
+// in tokenizer.h. `find`: a token's id, -1 if there is none; a token without one is an Error. `has_id`: whether an id
+// has a token.
 SpecialIds read_special_ids(const std::filesystem::path& directory,
                             const std::function<std::int32_t(std::string_view)>& find,
                             const std::function<bool(std::int32_t)>& has_id);
-
-// The whole file; Error if it cannot be read.
-std::string read_text_file(const std::filesystem::path& file);
 
 }  // namespace so

@@ -1,5 +1,6 @@
 #include "data/tokenizer/tokenizer.h"
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <mutex>
@@ -8,6 +9,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/file.h"
+#include "base/file_system.h"
 #include "base/log.h"
 #include "data/hash.h"
 #include "data/tokenizer/added_tokens.h"
@@ -23,6 +26,8 @@
 
 namespace so {
 namespace {
+
+constexpr std::uint64_t max_tokenizer_bytes = 512'000'000;  // the largest published have 40 MB
 
 // What one encode() works with.
 struct Workspace {
@@ -203,14 +208,14 @@ Tokenizer Tokenizer::parse(std::string_view tokenizer_json, const std::string& n
 
 Tokenizer Tokenizer::load(const std::filesystem::path& model_directory) {
   const std::filesystem::path file = model_directory / "tokenizer.json";
-  if (!std::filesystem::exists(file)) {
+  if (!path_exists(file)) {
     fail(
         "{} has no tokenizer.json; if it has another tokenizer file, convert it: "
         "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
-        model_directory.string());
+        printable_path(model_directory));
   }
-  const std::string json = read_text_file(file);
-  auto state = State::read(json, file.string());
+  const std::string json = read_text_file(file, max_tokenizer_bytes);
+  auto state = State::read(json, printable_path(file));
   state->ids = read_special_ids(
       model_directory, [&](std::string_view token) { return state->find(token); },
       [&](std::int32_t id) { return state->contains(id); });
@@ -259,6 +264,10 @@ std::int32_t Tokenizer::vocab_size() const { return state_->end_id; }
 std::optional<std::int32_t> Tokenizer::bos_id() const { return state_->ids.bos; }
 std::optional<std::int32_t> Tokenizer::eos_id() const { return state_->ids.eos; }
 std::optional<std::int32_t> Tokenizer::pad_id() const { return state_->ids.pad; }
+bool Tokenizer::ends_generation(std::int32_t id) const {
+  const std::vector<std::int32_t>& ends = state_->ids.ends;
+  return std::find(ends.begin(), ends.end(), id) != ends.end();
+}
 bool Tokenizer::is_special(std::int32_t id) const { return state_->special.contains(id); }
 std::uint64_t Tokenizer::fingerprint() const { return state_->fingerprint; }
 

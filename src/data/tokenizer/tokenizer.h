@@ -48,6 +48,9 @@ class Tokenizer {
   std::optional<std::int32_t> bos_id() const;
   std::optional<std::int32_t> eos_id() const;
   std::optional<std::int32_t> pad_id() const;
+  // Whether generation stops at this id: the eos token, and each of the "eos_token_id" that generation_config.json, or
+  // config.json where that says nothing, lists.
+  bool ends_generation(std::int32_t id) const;
 
   // A token's spelling is that of tokenizer.json: "Ġthe" for the bytes " the". id_to_token gives "" for an unused id.
   std::optional<std::int32_t> token_to_id(std::string_view token) const;

@@ -38,6 +38,9 @@ void for_each_stage(const JsonNode& node, std::string_view list, int depth, Visi
 // ---- model ----
 
 void read_vocabulary(const JsonNode& node, TokenizerSpec& spec) {
+  if (node.is_object() && node.find("<0x0A>"))
+    fail("{}: these are SentencePiece's tokens (\"<0x0A>\" stands for a byte): only byte-level BPE is supported",
+         node.where());
   for (const auto field : node.object()) {
     std::int64_t id = -1;
     if (field.value.get(id) || id < 0 || id >= Vocabulary::max_vocabulary) {
@@ -275,8 +278,10 @@ void read_post_processor(const JsonNode& node, TokenizerSpec& spec) {
   }
 }
 
+// Without a decoder the library puts blanks between tokens. No model means that: the pre-tokenizer, which is ByteLevel,
+// says how its words are undone.
 void check_decoder(const JsonNode& node) {
-  if (node.is_null()) fail("{} is null: only the ByteLevel decoder is supported", node.where());
+  if (node.is_null()) return;
   int stages = 0;
   for_each_stage(node, "decoders", 0, [&](const JsonNode& stage) {
     if (type_of(stage) != "ByteLevel") refuse_type(stage, "ByteLevel");
@@ -301,11 +306,15 @@ TokenizerSpec read_tokenizer_json(std::string_view json, const std::string& name
     if (is_set(root.find(key))) spec.warnings.push_back(name + ": \"" + std::string(key) + "\" is ignored");
   }
   read_model(root.at("model"), spec);
-  read_added_tokens(root.at("added_tokens"), spec);
-  read_normalizer(root.at("normalizer"), spec);
+  // The library reads a file without these keys, too.
+  const auto read_if_present = [&](std::string_view key, auto&& read) {
+    if (const auto node = root.find(key)) read(*node);
+  };
+  read_if_present("added_tokens", [&](const JsonNode& node) { read_added_tokens(node, spec); });
+  read_if_present("normalizer", [&](const JsonNode& node) { read_normalizer(node, spec); });
   read_pre_tokenizer(root.at("pre_tokenizer"), spec);
-  read_post_processor(root.at("post_processor"), spec);
-  check_decoder(root.at("decoder"));
+  read_if_present("post_processor", [&](const JsonNode& node) { read_post_processor(node, spec); });
+  read_if_present("decoder", check_decoder);
   return spec;
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/file_system.h"
 #include "model/config.h"
 #include "model/families/family.h"
 #include "model/parameters.h"
@@ -107,24 +108,37 @@ void read_rope(const ConfigReader& config, const Family& family, DecoderSpec& sp
                                              printable(type)));
 }
 
-// Later code multiplies these sizes in 64 bits, and lists every parameter. The limits are far beyond any model; a file
-// that exceeds them would not say so, it would overflow.
+// Later code multiplies these sizes in 64 bits, and lists every layer and every parameter. The limits are far beyond
+// any model; a file that exceeds them would not say so, it would overflow or eat the memory.
+constexpr std::int64_t widest = std::int64_t{1} << 24, deepest = std::int64_t{1} << 14;
+
+void require_at_most(const ConfigReader& config, std::string_view key, std::int64_t value, std::int64_t limit) {
+  if (value > limit) config.refuse(key, fmt::format("{} is more than any model has (at most {})", value, limit));
+}
+
+// Of what every family has, before anything is made that grows with it.
+void require_plausible(const ConfigReader& config, const DecoderSpec& s) {
+  require_at_most(config, "vocab_size", s.vocab, widest);
+  require_at_most(config, "num_hidden_layers", s.layers, deepest);
+  require_at_most(config, "hidden_size", s.hidden, widest);
+  require_at_most(config, "intermediate_size", s.intermediate, widest);
+  require_at_most(config, "num_attention_heads", s.heads, widest);
+}
+
+// Of what the family read, and of all together.
 void require_countable(const ConfigReader& config, const DecoderSpec& s) {
-  constexpr std::int64_t widest = std::int64_t{1} << 24, deepest = std::int64_t{1} << 14;
   constexpr double most_parameters = 1e15;
-  constexpr std::int64_t most_experts = 1024, most_experts_per_token = 32;
-  const auto at_most = [&](std::string_view key, std::int64_t value, std::int64_t limit) {
-    if (value > limit) config.refuse(key, fmt::format("{} is more than any model has (at most {})", value, limit));
-  };
-  at_most("num_hidden_layers", s.layers, deepest);
-  at_most("hidden_size", s.hidden, widest);
-  at_most("intermediate_size", s.intermediate, widest);
-  at_most("num_attention_heads", s.heads, widest);
-  at_most("head_dim", s.head_dim, widest / s.heads);
+  constexpr std::int64_t most_experts = 1024, most_experts_per_token = 32, most_expert_lists = 400'000;
+  const char* const experts_key = config.has("num_experts") ? "num_experts" : "num_local_experts";
+  require_at_most(config, "head_dim", s.head_dim, widest / s.heads);
   const auto real = [](std::int64_t n) { return static_cast<double>(n); };
-  at_most(config.has("num_experts") ? "num_experts" : "num_local_experts", s.experts.count, most_experts);
-  at_most("num_experts_per_tok", s.experts.per_token, std::min(s.experts.count, most_experts_per_token));
-  at_most("moe_intermediate_size", s.experts.intermediate, widest);
+  require_at_most(config, experts_key, s.experts.count, most_experts);
+  require_at_most(config, "num_experts_per_tok", s.experts.per_token,
+                  std::min(s.experts.count, most_experts_per_token));
+  require_at_most(config, "moe_intermediate_size", s.experts.intermediate, widest);
+  if (s.layers * s.experts.count > most_expert_lists)
+    config.refuse(experts_key, fmt::format("{} in each of {} layers is more than any model has (at most {} in all)",
+                                           s.experts.count, s.layers, most_expert_lists));
   const double mlp = std::max(real(s.intermediate), real(s.experts.count) * real(s.experts.intermediate));
   const double parameters =
       real(s.layers) * real(s.hidden) * (2 * real(s.q_width()) + 2 * real(s.kv_width()) + 3 * mlp) +
@@ -175,6 +189,7 @@ DecoderSpec read_decoder_spec(std::string_view text, const std::string& origin) 
   if (const auto quantized = config.object("quantization_config");
       quantized && !(family->mxfp4 && quantized->text("quant_method", "") == "mxfp4"))
     config.refuse("quantization_config", "quantised weights cannot be fine-tuned here; use the unquantised model");
+  require_plausible(config, spec);
   family->read(config, spec);
 
   if (spec.heads % spec.kv_heads != 0) config.refuse("num_key_value_heads", "must divide num_attention_heads");
@@ -224,8 +239,7 @@ void read_router_loss(const ConfigReader& config, DecoderSpec& spec) {
 }
 
 DecoderSpec read_decoder_spec(const std::filesystem::path& file) {
-  std::error_code ignored;
-  if (!std::filesystem::exists(file, ignored))
+  if (!path_exists(file))
     fail("{}: no such file; a Hugging Face model directory holds a config.json", printable_path(file));
   constexpr std::uint64_t most_bytes = 16 << 20;
   return read_decoder_spec(read_text_file(file, most_bytes), file.string());
