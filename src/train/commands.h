@@ -1,8 +1,8 @@
 // The work behind each command of the program. The command line (cli/) parses, checks and calls one of these.
 //
 // Each returns an exit code: exit_ok, or exit_interrupted. Everything else is an exception: Error (exit_user_error),
-// Bug (exit_internal_error), any other std::exception (exit_failure). Results go to standard output, the rest to the
-// log.
+// Bug (exit_internal_error); std::runtime_error where the system failed (exit_failure); what else the standard library
+// throws is translated in cli/guard. Results go to standard output, the rest to the log.
 #pragma once
 
 #include "train/command_options.h"
