@@ -9,6 +9,7 @@ pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
 pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
+pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 
 # Looked up by hand: the distributions' dnnl-config.cmake asks for OpenCL development files that we do not need.
 find_path(SO_DNNL_INCLUDE oneapi/dnnl/dnnl.h REQUIRED)

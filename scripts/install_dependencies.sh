@@ -19,6 +19,7 @@ libsimdjson-dev:data files and tokenizers
 libcli11-dev:the command line
 libpcre2-dev:tokenizers' regular expressions
 libutf8proc-dev:Unicode normalisation
+libxxhash-dev:XXH3, checksums of what is written
 "
 if [ "${1:-}" = tests ]; then
   needed="$needed

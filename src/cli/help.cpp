@@ -9,7 +9,7 @@ namespace {
 constexpr std::string_view exit_codes =
     "Exit codes:\n"
     "  0    done\n"
-    "  1    the system failed (out of memory, disk full, output that cannot be written)\n"
+    "  1    the system failed (out of memory, disk full, output that cannot be written); verify found damage\n"
     "  2    something you can mend: an option, a file, a setting; the message is one line and says what\n"
     "  70   an error of the program itself; please report the message\n"
     "  130  stopped by Ctrl-C or a signal; train saves a checkpoint first (docs/running.md)\n";
@@ -17,14 +17,16 @@ constexpr std::string_view exit_codes =
 }  // namespace
 
 std::vector<const Command*> all_commands() {
-  return {&train_command(), &init_command(),    &eval_command(),       &generate_command(),  &tokenize_command(),
-          &plan_command(),  &profile_command(), &bench_step_command(), &bench_ops_command(), &bench_load_command()};
+  return {&train_command(),    &init_command(), &eval_command(),    &generate_command(),
+          &tokenize_command(), &plan_command(), &profile_command(), &verify_command(),
+          &bench_step_command(), &bench_ops_command(), &bench_load_command()};
 }
 
 std::string usage(const Command& command) {
   std::string text = fmt::format("superoffload {}", command.name);
   for (const OptionSpec& spec : command.rows->specs())
-    if (spec.is_required) text += fmt::format(" --{} {}", spec.name, spec.value_name);
+    if (spec.is_required)
+      text += (spec.name == command.bare ? " [--" + spec.name + "] " : " --" + spec.name + " ") + spec.value_name;
   return text + " [options]";
 }
 

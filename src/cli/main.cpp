@@ -41,6 +41,8 @@ int run(const ParsedCommand& command) {
           return run_plan(options);
         else if constexpr (std::is_same_v<O, ProfileOptions>)
           return run_profile(options);
+        else if constexpr (std::is_same_v<O, VerifyOptions>)
+          return run_verify(options);
         else if constexpr (std::is_same_v<O, BenchStepOptions>)
           return run_bench_step(options);
         else if constexpr (std::is_same_v<O, BenchOpsOptions>)

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 
@@ -65,11 +66,16 @@ std::vector<std::string> normalized(const std::vector<std::string>& arguments, c
     return spec != nullptr && !spec->is_file_only ? spec : nullptr;
   };
   std::vector<std::string> out;
+  bool bare_taken = command.bare.empty();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& word = arguments[i];
     const std::size_t equals = word.find('=');
     if (const OptionSpec* spec = equals == std::string::npos ? nullptr : spec_of(word.substr(0, equals))) {
       out.insert(out.end(), {"--" + spec->name, word.substr(equals + 1)});
+      continue;
+    }
+    if (!word.starts_with("-") && !std::exchange(bare_taken, true)) {
+      out.insert(out.end(), {"--" + std::string(command.bare), word});
       continue;
     }
     out.push_back(word);

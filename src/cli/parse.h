@@ -8,6 +8,7 @@
 
 #include "base/options.h"
 #include "train/command_options.h"
+#include "train/file_options.h"
 #include "train/train_options.h"
 
 namespace so {
@@ -18,7 +19,7 @@ struct ShowText {  // --help, --version
 
 struct ParsedCommand {
   std::variant<ShowText, TrainOptions, InitOptions, EvalOptions, GenerateOptions, TokenizeOptions, PlanOptions,
-               ProfileOptions, BenchStepOptions, BenchOpsOptions, BenchLoadOptions>
+               ProfileOptions, VerifyOptions, BenchStepOptions, BenchOpsOptions, BenchLoadOptions>
       options;
   OptionOrigins origins;
 };
@@ -39,6 +40,7 @@ struct Command {
   std::vector<std::string_view> examples;
   const OptionRows* rows;
   ParsedCommand (*finish)(const std::vector<std::pair<std::string, std::string>>& values, int ranks);
+  std::string_view bare = {};  // the option whose value may stand alone: "verify DIR"; empty: none
 };
 
 // Each in a file of its name.
@@ -49,6 +51,7 @@ const Command& generate_command();
 const Command& tokenize_command();
 const Command& plan_command();
 const Command& profile_command();
+const Command& verify_command();
 const Command& bench_step_command();
 const Command& bench_ops_command();
 const Command& bench_load_command();

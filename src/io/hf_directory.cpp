@@ -312,4 +312,10 @@ void HfModelWriter::finish() {
   write_text_file_atomically(directory_ / index_file, index.dump(2) + "\n");
 }
 
+std::map<std::string, FileChecksum> HfModelWriter::checksums() const {
+  std::map<std::string, FileChecksum> all;
+  for (const SafetensorsWriter& shard : shards_) all.emplace(shard.path().filename().string(), shard.checksum());
+  return all;
+}
+
 }  // namespace so

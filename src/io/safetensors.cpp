@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "base/xxh3.h"
 #include "io/json_events.h"
 
 namespace so {
@@ -145,6 +146,29 @@ struct SafetensorsWriter::State {
   std::uint64_t data_begin = 0, data_bytes = 0;
   std::map<std::string, Tensor, std::less<>> tensors;
   std::mutex mutex;  // guards the bookkeeping of all tensors, not the writing
+
+  std::mutex hashing;
+  Xxh3Stream hash;
+  std::uint64_t hashed = 0;  // bytes from the file's beginning
+  FileChecksum checksum;
+
+  void hash_if_next(std::uint64_t offset, std::span<const std::byte> bytes) {
+    const std::lock_guard lock(hashing);
+    if (offset != hashed) return;
+    hash.add(bytes);
+    hashed += bytes.size();
+  }
+  void hash_the_rest() {
+    const std::uint64_t end = data_begin + data_bytes;
+    std::vector<std::byte> buffer;
+    while (hashed < end) {
+      buffer.resize(static_cast<std::size_t>(std::min<std::uint64_t>(end - hashed, std::uint64_t{1} << 20)));
+      file.pread_exact(buffer, hashed);
+      hash.add(buffer);
+      hashed += buffer.size();
+    }
+    checksum = {end, hash.value()};
+  }
 };
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorSpec>& tensors,
@@ -207,6 +231,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
   const auto length_field = std::bit_cast<std::array<std::byte, length_bytes>>(std::uint64_t{header.size()});
   state_->file.pwrite_all(length_field, 0);
   state_->file.pwrite_all(std::as_bytes(std::span(header)), length_bytes);
+  state_->hash_if_next(0, length_field);
+  state_->hash_if_next(length_bytes, std::as_bytes(std::span(header)));
 }
 
 SafetensorsWriter::~SafetensorsWriter() = default;
@@ -243,6 +269,7 @@ void SafetensorsWriter::write(std::string_view name, std::uint64_t byte_offset, 
     }
     tensor.claimed.emplace(begin, end);
   }
+  state_->hash_if_next(state_->data_begin + tensor.begin + byte_offset, bytes);
   state_->file.pwrite_all(bytes, state_->data_begin + tensor.begin + byte_offset);
   const std::lock_guard lock(state_->mutex);
   tensor.written += bytes.size();
@@ -254,8 +281,11 @@ void SafetensorsWriter::finish() {
     SO_CHECK(tensor.written == tensor.bytes, "{}: {} of {} bytes of {} were written", printable_path(path()),
              tensor.written, tensor.bytes, name);
   }
+  state_->hash_the_rest();
   state_->file.sync();
   state_->file.close();
 }
+
+const FileChecksum& SafetensorsWriter::checksum() const { return state_->checksum; }
 
 }  // namespace so

@@ -16,6 +16,7 @@
 
 #include "base/dtype.h"
 #include "base/file.h"
+#include "io/checksums.h"
 
 namespace so {
 
@@ -123,6 +124,10 @@ class SafetensorsWriter {
 
   // Checks that every byte was written, flushes to the device and closes. Call once, after all write() returned.
   void finish();
+
+  // Of the whole file, after finish(). Computed as the bytes come, as far as they come in the file's order; the rest is
+  // read again by finish().
+  const FileChecksum& checksum() const;
 
  private:
   struct State;

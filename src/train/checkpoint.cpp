@@ -8,6 +8,8 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "io/atomic_directory.h"
+#include "io/checksums.h"
+#include "train/directory_checks.h"
 #include "train/export.h"
 
 namespace so {
@@ -106,11 +108,13 @@ void CheckpointWriter::write(const TrainerState& state) {
   AtomicDirectory directory(directory_.path_of(state.step), IfExists::replace);
   require_free_space(directory.path(), bytes());
   ModelExport model(engine_, source_, directory.path());
+  // Each file says of which step it is: a file of another checkpoint is known by more than its checksum.
+  const std::map<std::string, std::string> metadata{{step_metadata, std::to_string(state.step)}};
   std::optional<SafetensorsWriter> master;
   if (engine_.compute_dtype() != DType::f32)
-    master.emplace(directory.path() / master_file, specs, std::map<std::string, std::string>{});
-  SafetensorsWriter first(directory.path() / first_moment_file, specs, {}),
-      second(directory.path() / second_moment_file, specs, {});
+    master.emplace(directory.path() / master_file, specs, metadata);
+  SafetensorsWriter first(directory.path() / first_moment_file, specs, metadata),
+      second(directory.path() / second_moment_file, specs, metadata);
   for (const Bucket& bucket : engine_.buckets()) {
     model.write_bucket(bucket);
     if (master) write_part(*master, engine_, bucket, StateArray::master);
@@ -123,6 +127,11 @@ void CheckpointWriter::write(const TrainerState& state) {
   first.finish();
   second.finish();
   write_text_file_atomically(directory.path() / trainer_state_file, to_json(state));
+  Checksums checksums{state.step, model.checksums()};
+  if (master) checksums.files.emplace(master_file, master->checksum());
+  checksums.files.emplace(first_moment_file, first.checksum());
+  checksums.files.emplace(second_moment_file, second.checksum());
+  write_checksums(directory.path(), std::move(checksums));
   directory.commit();
   for (const Checkpoint& removed : directory_.rotate(save_total_limit_)) log_debug("removed {}", removed.path.string());
 }

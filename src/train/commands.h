@@ -6,6 +6,7 @@
 #pragma once
 
 #include "train/command_options.h"
+#include "train/file_options.h"
 #include "train/train_options.h"
 
 namespace so {
@@ -40,6 +41,9 @@ int run_generate(const GenerateOptions& options);
 
 // Text to token ids and back.
 int run_tokenize(const TokenizeOptions& options);
+
+// Models and checkpoints against their checksums. exit_failure if anything is damaged.
+int run_verify(const VerifyOptions& options);
 
 // The time of training steps with random weights and tokens, beside what the machine can do.
 int run_bench_step(const BenchStepOptions& options);

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/json_text.h"
 #include "io/atomic_directory.h"
+#include "io/checksums.h"
 
 namespace so {
 
@@ -96,6 +97,7 @@ void export_model(OffloadEngine& engine, const ModelFiles& source, const std::fi
   ModelExport model(engine, source, staged.path(), max_shard_bytes);
   for (const Bucket& bucket : engine.buckets()) model.write_bucket(bucket);
   model.finish();
+  write_checksums(staged.path(), {{}, model.checksums()});
 
   // Weight files of an earlier model that this one does not replace would contradict it.
   std::vector<std::filesystem::path> stale, files;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <string>
 
 #include "offload/engine.h"
@@ -21,6 +22,7 @@ class ModelExport {
 
   void write_bucket(const Bucket& bucket);
   void finish();  // every bucket was written: completes the files
+  std::map<std::string, FileChecksum> checksums() const { return writer_.checksums(); }  // of the weights' files, then
 
  private:
   OffloadEngine& engine_;

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 // Files and directories in an output directory that are a run's.
 bool of_a_run(const std::string& name) {
-  return name == "metrics.jsonl" || name == "runs" || name == "config.json" || name.starts_with("checkpoint-") ||
+  return name == "metrics.jsonl" || name == "runs" || name == "config.json" || name == "checksums.json" || name.starts_with("checkpoint-") ||
          name.starts_with("model.safetensors") || (name.starts_with("model-") && name.ends_with(".safetensors"));
 }
 

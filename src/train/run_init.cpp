@@ -8,6 +8,7 @@
 #include "base/units.h"
 #include "io/atomic_directory.h"
 #include "io/checkpoint_directory.h"
+#include "io/checksums.h"
 #include "io/hf_directory.h"
 #include "model/config.h"
 #include "model/flops.h"
@@ -63,6 +64,7 @@ int run_init(const InitOptions& options) {
     }
   }
   writer.finish();
+  write_checksums(directory.path(), {{}, writer.checksums()});
   directory.commit();
   log_info("wrote {}: {}, {:.4g} M random parameters, {}", output.string(), spec.architecture,
            static_cast<double>(layout.parameter_elements()) / 1e6, name_of(dtype));

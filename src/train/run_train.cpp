@@ -15,6 +15,7 @@
 #include "model/parameters.h"
 #include "train/commands.h"
 #include "train/data_shape.h"
+#include "train/directory_checks.h"
 #include "train/model_encoder.h"
 #include "train/output_directory.h"
 #include "train/plan_changes.h"
@@ -160,8 +161,10 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const std::optional<Checkpoint> checkpoint = output.checkpoint();
   std::optional<TrainerState> state;
   if (checkpoint) {
+    require_whole_state(checkpoint->path);
     state = read_trainer_state(checkpoint->path / trainer_state_file);
     output.require_same_run(*state, data.key());
+    require_whole_checkpoint(checkpoint->path);
   }
   const RunLength length = run_length(options, batches, state ? &*state : nullptr,
                                       checkpoint ? (checkpoint->path / trainer_state_file).string() : std::string());

@@ -107,6 +107,17 @@ TEST(Parse, ResumeMayStandAlone) {
   EXPECT_EQ(parsed<TrainOptions>(train({"--resume", "o/checkpoint-5"})).resume, "o/checkpoint-5");
 }
 
+// What a command is about needs no option's name.
+TEST(Parse, OneValueMayStandWithoutItsOption) {
+  EXPECT_EQ(parsed<VerifyOptions>({"verify", "out"}).dir, "out");
+  EXPECT_EQ(parsed<VerifyOptions>({"verify", "--json", "--dir", "out"}).dir, "out");
+  EXPECT_TRUE(parsed<VerifyOptions>({"verify", "out", "--json"}).json);
+  EXPECT_EQ(error_of({"verify", "out", "--dir", "out"}), "--dir is given 2 times; give it once");
+  EXPECT_EQ(error_of({"verify", "a", "b"}),
+            "unexpected argument \"b\": values belong to an option (superoffload verify --help)");
+  EXPECT_EQ(error_of({"verify"}), "missing --dir DIR");
+}
+
 // A value is taken as it is, whatever it looks like.
 TEST(Parse, ValuesAreNotInterpreted) {
   for (const std::string text : {"", "-x", "-1", "--", "--not-an-option", "[INST] a, b [/INST]", "{}", "%% c", "a=b",
@@ -140,7 +151,7 @@ TEST(Parse, UnknownOptionsNameTheNearest) {
             "unexpected argument \"extra\": values belong to an option (superoffload train --help)");
   EXPECT_EQ(error_of({"tran"}), "unknown command \"tran\"; did you mean train?");
   EXPECT_EQ(error_of({"help"}),
-            "unknown command \"help\"; the commands are train, init, eval, generate, tokenize, plan, profile, bench "
+            "unknown command \"help\"; the commands are train, init, eval, generate, tokenize, plan, profile, verify, bench "
             "step, bench ops, "
             "bench load");
   EXPECT_EQ(error_of({"bench"}),
@@ -149,11 +160,11 @@ TEST(Parse, UnknownOptionsNameTheNearest) {
             "bench has no \"setp\": give one of bench step, bench ops, bench load (superoffload --help)");
   EXPECT_EQ(error_of({"bench_step"}).substr(0, 28), "unknown command \"bench_step\"");
   EXPECT_EQ(error_of({}),
-            "a command is missing: give one of train, init, eval, generate, tokenize, plan, profile, bench step, bench "
+            "a command is missing: give one of train, init, eval, generate, tokenize, plan, profile, verify, bench step, bench "
             "ops, bench load "
             "(superoffload --help)");
   EXPECT_EQ(error_of({"--model", "m"}),
-            "unknown option \"--model\"; the commands are train, init, eval, generate, tokenize, plan, profile, bench "
+            "unknown option \"--model\"; the commands are train, init, eval, generate, tokenize, plan, profile, verify, bench "
             "step, bench "
             "ops, bench load");
 }

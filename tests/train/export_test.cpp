@@ -175,7 +175,7 @@ TEST(ExportModel, ReplacesAnEarlierModelInTheDirectory) {
   std::set<std::string> names;
   for (const auto& [name, bytes] : snapshot(temporary.path())) names.insert(name);
   EXPECT_EQ(names,
-            (std::set<std::string>{"checkpoint-3", "checkpoint-3/model.safetensors", "config.json",
+            (std::set<std::string>{"checkpoint-3", "checkpoint-3/model.safetensors", "checksums.json", "config.json",
                                    "generation_config.json", "metrics.jsonl", "model.safetensors", "notes.txt"}));
   EXPECT_EQ(read_file(temporary / "checkpoint-3" / "model.safetensors"), "of a checkpoint");
   EXPECT_NO_THROW(ModelFiles(temporary.path()));

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "train/command_options.h"
+#include "train/file_options.h"
 
 namespace so {
 namespace {
@@ -103,6 +104,7 @@ TEST(OptionLists, ArePinned) {
                                                "trace",
                                                "json"}));
   EXPECT_EQ(names(profile_option_table()), (Names{"output", "overwrite", "cpu_threads"}));
+  EXPECT_EQ(names(verify_option_table()), (Names{"dir", "json"}));
   EXPECT_EQ(names(bench_step_option_table()), (Names{"config",
                                                      "batch_size",
                                                      "max_length",
@@ -190,7 +192,7 @@ TEST(OptionLists, EveryRowIsComplete) {
   const OptionRows* tables[] = {&train_option_table(),     &init_option_table(),       &eval_option_table(),
                                 &generate_option_table(),  &tokenize_option_table(),   &bench_step_option_table(),
                                 &bench_ops_option_table(), &bench_load_option_table(), &plan_option_table(),
-                                &profile_option_table()};
+                                &profile_option_table(),   &verify_option_table()};
   for (const OptionRows* rows : tables) {
     std::set<std::string> seen;
     for (const OptionSpec& spec : rows->specs()) {

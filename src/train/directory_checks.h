@@ -1,0 +1,46 @@
+// Whether a model directory or a checkpoint is as it was written: checksums, headers, index, and one step.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "io/checksums.h"
+
+namespace so {
+
+// The key in a state file's "__metadata__" that says which step it is of.
+inline constexpr const char* step_metadata = "step";
+
+struct DirectoryCheck {
+  std::filesystem::path directory;
+  std::optional<std::int64_t> step;  // a checkpoint's, as far as that can be told
+  bool is_checkpoint = false;
+  bool has_checksums = false;
+  std::size_t files = 0;    // on the list; without one, in the directory
+  std::uint64_t bytes = 0;  // of them
+  double seconds = 0;
+  std::vector<FileDamage> damage;  // by file name; no name: of the directory as a whole
+
+  bool whole() const { return damage.empty(); }
+};
+
+// Reads every file that checksums.json lists (without that list: only headers and index) and compares. Never throws
+// for what is wrong in the directory. `progress` is told of bytes read.
+DirectoryCheck check_directory(const std::filesystem::path& directory,
+                               const std::function<void(std::uint64_t)>& progress = {});
+
+// What there is to check in or under a directory: itself, if it holds a model or is a checkpoint, and its checkpoints,
+// lowest step first.
+std::vector<std::filesystem::path> directories_to_check(const std::filesystem::path& directory);
+
+// Throws Error naming the file, and the newest whole checkpoint before this one, unless trainer_state.json is as it was
+// written; quick.
+void require_whole_state(const std::filesystem::path& checkpoint);
+// The same of all files, with a line in the log. A checkpoint of a version that wrote no checksums passes with a
+// warning.
+void require_whole_checkpoint(const std::filesystem::path& checkpoint);
+
+}  // namespace so
