@@ -1,29 +1,70 @@
 #include "base/log.h"
 
+#include <poll.h>
 #include <unistd.h>
 
-#include <cstdio>
+#include <cerrno>
+#include <ctime>
 #include <mutex>
 #include <string>
+
+#include "base/terminal.h"
 
 namespace so {
 namespace {
 
+constexpr const char* clear_line = "\r\x1b[K";
+
+// Standard error, in whole writes. What cannot be written is dropped: nobody is there to read it.
+void write_out(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = ::write(STDERR_FILENO, text.data(), text.size());
+    if (n > 0) {
+      text.remove_prefix(static_cast<std::size_t>(n));
+    } else if (n < 0 && errno == EAGAIN) {  // another program has made it non-blocking
+      pollfd ready{STDERR_FILENO, POLLOUT, 0};
+      if (::poll(&ready, 1, 1000) <= 0) return;
+    } else if (n == 0 || errno != EINTR) {
+      return;
+    }
+  }
+}
+
+std::string_view prefix_of(LogLevel level) {
+  return level == LogLevel::warning ? "warning: " : level == LogLevel::error ? "error: " : "";
+}
+
 struct Console {
   std::mutex mutex;
   LogLevel level = LogLevel::info;
-  std::string progress;
-  const bool terminal = ::isatty(STDERR_FILENO) == 1;
+  std::string progress[2];  // by ProgressLine
+  LogSink sink;
+  const bool terminal = stderr_is_terminal();
 
-  void write(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stderr); }
+  // One column stays free: a character in the last one would make some terminals go to the next line.
+  std::string shown() const {
+    const std::string& task = progress[1];
+    return std::string(head_of(task.empty() ? progress[0] : task, stderr_columns() - 1));
+  }
+
+  void show(LogLevel message_level, std::string_view text) {
+    if (message_level < level) return;
+    std::string line(prefix_of(message_level));
+    line += text;
+    if (!terminal) {
+      write_out(line + '\n');
+      return;
+    }
+    const std::string progress_line = shown();
+    line = wrapped(printable_text(line), stderr_columns()) + '\n';
+    write_out((progress_line.empty() ? "" : clear_line) + line + progress_line);
+  }
 };
 
 Console& console() {
   static Console instance;
   return instance;
 }
-
-constexpr const char* clear_line = "\r\x1b[K";
 
 }  // namespace
 
@@ -32,29 +73,47 @@ void set_log_level(LogLevel level) {
   console().level = level;
 }
 
+void set_log_sink(LogSink sink) {
+  std::lock_guard lock(console().mutex);
+  console().sink = std::move(sink);
+}
+
 void log_message(LogLevel level, std::string_view text) {
   Console& c = console();
   std::lock_guard lock(c.mutex);
-  if (level < c.level) return;
-  std::string line;
-  if (c.terminal && !c.progress.empty()) line += clear_line;
-  if (level == LogLevel::warning) line += "warning: ";
-  if (level == LogLevel::error) line += "error: ";
-  line += text;
-  line += '\n';
-  if (c.terminal) line += c.progress;
-  c.write(line);
+  c.show(level, text);
+  if (!c.sink || level < LogLevel::detail) return;
+  const std::string complaint = c.sink(level, std::string(prefix_of(level)).append(text));
+  if (!complaint.empty()) c.show(LogLevel::warning, complaint);
 }
 
-void set_progress_line(std::string_view text) {
+void set_progress_line(ProgressLine line, std::string_view text) {
   Console& c = console();
   std::lock_guard lock(c.mutex);
+  if (c.level > LogLevel::info) return;
   if (c.terminal) {
-    c.write(clear_line + std::string(text));
-    c.progress = text;
+    const std::string before = c.shown();
+    c.progress[static_cast<int>(line)] = printable_text(text);
+    const std::string now = c.shown();
+    if (!before.empty() || !now.empty()) write_out(clear_line + now);
   } else if (!text.empty()) {
-    c.write(std::string(text) + "\n");
+    write_out(time_stamp().append(" ").append(text).append("\n"));
   }
+}
+
+void keep_progress_line() {
+  Console& c = console();
+  std::lock_guard lock(c.mutex);
+  if (!c.progress[0].empty() && c.progress[1].empty()) write_out("\n");
+  c.progress[0].clear();
+}
+
+std::string time_stamp() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  char text[32] = "";
+  if (::localtime_r(&now, &local) != nullptr) std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local);
+  return text;
 }
 
 }  // namespace so

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -26,7 +27,9 @@ class ProgressReport {
   bool shown_ = false;
 };
 
-// The text of the line, given the seconds spent so far.
-std::string progress_text(std::string_view title, double fraction, std::string_view detail, double seconds);
+// The text of the line, given the seconds spent so far. In more than `columns` the title, which may be a path, loses
+// its beginning, then the detail goes. 0: any width.
+std::string progress_text(std::string_view title, double fraction, std::string_view detail, double seconds,
+                          std::size_t columns = 0);
 
 }  // namespace so

@@ -12,6 +12,7 @@
 #include "cli/guard.h"
 #include "cli/parse.h"
 #include "train/commands.h"
+#include "train/verbosity.h"
 
 namespace so {
 namespace {
@@ -25,6 +26,7 @@ int run(const ParsedCommand& command) {
   return std::visit(
       [&](const auto& options) -> int {
         using O = std::decay_t<decltype(options)>;
+        if constexpr (requires { options.quiet; }) apply_verbosity(options.verbose, options.quiet);
         if constexpr (std::is_same_v<O, ShowText>)
           return show(options.text);
         else if constexpr (std::is_same_v<O, TrainOptions>)
@@ -74,9 +76,7 @@ int main(int argc, char** argv) {
   ::signal(SIGXFSZ, SIG_IGN);
   std::string message;
   const int code = so::run_guarded([&] { return so::run_and_flush(so::parse_command_line(argc, argv)); }, message);
-  if (!message.empty()) {
-    so::set_progress_line("");
-    std::fprintf(stderr, "%s\n", message.c_str());
-  }
+  so::keep_progress_line();
+  if (!message.empty()) so::log_message(so::LogLevel::failure, message);
   return code;
 }

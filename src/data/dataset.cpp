@@ -122,11 +122,12 @@ std::optional<TokenDataset> open_if_valid(const std::filesystem::path& path, std
 void report(const DatasetOptions& options, const TokenDataset& dataset, const std::filesystem::path& cache, bool made) {
   const DatasetCounts& c = dataset.counts();
   std::string notes;
-  if (c.truncated > 0) notes += fmt::format(", {} truncated to {} tokens", c.truncated, options.example.max_length);
-  if (c.dropped > 0) notes += fmt::format(", {} dropped (no trained token in them)", c.dropped);
-  log_info("{}: {} records{}; {} documents, {} tokens, {} of them trained; longest {} ({} token cache {})",
-           options.file.string(), c.records, notes, c.documents, c.tokens, c.trained_tokens, c.longest,
-           made ? "new" : "from", cache.string());
+  if (c.truncated > 0) notes += fmt::format("; {} cut to {}", c.truncated, options.example.max_length);
+  if (c.dropped > 0) notes += fmt::format("; {} dropped (no token to train on)", c.dropped);
+  log_info("{}: {}: {} records, {} tokens, {} of them trained on, longest {}{}", options.name, options.file.string(),
+           c.records, c.tokens, c.trained_tokens, c.longest, notes);
+  log_detail("{}: {} documents; token cache {} ({})", options.name, c.documents, cache.string(),
+             made ? "new" : "of an earlier run");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 #include "base/thread_pool.h"
 #include "data/example.h"
@@ -18,6 +19,7 @@ struct DatasetOptions {
   // written, fallback_directory (the run's output, say) with a warning. A directory named here has no fallback.
   std::filesystem::path cache_directory;
   std::filesystem::path fallback_directory;
+  std::string name = "data";  // what the log calls it
 };
 
 // Opens the file's token cache, making it first if there is none.

@@ -16,6 +16,25 @@ std::string line_of(const ordered_json& object) {
   return object.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
+ordered_json to_object(const RunTotals& t) {
+  ordered_json object{{"steps", t.steps},
+                      {"first_step", t.first_step},
+                      {"last_step", t.last_step},
+                      {"tokens", t.tokens},
+                      {"seconds", t.seconds},
+                      {"tokens_per_s", t.tokens_per_s()},
+                      {"first_loss", t.first_loss},
+                      {"last_loss", t.last_loss},
+                      {"clipped_steps", t.clipped_steps},
+                      {"skipped_steps", t.skipped_steps}};
+  const auto add = [&](const char* name, const std::optional<RunTotals::Evaluation>& e) {
+    if (e) object[name] = {{"step", e->step}, {"eval_loss", e->loss}};
+  };
+  add("best_evaluation", t.best_evaluation);
+  add("last_evaluation", t.last_evaluation);
+  return object;
+}
+
 std::int64_t step_of_line(std::string_view line, const std::filesystem::path& path, std::size_t number) {
   const auto object = nlohmann::json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
   if (object.is_object()) {
@@ -94,11 +113,13 @@ void MetricsLog::evaluation(std::int64_t step, double loss) {
   append_line(line_of({{"step", step}, {"eval_loss", loss}}));
 }
 
-void MetricsLog::summary(std::int64_t step, std::span<const PlannedFigure> figures) {
+void MetricsLog::summary(std::int64_t step, std::span<const PlannedFigure> figures, const RunTotals& totals) {
   ordered_json by_name = ordered_json::object();
   for (const PlannedFigure& f : figures)
     by_name[f.name] = {{"planned", f.planned}, {"measured", f.measured}, {"difference", f.difference()}};
-  append_line(line_of({{"step", step}, {"summary", by_name}}));
+  ordered_json line{{"step", step}, {"summary", by_name}};
+  if (totals.steps > 0) line["run"] = to_object(totals);
+  append_line(line_of(line));
 }
 
 void MetricsLog::append_line(std::string_view line) { file_.write_all(line); }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,6 +30,22 @@ struct StepMetrics {
   std::string skipped_tensor = {};  // the first one it was found in
 };
 
+// A training run in a few numbers. Losses are of single steps, evaluations of the whole evaluation data.
+struct RunTotals {
+  struct Evaluation {
+    std::int64_t step = 0;
+    double loss = 0;
+  };
+  std::int64_t steps = 0;                      // of this run, not of those it was resumed from
+  std::int64_t first_step = 0, last_step = 0;  // 0 without a step
+  std::int64_t tokens = 0;
+  double seconds = 0;  // from the first step to now, evaluations and checkpoints included
+  double first_loss = 0, last_loss = 0;
+  std::optional<Evaluation> best_evaluation, last_evaluation;
+  std::int64_t clipped_steps = 0, skipped_steps = 0;
+  double tokens_per_s() const { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
+};
+
 // A figure of a run as it was planned, and as it came.
 struct PlannedFigure {
   std::string name;  // as train/plan_comparison.h has them
@@ -41,7 +58,7 @@ struct PlannedFigure {
 // back; what is not finite is null. Step lines have the keys step, epoch, loss, grad_norm, lr, tokens, step_time_s,
 // tokens_per_s, model_tflops, reference_tflops, host_memory_bytes, device_memory_bytes and, if the step was skipped,
 // skipped and skipped_tensor; evaluation lines have step and eval_loss; the last line of a run has step, the last one,
-// and summary: by figure what was planned, what was measured, and the difference as a share.
+// summary: by figure what was planned, what was measured, and the difference as a share; and run: RunTotals.
 class MetricsLog {
  public:
   // Opens it for appending; created if absent. A last line that was cut short is dropped.
@@ -50,7 +67,7 @@ class MetricsLog {
   const std::filesystem::path& path() const { return path_; }
   void step(const StepMetrics& metrics);
   void evaluation(std::int64_t step, double loss);  // of the weights after `step`
-  void summary(std::int64_t step, std::span<const PlannedFigure> figures);
+  void summary(std::int64_t step, std::span<const PlannedFigure> figures, const RunTotals& totals = {});
 
   // Drops the lines of steps after `step`, which a resumed run will write again. The other lines keep their bytes. The
   // file is replaced in one piece; a line in the middle that is not a metrics line is an Error that names it.

@@ -1,12 +1,14 @@
 #include "train/checkpoint.h"
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
 #include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
 #include "train/directory_checks.h"
@@ -102,6 +104,7 @@ void CheckpointWriter::wait() {
 }
 
 void CheckpointWriter::write(const TrainerState& state) {
+  const auto start = std::chrono::steady_clock::now();
   const ParameterLayout& layout = engine_.layout();
   const auto specs = tensor_specs(layout, DType::f32);
   // A run that was resumed from an earlier checkpoint meets its own later ones again: same step, same bytes.
@@ -133,7 +136,11 @@ void CheckpointWriter::write(const TrainerState& state) {
   checksums.files.emplace(second_moment_file, second.checksum());
   write_checksums(directory.path(), std::move(checksums));
   directory.commit();
-  for (const Checkpoint& removed : directory_.rotate(save_total_limit_)) log_debug("removed {}", removed.path.string());
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  log_info("checkpoint saved: {} ({}, {:.1f} s)", directory_.path_of(state.step).string(), format_bytes(bytes()),
+           took.count());
+  for (const Checkpoint& removed : directory_.rotate(save_total_limit_))
+    log_info("checkpoint pruned: {}", removed.path.string());
 }
 
 void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& engine, Stream& compute,

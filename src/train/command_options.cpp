@@ -2,6 +2,7 @@
 
 #include "model/presets.h"
 #include "plan/hardware.h"
+#include "train/verbosity.h"
 
 namespace so {
 namespace {
@@ -107,6 +108,7 @@ OptionTable<InitOptions> make_init() {
       .default_from(ours);
   t.add("seed", &O::seed, "Seed of the random weights").at_least(0).default_from("TrainingArguments");
   t.add("dtype", &O::dtype, "Number format of the stored weights; auto: what config.json says").default_from(ours);
+  add_verbosity(t);
   return t;
 }
 
@@ -134,6 +136,7 @@ OptionTable<EvalOptions> make_eval() {
       .when_unset("$XDG_CACHE_HOME/superoffload, else ~/.cache/superoffload");
   add_json(t);
   add_machine(t);
+  add_verbosity(t);
   return t;
 }
 
@@ -164,6 +167,7 @@ OptionTable<GenerateOptions> make_generate() {
   t.group("Result");
   add_json(t);
   add_machine(t);
+  add_verbosity(t);
   return t;
 }
 
@@ -181,6 +185,7 @@ OptionTable<TokenizeOptions> make_tokenize() {
       .elsewhere("skip_special_tokens");
   t.group("Result");
   add_json(t);
+  add_verbosity(t);
   return t;
 }
 
@@ -209,6 +214,7 @@ OptionTable<BenchStepOptions> make_bench_step() {
   add_json(t);
   add_machine(t);
   add_memory_caps(t);
+  add_verbosity(t);
   return t;
 }
 
@@ -241,6 +247,7 @@ OptionTable<PlanOptions> make_plan() {
       .metavar("FILE")
       .default_from(ours);
   add_json(t);
+  add_verbosity(t);
   return t;
 }
 
@@ -255,6 +262,7 @@ OptionTable<ProfileOptions> make_profile() {
       .at_least(1)
       .or_else(std::int64_t{0}, "all usable CPUs, but for one core beside a GPU")
       .default_from(ours);
+  add_verbosity(t);
   return t;
 }
 
@@ -273,6 +281,7 @@ OptionTable<BenchOpsOptions> make_bench_ops() {
   t.group("Result");
   add_json(t);
   add_machine(t);
+  add_verbosity(t);
   return t;
 }
 
@@ -289,6 +298,7 @@ OptionTable<BenchLoadOptions> make_bench_load() {
       .default_from(ours);
   add_json(t);
   add_machine(t);
+  add_verbosity(t);
   return t;
 }
 

@@ -17,6 +17,7 @@ struct InitOptions {
   bool overwrite_output_dir = false;
   std::int64_t seed = 42;
   Precision dtype = Precision::automatic;
+  bool verbose = false, quiet = false;
 };
 
 struct EvalOptions {
@@ -31,6 +32,7 @@ struct EvalOptions {
   Precision dtype = Precision::automatic;
   int cpu_threads = 0;
   bool json = false;
+  bool verbose = false, quiet = false;
 };
 
 struct GenerateOptions {
@@ -48,6 +50,7 @@ struct GenerateOptions {
   Precision dtype = Precision::automatic;
   int cpu_threads = 0;
   bool json = false;
+  bool verbose = false, quiet = false;
 };
 
 struct TokenizeOptions {
@@ -58,6 +61,7 @@ struct TokenizeOptions {
   std::string decode;  // token ids, decimal, separated by commas or spaces
   bool no_special_tokens = false;
   bool json = false;
+  bool verbose = false, quiet = false;
 };
 
 template <>
@@ -91,12 +95,14 @@ struct PlanOptions {
   PlanChoice explain = PlanChoice::none;
   std::string trace;  // file; empty: none
   bool json = false;
+  bool verbose = false, quiet = false;
 };
 
 struct ProfileOptions {
   std::string output = "hardware.json";
   bool overwrite = false;
   int cpu_threads = 0;
+  bool verbose = false, quiet = false;
 };
 
 struct BenchStepOptions {
@@ -123,6 +129,7 @@ struct BenchStepOptions {
   int cpu_threads = 0;
   std::int64_t device_memory = 0, host_memory = 0;  // as TrainOptions
   bool json = false;
+  bool verbose = false, quiet = false;
 };
 
 struct BenchOpsOptions {
@@ -133,6 +140,7 @@ struct BenchOpsOptions {
   Precision dtype = Precision::automatic;
   int cpu_threads = 0;
   bool json = false;
+  bool verbose = false, quiet = false;
 };
 
 struct BenchLoadOptions {
@@ -142,6 +150,7 @@ struct BenchLoadOptions {
   Precision dtype = Precision::automatic;
   int cpu_threads = 0;
   bool json = false;
+  bool verbose = false, quiet = false;
 };
 
 const OptionTable<InitOptions>& init_option_table();

@@ -1,5 +1,7 @@
 #include "train/file_options.h"
 
+#include "train/verbosity.h"
+
 namespace so {
 namespace {
 
@@ -16,6 +18,7 @@ OptionTable<VerifyOptions> make_verify() {
       .elsewhere("output_dir");
   t.group("Result");
   t.add("json", &O::json, "Print the result as one JSON object on standard output").default_from(ours);
+  add_verbosity(t);
   return t;
 }
 

@@ -10,6 +10,7 @@ namespace so {
 struct VerifyOptions {
   std::string dir;
   bool json = false;
+  bool verbose = false, quiet = false;
 };
 
 const OptionTable<VerifyOptions>& verify_option_table();

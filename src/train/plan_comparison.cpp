@@ -41,8 +41,11 @@ std::size_t MemoryMeter::ledger_peak(MemoryKind kind) const {
 StepSeconds seconds_of(std::span<const double> steps, const EngineCounters& counters) {
   if (steps.empty()) return {};
   const auto count = static_cast<double>(steps.size());
+  // Updates of state on the device wait for a checkpoint under way; the host's show as waits of the device.
+  const double checkpoints = counters.save_wait_seconds - counters.host.save_wait_seconds;
+  const double worked = std::accumulate(steps.begin(), steps.end(), 0.0) - total(counters.device_waits) - checkpoints;
   return {.step = median({steps.begin(), steps.end()}),
-          .device = (std::accumulate(steps.begin(), steps.end(), 0.0) - total(counters.device_waits)) / count,
+          .device = std::max(0.0, worked) / count,
           .host_adamw = counters.host.adam_seconds / count};
 }
 
@@ -72,11 +75,11 @@ std::string describe(const PlannedFigure& f) {
   };
   const std::string what = bytes                        ? f.name.substr(0, f.name.find('_')) + " memory"
                            : f.name == "step_seconds"   ? "step"
-                           : f.name == "device_seconds" ? "of it the device's work"
-                                                        : "of it AdamW on the host";
+                           : f.name == "device_seconds" ? "device work of a step"
+                                                        : "AdamW on the host";
   const std::string difference =
       std::isfinite(f.difference()) ? fmt::format(" ({:+.1f}%)", 100 * f.difference()) : std::string();
-  return fmt::format("{}: {}, planned {}{}", what, text(f.measured), text(f.planned), difference);
+  return fmt::format("{} {}, planned {}{}", what, text(f.measured), text(f.planned), difference);
 }
 
 }  // namespace so

@@ -50,7 +50,7 @@ StepSeconds seconds_of(std::span<const double> steps, const EngineCounters& coun
 std::vector<PlannedFigure> compare_with_plan(const TrainingPlan& plan, Device& device, const MemoryMeter& memory,
                                              const StepSeconds& seconds);
 
-// For people: "step: 2.7240 s, planned 2.7280 s (-0.1%)".
+// For people: "step 2.7240 s, planned 2.7280 s (-0.1%)".
 std::string describe(const PlannedFigure& figure);
 
 }  // namespace so

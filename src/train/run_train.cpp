@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/run_log.h"
 #include "base/units.h"
 #include "data/dataset.h"
 #include "io/atomic_directory.h"
@@ -23,6 +24,7 @@
 #include "train/plan_review.h"
 #include "train/rate_cache.h"
 #include "train/run_length.h"
+#include "train/run_report.h"
 #include "train/trainer.h"
 
 namespace so {
@@ -65,6 +67,8 @@ bool is_finished(const std::filesystem::path& output, std::int64_t step, std::in
 
 int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   TrainOptions options = given;
+  if (!options.dry_run) begin_run_log();
+  if (options.dry_run && !options.quiet) set_log_level(LogLevel::detail);  // the details are what it is for
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
 
   // Refusals come first, the cheap ones before the dear ones; nothing is written until the run is known to be possible.
@@ -74,6 +78,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const DType compute = resolve_dtype(options.dtype, read_text_file(config_file, 16 << 20), config_file);
   options.dtype = compute == DType::bf16 ? Precision::bf16 : Precision::fp32;
   Runtime runtime(options.device, resolve_cpu_threads(options, static_cast<int>(usable_cpus().size())));
+  log_info("{}", model_line(options.model, spec, compute, runtime.device()));
   EngineSettings engine;
   engine.compute = compute;
   engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
@@ -112,16 +117,17 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   // Where the cache is if it can be nowhere else; a dry run leaves no directory behind.
   std::optional<TemporaryDirectory> temporary;
   if (options.dry_run) temporary.emplace();
-  const auto open = [&](const std::string& file) {
+  const auto open = [&](const std::string& file, const char* name) {
     return open_dataset({file,
                          {options.max_length, options.train_on_prompt},
                          options.cache_dir,
-                         temporary ? temporary->path() : std::filesystem::path(options.output_dir) / "cache"},
+                         temporary ? temporary->path() : std::filesystem::path(options.output_dir) / "cache",
+                         name},
                         encoder, runtime.host_pool());
   };
-  const TokenDataset data = open(options.data);
+  const TokenDataset data = open(options.data, "data");
   std::optional<TokenDataset> evaluation;
-  if (!options.eval_data.empty()) evaluation.emplace(open(options.eval_data));
+  if (!options.eval_data.empty()) evaluation.emplace(open(options.eval_data, "evaluation data"));
 
   BatchOptions batch_options;
   batch_options.batch_size = options.batch_size;
@@ -184,14 +190,13 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
     require_free_space(nearest_directory(options.output_dir), export_bytes);
   else
     output.prepare(export_bytes);
+  if (!options.dry_run) open_run_log(std::filesystem::path(options.output_dir) / run_log_file);
 
-  log_info("{}: {:.4g} M parameters, {} on {}; {} steps of at most {} x {} rows, {} documents, {} tokens",
-           spec.architecture, static_cast<double>(parameter_count(spec)) / 1e6, name_of(compute), device.name(),
-           total_steps, options.gradient_accumulation_steps, options.batch_size, data.size(), data.counts().tokens);
-  log_info("{}", settings_log(train_option_table().view(options), origins));
-  const std::size_t predicted = plan.memory.host_total(device.kind());
-  log_info("memory plan:\n{}  in all {}", plan.memory.table(), format_bytes(predicted));
-
+  log_info("{}", plan_line(options, plan, layout, total_steps));
+  log_info("{}", memory_line(plan, machine));
+  log_info("{}", output_line(options));
+  log_detail("{}", settings_log(train_option_table().view(options), origins));
+  log_detail("memory plan:\n{}  in all {}", plan.memory.table(), format_bytes(plan.memory.host_total(device.kind())));
   if (device.kind() == DeviceKind::cpu && origins.given("pin_memory"))
     log_info("pin_memory has nothing to choose on the CPU device: there is one kind of memory");
 
@@ -214,9 +219,11 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   }
   const Trainer::Outcome outcome = trainer.run();
   const std::vector<PlannedFigure> figures = compare_with_plan(plan, device, memory, trainer.seconds());
-  for (const PlannedFigure& figure : figures) log_info("{}", describe(figure));
   trainer.record_summary(figures);
-  if (outcome == Trainer::Outcome::finished) log_info("wrote {}", options.output_dir);
+  log_info("{}", figures_line(figures));
+  if (outcome == Trainer::Outcome::finished)
+    log_info("{}", trained_model_line(options.output_dir, export_bytes, compute));
+  if (!trainer.how_to_resume().empty()) log_info("{}", trainer.how_to_resume());
   return outcome == Trainer::Outcome::interrupted ? exit_interrupted : exit_ok;
 }
 

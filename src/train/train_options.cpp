@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "train/verbosity.h"
+
 namespace so {
 namespace {
 
@@ -290,6 +292,7 @@ OptionTable<TrainOptions> make_table() {
       .file_only()
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.cpuadam_cores_perc");
+  add_verbosity(t);
   return t;
 }
 

@@ -131,6 +131,9 @@ struct TrainOptions {
   ProfileUse profile = ProfileUse::cached;
   bool pin_memory = true;         // DeepSpeed file only
   double cpuadam_cores_perc = 1;  // DeepSpeed file only
+  // Messages
+  bool verbose = false;
+  bool quiet = false;
 };
 
 const OptionTable<TrainOptions>& train_option_table();

@@ -134,8 +134,11 @@ StepSeconds Trainer::seconds() const {
 }
 
 void Trainer::record_summary(std::span<const PlannedFigure> figures) {
-  metrics_.summary(state_.step, figures);
+  const RunTotals totals = totals_.totals();
+  metrics_.summary(state_.step, figures, totals);
   tensorboard_.summary(state_.step, figures);
+  if (in_.options.bench_steps > 0) return;
+  for (const std::string& line : describe(totals)) log_info("{}", line);
 }
 
 void Trainer::report(const StepResult& r) {
@@ -158,6 +161,7 @@ void Trainer::report(const StepResult& r) {
   m.skipped_tensor = r.skipped_tensor;
   metrics_.step(m);
   tensorboard_.step(m);
+  totals_.step(m, r.verdict.finite && r.verdict.clip < 1);
   if (m.skipped)
     log_warning(
         "step {}: the gradient of '{}' is not finite; the step was skipped, weights and optimizer state are as before",
@@ -187,7 +191,7 @@ void Trainer::review_plan() {
   measured.previewed = a_step(host.previewed);
   measured.left = a_step(host.updated_in_place + host.updated_weights_first);
   reviewed_ = now;
-  for (const std::string& line : in_.review->look(measured)) log_info("{}", line);
+  for (const std::string& line : in_.review->look(measured)) log_detail("{}", line);
 }
 
 void Trainer::log_breakdown(const StepResult& r) {
@@ -227,6 +231,7 @@ void Trainer::record_evaluation() {
   }
   metrics_.evaluation(state_.step, *loss);
   tensorboard_.evaluation(state_.step, *loss);
+  totals_.evaluation(state_.step, *loss);
   log_info("step {}: evaluation loss {:.4f}, perplexity {:.2f}", state_.step, *loss, std::exp(*loss));
 }
 
@@ -298,11 +303,12 @@ Trainer::Outcome Trainer::run_steps() {
   const TrainOptions& o = in_.options;
   const bool benchmark = o.bench_steps > 0;
   progress_ = Progress(state_.step, in_.length.steps, o.log_interval);
+  totals_.start();
   const bool resumed_at_end = state_.step == in_.length.steps;
   if (!benchmark && (state_.step == 0 || evaluation_is_due())) record_evaluation();
   if (interrupt_->requested() && state_.step < in_.length.steps) {
-    log_info("interrupted by {} before the first step: nothing was saved; continue with --resume",
-             interrupt_->signal_name());
+    how_to_resume_ = fmt::format("interrupted by {} before the first step: nothing was saved; continue with --resume",
+                                 interrupt_->signal_name());
     return Outcome::interrupted;
   }
 
@@ -332,8 +338,9 @@ Trainer::Outcome Trainer::run_steps() {
       trace(-1);
       save();
       checkpoints_.wait();
-      log_info("interrupted by {}: saved {} at step {}; continue with --resume", interrupt_->signal_name(),
-               CheckpointDirectory(o.output_dir).path_of(state_.step).string(), state_.step);
+      how_to_resume_ =
+          fmt::format("interrupted by {}: saved {} at step {}; continue with --resume", interrupt_->signal_name(),
+                      CheckpointDirectory(o.output_dir).path_of(state_.step).string(), state_.step);
       return Outcome::interrupted;
     }
     if (o.save_steps > 0 && state_.step % o.save_steps == 0 && !last) save();

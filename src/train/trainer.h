@@ -23,6 +23,7 @@
 #include "train/plan_review.h"
 #include "train/progress.h"
 #include "train/run_length.h"
+#include "train/run_totals.h"
 #include "train/runtime.h"
 #include "train/train_options.h"
 #include "train/trainer_state.h"
@@ -62,8 +63,10 @@ class Trainer {
 
   // Of the steps of this run without the first, which begins with nothing under way; none before the second.
   StepSeconds seconds() const;
-  // The last line of the run's metrics.
+  // The last line of the run's metrics, and the closing lines of the log.
   void record_summary(std::span<const PlannedFigure> figures);
+  // After an interrupted run: where it can be resumed. Empty after another one.
+  const std::string& how_to_resume() const { return how_to_resume_; }
 
  private:
   struct StepResult {
@@ -108,9 +111,11 @@ class Trainer {
   std::vector<double> step_seconds_;
   Progress progress_;
   std::optional<InterruptGuard> interrupt_;  // while run() is under way
-  EngineCounters first_;                     // after the first step
-  EngineCounters reported_;                  // at the last log_breakdown()
-  EngineCounters reviewed_;                  // at the last review_plan()
+  RunTotalsMeter totals_;
+  std::string how_to_resume_;
+  EngineCounters first_;     // after the first step
+  EngineCounters reported_;  // at the last log_breakdown()
+  EngineCounters reviewed_;  // at the last review_plan()
   MicroBatch batch_;
   std::unique_ptr<TraceSession> trace_;
 };

@@ -252,7 +252,7 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
 }  // namespace
 
 void TrainingPlan::log_reasons() const {
-  for (const std::string& reason : reasons) log_info("{}", reason);
+  for (const std::string& reason : reasons) log_detail("{}", reason);
 }
 
 std::int64_t choose_loss_chunk(DeviceKind kind, std::int64_t vocab) {

@@ -46,10 +46,10 @@ TEST_F(Comparison, HasTheFiguresThatThereAre) {
   const Buffer pinned = take(MemoryKind::pinned, 512);
   figures = compare_with_plan(plan, *device_, meter, {.step = 2.1, .device = 1.5, .host_adamw = 0.9});
   ASSERT_EQ(figures.size(), 6u);
-  EXPECT_EQ(describe(figures[0]), "step: 2.1000 s, planned 2.0000 s (+5.0%)");
-  EXPECT_EQ(describe(figures[1]), "of it the device's work: 1.5000 s, planned 1.5000 s (+0.0%)");
-  EXPECT_EQ(describe(figures[2]), "of it AdamW on the host: 0.9000 s, planned 1.0000 s (-10.0%)");
-  EXPECT_EQ(describe(figures[4]), "pinned memory: 512 bytes, planned 0 bytes") << "of nothing there is no share";
+  EXPECT_EQ(describe(figures[0]), "step 2.1000 s, planned 2.0000 s (+5.0%)");
+  EXPECT_EQ(describe(figures[1]), "device work of a step 1.5000 s, planned 1.5000 s (+0.0%)");
+  EXPECT_EQ(describe(figures[2]), "AdamW on the host 0.9000 s, planned 1.0000 s (-10.0%)");
+  EXPECT_EQ(describe(figures[4]), "pinned memory 512 bytes, planned 0 bytes") << "of nothing there is no share";
   EXPECT_EQ(compare_with_plan(plan, *device_, meter, {}).size(), 3u) << "no step was measured";
 }
 

@@ -72,17 +72,19 @@ TEST(OptionLists, ArePinned) {
                                                 "cast_side",
                                                 "profile",
                                                 "pin_memory",
-                                                "cpuadam_cores_perc"}));
+                                                "cpuadam_cores_perc",
+                                                "verbose",
+                                                "quiet"}));
   EXPECT_EQ(names(init_option_table()),
-            (Names{"config", "tokenizer", "output_dir", "overwrite_output_dir", "seed", "dtype"}));
+            (Names{"config", "tokenizer", "output_dir", "overwrite_output_dir", "seed", "dtype", "verbose", "quiet"}));
   EXPECT_EQ(names(eval_option_table()),
             (Names{"model", "data", "batch_size", "max_length", "packing", "train_on_prompt", "cache_dir", "json",
-                   "device", "dtype", "cpu_threads"}));
+                   "device", "dtype", "cpu_threads", "verbose", "quiet"}));
   EXPECT_EQ(names(generate_option_table()),
             (Names{"model", "prompt", "prompt_file", "alpaca", "max_new_tokens", "temperature", "top_k", "top_p",
-                   "stop_at_eos", "seed", "json", "device", "dtype", "cpu_threads"}));
+                   "stop_at_eos", "seed", "json", "device", "dtype", "cpu_threads", "verbose", "quiet"}));
   EXPECT_EQ(names(tokenize_option_table()),
-            (Names{"model", "text", "file", "stdin", "decode", "no_special_tokens", "json"}));
+            (Names{"model", "text", "file", "stdin", "decode", "no_special_tokens", "json", "verbose", "quiet"}));
   EXPECT_EQ(names(plan_option_table()), (Names{"model",
                                                "batch_size",
                                                "max_length",
@@ -102,9 +104,11 @@ TEST(OptionLists, ArePinned) {
                                                "host_memory",
                                                "explain",
                                                "trace",
-                                               "json"}));
-  EXPECT_EQ(names(profile_option_table()), (Names{"output", "overwrite", "cpu_threads"}));
-  EXPECT_EQ(names(verify_option_table()), (Names{"dir", "json"}));
+                                               "json",
+                                               "verbose",
+                                               "quiet"}));
+  EXPECT_EQ(names(profile_option_table()), (Names{"output", "overwrite", "cpu_threads", "verbose", "quiet"}));
+  EXPECT_EQ(names(verify_option_table()), (Names{"dir", "json", "verbose", "quiet"}));
   EXPECT_EQ(names(bench_step_option_table()), (Names{"config",
                                                      "batch_size",
                                                      "max_length",
@@ -128,10 +132,13 @@ TEST(OptionLists, ArePinned) {
                                                      "dtype",
                                                      "cpu_threads",
                                                      "device_memory",
-                                                     "host_memory"}));
+                                                     "host_memory",
+                                                     "verbose",
+                                                     "quiet"}));
   EXPECT_EQ(names(bench_ops_option_table()),
-            (Names{"config", "tokens", "max_length", "json", "device", "dtype", "cpu_threads"}));
-  EXPECT_EQ(names(bench_load_option_table()), (Names{"model", "rounds", "json", "device", "dtype", "cpu_threads"}));
+            (Names{"config", "tokens", "max_length", "json", "device", "dtype", "cpu_threads", "verbose", "quiet"}));
+  EXPECT_EQ(names(bench_load_option_table()),
+            (Names{"model", "rounds", "json", "device", "dtype", "cpu_threads", "verbose", "quiet"}));
 }
 
 // What a resumed run must agree on with its checkpoint. Speed, place and reporting are not in it: results must not

@@ -1,0 +1,168 @@
+#include "base/terminal.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <utility>
+
+namespace so {
+namespace {
+
+constexpr std::size_t fewest_columns = 20, usual_columns = 80, most_columns = 10000;
+
+struct Character {
+  std::uint32_t code = 0;
+  std::size_t bytes = 1;
+  bool valid = false;
+};
+
+// The character that `text`, which is not empty, begins with.
+Character first_of(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<std::uint32_t>(static_cast<unsigned char>(text[i])); };
+  const std::uint32_t lead = byte(0);
+  if (lead < 0x80) return {lead, 1, true};
+  const std::size_t bytes = lead >= 0xF0 && lead < 0xF5 ? 4 : lead >= 0xE0 && lead < 0xF0 ? 3 : lead >= 0xC2 ? 2 : 0;
+  if (bytes == 0 || lead >= 0xF5 || text.size() < bytes) return {lead, 1, false};
+  std::uint32_t code = lead & (0xFFu >> (bytes + 1));
+  for (std::size_t i = 1; i < bytes; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return {lead, 1, false};
+    code = code << 6 | (byte(i) & 0x3F);
+  }
+  const bool overlong = (bytes == 3 && code < 0x800) || (bytes == 4 && code < 0x10000);
+  if (overlong || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) return {lead, 1, false};
+  return {code, bytes, true};
+}
+
+using Interval = std::pair<std::uint32_t, std::uint32_t>;
+
+template <std::size_t N>
+bool in_any(const Interval (&intervals)[N], std::uint32_t code) {
+  return std::any_of(std::begin(intervals), std::end(intervals),
+                     [&](const Interval& i) { return code >= i.first && code <= i.second; });
+}
+
+std::size_t width_of(const Character& c) {
+  static constexpr Interval none[] = {{0x300, 0x36F},   {0x483, 0x489},   {0x591, 0x5BD},   {0x610, 0x61A},
+                                      {0x64B, 0x65F},   {0x1AB0, 0x1AFF}, {0x1DC0, 0x1DFF}, {0x200B, 0x200F},
+                                      {0x20D0, 0x20FF}, {0xFE00, 0xFE0F}, {0xFE20, 0xFE2F}, {0xE0100, 0xE01EF}};
+  static constexpr Interval wide[] = {{0x1100, 0x115F},   {0x2E80, 0x303E},   {0x3041, 0xA4CF},   {0xA960, 0xA97F},
+                                      {0xAC00, 0xD7A3},   {0xF900, 0xFAFF},   {0xFE30, 0xFE6F},   {0xFF00, 0xFF60},
+                                      {0xFFE0, 0xFFE6},   {0x1F300, 0x1F64F}, {0x1F680, 0x1F6FF}, {0x1F900, 0x1F9FF},
+                                      {0x1FA70, 0x1FAFF}, {0x20000, 0x3FFFD}};
+  if (!c.valid) return 1;
+  if (in_any(none, c.code)) return 0;
+  return in_any(wide, c.code) ? 2 : 1;
+}
+
+void append_wrapped_line(std::string& out, std::string_view line, std::size_t columns) {
+  if (columns_of(line) <= columns) {
+    out += line;
+    return;
+  }
+  const std::size_t own = std::min(line.find_first_not_of(' '), line.size());
+  const std::string indent(std::min(own + 2, columns / 2), ' ');
+  std::size_t used = own;
+  out.append(own, ' ');
+  bool first = true;
+  for (std::size_t begin = own; begin < line.size();) {
+    const std::size_t gap = std::min(line.find_first_not_of(' ', begin), line.size());
+    const std::size_t end = std::min(line.find(' ', gap), line.size());
+    const std::string_view word = line.substr(gap, end - gap);
+    const std::size_t wide = columns_of(word);
+    if (word.empty()) break;
+    if (!first && used + (gap - begin) + wide > columns) {
+      out += '\n' + indent;
+      used = indent.size();
+    } else {
+      out.append(gap - begin, ' ');
+      used += gap - begin;
+    }
+    out += word;
+    used += wide;
+    first = false;
+    begin = end;
+  }
+}
+
+}  // namespace
+
+bool stderr_is_terminal() {
+  const char* term = std::getenv("TERM");
+  return ::isatty(STDERR_FILENO) == 1 && (term == nullptr || std::string_view(term) != "dumb");
+}
+
+std::size_t stderr_columns() {
+  std::size_t columns = 0;
+  winsize size{};
+  if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0) columns = size.ws_col;
+  if (columns == 0) {
+    const char* text = std::getenv("COLUMNS");
+    const std::string_view given = text == nullptr ? "" : text;
+    const auto [stop, error] = std::from_chars(given.data(), given.data() + given.size(), columns);
+    if (error != std::errc() || stop != given.data() + given.size()) columns = usual_columns;
+  }
+  return std::clamp(columns, fewest_columns, most_columns);
+}
+
+std::size_t columns_of(std::string_view text) {
+  std::size_t columns = 0;
+  while (!text.empty()) {
+    const Character c = first_of(text);
+    columns += width_of(c);
+    text.remove_prefix(c.bytes);
+  }
+  return columns;
+}
+
+std::string_view head_of(std::string_view text, std::size_t columns) {
+  std::size_t bytes = 0;
+  for (std::size_t used = 0; bytes < text.size();) {
+    const Character c = first_of(text.substr(bytes));
+    used += width_of(c);
+    if (used > columns) break;
+    bytes += c.bytes;
+  }
+  return text.substr(0, bytes);
+}
+
+std::string_view tail_of(std::string_view text, std::size_t columns) {
+  std::size_t left = columns_of(text);
+  while (left > columns) {
+    const Character c = first_of(text);
+    left -= width_of(c);
+    text.remove_prefix(c.bytes);
+  }
+  return text;
+}
+
+std::string printable_text(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const Character c = first_of(text);
+    const bool control = c.valid && c.code != '\n' && (c.code < 0x20 || (c.code >= 0x7F && c.code < 0xA0));
+    if (!c.valid || control)
+      out += '?';
+    else
+      out += text.substr(0, c.bytes);
+    text.remove_prefix(c.bytes);
+  }
+  return out;
+}
+
+std::string wrapped(std::string_view text, std::size_t columns) {
+  std::string out;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    if (begin > 0) out += '\n';
+    append_wrapped_line(out, text.substr(begin, end - begin), columns);
+    begin = end + 1;
+  }
+  return out;
+}
+
+}  // namespace so

@@ -1,0 +1,32 @@
+// The terminal behind standard error, and text that fits it.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace so {
+
+// Whether standard error is a terminal that understands carriage return and "erase line" (TERM is not "dumb").
+bool stderr_is_terminal();
+
+// Columns of that terminal. The kernel is asked anew with each call, so a window that was resized is seen. Where it
+// does not know, COLUMNS; else 80. At least 20.
+std::size_t stderr_columns();
+
+// Columns that UTF-8 text takes on a terminal: 2 for East Asian wide characters and emoji, 0 for combining marks, 1 for
+// the others and for a byte that is not UTF-8. No line ends in it.
+std::size_t columns_of(std::string_view text);
+
+// The longest part from the beginning, or the end, that takes at most `columns`; never half a character.
+std::string_view head_of(std::string_view text, std::size_t columns);
+std::string_view tail_of(std::string_view text, std::size_t columns);
+
+// Text as it may be written to a terminal: control characters other than '\n', and bytes that are not UTF-8, are '?'.
+std::string printable_text(std::string_view text);
+
+// Breaks lines at spaces so that each takes at most `columns`; what continues a line is indented by two more than it. A
+// word that is too long for a line, such as a path, stays whole. Lines that fit are as they are.
+std::string wrapped(std::string_view text, std::size_t columns);
+
+}  // namespace so

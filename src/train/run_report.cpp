@@ -1,0 +1,76 @@
+#include "train/run_report.h"
+
+#include <fmt/format.h>
+
+#include "base/units.h"
+#include "model/parameters.h"
+#include "plan/offload_plan.h"
+#include "train/plan_comparison.h"
+
+namespace so {
+namespace {
+
+std::string counted(std::int64_t n, std::string_view thing) {
+  return fmt::format("{} {}{}", n, thing, n == 1 ? "" : "s");
+}
+
+std::string parameters_text(std::int64_t parameters) {
+  const auto n = static_cast<double>(parameters);
+  return n >= 1e9 ? fmt::format("{:.4g} B", n / 1e9) : fmt::format("{:.4g} M", n / 1e6);
+}
+
+// Where the optimizer state is: "100% in host memory".
+std::string state_text(double host_share) {
+  if (host_share >= 1) return "100% in host memory";
+  if (host_share <= 0) return "100% in the GPU's memory";
+  return fmt::format("{:.1f}% in host memory, the rest in the GPU's", 100 * host_share);
+}
+
+}  // namespace
+
+std::string model_line(const std::string& directory, const DecoderSpec& spec, DType compute, const Device& device) {
+  return fmt::format("model: {}: {}, {} parameters, {} on {}", directory, spec.architecture,
+                     parameters_text(parameter_count(spec)), name_of(compute), device.name());
+}
+
+std::string plan_line(const TrainOptions& options, const TrainingPlan& plan, const ParameterLayout& layout,
+                      std::int64_t total_steps) {
+  std::string line =
+      fmt::format("plan: {} of {} x {}; optimizer state {}; activations kept: {}", counted(total_steps, "step"),
+                  options.gradient_accumulation_steps, counted(options.batch_size, "row"),
+                  state_text(host_share(layout, plan.engine.device_units)), describe(plan.decoder.keep));
+  if (plan.engine.streamed_units > 0)
+    line += fmt::format("; weights of {} streamed from host memory", counted(plan.engine.streamed_units, "layer"));
+  if (plan.estimate) line += fmt::format("; {:.3g} s a step expected", plan.estimate->seconds());
+  return line;
+}
+
+std::string memory_line(const TrainingPlan& plan, const PlanningMachine& machine) {
+  const std::string host = fmt::format("host {} of {}", format_bytes(plan.memory.host_total(machine.kind)),
+                                       format_bytes(usable_host(machine).available));
+  if (!machine.device_memory) return "memory: " + host;
+  return fmt::format("memory: GPU {} of {}; {}", format_bytes(plan.memory.total(MemoryKind::device)),
+                     format_bytes(*machine.device_memory), host);
+}
+
+std::string output_line(const TrainOptions& options) {
+  std::string checkpoints = "a checkpoint at the end";
+  if (options.save_steps > 0)
+    checkpoints = fmt::format("checkpoints every {} and at the end",
+                              options.save_steps == 1 ? "step" : counted(options.save_steps, "step"));
+  if (options.save_total_limit > 0) checkpoints += fmt::format(", the last {} kept", options.save_total_limit);
+  return fmt::format("output: {}; {}; details in {}", options.output_dir, checkpoints, run_log_file);
+}
+
+std::string figures_line(std::span<const PlannedFigure> figures) {
+  std::string line;
+  for (const PlannedFigure& figure : figures) line += (line.empty() ? "" : "; ") + describe(figure);
+  return "measured: " + line;
+}
+
+std::string trained_model_line(const std::string& directory, std::uint64_t weight_bytes, DType dtype) {
+  return fmt::format("model: {} (a Hugging Face directory, {} of weights in {})", directory, format_bytes(weight_bytes),
+                     name_of(dtype));
+}
+
+}  // namespace so

@@ -1,0 +1,41 @@
+// What a training run says of itself at its start and at its end, a line a subject. The rest is in run.log.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "device/device.h"
+#include "io/metrics.h"
+#include "model/spec.h"
+#include "offload/parameter_layout.h"
+#include "train/planning_machine.h"
+#include "train/train_options.h"
+#include "train/training_plan.h"
+
+namespace so {
+
+inline constexpr const char* run_log_file = "run.log";  // in the output directory
+
+// "model: m: Qwen3ForCausalLM, 14.16 M parameters, float32 on CPU, 2 threads"
+std::string model_line(const std::string& directory, const DecoderSpec& spec, DType compute, const Device& device);
+
+// "plan: 12 steps of 1 x 4 rows; optimizer state 100% in host memory; activations kept: all"; with the expected time of
+// a step where there is an estimate.
+std::string plan_line(const TrainOptions& options, const TrainingPlan& plan, const ParameterLayout& layout,
+                      std::int64_t total_steps);
+
+// "memory: host 592.1 MB of 22.4 GB": what the plan takes of what the machine has.
+std::string memory_line(const TrainingPlan& plan, const PlanningMachine& machine);
+
+// "output: out; checkpoints every 5 steps and at the end; details in run.log"
+std::string output_line(const TrainOptions& options);
+
+// "measured: step 2.7240 s, planned 2.7280 s (-0.1%); host memory ..."
+std::string figures_line(std::span<const PlannedFigure> figures);
+
+// "model: out (a Hugging Face directory, 56.7 MB of weights in float32)"
+std::string trained_model_line(const std::string& directory, std::uint64_t weight_bytes, DType dtype);
+
+}  // namespace so

@@ -1,0 +1,41 @@
+#include "base/terminal.h"
+
+#include <gtest/gtest.h>
+
+namespace so {
+namespace {
+
+TEST(Terminal, CountsColumnsOfUtf8) {
+  EXPECT_EQ(columns_of("abc"), 3u);
+  EXPECT_EQ(columns_of("na\u00efve"), 5u);
+  EXPECT_EQ(columns_of("nai\u0308ve"), 5u) << "a combining mark takes none";
+  EXPECT_EQ(columns_of("\u6a21\u578b"), 4u);
+  EXPECT_EQ(columns_of("\xff\x80"), 2u) << "bytes that are not UTF-8";
+  EXPECT_EQ(columns_of("\xe6\xa8"), 2u) << "half a character";
+}
+
+TEST(Terminal, NeverCutsACharacterInHalf) {
+  EXPECT_EQ(head_of("a\u6a21\u578b", 2), "a");
+  EXPECT_EQ(head_of("a\u6a21\u578b", 3), "a\u6a21");
+  EXPECT_EQ(head_of("abc", 9), "abc");
+  EXPECT_EQ(tail_of("\u6a21\u578bz", 2), "z");
+  EXPECT_EQ(tail_of("\u6a21\u578bz", 3), "\u578bz");
+}
+
+TEST(Terminal, ShowsNoControlCharacters) {
+  EXPECT_EQ(printable_text("a\x1b[2Jb\r\nc\td\x7f"), "a?[2Jb?\nc?d?");
+  EXPECT_EQ(printable_text("\xc2\x9bx\xff"), "?x?") << "CSI as one character, and a stray byte";
+  EXPECT_EQ(printable_text("\u6a21\u578b"), "\u6a21\u578b");
+}
+
+TEST(Terminal, WrapsAtSpaces) {
+  EXPECT_EQ(wrapped("aa bb cc", 8), "aa bb cc");
+  EXPECT_EQ(wrapped("aa bb cc", 7), "aa bb\n  cc");
+  EXPECT_EQ(wrapped("  aa   bb cc", 9), "  aa   bb\n    cc");
+  EXPECT_EQ(wrapped("x\n\naa bb cc\n", 5), "x\n\naa bb\n  cc\n");
+  EXPECT_EQ(wrapped("in /a/long/path it", 6), "in\n  /a/long/path\n  it") << "a word stays whole";
+  EXPECT_EQ(wrapped("\u6a21\u578b \u6a21\u578b", 8), "\u6a21\u578b\n  \u6a21\u578b");
+}
+
+}  // namespace
+}  // namespace so
