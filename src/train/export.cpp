@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <system_error>
 #include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/file_system.h"
 #include "base/json_text.h"
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
@@ -100,30 +100,31 @@ void export_model(OffloadEngine& engine, const ModelFiles& source, const std::fi
   write_checksums(staged.path(), {{}, model.checksums()});
 
   // Weight files of an earlier model that this one does not replace would contradict it.
-  std::vector<std::filesystem::path> stale, files;
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-    const std::string name = entry.path().filename().string();
+  std::vector<std::filesystem::path> stale, files;  // names in the directory
+  for (const auto& entry : entries_of(directory)) {
+    const std::string name = entry.filename().string();
     const bool weights =
         name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
-    if (weights && entry.is_regular_file() && !std::filesystem::exists(staged.path() / name))
-      stale.push_back(entry.path());
+    if (weights && is_regular_path(entry) && !path_exists(staged.path() / name)) stale.push_back(entry);
   }
-  for (const auto& entry : std::filesystem::directory_iterator(staged.path())) files.push_back(entry.path());
+  for (const auto& entry : entries_of(staged.path())) {
+    const std::filesystem::path name = entry.filename();
+    if (!is_directory_path(entry))
+      files.push_back(name);
+    else
+      for (const auto& one : entries_of(entry)) files.push_back(name / one.filename());
+  }
   // Weights, then the small files, config.json last: who sees a new config.json sees its weights.
   std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) {
     const auto rank = [](const std::filesystem::path& f) {
-      return f.filename() == "config.json" ? 2 : f.extension() == ".safetensors" ? 0 : 1;
+      return f == "config.json" ? 2 : f.extension() == ".safetensors" ? 0 : 1;
     };
     return rank(a) != rank(b) ? rank(a) < rank(b) : a < b;
   });
-  std::error_code error;
-  for (const auto& file : stale) {
-    std::filesystem::remove(file, error);
-    if (error) fail_io("remove", file, error.value());
-  }
+  for (const auto& file : stale) remove_path(file);
   for (const auto& file : files) {
-    std::filesystem::rename(file, directory / file.filename(), error);
-    if (error) fail_io("rename to", directory / file.filename(), error.value());
+    if (file.has_parent_path()) make_directories(directory / file.parent_path());
+    rename_path(staged.path() / file, directory / file);
   }
   fsync_directory(directory);
 }

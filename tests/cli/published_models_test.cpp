@@ -1,9 +1,10 @@
 // The directories that publishers ship, through every command that reads a model.
+#include "support/published_models.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "support/published_models.h"
 #include "support/refusal.h"
 
 namespace so::test {
@@ -13,8 +14,9 @@ namespace {
 std::string records() {
   std::string all;
   for (int i = 0; i < 4; ++i)
-    all += "{\"instruction\": \"Add " + std::to_string(i) + ".\", \"input\": \"\", \"output\": \"three\", \"score\": " +
-           (i % 2 == 0 ? "NaN" : "-Infinity") + ", \"id\": " + no_limit + "}\n";
+    all += "{\"instruction\": \"Add " + std::to_string(i) +
+           ".\", \"input\": \"\", \"output\": \"three\", \"score\": " + (i % 2 == 0 ? "NaN" : "-Infinity") +
+           ", \"id\": " + no_limit + "}\n";
   return all;
 }
 
@@ -50,11 +52,29 @@ TEST_P(Published, RunsThroughEveryCommand) {
   expect_done({"tokenize", "--model", path("model"), "--text", "Add 1.", "--json"});
   const auto ids = nlohmann::json::parse(last_.out)["ids"].get<std::vector<int>>();
   EXPECT_FALSE(ids.empty());
-  expect_done({"train", "--model", path("model"), "--data", path("data.jsonl"), "--output_dir", path("out"),
-               "--max_steps", "1", "--batch_size", "2", "--max_length", "256", "--lr", "1e-4", "--device", "cpu",
-               "--cpu_threads", "2", "--cache_dir", path("cache")});
-  expect_done({"eval", "--model", path("out"), "--data", path("data.jsonl"), "--max_length", "256", "--json", "--device",
-               "cpu", "--cpu_threads", "2", "--cache_dir", path("cache")});
+  expect_done({"train",
+               "--model",
+               path("model"),
+               "--data",
+               path("data.jsonl"),
+               "--output_dir",
+               path("out"),
+               "--max_steps",
+               "1",
+               "--batch_size",
+               "2",
+               "--max_length",
+               "256",
+               "--lr",
+               "1e-4",
+               "--device",
+               "cpu",
+               "--cpu_threads",
+               "2",
+               "--cache_dir",
+               path("cache")});
+  expect_done({"eval", "--model", path("out"), "--data", path("data.jsonl"), "--max_length", "256", "--json",
+               "--device", "cpu", "--cpu_threads", "2", "--cache_dir", path("cache")});
   if (last_.exit_code == 0) {
     EXPECT_TRUE(std::isfinite(nlohmann::json::parse(last_.out)["loss"].get<double>())) << last_.out;
   }
@@ -73,6 +93,56 @@ TEST_P(Published, RunsThroughEveryCommand) {
   }
   for (const std::string& name : GetParam().ignored)
     EXPECT_FALSE(std::filesystem::exists(temporary_ / "out" / name)) << name;
+}
+
+// What stands in folders is replaced by a second run, too.
+TEST(PublishedAgain, FoldersAreReplaced) {
+  TemporaryDirectory temporary;
+  const auto fixture = model_fixture("qwen3-tied");
+  std::filesystem::copy(fixture / "model", temporary / "model", std::filesystem::copy_options::recursive);
+  const std::string name = "additional_chat_templates/tool_use.jinja";
+  std::filesystem::create_directories(temporary / "model/additional_chat_templates");
+  TrainCommand command(temporary / "model", fixture / "data.jsonl", temporary / "out");
+  command.set("lr", "1e-3").set("batch_size", "2").set("max_length", "48").set("max_steps", "1");
+  for (const char* text : {"first", "second"}) {
+    write_file(temporary / "model" / name, text);
+    const Outcome o = run(command.words(), temporary.path());
+    EXPECT_EQ(o.exit_code, 0) << o.err;
+    EXPECT_EQ(read_file(temporary / "out" / name), text);
+    command.flag("overwrite_output_dir");
+  }
+}
+
+// GPT-OSS as OpenAI publishes it: experts in MXFP4 under the older names of the rotation.
+TEST(PublishedMxfp4, GptOssTrainsOnTokenIds) {
+  TemporaryDirectory temporary;
+  const auto fixture = model_fixture("gpt-oss-mxfp4");
+  std::filesystem::copy(fixture / "mxfp4", temporary / "model", std::filesystem::copy_options::recursive);
+  auto config = read_json(temporary / "model/config.json");
+  config["rope_scaling"] = config["rope_parameters"];
+  config["rope_theta"] = config["rope_scaling"]["rope_theta"];
+  config["rope_scaling"].erase("rope_theta");
+  config.erase("rope_parameters");
+  config["torch_dtype"] = "bfloat16";
+  config.erase("dtype");
+  config["experts_per_token"] = config["num_experts_per_tok"];
+  config["initial_context_length"] = 4096;
+  config["quantization_config"] = {
+      {"modules_to_not_convert",
+       {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"}},
+      {"quant_method", "mxfp4"}};
+  std::filesystem::permissions(temporary / "model/config.json", std::filesystem::perms::owner_write,
+                               std::filesystem::perm_options::add);
+  write_json(temporary / "model/config.json", config);
+  write_json(temporary / "model/generation_config.json", {{"eos_token_id", {200002, 199999, 200012}}});
+  TrainCommand command(temporary / "model", fixture / "data.jsonl", temporary / "out");
+  command.set("lr", "1e-3").set("batch_size", "2").set("max_length", "48").set("max_steps", "1");
+  const Outcome o = run(command.words(), temporary.path());
+  EXPECT_EQ(o.exit_code, 0) << o.err;
+  const auto written = read_json(temporary / "out/config.json");
+  EXPECT_FALSE(written.contains("quantization_config"));
+  EXPECT_EQ(written["rope_scaling"], config["rope_scaling"]);
+  EXPECT_EQ(read_file(temporary / "out/generation_config.json"), read_file(temporary / "model/generation_config.json"));
 }
 
 // Mixtral and the first Mistral models: BPE of SentencePiece, which is not read.
