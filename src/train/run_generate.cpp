@@ -1,11 +1,10 @@
 #include <algorithm>
-#include <iostream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/standard_input.h"
 #include "base/standard_streams.h"
 #include "data/example.h"
 #include "train/batch_upload.h"
@@ -24,7 +23,7 @@ constexpr std::uint64_t max_prompt_bytes = 16 << 20;
 std::string read_prompt(const GenerateOptions& options) {
   std::string text = options.prompt;
   if (options.prompt_file == "-")
-    text.assign(std::istreambuf_iterator<char>(std::cin), {});
+    text = read_standard_input(max_prompt_bytes);
   else if (!options.prompt_file.empty())
     text = read_text_file(options.prompt_file, max_prompt_bytes);
   return options.alpaca ? alpaca_prompt({text, "", ""}) : text;

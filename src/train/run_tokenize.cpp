@@ -1,17 +1,16 @@
 #include <charconv>
-#include <iostream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/standard_input.h"
 #include "data/tokenizer/tokenizer.h"
 #include "train/commands.h"
 
 namespace so {
 namespace {
 
-constexpr std::uint64_t max_text_bytes = std::uint64_t{4} << 30;
+constexpr std::uint64_t max_text_bytes = std::uint64_t{4} << 30, max_input_bytes = 256 << 20;
 
 std::vector<std::int32_t> parse_ids(const std::string& text) {
   std::vector<std::int32_t> ids;
@@ -44,7 +43,7 @@ int run_tokenize(const TokenizeOptions& options) {
   }
   std::string text = options.text;
   if (options.from_stdin)
-    text.assign(std::istreambuf_iterator<char>(std::cin), {});
+    text = read_standard_input(max_input_bytes);
   else if (!options.file.empty())
     text = read_text_file(options.file, max_text_bytes);
   const std::vector<std::int32_t> ids = tokenizer.encode(text, !options.no_special_tokens);

@@ -107,7 +107,16 @@ TEST_P(StandsInPlace, OfAFileThatAnOptionNames) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, StandsInPlace, testing::ValuesIn(stands()),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& tested) { return tested.param.name; });
+
+TEST(StandardInput, AnEndlessOneIsRefused) {
+  TemporaryDirectory temporary;
+  const std::string tokenizer = (fs::path(SO_FIXTURES) / "tokenizer/qwen3").string();
+  expect_refusal(
+      run({"/bin/sh", "-c", std::string(SO_BINARY) + " tokenize --stdin --model '" + tokenizer + "' </dev/zero"},
+          temporary.path()),
+      {"standard input", "give a file"});
+}
 
 class FileSystemRefusals : public RefusalTest {};
 

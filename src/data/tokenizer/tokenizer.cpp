@@ -27,7 +27,7 @@
 namespace so {
 namespace {
 
-constexpr std::uint64_t max_tokenizer_bytes = 512'000'000;  // the largest published have 40 MB
+constexpr std::uint64_t max_tokenizer_bytes = 200'000'000;  // the largest published have 40 MB
 
 // What one encode() works with.
 struct Workspace {
