@@ -32,7 +32,7 @@ const std::vector<Stand>& stands() {
       {"HugeFile",
        [](const fs::path& p) {
          write_file(p, "");
-         fs::resize_file(p, std::uintmax_t{1} << 40);
+         fs::resize_file(p, std::uintmax_t{1} << 36);
        },
        ""},
   };
@@ -50,14 +50,9 @@ class StandsInPlace : public testing::TestWithParam<Stand> {
     write_file(temporary_ / "data.jsonl", "{\"text\": \"Add.\"}\n");
     write_file(temporary_ / "other.json", "{}");
   }
-  // A sparse file of a terabyte is not to be had on every file system.
   void put(const fs::path& path) {
     fs::remove(path);
-    try {
-      GetParam().put(path);
-    } catch (const fs::filesystem_error& error) {
-      GTEST_SKIP() << error.what();
-    }
+    GetParam().put(path);
   }
   void expect_refused(std::vector<std::string> words, const std::string& file) {
     words.insert(words.begin(), SO_BINARY);
