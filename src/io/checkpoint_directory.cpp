@@ -55,12 +55,14 @@ std::optional<Checkpoint> CheckpointDirectory::latest() const {
   return std::move(all.back());
 }
 
-std::vector<Checkpoint> CheckpointDirectory::rotate(int save_total_limit) const {
+std::vector<Checkpoint> CheckpointDirectory::rotate(int save_total_limit,
+                                                    const std::function<bool(const Checkpoint&)>& removable) const {
   if (save_total_limit <= 0) return {};
   auto all = list();
   const auto keep = static_cast<std::size_t>(save_total_limit);
   if (all.size() <= keep) return {};
   all.resize(all.size() - keep);
+  if (removable) std::erase_if(all, [&](const Checkpoint& checkpoint) { return !removable(checkpoint); });
   for (const Checkpoint& checkpoint : all) remove_directory_atomically(checkpoint.path);
   return all;
 }

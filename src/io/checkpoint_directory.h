@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -28,8 +29,9 @@ class CheckpointDirectory {
 
   // Removes the lowest steps until `save_total_limit` complete checkpoints are left; never the latest one. Zero or
   // less keeps all, as in transformers. Returns what was removed. A kill in the middle of it leaves each checkpoint
-  // whole or, under a temporary name, not counted.
-  std::vector<Checkpoint> rotate(int save_total_limit) const;
+  // whole or, under a temporary name, not counted. What `removable` says no to stays, in addition.
+  std::vector<Checkpoint> rotate(int save_total_limit,
+                                 const std::function<bool(const Checkpoint&)>& removable = {}) const;
 
  private:
   std::filesystem::path path_;

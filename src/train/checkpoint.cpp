@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "base/error.h"
@@ -11,6 +13,7 @@
 #include "base/units.h"
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
+#include "io/own_files.h"
 #include "train/directory_checks.h"
 #include "train/export.h"
 
@@ -31,6 +34,38 @@ void write_part(SafetensorsWriter& writer, OffloadEngine& engine, const Bucket& 
                                                 static_cast<std::size_t>(part.size()))));
     });
   });
+}
+
+// The recorded files of a checkpoint, as the record names them.
+FileNames recorded_in(const OwnFiles& own, const std::filesystem::path& checkpoint) {
+  const std::string prefix = checkpoint.filename().string() + "/";
+  FileNames names;
+  for (const std::string& name : own.read().value_or(FileNames()))
+    if (name.starts_with(prefix)) names.insert(name);
+  return names;
+}
+
+// Something in it that this program did not write, by its record; empty: nothing.
+std::string foreign_in(const OwnFiles& own, const std::filesystem::path& checkpoint) {
+  const FileNames ours = recorded_in(own, checkpoint);
+  for (const std::string& name : files_in(checkpoint, checkpoint.filename().string() + "/", 8))
+    if (!ours.contains(name) || !is_plain_file(checkpoint.parent_path(), name)) return name;
+  return {};
+}
+
+// A checkpoint that would be replaced, but holds what is not ours, keeps all it has under another name.
+void set_aside_if_foreign(const OwnFiles& own, const std::filesystem::path& checkpoint) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(checkpoint, error)) return;
+  const std::string what = foreign_in(own, checkpoint);
+  if (what.empty()) return;
+  std::filesystem::path kept;
+  for (int i = 1; kept.empty() || std::filesystem::exists(std::filesystem::symlink_status(kept, error)); ++i)
+    kept = fmt::format("{}.kept-{}", checkpoint.string(), i);
+  std::filesystem::rename(checkpoint, kept, error);
+  if (error) fail_io("rename", checkpoint, error.value());
+  log_warning("{} holds {}, which this program did not write: it is now {}", checkpoint.string(), printable(what),
+              kept.string());
 }
 
 void read_all(const std::filesystem::path& file, OffloadEngine& engine, StateArray array) {
@@ -114,8 +149,7 @@ void CheckpointWriter::write(const TrainerState& state) {
   // Each file says of which step it is: a file of another checkpoint is known by more than its checksum.
   const std::map<std::string, std::string> metadata{{step_metadata, std::to_string(state.step)}};
   std::optional<SafetensorsWriter> master;
-  if (engine_.compute_dtype() != DType::f32)
-    master.emplace(directory.path() / master_file, specs, metadata);
+  if (engine_.compute_dtype() != DType::f32) master.emplace(directory.path() / master_file, specs, metadata);
   SafetensorsWriter first(directory.path() / first_moment_file, specs, metadata),
       second(directory.path() / second_moment_file, specs, metadata);
   for (const Bucket& bucket : engine_.buckets()) {
@@ -135,12 +169,18 @@ void CheckpointWriter::write(const TrainerState& state) {
   checksums.files.emplace(first_moment_file, first.checksum());
   checksums.files.emplace(second_moment_file, second.checksum());
   write_checksums(directory.path(), std::move(checksums));
+  const OwnFiles own(directory_.path());
+  set_aside_if_foreign(own, directory.final_path());
+  own.add(files_in(directory.path(), directory.final_path().filename().string() + "/"));
   directory.commit();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   log_info("checkpoint saved: {} ({}, {:.1f} s)", directory_.path_of(state.step).string(), format_bytes(bytes()),
            took.count());
-  for (const Checkpoint& removed : directory_.rotate(save_total_limit_))
+  const auto removable = [&](const Checkpoint& checkpoint) { return foreign_in(own, checkpoint.path).empty(); };
+  for (const Checkpoint& removed : directory_.rotate(save_total_limit_, removable)) {
+    own.remove(recorded_in(own, removed.path));
     log_info("checkpoint pruned: {}", removed.path.string());
+  }
 }
 
 void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& engine, Stream& compute,

@@ -104,7 +104,10 @@ OptionTable<InitOptions> make_init() {
       .metavar("DIR")
       .default_from(ours);
   t.add("output_dir", &O::output_dir, "Model directory to write").metavar("DIR").required();
-  t.add("overwrite_output_dir", &O::overwrite_output_dir, "Allow an output directory that is not empty")
+  t.add(
+       "overwrite_output_dir", &O::overwrite_output_dir,
+       "Replace the model or run in an output directory that is not empty: the files that this program wrote there, by "
+       "its record of them, and nothing else")
       .default_from(ours);
   t.add("seed", &O::seed, "Seed of the random weights").at_least(0).default_from("TrainingArguments");
   t.add("dtype", &O::dtype, "Number format of the stored weights; auto: what config.json says").default_from(ours);
@@ -153,7 +156,11 @@ OptionTable<GenerateOptions> make_generate() {
       .default_from(ours);
   t.group("Sampling");
   t.add("max_new_tokens", &O::max_new_tokens, "Most tokens to generate").unit("tokens").at_least(1).default_from(ours);
-  t.add("temperature", &O::temperature, "Softmax temperature").above(0).or_else(0.0, "greedy").default_from(ours);
+  t.add("temperature", &O::temperature, "Softmax temperature")
+      .at_least(1e-6)
+      .at_most(1e6)
+      .or_else(0.0, "greedy")
+      .default_from(ours);
   t.add("top_k", &O::top_k, "Sample from so many most probable tokens")
       .at_least(1)
       .or_else(std::int64_t{0}, "all")
@@ -201,7 +208,8 @@ OptionTable<BenchStepOptions> make_bench_step() {
   add_placement(t);
   t.add("max_grad_norm", &O::max_grad_norm,
         "Clip the global gradient norm to this; a large one clips rarely, a small one always")
-      .above(0)
+      .at_least(1e-30)
+      .at_most(1e30)
       .default_from("as train");
   add_formats(t);
   t.group("Measurement");

@@ -10,6 +10,8 @@
 #include "base/json_text.h"
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
+#include "io/own_files.h"
+#include "train/output_contents.h"
 
 namespace so {
 
@@ -99,21 +101,13 @@ void export_model(OffloadEngine& engine, const ModelFiles& source, const std::fi
   model.finish();
   write_checksums(staged.path(), {{}, model.checksums()});
 
-  // Weight files of an earlier model that this one does not replace would contradict it.
-  std::vector<std::filesystem::path> stale, files;  // names in the directory
-  for (const auto& entry : entries_of(directory)) {
-    const std::string name = entry.filename().string();
-    const bool weights =
-        name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
-    if (weights && is_regular_path(entry) && !path_exists(staged.path() / name)) stale.push_back(entry);
-  }
-  for (const auto& entry : entries_of(staged.path())) {
-    const std::filesystem::path name = entry.filename();
-    if (!is_directory_path(entry))
-      files.push_back(name);
-    else
-      for (const auto& one : entries_of(entry)) files.push_back(name / one.filename());
-  }
+  put_model_into(staged.path(), directory);
+}
+
+void put_model_into(const std::filesystem::path& staged, const std::filesystem::path& directory) {
+  const OwnFiles own(directory);
+  const FileNames names = files_in(staged);
+  std::vector<std::string> files(names.begin(), names.end());
   // Weights, then the small files, config.json last: who sees a new config.json sees its weights.
   std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) {
     const auto rank = [](const std::filesystem::path& f) {
@@ -121,10 +115,16 @@ void export_model(OffloadEngine& engine, const ModelFiles& source, const std::fi
     };
     return rank(a) != rank(b) ? rank(a) < rank(b) : a < b;
   });
-  for (const auto& file : stale) remove_path(file);
-  for (const auto& file : files) {
-    if (file.has_parent_path()) make_directories(directory / file.parent_path());
-    rename_path(staged.path() / file, directory / file);
+  // Weight files of our earlier model that this one does not replace would contradict it.
+  FileNames stale;
+  for (const std::string& name : own.read().value_or(FileNames()))
+    if (is_weight_file_name(name) && !names.contains(name)) stale.insert(name);
+  own.add(names);
+  if (!stale.empty()) own.remove(stale);
+  for (const std::string& name : files) {
+    if (const auto folder = std::filesystem::path(name).parent_path(); !folder.empty())
+      make_directories(directory / folder);
+    rename_path(staged / name, directory / name);
   }
   fsync_directory(directory);
 }

@@ -47,4 +47,8 @@ std::string config_with_dtype(const std::string& config_json, DType dtype);
 void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
                   std::uint64_t max_shard_bytes = default_max_shard_bytes);
 
+// Moves the files of a finished model out of `staged`, on the same file system, into `directory`, config.json last.
+// They are recorded as ours (io/own_files.h) before they appear; recorded weight files that the model does not have go.
+void put_model_into(const std::filesystem::path& staged, const std::filesystem::path& directory);
+
 }  // namespace so

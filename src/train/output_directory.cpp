@@ -1,7 +1,11 @@
 #include "train/output_directory.h"
 
-#include <algorithm>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -18,20 +22,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Files and directories in an output directory that are a run's.
-bool of_a_run(const std::string& name) {
-  return name == "metrics.jsonl" || name == "runs" || name == "config.json" || name == "checksums.json" || name.starts_with("checkpoint-") ||
-         name.starts_with("model.safetensors") || (name.starts_with("model-") && name.ends_with(".safetensors"));
-}
-
-std::vector<fs::path> run_files(const fs::path& directory) {
-  std::vector<fs::path> found;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(directory, error))
-    if (of_a_run(entry.path().filename().string())) found.push_back(entry.path());
-  return found;
-}
-
 // An operating system's error is "not there" or the user's to solve, never an exception of the standard library.
 fs::file_status status_of(const fs::path& path) {
   std::error_code error;
@@ -40,28 +30,36 @@ fs::file_status status_of(const fs::path& path) {
   return status;
 }
 
-// Whether `path` is `directory` or below it once links are followed.
-bool lies_in(const fs::path& path, const fs::path& directory) {
-  std::error_code error;
-  const fs::path inner = fs::canonical(path, error), outer = error ? fs::path() : fs::canonical(directory, error);
-  if (error) return false;  // not there: whoever opens it says so
-  return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
-}
-
-// Overwriting must not remove what the run is about to read.
-void require_inputs_apart(const TrainOptions& options, const std::vector<fs::path>& doomed) {
+// Overwriting must not remove what the run is about to read, by whatever name it reads it.
+void require_inputs_apart(const TrainOptions& options, const FileNames& doomed) {
+  const fs::path directory = options.output_dir;
+  const auto real = [](const fs::path& path) {
+    std::error_code error;
+    fs::path canonical = fs::canonical(path, error);
+    return error ? fs::path() : canonical;  // not there: whoever opens it says so
+  };
+  std::set<fs::path> gone;
+  for (const std::string& name : doomed) gone.insert(real(directory / name));
+  gone.erase(fs::path());
   const std::pair<const char*, const std::string*> inputs[] = {
       {"--model", &options.model}, {"--data", &options.data}, {"--eval_data", &options.eval_data}};
-  for (const auto& [name, input] : inputs)
-    for (const fs::path& file : doomed)
-      if (!input->empty() && lies_in(*input, file))
+  for (const auto& [option, input] : inputs) {
+    std::vector<fs::path> read{*input};
+    std::error_code ignored;
+    if (!input->empty() && fs::is_directory(*input, ignored))
+      for (fs::directory_iterator entry(*input, ignored), end; !ignored && entry != end; entry.increment(ignored))
+        read.push_back(entry->path());
+    for (const fs::path& path : read)
+      if (const fs::path file = real(path); gone.contains(file))
         fail("{} {} is part of the run that --overwrite_output_dir would remove ({}); choose another --output_dir",
-             name, *input, file.string());
+             option, *input, printable_path(file));
+  }
 }
 
 }  // namespace
 
-OutputDirectory::OutputDirectory(const TrainOptions& options, const OptionOrigins&) : options_(options) {
+OutputDirectory::OutputDirectory(const TrainOptions& options, const OptionOrigins&)
+    : options_(options), own_(options.output_dir) {
   const fs::path directory = options.output_dir;
   const fs::file_status status = status_of(directory);
   if (fs::exists(status) && !fs::is_directory(status))
@@ -69,14 +67,10 @@ OutputDirectory::OutputDirectory(const TrainOptions& options, const OptionOrigin
   std::error_code error;
   if (fs::equivalent(directory, options.model, error))
     fail("--output_dir is the model's own directory {}; choose another one", directory.string());
+  const OutputContents contents = look_into(directory, options.model);
+  require_free(contents);
   if (options.resume.empty()) {
-    const auto files = run_files(directory);
-    if (!files.empty() && !options.overwrite_output_dir)
-      fail(
-          "{} already holds a run ({}); continue it with --resume, replace it with --overwrite_output_dir, or choose "
-          "another --output_dir",
-          directory.string(), files.front().filename().string());
-    require_inputs_apart(options, files);
+    if (options.overwrite_output_dir) require_inputs_apart(options, contents.ours);
     return;
   }
   if (options.resume == "latest") {
@@ -105,23 +99,54 @@ void OutputDirectory::require_same_run(const TrainerState& state, std::uint64_t 
          file, options_.data);
 }
 
+void OutputDirectory::require_free(const OutputContents& contents) const {
+  if (!contents.ours.empty() && options_.resume.empty() && !options_.overwrite_output_dir)
+    fail(
+        "{} already holds a run ({}); continue it with --resume, replace it with --overwrite_output_dir, or choose "
+        "another --output_dir",
+        options_.output_dir, contents.ours.begin()->substr(0, contents.ours.begin()->find('/')));
+  std::vector<std::string> foreign = contents.foreign;
+  // Checkpoints may have been brought here to go on from; one that would be replaced is set aside when it comes to
+  // that.
+  if (!options_.resume.empty())
+    std::erase_if(foreign, [](const std::string& name) { return name.starts_with("checkpoint-"); });
+  if (foreign.empty()) return;
+  const std::string more = foreign.size() > 1 ? fmt::format(" (and {} more)", foreign.size() - 1) : std::string();
+  fail("{}{} would be written over, and {} that this program wrote it; move it away, or choose another --output_dir",
+       printable_path(fs::path(options_.output_dir) / foreign.front()), more,
+       contents.recorded ? fmt::format("{} does not say", own_files_record) : "nothing says");
+}
+
+void OutputDirectory::require_usable(std::uint64_t bytes) const {
+  std::error_code ignored;
+  fs::path nearest = fs::absolute(options_.output_dir, ignored);
+  while (nearest != nearest.root_path() && !fs::exists(status_of(nearest))) nearest = nearest.parent_path();
+  if (!fs::is_directory(status_of(nearest))) fail_io("create directory", options_.output_dir, ENOTDIR);
+  if (::faccessat(AT_FDCWD, nearest.c_str(), W_OK | X_OK, AT_EACCESS) != 0) fail_io("write to", nearest, errno);
+  require_free_space(nearest, bytes);
+}
+
 void OutputDirectory::prepare(std::uint64_t bytes) {
   const fs::path directory = options_.output_dir;
   require_writable(directory);
   require_free_space(directory, bytes);
   for (const char* stem : {"checkpoint-", "export"}) remove_stale_temporaries(directory, stem);
-  remove_stale_siblings(directory / "metrics.jsonl");
-  if (options_.overwrite_output_dir) {
-    std::error_code error;
-    for (const fs::path& file : run_files(directory)) {
-      fs::remove_all(file, error);
-      if (error) fail_io("remove", file, error.value());
-    }
+  for (const char* file : {"metrics.jsonl", own_files_record}) remove_stale_siblings(directory / file);
+}
+
+void OutputDirectory::begin() {
+  const fs::path directory = options_.output_dir;
+  OutputContents contents = look_into(directory, options_.model);
+  require_free(contents);  // much time may have passed since the first look
+  own_.add(contents.ours);
+  if (options_.overwrite_output_dir && !contents.ours.empty()) {
+    log_info("replacing the earlier run in {}: {}", directory.string(), describe(contents.ours));
+    own_.remove(contents.ours);
   } else if (!options_.resume.empty() && !checkpoint_) {
     // Killed before its first checkpoint: the metrics of the steps that are about to be run again would stand twice.
-    std::error_code error;
-    fs::remove(directory / "metrics.jsonl", error);
+    if (contents.ours.contains("metrics.jsonl")) own_.remove({"metrics.jsonl"});
   }
+  own_.add({"metrics.jsonl"});
 }
 
 }  // namespace so

@@ -1,4 +1,5 @@
-// The output directory of a run: what it may hold before, and which checkpoint to go on from.
+// The output directory of a run: what it may hold before, which checkpoint to go on from, and when what is replaced
+// goes.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +7,7 @@
 
 #include "base/options.h"
 #include "io/checkpoint_directory.h"
+#include "train/output_contents.h"
 #include "train/train_options.h"
 #include "train/trainer_state.h"
 
@@ -13,8 +15,9 @@ namespace so {
 
 class OutputDirectory {
  public:
-  // Throws Error if the directory already holds a run and neither --resume nor --overwrite_output_dir was given, or if
-  // the checkpoint to resume from is not there, or if the run would remove the model or data it reads. Changes nothing.
+  // Throws Error if the directory already holds a run and neither --resume nor --overwrite_output_dir was given, if the
+  // run would write over what this program did not write, if the checkpoint to resume from is not there, or if the run
+  // would remove the model or data it reads. Changes nothing.
   OutputDirectory(const TrainOptions& options, const OptionOrigins& origins);
 
   // What to resume from. None for a fresh run, and for --resume in a directory without a checkpoint yet, which starts
@@ -23,12 +26,23 @@ class OutputDirectory {
   // Throws Error naming what differs, if the checkpoint's run is not this one, its length aside (run_length.h).
   void require_same_run(const TrainerState& state, std::uint64_t data_key) const;
 
-  // Creates the directory, proves that it can be written and has `bytes` free, and removes what an overwritten run or a
-  // killed process left. The first call that changes anything.
+  // Throws Error if the directory could not be made or written, or has no `bytes` free. Changes nothing: what a dry run
+  // asks in place of prepare().
+  void require_usable(std::uint64_t bytes) const;
+
+  // Creates the directory, proves that it can be written and has `bytes` free, and removes what a killed process left
+  // of its own files. Nothing of an earlier run is touched.
   void prepare(std::uint64_t bytes);
+  // Removes, by name, the files of the run that is overwritten, and records those that this one begins with. Called
+  // when the new run has something to put there: its weights are loaded.
+  void begin();
+  // Records what is about to be written.
+  void add(const FileNames& names) const { own_.add(names); }
 
  private:
+  void require_free(const OutputContents& contents) const;
   const TrainOptions& options_;
+  const OwnFiles own_;
   std::optional<Checkpoint> checkpoint_;
 };
 

@@ -50,14 +50,6 @@ class TemporaryDirectory {
   std::filesystem::path path_;
 };
 
-// The directory itself, or what is there of the way to it.
-std::filesystem::path nearest_directory(std::filesystem::path path) {
-  path = std::filesystem::absolute(path);
-  std::error_code ignored;
-  while (path != path.root_path() && !std::filesystem::is_directory(path, ignored)) path = path.parent_path();
-  return path;
-}
-
 // Whether the directory holds the model of a run that has done all its steps, with nothing left to write.
 bool is_finished(const std::filesystem::path& output, std::int64_t step, std::int64_t total_steps) {
   return step >= total_steps && has_metrics_line(output, step, "summary") && has_weight_files(output);
@@ -187,7 +179,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   }
   const std::uint64_t export_bytes = static_cast<std::uint64_t>(parameter_count(spec)) * size_of(compute);
   if (options.dry_run)
-    require_free_space(nearest_directory(options.output_dir), export_bytes);
+    output.require_usable(export_bytes);
   else
     output.prepare(export_bytes);
   if (!options.dry_run) open_run_log(std::filesystem::path(options.output_dir) / run_log_file);
@@ -208,7 +200,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   }
 
   device.limit_memory(plan.limits);
-  Trainer trainer({options, runtime, *model, plan, data, evaluation ? &*evaluation : nullptr, batches, length,
+  Trainer trainer({options, runtime, *model, plan, data, evaluation ? &*evaluation : nullptr, batches, length, output,
                    review ? &*review : nullptr});
   if (checkpoint) {
     trainer.resume(checkpoint->path, *state);

@@ -13,6 +13,9 @@ constexpr const char* recipe = "published recipes";
 constexpr const char* trainer = "TrainingArguments";
 constexpr const char* ours = "this program";
 
+// Of what is computed with in fp32: far enough from its least normal number that nothing made of it is lost.
+constexpr double smallest = 1e-30;
+
 OptionTable<TrainOptions> make_table() {
   using O = TrainOptions;
   OptionTable<O> t;
@@ -35,7 +38,9 @@ OptionTable<TrainOptions> make_table() {
       .elsewhere("validation_file")
       .elsewhere("eval_file");
   t.add("output_dir", &O::output_dir, "Where checkpoints and the trained model are written").metavar("DIR").required();
-  t.add("overwrite_output_dir", &O::overwrite_output_dir, "Allow an output directory that already holds a run")
+  t.add("overwrite_output_dir", &O::overwrite_output_dir,
+        "Replace the run that the output directory holds: the files that this program wrote there, by its record of "
+        "them, and nothing else")
       .default_from(trainer);
   t.add("dry_run", &O::dry_run,
         "Only say what a run would do: choices, memory and expected step time, or why it cannot run. Reads model and "
@@ -96,7 +101,8 @@ OptionTable<TrainOptions> make_table() {
 
   t.group("Optimizer (AdamW)");
   t.add("lr", &O::lr, "Peak learning rate")
-      .above(0)
+      .at_least(smallest)
+      .at_most(1000)
       .default_from(recipe)
       .deepspeed("optimizer.params.lr")
       .deepspeed("scheduler.params.warmup_max_lr")
@@ -122,28 +128,31 @@ OptionTable<TrainOptions> make_table() {
       .affects_results();
   t.add("weight_decay", &O::weight_decay, "Decoupled weight decay; norms and biases are exempt")
       .at_least(0)
+      .at_most(1000)
       .default_from(script)
       .deepspeed("optimizer.params.weight_decay")
       .affects_results();
   t.add("adam_beta1", &O::adam_beta1, "Decay rate of the first moment")
       .at_least(0)
-      .below(1)
+      .at_most(0.9999999)
       .default_from(trainer)
       .deepspeed("optimizer.params.betas[0]")
       .affects_results();
   t.add("adam_beta2", &O::adam_beta2, "Decay rate of the second moment")
       .at_least(0)
-      .below(1)
+      .at_most(0.9999999)
       .default_from(trainer)
       .deepspeed("optimizer.params.betas[1]")
       .affects_results();
   t.add("adam_epsilon", &O::adam_epsilon, "Term added to the denominator")
-      .above(0)
+      .at_least(smallest)
+      .at_most(1)
       .default_from(trainer)
       .deepspeed("optimizer.params.eps")
       .affects_results();
   t.add("max_grad_norm", &O::max_grad_norm, "Clip the global gradient norm to this")
-      .above(0)
+      .at_least(smallest)
+      .at_most(1e30)
       .or_else(0.0, "no clipping")
       .default_from(trainer)
       .deepspeed("gradient_clipping")

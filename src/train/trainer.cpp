@@ -55,8 +55,6 @@ Trainer::Trainer(const TrainerInputs& in)
       upload_(in.runtime.device(), std::max(in.plan.shape.micro_batch_tokens, in.plan.shape.evaluation_tokens)),
       schedule_(make_schedule(in.options, in.length)),
       checkpoints_(engine_, in.model, CheckpointDirectory(in.options.output_dir), in.options.save_total_limit),
-      metrics_(in.options.output_dir),
-      tensorboard_(std::filesystem::path(in.options.output_dir) / "runs"),
       progress_(0, in.length.steps, in.options.log_interval) {
   state_.data_key = in.data.key();
   state_.options = to_json(train_option_table().view(in.options));
@@ -70,14 +68,25 @@ void Trainer::make_arena() {
   arena_.emplace(in_.runtime.device(), MemoryKind::device, "activations", in_.plan.activation_bytes);
 }
 
+// Nothing of an earlier run is replaced before this one has its weights.
+void Trainer::open_records() {
+  const std::filesystem::path output = in_.options.output_dir;
+  in_.output.begin();
+  metrics_.emplace(output);
+  tensorboard_.emplace(output / "runs");
+  in_.output.add({"runs/" + tensorboard_->path().filename().string()});
+}
+
 void Trainer::start() {
   in_.model.load(engine_, *stream_, in_.runtime.host_pool());
   make_arena();
+  open_records();
 }
 
 void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState& state) {
   load_checkpoint(checkpoint, engine_, *stream_, in_.runtime.host_pool());
   make_arena();
+  open_records();
   const std::string options = std::move(state_.options);
   state_ = state;
   state_.options = options;
@@ -85,8 +94,8 @@ void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState
   first_step_ = last_saved_step_ = state.step;
   resumed_from_ = checkpoint;
   in_.batches.restore(state.sampler);
-  metrics_.truncate_after(state.step);
-  tensorboard_.truncate_after(state.step);
+  metrics_->truncate_after(state.step);
+  tensorboard_->truncate_after(state.step);
 }
 
 Trainer::StepResult Trainer::train_step() {
@@ -135,8 +144,8 @@ StepSeconds Trainer::seconds() const {
 
 void Trainer::record_summary(std::span<const PlannedFigure> figures) {
   const RunTotals totals = totals_.totals();
-  metrics_.summary(state_.step, figures, totals);
-  tensorboard_.summary(state_.step, figures);
+  metrics_->summary(state_.step, figures, totals);
+  tensorboard_->summary(state_.step, figures);
   if (in_.options.bench_steps > 0) return;
   for (const std::string& line : describe(totals)) log_info("{}", line);
 }
@@ -159,8 +168,8 @@ void Trainer::report(const StepResult& r) {
       in_.runtime.device().kind() == DeviceKind::cpu ? 0 : in_.runtime.device().ledger().held(MemoryKind::device);
   m.skipped = !r.verdict.finite;
   m.skipped_tensor = r.skipped_tensor;
-  metrics_.step(m);
-  tensorboard_.step(m);
+  metrics_->step(m);
+  tensorboard_->step(m);
   totals_.step(m, r.verdict.finite && r.verdict.clip < 1);
   if (m.skipped)
     log_warning(
@@ -229,8 +238,8 @@ void Trainer::record_evaluation() {
              state_.step < in_.length.steps ? "; a resumed run begins with it" : "");
     return;
   }
-  metrics_.evaluation(state_.step, *loss);
-  tensorboard_.evaluation(state_.step, *loss);
+  metrics_->evaluation(state_.step, *loss);
+  tensorboard_->evaluation(state_.step, *loss);
   totals_.evaluation(state_.step, *loss);
   log_info("step {}: evaluation loss {:.4f}, perplexity {:.2f}", state_.step, *loss, std::exp(*loss));
 }

@@ -19,6 +19,7 @@
 #include "train/batch_upload.h"
 #include "train/checkpoint.h"
 #include "train/interrupt.h"
+#include "train/output_directory.h"
 #include "train/plan_comparison.h"
 #include "train/plan_review.h"
 #include "train/progress.h"
@@ -41,6 +42,7 @@ struct TrainerInputs {
   const TokenDataset* evaluation_data;  // null: none
   BatchIterator& batches;
   RunLength length;
+  OutputDirectory& output;
   PlanReview* review = nullptr;  // null: none
 };
 
@@ -76,6 +78,7 @@ class Trainer {
     std::string skipped_tensor;
   };
   void make_arena();
+  void open_records();
   Outcome run_steps();
   void log_last_checkpoint();
   StepResult train_step();
@@ -102,8 +105,8 @@ class Trainer {
   BatchUpload upload_;
   LrSchedule schedule_;
   CheckpointWriter checkpoints_;
-  MetricsLog metrics_;
-  TensorBoardWriter tensorboard_;
+  std::optional<MetricsLog> metrics_;  // from open_records() on, like the next
+  std::optional<TensorBoardWriter> tensorboard_;
   TrainerState state_;
   std::int64_t first_step_ = 0;  // steps done before this run
   std::filesystem::path resumed_from_;

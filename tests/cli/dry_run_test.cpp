@@ -61,7 +61,8 @@ TEST_F(DryRun, RefusesWhatARunWouldRefuse) {
   expect_refused(dry().set("output_dir", output().string()).set("resume", (output() / "earlier").string()),
                  {"is not a complete checkpoint"});
   expect_refusal(run_dry(dry().set("max_length", "1000000")), {"--max_length 1000000"});
-  write_file(output() / "metrics.jsonl", "{}\n");
+  write_file(output() / "metrics.jsonl", R"({"step":1,"reference_tflops":1})"
+                                         "\n");
   expect_refusal(run_dry(dry().set("output_dir", output().string())), {"already holds a run"});
   replace_record(2, "{");
   expect_refusal(run_dry(dry()), {"data.jsonl:2"});

@@ -150,21 +150,24 @@ TEST(Parse, UnknownOptionsNameTheNearest) {
   EXPECT_EQ(error_of(train({"extra"})),
             "unexpected argument \"extra\": values belong to an option (superoffload train --help)");
   EXPECT_EQ(error_of({"tran"}), "unknown command \"tran\"; did you mean train?");
-  EXPECT_EQ(error_of({"help"}),
-            "unknown command \"help\"; the commands are train, init, eval, generate, tokenize, plan, profile, verify, bench "
-            "step, bench ops, "
-            "bench load");
+  EXPECT_EQ(
+      error_of({"help"}),
+      "unknown command \"help\"; the commands are train, init, eval, generate, tokenize, plan, profile, verify, bench "
+      "step, bench ops, "
+      "bench load");
   EXPECT_EQ(error_of({"bench"}),
             "bench is not a command alone: give one of bench step, bench ops, bench load (superoffload --help)");
   EXPECT_EQ(error_of({"bench", "setp"}),
             "bench has no \"setp\": give one of bench step, bench ops, bench load (superoffload --help)");
   EXPECT_EQ(error_of({"bench_step"}).substr(0, 28), "unknown command \"bench_step\"");
   EXPECT_EQ(error_of({}),
-            "a command is missing: give one of train, init, eval, generate, tokenize, plan, profile, verify, bench step, bench "
+            "a command is missing: give one of train, init, eval, generate, tokenize, plan, profile, verify, bench "
+            "step, bench "
             "ops, bench load "
             "(superoffload --help)");
   EXPECT_EQ(error_of({"--model", "m"}),
-            "unknown option \"--model\"; the commands are train, init, eval, generate, tokenize, plan, profile, verify, bench "
+            "unknown option \"--model\"; the commands are train, init, eval, generate, tokenize, plan, profile, "
+            "verify, bench "
             "step, bench "
             "ops, bench load");
 }
@@ -175,7 +178,7 @@ TEST(Parse, MissingAndRepeatedValues) {
   EXPECT_EQ(error_of({"train", "--model"}), "--model needs a value");
   EXPECT_EQ(error_of({"train", "--data", "d"}), "missing --model DIR, --output_dir DIR");
   EXPECT_EQ(error_of(train({"--seed", "1", "--seed", "2"})), "--seed is given 2 times; give it once");
-  EXPECT_EQ(error_of(train({"--lr", "0"})), "--lr: 0 is out of range; it must be a number > 0");
+  EXPECT_EQ(error_of(train({"--lr", "0"})), "--lr: 0 is out of range; it must be a number >= 1e-30 and <= 1000");
   EXPECT_EQ(error_of(train({"--lr="})), "--lr: \"\" is not a number");
 }
 

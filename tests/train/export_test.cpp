@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "io/own_files.h"
 #include "train/engine_of_model.h"
 
 namespace so::test {
@@ -158,26 +159,34 @@ TEST(ExportModel, WritesTheWeightsOfNowNotThoseLoaded) {
   }());
 }
 
-// Shards and index of an earlier model would contradict the new one; what is none of the model's stays.
+// Shards and index of our earlier model would contradict the new one; what is none of ours stays.
 TEST(ExportModel, ReplacesAnEarlierModelInTheDirectory) {
   TemporaryDirectory temporary;
-  for (const auto& entry : std::filesystem::directory_iterator(model_directory("llama-sharded")))
-    std::filesystem::copy(entry.path(), temporary / entry.path().filename().string());
+  {
+    EngineOfModel earlier(model_directory("llama-untied"), DType::f32);
+    earlier.load();
+    export_model(earlier.engine(), earlier.files(), temporary.path(), 20'000);
+  }
   ASSERT_TRUE(std::filesystem::exists(temporary / "model.safetensors.index.json"));
   std::filesystem::create_directories(temporary / "checkpoint-3");
-  write_file(temporary / "checkpoint-3" / "model.safetensors", "of a checkpoint");
-  write_file(temporary / "metrics.jsonl", "{}\n");
-  write_file(temporary / "notes.txt", "mine");
+  for (const char* file : {"checkpoint-3/model.safetensors", "metrics.jsonl", "notes.txt", "model-q4.safetensors",
+                           "model-00001-of-00999.safetensors"})
+    write_file(temporary / file, "not of the export");
 
   EngineOfModel model(model_directory("qwen3-tied"), DType::f32);
   model.load();
   export_model(model.engine(), model.files(), temporary.path());
-  std::set<std::string> names;
-  for (const auto& [name, bytes] : snapshot(temporary.path())) names.insert(name);
-  EXPECT_EQ(names,
-            (std::set<std::string>{"checkpoint-3", "checkpoint-3/model.safetensors", "checksums.json", "config.json",
-                                   "generation_config.json", "metrics.jsonl", "model.safetensors", "notes.txt"}));
-  EXPECT_EQ(read_file(temporary / "checkpoint-3" / "model.safetensors"), "of a checkpoint");
+  FileNames names;
+  for (const auto& [name, bytes] : snapshot(temporary.path()))
+    if (bytes != "(directory)") names.insert(name);
+  const FileNames exported{"checksums.json", "config.json", "generation_config.json", "model.safetensors"};
+  FileNames all{own_files_record,       "checkpoint-3/model.safetensors",
+                "metrics.jsonl",        "model-00001-of-00999.safetensors",
+                "model-q4.safetensors", "notes.txt"};
+  all.insert(exported.begin(), exported.end());
+  EXPECT_EQ(names, all);
+  EXPECT_EQ(read_file(temporary / "checkpoint-3" / "model.safetensors"), "not of the export");
+  for (const std::string& name : exported) EXPECT_TRUE(OwnFiles(temporary.path()).read()->contains(name)) << name;
   EXPECT_NO_THROW(ModelFiles(temporary.path()));
 }
 

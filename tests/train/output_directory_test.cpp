@@ -13,8 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The message of the Error that `action` throws.
-
 class OutputDirectories : public testing::Test {
  protected:
   OutputDirectories() {
@@ -34,6 +32,9 @@ class OutputDirectories : public testing::Test {
                              "metrics.jsonl", "config.json", "model.safetensors", "model.safetensors.index.json",
                              "model-00001-of-00002.safetensors", "runs/events.out.tfevents.1"})
       write_file(output() / file, std::string("contents of ") + file);
+    write_file(output() / "metrics.jsonl", R"({"step":1,"loss":2.5,"reference_tflops":0.1})"
+                                           "\n");
+    write_file(output() / "runs" / "events.out.tfevents.1", "a record: train/reference_tflops");
     for (const char* step : {"3", "10"})
       write_file(output() / (std::string("checkpoint-") + step) / trainer_state_file, to_json(state()));
   }
@@ -63,6 +64,7 @@ TEST_F(OutputDirectories, FreshOnesAreTakenAndMade) {
   EXPECT_TRUE(fs::is_directory(output()));
 
   write_file(output() / "notes.txt", "mine");
+  options_.overwrite_output_dir = true;
   OutputDirectory(options_, {}).prepare(1);
   EXPECT_EQ(snapshot(output()), (std::map<std::string, std::string>{{"notes.txt", "mine"}}));
 }
@@ -72,12 +74,17 @@ TEST_F(OutputDirectories, AnEarlierRunIsRefused) {
   expect_in(refused(), {output().string(), "--resume", "--overwrite_output_dir"});
   // Each file of a run is enough.
   for (const char* file : {"metrics.jsonl", "model.safetensors", "model-00001-of-00002.safetensors", "config.json",
-                           "model.safetensors.index.json", "checkpoint-3/x", "runs/x"}) {
+                           "model.safetensors.index.json", "checkpoint-3/x"}) {
     fs::remove_all(output());
     fs::create_directories((output() / file).parent_path());
     write_file(output() / file, "of a run");
     expect_in(refused(), {output().string(), fs::path(file).begin()->string()});
   }
+  // What others keep in runs/ is not a run of ours.
+  fs::remove_all(output());
+  fs::create_directories(output() / "runs");
+  write_file(output() / "runs" / "events.out.tfevents.1", "of another program");
+  EXPECT_NO_THROW(OutputDirectory(options_, {}));
 }
 
 TEST_F(OutputDirectories, OverwritingRemovesTheRunsFilesOnly) {
@@ -86,8 +93,11 @@ TEST_F(OutputDirectories, OverwritingRemovesTheRunsFilesOnly) {
   const auto before = snapshot(output());
   OutputDirectory directory(options_, {});
   EXPECT_FALSE(directory.checkpoint());
-  EXPECT_TRUE(snapshot(output()) == before) << "nothing changes before prepare()";
   directory.prepare(1);
+  EXPECT_TRUE(snapshot(output()) == before) << "nothing changes before begin()";
+  directory.begin();
+  EXPECT_EQ(OwnFiles(output()).read(), FileNames{"metrics.jsonl"});
+  fs::remove(output() / own_files_record);
   std::vector<std::string> left;
   for (const auto& [name, bytes] : snapshot(output())) {
     left.push_back(name);
@@ -95,6 +105,95 @@ TEST_F(OutputDirectories, OverwritingRemovesTheRunsFilesOnly) {
   }
   EXPECT_EQ(left, (std::vector<std::string>{"cache", "cache/tokens", "metrics.jsonl.txt", "mine",
                                             "mine/model.safetensors", "notes.txt"}));
+}
+
+// With a record, it decides: not names, not contents.
+TEST_F(OutputDirectories, TheRecordDecidesWhatIsOverwritten) {
+  options_.overwrite_output_dir = true;
+  OutputDirectory first(options_, {});
+  first.prepare(1);
+  first.begin();
+  first.add({"runs/events.out.tfevents.1", "checkpoint-3/trainer_state.json", "model.safetensors"});
+  fs::create_directories(output() / "runs" / "of-another");
+  for (const char* name : {"checkpoint-3", "checkpoint-best"}) fs::create_directories(output() / name);
+  for (const char* file : {"metrics.jsonl", "runs/events.out.tfevents.1", "checkpoint-3/trainer_state.json",
+                           "model.safetensors", "model-q4.safetensors", "checkpoint-best/model.safetensors",
+                           "runs/events.out.tfevents.2", "runs/of-another/x", "model.safetensors.bak", "thesis.tex"})
+    write_file(output() / file, file);
+  OutputDirectory second(options_, {});
+  second.prepare(1);
+  second.begin();
+  std::vector<std::string> left;
+  for (const auto& [name, bytes] : snapshot(output()))
+    if (bytes != "(directory)") left.push_back(name);
+  EXPECT_EQ(left, (std::vector<std::string>{".superoffload-files.json", "checkpoint-best/model.safetensors",
+                                            "model-q4.safetensors", "model.safetensors.bak",
+                                            "runs/events.out.tfevents.2", "runs/of-another/x", "thesis.tex"}));
+}
+
+TEST_F(OutputDirectories, WhatOthersWroteUnderARunsNamesIsRefused) {
+  options_.overwrite_output_dir = true;
+  {
+    OutputDirectory first(options_, {});
+    first.prepare(1);
+    first.begin();
+  }
+  for (const bool recorded : {true, false}) {
+    if (!recorded) fs::remove(output() / own_files_record);
+    for (const char* name : {"model.safetensors", "model-00001-of-00002.safetensors", "config.json",
+                             "checkpoint-3/notes", "model.safetensors.index.json", "metrics.jsonl"}) {
+      const fs::path file = output() / name;
+      if (recorded && file.filename() == "metrics.jsonl") continue;  // the record has it
+      fs::create_directories(file.parent_path());
+      write_file(file, "mine");
+      expect_in(refused(), {file.string(), "move it away"});
+      fs::remove_all(output() / *fs::path(name).begin());
+    }
+    fs::create_symlink(options_.data, output() / "config.json");
+    expect_in(refused(), {(output() / "config.json").string(), "move it away"});
+    fs::remove(output() / "config.json");
+    // A small file that the export copies beside the weights: refused where its bytes would be lost.
+    write_file(temporary_ / "model" / "tokenizer.json", "the model's");
+    write_file(output() / "tokenizer.json", "the user's");
+    expect_in(refused(), {(output() / "tokenizer.json").string()});
+    write_file(output() / "tokenizer.json", "the model's");
+    EXPECT_NO_THROW(OutputDirectory(options_, {}));
+  }
+}
+
+TEST_F(OutputDirectories, ADamagedRecordIsRefused) {
+  fill_output();
+  write_file(output() / own_files_record, "{");
+  for (const bool overwrite : {false, true}) {
+    options_.overwrite_output_dir = overwrite;
+    expect_in(refused(), {own_files_record, "damaged"});
+  }
+  options_.overwrite_output_dir = false;
+  options_.resume = "latest";
+  expect_in(refused(), {own_files_record, "damaged"});
+}
+
+TEST_F(OutputDirectories, AResumedOldDirectoryIsRecorded) {
+  fill_output();
+  options_.resume = "latest";
+  OutputDirectory directory(options_, {});
+  directory.prepare(1);
+  directory.begin();
+  EXPECT_EQ(OwnFiles(output()).read(),
+            (FileNames{"checkpoint-10/trainer_state.json", "checkpoint-3/trainer_state.json", "config.json",
+                       "metrics.jsonl", "model-00001-of-00002.safetensors", "model.safetensors",
+                       "model.safetensors.index.json", "runs/events.out.tfevents.1"}));
+}
+
+TEST_F(OutputDirectories, ADryRunRefusesWhatCannotBeWritten) {
+  const auto before = snapshot(temporary_.path());
+  OutputDirectory(options_, {}).require_usable(1);
+  expect_in(
+      refusal([&] { OutputDirectory(options_, {}).require_usable(std::numeric_limits<std::uint64_t>::max() / 2); }),
+      {"space"});
+  options_.output_dir = (temporary_ / "data.jsonl" / "out").string();
+  expect_in(refusal([&] { OutputDirectory(options_, {}).require_usable(1); }), {options_.output_dir});
+  EXPECT_TRUE(snapshot(temporary_.path()) == before);
 }
 
 TEST_F(OutputDirectories, TheModelsOwnDirectoryIsRefused) {
@@ -127,7 +226,9 @@ TEST_F(OutputDirectories, InputsAmongTheFilesToOverwriteAreRefused) {
   options_ = plain;
   options_.data = (output() / "notes.txt").string();  // stays, so it may be read
   options_.model = (output() / "mine").string();
-  OutputDirectory(options_, {}).prepare(1);
+  OutputDirectory directory(options_, {});
+  directory.prepare(1);
+  directory.begin();
   EXPECT_TRUE(fs::exists(output() / "mine" / "model.safetensors"));
 }
 
@@ -154,6 +255,7 @@ TEST_F(OutputDirectories, ResumeWithoutACheckpointStartsAfresh) {
   EXPECT_FALSE(directory.checkpoint());
   EXPECT_TRUE(fs::exists(output() / "metrics.jsonl"));
   directory.prepare(1);
+  directory.begin();
   EXPECT_FALSE(fs::exists(output() / "metrics.jsonl")) << "its steps will be run again";
   EXPECT_TRUE(fs::exists(output() / "notes.txt"));
 }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <set>
 
 #include "train/command_options.h"
@@ -20,6 +21,28 @@ using Names = std::vector<std::string>;
 
 // Pinned, so that to add, rename or drop an option is a decision and not an accident. docs/command-line.md follows by
 // itself (tests/cli/docs_test.cpp says how).
+// What a step computes with in fp32 is refused where it is read, not where it has become zero or infinite.
+TEST(OptionLists, RealValuesKeepToWhatFp32Holds) {
+  const auto check = [](const OptionRows& rows) {
+    for (const OptionSpec& spec : rows.specs()) {
+      if (spec.kind != OptionKind::real) continue;
+      EXPECT_GE(spec.lower, 0) << spec.name;
+      EXPECT_TRUE(spec.lower == 0 || static_cast<float>(spec.lower) >= std::numeric_limits<float>::min()) << spec.name;
+      EXPECT_LE(spec.upper, 1e30) << spec.name;
+      const auto refuse = [&](const char* text) {
+        EXPECT_THROW(parse_value(spec, text, "--" + spec.name), Error) << spec.name << " " << text;
+      };
+      for (const char* text : {"1e308", "-1e-60", "1e-400", "1e999", "nan", "inf"}) refuse(text);
+      if (spec.lower > 0 && !spec.lower_open) refuse("1e-60");
+      if (spec.name.starts_with("adam_beta")) refuse("0.99999999");
+    }
+  };
+  check(train_option_table());
+  check(generate_option_table());
+  check(plan_option_table());
+  check(bench_step_option_table());
+}
+
 TEST(OptionLists, ArePinned) {
   EXPECT_EQ(names(train_option_table()), (Names{"model",
                                                 "data",
