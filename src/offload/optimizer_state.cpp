@@ -31,7 +31,8 @@ OptimizerState::OptimizerState(Device& device, Owner owner, std::span<const Buck
   for (std::size_t i = 0; i < state_.size(); ++i) {
     const std::size_t size = size_of(dtype(state_arrays[i]));
     state_[i] = device.allocate(kind, static_cast<std::size_t>(elements) * size, names[i]);
-    undo_[i] = device.allocate(kind, static_cast<std::size_t>(spare_places * place_elements_) * size, "undo pool");
+    undo_[i] =
+        device.allocate(kind, static_cast<std::size_t>(spare_places * place_elements_) * size, "spare optimizer state");
   }
 }
 

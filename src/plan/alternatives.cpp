@@ -61,9 +61,9 @@ Alternative play(const OffloadInputs& in, std::string what, int device_units, Re
 
 std::string describe(Residency residency) {
   if (!residency.transient_weights && !residency.transient_gradients) return "all kept on the device";
-  return fmt::format("{}{}{}", residency.transient_weights ? "weights of device-owned layers made for each use" : "",
+  return fmt::format("{}{}{}", residency.transient_weights ? "weights cast for each use" : "",
                      residency.transient_weights && residency.transient_gradients ? ", " : "",
-                     residency.transient_gradients ? "gradients of host-owned layers moved to the host" : "");
+                     residency.transient_gradients ? "gradients moved to the host" : "");
 }
 
 // What the planner would choose for a split; if nothing fits, the same with what the plan does not keep.
@@ -125,7 +125,7 @@ std::vector<Alternative> alternatives(const OffloadInputs& in, const OffloadPlan
       for (const std::int64_t n : few(most_streamed_units(units, d), own.streamed_units)) {
         Residency r = own;
         r.streamed_units = static_cast<int>(n);
-        const std::string what = fmt::format("{} of {} units stream", n, units);
+        const std::string what = fmt::format("{} of {} units streamed", n, units);
         if (r == own)
           add(play(in, what, d, plan.keep, plan.undo_buckets, r), true);
         else
@@ -174,9 +174,8 @@ std::string why_not(const Alternative& a, const Alternative& chosen) {
   if (slower > 0.001 * chosen.seconds) return fmt::format("{:.3f} s slower", slower);
   if (slower < -0.001 * chosen.seconds)
     return fmt::format("{:.3f} s quicker, but {}", -slower,
-                       a.rank < chosen.rank - 0.001 * chosen.seconds
-                           ? "outside of what was asked for or of the plan's rules"
-                           : "only as the device updates less itself");
+                       a.rank < chosen.rank - 0.001 * chosen.seconds ? "outside of what was asked for"
+                                                                     : "only because the device runs less of AdamW");
   return "no quicker";
 }
 

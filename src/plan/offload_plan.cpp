@@ -221,7 +221,7 @@ std::string explain_split(const OffloadInputs& in, const Candidate& chosen, std:
     estimate(in, c);
     if (!more || rank_of(c.estimate) < rank_of(more->estimate)) more = &c;
   }
-  if (!more) return what + ": the device has no memory for more";
+  if (!more) return what + ": there is no memory for more on the device";
   return what + fmt::format(": more on the device would leave less for activations ({:.3f} s a step, not {:.3f})",
                             more->estimate.seconds(), chosen.estimate.seconds());
 }
@@ -230,8 +230,8 @@ std::string explain_split(const OffloadInputs& in, const Candidate& chosen, std:
 
 std::string describe_rates(const MachineRates& r) {
   return fmt::format(
-      "matrix products {:.4g} TFLOP/s, device memory {:.4g} GB/s, link {:.4g} GB/s to the host and {:.4g} back, host "
-      "AdamW {:.4g} GB/s, with the link's copies {:.4g}, {:.2g} us a kernel",
+      "matrix products {:.4g} TFLOP/s, GPU memory {:.4g} GB/s, GPU to host {:.4g} GB/s, host to GPU {:.4g} GB/s, AdamW "
+      "on the host {:.4g} GB/s, host memory under AdamW and transfers {:.4g} GB/s, {:.2g} us per kernel launch",
       r.gemm_flops / 1e12, r.device_memory / 1e9, r.link_to_host / 1e9, r.link_to_device / 1e9, r.host_adamw / 1e9,
       r.host_memory / 1e9, r.kernel_seconds * 1e6);
 }
@@ -357,22 +357,27 @@ OffloadPlan choose_offload(const OffloadInputs& in) {
   const auto memory = [&](Residency residency) { return in.memory(best->device_units, residency).device_bytes; };
   if (const Residency r = best->residency; r != Residency{}) {
     std::vector<std::string> ways;
-    if (r.transient_weights) ways.push_back("weights of device-owned layers are made of their masters for each use");
-    if (r.transient_gradients) ways.push_back("gradients of host-owned layers are moved to host memory");
+    if (r.transient_weights)
+      ways.push_back(
+          "layers whose optimizer state is on the GPU keep no bf16 weights: they are cast from the fp32 ones before "
+          "each use");
+    if (r.transient_gradients)
+      ways.push_back("gradients of layers whose optimizer state is on the host are moved there at once");
     if (r.streamed_units > 0)
-      ways.push_back(fmt::format("weights of {} of the {} layers that the host owns stream from host memory",
-                                 r.streamed_units, most_streamed_units(units, best->device_units)));
+      ways.push_back(fmt::format(
+          "weights of {} of the {} layers whose optimizer state is on the host are streamed from host memory",
+          r.streamed_units, most_streamed_units(units, best->device_units)));
     plan.why_residency =
         fmt::format("device memory saved: {}, {}", fmt::join(ways, "; "), format_bytes(beyond(memory({}), memory(r))));
   }
   if (in.schedule == Schedule::synchronous) {
-    plan.why_undo = "no places for new state: the synchronous schedule updates in place";
+    plan.why_undo = "AdamW on the host runs after backward (--mode zerooffload)";
   } else if (best->device_units == units) {
-    plan.why_undo = "no places for new state: the host has none";
+    plan.why_undo = "no optimizer state is on the host";
   } else {
     plan.why_undo = fmt::format(
-        "places for new state of {} buckets ({}): as many as the host can fill before the verdict "
-        "and its memory holds",
+        "AdamW on the host starts before the gradient norm is known, for up to {} buckets ({} of host memory); these "
+        "updates are discarded if the step is clipped or skipped",
         best->undo_buckets, format_bytes(static_cast<std::size_t>(best->undo_buckets) * in.undo_place_bytes));
   }
   return plan;

@@ -30,13 +30,13 @@ struct Mark {
 Mark mark_of_wait(WaitReason reason) {
   switch (reason) {
     case WaitReason::link:
-      return {'L', "waits for the link"};
+      return {'L', "waits for transfers"};
     case WaitReason::stream:
       return {'S', "waits for streamed weights"};
     case WaitReason::gradient:
-      return {'G', "waits for a gradient's place"};
+      return {'G', "waits for a gradient buffer"};
     case WaitReason::verdict:
-      return {'V', "waits for the verdict"};
+      return {'V', "waits for the gradient norm"};
     case WaitReason::host:
       break;
   }
@@ -46,15 +46,15 @@ Mark mark_of_wait(WaitReason reason) {
 Mark mark_of_task(HostTask task) {
   switch (task) {
     case HostTask::speculate:
-      return {'a', "AdamW ahead of the verdict"};
+      return {'a', "AdamW before the gradient norm is known"};
     case HostTask::preview:
-      return {'p', "new weights alone ahead of it"};
+      return {'p', "weights only, before it is known"};
     case HostTask::update:
       return {'d', "AdamW after it"};
     case HostTask::weights_first:
-      return {'e', "new weights alone after it"};
+      return {'e', "weights only, after it"};
     default:
-      return {'o', "state that follows weights"};
+      return {'o', "moments, after weights only"};
   }
 }
 
@@ -65,7 +65,7 @@ Mark mark_of(const SimulatedSpan& span) {
     case SimulatedWork::backward:
       return {'b', "backward"};
     case SimulatedWork::device_update:
-      return {'u', "AdamW of the GPU's own"};
+      return {'u', "AdamW on the GPU"};
     case SimulatedWork::wait:
       return mark_of_wait(span.reason);
     case SimulatedWork::fetch:
@@ -77,7 +77,7 @@ Mark mark_of(const SimulatedSpan& span) {
     case SimulatedWork::stream:
       break;
   }
-  return {'s', "weights that stream"};
+  return {'s', "streamed weights"};
 }
 
 std::string name_of_span(const SimulatedSpan& span) {
@@ -147,8 +147,8 @@ std::string sketch(const SimulatedTimeline& timeline, int width) {
     legend += '\n';
   }
   return text +
-         fmt::format("  one step of {:.3f} s from verdict (v) to verdict, {:.3g} ms a character\n", timeline.seconds,
-                     1e3 * slice) +
+         fmt::format("  one step of {:.3f} s, from gradient norm (v) to gradient norm, {:.3g} ms per character\n",
+                     timeline.seconds, 1e3 * slice) +
          legend;
 }
 

@@ -142,15 +142,35 @@ bool all_recomputed(const std::vector<Keep>& keep) {
   return !keep.empty() && std::all_of(keep.begin(), keep.end(), [](Keep k) { return k >= Keep::input; });
 }
 
+namespace {
+
+const char* words_of(Keep keep) {
+  switch (keep) {
+    case Keep::all:
+      return "all";
+    case Keep::light:
+      return "all but norms and activation functions";
+    case Keep::no_gate_up:
+      return "all but norms, activation functions and gate/up projections";
+    case Keep::input:
+      return "layer inputs only";
+    case Keep::host:
+      return "layer inputs only, in host memory";
+  }
+  return "";
+}
+
+}  // namespace
+
 std::string describe(const std::vector<Keep>& keep) {
-  if (keep.empty()) return std::string(name_of(Keep::all));
+  if (keep.empty()) return words_of(Keep::all);
   std::string text;
   for (int level = levels; level >= 0; --level) {
     const auto layers = std::count(keep.begin(), keep.end(), static_cast<Keep>(level));
-    if (layers == static_cast<std::int64_t>(keep.size())) return std::string(name_of(keep[0]));
+    const char* kept = words_of(static_cast<Keep>(level));
+    if (layers == static_cast<std::int64_t>(keep.size())) return kept;
     if (layers == 0) continue;
-    text += text.empty() ? fmt::format("{} layers keep {}", layers, name_of(static_cast<Keep>(level)))
-                         : fmt::format(", {} {}", layers, name_of(static_cast<Keep>(level)));
+    text += fmt::format("{}{} layer{}: {}", text.empty() ? "" : "; ", layers, layers == 1 ? "" : "s", kept);
   }
   return text;
 }

@@ -69,7 +69,7 @@ Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& ke
 // Whether every layer keeps its input alone, wherever: what others call activation checkpointing. False of no layers.
 bool all_recomputed(const std::vector<Keep>& keep);
 
-// For people: "all", or "12 layers keep no_gate_up, 28 light".
+// For people: "all", or "12 layers: layer inputs only; 28 layers: all".
 std::string describe(const std::vector<Keep>& keep);
 
 }  // namespace so

@@ -125,7 +125,7 @@ struct Model {
       : rope(device.allocate(
             MemoryKind::device,
             static_cast<std::size_t>(plan.shape.longest_document * spec.rope.rotary_dim) * sizeof(float),
-            "rotation table")),
+            "RoPE table")),
         store(device, kept_on_host(plan.decoder.keep), input_bytes(spec, plan.decoder.compute, plan.shape)),
         decoder(spec, layout, ops,
                 Tensor(rope.data(), DType::f32, {plan.shape.longest_document, 2, spec.rope.rotary_dim / 2}),

@@ -62,23 +62,25 @@ void add_accumulation(OptionTable<S>& t) {
 
 template <class S>
 void add_placement(OptionTable<S>& t) {
-  t.add("offload_optimizer", &S::offload_optimizer, "Where optimizer state lives: cpu, or none for the training device")
+  t.add("offload_optimizer", &S::offload_optimizer,
+        "Where optimizer state is kept: cpu, or none for the training device")
       .default_from("as train");
-  t.add("offload_ratio", &S::offload_ratio, "Share of the optimizer state that lives on the CPU, at most")
+  t.add("offload_ratio", &S::offload_ratio, "Share of the optimizer state that is kept on the CPU, at most")
       .at_least(0)
       .at_most(1)
-      .or_else(-1.0, "as is quickest and fits; on the CPU device 1")
+      .or_else(-1.0, "the fastest that fits; on the CPU device 1")
       .default_from("as train");
-  t.add("streamed_layers", &S::streamed_layers, "Layers whose weights stream from host memory for each use, at most")
+  t.add("streamed_layers", &S::streamed_layers,
+        "Layers whose weights are streamed from host memory before each use, at most")
       .at_least(0)
       .at_most(100000)
-      .or_else(-1, "as is quickest and fits; on the CPU device 0")
+      .or_else(-1, "the fastest that fits; on the CPU device 0")
       .default_from("as train");
-  t.add("mode", &S::mode, "Schedule of what the CPU steps: superoffload beside the device's work, zerooffload after it")
+  t.add("mode", &S::mode,
+        "When AdamW runs on the CPU: superoffload overlapped with the device's work, zerooffload after it")
       .default_from("as train");
-  t.add("cast_side", &S::cast_side, "Who changes bf16 into fp32 and back for what the CPU steps")
-      .default_from("as train");
-  t.add("bucket_size", &S::bucket_size, "Gradient moved and stepped at a time, counted in fp32")
+  t.add("cast_side", &S::cast_side, "Where bf16 and fp32 are cast for what the CPU updates").default_from("as train");
+  t.add("bucket_size", &S::bucket_size, "Gradients transferred and updated at a time, counted in fp32")
       .unit("bytes")
       .at_least(4096)
       .default_from("as train");

@@ -39,17 +39,18 @@ std::string describe_schedule(const EngineCounters& counters) {
   if (h.speculated + h.previewed + h.updated_in_place + h.updated_weights_first + h.restored + h.discarded == 0)
     return {};
   return fmt::format(
-      "host buckets: ahead of the verdict {} speculated, {} previewed, of which {} stood, {} were void, {} put back; "
-      "after it {} in place, {} weights first",
+      "buckets of AdamW on the host: before the gradient norm was known {} in full, {} weights only, of which {} were "
+      "kept, {} discarded, {} rolled back; after it {} in full, {} weights first",
       h.speculated, h.previewed, h.committed_ahead, h.voided, h.restored, h.updated_in_place, h.updated_weights_first);
 }
 
 std::string describe_waits(const EngineCounters& counters) {
   const auto waited = [&](WaitReason reason) { return counters.device_waits[static_cast<std::size_t>(reason)]; };
   return fmt::format(
-      "the device waited {:.4f} s: host {:.4f}, link {:.4f}, streamed weights {:.4f}, a former gradient {:.4f}, "
-      "verdict {:.4f}; the host: AdamW "
-      "{:.4f}, for gradients {:.4f}, for a save {:.4f}",
+      "device idle {:.4f} s: waiting for AdamW on the host {:.4f}, transfers {:.4f}, streamed weights {:.4f}, a "
+      "gradient "
+      "buffer {:.4f}, the gradient norm {:.4f}; host: AdamW {:.4f}, waiting for gradients {:.4f}, for a checkpoint "
+      "{:.4f}",
       total(counters.device_waits), waited(WaitReason::host), waited(WaitReason::link), waited(WaitReason::stream),
       waited(WaitReason::gradient), waited(WaitReason::verdict), counters.host.adam_seconds,
       counters.host.gradient_wait_seconds, counters.save_wait_seconds);

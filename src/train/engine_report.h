@@ -10,8 +10,8 @@ namespace so {
 // The difference of two readings.
 EngineCounters since(const EngineCounters& now, const EngineCounters& before);
 
-// One line: how the host went about its buckets, e.g. "host buckets: 40 speculated, 12 previewed, 52 stood, 0 void, 8
-// in place after the verdict, 0 weights first". Empty if the host owns none.
+// One line: how the host went about its buckets, e.g. "buckets of AdamW on the host: before the gradient
+// norm was known 40 in full, 12 weights only, ...". Empty if the host owns none.
 std::string describe_schedule(const EngineCounters& counters);
 // One line: seconds the device waited and for what, and seconds the host spent.
 std::string describe_waits(const EngineCounters& counters);

@@ -13,7 +13,7 @@ struct Memory {
   Memory(Device& device, const DecoderSpec& spec, DType compute, const InferenceShape& shape) {
     const std::int64_t half = spec.rope.rotary_dim / 2;
     rope = device.allocate(MemoryKind::device, static_cast<std::size_t>(shape.positions * 2 * half) * sizeof(float),
-                           "rotation table");
+                           "RoPE table");
     rope_table = Tensor(rope.data(), DType::f32, {shape.positions, 2, half});
     if (shape.cache_capacity == 0) return;
     const std::int64_t width = 2 * spec.kv_width();

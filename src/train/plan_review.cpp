@@ -50,17 +50,17 @@ std::vector<std::string> PlanReview::look(const MeasuredSteps& m) {
 
   std::vector<std::string> lines;
   std::string line =
-      fmt::format("the last {} steps beside the plan: a step {}; the device's passes {}", m.count,
+      fmt::format("the last {} steps, measured against the plan: a step {}; forward and backward {}", m.count,
                   beside(m.step_seconds, plan_.estimate->seconds()), beside(said_.pass_seconds, planned_.pass_seconds));
   if (m.update_seconds > 0 && planned_.update_seconds > 0)
-    line += fmt::format("; the host updates {:.2f} G parameters/s, planned {:.2f} ({:+.1f}%)", 1e-9 / m.update_seconds,
+    line += fmt::format("; AdamW on the host {:.2f} G parameters/s, planned {:.2f} ({:+.1f}%)", 1e-9 / m.update_seconds,
                         1e-9 / planned_.update_seconds, 100 * (planned_.update_seconds / m.update_seconds - 1));
   lines.push_back(std::move(line));
   if (m.speculated + m.previewed + m.left > 0)
     lines.push_back(
-        fmt::format("so of the host's buckets {:.1f} a step are speculated, {:.1f} previewed and {:.1f} left until "
-                    "after the verdict; "
-                    "the device waits {:.3f} s a step for the host and {:.3f} s for the link",
+        fmt::format("of the host's AdamW buckets {:.1f} a step run before the gradient norm is known, {:.1f} more with "
+                    "weights only, {:.1f} after it; the device waits {:.3f} s a step for the host and {:.3f} s for "
+                    "transfers",
                     m.speculated, m.previewed, m.left, m.host_wait_seconds, m.link_wait_seconds));
   lines.push_back(advice(said_));
   return lines;
@@ -88,15 +88,15 @@ std::string PlanReview::advice(const Rates& measured) const {
     if (other.engine.streamed_units != now.streamed_units)
       options += fmt::format(" --streamed_layers {}", other.engine.streamed_units);
     if (options.empty() || best >= (1 - worthwhile) * as_it_is)
-      return fmt::format("with these rates a step is expected to take {:.3f} s, and another split would not be quicker",
+      return fmt::format("at these speeds a step is expected to take {:.3f} s, and no other split would be faster",
                          as_it_is);
     return fmt::format(
-        "with these rates a plan made anew would have {:.1f}% of the optimizer state on the host, not {:.1f}%, and the "
-        "weights of {} layers stream, not {}:{} would take {:.3f} s a step instead of {:.3f} ({:+.1f}%)",
+        "at these speeds a new plan would have {:.1f}% of the optimizer state on the host, not {:.1f}%, and stream the "
+        "weights of {} layers, not {}:{} would take {:.3f} s a step instead of {:.3f} ({:+.1f}%)",
         100 * host_share(layout_, other.engine.device_units), 100 * host_share(layout_, now.device_units),
         other.engine.streamed_units, now.streamed_units, options, best, as_it_is, 100 * (best / as_it_is - 1));
   } catch (const Error&) {
-    return "with these rates no other plan was found";
+    return "at these speeds no other plan was found";
   }
 }
 

@@ -235,7 +235,7 @@ OptionTable<TrainOptions> make_table() {
       .bare("true")
       .default_from(ours)
       .elsewhere("gradient_checkpointing");
-  t.add("bucket_size", &O::bucket_size, "Gradient moved and stepped at a time, counted in fp32")
+  t.add("bucket_size", &O::bucket_size, "Gradients transferred and updated at a time, counted in fp32")
       .unit("bytes")
       .at_least(4096)
       .default_from(ours)
@@ -253,37 +253,38 @@ OptionTable<TrainOptions> make_table() {
       .default_from(ours)
       .elsewhere("deepspeed");
   t.add("mode", &O::mode,
-        "Schedule of what the CPU steps: superoffload beside the device's work, zerooffload after backward, while the "
+        "When AdamW runs on the CPU: superoffload overlapped with the device's work, zerooffload after backward, while "
+        "the "
         "device waits. Results are the same")
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.super_offload");
   t.add("offload_optimizer", &O::offload_optimizer,
-        "Where optimizer state (fp32 weights, moments) lives and is stepped: cpu for host memory, but for the share "
+        "Where optimizer state (fp32 weights, moments) is kept and updated: cpu for host memory, but for the share "
         "that "
         "offload_ratio leaves to the training device, none for all in the device's memory. Results are the same")
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.device")
       .deepspeed("zero_optimization.cpu_offload");
   t.add("offload_ratio", &O::offload_ratio,
-        "Share of the optimizer state that lives on the CPU, at most: the first layers are the device's, the fewest "
+        "Share of the optimizer state that is kept on the CPU, at most: the state of the first layers is on the "
+        "device, the fewest "
         "that meet it. Results are the same")
       .at_least(0)
       .at_most(1)
-      .or_else(-1.0, "as is quickest and fits; on the CPU device 1")
+      .or_else(-1.0, "the fastest that fits; on the CPU device 1")
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.ratio");
-  t.add(
-       "streamed_layers", &O::streamed_layers,
-       "Layers whose weights lie in host memory and stream to the training device ahead of each use, at most: of those "
-       "whose optimizer state lives on the CPU, evenly spread. Results are the same")
+  t.add("streamed_layers", &O::streamed_layers,
+        "Layers whose weights are kept in host memory and streamed to the device before each use, at most: of those "
+        "whose optimizer state is on the CPU, evenly spread. Results are the same")
       .at_least(0)
       .at_most(100000)
-      .or_else(-1, "as is quickest and fits; on the CPU device 0")
+      .or_else(-1, "the fastest that fits; on the CPU device 0")
       .default_from(ours);
   t.add("cast_side", &O::cast_side,
-        "Who changes bf16 into fp32 and back for what the CPU steps: host, inside its optimizer, so that bf16 crosses "
+        "Where bf16 and fp32 are cast for what the CPU updates: host, inside its optimizer, so that bf16 crosses "
         "the "
-        "link; device, so that fp32 does; auto: as is quicker by what is measured at start. Results are the same")
+        "link; device, so that fp32 does; auto: the faster one, by rates measured at start. Results are the same")
       .default_from(ours);
   t.add("profile", &O::profile,
         "Rates of this machine that a plan for a GPU is made from: cached, those that an earlier run or superoffload "

@@ -27,7 +27,7 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 Buffer make_rope(Device& device, Stream& stream, const RopeSpec& rope, std::int64_t positions) {
   const std::vector<float> table = rope_table(rope, positions);
-  Buffer buffer = device.allocate(MemoryKind::device, table.size() * sizeof(float), "rotation table");
+  Buffer buffer = device.allocate(MemoryKind::device, table.size() * sizeof(float), "RoPE table");
   stream.copy(buffer.data(), table.data(), buffer.bytes());
   stream.synchronize();
   return buffer;

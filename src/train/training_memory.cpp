@@ -27,7 +27,7 @@ void add_host_work(MemoryPlan& plan, const DecoderSpec& spec, const ParameterLay
   const auto beside = [&](const char* name, std::int64_t bytes, Phases phases) {
     plan.add_beside(MemoryKind::pageable, name, static_cast<std::size_t>(bytes), phases);
   };
-  beside("rotation table", shape.longest_document * spec.rope.rotary_dim * std::int64_t{sizeof(float)}, while_starting);
+  beside("RoPE table", shape.longest_document * spec.rope.rotary_dim * std::int64_t{sizeof(float)}, while_starting);
   // Ids, targets and positions, in vectors that double; where each document begins.
   beside("batch", std::max(shape.micro_batch_tokens, shape.evaluation_tokens) * 32, while_training);
   // An epoch's rows, and while it is made its order; batches of evaluation.
@@ -55,7 +55,7 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
   const OffloadEngine engine(*device, *ops, *machine.pool, *ranks, layout, settings);
   const Buffer rope = device->allocate(
       MemoryKind::device, static_cast<std::size_t>(shape.longest_document * spec.rope.rotary_dim) * sizeof(float),
-      "rotation table");
+      "RoPE table");
   const BatchUpload upload(*device, std::max(shape.micro_batch_tokens, shape.evaluation_tokens));
   RunState state;
   state.memory.add(device->ledger());

@@ -54,10 +54,10 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
   plan.decoder.keep = chosen.keep;
   plan.activation_bytes = chosen.bytes;
   if (chosen.keep != keep_choice(spec.layers, choices[0]))
-    plan.reasons.push_back(
-        fmt::format("activations: {}; the rest is recomputed in backward, since keeping {} would not fit ({} left for "
-                    "them)",
-                    describe(chosen.keep), choices[0] == 0 ? "all" : "all inputs on the device", format_bytes(budget)));
+    plan.reasons.push_back(fmt::format(
+        "activations kept: {}; the rest is recomputed in backward, because keeping {} does not fit in the {} that are "
+        "left",
+        describe(chosen.keep), choices[0] == 0 ? "all" : "all inputs on the device", format_bytes(budget)));
   // What is left then: attention's gradient is quicker with more scratch.
   DecoderSettings roomy = plan.decoder;
   roomy.roomy_attention = true;
@@ -237,16 +237,16 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   say(fmt::format("{}: {}", machine.rates_origin, describe_rates(measured)));
   say("optimizer state: " + chosen.why_split);
   if (chosen.device_units < layout.units() && plan.engine.compute == DType::bf16)
-    say(fmt::format("bf16 and fp32 are changed into each other on the {}{}", casts ? "device" : "host",
-                    cast == CastChoice::automatic ? ", which is quicker here" : ", as asked"));
+    say(fmt::format("bf16 and fp32 are cast into each other on the {}{}", casts ? "device" : "host",
+                    cast == CastChoice::automatic ? ", which is faster here" : ", as asked"));
   say(chosen.why_undo);
   if (!chosen.why_residency.empty()) say(chosen.why_residency);
   const auto waits = [&](WaitReason reason) { return chosen.estimate.waits[static_cast<std::size_t>(reason)]; };
-  say(
-      fmt::format("expected: {:.3f} s a step, {:.3f} s of it waiting: for the host {:.3f}, the link {:.3f}, "
-                  "streamed weights {:.3f}, a gradient's place {:.3f}",
-                  chosen.estimate.seconds(), chosen.estimate.exposed, waits(WaitReason::host), waits(WaitReason::link),
-                  waits(WaitReason::stream), waits(WaitReason::gradient)));
+  say(fmt::format(
+      "expected: {:.3f} s a step; the GPU waits {:.3f} s of it: for AdamW on the host {:.3f}, transfers {:.3f}, "
+      "streamed weights {:.3f}, a gradient buffer {:.3f}",
+      chosen.estimate.seconds(), chosen.estimate.exposed, waits(WaitReason::host), waits(WaitReason::link),
+      waits(WaitReason::stream), waits(WaitReason::gradient)));
 }
 
 }  // namespace
@@ -298,18 +298,16 @@ TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shap
 void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& machine, std::int64_t asked_bucket,
                        TrainingPlan& plan) {
   const std::int64_t micro_batches = plan.shape.micro_batches, bucket = plan.engine.bucket_elements;
-  plan.reasons.push_back(fmt::format("micro-batches: {} a step, as asked; gradients in {}{}", micro_batches,
+  plan.reasons.push_back(fmt::format("gradient accumulation: {} micro-batches a step, gradients in {}{}", micro_batches,
                                      name_of(plan.engine.gradients),
-                                     micro_batches > 1 ? ", since they are added up" : ""));
+                                     micro_batches > 1 ? " because they are summed" : ""));
   if (host_share(layout, plan.engine.device_units) > 0)
     if (plan.engine.device_units == 0 || machine.device_memory)
       plan.reasons.push_back(fmt::format(
-          "buckets of {} in fp32{}; on their way through {} places each way, so that the next two arrive and the last "
-          "leaves while one is updated; AdamW on {} host threads",
+          "buckets of {} in fp32{}; {} transfer buffers in each direction; AdamW on {} host threads",
           format_bytes(static_cast<std::size_t>(bucket) * sizeof(float)),
-          bucket < asked_bucket / ParameterLayout::alignment * ParameterLayout::alignment
-              ? ", an eighth of the model: a pipeline needs a few"
-              : ", the most asked for",
+          bucket < asked_bucket / ParameterLayout::alignment * ParameterLayout::alignment ? " (an eighth of the model)"
+                                                                                          : " (--bucket_size)",
           StagingRing::ahead + 1, machine.pool->size()));
 }
 
@@ -355,9 +353,11 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
       plan.memory = state().memory;
     }
     if (plan.engine.streamed_units > 0)
-      plan.reasons.push_back(fmt::format("weights of {} layers stream, as asked", plan.engine.streamed_units));
-    plan.reasons.push_back(fmt::format("optimizer state: {:.1f}% the host's; places for new state of {} buckets",
-                                       100 * host_share(layout, device_units), plan.engine.undo_buckets));
+      plan.reasons.push_back(
+          fmt::format("weights of {} layers are streamed from host memory, as asked", plan.engine.streamed_units));
+    plan.reasons.push_back(fmt::format(
+        "optimizer state: {:.1f}% in host memory; AdamW starts before the gradient norm is known for {} buckets",
+        100 * host_share(layout, device_units), plan.engine.undo_buckets));
   }
   add_activations(spec, machine, device_advice, plan);
   say_what_is_given(layout, machine, engine.bucket_elements, plan);

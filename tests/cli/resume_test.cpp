@@ -240,22 +240,23 @@ TEST_F(ResumedRun, DeepSpeedFileAsksForABreakdown) {
   const auto rows = [](const Outcome& o) {
     std::vector<std::string> found;
     for (const auto& line : lines_of(o.err))
-      if (line.find("the device waited") != std::string::npos) found.push_back(line);
+      if (line.find("device idle") != std::string::npos) found.push_back(line);
     return found;
   };
   const TrainCommand four = command("run").set("max_steps", "4");
   const auto found = rows(finish(TrainCommand(four).set("deepspeed_config", (temporary_ / "ds.json").string())));
   ASSERT_EQ(found.size(), 2u);
   for (std::size_t i = 0; i < found.size(); ++i)
-    for (const auto& part : std::vector<std::string>{"step " + std::to_string(2 * (i + 1)) + ":", "verdict", "AdamW",
-                                                     "for gradients", "for a save"})
+    for (const auto& part : std::vector<std::string>{"step " + std::to_string(2 * (i + 1)) + ":", "gradient norm",
+                                                     "AdamW", "for gradients", "for a checkpoint"})
       EXPECT_NE(found[i].find(part), std::string::npos) << part << " in: " << found[i];
   // What the host did with its buckets, of those steps whose updates had begun when they were logged.
   const auto schedule = [](const Outcome& o) {
     const auto log = lines_of(o.err);
     return std::count_if(log.begin(), log.end(), [](const std::string& line) {
-      return line.find("step ") != std::string::npos && line.find("host buckets: ahead of the verdict ") != line.npos &&
-             line.find(" speculated") != line.npos && line.find(" in place") != line.npos;
+      return line.find("step ") != std::string::npos &&
+             line.find("AdamW on the host: before the gradient norm was known ") != line.npos &&
+             line.find(" weights only") != line.npos && line.find(" in full") != line.npos;
     });
   };
   const TrainCommand host = TrainCommand(four).set("mode", "superoffload").set("offload_ratio", "1");

@@ -108,7 +108,7 @@ TEST(Alternatives, SayByHowMuchTheyAreSlower) {
   quicker.seconds = 1.75;
   EXPECT_EQ(why_not(slower, chosen), "0.125 s slower");
   EXPECT_EQ(why_not(equal, chosen), "no quicker");
-  expect_in(why_not(quicker, chosen), {"0.250 s quicker", "only as"});
+  expect_in(why_not(quicker, chosen), {"0.250 s quicker", "only because"});
   quicker.rank = -1;
   expect_in(why_not(quicker, chosen), {"0.250 s quicker", "outside of what was asked"});
   slower.host_short = 3'000'000'000;

@@ -35,11 +35,11 @@ TEST(Timeline, IsSketched) {
             "D2H |      g   |\n"
             "CPU |       a  |\n"
             "H2D |sss     w |\n"
-            "  one step of 10.000 s from verdict (v) to verdict, 1e+03 ms a character\n"
+            "  one step of 10.000 s, from gradient norm (v) to gradient norm, 1e+03 ms per character\n"
             "  GPU: S waits for streamed weights, b backward, f forward\n"
             "  D2H: g gradients\n"
-            "  CPU: a AdamW ahead of the verdict\n"
-            "  H2D: s weights that stream, w weights\n");
+            "  CPU: a AdamW before the gradient norm is known\n"
+            "  H2D: s streamed weights, w weights\n");
 }
 
 TEST(Timeline, IsAboutAHundredColumnsWide) {

@@ -87,14 +87,15 @@ TEST_F(Review, SaysWhatDiffersOnceAndAgainWhenItChanges) {
   m.update_seconds = 0.25e-9;
   m.step_seconds = 2.53;
   const auto lines = r.look(m);
-  EXPECT_TRUE(says(lines, "the host updates 4.00 G parameters/s, planned 5.00 (-20.0%)")) << lines[0];
-  EXPECT_TRUE(says(lines, "a step 2.530 s, planned 2.300 (+10.0%); the device's passes 2.000 s")) << lines[0];
-  EXPECT_TRUE(says(lines, "3.0 a step are speculated, 0.0 previewed and 4.5 left"));
+  EXPECT_TRUE(says(lines, "AdamW on the host 4.00 G parameters/s, planned 5.00 (-20.0%)")) << lines[0];
+  EXPECT_TRUE(says(lines, "a step 2.530 s, planned 2.300 (+10.0%); forward and backward 2.000 s")) << lines[0];
+  EXPECT_TRUE(
+      says(lines, "3.0 a step run before the gradient norm is known, 0.0 more with weights only, 4.5 after it"));
   EXPECT_TRUE(r.look(m).empty());
   m.update_seconds = 0.26e-9;
   EXPECT_TRUE(r.look(m).empty());
   m.pass_seconds = 2.2;
-  EXPECT_TRUE(says(r.look(m), "passes 2.200 s, planned 2.000 (+10.0%)"));
+  EXPECT_TRUE(says(r.look(m), "backward 2.200 s, planned 2.000 (+10.0%)"));
   m = as_planned();
   EXPECT_FALSE(r.look(m).empty()) << "back to the plan is a change too";
 }
@@ -129,12 +130,12 @@ TEST_F(Review, NamesNoSplitThatGainsLittle) {
   MeasuredSteps m = as_planned();
   m.pass_seconds = 2.5;
   other_seconds_ = 2.46;
-  EXPECT_TRUE(says(review().look(m), "expected to take 2.500 s, and another split would not be quicker"));
+  EXPECT_TRUE(says(review().look(m), "expected to take 2.500 s, and no other split would be faster"));
   other_seconds_ = 2;
   other_units_ = 5;
   EXPECT_FALSE(says(review().look(m), "--offload_ratio"));
   other_streamed_ = 7;
-  EXPECT_TRUE(says(review().look(m), "the weights of 7 layers stream, not 3: --streamed_layers 7 would take 2.000 s"));
+  EXPECT_TRUE(says(review().look(m), "stream the weights of 7 layers, not 3: --streamed_layers 7 would take 2.000 s"));
   nothing_fits_ = true;
   EXPECT_TRUE(says(review().look(m), "no other plan was found"));
 }

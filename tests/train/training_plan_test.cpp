@@ -101,9 +101,10 @@ TEST(KeepChoices, GoFromEverythingToInputsALayerAtATime) {
 TEST(KeepChoices, AreDescribed) {
   EXPECT_EQ(describe({}), "all");
   EXPECT_EQ(describe(keep_choice(4, 0)), "all");
-  EXPECT_EQ(describe(keep_choice(4, 12)), "input");
-  EXPECT_EQ(describe(keep_choice(4, 1)), "1 layers keep light, 3 all");
-  EXPECT_EQ(describe(keep_choice(4, 11)), "3 layers keep input, 1 no_gate_up");
+  EXPECT_EQ(describe(keep_choice(4, 12)), "layer inputs only");
+  EXPECT_EQ(describe(keep_choice(4, 1)), "1 layer: all but norms and activation functions; 3 layers: all");
+  EXPECT_EQ(describe(keep_choice(4, 11)),
+            "3 layers: layer inputs only; 1 layer: all but norms, activation functions and gate/up projections");
 }
 
 TEST(ChooseActivations, FitsEveryBudgetThatCanBeMetAndKeepsMoreWithMore) {
