@@ -300,7 +300,7 @@ int run_bench_step(const BenchStepOptions& options) {
            options.gradient_accumulation_steps, options.batch_size, options.max_length, describe(plan.decoder.keep),
            optimizer);
   const double host_owned = options.no_optimizer ? 0 : host_share(layout, plan.engine.device_units);
-  log_info("memory plan:\n{}", plan.memory.table());
+  log_detail("memory plan:\n{}", plan.memory.table());
 
   // One stream for all, as the ops want it.
   const auto stream = device.create_stream("compute");

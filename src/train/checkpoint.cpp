@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/progress.h"
 #include "base/units.h"
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
@@ -71,6 +72,8 @@ void set_aside_if_foreign(const OwnFiles& own, const std::filesystem::path& chec
 void read_all(const std::filesystem::path& file, OffloadEngine& engine, StateArray array) {
   const ParameterLayout& layout = engine.layout();
   const SafetensorsReader reader(file);
+  ProgressReport progress("loading " + file.string());
+  const std::string size = format_bytes(static_cast<std::uint64_t>(layout.elements()) * sizeof(float));
   for (int p = 0; p < layout.count(); ++p) {
     const Parameter& parameter = layout.parameter(p);
     const TensorInfo& info = reader.info(parameter.name);
@@ -81,6 +84,7 @@ void read_all(const std::filesystem::path& file, OffloadEngine& engine, StateArr
     engine.write_state(array, range, [&](std::int64_t begin, std::span<float> values) {
       reader.read_into(parameter.name, static_cast<std::uint64_t>(begin - range.begin) * sizeof(float),
                        std::as_writable_bytes(values));
+      progress.update(static_cast<double>(begin) / static_cast<double>(layout.elements()), size);
     });
   }
   if (static_cast<int>(reader.names().size()) != layout.count())
@@ -123,6 +127,8 @@ std::uint64_t CheckpointWriter::bytes() const {
 void CheckpointWriter::start(const TrainerState& state) {
   wait();
   engine_.begin_save();
+  writing_ = true;
+  written_elements_ = 0;
   thread_ = std::thread([this, state] {
     try {
       write(state);
@@ -130,12 +136,27 @@ void CheckpointWriter::start(const TrainerState& state) {
       error_ = std::current_exception();
     }
     engine_.gate().end();
+    std::lock_guard lock(mutex_);
+    writing_ = false;
+    ended_.notify_all();
   });
 }
 
 void CheckpointWriter::wait() {
-  if (thread_.joinable()) thread_.join();
+  if (thread_.joinable()) {
+    show_progress();
+    thread_.join();
+  }
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void CheckpointWriter::show_progress() {
+  ProgressReport progress("saving the checkpoint");
+  const std::string size = format_bytes(bytes());
+  const auto all = static_cast<double>(engine_.layout().elements());
+  std::unique_lock lock(mutex_);
+  while (!ended_.wait_for(lock, std::chrono::milliseconds(200), [this] { return !writing_; }))
+    progress.update(static_cast<double>(written_elements_) / all, size);
 }
 
 void CheckpointWriter::write(const TrainerState& state) {
@@ -158,6 +179,8 @@ void CheckpointWriter::write(const TrainerState& state) {
     write_part(first, engine_, bucket, StateArray::first_moment);
     write_part(second, engine_, bucket, StateArray::second_moment);
     engine_.gate().passed(bucket.index());
+    std::lock_guard lock(mutex_);
+    written_elements_ += bucket.range().size();
   }
   model.finish();
   if (master) master->finish();

@@ -1,8 +1,11 @@
 // Checkpoints: written in the background while training goes on, read to resume.
 #pragma once
 
+#include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <filesystem>
+#include <mutex>
 #include <thread>
 
 #include "io/checkpoint_directory.h"
@@ -32,12 +35,17 @@ class CheckpointWriter {
 
  private:
   void write(const TrainerState& state);
+  void show_progress();  // until the thread has written its checkpoint
 
   OffloadEngine& engine_;
   const ModelFiles& source_;
   const CheckpointDirectory directory_;
   const int save_total_limit_;
   std::thread thread_;
+  std::mutex mutex_;  // of what the thread has done
+  std::condition_variable ended_;
+  bool writing_ = false;
+  std::int64_t written_elements_ = 0;
   std::exception_ptr error_;
 };
 

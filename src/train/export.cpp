@@ -8,6 +8,8 @@
 #include "base/file.h"
 #include "base/file_system.h"
 #include "base/json_text.h"
+#include "base/progress.h"
+#include "base/units.h"
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
 #include "io/own_files.h"
@@ -97,7 +99,16 @@ void export_model(OffloadEngine& engine, const ModelFiles& source, const std::fi
                   std::uint64_t max_shard_bytes) {
   AtomicDirectory staged(directory / "export");
   ModelExport model(engine, source, staged.path(), max_shard_bytes);
-  for (const Bucket& bucket : engine.buckets()) model.write_bucket(bucket);
+  {
+    ProgressReport progress("writing the model");
+    std::int64_t done = 0;
+    for (const Bucket& bucket : engine.buckets()) {
+      model.write_bucket(bucket);
+      done += bucket.range().size();
+      progress.update(static_cast<double>(done) / static_cast<double>(engine.layout().elements()),
+                      format_bytes(static_cast<std::uint64_t>(done) * size_of(engine.compute_dtype())));
+    }
+  }
   model.finish();
   write_checksums(staged.path(), {{}, model.checksums()});
 
