@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <span>
+#include <string>
+#include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -82,6 +85,18 @@ void copy_regular_file(const fs::path& from, const fs::path& to, std::uint64_t m
   }
   copy.sync();
   copy.close();
+}
+
+void refuse_lfs_pointer(const fs::path& path) {
+  constexpr std::string_view begins = "version https://git-lfs.github.com/spec/";
+  constexpr std::uint64_t longest = 1024;
+  const File file = File::open(path);
+  if (file.size() < begins.size() || file.size() > longest) return;
+  std::string text(begins.size(), '\0');
+  file.pread_exact(std::as_writable_bytes(std::span(text)), 0);
+  if (text == begins)
+    fail("{} is a pointer of Git LFS, not the file itself; fetch it with `git lfs pull`, or download the model again",
+         printable_path(path));
 }
 
 }  // namespace so

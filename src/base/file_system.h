@@ -25,4 +25,7 @@ void rename_path(const std::filesystem::path& from, const std::filesystem::path&
 // file that grows can fill the disk.
 void copy_regular_file(const std::filesystem::path& from, const std::filesystem::path& to, std::uint64_t max_bytes);
 
+// Throws Error if the file is what a clone without Git LFS has in its place: a pointer of three lines.
+void refuse_lfs_pointer(const std::filesystem::path& path);
+
 }  // namespace so

@@ -171,6 +171,7 @@ HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
   if (single) {
     // transformers prefers the single file too.
     if (indexed) log_warning("{} has {} and {}: using the former", printable_path(directory), single_file, index_file);
+    refuse_lfs_pointer(directory / single_file);
     shards_.emplace_back(directory / single_file);
   } else if (indexed) {
     const std::string source = printable_path(directory / index_file);
@@ -182,6 +183,7 @@ HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
         fail("{} is missing, but {} lists it; the download or copy is not complete", printable_path(directory / file),
              index_file);
       }
+      refuse_lfs_pointer(directory / file);
       shards_.emplace_back(directory / file);
     }
   } else {

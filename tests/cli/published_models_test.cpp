@@ -147,6 +147,32 @@ TEST(PublishedMxfp4, GptOssTrainsOnTokenIds) {
   EXPECT_EQ(read_file(temporary / "out/generation_config.json"), read_file(temporary / "model/generation_config.json"));
 }
 
+// A clone without Git LFS has pointers in place of the large files.
+class ClonedWithoutLfs : public RefusalTest {
+ protected:
+  void point(const std::string& name) const {
+    write_file(model() / name,
+               "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f"
+               "32b1258daaa5e2ca24d17e2393\nsize 12345\n");
+  }
+};
+
+TEST_F(ClonedWithoutLfs, WeightsAreNamedWithTheFix) {
+  point("model.safetensors");
+  expect_refused({"model.safetensors", "Git LFS", "git lfs pull"});
+}
+TEST_F(ClonedWithoutLfs, AShardIsNamedWithTheFix) {
+  std::filesystem::remove(weights());
+  write_json(model() / "model.safetensors.index.json", {{"weight_map", {{"a", "model-00001-of-00001.safetensors"}}}});
+  point("model-00001-of-00001.safetensors");
+  expect_refused({"model-00001-of-00001.safetensors", "git lfs pull"});
+}
+TEST_F(ClonedWithoutLfs, TheTokenizerIsNamedWithTheFix) {
+  point("tokenizer.json");
+  write_file(data(), "{\"text\": \"Add.\"}\n");
+  expect_refused({"tokenizer.json", "git lfs pull"});
+}
+
 // Mixtral and the first Mistral models: BPE of SentencePiece, which is not read.
 class SentencePieceModel : public RefusalTest {
  protected:

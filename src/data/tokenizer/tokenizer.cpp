@@ -214,6 +214,7 @@ Tokenizer Tokenizer::load(const std::filesystem::path& model_directory) {
         "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
         printable_path(model_directory));
   }
+  refuse_lfs_pointer(file);
   const std::string json = read_text_file(file, max_tokenizer_bytes);
   auto state = State::read(json, printable_path(file));
   state->ids = read_special_ids(
