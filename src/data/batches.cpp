@@ -1,7 +1,9 @@
 #include "data/batches.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -106,23 +108,37 @@ std::int64_t BatchIterator::steps_per_epoch(std::int64_t epoch) const {
 }
 
 std::int64_t BatchIterator::steps_in_epochs(std::int64_t epochs) const {
+  if (!options_.packing || !options_.shuffle) return epochs * steps_per_epoch(0);
   std::int64_t steps = 0;
   for (std::int64_t epoch = 0; epoch < epochs; ++epoch) steps += steps_per_epoch(epoch);
   return steps;
 }
 
-std::int64_t BatchIterator::max_micro_batch_tokens(std::int64_t steps) const {
+std::int64_t BatchIterator::most_micro_batch_tokens() const {
+  if (options_.packing) return options_.batch_size * options_.max_length;
+  std::vector<std::int64_t> lengths;
+  for (std::int64_t i = 0; i < dataset_.size(); ++i) lengths.push_back(dataset_.length(i));
+  const std::int64_t rows = std::min(options_.batch_size, dataset_.size());
+  std::partial_sort(lengths.begin(), lengths.begin() + rows, lengths.end(), std::greater<>());
+  return std::accumulate(lengths.begin(), lengths.begin() + rows, std::int64_t{0});
+}
+
+std::int64_t BatchIterator::max_micro_batch_tokens(std::int64_t steps, std::int64_t looks) const {
+  const std::int64_t bound = most_micro_batch_tokens();
   std::int64_t most = 0;
-  for (std::int64_t epoch = 0; steps > 0; ++epoch) {
+  for (std::int64_t epoch = 0; steps > 0 && most < bound; ++epoch) {
+    if (epoch > 0 && !options_.shuffle) break;  // the first again
+    if (epoch > 0 && epoch * dataset_.size() > looks) return bound;
     const RowPlan rows = rows_of(epoch);
-    const std::int64_t end = std::min(rows.size(), steps * rows_per_step());
+    const std::int64_t steps_here = std::min(steps, ceil_div(rows.size(), rows_per_step()));
+    const std::int64_t end = std::min(rows.size(), steps_here * rows_per_step());
     for (std::int64_t begin = 0; begin < end; begin += options_.batch_size) {
       std::int64_t tokens = 0;
       for (std::int64_t row = begin; row < std::min(end, begin + options_.batch_size); ++row)
         for (const std::int64_t document : rows.row(row)) tokens += dataset_.length(document);
       most = std::max(most, tokens);
     }
-    steps -= ceil_div(end, rows_per_step());
+    steps -= steps_here;
   }
   return most;
 }

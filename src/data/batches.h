@@ -65,10 +65,14 @@ class BatchIterator {
   // in any order and again. Throws Error if the token cache is damaged.
   void micro_batch(std::int64_t i, MicroBatch& out) const;
 
-  std::int64_t steps_per_epoch(std::int64_t epoch) const;   // with packing it may differ between epochs
-  std::int64_t steps_in_epochs(std::int64_t epochs) const;  // sum over epochs 0 .. epochs-1
-  // The largest micro-batch, in tokens, of any rank in the first `steps` steps from the beginning: exact, from lengths.
-  std::int64_t max_micro_batch_tokens(std::int64_t steps) const;
+  std::int64_t steps_per_epoch(std::int64_t epoch) const;  // with packing it may differ between epochs
+  // Sum over epochs 0 .. epochs-1. Packed rows in a new order each epoch must be packed to be counted; all else is
+  // arithmetic.
+  std::int64_t steps_in_epochs(std::int64_t epochs) const;
+  // The largest micro-batch, in tokens, of any rank in the first `steps` steps from the beginning, from lengths. Exact
+  // as long as that takes no more than the orders of the first epochs, of about `looks` documents together; beyond,
+  // where chance has had time to put the longest documents together, it is taken to have done so.
+  std::int64_t max_micro_batch_tokens(std::int64_t steps, std::int64_t looks = 4'000'000) const;
 
   // Where to go on after the current step: save it with the step's result. Before the first step: the start.
   SamplerState state() const { return {epoch_, position_}; }
@@ -80,6 +84,8 @@ class BatchIterator {
   void enter(std::int64_t epoch);
   std::int64_t rows_per_step() const;
   std::int64_t micro_batches_of(std::int64_t rows) const;  // of all ranks
+  // No micro-batch of any order has more tokens.
+  std::int64_t most_micro_batch_tokens() const;
 
   const TokenDataset& dataset_;
   BatchOptions options_;

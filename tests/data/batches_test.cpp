@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include "data_test_util.h"
@@ -48,6 +49,46 @@ class Batches : public ::testing::Test {
  private:
   TemporaryDirectory directory_;
 };
+
+// What is computed must be what walking through the steps finds.
+TEST_F(Batches, CountsAreThoseOfTheLoop) {
+  const TokenDataset dataset = data({3, 9, 4, 2, 7, 5, 8, 2, 6, 3, 4});
+  for (const bool packing : {false, true})
+    for (const bool shuffle : {false, true})
+      for (const std::int64_t batch_size : {1, 2, 3, 20})
+        for (const std::int64_t accumulation : {1, 2}) {
+          const BatchOptions options{.batch_size = batch_size,
+                                     .gradient_accumulation_steps = accumulation,
+                                     .packing = packing,
+                                     .max_length = 12,
+                                     .shuffle = shuffle};
+          BatchIterator walk(dataset, options);
+          const BatchIterator counts(dataset, options);
+          std::int64_t most = 0, steps = 0;
+          for (std::int64_t epochs = 1; epochs <= 6; ++epochs) {
+            for (StepPlan step; !step.ends_epoch;) {
+              for (const MicroBatch& batch : fetch(walk, &step)) most = std::max(most, batch.tokens);
+              ++steps;
+              EXPECT_EQ(counts.max_micro_batch_tokens(steps), most) << batch_size << packing << shuffle << steps;
+            }
+            EXPECT_EQ(counts.steps_in_epochs(epochs), steps) << batch_size << packing << shuffle;
+          }
+          // Past what is looked at, never less than what may come.
+          EXPECT_GE(counts.max_micro_batch_tokens(steps, 0), most);
+        }
+}
+
+TEST_F(Batches, CountsOfEndlessRunsAreArithmetic) {
+  const TokenDataset dataset = data({3, 9, 4, 2, 7});
+  constexpr std::int64_t endless = std::numeric_limits<std::int64_t>::max();
+  BatchOptions options{.batch_size = 2, .gradient_accumulation_steps = 1};
+  EXPECT_EQ(BatchIterator(dataset, options).max_micro_batch_tokens(endless), 16);
+  EXPECT_EQ(BatchIterator(dataset, options).steps_in_epochs(1'000'000'000'000), 3'000'000'000'000);
+  options.shuffle = false;
+  EXPECT_EQ(BatchIterator(dataset, options).max_micro_batch_tokens(endless), 12);
+  options = {.batch_size = 1, .packing = true, .max_length = 1000};
+  EXPECT_EQ(BatchIterator(dataset, options).max_micro_batch_tokens(endless), 1000) << "a bound";
+}
 
 TEST_F(Batches, AreRagged) {
   const TokenDataset dataset = data({3, 2, 4, 2, 3}, 1);
