@@ -89,8 +89,8 @@ void require_writable(const fs::path& directory) {
 void require_free_space(const fs::path& path, std::uint64_t bytes) {
   const std::uint64_t available = free_space(path);
   if (available < bytes) {
-    fail("no space left on {}: needs {}, {} free; free some space or choose another directory", printable_path(path),
-         format_bytes(bytes), format_bytes(available));
+    fail("no space left on {}: needs {}, {} free, {} missing; free some space or choose another directory",
+         printable_path(path), format_bytes(bytes), format_bytes(available), format_bytes(bytes - available));
   }
 }
 

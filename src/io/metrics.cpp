@@ -122,7 +122,7 @@ void MetricsLog::summary(std::int64_t step, std::span<const PlannedFigure> figur
   append_line(line_of(line));
 }
 
-void MetricsLog::append_line(std::string_view line) { file_.write_all(line); }
+void MetricsLog::append_line(std::string_view line) { writer_.append(file_, line); }
 
 void MetricsLog::truncate_after(std::int64_t step) {
   const std::string kept = kept_lines(path_, step);

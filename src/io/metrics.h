@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/file.h"
+#include "io/record_file.h"
 
 namespace so {
 
@@ -69,6 +70,9 @@ class MetricsLog {
   void evaluation(std::int64_t step, double loss);  // of the weights after `step`
   void summary(std::int64_t step, std::span<const PlannedFigure> figures, const RunTotals& totals = {});
 
+  // Whether a line could not be written; it was reported then.
+  bool lost_any() const { return writer_.lost_any(); }
+
   // Drops the lines of steps after `step`, which a resumed run will write again. The other lines keep their bytes. The
   // file is replaced in one piece; a line in the middle that is not a metrics line is an Error that names it.
   void truncate_after(std::int64_t step);
@@ -77,6 +81,7 @@ class MetricsLog {
   void append_line(std::string_view line);
   std::filesystem::path path_;
   File file_;
+  RecordWriter writer_;
 };
 
 // Whether the record of a run, if there is one, has a line of this step with this key.

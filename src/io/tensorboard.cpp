@@ -135,7 +135,7 @@ TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& directory) : f
 
 void TensorBoardWriter::truncate_after(std::int64_t step) {
   // Viewers drop what has a step not below that of the start of a session.
-  file_.write_all(std::string_view(tfrecord(session_start_event(now(), step + 1))));
+  writer_.append(file_, tfrecord(session_start_event(now(), step + 1)));
 }
 
 void TensorBoardWriter::step(const StepMetrics& m) {
@@ -170,7 +170,7 @@ void TensorBoardWriter::summary(std::int64_t step, std::span<const PlannedFigure
 }
 
 void TensorBoardWriter::scalars(std::int64_t step, std::span<const Scalar> values) {
-  file_.write_all(std::string_view(tfrecord(scalars_event(now(), step, values))));
+  writer_.append(file_, tfrecord(scalars_event(now(), step, values)));
 }
 
 }  // namespace so

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "base/file.h"
+#include "io/record_file.h"
 #include "io/metrics.h"
 
 namespace so {
@@ -45,11 +46,15 @@ class TensorBoardWriter {
   void summary(std::int64_t step, std::span<const PlannedFigure> figures);
   void scalars(std::int64_t step, std::span<const Scalar> values);
 
+  // Whether an event could not be written; it was reported then.
+  bool lost_any() const { return writer_.lost_any(); }
+
   // For a resumed run: makes viewers forget what the files in this directory so far say of steps after `step`.
   void truncate_after(std::int64_t step);
 
  private:
   File file_;
+  RecordWriter writer_;
 };
 
 }  // namespace so

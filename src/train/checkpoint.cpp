@@ -124,14 +124,14 @@ std::uint64_t CheckpointWriter::bytes() const {
   return n * (size_of(engine_.compute_dtype()) + 8 + (own_master ? 4 : 0));
 }
 
-void CheckpointWriter::start(const TrainerState& state) {
+void CheckpointWriter::start(const TrainerState& state, std::uint64_t room) {
   wait();
   engine_.begin_save();
   writing_ = true;
   written_elements_ = 0;
-  thread_ = std::thread([this, state] {
+  thread_ = std::thread([this, state, room] {
     try {
-      write(state);
+      write(state, room);
     } catch (...) {
       error_ = std::current_exception();
     }
@@ -159,13 +159,13 @@ void CheckpointWriter::show_progress() {
     progress.update(static_cast<double>(written_elements_) / all, size);
 }
 
-void CheckpointWriter::write(const TrainerState& state) {
+void CheckpointWriter::write(const TrainerState& state, std::uint64_t room) {
   const auto start = std::chrono::steady_clock::now();
   const ParameterLayout& layout = engine_.layout();
   const auto specs = tensor_specs(layout, DType::f32);
   // A run that was resumed from an earlier checkpoint meets its own later ones again: same step, same bytes.
   AtomicDirectory directory(directory_.path_of(state.step), IfExists::replace);
-  require_free_space(directory.path(), bytes());
+  require_free_space(directory.path(), bytes() + room);
   ModelExport model(engine_, source_, directory.path());
   // Each file says of which step it is: a file of another checkpoint is known by more than its checksum.
   const std::map<std::string, std::string> metadata{{step_metadata, std::to_string(state.step)}};

@@ -26,7 +26,8 @@ class CheckpointWriter {
 
   // Begins to write checkpoint-<state.step> from the state as it is now and returns; a bucket's next update waits
   // until the bucket has been written. Waits for the save before, if it still runs. Throws what that one failed with.
-  void start(const TrainerState& state);
+  // The save fails if it would leave less than `room` bytes free, so that other files have their place.
+  void start(const TrainerState& state, std::uint64_t room = 0);
   // Waits until nothing is being written. Throws Error if the last save failed; earlier checkpoints are untouched.
   void wait();
 
@@ -34,7 +35,7 @@ class CheckpointWriter {
   std::uint64_t bytes() const;
 
  private:
-  void write(const TrainerState& state);
+  void write(const TrainerState& state, std::uint64_t room);
   void show_progress();  // until the thread has written its checkpoint
 
   OffloadEngine& engine_;

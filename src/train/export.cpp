@@ -34,6 +34,12 @@ std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype)
   return specs;
 }
 
+std::uint64_t exported_bytes(const ModelFiles& source, DType dtype) {
+  std::uint64_t bytes = 0;
+  for (const TensorSpec& spec : exported_tensors(source, dtype)) bytes += spec.bytes();
+  return bytes;
+}
+
 std::string config_with_dtype(const std::string& config_json, DType dtype) {
   const HeldNumbers held(config_json);
   auto config = nlohmann::ordered_json::parse(held.text());

@@ -42,6 +42,9 @@ std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype)
 // "quantization_config", since weights are written unquantised; everything else and its order kept.
 std::string config_with_dtype(const std::string& config_json, DType dtype);
 
+// Bytes of the tensors that export_model() writes.
+std::uint64_t exported_bytes(const ModelFiles& source, DType dtype);
+
 // Puts the engine's weights, as they are now, into `directory` itself, beside checkpoints and metrics: first under a
 // temporary name, then file by file, config.json last.
 void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,

@@ -20,6 +20,7 @@
 #include "plan/hardware.h"
 #include "plan/timeline.h"
 #include "train/commands.h"
+#include "train/disk_plan.h"
 #include "train/plan_changes.h"
 #include "train/rate_cache.h"
 #include "train/row_step.h"
@@ -132,6 +133,7 @@ int run_plan(const PlanOptions& options) {
   const double share = host_share(layout, plan.engine.device_units);
   const Budget device{plan.memory.total(MemoryKind::device), *machine.device_memory},
       host{plan.memory.host_total(DeviceKind::cuda), caps.host.value_or(hardware.host_memory)};
+  const SavedBytes disk = saved_bytes(parameter_count(spec), compute, "");
   if (options.json) {
     nlohmann::ordered_json memory = nlohmann::ordered_json::array();
     for (const MemoryPlan::Entry& entry : plan.memory.entries)
@@ -162,6 +164,7 @@ int run_plan(const PlanOptions& options) {
         {"streamed_units", plan.engine.streamed_units},
         {"keep", describe(plan.decoder.keep)},
         {"memory", memory},
+        {"disk", {{"model_bytes", disk.model}, {"checkpoint_bytes", disk.checkpoint}}},
         {"device_memory", {{"planned_bytes", device.planned}, {"available_bytes", device.available}}},
         {"host_memory", {{"planned_bytes", host.planned}, {"available_bytes", host.available}}},
         {"expected",
@@ -183,6 +186,8 @@ int run_plan(const PlanOptions& options) {
              options.batch_size, options.max_length);
   fmt::print("memory\n{}", plan.memory.table());
   fmt::print("device memory   {}\nhost memory     {}\n", device.text(), host.text());
+  fmt::print("disk            final model {}, a checkpoint {}\n", format_bytes(disk.model),
+             format_bytes(disk.checkpoint));
   for (const std::string& reason : plan.reasons) fmt::print("{}\n", reason);
   for (const auto& [choice, all] : plan.alternatives) fmt::print("{}\n{}", name_of(choice), alternatives_table(all));
   fmt::print("timeline\n{}", sketch(timeline));

@@ -17,6 +17,7 @@
 #include "train/commands.h"
 #include "train/data_shape.h"
 #include "train/directory_checks.h"
+#include "train/disk_plan.h"
 #include "train/model_encoder.h"
 #include "train/output_directory.h"
 #include "train/plan_changes.h"
@@ -177,6 +178,9 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
     if (steps < needed) fail("--trace begins with the third step, and this run has {}; raise --max_steps", steps);
     if (!options.dry_run) require_writable(std::filesystem::absolute(options.trace).parent_path());
   }
+  const DiskPlan disk = disk_plan(options, saved_bytes(parameter_count(spec), compute, options.model),
+                                  state ? state->step : 0, total_steps);
+  if (options.bench_steps == 0) disk.require(options.output_dir);
   const std::uint64_t export_bytes = static_cast<std::uint64_t>(parameter_count(spec)) * size_of(compute);
   if (options.dry_run)
     output.require_usable(export_bytes);
@@ -187,6 +191,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   log_info("{}", plan_line(options, plan, layout, total_steps));
   log_info("{}", memory_line(plan, machine));
   log_info("{}", output_line(options));
+  if (options.bench_steps == 0) log_info("{}", disk.line(free_space(options.output_dir)));
   log_detail("{}", settings_log(train_option_table().view(options), origins));
   log_detail("memory plan:\n{}  in all {}", plan.memory.table(), format_bytes(plan.memory.host_total(device.kind())));
   if (device.kind() == DeviceKind::cpu && origins.given("pin_memory"))
@@ -216,7 +221,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   if (outcome == Trainer::Outcome::finished)
     log_info("{}", trained_model_line(options.output_dir, export_bytes, compute));
   if (!trainer.how_to_resume().empty()) log_info("{}", trainer.how_to_resume());
-  return outcome == Trainer::Outcome::interrupted ? exit_interrupted : exit_ok;
+  if (outcome == Trainer::Outcome::interrupted) return exit_interrupted;
+  return trainer.incomplete() ? exit_failure : exit_ok;
 }
 
 }  // namespace so

@@ -251,10 +251,34 @@ bool Trainer::evaluation_is_due() const {
   return wanted && has_metrics_line(output, step, "loss") && !has_metrics_line(output, step, "eval_loss");
 }
 
-void Trainer::save() {
+void Trainer::save(std::uint64_t room) {
   if (last_saved_step_ == state_.step) return;
-  checkpoints_.start(state_);
+  finish_save();
+  checkpoints_.start(state_, room);
   last_saved_step_ = state_.step;
+}
+
+void Trainer::finish_save() {
+  try {
+    checkpoints_.wait();
+  } catch (const Error& error) {
+    save_failed_ = true;
+    last_saved_step_ = -1;
+    log_error("a checkpoint was not saved: {}", error.what());
+  }
+}
+
+void Trainer::write_results() {
+  finish_save();
+  std::exception_ptr failure;
+  try {
+    export_model(engine_, in_.model, in_.options.output_dir);
+  } catch (const Error&) {
+    failure = std::current_exception();  // the checkpoint may still find its place: rotation makes room
+  }
+  save();
+  finish_save();
+  if (failure) std::rethrow_exception(failure);
 }
 
 void Trainer::trace(std::int64_t steps_done) {
@@ -352,7 +376,8 @@ Trainer::Outcome Trainer::run_steps() {
                       CheckpointDirectory(o.output_dir).path_of(state_.step).string(), state_.step);
       return Outcome::interrupted;
     }
-    if (o.save_steps > 0 && state_.step % o.save_steps == 0 && !last) save();
+    if (o.save_steps > 0 && state_.step % o.save_steps == 0 && !last)
+      save(exported_bytes(in_.model, in_.plan.engine.compute));  // a checkpoint must not take the model's place
   }
   progress_.end();
   trace(-1);
@@ -367,9 +392,7 @@ Trainer::Outcome Trainer::run_steps() {
     return Outcome::benchmarked;
   }
   if (!resumed_at_end) record_evaluation();
-  save();
-  checkpoints_.wait();
-  export_model(engine_, in_.model, o.output_dir);
+  write_results();
   return Outcome::finished;
 }
 

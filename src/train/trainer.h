@@ -65,6 +65,9 @@ class Trainer {
 
   // Of the steps of this run without the first, which begins with nothing under way; none before the second.
   StepSeconds seconds() const;
+  // Whether the run ended without something it should have written: a checkpoint, or a line of a record. Each was
+  // reported when it happened.
+  bool incomplete() const { return save_failed_ || metrics_->lost_any() || tensorboard_->lost_any(); }
   // The last line of the run's metrics, and the closing lines of the log.
   void record_summary(std::span<const PlannedFigure> figures);
   // After an interrupted run: where it can be resumed. Empty after another one.
@@ -90,7 +93,12 @@ class Trainer {
   void record_evaluation();
   // Whether the evaluation that belongs to the step resumed from is missing, as after a signal.
   bool evaluation_is_due() const;
-  void save();
+  // Leaves `room` bytes free.
+  void save(std::uint64_t room = 0);
+  // Waits for the save under way. One that fails is reported, and training goes on.
+  void finish_save();
+  // The model, then the last checkpoint, so that a checkpoint that finds no room does not cost the model.
+  void write_results();
   // Starts and ends the trace; called before the step after `steps_done` of this run, and at its end (-1).
   void trace(std::int64_t steps_done);
 
@@ -111,6 +119,7 @@ class Trainer {
   std::int64_t first_step_ = 0;  // steps done before this run
   std::filesystem::path resumed_from_;
   std::int64_t last_saved_step_ = -1;
+  bool save_failed_ = false;
   std::vector<double> step_seconds_;
   Progress progress_;
   std::optional<InterruptGuard> interrupt_;  // while run() is under way

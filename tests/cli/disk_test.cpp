@@ -1,0 +1,86 @@
+// Disks with no room: what a run refuses at its start, and what it saves of itself later. A limit on the size of a file
+// takes the place of a full disk, since everybody may set one.
+#include <gtest/gtest.h>
+
+#include "support/files.h"
+#include "support/process.h"
+#include "support/refusal.h"
+#include "support/training_run.h"
+
+namespace so::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Disk : public testing::Test {
+ protected:
+  TrainCommand command(const std::string& output, int steps) const {
+    TrainCommand c(fixture_ / "model", fixture_ / "data.jsonl", temporary_ / output);
+    c.set("dtype", "bf16").set("max_length", "48").set("batch_size", "4").set("lr_scheduler", "constant");
+    return c.set("max_steps", std::to_string(steps)).set("cache_dir", (temporary_ / "cache").string());
+  }
+  void finish(const TrainCommand& c) const {
+    const Outcome o = run(c.words(), temporary_.path());
+    ASSERT_EQ(o.exit_code, 0) << o.err;
+  }
+  std::string weights(const std::string& output) const { return read_file(temporary_ / output / "model.safetensors"); }
+  static int count(const std::string& text, const std::string& part) {
+    int n = 0;
+    for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+    return n;
+  }
+
+  const fs::path fixture_ = model_fixture("qwen3-tied");
+  TemporaryDirectory temporary_;
+};
+
+// The model in bf16 is 69 kB, the fp32 files of a checkpoint are 137 kB.
+TEST_F(Disk, CheckpointsWithoutRoomDoNotCostTheModel) {
+  finish(command("reference", 5));
+  const Outcome o =
+      run(command("run", 5).set("save_steps", "2").words(), temporary_.path(), Limits{.file_bytes = 100'000});
+  EXPECT_EQ(o.exit_code, 1) << o.err;
+  EXPECT_EQ(count(o.err, "a checkpoint was not saved: "), 3) << o.err;
+  EXPECT_TRUE(weights("run") == weights("reference"));
+  for (const auto& entry : fs::directory_iterator(temporary_ / "run"))
+    EXPECT_FALSE(entry.path().filename().string().starts_with("checkpoint-")) << entry.path();
+}
+
+TEST_F(Disk, MetricsWithoutRoomDoNotStopTraining) {
+  finish(command("reference", 8));
+  finish(command("run", 4));
+  // The record is about to meet the limit, which lies above all other files.
+  constexpr std::size_t limit = 300'000;
+  const fs::path file = temporary_ / "run" / "metrics.jsonl";
+  std::string text = read_file(file);
+  const std::string head = R"({"step": 1, "note": ")", tail = "\"}\n";
+  text += head + std::string(limit - 100 - text.size() - head.size() - tail.size(), 'x') + tail;
+  write_file(file, text);
+
+  const Outcome o = run(command("run", 8).flag("resume").words(), temporary_.path(), Limits{.file_bytes = limit});
+  EXPECT_EQ(o.exit_code, 1) << o.err;
+  EXPECT_EQ(count(o.err, "training goes on without this record"), 1) << o.err;
+  EXPECT_TRUE(weights("run") == weights("reference"));
+  EXPECT_TRUE(fs::exists(temporary_ / "run" / "checkpoint-8"));
+  EXPECT_TRUE(read_file(file) == text) << "half a line was left";
+}
+
+TEST_F(Disk, TheDryRunSaysWhatWillBeWritten) {
+  const Outcome o = run(command("run", 9).set("save_steps", "3").set("save_total_limit", "2").flag("dry_run").words(),
+                        temporary_.path());
+  EXPECT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.err.find("disk: final model "), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find(", 3 checkpoints of "), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("(newest 2 kept)"), std::string::npos) << o.err;
+}
+
+TEST_F(Disk, MoreCheckpointsThanTheDiskHoldsAreRefused) {
+  TrainCommand endless = command("run", 5).set("max_steps", "10000000000").set("save_steps", "1").flag("dry_run");
+  expect_refusal(run(endless.words(), temporary_.path()), {"no space left on ", " missing; ", "--save_total_limit"});
+  const Outcome o = run(endless.set("save_total_limit", "1").words(), temporary_.path());
+  EXPECT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_FALSE(fs::exists(temporary_ / "run"));
+}
+
+}  // namespace
+}  // namespace so::test
