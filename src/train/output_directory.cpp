@@ -67,6 +67,7 @@ OutputDirectory::OutputDirectory(const TrainOptions& options, const OptionOrigin
   std::error_code error;
   if (fs::equivalent(directory, options.model, error))
     fail("--output_dir is the model's own directory {}; choose another one", directory.string());
+  RunLock::require_free(directory);
   const OutputContents contents = look_into(directory, options.model);
   require_free(contents);
   if (options.resume.empty()) {
@@ -129,6 +130,12 @@ void OutputDirectory::require_usable(std::uint64_t bytes) const {
 void OutputDirectory::prepare(std::uint64_t bytes) {
   const fs::path directory = options_.output_dir;
   require_writable(directory);
+  lock_.emplace(directory);
+  if (options_.resume == "latest") {
+    const auto now = CheckpointDirectory(directory).latest();
+    if (now.has_value() != checkpoint_.has_value() || (now && now->step != checkpoint_->step))
+      fail("another run has gone on in {} since this one began; start this one again", directory.string());
+  }
   require_free_space(directory, bytes);
   for (const char* stem : {"checkpoint-", "export"}) remove_stale_temporaries(directory, stem);
   for (const char* file : {"metrics.jsonl", own_files_record}) remove_stale_siblings(directory / file);

@@ -7,6 +7,7 @@
 
 #include "base/options.h"
 #include "io/checkpoint_directory.h"
+#include "io/run_lock.h"
 #include "train/output_contents.h"
 #include "train/train_options.h"
 #include "train/trainer_state.h"
@@ -15,9 +16,9 @@ namespace so {
 
 class OutputDirectory {
  public:
-  // Throws Error if the directory already holds a run and neither --resume nor --overwrite_output_dir was given, if the
-  // run would write over what this program did not write, if the checkpoint to resume from is not there, or if the run
-  // would remove the model or data it reads. Changes nothing.
+  // Throws Error if another run is under way in the directory, if it already holds one and neither --resume nor
+  // --overwrite_output_dir was given, if the run would write over what this program did not write, if the checkpoint to
+  // resume from is not there, or if the run would remove the model or data it reads. Changes nothing.
   OutputDirectory(const TrainOptions& options, const OptionOrigins& origins);
 
   // What to resume from. None for a fresh run, and for --resume in a directory without a checkpoint yet, which starts
@@ -30,8 +31,8 @@ class OutputDirectory {
   // asks in place of prepare().
   void require_usable(std::uint64_t bytes) const;
 
-  // Creates the directory, proves that it can be written and has `bytes` free, and removes what a killed process left
-  // of its own files. Nothing of an earlier run is touched.
+  // Creates the directory, takes its lock for the life of this object, proves that it can be written and has `bytes`
+  // free, and removes what a killed process left of its own files. Nothing of an earlier run is touched.
   void prepare(std::uint64_t bytes);
   // Removes, by name, the files of the run that is overwritten, and records those that this one begins with. Called
   // when the new run has something to put there: its weights are loaded.
@@ -44,6 +45,7 @@ class OutputDirectory {
   const TrainOptions& options_;
   const OwnFiles own_;
   std::optional<Checkpoint> checkpoint_;
+  std::optional<RunLock> lock_;
 };
 
 }  // namespace so

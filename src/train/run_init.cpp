@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "io/checksums.h"
 #include "io/hf_directory.h"
 #include "io/own_files.h"
+#include "io/run_lock.h"
 #include "model/config.h"
 #include "model/flops.h"
 #include "model/initialize.h"
@@ -50,6 +52,7 @@ FileNames require_replaceable(const fs::path& output, const InitOptions& options
   }
   if (!fs::is_directory(status))
     fail("{} exists and is not a directory; choose another --output_dir", printable_path(output));
+  RunLock::require_free(output);
   const bool empty = fs::is_empty(output, error);
   if (error) fail_io("list", output, error.value());
   if (empty) return {};
@@ -109,6 +112,8 @@ int run_init(const InitOptions& options) {
   const fs::path parent = output.parent_path().empty() ? fs::path(".") : output.parent_path();
   require_writable(into ? output : parent);
   require_free_space(output, bytes);
+  std::optional<RunLock> lock;
+  if (into) lock.emplace(output);
   if (into) remove_stale_temporaries(output, "init");
   AtomicDirectory directory(into ? output / "init" : output);
   write_text_file_atomically(directory.path() / "config.json", config_with_dtype(config.text, dtype));

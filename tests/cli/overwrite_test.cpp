@@ -1,4 +1,5 @@
 // What --overwrite_output_dir removes, of train and init: what this program wrote, by its record, and nothing else.
+#include "io/run_lock.h"
 #include "support/refusal.h"
 
 namespace so::test {
@@ -143,6 +144,26 @@ TEST_F(Overwriting, InitOverARun) {
   for (const char* name : {"metrics.jsonl", "checkpoint-1", "checkpoint-2"})
     EXPECT_FALSE(fs::exists(out() / name)) << name;
   EXPECT_TRUE(fs::exists(out() / "model.safetensors"));
+}
+
+// One run a directory: whatever would write there is refused while another holds it, and what reads is not.
+TEST_F(Overwriting, ADirectoryInUseIsRefused) {
+  finish(training().words());
+  const std::string me = "process " + std::to_string(::getpid());
+  {
+    const RunLock lock(out());
+    const auto before = snapshot(out());
+    for (const char* flag : {"overwrite_output_dir", "resume", "dry_run"})
+      expect_refusal(run_words(training().flag(flag).words()), {out().string(), "in use by another run: " + me});
+    expect_refusal(run_words(init(true)), {me});
+    EXPECT_TRUE(snapshot(out()) == before);
+    finish({SO_BINARY, "eval", "--model", out().string(), "--data", data().string(), "--cache_dir",
+            (temporary_ / "cache").string(), "--device", "cpu"});
+  }
+  // What a killed run left is no lock.
+  write_file(out() / run_lock_file, "process 1 on elsewhere\n");
+  finish(training().flag("overwrite_output_dir").words());
+  EXPECT_FALSE(fs::exists(out() / run_lock_file));
 }
 
 }  // namespace

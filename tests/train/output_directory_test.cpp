@@ -15,6 +15,11 @@ namespace fs = std::filesystem;
 
 class OutputDirectories : public testing::Test {
  protected:
+  using Snapshot = std::map<std::string, std::string>;
+  static Snapshot without_lock(Snapshot files) {
+    files.erase(run_lock_file);
+    return files;
+  }
   OutputDirectories() {
     options_.model = (temporary_ / "model").string();
     options_.data = (temporary_ / "data.jsonl").string();
@@ -57,11 +62,15 @@ class OutputDirectories : public testing::Test {
 };
 
 TEST_F(OutputDirectories, FreshOnesAreTakenAndMade) {
-  OutputDirectory absent(options_, {});
-  EXPECT_FALSE(absent.checkpoint());
-  EXPECT_FALSE(fs::exists(output())) << "nothing changes before prepare()";
-  absent.prepare(1);
-  EXPECT_TRUE(fs::is_directory(output()));
+  {
+    OutputDirectory absent(options_, {});
+    EXPECT_FALSE(absent.checkpoint());
+    EXPECT_FALSE(fs::exists(output())) << "nothing changes before prepare()";
+    absent.prepare(1);
+    EXPECT_TRUE(fs::is_directory(output()));
+    // It holds the directory as long as it lives.
+    expect_in(refusal([&] { OutputDirectory(options_, {}); }), {output().string(), "in use by another run"});
+  }
 
   write_file(output() / "notes.txt", "mine");
   options_.overwrite_output_dir = true;
@@ -94,12 +103,12 @@ TEST_F(OutputDirectories, OverwritingRemovesTheRunsFilesOnly) {
   OutputDirectory directory(options_, {});
   EXPECT_FALSE(directory.checkpoint());
   directory.prepare(1);
-  EXPECT_TRUE(snapshot(output()) == before) << "nothing changes before begin()";
+  EXPECT_TRUE(without_lock(snapshot(output())) == before) << "nothing changes before begin()";
   directory.begin();
   EXPECT_EQ(OwnFiles(output()).read(), FileNames{"metrics.jsonl"});
   fs::remove(output() / own_files_record);
   std::vector<std::string> left;
-  for (const auto& [name, bytes] : snapshot(output())) {
+  for (const auto& [name, bytes] : without_lock(snapshot(output()))) {
     left.push_back(name);
     EXPECT_EQ(bytes, before.at(name));
   }
@@ -110,10 +119,12 @@ TEST_F(OutputDirectories, OverwritingRemovesTheRunsFilesOnly) {
 // With a record, it decides: not names, not contents.
 TEST_F(OutputDirectories, TheRecordDecidesWhatIsOverwritten) {
   options_.overwrite_output_dir = true;
-  OutputDirectory first(options_, {});
-  first.prepare(1);
-  first.begin();
-  first.add({"runs/events.out.tfevents.1", "checkpoint-3/trainer_state.json", "model.safetensors"});
+  {
+    OutputDirectory first(options_, {});
+    first.prepare(1);
+    first.begin();
+    first.add({"runs/events.out.tfevents.1", "checkpoint-3/trainer_state.json", "model.safetensors"});
+  }
   fs::create_directories(output() / "runs" / "of-another");
   for (const char* name : {"checkpoint-3", "checkpoint-best"}) fs::create_directories(output() / name);
   for (const char* file : {"metrics.jsonl", "runs/events.out.tfevents.1", "checkpoint-3/trainer_state.json",
@@ -124,7 +135,7 @@ TEST_F(OutputDirectories, TheRecordDecidesWhatIsOverwritten) {
   second.prepare(1);
   second.begin();
   std::vector<std::string> left;
-  for (const auto& [name, bytes] : snapshot(output()))
+  for (const auto& [name, bytes] : without_lock(snapshot(output())))
     if (bytes != "(directory)") left.push_back(name);
   EXPECT_EQ(left, (std::vector<std::string>{".superoffload-files.json", "checkpoint-best/model.safetensors",
                                             "model-q4.safetensors", "model.safetensors.bak",
@@ -242,7 +253,7 @@ TEST_F(OutputDirectories, ResumesFromTheNewestCompleteCheckpoint) {
   EXPECT_EQ(directory.checkpoint()->path, output() / "checkpoint-10");
   EXPECT_EQ(directory.checkpoint()->step, 10);
   directory.prepare(1);
-  EXPECT_TRUE(snapshot(output()) == before) << "what is resumed stays";
+  EXPECT_TRUE(without_lock(snapshot(output())) == before) << "what is resumed stays";
 }
 
 TEST_F(OutputDirectories, ResumeWithoutACheckpointStartsAfresh) {
