@@ -53,5 +53,16 @@ TEST_F(Comparison, HasTheFiguresThatThereAre) {
   EXPECT_EQ(compare_with_plan(plan, *device_, meter, {}).size(), 3u) << "no step was measured";
 }
 
+TEST(StepSeconds, OfTheDeviceCountNoWaitForACheckpoint) {
+  EngineCounters counters;
+  counters.device_waits[0] = 1;
+  counters.save_wait_seconds = 0.7;  // of the device's updates and of the host's, which the device waited for
+  counters.host.save_wait_seconds = 0.3;
+  const double steps[] = {2, 3};
+  const StepSeconds seconds = seconds_of(steps, counters);
+  EXPECT_DOUBLE_EQ(seconds.step, 3);
+  EXPECT_DOUBLE_EQ(seconds.device, (5 - 1 - 0.4) / 2);
+}
+
 }  // namespace
 }  // namespace so
