@@ -67,11 +67,18 @@ void add_bucket_states(nlohmann::ordered_json& events, const std::vector<TraceBu
                       {"args", {{"bucket", states[i].bucket}, {"state", states[i].state}}}});
 }
 
+// Of the first event, as every trace of this program has it.
+nlohmann::ordered_json first_event() { return metadata("process_name", stream_process, 0, "streams"); }
+
 }  // namespace
+
+bool is_own_trace(std::string_view beginning) {
+  return beginning.starts_with(R"({"traceEvents":[)" + first_event().dump());
+}
 
 void write_trace_file(const std::filesystem::path& path, const Trace& trace) {
   nlohmann::ordered_json events = nlohmann::ordered_json::array();
-  events.push_back(metadata("process_name", stream_process, 0, "streams"));
+  events.push_back(first_event());
   events.push_back(metadata("process_name", host_process, 0, "host threads"));
   const auto process_of = [&](int track) {
     return trace.tracks[static_cast<std::size_t>(track)].stream ? stream_process : host_process;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string_view>
 
 #include "device/trace.h"
 
@@ -13,5 +14,8 @@ namespace so {
 // lowest first, where a bucket keeps its row while it can: there may be a thousand buckets. Remarks of the trace are
 // kept under "otherData". Replaces an existing file. Throws Error.
 void write_trace_file(const std::filesystem::path& path, const Trace& trace);
+
+// Whether a file that begins so is one of those.
+bool is_own_trace(std::string_view beginning);
 
 }  // namespace so

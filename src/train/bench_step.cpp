@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/units.h"
-#include "io/checkpoint_directory.h"
+#include "io/output_file.h"
 #include "io/trace_file.h"
 #include "model/config.h"
 #include "model/flops.h"
@@ -285,7 +285,7 @@ int run_bench_step(const BenchStepOptions& options) {
   const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
   const DType compute = resolve_dtype(options.dtype, config.text, config.origin);
   require_rows(options.batch_size, options.max_length, spec, config.origin);
-  if (!options.trace.empty()) require_writable(std::filesystem::absolute(options.trace).parent_path());
+  if (!options.trace.empty()) require_output_file(options.trace, "--trace", is_own_trace);
   const ParameterLayout layout(make_parameters(spec));
   check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads);

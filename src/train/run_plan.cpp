@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "io/checkpoint_directory.h"
+#include "io/output_file.h"
 #include "io/trace_file.h"
 #include "model/config.h"
 #include "model/flops.h"
@@ -83,7 +84,7 @@ int run_plan(const PlanOptions& options) {
   const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
   const DType compute = resolve_dtype(options.dtype, config.text, config.origin);
   require_rows(options.batch_size, options.max_length, spec, config.origin);
-  if (!options.trace.empty()) require_writable(std::filesystem::absolute(options.trace).parent_path());
+  if (!options.trace.empty()) require_output_file(options.trace, "--trace", is_own_trace);
   if (options.gpus > 1) fail("--gpus {}: this version trains on one GPU; plan for --gpus 1", options.gpus);
   const HardwareProfile hardware = resolve_hardware(options.hardware);
   const ParameterLayout layout(make_parameters(spec));
@@ -200,7 +201,8 @@ int run_profile(const ProfileOptions& options) {
   namespace fs = std::filesystem;
   if (fs::exists(options.output) && !options.overwrite)
     fail("{} is there already; choose another --output, or replace it with --overwrite", options.output);
-  require_writable(fs::absolute(options.output).parent_path());
+  require_output_file(
+      options.output, "--output", [](std::string_view) { return false; }, options.overwrite);
   Runtime runtime(DeviceChoice::cuda, options.cpu_threads);
   const PlanningMachine machine = planning_machine(runtime, DType::bf16, DType::f32);
   log_info("measuring {}", machine.name);

@@ -12,6 +12,8 @@
 #include "data/dataset.h"
 #include "io/atomic_directory.h"
 #include "io/checkpoint_directory.h"
+#include "io/output_file.h"
+#include "io/trace_file.h"
 #include "model/flops.h"
 #include "model/parameters.h"
 #include "train/commands.h"
@@ -65,6 +67,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
 
   // Refusals come first, the cheap ones before the dear ones; nothing is written until the run is known to be possible.
+  if (!options.trace.empty()) require_output_file(options.trace, "--trace", is_own_trace, false, options.output_dir);
   const DecoderSpec spec = read_spec(options.model);
   options.max_length = resolve_max_length(given.max_length, origins.given("max_length"), spec, given.model);
   if (options.max_length != given.max_length) log_info("max_length is {}, the model's limit", options.max_length);
@@ -176,7 +179,6 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   if (!options.trace.empty()) {
     const std::int64_t steps = total_steps - (state ? state->step : 0), needed = Trainer::steps_before_trace + 1;
     if (steps < needed) fail("--trace begins with the third step, and this run has {}; raise --max_steps", steps);
-    if (!options.dry_run) require_writable(std::filesystem::absolute(options.trace).parent_path());
   }
   const DiskPlan disk = disk_plan(options, saved_bytes(parameter_count(spec), compute, options.model),
                                   state ? state->step : 0, total_steps);

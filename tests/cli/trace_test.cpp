@@ -89,6 +89,12 @@ TEST(Trace, IsRefusedWhereThereIsNothingToTraceOrNowhereToWrite) {
   expect_refusal(run(training(directory).set("max_steps", "2").words(), directory.path()), {"--trace", "third step"});
   expect_refusal(run(training(directory).set("trace", "/proc/none/t.json").words(), directory.path()), {"/proc/none"});
   EXPECT_FALSE(std::filesystem::exists(directory / "out")) << "refused before anything was written";
+  // A file that somebody else wrote is theirs, in a dry run as in a run; a trace of this program may be written again.
+  write_file(directory / "t.json", "mine");
+  for (const char* flag : {"packing", "dry_run"})
+    expect_refusal(run(training(directory).flag(flag).words(), directory.path()), {"--trace", "did not write it"});
+  EXPECT_EQ(read_file(directory / "t.json"), "mine");
+  std::filesystem::remove(directory / "t.json");
   expect_refusal(run(training(directory).without("trace").set("trace_steps", "2").words(), directory.path()),
                  {"--trace_steps", "--trace FILE"});
 }
