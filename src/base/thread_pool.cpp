@@ -211,6 +211,13 @@ struct ThreadPool::State {
     }
   }
 
+  void end_threads() {
+    word.fetch_or(stop_flag);
+    started.ring();
+    for (std::thread& thread : threads) thread.join();
+    threads.clear();
+  }
+
   // The job's fields are set, `turn` is held.
   void launch_and_wait() {
     const std::uint64_t job = job_of(word.load()) + 1;
@@ -233,19 +240,20 @@ ThreadPool::ThreadPool(std::string name, std::vector<int> cpus, bool pinned, std
   state.cpus = std::move(cpus);
   state.pinned = pinned;
   if (state.cpus.size() <= count_usable_cpus()) state.spin = spin;
-  for (std::size_t i = 1; i < state.cpus.size(); ++i) {
-    std::thread thread([&state, i] { state.run(static_cast<int>(i)); });
-    pthread_setname_np(thread.native_handle(), fmt::format("{:.10}-{}", name, i).c_str());
-    if (pinned) pin(thread.native_handle(), state.cpus[i]);
-    state.threads.push_back(std::move(thread));
+  state.threads.reserve(state.cpus.size());
+  try {
+    for (std::size_t i = 1; i < state.cpus.size(); ++i) {
+      std::thread& thread = state.threads.emplace_back([&state, i] { state.run(static_cast<int>(i)); });
+      pthread_setname_np(thread.native_handle(), fmt::format("{:.10}-{}", name, i).c_str());
+      if (pinned) pin(thread.native_handle(), state.cpus[i]);
+    }
+  } catch (...) {  // a limit on threads or memory; those that run have no destructor to end them
+    state.end_threads();
+    throw;
   }
 }
 
-ThreadPool::~ThreadPool() {
-  state_->word.fetch_or(stop_flag);
-  state_->started.ring();
-  for (auto& thread : state_->threads) thread.join();
-}
+ThreadPool::~ThreadPool() { state_->end_threads(); }
 
 int ThreadPool::size() const { return static_cast<int>(state_->threads.size()) + 1; }
 

@@ -11,6 +11,7 @@
 #include "base/standard_streams.h"
 #include "cli/guard.h"
 #include "cli/parse.h"
+#include "cli/terminate.h"
 #include "train/commands.h"
 #include "train/verbosity.h"
 
@@ -72,6 +73,7 @@ int run_and_flush(const ParsedCommand& command) {
 
 int main(int argc, char** argv) {
   so::prepare_standard_streams();
+  so::install_terminate_handler();
   // A file size limit (ulimit -f) then fails the write, which is reported with its file like a full disk.
   ::signal(SIGXFSZ, SIG_IGN);
   std::string message;

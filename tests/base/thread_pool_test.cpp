@@ -3,12 +3,16 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
+#include <new>
 #include <numeric>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 
 namespace so {
@@ -106,8 +110,7 @@ TEST(ThreadPool, RunsEachWorkerOnItsOwnThread) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Spins, ThreadPoolSpin,
-                         ::testing::Values(ThreadPool::no_spin, ThreadPool::long_spin,
-                                           std::chrono::microseconds(2000)),
+                         ::testing::Values(ThreadPool::no_spin, ThreadPool::long_spin, std::chrono::microseconds(2000)),
                          [](const auto& test) { return std::to_string(test.param.count()) + "us"; });
 
 std::vector<int> affinity() {
@@ -153,6 +156,27 @@ TEST(ThreadPool, HostWorkersLeaveACoreToTheThreadThatFeedsAGpu) {
   EXPECT_EQ(host_worker_cpus(three, 1), (Cpus{0}));
   EXPECT_EQ(host_worker_cpus(twins, 0), (Cpus{1, 2, 3, 5, 6, 7})) << "the whole core";
   EXPECT_EQ(host_worker_cpus(twins, 8), (Cpus{1, 2, 3, 5, 6, 7, 0, 4}));
+}
+
+// Half a pool ends its threads and reports: under std::terminate nobody would learn of the limit.
+TEST(ThreadPool, AThreadThatCannotBeMadeIsAnError) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer needs more address space than the limit leaves";
+#endif
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto with_little_address_space = [] {
+    const rlimit limit{std::uint64_t{1} << 30, std::uint64_t{1} << 30};  // so many stacks of any size are more
+    ::setrlimit(RLIMIT_AS, &limit);
+    try {
+      const ThreadPool pool("test", std::vector<int>(60000, 0), false);
+    } catch (const std::system_error&) {
+      std::_Exit(0);
+    } catch (const std::bad_alloc&) {
+      std::_Exit(0);
+    }
+    std::_Exit(3);
+  };
+  EXPECT_EXIT(with_little_address_space(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

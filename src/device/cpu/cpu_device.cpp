@@ -8,6 +8,7 @@
 
 #include "base/delay_point.h"
 #include "base/error.h"
+#include "device/cpu/queue_limit.h"
 #include "device/host_pages.h"
 
 namespace so {
@@ -126,6 +127,7 @@ struct CpuStream::Work {
 struct CpuStream::Queue {
   std::mutex mutex;
   std::condition_variable changed;
+  std::condition_variable room;  // half of the limit is free
   std::deque<Work> work;
   bool busy = false, stop = false;
   std::exception_ptr error;
@@ -154,6 +156,7 @@ void CpuStream::run() {
     if (q.work.empty()) return;
     Work work = std::move(q.work.front());
     q.work.pop_front();
+    if (q.work.size() == cpu_queue_limit / 2) q.room.notify_all();
     const bool drop = q.error && !work.even_if_poisoned;
     q.busy = true;
     lock.unlock();
@@ -185,7 +188,10 @@ void CpuStream::run() {
 
 void CpuStream::push(Work work) {
   {
-    std::lock_guard lock(queue_->mutex);
+    std::unique_lock lock(queue_->mutex);
+    // What the stream waits for was enqueued before, so it goes on meanwhile. Its own thread must never wait for it.
+    if (queue_->work.size() >= cpu_queue_limit && std::this_thread::get_id() != thread_.get_id())
+      queue_->room.wait(lock, [&] { return queue_->work.size() <= cpu_queue_limit / 2; });
     queue_->work.push_back(std::move(work));
   }
   queue_->changed.notify_all();
