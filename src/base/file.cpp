@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/mapping_guard.h"
 #include "base/units.h"
 
 namespace so {
@@ -215,6 +216,7 @@ MappedFile::MappedFile(const File& file) {
   void* address = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.descriptor(), 0);
   if (address == MAP_FAILED) fail_io("map", file.path(), errno, size_);
   data_ = static_cast<const std::byte*>(address);
+  guard_mapping(data_, size_, file.path());
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
@@ -227,7 +229,9 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ == nullptr) return;
+  release_mapping(data_);
+  ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
 void MappedFile::advise(Advice advice) const {

@@ -17,9 +17,9 @@ constexpr std::string_view exit_codes =
 }  // namespace
 
 std::vector<const Command*> all_commands() {
-  return {&train_command(),    &init_command(), &eval_command(),    &generate_command(),
-          &tokenize_command(), &plan_command(), &profile_command(), &verify_command(),
-          &bench_step_command(), &bench_ops_command(), &bench_load_command()};
+  return {&train_command(),    &init_command(),       &eval_command(),      &generate_command(),
+          &tokenize_command(), &plan_command(),       &profile_command(),   &verify_command(),
+          &cache_command(),    &bench_step_command(), &bench_ops_command(), &bench_load_command()};
 }
 
 std::string usage(const Command& command) {

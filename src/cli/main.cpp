@@ -46,6 +46,8 @@ int run(const ParsedCommand& command) {
           return run_profile(options);
         else if constexpr (std::is_same_v<O, VerifyOptions>)
           return run_verify(options);
+        else if constexpr (std::is_same_v<O, CacheOptions>)
+          return run_cache(options);
         else if constexpr (std::is_same_v<O, BenchStepOptions>)
           return run_bench_step(options);
         else if constexpr (std::is_same_v<O, BenchOpsOptions>)

@@ -19,7 +19,7 @@ struct ShowText {  // --help, --version
 
 struct ParsedCommand {
   std::variant<ShowText, TrainOptions, InitOptions, EvalOptions, GenerateOptions, TokenizeOptions, PlanOptions,
-               ProfileOptions, VerifyOptions, BenchStepOptions, BenchOpsOptions, BenchLoadOptions>
+               ProfileOptions, VerifyOptions, CacheOptions, BenchStepOptions, BenchOpsOptions, BenchLoadOptions>
       options;
   OptionOrigins origins;
 };
@@ -52,6 +52,7 @@ const Command& tokenize_command();
 const Command& plan_command();
 const Command& profile_command();
 const Command& verify_command();
+const Command& cache_command();
 const Command& bench_step_command();
 const Command& bench_ops_command();
 const Command& bench_load_command();

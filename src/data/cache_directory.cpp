@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -28,11 +29,22 @@ std::vector<std::filesystem::path> cache_directories(const std::filesystem::path
   return directories;
 }
 
+std::error_code make_private_directories(const std::filesystem::path& directory) {
+  std::error_code error;
+  if (std::filesystem::is_directory(directory, error)) return {};
+  const std::filesystem::path parent = directory.parent_path();
+  if (!parent.empty() && parent != directory)
+    if (const std::error_code above = make_private_directories(parent)) return above;
+  if (!directory.has_filename() || ::mkdir(directory.c_str(), 0700) == 0) return {};
+  const int code = errno;
+  if (code == EEXIST && std::filesystem::is_directory(directory, error)) return {};  // another process was quicker
+  return {code == EEXIST ? ENOTDIR : code, std::generic_category()};
+}
+
 std::filesystem::path writable_cache_directory(const std::vector<std::filesystem::path>& directories) {
   for (std::size_t i = 0; i < directories.size(); ++i) {
     const auto& directory = directories[i];
-    std::error_code error;
-    std::filesystem::create_directories(directory, error);
+    const std::error_code error = make_private_directories(directory);
     std::string reason = error ? error.message() : "";
     if (!error && ::access(directory.c_str(), W_OK | X_OK) != 0) reason = std::strerror(errno);
     if (reason.empty()) return directory;
@@ -45,18 +57,45 @@ std::filesystem::path writable_cache_directory(const std::vector<std::filesystem
   return {};
 }
 
+TemporaryCache::~TemporaryCache() {
+  std::error_code ignored;
+  if (path_) std::filesystem::remove_all(*path_, ignored);
+}
+
+const std::filesystem::path& TemporaryCache::path() {
+  if (!path_) {
+    std::error_code error;
+    std::string name = (std::filesystem::temp_directory_path(error) / "superoffload-XXXXXX").string();
+    if (error) fail_io("use the directory for temporary files", name, error.value());
+    if (::mkdtemp(name.data()) == nullptr) fail_io("make", name, errno);
+    path_ = name;
+  }
+  return *path_;
+}
+
+std::filesystem::path TemporaryCache::if_needed(const std::filesystem::path& chosen) {
+  if (!chosen.empty()) return {};
+  try {
+    const std::filesystem::path directory = cache_directories({}, {}).front();
+    if (!make_private_directories(directory) && ::access(directory.c_str(), W_OK | X_OK) == 0) return {};
+  } catch (const Error&) {  // there is no such directory
+  }
+  return path();
+}
+
 CacheLock::CacheLock(const std::filesystem::path& path) {
   const std::string name = path.string() + ".lock";
   file_ = File::append(name);
-  if (::flock(file_.descriptor(), LOCK_EX | LOCK_NB) == 0) return;
+  held_ = ::flock(file_.descriptor(), LOCK_EX | LOCK_NB) == 0;
+  if (held_) return;
   if (errno == EWOULDBLOCK) {
     log_info("waiting for another process to make {}", path.string());
     int status = 0;
     do status = ::flock(file_.descriptor(), LOCK_EX);
     while (status != 0 && errno == EINTR);
-    if (status == 0) return;
+    held_ = status == 0;
   }
-  fail("cannot lock {}: {}; choose a cache directory on a file system with locks", name, std::strerror(errno));
+  if (!held_) log_debug("cannot lock {}: {}; making the cache without", name, std::strerror(errno));
 }
 
 }  // namespace so

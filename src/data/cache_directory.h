@@ -2,6 +2,8 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
+#include <system_error>
 #include <vector>
 
 #include "base/file.h"
@@ -14,18 +16,43 @@ namespace so {
 std::vector<std::filesystem::path> cache_directories(const std::filesystem::path& chosen,
                                                      const std::filesystem::path& fallback);
 
-// The first of them that can be created and written to; logs a warning for each that cannot, throws Error if none can.
+// Creates what is missing of the way to a directory, for this user alone (mode 0700). The system's error, if any.
+std::error_code make_private_directories(const std::filesystem::path& directory);
+
+// The first of them that can be created (as above) and written to; logs a warning for each that cannot, throws Error if
+// none can.
 std::filesystem::path writable_cache_directory(const std::vector<std::filesystem::path>& directories);
+
+// Where caches go that can be kept nowhere: a directory of this user's in the system's temporary one, made when it is
+// first asked for and removed with all it holds at the end. What maps a file in it may outlive it.
+class TemporaryCache {
+ public:
+  TemporaryCache() = default;
+  ~TemporaryCache();
+  TemporaryCache(const TemporaryCache&) = delete;
+  TemporaryCache& operator=(const TemporaryCache&) = delete;
+
+  const std::filesystem::path& path();
+  // The same if caches can be kept neither in `chosen` nor in the user's cache directory; else empty. As a fallback of
+  // cache_directories().
+  std::filesystem::path if_needed(const std::filesystem::path& chosen);
+
+ private:
+  std::optional<std::filesystem::path> path_;
+};
 
 // The right to make one cache file: an exclusive lock (flock) of "PATH.lock", which stays behind, empty. The kernel
 // gives the lock up when its process ends, however it ends.
 class CacheLock {
  public:
-  // Waits, with a line in the log, while another holds it. Throws Error where the file system has no locks.
+  // Waits, with a line in the log, while another holds it. Where the file system has no locks nobody waits, and each
+  // makes the cache for itself.
   explicit CacheLock(const std::filesystem::path& path);
+  bool held() const { return held_; }
 
  private:
   File file_;
+  bool held_ = false;
 };
 
 }  // namespace so

@@ -1,5 +1,8 @@
 #include "data/dataset.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <exception>
 #include <optional>
 #include <utility>
@@ -19,8 +22,11 @@ namespace {
 constexpr std::size_t kBlockRecords = 4096;
 constexpr std::size_t kBlockBytes = std::size_t{16} << 20;
 
+// Checkpoints record the key: it changes with what examples hold, never with how a cache is laid out.
+constexpr std::uint32_t kDataKeyVersion = 1;
+
 std::uint64_t key_of(std::uint64_t content, const TextEncoder& encoder, const ExampleOptions& options) {
-  return hash_text(fmt::format("{} {} {} {} {} {} {} {}", kTokenCacheVersion, kTemplateVersion, content,
+  return hash_text(fmt::format("{} {} {} {} {} {} {} {}", kDataKeyVersion, kTemplateVersion, content,
                                options.max_length, options.train_on_prompt, encoder.vocabulary_size(),
                                encoder.end_token().value_or(-1), encoder.fingerprint()));
 }
@@ -108,11 +114,15 @@ class Tokenisation {
   std::vector<std::exception_ptr> errors_;
 };
 
-std::optional<TokenDataset> open_if_valid(const std::filesystem::path& path, std::uint64_t key, LogLevel complaint) {
+std::optional<TokenDataset> open_if_valid(const std::filesystem::path& path, std::uint64_t key, ThreadPool& pool,
+                                          LogLevel complaint) {
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return std::nullopt;
   try {
-    return TokenDataset(path, key);
+    TokenDataset dataset(path, key, &pool);
+    // When it was last used, for who prunes caches.
+    ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);
+    return dataset;
   } catch (const Error& error) {
     log_message(complaint, fmt::format("{}; making it again", error.what()));
     return std::nullopt;
@@ -144,7 +154,7 @@ TokenDataset open_dataset(const DatasetOptions& options, const TextEncoder& enco
   const std::vector<std::filesystem::path> directories =
       cache_directories(options.cache_directory, options.fallback_directory);
   for (const auto& directory : directories) {
-    if (auto dataset = open_if_valid(directory / cache_name, key, LogLevel::debug)) {
+    if (auto dataset = open_if_valid(directory / cache_name, key, pool, LogLevel::debug)) {
       report(options, *dataset, directory / cache_name, false);
       return std::move(*dataset);
     }
@@ -153,11 +163,14 @@ TokenDataset open_dataset(const DatasetOptions& options, const TextEncoder& enco
   const std::filesystem::path path = writable_cache_directory(directories) / cache_name;
   const CacheLock lock(path);
   // Another process may have made it before this one had the lock.
-  if (auto dataset = open_if_valid(path, key, LogLevel::warning)) {
+  if (auto dataset = open_if_valid(path, key, pool, LogLevel::warning)) {
     report(options, *dataset, path, false);
     return std::move(*dataset);
   }
-  TokenCacheWriter writer(path, key);
+  if (lock.held()) remove_stale_siblings(path);  // of processes that were killed
+  std::error_code error;
+  const std::filesystem::path data = std::filesystem::absolute(options.file, error);
+  TokenCacheWriter writer(path, key, error ? options.file : data);
   Tokenisation(name, file.text(), builder, encoder.vocabulary_size(), pool).run(writer);
   const DatasetCounts& counts = writer.counts();
   if (counts.records == 0) fail("{}: the file holds no records", name);
@@ -165,7 +178,7 @@ TokenDataset open_dataset(const DatasetOptions& options, const TextEncoder& enco
     fail("{}: none of the {} records has a trained token within max_length = {}; raise it", name, counts.records,
          options.example.max_length);
   writer.finish();
-  TokenDataset dataset(path, key);
+  TokenDataset dataset(path, key, &pool);
   report(options, dataset, path, true);
   return dataset;
 }

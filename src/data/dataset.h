@@ -16,7 +16,7 @@ struct DatasetOptions {
   std::filesystem::path file;  // see records.h for what it may hold
   ExampleOptions example;
   // Where token caches are kept. Empty: $XDG_CACHE_HOME/superoffload, else ~/.cache/superoffload; and if that cannot be
-  // written, fallback_directory (the run's output, say) with a warning. A directory named here has no fallback.
+  // written, fallback_directory (a temporary one, say) with a warning. A directory named here has no fallback.
   std::filesystem::path cache_directory;
   std::filesystem::path fallback_directory;
   std::string name = "data";  // what the log calls it
@@ -25,9 +25,10 @@ struct DatasetOptions {
 // Opens the file's token cache, making it first if there is none.
 //
 // The cache's name and key come from the file's content (not its name or time), the encoder's fingerprint, vocabulary
-// and end token, max_length, train_on_prompt, kTemplateVersion and kTokenCacheVersion. So whatever changes an example
+// and end token, max_length, train_on_prompt and kTemplateVersion. So whatever changes an example
 // makes another cache, while a copied or touched file finds the old one. Reading the content for that costs one pass at
-// memory or disk speed. A damaged cache is made again, with a line in the log.
+// memory or disk speed. A damaged cache, or one of another layout, is made again, with
+// a line in the log. Who may not read the data file may not read its cache.
 //
 // Records are parsed and tokenised by `pool` in blocks; the result, and which record is blamed first, do not depend on
 // the number of threads. Memory in use is a block's, plus 16 bytes a document. After 2 seconds a progress line says how

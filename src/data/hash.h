@@ -11,8 +11,8 @@
 
 namespace so {
 
-// Not cryptographic: it finds accidents, not forgeries. The value is part of the cache's file format and must not
-// change without kTokenCacheVersion. Depends on the bytes and the seed only (little-endian machines).
+// Not cryptographic: it finds accidents, not forgeries. The value is part of the names of caches and of the data keys
+// that checkpoints record, and must not change. Depends on the bytes and the seed only (little-endian machines).
 std::uint64_t hash_bytes(std::span<const std::byte> bytes, std::uint64_t seed = 0);
 std::uint64_t hash_text(std::string_view text, std::uint64_t seed = 0);
 

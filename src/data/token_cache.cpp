@@ -1,14 +1,16 @@
 #include "data/token_cache.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 
 #include "base/error.h"
-#include "data/hash.h"
 
 namespace so {
 namespace {
@@ -19,28 +21,101 @@ constexpr std::size_t kBufferBytes = std::size_t{4} << 20;
 struct TokenCacheHeader {
   std::array<char, 8> magic = kMagic;
   std::uint32_t version = kTokenCacheVersion;
-  std::uint32_t header_bytes = 128;
+  std::uint32_t header_bytes = 512;
   std::uint64_t key = 0;
   DatasetCounts counts;
   std::uint64_t table_checksum = 0;
-  std::array<std::uint64_t, 4> reserved{};
+  std::uint64_t content_checksum = 0;
+  std::array<char, 408> data{};       // the data file's name, its end if it is longer; zeros follow
   std::uint64_t header_checksum = 0;  // of everything before it
 };
-static_assert(sizeof(TokenCacheHeader) == 128 && std::is_trivially_copyable_v<TokenCacheHeader>);
+static_assert(sizeof(TokenCacheHeader) == 512 && std::is_trivially_copyable_v<TokenCacheHeader>);
 
 std::uint64_t checksum_of(const TokenCacheHeader& header) {
-  return hash_bytes(std::as_bytes(std::span(&header, 1)).first(offsetof(TokenCacheHeader, header_checksum)));
+  return xxh3(std::as_bytes(std::span(&header, 1)).first(offsetof(TokenCacheHeader, header_checksum)));
 }
 
 // Ids are followed by targets, so one checksum over both needs no length.
 std::uint32_t checksum_of(std::span<const std::int32_t> ids_and_targets) {
-  return static_cast<std::uint32_t>(hash_bytes(std::as_bytes(ids_and_targets)));
+  return static_cast<std::uint32_t>(xxh3(std::as_bytes(ids_and_targets)));
+}
+
+// Whether the counts are those of a file of so many bytes; no arithmetic on them overflows.
+bool sizes_match(const DatasetCounts& counts, std::uint64_t file_bytes) {
+  const std::uint64_t room = file_bytes - sizeof(TokenCacheHeader);
+  const auto tokens = static_cast<std::uint64_t>(counts.tokens),
+             documents = static_cast<std::uint64_t>(counts.documents);
+  return counts.tokens >= 0 && counts.documents >= 0 && tokens <= room / 8 &&
+         documents <= room / sizeof(TokenCacheEntry) && 8 * tokens + sizeof(TokenCacheEntry) * documents == room;
+}
+
+void put_name(std::array<char, 408>& to, const std::string& name) {
+  const std::size_t count = std::min(name.size(), to.size() - 1);
+  std::copy(name.end() - static_cast<std::ptrdiff_t>(count), name.end(), to.begin());
+}
+
+// Permissions of a cache of `data`. A cache may be of another group than its data: what only a group may read is that
+// group's.
+mode_t mode_for(const std::filesystem::path& data, int cache) {
+  struct stat of_data {
+  }, of_cache{};
+  if (data.empty() || ::stat(data.c_str(), &of_data) != 0 || ::fstat(cache, &of_cache) != 0) return 0600;
+  const bool by_all = (of_data.st_mode & S_IROTH) != 0, by_group = (of_data.st_mode & S_IRGRP) != 0;
+  return 0600U | (by_all ? 0004U : 0U) | (by_group && (by_all || of_data.st_gid == of_cache.st_gid) ? 0040U : 0U);
 }
 
 }  // namespace
 
-TokenDataset::TokenDataset(const std::filesystem::path& path, std::uint64_t key) : path_(path), file_(path), key_(key) {
-  file_.advise(MappedFile::Advice::random);
+void PieceHash::add(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const std::size_t count = std::min(bytes.size(), piece_bytes - in_piece_);
+    piece_.add(bytes.first(count));
+    bytes = bytes.subspan(count);
+    in_piece_ += count;
+    if (in_piece_ < piece_bytes) return;
+    hashes_.push_back(piece_.value());
+    piece_ = Xxh3Stream();
+    in_piece_ = 0;
+  }
+}
+
+std::uint64_t PieceHash::value() {
+  if (in_piece_ > 0) hashes_.push_back(piece_.value());
+  return xxh3(std::as_bytes(std::span(hashes_)));
+}
+
+std::uint64_t PieceHash::of(std::span<const std::byte> bytes, ThreadPool* pool) {
+  std::vector<std::uint64_t> hashes((bytes.size() + piece_bytes - 1) / piece_bytes);
+  const auto work = [&](std::int64_t begin, std::int64_t end) {
+    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i)
+      hashes[i] = xxh3(bytes.subspan(i * piece_bytes, std::min(piece_bytes, bytes.size() - i * piece_bytes)));
+  };
+  const auto count = static_cast<std::int64_t>(hashes.size());
+  if (pool != nullptr)
+    pool->parallel_for(count, 1, work);
+  else
+    work(0, count);
+  return xxh3(std::as_bytes(std::span(hashes)));
+}
+
+std::optional<TokenCacheInfo> read_token_cache_info(std::span<const std::byte> begin, std::uint64_t file_bytes) {
+  TokenCacheHeader header;
+  constexpr std::size_t known_of_every_version = offsetof(TokenCacheHeader, key);
+  if (begin.size() < known_of_every_version || std::memcmp(begin.data(), kMagic.data(), kMagic.size()) != 0)
+    return std::nullopt;
+  std::memcpy(&header, begin.data(), std::min(begin.size(), sizeof header));
+  TokenCacheInfo info;
+  info.version = header.version;
+  if (header.version != kTokenCacheVersion || begin.size() < sizeof header || file_bytes < sizeof header) return info;
+  const auto end = std::find(header.data.begin(), header.data.end(), '\0');
+  info.data.assign(header.data.begin(), end);
+  info.counts = header.counts;
+  info.whole = header.header_checksum == checksum_of(header) && sizes_match(header.counts, file_bytes);
+  return info;
+}
+
+TokenDataset::TokenDataset(const std::filesystem::path& path, std::uint64_t key, ThreadPool* pool)
+    : path_(path), file_(path), key_(key) {
   const std::span<const std::byte> bytes = file_.bytes();
   TokenCacheHeader header;
   if (bytes.size() < sizeof header) fail("{} is no token cache: it has only {} bytes", path.string(), bytes.size());
@@ -56,21 +131,24 @@ TokenDataset::TokenDataset(const std::filesystem::path& path, std::uint64_t key)
   // With the checksum right these are our writer's figures; the bounds are checked all the same, before any pointer is
   // made from them.
   counts_ = header.counts;
-  const auto room = static_cast<std::uint64_t>(bytes.size() - sizeof header);
-  const auto tokens = static_cast<std::uint64_t>(counts_.tokens),
-             documents = static_cast<std::uint64_t>(counts_.documents);
-  if (counts_.tokens < 0 || counts_.documents < 0 || tokens > room / 8 || documents > room / sizeof(TokenCacheEntry) ||
-      8 * tokens + sizeof(TokenCacheEntry) * documents != room)
+  if (!sizes_match(counts_, bytes.size()))
     fail("{} is damaged: {} bytes are not {} tokens and {} documents", path.string(), bytes.size(), counts_.tokens,
          counts_.documents);
+  const auto tokens = static_cast<std::uint64_t>(counts_.tokens),
+             documents = static_cast<std::uint64_t>(counts_.documents);
   const std::byte* data = bytes.data() + sizeof header;
   tokens_ = reinterpret_cast<const std::int32_t*>(data);
   table_ = {reinterpret_cast<const TokenCacheEntry*>(data + 8 * tokens), static_cast<std::size_t>(documents)};
-  if (header.table_checksum != hash_bytes(std::as_bytes(table_)))
+  if (header.table_checksum != xxh3(std::as_bytes(table_)))
     fail("{} is damaged: its table's checksum is wrong", path.string());
+  if (first_token(0) != 0) fail("{} is damaged: its documents begin at token {}", path.string(), first_token(0));
   for (std::int64_t i = 0; i < size(); ++i)
     if (first_token(i) < 0 || first_token(i) >= first_token(i + 1))
       fail("{} is damaged: document {} has no extent", path.string(), i);
+  file_.advise(MappedFile::Advice::sequential);
+  if (header.content_checksum != PieceHash::of({data, 8 * tokens}, pool))
+    fail("{} is damaged: its documents' checksum is wrong", path.string());
+  file_.advise(MappedFile::Advice::random);  // which is how batches read it
 }
 
 std::int64_t TokenDataset::first_token(std::int64_t document) const {
@@ -96,11 +174,22 @@ DocumentView TokenDataset::document(std::int64_t document) const {
   return {both.first(count), both.last(count)};
 }
 
-TokenCacheWriter::TokenCacheWriter(std::filesystem::path path, std::uint64_t key)
-    : path_(std::move(path)), partial_(path_), key_(key) {
-  partial_ += ".partial";
+TokenCacheWriter::TokenCacheWriter(std::filesystem::path path, std::uint64_t key, const std::filesystem::path& data)
+    : path_(std::move(path)), partial_(path_), data_(data), key_(key) {
+  static std::atomic<unsigned> counter{0};
+  partial_ += fmt::format(".tmp-{}-{}", ::getpid(), counter.fetch_add(1));
+  // Private from its first moment: who opens a file may read what is written into it later. What lies there under this
+  // name is a dead process's.
+  ::unlink(partial_.c_str());
+  const int made = ::open(partial_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (made < 0) fail_io("create", partial_, errno);
+  ::close(made);
   file_ = File::create(partial_);
-  buffer_.resize(sizeof(TokenCacheHeader));  // zeros: no reader takes them for a header
+  TokenCacheHeader
+      header;  // the checksum of zero is no reader's; the rest says whose file this is if it is never finished
+  put_name(header.data, data_.string());
+  buffer_.resize(sizeof header);
+  std::memcpy(buffer_.data(), &header, sizeof header);
 }
 
 TokenCacheWriter::~TokenCacheWriter() {
@@ -117,6 +206,7 @@ void TokenCacheWriter::add(const Example& example) {
   std::vector<std::int32_t> both = example.ids;
   both.insert(both.end(), example.targets.begin(), example.targets.end());
   table_.push_back({counts_.tokens, example.trained, checksum_of(both)});
+  content_.add(std::as_bytes(std::span(both)));
   append(std::as_bytes(std::span(both)));
 
   const auto length = static_cast<std::int64_t>(example.ids.size());
@@ -141,12 +231,16 @@ void TokenCacheWriter::finish() {
   TokenCacheHeader header;
   header.key = key_;
   header.counts = counts_;
-  header.table_checksum = hash_bytes(std::as_bytes(std::span(table_)));
+  header.table_checksum = xxh3(std::as_bytes(std::span(table_)));
+  header.content_checksum = content_.value();
+  put_name(header.data, data_.string());
   header.header_checksum = checksum_of(header);
   append(std::as_bytes(std::span(table_)));
   flush();
   file_.pwrite_all(std::as_bytes(std::span(&header, 1)), 0);
   file_.sync();
+  if (::fchmod(file_.descriptor(), mode_for(data_, file_.descriptor())) != 0)
+    fail_io("set the mode of", partial_, errno);
   if (::rename(partial_.c_str(), path_.c_str()) != 0) fail_io("rename to", path_, errno);
   fsync_directory(path_.parent_path());
   finished_ = true;

@@ -1,24 +1,29 @@
 // Tokenised documents in one memory-mapped file.
 //
 // Layout, little-endian, every section aligned to 8 bytes:
-//   header       TokenCacheHeader, 128 bytes
+//   header       TokenCacheHeader, 512 bytes
 //   documents    back to back; each its ids, then its targets (shifted, see example.h), both int32
 //   table        one TokenCacheEntry a document, in record order
-// Header and table are checksummed and checked when the file is opened, each document's checksum when it is read, so
-// that a damaged file is noticed without reading all of it first.
+// All of it is checksummed (XXH3) and checked when the file is opened, several pieces at once; each document's checksum
+// again when it is read, since a run lasts longer than what was checked at its start.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/file.h"
+#include "base/thread_pool.h"
+#include "base/xxh3.h"
 #include "data/example.h"
 
 namespace so {
 
-inline constexpr std::uint32_t kTokenCacheVersion = 1;
+// Of the file's layout only: what is in a cache, and so TokenDataset::key(), does not depend on it.
+inline constexpr std::uint32_t kTokenCacheVersion = 2;
 
 // What became of a file's records. Counts are of records or tokens; truncated documents are in `documents` too.
 struct DatasetCounts {
@@ -46,11 +51,38 @@ struct TokenCacheEntry {
 };
 static_assert(sizeof(TokenCacheEntry) == 16);
 
+// The checksum of documents: pieces of 4 MiB are hashed, several at once where a pool does it, then their hashes.
+class PieceHash {
+ public:
+  static constexpr std::size_t piece_bytes = std::size_t{4} << 20;
+  void add(std::span<const std::byte> bytes);
+  std::uint64_t value();  // of all so far; nothing may follow
+
+  static std::uint64_t of(std::span<const std::byte> bytes, ThreadPool* pool);  // the same of what is there at once
+
+ private:
+  Xxh3Stream piece_;
+  std::size_t in_piece_ = 0;
+  std::vector<std::uint64_t> hashes_;
+};
+
+// What a file that begins like a token cache says of itself.
+struct TokenCacheInfo {
+  std::uint32_t version = 0;
+  bool whole = false;  // a header of this version with the right checksum, whose sizes are the file's
+  std::string data;    // the data file it was made from, as far as the header has it; untrusted text
+  DatasetCounts counts;
+};
+
+// From a file's first bytes (at most 512 are looked at) and its size: none if they are no token cache's, of whatever
+// version, nor an unfinished one's.
+std::optional<TokenCacheInfo> read_token_cache_info(std::span<const std::byte> begin, std::uint64_t file_bytes);
+
 // A read-only set of documents. Its memory is the page cache's. Any number of threads may read.
 class TokenDataset {
  public:
-  // Throws Error saying why if the file is not a whole, undamaged token cache with this key.
-  TokenDataset(const std::filesystem::path& path, std::uint64_t key);
+  // Reads all of the file. Throws Error saying why if it is not a whole, undamaged token cache with this key.
+  TokenDataset(const std::filesystem::path& path, std::uint64_t key, ThreadPool* pool = nullptr);
 
   std::int64_t size() const { return counts_.documents; }
   const DatasetCounts& counts() const { return counts_; }
@@ -77,8 +109,10 @@ class TokenDataset {
 // nothing is left behind. The table (16 bytes a document) is held in memory until then.
 class TokenCacheWriter {
  public:
-  // Writes to "PATH.partial" until finish(); the caller sees to it that nobody else does.
-  TokenCacheWriter(std::filesystem::path path, std::uint64_t key);
+  // Writes to a sibling of its own until finish(), so that several may write the same cache; the last one stands. The
+  // cache is noted to be of `data`, and may be read by those who may read that file, but never by more; with no `data`
+  // by its owner only.
+  TokenCacheWriter(std::filesystem::path path, std::uint64_t key, const std::filesystem::path& data = {});
   ~TokenCacheWriter();
   TokenCacheWriter(const TokenCacheWriter&) = delete;
   TokenCacheWriter& operator=(const TokenCacheWriter&) = delete;
@@ -92,9 +126,10 @@ class TokenCacheWriter {
   void append(std::span<const std::byte> bytes);
   void flush();
 
-  std::filesystem::path path_, partial_;
+  std::filesystem::path path_, partial_, data_;
   std::uint64_t key_;
   File file_;
+  PieceHash content_;
   DatasetCounts counts_;
   std::vector<TokenCacheEntry> table_;
   std::vector<std::byte> buffer_;

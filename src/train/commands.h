@@ -45,6 +45,9 @@ int run_tokenize(const TokenizeOptions& options);
 // Models and checkpoints against their checksums. exit_failure if anything is damaged.
 int run_verify(const VerifyOptions& options);
 
+// Lists token caches, or removes them.
+int run_cache(const CacheOptions& options);
+
 // The time of training steps with random weights and tokens, beside what the machine can do.
 int run_bench_step(const BenchStepOptions& options);
 

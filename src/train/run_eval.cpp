@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/progress.h"
 #include "data/batches.h"
+#include "data/cache_directory.h"
 #include "data/dataset.h"
 #include "train/batch_upload.h"
 #include "train/commands.h"
@@ -21,7 +22,11 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
   const ModelEncoder encoder(options.model, spec.vocab);
   check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads);
-  const TokenDataset data = open_dataset({options.data, {max_length, options.train_on_prompt}, options.cache_dir, {}},
+  TemporaryCache temporary;  // for where there is no other place
+  const TokenDataset data = open_dataset({options.data,
+                                          {max_length, options.train_on_prompt},
+                                          options.cache_dir,
+                                          temporary.if_needed(options.cache_dir)},
                                          encoder, runtime.host_pool());
 
   const std::int64_t batch_tokens = std::max(data.counts().longest, options.batch_size * data.counts().longest);

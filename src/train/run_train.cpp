@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/run_log.h"
 #include "base/units.h"
+#include "data/cache_directory.h"
 #include "data/dataset.h"
 #include "io/atomic_directory.h"
 #include "io/checkpoint_directory.h"
@@ -32,26 +33,6 @@
 
 namespace so {
 namespace {
-
-// A fresh directory that goes with all it holds.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "superoffload-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) fail_io("make", name, errno);
-    path_ = name;
-  }
-  ~TemporaryDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 // Whether the directory holds the model of a run that has done all its steps, with nothing left to write.
 bool is_finished(const std::filesystem::path& output, std::int64_t step, std::int64_t total_steps) {
@@ -110,14 +91,13 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
     log_info("{} has no weights: planning by its config.json", options.model);
   const ModelEncoder encoder(options.model, spec.vocab);
 
-  // Where the cache is if it can be nowhere else; a dry run leaves no directory behind.
-  std::optional<TemporaryDirectory> temporary;
-  if (options.dry_run) temporary.emplace();
+  // Where the cache is if it can be nowhere else: never in the output directory, which holds what people publish.
+  TemporaryCache temporary;
   const auto open = [&](const std::string& file, const char* name) {
     return open_dataset({file,
                          {options.max_length, options.train_on_prompt},
                          options.cache_dir,
-                         temporary ? temporary->path() : std::filesystem::path(options.output_dir) / "cache",
+                         temporary.if_needed(options.cache_dir),
                          name},
                         encoder, runtime.host_pool());
   };

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 #include "data/sampler.h"
 
@@ -19,8 +20,9 @@ struct TrainerState {
   std::int64_t warmup_steps = -1;  // of a run that was extended (run_length.h); -1: as its options say
 };
 
-// trainer_state.json. Reading throws Error naming the file and the key.
+// trainer_state.json. Reading throws Error naming the file and the key; untrusted text gives a state or an Error.
 std::string to_json(const TrainerState& state);
+TrainerState parse_trainer_state(std::string_view text, const std::string& source);
 TrainerState read_trainer_state(const std::filesystem::path& file);
 
 inline constexpr const char* trainer_state_file = "trainer_state.json";

@@ -66,6 +66,9 @@ TEST(Parse, EveryOptionArrives) {
       if (command->name == "tokenize" && spec.name != "text" && spec.name != "file" && spec.name != "stdin" &&
           spec.name != "decode")
         base.insert(base.end(), {"--text", "t"});
+      if (command->name == "cache")
+        for (const char* rule : {"all", "older_than", "max_size"}) need(rule, "--prune", "true");
+      if (command->name == "cache") need("prune", "--all", "true");
       need("eval_steps", "--eval_data", "e");
       need("warmup_steps", "--bench_steps", "1");
       need("trace_steps", "--trace", "t");
@@ -150,24 +153,25 @@ TEST(Parse, UnknownOptionsNameTheNearest) {
   EXPECT_EQ(error_of(train({"extra"})),
             "unexpected argument \"extra\": values belong to an option (superoffload train --help)");
   EXPECT_EQ(error_of({"tran"}), "unknown command \"tran\"; did you mean train?");
-  EXPECT_EQ(
-      error_of({"help"}),
-      "unknown command \"help\"; the commands are train, init, eval, generate, tokenize, plan, profile, verify, bench "
-      "step, bench ops, "
-      "bench load");
+  EXPECT_EQ(error_of({"help"}),
+            "unknown command \"help\"; the commands are train, init, eval, generate, tokenize, plan, profile, verify, "
+            "cache, bench "
+            "step, bench ops, "
+            "bench load");
   EXPECT_EQ(error_of({"bench"}),
             "bench is not a command alone: give one of bench step, bench ops, bench load (superoffload --help)");
   EXPECT_EQ(error_of({"bench", "setp"}),
             "bench has no \"setp\": give one of bench step, bench ops, bench load (superoffload --help)");
   EXPECT_EQ(error_of({"bench_step"}).substr(0, 28), "unknown command \"bench_step\"");
-  EXPECT_EQ(error_of({}),
-            "a command is missing: give one of train, init, eval, generate, tokenize, plan, profile, verify, bench "
-            "step, bench "
-            "ops, bench load "
-            "(superoffload --help)");
+  EXPECT_EQ(
+      error_of({}),
+      "a command is missing: give one of train, init, eval, generate, tokenize, plan, profile, verify, cache, bench "
+      "step, bench "
+      "ops, bench load "
+      "(superoffload --help)");
   EXPECT_EQ(error_of({"--model", "m"}),
             "unknown option \"--model\"; the commands are train, init, eval, generate, tokenize, plan, profile, "
-            "verify, bench "
+            "verify, cache, bench "
             "step, bench "
             "ops, bench load");
 }

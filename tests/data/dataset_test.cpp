@@ -162,15 +162,23 @@ TEST_F(Dataset, RebuildsADamagedCache) {
   const std::string good = read_file(cache_file());
   std::string flipped = good;
   flipped[40] = static_cast<char>(flipped[40] ^ 1);
-  for (const std::string& bad : {std::string(), good.substr(0, good.size() - 1), flipped}) {
+  std::string other_token = good, other_entry = good;
+  other_token[512] = static_cast<char>(other_token[512] ^ 1);  // where the documents begin
+  other_entry.back() = static_cast<char>(other_entry.back() ^ 1);
+  std::string older = good;
+  older[8] = 1;  // the version
+  for (const std::string& bad :
+       {std::string(), good.substr(0, good.size() - 1), flipped, other_token, other_entry, older}) {
     write_file(cache_file(), bad);
     EXPECT_TRUE(builds());
     EXPECT_TRUE(read_file(cache_file()) == good);
   }
-  // What an interrupted run left is no obstacle.
+  // What a killed run left is no obstacle, and goes.
+  const std::filesystem::path rest = cache_file().string() + ".tmp-1-0";
   std::filesystem::remove(cache_file());
-  write_file(cache_file().string() + ".partial", "rest");
+  write_file(rest, "rest");
   EXPECT_TRUE(builds());
+  EXPECT_FALSE(std::filesystem::exists(rest));
 }
 
 TEST_F(Dataset, IsMadeOnceByConcurrentCallers) {

@@ -132,6 +132,8 @@ TEST(OptionLists, ArePinned) {
                                                "quiet"}));
   EXPECT_EQ(names(profile_option_table()), (Names{"output", "overwrite", "cpu_threads", "verbose", "quiet"}));
   EXPECT_EQ(names(verify_option_table()), (Names{"dir", "json", "verbose", "quiet"}));
+  EXPECT_EQ(names(cache_option_table()),
+            (Names{"cache_dir", "prune", "all", "older_than", "max_size", "json", "verbose", "quiet"}));
   EXPECT_EQ(names(bench_step_option_table()), (Names{"config",
                                                      "batch_size",
                                                      "max_length",
@@ -222,7 +224,7 @@ TEST(OptionLists, EveryRowIsComplete) {
   const OptionRows* tables[] = {&train_option_table(),     &init_option_table(),       &eval_option_table(),
                                 &generate_option_table(),  &tokenize_option_table(),   &bench_step_option_table(),
                                 &bench_ops_option_table(), &bench_load_option_table(), &plan_option_table(),
-                                &profile_option_table(),   &verify_option_table()};
+                                &profile_option_table(),   &verify_option_table(), &cache_option_table()};
   for (const OptionRows* rows : tables) {
     std::set<std::string> seen;
     for (const OptionSpec& spec : rows->specs()) {
