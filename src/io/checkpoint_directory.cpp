@@ -55,6 +55,13 @@ std::optional<Checkpoint> CheckpointDirectory::latest() const {
   return std::move(all.back());
 }
 
+std::optional<Checkpoint> CheckpointDirectory::latest_up_to(std::int64_t step) const {
+  auto all = list();
+  std::erase_if(all, [&](const Checkpoint& checkpoint) { return checkpoint.step > step; });
+  if (all.empty()) return std::nullopt;
+  return std::move(all.back());
+}
+
 std::vector<Checkpoint> CheckpointDirectory::rotate(int save_total_limit,
                                                     const std::function<bool(const Checkpoint&)>& removable) const {
   if (save_total_limit <= 0) return {};

@@ -26,6 +26,7 @@ class CheckpointDirectory {
 
   std::vector<Checkpoint> list() const;      // the complete ones, lowest step first; none if the directory is absent
   std::optional<Checkpoint> latest() const;  // the highest step
+  std::optional<Checkpoint> latest_up_to(std::int64_t step) const;
 
   // Removes the lowest steps until `save_total_limit` complete checkpoints are left; never the latest one. Zero or
   // less keeps all, as in transformers. Returns what was removed. A kill in the middle of it leaves each checkpoint

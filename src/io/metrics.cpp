@@ -105,6 +105,7 @@ void MetricsLog::step(const StepMetrics& m) {
   if (m.skipped) {
     object["skipped"] = true;
     object["skipped_tensor"] = m.skipped_tensor;
+    object["skipped_origin"] = m.skipped_origin;
   }
   append_line(line_of(object));
 }

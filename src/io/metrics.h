@@ -28,7 +28,8 @@ struct StepMetrics {
   std::uint64_t host_memory_bytes = 0;
   std::uint64_t device_memory_bytes = 0;
   bool skipped = false;             // a gradient was not finite: no weight changed
-  std::string skipped_tensor = {};  // the first one it was found in
+  std::string skipped_tensor = {};  // the first one it was found in, in the order of backward
+  std::string skipped_origin = {};  // where it began: "the gradients", "the loss", or the first activation that was not
 };
 
 // A training run in a few numbers. Losses are of single steps, evaluations of the whole evaluation data.
@@ -58,8 +59,9 @@ struct PlannedFigure {
 // kill -9, sees whole lines and at most one cut short at the end. Numbers carry the digits that give the same double
 // back; what is not finite is null. Step lines have the keys step, epoch, loss, grad_norm, lr, tokens, step_time_s,
 // tokens_per_s, model_tflops, reference_tflops, host_memory_bytes, device_memory_bytes and, if the step was skipped,
-// skipped and skipped_tensor; evaluation lines have step and eval_loss; the last line of a run has step, the last one,
-// summary: by figure what was planned, what was measured, and the difference as a share; and run: RunTotals.
+// skipped, skipped_tensor and skipped_origin; evaluation lines have step and eval_loss; the last line of a run has
+// step, the last one, summary: by figure what was planned, what was measured, and the difference as a share; and run:
+// RunTotals.
 class MetricsLog {
  public:
   // Opens it for appending; created if absent. A last line that was cut short is dropped.

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <condition_variable>
 #include <cstring>
@@ -13,6 +14,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/finite.h"
+#include "base/log.h"
 #include "base/tensor.h"
 #include "device/trace.h"
 #include "io/mxfp4.h"
@@ -111,7 +114,12 @@ struct ShardReader::State {
     std::size_t packed = none, chunk = 0;
   };
 
-  State(LoadingRing& r, std::vector<Request> q, PageCache c) : ring(r), requests(std::move(q)), cache(c) {}
+  State(LoadingRing& r, std::vector<Request> q, PageCache c, NonFinite n)
+      : ring(r),
+        requests(std::move(q)),
+        cache(c),
+        non_finite(n),
+        warned(std::make_unique<std::atomic_flag[]>(requests.size())) {}
 
   void add_plain(std::size_t request);
   void add_packed(std::size_t request);
@@ -123,6 +131,7 @@ struct ShardReader::State {
   WeightPiece read(const Part& part, void* slot) const;
   WeightPiece unpack(const Part& part, void* slot) const;
   void read_chunk(const Packed& packed, std::size_t chunk) const;
+  void judge(const Part& part, const void* values, DType stored) const;
   void read_bytes(const SafetensorsReader& file, const std::string& tensor, std::uint64_t offset,
                   std::span<std::byte> to) const;
   void stop();
@@ -130,7 +139,9 @@ struct ShardReader::State {
   LoadingRing& ring;
   const std::vector<Request> requests;
   const PageCache cache;
-  std::vector<SlotLayout> layouts;  // per request
+  const NonFinite non_finite;
+  const std::unique_ptr<std::atomic_flag[]> warned;  // by request
+  std::vector<SlotLayout> layouts;                   // per request
   std::vector<Part> parts, waiting_parts;
   std::vector<Packed> packed;
   std::vector<Task> tasks;
@@ -262,11 +273,25 @@ WeightPiece ShardReader::State::unpack(const Part& part, void* slot) const {
   window.row_begin = begin % matrix.rows;
   window.row_end = window.row_begin + std::min(size, matrix.rows);
   if (wide != nullptr || narrow != nullptr) dequantise_transposed(matrix, window, wide, narrow);
+  if (wide != nullptr) judge(part, wide, DType::f32);
+  if (wide == nullptr && narrow != nullptr) judge(part, narrow, DType::bf16);
   WeightPiece piece;
   piece.begin = request.at + static_cast<std::int64_t>(part.begin);
   if (wide != nullptr) piece.wide = {wide, part.size};
   if (narrow != nullptr) piece.narrow = {narrow, part.size};
   return piece;
+}
+
+// Refuses what is not finite, or warns of it once a tensor.
+void ShardReader::State::judge(const Part& part, const void* values, DType stored) const {
+  const std::size_t at = find_non_finite(stored, values, part.size);
+  if (at == part.size) return;
+  const Request& request = requests[part.request];
+  const std::string found =
+      fmt::format("{}: tensor '{}' holds numbers that are not finite (the first found is element {})",
+                  printable_path(request.file->path()), request.tensor, part.begin + at);
+  if (non_finite == NonFinite::refuse) fail("{}; begin from an undamaged copy or an earlier checkpoint", found);
+  if (!warned[part.request].test_and_set()) log_warning("{}", found);
 }
 
 WeightPiece ShardReader::State::read(const Part& part, void* slot) const {
@@ -278,6 +303,7 @@ WeightPiece ShardReader::State::read(const Part& part, void* slot) const {
   const std::size_t n = part.size, bytes = n * size_of(stored);
   const std::uint64_t offset = part.begin * size_of(stored);
   read_bytes(*request.file, request.tensor, offset, {static_cast<std::byte*>(raw), bytes});
+  judge(part, raw, stored);
 
   auto* const narrow = static_cast<bf16*>(layout.narrow(slot));
   if (stored == DType::bf16 && request.forms.wide)
@@ -370,8 +396,9 @@ void ShardReader::State::stop() {
   threads.clear();
 }
 
-ShardReader::ShardReader(LoadingRing& ring, std::vector<Request> requests, int readers, PageCache cache)
-    : state_(std::make_unique<State>(ring, std::move(requests), cache)) {
+ShardReader::ShardReader(LoadingRing& ring, std::vector<Request> requests, int readers, PageCache cache,
+                         NonFinite non_finite)
+    : state_(std::make_unique<State>(ring, std::move(requests), cache, non_finite)) {
   State& s = *state_;
   const SafetensorsReader* advised = nullptr;
   for (std::size_t i = 0; i < s.requests.size(); ++i) {

@@ -53,6 +53,9 @@ class LoadingRing {
 // given back right behind the reading, so that a model which is read once pushes nothing else out of memory.
 enum class PageCache : std::uint8_t { keep, drop };
 
+// What becomes of a tensor that holds Inf or NaN: an Error that names file and tensor, or a warning that does.
+enum class NonFinite : std::uint8_t { refuse, warn };
+
 // The reader. One thread calls.
 class ShardReader {
  public:
@@ -70,7 +73,8 @@ class ShardReader {
 
   // Starts reading, in the order given, with at most `readers` threads. A quantised matrix is read once, whole, and
   // unpacked from there by all threads, while the next one is read.
-  ShardReader(LoadingRing& ring, std::vector<Request> requests, int readers, PageCache cache);
+  ShardReader(LoadingRing& ring, std::vector<Request> requests, int readers, PageCache cache,
+              NonFinite non_finite = NonFinite::refuse);
   // Ends the reading, wherever it is. The pieces given out are no longer valid.
   ~ShardReader();
   ShardReader(const ShardReader&) = delete;

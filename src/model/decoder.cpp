@@ -60,6 +60,7 @@ void Decoder::embed(const Pass& pass, Tensor x) const {
   pass.weights.require_weights(0, pass.stream);
   ops_.embedding(pass.stream, x, pass.weights.weight(index_.embedding), pass.batch.ids);
   pass.weights.release_weights(0, pass.stream);
+  pass.show(0, "the embedding", x);
 }
 
 void Decoder::rotate(const Pass& pass, std::int64_t layer, const Activations& a) const {
@@ -126,6 +127,8 @@ void Decoder::layer_forward(const Pass& pass, std::int64_t layer, const Activati
     complete_attention(pass.arena, pass.tokens(), a);
     // `delta` may still be the previous layer's, which the first norm has read by the time it is overwritten.
     attention_forward(pass, layer, a, &carry, carry.scratch, cache);
+    pass.show(layer_unit(layer), "its input", a.x);
+    pass.show(layer_unit(layer), "the output of its attention", carry.scratch);
   }
   {
     Arena::Scope block(pass.arena);
@@ -136,6 +139,9 @@ void Decoder::layer_forward(const Pass& pass, std::int64_t layer, const Activati
       experts_forward(pass, layer, a, carry.scratch);
     else
       mlp_forward(pass, layer, a, carry.scratch);
+    pass.show(layer_unit(layer), "its sum after attention", a.middle);
+    pass.show(layer_unit(layer), spec_.layer(layer).experts ? "the output of its experts" : "the output of its MLP",
+              carry.scratch);
   }
   pass.weights.release_weights(layer_unit(layer), stream);
   carry.x = a.middle;
@@ -152,14 +158,14 @@ void Decoder::run_layers(const Pass& pass, Carry& carry, KvCache* cache) const {
   for (std::int64_t layer = 0; layer < spec_.layers; ++layer) layer_forward(pass, layer, a, carry, cache);
 }
 
-void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSource& weights, Arena& arena,
-                           Tensor losses) const {
+void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSource& weights, Arena& arena, Tensor losses,
+                           const ForwardObserver* observer) const {
   Arena::Scope scope(arena);
   const std::int64_t n = batch.tokens();
   Carry carry(arena, settings_.compute, n, spec_.hidden);
   Tensor normed = arena.acquire("final normed", settings_.compute, {n, spec_.hidden});
   Tensor inv_rms = arena.acquire("inverse rms", DType::f32, {n});
-  const Pass pass{stream, batch, weights, arena, acquire_load(arena)};
+  const Pass pass{stream, batch, weights, arena, acquire_load(arena), 0, observer};
   {
     Arena::Scope layers(arena);
     run_layers(pass, carry, nullptr);
@@ -167,6 +173,7 @@ void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSourc
     ops_.add_rms_norm(stream, normed, carry.x, inv_rms, carry.x, carry.delta, weights.weight(index_.final_norm),
                       spec_.rms_epsilon);
   }
+  pass.show(head_unit(spec_), "the final norm", normed);
   Ops::LinearCrossEntropy loss;
   loss.hidden = normed;
   loss.weight = weights.weight(index_.lm_head);
@@ -177,6 +184,7 @@ void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSourc
   loss.workspace = arena.acquire("logits chunk", ops_.logits_dtype(settings_.compute), {loss_rows(n), spec_.vocab});
   ops_.linear_cross_entropy(stream, loss);
   add_router_loss(pass, losses);
+  pass.show(head_unit(spec_), "the loss of the logits", losses);
   release_head(weights, stream);
 }
 

@@ -53,6 +53,10 @@ struct DecoderSettings {
   bool roomy_attention = false;      // as much scratch for attention's gradient as is of use
 };
 
+// Is shown what a forward pass computes, in the order of computation, before the memory is used again: it may enqueue
+// work on the stream that reads `values`. Units as the parameters have them.
+using ForwardObserver = std::function<void(int unit, std::string_view what, Tensor values)>;
+
 // Owns no memory but its table of rotations. Activations come from the arena it is given; all calls only enqueue.
 // Weights and gradients are met through WeightSource and GradientSink. One stream runs it all.
 class Decoder {
@@ -65,7 +69,8 @@ class Decoder {
 
   // Loss of every token: losses f32 [N] on the device, written. Where the spec asks for the router's load-balancing
   // loss, every trained token's includes it. Activations are taken from `arena` and given back.
-  void forward_loss(Stream& stream, const DeviceBatch& batch, WeightSource& weights, Arena& arena, Tensor losses) const;
+  void forward_loss(Stream& stream, const DeviceBatch& batch, WeightSource& weights, Arena& arena, Tensor losses,
+                    const ForwardObserver* observer = nullptr) const;
 
   // The same with the gradients of grad_scale * sum(losses).
   void forward_backward(Stream& stream, const DeviceBatch& batch, WeightSource& weights, GradientSink& gradients,

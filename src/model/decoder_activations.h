@@ -19,7 +19,11 @@ struct Decoder::Pass {
   Arena& arena;
   RouterLoad load;
   float grad_scale = 0;  // backward
+  const ForwardObserver* observer = nullptr;
   std::int64_t tokens() const { return batch.tokens(); }
+  void show(int unit, std::string_view what, Tensor values) const {
+    if (observer != nullptr) (*observer)(unit, what, values);
+  }
   Tensor weight(Joined p) const { return p ? weights.weight(p.first, p.count) : Tensor(); }
 };
 

@@ -14,7 +14,7 @@ Verdict make_verdict(std::span<const GradStats> stats, Communicator& ranks, doub
   for (std::size_t i = 0; i < stats.size(); ++i) {
     if (stats[i].non_finite != 0) {
       sums[1] += 1;
-      if (verdict.non_finite_parameter < 0) verdict.non_finite_parameter = static_cast<int>(i);
+      verdict.non_finite_parameter = static_cast<int>(i);
     } else {
       sums[0] += stats[i].sum_of_squares;
     }

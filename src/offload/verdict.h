@@ -9,10 +9,12 @@
 namespace so {
 
 struct Verdict {
-  bool finite = true;             // false: some gradient is Inf or NaN, the step must be skipped
-  double norm = 0;                // global L2 norm before clipping; NaN when not finite
-  float clip = 1;                 // multiplies every gradient: 1 when within bounds
-  int non_finite_parameter = -1;  // first parameter with a non-finite gradient on this rank; -1 when none
+  bool finite = true;  // false: some gradient is Inf or NaN, the step must be skipped
+  double norm = 0;     // global L2 norm before clipping; NaN when not finite
+  float clip = 1;      // multiplies every gradient: 1 when within bounds
+  // Where non-finiteness began in the order of the backward pass, which goes from the last parameter to the first: the
+  // last one with a non-finite gradient on this rank; -1 when none.
+  int non_finite_parameter = -1;
 };
 
 // From the stats of every parameter's gradient, in parameter order, summed in that order and then over ranks: so

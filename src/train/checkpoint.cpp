@@ -16,6 +16,7 @@
 #include "io/checksums.h"
 #include "io/own_files.h"
 #include "train/directory_checks.h"
+#include "train/divergence.h"
 #include "train/export.h"
 
 namespace so {
@@ -25,14 +26,21 @@ constexpr const char* master_file = "master.safetensors";
 constexpr const char* first_moment_file = "exp_avg.safetensors";
 constexpr const char* second_moment_file = "exp_avg_sq.safetensors";
 
-void write_part(SafetensorsWriter& writer, OffloadEngine& engine, const Bucket& bucket, StateArray array) {
+constexpr std::string_view word_of(StateArray array) {
+  return array == StateArray::master ? "weight" : array == StateArray::first_moment ? "first moment" : "second moment";
+}
+
+void write_part(SafetensorsWriter& writer, OffloadEngine& engine, const Bucket& bucket, StateArray array,
+                const std::filesystem::path& checkpoint) {
   const ParameterLayout& layout = engine.layout();
   engine.read_state(array, bucket.range(), [&](std::int64_t begin, std::span<const float> values) {
     const Range piece{begin, begin + static_cast<std::int64_t>(values.size())};
     for_each_part(layout, piece, [&](int p, Range inside, Range part) {
-      writer.write(layout.parameter(p).name, static_cast<std::uint64_t>(inside.begin) * sizeof(float),
-                   std::as_bytes(values.subspan(static_cast<std::size_t>(part.begin - begin),
-                                                static_cast<std::size_t>(part.size()))));
+      const std::string& name = layout.parameter(p).name;
+      const std::span<const float> here =
+          values.subspan(static_cast<std::size_t>(part.begin - begin), static_cast<std::size_t>(part.size()));
+      require_finite_for_save(DType::f32, here.data(), here.size(), name, word_of(array), checkpoint);
+      writer.write(name, static_cast<std::uint64_t>(inside.begin) * sizeof(float), std::as_bytes(here));
     });
   });
 }
@@ -84,6 +92,7 @@ void read_all(const std::filesystem::path& file, OffloadEngine& engine, StateArr
     engine.write_state(array, range, [&](std::int64_t begin, std::span<float> values) {
       reader.read_into(parameter.name, static_cast<std::uint64_t>(begin - range.begin) * sizeof(float),
                        std::as_writable_bytes(values));
+      require_finite_as_read(values, parameter.name, file);
       progress.update(static_cast<double>(begin) / static_cast<double>(layout.elements()), size);
     });
   }
@@ -166,7 +175,7 @@ void CheckpointWriter::write(const TrainerState& state, std::uint64_t room) {
   // A run that was resumed from an earlier checkpoint meets its own later ones again: same step, same bytes.
   AtomicDirectory directory(directory_.path_of(state.step), IfExists::replace);
   require_free_space(directory.path(), bytes() + room);
-  ModelExport model(engine_, source_, directory.path());
+  ModelExport model(engine_, source_, directory.path(), directory_.path_of(state.step));
   // Each file says of which step it is: a file of another checkpoint is known by more than its checksum.
   const std::map<std::string, std::string> metadata{{step_metadata, std::to_string(state.step)}};
   std::optional<SafetensorsWriter> master;
@@ -175,9 +184,10 @@ void CheckpointWriter::write(const TrainerState& state, std::uint64_t room) {
       second(directory.path() / second_moment_file, specs, metadata);
   for (const Bucket& bucket : engine_.buckets()) {
     model.write_bucket(bucket);
-    if (master) write_part(*master, engine_, bucket, StateArray::master);
-    write_part(first, engine_, bucket, StateArray::first_moment);
-    write_part(second, engine_, bucket, StateArray::second_moment);
+    const std::filesystem::path shown = directory_.path_of(state.step);
+    if (master) write_part(*master, engine_, bucket, StateArray::master, shown);
+    write_part(first, engine_, bucket, StateArray::first_moment, shown);
+    write_part(second, engine_, bucket, StateArray::second_moment, shown);
     engine_.gate().passed(bucket.index());
     std::lock_guard lock(mutex_);
     written_elements_ += bucket.range().size();
@@ -199,7 +209,12 @@ void CheckpointWriter::write(const TrainerState& state, std::uint64_t room) {
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   log_info("checkpoint saved: {} ({}, {:.1f} s)", directory_.path_of(state.step).string(), format_bytes(bytes()),
            took.count());
-  const auto removable = [&](const Checkpoint& checkpoint) { return foreign_in(own, checkpoint.path).empty(); };
+  // While steps are skipped, the checkpoint from before them may be what is wanted back.
+  std::optional<Checkpoint> good;
+  if (state.skipped_in_a_row > 0) good = directory_.latest_up_to(state.step - state.skipped_in_a_row);
+  const auto removable = [&](const Checkpoint& checkpoint) {
+    return (!good || checkpoint.step != good->step) && foreign_in(own, checkpoint.path).empty();
+  };
   for (const Checkpoint& removed : directory_.rotate(save_total_limit_, removable)) {
     own.remove(recorded_in(own, removed.path));
     log_info("checkpoint pruned: {}", removed.path.string());

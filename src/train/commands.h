@@ -1,8 +1,9 @@
 // The work behind each command of the program. The command line (cli/) parses, checks and calls one of these.
 //
-// Each returns an exit code: exit_ok, or exit_interrupted. Everything else is an exception: Error (exit_user_error),
-// Bug (exit_internal_error); std::runtime_error where the system failed (exit_failure); what else the standard library
-// throws is translated in cli/guard. Results go to standard output, the rest to the log.
+// Each returns an exit code: exit_ok, exit_interrupted, or exit_failure where numbers are not finite. Everything else
+// is an exception: Error (exit_user_error), Bug (exit_internal_error); std::runtime_error where the system failed
+// (exit_failure); what else the standard library throws is translated in cli/guard. Results go to standard output, the
+// rest to the log.
 #pragma once
 
 #include "train/command_options.h"
@@ -13,7 +14,7 @@ namespace so {
 
 enum ExitCode : int {
   exit_ok = 0,
-  exit_failure = 1,          // the system failed: out of memory, disk full
+  exit_failure = 1,          // the system failed: out of memory, disk full; or a run or a loss is not finite
   exit_user_error = 2,       // so::Error
   exit_internal_error = 70,  // so::Bug; EX_SOFTWARE of sysexits.h
   exit_interrupted = 130,    // train has saved a checkpoint and stopped, upon SIGINT or another signal of interrupt.h

@@ -13,6 +13,7 @@
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
 #include "io/own_files.h"
+#include "train/divergence.h"
 #include "train/output_contents.h"
 
 namespace so {
@@ -60,9 +61,10 @@ void for_each_part(const ParameterLayout& layout, Range range, const std::functi
 }
 
 ModelExport::ModelExport(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
-                         std::uint64_t max_shard_bytes)
+                         const std::filesystem::path& destination, std::uint64_t max_shard_bytes)
     : engine_(engine),
       source_(source),
+      destination_(destination),
       writer_(directory, exported_tensors(source, engine.compute_dtype()), max_shard_bytes) {
   source.directory().copy_auxiliary_files(directory);
   write_text_file_atomically(directory / "config.json",
@@ -85,7 +87,9 @@ void ModelExport::write_bucket(const Bucket& bucket) {
       const std::span<const std::byte> part = bytes.subspan(static_cast<std::size_t>(flat.begin - begin) * size,
                                                             static_cast<std::size_t>(flat.size()) * size);
       const std::uint64_t at = static_cast<std::uint64_t>(inside.begin) * size;
-      writer_.write(layout.parameter(p).name, at, part);
+      const std::string& name = layout.parameter(p).name;
+      require_finite_for_save(engine_.compute_dtype(), part.data(), part.size() / size, name, "weight", destination_);
+      writer_.write(name, at, part);
       for (const ParameterFiles::Copy& copy : source_.files().copies())
         if (copy.parameter == p) writer_.write(copy.name, at, part);
     });
@@ -104,7 +108,7 @@ void ModelExport::finish() { writer_.finish(); }
 void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
                   std::uint64_t max_shard_bytes) {
   AtomicDirectory staged(directory / "export");
-  ModelExport model(engine, source, staged.path(), max_shard_bytes);
+  ModelExport model(engine, source, staged.path(), directory, max_shard_bytes);
   {
     ProgressReport progress("writing the model");
     std::int64_t done = 0;

@@ -16,10 +16,12 @@ class ModelExport {
   // Weights in the engine's compute dtype under the names and in the shapes of `source`, a tied embedding also under
   // a second name if it has one there; config.json with that dtype noted; and the auxiliary files. What was quantised
   // is written as the rest. Claims the space for the weights in `directory`, in files of at most so many bytes of
-  // tensors (but for a tensor that is larger).
+  // tensors (but for a tensor that is larger). `destination` is what messages call the directory, which may have a
+  // temporary name until it is whole.
   ModelExport(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
-              std::uint64_t max_shard_bytes = default_max_shard_bytes);
+              const std::filesystem::path& destination, std::uint64_t max_shard_bytes = default_max_shard_bytes);
 
+  // Throws Divergence if a weight is not finite.
   void write_bucket(const Bucket& bucket);
   void finish();  // every bucket was written: completes the files
   std::map<std::string, FileChecksum> checksums() const { return writer_.checksums(); }  // of the weights' files, then
@@ -27,6 +29,7 @@ class ModelExport {
  private:
   OffloadEngine& engine_;
   const ModelFiles& source_;
+  const std::filesystem::path destination_;
   HfModelWriter writer_;
 };
 
@@ -46,7 +49,8 @@ std::string config_with_dtype(const std::string& config_json, DType dtype);
 std::uint64_t exported_bytes(const ModelFiles& source, DType dtype);
 
 // Puts the engine's weights, as they are now, into `directory` itself, beside checkpoints and metrics: first under a
-// temporary name, then file by file, config.json last.
+// temporary name, then file by file, config.json last. Throws Divergence, and changes nothing, if a weight is not
+// finite.
 void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
                   std::uint64_t max_shard_bytes = default_max_shard_bytes);
 

@@ -70,7 +70,7 @@ LoadingRing make_loading_ring(Device& device, const ParameterLayout& layout) {
 }
 
 template <class Forms, class Place>
-void ModelFiles::stream_weights(Stream& stream, int readers, PageCache cache, const Forms& forms,
+void ModelFiles::stream_weights(Stream& stream, int readers, PageCache cache, NonFinite non_finite, const Forms& forms,
                                 const Place& place) const {
   LoadingRing ring = make_loading_ring(stream.device(), *layout_);
   // Whatever happens, the ring's memory goes only when no copy uses it.
@@ -84,7 +84,7 @@ void ModelFiles::stream_weights(Stream& stream, int readers, PageCache cache, co
       }
     }
   } const idle{stream};
-  ShardReader reader(ring, files_.requests(forms), readers, cache);
+  ShardReader reader(ring, files_.requests(forms), readers, cache, non_finite);
   ProgressReport progress("loading weights");
   const std::string size = format_bytes(reader.total_bytes());
   while (const auto piece = reader.next()) {
@@ -101,13 +101,13 @@ void ModelFiles::stream_weights(Stream& stream, int readers, PageCache cache, co
 void ModelFiles::load(OffloadEngine& engine, Stream& stream, ThreadPool& pool) const {
   SO_CHECK(engine.layout().elements() == layout_->elements(), "an engine of another model");
   stream_weights(
-      stream, pool.size(), PageCache::drop, [&](DType stored) { return engine.forms(stored); },
+      stream, pool.size(), PageCache::drop, NonFinite::refuse, [&](DType stored) { return engine.forms(stored); },
       [&](const WeightPiece& piece) { engine.place_weights(stream, piece); });
 }
 
 void ModelFiles::load(DeviceWeights& weights, Stream& stream, ThreadPool& pool) const {
   stream_weights(
-      stream, pool.size(), PageCache::keep, [&](DType) { return weights.forms(); },
+      stream, pool.size(), PageCache::keep, NonFinite::warn, [&](DType) { return weights.forms(); },
       [&](const WeightPiece& piece) { weights.place(stream, piece); });
 }
 

@@ -31,13 +31,15 @@ class ModelFiles {
   // work is enqueued on `stream`; all of it is done on return. Shows progress when it takes long.
   //
   // Page cache: training reads a model once and needs the memory, so an engine's load gives pages back right behind it.
-  // What runs a model is often run again, so the other leaves them.
+  // What runs a model is often run again, so the other leaves them. Weights that are not finite: an engine's load
+  // refuses them, naming file and tensor; the other warns.
   void load(OffloadEngine& engine, Stream& stream, ThreadPool& pool) const;
   void load(DeviceWeights& weights, Stream& stream, ThreadPool& pool) const;
 
  private:
   template <class Forms, class Place>
-  void stream_weights(Stream& stream, int readers, PageCache cache, const Forms& forms, const Place& place) const;
+  void stream_weights(Stream& stream, int readers, PageCache cache, NonFinite non_finite, const Forms& forms,
+                      const Place& place) const;
 
   HfDirectory directory_;
   DecoderSpec spec_;

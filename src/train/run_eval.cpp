@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/progress.h"
 #include "data/batches.h"
 #include "data/cache_directory.h"
@@ -65,7 +66,9 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
     fmt::print("loss {:.6f}, perplexity {:.4f}, over {} tokens of {} documents\n", loss, std::exp(loss), trained,
                data.size());
   }
-  return exit_ok;
+  if (std::isfinite(loss)) return exit_ok;
+  log_error("{}: the loss is not finite", options.model);
+  return exit_failure;
 }
 
 }  // namespace so

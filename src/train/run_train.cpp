@@ -203,6 +203,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   if (outcome == Trainer::Outcome::finished)
     log_info("{}", trained_model_line(options.output_dir, export_bytes, compute));
   if (!trainer.how_to_resume().empty()) log_info("{}", trainer.how_to_resume());
+  if (outcome == Trainer::Outcome::diverged) return exit_failure;
   if (outcome == Trainer::Outcome::interrupted) return exit_interrupted;
   return trainer.incomplete() ? exit_failure : exit_ok;
 }

@@ -97,6 +97,13 @@ OptionTable<TrainOptions> make_table() {
       .or_else(std::int64_t{-1}, "num_train_epochs decides")
       .default_from(trainer)
       .affects_results();
+  t.add("max_skipped_steps", &O::max_skipped_steps,
+        "Stop the run, with exit code 1, when so many optimizer steps in a row were skipped because gradients were not "
+        "finite; nothing is saved then")
+      .unit("steps")
+      .at_least(1)
+      .or_else(std::int64_t{0}, "never stop")
+      .default_from(ours);
   t.add("seed", &O::seed, "Seed of the data order").at_least(0).default_from(script).affects_results();
 
   t.group("Optimizer (AdamW)");

@@ -87,7 +87,8 @@ struct TrainOptions {
   int batch_size = 4;  // rows a rank and micro-batch
   int gradient_accumulation_steps = 1;
   std::int64_t num_train_epochs = 1;
-  std::int64_t max_steps = -1;  // > 0 beats num_train_epochs
+  std::int64_t max_steps = -1;          // > 0 beats num_train_epochs
+  std::int64_t max_skipped_steps = 10;  // in a row; 0: never stop
   std::int64_t seed = 42;
   // Optimizer
   double lr = 1e-5;

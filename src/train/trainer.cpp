@@ -14,6 +14,7 @@
 #include "model/flops.h"
 #include "model/rope.h"
 #include "parallel/communicator.h"
+#include "train/divergence.h"
 #include "train/engine_report.h"
 #include "train/export.h"
 #include "train/measure.h"
@@ -108,33 +109,56 @@ Trainer::StepResult Trainer::train_step() {
   const bool recomputed = all_recomputed(in_.plan.decoder.keep);
   result.lr = schedule_.rate(state_.updates);
   double loss_sum = 0;
+  const auto add_loss = [&](std::int64_t micro_batch) {
+    loss_sum += upload_.receive_losses();
+    if (!std::isfinite(loss_sum) && result.bad_micro_batch < 0) result.bad_micro_batch = micro_batch;
+  };
   for (std::int64_t i = 0; i < result.plan.micro_batches; ++i) {
     in_.batches.micro_batch(i, batch_);
     if (i + 1 == result.plan.micro_batches) engine_.begin_last_micro_batch(result.lr, state_.updates + 1);
     const DeviceBatch batch = upload_.upload(*stream_, batch_);
     decoder_.forward_backward(*stream_, batch, engine_, engine_, *arena_, upload_.losses(), grad_scale);
     upload_.send_losses(*stream_);
-    if (i > 0) loss_sum += upload_.receive_losses();  // of the one before: the device has this one to do
+    if (i > 0) add_loss(i - 1);  // the device has this one to do
     result.model_flops += model_flops(in_.model.spec(), batch_.cu_seqlens);
     interrupt_->announce();
     const std::int64_t row_length = batch_.rows == 0 ? 0 : batch_.padded_tokens / batch_.rows;
     result.reference_flops += reference_flops(in_.model.spec(), batch_.rows, row_length, recomputed);
   }
   result.verdict = engine_.finish_step(*stream_);
-  loss_sum += upload_.receive_losses();
+  add_loss(result.plan.micro_batches - 1);
   result.loss = loss_sum / static_cast<double>(result.plan.trained_tokens);
-  ++state_.step;
-  if (result.verdict.finite) {
-    ++state_.updates;
-  } else if (result.verdict.non_finite_parameter >= 0) {
-    result.skipped_tensor = in_.model.layout().parameter(result.verdict.non_finite_parameter).name;
-  }
+  count(result);
   state_.sampler = in_.batches.state();
   state_.tokens += result.plan.tokens;
   result.seconds = seconds_since(start);
   step_seconds_.push_back(result.seconds);
   if (step_seconds_.size() == 1) first_ = engine_.counters();
   return result;
+}
+
+void Trainer::count(StepResult& result) {
+  ++state_.step;
+  if (result.verdict.finite) {
+    ++state_.updates;
+    state_.skipped_in_a_row = 0;
+    return;
+  }
+  ++state_.skipped_in_a_row;
+  if (result.verdict.non_finite_parameter >= 0)
+    result.skipped_tensor = in_.model.layout().parameter(result.verdict.non_finite_parameter).name;
+  find_origin(result);
+}
+
+void Trainer::find_origin(StepResult& result) {
+  result.skipped_origin = result.bad_micro_batch < 0 ? "the gradients" : "the loss";
+  // Looked for in the first of a streak: its weights are still those of all the others.
+  if (result.bad_micro_batch < 0 || state_.skipped_in_a_row > 1) return;
+  in_.batches.micro_batch(result.bad_micro_batch, batch_);
+  const DeviceBatch batch = upload_.upload(*stream_, batch_);
+  const std::string origin =
+      find_non_finite_activation(decoder_, in_.runtime.ops(), *stream_, batch, engine_, *arena_, upload_.losses());
+  if (!origin.empty()) result.skipped_origin = origin;
 }
 
 StepSeconds Trainer::seconds() const {
@@ -168,13 +192,15 @@ void Trainer::report(const StepResult& r) {
       in_.runtime.device().kind() == DeviceKind::cpu ? 0 : in_.runtime.device().ledger().held(MemoryKind::device);
   m.skipped = !r.verdict.finite;
   m.skipped_tensor = r.skipped_tensor;
+  m.skipped_origin = r.skipped_origin;
   metrics_->step(m);
   tensorboard_->step(m);
   totals_.step(m, r.verdict.finite && r.verdict.clip < 1);
   if (m.skipped)
     log_warning(
-        "step {}: the gradient of '{}' is not finite; the step was skipped, weights and optimizer state are as before",
-        m.step, m.skipped_tensor);
+        "step {}: skipped, weights and optimizer state are as before: what is not finite began in {}; in backward with "
+        "the gradient of '{}'",
+        m.step, m.skipped_origin, m.skipped_tensor);
   if (in_.options.wall_clock_breakdown && m.step % in_.options.log_interval == 0) log_breakdown(r);
   progress_.step(m);
   review_plan();
@@ -241,6 +267,7 @@ void Trainer::record_evaluation() {
   metrics_->evaluation(state_.step, *loss);
   tensorboard_->evaluation(state_.step, *loss);
   totals_.evaluation(state_.step, *loss);
+  if (!std::isfinite(*loss)) log_warning("step {}: the evaluation's loss is not finite", state_.step);
   log_info("step {}: evaluation loss {:.4f}, perplexity {:.2f}", state_.step, *loss, std::exp(*loss));
 }
 
@@ -311,14 +338,37 @@ Trainer::Outcome Trainer::run() {
   }
 }
 
+namespace {
+
+template <class Body>
+void log_failure(const Body& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    log_error("{}", error.what());
+  }
+}
+
+}  // namespace
+
+void Trainer::log_divergence() {
+  const std::int64_t before = state_.step - state_.skipped_in_a_row;
+  log_error("{} (--max_skipped_steps {}): the run has diverged and stops; no model was written",
+            describe_streak(state_.step, state_.skipped_in_a_row), in_.options.max_skipped_steps);
+  log_failure([&] { checkpoints_.wait(); });
+  log_failure([&] {
+    const auto good = CheckpointDirectory(in_.options.output_dir).latest_up_to(before);
+    if (good)
+      log_info(
+          "the last checkpoint from before is {} (step {}); it can be a new run's --model, with a lower --lr or "
+          "other data",
+          good->path.string(), good->step);
+    else
+      log_info("there is no checkpoint from before; begin anew with a lower --lr or other data");
+  });
+}
+
 void Trainer::log_last_checkpoint() {
-  const auto log_failure = [](const auto& body) {
-    try {
-      body();
-    } catch (const std::exception& error) {
-      log_error("{}", error.what());
-    }
-  };
   log_failure([&] { checkpoints_.wait(); });  // a save under way may yet make one
   log_failure([&] {
     if (const auto last = CheckpointDirectory(in_.options.output_dir).latest())
@@ -353,6 +403,12 @@ Trainer::Outcome Trainer::run_steps() {
     trace(state_.step - first_step_);
     const StepResult r = train_step();
     report(r);
+    if (o.max_skipped_steps > 0 && state_.skipped_in_a_row >= o.max_skipped_steps) {
+      progress_.end();
+      trace(-1);
+      log_divergence();
+      return Outcome::diverged;
+    }
     if (benchmark) {
       if (state_.step - first_step_ > o.warmup_steps) {
         bench_seconds += r.seconds;

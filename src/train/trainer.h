@@ -58,9 +58,10 @@ class Trainer {
   // A trace begins after so many steps.
   static constexpr std::int64_t steps_before_trace = 2;
 
-  enum class Outcome { finished, interrupted, benchmarked };
-  // Runs to the end, or until interrupted (then a checkpoint has been saved). Throws Error when a save fails. After an
-  // error of any kind the log says where the run can be resumed, once it has done a step.
+  enum class Outcome { finished, interrupted, benchmarked, diverged };
+  // Runs to the end, or until interrupted (then a checkpoint has been saved), or until max_skipped_steps in a row were
+  // skipped (then nothing has been saved). Throws Error when a save fails, Divergence when state is not fit for it.
+  // After an error of any kind the log says where the run can be resumed, once it has done a step.
   Outcome run();
 
   // Of the steps of this run without the first, which begins with nothing under way; none before the second.
@@ -78,13 +79,18 @@ class Trainer {
     StepPlan plan;
     Verdict verdict;
     double loss = 0, lr = 0, seconds = 0, model_flops = 0, reference_flops = 0;
-    std::string skipped_tensor;
+    std::string skipped_tensor, skipped_origin;
+    std::int64_t bad_micro_batch = -1;  // the first whose loss is not finite
   };
   void make_arena();
   void open_records();
   Outcome run_steps();
   void log_last_checkpoint();
   StepResult train_step();
+  // After a step: what the run's state counts of it; and if it was skipped, for what.
+  void count(StepResult& result);
+  void find_origin(StepResult& result);
+  void log_divergence();
   void report(const StepResult& result);
   void log_breakdown(const StepResult& result);
   void review_plan();

@@ -36,6 +36,7 @@ std::string to_json(const TrainerState& state) {
   j["epoch_position"] = state.sampler.position;
   j["tokens"] = state.tokens;
   if (state.warmup_steps >= 0) j["warmup_steps"] = state.warmup_steps;
+  j["skipped_in_a_row"] = state.skipped_in_a_row;
   j["data_key"] = fmt::format("{:016x}", state.data_key);
   j["options"] = nlohmann::ordered_json::parse(state.options);
   return j.dump(2) + "\n";
@@ -58,6 +59,7 @@ TrainerState parse_trainer_state(std::string_view text, const std::string& sourc
     state.sampler.position = integer(j, "epoch_position", source);
     state.tokens = integer(j, "tokens", source);
     if (j.contains("warmup_steps")) state.warmup_steps = integer(j, "warmup_steps", source);
+    if (j.contains("skipped_in_a_row")) state.skipped_in_a_row = integer(j, "skipped_in_a_row", source);
     const auto key = j.at("data_key").get<std::string>();
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), state.data_key, 16);
     if (error != std::errc() || end != key.data() + key.size())
@@ -66,6 +68,8 @@ TrainerState parse_trainer_state(std::string_view text, const std::string& sourc
     if (state.step < 0 || state.updates < 0 || state.updates > state.step)
       fail("{}: impossible global_step {} with updates {}", source, state.step, state.updates);
     if (state.warmup_steps < -1) fail("{}: impossible warmup_steps {}", source, state.warmup_steps);
+    if (state.skipped_in_a_row < 0 || state.skipped_in_a_row > state.skipped())
+      fail("{}: impossible skipped_in_a_row {} of {} skipped steps", source, state.skipped_in_a_row, state.skipped());
     if (state.sampler.epoch < 0 || state.sampler.position < 0 || state.tokens < 0)
       fail("{}: epoch, epoch_position and tokens must not be negative", source);
     return state;

@@ -18,6 +18,9 @@ struct TrainerState {
   std::uint64_t data_key = 0;      // identifies training data, tokenizer and the options that shape examples
   std::string options;             // to_json() of the run's options
   std::int64_t warmup_steps = -1;  // of a run that was extended (run_length.h); -1: as its options say
+  std::int64_t skipped_in_a_row = 0;  // the last steps, if they were skipped
+
+  std::int64_t skipped() const { return step - updates; }
 };
 
 // trainer_state.json. Reading throws Error naming the file and the key; untrusted text gives a state or an Error.

@@ -11,6 +11,7 @@
 #include "support/files.h"
 #include "support/process.h"
 #include "support/refusal.h"
+#include "support/stored_tensor.h"
 #include "support/training_run.h"
 
 namespace so::test {
@@ -266,21 +267,6 @@ TEST_F(ResumedRun, DeepSpeedFileAsksForABreakdown) {
   const Outcome silent = finish(TrainCommand(host).flag("overwrite_output_dir"));
   EXPECT_TRUE(rows(silent).empty());
   EXPECT_EQ(schedule(silent), 0) << silent.err;
-}
-
-// Sets every element of a stored fp32 tensor, in place.
-void fill_tensor(const fs::path& file, const std::string& name, float value) {
-  std::string bytes = read_file(file);
-  std::uint64_t length = 0;
-  std::memcpy(&length, bytes.data(), sizeof length);
-  const auto entry = nlohmann::json::parse(bytes.substr(sizeof length, length)).at(name);
-  ASSERT_EQ(entry.at("dtype"), "F32");
-  const std::size_t data = sizeof length + length;
-  const std::size_t begin = entry.at("data_offsets").at(0), end = entry.at("data_offsets").at(1);
-  for (std::size_t at = data + begin; at < data + end; at += sizeof value)
-    std::memcpy(bytes.data() + at, &value, sizeof value);
-  fs::permissions(file, fs::perms::owner_write, fs::perm_options::add);
-  write_file(file, bytes);
 }
 
 class NonFinite : public ResumedRun, public testing::WithParamInterface<std::string> {};

@@ -72,6 +72,16 @@ TEST(CheckpointDirectory, RotatesTheOldestAwayNeverTheLatest) {
   EXPECT_EQ(names_in(output.path()), (std::vector<std::string>{"checkpoint-1", "checkpoint-100"}));
 }
 
+TEST(CheckpointDirectory, FindsTheLatestUpToAStep) {
+  TemporaryDirectory output;
+  const CheckpointDirectory checkpoints(output.path());
+  for (const std::int64_t step : {3, 20, 100}) make_checkpoint(checkpoints.path_of(step));
+  EXPECT_FALSE(checkpoints.latest_up_to(2));
+  EXPECT_EQ(checkpoints.latest_up_to(3)->step, 3);
+  EXPECT_EQ(checkpoints.latest_up_to(99)->step, 20);
+  EXPECT_EQ(checkpoints.latest_up_to(1000)->step, 100);
+}
+
 TEST(CheckpointDirectory, RotationThatIsKilledLeavesWholeCheckpoints) {
   TemporaryDirectory output;
   const CheckpointDirectory checkpoints(output.path());

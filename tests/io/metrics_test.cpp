@@ -71,6 +71,7 @@ TEST(MetricsLog, WritesSkippedStepsAndEvaluations) {
   m.loss = std::numeric_limits<double>::quiet_NaN();
   m.grad_norm = std::numeric_limits<double>::infinity();
   m.skipped = true;
+  m.skipped_origin = "the loss";
   m.skipped_tensor = "model.\"layers\".0\n\xff";
   log.step(m);
   log.evaluation(1, 0.7);
@@ -79,6 +80,7 @@ TEST(MetricsLog, WritesSkippedStepsAndEvaluations) {
   EXPECT_TRUE(lines[0]["loss"].is_null());
   EXPECT_TRUE(lines[0]["grad_norm"].is_null());
   EXPECT_EQ(lines[0]["skipped"], true);
+  EXPECT_EQ(lines[0]["skipped_origin"], "the loss");
   EXPECT_EQ(lines[0]["skipped_tensor"], "model.\"layers\".0\n\xef\xbf\xbd");  // U+FFFD for the bad byte
   EXPECT_EQ(lines[1], (nlohmann::ordered_json{{"step", 1}, {"eval_loss", 0.7}}));
 }

@@ -145,7 +145,8 @@ TEST_F(Mxfp4Stream, GivesEveryElementInEveryForm) {
         SCOPED_TRACE(
             fmt::format("slots of {}, wide {} narrow {}, {} readers", slot, forms.wide, forms.narrow, readers));
         LoadingRing ring(*device_, slot, packed_bytes);
-        ShardReader reader(ring, requests(file, forms), readers, readers == 3 ? PageCache::drop : PageCache::keep);
+        ShardReader reader(ring, requests(file, forms), readers, readers == 3 ? PageCache::drop : PageCache::keep,
+                           NonFinite::warn);
         std::vector<float> wide(all.size());
         std::vector<bf16> narrow(all.size());
         std::int64_t next = 0;
@@ -190,7 +191,7 @@ TEST_F(Mxfp4Stream, CanBeLeftAtAnyMoment) {
   const SafetensorsReader file(io_test::fixture("mxfp4.safetensors"));
   for (int pieces = 0; pieces < 30; ++pieces) {
     LoadingRing ring(*device_, 4096, packed_bytes);
-    ShardReader reader(ring, requests(file, {true, true}), 8, PageCache::keep);
+    ShardReader reader(ring, requests(file, {true, true}), 8, PageCache::keep, NonFinite::warn);
     for (int i = 0; i < pieces; ++i) {
       ASSERT_TRUE(reader.next());
       if (i + 1 < pieces) reader.release(*stream_);
@@ -218,7 +219,7 @@ class Mxfp4Damage : public Mxfp4Stream {
       LoadingRing ring(*device_, 4096, packed_bytes);
       const SafetensorsReader file(path());
       if (cut_at_ != 0) std::filesystem::resize_file(path(), cut_at_);
-      ShardReader reader(ring, requests(file, {false, true}), readers, PageCache::drop);
+      ShardReader reader(ring, requests(file, {false, true}), readers, PageCache::drop, NonFinite::warn);
       std::size_t good = 0;
       expect_error(
           [&] {

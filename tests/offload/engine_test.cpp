@@ -207,8 +207,8 @@ TEST_P(EngineSkips, AndChangesNothing) {
       if (s == bad_step) {
         auto& values = gradient[static_cast<std::size_t>(bad.parameter)];
         values[values.size() - 1] = bad.value;
-        // A later parameter is broken too: the first is the one to name.
-        if (bad.parameter + 1 < layout.count()) gradient.back()[5] = std::numeric_limits<float>::quiet_NaN();
+        // An earlier parameter is broken too: backward meets the later one first, which is the one to name.
+        if (bad.parameter > 0) gradient.front()[5] = std::numeric_limits<float>::quiet_NaN();
         const EngineBytes before = rig.bytes();
         const Verdict verdict = rig.step(gradient, 1e-2, updates + 1);
         EXPECT_FALSE(verdict.finite);

@@ -34,9 +34,10 @@ TEST(Verdict, ClipsOnlyAboveTheLimit) {
   EXPECT_EQ(verdict_of({{0, 0}}, 1).clip, 1.0f) << "a zero gradient is not clipped";
 }
 
-TEST(Verdict, NonFiniteNamesTheFirstParameter) {
+// Backward goes from the last parameter to the first.
+TEST(Verdict, NonFiniteNamesTheFirstParameterOfBackward) {
   const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
-  const Verdict v = verdict_of({{1, 0}, {2, 0}, {nan, 3}, {inf, 1}}, 1);
+  const Verdict v = verdict_of({{1, 0}, {inf, 1}, {nan, 3}, {2, 0}}, 1);
   EXPECT_FALSE(v.finite);
   EXPECT_EQ(v.non_finite_parameter, 2);
   EXPECT_TRUE(std::isnan(v.norm));

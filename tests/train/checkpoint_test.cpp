@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "base/error.h"
 #include "support/errors.h"
+#include "support/stored_tensor.h"
 #include "train/engine_of_model.h"
 
 namespace so::test {
@@ -15,6 +18,7 @@ TrainerState state_at(std::int64_t step) {
   TrainerState state;
   state.step = step;
   state.updates = step - 1;
+  state.skipped_in_a_row = 1;
   state.sampler = {2, 17};
   state.tokens = 12345;
   state.data_key = 0xfedcba9876543210u;
@@ -129,6 +133,21 @@ TEST_P(Checkpoints, AFailedSaveIsReportedOnceAndBlocksNothing) {
   // And the engine goes while its last weights may still be on their way.
 }
 
+TEST_P(Checkpoints, WhatIsNotFiniteIsNamed) {
+  EngineOfModel model(model_directory("llama-bias"), GetParam());
+  model.fill(3);
+  const auto path = write(model);
+  const std::string tensor = "model.layers.1.mlp.up_proj.weight";
+  for (const std::string file : {"exp_avg.safetensors", "exp_avg_sq.safetensors",
+                                 GetParam() == DType::bf16 ? "master.safetensors" : "model.safetensors"}) {
+    const std::string before = read_file(path / file);
+    fill_tensor(path / file, tensor, -std::numeric_limits<float>::infinity(), 77);
+    expect_in(refusal([&] { model.load_checkpoint(path); }), {file, "'" + tensor + "'", "not finite"});
+    write_file(path / file, before);
+  }
+  model.load_checkpoint(path);
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, Checkpoints, testing::Values(DType::f32, DType::bf16),
                          [](const auto& i) { return std::string(name_of(i.param)); });
 
@@ -148,6 +167,9 @@ TEST(TrainerStateFile, RefusesWhatCannotBe) {
                                                                       {"data_key", ""},
                                                                       {"data_key", "1fedcba9876543210"},
                                                                       {"data_key", 5},
+                                                                      {"skipped_in_a_row", -1},
+                                                                      {"skipped_in_a_row", 2},
+                                                                      {"skipped_in_a_row", "1"},
                                                                       {"format", 2}};
   for (const auto& [key, value] : faults) {
     auto bad = good;
@@ -159,6 +181,10 @@ TEST(TrainerStateFile, RefusesWhatCannotBe) {
     auto bad = good;
     bad.erase(key);
     write_file(file, bad.dump());
+    if (key == "skipped_in_a_row") {  // which earlier versions did not write
+      EXPECT_EQ(read_trainer_state(file).skipped_in_a_row, 0);
+      continue;
+    }
     expect_in(refusal([&] { read_trainer_state(file); }), {file.string(), key});
   }
   write_file(file, good.dump());

@@ -100,14 +100,20 @@ void write_small_model(const std::filesystem::path& directory, const std::string
   write_safetensors(directory / "model.safetensors", tensors);
 }
 
-// Its embedding is every half, the rest zeros.
+// Of all 65536 halves, those that are not finite replaced by such as are.
+unsigned finite_half(unsigned h) { return (h >> 10 & 31) == 31 ? h & ~0x400u : h; }
+
+// Its embedding is every finite half, the rest zeros.
 void write_model_of_halves(const std::filesystem::path& directory, const std::vector<RawTensor>& further = {}) {
   write_small_model(
       directory, "F16",
       [](const std::string& name, std::int64_t elements) {
         std::string bytes(static_cast<std::size_t>(elements) * 2, '\0');
         if (name == "model.embed_tokens.weight")
-          for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i % 2 == 0 ? i / 2 : i / 2 >> 8);
+          for (std::size_t i = 0; i < bytes.size(); ++i) {
+            const unsigned half = finite_half(static_cast<unsigned>(i / 2) & 0xffffu);
+            bytes[i] = static_cast<char>(i % 2 == 0 ? half : half >> 8);
+          }
         return bytes;
       },
       further);
@@ -136,11 +142,7 @@ TEST(ModelFiles, EveryHalfIsWidenedExactly) {
     const auto bits = model.bits()[0];
     ASSERT_EQ(bits.master.size(), 65536u);
     for (unsigned h = 0; h < 65536; ++h) {
-      const float expected = half_value(h), got = std::bit_cast<float>(bits.master[h]);
-      if (std::isnan(expected)) {
-        ASSERT_TRUE(std::isnan(got)) << h;
-        continue;
-      }
+      const float expected = half_value(finite_half(h)), got = std::bit_cast<float>(bits.master[h]);
       ASSERT_EQ(bits.master[h], std::bit_cast<std::uint32_t>(expected))
           << h << ": " << got << ", expected " << expected;
       if (compute == DType::bf16) {

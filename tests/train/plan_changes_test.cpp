@@ -1,4 +1,5 @@
-// What a refusal proposes: each change makes the plan fit, none is larger than it must be, and the search makes few plans.
+// What a refusal proposes: each change makes the plan fit, none is larger than it must be, and the search makes few
+// plans.
 #include "train/plan_changes.h"
 
 #include <gtest/gtest.h>

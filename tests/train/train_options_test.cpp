@@ -59,6 +59,7 @@ TEST(OptionLists, ArePinned) {
                                                 "gradient_accumulation_steps",
                                                 "num_train_epochs",
                                                 "max_steps",
+                                                "max_skipped_steps",
                                                 "seed",
                                                 "lr",
                                                 "lr_scheduler",
