@@ -147,6 +147,9 @@ TokenDataset open_dataset(const DatasetOptions& options, const TextEncoder& enco
   const MappedFile file(options.file);
   file.advise(MappedFile::Advice::sequential);
   const std::string name = options.file.string();
+  // A file that is no data at all is refused by its first record, before all of it is read for its key.
+  RecordReader reader(name, file.text());
+  if (RawRecord first; reader.next(first)) RecordParser(name, encoder.vocabulary_size()).parse(first);
   const std::uint64_t key = key_of(hash_large(file.bytes(), pool), encoder, options.example);
   // The stem is for people who look into the directory; cut, since file names end at 255 bytes.
   const std::string cache_name = fmt::format("{}-{:016x}.tokens", options.file.stem().string().substr(0, 100), key);
