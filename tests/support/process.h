@@ -28,10 +28,11 @@ struct Outcome {
 };
 
 struct Limits {
-  std::optional<std::uint64_t> file_bytes = {};     // largest file it may write; beyond it write() fails with EFBIG
-  std::optional<std::uint64_t> address_bytes = {};  // ulimit -v
-  std::vector<int> ignored_signals = {};            // as nohup leaves SIGHUP
-  int output = -1;                                  // a descriptor for its standard output and error, instead of files
+  std::optional<std::filesystem::path> directory = {};  // to run in, else this process's
+  std::optional<std::uint64_t> file_bytes = {};         // largest file it may write; beyond it write() fails with EFBIG
+  std::optional<std::uint64_t> address_bytes = {};      // ulimit -v
+  std::vector<int> ignored_signals = {};                // as nohup leaves SIGHUP
+  int output = -1;  // a descriptor for its standard output and error, instead of files
 };
 
 // A running program. Its output goes to files, so it never waits for a reader. Signals have their default effects in
@@ -44,7 +45,7 @@ class Process {
     std::vector<char*> argv;
     for (const std::string& a : command) argv.push_back(const_cast<char*>(a.c_str()));
     argv.push_back(nullptr);
-    const std::string out = out_.string(), err = err_.string();
+    const std::string out = out_.string(), err = err_.string(), in = limits.directory ? limits.directory->string() : "";
     pid_ = ::fork();
     if (pid_ < 0) throw std::runtime_error("fork failed");
     if (pid_ != 0) return;
@@ -70,6 +71,7 @@ class Process {
     ::dup2(in_fd, 0);
     ::dup2(limits.output < 0 ? out_fd : limits.output, 1);
     ::dup2(limits.output < 0 ? err_fd : limits.output, 2);
+    if (!in.empty() && ::chdir(in.c_str()) != 0) ::_exit(126);
     ::execv(argv[0], argv.data());
     ::_exit(127);
   }
