@@ -55,7 +55,7 @@ ModelFiles::ModelFiles(const std::filesystem::path& directory)
       layout_(std::make_unique<ParameterLayout>(make_parameters(spec_))),
       files_(directory_, *layout_, possible_copies(spec_, *layout_), spec_.architecture) {
   for (const ParameterFiles::Copy& copy : files_.copies())
-    log_info("{}: {} is the embedding, since config.json ties them; the file's own is not read", directory.string(),
+    log_info("{}: {} is the embedding, since config.json ties them; the file repeats it", directory.string(),
              copy.name);
   if (files_.quantised() > 0)
     log_info(

@@ -61,6 +61,29 @@ std::string_view without(std::string_view name, std::string_view suffix) {
   return name.ends_with(suffix) ? name.substr(0, name.size() - suffix.size()) : std::string_view();
 }
 
+// Versions of transformers differ in what they make of a copy with other values: version 4 drops it, version 5 does not
+// tie the two. Either would be another model for somebody, so the file has to say which one it is.
+void require_equal(const HfDirectory& directory, const std::string& parameter, const std::string& copy) {
+  const TensorInfo &info = directory.info(parameter), &other = directory.info(copy);
+  const auto refuse = [&](const char* how) {
+    fail(
+        "{}: config.json ties '{}' to '{}' (tie_word_embeddings), but the file's own '{}' {}; set tie_word_embeddings "
+        "to "
+        "false to train both, or remove '{}' from the file",
+        printable_path(directory.shard_of(copy).path()), copy, parameter, copy, how, copy);
+  };
+  if (info.dtype != other.dtype) refuse("is stored in another number format");
+  constexpr std::uint64_t piece = std::uint64_t{4} << 20;
+  std::vector<std::byte> left, right;
+  for (std::uint64_t at = 0; at < info.bytes(); at += piece) {
+    left.resize(static_cast<std::size_t>(std::min(piece, info.bytes() - at)));
+    right.resize(left.size());
+    directory.read_into(parameter, at, left);
+    directory.read_into(copy, at, right);
+    if (left != right) refuse("has other values");
+  }
+}
+
 }  // namespace
 
 ParameterFiles::ParameterFiles(const HfDirectory& directory, const ParameterLayout& layout,
@@ -98,6 +121,7 @@ ParameterFiles::ParameterFiles(const HfDirectory& directory, const ParameterLayo
       if (copy == copies.end())
         fail("{}: tensor '{}' belongs to no part of {}", printable_path(shard.path()), printable(name), model);
       check_plain(directory, layout.parameter(copy->parameter), name);
+      require_equal(directory, layout.parameter(copy->parameter).name, name);
       copies_.push_back(*copy);
     }
 }

@@ -23,9 +23,9 @@ class ParameterFiles {
 
   // A parameter is a tensor of its name and shape, in f32, bf16 or f16. Or, if it has three dimensions
   // [experts, columns, rows], it may be quantised in MXFP4: NAME_blocks [experts, rows, columns / 32, 16] and
-  // NAME_scales [experts, rows, columns / 32], both u8. `copies` are the copies there may be; their values are not
-  // read. Throws Error naming file and tensor if one is missing, there in both ways, of another shape or dtype, or
-  // belongs to no parameter; `model` is who it should belong to.
+  // NAME_scales [experts, rows, columns / 32], both u8. `copies` are the copies there may be; they are read and must
+  // equal their parameters. Throws Error naming file and tensor if one is missing, there in both ways, of another shape
+  // or dtype, differs from what it copies, or belongs to no parameter; `model` is who it should belong to.
   ParameterFiles(const HfDirectory& directory, const ParameterLayout& layout, const std::vector<Copy>& copies,
                  const std::string& model);
 

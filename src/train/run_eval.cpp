@@ -24,11 +24,9 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
   check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads);
   TemporaryCache temporary;  // for where there is no other place
-  const TokenDataset data = open_dataset({options.data,
-                                          {max_length, options.train_on_prompt},
-                                          options.cache_dir,
-                                          temporary.if_needed(options.cache_dir)},
-                                         encoder, runtime.host_pool());
+  const TokenDataset data = open_dataset(
+      {options.data, {max_length, options.train_on_prompt}, options.cache_dir, temporary.if_needed(options.cache_dir)},
+      encoder, runtime.host_pool());
 
   const std::int64_t batch_tokens = std::max(data.counts().longest, options.batch_size * data.counts().longest);
   EvaluationIterator batches(data, batch_tokens);

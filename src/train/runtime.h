@@ -30,7 +30,7 @@ class Runtime {
   std::unique_ptr<Ops> ops_;
 };
 
-// bf16 or f32: what was asked for, or what config.json says ("dtype", "torch_dtype").
+// bf16 or f32: what was asked for, or what config.json says ("dtype", "torch_dtype"); that fp16 becomes bf16 is logged.
 DType resolve_dtype(Precision precision, const std::string& config_json, const std::string& origin);
 
 }  // namespace so

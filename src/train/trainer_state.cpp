@@ -19,8 +19,8 @@ using Json = nlohmann::ordered_json;
 
 std::int64_t integer(const Json& j, const char* key, const std::string& source) {
   const Json& value = j.at(key);
-  if (!value.is_number_integer() || (value.is_number_unsigned() &&
-                                     value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)))
+  if (!value.is_number_integer() ||
+      (value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)))
     fail("{}: {} is {}; expected an integer of 64 bits", source, key, printable(value.dump(), 40));
   return value.get<std::int64_t>();
 }

@@ -169,6 +169,19 @@ TEST_F(BadConfig, DropoutIsNotLeftOutSilently) {
   set("attention_dropout", 0.1);
   expect_refused({"config.json", "attention_dropout"});
 }
+TEST_F(BadConfig, ThatFloat16BecomesBfloat16IsSaid) {
+  edit_json(config(), [](json& c) {
+    c.erase("torch_dtype");
+    c["dtype"] = "float16";
+  });
+  const Outcome o = run(command().without("dtype").flag("dry_run").words(), temporary_.path());
+  EXPECT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.err.find("stored in float16; computed, and written, is in bfloat16"), std::string::npos) << o.err;
+}
+TEST_F(BadConfig, KeysThatContradictEachOther) {
+  set("model_type", "llama");
+  expect_refused({"config.json", "model_type", "'llama'", "Qwen3ForCausalLM"});
+}
 TEST_F(BadConfig, WrongTypeOfValue) {
   set("hidden_size", "thirty-two");
   expect_refused({"config.json", "hidden_size"});

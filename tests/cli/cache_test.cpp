@@ -64,9 +64,10 @@ TEST_F(Caches, OfPrivateDataArePrivate) {
   fs::permissions(data(), fs::perms::owner_read | fs::perms::owner_write);
   ASSERT_EQ(run(command().set("cache_dir", cache().string()).words(), temporary_.path()).exit_code, 0);
   EXPECT_EQ(static_cast<unsigned>(fs::status(cache()).permissions()), 0700u);
-  for (const auto& entry : fs::directory_iterator(cache()))
-    if (entry.path().extension() == ".tokens")
-      EXPECT_EQ(static_cast<unsigned>(entry.status().permissions()), 0600u) << entry.path();
+  for (const auto& entry : fs::directory_iterator(cache())) {
+    if (entry.path().extension() != ".tokens") continue;
+    EXPECT_EQ(static_cast<unsigned>(entry.status().permissions()), 0600u) << entry.path();
+  }
 }
 
 // The model's directory is what people publish: tokens of their data have no place in it.

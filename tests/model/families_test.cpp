@@ -218,8 +218,24 @@ TEST(Families, Mixtral) {
   EXPECT_EQ(given.experts.balance, 0.02);
   EXPECT_EQ(windows(given), Windows(4, 7));
   EXPECT_TRUE(given.tied_embeddings);
-  const json both{{"num_local_experts", 6}, {"num_experts", 4}};  // transformers' other name of it wins
-  EXPECT_EQ(read(config_of("MixtralForCausalLM", both)).experts.count, 4);
+  const json both{{"num_local_experts", 6}, {"num_experts", 6}};  // transformers' other name of it
+  EXPECT_EQ(read(config_of("MixtralForCausalLM", both)).experts.count, 6);
+}
+
+TEST(Families, KeysThatContradictEachOtherAreRefused) {
+  const auto refused = [](const json& more, const std::vector<std::string>& needles) {
+    test::expect_in(test::refusal([&] { read(config_of("MixtralForCausalLM", more)); }), needles);
+  };
+  refused({{"num_local_experts", 6}, {"num_experts", 4}}, {"num_local_experts", "is 6, but num_experts is 4"});
+  refused({{"dtype", "float32"}, {"torch_dtype", "bfloat16"}},
+          {"torch_dtype", "is 'bfloat16', but dtype is 'float32'"});
+  refused({{"model_type", "llama"}}, {"model_type", "'llama'", "MixtralForCausalLM", "'mixtral'"});
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    refused({{key, "int8"}}, {key, "'int8' is not supported"});
+    refused({{key, 16}}, {key, "expected a string"});
+    for (const char* type : {"float32", "bfloat16", "float16"})
+      EXPECT_EQ(read(config_of("MixtralForCausalLM", {{key, type}, {"model_type", "mixtral"}})).layers, 4) << type;
+  }
 }
 
 TEST(Families, EpsilonsOfNormsWithoutTheKey) {

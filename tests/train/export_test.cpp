@@ -107,7 +107,8 @@ TEST(ExportModel, ATiedHeadThatTheSourceRepeatsIsRepeated) {
   for (const auto& [name, t] : stored)
     tensors.push_back({name, "F32", t.shape,
                        std::string(reinterpret_cast<const char*>(t.values.data()), t.values.size() * sizeof(float))});
-  tensors.push_back({"lm_head.weight", "F32", embedding.shape, std::string(embedding.values.size() * 4, '\0')});
+  const auto* bytes = reinterpret_cast<const char*>(embedding.values.data());
+  tensors.push_back({"lm_head.weight", "F32", embedding.shape, std::string(bytes, embedding.values.size() * 4)});
   std::filesystem::remove(source / "model.safetensors");
   write_safetensors(source / "model.safetensors", tensors);
 

@@ -9,6 +9,7 @@
 #include <map>
 #include <random>
 
+#include "support/errors.h"
 #include "train/engine_of_model.h"
 
 namespace so::test {
@@ -103,18 +104,23 @@ void write_small_model(const std::filesystem::path& directory, const std::string
 // Of all 65536 halves, those that are not finite replaced by such as are.
 unsigned finite_half(unsigned h) { return (h >> 10 & 31) == 31 ? h & ~0x400u : h; }
 
+// Every finite half.
+std::string embedding_of_halves() {
+  std::string bytes(131072, '\0');
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    const unsigned half = finite_half(static_cast<unsigned>(i / 2) & 0xffffu);
+    bytes[i] = static_cast<char>(i % 2 == 0 ? half : half >> 8);
+  }
+  return bytes;
+}
+
 // Its embedding is every finite half, the rest zeros.
 void write_model_of_halves(const std::filesystem::path& directory, const std::vector<RawTensor>& further = {}) {
   write_small_model(
       directory, "F16",
       [](const std::string& name, std::int64_t elements) {
-        std::string bytes(static_cast<std::size_t>(elements) * 2, '\0');
-        if (name == "model.embed_tokens.weight")
-          for (std::size_t i = 0; i < bytes.size(); ++i) {
-            const unsigned half = finite_half(static_cast<unsigned>(i / 2) & 0xffffu);
-            bytes[i] = static_cast<char>(i % 2 == 0 ? half : half >> 8);
-          }
-        return bytes;
+        if (name == "model.embed_tokens.weight") return embedding_of_halves();
+        return std::string(static_cast<std::size_t>(elements) * 2, '\0');
       },
       further);
 }
@@ -258,13 +264,29 @@ TEST(ModelFiles, LeavesOutWhatTheConfigDetermines) {
   TemporaryDirectory temporary;
   write_model_of_halves(temporary.path(),
                         {{"model.layers.0.self_attn.rotary_emb.inv_freq", "F32", {1}, std::string(4, '\0')},
-                         {"lm_head.weight", "F16", {256, 256}, std::string(131072, '\0')}});
+                         {"lm_head.weight", "F16", {256, 256}, embedding_of_halves()}});
   const ModelFiles files(temporary.path());
   EXPECT_EQ(files.layout().count(), 11);
   EXPECT_EQ(files.layout().find("lm_head.weight"), -1);
   ASSERT_EQ(files.files().copies().size(), 1u);
   EXPECT_EQ(files.files().copies()[0].name, "lm_head.weight");
   EXPECT_EQ(files.layout().parameter(files.files().copies()[0].parameter).name, "model.embed_tokens.weight");
+}
+
+TEST(ModelFiles, RefusesATiedHeadOfOtherValues) {
+  const std::string same = embedding_of_halves();
+  for (const std::size_t at : {std::size_t{0}, same.size() / 2, same.size() - 1}) {
+    TemporaryDirectory temporary;
+    std::string other = same;
+    other[at] = static_cast<char>(other[at] ^ 1);
+    write_model_of_halves(temporary.path(), {{"lm_head.weight", "F16", {256, 256}, other}});
+    expect_in(refusal([&] { ModelFiles files(temporary.path()); }),
+              {"model.safetensors", "'lm_head.weight'", "'model.embed_tokens.weight'", "has other values",
+               "set tie_word_embeddings to false"});
+  }
+  TemporaryDirectory temporary;
+  write_model_of_halves(temporary.path(), {{"lm_head.weight", "BF16", {256, 256}, same}});
+  expect_in(refusal([&] { ModelFiles files(temporary.path()); }), {"'lm_head.weight'", "another number format"});
 }
 
 TEST(ModelFiles, RefusesATensorThatBelongsNowhere) {

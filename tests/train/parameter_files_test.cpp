@@ -128,13 +128,17 @@ TEST_F(ParameterFilesTest, RefusesAWidthThatBlocksDoNotMakeUp) {
 }
 
 TEST_F(ParameterFilesTest, KnowsCopiesAndRefusesStrangers) {
-  tensors_.push_back(raw("head", "BF16", {4}));
+  RawTensor copy = tensor("norm");
+  copy.name = "head";
+  tensors_.push_back(copy);
   expect_in(refused(), {"model.safetensors", "'head' belongs to no part of TestModel"});
   const HfDirectory opened = directory();
   const ParameterFiles files(opened, experts_layout(), {{"head", 0}, {"other", 0}}, "TestModel");
   ASSERT_EQ(files.copies().size(), 1u);
   EXPECT_EQ(files.copies()[0].name, "head");
   EXPECT_EQ(files.requests([](DType) { return WeightForms{}; }).size(), 3u);
+  tensor("head").bytes.back() ^= 1;
+  expect_in(refused({{"head", 0}}), {"'head' has other values", "remove 'head'"});
   tensor("head") = raw("head", "BF16", {5});
   expect_in(refused({{"head", 0}}), {"'head' has shape [5]", "[4]"});
 }

@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/file_system.h"
 #include "model/config.h"
+#include "model/families/contradictions.h"
 #include "model/families/family.h"
 #include "model/parameters.h"
 
@@ -168,6 +169,8 @@ DecoderSpec read_decoder_spec(std::string_view text, const std::string& origin) 
   } catch (const Error& error) {
     config.refuse("architectures", error.what());
   }
+
+  require_consistent(config, *family);
 
   DecoderSpec spec;
   spec.architecture = architectures.front();

@@ -58,6 +58,7 @@ struct TensorName {
 
 struct Family {
   std::string_view architecture;
+  std::string_view model_type;  // that config.json has beside it
   std::span<const TensorName> names;
   // Fills `spec` from the keys that are this family's own; the common ones have been read (families.cpp).
   void (*read)(ConfigReader& config, DecoderSpec& spec);

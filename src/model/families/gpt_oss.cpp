@@ -56,6 +56,7 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 }  // namespace
 
 const Family gpt_oss_family{.architecture = "GptOssForCausalLM",
+                            .model_type = "gpt_oss",
                             .names = names,
                             .read = read,
                             .kv_heads = 8,

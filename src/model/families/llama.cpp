@@ -40,6 +40,6 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 
 std::span<const TensorName> llama_tensor_names() { return names; }
 
-const Family llama_family{"LlamaForCausalLM", names, read};
+const Family llama_family{.architecture = "LlamaForCausalLM", .model_type = "llama", .names = names, .read = read};
 
 }  // namespace so

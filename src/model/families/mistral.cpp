@@ -15,7 +15,10 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 
 }  // namespace
 
-const Family mistral_family{
-    .architecture = "MistralForCausalLM", .names = llama_tensor_names(), .read = read, .kv_heads = 8};
+const Family mistral_family{.architecture = "MistralForCausalLM",
+                            .model_type = "mistral",
+                            .names = llama_tensor_names(),
+                            .read = read,
+                            .kv_heads = 8};
 
 }  // namespace so

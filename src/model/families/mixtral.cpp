@@ -41,6 +41,7 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 }  // namespace
 
 const Family mixtral_family{.architecture = "MixtralForCausalLM",
+                            .model_type = "mixtral",
                             .names = names,
                             .read = read,
                             .kv_heads = 8,

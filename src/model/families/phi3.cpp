@@ -32,6 +32,7 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 }  // namespace
 
 const Family phi3_family{.architecture = "Phi3ForCausalLM",
+                         .model_type = "phi3",
                          .names = names,
                          .read = read,
                          .rms_norm_eps = 1e-5,

@@ -14,7 +14,10 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 
 }  // namespace
 
-const Family qwen2_family{
-    .architecture = "Qwen2ForCausalLM", .names = llama_tensor_names(), .read = read, .kv_heads = 32};
+const Family qwen2_family{.architecture = "Qwen2ForCausalLM",
+                          .model_type = "qwen2",
+                          .names = llama_tensor_names(),
+                          .read = read,
+                          .kv_heads = 32};
 
 }  // namespace so

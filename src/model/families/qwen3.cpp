@@ -14,7 +14,10 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 
 }  // namespace
 
-const Family qwen3_family{
-    .architecture = "Qwen3ForCausalLM", .names = llama_tensor_names(), .read = read, .kv_heads = 32};
+const Family qwen3_family{.architecture = "Qwen3ForCausalLM",
+                          .model_type = "qwen3",
+                          .names = llama_tensor_names(),
+                          .read = read,
+                          .kv_heads = 32};
 
 }  // namespace so

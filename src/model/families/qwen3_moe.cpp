@@ -53,6 +53,7 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 
 }  // namespace
 
-const Family qwen3_moe_family{.architecture = "Qwen3MoeForCausalLM", .names = names, .read = read, .kv_heads = 4};
+const Family qwen3_moe_family{
+    .architecture = "Qwen3MoeForCausalLM", .model_type = "qwen3_moe", .names = names, .read = read, .kv_heads = 4};
 
 }  // namespace so

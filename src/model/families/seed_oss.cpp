@@ -21,6 +21,7 @@ void read(ConfigReader& config, DecoderSpec& spec) {
 }  // namespace
 
 const Family seed_oss_family{.architecture = "SeedOssForCausalLM",
+                             .model_type = "seed_oss",
                              .names = llama_tensor_names(),
                              .read = read,
                              .kv_heads = 8,
