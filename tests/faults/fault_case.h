@@ -45,6 +45,8 @@ std::vector<FaultCase> run_cases(int count, unsigned seed);
 std::vector<std::string> model_command(unsigned which);
 // The run that the originals hold: 24 steps, checkpoints every 8, the newest two kept. `resume`: with --resume.
 std::vector<std::string> run_of_originals(bool resume = false);
+// Those and a line of every other command, none of which does the originals harm.
+const std::vector<std::vector<std::string>>& good_lines();
 // `superoffload WORDS...` in `work`; ended by force after a time that only a hang takes.
 Outcome run_program(const std::vector<std::string>& words, const std::filesystem::path& work,
                     const Limits& limits = {});

@@ -14,21 +14,6 @@ namespace fs = std::filesystem;
 
 using Words = std::vector<std::string>;
 
-// A line that works, in the working directory of a case.
-const std::vector<Words>& good_lines() {
-  static const std::vector<Words> lines = {
-      model_command(0),
-      model_command(1),
-      model_command(2),
-      model_command(3),
-      model_command(4),
-      {"init", "--config", "config.json", "--tokenizer", "model", "--output_dir", "out"},
-      {"bench", "step", "--config", "config.json", "--device", "cpu", "--batch_size", "1", "--max_length", "16",
-       "--steps", "1", "--warmup_steps", "0"},
-      {"bench", "load", "--model", "model", "--device", "cpu"}};
-  return lines;
-}
-
 std::vector<std::string> values() {
   return {"",
           "x",
@@ -81,6 +66,22 @@ Words with_option(Words line, const std::string& name, const std::string& value)
 }
 
 }  // namespace
+
+const std::vector<std::vector<std::string>>& good_lines() {
+  static const std::vector<std::vector<std::string>> lines = {
+      model_command(0),
+      model_command(1),
+      model_command(2),
+      model_command(3),
+      model_command(4),
+      {"init", "--config", "config.json", "--tokenizer", "model", "--output_dir", "out"},
+      {"bench", "step", "--config", "config.json", "--device", "cpu", "--batch_size", "1", "--max_length", "16",
+       "--steps", "1", "--warmup", "0"},
+      {"bench", "load", "--model", "model", "--device", "cpu"},
+      {"verify", "--dir", "run"},
+      {"cache", "--cache_dir", "cache"}};
+  return lines;
+}
 
 std::vector<FaultCase> option_cases(int count, unsigned seed) {
   TemporaryDirectory help;

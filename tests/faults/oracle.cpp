@@ -72,14 +72,14 @@ std::vector<std::string> model_command(unsigned which) {
     case 0:
       return {"train", "--model",     "model", "--data",       "data.jsonl", "--output_dir",
               "out",   "--max_steps", "1",     "--batch_size", "1",          "--max_length",
-              "32",    "--device",    "cpu",   "--cache_dir",  "cache"};
+              "64",    "--device",    "cpu",   "--cache_dir",  "cache"};
     case 1:
       return {"eval", "--model",  "model", "--data",      "data.jsonl", "--max_length",
-              "32",   "--device", "cpu",   "--cache_dir", "cache"};
+              "64",   "--device", "cpu",   "--cache_dir", "cache"};
     case 2:
       return {"generate", "--model", "model", "--prompt", "Add.", "--max_new_tokens", "2", "--device", "cpu"};
     case 3:
-      return {"tokenize", "--model", "model", "--data", "data.jsonl", "--cache_dir", "cache"};
+      return {"tokenize", "--model", "model", "--file", "data.jsonl"};
     default:
       return {"plan", "--model", "model", "--hardware", "h200", "--batch_size", "1", "--max_length", "64"};
   }
@@ -122,6 +122,14 @@ Originals::Originals(const std::filesystem::path& directory) : directory_(direct
   write_file(directory / "model" / "special_tokens_map.json",
              R"({"eos_token": {"content": "<|im_end|>", "lstrip": false}})");
   must(run_of_originals());
+  // A line that is refused as it stands would prove nothing about the faults put into it.
+  const TemporaryDirectory scratch;
+  for (std::vector<std::string> words : good_lines()) {
+    fs::remove_all(scratch / "work");
+    fs::copy(directory, scratch / "work", fs::copy_options::recursive);
+    const Outcome o = run_program(words, scratch / "work");
+    if (o.exit_code != 0) throw std::runtime_error("'" + words[0] + "' without a fault is refused: " + o.err);
+  }
 }
 
 }  // namespace so::test
