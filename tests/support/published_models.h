@@ -73,7 +73,8 @@ inline std::string tokenizer_config_of(const PublishedModel& model) {
   const auto fixture = std::filesystem::path(SO_FIXTURES) / "tokenizer" / model.tokenizer;
   nlohmann::json j = read_json(fixture / "tokenizer_config.json");
   j.update(model.tokenizer_keys);
-  for (const auto& token : tokenizer_of(model.tokenizer)["added_tokens"]) {
+  const nlohmann::json tokenizer = tokenizer_of(model.tokenizer);
+  for (const auto& token : tokenizer["added_tokens"]) {
     nlohmann::json entry = token;
     entry.erase("id");
     j["added_tokens_decoder"][std::to_string(token["id"].get<int>())] = entry;
