@@ -37,6 +37,7 @@ ExampleBuilder::ExampleBuilder(const TextEncoder& encoder, ExampleOptions option
   const auto found = std::find_end(decorated.begin(), decorated.end(), plain.begin(), plain.end());
   if (found == decorated.end() && !plain.empty())
     fail("the tokenizer encodes a text otherwise with special tokens than without; such a template is not supported");
+  prefix_ = static_cast<std::size_t>(found - decorated.begin());
   suffix_ = static_cast<std::size_t>(decorated.end() - found) - plain.size();
   for (auto token = decorated.end() - static_cast<std::ptrdiff_t>(suffix_); token != decorated.end(); ++token)
     if (*token != end_token_)
@@ -74,6 +75,7 @@ Example ExampleBuilder::build(const Record& record) const {
     }
     if (!options_.train_on_prompt) trained_from = prompt_ids.size();
   }
+  const std::int32_t special = count_special(ids);
   ids.push_back(*end_token_);
   for (const std::int32_t id : ids)
     if (id < 0 || id >= vocabulary_size_)
@@ -82,7 +84,15 @@ Example ExampleBuilder::build(const Record& record) const {
 
   std::vector<std::int32_t> labels = ids;
   std::fill_n(labels.begin(), trained_from, kIgnored);
-  return finish(std::move(ids), std::move(labels));
+  Example example = finish(std::move(ids), std::move(labels));
+  example.special = special;
+  return example;
+}
+
+std::int32_t ExampleBuilder::count_special(const std::vector<std::int32_t>& ids) const {
+  const auto begin = ids.begin() + static_cast<std::ptrdiff_t>(std::min(prefix_, ids.size()));
+  return static_cast<std::int32_t>(
+      std::count_if(begin, ids.end(), [this](std::int32_t id) { return encoder_.is_special(id); }));
 }
 
 Example ExampleBuilder::finish(std::vector<std::int32_t> ids, std::vector<std::int32_t> labels) const {

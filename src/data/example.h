@@ -19,6 +19,7 @@ struct Example {
   std::vector<std::int32_t> ids;
   std::vector<std::int32_t> targets;
   std::int32_t trained = 0;  // targets that are not kIgnored
+  std::int32_t special = 0;  // special tokens that stood in the record's own text, in all of it
   bool truncated = false;    // the record had more than max_length tokens; its beginning was kept
 };
 
@@ -55,13 +56,14 @@ class ExampleBuilder {
 
  private:
   std::vector<std::int32_t> encode_document(std::string_view text) const;  // with the template's first tokens
+  std::int32_t count_special(const std::vector<std::int32_t>& ids) const;  // behind the template's first tokens
   Example finish(std::vector<std::int32_t> ids, std::vector<std::int32_t> labels) const;
 
   const TextEncoder& encoder_;
   ExampleOptions options_;
   std::optional<std::int32_t> end_token_;
   std::int32_t vocabulary_size_;
-  std::size_t suffix_ = 0;  // tokens the tokenizer's template appends
+  std::size_t prefix_ = 0, suffix_ = 0;  // tokens that the tokenizer's template puts before and behind
 };
 
 }  // namespace so

@@ -21,6 +21,9 @@ class TextEncoder {
   // False: there is no tokenizer, encode() throws Error saying so, and only records of token ids can be used.
   virtual bool can_encode() const { return true; }
 
+  // Whether an id is one of the tokenizer's special tokens, to count those that stand in texts.
+  virtual bool is_special(std::int32_t) const { return false; }
+
   // The token that ends a document; absent if the tokenizer has none.
   virtual std::optional<std::int32_t> end_token() const = 0;
 

@@ -26,7 +26,7 @@ struct TokenCacheHeader {
   DatasetCounts counts;
   std::uint64_t table_checksum = 0;
   std::uint64_t content_checksum = 0;
-  std::array<char, 408> data{};       // the data file's name, its end if it is longer; zeros follow
+  std::array<char, 400> data{};       // the data file's name, its end if it is longer; zeros follow
   std::uint64_t header_checksum = 0;  // of everything before it
 };
 static_assert(sizeof(TokenCacheHeader) == 512 && std::is_trivially_copyable_v<TokenCacheHeader>);
@@ -49,7 +49,7 @@ bool sizes_match(const DatasetCounts& counts, std::uint64_t file_bytes) {
          documents <= room / sizeof(TokenCacheEntry) && 8 * tokens + sizeof(TokenCacheEntry) * documents == room;
 }
 
-void put_name(std::array<char, 408>& to, const std::string& name) {
+void put_name(decltype(TokenCacheHeader::data)& to, const std::string& name) {
   const std::size_t count = std::min(name.size(), to.size() - 1);
   std::copy(name.end() - static_cast<std::ptrdiff_t>(count), name.end(), to.begin());
 }
@@ -199,6 +199,7 @@ TokenCacheWriter::~TokenCacheWriter() {
 void TokenCacheWriter::add(const Example& example) {
   ++counts_.records;
   counts_.truncated += example.truncated;
+  counts_.special_tokens += example.special;
   if (example.trained == 0) {
     ++counts_.dropped;
     return;

@@ -34,6 +34,7 @@ struct DatasetCounts {
   std::int64_t tokens = 0;          // in all documents
   std::int64_t trained_tokens = 0;  // targets that are not kIgnored
   std::int64_t longest = 0;         // tokens of the longest document
+  std::int64_t special_tokens = 0;  // that stood in the text of the records
 
   bool operator==(const DatasetCounts&) const = default;
 };

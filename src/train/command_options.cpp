@@ -135,6 +135,7 @@ OptionTable<EvalOptions> make_eval() {
       .default_from("as train");
   t.add("train_on_prompt", &O::train_on_prompt, "Count the prompt's tokens in the loss, not only the response's")
       .default_from("as train");
+  add_parse_special_tokens(t);
   t.add("cache_dir", &O::cache_dir, "Where tokenised data is kept")
       .metavar("DIR")
       .default_from("as train")
@@ -156,6 +157,7 @@ OptionTable<GenerateOptions> make_generate() {
       .default_from(ours);
   t.add("alpaca", &O::alpaca, "Wrap the prompt in the Alpaca template: ### Instruction, ### Response")
       .default_from(ours);
+  add_parse_special_tokens(t);
   t.group("Sampling");
   t.add("max_new_tokens", &O::max_new_tokens, "Most tokens to generate").unit("tokens").at_least(1).default_from(ours);
   t.add("temperature", &O::temperature, "Softmax temperature")
@@ -192,6 +194,7 @@ OptionTable<TokenizeOptions> make_tokenize() {
   t.add("no_special_tokens", &O::no_special_tokens, "Add no special tokens when encoding, drop them when decoding")
       .default_from(ours)
       .elsewhere("skip_special_tokens");
+  add_parse_special_tokens(t);
   t.group("Result");
   add_json(t);
   add_verbosity(t);
@@ -392,6 +395,8 @@ void check_options(const TokenizeOptions& options, const OptionOrigins& origins)
   const OptionsView view = tokenize_option_table().view(options);
   check_required(view);
   check_exactly_one(view, origins, {"text", "file", "stdin", "decode"});
+  if (origins.given("decode") && origins.given("parse_special_tokens"))
+    fail("--parse_special_tokens is about text that is encoded: remove it beside --decode");
 }
 
 void check_options(const BenchStepOptions& options, const OptionOrigins& origins) {

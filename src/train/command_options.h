@@ -27,6 +27,7 @@ struct EvalOptions {
   std::int64_t max_length = 2048;
   bool packing = false;
   bool train_on_prompt = false;
+  bool parse_special_tokens = true;
   std::string cache_dir;
   DeviceChoice device = DeviceChoice::automatic;
   Precision dtype = Precision::automatic;
@@ -40,6 +41,7 @@ struct GenerateOptions {
   std::string prompt;       // exactly one of prompt and prompt_file is given
   std::string prompt_file;  // "-": standard input
   bool alpaca = false;
+  bool parse_special_tokens = true;
   int max_new_tokens = 128;
   double temperature = 0;  // 0: greedy
   int top_k = 0;           // 0: all
@@ -60,6 +62,7 @@ struct TokenizeOptions {
   bool from_stdin = false;
   std::string decode;  // token ids, decimal, separated by commas or spaces
   bool no_special_tokens = false;
+  bool parse_special_tokens = true;
   bool json = false;
   bool verbose = false, quiet = false;
 };

@@ -6,8 +6,8 @@
 
 namespace so {
 
-ModelEncoder::ModelEncoder(const std::filesystem::path& directory, std::int64_t model_vocabulary)
-    : directory_(directory), vocabulary_(static_cast<std::int32_t>(model_vocabulary)) {
+ModelEncoder::ModelEncoder(const std::filesystem::path& directory, std::int64_t model_vocabulary, SpecialTokens special)
+    : directory_(directory), vocabulary_(static_cast<std::int32_t>(model_vocabulary)), special_(special) {
   if (!path_exists(directory / "tokenizer.json")) return;
   try {
     tokenizer_ = Tokenizer::load(directory);
@@ -40,13 +40,15 @@ const Tokenizer& ModelEncoder::tokenizer() const {
 }
 
 std::vector<std::int32_t> ModelEncoder::encode(std::string_view text, bool add_special_tokens) const {
-  return tokenizer().encode(text, add_special_tokens);
+  return tokenizer().encode(text, add_special_tokens, special_);
 }
 
 std::optional<std::int32_t> ModelEncoder::end_token() const { return tokenizer_ ? tokenizer_->eos_id() : std::nullopt; }
 
 std::string ModelEncoder::fingerprint() const {
-  return tokenizer_ ? fmt::format("{:016x}", tokenizer_->fingerprint()) : "none";
+  if (!tokenizer_) return "none";
+  return fmt::format("{:016x}{}", tokenizer_->fingerprint(),
+                     special_ == SpecialTokens::as_text ? ", special tokens as text" : "");
 }
 
 }  // namespace so

@@ -10,15 +10,20 @@
 
 namespace so {
 
+// What --parse_special_tokens says.
+inline SpecialTokens special_tokens(bool parsed) { return parsed ? SpecialTokens::parsed : SpecialTokens::as_text; }
+
 // Reads the directory's tokenizer if it has one. Data that is already tokenised needs none, and is not stopped by one
 // that cannot be read; asking for text to be encoded is then an Error that says so.
 class ModelEncoder final : public TextEncoder {
  public:
-  // `model_vocabulary`: rows of the embedding. Throws Error if the tokenizer has ids beyond them.
-  ModelEncoder(const std::filesystem::path& directory, std::int64_t model_vocabulary);
+  // `model_vocabulary`: rows of the embedding. Throws Error if the tokenizer has ids beyond them. `special`: what
+  // becomes of special tokens inside texts.
+  ModelEncoder(const std::filesystem::path& directory, std::int64_t model_vocabulary, SpecialTokens special);
 
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens) const override;
   bool can_encode() const override { return tokenizer_.has_value(); }
+  bool is_special(std::int32_t id) const override { return tokenizer_ && tokenizer_->is_special(id); }
   std::optional<std::int32_t> end_token() const override;
   std::int32_t vocabulary_size() const override { return vocabulary_; }
   std::string fingerprint() const override;
@@ -28,6 +33,7 @@ class ModelEncoder final : public TextEncoder {
  private:
   std::filesystem::path directory_;
   std::int32_t vocabulary_;
+  SpecialTokens special_;
   std::optional<Tokenizer> tokenizer_;
   std::string problem_;  // why the tokenizer that is there cannot be read
 };

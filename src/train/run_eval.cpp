@@ -20,7 +20,7 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
   const std::int64_t max_length =
       resolve_max_length(options.max_length, origins.given("max_length"), spec, options.model);
   const ModelFiles model(options.model);
-  const ModelEncoder encoder(options.model, spec.vocab);
+  const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
   check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads);
   TemporaryCache temporary;  // for where there is no other place

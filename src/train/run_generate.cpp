@@ -54,9 +54,9 @@ void feed(Inference& inference, BatchUpload& upload, std::span<const std::int32_
 int run_generate(const GenerateOptions& options) {
   const DecoderSpec spec = read_spec(options.model);
   const ModelFiles model(options.model);
-  const ModelEncoder encoder(options.model, spec.vocab);
+  const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
   const Tokenizer& tokenizer = encoder.tokenizer();
-  const std::vector<std::int32_t> prompt = tokenizer.encode(read_prompt(options), true);
+  const std::vector<std::int32_t> prompt = encoder.encode(read_prompt(options), true);
   if (prompt.empty()) fail("--prompt: the prompt holds no token; give some text");
   const auto length = static_cast<std::int64_t>(prompt.size()) + options.max_new_tokens;
   if (length > spec.max_positions)

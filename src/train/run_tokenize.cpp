@@ -1,11 +1,14 @@
+#include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/standard_input.h"
 #include "data/tokenizer/tokenizer.h"
 #include "train/commands.h"
+#include "train/model_encoder.h"
 
 namespace so {
 namespace {
@@ -46,15 +49,21 @@ int run_tokenize(const TokenizeOptions& options) {
     text = read_standard_input(max_input_bytes);
   else if (!options.file.empty())
     text = read_text_file(options.file, max_text_bytes);
-  const std::vector<std::int32_t> ids = tokenizer.encode(text, !options.no_special_tokens);
+  const SpecialTokens special = special_tokens(options.parse_special_tokens);
+  const std::vector<std::int32_t> own = tokenizer.encode(text, false, special);
+  const std::vector<std::int32_t> ids = options.no_special_tokens ? own : tokenizer.encode(text, true, special);
+  const auto in_text = std::count_if(own.begin(), own.end(), [&](std::int32_t id) { return tokenizer.is_special(id); });
   if (options.json) {
     nlohmann::ordered_json result{{"ids", ids}, {"tokens", nlohmann::json::array()}};
     for (const std::int32_t id : ids) result["tokens"].push_back(tokenizer.id_to_token(id));
+    result["special_tokens_in_text"] = in_text;
     fmt::print("{}\n", result.dump());
   } else {
     std::string line;
     for (const std::int32_t id : ids) line += fmt::format("{}{}", line.empty() ? "" : " ", id);
     fmt::print("{}\n", line);
+    if (in_text > 0)
+      log_info("special tokens in the text: {} (--parse_special_tokens false encodes them as text)", in_text);
   }
   return exit_ok;
 }

@@ -89,7 +89,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
     model.emplace(options.model);
   else
     log_info("{} has no weights: planning by its config.json", options.model);
-  const ModelEncoder encoder(options.model, spec.vocab);
+  const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
 
   // Where the cache is if it can be nowhere else: never in the output directory, which holds what people publish.
   TemporaryCache temporary;

@@ -69,6 +69,7 @@ OptionTable<TrainOptions> make_table() {
   t.add("train_on_prompt", &O::train_on_prompt, "Count the prompt's tokens in the loss, not only the response's")
       .default_from(ours)
       .affects_results();
+  add_parse_special_tokens(t).affects_results();
 
   t.group("Length of the run");
   t.add("batch_size", &O::batch_size, "Micro-batch of one rank")

@@ -83,6 +83,7 @@ struct TrainOptions {
   bool packing = false;
   bool shuffle = true;
   bool train_on_prompt = false;
+  bool parse_special_tokens = true;
   // Length of the run
   int batch_size = 4;  // rows a rank and micro-batch
   int gradient_accumulation_steps = 1;
@@ -154,6 +155,15 @@ void add_memory_caps(OptionTable<S>& t) {
       .unit("bytes")
       .at_least(1)
       .or_else(std::int64_t{0}, all)
+      .default_from("this program");
+}
+
+// Of commands that encode text.
+template <class S>
+OptionSpec& add_parse_special_tokens(OptionTable<S>& t) {
+  return t
+      .add("parse_special_tokens", &S::parse_special_tokens,
+           "Take the spelling of a special token inside a text for that token; false: as text like any other")
       .default_from("this program");
 }
 

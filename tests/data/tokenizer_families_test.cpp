@@ -5,6 +5,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -58,6 +59,23 @@ TEST_P(TokenizerFamily, DecodesAsTheLibraryDoes) {
     EXPECT_EQ(tokenizer_.decode(ids, false), sequence["text"].get<std::string>()) << sequence;
     EXPECT_EQ(tokenizer_.decode(ids, true), sequence["without_special"].get<std::string>()) << sequence;
   }
+}
+
+// As the tokenizers library with encode_special_tokens, transformers' split_special_tokens.
+TEST_P(TokenizerFamily, EncodesSpecialTokensAsTextWhereAsked) {
+  const Json as_text = read(directory_ / "special_as_text.json");
+  std::map<std::size_t, Ids> differing;
+  for (const Json& entry : as_text["differing"]) differing[entry[0].get<std::size_t>()] = entry[1].get<Ids>();
+  EXPECT_FALSE(differing.empty());
+  const auto all = texts()["texts"].get<std::vector<std::string>>();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Ids ids = tokenizer_.encode(all[i], false, SpecialTokens::as_text);
+    EXPECT_EQ(ids, differing.contains(i) ? differing[i] : tokenizer_.encode(all[i], false)) << i << ": " << all[i];
+    for (const std::int32_t id : ids) EXPECT_FALSE(tokenizer_.is_special(id)) << i;
+  }
+  EXPECT_EQ(tokenizer_.encode(all[differing.begin()->first], true, SpecialTokens::as_text),
+            as_text["with_special"].get<Ids>())
+      << "what the template adds stays";
 }
 
 TEST_P(TokenizerFamily, StreamDecoderGivesTheSameTextWithoutSplittingCharacters) {

@@ -55,6 +55,7 @@ TEST(OptionLists, ArePinned) {
                                                 "packing",
                                                 "shuffle",
                                                 "train_on_prompt",
+                                                "parse_special_tokens",
                                                 "batch_size",
                                                 "gradient_accumulation_steps",
                                                 "num_train_epochs",
@@ -102,13 +103,14 @@ TEST(OptionLists, ArePinned) {
   EXPECT_EQ(names(init_option_table()),
             (Names{"config", "tokenizer", "output_dir", "overwrite_output_dir", "seed", "dtype", "verbose", "quiet"}));
   EXPECT_EQ(names(eval_option_table()),
-            (Names{"model", "data", "batch_size", "max_length", "packing", "train_on_prompt", "cache_dir", "json",
-                   "device", "dtype", "cpu_threads", "verbose", "quiet"}));
-  EXPECT_EQ(names(generate_option_table()),
-            (Names{"model", "prompt", "prompt_file", "alpaca", "max_new_tokens", "temperature", "top_k", "top_p",
-                   "stop_at_eos", "seed", "json", "device", "dtype", "cpu_threads", "verbose", "quiet"}));
-  EXPECT_EQ(names(tokenize_option_table()),
-            (Names{"model", "text", "file", "stdin", "decode", "no_special_tokens", "json", "verbose", "quiet"}));
+            (Names{"model", "data", "batch_size", "max_length", "packing", "train_on_prompt", "parse_special_tokens",
+                   "cache_dir", "json", "device", "dtype", "cpu_threads", "verbose", "quiet"}));
+  EXPECT_EQ(
+      names(generate_option_table()),
+      (Names{"model", "prompt", "prompt_file", "alpaca", "parse_special_tokens", "max_new_tokens", "temperature",
+             "top_k", "top_p", "stop_at_eos", "seed", "json", "device", "dtype", "cpu_threads", "verbose", "quiet"}));
+  EXPECT_EQ(names(tokenize_option_table()), (Names{"model", "text", "file", "stdin", "decode", "no_special_tokens",
+                                                   "parse_special_tokens", "json", "verbose", "quiet"}));
   EXPECT_EQ(names(plan_option_table()), (Names{"model",
                                                "batch_size",
                                                "max_length",
@@ -177,6 +179,7 @@ TEST(TrainOptions, ThoseThatAffectResultsArePinned) {
                               "packing",
                               "shuffle",
                               "train_on_prompt",
+                              "parse_special_tokens",
                               "batch_size",
                               "gradient_accumulation_steps",
                               "num_train_epochs",
@@ -225,7 +228,7 @@ TEST(OptionLists, EveryRowIsComplete) {
   const OptionRows* tables[] = {&train_option_table(),     &init_option_table(),       &eval_option_table(),
                                 &generate_option_table(),  &tokenize_option_table(),   &bench_step_option_table(),
                                 &bench_ops_option_table(), &bench_load_option_table(), &plan_option_table(),
-                                &profile_option_table(),   &verify_option_table(), &cache_option_table()};
+                                &profile_option_table(),   &verify_option_table(),     &cache_option_table()};
   for (const OptionRows* rows : tables) {
     std::set<std::string> seen;
     for (const OptionSpec& spec : rows->specs()) {

@@ -73,7 +73,7 @@ AddedTokenMatcher::Found AddedTokenMatcher::longest_at(std::string_view text, st
   return found;
 }
 
-void AddedTokenMatcher::find_all(std::string_view text, std::vector<Match>& matches) const {
+void AddedTokenMatcher::find_all(std::string_view text, SpecialTokens special, std::vector<Match>& matches) const {
   matches.clear();
   std::size_t taken = 0;  // end of the last match, its white space included
   for (std::size_t at = 0; at < text.size();) {
@@ -90,6 +90,7 @@ void AddedTokenMatcher::find_all(std::string_view text, std::vector<Match>& matc
     std::size_t begin = at;
     std::size_t end = at + found.length;
     at = end;  // the search goes on behind the token, even where it is refused or takes white space along
+    if (token.special && special == SpecialTokens::as_text) continue;
     if (token.single_word && (word_ends_at(text, begin) || word_begins_at(text, end))) continue;
     if (token.lstrip) begin = std::max(skip_spaces_left(text, begin, std::min(taken, begin)), taken);
     if (token.rstrip) end = skip_spaces_right(text, end);

@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "data/tokenizer/special_tokens.h"
+
 namespace so {
 
 struct AddedToken {
@@ -34,8 +36,9 @@ class AddedTokenMatcher {
 
   bool empty() const { return tokens_.empty(); }
 
-  // All matches in `text` (valid UTF-8) from left to right: the leftmost, of those the longest, then on behind it.
-  void find_all(std::string_view text, std::vector<Match>& matches) const;
+  // All matches in `text` (valid UTF-8) from left to right: the leftmost, of those the longest, then on behind it. As
+  // text, special ones are passed over, with all that they spell, as the tokenizers library does.
+  void find_all(std::string_view text, SpecialTokens special, std::vector<Match>& matches) const;
 
  private:
   static constexpr std::int32_t none = -1;

@@ -119,7 +119,8 @@ struct Tokenizer::State {
 
   void append_word(std::string_view word, Workspace& workspace, std::vector<std::int32_t>& ids) const;
   void append_plain(std::string_view text, Workspace& workspace, std::vector<std::int32_t>& ids) const;
-  void append_normalized(std::string_view text, Workspace& workspace, std::vector<std::int32_t>& ids) const;
+  void append_normalized(std::string_view text, SpecialTokens in_text, Workspace& workspace,
+                         std::vector<std::int32_t>& ids) const;
   void append_bytes(std::int32_t id, std::string& bytes) const;
 
   Vocabulary model;  // spellings
@@ -173,14 +174,14 @@ void between_matches(std::string_view text, const std::vector<AddedTokenMatcher:
 }
 
 // Text without the added tokens that are looked for as given, not yet normalized.
-void Tokenizer::State::append_normalized(std::string_view text, Workspace& workspace,
+void Tokenizer::State::append_normalized(std::string_view text, SpecialTokens in_text, Workspace& workspace,
                                          std::vector<std::int32_t>& out) const {
   const std::string_view normal = nfc ? to_nfc(text, workspace.normalized) : text;
   if (normalized_tokens.empty()) {
     append_plain(normal, workspace, out);
     return;
   }
-  normalized_tokens.find_all(normal, workspace.in_normalized);
+  normalized_tokens.find_all(normal, in_text, workspace.in_normalized);
   between_matches(
       normal, workspace.in_normalized, [&](std::string_view rest) { append_plain(rest, workspace, out); },
       [&](std::int32_t id) { out.push_back(id); });
@@ -227,7 +228,8 @@ Tokenizer Tokenizer::load(const std::filesystem::path& model_directory) {
   return Tokenizer(std::move(state));
 }
 
-std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens,
+                                            SpecialTokens special) const {
   if (text.size() >= static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     fail("a text of {} bytes is too long to be encoded at once: split it, the limit is 2 GiB", text.size());
   }
@@ -241,9 +243,9 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_spec
     append_repaired_utf8(workspace->repaired, text);
     text = workspace->repaired;
   }
-  state.given_tokens.find_all(text, workspace->given);
+  state.given_tokens.find_all(text, special, workspace->given);
   between_matches(
-      text, workspace->given, [&](std::string_view rest) { state.append_normalized(rest, *workspace, ids); },
+      text, workspace->given, [&](std::string_view rest) { state.append_normalized(rest, special, *workspace, ids); },
       [&](std::int32_t id) { ids.push_back(id); });
   if (add_special_tokens) ids.insert(ids.end(), state.after.begin(), state.after.end());
   state.workspaces.put_back(std::move(workspace));

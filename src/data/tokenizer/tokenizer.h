@@ -18,6 +18,8 @@
 #include <string_view>
 #include <vector>
 
+#include "data/tokenizer/special_tokens.h"
+
 namespace so {
 
 // Immutable after loading. A copy shares the tables of the original. Every member may be called from any number of
@@ -38,7 +40,9 @@ class Tokenizer {
   // The ids of `text`. Invalid UTF-8 is read as Python's bytes.decode("utf-8", "replace") does: each maximal invalid
   // sequence is one U+FFFD. Added tokens, special ones included, are recognised inside the text.
   // `add_special_tokens`: also what the post-processor adds around a single sequence (e.g. Llama 3's bos).
-  std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens) const;
+  // `special`: of those that stand in the text itself.
+  std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens,
+                                   SpecialTokens special = SpecialTokens::parsed) const;
 
   // The text of `ids`, always valid UTF-8 (bytes that form none become U+FFFD, as above). Ids without a token, e.g.
   // those that pad a model's embedding, have no text. `skip_special_tokens`: leave out the tokens marked special.

@@ -1,0 +1,11 @@
+// What becomes of a special token's spelling ("<|im_end|>") inside a text.
+#pragma once
+
+namespace so {
+
+enum class SpecialTokens {
+  parsed,   // it is the special token, as transformers has it by default
+  as_text,  // it is text like any other, as with transformers' split_special_tokens
+};
+
+}  // namespace so
