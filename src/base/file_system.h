@@ -14,7 +14,7 @@ bool is_directory_path(const std::filesystem::path& path);  // links are followe
 bool is_regular_path(const std::filesystem::path& path);    // links are followed
 bool is_link_path(const std::filesystem::path& path);
 
-// What stands in the directory, sorted by name.
+// Lists the entries of the directory, sorted by name.
 std::vector<std::filesystem::path> entries_of(const std::filesystem::path& directory);
 
 void make_directories(const std::filesystem::path& path);  // with parents; existing ones are fine

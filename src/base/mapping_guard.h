@@ -1,4 +1,4 @@
-// What happens when another process shortens a file while this one reads it through a mapping: the kernel raises SIGBUS,
+// Another process may shorten a file while this one reads it through a mapping: the kernel then raises SIGBUS,
 // which would end the program without a word. Here it ends with a sentence that names the file, and exit code 2.
 #pragma once
 

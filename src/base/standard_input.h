@@ -1,4 +1,4 @@
-// What another program, or a person, gives on standard input.
+// Reads what another program, or a person, gives on standard input.
 #pragma once
 
 #include <cstdint>

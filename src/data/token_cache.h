@@ -22,7 +22,7 @@
 
 namespace so {
 
-// Of the file's layout only: what is in a cache, and so TokenDataset::key(), does not depend on it.
+// The version of the file's layout alone: the contents of a cache, and so TokenDataset::key(), do not depend on it.
 inline constexpr std::uint32_t kTokenCacheVersion = 2;
 
 // What became of a file's records. Counts are of records or tokens; truncated documents are in `documents` too.
@@ -67,7 +67,7 @@ class PieceHash {
   std::vector<std::uint64_t> hashes_;
 };
 
-// What a file that begins like a token cache says of itself.
+// The header of a file that begins like a token cache, as far as it can be trusted.
 struct TokenCacheInfo {
   std::uint32_t version = 0;
   bool whole = false;  // a header of this version with the right checksum, whose sizes are the file's

@@ -96,7 +96,7 @@ class HfModelWriter {
   void write(std::string_view name, std::uint64_t byte_offset, std::span<const std::byte> bytes);
   // Finishes every shard, then writes the index. Call once, after all write() returned.
   void finish();
-  // Of the shards, after finish().
+  // Returns the checksums of the shards. Call after finish().
   std::map<std::string, FileChecksum> checksums() const;
 
  private:

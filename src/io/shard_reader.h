@@ -53,7 +53,7 @@ class LoadingRing {
 // given back right behind the reading, so that a model which is read once pushes nothing else out of memory.
 enum class PageCache : std::uint8_t { keep, drop };
 
-// What becomes of a tensor that holds Inf or NaN: an Error that names file and tensor, or a warning that does.
+// Says whether a tensor that holds Inf or NaN is an Error or a warning; either names file and tensor.
 enum class NonFinite : std::uint8_t { refuse, warn };
 
 // The reader. One thread calls.

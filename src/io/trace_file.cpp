@@ -67,7 +67,7 @@ void add_bucket_states(nlohmann::ordered_json& events, const std::vector<TraceBu
                       {"args", {{"bucket", states[i].bucket}, {"state", states[i].state}}}});
 }
 
-// Of the first event, as every trace of this program has it.
+// Every trace of this program begins with an event of this name.
 nlohmann::ordered_json first_event() { return metadata("process_name", stream_process, 0, "streams"); }
 
 }  // namespace

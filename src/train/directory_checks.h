@@ -32,8 +32,8 @@ struct DirectoryCheck {
 DirectoryCheck check_directory(const std::filesystem::path& directory,
                                const std::function<void(std::uint64_t)>& progress = {});
 
-// What there is to check in or under a directory: itself, if it holds a model or is a checkpoint, and its checkpoints,
-// lowest step first.
+// Lists what can be checked in or under a directory: itself, if it holds a model or is a checkpoint, and its
+// checkpoints, lowest step first.
 std::vector<std::filesystem::path> directories_to_check(const std::filesystem::path& directory);
 
 // Throws Error naming the file, and the newest whole checkpoint before this one, unless trainer_state.json is as it was

@@ -35,7 +35,7 @@ struct DiskPlan {
   void require(const std::filesystem::path& directory) const;
 };
 
-// Of a run that goes on after `first_step` and ends with `last_step`.
+// The plan of a run that goes on after `first_step` and ends with `last_step`.
 DiskPlan disk_plan(const TrainOptions& options, const SavedBytes& saved, std::int64_t first_step,
                    std::int64_t last_step);
 

@@ -10,7 +10,7 @@
 
 namespace so {
 
-// What --parse_special_tokens says.
+// Translates the option --parse_special_tokens.
 inline SpecialTokens special_tokens(bool parsed) { return parsed ? SpecialTokens::parsed : SpecialTokens::as_text; }
 
 // Reads the directory's tokenizer if it has one. Data that is already tokenised needs none, and is not stopped by one

@@ -31,7 +31,7 @@ bool is_checkpoint_name(std::string_view name) {
   return name.starts_with(prefix) && all_digits(name.substr(prefix.size()));
 }
 
-// What a run writes into its output directory under a name of its own, not the model's.
+// Names under which a run writes into its output directory, other than the model's.
 bool is_top_name(const std::string& name) {
   return name == "metrics.jsonl" || name == "config.json" || name == checksums_file || is_weight_file_name(name);
 }

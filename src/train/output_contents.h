@@ -1,4 +1,4 @@
-// What lies in an output directory: what this program wrote there, and what others put under names that a run writes.
+// Sorts what lies in an output directory: files this program wrote, and files of others under names that a run writes.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// What a training run says of itself at its start and at its end, a line a subject. The rest is in run.log.
+// The lines that a training run logs at its start and at its end, one a subject. The rest is in run.log.
 #pragma once
 
 #include <cstddef>

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of all files that are to be read; a list that cannot be read counts nothing here and is reported later.
+// Adds up the files that are to be read; a list that cannot be read counts nothing here and is reported later.
 std::uint64_t bytes_to_read(const std::vector<fs::path>& directories) {
   std::uint64_t all = 0;
   for (const fs::path& directory : directories) try {

@@ -13,7 +13,8 @@ constexpr const char* recipe = "published recipes";
 constexpr const char* trainer = "TrainingArguments";
 constexpr const char* ours = "this program";
 
-// Of what is computed with in fp32: far enough from its least normal number that nothing made of it is lost.
+// The least value of options that enter fp32 arithmetic: far enough from the least normal number that no product is
+// lost.
 constexpr double smallest = 1e-30;
 
 OptionTable<TrainOptions> make_table() {

@@ -158,7 +158,7 @@ void add_memory_caps(OptionTable<S>& t) {
       .default_from("this program");
 }
 
-// Of commands that encode text.
+// Adds the option to a command that encodes text.
 template <class S>
 OptionSpec& add_parse_special_tokens(OptionTable<S>& t) {
   return t

@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What may stand there, and what the refusal then says.
+// A kind of node that may stand there, and the words of the refusal.
 struct Stand {
   std::string name;
   std::function<void(const fs::path&)> put;

@@ -26,7 +26,7 @@ constexpr const char* files[] = {"model/model.safetensors",
 
 std::vector<std::string> command_for(const std::string& file, unsigned which) {
   if (file.starts_with("run/")) return run_of_originals(true);
-  // What reads no data is not asked about it.
+  // Commands that read no data are not asked about it.
   std::vector<std::string> words = model_command(file == "data.jsonl"      ? which % 2
                                                  : file == "settings.json" ? 0
                                                                            : which);

@@ -51,10 +51,10 @@ const std::vector<std::vector<std::string>>& good_lines();
 Outcome run_program(const std::vector<std::string>& words, const std::filesystem::path& work,
                     const Limits& limits = {});
 
-// What is wrong with how a process ended: by a signal, with a code that is not among 0, 1, 2, without the one line that
-// says why, or with the words of a library or of an internal error.
+// Says what is wrong with how a process ended: by a signal, with a code that is not among 0, 1, 2, without the one line
+// that says why, or with the words of a library or of an internal error.
 std::string judge(const Outcome& outcome);
-// What is wrong in `work`: a file of somebody else in foreign/ that changed or is gone.
+// Says what is wrong in `work`: a file of somebody else in foreign/ that changed or is gone.
 std::string judge_foreign(const std::filesystem::path& work);
 
 }  // namespace so::test

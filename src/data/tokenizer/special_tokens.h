@@ -1,4 +1,4 @@
-// What becomes of a special token's spelling ("<|im_end|>") inside a text.
+// A text may spell a special token ("<|im_end|>"); this says how such a spelling is encoded.
 #pragma once
 
 namespace so {

@@ -117,7 +117,7 @@ void require_at_most(const ConfigReader& config, std::string_view key, std::int6
   if (value > limit) config.refuse(key, fmt::format("{} is more than any model has (at most {})", value, limit));
 }
 
-// Of what every family has, before anything is made that grows with it.
+// Checks the sizes that every family has, before anything is made that grows with them.
 void require_plausible(const ConfigReader& config, const DecoderSpec& s) {
   require_at_most(config, "vocab_size", s.vocab, widest);
   require_at_most(config, "num_hidden_layers", s.layers, deepest);
@@ -126,7 +126,7 @@ void require_plausible(const ConfigReader& config, const DecoderSpec& s) {
   require_at_most(config, "num_attention_heads", s.heads, widest);
 }
 
-// Of what the family read, and of all together.
+// Checks the sizes that the family has read, and what all of them make together.
 void require_countable(const ConfigReader& config, const DecoderSpec& s) {
   constexpr double most_parameters = 1e15;
   constexpr std::int64_t most_experts = 1024, most_experts_per_token = 32, most_expert_lists = 400'000;
