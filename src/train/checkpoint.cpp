@@ -15,16 +15,12 @@
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
 #include "io/own_files.h"
-#include "train/directory_checks.h"
+#include "train/checkpoint_files.h"
 #include "train/divergence.h"
 #include "train/export.h"
 
 namespace so {
 namespace {
-
-constexpr const char* master_file = "master.safetensors";
-constexpr const char* first_moment_file = "exp_avg.safetensors";
-constexpr const char* second_moment_file = "exp_avg_sq.safetensors";
 
 constexpr std::string_view word_of(StateArray array) {
   return array == StateArray::master ? "weight" : array == StateArray::first_moment ? "first moment" : "second moment";

@@ -15,14 +15,13 @@
 #include "io/checkpoint_directory.h"
 #include "io/hf_directory.h"
 #include "io/safetensors.h"
+#include "train/checkpoint_files.h"
 #include "train/trainer_state.h"
 
 namespace so {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* moment_files[] = {"exp_avg.safetensors", "exp_avg_sq.safetensors"};
 
 bool is_there(const fs::path& file) {
   std::error_code error;
@@ -122,7 +121,7 @@ class Checking {
         add(trainer_state_file, error.what());
       }
     }
-    for (const char* name : moment_files)
+    for (const char* name : {first_moment_file, second_moment_file})
       if (!is_there(at(name)) && !damage_of(name)) add(name, "is missing");
   }
 

@@ -11,9 +11,6 @@
 
 namespace so {
 
-// The key in a state file's "__metadata__" that says which step it is of.
-inline constexpr const char* step_metadata = "step";
-
 struct DirectoryCheck {
   std::filesystem::path directory;
   std::optional<std::int64_t> step;  // a checkpoint's, as far as that can be told

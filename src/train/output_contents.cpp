@@ -13,6 +13,7 @@
 #include "base/file_system.h"
 #include "io/checksums.h"
 #include "io/hf_directory.h"
+#include "train/checkpoint_files.h"
 #include "train/trainer_state.h"
 
 namespace so {
@@ -75,13 +76,14 @@ bool is_our_state(const fs::path& file) {
   }
 }
 
-// What versions without a record put into a checkpoint. Texts and programs that publishers add are not told from notes.
+// Says whether versions without a record put such a file into a checkpoint. Texts and programs that publishers add do
+// not count: they cannot be told from notes.
 bool is_old_checkpoint_file(const std::string& name) {
   static constexpr std::array names{
-      "config.json",         checksums_file,           "trainer_state.json",     "master.safetensors",
-      "exp_avg.safetensors", "exp_avg_sq.safetensors", "generation_config.json", "special_tokens_map.json",
-      "tokenizer.json",      "tokenizer.model",        "tokenizer_config.json",  "vocab.json",
-      "merges.txt",          "added_tokens.json",      "chat_template.json",     "chat_template.jinja"};
+      "config.json",     checksums_file,      trainer_state_file,       master_file,
+      first_moment_file, second_moment_file,  "generation_config.json", "special_tokens_map.json",
+      "tokenizer.json",  "tokenizer.model",   "tokenizer_config.json",  "vocab.json",
+      "merges.txt",      "added_tokens.json", "chat_template.json",     "chat_template.jinja"};
   return is_weight_file_name(name) || std::find(names.begin(), names.end(), name) != names.end();
 }
 

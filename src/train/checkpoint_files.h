@@ -1,0 +1,14 @@
+// The files that a checkpoint holds beside its Hugging Face model and trainer_state.json; checkpoint.h says which is
+// when.
+#pragma once
+
+namespace so {
+
+inline constexpr const char* master_file = "master.safetensors";             // fp32 weights
+inline constexpr const char* first_moment_file = "exp_avg.safetensors";      // AdamW's, fp32
+inline constexpr const char* second_moment_file = "exp_avg_sq.safetensors";  // likewise
+
+// The key in their "__metadata__" that says which step they are of.
+inline constexpr const char* step_metadata = "step";
+
+}  // namespace so
