@@ -23,7 +23,7 @@ MODEL_DIR     the model's directory: hf download $model_id --local-dir DIR
 DATA          records to train on: Alpaca's JSON (alpaca_data.json of tatsu-lab/alpaca) or what docs/data.md lists
 OUTPUT_DIR    where the trained model goes; ${name}_MODE_output unless given. The DeepSpeed JSON lies beside it
 MAX_LENGTH    longest sequence in tokens; 4096 unless given
-SUPEROFFLOAD  the program; build/bin/superoffload of this tree, or the one in PATH, unless given
+SUPEROFFLOAD  the program; that of this tree or installation, or the one in PATH, unless given
 TEXT
 }
 
@@ -32,6 +32,8 @@ find_program() {
     command -v "$SUPEROFFLOAD" || refuse "SUPEROFFLOAD=$SUPEROFFLOAD is no program"
   elif [ -x "$recipes/../build/bin/superoffload" ]; then
     printf '%s\n' "$recipes/../build/bin/superoffload"
+  elif [ -x "$recipes/../../../bin/superoffload" ]; then # installed: PREFIX/share/superoffload/recipes
+    printf '%s\n' "$recipes/../../../bin/superoffload"
   else
     command -v superoffload ||
       refuse "no superoffload: build it (cmake -S . -B build -G Ninja && cmake --build build), or set SUPEROFFLOAD"
