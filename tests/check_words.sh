@@ -17,7 +17,7 @@ while IFS= read -r phrase; do
     echo "check_words: \"$phrase\" in a message; see docs/glossary.md" >&2
     status=1
   fi
-  if grep -nE "$phrase" ../docs/*.md ../README.md | grep -v '^../docs/glossary.md:'; then
+  if grep -nE "$phrase" ../docs/*.md ../docs/*/*.md ../README.md ../CONTRIBUTING.md | grep -v '^../docs/glossary.md:'; then
     echo "check_words: \"$phrase\" in a document; see docs/glossary.md" >&2
     status=1
   fi
