@@ -21,6 +21,7 @@ class ThreadPool;
 class Device;
 
 enum class DeviceKind : std::uint8_t { cpu, cuda };
+enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };  // automatic: a GPU if there is one
 enum class Timing : bool { off, on };
 
 // A block of memory of one kind, booked in its device's ledger under a name. Move-only; freed on destruction.

@@ -4,11 +4,6 @@
 
 namespace so {
 
-std::string_view name_of(WaitReason reason) {
-  constexpr std::array<std::string_view, wait_reasons> names{"host", "link", "stream", "gradient", "verdict"};
-  return names.at(static_cast<std::size_t>(reason));
-}
-
 void DeviceWaits::begin(Stream& stream, WaitReason reason) {
   if (used_ == pairs_.size())
     pairs_.push_back({device_.create_event(Timing::on), device_.create_event(Timing::on), reason});

@@ -23,6 +23,7 @@
 #include "offload/optimizer_state.h"
 #include "offload/parameter_source.h"
 #include "offload/save_gate.h"
+#include "offload/schedule.h"
 #include "offload/state_transfer.h"
 #include "offload/unit_array.h"
 #include "offload/update_policy.h"
@@ -34,14 +35,6 @@
 #include "parallel/communicator.h"
 
 namespace so {
-
-// Units whose gradients are moved to the host take turns in so many slots of device memory.
-inline constexpr int gradient_slots = 2;
-
-enum class Schedule : std::uint8_t {
-  synchronous,  // finish_step() returns when all updates are done; the device waits meanwhile
-  overlapped,
-};
 
 struct EngineSettings {
   DType compute = DType::f32;    // weights on the device

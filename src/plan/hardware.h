@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "plan/offload_plan.h"
+#include "plan/rates.h"
 
 namespace so {
 

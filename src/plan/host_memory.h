@@ -1,4 +1,4 @@
-// What host memory this process may use, and has used.
+// The memory that this process may use, and has used.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,13 @@ namespace so {
 struct HostMemory {
   std::size_t available = 0;  // bytes that can still be taken
   std::string limited_by;     // "free memory", "cgroup /path", "RLIMIT_AS"
+};
+
+// Bytes that a plan may have of a device's own memory, and what limits them.
+struct DeviceMemory {
+  std::string name;  // of the device
+  std::size_t available = 0;
+  std::string limited_by = "free memory";
 };
 
 // The least of: what the kernel says is available, what each cgroup (v1 or v2) above this process leaves, and the

@@ -80,12 +80,6 @@ class MemoryRefusal : public Error {
   std::string short_of_;
 };
 
-// Bytes that a plan may have of a device's own memory, and what limits them.
-struct DeviceMemory {
-  std::string name;  // of the device
-  std::size_t available = 0;
-  std::string limited_by = "free memory";
-};
 // A line for each of the two memories that the plan exceeds: needed, there, short; by what limited.
 std::string short_of(const MemoryPlan& plan, DeviceKind kind, const HostMemory& host, const DeviceMemory* device);
 

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "offload/engine.h"
+#include "plan/rates.h"
 #include "plan/simulator.h"
 
 namespace so {
@@ -22,23 +23,10 @@ namespace so {
 // By how much bytes exceed a limit, or a budget what is taken of it; 0: not at all.
 inline std::size_t beyond(std::size_t bytes, std::size_t limit) { return bytes > limit ? bytes - limit : 0; }
 
-// What the machine was measured to do, in FLOP/s and bytes/s where nothing else is said.
-struct MachineRates {
-  double gemm_flops = 0;       // a large matrix product in the compute dtype
-  double device_memory = 0;    // of the device's memory, read and written both counted
-  double link_to_host = 0;     // from device memory to pinned host memory
-  double link_to_device = 0;   // and back
-  double host_adamw = 0;       // what AdamW on the host's threads moves: state, gradient and weight, from and to memory
-  double host_adamw_wide = 0;  // with gradient and weight in fp32, not bf16
-  double host_memory = 0;      // what AdamW and the link's copies both ways move together, all at once
-  double kernel_seconds = 0;   // of the device, that a kernel takes however little it does
-};
-
 // Where bf16 and fp32 are changed into each other for a device that computes in bf16: by which of the two an element is
 // sooner through the link and the host's memory, both of which work at once. Both ways give the same bits; where they
 // are close, the host, whose way takes less pinned memory. `state_bytes` as in OffloadInputs.
 CastSide choose_cast(const MachineRates& rates, double state_bytes);
-std::string describe_rates(const MachineRates& rates);  // for the log
 
 // One unit of the forward pass (offload/parameter_layout.h) and one micro-batch: FLOPs of a large matrix product that
 // would take as long, what memory-bound work reads and writes, and kernels of any kind.

@@ -14,11 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "offload/device_waits.h"
-#include "offload/engine.h"
 #include "offload/host_schedule.h"
+#include "offload/schedule.h"
 #include "offload/step_time.h"
 #include "offload/update_policy.h"
+#include "offload/wait_reason.h"
 
 namespace so {
 

@@ -12,8 +12,10 @@
 #include "io/shard_reader.h"
 #include "offload/device_weights.h"
 #include "train/commands.h"
+#include "train/fits.h"
 #include "train/measure.h"
 #include "train/model_files.h"
+#include "train/precision.h"
 #include "train/runtime.h"
 #include "train/training_plan.h"
 

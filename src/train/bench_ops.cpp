@@ -17,6 +17,7 @@
 #include "plan/host_memory.h"
 #include "train/commands.h"
 #include "train/measure.h"
+#include "train/precision.h"
 #include "train/random_model.h"
 #include "train/runtime.h"
 #include "train/training_plan.h"

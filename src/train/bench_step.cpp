@@ -25,6 +25,7 @@
 #include "train/measure.h"
 #include "train/plan_changes.h"
 #include "train/plan_comparison.h"
+#include "train/precision.h"
 #include "train/random_model.h"
 #include "train/row_step.h"
 #include "train/trace_summary.h"

@@ -16,7 +16,7 @@
 #include "io/checksums.h"
 #include "io/own_files.h"
 #include "train/checkpoint_files.h"
-#include "train/divergence.h"
+#include "train/finite_state.h"
 #include "train/export.h"
 
 namespace so {

@@ -13,7 +13,7 @@
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
 #include "io/own_files.h"
-#include "train/divergence.h"
+#include "train/finite_state.h"
 #include "train/output_contents.h"
 
 namespace so {

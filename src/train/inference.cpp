@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "model/rope.h"
 #include "plan/memory_plan.h"
+#include "train/fits.h"
 #include "train/training_plan.h"
 
 namespace so {

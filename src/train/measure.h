@@ -8,7 +8,7 @@
 #include "base/thread_pool.h"
 #include "device/device.h"
 #include "ops/ops.h"
-#include "plan/offload_plan.h"
+#include "plan/rates.h"
 
 namespace so {
 

@@ -26,15 +26,14 @@ std::size_t share_of(const PlanningMachine& machine, double share) {
   return machine.host_cap ? std::min(free, *machine.host_cap) : free;
 }
 
-// Bytes of memory of kind `device` that a plan may have in all, if the device has memory of its own.
+}  // namespace
+
 std::optional<std::size_t> device_budget(Device& device) {
   const auto own = device.own_memory();
   if (!own) return std::nullopt;
   // What we hold by now is in the plan too.
   return own->free + device.ledger().held(MemoryKind::device);
 }
-
-}  // namespace
 
 HostMemory usable_host(const PlanningMachine& machine) {
   if (machine.host_cap && *machine.host_cap < machine.host.available) return {*machine.host_cap, "--host_memory"};
@@ -100,29 +99,6 @@ PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments,
   }
   apply(caps, machine);
   return machine;
-}
-
-void require_fits_machine(const MemoryPlan& plan, const PlanningMachine& machine, const std::string& for_device,
-                          const std::string& for_host) {
-  const DeviceMemory device = own_memory(machine);
-  require_fits(plan, machine.kind, usable_host(machine), machine.device_memory ? &device : nullptr, for_host,
-               for_device);
-  const std::size_t pinned = plan.total(MemoryKind::pinned);
-  if (!machine.lockable || pinned <= *machine.lockable) return;
-  // Whether the limit is for what a driver pins can only be tried (device/host_pages.h).
-  if (machine.pins_beyond && machine.pins_beyond(*machine.lockable)) return;
-  throw MemoryRefusal(
-      fmt::format("not enough memory that can be pinned: {} needed, {} available (RLIMIT_MEMLOCK, ulimit -l)",
-                  format_bytes(pinned), format_bytes(*machine.lockable)),
-      "raise the limit with 'ulimit -l unlimited', or with memlock in /etc/security/limits.conf", plan,
-      fmt::format("  pinned: {} needed, {} available (RLIMIT_MEMLOCK, ulimit -l): {} short\n", format_bytes(pinned),
-                  format_bytes(*machine.lockable), format_bytes(pinned - *machine.lockable)));
-}
-
-void require_fits(const MemoryPlan& plan, Device& device, const std::string& for_device, const std::string& for_host) {
-  const auto budget = device_budget(device);
-  const DeviceMemory own{device.name(), budget.value_or(0)};
-  require_fits(plan, device.kind(), available_host_memory(), budget ? &own : nullptr, for_host, for_device);
 }
 
 }  // namespace so

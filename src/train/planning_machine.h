@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "plan/memory_plan.h"
-#include "plan/offload_plan.h"
+#include "plan/host_memory.h"
+#include "plan/rates.h"
 #include "train/runtime.h"
 
 namespace so {
@@ -42,18 +42,13 @@ HostMemory usable_host(const PlanningMachine& machine);
 std::size_t usable_host_budget(const PlanningMachine& machine);
 // Up to where places for new state may fill the host's memory, which only save time.
 std::size_t undo_budget(const PlanningMachine& machine);
+// Bytes of the device's own memory that a plan may have in all, what this process holds by now included; none if the
+// device has no memory of its own.
+std::optional<std::size_t> device_budget(Device& device);
 // What a plan may have of the device's own memory, and what limits it.
 DeviceMemory own_memory(const PlanningMachine& machine);
 
 // The machine as it is now; rates are those of `compute` and of AdamW with `moments` so kept, measured.
 PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments, const MemoryCaps& caps = {});
-
-// Throws MemoryRefusal for a plan that exceeds what the machine has: `for_device` and `for_host` say what helps.
-void require_fits_machine(const MemoryPlan& plan, const PlanningMachine& machine, const std::string& for_device,
-                          const std::string& for_host);
-// Refuses a plan that exceeds the memory of the host, or of a device that has its own. `device_advice` and
-// `host_advice` say what helps.
-void require_fits(const MemoryPlan& plan, Device& device, const std::string& device_advice,
-                  const std::string& host_advice);
 
 }  // namespace so

@@ -10,7 +10,7 @@
 
 #include "plan/hardware.h"
 #include "train/runtime.h"
-#include "train/training_plan.h"
+#include "train/planning_machine.h"
 
 namespace so {
 

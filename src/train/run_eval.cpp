@@ -12,6 +12,7 @@
 #include "train/commands.h"
 #include "train/inference.h"
 #include "train/model_encoder.h"
+#include "train/precision.h"
 
 namespace so {
 

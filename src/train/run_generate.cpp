@@ -11,6 +11,7 @@
 #include "train/commands.h"
 #include "train/inference.h"
 #include "train/model_encoder.h"
+#include "train/precision.h"
 #include "train/sampling.h"
 
 namespace so {

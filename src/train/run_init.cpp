@@ -24,6 +24,7 @@
 #include "train/commands.h"
 #include "train/export.h"
 #include "train/output_contents.h"
+#include "train/precision.h"
 #include "train/runtime.h"
 
 namespace so {

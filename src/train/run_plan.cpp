@@ -23,6 +23,7 @@
 #include "train/commands.h"
 #include "train/disk_plan.h"
 #include "train/plan_changes.h"
+#include "train/precision.h"
 #include "train/rate_cache.h"
 #include "train/row_step.h"
 #include "train/training_plan.h"

@@ -26,6 +26,7 @@
 #include "train/plan_changes.h"
 #include "train/plan_comparison.h"
 #include "train/plan_review.h"
+#include "train/precision.h"
 #include "train/rate_cache.h"
 #include "train/run_length.h"
 #include "train/run_report.h"

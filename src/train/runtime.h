@@ -6,7 +6,6 @@
 #include "base/thread_pool.h"
 #include "device/device.h"
 #include "ops/ops.h"
-#include "train/train_options.h"
 
 namespace so {
 
@@ -29,8 +28,5 @@ class Runtime {
   std::unique_ptr<Device> device_;
   std::unique_ptr<Ops> ops_;
 };
-
-// bf16 or f32: what was asked for, or what config.json says ("dtype", "torch_dtype"); that fp16 becomes bf16 is logged.
-DType resolve_dtype(Precision precision, const std::string& config_json, const std::string& origin);
 
 }  // namespace so

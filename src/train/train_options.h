@@ -8,19 +8,19 @@
 
 #include "base/dtype.h"
 #include "base/options.h"
+#include "device/device.h"
 #include "optim/lr_schedule.h"
+#include "plan/rates.h"
 
 namespace so {
 
 using LrScheduler = LrScheduleKind;
 enum class Precision : std::uint8_t { automatic, bf16, fp32 };
-enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
 enum class StatePrecision : std::uint8_t { fp32, bf16 };  // of AdamW's moments
 enum class Toggle : std::uint8_t { automatic, on, off };
 // The published system's two modes, as schedules of what the host owns (offload/engine.h): overlapped, synchronous.
 enum class OffloadMode : std::uint8_t { superoffload, zerooffload };
 enum class CastChoice : std::uint8_t { automatic, host, device };  // as CastSide (offload/staging_ring.h)
-enum class ProfileUse : std::uint8_t { cached, fresh };            // what was measured of the machine earlier, or now
 enum class OptimizerDevice : std::uint8_t { cpu, none };  // where optimizer state lives; none: with the weights
 
 template <>

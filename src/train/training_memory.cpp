@@ -9,6 +9,7 @@
 #include "model/parameters.h"
 #include "parallel/communicator.h"
 #include "train/batch_upload.h"
+#include "train/fits.h"
 #include "train/model_files.h"
 
 namespace so {

@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "model/parameters.h"
 #include "offload/staging_ring.h"
+#include "train/fits.h"
 #include "train/unit_work.h"
 
 namespace so {

@@ -1,4 +1,5 @@
 // What a plan decides: who owns what, what layers keep, the type of gradients, chunks of the loss, and what is refused.
+#include "train/fits.h"
 #include "train/training_plan.h"
 
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/cuda/attention_kernels.h"
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 
 namespace so::kernel {
 

@@ -5,7 +5,7 @@
 // LANES-th score of its row and every LANES-th dimension of its row's sums. All threads of a row are in one warp.
 #include "ops/cuda/attention_document.h"
 #include "ops/cuda/attention_kernels.h"
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 
 namespace so {
 namespace {

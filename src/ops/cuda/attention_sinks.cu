@@ -5,7 +5,7 @@
 #include "ops/cuda/attention_document.h"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/column_sums.h"
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 
 namespace so {
 namespace {

@@ -2,7 +2,7 @@
 #include "ops/checks.h"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 
 namespace so {
 namespace {

@@ -6,7 +6,7 @@
 // registers: an accumulator of one product is, once rounded to bf16, an operand of the next.
 #include "ops/cuda/attention_document.h"
 #include "ops/cuda/attention_kernels.h"
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 
 namespace so {
 namespace {

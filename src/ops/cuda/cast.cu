@@ -2,7 +2,7 @@
 #include "base/normal_draw.h"
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 
 namespace so {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 #include "ops/cuda/rows.h"
 
 namespace so {

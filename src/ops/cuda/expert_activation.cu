@@ -3,7 +3,7 @@
 // so biases stay in the L1 cache.
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/expert_of.h"
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 #include "ops/cuda/sigmoid.h"
 #include "ops/expert_checks.h"
 

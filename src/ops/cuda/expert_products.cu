@@ -1,5 +1,5 @@
 #include "ops/cuda/expert_products.h"
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 
 namespace so {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/expert_of.h"
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 #include "ops/expert_checks.h"
 
 namespace so {

@@ -4,7 +4,7 @@
 // which squares of fp32 are exact.
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 
 namespace so {
 namespace {

@@ -5,7 +5,7 @@
 #include "ops/checks.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 
 namespace so {
 namespace {

@@ -3,7 +3,7 @@
 // rows of the expert begin, and which of them a pair gets, from a bit for each token of the piece.
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 #include "ops/expert_checks.h"
 
 namespace so {

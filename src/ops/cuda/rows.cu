@@ -1,4 +1,4 @@
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 #include "ops/cuda/rows.h"
 
 namespace so {

@@ -1,7 +1,7 @@
 // The sigmoid of activations, in kernels. Included by .cu files only.
 #pragma once
 
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 
 namespace so::kernel {
 

@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "device/cuda/cuda_device.h"
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 #include "optim/cuda/cuda.h"
 
 namespace so {

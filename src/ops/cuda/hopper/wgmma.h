@@ -5,7 +5,7 @@
 // piece i of row r is at i ^ (r % 8). A part begins at a multiple of 1024 bytes.
 #pragma once
 
-#include "ops/cuda/kernel.h"
+#include "device/cuda/kernel.h"
 
 namespace so::hopper {
 

@@ -1,0 +1,28 @@
+// State that holds Inf or NaN is neither saved nor used.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <stdexcept>
+#include <string_view>
+
+#include "base/dtype.h"
+
+namespace so {
+
+// A run's state is not fit to be saved. Not an Error, since neither an option nor a file is wrong: exit_failure.
+class Divergence : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Before values of a tensor are written to a file of `directory`. Throws Divergence naming the tensor, what of it is
+// written ("weight", "first moment", ...), and that nothing was saved, if one is Inf or NaN.
+void require_finite_for_save(DType dtype, const void* values, std::size_t count, std::string_view tensor,
+                             std::string_view what, const std::filesystem::path& directory);
+
+// Before values that were read are used. Throws Error naming file and tensor if one is Inf or NaN.
+void require_finite_as_read(std::span<const float> values, std::string_view tensor, const std::filesystem::path& file);
+
+}  // namespace so
