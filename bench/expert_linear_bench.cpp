@@ -18,7 +18,7 @@
 
 #include "device/device.h"
 #include "ops/ops.h"
-#include "train/measure.h"
+#include "plan/machine/measure.h"
 
 namespace so::bench {
 namespace {

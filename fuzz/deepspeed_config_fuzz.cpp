@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "train/deepspeed_config.h"
+#include "options/deepspeed_config.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace so;

@@ -3,7 +3,7 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "train/trainer_state.h"
+#include "checkpoint/trainer_state.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   so::TrainerState state;

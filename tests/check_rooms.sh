@@ -1,25 +1,59 @@
 #!/bin/sh
-# Fails if a room includes a room above it (the order is that of docs/architecture.md).
+# Fails if a source includes a room that its own room does not use, if a room declares a use that no source has, or if a
+# source lies in no room. The graph is the one that the build declares, in cmake/rooms.cmake.
 # usage: check_rooms.sh SRC_DIR
 set -eu
 cd "$1"
-rooms="base device ops optim parallel offload plan model data io train cli"
-allowed=""
-status=0
-for room in $rooms; do
-  allowed="$allowed $room"
-  [ -d "$room" ] || continue
-  for target in $rooms; do
-    case " $allowed " in *" $target "*) continue ;; esac
-    if grep -rnE "#include \"$target/" "$room" --include='*.h' --include='*.cpp' --include='*.cu' --include='*.cuh'; then
-      echo "check_rooms: '$room' may not include '$target'" >&2
-      status=1
-    fi
-  done
-done
-# Device differences stay behind device/ and ops/.
-if grep -rnE '#include "(device|ops)/cpu/' model offload plan data io train 2>/dev/null | grep -v '^model/.*_test'; then
+graph=$(tr '\n' ' ' <../cmake/rooms.cmake | sed 's/so_room(/\n&/g' | sed -n 's/^so_room(\([^)]*\)).*/\1/p')
+grep -rnE '^#include "' . --include='*.h' --include='*.cpp' --include='*.cu' --include='*.cuh' | sed 's|^\./||' |
+  awk -v graph="$graph" '
+    # The longest declared folder that holds the path; empty: none.
+    function room_of(path,    folder) {
+      folder = path
+      while (sub("/[^/]*$", "", folder)) if (folder in declared) return folder
+      return ""
+    }
+    BEGIN {
+      lines = split(graph, line, "\n")
+      for (l = 1; l <= lines; l++) {
+        words = split(line[l], word, " ")
+        if (words == 0) continue
+        declared[word[1]] = 1
+        uses = 0
+        for (w = 2; w <= words; w++) {
+          if (word[w] == "USES") uses = 1
+          else if (word[w] == "LIBRARIES") uses = 0
+          else if (uses) may[word[1], word[w]] = 1
+        }
+      }
+    }
+    {
+      split($0, part, ":")
+      source = part[1]
+      header = $0
+      sub("^[^\"]*\"", "", header)
+      sub("\".*", "", header)
+      from = room_of(source)
+      if (from == "") { print source ": lies in no room of cmake/rooms.cmake"; bad = 1; next }
+      to = room_of(header)
+      if (to == "" || to == from || to == "base") next
+      used[from, to] = 1
+      if (!((from, to) in may)) { print source ":" part[2] ": " from " may not include " to " (" header ")"; bad = 1 }
+    }
+    END {
+      for (pair in may) if (!(pair in used)) {
+        split(pair, ends, SUBSEP)
+        print "cmake/rooms.cmake: " ends[1] " declares that it uses " ends[2] ", and does not"
+        bad = 1
+      }
+      exit bad
+    }' || {
+  echo "check_rooms: see cmake/rooms.cmake and docs/architecture.md" >&2
+  exit 1
+}
+# Differences between devices stay behind device/ and ops/.
+if grep -rnE '#include "(device|ops)/(cpu|cuda)/' . --include='*.h' --include='*.cpp' |
+  sed 's|^\./||' | grep -vE '^(device|ops|optim)/'; then
   echo "check_rooms: a backend's header is included above ops/" >&2
-  status=1
+  exit 1
 fi
-exit $status

@@ -10,11 +10,11 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/progress.h"
-#include "data/cache_directory.h"
-#include "data/hash.h"
 #include "data/records.h"
+#include "io/cache_directory.h"
 
 namespace so {
 namespace {

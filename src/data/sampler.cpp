@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "data/hash.h"
+#include "base/hash.h"
 
 namespace so {
 namespace {

@@ -50,7 +50,7 @@ struct RunTotals {
 
 // A figure of a run as it was planned, and as it came.
 struct PlannedFigure {
-  std::string name;  // as train/plan_comparison.h has them
+  std::string name;  // as plan/plan_comparison.h has them
   double planned = 0, measured = 0;
   double difference() const { return measured / planned - 1; }  // as a share of what was planned; not finite for 0
 };

@@ -17,7 +17,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/file_system.h"
-#include "data/hash.h"
+#include "base/hash.h"
 
 namespace so {
 namespace {

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "base/weight_piece.h"
 #include "device/device.h"
 #include "io/safetensors.h"
-#include "offload/weight_piece.h"
 
 namespace so {
 

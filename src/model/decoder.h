@@ -10,8 +10,8 @@
 #include "device/arena.h"
 #include "model/parameters.h"
 #include "model/spec.h"
-#include "offload/activation_store.h"
-#include "offload/parameter_source.h"
+#include "offload/memory/activation_store.h"
+#include "offload/memory/parameter_source.h"
 #include "ops/ops.h"
 
 namespace so {
@@ -40,7 +40,7 @@ enum class Keep : std::uint8_t {
           // Experts' inputs and activations are never kept
   no_gate_up,  // nor the gate and up projections, whose matrix product is run again
   input,       // only the layer's input: all but the last product is run again
-  host,        // the same in host memory (offload/activation_store.h)
+  host,        // the same in host memory (offload/memory/activation_store.h)
 };
 std::string_view name_of(Keep keep);
 // Layers that keep their input in host memory, of what each of a model's layers keeps.

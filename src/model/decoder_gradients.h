@@ -2,7 +2,7 @@
 #pragma once
 
 #include "model/parameters.h"
-#include "offload/parameter_source.h"
+#include "offload/memory/parameter_source.h"
 #include "ops/ops.h"
 
 namespace so {

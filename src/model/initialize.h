@@ -5,7 +5,7 @@
 #include <span>
 
 #include "model/spec.h"
-#include "offload/parameter_layout.h"
+#include "offload/schedule/parameter_layout.h"
 
 namespace so {
 

@@ -7,7 +7,7 @@
 
 #include "model/families/family.h"
 #include "model/spec.h"
-#include "offload/parameter_layout.h"
+#include "offload/schedule/parameter_layout.h"
 
 namespace so {
 

@@ -4,9 +4,9 @@
 
 #include "base/tensor.h"
 #include "base/thread_pool.h"
-#include "offload/bucket.h"
-#include "offload/optimizer_state.h"
-#include "offload/parameter_layout.h"
+#include "offload/memory/optimizer_state.h"
+#include "offload/schedule/bucket.h"
+#include "offload/schedule/parameter_layout.h"
 #include "optim/adamw.h"
 
 namespace so {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "device/device.h"
-#include "offload/wait_reason.h"
+#include "offload/schedule/wait_reason.h"
 
 namespace so {
 

@@ -16,23 +16,23 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "offload/bucket.h"
+#include "base/weight_piece.h"
 #include "offload/device_waits.h"
-#include "offload/device_weights.h"
 #include "offload/host_optimizer.h"
-#include "offload/optimizer_state.h"
-#include "offload/parameter_source.h"
+#include "offload/memory/device_weights.h"
+#include "offload/memory/optimizer_state.h"
+#include "offload/memory/parameter_source.h"
+#include "offload/memory/state_transfer.h"
+#include "offload/memory/unit_array.h"
+#include "offload/memory/weight_stream.h"
 #include "offload/save_gate.h"
-#include "offload/schedule.h"
-#include "offload/state_transfer.h"
-#include "offload/unit_array.h"
-#include "offload/update_policy.h"
+#include "offload/schedule/bucket.h"
+#include "offload/schedule/schedule.h"
+#include "offload/schedule/update_policy.h"
 #include "offload/verdict.h"
-#include "offload/weight_piece.h"
-#include "offload/weight_stream.h"
 #include "optim/adamw.h"
 #include "optim/device_adamw.h"
-#include "parallel/communicator.h"
+#include "ranks/communicator.h"
 
 namespace so {
 
@@ -49,7 +49,7 @@ struct EngineSettings {
   // as they are complete. For steps of one micro-batch.
   bool transient_gradients = false;
   // Device memory for host memory and the link: so many host-owned units' weights lie in host memory and stream to the
-  // device ahead of each use (offload/streamed_units.h).
+  // device ahead of each use (offload/schedule/streamed_units.h).
   int streamed_units = 0;
   CastSide cast = CastSide::host;
   std::int64_t bucket_elements = 0;  // at most; a multiple of ParameterLayout::alignment

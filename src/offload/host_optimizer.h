@@ -18,16 +18,16 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "offload/bucket.h"
 #include "offload/bucket_update.h"
-#include "offload/device_weights.h"
-#include "offload/host_schedule.h"
-#include "offload/optimizer_state.h"
+#include "offload/memory/device_weights.h"
+#include "offload/memory/optimizer_state.h"
+#include "offload/memory/staging_ring.h"
+#include "offload/memory/unit_array.h"
+#include "offload/memory/weight_stream.h"
 #include "offload/save_gate.h"
-#include "offload/staging_ring.h"
-#include "offload/unit_array.h"
-#include "offload/update_policy.h"
-#include "offload/weight_stream.h"
+#include "offload/schedule/bucket.h"
+#include "offload/schedule/host_schedule.h"
+#include "offload/schedule/update_policy.h"
 #include "optim/adamw.h"
 
 namespace so {

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "ops/ops.h"
-#include "parallel/communicator.h"
+#include "ranks/communicator.h"
 
 namespace so {
 

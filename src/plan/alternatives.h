@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "options/plan_choice.h"
 #include "plan/offload_plan.h"
-#include "plan/plan_choice.h"
 
 namespace so {
 

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "device/device.h"
-#include "plan/host_memory.h"
+#include "plan/machine/host_memory.h"
 
 namespace so {
 

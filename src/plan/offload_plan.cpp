@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
-#include "offload/streamed_units.h"
+#include "offload/schedule/streamed_units.h"
 
 namespace so {
 namespace {

@@ -15,8 +15,8 @@
 
 #include "base/error.h"
 #include "offload/engine.h"
-#include "plan/rates.h"
-#include "plan/simulator.h"
+#include "plan/machine/rates.h"
+#include "plan/simulate/simulator.h"
 
 namespace so {
 
@@ -28,7 +28,7 @@ inline std::size_t beyond(std::size_t bytes, std::size_t limit) { return bytes >
 // are close, the host, whose way takes less pinned memory. `state_bytes` as in OffloadInputs.
 CastSide choose_cast(const MachineRates& rates, double state_bytes);
 
-// One unit of the forward pass (offload/parameter_layout.h) and one micro-batch: FLOPs of a large matrix product that
+// One unit of the forward pass (offload/schedule/parameter_layout.h) and one micro-batch: FLOPs of a large matrix product that
 // would take as long, what memory-bound work reads and writes, and kernels of any kind.
 struct UnitWork {
   std::int64_t elements = 0;
@@ -97,7 +97,7 @@ struct StepEstimate {
   double host_adamw_seconds = 0;  // that it does so
 };
 
-// What a step is made of for the simulator (plan/simulator.h). An element of AdamW moves 2 s + g + w bytes of host
+// What a step is made of for the simulator (plan/simulate/simulator.h). An element of AdamW moves 2 s + g + w bytes of host
 // memory (s, g, w: its state, gradient and weight): old state read, new state written. The link's copies of gradient
 // and weight move g + w bytes more. What is previewed has s + g + w bytes of that done for its weights and 2 s + g
 // later for its state.

@@ -5,7 +5,7 @@
 #include "base/units.h"
 #include "model/parameters.h"
 #include "plan/offload_plan.h"
-#include "train/plan_comparison.h"
+#include "plan/plan_comparison.h"
 
 namespace so {
 namespace {

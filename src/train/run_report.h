@@ -9,10 +9,10 @@
 #include "device/device.h"
 #include "io/metrics.h"
 #include "model/spec.h"
-#include "offload/parameter_layout.h"
-#include "train/planning_machine.h"
-#include "train/train_options.h"
-#include "train/training_plan.h"
+#include "offload/schedule/parameter_layout.h"
+#include "options/train_options.h"
+#include "plan/machine/planning_machine.h"
+#include "plan/training_plan.h"
 
 namespace so {
 

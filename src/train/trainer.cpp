@@ -10,14 +10,14 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/units.h"
+#include "checkpoint/export.h"
 #include "io/trace_file.h"
 #include "model/flops.h"
 #include "model/rope.h"
-#include "parallel/communicator.h"
+#include "offload/engine_report.h"
+#include "plan/machine/measure.h"
+#include "ranks/communicator.h"
 #include "train/divergence.h"
-#include "train/engine_report.h"
-#include "train/export.h"
-#include "train/measure.h"
 
 namespace so {
 namespace {

@@ -8,27 +8,27 @@
 #include <span>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/output_directory.h"
+#include "checkpoint/run_length.h"
+#include "checkpoint/trainer_state.h"
 #include "data/batches.h"
 #include "data/token_cache.h"
 #include "device/trace.h"
 #include "io/metrics.h"
 #include "io/tensorboard.h"
+#include "model/batch_upload.h"
 #include "model/decoder.h"
 #include "offload/engine.h"
+#include "ops/runtime.h"
 #include "optim/lr_schedule.h"
-#include "train/batch_upload.h"
-#include "train/checkpoint.h"
+#include "options/train_options.h"
+#include "plan/plan_comparison.h"
+#include "plan/plan_review.h"
+#include "plan/training_plan.h"
 #include "train/interrupt.h"
-#include "train/output_directory.h"
-#include "train/plan_comparison.h"
-#include "train/plan_review.h"
 #include "train/progress.h"
-#include "train/run_length.h"
 #include "train/run_totals.h"
-#include "train/runtime.h"
-#include "train/train_options.h"
-#include "train/trainer_state.h"
-#include "train/training_plan.h"
 
 namespace so {
 

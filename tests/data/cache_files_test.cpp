@@ -6,8 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data/cache_directory.h"
 #include "data_test_util.h"
+#include "io/cache_directory.h"
 
 namespace so {
 namespace {

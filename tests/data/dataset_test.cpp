@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "base/progress.h"
-#include "data/cache_directory.h"
 #include "data_test_util.h"
+#include "io/cache_directory.h"
 
 namespace so {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "data/hash.h"
+#include "base/hash.h"
 #include "data_test_util.h"
 
 namespace so {

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "data/hash.h"
+#include "base/hash.h"
 #include "support/errors.h"
 #include "support/files.h"
 

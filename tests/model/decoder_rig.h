@@ -21,7 +21,7 @@
 #include "model/decoder.h"
 #include "model/parameters.h"
 #include "model/rope.h"
-#include "offload/device_weights.h"
+#include "offload/memory/device_weights.h"
 #include "support/random_tensors.h"
 #include "support/safetensors_reader.h"
 

@@ -1,5 +1,5 @@
 // What a pass writes forward it finds again backward, through host memory for all but the last.
-#include "offload/activation_store.h"
+#include "offload/memory/activation_store.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "offload/bucket.h"
+#include "offload/schedule/bucket.h"
 
 #include <gtest/gtest.h>
 

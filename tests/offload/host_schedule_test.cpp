@@ -1,5 +1,5 @@
 // What the host does next, and what becomes of it: without threads, so that every order is one that the test chose.
-#include "offload/host_schedule.h"
+#include "offload/schedule/host_schedule.h"
 
 #include <gtest/gtest.h>
 

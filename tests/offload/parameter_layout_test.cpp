@@ -1,4 +1,4 @@
-#include "offload/parameter_layout.h"
+#include "offload/schedule/parameter_layout.h"
 
 #include <gtest/gtest.h>
 

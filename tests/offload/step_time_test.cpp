@@ -1,4 +1,4 @@
-#include "offload/step_time.h"
+#include "offload/schedule/step_time.h"
 
 #include <gtest/gtest.h>
 

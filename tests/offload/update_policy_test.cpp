@@ -1,4 +1,4 @@
-#include "offload/update_policy.h"
+#include "offload/schedule/update_policy.h"
 
 #include <gtest/gtest.h>
 

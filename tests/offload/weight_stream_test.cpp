@@ -1,6 +1,6 @@
 // The order in which streamed weights travel: each use finds its unit, nothing travels twice without need, and what
 // comes next is on its way before it is asked for.
-#include "offload/weight_stream.h"
+#include "offload/memory/weight_stream.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Hardware files: what is written reads back, and what is not one is refused by key.
-#include "plan/hardware.h"
+#include "plan/machine/hardware.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Steps played in virtual time against the same worked out by hand.
-#include "plan/simulator.h"
+#include "plan/simulate/simulator.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // A simulated step as people see it.
-#include "plan/timeline.h"
+#include "plan/simulate/timeline.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "data/hash.h"
+#include "base/hash.h"
 
 namespace so {
 

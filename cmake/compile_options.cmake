@@ -1,0 +1,29 @@
+# so_compile_options: what every target of the project compiles and links with.
+add_library(so_compile_options INTERFACE)
+get_filename_component(so_sources ${CMAKE_CURRENT_LIST_DIR}/../src ABSOLUTE)  # of tests/aarch64 too
+target_include_directories(so_compile_options INTERFACE ${so_sources})
+target_compile_definitions(so_compile_options INTERFACE SO_VERSION="${PROJECT_VERSION}")
+set(warnings -Wall -Wextra -Wshadow -Wno-missing-field-initializers)
+# The optimizer's results must not depend on what a compiler likes to contract: fused multiply-adds are written out.
+target_compile_options(so_compile_options INTERFACE
+  $<$<COMPILE_LANGUAGE:C,CXX>:${warnings};-Wpedantic;-Wnon-virtual-dtor;-ffp-contract=off>)
+if(SO_HAVE_CUDA)
+  string(JOIN "," host_warnings ${warnings})
+  # fmt takes its constexpr away under nvcc, which then fails on its consteval.
+  target_compile_options(so_compile_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${host_warnings};-DFMT_USE_CONSTEXPR=1;-lineinfo>)
+endif()
+target_link_libraries(so_compile_options INTERFACE Threads::Threads)
+
+# Highway compiles a kernel once for each instruction set. On x86-64 these are enough: the baseline for any machine, AVX2,
+# and AVX-512; the others would be the same code for our kernels. A value for HWY_DISABLED_TARGETS.
+set(so_highway_disabled "(HWY_SSSE3|HWY_SSE4|HWY_AVX3_DL)")
+
+if(SO_SANITIZE)
+  # -O1: half the time to compile, and clearer reports.
+  target_compile_options(so_compile_options INTERFACE -O1 -fsanitize=${SO_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(so_compile_options INTERFACE -fsanitize=${SO_SANITIZE})
+endif()
+if(SO_FUZZ)
+  target_compile_options(so_compile_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()

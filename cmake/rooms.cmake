@@ -1,0 +1,24 @@
+# The rooms: each folder of src/ that is named here is a library, and may include the rooms that it USES and no others;
+# tests/check_rooms.sh holds the sources to it, and to using what is declared. Every room uses base. A room inside
+# another (offload/schedule) can be used without the outer one. Lowest first; docs/architecture.md says what each holds.
+so_room(base LIBRARIES nlohmann_json::nlohmann_json PkgConfig::hwloc PkgConfig::xxhash)
+so_room(device LIBRARIES CUDA)
+so_room(ranks)
+so_room(data/tokenizer LIBRARIES nlohmann_json::nlohmann_json PkgConfig::pcre2 PkgConfig::utf8proc)
+so_room(io USES device LIBRARIES nlohmann_json::nlohmann_json)
+so_room(optim USES device LIBRARIES PkgConfig::hwy CUDA)
+so_room(ops USES device LIBRARIES so_dnnl PkgConfig::hwy CUDA)
+so_room(data USES io data/tokenizer LIBRARIES simdjson::simdjson nlohmann_json::nlohmann_json)
+so_room(offload/schedule USES device optim)
+so_room(offload/memory USES device ops optim offload/schedule)
+so_room(offload USES device ops optim ranks offload/schedule offload/memory)
+so_room(model USES device ops data offload/schedule offload/memory LIBRARIES nlohmann_json::nlohmann_json)
+so_room(plan/machine USES device io ops optim offload/memory LIBRARIES nlohmann_json::nlohmann_json)
+so_room(plan/simulate USES device offload/schedule)
+so_room(options USES device optim model plan/machine LIBRARIES nlohmann_json::nlohmann_json)
+so_room(checkpoint USES data io model offload offload/schedule options LIBRARIES nlohmann_json::nlohmann_json)
+so_room(plan USES data device io ranks model offload offload/schedule offload/memory options checkpoint plan/machine
+  plan/simulate)
+so_room(train USES data device io ops optim ranks model offload offload/schedule options checkpoint plan plan/machine)
+so_room(commands USES data data/tokenizer device io ops optim ranks model offload offload/memory options checkpoint plan
+  plan/machine plan/simulate train LIBRARIES CLI11::CLI11 nlohmann_json::nlohmann_json)

@@ -1,0 +1,58 @@
+// Checkpoints: written in the background while training goes on, read to resume.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <mutex>
+#include <thread>
+
+#include "checkpoint/checkpoint_directory.h"
+#include "checkpoint/model_files.h"
+#include "checkpoint/trainer_state.h"
+#include "offload/engine.h"
+
+namespace so {
+
+// A checkpoint directory holds a Hugging Face model (loadable as such), and by parameter, not by rank or bucket:
+// exp_avg.safetensors and exp_avg_sq.safetensors (AdamW's moments, fp32), master.safetensors (fp32 weights, unless the
+// model's own are), and trainer_state.json. It appears whole or not at all.
+class CheckpointWriter {
+ public:
+  CheckpointWriter(OffloadEngine& engine, const ModelFiles& source, CheckpointDirectory directory,
+                   int save_total_limit);
+  ~CheckpointWriter();  // waits; logs a failure that nobody asked for
+
+  // Begins to write checkpoint-<state.step> from the state as it is now and returns; a bucket's next update waits
+  // until the bucket has been written. Waits for the save before, if it still runs. Throws what that one failed with.
+  // The save fails if it would leave less than `room` bytes free, so that other files have their place.
+  void start(const TrainerState& state, std::uint64_t room = 0);
+  // Waits until nothing is being written. Throws Error if the last save failed; earlier checkpoints are untouched.
+  void wait();
+
+  // Bytes of one checkpoint's weights and optimizer state.
+  std::uint64_t bytes() const;
+
+ private:
+  void write(const TrainerState& state, std::uint64_t room);
+  void show_progress();  // until the thread has written its checkpoint
+
+  OffloadEngine& engine_;
+  const ModelFiles& source_;
+  const CheckpointDirectory directory_;
+  const int save_total_limit_;
+  std::thread thread_;
+  std::mutex mutex_;  // of what the thread has done
+  std::condition_variable ended_;
+  bool writing_ = false;
+  std::int64_t written_elements_ = 0;
+  std::exception_ptr error_;
+};
+
+// Fills the engine's optimizer state from a checkpoint, whoever owned it when that was written, and the weights on the
+// device. `compute` is the model's stream. Throws Error naming the file and tensor if it is not one of this model and
+// dtype.
+void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& engine, Stream& compute, ThreadPool& pool);
+
+}  // namespace so

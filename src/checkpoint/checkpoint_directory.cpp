@@ -1,0 +1,104 @@
+#include "checkpoint/checkpoint_directory.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/units.h"
+#include "io/atomic_directory.h"
+
+namespace so {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view prefix = "checkpoint-";
+
+std::optional<std::int64_t> step_of(std::string_view name) {
+  if (!name.starts_with(prefix)) return std::nullopt;
+  name.remove_prefix(prefix.size());
+  std::int64_t step = 0;
+  const auto [stop, error] = std::from_chars(name.data(), name.data() + name.size(), step);
+  if (error != std::errc() || stop != name.data() + name.size() || step < 0) return std::nullopt;
+  if (name != std::to_string(step)) return std::nullopt;  // checkpoint-007 is none of ours
+  return step;
+}
+
+}  // namespace
+
+fs::path CheckpointDirectory::path_of(std::int64_t step) const {
+  SO_CHECK(step >= 0, "step {}", step);
+  return path_ / fmt::format("{}{}", prefix, step);
+}
+
+std::vector<Checkpoint> CheckpointDirectory::list() const {
+  std::vector<Checkpoint> found;
+  std::error_code error;
+  fs::directory_iterator entries(path_, error);
+  if (error == std::errc::no_such_file_or_directory) return found;
+  if (error) fail_io("list", path_, error.value());
+  for (const auto& entry : entries) {
+    const auto step = step_of(entry.path().filename().string());
+    if (step && fs::is_regular_file(entry.path() / "trainer_state.json", error)) found.push_back({*step, entry.path()});
+  }
+  std::sort(found.begin(), found.end(), [](const Checkpoint& a, const Checkpoint& b) { return a.step < b.step; });
+  return found;
+}
+
+std::optional<Checkpoint> CheckpointDirectory::latest() const {
+  auto all = list();
+  if (all.empty()) return std::nullopt;
+  return std::move(all.back());
+}
+
+std::optional<Checkpoint> CheckpointDirectory::latest_up_to(std::int64_t step) const {
+  auto all = list();
+  std::erase_if(all, [&](const Checkpoint& checkpoint) { return checkpoint.step > step; });
+  if (all.empty()) return std::nullopt;
+  return std::move(all.back());
+}
+
+std::vector<Checkpoint> CheckpointDirectory::rotate(int save_total_limit,
+                                                    const std::function<bool(const Checkpoint&)>& removable) const {
+  if (save_total_limit <= 0) return {};
+  auto all = list();
+  const auto keep = static_cast<std::size_t>(save_total_limit);
+  if (all.size() <= keep) return {};
+  all.resize(all.size() - keep);
+  if (removable) std::erase_if(all, [&](const Checkpoint& checkpoint) { return !removable(checkpoint); });
+  for (const Checkpoint& checkpoint : all) remove_directory_atomically(checkpoint.path);
+  return all;
+}
+
+void require_writable(const fs::path& directory) {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error) fail_io("create directory", directory, error.value());
+  if (!fs::is_directory(directory, error)) {
+    fail("{} is not a directory; choose another output directory", printable_path(directory));
+  }
+  const fs::path probe = directory / fmt::format(".write-test-{}", ::getpid());
+  try {
+    File file = File::create(probe);
+    file.write_all(std::string_view("x"));
+    file.close();
+  } catch (...) {
+    ::unlink(probe.c_str());
+    throw;
+  }
+  if (::unlink(probe.c_str()) != 0) fail_io("remove", probe, errno);
+}
+
+void require_free_space(const fs::path& path, std::uint64_t bytes) {
+  const std::uint64_t available = free_space(path);
+  if (available < bytes) {
+    fail("no space left on {}: needs {}, {} free, {} missing; free some space or choose another directory",
+         printable_path(path), format_bytes(bytes), format_bytes(available), format_bytes(bytes - available));
+  }
+}
+
+}  // namespace so

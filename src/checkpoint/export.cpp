@@ -1,0 +1,153 @@
+#include "checkpoint/export.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/file_system.h"
+#include "base/json_text.h"
+#include "base/progress.h"
+#include "base/units.h"
+#include "checkpoint/finite_state.h"
+#include "checkpoint/output_contents.h"
+#include "io/atomic_directory.h"
+#include "io/checksums.h"
+#include "io/own_files.h"
+
+namespace so {
+
+namespace {
+
+std::vector<TensorSpec> exported_tensors(const ModelFiles& source, DType dtype) {
+  std::vector<TensorSpec> specs = tensor_specs(source.layout(), dtype);
+  for (const ParameterFiles::Copy& copy : source.files().copies())
+    specs.push_back({copy.name, dtype, source.layout().parameter(copy.parameter).shape});
+  return specs;
+}
+
+}  // namespace
+
+std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype) {
+  std::vector<TensorSpec> specs;
+  for (const Parameter& p : layout.parameters()) specs.push_back({p.name, dtype, p.shape});
+  return specs;
+}
+
+std::uint64_t exported_bytes(const ModelFiles& source, DType dtype) {
+  std::uint64_t bytes = 0;
+  for (const TensorSpec& spec : exported_tensors(source, dtype)) bytes += spec.bytes();
+  return bytes;
+}
+
+std::string config_with_dtype(const std::string& config_json, DType dtype) {
+  const HeldNumbers held(config_json);
+  auto config = nlohmann::ordered_json::parse(held.text());
+  const bool old_name = config.contains("torch_dtype");
+  if (old_name) config["torch_dtype"] = std::string(name_of(dtype));
+  if (!old_name || config.contains("dtype")) config["dtype"] = std::string(name_of(dtype));
+  config.erase("quantization_config");
+  return held.restored(config.dump(2)) + "\n";
+}
+
+void for_each_part(const ParameterLayout& layout, Range range, const std::function<void(int, Range, Range)>& body) {
+  for (int p = layout.first_ending_after(range.begin); p < layout.count(); ++p) {
+    const Range own = layout.range(p);
+    if (own.begin >= range.end) break;
+    const Range flat{std::max(own.begin, range.begin), std::min(own.end, range.end)};
+    if (flat.size() > 0) body(p, {flat.begin - own.begin, flat.end - own.begin}, flat);
+  }
+}
+
+ModelExport::ModelExport(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
+                         const std::filesystem::path& destination, std::uint64_t max_shard_bytes)
+    : engine_(engine),
+      source_(source),
+      destination_(destination),
+      writer_(directory, exported_tensors(source, engine.compute_dtype()), max_shard_bytes) {
+  source.directory().copy_auxiliary_files(directory);
+  write_text_file_atomically(directory / "config.json",
+                             config_with_dtype(source.directory().config_json(), engine.compute_dtype()));
+}
+
+void ModelExport::write_bucket(const Bucket& bucket) {
+  const ParameterLayout& layout = engine_.layout();
+  const std::size_t size = size_of(engine_.compute_dtype());
+  std::vector<bf16> narrow;
+  const auto write_piece = [&](std::int64_t begin, std::span<const float> master) {
+    std::span<const std::byte> bytes = std::as_bytes(master);
+    if (engine_.compute_dtype() == DType::bf16) {
+      narrow.resize(master.size());
+      std::transform(master.begin(), master.end(), narrow.begin(), [](float x) { return bf16(x); });
+      bytes = std::as_bytes(std::span(narrow));
+    }
+    const Range piece{begin, begin + static_cast<std::int64_t>(master.size())};
+    for_each_part(layout, piece, [&](int p, Range inside, Range flat) {
+      const std::span<const std::byte> part = bytes.subspan(static_cast<std::size_t>(flat.begin - begin) * size,
+                                                            static_cast<std::size_t>(flat.size()) * size);
+      const std::uint64_t at = static_cast<std::uint64_t>(inside.begin) * size;
+      const std::string& name = layout.parameter(p).name;
+      require_finite_for_save(engine_.compute_dtype(), part.data(), part.size() / size, name, "weight", destination_);
+      writer_.write(name, at, part);
+      for (const ParameterFiles::Copy& copy : source_.files().copies())
+        if (copy.parameter == p) writer_.write(copy.name, at, part);
+    });
+  };
+  // In pieces, so that what is rounded takes no memory worth planning.
+  constexpr std::size_t at_once = std::size_t{1} << 18;
+  engine_.read_state(StateArray::master, bucket.range(), [&](std::int64_t begin, std::span<const float> master) {
+    for (std::size_t done = 0; done < master.size(); done += at_once)
+      write_piece(begin + static_cast<std::int64_t>(done),
+                  master.subspan(done, std::min(at_once, master.size() - done)));
+  });
+}
+
+void ModelExport::finish() { writer_.finish(); }
+
+void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
+                  std::uint64_t max_shard_bytes) {
+  AtomicDirectory staged(directory / "export");
+  ModelExport model(engine, source, staged.path(), directory, max_shard_bytes);
+  {
+    ProgressReport progress("writing the model");
+    std::int64_t done = 0;
+    for (const Bucket& bucket : engine.buckets()) {
+      model.write_bucket(bucket);
+      done += bucket.range().size();
+      progress.update(static_cast<double>(done) / static_cast<double>(engine.layout().elements()),
+                      format_bytes(static_cast<std::uint64_t>(done) * size_of(engine.compute_dtype())));
+    }
+  }
+  model.finish();
+  write_checksums(staged.path(), {{}, model.checksums()});
+
+  put_model_into(staged.path(), directory);
+}
+
+void put_model_into(const std::filesystem::path& staged, const std::filesystem::path& directory) {
+  const OwnFiles own(directory);
+  const FileNames names = files_in(staged);
+  std::vector<std::string> files(names.begin(), names.end());
+  // Weights, then the small files, config.json last: who sees a new config.json sees its weights.
+  std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) {
+    const auto rank = [](const std::filesystem::path& f) {
+      return f == "config.json" ? 2 : f.extension() == ".safetensors" ? 0 : 1;
+    };
+    return rank(a) != rank(b) ? rank(a) < rank(b) : a < b;
+  });
+  // Weight files of our earlier model that this one does not replace would contradict it.
+  FileNames stale;
+  for (const std::string& name : own.read().value_or(FileNames()))
+    if (is_weight_file_name(name) && !names.contains(name)) stale.insert(name);
+  own.add(names);
+  if (!stale.empty()) own.remove(stale);
+  for (const std::string& name : files) {
+    if (const auto folder = std::filesystem::path(name).parent_path(); !folder.empty())
+      make_directories(directory / folder);
+    rename_path(staged / name, directory / name);
+  }
+  fsync_directory(directory);
+}
+
+}  // namespace so

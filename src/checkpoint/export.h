@@ -1,0 +1,61 @@
+// Writing the engine's weights as a Hugging Face model directory.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "checkpoint/model_files.h"
+#include "offload/engine.h"
+
+namespace so {
+
+// Streams bucket by bucket, so that the engine may go on as soon as it has passed a bucket (OffloadEngine::gate()).
+class ModelExport {
+ public:
+  // Weights in the engine's compute dtype under the names and in the shapes of `source`, a tied embedding also under
+  // a second name if it has one there; config.json with that dtype noted; and the auxiliary files. What was quantised
+  // is written as the rest. Claims the space for the weights in `directory`, in files of at most so many bytes of
+  // tensors (but for a tensor that is larger). `destination` is what messages call the directory, which may have a
+  // temporary name until it is whole.
+  ModelExport(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
+              const std::filesystem::path& destination, std::uint64_t max_shard_bytes = default_max_shard_bytes);
+
+  // Throws Divergence if a weight is not finite.
+  void write_bucket(const Bucket& bucket);
+  void finish();  // every bucket was written: completes the files
+  std::map<std::string, FileChecksum> checksums() const { return writer_.checksums(); }  // of the weights' files, then
+
+ private:
+  OffloadEngine& engine_;
+  const ModelFiles& source_;
+  const std::filesystem::path destination_;
+  HfModelWriter writer_;
+};
+
+// For each parameter that meets `range`: body(parameter index, range of elements inside the parameter, the same in the
+// flat range).
+void for_each_part(const ParameterLayout& layout, Range range,
+                   const std::function<void(int parameter, Range inside, Range flat)>& body);
+
+// Tensors of `layout` as files list them.
+std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype);
+
+// config.json with "dtype" or "torch_dtype", whichever it uses ("dtype" if neither), set to `dtype`, and without
+// "quantization_config", since weights are written unquantised; everything else and its order kept.
+std::string config_with_dtype(const std::string& config_json, DType dtype);
+
+// Bytes of the tensors that export_model() writes.
+std::uint64_t exported_bytes(const ModelFiles& source, DType dtype);
+
+// Puts the engine's weights, as they are now, into `directory` itself, beside checkpoints and metrics: first under a
+// temporary name, then file by file, config.json last. Throws Divergence, and changes nothing, if a weight is not
+// finite.
+void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
+                  std::uint64_t max_shard_bytes = default_max_shard_bytes);
+
+// Moves the files of a finished model out of `staged`, on the same file system, into `directory`, config.json last.
+// They are recorded as ours (io/own_files.h) before they appear; recorded weight files that the model does not have go.
+void put_model_into(const std::filesystem::path& staged, const std::filesystem::path& directory);
+
+}  // namespace so

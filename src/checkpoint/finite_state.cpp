@@ -1,0 +1,27 @@
+#include "checkpoint/finite_state.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/finite.h"
+
+namespace so {
+
+void require_finite_for_save(DType dtype, const void* values, std::size_t count, std::string_view tensor,
+                             std::string_view what, const std::filesystem::path& directory) {
+  const std::size_t at = find_non_finite(dtype, values, count);
+  if (at == count) return;
+  throw Divergence(fmt::format(
+      "{} was not written: a {} of '{}' is not finite, so the run has diverged; what was saved before it is "
+      "untouched; lower --lr, or look at the data",
+      printable_path(directory), what, tensor));
+}
+
+void require_finite_as_read(std::span<const float> values, std::string_view tensor, const std::filesystem::path& file) {
+  if (find_non_finite(values) == values.size()) return;
+  fail("{}: tensor '{}' holds numbers that are not finite; resume from an earlier checkpoint", printable_path(file),
+       tensor);
+}
+
+}  // namespace so

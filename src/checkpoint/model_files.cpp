@@ -1,0 +1,114 @@
+#include "checkpoint/model_files.h"
+
+#include <exception>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "base/error.h"
+#include "base/file_system.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "base/units.h"
+#include "model/config.h"
+#include "model/parameters.h"
+
+namespace so {
+namespace {
+
+// Some files repeat a tied embedding as the output projection.
+std::vector<ParameterFiles::Copy> possible_copies(const DecoderSpec& spec, const ParameterLayout& layout) {
+  if (!spec.tied_embeddings) return {};
+  return {{"lm_head.weight", make_parameter_index(spec, layout).embedding}};
+}
+
+}  // namespace
+
+bool has_weight_files(const std::filesystem::path& directory) {
+  if (!is_directory_path(directory)) return false;
+  for (const std::filesystem::path& entry : entries_of(directory)) {
+    const std::string name = entry.filename().string();
+    for (const std::string_view suffix : {".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json"})
+      if (name.ends_with(suffix)) return true;
+  }
+  return false;
+}
+
+DecoderSpec read_spec(const std::filesystem::path& directory) {
+  if (!is_directory_path(directory))
+    fail("{}: no such directory; --model takes a Hugging Face model directory", directory.string());
+  return read_decoder_spec(directory / "config.json");
+}
+
+std::int64_t resolve_max_length(std::int64_t max_length, bool given, const DecoderSpec& spec,
+                                const std::filesystem::path& directory) {
+  if (max_length <= spec.max_positions) return max_length;
+  if (given)
+    fail("--max_length {}: the model's limit is {} (max_position_embeddings in {}/config.json)", max_length,
+         spec.max_positions, directory.string());
+  return spec.max_positions;
+}
+
+ModelFiles::ModelFiles(const std::filesystem::path& directory)
+    : directory_(directory),
+      spec_(read_decoder_spec(directory_.config_json(), (directory / "config.json").string())),
+      layout_(std::make_unique<ParameterLayout>(make_parameters(spec_))),
+      files_(directory_, *layout_, possible_copies(spec_, *layout_), spec_.architecture) {
+  for (const ParameterFiles::Copy& copy : files_.copies())
+    log_info("{}: {} is the embedding, since config.json ties them; the file repeats it", directory.string(),
+             copy.name);
+  if (files_.quantised() > 0)
+    log_info(
+        "{}: {} tensors are in MXFP4; they are widened, which is exact, and a trained model has them unquantised, "
+        "without "
+        "quantization_config in its config.json",
+        directory.string(), files_.quantised());
+}
+
+LoadingRing make_loading_ring(Device& device, const ParameterLayout& layout) {
+  return LoadingRing(device, LoadingRing::slot_bytes_for(layout.elements()), largest_packed_bytes(layout));
+}
+
+template <class Forms, class Place>
+void ModelFiles::stream_weights(Stream& stream, int readers, PageCache cache, NonFinite non_finite, const Forms& forms,
+                                const Place& place) const {
+  LoadingRing ring = make_loading_ring(stream.device(), *layout_);
+  // Whatever happens, the ring's memory goes only when no copy uses it.
+  struct Idle {
+    Stream& stream;
+    ~Idle() {
+      try {
+        stream.synchronize();
+      } catch (const std::exception& error) {
+        log_debug("{}: {}", stream.name(), error.what());  // thrown below, or the consequence of what is
+      }
+    }
+  } const idle{stream};
+  ShardReader reader(ring, files_.requests(forms), readers, cache, non_finite);
+  ProgressReport progress("loading weights");
+  const std::string size = format_bytes(reader.total_bytes());
+  while (const auto piece = reader.next()) {
+    place(*piece);
+    reader.release(stream);
+    progress.update(static_cast<double>(reader.bytes_given()) / static_cast<double>(reader.total_bytes()), size);
+  }
+  stream.synchronize();
+  // What lay on pages at the edges of pieces.
+  if (cache == PageCache::drop)
+    for (const SafetensorsReader& shard : directory_.shards()) shard.drop_cache();
+}
+
+void ModelFiles::load(OffloadEngine& engine, Stream& stream, ThreadPool& pool) const {
+  SO_CHECK(engine.layout().elements() == layout_->elements(), "an engine of another model");
+  stream_weights(
+      stream, pool.size(), PageCache::drop, NonFinite::refuse, [&](DType stored) { return engine.forms(stored); },
+      [&](const WeightPiece& piece) { engine.place_weights(stream, piece); });
+}
+
+void ModelFiles::load(DeviceWeights& weights, Stream& stream, ThreadPool& pool) const {
+  stream_weights(
+      stream, pool.size(), PageCache::keep, NonFinite::warn, [&](DType) { return weights.forms(); },
+      [&](const WeightPiece& piece) { weights.place(stream, piece); });
+}
+
+}  // namespace so

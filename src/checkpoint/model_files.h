@@ -1,0 +1,63 @@
+// A Hugging Face model directory as a decoder: spec, parameter layout, and the weights streamed into place.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "base/thread_pool.h"
+#include "checkpoint/parameter_files.h"
+#include "io/hf_directory.h"
+#include "io/shard_reader.h"
+#include "model/spec.h"
+#include "offload/engine.h"
+
+namespace so {
+
+class ModelFiles {
+ public:
+  // Opens and checks all: config, and every tensor's name, shape and dtype against the spec (checkpoint/parameter_files.h).
+  // Throws Error naming the file and tensor.
+  explicit ModelFiles(const std::filesystem::path& directory);
+
+  const DecoderSpec& spec() const { return spec_; }
+  const ParameterLayout& layout() const { return *layout_; }
+  const HfDirectory& directory() const { return directory_; }
+  const ParameterFiles& files() const { return files_; }
+
+  // Reads every parameter, shard by shard, and places it: in an engine as master weights, whoever owns them, and as
+  // weights in compute dtype; or as weights only. Through a ring of pinned memory (make_loading_ring()), so that the
+  // model is never whole in host memory on its way; as many threads read as `pool` has, within the ring's limit. The
+  // work is enqueued on `stream`; all of it is done on return. Shows progress when it takes long.
+  //
+  // Page cache: training reads a model once and needs the memory, so an engine's load gives pages back right behind it.
+  // What runs a model is often run again, so the other leaves them. Weights that are not finite: an engine's load
+  // refuses them, naming file and tensor; the other warns.
+  void load(OffloadEngine& engine, Stream& stream, ThreadPool& pool) const;
+  void load(DeviceWeights& weights, Stream& stream, ThreadPool& pool) const;
+
+ private:
+  template <class Forms, class Place>
+  void stream_weights(Stream& stream, int readers, PageCache cache, NonFinite non_finite, const Forms& forms,
+                      const Place& place) const;
+
+  HfDirectory directory_;
+  DecoderSpec spec_;
+  std::unique_ptr<ParameterLayout> layout_;
+  ParameterFiles files_;
+};
+
+// What loading a model takes beside what is loaded; for plans, and for the loading itself.
+LoadingRing make_loading_ring(Device& device, const ParameterLayout& layout);
+
+// Whether a directory holds weights, in whatever format.
+bool has_weight_files(const std::filesystem::path& directory);
+
+// The spec of DIRECTORY/config.json, without touching the weights.
+DecoderSpec read_spec(const std::filesystem::path& directory);
+
+// Tokens a document may have. The model's limit lowers our default, never what the user gave: then it is an Error.
+std::int64_t resolve_max_length(std::int64_t max_length, bool given, const DecoderSpec& spec,
+                                const std::filesystem::path& directory);
+
+}  // namespace so

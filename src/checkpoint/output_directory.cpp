@@ -1,0 +1,159 @@
+#include "checkpoint/output_directory.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "checkpoint/run_length.h"
+#include "io/atomic_directory.h"
+
+namespace so {
+namespace {
+
+namespace fs = std::filesystem;
+
+// An operating system's error is "not there" or the user's to solve, never an exception of the standard library.
+fs::file_status status_of(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (!fs::status_known(status)) fail_io("look at", path, error.value());
+  return status;
+}
+
+// Overwriting must not remove what the run is about to read, by whatever name it reads it.
+void require_inputs_apart(const TrainOptions& options, const FileNames& doomed) {
+  const fs::path directory = options.output_dir;
+  const auto real = [](const fs::path& path) {
+    std::error_code error;
+    fs::path canonical = fs::canonical(path, error);
+    return error ? fs::path() : canonical;  // not there: whoever opens it says so
+  };
+  std::set<fs::path> gone;
+  for (const std::string& name : doomed) gone.insert(real(directory / name));
+  gone.erase(fs::path());
+  const std::pair<const char*, const std::string*> inputs[] = {
+      {"--model", &options.model}, {"--data", &options.data}, {"--eval_data", &options.eval_data}};
+  for (const auto& [option, input] : inputs) {
+    std::vector<fs::path> read{*input};
+    std::error_code ignored;
+    if (!input->empty() && fs::is_directory(*input, ignored))
+      for (fs::directory_iterator entry(*input, ignored), end; !ignored && entry != end; entry.increment(ignored))
+        read.push_back(entry->path());
+    for (const fs::path& path : read)
+      if (const fs::path file = real(path); gone.contains(file))
+        fail("{} {} is part of the run that --overwrite_output_dir would remove ({}); choose another --output_dir",
+             option, *input, printable_path(file));
+  }
+}
+
+}  // namespace
+
+OutputDirectory::OutputDirectory(const TrainOptions& options, const OptionOrigins&)
+    : options_(options), own_(options.output_dir) {
+  const fs::path directory = options.output_dir;
+  const fs::file_status status = status_of(directory);
+  if (fs::exists(status) && !fs::is_directory(status))
+    fail("{} exists and is not a directory; choose another --output_dir", directory.string());
+  std::error_code error;
+  if (fs::equivalent(directory, options.model, error))
+    fail("--output_dir is the model's own directory {}; choose another one", directory.string());
+  RunLock::require_free(directory);
+  const OutputContents contents = look_into(directory, options.model);
+  require_free(contents);
+  if (options.resume.empty()) {
+    if (options.overwrite_output_dir) require_inputs_apart(options, contents.ours);
+    return;
+  }
+  if (options.resume == "latest") {
+    checkpoint_ = CheckpointDirectory(directory).latest();
+    if (!checkpoint_) log_info("{} holds no checkpoint yet: starting from {}", directory.string(), options.model);
+    return;
+  }
+  const fs::path given = options.resume;
+  if (!fs::exists(status_of(given / trainer_state_file)))
+    fail("{} is not a complete checkpoint: it has no {}", given.string(), trainer_state_file);
+  checkpoint_ = Checkpoint{0, given};
+}
+
+void OutputDirectory::require_same_run(const TrainerState& state, std::uint64_t data_key) const {
+  const std::string file = (checkpoint_->path / trainer_state_file).string();
+  const TrainOptions same_length = with_recorded_length(options_, state.options);
+  const auto differences = result_differences(train_option_table().view(same_length), state.options, file);
+  if (!differences.empty()) {
+    std::string all;
+    for (const std::string& difference : differences) all += (all.empty() ? "" : "; ") + difference;
+    fail("{} is of a run with other settings: {}; give the recorded values, or start a new run in another --output_dir",
+         file, all);
+  }
+  if (state.data_key != data_key)
+    fail("{} is of a run on other data: {} or the tokenizer has changed since; start a new run in another --output_dir",
+         file, options_.data);
+}
+
+void OutputDirectory::require_free(const OutputContents& contents) const {
+  if (!contents.ours.empty() && options_.resume.empty() && !options_.overwrite_output_dir)
+    fail(
+        "{} already holds a run ({}); continue it with --resume, replace it with --overwrite_output_dir, or choose "
+        "another --output_dir",
+        options_.output_dir, contents.ours.begin()->substr(0, contents.ours.begin()->find('/')));
+  std::vector<std::string> foreign = contents.foreign;
+  // Checkpoints may have been brought here to go on from; one that would be replaced is set aside when it comes to
+  // that.
+  if (!options_.resume.empty())
+    std::erase_if(foreign, [](const std::string& name) { return name.starts_with("checkpoint-"); });
+  if (foreign.empty()) return;
+  const std::string more = foreign.size() > 1 ? fmt::format(" (and {} more)", foreign.size() - 1) : std::string();
+  fail("{}{} would be written over, and {} that this program wrote it; move it away, or choose another --output_dir",
+       printable_path(fs::path(options_.output_dir) / foreign.front()), more,
+       contents.recorded ? fmt::format("{} does not say", own_files_record) : "nothing says");
+}
+
+void OutputDirectory::require_usable(std::uint64_t bytes) const {
+  std::error_code ignored;
+  fs::path nearest = fs::absolute(options_.output_dir, ignored);
+  while (nearest != nearest.root_path() && !fs::exists(status_of(nearest))) nearest = nearest.parent_path();
+  if (!fs::is_directory(status_of(nearest))) fail_io("create directory", options_.output_dir, ENOTDIR);
+  if (::faccessat(AT_FDCWD, nearest.c_str(), W_OK | X_OK, AT_EACCESS) != 0) fail_io("write to", nearest, errno);
+  require_free_space(nearest, bytes);
+}
+
+void OutputDirectory::prepare(std::uint64_t bytes) {
+  const fs::path directory = options_.output_dir;
+  require_writable(directory);
+  lock_.emplace(directory);
+  if (options_.resume == "latest") {
+    const auto now = CheckpointDirectory(directory).latest();
+    if (now.has_value() != checkpoint_.has_value() || (now && now->step != checkpoint_->step))
+      fail("another run has gone on in {} since this one began; start this one again", directory.string());
+  }
+  require_free_space(directory, bytes);
+  for (const char* stem : {"checkpoint-", "export"}) remove_stale_temporaries(directory, stem);
+  for (const char* file : {"metrics.jsonl", own_files_record}) remove_stale_siblings(directory / file);
+}
+
+void OutputDirectory::begin() {
+  const fs::path directory = options_.output_dir;
+  OutputContents contents = look_into(directory, options_.model);
+  require_free(contents);  // much time may have passed since the first look
+  own_.add(contents.ours);
+  if (options_.overwrite_output_dir && !contents.ours.empty()) {
+    log_info("replacing the earlier run in {}: {}", directory.string(), describe(contents.ours));
+    own_.remove(contents.ours);
+  } else if (!options_.resume.empty() && !checkpoint_) {
+    // Killed before its first checkpoint: the metrics of the steps that are about to be run again would stand twice.
+    if (contents.ours.contains("metrics.jsonl")) own_.remove({"metrics.jsonl"});
+  }
+  own_.add({"metrics.jsonl"});
+}
+
+}  // namespace so

@@ -1,0 +1,60 @@
+#include "checkpoint/run_length.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+
+namespace so {
+namespace {
+
+std::int64_t steps_of(const TrainOptions& options, const BatchIterator& batches) {
+  return options.max_steps > 0 ? options.max_steps : batches.steps_in_epochs(options.num_train_epochs);
+}
+
+}  // namespace
+
+TrainOptions with_recorded_length(TrainOptions options, const std::string& record) {
+  const auto recorded = nlohmann::json::parse(record, nullptr, /*allow_exceptions=*/false);
+  const auto value = [&](const char* name, auto if_absent) {
+    const auto it = recorded.find(name);
+    return it != recorded.end() && it->is_number_integer() ? it->get<decltype(if_absent)>() : if_absent;
+  };
+  const TrainOptions defaults;
+  if (!recorded.is_object()) return options;
+  options.max_steps = value("max_steps", defaults.max_steps);
+  options.num_train_epochs = value("num_train_epochs", defaults.num_train_epochs);
+  return options;
+}
+
+RunLength run_length(const TrainOptions& options, const BatchIterator& batches, const TrainerState* resumed,
+                     const std::string& state_file) {
+  RunLength length;
+  length.steps = steps_of(options, batches);
+  length.warmup_steps = resolve_warmup_steps(options, length.steps);
+  if (resumed == nullptr) return length;
+  const TrainOptions before = with_recorded_length(options, resumed->options);
+  const std::int64_t steps_before = steps_of(before, batches);
+  if (steps_before > length.steps)
+    fail(
+        "{} is of a run of {} steps, and {} are asked for now: a run can be extended, not shortened; give the recorded "
+        "--max_steps {} and --num_train_epochs {}, or start a new run in another --output_dir",
+        state_file, steps_before, length.steps, before.max_steps, before.num_train_epochs);
+  if (resumed->warmup_steps >= 0)
+    length.warmup_steps = resumed->warmup_steps;
+  else
+    length.warmup_steps = resolve_warmup_steps(before, steps_before);
+  if (steps_before < length.steps) length.extended_from = steps_before;
+  return length;
+}
+
+std::string RunLength::extension_text(LrScheduleKind schedule) const {
+  if (!extended_from) return "";
+  const std::string rate = schedule == LrScheduleKind::constant
+                               ? std::string("the learning rate stays constant")
+                               : fmt::format("from here on the learning rate is that of a {} schedule over {} steps",
+                                             schedule == LrScheduleKind::linear ? "linear" : "cosine", steps);
+  return fmt::format("the run is extended from {} to {} steps: {}; warm-up stays {} steps", *extended_from, steps, rate,
+                     warmup_steps);
+}
+
+}  // namespace so

@@ -1,0 +1,32 @@
+// How long a run is, and how one that was resumed may be extended.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "checkpoint/trainer_state.h"
+#include "data/batches.h"
+#include "options/train_options.h"
+
+namespace so {
+
+struct RunLength {
+  std::int64_t steps = 0;
+  // Of a run that was extended, the first run's: an extension does not go back to warming up.
+  std::int64_t warmup_steps = 0;
+  std::optional<std::int64_t> extended_from = {};  // the steps the run had when its checkpoint was saved
+
+  // One line for the log; empty if the run was not extended.
+  std::string extension_text(LrScheduleKind schedule) const;
+};
+
+// `resumed` is null for a run from the beginning. Throws Error naming `state_file` if the run had more steps before.
+RunLength run_length(const TrainOptions& options, const BatchIterator& batches, const TrainerState* resumed,
+                     const std::string& state_file);
+
+// `options` with max_steps and num_train_epochs as `record` (TrainerState::options) has them: what is left to compare
+// with a checkpoint's run, since its length may grow.
+TrainOptions with_recorded_length(TrainOptions options, const std::string& record);
+
+}  // namespace so

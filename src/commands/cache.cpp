@@ -1,0 +1,121 @@
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/units.h"
+#include "commands/commands.h"
+#include "commands/parse.h"
+#include "data/cache_files.h"
+#include "io/cache_directory.h"
+
+namespace so {
+namespace {
+
+constexpr std::int64_t day = 24 * 60 * 60;
+
+std::string age_of(const CacheFile& cache, std::time_t now) {
+  const std::int64_t seconds = std::max<std::int64_t>(0, now - cache.used);
+  if (seconds >= 2 * day) return fmt::format("{} days", seconds / day);
+  if (seconds >= 2 * 3600) return fmt::format("{} h", seconds / 3600);
+  return fmt::format("{} min", seconds / 60);
+}
+
+std::string data_of(const CacheFile& cache) {
+  if (cache.unfinished) return "unfinished, of " + printable(cache.info.data);
+  if (cache.info.version != kTokenCacheVersion)
+    return fmt::format("of version {}; made again when it is used", cache.info.version);
+  if (!cache.info.whole) return "damaged; made again when it is used";
+  return fmt::format("{} ({} documents, {} tokens)", printable(cache.info.data), cache.info.counts.documents,
+                     cache.info.counts.tokens);
+}
+
+nlohmann::ordered_json to_json(const CacheFile& cache, std::time_t now) {
+  return {{"file", cache.path.string()},
+          {"bytes", cache.bytes},
+          {"age_seconds", std::max<std::int64_t>(0, now - cache.used)},
+          {"data", cache.info.data},
+          {"version", cache.info.version},
+          {"whole", cache.info.whole},
+          {"unfinished", cache.unfinished},
+          {"documents", cache.info.whole ? cache.info.counts.documents : 0},
+          {"tokens", cache.info.whole ? cache.info.counts.tokens : 0}};
+}
+
+std::uint64_t bytes_of(const std::vector<CacheFile>& caches) {
+  std::uint64_t all = 0;
+  for (const CacheFile& cache : caches) all += cache.bytes;
+  return all;
+}
+
+void print_lines(const std::vector<CacheFile>& caches, std::time_t now) {
+  for (const CacheFile& cache : caches)
+    fmt::print("  {:>10}  {:>9}  {}  {}\n", format_bytes(cache.bytes), age_of(cache, now),
+               printable_path(cache.path.filename()), data_of(cache));
+}
+
+}  // namespace
+
+int run_cache(const CacheOptions& options) {
+  const std::filesystem::path directory = cache_directories(options.cache_dir, {}).front();
+  const std::time_t now = std::time(nullptr);
+  const std::vector<CacheFile> caches = list_caches(directory);
+  std::vector<CacheFile> removed;
+  if (options.prune) {
+    PruneRule rule;
+    rule.all = options.all;
+    if (options.older_than >= 0)
+      rule.older_than_seconds = static_cast<std::int64_t>(options.older_than * static_cast<double>(day));
+    if (options.max_size >= 0) rule.max_bytes = static_cast<std::uint64_t>(options.max_size);
+    for (const CacheFile& cache : chosen_by(rule, caches, now))
+      if (remove_cache(cache)) removed.push_back(cache);
+  }
+  if (options.json) {
+    nlohmann::ordered_json j{{"directory", directory.string()}, {"caches", nlohmann::ordered_json::array()}};
+    for (const CacheFile& cache : options.prune ? removed : caches) j["caches"].push_back(to_json(cache, now));
+    j["removed"] = options.prune;
+    fmt::print("{}\n", j.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  } else if (options.prune) {
+    print_lines(removed, now);
+    fmt::print("{}: {} of {} token caches removed, {} of {}\n", printable_path(directory), removed.size(),
+               caches.size(), format_bytes(bytes_of(removed)), format_bytes(bytes_of(caches)));
+  } else {
+    print_lines(caches, now);
+    fmt::print("{}: {} token caches, {}\n", printable_path(directory), caches.size(), format_bytes(bytes_of(caches)));
+  }
+  return exit_ok;
+}
+
+namespace {
+
+ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
+  CacheOptions options;
+  OptionOrigins origins;
+  assign_values(cache_option_table().ref(options), origins, values);
+  check_options(options, origins);
+  return {std::move(options), std::move(origins)};
+}
+
+}  // namespace
+
+const Command& cache_command() {
+  static const Command command{
+      "cache",
+      "list or remove caches of tokenised data",
+      "Lists the token caches that train and eval have made: size, time since they were last used, file, and the data "
+      "they\n"
+      "are of. With --prune, removes them: all, those that were not used for some days, or the longest unused until "
+      "the\n"
+      "rest is small enough. Only files that begin as this program's token caches do are removed, never through a "
+      "link. A\n"
+      "removed cache is made again when a run needs it.",
+      {"superoffload cache", "superoffload cache --prune --older_than 30",
+       "superoffload cache --prune --max_size 10000000000"},
+      &cache_option_table(),
+      finish};
+  return command;
+}
+
+}  // namespace so

@@ -1,0 +1,97 @@
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "commands/commands.h"
+#include "commands/inference.h"
+#include "commands/parse.h"
+#include "data/batches.h"
+#include "data/dataset.h"
+#include "data/model_encoder.h"
+#include "io/cache_directory.h"
+#include "model/batch_upload.h"
+#include "options/precision.h"
+
+namespace so {
+int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
+  const DecoderSpec spec = read_spec(options.model);
+  const std::int64_t max_length =
+      resolve_max_length(options.max_length, origins.given("max_length"), spec, options.model);
+  const ModelFiles model(options.model);
+  const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
+  check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
+  Runtime runtime(options.device, options.cpu_threads);
+  TemporaryCache temporary;  // for where there is no other place
+  const TokenDataset data = open_dataset(
+      {options.data, {max_length, options.train_on_prompt}, options.cache_dir, temporary.if_needed(options.cache_dir)},
+      encoder, runtime.host_pool());
+
+  const std::int64_t batch_tokens = std::max(data.counts().longest, options.batch_size * data.counts().longest);
+  EvaluationIterator batches(data, batch_tokens);
+  InferenceShape shape;
+  shape.batch_tokens = batches.max_batch_tokens();
+  shape.positions = data.counts().longest;
+  const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
+  const DType compute = resolve_dtype(options.dtype, model.directory().config_json(), config_file);
+  Inference inference(model, runtime, compute, shape);
+  BatchUpload upload(runtime.device(), shape.batch_tokens);
+
+  double loss = 0;
+  std::int64_t trained = 0, tokens = 0;
+  ProgressReport progress("evaluating");
+  MicroBatch batch;
+  while (batches.next(batch)) {
+    const DeviceBatch views = upload.upload(inference.stream(), batch);
+    inference.decoder().forward_loss(inference.stream(), views, inference.weights(), inference.arena(),
+                                     upload.losses());
+    loss += upload.sum_losses(inference.stream());
+    trained += batch.trained_tokens;
+    tokens += batch.tokens;
+    progress.update(static_cast<double>(tokens) / static_cast<double>(data.counts().tokens),
+                    fmt::format("loss {:.4f}", loss / static_cast<double>(trained)));
+  }
+  loss /= static_cast<double>(trained);
+  if (options.json) {
+    nlohmann::ordered_json result{{"loss", loss},
+                                  {"perplexity", std::exp(loss)},
+                                  {"trained_tokens", trained},
+                                  {"tokens", tokens},
+                                  {"documents", data.size()}};
+    fmt::print("{}\n", result.dump());
+  } else {
+    fmt::print("loss {:.6f}, perplexity {:.4f}, over {} tokens of {} documents\n", loss, std::exp(loss), trained,
+               data.size());
+  }
+  if (std::isfinite(loss)) return exit_ok;
+  log_error("{}: the loss is not finite", options.model);
+  return exit_failure;
+}
+
+namespace {
+
+ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
+  EvalOptions options;
+  OptionOrigins origins;
+  assign_values(eval_option_table().ref(options), origins, values);
+  check_options(options, origins);
+  return {std::move(options), std::move(origins)};
+}
+
+}  // namespace
+
+const Command& eval_command() {
+  static const Command command{
+      "eval",
+      "measure the loss of a model on records",
+      "Prints the mean loss per trained token and the perplexity of a model on records of the kinds that train takes.",
+      {"superoffload eval --model out --data held-out.jsonl",
+       "superoffload eval --model out --data held-out.jsonl --json"},
+      &eval_option_table(),
+      finish};
+  return command;
+}
+
+}  // namespace so

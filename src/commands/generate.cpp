@@ -1,0 +1,151 @@
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/standard_input.h"
+#include "base/standard_streams.h"
+#include "commands/commands.h"
+#include "commands/inference.h"
+#include "commands/parse.h"
+#include "data/example.h"
+#include "data/model_encoder.h"
+#include "model/batch_upload.h"
+#include "model/sampling.h"
+#include "options/precision.h"
+
+namespace so {
+namespace {
+
+// A prompt is read a piece at a time, so that a long one needs no more activations than this many tokens take.
+constexpr std::int64_t prompt_piece = 512;
+constexpr std::uint64_t max_prompt_bytes = 16 << 20;
+
+std::string read_prompt(const GenerateOptions& options) {
+  std::string text = options.prompt;
+  if (options.prompt_file == "-")
+    text = read_standard_input(max_prompt_bytes);
+  else if (!options.prompt_file.empty())
+    text = read_text_file(options.prompt_file, max_prompt_bytes);
+  return options.alpaca ? alpaca_prompt({text, "", ""}) : text;
+}
+
+// Runs `ids` after what the cache holds; logits of the last one.
+void feed(Inference& inference, BatchUpload& upload, std::span<const std::int32_t> ids, Tensor logits) {
+  for (std::size_t at = 0; at < ids.size(); at += prompt_piece) {
+    const auto piece = ids.subspan(at, std::min<std::size_t>(prompt_piece, ids.size() - at));
+    const auto n = static_cast<std::int64_t>(piece.size());
+    const std::int64_t used = inference.cache().used;
+    MicroBatch batch;
+    batch.ids.assign(piece.begin(), piece.end());
+    batch.targets.assign(piece.size(), kIgnored);
+    batch.positions.resize(piece.size());
+    std::iota(batch.positions.begin(), batch.positions.end(), static_cast<std::int32_t>(used));
+    batch.cu_seqlens = {0, static_cast<std::int32_t>(n)};
+    batch.tokens = n;
+    const std::array<std::int32_t, 2> keys{0, static_cast<std::int32_t>(used + n)};
+    DeviceBatch views = upload.upload(inference.stream(), batch, keys);
+    inference.decoder().forward_logits(inference.stream(), views, inference.weights(), inference.arena(), logits,
+                                       &inference.cache());
+  }
+}
+
+}  // namespace
+
+int run_generate(const GenerateOptions& options) {
+  const DecoderSpec spec = read_spec(options.model);
+  const ModelFiles model(options.model);
+  const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
+  const Tokenizer& tokenizer = encoder.tokenizer();
+  const std::vector<std::int32_t> prompt = encoder.encode(read_prompt(options), true);
+  if (prompt.empty()) fail("--prompt: the prompt holds no token; give some text");
+  const auto length = static_cast<std::int64_t>(prompt.size()) + options.max_new_tokens;
+  if (length > spec.max_positions)
+    fail(
+        "the prompt's {} tokens and --max_new_tokens {} exceed the model's limit of {} positions; lower "
+        "--max_new_tokens or shorten the prompt",
+        prompt.size(), options.max_new_tokens, spec.max_positions);
+
+  check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
+  Runtime runtime(options.device, options.cpu_threads);
+  const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
+  InferenceShape shape;
+  shape.batch_tokens = std::min<std::int64_t>(prompt_piece, static_cast<std::int64_t>(prompt.size()));
+  shape.positions = shape.cache_capacity = length;
+  shape.logits_rows = 1;
+  Inference inference(model, runtime, resolve_dtype(options.dtype, model.directory().config_json(), config_file),
+                      shape);
+  BatchUpload upload(runtime.device(), shape.batch_tokens);
+  Buffer logits_memory =
+      runtime.device().allocate(MemoryKind::device, static_cast<std::size_t>(spec.vocab) * sizeof(float), "logits");
+  Buffer logits_host = runtime.device().allocate(MemoryKind::pinned, logits_memory.bytes(), "logits");
+  const Tensor logits(logits_memory.data(), DType::f32, {1, spec.vocab});
+
+  const SamplingOptions sampling{options.temperature, options.top_k, options.top_p};
+  std::mt19937_64 random(static_cast<std::uint64_t>(options.seed));
+  StreamDecoder text(tokenizer, true);
+  std::vector<std::int32_t> generated;
+  std::string whole, reason = "length";
+  std::span<const std::int32_t> next = prompt;
+  const auto emit = [&](const std::string& piece) {
+    whole += piece;
+    if (options.json) return;
+    fmt::print("{}", piece);
+    flush_standard_output();  // nobody reads on: stop
+  };
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < options.max_new_tokens; ++i) {
+    feed(inference, upload, next, logits);
+    inference.stream().copy(logits_host.data(), logits_memory.data(), logits_memory.bytes());
+    inference.stream().synchronize();
+    const std::int32_t id =
+        sample({static_cast<const float*>(logits_host.data()), static_cast<std::size_t>(spec.vocab)}, sampling, random);
+    if (options.stop_at_eos && tokenizer.ends_generation(id)) {
+      reason = "eos";
+      break;
+    }
+    generated.push_back(id);
+    emit(text.push(id));
+    next = std::span(generated).last(1);
+  }
+  emit(text.finish());
+  if (!options.json) {
+    fmt::print("\n");
+    return exit_ok;
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  nlohmann::ordered_json result{{"text", whole},
+                                {"ids", generated},
+                                {"prompt_tokens", prompt.size()},
+                                {"finish_reason", reason},
+                                {"tokens_per_s", static_cast<double>(generated.size()) / seconds}};
+  fmt::print("{}\n", result.dump());
+  return exit_ok;
+}
+
+namespace {
+
+ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
+  GenerateOptions options;
+  OptionOrigins origins;
+  assign_values(generate_option_table().ref(options), origins, values);
+  check_options(options, origins);
+  return {std::move(options), std::move(origins)};
+}
+
+}  // namespace
+
+const Command& generate_command() {
+  static const Command command{
+      "generate",
+      "continue a prompt",
+      "Continues a prompt and prints the new text. Greedy unless a temperature is given.",
+      {"superoffload generate --model out --prompt \"Give three tips for staying healthy.\" --alpaca",
+       "superoffload generate --model out --prompt_file prompt.txt --temperature 0.7 --top_p 0.9 --seed 1"},
+      &generate_option_table(),
+      finish};
+  return command;
+}
+
+}  // namespace so

@@ -1,0 +1,52 @@
+#include "commands/guard.h"
+
+#include <exception>
+#include <filesystem>
+#include <new>
+#include <stdexcept>
+#include <system_error>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "commands/commands.h"
+
+namespace so {
+
+int run_guarded(const std::function<int()>& body, std::string& message) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    message = std::string("superoffload: ") + error.what();
+    return exit_user_error;
+  } catch (const Bug& bug) {
+    message = std::string("superoffload: internal error, please report it: ") + bug.what();
+    return exit_internal_error;
+  } catch (const std::bad_alloc&) {
+    message = "superoffload: out of memory";
+    return exit_failure;
+  } catch (const std::length_error&) {
+    message = "superoffload: out of memory: something is larger than an array can be";
+    return exit_failure;
+  } catch (const std::filesystem::filesystem_error& error) {
+    message = fmt::format("superoffload: cannot use {}: {}",
+                          error.path1().empty() ? "a file" : printable_path(error.path1()), error.code().message());
+    return exit_user_error;
+  } catch (const std::system_error& error) {
+    message = fmt::format("superoffload: the system refused what the program needs: {}{}", error.code().message(),
+                          error.code() == std::errc::resource_unavailable_try_again
+                              ? " (threads; raise `ulimit -u` or give a smaller --cpu_threads)"
+                              : "");
+    return exit_failure;
+  } catch (const std::runtime_error& error) {  // thrown on purpose: the system failed, and the text says how
+    message = std::string("superoffload: ") + printable(error.what(), 4096);
+    return exit_failure;
+  } catch (const std::exception& error) {
+    message = std::string("superoffload: internal error, please report it: ") + printable(error.what());
+    return exit_internal_error;
+  } catch (...) {
+    message = "superoffload: internal error, please report it: an exception of an unknown kind";
+    return exit_internal_error;
+  }
+}
+
+}  // namespace so

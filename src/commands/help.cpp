@@ -1,0 +1,55 @@
+// --help and --version.
+#include <fmt/format.h>
+
+#include "commands/parse.h"
+
+namespace so {
+namespace {
+
+constexpr std::string_view exit_codes =
+    "Exit codes:\n"
+    "  0    done\n"
+    "  1    the system failed (out of memory, disk full, output that cannot be written); verify found damage\n"
+    "  2    something you can mend: an option, a file, a setting; the message is one line and says what\n"
+    "  70   an error of the program itself; please report the message\n"
+    "  130  stopped by Ctrl-C or a signal; train saves a checkpoint first (docs/running.md)\n";
+
+}  // namespace
+
+std::vector<const Command*> all_commands() {
+  return {&train_command(),    &init_command(),       &eval_command(),      &generate_command(),
+          &tokenize_command(), &plan_command(),       &profile_command(),   &verify_command(),
+          &cache_command(),    &bench_step_command(), &bench_ops_command(), &bench_load_command()};
+}
+
+std::string usage(const Command& command) {
+  std::string text = fmt::format("superoffload {}", command.name);
+  for (const OptionSpec& spec : command.rows->specs())
+    if (spec.is_required)
+      text += (spec.name == command.bare ? " [--" + spec.name + "] " : " --" + spec.name + " ") + spec.value_name;
+  return text + " [options]";
+}
+
+std::string command_help(const Command& command) {
+  std::string text = fmt::format("Usage: {}\n\n{}\n\n{}", usage(command), command.details, help_text(*command.rows));
+  text += "\nA true|false option alone means true. Values may also be given as --option=value.\n\nExamples:\n";
+  for (const std::string_view example : command.examples) text += fmt::format("  {}\n", example);
+  return text + "\n" + std::string(exit_codes);
+}
+
+std::string program_help() {
+  std::string text =
+      "Usage: superoffload COMMAND [options]\n\n"
+      "Full-parameter fine-tuning of Hugging Face language models whose training state does not fit the GPU.\n\n"
+      "Commands:\n";
+  for (const Command* command : all_commands()) text += fmt::format("  {:<10}  {}\n", command->name, command->summary);
+  text +=
+      "\n  superoffload COMMAND --help   options, defaults and examples of a command\n"
+      "  superoffload --version        version of the program\n\n"
+      "Results go to standard output, messages to standard error.\n\n";
+  return text + std::string(exit_codes);
+}
+
+std::string program_version() { return "superoffload " SO_VERSION "\n"; }
+
+}  // namespace so

@@ -1,0 +1,44 @@
+// A model loaded for running forward only: weights on the device, no optimizer state.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "checkpoint/model_files.h"
+#include "model/decoder.h"
+#include "offload/memory/device_weights.h"
+#include "ops/runtime.h"
+
+namespace so {
+
+struct InferenceShape {
+  std::int64_t batch_tokens = 0;    // tokens of one forward call, at most
+  std::int64_t positions = 0;       // longest document
+  std::int64_t logits_rows = 0;     // rows of logits asked for at a time; 0: losses are wanted instead
+  std::int64_t cache_capacity = 0;  // rows of the KV cache; 0: none
+};
+
+class Inference {
+ public:
+  // Plans memory by a dry run, refuses what does not fit (Error), then loads the weights.
+  Inference(const ModelFiles& model, Runtime& runtime, DType compute, const InferenceShape& shape);
+
+  Stream& stream() { return *stream_; }
+  WeightSource& weights() { return *weights_; }
+  const Decoder& decoder() const { return *decoder_; }
+  Arena& arena() { return *arena_; }
+  KvCache& cache() { return cache_; }  // empty at first
+
+ private:
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<DeviceWeights> weights_;
+  Buffer rope_;
+  std::unique_ptr<Decoder> decoder_;
+  std::unique_ptr<Arena> arena_;
+  Buffer cache_memory_;
+  KvCache cache_;
+};
+
+}  // namespace so

@@ -1,0 +1,168 @@
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <vector>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "base/thread_pool.h"
+#include "base/units.h"
+#include "checkpoint/checkpoint_directory.h"
+#include "checkpoint/export.h"
+#include "checkpoint/output_contents.h"
+#include "commands/commands.h"
+#include "commands/parse.h"
+#include "io/atomic_directory.h"
+#include "io/checksums.h"
+#include "io/hf_directory.h"
+#include "io/own_files.h"
+#include "io/run_lock.h"
+#include "model/config.h"
+#include "model/flops.h"
+#include "model/initialize.h"
+#include "model/parameters.h"
+#include "model/presets.h"
+#include "ops/runtime.h"
+#include "options/precision.h"
+
+namespace so {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Without "/" and "/." at its end, which name the same directory.
+fs::path trimmed(fs::path path) {
+  while (path.has_parent_path() && path != path.root_path() && (!path.has_filename() || path.filename() == "."))
+    path = path.parent_path();
+  return path;
+}
+
+// Refuses a directory that holds anything, unless it is to be overwritten and what init would write over there is this
+// program's. Gives what goes.
+FileNames require_replaceable(const fs::path& output, const InitOptions& options) {
+  std::error_code error;
+  const fs::file_status status = fs::status(output, error);
+  if (!fs::status_known(status)) fail_io("look at", output, error.value());
+  if (!fs::exists(status)) {
+    if (fs::is_symlink(fs::symlink_status(output, error)))
+      fail("{} is a symbolic link to nothing; choose another --output_dir", printable_path(output));
+    return {};
+  }
+  if (!fs::is_directory(status))
+    fail("{} exists and is not a directory; choose another --output_dir", printable_path(output));
+  RunLock::require_free(output);
+  const bool empty = fs::is_empty(output, error);
+  if (error) fail_io("list", output, error.value());
+  if (empty) return {};
+  if (!options.overwrite_output_dir)
+    fail("{} is not empty; choose another --output_dir, or replace the model in it with --overwrite_output_dir",
+         printable_path(output));
+  const OutputContents contents = look_into(output, options.tokenizer);
+  if (!contents.foreign.empty())
+    fail("{} would be written over, and {} that this program wrote it; move it away, or choose another --output_dir",
+         printable_path(output / contents.foreign.front()),
+         contents.recorded ? fmt::format("{} does not say", own_files_record) : "nothing says");
+  return contents.ours;
+}
+
+void write_random_weights(HfModelWriter& writer, const DecoderSpec& spec, const ParameterLayout& layout, DType dtype,
+                          std::uint64_t seed) {
+  const std::uint64_t bytes = static_cast<std::uint64_t>(layout.parameter_elements()) * size_of(dtype);
+  ThreadPool pool("init", usable_cpus(), false);
+  constexpr std::int64_t piece = 1 << 20;
+  std::vector<float> values(piece);
+  std::vector<bf16> narrow(piece);
+  std::uint64_t done = 0;
+  ProgressReport progress("writing random weights");
+  for (const Parameter& p : layout.parameters()) {
+    for (std::int64_t begin = 0; begin < p.size(); begin += piece) {
+      const std::int64_t n = std::min(piece, p.size() - begin);
+      pool.parallel_for(n, 1 << 14, [&](std::int64_t from, std::int64_t to) {
+        const std::span<float> part(values.data() + from, static_cast<std::size_t>(to - from));
+        initialize(spec, p, seed, begin + from, part);
+        for (std::int64_t i = from; i < to; ++i)
+          narrow[static_cast<std::size_t>(i)] = bf16(values[static_cast<std::size_t>(i)]);
+      });
+      const auto count = static_cast<std::size_t>(n);
+      writer.write(p.name, static_cast<std::uint64_t>(begin) * size_of(dtype),
+                   dtype == DType::f32 ? std::as_bytes(std::span(values).first(count))
+                                       : std::as_bytes(std::span(narrow).first(count)));
+      done += count * size_of(dtype);
+      progress.update(static_cast<double>(done) / static_cast<double>(bytes), format_bytes(bytes));
+    }
+  }
+  writer.finish();
+}
+
+}  // namespace
+
+int run_init(const InitOptions& options) {
+  const ModelConfig config = resolve_config(options.config);
+  const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
+  const DType dtype = resolve_dtype(options.dtype, config.text, config.origin);
+  const ParameterLayout layout(make_parameters(spec));
+  const std::uint64_t bytes = static_cast<std::uint64_t>(layout.parameter_elements()) * size_of(dtype);
+
+  const fs::path output = trimmed(options.output_dir);
+  const FileNames replaced = require_replaceable(output, options);
+  std::error_code ignored;
+  const bool into = fs::exists(output, ignored);  // a directory, perhaps with what others have there
+  const fs::path parent = output.parent_path().empty() ? fs::path(".") : output.parent_path();
+  require_writable(into ? output : parent);
+  require_free_space(output, bytes);
+  std::optional<RunLock> lock;
+  if (into) lock.emplace(output);
+  if (into) remove_stale_temporaries(output, "init");
+  AtomicDirectory directory(into ? output / "init" : output);
+  write_text_file_atomically(directory.path() / "config.json", config_with_dtype(config.text, dtype));
+  if (!options.tokenizer.empty()) copy_auxiliary_files(options.tokenizer, directory.path());
+  HfModelWriter writer(directory.path(), tensor_specs(layout, dtype));
+  write_random_weights(writer, spec, layout, dtype, static_cast<std::uint64_t>(options.seed));
+  write_checksums(directory.path(), {{}, writer.checksums()});
+  if (into) {
+    // The new model is whole: now, and by name, what it replaces.
+    if (!replaced.empty()) log_info("replacing in {}: {}", output.string(), describe(replaced));
+    FileNames left = replaced;
+    for (const std::string& name : files_in(directory.path())) left.erase(name);
+    const OwnFiles own(output);
+    own.add(replaced);
+    put_model_into(directory.path(), output);
+    own.remove(left);
+  } else {
+    OwnFiles(directory.path()).add(files_in(directory.path()));
+    directory.commit();
+  }
+  log_info("wrote {}: {}, {:.4g} M random parameters, {}", output.string(), spec.architecture,
+           static_cast<double>(layout.parameter_elements()) / 1e6, name_of(dtype));
+  return exit_ok;
+}
+
+namespace {
+
+ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
+  InitOptions options;
+  OptionOrigins origins;
+  assign_values(init_option_table().ref(options), origins, values);
+  check_options(options, origins);
+  return {std::move(options), std::move(origins)};
+}
+
+}  // namespace
+
+const Command& init_command() {
+  static const Command command{
+      "init",
+      "make a randomly initialised model directory from a config",
+      "Writes a Hugging Face model directory with random weights: the start of training from nothing, or a small "
+      "model\n"
+      "for trying things out.",
+      {"superoffload init --config config.json --tokenizer Qwen3-0.6B --output_dir tiny --seed 1"},
+      &init_option_table(),
+      finish};
+  return command;
+}
+
+}  // namespace so

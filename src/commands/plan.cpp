@@ -1,0 +1,234 @@
+// superoffload plan.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "checkpoint/checkpoint_directory.h"
+#include "commands/commands.h"
+#include "commands/parse.h"
+#include "io/output_file.h"
+#include "io/trace_file.h"
+#include "model/config.h"
+#include "model/flops.h"
+#include "model/parameters.h"
+#include "model/presets.h"
+#include "options/precision.h"
+#include "plan/disk_plan.h"
+#include "plan/machine/hardware.h"
+#include "plan/machine/rate_cache.h"
+#include "plan/plan_changes.h"
+#include "plan/row_step.h"
+#include "plan/simulate/timeline.h"
+#include "plan/training_plan.h"
+
+namespace so {
+namespace {
+
+// What the user says the run may have goes before what the hardware has.
+PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool, const MemoryCaps& caps) {
+  PlanningMachine machine{.kind = DeviceKind::cuda,
+                          .name = hardware.name,
+                          .device_memory = hardware.device_memory,
+                          .device_limited_by = "what the hardware file says",
+                          .host = {hardware.host_memory, "what the hardware file says"},
+                          .pool = &pool,
+                          .rates = [rates = hardware.rates] { return rates; },
+                          .rates_origin = "by the hardware file"};
+  if (caps.device) machine.device_memory = std::max(hardware.device_memory, *caps.device);
+  if (caps.host) machine.host.available = std::max(hardware.host_memory, *caps.host);
+  apply(caps, machine);
+  return machine;
+}
+
+struct Budget {
+  std::size_t planned = 0, available = 0;
+  std::string text() const {
+    return fmt::format("{} of {} ({:.0f}%)", format_bytes(planned), format_bytes(available),
+                       100 * static_cast<double>(planned) / static_cast<double>(available));
+  }
+};
+
+// A step once steps repeat.
+SimulatedTimeline timeline_of(const SimulatedRun& run) {
+  Simulator simulator(run);
+  simulator.settle();
+  return simulator.timeline();
+}
+
+nlohmann::ordered_json to_json(const std::vector<Alternative>& all) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  const auto chosen = std::find_if(all.begin(), all.end(), [](const Alternative& a) { return a.chosen; });
+  for (const Alternative& a : all) {
+    nlohmann::ordered_json one{{"what", a.what}, {"chosen", a.chosen}, {"step_seconds", a.seconds}};
+    if (a.device_bytes > 0) {
+      one["device_bytes"] = a.device_bytes;
+      one["host_bytes"] = a.host_bytes;
+    }
+    one["fits"] = a.fits();
+    if (!a.chosen) one["why_not"] = why_not(a, *chosen);
+    list.push_back(std::move(one));
+  }
+  return list;
+}
+
+}  // namespace
+
+int run_plan(const PlanOptions& options) {
+  const ModelConfig config = resolve_config(options.model);
+  const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
+  const DType compute = resolve_dtype(options.dtype, config.text, config.origin);
+  require_rows(options.batch_size, options.max_length, spec, config.origin);
+  if (!options.trace.empty()) require_output_file(options.trace, "--trace", is_own_trace);
+  if (options.gpus > 1) fail("--gpus {}: this version trains on one GPU; plan for --gpus 1", options.gpus);
+  const HardwareProfile hardware = resolve_hardware(options.hardware);
+  const ParameterLayout layout(make_parameters(spec));
+  // Threads that are never started on anything: their number counts.
+  ThreadPool pool("planned", std::vector<int>(static_cast<std::size_t>(hardware.host_threads), 0), false);
+  const MemoryCaps caps = memory_caps(DeviceKind::cuda, options.device_memory, options.host_memory);
+  const PlanningMachine machine = machine_of(hardware, pool, caps);
+  const auto shape_of = [](const PlanKnobs& knobs) {
+    TrainingShape shape;
+    shape.micro_batch_tokens = knobs.batch_size * knobs.max_length;
+    shape.longest_document = knobs.max_length;
+    shape.micro_batches = knobs.gradient_accumulation_steps;
+    return shape;
+  };
+  EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
+  engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
+  OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode,
+                         options.streamed_layers,   options.cast_side,     {}};
+  const PlanKnobs asked = knobs_of(options);
+  const TrainingShape shape = shape_of(asked);
+  PlannedRun run{spec,     layout, machine, engine, options.mode, options.cast_side, true, WeightOrigin::files,
+                 shape_of, {}};
+  if (options.explain != PlanChoice::none)
+    run.explain = {options.explain};
+  else if (options.json)
+    run.explain.assign(plan_choices().begin(), plan_choices().end());
+  PlanQuestion question = make_question(run, asked, plan_option_table());
+  // The machine need not be there, so it may be asked for any other.
+  question.askable = {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max()};
+  try {
+    require_state_fits(spec, machine, engine, request);
+  } catch (const MemoryRefusal& refusal) {
+    refuse(question, refusal);
+  }
+  const TrainingPlan plan = plan_or_refuse(question);
+  SO_CHECK(plan.estimate && plan.run, "a plan for a GPU without an estimate");
+  const SimulatedTimeline timeline = timeline_of(*plan.run);
+  if (!options.trace.empty()) write_trace_file(options.trace, to_trace(timeline));
+
+  const double seconds = plan.estimate->seconds(),
+               flops = model_flops(spec, row_offsets(options.batch_size, options.max_length)) *
+                       options.gradient_accumulation_steps;
+  const double reference =
+      reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder.keep)) *
+      options.gradient_accumulation_steps;
+  const double tokens = static_cast<double>(shape.micro_batch_tokens * shape.micro_batches);
+  const double share = host_share(layout, plan.engine.device_units);
+  const Budget device{plan.memory.total(MemoryKind::device), *machine.device_memory},
+      host{plan.memory.host_total(DeviceKind::cuda), caps.host.value_or(hardware.host_memory)};
+  const SavedBytes disk = saved_bytes(parameter_count(spec), compute, "");
+  if (options.json) {
+    nlohmann::ordered_json memory = nlohmann::ordered_json::array();
+    for (const MemoryPlan::Entry& entry : plan.memory.entries)
+      memory.push_back({{"kind", name_of(entry.kind)},
+                        {"name", entry.name},
+                        {"bytes", entry.bytes},
+                        {"always", entry.phases == every_phase}});
+    nlohmann::ordered_json waits, alternatives = nlohmann::ordered_json::object();
+    for (std::size_t i = 0; i < wait_reasons; ++i)
+      waits[std::string(name_of(static_cast<WaitReason>(i)))] = plan.estimate->waits[i];
+    for (const auto& [choice, all] : plan.alternatives) alternatives[std::string(name_of(choice))] = to_json(all);
+    const nlohmann::ordered_json result{
+        {"model", config.origin},
+        {"parameters", parameter_count(spec)},
+        {"hardware", {{"name", hardware.name}, {"source", hardware.source}}},
+        {"batch_size", options.batch_size},
+        {"max_length", options.max_length},
+        {"gradient_accumulation_steps", options.gradient_accumulation_steps},
+        {"dtype", name_of(compute)},
+        {"optimizer_state_dtype", name_of(plan.engine.moments)},
+        {"host_share", share},
+        {"device_units", plan.engine.device_units},
+        {"undo_buckets", plan.engine.undo_buckets},
+        {"bucket_bytes", plan.engine.bucket_elements * static_cast<std::int64_t>(sizeof(float))},
+        {"cast_side", plan.engine.cast == CastSide::device ? "device" : "host"},
+        {"transient_weights", plan.engine.transient_weights},
+        {"transient_gradients", plan.engine.transient_gradients},
+        {"streamed_units", plan.engine.streamed_units},
+        {"keep", describe(plan.decoder.keep)},
+        {"memory", memory},
+        {"disk", {{"model_bytes", disk.model}, {"checkpoint_bytes", disk.checkpoint}}},
+        {"device_memory", {{"planned_bytes", device.planned}, {"available_bytes", device.available}}},
+        {"host_memory", {{"planned_bytes", host.planned}, {"available_bytes", host.available}}},
+        {"expected",
+         {{"step_seconds", seconds},
+          {"waiting_seconds", plan.estimate->exposed},
+          {"waiting_by_reason", waits},
+          {"tokens_per_s", tokens / seconds},
+          {"model_tflops", flops / seconds / 1e12},
+          {"reference_tflops", reference / seconds / 1e12}}},
+        {"reasons", plan.reasons},
+        {"alternatives", alternatives}};
+    fmt::print("{}\n", result.dump());
+    return exit_ok;
+  }
+  fmt::print("model           {}: {}, {:.4g} billion parameters, {}\n", config.origin, spec.architecture,
+             static_cast<double>(parameter_count(spec)) / 1e9, name_of(compute));
+  fmt::print("hardware        {}: {}\n", hardware.name, hardware.source);
+  fmt::print("step            {} x {} rows of at most {} tokens\n", options.gradient_accumulation_steps,
+             options.batch_size, options.max_length);
+  fmt::print("memory\n{}", plan.memory.table());
+  fmt::print("device memory   {}\nhost memory     {}\n", device.text(), host.text());
+  fmt::print("disk            final model {}, a checkpoint {}\n", format_bytes(disk.model),
+             format_bytes(disk.checkpoint));
+  for (const std::string& reason : plan.reasons) fmt::print("{}\n", reason);
+  for (const auto& [choice, all] : plan.alternatives) fmt::print("{}\n{}", name_of(choice), alternatives_table(all));
+  fmt::print("timeline\n{}", sketch(timeline));
+  fmt::print("throughput      {:.0f} tokens/s, {:.4g} model TFLOP/s, {:.4g} TFLOP/s by the reference count\n",
+             tokens / seconds, flops / seconds / 1e12, reference / seconds / 1e12);
+  return exit_ok;
+}
+
+namespace {
+
+ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
+  PlanOptions options;
+  OptionOrigins origins;
+  assign_values(plan_option_table().ref(options), origins, values);
+  check_options(options, origins);
+  return {std::move(options), std::move(origins)};
+}
+
+}  // namespace
+
+const Command& plan_command() {
+  static const Command command{
+      "plan",
+      "what a training run would need and do, on any machine, without a GPU",
+      "Plans a step as train does, from a model's config and what is known of a machine: what the GPU and the host "
+      "would hold,\n"
+      "who owns the optimizer state, what is recomputed, how long a step is expected to take, who waits for whom, and "
+      "a "
+      "sketch\n"
+      "of it in time. --explain says what else there was to choose and why it lost. What does not fit is refused with "
+      "what is\n"
+      "short. Nothing is allocated; weights are not needed.",
+      {"superoffload plan --model qwen3-14b",
+       "superoffload plan --model gpt-oss-20b --optimizer_state_dtype bf16 --hardware gh200 --json",
+       "superoffload plan --model qwen3-14b --explain split --trace expected.json"},
+      &plan_option_table(),
+      finish};
+  return command;
+}
+
+}  // namespace so

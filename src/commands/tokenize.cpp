@@ -1,0 +1,96 @@
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/standard_input.h"
+#include "commands/commands.h"
+#include "commands/parse.h"
+#include "data/model_encoder.h"
+#include "data/tokenizer/tokenizer.h"
+
+namespace so {
+namespace {
+
+constexpr std::uint64_t max_text_bytes = std::uint64_t{4} << 30, max_input_bytes = 256 << 20;
+
+std::vector<std::int32_t> parse_ids(const std::string& text) {
+  std::vector<std::int32_t> ids;
+  const char* at = text.data();
+  const char* end = at + text.size();
+  while (at != end) {
+    if (*at == ',' || *at == ' ' || *at == '\n' || *at == '\t' || *at == '[' || *at == ']') {
+      ++at;
+      continue;
+    }
+    std::int32_t id = 0;
+    const auto [rest, error] = std::from_chars(at, end, id);
+    if (error != std::errc() || id < 0)
+      fail("--decode: expected token ids separated by commas or spaces, found {}",
+           printable({at, static_cast<std::size_t>(end - at)}, 40));
+    ids.push_back(id);
+    at = rest;
+  }
+  return ids;
+}
+
+}  // namespace
+
+int run_tokenize(const TokenizeOptions& options) {
+  const Tokenizer tokenizer = Tokenizer::load(options.model);
+  if (!options.decode.empty()) {
+    const std::string text = tokenizer.decode(parse_ids(options.decode), options.no_special_tokens);
+    fmt::print("{}\n", options.json ? nlohmann::json{{"text", text}}.dump() : text);
+    return exit_ok;
+  }
+  std::string text = options.text;
+  if (options.from_stdin)
+    text = read_standard_input(max_input_bytes);
+  else if (!options.file.empty())
+    text = read_text_file(options.file, max_text_bytes);
+  const SpecialTokens special = special_tokens(options.parse_special_tokens);
+  const std::vector<std::int32_t> own = tokenizer.encode(text, false, special);
+  const std::vector<std::int32_t> ids = options.no_special_tokens ? own : tokenizer.encode(text, true, special);
+  const auto in_text = std::count_if(own.begin(), own.end(), [&](std::int32_t id) { return tokenizer.is_special(id); });
+  if (options.json) {
+    nlohmann::ordered_json result{{"ids", ids}, {"tokens", nlohmann::json::array()}};
+    for (const std::int32_t id : ids) result["tokens"].push_back(tokenizer.id_to_token(id));
+    result["special_tokens_in_text"] = in_text;
+    fmt::print("{}\n", result.dump());
+  } else {
+    std::string line;
+    for (const std::int32_t id : ids) line += fmt::format("{}{}", line.empty() ? "" : " ", id);
+    fmt::print("{}\n", line);
+    if (in_text > 0)
+      log_info("special tokens in the text: {} (--parse_special_tokens false encodes them as text)", in_text);
+  }
+  return exit_ok;
+}
+
+namespace {
+
+ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
+  TokenizeOptions options;
+  OptionOrigins origins;
+  assign_values(tokenize_option_table().ref(options), origins, values);
+  check_options(options, origins);
+  return {std::move(options), std::move(origins)};
+}
+
+}  // namespace
+
+const Command& tokenize_command() {
+  static const Command command{
+      "tokenize",
+      "text to token ids and back",
+      "Encodes text with a model's tokenizer and prints the ids, or decodes ids and prints the text.",
+      {"superoffload tokenize --model Qwen3-0.6B --text \"Hello world\"",
+       "superoffload tokenize --model Qwen3-0.6B --decode 9707,1879"},
+      &tokenize_option_table(),
+      finish};
+  return command;
+}
+
+}  // namespace so

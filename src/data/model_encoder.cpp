@@ -1,0 +1,54 @@
+#include "data/model_encoder.h"
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/file_system.h"
+
+namespace so {
+
+ModelEncoder::ModelEncoder(const std::filesystem::path& directory, std::int64_t model_vocabulary, SpecialTokens special)
+    : directory_(directory), vocabulary_(static_cast<std::int32_t>(model_vocabulary)), special_(special) {
+  if (!path_exists(directory / "tokenizer.json")) return;
+  try {
+    tokenizer_ = Tokenizer::load(directory);
+  } catch (const Error& error) {
+    problem_ = error.what();  // of no account to data that is already tokenised
+    return;
+  }
+  if (tokenizer_->vocab_size() > model_vocabulary)
+    fail(
+        "{}: token ids reach {}, but the model's embedding has {} rows (vocab_size in config.json); tokenizer and "
+        "model do not "
+        "belong together",
+        (directory / "tokenizer.json").string(), tokenizer_->vocab_size() - 1, model_vocabulary);
+}
+
+const Tokenizer& ModelEncoder::tokenizer() const {
+  if (!problem_.empty())
+    fail("{}; text needs a tokenizer that can be read, records of {{\"input_ids\", \"labels\"}} need none", problem_);
+  if (!tokenizer_ && path_exists(directory_ / "tokenizer.model"))
+    fail(
+        "{}: there is only a SentencePiece tokenizer (tokenizer.model), which is not read; tokenise with transformers "
+        "and give records of {{\"input_ids\", \"labels\"}}",
+        printable_path(directory_));
+  if (!tokenizer_)
+    fail(
+        "{}: there is no tokenizer.json, which text needs; copy it from the model it belongs to, or give records of "
+        "{{\"input_ids\", \"labels\"}}",
+        directory_.string());
+  return *tokenizer_;
+}
+
+std::vector<std::int32_t> ModelEncoder::encode(std::string_view text, bool add_special_tokens) const {
+  return tokenizer().encode(text, add_special_tokens, special_);
+}
+
+std::optional<std::int32_t> ModelEncoder::end_token() const { return tokenizer_ ? tokenizer_->eos_id() : std::nullopt; }
+
+std::string ModelEncoder::fingerprint() const {
+  if (!tokenizer_) return "none";
+  return fmt::format("{:016x}{}", tokenizer_->fingerprint(),
+                     special_ == SpecialTokens::as_text ? ", special tokens as text" : "");
+}
+
+}  // namespace so

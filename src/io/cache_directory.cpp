@@ -1,0 +1,101 @@
+#include "io/cache_directory.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace so {
+
+std::vector<std::filesystem::path> cache_directories(const std::filesystem::path& chosen,
+                                                     const std::filesystem::path& fallback) {
+  if (!chosen.empty()) return {chosen};
+  std::vector<std::filesystem::path> directories;
+  const char* xdg = std::getenv("XDG_CACHE_HOME");
+  const char* home = std::getenv("HOME");
+  if (xdg != nullptr && xdg[0] == '/')
+    directories.push_back(std::filesystem::path(xdg) / "superoffload");
+  else if (home != nullptr && home[0] == '/')
+    directories.push_back(std::filesystem::path(home) / ".cache" / "superoffload");
+  if (!fallback.empty()) directories.push_back(fallback);
+  if (directories.empty()) fail("there is no place for the token cache: neither XDG_CACHE_HOME nor HOME is set");
+  return directories;
+}
+
+std::error_code make_private_directories(const std::filesystem::path& directory) {
+  std::error_code error;
+  if (std::filesystem::is_directory(directory, error)) return {};
+  const std::filesystem::path parent = directory.parent_path();
+  if (!parent.empty() && parent != directory)
+    if (const std::error_code above = make_private_directories(parent)) return above;
+  if (!directory.has_filename() || ::mkdir(directory.c_str(), 0700) == 0) return {};
+  const int code = errno;
+  if (code == EEXIST && std::filesystem::is_directory(directory, error)) return {};  // another process was quicker
+  return {code == EEXIST ? ENOTDIR : code, std::generic_category()};
+}
+
+std::filesystem::path writable_cache_directory(const std::vector<std::filesystem::path>& directories) {
+  for (std::size_t i = 0; i < directories.size(); ++i) {
+    const auto& directory = directories[i];
+    const std::error_code error = make_private_directories(directory);
+    std::string reason = error ? error.message() : "";
+    if (!error && ::access(directory.c_str(), W_OK | X_OK) != 0) reason = std::strerror(errno);
+    if (reason.empty()) return directory;
+    if (i + 1 == directories.size())
+      fail("cannot write the token cache to {}: {}; choose another cache directory", directory.string(), reason);
+    log_warning("cannot write the token cache to {}: {}; using {}", directory.string(), reason,
+                directories[i + 1].string());
+  }
+  SO_CHECK(false, "no cache directory to choose from");
+  return {};
+}
+
+TemporaryCache::~TemporaryCache() {
+  std::error_code ignored;
+  if (path_) std::filesystem::remove_all(*path_, ignored);
+}
+
+const std::filesystem::path& TemporaryCache::path() {
+  if (!path_) {
+    std::error_code error;
+    std::string name = (std::filesystem::temp_directory_path(error) / "superoffload-XXXXXX").string();
+    if (error) fail_io("use the directory for temporary files", name, error.value());
+    if (::mkdtemp(name.data()) == nullptr) fail_io("make", name, errno);
+    path_ = name;
+  }
+  return *path_;
+}
+
+std::filesystem::path TemporaryCache::if_needed(const std::filesystem::path& chosen) {
+  if (!chosen.empty()) return {};
+  try {
+    const std::filesystem::path directory = cache_directories({}, {}).front();
+    if (!make_private_directories(directory) && ::access(directory.c_str(), W_OK | X_OK) == 0) return {};
+  } catch (const Error&) {  // there is no such directory
+  }
+  return path();
+}
+
+CacheLock::CacheLock(const std::filesystem::path& path) {
+  const std::string name = path.string() + ".lock";
+  file_ = File::append(name);
+  held_ = ::flock(file_.descriptor(), LOCK_EX | LOCK_NB) == 0;
+  if (held_) return;
+  if (errno == EWOULDBLOCK) {
+    log_info("waiting for another process to make {}", path.string());
+    int status = 0;
+    do status = ::flock(file_.descriptor(), LOCK_EX);
+    while (status != 0 && errno == EINTR);
+    held_ = status == 0;
+  }
+  if (!held_) log_debug("cannot lock {}: {}; making the cache without", name, std::strerror(errno));
+}
+
+}  // namespace so

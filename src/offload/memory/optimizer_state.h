@@ -1,0 +1,68 @@
+// The optimizer state of one owner's buckets.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "device/device.h"
+#include "offload/schedule/bucket.h"
+#include "offload/schedule/state_places.h"
+#include "optim/adamw.h"
+
+namespace so {
+
+enum class StateArray : std::uint8_t { master, first_moment, second_moment };
+inline constexpr std::array state_arrays = {StateArray::master, StateArray::first_moment, StateArray::second_moment};
+
+// Of an element: its fp32 master weight and two moments.
+inline std::size_t state_bytes(DType moments) { return sizeof(float) + 2 * size_of(moments); }
+
+// fp32 master weights and AdamW's moments, fp32 or bf16, of those of the buckets that `owner` has, in pageable host
+// memory or in device memory. Each bucket's state has a place; spare places take new state beside the old, and adopting
+// one replaces the old state by it without copying. Contents are unspecified until cleared. Calls about different
+// buckets may come from different threads; those about spare places, from one.
+class OptimizerState final : public StatePlaces {
+ public:
+  // `spare_places`: how many buckets can have new state beside the old at a time ("undo pool").
+  OptimizerState(Device& device, Owner owner, std::span<const Bucket> buckets, DType moments,
+                 std::int64_t spare_places = 0);
+
+  DType dtype(StateArray array) const { return array == StateArray::master ? DType::f32 : moments_; }
+
+  // Zeros, the padding between parameters included. Host memory is first touched by the threads that will update it.
+  void clear(ThreadPool& pool);
+  void clear(Stream& stream);  // enqueued
+
+  // From `element` of the flat range on, which lies in `bucket`, one of the owner's.
+  AdamWState at(const Bucket& bucket, std::int64_t element) const;
+  float* master(const Bucket& bucket, std::int64_t element) const;
+  // As a tensor of `range`, which lies in the bucket.
+  Tensor part(StateArray array, const Bucket& bucket, Range range) const;
+
+  // StatePlaces
+  bool has_spare() const override { return !spare_.empty(); }
+  int take_spare() override;
+  void give_back(int place) override { spare_.push_back(place); }
+  void adopt(int place, const Bucket& bucket) override;
+  // Like at(), in a place that was taken for the bucket's new state.
+  AdamWState beside(int place, const Bucket& bucket, std::int64_t element) const;
+  // Zeros in such a place, in host memory: elements `range` of the flat range.
+  void clear(int place, const Bucket& bucket, Range range);
+
+ private:
+  using Arrays = std::array<Buffer, state_arrays.size()>;
+  std::byte* at(StateArray array, int place, std::int64_t offset) const;
+  std::int64_t offset_in(const Bucket& bucket, std::int64_t element) const;
+
+  DType moments_;
+  Arrays state_, undo_;               // places of the buckets at first, and the spare ones
+  std::int64_t place_elements_ = 0;   // of a place in undo_
+  std::vector<std::int64_t> starts_;  // of the places in state_, in elements; the others follow in undo_
+  std::vector<int> places_;           // by bucket; -1: another owner's
+  std::vector<int> spare_;
+};
+
+}  // namespace so

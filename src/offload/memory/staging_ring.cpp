@@ -1,0 +1,70 @@
+#include "offload/memory/staging_ring.h"
+
+#include <exception>
+
+#include "base/log.h"
+
+namespace so {
+
+StagingRing::StagingRing(Device& device, std::int64_t elements, DType gradients, DType weights, CastSide cast,
+                         bool fetched)
+    : gradients_(cast == CastSide::device ? DType::f32 : gradients),
+      weights_(cast == CastSide::device ? DType::f32 : weights) {
+  if (elements == 0) return;
+  const auto bytes = [&](DType dtype) { return static_cast<std::size_t>(elements) * size_of(dtype); };
+  for (std::size_t i = 0; i <= ahead; ++i) {
+    Slot slot;
+    if (fetched) slot.gradient = device.allocate(MemoryKind::pinned, bytes(gradients_), "gradient ring");
+    slot.weights = device.allocate(MemoryKind::pinned, bytes(weights_), "weight ring");
+    slot.weights_gone = device.create_event();
+    slots_.push_back(std::move(slot));
+  }
+  const auto open = [&](Way& way, const char* name, bool casts) {
+    way.stream = device.create_stream(name);
+    if (!casts) return;
+    way.ops = make_ops(device);  // of its own, since an instance is used with one stream
+    way.wide = device.allocate(MemoryKind::device, bytes(DType::f32), "casts");
+  };
+  open(to_host_, "to host", gradients_ != gradients);
+  open(to_device_, "to device", weights_ != weights);
+}
+
+StagingRing::~StagingRing() {
+  for (const Way* way : {&to_host_, &to_device_}) {
+    if (!way->stream) continue;
+    try {
+      way->stream->synchronize();
+    } catch (const std::exception& error) {
+      log_error("{}: {}", way->stream->name(), error.what());
+    }
+  }
+}
+
+void StagingRing::fetch(void* to, Tensor gradient, Event& complete, Event& fetched) {
+  Stream& stream = *to_host_.stream;
+  stream.wait(complete);
+  if (to_host_.ops) {
+    const Tensor wide(to_host_.wide.data(), DType::f32, {gradient.size()});
+    to_host_.ops->cast(stream, wide, gradient);
+    stream.copy(to, wide.data(), wide.bytes());
+  } else {
+    stream.copy(to, gradient.data(), gradient.bytes());
+  }
+  stream.record(fetched);
+}
+
+void StagingRing::give(Slot& slot, Tensor weights, Event& arrived) {
+  Stream& stream = *to_device_.stream;
+  if (to_device_.ops) {
+    const Tensor wide(to_device_.wide.data(), DType::f32, {weights.size()});
+    stream.copy(wide.data(), slot.weights.data(), wide.bytes());
+    stream.record(*slot.weights_gone);
+    to_device_.ops->cast(stream, weights, wide);
+  } else {
+    stream.copy(weights.data(), slot.weights.data(), weights.bytes());
+    stream.record(*slot.weights_gone);
+  }
+  stream.record(arrived);
+}
+
+}  // namespace so

@@ -1,0 +1,39 @@
+// Device memory over the flat range of parameters, by unit: most units have a place of their own, and some take turns
+// in a slot, where what one of them has lasts until the next one comes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+#include "offload/schedule/parameter_layout.h"
+
+namespace so {
+
+class UnitArray {
+ public:
+  // `slots`: by unit, the number of its slot, or -1 for a place of its own; empty: all have their own. Adjacent units
+  // with places of their own lie side by side, so that a view may span them. Booked as `name`.
+  UnitArray(Device& device, const ParameterLayout& layout, DType dtype, std::span<const int> slots, std::string name);
+
+  // Of an element of the flat range; what follows in its unit lies behind it.
+  std::byte* at(std::int64_t element) const;
+  // Of `count` joined parameters.
+  Tensor view(int first, int count = 1) const;
+
+  DType dtype() const { return dtype_; }
+  std::size_t bytes() const { return memory_.bytes(); }
+  // The unit's slot, -1 if it has a place of its own.
+  int slot(int unit) const { return slots_.empty() ? -1 : slots_[static_cast<std::size_t>(unit)]; }
+
+ private:
+  const ParameterLayout& layout_;
+  DType dtype_;
+  std::vector<int> slots_;
+  std::vector<std::int64_t> starts_;  // by unit, in elements of the memory
+  Buffer memory_;
+};
+
+}  // namespace so

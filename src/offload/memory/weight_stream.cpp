@@ -1,0 +1,116 @@
+#include "offload/memory/weight_stream.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "base/error.h"
+
+namespace so {
+
+std::vector<int> WeightStream::places(const std::vector<bool>& streamed) {
+  std::vector<int> places;
+  int count = 0;
+  for (const bool streams : streamed) places.push_back(streams ? count++ % stream_places : -1);
+  return places;
+}
+
+WeightStream::WeightStream(Device& device, const ParameterLayout& layout, const DeviceWeights& weights,
+                           const std::vector<bool>& streamed, std::function<bool(int)> final_weights)
+    : layout_(layout), weights_(weights), final_weights_(std::move(final_weights)) {
+  SO_CHECK(static_cast<int>(streamed.size()) == layout.units(), "{} of {} units", streamed.size(), layout.units());
+  std::size_t bytes = 0;
+  for (int unit = 0; unit < layout.units(); ++unit) {
+    if (!streamed[static_cast<std::size_t>(unit)]) {
+      index_.push_back(-1);
+      continue;
+    }
+    index_.push_back(static_cast<int>(units_.size()));
+    units_.push_back(unit);
+    starts_.push_back(bytes);
+    bytes += static_cast<std::size_t>(layout.unit_range(unit).size()) * size_of(weights.dtype());
+  }
+  if (units_.empty()) return;
+  memory_ = device.allocate(MemoryKind::pinned, bytes, "streamed weights");
+  stream_ = device.create_stream("weights");
+  for (Place& place : places_) {
+    place.arrived = device.create_event();
+    place.free = device.create_event();
+  }
+  last_use_ = 2 * units_.size() - 1;
+}
+
+WeightStream::~WeightStream() {
+  try {
+    if (stream_) stream_->synchronize();
+  } catch (const std::exception&) {  // whoever waits for the copies has been told
+  }
+}
+
+std::byte* WeightStream::at(std::int64_t element) const {
+  const int unit = layout_.unit_of(element);
+  SO_CHECK(has(unit), "unit {} does not stream", unit);
+  const std::int64_t offset = element - layout_.unit_range(unit).begin;
+  return static_cast<std::byte*>(memory_.data()) + starts_[static_cast<std::size_t>(index_of(unit))] +
+         static_cast<std::size_t>(offset) * size_of(weights_.dtype());
+}
+
+int WeightStream::unit_at(std::size_t use) const {
+  const std::size_t n = units_.size(), i = use % (2 * n);
+  return units_[i < n ? i : 2 * n - 1 - i];
+}
+
+void WeightStream::send(int unit) {
+  Place& to = place(unit);
+  SO_CHECK(!to.in_use, "the place for unit {} is in use", unit);
+  const Range range = layout_.unit_range(unit);
+  stream_->wait(*to.free);
+  const std::int64_t piece = piece_bytes / static_cast<std::int64_t>(size_of(weights_.dtype()));
+  for (std::int64_t begin = range.begin; begin < range.end; begin += piece) {
+    if (begin > range.begin) stream_->yield();
+    stream_->copy(weights_.at(begin), at(begin),
+                  static_cast<std::size_t>(std::min(piece, range.end - begin)) * size_of(weights_.dtype()));
+  }
+  stream_->record(*to.arrived);
+  to.unit = unit;
+  ++copies_;
+}
+
+void WeightStream::require(int unit, Stream& stream) {
+  // A pass that is forward only, or that begins anew, is out of turn: then it goes forward.
+  last_use_ = unit_at(last_use_ + 1) == unit ? last_use_ + 1 : static_cast<std::size_t>(index_of(unit));
+  Place& at = place(unit);
+  if (at.unit != unit) send(unit);
+  at.in_use = true;
+  stream.wait(*at.arrived);
+}
+
+void WeightStream::release(int unit, Stream& stream) {
+  Place& at = place(unit);
+  stream.record(*at.free);
+  at.in_use = false;
+}
+
+bool WeightStream::here(int unit) const { return place(unit).unit == unit && place(unit).arrived->done(); }
+
+void WeightStream::prefetch() {
+  if (units_.empty()) return;
+  for (std::size_t next = 1; next <= places_.size(); ++next) {
+    const int unit = unit_at(last_use_ + next);
+    if (place(unit).unit != unit && !place(unit).in_use && final_weights_(unit)) send(unit);
+  }
+}
+
+void WeightStream::drop(int unit) {
+  Place& at = place(unit);
+  SO_CHECK(at.unit != unit || !at.in_use, "weights of unit {} change while they are used", unit);
+  if (at.unit == unit) at.unit = -1;
+}
+
+void WeightStream::drop_all() {
+  if (!stream_) return;
+  stream_->synchronize();
+  for (const int unit : units_) drop(unit);
+}
+
+}  // namespace so

@@ -1,0 +1,84 @@
+// Weights that do not stay on the device: where they lie in host memory, and their way to the device ahead of each use.
+//
+// A pass meets units in order: forward first to last, backward last to first, and again. Streamed units take places of
+// device memory in turn (streamed_units.h), so while one is worked with, the next in that order arrives in the other
+// place. What is on the device is only a copy: nothing goes back.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "offload/memory/device_weights.h"
+#include "offload/schedule/parameter_layout.h"
+#include "offload/schedule/streamed_units.h"
+
+namespace so {
+
+class WeightStream {
+ public:
+  // Copied at a time. Updated weights of other units go between: while a whole unit travelled, tens of milliseconds of
+  // the large ones, the host would wait for its staging ring.
+  static constexpr std::int64_t piece_bytes = std::int64_t{64} << 20;
+
+  // `streamed`: by unit. `weights` has a slot for each of them, of its place (place_of()), and outlives this. Host
+  // memory is pinned, booked as "streamed weights"; contents are unspecified until written. `final_weights`: whether
+  // the host memory of a unit holds what its next use shall find; never waits.
+  WeightStream(Device& device, const ParameterLayout& layout, const DeviceWeights& weights,
+               const std::vector<bool>& streamed, std::function<bool(int unit)> final_weights);
+  // Waits for copies under way.
+  ~WeightStream();
+
+  // By unit, which of stream_places it takes on the device; -1 for units that do not stream.
+  static std::vector<int> places(const std::vector<bool>& streamed);
+
+  bool has(int unit) const { return index_[static_cast<std::size_t>(unit)] >= 0; }
+  // An element of a streamed unit's weights in host memory; the rest of its unit lies behind it. Written by whoever
+  // updates weights, between the end of a unit's last use in a step and the time final_weights() says so. Any thread.
+  std::byte* at(std::int64_t element) const;
+
+  // All below: the thread that enqueues the model's work.
+  // Work that follows on `stream` finds the unit's weights on the device. They are final.
+  void require(int unit, Stream& stream);
+  // Work that follows on `stream` does not touch them.
+  void release(int unit, Stream& stream);
+  // Whether require() would not wait, nor the stream.
+  bool here(int unit) const;
+  // Enqueues the copies of the units that come next, of those whose weights are final and whose place is free.
+  void prefetch();
+  // So many units' weights have travelled.
+  std::int64_t copies() const { return copies_; }
+  // The unit's weights in host memory change now: the device's copy, which nobody uses, is void.
+  void drop(int unit);
+  // The same of all units, after waiting for copies under way.
+  void drop_all();
+
+ private:
+  struct Place {
+    int unit = -1;        // whose weights are there or on their way
+    bool in_use = false;  // between require() and release()
+    std::unique_ptr<Event> arrived, free;
+  };
+  Place& place(int unit) { return places_[static_cast<std::size_t>(index_of(unit)) % places_.size()]; }
+  const Place& place(int unit) const { return places_[static_cast<std::size_t>(index_of(unit)) % places_.size()]; }
+  int index_of(int unit) const { return index_[static_cast<std::size_t>(unit)]; }
+  // A use counts from 0: forward through all streamed units, then backward through them, and again.
+  int unit_at(std::size_t use) const;
+  void send(int unit);
+
+  const ParameterLayout& layout_;
+  const DeviceWeights& weights_;
+  const std::function<bool(int)> final_weights_;
+  std::vector<int> index_;           // by unit: its number among the streamed ones, -1 for others
+  std::vector<int> units_;           // streamed, ascending
+  std::vector<std::size_t> starts_;  // of each, in bytes of the host memory
+  std::array<Place, stream_places> places_;
+  std::size_t last_use_ = 0;
+  std::int64_t copies_ = 0;
+  Buffer memory_;
+  std::unique_ptr<Stream> stream_;  // null if nothing streams
+};
+
+}  // namespace so

@@ -1,0 +1,75 @@
+#include "offload/schedule/bucket.h"
+
+#include <algorithm>
+#include <array>
+
+#include "device/trace.h"
+
+namespace so {
+
+std::string_view name_of(Owner owner) { return owner == Owner::host ? "host" : "device"; }
+
+std::string_view name_of(BucketState state) {
+  constexpr std::array<std::string_view, bucket_states> names = {
+      "idle", "landing", "deferred", "speculated", "previewed", "owing", "committed", "discarded", "returning"};
+  return names.at(static_cast<std::size_t>(state));
+}
+
+void Bucket::move(BucketState to, std::initializer_list<BucketState> from, std::string_view verb) {
+  SO_CHECK(std::find(from.begin(), from.end(), state_) != from.end(), "bucket {}: {} while {}", index_, verb,
+           name_of(state_));
+  if (tracing()) {
+    const std::int64_t now = trace_now();
+    if (state_ != BucketState::idle) trace_bucket_state(index_, name_of(state_), since_, now);
+    since_ = now;
+  }
+  state_ = to;
+}
+
+void Bucket::land() { move(BucketState::landing, {BucketState::idle, BucketState::landing}, "land"); }
+void Bucket::defer() { move(BucketState::deferred, {BucketState::landing}, "defer"); }
+void Bucket::speculate() { move(BucketState::speculated, {BucketState::deferred}, "speculate"); }
+void Bucket::preview() { move(BucketState::previewed, {BucketState::deferred}, "preview"); }
+void Bucket::owe() { move(BucketState::owing, {BucketState::deferred, BucketState::previewed}, "owe"); }
+void Bucket::commit() {
+  move(BucketState::committed, {BucketState::deferred, BucketState::speculated, BucketState::owing}, "commit");
+}
+void Bucket::discard() {
+  move(BucketState::discarded,
+       {BucketState::landing, BucketState::deferred, BucketState::speculated, BucketState::previewed}, "discard");
+}
+void Bucket::redo() { move(BucketState::deferred, {BucketState::discarded}, "redo"); }
+void Bucket::depart() { move(BucketState::returning, {BucketState::committed, BucketState::discarded}, "depart"); }
+void Bucket::settle() { move(BucketState::idle, {BucketState::returning, BucketState::discarded}, "settle"); }
+
+std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t elements, int device_units,
+                                 bool within_units) {
+  SO_CHECK(elements > 0 && elements % ParameterLayout::alignment == 0, "bucket of {} elements", elements);
+  SO_CHECK(device_units >= 0 && device_units <= layout.units(), "{} units of {} for the device", device_units,
+           layout.units());
+  std::vector<Bucket> buckets;
+  Range open{0, 0};
+  Owner owner = device_units > 0 ? Owner::device : Owner::host;
+  const auto close = [&](std::int64_t at) {
+    open.end = at;
+    if (open.size() > 0) buckets.emplace_back(static_cast<int>(buckets.size()), open, owner);
+    open = {at, at};
+  };
+  for (int unit = 0; unit < layout.units(); ++unit) {
+    const Range range = layout.unit_range(unit);
+    if (within_units || unit == device_units) close(range.begin);
+    if (unit == device_units) owner = Owner::host;
+    if (range.end - open.begin <= elements) continue;  // joins the open bucket
+    close(range.begin);
+    // Equal pieces rather than full ones and a small rest.
+    const std::int64_t pieces = (range.size() + elements - 1) / elements;
+    for (std::int64_t piece = 1; piece < pieces; ++piece) {
+      const std::int64_t at = range.begin + range.size() * piece / pieces;
+      close(at / ParameterLayout::alignment * ParameterLayout::alignment);
+    }
+  }
+  close(layout.elements());
+  return buckets;
+}
+
+}  // namespace so

@@ -1,0 +1,73 @@
+// A bucket: a contiguous piece of the flat parameter range that travels and is updated as one.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string_view>
+#include <vector>
+
+#include "offload/schedule/parameter_layout.h"
+#include "optim/adamw.h"
+
+namespace so {
+
+// Who holds the bucket's optimizer state and updates it: the host's threads on host memory, or the device on its own.
+enum class Owner : std::uint8_t { host, device };
+std::string_view name_of(Owner owner);
+
+// The states of a bucket within an optimizer step. The verdict is the decision, after the whole backward pass, whether
+// the step stands, stands clipped, or is skipped. A device-owned bucket is never speculated, previewed or owing.
+enum class BucketState : std::uint8_t {
+  idle,        // weights on the device are current, no gradient
+  landing,     // its gradient is being produced
+  deferred,    // its gradient is complete; its update has not begun
+  speculated,  // updated ahead of the verdict: new state beside the old, new weights sent
+  previewed,   // ahead of the verdict, new weights were computed and sent; the state is the old one
+  owing,       // the verdict is in and the weights sent are final; the state must still follow
+  committed,   // the update stands
+  discarded,   // what was done ahead of the verdict is void, or the step is skipped
+  returning,   // all is decided and done but for weights that may still be on their way to the device
+};
+inline constexpr int bucket_states = 9;
+std::string_view name_of(BucketState state);
+
+// The verbs are the only way from state to state; one in the wrong state throws Bug. A trace shows the states. One
+// thread at a time.
+class Bucket {
+ public:
+  Bucket(int index, Range range, Owner owner) : index_(index), range_(range), owner_(owner) {}
+
+  int index() const { return index_; }
+  Range range() const { return range_; }
+  Owner owner() const { return owner_; }
+  BucketState state() const { return state_; }
+
+  void land();   // idle, landing -> landing: a gradient of this step is being written (again, for a later micro-batch)
+  void defer();  // landing -> deferred: the last micro-batch is complete
+  void speculate();  // deferred -> speculated
+  void preview();    // deferred -> previewed
+  void owe();        // deferred, previewed -> owing
+  void commit();     // deferred, speculated, owing -> committed
+  void discard();    // landing, deferred, speculated, previewed -> discarded
+  void redo();       // discarded -> deferred: the step stands, but not as it was speculated
+  void depart();     // committed, discarded -> returning: the final weights, new or old, have been sent
+  void settle();     // returning, discarded -> idle
+
+ private:
+  void move(BucketState to, std::initializer_list<BucketState> from, std::string_view verb);
+
+  int index_;
+  Range range_;
+  Owner owner_;
+  BucketState state_ = BucketState::idle;
+  std::int64_t since_ = 0;  // ns of the trace's clock; 0 when nobody traces
+};
+
+// Cuts the flat range into buckets of at most `elements` (a multiple of ParameterLayout::alignment), first at unit
+// boundaries where they fall well, finer where a unit is larger than a bucket. In order, without gaps. Units before
+// `device_units` belong to the device, the others to the host; no bucket has both, and none parts of two units if
+// `within_units`.
+std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t elements, int device_units,
+                                 bool within_units = false);
+
+}  // namespace so

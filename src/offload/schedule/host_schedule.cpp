@@ -1,0 +1,247 @@
+#include "offload/schedule/host_schedule.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <utility>
+
+#include "base/error.h"
+
+namespace so {
+
+std::string_view name_of(HostTask task) {
+  constexpr std::array<std::string_view, 8> names = {"none",          "speculate", "preview", "update",
+                                                     "weights first", "state",     "adopt",   "restore weights"};
+  return names.at(static_cast<std::size_t>(task));
+}
+
+void HostPace::restart() {
+  for (Mean* mean : {&updates_, &previews_}) mean->seconds = mean->elements = 0;
+}
+
+void HostPace::add(HostTask task, double seconds, std::int64_t elements) {
+  Mean& mean = task == HostTask::preview || task == HostTask::weights_first ? previews_ : updates_;
+  mean.seconds += seconds;
+  mean.elements += static_cast<double>(elements);
+  mean.value = mean.seconds / mean.elements;
+}
+
+HostSchedule::HostSchedule(std::span<Bucket> buckets, StatePlaces& places)
+    : buckets_(buckets), places_(places), turn_of_(buckets.size(), -1), entries_(buckets.size()) {
+  for (const Bucket& bucket : buckets) {
+    if (bucket.owner() != Owner::host) continue;
+    turn_of_[static_cast<std::size_t>(bucket.index())] = static_cast<int>(owned_.size());
+    owned_.push_back(bucket.index());
+    elements_.push_back(bucket.range().size());
+  }
+}
+
+// ---- The device's side ----
+
+void HostSchedule::begin_step(UpdateChoice choice) {
+  SO_CHECK(choice.ahead.size() == owned_.size() && choice.after.size() == owned_.size() &&
+               choice.redo.size() == owned_.size(),
+           "a choice for {} of {} buckets", choice.ahead.size(), owned_.size());
+  choice_ = std::move(choice);
+}
+
+void HostSchedule::land(Bucket& bucket) {
+  // The weights that the last step sent are there: this step's forward pass has waited for them.
+  if (bucket.state() == BucketState::returning) bucket.settle();
+  bucket.land();
+}
+
+void HostSchedule::landed(Bucket& bucket) {
+  Entry& e = entry(bucket.index());
+  bucket.defer();
+  e.decided = e.redo = false;
+  ahead_.push_back(bucket.index());
+}
+
+void HostSchedule::decide(bool stands, bool unclipped) {
+  stands_ = stands;
+  as_speculated_ = stands && unclipped;
+  ahead_.clear();
+  for (const int index : owned_) {
+    entry(index).decided = true;
+    if (!entry(index).in_hand) apply_verdict(bucket(index));
+  }
+}
+
+bool HostSchedule::has_final_weights(const Bucket& bucket) const {
+  switch (bucket.state()) {
+    case BucketState::idle:
+    case BucketState::landing:
+    case BucketState::owing:
+    case BucketState::committed:
+    case BucketState::returning:
+      return true;
+    case BucketState::deferred:
+    case BucketState::speculated:
+    case BucketState::previewed:
+    case BucketState::discarded:
+      break;
+  }
+  SO_CHECK(entry(bucket.index()).decided, "weights of bucket {} after its gradient", bucket.index());
+  return false;
+}
+
+bool HostSchedule::needs_no_gradient(const Bucket& bucket) const {
+  const BucketState state = bucket.state();
+  return state == BucketState::idle || state == BucketState::landing || state == BucketState::returning;
+}
+
+bool HostSchedule::has_final_state(const Bucket& bucket) const {
+  const Entry& e = entry(bucket.index());
+  return !e.decided || (needs_no_gradient(bucket) && !e.in_hand);
+}
+
+bool HostSchedule::finished() const {
+  return std::all_of(owned_.begin(), owned_.end(), [&](int i) {
+    return needs_no_gradient(buckets_[static_cast<std::size_t>(i)]) && !entry(i).in_hand;
+  });
+}
+
+// ---- The host's side ----
+
+int HostSchedule::most_urgent() {
+  const auto take = [](std::set<int>& from, bool lowest) {
+    const auto at = lowest ? from.begin() : std::prev(from.end());
+    const int index = *at;
+    from.erase(at);
+    return index;
+  };
+  if (!due_.empty()) return take(due_, true);
+  if (!adopting_.empty()) return take(adopting_, false);
+  if (!owing_.empty()) return take(owing_, false);
+  while (!ahead_.empty()) {
+    const int index = ahead_.front();
+    ahead_.pop_front();
+    if (choice_.ahead[turn_of(index)] == Ahead::speculate && places_.has_spare())
+      entry(index).place = places_.take_spare();
+    if (task_of(index) != HostTask::none) return index;
+  }
+  return -1;
+}
+
+int HostSchedule::take() {
+  const int index = most_urgent();
+  if (index >= 0) entry(index).in_hand = true;
+  return index;
+}
+
+HostTask HostSchedule::task_of(int index) const {
+  const Entry& e = entry(index);
+  const std::size_t turn = turn_of(index);
+  switch (buckets_[static_cast<std::size_t>(index)].state()) {
+    case BucketState::deferred:
+      if (e.decided) {
+        if (!stands_) return HostTask::none;
+        return (as_speculated_ ? choice_.after : choice_.redo)[turn] == After::in_place ? HostTask::update
+                                                                                        : HostTask::weights_first;
+      }
+      if (choice_.ahead[turn] == Ahead::speculate) return e.place >= 0 ? HostTask::speculate : HostTask::none;
+      return choice_.ahead[turn] == Ahead::preview ? HostTask::preview : HostTask::none;
+    case BucketState::owing:
+      return HostTask::follow;
+    case BucketState::committed:
+      return HostTask::adopt;
+    case BucketState::discarded:
+      return HostTask::restore;
+    default:
+      return HostTask::none;
+  }
+}
+
+void HostSchedule::give_back_place(Entry& entry) {
+  if (entry.place >= 0) places_.give_back(std::exchange(entry.place, -1));
+}
+
+HostTask HostSchedule::begin(int index) {
+  const HostTask task = task_of(index);
+  if (task != HostTask::speculate && task != HostTask::adopt) give_back_place(entry(index));
+  return task;
+}
+
+void HostSchedule::apply_verdict(Bucket& bucket) {
+  Entry& e = entry(bucket.index());
+  const bool ahead = bucket.state() != BucketState::deferred;
+  if (as_speculated_ && ahead) {
+    ++counters_.committed_ahead;
+    if (bucket.state() == BucketState::speculated) {
+      bucket.commit();
+      ++counters_.committed;
+      adopting_.insert(bucket.index());
+    } else {
+      bucket.owe();
+      owing_.insert(bucket.index());
+    }
+    return;
+  }
+  if (stands_ && !ahead) {
+    due_.insert(bucket.index());
+    return;
+  }
+  bucket.discard();
+  ++(stands_ ? counters_.voided : counters_.discarded);
+  give_back_place(e);
+  if (!stands_ && !ahead) {
+    bucket.settle();
+    return;
+  }
+  if (stands_) {
+    bucket.redo();
+    e.redo = true;
+  }
+  due_.insert(bucket.index());
+}
+
+void HostSchedule::complete(int index, HostTask task) {
+  Entry& e = entry(index);
+  Bucket& b = bucket(index);
+  e.in_hand = false;
+  const auto final = [&] {
+    b.commit();
+    ++counters_.committed;
+    b.depart();
+  };
+  switch (task) {
+    case HostTask::none:  // its step is skipped, and nothing had been done
+      apply_verdict(b);
+      return;
+    case HostTask::speculate:
+      b.speculate();
+      ++counters_.speculated;
+      if (e.decided) apply_verdict(b);
+      return;
+    case HostTask::preview:
+      b.preview();
+      ++counters_.previewed;
+      if (e.decided) apply_verdict(b);
+      return;
+    case HostTask::update:
+      ++counters_.updated_in_place;
+      counters_.redone += e.redo ? 1 : 0;
+      final();
+      return;
+    case HostTask::weights_first:
+      ++counters_.updated_weights_first;
+      counters_.redone += e.redo ? 1 : 0;
+      b.owe();
+      owing_.insert(index);
+      return;
+    case HostTask::follow:
+      final();
+      return;
+    case HostTask::adopt:
+      places_.adopt(std::exchange(e.place, -1), b);
+      b.depart();
+      return;
+    case HostTask::restore:
+      ++counters_.restored;
+      b.depart();
+      return;
+  }
+}
+
+}  // namespace so

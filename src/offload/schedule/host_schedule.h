@@ -1,0 +1,126 @@
+// What the host does with its buckets, and when: the decisions alone, without threads, streams or a clock. The engine's
+// HostOptimizer carries them out on a machine (host_optimizer.h), the planner's simulator in virtual time
+// (plan/simulate/simulator.h). What is most urgent comes first:
+//
+//   1. after the verdict, what the next forward pass waits for: updates and redone updates, and old weights that a
+//      skipped step must put back; lowest bucket first
+//   2. adopting speculated state, then state that must follow weights sent earlier; highest bucket first, whose next
+//      gradient comes first
+//   3. ahead of the verdict, buckets whose gradients are complete, as the step's UpdateChoice has it
+//
+// One thread at a time; the caller locks.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <set>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "offload/schedule/bucket.h"
+#include "offload/schedule/state_places.h"
+#include "offload/schedule/update_policy.h"
+
+namespace so {
+
+// Totals since construction, of host-owned buckets.
+struct HostCounters {
+  std::int64_t speculated = 0, previewed = 0;                    // ahead of the verdict
+  std::int64_t committed_ahead = 0;                              // of those, what the verdict let stand
+  std::int64_t updated_in_place = 0, updated_weights_first = 0;  // after the verdict
+  std::int64_t redone = 0;                                       // of the latter two, void work done again
+  std::int64_t restored = 0;                                     // old weights put back after a skipped step
+  std::int64_t voided = 0;                                       // work ahead of the verdict that a clipped step voids
+  std::int64_t committed = 0, discarded = 0;                     // of steps that stood and that were skipped
+  double adam_seconds = 0, gradient_wait_seconds = 0, save_wait_seconds = 0;  // of the host's thread
+};
+
+enum class HostTask : std::uint8_t { none, speculate, preview, update, weights_first, follow, adopt, restore };
+std::string_view name_of(HostTask task);
+
+// Seconds an element takes the host, in the mean of what was done since restart(); before that, of what was done until
+// then, 0 at first. What the policy is told (UpdateFacts), of a step.
+class HostPace {
+ public:
+  void restart();
+  void add(HostTask task, double seconds, std::int64_t elements);
+  double update_seconds() const { return updates_.value; }
+  double preview_seconds() const { return previews_.value; }  // and of weights that go first
+
+ private:
+  struct Mean {
+    double seconds = 0, elements = 0, value = 0;
+  };
+  Mean updates_, previews_;
+};
+
+class HostSchedule {
+ public:
+  // `buckets`: the engine's, of all owners; this object alone moves the host-owned ones. Both must outlive it.
+  HostSchedule(std::span<Bucket> buckets, StatePlaces& places);
+
+  // Buckets that the host owns, lowest first, as indices; and their sizes.
+  std::span<const int> owned() const { return owned_; }
+  std::span<const std::int64_t> elements() const { return elements_; }
+
+  // ---- The device's side ----
+  // The gradients of the next step's last micro-batch are about to come. What is left of the step before goes by the
+  // new choice: any is right.
+  void begin_step(UpdateChoice choice);
+  void land(Bucket& bucket);    // a gradient is being written
+  void landed(Bucket& bucket);  // it is complete, or will be by when it is read
+  // The verdict: whether the step stands, and as what was done ahead of it took for granted.
+  void decide(bool stands, bool unclipped);
+
+  bool has_final_weights(const Bucket& bucket) const;  // they have been sent; not to be asked ahead of the verdict
+  bool is_decided(const Bucket& bucket) const { return entry(bucket.index()).decided; }  // its gradient's verdict is in
+  bool needs_no_gradient(const Bucket& bucket) const;  // another may be written over it
+  bool has_final_state(const Bucket& bucket) const;    // that of the last verdict
+  bool finished() const;                               // all is done but for weights on their way
+
+  // ---- The host's side ----
+  // Buckets in hand: the one that is next, and one whose gradient arrives meanwhile.
+  static constexpr std::size_t hands = 2;
+  int take();  // takes the most urgent bucket in hand; -1 if there is none
+  // What is to be done with a bucket in hand. It may change until begin(), since the verdict may come.
+  HostTask task_of(int index) const;
+  HostTask begin(int index);  // it is being done from now on
+  void complete(int index, HostTask task);
+  int place_of(int index) const { return entry(index).place; }  // for the bucket's new state; -1: none
+
+  // The counters' counts; their seconds are the caller's.
+  HostCounters& counters() { return counters_; }
+  const HostCounters& counters() const { return counters_; }
+
+ private:
+  // What is known of a host-owned bucket beside its state.
+  struct Entry {
+    bool decided = true;   // the verdict on its gradient is in
+    bool in_hand = false;  // taken by the host
+    bool redo = false;     // its update replaces one that was void
+    int place = -1;        // spare place of its speculated state
+  };
+
+  int most_urgent();
+  void apply_verdict(Bucket& bucket);
+  void give_back_place(Entry& entry);
+  std::size_t turn_of(int index) const { return static_cast<std::size_t>(turn_of_[static_cast<std::size_t>(index)]); }
+  Bucket& bucket(int index) { return buckets_[static_cast<std::size_t>(index)]; }
+  Entry& entry(int index) { return entries_[static_cast<std::size_t>(index)]; }
+  const Entry& entry(int index) const { return entries_[static_cast<std::size_t>(index)]; }
+
+  const std::span<Bucket> buckets_;
+  StatePlaces& places_;
+  std::vector<int> owned_;
+  std::vector<int> turn_of_;  // by bucket: its index in owned_, -1 for others
+  std::vector<std::int64_t> elements_;
+  std::vector<Entry> entries_;  // by bucket
+  UpdateChoice choice_;
+  bool stands_ = true, as_speculated_ = true;  // of the last verdict
+  std::set<int> due_, adopting_, owing_;
+  std::deque<int> ahead_;  // in the order their gradients become complete
+  HostCounters counters_;
+};
+
+}  // namespace so

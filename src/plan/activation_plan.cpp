@@ -1,0 +1,178 @@
+#include "plan/activation_plan.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "model/parameters.h"
+#include "offload/memory/device_weights.h"
+#include "plan/unit_work.h"
+
+namespace so {
+namespace {
+
+constexpr int levels = 4;  // steps from Keep::all to Keep::host
+
+// Gradients that nobody wants.
+class DrySink final : public GradientSink {
+ public:
+  explicit DrySink(const ParameterLayout& layout) : layout_(layout) {}
+  void require_gradients(int, Stream&) override {}
+  Target gradient(int first, int count) override {
+    // Addresses of a dry device are numbers only.
+    return {layout_.view(reinterpret_cast<void*>(std::uintptr_t{1} << 43), DType::f32, first, count), {}};
+  }
+  void gradients_ready(int, Stream&) override {}
+
+ private:
+  const ParameterLayout& layout_;
+};
+
+}  // namespace
+
+struct ActivationSizer::Dry {
+  Dry(const ParameterLayout& layout, DeviceKind kind)
+      : device(make_dry_device(kind)),
+        ops(make_ops(*device)),
+        stream(device->create_stream("compute")),
+        weights(*device, layout, DType::bf16),
+        anything(device->allocate(MemoryKind::device, 1, "anything")) {}
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Ops> ops;
+  std::unique_ptr<Stream> stream;
+  DeviceWeights weights;  // views only
+  Buffer anything;
+};
+
+ActivationSizer::ActivationSizer(const DecoderSpec& spec, const ParameterLayout& layout, DeviceKind kind,
+                                 const TrainingShape& shape)
+    : spec_(spec), layout_(layout), shape_(shape), dry_(std::make_unique<Dry>(layout, kind)) {}
+
+ActivationSizer::~ActivationSizer() = default;
+
+std::size_t ActivationSizer::bytes(const DecoderSettings& settings) {
+  void* const data = dry_->anything.data();
+  ActivationStore store(*dry_->device, kept_on_host(settings.keep), input_bytes(spec_, settings.compute, shape_));
+  const Decoder decoder(spec_, layout_, *dry_->ops,
+                        Tensor(data, DType::f32, {shape_.longest_document, 2, spec_.rope.rotary_dim / 2}), settings,
+                        &store);
+  const auto batch_of = [&](std::int64_t tokens) {
+    DeviceBatch batch;
+    batch.ids = batch.targets = batch.positions = Tensor(data, DType::i32, {tokens});
+    batch.spans.cu_q = batch.spans.cu_k = Tensor(data, DType::i32, {tokens + 1});
+    batch.spans.documents = tokens;  // no batch has more
+    batch.spans.max_q = batch.spans.max_k = std::min(tokens, shape_.longest_document);
+    return batch;
+  };
+  Arena arena(*dry_->device, MemoryKind::device, "activations", 0);
+  DrySink sink(layout_);
+  const std::int64_t n = shape_.micro_batch_tokens, evaluated = shape_.evaluation_tokens;
+  if (n > 0)
+    decoder.forward_backward(*dry_->stream, batch_of(n), dry_->weights, sink, arena, Tensor(data, DType::f32, {n}), 1);
+  if (evaluated > 0)
+    decoder.forward_loss(*dry_->stream, batch_of(evaluated), dry_->weights, arena,
+                         Tensor(data, DType::f32, {evaluated}));
+  return arena.high_water();
+}
+
+std::int64_t keep_choices(std::int64_t layers) { return levels * layers + 1; }
+
+std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice) {
+  SO_CHECK(choice >= 0 && choice < keep_choices(layers), "choice {} for {} layers", choice, layers);
+  const std::int64_t level = std::min<std::int64_t>(choice / layers, levels - 1);
+  std::vector<Keep> keep(static_cast<std::size_t>(layers), static_cast<Keep>(level));
+  std::fill_n(keep.begin(), choice - level * layers, static_cast<Keep>(level + 1));
+  return keep;
+}
+
+std::int64_t keep_choices_on_device(std::int64_t layers) { return keep_choices(layers) - layers; }
+
+std::size_t input_bytes(const DecoderSpec& spec, DType compute, const TrainingShape& shape) {
+  return static_cast<std::size_t>(shape.micro_batch_tokens * spec.hidden) * size_of(compute);
+}
+
+ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spec, DecoderSettings settings,
+                                  std::size_t budget, std::span<const std::int64_t> choices) {
+  ActivationPlan least;
+  for (const std::int64_t choice : choices) {
+    settings.keep = keep_choice(spec.layers, choice);
+    const std::size_t bytes = sizer.bytes(settings);
+    // What the first layer drops may cost more to work with than it frees, so the next choice can take more.
+    if (bytes <= budget) return {settings.keep, bytes};
+    if (least.keep.empty() || bytes < least.bytes) least = {settings.keep, bytes};
+  }
+  return least;
+}
+
+std::vector<std::int32_t> usual_documents(const TrainingShape& shape) {
+  const double wanted = shape.usual_tokens > 0 ? shape.usual_tokens : static_cast<double>(shape.micro_batch_tokens);
+  const auto tokens = static_cast<std::int64_t>(wanted);
+  std::vector<std::int32_t> offsets{0};
+  while (offsets.back() < tokens)
+    offsets.push_back(static_cast<std::int32_t>(
+        std::min(tokens, offsets.back() + std::max<std::int64_t>(1, shape.longest_document))));
+  return offsets;
+}
+
+Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
+                            std::span<const std::int32_t> cu_seqlens, DType compute) {
+  const std::vector<UnitWork> work = unit_work(spec, cu_seqlens, compute);
+  const double tokens = cu_seqlens.empty() ? 0 : cu_seqlens.back();
+  const std::vector<double> none(work.size());
+  Recomputation again{none, none, none};
+  for (std::size_t layer = 0; layer < keep.size(); ++layer) {
+    const auto unit = static_cast<std::size_t>(layer_unit(static_cast<std::int64_t>(layer)));
+    if (keep[layer] == Keep::all) continue;
+    const std::int64_t width = spec.mlp_width(static_cast<std::int64_t>(layer));
+    // Of gate, up or down.
+    const double product = 2 * tokens * static_cast<double>(spec.hidden * width) /
+                           mlp_share(spec, static_cast<std::int64_t>(layer), tokens);
+    // Both norms; q and k rotated where that cannot be undone; the gated activation.
+    const double light = tokens * static_cast<double>(size_of(compute)) *
+                         static_cast<double>(4 * spec.hidden + 2 * (spec.q_width() + spec.kv_width()) + 3 * width);
+    again.device_bytes[unit] = light;
+    if (keep[layer] == Keep::no_gate_up) again.flops[unit] = 2 * product;
+    if (keep[layer] >= Keep::input) again.flops[unit] = work[unit].forward_flops - product;
+    if (keep[layer] == Keep::host)
+      again.link_bytes[unit] = tokens * static_cast<double>(spec.hidden) * static_cast<double>(size_of(compute));
+  }
+  return again;
+}
+
+bool all_recomputed(const std::vector<Keep>& keep) {
+  return !keep.empty() && std::all_of(keep.begin(), keep.end(), [](Keep k) { return k >= Keep::input; });
+}
+
+namespace {
+
+const char* words_of(Keep keep) {
+  switch (keep) {
+    case Keep::all:
+      return "all";
+    case Keep::light:
+      return "all but norms and activation functions";
+    case Keep::no_gate_up:
+      return "all but norms, activation functions and gate/up projections";
+    case Keep::input:
+      return "layer inputs only";
+    case Keep::host:
+      return "layer inputs only, in host memory";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string describe(const std::vector<Keep>& keep) {
+  if (keep.empty()) return words_of(Keep::all);
+  std::string text;
+  for (int level = levels; level >= 0; --level) {
+    const auto layers = std::count(keep.begin(), keep.end(), static_cast<Keep>(level));
+    const char* kept = words_of(static_cast<Keep>(level));
+    if (layers == static_cast<std::int64_t>(keep.size())) return kept;
+    if (layers == 0) continue;
+    text += fmt::format("{}{} layer{}: {}", text.empty() ? "" : "; ", layers, layers == 1 ? "" : "s", kept);
+  }
+  return text;
+}
+
+}  // namespace so

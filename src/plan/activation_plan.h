@@ -1,0 +1,75 @@
+// How much memory activations take, and what each layer keeps so that they fit. Found by running the real decoder on a
+// dry device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/decoder.h"
+#include "plan/offload_plan.h"
+
+namespace so {
+
+// What a run asks of the decoder.
+struct TrainingShape {
+  std::int64_t micro_batch_tokens = 0;                   // no micro-batch has more
+  std::int64_t evaluation_tokens = 0;                    // no evaluation batch has more; 0: no evaluation
+  std::int64_t longest_document = 0;                     // positions needed
+  std::int64_t micro_batches = 1;                        // of a step, at most
+  double usual_tokens = 0;                               // of a micro-batch; 0: micro_batch_tokens
+  std::int64_t documents = 0, evaluation_documents = 0;  // of the data, whose order is held
+};
+
+// Documents as long as the longest that make up a usual micro-batch, as offsets.
+std::vector<std::int32_t> usual_documents(const TrainingShape& shape);
+
+// Sizes on a device of `kind`. A size costs a fraction of a millisecond to find.
+class ActivationSizer {
+ public:
+  ActivationSizer(const DecoderSpec& spec, const ParameterLayout& layout, DeviceKind kind, const TrainingShape& shape);
+  ~ActivationSizer();
+
+  // The high-water mark of a training step or an evaluation, whichever is more.
+  std::size_t bytes(const DecoderSettings& settings);
+
+ private:
+  struct Dry;
+  const DecoderSpec& spec_;
+  const ParameterLayout& layout_;
+  const TrainingShape shape_;
+  std::unique_ptr<Dry> dry_;
+};
+
+// Choices of what the layers keep, in order of what they cost, from all of all layers (0) to the inputs only, at last
+// in host memory (keep_choices() - 1): first the layers drop, one after another and the first first, what is cheapest
+// to have again for its size (Keep::light), then the next.
+std::int64_t keep_choices(std::int64_t layers);
+std::int64_t keep_choices_on_device(std::int64_t layers);  // the first of them, up to where all keep their inputs there
+std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice);
+
+struct ActivationPlan {
+  std::vector<Keep> keep;
+  std::size_t bytes = 0;
+};
+// The first of `choices` that takes at most `budget` bytes of the device, the rest of `settings` as given; if
+// none does, the one that takes the least.
+ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spec, DecoderSettings settings,
+                                  std::size_t budget, std::span<const std::int64_t> choices);
+
+// A layer's input in host memory: an item of the store (offload/memory/activation_store.h).
+std::size_t input_bytes(const DecoderSpec& spec, DType compute, const TrainingShape& shape);
+
+// What having again takes that layers do not keep, for documents of those offsets: in the terms of unit_work().
+Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
+                            std::span<const std::int32_t> cu_seqlens, DType compute);
+
+// Whether every layer keeps its input alone, wherever: what others call activation checkpointing. False of no layers.
+bool all_recomputed(const std::vector<Keep>& keep);
+
+// For people: "all", or "12 layers: layer inputs only; 28 layers: all".
+std::string describe(const std::vector<Keep>& keep);
+
+}  // namespace so

@@ -1,0 +1,40 @@
+// What a run's data asks of the decoder, and what it would ask with other options.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "data/batches.h"
+#include "plan/activation_plan.h"
+#include "plan/plan_changes.h"
+
+namespace so {
+
+class DataShape {
+ public:
+  // `options` as the run has them; `max_steps` > 0, or so many `epochs`. The datasets must outlive it; `evaluation` may
+  // be null.
+  DataShape(const TokenDataset& data, const TokenDataset* evaluation, const BatchOptions& options,
+            std::int64_t max_steps, std::int64_t epochs);
+
+  // Exact for the run's own max_length. For a shorter one, for which the data would have to be tokenised anew, an upper
+  // bound: records cut to it, the longest together.
+  TrainingShape of(std::int64_t batch_size, std::int64_t gradient_accumulation_steps, std::int64_t max_length) const;
+  TrainingShape of(const PlanKnobs& knobs) const {
+    return of(knobs.batch_size, knobs.gradient_accumulation_steps, knobs.max_length);
+  }
+
+ private:
+  std::int64_t longest_together(std::int64_t rows, std::int64_t max_length) const;
+
+  const TokenDataset& data_;
+  const TokenDataset* const evaluation_;
+  const BatchOptions options_;
+  const std::int64_t max_steps_, epochs_;
+  mutable std::vector<std::int64_t> lengths_;  // the longest first, once asked for
+};
+
+// What rows of `max_length` tokens ask whatever the data: an upper bound, before there is any.
+TrainingShape largest_shape(const PlanKnobs& knobs, bool evaluates);
+
+}  // namespace so

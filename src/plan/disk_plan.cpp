@@ -1,0 +1,101 @@
+#include "plan/disk_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <system_error>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/units.h"
+#include "checkpoint/checkpoint_directory.h"
+#include "io/hf_directory.h"
+
+namespace so {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Saturates: a million checkpoints of a large model exceed 64 bits.
+std::uint64_t times(std::int64_t count, std::uint64_t bytes) {
+  if (count <= 0) return 0;
+  std::uint64_t product = 0;
+  return __builtin_mul_overflow(static_cast<std::uint64_t>(count), bytes, &product)
+             ? std::numeric_limits<std::uint64_t>::max() / 2
+             : std::min(product, std::numeric_limits<std::uint64_t>::max() / 2);
+}
+
+std::uint64_t bytes_below(const fs::path& directory) {
+  std::uint64_t bytes = 0;
+  std::error_code error;
+  for (fs::recursive_directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
+    std::error_code vanished;
+    if (!entry->is_regular_file(vanished)) continue;
+    const std::uintmax_t size = entry->file_size(vanished);
+    if (!vanished) bytes += size;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+SavedBytes saved_bytes(std::int64_t parameters, DType compute, const fs::path& model) {
+  const auto n = static_cast<std::uint64_t>(parameters);
+  std::uint64_t small = 0;
+  if (!model.empty()) {
+    for (const std::string& name : auxiliary_files(model)) {
+      std::error_code error;
+      const std::uintmax_t size = fs::file_size(model / name, error);
+      if (!error) small += size;
+    }
+  }
+  SavedBytes saved;
+  saved.model = n * size_of(compute) + small;
+  saved.checkpoint = saved.model + n * sizeof(float) * (compute == DType::f32 ? 2 : 3);
+  return saved;
+}
+
+std::uint64_t DiskPlan::peak() const {
+  // Before the last save the earlier ones have been rotated.
+  const std::int64_t before_last = existing + std::max<std::int64_t>(saves - 1, 0);
+  const std::int64_t held = keep > 0 && saves > 1 ? std::min(before_last, keep) : before_last;
+  const std::int64_t at_once = saves == 0 ? 0 : std::max<std::int64_t>(1, held + 1 - existing);
+  const std::uint64_t all = times(at_once, saved.checkpoint) + saved.model;
+  return all > replaced ? all - replaced : 0;
+}
+
+std::string DiskPlan::line(std::uint64_t free) const {
+  std::string text = fmt::format("disk: final model {}", format_bytes(saved.model));
+  if (saves > 0)
+    text += fmt::format(", {} checkpoint{} of {}{}", saves, saves == 1 ? "" : "s", format_bytes(saved.checkpoint),
+                        keep > 0 && keep < saves ? fmt::format(" (newest {} kept)", keep) : std::string());
+  return text + fmt::format(", {} at once; {} free", format_bytes(peak()), format_bytes(free));
+}
+
+void DiskPlan::require(const fs::path& directory) const {
+  const std::uint64_t free = free_space(directory), needed = peak();
+  if (free >= needed) return;
+  const bool fewer = saves > 1 && (keep == 0 || keep > 1);
+  fail("no space left on {}: {}, {} missing; free some space{} or choose another --output_dir",
+       printable_path(directory), line(free), format_bytes(needed - free),
+       fewer ? ", keep fewer checkpoints (--save_total_limit)" : "");
+}
+
+DiskPlan disk_plan(const TrainOptions& options, const SavedBytes& saved, std::int64_t first_step,
+                   std::int64_t last_step) {
+  DiskPlan plan;
+  plan.saved = saved;
+  plan.keep = std::max(options.save_total_limit, 0);
+  if (last_step > first_step) {
+    const std::int64_t every = options.save_steps;
+    plan.saves = 1 + (every > 0 ? (last_step - 1) / every - first_step / every : 0);
+  }
+  for (const Checkpoint& checkpoint : CheckpointDirectory(options.output_dir).list()) {
+    if (!options.resume.empty())
+      ++plan.existing;
+    else if (options.overwrite_output_dir)
+      plan.replaced += bytes_below(checkpoint.path);
+  }
+  return plan;
+}
+
+}  // namespace so

@@ -1,0 +1,42 @@
+// What a machine has and what it was measured to do, as a file, so that a run can be planned where the machine is not.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "plan/machine/rates.h"
+
+namespace so {
+
+// One GPU and its share of the host.
+struct HardwareProfile {
+  std::string name;    // of the GPU
+  std::string source;  // where the figures come from: measured, and when; or whose data sheet, and what was taken off
+  std::size_t device_memory = 0;  // bytes that a process may have
+  std::size_t host_memory = 0;    // bytes that it may have beside the rest of the system
+  int host_threads = 1;           // that run AdamW
+  MachineRates rates;             // of a model in bf16
+};
+
+// The rates by the names that they have in files.
+std::span<const std::pair<const char*, double MachineRates::*>> rate_names();
+
+// JSON, as `superoffload profile` writes it. Throws Error for a text that is not such a file: `origin` and the key.
+HardwareProfile parse_hardware(std::string_view json, const std::string& origin);
+std::string to_json(const HardwareProfile& profile);
+
+// Machines that the program knows, sorted by name.
+struct KnownHardware {
+  std::string_view key;  // "h200"
+  HardwareProfile profile;
+};
+std::span<const KnownHardware> known_hardware();
+std::string known_hardware_names();  // "a100-40g, gh200, ..."
+
+// A file, or the key of a known machine; what exists in the file system wins. Throws Error, listing the known ones.
+HardwareProfile resolve_hardware(const std::string& name_or_path);
+
+}  // namespace so

@@ -1,0 +1,133 @@
+#include "plan/machine/measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "plan/machine/measure_host.h"
+
+namespace so {
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+double seconds_per_call(Stream& stream, const std::function<void(std::int64_t)>& enqueue, double round_seconds,
+                        int rounds) {
+  using Clock = std::chrono::steady_clock;
+  std::int64_t next = 0;
+  const auto run = [&](std::int64_t calls) {
+    const auto start = Clock::now();
+    for (std::int64_t i = 0; i < calls; ++i) enqueue(next++);
+    stream.synchronize();
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  stream.synchronize();
+  run(1);
+  constexpr std::int64_t most_calls = 1000;  // what a stream takes without making the caller wait
+  std::int64_t calls = 1;
+  for (double seconds = run(calls); seconds < round_seconds && calls < most_calls; seconds = run(calls))
+    calls = std::clamp<std::int64_t>(static_cast<std::int64_t>(std::ceil(1.1 * static_cast<double>(calls) *
+                                                                         round_seconds / std::max(seconds, 1e-9))),
+                                     calls + 1, most_calls);
+  std::vector<double> seconds;
+  for (int round = 0; round < rounds; ++round) seconds.push_back(run(calls) / static_cast<double>(calls));
+  return median(std::move(seconds));
+}
+
+double measure_gemm_rate(Device& device, Ops& ops, Stream& stream, DType dtype, bool quick) {
+  const bool cpu = device.kind() == DeviceKind::cpu;
+  const std::int64_t side = cpu ? (quick ? 256 : 1024) : 8192;
+  const std::size_t bytes = static_cast<std::size_t>(side * side) * size_of(dtype);
+  const Buffer memory = device.allocate(MemoryKind::device, 3 * bytes, "measuring matrix products");
+  const auto matrix = [&](std::size_t i) {
+    return Tensor(static_cast<std::byte*>(memory.data()) + i * bytes, dtype, {side, side});
+  };
+  ops.random_normal(stream, matrix(1), 1, 1.0f);
+  ops.random_normal(stream, matrix(2), 2, 1.0f);
+  // If not quick, long enough for a chip to come to the clock that it can keep.
+  const double seconds = seconds_per_call(
+      stream,
+      [&](std::int64_t) { ops.linear(stream, matrix(0), matrix(1), matrix(2), Tensor(), Accumulate::overwrite); },
+      quick ? (cpu ? 0.002 : 0.02) : (cpu ? 0.02 : 0.15), quick ? 3 : 5);
+  const auto n = static_cast<double>(side);
+  return 2 * n * n * n / seconds;
+}
+
+double measure_copy_bandwidth(Device& device, Stream& stream) {
+  const std::size_t bytes = std::size_t{device.kind() == DeviceKind::cpu ? 64u : 1024u} << 20;
+  const Buffer from = device.allocate(MemoryKind::device, bytes, "measuring copies");
+  const Buffer to = device.allocate(MemoryKind::device, bytes, "measuring copies");
+  stream.zero(from.data(), bytes);
+  return 2 * static_cast<double>(bytes) /
+         seconds_per_call(stream, [&](std::int64_t) { stream.copy(to.data(), from.data(), bytes); });
+}
+
+namespace {
+
+// Bytes/s of copies from `from` to `to` in the stream's order.
+double copy_rate(Stream& stream, const Buffer& to, const Buffer& from, double round_seconds) {
+  const double seconds = seconds_per_call(
+      stream, [&](std::int64_t) { stream.copy(to.data(), from.data(), to.bytes()); }, round_seconds, 3);
+  return static_cast<double>(to.bytes()) / seconds;
+}
+
+// Seconds from a small kernel to the next, all of them enqueued before the first begins: the device has copies of
+// `copy_seconds` each to do until then.
+double measure_kernel(Device& device, Ops& ops, Stream& stream, const Buffer& to, const Buffer& from,
+                      double copy_seconds) {
+  constexpr int kernels = 200;
+  constexpr double to_enqueue = 20e-6;  // a kernel, at most
+  const Tensor wide(from.data(), DType::f32, {1024}), narrow(to.data(), DType::bf16, {1024});
+  const auto begin = device.create_event(Timing::on), end = device.create_event(Timing::on);
+  const auto copies = device.kind() == DeviceKind::cpu ? 1 : static_cast<int>(kernels * to_enqueue / copy_seconds) + 1;
+  std::vector<double> seconds;
+  for (int round = 0; round < 4; ++round) {
+    for (int i = 0; i < copies; ++i) stream.copy(to.data(), from.data(), to.bytes());
+    stream.record(*begin);
+    for (int i = 0; i < kernels; ++i) ops.cast(stream, narrow, wide);
+    stream.record(*end);
+    stream.synchronize();
+    if (round > 0) seconds.push_back(end->seconds_since(*begin) / kernels);  // the first loads it
+  }
+  return median(std::move(seconds));
+}
+
+}  // namespace
+
+MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute, DType moments,
+                           std::size_t most_host_bytes) {
+  const bool cpu = device.kind() == DeviceKind::cpu;
+  MachineRates rates;
+  rates.gemm_flops = measure_gemm_rate(device, ops, stream, compute, cpu);
+  const std::size_t bytes = std::size_t{cpu ? 1u : 64u} << 20;
+  const double round_seconds = cpu ? 0.001 : 0.01;
+  const Buffer host = device.allocate(MemoryKind::pinned, bytes, "measuring copies");
+  const Buffer here = device.allocate(MemoryKind::device, bytes, "measuring copies");
+  std::memset(host.data(), 0, bytes);
+  rates.link_to_device = copy_rate(stream, here, host, round_seconds);
+  rates.link_to_host = copy_rate(stream, host, here, round_seconds);
+  // Well above a GPU's cache.
+  const std::size_t large = std::size_t{cpu ? 1u : 256u} << 20;
+  const Buffer from = device.allocate(MemoryKind::device, large, "measuring copies");
+  const Buffer to = device.allocate(MemoryKind::device, large, "measuring copies");
+  stream.zero(from.data(), large);
+  rates.device_memory = 2 * copy_rate(stream, to, from, round_seconds);
+  rates.kernel_seconds =
+      measure_kernel(device, ops, stream, to, from, 2 * static_cast<double>(large) / rates.device_memory);
+  const HostRates of_host =
+      measure_host(device, pool, moments, most_host_bytes, rates.link_to_host, rates.link_to_device);
+  rates.host_adamw = of_host.adamw;
+  rates.host_adamw_wide = of_host.adamw_wide;
+  rates.host_memory = of_host.memory;
+  return rates;
+}
+
+}  // namespace so

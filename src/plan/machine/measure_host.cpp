@@ -1,0 +1,166 @@
+#include "plan/machine/measure_host.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "offload/memory/optimizer_state.h"
+#include "optim/adamw.h"
+
+namespace so {
+namespace {
+
+// AdamW by the pool's threads, over state of its own.
+class HostAdamW {
+ public:
+  HostAdamW(Device& device, ThreadPool& pool, DType moments, std::size_t most_bytes)
+      : pool_(pool), moments_(moments), elements_(elements_for(device, pool, moments, most_bytes)) {
+    const std::size_t moment = size_of(moments);
+    for (const auto& [buffer, size] : {std::pair{&master_, sizeof(float)},
+                                       {&m_, moment},
+                                       {&v_, moment},
+                                       {&gradient_, sizeof(float)},
+                                       {&weights_, sizeof(float)}}) {
+      *buffer = device.allocate(MemoryKind::pageable, static_cast<std::size_t>(elements_) * size, "measuring AdamW");
+      // First touched as the engine's state is.
+      pool.parallel_for(static_cast<std::int64_t>(buffer->bytes()), std::int64_t{1} << 20,
+                        [data = static_cast<std::byte*>(buffer->data())](std::int64_t begin, std::int64_t end) {
+                          std::memset(data + begin, 0, static_cast<std::size_t>(end - begin));
+                        });
+    }
+  }
+
+  // Seconds of the next bucket's update, gradient and weight in T.
+  template <class T>
+  double update() {
+    const std::int64_t buckets = elements_ / bucket_elements_, from = next_++ % buckets;
+    // Half of all lies between what is read and what is written beside it.
+    const std::int64_t to = next_ % 2 == 0 ? from : (from + buckets / 2) % buckets;
+    const auto n = static_cast<std::size_t>(bucket_elements_);
+    const auto start = std::chrono::steady_clock::now();
+    adamw_update_parallel(pool_, step_, true, std::span(at<const T>(gradient_, from), n), state(from), state(to),
+                          std::span(at<T>(weights_, from), n));
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+  // That it moves.
+  template <class T>
+  double bytes() const {
+    return static_cast<double>(2 * state_bytes(moments_) + 2 * sizeof(T)) * static_cast<double>(bucket_elements_);
+  }
+  // Bytes/s, in the mean of so long: what others on the machine leave of its bandwidth varies.
+  template <class T>
+  double rate(double seconds) {
+    double spent = 0;
+    int updates = 0;
+    for (; spent < seconds; ++updates) spent += update<T>();
+    return updates * bytes<T>() / spent;
+  }
+
+ private:
+  static constexpr std::int64_t fewest = std::int64_t{1} << 18;
+
+  static std::int64_t elements_for(const Device& device, const ThreadPool& pool, DType moments,
+                                   std::size_t most_bytes) {
+    if (device.kind() == DeviceKind::cpu) return fewest;
+    const auto room = static_cast<std::int64_t>(most_bytes / (state_bytes(moments) + 2 * sizeof(float))),
+               enough = (std::int64_t{64} << 20) * std::clamp(pool.size(), 4, 16);
+    return std::max(fewest, std::min(room, enough));
+  }
+
+  template <class T>
+  T* at(const Buffer& buffer, std::int64_t bucket) const {
+    return static_cast<T*>(buffer.data()) + bucket * bucket_elements_;
+  }
+  Moments moment(const Buffer& buffer, std::int64_t bucket) const {
+    return moments_ == DType::bf16 ? Moments(at<bf16>(buffer, bucket)) : Moments(at<float>(buffer, bucket));
+  }
+  AdamWState state(std::int64_t bucket) const {
+    return {at<float>(master_, bucket), moment(m_, bucket), moment(v_, bucket)};
+  }
+
+  ThreadPool& pool_;
+  const DType moments_;
+  const AdamWStep step_ = make_adamw_step({}, 1e-5, 0.01, 1);
+  const std::int64_t elements_;
+  // The engine's, where there is that much.
+  const std::int64_t bucket_elements_ = std::min(std::int64_t{4} << 20, elements_);
+  std::int64_t next_ = 0;
+  Buffer master_, m_, v_, gradient_, weights_;
+};
+
+// Copies that are under way while something else is measured.
+class CopiesBeside {
+ public:
+  // `rate`: bytes/s.
+  CopiesBeside(Device& device, const Buffer& to, const Buffer& from, double rate)
+      : device_(device), stream_(device.create_stream("measure copies")), to_(to), from_(from), rate_(rate) {}
+  // Sees to it that enough of them are enqueued for so many seconds.
+  void keep_busy(double seconds) {
+    const auto enough = static_cast<std::size_t>(std::ceil(seconds * rate_ / static_cast<double>(part())));
+    for (bytes_done(); ends_.size() - done_ < enough;) {
+      const std::size_t at = ends_.size() % parts * part();
+      stream_->copy(static_cast<std::byte*>(to_.data()) + at, static_cast<const std::byte*>(from_.data()) + at, part());
+      ends_.push_back(device_.create_event());
+      stream_->record(*ends_.back());
+    }
+  }
+  double bytes_done() {
+    while (done_ < ends_.size() && ends_[done_]->done()) ++done_;
+    return static_cast<double>(done_ * part());
+  }
+  void synchronize() { stream_->synchronize(); }
+
+ private:
+  static constexpr std::size_t parts = 16;
+  std::size_t part() const { return to_.bytes() / parts; }
+
+  Device& device_;
+  const std::unique_ptr<Stream> stream_;
+  const Buffer &to_, &from_;
+  const double rate_;
+  std::vector<std::unique_ptr<Event>> ends_;
+  std::size_t done_ = 0;
+};
+
+// Bytes/s of AdamW and copies both ways, at once, through pinned memory as the engine's.
+double rate_beside_copies(Device& device, HostAdamW& adamw, double link_to_host, double link_to_device,
+                          double seconds) {
+  constexpr std::size_t bytes = std::size_t{256} << 20;
+  std::array<Buffer, 2> host, here;
+  for (Buffer& buffer : host) buffer = device.allocate(MemoryKind::pinned, bytes, "measuring copies");
+  for (Buffer& buffer : here) buffer = device.allocate(MemoryKind::device, bytes, "measuring copies");
+  for (const Buffer& buffer : host) std::memset(buffer.data(), 0, bytes);
+  CopiesBeside to_host(device, host[0], here[0], link_to_host), to_device(device, here[1], host[1], link_to_device);
+  // Copies last beyond the update that they slow down.
+  double moved = 0, spent = 0;
+  for (double ahead = 0.01; spent < seconds;) {
+    for (CopiesBeside* copies : {&to_host, &to_device}) copies->keep_busy(ahead);
+    const double before = to_host.bytes_done() + to_device.bytes_done(), update = adamw.update<bf16>();
+    moved += adamw.bytes<bf16>() + to_host.bytes_done() + to_device.bytes_done() - before;
+    spent += update;
+    ahead = std::max(ahead, 2 * update);
+  }
+  for (CopiesBeside* copies : {&to_host, &to_device}) copies->synchronize();
+  return moved / spent;
+}
+
+}  // namespace
+
+HostRates measure_host(Device& device, ThreadPool& pool, DType moments, std::size_t most_bytes, double link_to_host,
+                       double link_to_device) {
+  const bool cpu = device.kind() == DeviceKind::cpu;
+  const double seconds = cpu ? 0.005 : 0.3;
+  HostAdamW adamw(device, pool, moments, most_bytes);
+  HostRates rates;
+  rates.adamw = adamw.rate<bf16>(seconds);
+  rates.adamw_wide = adamw.rate<float>(seconds);
+  rates.memory = cpu ? rates.adamw : rate_beside_copies(device, adamw, link_to_host, link_to_device, seconds);
+  return rates;
+}
+
+}  // namespace so

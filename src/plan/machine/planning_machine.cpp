@@ -1,0 +1,104 @@
+#include "plan/machine/planning_machine.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "device/host_pages.h"
+#include "plan/machine/measure.h"
+
+namespace so {
+namespace {
+
+// Of what is free: what the rest of the system takes while we run is not ours to plan.
+constexpr double host_share_of_free = 0.97;
+// Up to where places for new state may fill it: they only save time, and files are cached in what is left.
+constexpr double undo_share_of_free = 0.95;
+
+// A share of the host's free memory, but on small machines no more than leaves 2 GiB, or a tenth; of what the user said
+// that the run may have, all.
+std::size_t share_of(const PlanningMachine& machine, double share) {
+  constexpr std::size_t reserve = std::size_t{2} << 30;
+  const std::size_t available = machine.host.available;
+  const auto wanted = static_cast<std::size_t>(static_cast<double>(available) * share);
+  const std::size_t free = std::min(wanted, available - std::min(reserve, available / 10));
+  return machine.host_cap ? std::min(free, *machine.host_cap) : free;
+}
+
+}  // namespace
+
+std::optional<std::size_t> device_budget(Device& device) {
+  const auto own = device.own_memory();
+  if (!own) return std::nullopt;
+  // What we hold by now is in the plan too.
+  return own->free + device.ledger().held(MemoryKind::device);
+}
+
+HostMemory usable_host(const PlanningMachine& machine) {
+  if (machine.host_cap && *machine.host_cap < machine.host.available) return {*machine.host_cap, "--host_memory"};
+  return machine.host;
+}
+
+std::size_t usable_host_budget(const PlanningMachine& machine) { return share_of(machine, host_share_of_free); }
+
+std::size_t undo_budget(const PlanningMachine& machine) { return share_of(machine, undo_share_of_free); }
+
+DeviceMemory own_memory(const PlanningMachine& machine) {
+  const bool capped = machine.device_cap && *machine.device_cap == machine.device_memory;
+  return {machine.name, machine.device_memory.value_or(0), capped ? "--device_memory" : machine.device_limited_by};
+}
+
+MemoryCaps memory_caps(DeviceKind kind, std::int64_t device_memory, std::int64_t host_memory) {
+  if (kind == DeviceKind::cpu && device_memory > 0)
+    fail("--device_memory {}: the CPU device has no memory of its own; say with --host_memory what the run may have",
+         device_memory);
+  MemoryCaps caps;
+  if (device_memory > 0) caps.device = static_cast<std::size_t>(device_memory);
+  if (host_memory > 0) caps.host = static_cast<std::size_t>(host_memory);
+  return caps;
+}
+
+void apply(const MemoryCaps& caps, PlanningMachine& machine) {
+  machine.whole_device_memory = machine.device_memory;
+  machine.device_cap = caps.device;
+  machine.host_cap = caps.host;
+  if (caps.device && machine.device_memory) machine.device_memory = std::min(*machine.device_memory, *caps.device);
+}
+
+PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments, const MemoryCaps& caps) {
+  Device& device = runtime.device();
+  const HostMemory host = available_host_memory();
+  PlanningMachine machine{
+      .kind = device.kind(),
+      .name = device.name(),
+      .device_memory = device_budget(device),
+      .host = host,
+      .pool = &runtime.host_pool(),
+      .rates = [&runtime, compute, moments, host_bytes = std::min(host.available, caps.host.value_or(host.available)),
+                known = std::make_shared<std::optional<MachineRates>>()] {
+        if (*known) return **known;
+        // Ops of their own, since an instance is used with one stream.
+        const auto ops = make_ops(runtime.device());
+        const auto stream = runtime.device().create_stream("measure");
+        *known = measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), compute, moments, host_bytes / 4);
+        forget_peak_resident();  // measuring takes more than a small model
+        return **known;
+      }};
+  if (device.kind() != DeviceKind::cpu) {
+    machine.lockable = lockable_bytes();
+    machine.pins_beyond = [&device, known = std::make_shared<std::optional<bool>>()](std::size_t bytes) {
+      if (!*known) try {
+          device.allocate(MemoryKind::pinned, bytes + (1 << 20), "measuring the lock limit");
+          *known = true;
+        } catch (const Error&) {
+          *known = false;
+        }
+      return **known;
+    };
+  }
+  apply(caps, machine);
+  return machine;
+}
+
+}  // namespace so

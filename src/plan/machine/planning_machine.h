@@ -1,0 +1,54 @@
+// The machine that a run is planned for: what may be used of its memory, and how quick it is.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "ops/runtime.h"
+#include "plan/machine/host_memory.h"
+#include "plan/machine/rates.h"
+
+namespace so {
+
+// What a plan may use, and how quick it is.
+struct PlanningMachine {
+  DeviceKind kind = DeviceKind::cpu;
+  std::string name;                          // of the device
+  std::optional<std::size_t> device_memory;  // bytes a plan may have of the device's own memory; none: it is the host's
+  std::optional<std::size_t> whole_device_memory;  // what it could have if device_cap were not
+  std::string device_limited_by = "free memory";   // device_memory, unless device_cap does
+  HostMemory host;
+  std::optional<std::size_t> device_cap, host_cap;  // what the user lets the run have; device_memory knows the former
+  // What this process may lock, if that is limited; and whether the device pins more than that all the same.
+  std::optional<std::size_t> lockable;
+  std::function<bool(std::size_t bytes)> pins_beyond;
+  ThreadPool* pool = nullptr;             // the host's; its size counts
+  std::function<MachineRates()> rates;    // asked for if something depends on them: never on the CPU device
+  std::string rates_origin = "measured";  // what reasons call them
+  std::optional<std::size_t> held;        // host memory that the process has before the run; none: what it has now
+};
+
+// What the user lets a run have of each memory, in bytes, beside the program itself; none: all there is.
+struct MemoryCaps {
+  std::optional<std::size_t> device, host;
+};
+// Of the options --device_memory and --host_memory; 0 is none. Throws Error if such a device has no memory of its own.
+MemoryCaps memory_caps(DeviceKind kind, std::int64_t device_memory, std::int64_t host_memory);
+void apply(const MemoryCaps& caps, PlanningMachine& machine);
+// What no plan may exceed of the host's memory, and what one is made for: with a reserve, where not the user said it.
+HostMemory usable_host(const PlanningMachine& machine);
+std::size_t usable_host_budget(const PlanningMachine& machine);
+// Up to where places for new state may fill the host's memory, which only save time.
+std::size_t undo_budget(const PlanningMachine& machine);
+// Bytes of the device's own memory that a plan may have in all, what this process holds by now included; none if the
+// device has no memory of its own.
+std::optional<std::size_t> device_budget(Device& device);
+// What a plan may have of the device's own memory, and what limits it.
+DeviceMemory own_memory(const PlanningMachine& machine);
+
+// The machine as it is now; rates are those of `compute` and of AdamW with `moments` so kept, measured.
+PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments, const MemoryCaps& caps = {});
+
+}  // namespace so

@@ -1,0 +1,60 @@
+// Rates of this machine, measured once and used by later runs: a file in the user's cache directory.
+#pragma once
+
+#include <ctime>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "ops/runtime.h"
+#include "plan/machine/hardware.h"
+#include "plan/machine/planning_machine.h"
+
+namespace so {
+
+// What rates depend on: measured with another of these they would be others.
+struct RateKey {
+  std::string gpu, cpu;          // their names
+  int threads = 0;               // of the host
+  std::string program;           // version
+  std::string compute, moments;  // dtypes
+  bool operator==(const RateKey&) const = default;
+};
+RateKey rate_key(Runtime& runtime, DType compute, DType moments);
+
+// Thread-safe between processes: files are replaced in one piece.
+class RateCache {
+ public:
+  static constexpr int days_valid = 30;
+
+  explicit RateCache(std::filesystem::path directory) : directory_(std::move(directory)) {}
+  // Below XDG_CACHE_HOME or HOME; none if neither is set.
+  static std::optional<RateCache> of_user();
+
+  std::filesystem::path path_of(const RateKey& key) const;
+  struct Found {
+    MachineRates rates;
+    std::string date;  // "2026-11-21"
+  };
+  // None if there is no file, or it is not of this machine, damaged or out of date, which the log tells.
+  std::optional<Found> find(const RateKey& key, std::time_t now) const;
+  // Replaces what is there. What goes wrong is a warning: a run does not depend on it.
+  void store(const RateKey& key, const HardwareProfile& profile, std::time_t now) const;
+
+ private:
+  std::filesystem::path directory_;
+};
+
+std::string utc_date(std::time_t time);  // "2026-11-21"
+
+// Where a run's rates come from: an earlier measurement, or, if there is none that holds or `use` says so, a new one,
+// which is stored unless `keep` is false. Does nothing on the CPU device, where nothing is measured.
+void use_cached_rates(PlanningMachine& machine, Runtime& runtime, DType compute, DType moments, ProfileUse use,
+                      bool keep);
+
+// As `superoffload profile` writes it.
+HardwareProfile profile_of(const PlanningMachine& machine, const MachineRates& rates, std::time_t now);
+
+}  // namespace so

@@ -1,0 +1,322 @@
+#include "plan/plan_changes.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "base/log.h"
+#include "base/units.h"
+
+namespace so {
+namespace {
+
+using Options = std::vector<std::pair<std::string, std::string>>;
+
+// "12.4GB": at most a hundredth more than `bytes`, and no less.
+std::string rounded_up(std::size_t bytes) {
+  double scale = 1;
+  const char* unit = "B";
+  for (const auto& [name, size] : {std::pair<const char*, double>{"kB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}})
+    if (static_cast<double>(bytes) >= size) scale = size, unit = name;
+  const double value = static_cast<double>(bytes) / scale;
+  const double digits = scale == 1 || value >= 100 ? 1 : value >= 10 ? 10 : 100;
+  return fmt::format("{:g}{}", std::ceil(value * digits) / digits, unit);
+}
+
+std::string text_of(const Options& options) {
+  std::string text;
+  for (const auto& [name, value] : options) text += fmt::format("{}--{} {}", text.empty() ? "" : " ", name, value);
+  return text;
+}
+
+class Search {
+ public:
+  explicit Search(const PlanQuestion& question) : q_(question), end_(thread_seconds() + question.seconds) {}
+
+  std::vector<PlanChange> run() {
+    const std::vector<Choice> choices = own_choices();
+    for (const Choice& choice : choices) try_choice(choice);
+    numbers(q_.asked, {});
+    if (!changes_.empty()) {
+      memory(q_.asked, {});
+      return std::move(changes_);
+    }
+    // Nothing helps by itself but more memory: all that needs no other data together, and numbers with that.
+    Choice all{q_.asked, {}};
+    for (const Choice& choice : choices) {
+      choice.change(all.knobs);
+      all.options.insert(all.options.end(), choice.options.begin(), choice.options.end());
+    }
+    if (choices.size() > 1) {
+      if (fits(all.knobs)) {
+        add(all.options);
+        // Fewer of them, where they do.
+        for (std::size_t left = 0; choices.size() > 2 && left < choices.size(); ++left) {
+          Choice fewer{q_.asked, {}};
+          for (std::size_t i = 0; i < choices.size(); ++i) {
+            if (i == left) continue;
+            choices[i].change(fewer.knobs);
+            fewer.options.insert(fewer.options.end(), choices[i].options.begin(), choices[i].options.end());
+          }
+          if (fits(fewer.knobs)) add(fewer.options);
+        }
+      }
+    }
+    if (!choices.empty() && changes_.empty()) numbers(all.knobs, all.options);
+    memory(q_.asked, {});
+    return std::move(changes_);
+  }
+
+ private:
+  struct Choice {
+    PlanKnobs knobs;
+    Options options;
+    std::function<void(PlanKnobs&)> change;
+  };
+
+  // Of this thread's own time, so that what is found does not depend on what else the machine does.
+  static double thread_seconds() {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  }
+  bool in_time() const { return thread_seconds() < end_; }
+  bool fits(const PlanKnobs& knobs) {
+    if (!in_time()) return false;  // nothing is proposed that was not seen to fit
+    if (q_.fits) return q_.fits(knobs);
+    try {
+      q_.plan(knobs);
+      return true;
+    } catch (const MemoryRefusal&) {
+      return false;
+    }
+  }
+  bool allowed(const char* option) const {
+    const OptionSpec* spec = q_.rows->find(option);
+    return spec && !(q_.results_fixed && spec->changes_results);
+  }
+  void add(Options options) {
+    std::string text = text_of(options);
+    changes_.push_back({std::move(options), std::move(text)});
+  }
+  void try_choice(const Choice& choice) {
+    if (fits(choice.knobs)) add(choice.options);
+  }
+
+  // Changes that are not of a number.
+  std::vector<Choice> own_choices() const {
+    std::vector<Choice> choices;
+    const auto offer = [&](Options options, std::function<void(PlanKnobs&)> change) {
+      Choice choice{q_.asked, std::move(options), std::move(change)};
+      choice.change(choice.knobs);
+      choices.push_back(std::move(choice));
+    };
+    if (allowed("activation_checkpointing") && q_.asked.activation_checkpointing != Toggle::automatic)
+      offer({{"activation_checkpointing", "auto"}},
+            [](PlanKnobs& knobs) { knobs.activation_checkpointing = Toggle::automatic; });
+    if (allowed("offload_optimizer") && q_.asked.offload_optimizer == OptimizerDevice::none)
+      offer({{"offload_optimizer", "cpu"}, {"offload_ratio", "-1"}}, [](PlanKnobs& knobs) {
+        knobs.offload_optimizer = OptimizerDevice::cpu;
+        knobs.offload_ratio = -1;
+      });
+    else if (allowed("offload_ratio") && q_.asked.offload_ratio >= 0)
+      offer({{"offload_ratio", "-1"}}, [](PlanKnobs& knobs) { knobs.offload_ratio = -1; });
+    if (allowed("streamed_layers") && q_.asked.streamed_layers >= 0)
+      offer({{"streamed_layers", "-1"}}, [](PlanKnobs& knobs) { knobs.streamed_layers = -1; });
+    if (allowed("optimizer_state_dtype") && q_.asked.optimizer_state_dtype == StatePrecision::fp32) {
+      Options options{{"optimizer_state_dtype", "bf16"}};
+      if (q_.rows->find("adam_beta2") && q_.adam_beta2 > largest_beta2(StatePrecision::bf16))
+        options.emplace_back("adam_beta2", "0.99");
+      offer(std::move(options), [](PlanKnobs& knobs) { knobs.optimizer_state_dtype = StatePrecision::bf16; });
+    }
+    return choices;
+  }
+
+  // The largest of least, least + step, ... below `bad` for which `with` makes knobs that fit.
+  template <class With>
+  std::optional<std::int64_t> largest(std::int64_t least, std::int64_t step, std::int64_t bad, const With& with) {
+    if (least >= bad || !fits(with(least))) return std::nullopt;
+    std::int64_t good = 0, beyond = (bad - least + step - 1) / step;  // steps
+    while (beyond - good > 1 && in_time()) {
+      const std::int64_t middle = good + (beyond - good) / 2;
+      (fits(with(least + middle * step)) ? good : beyond) = middle;
+    }
+    return least + good * step;
+  }
+
+  // Fewer rows, in as many micro-batches more or not; shorter rows.
+  void numbers(const PlanKnobs& from, const Options& before) {
+    const auto add_with = [&](Options options) {
+      options.insert(options.begin(), before.begin(), before.end());
+      add(std::move(options));
+    };
+    const std::int64_t rows = from.batch_size;
+    if (allowed("gradient_accumulation_steps") && allowed("batch_size")) {
+      // Of the ways to have the same rows in a step, that with the fewest micro-batches.
+      for (std::int64_t parts = 2; parts <= rows; ++parts) {
+        if (rows % parts != 0) continue;
+        PlanKnobs knobs = from;
+        knobs.batch_size = rows / parts;
+        knobs.gradient_accumulation_steps = from.gradient_accumulation_steps * parts;
+        if (!fits(knobs)) continue;
+        add_with({{"batch_size", std::to_string(knobs.batch_size)},
+                  {"gradient_accumulation_steps", std::to_string(knobs.gradient_accumulation_steps)}});
+        break;
+      }
+    }
+    if (allowed("batch_size")) {
+      const auto with = [&](std::int64_t value) {
+        PlanKnobs knobs = from;
+        knobs.batch_size = value;
+        return knobs;
+      };
+      if (const auto most = largest(1, 1, rows, with)) add_with({{"batch_size", std::to_string(*most)}});
+    }
+    if (allowed("max_length")) {
+      const auto with = [&](std::int64_t value) {
+        PlanKnobs knobs = from;
+        knobs.max_length = value;
+        return knobs;
+      };
+      const std::int64_t step = from.max_length > 256 ? 64 : 1;
+      if (const auto most = largest(step == 1 ? 2 : step, step, from.max_length, with))
+        add_with({{"max_length", std::to_string(*most)}});
+    }
+  }
+
+  // The least of one memory, the other as it is, that fits; of both, if neither helps alone.
+  void memory(const PlanKnobs& from, const Options& before) {
+    const auto device = [](MemoryCaps& caps) -> std::optional<std::size_t>& { return caps.device; };
+    const auto host = [](MemoryCaps& caps) -> std::optional<std::size_t>& { return caps.host; };
+    const auto more_device = q_.there.device ? least_memory(from, device) : std::nullopt;
+    const auto more_host = least_memory(from, host);
+    if (more_device) add_memory(before, more_device, std::nullopt);
+    if (more_host) add_memory(before, std::nullopt, more_host);
+    if (more_device || more_host || !q_.there.device) return;
+    PlanKnobs knobs = from;
+    knobs.memory.host = most_memory;
+    const auto own = least_memory(knobs, device);
+    if (!own) return;
+    knobs = from;
+    knobs.memory.device = own;
+    if (const auto of_host = least_memory(knobs, host)) add_memory(before, own, of_host);
+  }
+  template <class Which>
+  std::optional<std::size_t> least_memory(PlanKnobs knobs, const Which& which) {
+    MemoryCaps there = q_.there;
+    std::size_t bad = which(there).value_or(0), good = bad;
+    const auto enough = [&](std::size_t bytes) {
+      which(knobs.memory) = bytes;
+      return fits(knobs);
+    };
+    if (!enough(most_memory)) return std::nullopt;
+    for (std::size_t more = std::max<std::size_t>(bad / 8, 1 << 20);; more *= 2) {
+      good = std::min(most_memory, bad + more);
+      if (good == most_memory || enough(good)) break;
+      if (!in_time()) return std::nullopt;
+      bad = good;
+    }
+    while (good - bad > good / 500 && in_time()) {
+      const std::size_t middle = bad + (good - bad) / 2;
+      (enough(middle) ? good : bad) = middle;
+    }
+    return good;
+  }
+  void add_memory(const Options& before, std::optional<std::size_t> device, std::optional<std::size_t> host) {
+    Options options = before;
+    std::string text;
+    bool askable = true;
+    const auto one = [&](const char* option, const char* what, std::optional<std::size_t> bytes,
+                         std::optional<std::size_t> there, std::optional<std::size_t> most) {
+      if (!bytes) return;
+      const std::string value = rounded_up(*bytes);
+      options.emplace_back(option, value);
+      askable &= allowed(option) && most && static_cast<std::size_t>(parse_bytes(value).value()) <= *most;
+      text += fmt::format("{}{} of {} memory, not {}", text.empty() ? "" : " and ", value, what,
+                          format_bytes(there.value_or(0)));
+    };
+    one("device_memory", "device", device, q_.there.device, q_.askable.device);
+    one("host_memory", "host", host, q_.there.host, q_.askable.host);
+    if (askable) return add(std::move(options));
+    changes_.push_back({{}, before.empty() ? text : text_of(before) + " and " + text});
+  }
+
+  static constexpr std::size_t most_memory = std::size_t{1} << 45;  // more than any machine has
+  const PlanQuestion& q_;
+  const double end_;
+  std::vector<PlanChange> changes_;
+};
+
+std::string message(const MemoryRefusal& refusal, const std::vector<PlanChange>& changes) {
+  if (changes.empty()) return refusal.what();
+  if (changes[0].options.empty()) return fmt::format("{}; it would fit with {}", refusal.what(), changes[0].text);
+  std::string text = fmt::format("{}; it would fit with {}", refusal.brief(), changes[0].text);
+  if (changes.size() > 1)
+    text += fmt::format(", or with {} above",
+                        changes.size() == 2 ? "the other change named"
+                                            : fmt::format("one of the {} other changes named", changes.size() - 1));
+  return text;
+}
+
+}  // namespace
+
+std::vector<PlanChange> find_changes(const PlanQuestion& question) { return Search(question).run(); }
+
+PlanRefusal::PlanRefusal(const MemoryRefusal& refusal, std::vector<PlanChange> changes)
+    : Error(message(refusal, changes)), changes_(std::move(changes)) {}
+
+void refuse(const PlanQuestion& question, const MemoryRefusal& refusal) {
+  std::string table = refusal.plan().table() + refusal.short_of();
+  if (table.ends_with('\n')) table.pop_back();
+  log_info("does not fit:\n{}", table);
+  std::vector<PlanChange> changes = find_changes(question);
+  std::string list;
+  for (const PlanChange& change : changes) list += fmt::format("\n  {}", change.text);
+  if (!changes.empty()) log_info("any one of these would make it fit:{}", list);
+  throw PlanRefusal(refusal, std::move(changes));
+}
+
+TrainingPlan plan_or_refuse(const PlanQuestion& question) {
+  try {
+    return question.plan(question.asked);
+  } catch (const MemoryRefusal& refusal) {
+    refuse(question, refusal);
+  }
+}
+
+PlanQuestion make_question(const PlannedRun& run, const PlanKnobs& asked, const OptionRows& rows) {
+  const auto call = [run](const PlanKnobs& knobs, const auto& plan) {
+    EngineSettings engine = run.engine;
+    engine.moments = moments_dtype(knobs.optimizer_state_dtype);
+    return plan(run.spec, run.layout, with_memory(run.machine, knobs.memory), run.shape(knobs), engine,
+                OffloadRequest{knobs.offload_optimizer, knobs.offload_ratio, run.mode, knobs.streamed_layers, run.cast,
+                               run.explain},
+                run.adjust_buckets, knobs.activation_checkpointing, run.origin);
+  };
+  PlanQuestion question;
+  question.asked = asked;
+  question.rows = &rows;
+  question.plan = [call](const PlanKnobs& knobs) { return call(knobs, plan_training); };
+  question.fits = [call](const PlanKnobs& knobs) { return call(knobs, training_fits); };
+  question.there = {run.machine.device_memory, usable_host(run.machine).available};
+  PlanningMachine whole = run.machine;
+  whole.host_cap.reset();
+  question.askable = {run.machine.whole_device_memory, usable_host_budget(whole)};
+  return question;
+}
+
+PlanningMachine with_memory(PlanningMachine machine, const MemoryCaps& memory) {
+  if (memory.device && machine.device_memory) {
+    machine.device_memory = memory.device;
+    machine.device_cap = memory.device;
+  }
+  if (memory.host) {
+    machine.host.available = std::max(machine.host.available, *memory.host);
+    machine.host_cap = memory.host;
+  }
+  return machine;
+}
+
+}  // namespace so

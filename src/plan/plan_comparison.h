@@ -1,0 +1,56 @@
+// A run's plan beside what came of it: the step, and the most of each kind of memory.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+#include "io/metrics.h"
+#include "plan/training_plan.h"
+
+namespace so {
+
+// What the process has of each kind of memory beyond what it had when this was made, which is before anything that the
+// plan is about was allocated. For one thread; the device must outlive it.
+class MemoryMeter {
+ public:
+  explicit MemoryMeter(Device& device);
+  // What was held until now, measuring the machine say, and has been given back is none of the run's.
+  void forget_peaks();
+
+  // The most so far, of memory that nothing is given back of while the run lasts. On a device with memory of its own as
+  // its driver counts it, which no other process should be using; else by the ledger.
+  std::size_t device_bytes() const;
+  std::size_t pinned_bytes() const;  // by the ledger
+  std::size_t host_bytes() const;    // the most that was resident of this process, ever
+
+ private:
+  std::size_t ledger_peak(MemoryKind kind) const;
+
+  Device& device_;
+  std::optional<std::size_t> free_;  // of the device, and what we hold of it
+  std::size_t peaks_before_[memory_kinds] = {};
+};
+
+// What steps took, in seconds a step; 0: none was measured.
+struct StepSeconds {
+  double step = 0;        // the median
+  double device = 0;      // that the device worked, and did not wait
+  double host_adamw = 0;  // that AdamW on the host worked
+};
+
+// Of steps that took so long each, in which `counters` were counted.
+StepSeconds seconds_of(std::span<const double> steps, const EngineCounters& counters);
+
+// step_seconds, device_seconds, host_adamw_seconds, device_bytes, pinned_bytes and host_bytes, those that were planned
+// or measured at all.
+std::vector<PlannedFigure> compare_with_plan(const TrainingPlan& plan, Device& device, const MemoryMeter& memory,
+                                             const StepSeconds& seconds);
+
+// For people: "step 2.7240 s, planned 2.7280 s (-0.1%)".
+std::string describe(const PlannedFigure& figure);
+
+}  // namespace so

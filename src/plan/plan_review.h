@@ -1,0 +1,58 @@
+// While a run goes on: what its steps measure beside what its plan counted on, and what another plan would make of it.
+// Says so and changes nothing: what the host does with its buckets is chosen for every step from what is measured
+// anyway (offload/schedule/update_policy.h), and who owns which state is fixed while a run lasts.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/offload_plan.h"
+#include "plan/training_plan.h"
+
+namespace so {
+
+// What steps since the last look measured.
+struct MeasuredSteps {
+  std::int64_t count = 0;
+  double step_seconds = 0;    // the median
+  double pass_seconds = 0;    // of the device: forward and backward of a step, without waits and its own update
+  double update_seconds = 0;  // of the host's AdamW, an element, beside the device's work; 0: none was measured
+  double host_wait_seconds = 0, link_wait_seconds = 0;  // of the device, a step
+  // Of the host's buckets, a step: ahead of the verdict, and after it.
+  double speculated = 0, previewed = 0, left = 0;
+};
+
+class PlanReview {
+ public:
+  // What is asked for of a plan: as OffloadRequest has them, -1: to be chosen.
+  struct Wanted {
+    double ratio = -1;
+    int streamed_layers = -1;
+  };
+  // A plan of the same run made from other rates; throws Error if none fits.
+  using Replan = std::function<TrainingPlan(const MachineRates& rates, const Wanted& wanted)>;
+
+  // For runs with an estimate. `plan` and `layout` must outlive it.
+  PlanReview(const TrainingPlan& plan, const ParameterLayout& layout, Replan replan);
+
+  static constexpr std::int64_t steps_between = 8;
+  // Lines for the log: none unless a rate differs by more than a twentieth from what was said of it last, at first by
+  // the plan. Planning anew, where it says something, takes as long as planning did, up to a second.
+  std::vector<std::string> look(const MeasuredSteps& measured);
+
+ private:
+  struct Rates {
+    double pass_seconds = 0, update_seconds = 0;
+  };
+  std::string advice(const Rates& measured) const;
+
+  const TrainingPlan& plan_;
+  const ParameterLayout& layout_;
+  Replan replan_;
+  Rates planned_, said_;
+};
+
+}  // namespace so

@@ -1,0 +1,23 @@
+// A step of full rows without data, as `bench step` times and `plan` plans it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/spec.h"
+#include "offload/engine.h"
+#include "options/train_options.h"
+
+namespace so {
+
+// Refuses rows longer than the model's limit, which `origin` states, and more tokens than can be counted.
+void require_rows(std::int64_t rows, std::int64_t length, const DecoderSpec& spec, const std::string& origin);
+
+// Where each row begins, and the last ends: rows + 1 offsets.
+std::vector<std::int32_t> row_offsets(std::int64_t rows, std::int64_t length);
+
+// What train has without being told otherwise. bucket_size in bytes of fp32.
+EngineSettings engine_as_in_train(DType compute, std::int64_t bucket_size, StatePrecision state);
+
+}  // namespace so

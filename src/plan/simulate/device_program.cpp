@@ -1,0 +1,42 @@
+#include "plan/simulate/device_program.h"
+
+#include <algorithm>
+
+#include "offload/schedule/streamed_units.h"
+
+namespace so {
+namespace {
+
+constexpr std::int64_t most_micro_batches = 4;  // that are played one by one
+
+}  // namespace
+
+DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<bool>& streamed) {
+  DeviceProgram program;
+  const int units = static_cast<int>(run.units.size());
+  for (const SimulatedUnit& unit : run.units) program.pass_seconds += unit.forward + unit.backward;
+  const auto op = [&](SimulatedWork work, int unit, bool first, bool last) {
+    const SimulatedUnit& u = run.units[static_cast<std::size_t>(unit)];
+    DeviceOp o{work, unit, work == SimulatedWork::forward ? u.forward : u.backward, -1, first, last, 0};
+    if (streamed[static_cast<std::size_t>(unit)]) {
+      o.use = static_cast<int>(program.uses.size());
+      // Where the passes turn round, what was used last is used next.
+      const int passes = o.use / run.streamed_units, in_pass = o.use % run.streamed_units;
+      program.uses.push_back({unit, passes > 0 && in_pass < stream_places, passes == 0});
+    }
+    program.ops.push_back(o);
+  };
+  if (run.device_update > 0)
+    program.ops.push_back({SimulatedWork::device_update, -1, run.device_update, -1, false, false, 0});
+  const std::int64_t played = std::min(run.micro_batches, most_micro_batches);
+  for (std::int64_t m = 0; m < played; ++m) {
+    const bool first = m == 0, last = m == played - 1;
+    if (last && run.micro_batches > played)
+      program.ops.push_back({SimulatedWork::forward, -1, 0, -1, false, false, run.micro_batches - played});
+    for (int u = 0; u < units; ++u) op(SimulatedWork::forward, u, first, last);
+    for (int u = units - 1; u >= 0; --u) op(SimulatedWork::backward, u, first, last);
+  }
+  return program;
+}
+
+}  // namespace so

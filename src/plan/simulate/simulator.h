@@ -1,0 +1,112 @@
+// Optimizer steps in virtual time: the engine's own decisions (offload/schedule/host_schedule.h, offload/schedule/update_policy.h) on a
+// model of a machine. Four things work at once: the device, the link to the host, the host's AdamW, and the link back.
+// AdamW and the link's copies share the bandwidth of the host's memory, of which AdamW alone may not be able to use
+// all: each gets an equal part, or as much as it can use, and what that leaves goes to the others. The device goes
+// through its units in order, and where it waits, for whom is recorded.
+//
+// What the engine moves in buckets moves here in pieces of units, as few as still say the same. No device, no clock.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "offload/schedule/host_schedule.h"
+#include "offload/schedule/schedule.h"
+#include "offload/schedule/step_time.h"
+#include "offload/schedule/update_policy.h"
+#include "offload/schedule/wait_reason.h"
+
+namespace so {
+
+// Seconds of the device for one unit (offload/schedule/parameter_layout.h) and one micro-batch, recomputation with backward.
+struct SimulatedUnit {
+  std::int64_t elements = 0;
+  double forward = 0, backward = 0;
+};
+
+// What runs, and on what.
+struct SimulatedRun {
+  std::vector<SimulatedUnit> units;
+  int device_units = 0;         // units before this one are the device's
+  int streamed_units = 0;       // offload/schedule/streamed_units.h
+  bool move_gradients = false;  // to host memory as they come, through gradient_slots; one micro-batch only
+  double device_update = 0;     // seconds of the device for its own AdamW, after the verdict
+  Schedule schedule = Schedule::overlapped;
+  Verdicts verdicts = Verdicts::stand;
+  std::int64_t micro_batches = 1;
+  std::int64_t bucket_elements = 0;  // at most
+  std::int64_t undo_buckets = 0;
+  double gradient_bytes = 2, weight_bytes = 2;                   // an element, on the link and in the update
+  double stream_bytes = 2;                                       // an element of weights that stream
+  double state_bytes = 12;                                       // an element: fp32 master weight and two moments
+  double link_to_host = 0, link_to_device = 0, host_memory = 0;  // bytes/s
+  double host_adamw = std::numeric_limits<double>::infinity();   // of host_memory, what AdamW can use at most
+};
+
+struct SimulatedStep {
+  double seconds = 0;                    // from verdict to verdict
+  double device = 0;                     // of it, that the device works
+  WaitSeconds waits{};                   // that it waits; both make up the step
+  double host_bytes = 0;                 // that pass through the host's memory
+  double speculated = 0, previewed = 0;  // elements, ahead of the verdict
+  double update_seconds = 0;             // that the host updates an element in; 0: it updated none
+  double host_seconds = 0;               // that the host's AdamW works
+};
+
+enum class SimulatedLane : std::uint8_t { device, to_host, host, to_device };
+inline constexpr int simulated_lanes = 4;
+enum class SimulatedWork : std::uint8_t {
+  forward,
+  backward,
+  device_update,  // of the device
+  wait,           // of the device, for `reason`
+  fetch,          // of a gradient, to the host
+  host_task,      // of the host: `task`
+  send,           // of weights, to the device
+  stream,         // of a unit's weights, ahead of their use
+};
+
+// A while that a lane worked, or the device waited.
+struct SimulatedSpan {
+  SimulatedLane lane = SimulatedLane::device;
+  SimulatedWork work = SimulatedWork::forward;
+  HostTask task = HostTask::none;
+  WaitReason reason = WaitReason::host;
+  int unit = -1;              // -1: of none
+  double begin = 0, end = 0;  // seconds since the verdict of the step before
+  double bytes = 0;           // of a copy
+};
+struct SimulatedTimeline {
+  double seconds = 0;                // of the step
+  std::vector<SimulatedSpan> spans;  // what falls into it, in order of their ends
+};
+
+class Simulator {
+ public:
+  // `policy`: null: the one that the engine takes for the schedule. It is asked in every step in which what was
+  // measured differs, by more than a thousandth, from what it was asked with last.
+  explicit Simulator(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy = nullptr);
+  ~Simulator();
+  Simulator(const Simulator&) = delete;
+  Simulator& operator=(const Simulator&) = delete;
+
+  // Plays the next step. The first finds all weights where they belong.
+  SimulatedStep step();
+  // Plays steps until they repeat; where they alternate, the mean of some.
+  SimulatedStep settle();
+  // Plays another one and keeps what was done when.
+  SimulatedTimeline timeline();
+
+  const HostCounters& counters() const;  // in pieces
+  std::size_t pieces() const;            // of all that the host owns
+
+ private:
+  class Play;
+  const std::unique_ptr<Play> play_;
+};
+
+}  // namespace so

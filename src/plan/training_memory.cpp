@@ -1,0 +1,164 @@
+#include "plan/training_memory.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <numeric>
+
+#include "base/error.h"
+#include "checkpoint/model_files.h"
+#include "model/batch_upload.h"
+#include "model/parameters.h"
+#include "plan/fits.h"
+#include "ranks/communicator.h"
+
+namespace so {
+namespace {
+
+// Device memory that the CUDA libraries take once they work: kernels loaded, cuBLAS and cuDNN handles. Less than a
+// tenth of this was seen on an H200; the rest is for other GPUs and fragmentation.
+constexpr std::size_t cuda_libraries = std::size_t{256} << 20;
+// Host memory of the driver and the libraries, kernels compiled at run time among them: 297 to 304 MB were seen.
+constexpr std::size_t cuda_libraries_host = 300'000'000;
+
+// What the host's own work takes in vectors and maps, a little above what was counted: in all at most a hundredth of
+// a model, but for very much data.
+void add_host_work(MemoryPlan& plan, const DecoderSpec& spec, const ParameterLayout& layout, const TrainingShape& shape,
+                   WeightOrigin origin) {
+  const auto beside = [&](const char* name, std::int64_t bytes, Phases phases) {
+    plan.add_beside(MemoryKind::pageable, name, static_cast<std::size_t>(bytes), phases);
+  };
+  beside("RoPE table", shape.longest_document * spec.rope.rotary_dim * std::int64_t{sizeof(float)}, while_starting);
+  // Ids, targets and positions, in vectors that double; where each document begins.
+  beside("batch", std::max(shape.micro_batch_tokens, shape.evaluation_tokens) * 32, while_training);
+  // An epoch's rows, and while it is made its order; batches of evaluation.
+  beside("order of the data", 40 * shape.documents + 16 * shape.evaluation_documents, while_training);
+  if (origin != WeightOrigin::files) return;
+  // Of each tensor its name, shape and place in a header, an index and what is being read or has been written.
+  constexpr std::int64_t header = 1024, pieces = 96;
+  const std::int64_t tensors = layout.count();
+  beside("reading ahead",
+         tensors * header + pieces * (layout.elements() * 4 /
+                                      static_cast<std::int64_t>(LoadingRing::slot_bytes_for(layout.elements()))),
+         while_loading);
+  constexpr std::int64_t conversions = std::int64_t{1} << 20;  // what is narrowed or widened at a time
+  beside("writing checkpoints", conversions + 4 * tensors * header, while_saving);
+  beside("writing the model", conversions + tensors * header, while_exporting);
+}
+
+}  // namespace
+
+RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
+                    const TrainingShape& shape, const EngineSettings& settings, WeightOrigin origin) {
+  const auto device = make_dry_device(machine.kind);
+  const auto ops = make_ops(*device);
+  const auto ranks = make_single_communicator();
+  const OffloadEngine engine(*device, *ops, *machine.pool, *ranks, layout, settings);
+  const Buffer rope = device->allocate(
+      MemoryKind::device, static_cast<std::size_t>(shape.longest_document * spec.rope.rotary_dim) * sizeof(float),
+      "RoPE table");
+  const BatchUpload upload(*device, std::max(shape.micro_batch_tokens, shape.evaluation_tokens));
+  RunState state;
+  state.memory.add(device->ledger());
+  // Gone when the next phase begins, so not of the same books.
+  const auto while_it_loads = make_dry_device(machine.kind);
+  if (origin == WeightOrigin::files) const LoadingRing ring = make_loading_ring(*while_it_loads, layout);
+  state.memory.add(while_it_loads->ledger(), while_loading);
+  add_host_work(state.memory, spec, layout, shape, origin);
+  add_libraries(state.memory, machine.kind, machine.pool->size());
+  state.host_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(),
+                                     [](const Bucket& bucket) { return bucket.owner() == Owner::host; });
+  return state;
+}
+
+StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units, int count, DType dtype) {
+  const std::vector<bool> streamed = streamed_units(layout.units(), device_units, count);
+  const std::vector<int> places = WeightStream::places(streamed);
+  StreamedWeights weights;
+  std::array<std::size_t, stream_places> largest{};
+  for (int unit = device_units; unit < layout.units(); ++unit) {
+    const std::size_t bytes = static_cast<std::size_t>(layout.unit_range(unit).size()) * size_of(dtype);
+    const auto u = static_cast<std::size_t>(unit);
+    (streamed[u] ? weights.host_bytes : weights.device_bytes) += bytes;
+    if (streamed[u]) {
+      std::size_t& place = largest[static_cast<std::size_t>(places[u])];
+      place = std::max(place, bytes);
+    }
+  }
+  weights.device_bytes = std::accumulate(largest.begin(), largest.end(), weights.device_bytes);
+  return weights;
+}
+
+int requested_device_units(const OffloadRequest& request, const ParameterLayout& layout, DeviceKind kind) {
+  if (request.device == OptimizerDevice::none) return layout.units();
+  if (request.ratio >= 0) return device_units_for_ratio(layout, request.ratio);
+  return kind == DeviceKind::cpu ? 0 : -1;
+}
+
+void add_libraries(MemoryPlan& plan, DeviceKind kind, int host_threads) {
+  if (kind == DeviceKind::cuda) {
+    plan.add_beside(MemoryKind::device, "CUDA libraries (reserve)", cuda_libraries);
+    plan.add_beside(MemoryKind::pageable, "CUDA libraries", cuda_libraries_host);
+  }
+  // Matrix products pack their operands in buffers of the library's own, per thread; generated code, stacks and the
+  // buffers of files come to a few megabytes whatever the model. Both were measured.
+  if (kind == DeviceKind::cpu)
+    plan.add_beside(MemoryKind::pageable, "matrix product scratch",
+                    static_cast<std::size_t>(host_threads) * (std::size_t{4} << 20));
+  plan.add_beside(MemoryKind::pageable, "generated code, stacks, files", std::size_t{6} << 20);
+}
+
+MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const EngineSettings& engine,
+                        DType moments, int device_units) {
+  const auto n = static_cast<std::size_t>(layout.elements());
+  const std::size_t state = state_bytes(moments), weight = size_of(engine.compute),
+                    gradient = size_of(engine.gradients);
+  MemoryPlan plan;
+  if (!machine.device_memory) {
+    plan.add(MemoryKind::device, "weights", n * weight);
+    plan.add(MemoryKind::device, "gradients", n * gradient);
+    plan.add(MemoryKind::pageable, "optimizer state", n * state);
+    return plan;
+  }
+  // What the device owns has gradients there, and weights too unless they are made of their masters for each use. What
+  // the host owns needs no more than its turn of the device, unless gradients are added up there.
+  const bool narrow = engine.compute == DType::bf16, move = engine.gradients == DType::bf16;
+  const std::size_t fixed = move ? 0 : n * gradient, each = state + (move ? gradient : 0) + (narrow ? 0 : weight);
+  const std::size_t owned =
+      device_units < 0 ? std::min(n, beyond(*machine.device_memory, fixed) / each)
+                       : static_cast<std::size_t>((1 - host_share(layout, device_units)) * static_cast<double>(n));
+  plan.add(MemoryKind::device, "optimizer state", owned * state);
+  plan.add(MemoryKind::device, "gradients", move ? owned * gradient : fixed);
+  if (!narrow) plan.add(MemoryKind::device, "weights", owned * weight);
+  plan.add(MemoryKind::pageable, "optimizer state", (n - owned) * state);
+  const std::size_t others = (n - owned) * (weight + (move ? gradient : 0)),
+                    there = std::min(others, beyond(*machine.device_memory, plan.total(MemoryKind::device)));
+  plan.add(MemoryKind::device, "weights and gradients of what the host owns", there);
+  plan.add(MemoryKind::pageable, "weights and gradients", others - there);
+  return plan;
+}
+
+bool fits(const MemoryPlan& plan, const PlanningMachine& machine) {
+  return plan.host_total(machine.kind) <= usable_host(machine).available &&
+         (!machine.device_memory || plan.total(MemoryKind::device) <= *machine.device_memory);
+}
+
+void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine, const EngineSettings& engine,
+                        const OffloadRequest& request) {
+  const ParameterLayout layout(make_parameters(spec));
+  const int device_units = requested_device_units(request, layout, machine.kind);
+  const MemoryPlan plan = least_memory(layout, machine, engine, engine.moments, device_units);
+  std::string advice =
+      fmt::format("the model has {:.3g} billion parameters; ", static_cast<double>(layout.elements()) / 1e9);
+  if (engine.moments == DType::f32 && fits(least_memory(layout, machine, engine, DType::bf16, device_units), machine))
+    advice +=
+        "keep AdamW's moments in bf16 (--optimizer_state_dtype bf16, which train wants with --adam_beta2 0.996 or "
+        "less), ";
+  const std::string smaller = "train a smaller one or use a ";
+  require_fits_machine(plan, machine,
+                       advice + (device_units > 0 ? "use --offload_optimizer cpu without --offload_ratio, " : "") +
+                           smaller + "GPU with more memory",
+                       advice + smaller + "machine with more memory");
+}
+
+}  // namespace so

@@ -1,0 +1,64 @@
+// What a run takes of each kind of memory but for its activations, found by running the real acquire and release code
+// on a dry device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "model/spec.h"
+#include "offload/engine.h"
+#include "options/train_options.h"
+#include "plan/activation_plan.h"
+#include "plan/alternatives.h"
+#include "plan/machine/planning_machine.h"
+#include "plan/memory_plan.h"
+
+namespace so {
+
+// Where optimizer state shall be.
+struct OffloadRequest {
+  OptimizerDevice device = OptimizerDevice::cpu;  // none: all of it with the weights
+  double ratio = -1;                              // the host's share, at most; -1: chosen
+  OffloadMode mode = OffloadMode::superoffload;
+  int streamed_layers = -1;                 // at most; -1: chosen; none on the CPU device
+  CastChoice cast = CastChoice::automatic;  // by what is measured; the host on the CPU device, which measures nothing
+  std::vector<PlanChoice> explain;          // what TrainingPlan::alternatives shall say
+};
+// The units that the request leaves to the device; -1: to be chosen. On the CPU device, which has one kind of memory,
+// nothing is to be chosen: the host has all.
+int requested_device_units(const OffloadRequest& request, const ParameterLayout& layout, DeviceKind kind);
+
+// Where the weights come from, which decides about what their loading takes.
+enum class WeightOrigin : std::uint8_t { files, random };
+
+// All that the run allocates but the activations.
+struct RunState {
+  MemoryPlan memory;
+  std::int64_t host_buckets = 0;
+};
+RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
+                    const TrainingShape& shape, const EngineSettings& settings, WeightOrigin origin);
+
+// What the weights of all units but the device-owned inner ones, which may be transient, take if `count` stream.
+struct StreamedWeights {
+  std::size_t device_bytes = 0, host_bytes = 0;
+};
+StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units, int count, DType dtype);
+
+// The least that weights, gradients and optimizer state take, with moments so kept. A lower bound; the plan proper is
+// exact.
+MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const EngineSettings& engine,
+                        DType moments, int device_units);
+// Whether so much is there, of memory that is not pinned.
+bool fits(const MemoryPlan& plan, const PlanningMachine& machine);
+
+// Refuses, from the config alone, a model whose weights, gradients and optimizer state exceed the memory of the host or
+// of the device, before its files are opened.
+void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine, const EngineSettings& engine,
+                        const OffloadRequest& request);
+
+// Books what the libraries behind a device take beside what is allocated through it.
+void add_libraries(MemoryPlan& plan, DeviceKind kind, int host_threads);
+
+}  // namespace so

@@ -1,0 +1,288 @@
+#include "commands/parse.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace so {
+namespace {
+
+using Words = std::vector<std::string>;
+
+template <class S>
+S parsed(const Words& words) {
+  return std::get<S>(parse_command_line(words).options);
+}
+
+// "bench step" is two words on a line.
+Words words_of(const Command& command) {
+  Words words;
+  std::istringstream in{std::string(command.name)};
+  for (std::string word; in >> word;) words.push_back(word);
+  return words;
+}
+
+Words operator+(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+std::string error_of(const Words& words) {
+  try {
+    parse_command_line(words);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+Words train(const Words& more) {
+  Words words = {"train", "--model", "m", "--data", "d", "--output_dir", "o"};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+// Every option of every command can be set to something that is not its default, and arrives; in both spellings.
+TEST(Parse, EveryOptionArrives) {
+  for (const Command* command : all_commands()) {
+    for (const OptionSpec& spec : command->rows->specs()) {
+      if (spec.is_file_only || spec.name == "deepspeed_config") continue;
+      SCOPED_TRACE(std::string(command->name) + " --" + spec.name);
+      std::string value = "text";
+      if (spec.kind == OptionKind::boolean) value = std::get<bool>(spec.default_value) ? "false" : "true";
+      if (spec.kind == OptionKind::integer) value = to_string(OptionValue(std::int64_t{8192}));
+      if (spec.kind == OptionKind::real) value = "0.75";
+      if (spec.kind == OptionKind::choice) value = spec.choices.back();
+      ASSERT_NE(value, to_string(spec.default_value));
+      Words base = words_of(*command);
+      for (const OptionSpec& other : command->rows->specs())
+        if (other.is_required && other.name != spec.name) base.insert(base.end(), {"--" + other.name, "x"});
+      const auto need = [&](const char* name, const char* with, const char* argument) {
+        if (spec.name == name) base.insert(base.end(), {with, argument});
+      };
+      if (command->name == "generate" && spec.name.rfind("prompt", 0) != 0) base.insert(base.end(), {"--prompt", "p"});
+      if (command->name == "tokenize" && spec.name != "text" && spec.name != "file" && spec.name != "stdin" &&
+          spec.name != "decode")
+        base.insert(base.end(), {"--text", "t"});
+      if (command->name == "cache")
+        for (const char* rule : {"all", "older_than", "max_size"}) need(rule, "--prune", "true");
+      if (command->name == "cache") need("prune", "--all", "true");
+      need("eval_steps", "--eval_data", "e");
+      need("warmup_steps", "--bench_steps", "1");
+      need("trace_steps", "--trace", "t");
+      need("top_k", "--temperature", "1");
+      need("top_p", "--temperature", "1");
+      if (command->name == "train") need("optimizer_state_dtype", "--adam_beta2", "0.9");
+      Words two = base, one = base;
+      two.insert(two.end(), {"--" + spec.name, value});
+      one.push_back("--" + spec.name + "=" + value);
+      for (const Words& words : {two, one}) {
+        const ParsedCommand result = parse_command_line(words);
+        EXPECT_EQ(result.origins.of(spec.name).origin, Origin::command_line);
+        std::visit(
+            [&](const auto& options) {
+              if constexpr (!std::is_same_v<std::decay_t<decltype(options)>, ShowText>) {
+                EXPECT_EQ(to_string(OptionsView(*command->rows, &options).get(spec)), value);
+              }
+            },
+            result.options);
+      }
+    }
+  }
+}
+
+TEST(Parse, TrueFalseOptionsMayStandAlone) {
+  EXPECT_TRUE(parsed<TrainOptions>(train({"--packing"})).packing);
+  EXPECT_TRUE(parsed<TrainOptions>(train({"--packing", "--shuffle", "false"})).packing);
+  EXPECT_FALSE(parsed<TrainOptions>(train({"--packing", "--shuffle", "false"})).shuffle);
+  EXPECT_FALSE(parsed<TrainOptions>(train({"--packing=false"})).packing);
+  EXPECT_EQ(parsed<TrainOptions>(train({"--activation_checkpointing"})).activation_checkpointing, Toggle::on);
+  EXPECT_EQ(parsed<TrainOptions>(train({"--activation_checkpointing", "false"})).activation_checkpointing, Toggle::off);
+  EXPECT_EQ(error_of(train({"--packing", "yes"})), "--packing: \"yes\" is neither true nor false");
+}
+
+TEST(Parse, ResumeMayStandAlone) {
+  EXPECT_EQ(parsed<TrainOptions>(train({})).resume, "");
+  EXPECT_EQ(parsed<TrainOptions>(train({"--resume"})).resume, "latest");
+  EXPECT_EQ(parsed<TrainOptions>(train({"--resume", "--seed", "1"})).resume, "latest");
+  EXPECT_EQ(parsed<TrainOptions>(train({"--resume", "o/checkpoint-5"})).resume, "o/checkpoint-5");
+}
+
+// What a command is about needs no option's name.
+TEST(Parse, OneValueMayStandWithoutItsOption) {
+  EXPECT_EQ(parsed<VerifyOptions>({"verify", "out"}).dir, "out");
+  EXPECT_EQ(parsed<VerifyOptions>({"verify", "--json", "--dir", "out"}).dir, "out");
+  EXPECT_TRUE(parsed<VerifyOptions>({"verify", "out", "--json"}).json);
+  EXPECT_EQ(error_of({"verify", "out", "--dir", "out"}), "--dir is given 2 times; give it once");
+  EXPECT_EQ(error_of({"verify", "a", "b"}),
+            "unexpected argument \"b\": values belong to an option (superoffload verify --help)");
+  EXPECT_EQ(error_of({"verify"}), "missing --dir DIR");
+}
+
+// A value is taken as it is, whatever it looks like.
+TEST(Parse, ValuesAreNotInterpreted) {
+  for (const std::string text : {"", "-x", "-1", "--", "--not-an-option", "[INST] a, b [/INST]", "{}", "%% c", "a=b",
+                                 "train", "\"q\"", "two\nlines", "-h2"}) {
+    SCOPED_TRACE(text);
+    EXPECT_EQ(parsed<GenerateOptions>({"generate", "--model", "m", "--prompt", text}).prompt, text);
+    EXPECT_EQ(parsed<GenerateOptions>({"generate", "--model", "m", "--prompt=" + text}).prompt, text);
+  }
+  EXPECT_EQ(parsed<TrainOptions>(train({"--max_steps", "-1"})).max_steps, -1);
+}
+
+TEST(Parse, UnknownOptionsNameTheNearest) {
+  EXPECT_EQ(error_of(train({"--batchsize", "3"})), "unknown option \"--batchsize\"; did you mean --batch_size?");
+  EXPECT_EQ(error_of(train({"--batch-size=3"})), "unknown option \"--batch-size=3\"; did you mean --batch_size?");
+  EXPECT_EQ(error_of(train({"--learning_rate", "3"})), "unknown option \"--learning_rate\"; here it is --lr");
+  EXPECT_EQ(error_of(train({"--zzz"})), "unknown option \"--zzz\"; superoffload train --help lists the options");
+  EXPECT_EQ(error_of(train({"--zzz", "eval"})),
+            "unknown option \"--zzz\"; superoffload train --help lists the options");
+  EXPECT_EQ(error_of(train({"--pin_memory", "false"})),
+            "--pin_memory is set in the DeepSpeed file, as zero_optimization.offload_optimizer.pin_memory, not on the "
+            "command "
+            "line");
+  EXPECT_EQ(parsed<TrainOptions>(train({"--offload_ratio", "0.5"})).offload_ratio, 0.5);
+  EXPECT_EQ(parsed<TrainOptions>(train({"--mode", "zerooffload"})).mode, OffloadMode::zerooffload);
+  EXPECT_EQ(
+      parsed<TrainOptions>(train({"--optimizer_state_dtype", "bf16", "--adam_beta2", "0.99"})).optimizer_state_dtype,
+      StatePrecision::bf16);
+  EXPECT_EQ(error_of(train({"--optimizer_state_dtype", "bf16"})).substr(0, 28), "--optimizer_state_dtype bf16");
+  EXPECT_EQ(error_of(train({"--offload_ratio", "1.5"})).substr(0, 20), "--offload_ratio: 1.5");
+  EXPECT_EQ(error_of(train({"extra"})),
+            "unexpected argument \"extra\": values belong to an option (superoffload train --help)");
+  EXPECT_EQ(error_of({"tran"}), "unknown command \"tran\"; did you mean train?");
+  EXPECT_EQ(error_of({"help"}),
+            "unknown command \"help\"; the commands are train, init, eval, generate, tokenize, plan, profile, verify, "
+            "cache, bench "
+            "step, bench ops, "
+            "bench load");
+  EXPECT_EQ(error_of({"bench"}),
+            "bench is not a command alone: give one of bench step, bench ops, bench load (superoffload --help)");
+  EXPECT_EQ(error_of({"bench", "setp"}),
+            "bench has no \"setp\": give one of bench step, bench ops, bench load (superoffload --help)");
+  EXPECT_EQ(error_of({"bench_step"}).substr(0, 28), "unknown command \"bench_step\"");
+  EXPECT_EQ(
+      error_of({}),
+      "a command is missing: give one of train, init, eval, generate, tokenize, plan, profile, verify, cache, bench "
+      "step, bench "
+      "ops, bench load "
+      "(superoffload --help)");
+  EXPECT_EQ(error_of({"--model", "m"}),
+            "unknown option \"--model\"; the commands are train, init, eval, generate, tokenize, plan, profile, "
+            "verify, cache, bench "
+            "step, bench "
+            "ops, bench load");
+}
+
+TEST(Parse, MissingAndRepeatedValues) {
+  EXPECT_EQ(error_of({"train", "--model", "--data", "d"}),
+            "--model needs a value, and the next word is the option --data");
+  EXPECT_EQ(error_of({"train", "--model"}), "--model needs a value");
+  EXPECT_EQ(error_of({"train", "--data", "d"}), "missing --model DIR, --output_dir DIR");
+  EXPECT_EQ(error_of(train({"--seed", "1", "--seed", "2"})), "--seed is given 2 times; give it once");
+  EXPECT_EQ(error_of(train({"--lr", "0"})), "--lr: 0 is out of range; it must be a number >= 1e-30 and <= 1000");
+  EXPECT_EQ(error_of(train({"--lr="})), "--lr: \"\" is not a number");
+}
+
+TEST(Parse, OriginsTellGivenFromDefault) {
+  const ParsedCommand p = parse_command_line(train({"--max_length", "2048"}));
+  EXPECT_TRUE(p.origins.given("max_length"));  // although it is the default's value
+  EXPECT_FALSE(p.origins.given("lr"));
+}
+
+TEST(Parse, AppliesTheDeepSpeedFile) {
+  const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / "so_cli_parse_test.json";
+  std::ofstream(file) << R"({"train_batch_size": 12, "gradient_clipping": 0.5, "bf16": {"enabled": true}})";
+  const Words words = train({"--deepspeed_config", file.string(), "--max_grad_norm", "2"});
+  const ParsedCommand p = parse_command_line(words, 3);
+  Words with_mode = words;
+  with_mode.insert(with_mode.end(), {"--mode", "superoffload"});
+  const ParsedCommand q = parse_command_line(with_mode, 3);
+  std::filesystem::remove(file);
+  const auto& options = std::get<TrainOptions>(p.options);
+  EXPECT_EQ(options.batch_size, 4);  // 12 over 3 ranks
+  EXPECT_EQ(options.max_grad_norm, 2);
+  EXPECT_EQ(options.dtype, Precision::bf16);
+  const std::string log = settings_log(train_option_table().view(options), p.origins);
+  EXPECT_NE(log.find("overrides: " + file.string() + ": gradient_clipping says 0.5"), std::string::npos) << log;
+  EXPECT_EQ(options.mode, OffloadMode::zerooffload);  // as a file without super_offload has it
+  EXPECT_EQ(std::get<TrainOptions>(q.options).mode, OffloadMode::superoffload);
+  EXPECT_EQ(error_of(words), "cannot open " + file.string() + ": No such file or directory; check --deepspeed_config");
+}
+
+TEST(Parse, ArgvSkipsTheProgramsName) {
+  const char* argv[] = {"superoffload", "tokenize", "--model", "m", "--text", "t"};
+  EXPECT_EQ(std::get<TokenizeOptions>(parse_command_line(6, argv).options).text, "t");
+  EXPECT_THROW(parse_command_line(1, argv), Error);
+  EXPECT_THROW(parse_command_line(0, nullptr), Error);
+}
+
+std::string shown(const Words& words) { return parsed<ShowText>(words).text; }
+
+TEST(Help, IsShownWhereverItIsAskedFor) {
+  EXPECT_EQ(shown({"--help"}), program_help());
+  EXPECT_EQ(shown({"-h"}), program_help());
+  EXPECT_EQ(shown({"--version"}), "superoffload " SO_VERSION "\n");
+  for (const Command* command : all_commands()) {
+    EXPECT_EQ(shown(words_of(*command) + Words{"--help"}), command_help(*command));
+    EXPECT_EQ(shown(words_of(*command) + Words{"--nonsense", "-h"}), command_help(*command));
+    EXPECT_NE(program_help().find(std::string(command->name) + "  "), std::string::npos);
+  }
+}
+
+TEST(Help, Suffices) {
+  for (const Command* command : all_commands()) {
+    const std::string help = command_help(*command);
+    SCOPED_TRACE(help);
+    for (const OptionSpec& spec : command->rows->specs()) {
+      EXPECT_NE(help.find((spec.is_file_only ? "  " : "  --") + spec.name), std::string::npos) << spec.name;
+      EXPECT_TRUE(!spec.is_required || usage(*command).find("--" + spec.name) != std::string::npos) << spec.name;
+    }
+    for (const char* part : {"Examples:\n", "Exit codes:\n", "\n  130  "})
+      EXPECT_NE(help.find(part), std::string::npos) << part;
+  }
+}
+
+// What --help shows as an example must be accepted as it stands.
+TEST(Help, ExamplesAreValid) {
+  const std::filesystem::path here = std::filesystem::current_path();
+  const std::filesystem::path scratch = std::filesystem::path(testing::TempDir()) / "so_help_examples";
+  std::filesystem::create_directories(scratch);
+  std::ofstream(scratch / "ds_config.json") << "{}";
+  std::filesystem::current_path(scratch);
+  for (const Command* command : all_commands()) {
+    std::string line;
+    for (const std::string_view example : command->examples) {
+      line += example;
+      if (line.back() == '\\') {
+        line.back() = ' ';
+        continue;
+      }
+      Words words;  // split at spaces outside double quotes, as a shell would
+      bool inside = false, open = false;
+      for (const char c : line) {
+        if (c == '"')
+          inside = !inside;
+        else if (c == ' ' && !inside)
+          open = false;
+        else {
+          if (!open) words.emplace_back();
+          open = true;
+          words.back() += c;
+        }
+      }
+      ASSERT_EQ(words.front(), "superoffload");
+      words.erase(words.begin());
+      EXPECT_EQ(error_of(words), "accepted") << line;
+      line.clear();
+    }
+    EXPECT_TRUE(line.empty());
+  }
+  std::filesystem::current_path(here);
+  std::filesystem::remove_all(scratch);
+}
+
+}  // namespace
+}  // namespace so

@@ -1,0 +1,237 @@
+// What a refusal proposes: each change makes the plan fit, none is larger than it must be, and the search makes few
+// plans.
+#include "plan/plan_changes.h"
+
+#include <gtest/gtest.h>
+
+#include "base/units.h"
+#include "model/config.h"
+#include "model/parameters.h"
+#include "model/presets.h"
+#include "support/errors.h"
+
+namespace so::test {
+namespace {
+
+// A preset on a machine that is not there, 4 x 4096 tokens a step unless said otherwise.
+struct Planned {
+  Planned(const char* preset, DeviceKind kind, double device_gb, double host_gb)
+      : config(resolve_config(preset)),
+        spec(read_decoder_spec(config.text, config.origin)),
+        layout(make_parameters(spec)),
+        pool("host", {}, false) {
+    machine.kind = kind;
+    machine.name = "Fake";
+    if (kind == DeviceKind::cuda) machine.device_memory = static_cast<std::size_t>(device_gb * 1e9);
+    machine.whole_device_memory = machine.device_memory;
+    machine.host = {static_cast<std::size_t>(host_gb * 1e9), "free memory"};
+    machine.pool = &pool;
+    machine.rates = [] {
+      return MachineRates{.gemm_flops = 6e14,
+                          .device_memory = 4e12,
+                          .link_to_host = 5e10,
+                          .link_to_device = 5e10,
+                          .host_adamw = 1.2e11,
+                          .host_adamw_wide = 1.2e11,
+                          .host_memory = 1.2e11};
+    };
+    asked.batch_size = 4;
+    asked.max_length = 4096;
+  }
+  PlanQuestion question() const {
+    EngineSettings engine;
+    engine.compute = DType::bf16;
+    engine.bucket_elements = 4 << 20;
+    PlanQuestion q = make_question(
+        {spec, layout, machine, engine, OffloadMode::superoffload, CastChoice::host, true, WeightOrigin::files,
+         [](const PlanKnobs& knobs) {
+           TrainingShape shape;
+           shape.micro_batch_tokens = knobs.batch_size * knobs.max_length;
+           shape.longest_document = knobs.max_length;
+           shape.micro_batches = knobs.gradient_accumulation_steps;
+           return shape;
+         }},
+        asked, train_option_table());
+    q.adam_beta2 = 0.999;
+    q.askable = {std::size_t{1} << 50, std::size_t{1} << 50};
+    q.seconds = 60;  // whatever else the machine does
+    return q;
+  }
+  ModelConfig config;
+  DecoderSpec spec;
+  ParameterLayout layout;
+  ThreadPool pool;
+  PlanningMachine machine;
+  PlanKnobs asked;
+};
+
+PlanKnobs changed(PlanKnobs knobs, const PlanChange& change) {
+  for (const auto& [name, value] : change.options) {
+    if (name == "batch_size") knobs.batch_size = std::stoll(value);
+    if (name == "gradient_accumulation_steps") knobs.gradient_accumulation_steps = std::stoll(value);
+    if (name == "max_length") knobs.max_length = std::stoll(value);
+    if (name == "activation_checkpointing") knobs.activation_checkpointing = Toggle::automatic;
+    if (name == "optimizer_state_dtype") knobs.optimizer_state_dtype = StatePrecision::bf16;
+    if (name == "offload_optimizer") knobs.offload_optimizer = OptimizerDevice::cpu;
+    if (name == "offload_ratio") knobs.offload_ratio = -1;
+    if (name == "device_memory") knobs.memory.device = static_cast<std::size_t>(*parse_bytes(value));
+    if (name == "host_memory") knobs.memory.host = static_cast<std::size_t>(*parse_bytes(value));
+  }
+  return knobs;
+}
+
+bool names(const PlanChange& change, const char* option) {
+  for (const auto& [name, value] : change.options)
+    if (name == option) return true;
+  return false;
+}
+
+std::vector<PlanChange> changes_of(const Planned& planned) {
+  const PlanQuestion question = planned.question();
+  try {
+    question.plan(planned.asked);
+  } catch (const MemoryRefusal&) {
+    EXPECT_FALSE(question.fits(planned.asked));
+    const std::vector<PlanChange> changes = find_changes(question);
+    EXPECT_FALSE(changes.empty());
+    for (const PlanChange& change : changes) {
+      SCOPED_TRACE(change.text);
+      EXPECT_FALSE(change.options.empty());
+      EXPECT_NO_THROW(question.plan(changed(planned.asked, change))) << "what fits() says, plan() does";
+      // One more is too much.
+      PlanKnobs more = changed(planned.asked, change);
+      if (names(change, "gradient_accumulation_steps")) continue;
+      if (names(change, "batch_size")) ++more.batch_size;
+      if (names(change, "max_length")) more.max_length += 64;
+      if (names(change, "device_memory")) *more.memory.device = *more.memory.device / 100 * 98;
+      if (names(change, "host_memory")) *more.memory.host = *more.memory.host / 100 * 98;
+      if (change.options.size() == 1 && (more.batch_size > 1 || more.memory.host || more.memory.device)) {
+        EXPECT_EQ(question.fits(more), more.batch_size == planned.asked.batch_size &&
+                                           more.max_length == planned.asked.max_length && !more.memory.host &&
+                                           !more.memory.device)
+            << "the smallest change";
+      }
+    }
+    return changes;
+  }
+  ADD_FAILURE() << "it fits as it is";
+  return {};
+}
+
+bool any(const std::vector<PlanChange>& changes, const char* option) {
+  for (const PlanChange& change : changes)
+    if (names(change, option)) return true;
+  return false;
+}
+
+TEST(PlanChanges, OfEachKind) {
+  // Weights and state fit; activations do not, though layers' inputs wait on the host.
+  Planned long_rows("qwen3-4b", DeviceKind::cuda, 24, 128);
+  long_rows.asked.batch_size = 32;
+  const auto rows = changes_of(long_rows);
+  for (const char* option : {"batch_size", "max_length", "gradient_accumulation_steps", "device_memory"})
+    EXPECT_TRUE(any(rows, option)) << option;
+  EXPECT_FALSE(any(rows, "host_memory")) << "of which there is enough";
+
+  Planned kept("qwen3-4b", DeviceKind::cuda, 40, 128);
+  kept.asked.activation_checkpointing = Toggle::off;
+  EXPECT_TRUE(any(changes_of(kept), "activation_checkpointing"));
+
+  Planned device("qwen3-4b", DeviceKind::cuda, 45, 128);
+  device.asked.offload_optimizer = OptimizerDevice::none;
+  device.asked.batch_size = 1;
+  EXPECT_TRUE(any(changes_of(device), "offload_optimizer"));
+  Planned ratio("qwen3-4b", DeviceKind::cuda, 40, 128);
+  ratio.asked.offload_ratio = 0.2;
+  EXPECT_TRUE(any(changes_of(ratio), "offload_ratio"));
+
+  Planned host("qwen3-14b", DeviceKind::cuda, 80, 150);
+  const auto more = changes_of(host);
+  EXPECT_TRUE(any(more, "host_memory"));
+  EXPECT_TRUE(any(more, "optimizer_state_dtype"));
+  EXPECT_TRUE(any(more, "adam_beta2")) << "with it";
+}
+
+TEST(PlanChanges, OnTheCpuDeviceThereIsOneMemory) {
+  Planned cpu("qwen3-0.6b", DeviceKind::cpu, 0, 12);
+  cpu.asked.batch_size = 16;
+  const auto changes = changes_of(cpu);
+  EXPECT_TRUE(any(changes, "host_memory"));
+  EXPECT_TRUE(any(changes, "batch_size"));
+  EXPECT_FALSE(any(changes, "device_memory"));
+}
+
+TEST(PlanChanges, SeveralTogetherWhereNoneHelpsAlone) {
+  Planned both("qwen3-14b", DeviceKind::cuda, 60, 125);
+  both.asked.offload_ratio = 0.9;
+  both.asked.activation_checkpointing = Toggle::off;
+  const auto changes = changes_of(both);
+  bool several = false;
+  for (const PlanChange& change : changes) several |= change.options.size() > 2;
+  EXPECT_TRUE(several);
+}
+
+TEST(PlanChanges, ARunThatGoesOnKeepsWhatItsResultsDependOn) {
+  Planned planned("qwen3-4b", DeviceKind::cuda, 24, 128);
+  planned.asked.batch_size = 32;
+  PlanQuestion question = planned.question();
+  question.results_fixed = true;
+  const auto changes = find_changes(question);
+  for (const char* option : {"batch_size", "max_length", "gradient_accumulation_steps", "optimizer_state_dtype"})
+    EXPECT_FALSE(any(changes, option)) << option;
+  EXPECT_TRUE(any(changes, "device_memory"));
+}
+
+TEST(PlanChanges, AreNamedInTheRefusal) {
+  Planned planned("qwen3-14b", DeviceKind::cuda, 80, 150);
+  try {
+    plan_or_refuse(planned.question());
+    ADD_FAILURE() << "accepted";
+  } catch (const PlanRefusal& refusal) {
+    expect_in(refusal.what(), {"not enough memory", "it would fit with --optimizer_state_dtype bf16"});
+    EXPECT_GE(refusal.changes().size(), 2u);
+  }
+  // What nobody can ask for is said all the same.
+  PlanQuestion question = planned.question();
+  question.results_fixed = true;
+  question.askable = {};
+  std::string texts;
+  for (const PlanChange& change : find_changes(question)) {
+    EXPECT_TRUE(change.options.empty());
+    texts += change.text + "\n";
+  }
+  expect_in(texts, {"GB of host memory, not 150.0 GB", "GB of device memory, not 80.0 GB"});
+}
+
+TEST(PlanChanges, AreSoughtNoLongerThanAllowed) {
+  Planned large("llama-3.3-70b", DeviceKind::cuda, 149, 134);
+  PlanQuestion question = large.question();
+  int asked = 0;
+  question.fits = [&, fits = question.fits](const PlanKnobs& knobs) {
+    ++asked;
+    return fits(knobs);
+  };
+  EXPECT_FALSE(find_changes(question).empty());
+  EXPECT_GT(asked, 0);
+  EXPECT_LE(asked, 60) << "plans made to find the changes";
+  asked = 0;
+  question.seconds = 0;
+  EXPECT_TRUE(find_changes(question).empty()) << "proposes what was not seen to fit";
+  EXPECT_EQ(asked, 0) << "no time, no plans";
+}
+
+TEST(PlanChanges, APlanThatPinsMoreThanMayBeLockedIsRefusedWhereTheLimitApplies) {
+  Planned planned("qwen3-4b", DeviceKind::cuda, 149, 134);
+  const PlanQuestion free = planned.question();
+  EXPECT_NO_THROW(free.plan(planned.asked));
+  planned.machine.lockable = std::size_t{1} << 20;
+  planned.machine.pins_beyond = [](std::size_t bytes) { return bytes < (std::size_t{1} << 20); };
+  const std::string refused = refusal([&] { planned.question().plan(planned.asked); });
+  expect_in(refused, {"not enough memory that can be pinned", "RLIMIT_MEMLOCK", "ulimit -l"});
+  // A driver that the limit does not count for.
+  planned.machine.pins_beyond = [](std::size_t) { return true; };
+  EXPECT_NO_THROW(planned.question().plan(planned.asked));
+}
+
+}  // namespace
+}  // namespace so::test

@@ -1,0 +1,108 @@
+// What a device does for a unit, against arithmetic and against what was measured.
+#include "plan/unit_work.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "model/config.h"
+#include "model/flops.h"
+#include "model/parameters.h"
+#include "model/presets.h"
+
+namespace so::test {
+namespace {
+
+DecoderSpec preset(const char* name) {
+  const ModelConfig config = resolve_config(name);
+  return read_decoder_spec(config.text, config.origin);
+}
+
+std::vector<std::int32_t> rows(int count, int tokens) {
+  std::vector<std::int32_t> offsets{0};
+  for (int i = 0; i < count; ++i) offsets.push_back(offsets.back() + tokens);
+  return offsets;
+}
+
+const UnitWork& layer(const std::vector<UnitWork>& units, std::int64_t index) {
+  return units[static_cast<std::size_t>(layer_unit(index))];
+}
+
+// Forward and backward of 4 x 4096 tokens without an optimizer, and with one that is all the GPU's, on an H200 that did
+// 670 TFLOP/s and 4150 GB/s.
+struct Measured {
+  const char* model;
+  double seconds;  // of forward and backward
+};
+class UnitWorkMeasured : public testing::TestWithParam<Measured> {};
+
+TEST_P(UnitWorkMeasured, WithinThreePercent) {
+  double seconds = 0;
+  for (const UnitWork& unit : unit_work(preset(GetParam().model), rows(4, 4096), DType::bf16))
+    seconds += (unit.forward_flops + unit.backward_flops) / 670e12 +
+               (unit.forward_bytes + unit.backward_bytes) / 4150e9 +
+               (unit.forward_kernels + unit.backward_kernels) * 1.8e-6;
+  EXPECT_NEAR(seconds / GetParam().seconds, 1, 0.03);
+}
+
+INSTANTIATE_TEST_SUITE_P(H200, UnitWorkMeasured,
+                         testing::Values(Measured{"llama-3.1-8b", 16384 / 12674.0},
+                                         Measured{"qwen3-14b", 16384 / 6922.0},
+                                         // 28 bytes for each of 4.02 billion parameters are AdamW's.
+                                         Measured{"qwen3-4b", 16384 / 19860.0 - 28 * 4.02e9 / 4150e9}),
+                         [](const auto& i) {
+                           std::string name = i.param.model;
+                           for (char& c : name)
+                             if (c == '-' || c == '.') c = '_';
+                           return name;
+                         });
+
+TEST(UnitWork, HasAllTheFlopsOfADenseModelAndMore) {
+  const DecoderSpec spec = preset("llama-3.1-8b");
+  const std::vector<std::int32_t> documents = rows(2, 1000);
+  const std::vector<UnitFlops> flops = unit_flops(spec, documents);
+  const std::vector<UnitWork> work = unit_work(spec, documents, DType::bf16);
+  ASSERT_EQ(work.size(), flops.size());
+  EXPECT_EQ(work.front().forward_flops, 0) << "a gather";
+  EXPECT_EQ(work.back().forward_flops, flops.back().forward);
+  for (std::int64_t l = 0; l < spec.layers; ++l) {
+    const UnitFlops& f = flops[static_cast<std::size_t>(layer_unit(l))];
+    const double attention = 4 * 4096.0 * attention_pairs(documents, 0), products = f.forward - attention;
+    // Half of what 132 processors do for 128 queries of 128 with 1000 keys each.
+    const double more = 4 * 128.0 * 0.5 * 132 * 128 * 1000;
+    EXPECT_NEAR(layer(work, l).forward_flops, products + (attention + more) / 0.76, 1e-9 * f.forward);
+    EXPECT_NEAR(layer(work, l).backward_flops, 2 * (products + (attention + more) / 0.45), 1e-9 * f.backward);
+  }
+  // 8 x 4096 of the norms, 2 x (4096 + 1024) of rotation, 3 or 6 x 14336 of the gated activation, 2 bytes each.
+  EXPECT_EQ(layer(work, 0).forward_bytes, 2000 * 2.0 * (8 * 4096 + 2 * 5120 + 3 * 14336));
+  EXPECT_EQ(layer(work, 0).backward_bytes, 2000 * 2.0 * (8 * 4096 + 2 * 5120 + 6 * 14336));
+}
+
+TEST(UnitWork, OfAWindowIsWhatItsTilesVisit) {
+  const DecoderSpec spec = preset("gpt-oss-20b");
+  ASSERT_EQ(spec.layer(0).window, 128);
+  ASSERT_EQ(spec.layer(1).window, 0);
+  const auto forward = [&](std::int64_t index, int tokens) {
+    return layer(unit_work(spec, rows(1, tokens), DType::bf16), index).forward_flops;
+  };
+  // The window's layer grows with the tokens, the other with their square.
+  EXPECT_NEAR(forward(0, 32768) / forward(0, 16384), 1.95, 0.05) << "twice, and experts with more rows";
+  EXPECT_GT(forward(1, 32768) / forward(1, 16384), 2.3);
+  // Rows shorter than the window: as without one.
+  EXPECT_DOUBLE_EQ(forward(0, 100), forward(1, 100));
+}
+
+TEST(UnitWork, OfExpertsWithFewRowsIsMore) {
+  const DecoderSpec spec = preset("gpt-oss-20b");
+  EXPECT_LT(mlp_share(spec, 0, 1000), 0.5);
+  EXPECT_NEAR(mlp_share(spec, 0, 16384), 0.9 * 2048 / (2048 + 209), 1e-12);
+  EXPECT_EQ(mlp_share(preset("qwen3-4b"), 0, 10), 1);
+  // Twice the tokens in less than twice the time.
+  const auto seconds = [&](int tokens) {
+    return layer(unit_work(spec, rows(4, tokens), DType::bf16), 1).forward_flops;
+  };
+  EXPECT_LT(seconds(256), 1.8 * seconds(128));
+}
+
+}  // namespace
+}  // namespace so::test
