@@ -13,7 +13,7 @@
 
 namespace so {
 
-// What a run asks of the decoder.
+// The sizes that a run asks of the decoder.
 struct TrainingShape {
   std::int64_t micro_batch_tokens = 0;                   // no micro-batch has more
   std::int64_t evaluation_tokens = 0;                    // no evaluation batch has more; 0: no evaluation
@@ -62,7 +62,7 @@ ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spe
 // A layer's input in host memory: an item of the store (offload/memory/activation_store.h).
 std::size_t input_bytes(const DecoderSpec& spec, DType compute, const TrainingShape& shape);
 
-// What having again takes that layers do not keep, for documents of those offsets: in the terms of unit_work().
+// Returns the work of recomputing what layers do not keep, for documents at these offsets, as unit_work() counts it.
 Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
                             std::span<const std::int32_t> cu_seqlens, DType compute);
 

@@ -1,4 +1,4 @@
-// What a plan chose among, for people who wonder why.
+// The alternatives that a plan chose among, for people who ask why it chose as it did.
 #pragma once
 
 #include <cstddef>

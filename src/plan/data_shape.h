@@ -1,4 +1,4 @@
-// What a run's data asks of the decoder, and what it would ask with other options.
+// The sizes that a run's data asks of the decoder, and those it would ask with other options.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ class DataShape {
   mutable std::vector<std::int64_t> lengths_;  // the longest first, once asked for
 };
 
-// What rows of `max_length` tokens ask whatever the data: an upper bound, before there is any.
+// Returns the sizes for rows of `max_length` tokens, an upper bound for any data.
 TrainingShape largest_shape(const PlanKnobs& knobs, bool evaluates);
 
 }  // namespace so

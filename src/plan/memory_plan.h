@@ -1,4 +1,4 @@
-// What a run will need of each kind of memory, learnt from a dry run of the real code, and whether the machine has it.
+// The memory of each kind that a run will need, found by a dry run of the real code, and whether the machine has it.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace so {
 
-// What a run does one after the other. Saving goes on beside training.
+// The phases of a run, in order. Saving goes on beside training.
 enum class RunPhase : std::uint8_t { starting, loading, training, saving, exporting };
 inline constexpr int run_phases = 5;
 using Phases = std::uint8_t;  // a set of them
@@ -51,11 +51,11 @@ struct MemoryPlan {
   void add(const Ledger& ledger, Phases phases = every_phase);
   // The most of any of the phases in `within`.
   std::size_t total(MemoryKind kind, Phases within = every_phase) const;
-  // Of host memory: on the CPU device every kind is.
+  // Says whether memory of this kind is the host's: on the CPU device all kinds are.
   static bool on_host(MemoryKind kind, DeviceKind device);
   std::size_t host_total(DeviceKind device, Phases within = every_phase) const;
-  // What a Device may allocate, if the run is to have `bytes` of the device's own memory (`own`) or of the host's: the
-  // most that is planned for any phase, and what no phase has a use for.
+  // Returns how much a Device may allocate if the run is to have `bytes` of the device's own memory (`own`) or of the
+  // host's: the most that is planned for any phase, and what no phase uses.
   std::size_t allocatable(std::size_t bytes, DeviceKind device, bool own) const;
   // For people: a line an entry, kind by kind, the largest first; with its phase if it is held in one or two only.
   std::string table() const;

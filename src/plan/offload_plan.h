@@ -49,7 +49,7 @@ struct StateMemory {
   std::size_t device_bytes = 0, host_bytes = 0;
 };
 
-// What is not kept on the device, to save its memory (offload/engine.h).
+// The weights and gradients that are not kept on the device, to save its memory (offload/engine.h).
 struct Residency {
   bool transient_weights = false, transient_gradients = false;
   int streamed_units = 0;
@@ -66,7 +66,7 @@ struct OffloadInputs {
   double stream_bytes = 2;                      // an element of weights that stream
   CastSide cast = CastSide::host;               // which the above are for
   double state_bytes = 12;                      // an element: fp32 master weight and two moments
-  // What layers may keep, from the cheapest in time to the dearest. At least one.
+  // The choices of what layers keep, from the cheapest in time to the dearest. At least one.
   std::vector<Recomputation> keeps;
   std::function<std::size_t(std::int64_t keep)> activation_bytes;       // on the device
   std::function<std::size_t(std::int64_t keep)> activation_host_bytes;  // on the host; empty: none
@@ -78,7 +78,7 @@ struct OffloadInputs {
   std::size_t device_budget = 0, host_budget = 0;
   std::size_t undo_budget = 0;   // of host_budget, up to where places for new state may fill it
   int forced_device_units = -1;  // -1: to be chosen
-  // What an Error calls the device, and what it says would help: for the device's memory and for the host's.
+  // The words of an Error: the device's name, and advice for the device's memory and for the host's.
   std::string device_name, device_advice, host_advice;
 };
 
@@ -97,10 +97,10 @@ struct StepEstimate {
   double host_adamw_seconds = 0;  // that it does so
 };
 
-// What a step is made of for the simulator (plan/simulate/simulator.h). An element of AdamW moves 2 s + g + w bytes of host
-// memory (s, g, w: its state, gradient and weight): old state read, new state written. The link's copies of gradient
-// and weight move g + w bytes more. What is previewed has s + g + w bytes of that done for its weights and 2 s + g
-// later for its state.
+// Describes a step for the simulator (plan/simulate/simulator.h). An element of AdamW moves 2 s + g + w bytes of
+// host memory (s, g, w: its state, gradient and weight): old state read, new state written. The link's copies of
+// gradient and weight move g + w bytes more. A preview moves s + g + w bytes for the weights, and 2 s + g later for
+// the state.
 SimulatedRun simulated_run(const OffloadInputs& inputs, int device_units, std::int64_t keep, std::int64_t undo_buckets,
                            Residency residency = {});
 
@@ -139,9 +139,9 @@ class NothingFits : public Error {
   Residency residency;
 };
 
-// What ranks plans, lower is better: the seconds of a step without the device's own update. So a parameter that the
-// host would update in hiding is never better off there than on the device, though it would save its bytes of
-// device memory's time (a hundredth of a step or two): hiding depends on more than was measured.
+// The rank of a plan, lower is better: the seconds of a step without the device's own update. So a parameter that the
+// host would update in hiding is never better off there than on the device, though it would save its bytes of device
+// memory's time (a hundredth of a step or two): hiding depends on more than was measured.
 double rank_of(const StepEstimate& estimate);
 
 // The plan that ranks best among those that fit; plans within a thousandth of a step count as equal, and of those the

@@ -1,4 +1,4 @@
-// What would make a run fit that does not: the smallest changes of what was asked, each found by planning again with
+// Finds what would make a run fit that does not: the smallest changes of the request, each found by planning again with
 // it.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace so {
 
-// What options say that decides about memory.
+// The options that decide about memory.
 struct PlanKnobs {
   std::int64_t batch_size = 1, gradient_accumulation_steps = 1, max_length = 2;
   Toggle activation_checkpointing = Toggle::automatic;
@@ -87,7 +87,7 @@ class PlanRefusal : public Error {
   std::vector<PlanChange> changes_;
 };
 
-// Of a question that does not fit: logs what is needed by name, what there is and what would help, and throws.
+// Refuses a question that does not fit: logs the memory needed by name, what there is and what would help, and throws.
 [[noreturn]] void refuse(const PlanQuestion& question, const MemoryRefusal& refusal);
 // plan(asked), or refuse().
 TrainingPlan plan_or_refuse(const PlanQuestion& question);

@@ -13,12 +13,12 @@
 
 namespace so {
 
-// What the process has of each kind of memory beyond what it had when this was made, which is before anything that the
-// plan is about was allocated. For one thread; the device must outlive it.
+// Measures how much more of each kind of memory the process has than when this object was made, which is before
+// anything that the plan is about is allocated. For one thread; the device must outlive it.
 class MemoryMeter {
  public:
   explicit MemoryMeter(Device& device);
-  // What was held until now, measuring the machine say, and has been given back is none of the run's.
+  // Starts the peaks anew: memory that was given back before, of measuring the machine say, is not the run's.
   void forget_peaks();
 
   // The most so far, of memory that nothing is given back of while the run lasts. On a device with memory of its own as
@@ -35,14 +35,14 @@ class MemoryMeter {
   std::size_t peaks_before_[memory_kinds] = {};
 };
 
-// What steps took, in seconds a step; 0: none was measured.
+// The seconds of a step and of its parts; 0: none was measured.
 struct StepSeconds {
   double step = 0;        // the median
   double device = 0;      // that the device worked, and did not wait
   double host_adamw = 0;  // that AdamW on the host worked
 };
 
-// Of steps that took so long each, in which `counters` were counted.
+// Returns the medians of steps that took `steps` seconds each, and in which `counters` were counted.
 StepSeconds seconds_of(std::span<const double> steps, const EngineCounters& counters);
 
 // step_seconds, device_seconds, host_adamw_seconds, device_bytes, pinned_bytes and host_bytes, those that were planned

@@ -14,20 +14,20 @@
 
 namespace so {
 
-// What steps since the last look measured.
+// The measurements of the steps since the last look.
 struct MeasuredSteps {
   std::int64_t count = 0;
   double step_seconds = 0;    // the median
   double pass_seconds = 0;    // of the device: forward and backward of a step, without waits and its own update
   double update_seconds = 0;  // of the host's AdamW, an element, beside the device's work; 0: none was measured
   double host_wait_seconds = 0, link_wait_seconds = 0;  // of the device, a step
-  // Of the host's buckets, a step: ahead of the verdict, and after it.
+  // Numbers of the host's buckets, a step: updated ahead of the verdict, and after it.
   double speculated = 0, previewed = 0, left = 0;
 };
 
 class PlanReview {
  public:
-  // What is asked for of a plan: as OffloadRequest has them, -1: to be chosen.
+  // The request to a plan, in the terms of OffloadRequest; -1: to be chosen.
   struct Wanted {
     double ratio = -1;
     int streamed_layers = -1;

@@ -1,4 +1,4 @@
-// What a run takes of each kind of memory but for its activations, found by running the real acquire and release code
+// The memory of each kind that a run takes without its activations, found by running the real acquire and release code
 // on a dry device.
 #pragma once
 
@@ -40,7 +40,7 @@ struct RunState {
 RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                     const TrainingShape& shape, const EngineSettings& settings, WeightOrigin origin);
 
-// What the weights of all units but the device-owned inner ones, which may be transient, take if `count` stream.
+// The memory of weights if `count` units stream, without the inner units of the device, whose weights may be transient.
 struct StreamedWeights {
   std::size_t device_bytes = 0, host_bytes = 0;
 };

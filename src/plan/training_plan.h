@@ -1,4 +1,4 @@
-// What a training run will do and need, decided before anything large is allocated. Everything later reads the plan.
+// The plan of a training run, decided before anything large is allocated. Everything later reads it.
 #pragma once
 
 #include <cstdint>
@@ -55,9 +55,9 @@ bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const
 void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                       Toggle activation_checkpointing, const std::string& for_device, TrainingPlan& plan);
 
-// What gradients are kept in: the compute dtype where a step has one micro-batch, so that a bf16 gradient is rounded
-// once, as in PyTorch; fp32 where micro-batches are added up. (The output projection's is added up over a few chunks of
-// rows, and with a tied embedding over its two uses, and rounded as often.)
+// Chooses the dtype that gradients are kept in: the compute dtype where a step has one micro-batch, so that a bf16
+// gradient is rounded once, as in PyTorch; fp32 where micro-batches are added up. (The output projection's is added up
+// over a few chunks of rows, and with a tied embedding over its two uses, and rounded as often.)
 DType choose_gradient_dtype(DType compute, std::int64_t micro_batches);
 
 // Rows of logits that are worth having at a time.

@@ -1,4 +1,4 @@
-// What the device does for each unit of a decoder, in the terms that a plan counts in.
+// The device's work for each unit of a decoder, in the terms that a plan counts in.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 
 namespace so {
 
-// Of one micro-batch with documents of those offsets. FLOPs are those of a large dense product that takes as long, so
-// that attention and products of experts, which run at other rates, count for more than theirs; bytes are what the rest
-// reads and writes at least.
+// Returns the work of one micro-batch with documents at these offsets. FLOPs are those of a large dense product that
+// takes as long, so that attention and products of experts, which run at other rates, count for more than theirs; bytes
+// are what the rest reads and writes at least.
 std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens, DType compute);
 
-// What the products of a layer's MLP reach of a large dense product's rate.
+// Returns the share of a large dense product's rate that the products of a layer's MLP reach.
 double mlp_share(const DecoderSpec& spec, std::int64_t layer, double tokens);
 
 }  // namespace so

@@ -1,4 +1,4 @@
-// What a machine has and what it was measured to do, as a file, so that a run can be planned where the machine is not.
+// A machine's memory and measured rates as a file, so that a run can be planned where the machine is not.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What the host's memory gives AdamW, alone and beside the link's copies.
+// Measures the bandwidth that AdamW gets of the host's memory, alone and beside the link's copies.
 #pragma once
 
 #include <cstddef>

@@ -12,7 +12,7 @@
 
 namespace so {
 
-// What a plan may use, and how quick it is.
+// The machine as a plan sees it: what it may use, and how fast that is.
 struct PlanningMachine {
   DeviceKind kind = DeviceKind::cpu;
   std::string name;                          // of the device
@@ -21,7 +21,7 @@ struct PlanningMachine {
   std::string device_limited_by = "free memory";   // device_memory, unless device_cap does
   HostMemory host;
   std::optional<std::size_t> device_cap, host_cap;  // what the user lets the run have; device_memory knows the former
-  // What this process may lock, if that is limited; and whether the device pins more than that all the same.
+  // The bytes that this process may lock, if that is limited; and whether the device can pin more in spite of it.
   std::optional<std::size_t> lockable;
   std::function<bool(std::size_t bytes)> pins_beyond;
   ThreadPool* pool = nullptr;             // the host's; its size counts
@@ -30,22 +30,23 @@ struct PlanningMachine {
   std::optional<std::size_t> held;        // host memory that the process has before the run; none: what it has now
 };
 
-// What the user lets a run have of each memory, in bytes, beside the program itself; none: all there is.
+// The user's limits on each memory, in bytes, for a run without the program itself; none: no limit.
 struct MemoryCaps {
   std::optional<std::size_t> device, host;
 };
-// Of the options --device_memory and --host_memory; 0 is none. Throws Error if such a device has no memory of its own.
+// The limits that --device_memory and --host_memory set; 0 is none. Throws Error if the device has no memory of its
+// own.
 MemoryCaps memory_caps(DeviceKind kind, std::int64_t device_memory, std::int64_t host_memory);
 void apply(const MemoryCaps& caps, PlanningMachine& machine);
-// What no plan may exceed of the host's memory, and what one is made for: with a reserve, where not the user said it.
+// The host memory that no plan may exceed; and the amount to plan for, less a reserve unless the user set it.
 HostMemory usable_host(const PlanningMachine& machine);
 std::size_t usable_host_budget(const PlanningMachine& machine);
-// Up to where places for new state may fill the host's memory, which only save time.
+// The limit up to which spare optimizer state, which only saves time, may fill the host's memory.
 std::size_t undo_budget(const PlanningMachine& machine);
 // Bytes of the device's own memory that a plan may have in all, what this process holds by now included; none if the
 // device has no memory of its own.
 std::optional<std::size_t> device_budget(Device& device);
-// What a plan may have of the device's own memory, and what limits it.
+// The bytes of the device's own memory that a plan may have, and what limits them.
 DeviceMemory own_memory(const PlanningMachine& machine);
 
 // The machine as it is now; rates are those of `compute` and of AdamW with `moments` so kept, measured.

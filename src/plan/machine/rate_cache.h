@@ -14,7 +14,7 @@
 
 namespace so {
 
-// What rates depend on: measured with another of these they would be others.
+// The key of stored rates: all that measured rates depend on.
 struct RateKey {
   std::string gpu, cpu;          // their names
   int threads = 0;               // of the host

@@ -1,4 +1,4 @@
-// What the device does in a simulated step (plan/simulate/simulator.h), in order.
+// The device's work in a simulated step (plan/simulate/simulator.h), in order.
 #pragma once
 
 #include <cstdint>

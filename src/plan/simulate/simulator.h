@@ -4,7 +4,8 @@
 // all: each gets an equal part, or as much as it can use, and what that leaves goes to the others. The device goes
 // through its units in order, and where it waits, for whom is recorded.
 //
-// What the engine moves in buckets moves here in pieces of units, as few as still say the same. No device, no clock.
+// Where the engine moves buckets the simulator moves pieces of units, as few as give the same result. No device, no
+// clock.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,7 @@ struct SimulatedUnit {
   double forward = 0, backward = 0;
 };
 
-// What runs, and on what.
+// The run to simulate, and the machine to simulate it on.
 struct SimulatedRun {
   std::vector<SimulatedUnit> units;
   int device_units = 0;         // units before this one are the device's
