@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/process_limits.h"
 #include "commands/commands.h"
 
 namespace so {
@@ -23,6 +24,7 @@ int run_guarded(const std::function<int()>& body, std::string& message) {
     return exit_internal_error;
   } catch (const std::bad_alloc&) {
     message = "superoffload: out of memory";
+    if (const std::string limits = memory_limits_text(); !limits.empty()) message += fmt::format(" ({})", limits);
     return exit_failure;
   } catch (const std::length_error&) {
     message = "superoffload: out of memory: something is larger than an array can be";
@@ -34,7 +36,7 @@ int run_guarded(const std::function<int()>& body, std::string& message) {
   } catch (const std::system_error& error) {
     message = fmt::format("superoffload: the system refused what the program needs: {}{}", error.code().message(),
                           error.code() == std::errc::resource_unavailable_try_again
-                              ? " (threads; raise `ulimit -u` or give a smaller --cpu_threads)"
+                              ? " (threads; raise `ulimit -u` or `-v`, or give a smaller --cpu_threads)"
                               : "");
     return exit_failure;
   } catch (const std::runtime_error& error) {  // thrown on purpose: the system failed, and the text says how

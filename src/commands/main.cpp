@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "base/log.h"
+#include "base/process_limits.h"
 #include "base/standard_streams.h"
 #include "commands/commands.h"
 #include "commands/guard.h"
@@ -75,11 +76,17 @@ int run_and_flush(const ParsedCommand& command) {
 
 int main(int argc, char** argv) {
   so::prepare_standard_streams();
+  so::prepare_for_memory_limits();
   so::install_terminate_handler();
   // A file size limit (ulimit -f) then fails the write, which is reported with its file like a full disk.
   ::signal(SIGXFSZ, SIG_IGN);
   std::string message;
-  const int code = so::run_guarded([&] { return so::run_and_flush(so::parse_command_line(argc, argv)); }, message);
+  const int code = so::run_guarded(
+      [&] {
+        so::require_stack();
+        return so::run_and_flush(so::parse_command_line(argc, argv));
+      },
+      message);
   so::keep_progress_line();
   if (!message.empty()) so::log_message(so::LogLevel::failure, message);
   return code;

@@ -49,7 +49,7 @@ TEST(Guard, ExitCodes) {
   EXPECT_EQ(threads.code, 1);
   EXPECT_EQ(threads.message,
             "superoffload: the system refused what the program needs: Resource temporarily unavailable (threads; raise "
-            "`ulimit -u` or give a smaller --cpu_threads)");
+            "`ulimit -u` or `-v`, or give a smaller --cpu_threads)");
 
   const Outcome file = guarded([]() -> int {
     throw std::filesystem::filesystem_error("status", "/a\nb", std::make_error_code(std::errc::permission_denied));

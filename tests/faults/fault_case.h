@@ -39,6 +39,7 @@ std::vector<FaultCase> node_cases(int count, unsigned seed);
 std::vector<FaultCase> record_cases(int count, unsigned seed);
 std::vector<FaultCase> option_cases(int count, unsigned seed);
 std::vector<FaultCase> run_cases(int count, unsigned seed);
+std::vector<FaultCase> limit_cases(int count, unsigned seed);
 
 // The commands that read a model, as words that follow the program's name, relative to the working directory.
 // `which` counts through them: train, eval, generate, tokenize, plan.

@@ -27,10 +27,16 @@ struct Outcome {
   std::string err;
 };
 
+struct Resource {
+  int name;  // RLIMIT_AS, RLIMIT_STACK, ...
+  std::uint64_t most;
+};
+
 struct Limits {
   std::optional<std::filesystem::path> directory = {};  // to run in, else this process's
   std::optional<std::uint64_t> file_bytes = {};         // largest file it may write; beyond it write() fails with EFBIG
-  std::optional<std::uint64_t> address_bytes = {};      // ulimit -v
+  std::vector<Resource> resources = {};                 // as `ulimit` sets them
+  std::optional<unsigned> user = {};                    // to run as, which only root may ask
   std::vector<int> ignored_signals = {};                // as nohup leaves SIGHUP
   int output = -1;  // a descriptor for its standard output and error, instead of files
 };
@@ -61,10 +67,6 @@ class Process {
     sigset_t none;
     ::sigemptyset(&none);
     ::sigprocmask(SIG_SETMASK, &none, nullptr);
-    if (limits.address_bytes) {
-      const rlimit limit{*limits.address_bytes, *limits.address_bytes};
-      ::setrlimit(RLIMIT_AS, &limit);
-    }
     const int in_fd = ::open("/dev/null", O_RDONLY);
     const int out_fd = ::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
     const int err_fd = ::open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
@@ -72,6 +74,11 @@ class Process {
     ::dup2(limits.output < 0 ? out_fd : limits.output, 1);
     ::dup2(limits.output < 0 ? err_fd : limits.output, 2);
     if (!in.empty() && ::chdir(in.c_str()) != 0) ::_exit(126);
+    for (const Resource& resource : limits.resources) {
+      const rlimit limit{resource.most, resource.most};
+      ::setrlimit(static_cast<__rlimit_resource>(resource.name), &limit);
+    }
+    if (limits.user && (::setgid(*limits.user) != 0 || ::setuid(*limits.user) != 0)) ::_exit(126);
     ::execv(argv[0], argv.data());
     ::_exit(127);
   }

@@ -3,11 +3,13 @@
 #include <dlfcn.h>
 
 #include <map>
+#include <new>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <tuple>
 #include <vector>
 
 #include "base/error.h"
+#include "base/process_limits.h"
 
 #if DNNL_CPU_THREADING_RUNTIME != DNNL_RUNTIME_OMP && DNNL_CPU_THREADING_RUNTIME != DNNL_RUNTIME_SEQ
 #error \
@@ -48,6 +50,10 @@ const dnnl::engine& engine() {
   static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
   return cpu;
 }
+
+// oneDNN compiles its kernels where it first needs each, and writes to address zero if there is no memory for one (2.6
+// does). So there is a look for room before, several times what all kernels take.
+constexpr std::size_t kernel_room = 16 << 20;
 
 struct Bf16Matmul {
   dnnl::memory::desc a, b, c, scratch;
@@ -95,8 +101,10 @@ void sgemm(bool a_transposed, bool b_transposed, std::int64_t m, std::int64_t n,
            std::int64_t c_stride) {
   choose_instructions();
   use_one_thread();
+  require_room(kernel_room);
   const auto status = dnnl_sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', m, n, k, alpha, a, a_stride, b,
                                  b_stride, beta, c, c_stride);
+  if (status == dnnl_out_of_memory) throw std::bad_alloc();
   SO_CHECK(status == dnnl_success, "dnnl_sgemm of [{}, {}, {}]: {}", m, n, k, static_cast<int>(status));
 }
 
@@ -114,7 +122,13 @@ void bf16_gemm(bool a_transposed, bool b_transposed, std::int64_t m, std::int64_
   auto found = cache.find(key);
   if (found == cache.end()) {
     if (cache.size() >= max_primitives) cache.clear();
-    found = cache.emplace(key, make_matmul(a_transposed, b_transposed, m, n, k, a_stride, b_stride, c_stride)).first;
+    require_room(kernel_room);
+    try {
+      found = cache.emplace(key, make_matmul(a_transposed, b_transposed, m, n, k, a_stride, b_stride, c_stride)).first;
+    } catch (const dnnl::error& error) {
+      if (error.status == dnnl_out_of_memory) throw std::bad_alloc();
+      throw;
+    }
   }
   const Bf16Matmul& matmul = found->second;
   constexpr std::size_t alignment = 64;
