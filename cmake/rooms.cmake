@@ -4,7 +4,7 @@
 so_room(base LIBRARIES nlohmann_json::nlohmann_json PkgConfig::hwloc PkgConfig::xxhash)
 so_room(device LIBRARIES CUDA)
 so_room(ranks)
-so_room(data/tokenizer LIBRARIES nlohmann_json::nlohmann_json PkgConfig::pcre2 PkgConfig::utf8proc)
+so_room(data/tokenizer LIBRARIES simdjson::simdjson nlohmann_json::nlohmann_json PkgConfig::pcre2 PkgConfig::utf8proc)
 so_room(io USES device LIBRARIES nlohmann_json::nlohmann_json)
 so_room(optim USES device LIBRARIES PkgConfig::hwy CUDA)
 so_room(ops USES device LIBRARIES so_dnnl PkgConfig::hwy CUDA)
