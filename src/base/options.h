@@ -28,7 +28,7 @@
 
 namespace so {
 
-// What any option's value is outside its struct; an enum is its name.
+// The value of any option outside its struct; an enum is its name.
 using OptionValue = std::variant<bool, std::int64_t, double, std::string>;
 
 enum class OptionKind : std::uint8_t { boolean, integer, real, text, choice };

@@ -31,8 +31,8 @@ class ModelFiles {
   // work is enqueued on `stream`; all of it is done on return. Shows progress when it takes long.
   //
   // Page cache: training reads a model once and needs the memory, so an engine's load gives pages back right behind it.
-  // What runs a model is often run again, so the other leaves them. Weights that are not finite: an engine's load
-  // refuses them, naming file and tensor; the other warns.
+  // A program that runs a model is often run again, so the other overload leaves them. Weights that are not finite: an
+  // engine's load refuses them, naming file and tensor; the other warns.
   void load(OffloadEngine& engine, Stream& stream, ThreadPool& pool) const;
   void load(DeviceWeights& weights, Stream& stream, ThreadPool& pool) const;
 
@@ -47,7 +47,7 @@ class ModelFiles {
   ParameterFiles files_;
 };
 
-// What loading a model takes beside what is loaded; for plans, and for the loading itself.
+// Makes the ring that loading takes beside the model, for plans and for the loading itself.
 LoadingRing make_loading_ring(Device& device, const ParameterLayout& layout);
 
 // Whether a directory holds weights, in whatever format.

@@ -21,8 +21,8 @@ class OutputDirectory {
   // resume from is not there, or if the run would remove the model or data it reads. Changes nothing.
   OutputDirectory(const TrainOptions& options, const OptionOrigins& origins);
 
-  // What to resume from. None for a fresh run, and for --resume in a directory without a checkpoint yet, which starts
-  // from the beginning: so that one command line can be run again until it is done.
+  // The checkpoint to resume from. None for a fresh run, and for --resume in a directory without a checkpoint yet: that
+  // run starts from the beginning, so that one command line can be run again until it is done.
   const std::optional<Checkpoint>& checkpoint() const { return checkpoint_; }
   // Throws Error naming what differs, if the checkpoint's run is not this one, its length aside (run_length.h).
   void require_same_run(const TrainerState& state, std::uint64_t data_key) const;

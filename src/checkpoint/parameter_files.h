@@ -42,7 +42,7 @@ class ParameterFiles {
   int quantised_ = 0;
 };
 
-// Of the largest matrix of a layout that may be stored in MXFP4, as it is stored.
+// The stored size of the largest matrix of a layout that may be stored in MXFP4.
 std::size_t largest_packed_bytes(const ParameterLayout& layout);
 
 }  // namespace so

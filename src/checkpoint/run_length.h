@@ -13,7 +13,7 @@ namespace so {
 
 struct RunLength {
   std::int64_t steps = 0;
-  // Of a run that was extended, the first run's: an extension does not go back to warming up.
+  // In an extended run these are the first run's: an extension does not go back to warming up.
   std::int64_t warmup_steps = 0;
   std::optional<std::int64_t> extended_from = {};  // the steps the run had when its checkpoint was saved
 

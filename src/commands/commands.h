@@ -25,7 +25,7 @@ enum ExitCode : int {
 // origins.given("max_length"), otherwise it shrinks to that limit with a note.
 int run_train(const TrainOptions& options, const OptionOrigins& origins);
 
-// What a training run would take and do on a machine that need not be there.
+// Plans what a training run would take and do on a machine that need not be there.
 int run_plan(const PlanOptions& options);
 
 // Measures this machine into a file for run_plan().

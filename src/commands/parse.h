@@ -32,7 +32,7 @@ ParsedCommand parse_command_line(const std::vector<std::string>& arguments, int 
 // argv[0] is the program's name.
 ParsedCommand parse_command_line(int argc, const char* const* argv, int ranks = 1);
 
-// What a command's file declares. `parse` is given the values by option name, in the order of the line.
+// The declaration in a command's file. `parse` is given the values by option name, in the order of the line.
 struct Command {
   std::string_view name;     // one word, or two: "bench step"
   std::string_view summary;  // one line

@@ -1,4 +1,4 @@
-// What the data room needs of a tokenizer.
+// The interface of a tokenizer that the data room needs.
 #pragma once
 
 #include <cstdint>

@@ -25,7 +25,7 @@ namespace so {
 // The version of the file's layout alone: the contents of a cache, and so TokenDataset::key(), do not depend on it.
 inline constexpr std::uint32_t kTokenCacheVersion = 2;
 
-// What became of a file's records. Counts are of records or tokens; truncated documents are in `documents` too.
+// The fate of a file's records. Counts are of records or tokens; truncated documents are in `documents` too.
 struct DatasetCounts {
   std::int64_t records = 0;         // in the file
   std::int64_t documents = 0;       // kept

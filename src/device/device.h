@@ -110,8 +110,8 @@ class Device {
   };
   virtual std::optional<OwnMemory> own_memory() const { return std::nullopt; }
 
-  // What may be held at once, in bytes, so that a wrong plan shows: host is pinned and pageable together, and on the
-  // CPU device every kind, since there is one memory.
+  // Limits on the bytes that are held at once, so that a wrong plan shows: host is pinned and pageable together, and on
+  // the CPU device every kind, since there is one memory.
   struct Limits {
     static constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
     std::size_t device = none, host = none;

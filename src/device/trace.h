@@ -40,7 +40,7 @@ struct TraceTrack {
   bool stream = false;  // a device's stream, whose activities follow one another; else a host thread, whose spans nest
 };
 
-// What a bucket (a run of parameters that moves as one) was in for a while. A bucket is in one state at a time.
+// A state that a bucket (a run of parameters that moves as one) was in for a while. It is in one state at a time.
 struct TraceBucketState {
   int bucket = 0;
   std::string state;

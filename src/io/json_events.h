@@ -37,7 +37,7 @@ class JsonEvents {
   virtual void on_end_array() {}
   virtual void on_key(std::string&) {}
 
-  // What the parser calls.
+  // The functions that the parser calls.
   bool null() {
     on_null();
     return true;

@@ -1,4 +1,4 @@
-// What a run measures at each step, and its record: metrics.jsonl, one JSON object a line.
+// The measurements of each step of a run, and their record: metrics.jsonl, one JSON object a line.
 #pragma once
 
 #include <cstdint>

@@ -31,8 +31,8 @@ struct TensorInfo {
   std::uint64_t bytes() const { return end - begin; }
 };
 
-// What a header says about one tensor. The format knows more element types than the engine: of one that the engine has
-// not (`supported` false), the name is kept, and only asking for the tensor is an error.
+// A header's entry for one tensor. The format knows more element types than the engine. Of a type that the engine lacks
+// (`supported` false) the name is kept, and only asking for the tensor is an error.
 struct SafetensorsEntry {
   TensorInfo info;
   std::string dtype_name;  // as the file spells it: "BF16"
@@ -125,8 +125,8 @@ class SafetensorsWriter {
   // Checks that every byte was written, flushes to the device and closes. Call once, after all write() returned.
   void finish();
 
-  // Of the whole file, after finish(). Computed as the bytes come, as far as they come in the file's order; the rest is
-  // read again by finish().
+  // The checksum of the whole file, after finish(). It is computed as the bytes come, as far as they come in the file's
+  // order; finish() reads the rest again.
   const FileChecksum& checksum() const;
 
  private:

@@ -49,8 +49,8 @@ class LoadingRing {
   std::array<Buffer, packed_places> packed_;
 };
 
-// What becomes of the kernel's copy of a file. keep: another load of it, soon, is served from memory. drop: pages are
-// given back right behind the reading, so that a model which is read once pushes nothing else out of memory.
+// The fate of the kernel's copy of a file. keep: another load of it, soon, is served from memory. drop: pages are given
+// back right behind the reading, so that a model which is read once pushes nothing else out of memory.
 enum class PageCache : std::uint8_t { keep, drop };
 
 // Says whether a tensor that holds Inf or NaN is an Error or a warning; either names file and tensor.
@@ -87,7 +87,7 @@ class ShardReader {
   // two calls of next().
   void release(Stream& stream);
 
-  // Of the files.
+  // The bytes of the files that were given.
   std::uint64_t bytes_given() const;
   std::uint64_t total_bytes() const;
 

@@ -32,8 +32,8 @@ struct KvCache {
   std::int64_t used = 0;
 };
 
-// What a layer keeps of its forward pass for backward. The rest is computed again, to the same bits; each keeps less
-// than the one before and costs more.
+// The part of its forward pass that a layer keeps for backward. The rest is computed again, to the same bits; each
+// value keeps less than the one before and costs more time.
 enum class Keep : std::uint8_t {
   all,
   light,  // not what memory-bound work remakes: the norms' outputs, q and k rotated after a qk-norm, the activated.

@@ -11,7 +11,7 @@ struct Decoder::RouterLoad {
   Tensor counts, shares;
 };
 
-// What the calls for one micro-batch have in common.
+// The state that the calls for one micro-batch share.
 struct Decoder::Pass {
   Stream& stream;
   const DeviceBatch& batch;

@@ -46,8 +46,8 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
 // Parameters of a layer that one token meets in matrix products, for counting FLOPs: norms and biases do not count, and
 // of the experts, those chosen do.
 std::int64_t matmul_parameters(const DecoderSpec& spec, std::int64_t layer);
-// Of the whole model. The embedding table is a gather and does not count, unless tied: then it is also the output
-// projection.
+// Counts the whole model's. The embedding table is a gather and does not count, unless it is tied: then it is also the
+// output projection.
 std::int64_t matmul_parameters(const DecoderSpec& spec);
 
 }  // namespace so

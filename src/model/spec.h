@@ -1,4 +1,4 @@
-// What a decoder is made of. The decoder's code branches on this, never on a family's name.
+// The description of a decoder. The decoder's code branches on this, never on a family's name.
 #pragma once
 
 #include <cstdint>

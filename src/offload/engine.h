@@ -58,7 +58,7 @@ struct EngineSettings {
   double weight_decay = 0, max_grad_norm = 0;
 };
 
-// What the engine did, for the log and for tests that must know that a path really ran. Totals since construction.
+// Counts the engine's work, for the log and for tests that must know that a path really ran. Totals since construction.
 struct EngineCounters {
   std::int64_t steps = 0, skipped_steps = 0, clipped_steps = 0;
   std::int64_t committed_buckets = 0, discarded_buckets = 0;
@@ -69,7 +69,7 @@ struct EngineCounters {
   WaitSeconds device_waits{};  // of the device, by what it waited for; without those of the step under way
 };
 
-// Of the last few values: single odd ones, as where an evaluation came between, do not count.
+// The median of the last few values, so that an outlier (a step with an evaluation, say) has no effect.
 class RecentMedian {
  public:
   void add(double value) { values_[count_++ % values_.size()] = value; }
@@ -138,7 +138,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   SaveGate& gate() { return gate_; }
   std::span<const Bucket> buckets() const { return buckets_; }
   EngineCounters counters() const;
-  // What the policy is given; the spans hold while the engine lives.
+  // The facts for the policy; the spans hold while the engine lives.
   UpdateFacts facts() const;
 
  private:
@@ -151,8 +151,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
     return std::span(buckets_).subspan(static_cast<std::size_t>(s.first), static_cast<std::size_t>(s.last - s.first));
   }
   Verdict take_verdict(Stream& compute);
-  // Of the buckets, the first of which is the device's, as many from there on as are the device's and lie one behind
-  // the other in every array: what a launch does at once.
+  // Returns the longest run of device-owned buckets from the first on that are adjacent in every array, so that one
+  // launch can update them all.
   std::span<Bucket> adjacent(std::span<Bucket> buckets) const;
   // body(run) for each such run of the device's buckets, in order.
   template <class Body>
@@ -209,7 +209,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   SaveGate gate_;
   EngineCounters counters_;
 
-  // What the policy must know of the device's time: marks of this step and the last one.
+  // The device's time for the policy: marks of this step and the last one.
   DeviceWaits waits_;
   std::unique_ptr<Event> first_landed_, complete_, decided_;
   bool was_decided_ = false;  // decided_ is of the step before

@@ -1,4 +1,4 @@
-// What the engine did in a step, for the log.
+// Reports the engine's work in a step, for the log.
 #pragma once
 
 #include <string>

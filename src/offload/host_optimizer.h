@@ -74,7 +74,7 @@ class HostOptimizer {
   void require_state(const Bucket& bucket);
   // Waits until all of it is done but for weights on their way.
   void finish();
-  // What the device did for this step has failed, so that no verdict will come. The first error stands.
+  // Reports that the device's work for this step has failed, so that no verdict will come. The first error is kept.
   void fail(std::exception_ptr error);
   // Puts the bucket's master weights, rounded, on the device, or where they stream from. Enqueues.
   void send_masters(const Bucket& bucket);
@@ -85,7 +85,7 @@ class HostOptimizer {
   double preview_seconds() const;
 
  private:
-  // What is known of a host-owned bucket beside what the schedule knows.
+  // The facts about a host-owned bucket that the schedule does not know.
   struct Entry {
     Event* complete = nullptr;                // its gradient
     std::byte* stored = nullptr;              // where its gradient is stored, if it is

@@ -26,11 +26,11 @@ void expect_heads(const char* op, const char* argument, const Heads& heads, DTyp
 // The same heads in other rows.
 void expect_same_heads(const char* op, const char* name_a, const Heads& a, const char* name_b, const Heads& b);
 
-// What Ops states of a rotation: positions, table and norm for these heads.
+// Checks what Ops states of a rotation: positions, table and norm for these heads.
 void expect_rotation(const char* op, const Heads& heads, const Tensor& positions, const Tensor& table,
                      const HeadNorm& norm);
 
-// What Ops states of the arguments, for a backend that keeps its logits in `logits`.
+// Checks what Ops states of the arguments, for a backend that keeps its logits in `logits`.
 void expect_linear_cross_entropy(const Ops::LinearCrossEntropy& args, DType logits);
 
 }  // namespace so

@@ -7,15 +7,15 @@
 
 namespace so {
 
-// What the backends take: a GPU counts a block's rows of each expert in shared memory and keeps a token's choices in
-// the lanes of a warp.
+// The limits of the backends: a GPU counts a block's rows of each expert in shared memory and keeps a token's choices
+// in the lanes of a warp.
 inline constexpr std::int64_t kMaxExperts = 1024, kMaxChoices = 32;
 
 struct RoutingSize {
   std::int64_t tokens, choices, experts, rows;  // N, K, E, R
 };
 
-// Of a product of experts: x T [rows, in], y T [rows, out], w [experts, out, in] or [experts, in, out].
+// The sizes of a product of experts: x T [rows, in], y T [rows, out], w [experts, out, in] or [experts, in, out].
 struct ExpertProductSize {
   std::int64_t rows, in, out, experts;
 };

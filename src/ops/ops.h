@@ -71,7 +71,7 @@ struct Routing {
 // How an expert's weight [E, ., .] lies: as x w^T takes it, or as x w does.
 enum class ExpertLayout : std::uint8_t { out_in, in_out };
 
-// What stands between an expert's first and second product, of gate and up, F columns each.
+// The activation between an expert's first and second product, of gate and up, F columns each.
 struct ExpertActivation {
   enum class Kind : std::uint8_t {
     swiglu,   // silu(gate) * up; gate is the first half of the columns, up the second
@@ -98,7 +98,7 @@ class Ops {
   virtual std::size_t attention_grad_scratch(const AttentionSize&) const = 0;
   // With more than the least, attention_grad() may do more at a time; what goes beyond this is of no use.
   virtual std::size_t attention_grad_scratch_most(const AttentionSize&) const = 0;
-  // What linear_cross_entropy() keeps its logits in when it computes in T.
+  // The dtype in which linear_cross_entropy() keeps its logits when it computes in T.
   virtual DType logits_dtype(DType compute) const = 0;
 
   // out[n] = table[ids[n]].  out T [N, H], table T [V, H], ids i32 [N] in [0, V).

@@ -1,5 +1,5 @@
-// What memory a backend needs beside its arguments, by kind of device. Plain arithmetic, so that a dry run on any
-// machine plans what the real backend will use; the backend checks itself against it.
+// Computes the memory that a backend needs beside its arguments, by kind of device. It is plain arithmetic, so that a
+// dry run on any machine plans what the real backend will use; the backend checks itself against it.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ class OpsScratch {
   std::size_t bytes() const { return held_.bytes(); }
 
  private:
-  // Of an attention gradient, all but cuDNN's dS.
+  // The scratch of an attention gradient without cuDNN's dS.
   std::int64_t attention_grad_base(const AttentionSize& size) const;
 
   DeviceKind kind_;

@@ -113,9 +113,9 @@ void adamw_preview_parallel(ThreadPool& pool, const AdamWStep& step, bool decay,
 
 // ---- For tests and benchmarks; the choice is global, and without it the best one is taken. ----
 
-// What this machine can run, best first, in Highway's names ("AVX3" is AVX-512); "scalar" is always there and last.
-// Sets without a fused multiply-add instruction (SSE4 and below) are not offered: emulating it in their vectors gains
-// nothing over the scalar code on machines that are anyway not the ones one trains on.
+// Lists the instruction sets of this machine, best first, in Highway's names ("AVX3" is AVX-512); "scalar" is always
+// there and last. Sets without a fused multiply-add instruction (SSE4 and below) are not offered: emulating it in their
+// vectors gains nothing over the scalar code on machines that are anyway not the ones one trains on.
 std::vector<std::string> adamw_instruction_sets();
 void adamw_use_instruction_set(std::string_view name);  // one of the above, or "" for the best; Error otherwise
 

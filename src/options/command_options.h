@@ -1,4 +1,4 @@
-// What the commands beside `train` can be told. Each struct has its one table in command_options.cpp.
+// The options of the commands beside `train`. Each struct has its one table in command_options.cpp.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What a plan decides about, as names for people.
+// The decisions of a plan, as names for people.
 #pragma once
 
 #include <cstdint>

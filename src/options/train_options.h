@@ -1,4 +1,4 @@
-// What `superoffload train` can be told: the struct and, in train_options.cpp, its one table.
+// The options of `superoffload train`: the struct and, in train_options.cpp, its one table.
 #pragma once
 
 #include <cstdint>

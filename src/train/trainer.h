@@ -64,7 +64,7 @@ class Trainer {
   // After an error of any kind the log says where the run can be resumed, once it has done a step.
   Outcome run();
 
-  // Of the steps of this run without the first, which begins with nothing under way; none before the second.
+  // The times of this run's steps without the first, which begins with nothing under way; none before the second.
   StepSeconds seconds() const;
   // Whether the run ended without something it should have written: a checkpoint, or a line of a record. Each was
   // reported when it happened.

@@ -11,7 +11,7 @@
 
 namespace so {
 
-// What becomes of a match of the pattern, called delimiter: a piece of its own, no piece, part of the piece before or
+// Says how a match of the pattern, the delimiter, is treated: a piece of its own, no piece, part of the piece before or
 // behind it; Contiguous: adjacent delimiters are one piece. Names as in tokenizer.json.
 enum class SplitBehavior { Removed, Isolated, MergedWithPrevious, MergedWithNext, Contiguous };
 

@@ -16,7 +16,7 @@ class SplitPattern {
     std::size_t end;
   };
 
-  // What a search needs besides the pattern. Made for one pattern, used by one thread at a time.
+  // The memory that a search needs besides the pattern. Made for one pattern, used by one thread at a time.
   class Scratch {
    public:
     Scratch();

@@ -1,4 +1,4 @@
-// What a tokenizer.json says, checked, as plain data.
+// The content of a tokenizer.json, checked, as plain data.
 #pragma once
 
 #include <array>

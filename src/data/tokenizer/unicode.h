@@ -14,7 +14,7 @@ enum class Category : std::uint8_t {
 };
 // clang-format on
 
-// What the split patterns ask of a character, to be combined.
+// The properties of a character that the split patterns ask for; they can be combined.
 namespace character_bits {
 inline constexpr std::uint8_t letter = 1;       // \p{L}
 inline constexpr std::uint8_t number = 2;       // \p{N}

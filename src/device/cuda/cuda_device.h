@@ -18,7 +18,7 @@ struct CudaProperties {
   std::size_t l2_bytes = 0;
 };
 
-// Of the device that owns this stream; Bug if it belongs to another backend.
+// The CUDA handle of this stream; Bug if it belongs to another backend.
 cudaStream_t cuda_stream(Stream& stream);
 const CudaProperties& cuda_properties(Device& device);
 

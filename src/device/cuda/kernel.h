@@ -45,7 +45,7 @@ struct alignas(sizeof(T) * N) Pack {
 template <class T>
 inline constexpr int pack_size = 16 / sizeof(T);
 
-// What N elements are held in between memory and arithmetic: words, which the compiler keeps in registers.
+// The type that holds N elements between memory and arithmetic: words, which the compiler keeps in registers.
 template <class T, int N>
 using Words = Pack<unsigned, N * sizeof(T) / 4 == 0 ? 1 : N * sizeof(T) / 4>;
 

@@ -77,7 +77,7 @@ extern const Family llama_family, mistral_family, phi3_family, qwen2_family, qwe
 // The names that Llama gave and most families kept.
 std::span<const TensorName> llama_tensor_names();
 
-// What several families share.
+// Readers that several families share.
 
 // Layers that see `window` keys, from layer_types (one a layer), or without that key, those that `otherwise` says.
 void read_windows(const ConfigReader& config, DecoderSpec& spec, std::int64_t window,

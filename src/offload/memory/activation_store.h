@@ -21,7 +21,7 @@ class ActivationStore {
   ActivationStore(Device& device, int items, std::size_t item_bytes);
   // Waits for copies under way.
   ~ActivationStore();
-  // What that takes.
+  // The host memory that this takes.
   static std::size_t host_bytes(int items, std::size_t item_bytes);
 
   // One thread calls all below, with one stream for the model's work.

@@ -17,7 +17,7 @@ namespace so {
 enum class StateArray : std::uint8_t { master, first_moment, second_moment };
 inline constexpr std::array state_arrays = {StateArray::master, StateArray::first_moment, StateArray::second_moment};
 
-// Of an element: its fp32 master weight and two moments.
+// Bytes of state an element: its fp32 master weight and two moments.
 inline std::size_t state_bytes(DType moments) { return sizeof(float) + 2 * size_of(moments); }
 
 // fp32 master weights and AdamW's moments, fp32 or bf16, of those of the buckets that `owner` has, in pageable host

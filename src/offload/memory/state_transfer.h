@@ -17,12 +17,12 @@ using ReadPiece = std::function<void(std::int64_t offset, std::span<const float>
 // fill(offset, values) for pieces of an array, whose contents are then replaced.
 using WritePiece = std::function<void(std::int64_t offset, std::span<float> values)>;
 
-// Of an array [n], fp32 or bf16, in host memory. fp32 is given as it lies, in one piece.
+// Reads an array [n], fp32 or bf16, in host memory. fp32 is given as it lies, in one piece.
 void read_host_state(Tensor from, const ReadPiece& body);
 void write_host_state(Tensor to, const WritePiece& fill);
 
-// Of arrays in device memory, by way of two pinned buffers, so that copying one piece goes on beside the caller's work
-// on the other.
+// Reads and writes arrays in device memory through two pinned buffers, so that one piece is copied while the caller
+// works on the other.
 class StateTransfer {
  public:
   // Pieces of at most `elements`.

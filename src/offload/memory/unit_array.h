@@ -18,9 +18,9 @@ class UnitArray {
   // with places of their own lie side by side, so that a view may span them. Booked as `name`.
   UnitArray(Device& device, const ParameterLayout& layout, DType dtype, std::span<const int> slots, std::string name);
 
-  // Of an element of the flat range; what follows in its unit lies behind it.
+  // The address of an element of the flat range; the rest of its unit lies behind it.
   std::byte* at(std::int64_t element) const;
-  // Of `count` joined parameters.
+  // A view of `count` joined parameters.
   Tensor view(int first, int count = 1) const;
 
   DType dtype() const { return dtype_; }

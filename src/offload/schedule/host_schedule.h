@@ -1,6 +1,6 @@
-// What the host does with its buckets, and when: the decisions alone, without threads, streams or a clock. The engine's
-// HostOptimizer carries them out on a machine (host_optimizer.h), the planner's simulator in virtual time
-// (plan/simulate/simulator.h). What is most urgent comes first:
+// Decides what the host does with its buckets, and when, without threads, streams or a clock. The engine's
+// HostOptimizer carries these decisions out on a machine (host_optimizer.h), the planner's simulator in virtual time
+// (plan/simulate/simulator.h). The most urgent work comes first:
 //
 //   1. after the verdict, what the next forward pass waits for: updates and redone updates, and old weights that a
 //      skipped step must put back; lowest bucket first
@@ -83,7 +83,7 @@ class HostSchedule {
   // Buckets in hand: the one that is next, and one whose gradient arrives meanwhile.
   static constexpr std::size_t hands = 2;
   int take();  // takes the most urgent bucket in hand; -1 if there is none
-  // What is to be done with a bucket in hand. It may change until begin(), since the verdict may come.
+  // Returns the work to do on a bucket in hand. It may change until begin(), since the verdict may come.
   HostTask task_of(int index) const;
   HostTask begin(int index);  // it is being done from now on
   void complete(int index, HostTask task);
@@ -94,7 +94,7 @@ class HostSchedule {
   const HostCounters& counters() const { return counters_; }
 
  private:
-  // What is known of a host-owned bucket beside its state.
+  // The facts about a host-owned bucket beside its state.
   struct Entry {
     bool decided = true;   // the verdict on its gradient is in
     bool in_hand = false;  // taken by the host

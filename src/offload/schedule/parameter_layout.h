@@ -12,7 +12,7 @@
 
 namespace so {
 
-// What the engine must know of a parameter; it knows nothing of models.
+// A parameter as the engine knows it; it knows nothing of models.
 struct Parameter {
   std::string name;                 // as in the checkpoint; distinct
   std::vector<std::int64_t> shape;  // one to three dimensions

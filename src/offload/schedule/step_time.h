@@ -6,7 +6,7 @@
 
 namespace so {
 
-// What the verdict of every step is taken to be.
+// The verdict that every step is assumed to get.
 enum class Verdicts : std::uint8_t { stand, clip };
 
 // Seconds from verdict to verdict once steps repeat. `facts` must have been measured: update_seconds, forward_seconds

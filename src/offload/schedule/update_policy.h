@@ -1,5 +1,5 @@
-// What the host does with each of its buckets, and when: a choice made anew for every step from what was measured. No
-// choice changes a bit of the result; each costs other time and memory.
+// Chooses what the host does with each of its buckets, and when, anew for every step from measured times. No choice
+// changes a bit of the result; they differ in time and memory.
 //
 //              ahead of the verdict             after it, if the step stands as it was    traffic, bytes a parameter
 //   speculate  new state beside the old         nothing: the new state is adopted         28, and 12 of memory
@@ -30,7 +30,7 @@ struct UpdateChoice {
   std::vector<After> redo;   // of all, if it stands clipped
 };
 
-// What the engine knows when a step's last micro-batch begins. Times are running means of what was measured, 0 before
+// The engine's knowledge when a step's last micro-batch begins. Times are running means of what was measured, 0 before
 // that.
 struct UpdateFacts {
   std::span<const std::int64_t> elements;  // of the host-owned buckets, lowest first

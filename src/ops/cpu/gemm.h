@@ -37,7 +37,7 @@ struct Gemm {
 // How a bf16 tile is multiplied: by the CPU's bf16 instructions, or widened to fp32 first.
 enum class Bf16Path : std::uint8_t { native, widened };
 
-// What this CPU has: native with AVX512_BF16 (or AMX), else widened.
+// Returns the path of this CPU: native with AVX512_BF16 (or AMX), else widened.
 Bf16Path best_bf16_path();
 
 // Over the pool. Operands must not overlap C. A k of zero makes C bias (+ C).

@@ -20,7 +20,8 @@ namespace so {
 enum class SdpaTensor : int { q, k, v, out, dout, dq, dk, dv, stats };
 inline constexpr int sdpa_tensors = 9;
 
-// What a graph is built for. Every tensor is [batch, heads, length, head_dim] with rows `width` elements apart.
+// The sizes that a graph is built for. Every tensor is [batch, heads, length, head_dim] with rows `width` elements
+// apart.
 //   dense:  document b begins at row b * length, and is as long; statistics are [batch, heads, length].
 //   ragged: documents begin where offsets say and are as long as lengths say, at most `length`; statistics are
 //           [rows, heads]. Rows of no document are neither read nor written.

@@ -12,7 +12,7 @@
 
 namespace so {
 
-// What a launch uses beside its operands.
+// The memory and streams that a launch uses beside its operands.
 struct GroupedLaunch {
   cudaStream_t stream = nullptr;
   int device = 0, multiprocessors = 0;

@@ -1,4 +1,4 @@
-// What the kernels of attention on Hopper's matrix units share. Included by .cu files only.
+// Code that the kernels of attention on Hopper's matrix units share. Included by .cu files only.
 #pragma once
 
 #include "ops/cuda/attention_document.h"

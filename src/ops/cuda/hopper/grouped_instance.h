@@ -1,6 +1,6 @@
-// What the instances of grouped products share: CUTLASS's ptr-array kernel, persistent and warp-specialised, and a
-// kernel of ours that lays out its per-group arguments. Included by the grouped_*.cu files only; one instance takes a
-// minute to compile, hence a file each.
+// The code that the instances of grouped products share: CUTLASS's ptr-array kernel, persistent and warp-specialised,
+// and a kernel of ours that lays out its per-group arguments. Included by the grouped_*.cu files only; one instance
+// takes a minute to compile, hence a file each.
 #pragma once
 
 #include <cutlass/cutlass.h>

@@ -24,7 +24,8 @@ using Operand = unsigned[side / 16][4];
 
 __device__ inline unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 
-// What names a part in shared memory: address, 1024 bytes from eight rows to the next, pieces permuted over 128 bytes.
+// Returns the descriptor of a part in shared memory: address, 1024 bytes from eight rows to the next, pieces permuted
+// over 128 bytes.
 __device__ inline std::uint64_t descriptor(const bf16_t* part) {
   return (std::uint64_t{1} << 62) | (std::uint64_t{1024 >> 4} << 32) | (std::uint64_t{1024 >> 4} << 16) |
          ((shared_address(part) & 0x3ffff) >> 4);
