@@ -1,4 +1,4 @@
-// How long a step takes when the host goes about its buckets by a given choice: the rules of host_optimizer.h, played
+// How long a step takes when the host treats its buckets by a given choice: the rules of host_schedule.h, played
 // against measured times.
 #pragma once
 
