@@ -16,12 +16,11 @@
 #include "device/trace_summary.h"
 #include "io/output_file.h"
 #include "io/trace_file.h"
-#include "model/batch_upload.h"
 #include "model/config.h"
 #include "model/flops.h"
+#include "model/model_on_device.h"
 #include "model/parameters.h"
 #include "model/presets.h"
-#include "model/rope.h"
 #include "offload/engine_report.h"
 #include "options/precision.h"
 #include "plan/machine/hardware.h"
@@ -121,26 +120,6 @@ class EngineStates final : public States {
   std::int64_t updates_ = 0;
 };
 
-// What lies on the device beside the states; the same code on the dry one.
-struct Model {
-  Model(Device& device, Ops& ops, const DecoderSpec& spec, const ParameterLayout& layout, const TrainingPlan& plan)
-      : rope(device.allocate(
-            MemoryKind::device,
-            static_cast<std::size_t>(plan.shape.longest_document * spec.rope.rotary_dim) * sizeof(float),
-            "RoPE table")),
-        store(device, kept_on_host(plan.decoder.keep), input_bytes(spec, plan.decoder.compute, plan.shape)),
-        decoder(spec, layout, ops,
-                Tensor(rope.data(), DType::f32, {plan.shape.longest_document, 2, spec.rope.rotary_dim / 2}),
-                plan.decoder, &store),
-        arena(device, MemoryKind::device, "activations", plan.activation_bytes),
-        upload(device, plan.shape.micro_batch_tokens) {}
-  Buffer rope;
-  ActivationStore store;
-  Decoder decoder;
-  Arena arena;
-  BatchUpload upload;
-};
-
 // plan_training() without an engine.
 TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                         const TrainingShape& shape, DType compute, Toggle activation_checkpointing) {
@@ -152,7 +131,8 @@ TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, 
     const auto device = make_dry_device(machine.kind);
     const auto ops = make_ops(*device);
     const PlainStates states(*device, layout, compute);
-    const Model model(*device, *ops, spec, layout, plan);
+    const auto stream = device->create_stream("compute");
+    const ModelOnDevice model(*device, *ops, *stream, spec, layout, plan.decoder, model_shape(plan.shape));
     plan.memory.add(device->ledger());
   }
   add_libraries(plan.memory, machine.kind, machine.pool->size());
@@ -218,12 +198,10 @@ Measured measure(const BenchStepOptions& options, const DecoderSpec& spec, const
   else
     states = std::make_unique<EngineStates>(device, runtime.ops(), runtime.host_pool(), layout, plan.engine);
   states->randomize(spec, runtime.ops(), stream);
-  Model model(device, runtime.ops(), spec, layout, plan);
-  const std::vector<float> table = rope_table(spec.rope, plan.shape.longest_document);
-  stream.copy(model.rope.data(), table.data(), model.rope.bytes());
-  stream.synchronize();
+  ModelOnDevice model(device, runtime.ops(), stream, spec, layout, plan.decoder, model_shape(plan.shape));
+  model.make_arena(plan.activation_bytes);
   const MicroBatch tokens = random_batch(spec, options.batch_size, options.max_length, 2);
-  const DeviceBatch batch = model.upload.upload(stream, tokens);
+  const DeviceBatch batch = model.upload().upload(stream, tokens);
 
   Measured result;
   // As the training loop has it: the host waits for the losses of a step before it begins the next.
@@ -233,11 +211,11 @@ Measured measure(const BenchStepOptions& options, const DecoderSpec& spec, const
     const double trained = static_cast<double>(tokens.trained_tokens) * options.gradient_accumulation_steps;
     for (int i = 0; i < options.gradient_accumulation_steps; ++i) {
       if (i + 1 == options.gradient_accumulation_steps) states->begin_last_micro_batch();
-      model.decoder.forward_backward(stream, batch, states->weights(), states->gradients(), model.arena,
-                                     model.upload.losses(), static_cast<float>(1.0 / trained));
+      model.decoder().forward_backward(stream, batch, states->weights(), states->gradients(), model.arena(),
+                                       model.upload().losses(), static_cast<float>(1.0 / trained));
     }
     const bool finite = states->finish_step(stream);
-    result.last_loss = model.upload.sum_losses(stream) / static_cast<double>(tokens.trained_tokens);
+    result.last_loss = model.upload().sum_losses(stream) / static_cast<double>(tokens.trained_tokens);
     if (!finite || !std::isfinite(result.last_loss))
       fail("the step was not finite (loss {}); measuring it would say nothing", result.last_loss);
   };

@@ -12,7 +12,6 @@
 #include "data/dataset.h"
 #include "data/model_encoder.h"
 #include "io/cache_directory.h"
-#include "model/batch_upload.h"
 #include "options/precision.h"
 
 namespace so {
@@ -37,17 +36,17 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
   const DType compute = resolve_dtype(options.dtype, model.directory().config_json(), config_file);
   Inference inference(model, runtime, compute, shape);
-  BatchUpload upload(runtime.device(), shape.batch_tokens);
+  ModelOnDevice& on_device = inference.model();
 
   double loss = 0;
   std::int64_t trained = 0, tokens = 0;
   ProgressReport progress("evaluating");
   MicroBatch batch;
   while (batches.next(batch)) {
-    const DeviceBatch views = upload.upload(inference.stream(), batch);
-    inference.decoder().forward_loss(inference.stream(), views, inference.weights(), inference.arena(),
-                                     upload.losses());
-    loss += upload.sum_losses(inference.stream());
+    const DeviceBatch views = on_device.upload().upload(inference.stream(), batch);
+    on_device.decoder().forward_loss(inference.stream(), views, inference.weights(), on_device.arena(),
+                                     on_device.upload().losses());
+    loss += on_device.upload().sum_losses(inference.stream());
     trained += batch.trained_tokens;
     tokens += batch.tokens;
     progress.update(static_cast<double>(tokens) / static_cast<double>(data.counts().tokens),

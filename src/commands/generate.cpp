@@ -11,7 +11,6 @@
 #include "commands/parse.h"
 #include "data/example.h"
 #include "data/model_encoder.h"
-#include "model/batch_upload.h"
 #include "model/sampling.h"
 #include "options/precision.h"
 
@@ -32,11 +31,12 @@ std::string read_prompt(const GenerateOptions& options) {
 }
 
 // Runs `ids` after what the cache holds; logits of the last one.
-void feed(Inference& inference, BatchUpload& upload, std::span<const std::int32_t> ids, Tensor logits) {
+void feed(Inference& inference, std::span<const std::int32_t> ids, Tensor logits) {
   for (std::size_t at = 0; at < ids.size(); at += prompt_piece) {
     const auto piece = ids.subspan(at, std::min<std::size_t>(prompt_piece, ids.size() - at));
     const auto n = static_cast<std::int64_t>(piece.size());
-    const std::int64_t used = inference.cache().used;
+    ModelOnDevice& model = inference.model();
+    const std::int64_t used = model.cache().used;
     MicroBatch batch;
     batch.ids.assign(piece.begin(), piece.end());
     batch.targets.assign(piece.size(), kIgnored);
@@ -45,9 +45,9 @@ void feed(Inference& inference, BatchUpload& upload, std::span<const std::int32_
     batch.cu_seqlens = {0, static_cast<std::int32_t>(n)};
     batch.tokens = n;
     const std::array<std::int32_t, 2> keys{0, static_cast<std::int32_t>(used + n)};
-    DeviceBatch views = upload.upload(inference.stream(), batch, keys);
-    inference.decoder().forward_logits(inference.stream(), views, inference.weights(), inference.arena(), logits,
-                                       &inference.cache());
+    DeviceBatch views = model.upload().upload(inference.stream(), batch, keys);
+    model.decoder().forward_logits(inference.stream(), views, inference.weights(), model.arena(), logits,
+                                   &model.cache());
   }
 }
 
@@ -76,7 +76,6 @@ int run_generate(const GenerateOptions& options) {
   shape.logits_rows = 1;
   Inference inference(model, runtime, resolve_dtype(options.dtype, model.directory().config_json(), config_file),
                       shape);
-  BatchUpload upload(runtime.device(), shape.batch_tokens);
   Buffer logits_memory =
       runtime.device().allocate(MemoryKind::device, static_cast<std::size_t>(spec.vocab) * sizeof(float), "logits");
   Buffer logits_host = runtime.device().allocate(MemoryKind::pinned, logits_memory.bytes(), "logits");
@@ -96,7 +95,7 @@ int run_generate(const GenerateOptions& options) {
   };
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < options.max_new_tokens; ++i) {
-    feed(inference, upload, next, logits);
+    feed(inference, next, logits);
     inference.stream().copy(logits_host.data(), logits_memory.data(), logits_memory.bytes());
     inference.stream().synchronize();
     const std::int32_t id =

@@ -1,7 +1,6 @@
 #include "commands/inference.h"
 
 #include "base/error.h"
-#include "model/rope.h"
 #include "plan/fits.h"
 #include "plan/memory_plan.h"
 #include "plan/training_plan.h"
@@ -9,26 +8,9 @@
 namespace so {
 namespace {
 
-// The memory beside weights and activations, and the views into it. The same code on the dry device and the real one.
-struct Memory {
-  Memory(Device& device, const DecoderSpec& spec, DType compute, const InferenceShape& shape) {
-    const std::int64_t half = spec.rope.rotary_dim / 2;
-    rope = device.allocate(MemoryKind::device, static_cast<std::size_t>(shape.positions * 2 * half) * sizeof(float),
-                           "RoPE table");
-    rope_table = Tensor(rope.data(), DType::f32, {shape.positions, 2, half});
-    if (shape.cache_capacity == 0) return;
-    const std::int64_t width = 2 * spec.kv_width();
-    const std::size_t layer_bytes = static_cast<std::size_t>(shape.cache_capacity * width) * size_of(compute);
-    cache_memory = device.allocate(MemoryKind::device, static_cast<std::size_t>(spec.layers) * layer_bytes, "KV cache");
-    for (std::int64_t layer = 0; layer < spec.layers; ++layer)
-      cache.layers.emplace_back(
-          static_cast<std::byte*>(cache_memory.data()) + static_cast<std::size_t>(layer) * layer_bytes, compute,
-          std::initializer_list<std::int64_t>{shape.cache_capacity, width});
-  }
-  Buffer rope, cache_memory;
-  Tensor rope_table;
-  KvCache cache;
-};
+ModelShape model_shape(const InferenceShape& shape) {
+  return {.positions = shape.positions, .batch_tokens = shape.batch_tokens, .cache_rows = shape.cache_capacity};
+}
 
 std::size_t dry_run(const ModelFiles& model, Runtime& runtime, DType compute, const InferenceShape& shape,
                     const DecoderSettings& settings) {
@@ -38,20 +20,21 @@ std::size_t dry_run(const ModelFiles& model, Runtime& runtime, DType compute, co
   const auto stream = device->create_stream("compute");
   DeviceWeights weights(*device, model.layout(), compute);
   const LoadingRing ring = make_loading_ring(*device, model.layout());
-  Memory memory(*device, spec, compute, shape);
-  const Decoder decoder(spec, model.layout(), *ops, memory.rope_table, settings);
-  Arena arena(*device, MemoryKind::device, "activations", 0);
+  ModelOnDevice on_device(*device, *ops, *stream, spec, model.layout(), settings, model_shape(shape));
+  on_device.make_arena(0);
+  Arena& arena = on_device.arena();
   const std::int64_t n = shape.batch_tokens;
-  DeviceBatch batch;
-  batch.ids = batch.targets = batch.positions = Tensor(memory.rope.data(), DType::i32, {n});
-  batch.spans.documents = shape.cache_capacity > 0 ? 1 : n;                     // at most
-  memory.cache.used = shape.cache_capacity > 0 ? shape.cache_capacity - n : 0;  // the most keys there will be
+  const bool cached = shape.cache_capacity > 0;
+  const DeviceBatch batch = on_device.upload().largest(n, cached ? 1 : n, shape.positions);
+  const Tensor losses = on_device.upload().losses();
+  KvCache& cache = on_device.cache();
+  cache.used = cached ? shape.cache_capacity - n : 0;  // the most keys there will be
   if (shape.logits_rows == 0)
-    decoder.forward_loss(*stream, batch, weights, arena, Tensor(memory.rope.data(), DType::f32, {n}));
+    on_device.decoder().forward_loss(*stream, batch, weights, arena, losses);
   else
-    decoder.forward_logits(*stream, batch, weights, arena,
-                           Tensor(memory.rope.data(), DType::f32, {std::min(n, shape.logits_rows), spec.vocab}),
-                           shape.cache_capacity > 0 ? &memory.cache : nullptr);
+    on_device.decoder().forward_logits(*stream, batch, weights, arena,
+                                       Tensor(losses.data(), DType::f32, {std::min(n, shape.logits_rows), spec.vocab}),
+                                       cached ? &cache : nullptr);
   MemoryPlan plan;
   plan.add(device->ledger());
   plan.add(MemoryKind::device, "activations", arena.high_water());
@@ -71,15 +54,9 @@ Inference::Inference(const ModelFiles& model, Runtime& runtime, DType compute, c
   const std::size_t activation_bytes = dry_run(model, runtime, compute, shape, settings);
 
   weights_ = std::make_unique<DeviceWeights>(runtime.device(), model.layout(), compute);
-  Memory memory(runtime.device(), model.spec(), compute, shape);
-  rope_ = std::move(memory.rope);
-  cache_memory_ = std::move(memory.cache_memory);
-  cache_ = std::move(memory.cache);
-  const std::vector<float> table = rope_table(model.spec().rope, shape.positions);
-  stream_->copy(rope_.data(), table.data(), rope_.bytes());
-  stream_->synchronize();
-  decoder_ = std::make_unique<Decoder>(model.spec(), model.layout(), runtime.ops(), memory.rope_table, settings);
-  arena_ = std::make_unique<Arena>(runtime.device(), MemoryKind::device, "activations", activation_bytes);
+  model_ = std::make_unique<ModelOnDevice>(runtime.device(), runtime.ops(), *stream_, model.spec(), model.layout(),
+                                           settings, model_shape(shape));
+  model_->make_arena(activation_bytes);
   model.load(*weights_, *stream_, runtime.host_pool());
 }
 

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "checkpoint/model_files.h"
-#include "model/decoder.h"
+#include "model/model_on_device.h"
 #include "offload/memory/device_weights.h"
 #include "ops/runtime.h"
 
@@ -27,18 +27,12 @@ class Inference {
 
   Stream& stream() { return *stream_; }
   WeightSource& weights() { return *weights_; }
-  const Decoder& decoder() const { return *decoder_; }
-  Arena& arena() { return *arena_; }
-  KvCache& cache() { return cache_; }  // empty at first
+  ModelOnDevice& model() { return *model_; }
 
  private:
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<DeviceWeights> weights_;
-  Buffer rope_;
-  std::unique_ptr<Decoder> decoder_;
-  std::unique_ptr<Arena> arena_;
-  Buffer cache_memory_;
-  KvCache cache_;
+  std::unique_ptr<ModelOnDevice> model_;
 };
 
 }  // namespace so

@@ -24,20 +24,30 @@ BatchUpload::BatchUpload(Device& device, std::int64_t max_tokens)
   tokens_ = max_tokens;
 }
 
-DeviceBatch BatchUpload::upload(Stream& stream, const MicroBatch& batch, std::span<const std::int32_t> cu_k) {
-  SO_CHECK(batch.tokens >= 1 && batch.tokens <= max_tokens_, "{} tokens in a micro-batch of at most {}", batch.tokens,
-           max_tokens_);
-  tokens_ = batch.tokens;
-  const std::int64_t n = tokens_, documents = batch.documents();
+DeviceBatch BatchUpload::views(std::int64_t tokens, std::int64_t documents) {
+  SO_CHECK(tokens >= 1 && tokens <= max_tokens_, "{} tokens in a micro-batch of at most {}", tokens, max_tokens_);
+  tokens_ = tokens;
   auto* device = static_cast<std::int32_t*>(device_memory_.data());
   DeviceBatch result;
-  result.ids = Tensor(device, DType::i32, {n});
-  result.targets = Tensor(device + n, DType::i32, {n});
-  result.positions = Tensor(device + 2 * n, DType::i32, {n});
-  SO_CHECK(cu_k.size() == batch.cu_seqlens.size(), "{} key offsets of {} documents", cu_k.size(), documents);
-  result.spans.cu_q = Tensor(device + 3 * n, DType::i32, {documents + 1});
-  result.spans.cu_k = Tensor(device + 3 * n + documents + 1, DType::i32, {documents + 1});
+  result.ids = Tensor(device, DType::i32, {tokens});
+  result.targets = Tensor(device + tokens, DType::i32, {tokens});
+  result.positions = Tensor(device + 2 * tokens, DType::i32, {tokens});
+  result.spans.cu_q = Tensor(device + 3 * tokens, DType::i32, {documents + 1});
+  result.spans.cu_k = Tensor(device + 3 * tokens + documents + 1, DType::i32, {documents + 1});
   result.spans.documents = documents;
+  return result;
+}
+
+DeviceBatch BatchUpload::largest(std::int64_t tokens, std::int64_t documents, std::int64_t longest) {
+  DeviceBatch batch = views(tokens, documents);
+  batch.spans.max_q = batch.spans.max_k = std::min(tokens, longest);
+  return batch;
+}
+
+DeviceBatch BatchUpload::upload(Stream& stream, const MicroBatch& batch, std::span<const std::int32_t> cu_k) {
+  const std::int64_t n = batch.tokens, documents = batch.documents();
+  DeviceBatch result = views(n, documents);
+  SO_CHECK(cu_k.size() == batch.cu_seqlens.size(), "{} key offsets of {} documents", cu_k.size(), documents);
 
   staged_->synchronize();
   auto* staging = static_cast<std::int32_t*>(staging_.data());
@@ -53,9 +63,9 @@ DeviceBatch BatchUpload::upload(Stream& stream, const MicroBatch& batch, std::sp
   std::int64_t trained = 0;
   for (std::int64_t i = 0; i < n; ++i)
     if (batch.targets[static_cast<std::size_t>(i)] >= 0) staging[rows_at + trained++] = static_cast<std::int32_t>(i);
-  result.loss_rows = Tensor(device + rows_at, DType::i32, {trained});
+  result.loss_rows = Tensor(static_cast<std::int32_t*>(device_memory_.data()) + rows_at, DType::i32, {trained});
   result.trained = trained;
-  stream.copy(device, staging, static_cast<std::size_t>(rows_at + trained) * sizeof(std::int32_t));
+  stream.copy(device_memory_.data(), staging, static_cast<std::size_t>(rows_at + trained) * sizeof(std::int32_t));
   stream.record(*staged_);
   for (std::int64_t d = 0; d < documents; ++d) {
     const auto i = static_cast<std::size_t>(d);

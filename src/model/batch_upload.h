@@ -23,6 +23,10 @@ class BatchUpload {
   // With a KV cache, documents have more keys than queries: cu_k as AttentionSpans has it.
   DeviceBatch upload(Stream& stream, const MicroBatch& batch, std::span<const std::int32_t> cu_k);
 
+  // The views of a batch that nobody has filled in, as dry runs work with it: of so many documents, the longest of
+  // `longest` tokens or all there are.
+  DeviceBatch largest(std::int64_t tokens, std::int64_t documents, std::int64_t longest);
+
   // f32 [tokens] on the device, for the losses of the batch uploaded last.
   Tensor losses() const { return losses_.rows(0, tokens_); }
   // Enqueues their way back. At most two batches' losses may be on their way, so that the device has the next batch to
@@ -37,6 +41,9 @@ class BatchUpload {
   }
 
  private:
+  // Becomes the batch of losses().
+  DeviceBatch views(std::int64_t tokens, std::int64_t documents);
+
   std::int64_t max_tokens_, tokens_ = 0;
   Buffer staging_, device_memory_, losses_memory_;
   Tensor losses_;

@@ -34,13 +34,11 @@ struct ActivationSizer::Dry {
       : device(make_dry_device(kind)),
         ops(make_ops(*device)),
         stream(device->create_stream("compute")),
-        weights(*device, layout, DType::bf16),
-        anything(device->allocate(MemoryKind::device, 1, "anything")) {}
+        weights(*device, layout, DType::bf16) {}
   std::unique_ptr<Device> device;
   std::unique_ptr<Ops> ops;
   std::unique_ptr<Stream> stream;
   DeviceWeights weights;  // views only
-  Buffer anything;
 };
 
 ActivationSizer::ActivationSizer(const DecoderSpec& spec, const ParameterLayout& layout, DeviceKind kind,
@@ -50,28 +48,29 @@ ActivationSizer::ActivationSizer(const DecoderSpec& spec, const ParameterLayout&
 ActivationSizer::~ActivationSizer() = default;
 
 std::size_t ActivationSizer::bytes(const DecoderSettings& settings) {
-  void* const data = dry_->anything.data();
-  ActivationStore store(*dry_->device, kept_on_host(settings.keep), input_bytes(spec_, settings.compute, shape_));
-  const Decoder decoder(spec_, layout_, *dry_->ops,
-                        Tensor(data, DType::f32, {shape_.longest_document, 2, spec_.rope.rotary_dim / 2}), settings,
-                        &store);
+  ModelOnDevice model(*dry_->device, *dry_->ops, *dry_->stream, spec_, layout_, settings, model_shape(shape_));
+  model.make_arena(0);
+  // No batch has more documents than tokens.
   const auto batch_of = [&](std::int64_t tokens) {
-    DeviceBatch batch;
-    batch.ids = batch.targets = batch.positions = Tensor(data, DType::i32, {tokens});
-    batch.spans.cu_q = batch.spans.cu_k = Tensor(data, DType::i32, {tokens + 1});
-    batch.spans.documents = tokens;  // no batch has more
-    batch.spans.max_q = batch.spans.max_k = std::min(tokens, shape_.longest_document);
-    return batch;
+    return model.upload().largest(tokens, tokens, shape_.longest_document);
   };
-  Arena arena(*dry_->device, MemoryKind::device, "activations", 0);
   DrySink sink(layout_);
-  const std::int64_t n = shape_.micro_batch_tokens, evaluated = shape_.evaluation_tokens;
-  if (n > 0)
-    decoder.forward_backward(*dry_->stream, batch_of(n), dry_->weights, sink, arena, Tensor(data, DType::f32, {n}), 1);
-  if (evaluated > 0)
-    decoder.forward_loss(*dry_->stream, batch_of(evaluated), dry_->weights, arena,
-                         Tensor(data, DType::f32, {evaluated}));
-  return arena.high_water();
+  if (shape_.micro_batch_tokens > 0) {
+    const DeviceBatch batch = batch_of(shape_.micro_batch_tokens);
+    model.decoder().forward_backward(*dry_->stream, batch, dry_->weights, sink, model.arena(), model.upload().losses(),
+                                     1);
+  }
+  if (shape_.evaluation_tokens > 0) {
+    const DeviceBatch batch = batch_of(shape_.evaluation_tokens);
+    model.decoder().forward_loss(*dry_->stream, batch, dry_->weights, model.arena(), model.upload().losses());
+  }
+  return model.arena().high_water();
+}
+
+ModelShape model_shape(const TrainingShape& shape) {
+  return {.positions = shape.longest_document,
+          .batch_tokens = std::max(shape.micro_batch_tokens, shape.evaluation_tokens),
+          .kept_tokens = shape.micro_batch_tokens};
 }
 
 std::int64_t keep_choices(std::int64_t layers) { return levels * layers + 1; }
@@ -85,10 +84,6 @@ std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice) {
 }
 
 std::int64_t keep_choices_on_device(std::int64_t layers) { return keep_choices(layers) - layers; }
-
-std::size_t input_bytes(const DecoderSpec& spec, DType compute, const TrainingShape& shape) {
-  return static_cast<std::size_t>(shape.micro_batch_tokens * spec.hidden) * size_of(compute);
-}
 
 ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spec, DecoderSettings settings,
                                   std::size_t budget, std::span<const std::int64_t> choices) {

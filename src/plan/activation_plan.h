@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "model/decoder.h"
+#include "model/model_on_device.h"
 #include "plan/offload_plan.h"
 
 namespace so {
@@ -22,6 +22,9 @@ struct TrainingShape {
   double usual_tokens = 0;                               // of a micro-batch; 0: micro_batch_tokens
   std::int64_t documents = 0, evaluation_documents = 0;  // of the data, whose order is held
 };
+
+// The model on the device that such a run works with.
+ModelShape model_shape(const TrainingShape& shape);
 
 // Documents as long as the longest that make up a usual micro-batch, as offsets.
 std::vector<std::int32_t> usual_documents(const TrainingShape& shape);
@@ -58,9 +61,6 @@ struct ActivationPlan {
 // none does, the one that takes the least.
 ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spec, DecoderSettings settings,
                                   std::size_t budget, std::span<const std::int64_t> choices);
-
-// A layer's input in host memory: an item of the store (offload/memory/activation_store.h).
-std::size_t input_bytes(const DecoderSpec& spec, DType compute, const TrainingShape& shape);
 
 // Returns the work of recomputing what layers do not keep, for documents at these offsets, as unit_work() counts it.
 Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,

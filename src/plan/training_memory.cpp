@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "checkpoint/model_files.h"
-#include "model/batch_upload.h"
 #include "model/parameters.h"
 #include "plan/fits.h"
 #include "ranks/communicator.h"
@@ -54,10 +53,11 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
   const auto ops = make_ops(*device);
   const auto ranks = make_single_communicator();
   const OffloadEngine engine(*device, *ops, *machine.pool, *ranks, layout, settings);
-  const Buffer rope = device->allocate(
-      MemoryKind::device, static_cast<std::size_t>(shape.longest_document * spec.rope.rotary_dim) * sizeof(float),
-      "RoPE table");
-  const BatchUpload upload(*device, std::max(shape.micro_batch_tokens, shape.evaluation_tokens));
+  const auto stream = device->create_stream("compute");
+  DecoderSettings decoder;
+  decoder.compute = settings.compute;
+  decoder.loss_chunk_rows = 1;  // as yet; like what layers keep, it is chosen with the activations
+  const ModelOnDevice model(*device, *ops, *stream, spec, layout, decoder, model_shape(shape));
   RunState state;
   state.memory.add(device->ledger());
   // Gone when the next phase begins, so not of the same books.

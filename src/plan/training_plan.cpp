@@ -39,7 +39,7 @@ std::vector<std::int64_t> allowed_choices(std::int64_t layers, DeviceKind kind, 
 
 std::size_t kept_host_bytes(const DecoderSpec& spec, DType compute, const TrainingShape& shape,
                             const std::vector<Keep>& keep) {
-  return ActivationStore::host_bytes(kept_on_host(keep), input_bytes(spec, compute, shape));
+  return ActivationStore::host_bytes(kept_on_host(keep), layer_input_bytes(spec, compute, shape.micro_batch_tokens));
 }
 
 // Decides what layers keep, in what the rest of the plan leaves.

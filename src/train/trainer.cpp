@@ -13,7 +13,6 @@
 #include "checkpoint/export.h"
 #include "io/trace_file.h"
 #include "model/flops.h"
-#include "model/rope.h"
 #include "offload/engine_report.h"
 #include "plan/machine/measure.h"
 #include "ranks/communicator.h"
@@ -25,14 +24,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-Buffer make_rope(Device& device, Stream& stream, const RopeSpec& rope, std::int64_t positions) {
-  const std::vector<float> table = rope_table(rope, positions);
-  Buffer buffer = device.allocate(MemoryKind::device, table.size() * sizeof(float), "RoPE table");
-  stream.copy(buffer.data(), table.data(), buffer.bytes());
-  stream.synchronize();
-  return buffer;
-}
 
 LrSchedule make_schedule(const TrainOptions& options, const RunLength& length) {
   return {options.lr_scheduler, options.lr, length.warmup_steps, length.steps};
@@ -46,14 +37,8 @@ Trainer::Trainer(const TrainerInputs& in)
       stream_(in.runtime.device().create_stream("compute")),
       engine_(in.runtime.device(), in.runtime.ops(), in.runtime.host_pool(), *ranks_, in.model.layout(),
               in.plan.engine),
-      rope_(make_rope(in.runtime.device(), *stream_, in.model.spec().rope, in.plan.shape.longest_document)),
-      store_(in.runtime.device(), kept_on_host(in.plan.decoder.keep),
-             input_bytes(in.model.spec(), in.plan.decoder.compute, in.plan.shape)),
-      decoder_(
-          in.model.spec(), in.model.layout(), in.runtime.ops(),
-          Tensor(rope_.data(), DType::f32, {in.plan.shape.longest_document, 2, in.model.spec().rope.rotary_dim / 2}),
-          in.plan.decoder, &store_),
-      upload_(in.runtime.device(), std::max(in.plan.shape.micro_batch_tokens, in.plan.shape.evaluation_tokens)),
+      model_(in.runtime.device(), in.runtime.ops(), *stream_, in.model.spec(), in.model.layout(), in.plan.decoder,
+             model_shape(in.plan.shape)),
       schedule_(make_schedule(in.options, in.length)),
       checkpoints_(engine_, in.model, CheckpointDirectory(in.options.output_dir), in.options.save_total_limit),
       progress_(0, in.length.steps, in.options.log_interval) {
@@ -64,10 +49,6 @@ Trainer::Trainer(const TrainerInputs& in)
 
 // After an error work may still be queued that uses the members' memory: the stream ends first.
 Trainer::~Trainer() { stream_.reset(); }
-
-void Trainer::make_arena() {
-  arena_.emplace(in_.runtime.device(), MemoryKind::device, "activations", in_.plan.activation_bytes);
-}
 
 // Nothing of an earlier run is replaced before this one has its weights.
 void Trainer::open_records() {
@@ -80,13 +61,13 @@ void Trainer::open_records() {
 
 void Trainer::start() {
   in_.model.load(engine_, *stream_, in_.runtime.host_pool());
-  make_arena();
+  model_.make_arena(in_.plan.activation_bytes);
   open_records();
 }
 
 void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState& state) {
   load_checkpoint(checkpoint, engine_, *stream_, in_.runtime.host_pool());
-  make_arena();
+  model_.make_arena(in_.plan.activation_bytes);
   open_records();
   const std::string options = std::move(state_.options);
   state_ = state;
@@ -110,15 +91,16 @@ Trainer::StepResult Trainer::train_step() {
   result.lr = schedule_.rate(state_.updates);
   double loss_sum = 0;
   const auto add_loss = [&](std::int64_t micro_batch) {
-    loss_sum += upload_.receive_losses();
+    loss_sum += model_.upload().receive_losses();
     if (!std::isfinite(loss_sum) && result.bad_micro_batch < 0) result.bad_micro_batch = micro_batch;
   };
   for (std::int64_t i = 0; i < result.plan.micro_batches; ++i) {
     in_.batches.micro_batch(i, batch_);
     if (i + 1 == result.plan.micro_batches) engine_.begin_last_micro_batch(result.lr, state_.updates + 1);
-    const DeviceBatch batch = upload_.upload(*stream_, batch_);
-    decoder_.forward_backward(*stream_, batch, engine_, engine_, *arena_, upload_.losses(), grad_scale);
-    upload_.send_losses(*stream_);
+    const DeviceBatch batch = model_.upload().upload(*stream_, batch_);
+    model_.decoder().forward_backward(*stream_, batch, engine_, engine_, model_.arena(), model_.upload().losses(),
+                                      grad_scale);
+    model_.upload().send_losses(*stream_);
     if (i > 0) add_loss(i - 1);  // the device has this one to do
     result.model_flops += model_flops(in_.model.spec(), batch_.cu_seqlens);
     interrupt_->announce();
@@ -155,9 +137,9 @@ void Trainer::find_origin(StepResult& result) {
   // Looked for in the first of a streak: its weights are still those of all the others.
   if (result.bad_micro_batch < 0 || state_.skipped_in_a_row > 1) return;
   in_.batches.micro_batch(result.bad_micro_batch, batch_);
-  const DeviceBatch batch = upload_.upload(*stream_, batch_);
-  const std::string origin =
-      find_non_finite_activation(decoder_, in_.runtime.ops(), *stream_, batch, engine_, *arena_, upload_.losses());
+  const DeviceBatch batch = model_.upload().upload(*stream_, batch_);
+  const std::string origin = find_non_finite_activation(model_.decoder(), in_.runtime.ops(), *stream_, batch, engine_,
+                                                        model_.arena(), model_.upload().losses());
   if (!origin.empty()) result.skipped_origin = origin;
 }
 
@@ -244,9 +226,9 @@ std::optional<double> Trainer::evaluate() {
   ProgressReport progress("evaluating");
   while (batches.next(batch_)) {
     if (interrupt_->requested()) return std::nullopt;
-    const DeviceBatch batch = upload_.upload(*stream_, batch_);
-    decoder_.forward_loss(*stream_, batch, engine_, *arena_, upload_.losses());
-    loss += upload_.sum_losses(*stream_);
+    const DeviceBatch batch = model_.upload().upload(*stream_, batch_);
+    model_.decoder().forward_loss(*stream_, batch, engine_, model_.arena(), model_.upload().losses());
+    loss += model_.upload().sum_losses(*stream_);
     trained += batch_.trained_tokens;
     tokens += batch_.tokens;
     progress.update(static_cast<double>(tokens) / static_cast<double>(in_.evaluation_data->counts().tokens),

@@ -17,8 +17,7 @@
 #include "device/trace.h"
 #include "io/metrics.h"
 #include "io/tensorboard.h"
-#include "model/batch_upload.h"
-#include "model/decoder.h"
+#include "model/model_on_device.h"
 #include "offload/engine.h"
 #include "ops/runtime.h"
 #include "optim/lr_schedule.h"
@@ -82,7 +81,6 @@ class Trainer {
     std::string skipped_tensor, skipped_origin;
     std::int64_t bad_micro_batch = -1;  // the first whose loss is not finite
   };
-  void make_arena();
   void open_records();
   Outcome run_steps();
   void log_last_checkpoint();
@@ -112,11 +110,7 @@ class Trainer {
   std::unique_ptr<Communicator> ranks_;
   std::unique_ptr<Stream> stream_;
   OffloadEngine engine_;
-  Buffer rope_;
-  ActivationStore store_;
-  Decoder decoder_;
-  std::optional<Arena> arena_;  // made when what loading takes has been given back
-  BatchUpload upload_;
+  ModelOnDevice model_;  // with its arena when what loading takes has been given back
   LrSchedule schedule_;
   CheckpointWriter checkpoints_;
   std::optional<MetricsLog> metrics_;  // from open_records() on, like the next

@@ -1,0 +1,56 @@
+#include "model/model_on_device.h"
+
+#include <vector>
+
+#include "model/rope.h"
+
+namespace so {
+namespace {
+
+Buffer make_rope(Device& device, Stream& stream, const RopeSpec& rope, std::int64_t positions) {
+  Buffer buffer = device.allocate(MemoryKind::device,
+                                  static_cast<std::size_t>(positions * rope.rotary_dim) * sizeof(float), "RoPE table");
+  if (!device.backed()) return buffer;
+  const std::vector<float> table = rope_table(rope, positions);
+  stream.copy(buffer.data(), table.data(), buffer.bytes());
+  stream.synchronize();
+  return buffer;
+}
+
+std::size_t cache_layer_bytes(const DecoderSpec& spec, DType compute, std::int64_t rows) {
+  return static_cast<std::size_t>(rows * 2 * spec.kv_width()) * size_of(compute);
+}
+
+KvCache make_cache(const Buffer& memory, const DecoderSpec& spec, DType compute, std::int64_t rows) {
+  KvCache cache;
+  if (rows == 0) return cache;
+  const std::size_t layer_bytes = cache_layer_bytes(spec, compute, rows);
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer)
+    cache.layers.emplace_back(static_cast<std::byte*>(memory.data()) + static_cast<std::size_t>(layer) * layer_bytes,
+                              compute, std::initializer_list<std::int64_t>{rows, 2 * spec.kv_width()});
+  return cache;
+}
+
+}  // namespace
+
+std::size_t layer_input_bytes(const DecoderSpec& spec, DType compute, std::int64_t tokens) {
+  return static_cast<std::size_t>(tokens * spec.hidden) * size_of(compute);
+}
+
+ModelOnDevice::ModelOnDevice(Device& device, Ops& ops, Stream& stream, const DecoderSpec& spec,
+                             const ParameterLayout& layout, const DecoderSettings& settings, const ModelShape& shape)
+    : device_(device),
+      rope_(make_rope(device, stream, spec.rope, shape.positions)),
+      cache_memory_(device.allocate(
+          MemoryKind::device,
+          static_cast<std::size_t>(spec.layers) * cache_layer_bytes(spec, settings.compute, shape.cache_rows),
+          "KV cache")),
+      cache_(make_cache(cache_memory_, spec, settings.compute, shape.cache_rows)),
+      store_(device, kept_on_host(settings.keep), layer_input_bytes(spec, settings.compute, shape.kept_tokens)),
+      decoder_(spec, layout, ops, Tensor(rope_.data(), DType::f32, {shape.positions, 2, spec.rope.rotary_dim / 2}),
+               settings, &store_),
+      upload_(device, shape.batch_tokens) {}
+
+void ModelOnDevice::make_arena(std::size_t bytes) { arena_.emplace(device_, MemoryKind::device, "activations", bytes); }
+
+}  // namespace so

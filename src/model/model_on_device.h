@@ -1,0 +1,52 @@
+// A model as it lies on a device, without its weights and their state: the table of rotations, the decoder, the layers'
+// inputs that wait in host memory, the arena of activations, the way in for batches, the KV cache. A run, a benchmark,
+// text generation and every plan put it together here, so what a dry device counts is what a run takes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "device/arena.h"
+#include "model/batch_upload.h"
+#include "model/decoder.h"
+#include "offload/memory/activation_store.h"
+
+namespace so {
+
+// The largest work that the model is made for.
+struct ModelShape {
+  std::int64_t positions = 0;     // the longest document
+  std::int64_t batch_tokens = 0;  // no batch has more
+  std::int64_t kept_tokens = 0;   // no batch with a backward pass has more; 0: there is no backward pass
+  std::int64_t cache_rows = 0;    // rows of the KV cache; 0: there is none
+};
+
+// Bytes of a layer's input: an item of the activation store.
+std::size_t layer_input_bytes(const DecoderSpec& spec, DType compute, std::int64_t tokens);
+
+class ModelOnDevice {
+ public:
+  // The spec, the layout and the ops must outlive it. Waits until the table is there; a dry device gets none, since it
+  // would be computed for nobody.
+  ModelOnDevice(Device& device, Ops& ops, Stream& stream, const DecoderSpec& spec, const ParameterLayout& layout,
+                const DecoderSettings& settings, const ModelShape& shape);
+
+  // The arena comes last, once loading has given back what it took; on a dry device it has no limit.
+  void make_arena(std::size_t bytes);
+
+  const Decoder& decoder() const { return decoder_; }
+  Arena& arena() { return *arena_; }
+  BatchUpload& upload() { return upload_; }
+  KvCache& cache() { return cache_; }  // empty at first
+
+ private:
+  Device& device_;
+  const Buffer rope_, cache_memory_;
+  KvCache cache_;
+  ActivationStore store_;
+  const Decoder decoder_;
+  BatchUpload upload_;
+  std::optional<Arena> arena_;
+};
+
+}  // namespace so
