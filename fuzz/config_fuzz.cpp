@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string_view>
 
 #include "base/error.h"
@@ -24,7 +25,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::int32_t document[] = {0, 1 << 20};
   SO_CHECK(model_flops(spec, document) > 0, "{} FLOPs", model_flops(spec, document));
   if (spec.head_dim <= 256) {  // larger is allowed, and slow
-    for (const float frequency : rope_frequencies(spec.rope)) SO_CHECK(std::isfinite(frequency), "{}", frequency);
+    for (const std::int64_t positions : {std::int64_t{1}, std::numeric_limits<std::int64_t>::max()})
+      for (const float frequency : rope_frequencies(spec.rope, positions))
+        SO_CHECK(std::isfinite(frequency), "{} for {} positions", frequency, positions);
     rope_table(spec.rope, 3);
   }
   if (spec.layers <= 4) {
