@@ -59,9 +59,8 @@ ModelFiles::ModelFiles(const std::filesystem::path& directory)
              copy.name);
   if (files_.quantised() > 0)
     log_info(
-        "{}: {} tensors are in MXFP4; they are widened, which is exact, and a trained model has them unquantised, "
-        "without "
-        "quantization_config in its config.json",
+        "{}: {} tensors are in MXFP4; they are widened, which is exact, and a trained "
+        "model has them unquantised, without quantization_config in its config.json",
         directory.string(), files_.quantised());
 }
 

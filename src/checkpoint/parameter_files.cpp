@@ -49,9 +49,8 @@ void check_packed(const HfDirectory& directory, const Parameter& p, const std::s
   const std::int64_t experts = p.shape[0], columns = p.shape[1], rows = p.shape[2];
   if (columns % Mxfp4Matrix::block != 0)
     fail(
-        "{}: tensor '{}' is of a parameter of shape {} by config.json, which MXFP4 cannot hold: its second dimension "
-        "is "
-        "no multiple of {}",
+        "{}: tensor '{}' is of a parameter of shape {} by config.json, "
+        "which MXFP4 cannot hold: its second dimension is no multiple of {}",
         file_of(directory, blocks), blocks, shape_string(p.shape), Mxfp4Matrix::block);
   require_shape(directory, blocks, {experts, rows, columns / Mxfp4Matrix::block, Mxfp4Matrix::block_bytes});
   require_shape(directory, scales, {experts, rows, columns / Mxfp4Matrix::block});
@@ -67,9 +66,8 @@ void require_equal(const HfDirectory& directory, const std::string& parameter, c
   const TensorInfo &info = directory.info(parameter), &other = directory.info(copy);
   const auto refuse = [&](const char* how) {
     fail(
-        "{}: config.json ties '{}' to '{}' (tie_word_embeddings), but the file's own '{}' {}; set tie_word_embeddings "
-        "to "
-        "false to train both, or remove '{}' from the file",
+        "{}: config.json ties '{}' to '{}' (tie_word_embeddings), but the file's own '{}' "
+        "{}; set tie_word_embeddings to false to train both, or remove '{}' from the file",
         printable_path(directory.shard_of(copy).path()), copy, parameter, copy, how, copy);
   };
   if (info.dtype != other.dtype) refuse("is stored in another number format");

@@ -156,8 +156,8 @@ const Command& init_command() {
   static const Command command{
       "init",
       "make a randomly initialised model directory from a config",
-      "Writes a Hugging Face model directory with random weights: the start of training from nothing, or a small "
-      "model\n"
+      "Writes a Hugging Face model directory with random weights: "
+      "the start of training from nothing, or a small model\n"
       "for trying things out.",
       {"superoffload init --config config.json --tokenizer Qwen3-0.6B --output_dir tiny --seed 1"},
       &init_option_table(),

@@ -17,9 +17,8 @@ ModelEncoder::ModelEncoder(const std::filesystem::path& directory, std::int64_t 
   }
   if (tokenizer_->vocab_size() > model_vocabulary)
     fail(
-        "{}: token ids reach {}, but the model's embedding has {} rows (vocab_size in config.json); tokenizer and "
-        "model do not "
-        "belong together",
+        "{}: token ids reach {}, but the model's embedding has {} rows "
+        "(vocab_size in config.json); tokenizer and model do not belong together",
         (directory / "tokenizer.json").string(), tokenizer_->vocab_size() - 1, model_vocabulary);
 }
 

@@ -47,10 +47,9 @@ std::string describe_schedule(const EngineCounters& counters) {
 std::string describe_waits(const EngineCounters& counters) {
   const auto waited = [&](WaitReason reason) { return counters.device_waits[static_cast<std::size_t>(reason)]; };
   return fmt::format(
-      "device idle {:.4f} s: waiting for AdamW on the host {:.4f}, transfers {:.4f}, streamed weights {:.4f}, a "
-      "gradient "
-      "buffer {:.4f}, the gradient norm {:.4f}; host: AdamW {:.4f}, waiting for gradients {:.4f}, for a checkpoint "
-      "{:.4f}",
+      "device idle {:.4f} s: waiting for AdamW on the host {:.4f}, transfers {:.4f}, "
+      "streamed weights {:.4f}, a gradient buffer {:.4f}, the gradient norm {:.4f}; "
+      "host: AdamW {:.4f}, waiting for gradients {:.4f}, for a checkpoint {:.4f}",
       total(counters.device_waits), waited(WaitReason::host), waited(WaitReason::link), waited(WaitReason::stream),
       waited(WaitReason::gradient), waited(WaitReason::verdict), counters.host.adam_seconds,
       counters.host.gradient_wait_seconds, counters.save_wait_seconds);

@@ -124,10 +124,9 @@ OptionTable<EvalOptions> make_eval() {
   add_model(t);
   t.add("data", &O::data, "Records whose loss is measured").metavar("FILE").required().elsewhere("eval_data");
   t.add("batch_size", &O::batch_size, "Rows at a time").unit("rows").at_least(1).at_most(1e6).default_from("as train");
-  t.add(
-       "max_length", &O::max_length,
-       "Longest sequence; longer records are cut. The default shrinks to the model's limit; a given value beyond it is "
-       "an error")
+  t.add("max_length", &O::max_length,
+        "Longest sequence; longer records are cut. The default shrinks "
+        "to the model's limit; a given value beyond it is an error")
       .unit("tokens")
       .at_least(2)
       .default_from("as train");

@@ -52,10 +52,9 @@ OptionTable<TrainOptions> make_table() {
       .metavar("DIR")
       .default_from(ours)
       .when_unset("$XDG_CACHE_HOME/superoffload, else ~/.cache/superoffload");
-  t.add(
-       "max_length", &O::max_length,
-       "Longest sequence; longer records are cut. The default shrinks to the model's limit; a given value beyond it is "
-       "an error")
+  t.add("max_length", &O::max_length,
+        "Longest sequence; longer records are cut. The default shrinks "
+        "to the model's limit; a given value beyond it is an error")
       .unit("tokens")
       .at_least(2)
       .default_from(script)
@@ -232,8 +231,8 @@ OptionTable<TrainOptions> make_table() {
   t.add("device", &O::device, "Where forward and backward run; auto: cuda if there is a usable GPU, else cpu")
       .default_from(ours);
   t.add("dtype", &O::dtype,
-        "Number format of forward and backward; master weights are always fp32; auto: what the model's config.json "
-        "says")
+        "Number format of forward and backward; master weights "
+        "are always fp32; auto: what the model's config.json says")
       .default_from(ours)
       .deepspeed("bf16.enabled")
       .deepspeed("bfloat16.enabled")
@@ -262,22 +261,19 @@ OptionTable<TrainOptions> make_table() {
       .default_from(ours)
       .elsewhere("deepspeed");
   t.add("mode", &O::mode,
-        "When AdamW runs on the CPU: superoffload overlapped with the device's work, zerooffload after backward, while "
-        "the "
-        "device waits. Results are the same")
+        "When AdamW runs on the CPU: superoffload overlapped with the device's work, "
+        "zerooffload after backward, while the device waits. Results are the same")
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.super_offload");
   t.add("offload_optimizer", &O::offload_optimizer,
         "Where optimizer state (fp32 weights, moments) is kept and updated: cpu for host memory, but for the share "
-        "that "
-        "offload_ratio leaves to the training device, none for all in the device's memory. Results are the same")
+        "that offload_ratio leaves to the training device, none for all in the device's memory. Results are the same")
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.device")
       .deepspeed("zero_optimization.cpu_offload");
   t.add("offload_ratio", &O::offload_ratio,
-        "Share of the optimizer state that is kept on the CPU, at most: the state of the first layers is on the "
-        "device, the fewest "
-        "that meet it. Results are the same")
+        "Share of the optimizer state that is kept on the CPU, at most: the state of the "
+        "first layers is on the device, the fewest that meet it. Results are the same")
       .at_least(0)
       .at_most(1)
       .or_else(-1.0, "the fastest that fits; on the CPU device 1")
@@ -292,8 +288,7 @@ OptionTable<TrainOptions> make_table() {
       .default_from(ours);
   t.add("cast_side", &O::cast_side,
         "Where bf16 and fp32 are cast for what the CPU updates: host, inside its optimizer, so that bf16 crosses "
-        "the "
-        "link; device, so that fp32 does; auto: the faster one, by rates measured at start. Results are the same")
+        "the link; device, so that fp32 does; auto: the faster one, by rates measured at start. Results are the same")
       .default_from(ours);
   t.add("profile", &O::profile,
         "Rates of this machine that a plan for a GPU is made from: cached, those that an earlier run or superoffload "
@@ -330,9 +325,8 @@ void check_train_options(const TrainOptions& options, const OptionOrigins& origi
     fail("--resume continues a run and --overwrite_output_dir discards it: give one of them");
   if (const double most = largest_beta2(options.optimizer_state_dtype); options.adam_beta2 > most)
     fail(
-        "--optimizer_state_dtype bf16 needs --adam_beta2 of at most {}, not {}: above it rounding to bf16 "
-        "swallows the second moments' decay, all or in part; use --adam_beta2 0.99, or --optimizer_state_dtype "
-        "fp32",
+        "--optimizer_state_dtype bf16 needs --adam_beta2 of at most {}, not {}: above it rounding to bf16 swallows "
+        "the second moments' decay, all or in part; use --adam_beta2 0.99, or --optimizer_state_dtype fp32",
         most, options.adam_beta2);
   // A ratio in the file gives way to none on the command line.
   if (options.offload_optimizer == OptimizerDevice::none && options.offload_ratio > 0 &&

@@ -58,9 +58,9 @@ std::vector<std::string> PlanReview::look(const MeasuredSteps& m) {
   lines.push_back(std::move(line));
   if (m.speculated + m.previewed + m.left > 0)
     lines.push_back(
-        fmt::format("of the host's AdamW buckets {:.1f} a step run before the gradient norm is known, {:.1f} more with "
-                    "weights only, {:.1f} after it; the device waits {:.3f} s a step for the host and {:.3f} s for "
-                    "transfers",
+        fmt::format("of the host's AdamW buckets {:.1f} a step run before the gradient "
+                    "norm is known, {:.1f} more with weights only, {:.1f} after it; the "
+                    "device waits {:.3f} s a step for the host and {:.3f} s for transfers",
                     m.speculated, m.previewed, m.left, m.host_wait_seconds, m.link_wait_seconds));
   lines.push_back(advice(said_));
   return lines;

@@ -152,8 +152,8 @@ void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine,
       fmt::format("the model has {:.3g} billion parameters; ", static_cast<double>(layout.elements()) / 1e9);
   if (engine.moments == DType::f32 && fits(least_memory(layout, machine, engine, DType::bf16, device_units), machine))
     advice +=
-        "keep AdamW's moments in bf16 (--optimizer_state_dtype bf16, which train wants with --adam_beta2 0.996 or "
-        "less), ";
+        "keep AdamW's moments in bf16 (--optimizer_state_dtype "
+        "bf16, which train wants with --adam_beta2 0.996 or less), ";
   const std::string smaller = "train a smaller one or use a ";
   require_fits_machine(plan, machine,
                        advice + (device_units > 0 ? "use --offload_optimizer cpu without --offload_ratio, " : "") +

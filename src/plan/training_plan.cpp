@@ -55,10 +55,10 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
   plan.decoder.keep = chosen.keep;
   plan.activation_bytes = chosen.bytes;
   if (chosen.keep != keep_choice(spec.layers, choices[0]))
-    plan.reasons.push_back(fmt::format(
-        "activations kept: {}; the rest is recomputed in backward, because keeping {} does not fit in the {} that are "
-        "left",
-        describe(chosen.keep), choices[0] == 0 ? "all" : "all inputs on the device", format_bytes(budget)));
+    plan.reasons.push_back(
+        fmt::format("activations kept: {}; the rest is recomputed in backward, "
+                    "because keeping {} does not fit in the {} that are left",
+                    describe(chosen.keep), choices[0] == 0 ? "all" : "all inputs on the device", format_bytes(budget)));
   // What is left then: attention's gradient is quicker with more scratch.
   DecoderSettings roomy = plan.decoder;
   roomy.roomy_attention = true;

@@ -140,9 +140,8 @@ TEST(Parse, UnknownOptionsNameTheNearest) {
   EXPECT_EQ(error_of(train({"--zzz", "eval"})),
             "unknown option \"--zzz\"; superoffload train --help lists the options");
   EXPECT_EQ(error_of(train({"--pin_memory", "false"})),
-            "--pin_memory is set in the DeepSpeed file, as zero_optimization.offload_optimizer.pin_memory, not on the "
-            "command "
-            "line");
+            "--pin_memory is set in the DeepSpeed file, as "
+            "zero_optimization.offload_optimizer.pin_memory, not on the command line");
   EXPECT_EQ(parsed<TrainOptions>(train({"--offload_ratio", "0.5"})).offload_ratio, 0.5);
   EXPECT_EQ(parsed<TrainOptions>(train({"--mode", "zerooffload"})).mode, OffloadMode::zerooffload);
   EXPECT_EQ(
@@ -154,26 +153,19 @@ TEST(Parse, UnknownOptionsNameTheNearest) {
             "unexpected argument \"extra\": values belong to an option (superoffload train --help)");
   EXPECT_EQ(error_of({"tran"}), "unknown command \"tran\"; did you mean train?");
   EXPECT_EQ(error_of({"help"}),
-            "unknown command \"help\"; the commands are train, init, eval, generate, tokenize, plan, profile, verify, "
-            "cache, bench "
-            "step, bench ops, "
-            "bench load");
+            "unknown command \"help\"; the commands are train, init, eval, generate, "
+            "tokenize, plan, profile, verify, cache, bench step, bench ops, bench load");
   EXPECT_EQ(error_of({"bench"}),
             "bench is not a command alone: give one of bench step, bench ops, bench load (superoffload --help)");
   EXPECT_EQ(error_of({"bench", "setp"}),
             "bench has no \"setp\": give one of bench step, bench ops, bench load (superoffload --help)");
   EXPECT_EQ(error_of({"bench_step"}).substr(0, 28), "unknown command \"bench_step\"");
-  EXPECT_EQ(
-      error_of({}),
-      "a command is missing: give one of train, init, eval, generate, tokenize, plan, profile, verify, cache, bench "
-      "step, bench "
-      "ops, bench load "
-      "(superoffload --help)");
+  EXPECT_EQ(error_of({}),
+            "a command is missing: give one of train, init, eval, generate, tokenize, plan, "
+            "profile, verify, cache, bench step, bench ops, bench load (superoffload --help)");
   EXPECT_EQ(error_of({"--model", "m"}),
-            "unknown option \"--model\"; the commands are train, init, eval, generate, tokenize, plan, profile, "
-            "verify, cache, bench "
-            "step, bench "
-            "ops, bench load");
+            "unknown option \"--model\"; the commands are train, init, eval, generate, "
+            "tokenize, plan, profile, verify, cache, bench step, bench ops, bench load");
 }
 
 TEST(Parse, MissingAndRepeatedValues) {

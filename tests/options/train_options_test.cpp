@@ -309,9 +309,9 @@ TEST(TrainOptions, CombinationsAreRefused) {
   TrainOptions half = o;
   half.optimizer_state_dtype = StatePrecision::bf16;
   EXPECT_EQ(refusal(half),
-            "--optimizer_state_dtype bf16 needs --adam_beta2 of at most 0.996, not 0.999: above it rounding to bf16 "
-            "swallows the second moments' decay, all or in part; use --adam_beta2 0.99, or --optimizer_state_dtype "
-            "fp32");
+            "--optimizer_state_dtype bf16 needs --adam_beta2 of at most 0.996, not "
+            "0.999: above it rounding to bf16 swallows the second moments' decay, "
+            "all or in part; use --adam_beta2 0.99, or --optimizer_state_dtype fp32");
   for (const double beta2 : {0.9, 0.99, 0.996}) {
     half.adam_beta2 = beta2;
     EXPECT_EQ(refusal(half), "accepted") << beta2;

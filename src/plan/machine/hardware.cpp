@@ -86,10 +86,9 @@ HardwareProfile profile_of(const Published& p) {
   HardwareProfile profile;
   profile.name = p.name;
   profile.source = fmt::format(
-      "{}: matrix products {} of {} TFLOP/s (dense bf16), device memory {} GB, {} of {} GB/s, {} {} of {} GB/s each "
-      "way; "
-      "these shares of the peaks are what an H200 was measured to reach, over PCIe 5.0 for the link. Host memory: {}. "
-      "AdamW: {}; with the link's copies beside it {} times that, as measured beside the H200",
+      "{}: matrix products {} of {} TFLOP/s (dense bf16), device memory {} GB, {} of {} GB/s, {} {} of {} GB/s "
+      "each way; these shares of the peaks are what an H200 was measured to reach, over PCIe 5.0 for the link. "
+      "Host memory: {}. AdamW: {}; with the link's copies beside it {} times that, as measured beside the H200",
       p.sheet, matrix_share, p.tflops, p.device_gb, memory_share, p.device_gbs, p.link, link_share, p.link_gbs,
       p.host_memory, p.adamw_origin, beside_link);
   profile.device_memory = static_cast<std::size_t>(p.device_gb * GB);
@@ -145,8 +144,7 @@ constexpr Published gh200{
     .host_memory = "480 GB, less 10 GB for the system",
     .adamw_gbs = 341,
     .adamw_origin =
-        "published for Grace: a billion parameters in 0.082 s, 28 bytes each, 341 GB/s (the data sheet has up "
-        "to 512)"};
+        "published for Grace: a billion parameters in 0.082 s, 28 bytes each, 341 GB/s (the data sheet has up to 512)"};
 constexpr Published h100_pcie{.name = "NVIDIA H100 PCIe",
                               .sheet = "NVIDIA's data sheet of the H100",
                               .tflops = 756,
@@ -179,15 +177,12 @@ HardwareProfile mi300a() {
   HardwareProfile profile;
   profile.name = "AMD Instinct MI300A";
   profile.source = fmt::format(
-      "AMD's data sheet of the MI300A: matrix products {0} of 980.6 TFLOP/s (dense bf16), {1} of 5300 GB/s; these "
-      "shares "
-      "of the peaks are what an NVIDIA H200 was measured to reach. CPU and GPU share one memory of 128 GB: the plan is "
-      "given 116 GB as the device's and 8 GB as the host's, and 4 GB stay with the system, since moving state to the "
-      "host "
-      "would free nothing. There is no link: a copy reads and writes that memory, so half of its rate. AdamW on the "
-      "CPU: "
-      "200 GB/s are assumed for 24 cores on three chiplets, neither measured nor published. For planning only: this "
-      "program has no code for the GPU",
+      "AMD's data sheet of the MI300A: matrix products {0} of 980.6 TFLOP/s (dense bf16), {1} of 5300 GB/s; "
+      "these shares of the peaks are what an NVIDIA H200 was measured to reach. CPU and GPU share one memory "
+      "of 128 GB: the plan is given 116 GB as the device's and 8 GB as the host's, and 4 GB stay with the "
+      "system, since moving state to the host would free nothing. There is no link: a copy reads and writes "
+      "that memory, so half of its rate. AdamW on the CPU: 200 GB/s are assumed for 24 cores on three "
+      "chiplets, neither measured nor published. For planning only: this program has no code for the GPU",
       matrix_share, memory_share);
   profile.device_memory = static_cast<std::size_t>(116 * GB);
   profile.host_memory = static_cast<std::size_t>(8 * GB);
