@@ -229,9 +229,12 @@ std::vector<FileDamage> find_damage(const fs::path& directory, const Checksums& 
       work();
     }
   }
-  for (std::unique_lock lock(mutex); running > 0;) {
-    ended.wait_for(lock, std::chrono::milliseconds(200));
-    if (progress) progress(bytes);
+  {
+    std::unique_lock lock(mutex);
+    while (running > 0) {
+      ended.wait_for(lock, std::chrono::milliseconds(200));
+      if (progress) progress(bytes);
+    }
   }
   readers.clear();
 

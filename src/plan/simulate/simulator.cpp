@@ -114,7 +114,7 @@ class Simulator::Play {
   SimulatedStep step() {
     begin_step();
     for (;;) {
-      while (start_device() | start_host() | start_to_host() | start_to_device()) {
+      while (start_what_can()) {
       }
       if (next_op_ == program_.ops.size() && !device_.busy) break;
       advance();
@@ -239,6 +239,15 @@ class Simulator::Play {
   int slot_of(int unit) const {
     const bool inner = unit > 0 && unit + 1 < static_cast<int>(run_.units.size());
     return run_.move_gradients && inner && unit >= run_.device_units ? unit % gradient_slots : -1;
+  }
+
+  // Tries each lane once, in this order; whether any of them took up work.
+  bool start_what_can() {
+    const bool device = start_device();
+    const bool host = start_host();
+    const bool to_host = start_to_host();
+    const bool to_device = start_to_device();
+    return device || host || to_host || to_device;
   }
 
   bool start_device() {
