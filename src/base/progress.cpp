@@ -33,8 +33,8 @@ std::string progress_text(std::string_view title, double fraction, std::string_v
   return fmt::format("...{}{}", tail_of(title, room - 3), end);
 }
 
-ProgressReport::ProgressReport(std::string title)
-    : title_(std::move(title)), start_(Clock::now()), next_(start_ + kQuiet) {}
+ProgressReport::ProgressReport(std::string title, PlainLines plain)
+    : title_(std::move(title)), plain_(plain), start_(Clock::now()), next_(start_ + kQuiet) {}
 
 ProgressReport::~ProgressReport() {
   if (!shown_) return;
@@ -48,7 +48,9 @@ void ProgressReport::update(double fraction, std::string_view detail) {
   const auto now = Clock::now();
   if (now < next_) return;
   const std::chrono::duration<double> spent = now - start_;
-  const std::size_t columns = stderr_is_terminal() ? stderr_columns() - 1 : 0;
+  const bool terminal = stderr_is_terminal();
+  if (shown_ && !terminal && plain_ == PlainLines::once) return;
+  const std::size_t columns = terminal ? stderr_columns() - 1 : 0;
   set_progress_line(ProgressLine::task, progress_text(title_, fraction, detail, spent.count(), columns));
   shown_ = true;
   next_ = now + std::chrono::duration_cast<Clock::duration>(

@@ -8,11 +8,14 @@
 
 namespace so {
 
+// How often a progress line is written where it cannot be redrawn, because standard error is no terminal.
+enum class PlainLines { as_time_passes, once };
+
 // Silent for the first 2 seconds, then "TITLE: 43%, DETAIL, 12 s left", at first every second, later every tenth of the
 // time spent so far (at most every 10 s). The destructor clears the line. One thread.
 class ProgressReport {
  public:
-  explicit ProgressReport(std::string title);
+  explicit ProgressReport(std::string title, PlainLines plain = PlainLines::as_time_passes);
   ~ProgressReport();
   ProgressReport(const ProgressReport&) = delete;
   ProgressReport& operator=(const ProgressReport&) = delete;
@@ -23,6 +26,7 @@ class ProgressReport {
  private:
   using Clock = std::chrono::steady_clock;
   std::string title_;
+  PlainLines plain_;
   Clock::time_point start_, next_;
   bool shown_ = false;
 };

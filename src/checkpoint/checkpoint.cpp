@@ -124,9 +124,8 @@ CheckpointWriter::~CheckpointWriter() {
 }
 
 std::uint64_t CheckpointWriter::bytes() const {
-  const auto n = static_cast<std::uint64_t>(engine_.layout().parameter_elements());
-  const bool own_master = engine_.compute_dtype() != DType::f32;
-  return n * (size_of(engine_.compute_dtype()) + 8 + (own_master ? 4 : 0));
+  return exported_bytes(source_, engine_.compute_dtype()) +
+         state_bytes(engine_.layout().parameter_elements(), engine_.compute_dtype());
 }
 
 void CheckpointWriter::start(const TrainerState& state, std::uint64_t room) {
@@ -156,7 +155,7 @@ void CheckpointWriter::wait() {
 }
 
 void CheckpointWriter::show_progress() {
-  ProgressReport progress("saving the checkpoint");
+  ProgressReport progress("saving the checkpoint", PlainLines::once);  // most of the time is the disk's, at 100%
   const std::string size = format_bytes(bytes());
   const auto all = static_cast<double>(engine_.layout().elements());
   std::unique_lock lock(mutex_);

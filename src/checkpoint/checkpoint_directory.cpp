@@ -9,7 +9,9 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/units.h"
+#include "checkpoint/checkpoint_files.h"
 #include "io/atomic_directory.h"
+#include "io/own_files.h"
 
 namespace so {
 namespace {
@@ -18,7 +20,9 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view prefix = "checkpoint-";
 
-std::optional<std::int64_t> step_of(std::string_view name) {
+}  // namespace
+
+std::optional<std::int64_t> checkpoint_step(std::string_view name) {
   if (!name.starts_with(prefix)) return std::nullopt;
   name.remove_prefix(prefix.size());
   std::int64_t step = 0;
@@ -27,8 +31,6 @@ std::optional<std::int64_t> step_of(std::string_view name) {
   if (name != std::to_string(step)) return std::nullopt;  // checkpoint-007 is none of ours
   return step;
 }
-
-}  // namespace
 
 fs::path CheckpointDirectory::path_of(std::int64_t step) const {
   SO_CHECK(step >= 0, "step {}", step);
@@ -42,7 +44,7 @@ std::vector<Checkpoint> CheckpointDirectory::list() const {
   if (error == std::errc::no_such_file_or_directory) return found;
   if (error) fail_io("list", path_, error.value());
   for (const auto& entry : entries) {
-    const auto step = step_of(entry.path().filename().string());
+    const auto step = checkpoint_step(entry.path().filename().string());
     if (step && fs::is_regular_file(entry.path() / "trainer_state.json", error)) found.push_back({*step, entry.path()});
   }
   std::sort(found.begin(), found.end(), [](const Checkpoint& a, const Checkpoint& b) { return a.step < b.step; });
@@ -72,6 +74,13 @@ std::vector<Checkpoint> CheckpointDirectory::rotate(int save_total_limit,
   if (removable) std::erase_if(all, [&](const Checkpoint& checkpoint) { return !removable(checkpoint); });
   for (const Checkpoint& checkpoint : all) remove_directory_atomically(checkpoint.path);
   return all;
+}
+
+void remove_stale_temporaries_of_runs(const fs::path& directory) {
+  remove_stale_temporaries(directory, [](std::string_view name) {
+    return checkpoint_step(name) || name == export_directory || name == init_directory;
+  });
+  for (const char* file : {"metrics.jsonl", own_files_record}) remove_stale_siblings(directory / file);
 }
 
 void require_writable(const fs::path& directory) {

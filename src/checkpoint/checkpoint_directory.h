@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 namespace so {
@@ -13,6 +14,10 @@ struct Checkpoint {
   std::int64_t step = 0;
   std::filesystem::path path;
 };
+
+// The step of a directory's name as this program gives it: 20 of "checkpoint-20"; none of "checkpoint-007" or any
+// other.
+std::optional<std::int64_t> checkpoint_step(std::string_view name);
 
 // A view of an output directory; holds no state of its own, so each call looks at the disk. A checkpoint is complete
 // when it holds trainer_state.json; whatever else lies in the directory (temporaries of AtomicDirectory, incomplete
@@ -37,6 +42,10 @@ class CheckpointDirectory {
  private:
   std::filesystem::path path_;
 };
+
+// Removes what killed processes left of unfinished checkpoints, models and records in a directory whose lock (RunLock)
+// the caller holds. Only under names that this program gives: checkpoint-best.tmp-17 is somebody else's.
+void remove_stale_temporaries_of_runs(const std::filesystem::path& directory);
 
 // Creates `directory` if absent and proves by writing that files can be made there; Error otherwise.
 void require_writable(const std::filesystem::path& directory);

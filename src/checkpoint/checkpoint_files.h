@@ -8,6 +8,10 @@ inline constexpr const char* master_file = "master.safetensors";             // 
 inline constexpr const char* first_moment_file = "exp_avg.safetensors";      // AdamW's, fp32
 inline constexpr const char* second_moment_file = "exp_avg_sq.safetensors";  // likewise
 
+// A model under construction inside the directory that it is for: of a run, and of `init`.
+inline constexpr const char* export_directory = "export";
+inline constexpr const char* init_directory = "init";
+
 // The key in their "__metadata__" that says which step they are of.
 inline constexpr const char* step_metadata = "step";
 

@@ -35,22 +35,15 @@ std::optional<std::int64_t> parse_step(std::string_view text) {
   return step;
 }
 
-// "checkpoint-20" is of step 20.
-std::optional<std::int64_t> step_of_name(const fs::path& directory) {
-  const std::string name = directory.filename().string();
-  constexpr std::string_view prefix = "checkpoint-";
-  return name.starts_with(prefix) ? parse_step(std::string_view(name).substr(prefix.size())) : std::nullopt;
-}
-
 fs::path without_slash(const fs::path& path) { return path.has_filename() ? path : path.parent_path(); }
 
 // One directory's check, from the list to what the files say of themselves.
 class Checking {
  public:
-  Checking(const fs::path& directory, const std::function<void(std::uint64_t)>& progress) {
+  Checking(const fs::path& directory, const ChecksumsAsRead& list, const std::function<void(std::uint64_t)>& progress) {
     result_.directory = directory;
-    result_.is_checkpoint = step_of_name(directory) || is_there(directory / trainer_state_file);
-    compare_with_list(progress);
+    result_.is_checkpoint = checkpoint_step(directory.filename().string()) || is_there(directory / trainer_state_file);
+    compare_with_list(list, progress);
     look_at_state();
     for (const std::string& name : names_)
       if (name.ends_with(".safetensors")) look_at_header(name);
@@ -74,13 +67,9 @@ class Checking {
       result_.damage.push_back({name, what});
   }
 
-  void compare_with_list(const std::function<void(std::uint64_t)>& progress) {
-    std::optional<Checksums> list;
-    try {
-      list = read_checksums(result_.directory);
-    } catch (const std::exception& error) {
-      add(checksums_file, error.what());
-    }
+  void compare_with_list(const ChecksumsAsRead& read, const std::function<void(std::uint64_t)>& progress) {
+    if (!read.error.empty()) add(checksums_file, read.error);
+    const std::optional<Checksums>& list = read.list;
     std::error_code error;
     for (fs::directory_iterator entry(result_.directory, error), end; !error && entry != end; entry.increment(error)) {
       std::error_code ignored;
@@ -153,9 +142,17 @@ class Checking {
   std::set<std::string> names_;
 };
 
+DirectoryCheck check_with(const fs::path& directory, const ChecksumsAsRead& list,
+                          const std::function<void(std::uint64_t)>& progress) {
+  const auto start = std::chrono::steady_clock::now();
+  DirectoryCheck result = Checking(directory, list, progress).take();
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return result;
+}
+
 std::string newest_whole_before(const fs::path& checkpoint) {
   const fs::path path = without_slash(checkpoint);
-  const auto step = step_of_name(path);
+  const auto step = checkpoint_step(path.filename().string());
   auto all = CheckpointDirectory(path.has_parent_path() ? path.parent_path() : fs::path(".")).list();
   for (auto older = all.rbegin(); older != all.rend(); ++older) {
     if (step && older->step >= *step) continue;
@@ -177,11 +174,16 @@ std::string newest_whole_before(const fs::path& checkpoint) {
 
 }  // namespace
 
+ChecksumsAsRead::ChecksumsAsRead(const fs::path& directory) {
+  try {
+    list = read_checksums(directory);
+  } catch (const std::exception& failure) {
+    error = failure.what();
+  }
+}
+
 DirectoryCheck check_directory(const fs::path& directory, const std::function<void(std::uint64_t)>& progress) {
-  const auto start = std::chrono::steady_clock::now();
-  DirectoryCheck result = Checking(directory, progress).take();
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return result;
+  return check_with(directory, ChecksumsAsRead(directory), progress);
 }
 
 std::vector<fs::path> directories_to_check(const fs::path& directory) {
@@ -191,7 +193,7 @@ std::vector<fs::path> directories_to_check(const fs::path& directory) {
   std::vector<std::pair<std::int64_t, fs::path>> checkpoints;
   std::error_code error, ignored;
   for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error))
-    if (const auto step = step_of_name(entry->path()); step && entry->is_directory(ignored))
+    if (const auto step = checkpoint_step(entry->path().filename().string()); step && entry->is_directory(ignored))
       checkpoints.emplace_back(*step, entry->path());
   if (error) fail_io("list", directory, error.value());
   std::sort(checkpoints.begin(), checkpoints.end());
@@ -199,39 +201,34 @@ std::vector<fs::path> directories_to_check(const fs::path& directory) {
   return found;
 }
 
-void require_whole_state(const fs::path& checkpoint) {
-  std::optional<Checksums> list;
-  try {
-    list = read_checksums(checkpoint);
-  } catch (const Error& error) {
-    refuse(checkpoint, {{checksums_file, error.what()}});
-  }
-  if (!list) return;
-  std::erase_if(list->files, [](const auto& file) { return file.first != trainer_state_file; });
-  if (list->files.empty()) refuse(checkpoint, {{checksums_file, fmt::format("does not list {}", trainer_state_file)}});
-  if (const auto damage = find_damage(checkpoint, *list); !damage.empty()) refuse(checkpoint, damage);
+ResumeCheck::ResumeCheck(fs::path checkpoint) : checkpoint_(std::move(checkpoint)), read_(checkpoint_) {}
+
+void ResumeCheck::require_whole_state() const {
+  if (!read_.error.empty()) refuse(checkpoint_, {{checksums_file, read_.error}});
+  if (!read_.list) return;
+  const auto state = read_.list->files.find(trainer_state_file);
+  if (state == read_.list->files.end())
+    refuse(checkpoint_, {{checksums_file, fmt::format("does not list {}", trainer_state_file)}});
+  if (const auto damage = find_damage(checkpoint_, {read_.list->step, {*state}}); !damage.empty())
+    refuse(checkpoint_, damage);
 }
 
-void require_whole_checkpoint(const fs::path& checkpoint) {
+void ResumeCheck::require_whole() const {
   DirectoryCheck check;
   {
-    ProgressReport progress("checking " + checkpoint.string());
-    std::uint64_t total = 1;
-    try {
-      if (const auto list = read_checksums(checkpoint)) total = std::max<std::uint64_t>(1, list->bytes());
-    } catch (const Error&) {  // said below
-    }
-    check = check_directory(checkpoint, [&](std::uint64_t bytes) {
+    ProgressReport progress("checking " + checkpoint_.string());
+    const std::uint64_t total = std::max<std::uint64_t>(1, read_.list ? read_.list->bytes() : 0);
+    check = check_with(checkpoint_, read_, [&](std::uint64_t bytes) {
       progress.update(std::min(1.0, static_cast<double>(bytes) / static_cast<double>(total)), format_bytes(total));
     });
   }
-  if (!check.whole()) refuse(checkpoint, check.damage);
+  if (!check.whole()) refuse(checkpoint_, check.damage);
   if (!check.has_checksums) {
     log_warning("{} has no {}: a version that wrote none made it, and damage in it would not be noticed",
-                checkpoint.string(), checksums_file);
+                checkpoint_.string(), checksums_file);
     return;
   }
-  log_info("checked {}: {} files as they were written, {} in {:.3g} s ({:.3g} GB/s)", checkpoint.string(), check.files,
+  log_info("checked {}: {} files as they were written, {} in {:.3g} s ({:.3g} GB/s)", checkpoint_.string(), check.files,
            format_bytes(check.bytes), check.seconds, static_cast<double>(check.bytes) / 1e9 / check.seconds);
 }
 

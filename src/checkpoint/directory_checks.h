@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "io/checksums.h"
@@ -33,11 +34,28 @@ DirectoryCheck check_directory(const std::filesystem::path& directory,
 // checkpoints, lowest step first.
 std::vector<std::filesystem::path> directories_to_check(const std::filesystem::path& directory);
 
-// Throws Error naming the file, and the newest whole checkpoint before this one, unless trainer_state.json is as it was
-// written; quick.
-void require_whole_state(const std::filesystem::path& checkpoint);
-// The same of all files, with a line in the log. A checkpoint of a version that wrote no checksums passes with a
-// warning.
-void require_whole_checkpoint(const std::filesystem::path& checkpoint);
+// checksums.json as one reading of it found it: the list, none if there is no such file, or why it cannot be used.
+struct ChecksumsAsRead {
+  explicit ChecksumsAsRead(const std::filesystem::path& directory);
+  std::optional<Checksums> list;
+  std::string error;
+};
+
+// What --resume asks of a checkpoint. checksums.json is read once, so that both questions are answered by the same
+// list.
+class ResumeCheck {
+ public:
+  explicit ResumeCheck(std::filesystem::path checkpoint);
+  // Throws Error naming the file, and the newest whole checkpoint before this one, unless trainer_state.json is as it
+  // was written; quick.
+  void require_whole_state() const;
+  // The same of all files, with a line in the log. A checkpoint of a version that wrote no checksums passes with a
+  // warning.
+  void require_whole() const;
+
+ private:
+  std::filesystem::path checkpoint_;
+  ChecksumsAsRead read_;
+};
 
 }  // namespace so

@@ -10,6 +10,7 @@
 #include "base/json_text.h"
 #include "base/progress.h"
 #include "base/units.h"
+#include "checkpoint/checkpoint_files.h"
 #include "checkpoint/finite_state.h"
 #include "checkpoint/output_contents.h"
 #include "io/atomic_directory.h"
@@ -39,6 +40,16 @@ std::uint64_t exported_bytes(const ModelFiles& source, DType dtype) {
   std::uint64_t bytes = 0;
   for (const TensorSpec& spec : exported_tensors(source, dtype)) bytes += spec.bytes();
   return bytes;
+}
+
+std::uint64_t exported_bytes(const ParameterLayout& layout, DType dtype) {
+  std::uint64_t bytes = 0;
+  for (const TensorSpec& spec : tensor_specs(layout, dtype)) bytes += spec.bytes();
+  return bytes;
+}
+
+std::uint64_t state_bytes(std::int64_t parameters, DType dtype) {
+  return static_cast<std::uint64_t>(parameters) * sizeof(float) * (dtype == DType::f32 ? 2 : 3);
 }
 
 std::string config_with_dtype(const std::string& config_json, DType dtype) {
@@ -107,7 +118,7 @@ void ModelExport::finish() { writer_.finish(); }
 
 void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
                   std::uint64_t max_shard_bytes) {
-  AtomicDirectory staged(directory / "export");
+  AtomicDirectory staged(directory / export_directory);
   ModelExport model(engine, source, staged.path(), directory, max_shard_bytes);
   {
     ProgressReport progress("writing the model");

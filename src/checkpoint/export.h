@@ -45,8 +45,14 @@ std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype)
 // "quantization_config", since weights are written unquantised; everything else and its order kept.
 std::string config_with_dtype(const std::string& config_json, DType dtype);
 
-// Bytes of the tensors that export_model() writes.
+// Bytes of the tensors that export_model() writes. Without a source, as where a dry run has no weights, those of the
+// layout, to which a source may add a second name of a tied embedding.
 std::uint64_t exported_bytes(const ModelFiles& source, DType dtype);
+std::uint64_t exported_bytes(const ParameterLayout& layout, DType dtype);
+
+// Bytes that a checkpoint holds beside its model: fp32 masters unless the model's own weights are fp32, and two
+// moments.
+std::uint64_t state_bytes(std::int64_t parameters, DType dtype);
 
 // Puts the engine's weights, as they are now, into `directory` itself, beside checkpoints and metrics: first under a
 // temporary name, then file by file, config.json last. Throws Divergence, and changes nothing, if a weight is not

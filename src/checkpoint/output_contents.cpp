@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/file_system.h"
+#include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/trainer_state.h"
 #include "io/checksums.h"
@@ -27,10 +28,7 @@ bool all_digits(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
-bool is_checkpoint_name(std::string_view name) {
-  constexpr std::string_view prefix = "checkpoint-";
-  return name.starts_with(prefix) && all_digits(name.substr(prefix.size()));
-}
+bool is_checkpoint_name(std::string_view name) { return checkpoint_step(name).has_value(); }
 
 // Names under which a run writes into its output directory, other than the model's.
 bool is_top_name(const std::string& name) {

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/file_system.h"
 #include "base/log.h"
 #include "checkpoint/run_length.h"
 #include "io/atomic_directory.h"
@@ -21,14 +22,6 @@ namespace so {
 namespace {
 
 namespace fs = std::filesystem;
-
-// An operating system's error is "not there" or the user's to solve, never an exception of the standard library.
-fs::file_status status_of(const fs::path& path) {
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  if (!fs::status_known(status)) fail_io("look at", path, error.value());
-  return status;
-}
 
 // Overwriting must not remove what the run is about to read, by whatever name it reads it.
 void require_inputs_apart(const TrainOptions& options, const FileNames& doomed) {
@@ -45,10 +38,8 @@ void require_inputs_apart(const TrainOptions& options, const FileNames& doomed) 
       {"--model", &options.model}, {"--data", &options.data}, {"--eval_data", &options.eval_data}};
   for (const auto& [option, input] : inputs) {
     std::vector<fs::path> read{*input};
-    std::error_code ignored;
-    if (!input->empty() && fs::is_directory(*input, ignored))
-      for (fs::directory_iterator entry(*input, ignored), end; !ignored && entry != end; entry.increment(ignored))
-        read.push_back(entry->path());
+    if (!input->empty() && is_directory_path(*input))
+      for (const fs::path& entry : entries_of(*input)) read.push_back(entry);
     for (const fs::path& path : read)
       if (const fs::path file = real(path); gone.contains(file))
         fail("{} {} is part of the run that --overwrite_output_dir would remove ({}); choose another --output_dir",
@@ -61,8 +52,7 @@ void require_inputs_apart(const TrainOptions& options, const FileNames& doomed) 
 OutputDirectory::OutputDirectory(const TrainOptions& options, const OptionOrigins&)
     : options_(options), own_(options.output_dir) {
   const fs::path directory = options.output_dir;
-  const fs::file_status status = status_of(directory);
-  if (fs::exists(status) && !fs::is_directory(status))
+  if (path_exists(directory) && !is_directory_path(directory))
     fail("{} exists and is not a directory; choose another --output_dir", directory.string());
   std::error_code error;
   if (fs::equivalent(directory, options.model, error))
@@ -80,7 +70,7 @@ OutputDirectory::OutputDirectory(const TrainOptions& options, const OptionOrigin
     return;
   }
   const fs::path given = options.resume;
-  if (!fs::exists(status_of(given / trainer_state_file)))
+  if (!path_exists(given / trainer_state_file))
     fail("{} is not a complete checkpoint: it has no {}", given.string(), trainer_state_file);
   checkpoint_ = Checkpoint{0, given};
 }
@@ -121,8 +111,8 @@ void OutputDirectory::require_free(const OutputContents& contents) const {
 void OutputDirectory::require_usable(std::uint64_t bytes) const {
   std::error_code ignored;
   fs::path nearest = fs::absolute(options_.output_dir, ignored);
-  while (nearest != nearest.root_path() && !fs::exists(status_of(nearest))) nearest = nearest.parent_path();
-  if (!fs::is_directory(status_of(nearest))) fail_io("create directory", options_.output_dir, ENOTDIR);
+  while (nearest != nearest.root_path() && !path_exists(nearest)) nearest = nearest.parent_path();
+  if (!is_directory_path(nearest)) fail_io("create directory", options_.output_dir, ENOTDIR);
   if (::faccessat(AT_FDCWD, nearest.c_str(), W_OK | X_OK, AT_EACCESS) != 0) fail_io("write to", nearest, errno);
   require_free_space(nearest, bytes);
 }
@@ -137,8 +127,7 @@ void OutputDirectory::prepare(std::uint64_t bytes) {
       fail("another run has gone on in {} since this one began; start this one again", directory.string());
   }
   require_free_space(directory, bytes);
-  for (const char* stem : {"checkpoint-", "export"}) remove_stale_temporaries(directory, stem);
-  for (const char* file : {"metrics.jsonl", own_files_record}) remove_stale_siblings(directory / file);
+  remove_stale_temporaries_of_runs(directory);
 }
 
 void OutputDirectory::begin() {

@@ -11,7 +11,7 @@
 #include "data/batches.h"
 #include "data/dataset.h"
 #include "data/model_encoder.h"
-#include "io/cache_directory.h"
+#include "io/temporary_cache.h"
 #include "options/precision.h"
 
 namespace so {
@@ -27,6 +27,7 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
   const TokenDataset data = open_dataset(
       {options.data, {max_length, options.train_on_prompt}, options.cache_dir, temporary.if_needed(options.cache_dir)},
       encoder, runtime.host_pool());
+  temporary.remove();  // what was opened is mapped
 
   const std::int64_t batch_tokens = std::max(data.counts().longest, options.batch_size * data.counts().longest);
   EvaluationIterator batches(data, batch_tokens);

@@ -1,16 +1,17 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
-#include <system_error>
 #include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/file_system.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/thread_pool.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint_directory.h"
+#include "checkpoint/checkpoint_files.h"
 #include "checkpoint/export.h"
 #include "checkpoint/output_contents.h"
 #include "commands/commands.h"
@@ -43,20 +44,15 @@ fs::path trimmed(fs::path path) {
 // Refuses a directory that holds anything, unless it is to be overwritten and what init would write over there is this
 // program's. Gives what goes.
 FileNames require_replaceable(const fs::path& output, const InitOptions& options) {
-  std::error_code error;
-  const fs::file_status status = fs::status(output, error);
-  if (!fs::status_known(status)) fail_io("look at", output, error.value());
-  if (!fs::exists(status)) {
-    if (fs::is_symlink(fs::symlink_status(output, error)))
+  if (!path_exists(output)) {
+    if (is_link_path(output))
       fail("{} is a symbolic link to nothing; choose another --output_dir", printable_path(output));
     return {};
   }
-  if (!fs::is_directory(status))
+  if (!is_directory_path(output))
     fail("{} exists and is not a directory; choose another --output_dir", printable_path(output));
   RunLock::require_free(output);
-  const bool empty = fs::is_empty(output, error);
-  if (error) fail_io("list", output, error.value());
-  if (empty) return {};
+  if (entries_of(output).empty()) return {};
   if (!options.overwrite_output_dir)
     fail("{} is not empty; choose another --output_dir, or replace the model in it with --overwrite_output_dir",
          printable_path(output));
@@ -108,15 +104,14 @@ int run_init(const InitOptions& options) {
 
   const fs::path output = trimmed(options.output_dir);
   const FileNames replaced = require_replaceable(output, options);
-  std::error_code ignored;
-  const bool into = fs::exists(output, ignored);  // a directory, perhaps with what others have there
+  const bool into = path_exists(output);  // a directory, perhaps with what others have there
   const fs::path parent = output.parent_path().empty() ? fs::path(".") : output.parent_path();
   require_writable(into ? output : parent);
   require_free_space(output, bytes);
   std::optional<RunLock> lock;
   if (into) lock.emplace(output);
-  if (into) remove_stale_temporaries(output, "init");
-  AtomicDirectory directory(into ? output / "init" : output);
+  if (into) remove_stale_temporaries_of_runs(output);
+  AtomicDirectory directory(into ? output / init_directory : output);
   write_text_file_atomically(directory.path() / "config.json", config_with_dtype(config.text, dtype));
   if (!options.tokenizer.empty()) copy_auxiliary_files(options.tokenizer, directory.path());
   HfModelWriter writer(directory.path(), tensor_specs(layout, dtype));

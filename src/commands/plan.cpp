@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint_directory.h"
+#include "checkpoint/export.h"
 #include "commands/commands.h"
 #include "commands/parse.h"
 #include "io/output_file.h"
@@ -136,7 +137,7 @@ int run_plan(const PlanOptions& options) {
   const double share = host_share(layout, plan.engine.device_units);
   const Budget device{plan.memory.total(MemoryKind::device), *machine.device_memory},
       host{plan.memory.host_total(DeviceKind::cuda), caps.host.value_or(hardware.host_memory)};
-  const SavedBytes disk = saved_bytes(parameter_count(spec), compute, "");
+  const SavedBytes disk = saved_bytes(exported_bytes(layout, compute), parameter_count(spec), compute, "");
   if (options.json) {
     nlohmann::ordered_json memory = nlohmann::ordered_json::array();
     for (const MemoryPlan::Entry& entry : plan.memory.entries)

@@ -11,6 +11,7 @@
 #include "base/units.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/directory_checks.h"
+#include "checkpoint/export.h"
 #include "checkpoint/output_directory.h"
 #include "checkpoint/run_length.h"
 #include "commands/commands.h"
@@ -18,8 +19,8 @@
 #include "data/dataset.h"
 #include "data/model_encoder.h"
 #include "io/atomic_directory.h"
-#include "io/cache_directory.h"
 #include "io/output_file.h"
+#include "io/temporary_cache.h"
 #include "io/trace_file.h"
 #include "model/flops.h"
 #include "model/parameters.h"
@@ -107,6 +108,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const TokenDataset data = open(options.data, "data");
   std::optional<TokenDataset> evaluation;
   if (!options.eval_data.empty()) evaluation.emplace(open(options.eval_data, "evaluation data"));
+  temporary.remove();  // what was opened is mapped, and nothing is left whatever ends the run
 
   BatchOptions batch_options;
   batch_options.batch_size = options.batch_size;
@@ -146,10 +148,11 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const std::optional<Checkpoint> checkpoint = output.checkpoint();
   std::optional<TrainerState> state;
   if (checkpoint) {
-    require_whole_state(checkpoint->path);
+    const ResumeCheck check(checkpoint->path);
+    check.require_whole_state();
     state = read_trainer_state(checkpoint->path / trainer_state_file);
     output.require_same_run(*state, data.key());
-    require_whole_checkpoint(checkpoint->path);
+    check.require_whole();
   }
   const RunLength length = run_length(options, batches, state ? &*state : nullptr,
                                       checkpoint ? (checkpoint->path / trainer_state_file).string() : std::string());
@@ -163,10 +166,10 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
     const std::int64_t steps = total_steps - (state ? state->step : 0), needed = Trainer::steps_before_trace + 1;
     if (steps < needed) fail("--trace begins with the third step, and this run has {}; raise --max_steps", steps);
   }
-  const DiskPlan disk = disk_plan(options, saved_bytes(parameter_count(spec), compute, options.model),
+  const std::uint64_t export_bytes = model ? exported_bytes(*model, compute) : exported_bytes(layout, compute);
+  const DiskPlan disk = disk_plan(options, saved_bytes(export_bytes, parameter_count(spec), compute, options.model),
                                   state ? state->step : 0, total_steps);
   if (options.bench_steps == 0) disk.require(options.output_dir);
-  const std::uint64_t export_bytes = static_cast<std::uint64_t>(parameter_count(spec)) * size_of(compute);
   if (options.dry_run)
     output.require_usable(export_bytes);
   else

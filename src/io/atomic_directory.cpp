@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/file_system.h"
 #include "base/log.h"
 
 namespace so {
@@ -87,7 +88,7 @@ std::optional<MarkedName> split_mark(const std::string& name, std::string_view m
 void remove_tree(const fs::path& path) {
   std::error_code error;
   fs::remove_all(path, error);
-  if (error && fs::exists(fs::symlink_status(path))) fail_io("remove", path, error.value());
+  if (error && (path_exists(path) || is_link_path(path))) fail_io("remove", path, error.value());
 }
 
 // Calls `action` while holding the directory's lock, if no living process uses the directory. False if one does.
@@ -155,21 +156,18 @@ fs::path normalized(const fs::path& path) {
 
 AtomicDirectory::AtomicDirectory(const fs::path& final_path, IfExists if_exists)
     : final_path_(normalized(final_path)), temporary_(with_mark(final_path_, temporary_mark)), if_exists_(if_exists) {
-  const auto status = fs::status(final_path_);
-  if (fs::exists(status)) {
+  if (path_exists(final_path_)) {
     if (if_exists == IfExists::refuse) fail_exists(final_path_);
-    if (!fs::is_directory(status)) fail("{} exists and is not a directory", printable_path(final_path_));
+    if (!is_directory_path(final_path_)) fail("{} exists and is not a directory", printable_path(final_path_));
   }
-  std::error_code error;
-  fs::create_directories(parent_of(final_path_), error);
-  if (error) fail_io("create directory", parent_of(final_path_), error.value());
+  make_directories(parent_of(final_path_));
 
   // A cleaner may look at the directory between our mkdir and our lock; then it is gone, and made again.
   for (int attempt = 0; attempt < 100; ++attempt) {
     if (::mkdir(temporary_.c_str(), 0777) != 0) {
       if (errno != EEXIST) fail_io("create directory", temporary_, errno);
       // Left by a process that had our number, as happens in containers; or in use by another object of this process.
-      if (!if_stale(temporary_, ::getpid(), [&] { remove_tree(temporary_); }) && fs::exists(temporary_)) {
+      if (!if_stale(temporary_, ::getpid(), [&] { remove_tree(temporary_); }) && path_exists(temporary_)) {
         fail("{} is in use: {} is being written already", printable_path(temporary_), printable_path(final_path_));
       }
       continue;
@@ -228,19 +226,19 @@ void AtomicDirectory::commit() {
   }
 }
 
-int remove_stale_temporaries(const fs::path& parent, std::string_view stem) {
+int remove_stale_temporaries(const fs::path& parent, const std::function<bool(std::string_view)>& ours) {
   std::error_code absent;
   fs::directory_iterator entries(parent, absent);
   if (absent) return 0;
   std::vector<std::string> names;  // first, since the loop renames and removes
   for (const auto& entry : entries) {
     std::string name = entry.path().filename().string();
-    if (name.starts_with(stem) && fs::is_directory(entry.symlink_status())) names.push_back(std::move(name));
+    if (fs::is_directory(entry.symlink_status())) names.push_back(std::move(name));
   }
   int removed = 0;
   for (const std::string& name : names) {
     const fs::path path = parent / name;
-    if (const auto aside = split_mark(name, aside_mark); aside && aside->base.starts_with(stem)) {
+    if (const auto aside = split_mark(name, aside_mark); aside && ours(aside->base)) {
       if_stale(path, aside->pid, [&] {
         const int error = rename_if_absent(path, parent / aside->base);
         if (error == EEXIST) {
@@ -252,7 +250,7 @@ int remove_stale_temporaries(const fs::path& parent, std::string_view stem) {
           log_warning("{} was put back: a process was killed while replacing it", printable_path(parent / aside->base));
         }
       });
-    } else if (const auto mark = split_mark(name, temporary_mark); mark && mark->base.starts_with(stem)) {
+    } else if (const auto mark = split_mark(name, temporary_mark); mark && ours(mark->base)) {
       if (if_stale(path, mark->pid, [&] { remove_tree(path); })) ++removed;
     }
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string_view>
 
 namespace so {
@@ -37,12 +38,12 @@ class AtomicDirectory {
   bool committed_ = false;
 };
 
-// Removes from `parent` what killed processes left of directories whose final name begins with `stem`:
+// Removes from `parent` what killed processes left of directories with a final name that `ours` says yes to:
 // "<name>.tmp-<pid>" that no living AtomicDirectory holds. Those carry a lock; where the file system cannot lock, the
 // process number decides (not alive, or our own). If a process was killed between the two renames that replace a
 // directory on a file system without exchange, "<name>.old-<pid>" is all that is left of it: it gets its name back.
 // Call it before a directory is read or written; returns how many were removed.
-int remove_stale_temporaries(const std::filesystem::path& parent, std::string_view stem);
+int remove_stale_temporaries(const std::filesystem::path& parent, const std::function<bool(std::string_view)>& ours);
 
 // Removes a directory so that a kill in the middle leaves nothing under its name: renamed to "<name>.tmp-<pid>" first.
 void remove_directory_atomically(const std::filesystem::path& path);

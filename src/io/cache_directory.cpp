@@ -57,32 +57,6 @@ std::filesystem::path writable_cache_directory(const std::vector<std::filesystem
   return {};
 }
 
-TemporaryCache::~TemporaryCache() {
-  std::error_code ignored;
-  if (path_) std::filesystem::remove_all(*path_, ignored);
-}
-
-const std::filesystem::path& TemporaryCache::path() {
-  if (!path_) {
-    std::error_code error;
-    std::string name = (std::filesystem::temp_directory_path(error) / "superoffload-XXXXXX").string();
-    if (error) fail_io("use the directory for temporary files", name, error.value());
-    if (::mkdtemp(name.data()) == nullptr) fail_io("make", name, errno);
-    path_ = name;
-  }
-  return *path_;
-}
-
-std::filesystem::path TemporaryCache::if_needed(const std::filesystem::path& chosen) {
-  if (!chosen.empty()) return {};
-  try {
-    const std::filesystem::path directory = cache_directories({}, {}).front();
-    if (!make_private_directories(directory) && ::access(directory.c_str(), W_OK | X_OK) == 0) return {};
-  } catch (const Error&) {  // there is no such directory
-  }
-  return path();
-}
-
 CacheLock::CacheLock(const std::filesystem::path& path) {
   const std::string name = path.string() + ".lock";
   file_ = File::append(name);

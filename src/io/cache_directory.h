@@ -2,7 +2,6 @@
 #pragma once
 
 #include <filesystem>
-#include <optional>
 #include <system_error>
 #include <vector>
 
@@ -22,24 +21,6 @@ std::error_code make_private_directories(const std::filesystem::path& directory)
 // The first of them that can be created (as above) and written to; logs a warning for each that cannot, throws Error if
 // none can.
 std::filesystem::path writable_cache_directory(const std::vector<std::filesystem::path>& directories);
-
-// Where caches go that can be kept nowhere: a directory of this user's in the system's temporary one, made when it is
-// first asked for and removed with all it holds at the end. What maps a file in it may outlive it.
-class TemporaryCache {
- public:
-  TemporaryCache() = default;
-  ~TemporaryCache();
-  TemporaryCache(const TemporaryCache&) = delete;
-  TemporaryCache& operator=(const TemporaryCache&) = delete;
-
-  const std::filesystem::path& path();
-  // The same if caches can be kept neither in `chosen` nor in the user's cache directory; else empty. As a fallback of
-  // cache_directories().
-  std::filesystem::path if_needed(const std::filesystem::path& chosen);
-
- private:
-  std::optional<std::filesystem::path> path_;
-};
 
 // The right to make one cache file: an exclusive lock (flock) of "PATH.lock", which stays behind, empty. The kernel
 // gives the lock up when its process ends, however it ends.

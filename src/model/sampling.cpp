@@ -3,20 +3,20 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <stdexcept>
 #include <vector>
-
-#include "base/error.h"
 
 namespace so {
 
 std::int32_t sample(std::span<const float> logits, const SamplingOptions& options, std::mt19937_64& random) {
   std::int32_t best = -1;
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    if (std::isnan(logits[i])) fail("the model's logits are not numbers; its weights are damaged or training diverged");
+    if (std::isnan(logits[i]))
+      throw std::runtime_error("the model's logits are not numbers; its weights are damaged or training diverged");
     if (best < 0 || logits[i] > logits[static_cast<std::size_t>(best)]) best = static_cast<std::int32_t>(i);
   }
   if (best < 0 || !std::isfinite(logits[static_cast<std::size_t>(best)]))
-    fail("the model's largest logit is infinite; its weights are damaged or training diverged");
+    throw std::runtime_error("the model's largest logit is infinite; its weights are damaged or training diverged");
   if (options.temperature == 0) return best;
 
   std::vector<std::int32_t> ids(logits.size());

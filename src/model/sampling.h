@@ -13,8 +13,8 @@ struct SamplingOptions {
   double top_p = 1;        // then only the fewest whose probabilities reach p (at least one)
 };
 
-// Draws at most one number from `random`. Logits of -infinity are never chosen. Throws Error if a logit is
-// NaN or the largest is not finite.
+// Draws at most one number from `random`. Logits of -infinity are never chosen. Throws std::runtime_error, which
+// is exit code 1 as in `eval`, if a logit is NaN or the largest is not finite.
 std::int32_t sample(std::span<const float> logits, const SamplingOptions& options, std::mt19937_64& random);
 
 }  // namespace so

@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint_directory.h"
+#include "checkpoint/export.h"
 #include "io/hf_directory.h"
 
 namespace so {
@@ -38,19 +39,18 @@ std::uint64_t bytes_below(const fs::path& directory) {
 
 }  // namespace
 
-SavedBytes saved_bytes(std::int64_t parameters, DType compute, const fs::path& model) {
-  const auto n = static_cast<std::uint64_t>(parameters);
+SavedBytes saved_bytes(std::uint64_t weights, std::int64_t parameters, DType compute, const fs::path& directory) {
   std::uint64_t small = 0;
-  if (!model.empty()) {
-    for (const std::string& name : auxiliary_files(model)) {
+  if (!directory.empty()) {
+    for (const std::string& name : auxiliary_files(directory)) {
       std::error_code error;
-      const std::uintmax_t size = fs::file_size(model / name, error);
+      const std::uintmax_t size = fs::file_size(directory / name, error);
       if (!error) small += size;
     }
   }
   SavedBytes saved;
-  saved.model = n * size_of(compute) + small;
-  saved.checkpoint = saved.model + n * sizeof(float) * (compute == DType::f32 ? 2 : 3);
+  saved.model = weights + small;
+  saved.checkpoint = saved.model + state_bytes(parameters, compute);
   return saved;
 }
 

@@ -10,13 +10,14 @@
 
 namespace so {
 
-// Bytes of a model with its small files, as the run writes it at its end, and of a checkpoint: the model again, fp32
-// masters unless the model's own weights are fp32, and two moments in fp32. `model` is the directory of the small
-// files; empty for none.
+// Bytes of a model with its small files, as the run writes it at its end, and of a checkpoint: the model again, and
+// state_bytes(). `weights` is what exported_bytes() says of the model, `directory` that of the small files; empty for
+// none.
 struct SavedBytes {
   std::uint64_t model = 0, checkpoint = 0;
 };
-SavedBytes saved_bytes(std::int64_t parameters, DType compute, const std::filesystem::path& model);
+SavedBytes saved_bytes(std::uint64_t weights, std::int64_t parameters, DType compute,
+                       const std::filesystem::path& directory);
 
 struct DiskPlan {
   SavedBytes saved;

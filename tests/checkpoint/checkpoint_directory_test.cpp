@@ -48,6 +48,28 @@ TEST(CheckpointDirectory, ListsCompleteCheckpointsByStep) {
   EXPECT_EQ(checkpoints.latest()->path, output / "checkpoint-1000");
 }
 
+TEST(CheckpointDirectory, OneRuleForNames) {
+  EXPECT_EQ(checkpoint_step("checkpoint-0"), 0);
+  EXPECT_EQ(checkpoint_step("checkpoint-9223372036854775807"), 9223372036854775807);
+  for (const char* name : {"", "checkpoint-", "checkpoint-007", "checkpoint--3", "checkpoint-+3", "checkpoint-6.tmp-1",
+                           "checkpoint-best", "checkpoint-9223372036854775808", "Checkpoint-3", "checkpoint-3 "})
+    EXPECT_FALSE(checkpoint_step(name)) << name;
+}
+
+TEST(CheckpointDirectory, OnlyTemporariesUnderOurNamesGo) {
+  TemporaryDirectory output;
+  const std::string dead = std::to_string(io_test::dead_process());
+  for (const char* name : {"checkpoint-12.tmp-", "export.tmp-", "init.tmp-"}) make_checkpoint(output / (name + dead));
+  write_file(output / ("metrics.jsonl.tmp-" + dead + "-0"), "x");
+  std::vector<std::string> others;
+  for (const char* name : {"checkpoint-007.tmp-", "checkpoint-best.tmp-", "exported.tmp-", "thesis.tmp-"}) {
+    others.push_back(name + dead);
+    make_checkpoint(output / others.back());
+  }
+  remove_stale_temporaries_of_runs(output.path());
+  EXPECT_EQ(names_in(output.path()), others);
+}
+
 TEST(CheckpointDirectory, SeesACheckpointOnlyWhenItIsWhole) {
   TemporaryDirectory output;
   const CheckpointDirectory checkpoints(output.path());
@@ -98,7 +120,7 @@ TEST(CheckpointDirectory, RotationThatIsKilledLeavesWholeCheckpoints) {
     ASSERT_FALSE(left.empty());
     EXPECT_EQ(left.back().step, 3);
     for (const Checkpoint& checkpoint : left) EXPECT_EQ(names_in(checkpoint.path).size(), 22u);
-    remove_stale_temporaries(output.path(), "checkpoint-");
+    remove_stale_temporaries_of_runs(output.path());
     EXPECT_EQ(names_in(output.path()).size(), left.size());
   }
 }

@@ -2,6 +2,8 @@
 #include "checkpoint/directory_checks.h"
 
 #include <gtest/gtest.h>
+#include <sys/inotify.h>
+#include <unistd.h>
 
 #include "checkpoint/export.h"
 #include "engine_of_model.h"
@@ -36,7 +38,7 @@ class DirectoryChecks : public testing::Test {
     write_file(file, bytes);
   }
   static std::string refusal_of(const fs::path& checkpoint) {
-    return refusal([&] { require_whole_checkpoint(checkpoint); });
+    return refusal([&] { ResumeCheck(checkpoint).require_whole(); });
   }
 
   TemporaryDirectory temporary_;
@@ -50,9 +52,20 @@ TEST_F(DirectoryChecks, WholeOnesPass) {
     EXPECT_TRUE(check.is_checkpoint && check.has_checksums);
     EXPECT_EQ(check.step, step);
     EXPECT_GT(check.bytes, 100'000u);
-    EXPECT_NO_THROW(require_whole_checkpoint(at(step)));
+    EXPECT_NO_THROW(ResumeCheck(at(step)).require_whole());
   }
   EXPECT_EQ(directories_to_check(temporary_.path()), (std::vector{at(2), at(4), at(6)}));
+}
+
+TEST_F(DirectoryChecks, ResumingReadsTheListOnce) {
+  const int watch = ::inotify_init1(IN_NONBLOCK);
+  ASSERT_GE(::inotify_add_watch(watch, at(4, checksums_file).c_str(), IN_OPEN), 0);
+  const ResumeCheck check(at(4));
+  check.require_whole_state();
+  check.require_whole();
+  inotify_event events[16];
+  EXPECT_EQ(::read(watch, events, sizeof events), static_cast<ssize_t>(sizeof events[0]));
+  ::close(watch);
 }
 
 // One flipped bit in any file, where no parser would see it.
@@ -63,9 +76,9 @@ TEST_F(DirectoryChecks, OneFlippedBitInAnyFileIsNamed) {
     flip(entry.path(), bytes.size() - 2);
     expect_in(refusal_of(at(4)), {name, "damaged", "--resume " + at(2).string()});
     if (name == trainer_state_file || name == checksums_file)
-      expect_in(refusal([&] { require_whole_state(at(4)); }), {name, "--resume " + at(2).string()});
+      expect_in(refusal([&] { ResumeCheck(at(4)).require_whole_state(); }), {name, "--resume " + at(2).string()});
     else
-      EXPECT_NO_THROW(require_whole_state(at(4)));
+      EXPECT_NO_THROW(ResumeCheck(at(4)).require_whole_state());
     write_file(entry.path(), bytes);
     ++files;
   }
@@ -113,7 +126,7 @@ TEST_F(DirectoryChecks, WithoutChecksumsOnlyOldOnesPass) {
       tensors.push_back({p.name, "F32", p.shape, std::string(static_cast<std::size_t>(p.size()) * 4, '\0')});
     write_safetensors(at(4, name), tensors);
   }
-  EXPECT_NO_THROW(require_whole_checkpoint(at(4)));
+  EXPECT_NO_THROW(ResumeCheck(at(4)).require_whole());
   const DirectoryCheck check = check_directory(at(4));
   EXPECT_TRUE(check.whole());
   EXPECT_FALSE(check.has_checksums);

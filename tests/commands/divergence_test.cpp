@@ -129,9 +129,7 @@ TEST_F(Diverging, WeightsThatAreNotFiniteAreNotSaved) {
   c.set("lr", "1").set("weight_decay", "4");
   const Outcome o = run(c);
   EXPECT_EQ(o.exit_code, 1) << o.err;
-  EXPECT_TRUE(
-      says(o.err, {"superoffload: ", "was not written", "'model.embed_tokens.weight'", "not finite"}))
-      << o.err;
+  EXPECT_TRUE(says(o.err, {"superoffload: ", "was not written", "'model.embed_tokens.weight'", "not finite"})) << o.err;
   EXPECT_FALSE(has("out", "checkpoint-1"));
   EXPECT_FALSE(has("out", "model.safetensors"));
 }
@@ -153,6 +151,26 @@ TEST_F(Diverging, EvaluationSaysSoAndFails) {
   const auto result = nlohmann::json::parse(o.out);
   EXPECT_TRUE(result.at("loss").is_null());
   EXPECT_TRUE(result.at("perplexity").is_null());
+}
+
+TEST_F(Diverging, GeneratingSaysSoAndFails) {
+  write_file(temporary_ / "config.json", R"({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
+    "vocab_size": 4096, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 16, "intermediate_size": 48, "hidden_act": "silu", "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "tie_word_embeddings": true, "torch_dtype": "float32"})");
+  const std::string with_tokenizer = (temporary_ / "with_tokenizer").string();
+  ASSERT_EQ(test::run({SO_BINARY, "init", "--config", (temporary_ / "config.json").string(), "--tokenizer",
+                       SO_SOURCE_DIR "/assets/tokenizer", "--output_dir", with_tokenizer},
+                      temporary_.path())
+                .exit_code,
+            0);
+  fill_tensor(with_tokenizer + "/model.safetensors", "model.layers.1.self_attn.o_proj.weight", nan, 100);
+  const Outcome o = test::run({SO_BINARY, "generate", "--model", with_tokenizer, "--prompt", "Add.", "--max_new_tokens",
+                               "2", "--device", on_gpu() ? "cuda" : "cpu"},
+                              temporary_.path());
+  EXPECT_EQ(o.exit_code, 1) << o.err;
+  EXPECT_EQ(lines_of(o.err).back(),
+            "superoffload: the model's logits are not numbers; its weights are damaged or training diverged");
 }
 
 }  // namespace

@@ -162,17 +162,5 @@ TEST_F(CacheFiles, TheLastOfTwoWritersStands) {
   EXPECT_EQ(std::distance(fs::directory_iterator(directory_.path), {}), 1) << "no temporary is left";
 }
 
-TEST_F(CacheFiles, TemporaryCachesGo) {
-  fs::path path;
-  {
-    TemporaryCache temporary;
-    EXPECT_TRUE(temporary.if_needed(directory_.path).empty());
-    path = temporary.path();
-    EXPECT_EQ(static_cast<unsigned>(fs::status(path).permissions()), 0700u);
-    write_file(path / "file", "x");
-  }
-  EXPECT_FALSE(fs::exists(path));
-}
-
 }  // namespace
 }  // namespace so

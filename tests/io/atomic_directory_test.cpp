@@ -40,6 +40,8 @@ void publish(const fs::path& final_path, const std::string& text, IfExists if_ex
   directory.commit();
 }
 
+bool is_ours(std::string_view name) { return name.starts_with("out"); }
+
 TEST(AtomicDirectory, AppearsAtCommit) {
   TemporaryDirectory parent;
   const auto final_path = parent / "deep/er/out";
@@ -101,7 +103,7 @@ TEST(AtomicDirectory, BelongsToOneWriter) {
   AtomicDirectory directory(parent / "out");
   expect_error([&] { AtomicDirectory{parent / "out"}; }, {"is in use", "being written already"});
   fill(directory.path(), "one");
-  EXPECT_EQ(remove_stale_temporaries(parent.path(), "out"), 0);  // ours is alive
+  EXPECT_EQ(remove_stale_temporaries(parent.path(), is_ours), 0);  // ours is alive
   directory.commit();
   EXPECT_EQ(read_file(parent / "out/a"), "one");
 }
@@ -131,7 +133,7 @@ void expect_whole_after_kills(const std::function<bool()>& confine) {
     if (!confine) {
       ASSERT_TRUE(is_whole(final_path, &text));  // needs no repair
     }
-    remove_stale_temporaries(parent.path(), "out");
+    remove_stale_temporaries(parent.path(), is_ours);
     EXPECT_EQ(names_in(parent.path()), Names{"out"});
     ASSERT_TRUE(is_whole(final_path, &text));
     changed = changed || text != "first";
@@ -179,10 +181,10 @@ TEST(StaleTemporaries, GoWhenTheirProcessIsDead) {
     fill(parent / name, "x");
   }
   write_file(parent / ("out-file.tmp-" + dead), "x");
-  EXPECT_EQ(remove_stale_temporaries(parent.path(), "out"), 3);
+  EXPECT_EQ(remove_stale_temporaries(parent.path(), is_ours), 3);
   EXPECT_EQ(names_in(parent.path()), (Names{"other.tmp-" + dead, "out", "out-file.tmp-" + dead, "out.tmp-",
                                             "out.tmp--5", "out.tmp-12x", "out.tmp-x"}));
-  EXPECT_EQ(remove_stale_temporaries(parent / "absent", "out"), 0);
+  EXPECT_EQ(remove_stale_temporaries(parent / "absent", is_ours), 0);
 }
 
 // Where locks do not exist the process number decides.
@@ -193,7 +195,7 @@ TEST(StaleTemporaries, StayWithoutLocksWhileTheirProcessLives) {
   const std::string result = io_test::run_in_child([&]() -> std::string {
     if (!io_test::deny_system_call(SYS_flock, EBADF)) return "no filter";
     fill(parent / ("out.tmp-" + std::to_string(::getpid())), "x");
-    return std::to_string(remove_stale_temporaries(parent.path(), "out"));
+    return std::to_string(remove_stale_temporaries(parent.path(), is_ours));
   });
   if (result == "no filter") GTEST_SKIP() << "no seccomp";
   EXPECT_EQ(result, "2");
@@ -204,10 +206,10 @@ TEST(StaleTemporaries, GiveAReplacedDirectoryItsNameBack) {
   TemporaryDirectory parent;
   const std::string dead = std::to_string(io_test::dead_process());
   fill(parent / ("out.old-" + dead), "old");
-  EXPECT_EQ(remove_stale_temporaries(parent.path(), "out"), 0);
+  EXPECT_EQ(remove_stale_temporaries(parent.path(), is_ours), 0);
   EXPECT_EQ(read_file(parent / "out/a"), "old");
   fill(parent / ("out.old-" + dead), "older");
-  EXPECT_EQ(remove_stale_temporaries(parent.path(), "out"), 1);
+  EXPECT_EQ(remove_stale_temporaries(parent.path(), is_ours), 1);
   EXPECT_EQ(read_file(parent / "out/a"), "old");
   EXPECT_EQ(names_in(parent.path()), Names{"out"});
 }
@@ -225,7 +227,7 @@ TEST(RemoveDirectory, LeavesNothingThatLooksWholeWhenKilled) {
     if (fs::exists(path)) {
       EXPECT_EQ(names_in(path).size(), 60u);
     }
-    remove_stale_temporaries(parent.path(), "out");
+    remove_stale_temporaries(parent.path(), is_ours);
     fs::remove_all(path);
     EXPECT_EQ(names_in(parent.path()), Names{});
   }

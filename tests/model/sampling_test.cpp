@@ -72,10 +72,10 @@ TEST(Sampling, RefusesLogitsThatAreNoNumbers) {
   std::mt19937_64 random(1);
   for (const double temperature : {0.0, 1.0}) {
     const SamplingOptions options{temperature, 0, 1};
-    EXPECT_THROW(sample(std::vector<float>{1, std::nanf(""), 2}, options, random), Error);
-    EXPECT_THROW(sample(std::vector<float>{std::nanf("")}, options, random), Error);
-    EXPECT_THROW(sample(std::vector<float>{-kInf, -kInf}, options, random), Error);
-    EXPECT_THROW(sample(std::vector<float>{1, kInf}, options, random), Error);
+    EXPECT_THROW(sample(std::vector<float>{1, std::nanf(""), 2}, options, random), std::runtime_error);
+    EXPECT_THROW(sample(std::vector<float>{std::nanf("")}, options, random), std::runtime_error);
+    EXPECT_THROW(sample(std::vector<float>{-kInf, -kInf}, options, random), std::runtime_error);
+    EXPECT_THROW(sample(std::vector<float>{1, kInf}, options, random), std::runtime_error);
   }
 }
 
