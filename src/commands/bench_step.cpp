@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -17,7 +16,6 @@
 #include "io/output_file.h"
 #include "io/trace_file.h"
 #include "model/config.h"
-#include "model/flops.h"
 #include "model/model_on_device.h"
 #include "model/parameters.h"
 #include "model/presets.h"
@@ -30,46 +28,46 @@
 #include "plan/row_step.h"
 #include "plan/training_plan.h"
 #include "ranks/communicator.h"
+#include "train/training_step.h"
 
 namespace so {
 namespace {
 
-// Where a step finds its weights and leaves its gradients, and what it does with them.
-class States {
+// What steps are measured with: the state that a step meets, and what else is asked of it.
+class BenchState {
  public:
-  virtual ~States() = default;
-  virtual WeightSource& weights() = 0;
-  virtual GradientSink& gradients() = 0;
-  virtual void begin_step() = 0;
-  virtual void begin_last_micro_batch() = 0;
-  // After the step has been enqueued. False: it was skipped, since some gradient was not finite.
-  virtual bool finish_step(Stream& stream) = 0;
+  virtual ~BenchState() = default;
+  virtual StepState& of_step() = 0;
+  virtual void randomize(const DecoderSpec& spec, Ops& ops, Stream& stream) = 0;
   // Work that follows on `stream` comes after all of the last step's.
   virtual void require_updates(Stream&) {}
   virtual EngineCounters counters() const { return {}; }
-  virtual void randomize(const DecoderSpec& spec, Ops& ops, Stream& stream) = 0;
 };
 
-// Weights and gradients only, both in the compute dtype.
-class PlainStates final : public States, private GradientSink {
+// Weights and gradients only, both in the compute dtype: no step changes anything.
+class PlainState final : public BenchState, private StepState, private GradientSink {
  public:
-  PlainStates(Device& device, const ParameterLayout& layout, DType compute)
+  PlainState(Device& device, const ParameterLayout& layout, DType compute)
       : layout_(layout),
         weights_(device, layout, compute),
         gradients_(device.allocate(MemoryKind::device, static_cast<std::size_t>(layout.elements()) * size_of(compute),
                                    "gradients")),
         written_(static_cast<std::size_t>(layout.count()), false) {}
 
-  WeightSource& weights() override { return weights_; }
-  GradientSink& gradients() override { return *this; }
-  void begin_step() override { written_.assign(written_.size(), false); }
-  void begin_last_micro_batch() override {}
-  bool finish_step(Stream&) override { return true; }
+  StepState& of_step() override { return *this; }
   void randomize(const DecoderSpec& spec, Ops& ops, Stream& stream) override {
     so::randomize(weights_, spec, layout_, ops, stream);
   }
 
  private:
+  WeightSource& weights() override { return weights_; }
+  GradientSink& gradients() override { return *this; }
+  void begin_last_micro_batch(double, std::int64_t) override {}
+  Verdict finish_step(Stream&) override {
+    written_.assign(written_.size(), false);
+    return {};
+  }
+
   void require_gradients(int, Stream&) override {}
   Target gradient(int first, int count) override {
     const auto begin = written_.begin() + first;
@@ -87,26 +85,16 @@ class PlainStates final : public States, private GradientSink {
 };
 
 // The engine, as training has it.
-class EngineStates final : public States {
+class EngineBench final : public BenchState {
  public:
-  EngineStates(Device& device, Ops& ops, ThreadPool& host_pool, const ParameterLayout& layout,
-               const EngineSettings& settings)
+  EngineBench(Device& device, Ops& ops, ThreadPool& host_pool, const ParameterLayout& layout,
+              const EngineSettings& settings)
       : pool_(host_pool),
         ranks_(make_single_communicator()),
-        engine_(device, ops, host_pool, *ranks_, layout, settings) {}
+        engine_(device, ops, host_pool, *ranks_, layout, settings),
+        state_(engine_) {}
 
-  WeightSource& weights() override { return engine_; }
-  GradientSink& gradients() override { return engine_; }
-  void begin_step() override {}
-  void begin_last_micro_batch() override {
-    constexpr double lr = 1e-6;
-    engine_.begin_last_micro_batch(lr, updates_ + 1);
-  }
-  bool finish_step(Stream& stream) override {
-    const bool finite = engine_.finish_step(stream).finite;
-    if (finite) ++updates_;
-    return finite;
-  }
+  StepState& of_step() override { return state_; }
   void randomize(const DecoderSpec& spec, Ops&, Stream& stream) override {
     so::randomize(engine_, spec, pool_, stream);
   }
@@ -117,7 +105,7 @@ class EngineStates final : public States {
   ThreadPool& pool_;
   std::unique_ptr<Communicator> ranks_;
   OffloadEngine engine_;
-  std::int64_t updates_ = 0;
+  EngineState state_;
 };
 
 // plan_training() without an engine.
@@ -130,7 +118,7 @@ TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, 
   {
     const auto device = make_dry_device(machine.kind);
     const auto ops = make_ops(*device);
-    const PlainStates states(*device, layout, compute);
+    const PlainState state(*device, layout, compute);
     const auto stream = device->create_stream("compute");
     const ModelOnDevice model(*device, *ops, *stream, spec, layout, plan.decoder, model_shape(plan.shape));
     plan.memory.add(device->ledger());
@@ -179,7 +167,8 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
 struct Measured {
   EngineCounters counters;      // of the timed steps
   std::vector<double> seconds;  // of each step, in order
-  double first_loss = 0, last_loss = 0;
+  StepResult last;              // each step does the same work
+  double first_loss = 0;
   std::vector<PlannedFigure> figures;
   std::optional<TimeSummary> time;
   std::vector<std::string> remarks;  // of the trace
@@ -192,59 +181,48 @@ Measured measure(const BenchStepOptions& options, const DecoderSpec& spec, const
   Device& device = runtime.device();
   const MemoryMeter memory(device);
 
-  std::unique_ptr<States> states;
+  std::unique_ptr<BenchState> state;
   if (options.no_optimizer)
-    states = std::make_unique<PlainStates>(device, layout, plan.decoder.compute);
+    state = std::make_unique<PlainState>(device, layout, plan.decoder.compute);
   else
-    states = std::make_unique<EngineStates>(device, runtime.ops(), runtime.host_pool(), layout, plan.engine);
-  states->randomize(spec, runtime.ops(), stream);
+    state = std::make_unique<EngineBench>(device, runtime.ops(), runtime.host_pool(), layout, plan.engine);
+  state->randomize(spec, runtime.ops(), stream);
   ModelOnDevice model(device, runtime.ops(), stream, spec, layout, plan.decoder, model_shape(plan.shape));
   model.make_arena(plan.activation_bytes);
-  const MicroBatch tokens = random_batch(spec, options.batch_size, options.max_length, 2);
-  const DeviceBatch batch = model.upload().upload(stream, tokens);
+  RepeatedBatch batches(random_batch(spec, options.batch_size, options.max_length, 2),
+                        options.gradient_accumulation_steps);
+  TrainingStep training(spec, model, state->of_step(), batches, stream, all_recomputed(plan.decoder.keep));
 
   Measured result;
-  // As the training loop has it: the host waits for the losses of a step before it begins the next.
+  std::int64_t updates = 0;
   const auto step = [&] {
-    const TraceSpan span("step");
-    states->begin_step();
-    const double trained = static_cast<double>(tokens.trained_tokens) * options.gradient_accumulation_steps;
-    for (int i = 0; i < options.gradient_accumulation_steps; ++i) {
-      if (i + 1 == options.gradient_accumulation_steps) states->begin_last_micro_batch();
-      model.decoder().forward_backward(stream, batch, states->weights(), states->gradients(), model.arena(),
-                                       model.upload().losses(), static_cast<float>(1.0 / trained));
-    }
-    const bool finite = states->finish_step(stream);
-    result.last_loss = model.upload().sum_losses(stream) / static_cast<double>(tokens.trained_tokens);
-    if (!finite || !std::isfinite(result.last_loss))
-      fail("the step was not finite (loss {}); measuring it would say nothing", result.last_loss);
-  };
-  const auto timed_step = [&] {
-    const auto start = std::chrono::steady_clock::now();
-    step();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    constexpr double lr = 1e-6;
+    result.last = training.run(lr, updates + 1);
+    const double loss = result.last.loss;
+    if (!result.last.verdict.finite || !std::isfinite(loss))
+      fail("the step was not finite (loss {}); measuring it would say nothing", loss);
+    if (updates++ == 0) result.first_loss = loss;
+    return result.last.seconds;
   };
   for (std::int64_t i = 0; i < options.warmup; ++i) {
-    const double seconds = timed_step();
-    if (i == 0) result.first_loss = result.last_loss;
-    log_info("warm-up step {}: {:.4f} s, loss {:.4f}", i + 1, seconds, result.last_loss);
+    const double seconds = step();
+    log_info("warm-up step {}: {:.4f} s, loss {:.4f}", i + 1, seconds, result.last.loss);
   }
-  const EngineCounters before = states->counters();
+  const EngineCounters before = state->counters();
   EngineCounters last = before;
   for (std::int64_t i = 0; i < options.steps; ++i) {
-    result.seconds.push_back(timed_step());
-    if (i == 0 && options.warmup == 0) result.first_loss = result.last_loss;
-    const EngineCounters now = states->counters();
+    result.seconds.push_back(step());
+    const EngineCounters now = state->counters();
     log_info("step {}: {:.4f} s{}", i + 1, result.seconds.back(),
              options.no_optimizer ? "" : fmt::format(", {:.4f} s of it waiting", total(since(now, last).device_waits)));
     last = now;
   }
-  result.counters = since(states->counters(), before);
+  result.counters = since(state->counters(), before);
   result.figures = compare_with_plan(plan, device, memory, seconds_of(result.seconds, result.counters));
 
   if (!options.breakdown) return result;
   // Last, since recording may slow what comes after it. Weights may still be on their way: they belong to no trace.
-  states->require_updates(stream);
+  state->require_updates(stream);
   stream.synchronize();
   // Two steps: the first begins with nothing under way, and hides its last updates under the second.
   TraceSession session(device);
@@ -288,13 +266,8 @@ int run_bench_step(const BenchStepOptions& options) {
   device.limit_memory(plan.limits);  // measuring is over
   const Measured m = measure(options, spec, layout, runtime, *stream, plan);
 
-  const std::vector<std::int32_t> cu_seqlens = row_offsets(options.batch_size, options.max_length);
-  const double micro_batches = options.gradient_accumulation_steps, seconds = m.median_step(),
-               tokens = micro_batches * static_cast<double>(options.batch_size * options.max_length);
-  const double model_rate = micro_batches * model_flops(spec, cu_seqlens) / seconds;
-  const double reference_rate =
-      micro_batches * reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder.keep)) /
-      seconds;
+  const double seconds = m.median_step(), tokens = static_cast<double>(m.last.plan.tokens),
+               model_rate = m.last.model_flops / seconds, reference_rate = m.last.reference_flops / seconds;
   const auto [least, most] = std::minmax_element(m.seconds.begin(), m.seconds.end());
 
   if (options.json) {
@@ -324,7 +297,7 @@ int run_bench_step(const BenchStepOptions& options) {
         {"transient_gradients", plan.engine.transient_gradients},
         {"streamed_units", plan.engine.streamed_units},
         {"first_loss", m.first_loss},
-        {"last_loss", m.last_loss},
+        {"last_loss", m.last.loss},
         {"clipped_steps", m.counters.clipped_steps},
         {"device_wait_seconds_a_step", total(m.counters.device_waits) / static_cast<double>(options.steps)}};
     for (std::size_t i = 0; i < wait_reasons; ++i)
@@ -372,7 +345,7 @@ int run_bench_step(const BenchStepOptions& options) {
                describe_waits(m.counters));
     if (const std::string schedule = describe_schedule(m.counters); !schedule.empty()) fmt::print("{}\n", schedule);
   }
-  fmt::print("loss            {:.4f} to {:.4f}\n", m.first_loss, m.last_loss);
+  fmt::print("loss            {:.4f} to {:.4f}\n", m.first_loss, m.last.loss);
   if (m.time)
     fmt::print("where the time of two more steps went ({:.4f} s while traced):\n{}", m.time->seconds,
                time_table(*m.time, 12));

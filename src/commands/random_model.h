@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "base/thread_pool.h"
 #include "data/batches.h"
@@ -22,5 +23,25 @@ void randomize(OffloadEngine& engine, const DecoderSpec& spec, ThreadPool& pool,
 
 // `documents` documents of `length` uniformly random tokens; every token's target is the next one of its document.
 MicroBatch random_batch(const DecoderSpec& spec, std::int64_t documents, std::int64_t length, std::uint64_t seed);
+
+// Steps of the same micro-batch so many times.
+class RepeatedBatch final : public BatchSource {
+ public:
+  RepeatedBatch(MicroBatch batch, std::int64_t micro_batches)
+      : batch_(std::move(batch)), micro_batches_(micro_batches) {}
+  StepPlan next_step() override {
+    return {.index = steps_++,
+            .micro_batches = micro_batches_,
+            .rows = micro_batches_ * batch_.rows,
+            .tokens = micro_batches_ * batch_.tokens,
+            .trained_tokens = micro_batches_ * batch_.trained_tokens};
+  }
+  void micro_batch(std::int64_t, MicroBatch& out) const override { out = batch_; }
+
+ private:
+  const MicroBatch batch_;
+  const std::int64_t micro_batches_;
+  std::int64_t steps_ = 0;
+};
 
 }  // namespace so

@@ -46,6 +46,17 @@ struct StepPlan {
   bool ends_epoch = false;
 };
 
+// Where optimizer steps come from. One thread.
+class BatchSource {
+ public:
+  virtual ~BatchSource() = default;
+  // Moves on to the next step and says what it consists of, before any of its tokens is read.
+  virtual StepPlan next_step() = 0;
+  // Fills `out` with micro-batch i of the current step and this rank, i in [0, StepPlan::micro_batches). May be called
+  // in any order and again.
+  virtual void micro_batch(std::int64_t i, MicroBatch& out) const = 0;
+};
+
 // Yields optimizer steps, epoch after epoch without end. A step takes the next
 // batch_size x gradient_accumulation_steps x ranks rows of the epoch; the epoch's last step takes what is left, in
 // micro-batches of batch_size of which the last may be smaller, as transformers' Trainer does. Micro-batch j of a step
@@ -55,15 +66,13 @@ struct StepPlan {
 // Steps are a function of (data, options, state), so an iterator restored from state() continues bit for bit. The state
 // counts rows, so it also holds for another number of ranks.
 // One thread. The dataset must outlive it. An epoch's plan takes 16 bytes a document.
-class BatchIterator {
+class BatchIterator final : public BatchSource {
  public:
   BatchIterator(const TokenDataset& dataset, BatchOptions options);
 
-  // Moves on to the next step and says what it consists of, before any of its tokens is read.
-  StepPlan next_step();
-  // Fills `out` with micro-batch i of the current step and this rank, i in [0, StepPlan::micro_batches). May be called
-  // in any order and again. Throws Error if the token cache is damaged.
-  void micro_batch(std::int64_t i, MicroBatch& out) const;
+  StepPlan next_step() override;
+  // Throws Error if the token cache is damaged.
+  void micro_batch(std::int64_t i, MicroBatch& out) const override;
 
   std::int64_t steps_per_epoch(std::int64_t epoch) const;  // with packing it may differ between epochs
   // Sum over epochs 0 .. epochs-1. Packed rows in a new order each epoch must be packed to be counted; all else is

@@ -1,7 +1,6 @@
 #include "train/trainer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 
@@ -12,7 +11,6 @@
 #include "base/units.h"
 #include "checkpoint/export.h"
 #include "io/trace_file.h"
-#include "model/flops.h"
 #include "offload/engine_report.h"
 #include "plan/machine/measure.h"
 #include "ranks/communicator.h"
@@ -20,10 +18,6 @@
 
 namespace so {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 LrSchedule make_schedule(const TrainOptions& options, const RunLength& length) {
   return {options.lr_scheduler, options.lr, length.warmup_steps, length.steps};
@@ -39,6 +33,8 @@ Trainer::Trainer(const TrainerInputs& in)
               in.plan.engine),
       model_(in.runtime.device(), in.runtime.ops(), *stream_, in.model.spec(), in.model.layout(), in.plan.decoder,
              model_shape(in.plan.shape)),
+      engine_state_(engine_),
+      step_(in.model.spec(), model_, engine_state_, in.batches, *stream_, all_recomputed(in.plan.decoder.keep)),
       schedule_(make_schedule(in.options, in.length)),
       checkpoints_(engine_, in.model, CheckpointDirectory(in.options.output_dir), in.options.save_total_limit),
       progress_(0, in.length.steps, in.options.log_interval) {
@@ -80,67 +76,38 @@ void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState
   tensorboard_->truncate_after(state.step);
 }
 
-Trainer::StepResult Trainer::train_step() {
-  const TraceSpan span("step");
-  const auto start = Clock::now();
-  StepResult result;
-  result.plan = in_.batches.next_step();
-  // The step's loss is a mean over all its trained tokens, of every micro-batch and rank.
-  const float grad_scale = static_cast<float>(1.0 / static_cast<double>(result.plan.trained_tokens));
-  const bool recomputed = all_recomputed(in_.plan.decoder.keep);
-  result.lr = schedule_.rate(state_.updates);
-  double loss_sum = 0;
-  const auto add_loss = [&](std::int64_t micro_batch) {
-    loss_sum += model_.upload().receive_losses();
-    if (!std::isfinite(loss_sum) && result.bad_micro_batch < 0) result.bad_micro_batch = micro_batch;
-  };
-  for (std::int64_t i = 0; i < result.plan.micro_batches; ++i) {
-    in_.batches.micro_batch(i, batch_);
-    if (i + 1 == result.plan.micro_batches) engine_.begin_last_micro_batch(result.lr, state_.updates + 1);
-    const DeviceBatch batch = model_.upload().upload(*stream_, batch_);
-    model_.decoder().forward_backward(*stream_, batch, engine_, engine_, model_.arena(), model_.upload().losses(),
-                                      grad_scale);
-    model_.upload().send_losses(*stream_);
-    if (i > 0) add_loss(i - 1);  // the device has this one to do
-    result.model_flops += model_flops(in_.model.spec(), batch_.cu_seqlens);
-    interrupt_->announce();
-    const std::int64_t row_length = batch_.rows == 0 ? 0 : batch_.padded_tokens / batch_.rows;
-    result.reference_flops += reference_flops(in_.model.spec(), batch_.rows, row_length, recomputed);
-  }
-  result.verdict = engine_.finish_step(*stream_);
-  add_loss(result.plan.micro_batches - 1);
-  result.loss = loss_sum / static_cast<double>(result.plan.trained_tokens);
-  count(result);
+Trainer::Step Trainer::train_step() {
+  Step step{step_.run(schedule_.rate(state_.updates), state_.updates + 1, [&] { interrupt_->announce(); }), {}, {}};
+  count(step);
   state_.sampler = in_.batches.state();
-  state_.tokens += result.plan.tokens;
-  result.seconds = seconds_since(start);
-  step_seconds_.push_back(result.seconds);
+  state_.tokens += step.plan.tokens;
+  step_seconds_.push_back(step.seconds);
   if (step_seconds_.size() == 1) first_ = engine_.counters();
-  return result;
+  return step;
 }
 
-void Trainer::count(StepResult& result) {
+void Trainer::count(Step& step) {
   ++state_.step;
-  if (result.verdict.finite) {
+  if (step.verdict.finite) {
     ++state_.updates;
     state_.skipped_in_a_row = 0;
     return;
   }
   ++state_.skipped_in_a_row;
-  if (result.verdict.non_finite_parameter >= 0)
-    result.skipped_tensor = in_.model.layout().parameter(result.verdict.non_finite_parameter).name;
-  find_origin(result);
+  if (step.verdict.non_finite_parameter >= 0)
+    step.skipped_tensor = in_.model.layout().parameter(step.verdict.non_finite_parameter).name;
+  find_origin(step);
 }
 
-void Trainer::find_origin(StepResult& result) {
-  result.skipped_origin = result.bad_micro_batch < 0 ? "the gradients" : "the loss";
+void Trainer::find_origin(Step& step) {
+  step.skipped_origin = step.bad_micro_batch < 0 ? "the gradients" : "the loss";
   // Looked for in the first of a streak: its weights are still those of all the others.
-  if (result.bad_micro_batch < 0 || state_.skipped_in_a_row > 1) return;
-  in_.batches.micro_batch(result.bad_micro_batch, batch_);
+  if (step.bad_micro_batch < 0 || state_.skipped_in_a_row > 1) return;
+  in_.batches.micro_batch(step.bad_micro_batch, batch_);
   const DeviceBatch batch = model_.upload().upload(*stream_, batch_);
   const std::string origin = find_non_finite_activation(model_.decoder(), in_.runtime.ops(), *stream_, batch, engine_,
                                                         model_.arena(), model_.upload().losses());
-  if (!origin.empty()) result.skipped_origin = origin;
+  if (!origin.empty()) step.skipped_origin = origin;
 }
 
 StepSeconds Trainer::seconds() const {
@@ -156,7 +123,7 @@ void Trainer::record_summary(std::span<const PlannedFigure> figures) {
   for (const std::string& line : describe(totals)) log_info("{}", line);
 }
 
-void Trainer::report(const StepResult& r) {
+void Trainer::report(const Step& r) {
   StepMetrics m;
   m.step = state_.step;
   const double steps_per_epoch = static_cast<double>(in_.batches.steps_per_epoch(r.plan.epoch));
@@ -383,7 +350,7 @@ Trainer::Outcome Trainer::run_steps() {
 
   while (state_.step < in_.length.steps) {
     trace(state_.step - first_step_);
-    const StepResult r = train_step();
+    const Step r = train_step();
     report(r);
     if (o.max_skipped_steps > 0 && state_.skipped_in_a_row >= o.max_skipped_steps) {
       progress_.end();

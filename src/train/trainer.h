@@ -28,6 +28,7 @@
 #include "train/interrupt.h"
 #include "train/progress.h"
 #include "train/run_totals.h"
+#include "train/training_step.h"
 
 namespace so {
 
@@ -74,22 +75,19 @@ class Trainer {
   const std::string& how_to_resume() const { return how_to_resume_; }
 
  private:
-  struct StepResult {
-    StepPlan plan;
-    Verdict verdict;
-    double loss = 0, lr = 0, seconds = 0, model_flops = 0, reference_flops = 0;
+  // A step, and if it was skipped, for what.
+  struct Step : StepResult {
     std::string skipped_tensor, skipped_origin;
-    std::int64_t bad_micro_batch = -1;  // the first whose loss is not finite
   };
   void open_records();
   Outcome run_steps();
   void log_last_checkpoint();
-  StepResult train_step();
+  Step train_step();
   // After a step: what the run's state counts of it; and if it was skipped, for what.
-  void count(StepResult& result);
-  void find_origin(StepResult& result);
+  void count(Step& step);
+  void find_origin(Step& step);
   void log_divergence();
-  void report(const StepResult& result);
+  void report(const Step& step);
   void log_breakdown(const StepResult& result);
   void review_plan();
   // None if a signal came: what is to be saved goes first.
@@ -111,6 +109,8 @@ class Trainer {
   std::unique_ptr<Stream> stream_;
   OffloadEngine engine_;
   ModelOnDevice model_;  // with its arena when what loading takes has been given back
+  EngineState engine_state_;
+  TrainingStep step_;
   LrSchedule schedule_;
   CheckpointWriter checkpoints_;
   std::optional<MetricsLog> metrics_;  // from open_records() on, like the next
