@@ -15,7 +15,7 @@ so_room(offload USES device ops optim ranks offload/schedule offload/memory)
 so_room(model USES device ops data offload/schedule offload/memory LIBRARIES nlohmann_json::nlohmann_json)
 so_room(plan/machine USES device io ops optim offload/memory LIBRARIES nlohmann_json::nlohmann_json)
 so_room(plan/simulate USES device offload/schedule)
-so_room(options USES device optim model plan/machine LIBRARIES nlohmann_json::nlohmann_json)
+so_room(options USES device io optim model LIBRARIES nlohmann_json::nlohmann_json)
 so_room(checkpoint USES data io model offload offload/schedule options LIBRARIES nlohmann_json::nlohmann_json)
 so_room(plan USES data device io ranks model offload offload/schedule offload/memory options checkpoint plan/machine
   plan/simulate)

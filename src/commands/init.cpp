@@ -20,12 +20,12 @@
 #include "io/checksums.h"
 #include "io/hf_directory.h"
 #include "io/own_files.h"
+#include "io/presets.h"
 #include "io/run_lock.h"
 #include "model/config.h"
 #include "model/flops.h"
 #include "model/initialize.h"
 #include "model/parameters.h"
-#include "model/presets.h"
 #include "ops/runtime.h"
 #include "options/precision.h"
 

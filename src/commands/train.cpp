@@ -127,7 +127,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   const DataShape shape(data, evaluation ? &*evaluation : nullptr, batch_options, options.max_steps,
                         options.num_train_epochs);
   PlanningMachine machine = planning_machine(runtime, compute, engine.moments, caps);
-  use_cached_rates(machine, runtime, compute, engine.moments, options.profile, !options.dry_run);
+  use_cached_rates(machine, runtime, compute, engine.moments,
+                   {.fresh = options.profile == ProfileUse::fresh, .keep = !options.dry_run});
   const auto shape_of = [&](const PlanKnobs& knobs) { return shape.of(knobs); };
   const TrainingPlan plan = plan_or_refuse(ask(machine, shape_of));
   memory.forget_peaks();

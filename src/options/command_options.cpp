@@ -1,8 +1,7 @@
 #include "options/command_options.h"
 
-#include "model/presets.h"
+#include "io/presets.h"
 #include "options/verbosity.h"
-#include "plan/machine/hardware.h"
 
 namespace so {
 namespace {
@@ -23,7 +22,8 @@ void add_model(OptionTable<S>& t) {
 template <class S>
 OptionSpec& add_config(OptionTable<S>& t) {
   return t
-      .add("config", &S::config, "config.json of the model, a directory that has one, or a preset: " + preset_names())
+      .add("config", &S::config,
+           "config.json of the model, a directory that has one, or a preset: " + names_of(model_presets()))
       .metavar("FILE|DIR|PRESET")
       .elsewhere("model");
 }
@@ -234,7 +234,7 @@ OptionTable<PlanOptions> make_plan() {
   using O = PlanOptions;
   OptionTable<O> t;
   t.group("Model and step");
-  t.add("model", &O::model, "Hugging Face model directory, a config.json, or a preset: " + preset_names())
+  t.add("model", &O::model, "Hugging Face model directory, a config.json, or a preset: " + names_of(model_presets()))
       .metavar("DIR|FILE|PRESET")
       .required()
       .elsewhere("config");
@@ -246,7 +246,7 @@ OptionTable<PlanOptions> make_plan() {
       .default_from(ours);
   t.group("Machine");
   t.add("hardware", &O::hardware,
-        "Hardware file, as superoffload profile writes it, or a known machine: " + known_hardware_names())
+        "Hardware file, as superoffload profile writes it, or a known machine: " + names_of(hardware_presets()))
       .metavar("FILE|NAME")
       .default_from(ours);
   t.add("gpus", &O::gpus, "GPUs").at_least(1).at_most(1e6).default_from(ours);

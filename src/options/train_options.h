@@ -10,7 +10,6 @@
 #include "base/options.h"
 #include "device/device.h"
 #include "optim/lr_schedule.h"
-#include "plan/machine/rates.h"
 
 namespace so {
 
@@ -21,6 +20,7 @@ enum class Toggle : std::uint8_t { automatic, on, off };
 // The published system's two modes, as schedules of what the host owns (offload/engine.h): overlapped, synchronous.
 enum class OffloadMode : std::uint8_t { superoffload, zerooffload };
 enum class CastChoice : std::uint8_t { automatic, host, device };  // as CastSide (offload/memory/staging_ring.h)
+enum class ProfileUse : std::uint8_t { cached, fresh };   // the machine's rates: of an earlier run, or measured now
 enum class OptimizerDevice : std::uint8_t { cpu, none };  // where optimizer state lives; none: with the weights
 
 template <>

@@ -109,8 +109,8 @@ std::vector<std::int32_t> usual_documents(const TrainingShape& shape) {
 }
 
 Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
-                            std::span<const std::int32_t> cu_seqlens, DType compute) {
-  const std::vector<UnitWork> work = unit_work(spec, cu_seqlens, compute);
+                            std::span<const std::int32_t> cu_seqlens, DType compute, const Efficiencies& reached) {
+  const std::vector<UnitWork> work = unit_work(spec, cu_seqlens, compute, reached);
   const double tokens = cu_seqlens.empty() ? 0 : cu_seqlens.back();
   const std::vector<double> none(work.size());
   Recomputation again{none, none, none};
@@ -120,7 +120,7 @@ Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& ke
     const std::int64_t width = spec.mlp_width(static_cast<std::int64_t>(layer));
     // Of gate, up or down.
     const double product = 2 * tokens * static_cast<double>(spec.hidden * width) /
-                           mlp_share(spec, static_cast<std::int64_t>(layer), tokens);
+                           mlp_share(spec, static_cast<std::int64_t>(layer), tokens, reached);
     // Both norms; q and k rotated where that cannot be undone; the gated activation.
     const double light = tokens * static_cast<double>(size_of(compute)) *
                          static_cast<double>(4 * spec.hidden + 2 * (spec.q_width() + spec.kv_width()) + 3 * width);

@@ -64,7 +64,7 @@ ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spe
 
 // Returns the work of recomputing what layers do not keep, for documents at these offsets, as unit_work() counts it.
 Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
-                            std::span<const std::int32_t> cu_seqlens, DType compute);
+                            std::span<const std::int32_t> cu_seqlens, DType compute, const Efficiencies& reached);
 
 // Whether every layer keeps its input alone, wherever: what others call activation checkpointing. False of no layers.
 bool all_recomputed(const std::vector<Keep>& keep);

@@ -20,9 +20,6 @@ constexpr int coarse_splits = 20;      // of a deep model, looked at before thos
 constexpr double equal_share = 0.001;  // of a step: plans closer than this count as equal
 std::int64_t buckets_of(std::int64_t elements, std::int64_t bucket) { return (elements + bucket - 1) / bucket; }
 
-// Of a copy's rate in device memory, what AdamW there reaches (docs/performance.md).
-constexpr double device_adamw = 0.94;
-
 double full_bytes(const OffloadInputs& in) { return 2 * in.state_bytes + in.gradient_bytes + in.weight_bytes; }
 
 double host_elements(const SimulatedRun& run) {
@@ -278,7 +275,7 @@ SimulatedRun simulated_run(const OffloadInputs& in, int device_units, std::int64
         s.forward += cast;
         s.backward += cast;
       }
-      run.device_update += elements * full_bytes(in) / (device_adamw * r.device_memory);
+      run.device_update += elements * full_bytes(in) / (r.efficiencies.device_adamw * r.device_memory);
     }
     run.units.push_back(s);
   }

@@ -22,9 +22,6 @@ constexpr const char* device_advice =
     "use a smaller --batch_size or --max_length, --activation_checkpointing auto, more of the optimizer state in host "
     "memory (--offload_optimizer cpu without --offload_ratio), or a GPU with more memory";
 
-// Of a step in which the host has buckets to update, the part in which AdamW is at it: the rest goes between them.
-constexpr double host_efficiency = 0.97;
-
 // What may be kept, as numbers of choices, cheapest first.
 std::vector<std::int64_t> allowed_choices(std::int64_t layers, DeviceKind kind, Toggle activation_checkpointing) {
   if (activation_checkpointing == Toggle::off) return {0};
@@ -93,7 +90,7 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   OffloadInputs in;
   const MachineRates measured = machine.rates();
   in.rates = measured;
-  in.units = unit_work(spec, documents, plan.engine.compute);
+  in.units = unit_work(spec, documents, plan.engine.compute, measured.efficiencies);
   for (int unit = 0; unit < layout.units(); ++unit) {
     UnitWork& work = in.units[static_cast<std::size_t>(unit)];
     work.elements = layout.unit_range(unit).size();
@@ -113,14 +110,16 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
     inputs.cast = on_device ? CastSide::device : CastSide::host;
     inputs.gradient_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan.engine.gradients));
     inputs.weight_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan.engine.compute));
-    inputs.rates.host_adamw = (on_device ? measured.host_adamw_wide : measured.host_adamw) * host_efficiency;
+    inputs.rates.host_adamw =
+        (on_device ? measured.host_adamw_wide : measured.host_adamw) * measured.efficiencies.host_adamw;
     inputs.rates.host_memory = measured.host_memory;
   };
   set_cast(in, casts);
   in.stream_bytes = static_cast<double>(size_of(plan.engine.compute));
   const std::vector<std::int64_t> choices = allowed_choices(spec.layers, machine.kind, activation_checkpointing);
   for (const std::int64_t choice : choices)
-    in.keeps.push_back(recomputation(spec, keep_choice(spec.layers, choice), documents, plan.engine.compute));
+    in.keeps.push_back(
+        recomputation(spec, keep_choice(spec.layers, choice), documents, plan.engine.compute, measured.efficiencies));
 
   ActivationSizer sizer(spec, layout, machine.kind, plan.shape);
   DecoderSettings decoder = plan.decoder;

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "model/presets.h"
+#include "io/presets.h"
 #include "support/files.h"
 
 namespace so {

@@ -6,7 +6,7 @@
 
 #include "model/config.h"
 #include "model/parameters.h"
-#include "model/presets.h"
+#include "io/presets.h"
 
 namespace so {
 namespace {

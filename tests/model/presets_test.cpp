@@ -1,4 +1,4 @@
-#include "model/presets.h"
+#include "io/presets.h"
 
 #include <gtest/gtest.h>
 
@@ -28,11 +28,11 @@ constexpr Published published[] = {
 };
 
 TEST(Presets, HaveThePublishedNumberOfParameters) {
-  ASSERT_EQ(presets().size(), std::size(published));
+  ASSERT_EQ(model_presets().size(), std::size(published));
   for (std::size_t i = 0; i < std::size(published); ++i) {
     const Published& p = published[i];
     SCOPED_TRACE(p.name);
-    EXPECT_EQ(presets()[i].name, p.name);
+    EXPECT_EQ(model_presets()[i].name, p.name);
     const ModelConfig config = resolve_config(p.name);
     const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
     EXPECT_EQ(spec.architecture, p.architecture);
@@ -41,10 +41,12 @@ TEST(Presets, HaveThePublishedNumberOfParameters) {
 }
 
 TEST(Presets, AreWhatTheConfigFilesSay) {
-  for (const Preset& preset : presets()) {
-    std::ifstream in(std::filesystem::path(SO_SOURCE_DIR) / "configs/models" / (std::string(preset.name) + ".json"));
-    EXPECT_EQ(preset.config, std::string(std::istreambuf_iterator<char>(in), {})) << preset.name;
-  }
+  for (const auto& [folder, presets] : {std::pair{"models", model_presets()}, {"hardware", hardware_presets()}})
+    for (const Preset& preset : presets) {
+      std::ifstream in(std::filesystem::path(SO_SOURCE_DIR) / "configs" / folder /
+                       (std::string(preset.name) + ".json"));
+      EXPECT_EQ(preset.json, std::string(std::istreambuf_iterator<char>(in), {})) << preset.name;
+    }
 }
 
 TEST(Presets, WhatExistsWinsOverAPreset) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "io/presets.h"
 #include "support/errors.h"
 #include "support/files.h"
 
@@ -50,6 +51,38 @@ TEST(Hardware, KnownMachinesAreSortedAndSayWhereTheirFiguresComeFrom) {
     EXPECT_TRUE(source.find("data sheet") != std::string::npos || source.find("white paper") != std::string::npos)
         << known.key;
   }
+}
+
+TEST(Hardware, EveryConstantOfAKnownMachineSaysWhereItComesFrom) {
+  for (const Preset& preset : hardware_presets()) {
+    const json file = json::parse(preset.json);
+    std::vector<std::string> constants{"device_memory_bytes", "host_memory_bytes", "host_threads"};
+    for (const char* table : {"rates", "efficiencies"})
+      if (file.contains(table))
+        for (const auto& [key, value] : file[table].items()) constants.push_back(key);
+    EXPECT_EQ(file["sources"].size(), constants.size()) << preset.name;
+    for (const std::string& key : constants)
+      EXPECT_GT(file["sources"].value(key, "").size(), 5u) << preset.name << ": " << key;
+  }
+}
+
+TEST(Hardware, EfficienciesAreTheH200sWhereAFileSaysNone) {
+  const Efficiencies& measured = h200_efficiencies();
+  EXPECT_FALSE(some().contains("efficiencies"));
+  for (const KnownHardware& known : known_hardware())
+    for (const auto& [key, member] : efficiency_names())
+      EXPECT_EQ(known.profile.rates.efficiencies.*member, measured.*member) << known.key << ": " << key;
+  json file = some();
+  for (const auto& [key, member] : efficiency_names()) file["efficiencies"][key] = 0.5;
+  for (const auto& [key, member] : efficiency_names())
+    EXPECT_EQ(parse_hardware(file.dump(), "mine.json").rates.efficiencies.*member, 0.5) << key;
+  file["efficiencies"].erase("experts");
+  expect_refused(file, {"mine.json: efficiencies.experts", "missing"});
+  file = some();
+  file["sources"] = {{"link_to_host", "a guess"}};
+  EXPECT_NO_THROW(parse_hardware(file.dump(), "mine.json"));
+  file["sources"] = {{"link", "a guess"}};
+  expect_refused(file, {"mine.json: sources.link", "not a key of a hardware file"});
 }
 
 TEST(Hardware, OneMemoryForBothIsNotCountedTwice) {

@@ -7,7 +7,7 @@
 #include "base/units.h"
 #include "model/config.h"
 #include "model/parameters.h"
-#include "model/presets.h"
+#include "io/presets.h"
 #include "support/errors.h"
 
 namespace so::test {

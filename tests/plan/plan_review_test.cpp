@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "model/config.h"
 #include "model/parameters.h"
-#include "model/presets.h"
+#include "io/presets.h"
 
 namespace so {
 namespace {

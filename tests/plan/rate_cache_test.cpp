@@ -113,7 +113,7 @@ TEST_F(Rates, OfTheCpuDeviceAreNotMeasuredAndNotKept) {
   Runtime runtime(DeviceChoice::cpu, 1);
   PlanningMachine machine = planning_machine(runtime, DType::f32, DType::f32);
   ::setenv("XDG_CACHE_HOME", directory_.path().c_str(), 1);
-  use_cached_rates(machine, runtime, DType::f32, DType::f32, ProfileUse::cached, true);
+  use_cached_rates(machine, runtime, DType::f32, DType::f32, {});
   EXPECT_EQ(machine.rates_origin, "measured");
   EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
 }
@@ -123,7 +123,7 @@ TEST_F(Rates, AreMeasuredOnceAndAnewWhenAsked) {
   Runtime runtime(DeviceChoice::cpu, 1);
   ::setenv("XDG_CACHE_HOME", directory_.path().c_str(), 1);
   int measured = 0;
-  const auto rates = [&](ProfileUse use, bool keep) {
+  const auto rates = [&](RateUse use) {
     PlanningMachine machine = planning_machine(runtime, DType::bf16, DType::f32);
     machine.kind = DeviceKind::cuda;
     machine.device_memory = 1 << 30;
@@ -132,19 +132,19 @@ TEST_F(Rates, AreMeasuredOnceAndAnewWhenAsked) {
       r.host_memory = 1e9 * ++measured;
       return r;
     };
-    use_cached_rates(machine, runtime, DType::bf16, DType::f32, use, keep);
+    use_cached_rates(machine, runtime, DType::bf16, DType::f32, use);
     const int before = measured;
     const double rate = machine.rates().host_memory;
     EXPECT_EQ(machine.rates_origin.find("--profile fresh") != std::string::npos, measured == before);
     return rate;
   };
-  EXPECT_EQ(rates(ProfileUse::cached, false), 1e9) << "a dry run measures";
-  EXPECT_EQ(rates(ProfileUse::cached, true), 2e9) << "and leaves nothing behind";
-  EXPECT_EQ(rates(ProfileUse::cached, true), 2e9);
-  EXPECT_EQ(rates(ProfileUse::cached, false), 2e9);
+  EXPECT_EQ(rates({.fresh = false, .keep = false}), 1e9) << "a dry run measures";
+  EXPECT_EQ(rates({.fresh = false, .keep = true}), 2e9) << "and leaves nothing behind";
+  EXPECT_EQ(rates({.fresh = false, .keep = true}), 2e9);
+  EXPECT_EQ(rates({.fresh = false, .keep = false}), 2e9);
   EXPECT_EQ(measured, 2);
-  EXPECT_EQ(rates(ProfileUse::fresh, true), 3e9);
-  EXPECT_EQ(rates(ProfileUse::cached, true), 3e9);
+  EXPECT_EQ(rates({.fresh = true, .keep = true}), 3e9);
+  EXPECT_EQ(rates({.fresh = false, .keep = true}), 3e9);
   EXPECT_EQ(measured, 3);
 }
 

@@ -1,5 +1,4 @@
 // What a plan decides: who owns what, what layers keep, the type of gradients, chunks of the loss, and what is refused.
-#include "plan/fits.h"
 #include "plan/training_plan.h"
 
 #include <gtest/gtest.h>
@@ -7,9 +6,10 @@
 #include <limits>
 #include <numeric>
 
+#include "io/presets.h"
 #include "model/config.h"
 #include "model/parameters.h"
-#include "model/presets.h"
+#include "plan/fits.h"
 #include "plan/machine/measure.h"
 #include "plan/unit_work.h"
 #include "support/errors.h"
@@ -354,10 +354,10 @@ TEST(Recompute, CostsWhatIsRunAgain) {
   const std::vector<std::int32_t> documents = usual_documents({100, 0, 40, 1});
   EXPECT_EQ(documents, (std::vector<std::int32_t>{0, 40, 80, 100}));
   EXPECT_EQ(usual_documents({100, 0, 40, 1, 50.7}), (std::vector<std::int32_t>{0, 40, 50}));
-  const std::vector<UnitWork> work = unit_work(s, documents, DType::bf16);
+  const std::vector<UnitWork> work = unit_work(s, documents, DType::bf16, h200_efficiencies());
   const std::vector<Keep> keep{Keep::all, Keep::light, Keep::no_gate_up, Keep::input, Keep::all};
-  const Recomputation again = recomputation(s, keep, documents, DType::bf16);
-  const double product = 2.0 * 100 * 64 * 160 / mlp_share(s, 0, 100);
+  const Recomputation again = recomputation(s, keep, documents, DType::bf16, h200_efficiencies());
+  const double product = 2.0 * 100 * 64 * 160 / mlp_share(s, 0, 100, h200_efficiencies());
   EXPECT_EQ(again.flops, (std::vector<double>{0, 0, 0, 2 * product, work[4].forward_flops - product, 0, 0}));
   EXPECT_EQ(again.device_bytes[1], 0);
   for (const std::size_t unit : {2, 3, 4}) EXPECT_EQ(again.device_bytes[unit], again.device_bytes[2]);
@@ -365,7 +365,8 @@ TEST(Recompute, CostsWhatIsRunAgain) {
   // From each choice to the next no less, so that they are in the order of their cost.
   double before = 0;
   for (std::int64_t choice = 0; choice < keep_choices(s.layers); ++choice) {
-    const Recomputation r = recomputation(s, keep_choice(s.layers, choice), documents, DType::bf16);
+    const Recomputation r =
+        recomputation(s, keep_choice(s.layers, choice), documents, DType::bf16, h200_efficiencies());
     double cost = 0;
     for (std::size_t unit = 0; unit < r.flops.size(); ++unit) cost += r.flops[unit] + r.device_bytes[unit];
     EXPECT_GE(cost, before);

@@ -5,10 +5,10 @@
 
 #include <vector>
 
+#include "io/presets.h"
 #include "model/config.h"
 #include "model/flops.h"
 #include "model/parameters.h"
-#include "model/presets.h"
 
 namespace so::test {
 namespace {
@@ -38,7 +38,7 @@ class UnitWorkMeasured : public testing::TestWithParam<Measured> {};
 
 TEST_P(UnitWorkMeasured, WithinThreePercent) {
   double seconds = 0;
-  for (const UnitWork& unit : unit_work(preset(GetParam().model), rows(4, 4096), DType::bf16))
+  for (const UnitWork& unit : unit_work(preset(GetParam().model), rows(4, 4096), DType::bf16, h200_efficiencies()))
     seconds += (unit.forward_flops + unit.backward_flops) / 670e12 +
                (unit.forward_bytes + unit.backward_bytes) / 4150e9 +
                (unit.forward_kernels + unit.backward_kernels) * 1.8e-6;
@@ -61,7 +61,7 @@ TEST(UnitWork, HasAllTheFlopsOfADenseModelAndMore) {
   const DecoderSpec spec = preset("llama-3.1-8b");
   const std::vector<std::int32_t> documents = rows(2, 1000);
   const std::vector<UnitFlops> flops = unit_flops(spec, documents);
-  const std::vector<UnitWork> work = unit_work(spec, documents, DType::bf16);
+  const std::vector<UnitWork> work = unit_work(spec, documents, DType::bf16, h200_efficiencies());
   ASSERT_EQ(work.size(), flops.size());
   EXPECT_EQ(work.front().forward_flops, 0) << "a gather";
   EXPECT_EQ(work.back().forward_flops, flops.back().forward);
@@ -83,7 +83,7 @@ TEST(UnitWork, OfAWindowIsWhatItsTilesVisit) {
   ASSERT_EQ(spec.layer(0).window, 128);
   ASSERT_EQ(spec.layer(1).window, 0);
   const auto forward = [&](std::int64_t index, int tokens) {
-    return layer(unit_work(spec, rows(1, tokens), DType::bf16), index).forward_flops;
+    return layer(unit_work(spec, rows(1, tokens), DType::bf16, h200_efficiencies()), index).forward_flops;
   };
   // The window's layer grows with the tokens, the other with their square.
   EXPECT_NEAR(forward(0, 32768) / forward(0, 16384), 1.95, 0.05) << "twice, and experts with more rows";
@@ -94,12 +94,12 @@ TEST(UnitWork, OfAWindowIsWhatItsTilesVisit) {
 
 TEST(UnitWork, OfExpertsWithFewRowsIsMore) {
   const DecoderSpec spec = preset("gpt-oss-20b");
-  EXPECT_LT(mlp_share(spec, 0, 1000), 0.5);
-  EXPECT_NEAR(mlp_share(spec, 0, 16384), 0.9 * 2048 / (2048 + 209), 1e-12);
-  EXPECT_EQ(mlp_share(preset("qwen3-4b"), 0, 10), 1);
+  EXPECT_LT(mlp_share(spec, 0, 1000, h200_efficiencies()), 0.5);
+  EXPECT_NEAR(mlp_share(spec, 0, 16384, h200_efficiencies()), 0.9 * 2048 / (2048 + 209), 1e-12);
+  EXPECT_EQ(mlp_share(preset("qwen3-4b"), 0, 10, h200_efficiencies()), 1);
   // Twice the tokens in less than twice the time.
   const auto seconds = [&](int tokens) {
-    return layer(unit_work(spec, rows(4, tokens), DType::bf16), 1).forward_flops;
+    return layer(unit_work(spec, rows(4, tokens), DType::bf16, h200_efficiencies()), 1).forward_flops;
   };
   EXPECT_LT(seconds(256), 1.8 * seconds(128));
 }

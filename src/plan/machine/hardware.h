@@ -21,20 +21,21 @@ struct HardwareProfile {
   MachineRates rates;             // of a model in bf16
 };
 
-// The rates by the names that they have in files.
+// The rates and the efficiencies by the names that they have in files.
 std::span<const std::pair<const char*, double MachineRates::*>> rate_names();
+std::span<const std::pair<const char*, double Efficiencies::*>> efficiency_names();
 
-// JSON, as `superoffload profile` writes it. Throws Error for a text that is not such a file: `origin` and the key.
+// JSON, as `superoffload profile` writes it; a file may have efficiencies too, and say of each constant where it comes
+// from. Throws Error for a text that is not such a file: `origin` and the key.
 HardwareProfile parse_hardware(std::string_view json, const std::string& origin);
-std::string to_json(const HardwareProfile& profile);
+std::string to_json(const HardwareProfile& profile);  // without efficiencies, which nothing measures
 
-// Machines that the program knows, sorted by name.
+// Machines that the program knows (hardware_presets()), sorted by name.
 struct KnownHardware {
   std::string_view key;  // "h200"
   HardwareProfile profile;
 };
 std::span<const KnownHardware> known_hardware();
-std::string known_hardware_names();  // "a100-40g, gh200, ..."
 
 // A file, or the key of a known machine; what exists in the file system wins. Throws Error, listing the known ones.
 HardwareProfile resolve_hardware(const std::string& name_or_path);

@@ -120,19 +120,18 @@ HardwareProfile profile_of(const PlanningMachine& machine, const MachineRates& r
           .rates = rates};
 }
 
-void use_cached_rates(PlanningMachine& machine, Runtime& runtime, DType compute, DType moments, ProfileUse use,
-                      bool keep) {
+void use_cached_rates(PlanningMachine& machine, Runtime& runtime, DType compute, DType moments, RateUse use) {
   if (machine.kind == DeviceKind::cpu) return;
   const std::optional<RateCache> cache = RateCache::of_user();
   if (!cache) return;
   const RateKey key = rate_key(runtime, compute, moments);
-  if (use == ProfileUse::cached)
+  if (!use.fresh)
     if (const auto found = cache->find(key, std::time(nullptr))) {
       machine.rates = [rates = found->rates] { return rates; };
       machine.rates_origin = fmt::format("measured on {} (--profile fresh measures anew)", found->date);
       return;
     }
-  if (!keep) return;
+  if (!use.keep) return;
   machine.rates = [measure = machine.rates, machine, cache = *cache, key] {
     const MachineRates rates = measure();
     const std::time_t now = std::time(nullptr);

@@ -49,10 +49,13 @@ class RateCache {
 
 std::string utc_date(std::time_t time);  // "2026-11-21"
 
-// Where a run's rates come from: an earlier measurement, or, if there is none that holds or `use` says so, a new one,
-// which is stored unless `keep` is false. Does nothing on the CPU device, where nothing is measured.
-void use_cached_rates(PlanningMachine& machine, Runtime& runtime, DType compute, DType moments, ProfileUse use,
-                      bool keep);
+struct RateUse {
+  bool fresh = false;  // measure now, whatever was measured earlier
+  bool keep = true;    // store what is measured
+};
+// Where a run's rates come from: an earlier measurement, or, if there is none that holds, a new one. Does nothing on
+// the CPU device, where nothing is measured.
+void use_cached_rates(PlanningMachine& machine, Runtime& runtime, DType compute, DType moments, RateUse use);
 
 // As `superoffload profile` writes it.
 HardwareProfile profile_of(const PlanningMachine& machine, const MachineRates& rates, std::time_t now);

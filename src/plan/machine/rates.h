@@ -1,10 +1,25 @@
 // The rates of a machine that a plan is made from.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 namespace so {
+
+// What kernels reach of the rates below, and what a layer's work is beside them. configs/hardware/h200.json says of
+// each what it counts and where it comes from.
+struct Efficiencies {
+  double attention_forward = 0, attention_backward = 0;  // causal, heads of 128 or more; of gemm_flops
+  double small_head_attention_forward = 0, small_head_attention_backward = 0;
+  double window_forward = 0, window_backward = 0;  // with a window, of what attention reaches without
+  double attention_block_queries = 0, processors = 0, attention_tile_keys = 0;
+  double expert_rows = 0;  // of so many rows more an expert's products would take no longer
+  double experts = 0;      // of gemm_flops, what they reach beside that
+  double forward_kernels = 0, backward_kernels = 0, expert_kernels = 0;  // of a layer; the last each way
+  double device_adamw = 0;                                               // of device_memory
+  double host_adamw = 0;                                                 // of host_adamw, over a step
+};
+// Those of the H200, on which they were measured: for every machine whose file says none.
+const Efficiencies& h200_efficiencies();
 
 // The rates that were measured, in FLOP/s and bytes/s where nothing else is said.
 struct MachineRates {
@@ -16,11 +31,9 @@ struct MachineRates {
   double host_adamw_wide = 0;  // with gradient and weight in fp32, not bf16
   double host_memory = 0;      // what AdamW and the link's copies both ways move together, all at once
   double kernel_seconds = 0;   // of the device, that a kernel takes however little it does
+  Efficiencies efficiencies = h200_efficiencies();
 };
 
 std::string describe_rates(const MachineRates& rates);  // for the log
-
-// Whether a run takes the rates that were measured earlier, or measures them now.
-enum class ProfileUse : std::uint8_t { cached, fresh };
 
 }  // namespace so

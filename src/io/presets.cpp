@@ -1,4 +1,4 @@
-#include "model/presets.h"
+#include "io/presets.h"
 
 #include <filesystem>
 
@@ -8,9 +8,9 @@
 
 namespace so {
 
-std::string preset_names() {
+std::string names_of(std::span<const Preset> presets) {
   std::string names;
-  for (const Preset& preset : presets()) names += fmt::format("{}{}", names.empty() ? "" : ", ", preset.name);
+  for (const Preset& preset : presets) names += fmt::format("{}{}", names.empty() ? "" : ", ", preset.name);
   return names;
 }
 
@@ -21,9 +21,10 @@ ModelConfig resolve_config(const std::string& name_or_path) {
     constexpr std::uint64_t most_bytes = 16 << 20;
     return {read_text_file(path, most_bytes), path.string()};
   }
-  for (const Preset& preset : presets())
-    if (preset.name == name_or_path) return {std::string(preset.config), fmt::format("preset {}", preset.name)};
-  fail("{}: no such file, and no preset of that name; the presets are {}", printable_path(path), preset_names());
+  for (const Preset& preset : model_presets())
+    if (preset.name == name_or_path) return {std::string(preset.json), fmt::format("preset {}", preset.name)};
+  fail("{}: no such file, and no preset of that name; the presets are {}", printable_path(path),
+       names_of(model_presets()));
 }
 
 }  // namespace so
