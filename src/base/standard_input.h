@@ -6,7 +6,7 @@
 
 namespace so {
 
-// All of it, until its end; more than `max_bytes` is an Error, so that an endless input does not take all memory.
+// Reads it to its end; more than `max_bytes` is an Error, so that an endless input does not take all memory.
 std::string read_standard_input(std::uint64_t max_bytes);
 
 }  // namespace so

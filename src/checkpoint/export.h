@@ -1,4 +1,4 @@
-// Writing the engine's weights as a Hugging Face model directory.
+// Writes the engine's weights as a Hugging Face model directory.
 #pragma once
 
 #include <filesystem>

@@ -17,12 +17,12 @@ class Divergence : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Before values of a tensor are written to a file of `directory`. Throws Divergence naming the tensor, what of it is
-// written ("weight", "first moment", ...), and that nothing was saved, if one is Inf or NaN.
+// Call it before values of a tensor are written to a file of `directory`. Throws Divergence naming the tensor, what of
+// it is written ("weight", "first moment", ...), and that nothing was saved, if one is Inf or NaN.
 void require_finite_for_save(DType dtype, const void* values, std::size_t count, std::string_view tensor,
                              std::string_view what, const std::filesystem::path& directory);
 
-// Before values that were read are used. Throws Error naming file and tensor if one is Inf or NaN.
+// Call it before values that were read are used. Throws Error naming file and tensor if one is Inf or NaN.
 void require_finite_as_read(std::span<const float> values, std::string_view tensor, const std::filesystem::path& file);
 
 }  // namespace so

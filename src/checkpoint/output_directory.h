@@ -1,5 +1,5 @@
-// The output directory of a run: what it may hold before, which checkpoint to go on from, and when what is replaced
-// goes.
+// The output directory of a run: what it may hold before, which checkpoint to resume from, and when replaced files are
+// removed.
 #pragma once
 
 #include <cstdint>

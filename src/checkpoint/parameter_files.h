@@ -29,7 +29,7 @@ class ParameterFiles {
   ParameterFiles(const HfDirectory& directory, const ParameterLayout& layout, const std::vector<Copy>& copies,
                  const std::string& model);
 
-  // To read all of them, in the order of the files; `forms` of what is stored.
+  // The requests that read all of them, in the order of the files, with the `forms` of what is stored.
   std::vector<ShardReader::Request> requests(const std::function<WeightForms(DType stored)>& forms) const;
 
   const std::vector<Copy>& copies() const { return copies_; }  // those that are there

@@ -1,4 +1,4 @@
-// Where a run is: what a checkpoint records beside weights and optimizer state.
+// The state of a run that a checkpoint records beside weights and optimizer state.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ enum ExitCode : int {
   exit_interrupted = 130,    // train has saved a checkpoint and stopped, upon SIGINT or another signal of interrupt.h
 };
 
-// Full-parameter fine-tuning. `options` is final: the DeepSpeed file has been applied and combinations checked. What
+// Fine-tunes all parameters. `options` is final: the DeepSpeed file has been applied and combinations checked. What
 // needs the model, the data or the machine is checked here: max_length beyond the model's limit is an error if
 // origins.given("max_length"), otherwise it shrinks to that limit with a note.
 int run_train(const TrainOptions& options, const OptionOrigins& origins);
@@ -31,31 +31,31 @@ int run_plan(const PlanOptions& options);
 // Measures this machine into a file for run_plan().
 int run_profile(const ProfileOptions& options);
 
-// A randomly initialised model directory from a config.
+// Writes a model directory with random weights from a config.
 int run_init(const InitOptions& options);
 
-// Mean loss and perplexity of a model on records.
+// Measures the mean loss and perplexity of a model on records.
 int run_eval(const EvalOptions& options, const OptionOrigins& origins);
 
 // Continues a prompt.
 int run_generate(const GenerateOptions& options);
 
-// Text to token ids and back.
+// Translates text to token ids and back.
 int run_tokenize(const TokenizeOptions& options);
 
-// Models and checkpoints against their checksums. exit_failure if anything is damaged.
+// Checks models and checkpoints against their checksums. exit_failure if anything is damaged.
 int run_verify(const VerifyOptions& options);
 
 // Lists token caches, or removes them.
 int run_cache(const CacheOptions& options);
 
-// The time of training steps with random weights and tokens, beside what the machine can do.
+// Measures training steps with random weights and tokens, beside the machine's limits.
 int run_bench_step(const BenchStepOptions& options);
 
-// The time of each operation of a model's layer, beside its floor.
+// Measures each operation of a model's layer, beside its floor.
 int run_bench_ops(const BenchOpsOptions& options);
 
-// The time of loading a model, beside a plain read and copy.
+// Measures the loading of a model, beside a plain read and copy.
 int run_bench_load(const BenchLoadOptions& options);
 
 }  // namespace so

@@ -13,7 +13,7 @@
 
 namespace so {
 
-// As model/initialize.h has it, with other draws, made on the device. Waits.
+// Draws weights distributed as in model/initialize.h, but others, on the device. Waits.
 void randomize(DeviceWeights& weights, const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops,
                Stream& stream);
 

@@ -1,4 +1,4 @@
-// The token caches of a directory: to be listed and, when they are old or too large together, removed.
+// Lists the token caches of a directory, and removes those that are old or too large together.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +29,11 @@ struct PruneRule {
   std::optional<std::uint64_t> max_bytes;          // of those that stay, the most recently used
 };
 
-// Which of `caches` a rule removes. Unfinished ones go by any rule when they have not been written to for a day.
+// Returns those of `caches` that a rule removes. Any rule removes unfinished ones that were not written to for a day.
 std::vector<CacheFile> chosen_by(const PruneRule& rule, const std::vector<CacheFile>& caches, std::time_t now);
 
 // Removes a cache and its lock, unless it is no token cache any more or a process is making it. A process that has it
-// open keeps it. Whether it was removed.
+// open keeps it. Returns whether it was removed.
 bool remove_cache(const CacheFile& cache);
 
 }  // namespace so

@@ -83,10 +83,10 @@ class Stream {
   virtual void record(Event& event) = 0;
   // Work enqueued after this call runs only after the work that `event` has recorded when this call is made.
   virtual void wait(Event& event) = 0;
-  // Between any two kinds of memory; ranges must not overlap.
+  // Copies between any two kinds of memory; ranges must not overlap.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
   virtual void zero(void* to, std::size_t bytes) = 0;
-  // Between two copies: those of other streams that are enqueued by the time the first is done go before the second. A
+  // Call it between two copies: those of other streams that are enqueued when the first is done go before the second. A
   // GPU's copy engine takes what is ready in the order in which it was enqueued, so without this a queue of copies is
   // as good as one. It costs microseconds; nothing where no engine is shared.
   virtual void yield() = 0;

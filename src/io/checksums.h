@@ -32,7 +32,7 @@ struct Checksums {
   std::uint64_t bytes() const;  // of all files
 };
 
-// Untrusted text: any byte sequence gives a list with at least one file, or an Error that names `source`. Refused are
+// Untrusted text: any byte sequence gives a list with at least one file, or an Error that names `source`. It refuses
 // unknown and repeated keys, names that are no plain file names, and checksums of other than 16 hexadecimal digits.
 Checksums parse_checksums(std::string_view json, std::string_view source);
 std::string to_json(const Checksums& checksums);

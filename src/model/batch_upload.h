@@ -29,12 +29,12 @@ class BatchUpload {
 
   // f32 [tokens] on the device, for the losses of the batch uploaded last.
   Tensor losses() const { return losses_.rows(0, tokens_); }
-  // Enqueues their way back. At most two batches' losses may be on their way, so that the device has the next batch to
-  // work on while the host waits for those of the last.
+  // Enqueues their copy to the host. At most two batches' losses may be on their way, so that the device has the next
+  // batch to work on while the host waits for those of the last.
   void send_losses(Stream& stream);
-  // Waits for those sent first and not received yet: their sum, added up in order in double.
+  // Waits for the losses sent first and not received yet and returns their sum, added up in order in double.
   double receive_losses();
-  // Both.
+  // Sends and receives them.
   double sum_losses(Stream& stream) {
     send_losses(stream);
     return receive_losses();

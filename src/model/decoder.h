@@ -43,7 +43,7 @@ enum class Keep : std::uint8_t {
   host,        // the same in host memory (offload/memory/activation_store.h)
 };
 std::string_view name_of(Keep keep);
-// Layers that keep their input in host memory, of what each of a model's layers keeps.
+// Counts the layers that keep their input in host memory, given what each layer keeps.
 int kept_on_host(const std::vector<Keep>& keep);
 
 struct DecoderSettings {
@@ -53,8 +53,8 @@ struct DecoderSettings {
   bool roomy_attention = false;      // as much scratch for attention's gradient as is of use
 };
 
-// Is shown what a forward pass computes, in the order of computation, before the memory is used again: it may enqueue
-// work on the stream that reads `values`. Units as the parameters have them.
+// Sees what a forward pass computes, in the order of computation, before the memory is used again: it may enqueue work
+// on the stream that reads `values`. Units as the parameters have them.
 using ForwardObserver = std::function<void(int unit, std::string_view what, Tensor values)>;
 
 // Owns no memory but its table of rotations. Activations come from the arena it is given; all calls only enqueue.
@@ -67,7 +67,7 @@ class Decoder {
   Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops, Tensor rope_table, DecoderSettings settings,
           ActivationStore* store = nullptr);
 
-  // Loss of every token: losses f32 [N] on the device, written. Where the spec asks for the router's load-balancing
+  // Writes the loss of every token: losses f32 [N] on the device. Where the spec asks for the router's load-balancing
   // loss, every trained token's includes it. Activations are taken from `arena` and given back.
   void forward_loss(Stream& stream, const DeviceBatch& batch, WeightSource& weights, Arena& arena, Tensor losses,
                     const ForwardObserver* observer = nullptr) const;
@@ -93,7 +93,7 @@ class Decoder {
     return settings_.keep.empty() ? Keep::all : settings_.keep[static_cast<std::size_t>(layer)];
   }
   Activations acquire_kept(Arena& arena, std::int64_t layer, std::int64_t tokens, Keep keep) const;
-  // Acquire what is empty of what the block works with.
+  // Acquire the tensors that the block works with and that are empty.
   void complete_attention(Arena& arena, std::int64_t tokens, Activations& a) const;
   void complete_mlp(Arena& arena, std::int64_t layer, std::int64_t tokens, Activations& a) const;
   void complete_routing(Arena& arena, std::int64_t tokens, Activations& a) const;
@@ -102,7 +102,7 @@ class Decoder {
     return index_.layers[static_cast<std::size_t>(layer)];
   }
   void embed(const Pass& pass, Tensor x) const;
-  // x is made of the carried stream, or there already if nothing is carried; `out` is what the block adds to it.
+  // x is computed from the carried stream, or given if nothing is carried; `out` is what the block adds to it.
   void attention_forward(const Pass& pass, std::int64_t layer, const Activations& a, const Carry* carry, Tensor out,
                          KvCache* cache) const;
   void rotate(const Pass& pass, std::int64_t layer, const Activations& a) const;
@@ -114,7 +114,8 @@ class Decoder {
   void run_layers(const Pass& pass, Carry& carry, KvCache* cache) const;
   void mlp_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations a, Tensor remade_delta,
                     Tensor dnormed, Tensor dresidual) const;
-  // dnormed is overwritten with the gradient of a.normed2, dout is the block's. What of `a` is empty is made again.
+  // dnormed is overwritten with the gradient of a.normed2, dout is the block's. Empty tensors of `a` are computed
+  // again.
   void dense_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations& a, Tensor dnormed,
                       Tensor dout) const;
   void experts_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations& a, Tensor dnormed,

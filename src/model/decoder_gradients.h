@@ -7,7 +7,7 @@
 
 namespace so {
 
-// From dy of y = x w^T + bias; without a bias, of the matrix alone.
+// Enqueues the gradients from dy, where y = x w^T + bias; without a bias that of the matrix alone.
 inline void grad_linear(Ops& ops, Stream& stream, GradientSink& gradients, Joined weight, Joined bias, Tensor dy,
                         Tensor x) {
   const auto dw = gradients.gradient(weight.first, weight.count);

@@ -9,21 +9,21 @@
 
 namespace so {
 
-// f32 or bf16.
+// Expects f32 or bf16.
 void expect_compute_dtype(const char* op, const char* argument, DType dtype);
 
-// Present, of this dtype and shape.
+// Expects a tensor that is present, of this dtype and shape.
 void expect_tensor(const char* op, const char* argument, const Tensor& tensor, DType dtype,
                    std::initializer_list<std::int64_t> shape);
 
-// A weight's gradient: f32 or the compute dtype.
+// Expects a weight's gradient: f32 or the compute dtype.
 void expect_gradient(const char* op, const char* argument, const Tensor& tensor, DType compute,
                      std::initializer_list<std::int64_t> shape);
 
-// Heads of this dtype, N rows, inside their rows.
+// Expects heads of this dtype, N rows, inside their rows.
 void expect_heads(const char* op, const char* argument, const Heads& heads, DType dtype, std::int64_t n);
 
-// The same heads in other rows.
+// Expects the same heads in other rows.
 void expect_same_heads(const char* op, const char* name_a, const Heads& a, const char* name_b, const Heads& b);
 
 // Checks what Ops states of a rotation: positions, table and norm for these heads.

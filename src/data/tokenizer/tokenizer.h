@@ -1,8 +1,9 @@
 // Byte-level BPE tokenizers as Hugging Face model directories ship them (tokenizer.json).
 //
-// Reference: the `tokenizers` library on the same tokenizer.json, id for id. Read are the byte-level BPE files of the
-// families Llama 3, Qwen 2/3, Phi-4, GPT-OSS, Seed-OSS and their like; whatever else in the file would change ids is
-// refused by name. Not read: SentencePiece (Unigram, BPE with byte fallback to <0xNN>), WordPiece, remote code.
+// Reference: the `tokenizers` library on the same tokenizer.json, id for id. It reads the byte-level BPE files of the
+// families Llama 3, Qwen 2/3, Phi-4, GPT-OSS, Seed-OSS and their like, and refuses by name whatever else in the file
+// would change ids. It does not read SentencePiece (Unigram, BPE with byte fallback to <0xNN>), WordPiece or remote
+// code.
 //
 // Differences from `transformers` on top of that library, where the two could disagree:
 //  - "truncation" and "padding" of tokenizer.json are ignored with a warning (transformers resets them too);

@@ -1,4 +1,4 @@
-// The CPU device's own face, for ops/cpu: work is any function.
+// The CPU device's interface for ops/cpu: work is any function.
 #pragma once
 
 #include <deque>

@@ -1,4 +1,4 @@
-// Every CUDA call goes through here: what fails is an Error that names the call.
+// Every CUDA call goes through here: a failure is an Error that names the call.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,5 +11,5 @@ void cuda_check(cudaError_t status, const char* call);
 }  // namespace so
 
 #define SO_CUDA(call) ::so::cuda_check((call), #call)
-// After a kernel launch.
+// Call it after a kernel launch.
 #define SO_CUDA_LAUNCHED(kernel) ::so::cuda_check(cudaPeekAtLastError(), kernel)

@@ -1,4 +1,4 @@
-// The CUDA device's own face, for ops/cuda and optim/cuda.
+// The CUDA device's interface for ops/cuda and optim/cuda.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -57,7 +57,7 @@ class CpuOps final : public Ops {
   void random_normal(Stream&, Tensor out, std::uint64_t seed, float standard_deviation) override;
 };
 
-// The stream as what it is; Bug if it belongs to another backend.
+// The stream as a CpuStream; Bug if it belongs to another backend.
 inline CpuStream& cpu(Stream& stream) {
   auto* own = dynamic_cast<CpuStream*>(&stream);
   SO_CHECK(own, "stream '{}' is not a CPU stream", stream.name());

@@ -40,10 +40,10 @@ enum class Bf16Path : std::uint8_t { native, widened };
 // Returns the path of this CPU: native with AVX512_BF16 (or AMX), else widened.
 Bf16Path best_bf16_path();
 
-// Over the pool. Operands must not overlap C. A k of zero makes C bias (+ C).
+// Computes a product on the pool. Operands must not overlap C. A k of zero makes C bias (+ C).
 void gemm(ThreadPool& pool, const Gemm& gemm, Bf16Path path = best_bf16_path());
 
-// Many of them, no two with the same C: one job of the pool, so that small products keep all threads busy.
+// Computes many products, no two with the same C, as one job of the pool, so that small ones keep all threads busy.
 void gemm(ThreadPool& pool, std::span<const Gemm> products, Bf16Path path = best_bf16_path());
 
 // The same on the calling thread alone, as one tile: for ops that do their own cutting.

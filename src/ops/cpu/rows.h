@@ -1,4 +1,4 @@
-// How the row-wise ops cut their work. Pieces are cut by index only, so no result depends on the number of threads.
+// Cuts the work of row-wise ops. Pieces are cut by index only, so no result depends on the number of threads.
 #pragma once
 
 #include <algorithm>
