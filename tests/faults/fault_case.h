@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,9 @@ std::vector<FaultCase> record_cases(int count, unsigned seed);
 std::vector<FaultCase> option_cases(int count, unsigned seed);
 std::vector<FaultCase> run_cases(int count, unsigned seed);
 std::vector<FaultCase> limit_cases(int count, unsigned seed);
+std::vector<FaultCase> huge_cases(int count, unsigned seed);
+// Where small file systems can be mounted; else none, with a line that says so.
+std::vector<FaultCase> small_disk_cases(int count, unsigned seed);
 
 // The commands that read a model, as words that follow the program's name, relative to the working directory.
 // `which` counts through them: train, eval, generate, tokenize, plan.
@@ -48,6 +52,9 @@ std::vector<std::string> model_command(unsigned which);
 std::vector<std::string> run_of_originals(bool resume = false);
 // Those and a line of every other command, none of which does the originals harm.
 const std::vector<std::vector<std::string>>& good_lines();
+// The options of a line's command, as its help lists them, and the line with one of them set.
+std::set<std::string> options_of(const std::vector<std::string>& line, const std::filesystem::path& scratch);
+std::vector<std::string> with_option(std::vector<std::string> line, const std::string& name, const std::string& value);
 // `superoffload WORDS...` in `work`; ended by force after a time that only a hang takes.
 Outcome run_program(const std::vector<std::string>& words, const std::filesystem::path& work,
                     const Limits& limits = {});

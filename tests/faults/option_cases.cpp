@@ -45,6 +45,8 @@ std::vector<std::string> values() {
 // How many words of the line are the command's name.
 std::size_t name_words(const Words& line) { return line[0] == "bench" ? 2 : 1; }
 
+}  // namespace
+
 std::set<std::string> options_of(const Words& line, const fs::path& directory) {
   Words words(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(name_words(line)));
   words.push_back("--help");
@@ -64,8 +66,6 @@ Words with_option(Words line, const std::string& name, const std::string& value)
   }
   return line;
 }
-
-}  // namespace
 
 const std::vector<std::vector<std::string>>& good_lines() {
   static const std::vector<std::vector<std::string>> lines = {

@@ -3,8 +3,10 @@
 // refused.
 #include <fmt/core.h>
 #include <signal.h>
+#include <sys/mount.h>
 
 #include <algorithm>
+#include <span>
 #include <thread>
 
 #include "faults/fault_case.h"
@@ -74,6 +76,30 @@ std::string short_of_disk(const fs::path& work, std::mt19937& random) {
   return judge_end(work, fmt::format("files of at most {} bytes", limit));
 }
 
+// A file system that is full before the run is done, and later is larger.
+std::string on_a_small_disk(const fs::path& work, std::mt19937& random) {
+  const std::uint64_t kilobytes = 64 + random() % 8'000;
+  const fs::path out = work / "out";
+  fs::create_directory(out);
+  const auto mount = [&](std::uint64_t size, unsigned long flags) {
+    return ::mount("tmpfs", out.c_str(), "tmpfs", flags, fmt::format("size={}k", size).c_str()) == 0;
+  };
+  if (!mount(kilobytes, 0)) return "a small file system cannot be mounted";
+  const Outcome o = run_program(train(), work);
+  std::string complaint = judge(o);
+  if (complaint.empty() && o.exit_code != 0)
+    complaint = mount(std::uint64_t{1} << 20, MS_REMOUNT) ? judge_end(work, "a full disk") : "it cannot be made larger";
+  ::umount2(out.c_str(), MNT_DETACH);
+  return complaint.empty() ? complaint : fmt::format("{} kB of disk: {}", kilobytes, complaint);
+}
+
+bool can_mount() {
+  const TemporaryDirectory where;
+  const bool mounted = ::mount("tmpfs", where.path().c_str(), "tmpfs", 0, "size=64k") == 0;
+  if (mounted) ::umount2(where.path().c_str(), MNT_DETACH);
+  return mounted;
+}
+
 std::string joined(const fs::path& work, std::mt19937& random) {
   Process first(program(train()), work, {.directory = work});
   std::string complaint;
@@ -136,15 +162,12 @@ std::string damaged(const fs::path& work, std::mt19937& random) {
   return judge_end(work, what);
 }
 
-}  // namespace
+struct Kind {
+  const char* name;
+  std::string (*run)(const fs::path&, std::mt19937&);
+};
 
-std::vector<FaultCase> run_cases(int count, unsigned seed) {
-  struct Kind {
-    const char* name;
-    std::string (*run)(const fs::path&, std::mt19937&);
-  };
-  constexpr Kind kinds[] = {
-      {"runs: signals", killed}, {"runs: disk", short_of_disk}, {"runs: second", joined}, {"runs: damage", damaged}};
+std::vector<FaultCase> cases_of(std::span<const Kind> kinds, int count, unsigned seed) {
   std::vector<FaultCase> cases;
   for (const Kind& kind : kinds)
     for (int i = 0; i < count; ++i) {
@@ -155,6 +178,21 @@ std::vector<FaultCase> run_cases(int count, unsigned seed) {
                        }});
     }
   return cases;
+}
+
+}  // namespace
+
+std::vector<FaultCase> run_cases(int count, unsigned seed) {
+  constexpr Kind kinds[] = {
+      {"runs: signals", killed}, {"runs: disk", short_of_disk}, {"runs: second", joined}, {"runs: damage", damaged}};
+  return cases_of(kinds, count, seed);
+}
+
+std::vector<FaultCase> small_disk_cases(int count, unsigned seed) {
+  constexpr Kind kinds[] = {{"runs: full tmpfs", on_a_small_disk}};
+  if (can_mount()) return cases_of(kinds, count, seed);
+  fmt::print("{} is left out: file systems cannot be mounted here\n", kinds[0].name);
+  return {};
 }
 
 }  // namespace so::test
