@@ -17,7 +17,7 @@ struct Kind {
 };
 
 // Below the least ones the C library cannot start a program.
-constexpr Kind kinds[] = {{"limits: ulimit -v (MB)", RLIMIT_AS, 45, 400, 1 << 20},
+constexpr Kind kinds[] = {{"limits: ulimit -v (MB)", RLIMIT_AS, 60, 400, 1 << 20},
                           {"limits: ulimit -d (MB)", RLIMIT_DATA, 3, 200, 1 << 20},
                           {"limits: ulimit -s (kB)", RLIMIT_STACK, 64, 1024, 1 << 10},
                           {"limits: ulimit -n", RLIMIT_NOFILE, 8, 24, 1},
