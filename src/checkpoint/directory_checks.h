@@ -41,8 +41,8 @@ struct ChecksumsAsRead {
   std::string error;
 };
 
-// What --resume asks of a checkpoint. checksums.json is read once, so that both questions are answered by the same
-// list.
+// Answers what --resume asks of a checkpoint. checksums.json is read once, so that both questions are answered by the
+// same list.
 class ResumeCheck {
  public:
   explicit ResumeCheck(std::filesystem::path checkpoint);

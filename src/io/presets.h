@@ -1,5 +1,5 @@
-// What is published of models and machines, compiled into the program from configs/, so that a name works wherever the
-// binary is: config.json files for commands that need a model's shape but none of its weights, and hardware files
+// Published descriptions of models and machines, compiled into the program from configs/, so that a name works wherever
+// the binary is: config.json files for commands that need a model's shape but none of its weights, and hardware files
 // (plan/machine/hardware.h) for plans of machines that are not there.
 #pragma once
 

@@ -5,7 +5,7 @@
 
 namespace so {
 
-// What kernels reach of the rates below, and what a layer's work is beside them. configs/hardware/h200.json says of
+// The shares of the rates below that kernels reach, and a layer's work beside them. configs/hardware/h200.json says of
 // each what it counts and where it comes from.
 struct Efficiencies {
   double attention_forward = 0, attention_backward = 0;  // causal, heads of 128 or more; of gemm_flops
