@@ -1,6 +1,7 @@
 #include "offload/memory/staging_ring.h"
 
 #include <exception>
+#include <new>
 
 #include "base/log.h"
 
@@ -34,6 +35,8 @@ StagingRing::~StagingRing() {
     if (!way->stream) continue;
     try {
       way->stream->synchronize();
+    } catch (const std::bad_alloc&) {
+      log_error("{}: out of memory", way->stream->name());
     } catch (const std::exception& error) {
       log_error("{}: {}", way->stream->name(), error.what());
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <new>
 #include <vector>
 
 #include "base/log.h"
@@ -48,6 +49,8 @@ StateTransfer::StateTransfer(Device& device, std::int64_t elements)
 StateTransfer::~StateTransfer() {
   try {
     stream_->synchronize();
+  } catch (const std::bad_alloc&) {
+    log_error("{}: out of memory", stream_->name());
   } catch (const std::exception& error) {
     log_error("{}: {}", stream_->name(), error.what());
   }
