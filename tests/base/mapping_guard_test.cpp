@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "support/files.h"
+#include "support/sanitized.h"
 
 namespace so {
 namespace {
@@ -39,9 +40,7 @@ TEST_F(MappingGuardDeathTest, AShortenedFileIsNamedAndTheExitCodeIsTwo) {
 }
 
 TEST_F(MappingGuardDeathTest, FaultsElsewhereAreNotOurs) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer has its own handler of SIGBUS";
-#endif
+  if (test::sanitized) GTEST_SKIP() << "a sanitizer has its own handler of SIGBUS";
   TemporaryDirectory temporary;
   write_file(temporary / "data", "x");
   EXPECT_EXIT(

@@ -2,12 +2,16 @@
 #include <gtest/gtest.h>
 
 #include "support/refusal.h"
+#include "support/sanitized.h"
 
 namespace so::test {
 namespace {
 
 class Limited : public testing::Test {
  protected:
+  void SetUp() override {
+    if (sanitized) GTEST_SKIP() << "a sanitizer needs more memory than the limits leave";
+  }
   Outcome run_limited(const std::vector<std::string>& words, const Resource& resource,
                       std::optional<unsigned> user = {}) const {
     std::vector<std::string> command{SO_BINARY};

@@ -13,16 +13,11 @@
 #include "support/files.h"
 #include "support/io.h"
 #include "support/on_gpu.h"
+#include "support/sanitized.h"
 #include "support/training_run.h"
 
 namespace so::test {
 namespace {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool sanitized = true;
-#else
-constexpr bool sanitized = false;
-#endif
 
 using Words = std::vector<std::pair<std::string, std::string>>;
 

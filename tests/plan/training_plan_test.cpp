@@ -340,13 +340,13 @@ TEST(RequireStateFits, LooksAtTheConfigAlone) {
   EXPECT_NO_THROW(check(DeviceKind::cpu, 0, 184, {}));
   expect_in(refusal([&] { check(DeviceKind::cpu, 0, 172, {}); }), {"not enough"});
   engine.moments = DType::f32;
-  for (const auto& [kind, device_gb, host_gb, request] :
+  for (const auto& machine_and_request :
        {std::tuple(DeviceKind::cuda, 1.0, 190.0, OffloadRequest{}),
         {DeviceKind::cuda, 141.0, 60.0, OffloadRequest{}},
         {DeviceKind::cuda, 141.0, 1000.0, OffloadRequest{.device = OptimizerDevice::none}},
         {DeviceKind::cuda, 141.0, 1000.0, OffloadRequest{.ratio = 0.3}},
         {DeviceKind::cpu, 0.0, 230.0, OffloadRequest{}}})
-    expect_in(refusal([&] { check(kind, device_gb, host_gb, request); }), {"14.8 billion parameters", "not enough"});
+    expect_in(refusal([&] { std::apply(check, machine_and_request); }), {"14.8 billion parameters", "not enough"});
 }
 
 TEST(Recompute, CostsWhatIsRunAgain) {

@@ -1,0 +1,13 @@
+// Whether the tests, and the program that they run, are built with a sanitizer. It has a handler of SIGBUS, memory and an
+// address space of its own, so tests of those are left out or allow more.
+#pragma once
+
+namespace so::test {
+
+#ifdef SO_SANITIZED
+inline constexpr bool sanitized = true;
+#else
+inline constexpr bool sanitized = false;
+#endif
+
+}  // namespace so::test
