@@ -1,5 +1,5 @@
-// Whether the tests, and the program that they run, are built with a sanitizer. It has a handler of SIGBUS, memory and an
-// address space of its own, so tests of those are left out or allow more.
+// Whether the tests, and the program that they run, are built with a sanitizer. It has a handler of SIGBUS, memory and
+// an address space of its own, so tests of those are left out or allow more.
 #pragma once
 
 namespace so::test {
