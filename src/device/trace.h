@@ -26,6 +26,10 @@ std::string_view name_of(TraceKind kind);
 enum class CopyDirection : std::uint8_t { none, host_to_device, device_to_host, device_to_device, host_to_host };
 std::string_view name_of(CopyDirection direction);
 
+// What a piece of work is for. Whoever enqueues it on a CPU stream says so; a GPU's kernels are known by their names
+// alone (device/trace_summary.h).
+enum class WorkCategory : std::uint8_t { by_name, matrix_products, attention, memory_bound };
+
 struct TraceActivity {
   int track = 0;  // index into Trace::tracks
   TraceKind kind = TraceKind::work;
@@ -33,6 +37,7 @@ struct TraceActivity {
   std::int64_t begin = 0, end = 0;  // ns since the session began
   std::uint64_t bytes = 0;          // of a copy or fill
   CopyDirection direction = CopyDirection::none;
+  WorkCategory category = WorkCategory::by_name;
 };
 
 struct TraceTrack {

@@ -46,17 +46,21 @@ TimeCategory category_of(const TraceActivity& activity) {
     case TraceKind::work:
       break;
   }
+  switch (activity.category) {
+    case WorkCategory::matrix_products:
+      return TimeCategory::matrix_products;
+    case WorkCategory::attention:
+      return TimeCategory::attention;
+    case WorkCategory::memory_bound:
+      return TimeCategory::memory_bound;
+    case WorkCategory::by_name:
+      break;
+  }
   const std::string_view name = activity.name;
   // cuDNN's attention first: its kernels also say cutlass.
   if (has_any(name, {"sdpa", "fmha", "flash", "cudnn", "attention"})) return TimeCategory::attention;
   if (has_any(name, {"nvjet", "cutlass", "cublas", "gemm", "xmma"})) return TimeCategory::matrix_products;
   if (name.find("so::") != std::string_view::npos) return TimeCategory::memory_bound;
-  for (const std::string_view op : {"linear", "linear_grad_input", "linear_grad_weight", "linear_cross_entropy"})
-    if (name == op) return TimeCategory::matrix_products;
-  for (const std::string_view op :
-       {"embedding", "embedding_grad", "linear_grad_bias", "add_rms_norm", "rms_norm_grad", "rotary", "rotary_grad",
-        "copy_heads", "swiglu", "swiglu_grad", "grad_stats", "cast", "random_normal", "AdamW"})
-    if (name == op) return TimeCategory::memory_bound;
   return TimeCategory::other;
 }
 

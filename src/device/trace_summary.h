@@ -22,9 +22,9 @@ enum class TimeCategory : std::uint8_t {
 inline constexpr int time_categories = 6;
 std::string_view name_of(TimeCategory category);
 
-// By what the libraries call their kernels (cuBLASLt, CUTLASS, cuDNN), the program's CUDA kernels, which live in
-// namespace so, and the operations on a CPU stream, which have the names that ops/ops.h gives them. The waits and host
-// functions of a stream are idle.
+// Returns what an activity says that it is; a GPU's kernel, which says nothing, is known by what the libraries call
+// theirs (cuBLASLt, CUTLASS, cuDNN) and by the program's namespace so. The waits and host functions of a stream are
+// idle.
 TimeCategory category_of(const TraceActivity& activity);
 
 struct TimeSummary {

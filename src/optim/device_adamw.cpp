@@ -25,7 +25,7 @@ class CpuAdamW final : public DeviceAdamW {
               Tensor weights) override {
     auto* own = dynamic_cast<CpuStream*>(&stream);
     SO_CHECK(own, "stream '{}' is not a CPU stream", stream.name());
-    own->enqueue("AdamW",
+    own->enqueue("AdamW", WorkCategory::memory_bound,
                  [step, runs = std::vector(runs.begin(), runs.end()), gradient, state, weights, &pool = own->pool()] {
                    for (const AdamWRun& run : runs) {
                      GradientSpan g = gradient.dtype() == DType::bf16

@@ -70,6 +70,18 @@ TEST(BenchStep, ReportsOfEveryOptimizerAndDtype) {
   }
 }
 
+// Routing, products of experts and the loss of their load among them.
+TEST(BenchStep, KnowsEveryOperationOfExperts) {
+  const TemporaryDirectory directory;
+  for (const char* fixture : {"gpt-oss", "qwen3-moe-balance"})
+    for (const char* dtype : {"fp32", "bf16"}) {
+      SCOPED_TRACE(testing::Message() << fixture << " " << dtype);
+      const auto result = result_of(step(fixture, {"--dtype", dtype}), directory);
+      EXPECT_EQ(result["time"]["categories"]["other kernels"]["count"], 0);
+      EXPECT_GT(result["time"]["categories"]["matrix products"]["count"], 0);
+    }
+}
+
 TEST(BenchStep, SplitsTheStateAsAsked) {
   const TemporaryDirectory directory;
   EXPECT_EQ(result_of(step("qwen3-tied", {}), directory)["host_share"], 1);

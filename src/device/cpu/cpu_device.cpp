@@ -122,6 +122,7 @@ struct CpuStream::Work {
   std::string name;
   TraceKind kind = TraceKind::work;
   std::uint64_t bytes = 0;
+  WorkCategory category = WorkCategory::by_name;
 };
 
 struct CpuStream::Queue {
@@ -175,6 +176,7 @@ void CpuStream::run() {
       activity.kind = work.kind;
       activity.name = std::move(work.name);
       activity.bytes = work.bytes;
+      activity.category = work.category;
       if (work.kind == TraceKind::copy) activity.direction = CopyDirection::host_to_host;
       lane_.record(std::move(activity));
     }
@@ -197,8 +199,8 @@ void CpuStream::push(Work work) {
   queue_->changed.notify_all();
 }
 
-void CpuStream::enqueue(std::string_view name, std::function<void()> function) {
-  push({std::move(function), false, std::string(name)});
+void CpuStream::enqueue(std::string_view name, WorkCategory category, std::function<void()> function) {
+  push({std::move(function), false, std::string(name), TraceKind::work, 0, category});
 }
 
 void CpuStream::record(Event& event) {

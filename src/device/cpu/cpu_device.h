@@ -26,8 +26,9 @@ class CpuStream final : public Stream {
   std::string_view name() const override { return lane_.name(); }
   ThreadPool& pool() const { return pool_; }
 
-  // `function` runs on the stream's thread, after all work enqueued before it. `name` is what a trace calls it.
-  void enqueue(std::string_view name, std::function<void()> function);
+  // `function` runs on the stream's thread, after all work enqueued before it. `name` is what a trace calls it, and
+  // `category` where its summary counts it.
+  void enqueue(std::string_view name, WorkCategory category, std::function<void()> function);
 
   void record(Event& event) override;
   void wait(Event& event) override;

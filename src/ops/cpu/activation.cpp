@@ -104,7 +104,7 @@ void CpuOps::swiglu(Stream& stream, Tensor out, Tensor gate_up) {
   expect_tensor(op, "out", out, out.dtype(), {out.dim(0), out.dim(1)});
   expect_tensor(op, "gate_up", gate_up, out.dtype(), {out.dim(0), 2 * out.dim(1)});
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("swiglu", [=, &pool] { rows::swiglu(pool, out, gate_up); });
+  cpu(stream).enqueue("swiglu", WorkCategory::memory_bound, [=, &pool] { rows::swiglu(pool, out, gate_up); });
 }
 
 void CpuOps::swiglu_grad(Stream& stream, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated) {
@@ -116,7 +116,8 @@ void CpuOps::swiglu_grad(Stream& stream, Tensor dgate_up, Tensor dout, Tensor ga
   expect_tensor(op, "dgate_up", dgate_up, dout.dtype(), {dout.dim(0), 2 * dout.dim(1)});
   if (activated) expect_tensor(op, "activated", activated, dout.dtype(), {dout.dim(0), dout.dim(1)});
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("swiglu_grad", [=, &pool] { rows::swiglu_grad(pool, dgate_up, dout, gate_up, activated); });
+  cpu(stream).enqueue("swiglu_grad", WorkCategory::memory_bound,
+                      [=, &pool] { rows::swiglu_grad(pool, dgate_up, dout, gate_up, activated); });
 }
 
 }  // namespace so

@@ -350,7 +350,7 @@ void attention_backward(ThreadPool& pool, const Heads& dq, const Heads& dk, cons
 void CpuOps::attention(Stream& stream, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans& spans,
                        Tensor) {
   check_attention(out, lse, q, k, v, spans);
-  cpu(stream).enqueue("attention",
+  cpu(stream).enqueue("attention", WorkCategory::attention,
                       [=, &pool = cpu(stream).pool()] { attention_forward(pool, out, lse, q, k, v, spans); });
 }
 
@@ -358,7 +358,7 @@ void CpuOps::attention_grad(Stream& stream, Heads dq, Heads dk, Heads dv, Tensor
                             Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans& spans, Accumulate dsinks_mode,
                             Tensor) {
   check_attention_grad(dq, dk, dv, dsinks, dout, out, lse, q, k, v, spans);
-  cpu(stream).enqueue("attention_grad", [=, &pool = cpu(stream).pool()] {
+  cpu(stream).enqueue("attention_grad", WorkCategory::attention, [=, &pool = cpu(stream).pool()] {
     attention_backward(pool, dq, dk, dv, dsinks, dout, out, lse, q, k, v, spans, dsinks_mode);
   });
 }

@@ -54,7 +54,7 @@ void CpuOps::cast(Stream& stream, Tensor out, Tensor in) {
   SO_CHECK(in.size() == out.size(), "{}: from {} to {}", op, shape_string(in.shape()), shape_string(out.shape()));
   SO_CHECK((in && out) || in.size() == 0, "{}: a tensor is empty", op);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("cast", [=, &pool] { rows::cast(pool, out, in); });
+  cpu(stream).enqueue("cast", WorkCategory::memory_bound, [=, &pool] { rows::cast(pool, out, in); });
 }
 
 }  // namespace so

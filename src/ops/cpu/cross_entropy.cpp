@@ -186,7 +186,7 @@ void linear_cross_entropy(ThreadPool& pool, const Ops::LinearCrossEntropy& a, Bf
 
 void CpuOps::linear_cross_entropy(Stream& stream, const LinearCrossEntropy& args) {
   expect_linear_cross_entropy(args, DType::f32);
-  cpu(stream).enqueue("linear_cross_entropy",
+  cpu(stream).enqueue("linear_cross_entropy", WorkCategory::matrix_products,
                       [args, &pool = cpu(stream).pool()] { so::linear_cross_entropy(pool, args); });
 }
 

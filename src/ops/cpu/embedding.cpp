@@ -126,7 +126,7 @@ void CpuOps::embedding(Stream& stream, Tensor out, Tensor table, Tensor ids) {
   expect_tensor(op, "ids", ids, DType::i32, {ids.dim(0)});
   expect_tensor(op, "out", out, table.dtype(), {ids.dim(0), table.dim(1)});
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("embedding", [=, &pool] { rows::gather(pool, out, table, ids); });
+  cpu(stream).enqueue("embedding", WorkCategory::memory_bound, [=, &pool] { rows::gather(pool, out, table, ids); });
 }
 
 // A bf16 table takes part in the sum as its fp32 value and is rounded once a call, not once a row.
@@ -139,7 +139,8 @@ void CpuOps::embedding_grad(Stream& stream, Tensor dtable, Tensor dout, Tensor i
   expect_tensor(op, "dout", dout, dout.dtype(), {ids.dim(0), dtable.dim(1)});
   expect_gradient(op, "dtable", dtable, dout.dtype(), {dtable.dim(0), dtable.dim(1)});
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("embedding_grad", [=, &pool] { rows::scatter_add(pool, dtable, dout, ids, mode); });
+  cpu(stream).enqueue("embedding_grad", WorkCategory::memory_bound,
+                      [=, &pool] { rows::scatter_add(pool, dtable, dout, ids, mode); });
 }
 
 }  // namespace so

@@ -214,7 +214,7 @@ void CpuOps::expert_activation(Stream& stream, Tensor out, Tensor gate_up, Tenso
                                const ExpertActivation& activation, const Routing& routing) {
   const RoutingSize size = expect_expert_activation("expert_activation", out, gate_up, bias, activation, routing);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("expert_activation", [=, &pool] {
+  cpu(stream).enqueue("expert_activation", WorkCategory::memory_bound, [=, &pool] {
     pool.parallel_for(size.rows, row_grain(out.dim(1)), [&](std::int64_t begin, std::int64_t end) {
       HWY_DYNAMIC_DISPATCH(rows::activation_rows)(out, gate_up, bias, activation, routing, begin, end);
     });
@@ -227,7 +227,7 @@ void CpuOps::expert_activation_grad(Stream& stream, Tensor dgate_up, Tensor dwei
   const RoutingSize size = expect_expert_activation_grad("expert_activation_grad", dgate_up, dweights, activated, dout,
                                                          gate_up, bias, activation, routing);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("expert_activation_grad", [=, &pool] {
+  cpu(stream).enqueue("expert_activation_grad", WorkCategory::memory_bound, [=, &pool] {
     pool.parallel_for(size.rows, row_grain(dout.dim(1)), [&](std::int64_t begin, std::int64_t end) {
       HWY_DYNAMIC_DISPATCH(rows::activation_grad_rows)
       (dgate_up, dweights, activated, dout, gate_up, bias, activation, routing, mode, begin, end);

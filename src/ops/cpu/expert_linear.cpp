@@ -30,7 +30,7 @@ void CpuOps::expert_linear(Stream& stream, Tensor out, Tensor x, Tensor w, Exper
   const char* op = "expert_linear";
   const ExpertProductSize size = expect_expert_product(op, x, out, w, layout, offsets, false);
   const bool out_in = layout == ExpertLayout::out_in;
-  cpu(stream).enqueue(op, [=, &pool = cpu(stream).pool()] {
+  cpu(stream).enqueue(op, WorkCategory::matrix_products, [=, &pool = cpu(stream).pool()] {
     each_expert(pool, op, offsets, size, [&](std::int64_t first, std::int64_t count, std::int64_t e) {
       return Gemm{.m = count,
                   .n = size.out,
@@ -53,7 +53,7 @@ void CpuOps::expert_linear_grad_input(Stream& stream, Tensor dx, Tensor dy, Tens
   const char* op = "expert_linear_grad_input";
   const ExpertProductSize size = expect_expert_product(op, dx, dy, w, layout, offsets, false);
   const bool out_in = layout == ExpertLayout::out_in;
-  cpu(stream).enqueue(op, [=, &pool = cpu(stream).pool()] {
+  cpu(stream).enqueue(op, WorkCategory::matrix_products, [=, &pool = cpu(stream).pool()] {
     each_expert(pool, op, offsets, size, [&](std::int64_t first, std::int64_t count, std::int64_t e) {
       return Gemm{.m = count,
                   .n = size.in,
@@ -78,7 +78,7 @@ void CpuOps::expert_linear_grad_weight(Stream& stream, Tensor dw, Tensor dy, Ten
   // dw = left^T right.
   const bool out_in = layout == ExpertLayout::out_in;
   const Tensor left = out_in ? dy : x, right = out_in ? x : dy;
-  cpu(stream).enqueue(op, [=, &pool = cpu(stream).pool()] {
+  cpu(stream).enqueue(op, WorkCategory::matrix_products, [=, &pool = cpu(stream).pool()] {
     each_expert(pool, op, offsets, size, [&](std::int64_t first, std::int64_t count, std::int64_t e) {
       return Gemm{.m = left.dim(1),
                   .n = right.dim(1),

@@ -156,13 +156,14 @@ void expert_bias_grad(ThreadPool& pool, const Tensor& dbias, const Tensor& dy, c
 void CpuOps::gather_rows(Stream& stream, Tensor out, Tensor x, const Routing& routing) {
   expect_gather_rows("gather_rows", out, x, routing);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("gather_rows", [=, &pool] { rows::gather_rows(pool, out, x, routing); });
+  cpu(stream).enqueue("gather_rows", WorkCategory::memory_bound,
+                      [=, &pool] { rows::gather_rows(pool, out, x, routing); });
 }
 
 void CpuOps::sum_rows(Stream& stream, Tensor out, Tensor y, Tensor bias, const Routing& routing) {
   const RoutingSize size = expect_sum_rows("sum_rows", out, y, bias, routing);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("sum_rows", [=, &pool] {
+  cpu(stream).enqueue("sum_rows", WorkCategory::memory_bound, [=, &pool] {
     pool.parallel_for(size.tokens, row_grain(out.dim(1) * size.choices), [&](std::int64_t begin, std::int64_t end) {
       HWY_DYNAMIC_DISPATCH(rows::sum_rows)(out, y, bias, routing, begin, end);
     });
@@ -173,14 +174,14 @@ void CpuOps::expert_bias_grad(Stream& stream, Tensor dbias, Tensor dy, const Rou
                               Accumulate mode) {
   expect_expert_bias_grad("expert_bias_grad", dbias, dy, routing);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("expert_bias_grad",
+  cpu(stream).enqueue("expert_bias_grad", WorkCategory::memory_bound,
                       [=, &pool] { rows::expert_bias_grad(pool, dbias, dy, routing, weighted, mode); });
 }
 
 void CpuOps::expert_bias_dot(Stream& stream, Tensor dweights, Tensor dout, Tensor bias, const Routing& routing) {
   const RoutingSize size = expect_expert_bias_dot("expert_bias_dot", dweights, dout, bias, routing);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("expert_bias_dot", [=, &pool] {
+  cpu(stream).enqueue("expert_bias_dot", WorkCategory::memory_bound, [=, &pool] {
     pool.parallel_for(size.rows, row_grain(dout.dim(1)), [&](std::int64_t begin, std::int64_t end) {
       HWY_DYNAMIC_DISPATCH(rows::bias_dot)(dweights, dout, bias, routing, begin, end);
     });

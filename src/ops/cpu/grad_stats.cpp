@@ -129,7 +129,7 @@ void CpuOps::grad_stats(Stream& stream, GradStats* out, Tensor grad) {
   expect_compute_dtype(op, "grad", grad.dtype());
   SO_CHECK(grad || grad.size() == 0, "{}: grad is empty", op);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("grad_stats", [=, &pool] { *out = rows::grad_stats(pool, grad); });
+  cpu(stream).enqueue("grad_stats", WorkCategory::memory_bound, [=, &pool] { *out = rows::grad_stats(pool, grad); });
 }
 
 }  // namespace so

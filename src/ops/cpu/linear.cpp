@@ -123,17 +123,20 @@ Gemm linear_grad_weight_gemm(const Tensor& dw, const Tensor& dy, const Tensor& x
 
 void CpuOps::linear(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor bias, Accumulate mode) {
   const Gemm product = linear_gemm(out, x, w, bias, mode == Accumulate::add);
-  cpu(stream).enqueue("linear", [&pool = cpu(stream).pool(), product] { gemm(pool, product); });
+  cpu(stream).enqueue("linear", WorkCategory::matrix_products,
+                      [&pool = cpu(stream).pool(), product] { gemm(pool, product); });
 }
 
 void CpuOps::linear_grad_input(Stream& stream, Tensor dx, Tensor dy, Tensor w, Accumulate mode) {
   const Gemm product = linear_grad_input_gemm(dx, dy, w, mode == Accumulate::add);
-  cpu(stream).enqueue("linear_grad_input", [&pool = cpu(stream).pool(), product] { gemm(pool, product); });
+  cpu(stream).enqueue("linear_grad_input", WorkCategory::matrix_products,
+                      [&pool = cpu(stream).pool(), product] { gemm(pool, product); });
 }
 
 void CpuOps::linear_grad_weight(Stream& stream, Tensor dw, Tensor dy, Tensor x, Accumulate mode) {
   const Gemm product = linear_grad_weight_gemm(dw, dy, x, mode == Accumulate::add);
-  cpu(stream).enqueue("linear_grad_weight", [&pool = cpu(stream).pool(), product] { gemm(pool, product); });
+  cpu(stream).enqueue("linear_grad_weight", WorkCategory::matrix_products,
+                      [&pool = cpu(stream).pool(), product] { gemm(pool, product); });
 }
 
 void CpuOps::linear_grad_bias(Stream& stream, Tensor dbias, Tensor dy, Accumulate mode) {
@@ -141,7 +144,8 @@ void CpuOps::linear_grad_bias(Stream& stream, Tensor dbias, Tensor dy, Accumulat
   check_sum(dbias, dy.dtype(), "linear_grad_bias");
   SO_CHECK(dy.rank() == 2 && dbias.size() == dy.dim(1), "linear_grad_bias: {} for {}", shape_string(dbias.shape()),
            shape_string(dy.shape()));
-  cpu(stream).enqueue("linear_grad_bias", [=, &pool = cpu(stream).pool()] { column_sums(pool, dbias, dy, mode); });
+  cpu(stream).enqueue("linear_grad_bias", WorkCategory::memory_bound,
+                      [=, &pool = cpu(stream).pool()] { column_sums(pool, dbias, dy, mode); });
 }
 
 }  // namespace so

@@ -151,7 +151,7 @@ void CpuOps::add_rms_norm(Stream& stream, Tensor out, Tensor sum, Tensor inv_rms
     expect_tensor(op, "sum", sum, dtype, {n, width});
   }
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("add_rms_norm",
+  cpu(stream).enqueue("add_rms_norm", WorkCategory::memory_bound,
                       [=, &pool] { rows::add_rms_norm(pool, out, sum, inv_rms, x, delta, weight, epsilon); });
 }
 
@@ -170,7 +170,7 @@ void CpuOps::rms_norm_grad(Stream& stream, Tensor dx, Tensor dweight, Tensor dou
   expect_tensor(op, "weight", weight, dtype, {width});
   expect_gradient(op, "dweight", dweight, dtype, {width});
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("rms_norm_grad", [=, &pool] {
+  cpu(stream).enqueue("rms_norm_grad", WorkCategory::memory_bound, [=, &pool] {
     rows::rms_norm_grad(pool, dx, dweight, dout, residual, x, inv_rms, weight, dweight_mode);
   });
 }

@@ -21,7 +21,7 @@ void CpuOps::random_normal(Stream& stream, Tensor out, std::uint64_t seed, float
   expect_compute_dtype(op, "out", out.dtype());
   SO_CHECK(out || out.size() == 0, "{}: out is empty", op);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("random_normal", [=, &pool] {
+  cpu(stream).enqueue("random_normal", WorkCategory::memory_bound, [=, &pool] {
     const std::uint64_t draws = mix_counter(seed);
     pool.parallel_for(out.size(), kElementsPerPiece, [&](std::int64_t begin, std::int64_t end) {
       if (out.dtype() == DType::bf16)

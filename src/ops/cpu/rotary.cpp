@@ -200,7 +200,8 @@ void CpuOps::rotary(Stream& stream, Heads out, Heads in, Tensor positions, Tenso
   SO_CHECK(!norm.weight || in.rows.data() != out.rows.data() || in.offset != out.offset,
            "{}: with a norm, out must not be in: the backward pass reads it", op);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("rotary", [=, &pool] { rows::rotary(pool, out, in, positions, table, norm); });
+  cpu(stream).enqueue("rotary", WorkCategory::memory_bound,
+                      [=, &pool] { rows::rotary(pool, out, in, positions, table, norm); });
 }
 
 void CpuOps::rotary_grad(Stream& stream, Heads din, Heads dout, Heads in, Tensor positions, Tensor table, HeadNorm norm,
@@ -215,7 +216,7 @@ void CpuOps::rotary_grad(Stream& stream, Heads din, Heads dout, Heads in, Tensor
     expect_gradient(op, "dweight", dweight, din.rows.dtype(), {din.head_dim});
   }
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("rotary_grad", [=, &pool] {
+  cpu(stream).enqueue("rotary_grad", WorkCategory::memory_bound, [=, &pool] {
     rows::rotary_grad(pool, din, dout, in, positions, table, norm, dweight, dweight_mode);
   });
 }
@@ -225,7 +226,7 @@ void CpuOps::copy_heads(Stream& stream, Heads out, Heads in) {
   expect_compute_dtype(op, "in", in.rows.dtype());
   expect_same_heads(op, "in", in, "out", out);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("copy_heads", [=, &pool] { rows::copy_heads(pool, out, in); });
+  cpu(stream).enqueue("copy_heads", WorkCategory::memory_bound, [=, &pool] { rows::copy_heads(pool, out, in); });
 }
 
 }  // namespace so

@@ -143,7 +143,7 @@ void load_shares(ThreadPool& pool, const Tensor& shares, const Tensor& logits, A
 void CpuOps::route(Stream& stream, const Routing& out, Tensor logits, bool renormalized) {
   const RoutingSize size = expect_route("route", out, logits);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("route", [=, &pool] {
+  cpu(stream).enqueue("route", WorkCategory::memory_bound, [=, &pool] {
     std::vector<float> weights(static_cast<std::size_t>(size.rows));
     pool.parallel_for(size.tokens, row_grain(size.experts), [&](std::int64_t begin, std::int64_t end) {
       choose_rows(out, weights.data(), logits, renormalized, begin, end);
@@ -157,7 +157,7 @@ void CpuOps::route_grad(Stream& stream, Tensor dlogits, Tensor dweights, const R
   const RoutingSize size = expect_route_grad("route_grad", dlogits, dweights, routing, logits, counts);
   const RouteGrad grad{dlogits, dweights, routing, logits, renormalized, counts, balance_scale};
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("route_grad", [=, &pool] {
+  cpu(stream).enqueue("route_grad", WorkCategory::memory_bound, [=, &pool] {
     pool.parallel_for(size.tokens, row_grain(size.experts), [&](std::int64_t begin, std::int64_t end) {
       grad.dlogits.dtype() == DType::bf16 ? route_grad_rows<bf16>(grad, begin, end)
                                           : route_grad_rows<float>(grad, begin, end);
@@ -169,7 +169,7 @@ void CpuOps::router_load(Stream& stream, Tensor counts, Tensor shares, const Rou
                          Accumulate mode) {
   expect_router_load("router_load", counts, shares, routing, logits);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("router_load", [=, &pool] {
+  cpu(stream).enqueue("router_load", WorkCategory::memory_bound, [=, &pool] {
     load_counts(counts, routing.offsets, mode);
     load_shares(pool, shares, logits, mode);
   });
@@ -177,7 +177,7 @@ void CpuOps::router_load(Stream& stream, Tensor counts, Tensor shares, const Rou
 
 void CpuOps::add_router_loss(Stream& stream, Tensor losses, Tensor targets, Tensor counts, Tensor shares, float scale) {
   expect_router_loss("add_router_loss", losses, targets, counts, shares);
-  cpu(stream).enqueue("add_router_loss", [=] {
+  cpu(stream).enqueue("add_router_loss", WorkCategory::memory_bound, [=] {
     double sum = 0;
     for (std::int64_t e = 0; e < counts.dim(0); ++e)
       sum += static_cast<double>(counts.as<float>()[e]) * static_cast<double>(shares.as<float>()[e]);
