@@ -66,7 +66,8 @@ int run_bench_load(const BenchLoadOptions& options) {
     MemoryPlan plan;
     plan.add(dry->ledger());
     add_libraries(plan, device.kind(), runtime.host_pool().size());
-    require_fits(plan, device, "use a GPU with more memory", "use a machine with more memory");
+    const MemoryAdvice advice{"use a GPU with more memory", "use a machine with more memory"};
+    if (const auto refusal = room_of(device).misfit(plan, advice)) throw *refusal;
   }
   LoadingRing ring = make_loading_ring(device, model.layout());
   DeviceWeights weights(device, model.layout(), compute);

@@ -39,8 +39,9 @@ std::size_t dry_run(const ModelFiles& model, Runtime& runtime, DType compute, co
   plan.add(device->ledger());
   plan.add(MemoryKind::device, "activations", arena.high_water());
   add_libraries(plan, runtime.device().kind(), runtime.host_pool().size());
-  require_fits(plan, runtime.device(), "use fewer tokens at a time, or a GPU with more memory",
-               "use fewer tokens at a time, or a machine with more memory");
+  const MemoryAdvice advice{.for_device = "use fewer tokens at a time, or a GPU with more memory",
+                            .for_host = "use fewer tokens at a time, or a machine with more memory"};
+  if (const auto refusal = room_of(runtime.device()).misfit(plan, advice)) throw *refusal;
   return arena.high_water();
 }
 

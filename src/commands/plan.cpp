@@ -117,11 +117,7 @@ int run_plan(const PlanOptions& options) {
   PlanQuestion question = make_question(run, asked, plan_option_table());
   // The machine need not be there, so it may be asked for any other.
   question.askable = {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max()};
-  try {
-    require_state_fits(spec, machine, engine, request);
-  } catch (const MemoryRefusal& refusal) {
-    refuse(question, refusal);
-  }
+  if (const auto refusal = state_misfit(spec, machine, engine, request)) refuse(question, *refusal);
   const TrainingPlan plan = plan_or_refuse(question);
   SO_CHECK(plan.estimate && plan.run, "a plan for a GPU without an estimate");
   const SimulatedTimeline timeline = timeline_of(*plan.run);

@@ -80,12 +80,9 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   };
   {
     const PlanningMachine machine = planning_machine(runtime, compute, engine.moments, caps);
-    try {
-      require_state_fits(spec, machine, engine, request);
-    } catch (const MemoryRefusal& refusal) {
+    if (const auto refusal = state_misfit(spec, machine, engine, request))
       refuse(ask(machine, [&](const PlanKnobs& knobs) { return largest_shape(knobs, !options.eval_data.empty()); }),
-             refusal);
-    }
+             *refusal);
   }
   OutputDirectory output(options, origins);
   std::optional<ModelFiles> model;

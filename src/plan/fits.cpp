@@ -5,28 +5,68 @@
 #include "base/units.h"
 
 namespace so {
+namespace {
 
-void require_fits_machine(const MemoryPlan& plan, const PlanningMachine& machine, const std::string& for_device,
-                          const std::string& for_host) {
-  const DeviceMemory device = own_memory(machine);
-  require_fits(plan, machine.kind, usable_host(machine), machine.device_memory ? &device : nullptr, for_host,
-               for_device);
-  const std::size_t pinned = plan.total(MemoryKind::pinned);
-  if (!machine.lockable || pinned <= *machine.lockable) return;
-  // Whether the limit is for what a driver pins can only be tried (device/host_pages.h).
-  if (machine.pins_beyond && machine.pins_beyond(*machine.lockable)) return;
-  throw MemoryRefusal(
-      fmt::format("not enough memory that can be pinned: {} needed, {} available (RLIMIT_MEMLOCK, ulimit -l)",
-                  format_bytes(pinned), format_bytes(*machine.lockable)),
-      "raise the limit with 'ulimit -l unlimited', or with memlock in /etc/security/limits.conf", plan,
-      fmt::format("  pinned: {} needed, {} available (RLIMIT_MEMLOCK, ulimit -l): {} short\n", format_bytes(pinned),
-                  format_bytes(*machine.lockable), format_bytes(pinned - *machine.lockable)));
+// The largest entry that `counts`; null if there is none.
+template <class Counts>
+const MemoryPlan::Entry* largest(const MemoryPlan& plan, Counts counts) {
+  const MemoryPlan::Entry* found = nullptr;
+  for (const MemoryPlan::Entry& entry : plan.entries)
+    if (counts(entry) && (!found || entry.bytes > found->bytes)) found = &entry;
+  return found;
 }
 
-void require_fits(const MemoryPlan& plan, Device& device, const std::string& for_device, const std::string& for_host) {
-  const auto budget = device_budget(device);
-  const DeviceMemory own{device.name(), budget.value_or(0)};
-  require_fits(plan, device.kind(), available_host_memory(), budget ? &own : nullptr, for_host, for_device);
+}  // namespace
+
+std::string MemoryRoom::short_of(const MemoryPlan& plan) const {
+  std::string text;
+  const auto line = [&](const std::string& memory, std::size_t needed, std::size_t available, const std::string& by) {
+    if (needed > available)
+      text += fmt::format("  {}: {} needed, {} available ({}): {} short\n", memory, format_bytes(needed),
+                          format_bytes(available), by, format_bytes(needed - available));
+  };
+  if (device) line(device->name, plan.total(MemoryKind::device), device->available, device->limited_by);
+  line("host", plan.host_total(kind), host.available, host.limited_by);
+  return text;
+}
+
+std::optional<MemoryRefusal> MemoryRoom::misfit(const MemoryPlan& plan, const MemoryAdvice& advice) const {
+  const auto refusal = [&](const std::string& where, std::size_t needed, std::size_t available, const std::string& by,
+                           const std::string& what_helps, const auto& counts) {
+    const auto* most = largest(plan, counts);
+    return MemoryRefusal(
+        fmt::format("not enough memory{}: {} needed (most of it: {}, {}), {} available ({})", where,
+                    format_bytes(needed), most->name, format_bytes(most->bytes), format_bytes(available), by),
+        what_helps, plan, short_of(plan));
+  };
+  if (device && plan.total(MemoryKind::device) > device->available)
+    return refusal(" on " + device->name, plan.total(MemoryKind::device), device->available, device->limited_by,
+                   advice.for_device, [](const MemoryPlan::Entry& entry) { return entry.kind == MemoryKind::device; });
+  if (plan.host_total(kind) > host.available)
+    return refusal("", plan.host_total(kind), host.available, host.limited_by, advice.for_host,
+                   [&](const MemoryPlan::Entry& entry) { return MemoryPlan::on_host(entry.kind, kind); });
+  const std::size_t pinned = plan.total(MemoryKind::pinned);
+  if (!lockable || pinned <= *lockable) return std::nullopt;
+  // Whether the limit is for what a driver pins can only be tried (device/host_pages.h).
+  if (pins_beyond && pins_beyond(*lockable)) return std::nullopt;
+  return MemoryRefusal(
+      fmt::format("not enough memory that can be pinned: {} needed, {} available (RLIMIT_MEMLOCK, ulimit -l)",
+                  format_bytes(pinned), format_bytes(*lockable)),
+      "raise the limit with 'ulimit -l unlimited', or with memlock in /etc/security/limits.conf", plan,
+      fmt::format("  pinned: {} needed, {} available (RLIMIT_MEMLOCK, ulimit -l): {} short\n", format_bytes(pinned),
+                  format_bytes(*lockable), format_bytes(pinned - *lockable)));
+}
+
+MemoryRoom room_of(const PlanningMachine& machine) {
+  MemoryRoom room{machine.kind, usable_host(machine), std::nullopt, machine.lockable, machine.pins_beyond};
+  if (machine.device_memory) room.device = own_memory(machine);
+  return room;
+}
+
+MemoryRoom room_of(Device& device) {
+  MemoryRoom room{device.kind(), available_host_memory(), std::nullopt, std::nullopt, nullptr};
+  if (const auto budget = device_budget(device)) room.device = DeviceMemory{device.name(), *budget};
+  return room;
 }
 
 }  // namespace so

@@ -1,6 +1,9 @@
-// Whether a memory plan fits the machine that it is made for.
+// Whether a table of memory fits the machine that it is made for. This is the one place that says so.
 #pragma once
 
+#include <cstddef>
+#include <functional>
+#include <optional>
 #include <string>
 
 #include "plan/machine/planning_machine.h"
@@ -8,12 +11,27 @@
 
 namespace so {
 
-// Throws MemoryRefusal for a plan that exceeds what the machine has: `for_device` and `for_host` say what helps.
-void require_fits_machine(const MemoryPlan& plan, const PlanningMachine& machine, const std::string& for_device,
-                          const std::string& for_host);
-// Refuses a plan that exceeds the memory of the host, or of a device that has its own. `device_advice` and
-// `host_advice` say what helps.
-void require_fits(const MemoryPlan& plan, Device& device, const std::string& device_advice,
-                  const std::string& host_advice);
+// What helps if the memory of the device, or that of the host, is short.
+struct MemoryAdvice {
+  std::string for_device, for_host;
+};
+
+// What a plan may have of each memory, and what limits it.
+struct MemoryRoom {
+  DeviceKind kind = DeviceKind::cpu;
+  HostMemory host;
+  std::optional<DeviceMemory> device;  // none: it has no memory of its own
+  // What this process may lock, if that is limited; and whether the device pins more than that all the same.
+  std::optional<std::size_t> lockable;
+  std::function<bool(std::size_t bytes)> pins_beyond;
+
+  // Returns nothing if the plan fits; else what is short: how much is needed and of what most, how much there is and
+  // what limits it, and what would help.
+  std::optional<MemoryRefusal> misfit(const MemoryPlan& plan, const MemoryAdvice& advice = {}) const;
+  // Returns a line for each of the two memories that the plan exceeds: needed, there, short; by what limited.
+  std::string short_of(const MemoryPlan& plan) const;
+};
+MemoryRoom room_of(const PlanningMachine& machine);  // with what the user lets the run have
+MemoryRoom room_of(Device& device);                  // as the machine is now
 
 }  // namespace so

@@ -75,47 +75,4 @@ std::string MemoryPlan::table() const {
   return text;
 }
 
-namespace {
-
-// The largest entry that `counts`; null if there is none.
-template <class Counts>
-const MemoryPlan::Entry* largest(const MemoryPlan& plan, Counts counts) {
-  const MemoryPlan::Entry* found = nullptr;
-  for (const MemoryPlan::Entry& entry : plan.entries)
-    if (counts(entry) && (!found || entry.bytes > found->bytes)) found = &entry;
-  return found;
-}
-
-}  // namespace
-
-std::string short_of(const MemoryPlan& plan, DeviceKind kind, const HostMemory& host, const DeviceMemory* device) {
-  std::string text;
-  const auto line = [&](const std::string& memory, std::size_t needed, std::size_t available, const std::string& by) {
-    if (needed > available)
-      text += fmt::format("  {}: {} needed, {} available ({}): {} short\n", memory, format_bytes(needed),
-                          format_bytes(available), by, format_bytes(needed - available));
-  };
-  if (device) line(device->name, plan.total(MemoryKind::device), device->available, device->limited_by);
-  line("host", plan.host_total(kind), host.available, host.limited_by);
-  return text;
-}
-
-void require_fits(const MemoryPlan& plan, DeviceKind kind, const HostMemory& host, const DeviceMemory* device,
-                  const std::string& for_host, const std::string& for_device) {
-  const auto refuse = [&](const std::string& where, std::size_t needed, std::size_t available, const std::string& by,
-                          const std::string& advice, const auto& counts) {
-    const auto* most = largest(plan, counts);
-    throw MemoryRefusal(
-        fmt::format("not enough memory{}: {} needed (most of it: {}, {}), {} available ({})", where,
-                    format_bytes(needed), most->name, format_bytes(most->bytes), format_bytes(available), by),
-        advice, plan, short_of(plan, kind, host, device));
-  };
-  if (device && plan.total(MemoryKind::device) > device->available)
-    refuse(" on " + device->name, plan.total(MemoryKind::device), device->available, device->limited_by, for_device,
-           [](const MemoryPlan::Entry& entry) { return entry.kind == MemoryKind::device; });
-  if (plan.host_total(kind) > host.available)
-    refuse("", plan.host_total(kind), host.available, host.limited_by, for_host,
-           [&](const MemoryPlan::Entry& entry) { return MemoryPlan::on_host(entry.kind, kind); });
-}
-
 }  // namespace so

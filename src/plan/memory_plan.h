@@ -80,12 +80,4 @@ class MemoryRefusal : public Error {
   std::string short_of_;
 };
 
-// A line for each of the two memories that the plan exceeds: needed, there, short; by what limited.
-std::string short_of(const MemoryPlan& plan, DeviceKind kind, const HostMemory& host, const DeviceMemory* device);
-
-// Throws MemoryRefusal if the plan exceeds the memory of the host, or of a device that has its own (null: none): how
-// much is needed and of what most, how much there is and what limits it, and what would help.
-void require_fits(const MemoryPlan& plan, DeviceKind kind, const HostMemory& host, const DeviceMemory* device,
-                  const std::string& for_host, const std::string& for_device);
-
 }  // namespace so

@@ -138,27 +138,23 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
   return plan;
 }
 
-bool fits(const MemoryPlan& plan, const PlanningMachine& machine) {
-  return plan.host_total(machine.kind) <= usable_host(machine).available &&
-         (!machine.device_memory || plan.total(MemoryKind::device) <= *machine.device_memory);
-}
-
-void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine, const EngineSettings& engine,
-                        const OffloadRequest& request) {
+std::optional<MemoryRefusal> state_misfit(const DecoderSpec& spec, const PlanningMachine& machine,
+                                          const EngineSettings& engine, const OffloadRequest& request) {
   const ParameterLayout layout(make_parameters(spec));
   const int device_units = requested_device_units(request, layout, machine.kind);
   const MemoryPlan plan = least_memory(layout, machine, engine, engine.moments, device_units);
   std::string advice =
       fmt::format("the model has {:.3g} billion parameters; ", static_cast<double>(layout.elements()) / 1e9);
-  if (engine.moments == DType::f32 && fits(least_memory(layout, machine, engine, DType::bf16, device_units), machine))
+  const MemoryRoom room = room_of(machine);
+  if (engine.moments == DType::f32 && !room.misfit(least_memory(layout, machine, engine, DType::bf16, device_units)))
     advice +=
         "keep AdamW's moments in bf16 (--optimizer_state_dtype "
         "bf16, which train wants with --adam_beta2 0.996 or less), ";
   const std::string smaller = "train a smaller one or use a ";
-  require_fits_machine(plan, machine,
-                       advice + (device_units > 0 ? "use --offload_optimizer cpu without --offload_ratio, " : "") +
+  return room.misfit(
+      plan, {.for_device = advice + (device_units > 0 ? "use --offload_optimizer cpu without --offload_ratio, " : "") +
                            smaller + "GPU with more memory",
-                       advice + smaller + "machine with more memory");
+             .for_host = advice + smaller + "machine with more memory"});
 }
 
 }  // namespace so

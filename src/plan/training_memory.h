@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "model/spec.h"
@@ -50,13 +51,11 @@ StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units
 // exact.
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const EngineSettings& engine,
                         DType moments, int device_units);
-// Whether so much is there, of memory that is not pinned.
-bool fits(const MemoryPlan& plan, const PlanningMachine& machine);
 
-// Refuses, from the config alone, a model whose weights, gradients and optimizer state exceed the memory of the host or
-// of the device, before its files are opened.
-void require_state_fits(const DecoderSpec& spec, const PlanningMachine& machine, const EngineSettings& engine,
-                        const OffloadRequest& request);
+// Returns what is short, by the config alone, for a model whose weights, gradients and optimizer state exceed the
+// memory of the host or of the device: before its files are opened. Nothing if they fit.
+std::optional<MemoryRefusal> state_misfit(const DecoderSpec& spec, const PlanningMachine& machine,
+                                          const EngineSettings& engine, const OffloadRequest& request);
 
 // Books what the libraries behind a device take beside what is allocated through it.
 void add_libraries(MemoryPlan& plan, DeviceKind kind, int host_threads);

@@ -70,7 +70,7 @@ void add_activations(const DecoderSpec& spec, const PlanningMachine& machine, co
   const std::size_t inputs_on_host = kept_host_bytes(spec, plan.decoder.compute, plan.shape, plan.decoder.keep);
   plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes, once_loaded);
   if (inputs_on_host > 0) plan.memory.add(MemoryKind::pinned, "layer inputs", inputs_on_host);
-  require_fits_machine(plan.memory, machine, for_device, host_advice);
+  if (const auto refusal = room_of(machine).misfit(plan.memory, {for_device, host_advice})) throw *refusal;
   if (machine.device_cap) plan.limits.device = plan.memory.allocatable(*machine.device_cap, machine.kind, true);
   if (machine.host_cap) plan.limits.host = plan.memory.allocatable(*machine.host_cap, machine.kind, false);
   plan.memory.add_beside(MemoryKind::pageable, "program and data so far", machine.held.value_or(resident_bytes()));
@@ -208,10 +208,9 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
       for (std::int64_t keep = 1; keep < std::ssize(in.keeps); ++keep)
         least = std::min(least, in.activation_bytes(keep));
       memory.add(MemoryKind::device, "activations", least, once_loaded);
-      const DeviceMemory device = own_memory(machine);
-      HostMemory host = usable_host(machine);
-      host.available = std::min(host.available, in.host_budget);
-      std::string lines = short_of(memory, machine.kind, host, &device);
+      MemoryRoom room = room_of(machine);
+      room.host.available = std::min(room.host.available, in.host_budget);
+      std::string lines = room.short_of(memory);
       throw MemoryRefusal(nothing.brief, nothing.advice, std::move(memory), std::move(lines));
     }
   }();
@@ -370,7 +369,7 @@ bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const
   // Soon seen of a model that is far too large, whose plan would take long.
   const int device_units = requested_device_units(request, layout, machine.kind);
   engine.gradients = choose_gradient_dtype(engine.compute, shape.micro_batches);
-  if (!so::fits(least_memory(layout, machine, engine, engine.moments, device_units), machine)) return false;
+  if (room_of(machine).misfit(least_memory(layout, machine, engine, engine.moments, device_units))) return false;
   bool fits = true;
   // What may be locked only a whole plan knows.
   const bool lock_limited = machine.lockable && !(machine.pins_beyond && machine.pins_beyond(*machine.lockable));

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "device/device.h"
+#include "plan/fits.h"
 
 namespace so {
 namespace {
@@ -91,13 +92,11 @@ struct Refused {
   std::string what, brief, short_of;
 };
 Refused refusal(DeviceKind kind, std::size_t host, const DeviceMemory* device = nullptr) {
-  try {
-    require_fits(example(), kind, {host, "cgroup /box"}, device, "buy more", "buy another");
-  } catch (const MemoryRefusal& error) {
-    EXPECT_EQ(error.plan().entries.size(), example().entries.size());
-    return {error.what(), error.brief(), error.short_of()};
-  }
-  return {};
+  const MemoryRoom room{kind, {host, "cgroup /box"}, device ? std::optional(*device) : std::nullopt, {}, nullptr};
+  const auto error = room.misfit(example(), {.for_device = "buy another", .for_host = "buy more"});
+  if (!error) return {};
+  EXPECT_EQ(error->plan().entries.size(), example().entries.size());
+  return {error->what(), error->brief(), error->short_of()};
 }
 
 TEST(MemoryPlan, WhatFitsIsAccepted) {
@@ -105,7 +104,7 @@ TEST(MemoryPlan, WhatFitsIsAccepted) {
   EXPECT_EQ(refusal(DeviceKind::cuda, 8'300'000'999).what, "");
   const DeviceMemory gpu{"GPU", 10'500'000'000};
   EXPECT_EQ(refusal(DeviceKind::cuda, 8'300'000'999, &gpu).what, "");
-  require_fits(MemoryPlan(), DeviceKind::cpu, {0, "nothing"}, nullptr, "", "");
+  EXPECT_FALSE((MemoryRoom{DeviceKind::cpu, {0, "nothing"}, {}, {}, nullptr}).misfit(MemoryPlan()).has_value());
 }
 
 TEST(MemoryPlan, WhatDoesNotFitIsRefusedWithTheReason) {

@@ -325,12 +325,12 @@ TEST(PlanTraining, OnTheCpuTheHostOwnsAllUnlessAsked) {
   expect_in(refusal([&] { poor.plan(small_llama(), shape); }), {"not enough memory", "--batch_size"});
 }
 
-TEST(RequireStateFits, LooksAtTheConfigAlone) {
+TEST(StateMisfit, LooksAtTheConfigAlone) {
   EngineSettings engine;
   engine.compute = engine.gradients = DType::bf16;
   const auto check = [&](DeviceKind kind, double device_gb, double host_gb, const OffloadRequest& request) {
     FakeMachine machine(kind, device_gb, host_gb);
-    require_state_fits(qwen3_14b(), machine.machine, engine, request);
+    if (const auto short_of = state_misfit(qwen3_14b(), machine.machine, engine, request)) throw *short_of;
   };
   EXPECT_NO_THROW(check(DeviceKind::cuda, 70, 170, {}));
   EXPECT_NO_THROW(check(DeviceKind::cuda, 141, 100, {}));
@@ -401,7 +401,7 @@ TEST(PlanTraining, OnOneGpuWhatFitsIsPlannedAndTheRestRefused) {
       engine.compute = engine.gradients = DType::bf16;
       engine.moments = c.moments;
       expect_in(refusal([&] {
-                  require_state_fits(s, h200.machine, engine, {});
+                  if (const auto short_of = state_misfit(s, h200.machine, engine, {})) throw *short_of;
                   h200.plan(s, four_rows);
                 }),
                 {"GB"});
@@ -449,21 +449,22 @@ class FakeGpu final : public Device {
   std::size_t free_;
 };
 
-TEST(RequireFits, ChecksTheDevicesOwnMemoryAndTheHosts) {
+TEST(MemoryRoom, IsTheDevicesOwnMemoryAndTheHosts) {
   MemoryPlan plan;
   plan.add(MemoryKind::device, "weights", 700);
   plan.add(MemoryKind::device, "activations", 300);
   plan.add(MemoryKind::pinned, "ring", 10);
   FakeGpu enough(1000), short_of(999);
-  EXPECT_NO_THROW(require_fits(plan, enough, "device", "host"));
-  expect_in(refusal([&] { require_fits(plan, short_of, "buy another", "host"); }),
+  EXPECT_FALSE(room_of(enough).misfit(plan).has_value());
+  expect_in(std::string(room_of(short_of).misfit(plan, {"buy another", "host"}).value().what()),
             {"Fake GPU", "1000 bytes needed", "weights, 700 bytes", "999 bytes available", "buy another"});
   // What is held already is in the plan, and does not count as missing.
   FakeGpu holding(999 - 64);
   const Buffer scratch = holding.allocate(MemoryKind::device, 65, "ops scratch");
-  EXPECT_NO_THROW(require_fits(plan, holding, "device", "host"));
+  EXPECT_FALSE(room_of(holding).misfit(plan).has_value());
   plan.add(MemoryKind::pageable, "optimizer state", std::size_t{1} << 60);
-  expect_in(refusal([&] { require_fits(plan, enough, "device", "use less"); }), {"optimizer state", "use less"});
+  expect_in(std::string(room_of(enough).misfit(plan, {"device", "use less"}).value().what()),
+            {"optimizer state", "use less"});
 }
 
 }  // namespace
