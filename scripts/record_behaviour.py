@@ -26,7 +26,6 @@ little host memory (group "squeezed") leave room for some or none.
 Needs Python 3.9 and nothing else; a few minutes on two cores. With --device cuda it takes a build with CUDA and a GPU.
 """
 import argparse
-import fnmatch
 import json
 import pathlib
 import sys
@@ -43,7 +42,8 @@ def main():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("--compare", type=pathlib.Path, nargs=2, metavar="DIR")
-    parser.add_argument("--only", metavar="PATTERN", help="only the cases whose GROUP: NAME matches")
+    parser.add_argument("--only", metavar="PATTERN", action="append", help="only the cases whose GROUP: NAME matches; "
+                        "may be given several times")
     parser.add_argument("--all", action="store_true", help="show every difference, whole")
     arguments = parser.parse_args()
     if arguments.compare:
@@ -62,7 +62,7 @@ def record(arguments):
         recorder = recording.Recorder(arguments.binary, arguments.device, pathlib.Path(scratch))
         models = recorder.lay_out(cases.TEXTS)
         wanted = [case for case in unrolled.all_cases(models, arguments.device)
-                  if not arguments.only or fnmatch.fnmatch(f"{case[0]}: {case[1]}", arguments.only)]
+                  if comparing.matches(f"{case[0]}: {case[1]}", arguments.only)]
         found = recorder.record(wanted, arguments.jobs)
     arguments.output.mkdir(parents=True, exist_ok=True)
     for group, seen in found.items():

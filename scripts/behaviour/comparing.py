@@ -7,6 +7,10 @@ MISSING = "(not there)"
 SHOWN = 3  # differences of one kind that are told with their values
 
 
+def matches(case, patterns):
+    return not patterns or any(fnmatch.fnmatch(case, pattern) for pattern in patterns)
+
+
 def differences(a, b, path=()):
     """(path, value, other value) of every leaf that differs."""
     if isinstance(a, dict) and isinstance(b, dict):
@@ -47,7 +51,7 @@ def compare(a, b, only, show_all):
     for group in sorted({**a, **b}):
         for name in {**a.get(group, {}), **b.get(group, {})}:
             case = f"{group}: {name}"
-            if only and not fnmatch.fnmatch(case, only):
+            if not matches(case, only):
                 continue
             total += 1
             pair = [side.get(group, {}).get(name, MISSING) for side in (a, b)]
