@@ -59,13 +59,13 @@ int run_bench_load(const BenchLoadOptions& options) {
   Runtime runtime(options.device, options.cpu_threads);
   Device& device = runtime.device();
   {
-    const auto dry = make_dry_device(device.kind());
+    const auto dry = make_dry_device(backend_of(device));
     const DeviceWeights weights(*dry, model.layout(), compute);
     // The loader's, and the one of the measurements beside it.
     const LoadingRing rings[] = {make_loading_ring(*dry, model.layout()), make_loading_ring(*dry, model.layout())};
     MemoryPlan plan;
     plan.add(dry->ledger());
-    add_libraries(plan, device.kind(), runtime.host_pool().size());
+    add_libraries(plan, backend_of(device), runtime.host_pool().size());
     const MemoryAdvice advice{"use a GPU with more memory", "use a machine with more memory"};
     if (const auto refusal = room_of(device).misfit(plan, advice)) throw *refusal;
   }

@@ -15,7 +15,7 @@ ModelShape model_shape(const InferenceShape& shape) {
 std::size_t dry_run(const ModelFiles& model, Runtime& runtime, DType compute, const InferenceShape& shape,
                     const DecoderSettings& settings) {
   const DecoderSpec& spec = model.spec();
-  const auto device = make_dry_device(runtime.device().kind());
+  const auto device = make_dry_device(backend_of(runtime.device()));
   const auto ops = make_ops(*device);
   const auto stream = device->create_stream("compute");
   DeviceWeights weights(*device, model.layout(), compute);
@@ -38,7 +38,7 @@ std::size_t dry_run(const ModelFiles& model, Runtime& runtime, DType compute, co
   MemoryPlan plan;
   plan.add(device->ledger());
   plan.add(MemoryKind::device, "activations", arena.high_water());
-  add_libraries(plan, runtime.device().kind(), runtime.host_pool().size());
+  add_libraries(plan, backend_of(runtime.device()), runtime.host_pool().size());
   const MemoryAdvice advice{.for_device = "use fewer tokens at a time, or a GPU with more memory",
                             .for_host = "use fewer tokens at a time, or a machine with more memory"};
   if (const auto refusal = room_of(runtime.device()).misfit(plan, advice)) throw *refusal;
@@ -51,7 +51,7 @@ Inference::Inference(const ModelFiles& model, Runtime& runtime, DType compute, c
     : stream_(runtime.device().create_stream("compute")) {
   DecoderSettings settings;
   settings.compute = compute;
-  settings.loss_chunk_rows = choose_loss_chunk(runtime.device().kind(), model.spec().vocab);
+  settings.loss_chunk_rows = choose_loss_chunk(backend_of(runtime.device()), model.spec().vocab);
   const std::size_t activation_bytes = dry_run(model, runtime, compute, shape, settings);
 
   weights_ = std::make_unique<DeviceWeights>(runtime.device(), model.layout(), compute);

@@ -15,6 +15,7 @@
 #include "checkpoint/export.h"
 #include "commands/commands.h"
 #include "commands/parse.h"
+#include "device/backend.h"
 #include "io/output_file.h"
 #include "io/presets.h"
 #include "io/trace_file.h"
@@ -35,7 +36,7 @@ namespace {
 
 // What the user says the run may have goes before what the hardware has.
 PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool, const MemoryCaps& caps) {
-  PlanningMachine machine{.kind = DeviceKind::cuda,
+  PlanningMachine machine{.backend = &cuda_backend(),
                           .name = hardware.name,
                           .device_memory = hardware.device_memory,
                           .device_limited_by = "what the hardware file says",
@@ -93,7 +94,7 @@ int run_plan(const PlanOptions& options) {
   const ParameterLayout layout(make_parameters(spec));
   // Threads that are never started on anything: their number counts.
   ThreadPool pool("planned", std::vector<int>(static_cast<std::size_t>(hardware.host_threads), 0), false);
-  const MemoryCaps caps = memory_caps(DeviceKind::cuda, options.device_memory, options.host_memory);
+  const MemoryCaps caps = memory_caps(cuda_backend(), options.device_memory, options.host_memory);
   const PlanningMachine machine = machine_of(hardware, pool, caps);
   const auto shape_of = [](const PlanKnobs& knobs) {
     TrainingShape shape;
@@ -132,7 +133,7 @@ int run_plan(const PlanOptions& options) {
   const double tokens = static_cast<double>(shape.micro_batch_tokens * shape.micro_batches);
   const double share = host_share(layout, plan.engine.device_units);
   const Budget device{plan.memory.total(MemoryKind::device), *machine.device_memory},
-      host{plan.memory.host_total(DeviceKind::cuda), caps.host.value_or(hardware.host_memory)};
+      host{plan.memory.host_total(cuda_backend()), caps.host.value_or(hardware.host_memory)};
   const SavedBytes disk = saved_bytes(exported_bytes(layout, compute), parameter_count(spec), compute, "");
   if (options.json) {
     nlohmann::ordered_json memory = nlohmann::ordered_json::array();

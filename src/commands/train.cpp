@@ -18,6 +18,7 @@
 #include "commands/parse.h"
 #include "data/dataset.h"
 #include "data/model_encoder.h"
+#include "device/backend.h"
 #include "io/atomic_directory.h"
 #include "io/output_file.h"
 #include "io/temporary_cache.h"
@@ -66,7 +67,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   engine.moments = moments_dtype(options.optimizer_state_dtype);
   const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.streamed_layers,
                                options.cast_side};
-  const MemoryCaps caps = memory_caps(runtime.device().kind(), options.device_memory, options.host_memory);
+  const MemoryCaps caps = memory_caps(backend_of(runtime.device()), options.device_memory, options.host_memory);
   const PlanKnobs asked = knobs_of(options);
   engine.bucket_elements = options.bucket_size / static_cast<std::int64_t>(sizeof(float));
   const ParameterLayout layout(make_parameters(spec));
@@ -179,8 +180,9 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   log_info("{}", output_line(options));
   if (options.bench_steps == 0) log_info("{}", disk.line(free_space(options.output_dir)));
   log_detail("{}", settings_log(train_option_table().view(options), origins));
-  log_detail("memory plan:\n{}  in all {}", plan.memory.table(), format_bytes(plan.memory.host_total(device.kind())));
-  if (device.kind() == DeviceKind::cpu && origins.given("pin_memory"))
+  log_detail("memory plan:\n{}  in all {}", plan.memory.table(),
+             format_bytes(plan.memory.host_total(backend_of(device))));
+  if (!backend_of(device).own_memory && origins.given("pin_memory"))
     log_info("pin_memory has nothing to choose on the CPU device: there is one kind of memory");
 
   if (options.dry_run) {

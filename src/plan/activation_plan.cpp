@@ -30,8 +30,8 @@ class DrySink final : public GradientSink {
 }  // namespace
 
 struct ActivationSizer::Dry {
-  Dry(const ParameterLayout& layout, DeviceKind kind)
-      : device(make_dry_device(kind)),
+  Dry(const ParameterLayout& layout, const Backend& backend)
+      : device(make_dry_device(backend)),
         ops(make_ops(*device)),
         stream(device->create_stream("compute")),
         weights(*device, layout, DType::bf16) {}
@@ -41,9 +41,9 @@ struct ActivationSizer::Dry {
   DeviceWeights weights;  // views only
 };
 
-ActivationSizer::ActivationSizer(const DecoderSpec& spec, const ParameterLayout& layout, DeviceKind kind,
+ActivationSizer::ActivationSizer(const DecoderSpec& spec, const ParameterLayout& layout, const Backend& backend,
                                  const TrainingShape& shape)
-    : spec_(spec), layout_(layout), shape_(shape), dry_(std::make_unique<Dry>(layout, kind)) {}
+    : spec_(spec), layout_(layout), shape_(shape), dry_(std::make_unique<Dry>(layout, backend)) {}
 
 ActivationSizer::~ActivationSizer() = default;
 

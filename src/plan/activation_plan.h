@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "device/backend.h"
 #include "model/model_on_device.h"
 #include "plan/offload_plan.h"
 
@@ -32,7 +33,8 @@ std::vector<std::int32_t> usual_documents(const TrainingShape& shape);
 // Sizes on a device of `kind`. A size costs a fraction of a millisecond to find.
 class ActivationSizer {
  public:
-  ActivationSizer(const DecoderSpec& spec, const ParameterLayout& layout, DeviceKind kind, const TrainingShape& shape);
+  ActivationSizer(const DecoderSpec& spec, const ParameterLayout& layout, const Backend& backend,
+                  const TrainingShape& shape);
   ~ActivationSizer();
 
   // The high-water mark of a training step or an evaluation, whichever is more.

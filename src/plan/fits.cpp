@@ -26,7 +26,7 @@ std::string MemoryRoom::short_of(const MemoryPlan& plan) const {
                           format_bytes(available), by, format_bytes(needed - available));
   };
   if (device) line(device->name, plan.total(MemoryKind::device), device->available, device->limited_by);
-  line("host", plan.host_total(kind), host.available, host.limited_by);
+  line("host", plan.host_total(*backend), host.available, host.limited_by);
   return text;
 }
 
@@ -42,9 +42,9 @@ std::optional<MemoryRefusal> MemoryRoom::misfit(const MemoryPlan& plan, const Me
   if (device && plan.total(MemoryKind::device) > device->available)
     return refusal(" on " + device->name, plan.total(MemoryKind::device), device->available, device->limited_by,
                    advice.for_device, [](const MemoryPlan::Entry& entry) { return entry.kind == MemoryKind::device; });
-  if (plan.host_total(kind) > host.available)
-    return refusal("", plan.host_total(kind), host.available, host.limited_by, advice.for_host,
-                   [&](const MemoryPlan::Entry& entry) { return MemoryPlan::on_host(entry.kind, kind); });
+  if (plan.host_total(*backend) > host.available)
+    return refusal("", plan.host_total(*backend), host.available, host.limited_by, advice.for_host,
+                   [&](const MemoryPlan::Entry& entry) { return MemoryPlan::on_host(entry.kind, *backend); });
   const std::size_t pinned = plan.total(MemoryKind::pinned);
   if (!lockable || pinned <= *lockable) return std::nullopt;
   // Whether the limit is for what a driver pins can only be tried (device/host_pages.h).
@@ -58,13 +58,13 @@ std::optional<MemoryRefusal> MemoryRoom::misfit(const MemoryPlan& plan, const Me
 }
 
 MemoryRoom room_of(const PlanningMachine& machine) {
-  MemoryRoom room{machine.kind, usable_host(machine), std::nullopt, machine.lockable, machine.pins_beyond};
+  MemoryRoom room{machine.backend, usable_host(machine), std::nullopt, machine.lockable, machine.pins_beyond};
   if (machine.device_memory) room.device = own_memory(machine);
   return room;
 }
 
 MemoryRoom room_of(Device& device) {
-  MemoryRoom room{device.kind(), available_host_memory(), std::nullopt, std::nullopt, nullptr};
+  MemoryRoom room{&backend_of(device), available_host_memory(), std::nullopt, std::nullopt, nullptr};
   if (const auto budget = device_budget(device)) room.device = DeviceMemory{device.name(), *budget};
   return room;
 }

@@ -18,7 +18,7 @@ struct MemoryAdvice {
 
 // What a plan may have of each memory, and what limits it.
 struct MemoryRoom {
-  DeviceKind kind = DeviceKind::cpu;
+  const Backend* backend = &cpu_backend();
   HostMemory host;
   std::optional<DeviceMemory> device;  // none: it has no memory of its own
   // What this process may lock, if that is limited; and whether the device pins more than that all the same.

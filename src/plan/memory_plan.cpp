@@ -45,15 +45,15 @@ std::size_t MemoryPlan::total(MemoryKind kind, Phases within) const {
   return most(*this, within, [&](const Entry& entry) { return entry.kind == kind; });
 }
 
-bool MemoryPlan::on_host(MemoryKind kind, DeviceKind device) {
-  return kind != MemoryKind::device || device == DeviceKind::cpu;
+bool MemoryPlan::on_host(MemoryKind kind, const Backend& device) {
+  return kind != MemoryKind::device || !device.own_memory;
 }
 
-std::size_t MemoryPlan::host_total(DeviceKind device, Phases within) const {
+std::size_t MemoryPlan::host_total(const Backend& device, Phases within) const {
   return most(*this, within, [&](const Entry& entry) { return on_host(entry.kind, device); });
 }
 
-std::size_t MemoryPlan::allocatable(std::size_t bytes, DeviceKind device, bool own) const {
+std::size_t MemoryPlan::allocatable(std::size_t bytes, const Backend& device, bool own) const {
   const auto here = [&](const Entry& entry) { return on_host(entry.kind, device) != own; };
   const std::size_t all = most(*this, every_phase, here),
                     allocated =

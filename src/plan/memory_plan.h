@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "device/backend.h"
 #include "device/device.h"
 #include "plan/machine/host_memory.h"
 
@@ -52,11 +53,11 @@ struct MemoryPlan {
   // The most of any of the phases in `within`.
   std::size_t total(MemoryKind kind, Phases within = every_phase) const;
   // Says whether memory of this kind is the host's: on the CPU device all kinds are.
-  static bool on_host(MemoryKind kind, DeviceKind device);
-  std::size_t host_total(DeviceKind device, Phases within = every_phase) const;
+  static bool on_host(MemoryKind kind, const Backend& device);
+  std::size_t host_total(const Backend& device, Phases within = every_phase) const;
   // Returns how much a Device may allocate if the run is to have `bytes` of the device's own memory (`own`) or of the
   // host's: the most that is planned for any phase, and what no phase uses.
-  std::size_t allocatable(std::size_t bytes, DeviceKind device, bool own) const;
+  std::size_t allocatable(std::size_t bytes, const Backend& device, bool own) const;
   // For people: a line an entry, kind by kind, the largest first; with its phase if it is held in one or two only.
   std::string table() const;
 };

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/units.h"
+#include "device/backend.h"
 #include "offload/engine_report.h"
 #include "plan/machine/host_memory.h"
 #include "plan/machine/measure.h"
@@ -64,7 +65,7 @@ std::vector<PlannedFigure> compare_with_plan(const TrainingPlan& plan, Device& d
   };
   add("device_bytes", plan.memory.total(MemoryKind::device), memory.device_bytes());
   add("pinned_bytes", plan.memory.total(MemoryKind::pinned), memory.pinned_bytes());
-  add("host_bytes", plan.memory.host_total(device.kind()), memory.host_bytes());
+  add("host_bytes", plan.memory.host_total(backend_of(device)), memory.host_bytes());
   return figures;
 }
 

@@ -14,12 +14,6 @@
 namespace so {
 namespace {
 
-// Device memory that the CUDA libraries take once they work: kernels loaded, cuBLAS and cuDNN handles. Less than a
-// tenth of this was seen on an H200; the rest is for other GPUs and fragmentation.
-constexpr std::size_t cuda_libraries = std::size_t{256} << 20;
-// Host memory of the driver and the libraries, kernels compiled at run time among them: 297 to 304 MB were seen.
-constexpr std::size_t cuda_libraries_host = 300'000'000;
-
 // What the host's own work takes in vectors and maps, a little above what was counted: in all at most a hundredth of
 // a model, but for very much data.
 void add_host_work(MemoryPlan& plan, const DecoderSpec& spec, const ParameterLayout& layout, const TrainingShape& shape,
@@ -49,7 +43,7 @@ void add_host_work(MemoryPlan& plan, const DecoderSpec& spec, const ParameterLay
 
 RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                     const TrainingShape& shape, const EngineSettings& settings, WeightOrigin origin) {
-  const auto device = make_dry_device(machine.kind);
+  const auto device = make_dry_device(*machine.backend);
   const auto ops = make_ops(*device);
   const auto ranks = make_single_communicator();
   const OffloadEngine engine(*device, *ops, *machine.pool, *ranks, layout, settings);
@@ -61,11 +55,11 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
   RunState state;
   state.memory.add(device->ledger());
   // Gone when the next phase begins, so not of the same books.
-  const auto while_it_loads = make_dry_device(machine.kind);
+  const auto while_it_loads = make_dry_device(*machine.backend);
   if (origin == WeightOrigin::files) const LoadingRing ring = make_loading_ring(*while_it_loads, layout);
   state.memory.add(while_it_loads->ledger(), while_loading);
   add_host_work(state.memory, spec, layout, shape, origin);
-  add_libraries(state.memory, machine.kind, machine.pool->size());
+  add_libraries(state.memory, *machine.backend, machine.pool->size());
   state.host_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(),
                                      [](const Bucket& bucket) { return bucket.owner() == Owner::host; });
   return state;
@@ -89,22 +83,17 @@ StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units
   return weights;
 }
 
-int requested_device_units(const OffloadRequest& request, const ParameterLayout& layout, DeviceKind kind) {
+int requested_device_units(const OffloadRequest& request, const ParameterLayout& layout, const Backend& backend) {
   if (request.device == OptimizerDevice::none) return layout.units();
   if (request.ratio >= 0) return device_units_for_ratio(layout, request.ratio);
-  return kind == DeviceKind::cpu ? 0 : -1;
+  return backend.own_memory ? -1 : 0;
 }
 
-void add_libraries(MemoryPlan& plan, DeviceKind kind, int host_threads) {
-  if (kind == DeviceKind::cuda) {
-    plan.add_beside(MemoryKind::device, "CUDA libraries (reserve)", cuda_libraries);
-    plan.add_beside(MemoryKind::pageable, "CUDA libraries", cuda_libraries_host);
-  }
-  // Matrix products pack their operands in buffers of the library's own, per thread; generated code, stacks and the
-  // buffers of files come to a few megabytes whatever the model. Both were measured.
-  if (kind == DeviceKind::cpu)
-    plan.add_beside(MemoryKind::pageable, "matrix product scratch",
-                    static_cast<std::size_t>(host_threads) * (std::size_t{4} << 20));
+void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads) {
+  for (const Backend::Reserve& reserve : backend.libraries)
+    plan.add_beside(reserve.kind, reserve.name,
+                    reserve.bytes * static_cast<std::size_t>(reserve.each_thread ? host_threads : 1));
+  // These come to a few megabytes whatever the model, as was measured.
   plan.add_beside(MemoryKind::pageable, "generated code, stacks, files", std::size_t{6} << 20);
 }
 
@@ -141,7 +130,7 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
 std::optional<MemoryRefusal> state_misfit(const DecoderSpec& spec, const PlanningMachine& machine,
                                           const EngineSettings& engine, const OffloadRequest& request) {
   const ParameterLayout layout(make_parameters(spec));
-  const int device_units = requested_device_units(request, layout, machine.kind);
+  const int device_units = requested_device_units(request, layout, *machine.backend);
   const MemoryPlan plan = least_memory(layout, machine, engine, engine.moments, device_units);
   std::string advice =
       fmt::format("the model has {:.3g} billion parameters; ", static_cast<double>(layout.elements()) / 1e9);

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "device/backend.h"
 #include "model/spec.h"
 #include "offload/engine.h"
 #include "options/train_options.h"
@@ -28,7 +29,7 @@ struct OffloadRequest {
 };
 // The units that the request leaves to the device; -1: to be chosen. On the CPU device, which has one kind of memory,
 // nothing is to be chosen: the host has all.
-int requested_device_units(const OffloadRequest& request, const ParameterLayout& layout, DeviceKind kind);
+int requested_device_units(const OffloadRequest& request, const ParameterLayout& layout, const Backend& backend);
 
 // Where the weights come from, which decides about what their loading takes.
 enum class WeightOrigin : std::uint8_t { files, random };
@@ -58,6 +59,6 @@ std::optional<MemoryRefusal> state_misfit(const DecoderSpec& spec, const Plannin
                                           const EngineSettings& engine, const OffloadRequest& request);
 
 // Books what the libraries behind a device take beside what is allocated through it.
-void add_libraries(MemoryPlan& plan, DeviceKind kind, int host_threads);
+void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads);
 
 }  // namespace so

@@ -23,11 +23,12 @@ constexpr const char* device_advice =
     "memory (--offload_optimizer cpu without --offload_ratio), or a GPU with more memory";
 
 // What may be kept, as numbers of choices, cheapest first.
-std::vector<std::int64_t> allowed_choices(std::int64_t layers, DeviceKind kind, Toggle activation_checkpointing) {
+std::vector<std::int64_t> allowed_choices(std::int64_t layers, const Backend& backend,
+                                          Toggle activation_checkpointing) {
   if (activation_checkpointing == Toggle::off) return {0};
   const std::int64_t on_device = keep_choices_on_device(layers);
-  // The CPU device's memory is the host's.
-  const std::int64_t end = kind == DeviceKind::cpu ? on_device : keep_choices(layers),
+  // Where the device's memory is the host's, inputs need not go there.
+  const std::int64_t end = backend.own_memory ? keep_choices(layers) : on_device,
                      first = activation_checkpointing == Toggle::on ? on_device - 1 : 0;
   std::vector<std::int64_t> choices(static_cast<std::size_t>(end - first));
   std::iota(choices.begin(), choices.end(), first);
@@ -42,12 +43,13 @@ std::size_t kept_host_bytes(const DecoderSpec& spec, DType compute, const Traini
 // Decides what layers keep, in what the rest of the plan leaves.
 void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                  Toggle activation_checkpointing, TrainingPlan& plan) {
-  plan.decoder.loss_chunk_rows = choose_loss_chunk(machine.kind, spec.vocab);
-  ActivationSizer sizer(spec, layout, machine.kind, plan.shape);
+  plan.decoder.loss_chunk_rows = choose_loss_chunk(*machine.backend, spec.vocab);
+  ActivationSizer sizer(spec, layout, *machine.backend, plan.shape);
   const std::size_t budget =
-      machine.device_memory ? beyond(*machine.device_memory, plan.memory.total(MemoryKind::device, once_loaded))
-                            : beyond(usable_host_budget(machine), plan.memory.host_total(machine.kind, once_loaded));
-  const std::vector<std::int64_t> choices = allowed_choices(spec.layers, machine.kind, activation_checkpointing);
+      machine.device_memory
+          ? beyond(*machine.device_memory, plan.memory.total(MemoryKind::device, once_loaded))
+          : beyond(usable_host_budget(machine), plan.memory.host_total(*machine.backend, once_loaded));
+  const std::vector<std::int64_t> choices = allowed_choices(spec.layers, *machine.backend, activation_checkpointing);
   const ActivationPlan chosen = choose_activations(sizer, spec, plan.decoder, budget, choices);
   plan.decoder.keep = chosen.keep;
   plan.activation_bytes = chosen.bytes;
@@ -71,12 +73,12 @@ void add_activations(const DecoderSpec& spec, const PlanningMachine& machine, co
   plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes, once_loaded);
   if (inputs_on_host > 0) plan.memory.add(MemoryKind::pinned, "layer inputs", inputs_on_host);
   if (const auto refusal = room_of(machine).misfit(plan.memory, {for_device, host_advice})) throw *refusal;
-  if (machine.device_cap) plan.limits.device = plan.memory.allocatable(*machine.device_cap, machine.kind, true);
-  if (machine.host_cap) plan.limits.host = plan.memory.allocatable(*machine.host_cap, machine.kind, false);
+  if (machine.device_cap) plan.limits.device = plan.memory.allocatable(*machine.device_cap, *machine.backend, true);
+  if (machine.host_cap) plan.limits.host = plan.memory.allocatable(*machine.host_cap, *machine.backend, false);
   plan.memory.add_beside(MemoryKind::pageable, "program and data so far", machine.held.value_or(resident_bytes()));
   // What was given back may have been more than all that comes: then it is the peak.
-  const std::size_t peak = machine.held ? 0 : peak_resident_bytes(), total = plan.memory.host_total(machine.kind);
-  if (machine.kind == DeviceKind::cuda && peak > total)
+  const std::size_t peak = machine.held ? 0 : peak_resident_bytes(), total = plan.memory.host_total(*machine.backend);
+  if (machine.backend->own_memory && peak > total)
     plan.memory.add_beside(MemoryKind::pageable, "measuring, before the run", peak - total);
 }
 
@@ -116,14 +118,14 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   };
   set_cast(in, casts);
   in.stream_bytes = static_cast<double>(size_of(plan.engine.compute));
-  const std::vector<std::int64_t> choices = allowed_choices(spec.layers, machine.kind, activation_checkpointing);
+  const std::vector<std::int64_t> choices = allowed_choices(spec.layers, *machine.backend, activation_checkpointing);
   for (const std::int64_t choice : choices)
     in.keeps.push_back(
         recomputation(spec, keep_choice(spec.layers, choice), documents, plan.engine.compute, measured.efficiencies));
 
-  ActivationSizer sizer(spec, layout, machine.kind, plan.shape);
+  ActivationSizer sizer(spec, layout, *machine.backend, plan.shape);
   DecoderSettings decoder = plan.decoder;
-  decoder.loss_chunk_rows = choose_loss_chunk(machine.kind, spec.vocab);
+  decoder.loss_chunk_rows = choose_loss_chunk(*machine.backend, spec.vocab);
   std::vector<std::optional<std::size_t>> sizes(choices.size());
   std::size_t loading_floor = 0;
   in.activation_bytes = [&](std::int64_t keep) {
@@ -157,10 +159,10 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
       Residency one = residency;
       one.streamed_units = streams ? 1 : 0;
       const MemoryPlan memory = state(device_units, 0, one);
-      found =
-          states
-              .emplace(key, StateMemory{memory.total(MemoryKind::device, once_loaded), memory.host_total(machine.kind)})
-              .first;
+      found = states
+                  .emplace(key, StateMemory{memory.total(MemoryKind::device, once_loaded),
+                                            memory.host_total(*machine.backend)})
+                  .first;
     }
     if (!streams) return found->second;
     const StreamedWeights all = streamed_weights(layout, device_units, residency.streamed_units, plan.engine.compute),
@@ -178,8 +180,8 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   in.undo_budget = undo_budget(machine);
   if (in.schedule == Schedule::overlapped) {
     // The first place brings what all share.
-    const std::size_t none = in.memory(0, {}).host_bytes, one = state(0, 1).host_total(machine.kind),
-                      two = state(0, 2).host_total(machine.kind);
+    const std::size_t none = in.memory(0, {}).host_bytes, one = state(0, 1).host_total(*machine.backend),
+                      two = state(0, 2).host_total(*machine.backend);
     in.undo_place_bytes = two - one;
     in.undo_budget = beyond(in.undo_budget, beyond(one - none, in.undo_place_bytes));
   }
@@ -254,16 +256,10 @@ void TrainingPlan::log_reasons() const {
   for (const std::string& reason : reasons) log_detail("{}", reason);
 }
 
-std::int64_t choose_loss_chunk(DeviceKind kind, std::int64_t vocab) {
-  if (kind == DeviceKind::cuda) {
-    // The gradient of the projection is read and written once a chunk, so few and large ones: up to 4096 rows, and
-    // 1.25 GB of logits in bf16.
-    constexpr std::int64_t rows = 4096, bytes = 1'250'000'000, tile = 128;
-    return std::clamp(bytes / (2 * vocab) / tile * tile, tile, rows);
-  }
-  // Large enough that reading the projection's weights again for every chunk does not show, small enough to stay out of
-  // the way: 32 MB of logits.
-  return std::clamp<std::int64_t>((std::int64_t{32} << 20) / (4 * vocab), 64, 512);
+std::int64_t choose_loss_chunk(const Backend& backend, std::int64_t vocab) {
+  const Backend::LossChunk& chunk = backend.loss_chunk;
+  const std::int64_t rows = chunk.bytes / (chunk.element_bytes * vocab);
+  return std::clamp(rows / chunk.tile * chunk.tile, chunk.least_rows, chunk.most_rows);
 }
 
 DType choose_gradient_dtype(DType compute, std::int64_t micro_batches) {
@@ -318,14 +314,14 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
   TrainingPlan plan = begin_plan(layout, shape, engine, request, adjust_buckets);
   const auto state = [&] { return plan_state(spec, layout, machine, shape, plan.engine, origin); };
 
-  const int device_units = requested_device_units(request, layout, machine.kind);
+  const int device_units = requested_device_units(request, layout, *machine.backend);
   if (machine.device_memory) {
     choose_owners(spec, layout, machine, device_units, request, activation_checkpointing, origin, plan);
     plan.memory = state().memory;
     // Places were counted by what one takes; what they share depends on owners and residency.
     const std::size_t budget = usable_host_budget(machine);
-    while (plan.engine.undo_buckets > 0 && plan.memory.host_total(machine.kind) > budget) {
-      const std::size_t excess = plan.memory.host_total(machine.kind) - budget,
+    while (plan.engine.undo_buckets > 0 && plan.memory.host_total(*machine.backend) > budget) {
+      const std::size_t excess = plan.memory.host_total(*machine.backend) - budget,
                         place =
                             static_cast<std::size_t>(plan.engine.bucket_elements) * state_bytes(plan.engine.moments);
       plan.engine.undo_buckets =
@@ -341,12 +337,12 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     plan.memory = std::move(without.memory);
     choose_kept(spec, layout, machine, activation_checkpointing, plan);
     if (plan.engine.schedule == Schedule::overlapped && without.host_buckets > 0) {
-      const std::size_t taken = plan.memory.host_total(machine.kind);
+      const std::size_t taken = plan.memory.host_total(*machine.backend);
       plan.engine.undo_buckets = 1;
-      const std::size_t place = state().memory.host_total(machine.kind) - taken;
+      const std::size_t place = state().memory.host_total(*machine.backend) - taken;
       MemoryPlan all = plan.memory;
       all.add(MemoryKind::device, "activations", plan.activation_bytes, once_loaded);
-      const std::size_t room = beyond(undo_budget(machine), all.host_total(machine.kind));
+      const std::size_t room = beyond(undo_budget(machine), all.host_total(*machine.backend));
       plan.engine.undo_buckets = without.host_buckets;
       if (place > 0) plan.engine.undo_buckets = std::min(without.host_buckets, static_cast<std::int64_t>(room / place));
       plan.memory = state().memory;
@@ -367,7 +363,7 @@ bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const
                    const TrainingShape& shape, EngineSettings engine, const OffloadRequest& request,
                    bool adjust_buckets, Toggle activation_checkpointing, WeightOrigin origin) {
   // Soon seen of a model that is far too large, whose plan would take long.
-  const int device_units = requested_device_units(request, layout, machine.kind);
+  const int device_units = requested_device_units(request, layout, *machine.backend);
   engine.gradients = choose_gradient_dtype(engine.compute, shape.micro_batches);
   if (room_of(machine).misfit(least_memory(layout, machine, engine, engine.moments, device_units))) return false;
   bool fits = true;

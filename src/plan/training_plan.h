@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/backend.h"
 #include "model/decoder.h"
 #include "offload/engine.h"
 #include "plan/activation_plan.h"
@@ -61,6 +62,6 @@ void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, co
 DType choose_gradient_dtype(DType compute, std::int64_t micro_batches);
 
 // Rows of logits that are worth having at a time.
-std::int64_t choose_loss_chunk(DeviceKind kind, std::int64_t vocab);
+std::int64_t choose_loss_chunk(const Backend& backend, std::int64_t vocab);
 
 }  // namespace so

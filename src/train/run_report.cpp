@@ -46,7 +46,7 @@ std::string plan_line(const TrainOptions& options, const TrainingPlan& plan, con
 }
 
 std::string memory_line(const TrainingPlan& plan, const PlanningMachine& machine) {
-  const std::string host = fmt::format("host {} of {}", format_bytes(plan.memory.host_total(machine.kind)),
+  const std::string host = fmt::format("host {} of {}", format_bytes(plan.memory.host_total(*machine.backend)),
                                        format_bytes(usable_host(machine).available));
   if (!machine.device_memory) return "memory: " + host;
   return fmt::format("memory: GPU {} of {}; {}", format_bytes(plan.memory.total(MemoryKind::device)),

@@ -10,6 +10,7 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/export.h"
+#include "device/backend.h"
 #include "io/trace_file.h"
 #include "offload/engine_report.h"
 #include "plan/machine/measure.h"
@@ -137,8 +138,7 @@ void Trainer::report(const Step& r) {
   m.model_tflops = r.model_flops / r.seconds / 1e12;
   m.reference_tflops = r.reference_flops / r.seconds / 1e12;
   m.host_memory_bytes = resident_bytes();
-  m.device_memory_bytes =
-      in_.runtime.device().kind() == DeviceKind::cpu ? 0 : in_.runtime.device().ledger().held(MemoryKind::device);
+  m.device_memory_bytes = held_own_memory(in_.runtime.device());
   m.skipped = !r.verdict.finite;
   m.skipped_tensor = r.skipped_tensor;
   m.skipped_origin = r.skipped_origin;

@@ -27,9 +27,9 @@ TEST(MemoryPlan, Totals) {
   EXPECT_EQ(plan.total(MemoryKind::device), 10'500'000'000u);
   EXPECT_EQ(plan.total(MemoryKind::pinned), 300'000'000u);
   EXPECT_EQ(plan.total(MemoryKind::pageable), 8'000'000'999u);
-  EXPECT_EQ(plan.host_total(DeviceKind::cpu), 18'800'000'999u);
-  EXPECT_EQ(plan.host_total(DeviceKind::cuda), 8'300'000'999u);
-  EXPECT_EQ(MemoryPlan().host_total(DeviceKind::cpu), 0u);
+  EXPECT_EQ(plan.host_total(cpu_backend()), 18'800'000'999u);
+  EXPECT_EQ(plan.host_total(cuda_backend()), 8'300'000'999u);
+  EXPECT_EQ(MemoryPlan().host_total(cpu_backend()), 0u);
 }
 
 // Kind by kind, the largest first, entries of one size in the order they were added.
@@ -46,7 +46,7 @@ TEST(MemoryPlan, Table) {
 
 // What was given back counts at its most: a name's entry is its own peak.
 TEST(MemoryPlan, TakesTheLedgerOfADryRun) {
-  const auto device = make_dry_device(DeviceKind::cpu);
+  const auto device = make_dry_device(cpu_backend());
   const Buffer weights = device->allocate(MemoryKind::device, 1000, "weights");
   { const Buffer ring = device->allocate(MemoryKind::pinned, 300, "ring"); }
   const Buffer again = device->allocate(MemoryKind::pinned, 200, "ring");
@@ -74,16 +74,16 @@ TEST(MemoryPlan, CountsTheMostOfAnyPhase) {
   EXPECT_EQ(plan.total(MemoryKind::device, while_loading), 0u);
   EXPECT_EQ(plan.total(MemoryKind::pinned), 300u);
   EXPECT_EQ(plan.total(MemoryKind::pageable), 1110u) << "saving goes on beside training";
-  EXPECT_EQ(plan.host_total(DeviceKind::cuda), 1360u) << "loading";
-  EXPECT_EQ(plan.host_total(DeviceKind::cuda, once_loaded), 1110u);
-  EXPECT_EQ(plan.host_total(DeviceKind::cpu), 1610u) << "saving";
-  EXPECT_EQ(plan.host_total(DeviceKind::cpu, while_starting), 1010u);
+  EXPECT_EQ(plan.host_total(cuda_backend()), 1360u) << "loading";
+  EXPECT_EQ(plan.host_total(cuda_backend(), once_loaded), 1110u);
+  EXPECT_EQ(plan.host_total(cpu_backend()), 1610u) << "saving";
+  EXPECT_EQ(plan.host_total(cpu_backend(), while_starting), 1010u);
   // A device may allocate what is planned, and what is left of the whole.
-  EXPECT_EQ(plan.allocatable(2000, DeviceKind::cuda, true), 2000u);
-  EXPECT_EQ(plan.allocatable(500, DeviceKind::cuda, true), 500u);
-  EXPECT_EQ(plan.allocatable(1360, DeviceKind::cuda, false), 1350u);
-  EXPECT_EQ(plan.allocatable(2000, DeviceKind::cuda, false), 1990u);
-  EXPECT_EQ(plan.allocatable(1610, DeviceKind::cpu, false), 1500u) << "the rest is for what saving takes";
+  EXPECT_EQ(plan.allocatable(2000, cuda_backend(), true), 2000u);
+  EXPECT_EQ(plan.allocatable(500, cuda_backend(), true), 500u);
+  EXPECT_EQ(plan.allocatable(1360, cuda_backend(), false), 1350u);
+  EXPECT_EQ(plan.allocatable(2000, cuda_backend(), false), 1990u);
+  EXPECT_EQ(plan.allocatable(1610, cpu_backend(), false), 1500u) << "the rest is for what saving takes";
   EXPECT_NE(plan.table().find("300 bytes  while loading\n"), std::string::npos) << plan.table();
   EXPECT_NE(plan.table().find("70 bytes  while saving\n"), std::string::npos) << plan.table();
 }
@@ -91,8 +91,8 @@ TEST(MemoryPlan, CountsTheMostOfAnyPhase) {
 struct Refused {
   std::string what, brief, short_of;
 };
-Refused refusal(DeviceKind kind, std::size_t host, const DeviceMemory* device = nullptr) {
-  const MemoryRoom room{kind, {host, "cgroup /box"}, device ? std::optional(*device) : std::nullopt, {}, nullptr};
+Refused refusal(const Backend& kind, std::size_t host, const DeviceMemory* device = nullptr) {
+  const MemoryRoom room{&kind, {host, "cgroup /box"}, device ? std::optional(*device) : std::nullopt, {}, nullptr};
   const auto error = room.misfit(example(), {.for_device = "buy another", .for_host = "buy more"});
   if (!error) return {};
   EXPECT_EQ(error->plan().entries.size(), example().entries.size());
@@ -100,22 +100,22 @@ Refused refusal(DeviceKind kind, std::size_t host, const DeviceMemory* device = 
 }
 
 TEST(MemoryPlan, WhatFitsIsAccepted) {
-  EXPECT_EQ(refusal(DeviceKind::cpu, 18'800'000'999).what, "");
-  EXPECT_EQ(refusal(DeviceKind::cuda, 8'300'000'999).what, "");
+  EXPECT_EQ(refusal(cpu_backend(), 18'800'000'999).what, "");
+  EXPECT_EQ(refusal(cuda_backend(), 8'300'000'999).what, "");
   const DeviceMemory gpu{"GPU", 10'500'000'000};
-  EXPECT_EQ(refusal(DeviceKind::cuda, 8'300'000'999, &gpu).what, "");
-  EXPECT_FALSE((MemoryRoom{DeviceKind::cpu, {0, "nothing"}, {}, {}, nullptr}).misfit(MemoryPlan()).has_value());
+  EXPECT_EQ(refusal(cuda_backend(), 8'300'000'999, &gpu).what, "");
+  EXPECT_FALSE((MemoryRoom{&cpu_backend(), {0, "nothing"}, {}, {}, nullptr}).misfit(MemoryPlan()).has_value());
 }
 
 TEST(MemoryPlan, WhatDoesNotFitIsRefusedWithTheReason) {
   EXPECT_EQ(
-      refusal(DeviceKind::cpu, 18'800'000'998).what,
+      refusal(cpu_backend(), 18'800'000'998).what,
       "not enough memory: 18.8 GB needed (most of it: weights, 9.0 GB), 18.8 GB available (cgroup /box); buy more");
   EXPECT_EQ(
-      refusal(DeviceKind::cpu, 0).what,
+      refusal(cpu_backend(), 0).what,
       "not enough memory: 18.8 GB needed (most of it: weights, 9.0 GB), 0 bytes available (cgroup /box); buy more");
   // With memory of its own, what lies on the device is no part of the host's trouble.
-  const Refused host = refusal(DeviceKind::cuda, 2'000'000'000);
+  const Refused host = refusal(cuda_backend(), 2'000'000'000);
   EXPECT_EQ(host.brief,
             "not enough memory: 8.3 GB needed (most of it: second moments, 4.0 GB), 2.0 GB available (cgroup /box)");
   EXPECT_EQ(host.what, host.brief + "; buy more");
@@ -124,12 +124,12 @@ TEST(MemoryPlan, WhatDoesNotFitIsRefusedWithTheReason) {
 
 TEST(MemoryPlan, ADevicesOwnMemoryIsCheckedByItself) {
   const DeviceMemory gpu{"GPU", 10'499'999'999, "--device_memory"};
-  const Refused own = refusal(DeviceKind::cuda, 8'300'000'999, &gpu);
+  const Refused own = refusal(cuda_backend(), 8'300'000'999, &gpu);
   EXPECT_EQ(own.what,
             "not enough memory on GPU: 10.5 GB needed (most of it: weights, 9.0 GB), 10.5 GB available "
             "(--device_memory); buy another");
   EXPECT_EQ(own.short_of, "  GPU: 10.5 GB needed, 10.5 GB available (--device_memory): 1 byte short\n");
-  const Refused both = refusal(DeviceKind::cuda, 8'000'000'999, &gpu);
+  const Refused both = refusal(cuda_backend(), 8'000'000'999, &gpu);
   EXPECT_EQ(both.short_of, own.short_of + "  host: 8.3 GB needed, 8.0 GB available (cgroup /box): 300.0 MB short\n");
 }
 

@@ -15,14 +15,14 @@ namespace {
 
 // A preset on a machine that is not there, 4 x 4096 tokens a step unless said otherwise.
 struct Planned {
-  Planned(const char* preset, DeviceKind kind, double device_gb, double host_gb)
+  Planned(const char* preset, const Backend& kind, double device_gb, double host_gb)
       : config(resolve_config(preset)),
         spec(read_decoder_spec(config.text, config.origin)),
         layout(make_parameters(spec)),
         pool("host", {}, false) {
-    machine.kind = kind;
+    machine.backend = &kind;
     machine.name = "Fake";
-    if (kind == DeviceKind::cuda) machine.device_memory = static_cast<std::size_t>(device_gb * 1e9);
+    if (kind.own_memory) machine.device_memory = static_cast<std::size_t>(device_gb * 1e9);
     machine.whole_device_memory = machine.device_memory;
     machine.host = {static_cast<std::size_t>(host_gb * 1e9), "free memory"};
     machine.pool = &pool;
@@ -126,26 +126,26 @@ bool any(const std::vector<PlanChange>& changes, const char* option) {
 
 TEST(PlanChanges, OfEachKind) {
   // Weights and state fit; activations do not, though layers' inputs wait on the host.
-  Planned long_rows("qwen3-4b", DeviceKind::cuda, 24, 128);
+  Planned long_rows("qwen3-4b", cuda_backend(), 24, 128);
   long_rows.asked.batch_size = 32;
   const auto rows = changes_of(long_rows);
   for (const char* option : {"batch_size", "max_length", "gradient_accumulation_steps", "device_memory"})
     EXPECT_TRUE(any(rows, option)) << option;
   EXPECT_FALSE(any(rows, "host_memory")) << "of which there is enough";
 
-  Planned kept("qwen3-4b", DeviceKind::cuda, 40, 128);
+  Planned kept("qwen3-4b", cuda_backend(), 40, 128);
   kept.asked.activation_checkpointing = Toggle::off;
   EXPECT_TRUE(any(changes_of(kept), "activation_checkpointing"));
 
-  Planned device("qwen3-4b", DeviceKind::cuda, 45, 128);
+  Planned device("qwen3-4b", cuda_backend(), 45, 128);
   device.asked.offload_optimizer = OptimizerDevice::none;
   device.asked.batch_size = 1;
   EXPECT_TRUE(any(changes_of(device), "offload_optimizer"));
-  Planned ratio("qwen3-4b", DeviceKind::cuda, 40, 128);
+  Planned ratio("qwen3-4b", cuda_backend(), 40, 128);
   ratio.asked.offload_ratio = 0.2;
   EXPECT_TRUE(any(changes_of(ratio), "offload_ratio"));
 
-  Planned host("qwen3-14b", DeviceKind::cuda, 80, 150);
+  Planned host("qwen3-14b", cuda_backend(), 80, 150);
   const auto more = changes_of(host);
   EXPECT_TRUE(any(more, "host_memory"));
   EXPECT_TRUE(any(more, "optimizer_state_dtype"));
@@ -153,7 +153,7 @@ TEST(PlanChanges, OfEachKind) {
 }
 
 TEST(PlanChanges, OnTheCpuDeviceThereIsOneMemory) {
-  Planned cpu("qwen3-0.6b", DeviceKind::cpu, 0, 12);
+  Planned cpu("qwen3-0.6b", cpu_backend(), 0, 12);
   cpu.asked.batch_size = 16;
   const auto changes = changes_of(cpu);
   EXPECT_TRUE(any(changes, "host_memory"));
@@ -162,7 +162,7 @@ TEST(PlanChanges, OnTheCpuDeviceThereIsOneMemory) {
 }
 
 TEST(PlanChanges, SeveralTogetherWhereNoneHelpsAlone) {
-  Planned both("qwen3-14b", DeviceKind::cuda, 60, 125);
+  Planned both("qwen3-14b", cuda_backend(), 60, 125);
   both.asked.offload_ratio = 0.9;
   both.asked.activation_checkpointing = Toggle::off;
   const auto changes = changes_of(both);
@@ -172,7 +172,7 @@ TEST(PlanChanges, SeveralTogetherWhereNoneHelpsAlone) {
 }
 
 TEST(PlanChanges, ARunThatGoesOnKeepsWhatItsResultsDependOn) {
-  Planned planned("qwen3-4b", DeviceKind::cuda, 24, 128);
+  Planned planned("qwen3-4b", cuda_backend(), 24, 128);
   planned.asked.batch_size = 32;
   PlanQuestion question = planned.question();
   question.results_fixed = true;
@@ -183,7 +183,7 @@ TEST(PlanChanges, ARunThatGoesOnKeepsWhatItsResultsDependOn) {
 }
 
 TEST(PlanChanges, AreNamedInTheRefusal) {
-  Planned planned("qwen3-14b", DeviceKind::cuda, 80, 150);
+  Planned planned("qwen3-14b", cuda_backend(), 80, 150);
   try {
     plan_or_refuse(planned.question());
     ADD_FAILURE() << "accepted";
@@ -204,7 +204,7 @@ TEST(PlanChanges, AreNamedInTheRefusal) {
 }
 
 TEST(PlanChanges, AreSoughtNoLongerThanAllowed) {
-  Planned large("llama-3.3-70b", DeviceKind::cuda, 149, 134);
+  Planned large("llama-3.3-70b", cuda_backend(), 149, 134);
   PlanQuestion question = large.question();
   int asked = 0;
   question.fits = [&, fits = question.fits](const PlanKnobs& knobs) {
@@ -221,7 +221,7 @@ TEST(PlanChanges, AreSoughtNoLongerThanAllowed) {
 }
 
 TEST(PlanChanges, APlanThatPinsMoreThanMayBeLockedIsRefusedWhereTheLimitApplies) {
-  Planned planned("qwen3-4b", DeviceKind::cuda, 149, 134);
+  Planned planned("qwen3-4b", cuda_backend(), 149, 134);
   const PlanQuestion free = planned.question();
   EXPECT_NO_THROW(free.plan(planned.asked));
   planned.machine.lockable = std::size_t{1} << 20;

@@ -125,7 +125,7 @@ TEST_F(Rates, AreMeasuredOnceAndAnewWhenAsked) {
   int measured = 0;
   const auto rates = [&](RateUse use) {
     PlanningMachine machine = planning_machine(runtime, DType::bf16, DType::f32);
-    machine.kind = DeviceKind::cuda;
+    machine.backend = &cuda_backend();
     machine.device_memory = 1 << 30;
     machine.rates = [&measured] {
       MachineRates r = some_profile().rates;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -51,7 +52,7 @@ DecoderSpec small_llama() {
 }
 
 struct Planner {
-  Planner(DecoderSpec model, DeviceKind kind, const TrainingShape& shape)
+  Planner(DecoderSpec model, const Backend& kind, const TrainingShape& shape)
       : spec(std::move(model)), layout(make_parameters(spec)), sizer(spec, layout, kind, shape) {
     settings.compute = DType::bf16;
     settings.loss_chunk_rows = choose_loss_chunk(kind, spec.vocab);
@@ -110,10 +111,10 @@ TEST(KeepChoices, AreDescribed) {
 
 TEST(ChooseActivations, FitsEveryBudgetThatCanBeMetAndKeepsMoreWithMore) {
   const TrainingShape shape{16384, 0, 4096, 1}, evaluated{300, 900, 512, 1}, single{1, 0, 1, 1};
-  for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::cuda}) {
+  for (const Backend* kind : {&cpu_backend(), &cuda_backend()}) {
     for (const auto& [spec, s] :
          {std::pair{qwen3_14b(), shape}, std::pair{small_llama(), evaluated}, std::pair{small_llama(), single}}) {
-      Planner planner(spec, kind, s);
+      Planner planner(spec, *kind, s);
       const std::size_t everything = planner.bytes(0);
       std::size_t least = everything;
       for (std::int64_t choice = 0; choice < keep_choices(spec.layers); ++choice)
@@ -149,7 +150,7 @@ TEST(ChooseActivations, FitsEveryBudgetThatCanBeMetAndKeepsMoreWithMore) {
 
 // Qwen3-14B, four documents of 4096 tokens: what each choice is for.
 TEST(ChooseActivations, TheLevelsAreWorthTheirNames) {
-  Planner planner(qwen3_14b(), DeviceKind::cuda, {16384, 0, 4096, 1});
+  Planner planner(qwen3_14b(), cuda_backend(), {16384, 0, 4096, 1});
   const auto per_layer = [&](std::int64_t from, std::int64_t to) {
     // Whole levels: what a single layer's worth of scratch adds is not counted.
     return static_cast<double>(planner.bytes(40 * from) - planner.bytes(40 * to)) / 40 / 16384 / 2;
@@ -170,27 +171,26 @@ TEST(ChooseGradientDtype, Bf16OnlyWithOneMicroBatch) {
 
 TEST(ChooseLossChunk, IsLargeOnAGpuAndBounded) {
   for (const std::int64_t vocab : {1, 1000, 32000, 151936, 1'000'000}) {
-    const std::int64_t gpu = choose_loss_chunk(DeviceKind::cuda, vocab),
-                       cpu = choose_loss_chunk(DeviceKind::cpu, vocab);
+    const std::int64_t gpu = choose_loss_chunk(cuda_backend(), vocab), cpu = choose_loss_chunk(cpu_backend(), vocab);
     EXPECT_LE(gpu, 4096);
     EXPECT_LE(gpu * vocab * 2, 1'250'000'000);
     EXPECT_EQ(gpu % 128, 0);
     EXPECT_GE(gpu, cpu);
     EXPECT_GE(cpu, 64);
   }
-  EXPECT_EQ(choose_loss_chunk(DeviceKind::cuda, 151936), 4096);
+  EXPECT_EQ(choose_loss_chunk(cuda_backend(), 151936), 4096);
 }
 
 // A machine that is not there: sizes come from dry runs, rates are given.
 struct FakeMachine {
-  FakeMachine(DeviceKind kind, double device_gb, double host_gb) : pool("host", {}, false) {
-    machine.kind = kind;
+  FakeMachine(const Backend& kind, double device_gb, double host_gb) : pool("host", {}, false) {
+    machine.backend = &kind;
     machine.name = "Fake";
-    if (kind == DeviceKind::cuda) machine.device_memory = static_cast<std::size_t>(device_gb * 1e9);
+    if (kind.own_memory) machine.device_memory = static_cast<std::size_t>(device_gb * 1e9);
     machine.host = {static_cast<std::size_t>(host_gb * 1e9), "free memory"};
     machine.pool = &pool;
     machine.rates = [this] {
-      EXPECT_EQ(machine.kind, DeviceKind::cuda) << "nothing on the CPU device depends on rates";
+      EXPECT_EQ(machine.backend, &cuda_backend()) << "nothing on the CPU device depends on rates";
       return MachineRates{.gemm_flops = 6e14,
                           .device_memory = 4e12,
                           .link_to_host = 5e10,
@@ -210,7 +210,7 @@ struct FakeMachine {
     TrainingPlan result =
         plan_training(spec, layout, machine, shape, engine, request, true, checkpointing, WeightOrigin::random);
     // What the process holds already is there too, and none of the machine's free memory.
-    const std::size_t host = result.memory.host_total(machine.kind) - result.memory.entries.back().bytes;
+    const std::size_t host = result.memory.host_total(*machine.backend) - result.memory.entries.back().bytes;
     EXPECT_LE(host, machine.host.available);
     if (machine.device_memory) {
       EXPECT_LE(result.memory.total(MemoryKind::device), *machine.device_memory);
@@ -226,7 +226,7 @@ const TrainingShape four_rows{16384, 0, 4096, 1};
 constexpr int units_14b = 42;
 
 TEST(PlanTraining, KeepsOnTheGpuWhatFitsThere) {
-  FakeMachine small(DeviceKind::cuda, 80, 200);
+  FakeMachine small(cuda_backend(), 80, 200);
   const TrainingPlan all = small.plan(small_llama(), {300, 900, 512, 1});
   EXPECT_EQ(all.engine.device_units, 7);
   EXPECT_EQ(all.engine.undo_buckets, 0);
@@ -234,14 +234,14 @@ TEST(PlanTraining, KeepsOnTheGpuWhatFitsThere) {
   EXPECT_EQ(all.estimate->exposed, 0);
 
   // 178 GB of state: more than either memory has left.
-  FakeMachine h200(DeviceKind::cuda, 141, 150);
+  FakeMachine h200(cuda_backend(), 141, 150);
   const TrainingPlan split = h200.plan(qwen3_14b(), four_rows);
   EXPECT_GT(split.engine.device_units, 0);
   EXPECT_LT(split.engine.device_units, units_14b);
   EXPECT_EQ(split.engine.schedule, Schedule::overlapped);
 
   // With a host that has room, as much on the GPU as leaves room for what recomputing would take longer to have.
-  FakeMachine large(DeviceKind::cuda, 141, 1000);
+  FakeMachine large(cuda_backend(), 141, 1000);
   const TrainingPlan chosen = large.plan(qwen3_14b(), four_rows);
   EXPECT_LE(chosen.engine.device_units, split.engine.device_units);
   const double best = chosen.estimate->seconds();
@@ -254,7 +254,7 @@ TEST(PlanTraining, KeepsOnTheGpuWhatFitsThere) {
 }
 
 TEST(PlanTraining, DoesAsItIsAsked) {
-  FakeMachine large(DeviceKind::cuda, 400, 1000);
+  FakeMachine large(cuda_backend(), 400, 1000);
   const ParameterLayout layout(make_parameters(qwen3_14b()));
   for (const double ratio : {0.0, 0.3, 0.9, 1.0}) {
     const TrainingPlan plan = large.plan(qwen3_14b(), four_rows, {.ratio = ratio});
@@ -276,16 +276,16 @@ TEST(PlanTraining, DoesAsItIsAsked) {
 
 // 119 GB of state instead of 178.
 TEST(PlanTraining, TakesLessWithMomentsInBf16) {
-  for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::cuda}) {
-    FakeMachine full(kind, 100, 1000), half(kind, 100, 1000);
+  for (const Backend* kind : {&cpu_backend(), &cuda_backend()}) {
+    FakeMachine full(*kind, 100, 1000), half(*kind, 100, 1000);
     half.moments = DType::bf16;
     const OffloadRequest synchronous{.ratio = 1, .mode = OffloadMode::zerooffload};
     const TrainingPlan a = full.plan(qwen3_14b(), four_rows, synchronous),
                        b = half.plan(qwen3_14b(), four_rows, synchronous);
     const double saved =
-        static_cast<double>(a.memory.host_total(kind)) - static_cast<double>(b.memory.host_total(kind));
+        static_cast<double>(a.memory.host_total(*kind)) - static_cast<double>(b.memory.host_total(*kind));
     EXPECT_NEAR(saved, 4 * static_cast<double>(ParameterLayout(make_parameters(qwen3_14b())).elements()), 1e8);
-    if (kind == DeviceKind::cuda) {
+    if (kind->own_memory) {
       EXPECT_LT(b.estimate->host, 0.8 * a.estimate->host) << "24 bytes an element instead of 32";
     }
   }
@@ -293,7 +293,7 @@ TEST(PlanTraining, TakesLessWithMomentsInBf16) {
 
 TEST(PlanTraining, RefusesWhatCannotBe) {
   const auto text = [](double device_gb, double host_gb, const OffloadRequest& request) {
-    FakeMachine machine(DeviceKind::cuda, device_gb, host_gb);
+    FakeMachine machine(cuda_backend(), device_gb, host_gb);
     return refusal([&] { machine.plan(qwen3_14b(), four_rows, request); });
   };
   // Weights stream, but activations do not.
@@ -306,7 +306,7 @@ TEST(PlanTraining, RefusesWhatCannotBe) {
 }
 
 TEST(PlanTraining, OnTheCpuTheHostOwnsAllUnlessAsked) {
-  FakeMachine cpu(DeviceKind::cpu, 0, 64);
+  FakeMachine cpu(cpu_backend(), 0, 64);
   const TrainingShape shape{300, 900, 512, 1};
   const ParameterLayout layout(make_parameters(small_llama()));
   const TrainingPlan plan = cpu.plan(small_llama(), shape);
@@ -321,31 +321,31 @@ TEST(PlanTraining, OnTheCpuTheHostOwnsAllUnlessAsked) {
   const TrainingPlan none = cpu.plan(small_llama(), shape, {.device = OptimizerDevice::none});
   EXPECT_EQ(none.engine.device_units, layout.units());
   EXPECT_EQ(none.engine.undo_buckets, 0);
-  FakeMachine poor(DeviceKind::cpu, 0, 0.003);
+  FakeMachine poor(cpu_backend(), 0, 0.003);
   expect_in(refusal([&] { poor.plan(small_llama(), shape); }), {"not enough memory", "--batch_size"});
 }
 
 TEST(StateMisfit, LooksAtTheConfigAlone) {
   EngineSettings engine;
   engine.compute = engine.gradients = DType::bf16;
-  const auto check = [&](DeviceKind kind, double device_gb, double host_gb, const OffloadRequest& request) {
+  const auto check = [&](const Backend& kind, double device_gb, double host_gb, const OffloadRequest& request) {
     FakeMachine machine(kind, device_gb, host_gb);
     if (const auto short_of = state_misfit(qwen3_14b(), machine.machine, engine, request)) throw *short_of;
   };
-  EXPECT_NO_THROW(check(DeviceKind::cuda, 70, 170, {}));
-  EXPECT_NO_THROW(check(DeviceKind::cuda, 141, 100, {}));
-  EXPECT_NO_THROW(check(DeviceKind::cuda, 240, 1, {.device = OptimizerDevice::none}));
-  EXPECT_NO_THROW(check(DeviceKind::cpu, 0, 240, {}));
+  EXPECT_NO_THROW(check(cuda_backend(), 70, 170, {}));
+  EXPECT_NO_THROW(check(cuda_backend(), 141, 100, {}));
+  EXPECT_NO_THROW(check(cuda_backend(), 240, 1, {.device = OptimizerDevice::none}));
+  EXPECT_NO_THROW(check(cpu_backend(), 0, 240, {}));
   engine.moments = DType::bf16;
-  EXPECT_NO_THROW(check(DeviceKind::cpu, 0, 184, {}));
-  expect_in(refusal([&] { check(DeviceKind::cpu, 0, 172, {}); }), {"not enough"});
+  EXPECT_NO_THROW(check(cpu_backend(), 0, 184, {}));
+  expect_in(refusal([&] { check(cpu_backend(), 0, 172, {}); }), {"not enough"});
   engine.moments = DType::f32;
   for (const auto& machine_and_request :
-       {std::tuple(DeviceKind::cuda, 1.0, 190.0, OffloadRequest{}),
-        {DeviceKind::cuda, 141.0, 60.0, OffloadRequest{}},
-        {DeviceKind::cuda, 141.0, 1000.0, OffloadRequest{.device = OptimizerDevice::none}},
-        {DeviceKind::cuda, 141.0, 1000.0, OffloadRequest{.ratio = 0.3}},
-        {DeviceKind::cpu, 0.0, 230.0, OffloadRequest{}}})
+       {std::tuple(std::cref(cuda_backend()), 1.0, 190.0, OffloadRequest{}),
+        {std::cref(cuda_backend()), 141.0, 60.0, OffloadRequest{}},
+        {std::cref(cuda_backend()), 141.0, 1000.0, OffloadRequest{.device = OptimizerDevice::none}},
+        {std::cref(cuda_backend()), 141.0, 1000.0, OffloadRequest{.ratio = 0.3}},
+        {std::cref(cpu_backend()), 0.0, 230.0, OffloadRequest{}}})
     expect_in(refusal([&] { std::apply(check, machine_and_request); }), {"14.8 billion parameters", "not enough"});
 }
 
@@ -376,7 +376,7 @@ TEST(Recompute, CostsWhatIsRunAgain) {
 
 // The published models on one H200 with 128 GiB beside it, 4 x 4096 tokens.
 TEST(PlanTraining, OnOneGpuWhatFitsIsPlannedAndTheRestRefused) {
-  FakeMachine h200(DeviceKind::cuda, 149, 134);
+  FakeMachine h200(cuda_backend(), 149, 134);
   const auto spec = [](const char* preset) {
     const ModelConfig config = resolve_config(preset);
     return read_decoder_spec(config.text, config.origin);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "device/backend.h"
 #include "plan/machine/measure_host.h"
 
 namespace so {
@@ -43,8 +44,8 @@ double seconds_per_call(Stream& stream, const std::function<void(std::int64_t)>&
 }
 
 double measure_gemm_rate(Device& device, Ops& ops, Stream& stream, DType dtype, bool quick) {
-  const bool cpu = device.kind() == DeviceKind::cpu;
-  const std::int64_t side = cpu ? (quick ? 256 : 1024) : 8192;
+  const Backend::Probe& probe = backend_of(device).probe;
+  const std::int64_t side = quick ? probe.brief_gemm_side : probe.gemm_side;
   const std::size_t bytes = static_cast<std::size_t>(side * side) * size_of(dtype);
   const Buffer memory = device.allocate(MemoryKind::device, 3 * bytes, "measuring matrix products");
   const auto matrix = [&](std::size_t i) {
@@ -52,17 +53,16 @@ double measure_gemm_rate(Device& device, Ops& ops, Stream& stream, DType dtype, 
   };
   ops.random_normal(stream, matrix(1), 1, 1.0f);
   ops.random_normal(stream, matrix(2), 2, 1.0f);
-  // If not quick, long enough for a chip to come to the clock that it can keep.
   const double seconds = seconds_per_call(
       stream,
       [&](std::int64_t) { ops.linear(stream, matrix(0), matrix(1), matrix(2), Tensor(), Accumulate::overwrite); },
-      quick ? (cpu ? 0.002 : 0.02) : (cpu ? 0.02 : 0.15), quick ? 3 : 5);
+      quick ? probe.brief_gemm_seconds : probe.gemm_seconds, quick ? 3 : 5);
   const auto n = static_cast<double>(side);
   return 2 * n * n * n / seconds;
 }
 
 double measure_copy_bandwidth(Device& device, Stream& stream) {
-  const std::size_t bytes = std::size_t{device.kind() == DeviceKind::cpu ? 64u : 1024u} << 20;
+  const std::size_t bytes = backend_of(device).probe.copy_bytes;
   const Buffer from = device.allocate(MemoryKind::device, bytes, "measuring copies");
   const Buffer to = device.allocate(MemoryKind::device, bytes, "measuring copies");
   stream.zero(from.data(), bytes);
@@ -87,7 +87,7 @@ double measure_kernel(Device& device, Ops& ops, Stream& stream, const Buffer& to
   constexpr double to_enqueue = 20e-6;  // a kernel, at most
   const Tensor wide(from.data(), DType::f32, {1024}), narrow(to.data(), DType::bf16, {1024});
   const auto begin = device.create_event(Timing::on), end = device.create_event(Timing::on);
-  const auto copies = device.kind() == DeviceKind::cpu ? 1 : static_cast<int>(kernels * to_enqueue / copy_seconds) + 1;
+  const auto copies = backend_of(device).probe.brief ? 1 : static_cast<int>(kernels * to_enqueue / copy_seconds) + 1;
   std::vector<double> seconds;
   for (int round = 0; round < 4; ++round) {
     for (int i = 0; i < copies; ++i) stream.copy(to.data(), from.data(), to.bytes());
@@ -104,18 +104,17 @@ double measure_kernel(Device& device, Ops& ops, Stream& stream, const Buffer& to
 
 MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute, DType moments,
                            std::size_t most_host_bytes) {
-  const bool cpu = device.kind() == DeviceKind::cpu;
+  const Backend::Probe& probe = backend_of(device).probe;
   MachineRates rates;
-  rates.gemm_flops = measure_gemm_rate(device, ops, stream, compute, cpu);
-  const std::size_t bytes = std::size_t{cpu ? 1u : 64u} << 20;
-  const double round_seconds = cpu ? 0.001 : 0.01;
+  rates.gemm_flops = measure_gemm_rate(device, ops, stream, compute, probe.brief);
+  const std::size_t bytes = probe.link_bytes;
+  const double round_seconds = probe.round_seconds;
   const Buffer host = device.allocate(MemoryKind::pinned, bytes, "measuring copies");
   const Buffer here = device.allocate(MemoryKind::device, bytes, "measuring copies");
   std::memset(host.data(), 0, bytes);
   rates.link_to_device = copy_rate(stream, here, host, round_seconds);
   rates.link_to_host = copy_rate(stream, host, here, round_seconds);
-  // Well above a GPU's cache.
-  const std::size_t large = std::size_t{cpu ? 1u : 256u} << 20;
+  const std::size_t large = probe.memory_bytes;
   const Buffer from = device.allocate(MemoryKind::device, large, "measuring copies");
   const Buffer to = device.allocate(MemoryKind::device, large, "measuring copies");
   stream.zero(from.data(), large);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/backend.h"
 #include "offload/memory/optimizer_state.h"
 #include "optim/adamw.h"
 
@@ -66,7 +67,7 @@ class HostAdamW {
 
   static std::int64_t elements_for(const Device& device, const ThreadPool& pool, DType moments,
                                    std::size_t most_bytes) {
-    if (device.kind() == DeviceKind::cpu) return fewest;
+    if (backend_of(device).probe.brief) return fewest;
     const auto room = static_cast<std::int64_t>(most_bytes / (state_bytes(moments) + 2 * sizeof(float))),
                enough = (std::int64_t{64} << 20) * std::clamp(pool.size(), 4, 16);
     return std::max(fewest, std::min(room, enough));
@@ -153,13 +154,13 @@ double rate_beside_copies(Device& device, HostAdamW& adamw, double link_to_host,
 
 HostRates measure_host(Device& device, ThreadPool& pool, DType moments, std::size_t most_bytes, double link_to_host,
                        double link_to_device) {
-  const bool cpu = device.kind() == DeviceKind::cpu;
-  const double seconds = cpu ? 0.005 : 0.3;
+  const Backend::Probe& probe = backend_of(device).probe;
+  const double seconds = probe.host_seconds;
   HostAdamW adamw(device, pool, moments, most_bytes);
   HostRates rates;
   rates.adamw = adamw.rate<bf16>(seconds);
   rates.adamw_wide = adamw.rate<float>(seconds);
-  rates.memory = cpu ? rates.adamw : rate_beside_copies(device, adamw, link_to_host, link_to_device, seconds);
+  rates.memory = probe.brief ? rates.adamw : rate_beside_copies(device, adamw, link_to_host, link_to_device, seconds);
   return rates;
 }
 

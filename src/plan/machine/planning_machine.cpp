@@ -49,8 +49,8 @@ DeviceMemory own_memory(const PlanningMachine& machine) {
   return {machine.name, machine.device_memory.value_or(0), capped ? "--device_memory" : machine.device_limited_by};
 }
 
-MemoryCaps memory_caps(DeviceKind kind, std::int64_t device_memory, std::int64_t host_memory) {
-  if (kind == DeviceKind::cpu && device_memory > 0)
+MemoryCaps memory_caps(const Backend& backend, std::int64_t device_memory, std::int64_t host_memory) {
+  if (!backend.own_memory && device_memory > 0)
     fail("--device_memory {}: the CPU device has no memory of its own; say with --host_memory what the run may have",
          device_memory);
   MemoryCaps caps;
@@ -70,7 +70,7 @@ PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments,
   Device& device = runtime.device();
   const HostMemory host = available_host_memory();
   PlanningMachine machine{
-      .kind = device.kind(),
+      .backend = &backend_of(device),
       .name = device.name(),
       .device_memory = device_budget(device),
       .host = host,
@@ -85,7 +85,7 @@ PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments,
         forget_peak_resident();  // measuring takes more than a small model
         return **known;
       }};
-  if (device.kind() != DeviceKind::cpu) {
+  if (backend_of(device).own_memory) {
     machine.lockable = lockable_bytes();
     machine.pins_beyond = [&device, known = std::make_shared<std::optional<bool>>()](std::size_t bytes) {
       if (!*known) try {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "device/backend.h"
 #include "ops/runtime.h"
 #include "plan/machine/host_memory.h"
 #include "plan/machine/rates.h"
@@ -14,7 +15,7 @@ namespace so {
 
 // The machine as a plan sees it: what it may use, and how fast that is.
 struct PlanningMachine {
-  DeviceKind kind = DeviceKind::cpu;
+  const Backend* backend = &cpu_backend();
   std::string name;                          // of the device
   std::optional<std::size_t> device_memory;  // bytes a plan may have of the device's own memory; none: it is the host's
   std::optional<std::size_t> whole_device_memory;  // what it could have if device_cap were not
@@ -36,7 +37,7 @@ struct MemoryCaps {
 };
 // The limits that --device_memory and --host_memory set; 0 is none. Throws Error if the device has no memory of its
 // own.
-MemoryCaps memory_caps(DeviceKind kind, std::int64_t device_memory, std::int64_t host_memory);
+MemoryCaps memory_caps(const Backend& backend, std::int64_t device_memory, std::int64_t host_memory);
 void apply(const MemoryCaps& caps, PlanningMachine& machine);
 // The host memory that no plan may exceed; and the amount to plan for, less a reserve unless the user set it.
 HostMemory usable_host(const PlanningMachine& machine);

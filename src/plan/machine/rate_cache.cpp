@@ -121,7 +121,7 @@ HardwareProfile profile_of(const PlanningMachine& machine, const MachineRates& r
 }
 
 void use_cached_rates(PlanningMachine& machine, Runtime& runtime, DType compute, DType moments, RateUse use) {
-  if (machine.kind == DeviceKind::cpu) return;
+  if (!machine.backend->own_memory) return;
   const std::optional<RateCache> cache = RateCache::of_user();
   if (!cache) return;
   const RateKey key = rate_key(runtime, compute, moments);

@@ -1,0 +1,85 @@
+#include "commands/bench_state.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "commands/random_model.h"
+#include "offload/memory/device_weights.h"
+#include "ranks/communicator.h"
+
+namespace so {
+namespace {
+
+class PlainState final : public BenchState, private StepState, private GradientSink {
+ public:
+  PlainState(Device& device, const ParameterLayout& layout, DType compute)
+      : layout_(layout),
+        weights_(device, layout, compute),
+        gradients_(device.allocate(MemoryKind::device, static_cast<std::size_t>(layout.elements()) * size_of(compute),
+                                   "gradients")),
+        written_(static_cast<std::size_t>(layout.count()), false) {}
+
+  StepState& of_step() override { return *this; }
+  void randomize(const DecoderSpec& spec, Ops& ops, Stream& stream) override {
+    so::randomize(weights_, spec, layout_, ops, stream);
+  }
+
+ private:
+  WeightSource& weights() override { return weights_; }
+  GradientSink& gradients() override { return *this; }
+  void begin_last_micro_batch(double, std::int64_t) override {}
+  Verdict finish_step(Stream&) override {
+    written_.assign(written_.size(), false);
+    return {};
+  }
+
+  void require_gradients(int, Stream&) override {}
+  Target gradient(int first, int count) override {
+    const auto begin = written_.begin() + first;
+    const Target target{layout_.view(gradients_.data(), weights_.dtype(), first, count),
+                        *begin ? Accumulate::add : Accumulate::overwrite};
+    std::fill_n(begin, count, true);
+    return target;
+  }
+  void gradients_ready(int, Stream&) override {}
+
+  const ParameterLayout& layout_;
+  DeviceWeights weights_;
+  Buffer gradients_;
+  std::vector<bool> written_;
+};
+
+class EngineBench final : public BenchState {
+ public:
+  EngineBench(Runtime& runtime, const ParameterLayout& layout, const EngineSettings& settings)
+      : pool_(runtime.host_pool()),
+        ranks_(make_single_communicator()),
+        engine_(runtime.device(), runtime.ops(), pool_, *ranks_, layout, settings),
+        state_(engine_) {}
+
+  StepState& of_step() override { return state_; }
+  void randomize(const DecoderSpec& spec, Ops&, Stream& stream) override {
+    so::randomize(engine_, spec, pool_, stream);
+  }
+  void require_updates(Stream& stream) override { engine_.require_updates(stream); }
+  EngineCounters counters() const override { return engine_.counters(); }
+
+ private:
+  ThreadPool& pool_;
+  std::unique_ptr<Communicator> ranks_;
+  OffloadEngine engine_;
+  EngineState state_;
+};
+
+}  // namespace
+
+std::unique_ptr<BenchState> make_engine_state(Runtime& runtime, const ParameterLayout& layout,
+                                              const EngineSettings& settings) {
+  return std::make_unique<EngineBench>(runtime, layout, settings);
+}
+
+std::unique_ptr<BenchState> make_plain_state(Device& device, const ParameterLayout& layout, DType compute) {
+  return std::make_unique<PlainState>(device, layout, compute);
+}
+
+}  // namespace so

@@ -1,0 +1,29 @@
+// The state that the steps of `bench step` meet: the engine's, or weights and gradients alone.
+#pragma once
+
+#include <memory>
+
+#include "model/spec.h"
+#include "ops/runtime.h"
+#include "plan/training_plan.h"
+#include "train/training_step.h"
+
+namespace so {
+
+class BenchState {
+ public:
+  virtual ~BenchState() = default;
+  virtual StepState& of_step() = 0;
+  virtual void randomize(const DecoderSpec& spec, Ops& ops, Stream& stream) = 0;
+  // Work that follows on `stream` comes after all of the last step's.
+  virtual void require_updates(Stream&) {}
+  virtual EngineCounters counters() const { return {}; }
+};
+
+// The engine, as training has it.
+std::unique_ptr<BenchState> make_engine_state(Runtime& runtime, const ParameterLayout& layout,
+                                              const EngineSettings& settings);
+// Weights and gradients in the compute dtype. No step changes anything.
+std::unique_ptr<BenchState> make_plain_state(Device& device, const ParameterLayout& layout, DType compute);
+
+}  // namespace so

@@ -1,0 +1,110 @@
+#include "commands/bench_step_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "offload/engine_report.h"
+#include "plan/machine/hardware.h"
+
+namespace so {
+namespace {
+
+nlohmann::ordered_json to_json(const TimeSummary& time) {
+  nlohmann::ordered_json categories, kernels = nlohmann::ordered_json::array();
+  for (int i = 0; i < time_categories; ++i) {
+    const auto& c = time.categories[static_cast<std::size_t>(i)];
+    categories[std::string(name_of(static_cast<TimeCategory>(i)))] = {
+        {"share", c.share}, {"busy_seconds", c.busy_seconds}, {"count", c.count}, {"bytes", c.bytes}};
+  }
+  for (const auto& kernel : time.kernels)
+    kernels.push_back({{"name", kernel.name},
+                       {"category", name_of(kernel.category)},
+                       {"seconds", kernel.seconds},
+                       {"count", kernel.count}});
+  return {{"traced_seconds", time.seconds}, {"traced_steps", 2}, {"categories", categories}, {"kernels", kernels}};
+}
+
+}  // namespace
+
+nlohmann::ordered_json to_json(const StepReport& r) {
+  const StepMeasurement& m = r.measured;
+  const double seconds = r.seconds(), model_rate = r.model_rate(), reference_rate = r.reference_rate(),
+               gemm_rate = r.gemm_rate;
+  const auto [least, most] = std::minmax_element(m.seconds.begin(), m.seconds.end());
+  const auto steps = std::ssize(m.seconds);
+  nlohmann::ordered_json result{
+      {"config", r.config},
+      {"parameters", r.parameters},
+      {"device", r.device},
+      {"dtype", name_of(r.compute)},
+      {"batch_size", r.batch_size},
+      {"max_length", r.max_length},
+      {"gradient_accumulation_steps", r.gradient_accumulation_steps},
+      {"optimizer", r.optimizer},
+      {"mode", r.plain() ? "none" : r.mode},
+      {"optimizer_state_dtype", r.plain() ? "none" : name_of(r.plan.engine.moments)},
+      {"host_share", r.host_share},
+      {"undo_buckets", r.plan.engine.undo_buckets},
+      {"keep", describe(r.plan.decoder.keep)},
+      {"steps", steps},
+      {"step_seconds", {{"median", seconds}, {"min", *least}, {"max", *most}, {"all", m.seconds}}},
+      {"tokens_per_s", r.tokens_per_second()},
+      {"model_tflops", model_rate / 1e12},
+      {"reference_tflops", reference_rate / 1e12},
+      {"gemm_tflops", gemm_rate / 1e12},
+      {"share_of_gemm_limit", model_rate / gemm_rate},
+      {"device_units", r.plan.engine.device_units},
+      {"transient_weights", r.plan.engine.transient_weights},
+      {"transient_gradients", r.plan.engine.transient_gradients},
+      {"streamed_units", r.plan.engine.streamed_units},
+      {"first_loss", m.first_loss},
+      {"last_loss", m.last.loss},
+      {"clipped_steps", m.counters.clipped_steps},
+      {"device_wait_seconds_a_step", total(m.counters.device_waits) / static_cast<double>(steps)}};
+  for (std::size_t i = 0; i < wait_reasons; ++i)
+    result["device_waits"][std::string(name_of(static_cast<WaitReason>(i)))] =
+        m.counters.device_waits[i] / static_cast<double>(steps);
+  if (r.plan.estimate) {
+    result["expected"] = {{"step_seconds", r.plan.estimate->seconds()}, {"waiting_seconds", r.plan.estimate->exposed}};
+    for (const auto& [name, rate] : rate_names()) result["rates"][name] = r.plan.rates.*rate;
+  }
+  for (const PlannedFigure& f : m.figures)
+    result["summary"][f.name] = {{"planned", f.planned}, {"measured", f.measured}, {"difference", f.difference()}};
+  if (m.time) result["time"] = to_json(*m.time);
+  result["trace_remarks"] = m.remarks;
+  return result;
+}
+
+void print(const StepReport& r) {
+  const StepMeasurement& m = r.measured;
+  const double seconds = r.seconds(), model_rate = r.model_rate(), reference_rate = r.reference_rate(),
+               gemm_rate = r.gemm_rate;
+  const auto [least, most] = std::minmax_element(m.seconds.begin(), m.seconds.end());
+  const auto steps = std::ssize(m.seconds);
+  fmt::print("step            {:.4f} s (median of {}; {:.4f} to {:.4f})\n", seconds, steps, *least, *most);
+  if (r.plan.estimate)
+    fmt::print("expected        {:.4f} s, {:.4f} s of it waiting for the host\n", r.plan.estimate->seconds(),
+               r.plan.estimate->exposed);
+  fmt::print("throughput      {:.1f} tokens/s\n", r.tokens_per_second());
+  fmt::print("model           {:.4g} TFLOP/s, {:.1f}% of the {:.4g} TFLOP/s of a large matrix product here\n",
+             model_rate / 1e12, 100 * model_rate / gemm_rate, gemm_rate / 1e12);
+  fmt::print("reference count {:.4g} TFLOP/s\n", reference_rate / 1e12);
+  for (const PlannedFigure& figure : m.figures)
+    if (figure.name != "step_seconds") fmt::print("peak {}\n", describe(figure));
+  if (!r.plain()) {
+    const double waited = total(m.counters.device_waits) / static_cast<double>(steps);
+    fmt::print("device waits    {:.4f} s a step, {:.1f}% of it\n", waited, 100 * waited / seconds);
+    fmt::print("in {} steps, {} of them clipped: {}\n", steps, m.counters.clipped_steps, describe_waits(m.counters));
+    if (const std::string schedule = describe_schedule(m.counters); !schedule.empty()) fmt::print("{}\n", schedule);
+  }
+  fmt::print("loss            {:.4f} to {:.4f}\n", m.first_loss, m.last.loss);
+  if (m.time)
+    fmt::print("where the time of two more steps went ({:.4f} s while traced):\n{}", m.time->seconds,
+               time_table(*m.time, 12));
+  for (const std::string& remark : m.remarks) fmt::print("{}\n", remark);
+  if (!r.trace.empty()) fmt::print("wrote {}\n", r.trace);
+}
+
+}  // namespace so

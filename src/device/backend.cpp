@@ -1,0 +1,87 @@
+#include "device/backend.h"
+
+#include "base/error.h"
+
+namespace so {
+namespace {
+
+// Matrix products pack their operands in buffers of the library's own, per thread. This was measured.
+constexpr Backend::Reserve cpu_libraries[] = {
+    {MemoryKind::pageable, "matrix product scratch", std::size_t{4} << 20, true}};
+
+// Device memory that the CUDA libraries take once they work: kernels loaded, cuBLAS and cuDNN handles. Less than a
+// tenth of this was seen on an H200; the rest is for other GPUs and fragmentation. Host memory of the driver and the
+// libraries, kernels compiled at run time among them: 297 to 304 MB were seen.
+constexpr Backend::Reserve cuda_libraries[] = {{MemoryKind::device, "CUDA libraries (reserve)", std::size_t{256} << 20},
+                                               {MemoryKind::pageable, "CUDA libraries", 300'000'000}};
+
+}  // namespace
+
+const Backend& cpu_backend() {
+  static const Backend backend{
+      .kind = DeviceKind::cpu,
+      .own_memory = false,
+      .libraries = cpu_libraries,
+      // Large enough that reading the projection's weights again for every chunk does not show, small enough to stay
+      // out of the way.
+      .loss_chunk = {.bytes = 32 << 20, .element_bytes = 4, .tile = 1, .least_rows = 64, .most_rows = 512},
+      .probe = {.brief = true,
+                .gemm_side = 1024,
+                .gemm_seconds = 0.02,
+                .brief_gemm_side = 256,
+                .brief_gemm_seconds = 0.002,
+                .copy_bytes = 64 << 20,
+                .link_bytes = 1 << 20,
+                .memory_bytes = 1 << 20,
+                .round_seconds = 0.001,
+                .host_seconds = 0.005,
+                .beyond_caches = 64 << 20,
+                .tokens = 256},
+      .find =
+          [] {
+            return CudaSupport{true, {}};
+          },
+      .make =
+          [](ThreadPool* compute) {
+            SO_CHECK(compute, "a CPU device without threads");
+            return make_cpu_device(*compute);
+          }};
+  return backend;
+}
+
+const Backend& cuda_backend() {
+  static const Backend backend{
+      .kind = DeviceKind::cuda,
+      .own_memory = true,
+      .libraries = cuda_libraries,
+      // The gradient of the projection is read and written once a chunk, so few and large ones.
+      .loss_chunk = {.bytes = 1'250'000'000, .element_bytes = 2, .tile = 128, .least_rows = 128, .most_rows = 4096},
+      // Matrix products long enough for a chip to come to the clock that it can keep.
+      .probe = {.brief = false,
+                .gemm_side = 8192,
+                .gemm_seconds = 0.15,
+                .brief_gemm_side = 8192,
+                .brief_gemm_seconds = 0.02,
+                .copy_bytes = std::size_t{1024} << 20,
+                .link_bytes = 64 << 20,
+                .memory_bytes = 256 << 20,
+                .round_seconds = 0.01,
+                .host_seconds = 0.3,
+                .beyond_caches = 256 << 20,
+                .tokens = 16384},
+      .find = find_cuda,
+      .make = [](ThreadPool*) { return make_cuda_device(0); }};
+  return backend;
+}
+
+const Backend& backend_of(const Device& device) {
+  return device.kind() == DeviceKind::cpu ? cpu_backend() : cuda_backend();
+}
+
+std::size_t held_own_memory(Device& device) {
+  return backend_of(device).own_memory ? device.ledger().held(MemoryKind::device) : 0;
+}
+
+std::unique_ptr<Device> make_dry_device(const Backend& backend) { return make_dry_device(backend.kind); }
+
+}  // namespace so

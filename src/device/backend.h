@@ -1,0 +1,71 @@
+// A kind of device, as a value: how one is found and made, and what is known of it on machines that have none, for
+// which plans are made too. What a caller would ask of the kind is a property here, so that nothing above device/, ops/
+// and optim/ asks which kind it has; another vendor's devices are another value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "device/device.h"
+
+namespace so {
+
+struct Backend {
+  // What the rooms that implement a kind select by: device/, ops/ and optim/.
+  DeviceKind kind;
+
+  // Memory of kind `device` is the device's own. Else it is the host's: then there is nothing to move, to pin or to
+  // choose a place for, the host's limits hold for all of it, and no plan depends on measured rates.
+  bool own_memory;
+
+  // Memory that libraries take beside what is allocated through the device, some of it for each thread of the host.
+  struct Reserve {
+    MemoryKind kind;
+    const char* name;
+    std::size_t bytes;
+    bool each_thread = false;
+  };
+  std::span<const Reserve> libraries;
+
+  // Logits that exist at a time: rows that fill `bytes`, at `element_bytes` each, in whole tiles, within bounds.
+  struct LossChunk {
+    std::int64_t bytes, element_bytes, tile, least_rows, most_rows;
+  };
+  LossChunk loss_chunk;
+
+  // How much work it is measured with: enough to show its speed, and no more.
+  struct Probe {
+    bool brief;              // rates are never planned with: the least work will do
+    std::int64_t gemm_side;  // of a large matrix product
+    double gemm_seconds;
+    std::int64_t brief_gemm_side;
+    double brief_gemm_seconds;
+    std::size_t copy_bytes;    // of copies whose bandwidth is shown
+    std::size_t link_bytes;    // of copies across the link
+    std::size_t memory_bytes;  // of copies within the device's memory, well above its caches
+    double round_seconds;      // of a round of copies
+    double host_seconds;       // of AdamW on the host
+    std::size_t beyond_caches;
+    std::int64_t tokens;  // of a layer whose ops are measured
+  };
+  Probe probe;
+
+  // Whether make() would work.
+  CudaSupport (*find)();
+  // `compute` is what a device spreads its work over that has no processors of its own; it must outlive the device.
+  // Throws Error with find()'s sentence.
+  std::unique_ptr<Device> (*make)(ThreadPool* compute);
+};
+
+const Backend& cpu_backend();
+const Backend& cuda_backend();
+const Backend& backend_of(const Device& device);
+
+// Bytes that are held of the device's own memory.
+std::size_t held_own_memory(Device& device);
+// A device like the backend's, with no memory behind it and streams that drop their work.
+std::unique_ptr<Device> make_dry_device(const Backend& backend);
+
+}  // namespace so
