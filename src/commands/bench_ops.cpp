@@ -15,6 +15,7 @@
 #include "model/config.h"
 #include "ops/runtime.h"
 #include "optim/device_adamw.h"
+#include "optim/engine_ops.h"
 #include "options/precision.h"
 #include "plan/machine/host_memory.h"
 #include "plan/machine/measure.h"
@@ -65,8 +66,9 @@ int run_bench_ops(const BenchOpsOptions& options) {
   const std::int64_t tokens = options.tokens > 0 ? options.tokens : backend.probe.tokens;
   const std::int64_t longest = std::min({options.max_length, tokens, spec.max_positions});
 
+  const auto engine_ops = make_engine_ops(device);
   const auto adamw = make_device_adamw(device);
-  const auto cases = make_cases(spec, tokens, longest, compute, backend, runtime.ops(), *adamw);
+  const auto cases = make_cases(spec, tokens, longest, compute, backend, runtime.ops(), *engine_ops, *adamw);
   const auto dry = make_dry_device(backend);
   std::vector<std::size_t> sizes;
   std::size_t most = 0;

@@ -18,12 +18,13 @@ namespace {
 class LayerCases final : public Cases {
  public:
   LayerCases(const DecoderSpec& spec, std::int64_t tokens, std::int64_t longest, DType dtype, const Backend& backend,
-             const Ops& ops, DeviceAdamW& adamw)
+             const Ops& ops, EngineOps& engine_ops, DeviceAdamW& adamw)
       : s_(spec),
         n_(tokens),
         t_(dtype),
         backend_(backend),
         ops_(ops),
+        engine_ops_(engine_ops),
         adamw_(adamw),
         table_(rope_table(spec.rope, std::min(longest, tokens))),
         positions_of_table_(std::min(longest, tokens)),
@@ -286,12 +287,15 @@ class LayerCases final : public Cases {
     const std::int64_t elements = s_.hidden * 2 * s_.intermediate;
     add("grad_stats", fmt::format("{} elements", elements), of_t(elements), 0, [=, this](Tensors& m) {
       const Tensor grad = m.random(t_, {elements}), out = m.scratch(sizeof(GradStats));
-      return Call{[=](Ops& ops, Stream& stream) { ops.grad_stats(stream, static_cast<GradStats*>(out.data()), grad); }};
+      const Tensor scratch = m.scratch(EngineOps::stats_scratch(elements));
+      return Call{[=, this](Ops&, Stream& stream) {
+        engine_ops_.grad_stats(stream, static_cast<GradStats*>(out.data()), grad, scratch);
+      }};
     });
     add("cast fp32 to bf16", fmt::format("{} elements", elements), 6 * static_cast<double>(elements), 0,
-        [=](Tensors& m) {
+        [=, this](Tensors& m) {
           const Tensor from = m.random(DType::f32, {elements}), to = m.random(DType::bf16, {elements});
-          return Call{[=](Ops& ops, Stream& stream) { ops.cast(stream, to, from); }};
+          return Call{[=, this](Ops&, Stream& stream) { engine_ops_.cast(stream, to, from); }};
         });
     // fp32 weight and moments in and out, gradient in, weight out.
     add("AdamW", fmt::format("{} elements", elements), 24 * static_cast<double>(elements) + of_t(2 * elements), 0,
@@ -313,6 +317,7 @@ class LayerCases final : public Cases {
   const DType t_;
   const Backend& backend_;
   const Ops& ops_;
+  EngineOps& engine_ops_;
   DeviceAdamW& adamw_;
   const std::vector<float> table_;
   const std::int64_t positions_of_table_;
@@ -324,8 +329,8 @@ class LayerCases final : public Cases {
 }  // namespace
 
 std::unique_ptr<Cases> make_cases(const DecoderSpec& spec, std::int64_t tokens, std::int64_t longest, DType dtype,
-                                  const Backend& backend, const Ops& ops, DeviceAdamW& adamw) {
-  return std::make_unique<LayerCases>(spec, tokens, longest, dtype, backend, ops, adamw);
+                                  const Backend& backend, const Ops& ops, EngineOps& engine_ops, DeviceAdamW& adamw) {
+  return std::make_unique<LayerCases>(spec, tokens, longest, dtype, backend, ops, engine_ops, adamw);
 }
 
 }  // namespace so

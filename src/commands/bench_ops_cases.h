@@ -14,6 +14,7 @@
 #include "model/spec.h"
 #include "ops/ops.h"
 #include "optim/device_adamw.h"
+#include "optim/engine_ops.h"
 
 namespace so {
 
@@ -81,6 +82,6 @@ class Cases {
   std::vector<Case> cases_;
 };
 std::unique_ptr<Cases> make_cases(const DecoderSpec& spec, std::int64_t tokens, std::int64_t longest, DType dtype,
-                                  const Backend& backend, const Ops& ops, DeviceAdamW& adamw);
+                                  const Backend& backend, const Ops& ops, EngineOps& engine_ops, DeviceAdamW& adamw);
 
 }  // namespace so

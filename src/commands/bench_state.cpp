@@ -54,7 +54,7 @@ class EngineBench final : public BenchState {
   EngineBench(Runtime& runtime, const ParameterLayout& layout, const EngineSettings& settings)
       : pool_(runtime.host_pool()),
         ranks_(make_single_communicator()),
-        engine_(runtime.device(), runtime.ops(), pool_, *ranks_, layout, settings),
+        engine_(runtime.device(), pool_, *ranks_, layout, settings),
         state_(engine_) {}
 
   StepState& of_step() override { return state_; }

@@ -15,6 +15,12 @@ std::int64_t largest(std::span<const Bucket> buckets, Owner owner) {
   return elements;
 }
 
+std::int64_t largest_parameter(const ParameterLayout& layout) {
+  std::int64_t elements = 0;
+  for (const Parameter& parameter : layout.parameters()) elements = std::max(elements, parameter.size());
+  return elements;
+}
+
 bool on_host(const Bucket& bucket) { return bucket.owner() == Owner::host; }
 
 bool is_inner(const ParameterLayout& layout, int unit) { return unit > 0 && unit < layout.units() - 1; }
@@ -45,11 +51,10 @@ Range common(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.
 
 }  // namespace
 
-OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Communicator& ranks,
-                             const ParameterLayout& layout, const EngineSettings& settings,
-                             std::unique_ptr<UpdatePolicy> policy)
+OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator& ranks, const ParameterLayout& layout,
+                             const EngineSettings& settings, std::unique_ptr<UpdatePolicy> policy)
     : device_(device),
-      ops_(ops),
+      ops_(make_engine_ops(device)),
       host_pool_(host_pool),
       ranks_(ranks),
       layout_(layout),
@@ -68,6 +73,8 @@ OffloadEngine::OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Co
       stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()),
                              "gradient norms")),
       stats_host_(device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient norms")),
+      stats_scratch_(
+          device.allocate(MemoryKind::device, EngineOps::stats_scratch(largest_parameter(layout)), "gradient norms")),
       buckets_(make_buckets(layout, settings.bucket_elements, settings.device_units,
                             settings.transient_weights || settings.transient_gradients || settings.streamed_units > 0)),
       host_state_(device, Owner::host, buckets_, settings.moments,
@@ -122,7 +129,7 @@ void OffloadEngine::cast_masters(std::span<const Bucket> run, Stream& stream) {
   const Tensor weights(weights_.at(range.begin), settings_.compute, {range.size()}),
       masters(device_state_.master(run.front(), range.begin), DType::f32, {range.size()});
   if (settings_.compute == DType::bf16)
-    ops_.cast(stream, weights, masters);
+    ops_->cast(stream, weights, masters);
   else
     stream.copy(weights.data(), masters.data(), weights.bytes());
 }
@@ -211,7 +218,8 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
   if (!last_micro_batch_) return;
   const auto [first, last] = layout_.unit_parameters(unit);
   auto* stats = static_cast<GradStats*>(stats_.data());
-  for (int p = first; p < last; ++p) ops_.grad_stats(stream, stats + p, gradients_.view(p));
+  const Tensor scratch(stats_scratch_.data(), DType::u8, {static_cast<std::int64_t>(stats_scratch_.bytes())});
+  for (int p = first; p < last; ++p) ops_->grad_stats(stream, stats + p, gradients_.view(p), scratch);
   if (first_ready_) stream.record(*first_landed_);
   first_ready_ = false;
   Event& landed = *landed_[static_cast<std::size_t>(unit)];
@@ -441,9 +449,9 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
         stream.copy(master, weights.data(), masters.bytes());
       } else if (has_wide) {
         stream.copy(master, piece.wide.data() + from, masters.bytes());
-        if (!sent) ops_.cast(stream, weights, masters);
+        if (!sent) ops_->cast(stream, weights, masters);
       } else {
-        ops_.cast(stream, masters, weights);
+        ops_->cast(stream, masters, weights);
       }
       continue;
     }

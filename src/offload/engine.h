@@ -32,6 +32,7 @@
 #include "offload/verdict.h"
 #include "optim/adamw.h"
 #include "optim/device_adamw.h"
+#include "optim/engine_ops.h"
 #include "ranks/communicator.h"
 
 namespace so {
@@ -85,7 +86,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // `host_pool` runs AdamW. `policy`: how the overlapped schedule goes about it; null: make_adaptive_policy(). All
   // references must outlive the engine. One thread at a time calls, but for the save (below), with one stream for the
   // model's work.
-  OffloadEngine(Device& device, Ops& ops, ThreadPool& host_pool, Communicator& ranks, const ParameterLayout& layout,
+  OffloadEngine(Device& device, ThreadPool& host_pool, Communicator& ranks, const ParameterLayout& layout,
                 const EngineSettings& settings, std::unique_ptr<UpdatePolicy> policy = nullptr);
   // The compute stream must be idle or gone: its work may use the engine's memory.
   ~OffloadEngine() override = default;
@@ -181,7 +182,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   Event& current(const Bucket& bucket) { return *current_[static_cast<std::size_t>(bucket.index())]; }
 
   Device& device_;
-  Ops& ops_;
+  const std::unique_ptr<EngineOps> ops_;
   ThreadPool& host_pool_;
   Communicator& ranks_;
   const ParameterLayout& layout_;
@@ -194,6 +195,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   UnitArray gradients_;
   std::array<int, gradient_slots> held_gradients_;  // by slot: the unit that had it last, -1: none
   Buffer stats_, stats_host_;                       // GradStats per parameter, device and pinned
+  Buffer stats_scratch_;
   std::vector<Bucket> buckets_;
   std::vector<double> forward_shares_;  // by host-owned bucket
   std::vector<Span> unit_buckets_;      // by unit: buckets that have a part of it

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "ops/ops.h"
+#include "optim/engine_ops.h"
 #include "ranks/communicator.h"
 
 namespace so {

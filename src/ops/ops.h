@@ -14,12 +14,11 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/accumulate.h"
 #include "base/tensor.h"
 #include "device/device.h"
 
 namespace so {
-
-enum class Accumulate : bool { overwrite = false, add = true };
 
 // Heads inside wider rows: element (n, h, d) is rows[n, offset + h * head_dim + d].
 struct Heads {
@@ -80,12 +79,6 @@ struct ExpertActivation {
   };
   Kind kind = Kind::swiglu;
   float limit = 0;
-};
-
-// Sum of squares and count of non-finite elements of a gradient, in device memory.
-struct GradStats {
-  double sum_of_squares = 0;  // over the finite and non-finite alike: meaningless unless non_finite == 0
-  std::uint64_t non_finite = 0;
 };
 
 class Ops {
@@ -211,10 +204,6 @@ class Ops {
   };
   virtual void linear_cross_entropy(Stream&, const LinearCrossEntropy&) = 0;
 
-  // *out = stats of grad (f32 or bf16), the sum in a fixed order. `out` is device memory.
-  virtual void grad_stats(Stream&, GradStats* out, Tensor grad) = 0;
-  // out = in converted, f32 <-> bf16 (round to nearest even), same number of elements.
-  virtual void cast(Stream&, Tensor out, Tensor in) = 0;
   // out[i], f32 or bf16, drawn from a normal distribution with mean 0 and this standard deviation, a function of seed
   // and i alone. For models with random weights: no two elements depend on each other, no host memory is needed.
   virtual void random_normal(Stream&, Tensor out, std::uint64_t seed, float standard_deviation) = 0;

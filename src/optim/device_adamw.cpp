@@ -23,20 +23,19 @@ class CpuAdamW final : public DeviceAdamW {
  public:
   void update(Stream& stream, const AdamWStep& step, std::span<const AdamWRun> runs, Tensor gradient, AdamWState state,
               Tensor weights) override {
-    auto* own = dynamic_cast<CpuStream*>(&stream);
-    SO_CHECK(own, "stream '{}' is not a CPU stream", stream.name());
-    own->enqueue("AdamW", WorkCategory::memory_bound,
-                 [step, runs = std::vector(runs.begin(), runs.end()), gradient, state, weights, &pool = own->pool()] {
-                   for (const AdamWRun& run : runs) {
-                     GradientSpan g = gradient.dtype() == DType::bf16
-                                          ? GradientSpan(std::span<const bf16>(part<bf16>(gradient, run)))
-                                          : GradientSpan(std::span<const float>(part<float>(gradient, run)));
-                     WeightSpan w = weights.dtype() == DType::bf16 ? WeightSpan(part<bf16>(weights, run))
-                                                                   : WeightSpan(part<float>(weights, run));
-                     const AdamWState at{state.master + run.begin, state.m + run.begin, state.v + run.begin};
-                     adamw_update_parallel(pool, step, run.decay, g, at, at, w);
-                   }
-                 });
+    CpuStream& own = cpu(stream);
+    own.enqueue("AdamW", WorkCategory::memory_bound,
+                [step, runs = std::vector(runs.begin(), runs.end()), gradient, state, weights, &pool = own.pool()] {
+                  for (const AdamWRun& run : runs) {
+                    GradientSpan g = gradient.dtype() == DType::bf16
+                                         ? GradientSpan(std::span<const bf16>(part<bf16>(gradient, run)))
+                                         : GradientSpan(std::span<const float>(part<float>(gradient, run)));
+                    WeightSpan w = weights.dtype() == DType::bf16 ? WeightSpan(part<bf16>(weights, run))
+                                                                  : WeightSpan(part<float>(weights, run));
+                    const AdamWState at{state.master + run.begin, state.m + run.begin, state.v + run.begin};
+                    adamw_update_parallel(pool, step, run.decay, g, at, at, w);
+                  }
+                });
   }
 };
 

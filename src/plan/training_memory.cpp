@@ -46,7 +46,7 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
   const auto device = make_dry_device(*machine.backend);
   const auto ops = make_ops(*device);
   const auto ranks = make_single_communicator();
-  const OffloadEngine engine(*device, *ops, *machine.pool, *ranks, layout, settings);
+  const OffloadEngine engine(*device, *machine.pool, *ranks, layout, settings);
   const auto stream = device->create_stream("compute");
   DecoderSettings decoder;
   decoder.compute = settings.compute;

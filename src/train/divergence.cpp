@@ -10,6 +10,7 @@
 #include "base/finite.h"
 #include "base/log.h"
 #include "model/parameters.h"
+#include "optim/engine_ops.h"
 
 namespace so {
 namespace {
@@ -41,12 +42,13 @@ std::string describe(const Seen& seen, const DecoderSpec& spec) {
 
 }  // namespace
 
-std::string find_non_finite_activation(const Decoder& decoder, Ops& ops, Stream& stream, const DeviceBatch& batch,
+std::string find_non_finite_activation(const Decoder& decoder, Stream& stream, const DeviceBatch& batch,
                                        OffloadEngine& engine, Arena& arena, Tensor losses) {
   const DecoderSpec& spec = decoder.spec();
   const std::size_t most = static_cast<std::size_t>(4 * spec.layers + 3);  // what a forward pass shows
   std::vector<Seen> seen;
   std::vector<GradStats> stats(most);
+  const auto ops = make_engine_ops(stream.device());
   try {
     const Arena::Scope scope(arena);
     const Tensor memory = arena.acquire("search for what is not finite", DType::u8,
@@ -54,7 +56,10 @@ std::string find_non_finite_activation(const Decoder& decoder, Ops& ops, Stream&
     auto* const on_device = static_cast<GradStats*>(memory.data());
     const ForwardObserver observe = [&](int unit, std::string_view what, Tensor values) {
       SO_CHECK(seen.size() < most, "a forward pass of more than {} activations", most);
-      ops.grad_stats(stream, on_device + seen.size(), values);
+      const Arena::Scope search(arena);
+      const Tensor scratch = arena.acquire("search for what is not finite", DType::u8,
+                                           {static_cast<std::int64_t>(EngineOps::stats_scratch(values.size()))});
+      ops->grad_stats(stream, on_device + seen.size(), values, scratch);
       seen.push_back({unit, what});
     };
     decoder.forward_loss(stream, batch, engine, arena, losses, &observe);

@@ -30,8 +30,7 @@ Trainer::Trainer(const TrainerInputs& in)
     : in_(in),
       ranks_(make_single_communicator()),
       stream_(in.runtime.device().create_stream("compute")),
-      engine_(in.runtime.device(), in.runtime.ops(), in.runtime.host_pool(), *ranks_, in.model.layout(),
-              in.plan.engine),
+      engine_(in.runtime.device(), in.runtime.host_pool(), *ranks_, in.model.layout(), in.plan.engine),
       model_(in.runtime.device(), in.runtime.ops(), *stream_, in.model.spec(), in.model.layout(), in.plan.decoder,
              model_shape(in.plan.shape)),
       engine_state_(engine_),
@@ -106,8 +105,8 @@ void Trainer::find_origin(Step& step) {
   if (step.bad_micro_batch < 0 || state_.skipped_in_a_row > 1) return;
   in_.batches.micro_batch(step.bad_micro_batch, batch_);
   const DeviceBatch batch = model_.upload().upload(*stream_, batch_);
-  const std::string origin = find_non_finite_activation(model_.decoder(), in_.runtime.ops(), *stream_, batch, engine_,
-                                                        model_.arena(), model_.upload().losses());
+  const std::string origin =
+      find_non_finite_activation(model_.decoder(), *stream_, batch, engine_, model_.arena(), model_.upload().losses());
   if (!origin.empty()) step.skipped_origin = origin;
 }
 

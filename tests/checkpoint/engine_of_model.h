@@ -26,7 +26,7 @@ class EngineOfModel {
       : files_(directory),
         runtime_(DeviceChoice::cpu, 2),
         ranks_(make_single_communicator()),
-        engine_(runtime_.device(), runtime_.ops(), runtime_.host_pool(), *ranks_, files_.layout(),
+        engine_(runtime_.device(), runtime_.host_pool(), *ranks_, files_.layout(),
                 settings_of(files_.layout(), compute, bucket_elements, owner)),
         stream_(runtime_.device().create_stream("test")) {}
 

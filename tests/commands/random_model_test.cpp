@@ -86,7 +86,7 @@ TEST_P(RandomMasters, AreWhatTheWeightsAreRoundedFrom) {
   settings.compute = DType::bf16;
   settings.bucket_elements = 4096;
   settings.device_units = GetParam() == Owner::device ? layout.units() : 0;
-  OffloadEngine engine(*device, *ops, pool, *ranks, layout, settings);
+  OffloadEngine engine(*device, pool, *ranks, layout, settings);
   randomize(engine, spec, pool, *stream);
   for (int p = 0; p < layout.count(); ++p) {
     const Range range = layout.range(p);

@@ -23,6 +23,7 @@
 #include "model/rope.h"
 #include "offload/memory/device_weights.h"
 #include "support/random_tensors.h"
+#include "support/rig.h"
 #include "support/safetensors_reader.h"
 
 namespace so::test {

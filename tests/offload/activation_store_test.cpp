@@ -8,8 +8,8 @@
 #include <random>
 #include <thread>
 
+#include "support/device_rig.h"
 #include "support/random_tensors.h"
-#include "support/rig.h"
 
 namespace so::test {
 namespace {
@@ -46,7 +46,7 @@ class ActivationStoreTest : public testing::Test {
       rig_.stream().host("delay", [] { std::this_thread::sleep_for(std::chrono::microseconds(200)); });
   }
 
-  Rig rig_;
+  DeviceRig rig_;
   std::mt19937 random_{5};
 };
 

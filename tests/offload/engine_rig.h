@@ -117,8 +117,7 @@ class EngineRig {
         host_pool_("host", (std::iota(cpus_.begin(), cpus_.end(), 0), cpus_), false),
         ranks_(make_single_communicator()),
         own_device_(engine_device ? engine_device(rig_.device()) : nullptr),
-        engine_(own_device_ ? *own_device_ : rig_.device(), rig_.ops(), host_pool_, *ranks_, layout, settings,
-                std::move(policy)) {}
+        engine_(own_device_ ? *own_device_ : rig_.device(), host_pool_, *ranks_, layout, settings, std::move(policy)) {}
 
   // A test may end with work under way that uses the engine's memory.
   ~EngineRig() {
@@ -301,7 +300,7 @@ class EngineRig {
   }
 
   const ParameterLayout& layout_;
-  Rig rig_;
+  DeviceRig rig_;
   std::map<int, Buffer> staging_, found_;  // by parameter
   std::uint64_t seen_ = 0;
   std::vector<int> cpus_;

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <set>
 
-#include "support/rig.h"
+#include "support/device_rig.h"
 
 namespace so::test {
 namespace {
@@ -70,7 +70,7 @@ class Streaming {
  private:
   const ParameterLayout layout_;
   const std::vector<bool> streamed_;
-  Rig rig_;
+  DeviceRig rig_;
   DeviceWeights weights_;
   std::map<int, float> expected_;
   WeightStream stream_;
@@ -82,7 +82,7 @@ TEST(WeightStream, CopiesLargeUnitsWhole) {
   const ParameterLayout layout(
       {{"embed", {10, 8}, true, 0, false}, {"1", {rows, columns}, true, 1, false}, {"head", {10, 8}, true, 2, false}});
   const std::vector<bool> streamed = {false, true, false};
-  Rig rig;
+  DeviceRig rig;
   DeviceWeights weights(rig.device(), layout, DType::f32, WeightStream::places(streamed));
   WeightStream stream(rig.device(), layout, weights, streamed, [](int) { return true; });
   std::vector<float> values(static_cast<std::size_t>(rows * columns));

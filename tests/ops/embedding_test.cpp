@@ -3,6 +3,7 @@
 
 #include "support/instruction_sets.h"
 #include "support/random_tensors.h"
+#include "support/rig.h"
 
 namespace so::test {
 namespace {

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "support/random_tensors.h"
+#include "support/rig.h"
 
 namespace so::test {
 namespace {

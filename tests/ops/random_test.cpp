@@ -2,6 +2,7 @@
 
 #include "base/normal_draw.h"
 #include "support/random_tensors.h"
+#include "support/rig.h"
 
 namespace so::test {
 namespace {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "support/random_tensors.h"
+#include "support/rig.h"
 
 namespace so::test {
 

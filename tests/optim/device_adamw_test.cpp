@@ -26,7 +26,7 @@ class DeviceAdamWTest : public testing::TestWithParam<Case> {
     stream_ = (cuda_ ? *cuda_ : cpu_.device()).create_stream("adamw");
   }
 
-  Rig cpu_;
+  DeviceRig cpu_;
   std::unique_ptr<Device> cuda_;
   std::unique_ptr<Stream> stream_;
 };

@@ -1,4 +1,5 @@
-// Tensors with known contents on the device under test, for tests of ops. Everything reaches the device by its stream.
+// Tensors with known contents on the device under test, for tests of operations. Everything reaches the device by its
+// stream.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,8 +19,7 @@
 #include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "device/device.h"
-#include "ops/ops.h"
-#include "support/rig.h"
+#include "support/device_rig.h"
 
 namespace so::test {
 

@@ -1,40 +1,20 @@
-// The device under test (support/on_gpu.h), with one stream and its ops.
+// The device under test (support/device_rig.h), with one stream and its ops.
 #pragma once
 
 #include <memory>
-#include <numeric>
-#include <vector>
 
-#include "base/thread_pool.h"
-#include "device/device.h"
 #include "ops/ops.h"
-#include "support/on_gpu.h"
+#include "support/device_rig.h"
 
 namespace so::test {
 
-class Rig {
+class Rig : public DeviceRig {
  public:
-  // `threads`: of the CPU device's pool.
-  explicit Rig(int threads = 2)
-      : pool_("test", cpus(threads), false),
-        device_(on_gpu() ? make_cuda_device(0) : make_cpu_device(pool_)),
-        stream_(device_->create_stream("test")),
-        ops_(make_ops(*device_)) {}
+  explicit Rig(int threads = 2) : DeviceRig(threads), ops_(make_ops(device())) {}
 
-  Device& device() { return *device_; }
-  Stream& stream() { return *stream_; }
   Ops& ops() { return *ops_; }
 
  private:
-  static std::vector<int> cpus(int threads) {
-    std::vector<int> list(static_cast<std::size_t>(threads));
-    std::iota(list.begin(), list.end(), 0);
-    return list;
-  }
-
-  ThreadPool pool_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Stream> stream_;
   std::unique_ptr<Ops> ops_;
 };
 

@@ -1,4 +1,4 @@
-// The CPU device's interface for ops/cpu: work is any function.
+// The CPU device's interface for the cpu folders of ops and optim: work is any function.
 #pragma once
 
 #include <deque>
@@ -10,6 +10,7 @@
 #include <string_view>
 #include <thread>
 
+#include "base/error.h"
 #include "base/thread_pool.h"
 #include "device/device.h"
 #include "device/trace.h"
@@ -50,5 +51,12 @@ class CpuStream final : public Stream {
   std::unique_ptr<Queue> queue_;
   std::thread thread_;
 };
+
+// The stream as a CpuStream; Bug if it belongs to another backend.
+inline CpuStream& cpu(Stream& stream) {
+  auto* own = dynamic_cast<CpuStream*>(&stream);
+  SO_CHECK(own, "stream '{}' is not a CPU stream", stream.name());
+  return *own;
+}
 
 }  // namespace so

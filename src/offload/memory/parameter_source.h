@@ -2,9 +2,9 @@
 // for views. Whether anything moves, and where the arrays live, is the business of who implements this.
 #pragma once
 
+#include "base/accumulate.h"
 #include "base/tensor.h"
 #include "device/device.h"
-#include "ops/ops.h"
 
 namespace so {
 

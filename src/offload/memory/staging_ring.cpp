@@ -10,7 +10,8 @@ namespace so {
 StagingRing::StagingRing(Device& device, std::int64_t elements, DType gradients, DType weights, CastSide cast,
                          bool fetched)
     : gradients_(cast == CastSide::device ? DType::f32 : gradients),
-      weights_(cast == CastSide::device ? DType::f32 : weights) {
+      weights_(cast == CastSide::device ? DType::f32 : weights),
+      ops_(make_engine_ops(device)) {
   if (elements == 0) return;
   const auto bytes = [&](DType dtype) { return static_cast<std::size_t>(elements) * size_of(dtype); };
   for (std::size_t i = 0; i <= ahead; ++i) {
@@ -23,7 +24,6 @@ StagingRing::StagingRing(Device& device, std::int64_t elements, DType gradients,
   const auto open = [&](Way& way, const char* name, bool casts) {
     way.stream = device.create_stream(name);
     if (!casts) return;
-    way.ops = make_ops(device);  // of its own, since an instance is used with one stream
     way.wide = device.allocate(MemoryKind::device, bytes(DType::f32), "casts");
   };
   open(to_host_, "to host", gradients_ != gradients);
@@ -46,9 +46,9 @@ StagingRing::~StagingRing() {
 void StagingRing::fetch(void* to, Tensor gradient, Event& complete, Event& fetched) {
   Stream& stream = *to_host_.stream;
   stream.wait(complete);
-  if (to_host_.ops) {
+  if (to_host_.wide) {
     const Tensor wide(to_host_.wide.data(), DType::f32, {gradient.size()});
-    to_host_.ops->cast(stream, wide, gradient);
+    ops_->cast(stream, wide, gradient);
     stream.copy(to, wide.data(), wide.bytes());
   } else {
     stream.copy(to, gradient.data(), gradient.bytes());
@@ -58,11 +58,11 @@ void StagingRing::fetch(void* to, Tensor gradient, Event& complete, Event& fetch
 
 void StagingRing::give(Slot& slot, Tensor weights, Event& arrived) {
   Stream& stream = *to_device_.stream;
-  if (to_device_.ops) {
+  if (to_device_.wide) {
     const Tensor wide(to_device_.wide.data(), DType::f32, {weights.size()});
     stream.copy(wide.data(), slot.weights.data(), wide.bytes());
     stream.record(*slot.weights_gone);
-    to_device_.ops->cast(stream, weights, wide);
+    ops_->cast(stream, weights, wide);
   } else {
     stream.copy(weights.data(), slot.weights.data(), weights.bytes());
     stream.record(*slot.weights_gone);

@@ -10,7 +10,7 @@
 #include "base/tensor.h"
 #include "device/device.h"
 #include "offload/memory/unit_array.h"
-#include "ops/ops.h"
+#include "optim/engine_ops.h"
 
 namespace so {
 
@@ -49,11 +49,11 @@ class StagingRing {
   // One direction.
   struct Way {
     std::unique_ptr<Stream> stream;
-    std::unique_ptr<Ops> ops;  // with its staging: only where the device casts
-    Buffer wide;               // fp32, on the device
+    Buffer wide;  // fp32, on the device; only where the device casts
   };
 
   DType gradients_, weights_;
+  const std::unique_ptr<EngineOps> ops_;
   std::vector<Slot> slots_;
   Way to_host_, to_device_;
 };

@@ -6,7 +6,7 @@
 #define HWY_TARGET_INCLUDE "ops/cpu/convert.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
-#include "ops/cpu/row_simd-inl.h"
+#include "device/cpu/row_simd-inl.h"
 // clang-format on
 
 #include <cstring>

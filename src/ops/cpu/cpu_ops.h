@@ -52,16 +52,7 @@ class CpuOps final : public Ops {
   void expert_activation_grad(Stream&, Tensor dgate_up, Tensor dweights, Tensor activated, Tensor dout, Tensor gate_up,
                               Tensor bias, const ExpertActivation&, const Routing&, Accumulate dweights_mode) override;
   void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override;
-  void grad_stats(Stream&, GradStats* out, Tensor grad) override;
-  void cast(Stream&, Tensor out, Tensor in) override;
   void random_normal(Stream&, Tensor out, std::uint64_t seed, float standard_deviation) override;
 };
-
-// The stream as a CpuStream; Bug if it belongs to another backend.
-inline CpuStream& cpu(Stream& stream) {
-  auto* own = dynamic_cast<CpuStream*>(&stream);
-  SO_CHECK(own, "stream '{}' is not a CPU stream", stream.name());
-  return *own;
-}
 
 }  // namespace so

@@ -11,7 +11,7 @@
 // foreach_target.h comes before any header that is made for each target.
 // clang-format off
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "ops/cpu/row_simd-inl.h"
+#include "device/cpu/row_simd-inl.h"
 #include "ops/cpu/sigmoid-inl.h"
 // clang-format on
 

@@ -8,7 +8,7 @@
 
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
-#include "ops/cpu/row_simd-inl.h"
+#include "device/cpu/row_simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace so::rows {

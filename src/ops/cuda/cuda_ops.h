@@ -63,8 +63,6 @@ class CudaOps final : public Ops {
   void expert_activation_grad(Stream&, Tensor dgate_up, Tensor dweights, Tensor activated, Tensor dout, Tensor gate_up,
                               Tensor bias, const ExpertActivation&, const Routing&, Accumulate dweights_mode) override;
   void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override;
-  void grad_stats(Stream&, GradStats* out, Tensor grad) override;
-  void cast(Stream&, Tensor out, Tensor in) override;
   void random_normal(Stream&, Tensor out, std::uint64_t seed, float standard_deviation) override;
 
  private:

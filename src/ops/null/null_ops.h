@@ -49,8 +49,6 @@ class NullOps final : public Ops {
   void expert_activation_grad(Stream&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, const ExpertActivation&,
                               const Routing&, Accumulate) override {}
   void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override {}
-  void grad_stats(Stream&, GradStats*, Tensor) override {}
-  void cast(Stream&, Tensor, Tensor) override {}
   void random_normal(Stream&, Tensor, std::uint64_t, float) override {}
 
  private:

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "device/backend.h"
+#include "optim/engine_ops.h"
 #include "plan/machine/measure_host.h"
 
 namespace so {
@@ -81,10 +82,10 @@ double copy_rate(Stream& stream, const Buffer& to, const Buffer& from, double ro
 
 // Seconds from a small kernel to the next, all of them enqueued before the first begins: the device has copies of
 // `copy_seconds` each to do until then.
-double measure_kernel(Device& device, Ops& ops, Stream& stream, const Buffer& to, const Buffer& from,
-                      double copy_seconds) {
+double measure_kernel(Device& device, Stream& stream, const Buffer& to, const Buffer& from, double copy_seconds) {
   constexpr int kernels = 200;
   constexpr double to_enqueue = 20e-6;  // a kernel, at most
+  const auto ops = make_engine_ops(device);
   const Tensor wide(from.data(), DType::f32, {1024}), narrow(to.data(), DType::bf16, {1024});
   const auto begin = device.create_event(Timing::on), end = device.create_event(Timing::on);
   const auto copies = backend_of(device).probe.brief ? 1 : static_cast<int>(kernels * to_enqueue / copy_seconds) + 1;
@@ -92,7 +93,7 @@ double measure_kernel(Device& device, Ops& ops, Stream& stream, const Buffer& to
   for (int round = 0; round < 4; ++round) {
     for (int i = 0; i < copies; ++i) stream.copy(to.data(), from.data(), to.bytes());
     stream.record(*begin);
-    for (int i = 0; i < kernels; ++i) ops.cast(stream, narrow, wide);
+    for (int i = 0; i < kernels; ++i) ops->cast(stream, narrow, wide);
     stream.record(*end);
     stream.synchronize();
     if (round > 0) seconds.push_back(end->seconds_since(*begin) / kernels);  // the first loads it
@@ -119,8 +120,7 @@ MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool&
   const Buffer to = device.allocate(MemoryKind::device, large, "measuring copies");
   stream.zero(from.data(), large);
   rates.device_memory = 2 * copy_rate(stream, to, from, round_seconds);
-  rates.kernel_seconds =
-      measure_kernel(device, ops, stream, to, from, 2 * static_cast<double>(large) / rates.device_memory);
+  rates.kernel_seconds = measure_kernel(device, stream, to, from, 2 * static_cast<double>(large) / rates.device_memory);
   const HostRates of_host =
       measure_host(device, pool, moments, most_host_bytes, rates.link_to_host, rates.link_to_device);
   rates.host_adamw = of_host.adamw;

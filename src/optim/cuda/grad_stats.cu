@@ -1,10 +1,9 @@
-// Sum of squares and count of non-finite elements, in the order that ops/cpu/grad_stats.cpp explains, so that the
-// verdict on a step is the same to the last bit wherever it is taken: blocks of 4096 elements; element i of a block to
-// lane i mod 32, each lane in order; lanes by halves; the blocks' sums likewise with 1024 lanes; all in double, in
-// which squares of fp32 are exact.
-#include "ops/checks.h"
-#include "ops/cuda/cuda_ops.h"
+// Sum of squares and count of non-finite elements, in the order that optim/engine_ops_checks.h explains, so that the
+// verdict on a step is the same to the last bit wherever it is taken.
+#include "device/cuda/cuda_device.h"
 #include "device/cuda/kernel.h"
+#include "optim/cuda/cuda_engine_ops.h"
+#include "optim/engine_ops_checks.h"
 
 namespace so {
 namespace {
@@ -12,7 +11,8 @@ namespace {
 using namespace kernel;
 
 constexpr int threads = 256, warps = threads / warp;
-constexpr std::int64_t block_elements = 4096;
+constexpr std::int64_t block_elements = StatsOrder::block;
+static_assert(StatsOrder::lanes == warp);
 
 // A warp does a block. A lane's elements are 32 apart, so a warp reads whole rows of 32, bf16 two rows at a time as
 // words that lanes then exchange; several rows are fetched before the first is added, since additions must wait for one
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(threads) block_stats_kernel(GradStats* parts, 
 }
 
 // The blocks: block b to lane b mod 1024, each lane in order, lanes by halves.
-constexpr int block_lanes = 1024;
+constexpr int block_lanes = StatsOrder::block_lanes;
 
 __global__ void __launch_bounds__(block_lanes)
     sum_blocks_kernel(GradStats* out, const GradStats* parts, std::int64_t blocks) {
@@ -96,23 +96,20 @@ __global__ void __launch_bounds__(block_lanes)
 
 }  // namespace
 
-void CudaOps::grad_stats(Stream& stream, GradStats* out, Tensor grad) {
-  const char* op = "grad_stats";
-  SO_CHECK(out != nullptr, "{}: no place for the result", op);
-  expect_compute_dtype(op, "grad", grad.dtype());
-  SO_CHECK(grad || grad.size() == 0, "{}: grad is empty", op);
-  const cudaStream_t on = enter(stream);
-  const std::int64_t count = grad.size(), blocks = (count + block_elements - 1) / block_elements;
+void CudaEngineOps::grad_stats(Stream& stream, GradStats* out, Tensor grad, Tensor scratch) {
+  check_grad_stats(out, grad, scratch);
+  const cudaStream_t on = cuda_stream(stream);
+  const std::int64_t count = grad.size(), blocks = stats_blocks(count);
   if (count == 0) {
     SO_CUDA(cudaMemsetAsync(out, 0, sizeof(GradStats), on));
     return;
   }
-  auto* parts = scratch<GradStats>(static_cast<std::size_t>(blocks));
+  auto* parts = static_cast<GradStats*>(scratch.data());
   with_type(grad.dtype(), [&]<class T> {
     block_stats_kernel<<<blocks_for(blocks, warps), threads, 0, on>>>(parts, static_cast<const T*>(grad.data()), count);
   });
   sum_blocks_kernel<<<1, block_lanes, 0, on>>>(out, parts, blocks);
-  SO_CUDA_LAUNCHED(op);
+  SO_CUDA_LAUNCHED("grad_stats");
 }
 
 }  // namespace so

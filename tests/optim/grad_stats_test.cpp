@@ -3,15 +3,19 @@
 #include <limits>
 #include <vector>
 
+#include "optim/engine_ops.h"
 #include "support/instruction_sets.h"
 #include "support/random_tensors.h"
 
 namespace so::test {
 namespace {
 
-GradStats run(Rig& rig, Tensor grad) {
+GradStats run(DeviceRig& rig, Tensor grad) {
   TestTensor out(rig.stream(), DType::u8, {sizeof(GradStats)});
-  rig.ops().grad_stats(rig.stream(), static_cast<GradStats*>(out.tensor().data()), grad);
+  const auto ops = make_engine_ops(rig.device());
+  const auto bytes = static_cast<std::int64_t>(EngineOps::stats_scratch(grad.size()));
+  const TestTensor scratch(rig.stream(), DType::u8, {bytes});
+  ops->grad_stats(rig.stream(), static_cast<GradStats*>(out.tensor().data()), grad, scratch);
   GradStats stats;
   const auto raw = out.bytes(rig.stream());
   std::memcpy(&stats, raw.data(), sizeof stats);
@@ -37,7 +41,7 @@ double sum_in_promised_order(const std::vector<double>& values) {
 // Exactly equal: no instruction set, compiler or number of threads may change the verdict on a step.
 TEST(GradStats, SumsInThePromisedOrder) {
   for (const int threads : {1, 2, 3, 5}) {
-    Rig rig(threads);
+    DeviceRig rig(threads);
     for (const DType dtype : {DType::f32, DType::bf16}) {
       for (const std::int64_t count : {1, 31, 32, 33, 4095, 4096, 4097, 200003}) {
         const TestTensor grad = random_tensor(rig.stream(), dtype, {count}, 7, 3.0);
@@ -55,7 +59,7 @@ TEST(GradStats, SumsInThePromisedOrder) {
 
 // A sanity bound on the above: the promised order itself is close to the sum in long double.
 TEST(GradStats, IsASumOfSquares) {
-  Rig rig;
+  DeviceRig rig;
   const TestTensor grad = random_tensor(rig.stream(), DType::f32, {100, 333}, 8);
   long double expected = 0;
   for (const double v : grad.values(rig.stream())) expected += static_cast<long double>(v) * v;
@@ -65,7 +69,7 @@ TEST(GradStats, IsASumOfSquares) {
 }
 
 TEST(GradStats, TheLargestFiniteGradientDoesNotOverflow) {
-  Rig rig;
+  DeviceRig rig;
   const double largest = std::numeric_limits<float>::max();
   const TestTensor grad(rig.stream(), DType::f32, {5000}, std::vector<double>(5000, largest));
   const GradStats stats = run(rig, grad);
@@ -74,7 +78,7 @@ TEST(GradStats, TheLargestFiniteGradientDoesNotOverflow) {
 }
 
 TEST(GradStats, TheSmallestGradientIsNotLost) {
-  Rig rig;
+  DeviceRig rig;
   const double smallest = std::numeric_limits<float>::denorm_min();
   const TestTensor grad(rig.stream(), DType::f32, {3}, {smallest, 0.0, -smallest});
   EXPECT_EQ(run(rig, grad).sum_of_squares, 2 * smallest * smallest);
@@ -83,7 +87,7 @@ TEST(GradStats, TheSmallestGradientIsNotLost) {
 TEST(GradStats, CountsEveryNonFiniteElement) {
   const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
   for (const int threads : {1, 3}) {
-    Rig rig(threads);
+    DeviceRig rig(threads);
     for (const DType dtype : {DType::f32, DType::bf16}) {
       for (const std::size_t count : {1u, 33u, 5000u, 150001u}) {
         std::vector<double> values = random_values(count, 9);
@@ -102,18 +106,21 @@ TEST(GradStats, CountsEveryNonFiniteElement) {
 }
 
 TEST(GradStats, OverwritesTheResultAndTakesNothing) {
-  Rig rig;
+  DeviceRig rig;
   const GradStats stats = run(rig, TestTensor(rig.stream(), DType::f32, {0}));
   EXPECT_EQ(stats.sum_of_squares, 0.0);
   EXPECT_EQ(stats.non_finite, 0u);
 }
 
 TEST(GradStats, RefusesWhatIsNoGradient) {
-  Rig rig;
+  DeviceRig rig;
   GradStats stats;
   TestTensor ids(rig.stream(), DType::i32, {4}), grad(rig.stream(), DType::f32, {4});
-  EXPECT_THROW(rig.ops().grad_stats(rig.stream(), &stats, ids), Bug);
-  EXPECT_THROW(rig.ops().grad_stats(rig.stream(), nullptr, grad), Bug);
+  const auto ops = make_engine_ops(rig.device());
+  const TestTensor scratch(rig.stream(), DType::u8, {sizeof(GradStats)}), none(rig.stream(), DType::u8, {8});
+  EXPECT_THROW(ops->grad_stats(rig.stream(), &stats, ids, scratch), Bug);
+  EXPECT_THROW(ops->grad_stats(rig.stream(), nullptr, grad, scratch), Bug);
+  EXPECT_THROW(ops->grad_stats(rig.stream(), &stats, grad, none), Bug);
 }
 
 }  // namespace

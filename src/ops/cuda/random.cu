@@ -1,4 +1,4 @@
-// Conversion between dtypes, and random numbers.
+// Random weights.
 #include "base/normal_draw.h"
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
@@ -10,30 +10,6 @@ namespace {
 using namespace kernel;
 
 constexpr int threads = 256;
-
-template <class To, class From, int N>
-__global__ void __launch_bounds__(threads) cast_kernel(To* out, const From* in, std::int64_t count) {
-  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x) * N;
-  if (i + N <= count) {
-    float x[N];
-    load<N>(x, in + i);
-    store<N>(out + i, x);
-  } else {
-    for (std::int64_t j = i; j < count; ++j) out[j] = from_float<To>(to_float(in[j]));
-  }
-}
-
-template <class To, class From>
-void launch_cast(Tensor out, Tensor in, cudaStream_t on) {
-  constexpr int N = 8;
-  auto* to = static_cast<To*>(out.data());
-  const auto* from = static_cast<const From*>(in.data());
-  const std::int64_t count = in.size();
-  if (rows_aligned<To, N>(N, to) && rows_aligned<From, N>(N, from))
-    cast_kernel<To, From, N><<<blocks_for(count, threads * N), threads, 0, on>>>(to, from, count);
-  else
-    cast_kernel<To, From, 1><<<blocks_for(count, threads), threads, 0, on>>>(to, from, count);
-}
 
 // base/normal_draw.h in fp32: the same draws, a little less exact.
 template <class T>
@@ -55,22 +31,6 @@ __global__ void __launch_bounds__(threads)
 }
 
 }  // namespace
-
-void CudaOps::cast(Stream& stream, Tensor out, Tensor in) {
-  const char* op = "cast";
-  expect_compute_dtype(op, "in", in.dtype());
-  expect_compute_dtype(op, "out", out.dtype());
-  SO_CHECK(in.dtype() != out.dtype(), "{}: both are {}: that is a copy", op, name_of(in.dtype()));
-  SO_CHECK(in.size() == out.size(), "{}: from {} to {}", op, shape_string(in.shape()), shape_string(out.shape()));
-  SO_CHECK((in && out) || in.size() == 0, "{}: a tensor is empty", op);
-  const cudaStream_t on = enter(stream);
-  if (in.size() == 0) return;
-  if (out.dtype() == DType::bf16)
-    launch_cast<__nv_bfloat16, float>(out, in, on);
-  else
-    launch_cast<float, __nv_bfloat16>(out, in, on);
-  SO_CUDA_LAUNCHED(op);
-}
 
 void CudaOps::random_normal(Stream& stream, Tensor out, std::uint64_t seed, float standard_deviation) {
   const char* op = "random_normal";

@@ -1,28 +1,18 @@
-// Sum of squares and count of non-finite elements, for the gradient norm and the verdict on a step.
-//
-// The sum decides whether and by how much a step is clipped, so its order is part of the contract, the same for any
-// number of threads and any instruction set: the elements are cut in blocks of kBlock; element i of a block goes to
-// lane i mod kLanes, and each lane adds in order; the lanes are added by halves (lane j and lane j + 16, then j + 8,
-// and so on). The blocks' sums are added in the same way with kBlockLanes lanes: a GPU adds millions of blocks, too
-// many for one after another.
-//
-// It is a double sum because
-//  - the square of an fp32 is exact in double (24 + 24 bits of significand in 53; exponents from 2^-298 to 2^256 in
-//    2^-1022 to 2^1023), so a fused and a separate multiply-add agree;
-//  - it cannot overflow: 2^63 squares below 2^256 stay below 2^319. So the sum is finite exactly if every element is,
-//    and only blocks whose sum is not are searched for the elements to blame.
+// Sum of squares and count of non-finite elements, for the gradient norm and the verdict on a step, in the order that
+// optim/engine_ops_checks.h explains.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
-#include "ops/checks.h"
-#include "ops/cpu/cpu_ops.h"
+#include "device/cpu/cpu_device.h"
+#include "optim/cpu/cpu_engine_ops.h"
+#include "optim/engine_ops_checks.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ops/cpu/grad_stats.cpp"
+#define HWY_TARGET_INCLUDE "optim/cpu/grad_stats.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "ops/cpu/row_simd-inl.h"
+#include "device/cpu/row_simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace so::rows {
@@ -62,13 +52,13 @@ void sum_squares_in_lanes(const T* x, std::int64_t count, double (&lanes)[L]) {
 }
 
 double sum_squares_of_block(Tensor grad, std::int64_t begin, std::int64_t end) {
-  constexpr std::size_t kLanes = 32;
-  double lanes[kLanes];
+  constexpr std::size_t lane_count = StatsOrder::lanes;
+  double lanes[lane_count];
   if (grad.dtype() == DType::bf16)
     sum_squares_in_lanes(grad.as<bf16>() + begin, end - begin, lanes);
   else
     sum_squares_in_lanes(grad.as<float>() + begin, end - begin, lanes);
-  for (std::size_t half = kLanes / 2; half > 0; half /= 2)
+  for (std::size_t half = lane_count / 2; half > 0; half /= 2)
     for (std::size_t j = 0; j < half; ++j) lanes[j] += lanes[j + half];
   return lanes[0];
 }
@@ -84,9 +74,7 @@ namespace {
 
 HWY_EXPORT(sum_squares_of_block);
 
-constexpr std::int64_t kBlock = 1 << 12;  // 16 KB of fp32: in the first cache for the passes of short vectors
-constexpr std::int64_t kBlocksPerPiece = 16;
-constexpr std::size_t kBlockLanes = 1024;
+constexpr std::int64_t blocks_per_piece = 16;
 
 template <class T>
 std::uint64_t count_non_finite(const T* x, std::int64_t count) {
@@ -95,26 +83,27 @@ std::uint64_t count_non_finite(const T* x, std::int64_t count) {
   return found;
 }
 
-GradStats grad_stats(ThreadPool& pool, const Tensor& grad) {
-  const std::int64_t size = grad.size(), blocks = (size + kBlock - 1) / kBlock;
-  std::vector<GradStats> parts(static_cast<std::size_t>(blocks));
-  pool.parallel_for(blocks, kBlocksPerPiece, [&](std::int64_t first, std::int64_t last) {
+// `parts`: room for a block's each.
+GradStats grad_stats(ThreadPool& pool, const Tensor& grad, GradStats* parts) {
+  const std::int64_t size = grad.size(), blocks = stats_blocks(size);
+  pool.parallel_for(blocks, blocks_per_piece, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t b = first; b < last; ++b) {
-      const std::int64_t begin = b * kBlock, end = std::min(size, begin + kBlock);
-      GradStats& part = parts[static_cast<std::size_t>(b)];
-      part.sum_of_squares = HWY_DYNAMIC_DISPATCH(sum_squares_of_block)(grad, begin, end);
+      const std::int64_t begin = b * StatsOrder::block, end = std::min(size, begin + StatsOrder::block);
+      GradStats& part = parts[b];
+      part = {HWY_DYNAMIC_DISPATCH(sum_squares_of_block)(grad, begin, end), 0};
       if (std::isfinite(part.sum_of_squares)) continue;
       part.non_finite = grad.dtype() == DType::bf16 ? count_non_finite(grad.as<bf16>() + begin, end - begin)
                                                     : count_non_finite(grad.as<float>() + begin, end - begin);
     }
   });
-  std::vector<double> lanes(kBlockLanes);
+  constexpr std::size_t lane_count = StatsOrder::block_lanes;
+  std::vector<double> lanes(lane_count);
   GradStats total;
-  for (std::size_t b = 0; b < parts.size(); ++b) {
-    lanes[b % kBlockLanes] += parts[b].sum_of_squares;
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    lanes[static_cast<std::size_t>(b) % lane_count] += parts[b].sum_of_squares;
     total.non_finite += parts[b].non_finite;
   }
-  for (std::size_t half = kBlockLanes / 2; half > 0; half /= 2)
+  for (std::size_t half = lane_count / 2; half > 0; half /= 2)
     for (std::size_t j = 0; j < half; ++j) lanes[j] += lanes[j + half];
   total.sum_of_squares = lanes[0];
   return total;
@@ -123,13 +112,12 @@ GradStats grad_stats(ThreadPool& pool, const Tensor& grad) {
 }  // namespace
 }  // namespace rows
 
-void CpuOps::grad_stats(Stream& stream, GradStats* out, Tensor grad) {
-  const char* op = "grad_stats";
-  SO_CHECK(out != nullptr, "{}: no place for the result", op);
-  expect_compute_dtype(op, "grad", grad.dtype());
-  SO_CHECK(grad || grad.size() == 0, "{}: grad is empty", op);
+void CpuEngineOps::grad_stats(Stream& stream, GradStats* out, Tensor grad, Tensor scratch) {
+  check_grad_stats(out, grad, scratch);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("grad_stats", WorkCategory::memory_bound, [=, &pool] { *out = rows::grad_stats(pool, grad); });
+  auto* parts = static_cast<GradStats*>(scratch.data());
+  cpu(stream).enqueue("grad_stats", WorkCategory::memory_bound,
+                      [=, &pool] { *out = rows::grad_stats(pool, grad, parts); });
 }
 
 }  // namespace so

@@ -1,0 +1,14 @@
+// EngineOps on the CPU device's threads, in SIMD. A file an operation.
+#pragma once
+
+#include "optim/engine_ops.h"
+
+namespace so {
+
+class CpuEngineOps final : public EngineOps {
+ public:
+  void grad_stats(Stream&, GradStats* out, Tensor grad, Tensor scratch) override;
+  void cast(Stream&, Tensor out, Tensor in) override;
+};
+
+}  // namespace so

@@ -1,0 +1,57 @@
+#include "optim/engine_ops.h"
+
+#include "base/error.h"
+#include "optim/cpu/cpu_engine_ops.h"
+#include "optim/cuda/cuda.h"
+#include "optim/engine_ops_checks.h"
+
+namespace so {
+namespace {
+
+class DryEngineOps final : public EngineOps {
+ public:
+  void grad_stats(Stream&, GradStats*, Tensor, Tensor) override {}
+  void cast(Stream&, Tensor, Tensor) override {}
+};
+
+void expect_float(const char* op, const char* argument, DType dtype) {
+  SO_CHECK(dtype == DType::f32 || dtype == DType::bf16, "{}: {} is {}, not f32 or bf16", op, argument, name_of(dtype));
+}
+
+}  // namespace
+
+std::size_t EngineOps::stats_scratch(std::int64_t elements) {
+  return static_cast<std::size_t>(stats_blocks(elements)) * sizeof(GradStats);
+}
+
+void check_grad_stats(const GradStats* out, const Tensor& grad, const Tensor& scratch) {
+  const char* op = "grad_stats";
+  SO_CHECK(out != nullptr, "{}: no place for the result", op);
+  expect_float(op, "grad", grad.dtype());
+  SO_CHECK(grad || grad.size() == 0, "{}: grad is empty", op);
+  SO_CHECK(grad.size() == 0 || (scratch && scratch.bytes() >= EngineOps::stats_scratch(grad.size())),
+           "{}: {} bytes of scratch, {} needed", op, scratch ? scratch.bytes() : 0,
+           EngineOps::stats_scratch(grad.size()));
+}
+
+void check_cast(const Tensor& out, const Tensor& in) {
+  const char* op = "cast";
+  expect_float(op, "in", in.dtype());
+  expect_float(op, "out", out.dtype());
+  SO_CHECK(in.dtype() != out.dtype(), "{}: both are {}: that is a copy", op, name_of(in.dtype()));
+  SO_CHECK(in.size() == out.size(), "{}: from {} to {}", op, shape_string(in.shape()), shape_string(out.shape()));
+  SO_CHECK((in && out) || in.size() == 0, "{}: a tensor is empty", op);
+}
+
+std::unique_ptr<EngineOps> make_engine_ops(Device& device) {
+  if (!device.backed()) return std::make_unique<DryEngineOps>();
+  switch (device.kind()) {
+    case DeviceKind::cpu:
+      return std::make_unique<CpuEngineOps>();
+    case DeviceKind::cuda:
+      return make_cuda_engine_ops(device);
+  }
+  SO_CHECK(false, "no engine ops for device {}", device.name());
+}
+
+}  // namespace so
