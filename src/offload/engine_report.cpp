@@ -3,35 +3,67 @@
 #include <fmt/format.h>
 
 #include <numeric>
+#include <tuple>
 
 namespace so {
+namespace {
+
+// Every counter. What a difference subtracts is what stands here, and a counter that does not stand here is a counter
+// of which the sizes below know.
+constexpr std::tuple host_counters{&HostCounters::speculated,
+                                   &HostCounters::previewed,
+                                   &HostCounters::committed_ahead,
+                                   &HostCounters::updated_in_place,
+                                   &HostCounters::updated_weights_first,
+                                   &HostCounters::redone,
+                                   &HostCounters::restored,
+                                   &HostCounters::voided,
+                                   &HostCounters::committed,
+                                   &HostCounters::discarded,
+                                   &HostCounters::adam_seconds,
+                                   &HostCounters::gradient_wait_seconds,
+                                   &HostCounters::save_wait_seconds};
+constexpr std::tuple engine_counters{&EngineCounters::steps,
+                                     &EngineCounters::skipped_steps,
+                                     &EngineCounters::clipped_steps,
+                                     &EngineCounters::committed_buckets,
+                                     &EngineCounters::discarded_buckets,
+                                     &EngineCounters::device_updates,
+                                     &EngineCounters::streamed_units,
+                                     &EngineCounters::save_wait_seconds,
+                                     &EngineCounters::host,
+                                     &EngineCounters::device_waits};
+
+template <class Counters, class... Members>
+constexpr std::size_t bytes_of(const std::tuple<Members Counters::*...>&) {
+  return (sizeof(Members) + ...);
+}
+static_assert(bytes_of(host_counters) == sizeof(HostCounters), "a counter is missing in the list above");
+static_assert(bytes_of(engine_counters) == sizeof(EngineCounters), "a counter is missing in the list above");
+
+template <class Counters, class... Members>
+void subtract(Counters& from, const Counters& counters, const std::tuple<Members Counters::*...>& members);
+
+template <class Number>
+void subtract(Number& from, const Number& counter) {
+  from -= counter;
+}
+void subtract(WaitSeconds& from, const WaitSeconds& waits) {
+  for (std::size_t i = 0; i < wait_reasons; ++i) from[i] -= waits[i];
+}
+void subtract(HostCounters& from, const HostCounters& counters) { subtract(from, counters, host_counters); }
+
+template <class Counters, class... Members>
+void subtract(Counters& from, const Counters& counters, const std::tuple<Members Counters::*...>& members) {
+  std::apply([&](auto... member) { (subtract(from.*member, counters.*member), ...); }, members);
+}
+
+}  // namespace
 
 EngineCounters since(const EngineCounters& now, const EngineCounters& before) {
-  EngineCounters d = now;
-  d.steps -= before.steps;
-  d.skipped_steps -= before.skipped_steps;
-  d.clipped_steps -= before.clipped_steps;
-  d.committed_buckets -= before.committed_buckets;
-  d.discarded_buckets -= before.discarded_buckets;
-  d.device_updates -= before.device_updates;
-  d.streamed_units -= before.streamed_units;
-  d.save_wait_seconds -= before.save_wait_seconds;
-  for (std::size_t i = 0; i < wait_reasons; ++i) d.device_waits[i] -= before.device_waits[i];
-  const HostCounters& b = before.host;
-  d.host.speculated -= b.speculated;
-  d.host.previewed -= b.previewed;
-  d.host.committed_ahead -= b.committed_ahead;
-  d.host.updated_in_place -= b.updated_in_place;
-  d.host.updated_weights_first -= b.updated_weights_first;
-  d.host.redone -= b.redone;
-  d.host.restored -= b.restored;
-  d.host.voided -= b.voided;
-  d.host.committed -= b.committed;
-  d.host.discarded -= b.discarded;
-  d.host.adam_seconds -= b.adam_seconds;
-  d.host.gradient_wait_seconds -= b.gradient_wait_seconds;
-  d.host.save_wait_seconds -= b.save_wait_seconds;
-  return d;
+  EngineCounters difference = now;
+  subtract(difference, before, engine_counters);
+  return difference;
 }
 
 std::string describe_schedule(const EngineCounters& counters) {
