@@ -160,7 +160,7 @@ int run_plan(const PlanOptions& options) {
         {"undo_buckets", plan.engine.undo_buckets},
         {"bucket_bytes", plan.engine.bucket_elements * static_cast<std::int64_t>(sizeof(float))},
         {"cast_side", plan.engine.cast == CastSide::device ? "device" : "host"},
-        {"transient_weights", plan.engine.transient_weights},
+        {"transient_weights", plan.engine.device_weights == ResidencyKind::from_masters},
         {"transient_gradients", plan.engine.transient_gradients},
         {"streamed_units", plan.engine.streamed_units},
         {"keep", describe(plan.decoder.keep)},

@@ -17,21 +17,20 @@
 
 #include "base/thread_pool.h"
 #include "base/weight_piece.h"
+#include "offload/device_optimizer.h"
 #include "offload/device_waits.h"
 #include "offload/host_optimizer.h"
-#include "offload/memory/device_weights.h"
 #include "offload/memory/optimizer_state.h"
 #include "offload/memory/parameter_source.h"
-#include "offload/memory/state_transfer.h"
 #include "offload/memory/unit_array.h"
-#include "offload/memory/weight_stream.h"
+#include "offload/memory/unit_weights.h"
 #include "offload/save_gate.h"
 #include "offload/schedule/bucket.h"
+#include "offload/schedule/residency.h"
 #include "offload/schedule/schedule.h"
 #include "offload/schedule/update_policy.h"
 #include "offload/verdict.h"
 #include "optim/adamw.h"
-#include "optim/device_adamw.h"
 #include "optim/engine_ops.h"
 #include "ranks/communicator.h"
 
@@ -43,15 +42,14 @@ struct EngineSettings {
   DType moments = DType::f32;    // AdamW's, as they are kept; or bf16
   int device_units = 0;          // units before this one belong to the device, the others to the host
   Schedule schedule = Schedule::overlapped;
-  // Device memory for time: weights of device-owned units but the first and last are not kept but made of their masters
-  // before each use.
-  bool transient_weights = false;
-  // Device memory for host memory: gradients of host-owned units but the first and last are moved to the host as soon
-  // as they are complete. For steps of one micro-batch.
-  bool transient_gradients = false;
-  // Device memory for host memory and the link: so many host-owned units' weights lie in host memory and stream to the
-  // device ahead of each use (offload/schedule/streamed_units.h).
+  // Where the weights of device-owned units are between their uses: resident, or from_masters, which takes time and
+  // saves device memory. Units that stay (ParameterLayout::stays()) are always resident.
+  ResidencyKind device_weights = ResidencyKind::resident;
+  // So many host-owned units stream their weights from host memory ahead of each use, which saves device memory.
   int streamed_units = 0;
+  // Device memory for host memory: gradients of host-owned units that do not stay are moved to the host as soon as they
+  // are complete. For steps of one micro-batch.
+  bool transient_gradients = false;
   CastSide cast = CastSide::host;
   std::int64_t bucket_elements = 0;  // at most; a multiple of ParameterLayout::alignment
   std::int64_t undo_buckets = 0;     // that the host can have new state beside the old for
@@ -94,7 +92,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // WeightSource
   void require_weights(int unit, Stream& stream) override;
   void release_weights(int unit, Stream& stream) override;
-  Tensor weight(int first, int count = 1) const override { return weights_.weight(first, count); }
+  Tensor weight(int first, int count = 1) const override { return weights_.on_device().weight(first, count); }
 
   // GradientSink
   void require_gradients(int unit, Stream& stream) override;
@@ -152,46 +150,16 @@ class OffloadEngine final : public WeightSource, public GradientSink {
     return std::span(buckets_).subspan(static_cast<std::size_t>(s.first), static_cast<std::size_t>(s.last - s.first));
   }
   Verdict take_verdict(Stream& compute);
-  // Returns the longest run of device-owned buckets from the first on that are adjacent in every array, so that one
-  // launch can update them all.
-  std::span<Bucket> adjacent(std::span<Bucket> buckets) const;
-  // body(run) for each such run of the device's buckets, in order.
-  template <class Body>
-  void for_each_run(std::span<Bucket> buckets, const Body& body) const {
-    while (!buckets.empty()) {
-      const bool ours = buckets.front().owner() == Owner::device;
-      const std::span<Bucket> run = ours ? adjacent(buckets) : buckets.first(1);
-      if (ours) body(run);
-      buckets = buckets.subspan(run.size());
-    }
-  }
-  void update_on_device(std::span<Bucket> run, Stream& compute, const AdamWStep& step);
-  void skip_on_device(Bucket& bucket);
   void measure(bool clipped_or_skipped);
-  // The device's weights from its masters: of a unit that has none of its own, unless they are there; of a bucket.
-  void cast_masters(int unit, Stream& stream);
-  void cast_masters(std::span<const Bucket> run, Stream& stream);
-  bool has_transient_weights(int unit) const { return weights_.slot(unit) >= 0 && !stream_.has(unit); }
-  bool has_transient_weights(const Bucket& bucket) const { return has_transient_weights(unit_of(bucket)); }
-  bool streams(const Bucket& bucket) const { return stream_.has(unit_of(bucket)); }
-  int unit_of(const Bucket& bucket) const { return layout_.unit_of(bucket.range().begin); }
-  // Waits until the host has the unit's final weights, and has the stream wait for the rest of their way.
-  void require_from_host(int unit, Stream& stream);
-  OptimizerState& state_of(const Bucket& bucket) { return bucket.owner() == Owner::host ? host_state_ : device_state_; }
-  // Marks that a device-owned bucket's weights and state are those of the last update.
-  Event& current(const Bucket& bucket) { return *current_[static_cast<std::size_t>(bucket.index())]; }
 
   Device& device_;
   const std::unique_ptr<EngineOps> ops_;
-  ThreadPool& host_pool_;
   Communicator& ranks_;
   const ParameterLayout& layout_;
   const EngineSettings settings_;
   const std::unique_ptr<UpdatePolicy> policy_;
 
-  DeviceWeights weights_;
-  WeightStream stream_;
-  int held_weights_ = -1;  // the unit whose weights are in the slot of those that are not kept
+  UnitWeights weights_;
   UnitArray gradients_;
   std::array<int, gradient_slots> held_gradients_;  // by slot: the unit that had it last, -1: none
   Buffer stats_, stats_host_;                       // GradStats per parameter, device and pinned
@@ -200,14 +168,11 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   std::vector<double> forward_shares_;  // by host-owned bucket
   std::vector<Span> unit_buckets_;      // by unit: buckets that have a part of it
   OptimizerState host_state_, device_state_;
-  std::vector<std::unique_ptr<Event>> current_;  // by bucket; null for the host's
-  std::vector<std::unique_ptr<Event>> landed_;   // by unit: its gradients are complete
-  std::vector<bool> written_;                    // by parameter: has a gradient in this step
+  std::vector<std::unique_ptr<Event>> landed_;  // by unit: its gradients are complete
+  std::vector<bool> written_;                   // by parameter: has a gradient in this step
   bool last_micro_batch_ = false;
   double lr_ = 0;
   std::int64_t update_number_ = 0;
-  std::unique_ptr<StateTransfer> transfer_;  // of the device-owned; null without them
-  std::unique_ptr<DeviceAdamW> device_adamw_;
   SaveGate gate_;
   EngineCounters counters_;
 
@@ -219,6 +184,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   RecentMedian forward_, backward_;
   double clip_rate_ = 0;
 
+  DeviceOptimizer device_optimizer_;
   HostOptimizer host_;  // last: its thread uses all the others
 };
 

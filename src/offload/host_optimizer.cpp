@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "base/delay_point.h"
@@ -32,17 +33,16 @@ static_assert(HostSchedule::hands < StagingRing::ahead);
 }  // namespace
 
 HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLayout& layout, std::span<Bucket> buckets,
-                             OptimizerState& state, DeviceWeights& weights, const WeightStream& streamed,
-                             const UnitArray& gradients, bool store_gradients, CastSide cast, SaveGate& gate)
+                             OptimizerState& state, const UnitWeights& weights, const UnitArray& gradients,
+                             bool store_gradients, CastSide cast, SaveGate& gate)
     : pool_(pool),
       buckets_(buckets),
-      layout_(layout),
+      state_(state),
       update_(pool, layout, state),
       weights_(weights),
-      streamed_(streamed),
       gradients_(gradients),
       gate_(gate),
-      ring_(device, largest(buckets), gradients.dtype(), weights.dtype(), cast, !store_gradients),
+      ring_(device, largest(buckets), gradients.dtype(), weights.on_device().dtype(), cast, !store_gradients),
       schedule_(buckets, state),
       entries_(buckets.size()) {
   for (const Bucket& bucket : buckets) {
@@ -154,6 +154,16 @@ void HostOptimizer::require_weights(const Bucket& bucket, Stream& stream) {
 void HostOptimizer::require_state(const Bucket& bucket) {
   std::unique_lock lock(mutex_);
   wait_until(lock, [&] { return schedule_.has_final_state(bucket); });
+}
+
+void HostOptimizer::read_state(StateArray array, const Bucket& bucket, Range part, const ReadPiece& body) {
+  if (!gate_.pending(bucket.index())) require_state(bucket);
+  read_host_state(state_.part(array, bucket, part), body);
+}
+
+void HostOptimizer::write_state(StateArray array, const Bucket& bucket, Range part, const WritePiece& fill) {
+  require_state(bucket);
+  write_host_state(state_.part(array, bucket, part), fill);
 }
 
 void HostOptimizer::finish() {
@@ -289,14 +299,15 @@ void HostOptimizer::update(const Bucket& bucket, const StagingRing::Slot& slot, 
 
 Tensor HostOptimizer::weights_of(const Bucket& bucket, const StagingRing::Slot& slot) const {
   const Range range = bucket.range();
-  if (streams(bucket)) return {streamed_.at(range.begin), weights_.dtype(), {range.size()}};
+  if (std::byte* memory = kept(bucket)) return {memory, weights_.on_device().dtype(), {range.size()}};
   return {slot.weights.data(), ring_.weights(), {range.size()}};
 }
 
 void HostOptimizer::give(const Bucket& bucket, StagingRing::Slot& slot) {
-  if (streams(bucket)) return;
+  if (kept(bucket)) return;
   const Range range = bucket.range();
-  ring_.give(slot, Tensor(weights_.at(range.begin), weights_.dtype(), {range.size()}), *entry(bucket.index()).current);
+  const DeviceWeights& weights = weights_.on_device();
+  ring_.give(slot, Tensor(weights.at(range.begin), weights.dtype(), {range.size()}), *entry(bucket.index()).current);
 }
 
 void HostOptimizer::send_masters(const Bucket& bucket) {
@@ -304,6 +315,18 @@ void HostOptimizer::send_masters(const Bucket& bucket) {
   slot.weights_gone->synchronize();
   update_.round_masters(bucket, weights_of(bucket, slot));
   give(bucket, slot);
+}
+
+void HostOptimizer::place_masters(const Bucket& bucket, Range part, const WeightPiece& piece) {
+  float* const master = state_.master(bucket, part.begin);
+  const auto from = static_cast<std::size_t>(part.begin - piece.begin);
+  pool_.parallel_for(part.size(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
+    const std::size_t first = from + static_cast<std::size_t>(begin), count = static_cast<std::size_t>(end - begin);
+    if (!piece.wide.empty())
+      std::memcpy(master + begin, piece.wide.data() + first, count * sizeof(float));
+    else
+      std::copy_n(piece.narrow.data() + first, count, master + begin);
+  });
 }
 
 }  // namespace so

@@ -18,12 +18,13 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "base/weight_piece.h"
 #include "offload/bucket_update.h"
-#include "offload/memory/device_weights.h"
 #include "offload/memory/optimizer_state.h"
 #include "offload/memory/staging_ring.h"
+#include "offload/memory/state_transfer.h"
 #include "offload/memory/unit_array.h"
-#include "offload/memory/weight_stream.h"
+#include "offload/memory/unit_weights.h"
 #include "offload/save_gate.h"
 #include "offload/schedule/bucket.h"
 #include "offload/schedule/host_schedule.h"
@@ -36,10 +37,11 @@ class HostOptimizer {
  public:
   // `buckets`: the engine's, of all owners; this object alone moves the host-owned ones. `gradients` lie on the device;
   // they are fetched when the host works on a bucket, or, with `store_gradients`, into pinned memory as soon as they
-  // are complete. Weights of units in `streamed` are written there, not sent. All references must outlive it.
+  // are complete. Weights that have host memory (WeightResidency) are written there, not sent. All references must
+  // outlive it.
   HostOptimizer(Device& device, ThreadPool& pool, const ParameterLayout& layout, std::span<Bucket> buckets,
-                OptimizerState& state, DeviceWeights& weights, const WeightStream& streamed, const UnitArray& gradients,
-                bool store_gradients, CastSide cast, SaveGate& gate);
+                OptimizerState& state, const UnitWeights& weights, const UnitArray& gradients, bool store_gradients,
+                CastSide cast, SaveGate& gate);
   // Ends the thread, without doing what is left to do.
   ~HostOptimizer();
   HostOptimizer(const HostOptimizer&) = delete;
@@ -72,12 +74,18 @@ class HostOptimizer {
   bool weights_here(const Bucket& bucket) const;  // nor the stream
   // Waits until the bucket's state is that of the last verdict.
   void require_state(const Bucket& bucket);
+  // Elements `part` of the bucket's state, as it lies, once it is that of the last verdict. What a save still has to
+  // read nobody touches, so reading that does not wait.
+  void read_state(StateArray array, const Bucket& bucket, Range part, const ReadPiece& body);
+  void write_state(StateArray array, const Bucket& bucket, Range part, const WritePiece& fill);
   // Waits until all of it is done but for weights on their way.
   void finish();
   // Reports that the device's work for this step has failed, so that no verdict will come. The first error is kept.
   void fail(std::exception_ptr error);
   // Puts the bucket's master weights, rounded, on the device, or where they stream from. Enqueues.
   void send_masters(const Bucket& bucket);
+  // Loading: elements `part` of the bucket's master weights from a piece that holds them, by the host's threads.
+  void place_masters(const Bucket& bucket, Range part, const WeightPiece& piece);
 
   HostCounters counters() const;
   // Seconds an element takes: the mean of a step, from a call of begin_step() to the next; 0 before the first.
@@ -104,7 +112,10 @@ class HostOptimizer {
   std::size_t gradient_bytes(const Bucket& bucket) const {
     return static_cast<std::size_t>(bucket.range().size()) * size_of(ring_.gradients());
   }
-  bool streams(const Bucket& bucket) const { return streamed_.has(layout_.unit_of(bucket.range().begin)); }
+  // Where its weights are kept in host memory; null if they are sent to the device.
+  std::byte* kept(const Bucket& bucket) const {
+    return weights_.at(bucket.range().begin).host_memory(bucket.range().begin);
+  }
   // Where its new weights are written.
   Tensor weights_of(const Bucket& bucket, const StagingRing::Slot& slot) const;
   Tensor gradient_of(const Bucket& bucket) const {
@@ -123,10 +134,9 @@ class HostOptimizer {
 
   ThreadPool& pool_;
   const std::span<Bucket> buckets_;
-  const ParameterLayout& layout_;
+  OptimizerState& state_;
   const BucketUpdate update_;
-  DeviceWeights& weights_;
-  const WeightStream& streamed_;
+  const UnitWeights& weights_;
   const UnitArray& gradients_;
   SaveGate& gate_;
   Buffer store_;  // gradients of all host-owned buckets, if they are stored; then the engine's thread fetches them

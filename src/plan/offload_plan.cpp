@@ -269,8 +269,8 @@ SimulatedRun simulated_run(const OffloadInputs& in, int device_units, std::int64
     }
     if (static_cast<int>(u) < device_units) {
       const auto elements = static_cast<double>(unit.elements);
-      const bool inner = u > 0 && u + 1 < in.units.size();
-      if (inner && residency.transient_weights) {
+      const bool stays = unit_stays(static_cast<int>(u), static_cast<int>(in.units.size()));
+      if (!stays && residency.transient_weights) {
         const double cast = elements * (4 + in.weight_bytes) / r.device_memory;
         s.forward += cast;
         s.backward += cast;

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "checkpoint/model_files.h"
 #include "model/parameters.h"
+#include "offload/schedule/streamed_units.h"
 #include "plan/fits.h"
 #include "ranks/communicator.h"
 
@@ -67,7 +68,7 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
 
 StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units, int count, DType dtype) {
   const std::vector<bool> streamed = streamed_units(layout.units(), device_units, count);
-  const std::vector<int> places = WeightStream::places(streamed);
+  const std::vector<int> places = weight_slots(residency_kinds(layout, device_units, ResidencyKind::resident, count));
   StreamedWeights weights;
   std::array<std::size_t, stream_places> largest{};
   for (int unit = device_units; unit < layout.units(); ++unit) {

@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "model/parameters.h"
 #include "offload/memory/staging_ring.h"
+#include "offload/schedule/streamed_units.h"
 #include "plan/fits.h"
 #include "plan/unit_work.h"
 
@@ -143,7 +144,7 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   const auto state = [&](int device_units, std::int64_t undo_buckets, Residency residency = {}) {
     EngineSettings settings = plan.engine;
     settings.device_units = device_units;
-    settings.transient_weights = residency.transient_weights;
+    settings.device_weights = residency.transient_weights ? ResidencyKind::from_masters : ResidencyKind::resident;
     settings.transient_gradients = residency.transient_gradients;
     settings.streamed_units = residency.streamed_units;
     settings.undo_buckets = undo_buckets;
@@ -218,7 +219,8 @@ void choose_owners(const DecoderSpec& spec, const ParameterLayout& layout, const
   }();
   plan.engine.device_units = chosen.device_units;
   plan.engine.undo_buckets = chosen.undo_buckets;
-  plan.engine.transient_weights = chosen.residency.transient_weights;
+  plan.engine.device_weights =
+      chosen.residency.transient_weights ? ResidencyKind::from_masters : ResidencyKind::resident;
   plan.engine.transient_gradients = chosen.residency.transient_gradients;
   plan.engine.streamed_units = chosen.residency.streamed_units;
   plan.estimate = chosen.estimate;

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "offload/engine_rig.h"
+#include "offload/schedule/streamed_units.h"
 #include "support/jitter.h"
 
 namespace so::test {
@@ -88,7 +89,7 @@ EngineSettings settings_of(const Task& task, const Manner& manner) {
   settings.device_units = manner.device_units;
   settings.undo_buckets = manner.undo_buckets;
   settings.schedule = manner.schedule;
-  settings.transient_weights = manner.transient_weights;
+  settings.device_weights = manner.transient_weights ? ResidencyKind::from_masters : ResidencyKind::resident;
   settings.streamed_units =
       std::min(manner.streamed_units, most_streamed_units(the_layout().units(), manner.device_units));
   settings.cast = manner.cast;

@@ -8,6 +8,8 @@
 #include <numeric>
 #include <set>
 
+#include "offload/schedule/residency.h"
+#include "offload/schedule/streamed_units.h"
 #include "support/device_rig.h"
 
 namespace so::test {
@@ -25,7 +27,8 @@ class Streaming {
   Streaming(int count, int streamed)
       : layout_(layers(count)),
         streamed_(streamed_units(layout_.units(), 0, streamed)),
-        weights_(rig_.device(), layout_, DType::f32, WeightStream::places(streamed_)),
+        weights_(rig_.device(), layout_, DType::f32,
+                 weight_slots(residency_kinds(layout_, 0, ResidencyKind::resident, streamed))),
         stream_(rig_.device(), layout_, weights_, streamed_, [this](int unit) { return !pending.contains(unit); }) {
     for (int unit = 0; unit < layout_.units(); ++unit)
       if (stream_.has(unit)) write(unit, static_cast<float>(unit));
@@ -83,7 +86,7 @@ TEST(WeightStream, CopiesLargeUnitsWhole) {
       {{"embed", {10, 8}, true, 0, false}, {"1", {rows, columns}, true, 1, false}, {"head", {10, 8}, true, 2, false}});
   const std::vector<bool> streamed = {false, true, false};
   DeviceRig rig;
-  DeviceWeights weights(rig.device(), layout, DType::f32, WeightStream::places(streamed));
+  DeviceWeights weights(rig.device(), layout, DType::f32, std::vector<int>{-1, 0, -1});
   WeightStream stream(rig.device(), layout, weights, streamed, [](int) { return true; });
   std::vector<float> values(static_cast<std::size_t>(rows * columns));
   std::iota(values.begin(), values.end(), 0.0f);

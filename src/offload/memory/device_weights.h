@@ -26,7 +26,7 @@ class DeviceWeights final : public WeightSource {
   DType dtype() const { return array_.dtype(); }
   std::byte* at(std::int64_t element) const { return array_.at(element); }
   std::size_t bytes() const { return array_.bytes(); }
-  int slot(int unit) const { return array_.slot(unit); }
+  std::size_t bytes_of(Range range) const { return static_cast<std::size_t>(range.size()) * size_of(dtype()); }
 
  private:
   UnitArray array_;

@@ -1,19 +1,13 @@
 #include "offload/memory/weight_stream.h"
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <utility>
 
 #include "base/error.h"
 
 namespace so {
-
-std::vector<int> WeightStream::places(const std::vector<bool>& streamed) {
-  std::vector<int> places;
-  int count = 0;
-  for (const bool streams : streamed) places.push_back(streams ? count++ % stream_places : -1);
-  return places;
-}
 
 WeightStream::WeightStream(Device& device, const ParameterLayout& layout, const DeviceWeights& weights,
                            const std::vector<bool>& streamed, std::function<bool(int)> final_weights)
@@ -99,6 +93,12 @@ void WeightStream::prefetch() {
     const int unit = unit_at(last_use_ + next);
     if (place(unit).unit != unit && !place(unit).in_use && final_weights_(unit)) send(unit);
   }
+}
+
+void WeightStream::place(Stream&, Range part, const void* weights) {
+  SO_CHECK(weights, "streamed weights at {} came in another form", part.begin);
+  drop_all();
+  std::memcpy(at(part.begin), weights, weights_.bytes_of(part));
 }
 
 void WeightStream::drop(int unit) {

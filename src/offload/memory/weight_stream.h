@@ -12,48 +12,43 @@
 #include <vector>
 
 #include "offload/memory/device_weights.h"
+#include "offload/memory/weight_residency.h"
 #include "offload/schedule/parameter_layout.h"
 #include "offload/schedule/streamed_units.h"
 
 namespace so {
 
-class WeightStream {
+class WeightStream final : public WeightResidency {
  public:
   // Copied at a time. Updated weights of other units go between: while a whole unit travelled, tens of milliseconds of
   // the large ones, the host would wait for its staging ring.
   static constexpr std::int64_t piece_bytes = std::int64_t{64} << 20;
 
-  // `streamed`: by unit. `weights` has a slot for each of them, of its place (place_of()), and outlives this. Host
+  // `streamed`: by unit. `weights` has a slot for each of them (weight_slots()), and outlives this. Host
   // memory is pinned, booked as "streamed weights"; contents are unspecified until written. `final_weights`: whether
   // the host memory of a unit holds what its next use shall find; never waits.
   WeightStream(Device& device, const ParameterLayout& layout, const DeviceWeights& weights,
                const std::vector<bool>& streamed, std::function<bool(int unit)> final_weights);
   // Waits for copies under way.
-  ~WeightStream();
-
-  // By unit, which of stream_places it takes on the device; -1 for units that do not stream.
-  static std::vector<int> places(const std::vector<bool>& streamed);
+  ~WeightStream() override;
 
   bool has(int unit) const { return index_[static_cast<std::size_t>(unit)] >= 0; }
   // An element of a streamed unit's weights in host memory; the rest of its unit lies behind it. Written by whoever
   // updates weights, between the end of a unit's last use in a step and the time final_weights() says so. Any thread.
   std::byte* at(std::int64_t element) const;
 
-  // All below: the thread that enqueues the model's work.
-  // Work that follows on `stream` finds the unit's weights on the device. They are final.
-  void require(int unit, Stream& stream);
-  // Work that follows on `stream` does not touch them.
-  void release(int unit, Stream& stream);
-  // Whether require() would not wait, nor the stream.
-  bool here(int unit) const;
+  // WeightResidency
+  void require(int unit, Stream& stream) override;
+  void release(int unit, Stream& stream) override;
+  bool here(int unit) const override;
+  WaitReason reason() const override { return WaitReason::stream; }
   // Enqueues the copies of the units that come next, of those whose weights are final and whose place is free.
-  void prefetch();
-  // So many units' weights have travelled.
-  std::int64_t copies() const { return copies_; }
-  // The unit's weights in host memory change now: the device's copy, which nobody uses, is void.
-  void drop(int unit);
-  // The same of all units, after waiting for copies under way.
-  void drop_all();
+  void prefetch() override;
+  void place(Stream& stream, Range part, const void* weights) override;
+  void drop(int unit) override;
+  void drop_all() override;
+  std::byte* host_memory(std::int64_t element) const override { return at(element); }
+  std::int64_t copies() const override { return copies_; }
 
  private:
   struct Place {

@@ -34,6 +34,10 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
+// The units that stay on the device, whatever is done with the others: the first and the last hold embeddings, which
+// are large, and used at both ends of a step where they are tied.
+constexpr bool unit_stays(int unit, int units) { return unit == 0 || unit == units - 1; }
+
 class ParameterLayout {
  public:
   // Parameters start at multiples of this many elements, unless joined: a cache line of bf16.
@@ -49,6 +53,8 @@ class ParameterLayout {
   int units() const { return static_cast<int>(unit_ranges_.size()); }
   Range unit_range(int unit) const { return unit_ranges_[static_cast<std::size_t>(unit)]; }  // padding included
   int unit_of(std::int64_t element) const;
+  // Whether the unit's weights and gradients always stay on the device.
+  bool stays(int unit) const { return unit_stays(unit, units()); }
   std::pair<int, int> unit_parameters(int unit) const {
     return unit_parameters_[static_cast<std::size_t>(unit)];
   }                                                                        // [first, last)

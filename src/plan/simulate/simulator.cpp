@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "offload/schedule/parameter_layout.h"
 #include "offload/schedule/streamed_units.h"
 #include "plan/simulate/device_program.h"
 
@@ -237,8 +238,8 @@ class Simulator::Play {
     return true;
   }
   int slot_of(int unit) const {
-    const bool inner = unit > 0 && unit + 1 < static_cast<int>(run_.units.size());
-    return run_.move_gradients && inner && unit >= run_.device_units ? unit % gradient_slots : -1;
+    const bool stays = unit_stays(unit, static_cast<int>(run_.units.size()));
+    return run_.move_gradients && !stays && unit >= run_.device_units ? unit % gradient_slots : -1;
   }
 
   // Tries each lane once, in this order; whether any of them took up work.

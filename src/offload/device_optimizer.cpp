@@ -1,0 +1,155 @@
+#include "offload/device_optimizer.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+namespace so {
+namespace {
+
+// Pieces in which state is read and written: 32 MiB, where copies run at full speed.
+constexpr std::int64_t transfer_elements = std::int64_t{8} << 20;
+
+bool on_device(const Bucket& bucket) { return bucket.owner() == Owner::device; }
+
+}  // namespace
+
+DeviceOptimizer::DeviceOptimizer(Device& device, EngineOps& ops, const ParameterLayout& layout,
+                                 std::span<Bucket> buckets, OptimizerState& state, const DeviceWeights& weights,
+                                 const UnitArray& gradients, SaveGate& gate)
+    : ops_(ops),
+      layout_(layout),
+      buckets_(buckets),
+      state_(state),
+      weights_(weights),
+      gradients_(gradients),
+      gate_(gate),
+      adamw_(make_device_adamw(device)) {
+  std::int64_t largest = 0;
+  for (const Bucket& bucket : buckets) {
+    current_.push_back(on_device(bucket) ? device.create_event() : nullptr);
+    if (on_device(bucket)) largest = std::max(largest, bucket.range().size());
+  }
+  if (largest > 0) transfer_ = std::make_unique<StateTransfer>(device, std::min(largest, transfer_elements));
+}
+
+void DeviceOptimizer::land(Bucket& bucket) {
+  if (bucket.state() == BucketState::returning) bucket.settle();
+  bucket.land();
+}
+
+void DeviceOptimizer::landed() {
+  for (Bucket& bucket : buckets_)
+    if (on_device(bucket)) bucket.defer();
+}
+
+void DeviceOptimizer::decide(bool stands, const AdamWStep& step, Stream& compute) {
+  if (stands) {
+    for_each_run(buckets_, [&](std::span<Bucket> run) { update(run, compute, step); });
+    return;
+  }
+  for (Bucket& bucket : buckets_) {
+    if (!on_device(bucket)) continue;
+    bucket.discard();
+    bucket.settle();
+    ++counters_.discarded;
+  }
+}
+
+void DeviceOptimizer::require(const Bucket& bucket, Stream& stream) { stream.wait(current(bucket)); }
+
+void DeviceOptimizer::send_masters(const Bucket& bucket, Stream& stream) {
+  cast_run({&bucket, 1}, stream);
+  stream.record(current(bucket));
+}
+
+void DeviceOptimizer::cast_masters(std::span<Bucket> buckets, Stream& stream) {
+  for_each_run(buckets, [&](std::span<Bucket> run) { cast_run(run, stream); });
+}
+
+void DeviceOptimizer::cast_run(std::span<const Bucket> run, Stream& stream) {
+  const Range range{run.front().range().begin, run.back().range().end};
+  const Tensor weights = weights_at(range),
+               masters(state_.master(run.front(), range.begin), DType::f32, {range.size()});
+  if (weights.dtype() == DType::bf16)
+    ops_.cast(stream, weights, masters);
+  else
+    stream.copy(weights.data(), masters.data(), weights.bytes());
+}
+
+template <class Body>
+void DeviceOptimizer::for_each_run(std::span<Bucket> buckets, const Body& body) const {
+  while (!buckets.empty()) {
+    const bool ours = on_device(buckets.front());
+    const std::span<Bucket> run = ours ? adjacent(buckets) : buckets.first(1);
+    if (ours) body(run);
+    buckets = buckets.subspan(run.size());
+  }
+}
+
+std::span<Bucket> DeviceOptimizer::adjacent(std::span<Bucket> buckets) const {
+  // Long beside what a launch takes to begin and to end; and by no more than this does a save hold up an update.
+  constexpr std::int64_t most_elements = std::int64_t{64} << 20;
+  const Range first = buckets.front().range();
+  const auto arrays = [&](const Bucket& bucket) {
+    const std::int64_t begin = bucket.range().begin;
+    const AdamWState state = state_.at(bucket, begin);
+    return std::array<const void*, 5>{weights_.at(begin), gradients_.at(begin), state.master, state.m.data(),
+                                      state.v.data()};
+  };
+  const std::size_t moment = size_of(state_.dtype(StateArray::first_moment));
+  const std::array<std::size_t, 5> sizes{size_of(weights_.dtype()), size_of(gradients_.dtype()), sizeof(float), moment,
+                                         moment};
+  const std::array<const void*, 5> begins = arrays(buckets.front());
+  const auto follows = [&](const Bucket& next) {
+    if (!on_device(next) || next.range().end - first.begin > most_elements) return false;
+    const std::array<const void*, 5> there = arrays(next);
+    for (std::size_t i = 0; i < begins.size(); ++i)
+      if (static_cast<const std::byte*>(there[i]) !=
+          static_cast<const std::byte*>(begins[i]) +
+              static_cast<std::size_t>(next.range().begin - first.begin) * sizes[i])
+        return false;
+    return true;
+  };
+  std::size_t count = 1;
+  while (count < buckets.size() && follows(buckets[count])) ++count;
+  return buckets.first(count);
+}
+
+void DeviceOptimizer::update(std::span<Bucket> run, Stream& compute, const AdamWStep& step) {
+  for (const Bucket& bucket : run) counters_.save_wait_seconds += gate_.wait(bucket.index());
+  const Range range{run.front().range().begin, run.back().range().end};
+  std::vector<AdamWRun> parts;
+  for (const ParameterLayout::Run& part : layout_.runs(range))
+    parts.push_back({part.range.begin - range.begin, part.range.end - range.begin, part.decay});
+  adamw_->update(compute, step, parts, Tensor(gradients_.at(range.begin), gradients_.dtype(), {range.size()}),
+                 state_.at(run.front(), range.begin), weights_at(range));
+  for (Bucket& bucket : run) {
+    compute.record(current(bucket));
+    bucket.commit();
+    bucket.depart();
+    ++counters_.committed;
+  }
+}
+
+void DeviceOptimizer::read_state(StateArray array, const Bucket& bucket, Range part, const ReadPiece& body) {
+  transfer_->read(state_.part(array, bucket, part), current(bucket), body);
+}
+
+void DeviceOptimizer::write_state(StateArray array, const Bucket& bucket, Range part, const WritePiece& fill) {
+  transfer_->write(state_.part(array, bucket, part), current(bucket), fill);
+}
+
+void DeviceOptimizer::place_masters(Stream& stream, const Bucket& bucket, Range part, const WeightPiece& piece) {
+  const Tensor weights = weights_at(part), masters(state_.master(bucket, part.begin), DType::f32, {part.size()});
+  if (weights.dtype() == DType::f32) {
+    stream.copy(masters.data(), weights.data(), masters.bytes());
+  } else if (!piece.wide.empty()) {
+    stream.copy(masters.data(), piece.wide.data() + (part.begin - piece.begin), masters.bytes());
+    if (piece.narrow.empty()) ops_.cast(stream, weights, masters);
+  } else {
+    ops_.cast(stream, masters, weights);
+  }
+}
+
+}  // namespace so

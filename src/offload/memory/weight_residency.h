@@ -1,0 +1,47 @@
+// One way in which weights are kept between their uses and come to the device for each. A kind of residency is a class;
+// UnitWeights (unit_weights.h) makes one object for all units of a kind.
+//
+// The thread that enqueues the model's work makes all calls but host_memory().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "device/device.h"
+#include "offload/schedule/parameter_layout.h"
+#include "offload/schedule/wait_reason.h"
+
+namespace so {
+
+class WeightResidency {
+ public:
+  virtual ~WeightResidency() = default;
+
+  // Work that follows on `stream` finds the unit's weights on the device. Their owner has made them final.
+  virtual void require(int unit, Stream& stream) = 0;
+  // Work that follows on `stream` does not touch them.
+  virtual void release(int unit, Stream& stream) = 0;
+  // Whether the stream would not wait in require(); and for what it waits otherwise.
+  virtual bool here(int) const { return true; }
+  virtual WaitReason reason() const { return WaitReason::link; }
+  // Brings units that come next, where that is possible without waiting. After each require() and release().
+  virtual void prefetch() {}
+
+  // Loading: weights of elements `part`, which lie in one unit, are these, in host memory; null if they come with their
+  // masters. Enqueues, or copies at once.
+  virtual void place(Stream& stream, Range part, const void* weights) = 0;
+  // The unit's weights change from here on: a copy of them is void. Nobody uses it.
+  virtual void drop(int unit) = 0;
+  // The same of all units, after waiting for copies under way.
+  virtual void drop_all() = 0;
+
+  // Where the host's threads write new weights of `element` and the rest of its unit, any thread; null if they are sent
+  // to the device instead.
+  virtual std::byte* host_memory(std::int64_t) const { return nullptr; }
+  // Whether require() makes the weights of their masters, so that nobody else need write them.
+  virtual bool follows_masters() const { return false; }
+  // So many units' weights have travelled to the device.
+  virtual std::int64_t copies() const { return 0; }
+};
+
+}  // namespace so

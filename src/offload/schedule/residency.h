@@ -1,0 +1,30 @@
+// Where the weights of each unit are between their uses. Decided here, without a device; a class of offload/memory
+// carries each kind out (weight_residency.h).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "offload/schedule/parameter_layout.h"
+
+namespace so {
+
+enum class ResidencyKind : std::uint8_t {
+  resident,      // on the device, in a place of their own
+  streamed,      // in host memory; they come to the device ahead of each use
+  from_masters,  // nowhere: each use casts them from the fp32 master weights, which the device owns
+};
+
+// Units of a kind take turns in so many places of device memory; 0: each has its own.
+int device_places(ResidencyKind residency);
+
+// By unit: units before `device_units` have `device_owned` (resident or from_masters), `streamed` of the others stream
+// (streamed_units.h), and the rest is resident, as are all units that stay.
+std::vector<ResidencyKind> residency_kinds(const ParameterLayout& layout, int device_units, ResidencyKind device_owned,
+                                           int streamed);
+
+// By unit: the number of the place that it takes in turn with others, -1 for a place of its own (unit_array.h).
+std::vector<int> weight_slots(std::span<const ResidencyKind> residencies);
+
+}  // namespace so

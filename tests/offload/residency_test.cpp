@@ -1,0 +1,50 @@
+#include "offload/schedule/residency.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace so::test {
+namespace {
+
+using Kinds = std::vector<ResidencyKind>;
+constexpr ResidencyKind resident = ResidencyKind::resident, streamed = ResidencyKind::streamed,
+                        from_masters = ResidencyKind::from_masters;
+
+ParameterLayout units(int count) {
+  std::vector<Parameter> parameters;
+  for (int unit = 0; unit < count; ++unit) parameters.push_back({std::to_string(unit), {8, 8}, true, unit, false});
+  return ParameterLayout(std::move(parameters));
+}
+
+TEST(Residency, TheFirstAndTheLastUnitStay) {
+  for (const int count : {1, 2, 5}) {
+    const ParameterLayout layout = units(count);
+    for (int unit = 0; unit < count; ++unit) EXPECT_EQ(layout.stays(unit), unit == 0 || unit == count - 1) << unit;
+    EXPECT_EQ(residency_kinds(layout, count, from_masters, 0).front(), resident);
+    EXPECT_EQ(residency_kinds(layout, count, from_masters, 0).back(), resident);
+  }
+}
+
+TEST(Residency, FollowsTheOwner) {
+  const ParameterLayout layout = units(7);
+  EXPECT_EQ(residency_kinds(layout, 0, resident, 0), Kinds(7, resident));
+  EXPECT_EQ(residency_kinds(layout, 3, from_masters, 0),
+            (Kinds{resident, from_masters, from_masters, resident, resident, resident, resident}));
+  EXPECT_EQ(residency_kinds(layout, 3, from_masters, 3),
+            (Kinds{resident, from_masters, from_masters, streamed, streamed, streamed, resident}));
+  EXPECT_THROW(residency_kinds(layout, 3, streamed, 0), Bug);
+}
+
+TEST(Residency, UnitsOfAKindTakeTurns) {
+  using Slots = std::vector<int>;
+  EXPECT_EQ(weight_slots(Kinds{resident, resident}), (Slots{-1, -1}));
+  EXPECT_EQ(weight_slots(Kinds{resident, from_masters, from_masters, streamed, streamed, streamed, resident}),
+            (Slots{-1, 2, 2, 0, 1, 0, -1}));
+}
+
+}  // namespace
+}  // namespace so::test
