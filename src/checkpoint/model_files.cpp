@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/units.h"
+#include "device/wait_on_exit.h"
 #include "model/config.h"
 #include "model/parameters.h"
 
@@ -73,16 +74,7 @@ void ModelFiles::stream_weights(Stream& stream, int readers, PageCache cache, No
                                 const Place& place) const {
   LoadingRing ring = make_loading_ring(stream.device(), *layout_);
   // Whatever happens, the ring's memory goes only when no copy uses it.
-  struct Idle {
-    Stream& stream;
-    ~Idle() {
-      try {
-        stream.synchronize();
-      } catch (const std::exception& error) {
-        log_debug("{}: {}", stream.name(), error.what());  // thrown below, or the consequence of what is
-      }
-    }
-  } const idle{stream};
+  const WaitOnExit idle(stream);
   ShardReader reader(ring, files_.requests(forms), readers, cache, non_finite);
   ProgressReport progress("loading weights");
   const std::string size = format_bytes(reader.total_bytes());

@@ -15,6 +15,7 @@
 #include "commands/parse.h"
 #include "commands/random_model.h"
 #include "device/trace_summary.h"
+#include "device/wait_on_exit.h"
 #include "io/output_file.h"
 #include "io/presets.h"
 #include "io/trace_file.h"
@@ -104,6 +105,7 @@ StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec
   RepeatedBatch batches(random_batch(spec, options.batch_size, options.max_length, 2),
                         options.gradient_accumulation_steps);
   TrainingStep training(spec, model, state->of_step(), batches, stream, all_recomputed(plan.decoder.keep));
+  const WaitOnExit idle(stream);  // a step returns while the device's last updates are still under way
 
   StepMeasurement result;
   std::int64_t updates = 0;
@@ -140,6 +142,7 @@ StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec
   TraceSession session(device);
   step();
   step();
+  stream.synchronize();  // the second one's last updates belong to the trace
   const Trace trace = session.stop();
   result.remarks = trace.remarks;
   const TimeSummary time = summarize(trace);

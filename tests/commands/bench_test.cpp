@@ -93,6 +93,13 @@ TEST(BenchStep, SplitsTheStateAsAsked) {
   EXPECT_EQ(result_of(step("qwen3-tied", {"--offload_ratio", "0"}), directory)["host_share"], 0);
 }
 
+// A step returns before the device's last updates are done: neither the trace nor the program may end before they are.
+TEST(BenchStep, WaitsForTheDevicesLastUpdates) {
+  const TemporaryDirectory directory;
+  for (int round = 0; round < 8; ++round)
+    EXPECT_EQ(result_of(step("gpt-oss", {"--offload_optimizer", "none"}), directory)["host_share"], 0);
+}
+
 // Of the device's buckets, here hundreds, those that lie one behind the other are updated in one launch a step.
 TEST(BenchStep, UpdatesAdjacentBucketsOfTheDeviceAtOnce) {
   const TemporaryDirectory directory;
