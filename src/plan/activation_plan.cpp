@@ -1,6 +1,7 @@
 #include "plan/activation_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 #include "model/parameters.h"
@@ -96,6 +97,23 @@ ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spe
     if (least.keep.empty() || bytes < least.bytes) least = {settings.keep, bytes};
   }
   return least;
+}
+
+std::vector<std::int64_t> allowed_keep_choices(std::int64_t layers, const Backend& backend,
+                                               Toggle activation_checkpointing) {
+  if (activation_checkpointing == Toggle::off) return {0};
+  const std::int64_t on_device = keep_choices_on_device(layers);
+  // Where the device's memory is the host's, inputs need not go there.
+  const std::int64_t end = backend.own_memory ? keep_choices(layers) : on_device,
+                     first = activation_checkpointing == Toggle::on ? on_device - 1 : 0;
+  std::vector<std::int64_t> choices(static_cast<std::size_t>(end - first));
+  std::iota(choices.begin(), choices.end(), first);
+  return choices;
+}
+
+std::size_t kept_host_bytes(const DecoderSpec& spec, DType compute, const TrainingShape& shape,
+                            const std::vector<Keep>& keep) {
+  return ActivationStore::host_bytes(kept_on_host(keep), layer_input_bytes(spec, compute, shape.micro_batch_tokens));
 }
 
 std::vector<std::int32_t> usual_documents(const TrainingShape& shape) {

@@ -10,6 +10,7 @@
 
 #include "device/backend.h"
 #include "model/model_on_device.h"
+#include "options/train_options.h"
 #include "plan/offload_plan.h"
 
 namespace so {
@@ -54,6 +55,13 @@ class ActivationSizer {
 std::int64_t keep_choices(std::int64_t layers);
 std::int64_t keep_choices_on_device(std::int64_t layers);  // the first of them, up to where all keep their inputs there
 std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice);
+
+// What layers may keep, as numbers of choices, cheapest first.
+std::vector<std::int64_t> allowed_keep_choices(std::int64_t layers, const Backend& backend,
+                                               Toggle activation_checkpointing);
+// Host memory of what is kept there.
+std::size_t kept_host_bytes(const DecoderSpec& spec, DType compute, const TrainingShape& shape,
+                            const std::vector<Keep>& keep);
 
 struct ActivationPlan {
   std::vector<Keep> keep;

@@ -1,0 +1,198 @@
+#include "plan/owner_choice.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/units.h"
+#include "plan/unit_work.h"
+
+namespace so {
+
+OwnerChoice::OwnerChoice(const OwnerQuestion& question, TrainingPlan& plan)
+    : q_(question),
+      plan_(plan),
+      measured_(question.machine.rates()),
+      choices_(allowed_keep_choices(q_.spec.layers, *q_.machine.backend, q_.activation_checkpointing)),
+      sizer_(q_.spec, q_.layout, *q_.machine.backend, plan.shape),
+      sizes_(choices_.size()) {
+  inputs_.rates = measured_;
+  set_units();
+  inputs_.state_bytes = static_cast<double>(state_bytes(plan_.engine.moments));
+  if (plan_.engine.compute == DType::bf16 && q_.request.cast == CastChoice::automatic)
+    plan_.engine.cast = choose_cast(measured_, inputs_.state_bytes);
+  set_cast(inputs_, plan_.engine.cast);
+  inputs_.schedule = plan_.engine.schedule;
+  inputs_.micro_batches = plan_.shape.micro_batches;
+  inputs_.bucket_elements = plan_.engine.bucket_elements;
+  inputs_.stream_bytes = static_cast<double>(size_of(plan_.engine.compute));
+  set_sizes();
+  set_budgets();
+  set_residencies();
+  inputs_.forced_device_units = q_.forced_device_units;
+  inputs_.device_name = q_.machine.name;
+  inputs_.device_advice = q_.advice.for_device;
+  inputs_.host_advice = q_.advice.for_host;
+}
+
+void OwnerChoice::set_units() {
+  const std::vector<std::int32_t> documents = usual_documents(plan_.shape);
+  inputs_.units = unit_work(q_.spec, documents, plan_.engine.compute, measured_.efficiencies);
+  for (int unit = 0; unit < q_.layout.units(); ++unit) {
+    UnitWork& work = inputs_.units[static_cast<std::size_t>(unit)];
+    work.elements = q_.layout.unit_range(unit).size();
+    // For the norm.
+    const auto [first, last] = q_.layout.unit_parameters(unit);
+    work.backward_bytes += static_cast<double>(work.elements) * static_cast<double>(size_of(plan_.engine.gradients));
+    work.backward_kernels += 2.0 * (last - first);
+  }
+  for (const std::int64_t choice : choices_)
+    inputs_.keeps.push_back(recomputation(q_.spec, keep_choice(q_.spec.layers, choice), documents, plan_.engine.compute,
+                                          measured_.efficiencies));
+}
+
+void OwnerChoice::set_cast(OffloadInputs& inputs, CastSide side) const {
+  const bool on_device = side == CastSide::device;
+  inputs.cast = side;
+  inputs.gradient_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan_.engine.gradients));
+  inputs.weight_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan_.engine.compute));
+  inputs.rates.host_adamw =
+      (on_device ? measured_.host_adamw_wide : measured_.host_adamw) * measured_.efficiencies.host_adamw;
+}
+
+void OwnerChoice::set_sizes() {
+  inputs_.activation_bytes = [this](std::int64_t keep) { return activation_bytes(keep); };
+  inputs_.activation_host_bytes = [this](std::int64_t keep) {
+    return kept_host_bytes(q_.spec, plan_.engine.compute, plan_.shape, keep_of(keep));
+  };
+  inputs_.memory = [this](int device_units, Residency residency) { return state_memory(device_units, residency); };
+  const MemoryPlan memory = state(0, 0);
+  loading_floor_ = beyond(memory.total(MemoryKind::device), memory.total(MemoryKind::device, once_loaded));
+}
+
+void OwnerChoice::set_budgets() {
+  inputs_.device_budget = *q_.machine.device_memory;
+  inputs_.host_budget = usable_host_budget(q_.machine);
+  inputs_.undo_budget = undo_budget(q_.machine);
+  if (inputs_.schedule != Schedule::overlapped) return;
+  // The first place brings what all share.
+  const std::size_t none = inputs_.memory(0, {}).host_bytes, one = state(0, 1).host_total(*q_.machine.backend),
+                    two = state(0, 2).host_total(*q_.machine.backend);
+  inputs_.undo_place_bytes = two - one;
+  inputs_.undo_budget = beyond(inputs_.undo_budget, beyond(one - none, inputs_.undo_place_bytes));
+}
+
+void OwnerChoice::set_residencies() {
+  // A second gradient of a step is added to the first, which must still be there; and a cast of fp32 saves nothing.
+  const bool move = plan_.shape.micro_batches == 1, narrow = plan_.engine.compute == DType::bf16;
+  inputs_.residencies.clear();
+  for (const Residency r : {Residency{false, false}, {false, true}, {true, false}, {true, true}})
+    if ((move || !r.transient_gradients) && (narrow || !r.transient_weights)) inputs_.residencies.push_back(r);
+  inputs_.most_streamed = q_.request.streamed_layers < 0 ? q_.layout.units() : q_.request.streamed_layers;
+  inputs_.forced_stream = q_.request.streamed_layers >= 0;
+}
+
+std::vector<Keep> OwnerChoice::keep_of(std::int64_t index) const {
+  return keep_choice(q_.spec.layers, choices_[static_cast<std::size_t>(index)]);
+}
+
+std::size_t OwnerChoice::activation_bytes(std::int64_t index) {
+  std::optional<std::size_t>& size = sizes_[static_cast<std::size_t>(index)];
+  if (!size) {
+    DecoderSettings decoder = plan_.decoder;
+    decoder.loss_chunk_rows = choose_loss_chunk(*q_.machine.backend, q_.spec.vocab);
+    decoder.keep = keep_of(index);
+    size = sizer_.bytes(decoder);
+  }
+  return std::max(*size, loading_floor_);
+}
+
+MemoryPlan OwnerChoice::state(int device_units, std::int64_t undo_buckets, Residency residency) const {
+  EngineSettings settings = plan_.engine;
+  settings.device_units = device_units;
+  settings.device_weights = residency.transient_weights ? ResidencyKind::from_masters : ResidencyKind::resident;
+  settings.transient_gradients = residency.transient_gradients;
+  settings.streamed_units = residency.streamed_units;
+  settings.undo_buckets = undo_buckets;
+  return plan_state(q_.spec, q_.layout, q_.machine, plan_.shape, settings, q_.origin).memory;
+}
+
+// How many units stream, if any, changes nothing but where their weights are: arithmetic beside one dry run.
+StateMemory OwnerChoice::state_memory(int device_units, Residency residency) {
+  const bool streams = residency.streamed_units > 0;
+  const auto key = std::tuple(device_units, residency.transient_weights, residency.transient_gradients, streams);
+  auto found = states_.find(key);
+  if (found == states_.end()) {
+    Residency one = residency;
+    one.streamed_units = streams ? 1 : 0;
+    const MemoryPlan memory = state(device_units, 0, one);
+    const StateMemory sizes{memory.total(MemoryKind::device, once_loaded), memory.host_total(*q_.machine.backend)};
+    found = states_.emplace(key, sizes).first;
+  }
+  if (!streams) return found->second;
+  const DType dtype = plan_.engine.compute;
+  const StreamedWeights all = streamed_weights(q_.layout, device_units, residency.streamed_units, dtype),
+                        one = streamed_weights(q_.layout, device_units, 1, dtype);
+  return {found->second.device_bytes + all.device_bytes - one.device_bytes,
+          found->second.host_bytes + all.host_bytes - one.host_bytes};
+}
+
+MemoryRefusal OwnerChoice::refusal(const NothingFits& nothing) {
+  MemoryPlan memory = state(nothing.device_units, 0, nothing.residency);
+  std::size_t least = activation_bytes(0);
+  for (std::int64_t keep = 1; keep < std::ssize(inputs_.keeps); ++keep) least = std::min(least, activation_bytes(keep));
+  memory.add(MemoryKind::device, "activations", least, once_loaded);
+  MemoryRoom room = room_of(q_.machine);
+  room.host.available = std::min(room.host.available, inputs_.host_budget);
+  std::string lines = room.short_of(memory);
+  return {nothing.brief, nothing.advice, std::move(memory), std::move(lines)};
+}
+
+void OwnerChoice::choose() {
+  const OffloadPlan chosen = [&] {
+    try {
+      return choose_offload(inputs_);
+    } catch (const NothingFits& nothing) {
+      throw refusal(nothing);
+    }
+  }();
+  plan_.engine.device_units = chosen.device_units;
+  plan_.engine.undo_buckets = chosen.undo_buckets;
+  plan_.engine.device_weights =
+      chosen.residency.transient_weights ? ResidencyKind::from_masters : ResidencyKind::resident;
+  plan_.engine.transient_gradients = chosen.residency.transient_gradients;
+  plan_.engine.streamed_units = chosen.residency.streamed_units;
+  plan_.estimate = chosen.estimate;
+  plan_.rates = measured_;
+  plan_.run = chosen.run;
+  explain(chosen);
+  say(chosen);
+}
+
+void OwnerChoice::explain(const OffloadPlan& chosen) {
+  OffloadInputs other = inputs_;
+  set_cast(other, plan_.engine.cast == CastSide::device ? CastSide::host : CastSide::device);
+  const auto describe_keep = [this](std::int64_t keep) { return describe(keep_of(keep)); };
+  for (const PlanChoice choice : q_.request.explain)
+    plan_.alternatives.emplace_back(choice, alternatives(inputs_, chosen, choice, describe_keep,
+                                                         plan_.engine.compute == DType::bf16 ? &other : nullptr));
+}
+
+void OwnerChoice::say(const OffloadPlan& chosen) {
+  const auto add = [&](std::string reason) { plan_.reasons.push_back(std::move(reason)); };
+  add(fmt::format("{}: {}", q_.machine.rates_origin, describe_rates(measured_)));
+  add("optimizer state: " + chosen.why_split);
+  if (chosen.device_units < q_.layout.units() && plan_.engine.compute == DType::bf16)
+    add(fmt::format("bf16 and fp32 are cast into each other on the {}{}",
+                    plan_.engine.cast == CastSide::device ? "device" : "host",
+                    q_.request.cast == CastChoice::automatic ? ", which is faster here" : ", as asked"));
+  add(chosen.why_undo);
+  if (!chosen.why_residency.empty()) add(chosen.why_residency);
+  const auto waits = [&](WaitReason reason) { return chosen.estimate.waits[static_cast<std::size_t>(reason)]; };
+  add(fmt::format(
+      "expected: {:.3f} s a step; the GPU waits {:.3f} s of it: for AdamW on the host {:.3f}, transfers {:.3f}, "
+      "streamed weights {:.3f}, a gradient buffer {:.3f}",
+      chosen.estimate.seconds(), chosen.estimate.exposed, waits(WaitReason::host), waits(WaitReason::link),
+      waits(WaitReason::stream), waits(WaitReason::gradient)));
+}
+
+}  // namespace so

@@ -1,0 +1,65 @@
+// The choice of who owns which optimizer state on a GPU, with what layers keep and the places for new state
+// (plan/offload_plan.h): the inputs of that choice from a model and a machine, sizes from dry runs.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "plan/fits.h"
+#include "plan/training_plan.h"
+
+namespace so {
+
+struct OwnerQuestion {
+  const DecoderSpec& spec;
+  const ParameterLayout& layout;
+  const PlanningMachine& machine;  // has device memory of its own
+  const OffloadRequest& request;
+  int forced_device_units = -1;  // -1: to be chosen
+  Toggle activation_checkpointing = Toggle::automatic;
+  WeightOrigin origin = WeightOrigin::files;
+  MemoryAdvice advice;
+};
+
+class OwnerChoice {
+ public:
+  // Takes shape, engine and decoder of `plan`, and sets the side of its casts. All must outlive this.
+  OwnerChoice(const OwnerQuestion& question, TrainingPlan& plan);
+  OwnerChoice(const OwnerChoice&) = delete;
+  OwnerChoice& operator=(const OwnerChoice&) = delete;
+
+  // Whether choose() would return, sooner than by calling it.
+  bool any() const { return any_fits(inputs_); }
+  // Chooses for `plan`: owners, places, residency, the expected step and its reasons. Throws MemoryRefusal.
+  void choose();
+
+ private:
+  void set_units();
+  void set_cast(OffloadInputs& inputs, CastSide side) const;
+  void set_sizes();
+  void set_budgets();
+  void set_residencies();
+  std::vector<Keep> keep_of(std::int64_t index) const;
+  std::size_t activation_bytes(std::int64_t index);
+  // What a run takes but for its activations.
+  MemoryPlan state(int device_units, std::int64_t undo_buckets, Residency residency = {}) const;
+  StateMemory state_memory(int device_units, Residency residency);
+  MemoryRefusal refusal(const NothingFits& nothing);
+  void explain(const OffloadPlan& chosen);
+  void say(const OffloadPlan& chosen);
+
+  const OwnerQuestion q_;
+  TrainingPlan& plan_;
+  const MachineRates measured_;
+  const std::vector<std::int64_t> choices_;  // of what layers keep
+  ActivationSizer sizer_;
+  std::vector<std::optional<std::size_t>> sizes_;  // of activations, by choice, once asked for
+  std::size_t loading_floor_ = 0;                  // activations may have what loading has given back
+  std::map<std::tuple<int, bool, bool, bool>, StateMemory> states_;
+  OffloadInputs inputs_;
+};
+
+}  // namespace so
