@@ -1,8 +1,9 @@
 # so_room(ROOM [USES ROOM...] [LIBRARIES LIBRARY...]): the library so_ROOM of all sources below src/ROOM but those of rooms
 # inside it, which are declared before it. LIBRARIES are linked privately; CUDA among them is the toolkit, where there
-# is one. After the declarations the global property SO_ROOMS lists the libraries, lowest first.
+# is one. OBJECTS: not an archive, from which a linker takes only what something refers to, so that sources may register
+# themselves. After the declarations the global property SO_ROOMS lists the libraries, lowest first.
 function(so_room room)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "USES;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "OBJECTS" "" "USES;LIBRARIES")
   string(REPLACE "/" "_" name so_${room})
   set(folder ${PROJECT_SOURCE_DIR}/src/${room})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${folder}/*.cpp ${folder}/*.cu)
@@ -43,7 +44,11 @@ function(so_room room)
     endif()
   endif()
 
-  add_library(${name} STATIC ${sources})
+  set(kind STATIC)
+  if(arg_OBJECTS)
+    set(kind OBJECT)
+  endif()
+  add_library(${name} ${kind} ${sources})
   target_link_libraries(${name} PUBLIC ${used} PRIVATE ${arg_LIBRARIES})
   if(hopper_sources)
     add_library(${name}_hopper OBJECT ${hopper_sources})

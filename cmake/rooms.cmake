@@ -22,5 +22,5 @@ so_room(checkpoint USES data device io model offload offload/schedule options LI
 so_room(plan USES data device io ranks model offload offload/schedule offload/memory options checkpoint plan/machine
   plan/simulate)
 so_room(train USES data device io ops optim ranks model offload offload/schedule options checkpoint plan plan/machine)
-so_room(commands USES data data/tokenizer device io ops optim ranks model offload offload/memory options checkpoint plan
+so_room(commands OBJECTS USES data data/tokenizer device io ops optim ranks model offload offload/memory options checkpoint plan
   plan/machine plan/simulate train LIBRARIES CLI11::CLI11 nlohmann_json::nlohmann_json)

@@ -58,6 +58,12 @@ const OptionSpec& OptionRows::at(std::string_view name) const {
   return *spec;
 }
 
+OptionSpec& OptionRows::row(std::string_view name) {
+  const auto it = std::find_if(specs_.begin(), specs_.end(), [&](const OptionSpec& s) { return s.name == name; });
+  SO_CHECK(it != specs_.end(), "no option {}", name);
+  return *it;
+}
+
 std::string_view name_of(Origin origin) {
   switch (origin) {
     case Origin::built_in:

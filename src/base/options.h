@@ -5,10 +5,14 @@
 //
 //   OptionTable<TrainOptions> table;
 //   table.group("Optimizer");
-//   table.add("lr", &TrainOptions::lr, "Peak learning
-//   rate").above(0).deepspeed("optimizer.params.lr").affects_results();
+//   table.add("lr", &TrainOptions::lr, "Peak learning rate").above(0).deepspeed("optimizer.params.lr");
 //
-// A default is the member's initializer. Nothing here is thread-safe; tables are built once and then only read.
+// What several commands share is a group: a struct with its own table. Commands have the group as a base and take its
+// rows, so an option that is added to the group is added to all of them.
+//
+// A default is the member's initializer. A member that is a std::optional may be unset. Outside of the struct, a text
+// that is unset is empty; a number's row says by or_else() which number stands for that. Nothing here is thread-safe;
+// tables are built once and then only read.
 #pragma once
 
 #include <cstdint>
@@ -61,7 +65,7 @@ struct OptionSpec {
   std::string unset_meaning;   // in help, what an empty text means
   double lower = -std::numeric_limits<double>::infinity(), upper = std::numeric_limits<double>::infinity();
   bool lower_open = false, upper_open = false;
-  std::optional<OptionValue> special_value;  // allowed outside the range
+  std::optional<OptionValue> special_value;  // allowed outside the range; of an optional member, stands for unset
   std::string special_meaning;
   std::optional<std::string> bare_value;  // what "--name" alone stands for; set for booleans
   std::vector<std::string> deepspeed_keys;
@@ -69,9 +73,11 @@ struct OptionSpec {
   bool is_required = false;
   bool is_file_only = false;     // set by the DeepSpeed file, not on the command line
   bool changes_results = false;  // a resumed run must have the same value
+  bool may_be_unset = false;     // the member is a std::optional
 
-  std::function<OptionValue(const void*)> read;
-  std::function<void(void*, const OptionValue&)> write;
+  std::function<OptionValue(const OptionSpec&, const void*)> read;
+  std::function<void(const OptionSpec&, void*, const OptionValue&)> write;
+  bool unset_by_default = false;
 
   OptionSpec& metavar(std::string text) {
     value_name = std::move(text);
@@ -108,6 +114,7 @@ struct OptionSpec {
     return *this;
   }
   OptionSpec& or_else(OptionValue value, std::string meaning) {
+    if (unset_by_default) default_value = value;
     special_value = std::move(value);
     special_meaning = std::move(meaning);
     return *this;
@@ -145,6 +152,9 @@ class OptionRows {
   const OptionSpec* find(std::string_view name) const;  // null when there is none
   const OptionSpec& at(std::string_view name) const;    // Bug when there is none
 
+  // A row to be said otherwise than its group says it. Bug when there is none.
+  OptionSpec& row(std::string_view name);
+
  protected:
   OptionSpec& append(OptionSpec spec);
   std::string group_;
@@ -156,7 +166,7 @@ class OptionsView {
  public:
   OptionsView(const OptionRows& rows, const void* object) : rows_(&rows), object_(object) {}
   const OptionRows& rows() const { return *rows_; }
-  OptionValue get(const OptionSpec& spec) const { return spec.read(object_); }
+  OptionValue get(const OptionSpec& spec) const { return spec.read(spec, object_); }
   OptionValue get(std::string_view name) const { return get(rows_->at(name)); }
 
  private:
@@ -168,24 +178,40 @@ class OptionsRef : public OptionsView {
  public:
   OptionsRef(const OptionRows& rows, void* object) : OptionsView(rows, object), object_(object) {}
   // `value` must have passed check_value.
-  void set(const OptionSpec& spec, const OptionValue& value) const { spec.write(object_, value); }
+  void set(const OptionSpec& spec, const OptionValue& value) const { spec.write(spec, object_, value); }
 
  private:
   void* object_;
 };
 
-// The table of struct S. Members may be bool, int, std::int64_t, double, std::string or an enum with EnumNames.
+template <class T>
+struct OptionalMember {
+  using Value = T;
+  static constexpr bool may_be_unset = false;
+};
+template <class T>
+struct OptionalMember<std::optional<T>> {
+  using Value = T;
+  static constexpr bool may_be_unset = true;
+};
+
+// The table of struct S. Members may be bool, int, std::int64_t, double, std::string or an enum with EnumNames, or a
+// std::optional of one of them but bool. They may be those of a base of S.
 template <class S>
 class OptionTable : public OptionRows {
  public:
   void group(std::string title) { group_ = std::move(title); }
 
-  template <class T>
-  OptionSpec& add(std::string name, T S::*member, std::string help) {
+  template <class Member, class B>
+  requires std::is_base_of_v<B, S> OptionSpec& add(std::string name, Member B::*of_base, std::string help) {
+    using T = typename OptionalMember<Member>::Value;
+    Member S::*const member = of_base;
     OptionSpec spec;
     spec.name = std::move(name);
     spec.help = std::move(help);
+    spec.may_be_unset = OptionalMember<Member>::may_be_unset;
     if constexpr (std::is_same_v<T, bool>) {
+      static_assert(std::is_same_v<Member, bool>);
       spec.kind = OptionKind::boolean;
       spec.bare_value = "true";
     } else if constexpr (std::is_enum_v<T>) {
@@ -201,34 +227,89 @@ class OptionTable : public OptionRows {
     } else {
       static_assert(std::is_same_v<T, std::string>);
     }
-    spec.read = [member](const void* object) -> OptionValue {
-      const T& value = static_cast<const S*>(object)->*member;
-      if constexpr (std::is_enum_v<T>) {
-        return std::string(enum_name(value));
-      } else if constexpr (std::is_same_v<T, int>) {
-        return static_cast<std::int64_t>(value);
+    spec.read = [member](const OptionSpec& row, const void* object) -> OptionValue {
+      const Member& value = static_cast<const S*>(object)->*member;
+      if constexpr (OptionalMember<Member>::may_be_unset) {
+        return value ? outside(*value) : unset(row);
       } else {
-        return value;
+        return outside(value);
       }
     };
-    spec.write = [member](void* object, const OptionValue& value) {
-      T& target = static_cast<S*>(object)->*member;
-      if constexpr (std::is_enum_v<T>) {
-        for (const auto& [e, choice] : EnumNames<T>::list)
-          if (choice == std::get<std::string>(value)) target = e;
-      } else if constexpr (std::is_same_v<T, int>) {
-        target = static_cast<int>(std::get<std::int64_t>(value));
+    spec.write = [member](const OptionSpec& row, void* object, const OptionValue& value) {
+      Member& target = static_cast<S*>(object)->*member;
+      if constexpr (OptionalMember<Member>::may_be_unset) {
+        target.reset();
+        if (value != unset(row)) target = inside<T>(value);
       } else {
-        target = std::get<T>(value);
+        target = inside<T>(value);
       }
     };
     const S defaults{};
-    spec.default_value = spec.read(&defaults);
+    if constexpr (OptionalMember<Member>::may_be_unset) spec.unset_by_default = !(defaults.*member);
+    if (!spec.unset_by_default || spec.kind == OptionKind::text) spec.default_value = spec.read(spec, &defaults);
     return append(std::move(spec));
+  }
+
+  // The rows of a group that S has as a base, under the heading of now and with the defaults of S.
+  template <class G>
+  requires std::is_base_of_v<G, S>
+  void take(const OptionTable<G>& rows) {
+    const S defaults{};
+    for (OptionSpec spec : rows.specs()) {
+      spec.read = [read = spec.read](const OptionSpec& row, const void* object) {
+        return read(row, static_cast<const G*>(static_cast<const S*>(object)));
+      };
+      spec.write = [write = spec.write](const OptionSpec& row, void* object, const OptionValue& value) {
+        write(row, static_cast<G*>(static_cast<S*>(object)), value);
+      };
+      spec.default_value = spec.read(spec, &defaults);
+      append(std::move(spec));
+    }
+  }
+  // The same for a command that has neither a DeepSpeed file nor a checkpoint. `origin` is where its defaults come
+  // from.
+  template <class G>
+  requires std::is_base_of_v<G, S>
+  void borrow(const OptionTable<G>& rows, const std::string& origin) {
+    take(rows);
+    for (std::size_t i = specs_.size() - rows.specs().size(); i < specs_.size(); ++i) {
+      if (!specs_[i].is_required) specs_[i].default_origin = origin;
+      specs_[i].deepspeed_keys.clear();
+      specs_[i].changes_results = false;
+    }
   }
 
   OptionsView view(const S& options) const { return {*this, &options}; }
   OptionsRef ref(S& options) const { return {*this, &options}; }
+
+ private:
+  template <class T>
+  static OptionValue outside(const T& value) {
+    if constexpr (std::is_enum_v<T>) {
+      return std::string(enum_name(value));
+    } else if constexpr (std::is_same_v<T, int>) {
+      return static_cast<std::int64_t>(value);
+    } else {
+      return value;
+    }
+  }
+  template <class T>
+  static T inside(const OptionValue& value) {
+    if constexpr (std::is_enum_v<T>) {
+      for (const auto& [e, choice] : EnumNames<T>::list)
+        if (choice == std::get<std::string>(value)) return e;
+      SO_CHECK(false, "{} is no choice", std::get<std::string>(value));
+      return {};
+    } else if constexpr (std::is_same_v<T, int>) {
+      return static_cast<int>(std::get<std::int64_t>(value));
+    } else {
+      return std::get<T>(value);
+    }
+  }
+  static OptionValue unset(const OptionSpec& row) {
+    SO_CHECK(row.special_value || row.kind == OptionKind::text, "nothing stands for --{} unset", row.name);
+    return row.special_value ? *row.special_value : OptionValue(std::string());
+  }
 };
 
 // Who gave a value; a later one wins over an earlier one.

@@ -34,8 +34,9 @@ void require_inputs_apart(const TrainOptions& options, const FileNames& doomed) 
   std::set<fs::path> gone;
   for (const std::string& name : doomed) gone.insert(real(directory / name));
   gone.erase(fs::path());
+  const std::string evaluation = options.eval_data.value_or("");
   const std::pair<const char*, const std::string*> inputs[] = {
-      {"--model", &options.model}, {"--data", &options.data}, {"--eval_data", &options.eval_data}};
+      {"--model", &options.model}, {"--data", &options.data}, {"--eval_data", &evaluation}};
   for (const auto& [option, input] : inputs) {
     std::vector<fs::path> read{*input};
     if (!input->empty() && is_directory_path(*input))
@@ -60,7 +61,7 @@ OutputDirectory::OutputDirectory(const TrainOptions& options, const OptionOrigin
   RunLock::require_free(directory);
   const OutputContents contents = look_into(directory, options.model);
   require_free(contents);
-  if (options.resume.empty()) {
+  if (!options.resume) {
     if (options.overwrite_output_dir) require_inputs_apart(options, contents.ours);
     return;
   }
@@ -69,7 +70,7 @@ OutputDirectory::OutputDirectory(const TrainOptions& options, const OptionOrigin
     if (!checkpoint_) log_info("{} holds no checkpoint yet: starting from {}", directory.string(), options.model);
     return;
   }
-  const fs::path given = options.resume;
+  const fs::path given = *options.resume;
   if (!path_exists(given / trainer_state_file))
     fail("{} is not a complete checkpoint: it has no {}", given.string(), trainer_state_file);
   checkpoint_ = Checkpoint{0, given};
@@ -91,7 +92,7 @@ void OutputDirectory::require_same_run(const TrainerState& state, std::uint64_t 
 }
 
 void OutputDirectory::require_free(const OutputContents& contents) const {
-  if (!contents.ours.empty() && options_.resume.empty() && !options_.overwrite_output_dir)
+  if (!contents.ours.empty() && !options_.resume && !options_.overwrite_output_dir)
     fail(
         "{} already holds a run ({}); continue it with --resume, replace it with --overwrite_output_dir, or choose "
         "another --output_dir",
@@ -99,7 +100,7 @@ void OutputDirectory::require_free(const OutputContents& contents) const {
   std::vector<std::string> foreign = contents.foreign;
   // Checkpoints may have been brought here to go on from; one that would be replaced is set aside when it comes to
   // that.
-  if (!options_.resume.empty())
+  if (options_.resume)
     std::erase_if(foreign, [](const std::string& name) { return name.starts_with("checkpoint-"); });
   if (foreign.empty()) return;
   const std::string more = foreign.size() > 1 ? fmt::format(" (and {} more)", foreign.size() - 1) : std::string();
@@ -138,7 +139,7 @@ void OutputDirectory::begin() {
   if (options_.overwrite_output_dir && !contents.ours.empty()) {
     log_info("replacing the earlier run in {}: {}", directory.string(), describe(contents.ours));
     own_.remove(contents.ours);
-  } else if (!options_.resume.empty() && !checkpoint_) {
+  } else if (options_.resume && !checkpoint_) {
     // Killed before its first checkpoint: the metrics of the steps that are about to be run again would stand twice.
     if (contents.ours.contains("metrics.jsonl")) own_.remove({"metrics.jsonl"});
   }

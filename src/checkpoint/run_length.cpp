@@ -8,21 +8,20 @@ namespace so {
 namespace {
 
 std::int64_t steps_of(const TrainOptions& options, const BatchIterator& batches) {
-  return options.max_steps > 0 ? options.max_steps : batches.steps_in_epochs(options.num_train_epochs);
+  return options.max_steps ? *options.max_steps : batches.steps_in_epochs(options.num_train_epochs);
 }
 
 }  // namespace
 
 TrainOptions with_recorded_length(TrainOptions options, const std::string& record) {
   const auto recorded = nlohmann::json::parse(record, nullptr, /*allow_exceptions=*/false);
-  const auto value = [&](const char* name, auto if_absent) {
-    const auto it = recorded.find(name);
-    return it != recorded.end() && it->is_number_integer() ? it->get<decltype(if_absent)>() : if_absent;
-  };
-  const TrainOptions defaults;
   if (!recorded.is_object()) return options;
-  options.max_steps = value("max_steps", defaults.max_steps);
-  options.num_train_epochs = value("num_train_epochs", defaults.num_train_epochs);
+  for (const char* name : {"max_steps", "num_train_epochs"}) {
+    const OptionSpec& spec = train_option_table().at(name);
+    const auto it = recorded.find(name);
+    const bool there = it != recorded.end() && it->is_number_integer();
+    train_option_table().ref(options).set(spec, there ? OptionValue(it->get<std::int64_t>()) : spec.default_value);
+  }
   return options;
 }
 
@@ -38,7 +37,7 @@ RunLength run_length(const TrainOptions& options, const BatchIterator& batches, 
     fail(
         "{} is of a run of {} steps, and {} are asked for now: a run can be extended, not shortened; give the recorded "
         "--max_steps {} and --num_train_epochs {}, or start a new run in another --output_dir",
-        state_file, steps_before, length.steps, before.max_steps, before.num_train_epochs);
+        state_file, steps_before, length.steps, before.max_steps.value_or(-1), before.num_train_epochs);
   if (resumed->warmup_steps >= 0)
     length.warmup_steps = resumed->warmup_steps;
   else

@@ -10,8 +10,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "checkpoint/model_files.h"
-#include "commands/commands.h"
-#include "commands/parse.h"
+#include "commands/command.h"
 #include "io/shard_reader.h"
 #include "offload/memory/device_weights.h"
 #include "ops/runtime.h"
@@ -22,6 +21,31 @@
 
 namespace so {
 namespace {
+
+struct BenchLoadOptions : JsonOption, ComputeOptions, MessageOptions {
+  std::string model;
+  std::int64_t rounds = 5;
+};
+
+OptionTable<BenchLoadOptions> make_table() {
+  using namespace default_from;
+  using O = BenchLoadOptions;
+  OptionTable<O> t;
+  t.group("Model");
+  t.add("model", &O::model, "Hugging Face model directory: config.json, safetensors").metavar("DIR").required();
+  t.group("Measurement");
+  t.add("rounds", &O::rounds, "Measured rounds, of which the median counts")
+      .unit("rounds")
+      .at_least(1)
+      .at_most(1e6)
+      .default_from(ours);
+  t.take(json_rows());
+  t.group("Machine");
+  t.borrow(compute_rows(), ours);
+  t.group("Messages");
+  t.take(message_rows());
+  return t;
+}
 
 double seconds_of(const auto& work) {
   const auto start = std::chrono::steady_clock::now();
@@ -49,14 +73,12 @@ void copy_all(LoadingRing& ring, Stream& stream, const DeviceWeights& weights, s
   stream.synchronize();
 }
 
-}  // namespace
-
-int run_bench_load(const BenchLoadOptions& options) {
+int run(const BenchLoadOptions& options, const OptionOrigins&) {
   const ModelFiles model(options.model);
   const std::string config = (std::filesystem::path(options.model) / "config.json").string();
   const DType compute = resolve_dtype(options.dtype, read_text_file(config, 16 << 20), config);
-  check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
-  Runtime runtime(options.device, options.cpu_threads);
+  check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
+  Runtime runtime(options.device, options.cpu_threads.value_or(0));
   Device& device = runtime.device();
   {
     const auto dry = make_dry_device(backend_of(device));
@@ -116,31 +138,20 @@ int run_bench_load(const BenchLoadOptions& options) {
   return exit_ok;
 }
 
-namespace {
-
-ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
-  BenchLoadOptions options;
-  OptionOrigins origins;
-  assign_values(bench_load_option_table().ref(options), origins, values);
-  check_options(options, origins);
-  return {std::move(options), std::move(origins)};
-}
+const RegisteredCommand registered([] {
+  return make_command<BenchLoadOptions>(
+      {.name = "bench load",
+       .position = 12,
+       .summary = "time the loading of a model beside a plain read and copy",
+       .details = "Loads the model's weights to the device as generate and eval "
+                  "do, and prints the time beside that of reading the same bytes\n"
+                  "with the same threads, and of copying as many from pinned memory to the "
+                  "device. The three take turns. Before that everything is read once,\n"
+                  "so what is measured comes from the page cache as far as it fits there.",
+       .examples = {"superoffload bench load --model Qwen3-8B",
+                    "superoffload bench load --model Qwen3-8B --rounds 9 --json"}},
+      make_table(), nullptr, run);
+});
 
 }  // namespace
-
-const Command& bench_load_command() {
-  static const Command command{
-      "bench load",
-      "time the loading of a model beside a plain read and copy",
-      "Loads the model's weights to the device as generate and eval "
-      "do, and prints the time beside that of reading the same bytes\n"
-      "with the same threads, and of copying as many from pinned memory to the "
-      "device. The three take turns. Before that everything is read once,\n"
-      "so what is measured comes from the page cache as far as it fits there.",
-      {"superoffload bench load --model Qwen3-8B", "superoffload bench load --model Qwen3-8B --rounds 9 --json"},
-      &bench_load_option_table(),
-      finish};
-  return command;
-}
-
 }  // namespace so

@@ -8,8 +8,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "commands/bench_ops_cases.h"
-#include "commands/commands.h"
-#include "commands/parse.h"
+#include "commands/command.h"
 #include "device/arena.h"
 #include "io/presets.h"
 #include "model/config.h"
@@ -22,6 +21,38 @@
 
 namespace so {
 namespace {
+
+struct BenchOpsOptions : JsonOption, ComputeOptions, MessageOptions {
+  std::string config = "qwen3-14b";
+  std::optional<std::int64_t> tokens;  // unset: as the device has it
+  std::int64_t max_length = 4096;
+};
+
+OptionTable<BenchOpsOptions> make_table() {
+  using namespace default_from;
+  using O = BenchOpsOptions;
+  OptionTable<O> t;
+  t.group("Shapes");
+  t.add("config", &O::config,
+        "config.json of the model, a directory that has one, or a preset: " + names_of(model_presets()))
+      .metavar("FILE|DIR|PRESET")
+      .elsewhere("model")
+      .default_from(ours);
+  t.add("tokens", &O::tokens, "Tokens of a micro-batch")
+      .unit("tokens")
+      .at_least(1)
+      .at_most(1e9)
+      .or_else(std::int64_t{0}, "16384 on a GPU, 256 on the CPU")
+      .default_from(ours);
+  t.add("max_length", &O::max_length, "Longest document, for attention").unit("tokens").at_least(1).default_from(ours);
+  t.group("Result");
+  t.take(json_rows());
+  t.group("Machine");
+  t.borrow(compute_rows(), ours);
+  t.group("Messages");
+  t.take(message_rows());
+  return t;
+}
 
 // Bytes of a case's tensors.
 std::size_t size_of_case(const Case& c, Device& dry) {
@@ -53,17 +84,15 @@ double time_case(const Case& c, Device& device, Ops& ops, Stream& stream, std::s
   return seconds;
 }
 
-}  // namespace
-
-int run_bench_ops(const BenchOpsOptions& options) {
+int run(const BenchOpsOptions& options, const OptionOrigins&) {
   const ModelConfig config = resolve_config(options.config);
   const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
   const DType compute = resolve_dtype(options.dtype, config.text, config.origin);
-  check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
-  Runtime runtime(options.device, options.cpu_threads);
+  check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
+  Runtime runtime(options.device, options.cpu_threads.value_or(0));
   Device& device = runtime.device();
   const Backend& backend = backend_of(device);
-  const std::int64_t tokens = options.tokens > 0 ? options.tokens : backend.probe.tokens;
+  const std::int64_t tokens = options.tokens.value_or(backend.probe.tokens);
   const std::int64_t longest = std::min({options.max_length, tokens, spec.max_positions});
 
   const auto engine_ops = make_engine_ops(device);
@@ -125,30 +154,19 @@ int run_bench_ops(const BenchOpsOptions& options) {
   return exit_ok;
 }
 
-namespace {
-
-ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
-  BenchOpsOptions options;
-  OptionOrigins origins;
-  assign_values(bench_ops_option_table().ref(options), origins, values);
-  check_options(options, origins);
-  return {std::move(options), std::move(origins)};
-}
+const RegisteredCommand registered([] {
+  return make_command<BenchOpsOptions>(
+      {.name = "bench ops",
+       .position = 11,
+       .summary = "time each operation of a model's layer against its floor",
+       .details = "Runs each operation at the sizes of the model and prints its time, its floor, "
+                  "and the share of that limit which it reaches. The floor is bytes over the "
+                  "bandwidth of a large copy, or FLOPs over the rate of a large matrix product,\n"
+                  "both measured in the same process. Buffers go round, so that caches do not help.",
+       .examples = {"superoffload bench ops --config qwen3-14b",
+                    "superoffload bench ops --config qwen3-0.6b --tokens 2048 --json"}},
+      make_table(), nullptr, run);
+});
 
 }  // namespace
-
-const Command& bench_ops_command() {
-  static const Command command{
-      "bench ops",
-      "time each operation of a model's layer against its floor",
-      "Runs each operation at the sizes of the model and prints its time, its floor, "
-      "and the share of that limit which it reaches. The floor is bytes over the "
-      "bandwidth of a large copy, or FLOPs over the rate of a large matrix product,\n"
-      "both measured in the same process. Buffers go round, so that caches do not help.",
-      {"superoffload bench ops --config qwen3-14b", "superoffload bench ops --config qwen3-0.6b --tokens 2048 --json"},
-      &bench_ops_option_table(),
-      finish};
-  return command;
-}
-
 }  // namespace so

@@ -11,8 +11,7 @@
 #include "base/units.h"
 #include "commands/bench_state.h"
 #include "commands/bench_step_report.h"
-#include "commands/commands.h"
-#include "commands/parse.h"
+#include "commands/command.h"
 #include "commands/random_model.h"
 #include "device/trace_summary.h"
 #include "device/wait_on_exit.h"
@@ -36,6 +35,57 @@
 namespace so {
 namespace {
 
+struct BenchStepOptions : StepOptions, ClipOption, JsonOption, ComputeOptions, MessageOptions {
+  BenchStepOptions() { max_length = 4096; }
+  std::string config;  // a config.json, a directory that has one, or a preset's name
+  std::int64_t steps = 5;
+  std::int64_t warmup = 2;
+  bool no_optimizer = false;  // forward and backward only
+  bool breakdown = true;
+  std::optional<std::string> trace;
+};
+
+OptionTable<BenchStepOptions> make_table() {
+  using namespace default_from;
+  using O = BenchStepOptions;
+  OptionTable<O> t;
+  t.group("Model and step");
+  t.add("config", &O::config,
+        "config.json of the model, a directory that has one, or a preset: " + names_of(model_presets()))
+      .metavar("FILE|DIR|PRESET")
+      .elsewhere("model")
+      .required();
+  t.borrow(step_rows(), train);
+  t.row("batch_size").help = "Rows of random tokens a micro-batch";
+  t.row("max_length").help = "Tokens a row";
+  t.add("no_optimizer", &O::no_optimizer, "Forward and backward only: no optimizer state, no update")
+      .default_from(ours);
+  t.borrow(clip_rows(), train);
+  t.row("max_grad_norm").help += "; a large one clips rarely, a small one always";
+  t.group("Measurement");
+  t.add("steps", &O::steps, "Measured steps").unit("steps").at_least(1).at_most(1e6).default_from(ours);
+  t.add("warmup", &O::warmup, "Steps before them").unit("steps").at_least(0).at_most(1e6).default_from(ours);
+  t.add("breakdown", &O::breakdown, "Trace two more steps and say where their time went").default_from(ours);
+  t.add("trace", &O::trace, "Write a timeline of two more steps for ui.perfetto.dev")
+      .metavar("FILE")
+      .default_from(ours);
+  t.take(json_rows());
+  t.group("Machine");
+  t.borrow(compute_rows(), ours);
+  t.group("Messages");
+  t.take(message_rows());
+  return t;
+}
+
+void check(BenchStepOptions& options, OptionOrigins& origins, int) {
+  for (const char* name : {"offload_optimizer", "offload_ratio", "mode", "optimizer_state_dtype"})
+    if (options.no_optimizer && origins.given(name))
+      fail("--no_optimizer and --{} exclude each other: give one of them", name);
+  check_placement(options, origins);
+  if (!options.breakdown && options.trace)
+    fail("--trace writes the steps that --breakdown false leaves out: remove one of them");
+}
+
 // plan_training() without an engine.
 TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                         const TrainingShape& shape, DType compute, Toggle activation_checkpointing) {
@@ -57,8 +107,8 @@ TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, 
   return plan;
 }
 
-TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec, const ParameterLayout& layout,
-                       Runtime& runtime, DType compute) {
+TrainingPlan make_plan(const BenchStepOptions& options, const OptionOrigins& origins, const DecoderSpec& spec,
+                       const ParameterLayout& layout, Runtime& runtime, DType compute) {
   const auto shape_of = [](const PlanKnobs& knobs) {
     TrainingShape shape;
     shape.micro_batch_tokens = knobs.batch_size * knobs.max_length;
@@ -67,21 +117,13 @@ TrainingPlan make_plan(const BenchStepOptions& options, const DecoderSpec& spec,
     return shape;
   };
   const MemoryCaps caps = memory_caps(backend_of(runtime.device()), options.device_memory, options.host_memory);
-  PlanKnobs asked = knobs_of(options);
-  if (options.no_optimizer) {
-    // There is nothing to change of it.
-    asked.optimizer_state_dtype = StatePrecision::bf16;
-    asked.offload_optimizer = OptimizerDevice::cpu;
-    asked.offload_ratio = -1;
-    asked.streamed_layers = -1;
-  }
-  EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
-  engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
-  engine.max_grad_norm = options.max_grad_norm;
-  const PlanningMachine machine = planning_machine(runtime, compute, engine.moments, caps);
-  PlanQuestion question = make_question(
-      {spec, layout, machine, engine, options.mode, options.cast_side, true, WeightOrigin::random, shape_of}, asked,
-      bench_step_option_table());
+  RunRequest request = run_request(options, origins, compute);
+  // Without an optimizer there is nothing to change of it.
+  if (options.no_optimizer) request.optimizer_state_dtype = StatePrecision::bf16;
+  const PlanningMachine machine =
+      planning_machine(runtime, compute, moments_dtype(options.optimizer_state_dtype), caps);
+  PlanQuestion question = make_question({spec, layout, machine, WeightOrigin::random, shape_of}, request,
+                                        *find_command("bench step")->rows);
   if (options.no_optimizer) {
     question.plan = [&](const PlanKnobs& knobs) {
       return plan_plain(spec, layout, with_memory(machine, knobs.memory), shape_of(knobs), compute,
@@ -147,23 +189,21 @@ StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec
   result.remarks = trace.remarks;
   const TimeSummary time = summarize(trace);
   if (!time.kernels.empty()) result.time = time;
-  if (!options.trace.empty()) write_trace_file(options.trace, trace);
+  if (options.trace) write_trace_file(*options.trace, trace);
   return result;
 }
 
-}  // namespace
-
-int run_bench_step(const BenchStepOptions& options) {
+int run(const BenchStepOptions& options, const OptionOrigins& origins) {
   const ModelConfig config = resolve_config(options.config);
   const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
   const DType compute = resolve_dtype(options.dtype, config.text, config.origin);
   require_rows(options.batch_size, options.max_length, spec, config.origin);
-  if (!options.trace.empty()) require_output_file(options.trace, "--trace", is_own_trace);
+  if (options.trace) require_output_file(*options.trace, "--trace", is_own_trace);
   const ParameterLayout layout(make_parameters(spec));
-  check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
-  Runtime runtime(options.device, options.cpu_threads);
+  check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
+  Runtime runtime(options.device, options.cpu_threads.value_or(0));
   Device& device = runtime.device();
-  const TrainingPlan plan = make_plan(options, spec, layout, runtime, compute);
+  const TrainingPlan plan = make_plan(options, origins, spec, layout, runtime, compute);
   plan.log_reasons();
   const char* optimizer = options.no_optimizer                                ? "none"
                           : options.offload_optimizer == OptimizerDevice::cpu ? "cpu"
@@ -189,9 +229,9 @@ int run_bench_step(const BenchStepOptions& options) {
                           .max_length = options.max_length,
                           .gradient_accumulation_steps = options.gradient_accumulation_steps,
                           .optimizer = optimizer,
-                          .mode = to_string(bench_step_option_table().view(options).get("mode")),
+                          .mode = std::string(enum_name(options.mode)),
                           .host_share = host_owned,
-                          .trace = options.trace,
+                          .trace = options.trace.value_or(""),
                           .gemm_rate = gemm_rate,
                           .plan = plan,
                           .measured = m};
@@ -202,32 +242,20 @@ int run_bench_step(const BenchStepOptions& options) {
   return exit_ok;
 }
 
-namespace {
-
-ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
-  BenchStepOptions options;
-  OptionOrigins origins;
-  assign_values(bench_step_option_table().ref(options), origins, values);
-  check_options(options, origins);
-  return {std::move(options), std::move(origins)};
-}
+const RegisteredCommand registered([] {
+  return make_command<BenchStepOptions>(
+      {.name = "bench step",
+       .position = 10,
+       .summary = "time training steps of a model with random weights",
+       .details = "Makes random weights and tokens on the device, runs training "
+                  "steps, and prints the step time, tokens/s, TFLOP/s beside\n"
+                  "the rate of a large matrix product in the same process, peak "
+                  "memory beside the plan, and where the time of a step went.\n"
+                  "TFLOP/s count the model's own work: recomputation does not count. What does not fit is refused.",
+       .examples = {"superoffload bench step --config qwen3-4b --batch_size 4 --max_length 4096",
+                    "superoffload bench step --config llama-3.1-8b --no_optimizer --trace step.json --json"}},
+      make_table(), check, run);
+});
 
 }  // namespace
-
-const Command& bench_step_command() {
-  static const Command command{
-      "bench step",
-      "time training steps of a model with random weights",
-      "Makes random weights and tokens on the device, runs training "
-      "steps, and prints the step time, tokens/s, TFLOP/s beside\n"
-      "the rate of a large matrix product in the same process, peak "
-      "memory beside the plan, and where the time of a step went.\n"
-      "TFLOP/s count the model's own work: recomputation does not count. What does not fit is refused.",
-      {"superoffload bench step --config qwen3-4b --batch_size 4 --max_length 4096",
-       "superoffload bench step --config llama-3.1-8b --no_optimizer --trace step.json --json"},
-      &bench_step_option_table(),
-      finish};
-  return command;
-}
-
 }  // namespace so

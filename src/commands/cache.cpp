@@ -6,13 +6,60 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/units.h"
-#include "commands/commands.h"
-#include "commands/parse.h"
+#include "commands/command.h"
 #include "data/cache_files.h"
 #include "io/cache_directory.h"
 
 namespace so {
 namespace {
+
+struct CacheOptions : JsonOption, MessageOptions {
+  std::optional<std::string> cache_dir;
+  bool prune = false;
+  bool all = false;
+  std::optional<double> older_than;      // days
+  std::optional<std::int64_t> max_size;  // bytes
+};
+
+OptionTable<CacheOptions> make_table() {
+  using namespace default_from;
+  using O = CacheOptions;
+  OptionTable<O> t;
+  t.group("Caches");
+  t.add("cache_dir", &O::cache_dir, "Where tokenised data is kept")
+      .metavar("DIR")
+      .default_from("as train")
+      .when_unset("$XDG_CACHE_HOME/superoffload, else ~/.cache/superoffload");
+  t.add("prune", &O::prune, "Remove caches, as one of the next three says which").default_from(ours);
+  t.add("all", &O::all, "All of them").default_from(ours);
+  t.add("older_than", &O::older_than, "Those that were not used for so long")
+      .unit("days")
+      .at_least(0)
+      .at_most(1e6)
+      .or_else(-1.0, "any age")
+      .default_from(ours);
+  t.add("max_size", &O::max_size, "The longest unused, until the rest has at most this size")
+      .unit("bytes")
+      .at_least(0)
+      .or_else(std::int64_t{-1}, "any size")
+      .default_from(ours);
+  t.group("Result");
+  t.take(json_rows());
+  t.row("json").help = "Print what there is, or with --prune what was removed, as one JSON object";
+  t.group("Messages");
+  t.take(message_rows());
+  return t;
+}
+
+void check(CacheOptions& options, OptionOrigins& origins, int) {
+  const int rules = (options.all ? 1 : 0) + (options.older_than ? 1 : 0) + (options.max_size ? 1 : 0);
+  if (options.prune && rules == 0)
+    fail("--prune removes what you say: add --older_than DAYS, --max_size BYTES or --all");
+  if (rules > 1) fail("--older_than, --max_size and --all exclude each other: give one of them");
+  for (const char* name : {"all", "older_than", "max_size"})
+    if (!options.prune && rules > 0 && origins.given(name))
+      fail("--{} says what to remove: add --prune, or remove it", name);
+}
 
 constexpr std::int64_t day = 24 * 60 * 60;
 
@@ -56,19 +103,17 @@ void print_lines(const std::vector<CacheFile>& caches, std::time_t now) {
                printable_path(cache.path.filename()), data_of(cache));
 }
 
-}  // namespace
-
-int run_cache(const CacheOptions& options) {
-  const std::filesystem::path directory = cache_directories(options.cache_dir, {}).front();
+int run(const CacheOptions& options, const OptionOrigins&) {
+  const std::filesystem::path directory = cache_directories(options.cache_dir.value_or(""), {}).front();
   const std::time_t now = std::time(nullptr);
   const std::vector<CacheFile> caches = list_caches(directory);
   std::vector<CacheFile> removed;
   if (options.prune) {
     PruneRule rule;
     rule.all = options.all;
-    if (options.older_than >= 0)
-      rule.older_than_seconds = static_cast<std::int64_t>(options.older_than * static_cast<double>(day));
-    if (options.max_size >= 0) rule.max_bytes = static_cast<std::uint64_t>(options.max_size);
+    if (options.older_than)
+      rule.older_than_seconds = static_cast<std::int64_t>(*options.older_than * static_cast<double>(day));
+    if (options.max_size) rule.max_bytes = static_cast<std::uint64_t>(*options.max_size);
     for (const CacheFile& cache : chosen_by(rule, caches, now))
       if (remove_cache(cache)) removed.push_back(cache);
   }
@@ -88,33 +133,21 @@ int run_cache(const CacheOptions& options) {
   return exit_ok;
 }
 
-namespace {
-
-ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
-  CacheOptions options;
-  OptionOrigins origins;
-  assign_values(cache_option_table().ref(options), origins, values);
-  check_options(options, origins);
-  return {std::move(options), std::move(origins)};
-}
+const RegisteredCommand registered([] {
+  return make_command<CacheOptions>({.name = "cache",
+                                     .position = 9,
+                                     .summary = "list or remove caches of tokenised data",
+                                     .details = "Lists the token caches that train and eval have made: size, "
+                                                "time since they were last used, file, and the data they\n"
+                                                "are of. With --prune, removes them: all, those that were "
+                                                "not used for some days, or the longest unused until the\n"
+                                                "rest is small enough. Only files that begin as this program's "
+                                                "token caches do are removed, never through a link. A\n"
+                                                "removed cache is made again when a run needs it.",
+                                     .examples = {"superoffload cache", "superoffload cache --prune --older_than 30",
+                                                  "superoffload cache --prune --max_size 10000000000"}},
+                                    make_table(), check, run);
+});
 
 }  // namespace
-
-const Command& cache_command() {
-  static const Command command{"cache",
-                               "list or remove caches of tokenised data",
-                               "Lists the token caches that train and eval have made: size, "
-                               "time since they were last used, file, and the data they\n"
-                               "are of. With --prune, removes them: all, those that were "
-                               "not used for some days, or the longest unused until the\n"
-                               "rest is small enough. Only files that begin as this program's "
-                               "token caches do are removed, never through a link. A\n"
-                               "removed cache is made again when a run needs it.",
-                               {"superoffload cache", "superoffload cache --prune --older_than 30",
-                                "superoffload cache --prune --max_size 10000000000"},
-                               &cache_option_table(),
-                               finish};
-  return command;
-}
-
 }  // namespace so

@@ -5,9 +5,8 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/progress.h"
-#include "commands/commands.h"
+#include "commands/command.h"
 #include "commands/inference.h"
-#include "commands/parse.h"
 #include "data/batches.h"
 #include "data/dataset.h"
 #include "data/model_encoder.h"
@@ -15,18 +14,51 @@
 #include "options/precision.h"
 
 namespace so {
-int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
+namespace {
+
+struct EvalOptions : RowOptions, RecordOptions, JsonOption, ComputeOptions, MessageOptions {
+  std::string model;
+  std::string data;
+  bool packing = false;
+};
+
+OptionTable<EvalOptions> make_table() {
+  using namespace default_from;
+  using O = EvalOptions;
+  OptionTable<O> t;
+  t.group("Model and data");
+  t.add("model", &O::model, "Hugging Face model directory: config.json, tokenizer, safetensors")
+      .metavar("DIR")
+      .required()
+      .elsewhere("model_name")
+      .elsewhere("model_name_or_path");
+  t.add("data", &O::data, "Records whose loss is measured").metavar("FILE").required().elsewhere("eval_data");
+  t.borrow(row_rows(), train);
+  t.row("batch_size").help = "Rows at a time";
+  t.add("packing", &O::packing, "Fill each row with several records up to max_length; attention stays within a record")
+      .default_from("as train");
+  t.borrow(record_rows(), train);
+  t.take(json_rows());
+  t.group("Machine");
+  t.borrow(compute_rows(), ours);
+  t.group("Messages");
+  t.take(message_rows());
+  return t;
+}
+
+int run(const EvalOptions& options, const OptionOrigins& origins) {
   const DecoderSpec spec = read_spec(options.model);
   const std::int64_t max_length =
       resolve_max_length(options.max_length, origins.given("max_length"), spec, options.model);
   const ModelFiles model(options.model);
   const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
-  check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
-  Runtime runtime(options.device, options.cpu_threads);
+  check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
+  Runtime runtime(options.device, options.cpu_threads.value_or(0));
   TemporaryCache temporary;  // for where there is no other place
-  const TokenDataset data = open_dataset(
-      {options.data, {max_length, options.train_on_prompt}, options.cache_dir, temporary.if_needed(options.cache_dir)},
-      encoder, runtime.host_pool());
+  const std::string cache_dir = options.cache_dir.value_or("");
+  const TokenDataset data =
+      open_dataset({options.data, {max_length, options.train_on_prompt}, cache_dir, temporary.if_needed(cache_dir)},
+                   encoder, runtime.host_pool());
   temporary.remove();  // what was opened is mapped
 
   const std::int64_t batch_tokens = std::max(data.counts().longest, options.batch_size * data.counts().longest);
@@ -70,28 +102,17 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins) {
   return exit_failure;
 }
 
-namespace {
-
-ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
-  EvalOptions options;
-  OptionOrigins origins;
-  assign_values(eval_option_table().ref(options), origins, values);
-  check_options(options, origins);
-  return {std::move(options), std::move(origins)};
-}
+const RegisteredCommand registered([] {
+  return make_command<EvalOptions>(
+      {.name = "eval",
+       .position = 3,
+       .summary = "measure the loss of a model on records",
+       .details =
+           "Prints the mean loss per trained token and the perplexity of a model on records of the kinds that train takes.",
+       .examples = {"superoffload eval --model out --data held-out.jsonl",
+                    "superoffload eval --model out --data held-out.jsonl --json"}},
+      make_table(), nullptr, run);
+});
 
 }  // namespace
-
-const Command& eval_command() {
-  static const Command command{
-      "eval",
-      "measure the loss of a model on records",
-      "Prints the mean loss per trained token and the perplexity of a model on records of the kinds that train takes.",
-      {"superoffload eval --model out --data held-out.jsonl",
-       "superoffload eval --model out --data held-out.jsonl --json"},
-      &eval_option_table(),
-      finish};
-  return command;
-}
-
 }  // namespace so

@@ -6,9 +6,8 @@
 #include "base/file.h"
 #include "base/standard_input.h"
 #include "base/standard_streams.h"
-#include "commands/commands.h"
+#include "commands/command.h"
 #include "commands/inference.h"
-#include "commands/parse.h"
 #include "data/example.h"
 #include "data/model_encoder.h"
 #include "model/sampling.h"
@@ -16,6 +15,74 @@
 
 namespace so {
 namespace {
+
+struct GenerateOptions : TextOptions, JsonOption, ComputeOptions, MessageOptions {
+  std::string model;
+  std::string prompt;                      // exactly one of prompt and prompt_file is given
+  std::optional<std::string> prompt_file;  // "-": standard input
+  bool alpaca = false;
+  int max_new_tokens = 128;
+  std::optional<double> temperature;  // unset: greedy
+  std::optional<int> top_k;           // unset: all
+  double top_p = 1;
+  bool stop_at_eos = true;
+  std::int64_t seed = 42;
+};
+
+OptionTable<GenerateOptions> make_table() {
+  using namespace default_from;
+  using O = GenerateOptions;
+  OptionTable<O> t;
+  t.group("Model and prompt");
+  t.add("model", &O::model, "Hugging Face model directory: config.json, tokenizer, safetensors")
+      .metavar("DIR")
+      .required()
+      .elsewhere("model_name")
+      .elsewhere("model_name_or_path");
+  t.add("prompt", &O::prompt, "Text to continue").default_from(ours);
+  t.add("prompt_file", &O::prompt_file, "File with the text to continue; - is standard input")
+      .metavar("FILE")
+      .default_from(ours);
+  t.add("alpaca", &O::alpaca, "Wrap the prompt in the Alpaca template: ### Instruction, ### Response")
+      .default_from(ours);
+  t.borrow(text_rows(), ours);
+  t.group("Sampling");
+  t.add("max_new_tokens", &O::max_new_tokens, "Most tokens to generate").unit("tokens").at_least(1).default_from(ours);
+  t.add("temperature", &O::temperature, "Softmax temperature")
+      .at_least(1e-6)
+      .at_most(1e6)
+      .or_else(0.0, "greedy")
+      .default_from(ours);
+  t.add("top_k", &O::top_k, "Sample from so many most probable tokens")
+      .at_least(1)
+      .or_else(std::int64_t{0}, "all")
+      .default_from(ours);
+  t.add("top_p", &O::top_p, "Sample from the fewest tokens that reach this probability")
+      .above(0)
+      .at_most(1)
+      .default_from("GenerationConfig");
+  t.add("stop_at_eos", &O::stop_at_eos, "Stop at the model's end-of-text token").default_from(ours);
+  t.add("seed", &O::seed, "Seed of the sampling").at_least(0).default_from("TrainingArguments");
+  t.group("Result");
+  t.take(json_rows());
+  t.group("Machine");
+  t.borrow(compute_rows(), ours);
+  t.group("Messages");
+  t.take(message_rows());
+  return t;
+}
+
+const OptionTable<GenerateOptions>& table() {
+  static const OptionTable<GenerateOptions> rows = make_table();
+  return rows;
+}
+
+void check(GenerateOptions& options, OptionOrigins& origins, int) {
+  check_exactly_one(table().view(options), origins, {"prompt", "prompt_file"});
+  for (const char* name : {"top_k", "top_p"})
+    if (!options.temperature && origins.given(name))
+      fail("--{} has no effect on greedy generation: add --temperature T, or remove it", name);
+}
 
 // A prompt is read a piece at a time, so that a long one needs no more activations than this many tokens take.
 constexpr std::int64_t prompt_piece = 512;
@@ -25,8 +92,8 @@ std::string read_prompt(const GenerateOptions& options) {
   std::string text = options.prompt;
   if (options.prompt_file == "-")
     text = read_standard_input(max_prompt_bytes);
-  else if (!options.prompt_file.empty())
-    text = read_text_file(options.prompt_file, max_prompt_bytes);
+  else if (options.prompt_file)
+    text = read_text_file(*options.prompt_file, max_prompt_bytes);
   return options.alpaca ? alpaca_prompt({text, "", ""}) : text;
 }
 
@@ -51,9 +118,7 @@ void feed(Inference& inference, std::span<const std::int32_t> ids, Tensor logits
   }
 }
 
-}  // namespace
-
-int run_generate(const GenerateOptions& options) {
+int run(const GenerateOptions& options, const OptionOrigins&) {
   const DecoderSpec spec = read_spec(options.model);
   const ModelFiles model(options.model);
   const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
@@ -67,8 +132,8 @@ int run_generate(const GenerateOptions& options) {
         "--max_new_tokens or shorten the prompt",
         prompt.size(), options.max_new_tokens, spec.max_positions);
 
-  check_cpu_threads(options.cpu_threads, static_cast<int>(usable_cpus().size()));
-  Runtime runtime(options.device, options.cpu_threads);
+  check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
+  Runtime runtime(options.device, options.cpu_threads.value_or(0));
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
   InferenceShape shape;
   shape.batch_tokens = std::min<std::int64_t>(prompt_piece, static_cast<std::int64_t>(prompt.size()));
@@ -81,7 +146,7 @@ int run_generate(const GenerateOptions& options) {
   Buffer logits_host = runtime.device().allocate(MemoryKind::pinned, logits_memory.bytes(), "logits");
   const Tensor logits(logits_memory.data(), DType::f32, {1, spec.vocab});
 
-  const SamplingOptions sampling{options.temperature, options.top_k, options.top_p};
+  const SamplingOptions sampling{options.temperature.value_or(0), options.top_k.value_or(0), options.top_p};
   std::mt19937_64 random(static_cast<std::uint64_t>(options.seed));
   StreamDecoder text(tokenizer, true);
   std::vector<std::int32_t> generated;
@@ -123,28 +188,17 @@ int run_generate(const GenerateOptions& options) {
   return exit_ok;
 }
 
-namespace {
-
-ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
-  GenerateOptions options;
-  OptionOrigins origins;
-  assign_values(generate_option_table().ref(options), origins, values);
-  check_options(options, origins);
-  return {std::move(options), std::move(origins)};
-}
+const RegisteredCommand registered([] {
+  return make_command<GenerateOptions>(
+      {.name = "generate",
+       .position = 4,
+       .summary = "continue a prompt",
+       .details = "Continues a prompt and prints the new text. Greedy unless a temperature is given.",
+       .examples =
+           {"superoffload generate --model out --prompt \"Give three tips for staying healthy.\" --alpaca",
+            "superoffload generate --model out --prompt_file prompt.txt --temperature 0.7 --top_p 0.9 --seed 1"}},
+      table(), check, run);
+});
 
 }  // namespace
-
-const Command& generate_command() {
-  static const Command command{
-      "generate",
-      "continue a prompt",
-      "Continues a prompt and prints the new text. Greedy unless a temperature is given.",
-      {"superoffload generate --model out --prompt \"Give three tips for staying healthy.\" --alpaca",
-       "superoffload generate --model out --prompt_file prompt.txt --temperature 0.7 --top_p 0.9 --seed 1"},
-      &generate_option_table(),
-      finish};
-  return command;
-}
-
 }  // namespace so

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/process_limits.h"
-#include "commands/commands.h"
+#include "commands/command.h"
 
 namespace so {
 

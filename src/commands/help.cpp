@@ -16,12 +16,6 @@ constexpr std::string_view exit_codes =
 
 }  // namespace
 
-std::vector<const Command*> all_commands() {
-  return {&train_command(),    &init_command(),       &eval_command(),      &generate_command(),
-          &tokenize_command(), &plan_command(),       &profile_command(),   &verify_command(),
-          &cache_command(),    &bench_step_command(), &bench_ops_command(), &bench_load_command()};
-}
-
 std::string usage(const Command& command) {
   std::string text = fmt::format("superoffload {}", command.name);
   for (const OptionSpec& spec : command.rows->specs())
@@ -42,7 +36,7 @@ std::string program_help() {
       "Usage: superoffload COMMAND [options]\n\n"
       "Full-parameter fine-tuning of Hugging Face language models whose training state does not fit the GPU.\n\n"
       "Commands:\n";
-  for (const Command* command : all_commands()) text += fmt::format("  {:<10}  {}\n", command->name, command->summary);
+  for (const Command& command : all_commands()) text += fmt::format("  {:<10}  {}\n", command.name, command.summary);
   text +=
       "\n  superoffload COMMAND --help   options, defaults and examples of a command\n"
       "  superoffload --version        version of the program\n\n"

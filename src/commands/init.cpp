@@ -14,8 +14,7 @@
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/export.h"
 #include "checkpoint/output_contents.h"
-#include "commands/commands.h"
-#include "commands/parse.h"
+#include "commands/command.h"
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
 #include "io/hf_directory.h"
@@ -31,6 +30,40 @@
 
 namespace so {
 namespace {
+
+struct InitOptions : DtypeOption, MessageOptions {
+  std::string config;  // a config.json, a directory that has one, or a preset's name
+  std::optional<std::string> tokenizer;
+  std::string output_dir;
+  bool overwrite_output_dir = false;
+  std::int64_t seed = 42;
+};
+
+OptionTable<InitOptions> make_table() {
+  using namespace default_from;
+  using O = InitOptions;
+  OptionTable<O> t;
+  t.group("Model");
+  t.add("config", &O::config, "config.json of the model, a directory that has one, or a preset: " + names_of(model_presets()))
+      .metavar("FILE|DIR|PRESET")
+      .elsewhere("model")
+      .required();
+  t.add("tokenizer", &O::tokenizer, "Directory whose tokenizer files are copied along")
+      .metavar("DIR")
+      .default_from(ours);
+  t.add("output_dir", &O::output_dir, "Model directory to write").metavar("DIR").required();
+  t.add(
+       "overwrite_output_dir", &O::overwrite_output_dir,
+       "Replace the model or run in an output directory that is not empty: the files that this program wrote there, by "
+       "its record of them, and nothing else")
+      .default_from(ours);
+  t.add("seed", &O::seed, "Seed of the random weights").at_least(0).default_from("TrainingArguments");
+  t.borrow(dtype_rows(), ours);
+  t.row("dtype").help = "Number format of the stored weights; auto: what config.json says";
+  t.group("Messages");
+  t.take(message_rows());
+  return t;
+}
 
 namespace fs = std::filesystem;
 
@@ -56,7 +89,7 @@ FileNames require_replaceable(const fs::path& output, const InitOptions& options
   if (!options.overwrite_output_dir)
     fail("{} is not empty; choose another --output_dir, or replace the model in it with --overwrite_output_dir",
          printable_path(output));
-  const OutputContents contents = look_into(output, options.tokenizer);
+  const OutputContents contents = look_into(output, options.tokenizer.value_or(""));
   if (!contents.foreign.empty())
     fail("{} would be written over, and {} that this program wrote it; move it away, or choose another --output_dir",
          printable_path(output / contents.foreign.front()),
@@ -93,9 +126,7 @@ void write_random_weights(HfModelWriter& writer, const DecoderSpec& spec, const 
   writer.finish();
 }
 
-}  // namespace
-
-int run_init(const InitOptions& options) {
+int run(const InitOptions& options, const OptionOrigins&) {
   const ModelConfig config = resolve_config(options.config);
   const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
   const DType dtype = resolve_dtype(options.dtype, config.text, config.origin);
@@ -113,7 +144,7 @@ int run_init(const InitOptions& options) {
   if (into) remove_stale_temporaries_of_runs(output);
   AtomicDirectory directory(into ? output / init_directory : output);
   write_text_file_atomically(directory.path() / "config.json", config_with_dtype(config.text, dtype));
-  if (!options.tokenizer.empty()) copy_auxiliary_files(options.tokenizer, directory.path());
+  if (options.tokenizer) copy_auxiliary_files(*options.tokenizer, directory.path());
   HfModelWriter writer(directory.path(), tensor_specs(layout, dtype));
   write_random_weights(writer, spec, layout, dtype, static_cast<std::uint64_t>(options.seed));
   write_checksums(directory.path(), {{}, writer.checksums()});
@@ -135,29 +166,17 @@ int run_init(const InitOptions& options) {
   return exit_ok;
 }
 
-namespace {
-
-ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
-  InitOptions options;
-  OptionOrigins origins;
-  assign_values(init_option_table().ref(options), origins, values);
-  check_options(options, origins);
-  return {std::move(options), std::move(origins)};
-}
+const RegisteredCommand registered([] {
+  return make_command<InitOptions>(
+      {.name = "init",
+       .position = 2,
+       .summary = "make a randomly initialised model directory from a config",
+       .details = "Writes a Hugging Face model directory with random weights: "
+                  "the start of training from nothing, or a small model\n"
+                  "for trying things out.",
+       .examples = {"superoffload init --config config.json --tokenizer Qwen3-0.6B --output_dir tiny --seed 1"}},
+      make_table(), nullptr, run);
+});
 
 }  // namespace
-
-const Command& init_command() {
-  static const Command command{
-      "init",
-      "make a randomly initialised model directory from a config",
-      "Writes a Hugging Face model directory with random weights: "
-      "the start of training from nothing, or a small model\n"
-      "for trying things out.",
-      {"superoffload init --config config.json --tokenizer Qwen3-0.6B --output_dir tiny --seed 1"},
-      &init_option_table(),
-      finish};
-  return command;
-}
-
 }  // namespace so

@@ -4,17 +4,13 @@
 #include <cstdio>
 #include <string>
 #include <system_error>
-#include <type_traits>
-#include <variant>
 
 #include "base/log.h"
 #include "base/process_limits.h"
 #include "base/standard_streams.h"
-#include "commands/commands.h"
 #include "commands/guard.h"
 #include "commands/parse.h"
 #include "commands/terminate.h"
-#include "options/verbosity.h"
 
 namespace so {
 namespace {
@@ -24,39 +20,8 @@ int show(const std::string& text) {
   return exit_ok;
 }
 
-int run(const ParsedCommand& command) {
-  return std::visit(
-      [&](const auto& options) -> int {
-        using O = std::decay_t<decltype(options)>;
-        if constexpr (requires { options.quiet; }) apply_verbosity(options.verbose, options.quiet);
-        if constexpr (std::is_same_v<O, ShowText>)
-          return show(options.text);
-        else if constexpr (std::is_same_v<O, TrainOptions>)
-          return run_train(options, command.origins);
-        else if constexpr (std::is_same_v<O, InitOptions>)
-          return run_init(options);
-        else if constexpr (std::is_same_v<O, EvalOptions>)
-          return run_eval(options, command.origins);
-        else if constexpr (std::is_same_v<O, GenerateOptions>)
-          return run_generate(options);
-        else if constexpr (std::is_same_v<O, TokenizeOptions>)
-          return run_tokenize(options);
-        else if constexpr (std::is_same_v<O, PlanOptions>)
-          return run_plan(options);
-        else if constexpr (std::is_same_v<O, ProfileOptions>)
-          return run_profile(options);
-        else if constexpr (std::is_same_v<O, VerifyOptions>)
-          return run_verify(options);
-        else if constexpr (std::is_same_v<O, CacheOptions>)
-          return run_cache(options);
-        else if constexpr (std::is_same_v<O, BenchStepOptions>)
-          return run_bench_step(options);
-        else if constexpr (std::is_same_v<O, BenchOpsOptions>)
-          return run_bench_ops(options);
-        else
-          return run_bench_load(options);
-      },
-      command.options);
+int run(const ParsedCommand& parsed) {
+  return parsed.command ? parsed.command->run(parsed.options.get(), parsed.origins) : show(parsed.text);
 }
 
 // A result that did not reach standard output is a failure, whatever the command thinks.

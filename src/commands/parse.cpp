@@ -13,15 +13,9 @@ namespace {
 
 using Values = std::vector<std::pair<std::string, std::string>>;
 
-const Command* find_command(std::string_view name) {
-  for (const Command* command : all_commands())
-    if (command->name == name) return command;
-  return nullptr;
-}
-
 [[noreturn]] void refuse_command(const std::vector<std::string>& extras) {
   std::vector<std::string> names;
-  for (const Command* command : all_commands()) names.emplace_back(command->name);
+  for (const Command& command : all_commands()) names.emplace_back(command.name);
   const std::string all = join(names, ", ");
   if (extras.empty()) fail("a command is missing: give one of {} (superoffload --help)", all);
   const std::string near = nearest_name(extras.front(), names);
@@ -35,8 +29,8 @@ const Command* take_command(std::vector<std::string>& words) {
   if (words.empty() || words.front().rfind("-", 0) == 0) return nullptr;
   if (const Command* command = find_command(words.front())) return command;
   std::vector<std::string> seconds;
-  for (const Command* command : all_commands())
-    if (command->name.rfind(words.front() + " ", 0) == 0) seconds.emplace_back(command->name);
+  for (const Command& command : all_commands())
+    if (command.name.rfind(words.front() + " ", 0) == 0) seconds.emplace_back(command.name);
   if (seconds.empty()) refuse_command({words.front()});
   const std::string second = words.size() < 2 ? "" : words[1];
   const Command* command = find_command(words.front() + " " + second);
@@ -116,6 +110,13 @@ std::vector<std::string> normalized(const std::vector<std::string>& arguments, c
                     : fmt::format("did you mean --{}?", near));
 }
 
+void assign_values(OptionsRef options, OptionOrigins& origins, const Values& values) {
+  for (const auto& [name, text] : values) {
+    const OptionSpec& spec = options.rows().at(name);
+    assign(options, origins, spec, parse_value(spec, text, "--" + name), Origin::command_line, "");
+  }
+}
+
 }  // namespace
 
 ParsedCommand parse_command_line(const std::vector<std::string>& arguments, int ranks) {
@@ -132,12 +133,12 @@ ParsedCommand parse_command_line(const std::vector<std::string>& arguments, int 
     std::vector<std::pair<const OptionSpec*, const CLI::Option*>> options;
   };
   std::vector<Bound> bound;
-  for (const Command* command : all_commands()) {
-    CLI::App* sub = app.add_subcommand(subcommand_name(*command));
+  for (const Command& command : all_commands()) {
+    CLI::App* sub = app.add_subcommand(subcommand_name(command));
     sub->set_help_flag();
     sub->allow_extras();
-    Bound b{command, sub, sub->add_flag("-h,--help"), {}};
-    for (const OptionSpec& spec : command->rows->specs()) {
+    Bound b{&command, sub, sub->add_flag("-h,--help"), {}};
+    for (const OptionSpec& spec : command.rows->specs()) {
       if (spec.is_file_only) continue;
       CLI::Option* option =
           sub->add_option("--" + spec.name, CLI::callback_t([](const CLI::results_t&) { return true; }));
@@ -150,7 +151,7 @@ ParsedCommand parse_command_line(const std::vector<std::string>& arguments, int 
   if (const Command* named = take_command(words)) {
     const std::vector<std::string> rest(words.begin() + 1, words.end());
     if (std::any_of(rest.begin(), rest.end(), [](const std::string& w) { return w == "--help" || w == "-h"; }))
-      return {ShowText{command_help(*named)}, {}};
+      return {.text = command_help(*named)};
     words = {subcommand_name(*named)};
     for (std::string& word : normalized(rest, *named)) words.push_back(std::move(word));
   }
@@ -160,8 +161,8 @@ ParsedCommand parse_command_line(const std::vector<std::string>& arguments, int 
   } catch (const CLI::ParseError& error) {
     fail("{} (superoffload --help)", error.what());
   }
-  if (help->count() > 0) return {ShowText{program_help()}, {}};
-  if (version->count() > 0) return {ShowText{program_version()}, {}};
+  if (help->count() > 0) return {.text = program_help()};
+  if (version->count() > 0) return {.text = program_version()};
   for (const Bound& b : bound) {
     if (!b.app->parsed()) continue;
     if (const auto extras = b.app->remaining(); !extras.empty()) refuse_unknown(*b.command, extras.front());
@@ -171,20 +172,16 @@ ParsedCommand parse_command_line(const std::vector<std::string>& arguments, int 
         fail("--{} is given {} times; give it once", spec->name, option->results().size());
       if (!option->results().empty()) values.emplace_back(spec->name, option->results().front());
     }
-    return b.command->finish(values, ranks);
+    ParsedCommand result{.command = b.command, .options = b.command->make_options()};
+    assign_values(OptionsRef(*b.command->rows, result.options.get()), result.origins, values);
+    b.command->complete(result.options.get(), result.origins, ranks);
+    return result;
   }
   refuse_command(app.remaining());
 }
 
 ParsedCommand parse_command_line(int argc, const char* const* argv, int ranks) {
   return parse_command_line(std::vector<std::string>(argv + std::min(argc, 1), argv + argc), ranks);
-}
-
-void assign_values(OptionsRef options, OptionOrigins& origins, const Values& values) {
-  for (const auto& [name, text] : values) {
-    const OptionSpec& spec = options.rows().at(name);
-    assign(options, origins, spec, parse_value(spec, text, "--" + name), Origin::command_line, "");
-  }
 }
 
 }  // namespace so

@@ -13,8 +13,7 @@
 #include "base/units.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/export.h"
-#include "commands/commands.h"
-#include "commands/parse.h"
+#include "commands/command.h"
 #include "device/backend.h"
 #include "io/output_file.h"
 #include "io/presets.h"
@@ -33,6 +32,49 @@
 
 namespace so {
 namespace {
+
+struct PlanOptions : StepOptions, DtypeOption, JsonOption, MessageOptions {
+  PlanOptions() { max_length = 4096; }
+  std::string model;              // a directory, a config.json or a preset
+  std::string hardware = "h200";  // a file, or the key of a known machine
+  int gpus = 1;
+  PlanChoice explain = PlanChoice::none;
+  std::optional<std::string> trace;
+};
+
+OptionTable<PlanOptions> make_table() {
+  using namespace default_from;
+  using O = PlanOptions;
+  OptionTable<O> t;
+  t.group("Model and step");
+  t.add("model", &O::model, "Hugging Face model directory, a config.json, or a preset: " + names_of(model_presets()))
+      .metavar("DIR|FILE|PRESET")
+      .required()
+      .elsewhere("config");
+  t.borrow(step_rows(), train);
+  t.row("batch_size").help = "Rows of a micro-batch";
+  t.row("max_length").help = "Tokens a row";
+  t.borrow(dtype_rows(), ours);
+  t.group("Machine");
+  t.add("hardware", &O::hardware,
+        "Hardware file, as superoffload profile writes it, or a known machine: " + names_of(hardware_presets()))
+      .metavar("FILE|NAME")
+      .default_from(ours);
+  t.add("gpus", &O::gpus, "GPUs").at_least(1).at_most(1e6).default_from(ours);
+  t.group("Result");
+  t.add("explain", &O::explain,
+        "One choice of the plan: what else there was, how long a step would take with it, and why it lost")
+      .default_from(ours);
+  t.add("trace", &O::trace, "Write a step as it is expected to be as a timeline for ui.perfetto.dev")
+      .metavar("FILE")
+      .default_from(ours);
+  t.take(json_rows());
+  t.group("Messages");
+  t.take(message_rows());
+  return t;
+}
+
+void check(PlanOptions& options, OptionOrigins& origins, int) { check_placement(options, origins); }
 
 // What the user says the run may have goes before what the hardware has.
 PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool, const MemoryCaps& caps) {
@@ -81,14 +123,12 @@ nlohmann::ordered_json to_json(const std::vector<Alternative>& all) {
   return list;
 }
 
-}  // namespace
-
-int run_plan(const PlanOptions& options) {
+int run(const PlanOptions& options, const OptionOrigins& origins) {
   const ModelConfig config = resolve_config(options.model);
   const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
   const DType compute = resolve_dtype(options.dtype, config.text, config.origin);
   require_rows(options.batch_size, options.max_length, spec, config.origin);
-  if (!options.trace.empty()) require_output_file(options.trace, "--trace", is_own_trace);
+  if (options.trace) require_output_file(*options.trace, "--trace", is_own_trace);
   if (options.gpus > 1) fail("--gpus {}: this version trains on one GPU; plan for --gpus 1", options.gpus);
   const HardwareProfile hardware = resolve_hardware(options.hardware);
   const ParameterLayout layout(make_parameters(spec));
@@ -103,26 +143,21 @@ int run_plan(const PlanOptions& options) {
     shape.micro_batches = knobs.gradient_accumulation_steps;
     return shape;
   };
-  EngineSettings engine = engine_as_in_train(compute, options.bucket_size, options.optimizer_state_dtype);
-  engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
-  OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode,
-                         options.streamed_layers,   options.cast_side,     {}};
-  const PlanKnobs asked = knobs_of(options);
-  const TrainingShape shape = shape_of(asked);
-  PlannedRun run{spec,     layout, machine, engine, options.mode, options.cast_side, true, WeightOrigin::files,
-                 shape_of, {}};
+  RunRequest request = run_request(options, origins, compute);
   if (options.explain != PlanChoice::none)
-    run.explain = {options.explain};
+    request.explain = {options.explain};
   else if (options.json)
-    run.explain.assign(plan_choices().begin(), plan_choices().end());
-  PlanQuestion question = make_question(run, asked, plan_option_table());
+    request.explain.assign(plan_choices().begin(), plan_choices().end());
+  const TrainingShape shape = shape_of({request, {}});
+  PlanQuestion question =
+      make_question({spec, layout, machine, WeightOrigin::files, shape_of}, request, *find_command("plan")->rows);
   // The machine need not be there, so it may be asked for any other.
   question.askable = {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max()};
-  if (const auto refusal = state_misfit(spec, machine, engine, request)) refuse(question, *refusal);
+  if (const auto refusal = state_misfit(spec, machine, request)) refuse(question, *refusal);
   const TrainingPlan plan = plan_or_refuse(question);
   SO_CHECK(plan.estimate && plan.run, "a plan for a GPU without an estimate");
   const SimulatedTimeline timeline = timeline_of(*plan.run);
-  if (!options.trace.empty()) write_trace_file(options.trace, to_trace(timeline));
+  if (options.trace) write_trace_file(*options.trace, to_trace(timeline));
 
   const double seconds = plan.estimate->seconds(),
                flops = model_flops(spec, row_offsets(options.batch_size, options.max_length)) *
@@ -197,35 +232,23 @@ int run_plan(const PlanOptions& options) {
   return exit_ok;
 }
 
-namespace {
-
-ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
-  PlanOptions options;
-  OptionOrigins origins;
-  assign_values(plan_option_table().ref(options), origins, values);
-  check_options(options, origins);
-  return {std::move(options), std::move(origins)};
-}
+const RegisteredCommand registered([] {
+  return make_command<PlanOptions>(
+      {.name = "plan",
+       .position = 6,
+       .summary = "what a training run would need and do, on any machine, without a GPU",
+       .details = "Plans a step as train does, from a model's config and what is "
+                  "known of a machine: what the GPU and the host would hold,\n"
+                  "who owns the optimizer state, what is recomputed, how long a "
+                  "step is expected to take, who waits for whom, and a sketch\n"
+                  "of it in time. --explain says what else there was to choose "
+                  "and why it lost. What does not fit is refused with what is\n"
+                  "short. Nothing is allocated; weights are not needed.",
+       .examples = {"superoffload plan --model qwen3-14b",
+                    "superoffload plan --model gpt-oss-20b --optimizer_state_dtype bf16 --hardware gh200 --json",
+                    "superoffload plan --model qwen3-14b --explain split --trace expected.json"}},
+      make_table(), check, run);
+});
 
 }  // namespace
-
-const Command& plan_command() {
-  static const Command command{
-      "plan",
-      "what a training run would need and do, on any machine, without a GPU",
-      "Plans a step as train does, from a model's config and what is "
-      "known of a machine: what the GPU and the host would hold,\n"
-      "who owns the optimizer state, what is recomputed, how long a "
-      "step is expected to take, who waits for whom, and a sketch\n"
-      "of it in time. --explain says what else there was to choose "
-      "and why it lost. What does not fit is refused with what is\n"
-      "short. Nothing is allocated; weights are not needed.",
-      {"superoffload plan --model qwen3-14b",
-       "superoffload plan --model gpt-oss-20b --optimizer_state_dtype bf16 --hardware gh200 --json",
-       "superoffload plan --model qwen3-14b --explain split --trace expected.json"},
-      &plan_option_table(),
-      finish};
-  return command;
-}
-
 }  // namespace so

@@ -7,8 +7,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "commands/commands.h"
-#include "commands/parse.h"
+#include "commands/command.h"
 #include "io/output_file.h"
 #include "ops/runtime.h"
 #include "plan/machine/hardware.h"
@@ -16,14 +15,34 @@
 #include "plan/machine/rate_cache.h"
 
 namespace so {
+namespace {
 
-int run_profile(const ProfileOptions& options) {
+struct ProfileOptions : ThreadOption, MessageOptions {
+  std::string output = "hardware.json";
+  bool overwrite = false;
+};
+
+OptionTable<ProfileOptions> make_table() {
+  using namespace default_from;
+  using O = ProfileOptions;
+  OptionTable<O> t;
+  t.group("Result");
+  t.add("output", &O::output, "Hardware file to write").metavar("FILE").default_from(ours);
+  t.add("overwrite", &O::overwrite, "Replace a file that is there").default_from(ours);
+  t.group("Machine");
+  t.take(thread_rows());
+  t.group("Messages");
+  t.take(message_rows());
+  return t;
+}
+
+int run(const ProfileOptions& options, const OptionOrigins&) {
   namespace fs = std::filesystem;
   if (fs::exists(options.output) && !options.overwrite)
     fail("{} is there already; choose another --output, or replace it with --overwrite", options.output);
   require_output_file(
       options.output, "--output", [](std::string_view) { return false; }, options.overwrite);
-  Runtime runtime(DeviceChoice::cuda, options.cpu_threads);
+  Runtime runtime(DeviceChoice::cuda, options.cpu_threads.value_or(0));
   const PlanningMachine machine = planning_machine(runtime, DType::bf16, DType::f32);
   log_info("measuring {}", machine.name);
   const MachineRates rates = machine.rates();
@@ -36,27 +55,16 @@ int run_profile(const ProfileOptions& options) {
   return exit_ok;
 }
 
-namespace {
-
-ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
-  ProfileOptions options;
-  OptionOrigins origins;
-  assign_values(profile_option_table().ref(options), origins, values);
-  check_options(options, origins);
-  return {std::move(options), std::move(origins)};
-}
+const RegisteredCommand registered([] {
+  return make_command<ProfileOptions>(
+      {.name = "profile",
+       .position = 7,
+       .summary = "measure this machine into a hardware file for plan",
+       .details = "Measures the GPU, the link and AdamW on the host, in a few seconds, and writes what "
+                  "superoffload plan --hardware takes.",
+       .examples = {"superoffload profile --output mine.json"}},
+      make_table(), nullptr, run);
+});
 
 }  // namespace
-
-const Command& profile_command() {
-  static const Command command{"profile",
-                               "measure this machine into a hardware file for plan",
-                               "Measures the GPU, the link and AdamW on the host, in a few seconds, and writes what "
-                               "superoffload plan --hardware takes.",
-                               {"superoffload profile --output mine.json"},
-                               &profile_option_table(),
-                               finish};
-  return command;
-}
-
 }  // namespace so

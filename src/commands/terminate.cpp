@@ -9,7 +9,7 @@
 #include <new>
 #include <system_error>
 
-#include "commands/commands.h"
+#include "commands/command.h"
 
 namespace so {
 namespace {

@@ -6,13 +6,53 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/standard_input.h"
-#include "commands/commands.h"
-#include "commands/parse.h"
+#include "commands/command.h"
 #include "data/model_encoder.h"
 #include "data/tokenizer/tokenizer.h"
 
 namespace so {
 namespace {
+
+struct TokenizeOptions : TextOptions, JsonOption, MessageOptions {
+  std::string model;
+  std::string text;  // exactly one of text, file, from_stdin and decode is given
+  std::optional<std::string> file;
+  bool from_stdin = false;
+  std::optional<std::string> decode;  // token ids, decimal, separated by commas or spaces
+  bool no_special_tokens = false;
+};
+
+OptionTable<TokenizeOptions> make_table() {
+  using namespace default_from;
+  using O = TokenizeOptions;
+  OptionTable<O> t;
+  t.group("Tokenizer and input");
+  t.add("model", &O::model, "Directory with the tokenizer's files").metavar("DIR").required().elsewhere("tokenizer");
+  t.add("text", &O::text, "Text to encode").default_from(ours);
+  t.add("file", &O::file, "File whose content is encoded").metavar("FILE").default_from(ours);
+  t.add("stdin", &O::from_stdin, "Encode standard input").default_from(ours);
+  t.add("decode", &O::decode, "Token ids to decode, separated by commas or spaces").metavar("IDS").default_from(ours);
+  t.add("no_special_tokens", &O::no_special_tokens, "Add no special tokens when encoding, drop them when decoding")
+      .default_from(ours)
+      .elsewhere("skip_special_tokens");
+  t.borrow(text_rows(), ours);
+  t.group("Result");
+  t.take(json_rows());
+  t.group("Messages");
+  t.take(message_rows());
+  return t;
+}
+
+const OptionTable<TokenizeOptions>& table() {
+  static const OptionTable<TokenizeOptions> rows = make_table();
+  return rows;
+}
+
+void check(TokenizeOptions& options, OptionOrigins& origins, int) {
+  check_exactly_one(table().view(options), origins, {"text", "file", "stdin", "decode"});
+  if (origins.given("decode") && origins.given("parse_special_tokens"))
+    fail("--parse_special_tokens is about text that is encoded: remove it beside --decode");
+}
 
 constexpr std::uint64_t max_text_bytes = std::uint64_t{4} << 30, max_input_bytes = 256 << 20;
 
@@ -36,20 +76,18 @@ std::vector<std::int32_t> parse_ids(const std::string& text) {
   return ids;
 }
 
-}  // namespace
-
-int run_tokenize(const TokenizeOptions& options) {
+int run(const TokenizeOptions& options, const OptionOrigins&) {
   const Tokenizer tokenizer = Tokenizer::load(options.model);
-  if (!options.decode.empty()) {
-    const std::string text = tokenizer.decode(parse_ids(options.decode), options.no_special_tokens);
+  if (options.decode) {
+    const std::string text = tokenizer.decode(parse_ids(*options.decode), options.no_special_tokens);
     fmt::print("{}\n", options.json ? nlohmann::json{{"text", text}}.dump() : text);
     return exit_ok;
   }
   std::string text = options.text;
   if (options.from_stdin)
     text = read_standard_input(max_input_bytes);
-  else if (!options.file.empty())
-    text = read_text_file(options.file, max_text_bytes);
+  else if (options.file)
+    text = read_text_file(*options.file, max_text_bytes);
   const SpecialTokens special = special_tokens(options.parse_special_tokens);
   const std::vector<std::int32_t> own = tokenizer.encode(text, false, special);
   const std::vector<std::int32_t> ids = options.no_special_tokens ? own : tokenizer.encode(text, true, special);
@@ -69,28 +107,16 @@ int run_tokenize(const TokenizeOptions& options) {
   return exit_ok;
 }
 
-namespace {
-
-ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
-  TokenizeOptions options;
-  OptionOrigins origins;
-  assign_values(tokenize_option_table().ref(options), origins, values);
-  check_options(options, origins);
-  return {std::move(options), std::move(origins)};
-}
+const RegisteredCommand registered([] {
+  return make_command<TokenizeOptions>(
+      {.name = "tokenize",
+       .position = 5,
+       .summary = "text to token ids and back",
+       .details = "Encodes text with a model's tokenizer and prints the ids, or decodes ids and prints the text.",
+       .examples = {"superoffload tokenize --model Qwen3-0.6B --text \"Hello world\"",
+                    "superoffload tokenize --model Qwen3-0.6B --decode 9707,1879"}},
+      table(), check, run);
+});
 
 }  // namespace
-
-const Command& tokenize_command() {
-  static const Command command{
-      "tokenize",
-      "text to token ids and back",
-      "Encodes text with a model's tokenizer and prints the ids, or decodes ids and prints the text.",
-      {"superoffload tokenize --model Qwen3-0.6B --text \"Hello world\"",
-       "superoffload tokenize --model Qwen3-0.6B --decode 9707,1879"},
-      &tokenize_option_table(),
-      finish};
-  return command;
-}
-
 }  // namespace so

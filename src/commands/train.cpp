@@ -14,8 +14,7 @@
 #include "checkpoint/export.h"
 #include "checkpoint/output_directory.h"
 #include "checkpoint/run_length.h"
-#include "commands/commands.h"
-#include "commands/parse.h"
+#include "commands/command.h"
 #include "data/dataset.h"
 #include "data/model_encoder.h"
 #include "device/backend.h"
@@ -27,6 +26,7 @@
 #include "model/parameters.h"
 #include "options/deepspeed_config.h"
 #include "options/precision.h"
+#include "options/run_request.h"
 #include "plan/data_shape.h"
 #include "plan/disk_plan.h"
 #include "plan/machine/rate_cache.h"
@@ -39,21 +39,24 @@
 namespace so {
 namespace {
 
+void complete(TrainOptions& options, OptionOrigins& origins, int ranks) {
+  if (options.deepspeed_config) apply_deepspeed_config(*options.deepspeed_config, ranks, options, origins);
+  check_train_options(options, origins);
+}
+
 // Whether the directory holds the model of a run that has done all its steps, with nothing left to write.
 bool is_finished(const std::filesystem::path& output, std::int64_t step, std::int64_t total_steps) {
   return step >= total_steps && has_metrics_line(output, step, "summary") && has_weight_files(output);
 }
 
-}  // namespace
-
-int run_train(const TrainOptions& given, const OptionOrigins& origins) {
+int run(const TrainOptions& given, const OptionOrigins& origins) {
   TrainOptions options = given;
   if (!options.dry_run) begin_run_log();
   if (options.dry_run && !options.quiet) set_log_level(LogLevel::detail);  // the details are what it is for
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
 
   // Refusals come first, the cheap ones before the dear ones; nothing is written until the run is known to be possible.
-  if (!options.trace.empty()) require_output_file(options.trace, "--trace", is_own_trace, false, options.output_dir);
+  if (options.trace) require_output_file(*options.trace, "--trace", is_own_trace, false, options.output_dir);
   const DecoderSpec spec = read_spec(options.model);
   options.max_length = resolve_max_length(given.max_length, origins.given("max_length"), spec, given.model);
   if (options.max_length != given.max_length) log_info("max_length is {}, the model's limit", options.max_length);
@@ -61,28 +64,20 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   options.dtype = compute == DType::bf16 ? Precision::bf16 : Precision::fp32;
   Runtime runtime(options.device, resolve_cpu_threads(options, static_cast<int>(usable_cpus().size())));
   log_info("{}", model_line(options.model, spec, compute, runtime.device()));
-  EngineSettings engine;
-  engine.compute = compute;
-  engine.gradients = choose_gradient_dtype(compute, options.gradient_accumulation_steps);
-  engine.moments = moments_dtype(options.optimizer_state_dtype);
-  const OffloadRequest request{options.offload_optimizer, options.offload_ratio, options.mode, options.streamed_layers,
-                               options.cast_side};
+  const RunRequest request = run_request(options, origins, compute);
   const MemoryCaps caps = memory_caps(backend_of(runtime.device()), options.device_memory, options.host_memory);
-  const PlanKnobs asked = knobs_of(options);
-  engine.bucket_elements = options.bucket_size / static_cast<std::int64_t>(sizeof(float));
+  const DType moments = moments_dtype(options.optimizer_state_dtype);
   const ParameterLayout layout(make_parameters(spec));
   const auto ask = [&](const PlanningMachine& machine, std::function<TrainingShape(const PlanKnobs&)> shape) {
-    PlanQuestion question = make_question({spec, layout, machine, engine, options.mode, options.cast_side,
-                                           !origins.given("bucket_size"), WeightOrigin::files, std::move(shape)},
-                                          asked, train_option_table());
-    question.results_fixed = !options.resume.empty();
-    question.adam_beta2 = options.adam_beta2;
+    PlanQuestion question =
+        make_question({spec, layout, machine, WeightOrigin::files, std::move(shape)}, request, train_option_table());
+    question.results_fixed = options.resume.has_value();
     return question;
   };
   {
-    const PlanningMachine machine = planning_machine(runtime, compute, engine.moments, caps);
-    if (const auto refusal = state_misfit(spec, machine, engine, request))
-      refuse(ask(machine, [&](const PlanKnobs& knobs) { return largest_shape(knobs, !options.eval_data.empty()); }),
+    const PlanningMachine machine = planning_machine(runtime, compute, moments, caps);
+    if (const auto refusal = state_misfit(spec, machine, request))
+      refuse(ask(machine, [&](const PlanKnobs& knobs) { return largest_shape(knobs, options.eval_data.has_value()); }),
              *refusal);
   }
   OutputDirectory output(options, origins);
@@ -95,17 +90,15 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
 
   // Where the cache is if it can be nowhere else: never in the output directory, which holds what people publish.
   TemporaryCache temporary;
+  const std::string cache_dir = options.cache_dir.value_or("");
   const auto open = [&](const std::string& file, const char* name) {
-    return open_dataset({file,
-                         {options.max_length, options.train_on_prompt},
-                         options.cache_dir,
-                         temporary.if_needed(options.cache_dir),
-                         name},
-                        encoder, runtime.host_pool());
+    return open_dataset(
+        {file, {options.max_length, options.train_on_prompt}, cache_dir, temporary.if_needed(cache_dir), name}, encoder,
+        runtime.host_pool());
   };
   const TokenDataset data = open(options.data, "data");
   std::optional<TokenDataset> evaluation;
-  if (!options.eval_data.empty()) evaluation.emplace(open(options.eval_data, "evaluation data"));
+  if (options.eval_data) evaluation.emplace(open(*options.eval_data, "evaluation data"));
   temporary.remove();  // what was opened is mapped, and nothing is left whatever ends the run
 
   BatchOptions batch_options;
@@ -117,15 +110,12 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   batch_options.seed = static_cast<std::uint64_t>(options.seed);
   BatchIterator batches(data, batch_options);
 
-  engine.adamw = {options.adam_beta1, options.adam_beta2, options.adam_epsilon};
-  engine.weight_decay = options.weight_decay;
-  engine.max_grad_norm = options.max_grad_norm;
   Device& device = runtime.device();
   MemoryMeter memory(device);
   const DataShape shape(data, evaluation ? &*evaluation : nullptr, batch_options, options.max_steps,
                         options.num_train_epochs);
-  PlanningMachine machine = planning_machine(runtime, compute, engine.moments, caps);
-  use_cached_rates(machine, runtime, compute, engine.moments,
+  PlanningMachine machine = planning_machine(runtime, compute, moments, caps);
+  use_cached_rates(machine, runtime, compute, moments,
                    {.fresh = options.profile == ProfileUse::fresh, .keep = !options.dry_run});
   const auto shape_of = [&](const PlanKnobs& knobs) { return shape.of(knobs); };
   const TrainingPlan plan = plan_or_refuse(ask(machine, shape_of));
@@ -161,14 +151,14 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
              options.output_dir, state->step, total_steps);
     return exit_ok;
   }
-  if (!options.trace.empty()) {
+  if (options.trace) {
     const std::int64_t steps = total_steps - (state ? state->step : 0), needed = Trainer::steps_before_trace + 1;
     if (steps < needed) fail("--trace begins with the third step, and this run has {}; raise --max_steps", steps);
   }
   const std::uint64_t export_bytes = model ? exported_bytes(*model, compute) : exported_bytes(layout, compute);
   const DiskPlan disk = disk_plan(options, saved_bytes(export_bytes, parameter_count(spec), compute, options.model),
                                   state ? state->step : 0, total_steps);
-  if (options.bench_steps == 0) disk.require(options.output_dir);
+  if (!options.bench_steps) disk.require(options.output_dir);
   if (options.dry_run)
     output.require_usable(export_bytes);
   else
@@ -178,7 +168,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   log_info("{}", plan_line(options, plan, layout, total_steps));
   log_info("{}", memory_line(plan, machine));
   log_info("{}", output_line(options));
-  if (options.bench_steps == 0) log_info("{}", disk.line(free_space(options.output_dir)));
+  if (!options.bench_steps) log_info("{}", disk.line(free_space(options.output_dir)));
   log_detail("{}", settings_log(train_option_table().view(options), origins));
   log_detail("memory plan:\n{}  in all {}", plan.memory.table(),
              format_bytes(plan.memory.host_total(backend_of(device))));
@@ -193,8 +183,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   }
 
   device.limit_memory(plan.limits);
-  Trainer trainer({options, runtime, *model, plan, data, evaluation ? &*evaluation : nullptr, batches, length, output,
-                   review ? &*review : nullptr});
+  Trainer trainer({options, to_json(train_option_table().view(options)), runtime, *model, plan, data,
+                   evaluation ? &*evaluation : nullptr, batches, length, output, review ? &*review : nullptr});
   if (checkpoint) {
     trainer.resume(checkpoint->path, *state);
     log_info("resumed from {} at step {}", checkpoint->path.string(), state->step);
@@ -214,42 +204,32 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins) {
   return trainer.incomplete() ? exit_failure : exit_ok;
 }
 
-namespace {
-
-ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int ranks) {
-  TrainOptions options;
-  OptionOrigins origins;
-  assign_values(train_option_table().ref(options), origins, values);
-  if (!options.deepspeed_config.empty()) apply_deepspeed_config(options.deepspeed_config, ranks, options, origins);
-  check_train_options(options, origins);
-  return {std::move(options), std::move(origins)};
-}
+const RegisteredCommand registered([] {
+  return make_command<TrainOptions>(
+      {.name = "train",
+       .position = 1,
+       .summary = "fine-tune all parameters of a model",
+       .details =
+           "Fine-tunes all parameters of a Hugging Face model directory "
+           "on records in Alpaca, plain-text or tokenised form and\n"
+           "writes a Hugging Face model directory. Optimizer state (fp32 weights and both Adam moments) lives in host\n"
+           "memory, where the CPU updates it, and, as far as that is faster and fits, in GPU memory, updated by the GPU;\n"
+           "run.log says the split and why. --offload_ratio or --offload_optimizer none ask for another one.\n"
+           "\n"
+           "--mode superoffload (\"super_offload\": true in a DeepSpeed "
+           "file) runs AdamW on the CPU while the GPU computes,\n"
+           "zerooffload after backward. Results are the same.\n"
+           "\n"
+           "--dry_run says what a run would do and need, or why it cannot run, and trains nothing.",
+       .examples = {"superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out",
+                    "superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out --resume",
+                    "superoffload train --model Qwen3-14B --data alpaca.json --output_dir out --deepspeed_config "
+                    "ds_config.json \\",
+                    "    --max_length 4096 --lr 1e-5 --activation_checkpointing",
+                    "superoffload train --model Qwen3-14B --data alpaca.json --output_dir bench --warmup_steps 5 "
+                    "--bench_steps 20"}},
+      train_option_table(), complete, run);
+});
 
 }  // namespace
-
-const Command& train_command() {
-  static const Command command{
-      "train",
-      "fine-tune all parameters of a model",
-      "Fine-tunes all parameters of a Hugging Face model directory "
-      "on records in Alpaca, plain-text or tokenised form and\n"
-      "writes a Hugging Face model directory. Optimizer state (fp32 weights and both Adam moments) lives in host\n"
-      "memory, where the CPU updates it, and, as far as that is faster and fits, in GPU memory, updated by the GPU;\n"
-      "run.log says the split and why. --offload_ratio or --offload_optimizer none ask for another one.\n"
-      "\n"
-      "--mode superoffload (\"super_offload\": true in a DeepSpeed "
-      "file) runs AdamW on the CPU while the GPU computes,\n"
-      "zerooffload after backward. Results are the same.\n"
-      "\n"
-      "--dry_run says what a run would do and need, or why it cannot run, and trains nothing.",
-      {"superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out",
-       "superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out --resume",
-       "superoffload train --model Qwen3-14B --data alpaca.json --output_dir out --deepspeed_config ds_config.json \\",
-       "    --max_length 4096 --lr 1e-5 --activation_checkpointing",
-       "superoffload train --model Qwen3-14B --data alpaca.json --output_dir bench --warmup_steps 5 --bench_steps 20"},
-      &train_option_table(),
-      finish};
-  return command;
-}
-
 }  // namespace so

@@ -9,11 +9,31 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/directory_checks.h"
-#include "commands/commands.h"
-#include "commands/parse.h"
+#include "commands/command.h"
 
 namespace so {
 namespace {
+
+struct VerifyOptions : JsonOption, MessageOptions {
+  std::string dir;
+};
+
+OptionTable<VerifyOptions> make_table() {
+  using namespace default_from;
+  using O = VerifyOptions;
+  OptionTable<O> t;
+  t.group("What to check");
+  t.add("dir", &O::dir, "Model directory, checkpoint, or output directory with several; --dir itself may be left out")
+      .metavar("DIR")
+      .required()
+      .elsewhere("model")
+      .elsewhere("output_dir");
+  t.group("Result");
+  t.take(json_rows());
+  t.group("Messages");
+  t.take(message_rows());
+  return t;
+}
 
 namespace fs = std::filesystem;
 
@@ -60,9 +80,7 @@ nlohmann::ordered_json to_json(const DirectoryCheck& check) {
   return j;
 }
 
-}  // namespace
-
-int run_verify(const VerifyOptions& options) {
+int run(const VerifyOptions& options, const OptionOrigins&) {
   const fs::path directory = options.dir;
   std::error_code error;
   if (!fs::is_directory(directory, error))
@@ -100,35 +118,24 @@ int run_verify(const VerifyOptions& options) {
   return whole ? exit_ok : exit_failure;
 }
 
-namespace {
-
-ParsedCommand finish(const std::vector<std::pair<std::string, std::string>>& values, int) {
-  VerifyOptions options;
-  OptionOrigins origins;
-  assign_values(verify_option_table().ref(options), origins, values);
-  check_options(options, origins);
-  return {std::move(options), std::move(origins)};
-}
+const RegisteredCommand registered([] {
+  return make_command<VerifyOptions>(
+      {.name = "verify",
+       .position = 8,
+       .summary = "check a model or checkpoints against their checksums",
+       .details =
+           "Reads every file of a model directory, of a checkpoint, "
+           "or of an output directory with all its checkpoints, and\n"
+           "compares it with checksums.json, which train and init write beside what they write. Headers, the index and the\n"
+           "step that a checkpoint's files are of are checked too; of "
+           "a model without checksums these alone. One line for each\n"
+           "directory, and one for each damaged file. The exit code is "
+           "0 if all is whole, 1 if anything is damaged, 2 if there is\n"
+           "nothing to verify.",
+       .examples = {"superoffload verify out", "superoffload verify out/checkpoint-500 --json"},
+       .bare = "dir"},
+      make_table(), nullptr, run);
+});
 
 }  // namespace
-
-const Command& verify_command() {
-  static const Command command{
-      "verify",
-      "check a model or checkpoints against their checksums",
-      "Reads every file of a model directory, of a checkpoint, "
-      "or of an output directory with all its checkpoints, and\n"
-      "compares it with checksums.json, which train and init write beside what they write. Headers, the index and the\n"
-      "step that a checkpoint's files are of are checked too; of "
-      "a model without checksums these alone. One line for each\n"
-      "directory, and one for each damaged file. The exit code is "
-      "0 if all is whole, 1 if anything is damaged, 2 if there is\n"
-      "nothing to verify.",
-      {"superoffload verify out", "superoffload verify out/checkpoint-500 --json"},
-      &verify_option_table(),
-      finish,
-      "dir"};
-  return command;
-}
-
 }  // namespace so

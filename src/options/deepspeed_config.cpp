@@ -389,14 +389,14 @@ class Reader {
     if (!has_accumulation && !has_batch) derive("gradient_accumulation_steps", 1, "train_batch_size without it");
     if (!has_batch) {
       const std::string by = fmt::format("{} x {}", batch_term("gradient_accumulation_steps"), rank_text);
-      derive("batch_size", divide(std::int64_t{options_.gradient_accumulation_steps} * ranks_, by),
+      derive("batch_size", divide(options_.gradient_accumulation_steps * ranks_, by),
              fmt::format("train_batch_size {} / ({} x {})", total, options_.gradient_accumulation_steps, rank_text));
     } else if (!has_accumulation) {
       const std::string by = fmt::format("{} x {}", batch_term("batch_size"), rank_text);
-      derive("gradient_accumulation_steps", divide(std::int64_t{options_.batch_size} * ranks_, by),
+      derive("gradient_accumulation_steps", divide(options_.batch_size * ranks_, by),
              fmt::format("train_batch_size {} / ({} x {})", total, options_.batch_size, rank_text));
     }
-    const std::int64_t product = std::int64_t{options_.batch_size} * options_.gradient_accumulation_steps * ranks_;
+    const std::int64_t product = options_.batch_size * options_.gradient_accumulation_steps * ranks_;
     if (product != total)
       fail("{} {} is not {} x {} x {} = {}; make it {}, or \"auto\"", at("train_batch_size"), total,
            batch_term("batch_size"), batch_term("gradient_accumulation_steps"), rank_text, product, product);
@@ -406,8 +406,8 @@ class Reader {
   void resolve_warmup() {
     const OptionOrigin steps = origins_.of("warmup_num_steps");
     if (steps.origin != Origin::file || origins_.of("warmup").origin != Origin::command_line) return;
-    origins_["warmup"].overridden = fmt::format("{} says {} steps", steps.where, options_.warmup_num_steps);
-    options_.warmup_num_steps = -1;
+    origins_["warmup"].overridden = fmt::format("{} says {} steps", steps.where, *options_.warmup_num_steps);
+    options_.warmup_num_steps.reset();
     origins_["warmup_num_steps"] = {};
   }
 
@@ -415,7 +415,7 @@ class Reader {
     if (!total_num_steps_ || *total_num_steps_ == options_.max_steps) return;
     fail("{} is {}, but the schedule ends with the run{}; set it to \"auto\" or give --max_steps {}",
          at("scheduler.params.total_num_steps"), *total_num_steps_,
-         options_.max_steps > 0 ? fmt::format(" at step {}", options_.max_steps) : "", *total_num_steps_);
+         options_.max_steps ? fmt::format(" at step {}", *options_.max_steps) : "", *total_num_steps_);
   }
 
   std::string name_;

@@ -6,7 +6,7 @@
 namespace so {
 
 DataShape::DataShape(const TokenDataset& data, const TokenDataset* evaluation, const BatchOptions& options,
-                     std::int64_t max_steps, std::int64_t epochs)
+                     std::optional<std::int64_t> max_steps, std::int64_t epochs)
     : data_(data), evaluation_(evaluation), options_(options), max_steps_(max_steps), epochs_(epochs) {}
 
 TrainingShape DataShape::of(std::int64_t batch_size, std::int64_t gradient_accumulation_steps,
@@ -22,7 +22,7 @@ TrainingShape DataShape::of(std::int64_t batch_size, std::int64_t gradient_accum
     options.gradient_accumulation_steps = gradient_accumulation_steps;
     const BatchIterator batches(data_, options);
     shape.micro_batch_tokens =
-        batches.max_micro_batch_tokens(max_steps_ > 0 ? max_steps_ : batches.steps_in_epochs(epochs_));
+        batches.max_micro_batch_tokens(max_steps_ ? *max_steps_ : batches.steps_in_epochs(epochs_));
   } else {
     shape.micro_batch_tokens = options_.packing ? batch_size * max_length : longest_together(batch_size, max_length);
   }

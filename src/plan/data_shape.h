@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "data/batches.h"
@@ -12,10 +13,10 @@ namespace so {
 
 class DataShape {
  public:
-  // `options` as the run has them; `max_steps` > 0, or so many `epochs`. The datasets must outlive it; `evaluation` may
+  // `options` as the run has them; `max_steps`, or so many `epochs`. The datasets must outlive it; `evaluation` may
   // be null.
   DataShape(const TokenDataset& data, const TokenDataset* evaluation, const BatchOptions& options,
-            std::int64_t max_steps, std::int64_t epochs);
+            std::optional<std::int64_t> max_steps, std::int64_t epochs);
 
   // Exact for the run's own max_length. For a shorter one, for which the data would have to be tokenised anew, an upper
   // bound: records cut to it, the longest together.
@@ -30,7 +31,8 @@ class DataShape {
   const TokenDataset& data_;
   const TokenDataset* const evaluation_;
   const BatchOptions options_;
-  const std::int64_t max_steps_, epochs_;
+  const std::optional<std::int64_t> max_steps_;
+  const std::int64_t epochs_;
   mutable std::vector<std::int64_t> lengths_;  // the longest first, once asked for
 };
 

@@ -84,13 +84,13 @@ DiskPlan disk_plan(const TrainOptions& options, const SavedBytes& saved, std::in
                    std::int64_t last_step) {
   DiskPlan plan;
   plan.saved = saved;
-  plan.keep = std::max(options.save_total_limit, 0);
+  plan.keep = options.save_total_limit.value_or(0);
   if (last_step > first_step) {
-    const std::int64_t every = options.save_steps;
-    plan.saves = 1 + (every > 0 ? (last_step - 1) / every - first_step / every : 0);
+    const auto& every = options.save_steps;
+    plan.saves = 1 + (every ? (last_step - 1) / *every - first_step / *every : 0);
   }
   for (const Checkpoint& checkpoint : CheckpointDirectory(options.output_dir).list()) {
-    if (!options.resume.empty())
+    if (options.resume)
       ++plan.existing;
     else if (options.overwrite_output_dir)
       plan.replaced += bytes_below(checkpoint.path);

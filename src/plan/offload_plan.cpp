@@ -119,10 +119,13 @@ void add_candidates(const OffloadInputs& in, int device_units, std::vector<Candi
 
 // The most on the device first; of one split, what is kept the most first. Of the splits of a deep model, some.
 std::vector<Candidate> first_candidates(const OffloadInputs& in, int stride) {
-  const int units = static_cast<int>(in.units.size()), forced = in.forced_device_units;
   std::vector<Candidate> all;
-  if (forced >= 0) add_candidates(in, forced, all);
-  for (int d = units; forced < 0 && d >= 0; d = d == 0 ? -1 : std::max(0, d - stride)) add_candidates(in, d, all);
+  if (in.forced_device_units) {
+    add_candidates(in, *in.forced_device_units, all);
+    return all;
+  }
+  for (int d = static_cast<int>(in.units.size()); d >= 0; d = d == 0 ? -1 : std::max(0, d - stride))
+    add_candidates(in, d, all);
   return all;
 }
 
@@ -176,8 +179,8 @@ Candidate* best_of(const OffloadInputs& in, std::vector<Candidate>& all) {
   const auto host_short = [](const Candidate& a, const Candidate& b) { return a.host_short < b.host_short; };
   const Candidate &device = *std::min_element(candidates.begin(), candidates.end(), device_short),
                   &host = *std::min_element(candidates.begin(), candidates.end(), host_short);
-  const std::string split = in.forced_device_units < 0 ? ", whatever the split of the optimizer state"
-                                                       : ", with the optimizer state split as asked";
+  const std::string split = in.forced_device_units ? ", with the optimizer state split as asked"
+                                                   : ", whatever the split of the optimizer state";
   if (device.device_short > 0)
     throw NothingFits(fmt::format("not enough memory on {}: {} short of {}{}", in.device_name,
                                   format_bytes(device.device_short), format_bytes(in.device_budget), split),
@@ -210,7 +213,7 @@ std::string explain_split(const OffloadInputs& in, const Candidate& chosen, std:
       : d == units
           ? "all on the device"
           : fmt::format("{:.1f}% on the host, the rest on the device (units 0 to {} of {})", 100 * share, d - 1, units);
-  if (in.forced_device_units >= 0) return what + ", as asked";
+  if (in.forced_device_units) return what + ", as asked";
   if (d == units) return what + ", where it fits";
   Candidate* more = nullptr;
   for (Candidate& c : all) {
@@ -320,13 +323,13 @@ double rank_of(const StepEstimate& estimate) { return estimate.seconds() - estim
 
 OffloadPlan choose_offload(const OffloadInputs& in) {
   const int units = static_cast<int>(in.units.size());
-  SO_CHECK(units > 0 && !in.keeps.empty() && in.bucket_elements > 0 && in.forced_device_units <= units,
+  SO_CHECK(units > 0 && !in.keeps.empty() && in.bucket_elements > 0 && in.forced_device_units.value_or(0) <= units,
            "{} units, {} choices of activations, buckets of {}, {} units forced", units, in.keeps.size(),
-           in.bucket_elements, in.forced_device_units);
+           in.bucket_elements, in.forced_device_units.value_or(0));
   const int stride = std::max(1, units / coarse_splits);
   std::vector<Candidate> candidates = first_candidates(in, stride);
   const Candidate* best = best_of(in, candidates);
-  if (in.forced_device_units < 0 && stride > 1) {
+  if (!in.forced_device_units && stride > 1) {
     add_between(in, stride, best ? std::optional(best->device_units) : std::nullopt, candidates);
     best = best_of(in, candidates);
   }
@@ -389,7 +392,7 @@ std::optional<std::size_t> most_left(const OffloadInputs& in, std::size_t host_b
       };
       // The fewest units for which the host has room.
       int first = 0, last = units;
-      if (in.forced_device_units >= 0) first = last = in.forced_device_units;
+      if (in.forced_device_units) first = last = *in.forced_device_units;
       while (first < last) {
         const int middle = first + (last - first) / 2;
         if (state(middle).host_bytes <= host_budget)

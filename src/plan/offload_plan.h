@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,8 @@ inline std::size_t beyond(std::size_t bytes, std::size_t limit) { return bytes >
 // are close, the host, whose way takes less pinned memory. `state_bytes` as in OffloadInputs.
 CastSide choose_cast(const MachineRates& rates, double state_bytes);
 
-// One unit of the forward pass (offload/schedule/parameter_layout.h) and one micro-batch: FLOPs of a large matrix product that
-// would take as long, what memory-bound work reads and writes, and kernels of any kind.
+// One unit of the forward pass (offload/schedule/parameter_layout.h) and one micro-batch: FLOPs of a large matrix
+// product that would take as long, what memory-bound work reads and writes, and kernels of any kind.
 struct UnitWork {
   std::int64_t elements = 0;
   double forward_flops = 0, backward_flops = 0;
@@ -76,8 +77,8 @@ struct OffloadInputs {
   bool forced_stream = false;        // so many exactly, or as many as may
   std::size_t undo_place_bytes = 0;  // of host memory, for one bucket
   std::size_t device_budget = 0, host_budget = 0;
-  std::size_t undo_budget = 0;   // of host_budget, up to where places for new state may fill it
-  int forced_device_units = -1;  // -1: to be chosen
+  std::size_t undo_budget = 0;             // of host_budget, up to where places for new state may fill it
+  std::optional<int> forced_device_units;  // none: to be chosen
   // The words of an Error: the device's name, and advice for the device's memory and for the host's.
   std::string device_name, device_advice, host_advice;
 };

@@ -12,13 +12,13 @@ OwnerChoice::OwnerChoice(const OwnerQuestion& question, TrainingPlan& plan)
     : q_(question),
       plan_(plan),
       measured_(question.machine.rates()),
-      choices_(allowed_keep_choices(q_.spec.layers, *q_.machine.backend, q_.activation_checkpointing)),
+      choices_(allowed_keep_choices(q_.spec.layers, *q_.machine.backend, q_.request.activation_checkpointing)),
       sizer_(q_.spec, q_.layout, *q_.machine.backend, plan.shape),
       sizes_(choices_.size()) {
   inputs_.rates = measured_;
   set_units();
   inputs_.state_bytes = static_cast<double>(state_bytes(plan_.engine.moments));
-  if (plan_.engine.compute == DType::bf16 && q_.request.cast == CastChoice::automatic)
+  if (plan_.engine.compute == DType::bf16 && q_.request.cast_side == CastChoice::automatic)
     plan_.engine.cast = choose_cast(measured_, inputs_.state_bytes);
   set_cast(inputs_, plan_.engine.cast);
   inputs_.schedule = plan_.engine.schedule;
@@ -28,7 +28,7 @@ OwnerChoice::OwnerChoice(const OwnerQuestion& question, TrainingPlan& plan)
   set_sizes();
   set_budgets();
   set_residencies();
-  inputs_.forced_device_units = q_.forced_device_units;
+  inputs_.forced_device_units = requested_device_units(q_.request, q_.layout, *q_.machine.backend);
   inputs_.device_name = q_.machine.name;
   inputs_.device_advice = q_.advice.for_device;
   inputs_.host_advice = q_.advice.for_host;
@@ -87,8 +87,8 @@ void OwnerChoice::set_residencies() {
   inputs_.residencies.clear();
   for (const Residency r : {Residency{false, false}, {false, true}, {true, false}, {true, true}})
     if ((move || !r.transient_gradients) && (narrow || !r.transient_weights)) inputs_.residencies.push_back(r);
-  inputs_.most_streamed = q_.request.streamed_layers < 0 ? q_.layout.units() : q_.request.streamed_layers;
-  inputs_.forced_stream = q_.request.streamed_layers >= 0;
+  inputs_.most_streamed = q_.request.streamed_layers.value_or(q_.layout.units());
+  inputs_.forced_stream = q_.request.streamed_layers.has_value();
 }
 
 std::vector<Keep> OwnerChoice::keep_of(std::int64_t index) const {
@@ -184,7 +184,7 @@ void OwnerChoice::say(const OffloadPlan& chosen) {
   if (chosen.device_units < q_.layout.units() && plan_.engine.compute == DType::bf16)
     add(fmt::format("bf16 and fp32 are cast into each other on the {}{}",
                     plan_.engine.cast == CastSide::device ? "device" : "host",
-                    q_.request.cast == CastChoice::automatic ? ", which is faster here" : ", as asked"));
+                    q_.request.cast_side == CastChoice::automatic ? ", which is faster here" : ", as asked"));
   add(chosen.why_undo);
   if (!chosen.why_residency.empty()) add(chosen.why_residency);
   const auto waits = [&](WaitReason reason) { return chosen.estimate.waits[static_cast<std::size_t>(reason)]; };

@@ -17,9 +17,7 @@ struct OwnerQuestion {
   const DecoderSpec& spec;
   const ParameterLayout& layout;
   const PlanningMachine& machine;  // has device memory of its own
-  const OffloadRequest& request;
-  int forced_device_units = -1;  // -1: to be chosen
-  Toggle activation_checkpointing = Toggle::automatic;
+  const RunRequest& request;
   WeightOrigin origin = WeightOrigin::files;
   MemoryAdvice advice;
 };

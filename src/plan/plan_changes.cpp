@@ -119,15 +119,15 @@ class Search {
     if (allowed("offload_optimizer") && q_.asked.offload_optimizer == OptimizerDevice::none)
       offer({{"offload_optimizer", "cpu"}, {"offload_ratio", "-1"}}, [](PlanKnobs& knobs) {
         knobs.offload_optimizer = OptimizerDevice::cpu;
-        knobs.offload_ratio = -1;
+        knobs.offload_ratio.reset();
       });
-    else if (allowed("offload_ratio") && q_.asked.offload_ratio >= 0)
-      offer({{"offload_ratio", "-1"}}, [](PlanKnobs& knobs) { knobs.offload_ratio = -1; });
-    if (allowed("streamed_layers") && q_.asked.streamed_layers >= 0)
-      offer({{"streamed_layers", "-1"}}, [](PlanKnobs& knobs) { knobs.streamed_layers = -1; });
+    else if (allowed("offload_ratio") && q_.asked.offload_ratio)
+      offer({{"offload_ratio", "-1"}}, [](PlanKnobs& knobs) { knobs.offload_ratio.reset(); });
+    if (allowed("streamed_layers") && q_.asked.streamed_layers)
+      offer({{"streamed_layers", "-1"}}, [](PlanKnobs& knobs) { knobs.streamed_layers.reset(); });
     if (allowed("optimizer_state_dtype") && q_.asked.optimizer_state_dtype == StatePrecision::fp32) {
       Options options{{"optimizer_state_dtype", "bf16"}};
-      if (q_.rows->find("adam_beta2") && q_.adam_beta2 > largest_beta2(StatePrecision::bf16))
+      if (q_.rows->find("adam_beta2") && q_.asked.adam_beta2 > largest_beta2(StatePrecision::bf16))
         options.emplace_back("adam_beta2", "0.99");
       offer(std::move(options), [](PlanKnobs& knobs) { knobs.optimizer_state_dtype = StatePrecision::bf16; });
     }
@@ -286,17 +286,12 @@ TrainingPlan plan_or_refuse(const PlanQuestion& question) {
   }
 }
 
-PlanQuestion make_question(const PlannedRun& run, const PlanKnobs& asked, const OptionRows& rows) {
+PlanQuestion make_question(const PlannedRun& run, const RunRequest& asked, const OptionRows& rows) {
   const auto call = [run](const PlanKnobs& knobs, const auto& plan) {
-    EngineSettings engine = run.engine;
-    engine.moments = moments_dtype(knobs.optimizer_state_dtype);
-    return plan(run.spec, run.layout, with_memory(run.machine, knobs.memory), run.shape(knobs), engine,
-                OffloadRequest{knobs.offload_optimizer, knobs.offload_ratio, run.mode, knobs.streamed_layers, run.cast,
-                               run.explain},
-                run.adjust_buckets, knobs.activation_checkpointing, run.origin);
+    return plan(run.spec, run.layout, with_memory(run.machine, knobs.memory), run.shape(knobs), knobs, run.origin);
   };
   PlanQuestion question;
-  question.asked = asked;
+  question.asked = {asked, {}};
   question.rows = &rows;
   question.plan = [call](const PlanKnobs& knobs) { return call(knobs, plan_training); };
   question.fits = [call](const PlanKnobs& knobs) { return call(knobs, training_fits); };

@@ -13,43 +13,18 @@
 
 namespace so {
 
-// The options that decide about memory.
-struct PlanKnobs {
-  std::int64_t batch_size = 1, gradient_accumulation_steps = 1, max_length = 2;
-  Toggle activation_checkpointing = Toggle::automatic;
-  StatePrecision optimizer_state_dtype = StatePrecision::fp32;
-  OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
-  double offload_ratio = -1;
-  int streamed_layers = -1;
+// What is asked for, or what might be instead.
+struct PlanKnobs : RunRequest {
   MemoryCaps memory;  // what the run may have, whether or not the machine has it; none: as the machine is
 };
-
-// As a command's options have them.
-template <class Options>
-PlanKnobs knobs_of(const Options& o) {
-  return {o.batch_size,
-          o.gradient_accumulation_steps,
-          o.max_length,
-          o.activation_checkpointing,
-          o.optimizer_state_dtype,
-          o.offload_optimizer,
-          o.offload_ratio,
-          o.streamed_layers,
-          {}};
-}
 
 // A run of a model, but for what the knobs say.
 struct PlannedRun {
   const DecoderSpec& spec;
   const ParameterLayout& layout;
   const PlanningMachine& machine;
-  EngineSettings engine;
-  OffloadMode mode = OffloadMode::superoffload;
-  CastChoice cast = CastChoice::automatic;
-  bool adjust_buckets = true;
   WeightOrigin origin = WeightOrigin::files;
   std::function<TrainingShape(const PlanKnobs&)> shape;
-  std::vector<PlanChoice> explain = {};
 };
 
 // A run as a command asks for it.
@@ -59,13 +34,12 @@ struct PlanQuestion {
   std::function<bool(const PlanKnobs&)> fits;          // the same answer, sooner; none: by plan()
   const OptionRows* rows = nullptr;                    // what the command has no option for is not proposed
   bool results_fixed = false;                          // a run goes on: what changes its results is not proposed
-  double adam_beta2 = 0;                               // what moments in bf16 want it to be is proposed with them
   MemoryCaps there;                                    // of each memory, what the plan had; own: none on the CPU
   MemoryCaps askable;  // what --device_memory and --host_memory may ask for; beyond it another machine is needed
   double seconds = 2;  // for the search, about
 };
 // plan, fits, there and askable of a run; all of it is copied but what its references refer to.
-PlanQuestion make_question(const PlannedRun& run, const PlanKnobs& asked, const OptionRows& rows);
+PlanQuestion make_question(const PlannedRun& run, const RunRequest& asked, const OptionRows& rows);
 
 struct PlanChange {
   // As the command line has them; none: what is missing is no option.

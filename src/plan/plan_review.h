@@ -27,10 +27,10 @@ struct MeasuredSteps {
 
 class PlanReview {
  public:
-  // The request to a plan, in the terms of OffloadRequest; -1: to be chosen.
+  // The request to a plan, in the terms of PlacementOptions.
   struct Wanted {
-    double ratio = -1;
-    int streamed_layers = -1;
+    std::optional<double> ratio;
+    std::optional<int> streamed_layers;
   };
   // A plan of the same run made from other rates; throws Error if none fits.
   using Replan = std::function<TrainingPlan(const MachineRates& rates, const Wanted& wanted)>;

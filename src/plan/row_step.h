@@ -6,8 +6,6 @@
 #include <vector>
 
 #include "model/spec.h"
-#include "offload/engine.h"
-#include "options/train_options.h"
 
 namespace so {
 
@@ -16,8 +14,5 @@ void require_rows(std::int64_t rows, std::int64_t length, const DecoderSpec& spe
 
 // Where each row begins, and the last ends: rows + 1 offsets.
 std::vector<std::int32_t> row_offsets(std::int64_t rows, std::int64_t length);
-
-// The settings of `train` by default. bucket_size in bytes of fp32.
-EngineSettings engine_as_in_train(DType compute, std::int64_t bucket_size, StatePrecision state);
 
 }  // namespace so

@@ -9,6 +9,7 @@
 #include "checkpoint/model_files.h"
 #include "model/parameters.h"
 #include "offload/schedule/streamed_units.h"
+#include "plan/engine_settings.h"
 #include "plan/fits.h"
 #include "ranks/communicator.h"
 
@@ -84,10 +85,11 @@ StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units
   return weights;
 }
 
-int requested_device_units(const OffloadRequest& request, const ParameterLayout& layout, const Backend& backend) {
-  if (request.device == OptimizerDevice::none) return layout.units();
-  if (request.ratio >= 0) return device_units_for_ratio(layout, request.ratio);
-  return backend.own_memory ? -1 : 0;
+std::optional<int> requested_device_units(const PlacementOptions& request, const ParameterLayout& layout,
+                                          const Backend& backend) {
+  if (request.offload_optimizer == OptimizerDevice::none) return layout.units();
+  if (request.offload_ratio) return device_units_for_ratio(layout, *request.offload_ratio);
+  return backend.own_memory ? std::nullopt : std::optional(0);
 }
 
 void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads) {
@@ -99,7 +101,7 @@ void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads) {
 }
 
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const EngineSettings& engine,
-                        DType moments, int device_units) {
+                        DType moments, std::optional<int> device_units) {
   const auto n = static_cast<std::size_t>(layout.elements());
   const std::size_t state = state_bytes(moments), weight = size_of(engine.compute),
                     gradient = size_of(engine.gradients);
@@ -115,8 +117,8 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
   const bool narrow = engine.compute == DType::bf16, move = engine.gradients == DType::bf16;
   const std::size_t fixed = move ? 0 : n * gradient, each = state + (move ? gradient : 0) + (narrow ? 0 : weight);
   const std::size_t owned =
-      device_units < 0 ? std::min(n, beyond(*machine.device_memory, fixed) / each)
-                       : static_cast<std::size_t>((1 - host_share(layout, device_units)) * static_cast<double>(n));
+      device_units ? static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(n))
+                   : std::min(n, beyond(*machine.device_memory, fixed) / each);
   plan.add(MemoryKind::device, "optimizer state", owned * state);
   plan.add(MemoryKind::device, "gradients", move ? owned * gradient : fixed);
   if (!narrow) plan.add(MemoryKind::device, "weights", owned * weight);
@@ -129,9 +131,10 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
 }
 
 std::optional<MemoryRefusal> state_misfit(const DecoderSpec& spec, const PlanningMachine& machine,
-                                          const EngineSettings& engine, const OffloadRequest& request) {
+                                          const RunRequest& request) {
+  const EngineSettings engine = engine_settings(request);
   const ParameterLayout layout(make_parameters(spec));
-  const int device_units = requested_device_units(request, layout, *machine.backend);
+  const std::optional<int> device_units = requested_device_units(request, layout, *machine.backend);
   const MemoryPlan plan = least_memory(layout, machine, engine, engine.moments, device_units);
   std::string advice =
       fmt::format("the model has {:.3g} billion parameters; ", static_cast<double>(layout.elements()) / 1e9);

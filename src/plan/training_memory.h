@@ -10,7 +10,7 @@
 #include "device/backend.h"
 #include "model/spec.h"
 #include "offload/engine.h"
-#include "options/train_options.h"
+#include "options/run_request.h"
 #include "plan/activation_plan.h"
 #include "plan/alternatives.h"
 #include "plan/machine/planning_machine.h"
@@ -18,18 +18,10 @@
 
 namespace so {
 
-// Where optimizer state shall be.
-struct OffloadRequest {
-  OptimizerDevice device = OptimizerDevice::cpu;  // none: all of it with the weights
-  double ratio = -1;                              // the host's share, at most; -1: chosen
-  OffloadMode mode = OffloadMode::superoffload;
-  int streamed_layers = -1;                 // at most; -1: chosen; none on the CPU device
-  CastChoice cast = CastChoice::automatic;  // by what is measured; the host on the CPU device, which measures nothing
-  std::vector<PlanChoice> explain;          // what TrainingPlan::alternatives shall say
-};
-// The units that the request leaves to the device; -1: to be chosen. On the CPU device, which has one kind of memory,
+// The units that the request leaves to the device; none: to be chosen. On the CPU device, which has one kind of memory,
 // nothing is to be chosen: the host has all.
-int requested_device_units(const OffloadRequest& request, const ParameterLayout& layout, const Backend& backend);
+std::optional<int> requested_device_units(const PlacementOptions& request, const ParameterLayout& layout,
+                                          const Backend& backend);
 
 // Where the weights come from, which decides about what their loading takes.
 enum class WeightOrigin : std::uint8_t { files, random };
@@ -51,12 +43,12 @@ StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units
 // The least that weights, gradients and optimizer state take, with moments so kept. A lower bound; the plan proper is
 // exact.
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const EngineSettings& engine,
-                        DType moments, int device_units);
+                        DType moments, std::optional<int> device_units);
 
 // Returns what is short, by the config alone, for a model whose weights, gradients and optimizer state exceed the
 // memory of the host or of the device: before its files are opened. Nothing if they fit.
 std::optional<MemoryRefusal> state_misfit(const DecoderSpec& spec, const PlanningMachine& machine,
-                                          const EngineSettings& engine, const OffloadRequest& request);
+                                          const RunRequest& request);
 
 // Books what the libraries behind a device take beside what is allocated through it.
 void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads);

@@ -75,30 +75,22 @@ std::int64_t choose_loss_chunk(const Backend& backend, std::int64_t vocab) {
   return std::clamp(rows / chunk.tile * chunk.tile, chunk.least_rows, chunk.most_rows);
 }
 
-DType choose_gradient_dtype(DType compute, std::int64_t micro_batches) {
-  return micro_batches == 1 ? compute : DType::f32;
-}
-
 namespace {
 
 // What needs no search.
-TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shape, const EngineSettings& engine,
-                        const OffloadRequest& request, bool adjust_buckets) {
+TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shape, const RunRequest& request) {
   TrainingPlan plan;
   plan.shape = shape;
-  plan.engine = engine;
-  plan.engine.gradients = choose_gradient_dtype(engine.compute, shape.micro_batches);
+  plan.engine = engine_settings(request);
+  plan.engine.gradients = choose_gradient_dtype(request.compute, shape.micro_batches);
   constexpr std::int64_t unit = ParameterLayout::alignment;
-  if (adjust_buckets) {
+  if (!request.bucket_size_given) {
     // An eighth of the model: the staging ring holds two, and the pipeline needs a few to be one.
     constexpr std::int64_t smallest = 1 << 16;
     plan.engine.bucket_elements = std::min(plan.engine.bucket_elements, std::max(smallest, layout.elements() / 8));
   }
   plan.engine.bucket_elements = std::max(unit, plan.engine.bucket_elements / unit * unit);
-  plan.engine.schedule = request.mode == OffloadMode::superoffload ? Schedule::overlapped : Schedule::synchronous;
-  // What is asked for; without that, and where nothing is measured, the host.
-  if (engine.compute == DType::bf16 && request.cast == CastChoice::device) plan.engine.cast = CastSide::device;
-  plan.decoder.compute = engine.compute;
+  plan.decoder.compute = request.compute;
   return plan;
 }
 
@@ -122,17 +114,12 @@ void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& mac
 }  // namespace
 
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
-                           const TrainingShape& shape, EngineSettings engine, const OffloadRequest& request,
-                           bool adjust_buckets, Toggle activation_checkpointing, WeightOrigin origin) {
-  TrainingPlan plan = begin_plan(layout, shape, engine, request, adjust_buckets);
+                           const TrainingShape& shape, const RunRequest& request, WeightOrigin origin) {
+  TrainingPlan plan = begin_plan(layout, shape, request);
   const auto state = [&] { return plan_state(spec, layout, machine, shape, plan.engine, origin); };
 
-  const int device_units = requested_device_units(request, layout, *machine.backend);
   if (machine.device_memory) {
-    OwnerChoice(
-        {spec, layout, machine, request, device_units, activation_checkpointing, origin, {device_advice, host_advice}},
-        plan)
-        .choose();
+    OwnerChoice({spec, layout, machine, request, origin, {device_advice, host_advice}}, plan).choose();
     plan.memory = state().memory;
     // Places were counted by what one takes; what they share depends on owners and residency.
     const std::size_t budget = usable_host_budget(machine);
@@ -144,14 +131,15 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
           std::max<std::int64_t>(0, plan.engine.undo_buckets - static_cast<std::int64_t>(excess / place + 1));
       plan.memory = state().memory;
     }
-    choose_kept(spec, layout, machine, activation_checkpointing, plan);
+    choose_kept(spec, layout, machine, request.activation_checkpointing, plan);
   } else {
+    const int device_units = requested_device_units(request, layout, *machine.backend).value_or(0);
     plan.engine.device_units = device_units;
     plan.engine.streamed_units =
-        std::clamp(request.streamed_layers, 0, most_streamed_units(layout.units(), device_units));
+        std::min(request.streamed_layers.value_or(0), most_streamed_units(layout.units(), device_units));
     RunState without = state();
     plan.memory = std::move(without.memory);
-    choose_kept(spec, layout, machine, activation_checkpointing, plan);
+    choose_kept(spec, layout, machine, request.activation_checkpointing, plan);
     if (plan.engine.schedule == Schedule::overlapped && without.host_buckets > 0) {
       const std::size_t taken = plan.memory.host_total(*machine.backend);
       plan.engine.undo_buckets = 1;
@@ -171,27 +159,25 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
         100 * host_share(layout, device_units), plan.engine.undo_buckets));
   }
   add_activations(spec, machine, device_advice, plan);
-  say_what_is_given(layout, machine, engine.bucket_elements, plan);
+  say_what_is_given(layout, machine, engine_settings(request).bucket_elements, plan);
   return plan;
 }
 
 bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
-                   const TrainingShape& shape, EngineSettings engine, const OffloadRequest& request,
-                   bool adjust_buckets, Toggle activation_checkpointing, WeightOrigin origin) {
+                   const TrainingShape& shape, const RunRequest& request, WeightOrigin origin) {
   // Soon seen of a model that is far too large, whose plan would take long.
-  const int device_units = requested_device_units(request, layout, *machine.backend);
+  EngineSettings engine = engine_settings(request);
   engine.gradients = choose_gradient_dtype(engine.compute, shape.micro_batches);
+  const std::optional<int> device_units = requested_device_units(request, layout, *machine.backend);
   if (room_of(machine).misfit(least_memory(layout, machine, engine, engine.moments, device_units))) return false;
   // What may be locked only a whole plan knows.
   const bool lock_limited = machine.lockable && !(machine.pins_beyond && machine.pins_beyond(*machine.lockable));
   if (machine.device_memory && !lock_limited) {
-    TrainingPlan plan = begin_plan(layout, shape, engine, request, adjust_buckets);
-    const OwnerQuestion question{
-        spec, layout, machine, request, device_units, activation_checkpointing, origin, {device_advice, host_advice}};
-    return OwnerChoice(question, plan).any();
+    TrainingPlan plan = begin_plan(layout, shape, request);
+    return OwnerChoice({spec, layout, machine, request, origin, {device_advice, host_advice}}, plan).any();
   }
   try {
-    plan_training(spec, layout, machine, shape, engine, request, adjust_buckets, activation_checkpointing, origin);
+    plan_training(spec, layout, machine, shape, request, origin);
   } catch (const MemoryRefusal&) {
     return false;
   }

@@ -13,6 +13,7 @@
 #include "offload/engine.h"
 #include "plan/activation_plan.h"
 #include "plan/alternatives.h"
+#include "plan/engine_settings.h"
 #include "plan/machine/planning_machine.h"
 #include "plan/memory_plan.h"
 #include "plan/offload_plan.h"
@@ -36,30 +37,23 @@ struct TrainingPlan {
   void log_reasons() const;
 };
 
-// `engine.compute`, moments, AdamW and clipping are taken from `engine`; bucket_elements is an upper bound, lowered for
-// models so small that a bucket would be most of them when `adjust_buckets`. Activations: `on` keeps the layers' inputs
-// only, `off` everything, `automatic` as much as is worth it. On a GPU that, the owners and the places for new state
-// are chosen together (plan/offload_plan.h); on the CPU device, as much as fits of activations, then of places. Sizes
-// are found by running the real decoder and engine on a dry device. Throws MemoryRefusal if it does not fit.
+// The request's bucket size is an upper bound where it was not given: it is lowered for models so small that a bucket
+// would be most of them. Activations: `on` keeps the layers' inputs only, `off` everything, `automatic` as much as is
+// worth it. On a GPU that, the owners and the places for new state are chosen together (plan/offload_plan.h); on the
+// CPU device, as much as fits of activations, then of places. Sizes are found by running the real decoder and engine on
+// a dry device. Throws MemoryRefusal if it does not fit.
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
-                           const TrainingShape& shape, EngineSettings engine, const OffloadRequest& request,
-                           bool adjust_buckets, Toggle activation_checkpointing, WeightOrigin origin);
+                           const TrainingShape& shape, const RunRequest& request, WeightOrigin origin);
 
 // Whether plan_training() would return, sooner than by calling it.
 bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
-                   const TrainingShape& shape, EngineSettings engine, const OffloadRequest& request,
-                   bool adjust_buckets, Toggle activation_checkpointing, WeightOrigin origin);
+                   const TrainingShape& shape, const RunRequest& request, WeightOrigin origin);
 
 // The part of it that comes last, for a plan whose shape, compute dtype and memory but for the activations are there:
 // decides about the activations, adds them, and refuses what does not fit; `for_device` says what helps if that is the
 // device's own memory.
 void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                       Toggle activation_checkpointing, const std::string& for_device, TrainingPlan& plan);
-
-// Chooses the dtype that gradients are kept in: the compute dtype where a step has one micro-batch, so that a bf16
-// gradient is rounded once, as in PyTorch; fp32 where micro-batches are added up. (The output projection's is added up
-// over a few chunks of rows, and with a tied embedding over its two uses, and rounded as often.)
-DType choose_gradient_dtype(DType compute, std::int64_t micro_batches);
 
 // Rows of logits that are worth having at a time.
 std::int64_t choose_loss_chunk(const Backend& backend, std::int64_t vocab);

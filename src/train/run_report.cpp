@@ -33,7 +33,7 @@ std::string model_line(const std::string& directory, const DecoderSpec& spec, DT
                      parameters_text(parameter_count(spec)), name_of(compute), device.name());
 }
 
-std::string plan_line(const TrainOptions& options, const TrainingPlan& plan, const ParameterLayout& layout,
+std::string plan_line(const StepOptions& options, const TrainingPlan& plan, const ParameterLayout& layout,
                       std::int64_t total_steps) {
   std::string line =
       fmt::format("plan: {} of {} x {}; optimizer state {}; activations kept: {}", counted(total_steps, "step"),
@@ -53,12 +53,12 @@ std::string memory_line(const TrainingPlan& plan, const PlanningMachine& machine
                      format_bytes(*machine.device_memory), host);
 }
 
-std::string output_line(const TrainOptions& options) {
+std::string output_line(const LoopOptions& options) {
   std::string checkpoints = "a checkpoint at the end";
-  if (options.save_steps > 0)
+  if (options.save_steps)
     checkpoints = fmt::format("checkpoints every {} and at the end",
-                              options.save_steps == 1 ? "step" : counted(options.save_steps, "step"));
-  if (options.save_total_limit > 0) checkpoints += fmt::format(", the last {} kept", options.save_total_limit);
+                              options.save_steps == 1 ? "step" : counted(*options.save_steps, "step"));
+  if (options.save_total_limit) checkpoints += fmt::format(", the last {} kept", *options.save_total_limit);
   return fmt::format("output: {}; {}; details in {}", options.output_dir, checkpoints, run_log_file);
 }
 

@@ -23,14 +23,14 @@ std::string model_line(const std::string& directory, const DecoderSpec& spec, DT
 
 // "plan: 12 steps of 1 x 4 rows; optimizer state 100% in host memory; activations kept: all"; with the expected time of
 // a step where there is an estimate.
-std::string plan_line(const TrainOptions& options, const TrainingPlan& plan, const ParameterLayout& layout,
+std::string plan_line(const StepOptions& options, const TrainingPlan& plan, const ParameterLayout& layout,
                       std::int64_t total_steps);
 
 // "memory: host 592.1 MB of 22.4 GB": what the plan takes of what the machine has.
 std::string memory_line(const TrainingPlan& plan, const PlanningMachine& machine);
 
 // "output: out; checkpoints every 5 steps and at the end; details in run.log"
-std::string output_line(const TrainOptions& options);
+std::string output_line(const LoopOptions& options);
 
 // "measured: step 2.7240 s, planned 2.7280 s (-0.1%); host memory ..."
 std::string figures_line(std::span<const PlannedFigure> figures);

@@ -20,7 +20,7 @@
 namespace so {
 namespace {
 
-LrSchedule make_schedule(const TrainOptions& options, const RunLength& length) {
+LrSchedule make_schedule(const ScheduleOptions& options, const RunLength& length) {
   return {options.lr_scheduler, options.lr, length.warmup_steps, length.steps};
 }
 
@@ -36,10 +36,11 @@ Trainer::Trainer(const TrainerInputs& in)
       engine_state_(engine_),
       step_(in.model.spec(), model_, engine_state_, in.batches, *stream_, all_recomputed(in.plan.decoder.keep)),
       schedule_(make_schedule(in.options, in.length)),
-      checkpoints_(engine_, in.model, CheckpointDirectory(in.options.output_dir), in.options.save_total_limit),
+      checkpoints_(engine_, in.model, CheckpointDirectory(in.options.output_dir),
+                   in.options.save_total_limit.value_or(0)),
       progress_(0, in.length.steps, in.options.log_interval) {
   state_.data_key = in.data.key();
-  state_.options = to_json(train_option_table().view(in.options));
+  state_.options = in.record;
   for (const std::string& remark : in.model.spec().remarks) log_info("{}", remark);
 }
 
@@ -119,7 +120,7 @@ void Trainer::record_summary(std::span<const PlannedFigure> figures) {
   const RunTotals totals = totals_.totals();
   metrics_->summary(state_.step, figures, totals);
   tensorboard_->summary(state_.step, figures);
-  if (in_.options.bench_steps > 0) return;
+  if (in_.options.bench_steps) return;
   for (const std::string& line : describe(totals)) log_info("{}", line);
 }
 
@@ -220,7 +221,7 @@ void Trainer::record_evaluation() {
 }
 
 bool Trainer::evaluation_is_due() const {
-  const std::int64_t step = state_.step, every = in_.options.eval_steps;
+  const std::int64_t step = state_.step, every = in_.options.eval_steps.value_or(0);
   const std::filesystem::path output = in_.options.output_dir;
   const bool wanted = step == in_.length.steps || (every > 0 && step % every == 0);
   return wanted && has_metrics_line(output, step, "loss") && !has_metrics_line(output, step, "eval_loss");
@@ -258,7 +259,7 @@ void Trainer::write_results() {
 
 void Trainer::trace(std::int64_t steps_done) {
   const std::int64_t first = steps_before_trace, last = first + in_.options.trace_steps;
-  const bool begin = !in_.options.trace.empty() && steps_done == first;
+  const bool begin = in_.options.trace && steps_done == first;
   const bool end = trace_ && (steps_done < 0 || steps_done == last);
   if (!begin && !end) return;
   // A step's last copies may still be under way; they belong to its trace, and not to the next step's.
@@ -270,9 +271,9 @@ void Trainer::trace(std::int64_t steps_done) {
   }
   const Trace trace = trace_->stop();
   trace_.reset();
-  write_trace_file(in_.options.trace, trace);
+  write_trace_file(*in_.options.trace, trace);
   for (const std::string& remark : trace.remarks) log_warning("{}", remark);
-  log_info("wrote {}: {} activities in {:.4g} s", in_.options.trace, trace.activities.size(),
+  log_info("wrote {}: {} activities in {:.4g} s", *in_.options.trace, trace.activities.size(),
            static_cast<double>(trace.duration) / 1e9);
 }
 
@@ -281,7 +282,7 @@ Trainer::Outcome Trainer::run() {
     return run_steps();
   } catch (...) {
     progress_.end();
-    if (state_.step > first_step_ && in_.options.bench_steps == 0) log_last_checkpoint();
+    if (state_.step > first_step_ && !in_.options.bench_steps) log_last_checkpoint();
     throw;
   }
 }
@@ -302,7 +303,7 @@ void log_failure(const Body& body) {
 void Trainer::log_divergence() {
   const std::int64_t before = state_.step - state_.skipped_in_a_row;
   log_error("{} (--max_skipped_steps {}): the run has diverged and stops; no model was written",
-            describe_streak(state_.step, state_.skipped_in_a_row), in_.options.max_skipped_steps);
+            describe_streak(state_.step, state_.skipped_in_a_row), in_.options.max_skipped_steps.value_or(0));
   log_failure([&] { checkpoints_.wait(); });
   log_failure([&] {
     const auto good = CheckpointDirectory(in_.options.output_dir).latest_up_to(before);
@@ -331,8 +332,8 @@ void Trainer::log_last_checkpoint() {
 
 Trainer::Outcome Trainer::run_steps() {
   interrupt_.emplace();
-  const TrainOptions& o = in_.options;
-  const bool benchmark = o.bench_steps > 0;
+  const LoopOptions& o = in_.options;
+  const bool benchmark = o.bench_steps.has_value();
   progress_ = Progress(state_.step, in_.length.steps, o.log_interval);
   totals_.start();
   const bool resumed_at_end = state_.step == in_.length.steps;
@@ -351,7 +352,7 @@ Trainer::Outcome Trainer::run_steps() {
     trace(state_.step - first_step_);
     const Step r = train_step();
     report(r);
-    if (o.max_skipped_steps > 0 && state_.skipped_in_a_row >= o.max_skipped_steps) {
+    if (o.max_skipped_steps && state_.skipped_in_a_row >= *o.max_skipped_steps) {
       progress_.end();
       trace(-1);
       log_divergence();
@@ -369,7 +370,7 @@ Trainer::Outcome Trainer::run_steps() {
       continue;
     }
     const bool last = state_.step == in_.length.steps;
-    if (!last && o.eval_steps > 0 && state_.step % o.eval_steps == 0) record_evaluation();
+    if (!last && o.eval_steps && state_.step % *o.eval_steps == 0) record_evaluation();
     if (interrupt_->requested() && !last) {
       progress_.end();
       trace(-1);
@@ -380,7 +381,7 @@ Trainer::Outcome Trainer::run_steps() {
                       CheckpointDirectory(o.output_dir).path_of(state_.step).string(), state_.step);
       return Outcome::interrupted;
     }
-    if (o.save_steps > 0 && state_.step % o.save_steps == 0 && !last)
+    if (o.save_steps && state_.step % *o.save_steps == 0 && !last)
       save(exported_bytes(in_.model, in_.plan.engine.compute));  // a checkpoint must not take the model's place
   }
   progress_.end();

@@ -34,7 +34,8 @@ namespace so {
 
 struct TrainerInputs {
   // For what no plan decides: the rate's schedule; what is logged, evaluated and saved, and when.
-  const TrainOptions& options;
+  const LoopOptions& options;
+  std::string record;  // of all options, for checkpoints
   Runtime& runtime;
   const ModelFiles& model;
   const TrainingPlan& plan;

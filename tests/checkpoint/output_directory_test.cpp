@@ -233,7 +233,7 @@ TEST_F(OutputDirectories, InputsAmongTheFilesToOverwriteAreRefused) {
   expect_in(refused(), {"--data", options_.data});
   options_ = plain;
   options_.eval_data = (output() / "metrics.jsonl").string();
-  expect_in(refused(), {"--eval_data", options_.eval_data});
+  expect_in(refused(), {"--eval_data", *options_.eval_data});
   options_ = plain;
   options_.data = (output() / "notes.txt").string();  // stays, so it may be read
   options_.model = (output() / "mine").string();
@@ -276,14 +276,14 @@ TEST_F(OutputDirectories, AnExplicitCheckpointMustBeOne) {
   options_.resume = (output() / "checkpoint-3").string();
   const OutputDirectory directory(options_, {});
   ASSERT_TRUE(directory.checkpoint());
-  EXPECT_EQ(directory.checkpoint()->path, fs::path(options_.resume));
+  EXPECT_EQ(directory.checkpoint()->path, fs::path(*options_.resume));
 
   fs::remove(output() / "checkpoint-3" / trainer_state_file);
-  expect_in(refused(), {options_.resume, trainer_state_file});
+  expect_in(refused(), {*options_.resume, trainer_state_file});
   options_.resume = (output() / "checkpoint-4").string();
-  expect_in(refused(), {options_.resume, trainer_state_file});
+  expect_in(refused(), {*options_.resume, trainer_state_file});
   options_.resume = std::string(300, 'x');  // no name a file system takes
-  expect_in(refused(), {options_.resume});
+  expect_in(refused(), {*options_.resume});
 }
 
 TEST_F(OutputDirectories, ImpossiblePathsAreRefused) {

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "base/log.h"
-#include "commands/commands.h"
+#include "commands/command.h"
 #include "plan/plan_changes.h"
 #include "support/files.h"
 #include "support/io.h"
@@ -136,7 +136,7 @@ class Runs {
     check_train_options(options, origins);
     std::filesystem::remove_all(output);
     try {
-      EXPECT_EQ(run_train(options, origins), exit_ok);
+      EXPECT_EQ(find_command("train")->run(&options, origins), exit_ok);
       if (options.dry_run) return std::nullopt;
     } catch (const PlanRefusal& refusal) {
       EXPECT_FALSE(std::filesystem::exists(output)) << "a refusal wrote something";

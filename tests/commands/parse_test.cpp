@@ -6,14 +6,18 @@
 #include <fstream>
 #include <sstream>
 
+#include "options/train_options.h"
+
 namespace so {
 namespace {
 
 using Words = std::vector<std::string>;
 
-template <class S>
-S parsed(const Words& words) {
-  return std::get<S>(parse_command_line(words).options);
+TrainOptions parsed(const Words& words) { return parse_command_line(words).as<TrainOptions>(); }
+
+// One value of a line that any command takes.
+std::string value_of(const Words& words, const char* option) {
+  return to_string(parse_command_line(words).view().get(option));
 }
 
 // "bench step" is two words on a line.
@@ -46,75 +50,69 @@ Words train(const Words& more) {
 
 // Every option of every command can be set to something that is not its default, and arrives; in both spellings.
 TEST(Parse, EveryOptionArrives) {
-  for (const Command* command : all_commands()) {
-    for (const OptionSpec& spec : command->rows->specs()) {
+  for (const Command& command : all_commands()) {
+    for (const OptionSpec& spec : command.rows->specs()) {
       if (spec.is_file_only || spec.name == "deepspeed_config") continue;
-      SCOPED_TRACE(std::string(command->name) + " --" + spec.name);
+      SCOPED_TRACE(std::string(command.name) + " --" + spec.name);
       std::string value = "text";
       if (spec.kind == OptionKind::boolean) value = std::get<bool>(spec.default_value) ? "false" : "true";
       if (spec.kind == OptionKind::integer) value = to_string(OptionValue(std::int64_t{8192}));
       if (spec.kind == OptionKind::real) value = "0.75";
       if (spec.kind == OptionKind::choice) value = spec.choices.back();
       ASSERT_NE(value, to_string(spec.default_value));
-      Words base = words_of(*command);
-      for (const OptionSpec& other : command->rows->specs())
+      Words base = words_of(command);
+      for (const OptionSpec& other : command.rows->specs())
         if (other.is_required && other.name != spec.name) base.insert(base.end(), {"--" + other.name, "x"});
       const auto need = [&](const char* name, const char* with, const char* argument) {
         if (spec.name == name) base.insert(base.end(), {with, argument});
       };
-      if (command->name == "generate" && spec.name.rfind("prompt", 0) != 0) base.insert(base.end(), {"--prompt", "p"});
-      if (command->name == "tokenize" && spec.name != "text" && spec.name != "file" && spec.name != "stdin" &&
+      if (command.name == "generate" && spec.name.rfind("prompt", 0) != 0) base.insert(base.end(), {"--prompt", "p"});
+      if (command.name == "tokenize" && spec.name != "text" && spec.name != "file" && spec.name != "stdin" &&
           spec.name != "decode")
         base.insert(base.end(), {"--text", "t"});
-      if (command->name == "cache")
+      if (command.name == "cache")
         for (const char* rule : {"all", "older_than", "max_size"}) need(rule, "--prune", "true");
-      if (command->name == "cache") need("prune", "--all", "true");
+      if (command.name == "cache") need("prune", "--all", "true");
       need("eval_steps", "--eval_data", "e");
       need("warmup_steps", "--bench_steps", "1");
       need("trace_steps", "--trace", "t");
       need("top_k", "--temperature", "1");
       need("top_p", "--temperature", "1");
-      if (command->name == "train") need("optimizer_state_dtype", "--adam_beta2", "0.9");
+      if (command.name == "train") need("optimizer_state_dtype", "--adam_beta2", "0.9");
       Words two = base, one = base;
       two.insert(two.end(), {"--" + spec.name, value});
       one.push_back("--" + spec.name + "=" + value);
       for (const Words& words : {two, one}) {
         const ParsedCommand result = parse_command_line(words);
         EXPECT_EQ(result.origins.of(spec.name).origin, Origin::command_line);
-        std::visit(
-            [&](const auto& options) {
-              if constexpr (!std::is_same_v<std::decay_t<decltype(options)>, ShowText>) {
-                EXPECT_EQ(to_string(OptionsView(*command->rows, &options).get(spec)), value);
-              }
-            },
-            result.options);
+        EXPECT_EQ(to_string(result.view().get(spec)), value);
       }
     }
   }
 }
 
 TEST(Parse, TrueFalseOptionsMayStandAlone) {
-  EXPECT_TRUE(parsed<TrainOptions>(train({"--packing"})).packing);
-  EXPECT_TRUE(parsed<TrainOptions>(train({"--packing", "--shuffle", "false"})).packing);
-  EXPECT_FALSE(parsed<TrainOptions>(train({"--packing", "--shuffle", "false"})).shuffle);
-  EXPECT_FALSE(parsed<TrainOptions>(train({"--packing=false"})).packing);
-  EXPECT_EQ(parsed<TrainOptions>(train({"--activation_checkpointing"})).activation_checkpointing, Toggle::on);
-  EXPECT_EQ(parsed<TrainOptions>(train({"--activation_checkpointing", "false"})).activation_checkpointing, Toggle::off);
+  EXPECT_TRUE(parsed(train({"--packing"})).packing);
+  EXPECT_TRUE(parsed(train({"--packing", "--shuffle", "false"})).packing);
+  EXPECT_FALSE(parsed(train({"--packing", "--shuffle", "false"})).shuffle);
+  EXPECT_FALSE(parsed(train({"--packing=false"})).packing);
+  EXPECT_EQ(parsed(train({"--activation_checkpointing"})).activation_checkpointing, Toggle::on);
+  EXPECT_EQ(parsed(train({"--activation_checkpointing", "false"})).activation_checkpointing, Toggle::off);
   EXPECT_EQ(error_of(train({"--packing", "yes"})), "--packing: \"yes\" is neither true nor false");
 }
 
 TEST(Parse, ResumeMayStandAlone) {
-  EXPECT_EQ(parsed<TrainOptions>(train({})).resume, "");
-  EXPECT_EQ(parsed<TrainOptions>(train({"--resume"})).resume, "latest");
-  EXPECT_EQ(parsed<TrainOptions>(train({"--resume", "--seed", "1"})).resume, "latest");
-  EXPECT_EQ(parsed<TrainOptions>(train({"--resume", "o/checkpoint-5"})).resume, "o/checkpoint-5");
+  EXPECT_EQ(parsed(train({})).resume, std::nullopt);
+  EXPECT_EQ(parsed(train({"--resume"})).resume, "latest");
+  EXPECT_EQ(parsed(train({"--resume", "--seed", "1"})).resume, "latest");
+  EXPECT_EQ(parsed(train({"--resume", "o/checkpoint-5"})).resume, "o/checkpoint-5");
 }
 
 // What a command is about needs no option's name.
 TEST(Parse, OneValueMayStandWithoutItsOption) {
-  EXPECT_EQ(parsed<VerifyOptions>({"verify", "out"}).dir, "out");
-  EXPECT_EQ(parsed<VerifyOptions>({"verify", "--json", "--dir", "out"}).dir, "out");
-  EXPECT_TRUE(parsed<VerifyOptions>({"verify", "out", "--json"}).json);
+  EXPECT_EQ(value_of({"verify", "out"}, "dir"), "out");
+  EXPECT_EQ(value_of({"verify", "--json", "--dir", "out"}, "dir"), "out");
+  EXPECT_EQ(value_of({"verify", "out", "--json"}, "json"), "true");
   EXPECT_EQ(error_of({"verify", "out", "--dir", "out"}), "--dir is given 2 times; give it once");
   EXPECT_EQ(error_of({"verify", "a", "b"}),
             "unexpected argument \"b\": values belong to an option (superoffload verify --help)");
@@ -126,10 +124,10 @@ TEST(Parse, ValuesAreNotInterpreted) {
   for (const std::string text : {"", "-x", "-1", "--", "--not-an-option", "[INST] a, b [/INST]", "{}", "%% c", "a=b",
                                  "train", "\"q\"", "two\nlines", "-h2"}) {
     SCOPED_TRACE(text);
-    EXPECT_EQ(parsed<GenerateOptions>({"generate", "--model", "m", "--prompt", text}).prompt, text);
-    EXPECT_EQ(parsed<GenerateOptions>({"generate", "--model", "m", "--prompt=" + text}).prompt, text);
+    EXPECT_EQ(value_of({"generate", "--model", "m", "--prompt", text}, "prompt"), text);
+    EXPECT_EQ(value_of({"generate", "--model", "m", "--prompt=" + text}, "prompt"), text);
   }
-  EXPECT_EQ(parsed<TrainOptions>(train({"--max_steps", "-1"})).max_steps, -1);
+  EXPECT_EQ(parsed(train({"--max_steps", "-1"})).max_steps, std::nullopt);
 }
 
 TEST(Parse, UnknownOptionsNameTheNearest) {
@@ -142,11 +140,10 @@ TEST(Parse, UnknownOptionsNameTheNearest) {
   EXPECT_EQ(error_of(train({"--pin_memory", "false"})),
             "--pin_memory is set in the DeepSpeed file, as "
             "zero_optimization.offload_optimizer.pin_memory, not on the command line");
-  EXPECT_EQ(parsed<TrainOptions>(train({"--offload_ratio", "0.5"})).offload_ratio, 0.5);
-  EXPECT_EQ(parsed<TrainOptions>(train({"--mode", "zerooffload"})).mode, OffloadMode::zerooffload);
-  EXPECT_EQ(
-      parsed<TrainOptions>(train({"--optimizer_state_dtype", "bf16", "--adam_beta2", "0.99"})).optimizer_state_dtype,
-      StatePrecision::bf16);
+  EXPECT_EQ(parsed(train({"--offload_ratio", "0.5"})).offload_ratio, 0.5);
+  EXPECT_EQ(parsed(train({"--mode", "zerooffload"})).mode, OffloadMode::zerooffload);
+  EXPECT_EQ(parsed(train({"--optimizer_state_dtype", "bf16", "--adam_beta2", "0.99"})).optimizer_state_dtype,
+            StatePrecision::bf16);
   EXPECT_EQ(error_of(train({"--optimizer_state_dtype", "bf16"})).substr(0, 28), "--optimizer_state_dtype bf16");
   EXPECT_EQ(error_of(train({"--offload_ratio", "1.5"})).substr(0, 20), "--offload_ratio: 1.5");
   EXPECT_EQ(error_of(train({"extra"})),
@@ -193,44 +190,65 @@ TEST(Parse, AppliesTheDeepSpeedFile) {
   with_mode.insert(with_mode.end(), {"--mode", "superoffload"});
   const ParsedCommand q = parse_command_line(with_mode, 3);
   std::filesystem::remove(file);
-  const auto& options = std::get<TrainOptions>(p.options);
+  const auto& options = p.as<TrainOptions>();
   EXPECT_EQ(options.batch_size, 4);  // 12 over 3 ranks
   EXPECT_EQ(options.max_grad_norm, 2);
   EXPECT_EQ(options.dtype, Precision::bf16);
   const std::string log = settings_log(train_option_table().view(options), p.origins);
   EXPECT_NE(log.find("overrides: " + file.string() + ": gradient_clipping says 0.5"), std::string::npos) << log;
   EXPECT_EQ(options.mode, OffloadMode::zerooffload);  // as a file without super_offload has it
-  EXPECT_EQ(std::get<TrainOptions>(q.options).mode, OffloadMode::superoffload);
+  EXPECT_EQ(q.as<TrainOptions>().mode, OffloadMode::superoffload);
   EXPECT_EQ(error_of(words), "cannot open " + file.string() + ": No such file or directory; check --deepspeed_config");
 }
 
 TEST(Parse, ArgvSkipsTheProgramsName) {
   const char* argv[] = {"superoffload", "tokenize", "--model", "m", "--text", "t"};
-  EXPECT_EQ(std::get<TokenizeOptions>(parse_command_line(6, argv).options).text, "t");
+  EXPECT_EQ(to_string(parse_command_line(6, argv).view().get("text")), "t");
   EXPECT_THROW(parse_command_line(1, argv), Error);
   EXPECT_THROW(parse_command_line(0, nullptr), Error);
 }
 
-std::string shown(const Words& words) { return parsed<ShowText>(words).text; }
+TEST(Parse, GeneratesFromOnePrompt) {
+  const Words generate = {"generate", "--model", "m"};
+  EXPECT_EQ(error_of(generate), "missing --prompt or --prompt_file");
+  EXPECT_EQ(error_of(generate + Words{"--prompt", ""}), "accepted");  // an empty prompt is a prompt
+  EXPECT_EQ(error_of(generate + Words{"--prompt", "p", "--prompt_file", "f"}),
+            "--prompt and --prompt_file exclude each other: give one of them");
+  EXPECT_EQ(error_of(generate + Words{"--prompt", "p", "--top_p", "0.5"}),
+            "--top_p has no effect on greedy generation: add --temperature T, or remove it");
+  EXPECT_EQ(error_of(generate + Words{"--prompt", "p", "--top_p", "0.5", "--temperature", "0.7"}), "accepted");
+}
+
+TEST(Parse, TokenizesOneSource) {
+  const Words tokenize = {"tokenize", "--model", "m"};
+  const std::string missing = "missing --text or --file or --stdin or --decode";
+  EXPECT_EQ(error_of(tokenize), missing);
+  EXPECT_EQ(error_of(tokenize + Words{"--stdin", "false"}), missing);
+  EXPECT_EQ(error_of(tokenize + Words{"--stdin"}), "accepted");
+  EXPECT_EQ(error_of(tokenize + Words{"--stdin", "--decode", "1"}),
+            "--stdin and --decode exclude each other: give one of them");
+}
+
+std::string shown(const Words& words) { return parse_command_line(words).text; }
 
 TEST(Help, IsShownWhereverItIsAskedFor) {
   EXPECT_EQ(shown({"--help"}), program_help());
   EXPECT_EQ(shown({"-h"}), program_help());
   EXPECT_EQ(shown({"--version"}), "superoffload " SO_VERSION "\n");
-  for (const Command* command : all_commands()) {
-    EXPECT_EQ(shown(words_of(*command) + Words{"--help"}), command_help(*command));
-    EXPECT_EQ(shown(words_of(*command) + Words{"--nonsense", "-h"}), command_help(*command));
-    EXPECT_NE(program_help().find(std::string(command->name) + "  "), std::string::npos);
+  for (const Command& command : all_commands()) {
+    EXPECT_EQ(shown(words_of(command) + Words{"--help"}), command_help(command));
+    EXPECT_EQ(shown(words_of(command) + Words{"--nonsense", "-h"}), command_help(command));
+    EXPECT_NE(program_help().find(std::string(command.name) + "  "), std::string::npos);
   }
 }
 
 TEST(Help, Suffices) {
-  for (const Command* command : all_commands()) {
-    const std::string help = command_help(*command);
+  for (const Command& command : all_commands()) {
+    const std::string help = command_help(command);
     SCOPED_TRACE(help);
-    for (const OptionSpec& spec : command->rows->specs()) {
+    for (const OptionSpec& spec : command.rows->specs()) {
       EXPECT_NE(help.find((spec.is_file_only ? "  " : "  --") + spec.name), std::string::npos) << spec.name;
-      EXPECT_TRUE(!spec.is_required || usage(*command).find("--" + spec.name) != std::string::npos) << spec.name;
+      EXPECT_TRUE(!spec.is_required || usage(command).find("--" + spec.name) != std::string::npos) << spec.name;
     }
     for (const char* part : {"Examples:\n", "Exit codes:\n", "\n  130  "})
       EXPECT_NE(help.find(part), std::string::npos) << part;
@@ -244,9 +262,9 @@ TEST(Help, ExamplesAreValid) {
   std::filesystem::create_directories(scratch);
   std::ofstream(scratch / "ds_config.json") << "{}";
   std::filesystem::current_path(scratch);
-  for (const Command* command : all_commands()) {
+  for (const Command& command : all_commands()) {
     std::string line;
-    for (const std::string_view example : command->examples) {
+    for (const std::string_view example : command.examples) {
       line += example;
       if (line.back() == '\\') {
         line.back() = ' ';

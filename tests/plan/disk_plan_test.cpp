@@ -47,7 +47,8 @@ TEST(DiskPlan, CountsTheCheckpointsOfARun) {
   TrainOptions options;
   options.output_dir = (directory / "none").string();
   for (const int every : {0, 1, 2, 3, 7}) {
-    options.save_steps = every;
+    options.save_steps.reset();
+    if (every > 0) options.save_steps = every;
     for (std::int64_t first = 0; first <= 9; ++first) {
       for (std::int64_t last = first; last <= 9; ++last) {
         std::int64_t saves = last > first ? 1 : 0;

@@ -37,22 +37,18 @@ struct Planned {
     };
     asked.batch_size = 4;
     asked.max_length = 4096;
+    asked.cast_side = CastChoice::host;
   }
   PlanQuestion question() const {
-    EngineSettings engine;
-    engine.compute = DType::bf16;
-    engine.bucket_elements = 4 << 20;
-    PlanQuestion q = make_question(
-        {spec, layout, machine, engine, OffloadMode::superoffload, CastChoice::host, true, WeightOrigin::files,
-         [](const PlanKnobs& knobs) {
-           TrainingShape shape;
-           shape.micro_batch_tokens = knobs.batch_size * knobs.max_length;
-           shape.longest_document = knobs.max_length;
-           shape.micro_batches = knobs.gradient_accumulation_steps;
-           return shape;
-         }},
-        asked, train_option_table());
-    q.adam_beta2 = 0.999;
+    PlanQuestion q = make_question({spec, layout, machine, WeightOrigin::files,
+                                    [](const PlanKnobs& knobs) {
+                                      TrainingShape shape;
+                                      shape.micro_batch_tokens = knobs.batch_size * knobs.max_length;
+                                      shape.longest_document = knobs.max_length;
+                                      shape.micro_batches = knobs.gradient_accumulation_steps;
+                                      return shape;
+                                    }},
+                                   asked, train_option_table());
     q.askable = {std::size_t{1} << 50, std::size_t{1} << 50};
     q.seconds = 60;  // whatever else the machine does
     return q;
@@ -73,7 +69,7 @@ PlanKnobs changed(PlanKnobs knobs, const PlanChange& change) {
     if (name == "activation_checkpointing") knobs.activation_checkpointing = Toggle::automatic;
     if (name == "optimizer_state_dtype") knobs.optimizer_state_dtype = StatePrecision::bf16;
     if (name == "offload_optimizer") knobs.offload_optimizer = OptimizerDevice::cpu;
-    if (name == "offload_ratio") knobs.offload_ratio = -1;
+    if (name == "offload_ratio") knobs.offload_ratio.reset();
     if (name == "device_memory") knobs.memory.device = static_cast<std::size_t>(*parse_bytes(value));
     if (name == "host_memory") knobs.memory.host = static_cast<std::size_t>(*parse_bytes(value));
   }

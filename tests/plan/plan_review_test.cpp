@@ -30,13 +30,13 @@ class Review : public testing::Test {
   }
   PlanReview review() {
     return {plan_, layout_, [this](const MachineRates& rates, const PlanReview::Wanted& wanted) {
-              const double ratio = wanted.ratio;
+              const auto& ratio = wanted.ratio;
               asked_.push_back({rates, wanted});
               if (nothing_fits_) fail("not enough memory");
               TrainingPlan plan;
-              plan.engine.device_units = ratio < 0 ? other_units_ : device_units_for_ratio(layout_, ratio);
-              plan.engine.streamed_units = ratio < 0 ? other_streamed_ : wanted.streamed_layers;
-              plan.estimate = StepEstimate{.gpu = ratio < 0 ? other_seconds_ : 2.5};
+              plan.engine.device_units = ratio ? device_units_for_ratio(layout_, *ratio) : other_units_;
+              plan.engine.streamed_units = ratio ? wanted.streamed_layers.value() : other_streamed_;
+              plan.estimate = StepEstimate{.gpu = ratio ? 2.5 : other_seconds_};
               return plan;
             }};
   }
@@ -113,10 +113,10 @@ TEST_F(Review, PlansAnewWithWhatWasMeasured) {
   EXPECT_DOUBLE_EQ(asked_[0].rates.host_memory, 80e9);
   EXPECT_DOUBLE_EQ(asked_[0].rates.host_adamw_wide, 75e9);
   EXPECT_DOUBLE_EQ(asked_[0].rates.link_to_host, 55e9);
-  EXPECT_EQ(device_units_for_ratio(layout_, asked_[0].wanted.ratio), 5) << "as it is";
+  EXPECT_EQ(device_units_for_ratio(layout_, asked_[0].wanted.ratio.value()), 5) << "as it is";
   EXPECT_EQ(asked_[0].wanted.streamed_layers, 3);
-  EXPECT_EQ(asked_[1].wanted.ratio, -1);
-  EXPECT_EQ(asked_[1].wanted.streamed_layers, -1);
+  EXPECT_EQ(asked_[1].wanted.ratio, std::nullopt);
+  EXPECT_EQ(asked_[1].wanted.streamed_layers, std::nullopt);
   const std::string& advice = lines.back();
   EXPECT_NE(advice.find("would take 2.400 s a step instead of 2.500 (-4.0%)"), std::string::npos) << advice;
   // The ratio named gives the split that is meant.

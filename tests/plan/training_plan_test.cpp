@@ -200,15 +200,15 @@ struct FakeMachine {
                           .host_memory = 1.2e11};
     };
   }
-  TrainingPlan plan(const DecoderSpec& spec, const TrainingShape& shape, const OffloadRequest& request = {},
+  TrainingPlan plan(const DecoderSpec& spec, const TrainingShape& shape, const PlacementOptions& placement = {},
                     Toggle checkpointing = Toggle::automatic) {
     const ParameterLayout layout(make_parameters(spec));
-    EngineSettings engine;
-    engine.compute = DType::bf16;
-    engine.bucket_elements = 16 << 20;
-    engine.moments = moments;
-    TrainingPlan result =
-        plan_training(spec, layout, machine, shape, engine, request, true, checkpointing, WeightOrigin::random);
+    RunRequest request;
+    static_cast<PlacementOptions&>(request) = placement;
+    request.bucket_size = 64 << 20;
+    request.optimizer_state_dtype = state;
+    request.activation_checkpointing = checkpointing;
+    TrainingPlan result = plan_training(spec, layout, machine, shape, request, WeightOrigin::random);
     // What the process holds already is there too, and none of the machine's free memory.
     const std::size_t host = result.memory.host_total(*machine.backend) - result.memory.entries.back().bytes;
     EXPECT_LE(host, machine.host.available);
@@ -219,7 +219,7 @@ struct FakeMachine {
   }
   ThreadPool pool;
   PlanningMachine machine;
-  DType moments = DType::f32;
+  StatePrecision state = StatePrecision::fp32;
 };
 
 const TrainingShape four_rows{16384, 0, 4096, 1};
@@ -246,7 +246,7 @@ TEST(PlanTraining, KeepsOnTheGpuWhatFitsThere) {
   EXPECT_LE(chosen.engine.device_units, split.engine.device_units);
   const double best = chosen.estimate->seconds();
   for (const double ratio : {0.7, 0.8, 0.9, 1.0}) {
-    const TrainingPlan asked = large.plan(qwen3_14b(), four_rows, {.ratio = ratio});
+    const TrainingPlan asked = large.plan(qwen3_14b(), four_rows, {.offload_ratio = ratio});
     EXPECT_GE(asked.estimate->seconds(), 0.97 * best) << ratio;
   }
   // And more on the GPU where the steps are so short that the host would be waited for.
@@ -257,19 +257,21 @@ TEST(PlanTraining, DoesAsItIsAsked) {
   FakeMachine large(cuda_backend(), 400, 1000);
   const ParameterLayout layout(make_parameters(qwen3_14b()));
   for (const double ratio : {0.0, 0.3, 0.9, 1.0}) {
-    const TrainingPlan plan = large.plan(qwen3_14b(), four_rows, {.ratio = ratio});
+    const TrainingPlan plan = large.plan(qwen3_14b(), four_rows, {.offload_ratio = ratio});
     const int units = plan.engine.device_units;
     EXPECT_LE(host_share(layout, units), ratio);
     if (units > 0) {
       EXPECT_GT(host_share(layout, units - 1), ratio);
     }
   }
-  EXPECT_EQ(large.plan(qwen3_14b(), four_rows, {.device = OptimizerDevice::none}).engine.device_units, units_14b);
-  const TrainingPlan zero = large.plan(qwen3_14b(), four_rows, {.ratio = 0.8, .mode = OffloadMode::zerooffload});
+  EXPECT_EQ(large.plan(qwen3_14b(), four_rows, {.offload_optimizer = OptimizerDevice::none}).engine.device_units,
+            units_14b);
+  const TrainingPlan zero =
+      large.plan(qwen3_14b(), four_rows, {.offload_ratio = 0.8, .mode = OffloadMode::zerooffload});
   EXPECT_EQ(zero.engine.schedule, Schedule::synchronous);
   EXPECT_EQ(zero.engine.undo_buckets, 0);
   EXPECT_EQ(zero.estimate->speculated_elements, 0);
-  EXPECT_GT(zero.estimate->seconds(), large.plan(qwen3_14b(), four_rows, {.ratio = 0.8}).estimate->seconds());
+  EXPECT_GT(zero.estimate->seconds(), large.plan(qwen3_14b(), four_rows, {.offload_ratio = 0.8}).estimate->seconds());
   EXPECT_TRUE(all_recomputed(large.plan(qwen3_14b(), four_rows, {}, Toggle::on).decoder.keep));
   EXPECT_EQ(large.plan(qwen3_14b(), four_rows, {}, Toggle::off).decoder.keep, keep_choice(40, 0));
 }
@@ -278,8 +280,8 @@ TEST(PlanTraining, DoesAsItIsAsked) {
 TEST(PlanTraining, TakesLessWithMomentsInBf16) {
   for (const Backend* kind : {&cpu_backend(), &cuda_backend()}) {
     FakeMachine full(*kind, 100, 1000), half(*kind, 100, 1000);
-    half.moments = DType::bf16;
-    const OffloadRequest synchronous{.ratio = 1, .mode = OffloadMode::zerooffload};
+    half.state = StatePrecision::bf16;
+    const PlacementOptions synchronous{.offload_ratio = 1, .mode = OffloadMode::zerooffload};
     const TrainingPlan a = full.plan(qwen3_14b(), four_rows, synchronous),
                        b = half.plan(qwen3_14b(), four_rows, synchronous);
     const double saved =
@@ -292,17 +294,17 @@ TEST(PlanTraining, TakesLessWithMomentsInBf16) {
 }
 
 TEST(PlanTraining, RefusesWhatCannotBe) {
-  const auto text = [](double device_gb, double host_gb, const OffloadRequest& request) {
+  const auto text = [](double device_gb, double host_gb, const PlacementOptions& request) {
     FakeMachine machine(cuda_backend(), device_gb, host_gb);
     return refusal([&] { machine.plan(qwen3_14b(), four_rows, request); });
   };
   // Weights stream, but activations do not.
   expect_in(text(8, 1000, {}), {"not enough memory on Fake", "short of 8.0 GB", "--batch_size"});
   expect_in(text(80, 100, {}), {"not enough memory", "the host is", "short of 97.0 GB"});
-  expect_in(text(80, 1000, {.ratio = 0.2}), {"not enough memory on Fake", "as asked", "--offload_ratio"});
-  expect_in(text(80, 1000, {.device = OptimizerDevice::none}),
+  expect_in(text(80, 1000, {.offload_ratio = 0.2}), {"not enough memory on Fake", "as asked", "--offload_ratio"});
+  expect_in(text(80, 1000, {.offload_optimizer = OptimizerDevice::none}),
             {"not enough memory on Fake", "--offload_optimizer cpu"});
-  expect_in(text(400, 100, {.ratio = 1}), {"not enough host memory", "as asked"});
+  expect_in(text(400, 100, {.offload_ratio = 1}), {"not enough host memory", "as asked"});
 }
 
 TEST(PlanTraining, OnTheCpuTheHostOwnsAllUnlessAsked) {
@@ -314,11 +316,11 @@ TEST(PlanTraining, OnTheCpuTheHostOwnsAllUnlessAsked) {
   EXPECT_EQ(plan.engine.undo_buckets, std::ssize(make_buckets(layout, plan.engine.bucket_elements, 0)));
   EXPECT_FALSE(plan.estimate);
   EXPECT_EQ(cpu.plan(small_llama(), shape, {.mode = OffloadMode::zerooffload}).engine.undo_buckets, 0);
-  const TrainingPlan split = cpu.plan(small_llama(), shape, {.ratio = 0.6});
+  const TrainingPlan split = cpu.plan(small_llama(), shape, {.offload_ratio = 0.6});
   EXPECT_EQ(split.engine.device_units, device_units_for_ratio(layout, 0.6));
   EXPECT_GT(split.engine.undo_buckets, 0);
   EXPECT_LT(split.engine.undo_buckets, plan.engine.undo_buckets);
-  const TrainingPlan none = cpu.plan(small_llama(), shape, {.device = OptimizerDevice::none});
+  const TrainingPlan none = cpu.plan(small_llama(), shape, {.offload_optimizer = OptimizerDevice::none});
   EXPECT_EQ(none.engine.device_units, layout.units());
   EXPECT_EQ(none.engine.undo_buckets, 0);
   FakeMachine poor(cpu_backend(), 0, 0.003);
@@ -326,26 +328,26 @@ TEST(PlanTraining, OnTheCpuTheHostOwnsAllUnlessAsked) {
 }
 
 TEST(StateMisfit, LooksAtTheConfigAlone) {
-  EngineSettings engine;
-  engine.compute = engine.gradients = DType::bf16;
-  const auto check = [&](const Backend& kind, double device_gb, double host_gb, const OffloadRequest& request) {
+  RunRequest request;
+  const auto check = [&](const Backend& kind, double device_gb, double host_gb, const PlacementOptions& placement) {
     FakeMachine machine(kind, device_gb, host_gb);
-    if (const auto short_of = state_misfit(qwen3_14b(), machine.machine, engine, request)) throw *short_of;
+    static_cast<PlacementOptions&>(request) = placement;
+    if (const auto short_of = state_misfit(qwen3_14b(), machine.machine, request)) throw *short_of;
   };
   EXPECT_NO_THROW(check(cuda_backend(), 70, 170, {}));
   EXPECT_NO_THROW(check(cuda_backend(), 141, 100, {}));
-  EXPECT_NO_THROW(check(cuda_backend(), 240, 1, {.device = OptimizerDevice::none}));
+  EXPECT_NO_THROW(check(cuda_backend(), 240, 1, {.offload_optimizer = OptimizerDevice::none}));
   EXPECT_NO_THROW(check(cpu_backend(), 0, 240, {}));
-  engine.moments = DType::bf16;
+  request.optimizer_state_dtype = StatePrecision::bf16;
   EXPECT_NO_THROW(check(cpu_backend(), 0, 184, {}));
   expect_in(refusal([&] { check(cpu_backend(), 0, 172, {}); }), {"not enough"});
-  engine.moments = DType::f32;
+  request.optimizer_state_dtype = StatePrecision::fp32;
   for (const auto& machine_and_request :
-       {std::tuple(std::cref(cuda_backend()), 1.0, 190.0, OffloadRequest{}),
-        {std::cref(cuda_backend()), 141.0, 60.0, OffloadRequest{}},
-        {std::cref(cuda_backend()), 141.0, 1000.0, OffloadRequest{.device = OptimizerDevice::none}},
-        {std::cref(cuda_backend()), 141.0, 1000.0, OffloadRequest{.ratio = 0.3}},
-        {std::cref(cpu_backend()), 0.0, 230.0, OffloadRequest{}}})
+       {std::tuple(std::cref(cuda_backend()), 1.0, 190.0, PlacementOptions{}),
+        {std::cref(cuda_backend()), 141.0, 60.0, PlacementOptions{}},
+        {std::cref(cuda_backend()), 141.0, 1000.0, PlacementOptions{.offload_optimizer = OptimizerDevice::none}},
+        {std::cref(cuda_backend()), 141.0, 1000.0, PlacementOptions{.offload_ratio = 0.3}},
+        {std::cref(cpu_backend()), 0.0, 230.0, PlacementOptions{}}})
     expect_in(refusal([&] { std::apply(check, machine_and_request); }), {"14.8 billion parameters", "not enough"});
 }
 
@@ -383,25 +385,25 @@ TEST(PlanTraining, OnOneGpuWhatFitsIsPlannedAndTheRestRefused) {
   };
   struct Case {
     const char* preset;
-    DType moments;
+    StatePrecision state;
     bool fits;
   };
-  for (const Case& c : {Case{"llama-3.1-8b", DType::f32, true}, Case{"qwen3-14b", DType::f32, true},
-                        Case{"phi-4", DType::f32, true}, Case{"gpt-oss-20b", DType::bf16, true},
-                        Case{"gpt-oss-20b", DType::f32, false}, Case{"qwen3-30b-a3b", DType::bf16, false},
-                        Case{"seed-oss-36b", DType::bf16, false}, Case{"llama-3.3-70b", DType::bf16, false}}) {
+  for (const Case& c :
+       {Case{"llama-3.1-8b", StatePrecision::fp32, true}, Case{"qwen3-14b", StatePrecision::fp32, true},
+        Case{"phi-4", StatePrecision::fp32, true}, Case{"gpt-oss-20b", StatePrecision::bf16, true},
+        Case{"gpt-oss-20b", StatePrecision::fp32, false}, Case{"qwen3-30b-a3b", StatePrecision::bf16, false},
+        Case{"seed-oss-36b", StatePrecision::bf16, false}, Case{"llama-3.3-70b", StatePrecision::bf16, false}}) {
     SCOPED_TRACE(c.preset);
-    h200.moments = c.moments;
+    h200.state = c.state;
     const DecoderSpec s = spec(c.preset);
     if (c.fits) {
       const TrainingPlan plan = h200.plan(s, four_rows);
       EXPECT_EQ(static_cast<std::int64_t>(plan.decoder.keep.size()), s.layers);
     } else {
-      EngineSettings engine;
-      engine.compute = engine.gradients = DType::bf16;
-      engine.moments = c.moments;
+      RunRequest request;
+      request.optimizer_state_dtype = c.state;
       expect_in(refusal([&] {
-                  if (const auto short_of = state_misfit(s, h200.machine, engine, {})) throw *short_of;
+                  if (const auto short_of = state_misfit(s, h200.machine, request)) throw *short_of;
                   h200.plan(s, four_rows);
                 }),
                 {"GB"});

@@ -49,13 +49,14 @@ DeviceMemory own_memory(const PlanningMachine& machine) {
   return {machine.name, machine.device_memory.value_or(0), capped ? "--device_memory" : machine.device_limited_by};
 }
 
-MemoryCaps memory_caps(const Backend& backend, std::int64_t device_memory, std::int64_t host_memory) {
-  if (!backend.own_memory && device_memory > 0)
+MemoryCaps memory_caps(const Backend& backend, std::optional<std::int64_t> device_memory,
+                       std::optional<std::int64_t> host_memory) {
+  if (!backend.own_memory && device_memory)
     fail("--device_memory {}: the CPU device has no memory of its own; say with --host_memory what the run may have",
-         device_memory);
+         *device_memory);
   MemoryCaps caps;
-  if (device_memory > 0) caps.device = static_cast<std::size_t>(device_memory);
-  if (host_memory > 0) caps.host = static_cast<std::size_t>(host_memory);
+  if (device_memory) caps.device = static_cast<std::size_t>(*device_memory);
+  if (host_memory) caps.host = static_cast<std::size_t>(*host_memory);
   return caps;
 }
 

@@ -35,9 +35,9 @@ struct PlanningMachine {
 struct MemoryCaps {
   std::optional<std::size_t> device, host;
 };
-// The limits that --device_memory and --host_memory set; 0 is none. Throws Error if the device has no memory of its
-// own.
-MemoryCaps memory_caps(const Backend& backend, std::int64_t device_memory, std::int64_t host_memory);
+// The limits that --device_memory and --host_memory set. Throws Error if the device has no memory of its own.
+MemoryCaps memory_caps(const Backend& backend, std::optional<std::int64_t> device_memory,
+                       std::optional<std::int64_t> host_memory);
 void apply(const MemoryCaps& caps, PlanningMachine& machine);
 // The host memory that no plan may exceed; and the amount to plan for, less a reserve unless the user set it.
 HostMemory usable_host(const PlanningMachine& machine);

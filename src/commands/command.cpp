@@ -1,0 +1,44 @@
+#include "commands/command.h"
+
+#include <algorithm>
+
+namespace so {
+namespace {
+
+std::vector<Command (*)()>& makers() {
+  static std::vector<Command (*)()> list;
+  return list;
+}
+
+}  // namespace
+
+RegisteredCommand::RegisteredCommand(Command (*make)()) { makers().push_back(make); }
+
+const std::vector<Command>& all_commands() {
+  static const std::vector<Command> commands = [] {
+    std::vector<Command> list;
+    for (const auto make : makers()) list.push_back(make());
+    std::sort(list.begin(), list.end(), [](const Command& a, const Command& b) { return a.position < b.position; });
+    return list;
+  }();
+  return commands;
+}
+
+const Command* find_command(std::string_view name) {
+  for (const Command& command : all_commands())
+    if (command.name == name) return &command;
+  return nullptr;
+}
+
+void check_exactly_one(OptionsView options, const OptionOrigins& origins, std::initializer_list<const char*> names) {
+  std::vector<std::string> given, all;
+  for (const char* name : names) {
+    all.push_back(std::string("--") + name);
+    if (origins.given(name) && to_string(options.get(name)) != "false") given.push_back(all.back());
+  }
+  if (given.size() == 1) return;
+  if (given.empty()) fail("missing {}", join(all, " or "));
+  fail("{} exclude each other: give one of them", join(given, " and "));
+}
+
+}  // namespace so

@@ -1,0 +1,85 @@
+// A command of the program: what it declares, and what it does. Each is registered by the file of its name, which is
+// the only one that knows it:
+//
+//   const RegisteredCommand registered([] {
+//     return make_command<VerifyOptions>({.name = "verify", ...}, make_table(), check, run);
+//   });
+//
+// `run` returns an exit code: exit_ok, exit_interrupted, or exit_failure where numbers are not finite. Everything else
+// is an exception: Error (exit_user_error), Bug (exit_internal_error); std::runtime_error where the system failed
+// (exit_failure); what else the standard library throws is translated in guard.cpp. Results go to standard output, the
+// rest to the log.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "base/options.h"
+#include "options/option_groups.h"
+
+namespace so {
+
+enum ExitCode : int {
+  exit_ok = 0,
+  exit_failure = 1,          // the system failed: out of memory, disk full; or a run or a loss is not finite
+  exit_user_error = 2,       // so::Error
+  exit_internal_error = 70,  // so::Bug; EX_SOFTWARE of sysexits.h
+  exit_interrupted = 130,    // train has saved a checkpoint and stopped, upon SIGINT or another signal of interrupt.h
+};
+
+struct CommandText {
+  std::string_view name;     // one word, or two: "bench step"
+  int position = 0;          // where it stands in lists: the lower, the earlier
+  std::string_view summary;  // one line
+  std::string_view details;  // paragraphs for --help
+  std::vector<std::string_view> examples;
+  std::string_view bare = {};  // the option whose value may stand alone: "verify DIR"; empty: none
+};
+
+// `void*` is the command's own options struct, of which `type` is the type.
+struct Command : CommandText {
+  std::shared_ptr<const OptionRows> rows;
+  const std::type_info* type = nullptr;
+  std::function<std::shared_ptr<void>()> make_options;  // with their defaults
+  // After the line's values are set: reads a DeepSpeed file, and refuses what no single row can.
+  std::function<void(void* options, OptionOrigins& origins, int ranks)> complete;
+  std::function<int(const void* options, const OptionOrigins& origins)> run;
+};
+
+template <class S>
+Command make_command(CommandText text, OptionTable<S> table,
+                     std::type_identity_t<std::function<void(S&, OptionOrigins&, int)>> complete,
+                     std::type_identity_t<std::function<int(const S&, const OptionOrigins&)>> run) {
+  Command command{std::move(text)};
+  command.rows = std::make_shared<const OptionTable<S>>(std::move(table));
+  command.type = &typeid(S);
+  command.make_options = [] { return std::make_shared<S>(); };
+  command.complete = [complete, rows = command.rows](void* options, OptionOrigins& origins, int ranks) {
+    check_required(OptionsView(*rows, options));
+    if (complete) complete(*static_cast<S*>(options), origins, ranks);
+  };
+  command.run = [run](const void* options, const OptionOrigins& origins) {
+    const S& own = *static_cast<const S*>(options);
+    apply_verbosity(own);
+    return run(own, origins);
+  };
+  return command;
+}
+
+// Adds a command to all_commands(), where it is made when the list is first asked for.
+struct RegisteredCommand {
+  explicit RegisteredCommand(Command (*make)());
+};
+
+// In the order of their positions.
+const std::vector<Command>& all_commands();
+const Command* find_command(std::string_view name);  // null: there is none
+
+// `names` are options of which exactly one must be given, even if its value is empty.
+void check_exactly_one(OptionsView options, const OptionOrigins& origins, std::initializer_list<const char*> names);
+
+}  // namespace so

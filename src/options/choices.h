@@ -1,0 +1,87 @@
+// The values of options that are one of a few names.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include "base/dtype.h"
+#include "base/options.h"
+#include "device/device.h"
+#include "optim/lr_schedule.h"
+#include "options/plan_choice.h"
+
+namespace so {
+
+using LrScheduler = LrScheduleKind;
+enum class Precision : std::uint8_t { automatic, bf16, fp32 };
+enum class StatePrecision : std::uint8_t { fp32, bf16 };  // of AdamW's moments
+enum class Toggle : std::uint8_t { automatic, on, off };
+// The published system's two modes, as schedules of what the host owns (offload/engine.h): overlapped, synchronous.
+enum class OffloadMode : std::uint8_t { superoffload, zerooffload };
+enum class CastChoice : std::uint8_t { automatic, host, device };  // as CastSide (offload/memory/staging_ring.h)
+enum class ProfileUse : std::uint8_t { cached, fresh };   // the machine's rates: of an earlier run, or measured now
+enum class OptimizerDevice : std::uint8_t { cpu, none };  // where optimizer state lives; none: with the weights
+
+template <>
+struct EnumNames<LrScheduler> {
+  static constexpr std::pair<LrScheduler, std::string_view> list[] = {
+      {LrScheduler::cosine, "cosine"}, {LrScheduler::linear, "linear"}, {LrScheduler::constant, "constant"}};
+};
+template <>
+struct EnumNames<Precision> {
+  static constexpr std::pair<Precision, std::string_view> list[] = {
+      {Precision::automatic, "auto"}, {Precision::bf16, "bf16"}, {Precision::fp32, "fp32"}};
+};
+template <>
+struct EnumNames<StatePrecision> {
+  static constexpr std::pair<StatePrecision, std::string_view> list[] = {{StatePrecision::fp32, "fp32"},
+                                                                         {StatePrecision::bf16, "bf16"}};
+};
+template <>
+struct EnumNames<DeviceChoice> {
+  static constexpr std::pair<DeviceChoice, std::string_view> list[] = {
+      {DeviceChoice::automatic, "auto"}, {DeviceChoice::cpu, "cpu"}, {DeviceChoice::cuda, "cuda"}};
+};
+template <>
+struct EnumNames<Toggle> {
+  static constexpr std::pair<Toggle, std::string_view> list[] = {
+      {Toggle::automatic, "auto"}, {Toggle::on, "true"}, {Toggle::off, "false"}};
+};
+template <>
+struct EnumNames<OffloadMode> {
+  static constexpr std::pair<OffloadMode, std::string_view> list[] = {{OffloadMode::superoffload, "superoffload"},
+                                                                      {OffloadMode::zerooffload, "zerooffload"}};
+};
+template <>
+struct EnumNames<CastChoice> {
+  static constexpr std::pair<CastChoice, std::string_view> list[] = {
+      {CastChoice::automatic, "auto"}, {CastChoice::host, "host"}, {CastChoice::device, "device"}};
+};
+template <>
+struct EnumNames<ProfileUse> {
+  static constexpr std::pair<ProfileUse, std::string_view> list[] = {{ProfileUse::cached, "cached"},
+                                                                     {ProfileUse::fresh, "fresh"}};
+};
+template <>
+struct EnumNames<OptimizerDevice> {
+  static constexpr std::pair<OptimizerDevice, std::string_view> list[] = {{OptimizerDevice::cpu, "cpu"},
+                                                                          {OptimizerDevice::none, "none"}};
+};
+template <>
+struct EnumNames<PlanChoice> {
+  static constexpr std::pair<PlanChoice, std::string_view> list[] = {{PlanChoice::none, "none"},
+                                                                     {PlanChoice::split, "split"},
+                                                                     {PlanChoice::residency, "residency"},
+                                                                     {PlanChoice::streaming, "streaming"},
+                                                                     {PlanChoice::activations, "activations"},
+                                                                     {PlanChoice::undo, "undo"},
+                                                                     {PlanChoice::cast, "cast"}};
+};
+
+DType moments_dtype(StatePrecision precision);
+// The largest adam_beta2 with which second moments, kept in that format, follow the gradients: in bf16 a step's decay
+// is rounded away, all or in part, unless 1 - beta2 is above 2^-8 (optim/adamw.h).
+double largest_beta2(StatePrecision precision);
+
+}  // namespace so

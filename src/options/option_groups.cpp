@@ -1,0 +1,319 @@
+#include "options/option_groups.h"
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace so {
+namespace {
+
+using namespace default_from;
+
+// The least value of options that enter fp32 arithmetic: far enough from the least normal number that no product is
+// lost.
+constexpr double smallest = 1e-30;
+
+OptionTable<MessageOptions> make_messages() {
+  using O = MessageOptions;
+  OptionTable<O> t;
+  t.add("verbose", &O::verbose, "Say everything: settings, memory by use, reasons for each choice").default_from(ours);
+  t.add("quiet", &O::quiet, "Say nothing but warnings and errors; results still go to standard output")
+      .default_from(ours)
+      .elsewhere("silent");
+  return t;
+}
+
+OptionTable<JsonOption> make_json() {
+  OptionTable<JsonOption> t;
+  t.add("json", &JsonOption::json, "Print the result as one JSON object on standard output").default_from(ours);
+  return t;
+}
+
+OptionTable<ThreadOption> make_threads() {
+  OptionTable<ThreadOption> t;
+  t.add("cpu_threads", &ThreadOption::cpu_threads, "Threads for host work")
+      .at_least(1)
+      .or_else(std::int64_t{0}, "all usable CPUs, but for one core beside a GPU")
+      .default_from(ours);
+  return t;
+}
+
+OptionTable<DtypeOption> make_dtype() {
+  OptionTable<DtypeOption> t;
+  t.add("dtype", &DtypeOption::dtype, "Number format of the computation; auto: what the model's config.json says")
+      .default_from(ours)
+      .deepspeed("bf16.enabled")
+      .deepspeed("bfloat16.enabled")
+      .affects_results();
+  return t;
+}
+
+OptionTable<ComputeOptions> make_compute() {
+  using O = ComputeOptions;
+  OptionTable<O> t;
+  t.add("device", &O::device, "Where the model runs; auto: cuda if there is a usable GPU, else cpu").default_from(ours);
+  t.take(dtype_rows());
+  t.take(thread_rows());
+  return t;
+}
+
+OptionTable<MemoryOptions> make_memory() {
+  using O = MemoryOptions;
+  constexpr const char* all = "all there is";
+  OptionTable<O> t;
+  t.add("device_memory", &O::device_memory,
+        "Most of the GPU's memory that the run may take, as 20GB or 20GiB; the CUDA context comes on top")
+      .unit("bytes")
+      .at_least(1)
+      .or_else(std::int64_t{0}, all)
+      .default_from(ours);
+  t.add("host_memory", &O::host_memory,
+        "Most of the host's memory that the run may take, as 100GB; the program itself comes on top")
+      .unit("bytes")
+      .at_least(1)
+      .or_else(std::int64_t{0}, all)
+      .default_from(ours);
+  return t;
+}
+
+OptionTable<TextOptions> make_text() {
+  using O = TextOptions;
+  OptionTable<O> t;
+  t.add("parse_special_tokens", &O::parse_special_tokens,
+        "Take the spelling of a special token inside a text for that token; false: as text like any other")
+      .default_from(ours)
+      .affects_results();
+  return t;
+}
+
+OptionTable<RecordOptions> make_records() {
+  using O = RecordOptions;
+  OptionTable<O> t;
+  t.add("train_on_prompt", &O::train_on_prompt, "Count the prompt's tokens in the loss, not only the response's")
+      .default_from(ours)
+      .affects_results();
+  t.take(text_rows());
+  t.add("cache_dir", &O::cache_dir, "Where tokenised data is kept")
+      .metavar("DIR")
+      .default_from(ours)
+      .when_unset("$XDG_CACHE_HOME/superoffload, else ~/.cache/superoffload");
+  return t;
+}
+
+OptionTable<RowOptions> make_rows() {
+  using O = RowOptions;
+  OptionTable<O> t;
+  t.add("batch_size", &O::batch_size, "Micro-batch of one rank")
+      .unit("rows")
+      .at_least(1)
+      .at_most(1e6)
+      .default_from(recipe)
+      .deepspeed("train_micro_batch_size_per_gpu")
+      .affects_results()
+      .elsewhere("per_device_train_batch_size")
+      .elsewhere("micro_batch_size");
+  t.add(
+       "max_length", &O::max_length,
+       "Longest sequence; longer records are cut. The default shrinks to the model's limit; a given value beyond it is "
+       "an error")
+      .unit("tokens")
+      .at_least(2)
+      .default_from(script)
+      .affects_results()
+      .elsewhere("max_seq_length")
+      .elsewhere("model_max_length")
+      .elsewhere("block_size");
+  return t;
+}
+
+OptionTable<PlacementOptions> make_placement() {
+  using O = PlacementOptions;
+  OptionTable<O> t;
+  t.add("mode", &O::mode,
+        "When AdamW runs on the CPU: superoffload overlapped with the device's work, zerooffload after backward, while "
+        "the device waits. Results are the same")
+      .default_from(ours)
+      .deepspeed("zero_optimization.offload_optimizer.super_offload");
+  t.add("offload_optimizer", &O::offload_optimizer,
+        "Where optimizer state (fp32 weights, moments) is kept and updated: cpu for host memory, but for the share "
+        "that offload_ratio leaves to the training device, none for all in the device's memory. Results are the same")
+      .default_from(ours)
+      .deepspeed("zero_optimization.offload_optimizer.device")
+      .deepspeed("zero_optimization.cpu_offload");
+  t.add("offload_ratio", &O::offload_ratio,
+        "Share of the optimizer state that is kept on the CPU, at most: the state of the first layers is on the "
+        "device, the fewest that meet it. Results are the same")
+      .at_least(0)
+      .at_most(1)
+      .or_else(-1.0, "the fastest that fits; on the CPU device 1")
+      .default_from(ours)
+      .deepspeed("zero_optimization.offload_optimizer.ratio");
+  t.add("streamed_layers", &O::streamed_layers,
+        "Layers whose weights are kept in host memory and streamed to the device before each use, at most: of those "
+        "whose optimizer state is on the CPU, evenly spread. Results are the same")
+      .at_least(0)
+      .at_most(100000)
+      .or_else(-1, "the fastest that fits; on the CPU device 0")
+      .default_from(ours);
+  t.add("cast_side", &O::cast_side,
+        "Where bf16 and fp32 are cast for what the CPU updates: host, inside its optimizer, so that bf16 crosses the "
+        "link; device, so that fp32 does; auto: the faster one, by rates measured at start. Results are the same")
+      .default_from(ours);
+  t.add("bucket_size", &O::bucket_size, "Gradients transferred and updated at a time, counted in fp32")
+      .unit("bytes")
+      .at_least(4096)
+      .default_from(ours)
+      .deepspeed("zero_optimization.reduce_bucket_size");
+  return t;
+}
+
+OptionTable<StepOptions> make_step() {
+  using O = StepOptions;
+  OptionTable<O> t;
+  t.take(row_rows());
+  t.add("gradient_accumulation_steps", &O::gradient_accumulation_steps, "Micro-batches an optimizer step")
+      .at_least(1)
+      .at_most(1e6)
+      .default_from(trainer)
+      .deepspeed("gradient_accumulation_steps")
+      .affects_results();
+  t.add("activation_checkpointing", &O::activation_checkpointing,
+        "Recompute activations in backward instead of keeping them: true keeps each layer's input only, false keeps "
+        "all, auto as much as fits. Results are the same")
+      .bare("true")
+      .default_from(ours)
+      .elsewhere("gradient_checkpointing");
+  t.add("optimizer_state_dtype", &O::optimizer_state_dtype,
+        "Number format that AdamW's moments are kept in between steps; bf16 takes 8 bytes a parameter instead of 12, "
+        "master weights among them, and needs adam_beta2 at most 0.996")
+      .default_from(ours)
+      .affects_results();
+  t.take(placement_rows());
+  t.take(memory_rows());
+  return t;
+}
+
+OptionTable<ClipOption> make_clip() {
+  OptionTable<ClipOption> t;
+  t.add("max_grad_norm", &ClipOption::max_grad_norm, "Clip the global gradient norm to this")
+      .at_least(smallest)
+      .at_most(1e30)
+      .or_else(0.0, "no clipping")
+      .default_from(trainer)
+      .deepspeed("gradient_clipping")
+      .affects_results();
+  return t;
+}
+
+OptionTable<AdamOptions> make_adam() {
+  using O = AdamOptions;
+  OptionTable<O> t;
+  t.add("weight_decay", &O::weight_decay, "Decoupled weight decay; norms and biases are exempt")
+      .at_least(0)
+      .at_most(1000)
+      .default_from(script)
+      .deepspeed("optimizer.params.weight_decay")
+      .affects_results();
+  t.add("adam_beta1", &O::adam_beta1, "Decay rate of the first moment")
+      .at_least(0)
+      .at_most(0.9999999)
+      .default_from(trainer)
+      .deepspeed("optimizer.params.betas[0]")
+      .affects_results();
+  t.add("adam_beta2", &O::adam_beta2, "Decay rate of the second moment")
+      .at_least(0)
+      .at_most(0.9999999)
+      .default_from(trainer)
+      .deepspeed("optimizer.params.betas[1]")
+      .affects_results();
+  t.add("adam_epsilon", &O::adam_epsilon, "Term added to the denominator")
+      .at_least(smallest)
+      .at_most(1)
+      .default_from(trainer)
+      .deepspeed("optimizer.params.eps")
+      .affects_results();
+  t.take(clip_rows());
+  return t;
+}
+
+}  // namespace
+
+const OptionTable<MessageOptions>& message_rows() {
+  static const auto rows = make_messages();
+  return rows;
+}
+const OptionTable<JsonOption>& json_rows() {
+  static const auto rows = make_json();
+  return rows;
+}
+const OptionTable<ThreadOption>& thread_rows() {
+  static const auto rows = make_threads();
+  return rows;
+}
+const OptionTable<DtypeOption>& dtype_rows() {
+  static const auto rows = make_dtype();
+  return rows;
+}
+const OptionTable<ComputeOptions>& compute_rows() {
+  static const auto rows = make_compute();
+  return rows;
+}
+const OptionTable<MemoryOptions>& memory_rows() {
+  static const auto rows = make_memory();
+  return rows;
+}
+const OptionTable<TextOptions>& text_rows() {
+  static const auto rows = make_text();
+  return rows;
+}
+const OptionTable<RecordOptions>& record_rows() {
+  static const auto rows = make_records();
+  return rows;
+}
+const OptionTable<RowOptions>& row_rows() {
+  static const auto rows = make_rows();
+  return rows;
+}
+const OptionTable<PlacementOptions>& placement_rows() {
+  static const auto rows = make_placement();
+  return rows;
+}
+const OptionTable<StepOptions>& step_rows() {
+  static const auto rows = make_step();
+  return rows;
+}
+const OptionTable<ClipOption>& clip_rows() {
+  static const auto rows = make_clip();
+  return rows;
+}
+const OptionTable<AdamOptions>& adam_rows() {
+  static const auto rows = make_adam();
+  return rows;
+}
+
+void apply_verbosity(const MessageOptions& options) {
+  if (options.verbose && options.quiet) fail("--verbose and --quiet exclude each other: give one of them");
+  set_log_level(options.quiet ? LogLevel::warning : options.verbose ? LogLevel::detail : LogLevel::info);
+}
+
+void check_cpu_threads(const ThreadOption& options, int usable) {
+  if (options.cpu_threads > usable)
+    fail("--cpu_threads {}: this process may use only {} CPUs; give {} or fewer, or none for all", *options.cpu_threads,
+         usable, usable);
+}
+
+void check_placement(const PlacementOptions& options, const OptionOrigins& origins) {
+  // A ratio in the file gives way to none on the command line.
+  if (options.offload_optimizer == OptimizerDevice::none && options.offload_ratio > 0 &&
+      !(origins.of("offload_optimizer").origin == Origin::command_line &&
+        origins.of("offload_ratio").origin == Origin::file))
+    fail(
+        "--offload_optimizer none leaves nothing for --offload_ratio {} to split: remove one of them, or use "
+        "--offload_optimizer cpu",
+        *options.offload_ratio);
+}
+
+DType moments_dtype(StatePrecision precision) { return precision == StatePrecision::bf16 ? DType::bf16 : DType::f32; }
+
+double largest_beta2(StatePrecision precision) { return precision == StatePrecision::bf16 ? 0.996 : 1; }
+
+}  // namespace so

@@ -1,0 +1,35 @@
+// What a run is asked for: made once from a command's options, when the DeepSpeed file has been applied and what the
+// model says is known. The planner reads this and nothing else of the options.
+#pragma once
+
+#include <type_traits>
+#include <vector>
+
+#include "base/options.h"
+#include "options/option_groups.h"
+
+namespace so {
+
+struct RunRequest : StepOptions, AdamOptions {
+  DType compute = DType::bf16;      // number format of forward and backward
+  bool bucket_size_given = false;   // else small models have smaller buckets
+  std::vector<PlanChoice> explain;  // what TrainingPlan::alternatives shall say
+};
+
+// A command that has no options for AdamW gets train's defaults, as far as the moments' format allows.
+template <class Options>
+RunRequest run_request(const Options& options, const OptionOrigins& origins, DType compute) {
+  RunRequest request;
+  static_cast<StepOptions&>(request) = options;
+  if constexpr (std::is_base_of_v<AdamOptions, Options>)
+    static_cast<AdamOptions&>(request) = options;
+  else if constexpr (std::is_base_of_v<ClipOption, Options>)
+    static_cast<ClipOption&>(request) = options;
+  if (const double most = largest_beta2(request.optimizer_state_dtype); request.adam_beta2 > most)
+    request.adam_beta2 = most;
+  request.compute = compute;
+  request.bucket_size_given = origins.given("bucket_size");
+  return request;
+}
+
+}  // namespace so

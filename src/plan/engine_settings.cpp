@@ -1,0 +1,24 @@
+#include "plan/engine_settings.h"
+
+namespace so {
+
+EngineSettings engine_settings(const RunRequest& request) {
+  EngineSettings engine;
+  engine.compute = request.compute;
+  engine.gradients = choose_gradient_dtype(request.compute, request.gradient_accumulation_steps);
+  engine.moments = moments_dtype(request.optimizer_state_dtype);
+  engine.bucket_elements = request.bucket_size / static_cast<std::int64_t>(sizeof(float));
+  engine.schedule = request.mode == OffloadMode::superoffload ? Schedule::overlapped : Schedule::synchronous;
+  // What is asked for; without that, and where nothing is measured, the host.
+  if (request.compute == DType::bf16 && request.cast_side == CastChoice::device) engine.cast = CastSide::device;
+  engine.adamw = {request.adam_beta1, request.adam_beta2, request.adam_epsilon};
+  engine.weight_decay = request.weight_decay;
+  engine.max_grad_norm = request.max_grad_norm.value_or(0);
+  return engine;
+}
+
+DType choose_gradient_dtype(DType compute, std::int64_t micro_batches) {
+  return micro_batches == 1 ? compute : DType::f32;
+}
+
+}  // namespace so
