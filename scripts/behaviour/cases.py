@@ -146,7 +146,7 @@ DEEPSPEED = {
     "warmup": '{"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 3e-4, "warmup_num_steps": 3}}}',
     "warmup, cosine": '{"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 2}}}',
     "bucket": '{"zero_optimization": {"reduce_bucket_size": 4096}}',
-    "cpu_offload": '{"zero_optimization": {"cpu_offload": true, "cpu_offload_use_pin_memory": false}}',
+    "cpu_offload": '{"zero_optimization": {"cpu_offload": true, "cpu_offload_use_pin_memory": true}}',
     "device none": '{"zero_optimization": {"offload_optimizer": {"device": "none"}}}',
     "ratio": '{"zero_optimization": {"offload_optimizer": {"ratio": 0.25, "super_offload": true}}}',
     "unused keys": '{"dump_state": true, "aio": {"block_size": 1}, "zero_optimization": {"overlap_comm": true}}',

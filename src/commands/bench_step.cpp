@@ -77,14 +77,7 @@ OptionTable<BenchStepOptions> make_table() {
   return t;
 }
 
-void check(BenchStepOptions& options, OptionOrigins& origins, int) {
-  for (const char* name : {"offload_optimizer", "offload_ratio", "mode", "optimizer_state_dtype"})
-    if (options.no_optimizer && origins.given(name))
-      fail("--no_optimizer and --{} exclude each other: give one of them", name);
-  check_placement(options, origins);
-  if (!options.breakdown && options.trace)
-    fail("--trace writes the steps that --breakdown false leaves out: remove one of them");
-}
+void check(BenchStepOptions& options, OptionOrigins& origins, int) { check_placement(options, origins); }
 
 // plan_training() without an engine.
 TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
@@ -253,7 +246,17 @@ const RegisteredCommand registered([] {
                   "memory beside the plan, and where the time of a step went.\n"
                   "TFLOP/s count the model's own work: recomputation does not count. What does not fit is refused.",
        .examples = {"superoffload bench step --config qwen3-4b --batch_size 4 --max_length 4096",
-                    "superoffload bench step --config llama-3.1-8b --no_optimizer --trace step.json --json"}},
+                    "superoffload bench step --config llama-3.1-8b --no_optimizer --trace step.json --json"},
+       .modes = {{"no_optimizer",
+                  "true",
+                  "there is no optimizer",
+                  {"offload_optimizer", "offload_ratio", "streamed_layers", "mode", "cast_side", "bucket_size",
+                   "max_grad_norm", "optimizer_state_dtype"}},
+                 {"offload_optimizer",
+                  "none",
+                  "all optimizer state is the device's",
+                  {"streamed_layers", "mode", "cast_side"}},
+                 {"breakdown", "false", "no steps are traced", {"trace"}}}},
       make_table(), check, run);
 });
 

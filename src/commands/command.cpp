@@ -30,6 +30,18 @@ const Command* find_command(std::string_view name) {
   return nullptr;
 }
 
+void check_mode(const Mode& mode, OptionsView options, const OptionOrigins& origins) {
+  const OptionSpec& chosen = options.rows().at(mode.option);
+  const std::string value = to_string(options.get(chosen));
+  if (mode.value.empty() ? value == to_string(chosen.default_value) : value != mode.value) return;
+  for (const std::string_view name : mode.idle) {
+    const OptionSpec& spec = options.rows().at(name);
+    // The value that stands for unset asks for nothing.
+    if (origins.of(name).origin != Origin::command_line || options.get(spec) == spec.special_value) continue;
+    fail("--{} has nothing to do with --{} {}, where {}: remove one of them", name, mode.option, value, mode.why);
+  }
+}
+
 void check_exactly_one(OptionsView options, const OptionOrigins& origins, std::initializer_list<const char*> names) {
   std::vector<std::string> given, all;
   for (const char* name : names) {

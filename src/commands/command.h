@@ -31,6 +31,15 @@ enum ExitCode : int {
   exit_interrupted = 130,    // train has saved a checkpoint and stopped, upon SIGINT or another signal of interrupt.h
 };
 
+// A setting under which other options of the command have nothing to do. Those are refused when the command line gives
+// them a value, so that none is silently ignored.
+struct Mode {
+  std::string_view option;
+  std::string_view value;  // empty: any but the default
+  std::string_view why;    // "there is no optimizer"
+  std::vector<std::string_view> idle;
+};
+
 struct CommandText {
   std::string_view name;     // one word, or two: "bench step"
   int position = 0;          // where it stands in lists: the lower, the earlier
@@ -38,6 +47,9 @@ struct CommandText {
   std::string_view details;  // paragraphs for --help
   std::vector<std::string_view> examples;
   std::string_view bare = {};  // the option whose value may stand alone: "verify DIR"; empty: none
+  std::vector<Mode> modes = {};
+  // Options of other commands that one might expect here, and why there are none.
+  std::vector<std::pair<std::string_view, std::string_view>> absent = {};
 };
 
 // `void*` is the command's own options struct, of which `type` is the type.
@@ -50,6 +62,9 @@ struct Command : CommandText {
   std::function<int(const void* options, const OptionOrigins& origins)> run;
 };
 
+// Refuses the options that the mode leaves idle, where the options are in it.
+void check_mode(const Mode& mode, OptionsView options, const OptionOrigins& origins);
+
 template <class S>
 Command make_command(CommandText text, OptionTable<S> table,
                      std::type_identity_t<std::function<void(S&, OptionOrigins&, int)>> complete,
@@ -58,9 +73,11 @@ Command make_command(CommandText text, OptionTable<S> table,
   command.rows = std::make_shared<const OptionTable<S>>(std::move(table));
   command.type = &typeid(S);
   command.make_options = [] { return std::make_shared<S>(); };
-  command.complete = [complete, rows = command.rows](void* options, OptionOrigins& origins, int ranks) {
+  command.complete = [complete, rows = command.rows, modes = command.modes](void* options, OptionOrigins& origins,
+                                                                            int ranks) {
     check_required(OptionsView(*rows, options));
     if (complete) complete(*static_cast<S*>(options), origins, ranks);
+    for (const Mode& mode : modes) check_mode(mode, OptionsView(*rows, options), origins);
   };
   command.run = [run](const void* options, const OptionOrigins& origins) {
     const S& own = *static_cast<const S*>(options);

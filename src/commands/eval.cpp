@@ -19,7 +19,6 @@ namespace {
 struct EvalOptions : RowOptions, RecordOptions, JsonOption, ComputeOptions, MessageOptions {
   std::string model;
   std::string data;
-  bool packing = false;
 };
 
 OptionTable<EvalOptions> make_table() {
@@ -35,8 +34,6 @@ OptionTable<EvalOptions> make_table() {
   t.add("data", &O::data, "Records whose loss is measured").metavar("FILE").required().elsewhere("eval_data");
   t.borrow(row_rows(), train);
   t.row("batch_size").help = "Rows at a time";
-  t.add("packing", &O::packing, "Fill each row with several records up to max_length; attention stays within a record")
-      .default_from("as train");
   t.borrow(record_rows(), train);
   t.take(json_rows());
   t.group("Machine");
@@ -110,7 +107,8 @@ const RegisteredCommand registered([] {
        .details =
            "Prints the mean loss per trained token and the perplexity of a model on records of the kinds that train takes.",
        .examples = {"superoffload eval --model out --data held-out.jsonl",
-                    "superoffload eval --model out --data held-out.jsonl --json"}},
+                    "superoffload eval --model out --data held-out.jsonl --json"},
+       .absent = {{"packing", "records are evaluated end to end, and no row is filled up"}}},
       make_table(), nullptr, run);
 });
 

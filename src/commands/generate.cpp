@@ -79,9 +79,6 @@ const OptionTable<GenerateOptions>& table() {
 
 void check(GenerateOptions& options, OptionOrigins& origins, int) {
   check_exactly_one(table().view(options), origins, {"prompt", "prompt_file"});
-  for (const char* name : {"top_k", "top_p"})
-    if (!options.temperature && origins.given(name))
-      fail("--{} has no effect on greedy generation: add --temperature T, or remove it", name);
 }
 
 // A prompt is read a piece at a time, so that a long one needs no more activations than this many tokens take.
@@ -196,7 +193,8 @@ const RegisteredCommand registered([] {
        .details = "Continues a prompt and prints the new text. Greedy unless a temperature is given.",
        .examples =
            {"superoffload generate --model out --prompt \"Give three tips for staying healthy.\" --alpaca",
-            "superoffload generate --model out --prompt_file prompt.txt --temperature 0.7 --top_p 0.9 --seed 1"}},
+            "superoffload generate --model out --prompt_file prompt.txt --temperature 0.7 --top_p 0.9 --seed 1"},
+       .modes = {{"temperature", "0", "generation is greedy", {"top_k", "top_p", "seed"}}}},
       table(), check, run);
 });
 

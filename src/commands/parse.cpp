@@ -104,6 +104,8 @@ std::vector<std::string> normalized(const std::vector<std::string>& arguments, c
       fail("unknown option {}; here it is --{}", in_quotes(word), spec.name);
     names.push_back(spec.name);
   }
+  for (const auto& [absent, why] : command.absent)
+    if (absent == name) fail("{} has no option {}: {}; remove it", command.name, in_quotes(word), why);
   const std::string near = nearest_name(name, names);
   fail("unknown option {}; {}", in_quotes(word),
        near.empty() ? fmt::format("superoffload {} --help lists the options", command.name)

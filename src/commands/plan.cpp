@@ -246,7 +246,11 @@ const RegisteredCommand registered([] {
                   "short. Nothing is allocated; weights are not needed.",
        .examples = {"superoffload plan --model qwen3-14b",
                     "superoffload plan --model gpt-oss-20b --optimizer_state_dtype bf16 --hardware gh200 --json",
-                    "superoffload plan --model qwen3-14b --explain split --trace expected.json"}},
+                    "superoffload plan --model qwen3-14b --explain split --trace expected.json"},
+       .modes = {{"offload_optimizer",
+                  "none",
+                  "all optimizer state is the device's",
+                  {"streamed_layers", "mode", "cast_side"}}}},
       make_table(), check, run);
 });
 

@@ -50,8 +50,6 @@ const OptionTable<TokenizeOptions>& table() {
 
 void check(TokenizeOptions& options, OptionOrigins& origins, int) {
   check_exactly_one(table().view(options), origins, {"text", "file", "stdin", "decode"});
-  if (origins.given("decode") && origins.given("parse_special_tokens"))
-    fail("--parse_special_tokens is about text that is encoded: remove it beside --decode");
 }
 
 constexpr std::uint64_t max_text_bytes = std::uint64_t{4} << 30, max_input_bytes = 256 << 20;
@@ -114,7 +112,8 @@ const RegisteredCommand registered([] {
        .summary = "text to token ids and back",
        .details = "Encodes text with a model's tokenizer and prints the ids, or decodes ids and prints the text.",
        .examples = {"superoffload tokenize --model Qwen3-0.6B --text \"Hello world\"",
-                    "superoffload tokenize --model Qwen3-0.6B --decode 9707,1879"}},
+                    "superoffload tokenize --model Qwen3-0.6B --decode 9707,1879"},
+       .modes = {{"decode", "", "no text is encoded", {"parse_special_tokens"}}}},
       table(), check, run);
 });
 

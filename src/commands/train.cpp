@@ -42,6 +42,9 @@ namespace {
 void complete(TrainOptions& options, OptionOrigins& origins, int ranks) {
   if (options.deepspeed_config) apply_deepspeed_config(*options.deepspeed_config, ranks, options, origins);
   check_train_options(options, origins);
+  if (!options.pin_memory)
+    fail("{} is false: host memory that a GPU reads and writes is always page-locked; set it to true or remove it",
+         origins.of("pin_memory").where);
 }
 
 // Whether the directory holds the model of a run that has done all its steps, with nothing left to write.
@@ -172,8 +175,6 @@ int run(const TrainOptions& given, const OptionOrigins& origins) {
   log_detail("{}", settings_log(train_option_table().view(options), origins));
   log_detail("memory plan:\n{}  in all {}", plan.memory.table(),
              format_bytes(plan.memory.host_total(backend_of(device))));
-  if (!backend_of(device).own_memory && origins.given("pin_memory"))
-    log_info("pin_memory has nothing to choose on the CPU device: there is one kind of memory");
 
   if (options.dry_run) {
     if (length.extended_from) log_info("{}", length.extension_text(options.lr_scheduler));
@@ -227,7 +228,14 @@ const RegisteredCommand registered([] {
                     "ds_config.json \\",
                     "    --max_length 4096 --lr 1e-5 --activation_checkpointing",
                     "superoffload train --model Qwen3-14B --data alpaca.json --output_dir bench --warmup_steps 5 "
-                    "--bench_steps 20"}},
+                    "--bench_steps 20"},
+       .modes =
+           {{"offload_optimizer",
+             "none",
+             "all optimizer state is the device's",
+             {"streamed_layers", "mode", "cast_side"}},
+            {"device", "cpu", "nothing is measured and there is one memory", {"profile", "device_memory"}},
+            {"bench_steps", "", "nothing is saved or evaluated", {"save_steps", "save_total_limit", "eval_steps"}}}},
       train_option_table(), complete, run);
 });
 

@@ -30,7 +30,7 @@ TEST(OptionLists, ArePinned) {
   EXPECT_EQ(names(*find_command("init")->rows),
             "config tokenizer output_dir overwrite_output_dir seed dtype verbose quiet");
   EXPECT_EQ(names(*find_command("eval")->rows),
-            "model data batch_size max_length packing train_on_prompt parse_special_tokens cache_dir json device "
+            "model data batch_size max_length train_on_prompt parse_special_tokens cache_dir json device "
             "dtype cpu_threads verbose quiet");
   EXPECT_EQ(names(*find_command("generate")->rows),
             "model prompt prompt_file alpaca parse_special_tokens max_new_tokens temperature top_k top_p "

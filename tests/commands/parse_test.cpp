@@ -78,6 +78,7 @@ TEST(Parse, EveryOptionArrives) {
       need("trace_steps", "--trace", "t");
       need("top_k", "--temperature", "1");
       need("top_p", "--temperature", "1");
+      if (command.name == "generate") need("seed", "--temperature", "1");
       if (command.name == "train") need("optimizer_state_dtype", "--adam_beta2", "0.9");
       Words two = base, one = base;
       two.insert(two.end(), {"--" + spec.name, value});
@@ -215,7 +216,7 @@ TEST(Parse, GeneratesFromOnePrompt) {
   EXPECT_EQ(error_of(generate + Words{"--prompt", "p", "--prompt_file", "f"}),
             "--prompt and --prompt_file exclude each other: give one of them");
   EXPECT_EQ(error_of(generate + Words{"--prompt", "p", "--top_p", "0.5"}),
-            "--top_p has no effect on greedy generation: add --temperature T, or remove it");
+            "--top_p has nothing to do with --temperature 0, where generation is greedy: remove one of them");
   EXPECT_EQ(error_of(generate + Words{"--prompt", "p", "--top_p", "0.5", "--temperature", "0.7"}), "accepted");
 }
 

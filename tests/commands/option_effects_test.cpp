@@ -1,0 +1,222 @@
+// No option does nothing: each is read by the command that declares it, and where a mode leaves it idle it is refused.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "commands/parse.h"
+
+namespace so {
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+std::string text_of(const fs::path& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::string sources_below(std::initializer_list<const char*> folders) {
+  std::string text;
+  for (const char* folder : folders)
+    for (const auto& entry : fs::recursive_directory_iterator(fs::path(SO_SOURCE_DIR) / "src" / folder))
+      if (entry.path().extension() == ".cpp" || entry.path().extension() == ".h") text += text_of(entry.path());
+  return text;
+}
+
+std::string source_of(const Command& command) {
+  std::string name(command.name);
+  std::replace(name.begin(), name.end(), ' ', '_');
+  return text_of(fs::path(SO_SOURCE_DIR) / "src" / "commands" / (name + ".cpp"));
+}
+
+// Whether the text reads that member of options, under one of the names that options have there.
+bool reads(const std::string& text, const std::string& member) {
+  return std::regex_search(text,
+                           std::regex(R"(\b(options_?|o|before|request|knobs|asked|own)\.)" + member + R"(\b(?!\())"));
+}
+
+// The options of `command` that nothing reads. What the command's own file does not read may be read by what it hands
+// its options to.
+std::set<std::string> unread(const Command& command) {
+  std::string text = source_of(command) + text_of(fs::path(SO_SOURCE_DIR) / "src/options/option_groups.cpp");
+  if (text.find("run_request(options") != std::string::npos) text += sources_below({"plan"});
+  if (command.name == "train") {
+    text += sources_below({"train", "checkpoint"});
+    const std::string options = text_of(fs::path(SO_SOURCE_DIR) / "src/options/train_options.cpp");
+    text += options.substr(options.find("int resolve_cpu_threads"));
+  }
+  std::set<std::string> names;
+  for (const OptionSpec& spec : command.rows->specs())
+    if (!reads(text, spec.name == "stdin" ? "from_stdin" : spec.name)) names.insert(spec.name);
+  return names;
+}
+
+TEST(OptionEffects, EveryOptionIsRead) {
+  for (const Command& command : all_commands()) {
+    for (const std::string& name : unread(command))
+      ADD_FAILURE() << "nothing reads --" << name << " of superoffload " << command.name;
+  }
+}
+
+// The options that have something to do in each mode. With those that the mode refuses they are all there are, so
+// whoever adds an option says what becomes of it in each mode.
+struct Case {
+  const char* command;
+  const char* mode;
+  Words line;  // that is in the mode
+  const char* busy;
+};
+
+const std::vector<Case>& cases() {
+  static const char* const train =
+      "model data eval_data output_dir overwrite_output_dir dry_run packing shuffle train_on_prompt "
+      "parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed batch_size max_length "
+      "gradient_accumulation_steps activation_checkpointing optimizer_state_dtype offload_optimizer offload_ratio "
+      "bucket_size host_memory lr lr_scheduler warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
+      "max_grad_norm resume log_interval wall_clock_breakdown trace trace_steps bench_steps warmup_steps device dtype "
+      "cpu_threads deepspeed_config pin_memory cpuadam_cores_perc verbose quiet ";
+  static const std::string none = std::string(train) + "device_memory save_steps save_total_limit eval_steps profile";
+  static const std::string cpu =
+      std::string(train) + "save_steps save_total_limit eval_steps streamed_layers mode cast_side";
+  static const std::string bench = std::string(train) + "device_memory profile streamed_layers mode cast_side";
+  static const std::vector<Case> all = {
+      {"train", "offload_optimizer", {"--offload_optimizer", "none"}, none.c_str()},
+      {"train", "device", {"--device", "cpu"}, cpu.c_str()},
+      {"train", "bench_steps", {"--bench_steps", "1"}, bench.c_str()},
+      {"generate",
+       "temperature",
+       {"--prompt", "p"},
+       "model prompt prompt_file alpaca parse_special_tokens max_new_tokens temperature stop_at_eos json device dtype "
+       "cpu_threads verbose quiet"},
+      {"tokenize", "decode", {"--decode", "1"}, "model text file stdin decode no_special_tokens json verbose quiet"},
+      {"plan",
+       "offload_optimizer",
+       {"--offload_optimizer", "none"},
+       "model batch_size max_length gradient_accumulation_steps activation_checkpointing optimizer_state_dtype "
+       "offload_optimizer offload_ratio bucket_size device_memory host_memory dtype hardware gpus explain trace json "
+       "verbose quiet"},
+      {"bench step",
+       "no_optimizer",
+       {"--no_optimizer"},
+       "config batch_size max_length gradient_accumulation_steps activation_checkpointing device_memory host_memory "
+       "no_optimizer steps warmup breakdown trace json device dtype cpu_threads verbose quiet"},
+      {"bench step",
+       "offload_optimizer",
+       {"--offload_optimizer", "none"},
+       "config batch_size max_length gradient_accumulation_steps activation_checkpointing optimizer_state_dtype "
+       "offload_optimizer offload_ratio bucket_size device_memory host_memory no_optimizer max_grad_norm steps warmup "
+       "breakdown trace json device dtype cpu_threads verbose quiet"},
+      {"bench step",
+       "breakdown",
+       {"--breakdown", "false"},
+       "config batch_size max_length gradient_accumulation_steps activation_checkpointing optimizer_state_dtype "
+       "offload_optimizer offload_ratio streamed_layers mode cast_side bucket_size device_memory host_memory "
+       "no_optimizer max_grad_norm steps warmup breakdown json device dtype cpu_threads verbose quiet"},
+  };
+  return all;
+}
+
+std::set<std::string> split(const std::string& text) {
+  std::istringstream in(text);
+  return {std::istream_iterator<std::string>(in), {}};
+}
+
+Words line_of(const Command& command, const Words& more) {
+  Words words(1, "");
+  std::istringstream in{std::string(command.name)};
+  words.assign(std::istream_iterator<std::string>(in), {});
+  for (const OptionSpec& spec : command.rows->specs())
+    if (spec.is_required) words.insert(words.end(), {"--" + spec.name, "x"});
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+// A value that is not the default's, nor the one that stands for unset.
+std::string other_value(const OptionSpec& spec) {
+  switch (spec.kind) {
+    case OptionKind::boolean:
+      return std::get<bool>(spec.default_value) ? "false" : "true";
+    case OptionKind::integer:
+      return "8192";
+    case OptionKind::real:
+      return "0.75";
+    case OptionKind::text:
+      return "text";
+    case OptionKind::choice:
+      return spec.choices.back();
+  }
+  return {};
+}
+
+TEST(OptionEffects, AModeRefusesWhatItLeavesIdle) {
+  std::size_t modes = 0;
+  for (const Command& command : all_commands()) modes += command.modes.size();
+  EXPECT_EQ(modes, cases().size()) << "each mode needs its case here";
+  for (const Case& c : cases()) {
+    const Command& command = *find_command(c.command);
+    SCOPED_TRACE(std::string(c.command) + " " + c.mode);
+    const auto mode =
+        std::find_if(command.modes.begin(), command.modes.end(), [&](const Mode& m) { return m.option == c.mode; });
+    ASSERT_NE(mode, command.modes.end());
+    std::set<std::string> named = split(c.busy);
+    for (const std::string_view idle : mode->idle) {
+      EXPECT_TRUE(named.insert(std::string(idle)).second) << idle << " is busy and idle";
+      Words more = c.line;
+      const std::string value = other_value(command.rows->at(idle));
+      more.insert(more.end(), {"--" + std::string(idle), value});
+      try {
+        parse_command_line(line_of(command, more));
+        ADD_FAILURE() << "--" << idle << " " << value << " is accepted";
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find(idle), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find(mode->why), std::string::npos) << error.what();
+      }
+    }
+    std::set<std::string> all;
+    for (const OptionSpec& spec : command.rows->specs()) all.insert(spec.name);
+    EXPECT_EQ(named, all) << "say of each option whether it has something to do in this mode";
+    EXPECT_NO_THROW(parse_command_line(line_of(command, c.line)));
+  }
+}
+
+TEST(OptionEffects, AnOptionThatIsNotThereSaysWhy) {
+  try {
+    parse_command_line({"eval", "--model", "m", "--data", "d", "--packing"});
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "eval has no option \"--packing\": records are evaluated end to end, and no row is filled up; remove it");
+  }
+}
+
+// DeepSpeed's key says whether to page-lock; what asks for the impossible is refused.
+TEST(OptionEffects, PinMemoryIsNotChosen) {
+  const fs::path file = fs::path(testing::TempDir()) / "so_pin_memory_test.json";
+  const auto read = [&](const char* value) {
+    std::ofstream(file) << R"({"zero_optimization": {"offload_optimizer": {"pin_memory": )" << value << "}}}";
+    parse_command_line(
+        {"train", "--model", "m", "--data", "d", "--output_dir", "o", "--deepspeed_config", file.string()});
+  };
+  EXPECT_NO_THROW(read("true"));
+  try {
+    read("false");
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()),
+              file.string() +
+                  ": zero_optimization.offload_optimizer.pin_memory is false: host memory that a GPU reads "
+                  "and writes is always page-locked; set it to true or remove it");
+  }
+  fs::remove(file);
+}
+
+}  // namespace
+}  // namespace so
