@@ -12,9 +12,9 @@
 #include "checkpoint/model_files.h"
 #include "commands/command.h"
 #include "io/shard_reader.h"
+#include "model/compute_dtype.h"
 #include "offload/memory/device_weights.h"
 #include "ops/runtime.h"
-#include "options/precision.h"
 #include "plan/fits.h"
 #include "plan/machine/measure.h"
 #include "plan/training_plan.h"
@@ -76,7 +76,7 @@ void copy_all(LoadingRing& ring, Stream& stream, const DeviceWeights& weights, s
 int run(const BenchLoadOptions& options, const OptionOrigins&) {
   const ModelFiles model(options.model);
   const std::string config = (std::filesystem::path(options.model) / "config.json").string();
-  const DType compute = resolve_dtype(options.dtype, read_text_file(config, 16 << 20), config);
+  const DType compute = compute_dtype(asked_dtype(options.dtype), read_text_file(config, 16 << 20), config);
   check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads.value_or(0));
   Device& device = runtime.device();

@@ -11,11 +11,11 @@
 #include "commands/command.h"
 #include "device/arena.h"
 #include "io/presets.h"
+#include "model/compute_dtype.h"
 #include "model/config.h"
 #include "ops/runtime.h"
 #include "optim/device_adamw.h"
 #include "optim/engine_ops.h"
-#include "options/precision.h"
 #include "plan/machine/host_memory.h"
 #include "plan/machine/measure.h"
 
@@ -87,7 +87,7 @@ double time_case(const Case& c, Device& device, Ops& ops, Stream& stream, std::s
 int run(const BenchOpsOptions& options, const OptionOrigins&) {
   const ModelConfig config = resolve_config(options.config);
   const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
-  const DType compute = resolve_dtype(options.dtype, config.text, config.origin);
+  const DType compute = compute_dtype(asked_dtype(options.dtype), config.text, config.origin);
   check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads.value_or(0));
   Device& device = runtime.device();

@@ -18,11 +18,11 @@
 #include "io/output_file.h"
 #include "io/presets.h"
 #include "io/trace_file.h"
+#include "model/compute_dtype.h"
 #include "model/config.h"
 #include "model/model_on_device.h"
 #include "model/parameters.h"
 #include "offload/engine_report.h"
-#include "options/precision.h"
 #include "plan/machine/hardware.h"
 #include "plan/machine/measure.h"
 #include "plan/plan_changes.h"
@@ -189,7 +189,7 @@ StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec
 int run(const BenchStepOptions& options, const OptionOrigins& origins) {
   const ModelConfig config = resolve_config(options.config);
   const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
-  const DType compute = resolve_dtype(options.dtype, config.text, config.origin);
+  const DType compute = compute_dtype(asked_dtype(options.dtype), config.text, config.origin);
   require_rows(options.batch_size, options.max_length, spec, config.origin);
   if (options.trace) require_output_file(*options.trace, "--trace", is_own_trace);
   const ParameterLayout layout(make_parameters(spec));

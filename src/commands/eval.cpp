@@ -11,7 +11,7 @@
 #include "data/dataset.h"
 #include "data/model_encoder.h"
 #include "io/temporary_cache.h"
-#include "options/precision.h"
+#include "model/compute_dtype.h"
 
 namespace so {
 namespace {
@@ -64,7 +64,7 @@ int run(const EvalOptions& options, const OptionOrigins& origins) {
   shape.batch_tokens = batches.max_batch_tokens();
   shape.positions = data.counts().longest;
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
-  const DType compute = resolve_dtype(options.dtype, model.directory().config_json(), config_file);
+  const DType compute = compute_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
   Inference inference(model, runtime, compute, shape);
   ModelOnDevice& on_device = inference.model();
 

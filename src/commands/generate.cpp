@@ -10,8 +10,8 @@
 #include "commands/inference.h"
 #include "data/example.h"
 #include "data/model_encoder.h"
+#include "model/compute_dtype.h"
 #include "model/sampling.h"
-#include "options/precision.h"
 
 namespace so {
 namespace {
@@ -136,8 +136,8 @@ int run(const GenerateOptions& options, const OptionOrigins&) {
   shape.batch_tokens = std::min<std::int64_t>(prompt_piece, static_cast<std::int64_t>(prompt.size()));
   shape.positions = shape.cache_capacity = length;
   shape.logits_rows = 1;
-  Inference inference(model, runtime, resolve_dtype(options.dtype, model.directory().config_json(), config_file),
-                      shape);
+  Inference inference(model, runtime,
+                      compute_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file), shape);
   Buffer logits_memory =
       runtime.device().allocate(MemoryKind::device, static_cast<std::size_t>(spec.vocab) * sizeof(float), "logits");
   Buffer logits_host = runtime.device().allocate(MemoryKind::pinned, logits_memory.bytes(), "logits");

@@ -21,12 +21,12 @@
 #include "io/own_files.h"
 #include "io/presets.h"
 #include "io/run_lock.h"
+#include "model/compute_dtype.h"
 #include "model/config.h"
 #include "model/flops.h"
 #include "model/initialize.h"
 #include "model/parameters.h"
 #include "ops/runtime.h"
-#include "options/precision.h"
 
 namespace so {
 namespace {
@@ -44,7 +44,8 @@ OptionTable<InitOptions> make_table() {
   using O = InitOptions;
   OptionTable<O> t;
   t.group("Model");
-  t.add("config", &O::config, "config.json of the model, a directory that has one, or a preset: " + names_of(model_presets()))
+  t.add("config", &O::config,
+        "config.json of the model, a directory that has one, or a preset: " + names_of(model_presets()))
       .metavar("FILE|DIR|PRESET")
       .elsewhere("model")
       .required();
@@ -129,7 +130,7 @@ void write_random_weights(HfModelWriter& writer, const DecoderSpec& spec, const 
 int run(const InitOptions& options, const OptionOrigins&) {
   const ModelConfig config = resolve_config(options.config);
   const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
-  const DType dtype = resolve_dtype(options.dtype, config.text, config.origin);
+  const DType dtype = compute_dtype(asked_dtype(options.dtype), config.text, config.origin);
   const ParameterLayout layout(make_parameters(spec));
   const std::uint64_t bytes = static_cast<std::uint64_t>(layout.parameter_elements()) * size_of(dtype);
 

@@ -18,10 +18,10 @@
 #include "io/output_file.h"
 #include "io/presets.h"
 #include "io/trace_file.h"
+#include "model/compute_dtype.h"
 #include "model/config.h"
 #include "model/flops.h"
 #include "model/parameters.h"
-#include "options/precision.h"
 #include "plan/disk_plan.h"
 #include "plan/machine/hardware.h"
 #include "plan/machine/rate_cache.h"
@@ -126,7 +126,7 @@ nlohmann::ordered_json to_json(const std::vector<Alternative>& all) {
 int run(const PlanOptions& options, const OptionOrigins& origins) {
   const ModelConfig config = resolve_config(options.model);
   const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
-  const DType compute = resolve_dtype(options.dtype, config.text, config.origin);
+  const DType compute = compute_dtype(asked_dtype(options.dtype), config.text, config.origin);
   require_rows(options.batch_size, options.max_length, spec, config.origin);
   if (options.trace) require_output_file(*options.trace, "--trace", is_own_trace);
   if (options.gpus > 1) fail("--gpus {}: this version trains on one GPU; plan for --gpus 1", options.gpus);

@@ -22,10 +22,10 @@
 #include "io/output_file.h"
 #include "io/temporary_cache.h"
 #include "io/trace_file.h"
+#include "model/compute_dtype.h"
 #include "model/flops.h"
 #include "model/parameters.h"
 #include "options/deepspeed_config.h"
-#include "options/precision.h"
 #include "options/run_request.h"
 #include "plan/data_shape.h"
 #include "plan/disk_plan.h"
@@ -63,7 +63,7 @@ int run(const TrainOptions& given, const OptionOrigins& origins) {
   const DecoderSpec spec = read_spec(options.model);
   options.max_length = resolve_max_length(given.max_length, origins.given("max_length"), spec, given.model);
   if (options.max_length != given.max_length) log_info("max_length is {}, the model's limit", options.max_length);
-  const DType compute = resolve_dtype(options.dtype, read_text_file(config_file, 16 << 20), config_file);
+  const DType compute = compute_dtype(asked_dtype(options.dtype), read_text_file(config_file, 16 << 20), config_file);
   options.dtype = compute == DType::bf16 ? Precision::bf16 : Precision::fp32;
   Runtime runtime(options.device, resolve_cpu_threads(options, static_cast<int>(usable_cpus().size())));
   log_info("{}", model_line(options.model, spec, compute, runtime.device()));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -79,6 +80,8 @@ struct EnumNames<PlanChoice> {
                                                                      {PlanChoice::cast, "cast"}};
 };
 
+// None: the model's own.
+std::optional<DType> asked_dtype(Precision precision);
 DType moments_dtype(StatePrecision precision);
 // The largest adam_beta2 with which second moments, kept in that format, follow the gradients: in bf16 a step's decay
 // is rounded away, all or in part, unless 1 - beta2 is above 2^-8 (optim/adamw.h).

@@ -312,6 +312,11 @@ void check_placement(const PlacementOptions& options, const OptionOrigins& origi
         *options.offload_ratio);
 }
 
+std::optional<DType> asked_dtype(Precision precision) {
+  if (precision == Precision::automatic) return std::nullopt;
+  return precision == Precision::bf16 ? DType::bf16 : DType::f32;
+}
+
 DType moments_dtype(StatePrecision precision) { return precision == StatePrecision::bf16 ? DType::bf16 : DType::f32; }
 
 double largest_beta2(StatePrecision precision) { return precision == StatePrecision::bf16 ? 0.996 : 1; }

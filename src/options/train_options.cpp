@@ -168,7 +168,8 @@ OptionTable<TrainOptions> make_table() {
         "Rates of this machine that a plan for a GPU is made from: cached, those that an earlier run or superoffload "
         "profile measured in the last 30 days, if there are any; fresh, measured now, in a few seconds")
       .default_from(ours);
-  t.add("pin_memory", &O::pin_memory, "Page-lock the host memory that the GPU reads and writes, which is always done: false is refused")
+  t.add("pin_memory", &O::pin_memory,
+        "Page-lock the host memory that the GPU reads and writes, which is always done: false is refused")
       .file_only()
       .default_from(recipe)
       .deepspeed("zero_optimization.offload_optimizer.pin_memory")

@@ -89,7 +89,7 @@ const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
       {"train", "offload_optimizer", {"--offload_optimizer", "none"}, none.c_str()},
       {"train", "device", {"--device", "cpu"}, cpu.c_str()},
-      {"train", "bench_steps", {"--bench_steps", "1"}, bench.c_str()},
+      {"train", "bench_steps", {"--bench_steps", "1", "--eval_data", "e"}, bench.c_str()},
       {"generate",
        "temperature",
        {"--prompt", "p"},

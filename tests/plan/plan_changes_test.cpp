@@ -5,9 +5,10 @@
 #include <gtest/gtest.h>
 
 #include "base/units.h"
+#include "io/presets.h"
 #include "model/config.h"
 #include "model/parameters.h"
-#include "io/presets.h"
+#include "options/train_options.h"
 #include "support/errors.h"
 
 namespace so::test {

@@ -1,4 +1,4 @@
-#include "options/precision.h"
+#include "model/compute_dtype.h"
 
 #include "base/file.h"
 #include "base/log.h"
@@ -6,15 +6,8 @@
 
 namespace so {
 
-DType resolve_dtype(Precision precision, const std::string& config_json, const std::string& origin) {
-  switch (precision) {
-    case Precision::bf16:
-      return DType::bf16;
-    case Precision::fp32:
-      return DType::f32;
-    case Precision::automatic:
-      break;
-  }
+DType compute_dtype(std::optional<DType> asked, const std::string& config_json, const std::string& origin) {
+  if (asked) return *asked;
   const ConfigReader config(config_json, origin);
   // What is published quantised is widened to bf16, and often says no dtype.
   const char* const usual = config.has("quantization_config") ? "bfloat16" : "float32";

@@ -1,0 +1,15 @@
+// The dtype that a model is computed in.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "base/dtype.h"
+
+namespace so {
+
+// bf16 or f32: what was `asked` for, or what config.json says ("dtype", "torch_dtype"). That fp16 becomes bf16 is
+// logged.
+DType compute_dtype(std::optional<DType> asked, const std::string& config_json, const std::string& origin);
+
+}  // namespace so
