@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "commands/command.h"
+#include "commands/parse.h"
 #include "plan/plan_changes.h"
 #include "support/files.h"
 #include "support/io.h"
@@ -89,10 +90,11 @@ class Runs {
         config["layer_types"].push_back(types[static_cast<std::size_t>(i) % types.size()]);
     }
     write_file(directory_ / "config.json", config.dump());
-    InitOptions init;
-    init.config = (directory_ / "config.json").string();
-    init.output_dir = (directory_ / "model").string();
-    run_init(init);
+    const ParsedCommand init =
+        parse_command_line({"init", "--config", (directory_ / "config.json").string(), "--output_dir",
+                            (directory_ / "model").string(), "--quiet"});
+    EXPECT_EQ(init.command->run(init.options.get(), init.origins), exit_ok);
+    set_log_level(LogLevel::error);
     // Documents of many lengths, up to the limit.
     const int vocab = config.at("vocab_size").get<int>();
     for (const char* file : {"train.jsonl", "eval.jsonl"}) {
