@@ -234,7 +234,10 @@ const RegisteredCommand registered([] {
              "none",
              "all optimizer state is the device's",
              {"streamed_layers", "mode", "cast_side"}},
-            {"device", "cpu", "nothing is measured and there is one memory", {"profile", "device_memory"}},
+            {"device",
+             "cpu",
+             "nothing is measured, and the CPU device has no memory of its own (--host_memory limits the run's)",
+             {"profile", "device_memory"}},
             {"bench_steps", "", "nothing is saved or evaluated", {"save_steps", "save_total_limit", "eval_steps"}}}},
       train_option_table(), complete, run);
 });

@@ -36,23 +36,22 @@ class Limited : public testing::Test {
   TemporaryDirectory temporary_;
 };
 
-// oneDNN 2.6 compiles its kernels when they are first needed, and crashes where there is no memory for them.
+// oneDNN 2.6 compiles its kernels when they are first needed, and crashes where there is no memory for them. The sweep
+// begins where the loader has room for the program's libraries, which with CUDA's are several hundred megabytes.
 TEST_F(Limited, AddressSpace) {
-  bool refused = false, worked = false;
-  for (std::uint64_t megabytes = 60; megabytes <= 260; megabytes += 8) {
+  std::uint64_t least = 60;
+  while (least < 4096 && run_limited({"--version"}, {RLIMIT_AS, least << 20}).exit_code == 127) least += 8;
+  bool refused = false, named = false, worked = false;
+  for (std::uint64_t megabytes = least; megabytes <= least + 200; megabytes += 8) {
     const Outcome o = run_limited(bench_, {RLIMIT_AS, megabytes << 20});
     expect_sentence(o, std::to_string(megabytes) + " MB");
     refused |= o.exit_code == 1;
+    named |= o.err.find("superoffload: out of memory (ulimit -v is ") != std::string::npos;
     worked |= o.exit_code == 0;
   }
   EXPECT_TRUE(refused);  // else the limits are not those that the test is about
+  EXPECT_TRUE(named);
   EXPECT_TRUE(worked);
-}
-
-TEST_F(Limited, MemoryThatIsOutNamesTheLimit) {
-  const Outcome o = run_limited(bench_, {RLIMIT_AS, std::uint64_t{120} << 20});
-  EXPECT_EQ(o.exit_code, 1);
-  EXPECT_NE(o.err.find("superoffload: out of memory (ulimit -v is 125.8 MB)"), std::string::npos) << o.err;
 }
 
 TEST_F(Limited, Stack) {

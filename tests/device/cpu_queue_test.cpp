@@ -18,9 +18,10 @@ TEST(CpuQueue, IsBounded) {
   const auto stream = device->create_stream("compute");
   constexpr std::int64_t limit = cpu_queue_limit, count = 3 * limit;
   std::atomic<std::int64_t> enqueued = 0, done = 0;
-  // The stream begins when the queue is full.
+  // The stream begins when the queue is as good as full. It must not wait for the last place: while this work is still in
+  // the queue itself, the thread that enqueues stops one place before the limit.
   stream->host("hold", [&] {
-    while (enqueued < limit) std::this_thread::yield();
+    while (enqueued < limit - 2) std::this_thread::yield();
   });
   std::int64_t furthest = 0;
   for (std::int64_t i = 0; i < count; ++i) {

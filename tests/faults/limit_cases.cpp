@@ -31,6 +31,12 @@ bool others_may_enter(fs::path path) {
   return true;
 }
 
+// The program's libraries, CUDA's above all, may need more than the limit leaves: then the loader says so, before any
+// line of ours is run.
+bool ended_by_loader(const Outcome& outcome) {
+  return outcome.exit_code == 127 && outcome.err.find("error while loading shared libraries") != std::string::npos;
+}
+
 }  // namespace
 
 std::vector<FaultCase> limit_cases(int count, unsigned seed) {
@@ -56,7 +62,9 @@ std::vector<FaultCase> limit_cases(int count, unsigned seed) {
                fs::remove_all(work / "cache");  // it is for its owner alone
                limits.user = stranger;
              }
-             const std::string complaint = judge(run_program(words, work, limits));
+             const Outcome outcome = run_program(words, work, limits);
+             if (ended_by_loader(outcome)) return judge_foreign(work);
+             const std::string complaint = judge(outcome);
              return complaint.empty() ? judge_foreign(work) : complaint;
            }});
     }
