@@ -69,7 +69,7 @@ def record(arguments):
         lines = [f"{json.dumps(name)}: {json.dumps(case, sort_keys=True)}" for name, case in seen.items()]
         (arguments.output / f"{group}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
     codes = [step["exit"] for seen in found.values() for case in seen.values() for step in case["steps"]]
-    told = ", ".join(f"{codes.count(code)} x {code}" for code in sorted(set(codes)))
+    told = ", ".join(f"{codes.count(code)} x {code}" for code in sorted(set(codes), key=str))
     print(f"{len(wanted)} cases in {time.monotonic() - began:.0f} s; exit codes: {told}")
 
 

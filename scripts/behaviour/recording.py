@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 
+TIMEOUT = 300  # seconds a command may take
 TREE = pathlib.Path(__file__).resolve().parents[2]
 
 # ------------------------------------------------------------------------------------------ what varies is left out
@@ -161,8 +162,11 @@ class Case:
         return getattr(self, action)(rest)
 
     def run(self, words, command, environment):
-        done = subprocess.run(words, cwd=self.place, env=environment, capture_output=True, stdin=subprocess.DEVNULL,
-                              timeout=300)
+        try:
+            done = subprocess.run(words, cwd=self.place, env=environment, capture_output=True,
+                                  stdin=subprocess.DEVNULL, timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            return {"command": command, "exit": "did not end", "stdout": [], "stderr": []}
         out, said = self.cleaned(done.stdout), self.cleaned(done.stderr)
         if command.startswith("plan"):
             said = SEARCHED.sub("", said)
