@@ -7,8 +7,8 @@
 //   table.group("Optimizer");
 //   table.add("lr", &TrainOptions::lr, "Peak learning rate").above(0).deepspeed("optimizer.params.lr");
 //
-// What several commands share is a group: a struct with its own table. Commands have the group as a base and take its
-// rows, so an option that is added to the group is added to all of them.
+// Options that several commands share form a group: a struct with its own table. Commands have the group as a base and
+// take its rows, so an option that is added to the group is added to all of them.
 //
 // A default is the member's initializer. A member that is a std::optional may be unset. Outside of the struct, a text
 // that is unset is empty; a number's row says by or_else() which number stands for that. Nothing here is thread-safe;

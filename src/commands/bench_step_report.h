@@ -1,4 +1,4 @@
-// What `bench step` reports: for people and as JSON.
+// The report of `bench step` is made here, for people and as JSON.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -13,7 +13,7 @@
 namespace so {
 
 struct Backend {
-  // What the rooms that implement a kind select by: device/, ops/ and optim/.
+  // The rooms that implement a kind (device/, ops/ and optim/) select by this; no other room asks for it.
   DeviceKind kind;
 
   // Memory of kind `device` is the device's own. Else it is the host's: then there is nothing to move, to pin or to

@@ -26,8 +26,8 @@ std::string_view name_of(TraceKind kind);
 enum class CopyDirection : std::uint8_t { none, host_to_device, device_to_host, device_to_device, host_to_host };
 std::string_view name_of(CopyDirection direction);
 
-// What a piece of work is for. Whoever enqueues it on a CPU stream says so; a GPU's kernels are known by their names
-// alone (device/trace_summary.h).
+// A category says what a piece of work is for. Whoever enqueues work on a CPU stream gives it; a GPU's kernels are
+// known by their names alone (device/trace_summary.h).
 enum class WorkCategory : std::uint8_t { by_name, matrix_products, attention, memory_bound };
 
 struct TraceActivity {

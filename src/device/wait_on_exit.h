@@ -1,4 +1,4 @@
-// A scope that the work of a stream may not outlive.
+// Waiting for a stream where nothing may be thrown: in a destructor, or at the end of a scope.
 #pragma once
 
 #include "base/log.h"
@@ -6,19 +6,16 @@
 
 namespace so {
 
+// Waits for the stream. Its error goes to the log at this level, and no further.
+void wait_or_log(Stream& stream, LogLevel level) noexcept;
+
 // Waits for the stream at the end of the scope, by return or by exception, so that nothing that was made before this
 // object goes while enqueued work still uses it. An error of the stream is logged only: it was thrown before, or it
 // follows from what is being thrown.
 class WaitOnExit {
  public:
   explicit WaitOnExit(Stream& stream) : stream_(stream) {}
-  ~WaitOnExit() {
-    try {
-      stream_.synchronize();
-    } catch (const std::exception& error) {
-      log_debug("{}: {}", stream_.name(), error.what());
-    }
-  }
+  ~WaitOnExit() { wait_or_log(stream_, LogLevel::debug); }
   WaitOnExit(const WaitOnExit&) = delete;
   WaitOnExit& operator=(const WaitOnExit&) = delete;
 

@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view name_begins = "superoffload-cache-";
 
-// What the signal handler needs, in memory that is always there.
+// The signal handler needs these, so they lie in memory that is always there.
 std::atomic<int> held_descriptor{-1};
 std::array<char, 4096> held_path;
 

@@ -9,7 +9,7 @@ namespace so {
 DType compute_dtype(std::optional<DType> asked, const std::string& config_json, const std::string& origin) {
   if (asked) return *asked;
   const ConfigReader config(config_json, origin);
-  // What is published quantised is widened to bf16, and often says no dtype.
+  // Weights that are published quantised are widened to bf16, and their config often says no dtype.
   const char* const usual = config.has("quantization_config") ? "bfloat16" : "float32";
   const std::string stored = config.text("dtype", config.text("torch_dtype", usual));
   // fp16 weights train in bf16: same size, and no loss scaling is needed.

@@ -1,5 +1,5 @@
-// What a run is asked for: made once from a command's options, when the DeepSpeed file has been applied and what the
-// model says is known. The planner reads this and nothing else of the options.
+// A RunRequest holds what a run is asked for. It is made once from a command's options, when the DeepSpeed file has
+// been applied and what the model says is known. The planner reads this and nothing else of the options.
 #pragma once
 
 #include <type_traits>

@@ -1,9 +1,6 @@
 #include "offload/memory/staging_ring.h"
 
-#include <exception>
-#include <new>
-
-#include "base/log.h"
+#include "device/wait_on_exit.h"
 
 namespace so {
 
@@ -31,16 +28,8 @@ StagingRing::StagingRing(Device& device, std::int64_t elements, DType gradients,
 }
 
 StagingRing::~StagingRing() {
-  for (const Way* way : {&to_host_, &to_device_}) {
-    if (!way->stream) continue;
-    try {
-      way->stream->synchronize();
-    } catch (const std::bad_alloc&) {
-      log_error("{}: out of memory", way->stream->name());
-    } catch (const std::exception& error) {
-      log_error("{}: {}", way->stream->name(), error.what());
-    }
-  }
+  for (const Way* way : {&to_host_, &to_device_})
+    if (way->stream) wait_or_log(*way->stream, LogLevel::error);
 }
 
 void StagingRing::fetch(void* to, Tensor gradient, Event& complete, Event& fetched) {

@@ -1,11 +1,9 @@
 #include "offload/memory/state_transfer.h"
 
 #include <algorithm>
-#include <exception>
-#include <new>
 #include <vector>
 
-#include "base/log.h"
+#include "device/wait_on_exit.h"
 
 namespace so {
 namespace {
@@ -46,15 +44,7 @@ StateTransfer::StateTransfer(Device& device, std::int64_t elements)
   }
 }
 
-StateTransfer::~StateTransfer() {
-  try {
-    stream_->synchronize();
-  } catch (const std::bad_alloc&) {
-    log_error("{}: out of memory", stream_->name());
-  } catch (const std::exception& error) {
-    log_error("{}: {}", stream_->name(), error.what());
-  }
-}
+StateTransfer::~StateTransfer() { wait_or_log(*stream_, LogLevel::error); }
 
 Tensor StateTransfer::piece_of(const Tensor& array, std::int64_t piece) const {
   const std::int64_t begin = piece * elements_;
