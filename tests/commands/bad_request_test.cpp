@@ -3,6 +3,7 @@
 #include <sys/mount.h>
 #include <unistd.h>
 
+#include "support/paths.h"
 #include "support/refusal.h"
 
 namespace so::test {
@@ -12,7 +13,7 @@ using nlohmann::json;
 
 using BadOption = RefusalTest;
 
-TEST_F(BadOption, UnknownCommand) { expect_refusal(run({SO_BINARY, "trian"}, temporary_.path()), {"trian"}); }
+TEST_F(BadOption, UnknownCommand) { expect_refusal(run({test::binary(), "trian"}, temporary_.path()), {"trian"}); }
 TEST_F(BadOption, UnknownOption) { expect_refused(command().set("learning_rat", "1e-3"), {"learning_rat"}); }
 TEST_F(BadOption, NotANumber) { expect_refused(command().set("lr", "fast"), {"lr", "fast"}); }
 TEST_F(BadOption, TrailingCharacters) { expect_refused(command().set("max_steps", "20x"), {"max_steps", "20x"}); }

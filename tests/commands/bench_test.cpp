@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "support/paths.h"
 #include "support/process.h"
 #include "support/refusal.h"
 #include "support/trace_reader.h"
@@ -14,7 +15,7 @@ namespace {
 using Words = std::vector<std::string>;
 
 nlohmann::json result_of(const Words& words, const TemporaryDirectory& directory) {
-  Words all{SO_BINARY};
+  Words all{test::binary()};
   all.insert(all.end(), words.begin(), words.end());
   const Outcome outcome = run(all, directory.path());
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -124,7 +125,7 @@ TEST(BenchStep, StreamsWeightsAsAsked) {
 TEST(BenchStep, KeepsMomentsAsAsked) {
   const TemporaryDirectory directory;
   // Large enough that what the process itself takes, which differs by half a megabyte, does not count.
-  const std::string config = SO_SOURCE_DIR "/configs/quickstart.json";
+  const std::string config = test::source_tree() + "/configs/quickstart.json";
   const auto full = result_of(step_of(config, {}), directory),
              half = result_of(step_of(config, {"--optimizer_state_dtype", "bf16"}), directory);
   EXPECT_EQ(full["optimizer_state_dtype"], "float32");
@@ -168,7 +169,7 @@ TEST(BenchStep, ForPeopleSaysTheSame) {
   const TemporaryDirectory directory;
   Words words = step("qwen3-tied", {});
   words.pop_back();
-  words.insert(words.begin(), SO_BINARY);
+  words.insert(words.begin(), test::binary());
   const Outcome outcome = run(words, directory.path());
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   for (const char* part : {"tokens/s", "TFLOP/s", "peak host memory", "planned", "matrix products", "attention",
@@ -179,7 +180,7 @@ TEST(BenchStep, ForPeopleSaysTheSame) {
 TEST(BenchStep, RefusesWhatDoesNotFitBeforeAnyWork) {
   const TemporaryDirectory directory;
   const auto refused = [&](const Words& more, const Words& needles) {
-    Words words{SO_BINARY, "bench", "step", "--device", "cpu"};
+    Words words{test::binary(), "bench", "step", "--device", "cpu"};
     words.insert(words.end(), more.begin(), more.end());
     expect_refusal(run(words, directory.path()), needles);
   };

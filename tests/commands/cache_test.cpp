@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "support/files.h"
+#include "support/paths.h"
 #include "support/process.h"
 #include "support/refusal.h"
 #include "support/training_run.h"
@@ -25,7 +26,7 @@ class Caches : public testing::Test {
   fs::path data() const { return temporary_ / "data.jsonl"; }
   fs::path cache() const { return temporary_ / "cache"; }
   Outcome prune(const std::vector<std::string>& more) const {
-    std::vector<std::string> words{SO_BINARY, "cache", "--cache_dir", cache().string()};
+    std::vector<std::string> words{test::binary(), "cache", "--cache_dir", cache().string()};
     words.insert(words.end(), more.begin(), more.end());
     return run(words, temporary_.path());
   }

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "support/files.h"
+#include "support/paths.h"
 #include "support/process.h"
 #include "support/refusal.h"
 #include "support/stored_tensor.h"
@@ -142,7 +143,7 @@ TEST_F(Diverging, ModelsThatAreNotFiniteAreNotTrained) {
 
 TEST_F(Diverging, EvaluationSaysSoAndFails) {
   fill_tensor(weights(), "model.layers.1.self_attn.o_proj.weight", nan, 100);
-  std::vector<std::string> words{SO_BINARY, "eval", "--model", model_.string(), "--data"};
+  std::vector<std::string> words{test::binary(), "eval", "--model", model_.string(), "--data"};
   words.insert(words.end(), {(fixture_ / "data.jsonl").string(), "--max_length", "48", "--json", "--cache_dir"});
   words.insert(words.end(), {(temporary_ / "cache").string(), "--device", on_gpu() ? "cuda" : "cpu"});
   const Outcome o = test::run(words, temporary_.path());
@@ -159,14 +160,14 @@ TEST_F(Diverging, GeneratingSaysSoAndFails) {
     "head_dim": 16, "intermediate_size": 48, "hidden_act": "silu", "max_position_embeddings": 64,
     "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "tie_word_embeddings": true, "torch_dtype": "float32"})");
   const std::string with_tokenizer = (temporary_ / "with_tokenizer").string();
-  ASSERT_EQ(test::run({SO_BINARY, "init", "--config", (temporary_ / "config.json").string(), "--tokenizer",
-                       SO_SOURCE_DIR "/assets/tokenizer", "--output_dir", with_tokenizer},
+  ASSERT_EQ(test::run({test::binary(), "init", "--config", (temporary_ / "config.json").string(), "--tokenizer",
+                       test::source_tree() + "/assets/tokenizer", "--output_dir", with_tokenizer},
                       temporary_.path())
                 .exit_code,
             0);
   fill_tensor(with_tokenizer + "/model.safetensors", "model.layers.1.self_attn.o_proj.weight", nan, 100);
-  const Outcome o = test::run({SO_BINARY, "generate", "--model", with_tokenizer, "--prompt", "Add.", "--max_new_tokens",
-                               "2", "--device", on_gpu() ? "cuda" : "cpu"},
+  const Outcome o = test::run({test::binary(), "generate", "--model", with_tokenizer, "--prompt", "Add.",
+                               "--max_new_tokens", "2", "--device", on_gpu() ? "cuda" : "cpu"},
                               temporary_.path());
   EXPECT_EQ(o.exit_code, 1) << o.err;
   EXPECT_EQ(lines_of(o.err).back(),

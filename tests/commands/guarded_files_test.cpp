@@ -5,6 +5,7 @@
 
 #include <functional>
 
+#include "support/paths.h"
 #include "support/published_models.h"
 #include "support/refusal.h"
 
@@ -55,7 +56,7 @@ class StandsInPlace : public testing::TestWithParam<Stand> {
     GetParam().put(path);
   }
   void expect_refused(std::vector<std::string> words, const std::string& file) {
-    words.insert(words.begin(), SO_BINARY);
+    words.insert(words.begin(), test::binary());
     expect_refusal(run(words, temporary_.path()), {fs::path(file).filename().string(), GetParam().said});
   }
   std::string path(const std::string& name) const { return (temporary_ / name).string(); }
@@ -106,11 +107,10 @@ INSTANTIATE_TEST_SUITE_P(Kinds, StandsInPlace, testing::ValuesIn(stands()),
 
 TEST(StandardInput, AnEndlessOneIsRefused) {
   TemporaryDirectory temporary;
-  const std::string tokenizer = (fs::path(SO_FIXTURES) / "tokenizer/qwen3").string();
-  expect_refusal(
-      run({"/bin/sh", "-c", std::string(SO_BINARY) + " tokenize --stdin --model '" + tokenizer + "' </dev/zero"},
-          temporary.path()),
-      {"standard input", "give a file"});
+  const std::string tokenizer = test::fixtures() + "/tokenizer/qwen3";
+  expect_refusal(run({"/bin/sh", "-c", test::binary() + " tokenize --stdin --model '" + tokenizer + "' </dev/zero"},
+                     temporary.path()),
+                 {"standard input", "give a file"});
 }
 
 class FileSystemRefusals : public RefusalTest {};
@@ -119,10 +119,10 @@ TEST_F(FileSystemRefusals, NamesThatAreTooLong) {
   const std::string name(300, 'n');
   expect_refused(command().set("model", (temporary_ / name).string()), {"File name too long"});
   expect_refused(command().set("data", (temporary_ / name).string()), {"File name too long"});
-  expect_refusal(run({SO_BINARY, "plan", "--model", name}, temporary_.path()), {"File name too long"});
-  expect_refusal(run({SO_BINARY, "plan", "--model", "qwen3-4b", "--hardware", name}, temporary_.path()),
+  expect_refusal(run({test::binary(), "plan", "--model", name}, temporary_.path()), {"File name too long"});
+  expect_refusal(run({test::binary(), "plan", "--model", "qwen3-4b", "--hardware", name}, temporary_.path()),
                  {"File name too long"});
-  expect_refusal(run({SO_BINARY, "tokenize", "--model", name, "--text", "a"}, temporary_.path()),
+  expect_refusal(run({test::binary(), "tokenize", "--model", name, "--text", "a"}, temporary_.path()),
                  {"File name too long"});
 }
 

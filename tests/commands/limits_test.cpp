@@ -1,6 +1,7 @@
 // Limits of the shell that are too tight: each command ends with one line that says so, and a documented exit code.
 #include <gtest/gtest.h>
 
+#include "support/paths.h"
 #include "support/refusal.h"
 #include "support/sanitized.h"
 
@@ -14,7 +15,7 @@ class Limited : public testing::Test {
   }
   Outcome run_limited(const std::vector<std::string>& words, const Resource& resource,
                       std::optional<unsigned> user = {}) const {
-    std::vector<std::string> command{SO_BINARY};
+    std::vector<std::string> command{test::binary()};
     command.insert(command.end(), words.begin(), words.end());
     return run(command, temporary_.path(), {.resources = {resource}, .user = user});
   }
@@ -29,7 +30,7 @@ class Limited : public testing::Test {
     EXPECT_EQ(lines.back().find("internal error"), std::string::npos) << what << ": " << o.err;
   }
   const std::vector<std::string> bench_ = {
-      "bench",        "step", "--config",     SO_FIXTURES "/models/qwen3-tied/model/config.json",
+      "bench",        "step", "--config",     test::fixtures() + "/models/qwen3-tied/model/config.json",
       "--device",     "cpu",  "--batch_size", "1",
       "--max_length", "16",   "--steps",      "1",
       "--warmup",     "0"};
@@ -78,8 +79,8 @@ TEST_F(Limited, Threads) {
 TEST_F(Limited, OpenFiles) {
   const Outcome o = run_limited(bench_, {RLIMIT_NOFILE, 8});
   expect_sentence(o, "8 files");
-  const Outcome plan = run_limited({"plan", "--model", SO_FIXTURES "/models/qwen3-tied/model", "--hardware", "h200",
-                                    "--batch_size", "1", "--max_length", "64"},
+  const Outcome plan = run_limited({"plan", "--model", test::fixtures() + "/models/qwen3-tied/model", "--hardware",
+                                    "h200", "--batch_size", "1", "--max_length", "64"},
                                    {RLIMIT_NOFILE, 8});
   expect_sentence(plan, "8 files");
 }

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "commands/parse.h"
+#include "support/paths.h"
 
 namespace so {
 namespace {
@@ -25,7 +26,7 @@ std::string text_of(const fs::path& path) {
 std::string sources_below(std::initializer_list<const char*> folders) {
   std::string text;
   for (const char* folder : folders)
-    for (const auto& entry : fs::recursive_directory_iterator(fs::path(SO_SOURCE_DIR) / "src" / folder))
+    for (const auto& entry : fs::recursive_directory_iterator(fs::path(test::source_tree()) / "src" / folder))
       if (entry.path().extension() == ".cpp" || entry.path().extension() == ".h") text += text_of(entry.path());
   return text;
 }
@@ -33,7 +34,7 @@ std::string sources_below(std::initializer_list<const char*> folders) {
 std::string source_of(const Command& command) {
   std::string name(command.name);
   std::replace(name.begin(), name.end(), ' ', '_');
-  return text_of(fs::path(SO_SOURCE_DIR) / "src" / "commands" / (name + ".cpp"));
+  return text_of(fs::path(test::source_tree()) / "src" / "commands" / (name + ".cpp"));
 }
 
 // Whether the text reads that member of options, under one of the names that options have there.
@@ -45,11 +46,11 @@ bool reads(const std::string& text, const std::string& member) {
 // The options of `command` that nothing reads. What the command's own file does not read may be read by what it hands
 // its options to.
 std::set<std::string> unread(const Command& command) {
-  std::string text = source_of(command) + text_of(fs::path(SO_SOURCE_DIR) / "src/options/option_groups.cpp");
+  std::string text = source_of(command) + text_of(fs::path(test::source_tree()) / "src/options/option_groups.cpp");
   if (text.find("run_request(options") != std::string::npos) text += sources_below({"plan"});
   if (command.name == "train") {
     text += sources_below({"train", "checkpoint"});
-    const std::string options = text_of(fs::path(SO_SOURCE_DIR) / "src/options/train_options.cpp");
+    const std::string options = text_of(fs::path(test::source_tree()) / "src/options/train_options.cpp");
     text += options.substr(options.find("int resolve_cpu_threads"));
   }
   std::set<std::string> names;

@@ -1,5 +1,6 @@
 // What --overwrite_output_dir removes, of train and init: what this program wrote, by its record, and nothing else.
 #include "io/run_lock.h"
+#include "support/paths.h"
 #include "support/refusal.h"
 
 namespace so::test {
@@ -20,7 +21,8 @@ class Overwriting : public RefusalTest {
   }
   fs::path out() const { return temporary_ / "run"; }
   std::vector<std::string> init(bool overwrite) const {
-    std::vector<std::string> words{SO_BINARY, "init", "--config", config().string(), "--output_dir", out().string()};
+    std::vector<std::string> words{test::binary(),    "init",         "--config",
+                                   config().string(), "--output_dir", out().string()};
     if (overwrite) words.push_back("--overwrite_output_dir");
     return words;
   }
@@ -157,7 +159,7 @@ TEST_F(Overwriting, ADirectoryInUseIsRefused) {
       expect_refusal(run_words(training().flag(flag).words()), {out().string(), "in use by another run: " + me});
     expect_refusal(run_words(init(true)), {me});
     EXPECT_TRUE(snapshot(out()) == before);
-    finish({SO_BINARY, "eval", "--model", out().string(), "--data", data().string(), "--cache_dir",
+    finish({test::binary(), "eval", "--model", out().string(), "--data", data().string(), "--cache_dir",
             (temporary_ / "cache").string(), "--device", "cpu"});
   }
   // What a killed run left is no lock.

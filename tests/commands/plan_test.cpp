@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "support/files.h"
+#include "support/paths.h"
 #include "support/process.h"
 #include "support/refusal.h"
 #include "support/trace_reader.h"
@@ -25,7 +26,7 @@ struct Planned {
 
 Planned plan(std::vector<std::string> words) {
   const TemporaryDirectory directory;
-  words.insert(words.begin(), {SO_BINARY, "plan"});
+  words.insert(words.begin(), {test::binary(), "plan"});
   words.push_back("--json");
   const Outcome o = run(words, directory.path());
   EXPECT_EQ(o.exit_code, 0) << o.err;
@@ -89,15 +90,15 @@ TEST(Plan, ReadsAHardwareFileAndFollowsIt) {
 
 TEST(Plan, DrawsAStepAndWritesItsTrace) {
   const TemporaryDirectory directory;
-  const Outcome o =
-      run({SO_BINARY, "plan", "--model", "qwen3-14b", "--trace", (directory / "t.json").string()}, directory.path());
+  const Outcome o = run({test::binary(), "plan", "--model", "qwen3-14b", "--trace", (directory / "t.json").string()},
+                        directory.path());
   ASSERT_EQ(o.exit_code, 0) << o.err;
   for (const char* lane : {"\nGPU |", "\nD2H |", "\nCPU |", "\nH2D |", "f forward", "b backward", "g gradients"})
     EXPECT_NE(o.out.find(lane), std::string::npos) << lane;
   const WrittenTrace trace = read_trace(directory / "t.json");
   for (const char* lane : {"compute", "to host", "to device"}) EXPECT_TRUE(trace.streams.contains(lane)) << lane;
   EXPECT_TRUE(trace.threads.contains("optimizer"));
-  expect_refusal(run({SO_BINARY, "plan", "--model", "qwen3-4b", "--trace", "/proc/none/t.json"}, directory.path()),
+  expect_refusal(run({test::binary(), "plan", "--model", "qwen3-4b", "--trace", "/proc/none/t.json"}, directory.path()),
                  {"/proc/none"});
 }
 
@@ -124,7 +125,7 @@ TEST(Plan, SaysWhatElseThereWas) {
   EXPECT_GE(splits.size(), 5u);
   EXPECT_FALSE(splits.back().at("fits").get<bool>()) << "all of 177 GB on the device";
   const TemporaryDirectory directory;
-  const Outcome o = run({SO_BINARY, "plan", "--model", "qwen3-14b", "--explain", "activations"}, directory.path());
+  const Outcome o = run({test::binary(), "plan", "--model", "qwen3-14b", "--explain", "activations"}, directory.path());
   for (const char* part : {"\nactivations\n", "  chosen", "does not fit: ", "  > "})
     EXPECT_NE(o.out.find(part), std::string::npos) << part;
 }
@@ -132,7 +133,7 @@ TEST(Plan, SaysWhatElseThereWas) {
 TEST(Plan, RefusesWhatCannotBe) {
   const TemporaryDirectory directory;
   const auto refused = [&](std::vector<std::string> words, const std::vector<std::string>& needles) {
-    words.insert(words.begin(), {SO_BINARY, "plan"});
+    words.insert(words.begin(), {test::binary(), "plan"});
     expect_refusal(run(words, directory.path()), needles);
   };
   refused({"--model", "llama-3.3-70b"}, {"not enough memory", "optimizer state", "it would fit with --"});

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "support/paths.h"
 #include "support/speaking_model.h"
 
 namespace {
@@ -18,7 +19,7 @@ struct Outcome {
 // `arguments` go through the shell, with redirections.
 Outcome run(const std::string& arguments) {
   Outcome r;
-  std::FILE* pipe = ::popen(("'" SO_BINARY "' " + arguments).c_str(), "r");
+  std::FILE* pipe = ::popen(("'" + so::test::binary() + "' " + arguments).c_str(), "r");
   if (pipe == nullptr) return r;
   char buffer[4096];
   for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) r.output.append(buffer, n);
@@ -49,7 +50,7 @@ TEST(Program, UserErrorsAreOneLineOnStandardErrorAndExitWithTwo) {
 TEST(Program, AResultThatCannotBeWrittenIsAFailure) {
   const so::test::TemporaryDirectory directory;
   const std::string made = so::test::make_speaking_model(directory.path()).string();
-  const std::string fixture = SO_FIXTURES "/models/qwen3-tied";
+  const std::string fixture = so::test::fixtures() + "/models/qwen3-tied";
   const std::string model = " --model '" + made + "'", cpu = " --device cpu", config = " --config '" + made + "'" + cpu;
   const std::string data = " --data '" + fixture + "/data.jsonl' --cache_dir '" + directory.path().string() + "'";
   std::vector<std::string> commands = {"--help", "--version", "tokenize --decode 1" + model};

@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "support/paths.h"
 #include "support/refusal.h"
 
 namespace so::test {
@@ -23,7 +24,7 @@ std::string records() {
 class Published : public testing::TestWithParam<PublishedModel> {
  protected:
   Outcome superoffload(std::vector<std::string> words) const {
-    words.insert(words.begin(), SO_BINARY);
+    words.insert(words.begin(), test::binary());
     return run(words, temporary_.path());
   }
   void expect_done(const std::vector<std::string>& words) {

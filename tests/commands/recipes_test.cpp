@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "support/files.h"
+#include "support/paths.h"
 #include "support/process.h"
 #include "support/training_run.h"
 
@@ -12,7 +13,7 @@ namespace {
 
 std::vector<std::string> recipe_names() {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(SO_SOURCE_DIR) / "recipes"))
+  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(test::source_tree()) / "recipes"))
     if (const std::string name = entry.path().filename().string(); name.starts_with("finetune_")) names.push_back(name);
   std::sort(names.begin(), names.end());
   return names;
@@ -26,9 +27,9 @@ class Recipes : public testing::Test {
     std::vector<std::string> words{"/usr/bin/env"};
     for (const char* unset : {"MODEL_DIR", "DATA", "OUTPUT_DIR", "MAX_LENGTH"})
       words.insert(words.end(), {"-u", unset});
-    words.push_back(std::string("SUPEROFFLOAD=") + SO_BINARY);
+    words.push_back(std::string("SUPEROFFLOAD=") + test::binary());
     words.insert(words.end(), variables.begin(), variables.end());
-    words.push_back((std::filesystem::path(SO_SOURCE_DIR) / "recipes" / name).string());
+    words.push_back((std::filesystem::path(test::source_tree()) / "recipes" / name).string());
     words.insert(words.end(), arguments.begin(), arguments.end());
     return run(words, temporary_.path());
   }

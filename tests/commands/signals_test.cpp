@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "support/files.h"
+#include "support/paths.h"
 #include "support/process.h"
 #include "support/speaking_model.h"
 #include "support/training_run.h"
@@ -120,7 +121,7 @@ TEST_F(Signals, AtTheStartLeaveNothingInTheWay) {
 TEST_F(Signals, EndGenerateAtOnce) {
   const std::string model = make_speaking_model(temporary_.path()).string();
   std::filesystem::remove(temporary_ / "stdout.txt");
-  Process process({SO_BINARY, "generate", "--model", model, "--prompt", "a", "--max_new_tokens", "90000",
+  Process process({test::binary(), "generate", "--model", model, "--prompt", "a", "--max_new_tokens", "90000",
                    "--stop_at_eos", "false", "--temperature", "1", "--device", "cpu"},
                   temporary_.path());
   const auto output = temporary_ / "stdout.txt";

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "support/paths.h"
 #include "support/refusal.h"
 #include "support/speaking_model.h"
 
@@ -28,7 +29,7 @@ class SpecialTokensInText : public testing::Test {
     return run(words, temporary_.path());
   }
   nlohmann::json tokenize(const std::string& text, const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> words{SO_BINARY, "tokenize", "--model", model_.string(), "--text", text, "--json"};
+    std::vector<std::string> words{test::binary(), "tokenize", "--model", model_.string(), "--text", text, "--json"};
     words.insert(words.end(), more.begin(), more.end());
     const Outcome o = run(words, temporary_.path());
     EXPECT_EQ(o.exit_code, 0) << o.err;
@@ -70,16 +71,16 @@ TEST_F(SpecialTokensInText, TokenizeCountsThemAndTakesThemAsTextWhereAsked) {
   EXPECT_EQ(text.at("special_tokens_in_text"), 0);
   EXPECT_GT(text.at("ids").size(), 3u);
   EXPECT_EQ(tokenize("a b").at("special_tokens_in_text"), 0);
-  expect_refusal(
-      run({SO_BINARY, "tokenize", "--model", model_.string(), "--decode", "1 2", "--parse_special_tokens", "false"},
-          temporary_.path()),
-      {"--parse_special_tokens", "--decode"});
+  expect_refusal(run({test::binary(), "tokenize", "--model", model_.string(), "--decode", "1 2",
+                      "--parse_special_tokens", "false"},
+                     temporary_.path()),
+                 {"--parse_special_tokens", "--decode"});
 }
 
 TEST_F(SpecialTokensInText, EvalAndGenerateTakeTheOption) {
   const auto answer = [&](const std::string& command, const char* parse) {
-    std::vector<std::string> words{SO_BINARY, command, "--model", model_.string(), "--json", "--parse_special_tokens",
-                                   parse};
+    std::vector<std::string> words{test::binary(),           command, "--model", model_.string(), "--json",
+                                   "--parse_special_tokens", parse};
     if (command == "eval")
       words.insert(words.end(), {"--data", data().string(), "--cache_dir", cache().string(), "--max_length", "64"});
     else

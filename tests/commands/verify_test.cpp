@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "support/files.h"
+#include "support/paths.h"
 #include "support/process.h"
 #include "support/refusal.h"
 #include "support/training_run.h"
@@ -23,7 +24,7 @@ class Verified : public testing::Test {
     ASSERT_EQ(o.exit_code, 0) << o.err;
   }
   Outcome verify(const std::vector<std::string>& words) const {
-    std::vector<std::string> all{SO_BINARY, "verify"};
+    std::vector<std::string> all{test::binary(), "verify"};
     all.insert(all.end(), words.begin(), words.end());
     return run(all, temporary_.path());
   }
@@ -45,9 +46,9 @@ TEST_F(Verified, ALineADirectoryAndTheExitCode) {
   ASSERT_EQ(lines.size(), 4u) << whole.out;
   EXPECT_TRUE(lines[0].starts_with(out().string() + ": whole, model, ")) << lines[0];
   for (int step = 1; step <= 3; ++step)
-    EXPECT_TRUE(lines[static_cast<std::size_t>(step)].starts_with(
-        (out() / ("checkpoint-" + std::to_string(step))).string() + ": whole, checkpoint of step " +
-        std::to_string(step) + ", "))
+    EXPECT_TRUE(
+        lines[static_cast<std::size_t>(step)].starts_with((out() / ("checkpoint-" + std::to_string(step))).string() +
+                                                          ": whole, checkpoint of step " + std::to_string(step) + ", "))
         << whole.out;
 
   flip(out() / "checkpoint-2" / "exp_avg.safetensors");
@@ -96,13 +97,14 @@ TEST_F(Verified, AModelWithoutChecksumsIsReadAsFarAsItSays) {
 TEST_F(Verified, ResumeRefusesWhatIsDamagedAndNamesWhatIsNot) {
   train();
   const fs::path last = out() / "checkpoint-3", older = out() / "checkpoint-2";
-  fs::copy_file(older / "exp_avg_sq.safetensors", last / "exp_avg_sq.safetensors", fs::copy_options::overwrite_existing);
+  fs::copy_file(older / "exp_avg_sq.safetensors", last / "exp_avg_sq.safetensors",
+                fs::copy_options::overwrite_existing);
   const auto before = snapshot(out());
   for (const bool dry : {true, false}) {
     TrainCommand c = command().flag("resume");
     if (dry) c.flag("dry_run");
-    expect_refusal(run(c.words(), temporary_.path()), {(last / "exp_avg_sq.safetensors").string(), "is of step 2",
-                                                       "--resume " + older.string()});
+    expect_refusal(run(c.words(), temporary_.path()),
+                   {(last / "exp_avg_sq.safetensors").string(), "is of step 2", "--resume " + older.string()});
   }
   EXPECT_TRUE(snapshot(out()) == before) << "a refusal changes nothing";
   const Outcome o = run(command().set("resume", older.string()).words(), temporary_.path());

@@ -8,6 +8,7 @@
 
 #include "data/records.h"
 #include "data_test_util.h"
+#include "support/paths.h"
 
 namespace so {
 namespace {
@@ -38,9 +39,8 @@ class DebianDataset : public ::testing::Test {
   }
 
   int run(const std::string& arguments) {
-    const std::string command = "cd '" + directory_.path.string() +
-                                "' && PATH=\"$PWD:$PATH\" sh " SO_SOURCE_DIR "/scripts/make_debian_dataset.sh " +
-                                arguments + " 2>messages";
+    const std::string command = "cd '" + directory_.path.string() + "' && PATH=\"$PWD:$PATH\" sh " +
+                                test::source_tree() + "/scripts/make_debian_dataset.sh " + arguments + " 2>messages";
     const int status = std::system(command.c_str());
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data_test_util.h"
+#include "support/paths.h"
 
 namespace so {
 namespace {
@@ -136,7 +137,7 @@ TEST(Example, RefusesEncodersThatCannotWork) {
 
 // transformers is given unshifted labels and shifts them itself. Its mean loss must be ours over shifted targets.
 TEST(Example, TargetsGiveTheLossOfTransformers) {
-  const auto fixture = nlohmann::json::parse(test::read_file(SO_FIXTURES "/data/loss.json"));
+  const auto fixture = nlohmann::json::parse(test::read_file(test::fixtures() + "/data/loss.json"));
   ASSERT_EQ(fixture.at("cases").size(), 4u);
   const ByteEncoder encoder;
   for (const auto& c : fixture.at("cases")) {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "data_test_util.h"
+#include "support/paths.h"
 
 namespace so {
 namespace {
@@ -51,7 +52,7 @@ TEST(Packing, ClosesTheFullestRowWhenTheWindowIsFull) {
 }
 
 TEST(Packing, IsTheDocumentedRule) {
-  const auto fixture = nlohmann::json::parse(test::read_file(SO_FIXTURES "/data/packing.json"));
+  const auto fixture = nlohmann::json::parse(test::read_file(test::fixtures() + "/data/packing.json"));
   const auto lengths = fixture.at("lengths").get<std::vector<std::int64_t>>();
   std::vector<std::int64_t> order(lengths.size());
   std::iota(order.begin(), order.end(), std::int64_t{0});

@@ -7,12 +7,13 @@
 #include <numeric>
 
 #include "data_test_util.h"
+#include "support/paths.h"
 
 namespace so {
 namespace {
 
 TEST(EpochOrder, IsTheDocumentedPermutation) {
-  const auto fixture = nlohmann::json::parse(test::read_file(SO_FIXTURES "/data/order.json"));
+  const auto fixture = nlohmann::json::parse(test::read_file(test::fixtures() + "/data/order.json"));
   ASSERT_EQ(fixture.at("cases").size(), 6u);
   for (const auto& c : fixture.at("cases"))
     EXPECT_EQ(epoch_order(c.at("count"), c.at("seed").get<std::uint64_t>(), c.at("epoch"), true),

@@ -12,6 +12,7 @@
 #include "data/tokenizer/normalizer.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/utf8.h"
+#include "support/paths.h"
 
 namespace so {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 using Json = nlohmann::json;
 using Ids = std::vector<std::int32_t>;
 
-const std::filesystem::path fixtures = std::filesystem::path(SO_FIXTURES) / "tokenizer";
+const std::filesystem::path fixtures = std::filesystem::path(test::fixtures()) / "tokenizer";
 
 Json read(const std::filesystem::path& file) { return Json::parse(std::ifstream(file)); }
 
@@ -179,7 +180,7 @@ TEST(TokenizerNormalizer, LeavesNormalTextWhereItIs) {
 }
 
 TEST(SmallTokenizer, LoadsAndSpellsTheAlpacaTemplateCheaply) {
-  const Tokenizer tokenizer = Tokenizer::load(std::filesystem::path(SO_SOURCE_DIR) / "assets" / "tokenizer");
+  const Tokenizer tokenizer = Tokenizer::load(std::filesystem::path(test::source_tree()) / "assets" / "tokenizer");
   EXPECT_EQ(tokenizer.vocab_size(), 4096);
   EXPECT_EQ(tokenizer.eos_id(), tokenizer.token_to_id("<|endoftext|>"));
   EXPECT_EQ(tokenizer.pad_id(), tokenizer.eos_id());

@@ -3,6 +3,7 @@
 
 #include "faults/fault_case.h"
 #include "support/files.h"
+#include "support/paths.h"
 
 namespace so::test {
 namespace {
@@ -45,7 +46,7 @@ std::vector<FaultCase> limit_cases(int count, unsigned seed) {
   const bool root = ::geteuid() == 0;
   for (const Kind& kind : kinds) {
     const bool as_stranger = root && kind.resource == RLIMIT_NPROC;
-    if (as_stranger && !others_may_enter(SO_BINARY)) {
+    if (as_stranger && !others_may_enter(test::binary())) {
       fmt::print("{} is left out: root's threads are not counted, and others may not run the program\n", kind.name);
       continue;
     }

@@ -5,6 +5,7 @@
 
 #include "faults/fault_case.h"
 #include "support/files.h"
+#include "support/paths.h"
 #include "support/refusal.h"
 
 namespace so::test {
@@ -60,7 +61,7 @@ std::string judge_foreign(const std::filesystem::path& work) {
 }
 
 Outcome run_program(const std::vector<std::string>& words, const std::filesystem::path& work, const Limits& limits) {
-  std::vector<std::string> command{SO_BINARY};
+  std::vector<std::string> command{test::binary()};
   command.insert(command.end(), words.begin(), words.end());
   Limits in_work = limits;
   in_work.directory = work;
@@ -117,7 +118,8 @@ Originals::Originals(const std::filesystem::path& directory) : directory_(direct
     const Outcome o = run_program(words, directory);
     if (o.exit_code != 0) throw std::runtime_error("the originals cannot be made: " + o.err);
   };
-  must({"init", "--config", "config.json", "--tokenizer", SO_SOURCE_DIR "/assets/tokenizer", "--output_dir", "model"});
+  must({"init", "--config", "config.json", "--tokenizer", test::source_tree() + "/assets/tokenizer", "--output_dir",
+        "model"});
   write_file(directory / "model" / "generation_config.json", R"({"eos_token_id": [4093, 4094], "temperature": 0.7})");
   write_file(directory / "model" / "special_tokens_map.json",
              R"({"eos_token": {"content": "<|im_end|>", "lstrip": false}})");

@@ -11,6 +11,7 @@
 
 #include "faults/fault_case.h"
 #include "support/files.h"
+#include "support/paths.h"
 
 namespace so::test {
 namespace {
@@ -26,7 +27,7 @@ std::vector<std::string> train(bool resume = false) {
 }
 
 std::vector<std::string> program(const std::vector<std::string>& words) {
-  std::vector<std::string> command{SO_BINARY};
+  std::vector<std::string> command{test::binary()};
   command.insert(command.end(), words.begin(), words.end());
   return command;
 }

@@ -22,6 +22,7 @@
 #include "model/parameters.h"
 #include "model/rope.h"
 #include "offload/memory/device_weights.h"
+#include "support/paths.h"
 #include "support/random_tensors.h"
 #include "support/rig.h"
 #include "support/safetensors_reader.h"
@@ -62,7 +63,7 @@ struct HostBatch {
 // tests/fixtures/models/NAME; its README tells what is in it.
 struct ModelFixture {
   explicit ModelFixture(const std::string& name)
-      : path(std::filesystem::path(SO_FIXTURES) / "models" / name),
+      : path(std::filesystem::path(test::fixtures()) / "models" / name),
         spec(read_decoder_spec(path / "model" / "config.json")),
         layout(make_parameters(spec)),
         weights(read_model_weights(path / "model")),

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "model/config.h"
 #include "model/flops.h"
+#include "support/paths.h"
 #include "support/safetensors_reader.h"
 
 namespace so {
@@ -24,7 +25,7 @@ DecoderSpec small_spec(const char* architecture) {
 // transformers wrote these directories: its names and shapes, nothing more and nothing less.
 TEST(Parameters, NamesAndShapesAreThoseOfTransformers) {
   int models = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(SO_FIXTURES) / "models")) {
+  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(test::fixtures()) / "models")) {
     const auto directory = entry.path() / "model";
     if (!std::filesystem::exists(directory)) continue;
     std::map<std::string, std::vector<std::int64_t>> stored, ours;

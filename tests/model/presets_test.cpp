@@ -10,6 +10,7 @@
 #include "model/parameters.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/paths.h"
 
 namespace so {
 namespace {
@@ -43,7 +44,7 @@ TEST(Presets, HaveThePublishedNumberOfParameters) {
 TEST(Presets, AreWhatTheConfigFilesSay) {
   for (const auto& [folder, presets] : {std::pair{"models", model_presets()}, {"hardware", hardware_presets()}})
     for (const Preset& preset : presets) {
-      std::ifstream in(std::filesystem::path(SO_SOURCE_DIR) / "configs" / folder /
+      std::ifstream in(std::filesystem::path(test::source_tree()) / "configs" / folder /
                        (std::string(preset.name) + ".json"));
       EXPECT_EQ(preset.json, std::string(std::istreambuf_iterator<char>(in), {})) << preset.name;
     }

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "optim/adamw_twin.h"
+#include "support/paths.h"
 
 #if defined(__SSE2__)
 #include <xmmintrin.h>
@@ -51,7 +52,7 @@ struct Bound {
 };
 
 TEST(AdamW, AgreesWithPyTorch) {
-  std::ifstream file(SO_FIXTURES "/optim/adamw.json");
+  std::ifstream file(test::fixtures() + "/optim/adamw.json");
   const auto fixture = nlohmann::json::parse(file);
   ASSERT_EQ(fixture["cases"].size(), 4u);
   for (const auto& c : fixture["cases"]) {

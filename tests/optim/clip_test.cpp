@@ -10,12 +10,13 @@
 #include <vector>
 
 #include "base/error.h"
+#include "support/paths.h"
 
 namespace so {
 namespace {
 
 TEST(ClipCoefficient, AgreesWithPyTorch) {
-  std::ifstream file(SO_FIXTURES "/optim/clip.json");
+  std::ifstream file(test::fixtures() + "/optim/clip.json");
   const auto fixture = nlohmann::json::parse(file);
   ASSERT_EQ(fixture["cases"].size(), 10u);
   int clipped = 0;

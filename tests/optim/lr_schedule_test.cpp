@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "support/paths.h"
 
 namespace so {
 namespace {
@@ -21,7 +22,7 @@ LrScheduleKind kind_of(const std::string& name) {
 }
 
 TEST(LrSchedule, AgreesWithTransformers) {
-  std::ifstream file(SO_FIXTURES "/optim/lr_schedule.json");
+  std::ifstream file(test::fixtures() + "/optim/lr_schedule.json");
   const auto fixture = nlohmann::json::parse(file);
   ASSERT_EQ(fixture["cases"].size(), 15u);
   for (const auto& c : fixture["cases"]) {

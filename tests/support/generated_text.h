@@ -11,10 +11,12 @@
 #include <fstream>
 #include <string>
 
+#include "support/paths.h"
+
 namespace so {
 
 inline void expect_generated_text(const std::string& document, const std::string& name, const std::string& expected) {
-  const std::string file = SO_SOURCE_DIR "/docs/" + document;
+  const std::string file = test::source_tree() + "/docs/" + document;
   std::ifstream in(file);
   std::string text{std::istreambuf_iterator<char>(in), {}};
   const std::string begin = "<!-- generated: " + name + " -->\n";

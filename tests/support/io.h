@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "support/files.h"
+#include "support/paths.h"
 
 namespace so::io_test {
 
@@ -31,7 +32,9 @@ inline void write_file(const std::filesystem::path& path, std::string_view conte
   if (!out) throw std::runtime_error("cannot write " + path.string());
 }
 
-inline std::filesystem::path fixture(std::string_view name) { return std::filesystem::path(SO_FIXTURES) / "io" / name; }
+inline std::filesystem::path fixture(std::string_view name) {
+  return std::filesystem::path(test::fixtures()) / "io" / name;
+}
 
 inline std::vector<std::string> names_in(const std::filesystem::path& directory) {
   std::vector<std::string> names;

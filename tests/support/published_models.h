@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "support/paths.h"
 #include "support/safetensors_reader.h"
 #include "support/training_run.h"
 
@@ -21,15 +22,15 @@ inline constexpr const char* no_limit = "1000000000000000019884624838656";
 enum class ChatTemplate { none, text, named_list, file };
 
 struct PublishedModel {
-  std::string name;       // of the test
-  std::string config;     // a preset, or the text of a config.json
-  std::string tokenizer;  // of tests/fixtures/tokenizer
+  std::string name;                                          // of the test
+  std::string config;                                        // a preset, or the text of a config.json
+  std::string tokenizer;                                     // of tests/fixtures/tokenizer
   nlohmann::json tokenizer_keys = nlohmann::json::object();  // of tokenizer_config.json, beside those of the fixture
   nlohmann::json special_tokens_map;                         // null: no such file
   nlohmann::json generation;                                 // null: no such file
   ChatTemplate chat_template = ChatTemplate::none;
-  std::vector<std::string> copied;   // small files that a trained model keeps
-  std::vector<std::string> ignored;  // files that it does not
+  std::vector<std::string> copied;                  // small files that a trained model keeps
+  std::vector<std::string> ignored;                 // files that it does not
   std::vector<std::string> tokenizer_json_without;  // keys that its tokenizer.json lacks
 
   friend void PrintTo(const PublishedModel& model, std::ostream* out) { *out << model.name; }
@@ -58,19 +59,20 @@ inline nlohmann::json shrunk_config(nlohmann::json c) {
 
 inline nlohmann::json config_of(const PublishedModel& model) {
   if (model.config.starts_with("{")) return shrunk_config(nlohmann::json::parse(model.config));
-  return shrunk_config(read_json(std::filesystem::path(SO_SOURCE_DIR) / "configs/models" / (model.config + ".json")));
+  return shrunk_config(
+      read_json(std::filesystem::path(test::source_tree()) / "configs/models" / (model.config + ".json")));
 }
 
 // tokenizer.json as the fixture has it, less `without`.
 inline nlohmann::json tokenizer_of(const std::string& fixture, const std::vector<std::string>& without = {}) {
-  auto json = read_json(std::filesystem::path(SO_FIXTURES) / "tokenizer" / fixture / "tokenizer.json");
+  auto json = read_json(std::filesystem::path(test::fixtures()) / "tokenizer" / fixture / "tokenizer.json");
   for (const std::string& key : without) json.erase(key);
   return json;
 }
 
 // tokenizer_config.json as text, since JSON libraries of C++ write no such number.
 inline std::string tokenizer_config_of(const PublishedModel& model) {
-  const auto fixture = std::filesystem::path(SO_FIXTURES) / "tokenizer" / model.tokenizer;
+  const auto fixture = std::filesystem::path(test::fixtures()) / "tokenizer" / model.tokenizer;
   nlohmann::json j = read_json(fixture / "tokenizer_config.json");
   j.update(model.tokenizer_keys);
   const nlohmann::json tokenizer = tokenizer_of(model.tokenizer);
@@ -114,8 +116,8 @@ inline void write_small_files(const PublishedModel& model, const std::filesystem
 inline const std::vector<PublishedModel>& published_models() {
   using nlohmann::json;
   static const std::vector<std::string> hub{".gitattributes", "README.md"};
-  static const std::vector<std::string> original{
-      ".gitattributes", "README.md", "original/params.json", "original/consolidated.00.pth", "original/tokenizer.model"};
+  static const std::vector<std::string> original{".gitattributes", "README.md", "original/params.json",
+                                                 "original/consolidated.00.pth", "original/tokenizer.model"};
   static const std::vector<PublishedModel> all{
       {.name = "Llama31",
        .config = "llama-3.1-8b",
@@ -150,7 +152,8 @@ inline const std::vector<PublishedModel>& published_models() {
        .config = "phi-4",
        .tokenizer = "phi4",
        .tokenizer_keys = {{"add_prefix_space", false}, {"tokenizer_class", "GPT2Tokenizer"}},
-       .special_tokens_map = {{"bos_token", {{"content", "<|endoftext|>"}}}, {"eos_token", {{"content", "<|im_end|>"}}}},
+       .special_tokens_map = {{"bos_token", {{"content", "<|endoftext|>"}}},
+                              {"eos_token", {{"content", "<|im_end|>"}}}},
        .generation = {{"bos_token_id", 2001}, {"eos_token_id", {2001, 2003}}, {"pad_token_id", 2000}},
        .chat_template = ChatTemplate::text,
        .copied = {"LICENSE", "added_tokens.json", "merges.txt", "vocab.json"},

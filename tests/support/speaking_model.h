@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "support/files.h"
+#include "support/paths.h"
 #include "support/process.h"
 #include "support/training_run.h"
 
@@ -17,8 +18,8 @@ inline std::filesystem::path make_speaking_model(const std::filesystem::path& di
   config["max_position_embeddings"] = 100'000;
   write_file(directory / "config.json", config.dump());
   const std::filesystem::path model = directory / "model";
-  const Outcome o = run({SO_BINARY, "init", "--config", (directory / "config.json").string(), "--tokenizer",
-                         std::string(SO_FIXTURES) + "/tokenizer/qwen3", "--output_dir", model.string()},
+  const Outcome o = run({test::binary(), "init", "--config", (directory / "config.json").string(), "--tokenizer",
+                         test::fixtures() + "/tokenizer/qwen3", "--output_dir", model.string()},
                         directory);
   if (o.exit_code != 0) throw std::runtime_error(o.err);
   return model;

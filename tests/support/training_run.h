@@ -9,12 +9,13 @@
 #include <vector>
 
 #include "support/on_gpu.h"
+#include "support/paths.h"
 #include "support/safetensors_reader.h"
 
 namespace so::test {
 
 inline std::filesystem::path model_fixture(const std::string& name) {
-  return std::filesystem::path(SO_FIXTURES) / "models" / name;
+  return std::filesystem::path(test::fixtures()) / "models" / name;
 }
 
 inline nlohmann::json read_json(const std::filesystem::path& path) { return nlohmann::json::parse(read_file(path)); }
@@ -44,7 +45,7 @@ class TrainCommand {
     return *this;
   }
   std::vector<std::string> words() const {
-    std::vector<std::string> all{SO_BINARY, "train"};
+    std::vector<std::string> all{test::binary(), "train"};
     // By itself a GPU would own all of a fixture's state, and the host's side would go untested there.
     if (on_gpu() && !options_.contains("offload_ratio") && !options_.contains("offload_optimizer"))
       all.insert(all.end(), {"--offload_ratio", "1"});
