@@ -237,6 +237,7 @@ std::vector<FileDamage> find_damage(const fs::path& directory, const Checksums& 
     }
   }
   readers.clear();
+  if (progress) progress(bytes);  // small files may all have been read before the first wait
 
   std::vector<FileDamage> damage;
   for (Job& job : jobs)

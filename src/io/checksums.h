@@ -53,7 +53,7 @@ struct FileDamage {
 };
 
 // Reads the files of the list, several at once, and says which are not as it has them, in the order of their names.
-// `progress` is told now and then, by the calling thread, how many bytes have been read.
+// `progress` is told now and then and once at the end, by the calling thread, how many bytes have been read.
 std::vector<FileDamage> find_damage(const std::filesystem::path& directory, const Checksums& checksums,
                                     const std::function<void(std::uint64_t)>& progress = {});
 
