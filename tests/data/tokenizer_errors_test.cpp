@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -201,6 +202,42 @@ TEST(TokenizerErrors, EveryPrefixOfAFileIsRefused) {
   for (std::size_t length = 0; length < text.size(); length += 13) {
     EXPECT_THROW(Tokenizer::parse(text.substr(0, length), "FILE"), Error) << length;
   }
+}
+
+// As tokenizers and transformers number them, whatever the file says.
+TEST(TokenizerErrors, AddedTokensAreNumberedInTheOrderOfTheFile) {
+  Json json = small_tokenizer();
+  for (const char* content : {"<b>", "he", "<c>"}) {
+    json["added_tokens"].push_back(json["added_tokens"][0]);
+    json["added_tokens"].back()["content"] = content;
+  }
+  const std::array<std::int32_t, 4> ids = {259, 257, 256, 258};
+  for (std::size_t i = 0; i < ids.size(); ++i) json["added_tokens"][i]["id"] = ids[i];
+  const Tokenizer tokenizer = parse(json);
+  EXPECT_EQ(tokenizer.encode("<end><b>he<c>", false), (Ids{257, 258, 256, 259}));
+  EXPECT_EQ(tokenizer.decode(Ids{257, 258, 259}, false), "<end><b><c>");
+  EXPECT_EQ(tokenizer.vocab_size(), 260);
+}
+
+TEST(TokenizerErrors, DigitsAreCutApart) {
+  Json json = small_tokenizer();
+  json["model"]["vocab"]["12"] = 258;
+  json["model"]["vocab"]["Ġ1"] = 259;
+  json["model"]["merges"] = {"h e", "1 2", "Ġ 1"};
+  json["added_tokens"] = Json::array();
+  Json digits = {{"type", "Digits"}, {"individual_digits", true}};
+  const Json byte_level = json["pre_tokenizer"];
+  const auto encode = [&] {
+    json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {digits, byte_level}}};
+    return parse(json).encode("he 12", false);
+  };
+  json["model"]["vocab"].erase("he");
+  json["model"]["vocab"]["he"] = 257;
+  EXPECT_EQ(encode(), (Ids{257, ' ', '1', '2'}));
+  digits["individual_digits"] = false;
+  EXPECT_EQ(encode(), (Ids{257, ' ', 258}));
+  digits.erase("individual_digits");
+  EXPECT_NE(message_of([&] { encode(); }).find("\"individual_digits\" is missing"), std::string::npos);
 }
 
 TEST(TokenizerErrors, TruncationAndPaddingAreIgnored) {

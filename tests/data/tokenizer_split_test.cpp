@@ -90,12 +90,14 @@ TEST_P(FastSplitEqualsPcre2, OnRandomText) {
 }
 
 std::string pattern_name(const testing::TestParamInfo<std::string>& pattern) {
-  constexpr std::array names = {"cl100k", "qwen2", "seed", "o200k", "gpt2"};
+  constexpr std::array names = {"cl100k", "qwen2", "seed", "o200k", "gpt2", "digits", "digit_runs"};
   return names.at(pattern.index);
 }
 
 INSTANTIATE_TEST_SUITE_P(Patterns, FastSplitEqualsPcre2,
-                         testing::Values(cl100k, qwen2, seed, o200k, std::string(gpt2_split_pattern)), pattern_name);
+                         testing::Values(cl100k, qwen2, seed, o200k, std::string(gpt2_split_pattern),
+                                         std::string(each_digit_pattern), std::string(digit_runs_pattern)),
+                         pattern_name);
 
 TEST(SplitPattern, SeesTheSameSpacesAsOniguruma) {
   // U+180E is a space to PCRE2's \s, but has not been one since Unicode 6.3; U+0085 is one to both.
@@ -124,10 +126,10 @@ TEST(SplitPattern, LongRunsDoNotExhaustTheEngine) {
 }
 
 TEST(SplitPattern, RefusesWhatTheEnginesReadDifferently) {
-  const std::array<std::string, 24> refused = {"^a",      "a$",          R"(\w+)", R"(\ba)",  R"(\h)",       R"(\v)",
-                                               R"(\x41)", R"(\p{Han}+)", R"(\pL)", "[a&&b]",  "[[:alpha:]]", "[[a]]",
-                                               "(?i)a",   "(?i:[a])",    "(?i:ß)", "(?<=a)b", "(?<!a)b",     "a{1,3}+",
-                                               "a{2}?",   "a{,3}",       "a{x",    "a]",      "[a",          "(?#x)a"};
+  const std::array<std::string, 23> refused = {
+      "^a",      R"(\w+)",     R"(\ba)",      R"(\h)", R"(\v)",  R"(\x41)",   "[[a]]", R"(\p{Han}+)",
+      R"(\pL)",  "[a&&b]",     "[[:alpha:]]", "(?i)a", "(?i:ß)", "(?i:[^a])", "a{2}?", "a{x",
+      "(?<!a)b", "(?i:[a-c])", "(?<=a)b",     "a{,3}", "a]",     "[a",        "(?#x)a"};
   for (const std::string& pattern : refused) {
     try {
       SplitPattern::regex(pattern, "FILE: KEY");
@@ -136,6 +138,24 @@ TEST(SplitPattern, RefusesWhatTheEnginesReadDifferently) {
       EXPECT_NE(std::string(error.what()).find("FILE: KEY"), std::string::npos) << error.what();
     }
   }
+}
+
+// As the tokenizers library cuts (pre_tokenizers.Split with the same pattern).
+TEST(SplitPattern, RepeatsACountAndEndsLinesAsOnigurumaDoes) {
+  const auto cut = [](const char* pattern, const char* text) { return run(with_pattern(pattern, false), text); };
+  EXPECT_EQ(cut("a{2,3}+", "aaaaab"), (Pieces{"aaaaa", "b"})) << "not possessive: the count itself is repeated";
+  EXPECT_EQ(cut("(?:ab){2}+a", "ababababa"), (Pieces{"ababababa"}));
+  EXPECT_EQ(cut("[ab]{2}+a", "abba"), (Pieces{"a", "bba"}));
+  EXPECT_EQ(cut("a$", "a\na a"), (Pieces{"a", "\na ", "a"}));
+  EXPECT_EQ(cut("\n$", "a\n"), (Pieces{"a", "\n"}));
+  EXPECT_EQ(cut("(?i:[sd]|ll)", "aſDLlx"), (Pieces{"a", "ſ", "D", "Ll", "x"}));
+}
+
+TEST(SplitPattern, ReadsThePatternThatTiktokenHasToday) {
+  const std::string pattern =
+      R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s)";
+  EXPECT_EQ(run(with_pattern(pattern, true), "It's  12345 a\n\n b'LL !?\r\n  \n "),
+            (Pieces{"It", "'s", " ", " ", "12345", " a", "\n\n", " b", "'LL", " !?\r\n", "  \n "}));
 }
 
 TEST(SplitPattern, RefusesEmptyMatchesAndMistakes) {

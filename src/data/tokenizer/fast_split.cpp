@@ -190,9 +190,19 @@ std::size_t split_gpt2(std::string_view view, std::size_t at) {
   return spaces(text, at);
 }
 
+// \p{N} or \p{N}+ and what lies between its matches (the pre-tokenizer "Digits").
+template <bool one>
+std::size_t split_digits(std::string_view view, std::size_t at) {
+  const Text text(view);
+  const Character c = text.at(at);
+  if (!(c.bits & number)) return text.skip_others(c.end, number);
+  return one ? c.end : text.skip(c.end, number);
+}
+
 struct Known {
   std::string_view pattern;
   FastSplit split;
+  bool matches_everywhere = true;
 };
 
 constexpr std::string_view gpt2_pattern =
@@ -221,15 +231,18 @@ constexpr std::array known_patterns = {
         R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
         split_o200k},
     Known{gpt2_pattern, split_gpt2},
+    // DeepSeek Coder, StarCoder 2, SmolLM
+    Known{each_digit_pattern, split_digits<true>, false},
+    Known{digit_runs_pattern, split_digits<false>, false},
 };
 
 }  // namespace
 
 const std::string_view gpt2_split_pattern = gpt2_pattern;
 
-FastSplit fast_split_for(std::string_view pattern) {
+FastSplit fast_split_for(std::string_view pattern, bool gaps_are_pieces) {
   for (const Known& known : known_patterns) {
-    if (known.pattern == pattern) return known.split;
+    if (known.pattern == pattern && (known.matches_everywhere || gaps_are_pieces)) return known.split;
   }
   return nullptr;
 }

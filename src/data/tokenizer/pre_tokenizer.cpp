@@ -49,10 +49,11 @@ PreTokenizer::PreTokenizer(std::vector<SplitStep> steps, bool add_prefix_space, 
                            const std::string& where, bool fast)
     : add_prefix_space_(add_prefix_space) {
   for (const SplitStep& step : steps) {
-    steps_.push_back({fast && step.is_regex ? fast_split_for(step.pattern) : nullptr,
-                      step.is_regex ? SplitPattern::regex(step.pattern, step.where)
-                                    : SplitPattern::literal(step.pattern, step.where),
-                      step.behavior, step.invert});
+    steps_.push_back(
+        {fast && step.is_regex ? fast_split_for(step.pattern, step.behavior == SplitBehavior::Isolated) : nullptr,
+         step.is_regex ? SplitPattern::regex(step.pattern, step.where)
+                       : SplitPattern::literal(step.pattern, step.where),
+         step.behavior, step.invert});
   }
   if (use_regex) {
     last_.push_back({fast ? fast_split_for(gpt2_split_pattern) : nullptr,

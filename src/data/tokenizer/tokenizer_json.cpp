@@ -151,30 +151,45 @@ AddedToken read_added_token(const JsonNode& node) {
   return token;
 }
 
+// The ids by the rule of the `tokenizers` library, and so of transformers: in the file's order, a token of the model's
+// vocabulary has the id there, any other the next free one. Tokens out of the order of their ids are numbered otherwise
+// than the file says, with a warning; ids that this rule gives to no token make the file inconsistent.
 void read_added_tokens(const JsonNode& list, TokenizerSpec& spec) {
   std::size_t index = 0;
   for (const JsonElement element : list.array())
     spec.added_tokens.push_back(read_added_token(list.element(element, index++)));
-  std::stable_sort(spec.added_tokens.begin(), spec.added_tokens.end(),
-                   [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
 
-  // The `tokenizers` library numbers added tokens itself, by this rule; a file that says otherwise is inconsistent.
   std::unordered_set<std::string> contents;
-  std::int32_t highest = -1;
+  std::unordered_set<std::int32_t> written;
   for (const AddedToken& token : spec.added_tokens) {
     if (!contents.insert(token.content).second) fail("{}: the token \"{}\" occurs twice", list.where(), token.content);
     const std::int32_t in_model = spec.model.find(token.content);
-    const std::int32_t next_free = highest >= spec.model.count() ? highest + 1 : spec.model.count();
-    if (in_model >= 0 && token.id != in_model) {
+    if (in_model >= 0 && token.id != in_model)
       fail("{}: \"{}\" has id {}, but {} in model.vocab", list.where(), token.content, token.id, in_model);
-    }
-    if (in_model < 0 && (token.id != next_free || spec.model.contains(token.id))) {
-      fail("{}: \"{}\" has id {}, but {}", list.where(), token.content, token.id,
-           spec.model.contains(token.id) || token.id <= highest ? "another token has it, too"
-                                                                : "the next free id is " + std::to_string(next_free));
-    }
-    highest = token.id;
+    if (!written.insert(token.id).second || (in_model < 0 && spec.model.contains(token.id)))
+      fail("{}: \"{}\" has id {}, but another token has it, too", list.where(), token.content, token.id);
   }
+
+  const AddedToken* renumbered = nullptr;
+  std::int32_t in_file = 0;
+  std::int32_t highest = -1;
+  for (AddedToken& token : spec.added_tokens) {
+    std::int32_t id = spec.model.find(token.content);
+    if (id < 0) id = highest >= spec.model.count() ? highest + 1 : spec.model.count();
+    if (!written.contains(id) || (token.id != id && spec.model.contains(id)))
+      fail("{}: \"{}\" has id {}, but the next free id is {}", list.where(), token.content, token.id, id);
+    highest = std::max(highest, id);
+    if (id != token.id && renumbered == nullptr) {
+      renumbered = &token;
+      in_file = token.id;
+    }
+    token.id = id;
+  }
+  if (renumbered != nullptr)
+    spec.warnings.push_back(
+        fmt::format("{}: the tokens are not in the order of their ids; as in transformers their order counts, and "
+                    "\"{}\" has id {}, not {}",
+                    list.where(), renumbered->content, renumbered->id, in_file));
 }
 
 // ---- normalizer, pre-tokenizer, post-processor, decoder ----
@@ -226,8 +241,12 @@ void read_pre_tokenizer(const JsonNode& node, TokenizerSpec& spec) {
       byte_level = true;
       spec.add_prefix_space = stage.flag("add_prefix_space");
       spec.use_regex = stage.flag("use_regex", true);
+    } else if (type_of(stage) == "Digits") {
+      stage.allow_only({"type", "individual_digits"});
+      const std::string_view pattern = stage.flag("individual_digits") ? each_digit_pattern : digit_runs_pattern;
+      spec.splits.push_back({std::string(pattern), true, SplitBehavior::Isolated, false, stage.where()});
     } else {
-      refuse_type(stage, "Split or ByteLevel");
+      refuse_type(stage, "Split, Digits or ByteLevel");
     }
   });
   if (!byte_level) fail("{} has no ByteLevel stage: only byte-level BPE is supported", node.where());

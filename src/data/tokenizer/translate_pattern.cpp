@@ -1,15 +1,18 @@
 // Where Oniguruma (Ruby syntax) and PCRE2 (UTF and UCP) differ on what split patterns use:
 //   \s \S        PCRE2 counts U+180E as a space: written as \p{White_Space}
 //   \d \D        the same set; written as \p{Nd} for plainness
-//   {n,m}+       possessive in PCRE2 only;  {n}? lazy in PCRE2, optional in Oniguruma;  {,m} literal in PCRE2
-//   ^ $          per line in Oniguruma, per text in PCRE2
+//   {n,m}+       possessive in PCRE2, a repeated count in Oniguruma: x{n,m}+ is written as (?:x{n,m})+
+//   {n}?  {,m}   lazy in PCRE2, optional in Oniguruma;  literal in PCRE2
+//   $            the end of any line in Oniguruma: written as (?=\n|\z)
+//   ^            the beginning of any line in Oniguruma
 //   \h \v \w \b  other sets
 //   [a&&b] [[a]] sets in Oniguruma only
-//   (?i) on a set or beyond ASCII: other multi-character foldings
+//   (?i) beyond ASCII, or on a set other than of letters: other multi-character foldings
 // What is not listed in the code below is refused.
 #include <array>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "data/tokenizer/split_pattern.h"
@@ -31,6 +34,11 @@ class Translator {
   std::string run() {
     while (at_ < pattern_.size()) {
       const char c = pattern_[at_];
+      if (c == ')') {
+        close_group();
+        continue;
+      }
+      if (c != '{' && c != '*' && c != '+' && c != '?') atom_ = out_.size();
       switch (c) {
         case '\\':
           escape();
@@ -45,8 +53,11 @@ class Translator {
           count();
           break;
         case '^':
+          refuse("^", "anchors lines in one engine and the text in the other");
         case '$':
-          refuse(std::string_view(&c, 1), "anchors lines in one engine and the text in the other");
+          out_ += "(?=\\n|\\z)";
+          ++at_;
+          break;
         case '*':
         case '+':
         case '?':
@@ -129,7 +140,15 @@ class Translator {
     refuse(pattern_.substr(at_, close + 1 - at_), "a property other than the general categories");
   }
 
+  void close_group() {
+    take(1);
+    if (groups_.empty()) return;  // PCRE2 will complain
+    atom_ = groups_.back();
+    groups_.pop_back();
+  }
+
   void group() {
+    groups_.push_back(out_.size());
     if (!follows("(?")) {
       take(1);
       return;
@@ -137,8 +156,8 @@ class Translator {
     if (follows("(?i:")) {
       const std::size_t close = pattern_.find(')', at_);
       for (const char c : pattern_.substr(at_ + 4, close == std::string_view::npos ? close : close - at_ - 4)) {
-        if (!is_ascii_letter(c) && c != '\'' && c != '|')
-          refuse("(?i:", "ignoring case is read for plain ASCII words only");
+        if (!is_ascii_letter(c) && c != '\'' && c != '|' && c != '[' && c != ']')
+          refuse("(?i:", "ignoring case is read for plain ASCII words and sets of ASCII letters only");
       }
       take(4);
       return;
@@ -190,16 +209,21 @@ class Translator {
     valid = valid && at < pattern_.size() && pattern_[at] == '}';
     if (!valid) refuse("{", "a brace that is not a count {n}, {n,} or {n,m}");
     ++at;
-    if (at < pattern_.size() && (pattern_[at] == '+' || pattern_[at] == '?')) {
-      refuse(pattern_.substr(at_, at + 1 - at_), "a mode behind a count");
-    }
+    const char mode = at < pattern_.size() ? pattern_[at] : '\0';
+    if (mode == '?') refuse(pattern_.substr(at_, at + 1 - at_), "a mode behind a count");
     take(at - at_);
+    if (mode != '+') return;
+    ++at_;
+    out_.insert(atom_, "(?:");
+    out_ += ")+";
   }
 
   std::string_view pattern_;
   const std::string& where_;
   std::size_t at_ = 0;
   std::string out_;
+  std::size_t atom_ = 0;             // where in out_ that begins which a count repeats
+  std::vector<std::size_t> groups_;  // where in out_ the groups begin that are still open
 };
 
 }  // namespace
