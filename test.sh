@@ -23,8 +23,8 @@ run() {
 run build all . "$(scripts/cuda_architectures.sh 90-real)"
 run build-asan all . -DSO_SANITIZE=address,undefined -DSO_CUDA=OFF
 # oneDNN's OpenMP runtime is not instrumented; our code calls it one thread at a time, so it stays out of the picture.
-run build-tsan "superoffload test_base test_device test_optim test_offload test_train test_commands" \
-  '^(base|device|optim|offload)\.|Interrupt|Resume' -DSO_SANITIZE=thread -DSO_CUDA=OFF
+run build-tsan "superoffload test_base test_device test_ranks test_optim test_offload test_train test_commands" \
+  '^(base|device|ranks|optim|offload)\.|Interrupt|Resume' -DSO_SANITIZE=thread -DSO_CUDA=OFF
 
 scripts/test_aarch64.sh
 

@@ -1,23 +1,117 @@
-// Ranks of a run. A run on one device is a communicator of one, whose collectives do nothing.
+// The ranks of a run and what they tell each other. A rank is a process with a device of its own, or, in unit tests, a
+// thread. A run on one device is a communicator of one, whose collectives do nothing.
+//
+// Results are the same bits on every rank and in every run: whatever is added is added in rank order, at one place. A
+// reduction is an exchange of slices, after which each rank adds what it owns; it moves as many bytes as a ring would,
+// and unlike a ring's its order of additions depends on neither the slices nor their cut.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
 
 namespace so {
 
-// Collectives on host memory. Every rank must make the same calls in the same order; a call returns when its result is
-// in place on this rank.
+struct RankPlace {
+  int rank = 0, size = 1;              // in the run
+  int local_rank = 0, local_size = 1;  // among the ranks of this host
+  int host = 0, hosts = 1;             // hosts are numbered by their lowest ranks
+};
+
+// A rank was lost, or gave up. It is not the user's to mend (so::Error), and no collective can follow.
+class RankFailure : public std::runtime_error {
+ public:
+  RankFailure(int rank, const std::string& message) : std::runtime_error(message), rank_(rank) {}
+  int rank() const { return rank_; }  // the one that is lost or gave up; the lowest of several
+
+ private:
+  int rank_;
+};
+
+// Collectives on host memory. Every rank makes the same calls in the same order with the same counts; a call returns
+// when its result is in place on this rank and the caller's memory is no longer read. One thread at a time calls;
+// threads whose calls have no common order each take a duplicate().
+//
+// A call waits for the ranks that it needs for at most time_limit() seconds, their own work included. After that, or
+// after abort(), that call and every other one that waits, and all later ones, on any rank and any duplicate, throw one
+// RankFailure that names the rank that is lost; what they should have written is undefined. Calls that do not fit
+// together (other counts) are a Bug on a rank that notices and a RankFailure on the others.
 class Communicator {
  public:
   virtual ~Communicator() = default;
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
-  // Element-wise sum over ranks, in rank order, so that every rank gets the same bits.
-  virtual void all_reduce_sum(std::span<double> values) = 0;
-  virtual void barrier() = 0;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  const RankPlace& place() const { return place_; }
+  int rank() const { return place_.rank; }
+  int size() const { return place_.size; }
+
+  // Element-wise sum over ranks, the same on each. For short arrays (norms, losses): every rank receives all of them.
+  void all_reduce_sum(std::span<double> values);
+  void all_reduce_sum(std::span<float> values);
+
+  // Slices of an array by rank: counts[r] elements belong to rank r, one rank's after another's, and the counts add up
+  // to the array's length. Some may be 0.
+  //
+  // `own` receives the sum over ranks of the caller's slice: counts[rank()] elements, added in fp32. It may be that
+  // slice of `values` itself. Works in pieces, so it takes memory for reduction_scratch() bytes and no more.
+  void reduce_scatter_sum(std::span<const float> values, std::span<const std::int64_t> counts, std::span<float> own);
+  void reduce_scatter_sum(std::span<const bf16> values, std::span<const std::int64_t> counts, std::span<float> own);
+  static std::size_t reduction_scratch(int size);
+  // `all` receives every rank's slice. `own`, counts[rank()] elements, may lie at its place in `all` already.
+  template <class T>
+  void all_gather(std::span<const T> own, std::span<const std::int64_t> counts, std::span<T> all) {
+    gather_bytes(std::as_bytes(own), counts, sizeof(T), std::as_writable_bytes(all));
+  }
+  // Short texts, of any lengths, by rank: names, versions, settings that must agree.
+  std::vector<std::string> all_gather(std::string_view own);
+  // Replaces `bytes` by those of rank `root`.
+  void broadcast(std::span<std::byte> bytes, int root);
+  // Returns once every rank has called it.
+  void barrier();
+
+  // Frees every rank that waits: this rank cannot go on, for this reason (a sentence). Any thread may call it. The
+  // first failure is kept, so it does nothing after one.
+  virtual void abort(const std::string& reason) noexcept = 0;
+  // The same ranks again, for calls of another thread; itself a collective.
+  virtual std::unique_ptr<Communicator> duplicate() = 0;
+
+  double time_limit() const { return time_limit_; }
+  void set_time_limit(double seconds) { time_limit_ = seconds; }
+
+ protected:
+  Communicator(const RankPlace& place, double time_limit) : place_(place), time_limit_(time_limit) {}
+
+  // Sends send[r] to each other rank r and receives receive[r] from it; both have size() entries, of which this rank's
+  // own is ignored, and the ranks agree on their lengths. `what` names the collective in errors.
+  using Sent = std::span<const std::span<const std::byte>>;
+  using Received = std::span<const std::span<std::byte>>;
+  virtual void exchange(const char* what, Sent send, Received receive) = 0;
+
+  // Texts of the failures, so that every transport uses the same words.
+  static RankFailure lost(std::span<const int> ranks, const char* what, double seconds);
+  static RankFailure gave_up(int rank, const std::string& reason);
+
+ private:
+  void gather_bytes(std::span<const std::byte> own, std::span<const std::int64_t> counts, std::size_t element,
+                    std::span<std::byte> all);
+  template <class T>
+  void sum_of_all(std::span<T> values);
+  template <class T>
+  void sum_of_slices(std::span<const T> values, std::span<const std::int64_t> counts, std::span<float> own);
+
+  const RankPlace place_;
+  double time_limit_;
 };
 
+// The only rank of a run.
 std::unique_ptr<Communicator> make_single_communicator();
 
 }  // namespace so

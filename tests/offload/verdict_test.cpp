@@ -7,6 +7,8 @@
 #include <limits>
 #include <vector>
 
+#include "support/thread_ranks.h"
+
 namespace so {
 namespace {
 
@@ -57,30 +59,15 @@ TEST(Verdict, LargeGradientsAreNotTakenForInfinity) {
   EXPECT_GT(v.clip, 0.0f);
 }
 
-// A rank of several, whose sums arrive with the others' added.
-class OtherRanks final : public Communicator {
- public:
-  OtherRanks(double squares, double non_finite) : squares_(squares), non_finite_(non_finite) {}
-  int rank() const override { return 0; }
-  int size() const override { return 2; }
-  void all_reduce_sum(std::span<double> values) override {
-    ASSERT_EQ(values.size(), 2u);
-    values[0] += squares_;
-    values[1] += non_finite_;
-  }
-  void barrier() override {}
-
- private:
-  double squares_, non_finite_;
-};
-
 TEST(Verdict, IsOverAllRanks) {
-  const std::vector<GradStats> stats = {{9, 0}};
-  OtherRanks sound(16, 0), broken(16, 1);
-  EXPECT_EQ(make_verdict(stats, sound, 0).norm, 5.0);
-  const Verdict v = make_verdict(stats, broken, 0);
-  EXPECT_FALSE(v.finite) << "another rank's gradient is not finite";
-  EXPECT_EQ(v.non_finite_parameter, -1) << "which is none of this rank's";
+  test::run_ranks(2, [](Communicator& ranks) {
+    const bool first = ranks.rank() == 0;
+    const Verdict sound = make_verdict(std::vector<GradStats>{{first ? 9.0 : 16.0, 0}}, ranks, 0);
+    EXPECT_EQ(sound.norm, 5.0);
+    const Verdict broken = make_verdict(std::vector<GradStats>{{9, first ? 0u : 1u}}, ranks, 0);
+    EXPECT_FALSE(broken.finite) << "a gradient of rank 1 is not finite";
+    EXPECT_EQ(broken.non_finite_parameter, first ? -1 : 0) << "which is none of rank 0's";
+  });
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ TEST(SingleCommunicator, IsAloneAndChangesNothing) {
   ranks->all_reduce_sum(values);
   EXPECT_EQ(values, before);
   EXPECT_TRUE(std::signbit(values[1]));
-  ranks->all_reduce_sum({});
+  ranks->all_reduce_sum(std::span<double>());
   ranks->barrier();
 }
 
