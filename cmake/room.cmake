@@ -1,7 +1,7 @@
 # so_room(ROOM [USES ROOM...] [LIBRARIES LIBRARY...]): the library so_ROOM of all sources below src/ROOM but those of rooms
-# inside it, which are declared before it. LIBRARIES are linked privately; CUDA among them is the toolkit, where there
-# is one. OBJECTS: not an archive, from which a linker takes only what something refers to, so that sources may register
-# themselves. After the declarations the global property SO_ROOMS lists the libraries, lowest first.
+# inside it, which are declared before it. LIBRARIES are linked privately; CUDA and MPI among them are
+# the toolkit and the library, where there is one. OBJECTS: not an archive, from which a linker takes only what something
+# refers to, so that sources may register themselves. After the declarations the global property SO_ROOMS lists the libraries, lowest first.
 function(so_room room)
   cmake_parse_arguments(PARSE_ARGV 1 arg "OBJECTS" "" "USES;LIBRARIES")
   string(REPLACE "/" "_" name so_${room})
@@ -19,6 +19,12 @@ function(so_room room)
     list(FILTER sources EXCLUDE REGEX "/no_cuda/")
   else()
     list(FILTER sources EXCLUDE REGEX "/cuda/")
+  endif()
+  # The same for mpi/.
+  if(SO_HAVE_MPI)
+    list(FILTER sources EXCLUDE REGEX "/no_mpi/")
+  else()
+    list(FILTER sources EXCLUDE REGEX "/mpi/")
   endif()
   # A cuda/hopper/ folder is compiled for that architecture alone, whichever others there are: its instructions are no
   # other's, and what calls it asks which GPU it has.
@@ -41,6 +47,13 @@ function(so_room room)
     list(REMOVE_ITEM arg_LIBRARIES CUDA)
     if(SO_HAVE_CUDA)
       list(APPEND arg_LIBRARIES so_cuda)
+    endif()
+  endif()
+
+  if(MPI IN_LIST arg_LIBRARIES)
+    list(REMOVE_ITEM arg_LIBRARIES MPI)
+    if(SO_HAVE_MPI)
+      list(APPEND arg_LIBRARIES so_mpi)
     endif()
   endif()
 

@@ -24,6 +24,8 @@ libxxhash-dev:XXH3, checksums of what is written
 if [ "${1:-}" = tests ]; then
   needed="$needed
 libgtest-dev:GoogleTest, the tests
+libopenmpi-dev:Open MPI, messages between ranks
+openmpi-bin:mpirun, which starts the tests of ranks
 "
 fi
 

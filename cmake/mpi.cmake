@@ -1,0 +1,22 @@
+# MPI, which connects ranks that are processes: SO_MPI is AUTO (built if it is found), ON (an error if not) or OFF.
+set(SO_MPI AUTO CACHE STRING "Connect ranks by MPI: AUTO, ON or OFF")
+
+set(SO_HAVE_MPI OFF)
+if(SO_MPI)
+  find_package(MPI QUIET COMPONENTS C)
+  if(MPI_C_FOUND)
+    set(SO_HAVE_MPI ON)
+    message(STATUS "MPI: on (${MPI_C_VERSION})")
+    # A program that uses none of it does not need the library at run time.
+    add_library(so_mpi INTERFACE)
+    target_link_libraries(so_mpi INTERFACE MPI::MPI_C)
+    target_link_options(so_mpi INTERFACE LINKER:--as-needed)
+    target_compile_definitions(so_mpi INTERFACE OMPI_SKIP_MPICXX)
+  elseif(SO_MPI STREQUAL AUTO)
+    message(STATUS "MPI: off (not found; scripts/install_dependencies.sh tests installs Open MPI)")
+  else()
+    message(FATAL_ERROR "SO_MPI=${SO_MPI}, but MPI is not found; scripts/install_dependencies.sh tests installs Open MPI")
+  endif()
+else()
+  message(STATUS "MPI: off (SO_MPI=${SO_MPI})")
+endif()

@@ -1,0 +1,304 @@
+#include "ranks/mpi_ranks.h"
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+
+namespace so {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t largest_message = std::size_t{1} << 30;  // MPI counts in ints
+constexpr int data_tag = 1, failure_tag = 2;
+// A rank that gives up stays so long at most until the others have been told.
+constexpr std::chrono::seconds farewell{2};
+
+std::string text_of(int code) {
+  std::string text(MPI_MAX_ERROR_STRING, '\0');
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  text.resize(static_cast<std::size_t>(length));
+  return text;
+}
+
+// Of calls that no failure of another rank can explain.
+void check(int code, const char* what) {
+  if (code != MPI_SUCCESS) throw std::runtime_error(fmt::format("MPI: {} failed: {}", what, text_of(code)));
+}
+
+// Naps between looks at what has arrived: short at first, so that a quick exchange stays quick, and then long enough to
+// leave the CPU to ranks that still work.
+class Backoff {
+ public:
+  void wait() {
+    if (looks_++ < 64) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(nap_);
+      nap_ = std::min(nap_ * 2, std::chrono::microseconds(500));
+    }
+  }
+
+ private:
+  int looks_ = 0;
+  std::chrono::microseconds nap_{10};
+};
+
+// MPI itself, and the failure that all communicators of this process share. Failures travel on a communicator of their
+// own, as the number of the lost rank and a sentence.
+class Session {
+ public:
+  Session() {
+    int provided = 0;
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+    if (provided < MPI_THREAD_MULTIPLE)
+      fail("this MPI library does not let several threads call it (MPI_THREAD_MULTIPLE): use Debian's Open MPI");
+    check(MPI_Comm_dup(MPI_COMM_WORLD, &failures_), "MPI_Comm_dup");
+    MPI_Comm_set_errhandler(failures_, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(failures_, &rank_);
+    MPI_Comm_size(failures_, &size_);
+  }
+  // MPI_Finalize waits for every rank, so it comes only where none is lost.
+  ~Session() {
+    if (!failure_) MPI_Finalize();
+  }
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Throws the failure of this process, or one that another rank has told.
+  void throw_failure() {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) receive_failure();
+    if (failure_) throw RankFailure(*failure_);
+  }
+
+  // Keeps the first failure and tells it to the others.
+  void fail_all(const RankFailure& failure) noexcept {
+    try {
+      const std::lock_guard lock(mutex_);
+      if (failure_) return;
+      failure_ = failure;
+      tell(failure);
+    } catch (...) {  // the others find out by their time limits
+    }
+  }
+
+ private:
+  void receive_failure() {
+    int there = 0;
+    MPI_Status status;
+    if (MPI_Iprobe(MPI_ANY_SOURCE, failure_tag, failures_, &there, &status) != MPI_SUCCESS || there == 0) return;
+    int length = 0;
+    MPI_Get_count(&status, MPI_BYTE, &length);
+    std::string text(static_cast<std::size_t>(length), '\0');
+    if (MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE, failure_tag, failures_, MPI_STATUS_IGNORE) !=
+        MPI_SUCCESS)
+      return;
+    int lost = status.MPI_SOURCE;
+    if (text.size() < sizeof lost) return;
+    std::memcpy(&lost, text.data(), sizeof lost);
+    failure_.emplace(lost, text.substr(sizeof lost));
+  }
+
+  void tell(const RankFailure& failure) {
+    const int lost = failure.rank();
+    message_.assign(reinterpret_cast<const char*>(&lost), sizeof lost);
+    message_ += failure.what();
+    std::vector<MPI_Request> requests;
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_) continue;
+      MPI_Isend(message_.data(), static_cast<int>(message_.size()), MPI_BYTE, r, failure_tag, failures_,
+                &requests.emplace_back(MPI_REQUEST_NULL));
+    }
+    // A lost rank does not receive; the others do while they wait for something.
+    const auto deadline = Clock::now() + farewell;
+    Backoff backoff;
+    for (int all = 0; Clock::now() < deadline; backoff.wait()) {
+      MPI_Testall(static_cast<int>(requests.size()), requests.data(), &all, MPI_STATUSES_IGNORE);
+      if (all != 0) return;
+    }
+  }
+
+  MPI_Comm failures_ = MPI_COMM_NULL;
+  int rank_ = 0, size_ = 1;
+  std::mutex mutex_;  // guards what follows
+  std::optional<RankFailure> failure_;
+  std::string message_;  // read until it has arrived
+};
+
+RankPlace find_place() {
+  RankPlace place;
+  MPI_Comm_rank(MPI_COMM_WORLD, &place.rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &place.size);
+  MPI_Comm host;
+  check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), "MPI_Comm_split_type");
+  MPI_Comm_rank(host, &place.local_rank);
+  MPI_Comm_size(host, &place.local_size);
+  int lowest = place.rank;  // of this host
+  check(MPI_Bcast(&lowest, 1, MPI_INT, 0, host), "MPI_Bcast");
+  MPI_Comm_free(&host);
+  std::vector<int> all(static_cast<std::size_t>(place.size));
+  check(MPI_Allgather(&lowest, 1, MPI_INT, all.data(), 1, MPI_INT, MPI_COMM_WORLD), "MPI_Allgather");
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  place.hosts = static_cast<int>(all.size());
+  place.host = static_cast<int>(std::lower_bound(all.begin(), all.end(), lowest) - all.begin());
+  return place;
+}
+
+class MpiCommunicator final : public Communicator {
+ public:
+  MpiCommunicator(std::shared_ptr<Session> session, MPI_Comm comm, const RankPlace& place, double time_limit)
+      : Communicator(place, time_limit), session_(std::move(session)), comm_(comm) {
+    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+  }
+
+  void abort(const std::string& reason) noexcept override { session_->fail_all(gave_up(rank(), reason)); }
+
+  // MPI's own call has no time limit, so the ranks meet before it.
+  std::unique_ptr<Communicator> duplicate() override {
+    barrier();
+    MPI_Comm comm;
+    check(MPI_Comm_dup(comm_, &comm), "MPI_Comm_dup");
+    return std::make_unique<MpiCommunicator>(session_, comm, place(), time_limit());
+  }
+
+ protected:
+  void exchange(const char* what, Sent send, Received receive) override {
+    session_->throw_failure();
+    const auto limit = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(time_limit()));
+    const Clock::time_point deadline = Clock::now() + limit;
+    requests_.clear();
+    parts_.clear();
+    for (int step = 1; step < size(); ++step) {  // each rank begins with another, so that none is everybody's first
+      const int from = (rank() + size() - step) % size();
+      begin(receive[static_cast<std::size_t>(from)], from, &MPI_Irecv);
+    }
+    const std::size_t receives = requests_.size();
+    for (int step = 1; step < size(); ++step) {
+      const int to = (rank() + step) % size();
+      begin(send[static_cast<std::size_t>(to)], to, &MPI_Isend);
+    }
+    try {
+      finish(what, deadline, receives);
+    } catch (...) {
+      give_up_requests(receives);
+      throw;
+    }
+  }
+
+ private:
+  struct Part {
+    int rank;
+    std::size_t bytes;
+  };
+
+  template <class Bytes, class Call>
+  void begin(Bytes bytes, int peer, Call call) {
+    while (!bytes.empty()) {
+      const std::size_t length = std::min(bytes.size(), largest_message);
+      requests_.push_back(MPI_REQUEST_NULL);
+      parts_.push_back({peer, length});
+      check(call(bytes.data(), static_cast<int>(length), MPI_BYTE, peer, data_tag, comm_, &requests_.back()),
+            "a message");
+      bytes = bytes.subspan(length);
+    }
+  }
+
+  void finish(const char* what, Clock::time_point deadline, std::size_t receives) {
+    statuses_.resize(requests_.size());
+    const auto count = static_cast<int>(requests_.size());
+    Backoff backoff;
+    for (int done = 0;; backoff.wait()) {
+      const int code = MPI_Testall(count, requests_.data(), &done, statuses_.data());
+      if (code != MPI_SUCCESS) refuse(what, code);
+      if (done != 0) break;
+      session_->throw_failure();
+      if (Clock::now() < deadline) continue;
+      std::vector<int> silent = unfinished(0, receives);
+      if (silent.empty()) silent = unfinished(receives, requests_.size());
+      if (silent.empty()) continue;  // the last one came just now
+      session_->fail_all(lost(silent, what, time_limit()));
+      session_->throw_failure();
+    }
+    session_->throw_failure();  // others may have waited for this rank in vain
+    for (std::size_t i = 0; i < receives; ++i) {
+      int bytes = 0;
+      MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes);
+      if (static_cast<std::size_t>(bytes) == parts_[i].bytes) continue;
+      const std::string misfit = fmt::format("rank {} sends {} bytes, where rank {} expects {} ({})", parts_[i].rank,
+                                             bytes, rank(), parts_[i].bytes, what);
+      abort(misfit);
+      SO_CHECK(false, "{}", misfit);
+    }
+  }
+
+  // A message that is longer than what it was expected to be is an error of MPI's; so are those of the network.
+  [[noreturn]] void refuse(const char* what, int code) {
+    for (std::size_t i = 0; code == MPI_ERR_IN_STATUS && i < parts_.size(); ++i) {
+      const int own = statuses_[i].MPI_ERROR;
+      if (own == MPI_SUCCESS || own == MPI_ERR_PENDING) continue;
+      int error_class = own;
+      MPI_Error_class(own, &error_class);
+      const std::string text = fmt::format("{} with rank {}: {}", what, parts_[i].rank, text_of(own));
+      abort(text);
+      SO_CHECK(error_class != MPI_ERR_TRUNCATE, "rank {} sends more than the {} bytes that rank {} expects ({})",
+               parts_[i].rank, parts_[i].bytes, rank(), what);
+      throw std::runtime_error(text);
+    }
+    abort(fmt::format("{}: {}", what, text_of(code)));
+    throw std::runtime_error(fmt::format("MPI: {}: {}", what, text_of(code)));
+  }
+
+  // Ranks whose messages have not come, or that have not taken this rank's.
+  std::vector<int> unfinished(std::size_t first, std::size_t last) {
+    std::vector<int> ranks;
+    for (std::size_t i = first; i < last; ++i) {
+      int done = 0;
+      MPI_Request_get_status(requests_[i], &done, MPI_STATUS_IGNORE);
+      if (done == 0) ranks.push_back(parts_[i].rank);
+    }
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    return ranks;
+  }
+
+  // The caller's memory is about to go: nothing is received into it any more. MPI reads and writes only while it is
+  // called, and after a failure it is not.
+  void give_up_requests(std::size_t receives) {
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+      if (requests_[i] == MPI_REQUEST_NULL) continue;
+      if (i < receives) MPI_Cancel(&requests_[i]);
+      MPI_Request_free(&requests_[i]);
+    }
+  }
+
+  const std::shared_ptr<Session> session_;
+  const MPI_Comm comm_;
+  // Of the exchange under way: receives first.
+  std::vector<MPI_Request> requests_;
+  std::vector<Part> parts_;
+  std::vector<MPI_Status> statuses_;
+};
+
+}  // namespace
+
+bool have_mpi() { return true; }
+
+std::unique_ptr<Communicator> make_mpi_ranks(double time_limit) {
+  const auto session = std::make_shared<Session>();
+  MPI_Comm comm;
+  check(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
+  return std::make_unique<MpiCommunicator>(session, comm, find_place(), time_limit);
+}
+
+}  // namespace so
