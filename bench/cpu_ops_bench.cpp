@@ -22,12 +22,10 @@
 #include "ops/cpu/cross_entropy.h"
 #include "ops/cpu/linear.h"
 
-// clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "../bench/cpu_ops_bench.cpp"  // found from src/
-#include <hwy/foreach_target.h>  // IWYU pragma: keep
+#include <hwy/foreach_target.h>                          // IWYU pragma: keep
 #include <hwy/highway.h>
-// clang-format on
 
 HWY_BEFORE_NAMESPACE();
 namespace so::bench {

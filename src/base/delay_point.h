@@ -7,7 +7,7 @@
 namespace so {
 
 // Called by any thread at every delay_point(), so it may touch only what is safe for that; null, as at first, for none.
-// It may throw where that is the failure of a job: on workers of a pool and their callers, not on a stream's own thread.
+// It may throw where a job may fail: on workers of a pool and their callers, but not on a stream's own thread.
 // For tests (tests/support/jitter.h).
 using DelayHook = void (*)();
 inline std::atomic<DelayHook> delay_hook{nullptr};

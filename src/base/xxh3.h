@@ -1,4 +1,4 @@
-// XXH3 of 64 bits, by libxxhash: a checksum that finds accidents, not forgeries. `xxhsum -H3 FILE` prints the same value.
+// XXH3 of 64 bits, by libxxhash: a checksum that finds accidents, not forgeries. `xxhsum -H3 FILE` prints it too.
 #pragma once
 
 #include <cstddef>

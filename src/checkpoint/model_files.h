@@ -16,7 +16,7 @@ namespace so {
 
 class ModelFiles {
  public:
-  // Opens and checks all: config, and every tensor's name, shape and dtype against the spec (checkpoint/parameter_files.h).
+  // Opens and checks all: config, and every tensor's name, shape and dtype against the spec (parameter_files.h).
   // Throws Error naming the file and tensor.
   explicit ModelFiles(const std::filesystem::path& directory);
 

@@ -100,8 +100,7 @@ void OutputDirectory::require_free(const OutputContents& contents) const {
   std::vector<std::string> foreign = contents.foreign;
   // Checkpoints may have been brought here to go on from; one that would be replaced is set aside when it comes to
   // that.
-  if (options_.resume)
-    std::erase_if(foreign, [](const std::string& name) { return name.starts_with("checkpoint-"); });
+  if (options_.resume) std::erase_if(foreign, [](const std::string& name) { return name.starts_with("checkpoint-"); });
   if (foreign.empty()) return;
   const std::string more = foreign.size() > 1 ? fmt::format(" (and {} more)", foreign.size() - 1) : std::string();
   fail("{}{} would be written over, and {} that this program wrote it; move it away, or choose another --output_dir",

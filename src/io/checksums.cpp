@@ -183,8 +183,8 @@ FileChecksum checksum_of_file(const fs::path& path, const std::function<void(std
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min<std::uint64_t>(size, piece_bytes)));
   Xxh3Stream hash;
   for (std::uint64_t done = 0; done < size;) {
-    const auto piece = std::span(buffer).first(
-        static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), size - done)));
+    const auto piece =
+        std::span(buffer).first(static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), size - done)));
     file.pread_exact(piece, done);
     hash.add(piece);
     done += piece.size();

@@ -1,6 +1,6 @@
 // checksums.json: what the files of a directory were when they were written, so that damage and mixing are noticed.
 //
-//   {"format": 1, "algorithm": "XXH3", "step": 20, "files": {"config.json": {"bytes": 731, "xxh3": "0123456789abcdef"}}}
+//   {"format": 1, "algorithm": "XXH3", "step": 20, "files": {"config.json": {"bytes": 731, "xxh3": "0123456789a..."}}}
 //
 // XXH3 is that of 64 bits, as `xxhsum -H3` prints it. "step" stands in checkpoints only.
 #pragma once
@@ -40,8 +40,8 @@ std::string to_json(const Checksums& checksums);
 // The list of DIRECTORY/checksums.json; none if there is no such file.
 std::optional<Checksums> read_checksums(const std::filesystem::path& directory);
 
-// Writes DIRECTORY/checksums.json: `known`, and what else lies in the directory as it is read now. For a directory whose
-// files are all the caller's; the files that are large should be in `known`.
+// Writes DIRECTORY/checksums.json: `known`, and what else lies in the directory as it is read now. All files of that
+// directory must be the caller's, and the large ones should be in `known`.
 void write_checksums(const std::filesystem::path& directory, Checksums known);
 
 // Reads a file whole. `read` is told of bytes as they are read.

@@ -12,8 +12,8 @@
 #include <string_view>
 
 #include "base/file.h"
-#include "io/record_file.h"
 #include "io/metrics.h"
+#include "io/record_file.h"
 
 namespace so {
 

@@ -56,9 +56,9 @@ struct AttentionSize {
   bool sinks = false;
 };
 
-// Where the rows of a mixture of experts go. Each of N tokens chooses K of E experts. The pairs p = n K + j of token and
-// choice are the rows of matrices with R = N K rows, sorted by expert, and by pair within an expert. All on the device:
-// how many rows an expert has, the host never knows.
+// Where the rows of a mixture of experts go. Each of N tokens chooses K of E experts. The pairs p = n K + j of token
+// and choice are the rows of matrices with R = N K rows, sorted by expert, and by pair within an expert. All of this is
+// on the device: the host never knows how many rows an expert has.
 struct Routing {
   Tensor experts;  // i32 [N, K]: largest logit first, of equal ones the lower expert
   Tensor rows;     // i32 [N, K]: the row of a pair
@@ -177,7 +177,7 @@ class Ops {
   // dweights[r] = <dout[pairs[r] / K], bias[expert of r]>: what sum_rows()'s bias means to the weights.  dout T [N, H].
   virtual void expert_bias_dot(Stream&, Tensor dweights, Tensor dout, Tensor bias, const Routing&) = 0;
 
-  // out[r] = weights[r] * act(gate_up[r] + bias[expert of r]).  out T [R, F], gate_up T [R, 2F], bias T [E, 2F] or empty.
+  // out[r] = weights[r] * act(gate_up[r] + bias[expert of r]).  out T [R, F], gate_up T [R, 2F], bias T [E, 2F] or {}.
   virtual void expert_activation(Stream&, Tensor out, Tensor gate_up, Tensor bias, const ExpertActivation&,
                                  const Routing&) = 0;
   // The gradient of that: dgate_up (may be gate_up), and dweights[r] = (+) <dout[r], act(...)>. `activated`, T [R, F],
@@ -198,8 +198,8 @@ class Ops {
     Accumulate dweight_mode = Accumulate::overwrite;
     float grad_scale = 0;
     Tensor workspace;  // logits_dtype(T) [C, V]: C rows are done at a time
-    // Both or neither: the rows that have a target, i32 [M], ascending, and room to gather them in, T [N, H]. Masked rows
-    // then cost nothing on a GPU; the CPU finds them by itself.
+    // Both or neither: the rows that have a target, i32 [M], ascending, and room to gather them in, T [N, H]. Masked
+    // rows then cost nothing on a GPU; the CPU finds them by itself.
     Tensor rows, gathered;
   };
   virtual void linear_cross_entropy(Stream&, const LinearCrossEntropy&) = 0;

@@ -90,9 +90,8 @@ class Runs {
         config["layer_types"].push_back(types[static_cast<std::size_t>(i) % types.size()]);
     }
     write_file(directory_ / "config.json", config.dump());
-    const ParsedCommand init =
-        parse_command_line({"init", "--config", (directory_ / "config.json").string(), "--output_dir",
-                            (directory_ / "model").string(), "--quiet"});
+    const ParsedCommand init = parse_command_line({"init", "--config", (directory_ / "config.json").string(),
+                                                   "--output_dir", (directory_ / "model").string(), "--quiet"});
     EXPECT_EQ(init.command->run(init.options.get(), init.origins), exit_ok);
     set_log_level(LogLevel::error);
     // Documents of many lengths, up to the limit.

@@ -18,8 +18,8 @@ TEST(CpuQueue, IsBounded) {
   const auto stream = device->create_stream("compute");
   constexpr std::int64_t limit = cpu_queue_limit, count = 3 * limit;
   std::atomic<std::int64_t> enqueued = 0, done = 0;
-  // The stream begins when the queue is as good as full. It must not wait for the last place: while this work is still in
-  // the queue itself, the thread that enqueues stops one place before the limit.
+  // The stream begins when the queue is as good as full. It must not wait for the last place: while this work is still
+  // in the queue itself, the thread that enqueues stops one place before the limit.
   stream->host("hold", [&] {
     while (enqueued < limit - 2) std::this_thread::yield();
   });

@@ -73,7 +73,8 @@ TEST(Checksums, EveryKindOfDamageIsFoundAndNamed) {
   const auto& directory = temporary.path();
   const std::string text(3'000'000, 'x');
   write_file(directory / "large", text);
-  for (const char* name : {"flipped", "longer", "missing", "directory", "fine"}) write_file(directory / name, "content");
+  for (const char* name : {"flipped", "longer", "missing", "directory", "fine"})
+    write_file(directory / name, "content");
   write_file(directory / "empty", "");
   write_checksums(directory, {});
   const auto list = read_checksums(directory);

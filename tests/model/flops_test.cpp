@@ -4,9 +4,9 @@
 
 #include <array>
 
+#include "io/presets.h"
 #include "model/config.h"
 #include "model/parameters.h"
-#include "io/presets.h"
 
 namespace so {
 namespace {

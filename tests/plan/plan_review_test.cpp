@@ -6,9 +6,9 @@
 #include <array>
 
 #include "base/error.h"
+#include "io/presets.h"
 #include "model/config.h"
 #include "model/parameters.h"
-#include "io/presets.h"
 
 namespace so {
 namespace {

@@ -1,6 +1,5 @@
-#include "device/cuda/empty_kernel.h"
-
 #include "device/cuda/cuda_check.h"
+#include "device/cuda/empty_kernel.h"
 
 namespace so {
 namespace {

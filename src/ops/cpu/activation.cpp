@@ -7,12 +7,9 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/activation.cpp"
-// foreach_target.h comes before any header that is made for each target.
-// clang-format off
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "device/cpu/row_simd-inl.h"
 #include "ops/cpu/sigmoid-inl.h"
-// clang-format on
 
 HWY_BEFORE_NAMESPACE();
 namespace so::rows {

@@ -1,17 +1,13 @@
 #include "ops/cpu/convert.h"
 
-// The order matters, and the headers are included again for each instruction set.
-// clang-format off
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ops/cpu/convert.cpp"
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
-#include "device/cpu/row_simd-inl.h"
-// clang-format on
-
 #include <cstring>
 
 #include "base/error.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/cpu/convert.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "device/cpu/row_simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace so {

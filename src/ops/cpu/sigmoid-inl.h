@@ -6,9 +6,9 @@
 #define SO_OPS_CPU_SIGMOID_INL_H_
 #endif
 
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "device/cpu/row_simd-inl.h"
+#include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace so::rows {

@@ -1,17 +1,14 @@
 #include "ops/cpu/softmax.h"
 
-// The order matters, and the headers are included again for each instruction set.
-// clang-format off
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ops/cpu/softmax.cpp"
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
-#include <hwy/contrib/math/math-inl.h>
-// clang-format on
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/cpu/softmax.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace so {

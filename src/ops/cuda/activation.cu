@@ -1,7 +1,7 @@
 // SwiGLU [Shazeer 2020] and its gradient: memory-bound, each byte read and written once.
+#include "device/cuda/kernel.h"
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
-#include "device/cuda/kernel.h"
 #include "ops/cuda/sigmoid.h"
 
 namespace so {

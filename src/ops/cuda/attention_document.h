@@ -1,8 +1,8 @@
 // How blocks of attention kernels find their work. Included by .cu files only.
 #pragma once
 
-#include "ops/cuda/attention_kernels.h"
 #include "device/cuda/kernel.h"
+#include "ops/cuda/attention_kernels.h"
 
 namespace so::kernel {
 

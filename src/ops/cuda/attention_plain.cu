@@ -3,9 +3,9 @@
 //
 // A block owns ROWS rows, LANES threads to a row, and walks over the other side ROWS at a time. A thread computes every
 // LANES-th score of its row and every LANES-th dimension of its row's sums. All threads of a row are in one warp.
+#include "device/cuda/kernel.h"
 #include "ops/cuda/attention_document.h"
 #include "ops/cuda/attention_kernels.h"
-#include "device/cuda/kernel.h"
 
 namespace so {
 namespace {

@@ -2,10 +2,10 @@
 // writes) whole tensors of heads, and take as long as that: a head's row is read by neighbouring lanes, 16 bytes each.
 #include <algorithm>
 
+#include "device/cuda/kernel.h"
 #include "ops/cuda/attention_document.h"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/column_sums.h"
-#include "device/cuda/kernel.h"
 
 namespace so {
 namespace {

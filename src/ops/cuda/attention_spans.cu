@@ -1,8 +1,8 @@
 // Small kernels around attention: ragged offsets, the row sums of dout out, and copying heads.
+#include "device/cuda/kernel.h"
 #include "ops/checks.h"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/cuda_ops.h"
-#include "device/cuda/kernel.h"
 
 namespace so {
 namespace {

@@ -4,9 +4,9 @@
 // while it computes. With "rows" the queries and "columns" the keys that is the forward pass and dq; with rows the keys
 // and columns the queries, of every head that shares the key head, it is dk and dv. Scores and probabilities stay in
 // registers: an accumulator of one product is, once rounded to bf16, an operand of the next.
+#include "device/cuda/kernel.h"
 #include "ops/cuda/attention_document.h"
 #include "ops/cuda/attention_kernels.h"
-#include "device/cuda/kernel.h"
 
 namespace so {
 namespace {

@@ -1,7 +1,7 @@
+#include "device/cuda/kernel.h"
 #include "ops/checks.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/cuda_ops.h"
-#include "device/cuda/kernel.h"
 
 namespace so {
 namespace {

@@ -6,10 +6,10 @@
 // write. Logits are bf16 when T is, as in PyTorch; sums are fp32 and losses are exact to that rounding.
 #include <algorithm>
 
+#include "device/cuda/kernel.h"
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/gemm.h"
-#include "device/cuda/kernel.h"
 #include "ops/cuda/rows.h"
 
 namespace so {

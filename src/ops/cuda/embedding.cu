@@ -2,9 +2,9 @@
 #include <bit>
 #include <cub/device/device_radix_sort.cuh>
 
+#include "device/cuda/kernel.h"
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
-#include "device/cuda/kernel.h"
 #include "ops/cuda/rows.h"
 
 namespace so {

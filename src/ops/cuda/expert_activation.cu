@@ -1,9 +1,9 @@
 // The activation of experts, with their biases and the weights of their rows, and its gradient: memory-bound, each byte
 // read and written once. A warp does a row, as the gradient of its weight is a sum over it. Rows come sorted by expert,
 // so biases stay in the L1 cache.
+#include "device/cuda/kernel.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/expert_of.h"
-#include "device/cuda/kernel.h"
 #include "ops/cuda/sigmoid.h"
 #include "ops/expert_checks.h"
 

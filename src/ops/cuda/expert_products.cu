@@ -1,5 +1,5 @@
-#include "ops/cuda/expert_products.h"
 #include "device/cuda/kernel.h"
+#include "ops/cuda/expert_products.h"
 
 namespace so {
 namespace {

@@ -1,9 +1,9 @@
 // Rows to the experts and back, and what the biases of experts take part in: memory-bound.
 #include <algorithm>
 
+#include "device/cuda/kernel.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/expert_of.h"
-#include "device/cuda/kernel.h"
 #include "ops/expert_checks.h"
 
 namespace so {

@@ -2,10 +2,10 @@
 // once. A block does a row, held in registers between the sum over it and the use of that sum.
 #include <algorithm>
 
+#include "device/cuda/kernel.h"
 #include "ops/checks.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/cuda_ops.h"
-#include "device/cuda/kernel.h"
 
 namespace so {
 namespace {

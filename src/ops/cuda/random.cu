@@ -1,8 +1,8 @@
 // Random weights.
 #include "base/normal_draw.h"
+#include "device/cuda/kernel.h"
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
-#include "device/cuda/kernel.h"
 
 namespace so {
 namespace {

@@ -5,10 +5,10 @@
 // Shapes that do not fit packs take the plain kernels below.
 #include <algorithm>
 
+#include "device/cuda/kernel.h"
 #include "ops/checks.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/cuda_ops.h"
-#include "device/cuda/kernel.h"
 
 namespace so {
 namespace {

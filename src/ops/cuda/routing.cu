@@ -1,9 +1,9 @@
 // Which experts a token goes to, and the gradient of that choice's weights. A warp does a token, lane l the experts l,
 // l + 32, ... of it. Pairs are sorted by counting: how many of each expert a piece of tokens has, where that piece's
 // rows of the expert begin, and which of them a pair gets, from a bit for each token of the piece.
+#include "device/cuda/kernel.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/cuda_ops.h"
-#include "device/cuda/kernel.h"
 #include "ops/expert_checks.h"
 
 namespace so {
