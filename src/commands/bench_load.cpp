@@ -143,11 +143,11 @@ const RegisteredCommand registered([] {
       {.name = "bench load",
        .position = 12,
        .summary = "time the loading of a model beside a plain read and copy",
-       .details = "Loads the model's weights to the device as generate and eval "
-                  "do, and prints the time beside that of reading the same bytes\n"
-                  "with the same threads, and of copying as many from pinned memory to the "
-                  "device. The three take turns. Before that everything is read once,\n"
-                  "so what is measured comes from the page cache as far as it fits there.",
+       .details =
+           R"(Loads the model's weights to the device as generate and eval do, and prints the time beside that of
+reading the same bytes with the same threads, and of copying as many from pinned memory to the device.
+The three take turns. Before that everything is read once, so what is measured comes from the page cache
+as far as it fits there.)",
        .examples = {"superoffload bench load --model Qwen3-8B",
                     "superoffload bench load --model Qwen3-8B --rounds 9 --json"}},
       make_table(), nullptr, run);

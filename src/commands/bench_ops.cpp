@@ -159,10 +159,10 @@ const RegisteredCommand registered([] {
       {.name = "bench ops",
        .position = 11,
        .summary = "time each operation of a model's layer against its floor",
-       .details = "Runs each operation at the sizes of the model and prints its time, its floor, "
-                  "and the share of that limit which it reaches. The floor is bytes over the "
-                  "bandwidth of a large copy, or FLOPs over the rate of a large matrix product,\n"
-                  "both measured in the same process. Buffers go round, so that caches do not help.",
+       .details =
+           R"(Runs each operation at the sizes of the model and prints its time, its floor, and the share of that
+limit which it reaches. The floor is bytes over the bandwidth of a large copy, or FLOPs over the rate of
+a large matrix product, both measured in the same process. Buffers go round, so that caches do not help.)",
        .examples = {"superoffload bench ops --config qwen3-14b",
                     "superoffload bench ops --config qwen3-0.6b --tokens 2048 --json"}},
       make_table(), nullptr, run);

@@ -240,11 +240,11 @@ const RegisteredCommand registered([] {
       {.name = "bench step",
        .position = 10,
        .summary = "time training steps of a model with random weights",
-       .details = "Makes random weights and tokens on the device, runs training "
-                  "steps, and prints the step time, tokens/s, TFLOP/s beside\n"
-                  "the rate of a large matrix product in the same process, peak "
-                  "memory beside the plan, and where the time of a step went.\n"
-                  "TFLOP/s count the model's own work: recomputation does not count. What does not fit is refused.",
+       .details =
+           R"(Makes random weights and tokens on the device, runs training steps, and prints the step time, tokens/s,
+TFLOP/s beside the rate of a large matrix product in the same process, peak memory beside the plan, and
+where the time of a step went. TFLOP/s count the model's own work: recomputation does not count. What
+does not fit is refused.)",
        .examples = {"superoffload bench step --config qwen3-4b --batch_size 4 --max_length 4096",
                     "superoffload bench step --config llama-3.1-8b --no_optimizer --trace step.json --json"},
        .modes = {{"no_optimizer",

@@ -134,19 +134,18 @@ int run(const CacheOptions& options, const OptionOrigins&) {
 }
 
 const RegisteredCommand registered([] {
-  return make_command<CacheOptions>({.name = "cache",
-                                     .position = 9,
-                                     .summary = "list or remove caches of tokenised data",
-                                     .details = "Lists the token caches that train and eval have made: size, "
-                                                "time since they were last used, file, and the data they\n"
-                                                "are of. With --prune, removes them: all, those that were "
-                                                "not used for some days, or the longest unused until the\n"
-                                                "rest is small enough. Only files that begin as this program's "
-                                                "token caches do are removed, never through a link. A\n"
-                                                "removed cache is made again when a run needs it.",
-                                     .examples = {"superoffload cache", "superoffload cache --prune --older_than 30",
-                                                  "superoffload cache --prune --max_size 10000000000"}},
-                                    make_table(), check, run);
+  return make_command<CacheOptions>(
+      {.name = "cache",
+       .position = 9,
+       .summary = "list or remove caches of tokenised data",
+       .details =
+           R"(Lists the token caches that train and eval have made: size, time since they were last used, file, and
+the data they are of. With --prune, removes them: all, those that were not used for some days, or the
+longest unused until the rest is small enough. Only files that begin as this program's token caches do
+are removed, never through a link. A removed cache is made again when a run needs it.)",
+       .examples = {"superoffload cache", "superoffload cache --prune --older_than 30",
+                    "superoffload cache --prune --max_size 10000000000"}},
+      make_table(), check, run);
 });
 
 }  // namespace

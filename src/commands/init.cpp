@@ -172,9 +172,9 @@ const RegisteredCommand registered([] {
       {.name = "init",
        .position = 2,
        .summary = "make a randomly initialised model directory from a config",
-       .details = "Writes a Hugging Face model directory with random weights: "
-                  "the start of training from nothing, or a small model\n"
-                  "for trying things out.",
+       .details =
+           R"(Writes a Hugging Face model directory with random weights: the start of training from nothing, or a
+small model for trying things out.)",
        .examples = {"superoffload init --config config.json --tokenizer Qwen3-0.6B --output_dir tiny --seed 1"}},
       make_table(), nullptr, run);
 });

@@ -211,17 +211,16 @@ const RegisteredCommand registered([] {
        .position = 1,
        .summary = "fine-tune all parameters of a model",
        .details =
-           "Fine-tunes all parameters of a Hugging Face model directory "
-           "on records in Alpaca, plain-text or tokenised form and\n"
-           "writes a Hugging Face model directory. Optimizer state (fp32 weights and both Adam moments) lives in host\n"
-           "memory, where the CPU updates it, and, as far as that is faster and fits, in GPU memory, updated by the GPU;\n"
-           "run.log says the split and why. --offload_ratio or --offload_optimizer none ask for another one.\n"
-           "\n"
-           "--mode superoffload (\"super_offload\": true in a DeepSpeed "
-           "file) runs AdamW on the CPU while the GPU computes,\n"
-           "zerooffload after backward. Results are the same.\n"
-           "\n"
-           "--dry_run says what a run would do and need, or why it cannot run, and trains nothing.",
+           R"(Fine-tunes all parameters of a Hugging Face model directory on records in Alpaca, plain-text or
+tokenised form and writes a Hugging Face model directory. Optimizer state (fp32 weights and both Adam
+moments) lives in host memory, where the CPU updates it, and, as far as that is faster and fits, in GPU
+memory, updated by the GPU; run.log says the split and why. --offload_ratio or --offload_optimizer none
+ask for another one.
+
+--mode superoffload ("super_offload": true in a DeepSpeed file) runs AdamW on the CPU while the GPU
+computes, zerooffload after backward. Results are the same.
+
+--dry_run says what a run would do and need, or why it cannot run, and trains nothing.)",
        .examples = {"superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out",
                     "superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out --resume",
                     "superoffload train --model Qwen3-14B --data alpaca.json --output_dir out --deepspeed_config "

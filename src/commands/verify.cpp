@@ -124,14 +124,11 @@ const RegisteredCommand registered([] {
        .position = 8,
        .summary = "check a model or checkpoints against their checksums",
        .details =
-           "Reads every file of a model directory, of a checkpoint, "
-           "or of an output directory with all its checkpoints, and\n"
-           "compares it with checksums.json, which train and init write beside what they write. Headers, the index and the\n"
-           "step that a checkpoint's files are of are checked too; of "
-           "a model without checksums these alone. One line for each\n"
-           "directory, and one for each damaged file. The exit code is "
-           "0 if all is whole, 1 if anything is damaged, 2 if there is\n"
-           "nothing to verify.",
+           R"(Reads every file of a model directory, of a checkpoint, or of an output directory with all its
+checkpoints, and compares it with checksums.json, which train and init write beside what they write.
+Headers, the index and the step that a checkpoint's files are of are checked too; of a model without
+checksums these alone. One line for each directory, and one for each damaged file. The exit code is 0 if
+all is whole, 1 if anything is damaged, 2 if there is nothing to verify.)",
        .examples = {"superoffload verify out", "superoffload verify out/checkpoint-500 --json"},
        .bare = "dir"},
       make_table(), nullptr, run);

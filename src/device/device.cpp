@@ -45,8 +45,8 @@ Buffer Device::allocate(MemoryKind kind, std::size_t bytes, std::string name) {
   void* data = allocate_memory(kind, bytes);
   if (!data)
     fail(
-        "out of {} memory: {} for '{}' beside {} already held; use a "
-        "smaller batch, a shorter max_length or activation checkpointing",
+        "out of {} memory: {} for '{}' beside {} already held; "
+        "use a smaller batch, a shorter max_length or activation checkpointing",
         so::name_of(kind), format_bytes(bytes), name, format_bytes(ledger_.held(kind)));
   ledger_.add(kind, name, bytes);
   return Buffer(*this, kind, std::move(name), data, bytes);

@@ -351,8 +351,8 @@ OffloadPlan choose_offload(const OffloadInputs& in) {
     std::vector<std::string> ways;
     if (r.transient_weights)
       ways.push_back(
-          "layers whose optimizer state is on the GPU keep no bf16 "
-          "weights: they are cast from the fp32 ones before each use");
+          "layers whose optimizer state is on the GPU keep no bf16 weights: "
+          "they are cast from the fp32 ones before each use");
     if (r.transient_gradients)
       ways.push_back("gradients of layers whose optimizer state is on the host are moved there at once");
     if (r.streamed_units > 0)

@@ -141,8 +141,8 @@ std::optional<MemoryRefusal> state_misfit(const DecoderSpec& spec, const Plannin
   const MemoryRoom room = room_of(machine);
   if (engine.moments == DType::f32 && !room.misfit(least_memory(layout, machine, engine, DType::bf16, device_units)))
     advice +=
-        "keep AdamW's moments in bf16 (--optimizer_state_dtype "
-        "bf16, which train wants with --adam_beta2 0.996 or less), ";
+        "keep AdamW's moments in bf16 "
+        "(--optimizer_state_dtype bf16, which train wants with --adam_beta2 0.996 or less), ";
   const std::string smaller = "train a smaller one or use a ";
   return room.misfit(
       plan, {.for_device = advice + (device_units > 0 ? "use --offload_optimizer cpu without --offload_ratio, " : "") +

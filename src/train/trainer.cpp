@@ -309,8 +309,8 @@ void Trainer::log_divergence() {
     const auto good = CheckpointDirectory(in_.options.output_dir).latest_up_to(before);
     if (good)
       log_info(
-          "the last checkpoint from before is {} (step {}); it can "
-          "be a new run's --model, with a lower --lr or other data",
+          "the last checkpoint from before is {} (step {}); "
+          "it can be a new run's --model, with a lower --lr or other data",
           good->path.string(), good->step);
     else
       log_info("there is no checkpoint from before; begin anew with a lower --lr or other data");

@@ -139,8 +139,8 @@ TEST(Parse, UnknownOptionsNameTheNearest) {
   EXPECT_EQ(error_of(train({"--zzz", "eval"})),
             "unknown option \"--zzz\"; superoffload train --help lists the options");
   EXPECT_EQ(error_of(train({"--pin_memory", "false"})),
-            "--pin_memory is set in the DeepSpeed file, as "
-            "zero_optimization.offload_optimizer.pin_memory, not on the command line");
+            "--pin_memory is set in the DeepSpeed file, as zero_optimization.offload_optimizer.pin_memory, "
+            "not on the command line");
   EXPECT_EQ(parsed(train({"--offload_ratio", "0.5"})).offload_ratio, 0.5);
   EXPECT_EQ(parsed(train({"--mode", "zerooffload"})).mode, OffloadMode::zerooffload);
   EXPECT_EQ(parsed(train({"--optimizer_state_dtype", "bf16", "--adam_beta2", "0.99"})).optimizer_state_dtype,

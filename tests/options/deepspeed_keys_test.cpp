@@ -214,11 +214,11 @@ TEST(DeepSpeedConfig, Betas) {
 TEST(DeepSpeedConfig, RefusesByNameWithReasonAndFix) {
   const auto error = [](const char* path, json value) { return read(config_with(path, std::move(value))).error; };
   EXPECT_EQ(error("fp16.enabled", true),
-            "ds.json: fp16.enabled is true: fp16 is not implemented, "
-            "only bf16 and fp32; set it to false and bf16.enabled to true");
+            "ds.json: fp16.enabled is true: fp16 is not implemented, only bf16 and fp32; "
+            "set it to false and bf16.enabled to true");
   EXPECT_EQ(error("zero_optimization.offload_optimizer.device", "nvme"),
-            "ds.json: zero_optimization.offload_optimizer.device is "
-            "\"nvme\": offload to NVMe is not implemented; set it to \"cpu\"");
+            "ds.json: zero_optimization.offload_optimizer.device is \"nvme\": "
+            "offload to NVMe is not implemented; set it to \"cpu\"");
   EXPECT_EQ(error("zero_optimization.offload_param.device", "cpu"), "");
   EXPECT_EQ(
       error("zero_optimization.offload_param.device", "nvme"),

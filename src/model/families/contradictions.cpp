@@ -34,8 +34,8 @@ void require_consistent(const ConfigReader& config, const Family& family) {
   }
   const std::string model_type = config.text("model_type", family.model_type);
   if (model_type != family.model_type)
-    config.refuse("model_type", fmt::format("is '{}', but architectures has {}, whose "
-                                            "model_type is '{}'; correct the one that is wrong",
+    config.refuse("model_type", fmt::format("is '{}', but architectures has {}, "
+                                            "whose model_type is '{}'; correct the one that is wrong",
                                             printable(model_type), family.architecture, family.model_type));
 }
 
