@@ -5,7 +5,7 @@
 set -eu
 name=${1:-}
 case $name in
-  cudnn-frontend) package=nvidia-cudnn-frontend version=1.18.0 inside= header=cudnn_frontend.h ;;
+  cudnn-frontend) package=nvidia-cudnn-frontend version=1.18.0 inside='' header=cudnn_frontend.h ;;
   cutlass) package=nvidia-cutlass version=4.2.0.0 inside=cutlass_library/source/ header=cutlass/cutlass.h ;;
   *) echo "usage: fetch_headers.sh cudnn-frontend|cutlass" >&2 && exit 2 ;;
 esac

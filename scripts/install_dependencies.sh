@@ -26,6 +26,8 @@ if [ "${1:-}" = tests ]; then
 libgtest-dev:GoogleTest, the tests
 libopenmpi-dev:Open MPI, messages between ranks
 openmpi-bin:mpirun, which starts the tests of ranks
+clang-format-14:the check of the sources' format
+shellcheck:the check of the scripts
 "
 fi
 
