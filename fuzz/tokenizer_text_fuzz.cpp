@@ -58,8 +58,8 @@ so::Tokenizer make_tokenizer(const std::string& pattern) {
 struct Setup {
   explicit Setup(const std::string& pattern)
       : tokenizer(make_tokenizer(pattern)),
-        fast({{pattern, true, so::SplitBehavior::Isolated, false, "fuzz"}}, false, false, "fuzz", true),
-        regex({{pattern, true, so::SplitBehavior::Isolated, false, "fuzz"}}, false, false, "fuzz", false) {}
+        fast({so::SplitStep{pattern, true, so::SplitBehavior::Isolated, false, "fuzz"}}, true),
+        regex({so::SplitStep{pattern, true, so::SplitBehavior::Isolated, false, "fuzz"}}, false) {}
   so::Tokenizer tokenizer;
   so::PreTokenizer fast;
   so::PreTokenizer regex;
@@ -99,8 +99,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::vector<std::string> regex;
   so::PreTokenizer::Scratch fast_scratch;
   so::PreTokenizer::Scratch regex_scratch;
-  setup.fast.run(text, fast_scratch, [&](std::string_view piece) { fast.emplace_back(piece); });
-  setup.regex.run(text, regex_scratch, [&](std::string_view piece) { regex.emplace_back(piece); });
+  setup.fast.run(text, true, fast_scratch, [&](std::string_view piece) { fast.emplace_back(piece); });
+  setup.regex.run(text, true, regex_scratch, [&](std::string_view piece) { regex.emplace_back(piece); });
   require(fast == regex);
   return 0;
 }

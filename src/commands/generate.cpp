@@ -145,7 +145,7 @@ int run(const GenerateOptions& options, const OptionOrigins&) {
 
   const SamplingOptions sampling{options.temperature.value_or(0), options.top_k.value_or(0), options.top_p};
   std::mt19937_64 random(static_cast<std::uint64_t>(options.seed));
-  StreamDecoder text(tokenizer, true);
+  StreamDecoder text(tokenizer, true, prompt);
   std::vector<std::int32_t> generated;
   std::string whole, reason = "length";
   std::span<const std::int32_t> next = prompt;

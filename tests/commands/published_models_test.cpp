@@ -174,7 +174,7 @@ TEST_F(ClonedWithoutLfs, TheTokenizerIsNamedWithTheFix) {
   expect_refused({"tokenizer.json", "git lfs pull"});
 }
 
-// Mixtral and the first Mistral models: BPE of SentencePiece, which is not read.
+// Clones without tokenizer.json, or with a damaged one, beside SentencePiece's own file, which is not read.
 class SentencePieceModel : public RefusalTest {
  protected:
   SentencePieceModel() { write_file(model() / "tokenizer.model", std::string("\n\x0e\n\x05<unk>\0", 10)); }

@@ -115,16 +115,18 @@ const std::vector<Mistake> mistakes = {
      "normalizer: type \"Lowercase\" is not supported"},
     {"nested normalizer",
      [](Json& j) {
-       j["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}, {{"type", "NFKC"}}}}};
+       j["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}, {{"type", "Nmt"}}}}};
      },
-     "normalizer.normalizers[1]: type \"NFKC\" is not supported"},
-    {"no pre-tokenizer", [](Json& j) { j["pre_tokenizer"] = nullptr; }, "pre_tokenizer is null"},
+     "normalizer.normalizers[1]: type \"Nmt\" is not supported"},
+    {"no pre-tokenizer", [](Json& j) { j["pre_tokenizer"] = nullptr; },
+     "model: characters without a token would be lost"},
     {"metaspace",
      [](Json& j) {
        j["pre_tokenizer"] = {{"type", "Metaspace"}};
      },
-     "pre_tokenizer: type \"Metaspace\" is not supported"},
-    {"no byte level", [](Json& j) { j["pre_tokenizer"] = split_stage("a"); }, "pre_tokenizer has no ByteLevel stage"},
+     "\"replacement\" is missing in pre_tokenizer"},
+    {"no byte level", [](Json& j) { j["pre_tokenizer"] = split_stage("a"); },
+     "model: characters without a token would be lost"},
     {"split behind byte level",
      [](Json& j) {
        j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {j["pre_tokenizer"], split_stage("a")}}};
@@ -169,15 +171,107 @@ const std::vector<Mistake> mistakes = {
      "decoder: type \"WordPiece\" is not supported"},
 };
 
-TEST(TokenizerErrors, SmallTokenizerIsRight) {
+// "▁", "a", "▁a" and the bytes, as Llama 2 has them.
+Json small_character_tokenizer() {
+  Json vocab = {{"<unk>", 0}, {"▁", 257}, {"a", 258}, {"▁a", 259}};
+  for (int byte = 0; byte < 256; ++byte) vocab[fmt::format("<0x{:02X}>", byte)] = byte + 1;
+  return Json::parse(R"({"version": "1.0", "added_tokens": [], "normalizer": {"type": "Sequence", "normalizers": [
+      {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+      "pre_tokenizer": null, "decoder": {"type": "Sequence", "decoders": [
+      {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+      {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+      "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true, "vocab": )" +
+                     vocab.dump() + R"(, "merges": ["▁ a"]}})");
+}
+
+const std::vector<Mistake> character_mistakes = {
+    {"no bytes",
+     [](Json& j) {
+       j["model"]["vocab"].erase("<0x61>");
+       j["model"]["unk_token"] = nullptr;
+     },
+     "no token for the byte 0x61 (\"<0x61>\"): this is not a complete vocabulary of SentencePiece"},
+    {"unknown unk",
+     [](Json& j) {
+       j["model"]["byte_fallback"] = false;
+       j["model"]["unk_token"] = "<none>";
+     },
+     "model.unk_token: the token \"<none>\" is not in model.vocab"},
+    {"loses characters",
+     [](Json& j) {
+       j["model"]["byte_fallback"] = false;
+       j["model"]["unk_token"] = nullptr;
+     },
+     "model: characters without a token would be lost"},
+    {"Unigram",
+     [](Json& j) {
+       j["model"] = {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", Json::array()}};
+     },
+     "model: type \"Unigram\" is not supported (BPE is)"},
+    {"WordPiece",
+     [](Json& j) {
+       j["model"] = {{"type", "WordPiece"}};
+     },
+     "model: type \"WordPiece\" is not supported (BPE is)"},
+    {"empty pattern", [](Json& j) { j["normalizer"]["normalizers"][1]["pattern"]["String"] = ""; },
+     "normalizer.normalizers[1].pattern: the pattern is empty"},
+    {"bad regex",
+     [](Json& j) {
+       j["normalizer"]["normalizers"][1]["pattern"] = {{"Regex", "(a"}};
+     },
+     "normalizer.normalizers[1].pattern: "},
+    {"precompiled",
+     [](Json& j) {
+       j["normalizer"] = {{"type", "Precompiled"}};
+     },
+     "normalizer: type \"Precompiled\" is not supported"},
+    {"replacement",
+     [](Json& j) {
+       j["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "__"}};
+     },
+     "pre_tokenizer.replacement must be one character"},
+    {"scheme",
+     [](Json& j) {
+       j["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "last"}};
+     },
+     "pre_tokenizer.prepend_scheme: \"last\" is none of always, first, never"},
+    {"contradiction",
+     [](Json& j) {
+       j["pre_tokenizer"] = {
+           {"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "first"}, {"add_prefix_space", false}};
+     },
+     "pre_tokenizer.add_prefix_space is false, but the prepend_scheme is \"first\""},
+    {"bytes decoder",
+     [](Json& j) {
+       j["decoder"] = {{"type", "ByteLevel"}};
+     },
+     "decoder: type \"ByteLevel\" is not supported"},
+    {"behind fuse", [](Json& j) { std::swap(j["decoder"]["decoders"][0], j["decoder"]["decoders"][2]); },
+     "decoder.decoders[1]: a stage of type \"ByteFallback\" behind Fuse"},
+    {"stop", [](Json& j) { j["decoder"]["decoders"][3]["stop"] = 1; }, "decoder.decoders[3].stop must be 0"},
+    {"decoder's regex",
+     [](Json& j) {
+       j["decoder"]["decoders"][0]["pattern"] = {{"Regex", "a"}};
+     },
+     "decoder.decoders[0].pattern: a decoder's pattern must be a \"String\""},
+};
+
+TEST(TokenizerErrors, SmallTokenizersAreRight) {
+  const Tokenizer characters = parse(small_character_tokenizer());
+  EXPECT_EQ(characters.encode("a é a", false), (Ids{259, 257, 0xC3 + 1, 0xA9 + 1, 259}));
+  EXPECT_EQ(characters.decode(Ids{259, 257, 0xC3 + 1, 0xA9 + 1, 259}, false), "a é a");
+
   const Tokenizer tokenizer = parse(small_tokenizer());
   EXPECT_EQ(tokenizer.encode("he<end>h", true), (Ids{256, 257, 'h'}));
   EXPECT_EQ(tokenizer.vocab_size(), 258);
 }
 
 TEST(TokenizerErrors, EachMistakeIsNamed) {
-  for (const Mistake& mistake : mistakes) {
-    Json json = small_tokenizer();
+  std::vector<std::pair<Json, const Mistake*>> all;
+  for (const Mistake& mistake : mistakes) all.emplace_back(small_tokenizer(), &mistake);
+  for (const Mistake& mistake : character_mistakes) all.emplace_back(small_character_tokenizer(), &mistake);
+  for (auto& [json, made] : all) {
+    const Mistake& mistake = *made;
     mistake.make(json);
     const std::string message = message_of([&] { parse(json); });
     EXPECT_NE(message.find(mistake.expected), std::string::npos) << mistake.name << ": " << message;

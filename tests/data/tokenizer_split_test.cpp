@@ -32,13 +32,13 @@ const std::string o200k =
 Pieces run(const PreTokenizer& pre_tokenizer, const std::string& text) {
   PreTokenizer::Scratch scratch;
   Pieces pieces;
-  pre_tokenizer.run(text, scratch, [&](std::string_view piece) { pieces.emplace_back(piece); });
+  pre_tokenizer.run(text, true, scratch, [&](std::string_view piece) { pieces.emplace_back(piece); });
   return pieces;
 }
 
 PreTokenizer with_pattern(const std::string& pattern, bool fast, SplitBehavior behavior = SplitBehavior::Isolated,
                           bool invert = false) {
-  return PreTokenizer({{pattern, true, behavior, invert, "test"}}, false, false, "test", fast);
+  return PreTokenizer({SplitStep{pattern, true, behavior, invert, "test"}}, fast);
 }
 
 class FastSplitEqualsPcre2 : public testing::TestWithParam<std::string> {
@@ -190,7 +190,8 @@ TEST(SplitBehaviors, RemovingEveryMatchOfAFastPatternLeavesNothing) {
 }
 
 TEST(PreTokenizer, PutsASpaceInFrontOfEachPiece) {
-  const PreTokenizer pre_tokenizer({{",", false, SplitBehavior::Isolated, false, "test"}}, true, true, "test");
+  const PreTokenizer pre_tokenizer(
+      {SplitStep{",", false, SplitBehavior::Isolated, false, "test"}, ByteLevelStep{true, true}});
   EXPECT_EQ(run(pre_tokenizer, "a b, c"), (Pieces{" a", " b", " ,", " c"}));
 }
 

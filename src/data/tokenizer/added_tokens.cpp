@@ -94,6 +94,7 @@ void AddedTokenMatcher::find_all(std::string_view text, SpecialTokens special, s
     if (token.single_word && (word_ends_at(text, begin) || word_begins_at(text, end))) continue;
     if (token.lstrip) begin = std::max(skip_spaces_left(text, begin, std::min(taken, begin)), taken);
     if (token.rstrip) end = skip_spaces_right(text, end);
+    if (begin >= end) continue;  // white space that the token before took along
     matches.push_back({begin, end, token.id});
     taken = end;
   }

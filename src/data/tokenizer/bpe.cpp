@@ -1,6 +1,7 @@
 #include "data/tokenizer/bpe.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <limits>
 
@@ -10,7 +11,7 @@ namespace so {
 namespace {
 
 // Up to here looking for the best pair by a linear scan is cheaper than keeping a heap.
-constexpr std::size_t short_word = 48;
+constexpr std::size_t few = 48;
 constexpr std::uint32_t no_merge = std::numeric_limits<std::uint32_t>::max();
 
 std::uint64_t pair_hash(std::int32_t left, std::int32_t right) {
@@ -25,8 +26,7 @@ bool is_later(const Bpe::Scratch::Candidate& a, const Bpe::Scratch::Candidate& b
 
 }  // namespace
 
-Bpe::Bpe(const std::array<std::int32_t, 256>& byte_ids, const std::vector<Merge>& merges)
-    : byte_ids_(byte_ids), slots_(std::bit_ceil(merges.size() * 2 + 2)) {
+Bpe::Bpe(const std::vector<Merge>& merges) : slots_(std::bit_ceil(merges.size() * 2 + 2)) {
   const std::size_t mask = slots_.size() - 1;
   for (std::size_t rank = 0; rank < merges.size(); ++rank) {
     const Merge& merge = merges[rank];
@@ -45,20 +45,20 @@ const Bpe::Slot* Bpe::find(std::int32_t left, std::int32_t right) const {
   return nullptr;
 }
 
-void Bpe::encode_word(std::string_view word, Scratch& scratch, std::vector<std::int32_t>& ids) const {
-  if (word.size() <= short_word) {
-    encode_short(word, ids);
+void Bpe::merge(std::span<const std::int32_t> symbols, Scratch& scratch, std::vector<std::int32_t>& ids) const {
+  if (symbols.size() <= few) {
+    merge_few(symbols, ids);
   } else {
-    encode_long(word, scratch, ids);
+    merge_many(symbols, scratch, ids);
   }
 }
 
-void Bpe::encode_short(std::string_view word, std::vector<std::int32_t>& ids) const {
-  std::array<std::int32_t, short_word> symbol;
-  std::array<std::uint32_t, short_word> rank;  // of the merge of symbols i and i+1
-  std::array<std::int32_t, short_word> result;
-  std::size_t count = word.size();
-  for (std::size_t i = 0; i < count; ++i) symbol[i] = byte_ids_[static_cast<unsigned char>(word[i])];
+void Bpe::merge_few(std::span<const std::int32_t> symbols, std::vector<std::int32_t>& ids) const {
+  std::array<std::int32_t, few> symbol;
+  std::array<std::uint32_t, few> rank;  // of the merge of symbols i and i+1
+  std::array<std::int32_t, few> result;
+  std::size_t count = symbols.size();
+  std::copy(symbols.begin(), symbols.end(), symbol.begin());
   const auto look_up = [&](std::size_t i) {
     const Slot* slot = i + 1 < count ? find(symbol[i], symbol[i + 1]) : nullptr;
     rank[i] = slot != nullptr ? slot->rank : no_merge;
@@ -82,19 +82,18 @@ void Bpe::encode_short(std::string_view word, std::vector<std::int32_t>& ids) co
 
 // Symbols are a linked list; the heap holds every mergeable pair, and pairs that no longer exist are recognised when
 // they come up: a symbol only grows, so the same two ids at the same place are the same pair.
-void Bpe::encode_long(std::string_view word, Scratch& scratch, std::vector<std::int32_t>& ids) const {
+void Bpe::merge_many(std::span<const std::int32_t> given, Scratch& scratch, std::vector<std::int32_t>& ids) const {
   auto& symbols = scratch.symbols;
   auto& heap = scratch.heap;
-  SO_CHECK(word.size() < static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()), "a word of {} bytes",
-           word.size());
-  const auto count = static_cast<std::int32_t>(word.size());
+  SO_CHECK(given.size() < static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()), "a word of {} symbols",
+           given.size());
+  const auto count = static_cast<std::int32_t>(given.size());
   const auto symbol = [&](std::int32_t at) -> Scratch::Symbol& { return symbols[static_cast<std::size_t>(at)]; };
   constexpr std::int32_t gone = -1;
 
   symbols.clear();
   for (std::int32_t i = 0; i < count; ++i) {
-    symbols.push_back(
-        {byte_ids_[static_cast<unsigned char>(word[static_cast<std::size_t>(i)])], i - 1, i + 1 < count ? i + 1 : -1});
+    symbols.push_back({given[static_cast<std::size_t>(i)], i - 1, i + 1 < count ? i + 1 : -1});
   }
   heap.clear();
   const auto candidate = [&](std::int32_t at) {

@@ -1,10 +1,9 @@
 // Byte-pair encoding of one word: Sennrich, Haddow, Birch, "Neural Machine Translation of Rare Words with Subword
-// Units", ACL 2016, on bytes.
+// Units", ACL 2016. The symbols to begin with are tokens that stand for bytes or for characters.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <string_view>
+#include <span>
 #include <vector>
 
 #include "data/tokenizer/vocabulary.h"
@@ -17,7 +16,7 @@ struct Merge {
   std::int32_t result;
 };
 
-// Immutable; encode_word may be called from several threads, each with its own scratch.
+// Immutable; merge() may be called from several threads, each with its own scratch.
 class Bpe {
  public:
   struct Scratch {
@@ -36,12 +35,12 @@ class Bpe {
     std::vector<Candidate> heap;
   };
 
-  // `byte_ids`: each byte's token. `merges`: the first has the highest priority; no pair may occur twice.
-  Bpe(const std::array<std::int32_t, 256>& byte_ids, const std::vector<Merge>& merges);
+  // The first merge has the highest priority; no pair may occur twice.
+  explicit Bpe(const std::vector<Merge>& merges);
 
-  // Appends the ids of the word's bytes: of all adjacent pairs the one of lowest rank (leftmost of equals) is merged,
-  // again and again. O(n log n) in the word's length.
-  void encode_word(std::string_view word, Scratch& scratch, std::vector<std::int32_t>& ids) const;
+  // Appends what becomes of a word's symbols: of all adjacent pairs the one of lowest rank (leftmost of equals) is
+  // merged, again and again. O(n log n) in their number.
+  void merge(std::span<const std::int32_t> symbols, Scratch& scratch, std::vector<std::int32_t>& ids) const;
 
  private:
   struct Slot {
@@ -51,10 +50,9 @@ class Bpe {
     std::int32_t result = 0;
   };
   const Slot* find(std::int32_t left, std::int32_t right) const;
-  void encode_short(std::string_view word, std::vector<std::int32_t>& ids) const;
-  void encode_long(std::string_view word, Scratch& scratch, std::vector<std::int32_t>& ids) const;
+  void merge_few(std::span<const std::int32_t> symbols, std::vector<std::int32_t>& ids) const;
+  void merge_many(std::span<const std::int32_t> symbols, Scratch& scratch, std::vector<std::int32_t>& ids) const;
 
-  std::array<std::int32_t, 256> byte_ids_;
   std::vector<Slot> slots_;  // open addressing, at most half full
 };
 

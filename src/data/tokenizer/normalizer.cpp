@@ -63,30 +63,34 @@ class QuickCheck {
   std::vector<std::uint16_t> entries_;
 };
 
-// utf8proc_map() would do the same, but orders marks in time that is quadratic in their number.
-void append_nfc(std::string& out, std::string_view text) {
+constexpr auto nfkd_options = static_cast<utf8proc_option_t>(nfd_options | UTF8PROC_COMPAT);
+
+// utf8proc_map() would do the same, but orders marks in time that is quadratic in their number. The characters must be
+// those of Unicode 9.
+void append_normal(std::string& out, std::string_view text, utf8proc_option_t decomposition, bool compose) {
   std::vector<utf8proc_int32_t> points;
   points.reserve(text.size());
-  const auto combining_class = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
   for (std::size_t at = 0; at < text.size();) {
     const CodePoint c = code_point_at(text, at);
     at += c.length;
-    std::array<utf8proc_int32_t, 8> parts;
+    std::array<utf8proc_int32_t, 32> parts;
     const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c.value), parts.data(), parts.size(),
-                                               nfd_options, nullptr);
+                                               decomposition, nullptr);
     SO_CHECK(count >= 1 && count <= static_cast<utf8proc_ssize_t>(parts.size()), "U+{:04X} decomposes into {}", c.value,
              count);
     points.insert(points.end(), parts.begin(), parts.begin() + count);
   }
+  const auto combining_class = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
+  const auto is_starter = [&](utf8proc_int32_t c) { return combining_class(c) == 0; };
   for (auto first = points.begin(); first != points.end();) {  // marks between two starters, by class
-    const auto starter = [&](utf8proc_int32_t c) { return combining_class(c) == 0; };
-    first = std::find_if_not(first, points.end(), starter);
-    const auto last = std::find_if(first, points.end(), starter);
+    first = std::find_if_not(first, points.end(), is_starter);
+    const auto last = std::find_if(first, points.end(), is_starter);
     std::stable_sort(first, last,
                      [&](utf8proc_int32_t a, utf8proc_int32_t b) { return combining_class(a) < combining_class(b); });
     first = last;
   }
-  const auto count = utf8proc_normalize_utf32(points.data(), static_cast<utf8proc_ssize_t>(points.size()), nfc_options);
+  auto count = static_cast<utf8proc_ssize_t>(points.size());
+  if (compose) count = utf8proc_normalize_utf32(points.data(), count, nfc_options);
   SO_CHECK(count >= 0, "composing {} characters: {}", points.size(), utf8proc_errmsg(count));
   for (utf8proc_ssize_t i = 0; i < count; ++i)
     append_utf8(out, static_cast<std::uint32_t>(points[static_cast<std::size_t>(i)]));
@@ -126,7 +130,7 @@ std::string_view to_nfc(std::string_view text, std::string& storage) {
       const bool composes = starter < at && UnicodeTable::get().in_unicode_9(code_point_at(text, starter).value);
       const std::size_t begin = composes ? starter : at;
       storage.append(text, copied, begin - copied);
-      append_nfc(storage, text.substr(begin, end - begin));
+      append_normal(storage, text.substr(begin, end - begin), nfd_options, true);
       copied = end;
     }
     starter = end;
@@ -134,6 +138,26 @@ std::string_view to_nfc(std::string_view text, std::string& storage) {
   }
   if (copied == 0) return text;
   storage.append(text, copied);
+  return storage;
+}
+
+std::string_view to_normal_form(std::string_view text, NormalForm form, std::string& storage) {
+  if (form == NormalForm::nfc) return to_nfc(text, storage);
+  if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; })) return text;
+  const bool compatibility = form == NormalForm::nfkc || form == NormalForm::nfkd;
+  const UnicodeTable& unicode = UnicodeTable::get();
+  storage.clear();
+  std::size_t begin = 0;  // of a run of characters that Unicode 9 has
+  for (std::size_t at = 0; at <= text.size();) {
+    const CodePoint c = at < text.size() ? code_point_at(text, at) : CodePoint{0, 1};
+    if (at == text.size() || !unicode.in_unicode_9(c.value)) {
+      append_normal(storage, text.substr(begin, at - begin), compatibility ? nfkd_options : nfd_options,
+                    form == NormalForm::nfkc);
+      begin = std::min(at + c.length, text.size());
+      storage.append(text, at, begin - at);
+    }
+    at += c.length;
+  }
   return storage;
 }
 

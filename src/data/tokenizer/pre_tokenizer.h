@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "data/tokenizer/fast_split.h"
@@ -23,36 +24,52 @@ struct SplitStep {
   std::string where;    // file and key, for error messages
 };
 
+// GPT-2's splitter. The bytes' spelling is not its business.
+struct ByteLevelStep {
+  bool add_prefix_space = false;
+  bool use_regex = false;
+};
+
+// A space becomes `replacement`, which is also put in front, and begins a piece.
+struct MetaspaceStep {
+  enum class Prepend { always, first, never };  // first: of the text's pieces the first one alone
+  std::string replacement;
+  Prepend prepend = Prepend::always;
+  bool split = true;
+};
+
+using PreTokenizeStep = std::variant<SplitStep, ByteLevelStep, MetaspaceStep>;
+
 // Immutable; several threads may run it at once, each with its own scratch.
 class PreTokenizer {
  public:
   struct Scratch {
     std::vector<SplitPattern::Scratch> patterns;  // one a step
-    std::string prefixed;
+    std::vector<std::string> texts;               // one a step, for steps that change their text
   };
 
-  // The steps in order; behind them the ByteLevel step, with its `add_prefix_space` and `use_regex`.
   // `fast`: recognised patterns are split by hand-written code (false only to test that code against PCRE2).
-  PreTokenizer(std::vector<SplitStep> steps, bool add_prefix_space, bool use_regex, const std::string& where,
-               bool fast = true);
+  explicit PreTokenizer(const std::vector<PreTokenizeStep>& steps, bool fast = true);
 
-  // Calls `word` for each word of `text` (valid UTF-8) in order. The view ends with the call.
-  void run(std::string_view text, Scratch& scratch, const std::function<void(std::string_view)>& word) const;
+  // Calls `word` for each word of `text` (valid UTF-8) in order. The view ends with the call. `at_beginning`: `text` is
+  // what the whole text begins with.
+  void run(std::string_view text, bool at_beginning, Scratch& scratch,
+           const std::function<void(std::string_view)>& word) const;
 
  private:
-  struct Step {
+  struct Split {
     FastSplit fast;  // null: use `pattern`
     SplitPattern pattern;
     SplitBehavior behavior;
     bool invert;
   };
-  void run_step(std::size_t index, std::string_view text, Scratch& scratch,
-                const std::function<void(std::string_view)>& word) const;
-  void finish(std::string_view piece, Scratch& scratch, const std::function<void(std::string_view)>& word) const;
+  struct PrefixSpace {};
+  using Step = std::variant<Split, PrefixSpace, MetaspaceStep>;
+  class Run;
 
-  std::vector<Step> steps_;  // before the ByteLevel step
-  std::vector<Step> last_;   // the ByteLevel step's own pattern, if it has one
-  bool add_prefix_space_;
+  static Split split_of(std::string_view pattern, const SplitStep& step, bool fast);
+
+  std::vector<Step> steps_;
 };
 
 }  // namespace so

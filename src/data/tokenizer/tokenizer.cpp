@@ -1,6 +1,7 @@
 #include "data/tokenizer/tokenizer.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <limits>
 #include <mutex>
@@ -16,9 +17,11 @@
 #include "data/tokenizer/added_tokens.h"
 #include "data/tokenizer/bpe.h"
 #include "data/tokenizer/byte_level.h"
-#include "data/tokenizer/normalizer.h"
+#include "data/tokenizer/character_bpe.h"
+#include "data/tokenizer/normalize_steps.h"
 #include "data/tokenizer/pre_tokenizer.h"
 #include "data/tokenizer/special_ids.h"
+#include "data/tokenizer/token_decoder.h"
 #include "data/tokenizer/tokenizer_json.h"
 #include "data/tokenizer/utf8.h"
 #include "data/tokenizer/vocabulary.h"
@@ -33,9 +36,11 @@ constexpr std::uint64_t max_tokenizer_bytes = 200'000'000;  // the largest publi
 struct Workspace {
   WordCache cache;
   Bpe::Scratch bpe;
+  std::vector<std::int32_t> symbols;
+  CharacterBpe::Scratch characters;
+  Normalizer::Scratch normalizer;
   PreTokenizer::Scratch pre_tokenizer;
   std::string repaired;
-  std::string normalized;
   std::vector<AddedTokenMatcher::Match> given;  // added tokens in the text as given
   std::vector<AddedTokenMatcher::Match> in_normalized;
 };
@@ -60,13 +65,15 @@ class WorkspacePool {
   std::vector<std::unique_ptr<Workspace>> idle_;
 };
 
-std::vector<AddedToken> matched_in(const TokenizerSpec& spec, bool normalized, const std::string& name) {
+std::vector<AddedToken> matched_in(const std::vector<AddedToken>& all, bool normalized, const Normalizer& normalizer,
+                                   const std::string& name) {
   std::vector<AddedToken> tokens;
   std::unordered_set<std::string> contents;
-  std::string storage;
-  for (AddedToken token : spec.added_tokens) {
+  Normalizer::Scratch scratch;
+  for (AddedToken token : all) {
     if (token.normalized != normalized) continue;
-    if (normalized && spec.nfc) token.content = std::string(to_nfc(token.content, storage));
+    if (normalized) token.content = std::string(normalizer.run(token.content, scratch));
+    if (token.content.empty()) fail("{}: one of added_tokens normalizes to nothing", name);
     if (!contents.insert(token.content).second) {
       fail("{}: two added_tokens normalize to \"{}\": which of them a text means is undefined", name, token.content);
     }
@@ -75,29 +82,39 @@ std::vector<AddedToken> matched_in(const TokenizerSpec& spec, bool normalized, c
   return tokens;
 }
 
+UnknownCharacters unknown_in(const TokenizerSpec& spec) {
+  return {spec.byte_fallback ? std::optional(spec.byte_ids) : std::nullopt, spec.unk, spec.fuse_unk};
+}
+
 }  // namespace
 
 struct Tokenizer::State {
   State(TokenizerSpec spec, const std::string& name, std::uint64_t content_hash)
       : model(std::move(spec.model)),
         words(std::move(spec.words)),
-        bpe(spec.byte_ids, spec.merges),
+        byte_ids(spec.byte_ids),
         ignore_merges(spec.ignore_merges),
-        nfc(spec.nfc),
-        given_tokens(matched_in(spec, false, name)),
-        normalized_tokens(matched_in(spec, true, name)),
-        pre_tokenizer(std::move(spec.splits), spec.add_prefix_space, spec.use_regex, name),
+        normalizer(std::move(spec.normalizers)),
+        given_tokens(matched_in(spec.added_tokens, false, normalizer, name)),
+        normalized_tokens(matched_in(spec.added_tokens, true, normalizer, name)),
+        pre_tokenizer(spec.pre_tokenizers),
+        decoder(std::move(spec.decoders)),
         before(std::move(spec.before)),
         after(std::move(spec.after)),
         end_id(model.end_id()),
         fingerprint(content_hash) {
+    if (spec.byte_level)
+      bytes.emplace(spec.merges);
+    else
+      characters.emplace(model, spec.merges, unknown_in(spec));
+    Normalizer::Scratch scratch;
     for (const AddedToken& token : spec.added_tokens) {
       if (!model.contains(token.id)) added.add(token.id, token.content);
       if (token.special) special.insert(token.id);
-      std::string storage;
-      if (nfc && token.normalized && to_nfc(token.content, storage) != token.content)
-        respelt.emplace(token.id, storage);
       end_id = std::max(end_id, token.id + 1);
+      if (!token.normalized) continue;
+      const std::string_view normal = normalizer.run(token.content, scratch);
+      if (normal != token.content) respelt.emplace(token.id, normal);
     }
   }
 
@@ -117,21 +134,29 @@ struct Tokenizer::State {
     return model.contains(id) ? model.string(id) : added.string(id);
   }
 
-  void append_word(std::string_view word, Workspace& workspace, std::vector<std::int32_t>& ids) const;
-  void append_plain(std::string_view text, Workspace& workspace, std::vector<std::int32_t>& ids) const;
-  void append_normalized(std::string_view text, SpecialTokens in_text, Workspace& workspace,
-                         std::vector<std::int32_t>& ids) const;
-  void append_bytes(std::int32_t id, std::string& bytes) const;
+  // The library skips by spelling, and so passes over special tokens that decode to something else than their content.
+  bool is_skipped(std::int32_t id) const { return special.contains(id) && !respelt.contains(id); }
 
-  Vocabulary model;  // spellings
-  Vocabulary words;  // bytes
-  Vocabulary added;  // added tokens that the model does not have
-  Bpe bpe;
+  void append_word(std::string_view word, Workspace& workspace, std::vector<std::int32_t>& ids) const;
+  void append_characters(std::string_view word, Workspace& workspace, std::vector<std::int32_t>& ids) const;
+  void append_plain(std::string_view text, bool at_beginning, Workspace& workspace,
+                    std::vector<std::int32_t>& ids) const;
+  void append_normalized(std::string_view text, bool at_beginning, SpecialTokens in_text, Workspace& workspace,
+                         std::vector<std::int32_t>& ids) const;
+  void append_bytes(std::int32_t id, std::string& text) const;
+
+  Vocabulary model;                        // spellings
+  Vocabulary words;                        // bytes
+  Vocabulary added;                        // added tokens that the model does not have
+  std::array<std::int32_t, 256> byte_ids;  // of a model on bytes
+  std::optional<Bpe> bytes;                // a model is on bytes
+  std::optional<CharacterBpe> characters;  // or on characters
   bool ignore_merges;
-  bool nfc;
+  Normalizer normalizer;
   AddedTokenMatcher given_tokens;
   AddedTokenMatcher normalized_tokens;
   PreTokenizer pre_tokenizer;
+  TokenDecoder decoder;  // of a model on characters
   std::vector<std::int32_t> before;
   std::vector<std::int32_t> after;
   std::unordered_set<std::int32_t> special;
@@ -150,54 +175,86 @@ void Tokenizer::State::append_word(std::string_view word, Workspace& workspace, 
   if (whole >= 0) {
     out.push_back(whole);
   } else {
-    bpe.encode_word(word, workspace.bpe, out);
+    workspace.symbols.clear();
+    for (const char byte : word) workspace.symbols.push_back(byte_ids[static_cast<unsigned char>(byte)]);
+    bytes->merge(workspace.symbols, workspace.bpe, out);
   }
   if (cached) workspace.cache.remember(word, out, first);
 }
 
-// Text without added tokens, normalized.
-void Tokenizer::State::append_plain(std::string_view text, Workspace& workspace, std::vector<std::int32_t>& out) const {
-  pre_tokenizer.run(text, workspace.pre_tokenizer, [&](std::string_view word) { append_word(word, workspace, out); });
+void Tokenizer::State::append_characters(std::string_view word, Workspace& workspace,
+                                         std::vector<std::int32_t>& out) const {
+  if (ignore_merges) {
+    if (const std::int32_t whole = model.find(word); whole >= 0) {
+      out.push_back(whole);
+      return;
+    }
+  }
+  characters->for_each_piece(word, [&](std::string_view piece) {
+    if (const std::int32_t id = characters->single(piece); id >= 0) {
+      out.push_back(id);
+      return;
+    }
+    const bool cached = WordCache::fits(piece);
+    if (cached && workspace.cache.append(piece, out)) return;
+    const std::size_t first = out.size();
+    characters->encode_piece(piece, workspace.characters, out);
+    if (cached) workspace.cache.remember(piece, out, first);
+  });
 }
 
-// Calls `token` for each match and `rest` for the text between them.
+// Text without added tokens, normalized. `at_beginning`: nothing came before it in the text as given.
+void Tokenizer::State::append_plain(std::string_view text, bool at_beginning, Workspace& workspace,
+                                    std::vector<std::int32_t>& out) const {
+  pre_tokenizer.run(text, at_beginning, workspace.pre_tokenizer, [&](std::string_view word) {
+    if (characters)
+      append_characters(word, workspace, out);
+    else
+      append_word(word, workspace, out);
+  });
+}
+
+// Calls `token` for each match and `rest` for the text between them, with whether that is the beginning.
 template <class Rest, class Token>
 void between_matches(std::string_view text, const std::vector<AddedTokenMatcher::Match>& matches, Rest&& rest,
                      Token&& token) {
   std::size_t at = 0;
   for (const AddedTokenMatcher::Match& match : matches) {
-    if (match.begin > at) rest(text.substr(at, match.begin - at));
+    if (match.begin > at) rest(text.substr(at, match.begin - at), at == 0);
     token(match.id);
     at = match.end;
   }
-  if (at < text.size()) rest(text.substr(at));
+  if (at < text.size()) rest(text.substr(at), at == 0);
 }
 
 // Text without the added tokens that are looked for as given, not yet normalized.
-void Tokenizer::State::append_normalized(std::string_view text, SpecialTokens in_text, Workspace& workspace,
-                                         std::vector<std::int32_t>& out) const {
-  const std::string_view normal = nfc ? to_nfc(text, workspace.normalized) : text;
+void Tokenizer::State::append_normalized(std::string_view text, bool at_beginning, SpecialTokens in_text,
+                                         Workspace& workspace, std::vector<std::int32_t>& out) const {
+  const std::string_view normal = normalizer.run(text, workspace.normalizer);
+  if (normal.empty()) return;
+  at_beginning = at_beginning && !workspace.normalizer.beginning_removed;
   if (normalized_tokens.empty()) {
-    append_plain(normal, workspace, out);
+    append_plain(normal, at_beginning, workspace, out);
     return;
   }
   normalized_tokens.find_all(normal, in_text, workspace.in_normalized);
   between_matches(
-      normal, workspace.in_normalized, [&](std::string_view rest) { append_plain(rest, workspace, out); },
+      normal, workspace.in_normalized,
+      [&](std::string_view rest, bool first) { append_plain(rest, at_beginning && first, workspace, out); },
       [&](std::int32_t id) { out.push_back(id); });
 }
 
 // A token that spells bytes is those bytes; any other is its own text.
-void Tokenizer::State::append_bytes(std::int32_t id, std::string& bytes) const {
+void Tokenizer::State::append_bytes(std::int32_t id, std::string& text) const {
   if (words.contains(id) && !respelt.contains(id)) {
-    bytes += words.string(id);
+    text += words.string(id);
     return;
   }
-  const std::string_view text = spelling(id);
-  if (const auto spelt = bytes_of_spelling(text)) {
-    bytes += *spelt;
+  const std::string_view token = spelling(id);
+  if (const auto spelt = bytes_of_spelling(token)) {
+    text += *spelt;
   } else {
-    bytes += text;
+    text += token;
   }
 }
 
@@ -245,7 +302,8 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_spec
   }
   state.given_tokens.find_all(text, special, workspace->given);
   between_matches(
-      text, workspace->given, [&](std::string_view rest) { state.append_normalized(rest, special, *workspace, ids); },
+      text, workspace->given,
+      [&](std::string_view rest, bool first) { state.append_normalized(rest, first, special, *workspace, ids); },
       [&](std::int32_t id) { ids.push_back(id); });
   if (add_special_tokens) ids.insert(ids.end(), state.after.begin(), state.after.end());
   state.workspaces.put_back(std::move(workspace));
@@ -253,9 +311,16 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_spec
 }
 
 std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_special_tokens) const {
+  if (state_->characters) {
+    StreamDecoder decoder(*this, skip_special_tokens);
+    std::string text;
+    for (const std::int32_t id : ids) decoder.append(id, text);
+    decoder.end_run(text);
+    return text;
+  }
   std::string bytes;
   for (const std::int32_t id : ids) {
-    if (!(skip_special_tokens && is_special(id))) state_->append_bytes(id, bytes);
+    if (!(skip_special_tokens && state_->is_skipped(id))) state_->append_bytes(id, bytes);
   }
   if (is_valid_utf8(bytes)) return bytes;
   std::string text;
@@ -281,23 +346,42 @@ std::optional<std::int32_t> Tokenizer::token_to_id(std::string_view token) const
 
 std::string Tokenizer::id_to_token(std::int32_t id) const { return std::string(state_->spelling(id)); }
 
-StreamDecoder::StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens)
-    : tokenizer_(std::move(tokenizer)), skip_special_tokens_(skip_special_tokens) {}
-
-std::string StreamDecoder::push(std::int32_t id) {
-  if (skip_special_tokens_ && tokenizer_.is_special(id)) return {};
-  tokenizer_.state_->append_bytes(id, pending_);
-  const std::size_t certain = pending_.size() - unfinished_utf8_tail(pending_);
+StreamDecoder::StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens, std::span<const std::int32_t> prompt)
+    : tokenizer_(std::move(tokenizer)), skip_special_tokens_(skip_special_tokens) {
   std::string text;
+  for (const std::int32_t id : prompt) append(id, text);
+  end_run(text);
+}
+
+void StreamDecoder::append(std::int32_t id, std::string& text) {
+  const Tokenizer::State& state = *tokenizer_.state_;
+  if (skip_special_tokens_ && state.is_skipped(id)) return;
+  if (state.characters) {
+    if (state.contains(id)) state.decoder.push(state.spelling(id), state_, text);
+    return;
+  }
+  state.append_bytes(id, pending_);
+  const std::size_t certain = pending_.size() - unfinished_utf8_tail(pending_);
   append_repaired_utf8(text, std::string_view(pending_).substr(0, certain));
   pending_.erase(0, certain);
+}
+
+void StreamDecoder::end_run(std::string& text) {
+  tokenizer_.state_->decoder.settle(state_, text);
+  append_repaired_utf8(text, pending_);
+  pending_.clear();
+}
+
+std::string StreamDecoder::push(std::int32_t id) {
+  std::string text;
+  append(id, text);
   return text;
 }
 
 std::string StreamDecoder::finish() {
   std::string text;
-  append_repaired_utf8(text, pending_);
-  pending_.clear();
+  end_run(text);
+  state_ = {};
   return text;
 }
 

@@ -1,9 +1,9 @@
-// Byte-level BPE tokenizers as Hugging Face model directories ship them (tokenizer.json).
+// BPE tokenizers as Hugging Face model directories ship them (tokenizer.json).
 //
-// Reference: the `tokenizers` library on the same tokenizer.json, id for id. It reads the byte-level BPE files of the
-// families Llama 3, Qwen 2/3, Phi-4, GPT-OSS, Seed-OSS and their like, and refuses by name whatever else in the file
-// would change ids. It does not read SentencePiece (Unigram, BPE with byte fallback to <0xNN>), WordPiece or remote
-// code.
+// Reference: the `tokenizers` library on the same tokenizer.json, id for id. It reads BPE on bytes (Llama 3, Qwen 2/3,
+// Phi-4, GPT-OSS, Seed-OSS and their like) and on characters with byte fallback, as converted from SentencePiece
+// (Llama 2, Mistral, Mixtral, Phi-3, Gemma and their like), and refuses by name whatever else in the file would change
+// ids. It does not read Unigram, WordPiece, tokenizer.model alone or remote code.
 //
 // Differences from `transformers` on top of that library, where the two could disagree:
 //  - "truncation" and "padding" of tokenizer.json are ignored with a warning (transformers resets them too);
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "data/tokenizer/special_tokens.h"
+#include "data/tokenizer/token_decoder.h"
 
 namespace so {
 
@@ -46,7 +47,8 @@ class Tokenizer {
                                    SpecialTokens special = SpecialTokens::parsed) const;
 
   // The text of `ids`, always valid UTF-8 (bytes that form none become U+FFFD, as above). Ids without a token, e.g.
-  // those that pad a model's embedding, have no text. `skip_special_tokens`: leave out the tokens marked special.
+  // those that pad a model's embedding, have no text. `skip_special_tokens`: leave out the tokens marked special;
+  // as in the library, those stay that are marked normalized and that a normalizer changes.
   std::string decode(std::span<const std::int32_t> ids, bool skip_special_tokens) const;
 
   std::int32_t vocab_size() const;  // highest id + 1, added tokens included; there may be unused ids below
@@ -77,15 +79,25 @@ class Tokenizer {
 // returns a part of a UTF-8 character. One thread at a time.
 class StreamDecoder {
  public:
-  StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens);
+  // `prompt`: the ids that the others follow. Its own text is not returned, but the other ids' text is what follows it:
+  // a model on characters would otherwise lose the space that its text begins with.
+  StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens, std::span<const std::int32_t> prompt = {});
 
-  std::string push(std::int32_t id);  // the text that is certain after this id, often empty within a character
-  std::string finish();               // what is left: U+FFFD for an unfinished character; the decoder is then as new
+  // The text that is certain after this id, often empty within a character. With byte fallback a run of bytes, one
+  // character or several, is certain when it has ended.
+  std::string push(std::int32_t id);
+  // What is left: U+FFFD for an unfinished character. What is pushed next begins a new text, without a prompt.
+  std::string finish();
 
  private:
+  friend class Tokenizer;
+  void append(std::int32_t id, std::string& text);
+  void end_run(std::string& text);
+
   Tokenizer tokenizer_;
   bool skip_special_tokens_;
-  std::string pending_;  // bytes that may still become a character
+  std::string pending_;        // of a model on bytes: bytes that may still become a character
+  TokenDecoder::State state_;  // of a model on characters
 };
 
 }  // namespace so

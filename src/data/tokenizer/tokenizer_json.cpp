@@ -3,44 +3,40 @@
 #include <algorithm>
 #include <optional>
 #include <unordered_set>
-#include <utility>
+#include <variant>
 
 #include "base/error.h"
 #include "data/tokenizer/byte_level.h"
 #include "data/tokenizer/json_reader.h"
+#include "data/tokenizer/json_stages.h"
+#include "data/tokenizer/pipeline_json.h"
 
 namespace so {
 namespace {
 
-constexpr int max_nesting = 8;  // of Sequences
-
-std::string_view type_of(const JsonNode& node) { return node.at("type").string(); }
-
-[[noreturn]] void refuse_type(const JsonNode& node, std::string_view supported) {
-  fail("{}: type \"{}\" is not supported ({} is)", node.where(), type_of(node), supported);
-}
-
-// Calls `visit` for the node itself, or, if it is a Sequence, for each of its members in `list`, nested or not.
-template <class Visit>
-void for_each_stage(const JsonNode& node, std::string_view list, int depth, Visit&& visit) {
-  if (type_of(node) != "Sequence") {
-    visit(node);
-    return;
-  }
-  if (depth == max_nesting) fail("{}: more than {} Sequences inside each other", node.where(), max_nesting);
-  node.allow_only({"type", list});
-  const JsonNode members = node.at(list);
-  std::size_t index = 0;
-  for (const JsonElement member : members.array())
-    for_each_stage(members.element(member, index++), list, depth + 1, visit);
-}
-
 // ---- model ----
 
+// The tokens that stand for bytes: the byte's spelling, or "<0x0A>" with byte fallback.
+void read_byte_ids(const JsonNode& vocabulary, TokenizerSpec& spec) {
+  for (int byte = 0; byte < 256; ++byte) {
+    const char c = static_cast<char>(byte);
+    std::int32_t& id = spec.byte_ids[static_cast<std::size_t>(byte)];
+    const std::string token = spec.byte_level ? spell_bytes(std::string_view(&c, 1)) : fmt::format("<0x{:02X}>", byte);
+    id = spec.model.find(token);
+    const bool occurs_in_utf8 = byte != 0xC0 && byte != 0xC1 && byte < 0xF5;
+    if (id >= 0 || !occurs_in_utf8) continue;
+    if (spec.byte_level)
+      fail("{}: no token for the byte 0x{:02X} (\"{}\"): this is not a complete byte-level vocabulary",
+           vocabulary.where(), byte, token);
+    if (!spec.unk)
+      fail(
+          "{}: no token for the byte 0x{:02X} (\"{}\"): this is not a complete vocabulary of SentencePiece with byte "
+          "fallback, and there is no \"unk_token\"",
+          vocabulary.where(), byte, token);
+  }
+}
+
 void read_vocabulary(const JsonNode& node, TokenizerSpec& spec) {
-  if (node.is_object() && node.find("<0x0A>"))
-    fail("{}: these are SentencePiece's tokens (\"<0x0A>\" stands for a byte): only byte-level BPE is supported",
-         node.where());
   for (const auto field : node.object()) {
     std::int64_t id = -1;
     if (field.value.get(id) || id < 0 || id >= Vocabulary::max_vocabulary) {
@@ -52,20 +48,31 @@ void read_vocabulary(const JsonNode& node, TokenizerSpec& spec) {
       fail("{}: the tokens \"{}\" and \"{}\" have the same id {}", node.where(),
            spec.model.string(static_cast<std::int32_t>(id)), field.key, id);
     }
+    if (!spec.byte_level) continue;
     if (const auto bytes = bytes_of_spelling(field.key); bytes && !bytes->empty())
       spec.words.add(static_cast<std::int32_t>(id), *bytes);
   }
   if (spec.model.count() == 0) fail("{} is empty", node.where());
-  for (int byte = 0; byte < 256; ++byte) {
-    const char c = static_cast<char>(byte);
-    std::int32_t& id = spec.byte_ids[static_cast<std::size_t>(byte)];
-    id = spec.words.find(std::string_view(&c, 1));
-    const bool occurs_in_utf8 = byte != 0xC0 && byte != 0xC1 && byte < 0xF5;
-    if (id < 0 && occurs_in_utf8) {
-      fail("{}: no token for the byte 0x{:02X} (\"{}\"): this is not a complete byte-level vocabulary", node.where(),
-           byte, spell_bytes(std::string_view(&c, 1)));
+}
+
+// A byte-level model never meets an unknown character. Of others one that would drop it is refused.
+void read_unknown(const JsonNode& model, TokenizerSpec& spec) {
+  if (!spec.byte_level) {
+    spec.byte_fallback = model.flag("byte_fallback", false);
+    spec.fuse_unk = model.flag("fuse_unk", false);
+    if (const auto unk = model.find("unk_token"); is_set(unk)) {
+      const std::int32_t id = spec.model.find(unk->string());
+      if (id >= 0) spec.unk = id;
+      if (id < 0 && !spec.byte_fallback)
+        fail("{}: the token \"{}\" is not in model.vocab", unk->where(), unk->string());
     }
+    if (!spec.unk && !spec.byte_fallback)
+      fail(
+          "{}: characters without a token would be lost, since there is no ByteLevel pre-tokenizer, no "
+          "\"byte_fallback\" and no \"unk_token\"; such models are not supported",
+          model.where());
   }
+  if (spec.byte_level || spec.byte_fallback) read_byte_ids(model.at("vocab"), spec);
 }
 
 struct PairOfStrings {
@@ -115,10 +122,7 @@ void read_merges(const JsonNode& node, TokenizerSpec& spec) {
   }
 }
 
-bool is_set(const std::optional<JsonNode>& node) { return node && !node->is_null(); }
-
 void read_model(const JsonNode& model, TokenizerSpec& spec) {
-  if (const auto type = model.find("type"); type && type->string() != "BPE") refuse_type(model, "BPE");
   model.allow_only({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
                     "byte_fallback", "ignore_merges", "vocab", "merges"});
   if (const auto dropout = model.find("dropout"); is_set(dropout) && dropout->number() != 0) {
@@ -127,11 +131,11 @@ void read_model(const JsonNode& model, TokenizerSpec& spec) {
   for (const std::string_view key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     const auto affix = model.find(key);
     if (is_set(affix) && !affix->string().empty())
-      fail("{} is \"{}\": only byte-level BPE without it is supported", affix->where(), affix->string());
+      fail("{} is \"{}\": only BPE without it is supported", affix->where(), affix->string());
   }
-  // "unk_token", "fuse_unk" and "byte_fallback" say what to do with characters without a token: every byte has one.
   spec.ignore_merges = model.flag("ignore_merges", false);
   read_vocabulary(model.at("vocab"), spec);
+  read_unknown(model, spec);
   read_merges(model.at("merges"), spec);
 }
 
@@ -192,65 +196,7 @@ void read_added_tokens(const JsonNode& list, TokenizerSpec& spec) {
                     list.where(), renumbered->content, renumbered->id, in_file));
 }
 
-// ---- normalizer, pre-tokenizer, post-processor, decoder ----
-
-void read_normalizer(const JsonNode& node, TokenizerSpec& spec) {
-  if (node.is_null()) return;
-  for_each_stage(node, "normalizers", 0, [&](const JsonNode& stage) {
-    if (type_of(stage) != "NFC") refuse_type(stage, "NFC");
-    stage.allow_only({"type"});
-    spec.nfc = true;
-  });
-}
-
-SplitBehavior behavior_of(const JsonNode& node) {
-  const std::string_view name = node.string();
-  if (name == "Removed") return SplitBehavior::Removed;
-  if (name == "Isolated") return SplitBehavior::Isolated;
-  if (name == "MergedWithPrevious") return SplitBehavior::MergedWithPrevious;
-  if (name == "MergedWithNext") return SplitBehavior::MergedWithNext;
-  if (name == "Contiguous") return SplitBehavior::Contiguous;
-  fail("{}: \"{}\" is none of Removed, Isolated, MergedWithPrevious, MergedWithNext, Contiguous", node.where(), name);
-}
-
-void read_split(const JsonNode& node, TokenizerSpec& spec) {
-  node.allow_only({"type", "pattern", "behavior", "invert"});
-  const JsonNode pattern = node.at("pattern");
-  pattern.allow_only({"Regex", "String"});
-  const auto regex = pattern.find("Regex");
-  const auto literal = pattern.find("String");
-  if (regex.has_value() == literal.has_value()) fail("{} must have either \"Regex\" or \"String\"", pattern.where());
-  SplitStep step;
-  step.is_regex = regex.has_value();
-  step.pattern = (regex ? *regex : *literal).string();
-  step.behavior = behavior_of(node.at("behavior"));
-  step.invert = node.flag("invert");
-  step.where = pattern.where();
-  spec.splits.push_back(std::move(step));
-}
-
-void read_pre_tokenizer(const JsonNode& node, TokenizerSpec& spec) {
-  if (node.is_null()) fail("{} is null: only byte-level BPE (a ByteLevel pre-tokenizer) is supported", node.where());
-  bool byte_level = false;
-  for_each_stage(node, "pretokenizers", 0, [&](const JsonNode& stage) {
-    if (byte_level) fail("{}: a stage behind ByteLevel is not supported", stage.where());
-    if (type_of(stage) == "Split") {
-      read_split(stage, spec);
-    } else if (type_of(stage) == "ByteLevel") {
-      stage.allow_only({"type", "add_prefix_space", "trim_offsets", "use_regex"});
-      byte_level = true;
-      spec.add_prefix_space = stage.flag("add_prefix_space");
-      spec.use_regex = stage.flag("use_regex", true);
-    } else if (type_of(stage) == "Digits") {
-      stage.allow_only({"type", "individual_digits"});
-      const std::string_view pattern = stage.flag("individual_digits") ? each_digit_pattern : digit_runs_pattern;
-      spec.splits.push_back({std::string(pattern), true, SplitBehavior::Isolated, false, stage.where()});
-    } else {
-      refuse_type(stage, "Split, Digits or ByteLevel");
-    }
-  });
-  if (!byte_level) fail("{} has no ByteLevel stage: only byte-level BPE is supported", node.where());
-}
+// ---- post-processor ----
 
 void read_template(const JsonNode& node, TokenizerSpec& spec) {
   node.allow_only({"type", "single", "pair", "special_tokens"});
@@ -278,7 +224,6 @@ void read_template(const JsonNode& node, TokenizerSpec& spec) {
 }
 
 void read_post_processor(const JsonNode& node, TokenizerSpec& spec) {
-  if (node.is_null()) return;
   bool has_template = false;
   for_each_stage(node, "processors", 0, [&](const JsonNode& stage) {
     if (type_of(stage) == "ByteLevel") return;  // changes offsets, not ids
@@ -297,18 +242,6 @@ void read_post_processor(const JsonNode& node, TokenizerSpec& spec) {
   }
 }
 
-// Without a decoder the library puts blanks between tokens. No model means that: the pre-tokenizer, which is ByteLevel,
-// says how its words are undone.
-void check_decoder(const JsonNode& node) {
-  if (node.is_null()) return;
-  int stages = 0;
-  for_each_stage(node, "decoders", 0, [&](const JsonNode& stage) {
-    if (type_of(stage) != "ByteLevel") refuse_type(stage, "ByteLevel");
-    ++stages;
-  });
-  if (stages != 1) fail("{} has {} ByteLevel stages instead of one", node.where(), stages);
-}
-
 }  // namespace
 
 TokenizerSpec read_tokenizer_json(std::string_view json, const std::string& name) {
@@ -324,16 +257,22 @@ TokenizerSpec read_tokenizer_json(std::string_view json, const std::string& name
   for (const std::string_view key : {"truncation", "padding"}) {
     if (is_set(root.find(key))) spec.warnings.push_back(name + ": \"" + std::string(key) + "\" is ignored");
   }
-  read_model(root.at("model"), spec);
+  const JsonNode model = root.at("model");
+  if (const auto type = model.find("type"); type && type->string() != "BPE") refuse_type(model, "BPE");
   // The library reads a file without these keys, too.
-  const auto read_if_present = [&](std::string_view key, auto&& read) {
-    if (const auto node = root.find(key)) read(*node);
-  };
-  read_if_present("added_tokens", [&](const JsonNode& node) { read_added_tokens(node, spec); });
-  read_if_present("normalizer", [&](const JsonNode& node) { read_normalizer(node, spec); });
-  read_pre_tokenizer(root.at("pre_tokenizer"), spec);
-  read_if_present("post_processor", [&](const JsonNode& node) { read_post_processor(node, spec); });
-  read_if_present("decoder", check_decoder);
+  if (const auto node = root.find("normalizer"); is_set(node)) spec.normalizers = read_normalizers(*node);
+  if (const auto node = root.find("pre_tokenizer"); is_set(node)) spec.pre_tokenizers = read_pre_tokenizers(*node);
+  for (const PreTokenizeStep& step : spec.pre_tokenizers)
+    spec.byte_level = spec.byte_level || std::holds_alternative<ByteLevelStep>(step);
+  read_model(model, spec);
+  if (const auto node = root.find("added_tokens")) read_added_tokens(*node, spec);
+  if (const auto node = root.find("post_processor"); is_set(node)) read_post_processor(*node, spec);
+  const auto decoder = root.find("decoder");
+  if (spec.byte_level) {
+    if (is_set(decoder)) check_byte_level_decoder(*decoder);
+  } else {
+    spec.decoders = is_set(decoder) ? read_decoders(*decoder) : std::vector{DecodeStep{DecodeStep::Kind::blanks}};
+  }
   return spec;
 }
 
