@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <vector>
 
 #include "base/error.h"
@@ -66,6 +68,61 @@ TEST(Sampling, TopP) {
   EXPECT_EQ(draws(logits, {1, 0, 1}).size(), 3u);
   // Of the two that top_k leaves, 2/3 and 1/3, the first reaches 0.6.
   EXPECT_EQ(draws(logits, {1, 2, 0.6}).size(), 1u);
+}
+
+// The definition, with everything sorted.
+std::int32_t sorted_sample(const std::vector<float>& logits, const SamplingOptions& options, std::mt19937_64& random) {
+  std::vector<std::int32_t> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  const auto logit = [&](std::int32_t id) { return logits[static_cast<std::size_t>(id)]; };
+  std::stable_sort(ids.begin(), ids.end(), [&](auto a, auto b) { return logit(a) > logit(b); });
+  if (options.top_k > 0) ids.resize(std::min(ids.size(), static_cast<std::size_t>(options.top_k)));
+  std::vector<double> sums;  // of weights, up to and with each
+  for (const std::int32_t id : ids)
+    sums.push_back((sums.empty() ? 0 : sums.back()) +
+                   std::exp((logit(id) - static_cast<double>(logit(ids.front()))) / options.temperature));
+  if (options.top_p < 1)
+    sums.erase(std::lower_bound(sums.begin(), sums.end(), options.top_p * sums.back()) + 1, sums.end());
+  const double draw = static_cast<double>(random() >> 11) * 0x1p-53 * sums.back();
+  return ids[static_cast<std::size_t>(std::upper_bound(sums.begin(), sums.end(), draw) - sums.begin())];
+}
+
+// Sums are added up in another order, so a draw that lies within rounding of a boundary might differ; none of these
+// does.
+TEST(Sampling, DrawsWhatSortingEverythingWould) {
+  constexpr std::size_t sizes[] = {1, 2, 7, 64, 65, 1000, 5000};
+  std::mt19937_64 values(5);
+  for (const std::size_t size : sizes) {
+    for (const double grain : {0.0, 0.5}) {  // with the second many are equal
+      std::vector<float> logits(size);
+      for (float& x : logits) {
+        const double u = static_cast<double>(values() >> 11) * 0x1p-53 * 12;
+        x = static_cast<float>(grain > 0 ? std::floor(u / grain) * grain : u);
+      }
+      if (size > 3) logits[size / 3] = -kInf;
+      for (const double temperature : {0.3, 1.0, 20.0})
+        for (const int top_k : {0, 1, 3, 40, 900})
+          for (const double top_p : {1.0, 0.95, 0.5, 0.01}) {
+            const SamplingOptions options{temperature, top_k, top_p};
+            std::mt19937_64 random(size), same(size);
+            for (int i = 0; i < 20; ++i)
+              ASSERT_EQ(sample(logits, options, random), sorted_sample(logits, options, same))
+                  << size << " logits, temperature " << temperature << ", top_k " << top_k << ", top_p " << top_p;
+          }
+    }
+  }
+}
+
+// Orders that make a careless choice of pivots slow: this would take minutes.
+TEST(Sampling, AnyOrderOfALargeVocabulary) {
+  constexpr std::int32_t size = 200'000;
+  std::vector<float> rising(size), falling(size), equal(size, 1.0f);
+  for (std::int32_t i = 0; i < size; ++i) {
+    rising[static_cast<std::size_t>(i)] = static_cast<float>(i) * 1e-6f;
+    falling[static_cast<std::size_t>(i)] = static_cast<float>(-i) * 1e-6f;
+  }
+  for (const auto* logits : {&rising, &falling, &equal})
+    for (const auto& [id, count] : draws(*logits, {1, 0, 0.9}, 5)) EXPECT_TRUE(id >= 0 && id < size && count > 0);
 }
 
 TEST(Sampling, RefusesLogitsThatAreNoNumbers) {
