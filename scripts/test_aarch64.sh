@@ -1,8 +1,9 @@
 #!/bin/sh
 # AdamW's tests for 64-bit Arm on any machine: cross-compiled, and run by qemu-user as NEON and as SVE with vectors of 128,
 # 256 and 512 bits. Installs the cross compiler and qemu where they are missing; the development packages of that
-# architecture are unpacked into BUILD/packages and never installed. Where it cannot run it says why, and succeeds.
-# usage: test_aarch64.sh [BUILD = build-aarch64]
+# architecture are unpacked into BUILD/packages and never installed. Where it cannot run it says why, also in the file
+# NOT_RUN if that is set, and succeeds.
+# usage: [NOT_RUN=FILE] test_aarch64.sh [BUILD = build-aarch64]
 set -eu
 cd "$(dirname "$0")/.."
 build=${1:-build-aarch64}
@@ -10,6 +11,7 @@ packages=$PWD/$build/packages
 
 not_run() {
   echo "== 64-bit Arm: not run, $1"
+  [ -z "${NOT_RUN:-}" ] || echo "64-bit Arm: not run, $1" >>"$NOT_RUN"
   exit 0
 }
 [ "$(uname -m)" = x86_64 ] || not_run "this is not an x86-64 machine"
