@@ -1,8 +1,8 @@
 #!/bin/sh
-# Installs what is missing, builds, and runs all CPU tests: once as released; once with the address and undefined-
-# behaviour sanitizers; and where threads meet also with the thread sanitizer. AdamW is tested for 64-bit Arm too,
-# emulated. On a machine with an NVIDIA GPU and a build with the CUDA backend the same tests then run on the GPU. At the
-# end it lists what was skipped, and why.
+# Installs what is missing, builds, and runs all CPU tests: once as released; once compiled by clang, where warnings are
+# errors, with the address and undefined-behaviour sanitizers, the fuzz targets on their corpora and bench/; and where
+# threads meet also with the thread sanitizer. AdamW is tested for 64-bit Arm too, emulated. On a machine with an NVIDIA
+# GPU and a build with the CUDA backend the same tests then run on the GPU. At the end it lists what was skipped, and why.
 # From a clean clone about 30 minutes on 2 cores, 40 where there is a CUDA toolkit.
 set -eu
 cd "$(dirname "$0")"
@@ -44,7 +44,8 @@ run() {
 
 # Where there is no GPU the CUDA backend is only compiled, so one architecture does.
 run build all . "$(scripts/cuda_architectures.sh 90-real)"
-run build-asan all . -DSO_SANITIZE=address,undefined -DSO_CUDA=OFF
+run build-clang-asan all . -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_COMPILE_WARNING_AS_ERROR=ON \
+  -DSO_SANITIZE=address,undefined -DSO_FUZZ=ON -DSO_BENCH=ON -DSO_CUDA=OFF
 # oneDNN's OpenMP runtime is not instrumented; our code calls it one thread at a time, so it stays out of the picture.
 run build-tsan "superoffload test_base test_device test_ranks test_optim test_offload test_train test_commands" \
   '^(base|device|ranks|optim|offload)\.|Interrupt|Resume' -DSO_SANITIZE=thread -DSO_CUDA=OFF

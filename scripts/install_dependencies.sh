@@ -26,50 +26,56 @@ if [ "${1:-}" = tests ]; then
 libgtest-dev:GoogleTest, the tests
 libopenmpi-dev:Open MPI, messages between ranks
 openmpi-bin:mpirun, which starts the tests of ranks
+clang:the second compiler, and the sanitizers
+lld:a faster linker, for builds with sanitizers
+libbenchmark-dev:Google Benchmark, for bench/
 clang-format-14:the check of the sources' format
 shellcheck:the check of the scripts
 "
 fi
 
-missing=""
-reasons=""
-while IFS=: read -r package reason; do
-  [ -n "$package" ] || continue
-  if ! dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed'; then
-    missing="$missing $package"
-    reasons="$reasons  $package: $reason
+# Installs those of a list of "package:what for" that are missing.
+install() {
+  missing=""
+  reasons=""
+  while IFS=: read -r package reason; do
+    [ -n "$package" ] || continue
+    if ! dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed'; then
+      missing="$missing $package"
+      reasons="$reasons  $package: $reason
 "
-  fi
-done <<EOF
-$needed
+    fi
+  done <<EOF
+$1
 EOF
+  [ -n "$missing" ] || return 0
+  if ! command -v apt-get >/dev/null 2>&1; then
+    echo "install_dependencies: this is not Debian or Ubuntu; install by hand:$missing" >&2
+    exit 2
+  fi
+  if [ "$(id -u)" = 0 ]; then
+    as_root=""
+  elif command -v sudo >/dev/null 2>&1; then
+    as_root=sudo
+  else
+    echo "install_dependencies: root or sudo is needed for: apt-get install$missing" >&2
+    exit 2
+  fi
+  printf 'Installing Debian packages that are missing:\n%s' "$reasons"
+  export DEBIAN_FRONTEND=noninteractive
+  $as_root apt-get update -q
+  # shellcheck disable=SC2086  # a list of words
+  $as_root apt-get install -y -q --no-install-recommends $missing
+}
+install "$needed"
+# The package of clang's runtimes bears the version that the distribution's clang has.
+if [ "${1:-}" = tests ] && version=$(clang -dumpversion 2>/dev/null); then
+  install "libclang-rt-${version%%.*}-dev:clang's sanitizers and libFuzzer"
+fi
+
 # The CUDA backend is optional: what it lacks leaves it off, and the build says so.
-fetch_for_cuda() {
-  command -v nvcc >/dev/null 2>&1 || [ -x /usr/local/cuda/bin/nvcc ] || return 0
+if command -v nvcc >/dev/null 2>&1 || [ -x /usr/local/cuda/bin/nvcc ]; then
   for name in cudnn-frontend cutlass; do
     "$(dirname "$0")/fetch_headers.sh" "$name" || echo "install_dependencies: continuing without the CUDA backend" >&2
   done
-}
-if [ -z "$missing" ]; then
-  fetch_for_cuda
-  exit 0
 fi
-
-if ! command -v apt-get >/dev/null 2>&1; then
-  echo "install_dependencies: this is not Debian or Ubuntu; install by hand:$missing" >&2
-  exit 2
-fi
-if [ "$(id -u)" = 0 ]; then
-  as_root=""
-elif command -v sudo >/dev/null 2>&1; then
-  as_root=sudo
-else
-  echo "install_dependencies: root or sudo is needed for: apt-get install$missing" >&2
-  exit 2
-fi
-printf 'Installing Debian packages that are missing:\n%s' "$reasons"
-export DEBIAN_FRONTEND=noninteractive
-$as_root apt-get update -q
-# shellcheck disable=SC2086  # a list of words
-$as_root apt-get install -y -q --no-install-recommends $missing
-fetch_for_cuda

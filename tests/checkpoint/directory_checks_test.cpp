@@ -63,8 +63,8 @@ TEST_F(DirectoryChecks, ResumingReadsTheListOnce) {
   const ResumeCheck check(at(4));
   check.require_whole_state();
   check.require_whole();
-  inotify_event events[16];
-  EXPECT_EQ(::read(watch, events, sizeof events), static_cast<ssize_t>(sizeof events[0]));
+  alignas(inotify_event) char events[16 * sizeof(inotify_event)];
+  EXPECT_EQ(::read(watch, events, sizeof events), static_cast<ssize_t>(sizeof(inotify_event)));
   ::close(watch);
 }
 
