@@ -33,8 +33,8 @@ std::string progress_text(std::string_view title, double fraction, std::string_v
   return fmt::format("...{}{}", tail_of(title, room - 3), end);
 }
 
-ProgressReport::ProgressReport(std::string title, PlainLines plain)
-    : title_(std::move(title)), plain_(plain), start_(Clock::now()), next_(start_ + kQuiet) {}
+ProgressReport::ProgressReport(std::string title, PlainLines plain, Clock::time_point (*now)())
+    : title_(std::move(title)), plain_(plain), now_(now), start_(now()), next_(start_ + kQuiet) {}
 
 ProgressReport::~ProgressReport() {
   if (!shown_) return;
@@ -45,7 +45,7 @@ ProgressReport::~ProgressReport() {
 }
 
 void ProgressReport::update(double fraction, std::string_view detail) {
-  const auto now = Clock::now();
+  const auto now = now_();
   if (now < next_) return;
   const std::chrono::duration<double> spent = now - start_;
   const bool terminal = stderr_is_terminal();

@@ -15,7 +15,10 @@ enum class PlainLines { as_time_passes, once };
 // time spent so far (at most every 10 s). The destructor clears the line. One thread.
 class ProgressReport {
  public:
-  explicit ProgressReport(std::string title, PlainLines plain = PlainLines::as_time_passes);
+  using Clock = std::chrono::steady_clock;
+  // `now` tells the time; tests have one of their own.
+  explicit ProgressReport(std::string title, PlainLines plain = PlainLines::as_time_passes,
+                          Clock::time_point (*now)() = Clock::now);
   ~ProgressReport();
   ProgressReport(const ProgressReport&) = delete;
   ProgressReport& operator=(const ProgressReport&) = delete;
@@ -24,9 +27,9 @@ class ProgressReport {
   void update(double fraction, std::string_view detail);
 
  private:
-  using Clock = std::chrono::steady_clock;
   std::string title_;
   PlainLines plain_;
+  Clock::time_point (*now_)();
   Clock::time_point start_, next_;
   bool shown_ = false;
 };

@@ -102,8 +102,8 @@ class Process {
   }
 
   // Waits for its end; a process that is still alive after the limit is killed and reported. The limit is there to end
-  // a hang, not to measure.
-  Outcome wait(std::chrono::seconds limit = std::chrono::seconds(120)) {
+  // a hang, not to measure: it is just below that of ctest.
+  Outcome wait(std::chrono::seconds limit = std::chrono::minutes(9)) {
     const auto deadline = std::chrono::steady_clock::now() + limit;
     while (!ended()) {
       if (std::chrono::steady_clock::now() > deadline) throw std::runtime_error("the program hangs");
