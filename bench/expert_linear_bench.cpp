@@ -139,7 +139,7 @@ void run(Device& device, const std::string& only) {
              dense_weight}};
         const double flops = 2.0 * static_cast<double>(m.rows) * static_cast<double>(p.in * p.out);
         for (const Case& c : cases) {
-          // What one product leaves the next must not read: infinities would change the chip's clock.
+          // The next product must not read what one leaves: infinities would change the chip's clock.
           ops->random_normal(on, x, 1, 1.0f);
           ops->random_normal(on, y, 2, 1.0f);
           const double seconds = seconds_per_call(on, [&](std::int64_t) { c.experts(); });

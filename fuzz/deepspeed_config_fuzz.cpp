@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     SO_CHECK(std::string_view(error.what()).find('\n') == std::string_view::npos, "{}", error.what());
     return 0;
   }
-  // What was accepted is within every row's range, and can be recorded and compared.
+  // Accepted values are within every row's range, and can be recorded and compared.
   const OptionsView view = train_option_table().view(options);
   for (const OptionSpec& spec : train_option_table().specs()) check_value(spec, view.get(spec), spec.name);
   SO_CHECK(result_differences(view, to_json(view), "record").empty(), "a record differs from its own options");

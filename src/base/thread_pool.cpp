@@ -120,7 +120,7 @@ class Bell {
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t) &&
               std::atomic<std::uint32_t>::is_always_lock_free);
 
-// What all workers watch, in one word, so that joining a job and its end exclude each other: how many are in the job,
+// All workers watch this one word, so that joining a job and its end exclude each other: how many are in the job,
 // flags, and the number of the job.
 constexpr std::uint64_t worker_unit = 1, workers_mask = 0xffff;
 constexpr std::uint64_t open_flag = 0x10000;      // workers may still join

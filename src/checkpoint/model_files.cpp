@@ -84,7 +84,7 @@ void ModelFiles::stream_weights(Stream& stream, int readers, PageCache cache, No
     progress.update(static_cast<double>(reader.bytes_given()) / static_cast<double>(reader.total_bytes()), size);
   }
   stream.synchronize();
-  // What lay on pages at the edges of pieces.
+  // Drops also the pages at the edges of pieces, which the pieces' own dropping leaves.
   if (cache == PageCache::drop)
     for (const SafetensorsReader& shard : directory_.shards()) shard.drop_cache();
 }

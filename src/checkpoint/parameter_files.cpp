@@ -127,7 +127,7 @@ ParameterFiles::ParameterFiles(const HfDirectory& directory, const ParameterLayo
 std::vector<ShardReader::Request> ParameterFiles::requests(
     const std::function<WeightForms(DType stored)>& forms) const {
   std::vector<ShardReader::Request> requests = requests_;
-  // What is quantised comes out as what bf16 can hold.
+  // A quantised tensor is widened to values that bf16 can hold.
   for (ShardReader::Request& r : requests)
     r.forms = forms(r.scales.empty() ? r.file->info(r.tensor).dtype : DType::bf16);
   return requests;

@@ -43,7 +43,7 @@ const Command* take_command(std::vector<std::string>& words) {
   return command;
 }
 
-// What CLI11 calls it.
+// Returns the name by which CLI11 knows the command.
 std::string subcommand_name(const Command& command) {
   std::string name(command.name);
   std::replace(name.begin(), name.end(), ' ', '_');

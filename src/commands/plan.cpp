@@ -76,7 +76,7 @@ OptionTable<PlanOptions> make_table() {
 
 void check(PlanOptions& options, OptionOrigins& origins, int) { check_placement(options, origins); }
 
-// What the user says the run may have goes before what the hardware has.
+// The limits that the user gives go before those of the hardware.
 PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool, const MemoryCaps& caps) {
   PlanningMachine machine{.backend = &cuda_backend(),
                           .name = hardware.name,

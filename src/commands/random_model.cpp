@@ -18,7 +18,7 @@ std::vector<float> vector_of(const DecoderSpec& spec, const Parameter& parameter
   return values;
 }
 
-// Of mean 0 and deviation 1: the sum of four uniform numbers of 16 bits, from one draw and without a logarithm.
+// Has mean 0 and deviation 1: it is the sum of four uniform numbers of 16 bits, from one draw, without a logarithm.
 float nearly_normal(std::uint64_t counter) {
   const std::uint64_t draw = mix_counter(weight_seed ^ mix_counter(counter));
   const auto sum = static_cast<float>((draw & 0xffff) + (draw >> 16 & 0xffff) + (draw >> 32 & 0xffff) + (draw >> 48));

@@ -32,7 +32,7 @@ ExampleBuilder::ExampleBuilder(const TextEncoder& encoder, ExampleOptions option
     fail("max_length is {}; the limit is {}", options_.max_length, kMaxDocumentTokens);
 
   if (!encoder.can_encode()) return;
-  // What the tokenizer's template appends must not end up between prompt and output: find out how much it is.
+  // The tokens that the tokenizer's template appends must not end up between prompt and output: count them.
   const std::vector<std::int32_t> plain = encoder.encode("a", false), decorated = encoder.encode("a", true);
   const auto found = std::find_end(decorated.begin(), decorated.end(), plain.begin(), plain.end());
   if (found == decorated.end() && !plain.empty())

@@ -30,7 +30,7 @@ std::string_view type_of(const dom::element& value) {
   }
 }
 
-// What the record has of the keys that mean something.
+// The values that the record has for the keys that mean something.
 struct Fields {
   std::optional<dom::element> instruction, input, output, text, input_ids, labels, attention_mask;
 

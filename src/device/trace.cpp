@@ -19,7 +19,7 @@ namespace {
 std::atomic<bool> active{false};
 std::atomic<std::uint64_t> next_lane{1};
 
-// What the active session has so far.
+// The active session's records so far.
 struct Recorder {
   std::mutex mutex;
   std::int64_t begin = 0;

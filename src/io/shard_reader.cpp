@@ -52,7 +52,7 @@ struct SlotLayout {
   std::size_t elements = 0;  // that a slot has room for
 };
 
-// Of the tensors in MXFP4 that a request names, one matrix.
+// Makes one matrix of the tensors in MXFP4 that a request names.
 Mxfp4Matrix matrix_of(const ShardReader::Request& request) {
   const auto& blocks = request.file->info(request.tensor);
   const auto& scales = request.scales_file->info(request.scales);
@@ -107,8 +107,8 @@ struct ShardReader::State {
     std::size_t to_unpack = 0;           // parts
     std::exception_ptr error;            // of its reading
   };
-  // What a thread takes on at a time: a part, or a chunk of a packed matrix to be read. What a task waits for comes
-  // before it in the list, or is done by the caller.
+  // A thread takes on one of these at a time: a part, or a chunk of a packed matrix to be read. The work that a task
+  // waits for comes before it in the list, or is done by the caller.
   struct Task {
     std::size_t part = none;  // part i uses slot i, going round
     std::size_t packed = none, chunk = 0;

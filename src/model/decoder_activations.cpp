@@ -11,7 +11,7 @@ void have(Arena& arena, Tensor& tensor, const char* name, DType dtype, std::init
   if (!tensor) tensor = arena.acquire(name, dtype, shape);
 }
 
-// What stands between a layer's two products for n tokens: of experts, a row for each pair of token and choice.
+// The size of what stands between a layer's two products; experts have a row for each pair of token and choice.
 struct MlpSize {
   std::int64_t rows, width;
 };

@@ -12,7 +12,7 @@ struct Shape {
   std::vector<std::int64_t> dims;
 };
 
-// What each role is in a layer. The order in which roles appear in a family's table must keep joined groups together;
+// Returns what each role is in a layer. The order of roles in a family's table must keep joined groups together;
 // ParameterLayout::view checks it.
 Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
   const auto q = s.q_width(), kv = s.kv_width(), h = s.hidden, f = s.intermediate;

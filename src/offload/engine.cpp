@@ -101,7 +101,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
 void OffloadEngine::require_weights(int unit, Stream& stream) {
   WeightResidency& weights = weights_.of(unit);
   const std::span<Bucket> buckets = buckets_of(unit);
-  // What the device owns, the model's stream itself has brought up to date; what the host owns, its thread sends.
+  // The model's stream itself has updated the buckets that the device owns; the host's thread sends those of the host.
   bool here = weights.here(unit), sent = true;
   for (const Bucket& bucket : buckets) {
     if (!on_host(bucket)) continue;
@@ -189,7 +189,7 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
 Verdict OffloadEngine::finish_step(Stream& compute) {
   SO_CHECK(last_micro_batch_, "finish_step before the last micro-batch");
   last_micro_batch_ = false;
-  // What nobody wrote is an earlier step's gradient, which must not be taken for this one's.
+  // A gradient that nobody wrote is an earlier step's, which must not be taken for this one's.
   const auto missing = std::find(written_.begin(), written_.end(), false);
   SO_CHECK(missing == written_.end(), "no gradient of '{}' in this step",
            layout_.parameter(static_cast<int>(missing - written_.begin())).name);

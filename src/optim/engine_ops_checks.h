@@ -1,4 +1,4 @@
-// What the implementations of EngineOps share: the order of the sum, and the checks of arguments.
+// The implementations of EngineOps share these: the order of the sum, and the checks of arguments.
 #pragma once
 
 #include <cstdint>

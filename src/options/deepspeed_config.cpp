@@ -247,7 +247,7 @@ class Reader {
     set(key.option, translated, key.path);
   }
 
-  // What a key's value is as a value of its option.
+  // Translates a key's value into a value of its option.
   OptionValue translate(const DeepSpeedKey& key, const OptionSpec& spec, const json& value) const {
     if (key.option == "dtype") return std::string(value.get<bool>() ? "bf16" : "fp32");
     if (key.option == "mode") return std::string(value.get<bool>() ? "superoffload" : "zerooffload");

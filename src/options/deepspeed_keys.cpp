@@ -220,7 +220,7 @@ void add_features(Rows& r) {
   r.unused("checkpoint.parallel_write", object, "every rank writes its own part");
 }
 
-// What the key's value is in JSON, which for these four is not what the option is.
+// Returns the kind that the key's value has in JSON, which for these four is not the kind of the option.
 JsonKind json_kind(std::string_view path, const OptionSpec& spec) {
   for (const std::string_view flag : {"bf16.enabled", "bfloat16.enabled", "zero_optimization.cpu_offload",
                                       "zero_optimization.offload_optimizer.super_offload"})

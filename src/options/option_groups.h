@@ -46,7 +46,7 @@ struct RecordOptions : TextOptions {
   std::optional<std::string> cache_dir;
 };
 
-// What is worked on at a time.
+// These options say how many rows and tokens are worked on at a time.
 struct RowOptions {
   std::int64_t batch_size = 4;  // rows a rank and micro-batch
   std::int64_t max_length = 2048;

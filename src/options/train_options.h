@@ -17,7 +17,7 @@ struct ScheduleOptions {
   std::optional<std::int64_t> warmup_num_steps;  // beats `warmup`; DeepSpeed file only
 };
 
-// What the training loop does beside its steps.
+// These options say what the training loop does beside its steps.
 struct LoopOptions : ScheduleOptions {
   std::string output_dir;
   std::int64_t num_train_epochs = 1;

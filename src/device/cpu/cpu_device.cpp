@@ -14,7 +14,7 @@
 namespace so {
 namespace {
 
-// What an event stands for once recorded. A new one is made by every record(), so that a wait keeps the point it was
+// The point that a recorded event stands for. Every record() makes a new one, so that a wait keeps the point it was
 // made for even if the event is recorded again meanwhile.
 struct Point {
   std::mutex mutex;
@@ -191,7 +191,7 @@ void CpuStream::run() {
 void CpuStream::push(Work work) {
   {
     std::unique_lock lock(queue_->mutex);
-    // What the stream waits for was enqueued before, so it goes on meanwhile. Its own thread must never wait for it.
+    // The work that the stream waits for was enqueued before and goes on. Its own thread must never wait for it.
     if (queue_->work.size() >= cpu_queue_limit && std::this_thread::get_id() != thread_.get_id())
       queue_->room.wait(lock, [&] { return queue_->work.size() <= cpu_queue_limit / 2; });
     queue_->work.push_back(std::move(work));

@@ -80,7 +80,7 @@ struct Record {
   TraceActivity activity;  // times as CUPTI gives them
 };
 
-// What CUPTI's callbacks, which know no object, hand in.
+// CUPTI's callbacks, which know no object, put their records here.
 struct Collected {
   std::mutex mutex;
   const Cupti* cupti = nullptr;

@@ -1,4 +1,4 @@
-// What a build without the CUDA backend says when it is asked for it.
+// A build without the CUDA backend answers so when it is asked for it.
 #include "base/error.h"
 #include "device/device.h"
 

@@ -14,7 +14,7 @@
 
 namespace so {
 
-// What residencies ask of the optimizers.
+// Residencies ask the optimizers these questions.
 struct WeightOwners {
   std::function<bool(int unit)> final_weights;  // whether a host-owned unit's weights are final; never waits
   WeightsFromMasters::Cast cast_masters;        // enqueues a device-owned unit's cast

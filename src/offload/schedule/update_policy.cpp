@@ -9,7 +9,7 @@
 namespace so {
 namespace {
 
-// What the host may plan with of the rates that were measured: the next step's may be lower, and the link's traffic
+// The host plans with this part of the rates that were measured: the next step's may be lower, and the link's traffic
 // comes unevenly.
 constexpr double usable = 0.9;
 // By so much a step in which all is left until after the verdict may last longer than it was played to: the link takes
@@ -78,7 +78,7 @@ class AdaptivePolicy final : public UpdatePolicy {
     return choice;
   }
 
-  // Of the choices that `make` gives for 0 to `most`, one with the shortest step: the first of those that are within a
+  // Returns the choice with the shortest step among those that `make` gives for 0 to `most`: the first that is within a
   // thousandth. Looks at a few, and then between the best one's neighbours.
   template <class Make>
   static std::pair<UpdateChoice, double> shortest(const UpdateFacts& f, std::size_t most, Verdicts verdicts,

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(threads) block_stats_kernel(GradStats* parts, 
   constexpr int rows = 32;
   std::int64_t at = begin + lane;
   if constexpr (sizeof(T) == 2) {
-    // Of 64 elements lane l has read the words of 2 l and 2 l + 1, and adds elements l and l + 32.
+    // Lane l has read the words of elements 2 l and 2 l + 1 of 64, and adds elements l and l + 32.
     constexpr int pairs = 32;
     const auto half = [&](unsigned word) { return __uint_as_float(lane % 2 == 0 ? word << 16 : word & 0xffff0000u); };
     if (reinterpret_cast<std::uintptr_t>(grad) % sizeof(unsigned) == 0) {
