@@ -101,7 +101,7 @@ void write_small_model(const std::filesystem::path& directory, const std::string
   write_safetensors(directory / "model.safetensors", tensors);
 }
 
-// Of all 65536 halves, those that are not finite replaced by such as are.
+// Maps all 65536 halves to finite ones: those that are not finite are replaced.
 unsigned finite_half(unsigned h) { return (h >> 10 & 31) == 31 ? h & ~0x400u : h; }
 
 // Every finite half.
@@ -246,7 +246,7 @@ TEST(ModelFiles, AFileThatEndsInsideATensorIsRefusedByName) {
   }
 }
 
-// What a plan is told is what loading takes.
+// Loading takes what the plan is told.
 TEST(ModelFiles, LoadingTakesThePlannedRingAndGivesItBack) {
   EngineOfModel model(model_directory("qwen3-tied"), DType::bf16);
   Device& device = model.runtime().device();

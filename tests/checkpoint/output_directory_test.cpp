@@ -89,7 +89,7 @@ TEST_F(OutputDirectories, AnEarlierRunIsRefused) {
     write_file(output() / file, "of a run");
     expect_in(refused(), {output().string(), fs::path(file).begin()->string()});
   }
-  // What others keep in runs/ is not a run of ours.
+  // Files that others keep in runs/ are not a run of ours.
   fs::remove_all(output());
   fs::create_directories(output() / "runs");
   write_file(output() / "runs" / "events.out.tfevents.1", "of another program");

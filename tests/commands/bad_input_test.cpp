@@ -1,4 +1,4 @@
-// What a user can get wrong in model directory and data: each is refused with its name, before anything is written.
+// Mistakes a user can make in model directory and data: each is refused with its name, before anything is written.
 #include <gtest/gtest.h>
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What a user can get wrong on the command line, and what the machine can refuse: options, paths, disk, memory.
+// Mistakes a user can make on the command line, and things the machine can refuse: options, paths, disk, memory.
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 #include <unistd.h>

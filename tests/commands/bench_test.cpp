@@ -101,7 +101,7 @@ TEST(BenchStep, WaitsForTheDevicesLastUpdates) {
     EXPECT_EQ(result_of(step("gpt-oss", {"--offload_optimizer", "none"}), directory)["host_share"], 0);
 }
 
-// Of the device's buckets, here hundreds, those that lie one behind the other are updated in one launch a step.
+// Those of the device's buckets, here hundreds, that lie one behind the other are updated in one launch a step.
 TEST(BenchStep, UpdatesAdjacentBucketsOfTheDeviceAtOnce) {
   const TemporaryDirectory directory;
   const auto result =

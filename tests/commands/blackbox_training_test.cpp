@@ -55,7 +55,7 @@ void expect_weights(const std::filesystem::path& output, const StoredTensors& ex
   for (const auto& [name, tensor] : got) EXPECT_TRUE(expected.contains(name)) << name << " was saved besides";
 }
 
-// What is saved must be the same model: each key of the source's config with its value, dtype aside.
+// The saved model must be the same one: each key of the source's config with its value, dtype aside.
 void expect_same_config(const std::filesystem::path& output, const std::filesystem::path& model) {
   const json got = read_json(output / "config.json");
   const json source = read_json(model / "config.json");

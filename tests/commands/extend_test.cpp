@@ -14,7 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// What a line of metrics says of results, without times and memory.
+// Returns the results in each line of metrics, without times and memory.
 std::vector<json> results_of(const fs::path& output) {
   std::vector<json> all;
   for (const json& line : read_metrics(output)) {

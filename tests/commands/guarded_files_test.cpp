@@ -1,4 +1,4 @@
-// What stands in place of a file that is read: a FIFO must not hang the program, an endless or huge file must not eat
+// Other things may stand where a file is read: a FIFO must not hang the program, an endless or huge file must not eat
 // the memory, and what the file system refuses is said in our words. A hang shows as the test's time limit.
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-// What --overwrite_output_dir removes, of train and init: what this program wrote, by its record, and nothing else.
+// --overwrite_output_dir of train and init removes what this program wrote, by its record, and nothing else.
 #include "io/run_lock.h"
 #include "support/paths.h"
 #include "support/refusal.h"
@@ -82,7 +82,7 @@ TEST_F(Overwriting, NothingGoesBeforeTheNewRunIsPossible) {
   EXPECT_TRUE(snapshot(out()) == before);
 }
 
-// What a user put into a checkpoint is not lost to a run that would write there again.
+// Files that a user put into a checkpoint are not lost to a run that would write there again.
 TEST_F(Overwriting, ACheckpointWithForeignFilesIsRefused) {
   finish(training().words());
   write_file(out() / "checkpoint-1" / "notes.txt", "mine");
@@ -162,7 +162,7 @@ TEST_F(Overwriting, ADirectoryInUseIsRefused) {
     finish({test::binary(), "eval", "--model", out().string(), "--data", data().string(), "--cache_dir",
             (temporary_ / "cache").string(), "--device", "cpu"});
   }
-  // What a killed run left is no lock.
+  // A killed run's lock file locks nothing.
   write_file(out() / run_lock_file, "process 1 on elsewhere\n");
   finish(training().flag("overwrite_output_dir").words());
   EXPECT_FALSE(fs::exists(out() / run_lock_file));

@@ -109,7 +109,7 @@ TEST(Parse, ResumeMayStandAlone) {
   EXPECT_EQ(parsed(train({"--resume", "o/checkpoint-5"})).resume, "o/checkpoint-5");
 }
 
-// What a command is about needs no option's name.
+// The value that a command is about needs no option's name.
 TEST(Parse, OneValueMayStandWithoutItsOption) {
   EXPECT_EQ(value_of({"verify", "out"}, "dir"), "out");
   EXPECT_EQ(value_of({"verify", "--json", "--dir", "out"}, "dir"), "out");
@@ -256,7 +256,7 @@ TEST(Help, Suffices) {
   }
 }
 
-// What --help shows as an example must be accepted as it stands.
+// The examples of --help must be accepted as they stand.
 TEST(Help, ExamplesAreValid) {
   const std::filesystem::path here = std::filesystem::current_path();
   const std::filesystem::path scratch = std::filesystem::path(testing::TempDir()) / "so_help_examples";

@@ -33,7 +33,7 @@ Planned plan(std::vector<std::string> words) {
   return {json::parse(o.out)};
 }
 
-// What one H200 was measured to do (docs/performance.md), with the steps' clipping rare.
+// The expected times are those measured on one H200 (docs/performance.md), with clipping rare.
 TEST(Plan, ExpectsWhatWasMeasured) {
   const Planned qwen = plan({"--model", "qwen3-14b"});
   EXPECT_NEAR(qwen.expected("step_seconds"), 2.724, 0.15 * 2.724);

@@ -98,7 +98,7 @@ TEST_P(Published, RunsThroughEveryCommand) {
     EXPECT_FALSE(std::filesystem::exists(temporary_ / "out" / name)) << name;
 }
 
-// What stands in folders is replaced by a second run, too.
+// A second run replaces folders, too.
 TEST(PublishedAgain, FoldersAreReplaced) {
   TemporaryDirectory temporary;
   const auto fixture = model_fixture("qwen3-tied");

@@ -119,7 +119,7 @@ TEST_F(Recipes, SayWhatIsMissing) {
   }
   EXPECT_EQ(recipe(name, {}, {"--help"}).exit_code, 0);
   expect_in(recipe(name, {}, {"--help"}).out, "microsoft/phi-4");
-  // What the program refuses is refused.
+  // The recipe fails where the program refuses.
   const Outcome outcome = recipe(name, variables(), options({"superoffload", "--max_length", "1000000"}));
   EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
 }

@@ -1,4 +1,4 @@
-// What a checkpoint holds and what depends on nothing but the options that affect results: bytes of weights and
+// A checkpoint's contents, which depend on nothing but the options that affect results: bytes of weights and
 // moments, compared exactly, over resumes and over choices that only concern the machine.
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -145,7 +145,7 @@ TEST_F(ResumedRun, SaveTotalLimitKeepsTheNewest) {
   EXPECT_EQ(kept("1"), (std::vector<int>{7}));
 }
 
-// What only concerns memory and time must not change a bit.
+// Options that only concern memory and time must not change a bit.
 TEST_F(ResumedRun, MachineOptionsDoNotChangeTheResult) {
   for (const char* dtype : {"bf16", "fp32"}) {
     const auto with = [&](const char* output) {
@@ -251,7 +251,7 @@ TEST_F(ResumedRun, DeepSpeedFileAsksForABreakdown) {
     for (const auto& part : std::vector<std::string>{"step " + std::to_string(2 * (i + 1)) + ":", "gradient norm",
                                                      "AdamW", "for gradients", "for a checkpoint"})
       EXPECT_NE(found[i].find(part), std::string::npos) << part << " in: " << found[i];
-  // What the host did with its buckets, of those steps whose updates had begun when they were logged.
+  // The log says what the host did with its buckets, of those steps whose updates had begun when they were logged.
   const auto schedule = [](const Outcome& o) {
     const auto log = lines_of(o.err);
     return std::count_if(log.begin(), log.end(), [](const std::string& line) {

@@ -117,7 +117,7 @@ TEST_F(Signals, AtTheStartLeaveNothingInTheWay) {
   }
 }
 
-// What has nothing to save ends as any program does.
+// A command that has nothing to save ends as any program does.
 TEST_F(Signals, EndGenerateAtOnce) {
   const std::string model = make_speaking_model(temporary_.path()).string();
   std::filesystem::remove(temporary_ / "stdout.txt");

@@ -1,4 +1,4 @@
-// What a run shows: on a terminal of any width, without one, with --quiet and --verbose, and in run.log.
+// A run's output is checked on a terminal of any width, without one, with --quiet and --verbose, and in run.log.
 #include "support/terminal.h"
 
 #include <gtest/gtest.h>
@@ -120,7 +120,7 @@ TEST_F(TerminalTest, RunLogKeepsEveryRunWithTimes) {
   const Outcome refused = run_here(TrainCommand(first).set("max_steps", "9").set("lr", "1").flag("resume"));
   EXPECT_EQ(refused.exit_code, 2) << refused.err;
   EXPECT_EQ(log_of("out"), log) << "a run that was refused wrote something";
-  // What ended a run stands there too.
+  // The error that ended a run stands there too.
   const Outcome failed = run(here(six_steps("full")), temporary_.path(), Limits{.file_bytes = 64 * 1024});
   EXPECT_EQ(failed.exit_code, 2) << failed.err;
   EXPECT_TRUE(has(log_of("full"), " superoffload: ")) << log_of("full");

@@ -50,7 +50,7 @@ TEST(Trace, OfSeveralSteps) {
   EXPECT_EQ(std::count_if(main.begin(), main.end(), [](const auto& span) { return span.name == "step"; }), 2);
 }
 
-// What became of each bucket, in the order of its states.
+// The trace shows what became of each bucket, in the order of its states.
 TEST(Trace, ShowsTheStatesOfBuckets) {
   const TemporaryDirectory directory;
   TrainCommand c = training(directory).set("mode", "superoffload").set("offload_ratio", "1");

@@ -50,7 +50,7 @@ class Batches : public ::testing::Test {
   TemporaryDirectory directory_;
 };
 
-// What is computed must be what walking through the steps finds.
+// The computed counts must be those that walking through the steps finds.
 TEST_F(Batches, CountsAreThoseOfTheLoop) {
   const TokenDataset dataset = data({3, 9, 4, 2, 7, 5, 8, 2, 6, 3, 4});
   for (const bool packing : {false, true})

@@ -97,7 +97,7 @@ TEST_F(CacheFiles, RulesChooseTheOldAndTheLongestUnused) {
   EXPECT_EQ(chosen({.max_bytes = 3 * size - 1}), Names{"old.tokens"});
   EXPECT_EQ(chosen({.max_bytes = size}), (Names{"mid.tokens", "old.tokens"}));
   EXPECT_EQ(chosen({.max_bytes = 0}), (Names{"new.tokens", "mid.tokens", "old.tokens"}));
-  // What a process is still writing stays; what one left a day ago does not.
+  // A file that a process is still writing stays; one that was left a day ago does not.
   fs::rename(directory_.path / "new.tokens", directory_.path / "new.tokens.tmp-1-0");
   fs::rename(directory_.path / "old.tokens", directory_.path / "old.tokens.tmp-2-0");
   set_age(directory_.path / "new.tokens.tmp-1-0", 60);
@@ -116,7 +116,7 @@ TEST_F(CacheFiles, RemovesTheCacheAndItsLockUnlessItIsBeingMade) {
   EXPECT_TRUE(remove_cache(caches[0]));
   EXPECT_TRUE(fs::is_empty(directory_.path));
 
-  // What has taken its place meanwhile is not ours.
+  // A file that has taken its place meanwhile is not ours.
   write_file(a, "another program's");
   EXPECT_FALSE(remove_cache(caches[0]));
   fs::remove(a);

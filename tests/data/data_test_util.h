@@ -1,4 +1,4 @@
-// What the data room's tests share: a tokenizer one can check by eye, temporary files, data sets made of lengths.
+// The data room's tests share a tokenizer one can check by eye, temporary files, and data sets made of lengths.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -173,7 +173,7 @@ TEST_F(Dataset, RebuildsADamagedCache) {
     EXPECT_TRUE(builds());
     EXPECT_TRUE(read_file(cache_file()) == good);
   }
-  // What a killed run left is no obstacle, and goes.
+  // A killed run's temporary file is no obstacle, and goes.
   const std::filesystem::path rest = cache_file().string() + ".tmp-1-0";
   std::filesystem::remove(cache_file());
   write_file(rest, "rest");

@@ -1,4 +1,4 @@
-// What is wrong in a file is refused with its name and key; what the files beside tokenizer.json decide.
+// Errors in a file are refused with its name and key; the files beside tokenizer.json decide what they should.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

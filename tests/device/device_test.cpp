@@ -34,7 +34,7 @@ TEST_F(DeviceTest, RunsWorkInOrder) {
   EXPECT_EQ(order, expected);
 }
 
-// What is given back counts no more. On the CPU device there is one memory, and the host's limit is for all of it.
+// Memory given back counts no more. On the CPU device there is one memory, and the host's limit is for all of it.
 TEST_F(DeviceTest, AllocatesWithinItsLimits) {
   constexpr std::size_t page = 4096;
   device->limit_memory({.device = 4 * page, .host = 8 * page});

@@ -68,7 +68,7 @@ TEST(HostPages, TheAdviceAboutTheLockLimitComesWhereItIsTooLow) {
   EXPECT_EQ(lock_limit_advice((64 << 10) + 1),
             "this process may lock only 65.5 kB of memory and holds 0 bytes: raise the limit with 'ulimit -l "
             "unlimited', or with memlock in /etc/security/limits.conf");
-  // What is locked already counts.
+  // Memory that is locked already counts.
   void* page = map_host_pages(16 << 10);
   if (syscall(SYS_mlock, page, 16 << 10) == 0) {  // sanitizers make mlock() do nothing
     EXPECT_EQ(lock_limit_advice(48 << 10), "");

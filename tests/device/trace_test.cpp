@@ -100,7 +100,7 @@ TEST_F(TraceTest, SpansOfSeveralThreadsGoToTracksOfTheirOwn) {
                              [](const auto& a, const auto& b) { return a.begin < b.begin; }));
 }
 
-// What began before a session is not in it; sessions may follow one another while threads record.
+// Work that began before a session is not in it; sessions may follow one another while threads record.
 TEST_F(TraceTest, SessionsComeAndGoWhileThreadsRecord) {
   std::atomic<bool> stop{false};
   std::vector<std::jthread> running;

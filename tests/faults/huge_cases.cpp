@@ -14,7 +14,7 @@ using nlohmann::json;
 
 constexpr const char* numbers[] = {"2147483647", "2147483648",          "4294967295",          "9007199254740993",
                                    "1e12",       "1000000000000000000", "9223372036854775807", "1e300"};
-// What the program asks for must be refused by arithmetic, not found out by taking all of the machine's memory.
+// Huge requests must be refused by arithmetic, not found out by taking all of the machine's memory.
 constexpr std::uint64_t address_space = std::uint64_t{16} << 30;
 
 std::string run_and_judge(const std::vector<std::string>& words, const fs::path& work) {

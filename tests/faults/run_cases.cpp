@@ -69,7 +69,7 @@ std::string killed(const fs::path& work, std::mt19937& random) {
 }
 
 std::string short_of_disk(const fs::path& work, std::mt19937& random) {
-  // What it says goes to a file too, and must not be what is cut.
+  // The program's messages go to a file too, which must not be the one that is cut.
   const std::uint64_t limit = 30'000 + random() % 600'000;
   const Outcome o = run_program(train(), work, {.file_bytes = limit});
   if (const std::string complaint = judge(o); !complaint.empty())

@@ -127,7 +127,7 @@ class Mxfp4Stream : public testing::Test {
     }
     return all;
   }
-  // Of the larger matrix: down_proj's 5 x 1728.
+  // The larger matrix is down_proj's, of 5 x 1728.
   static constexpr std::size_t packed_bytes = 5 * 1728 / 2 + 5 * 1728 / 32;
 
   ThreadPool pool_{"test", {0, 1}, false};

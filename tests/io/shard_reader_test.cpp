@@ -68,7 +68,7 @@ class File {
   }
 
   const SafetensorsReader& reader() const { return *reader_; }
-  // Of all tensors in the order of the file, `gap` elements between them.
+  // Requests all tensors in the order of the file, with `gap` elements between them.
   std::vector<ShardReader::Request> requests(WeightForms forms, std::int64_t gap = 0) const {
     std::vector<ShardReader::Request> all;
     std::int64_t at = 0;
@@ -208,7 +208,7 @@ TEST_F(ShardReaderTest, CanBeLeftAtAnyMoment) {
   }
 }
 
-// What fails on the stream is not taken for a piece that was read.
+// A failed stream's piece is not taken for one that was read.
 TEST_F(ShardReaderTest, AFailedStreamIsReported) {
   const File file(path(), DType::bf16, {100'000});
   LoadingRing ring(*device_, 4096);

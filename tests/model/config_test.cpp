@@ -147,7 +147,7 @@ TEST(Config, RotaryKeysOf4xAndOf5xReadAlike) {
   }
 }
 
-// What does not change the model is none of our business.
+// Keys that do not change the model are none of our business.
 TEST(Config, UnknownKeysAreLeftAlone) {
   const json extra{{"use_cache", true},      {"pretraining_tp", 4},  {"a_key_of_the_future", {{"deep", json::array()}}},
                    {"attention_dropout", 0}, {"hidden_act", "silu"}, {"eos_token_id", json::array({1, 2})}};

@@ -1,4 +1,4 @@
-// What config.json says of the families, read into a spec: the keys that are a family's own.
+// config.json is read into a spec: these are the keys that are a family's own.
 #include <gtest/gtest.h>
 
 #include <cmath>

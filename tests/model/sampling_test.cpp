@@ -66,7 +66,7 @@ TEST(Sampling, TopP) {
   EXPECT_TRUE(draws(logits, {1, 0, 0.6}).contains(1)) << "the lower id among equals";
   EXPECT_EQ(draws(logits, {1, 0, 0.8}).size(), 3u);
   EXPECT_EQ(draws(logits, {1, 0, 1}).size(), 3u);
-  // Of the two that top_k leaves, 2/3 and 1/3, the first reaches 0.6.
+  // top_k leaves two, 2/3 and 1/3, of which the first reaches 0.6.
   EXPECT_EQ(draws(logits, {1, 2, 0.6}).size(), 1u);
 }
 

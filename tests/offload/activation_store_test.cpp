@@ -1,4 +1,4 @@
-// What a pass writes forward it finds again backward, through host memory for all but the last.
+// A pass finds backward what it wrote forward, through host memory for all but the last.
 #include "offload/memory/activation_store.h"
 
 #include <gtest/gtest.h>

@@ -142,7 +142,7 @@ class EngineRig {
     engine_.upload_weights(stream());
   }
 
-  // What another engine held, into this one.
+  // Loads the state that another engine held into this one.
   void load(const EngineBytes& saved) {
     const auto put = [&](StateArray array, const std::vector<float>& from) {
       engine_.write_state(array, {0, layout_.elements()}, [&](std::int64_t begin, std::span<float> values) {

@@ -1,4 +1,4 @@
-// What fails beside the engine's thread, on the optimizer's, a worker's or a stream's, ends the step under way with
+// A failure beside the engine's thread, on the optimizer's, a worker's or a stream's, ends the step under way with
 // that first error: nobody waits for what will not come, a save under way ends, and the engine can be destroyed.
 #include <gtest/gtest.h>
 #include <pthread.h>

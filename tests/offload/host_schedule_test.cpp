@@ -1,4 +1,4 @@
-// What the host does next, and what becomes of it: without threads, so that every order is one that the test chose.
+// The host's schedule decides what comes next: tested without threads, so that every order is one that the test chose.
 #include "offload/schedule/host_schedule.h"
 
 #include <gtest/gtest.h>

@@ -108,7 +108,7 @@ TEST(SaveGate, OneSaveAtATime) {
   gate.end();
 }
 
-// What the reader sees of each bucket is what it was when the save began, whatever the writer does meanwhile.
+// The reader sees each bucket as it was when the save began, whatever the writer does meanwhile.
 TEST(SaveGate, ReaderNeverSeesAWrite) {
   constexpr int kBuckets = 64, kRounds = 50;
   SaveGate gate(kBuckets);

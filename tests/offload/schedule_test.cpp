@@ -55,7 +55,7 @@ class RandomPolicy final : public UpdatePolicy {
 
 enum class Clipping { never, sometimes, always };
 
-// What a run computes, whatever the schedule.
+// A run computes this whatever the schedule.
 struct Task {
   DType compute = DType::bf16;
   DType gradients = DType::f32;
@@ -196,7 +196,7 @@ void expect_all_happened(const Result& result, const Task& task, const Manner& m
   EXPECT_EQ(c.host.speculated + c.host.previewed, c.host.committed_ahead + c.host.voided + c.host.restored);
   EXPECT_EQ(c.host.updated_in_place + c.host.updated_weights_first + c.host.committed_ahead, c.host.committed);
   EXPECT_EQ(c.device_updates > 0, manner.device_units > 0);
-  // Of five layers in a pass forward and back, three and three again do not find their weights there; nor do any after
+  // In a pass over five layers, three forward and three back do not find their weights there; nor do any after
   // an update, that of the last step among them, before the test looks.
   if (manner.streamed_units == 0 || manner.streamed_units >= 5) {
     EXPECT_EQ(c.streamed_units, manner.streamed_units == 0 ? 0 : kSteps * (task.micro_batches * 6 + 2) + 5);

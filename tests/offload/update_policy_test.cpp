@@ -63,7 +63,7 @@ TEST(UpdatePolicy, BeforeAnythingIsMeasuredItSpeculatesWhatHasPlaces) {
   EXPECT_EQ(count(choice, After::in_place), 100);
 }
 
-// Of the second, 0.27 s (0.9 of 0.3) are hidden under the forward pass, of buckets whose turn in it comes last; those
+// 0.27 s of the second (0.9 of 0.3) are hidden under the forward pass, of buckets whose turn in it comes last; those
 // are left for it. Ten are speculated, and the lowest previewed.
 TEST(UpdatePolicy, LeavesTheLastPreviewsTheFirst) {
   const Machine machine;

@@ -115,7 +115,7 @@ inline ThreadPool make_pool(int threads) {
   return ThreadPool("test", std::vector<int>(static_cast<std::size_t>(threads)), false);
 }
 
-// What an op should give, in double, and how far off rounding alone may take it.
+// The result that an op should give, in double, and how far off rounding alone may take it.
 struct Expected {
   std::vector<double> value, tolerance;
   explicit Expected(std::int64_t size) : value(static_cast<std::size_t>(size)), tolerance(value) {}

@@ -103,7 +103,7 @@ struct AttentionProblem {
     dkv = Array::filled(type, {k_rows, kv_width}, 7);
   }
 
-  // Of an Array or its Mirror.
+  // These take an Array or its Mirror.
   Heads q_heads(auto& a) const { return {a.tensor(), margin, c.q_heads, c.dim}; }
   Heads k_heads(auto& a) const { return {a.tensor(), 0, c.kv_heads, c.dim}; }
   Heads v_heads(auto& a) const { return {a.tensor(), c.kv_heads * c.dim, c.kv_heads, c.dim}; }
@@ -314,7 +314,7 @@ inline void expect_matches(const AttentionProblem& p, const AttentionReference& 
   }
 }
 
-// Of the problem as it was made: before it has run, if dsinks is added to.
+// Takes the problem as it was made: call it before the problem has run, if dsinks is added to.
 inline AttentionReference reference(const AttentionProblem& p) {
   return {p, doubles(p.q), doubles(p.kv), doubles(p.sinks)};
 }

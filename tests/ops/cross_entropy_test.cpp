@@ -166,7 +166,7 @@ struct Reference {
     const double chunks = std::ceil(rows / static_cast<double>(p.c.chunk));
     for (std::size_t i = 0; i < dhidden.value.size(); ++i)
       dhidden.tolerance[i] += u_type * (std::abs(dhidden.value[i]) + dhidden.tolerance[i]);
-    // What is rounded after each chunk is a partial sum: no larger than the largest result, in these cases, by more
+    // A partial sum is rounded after each chunk: it is no larger than the largest result, in these cases, by more
     // than 2.
     double largest = 0;
     for (const double value : dweight.value) largest = std::max(largest, std::abs(value));

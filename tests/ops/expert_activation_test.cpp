@@ -77,7 +77,7 @@ Reference reference(const Case& c, DType type, const ExpertActivation& a, const 
       const double up = x[at(r * 2 * f + up_column)] + (bias.empty() ? 0 : bias[at(of_bias + up_column)]);
       const double w = h.weights[at(r)], dy = dout[at(r * f + i)], y = act(a, gate, up);
       const Slopes d = slopes(a, gate, up);
-      // What a roundoff of gate and up, before the biases were added, can move the value and the slopes by.
+      // The distance by which a roundoff of gate and up, before the biases were added, can move value and slopes.
       const double reach = bias.empty() ? 0 : 2 * (c.magnitude + 1);
       const double size = (1 + std::abs(gate) + reach) * (1 + std::abs(up) + reach);
       const double exact = bias.empty() && a.kind == Kind::swiglu ? std::abs(y) + 0x1p-126 / unit : size;

@@ -183,7 +183,7 @@ TEST(ExpertLinear, SameBitsForAnyNumberOfThreads) {
   }
 }
 
-// What an expert makes of its rows is what a linear layer with its weight makes of them: to the bit where both cut
+// An expert makes of its rows what a linear layer with its weight makes of them: to the bit where both cut
 // their work alike.
 TEST(ExpertLinear, AnExpertIsALinearLayer) {
   SO_CPU_ONLY("the same tiles");

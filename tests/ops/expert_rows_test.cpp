@@ -27,7 +27,7 @@ std::string name(const Case& c, DType type) {
   return fmt::format("{} of {} experts, {} tokens of {} {}", c.choices, c.experts, c.tokens, c.width, name_of(type));
 }
 
-// What fp32 sums of so many terms may be off, relative to the sum of magnitudes: the square root of their number in
+// fp32 sums of so many terms may be off by this, relative to the sum of magnitudes: the square root of their number in
 // roundoffs, with a factor of 4 to spare.
 double growth(std::int64_t terms) { return 4 * std::sqrt(static_cast<double>(terms) + 2) * 0x1p-24; }
 

@@ -22,7 +22,7 @@ const Case kCases[] = {{1, 1, 2, 2, 0, 0},    {1, 3, 64, 64, 0, 0},    {5, 2, 64
                        {70, 3, 34, 34, 5, 3}, {200, 2, 38, 22, 64, 1}, {130, 1, 128, 128, 128, 256},
                        {3, 2, 7, 6, 1, 0}};
 
-// What a test of one case works on.
+// The arrays that a test of one case works on.
 struct Data {
   Data(Stream& s, const Case& c_, DType dtype_, bool norm_)
       : c(c_),

@@ -149,7 +149,7 @@ TEST(Route, NaNAndInfinityShowInTheWeights) {
   }
 }
 
-// What route_grad() is the gradient of, of one token: g.weights + balance.
+// The function of one token whose gradient route_grad() is: g.weights + balance.
 double token_loss(const double* x, const std::vector<std::int64_t>& chosen, std::int64_t experts, bool renormalized,
                   const Values& g, const Values& counts, double scale) {
   const Values w = weights_of(x, chosen, experts, renormalized);

@@ -99,7 +99,7 @@ class Fenced {
   std::size_t begin_ = 0, count_;
 };
 
-// What goes in and what must come out, moments as they are kept.
+// Inputs, and the outputs that must come of them; moments as they are kept.
 template <class M>
 struct Case {
   Arrays a;
@@ -193,7 +193,7 @@ class AdamWBits : public testing::Test {
   AdamWChoiceGuard guard_;
 };
 
-// Of the tests that hold for moments in fp32 and in bf16 alike.
+// The fixture of the tests that hold for moments in fp32 and in bf16 alike.
 template <class M>
 class AdamWMomentBits : public AdamWBits {};
 using MomentTypes = testing::Types<float, bf16>;
@@ -354,7 +354,7 @@ TEST_F(AdamWBits, RoundsWeightsToBf16) {
   }
 }
 
-// What is stored in bf16 are the moments that fp32 would have, rounded; the masters come from the unrounded ones. With
+// Moments stored in bf16 are those that fp32 would have, rounded; the masters come from the unrounded ones. With
 // beta1 and beta2 of 0 the moments are the gradient and its square.
 TEST_F(AdamWBits, RoundsMomentsToBf16) {
   const AdamWStep forgetful = make_adamw_step({0.0, 0.0, 1e-8}, 1e-3, 0.0, 1);

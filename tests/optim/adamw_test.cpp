@@ -210,7 +210,7 @@ TEST(AdamW, RefusesOverlappingBf16Moments) {
   EXPECT_THROW(adamw_update(step, false, g, overlapping, overlapping), Bug);
 }
 
-// What the contract says of a second moment in bf16: with the usual beta2 it only grows, with a smaller one it follows.
+// The contract of a second moment in bf16: with the usual beta2 it only grows, with a smaller one it follows.
 TEST(AdamW, ABf16SecondMomentFallsOnlyForASmallBeta2) {
   std::vector<float> g(128, 0.0f), p(128);
   std::vector<bf16> m(128, bf16(0.0f)), old(128);

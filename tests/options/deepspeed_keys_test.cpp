@@ -1,4 +1,4 @@
-// What each key of a DeepSpeed file means, and which are refused.
+// Each key of a DeepSpeed file means something or is refused.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -46,7 +46,7 @@ inline std::string config_with(const std::string& path, nlohmann::json value) {
   return config.dump();
 }
 
-// What the published recipes write for one GPU, batch size 4.
+// The published recipes write this for one GPU and batch size 4.
 inline const char* const superoffload_recipe = R"({
     "train_batch_size": 4,
     "gradient_accumulation_steps": 1,

@@ -7,7 +7,7 @@
 namespace so {
 namespace {
 
-// What a resumed run must agree on with its checkpoint. Speed, place and reporting are not in it: results must not
+// A resumed run must agree with its checkpoint on these. Speed, place and reporting are not in it: results must not
 // depend on them.
 TEST(TrainOptions, ThoseThatAffectResultsArePinned) {
   std::set<std::string> affecting;

@@ -1,4 +1,4 @@
-// What a plan chose among.
+// A plan lists the alternatives that it chose among.
 #include "plan/alternatives.h"
 
 #include <gtest/gtest.h>
@@ -75,7 +75,7 @@ TEST(Alternatives, OfEveryChoiceOneWasChosen) {
     EXPECT_TRUE(chosen.fits());
     EXPECT_NEAR(chosen.seconds, plan.estimate.seconds(), 1e-9);
     EXPECT_GT(chosen.device_bytes, 0u);
-    // What fits is not better, but for what the device's own update hides.
+    // No alternative that fits is better, but for what the device's own update hides.
     for (const Alternative& a : all) {
       if (!a.fits()) continue;
       EXPECT_GE(a.seconds, chosen.seconds - plan.estimate.device_update - 1e-9) << a.what;

@@ -44,7 +44,7 @@ TEST(MemoryPlan, Table) {
   EXPECT_EQ(MemoryPlan().table(), "");
 }
 
-// What was given back counts at its most: a name's entry is its own peak.
+// Memory that was given back counts at its most: a name's entry is its own peak.
 TEST(MemoryPlan, TakesTheLedgerOfADryRun) {
   const auto device = make_dry_device(cpu_backend());
   const Buffer weights = device->allocate(MemoryKind::device, 1000, "weights");
@@ -58,7 +58,7 @@ TEST(MemoryPlan, TakesTheLedgerOfADryRun) {
   EXPECT_EQ(plan.total(MemoryKind::pinned), 300u);
 }
 
-// What loading has given back, training may have.
+// Training may have the memory that loading has given back.
 TEST(MemoryPlan, CountsTheMostOfAnyPhase) {
   MemoryPlan plan;
   plan.add(MemoryKind::pageable, "state", 1000);

@@ -1,4 +1,4 @@
-// What the planner's arithmetic must hold to: limits known by hand, and every small case against trying all.
+// The planner's arithmetic is held to limits known by hand, and in every small case to the best of all choices.
 #include "plan/offload_plan.h"
 
 #include <gtest/gtest.h>
@@ -123,7 +123,7 @@ TEST(EstimateStep, OfTheDeviceAloneIsItsWorkAndItsUpdate) {
   m.in.state_bytes = 8;
   EXPECT_NEAR(estimate_step(m.in, m.units(), 0, 0).device_update, 20 * m.elements() / (0.94 * 4e12), 1e-12);
   m.in.state_bytes = 12;
-  // Of three micro-batches, all but the update three times.
+  // With three micro-batches all but the update is done three times.
   m.in.micro_batches = 3;
   EXPECT_NEAR(estimate_step(m.in, m.units(), 0, 0).seconds(), 3 * m.pass() + e.device_update, 1e-9);
   // Recomputation of all layers is another forward pass of them.
@@ -337,7 +337,7 @@ TEST(ChooseOffload, EqualsBruteForce) {
   EXPECT_GT(limited, 10);
 }
 
-// Of a deep model not every split is looked at: what is chosen is as good as the best of them all.
+// The planner does not look at every split of a deep model: its choice is as good as the best of them all.
 TEST(ChooseOffload, EqualsTheBestSplitOfADeepModel) {
   std::mt19937 random(11);
   const auto pick = [&](std::initializer_list<double> values) { return *(values.begin() + random() % values.size()); };

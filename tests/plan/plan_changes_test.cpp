@@ -1,4 +1,4 @@
-// What a refusal proposes: each change makes the plan fit, none is larger than it must be, and the search makes few
+// A refusal proposes changes: each makes the plan fit, none is larger than it must be, and the search makes few
 // plans.
 #include "plan/plan_changes.h"
 
@@ -188,7 +188,7 @@ TEST(PlanChanges, AreNamedInTheRefusal) {
     expect_in(refusal.what(), {"not enough memory", "it would fit with --optimizer_state_dtype bf16"});
     EXPECT_GE(refusal.changes().size(), 2u);
   }
-  // What nobody can ask for is said all the same.
+  // A change that no option can ask for is named all the same.
   PlanQuestion question = planned.question();
   question.results_fixed = true;
   question.askable = {};

@@ -1,4 +1,4 @@
-// What was planned beside what came: memory as it is taken, and the figures of a run.
+// The plan is compared with what came: memory as it is taken, and the figures of a run.
 #include "plan/plan_comparison.h"
 
 #include <gtest/gtest.h>

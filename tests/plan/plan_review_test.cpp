@@ -1,4 +1,4 @@
-// What a run says of its plan once it has measured.
+// A run compares its plan with what it measured.
 #include "plan/plan_review.h"
 
 #include <gtest/gtest.h>

@@ -79,7 +79,7 @@ TEST(Simulator, StateThatFollowsHoldsUpBackward) {
   EXPECT_NEAR(waited(step, WaitReason::gradient), 3.5 - 0.1 - (2 + 16.0 / 28), 1e-9);
 }
 
-// Of two units the second is done ahead of the verdict, while the first's gradient is made.
+// The second of two units is done ahead of the verdict, while the first's gradient is made.
 TEST(Simulator, SpeculatesUnderBackward) {
   SimulatedRun run = seconds_each(2, 10, 10);
   run.undo_buckets = 2;

@@ -1,4 +1,4 @@
-// What a plan decides: who owns what, what layers keep, the type of gradients, chunks of the loss, and what is refused.
+// A plan decides who owns what, what layers keep, the type of gradients, chunks of the loss, and what is refused.
 #include "plan/training_plan.h"
 
 #include <gtest/gtest.h>
@@ -209,7 +209,7 @@ struct FakeMachine {
     request.optimizer_state_dtype = state;
     request.activation_checkpointing = checkpointing;
     TrainingPlan result = plan_training(spec, layout, machine, shape, request, WeightOrigin::random);
-    // What the process holds already is there too, and none of the machine's free memory.
+    // The memory that the process holds already is there too, and is no part of the machine's free memory.
     const std::size_t host = result.memory.host_total(*machine.backend) - result.memory.entries.back().bytes;
     EXPECT_LE(host, machine.host.available);
     if (machine.device_memory) {
@@ -460,7 +460,7 @@ TEST(MemoryRoom, IsTheDevicesOwnMemoryAndTheHosts) {
   EXPECT_FALSE(room_of(enough).misfit(plan).has_value());
   expect_in(std::string(room_of(short_of).misfit(plan, {"buy another", "host"}).value().what()),
             {"Fake GPU", "1000 bytes needed", "weights, 700 bytes", "999 bytes available", "buy another"});
-  // What is held already is in the plan, and does not count as missing.
+  // Memory held already is in the plan, and does not count as missing.
   FakeGpu holding(999 - 64);
   const Buffer scratch = holding.allocate(MemoryKind::device, 65, "ops scratch");
   EXPECT_FALSE(room_of(holding).misfit(plan).has_value());

@@ -235,7 +235,7 @@ inline const std::vector<PublishedModel>& published_models() {
        .chat_template = ChatTemplate::file,
        .copied = {"LICENSE", "USAGE_POLICY"},
        .ignored = {"README.md", "metal/model.bin", "original/config.json", "original/dtypes.json"}},
-      // What transformers writes, 4 and 5.
+      // transformers 4 and 5 write these.
       {.name = "SavedByTransformers4",
        .config = R"({"_name_or_path": "somewhere/model", "architectures": ["Qwen2ForCausalLM"],
                      "attention_dropout": 0.0, "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 3584,
