@@ -8,8 +8,8 @@ namespace {
 // Matrix products (NVIDIA recommends 32 MiB for Hopper), and partial sums of reductions, which take turns.
 constexpr std::size_t cuda_scratch = std::size_t{64} << 20;
 
-// Of attention gradients, cuDNN's dS, quadratic in the length of a document: 16,384 tokens get 1.5 GiB, which holds 48
-// heads of 4,096 x 4,096; then one document of four is computed at a time.
+// Limits cuDNN's dS in attention gradients, which is quadratic in the length of a document: 16,384 tokens get 1.5 GiB,
+// which holds 48 heads of 4,096 x 4,096; then one document of four is computed at a time.
 constexpr std::int64_t least_scores = std::int64_t{512} << 20, scores_per_token = 96 << 10;
 
 std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }

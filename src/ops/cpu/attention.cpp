@@ -33,7 +33,7 @@ struct Document {
   // Query row r of the document sees the keys [first(r), visible(r)).
   std::int64_t visible(std::int64_t r) const { return std::clamp<std::int64_t>(r + 1 + k_count - q_count, 0, k_count); }
   std::int64_t first(std::int64_t r) const { return std::max<std::int64_t>(r + 1 + k_count - q_count - window, 0); }
-  // Of the queries, those that see any of the keys [begin, end) are in [first_query(begin), past_query(end)).
+  // The queries that see any of the keys [begin, end) are those in [first_query(begin), past_query(end)).
   std::int64_t first_query(std::int64_t begin) const { return std::max<std::int64_t>(begin - k_count + q_count, 0); }
   std::int64_t past_query(std::int64_t end) const {
     return std::clamp<std::int64_t>(end - 1 - k_count + q_count + window, 0, q_count);

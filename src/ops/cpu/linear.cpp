@@ -12,7 +12,7 @@ struct Shape {
   std::int64_t tokens, in, out;
 };
 
-// What the three products have in common: [tokens, in] and [tokens, out] on either side of something [out, in].
+// Checks what the three products share: [tokens, in] and [tokens, out] on either side of something [out, in].
 Shape check_linear(const Tensor& input_side, const Tensor& output_side, const Tensor& weight_side, const char* op) {
   SO_CHECK(input_side.rank() == 2 && output_side.rank() == 2 && weight_side.rank() == 2, "{}", op);
   const Shape s{input_side.dim(0), input_side.dim(1), output_side.dim(1)};

@@ -159,7 +159,7 @@ struct CudaAttention::Call {
                    static_cast<int>(spans->documents), static_cast<int>(s.batch));
     return m;
   }
-  // What memory() takes at most.
+  // Returns the most that memory() takes.
   static std::int64_t memory_bytes(const SdpaShape& s) {
     return s.ragged ? sdpa_tensors * (8 * (s.batch + 1) + alignment) + 2 * (4 * s.batch + alignment) : 0;
   }
@@ -172,8 +172,8 @@ CudaAttention::CudaAttention(const CudaProperties& properties, Gradient gradient
 
 CudaAttention::~CudaAttention() = default;
 
-// What cuDNN documents: dense from sm_80 on with head dimensions up to 128, on Hopper up to 256; ragged on Hopper and
-// data-centre Blackwell.
+// cuDNN documents that it takes dense calls from sm_80 on with head dimensions up to 128, on Hopper up to 256; ragged
+// ones on Hopper and data-centre Blackwell.
 bool CudaAttention::cudnn_takes(const Call& call) const {
   if (!call.self_attention() || !call.in_pieces()) return false;
   const int generation = properties_.capability / 10;

@@ -32,7 +32,7 @@ void check_cudnn(cudnnStatus_t status, const char* call) {
   if (status != CUDNN_STATUS_SUCCESS) fail("cuDNN: {} failed: {}", call, cudnnGetErrorString(status));
 }
 
-// What cuDNN has against a graph, empty if nothing.
+// Returns what cuDNN has against a graph, empty if nothing.
 std::string refusal(fe::error_t error, const SdpaShape& shape, const char* what) {
   if (error.is_good()) return {};
   std::string words = error.get_message();

@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(threads)
   const int lane = threadIdx.x % warp;
   const std::int64_t n = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / warp;
   if (n >= tokens) return;
-  // What the choices have for each expert: q (dw - q.dw), or dw.
+  // The choices' values for each expert: q (dw - q.dw), or dw.
   float* of_choice = shared_rows + threadIdx.x / warp * expert_count;
   for (int e = lane; e < expert_count; e += warp) of_choice[e] = 0;
   int chosen = 0;

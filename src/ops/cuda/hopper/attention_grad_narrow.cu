@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(threads, 1) attention_grad_narrow_kernel(Atten
 
 void hopper_attention_grad_narrow(cudaStream_t stream, const AttentionArguments& a, int multiprocessors) {
   SO_CHECK(hopper_attention_takes_narrow(a), "a window of {}, heads of {}", a.window, a.head_dim);
-  // What a chunk computes beyond its own is a tile's worth; few long chunks leave multiprocessors idle at the end.
+  // A chunk computes a tile's worth beyond its own; few long chunks leave multiprocessors idle at the end.
   const auto cost = [&](std::int64_t tiles) {
     const std::int64_t chunks = (a.k_rows + tiles * side - 1) / (tiles * side) * a.kv_heads;
     return (chunks + multiprocessors - 1) / multiprocessors * (tiles + 1);
