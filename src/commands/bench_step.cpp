@@ -23,6 +23,7 @@
 #include "model/model_on_device.h"
 #include "model/parameters.h"
 #include "offload/engine_report.h"
+#include "offload/schedule/owner_split.h"
 #include "plan/machine/hardware.h"
 #include "plan/machine/measure.h"
 #include "plan/plan_changes.h"
@@ -102,24 +103,17 @@ TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, 
 
 TrainingPlan make_plan(const BenchStepOptions& options, const OptionOrigins& origins, const DecoderSpec& spec,
                        const ParameterLayout& layout, Runtime& runtime, DType compute) {
-  const auto shape_of = [](const PlanKnobs& knobs) {
-    TrainingShape shape;
-    shape.micro_batch_tokens = knobs.batch_size * knobs.max_length;
-    shape.longest_document = knobs.max_length;
-    shape.micro_batches = knobs.gradient_accumulation_steps;
-    return shape;
-  };
   const MemoryCaps caps = memory_caps(backend_of(runtime.device()), options.device_memory, options.host_memory);
   RunRequest request = run_request(options, origins, compute);
   // Without an optimizer there is nothing to change of it.
   if (options.no_optimizer) request.optimizer_state_dtype = StatePrecision::bf16;
   const PlanningMachine machine =
       planning_machine(runtime, compute, moments_dtype(options.optimizer_state_dtype), caps);
-  PlanQuestion question = make_question({spec, layout, machine, WeightOrigin::random, shape_of}, request,
+  PlanQuestion question = make_question({spec, layout, machine, WeightOrigin::random, row_shape}, request,
                                         *find_command("bench step")->rows);
   if (options.no_optimizer) {
     question.plan = [&](const PlanKnobs& knobs) {
-      return plan_plain(spec, layout, with_memory(machine, knobs.memory), shape_of(knobs), compute,
+      return plan_plain(spec, layout, with_memory(machine, knobs.memory), row_shape(knobs), compute,
                         knobs.activation_checkpointing);
     };
     question.fits = {};

@@ -22,6 +22,7 @@
 #include "model/config.h"
 #include "model/flops.h"
 #include "model/parameters.h"
+#include "offload/schedule/owner_split.h"
 #include "plan/disk_plan.h"
 #include "plan/machine/hardware.h"
 #include "plan/machine/rate_cache.h"
@@ -136,24 +137,17 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   ThreadPool pool("planned", std::vector<int>(static_cast<std::size_t>(hardware.host_threads), 0), false);
   const MemoryCaps caps = memory_caps(cuda_backend(), options.device_memory, options.host_memory);
   const PlanningMachine machine = machine_of(hardware, pool, caps);
-  const auto shape_of = [](const PlanKnobs& knobs) {
-    TrainingShape shape;
-    shape.micro_batch_tokens = knobs.batch_size * knobs.max_length;
-    shape.longest_document = knobs.max_length;
-    shape.micro_batches = knobs.gradient_accumulation_steps;
-    return shape;
-  };
   RunRequest request = run_request(options, origins, compute);
   if (options.explain != PlanChoice::none)
     request.explain = {options.explain};
   else if (options.json)
     request.explain.assign(plan_choices().begin(), plan_choices().end());
-  const TrainingShape shape = shape_of({request, {}});
+  const TrainingShape shape = row_shape({request, {}});
   PlanQuestion question =
-      make_question({spec, layout, machine, WeightOrigin::files, shape_of}, request, *find_command("plan")->rows);
+      make_question({spec, layout, machine, WeightOrigin::files, row_shape}, request, *find_command("plan")->rows);
   // The machine need not be there, so it may be asked for any other.
   question.askable = {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max()};
-  if (const auto refusal = state_misfit(spec, machine, request)) refuse(question, *refusal);
+  state_or_refuse(question);
   const TrainingPlan plan = plan_or_refuse(question);
   SO_CHECK(plan.estimate && plan.run, "a plan for a GPU without an estimate");
   const SimulatedTimeline timeline = timeline_of(*plan.run);

@@ -33,6 +33,7 @@
 #include "plan/plan_changes.h"
 #include "plan/plan_comparison.h"
 #include "plan/plan_review.h"
+#include "plan/row_step.h"
 #include "train/run_report.h"
 #include "train/trainer.h"
 
@@ -79,9 +80,8 @@ int run(const TrainOptions& given, const OptionOrigins& origins) {
   };
   {
     const PlanningMachine machine = planning_machine(runtime, compute, moments, caps);
-    if (const auto refusal = state_misfit(spec, machine, request))
-      refuse(ask(machine, [&](const PlanKnobs& knobs) { return largest_shape(knobs, options.eval_data.has_value()); }),
-             *refusal);
+    state_or_refuse(
+        ask(machine, [&](const PlanKnobs& knobs) { return largest_shape(knobs, options.eval_data.has_value()); }));
   }
   OutputDirectory output(options, origins);
   std::optional<ModelFiles> model;

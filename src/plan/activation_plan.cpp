@@ -4,9 +4,8 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "model/parameters.h"
+#include "model/model_on_device.h"
 #include "offload/memory/device_weights.h"
-#include "plan/unit_work.h"
 
 namespace so {
 namespace {
@@ -68,12 +67,6 @@ std::size_t ActivationSizer::bytes(const DecoderSettings& settings) {
   return model.arena().high_water();
 }
 
-ModelShape model_shape(const TrainingShape& shape) {
-  return {.positions = shape.longest_document,
-          .batch_tokens = std::max(shape.micro_batch_tokens, shape.evaluation_tokens),
-          .kept_tokens = shape.micro_batch_tokens};
-}
-
 std::int64_t keep_choices(std::int64_t layers) { return levels * layers + 1; }
 
 std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice) {
@@ -116,39 +109,10 @@ std::size_t kept_host_bytes(const DecoderSpec& spec, DType compute, const Traini
   return ActivationStore::host_bytes(kept_on_host(keep), layer_input_bytes(spec, compute, shape.micro_batch_tokens));
 }
 
-std::vector<std::int32_t> usual_documents(const TrainingShape& shape) {
-  const double wanted = shape.usual_tokens > 0 ? shape.usual_tokens : static_cast<double>(shape.micro_batch_tokens);
-  const auto tokens = static_cast<std::int64_t>(wanted);
-  std::vector<std::int32_t> offsets{0};
-  while (offsets.back() < tokens)
-    offsets.push_back(static_cast<std::int32_t>(
-        std::min(tokens, offsets.back() + std::max<std::int64_t>(1, shape.longest_document))));
-  return offsets;
-}
-
-Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
-                            std::span<const std::int32_t> cu_seqlens, DType compute, const Efficiencies& reached) {
-  const std::vector<UnitWork> work = unit_work(spec, cu_seqlens, compute, reached);
-  const double tokens = cu_seqlens.empty() ? 0 : cu_seqlens.back();
-  const std::vector<double> none(work.size());
-  Recomputation again{none, none, none};
-  for (std::size_t layer = 0; layer < keep.size(); ++layer) {
-    const auto unit = static_cast<std::size_t>(layer_unit(static_cast<std::int64_t>(layer)));
-    if (keep[layer] == Keep::all) continue;
-    const std::int64_t width = spec.mlp_width(static_cast<std::int64_t>(layer));
-    // Of gate, up or down.
-    const double product = 2 * tokens * static_cast<double>(spec.hidden * width) /
-                           mlp_share(spec, static_cast<std::int64_t>(layer), tokens, reached);
-    // Both norms; q and k rotated where that cannot be undone; the gated activation.
-    const double light = tokens * static_cast<double>(size_of(compute)) *
-                         static_cast<double>(4 * spec.hidden + 2 * (spec.q_width() + spec.kv_width()) + 3 * width);
-    again.device_bytes[unit] = light;
-    if (keep[layer] == Keep::no_gate_up) again.flops[unit] = 2 * product;
-    if (keep[layer] >= Keep::input) again.flops[unit] = work[unit].forward_flops - product;
-    if (keep[layer] == Keep::host)
-      again.link_bytes[unit] = tokens * static_cast<double>(spec.hidden) * static_cast<double>(size_of(compute));
-  }
-  return again;
+std::int64_t choose_loss_chunk(const Backend& backend, std::int64_t vocab) {
+  const Backend::LossChunk& chunk = backend.loss_chunk;
+  const std::int64_t rows = chunk.bytes / (chunk.element_bytes * vocab);
+  return std::clamp(rows / chunk.tile * chunk.tile, chunk.least_rows, chunk.most_rows);
 }
 
 bool all_recomputed(const std::vector<Keep>& keep) {

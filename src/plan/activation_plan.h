@@ -4,32 +4,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "device/backend.h"
-#include "model/model_on_device.h"
-#include "options/train_options.h"
-#include "plan/offload_plan.h"
+#include "model/decoder.h"
+#include "options/choices.h"
+#include "plan/training_shape.h"
 
 namespace so {
-
-// The sizes that a run asks of the decoder.
-struct TrainingShape {
-  std::int64_t micro_batch_tokens = 0;                   // no micro-batch has more
-  std::int64_t evaluation_tokens = 0;                    // no evaluation batch has more; 0: no evaluation
-  std::int64_t longest_document = 0;                     // positions needed
-  std::int64_t micro_batches = 1;                        // of a step, at most
-  double usual_tokens = 0;                               // of a micro-batch; 0: micro_batch_tokens
-  std::int64_t documents = 0, evaluation_documents = 0;  // of the data, whose order is held
-};
-
-// The model on the device that such a run works with.
-ModelShape model_shape(const TrainingShape& shape);
-
-// Documents as long as the longest that make up a usual micro-batch, as offsets.
-std::vector<std::int32_t> usual_documents(const TrainingShape& shape);
 
 // Sizes on a device of `kind`. A size costs a fraction of a millisecond to find.
 class ActivationSizer {
@@ -72,12 +57,11 @@ struct ActivationPlan {
 ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spec, DecoderSettings settings,
                                   std::size_t budget, std::span<const std::int64_t> choices);
 
-// Returns the work of recomputing what layers do not keep, for documents at these offsets, as unit_work() counts it.
-Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
-                            std::span<const std::int32_t> cu_seqlens, DType compute, const Efficiencies& reached);
-
 // Whether every layer keeps its input alone, wherever: what others call activation checkpointing. False of no layers.
 bool all_recomputed(const std::vector<Keep>& keep);
+
+// Rows of logits that are worth having at a time.
+std::int64_t choose_loss_chunk(const Backend& backend, std::int64_t vocab);
 
 // For people: "all", or "12 layers: layer inputs only; 28 layers: all".
 std::string describe(const std::vector<Keep>& keep);

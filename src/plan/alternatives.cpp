@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "offload/schedule/streamed_units.h"
+#include "plan/machine/host_memory.h"
 
 namespace so {
 namespace {

@@ -50,18 +50,4 @@ std::int64_t DataShape::longest_together(std::int64_t rows, std::int64_t max_len
   return tokens;
 }
 
-TrainingShape largest_shape(const PlanKnobs& knobs, bool evaluates) {
-  constexpr std::int64_t documents = 100'000;  // as many as do not matter
-  TrainingShape shape;
-  shape.micro_batch_tokens = knobs.batch_size * knobs.max_length;
-  shape.longest_document = knobs.max_length;
-  shape.micro_batches = knobs.gradient_accumulation_steps;
-  shape.documents = documents;
-  if (evaluates) {
-    shape.evaluation_tokens = shape.micro_batch_tokens;
-    shape.evaluation_documents = documents;
-  }
-  return shape;
-}
-
 }  // namespace so

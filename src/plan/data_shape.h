@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "data/batches.h"
-#include "plan/activation_plan.h"
-#include "plan/plan_changes.h"
+#include "plan/plan_question.h"
+#include "plan/training_shape.h"
 
 namespace so {
 
@@ -35,8 +35,5 @@ class DataShape {
   const std::int64_t epochs_;
   mutable std::vector<std::int64_t> lengths_;  // the longest first, once asked for
 };
-
-// Returns the sizes for rows of `max_length` tokens, an upper bound for any data.
-TrainingShape largest_shape(const PlanKnobs& knobs, bool evaluates);
 
 }  // namespace so

@@ -1,5 +1,7 @@
 #include "plan/engine_settings.h"
 
+#include "offload/schedule/owner_split.h"
+
 namespace so {
 
 EngineSettings engine_settings(const RunRequest& request) {
@@ -19,6 +21,13 @@ EngineSettings engine_settings(const RunRequest& request) {
 
 DType choose_gradient_dtype(DType compute, std::int64_t micro_batches) {
   return micro_batches == 1 ? compute : DType::f32;
+}
+
+std::optional<int> requested_device_units(const PlacementOptions& request, const ParameterLayout& layout,
+                                          const Backend& backend) {
+  if (request.offload_optimizer == OptimizerDevice::none) return layout.units();
+  if (request.offload_ratio) return device_units_for_ratio(layout, *request.offload_ratio);
+  return backend.own_memory ? std::nullopt : std::optional(0);
 }
 
 }  // namespace so

@@ -18,32 +18,14 @@
 #include "offload/engine.h"
 #include "plan/machine/rates.h"
 #include "plan/simulate/simulator.h"
+#include "plan/unit_work.h"
 
 namespace so {
-
-// By how much bytes exceed a limit, or a budget what is taken of it; 0: not at all.
-inline std::size_t beyond(std::size_t bytes, std::size_t limit) { return bytes > limit ? bytes - limit : 0; }
 
 // Where bf16 and fp32 are changed into each other for a device that computes in bf16: by which of the two an element is
 // sooner through the link and the host's memory, both of which work at once. Both ways give the same bits; where they
 // are close, the host, whose way takes less pinned memory. `state_bytes` as in OffloadInputs.
 CastSide choose_cast(const MachineRates& rates, double state_bytes);
-
-// One unit of the forward pass (offload/schedule/parameter_layout.h) and one micro-batch: FLOPs of a large matrix
-// product that would take as long, what memory-bound work reads and writes, and kernels of any kind.
-struct UnitWork {
-  std::int64_t elements = 0;
-  double forward_flops = 0, backward_flops = 0;
-  double forward_bytes = 0, backward_bytes = 0;
-  double forward_kernels = 0, backward_kernels = 0;
-};
-
-// One choice of what the layers keep: the work of having the rest again, of each unit and one micro-batch.
-struct Recomputation {
-  std::vector<double> flops;         // by unit
-  std::vector<double> device_bytes;  // by unit: what memory-bound work reads and writes
-  std::vector<double> link_bytes;    // by unit: of what is kept in host memory, to there and back; empty: none
-};
 
 // All that a run takes but its activations and the places for new state, if the device owns units [0, device_units).
 struct StateMemory {
@@ -152,10 +134,5 @@ OffloadPlan choose_offload(const OffloadInputs& inputs);
 // Whether any plan fits, in a few looks: the more the device owns, the more memory of it and the less of the host a
 // plan takes.
 bool any_fits(const OffloadInputs& inputs);
-
-// The share of the optimizer state (elements) that the host has if the device owns units [0, device_units).
-double host_share(const ParameterLayout& layout, int device_units);
-// The fewest device-owned units for which the host's share is at most `ratio`, in [0, 1].
-int device_units_for_ratio(const ParameterLayout& layout, double ratio);
 
 }  // namespace so

@@ -8,6 +8,29 @@
 
 namespace so {
 
+TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shape, const RunRequest& request) {
+  TrainingPlan plan;
+  plan.shape = shape;
+  plan.engine = engine_settings(request);
+  plan.engine.gradients = choose_gradient_dtype(request.compute, shape.micro_batches);
+  constexpr std::int64_t unit = ParameterLayout::alignment;
+  if (!request.bucket_size_given) {
+    // An eighth of the model: the staging ring holds two, and the pipeline needs a few to be one.
+    constexpr std::int64_t smallest = 1 << 16;
+    plan.engine.bucket_elements = std::min(plan.engine.bucket_elements, std::max(smallest, layout.elements() / 8));
+  }
+  plan.engine.bucket_elements = std::max(unit, plan.engine.bucket_elements / unit * unit);
+  plan.decoder.compute = request.compute;
+  return plan;
+}
+
+const MemoryAdvice training_advice{
+    .for_device =
+        "use a smaller --batch_size or --max_length, --activation_checkpointing auto, more of the optimizer state in "
+        "host memory (--offload_optimizer cpu without --offload_ratio), or a GPU with more memory",
+    .for_host =
+        "use a smaller --batch_size or --max_length, --activation_checkpointing true, or a machine with more memory"};
+
 OwnerChoice::OwnerChoice(const OwnerQuestion& question, TrainingPlan& plan)
     : q_(question),
       plan_(plan),

@@ -278,40 +278,20 @@ void refuse(const PlanQuestion& question, const MemoryRefusal& refusal) {
   throw PlanRefusal(refusal, std::move(changes));
 }
 
+void state_or_refuse(const PlanQuestion& question) {
+  try {
+    question.require_state();
+  } catch (const MemoryRefusal& refusal) {
+    refuse(question, refusal);
+  }
+}
+
 TrainingPlan plan_or_refuse(const PlanQuestion& question) {
   try {
     return question.plan(question.asked);
   } catch (const MemoryRefusal& refusal) {
     refuse(question, refusal);
   }
-}
-
-PlanQuestion make_question(const PlannedRun& run, const RunRequest& asked, const OptionRows& rows) {
-  const auto call = [run](const PlanKnobs& knobs, const auto& plan) {
-    return plan(run.spec, run.layout, with_memory(run.machine, knobs.memory), run.shape(knobs), knobs, run.origin);
-  };
-  PlanQuestion question;
-  question.asked = {asked, {}};
-  question.rows = &rows;
-  question.plan = [call](const PlanKnobs& knobs) { return call(knobs, plan_training); };
-  question.fits = [call](const PlanKnobs& knobs) { return call(knobs, training_fits); };
-  question.there = {run.machine.device_memory, usable_host(run.machine).available};
-  PlanningMachine whole = run.machine;
-  whole.host_cap.reset();
-  question.askable = {run.machine.whole_device_memory, usable_host_budget(whole)};
-  return question;
-}
-
-PlanningMachine with_memory(PlanningMachine machine, const MemoryCaps& memory) {
-  if (memory.device && machine.device_memory) {
-    machine.device_memory = memory.device;
-    machine.device_cap = memory.device;
-  }
-  if (memory.host) {
-    machine.host.available = std::max(machine.host.available, *memory.host);
-    machine.host_cap = memory.host;
-  }
-  return machine;
 }
 
 }  // namespace so

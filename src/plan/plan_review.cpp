@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "offload/schedule/owner_split.h"
 
 namespace so {
 namespace {

@@ -20,4 +20,23 @@ std::vector<std::int32_t> row_offsets(std::int64_t rows, std::int64_t length) {
   return offsets;
 }
 
+TrainingShape row_shape(const PlanKnobs& knobs) {
+  TrainingShape shape;
+  shape.micro_batch_tokens = knobs.batch_size * knobs.max_length;
+  shape.longest_document = knobs.max_length;
+  shape.micro_batches = knobs.gradient_accumulation_steps;
+  return shape;
+}
+
+TrainingShape largest_shape(const PlanKnobs& knobs, bool evaluates) {
+  constexpr std::int64_t documents = 100'000;  // as many as do not matter
+  TrainingShape shape = row_shape(knobs);
+  shape.documents = documents;
+  if (evaluates) {
+    shape.evaluation_tokens = shape.micro_batch_tokens;
+    shape.evaluation_documents = documents;
+  }
+  return shape;
+}
+
 }  // namespace so

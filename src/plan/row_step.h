@@ -1,4 +1,4 @@
-// A step of full rows without data, as `bench step` times and `plan` plans it.
+// Steps of full rows without data, as `bench step` times and `plan` plans them.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "model/spec.h"
+#include "plan/plan_question.h"
+#include "plan/training_shape.h"
 
 namespace so {
 
@@ -14,5 +16,10 @@ void require_rows(std::int64_t rows, std::int64_t length, const DecoderSpec& spe
 
 // Where each row begins, and the last ends: rows + 1 offsets.
 std::vector<std::int32_t> row_offsets(std::int64_t rows, std::int64_t length);
+
+// The sizes of such a step.
+TrainingShape row_shape(const PlanKnobs& knobs);
+// An upper bound of the sizes for any data, cut to rows of `max_length` tokens.
+TrainingShape largest_shape(const PlanKnobs& knobs, bool evaluates);
 
 }  // namespace so

@@ -7,10 +7,9 @@
 
 #include "base/error.h"
 #include "checkpoint/model_files.h"
-#include "model/parameters.h"
+#include "model/model_on_device.h"
+#include "offload/schedule/owner_split.h"
 #include "offload/schedule/streamed_units.h"
-#include "plan/engine_settings.h"
-#include "plan/fits.h"
 #include "ranks/communicator.h"
 
 namespace so {
@@ -85,13 +84,6 @@ StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units
   return weights;
 }
 
-std::optional<int> requested_device_units(const PlacementOptions& request, const ParameterLayout& layout,
-                                          const Backend& backend) {
-  if (request.offload_optimizer == OptimizerDevice::none) return layout.units();
-  if (request.offload_ratio) return device_units_for_ratio(layout, *request.offload_ratio);
-  return backend.own_memory ? std::nullopt : std::optional(0);
-}
-
 void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads) {
   for (const Backend::Reserve& reserve : backend.libraries)
     plan.add_beside(reserve.kind, reserve.name,
@@ -128,26 +120,6 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
   plan.add(MemoryKind::device, "weights and gradients of what the host owns", there);
   plan.add(MemoryKind::pageable, "weights and gradients", others - there);
   return plan;
-}
-
-std::optional<MemoryRefusal> state_misfit(const DecoderSpec& spec, const PlanningMachine& machine,
-                                          const RunRequest& request) {
-  const EngineSettings engine = engine_settings(request);
-  const ParameterLayout layout(make_parameters(spec));
-  const std::optional<int> device_units = requested_device_units(request, layout, *machine.backend);
-  const MemoryPlan plan = least_memory(layout, machine, engine, engine.moments, device_units);
-  std::string advice =
-      fmt::format("the model has {:.3g} billion parameters; ", static_cast<double>(layout.elements()) / 1e9);
-  const MemoryRoom room = room_of(machine);
-  if (engine.moments == DType::f32 && !room.misfit(least_memory(layout, machine, engine, DType::bf16, device_units)))
-    advice +=
-        "keep AdamW's moments in bf16 "
-        "(--optimizer_state_dtype bf16, which train wants with --adam_beta2 0.996 or less), ";
-  const std::string smaller = "train a smaller one or use a ";
-  return room.misfit(
-      plan, {.for_device = advice + (device_units > 0 ? "use --offload_optimizer cpu without --offload_ratio, " : "") +
-                           smaller + "GPU with more memory",
-             .for_host = advice + smaller + "machine with more memory"});
 }
 
 }  // namespace so

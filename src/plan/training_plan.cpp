@@ -5,20 +5,14 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/units.h"
-#include "model/parameters.h"
 #include "offload/memory/staging_ring.h"
+#include "offload/schedule/owner_split.h"
 #include "offload/schedule/streamed_units.h"
 #include "plan/fits.h"
 #include "plan/owner_choice.h"
 
 namespace so {
 namespace {
-
-constexpr const char* host_advice =
-    "use a smaller --batch_size or --max_length, --activation_checkpointing true, or a machine with more memory";
-constexpr const char* device_advice =
-    "use a smaller --batch_size or --max_length, --activation_checkpointing auto, more of the optimizer state in host "
-    "memory (--offload_optimizer cpu without --offload_ratio), or a GPU with more memory";
 
 // Decides what layers keep, in what the rest of the plan leaves.
 void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
@@ -53,7 +47,7 @@ void add_activations(const DecoderSpec& spec, const PlanningMachine& machine, co
   const std::size_t inputs_on_host = kept_host_bytes(spec, plan.decoder.compute, plan.shape, plan.decoder.keep);
   plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes, once_loaded);
   if (inputs_on_host > 0) plan.memory.add(MemoryKind::pinned, "layer inputs", inputs_on_host);
-  if (const auto refusal = room_of(machine).misfit(plan.memory, {for_device, host_advice})) throw *refusal;
+  if (const auto refusal = room_of(machine).misfit(plan.memory, {for_device, training_advice.for_host})) throw *refusal;
   if (machine.device_cap) plan.limits.device = plan.memory.allocatable(*machine.device_cap, *machine.backend, true);
   if (machine.host_cap) plan.limits.host = plan.memory.allocatable(*machine.host_cap, *machine.backend, false);
   plan.memory.add_beside(MemoryKind::pageable, "program and data so far", machine.held.value_or(resident_bytes()));
@@ -69,30 +63,7 @@ void TrainingPlan::log_reasons() const {
   for (const std::string& reason : reasons) log_detail("{}", reason);
 }
 
-std::int64_t choose_loss_chunk(const Backend& backend, std::int64_t vocab) {
-  const Backend::LossChunk& chunk = backend.loss_chunk;
-  const std::int64_t rows = chunk.bytes / (chunk.element_bytes * vocab);
-  return std::clamp(rows / chunk.tile * chunk.tile, chunk.least_rows, chunk.most_rows);
-}
-
 namespace {
-
-// What needs no search.
-TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shape, const RunRequest& request) {
-  TrainingPlan plan;
-  plan.shape = shape;
-  plan.engine = engine_settings(request);
-  plan.engine.gradients = choose_gradient_dtype(request.compute, shape.micro_batches);
-  constexpr std::int64_t unit = ParameterLayout::alignment;
-  if (!request.bucket_size_given) {
-    // An eighth of the model: the staging ring holds two, and the pipeline needs a few to be one.
-    constexpr std::int64_t smallest = 1 << 16;
-    plan.engine.bucket_elements = std::min(plan.engine.bucket_elements, std::max(smallest, layout.elements() / 8));
-  }
-  plan.engine.bucket_elements = std::max(unit, plan.engine.bucket_elements / unit * unit);
-  plan.decoder.compute = request.compute;
-  return plan;
-}
 
 // What needed no search, and why it is as it is.
 void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& machine, std::int64_t asked_bucket,
@@ -119,7 +90,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
   const auto state = [&] { return plan_state(spec, layout, machine, shape, plan.engine, origin); };
 
   if (machine.device_memory) {
-    OwnerChoice({spec, layout, machine, request, origin, {device_advice, host_advice}}, plan).choose();
+    OwnerChoice({spec, layout, machine, request, origin, training_advice}, plan).choose();
     plan.memory = state().memory;
     // Places were counted by what one takes; what they share depends on owners and residency.
     const std::size_t budget = usable_host_budget(machine);
@@ -158,30 +129,9 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
         "optimizer state: {:.1f}% in host memory; AdamW starts before the gradient norm is known for {} buckets",
         100 * host_share(layout, device_units), plan.engine.undo_buckets));
   }
-  add_activations(spec, machine, device_advice, plan);
+  add_activations(spec, machine, training_advice.for_device, plan);
   say_what_is_given(layout, machine, engine_settings(request).bucket_elements, plan);
   return plan;
-}
-
-bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
-                   const TrainingShape& shape, const RunRequest& request, WeightOrigin origin) {
-  // Soon seen of a model that is far too large, whose plan would take long.
-  EngineSettings engine = engine_settings(request);
-  engine.gradients = choose_gradient_dtype(engine.compute, shape.micro_batches);
-  const std::optional<int> device_units = requested_device_units(request, layout, *machine.backend);
-  if (room_of(machine).misfit(least_memory(layout, machine, engine, engine.moments, device_units))) return false;
-  // What may be locked only a whole plan knows.
-  const bool lock_limited = machine.lockable && !(machine.pins_beyond && machine.pins_beyond(*machine.lockable));
-  if (machine.device_memory && !lock_limited) {
-    TrainingPlan plan = begin_plan(layout, shape, request);
-    return OwnerChoice({spec, layout, machine, request, origin, {device_advice, host_advice}}, plan).any();
-  }
-  try {
-    plan_training(spec, layout, machine, shape, request, origin);
-  } catch (const MemoryRefusal&) {
-    return false;
-  }
-  return true;
 }
 
 void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,

@@ -45,17 +45,10 @@ struct TrainingPlan {
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                            const TrainingShape& shape, const RunRequest& request, WeightOrigin origin);
 
-// Whether plan_training() would return, sooner than by calling it.
-bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
-                   const TrainingShape& shape, const RunRequest& request, WeightOrigin origin);
-
 // The part of it that comes last, for a plan whose shape, compute dtype and memory but for the activations are there:
 // decides about the activations, adds them, and refuses what does not fit; `for_device` says what helps if that is the
 // device's own memory.
 void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                       Toggle activation_checkpointing, const std::string& for_device, TrainingPlan& plan);
-
-// Rows of logits that are worth having at a time.
-std::int64_t choose_loss_chunk(const Backend& backend, std::int64_t vocab);
 
 }  // namespace so

@@ -84,4 +84,29 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
   return units;
 }
 
+Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
+                            std::span<const std::int32_t> cu_seqlens, DType compute, const Efficiencies& reached) {
+  const std::vector<UnitWork> work = unit_work(spec, cu_seqlens, compute, reached);
+  const double tokens = cu_seqlens.empty() ? 0 : cu_seqlens.back();
+  const std::vector<double> none(work.size());
+  Recomputation again{none, none, none};
+  for (std::size_t layer = 0; layer < keep.size(); ++layer) {
+    const auto unit = static_cast<std::size_t>(layer_unit(static_cast<std::int64_t>(layer)));
+    if (keep[layer] == Keep::all) continue;
+    const std::int64_t width = spec.mlp_width(static_cast<std::int64_t>(layer));
+    // Of gate, up or down.
+    const double product = 2 * tokens * static_cast<double>(spec.hidden * width) /
+                           mlp_share(spec, static_cast<std::int64_t>(layer), tokens, reached);
+    // Both norms; q and k rotated where that cannot be undone; the gated activation.
+    const double light = tokens * static_cast<double>(size_of(compute)) *
+                         static_cast<double>(4 * spec.hidden + 2 * (spec.q_width() + spec.kv_width()) + 3 * width);
+    again.device_bytes[unit] = light;
+    if (keep[layer] == Keep::no_gate_up) again.flops[unit] = 2 * product;
+    if (keep[layer] >= Keep::input) again.flops[unit] = work[unit].forward_flops - product;
+    if (keep[layer] == Keep::host)
+      again.link_bytes[unit] = tokens * static_cast<double>(spec.hidden) * static_cast<double>(size_of(compute));
+  }
+  return again;
+}
+
 }  // namespace so

@@ -6,10 +6,27 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "model/decoder.h"
 #include "model/spec.h"
-#include "plan/offload_plan.h"
+#include "plan/machine/rates.h"
 
 namespace so {
+
+// One unit of the forward pass (offload/schedule/parameter_layout.h) and one micro-batch: FLOPs of a large matrix
+// product that would take as long, what memory-bound work reads and writes, and kernels of any kind.
+struct UnitWork {
+  std::int64_t elements = 0;
+  double forward_flops = 0, backward_flops = 0;
+  double forward_bytes = 0, backward_bytes = 0;
+  double forward_kernels = 0, backward_kernels = 0;
+};
+
+// One choice of what the layers keep: the work of having the rest again, of each unit and one micro-batch.
+struct Recomputation {
+  std::vector<double> flops;         // by unit
+  std::vector<double> device_bytes;  // by unit: what memory-bound work reads and writes
+  std::vector<double> link_bytes;    // by unit: of what is kept in host memory, to there and back; empty: none
+};
 
 // Returns the work of one micro-batch with documents at these offsets. FLOPs are those of a large dense product that
 // takes as long, so that attention and products of experts, which run at other rates, count for more than theirs; bytes
@@ -19,5 +36,9 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
 
 // Returns the share of a large dense product's rate that the products of a layer's MLP reach.
 double mlp_share(const DecoderSpec& spec, std::int64_t layer, double tokens, const Efficiencies& reached);
+
+// Returns the work of recomputing what layers do not keep, for documents at these offsets, as unit_work() counts it.
+Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
+                            std::span<const std::int32_t> cu_seqlens, DType compute, const Efficiencies& reached);
 
 }  // namespace so

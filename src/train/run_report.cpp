@@ -4,7 +4,7 @@
 
 #include "base/units.h"
 #include "model/parameters.h"
-#include "plan/offload_plan.h"
+#include "offload/schedule/owner_split.h"
 #include "plan/plan_comparison.h"
 
 namespace so {

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "offload/schedule/owner_split.h"
 #include "support/errors.h"
 
 namespace so::test {

@@ -9,6 +9,7 @@
 #include "model/config.h"
 #include "model/parameters.h"
 #include "options/train_options.h"
+#include "plan/row_step.h"
 #include "support/errors.h"
 
 namespace so::test {
@@ -41,15 +42,8 @@ struct Planned {
     asked.cast_side = CastChoice::host;
   }
   PlanQuestion question() const {
-    PlanQuestion q = make_question({spec, layout, machine, WeightOrigin::files,
-                                    [](const PlanKnobs& knobs) {
-                                      TrainingShape shape;
-                                      shape.micro_batch_tokens = knobs.batch_size * knobs.max_length;
-                                      shape.longest_document = knobs.max_length;
-                                      shape.micro_batches = knobs.gradient_accumulation_steps;
-                                      return shape;
-                                    }},
-                                   asked, train_option_table());
+    PlanQuestion q =
+        make_question({spec, layout, machine, WeightOrigin::files, row_shape}, asked, train_option_table());
     q.askable = {std::size_t{1} << 50, std::size_t{1} << 50};
     q.seconds = 60;  // whatever else the machine does
     return q;

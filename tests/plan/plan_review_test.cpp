@@ -9,6 +9,7 @@
 #include "io/presets.h"
 #include "model/config.h"
 #include "model/parameters.h"
+#include "offload/schedule/owner_split.h"
 
 namespace so {
 namespace {

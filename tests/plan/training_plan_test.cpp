@@ -10,8 +10,11 @@
 #include "io/presets.h"
 #include "model/config.h"
 #include "model/parameters.h"
+#include "offload/schedule/owner_split.h"
+#include "options/train_options.h"
 #include "plan/fits.h"
 #include "plan/machine/measure.h"
+#include "plan/plan_question.h"
 #include "plan/unit_work.h"
 #include "support/errors.h"
 
@@ -327,12 +330,17 @@ TEST(PlanTraining, OnTheCpuTheHostOwnsAllUnlessAsked) {
   expect_in(refusal([&] { poor.plan(small_llama(), shape); }), {"not enough memory", "--batch_size"});
 }
 
+void require_state(const DecoderSpec& spec, const PlanningMachine& machine, const RunRequest& request) {
+  const ParameterLayout layout(make_parameters(spec));
+  make_question({spec, layout, machine, WeightOrigin::files, {}}, request, train_option_table()).require_state();
+}
+
 TEST(StateMisfit, LooksAtTheConfigAlone) {
   RunRequest request;
   const auto check = [&](const Backend& kind, double device_gb, double host_gb, const PlacementOptions& placement) {
     FakeMachine machine(kind, device_gb, host_gb);
     static_cast<PlacementOptions&>(request) = placement;
-    if (const auto short_of = state_misfit(qwen3_14b(), machine.machine, request)) throw *short_of;
+    require_state(qwen3_14b(), machine.machine, request);
   };
   EXPECT_NO_THROW(check(cuda_backend(), 70, 170, {}));
   EXPECT_NO_THROW(check(cuda_backend(), 141, 100, {}));
@@ -403,7 +411,7 @@ TEST(PlanTraining, OnOneGpuWhatFitsIsPlannedAndTheRestRefused) {
       RunRequest request;
       request.optimizer_state_dtype = c.state;
       expect_in(refusal([&] {
-                  if (const auto short_of = state_misfit(s, h200.machine, request)) throw *short_of;
+                  require_state(s, h200.machine, request);
                   h200.plan(s, four_rows);
                 }),
                 {"GB"});

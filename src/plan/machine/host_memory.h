@@ -27,6 +27,9 @@ std::size_t peak_resident_bytes();  // the most so far
 // From now on that counts from what is resident now. Nothing where the kernel does not let a process say so.
 void forget_peak_resident();
 
+// Saturating subtraction: by how much bytes exceed a limit, or what is left of a budget.
+inline std::size_t beyond(std::size_t bytes, std::size_t limit) { return bytes > limit ? bytes - limit : 0; }
+
 // For tests: the same from files below `root` instead of "/".
 HostMemory available_host_memory(const std::string& root);
 

@@ -1,0 +1,45 @@
+// A training run as a command asks for it, and the one place that answers whether it fits the machine.
+#pragma once
+
+#include <functional>
+
+#include "base/options.h"
+#include "plan/training_plan.h"
+
+namespace so {
+
+// What is asked for, or what might be instead.
+struct PlanKnobs : RunRequest {
+  MemoryCaps memory;  // what the run may have, whether or not the machine has it; none: as the machine is
+};
+
+// A run of a model, but for what the knobs say.
+struct PlannedRun {
+  const DecoderSpec& spec;
+  const ParameterLayout& layout;
+  const PlanningMachine& machine;
+  WeightOrigin origin = WeightOrigin::files;
+  std::function<TrainingShape(const PlanKnobs&)> shape;
+};
+
+// A run as a command asks for it.
+struct PlanQuestion {
+  PlanKnobs asked;
+  std::function<TrainingPlan(const PlanKnobs&)> plan;  // throws MemoryRefusal
+  std::function<bool(const PlanKnobs&)> fits;          // whether plan() would return, sooner; none: by calling it
+  // Throws MemoryRefusal if weights, gradients and optimizer state alone, as they are asked for, exceed a memory.
+  std::function<void()> require_state;
+  const OptionRows* rows = nullptr;  // what the command has no option for is not proposed
+  bool results_fixed = false;        // a run goes on: what changes its results is not proposed
+  MemoryCaps there;                  // of each memory, what the plan had; own: none on the CPU
+  MemoryCaps askable;  // what --device_memory and --host_memory may ask for; beyond it another machine is needed
+  double seconds = 2;  // for the search, about
+};
+// All but results_fixed and seconds, of a run; all of it is copied but what its references refer to. Others ask nothing
+// else whether a run fits: a plan's parts say so in their own terms (plan/memory_room.h, plan/offload_plan.h).
+PlanQuestion make_question(const PlannedRun& run, const RunRequest& asked, const OptionRows& rows);
+
+// `machine` as if it had what the knobs say.
+PlanningMachine with_memory(PlanningMachine machine, const MemoryCaps& memory);
+
+}  // namespace so

@@ -1,0 +1,26 @@
+// The sizes that a training run asks of the decoder.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model/model_on_device.h"
+
+namespace so {
+
+struct TrainingShape {
+  std::int64_t micro_batch_tokens = 0;                   // no micro-batch has more
+  std::int64_t evaluation_tokens = 0;                    // no evaluation batch has more; 0: no evaluation
+  std::int64_t longest_document = 0;                     // positions needed
+  std::int64_t micro_batches = 1;                        // of a step, at most
+  double usual_tokens = 0;                               // of a micro-batch; 0: micro_batch_tokens
+  std::int64_t documents = 0, evaluation_documents = 0;  // of the data, whose order is held
+};
+
+// The model on the device that such a run works with.
+ModelShape model_shape(const TrainingShape& shape);
+
+// Documents as long as the longest that make up a usual micro-batch, as offsets.
+std::vector<std::int32_t> usual_documents(const TrainingShape& shape);
+
+}  // namespace so
