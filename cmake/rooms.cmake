@@ -19,8 +19,10 @@ so_room(plan/machine USES device io ops optim offload/memory LIBRARIES nlohmann_
 so_room(plan/simulate USES device offload/schedule)
 so_room(options USES device optim LIBRARIES nlohmann_json::nlohmann_json)
 so_room(checkpoint USES data device io model offload offload/schedule options LIBRARIES nlohmann_json::nlohmann_json)
-so_room(plan USES data device io ranks model offload offload/schedule offload/memory options checkpoint plan/machine
-  plan/simulate)
+so_room(plan/memory USES device ranks model offload offload/schedule offload/memory options checkpoint plan/machine)
+so_room(plan/placement USES model offload offload/schedule options plan/machine plan/simulate)
+so_room(plan USES data device io model offload offload/schedule offload/memory options checkpoint plan/machine plan/memory
+  plan/placement)
 so_room(train USES data device io ops optim ranks model offload offload/schedule options checkpoint plan plan/machine)
-so_room(commands OBJECTS USES data data/tokenizer device io ops optim ranks model offload offload/memory options checkpoint plan
-  plan/machine plan/simulate train LIBRARIES CLI11::CLI11 nlohmann_json::nlohmann_json)
+so_room(commands OBJECTS USES data data/tokenizer device io ops optim ranks model offload offload/schedule offload/memory
+  options checkpoint plan plan/machine plan/simulate plan/memory train LIBRARIES CLI11::CLI11 nlohmann_json::nlohmann_json)

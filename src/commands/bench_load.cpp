@@ -15,8 +15,8 @@
 #include "model/compute_dtype.h"
 #include "offload/memory/device_weights.h"
 #include "ops/runtime.h"
-#include "plan/fits.h"
 #include "plan/machine/measure.h"
+#include "plan/memory/memory_room.h"
 #include "plan/training_plan.h"
 
 namespace so {

@@ -1,8 +1,8 @@
 #include "commands/inference.h"
 
 #include "base/error.h"
-#include "plan/fits.h"
-#include "plan/memory_plan.h"
+#include "plan/memory/memory_plan.h"
+#include "plan/memory/memory_room.h"
 #include "plan/training_plan.h"
 
 namespace so {

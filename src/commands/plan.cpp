@@ -26,7 +26,7 @@
 #include "plan/disk_plan.h"
 #include "plan/machine/hardware.h"
 #include "plan/machine/rate_cache.h"
-#include "plan/plan_changes.h"
+#include "plan/refusal.h"
 #include "plan/row_step.h"
 #include "plan/simulate/timeline.h"
 #include "plan/training_plan.h"

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "plan/engine_settings.h"
-#include "plan/fits.h"
-#include "plan/owner_choice.h"
-#include "plan/training_memory.h"
+#include "plan/memory/memory_room.h"
+#include "plan/memory/state_memory.h"
+#include "plan/training_placement.h"
 
 namespace so {
 namespace {

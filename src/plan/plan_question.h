@@ -36,7 +36,7 @@ struct PlanQuestion {
   double seconds = 2;  // for the search, about
 };
 // All but results_fixed and seconds, of a run; all of it is copied but what its references refer to. Others ask nothing
-// else whether a run fits: a plan's parts say so in their own terms (plan/memory_room.h, plan/offload_plan.h).
+// else whether a run fits: a plan's parts say so in their own terms (plan/memory_room.h, plan/placement/placement.h).
 PlanQuestion make_question(const PlannedRun& run, const RunRequest& asked, const OptionRows& rows);
 
 // `machine` as if it had what the knobs say.

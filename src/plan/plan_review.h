@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/offload_plan.h"
+#include "plan/placement/placement.h"
 #include "plan/training_plan.h"
 
 namespace so {

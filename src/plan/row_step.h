@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "model/spec.h"
+#include "plan/memory/training_shape.h"
 #include "plan/plan_question.h"
-#include "plan/training_shape.h"
 
 namespace so {
 

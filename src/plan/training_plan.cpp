@@ -8,8 +8,8 @@
 #include "offload/memory/staging_ring.h"
 #include "offload/schedule/owner_split.h"
 #include "offload/schedule/streamed_units.h"
-#include "plan/fits.h"
-#include "plan/owner_choice.h"
+#include "plan/memory/memory_room.h"
+#include "plan/training_placement.h"
 
 namespace so {
 namespace {

@@ -11,13 +11,13 @@
 #include "device/backend.h"
 #include "model/decoder.h"
 #include "offload/engine.h"
-#include "plan/activation_plan.h"
-#include "plan/alternatives.h"
 #include "plan/engine_settings.h"
 #include "plan/machine/planning_machine.h"
-#include "plan/memory_plan.h"
-#include "plan/offload_plan.h"
-#include "plan/training_memory.h"
+#include "plan/memory/activation_memory.h"
+#include "plan/memory/memory_plan.h"
+#include "plan/memory/state_memory.h"
+#include "plan/placement/alternatives.h"
+#include "plan/placement/placement.h"
 
 namespace so {
 
@@ -39,9 +39,9 @@ struct TrainingPlan {
 
 // The request's bucket size is an upper bound where it was not given: it is lowered for models so small that a bucket
 // would be most of them. Activations: `on` keeps the layers' inputs only, `off` everything, `automatic` as much as is
-// worth it. On a GPU that, the owners and the places for new state are chosen together (plan/offload_plan.h); on the
-// CPU device, as much as fits of activations, then of places. Sizes are found by running the real decoder and engine on
-// a dry device. Throws MemoryRefusal if it does not fit.
+// worth it. On a GPU that, the owners and the places for new state are chosen together (plan/placement/placement.h); on
+// the CPU device, as much as fits of activations, then of places. Sizes are found by running the real decoder and
+// engine on a dry device. Throws MemoryRefusal if it does not fit.
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                            const TrainingShape& shape, const RunRequest& request, WeightOrigin origin);
 

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "commands/command.h"
 #include "commands/parse.h"
-#include "plan/plan_changes.h"
+#include "plan/refusal.h"
 #include "support/files.h"
 #include "support/io.h"
 #include "support/on_gpu.h"

@@ -1,5 +1,5 @@
-// A plan lists the alternatives that it chose among.
-#include "plan/alternatives.h"
+// What a plan chose among.
+#include "plan/placement/alternatives.h"
 
 #include <gtest/gtest.h>
 

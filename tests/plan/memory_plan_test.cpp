@@ -1,4 +1,4 @@
-#include "plan/memory_plan.h"
+#include "plan/memory/memory_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "device/device.h"
-#include "plan/fits.h"
+#include "plan/memory/memory_room.h"
 
 namespace so {
 namespace {

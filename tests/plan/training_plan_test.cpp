@@ -12,10 +12,10 @@
 #include "model/parameters.h"
 #include "offload/schedule/owner_split.h"
 #include "options/train_options.h"
-#include "plan/fits.h"
 #include "plan/machine/measure.h"
+#include "plan/memory/memory_room.h"
+#include "plan/placement/unit_work.h"
 #include "plan/plan_question.h"
-#include "plan/unit_work.h"
 #include "support/errors.h"
 
 namespace so::test {

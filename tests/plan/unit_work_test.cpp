@@ -1,5 +1,5 @@
-// A unit's work on a device is compared with arithmetic and with measurements.
-#include "plan/unit_work.h"
+// What a device does for a unit, against arithmetic and against what was measured.
+#include "plan/placement/unit_work.h"
 
 #include <gtest/gtest.h>
 

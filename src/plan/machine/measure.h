@@ -29,10 +29,11 @@ double measure_gemm_rate(Device& device, Ops& ops, Stream& stream, DType dtype, 
 // Bytes/s of a large copy within device memory, read and written both counted.
 double measure_copy_bandwidth(Device& device, Stream& stream);
 
-// Measures the rates that a plan is made from (plan/offload_plan.h). It takes a few seconds on a GPU, most of them for
-// its clock to settle and for a mean of the host's memory (plan/machine/measure_host.h, also about `most_host_bytes`),
-// and a tenth of one on the CPU device. All memory is given back. On the CPU device, where there is one kind of memory
-// and no link, the figures of the link are those of a copy in that memory, and a plan should not depend on them.
+// Measures the rates that a plan is made from (plan/placement/placement.h). It takes a few seconds on a GPU, most of
+// them for its clock to settle and for a mean of the host's memory (plan/machine/measure_host.h, also about
+// `most_host_bytes`), and a tenth of one on the CPU device. All memory is given back. On the CPU device, where there is
+// one kind of memory and no link, the figures of the link are those of a copy in that memory, and a plan should not
+// depend on them.
 MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute, DType moments,
                            std::size_t most_host_bytes);
 

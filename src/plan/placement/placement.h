@@ -17,8 +17,8 @@
 #include "base/error.h"
 #include "offload/engine.h"
 #include "plan/machine/rates.h"
+#include "plan/placement/unit_work.h"
 #include "plan/simulate/simulator.h"
-#include "plan/unit_work.h"
 
 namespace so {
 

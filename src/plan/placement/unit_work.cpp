@@ -1,4 +1,4 @@
-#include "plan/unit_work.h"
+#include "plan/placement/unit_work.h"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // The choice of who owns which optimizer state on a GPU, with what layers keep and the places for new state
-// (plan/offload_plan.h): the inputs of that choice from a model and a machine, sizes from dry runs.
+// (plan/placement/placement.h): the inputs of that choice from a model and a machine, sizes from dry runs.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-#include "plan/fits.h"
+#include "plan/memory/memory_room.h"
 #include "plan/training_plan.h"
 
 namespace so {

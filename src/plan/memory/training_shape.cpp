@@ -1,4 +1,4 @@
-#include "plan/training_shape.h"
+#include "plan/memory/training_shape.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "plan/training_memory.h"
+#include "plan/memory/state_memory.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "plan/plan_changes.h"
+#include "plan/refusal.h"
 
 #include <time.h>
 

@@ -1,10 +1,10 @@
-#include "plan/owner_choice.h"
+#include "plan/training_placement.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "base/units.h"
-#include "plan/unit_work.h"
+#include "plan/placement/unit_work.h"
 
 namespace so {
 

@@ -1,4 +1,4 @@
-#include "plan/activation_plan.h"
+#include "plan/memory/activation_memory.h"
 
 #include <algorithm>
 #include <numeric>

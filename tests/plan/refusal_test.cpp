@@ -1,6 +1,6 @@
 // A refusal proposes changes: each makes the plan fit, none is larger than it must be, and the search makes few
 // plans.
-#include "plan/plan_changes.h"
+#include "plan/refusal.h"
 
 #include <gtest/gtest.h>
 

@@ -12,7 +12,7 @@
 #include "device/backend.h"
 #include "model/decoder.h"
 #include "options/choices.h"
-#include "plan/training_shape.h"
+#include "plan/memory/training_shape.h"
 
 namespace so {
 

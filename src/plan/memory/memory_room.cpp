@@ -1,4 +1,4 @@
-#include "plan/fits.h"
+#include "plan/memory/memory_room.h"
 
 #include <fmt/format.h>
 

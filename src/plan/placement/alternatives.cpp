@@ -1,4 +1,4 @@
-#include "plan/alternatives.h"
+#include "plan/placement/alternatives.h"
 
 #include <fmt/format.h>
 

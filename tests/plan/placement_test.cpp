@@ -1,5 +1,5 @@
-// The planner's arithmetic is held to limits known by hand, and in every small case to the best of all choices.
-#include "plan/offload_plan.h"
+// What the planner's arithmetic must hold to: limits known by hand, and every small case against trying all.
+#include "plan/placement/placement.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "plan/machine/planning_machine.h"
-#include "plan/memory_plan.h"
+#include "plan/memory/memory_plan.h"
 
 namespace so {
 

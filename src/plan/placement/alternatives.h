@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "options/plan_choice.h"
-#include "plan/offload_plan.h"
+#include "plan/placement/placement.h"
 
 namespace so {
 

@@ -11,8 +11,8 @@
 #include "model/spec.h"
 #include "offload/engine.h"
 #include "plan/machine/planning_machine.h"
-#include "plan/memory_plan.h"
-#include "plan/training_shape.h"
+#include "plan/memory/memory_plan.h"
+#include "plan/memory/training_shape.h"
 
 namespace so {
 

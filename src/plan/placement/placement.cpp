@@ -1,4 +1,4 @@
-#include "plan/offload_plan.h"
+#include "plan/placement/placement.h"
 
 #include <fmt/ranges.h>
 
