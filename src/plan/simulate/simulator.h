@@ -1,8 +1,8 @@
-// Optimizer steps in virtual time: the engine's own decisions (host_schedule.h and update_policy.h of offload/schedule)
-// on a model of a machine. Four things work at once: the device, the link to the host, the host's AdamW, and the link
-// back. AdamW and the link's copies share the bandwidth of the host's memory, of which AdamW alone may not be able to
-// use all: each gets an equal part, or as much as it can use, and what that leaves goes to the others. The device goes
-// through its units in order, and where it waits, for whom is recorded.
+// Optimizer steps in virtual time: the engine's own decisions (offload/schedule/host_schedule.h,
+// offload/schedule/update_policy.h) on a model of a machine. Four things work at once: the device, the link to the
+// host, the host's AdamW, and the link back. AdamW and the link's copies share the bandwidth of the host's memory, of
+// which AdamW alone may not be able to use all: each gets an equal part, or as much as it can use, and what that leaves
+// goes to the others. The device goes through its units in order, and where it waits, for whom is recorded.
 //
 // Where the engine moves buckets the simulator moves pieces of units, as few as give the same result. No device, no
 // clock.
@@ -23,7 +23,8 @@
 
 namespace so {
 
-// Seconds of the device for one unit (parameter_layout.h) and one micro-batch, recomputation with backward.
+// Seconds of the device for one unit (offload/schedule/parameter_layout.h) and one micro-batch, recomputation with
+// backward.
 struct SimulatedUnit {
   std::int64_t elements = 0;
   double forward = 0, backward = 0;
@@ -86,6 +87,8 @@ struct SimulatedTimeline {
   std::vector<SimulatedSpan> spans;  // what falls into it, in order of their ends
 };
 
+class StepPlay;
+
 class Simulator {
  public:
   // `policy`: null: the one that the engine takes for the schedule. It is asked in every step in which what was
@@ -106,8 +109,7 @@ class Simulator {
   std::size_t pieces() const;            // of all that the host owns
 
  private:
-  class Play;
-  const std::unique_ptr<Play> play_;
+  const std::unique_ptr<StepPlay> play_;
 };
 
 }  // namespace so

@@ -1,0 +1,26 @@
+// How AdamW and the link's copies share the bandwidth of the host's memory (plan/simulate/simulator.h).
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+namespace so {
+
+// In this order: AdamW, copies to the host, copies to the device.
+inline constexpr std::size_t bandwidth_users = 3;
+using BandwidthRates = std::array<double, bandwidth_users>;  // bytes/s
+
+class HostBandwidth {
+ public:
+  // `most`: what each can use at most if nothing else works.
+  HostBandwidth(double capacity, const BandwidthRates& most);
+
+  // The rates while those whose bits are set in `active` work: each gets an equal part or as much as it can use, and
+  // what that leaves goes to the others.
+  const BandwidthRates& rates(std::size_t active) const { return rates_[active]; }
+
+ private:
+  std::array<BandwidthRates, std::size_t{1} << bandwidth_users> rates_{};
+};
+
+}  // namespace so

@@ -1,0 +1,48 @@
+#include "plan/simulate/host_pieces.h"
+
+#include <algorithm>
+
+namespace so {
+namespace {
+
+constexpr std::int64_t most_pieces = 192;  // of all that the host owns, and one a unit more: finer says nothing new
+
+std::vector<Bucket> make_pieces(const SimulatedRun& run) {
+  std::int64_t begin = 0, owned = 0;
+  for (std::size_t u = 0; u < run.units.size(); ++u)
+    (static_cast<int>(u) < run.device_units ? begin : owned) += run.units[u].elements;
+  const std::int64_t target = std::max({std::int64_t{1}, run.bucket_elements, owned / most_pieces});
+  std::vector<Bucket> pieces;
+  for (std::size_t u = static_cast<std::size_t>(run.device_units); u < run.units.size(); ++u) {
+    const std::int64_t elements = run.units[u].elements, count = (elements + target - 1) / target;
+    for (std::int64_t i = 0; i < count; ++i)
+      pieces.emplace_back(static_cast<int>(pieces.size()),
+                          Range{begin + elements * i / count, begin + elements * (i + 1) / count}, Owner::host);
+    begin += elements;
+  }
+  return pieces;
+}
+
+}  // namespace
+
+HostPieces::HostPieces(const SimulatedRun& run) : pieces_(make_pieces(run)) {
+  double total = 0;
+  for (const SimulatedUnit& unit : run.units) total += static_cast<double>(unit.elements);
+  std::size_t piece = 0;
+  for (std::size_t u = 0; u < run.units.size(); ++u) {
+    first_of_.push_back(static_cast<int>(piece));
+    std::int64_t left = static_cast<int>(u) < run.device_units ? 0 : run.units[u].elements;
+    while (left > 0) left -= pieces_[piece++].range().size();
+    while (unit_of_.size() < piece) unit_of_.push_back(static_cast<int>(u));
+  }
+  first_of_.push_back(static_cast<int>(piece));
+  for (const Bucket& b : pieces_) forward_shares_.push_back(static_cast<double>(b.range().begin) / total);
+}
+
+std::int64_t HostPieces::largest() const {
+  std::int64_t largest = 1;
+  for (const Bucket& b : pieces_) largest = std::max(largest, b.range().size());
+  return largest;
+}
+
+}  // namespace so

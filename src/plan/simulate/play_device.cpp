@@ -1,0 +1,91 @@
+#include <utility>
+
+#include "offload/schedule/parameter_layout.h"
+#include "plan/simulate/step_play.h"
+
+namespace so {
+
+bool StepPlay::may_start(const DeviceOp& op) {
+  const auto wait_for = [&](WaitReason reason) {
+    waits_for_ = reason;
+    return false;
+  };
+  if (op.unit < 0) return true;
+  if (op.work == SimulatedWork::forward && op.first) {
+    if (run_.schedule == Schedule::synchronous && op.unit == 0 && !schedule_.finished())
+      return wait_for(WaitReason::host);
+    if (!has_final_weights(op.unit)) return wait_for(WaitReason::host);
+    if (!pieces_.all_of(op.unit, [&](int i) { return on_the_way_[at(i)] == 0; })) return wait_for(WaitReason::link);
+  }
+  if (op.use >= uses_there_) return wait_for(WaitReason::stream);
+  if (op.work == SimulatedWork::backward) {
+    if (op.first && !pieces_.all_of(op.unit, [&](int i) { return schedule_.needs_no_gradient(pieces_[i]); }))
+      return wait_for(WaitReason::gradient);
+    if (const int slot = slot_of(op.unit);
+        slot >= 0 && held_[at(slot)] >= 0 && !pieces_.all_of(held_[at(slot)], [&](int i) { return fetched_[at(i)]; }))
+      return wait_for(WaitReason::gradient);
+  }
+  return true;
+}
+
+int StepPlay::slot_of(int unit) const {
+  const bool stays = unit_stays(unit, static_cast<int>(run_.units.size()));
+  return run_.move_gradients && !stays && unit >= run_.device_units ? unit % gradient_slots : -1;
+}
+
+bool StepPlay::start_device() {
+  if (device_.busy || next_op_ == program_.ops.size()) return false;
+  const DeviceOp& op = program_.ops[next_op_];
+  if (op.last && !asked_) ask();
+  const WaitReason before = waits_for_;
+  if (!may_start(op)) {
+    if (wait_began_ >= 0 && waits_for_ != before) end_wait(before);
+    if (wait_began_ < 0) wait_began_ = now_;
+    return false;
+  }
+  end_wait(before);
+  if (op.work == SimulatedWork::backward && op.first) {
+    for (int i = pieces_.first_of(op.unit); i < pieces_.first_of(op.unit + 1); ++i) schedule_.land(pieces_[i]);
+    if (const int slot = slot_of(op.unit); slot >= 0) held_[at(slot)] = op.unit;
+  }
+  double seconds = op.seconds;
+  if (op.times > 0) {  // each like the one that was played last, and its waits
+    const auto n = static_cast<double>(op.times);
+    const double waited = micro_waited_;
+    seconds = n * (program_.pass_seconds + waited);
+    step_.host_bytes += n * micro_streamed_;
+    step_.waits[static_cast<std::size_t>(WaitReason::stream)] += n * waited;
+    step_.device -= n * waited;  // what follows counts all of it
+  }
+  device_.busy = true;
+  device_.began = now_;
+  device_ends_ = now_ + seconds;
+  step_.device += seconds;
+  if (op.work == SimulatedWork::forward && op.unit == 0) micro_waited_ = micro_streamed_ = 0;
+  return true;
+}
+
+void StepPlay::end_wait(WaitReason reason) {
+  if (wait_began_ >= 0 && now_ > wait_began_)
+    note({.work = SimulatedWork::wait, .reason = reason, .unit = program_.ops[next_op_].unit}, wait_began_);
+  wait_began_ = -1;
+}
+
+void StepPlay::finish_device() {
+  const DeviceOp& op = program_.ops[next_op_++];
+  device_.busy = false;
+  note({.work = op.work, .unit = op.unit}, device_.began);
+  if (op.use >= 0) ++uses_done_;
+  if (op.work == SimulatedWork::device_update) phase_ = 0;
+  if (op.work != SimulatedWork::backward || !op.last) return;
+  for (int i = pieces_.first_of(op.unit + 1); i-- > pieces_.first_of(op.unit);) {
+    schedule_.landed(pieces_[i]);
+    if (run_.move_gradients) fetch(i);
+  }
+  if (!first_gradient_) {
+    first_gradient_ = true;
+    forward_seconds_ = std::exchange(phase_, 0);
+  }
+}
+
+}  // namespace so

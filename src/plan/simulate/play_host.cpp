@@ -1,0 +1,110 @@
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "plan/simulate/step_play.h"
+
+namespace so {
+namespace {
+
+constexpr double same_facts = 1e-3;
+
+bool close(double a, double b) { return std::abs(a - b) <= same_facts * std::max(std::abs(a), std::abs(b)); }
+
+}  // namespace
+
+std::int64_t StepPlay::count_places() const {
+  const auto count =
+      static_cast<std::int64_t>(static_cast<double>(run_.undo_buckets) * static_cast<double>(run_.bucket_elements) /
+                                static_cast<double>(pieces_.largest()) * (1 + 1e-9));
+  return run_.schedule == Schedule::synchronous ? 0 : std::min(count, static_cast<std::int64_t>(pieces_.size()));
+}
+
+void StepPlay::ask() {
+  asked_ = true;
+  const std::array<double, 4> measured{pace_.update_seconds(), pace_.preview_seconds(), forward_seconds_,
+                                       backward_seconds_};
+  choice_is_new_ =
+      !pieces_.empty() && (!was_asked_ || !std::equal(measured.begin(), measured.end(), asked_with_.begin(), close));
+  if (choice_is_new_) {
+    UpdateFacts facts;
+    facts.elements = schedule_.elements();
+    facts.forward_shares = pieces_.forward_shares();
+    facts.undo_places = place_count_;
+    facts.update_seconds = pace_.update_seconds();
+    facts.preview_seconds = pace_.preview_seconds();
+    facts.forward_seconds = forward_seconds_;
+    facts.backward_seconds = backward_seconds_;
+    facts.clip_rate = run_.verdicts == Verdicts::clip ? 1 : 0;
+    choice_ = policy_->choose(facts);
+    asked_with_ = measured;
+    was_asked_ = true;
+  }
+  schedule_.begin_step(choice_);
+}
+
+double StepPlay::bytes_of(HostTask task) const {
+  const double s = run_.state_bytes, g = run_.gradient_bytes, w = run_.weight_bytes;
+  switch (task) {
+    case HostTask::speculate:
+    case HostTask::update:
+      return 2 * s + g + w;  // old state read, new state written
+    case HostTask::preview:
+    case HostTask::weights_first:
+      return s + g + w;
+    case HostTask::follow:
+      return 2 * s + g;
+    case HostTask::none:
+    case HostTask::adopt:
+    case HostTask::restore:
+      return 0;
+  }
+  return 0;
+}
+
+bool StepPlay::start_host() {
+  if (host_.busy) return false;
+  if (host_.item < 0) {
+    while (in_hand_.size() < HostSchedule::hands) {
+      const int index = schedule_.take();
+      if (index < 0) break;
+      if (schedule_.task_of(index) != HostTask::adopt && !run_.move_gradients) fetch(index);
+      in_hand_.push_back(index);
+    }
+    if (in_hand_.empty()) return false;
+    host_.item = in_hand_.front();
+    in_hand_.pop_front();
+  }
+  if (!fetched_[at(host_.item)]) return false;
+  task_ = schedule_.begin(host_.item);
+  host_.all = host_.left = bytes_of(task_) * pieces_.elements(host_.item);
+  host_.began = now_;
+  step_.host_bytes += host_.left;
+  host_.busy = host_.left > 0;
+  host_.span = {.lane = SimulatedLane::host,
+                .work = SimulatedWork::host_task,
+                .task = task_,
+                .unit = pieces_.unit_of(host_.item)};
+  if (!host_.busy) finish_host();
+  return true;
+}
+
+void StepPlay::finish_host() {
+  const int piece = std::exchange(host_.item, -1);
+  const double elements = pieces_.elements(piece);
+  const bool first = task_ == HostTask::preview || task_ == HostTask::weights_first;
+  const bool whole = task_ == HostTask::speculate || task_ == HostTask::update;
+  if (std::exchange(host_.busy, false)) {
+    pace_.add(task_, now_ - host_.began, pieces_[piece].range().size());
+    note(host_.span, host_.began);
+  }
+  if (task_ == HostTask::speculate) step_.speculated += elements;
+  if (task_ == HostTask::preview) step_.previewed += elements;
+  if ((first || whole) && !streamed_[at(pieces_.unit_of(piece))]) {
+    ++on_the_way_[at(piece)];
+    sends_.push_back({piece, now_});
+  }
+  schedule_.complete(piece, task_);
+}
+
+}  // namespace so

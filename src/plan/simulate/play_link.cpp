@@ -1,0 +1,73 @@
+#include <utility>
+
+#include "offload/schedule/streamed_units.h"
+#include "plan/simulate/step_play.h"
+
+namespace so {
+
+void StepPlay::fetch(int piece) {
+  fetched_[at(piece)] = false;
+  fetches_.push_back(piece);
+}
+
+bool StepPlay::start_to_host() {
+  if (to_host_.busy || fetches_.empty()) return false;
+  const int piece = fetches_.front();
+  fetches_.pop_front();
+  start(to_host_, piece, weigh(piece, run_.gradient_bytes),
+        {.lane = SimulatedLane::to_host, .work = SimulatedWork::fetch, .unit = pieces_.unit_of(piece)});
+  return true;
+}
+
+bool StepPlay::start_to_device() {
+  bool went_on = false;
+  while (uses_there_ < static_cast<int>(program_.uses.size()) && program_.uses[at(uses_there_)].there && !streaming_) {
+    ++uses_there_;
+    went_on = true;
+  }
+  const bool more = uses_there_ < static_cast<int>(program_.uses.size());
+  if (more && !streaming_ && stream_ready_ == forever) {
+    const StreamUse& use = program_.uses[at(uses_there_)];
+    // Uses take the places in turn: this one's is free when the use that had it is done.
+    if (uses_done_ > uses_there_ - stream_places && (!use.waits || has_final_weights(use.unit))) stream_ready_ = now_;
+  }
+  if (to_device_.busy) return went_on;
+  if (stream_ready_ < forever && (sends_.empty() || stream_ready_ < sends_.front().since)) {
+    const int unit = program_.uses[at(uses_there_)].unit;
+    stream_ready_ = forever;
+    streaming_ = true;
+    const double bytes = run_.stream_bytes * static_cast<double>(run_.units[at(unit)].elements);
+    micro_streamed_ += bytes;
+    start(to_device_, unit, bytes, {.lane = SimulatedLane::to_device, .work = SimulatedWork::stream, .unit = unit});
+    return true;
+  }
+  if (sends_.empty()) return went_on;
+  const int piece = sends_.front().piece;
+  sends_.pop_front();
+  start(to_device_, piece, weigh(piece, run_.weight_bytes),
+        {.lane = SimulatedLane::to_device, .work = SimulatedWork::send, .unit = pieces_.unit_of(piece)});
+  return true;
+}
+
+void StepPlay::start(Lane& lane, int item, double bytes, SimulatedSpan span) {
+  span.bytes = bytes;
+  lane = {.busy = true, .all = bytes, .left = bytes, .began = now_, .item = item, .span = span};
+  step_.host_bytes += bytes;
+}
+
+void StepPlay::finish_to_host() {
+  to_host_.busy = false;
+  fetched_[at(to_host_.item)] = true;
+  note(to_host_.span, to_host_.began);
+}
+
+void StepPlay::finish_to_device() {
+  to_device_.busy = false;
+  note(to_device_.span, to_device_.began);
+  if (std::exchange(streaming_, false))
+    ++uses_there_;
+  else
+    --on_the_way_[at(to_device_.item)];
+}
+
+}  // namespace so

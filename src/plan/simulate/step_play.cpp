@@ -1,0 +1,126 @@
+#include "plan/simulate/step_play.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "offload/schedule/streamed_units.h"
+
+namespace so {
+
+StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
+    : run_(std::move(run)),
+      policy_(policy                                   ? std::move(policy)
+              : run_.schedule == Schedule::synchronous ? make_synchronous_policy()
+                                                       : make_adaptive_policy()),
+      pieces_(run_),
+      place_count_(count_places()),
+      places_(place_count_),
+      schedule_(pieces_.all(), places_),
+      streamed_(so::streamed_units(static_cast<int>(run_.units.size()), run_.device_units, run_.streamed_units)),
+      program_(make_device_program(run_, streamed_)),
+      bandwidth_(run_.host_memory, {run_.host_adamw, run_.link_to_host, run_.link_to_device}),
+      fetched_(pieces_.size(), true),
+      on_the_way_(pieces_.size(), 0) {
+  SO_CHECK(run_.link_to_host > 0 && run_.link_to_device > 0 && run_.host_memory > 0 && run_.host_adamw > 0 &&
+               run_.micro_batches > 0 && run_.bucket_elements > 0 &&
+               run_.device_units <= static_cast<int>(run_.units.size()),
+           "no machine to simulate");
+  held_.fill(-1);
+}
+
+SimulatedStep StepPlay::step() {
+  begin_step();
+  for (;;) {
+    while (start_what_can()) {
+    }
+    if (next_op_ == program_.ops.size() && !device_.busy) break;
+    advance();
+  }
+  schedule_.decide(true, run_.verdicts == Verdicts::stand);
+  backward_seconds_ = phase_;
+  step_.seconds = now_;
+  step_.update_seconds = pace_.update_seconds();
+  for (Lane* lane : lanes()) lane->began -= now_;
+  for (Ready& ready : sends_) ready.since -= now_;
+  now_ = 0;
+  return step_;
+}
+
+SimulatedTimeline StepPlay::timeline() {
+  SimulatedTimeline timeline;
+  spans_ = &timeline.spans;
+  timeline.seconds = step().seconds;
+  // What is under way then.
+  now_ = timeline.seconds;
+  for (Lane* lane : lanes())
+    if (lane->busy) note(lane->span, std::max(0.0, lane->began + now_));
+  now_ = 0;
+  spans_ = nullptr;
+  return timeline;
+}
+
+void StepPlay::begin_step() {
+  step_ = {};
+  next_op_ = 0;
+  uses_done_ = uses_there_ = 0;
+  stream_ready_ = forever;
+  asked_ = first_gradient_ = false;
+  phase_ = 0;
+  pace_.restart();
+  // The engine's own thread is ahead of the device by as much as it need not wait.
+  if (run_.micro_batches == 1) ask();
+}
+
+bool StepPlay::start_what_can() {
+  const bool device = start_device();
+  const bool host = start_host();
+  const bool to_host = start_to_host();
+  const bool to_device = start_to_device();
+  return device || host || to_host || to_device;
+}
+
+void StepPlay::advance() {
+  const std::array<Lane*, bandwidth_users> all = lanes();
+  std::size_t active = 0;
+  for (std::size_t i = 0; i < bandwidth_users; ++i) active |= (all[i]->busy ? std::size_t{1} : 0) << i;
+  const BandwidthRates& rates = bandwidth_.rates(active);
+  double until = device_.busy ? device_ends_ : forever;
+  std::size_t next = bandwidth_users;
+  for (std::size_t i = 0; i < bandwidth_users; ++i)
+    if (const double end = all[i]->busy ? now_ + all[i]->left / rates[i] : forever; end < until) {
+      until = end;
+      next = i;
+    }
+  SO_CHECK(until < forever, "a simulated step that never ends");
+  const double seconds = until - now_;
+  if (!device_.busy) {
+    step_.waits[static_cast<std::size_t>(waits_for_)] += seconds;
+    if (waits_for_ == WaitReason::stream) micro_waited_ += seconds;
+  }
+  // What streaming takes is the pass's own time: it passes whatever the host does.
+  if (device_.busy || waits_for_ == WaitReason::stream) phase_ += seconds;
+  now_ = until;
+  if (host_.busy) step_.host_seconds += seconds;
+  for (std::size_t i = 0; i < bandwidth_users; ++i)
+    if (all[i]->busy) all[i]->left -= rates[i] * seconds;
+  // Beside that which is next, what differs from it by rounding only.
+  const auto done = [&](std::size_t i) { return all[i]->busy && (i == next || all[i]->left <= 1e-9 * all[i]->all); };
+  if (done(0)) finish_host();
+  if (done(1)) finish_to_host();
+  if (done(2)) finish_to_device();
+  if (device_.busy && device_ends_ <= now_) finish_device();
+}
+
+void StepPlay::note(SimulatedSpan span, double began) {
+  if (!spans_) return;
+  span.begin = std::max(0.0, began);
+  span.end = now_;
+  spans_->push_back(span);
+}
+
+bool StepPlay::has_final_weights(int unit) const {
+  return pieces_.all_of(unit, [&](int i) { return schedule_.has_final_weights(pieces_[i]); });
+}
+
+}  // namespace so

@@ -1,0 +1,139 @@
+// Plays steps of a simulated run one after the other: four lanes, and a clock that goes from one lane's end to the next
+// (plan/simulate/simulator.h says what is modelled). A file has the work of each lane.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "offload/schedule/host_schedule.h"
+#include "offload/schedule/step_time.h"
+#include "offload/schedule/update_policy.h"
+#include "plan/simulate/device_program.h"
+#include "plan/simulate/host_bandwidth.h"
+#include "plan/simulate/host_pieces.h"
+#include "plan/simulate/simulator.h"
+
+namespace so {
+
+class StepPlay {
+ public:
+  StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy);  // as Simulator's
+
+  SimulatedStep step();
+  SimulatedTimeline timeline();
+
+  bool choice_is_new() const { return choice_is_new_; }  // in the last step
+  const HostCounters& counters() const { return schedule_.counters(); }
+  std::size_t pieces() const { return pieces_.size(); }
+
+ private:
+  static std::size_t at(int index) { return static_cast<std::size_t>(index); }
+  static constexpr double forever = std::numeric_limits<double>::infinity();
+
+  // So many of them, wherever they are.
+  class CountedPlaces final : public StatePlaces {
+   public:
+    explicit CountedPlaces(std::int64_t count) : spare_(count) {}
+    bool has_spare() const override { return spare_ > 0; }
+    int take_spare() override {
+      --spare_;
+      return 0;
+    }
+    void give_back(int) override { ++spare_; }
+    void adopt(int, const Bucket&) override { ++spare_; }
+
+   private:
+    std::int64_t spare_;
+  };
+
+  struct Lane {
+    bool busy = false;
+    double all = 0, left = 0;  // bytes
+    double began = 0;          // below 0: in the step before
+    int item = -1;             // piece or unit
+    SimulatedSpan span;        // what it is
+  };
+  std::array<Lane*, bandwidth_users> lanes() { return {&host_, &to_host_, &to_device_}; }
+
+  // ---- Time (step_play.cpp) ----
+  void begin_step();
+  // Tries each lane once, in this order; whether any of them took up work.
+  bool start_what_can();
+  // To the next moment at which something is done.
+  void advance();
+  void note(SimulatedSpan span, double began);  // until now
+  bool has_final_weights(int unit) const;
+
+  // ---- The device (play_device.cpp) ----
+  // Whether the device can go on; if not, `waits_for_` says for whom it waits.
+  bool may_start(const DeviceOp& op);
+  int slot_of(int unit) const;
+  bool start_device();
+  void end_wait(WaitReason reason);
+  void finish_device();
+
+  // ---- The host: the policy's choice, and AdamW (play_host.cpp) ----
+  std::int64_t count_places() const;
+  void ask();
+  double bytes_of(HostTask task) const;  // of the host's memory, an element
+  bool start_host();
+  void finish_host();
+
+  // ---- The link (play_link.cpp) ----
+  double weigh(int piece, double bytes) const { return bytes * pieces_.elements(piece); }
+  void fetch(int piece);
+  bool start_to_host();
+  bool start_to_device();
+  void start(Lane& lane, int item, double bytes, SimulatedSpan span);
+  void finish_to_host();
+  void finish_to_device();
+
+  const SimulatedRun run_;
+  const std::unique_ptr<UpdatePolicy> policy_;
+  HostPieces pieces_;
+  const std::int64_t place_count_;
+  CountedPlaces places_;
+  HostSchedule schedule_;
+  const std::vector<bool> streamed_;  // by unit
+  const DeviceProgram program_;       // of a step
+  const HostBandwidth bandwidth_;
+
+  double now_ = 0;  // seconds since the last verdict
+  SimulatedStep step_;
+  std::vector<SimulatedSpan>* spans_ = nullptr;
+
+  Lane device_, host_, to_host_, to_device_;
+  double device_ends_ = 0;
+  std::size_t next_op_ = 0;
+  WaitReason waits_for_ = WaitReason::host;
+  double wait_began_ = -1;
+  double micro_waited_ = 0, micro_streamed_ = 0;  // seconds and bytes, of this micro-batch, by streaming
+  std::array<int, gradient_slots> held_;          // by slot: the unit that had it last, -1: none
+
+  HostTask task_ = HostTask::none;
+  std::deque<int> in_hand_;
+  std::vector<bool> fetched_;    // by piece: its gradient is where the host can read it
+  std::vector<int> on_the_way_;  // by piece: copies of weights
+  std::deque<int> fetches_;
+  struct Ready {
+    int piece = -1;
+    double since = 0;
+  };
+  std::deque<Ready> sends_;
+  int uses_done_ = 0, uses_there_ = 0;
+  bool streaming_ = false;
+  double stream_ready_ = forever;
+
+  // What the engine would measure.
+  HostPace pace_;
+  double forward_seconds_ = 0, backward_seconds_ = 0, phase_ = 0;
+  bool first_gradient_ = false, asked_ = false, was_asked_ = false, choice_is_new_ = false;
+  UpdateChoice choice_;
+  std::array<double, 4> asked_with_{};
+};
+
+}  // namespace so
