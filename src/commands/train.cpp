@@ -48,41 +48,185 @@ void complete(TrainOptions& options, OptionOrigins& origins, int ranks) {
          origins.of("pin_memory").where);
 }
 
-// Whether the directory holds the model of a run that has done all its steps, with nothing left to write.
-bool is_finished(const std::filesystem::path& output, std::int64_t step, std::int64_t total_steps) {
-  return step >= total_steps && has_metrics_line(output, step, "summary") && has_weight_files(output);
-}
-
-int run(const TrainOptions& given, const OptionOrigins& origins) {
-  TrainOptions options = given;
-  if (!options.dry_run) begin_run_log();
-  if (options.dry_run && !options.quiet) set_log_level(LogLevel::detail);  // the details are what it is for
+// Sets what the model decides where it was not asked for.
+TrainOptions resolve_by_model(TrainOptions options, const OptionOrigins& origins, const DecoderSpec& spec) {
+  const std::int64_t given = options.max_length;
+  options.max_length = resolve_max_length(given, origins.given("max_length"), spec, options.model);
+  if (options.max_length != given) log_info("max_length is {}, the model's limit", options.max_length);
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
-
-  // Refusals come first, the cheap ones before the dear ones; nothing is written until the run is known to be possible.
-  if (options.trace) require_output_file(*options.trace, "--trace", is_own_trace, false, options.output_dir);
-  const DecoderSpec spec = read_spec(options.model);
-  options.max_length = resolve_max_length(given.max_length, origins.given("max_length"), spec, given.model);
-  if (options.max_length != given.max_length) log_info("max_length is {}, the model's limit", options.max_length);
   const DType compute = compute_dtype(asked_dtype(options.dtype), read_text_file(config_file, 16 << 20), config_file);
   options.dtype = compute == DType::bf16 ? Precision::bf16 : Precision::fp32;
-  Runtime runtime(options.device, resolve_cpu_threads(options, static_cast<int>(usable_cpus().size())));
-  log_info("{}", model_line(options.model, spec, compute, runtime.device()));
-  const RunRequest request = run_request(options, origins, compute);
-  const MemoryCaps caps = memory_caps(backend_of(runtime.device()), options.device_memory, options.host_memory);
-  const DType moments = moments_dtype(options.optimizer_state_dtype);
-  const ParameterLayout layout(make_parameters(spec));
-  const auto ask = [&](const PlanningMachine& machine, std::function<TrainingShape(const PlanKnobs&)> shape) {
+  return options;
+}
+
+// The run that is asked for, as far as its options, config.json and the machine say. Nothing else has been opened.
+struct AskedRun {
+  AskedRun(const TrainOptions& resolved, const OptionOrigins& given, const DecoderSpec& model)
+      : options(resolved),
+        origins(given),
+        spec(model),
+        compute(asked_dtype(options.dtype).value()),
+        moments(moments_dtype(options.optimizer_state_dtype)),
+        runtime(options.device, resolve_cpu_threads(options, static_cast<int>(usable_cpus().size()))),
+        layout(make_parameters(spec)) {
+    log_info("{}", model_line(options.model, spec, compute, runtime.device()));
+    request = run_request(options, origins, compute);
+    caps = memory_caps(backend_of(runtime.device()), options.device_memory, options.host_memory);
+  }
+
+  PlanningMachine machine_now() { return planning_machine(runtime, compute, moments, caps); }
+  PlanQuestion ask(const PlanningMachine& machine, std::function<TrainingShape(const PlanKnobs&)> shape) const {
     PlanQuestion question =
         make_question({spec, layout, machine, WeightOrigin::files, std::move(shape)}, request, train_option_table());
     question.results_fixed = options.resume.has_value();
     return question;
-  };
-  {
-    const PlanningMachine machine = planning_machine(runtime, compute, moments, caps);
-    state_or_refuse(
-        ask(machine, [&](const PlanKnobs& knobs) { return largest_shape(knobs, options.eval_data.has_value()); }));
   }
+
+  const TrainOptions options;
+  const OptionOrigins& origins;
+  const DecoderSpec spec;
+  const DType compute, moments;
+  Runtime runtime;
+  const ParameterLayout layout;
+  RunRequest request;
+  MemoryCaps caps;
+};
+
+// The tokenised records; of the evaluation too, if there is one.
+struct RunData {
+  const TokenDataset* evaluation_data() const { return evaluation ? &*evaluation : nullptr; }
+
+  TokenDataset training;
+  std::optional<TokenDataset> evaluation;
+};
+
+RunData open_data(AskedRun& run, const ModelEncoder& encoder) {
+  const TrainOptions& options = run.options;
+  // Where the cache is if it can be nowhere else: never in the output directory, which holds what people publish.
+  TemporaryCache temporary;
+  const std::string cache_dir = options.cache_dir.value_or("");
+  const auto open = [&](const std::string& file, const char* name) {
+    return open_dataset(
+        {file, {options.max_length, options.train_on_prompt}, cache_dir, temporary.if_needed(cache_dir), name}, encoder,
+        run.runtime.host_pool());
+  };
+  RunData data{open(options.data, "data"), {}};
+  if (options.eval_data) data.evaluation.emplace(open(*options.eval_data, "evaluation data"));
+  temporary.remove();  // what was opened is mapped, and nothing is left whatever ends the run
+  return data;
+}
+
+BatchOptions batch_options(const TrainOptions& options) {
+  BatchOptions batches;
+  batches.batch_size = options.batch_size;
+  batches.gradient_accumulation_steps = options.gradient_accumulation_steps;
+  batches.packing = options.packing;
+  batches.max_length = options.max_length;
+  batches.shuffle = options.shuffle;
+  batches.seed = static_cast<std::uint64_t>(options.seed);
+  return batches;
+}
+
+// All must outlive the review. None of a plan without an estimate.
+std::optional<PlanReview> make_review(const AskedRun& run, const TrainingPlan& plan, const PlanningMachine& machine,
+                                      const DataShape& shape) {
+  std::optional<PlanReview> review;
+  if (!plan.estimate) return review;
+  review.emplace(plan, run.layout,
+                 [&, held = resident_bytes()](const MachineRates& rates, const PlanReview::Wanted& wanted) {
+                   PlanningMachine same = machine;
+                   same.rates = [rates] { return rates; };
+                   same.held = held;
+                   PlanQuestion other = run.ask(same, [&](const PlanKnobs& knobs) { return shape.of(knobs); });
+                   other.asked.offload_ratio = wanted.ratio;
+                   other.asked.streamed_layers = wanted.streamed_layers;
+                   return other.plan(other.asked);
+                 });
+  return review;
+}
+
+// Where the run goes on; a run from the beginning has neither.
+struct ResumePoint {
+  std::int64_t step() const { return state ? state->step : 0; }
+  const TrainerState* state_or_null() const { return state ? &*state : nullptr; }
+  std::string state_file() const { return checkpoint ? (checkpoint->path / trainer_state_file).string() : ""; }
+
+  std::optional<Checkpoint> checkpoint;
+  std::optional<TrainerState> state;
+};
+
+ResumePoint read_resume_point(const OutputDirectory& output, std::uint64_t data_key) {
+  ResumePoint from{output.checkpoint(), {}};
+  if (!from.checkpoint) return from;
+  const ResumeCheck check(from.checkpoint->path);
+  check.require_whole_state();
+  from.state = read_trainer_state(from.state_file());
+  output.require_same_run(*from.state, data_key);
+  check.require_whole();
+  return from;
+}
+
+// Whether the directory holds the model of a run that has done all its steps, with nothing left to write.
+bool is_finished(const std::filesystem::path& output, const ResumePoint& from, std::int64_t total_steps) {
+  return from.state && from.step() >= total_steps && has_metrics_line(output, from.step(), "summary") &&
+         has_weight_files(output);
+}
+
+void require_steps_to_trace(const TrainOptions& options, std::int64_t steps) {
+  if (options.trace && steps < Trainer::steps_before_trace + 1)
+    fail("--trace begins with the third step, and this run has {}; raise --max_steps", steps);
+}
+
+// What the run will do and take, a line a subject.
+void log_plan(AskedRun& run, const TrainingPlan& plan, const PlanningMachine& machine, const DiskPlan& disk,
+              std::int64_t total_steps) {
+  const TrainOptions& options = run.options;
+  log_info("{}", plan_line(options, plan, run.layout, total_steps));
+  log_info("{}", memory_line(plan, machine));
+  log_info("{}", output_line(options));
+  if (!options.bench_steps) log_info("{}", disk.line(free_space(options.output_dir)));
+  log_detail("{}", settings_log(train_option_table().view(options), run.origins));
+  log_detail("memory plan:\n{}  in all {}", plan.memory.table(),
+             format_bytes(plan.memory.host_total(backend_of(run.runtime.device()))));
+}
+
+int end_dry_run(const TrainOptions& options, const ResumePoint& from, const RunLength& length) {
+  if (length.extended_from) log_info("{}", length.extension_text(options.lr_scheduler));
+  if (from.checkpoint) log_info("would go on from {} at step {}", from.checkpoint->path.string(), from.step());
+  log_info("dry run: it fits; nothing was trained");
+  return exit_ok;
+}
+
+void begin(Trainer& trainer, const TrainOptions& options, const ResumePoint& from, const RunLength& length) {
+  if (!from.checkpoint) return trainer.start();
+  trainer.resume(from.checkpoint->path, *from.state);
+  log_info("resumed from {} at step {}", from.checkpoint->path.string(), from.step());
+  if (length.extended_from) log_info("{}", length.extension_text(options.lr_scheduler));
+}
+
+// Logs what came of the run, and returns the program's exit code.
+int end(Trainer& trainer, Trainer::Outcome outcome, const std::vector<PlannedFigure>& figures,
+        const std::string& trained_model) {
+  trainer.record_summary(figures);
+  log_info("{}", figures_line(figures));
+  if (outcome == Trainer::Outcome::finished) log_info("{}", trained_model);
+  if (!trainer.how_to_resume().empty()) log_info("{}", trainer.how_to_resume());
+  if (outcome == Trainer::Outcome::diverged) return exit_failure;
+  if (outcome == Trainer::Outcome::interrupted) return exit_interrupted;
+  return trainer.incomplete() ? exit_failure : exit_ok;
+}
+
+// Refusals come first, the cheap ones before the dear ones; nothing is written until the run is known to be possible.
+int run(const TrainOptions& given, const OptionOrigins& origins) {
+  if (!given.dry_run) begin_run_log();
+  if (given.dry_run && !given.quiet) set_log_level(LogLevel::detail);  // the details are what it is for
+  if (given.trace) require_output_file(*given.trace, "--trace", is_own_trace, false, given.output_dir);
+  const DecoderSpec spec = read_spec(given.model);
+  AskedRun asked(resolve_by_model(given, origins, spec), origins, spec);
+  const TrainOptions& options = asked.options;
+  state_or_refuse(asked.ask(asked.machine_now(), [&](const PlanKnobs& knobs) {
+    return largest_shape(knobs, options.eval_data.has_value());
+  }));
   OutputDirectory output(options, origins);
   std::optional<ModelFiles> model;
   if (!options.dry_run || has_weight_files(options.model))
@@ -90,119 +234,50 @@ int run(const TrainOptions& given, const OptionOrigins& origins) {
   else
     log_info("{} has no weights: planning by its config.json", options.model);
   const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
+  const RunData data = open_data(asked, encoder);
+  BatchIterator batches(data.training, batch_options(options));
 
-  // Where the cache is if it can be nowhere else: never in the output directory, which holds what people publish.
-  TemporaryCache temporary;
-  const std::string cache_dir = options.cache_dir.value_or("");
-  const auto open = [&](const std::string& file, const char* name) {
-    return open_dataset(
-        {file, {options.max_length, options.train_on_prompt}, cache_dir, temporary.if_needed(cache_dir), name}, encoder,
-        runtime.host_pool());
-  };
-  const TokenDataset data = open(options.data, "data");
-  std::optional<TokenDataset> evaluation;
-  if (options.eval_data) evaluation.emplace(open(*options.eval_data, "evaluation data"));
-  temporary.remove();  // what was opened is mapped, and nothing is left whatever ends the run
-
-  BatchOptions batch_options;
-  batch_options.batch_size = options.batch_size;
-  batch_options.gradient_accumulation_steps = options.gradient_accumulation_steps;
-  batch_options.packing = options.packing;
-  batch_options.max_length = options.max_length;
-  batch_options.shuffle = options.shuffle;
-  batch_options.seed = static_cast<std::uint64_t>(options.seed);
-  BatchIterator batches(data, batch_options);
-
-  Device& device = runtime.device();
+  Device& device = asked.runtime.device();
   MemoryMeter memory(device);
-  const DataShape shape(data, evaluation ? &*evaluation : nullptr, batch_options, options.max_steps,
+  const DataShape shape(data.training, data.evaluation_data(), batch_options(options), options.max_steps,
                         options.num_train_epochs);
-  PlanningMachine machine = planning_machine(runtime, compute, moments, caps);
-  use_cached_rates(machine, runtime, compute, moments,
+  PlanningMachine machine = asked.machine_now();
+  use_cached_rates(machine, asked.runtime, asked.compute, asked.moments,
                    {.fresh = options.profile == ProfileUse::fresh, .keep = !options.dry_run});
-  const auto shape_of = [&](const PlanKnobs& knobs) { return shape.of(knobs); };
-  const TrainingPlan plan = plan_or_refuse(ask(machine, shape_of));
+  const TrainingPlan plan = plan_or_refuse(asked.ask(machine, [&](const PlanKnobs& knobs) { return shape.of(knobs); }));
   memory.forget_peaks();
-  std::optional<PlanReview> review;
-  if (plan.estimate)
-    review.emplace(plan, layout,
-                   [&, held = resident_bytes()](const MachineRates& rates, const PlanReview::Wanted& wanted) {
-                     PlanningMachine same = machine;
-                     same.rates = [rates] { return rates; };
-                     same.held = held;
-                     PlanQuestion other = ask(same, shape_of);
-                     other.asked.offload_ratio = wanted.ratio;
-                     other.asked.streamed_layers = wanted.streamed_layers;
-                     return other.plan(other.asked);
-                   });
+  std::optional<PlanReview> review = make_review(asked, plan, machine, shape);
   plan.log_reasons();
 
-  const std::optional<Checkpoint> checkpoint = output.checkpoint();
-  std::optional<TrainerState> state;
-  if (checkpoint) {
-    const ResumeCheck check(checkpoint->path);
-    check.require_whole_state();
-    state = read_trainer_state(checkpoint->path / trainer_state_file);
-    output.require_same_run(*state, data.key());
-    check.require_whole();
-  }
-  const RunLength length = run_length(options, batches, state ? &*state : nullptr,
-                                      checkpoint ? (checkpoint->path / trainer_state_file).string() : std::string());
-  const std::int64_t total_steps = length.steps;
-  if (state && is_finished(options.output_dir, state->step, total_steps)) {
+  const ResumePoint from = read_resume_point(output, data.training.key());
+  const RunLength length = run_length(options, batches, from.state_or_null(), from.state_file());
+  if (is_finished(options.output_dir, from, length.steps)) {
     log_info("{} holds the finished run: {} of {} steps; raise --max_steps or --num_train_epochs to train on",
-             options.output_dir, state->step, total_steps);
+             options.output_dir, from.step(), length.steps);
     return exit_ok;
   }
-  if (options.trace) {
-    const std::int64_t steps = total_steps - (state ? state->step : 0), needed = Trainer::steps_before_trace + 1;
-    if (steps < needed) fail("--trace begins with the third step, and this run has {}; raise --max_steps", steps);
-  }
-  const std::uint64_t export_bytes = model ? exported_bytes(*model, compute) : exported_bytes(layout, compute);
-  const DiskPlan disk = disk_plan(options, saved_bytes(export_bytes, parameter_count(spec), compute, options.model),
-                                  state ? state->step : 0, total_steps);
+  require_steps_to_trace(options, length.steps - from.step());
+  const std::uint64_t export_bytes =
+      model ? exported_bytes(*model, asked.compute) : exported_bytes(asked.layout, asked.compute);
+  const DiskPlan disk =
+      disk_plan(options, saved_bytes(export_bytes, parameter_count(spec), asked.compute, options.model), from.step(),
+                length.steps);
   if (!options.bench_steps) disk.require(options.output_dir);
   if (options.dry_run)
     output.require_usable(export_bytes);
   else
     output.prepare(export_bytes);
   if (!options.dry_run) open_run_log(std::filesystem::path(options.output_dir) / run_log_file);
-
-  log_info("{}", plan_line(options, plan, layout, total_steps));
-  log_info("{}", memory_line(plan, machine));
-  log_info("{}", output_line(options));
-  if (!options.bench_steps) log_info("{}", disk.line(free_space(options.output_dir)));
-  log_detail("{}", settings_log(train_option_table().view(options), origins));
-  log_detail("memory plan:\n{}  in all {}", plan.memory.table(),
-             format_bytes(plan.memory.host_total(backend_of(device))));
-
-  if (options.dry_run) {
-    if (length.extended_from) log_info("{}", length.extension_text(options.lr_scheduler));
-    if (checkpoint) log_info("would go on from {} at step {}", checkpoint->path.string(), state->step);
-    log_info("dry run: it fits; nothing was trained");
-    return exit_ok;
-  }
+  log_plan(asked, plan, machine, disk, length.steps);
+  if (options.dry_run) return end_dry_run(options, from, length);
 
   device.limit_memory(plan.limits);
-  Trainer trainer({options, to_json(train_option_table().view(options)), runtime, *model, plan, data,
-                   evaluation ? &*evaluation : nullptr, batches, length, output, review ? &*review : nullptr});
-  if (checkpoint) {
-    trainer.resume(checkpoint->path, *state);
-    log_info("resumed from {} at step {}", checkpoint->path.string(), state->step);
-    if (length.extended_from) log_info("{}", length.extension_text(options.lr_scheduler));
-  } else {
-    trainer.start();
-  }
+  Trainer trainer({options, to_json(train_option_table().view(options)), asked.runtime, *model, plan, data.training,
+                   data.evaluation_data(), batches, length, output, review ? &*review : nullptr});
+  begin(trainer, options, from, length);
   const Trainer::Outcome outcome = trainer.run();
-  const std::vector<PlannedFigure> figures = compare_with_plan(plan, device, memory, trainer.seconds());
-  trainer.record_summary(figures);
-  log_info("{}", figures_line(figures));
-  if (outcome == Trainer::Outcome::finished)
-    log_info("{}", trained_model_line(options.output_dir, export_bytes, compute));
-  if (!trainer.how_to_resume().empty()) log_info("{}", trainer.how_to_resume());
-  if (outcome == Trainer::Outcome::diverged) return exit_failure;
-  if (outcome == Trainer::Outcome::interrupted) return exit_interrupted;
-  return trainer.incomplete() ? exit_failure : exit_ok;
+  return end(trainer, outcome, compare_with_plan(plan, device, memory, trainer.seconds()),
+             trained_model_line(options.output_dir, export_bytes, asked.compute));
 }
 
 const RegisteredCommand registered([] {
