@@ -99,6 +99,7 @@ struct Budget {
     return fmt::format("{} of {} ({:.0f}%)", format_bytes(planned), format_bytes(available),
                        100 * static_cast<double>(planned) / static_cast<double>(available));
   }
+  nlohmann::ordered_json to_json() const { return {{"planned_bytes", planned}, {"available_bytes", available}}; }
 };
 
 // A step once steps repeat.
@@ -107,6 +108,24 @@ SimulatedTimeline timeline_of(const SimulatedRun& run) {
   simulator.settle();
   return simulator.timeline();
 }
+
+// The plan, and what follows from it.
+struct PlannedStep {
+  double tokens_per_second() const { return tokens / plan.estimate->seconds(); }
+  double model_tflops() const { return flops / plan.estimate->seconds() / 1e12; }
+  double reference_tflops() const { return reference / plan.estimate->seconds() / 1e12; }
+
+  const PlanOptions& options;
+  const ModelConfig& config;
+  const DecoderSpec& spec;
+  const HardwareProfile& hardware;
+  TrainingPlan plan;
+  SimulatedTimeline timeline;
+  double tokens = 0, flops = 0, reference = 0;  // of a step; FLOPs of the model, and by the reference count
+  double host_share = 0;
+  Budget device, host;
+  SavedBytes disk;
+};
 
 nlohmann::ordered_json to_json(const std::vector<Alternative>& all) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
@@ -124,6 +143,83 @@ nlohmann::ordered_json to_json(const std::vector<Alternative>& all) {
   return list;
 }
 
+nlohmann::ordered_json to_json(const MemoryPlan& memory) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const MemoryPlan::Entry& entry : memory.entries)
+    list.push_back({{"kind", name_of(entry.kind)},
+                    {"name", entry.name},
+                    {"bytes", entry.bytes},
+                    {"always", entry.phases == every_phase}});
+  return list;
+}
+
+nlohmann::ordered_json to_json(const PlannedStep& step) {
+  const TrainingPlan& plan = step.plan;
+  nlohmann::ordered_json waits, alternatives = nlohmann::ordered_json::object();
+  for (std::size_t i = 0; i < wait_reasons; ++i)
+    waits[std::string(name_of(static_cast<WaitReason>(i)))] = plan.estimate->waits[i];
+  for (const auto& [choice, all] : plan.alternatives) alternatives[std::string(name_of(choice))] = to_json(all);
+  return {{"model", step.config.origin},
+          {"parameters", parameter_count(step.spec)},
+          {"hardware", {{"name", step.hardware.name}, {"source", step.hardware.source}}},
+          {"batch_size", step.options.batch_size},
+          {"max_length", step.options.max_length},
+          {"gradient_accumulation_steps", step.options.gradient_accumulation_steps},
+          {"dtype", name_of(plan.decoder.compute)},
+          {"optimizer_state_dtype", name_of(plan.engine.moments)},
+          {"host_share", step.host_share},
+          {"device_units", plan.engine.device_units},
+          {"undo_buckets", plan.engine.undo_buckets},
+          {"bucket_bytes", plan.engine.bucket_elements * static_cast<std::int64_t>(sizeof(float))},
+          {"cast_side", plan.engine.cast == CastSide::device ? "device" : "host"},
+          {"transient_weights", plan.engine.device_weights == ResidencyKind::from_masters},
+          {"transient_gradients", plan.engine.transient_gradients},
+          {"streamed_units", plan.engine.streamed_units},
+          {"keep", describe(plan.decoder.keep)},
+          {"memory", to_json(plan.memory)},
+          {"disk", {{"model_bytes", step.disk.model}, {"checkpoint_bytes", step.disk.checkpoint}}},
+          {"device_memory", step.device.to_json()},
+          {"host_memory", step.host.to_json()},
+          {"expected",
+           {{"step_seconds", plan.estimate->seconds()},
+            {"waiting_seconds", plan.estimate->exposed},
+            {"waiting_by_reason", waits},
+            {"tokens_per_s", step.tokens_per_second()},
+            {"model_tflops", step.model_tflops()},
+            {"reference_tflops", step.reference_tflops()}}},
+          {"reasons", plan.reasons},
+          {"alternatives", alternatives}};
+}
+
+void print(const PlannedStep& step) {
+  const PlanOptions& options = step.options;
+  const TrainingPlan& plan = step.plan;
+  fmt::print("model           {}: {}, {:.4g} billion parameters, {}\n", step.config.origin, step.spec.architecture,
+             static_cast<double>(parameter_count(step.spec)) / 1e9, name_of(plan.decoder.compute));
+  fmt::print("hardware        {}: {}\n", step.hardware.name, step.hardware.source);
+  fmt::print("step            {} x {} rows of at most {} tokens\n", options.gradient_accumulation_steps,
+             options.batch_size, options.max_length);
+  fmt::print("memory\n{}", plan.memory.table());
+  fmt::print("device memory   {}\nhost memory     {}\n", step.device.text(), step.host.text());
+  fmt::print("disk            final model {}, a checkpoint {}\n", format_bytes(step.disk.model),
+             format_bytes(step.disk.checkpoint));
+  for (const std::string& reason : plan.reasons) fmt::print("{}\n", reason);
+  for (const auto& [choice, all] : plan.alternatives) fmt::print("{}\n{}", name_of(choice), alternatives_table(all));
+  fmt::print("timeline\n{}", sketch(step.timeline));
+  fmt::print("throughput      {:.0f} tokens/s, {:.4g} model TFLOP/s, {:.4g} TFLOP/s by the reference count\n",
+             step.tokens_per_second(), step.model_tflops(), step.reference_tflops());
+}
+
+// With what --explain asks for; a program that reads the JSON gets it all.
+RunRequest explained_request(const PlanOptions& options, const OptionOrigins& origins, DType compute) {
+  RunRequest request = run_request(options, origins, compute);
+  if (options.explain != PlanChoice::none)
+    request.explain = {options.explain};
+  else if (options.json)
+    request.explain.assign(plan_choices().begin(), plan_choices().end());
+  return request;
+}
+
 int run(const PlanOptions& options, const OptionOrigins& origins) {
   const ModelConfig config = resolve_config(options.model);
   const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
@@ -137,92 +233,30 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   ThreadPool pool("planned", std::vector<int>(static_cast<std::size_t>(hardware.host_threads), 0), false);
   const MemoryCaps caps = memory_caps(cuda_backend(), options.device_memory, options.host_memory);
   const PlanningMachine machine = machine_of(hardware, pool, caps);
-  RunRequest request = run_request(options, origins, compute);
-  if (options.explain != PlanChoice::none)
-    request.explain = {options.explain};
-  else if (options.json)
-    request.explain.assign(plan_choices().begin(), plan_choices().end());
-  const TrainingShape shape = row_shape({request, {}});
-  PlanQuestion question =
-      make_question({spec, layout, machine, WeightOrigin::files, row_shape}, request, *find_command("plan")->rows);
+  PlanQuestion question = make_question({spec, layout, machine, WeightOrigin::files, row_shape},
+                                        explained_request(options, origins, compute), *find_command("plan")->rows);
   // The machine need not be there, so it may be asked for any other.
   question.askable = {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max()};
   state_or_refuse(question);
-  const TrainingPlan plan = plan_or_refuse(question);
-  SO_CHECK(plan.estimate && plan.run, "a plan for a GPU without an estimate");
-  const SimulatedTimeline timeline = timeline_of(*plan.run);
-  if (options.trace) write_trace_file(*options.trace, to_trace(timeline));
 
-  const double seconds = plan.estimate->seconds(),
-               flops = model_flops(spec, row_offsets(options.batch_size, options.max_length)) *
-                       options.gradient_accumulation_steps;
-  const double reference =
-      reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder.keep)) *
-      options.gradient_accumulation_steps;
-  const double tokens = static_cast<double>(shape.micro_batch_tokens * shape.micro_batches);
-  const double share = host_share(layout, plan.engine.device_units);
-  const Budget device{plan.memory.total(MemoryKind::device), *machine.device_memory},
-      host{plan.memory.host_total(cuda_backend()), caps.host.value_or(hardware.host_memory)};
-  const SavedBytes disk = saved_bytes(exported_bytes(layout, compute), parameter_count(spec), compute, "");
-  if (options.json) {
-    nlohmann::ordered_json memory = nlohmann::ordered_json::array();
-    for (const MemoryPlan::Entry& entry : plan.memory.entries)
-      memory.push_back({{"kind", name_of(entry.kind)},
-                        {"name", entry.name},
-                        {"bytes", entry.bytes},
-                        {"always", entry.phases == every_phase}});
-    nlohmann::ordered_json waits, alternatives = nlohmann::ordered_json::object();
-    for (std::size_t i = 0; i < wait_reasons; ++i)
-      waits[std::string(name_of(static_cast<WaitReason>(i)))] = plan.estimate->waits[i];
-    for (const auto& [choice, all] : plan.alternatives) alternatives[std::string(name_of(choice))] = to_json(all);
-    const nlohmann::ordered_json result{
-        {"model", config.origin},
-        {"parameters", parameter_count(spec)},
-        {"hardware", {{"name", hardware.name}, {"source", hardware.source}}},
-        {"batch_size", options.batch_size},
-        {"max_length", options.max_length},
-        {"gradient_accumulation_steps", options.gradient_accumulation_steps},
-        {"dtype", name_of(compute)},
-        {"optimizer_state_dtype", name_of(plan.engine.moments)},
-        {"host_share", share},
-        {"device_units", plan.engine.device_units},
-        {"undo_buckets", plan.engine.undo_buckets},
-        {"bucket_bytes", plan.engine.bucket_elements * static_cast<std::int64_t>(sizeof(float))},
-        {"cast_side", plan.engine.cast == CastSide::device ? "device" : "host"},
-        {"transient_weights", plan.engine.device_weights == ResidencyKind::from_masters},
-        {"transient_gradients", plan.engine.transient_gradients},
-        {"streamed_units", plan.engine.streamed_units},
-        {"keep", describe(plan.decoder.keep)},
-        {"memory", memory},
-        {"disk", {{"model_bytes", disk.model}, {"checkpoint_bytes", disk.checkpoint}}},
-        {"device_memory", {{"planned_bytes", device.planned}, {"available_bytes", device.available}}},
-        {"host_memory", {{"planned_bytes", host.planned}, {"available_bytes", host.available}}},
-        {"expected",
-         {{"step_seconds", seconds},
-          {"waiting_seconds", plan.estimate->exposed},
-          {"waiting_by_reason", waits},
-          {"tokens_per_s", tokens / seconds},
-          {"model_tflops", flops / seconds / 1e12},
-          {"reference_tflops", reference / seconds / 1e12}}},
-        {"reasons", plan.reasons},
-        {"alternatives", alternatives}};
-    fmt::print("{}\n", result.dump());
-    return exit_ok;
-  }
-  fmt::print("model           {}: {}, {:.4g} billion parameters, {}\n", config.origin, spec.architecture,
-             static_cast<double>(parameter_count(spec)) / 1e9, name_of(compute));
-  fmt::print("hardware        {}: {}\n", hardware.name, hardware.source);
-  fmt::print("step            {} x {} rows of at most {} tokens\n", options.gradient_accumulation_steps,
-             options.batch_size, options.max_length);
-  fmt::print("memory\n{}", plan.memory.table());
-  fmt::print("device memory   {}\nhost memory     {}\n", device.text(), host.text());
-  fmt::print("disk            final model {}, a checkpoint {}\n", format_bytes(disk.model),
-             format_bytes(disk.checkpoint));
-  for (const std::string& reason : plan.reasons) fmt::print("{}\n", reason);
-  for (const auto& [choice, all] : plan.alternatives) fmt::print("{}\n{}", name_of(choice), alternatives_table(all));
-  fmt::print("timeline\n{}", sketch(timeline));
-  fmt::print("throughput      {:.0f} tokens/s, {:.4g} model TFLOP/s, {:.4g} TFLOP/s by the reference count\n",
-             tokens / seconds, flops / seconds / 1e12, reference / seconds / 1e12);
+  PlannedStep step{options, config, spec, hardware, plan_or_refuse(question)};
+  const TrainingPlan& plan = step.plan;
+  SO_CHECK(plan.estimate && plan.run, "a plan for a GPU without an estimate");
+  step.timeline = timeline_of(*plan.run);
+  if (options.trace) write_trace_file(*options.trace, to_trace(step.timeline));
+  const auto micro_batches = static_cast<double>(options.gradient_accumulation_steps);
+  step.tokens = static_cast<double>(plan.shape.micro_batch_tokens * plan.shape.micro_batches);
+  step.flops = model_flops(spec, row_offsets(options.batch_size, options.max_length)) * micro_batches;
+  step.reference =
+      reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder.keep)) * micro_batches;
+  step.host_share = host_share(layout, plan.engine.device_units);
+  step.device = {plan.memory.total(MemoryKind::device), *machine.device_memory};
+  step.host = {plan.memory.host_total(cuda_backend()), caps.host.value_or(hardware.host_memory)};
+  step.disk = saved_bytes(exported_bytes(layout, compute), parameter_count(spec), compute, "");
+  if (options.json)
+    fmt::print("{}\n", to_json(step).dump());
+  else
+    print(step);
   return exit_ok;
 }
 

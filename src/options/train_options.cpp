@@ -9,10 +9,9 @@ namespace {
 
 using namespace default_from;
 
-OptionTable<TrainOptions> make_table() {
-  using O = TrainOptions;
-  OptionTable<O> t;
+using O = TrainOptions;
 
+void add_model_and_data(OptionTable<O>& t) {
   t.group("Model and data");
   t.add("model", &O::model, "Hugging Face model directory to start from: config.json, tokenizer, safetensors")
       .metavar("DIR")
@@ -45,7 +44,9 @@ OptionTable<TrainOptions> make_table() {
       .affects_results();
   t.add("shuffle", &O::shuffle, "New random order of the records every epoch").default_from(script).affects_results();
   t.take(record_rows());
+}
 
+void add_length(OptionTable<O>& t) {
   t.group("Length of the run");
   t.add("num_train_epochs", &O::num_train_epochs, "Passes over the data")
       .at_least(1)
@@ -66,10 +67,9 @@ OptionTable<TrainOptions> make_table() {
       .or_else(std::int64_t{0}, "never stop")
       .default_from(ours);
   t.add("seed", &O::seed, "Seed of the data order").at_least(0).default_from(script).affects_results();
+}
 
-  t.group("Step, memory and offload");
-  t.take(step_rows());
-
+void add_optimizer(OptionTable<O>& t) {
   t.group("Optimizer (AdamW)");
   t.add("lr", &O::lr, "Peak learning rate")
       .at_least(1e-30)
@@ -98,7 +98,9 @@ OptionTable<TrainOptions> make_table() {
       .deepspeed("scheduler.params.warmup_num_steps")
       .affects_results();
   t.take(adam_rows());
+}
 
+void add_saving(OptionTable<O>& t) {
   t.group("Saving and resuming");
   t.add("save_steps", &O::save_steps, "Checkpoint every so many optimizer steps, and at the end")
       .unit("steps")
@@ -117,7 +119,9 @@ OptionTable<TrainOptions> make_table() {
       .when_unset("start from --model")
       .default_from(ours)
       .elsewhere("resume_from_checkpoint");
+}
 
+void add_logging(OptionTable<O>& t) {
   t.group("Logging and evaluation");
   t.add("log_interval", &O::log_interval, "Log every so many optimizer steps")
       .unit("steps")
@@ -142,7 +146,9 @@ OptionTable<TrainOptions> make_table() {
       .metavar("FILE")
       .default_from(ours);
   t.add("trace_steps", &O::trace_steps, "Steps in the trace").unit("steps").at_least(1).at_most(1e6).default_from(ours);
+}
 
+void add_benchmark(OptionTable<O>& t) {
   t.group("Benchmark");
   t.add("bench_steps", &O::bench_steps, "Stop after so many measured optimizer steps and print a summary")
       .unit("steps")
@@ -153,7 +159,9 @@ OptionTable<TrainOptions> make_table() {
       .unit("steps")
       .at_least(0)
       .default_from(script);
+}
 
+void add_machine(OptionTable<O>& t) {
   t.group("Machine");
   t.take(compute_rows());
   t.row("dtype").help =
@@ -181,6 +189,19 @@ OptionTable<TrainOptions> make_table() {
       .file_only()
       .default_from(ours)
       .deepspeed("zero_optimization.offload_optimizer.cpuadam_cores_perc");
+}
+
+OptionTable<O> make_table() {
+  OptionTable<O> t;
+  add_model_and_data(t);
+  add_length(t);
+  t.group("Step, memory and offload");
+  t.take(step_rows());
+  add_optimizer(t);
+  add_saving(t);
+  add_logging(t);
+  add_benchmark(t);
+  add_machine(t);
   t.group("Messages");
   t.take(message_rows());
   return t;
