@@ -20,7 +20,7 @@ so_room(plan/simulate USES device offload/schedule)
 so_room(options USES device optim LIBRARIES nlohmann_json::nlohmann_json)
 so_room(checkpoint USES data device io model offload offload/schedule options LIBRARIES nlohmann_json::nlohmann_json)
 so_room(plan/memory USES device ranks model offload offload/schedule offload/memory options checkpoint plan/machine)
-so_room(plan/placement USES model offload offload/schedule options plan/machine plan/simulate)
+so_room(plan/placement USES model offload/schedule options plan/machine plan/simulate)
 so_room(plan USES data device io model offload offload/schedule offload/memory options checkpoint plan/machine plan/memory
   plan/placement)
 so_room(train USES data device io ops optim ranks model offload offload/schedule options checkpoint plan plan/machine)

@@ -57,7 +57,7 @@ nlohmann::ordered_json to_json(const StepReport& r) {
       {"share_of_gemm_limit", model_rate / gemm_rate},
       {"device_units", r.plan.engine.device_units},
       {"transient_weights", r.plan.engine.device_weights == ResidencyKind::from_masters},
-      {"transient_gradients", r.plan.engine.transient_gradients},
+      {"transient_gradients", r.plan.engine.host_gradients == GradientResidency::moved},
       {"streamed_units", r.plan.engine.streamed_units},
       {"first_loss", m.first_loss},
       {"last_loss", m.last.loss},

@@ -173,7 +173,7 @@ nlohmann::ordered_json to_json(const PlannedStep& step) {
           {"bucket_bytes", plan.engine.bucket_elements * static_cast<std::int64_t>(sizeof(float))},
           {"cast_side", plan.engine.cast == CastSide::device ? "device" : "host"},
           {"transient_weights", plan.engine.device_weights == ResidencyKind::from_masters},
-          {"transient_gradients", plan.engine.transient_gradients},
+          {"transient_gradients", plan.engine.host_gradients == GradientResidency::moved},
           {"streamed_units", plan.engine.streamed_units},
           {"keep", describe(plan.decoder.keep)},
           {"memory", to_json(plan.memory)},

@@ -21,13 +21,14 @@ std::vector<ResidencyKind> residencies_of(const ParameterLayout& layout, const E
 
 // Buckets are cut within units where what a unit has on the device may be another's later.
 bool takes_turns(const EngineSettings& settings) {
-  return settings.device_weights != ResidencyKind::resident || settings.transient_gradients ||
+  return settings.device_weights != ResidencyKind::resident || settings.host_gradients == GradientResidency::moved ||
          settings.streamed_units > 0;
 }
 
 std::vector<int> make_gradient_slots(const ParameterLayout& layout, const EngineSettings& settings) {
   std::vector<int> slots(static_cast<std::size_t>(layout.units()), -1);
-  for (int unit = settings.device_units; unit < layout.units() && settings.transient_gradients; ++unit)
+  for (int unit = settings.device_units; unit < layout.units() && settings.host_gradients == GradientResidency::moved;
+       ++unit)
     if (!layout.stays(unit)) slots[static_cast<std::size_t>(unit)] = unit % gradient_slots;
   return slots;
 }
@@ -72,8 +73,8 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       complete_(device.create_event(Timing::on)),
       decided_(device.create_event(Timing::on)),
       device_optimizer_(device, *ops_, layout, buckets_, device_state_, weights_.on_device(), gradients_, gate_),
-      host_(device, host_pool, layout, buckets_, host_state_, weights_, gradients_, settings.transient_gradients,
-            settings.cast, gate_) {
+      host_(device, host_pool, layout, buckets_, host_state_, weights_, gradients_,
+            settings.host_gradients == GradientResidency::moved, settings.cast, gate_) {
   SO_CHECK(settings.gradients == DType::f32 || settings.gradients == settings.compute, "gradients in {}",
            name_of(settings.gradients));
   held_gradients_.fill(-1);

@@ -47,9 +47,7 @@ struct EngineSettings {
   ResidencyKind device_weights = ResidencyKind::resident;
   // So many host-owned units stream their weights from host memory ahead of each use, which saves device memory.
   int streamed_units = 0;
-  // Device memory for host memory: gradients of host-owned units that do not stay are moved to the host as soon as they
-  // are complete. For steps of one micro-batch.
-  bool transient_gradients = false;
+  GradientResidency host_gradients = GradientResidency::resident;  // moved: device memory for host memory
   CastSide cast = CastSide::host;
   std::int64_t bucket_elements = 0;  // at most; a multiple of ParameterLayout::alignment
   std::int64_t undo_buckets = 0;     // that the host can have new state beside the old for

@@ -24,7 +24,7 @@ bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const
   const bool lock_limited = machine.lockable && !(machine.pins_beyond && machine.pins_beyond(*machine.lockable));
   if (machine.device_memory && !lock_limited) {
     TrainingPlan plan = begin_plan(layout, shape, request);
-    return OwnerChoice({spec, layout, machine, request, origin, training_advice}, plan).any();
+    return TrainingPlacement({spec, layout, machine, request, origin, training_advice}, plan).any();
   }
   try {
     plan_training(spec, layout, machine, shape, request, origin);

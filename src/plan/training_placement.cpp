@@ -31,7 +31,7 @@ const MemoryAdvice training_advice{
     .for_host =
         "use a smaller --batch_size or --max_length, --activation_checkpointing true, or a machine with more memory"};
 
-OwnerChoice::OwnerChoice(const OwnerQuestion& question, TrainingPlan& plan)
+TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, TrainingPlan& plan)
     : q_(question),
       plan_(plan),
       measured_(question.machine.rates()),
@@ -57,7 +57,7 @@ OwnerChoice::OwnerChoice(const OwnerQuestion& question, TrainingPlan& plan)
   inputs_.host_advice = q_.advice.for_host;
 }
 
-void OwnerChoice::set_units() {
+void TrainingPlacement::set_units() {
   const std::vector<std::int32_t> documents = usual_documents(plan_.shape);
   inputs_.units = unit_work(q_.spec, documents, plan_.engine.compute, measured_.efficiencies);
   for (int unit = 0; unit < q_.layout.units(); ++unit) {
@@ -73,7 +73,7 @@ void OwnerChoice::set_units() {
                                           measured_.efficiencies));
 }
 
-void OwnerChoice::set_cast(OffloadInputs& inputs, CastSide side) const {
+void TrainingPlacement::set_cast(PlacementInputs& inputs, CastSide side) const {
   const bool on_device = side == CastSide::device;
   inputs.cast = side;
   inputs.gradient_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan_.engine.gradients));
@@ -82,7 +82,7 @@ void OwnerChoice::set_cast(OffloadInputs& inputs, CastSide side) const {
       (on_device ? measured_.host_adamw_wide : measured_.host_adamw) * measured_.efficiencies.host_adamw;
 }
 
-void OwnerChoice::set_sizes() {
+void TrainingPlacement::set_sizes() {
   inputs_.activation_bytes = [this](std::int64_t keep) { return activation_bytes(keep); };
   inputs_.activation_host_bytes = [this](std::int64_t keep) {
     return kept_host_bytes(q_.spec, plan_.engine.compute, plan_.shape, keep_of(keep));
@@ -92,7 +92,7 @@ void OwnerChoice::set_sizes() {
   loading_floor_ = beyond(memory.total(MemoryKind::device), memory.total(MemoryKind::device, once_loaded));
 }
 
-void OwnerChoice::set_budgets() {
+void TrainingPlacement::set_budgets() {
   inputs_.device_budget = *q_.machine.device_memory;
   inputs_.host_budget = usable_host_budget(q_.machine);
   inputs_.undo_budget = undo_budget(q_.machine);
@@ -104,21 +104,23 @@ void OwnerChoice::set_budgets() {
   inputs_.undo_budget = beyond(inputs_.undo_budget, beyond(one - none, inputs_.undo_place_bytes));
 }
 
-void OwnerChoice::set_residencies() {
+void TrainingPlacement::set_residencies() {
   // A second gradient of a step is added to the first, which must still be there; and a cast of fp32 saves nothing.
   const bool move = plan_.shape.micro_batches == 1, narrow = plan_.engine.compute == DType::bf16;
   inputs_.residencies.clear();
-  for (const Residency r : {Residency{false, false}, {false, true}, {true, false}, {true, true}})
-    if ((move || !r.transient_gradients) && (narrow || !r.transient_weights)) inputs_.residencies.push_back(r);
+  for (const ResidencyKind weights : {ResidencyKind::resident, ResidencyKind::from_masters})
+    for (const GradientResidency gradients : {GradientResidency::resident, GradientResidency::moved})
+      if ((move || gradients == GradientResidency::resident) && (narrow || weights == ResidencyKind::resident))
+        inputs_.residencies.push_back({weights, gradients});
   inputs_.most_streamed = q_.request.streamed_layers.value_or(q_.layout.units());
   inputs_.forced_stream = q_.request.streamed_layers.has_value();
 }
 
-std::vector<Keep> OwnerChoice::keep_of(std::int64_t index) const {
+std::vector<Keep> TrainingPlacement::keep_of(std::int64_t index) const {
   return keep_choice(q_.spec.layers, choices_[static_cast<std::size_t>(index)]);
 }
 
-std::size_t OwnerChoice::activation_bytes(std::int64_t index) {
+std::size_t TrainingPlacement::activation_bytes(std::int64_t index) {
   std::optional<std::size_t>& size = sizes_[static_cast<std::size_t>(index)];
   if (!size) {
     DecoderSettings decoder = plan_.decoder;
@@ -129,20 +131,20 @@ std::size_t OwnerChoice::activation_bytes(std::int64_t index) {
   return std::max(*size, loading_floor_);
 }
 
-MemoryPlan OwnerChoice::state(int device_units, std::int64_t undo_buckets, Residency residency) const {
+MemoryPlan TrainingPlacement::state(int device_units, std::int64_t undo_buckets, Residency residency) const {
   EngineSettings settings = plan_.engine;
   settings.device_units = device_units;
-  settings.device_weights = residency.transient_weights ? ResidencyKind::from_masters : ResidencyKind::resident;
-  settings.transient_gradients = residency.transient_gradients;
+  settings.device_weights = residency.device_weights;
+  settings.host_gradients = residency.host_gradients;
   settings.streamed_units = residency.streamed_units;
   settings.undo_buckets = undo_buckets;
   return plan_state(q_.spec, q_.layout, q_.machine, plan_.shape, settings, q_.origin).memory;
 }
 
 // How many units stream, if any, changes nothing but where their weights are: arithmetic beside one dry run.
-StateMemory OwnerChoice::state_memory(int device_units, Residency residency) {
+StateMemory TrainingPlacement::state_memory(int device_units, Residency residency) {
   const bool streams = residency.streamed_units > 0;
-  const auto key = std::tuple(device_units, residency.transient_weights, residency.transient_gradients, streams);
+  const auto key = std::tuple(device_units, residency.device_weights, residency.host_gradients, streams);
   auto found = states_.find(key);
   if (found == states_.end()) {
     Residency one = residency;
@@ -159,7 +161,7 @@ StateMemory OwnerChoice::state_memory(int device_units, Residency residency) {
           found->second.host_bytes + all.host_bytes - one.host_bytes};
 }
 
-MemoryRefusal OwnerChoice::refusal(const NothingFits& nothing) {
+MemoryRefusal TrainingPlacement::refusal(const NothingFits& nothing) {
   MemoryPlan memory = state(nothing.device_units, 0, nothing.residency);
   std::size_t least = activation_bytes(0);
   for (std::int64_t keep = 1; keep < std::ssize(inputs_.keeps); ++keep) least = std::min(least, activation_bytes(keep));
@@ -170,19 +172,18 @@ MemoryRefusal OwnerChoice::refusal(const NothingFits& nothing) {
   return {nothing.brief, nothing.advice, std::move(memory), std::move(lines)};
 }
 
-void OwnerChoice::choose() {
-  const OffloadPlan chosen = [&] {
+void TrainingPlacement::choose() {
+  const Placement chosen = [&] {
     try {
-      return choose_offload(inputs_);
+      return choose_placement(inputs_);
     } catch (const NothingFits& nothing) {
       throw refusal(nothing);
     }
   }();
   plan_.engine.device_units = chosen.device_units;
   plan_.engine.undo_buckets = chosen.undo_buckets;
-  plan_.engine.device_weights =
-      chosen.residency.transient_weights ? ResidencyKind::from_masters : ResidencyKind::resident;
-  plan_.engine.transient_gradients = chosen.residency.transient_gradients;
+  plan_.engine.device_weights = chosen.residency.device_weights;
+  plan_.engine.host_gradients = chosen.residency.host_gradients;
   plan_.engine.streamed_units = chosen.residency.streamed_units;
   plan_.estimate = chosen.estimate;
   plan_.rates = measured_;
@@ -191,8 +192,8 @@ void OwnerChoice::choose() {
   say(chosen);
 }
 
-void OwnerChoice::explain(const OffloadPlan& chosen) {
-  OffloadInputs other = inputs_;
+void TrainingPlacement::explain(const Placement& chosen) {
+  PlacementInputs other = inputs_;
   set_cast(other, plan_.engine.cast == CastSide::device ? CastSide::host : CastSide::device);
   const auto describe_keep = [this](std::int64_t keep) { return describe(keep_of(keep)); };
   for (const PlanChoice choice : q_.request.explain)
@@ -200,7 +201,7 @@ void OwnerChoice::explain(const OffloadPlan& chosen) {
                                                          plan_.engine.compute == DType::bf16 ? &other : nullptr));
 }
 
-void OwnerChoice::say(const OffloadPlan& chosen) {
+void TrainingPlacement::say(const Placement& chosen) {
   const auto add = [&](std::string reason) { plan_.reasons.push_back(std::move(reason)); };
   add(fmt::format("{}: {}", q_.machine.rates_origin, describe_rates(measured_)));
   add("optimizer state: " + chosen.why_split);

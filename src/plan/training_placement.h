@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plan/memory/memory_room.h"
+#include "plan/placement/placement.h"
 #include "plan/training_plan.h"
 
 namespace so {
@@ -19,7 +20,7 @@ TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shap
 // What helps a training run for which there is too little memory.
 extern const MemoryAdvice training_advice;
 
-struct OwnerQuestion {
+struct PlacementQuestion {
   const DecoderSpec& spec;
   const ParameterLayout& layout;
   const PlanningMachine& machine;  // has device memory of its own
@@ -28,21 +29,21 @@ struct OwnerQuestion {
   MemoryAdvice advice;
 };
 
-class OwnerChoice {
+class TrainingPlacement {
  public:
   // Takes shape, engine and decoder of `plan`, and sets the side of its casts. All must outlive this.
-  OwnerChoice(const OwnerQuestion& question, TrainingPlan& plan);
-  OwnerChoice(const OwnerChoice&) = delete;
-  OwnerChoice& operator=(const OwnerChoice&) = delete;
+  TrainingPlacement(const PlacementQuestion& question, TrainingPlan& plan);
+  TrainingPlacement(const TrainingPlacement&) = delete;
+  TrainingPlacement& operator=(const TrainingPlacement&) = delete;
 
   // Whether choose() would return, sooner than by calling it.
-  bool any() const { return any_fits(inputs_); }
+  bool any() const { return any_placement_fits(inputs_); }
   // Chooses for `plan`: owners, places, residency, the expected step and its reasons. Throws MemoryRefusal.
   void choose();
 
  private:
   void set_units();
-  void set_cast(OffloadInputs& inputs, CastSide side) const;
+  void set_cast(PlacementInputs& inputs, CastSide side) const;
   void set_sizes();
   void set_budgets();
   void set_residencies();
@@ -52,18 +53,18 @@ class OwnerChoice {
   MemoryPlan state(int device_units, std::int64_t undo_buckets, Residency residency = {}) const;
   StateMemory state_memory(int device_units, Residency residency);
   MemoryRefusal refusal(const NothingFits& nothing);
-  void explain(const OffloadPlan& chosen);
-  void say(const OffloadPlan& chosen);
+  void explain(const Placement& chosen);
+  void say(const Placement& chosen);
 
-  const OwnerQuestion q_;
+  const PlacementQuestion q_;
   TrainingPlan& plan_;
   const MachineRates measured_;
   const std::vector<std::int64_t> choices_;  // of what layers keep
   ActivationSizer sizer_;
   std::vector<std::optional<std::size_t>> sizes_;  // of activations, by choice, once asked for
   std::size_t loading_floor_ = 0;                  // activations may have what loading has given back
-  std::map<std::tuple<int, bool, bool, bool>, StateMemory> states_;
-  OffloadInputs inputs_;
+  std::map<std::tuple<int, ResidencyKind, GradientResidency, bool>, StateMemory> states_;
+  PlacementInputs inputs_;
 };
 
 }  // namespace so

@@ -90,7 +90,7 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
   const auto state = [&] { return plan_state(spec, layout, machine, shape, plan.engine, origin); };
 
   if (machine.device_memory) {
-    OwnerChoice({spec, layout, machine, request, origin, training_advice}, plan).choose();
+    TrainingPlacement({spec, layout, machine, request, origin, training_advice}, plan).choose();
     plan.memory = state().memory;
     // Places were counted by what one takes; what they share depends on owners and residency.
     const std::size_t budget = usable_host_budget(machine);

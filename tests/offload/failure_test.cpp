@@ -167,7 +167,7 @@ EngineSettings settings_of(int round) {
   settings.bucket_elements = 4096;
   settings.device_units = round % 3;
   settings.undo_buckets = round % 4;
-  settings.transient_gradients = round % 5 == 4;
+  settings.host_gradients = round % 5 == 4 ? GradientResidency::moved : GradientResidency::resident;
   settings.schedule = round % 6 == 5 ? Schedule::synchronous : Schedule::overlapped;
   settings.weight_decay = 0.1;
   settings.max_grad_norm = 100;
@@ -321,8 +321,8 @@ TEST_P(CopyFailure, IsThrownByTheNextStepAtTheLatest) {
     const Watchdog watchdog;
     const EngineSettings settings = settings_of(round);
     const auto is_host = [](const Bucket& bucket) { return bucket.owner() == Owner::host; };
-    const std::vector<Bucket> buckets =
-        make_buckets(the_layout(), settings.bucket_elements, settings.device_units, settings.transient_gradients);
+    const std::vector<Bucket> buckets = make_buckets(the_layout(), settings.bucket_elements, settings.device_units,
+                                                     settings.host_gradients == GradientResidency::moved);
     const auto owned = static_cast<int>(std::count_if(buckets.begin(), buckets.end(), is_host));
     // Each step copies every bucket at least once each way, after those that loading gave to the device.
     const int loaded = GetParam() == "to device" ? owned : 0, copies = loaded + static_cast<int>(random() % 40);

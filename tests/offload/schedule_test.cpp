@@ -93,7 +93,7 @@ EngineSettings settings_of(const Task& task, const Manner& manner) {
   settings.streamed_units =
       std::min(manner.streamed_units, most_streamed_units(the_layout().units(), manner.device_units));
   settings.cast = manner.cast;
-  settings.transient_gradients = manner.transient_gradients && task.micro_batches == 1;
+  if (manner.transient_gradients && task.micro_batches == 1) settings.host_gradients = GradientResidency::moved;
   settings.weight_decay = 0.1;
   // Norms of a step are near 1000, or near 16 of every third.
   settings.max_grad_norm = task.clipping == Clipping::never ? 1e6 : task.clipping == Clipping::sometimes ? 100 : 1;

@@ -14,8 +14,8 @@ constexpr std::int64_t layer = 200'000'000, bucket = 16'000'000;
 constexpr std::size_t activations_of_a_layer = 1'000'000'000;
 
 // Twelve layers and embeddings, of whose state about a third fits the device.
-OffloadInputs inputs() {
-  OffloadInputs in;
+PlacementInputs inputs() {
+  PlacementInputs in;
   in.rates = {.gemm_flops = 6e14,
               .device_memory = 4e12,
               .link_to_host = 5e10,
@@ -40,30 +40,30 @@ OffloadInputs inputs() {
     for (int u = 0; u < 14; ++u) {
       m.device_bytes += 4 * layer;
       (u < d ? m.device_bytes : m.host_bytes) += 12 * layer;
-      if (u >= d && r.transient_gradients) m.device_bytes -= 2 * layer;
-      if (u >= d && r.transient_gradients) m.host_bytes += 2 * layer;
+      if (u >= d && r.moves_gradients()) m.device_bytes -= 2 * layer;
+      if (u >= d && r.moves_gradients()) m.host_bytes += 2 * layer;
     }
     m.device_bytes -= static_cast<std::size_t>(r.streamed_units) * 2 * layer;
     return m;
   };
-  in.residencies = {{}, {false, true, 0}};
+  in.residencies = {{}, {.host_gradients = GradientResidency::moved}};
   in.device_budget = 14 * 4 * layer + 13 * activations_of_a_layer + 5 * 12 * layer;
   in.host_budget = in.undo_budget = std::size_t{1} << 40;
   return in;
 }
 
-std::vector<Alternative> explain(const OffloadInputs& in, const OffloadPlan& plan, PlanChoice choice,
-                                 const OffloadInputs* other = nullptr) {
+std::vector<Alternative> explain(const PlacementInputs& in, const Placement& plan, PlanChoice choice,
+                                 const PlacementInputs* other = nullptr) {
   return alternatives(
       in, plan, choice, [](std::int64_t keep) { return "keep " + std::to_string(keep); }, other);
 }
 
 TEST(Alternatives, OfEveryChoiceOneWasChosen) {
-  const OffloadInputs in = inputs();
-  const OffloadPlan plan = choose_offload(in);
+  const PlacementInputs in = inputs();
+  const Placement plan = choose_placement(in);
   ASSERT_GT(plan.device_units, 0);
   ASSERT_LT(plan.device_units, 14);
-  OffloadInputs other = in;
+  PlacementInputs other = in;
   other.gradient_bytes = other.weight_bytes = 4;
   for (const PlanChoice choice : plan_choices()) {
     SCOPED_TRACE(name_of(choice));
@@ -88,8 +88,8 @@ TEST(Alternatives, OfEveryChoiceOneWasChosen) {
 }
 
 TEST(Alternatives, SayByHowMuchTheyDoNotFit) {
-  const OffloadInputs in = inputs();
-  const OffloadPlan plan = choose_offload(in);
+  const PlacementInputs in = inputs();
+  const Placement plan = choose_placement(in);
   const std::vector<Alternative> all = explain(in, plan, PlanChoice::split);
   const Alternative& most = all.back();
   EXPECT_EQ(most.what, "14 of 14 units on the device");
@@ -117,9 +117,9 @@ TEST(Alternatives, SayByHowMuchTheyAreSlower) {
 
 // More streamed units, less memory; behind a slow link, more time.
 TEST(Alternatives, OfStreaming) {
-  OffloadInputs in = inputs();
+  PlacementInputs in = inputs();
   in.rates.link_to_device = 5e9;
-  const OffloadPlan plan = choose_offload(in);
+  const Placement plan = choose_placement(in);
   const std::vector<Alternative> all = explain(in, plan, PlanChoice::streaming);
   ASSERT_GE(all.size(), 5u);
   EXPECT_TRUE(all.front().chosen);

@@ -18,7 +18,7 @@ constexpr std::int64_t bucket = 16'000'000;
 
 // A model of equal layers on one GPU: embedding, layers, head. Keeping less frees activations a layer at a time.
 struct Machine {
-  OffloadInputs in;
+  PlacementInputs in;
   std::size_t per_layer_activations = 1'000'000'000, fixed_activations = 500'000'000;
 
   Machine(int layers, std::int64_t layer_elements, double tokens) {
@@ -60,9 +60,9 @@ struct Machine {
         const bool inner = u > 0 && u + 1 < in.units.size(), on_device = static_cast<int>(u) < device_units;
         device += 4 * n;
         (on_device ? device : host) += 12 * n;
-        if (inner && on_device && residency.transient_weights) device -= 2 * n;
-        if (inner && !on_device && residency.transient_gradients) device -= 2 * n;
-        if (!on_device && residency.transient_gradients) host += 2 * n;
+        if (inner && on_device && residency.casts_weights()) device -= 2 * n;
+        if (inner && !on_device && residency.moves_gradients()) device -= 2 * n;
+        if (!on_device && residency.moves_gradients()) host += 2 * n;
       }
       return StateMemory{device, host};
     };
@@ -185,10 +185,10 @@ TEST(EstimateStep, PreviewsWherePlacesLack) {
   EXPECT_LE(many.seconds(), few.seconds());
 }
 
-TEST(ChooseOffload, WhatFitsOnTheDeviceIsTheDevices) {
+TEST(ChoosePlacement, WhatFitsOnTheDeviceIsTheDevices) {
   for (const double tokens : {1.0, 4096.0, 200'000.0}) {
     Machine m(20, 200'000'000, tokens);
-    const OffloadPlan plan = choose_offload(m.in);
+    const Placement plan = choose_placement(m.in);
     EXPECT_EQ(plan.device_units, m.units());
     EXPECT_EQ(plan.keep, 0);
     EXPECT_EQ(plan.undo_buckets, 0);
@@ -196,12 +196,12 @@ TEST(ChooseOffload, WhatFitsOnTheDeviceIsTheDevices) {
   }
 }
 
-TEST(ChooseOffload, NothingFitsOnTheDevice) {
+TEST(ChoosePlacement, NothingFitsOnTheDevice) {
   Machine m(20, 200'000'000, 8192);
   // Weights, gradients and all activations, and not the state of the first unit; recomputation would free little.
   m.per_layer_activations = 1'000'000;
   m.budgets(4 * m.elements() + 0.52e9 + 1e9, 1e15);
-  const OffloadPlan plan = choose_offload(m.in);
+  const Placement plan = choose_placement(m.in);
   EXPECT_EQ(plan.device_units, 0);
   EXPECT_EQ(plan.keep, 0);
   EXPECT_GT(plan.undo_buckets, 0);
@@ -209,11 +209,11 @@ TEST(ChooseOffload, NothingFitsOnTheDevice) {
   expect_in(plan.why_undo, {std::to_string(plan.undo_buckets) + " buckets"});
 }
 
-TEST(ChooseOffload, SplitsWhereBothMemoriesAreNeeded) {
+TEST(ChoosePlacement, SplitsWhereBothMemoriesAreNeeded) {
   Machine m(20, 200'000'000, 8192);
   const double state = 12 * m.elements();
   m.budgets(4 * m.elements() + 20.5e9 + 0.6 * state, 0.7 * state);
-  const OffloadPlan plan = choose_offload(m.in);
+  const Placement plan = choose_placement(m.in);
   EXPECT_GT(plan.device_units, 0);
   EXPECT_LT(plan.device_units, m.units());
   EXPECT_TRUE(m.fits(plan.device_units, plan.keep, plan.undo_buckets));
@@ -222,12 +222,12 @@ TEST(ChooseOffload, SplitsWhereBothMemoriesAreNeeded) {
 }
 
 // Recomputing is worth it where the host would hold the GPU up for longer.
-TEST(ChooseOffload, RecomputesToHaveMoreOnTheDeviceWhenThatIsQuicker) {
+TEST(ChoosePlacement, RecomputesToHaveMoreOnTheDeviceWhenThatIsQuicker) {
   for (const bool slow_host : {false, true}) {
     Machine m(20, 200'000'000, 20'000);
     if (slow_host) m.in.rates.host_adamw = m.in.rates.host_memory = 1e10;
     m.budgets(4 * m.elements() + 20.5e9 + 0.3 * 12 * m.elements(), 1e15);
-    const OffloadPlan plan = choose_offload(m.in);
+    const Placement plan = choose_placement(m.in);
     if (slow_host)
       EXPECT_GT(plan.keep, 0);
     else
@@ -235,23 +235,23 @@ TEST(ChooseOffload, RecomputesToHaveMoreOnTheDeviceWhenThatIsQuicker) {
   }
 }
 
-TEST(ChooseOffload, TheHostsMemoryLimitsThePlaces) {
+TEST(ChoosePlacement, TheHostsMemoryLimitsThePlaces) {
   Machine m(20, 200'000'000, 30'000);
   m.per_layer_activations = 1'000'000;
   m.budgets(4 * m.elements() + 0.52e9 + 1e9, 12 * m.elements() + 5.5 * 12 * bucket);
-  EXPECT_EQ(choose_offload(m.in).undo_buckets, 5);
+  EXPECT_EQ(choose_placement(m.in).undo_buckets, 5);
   m.in.undo_budget = m.in.host_budget - 3 * 12 * bucket;
-  EXPECT_EQ(choose_offload(m.in).undo_buckets, 2);
+  EXPECT_EQ(choose_placement(m.in).undo_buckets, 2);
   m.in.schedule = Schedule::synchronous;
-  EXPECT_EQ(choose_offload(m.in).undo_buckets, 0);
+  EXPECT_EQ(choose_placement(m.in).undo_buckets, 0);
 }
 
-TEST(ChooseOffload, SaysWhatIsShortAndByHowMuch) {
+TEST(ChoosePlacement, SaysWhatIsShortAndByHowMuch) {
   Machine m(20, 200'000'000, 8192);
   const double weights = 4 * m.elements(), state = 12 * m.elements();
   const auto text = [&](double device, double host) {
     m.budgets(device, host);
-    return refusal([&] { choose_offload(m.in); });
+    return refusal([&] { choose_placement(m.in); });
   };
   const auto bytes = [](double n) { return format_bytes(static_cast<std::size_t>(n)); };
   // The least of activations is 0.5 GB.
@@ -262,14 +262,14 @@ TEST(ChooseOffload, SaysWhatIsShortAndByHowMuch) {
   m.in.forced_device_units = m.units();
   expect_in(text(weights + state, 1e15), {"on GPU: " + bytes(0.5e9) + " short", "as asked"});
   m.budgets(weights + state + 0.5e9, 0);
-  EXPECT_NO_THROW(choose_offload(m.in));
+  EXPECT_NO_THROW(choose_placement(m.in));
 }
 
-TEST(ChooseOffload, AForcedSplitStays) {
+TEST(ChoosePlacement, AForcedSplitStays) {
   Machine m(20, 200'000'000, 8192);
   for (int units = 0; units <= m.units(); ++units) {
     m.in.forced_device_units = units;
-    const OffloadPlan plan = choose_offload(m.in);
+    const Placement plan = choose_placement(m.in);
     EXPECT_EQ(plan.device_units, units);
     expect_in(plan.why_split, {"as asked"});
   }
@@ -278,7 +278,7 @@ TEST(ChooseOffload, AForcedSplitStays) {
 // Trying everything finds nothing better with as many places for new state as the planner takes, and nothing as good
 // with more on the device. With other numbers of places, nothing better beyond what a small model's few pieces make, of
 // which one more or less is done before the verdict.
-TEST(ChooseOffload, EqualsBruteForce) {
+TEST(ChoosePlacement, EqualsBruteForce) {
   std::mt19937 random(7);
   const auto pick = [&](std::initializer_list<double> values) { return *(values.begin() + random() % values.size()); };
   int splits = 0, recomputing = 0, limited = 0;
@@ -315,10 +315,10 @@ TEST(ChooseOffload, EqualsBruteForce) {
           }
       }
     if (all.empty()) {
-      EXPECT_THROW(choose_offload(m.in), Error);
+      EXPECT_THROW(choose_placement(m.in), Error);
       continue;
     }
-    const OffloadPlan plan = choose_offload(m.in);
+    const Placement plan = choose_placement(m.in);
     ASSERT_TRUE(m.fits(plan.device_units, plan.keep, plan.undo_buckets));
     EXPECT_LE(rank_of(plan.estimate), best_of_the_rule + 0.005 * plan.estimate.seconds());
     EXPECT_LE(rank_of(plan.estimate), best * 1.15)
@@ -338,8 +338,8 @@ TEST(ChooseOffload, EqualsBruteForce) {
   EXPECT_GT(limited, 10);
 }
 
-// The planner does not look at every split of a deep model: its choice is as good as the best of them all.
-TEST(ChooseOffload, EqualsTheBestSplitOfADeepModel) {
+// Of a deep model not every split is looked at: what is chosen is as good as the best of them all.
+TEST(ChoosePlacement, EqualsTheBestSplitOfADeepModel) {
   std::mt19937 random(11);
   const auto pick = [&](std::initializer_list<double> values) { return *(values.begin() + random() % values.size()); };
   int splits = 0;
@@ -352,7 +352,7 @@ TEST(ChooseOffload, EqualsTheBestSplitOfADeepModel) {
     m.budgets(4 * m.elements() + 0.5e9 + layers * pick({0.2, 1}) + state * pick({0.1, 0.5, 0.9}),
               state * pick({1.05, 3}));
     SCOPED_TRACE(round);
-    const OffloadPlan plan = choose_offload(m.in);
+    const Placement plan = choose_placement(m.in);
     double best = 1e9;
     for (int d = 0; d <= m.units(); ++d) {
       m.in.forced_device_units = d;
@@ -360,7 +360,7 @@ TEST(ChooseOffload, EqualsTheBestSplitOfADeepModel) {
       if (memory.host_bytes > m.in.host_budget ||
           memory.device_bytes + m.in.activation_bytes(std::ssize(m.in.keeps) - 1) > m.in.device_budget)
         continue;
-      best = std::min(best, rank_of(choose_offload(m.in).estimate));
+      best = std::min(best, rank_of(choose_placement(m.in).estimate));
     }
     EXPECT_LE(rank_of(plan.estimate), best + 0.005 * plan.estimate.seconds());
     splits += plan.device_units > 0 && plan.device_units < m.units();
@@ -368,11 +368,11 @@ TEST(ChooseOffload, EqualsTheBestSplitOfADeepModel) {
   EXPECT_GT(splits, 3);
 }
 
-TEST(ChooseOffload, SimulatesFewOfTheChoices) {
+TEST(ChoosePlacement, SimulatesFewOfTheChoices) {
   Machine m(80, 850'000'000, 16'384);
   m.per_layer_activations = 300'000'000;
   m.budgets(4 * m.elements() + 20e9, 1e15);
-  const OffloadPlan plan = choose_offload(m.in);
+  const Placement plan = choose_placement(m.in);
   EXPECT_LT(plan.device_units, m.units());
   EXPECT_GT(plan.simulated, 0);
   EXPECT_LE(plan.simulated, 6) << "of " << plan.considered;

@@ -10,13 +10,10 @@
 #include "base/tensor.h"
 #include "device/device.h"
 #include "offload/memory/unit_array.h"
+#include "offload/schedule/schedule.h"
 #include "optim/engine_ops.h"
 
 namespace so {
-
-// Where bf16 and fp32 are changed into each other between a device that computes in bf16 and AdamW, which computes in
-// fp32: inside the host's AdamW loop, so that bf16 travels; or on the device, so that fp32 does. The bits are the same.
-enum class CastSide : std::uint8_t { host, device };
 
 class StagingRing {
  public:

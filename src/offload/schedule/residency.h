@@ -1,5 +1,5 @@
-// Where the weights of each unit are between their uses. Decided here, without a device; a class of offload/memory
-// carries each kind out (weight_residency.h).
+// Where the weights of each unit are between their uses, and its gradients before the host uses them. Decided here,
+// without a device; a class of offload/memory carries each kind of weights out (weight_residency.h).
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,12 @@ enum class ResidencyKind : std::uint8_t {
   resident,      // on the device, in a place of their own
   streamed,      // in host memory; they come to the device ahead of each use
   from_masters,  // nowhere: each use casts them from the fp32 master weights, which the device owns
+};
+
+// Where the gradients of host-owned units that do not stay are once they are complete.
+enum class GradientResidency : std::uint8_t {
+  resident,  // on the device, until the host takes them
+  moved,     // in host memory, at once; for steps of one micro-batch
 };
 
 // Units of a kind take turns in so many places of device memory; 0: each has its own.

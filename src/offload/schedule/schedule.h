@@ -1,4 +1,4 @@
-// When the host updates what it owns, and the slots that limit it.
+// When the host updates what it owns, where its numbers are cast, and the slots that limit it.
 #pragma once
 
 #include <cstdint>
@@ -12,5 +12,9 @@ enum class Schedule : std::uint8_t {
   synchronous,  // finish_step() returns when all updates are done; the device waits meanwhile
   overlapped,
 };
+
+// Where bf16 and fp32 are changed into each other between a device that computes in bf16 and AdamW, which computes in
+// fp32: inside the host's AdamW loop, so that bf16 travels; or on the device, so that fp32 does. The bits are the same.
+enum class CastSide : std::uint8_t { host, device };
 
 }  // namespace so

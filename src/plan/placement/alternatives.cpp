@@ -26,17 +26,17 @@ std::set<std::int64_t> few(std::int64_t most, std::int64_t own) {
 }
 
 // The first choice of activations that fits; the last if none does.
-std::int64_t first_keep(const OffloadInputs& in, std::size_t state_bytes) {
+std::int64_t first_keep(const PlacementInputs& in, std::size_t state_bytes) {
   for (std::int64_t keep = 0; keep < std::ssize(in.keeps); ++keep)
     if (state_bytes + in.activation_bytes(keep) <= in.device_budget) return keep;
   return std::ssize(in.keeps) - 1;
 }
 
-std::size_t kept_on_host(const OffloadInputs& in, std::int64_t keep) {
+std::size_t kept_on_host(const PlacementInputs& in, std::int64_t keep) {
   return in.activation_host_bytes ? in.activation_host_bytes(keep) : 0;
 }
 
-Alternative play(const OffloadInputs& in, std::string what, int device_units, std::int64_t keep, std::int64_t undo,
+Alternative play(const PlacementInputs& in, std::string what, int device_units, std::int64_t keep, std::int64_t undo,
                  Residency residency) {
   const StateMemory state = in.memory(device_units, residency);
   Alternative a;
@@ -52,7 +52,7 @@ Alternative play(const OffloadInputs& in, std::string what, int device_units, st
 }
 
 // With what the planner chooses beside a residency and a split.
-Alternative play(const OffloadInputs& in, std::string what, int device_units, Residency residency) {
+Alternative play(const PlacementInputs& in, std::string what, int device_units, Residency residency) {
   const StateMemory state = in.memory(device_units, residency);
   const std::int64_t keep = first_keep(in, state.device_bytes);
   return play(in, std::move(what), device_units, keep,
@@ -61,18 +61,18 @@ Alternative play(const OffloadInputs& in, std::string what, int device_units, Re
 }
 
 std::string describe(Residency residency) {
-  if (!residency.transient_weights && !residency.transient_gradients) return "all kept on the device";
-  return fmt::format("{}{}{}", residency.transient_weights ? "weights cast for each use" : "",
-                     residency.transient_weights && residency.transient_gradients ? ", " : "",
-                     residency.transient_gradients ? "gradients moved to the host" : "");
+  if (!residency.casts_weights() && !residency.moves_gradients()) return "all kept on the device";
+  return fmt::format("{}{}{}", residency.casts_weights() ? "weights cast for each use" : "",
+                     residency.casts_weights() && residency.moves_gradients() ? ", " : "",
+                     residency.moves_gradients() ? "gradients moved to the host" : "");
 }
 
 // What the planner would choose for a split; if nothing fits, the same with what the plan does not keep.
-Alternative best_of_split(const OffloadInputs& in, const std::string& what, int device_units, Residency own) {
-  OffloadInputs forced = in;
+Alternative best_of_split(const PlacementInputs& in, const std::string& what, int device_units, Residency own) {
+  PlacementInputs forced = in;
   forced.forced_device_units = device_units;
   try {
-    const OffloadPlan plan = choose_offload(forced);
+    const Placement plan = choose_placement(forced);
     return play(in, what, device_units, plan.keep, plan.undo_buckets, plan.residency);
   } catch (const Error&) {
     const int most = most_streamed_units(static_cast<int>(in.units.size()), device_units);
@@ -91,9 +91,9 @@ std::string_view name_of(PlanChoice choice) {
   return names.at(static_cast<std::size_t>(choice));
 }
 
-std::vector<Alternative> alternatives(const OffloadInputs& in, const OffloadPlan& plan, PlanChoice choice,
+std::vector<Alternative> alternatives(const PlacementInputs& in, const Placement& plan, PlanChoice choice,
                                       const std::function<std::string(std::int64_t keep)>& describe_keep,
-                                      const OffloadInputs* other_cast) {
+                                      const PlacementInputs* other_cast) {
   const int units = static_cast<int>(in.units.size()), d = plan.device_units;
   const Residency own = plan.residency;
   std::vector<Alternative> all;

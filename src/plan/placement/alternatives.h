@@ -26,9 +26,9 @@ struct Alternative {
 // A few of the ways that there are, in order of their size, the chosen one among them. `describe_keep` names an index
 // of inputs.keeps. Of `cast`, the other side is described by `other_cast`: inputs with its sizes and rates; null: there
 // is none.
-std::vector<Alternative> alternatives(const OffloadInputs& inputs, const OffloadPlan& plan, PlanChoice choice,
+std::vector<Alternative> alternatives(const PlacementInputs& inputs, const Placement& plan, PlanChoice choice,
                                       const std::function<std::string(std::int64_t keep)>& describe_keep,
-                                      const OffloadInputs* other_cast);
+                                      const PlacementInputs* other_cast);
 
 // A line each: what, its step, its memory, and why it lost. "  > " marks the chosen one.
 std::string alternatives_table(std::span<const Alternative> alternatives);

@@ -3,9 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
-#include <numeric>
 #include <optional>
 
 #include "base/error.h"
@@ -19,40 +17,6 @@ namespace {
 constexpr int stream_parts = 8;        // streamed units are considered in steps of this part of those that may
 constexpr int coarse_splits = 20;      // of a deep model, looked at before those beside the best
 constexpr double equal_share = 0.001;  // of a step: plans closer than this count as equal
-std::int64_t buckets_of(std::int64_t elements, std::int64_t bucket) { return (elements + bucket - 1) / bucket; }
-
-double full_bytes(const OffloadInputs& in) { return 2 * in.state_bytes + in.gradient_bytes + in.weight_bytes; }
-
-double host_elements(const SimulatedRun& run) {
-  double n = 0;
-  for (std::size_t u = static_cast<std::size_t>(run.device_units); u < run.units.size(); ++u)
-    n += static_cast<double>(run.units[u].elements);
-  return n;
-}
-
-// What no schedule is quicker than: all that work at once have so much to do.
-double least_seconds(const SimulatedRun& run) {
-  const std::vector<bool> streams =
-      streamed_units(static_cast<int>(run.units.size()), run.device_units, run.streamed_units);
-  const auto micro_batches = static_cast<double>(run.micro_batches);
-  // A forward pass copies all that streams; in the passes that follow, what is still there is not copied again.
-  const double again = run.streamed_units == 0
-                           ? 0
-                           : 1 - static_cast<double>(std::min(stream_places, run.streamed_units)) / run.streamed_units;
-  const double copies = 1 + (2 * micro_batches - 1) * again;
-  double pass = 0, to_device = 0;
-  for (std::size_t u = 0; u < run.units.size(); ++u) {
-    const auto elements = static_cast<double>(run.units[u].elements);
-    pass += run.units[u].forward + run.units[u].backward;
-    if (static_cast<int>(u) >= run.device_units)
-      to_device += elements * (streams[u] ? copies * run.stream_bytes : run.weight_bytes);
-  }
-  const double owned = host_elements(run), to_host = owned * run.gradient_bytes;
-  const double update = 2 * run.state_bytes + run.gradient_bytes + run.weight_bytes;
-  return std::max({run.device_update + micro_batches * pass, to_host / run.link_to_host, to_device / run.link_to_device,
-                   owned * update / run.host_adamw, (owned * update + to_host + to_device) / run.host_memory});
-}
-
 struct Candidate {
   int device_units = 0;
   Residency residency;
@@ -66,7 +30,7 @@ struct Candidate {
 };
 
 // What it takes and whether that fits; not yet how long.
-Candidate consider(const OffloadInputs& in, int device_units, Residency residency) {
+Candidate consider(const PlacementInputs& in, int device_units, Residency residency) {
   Candidate c;
   c.device_units = device_units;
   c.residency = residency;
@@ -89,7 +53,7 @@ Candidate consider(const OffloadInputs& in, int device_units, Residency residenc
   return c;
 }
 
-void estimate(const OffloadInputs& in, Candidate& c) {
+void estimate(const PlacementInputs& in, Candidate& c) {
   if (c.estimated) return;
   c.estimated = true;
   c.undo_buckets = choose_undo_buckets(in, c.device_units, c.keep, c.host_bytes, c.residency);
@@ -97,13 +61,13 @@ void estimate(const OffloadInputs& in, Candidate& c) {
 }
 
 // Of the units that may stream, `part` of stream_parts; all that is asked for, if so.
-int streamed_part(const OffloadInputs& in, int device_units, int part) {
+int streamed_part(const PlacementInputs& in, int device_units, int part) {
   const int most = std::min(in.most_streamed, most_streamed_units(static_cast<int>(in.units.size()), device_units));
   return in.forced_stream ? most : (most * part + stream_parts - 1) / stream_parts;
 }
 
 // All that may be with a split.
-void add_candidates(const OffloadInputs& in, int device_units, std::vector<Candidate>& all) {
+void add_candidates(const PlacementInputs& in, int device_units, std::vector<Candidate>& all) {
   for (Residency residency : in.residencies) {
     if (in.forced_stream) residency.streamed_units = streamed_part(in, device_units, 0);
     all.push_back(consider(in, device_units, residency));
@@ -119,7 +83,7 @@ void add_candidates(const OffloadInputs& in, int device_units, std::vector<Candi
 }
 
 // The most on the device first; of one split, what is kept the most first. Of the splits of a deep model, some.
-std::vector<Candidate> first_candidates(const OffloadInputs& in, int stride) {
+std::vector<Candidate> first_candidates(const PlacementInputs& in, int stride) {
   std::vector<Candidate> all;
   if (in.forced_device_units) {
     add_candidates(in, *in.forced_device_units, all);
@@ -131,7 +95,7 @@ std::vector<Candidate> first_candidates(const OffloadInputs& in, int stride) {
 }
 
 // With the splits between those that are there and next to one of `device_units`, or all that are not there.
-void add_between(const OffloadInputs& in, int stride, std::optional<int> device_units, std::vector<Candidate>& all) {
+void add_between(const PlacementInputs& in, int stride, std::optional<int> device_units, std::vector<Candidate>& all) {
   const auto is_there = [&](int d) {
     return std::any_of(all.begin(), all.end(), [&](const Candidate& c) { return c.device_units == d; });
   };
@@ -146,7 +110,7 @@ void add_between(const OffloadInputs& in, int stride, std::optional<int> device_
 
 // The first of those that rank within a thousandth of a step of the best; null if nothing fits. Only what could be that
 // is simulated, by what it takes at the least.
-Candidate* best_of(const OffloadInputs& in, std::vector<Candidate>& all) {
+Candidate* best_of(const PlacementInputs& in, std::vector<Candidate>& all) {
   std::vector<std::size_t> order;
   for (std::size_t i = 0; i < all.size(); ++i)
     if (all[i].fits()) order.push_back(i);
@@ -175,7 +139,7 @@ Candidate* best_of(const OffloadInputs& in, std::vector<Candidate>& all) {
   return best;
 }
 
-[[noreturn]] void refuse(const OffloadInputs& in, const std::vector<Candidate>& candidates) {
+[[noreturn]] void refuse(const PlacementInputs& in, const std::vector<Candidate>& candidates) {
   const auto device_short = [](const Candidate& a, const Candidate& b) { return a.device_short < b.device_short; };
   const auto host_short = [](const Candidate& a, const Candidate& b) { return a.host_short < b.host_short; };
   const Candidate &device = *std::min_element(candidates.begin(), candidates.end(), device_short),
@@ -199,13 +163,13 @@ Candidate* best_of(const OffloadInputs& in, std::vector<Candidate>& all) {
                     in.host_advice, most->device_units, most->residency);
 }
 
-std::int64_t elements_of(const OffloadInputs& in, int begin, int end) {
+std::int64_t elements_of(const PlacementInputs& in, int begin, int end) {
   std::int64_t n = 0;
   for (int u = begin; u < end; ++u) n += in.units[static_cast<std::size_t>(u)].elements;
   return n;
 }
 
-std::string explain_split(const OffloadInputs& in, const Candidate& chosen, std::vector<Candidate>& all) {
+std::string explain_split(const PlacementInputs& in, const Candidate& chosen, std::vector<Candidate>& all) {
   const int units = static_cast<int>(in.units.size()), d = chosen.device_units;
   const double share = static_cast<double>(elements_of(in, d, units)) /
                        static_cast<double>(std::max<std::int64_t>(1, elements_of(in, 0, units)));
@@ -229,100 +193,7 @@ std::string explain_split(const OffloadInputs& in, const Candidate& chosen, std:
 
 }  // namespace
 
-CastSide choose_cast(const MachineRates& r, double state_bytes) {
-  constexpr double clearly = 0.95, narrow = 2, wide = 4;
-  const auto seconds = [&](double size, double adamw) {
-    // Gradient and weight pass through the host's memory once more on their way.
-    return std::max({size / r.link_to_host, size / r.link_to_device, (2 * state_bytes + 2 * size) / adamw,
-                     (2 * state_bytes + 4 * size) / r.host_memory});
-  };
-  return seconds(wide, r.host_adamw_wide) < clearly * seconds(narrow, r.host_adamw) ? CastSide::device : CastSide::host;
-}
-
-SimulatedRun simulated_run(const OffloadInputs& in, int device_units, std::int64_t keep, std::int64_t undo_buckets,
-                           Residency residency) {
-  const MachineRates& r = in.rates;
-  const Recomputation& again = in.keeps[static_cast<std::size_t>(keep)];
-  SimulatedRun run{.device_units = device_units,
-                   .streamed_units = residency.streamed_units,
-                   .move_gradients = residency.transient_gradients,
-                   .schedule = in.schedule,
-                   .micro_batches = in.micro_batches,
-                   .bucket_elements = in.bucket_elements,
-                   .undo_buckets = undo_buckets,
-                   .gradient_bytes = in.gradient_bytes,
-                   .weight_bytes = in.weight_bytes,
-                   .stream_bytes = in.stream_bytes,
-                   .state_bytes = in.state_bytes,
-                   .link_to_host = r.link_to_host,
-                   .link_to_device = r.link_to_device,
-                   .host_memory = r.host_memory,
-                   .host_adamw = r.host_adamw};
-  for (std::size_t u = 0; u < in.units.size(); ++u) {
-    const UnitWork& unit = in.units[u];
-    SimulatedUnit s{.elements = unit.elements,
-                    .forward = unit.forward_flops / r.gemm_flops + unit.forward_bytes / r.device_memory +
-                               unit.forward_kernels * r.kernel_seconds,
-                    .backward = (unit.backward_flops + again.flops[u]) / r.gemm_flops +
-                                (unit.backward_bytes + again.device_bytes[u]) / r.device_memory +
-                                unit.backward_kernels * r.kernel_seconds};
-    // Copies of what is kept on the host go beside the unit's work.
-    if (!again.link_bytes.empty()) {
-      s.forward = std::max(s.forward, again.link_bytes[u] / r.link_to_host);
-      s.backward = std::max(s.backward, again.link_bytes[u] / r.link_to_device);
-    }
-    if (static_cast<int>(u) < device_units) {
-      const auto elements = static_cast<double>(unit.elements);
-      const bool stays = unit_stays(static_cast<int>(u), static_cast<int>(in.units.size()));
-      if (!stays && residency.transient_weights) {
-        const double cast = elements * (4 + in.weight_bytes) / r.device_memory;
-        s.forward += cast;
-        s.backward += cast;
-      }
-      run.device_update += elements * full_bytes(in) / (r.efficiencies.device_adamw * r.device_memory);
-    }
-    run.units.push_back(s);
-  }
-  return run;
-}
-
-StepEstimate estimate_step(const OffloadInputs& in, int device_units, std::int64_t keep, std::int64_t undo_buckets,
-                           Residency residency) {
-  SimulatedRun run = simulated_run(in, device_units, keep, undo_buckets, residency);
-  const double device_update = run.device_update;
-  const SimulatedStep step = Simulator(std::move(run)).settle();
-  return {.gpu = step.device,
-          .device_update = device_update,
-          .host = step.host_bytes / in.rates.host_memory,
-          .waits = step.waits,
-          .exposed = std::accumulate(step.waits.begin(), step.waits.end(), 0.0),
-          .speculated_elements = step.speculated,
-          .previewed_elements = step.previewed,
-          .update_seconds = step.update_seconds,
-          .host_adamw_seconds = step.host_seconds};
-}
-
-std::int64_t choose_undo_buckets(const OffloadInputs& in, int device_units, std::int64_t keep, std::size_t host_bytes,
-                                 Residency residency) {
-  if (in.schedule == Schedule::synchronous) return 0;
-  std::int64_t places = 0;
-  for (std::size_t u = static_cast<std::size_t>(device_units); u < in.units.size(); ++u)
-    places += buckets_of(in.units[u].elements, in.bucket_elements);
-  if (in.undo_place_bytes > 0)
-    places = std::min(places, static_cast<std::int64_t>(beyond(in.undo_budget, host_bytes) / in.undo_place_bytes));
-  const SimulatedRun run = simulated_run(in, device_units, keep, 0, residency);
-  double backward = 0;
-  for (const SimulatedUnit& unit : run.units) backward += unit.backward;
-  const double full = full_bytes(in),
-               update = std::max(full / in.rates.host_adamw,  // an element
-                                 (full + in.gradient_bytes + in.weight_bytes) / in.rates.host_memory);
-  const double fillable = std::min(host_elements(run), backward / update);
-  return std::min(places, static_cast<std::int64_t>(std::ceil(fillable / static_cast<double>(in.bucket_elements))));
-}
-
-double rank_of(const StepEstimate& estimate) { return estimate.seconds() - estimate.device_update; }
-
-OffloadPlan choose_offload(const OffloadInputs& in) {
+Placement choose_placement(const PlacementInputs& in) {
   const int units = static_cast<int>(in.units.size());
   SO_CHECK(units > 0 && !in.keeps.empty() && in.bucket_elements > 0 && in.forced_device_units.value_or(0) <= units,
            "{} units, {} choices of activations, buckets of {}, {} units forced", units, in.keeps.size(),
@@ -336,25 +207,25 @@ OffloadPlan choose_offload(const OffloadInputs& in) {
   }
   if (!best) refuse(in, candidates);
 
-  OffloadPlan plan{.device_units = best->device_units,
-                   .residency = best->residency,
-                   .keep = best->keep,
-                   .undo_buckets = best->undo_buckets,
-                   .estimate = best->estimate,
-                   .run = simulated_run(in, best->device_units, best->keep, best->undo_buckets, best->residency),
-                   .why_split = explain_split(in, *best, candidates),
-                   .why_undo = {},
-                   .why_residency = {},
-                   .considered = std::ssize(candidates)};
+  Placement plan{.device_units = best->device_units,
+                 .residency = best->residency,
+                 .keep = best->keep,
+                 .undo_buckets = best->undo_buckets,
+                 .estimate = best->estimate,
+                 .run = simulated_run(in, best->device_units, best->keep, best->undo_buckets, best->residency),
+                 .why_split = explain_split(in, *best, candidates),
+                 .why_undo = {},
+                 .why_residency = {},
+                 .considered = std::ssize(candidates)};
   plan.simulated = std::count_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.estimated; });
   const auto memory = [&](Residency residency) { return in.memory(best->device_units, residency).device_bytes; };
   if (const Residency r = best->residency; r != Residency{}) {
     std::vector<std::string> ways;
-    if (r.transient_weights)
+    if (r.casts_weights())
       ways.push_back(
-          "layers whose optimizer state is on the GPU keep no bf16 weights: "
-          "they are cast from the fp32 ones before each use");
-    if (r.transient_gradients)
+          "layers whose optimizer state is on the GPU keep no bf16 "
+          "weights: they are cast from the fp32 ones before each use");
+    if (r.moves_gradients())
       ways.push_back("gradients of layers whose optimizer state is on the host are moved there at once");
     if (r.streamed_units > 0)
       ways.push_back(fmt::format(
@@ -380,7 +251,7 @@ namespace {
 
 // The most device memory that state leaves for activations if it fits beside `host_bytes` of them on the host; none if
 // it does not.
-std::optional<std::size_t> most_left(const OffloadInputs& in, std::size_t host_bytes) {
+std::optional<std::size_t> most_left(const PlacementInputs& in, std::size_t host_bytes) {
   if (host_bytes > in.host_budget) return std::nullopt;
   const std::size_t host_budget = in.host_budget - host_bytes;
   const int units = static_cast<int>(in.units.size());
@@ -410,7 +281,7 @@ std::optional<std::size_t> most_left(const OffloadInputs& in, std::size_t host_b
 
 }  // namespace
 
-bool any_fits(const OffloadInputs& in) {
+bool any_placement_fits(const PlacementInputs& in) {
   const auto host_bytes = [&](std::int64_t keep) {
     return in.activation_host_bytes ? in.activation_host_bytes(keep) : std::size_t{0};
   };

@@ -7,97 +7,15 @@
 // not.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "base/error.h"
-#include "offload/engine.h"
-#include "plan/machine/rates.h"
-#include "plan/placement/unit_work.h"
-#include "plan/simulate/simulator.h"
+#include "plan/placement/step_estimate.h"
 
 namespace so {
 
-// Where bf16 and fp32 are changed into each other for a device that computes in bf16: by which of the two an element is
-// sooner through the link and the host's memory, both of which work at once. Both ways give the same bits; where they
-// are close, the host, whose way takes less pinned memory. `state_bytes` as in OffloadInputs.
-CastSide choose_cast(const MachineRates& rates, double state_bytes);
-
-// All that a run takes but its activations and the places for new state, if the device owns units [0, device_units).
-struct StateMemory {
-  std::size_t device_bytes = 0, host_bytes = 0;
-};
-
-// The weights and gradients that are not kept on the device, to save its memory (offload/engine.h).
-struct Residency {
-  bool transient_weights = false, transient_gradients = false;
-  int streamed_units = 0;
-  bool operator==(const Residency&) const = default;
-};
-
-struct OffloadInputs {
-  MachineRates rates;
-  std::vector<UnitWork> units;
-  Schedule schedule = Schedule::overlapped;
-  std::int64_t micro_batches = 1;
-  std::int64_t bucket_elements = 0;
-  double gradient_bytes = 2, weight_bytes = 2;  // an element, on the link and in the update
-  double stream_bytes = 2;                      // an element of weights that stream
-  CastSide cast = CastSide::host;               // which the above are for
-  double state_bytes = 12;                      // an element: fp32 master weight and two moments
-  // The choices of what layers keep, from the cheapest in time to the dearest. At least one.
-  std::vector<Recomputation> keeps;
-  std::function<std::size_t(std::int64_t keep)> activation_bytes;       // on the device
-  std::function<std::size_t(std::int64_t keep)> activation_host_bytes;  // on the host; empty: none
-  std::function<StateMemory(int device_units, Residency)> memory;
-  std::vector<Residency> residencies = {{}};  // that may be chosen, what is kept the most first; none streams
-  int most_streamed = 0;             // each of them also with weights of so many host-owned units streamed, at most
-  bool forced_stream = false;        // so many exactly, or as many as may
-  std::size_t undo_place_bytes = 0;  // of host memory, for one bucket
-  std::size_t device_budget = 0, host_budget = 0;
-  std::size_t undo_budget = 0;             // of host_budget, up to where places for new state may fill it
-  std::optional<int> forced_device_units;  // none: to be chosen
-  // The words of an Error: the device's name, and advice for the device's memory and for the host's.
-  std::string device_name, device_advice, host_advice;
-};
-
-// The steady state of one optimizer step, in seconds.
-struct StepEstimate {
-  double gpu = 0;            // forward, backward, recomputation, and the update of what the device owns
-  double device_update = 0;  // of it, the latter
-  double host = 0;           // that the host's memory is busy: AdamW and the link's traffic
-  WaitSeconds waits{};       // of the GPU, by what it waits for
-  double exposed = 0;        // their sum
-  double seconds() const { return gpu + exposed; }
-  // Elements whose new state the host computes beside the old before the verdict.
-  double speculated_elements = 0;
-  double previewed_elements = 0;  // whose weights are made before it, and the state later
-  double update_seconds = 0;      // that the host updates an element in, beside the rest; 0: it owns none
-  double host_adamw_seconds = 0;  // that it does so
-};
-
-// Describes a step for the simulator (plan/simulate/simulator.h). An element of AdamW moves 2 s + g + w bytes of
-// host memory (s, g, w: its state, gradient and weight): old state read, new state written. The link's copies of
-// gradient and weight move g + w bytes more. A preview moves s + g + w bytes for the weights, and 2 s + g later for
-// the state.
-SimulatedRun simulated_run(const OffloadInputs& inputs, int device_units, std::int64_t keep, std::int64_t undo_buckets,
-                           Residency residency = {});
-
-// Plays the steps of such a run, by the engine's own policy and schedule, until they repeat. With at most
-// `undo_buckets` speculated.
-StepEstimate estimate_step(const OffloadInputs& inputs, int device_units, std::int64_t keep, std::int64_t undo_buckets,
-                           Residency residency = {});
-
-// As many places for new state as the host can fill during backward, or as fit beside `host_bytes` that the state
-// takes; whether or not the step is shorter with all of them: a place saves the host the second pass of a preview.
-std::int64_t choose_undo_buckets(const OffloadInputs& inputs, int device_units, std::int64_t keep,
-                                 std::size_t host_bytes, Residency residency = {});
-
-struct OffloadPlan {
+struct Placement {
   int device_units = 0;
   Residency residency;
   std::int64_t keep = 0;  // index of inputs.keeps
@@ -122,17 +40,12 @@ class NothingFits : public Error {
   Residency residency;
 };
 
-// The rank of a plan, lower is better: the seconds of a step without the device's own update. So a parameter that the
-// host would update in hiding is never better off there than on the device, though it would save its bytes of device
-// memory's time (a hundredth of a step or two): hiding depends on more than was measured.
-double rank_of(const StepEstimate& estimate);
-
 // The plan that ranks best among those that fit; plans within a thousandth of a step count as equal, and of those the
 // one with the most on the device is taken. For each split the layers keep the most that fits, and there are as many
 // places for new state as the host can fill during backward, or as fit. Throws NothingFits.
-OffloadPlan choose_offload(const OffloadInputs& inputs);
+Placement choose_placement(const PlacementInputs& inputs);
 // Whether any plan fits, in a few looks: the more the device owns, the more memory of it and the less of the host a
 // plan takes.
-bool any_fits(const OffloadInputs& inputs);
+bool any_placement_fits(const PlacementInputs& inputs);
 
 }  // namespace so

@@ -1,0 +1,142 @@
+#include "plan/placement/step_estimate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "offload/schedule/streamed_units.h"
+#include "plan/machine/host_memory.h"
+
+namespace so {
+namespace {
+
+std::int64_t buckets_of(std::int64_t elements, std::int64_t bucket) { return (elements + bucket - 1) / bucket; }
+
+double full_bytes(const PlacementInputs& in) { return 2 * in.state_bytes + in.gradient_bytes + in.weight_bytes; }
+
+double host_elements(const SimulatedRun& run) {
+  double n = 0;
+  for (std::size_t u = static_cast<std::size_t>(run.device_units); u < run.units.size(); ++u)
+    n += static_cast<double>(run.units[u].elements);
+  return n;
+}
+
+}  // namespace
+
+double least_seconds(const SimulatedRun& run) {
+  const std::vector<bool> streams =
+      streamed_units(static_cast<int>(run.units.size()), run.device_units, run.streamed_units);
+  const auto micro_batches = static_cast<double>(run.micro_batches);
+  // A forward pass copies all that streams; in the passes that follow, what is still there is not copied again.
+  const double again = run.streamed_units == 0
+                           ? 0
+                           : 1 - static_cast<double>(std::min(stream_places, run.streamed_units)) / run.streamed_units;
+  const double copies = 1 + (2 * micro_batches - 1) * again;
+  double pass = 0, to_device = 0;
+  for (std::size_t u = 0; u < run.units.size(); ++u) {
+    const auto elements = static_cast<double>(run.units[u].elements);
+    pass += run.units[u].forward + run.units[u].backward;
+    if (static_cast<int>(u) >= run.device_units)
+      to_device += elements * (streams[u] ? copies * run.stream_bytes : run.weight_bytes);
+  }
+  const double owned = host_elements(run), to_host = owned * run.gradient_bytes;
+  const double update = 2 * run.state_bytes + run.gradient_bytes + run.weight_bytes;
+  return std::max({run.device_update + micro_batches * pass, to_host / run.link_to_host, to_device / run.link_to_device,
+                   owned * update / run.host_adamw, (owned * update + to_host + to_device) / run.host_memory});
+}
+
+CastSide choose_cast(const MachineRates& r, double state_bytes) {
+  constexpr double clearly = 0.95, narrow = 2, wide = 4;
+  const auto seconds = [&](double size, double adamw) {
+    // Gradient and weight pass through the host's memory once more on their way.
+    return std::max({size / r.link_to_host, size / r.link_to_device, (2 * state_bytes + 2 * size) / adamw,
+                     (2 * state_bytes + 4 * size) / r.host_memory});
+  };
+  return seconds(wide, r.host_adamw_wide) < clearly * seconds(narrow, r.host_adamw) ? CastSide::device : CastSide::host;
+}
+
+SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int64_t keep, std::int64_t undo_buckets,
+                           Residency residency) {
+  const MachineRates& r = in.rates;
+  const Recomputation& again = in.keeps[static_cast<std::size_t>(keep)];
+  SimulatedRun run{.device_units = device_units,
+                   .streamed_units = residency.streamed_units,
+                   .move_gradients = residency.moves_gradients(),
+                   .schedule = in.schedule,
+                   .micro_batches = in.micro_batches,
+                   .bucket_elements = in.bucket_elements,
+                   .undo_buckets = undo_buckets,
+                   .gradient_bytes = in.gradient_bytes,
+                   .weight_bytes = in.weight_bytes,
+                   .stream_bytes = in.stream_bytes,
+                   .state_bytes = in.state_bytes,
+                   .link_to_host = r.link_to_host,
+                   .link_to_device = r.link_to_device,
+                   .host_memory = r.host_memory,
+                   .host_adamw = r.host_adamw};
+  for (std::size_t u = 0; u < in.units.size(); ++u) {
+    const UnitWork& unit = in.units[u];
+    SimulatedUnit s{.elements = unit.elements,
+                    .forward = unit.forward_flops / r.gemm_flops + unit.forward_bytes / r.device_memory +
+                               unit.forward_kernels * r.kernel_seconds,
+                    .backward = (unit.backward_flops + again.flops[u]) / r.gemm_flops +
+                                (unit.backward_bytes + again.device_bytes[u]) / r.device_memory +
+                                unit.backward_kernels * r.kernel_seconds};
+    // Copies of what is kept on the host go beside the unit's work.
+    if (!again.link_bytes.empty()) {
+      s.forward = std::max(s.forward, again.link_bytes[u] / r.link_to_host);
+      s.backward = std::max(s.backward, again.link_bytes[u] / r.link_to_device);
+    }
+    if (static_cast<int>(u) < device_units) {
+      const auto elements = static_cast<double>(unit.elements);
+      const bool stays = unit_stays(static_cast<int>(u), static_cast<int>(in.units.size()));
+      if (!stays && residency.casts_weights()) {
+        const double cast = elements * (4 + in.weight_bytes) / r.device_memory;
+        s.forward += cast;
+        s.backward += cast;
+      }
+      run.device_update += elements * full_bytes(in) / (r.efficiencies.device_adamw * r.device_memory);
+    }
+    run.units.push_back(s);
+  }
+  return run;
+}
+
+StepEstimate estimate_step(const PlacementInputs& in, int device_units, std::int64_t keep, std::int64_t undo_buckets,
+                           Residency residency) {
+  SimulatedRun run = simulated_run(in, device_units, keep, undo_buckets, residency);
+  const double device_update = run.device_update;
+  const SimulatedStep step = Simulator(std::move(run)).settle();
+  return {.gpu = step.device,
+          .device_update = device_update,
+          .host = step.host_bytes / in.rates.host_memory,
+          .waits = step.waits,
+          .exposed = std::accumulate(step.waits.begin(), step.waits.end(), 0.0),
+          .speculated_elements = step.speculated,
+          .previewed_elements = step.previewed,
+          .update_seconds = step.update_seconds,
+          .host_adamw_seconds = step.host_seconds};
+}
+
+std::int64_t choose_undo_buckets(const PlacementInputs& in, int device_units, std::int64_t keep, std::size_t host_bytes,
+                                 Residency residency) {
+  if (in.schedule == Schedule::synchronous) return 0;
+  std::int64_t places = 0;
+  for (std::size_t u = static_cast<std::size_t>(device_units); u < in.units.size(); ++u)
+    places += buckets_of(in.units[u].elements, in.bucket_elements);
+  if (in.undo_place_bytes > 0)
+    places = std::min(places, static_cast<std::int64_t>(beyond(in.undo_budget, host_bytes) / in.undo_place_bytes));
+  const SimulatedRun run = simulated_run(in, device_units, keep, 0, residency);
+  double backward = 0;
+  for (const SimulatedUnit& unit : run.units) backward += unit.backward;
+  const double full = full_bytes(in),
+               update = std::max(full / in.rates.host_adamw,  // an element
+                                 (full + in.gradient_bytes + in.weight_bytes) / in.rates.host_memory);
+  const double fillable = std::min(host_elements(run), backward / update);
+  return std::min(places, static_cast<std::int64_t>(std::ceil(fillable / static_cast<double>(in.bucket_elements))));
+}
+
+double rank_of(const StepEstimate& estimate) { return estimate.seconds() - estimate.device_update; }
+
+}  // namespace so
