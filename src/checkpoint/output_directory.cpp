@@ -24,8 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Overwriting must not remove what the run is about to read, by whatever name it reads it.
-void require_inputs_apart(const TrainOptions& options, const FileNames& doomed) {
-  const fs::path directory = options.output_dir;
+void require_inputs_apart(const InputOptions& read_files, const fs::path& directory, const FileNames& doomed) {
   const auto real = [](const fs::path& path) {
     std::error_code error;
     fs::path canonical = fs::canonical(path, error);
@@ -34,9 +33,9 @@ void require_inputs_apart(const TrainOptions& options, const FileNames& doomed) 
   std::set<fs::path> gone;
   for (const std::string& name : doomed) gone.insert(real(directory / name));
   gone.erase(fs::path());
-  const std::string evaluation = options.eval_data.value_or("");
+  const std::string evaluation = read_files.eval_data.value_or("");
   const std::pair<const char*, const std::string*> inputs[] = {
-      {"--model", &options.model}, {"--data", &options.data}, {"--eval_data", &evaluation}};
+      {"--model", &read_files.model}, {"--data", &read_files.data}, {"--eval_data", &evaluation}};
   for (const auto& [option, input] : inputs) {
     std::vector<fs::path> read{*input};
     if (!input->empty() && is_directory_path(*input))
@@ -50,24 +49,24 @@ void require_inputs_apart(const TrainOptions& options, const FileNames& doomed) 
 
 }  // namespace
 
-OutputDirectory::OutputDirectory(const TrainOptions& options, const OptionOrigins&)
-    : options_(options), own_(options.output_dir) {
+OutputDirectory::OutputDirectory(const OutputOptions& options, const InputOptions& inputs)
+    : options_(options), inputs_(inputs), own_(options.output_dir) {
   const fs::path directory = options.output_dir;
   if (path_exists(directory) && !is_directory_path(directory))
     fail("{} exists and is not a directory; choose another --output_dir", directory.string());
   std::error_code error;
-  if (fs::equivalent(directory, options.model, error))
+  if (fs::equivalent(directory, inputs.model, error))
     fail("--output_dir is the model's own directory {}; choose another one", directory.string());
   RunLock::require_free(directory);
-  const OutputContents contents = look_into(directory, options.model);
+  const OutputContents contents = look_into(directory, inputs.model);
   require_free(contents);
   if (!options.resume) {
-    if (options.overwrite_output_dir) require_inputs_apart(options, contents.ours);
+    if (options.overwrite_output_dir) require_inputs_apart(inputs, directory, contents.ours);
     return;
   }
   if (options.resume == "latest") {
     checkpoint_ = CheckpointDirectory(directory).latest();
-    if (!checkpoint_) log_info("{} holds no checkpoint yet: starting from {}", directory.string(), options.model);
+    if (!checkpoint_) log_info("{} holds no checkpoint yet: starting from {}", directory.string(), inputs.model);
     return;
   }
   const fs::path given = *options.resume;
@@ -76,9 +75,11 @@ OutputDirectory::OutputDirectory(const TrainOptions& options, const OptionOrigin
   checkpoint_ = Checkpoint{0, given};
 }
 
-void OutputDirectory::require_same_run(const TrainerState& state, std::uint64_t data_key) const {
+void OutputDirectory::require_same_run(const TrainerState& state, const TrainOptions& asked,
+                                       std::uint64_t data_key) const {
   const std::string file = (checkpoint_->path / trainer_state_file).string();
-  const TrainOptions same_length = with_recorded_length(options_, state.options);
+  TrainOptions same_length = asked;
+  static_cast<LengthOptions&>(same_length) = recorded_length(asked, state.options);
   const auto differences = result_differences(train_option_table().view(same_length), state.options, file);
   if (!differences.empty()) {
     std::string all;
@@ -88,7 +89,7 @@ void OutputDirectory::require_same_run(const TrainerState& state, std::uint64_t 
   }
   if (state.data_key != data_key)
     fail("{} is of a run on other data: {} or the tokenizer has changed since; start a new run in another --output_dir",
-         file, options_.data);
+         file, inputs_.data);
 }
 
 void OutputDirectory::require_free(const OutputContents& contents) const {
@@ -132,7 +133,7 @@ void OutputDirectory::prepare(std::uint64_t bytes) {
 
 void OutputDirectory::begin() {
   const fs::path directory = options_.output_dir;
-  OutputContents contents = look_into(directory, options_.model);
+  OutputContents contents = look_into(directory, inputs_.model);
   require_free(contents);  // much time may have passed since the first look
   own_.add(contents.ours);
   if (options_.overwrite_output_dir && !contents.ours.empty()) {

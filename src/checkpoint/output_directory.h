@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <optional>
 
-#include "base/options.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/output_contents.h"
 #include "checkpoint/trainer_state.h"
@@ -19,13 +18,14 @@ class OutputDirectory {
   // Throws Error if another run is under way in the directory, if it already holds one and neither --resume nor
   // --overwrite_output_dir was given, if the run would write over what this program did not write, if the checkpoint to
   // resume from is not there, or if the run would remove the model or data it reads. Changes nothing.
-  OutputDirectory(const TrainOptions& options, const OptionOrigins& origins);
+  OutputDirectory(const OutputOptions& options, const InputOptions& inputs);
 
   // The checkpoint to resume from. None for a fresh run, and for --resume in a directory without a checkpoint yet: that
   // run starts from the beginning, so that one command line can be run again until it is done.
   const std::optional<Checkpoint>& checkpoint() const { return checkpoint_; }
-  // Throws Error naming what differs, if the checkpoint's run is not this one, its length aside (run_length.h).
-  void require_same_run(const TrainerState& state, std::uint64_t data_key) const;
+  // Throws Error naming what differs, if the checkpoint's run is not the one that is asked for, its length aside
+  // (run_length.h).
+  void require_same_run(const TrainerState& state, const TrainOptions& asked, std::uint64_t data_key) const;
 
   // Throws Error if the directory could not be made or written, or has no `bytes` free. Changes nothing: what a dry run
   // asks in place of prepare().
@@ -42,7 +42,8 @@ class OutputDirectory {
 
  private:
   void require_free(const OutputContents& contents) const;
-  const TrainOptions& options_;
+  const OutputOptions& options_;
+  const InputOptions& inputs_;
   const OwnFiles own_;
   std::optional<Checkpoint> checkpoint_;
   std::optional<RunLock> lock_;

@@ -7,15 +7,16 @@
 namespace so {
 namespace {
 
-std::int64_t steps_of(const TrainOptions& options, const BatchIterator& batches) {
+std::int64_t steps_of(const LengthOptions& options, const BatchIterator& batches) {
   return options.max_steps ? *options.max_steps : batches.steps_in_epochs(options.num_train_epochs);
 }
 
 }  // namespace
 
-TrainOptions with_recorded_length(TrainOptions options, const std::string& record) {
+LengthOptions recorded_length(const LengthOptions& asked, const std::string& record) {
   const auto recorded = nlohmann::json::parse(record, nullptr, /*allow_exceptions=*/false);
-  if (!recorded.is_object()) return options;
+  if (!recorded.is_object()) return asked;
+  TrainOptions options;  // the table's rows know how a value stands in a record
   for (const char* name : {"max_steps", "num_train_epochs"}) {
     const OptionSpec& spec = train_option_table().at(name);
     const auto it = recorded.find(name);
@@ -25,13 +26,13 @@ TrainOptions with_recorded_length(TrainOptions options, const std::string& recor
   return options;
 }
 
-RunLength run_length(const TrainOptions& options, const BatchIterator& batches, const TrainerState* resumed,
+RunLength run_length(const LoopOptions& options, const BatchIterator& batches, const TrainerState* resumed,
                      const std::string& state_file) {
   RunLength length;
   length.steps = steps_of(options, batches);
   length.warmup_steps = resolve_warmup_steps(options, length.steps);
   if (resumed == nullptr) return length;
-  const TrainOptions before = with_recorded_length(options, resumed->options);
+  const LengthOptions before = recorded_length(options, resumed->options);
   const std::int64_t steps_before = steps_of(before, batches);
   if (steps_before > length.steps)
     fail(
@@ -41,7 +42,7 @@ RunLength run_length(const TrainOptions& options, const BatchIterator& batches, 
   if (resumed->warmup_steps >= 0)
     length.warmup_steps = resumed->warmup_steps;
   else
-    length.warmup_steps = resolve_warmup_steps(before, steps_before);
+    length.warmup_steps = resolve_warmup_steps(options, steps_before);
   if (steps_before < length.steps) length.extended_from = steps_before;
   return length;
 }

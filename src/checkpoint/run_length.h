@@ -22,11 +22,10 @@ struct RunLength {
 };
 
 // `resumed` is null for a run from the beginning. Throws Error naming `state_file` if the run had more steps before.
-RunLength run_length(const TrainOptions& options, const BatchIterator& batches, const TrainerState* resumed,
+RunLength run_length(const LoopOptions& options, const BatchIterator& batches, const TrainerState* resumed,
                      const std::string& state_file);
 
-// `options` with max_steps and num_train_epochs as `record` (TrainerState::options) has them: what is left to compare
-// with a checkpoint's run, since its length may grow.
-TrainOptions with_recorded_length(TrainOptions options, const std::string& record);
+// The length as `record` (TrainerState::options) has it; `asked` if that is no record.
+LengthOptions recorded_length(const LengthOptions& asked, const std::string& record);
 
 }  // namespace so

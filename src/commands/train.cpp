@@ -155,13 +155,13 @@ struct ResumePoint {
   std::optional<TrainerState> state;
 };
 
-ResumePoint read_resume_point(const OutputDirectory& output, std::uint64_t data_key) {
+ResumePoint read_resume_point(const OutputDirectory& output, const TrainOptions& asked, std::uint64_t data_key) {
   ResumePoint from{output.checkpoint(), {}};
   if (!from.checkpoint) return from;
   const ResumeCheck check(from.checkpoint->path);
   check.require_whole_state();
   from.state = read_trainer_state(from.state_file());
-  output.require_same_run(*from.state, data_key);
+  output.require_same_run(*from.state, asked, data_key);
   check.require_whole();
   return from;
 }
@@ -227,7 +227,7 @@ int run(const TrainOptions& given, const OptionOrigins& origins) {
   state_or_refuse(asked.ask(asked.machine_now(), [&](const PlanKnobs& knobs) {
     return largest_shape(knobs, options.eval_data.has_value());
   }));
-  OutputDirectory output(options, origins);
+  OutputDirectory output(options, options);
   std::optional<ModelFiles> model;
   if (!options.dry_run || has_weight_files(options.model))
     model.emplace(options.model);
@@ -249,7 +249,7 @@ int run(const TrainOptions& given, const OptionOrigins& origins) {
   std::optional<PlanReview> review = make_review(asked, plan, machine, shape);
   plan.log_reasons();
 
-  const ResumePoint from = read_resume_point(output, data.training.key());
+  const ResumePoint from = read_resume_point(output, options, data.training.key());
   const RunLength length = run_length(options, batches, from.state_or_null(), from.state_file());
   if (is_finished(options.output_dir, from, length.steps)) {
     log_info("{} holds the finished run: {} of {} steps; raise --max_steps or --num_train_epochs to train on",

@@ -17,14 +17,30 @@ struct ScheduleOptions {
   std::optional<std::int64_t> warmup_num_steps;  // beats `warmup`; DeepSpeed file only
 };
 
-// These options say what the training loop does beside its steps.
-struct LoopOptions : ScheduleOptions {
+// The files that a run reads.
+struct InputOptions {
+  std::string model;
+  std::string data;
+  std::optional<std::string> eval_data;
+};
+
+// The directory that a run writes: what becomes of what it holds, and what is saved there.
+struct OutputOptions {
   std::string output_dir;
+  bool overwrite_output_dir = false;
+  std::optional<std::string> resume;  // "latest": newest checkpoint in output_dir; else a checkpoint directory
+  std::optional<std::int64_t> save_steps = 500;  // unset: only at the end
+  std::optional<int> save_total_limit;           // unset: all are kept
+};
+
+struct LengthOptions {
   std::int64_t num_train_epochs = 1;
-  std::optional<std::int64_t> max_steps;               // beats num_train_epochs
+  std::optional<std::int64_t> max_steps;  // beats num_train_epochs
+};
+
+// What the training loop does beside its steps.
+struct LoopOptions : ScheduleOptions, LengthOptions, OutputOptions {
   std::optional<std::int64_t> max_skipped_steps = 10;  // in a row; unset: never stop
-  std::optional<std::int64_t> save_steps = 500;        // unset: only at the end
-  std::optional<int> save_total_limit;                 // unset: all are kept
   std::int64_t log_interval = 1;
   std::optional<std::int64_t> eval_steps;  // unset: only at the end
   bool wall_clock_breakdown = false;       // DeepSpeed file only
@@ -35,16 +51,17 @@ struct LoopOptions : ScheduleOptions {
 };
 
 // Meanings, ranges and units are in the table.
-struct TrainOptions : RecordOptions, StepOptions, AdamOptions, LoopOptions, ComputeOptions, MessageOptions {
-  std::string model;
-  std::string data;
-  std::optional<std::string> eval_data;
-  bool overwrite_output_dir = false;
+struct TrainOptions : InputOptions,
+                      RecordOptions,
+                      StepOptions,
+                      AdamOptions,
+                      LoopOptions,
+                      ComputeOptions,
+                      MessageOptions {
   bool dry_run = false;
   bool packing = false;
   bool shuffle = true;
   std::int64_t seed = 42;
-  std::optional<std::string> resume;  // "latest": newest checkpoint in output_dir; else a checkpoint directory
   std::optional<std::string> deepspeed_config;
   ProfileUse profile = ProfileUse::cached;
   bool pin_memory = true;         // DeepSpeed file only

@@ -80,7 +80,7 @@ void DiskPlan::require(const fs::path& directory) const {
        fewer ? ", keep fewer checkpoints (--save_total_limit)" : "");
 }
 
-DiskPlan disk_plan(const TrainOptions& options, const SavedBytes& saved, std::int64_t first_step,
+DiskPlan disk_plan(const OutputOptions& options, const SavedBytes& saved, std::int64_t first_step,
                    std::int64_t last_step) {
   DiskPlan plan;
   plan.saved = saved;

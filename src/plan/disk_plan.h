@@ -37,7 +37,7 @@ struct DiskPlan {
 };
 
 // The plan of a run that goes on after `first_step` and ends with `last_step`.
-DiskPlan disk_plan(const TrainOptions& options, const SavedBytes& saved, std::int64_t first_step,
+DiskPlan disk_plan(const OutputOptions& options, const SavedBytes& saved, std::int64_t first_step,
                    std::int64_t last_step);
 
 }  // namespace so

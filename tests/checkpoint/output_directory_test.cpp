@@ -52,7 +52,7 @@ class OutputDirectories : public testing::Test {
   }
   std::string refused() const {
     const auto before = snapshot(temporary_.path());
-    std::string message = refusal([&] { OutputDirectory(options_, {}); });
+    std::string message = refusal([&] { OutputDirectory(options_, options_); });
     EXPECT_TRUE(snapshot(temporary_.path()) == before) << "a refusal changes nothing";
     return message;
   }
@@ -63,18 +63,18 @@ class OutputDirectories : public testing::Test {
 
 TEST_F(OutputDirectories, FreshOnesAreTakenAndMade) {
   {
-    OutputDirectory absent(options_, {});
+    OutputDirectory absent(options_, options_);
     EXPECT_FALSE(absent.checkpoint());
     EXPECT_FALSE(fs::exists(output())) << "nothing changes before prepare()";
     absent.prepare(1);
     EXPECT_TRUE(fs::is_directory(output()));
     // It holds the directory as long as it lives.
-    expect_in(refusal([&] { OutputDirectory(options_, {}); }), {output().string(), "in use by another run"});
+    expect_in(refusal([&] { OutputDirectory(options_, options_); }), {output().string(), "in use by another run"});
   }
 
   write_file(output() / "notes.txt", "mine");
   options_.overwrite_output_dir = true;
-  OutputDirectory(options_, {}).prepare(1);
+  OutputDirectory(options_, options_).prepare(1);
   EXPECT_EQ(snapshot(output()), (std::map<std::string, std::string>{{"notes.txt", "mine"}}));
 }
 
@@ -93,14 +93,14 @@ TEST_F(OutputDirectories, AnEarlierRunIsRefused) {
   fs::remove_all(output());
   fs::create_directories(output() / "runs");
   write_file(output() / "runs" / "events.out.tfevents.1", "of another program");
-  EXPECT_NO_THROW(OutputDirectory(options_, {}));
+  EXPECT_NO_THROW(OutputDirectory(options_, options_));
 }
 
 TEST_F(OutputDirectories, OverwritingRemovesTheRunsFilesOnly) {
   fill_output();
   options_.overwrite_output_dir = true;
   const auto before = snapshot(output());
-  OutputDirectory directory(options_, {});
+  OutputDirectory directory(options_, options_);
   EXPECT_FALSE(directory.checkpoint());
   directory.prepare(1);
   EXPECT_TRUE(without_lock(snapshot(output())) == before) << "nothing changes before begin()";
@@ -120,7 +120,7 @@ TEST_F(OutputDirectories, OverwritingRemovesTheRunsFilesOnly) {
 TEST_F(OutputDirectories, TheRecordDecidesWhatIsOverwritten) {
   options_.overwrite_output_dir = true;
   {
-    OutputDirectory first(options_, {});
+    OutputDirectory first(options_, options_);
     first.prepare(1);
     first.begin();
     first.add({"runs/events.out.tfevents.1", "checkpoint-3/trainer_state.json", "model.safetensors"});
@@ -131,7 +131,7 @@ TEST_F(OutputDirectories, TheRecordDecidesWhatIsOverwritten) {
                            "model.safetensors", "model-q4.safetensors", "checkpoint-best/model.safetensors",
                            "runs/events.out.tfevents.2", "runs/of-another/x", "model.safetensors.bak", "thesis.tex"})
     write_file(output() / file, file);
-  OutputDirectory second(options_, {});
+  OutputDirectory second(options_, options_);
   second.prepare(1);
   second.begin();
   std::vector<std::string> left;
@@ -145,7 +145,7 @@ TEST_F(OutputDirectories, TheRecordDecidesWhatIsOverwritten) {
 TEST_F(OutputDirectories, WhatOthersWroteUnderARunsNamesIsRefused) {
   options_.overwrite_output_dir = true;
   {
-    OutputDirectory first(options_, {});
+    OutputDirectory first(options_, options_);
     first.prepare(1);
     first.begin();
   }
@@ -168,7 +168,7 @@ TEST_F(OutputDirectories, WhatOthersWroteUnderARunsNamesIsRefused) {
     write_file(output() / "tokenizer.json", "the user's");
     expect_in(refused(), {(output() / "tokenizer.json").string()});
     write_file(output() / "tokenizer.json", "the model's");
-    EXPECT_NO_THROW(OutputDirectory(options_, {}));
+    EXPECT_NO_THROW(OutputDirectory(options_, options_));
   }
 }
 
@@ -187,7 +187,7 @@ TEST_F(OutputDirectories, ADamagedRecordIsRefused) {
 TEST_F(OutputDirectories, AResumedOldDirectoryIsRecorded) {
   fill_output();
   options_.resume = "latest";
-  OutputDirectory directory(options_, {});
+  OutputDirectory directory(options_, options_);
   directory.prepare(1);
   directory.begin();
   EXPECT_EQ(OwnFiles(output()).read(),
@@ -198,12 +198,13 @@ TEST_F(OutputDirectories, AResumedOldDirectoryIsRecorded) {
 
 TEST_F(OutputDirectories, ADryRunRefusesWhatCannotBeWritten) {
   const auto before = snapshot(temporary_.path());
-  OutputDirectory(options_, {}).require_usable(1);
-  expect_in(
-      refusal([&] { OutputDirectory(options_, {}).require_usable(std::numeric_limits<std::uint64_t>::max() / 2); }),
-      {"space"});
+  OutputDirectory(options_, options_).require_usable(1);
+  expect_in(refusal([&] {
+              OutputDirectory(options_, options_).require_usable(std::numeric_limits<std::uint64_t>::max() / 2);
+            }),
+            {"space"});
   options_.output_dir = (temporary_ / "data.jsonl" / "out").string();
-  expect_in(refusal([&] { OutputDirectory(options_, {}).require_usable(1); }), {options_.output_dir});
+  expect_in(refusal([&] { OutputDirectory(options_, options_).require_usable(1); }), {options_.output_dir});
   EXPECT_TRUE(snapshot(temporary_.path()) == before);
 }
 
@@ -237,7 +238,7 @@ TEST_F(OutputDirectories, InputsAmongTheFilesToOverwriteAreRefused) {
   options_ = plain;
   options_.data = (output() / "notes.txt").string();  // stays, so it may be read
   options_.model = (output() / "mine").string();
-  OutputDirectory directory(options_, {});
+  OutputDirectory directory(options_, options_);
   directory.prepare(1);
   directory.begin();
   EXPECT_TRUE(fs::exists(output() / "mine" / "model.safetensors"));
@@ -248,7 +249,7 @@ TEST_F(OutputDirectories, ResumesFromTheNewestCompleteCheckpoint) {
   fs::create_directories(output() / "checkpoint-11");  // without its state: incomplete
   options_.resume = "latest";
   const auto before = snapshot(output());
-  OutputDirectory directory(options_, {});
+  OutputDirectory directory(options_, options_);
   ASSERT_TRUE(directory.checkpoint());
   EXPECT_EQ(directory.checkpoint()->path, output() / "checkpoint-10");
   EXPECT_EQ(directory.checkpoint()->step, 10);
@@ -258,11 +259,11 @@ TEST_F(OutputDirectories, ResumesFromTheNewestCompleteCheckpoint) {
 
 TEST_F(OutputDirectories, ResumeWithoutACheckpointStartsAfresh) {
   options_.resume = "latest";
-  EXPECT_FALSE(OutputDirectory(options_, {}).checkpoint());  // nor a directory
+  EXPECT_FALSE(OutputDirectory(options_, options_).checkpoint());  // nor a directory
   fill_output();
   fs::remove_all(output() / "checkpoint-3");
   fs::remove_all(output() / "checkpoint-10");
-  OutputDirectory directory(options_, {});
+  OutputDirectory directory(options_, options_);
   EXPECT_FALSE(directory.checkpoint());
   EXPECT_TRUE(fs::exists(output() / "metrics.jsonl"));
   directory.prepare(1);
@@ -274,7 +275,7 @@ TEST_F(OutputDirectories, ResumeWithoutACheckpointStartsAfresh) {
 TEST_F(OutputDirectories, AnExplicitCheckpointMustBeOne) {
   fill_output();
   options_.resume = (output() / "checkpoint-3").string();
-  const OutputDirectory directory(options_, {});
+  const OutputDirectory directory(options_, options_);
   ASSERT_TRUE(directory.checkpoint());
   EXPECT_EQ(directory.checkpoint()->path, fs::path(*options_.resume));
 
@@ -293,11 +294,11 @@ TEST_F(OutputDirectories, ImpossiblePathsAreRefused) {
   expect_in(refused(), {options_.output_dir});
   fs::create_symlink("loop", temporary_ / "loop");
   options_.output_dir = (temporary_ / "loop").string();
-  expect_in(refusal([&] { OutputDirectory(options_, {}); }), {options_.output_dir, "symbolic links"});
+  expect_in(refusal([&] { OutputDirectory(options_, options_); }), {options_.output_dir, "symbolic links"});
 }
 
 TEST_F(OutputDirectories, PrepareRefusesWhatTheDiskCannotHold) {
-  OutputDirectory directory(options_, {});
+  OutputDirectory directory(options_, options_);
   expect_in(refusal([&] { directory.prepare(std::numeric_limits<std::uint64_t>::max() / 2); }),
             {output().string(), "space"});
 }
@@ -310,16 +311,17 @@ TEST_F(OutputDirectories, RequireSameRunNamesEachDifference) {
   options_.cpu_threads = 1;
   options_.output_dir = output().string();
   {
-    const OutputDirectory directory(options_, {});
-    EXPECT_NO_THROW(directory.require_same_run(recorded, recorded.data_key));
-    const std::string other_data = refusal([&] { directory.require_same_run(recorded, recorded.data_key + 1); });
+    const OutputDirectory directory(options_, options_);
+    EXPECT_NO_THROW(directory.require_same_run(recorded, options_, recorded.data_key));
+    const std::string other_data =
+        refusal([&] { directory.require_same_run(recorded, options_, recorded.data_key + 1); });
     expect_in(other_data, {"checkpoint-10", trainer_state_file, options_.data});
   }
   options_.lr = 0.5;
   options_.seed = 43;
   options_.packing = true;
-  const OutputDirectory directory(options_, {});
-  const std::string message = refusal([&] { directory.require_same_run(recorded, recorded.data_key); });
+  const OutputDirectory directory(options_, options_);
+  const std::string message = refusal([&] { directory.require_same_run(recorded, options_, recorded.data_key); });
   expect_in(message, {"checkpoint-10", trainer_state_file, "lr: 1e-05 recorded, 0.5 now", "seed: 42 recorded, 43 now",
                       "packing: false recorded, true now"});
   for (const char* same : {"save_steps", "cpu_threads", "batch_size"})
