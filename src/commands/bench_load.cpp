@@ -11,6 +11,7 @@
 #include "base/units.h"
 #include "checkpoint/model_files.h"
 #include "commands/command.h"
+#include "commands/shared_rows.h"
 #include "io/shard_reader.h"
 #include "model/compute_dtype.h"
 #include "offload/memory/device_weights.h"
@@ -40,10 +41,7 @@ OptionTable<BenchLoadOptions> make_table() {
       .at_most(1e6)
       .default_from(ours);
   t.take(json_rows());
-  t.group("Machine");
-  t.borrow(compute_rows(), ours);
-  t.group("Messages");
-  t.take(message_rows());
+  add_machine_and_messages(t);
   return t;
 }
 

@@ -9,10 +9,9 @@
 #include "base/units.h"
 #include "commands/bench_ops_cases.h"
 #include "commands/command.h"
+#include "commands/named_model.h"
+#include "commands/shared_rows.h"
 #include "device/arena.h"
-#include "io/presets.h"
-#include "model/compute_dtype.h"
-#include "model/config.h"
 #include "ops/runtime.h"
 #include "optim/device_adamw.h"
 #include "optim/engine_ops.h"
@@ -33,11 +32,7 @@ OptionTable<BenchOpsOptions> make_table() {
   using O = BenchOpsOptions;
   OptionTable<O> t;
   t.group("Shapes");
-  t.add("config", &O::config,
-        "config.json of the model, a directory that has one, or a preset: " + names_of(model_presets()))
-      .metavar("FILE|DIR|PRESET")
-      .elsewhere("model")
-      .default_from(ours);
+  add_config_row(t, &O::config).default_from(ours);
   t.add("tokens", &O::tokens, "Tokens of a micro-batch")
       .unit("tokens")
       .at_least(1)
@@ -47,10 +42,7 @@ OptionTable<BenchOpsOptions> make_table() {
   t.add("max_length", &O::max_length, "Longest document, for attention").unit("tokens").at_least(1).default_from(ours);
   t.group("Result");
   t.take(json_rows());
-  t.group("Machine");
-  t.borrow(compute_rows(), ours);
-  t.group("Messages");
-  t.take(message_rows());
+  add_machine_and_messages(t);
   return t;
 }
 
@@ -85,9 +77,10 @@ double time_case(const Case& c, Device& device, Ops& ops, Stream& stream, std::s
 }
 
 int run(const BenchOpsOptions& options, const OptionOrigins&) {
-  const ModelConfig config = resolve_config(options.config);
-  const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
-  const DType compute = compute_dtype(asked_dtype(options.dtype), config.text, config.origin);
+  const NamedModel model = read_named_model(options.config, options.dtype);
+  const ModelConfig& config = model.config;
+  const DecoderSpec& spec = model.spec;
+  const DType compute = model.compute;
   check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads.value_or(0));
   Device& device = runtime.device();

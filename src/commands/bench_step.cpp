@@ -12,14 +12,13 @@
 #include "commands/bench_state.h"
 #include "commands/bench_step_report.h"
 #include "commands/command.h"
+#include "commands/named_model.h"
 #include "commands/random_model.h"
+#include "commands/shared_rows.h"
 #include "device/trace_summary.h"
 #include "device/wait_on_exit.h"
 #include "io/output_file.h"
-#include "io/presets.h"
 #include "io/trace_file.h"
-#include "model/compute_dtype.h"
-#include "model/config.h"
 #include "model/model_on_device.h"
 #include "model/parameters.h"
 #include "offload/engine_report.h"
@@ -51,11 +50,7 @@ OptionTable<BenchStepOptions> make_table() {
   using O = BenchStepOptions;
   OptionTable<O> t;
   t.group("Model and step");
-  t.add("config", &O::config,
-        "config.json of the model, a directory that has one, or a preset: " + names_of(model_presets()))
-      .metavar("FILE|DIR|PRESET")
-      .elsewhere("model")
-      .required();
+  add_config_row(t, &O::config).required();
   t.borrow(step_rows(), train);
   t.row("batch_size").help = "Rows of random tokens a micro-batch";
   t.row("max_length").help = "Tokens a row";
@@ -71,10 +66,7 @@ OptionTable<BenchStepOptions> make_table() {
       .metavar("FILE")
       .default_from(ours);
   t.take(json_rows());
-  t.group("Machine");
-  t.borrow(compute_rows(), ours);
-  t.group("Messages");
-  t.take(message_rows());
+  add_machine_and_messages(t);
   return t;
 }
 
@@ -181,9 +173,10 @@ StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec
 }
 
 int run(const BenchStepOptions& options, const OptionOrigins& origins) {
-  const ModelConfig config = resolve_config(options.config);
-  const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
-  const DType compute = compute_dtype(asked_dtype(options.dtype), config.text, config.origin);
+  const NamedModel model = read_named_model(options.config, options.dtype);
+  const ModelConfig& config = model.config;
+  const DecoderSpec& spec = model.spec;
+  const DType compute = model.compute;
   require_rows(options.batch_size, options.max_length, spec, config.origin);
   if (options.trace) require_output_file(*options.trace, "--trace", is_own_trace);
   const ParameterLayout layout(make_parameters(spec));

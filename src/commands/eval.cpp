@@ -7,6 +7,7 @@
 #include "base/progress.h"
 #include "commands/command.h"
 #include "commands/inference.h"
+#include "commands/shared_rows.h"
 #include "data/batches.h"
 #include "data/dataset.h"
 #include "data/model_encoder.h"
@@ -36,10 +37,7 @@ OptionTable<EvalOptions> make_table() {
   t.row("batch_size").help = "Rows at a time";
   t.borrow(record_rows(), train);
   t.take(json_rows());
-  t.group("Machine");
-  t.borrow(compute_rows(), ours);
-  t.group("Messages");
-  t.take(message_rows());
+  add_machine_and_messages(t);
   return t;
 }
 

@@ -8,6 +8,7 @@
 #include "base/standard_streams.h"
 #include "commands/command.h"
 #include "commands/inference.h"
+#include "commands/shared_rows.h"
 #include "data/example.h"
 #include "data/model_encoder.h"
 #include "model/compute_dtype.h"
@@ -65,10 +66,7 @@ OptionTable<GenerateOptions> make_table() {
   t.add("seed", &O::seed, "Seed of the sampling").at_least(0).default_from("TrainingArguments");
   t.group("Result");
   t.take(json_rows());
-  t.group("Machine");
-  t.borrow(compute_rows(), ours);
-  t.group("Messages");
-  t.take(message_rows());
+  add_machine_and_messages(t);
   return t;
 }
 

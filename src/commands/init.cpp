@@ -15,14 +15,13 @@
 #include "checkpoint/export.h"
 #include "checkpoint/output_contents.h"
 #include "commands/command.h"
+#include "commands/named_model.h"
+#include "commands/shared_rows.h"
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
 #include "io/hf_directory.h"
 #include "io/own_files.h"
-#include "io/presets.h"
 #include "io/run_lock.h"
-#include "model/compute_dtype.h"
-#include "model/config.h"
 #include "model/flops.h"
 #include "model/initialize.h"
 #include "model/parameters.h"
@@ -44,11 +43,7 @@ OptionTable<InitOptions> make_table() {
   using O = InitOptions;
   OptionTable<O> t;
   t.group("Model");
-  t.add("config", &O::config,
-        "config.json of the model, a directory that has one, or a preset: " + names_of(model_presets()))
-      .metavar("FILE|DIR|PRESET")
-      .elsewhere("model")
-      .required();
+  add_config_row(t, &O::config).required();
   t.add("tokenizer", &O::tokenizer, "Directory whose tokenizer files are copied along")
       .metavar("DIR")
       .default_from(ours);
@@ -128,9 +123,10 @@ void write_random_weights(HfModelWriter& writer, const DecoderSpec& spec, const 
 }
 
 int run(const InitOptions& options, const OptionOrigins&) {
-  const ModelConfig config = resolve_config(options.config);
-  const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
-  const DType dtype = compute_dtype(asked_dtype(options.dtype), config.text, config.origin);
+  const NamedModel model = read_named_model(options.config, options.dtype);
+  const ModelConfig& config = model.config;
+  const DecoderSpec& spec = model.spec;
+  const DType dtype = model.compute;
   const ParameterLayout layout(make_parameters(spec));
   const std::uint64_t bytes = static_cast<std::uint64_t>(layout.parameter_elements()) * size_of(dtype);
 

@@ -14,12 +14,11 @@
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/export.h"
 #include "commands/command.h"
+#include "commands/named_model.h"
 #include "device/backend.h"
 #include "io/output_file.h"
 #include "io/presets.h"
 #include "io/trace_file.h"
-#include "model/compute_dtype.h"
-#include "model/config.h"
 #include "model/flops.h"
 #include "model/parameters.h"
 #include "offload/schedule/owner_split.h"
@@ -221,9 +220,10 @@ RunRequest explained_request(const PlanOptions& options, const OptionOrigins& or
 }
 
 int run(const PlanOptions& options, const OptionOrigins& origins) {
-  const ModelConfig config = resolve_config(options.model);
-  const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
-  const DType compute = compute_dtype(asked_dtype(options.dtype), config.text, config.origin);
+  const NamedModel model = read_named_model(options.model, options.dtype);
+  const ModelConfig& config = model.config;
+  const DecoderSpec& spec = model.spec;
+  const DType compute = model.compute;
   require_rows(options.batch_size, options.max_length, spec, config.origin);
   if (options.trace) require_output_file(*options.trace, "--trace", is_own_trace);
   if (options.gpus > 1) fail("--gpus {}: this version trains on one GPU; plan for --gpus 1", options.gpus);

@@ -38,7 +38,7 @@ struct LengthOptions {
   std::optional<std::int64_t> max_steps;  // beats num_train_epochs
 };
 
-// What the training loop does beside its steps.
+// These options say what the training loop does beside its steps.
 struct LoopOptions : ScheduleOptions, LengthOptions, OutputOptions {
   std::optional<std::int64_t> max_skipped_steps = 10;  // in a row; unset: never stop
   std::int64_t log_interval = 1;

@@ -35,8 +35,8 @@ struct PlanQuestion {
   MemoryCaps askable;  // what --device_memory and --host_memory may ask for; beyond it another machine is needed
   double seconds = 2;  // for the search, about
 };
-// All but results_fixed and seconds, of a run; all of it is copied but what its references refer to. Others ask nothing
-// else whether a run fits: a plan's parts say so in their own terms (plan/memory_room.h, plan/placement/placement.h).
+// All but results_fixed and seconds, of a run; all of it is copied but what its references refer to. Who has a run asks
+// this; a table of bytes is judged by plan/memory/memory_room.h alone.
 PlanQuestion make_question(const PlannedRun& run, const RunRequest& asked, const OptionRows& rows);
 
 // `machine` as if it had what the knobs say.

@@ -224,48 +224,37 @@ TEST_F(BadData, OnlyBlankLines) {
   write_file(data(), "\n\n  \n");
   expect_refused({data().string()});
 }
-TEST_F(BadData, NotJson) {
-  replace_record(3, "input_ids: 3 4 5");
-  expect_line_refused(3);
-}
-TEST_F(BadData, NotAnObject) {
-  replace_record(4, "[3, 4, 5]");
-  expect_line_refused(4);
-}
-TEST_F(BadData, UnknownRecord) {
-  replace_record(2, R"({"question": "why", "answer": "because"})");
-  expect_line_refused(2);
-}
 TEST_F(BadData, CutInTheMiddle) {
   const auto lines = lines_of(read_file(data()));
   const std::string bytes = read_file(data());
   write_file(data(), bytes.substr(0, bytes.size() - lines.back().size() / 2));
   expect_line_refused(lines.size());
 }
-TEST_F(BadData, LabelsOfAnotherLength) {
-  replace_record(5, R"({"input_ids":[3,4,5],"labels":[3,4]})");
-  expect_line_refused(5, {"labels"});
+
+struct BadRecord {
+  const char* name;
+  std::size_t line;
+  const char* record;
+  std::vector<std::string> needles;
+};
+class BadRecords : public BadData, public testing::WithParamInterface<BadRecord> {};
+TEST_P(BadRecords, AreRefusedByTheirLine) {
+  replace_record(GetParam().line, GetParam().record);
+  expect_line_refused(GetParam().line, GetParam().needles);
 }
-TEST_F(BadData, IdThatIsNoInteger) {
-  replace_record(3, R"({"input_ids":[3,4.5,5],"labels":[3,4,5]})");
-  expect_line_refused(3, {"input_ids"});
-}
-TEST_F(BadData, IdBeyondTheVocabulary) {
-  replace_record(3, R"({"input_ids":[3,251,5],"labels":[3,4,5]})");
-  expect_line_refused(3, {"251"});
-}
-TEST_F(BadData, NegativeId) {
-  replace_record(3, R"({"input_ids":[3,-1,5],"labels":[3,4,5]})");
-  expect_line_refused(3, {"-1"});
-}
-TEST_F(BadData, LabelBeyondTheVocabulary) {
-  replace_record(7, R"({"input_ids":[3,4,5],"labels":[3,4,900]})");
-  expect_line_refused(7, {"900"});
-}
-TEST_F(BadData, NegativeLabelOtherThanTheIgnoredOne) {
-  replace_record(7, R"({"input_ids":[3,4,5],"labels":[3,-7,5]})");
-  expect_line_refused(7, {"-7"});
-}
+INSTANTIATE_TEST_SUITE_P(
+    All, BadRecords,
+    testing::Values(
+        BadRecord{"NotJson", 3, "input_ids: 3 4 5", {}}, BadRecord{"NotAnObject", 4, "[3, 4, 5]", {}},
+        BadRecord{"UnknownRecord", 2, R"({"question": "why", "answer": "because"})", {}},
+        BadRecord{"LabelsOfAnotherLength", 5, R"({"input_ids":[3,4,5],"labels":[3,4]})", {"labels"}},
+        BadRecord{"IdThatIsNoInteger", 3, R"({"input_ids":[3,4.5,5],"labels":[3,4,5]})", {"input_ids"}},
+        BadRecord{"IdBeyondTheVocabulary", 3, R"({"input_ids":[3,251,5],"labels":[3,4,5]})", {"251"}},
+        BadRecord{"NegativeId", 3, R"({"input_ids":[3,-1,5],"labels":[3,4,5]})", {"-1"}},
+        BadRecord{"LabelBeyondTheVocabulary", 7, R"({"input_ids":[3,4,5],"labels":[3,4,900]})", {"900"}},
+        BadRecord{"NegativeLabelOtherThanTheIgnoredOne", 7, R"({"input_ids":[3,4,5],"labels":[3,-7,5]})", {"-7"}}),
+    [](const auto& tested) { return std::string(tested.param.name); });
+
 TEST_F(BadData, TextWithoutATokenizer) {
   write_file(data(), R"({"instruction": "Add.", "input": "1 and 1", "output": "2"})"
                      "\n");

@@ -41,7 +41,7 @@ class Limited : public testing::Test {
 // begins where the loader has room for the program's libraries, which with CUDA's are several hundred megabytes.
 TEST_F(Limited, AddressSpace) {
   std::uint64_t least = 60;
-  while (least < 4096 && run_limited({"--version"}, {RLIMIT_AS, least << 20}).exit_code == 127) least += 8;
+  while (least < 4096 && ended_by_loader(run_limited({"--version"}, {RLIMIT_AS, least << 20}))) least += 8;
   bool refused = false, named = false, worked = false;
   for (std::uint64_t megabytes = least; megabytes <= least + 200; megabytes += 8) {
     const Outcome o = run_limited(bench_, {RLIMIT_AS, megabytes << 20});

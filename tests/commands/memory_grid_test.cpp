@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "commands/command.h"
 #include "commands/parse.h"
+#include "options/train_options.h"
 #include "plan/refusal.h"
 #include "support/files.h"
 #include "support/io.h"

@@ -32,12 +32,6 @@ bool others_may_enter(fs::path path) {
   return true;
 }
 
-// The program's libraries, CUDA's above all, may need more than the limit leaves: then the loader says so, before any
-// line of ours is run.
-bool ended_by_loader(const Outcome& outcome) {
-  return outcome.exit_code == 127 && outcome.err.find("error while loading shared libraries") != std::string::npos;
-}
-
 }  // namespace
 
 std::vector<FaultCase> limit_cases(int count, unsigned seed) {

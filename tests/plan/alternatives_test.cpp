@@ -1,4 +1,4 @@
-// What a plan chose among.
+// A plan lists the alternatives that it chose among.
 #include "plan/placement/alternatives.h"
 
 #include <gtest/gtest.h>

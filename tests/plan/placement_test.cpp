@@ -1,4 +1,4 @@
-// What the planner's arithmetic must hold to: limits known by hand, and every small case against trying all.
+// The planner's arithmetic is held to limits known by hand, and in every small case to the best of all choices.
 #include "plan/placement/placement.h"
 
 #include <gtest/gtest.h>
@@ -338,7 +338,7 @@ TEST(ChoosePlacement, EqualsBruteForce) {
   EXPECT_GT(limited, 10);
 }
 
-// Of a deep model not every split is looked at: what is chosen is as good as the best of them all.
+// The planner does not look at every split of a deep model: its choice is as good as the best of them all.
 TEST(ChoosePlacement, EqualsTheBestSplitOfADeepModel) {
   std::mt19937 random(11);
   const auto pick = [&](std::initializer_list<double> values) { return *(values.begin() + random() % values.size()); };

@@ -24,19 +24,8 @@ namespace {
 constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 
 DecoderSpec qwen3_14b() {
-  DecoderSpec s;
-  s.architecture = "Qwen3ForCausalLM";
-  s.vocab = 151936;
-  s.hidden = 5120;
-  s.layers = 40;
-  s.heads = 40;
-  s.kv_heads = 8;
-  s.head_dim = 128;
-  s.intermediate = 17408;
-  s.max_positions = 40960;
-  s.qk_norm = true;
-  s.rope.rotary_dim = 128;
-  return s;
+  const ModelConfig config = resolve_config("qwen3-14b");
+  return read_decoder_spec(config.text, config.origin);
 }
 
 DecoderSpec small_llama() {

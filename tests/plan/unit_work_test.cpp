@@ -1,4 +1,4 @@
-// What a device does for a unit, against arithmetic and against what was measured.
+// A unit's work on a device is compared with arithmetic and with measurements.
 #include "plan/placement/unit_work.h"
 
 #include <gtest/gtest.h>

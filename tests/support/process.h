@@ -27,6 +27,12 @@ struct Outcome {
   std::string err;
 };
 
+// Whether the loader ended it before any line of the program ran: where its libraries, CUDA's above all, need more than
+// a limit leaves.
+inline bool ended_by_loader(const Outcome& outcome) {
+  return outcome.exit_code == 127 && outcome.err.find("error while loading shared libraries") != std::string::npos;
+}
+
 struct Resource {
   int name;  // RLIMIT_AS, RLIMIT_STACK, ...
   std::uint64_t most;
