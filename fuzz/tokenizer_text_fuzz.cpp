@@ -1,5 +1,8 @@
 // Any bytes as text: the ids decode to the repaired and normalized text, whole and streamed, and the hand-written
-// splitters cut as PCRE2 does. The first byte chooses the split pattern.
+// splitters cut as PCRE2 does. The first byte chooses the split pattern. Then the same text for a model on characters
+// with byte fallback, whose ids must not depend on where it is cut, and any ids for its decoder.
+#include <fmt/format.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -55,6 +58,41 @@ so::Tokenizer make_tokenizer(const std::string& pattern) {
   return so::Tokenizer::parse(json.dump(), "fuzz");
 }
 
+// Llama 2's structure; `cut`: with a merge of bytes, which never happens, a text is encoded in one piece.
+so::Tokenizer make_character_tokenizer(bool cut) {
+  nlohmann::json vocab = {{"<unk>", 0}};
+  for (int byte = 0; byte < 256; ++byte) vocab[fmt::format("<0x{:02X}>", byte)] = byte + 1;
+  for (const char* character : {"▁", "t", "h", "e", "a", "é", "中", "\n"}) vocab[character] = vocab.size();
+  nlohmann::json merges = nlohmann::json::array();
+  const std::array<std::array<std::string, 2>, 10> pairs = {{{"t", "h"},
+                                                             {"th", "e"},
+                                                             {"▁", "t"},
+                                                             {"▁t", "he"},
+                                                             {"▁", "▁"},
+                                                             {"▁▁", "▁▁"},
+                                                             {"a", "a"},
+                                                             {"aa", "aa"},
+                                                             {"é", "▁"},
+                                                             {"e", "中"}}};
+  for (const auto& [left, right] : pairs) {
+    if (!vocab.contains(left + right)) vocab[left + right] = vocab.size();
+    merges.push_back({left, right});
+  }
+  if (!cut) {
+    vocab["<0xFE><0xFE>"] = vocab.size();
+    merges.push_back({"<0xFE>", "<0xFE>"});
+  }
+  const auto json = nlohmann::json::parse(R"({"version": "1.0",
+      "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
+                     {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+      "decoder": {"type": "Sequence", "decoders": [
+                  {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+                  {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+      "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true, "vocab": )" +
+                                          vocab.dump() + R"(, "merges": )" + merges.dump() + "}}");
+  return so::Tokenizer::parse(json.dump(), "fuzz");
+}
+
 struct Setup {
   explicit Setup(const std::string& pattern)
       : tokenizer(make_tokenizer(pattern)),
@@ -67,6 +105,37 @@ struct Setup {
 
 void require(bool condition) {
   if (!condition) std::abort();
+}
+
+void check_stream(const so::Tokenizer& tokenizer, const std::vector<std::int32_t>& ids, const std::string& text) {
+  so::StreamDecoder decoder(tokenizer, false);
+  std::string streamed;
+  for (const std::int32_t id : ids) {
+    const std::string piece = decoder.push(id);
+    require(so::is_valid_utf8(piece));
+    streamed += piece;
+  }
+  require(streamed + decoder.finish() == text);
+}
+
+void check_characters(const std::string& text, std::string_view bytes) {
+  static const so::Tokenizer cut = make_character_tokenizer(true);
+  static const so::Tokenizer whole = make_character_tokenizer(false);
+  const auto ids = cut.encode(text, false);
+  require(ids == whole.encode(text, false));
+  std::string expected;  // "▁" comes back as a space
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const bool space = std::string_view(text).substr(at).starts_with("▁");
+    expected += space ? ' ' : text[at];
+    if (space) at += 2;
+  }
+  require(cut.decode(ids, false) == expected);
+  check_stream(cut, ids, expected);
+  std::vector<std::int32_t> any;
+  for (const char byte : bytes) any.push_back(static_cast<unsigned char>(byte) + (any.size() % 3 == 2 ? 200 : 0));
+  const std::string decoded = cut.decode(any, false);
+  require(so::is_valid_utf8(decoded));
+  check_stream(cut, any, decoded);
 }
 
 }  // namespace
@@ -86,14 +155,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   const auto ids = setup.tokenizer.encode(bytes, false);
   require(setup.tokenizer.decode(ids, false) == text);
-  so::StreamDecoder decoder(setup.tokenizer, false);
-  std::string streamed;
-  for (const std::int32_t id : ids) {
-    const std::string piece = decoder.push(id);
-    require(so::is_valid_utf8(piece));
-    streamed += piece;
-  }
-  require(streamed + decoder.finish() == text);
+  check_stream(setup.tokenizer, ids, text);
+  check_characters(repaired, bytes);
 
   std::vector<std::string> fast;
   std::vector<std::string> regex;
