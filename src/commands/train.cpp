@@ -177,7 +177,7 @@ void require_steps_to_trace(const TrainOptions& options, std::int64_t steps) {
     fail("--trace begins with the third step, and this run has {}; raise --max_steps", steps);
 }
 
-// What the run will do and take, a line a subject.
+// Logs, a line a subject, how the run will go and how much memory and disk space it takes.
 void log_plan(AskedRun& run, const TrainingPlan& plan, const PlanningMachine& machine, const DiskPlan& disk,
               std::int64_t total_steps) {
   const TrainOptions& options = run.options;

@@ -20,7 +20,7 @@ bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const
   engine.gradients = choose_gradient_dtype(engine.compute, shape.micro_batches);
   const std::optional<int> device_units = requested_device_units(request, layout, *machine.backend);
   if (room_of(machine).misfit(least_memory(layout, machine, engine, engine.moments, device_units))) return false;
-  // What may be locked only a whole plan knows.
+  // Only a whole plan knows how much is to be locked.
   const bool lock_limited = machine.lockable && !(machine.pins_beyond && machine.pins_beyond(*machine.lockable));
   if (machine.device_memory && !lock_limited) {
     TrainingPlan plan = begin_plan(layout, shape, request);

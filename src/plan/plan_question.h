@@ -8,7 +8,7 @@
 
 namespace so {
 
-// What is asked for, or what might be instead.
+// A request, or a changed one that might be made instead.
 struct PlanKnobs : RunRequest {
   MemoryCaps memory;  // what the run may have, whether or not the machine has it; none: as the machine is
 };

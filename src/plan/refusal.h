@@ -1,5 +1,5 @@
-// What a run that does not fit is told: what is short, and the smallest changes of the request that would make it fit,
-// each found by planning again with it.
+// A refusal tells a run that does not fit what is short, and the smallest changes of the request that would make it
+// fit, each found by planning again with it.
 #pragma once
 
 #include <string>

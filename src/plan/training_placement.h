@@ -17,7 +17,7 @@ namespace so {
 // The plan as far as it needs no search: number formats, the schedule, the size of buckets.
 TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shape, const RunRequest& request);
 
-// What helps a training run for which there is too little memory.
+// The advice to a training run for which there is too little memory.
 extern const MemoryAdvice training_advice;
 
 struct PlacementQuestion {

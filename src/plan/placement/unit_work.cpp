@@ -94,7 +94,7 @@ Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& ke
     const auto unit = static_cast<std::size_t>(layer_unit(static_cast<std::int64_t>(layer)));
     if (keep[layer] == Keep::all) continue;
     const std::int64_t width = spec.mlp_width(static_cast<std::int64_t>(layer));
-    // Of gate, up or down.
+    // One product of the MLP: gate, up or down.
     const double product = 2 * tokens * static_cast<double>(spec.hidden * width) /
                            mlp_share(spec, static_cast<std::int64_t>(layer), tokens, reached);
     // Both norms; q and k rotated where that cannot be undone; the gated activation.

@@ -51,7 +51,7 @@ SimulatedTimeline StepPlay::timeline() {
   SimulatedTimeline timeline;
   spans_ = &timeline.spans;
   timeline.seconds = step().seconds;
-  // What is under way then.
+  // The copies and updates that are under way then.
   now_ = timeline.seconds;
   for (Lane* lane : lanes())
     if (lane->busy) note(lane->span, std::max(0.0, lane->began + now_));
@@ -98,7 +98,7 @@ void StepPlay::advance() {
     step_.waits[static_cast<std::size_t>(waits_for_)] += seconds;
     if (waits_for_ == WaitReason::stream) micro_waited_ += seconds;
   }
-  // What streaming takes is the pass's own time: it passes whatever the host does.
+  // Waits for streamed weights belong to the pass's own time: it passes whatever the host does.
   if (device_.busy || waits_for_ == WaitReason::stream) phase_ += seconds;
   now_ = until;
   if (host_.busy) step_.host_seconds += seconds;

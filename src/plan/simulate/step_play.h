@@ -128,7 +128,7 @@ class StepPlay {
   bool streaming_ = false;
   double stream_ready_ = forever;
 
-  // What the engine would measure.
+  // The figures that the engine would measure.
   HostPace pace_;
   double forward_seconds_ = 0, backward_seconds_ = 0, phase_ = 0;
   bool first_gradient_ = false, asked_ = false, was_asked_ = false, choice_is_new_ = false;
