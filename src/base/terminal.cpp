@@ -58,6 +58,17 @@ std::size_t width_of(const Character& c) {
   return in_any(wide, c.code) ? 2 : 1;
 }
 
+// Where the word at `begin` ends. A number and its unit are one: "52.2 MB".
+std::size_t end_of_word(std::string_view line, std::size_t begin) {
+  static constexpr std::string_view units[] = {"B", "kB", "MB", "GB", "TB", "s", "tok/s"};
+  const std::size_t end = std::min(line.find(' ', begin), line.size());
+  if (end == begin || end == line.size() || line[end - 1] < '0' || line[end - 1] > '9') return end;
+  const std::size_t next_end = std::min(line.find(' ', end + 1), line.size());
+  std::string_view next = line.substr(end + 1, next_end - end - 1);
+  while (!next.empty() && std::string_view(",;.:)").find(next.back()) != std::string_view::npos) next.remove_suffix(1);
+  return std::find(std::begin(units), std::end(units), next) == std::end(units) ? end : next_end;
+}
+
 void append_wrapped_line(std::string& out, std::string_view line, std::size_t columns) {
   if (columns_of(line) <= columns) {
     out += line;
@@ -70,7 +81,7 @@ void append_wrapped_line(std::string& out, std::string_view line, std::size_t co
   bool first = true;
   for (std::size_t begin = own; begin < line.size();) {
     const std::size_t gap = std::min(line.find_first_not_of(' ', begin), line.size());
-    const std::size_t end = std::min(line.find(' ', gap), line.size());
+    const std::size_t end = end_of_word(line, gap);
     const std::string_view word = line.substr(gap, end - gap);
     const std::size_t wide = columns_of(word);
     if (word.empty()) break;

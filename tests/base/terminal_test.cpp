@@ -33,6 +33,8 @@ TEST(Terminal, WrapsAtSpaces) {
   EXPECT_EQ(wrapped("aa bb cc", 7), "aa bb\n  cc");
   EXPECT_EQ(wrapped("  aa   bb cc", 9), "  aa   bb\n    cc");
   EXPECT_EQ(wrapped("x\n\naa bb cc\n", 5), "x\n\naa bb\n  cc\n");
+  EXPECT_EQ(wrapped("memory 52.2 MB, planned 5", 12), "memory\n  52.2 MB,\n  planned 5") << "a number keeps its unit";
+  EXPECT_EQ(wrapped("in 12 steps", 6), "in 12\n  steps");
   EXPECT_EQ(wrapped("in /a/long/path it", 6), "in\n  /a/long/path\n  it") << "a word stays whole";
   EXPECT_EQ(wrapped("\u6a21\u578b \u6a21\u578b", 8), "\u6a21\u578b\n  \u6a21\u578b");
 }
