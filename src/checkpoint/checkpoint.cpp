@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/export.h"
 #include "checkpoint/finite_state.h"
+#include "checkpoint/stream_tensors.h"
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
 #include "io/own_files.h"
@@ -73,27 +75,33 @@ void set_aside_if_foreign(const OwnFiles& own, const std::filesystem::path& chec
               kept.string());
 }
 
-void read_all(const std::filesystem::path& file, OffloadEngine& engine, StateArray array) {
-  const ParameterLayout& layout = engine.layout();
+// place(piece) for the pieces of a file that holds an fp32 tensor for each parameter.
+void stream_state(const std::filesystem::path& file, const ParameterLayout& layout, LoadingRing& ring, Stream& stream,
+                  int readers, WeightForms forms, const std::function<void(const WeightPiece&)>& place) {
   const SafetensorsReader reader(file);
-  ProgressReport progress("loading " + file.string());
-  const std::string size = format_bytes(static_cast<std::uint64_t>(layout.elements()) * sizeof(float));
+  std::vector<ShardReader::Request> requests;
   for (int p = 0; p < layout.count(); ++p) {
     const Parameter& parameter = layout.parameter(p);
     const TensorInfo& info = reader.info(parameter.name);
     if (info.dtype != DType::f32 || info.shape != parameter.shape)
       fail("{}: tensor '{}' is {} {}, expected float32 {}", file.string(), parameter.name, name_of(info.dtype),
            shape_string(info.shape), shape_string(parameter.shape));
-    const Range range = layout.range(p);
-    engine.write_state(array, range, [&](std::int64_t begin, std::span<float> values) {
-      reader.read_into(parameter.name, static_cast<std::uint64_t>(begin - range.begin) * sizeof(float),
-                       std::as_writable_bytes(values));
-      require_finite_as_read(values, parameter.name, file);
-      progress.update(static_cast<double>(begin) / static_cast<double>(layout.elements()), size);
-    });
+    requests.push_back({&reader, parameter.name, layout.range(p).begin, forms, nullptr, {}});
   }
   if (static_cast<int>(reader.names().size()) != layout.count())
     fail("{}: holds {} tensors, the model has {}", file.string(), reader.names().size(), layout.count());
+  stream_tensors(ring, stream, std::move(requests), readers, PageCache::drop, NonFinite::refuse,
+                 "loading " + file.string(), place);
+}
+
+// Copies a piece of fp32 moments to where their owner keeps them.
+void place_moments(OffloadEngine& engine, StateArray array, const WeightPiece& piece, ThreadPool& pool) {
+  engine.write_state(array, {piece.begin, piece.begin + piece.size()}, [&](std::int64_t at, std::span<float> to) {
+    const float* const from = piece.wide.data() + (at - piece.begin);
+    pool.parallel_for(static_cast<std::int64_t>(to.size()), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
+      std::copy(from + begin, from + end, to.data() + begin);
+    });
+  });
 }
 
 void require_same_parameters(const std::filesystem::path& checkpoint, const ParameterLayout& stored,
@@ -220,9 +228,14 @@ void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& eng
                      ThreadPool& pool) {
   const ModelFiles model(checkpoint);
   require_same_parameters(checkpoint, model.layout(), engine.layout());
+  // One at a time: a plan has one.
+  const auto make_ring = [&] {
+    return LoadingRing(compute.device(), LoadingRing::slot_bytes_for(engine.layout().elements()));
+  };
   if (std::filesystem::exists(checkpoint / master_file)) {
-    read_all(checkpoint / master_file, engine, StateArray::master);
-    engine.upload_weights(compute);
+    LoadingRing ring = make_ring();
+    stream_state(checkpoint / master_file, engine.layout(), ring, compute, pool.size(), engine.forms(DType::f32),
+                 [&](const WeightPiece& piece) { engine.place_weights(compute, piece); });
   } else {
     // The weights are the masters only where nothing was rounded.
     for (const Parameter& p : model.layout().parameters()) {
@@ -233,8 +246,11 @@ void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& eng
     }
     model.load(engine, compute, pool);
   }
-  read_all(checkpoint / first_moment_file, engine, StateArray::first_moment);
-  read_all(checkpoint / second_moment_file, engine, StateArray::second_moment);
+  LoadingRing ring = make_ring();
+  for (const StateArray array : {StateArray::first_moment, StateArray::second_moment})
+    stream_state(checkpoint / (array == StateArray::first_moment ? first_moment_file : second_moment_file),
+                 engine.layout(), ring, compute, pool.size(), {.wide = true, .narrow = false},
+                 [&](const WeightPiece& piece) { place_moments(engine, array, piece, pool); });
 }
 
 }  // namespace so

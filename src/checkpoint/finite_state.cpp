@@ -18,10 +18,4 @@ void require_finite_for_save(DType dtype, const void* values, std::size_t count,
       printable_path(directory), what, tensor));
 }
 
-void require_finite_as_read(std::span<const float> values, std::string_view tensor, const std::filesystem::path& file) {
-  if (find_non_finite(values) == values.size()) return;
-  fail("{}: tensor '{}' holds numbers that are not finite; resume from an earlier checkpoint", printable_path(file),
-       tensor);
-}
-
 }  // namespace so

@@ -22,7 +22,4 @@ class Divergence : public std::runtime_error {
 void require_finite_for_save(DType dtype, const void* values, std::size_t count, std::string_view tensor,
                              std::string_view what, const std::filesystem::path& directory);
 
-// Call it before values that were read are used. Throws Error naming file and tensor if one is Inf or NaN.
-void require_finite_as_read(std::span<const float> values, std::string_view tensor, const std::filesystem::path& file);
-
 }  // namespace so

@@ -8,9 +8,7 @@
 #include "base/error.h"
 #include "base/file_system.h"
 #include "base/log.h"
-#include "base/progress.h"
-#include "base/units.h"
-#include "device/wait_on_exit.h"
+#include "checkpoint/stream_tensors.h"
 #include "model/config.h"
 #include "model/parameters.h"
 
@@ -73,20 +71,7 @@ template <class Forms, class Place>
 void ModelFiles::stream_weights(Stream& stream, int readers, PageCache cache, NonFinite non_finite, const Forms& forms,
                                 const Place& place) const {
   LoadingRing ring = make_loading_ring(stream.device(), *layout_);
-  // Whatever happens, the ring's memory goes only when no copy uses it.
-  const WaitOnExit idle(stream);
-  ShardReader reader(ring, files_.requests(forms), readers, cache, non_finite);
-  ProgressReport progress("loading weights");
-  const std::string size = format_bytes(reader.total_bytes());
-  while (const auto piece = reader.next()) {
-    place(*piece);
-    reader.release(stream);
-    progress.update(static_cast<double>(reader.bytes_given()) / static_cast<double>(reader.total_bytes()), size);
-  }
-  stream.synchronize();
-  // Drops also the pages at the edges of pieces, which the pieces' own dropping leaves.
-  if (cache == PageCache::drop)
-    for (const SafetensorsReader& shard : directory_.shards()) shard.drop_cache();
+  stream_tensors(ring, stream, files_.requests(forms), readers, cache, non_finite, "loading weights", place);
 }
 
 void ModelFiles::load(OffloadEngine& engine, Stream& stream, ThreadPool& pool) const {

@@ -1,0 +1,36 @@
+#include "checkpoint/stream_tensors.h"
+
+#include <set>
+#include <utility>
+
+#include "base/progress.h"
+#include "base/units.h"
+#include "device/wait_on_exit.h"
+
+namespace so {
+
+void stream_tensors(LoadingRing& ring, Stream& stream, std::vector<ShardReader::Request> requests, int readers,
+                    PageCache cache, NonFinite non_finite, const std::string& what,
+                    const std::function<void(const WeightPiece&)>& place) {
+  std::set<const SafetensorsReader*> files;
+  for (const ShardReader::Request& request : requests) {
+    files.insert(request.file);
+    if (request.scales_file != nullptr) files.insert(request.scales_file);
+  }
+  // Whatever happens, the ring's memory goes only when no copy uses it.
+  const WaitOnExit idle(stream);
+  ShardReader reader(ring, std::move(requests), readers, cache, non_finite);
+  ProgressReport progress(what);
+  const std::string size = format_bytes(reader.total_bytes());
+  while (const auto piece = reader.next()) {
+    place(*piece);
+    reader.release(stream);
+    progress.update(static_cast<double>(reader.bytes_given()) / static_cast<double>(reader.total_bytes()), size);
+  }
+  stream.synchronize();
+  // Drops also the pages at the edges of pieces, which the pieces' own dropping leaves.
+  if (cache == PageCache::drop)
+    for (const SafetensorsReader* file : files) file->drop_cache();
+}
+
+}  // namespace so
