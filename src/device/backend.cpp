@@ -21,6 +21,7 @@ const Backend& cpu_backend() {
   static const Backend backend{
       .kind = DeviceKind::cpu,
       .own_memory = false,
+      .own_processors = false,
       .libraries = cpu_libraries,
       // Large enough that reading the projection's weights again for every chunk does not show, small enough to stay
       // out of the way.
@@ -38,13 +39,13 @@ const Backend& cpu_backend() {
                 .beyond_caches = 64 << 20,
                 .tokens = 256},
       .find =
-          [] {
+          [](int) {
             return CudaSupport{true, {}};
           },
       .make =
-          [](ThreadPool* compute) {
+          [](ThreadPool* compute, int index) {
             SO_CHECK(compute, "a CPU device without threads");
-            return make_cpu_device(*compute);
+            return make_cpu_device(*compute, index);
           }};
   return backend;
 }
@@ -53,6 +54,7 @@ const Backend& cuda_backend() {
   static const Backend backend{
       .kind = DeviceKind::cuda,
       .own_memory = true,
+      .own_processors = true,
       .libraries = cuda_libraries,
       // The gradient of the projection is read and written once a chunk, so few and large ones.
       .loss_chunk = {.bytes = 1'250'000'000, .element_bytes = 2, .tile = 128, .least_rows = 128, .most_rows = 4096},
@@ -70,7 +72,7 @@ const Backend& cuda_backend() {
                 .beyond_caches = 256 << 20,
                 .tokens = 16384},
       .find = find_cuda,
-      .make = [](ThreadPool*) { return make_cuda_device(0); }};
+      .make = [](ThreadPool*, int index) { return make_cuda_device(index); }};
   return backend;
 }
 

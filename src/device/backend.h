@@ -19,6 +19,8 @@ struct Backend {
   // Memory of kind `device` is the device's own. Else it is the host's: then there is nothing to move, to pin or to
   // choose a place for, the host's limits hold for all of it, and no plan depends on measured rates.
   bool own_memory;
+  // Its work runs on processors of its own, and leaves the host's cores to host work.
+  bool own_processors;
 
   // Memory that libraries take beside what is allocated through the device, some of it for each thread of the host.
   struct Reserve {
@@ -52,11 +54,11 @@ struct Backend {
   };
   Probe probe;
 
-  // Whether make() would work.
-  CudaSupport (*find)();
+  // Whether make() would work. `index` is the device's number among the visible ones of its kind.
+  CudaSupport (*find)(int index);
   // `compute` is what a device spreads its work over that has no processors of its own; it must outlive the device.
   // Throws Error with find()'s sentence.
-  std::unique_ptr<Device> (*make)(ThreadPool* compute);
+  std::unique_ptr<Device> (*make)(ThreadPool* compute, int index);
 };
 
 const Backend& cpu_backend();

@@ -101,6 +101,13 @@ class Device {
   virtual ~Device() = default;
   virtual DeviceKind kind() const = 0;
   virtual std::string name() const = 0;
+  // Its number among the visible ones of its kind.
+  virtual int index() const { return 0; }
+  // Makes it the calling thread's device, as CUDA has it: a thread's kernels, streams, events and memory are those of
+  // the thread's current device, which is device 0 until the thread says otherwise. What streams, events and
+  // allocations do here begins with this call, and so does what hands out a backend's own handle (cuda_stream(),
+  // cpu()), so that any thread may use any device. Cheap and idempotent.
+  virtual void make_current() {}
   // False for a dry device: addresses may be compared and offset, never dereferenced, and no work runs.
   virtual bool backed() const = 0;
   // Memory of kind `device`, in bytes; nothing where that is host memory (the CPU).
@@ -140,17 +147,19 @@ class Device {
 };
 
 // The CPU as a device: a stream is a worker thread, and its work spreads over `pool`, which must outlive the device.
-std::unique_ptr<Device> make_cpu_device(ThreadPool& pool);
+// There is one CPU, so `index` means nothing but to the rule of make_current(), which the CPU's streams hold too: work
+// that is enqueued by a thread whose current device is another is a Bug.
+std::unique_ptr<Device> make_cpu_device(ThreadPool& pool, int index = 0);
 
 // An NVIDIA GPU, by its number among the visible ones. A build without CUDA, a machine without a driver or such a
 // device, a driver too old for this build, or a GPU that it has no code for: Error, one sentence with the fix.
 std::unique_ptr<Device> make_cuda_device(int index);
-// Whether make_cuda_device(0) would work; else `reason` is its sentence.
+// Whether make_cuda_device(index) would work; else `reason` is its sentence.
 struct CudaSupport {
   bool usable = false;
   std::string reason;
 };
-CudaSupport find_cuda();
+CudaSupport find_cuda(int index = 0);
 
 // A device of the given kind with no memory behind it and streams that drop their work.
 std::unique_ptr<Device> make_dry_device(DeviceKind kind);

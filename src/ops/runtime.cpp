@@ -11,22 +11,23 @@ std::vector<int> first_cpus(int threads) {
   return cpus;
 }
 
+const Backend& backend_for(DeviceChoice choice, int index) {
+  const bool gpu =
+      choice == DeviceChoice::cuda || (choice == DeviceChoice::automatic && cuda_backend().find(index).usable);
+  return gpu ? cuda_backend() : cpu_backend();
+}
+
 }  // namespace
 
-Runtime::Runtime(DeviceChoice choice, int threads)
-    : Runtime(choice == DeviceChoice::cuda || (choice == DeviceChoice::automatic && find_cuda().usable), threads) {}
+Runtime::Runtime(DeviceChoice choice, int threads, int index) : Runtime(backend_for(choice, index), threads, index) {}
 
 // On the CPU neither pool is pinned or spins: they share the CPUs, and whoever has work should find a free one.
-Runtime::Runtime(bool on_gpu, int threads)
-    : host_pool_("host", on_gpu ? host_worker_cpus(usable_cores(), threads) : first_cpus(threads), on_gpu,
-                 on_gpu ? ThreadPool::long_spin : ThreadPool::no_spin) {
-  if (on_gpu) {
-    device_ = make_cuda_device(0);
-  } else {
-    compute_pool_ = std::make_unique<ThreadPool>("compute", first_cpus(threads), false);
-    device_ = make_cpu_device(*compute_pool_);
-  }
-  ops_ = make_ops(*device_);
-}
+Runtime::Runtime(const Backend& backend, int threads, int index)
+    : compute_pool_(backend.own_processors ? nullptr
+                                           : std::make_unique<ThreadPool>("compute", first_cpus(threads), false)),
+      host_pool_("host", backend.own_processors ? host_worker_cpus(usable_cores(), threads) : first_cpus(threads),
+                 backend.own_processors, backend.own_processors ? ThreadPool::long_spin : ThreadPool::no_spin),
+      device_(backend.make(compute_pool_.get(), index)),
+      ops_(make_ops(*device_)) {}
 
 }  // namespace so

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "base/thread_pool.h"
-#include "device/device.h"
+#include "device/backend.h"
 #include "ops/ops.h"
 
 namespace so {
@@ -13,15 +13,15 @@ class Runtime {
  public:
   // `threads`: for host work; 0 means all usable CPUs, less a core for the thread that feeds a GPU. Beside a GPU they
   // are pinned; the calling thread is not. Throws Error if the device cannot be had. `automatic` is CUDA where there is
-  // a usable GPU, else the CPU.
-  Runtime(DeviceChoice choice, int threads);
+  // a usable GPU, else the CPU. `index` is the device's number among the visible ones of its kind.
+  Runtime(DeviceChoice choice, int threads, int index = 0);
 
   Device& device() { return *device_; }
   Ops& ops() { return *ops_; }
   ThreadPool& host_pool() { return host_pool_; }
 
  private:
-  Runtime(bool on_gpu, int threads);
+  Runtime(const Backend& backend, int threads, int index);
 
   std::unique_ptr<ThreadPool> compute_pool_;  // what a CPU device spreads its streams' work over; else null
   ThreadPool host_pool_;                      // the optimizer and other host work

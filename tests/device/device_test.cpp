@@ -11,7 +11,8 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "device/arena.h"
-#include "support/on_gpu.h"
+#include "device/cpu/cpu_device.h"
+#include "support/make_device.h"
 
 namespace so {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 class DeviceTest : public ::testing::Test {
  protected:
   ThreadPool pool{"test", {0, 1}, false};
-  std::unique_ptr<Device> device = test::on_gpu() ? make_cuda_device(0) : make_cpu_device(pool);
+  std::unique_ptr<Device> device = test::make_test_device(pool);
 };
 
 void nap() { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
@@ -32,6 +33,46 @@ TEST_F(DeviceTest, RunsWorkInOrder) {
   std::vector<int> expected(100);
   std::iota(expected.begin(), expected.end(), 0);
   EXPECT_EQ(order, expected);
+}
+
+// Whatever a thread's current device is, each verb goes to the device of its stream.
+TEST_F(DeviceTest, IsUsedByAThreadWhoseDeviceIsAnother) {
+  const std::unique_ptr<Device> other = test::on_gpu() ? make_cuda_device(0) : make_cpu_device(pool);
+  const auto stream = device->create_stream("a");
+  std::vector<int> values(1000, 7), back(1000);
+  std::thread([&] {
+    other->make_current();
+    const std::size_t bytes = values.size() * sizeof(int);
+    const Buffer there = device->allocate(MemoryKind::device, bytes, "there");
+    const auto begin = device->create_event(Timing::on), end = device->create_event(Timing::on);
+    const auto second = device->create_stream("b");
+    stream->record(*begin);
+    stream->zero(there.data(), bytes);
+    stream->copy(there.data(), values.data(), bytes);
+    stream->yield();
+    stream->record(*end);
+    second->wait(*end);
+    second->copy(back.data(), there.data(), bytes);
+    second->host("add", [&] { ++back[0]; });
+    second->synchronize();
+    EXPECT_GE(end->seconds_since(*begin), 0);
+    EXPECT_EQ(device->own_memory().has_value(), test::on_gpu());
+  }).join();
+  values[0] = 8;
+  EXPECT_EQ(back, values);
+}
+
+// The CPU holds CUDA's rule, so that work which would go to the wrong GPU is found where there is none.
+TEST_F(DeviceTest, ACpuStreamRefusesAThreadWhoseDeviceIsAnother) {
+  SO_CPU_ONLY("a GPU's handle has no check");
+  const auto stream = device->create_stream("a");
+  CpuStream& handle = cpu(*stream);
+  handle.enqueue("here", WorkCategory::by_name, [] {});
+  std::thread([&] {
+    EXPECT_THROW(handle.enqueue("there", WorkCategory::by_name, [] {}), Bug);
+    cpu(*stream).enqueue("there", WorkCategory::by_name, [] {});
+  }).join();
+  stream->synchronize();
 }
 
 // Memory given back counts no more. On the CPU device there is one memory, and the host's limit is for all of it.

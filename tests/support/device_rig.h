@@ -7,7 +7,7 @@
 
 #include "base/thread_pool.h"
 #include "device/device.h"
-#include "support/on_gpu.h"
+#include "support/make_device.h"
 
 namespace so::test {
 
@@ -16,7 +16,7 @@ class DeviceRig {
   // `threads`: of the CPU device's pool.
   explicit DeviceRig(int threads = 2)
       : pool_("test", cpus(threads), false),
-        device_(on_gpu() ? make_cuda_device(0) : make_cpu_device(pool_)),
+        device_(make_test_device(pool_)),
         stream_(device_->create_stream("test")) {}
 
   Device& device() { return *device_; }

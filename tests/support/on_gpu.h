@@ -1,5 +1,6 @@
-// Which device is under test: the CPU, or a GPU when the environment says SO_TEST_DEVICE=cuda. The same tests run on
-// both; ctest registers them twice where the build has the CUDA backend, the second time with the label gpu.
+// Which device is under test: the CPU, or a GPU when the environment says SO_TEST_DEVICE=cuda, or cuda:1 for
+// the second one. The same tests run on both; ctest registers them twice where the build has the CUDA backend, the
+// second time with the label gpu.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,10 +10,11 @@
 
 namespace so::test {
 
-inline bool on_gpu() {
+inline std::string_view device_under_test() {
   const char* device = std::getenv("SO_TEST_DEVICE");
-  return device && std::string_view(device) == "cuda";
+  return device ? device : "";
 }
+inline bool on_gpu() { return device_under_test().starts_with("cuda"); }
 
 }  // namespace so::test
 

@@ -94,10 +94,15 @@ double CpuEvent::seconds_since(const Event& earlier) const {
 // Pieces of this size keep both cores busy on a large copy without cutting small ones.
 constexpr std::int64_t copy_grain = 1 << 20;
 
+// The index of the thread's current device.
+thread_local int current_index = 0;
+
 class CpuDevice final : public Device {
  public:
-  explicit CpuDevice(ThreadPool& pool) : pool_(pool) {}
+  CpuDevice(ThreadPool& pool, int index) : pool_(pool), index_(index) {}
   DeviceKind kind() const override { return DeviceKind::cpu; }
+  int index() const override { return index_; }
+  void make_current() override { current_index = index_; }
   std::string name() const override { return fmt::format("CPU, {} threads", pool_.size()); }
   bool backed() const override { return true; }
   std::unique_ptr<Stream> create_stream(std::string name) override {
@@ -111,6 +116,7 @@ class CpuDevice final : public Device {
 
  private:
   ThreadPool& pool_;
+  const int index_;
 };
 
 }  // namespace
@@ -188,7 +194,14 @@ void CpuStream::run() {
   }
 }
 
+void CpuStream::enter(Work work) {
+  device_.make_current();
+  push(std::move(work));
+}
+
 void CpuStream::push(Work work) {
+  SO_CHECK(current_index == device_.index(), "stream '{}' of device {} is used by a thread whose device is {}", name(),
+           device_.index(), current_index);
   {
     std::unique_lock lock(queue_->mutex);
     // The work that the stream waits for was enqueued before and goes on. Its own thread must never wait for it.
@@ -204,46 +217,46 @@ void CpuStream::enqueue(std::string_view name, WorkCategory category, std::funct
 }
 
 void CpuStream::record(Event& event) {
-  push({[queue = queue_.get(), point = cpu_event(event).renew()] {
-          std::exception_ptr error;
-          {
-            std::lock_guard lock(queue->mutex);
-            error = queue->error;
-          }
-          point->reach(error);
-        },
-        true});
+  enter({[queue = queue_.get(), point = cpu_event(event).renew()] {
+           std::exception_ptr error;
+           {
+             std::lock_guard lock(queue->mutex);
+             error = queue->error;
+           }
+           point->reach(error);
+         },
+         true});
 }
 
 void CpuStream::wait(Event& event) {
   if (auto point = cpu_event(event).current())
-    push({[point = std::move(point)] {
-            if (const auto error = point->wait()) std::rethrow_exception(error);
-          },
-          true, "wait", TraceKind::wait});
+    enter({[point = std::move(point)] {
+             if (const auto error = point->wait()) std::rethrow_exception(error);
+           },
+           true, "wait", TraceKind::wait});
 }
 
 void CpuStream::copy(void* to, const void* from, std::size_t bytes) {
-  push({[this, to, from, bytes] {
-          pool_.parallel_for(static_cast<std::int64_t>(bytes), copy_grain, [&](std::int64_t begin, std::int64_t end) {
-            std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
-                        static_cast<std::size_t>(end - begin));
-          });
-        },
-        false, "copy", TraceKind::copy, bytes});
+  enter({[this, to, from, bytes] {
+           pool_.parallel_for(static_cast<std::int64_t>(bytes), copy_grain, [&](std::int64_t begin, std::int64_t end) {
+             std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
+                         static_cast<std::size_t>(end - begin));
+           });
+         },
+         false, "copy", TraceKind::copy, bytes});
 }
 
 void CpuStream::zero(void* to, std::size_t bytes) {
-  push({[this, to, bytes] {
-          pool_.parallel_for(static_cast<std::int64_t>(bytes), copy_grain, [&](std::int64_t begin, std::int64_t end) {
-            std::memset(static_cast<std::byte*>(to) + begin, 0, static_cast<std::size_t>(end - begin));
-          });
-        },
-        false, "zero", TraceKind::fill, bytes});
+  enter({[this, to, bytes] {
+           pool_.parallel_for(static_cast<std::int64_t>(bytes), copy_grain, [&](std::int64_t begin, std::int64_t end) {
+             std::memset(static_cast<std::byte*>(to) + begin, 0, static_cast<std::size_t>(end - begin));
+           });
+         },
+         false, "zero", TraceKind::fill, bytes});
 }
 
 void CpuStream::host(std::string_view name, std::function<void()> function) {
-  push({std::move(function), false, std::string(name), TraceKind::host});
+  enter({std::move(function), false, std::string(name), TraceKind::host});
 }
 
 void CpuStream::synchronize() {
@@ -253,6 +266,8 @@ void CpuStream::synchronize() {
   if (queue_->error) std::rethrow_exception(queue_->error);
 }
 
-std::unique_ptr<Device> make_cpu_device(ThreadPool& pool) { return std::make_unique<CpuDevice>(pool); }
+std::unique_ptr<Device> make_cpu_device(ThreadPool& pool, int index) {
+  return std::make_unique<CpuDevice>(pool, index);
+}
 
 }  // namespace so

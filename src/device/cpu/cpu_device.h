@@ -28,7 +28,7 @@ class CpuStream final : public Stream {
   ThreadPool& pool() const { return pool_; }
 
   // `function` runs on the stream's thread, after all work enqueued before it. `name` is what a trace calls it, and
-  // `category` where its summary counts it.
+  // `category` where its summary counts it. The stream's device must be the calling thread's, which cpu() sees to.
   void enqueue(std::string_view name, WorkCategory category, std::function<void()> function);
 
   void record(Event& event) override;
@@ -42,6 +42,9 @@ class CpuStream final : public Stream {
  private:
   struct Queue;
   struct Work;
+  // Makes the device current and enqueues.
+  void enter(Work work);
+  // Enqueues. Bug if another device is the calling thread's.
   void push(Work work);
   void run();
 
@@ -52,10 +55,11 @@ class CpuStream final : public Stream {
   std::thread thread_;
 };
 
-// The stream as a CpuStream; Bug if it belongs to another backend.
+// The stream as a CpuStream, whose device it makes the calling thread's; Bug if it belongs to another backend.
 inline CpuStream& cpu(Stream& stream) {
   auto* own = dynamic_cast<CpuStream*>(&stream);
   SO_CHECK(own, "stream '{}' is not a CPU stream", stream.name());
+  own->device().make_current();
   return *own;
 }
 

@@ -54,6 +54,7 @@ class Failure {
 
 class CudaEvent final : public Event {
  public:
+  // On the calling thread's current device.
   CudaEvent(const Failure& failure, Timing timing) : failure_(failure), timing_(timing) {
     SO_CUDA(cudaEventCreateWithFlags(&event_, timing == Timing::on ? cudaEventDefault : cudaEventDisableTiming));
   }
@@ -112,6 +113,7 @@ LiveStreams& live_streams() {
 
 class CudaStream final : public Stream {
  public:
+  // On `device`, which must be the calling thread's current one.
   CudaStream(Device& device, Failure& failure, std::string name)
       : device_(device), failure_(failure), name_(std::move(name)) {
     SO_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
@@ -129,23 +131,27 @@ class CudaStream final : public Stream {
 
   Device& device() const override { return device_; }
   std::string_view name() const override { return name_; }
-  cudaStream_t get() const { return stream_; }
+  // For the calling thread to enqueue with.
+  cudaStream_t get() const {
+    device_.make_current();
+    return stream_;
+  }
 
   void record(Event& event) override {
-    SO_CUDA(cudaEventRecord(cuda(event).get(), stream_));
+    SO_CUDA(cudaEventRecord(cuda(event).get(), get()));
     cuda(event).recorded();
   }
-  void wait(Event& event) override { SO_CUDA(cudaStreamWaitEvent(stream_, cuda(event).get(), 0)); }
+  void wait(Event& event) override { SO_CUDA(cudaStreamWaitEvent(get(), cuda(event).get(), 0)); }
   void copy(void* to, const void* from, std::size_t bytes) override {
-    if (bytes > 0) SO_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_));
+    if (bytes > 0) SO_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, get()));
   }
   void zero(void* to, std::size_t bytes) override {
-    if (bytes > 0) SO_CUDA(cudaMemsetAsync(to, 0, bytes, stream_));
+    if (bytes > 0) SO_CUDA(cudaMemsetAsync(to, 0, bytes, get()));
   }
-  void yield() override { enqueue_empty_kernel(stream_); }
+  void yield() override { enqueue_empty_kernel(get()); }
   void host(std::string_view name, std::function<void()> function) override {
     auto owned = std::make_unique<HostWork>(HostWork{failure_, std::string(name), std::move(function)});
-    SO_CUDA(cudaLaunchHostFunc(stream_, &HostWork::run, owned.get()));
+    SO_CUDA(cudaLaunchHostFunc(get(), &HostWork::run, owned.get()));
     (void)owned.release();  // run() deletes it
   }
   void synchronize() override {
@@ -180,8 +186,7 @@ class CudaStream final : public Stream {
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(int index) {
-    SO_CUDA(cudaSetDevice(index));
+  explicit CudaDevice(int index) : index_(index) {
     cudaDeviceProp p;
     SO_CUDA(cudaGetDeviceProperties(&p, index));
     name_ = p.name;
@@ -190,20 +195,28 @@ class CudaDevice final : public Device {
 
   DeviceKind kind() const override { return DeviceKind::cuda; }
   std::string name() const override { return name_; }
+  int index() const override { return index_; }
+  void make_current() override { use(); }
   bool backed() const override { return true; }
   const CudaProperties& properties() const { return properties_; }
   std::optional<OwnMemory> own_memory() const override {
     OwnMemory memory;
+    use();
     SO_CUDA(cudaMemGetInfo(&memory.free, &memory.total));
     return memory;
   }
   std::unique_ptr<Stream> create_stream(std::string name) override {
+    use();
     return std::make_unique<CudaStream>(*this, failure_, std::move(name));
   }
-  std::unique_ptr<Event> create_event(Timing timing) override { return std::make_unique<CudaEvent>(failure_, timing); }
+  std::unique_ptr<Event> create_event(Timing timing) override {
+    use();
+    return std::make_unique<CudaEvent>(failure_, timing);
+  }
 
  protected:
   void* allocate_memory(MemoryKind kind, std::size_t bytes) override {
+    use();
     if (kind == MemoryKind::device) {
       void* data = nullptr;
       const cudaError_t status = cudaMalloc(&data, bytes);
@@ -240,6 +253,10 @@ class CudaDevice final : public Device {
   }
 
  private:
+  // Never remembered: another library in the process may change a thread's device.
+  void use() const { SO_CUDA(cudaSetDevice(index_)); }
+
+  const int index_;
   std::string name_;
   CudaProperties properties_;
   Failure failure_;
@@ -298,8 +315,8 @@ std::string why_not(int index) {
 
 }  // namespace
 
-CudaSupport find_cuda() {
-  std::string reason = why_not(0);
+CudaSupport find_cuda(int index) {
+  std::string reason = why_not(index);
   return {reason.empty(), std::move(reason)};
 }
 

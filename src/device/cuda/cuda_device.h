@@ -18,7 +18,8 @@ struct CudaProperties {
   std::size_t l2_bytes = 0;
 };
 
-// The CUDA handle of this stream; Bug if it belongs to another backend.
+// The CUDA handle of this stream, whose device it makes the calling thread's: what the caller launches or enqueues with
+// it goes there. A handle must not be passed to another thread. Bug if the stream belongs to another backend.
 cudaStream_t cuda_stream(Stream& stream);
 const CudaProperties& cuda_properties(Device& device);
 

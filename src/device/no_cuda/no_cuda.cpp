@@ -10,6 +10,6 @@ constexpr const char* reason =
 }
 
 std::unique_ptr<Device> make_cuda_device(int) { fail("{}", reason); }
-CudaSupport find_cuda() { return {false, reason}; }
+CudaSupport find_cuda(int) { return {false, reason}; }
 
 }  // namespace so

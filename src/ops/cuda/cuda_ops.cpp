@@ -8,8 +8,18 @@
 
 namespace so {
 
+namespace {
+
+// The libraries' handles belong to the device that is current when they are made.
+const CudaProperties& current_properties(Device& device) {
+  device.make_current();
+  return cuda_properties(device);
+}
+
+}  // namespace
+
 CudaOps::CudaOps(Device& device)
-    : properties_(cuda_properties(device)),
+    : properties_(current_properties(device)),
       scratch_(device, DeviceKind::cuda),
       gemm_(std::make_unique<CudaGemm>(scratch_.data(), scratch_.bytes())),
       attention_(std::make_unique<CudaAttention>(properties_)) {}
