@@ -111,7 +111,13 @@ class LayerCases final : public Cases {
       const Tensor weight = m.random(t_, {s_.hidden}), dweight = m.random(t_, {s_.hidden});
       const Tensor inv_rms = m.random(DType::f32, {n_});
       return Call{[=](Ops& ops, Stream& stream) {
-        ops.rms_norm_grad(stream, dx, dweight, dout, residual, x, inv_rms, weight, Accumulate::overwrite);
+        ops.rms_norm_grad(stream, {.dx = dx,
+                                   .dweight = dweight,
+                                   .dout = dout,
+                                   .residual = residual,
+                                   .x = x,
+                                   .inv_rms = inv_rms,
+                                   .weight = weight});
       }};
     });
   }
@@ -145,7 +151,9 @@ class LayerCases final : public Cases {
       const HeadNorm norm = norm_of(m);
       const Tensor dweight = normed ? m.random(t_, {s_.head_dim}) : Tensor();
       return Call{[=](Ops& ops, Stream& stream) {
-        ops.rotary_grad(stream, d, d, in, positions, table, norm, dweight, Accumulate::overwrite);
+        ops.rotary_grad(
+            stream,
+            {.din = d, .dout = d, .in = in, .positions = positions, .table = table, .norm = norm, .dweight = dweight});
       }};
     });
   }
@@ -177,7 +185,7 @@ class LayerCases final : public Cases {
         if (s_.sinks) spans.sinks = m.random(t_, {s_.heads});
         const Tensor scratch = m.scratch(ops_.attention_scratch(size));
         const auto forward = [=](Ops& ops, Stream& stream) {
-          ops.attention(stream, out, lse, q, k, v, spans, scratch);
+          ops.attention(stream, {.out = out, .lse = lse, .q = q, .k = k, .v = v, .spans = spans, .scratch = scratch});
         };
         if (!backward) return Call{forward};
         const Tensor dqkv = m.random(t_, {n_, s_.qkv_width()});
@@ -187,8 +195,14 @@ class LayerCases final : public Cases {
         const Tensor dsinks = s_.sinks ? m.random(t_, {s_.heads}) : Tensor();
         const Tensor grad_scratch = m.scratch(ops_.attention_grad_scratch_most(size));
         return Call{[=](Ops& ops, Stream& stream) {
-                      ops.attention_grad(stream, dq, dk, dv, dsinks, dout, out, lse, q, k, v, spans,
-                                         Accumulate::overwrite, grad_scratch);
+                      ops.attention_grad(stream,
+                                         {.dq = dq,
+                                          .dk = dk,
+                                          .dv = dv,
+                                          .dsinks = dsinks,
+                                          .dout = dout,
+                                          .forward = {.out = out, .lse = lse, .q = q, .k = k, .v = v, .spans = spans},
+                                          .scratch = grad_scratch});
                     },
                     forward};
       });

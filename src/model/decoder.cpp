@@ -103,7 +103,9 @@ void Decoder::attention_forward(const Pass& pass, std::int64_t layer, const Acti
     const AttentionSpans spans = this->spans(pass, layer);
     const Tensor scratch =
         acquire_bytes(pass.arena, "attention scratch", ops_.attention_scratch(attention_size(spans, n, k_rows)));
-    ops_.attention(stream, a.attention_heads(s), a.lse, a.q(s), k, v, spans, scratch);
+    ops_.attention(
+        stream,
+        {.out = a.attention_heads(s), .lse = a.lse, .q = a.q(s), .k = k, .v = v, .spans = spans, .scratch = scratch});
   }
   ops_.linear(stream, out, a.attention, pass.weight(p.o), pass.weight(p.o_bias), Accumulate::overwrite);
 }

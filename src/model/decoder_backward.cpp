@@ -31,7 +31,14 @@ void Decoder::mlp_backward(const Pass& pass, std::int64_t layer, GradientSink& g
   else
     dense_backward(pass, layer, gradients, a, dnormed, dresidual);
   const auto dw = gradients.gradient(p.post_attention_norm.first);
-  ops_.rms_norm_grad(stream, dresidual, dw.tensor, dnormed, dresidual, a.middle, a.inv_rms2, norm_weight, dw.mode);
+  ops_.rms_norm_grad(stream, {.dx = dresidual,
+                              .dweight = dw.tensor,
+                              .dout = dnormed,
+                              .residual = dresidual,
+                              .x = a.middle,
+                              .inv_rms = a.inv_rms2,
+                              .weight = norm_weight,
+                              .dweight_mode = dw.mode});
 }
 
 void Decoder::dense_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations& a,
@@ -85,15 +92,30 @@ void Decoder::attention_backward(const Pass& pass, std::int64_t layer, GradientS
         settings_.roomy_attention ? ops_.attention_grad_scratch_most(size) : ops_.attention_grad_scratch(size));
     const GradientSink::Target dsinks =
         p.sinks ? gradients.gradient(p.sinks.first) : GradientSink::Target{Tensor(), Accumulate::overwrite};
-    ops_.attention_grad(stream, dq, dk, dv, dsinks.tensor, {dattention, 0, s.heads, s.head_dim}, a.attention_heads(s),
-                        a.lse, a.q(s), a.k(s), a.v(s), spans, dsinks.mode, scratch);
+    ops_.attention_grad(
+        stream,
+        {.dq = dq,
+         .dk = dk,
+         .dv = dv,
+         .dsinks = dsinks.tensor,
+         .dsinks_mode = dsinks.mode,
+         .dout = {dattention, 0, s.heads, s.head_dim},
+         .forward = {.out = a.attention_heads(s), .lse = a.lse, .q = a.q(s), .k = a.k(s), .v = a.v(s), .spans = spans},
+         .scratch = scratch});
   }
   const auto rotate_back = [&](Heads d, Heads raw, Joined norm, Tensor inv_rms) {
     if (!norm)
-      return ops_.rotary_grad(stream, d, d, raw, pass.batch.positions, rope_, {}, Tensor(), Accumulate::overwrite);
+      return ops_.rotary_grad(stream,
+                              {.din = d, .dout = d, .in = raw, .positions = pass.batch.positions, .table = rope_});
     const auto dw = gradients.gradient(norm.first);
-    ops_.rotary_grad(stream, d, d, raw, pass.batch.positions, rope_, {pass.weight(norm), s.rms_epsilon, inv_rms},
-                     dw.tensor, dw.mode);
+    ops_.rotary_grad(stream, {.din = d,
+                              .dout = d,
+                              .in = raw,
+                              .positions = pass.batch.positions,
+                              .table = rope_,
+                              .norm = {pass.weight(norm), s.rms_epsilon, inv_rms},
+                              .dweight = dw.tensor,
+                              .dweight_mode = dw.mode});
   };
   rotate_back(dq, a.raw_q(s), p.q_norm, a.q_inv_rms);
   rotate_back(dk, a.raw_k(s), p.k_norm, a.k_inv_rms);
@@ -104,7 +126,14 @@ void Decoder::attention_backward(const Pass& pass, std::int64_t layer, GradientS
   }
   grad_linear(ops_, stream, gradients, p.qkv, p.qkv_bias, dqkv, a.normed1);
   const auto dw = gradients.gradient(p.input_norm.first);
-  ops_.rms_norm_grad(stream, dresidual, dw.tensor, dnormed, dresidual, a.x, a.inv_rms1, norm_weight, dw.mode);
+  ops_.rms_norm_grad(stream, {.dx = dresidual,
+                              .dweight = dw.tensor,
+                              .dout = dnormed,
+                              .residual = dresidual,
+                              .x = a.x,
+                              .inv_rms = a.inv_rms1,
+                              .weight = norm_weight,
+                              .dweight_mode = dw.mode});
 }
 
 void Decoder::layer_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& kept,
@@ -190,8 +219,13 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
     ops_.linear_cross_entropy(stream, loss);
     add_router_loss(pass, losses);
     const auto dnorm = gradients.gradient(index_.final_norm);
-    ops_.rms_norm_grad(stream, dresidual, dnorm.tensor, dnormed, Tensor(), x, inv_rms,
-                       weights.weight(index_.final_norm), dnorm.mode);
+    ops_.rms_norm_grad(stream, {.dx = dresidual,
+                                .dweight = dnorm.tensor,
+                                .dout = dnormed,
+                                .x = x,
+                                .inv_rms = inv_rms,
+                                .weight = weights.weight(index_.final_norm),
+                                .dweight_mode = dnorm.mode});
     release_head(weights, stream);
     gradients.gradients_ready(head_unit(spec_), stream);
   }

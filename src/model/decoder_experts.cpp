@@ -96,8 +96,15 @@ void Decoder::experts_backward(const Pass& pass, std::int64_t layer, GradientSin
     ops_.expert_bias_grad(stream, db.tensor, rows, a.routing, true, db.mode);
   }
   const Tensor dgate_up = a.gate_up, activated = dactivated;
-  ops_.expert_activation_grad(stream, dgate_up, dweights, activated, dactivated, a.gate_up, gate_up_bias, x.activation,
-                              a.routing, down_bias ? Accumulate::add : Accumulate::overwrite);
+  ops_.expert_activation_grad(stream, {.dgate_up = dgate_up,
+                                       .dweights = dweights,
+                                       .activated = activated,
+                                       .dout = dactivated,
+                                       .gate_up = a.gate_up,
+                                       .bias = gate_up_bias,
+                                       .activation = x.activation,
+                                       .routing = a.routing,
+                                       .dweights_mode = down_bias ? Accumulate::add : Accumulate::overwrite});
   const auto grad_experts = [&](Joined parameter, Tensor dy, Tensor input, std::int64_t in, std::int64_t out) {
     const auto dw = gradients.gradient(parameter.first, parameter.count);
     ops_.expert_linear_grad_weight(stream, by_expert(x, dw.tensor, in, out), dy, input, x.layout, a.routing.offsets,

@@ -126,14 +126,11 @@ RoutingSize expect_expert_activation(const char* op, const Tensor& out, const Te
   return size;
 }
 
-RoutingSize expect_expert_activation_grad(const char* op, const Tensor& dgate_up, const Tensor& dweights,
-                                          const Tensor& activated, const Tensor& dout, const Tensor& gate_up,
-                                          const Tensor& bias, const ExpertActivation& activation,
-                                          const Routing& routing) {
-  const RoutingSize size = expect_expert_activation(op, dout, gate_up, bias, activation, routing);
-  expect_tensor(op, "dgate_up", dgate_up, dout.dtype(), {size.rows, gate_up.dim(1)});
-  expect_tensor(op, "activated", activated, dout.dtype(), {size.rows, dout.dim(1)});
-  expect_tensor(op, "dweights", dweights, DType::f32, {size.rows});
+RoutingSize expect_expert_activation_grad(const char* op, const Ops::ExpertActivationGrad& g) {
+  const RoutingSize size = expect_expert_activation(op, g.dout, g.gate_up, g.bias, g.activation, g.routing);
+  expect_tensor(op, "dgate_up", g.dgate_up, g.dout.dtype(), {size.rows, g.gate_up.dim(1)});
+  expect_tensor(op, "activated", g.activated, g.dout.dtype(), {size.rows, g.dout.dim(1)});
+  expect_tensor(op, "dweights", g.dweights, DType::f32, {size.rows});
   return size;
 }
 

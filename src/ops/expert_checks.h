@@ -39,9 +39,6 @@ RoutingSize expect_expert_bias_dot(const char* op, const Tensor& dweights, const
                                    const Routing& routing);
 RoutingSize expect_expert_activation(const char* op, const Tensor& out, const Tensor& gate_up, const Tensor& bias,
                                      const ExpertActivation& activation, const Routing& routing);
-RoutingSize expect_expert_activation_grad(const char* op, const Tensor& dgate_up, const Tensor& dweights,
-                                          const Tensor& activated, const Tensor& dout, const Tensor& gate_up,
-                                          const Tensor& bias, const ExpertActivation& activation,
-                                          const Routing& routing);
+RoutingSize expect_expert_activation_grad(const char* op, const Ops::ExpertActivationGrad& g);
 
 }  // namespace so

@@ -113,33 +113,57 @@ class Ops {
   // sum may be x or delta. [RMSNorm, Zhang & Sennrich 2019]
   virtual void add_rms_norm(Stream&, Tensor out, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta, Tensor weight,
                             float epsilon) = 0;
-  // dx = gradient through the norm (+ residual, T [N, H] or empty; dx may be residual or dout); dweight f32 or T [H].
-  // x is what was normalised.
-  virtual void rms_norm_grad(Stream&, Tensor dx, Tensor dweight, Tensor dout, Tensor residual, Tensor x, Tensor inv_rms,
-                             Tensor weight, Accumulate dweight_mode) = 0;
+  // dx = gradient through the norm (+ residual).
+  struct RmsNormGrad {
+    Tensor dx;          // T [N, H]; may be residual or dout
+    Tensor dweight;     // f32 or T [H]
+    Tensor dout;        // T [N, H]
+    Tensor residual{};  // T [N, H] or empty
+    Tensor x;           // T [N, H], what was normalised
+    Tensor inv_rms;     // f32 [N]
+    Tensor weight;      // T [H]
+    Accumulate dweight_mode = Accumulate::overwrite;
+  };
+  virtual void rms_norm_grad(Stream&, const RmsNormGrad&) = 0;
 
   // out = rotate(norm(in)). The pair (d, d + R/2), d < R/2, of every head turns by the angle of its position;
   // dimensions from R on pass through. table f32 [positions, 2, R/2]: cosines, then sines (already scaled); positions
   // i32 [N]. out may be in (the same rows and offset) when there is no norm. [RoPE, Su et al. 2021, in the half-split
   // layout]
   virtual void rotary(Stream&, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm) = 0;
-  // din from dout; `in` is the forward input (read only with a norm). din may be dout. dweight f32 or T [head_dim],
-  // empty without a norm.
-  virtual void rotary_grad(Stream&, Heads din, Heads dout, Heads in, Tensor positions, Tensor table, HeadNorm norm,
-                           Tensor dweight, Accumulate dweight_mode) = 0;
+  struct RotaryGrad {
+    Heads din, dout;   // din may be dout
+    Heads in{};        // the forward input, read only with a norm
+    Tensor positions;  // as in rotary()
+    Tensor table;
+    HeadNorm norm{};
+    Tensor dweight{};  // f32 or T [head_dim], empty without a norm
+    Accumulate dweight_mode = Accumulate::overwrite;
+  };
+  virtual void rotary_grad(Stream&, const RotaryGrad&) = 0;
   // out = in, for laying rows into a KV cache.
   virtual void copy_heads(Stream&, Heads out, Heads in) = 0;
 
   // out = softmax(scale q k^T) v by document, causal. q.heads is a multiple of k.heads == v.heads (grouped queries).
-  // lse f32 [q.heads, N]: natural log of the sum of exponentials, for the backward pass; in which order the backend
-  // keeps its elements is its own affair. scratch: u8, as attention_scratch() says.
-  virtual void attention(Stream&, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans&,
-                         Tensor scratch) = 0;
-  // dq, dk, dv are overwritten. dsinks f32 or T [q.heads], empty without sinks. scratch: u8, as
-  // attention_grad_scratch() says.
-  virtual void attention_grad(Stream&, Heads dq, Heads dk, Heads dv, Tensor dsinks, Heads dout, Heads out, Tensor lse,
-                              Heads q, Heads k, Heads v, const AttentionSpans&, Accumulate dsinks_mode,
-                              Tensor scratch) = 0;
+  struct Attention {
+    Heads out;
+    // f32 [q.heads, N]: natural log of the sum of exponentials, for the backward pass. The order of its elements is the
+    // backend's own affair.
+    Tensor lse;
+    Heads q, k, v;
+    AttentionSpans spans;
+    Tensor scratch{};  // u8, as attention_scratch() says
+  };
+  virtual void attention(Stream&, const Attention&) = 0;
+  struct AttentionGrad {
+    Heads dq, dk, dv;  // overwritten
+    Tensor dsinks{};   // f32 or T [q.heads], empty without sinks
+    Accumulate dsinks_mode = Accumulate::overwrite;
+    Heads dout;
+    Attention forward;  // the call that this is the gradient of; its scratch is not used
+    Tensor scratch{};   // u8, as attention_grad_scratch() says
+  };
+  virtual void attention_grad(Stream&, const AttentionGrad&) = 0;
 
   // out = silu(gate) * up, gate = gate_up[:, :F], up = gate_up[:, F:].  out T [N, F], gate_up T [N, 2F].
   virtual void swiglu(Stream&, Tensor out, Tensor gate_up) = 0;
@@ -180,11 +204,19 @@ class Ops {
   // out[r] = weights[r] * act(gate_up[r] + bias[expert of r]).  out T [R, F], gate_up T [R, 2F], bias T [E, 2F] or {}.
   virtual void expert_activation(Stream&, Tensor out, Tensor gate_up, Tensor bias, const ExpertActivation&,
                                  const Routing&) = 0;
-  // The gradient of that: dgate_up (may be gate_up), and dweights[r] = (+) <dout[r], act(...)>. `activated`, T [R, F],
-  // receives the forward result again; it may be dout.
-  virtual void expert_activation_grad(Stream&, Tensor dgate_up, Tensor dweights, Tensor activated, Tensor dout,
-                                      Tensor gate_up, Tensor bias, const ExpertActivation&, const Routing&,
-                                      Accumulate dweights_mode) = 0;
+  // The gradient of that.
+  struct ExpertActivationGrad {
+    Tensor dgate_up;   // T [R, 2F]; may be gate_up
+    Tensor dweights;   // f32 [R]: dweights[r] = (+) <dout[r], act(...)>
+    Tensor activated;  // T [R, F], receives the forward result again; may be dout
+    Tensor dout;       // T [R, F]
+    Tensor gate_up;    // as in expert_activation()
+    Tensor bias{};
+    ExpertActivation activation;
+    Routing routing;
+    Accumulate dweights_mode = Accumulate::overwrite;
+  };
+  virtual void expert_activation_grad(Stream&, const ExpertActivationGrad&) = 0;
 
   // Output projection and cross-entropy in one go, over chunks of rows so that the logits never exist whole.
   struct LinearCrossEntropy {

@@ -150,23 +150,51 @@ struct AttentionProblem {
     const auto part = [&](std::size_t n) {
       return n > 0 ? Tensor(scratch.data(), DType::u8, {static_cast<std::int64_t>(n)}) : Tensor();
     };
-    rig.ops().attention(stream, q_heads(mout), mlse.tensor(), q_heads(mq), k_heads(mkv), v_heads(mkv), s, part(bytes));
-    rig.ops().attention_grad(stream, q_heads(mdq), k_heads(mdkv), v_heads(mdkv), c.sinks ? mdsinks.tensor() : Tensor(),
-                             q_heads(mdout), q_heads(mout), mlse.tensor(), q_heads(mq), k_heads(mkv), v_heads(mkv), s,
-                             dsinks_mode, part(grad_scratch));
+    rig.ops().attention(stream, {.out = q_heads(mout),
+                                 .lse = mlse.tensor(),
+                                 .q = q_heads(mq),
+                                 .k = k_heads(mkv),
+                                 .v = v_heads(mkv),
+                                 .spans = s,
+                                 .scratch = part(bytes)});
+    rig.ops().attention_grad(stream, {.dq = q_heads(mdq),
+                                      .dk = k_heads(mdkv),
+                                      .dv = v_heads(mdkv),
+                                      .dsinks = c.sinks ? mdsinks.tensor() : Tensor(),
+                                      .dsinks_mode = dsinks_mode,
+                                      .dout = q_heads(mdout),
+                                      .forward = {.out = q_heads(mout),
+                                                  .lse = mlse.tensor(),
+                                                  .q = q_heads(mq),
+                                                  .k = k_heads(mkv),
+                                                  .v = v_heads(mkv),
+                                                  .spans = s},
+                                      .scratch = part(grad_scratch)});
     for (Mirror* m : {&mout, &mlse, &mdq, &mdkv, &mdsinks}) m->fetch();
+  }
+
+  // The calls on the arrays of the host.
+  Ops::Attention call(const AttentionSpans& s) {
+    return {.out = q_heads(out), .lse = lse.tensor(), .q = q_heads(q), .k = k_heads(kv), .v = v_heads(kv), .spans = s};
+  }
+  Ops::AttentionGrad gradient_call(const AttentionSpans& s, const Tensor& ds) {
+    return {.dq = q_heads(dq),
+            .dk = k_heads(dkv),
+            .dv = v_heads(dkv),
+            .dsinks = ds,
+            .dsinks_mode = dsinks_mode,
+            .dout = q_heads(dout),
+            .forward = call(s)};
   }
 
   // By the CPU's functions directly.
   void run_on_cpu(int threads) {
     ThreadPool pool = make_pool(threads);
     const AttentionSpans s = spans();
-    const Tensor ds = c.sinks ? dsinks.tensor() : Tensor();
-    check_attention_grad(q_heads(dq), k_heads(dkv), v_heads(dkv), ds, q_heads(dout), q_heads(out), lse.tensor(),
-                         q_heads(q), k_heads(kv), v_heads(kv), s);
-    attention_forward(pool, q_heads(out), lse.tensor(), q_heads(q), k_heads(kv), v_heads(kv), s);
-    attention_backward(pool, q_heads(dq), k_heads(dkv), v_heads(dkv), ds, q_heads(dout), q_heads(out), lse.tensor(),
-                       q_heads(q), k_heads(kv), v_heads(kv), s, dsinks_mode);
+    const Ops::AttentionGrad gradient = gradient_call(s, c.sinks ? dsinks.tensor() : Tensor());
+    check_attention_grad(gradient);
+    attention_forward(pool, gradient.forward);
+    attention_backward(pool, gradient);
   }
 };
 

@@ -116,7 +116,9 @@ TEST_F(Attention, NanIsNotLost) {
 TEST_F(Attention, WrongArgumentsAreRefused) {
   Problem p(cases[0], DType::f32);
   const auto check = [&](const Heads& q, const Heads& k, const AttentionSpans& s) {
-    check_attention(p.q_heads(p.out), p.lse.tensor(), q, k, p.v_heads(p.kv), s);
+    Ops::Attention call = p.call(s);
+    call.q = q, call.k = k;
+    check_attention(call);
   };
   EXPECT_NO_THROW(check(p.q_heads(p.q), p.k_heads(p.kv), p.spans()));
   Heads q = p.q_heads(p.q), k = p.k_heads(p.kv);
@@ -137,9 +139,7 @@ TEST_F(Attention, WrongBoundsAreRefused) {
   AttentionSpans s = p.spans();
   s.cu_q = reaching.tensor();
   ThreadPool pool = make_pool(1);
-  EXPECT_THROW(
-      attention_forward(pool, p.q_heads(p.out), p.lse.tensor(), p.q_heads(p.q), p.k_heads(p.kv), p.v_heads(p.kv), s),
-      Bug);
+  EXPECT_THROW(attention_forward(pool, p.call(s)), Bug);
 }
 
 TEST_F(Attention, OpsOnAStreamDoAsTheFunctions) {

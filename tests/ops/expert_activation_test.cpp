@@ -125,8 +125,14 @@ void check(Rig& rig, const Case& c, const Variant& variant) {
   const TestTensor out(s, type, {rows, c.width}), again(s, type, {rows, c.width});
   const TestTensor dgate_up(s, type, {rows, 2 * c.width}), dweights(s, DType::f32, {rows});
   rig.ops().expert_activation(s, out, gate_up, bias, variant.activation, routing);
-  rig.ops().expert_activation_grad(s, dgate_up, dweights, again, dout, gate_up, bias, variant.activation, routing,
-                                   Accumulate::overwrite);
+  rig.ops().expert_activation_grad(s, {.dgate_up = dgate_up,
+                                       .dweights = dweights,
+                                       .activated = again,
+                                       .dout = dout,
+                                       .gate_up = gate_up,
+                                       .bias = bias,
+                                       .activation = variant.activation,
+                                       .routing = routing});
   const Reference expected = reference(c, type, variant.activation, h, gate_up.values(s),
                                        variant.with_bias ? biases.values(s) : Values(), dout.values(s));
   expect_within(out.values(s), expected.out, expected.out_allowed, what);
@@ -161,8 +167,13 @@ TEST(ExpertActivation, BoundsAndNaN) {
     const TestTensor dgate_up(s, type, {1, 16}), dweights(s, DType::f32, {1});
     const ExpertActivation clamped{Kind::clamped, limit};
     rig.ops().expert_activation(s, out, gate_up, {}, clamped, routing);
-    rig.ops().expert_activation_grad(s, dgate_up, dweights, again, dout, gate_up, {}, clamped, routing,
-                                     Accumulate::overwrite);
+    rig.ops().expert_activation_grad(s, {.dgate_up = dgate_up,
+                                         .dweights = dweights,
+                                         .activated = again,
+                                         .dout = dout,
+                                         .gate_up = gate_up,
+                                         .activation = clamped,
+                                         .routing = routing});
     const Values y = out.values(s), dx = dgate_up.values(s);
     EXPECT_EQ(y[0], y[1]);
     EXPECT_NE(dx[0], 0.0);
@@ -192,10 +203,23 @@ TEST(ExpertActivation, OutputsMayLieOnInputsAndWeightsGradientsAdd) {
       const Tensor bias = variant.with_bias ? biases.tensor() : Tensor();
       const TestTensor dgate_up(s, variant.type, {50, 2 * width}), again(s, variant.type, {50, width});
       const TestTensor dweights(s, DType::f32, {50}), added(s, DType::f32, {50}, Values(50, 100.0));
-      rig.ops().expert_activation_grad(s, dgate_up, dweights, again, dout, gate_up, bias, variant.activation, routing,
-                                       Accumulate::overwrite);
-      rig.ops().expert_activation_grad(s, gate_up, added, dout, dout, gate_up, bias, variant.activation, routing,
-                                       Accumulate::add);
+      rig.ops().expert_activation_grad(s, {.dgate_up = dgate_up,
+                                           .dweights = dweights,
+                                           .activated = again,
+                                           .dout = dout,
+                                           .gate_up = gate_up,
+                                           .bias = bias,
+                                           .activation = variant.activation,
+                                           .routing = routing});
+      rig.ops().expert_activation_grad(s, {.dgate_up = gate_up,
+                                           .dweights = added,
+                                           .activated = dout,
+                                           .dout = dout,
+                                           .gate_up = gate_up,
+                                           .bias = bias,
+                                           .activation = variant.activation,
+                                           .routing = routing,
+                                           .dweights_mode = Accumulate::add});
       EXPECT_EQ(gate_up.bytes(s), dgate_up.bytes(s));
       EXPECT_EQ(dout.bytes(s), again.bytes(s));
       Values sum = dweights.values(s);
@@ -216,8 +240,14 @@ TEST(ExpertActivation, SameBitsForAnyNumberOfThreads) {
       const TestTensor gate_up = random_tensor(s, variant.type, {400, 600}, 2),
                        dout = random_tensor(s, variant.type, {400, 300}, 3);
       const TestTensor biases = random_tensor(s, variant.type, {7, 600}, 4), dweights(s, DType::f32, {400});
-      rig.ops().expert_activation_grad(s, gate_up, dweights, dout, dout, gate_up, biases, variant.activation, routing,
-                                       Accumulate::overwrite);
+      rig.ops().expert_activation_grad(s, {.dgate_up = gate_up,
+                                           .dweights = dweights,
+                                           .activated = dout,
+                                           .dout = dout,
+                                           .gate_up = gate_up,
+                                           .bias = biases,
+                                           .activation = variant.activation,
+                                           .routing = routing});
       const std::vector<std::vector<std::byte>> now = {gate_up.bytes(s), dout.bytes(s), dweights.bytes(s)};
       if (first.empty()) first = now;
       EXPECT_EQ(first, now) << threads << " threads";
@@ -237,9 +267,36 @@ TEST(ExpertActivation, WrongArgumentsAreRefused) {
   EXPECT_THROW(ops.expert_activation(s, other, x, {}, kSwiglu, routing), Bug);
   EXPECT_THROW(ops.expert_activation(s, y, x, y, kSwiglu, routing), Bug);
   EXPECT_THROW(ops.expert_activation(s, y, x, bias, {Kind::clamped, 0}, routing), Bug);
-  EXPECT_THROW(ops.expert_activation_grad(s, x, short_one, y, y, x, bias, kSwiglu, routing, add), Bug);
-  EXPECT_THROW(ops.expert_activation_grad(s, x, dweights, Tensor(), y, x, bias, kSwiglu, routing, add), Bug);
-  EXPECT_THROW(ops.expert_activation_grad(s, y, dweights, y, y, x, bias, kSwiglu, routing, add), Bug);
+  EXPECT_THROW(ops.expert_activation_grad(s, {.dgate_up = x,
+                                              .dweights = short_one,
+                                              .activated = y,
+                                              .dout = y,
+                                              .gate_up = x,
+                                              .bias = bias,
+                                              .activation = kSwiglu,
+                                              .routing = routing,
+                                              .dweights_mode = add}),
+               Bug);
+  EXPECT_THROW(ops.expert_activation_grad(s, {.dgate_up = x,
+                                              .dweights = dweights,
+                                              .activated = Tensor(),
+                                              .dout = y,
+                                              .gate_up = x,
+                                              .bias = bias,
+                                              .activation = kSwiglu,
+                                              .routing = routing,
+                                              .dweights_mode = add}),
+               Bug);
+  EXPECT_THROW(ops.expert_activation_grad(s, {.dgate_up = y,
+                                              .dweights = dweights,
+                                              .activated = y,
+                                              .dout = y,
+                                              .gate_up = x,
+                                              .bias = bias,
+                                              .activation = kSwiglu,
+                                              .routing = routing,
+                                              .dweights_mode = add}),
+               Bug);
 }
 
 }  // namespace

@@ -110,7 +110,14 @@ void check_backward(Rig& rig, const Case& c, DType dtype, DType weight_grad, Acc
   const TestTensor residual = random_tensor(s, dtype, {n, width}, 4, r[0]);  // as large as the other part of dx
   const TestTensor dx(s, dtype, {n, width}), dweight = random_tensor(s, weight_grad, {width}, 5);
   const Values before = dweight.values(s);
-  rig.ops().rms_norm_grad(s, dx, dweight, dout, with_residual ? residual : Tensor(), x, inv_rms, weight, mode);
+  rig.ops().rms_norm_grad(s, {.dx = dx,
+                              .dweight = dweight,
+                              .dout = dout,
+                              .residual = with_residual ? residual : Tensor(),
+                              .x = x,
+                              .inv_rms = inv_rms,
+                              .weight = weight,
+                              .dweight_mode = mode});
 
   Gradients ref = rms_norm_grad(dout.values(s), with_residual ? residual.values(s) : Values(), x.values(s),
                                 inv_rms.values(s), weight.values(s));
@@ -159,7 +166,8 @@ TEST(RmsNormGrad, AgreesWithFiniteDifferences) {
   const TestTensor out(s, DType::f32, {n, width}), inv_rms(s, DType::f32, {n});
   const TestTensor dx(s, DType::f32, {n, width}), dweight(s, DType::f32, {width});
   rig.ops().add_rms_norm(s, out, Tensor(), inv_rms, x, Tensor(), weight, static_cast<float>(epsilon));
-  rig.ops().rms_norm_grad(s, dx, dweight, dout, Tensor(), x, inv_rms, weight, Accumulate::overwrite);
+  rig.ops().rms_norm_grad(s,
+                          {.dx = dx, .dweight = dweight, .dout = dout, .x = x, .inv_rms = inv_rms, .weight = weight});
   const Values dy = dout.values(s);
   Values xs = x.values(s), ws = weight.values(s);
   const auto slope = [&](double& at) {
@@ -215,7 +223,13 @@ TEST(RmsNormGrad, DxMayBeTheResidualOrDout) {
       const TestTensor dout = random_tensor(s, dtype, {n, width}, 2), residual = random_tensor(s, dtype, {n, width}, 5);
       const TestTensor own(s, dtype, {n, width}), dweight(s, DType::f32, {width});
       const TestTensor& dx = alias == 0 ? own : alias == 1 ? residual : dout;
-      rig.ops().rms_norm_grad(s, dx, dweight, dout, residual, x, inv_rms, weight, Accumulate::overwrite);
+      rig.ops().rms_norm_grad(s, {.dx = dx,
+                                  .dweight = dweight,
+                                  .dout = dout,
+                                  .residual = residual,
+                                  .x = x,
+                                  .inv_rms = inv_rms,
+                                  .weight = weight});
       if (alias == 0) {
         dx_bytes = dx.bytes(s);
         dweight_bytes = dweight.bytes(s);
@@ -238,7 +252,14 @@ TEST(RmsNorm, TheNumberOfThreadsDoesNotShow) {
       const TestTensor out(s, dtype, {n, width}), sum(s, dtype, {n, width}), dx(s, dtype, {n, width});
       const TestTensor dweight = random_tensor(s, DType::f32, {width}, 4);
       rig.ops().add_rms_norm(s, out, sum, inv_rms, x, dout, weight, 1e-6f);
-      rig.ops().rms_norm_grad(s, dx, dweight, dout, x, sum, inv_rms, weight, Accumulate::add);
+      rig.ops().rms_norm_grad(s, {.dx = dx,
+                                  .dweight = dweight,
+                                  .dout = dout,
+                                  .residual = x,
+                                  .x = sum,
+                                  .inv_rms = inv_rms,
+                                  .weight = weight,
+                                  .dweight_mode = Accumulate::add});
       const std::vector<std::vector<std::byte>> all = {out.bytes(s), sum.bytes(s), inv_rms.bytes(s), dx.bytes(s),
                                                        dweight.bytes(s)};
       if (first.empty()) first = all;
@@ -271,8 +292,23 @@ TEST(RmsNorm, RefusesWrongArguments) {
   EXPECT_THROW(ops.add_rms_norm(s, out, Tensor(), inv_rms_bf16, x, Tensor(), weight, 0), Bug);
   EXPECT_THROW(ops.add_rms_norm(s, out, out, inv_rms, x, Tensor(), weight, 0), Bug);  // a sum of one
   EXPECT_THROW(ops.add_rms_norm(s, out, Tensor(), inv_rms, x, x, weight, 0), Bug);    // and no place for one of two
-  EXPECT_THROW(ops.rms_norm_grad(s, out, Tensor(), x, Tensor(), x, inv_rms, weight, Accumulate::add), Bug);
-  EXPECT_THROW(ops.rms_norm_grad(s, out, dweight, x, single, x, inv_rms, weight, Accumulate::add), Bug);
+  EXPECT_THROW(ops.rms_norm_grad(s, {.dx = out,
+                                     .dweight = Tensor(),
+                                     .dout = x,
+                                     .x = x,
+                                     .inv_rms = inv_rms,
+                                     .weight = weight,
+                                     .dweight_mode = Accumulate::add}),
+               Bug);
+  EXPECT_THROW(ops.rms_norm_grad(s, {.dx = out,
+                                     .dweight = dweight,
+                                     .dout = x,
+                                     .residual = single,
+                                     .x = x,
+                                     .inv_rms = inv_rms,
+                                     .weight = weight,
+                                     .dweight_mode = Accumulate::add}),
+               Bug);
 }
 
 }  // namespace

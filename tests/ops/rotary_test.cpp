@@ -173,8 +173,14 @@ void check_backward(Rig& rig, const Case& c, DType dtype, bool norm, DType weigh
       put_head(data, allowed, n, h, tolerance);
     }
   }
-  rig.ops().rotary_grad(s, data.heads(din), data.heads(data.dout), norm ? data.heads(data.in) : Heads{}, data.positions,
-                        data.table, data.norm(), dweight, mode);
+  rig.ops().rotary_grad(s, {.din = data.heads(din),
+                            .dout = data.heads(data.dout),
+                            .in = norm ? data.heads(data.in) : Heads{},
+                            .positions = data.positions,
+                            .table = data.table,
+                            .norm = data.norm(),
+                            .dweight = dweight,
+                            .dweight_mode = mode});
   expect_within(din.values(s), expected, allowed, data.name() + ", din");
   if (!norm) return;
   for (std::size_t i = 0; i < head_dim; ++i) {
@@ -219,8 +225,13 @@ TEST(RotaryGrad, AgreesWithFiniteDifferences) {
   const TestTensor out(s, DType::f32, {c.n, data.width()}), din(s, DType::f32, {c.n, data.width()});
   const TestTensor dweight(s, DType::f32, {c.head_dim});
   rig.ops().rotary(s, data.heads(out), data.heads(data.in), data.positions, data.table, data.norm());
-  rig.ops().rotary_grad(s, data.heads(din), data.heads(data.dout), data.heads(data.in), data.positions, data.table,
-                        data.norm(), dweight, Accumulate::overwrite);
+  rig.ops().rotary_grad(s, {.din = data.heads(din),
+                            .dout = data.heads(data.dout),
+                            .in = data.heads(data.in),
+                            .positions = data.positions,
+                            .table = data.table,
+                            .norm = data.norm(),
+                            .dweight = dweight});
   Values x = data.in.values(s), weight = data.weight.values(s);
   const Values dy = data.dout.values(s), table = data.table.values(s), position = data.positions.values(s);
   const auto half = static_cast<std::size_t>(data.half);
@@ -280,10 +291,20 @@ TEST(RotaryGrad, MayWorkInPlace) {
         const TestTensor din = random_tensor(s, dtype, {c.n, data.width()}, 2);  // begins as a copy of `dout`
         const TestTensor dweight[2] = {norm ? TestTensor(s, DType::f32, {c.head_dim}) : TestTensor(),
                                        norm ? TestTensor(s, DType::f32, {c.head_dim}) : TestTensor()};
-        rig.ops().rotary_grad(s, data.heads(din), data.heads(data.dout), data.heads(data.in), data.positions,
-                              data.table, data.norm(), dweight[0], Accumulate::overwrite);
-        rig.ops().rotary_grad(s, data.heads(data.dout), data.heads(data.dout), data.heads(data.in), data.positions,
-                              data.table, data.norm(), dweight[1], Accumulate::overwrite);
+        rig.ops().rotary_grad(s, {.din = data.heads(din),
+                                  .dout = data.heads(data.dout),
+                                  .in = data.heads(data.in),
+                                  .positions = data.positions,
+                                  .table = data.table,
+                                  .norm = data.norm(),
+                                  .dweight = dweight[0]});
+        rig.ops().rotary_grad(s, {.din = data.heads(data.dout),
+                                  .dout = data.heads(data.dout),
+                                  .in = data.heads(data.in),
+                                  .positions = data.positions,
+                                  .table = data.table,
+                                  .norm = data.norm(),
+                                  .dweight = dweight[1]});
         EXPECT_EQ(data.dout.bytes(s), din.bytes(s)) << data.name();
         if (norm) {
           EXPECT_EQ(dweight[1].bytes(s), dweight[0].bytes(s)) << data.name();
@@ -304,8 +325,14 @@ TEST(Rotary, TheNumberOfThreadsDoesNotShow) {
       const TestTensor out(s, dtype, {c.n, data.width()}), din(s, dtype, {c.n, data.width()});
       const TestTensor dweight = random_tensor(s, DType::f32, {c.head_dim}, 5);
       rig.ops().rotary(s, data.heads(out), data.heads(data.in), data.positions, data.table, data.norm());
-      rig.ops().rotary_grad(s, data.heads(din), data.heads(data.dout), data.heads(data.in), data.positions, data.table,
-                            data.norm(), dweight, Accumulate::add);
+      rig.ops().rotary_grad(s, {.din = data.heads(din),
+                                .dout = data.heads(data.dout),
+                                .in = data.heads(data.in),
+                                .positions = data.positions,
+                                .table = data.table,
+                                .norm = data.norm(),
+                                .dweight = dweight,
+                                .dweight_mode = Accumulate::add});
       const std::vector<std::vector<std::byte>> all = {out.bytes(s), data.inv_rms.bytes(s), din.bytes(s),
                                                        dweight.bytes(s)};
       if (first.empty()) first = all;
@@ -338,8 +365,8 @@ TEST(Rotary, APositionOutsideTheTablePoisonsTheStream) {
       const Data data(s, {2, 1, 4, 4, 0, 0}, DType::f32, false);
       const TestTensor positions(s, DType::i32, {2}, {0.0, bad}), out(s, DType::f32, {2, 4});
       if (backward)
-        rig.ops().rotary_grad(s, data.heads(out), data.heads(data.dout), Heads{}, positions, data.table, HeadNorm{},
-                              Tensor(), Accumulate::overwrite);
+        rig.ops().rotary_grad(
+            s, {.din = data.heads(out), .dout = data.heads(data.dout), .positions = positions, .table = data.table});
       else
         rig.ops().rotary(s, data.heads(out), data.heads(data.in), positions, data.table, HeadNorm{});
       EXPECT_THROW(s.synchronize(), Bug);
@@ -361,9 +388,29 @@ TEST(Rotary, RefusesWrongArguments) {
   EXPECT_THROW(ops.rotary(s, to, in, few_positions, data.table, HeadNorm{}), Bug);
   EXPECT_THROW(ops.rotary(s, to, in, data.positions, wide_table, HeadNorm{}), Bug);   // turns 10 dimensions of 8
   EXPECT_THROW(ops.rotary(s, in, in, data.positions, data.table, data.norm()), Bug);  // a norm in place
-  EXPECT_THROW(ops.rotary_grad(s, to, in, in, data.positions, data.table, data.norm(), Tensor(), Accumulate::add), Bug);
-  EXPECT_THROW(ops.rotary_grad(s, to, in, in, data.positions, data.table, HeadNorm{}, dweight, Accumulate::add), Bug);
-  EXPECT_THROW(ops.rotary_grad(s, to, in, Heads{}, data.positions, data.table, data.norm(), dweight, Accumulate::add),
+  EXPECT_THROW(ops.rotary_grad(s, {.din = to,
+                                   .dout = in,
+                                   .in = in,
+                                   .positions = data.positions,
+                                   .table = data.table,
+                                   .norm = data.norm(),
+                                   .dweight_mode = Accumulate::add}),
+               Bug);
+  EXPECT_THROW(ops.rotary_grad(s, {.din = to,
+                                   .dout = in,
+                                   .in = in,
+                                   .positions = data.positions,
+                                   .table = data.table,
+                                   .dweight = dweight,
+                                   .dweight_mode = Accumulate::add}),
+               Bug);
+  EXPECT_THROW(ops.rotary_grad(s, {.din = to,
+                                   .dout = in,
+                                   .positions = data.positions,
+                                   .table = data.table,
+                                   .norm = data.norm(),
+                                   .dweight = dweight,
+                                   .dweight_mode = Accumulate::add}),
                Bug);
   EXPECT_THROW(ops.copy_heads(s, to, {data.in, 0, 2, 4}), Bug);
 }

@@ -271,65 +271,61 @@ void check_heads(const Heads& heads, DType type, std::int64_t rows, std::int64_t
 
 }  // namespace
 
-void check_attention(const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
-                     const AttentionSpans& spans) {
-  SO_CHECK(q.rows.rank() == 2 && k.rows.rank() == 2, "attention of {} and {}", shape_string(q.rows.shape()),
-           shape_string(k.rows.shape()));
-  const DType type = q.rows.dtype();
+void check_attention(const Ops::Attention& a) {
+  SO_CHECK(a.q.rows.rank() == 2 && a.k.rows.rank() == 2, "attention of {} and {}", shape_string(a.q.rows.shape()),
+           shape_string(a.k.rows.shape()));
+  const DType type = a.q.rows.dtype();
   SO_CHECK(type == DType::f32 || type == DType::bf16, "attention on {}", name_of(type));
-  const std::int64_t tokens = q.rows.dim(0), k_rows = k.rows.dim(0), dim = q.head_dim;
-  SO_CHECK(q.heads > 0 && k.heads > 0 && dim > 0 && q.heads % k.heads == 0, "{} query heads of {} on {} key heads",
-           q.heads, dim, k.heads);
-  check_heads(q, type, tokens, q.heads, dim, "q");
-  check_heads(k, type, k_rows, k.heads, dim, "k");
-  check_heads(v, type, k_rows, k.heads, dim, "v");
-  check_heads(out, type, tokens, q.heads, dim, "out");
-  SO_CHECK(lse.rank() == 2 && lse.dtype() == DType::f32 && lse.dim(0) == q.heads && lse.dim(1) == tokens, "lse {}",
-           shape_string(lse.shape()));
-  for (const Tensor& cu : {spans.cu_q, spans.cu_k})
-    SO_CHECK(cu.dtype() == DType::i32 && spans.documents >= 0 && cu.size() == spans.documents + 1,
-             "{} documents, bounds {} {}", spans.documents, name_of(cu.dtype()), shape_string(cu.shape()));
-  SO_CHECK(spans.window >= 0, "a window of {} keys", spans.window);
-  if (spans.sinks) expect_tensor("attention", "sinks", spans.sinks, type, {q.heads});
+  const std::int64_t tokens = a.q.rows.dim(0), k_rows = a.k.rows.dim(0), dim = a.q.head_dim;
+  SO_CHECK(a.q.heads > 0 && a.k.heads > 0 && dim > 0 && a.q.heads % a.k.heads == 0,
+           "{} query heads of {} on {} key heads", a.q.heads, dim, a.k.heads);
+  check_heads(a.q, type, tokens, a.q.heads, dim, "q");
+  check_heads(a.k, type, k_rows, a.k.heads, dim, "k");
+  check_heads(a.v, type, k_rows, a.k.heads, dim, "v");
+  check_heads(a.out, type, tokens, a.q.heads, dim, "out");
+  SO_CHECK(a.lse.rank() == 2 && a.lse.dtype() == DType::f32 && a.lse.dim(0) == a.q.heads && a.lse.dim(1) == tokens,
+           "lse {}", shape_string(a.lse.shape()));
+  for (const Tensor& cu : {a.spans.cu_q, a.spans.cu_k})
+    SO_CHECK(cu.dtype() == DType::i32 && a.spans.documents >= 0 && cu.size() == a.spans.documents + 1,
+             "{} documents, bounds {} {}", a.spans.documents, name_of(cu.dtype()), shape_string(cu.shape()));
+  SO_CHECK(a.spans.window >= 0, "a window of {} keys", a.spans.window);
+  if (a.spans.sinks) expect_tensor("attention", "sinks", a.spans.sinks, type, {a.q.heads});
 }
 
-void check_attention_grad(const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dsinks, const Heads& dout,
-                          const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
-                          const AttentionSpans& spans) {
-  check_attention(out, lse, q, k, v, spans);
-  const DType type = q.rows.dtype();
-  check_heads(dq, type, q.rows.dim(0), q.heads, q.head_dim, "dq");
-  check_heads(dout, type, q.rows.dim(0), q.heads, q.head_dim, "dout");
-  check_heads(dk, type, k.rows.dim(0), k.heads, k.head_dim, "dk");
-  check_heads(dv, type, k.rows.dim(0), k.heads, k.head_dim, "dv");
-  if (spans.sinks)
-    expect_gradient("attention_grad", "dsinks", dsinks, type, {q.heads});
+void check_attention_grad(const Ops::AttentionGrad& g) {
+  const Ops::Attention& a = g.forward;
+  check_attention(a);
+  const DType type = a.q.rows.dtype();
+  check_heads(g.dq, type, a.q.rows.dim(0), a.q.heads, a.q.head_dim, "dq");
+  check_heads(g.dout, type, a.q.rows.dim(0), a.q.heads, a.q.head_dim, "dout");
+  check_heads(g.dk, type, a.k.rows.dim(0), a.k.heads, a.k.head_dim, "dk");
+  check_heads(g.dv, type, a.k.rows.dim(0), a.k.heads, a.k.head_dim, "dv");
+  if (a.spans.sinks)
+    expect_gradient("attention_grad", "dsinks", g.dsinks, type, {a.q.heads});
   else
-    SO_CHECK(!dsinks, "attention_grad: dsinks {} without sinks", shape_string(dsinks.shape()));
+    SO_CHECK(!g.dsinks, "attention_grad: dsinks {} without sinks", shape_string(g.dsinks.shape()));
 }
 
-void attention_forward(ThreadPool& pool, const Heads& out, const Tensor& lse, const Heads& q, const Heads& k,
-                       const Heads& v, const AttentionSpans& spans) {
-  const std::int64_t block = query_block(q.heads / k.heads);
+void attention_forward(ThreadPool& pool, const Ops::Attention& a) {
+  const std::int64_t block = query_block(a.q.heads / a.k.heads);
   std::vector<Task> tasks;
-  for (const Document& d : read_documents(spans, q.rows.dim(0), k.rows.dim(0)))
-    for (std::int64_t head = 0; head < k.heads; ++head)
+  for (const Document& d : read_documents(a.spans, a.q.rows.dim(0), a.k.rows.dim(0)))
+    for (std::int64_t head = 0; head < a.k.heads; ++head)
       for (std::int64_t begin = 0; begin < d.q_count; begin += block) {
         const std::int64_t end = std::min(begin + block, d.q_count);
         const std::int64_t k_end = d.visible(end - 1);
         tasks.push_back({d, head, begin, end, std::min(d.first(begin), k_end), k_end});
       }
-  const Forward forward{out, q, k, v, lse, spans.sinks, spans.scale};
+  const Forward forward{a.out, a.q, a.k, a.v, a.lse, a.spans.sinks, a.spans.scale};
   run_tasks(pool, tasks, [&](const Task& t) { forward.run(t); });
 }
 
-void attention_backward(ThreadPool& pool, const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dsinks,
-                        const Heads& dout, const Heads& out, const Tensor& lse, const Heads& q, const Heads& k,
-                        const Heads& v, const AttentionSpans& spans, Accumulate dsinks_mode) {
-  const std::int64_t block = query_block(q.heads / k.heads);
+void attention_backward(ThreadPool& pool, const Ops::AttentionGrad& g) {
+  const Ops::Attention& a = g.forward;
+  const std::int64_t block = query_block(a.q.heads / a.k.heads);
   std::vector<Task> tasks;
-  for (const Document& d : read_documents(spans, q.rows.dim(0), k.rows.dim(0)))
-    for (std::int64_t head = 0; head < k.heads; ++head) {
+  for (const Document& d : read_documents(a.spans, a.q.rows.dim(0), a.k.rows.dim(0)))
+    for (std::int64_t head = 0; head < a.k.heads; ++head) {
       if (std::max(d.q_count, d.k_count) <= fused_rows) {
         tasks.push_back({d, head, 0, d.q_count, 0, d.k_count, true, true});
         continue;
@@ -342,25 +338,21 @@ void attention_backward(ThreadPool& pool, const Heads& dq, const Heads& dk, cons
       for (std::int64_t begin = 0; begin < d.q_count; begin += block)
         tasks.push_back({d, head, begin, std::min(begin + block, d.q_count), 0, d.k_count, true, false});
     }
-  const Backward backward{dq, dk, dv, dout, out, q, k, v, lse, spans.scale};
+  const Backward backward{g.dq, g.dk, g.dv, g.dout, a.out, a.q, a.k, a.v, a.lse, a.spans.scale};
   run_tasks(pool, tasks, [&](const Task& t) { backward.run(t); });
-  if (spans.sinks) sink_gradient(pool, dsinks, dout, out, lse, spans, dsinks_mode);
+  if (a.spans.sinks) sink_gradient(pool, g.dsinks, g.dout, a.out, a.lse, a.spans, g.dsinks_mode);
 }
 
-void CpuOps::attention(Stream& stream, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans& spans,
-                       Tensor) {
-  check_attention(out, lse, q, k, v, spans);
+void CpuOps::attention(Stream& stream, const Attention& a) {
+  check_attention(a);
   cpu(stream).enqueue("attention", WorkCategory::attention,
-                      [=, &pool = cpu(stream).pool()] { attention_forward(pool, out, lse, q, k, v, spans); });
+                      [a, &pool = cpu(stream).pool()] { attention_forward(pool, a); });
 }
 
-void CpuOps::attention_grad(Stream& stream, Heads dq, Heads dk, Heads dv, Tensor dsinks, Heads dout, Heads out,
-                            Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans& spans, Accumulate dsinks_mode,
-                            Tensor) {
-  check_attention_grad(dq, dk, dv, dsinks, dout, out, lse, q, k, v, spans);
-  cpu(stream).enqueue("attention_grad", WorkCategory::attention, [=, &pool = cpu(stream).pool()] {
-    attention_backward(pool, dq, dk, dv, dsinks, dout, out, lse, q, k, v, spans, dsinks_mode);
-  });
+void CpuOps::attention_grad(Stream& stream, const AttentionGrad& g) {
+  check_attention_grad(g);
+  cpu(stream).enqueue("attention_grad", WorkCategory::attention,
+                      [g, &pool = cpu(stream).pool()] { attention_backward(pool, g); });
 }
 
 }  // namespace so

@@ -18,19 +18,13 @@ namespace so {
 class ThreadPool;
 
 // Check what Ops states of the arguments (Bug if wrong).
-void check_attention(const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
-                     const AttentionSpans& spans);
-void check_attention_grad(const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dsinks, const Heads& dout,
-                          const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
-                          const AttentionSpans& spans);
+void check_attention(const Ops::Attention& a);
+void check_attention_grad(const Ops::AttentionGrad& g);
 
 // A query that sees no key (its document has more queries than keys) gets a zero output and an lse of -infinity, or of
 // its head's sink, and gives no gradient. A NaN or infinity stays within its document. Rows that belong to no document
 // are left alone.
-void attention_forward(ThreadPool& pool, const Heads& out, const Tensor& lse, const Heads& q, const Heads& k,
-                       const Heads& v, const AttentionSpans& spans);
-void attention_backward(ThreadPool& pool, const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dsinks,
-                        const Heads& dout, const Heads& out, const Tensor& lse, const Heads& q, const Heads& k,
-                        const Heads& v, const AttentionSpans& spans, Accumulate dsinks_mode);
+void attention_forward(ThreadPool& pool, const Ops::Attention& a);
+void attention_backward(ThreadPool& pool, const Ops::AttentionGrad& g);
 
 }  // namespace so

@@ -218,16 +218,14 @@ void CpuOps::expert_activation(Stream& stream, Tensor out, Tensor gate_up, Tenso
   });
 }
 
-void CpuOps::expert_activation_grad(Stream& stream, Tensor dgate_up, Tensor dweights, Tensor activated, Tensor dout,
-                                    Tensor gate_up, Tensor bias, const ExpertActivation& activation,
-                                    const Routing& routing, Accumulate mode) {
-  const RoutingSize size = expect_expert_activation_grad("expert_activation_grad", dgate_up, dweights, activated, dout,
-                                                         gate_up, bias, activation, routing);
+void CpuOps::expert_activation_grad(Stream& stream, const ExpertActivationGrad& g) {
+  const RoutingSize size = expect_expert_activation_grad("expert_activation_grad", g);
   ThreadPool& pool = cpu(stream).pool();
   cpu(stream).enqueue("expert_activation_grad", WorkCategory::memory_bound, [=, &pool] {
-    pool.parallel_for(size.rows, row_grain(dout.dim(1)), [&](std::int64_t begin, std::int64_t end) {
+    pool.parallel_for(size.rows, row_grain(g.dout.dim(1)), [&](std::int64_t begin, std::int64_t end) {
       HWY_DYNAMIC_DISPATCH(rows::activation_grad_rows)
-      (dgate_up, dweights, activated, dout, gate_up, bias, activation, routing, mode, begin, end);
+      (g.dgate_up, g.dweights, g.activated, g.dout, g.gate_up, g.bias, g.activation, g.routing, g.dweights_mode, begin,
+       end);
     });
   });
 }

@@ -118,16 +118,14 @@ void add_rms_norm(ThreadPool& pool, const Tensor& out, const Tensor& sum, const 
   });
 }
 
-void rms_norm_grad(ThreadPool& pool, const Tensor& dx, const Tensor& dweight, const Tensor& dout,
-                   const Tensor& residual, const Tensor& x, const Tensor& inv_rms, const Tensor& weight,
-                   Accumulate dweight_mode) {
-  BlockSums sums(x.dim(0), x.dim(1));
+void rms_norm_grad(ThreadPool& pool, const Ops::RmsNormGrad& g) {
+  BlockSums sums(g.x.dim(0), g.x.dim(1));
   pool.parallel_for(sums.blocks(), 1, [&](std::int64_t first, std::int64_t last) {
     const auto grad_rows = HWY_DYNAMIC_DISPATCH(rms_norm_grad_rows);
     for (std::int64_t b = first; b < last; ++b)
-      grad_rows(dx, sums.block(b), dout, residual, x, inv_rms, weight, sums.begin(b), sums.end(b));
+      grad_rows(g.dx, sums.block(b), g.dout, g.residual, g.x, g.inv_rms, g.weight, sums.begin(b), sums.end(b));
   });
-  sums.finish(pool, dweight, dweight_mode);
+  sums.finish(pool, g.dweight, g.dweight_mode);
 }
 
 }  // namespace
@@ -155,24 +153,21 @@ void CpuOps::add_rms_norm(Stream& stream, Tensor out, Tensor sum, Tensor inv_rms
                       [=, &pool] { rows::add_rms_norm(pool, out, sum, inv_rms, x, delta, weight, epsilon); });
 }
 
-void CpuOps::rms_norm_grad(Stream& stream, Tensor dx, Tensor dweight, Tensor dout, Tensor residual, Tensor x,
-                           Tensor inv_rms, Tensor weight, Accumulate dweight_mode) {
+void CpuOps::rms_norm_grad(Stream& stream, const RmsNormGrad& g) {
   const char* op = "rms_norm_grad";
-  SO_CHECK(x.rank() == 2, "{}: x is {}", op, shape_string(x.shape()));
-  const DType dtype = x.dtype();
-  const std::int64_t n = x.dim(0), width = x.dim(1);
+  SO_CHECK(g.x.rank() == 2, "{}: x is {}", op, shape_string(g.x.shape()));
+  const DType dtype = g.x.dtype();
+  const std::int64_t n = g.x.dim(0), width = g.x.dim(1);
   expect_compute_dtype(op, "x", dtype);
-  expect_tensor(op, "x", x, dtype, {n, width});
-  expect_tensor(op, "dx", dx, dtype, {n, width});
-  expect_tensor(op, "dout", dout, dtype, {n, width});
-  if (residual) expect_tensor(op, "residual", residual, dtype, {n, width});
-  expect_tensor(op, "inv_rms", inv_rms, DType::f32, {n});
-  expect_tensor(op, "weight", weight, dtype, {width});
-  expect_gradient(op, "dweight", dweight, dtype, {width});
+  expect_tensor(op, "x", g.x, dtype, {n, width});
+  expect_tensor(op, "dx", g.dx, dtype, {n, width});
+  expect_tensor(op, "dout", g.dout, dtype, {n, width});
+  if (g.residual) expect_tensor(op, "residual", g.residual, dtype, {n, width});
+  expect_tensor(op, "inv_rms", g.inv_rms, DType::f32, {n});
+  expect_tensor(op, "weight", g.weight, dtype, {width});
+  expect_gradient(op, "dweight", g.dweight, dtype, {width});
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("rms_norm_grad", WorkCategory::memory_bound, [=, &pool] {
-    rows::rms_norm_grad(pool, dx, dweight, dout, residual, x, inv_rms, weight, dweight_mode);
-  });
+  cpu(stream).enqueue("rms_norm_grad", WorkCategory::memory_bound, [=, &pool] { rows::rms_norm_grad(pool, g); });
 }
 
 }  // namespace so

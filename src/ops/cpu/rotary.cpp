@@ -163,17 +163,16 @@ void rotary(ThreadPool& pool, const Heads& out, const Heads& in, const Tensor& p
   });
 }
 
-void rotary_grad(ThreadPool& pool, const Heads& din, const Heads& dout, const Heads& in, const Tensor& positions,
-                 const Tensor& table, const HeadNorm& norm, const Tensor& dweight, Accumulate dweight_mode) {
-  BlockSums sums(din.rows.dim(0), norm.weight ? din.head_dim : 0);
+void rotary_grad(ThreadPool& pool, const Ops::RotaryGrad& g) {
+  BlockSums sums(g.din.rows.dim(0), g.norm.weight ? g.din.head_dim : 0);
   pool.parallel_for(sums.blocks(), 1, [&](std::int64_t first, std::int64_t last) {
     const auto grad_rows = HWY_DYNAMIC_DISPATCH(rotary_grad_rows);
     for (std::int64_t b = first; b < last; ++b) {
-      check_positions("rotary_grad", positions, table, sums.begin(b), sums.end(b));
-      grad_rows(din, dout, in, positions, table, norm, sums.block(b), sums.begin(b), sums.end(b));
+      check_positions("rotary_grad", g.positions, g.table, sums.begin(b), sums.end(b));
+      grad_rows(g.din, g.dout, g.in, g.positions, g.table, g.norm, sums.block(b), sums.begin(b), sums.end(b));
     }
   });
-  if (norm.weight) sums.finish(pool, dweight, dweight_mode);
+  if (g.norm.weight) sums.finish(pool, g.dweight, g.dweight_mode);
 }
 
 void copy_heads(ThreadPool& pool, const Heads& out, const Heads& in) {
@@ -204,21 +203,18 @@ void CpuOps::rotary(Stream& stream, Heads out, Heads in, Tensor positions, Tenso
                       [=, &pool] { rows::rotary(pool, out, in, positions, table, norm); });
 }
 
-void CpuOps::rotary_grad(Stream& stream, Heads din, Heads dout, Heads in, Tensor positions, Tensor table, HeadNorm norm,
-                         Tensor dweight, Accumulate dweight_mode) {
+void CpuOps::rotary_grad(Stream& stream, const RotaryGrad& g) {
   const char* op = "rotary_grad";
-  expect_compute_dtype(op, "dout", dout.rows.dtype());
-  expect_same_heads(op, "dout", dout, "din", din);
-  expect_rotation(op, din, positions, table, norm);
-  SO_CHECK(static_cast<bool>(norm.weight) == static_cast<bool>(dweight), "{}: dweight goes with a norm", op);
-  if (norm.weight) {
-    expect_same_heads(op, "dout", dout, "in", in);
-    expect_gradient(op, "dweight", dweight, din.rows.dtype(), {din.head_dim});
+  expect_compute_dtype(op, "dout", g.dout.rows.dtype());
+  expect_same_heads(op, "dout", g.dout, "din", g.din);
+  expect_rotation(op, g.din, g.positions, g.table, g.norm);
+  SO_CHECK(static_cast<bool>(g.norm.weight) == static_cast<bool>(g.dweight), "{}: dweight goes with a norm", op);
+  if (g.norm.weight) {
+    expect_same_heads(op, "dout", g.dout, "in", g.in);
+    expect_gradient(op, "dweight", g.dweight, g.din.rows.dtype(), {g.din.head_dim});
   }
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("rotary_grad", WorkCategory::memory_bound, [=, &pool] {
-    rows::rotary_grad(pool, din, dout, in, positions, table, norm, dweight, dweight_mode);
-  });
+  cpu(stream).enqueue("rotary_grad", WorkCategory::memory_bound, [=, &pool] { rows::rotary_grad(pool, g); });
 }
 
 void CpuOps::copy_heads(Stream& stream, Heads out, Heads in) {

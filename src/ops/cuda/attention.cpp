@@ -58,15 +58,15 @@ struct CudaAttention::Call {
   std::byte *scratch = nullptr, *scratch_end = nullptr;
   bool dense = false;  // which the layout of lse depends on
 
-  Call(cudaStream_t s, const Heads& o, const Tensor& l, const Heads& qs, const Heads& ks, const Heads& vs,
-       const AttentionSpans& sp, const Tensor& memory)
-      : q(&qs), k(&ks), v(&vs), out(&o), lse(&l), spans(&sp), stream(s) {
+  // Keeps pointers into `a`.
+  Call(cudaStream_t s, const Ops::Attention& a, const Tensor& memory)
+      : q(&a.q), k(&a.k), v(&a.v), out(&a.out), lse(&a.lse), spans(&a.spans), stream(s) {
     if (memory) {
       scratch = static_cast<std::byte*>(memory.data());
       scratch_end = scratch + memory.bytes();
       scratch = std::min(aligned(scratch), scratch_end);
     }
-    dense = self_attention() && sp.max_q * sp.documents == q_rows() && sp.max_q % 64 == 0;
+    dense = self_attention() && spans->max_q * spans->documents == q_rows() && spans->max_q % 64 == 0;
   }
 
   std::int64_t q_rows() const { return q->rows.dim(0); }
@@ -189,18 +189,17 @@ bool CudaAttention::hopper_takes(const Call& call) const {
   return properties_.capability == 90 && call.in_pieces() && hopper_attention_takes(static_cast<int>(call.q->head_dim));
 }
 
-void CudaAttention::forward(cudaStream_t stream, const Heads& out, const Tensor& lse, const Heads& q, const Heads& k,
-                            const Heads& v, const AttentionSpans& spans, const Tensor& scratch) {
-  Call call(stream, out, lse, q, k, v, spans, scratch);
-  if (call.q_rows() == 0 || spans.documents == 0) return;
-  if (hopper_takes(call) && q.head_dim == forward_head_dim && narrow(call) && call.window() <= widest_forward) {
-    const AttentionArguments a = call.arguments();
-    return call.self_attention() && hopper_attention_takes_narrow_forward(a) ? hopper_attention_narrow(stream, a)
-                                                                             : hopper_attention(stream, a);
+void CudaAttention::forward(cudaStream_t stream, const Ops::Attention& a) {
+  Call call(stream, a, a.scratch);
+  if (call.q_rows() == 0 || a.spans.documents == 0) return;
+  if (hopper_takes(call) && a.q.head_dim == forward_head_dim && narrow(call) && call.window() <= widest_forward) {
+    const AttentionArguments args = call.arguments();
+    return call.self_attention() && hopper_attention_takes_narrow_forward(args) ? hopper_attention_narrow(stream, args)
+                                                                                : hopper_attention(stream, args);
   }
   if (cudnn_takes(call) && cudnn_forward(call)) return;
   if (tensor_cores_take(call)) return tensor_core_attention(stream, call.arguments());
-  plain_attention(stream, q.rows.dtype(), call.arguments());
+  plain_attention(stream, a.q.rows.dtype(), call.arguments());
 }
 
 bool CudaAttention::cudnn_forward(Call call) {
@@ -224,26 +223,24 @@ bool CudaAttention::cudnn_forward(Call call) {
   return true;
 }
 
-void CudaAttention::backward(cudaStream_t stream, const Heads& dq, const Heads& dk, const Heads& dv,
-                             const Tensor& dsinks, const Heads& dout, const Heads& out, const Tensor& lse,
-                             const Heads& q, const Heads& k, const Heads& v, const AttentionSpans& spans,
-                             Accumulate dsinks_mode, const Tensor& scratch, void* partial_sums) {
-  Call call(stream, out, lse, q, k, v, spans, scratch);
-  call.dout = &dout, call.dq = &dq, call.dk = &dk, call.dv = &dv;
+void CudaAttention::backward(cudaStream_t stream, const Ops::AttentionGrad& g, void* partial_sums) {
+  const Ops::Attention& forward = g.forward;
+  Call call(stream, forward, g.scratch);
+  call.dout = &g.dout, call.dq = &g.dq, call.dk = &g.dk, call.dv = &g.dv;
   const auto sinks = [&](const AttentionArguments& a) {
-    if (dsinks) sink_gradient(stream, q.rows.dtype(), a, dsinks, dsinks_mode, partial_sums);
+    if (g.dsinks) sink_gradient(stream, forward.q.rows.dtype(), a, g.dsinks, g.dsinks_mode, partial_sums);
   };
   AttentionArguments a = call.arguments();
-  if (spans.documents == 0 || q.rows.dim(0) + k.rows.dim(0) == 0) return sinks(a);
+  if (forward.spans.documents == 0 || forward.q.rows.dim(0) + forward.k.rows.dim(0) == 0) return sinks(a);
   if (cudnn_takes(call) && !narrow(call) && cudnn_backward(call)) return sinks(a);
   a.delta = call.take<float>(a.q_rows * a.heads);
-  attention_delta(stream, q.rows.dtype(), a);
+  attention_delta(stream, forward.q.rows.dtype(), a);
   sinks(a);
   if (hopper_takes(call) && call.self_attention() && hopper_attention_takes_narrow(a))
     return hopper_attention_grad_narrow(stream, a, properties_.multiprocessors);
   if (hopper_takes(call)) return hopper_attention_grad(stream, a);
   if (tensor_cores_take(call)) return tensor_core_attention_grad(stream, a);
-  plain_attention_grad(stream, q.rows.dtype(), a);
+  plain_attention_grad(stream, forward.q.rows.dtype(), a);
 }
 
 namespace {
@@ -348,22 +345,19 @@ bool CudaAttention::cudnn_backward(Call call) {
   return true;
 }
 
-void CudaOps::attention(Stream& stream, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans& spans,
-                        Tensor scratch) {
+void CudaOps::attention(Stream& stream, const Attention& a) {
   const cudaStream_t s = enter(stream);
-  check_attention(out, lse, q, k, v, spans);
-  SO_CHECK(q.head_dim <= max_kernel_head_dim, "heads of {}, at most {}", q.head_dim, max_kernel_head_dim);
-  attention_->forward(s, out, lse, q, k, v, spans, scratch);
+  check_attention(a);
+  SO_CHECK(a.q.head_dim <= max_kernel_head_dim, "heads of {}, at most {}", a.q.head_dim, max_kernel_head_dim);
+  attention_->forward(s, a);
 }
 
-void CudaOps::attention_grad(Stream& stream, Heads dq, Heads dk, Heads dv, Tensor dsinks, Heads dout, Heads out,
-                             Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans& spans, Accumulate dsinks_mode,
-                             Tensor scratch) {
+void CudaOps::attention_grad(Stream& stream, const AttentionGrad& g) {
   const cudaStream_t s = enter(stream);
-  check_attention_grad(dq, dk, dv, dsinks, dout, out, lse, q, k, v, spans);
-  SO_CHECK(q.head_dim <= max_kernel_head_dim, "heads of {}, at most {}", q.head_dim, max_kernel_head_dim);
-  attention_->backward(s, dq, dk, dv, dsinks, dout, out, lse, q, k, v, spans, dsinks_mode, scratch,
-                       dsinks ? scratch_bytes(sink_gradient_scratch) : nullptr);
+  check_attention_grad(g);
+  SO_CHECK(g.forward.q.head_dim <= max_kernel_head_dim, "heads of {}, at most {}", g.forward.q.head_dim,
+           max_kernel_head_dim);
+  attention_->backward(s, g, g.dsinks ? scratch_bytes(sink_gradient_scratch) : nullptr);
 }
 
 }  // namespace so

@@ -57,11 +57,8 @@ class CudaAttention {
   ~CudaAttention();
 
   // Arguments are those of Ops, checked. partial_sums: sink_gradient_scratch bytes, if there are sinks.
-  void forward(cudaStream_t stream, const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
-               const AttentionSpans& spans, const Tensor& scratch);
-  void backward(cudaStream_t stream, const Heads& dq, const Heads& dk, const Heads& dv, const Tensor& dsinks,
-                const Heads& dout, const Heads& out, const Tensor& lse, const Heads& q, const Heads& k, const Heads& v,
-                const AttentionSpans& spans, Accumulate dsinks_mode, const Tensor& scratch, void* partial_sums);
+  void forward(cudaStream_t stream, const Ops::Attention& a);
+  void backward(cudaStream_t stream, const Ops::AttentionGrad& g, void* partial_sums);
 
  private:
   struct Call;

@@ -33,16 +33,12 @@ class CudaOps final : public Ops {
   void linear_grad_bias(Stream&, Tensor dbias, Tensor dy, Accumulate) override;
   void add_rms_norm(Stream&, Tensor out, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta, Tensor weight,
                     float epsilon) override;
-  void rms_norm_grad(Stream&, Tensor dx, Tensor dweight, Tensor dout, Tensor residual, Tensor x, Tensor inv_rms,
-                     Tensor weight, Accumulate dweight_mode) override;
+  void rms_norm_grad(Stream&, const RmsNormGrad&) override;
   void rotary(Stream&, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm) override;
-  void rotary_grad(Stream&, Heads din, Heads dout, Heads in, Tensor positions, Tensor table, HeadNorm norm,
-                   Tensor dweight, Accumulate dweight_mode) override;
+  void rotary_grad(Stream&, const RotaryGrad&) override;
   void copy_heads(Stream&, Heads out, Heads in) override;
-  void attention(Stream&, Heads out, Tensor lse, Heads q, Heads k, Heads v, const AttentionSpans&,
-                 Tensor scratch) override;
-  void attention_grad(Stream&, Heads dq, Heads dk, Heads dv, Tensor dsinks, Heads dout, Heads out, Tensor lse, Heads q,
-                      Heads k, Heads v, const AttentionSpans&, Accumulate dsinks_mode, Tensor scratch) override;
+  void attention(Stream&, const Attention&) override;
+  void attention_grad(Stream&, const AttentionGrad&) override;
   void swiglu(Stream&, Tensor out, Tensor gate_up) override;
   void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated) override;
   void route(Stream&, const Routing& out, Tensor logits, bool renormalized) override;
@@ -60,8 +56,7 @@ class CudaOps final : public Ops {
   void expert_bias_dot(Stream&, Tensor dweights, Tensor dout, Tensor bias, const Routing&) override;
   void expert_activation(Stream&, Tensor out, Tensor gate_up, Tensor bias, const ExpertActivation&,
                          const Routing&) override;
-  void expert_activation_grad(Stream&, Tensor dgate_up, Tensor dweights, Tensor activated, Tensor dout, Tensor gate_up,
-                              Tensor bias, const ExpertActivation&, const Routing&, Accumulate dweights_mode) override;
+  void expert_activation_grad(Stream&, const ExpertActivationGrad&) override;
   void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override;
   void random_normal(Stream&, Tensor out, std::uint64_t seed, float standard_deviation) override;
 

@@ -219,28 +219,25 @@ void CudaOps::expert_activation(Stream& stream, Tensor out, Tensor gate_up, Tens
   SO_CUDA_LAUNCHED(op);
 }
 
-void CudaOps::expert_activation_grad(Stream& stream, Tensor dgate_up, Tensor dweights, Tensor activated, Tensor dout,
-                                     Tensor gate_up, Tensor bias, const ExpertActivation& activation,
-                                     const Routing& routing, Accumulate mode) {
+void CudaOps::expert_activation_grad(Stream& stream, const ExpertActivationGrad& g) {
   const char* op = "expert_activation_grad";
-  const RoutingSize size =
-      expect_expert_activation_grad(op, dgate_up, dweights, activated, dout, gate_up, bias, activation, routing);
+  const RoutingSize size = expect_expert_activation_grad(op, g);
   const cudaStream_t on = enter(stream);
   if (size.rows == 0) return;
-  with_type(dout.dtype(), [&]<class T> {
-    launch<true>(Arguments<T>{.out = data<T>(activated),
-                              .dgate_up = data<T>(dgate_up),
-                              .dweights = dweights.as<float>(),
-                              .dout = data<T>(dout),
-                              .gate_up = data<T>(gate_up),
-                              .bias = data<T>(bias),
-                              .weights = routing.weights.as<float>(),
-                              .offsets = routing.offsets.as<std::int32_t>(),
+  with_type(g.dout.dtype(), [&]<class T> {
+    launch<true>(Arguments<T>{.out = data<T>(g.activated),
+                              .dgate_up = data<T>(g.dgate_up),
+                              .dweights = g.dweights.as<float>(),
+                              .dout = data<T>(g.dout),
+                              .gate_up = data<T>(g.gate_up),
+                              .bias = data<T>(g.bias),
+                              .weights = g.routing.weights.as<float>(),
+                              .offsets = g.routing.offsets.as<std::int32_t>(),
                               .rows = size.rows,
-                              .width = dout.dim(1),
+                              .width = g.dout.dim(1),
                               .experts = static_cast<int>(size.experts),
-                              .add = mode == Accumulate::add},
-                 activation, on);
+                              .add = g.dweights_mode == Accumulate::add},
+                 g.activation, on);
   });
   SO_CUDA_LAUNCHED(op);
 }

@@ -209,20 +209,19 @@ void CudaOps::add_rms_norm(Stream& stream, Tensor out, Tensor sum, Tensor inv_rm
   SO_CUDA_LAUNCHED(op);
 }
 
-void CudaOps::rms_norm_grad(Stream& stream, Tensor dx, Tensor dweight, Tensor dout, Tensor residual, Tensor x,
-                            Tensor inv_rms, Tensor weight, Accumulate dweight_mode) {
+void CudaOps::rms_norm_grad(Stream& stream, const RmsNormGrad& g) {
   const char* op = "rms_norm_grad";
-  SO_CHECK(x.rank() == 2, "{}: x is {}", op, shape_string(x.shape()));
-  expect_compute_dtype(op, "x", x.dtype());
-  const DType dtype = x.dtype();
-  const std::int64_t rows = x.dim(0), width = x.dim(1);
-  expect_tensor(op, "x", x, dtype, {rows, width});
-  expect_tensor(op, "dx", dx, dtype, {rows, width});
-  expect_tensor(op, "dout", dout, dtype, {rows, width});
-  if (residual) expect_tensor(op, "residual", residual, dtype, {rows, width});
-  expect_tensor(op, "inv_rms", inv_rms, DType::f32, {rows});
-  expect_tensor(op, "weight", weight, dtype, {width});
-  expect_gradient(op, "dweight", dweight, dtype, {width});
+  SO_CHECK(g.x.rank() == 2, "{}: x is {}", op, shape_string(g.x.shape()));
+  expect_compute_dtype(op, "x", g.x.dtype());
+  const DType dtype = g.x.dtype();
+  const std::int64_t rows = g.x.dim(0), width = g.x.dim(1);
+  expect_tensor(op, "x", g.x, dtype, {rows, width});
+  expect_tensor(op, "dx", g.dx, dtype, {rows, width});
+  expect_tensor(op, "dout", g.dout, dtype, {rows, width});
+  if (g.residual) expect_tensor(op, "residual", g.residual, dtype, {rows, width});
+  expect_tensor(op, "inv_rms", g.inv_rms, DType::f32, {rows});
+  expect_tensor(op, "weight", g.weight, dtype, {width});
+  expect_gradient(op, "dweight", g.dweight, dtype, {width});
   const cudaStream_t on = enter(stream);
   if (width == 0) return;
   // Blocks for several on each multiprocessor, all of them at once, so that one's arithmetic runs beside another's
@@ -232,21 +231,21 @@ void CudaOps::rms_norm_grad(Stream& stream, Tensor dx, Tensor dweight, Tensor do
   auto* partial = scratch<float>(static_cast<std::size_t>(blocks * width));
   if (rows > 0) {
     with_type(dtype, [&]<class T> {
-      auto* to = static_cast<T*>(dx.data());
-      const auto *dy = static_cast<const T*>(dout.data()), *res = static_cast<const T*>(residual.data()),
-                 *v = static_cast<const T*>(x.data()), *w = static_cast<const T*>(weight.data());
+      auto* to = static_cast<T*>(g.dx.data());
+      const auto *dy = static_cast<const T*>(g.dout.data()), *res = static_cast<const T*>(g.residual.data()),
+                 *v = static_cast<const T*>(g.x.data()), *w = static_cast<const T*>(g.weight.data());
       with_split<T>(op, width, rows_aligned<T, pack_size<T>>(width, to, dy, res, v, w),
                     [&]<int N, int PACKS, int THREADS> {
                       const int threads = RowSplit::of(width, N, PACKS).threads;
                       const auto kernel = res ? rms_norm_grad_kernel<T, N, PACKS, THREADS, true>
                                               : rms_norm_grad_kernel<T, N, PACKS, THREADS, false>;
-                      kernel<<<blocks_for(blocks, 1), threads, 0, on>>>(to, partial, dy, res, v, inv_rms.as<float>(), w,
-                                                                        rows, static_cast<int>(width));
+                      kernel<<<blocks_for(blocks, 1), threads, 0, on>>>(to, partial, dy, res, v, g.inv_rms.as<float>(),
+                                                                        w, rows, static_cast<int>(width));
                     });
     });
     SO_CUDA_LAUNCHED(op);
   }
-  finish_column_sums(on, dweight, partial, blocks, width, dweight_mode);
+  finish_column_sums(on, g.dweight, partial, blocks, width, g.dweight_mode);
 }
 
 }  // namespace so

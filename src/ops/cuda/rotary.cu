@@ -372,42 +372,40 @@ void CudaOps::rotary(Stream& stream, Heads out, Heads in, Tensor positions, Tens
   SO_CUDA_LAUNCHED(op);
 }
 
-void CudaOps::rotary_grad(Stream& stream, Heads din, Heads dout, Heads in, Tensor positions, Tensor table,
-                          HeadNorm norm, Tensor dweight, Accumulate dweight_mode) {
+void CudaOps::rotary_grad(Stream& stream, const RotaryGrad& g) {
   const char* op = "rotary_grad";
-  expect_compute_dtype(op, "dout", dout.rows.dtype());
-  expect_same_heads(op, "dout", dout, "din", din);
-  expect_rotation(op, din, positions, table, norm);
-  SO_CHECK(static_cast<bool>(norm.weight) == static_cast<bool>(dweight), "{}: dweight goes with a norm", op);
-  if (norm.weight) {
-    expect_same_heads(op, "dout", dout, "in", in);
-    expect_gradient(op, "dweight", dweight, din.rows.dtype(), {din.head_dim});
-    SO_CHECK(din.head_dim <= max_head_dim, "{}: head_dim {} is more than {}", op, din.head_dim, max_head_dim);
-  } else {
-    in = {};  // not read
+  expect_compute_dtype(op, "dout", g.dout.rows.dtype());
+  expect_same_heads(op, "dout", g.dout, "din", g.din);
+  expect_rotation(op, g.din, g.positions, g.table, g.norm);
+  SO_CHECK(static_cast<bool>(g.norm.weight) == static_cast<bool>(g.dweight), "{}: dweight goes with a norm", op);
+  if (g.norm.weight) {
+    expect_same_heads(op, "dout", g.dout, "in", g.in);
+    expect_gradient(op, "dweight", g.dweight, g.din.rows.dtype(), {g.din.head_dim});
+    SO_CHECK(g.din.head_dim <= max_head_dim, "{}: head_dim {} is more than {}", op, g.din.head_dim, max_head_dim);
   }
+  const Heads in = g.norm.weight ? g.in : Heads{};  // not read without a norm
   const cudaStream_t on = enter(stream);
-  const std::int64_t rows = din.rows.dim(0);
+  const std::int64_t rows = g.din.rows.dim(0);
   // With a norm, few blocks of many rows, since each leaves a row of dweight's parts.
   constexpr std::int64_t blocks_per_multiprocessor = 4;
   const std::int64_t blocks =
-      norm.weight ? std::min(rows, blocks_per_multiprocessor * properties_.multiprocessors) : rows;
-  float* partial = norm.weight ? scratch<float>(static_cast<std::size_t>(blocks * din.head_dim)) : nullptr;
-  if (rows > 0 && din.heads > 0) {
-    with_type(din.rows.dtype(), [&]<class T> {
-      const auto a = rotation_of<T>(din, positions, table, norm);
-      const auto dx = span_of<T>(din);
-      const auto dy = span_of<const T>(dout), x = span_of<const T>(in);
+      g.norm.weight ? std::min(rows, blocks_per_multiprocessor * properties_.multiprocessors) : rows;
+  float* partial = g.norm.weight ? scratch<float>(static_cast<std::size_t>(blocks * g.din.head_dim)) : nullptr;
+  if (rows > 0 && g.din.heads > 0) {
+    with_type(g.din.rows.dtype(), [&]<class T> {
+      const auto a = rotation_of<T>(g.din, g.positions, g.table, g.norm);
+      const auto dx = span_of<T>(g.din);
+      const auto dy = span_of<const T>(g.dout), x = span_of<const T>(in);
       constexpr int N = pack_size<T>;
       const unsigned grid = blocks_for(blocks, 1);
-      const bool packs = heads_aligned<T, N>(din) && heads_aligned<T, N>(dout) && heads_aligned<T, N>(in) &&
+      const bool packs = heads_aligned<T, N>(g.din) && heads_aligned<T, N>(g.dout) && heads_aligned<T, N>(in) &&
                          rows_aligned<T, N>(N, a.weight) && rows_aligned<float, N>(a.half, a.table);
       if (packs && with_group<N>(a, [&]<int G, int HEADS> {
             if (a.weight)
               rotary_norm_grad_packs<T, N, G, HEADS><<<grid, threads, 0, on>>>(dx, dy, x, partial, a);
             else
               rotary_packs<T, N, G, HEADS, false, true>
-                  <<<blocks_for(rows * (din.heads / HEADS) * G, threads), threads, 0, on>>>(dx, dy, a);
+                  <<<blocks_for(rows * (g.din.heads / HEADS) * G, threads), threads, 0, on>>>(dx, dy, a);
           }))
         return;
       const std::size_t shared = threads / warp * sizeof(float) * static_cast<std::size_t>(a.head_dim);
@@ -418,7 +416,7 @@ void CudaOps::rotary_grad(Stream& stream, Heads din, Heads dout, Heads in, Tenso
     });
     SO_CUDA_LAUNCHED(op);
   }
-  if (norm.weight) finish_column_sums(on, dweight, partial, blocks, din.head_dim, dweight_mode);
+  if (g.norm.weight) finish_column_sums(on, g.dweight, partial, blocks, g.din.head_dim, g.dweight_mode);
 }
 
 }  // namespace so

@@ -25,13 +25,12 @@ class NullOps final : public Ops {
   void linear_grad_weight(Stream&, Tensor, Tensor, Tensor, Accumulate) override {}
   void linear_grad_bias(Stream&, Tensor, Tensor, Accumulate) override {}
   void add_rms_norm(Stream&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float) override {}
-  void rms_norm_grad(Stream&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Accumulate) override {}
+  void rms_norm_grad(Stream&, const RmsNormGrad&) override {}
   void rotary(Stream&, Heads, Heads, Tensor, Tensor, HeadNorm) override {}
-  void rotary_grad(Stream&, Heads, Heads, Heads, Tensor, Tensor, HeadNorm, Tensor, Accumulate) override {}
+  void rotary_grad(Stream&, const RotaryGrad&) override {}
   void copy_heads(Stream&, Heads, Heads) override {}
-  void attention(Stream&, Heads, Tensor, Heads, Heads, Heads, const AttentionSpans&, Tensor) override {}
-  void attention_grad(Stream&, Heads, Heads, Heads, Tensor, Heads, Heads, Tensor, Heads, Heads, Heads,
-                      const AttentionSpans&, Accumulate, Tensor) override {}
+  void attention(Stream&, const Attention&) override {}
+  void attention_grad(Stream&, const AttentionGrad&) override {}
   void swiglu(Stream&, Tensor, Tensor) override {}
   void swiglu_grad(Stream&, Tensor, Tensor, Tensor, Tensor) override {}
   void route(Stream&, const Routing&, Tensor, bool) override {}
@@ -46,8 +45,7 @@ class NullOps final : public Ops {
   void expert_bias_grad(Stream&, Tensor, Tensor, const Routing&, bool, Accumulate) override {}
   void expert_bias_dot(Stream&, Tensor, Tensor, Tensor, const Routing&) override {}
   void expert_activation(Stream&, Tensor, Tensor, Tensor, const ExpertActivation&, const Routing&) override {}
-  void expert_activation_grad(Stream&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, const ExpertActivation&,
-                              const Routing&, Accumulate) override {}
+  void expert_activation_grad(Stream&, const ExpertActivationGrad&) override {}
   void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override {}
   void random_normal(Stream&, Tensor, std::uint64_t, float) override {}
 
