@@ -125,7 +125,9 @@ StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec
   model.make_arena(plan.activation_bytes);
   RepeatedBatch batches(random_batch(spec, options.batch_size, options.max_length, 2),
                         options.gradient_accumulation_steps);
-  TrainingStep training(spec, model, state->of_step(), batches, stream, all_recomputed(plan.decoder.keep));
+  const auto ranks = make_single_communicator();
+  TrainingStep training(spec, layout, model, state->of_step(), *ranks, batches, stream,
+                        all_recomputed(plan.decoder.keep));
   const WaitOnExit idle(stream);  // a step returns while the device's last updates are still under way
 
   StepMeasurement result;

@@ -7,8 +7,8 @@ namespace so {
 // body(run, gradient, weights) for each run of parameters of one decay class.
 template <class Body>
 void BucketUpdate::for_each_run(const Bucket& bucket, Tensor gradient, Tensor weights, const Body& body) const {
-  for (const ParameterLayout::Run& run : layout_.runs(bucket.range())) {
-    const auto first = static_cast<std::size_t>(run.range.begin - bucket.range().begin),
+  for (const ParameterLayout::Run& run : layout_.runs(bucket.own())) {
+    const auto first = static_cast<std::size_t>(run.range.begin - bucket.own().begin),
                count = static_cast<std::size_t>(run.range.size());
     GradientSpan g;
     if (gradient.dtype() == DType::bf16)
@@ -55,18 +55,18 @@ void BucketUpdate::follow(const Bucket& bucket, const AdamWStep& step, Tensor gr
 
 // Where this bucket has padding between parameters, the place's last one may have had values.
 void BucketUpdate::clear_padding(int place, const Bucket& bucket) const {
-  std::int64_t at = bucket.range().begin;
+  std::int64_t at = bucket.own().begin;
   const auto clear_to = [&](std::int64_t end) { state_.clear(place, bucket, {at, end}); };
-  for (const ParameterLayout::Run& run : layout_.runs(bucket.range())) {
+  for (const ParameterLayout::Run& run : layout_.runs(bucket.own())) {
     clear_to(run.range.begin);
     at = run.range.end;
   }
-  clear_to(bucket.range().end);
+  clear_to(bucket.own().end);
 }
 
 void BucketUpdate::round_masters(const Bucket& bucket, Tensor weights) const {
-  const float* master = state_.master(bucket, bucket.range().begin);
-  pool_.parallel_for(bucket.range().size(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
+  const float* master = state_.master(bucket, bucket.own().begin);
+  pool_.parallel_for(bucket.own().size(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
     if (weights.dtype() == DType::bf16)
       for (std::int64_t i = begin; i < end; ++i) weights.as<bf16>()[i] = bf16(master[i]);
     else

@@ -33,6 +33,13 @@ std::vector<int> make_gradient_slots(const ParameterLayout& layout, const Engine
   return slots;
 }
 
+// With several ranks the host owns everything, and what lies on the device stays there.
+void check_ranks(const EngineSettings& settings, const Communicator& ranks) {
+  if (ranks.size() == 1) return;
+  SO_CHECK(settings.device_units == 0 && !takes_turns(settings), "{} ranks with device-owned or streamed units",
+           ranks.size());
+}
+
 Range common(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
 }  // namespace
@@ -62,7 +69,8 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       stats_host_(device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient norms")),
       stats_scratch_(
           device.allocate(MemoryKind::device, EngineOps::stats_scratch(largest_parameter(layout)), "gradient norms")),
-      buckets_(make_buckets(layout, settings.bucket_elements, settings.device_units, takes_turns(settings))),
+      buckets_(shard_buckets(
+          make_buckets(layout, settings.bucket_elements, settings.device_units, takes_turns(settings)), ranks)),
       host_state_(device, Owner::host, buckets_, settings.moments,
                   settings.schedule == Schedule::synchronous ? 0 : settings.undo_buckets),
       device_state_(device, Owner::device, buckets_, settings.moments),
@@ -72,9 +80,13 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       first_landed_(device.create_event(Timing::on)),
       complete_(device.create_event(Timing::on)),
       decided_(device.create_event(Timing::on)),
+      exchange_(ranks.size() == 1 ? nullptr
+                                  : std::make_unique<RankExchange>(device, *ops_, ranks, layout, buckets_,
+                                                                   weights_.on_device(), gradients_)),
       device_optimizer_(device, *ops_, layout, buckets_, device_state_, weights_.on_device(), gradients_, gate_),
       host_(device, host_pool, layout, buckets_, host_state_, weights_, gradients_,
             settings.host_gradients == GradientResidency::moved, settings.cast, gate_) {
+  check_ranks(settings, ranks);
   SO_CHECK(settings.gradients == DType::f32 || settings.gradients == settings.compute, "gradients in {}",
            name_of(settings.gradients));
   held_gradients_.fill(-1);
@@ -108,18 +120,32 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
     if (!on_host(bucket)) continue;
     here = here && host_.weights_here(bucket);
     sent = sent && host_.weights_sent(bucket);
+    here = here && (!exchange_ || exchange_->gathered(bucket));
   }
   if (!here) waits_.begin(stream, sent ? weights.reason() : WaitReason::host);
   for (const Bucket& bucket : buckets)  // also if all are here: a copy that failed must stop this stream too
     if (on_host(bucket)) host_.require_weights(bucket, stream);
+  gather(buckets, stream);
   weights.require(unit, stream);
   if (!here) waits_.end(stream);
   weights_.prefetch();
 }
 
+void OffloadEngine::gather(std::span<Bucket> buckets, Stream& stream) {
+  if (!exchange_) return;
+  for (const Bucket& bucket : buckets) {
+    if (!exchange_->gathered(bucket)) {
+      host_.require_weights(bucket, exchange_->gathers());
+      exchange_->gather(bucket);
+    }
+    exchange_->require(bucket, stream);
+  }
+}
+
 void OffloadEngine::require_updates(Stream& stream) {
   for (const Bucket& bucket : buckets_)
     if (on_host(bucket)) host_.require_weights(bucket, stream);
+  gather(buckets_, stream);
 }
 
 void OffloadEngine::release_weights(int unit, Stream& stream) {
@@ -174,17 +200,27 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
   const auto [first, last] = layout_.unit_parameters(unit);
   auto* stats = static_cast<GradStats*>(stats_.data());
   const Tensor scratch(stats_scratch_.data(), DType::u8, {static_cast<std::int64_t>(stats_scratch_.bytes())});
-  for (int p = first; p < last; ++p) ops_->grad_stats(stream, stats + p, gradients_.view(p), scratch);
+  for (int p = first; p < last && !exchange_; ++p) ops_->grad_stats(stream, stats + p, gradients_.view(p), scratch);
   if (first_ready_) stream.record(*first_landed_);
   first_ready_ = false;
   Event& landed = *landed_[static_cast<std::size_t>(unit)];
   stream.record(landed);
   const std::span<Bucket> buckets = buckets_of(unit);
+  if (exchange_) reduce(unit, landed);
   if (std::any_of(buckets.begin(), buckets.end(), on_host)) weights_.of(unit).drop(unit);  // before the host may write
   // Units come last first, so a bucket is complete with the unit in which it begins; the highest bucket first, as the
   // forward pass needs it last.
   for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket)
     if (on_host(*bucket) && bucket->range().begin >= layout_.unit_range(unit).begin) host_.landed(*bucket, landed);
+}
+
+// The event moves: it is reached when the sums of all ranks are there.
+void OffloadEngine::reduce(int unit, Event& landed) {
+  exchange_->reductions().wait(landed);
+  const std::span<Bucket> buckets = buckets_of(unit);
+  for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket)
+    if (bucket->range().begin >= layout_.unit_range(unit).begin) exchange_->reduce(*bucket);
+  exchange_->reductions().record(landed);
 }
 
 Verdict OffloadEngine::finish_step(Stream& compute) {
@@ -197,27 +233,34 @@ Verdict OffloadEngine::finish_step(Stream& compute) {
   written_.assign(written_.size(), false);
   try {
     return take_verdict(compute);
-  } catch (...) {
+  } catch (const std::exception& error) {
+    ranks_.abort(error.what());
     host_.fail(std::current_exception());
     throw;
   }
 }
 
 Verdict OffloadEngine::take_verdict(Stream& compute) {
-  compute.copy(stats_host_.data(), stats_.data(), stats_.bytes());
+  if (exchange_)
+    exchange_->send_statistics(compute);
+  else
+    compute.copy(stats_host_.data(), stats_.data(), stats_.bytes());
   compute.record(*complete_);
   waits_.begin(compute, WaitReason::verdict);
   device_optimizer_.landed();
   complete_->synchronize();
 
+  const auto* sums = static_cast<const GradStats*>(stats_host_.data());
   const Verdict verdict =
-      make_verdict({static_cast<const GradStats*>(stats_host_.data()), static_cast<std::size_t>(layout_.count())},
-                   ranks_, settings_.max_grad_norm);
+      make_verdict(exchange_ ? exchange_->statistics() : std::vector<GradStats>(sums, sums + layout_.count()), ranks_,
+                   settings_.max_grad_norm);
   const bool clipped = verdict.clip != 1.0f;
   const AdamWStep step = make_adamw_step(settings_.adamw, lr_, settings_.weight_decay, update_number_, verdict.clip);
   ++counters_.steps;
   counters_.skipped_steps += verdict.finite ? 0 : 1;
   counters_.clipped_steps += verdict.finite && clipped ? 1 : 0;
+  // A skipped step leaves every rank's weights as they were.
+  if (exchange_ && verdict.finite) exchange_->forget();
   host_.decide(verdict.finite, !clipped, step);
   waits_.end(compute);
   measure(!verdict.finite || clipped);
@@ -281,7 +324,7 @@ void OffloadEngine::begin_save() {
 
 void OffloadEngine::read_state(StateArray array, Range range, const ReadBody& body) {
   for (const Bucket& bucket : buckets_) {
-    const Range part = common(bucket.range(), range);
+    const Range part = common(bucket.own(), range);
     if (part.size() <= 0) continue;
     const auto give = [&](std::int64_t offset, std::span<const float> values) { body(part.begin + offset, values); };
     if (on_host(bucket))
@@ -293,7 +336,7 @@ void OffloadEngine::read_state(StateArray array, Range range, const ReadBody& bo
 
 void OffloadEngine::write_state(StateArray array, Range range, const WriteBody& fill) {
   for (const Bucket& bucket : buckets_) {
-    const Range part = common(bucket.range(), range);
+    const Range part = common(bucket.own(), range);
     if (part.size() <= 0) continue;
     const auto take = [&](std::int64_t offset, std::span<float> values) { fill(part.begin + offset, values); };
     if (on_host(bucket))
@@ -325,9 +368,10 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
     const auto from = static_cast<std::size_t>(part.begin - range.begin);
     const void* weights = wide ? static_cast<const void*>(piece.wide.data() + from) : piece.narrow.data() + from;
     weights_.at(part.begin).place(stream, part, sent ? weights : nullptr);
-    if (on_host(bucket))
-      host_.place_masters(bucket, part, piece);
-    else
+    const Range own = common(bucket.own(), part);
+    if (on_host(bucket) && own.size() > 0)
+      host_.place_masters(bucket, own, piece);
+    else if (!on_host(bucket))
       device_optimizer_.place_masters(stream, bucket, part, piece);
   }
 }
@@ -335,6 +379,7 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
 void OffloadEngine::upload_weights(Stream& compute) {
   host_.finish();
   weights_.drop_all();
+  if (exchange_) exchange_->forget();
   for (const Bucket& bucket : buckets_) {
     if (on_host(bucket)) {
       host_.send_masters(bucket);
@@ -343,6 +388,7 @@ void OffloadEngine::upload_weights(Stream& compute) {
       device_optimizer_.send_masters(bucket, compute);
     }
   }
+  gather(buckets_, compute);
   compute.synchronize();
 }
 

@@ -24,6 +24,7 @@
 #include "offload/memory/parameter_source.h"
 #include "offload/memory/unit_array.h"
 #include "offload/memory/unit_weights.h"
+#include "offload/rank_exchange.h"
 #include "offload/save_gate.h"
 #include "offload/schedule/bucket.h"
 #include "offload/schedule/residency.h"
@@ -79,6 +80,9 @@ class RecentMedian {
 
 class OffloadEngine final : public WeightSource, public GradientSink {
  public:
+  // `ranks`: those that train the same model on other micro-batches; all make the same calls in the same order, but for
+  // read_state() and write_state(). With several, each has all weights and gradients, and keeps and updates its own
+  // slice of every bucket (rank_exchange.h); the host owns all buckets, weights are resident and gradients fp32.
   // `host_pool` runs AdamW. `policy`: how the overlapped schedule goes about it; null: make_adaptive_policy(). All
   // references must outlive the engine. One thread at a time calls, but for the save (below), with one stream for the
   // model's work.
@@ -112,7 +116,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   const ParameterLayout& layout() const { return layout_; }
   DType compute_dtype() const { return settings_.compute; }
 
-  // ---- Optimizer state, whoever owns it. Between steps, or by a save (see gate()); one thread at a time. ----
+  // ---- Optimizer state, whoever owns it. Between steps, or by a save (see gate()); one thread at a time. With several
+  // ranks, this rank's slices alone: what lies between them is left out. ----
   // Calls body(begin, values) for pieces of `range` of the flat range, in order; the values, which begin at element
   // `begin`, hold during the call. Padding belongs to the range. Host-owned state is given as it lies.
   using ReadBody = std::function<void(std::int64_t begin, std::span<const float> values)>;
@@ -148,6 +153,10 @@ class OffloadEngine final : public WeightSource, public GradientSink {
     return std::span(buckets_).subspan(static_cast<std::size_t>(s.first), static_cast<std::size_t>(s.last - s.first));
   }
   Verdict take_verdict(Stream& compute);
+  // Has the weights of a unit's buckets gathered from their ranks, where they are not.
+  void gather(std::span<Bucket> buckets, Stream& stream);
+  // Has the buckets that a unit's gradients complete reduced.
+  void reduce(int unit, Event& landed);
   void measure(bool clipped_or_skipped);
 
   Device& device_;
@@ -166,7 +175,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   std::vector<double> forward_shares_;  // by host-owned bucket
   std::vector<Span> unit_buckets_;      // by unit: buckets that have a part of it
   OptimizerState host_state_, device_state_;
-  std::vector<std::unique_ptr<Event>> landed_;  // by unit: its gradients are complete
+  std::vector<std::unique_ptr<Event>> landed_;  // by unit: its gradients are complete, of all ranks
   std::vector<bool> written_;                   // by parameter: has a gradient in this step
   bool last_micro_batch_ = false;
   double lr_ = 0;
@@ -182,6 +191,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   RecentMedian forward_, backward_;
   double clip_rate_ = 0;
 
+  const std::unique_ptr<RankExchange> exchange_;  // null with one rank
   DeviceOptimizer device_optimizer_;
   HostOptimizer host_;  // last: its thread uses all the others
 };

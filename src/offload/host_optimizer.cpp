@@ -23,7 +23,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 std::int64_t largest(std::span<const Bucket> buckets) {
   std::int64_t elements = 0;
   for (const Bucket& bucket : buckets)
-    if (bucket.owner() == Owner::host) elements = std::max(elements, bucket.range().size());
+    if (bucket.owner() == Owner::host) elements = std::max(elements, bucket.own().size());
   return elements;
 }
 
@@ -268,7 +268,7 @@ void HostOptimizer::perform(const Work& work) {
   lock.lock();
   schedule_.counters().adam_seconds += adam;
   schedule_.counters().save_wait_seconds += save_wait;
-  if (adam > 0) pace_.add(task, adam, b.range().size());
+  if (adam > 0) pace_.add(task, adam, b.own().size());
   schedule_.complete(work.index, task);
   lock.unlock();
   changed_.notify_all();
@@ -277,7 +277,7 @@ void HostOptimizer::perform(const Work& work) {
 void HostOptimizer::update(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place,
                            const AdamWStep& step) {
   const Entry& e = entry(bucket);
-  const Tensor gradient(e.stored ? e.stored : slot.gradient.data(), ring_.gradients(), {bucket.range().size()}),
+  const Tensor gradient(e.stored ? e.stored : slot.gradient.data(), ring_.gradients(), {bucket.own().size()}),
       weights = weights_of(bucket, slot);
   switch (task) {
     case HostTask::speculate:
@@ -298,14 +298,14 @@ void HostOptimizer::update(const Bucket& bucket, const StagingRing::Slot& slot, 
 }
 
 Tensor HostOptimizer::weights_of(const Bucket& bucket, const StagingRing::Slot& slot) const {
-  const Range range = bucket.range();
+  const Range range = bucket.own();
   if (std::byte* memory = kept(bucket)) return {memory, weights_.on_device().dtype(), {range.size()}};
   return {slot.weights.data(), ring_.weights(), {range.size()}};
 }
 
 void HostOptimizer::give(const Bucket& bucket, StagingRing::Slot& slot) {
   if (kept(bucket)) return;
-  const Range range = bucket.range();
+  const Range range = bucket.own();
   const DeviceWeights& weights = weights_.on_device();
   ring_.give(slot, Tensor(weights.at(range.begin), weights.dtype(), {range.size()}), *entry(bucket.index()).current);
 }

@@ -110,7 +110,7 @@ class HostOptimizer {
   void update(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place, const AdamWStep& step);
   void give(const Bucket& bucket, StagingRing::Slot& slot);
   std::size_t gradient_bytes(const Bucket& bucket) const {
-    return static_cast<std::size_t>(bucket.range().size()) * size_of(ring_.gradients());
+    return static_cast<std::size_t>(bucket.own().size()) * size_of(ring_.gradients());
   }
   // Where its weights are kept in host memory; null if they are sent to the device.
   std::byte* kept(const Bucket& bucket) const {
@@ -119,7 +119,7 @@ class HostOptimizer {
   // Where its new weights are written.
   Tensor weights_of(const Bucket& bucket, const StagingRing::Slot& slot) const;
   Tensor gradient_of(const Bucket& bucket) const {
-    return {gradients_.at(bucket.range().begin), gradients_.dtype(), {bucket.range().size()}};
+    return {gradients_.at(bucket.own().begin), gradients_.dtype(), {bucket.own().size()}};
   }
 
   Bucket& bucket(int index) { return buckets_[static_cast<std::size_t>(index)]; }

@@ -8,6 +8,7 @@
 #include "data/batches.h"
 #include "model/model_on_device.h"
 #include "offload/engine.h"
+#include "ranks/communicator.h"
 
 namespace so {
 
@@ -40,26 +41,31 @@ class EngineState final : public StepState {
 struct StepResult {
   StepPlan plan;
   Verdict verdict;
-  double loss = 0;  // the mean over all trained tokens of the step
-  double lr = 0, seconds = 0, model_flops = 0, reference_flops = 0;
-  std::int64_t bad_micro_batch = -1;  // the first whose loss is not finite
+  double loss = 0;  // the mean over all trained tokens of the step, of all ranks
+  double lr = 0, seconds = 0;
+  double model_flops = 0, reference_flops = 0;  // of all ranks
+  std::int64_t bad_micro_batch = -1;            // the first of this rank whose loss is not finite
 };
 
 class TrainingStep {
  public:
-  // `recomputed`: layers keep their inputs alone, which the reference count of FLOPs asks about. All references must
-  // outlive it.
-  TrainingStep(const DecoderSpec& spec, ModelOnDevice& model, StepState& state, BatchSource& batches, Stream& stream,
-               bool recomputed);
+  // `ranks`: those that share the step; `batches` yields this one's micro-batches of it. `recomputed`: layers keep
+  // their inputs alone, which the reference count of FLOPs asks about. All references must outlive it.
+  TrainingStep(const DecoderSpec& spec, const ParameterLayout& layout, ModelOnDevice& model, StepState& state,
+               Communicator& ranks, BatchSource& batches, Stream& stream, bool recomputed);
 
   // Takes the next step of the batches. `between` is called after each micro-batch has been enqueued, while the device
   // works. Waits for the verdict and the losses.
   StepResult run(double lr, std::int64_t update_number, const std::function<void()>& between = {});
 
  private:
+  void run_micro_batch(float grad_scale);
+
   const DecoderSpec& spec_;
+  const ParameterLayout& layout_;
   ModelOnDevice& model_;
   StepState& state_;
+  Communicator& ranks_;
   BatchSource& batches_;
   Stream& stream_;
   const bool recomputed_;

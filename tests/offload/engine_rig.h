@@ -108,16 +108,19 @@ struct EngineBytes {
 
 class EngineRig {
  public:
-  // `engine_device`: makes a device for the engine of the rig's one, whose events and memory it shares.
+  // `ranks`: null for one rank. `engine_device`: makes a device for the engine of the rig's one, whose events and
+  // memory it shares.
   using MakeDevice = std::function<std::unique_ptr<Device>(Device&)>;
   EngineRig(const ParameterLayout& layout, const EngineSettings& settings, int threads,
-            std::unique_ptr<UpdatePolicy> policy = nullptr, const MakeDevice& engine_device = {})
+            std::unique_ptr<UpdatePolicy> policy = nullptr, const MakeDevice& engine_device = {},
+            Communicator* ranks = nullptr)
       : layout_(layout),
         cpus_(static_cast<std::size_t>(threads)),
         host_pool_("host", (std::iota(cpus_.begin(), cpus_.end(), 0), cpus_), false),
         ranks_(make_single_communicator()),
         own_device_(engine_device ? engine_device(rig_.device()) : nullptr),
-        engine_(own_device_ ? *own_device_ : rig_.device(), host_pool_, *ranks_, layout, settings, std::move(policy)) {}
+        engine_(own_device_ ? *own_device_ : rig_.device(), host_pool_, ranks ? *ranks : *ranks_, layout, settings,
+                std::move(policy)) {}
 
   // A test may end with work under way that uses the engine's memory.
   ~EngineRig() {
@@ -207,17 +210,23 @@ class EngineRig {
     read(StateArray::master, {0, layout_.elements()}, all.master);
     read(StateArray::first_moment, {0, layout_.elements()}, all.m);
     read(StateArray::second_moment, {0, layout_.elements()}, all.v);
+    all.weights = weights();
+    return all;
+  }
+
+  // Those on the device; zeros between parameters.
+  std::vector<std::byte> weights() {
     const std::size_t size = size_of(engine_.compute_dtype());
-    all.weights.resize(all.master.size() * size);
+    std::vector<std::byte> weights(static_cast<std::size_t>(layout_.elements()) * size);
     for (int unit = 0; unit < layout_.units(); ++unit) {
       engine_.require_weights(unit, stream());
       for (auto [p, end] = layout_.unit_parameters(unit); p < end; ++p)
-        stream().copy(all.weights.data() + static_cast<std::size_t>(layout_.range(p).begin) * size,
+        stream().copy(weights.data() + static_cast<std::size_t>(layout_.range(p).begin) * size,
                       engine_.weight(p).data(), engine_.weight(p).bytes());
       engine_.release_weights(unit, stream());
     }
     stream().synchronize();
-    return all;
+    return weights;
   }
 
   // Appends.

@@ -13,14 +13,14 @@ OptimizerState::OptimizerState(Device& device, Owner owner, std::span<const Buck
     : moments_(moments) {
   std::int64_t elements = 0;
   for (const Bucket& bucket : buckets)
-    if (bucket.owner() == owner) place_elements_ = std::max(place_elements_, bucket.range().size());
+    if (bucket.owner() == owner) place_elements_ = std::max(place_elements_, bucket.own().size());
   for (const Bucket& bucket : buckets) {
     const bool own = bucket.owner() == owner;
     places_.push_back(own ? static_cast<int>(starts_.size()) : -1);
     if (!own) continue;
     starts_.push_back(elements);
     // A place that any bucket may adopt must hold the largest.
-    elements += spare_places > 0 ? place_elements_ : bucket.range().size();
+    elements += spare_places > 0 ? place_elements_ : bucket.own().size();
   }
   spare_places = std::min(spare_places, static_cast<std::int64_t>(starts_.size()));
   spare_.resize(static_cast<std::size_t>(spare_places));
@@ -56,10 +56,10 @@ void OptimizerState::clear(Stream& stream) {
 }
 
 std::int64_t OptimizerState::offset_in(const Bucket& bucket, std::int64_t element) const {
-  SO_CHECK(places_[static_cast<std::size_t>(bucket.index())] >= 0 && element >= bucket.range().begin &&
-               element <= bucket.range().end,
+  SO_CHECK(places_[static_cast<std::size_t>(bucket.index())] >= 0 && element >= bucket.own().begin &&
+               element <= bucket.own().end,
            "state of element {} in bucket {}, which {} has", element, bucket.index(), name_of(bucket.owner()));
-  return element - bucket.range().begin;
+  return element - bucket.own().begin;
 }
 
 std::byte* OptimizerState::at(StateArray array, int place, std::int64_t offset) const {

@@ -20,10 +20,10 @@ inline constexpr std::array state_arrays = {StateArray::master, StateArray::firs
 // Bytes of state an element: its fp32 master weight and two moments.
 inline std::size_t state_bytes(DType moments) { return sizeof(float) + 2 * size_of(moments); }
 
-// fp32 master weights and AdamW's moments, fp32 or bf16, of those of the buckets that `owner` has, in pageable host
-// memory or in device memory. Each bucket's state has a place; spare places take new state beside the old, and adopting
-// one replaces the old state by it without copying. Contents are unspecified until cleared. Calls about different
-// buckets may come from different threads; those about spare places, from one.
+// fp32 master weights and AdamW's moments, fp32 or bf16, of those of the buckets that `owner` has (of this rank's
+// slices of them), in pageable host memory or in device memory. Each bucket's state has a place; spare places take new
+// state beside the old, and adopting one replaces the old state by it without copying. Contents are unspecified until
+// cleared. Calls about different buckets may come from different threads; those about spare places, from one.
 class OptimizerState final : public StatePlaces {
  public:
   // `spare_places`: how many buckets can have new state beside the old at a time ("undo pool").

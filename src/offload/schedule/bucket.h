@@ -35,10 +35,14 @@ std::string_view name_of(BucketState state);
 // thread at a time.
 class Bucket {
  public:
-  Bucket(int index, Range range, Owner owner) : index_(index), range_(range), owner_(owner) {}
+  // `own`: a slice of `range`; empty where this rank has none of the bucket.
+  Bucket(int index, Range range, Owner owner, Range own) : index_(index), range_(range), own_(own), owner_(owner) {}
+  Bucket(int index, Range range, Owner owner) : Bucket(index, range, owner, range) {}
 
   int index() const { return index_; }
   Range range() const { return range_; }
+  // The slice whose optimizer state this rank keeps and updates: all of it where there is one rank.
+  Range own() const { return own_; }
   Owner owner() const { return owner_; }
   BucketState state() const { return state_; }
 
@@ -57,7 +61,7 @@ class Bucket {
   void move(BucketState to, std::initializer_list<BucketState> from, std::string_view verb);
 
   int index_;
-  Range range_;
+  Range range_, own_;
   Owner owner_;
   BucketState state_ = BucketState::idle;
   std::int64_t since_ = 0;  // ns of the trace's clock; 0 when nobody traces

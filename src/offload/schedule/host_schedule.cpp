@@ -32,7 +32,7 @@ HostSchedule::HostSchedule(std::span<Bucket> buckets, StatePlaces& places)
     if (bucket.owner() != Owner::host) continue;
     turn_of_[static_cast<std::size_t>(bucket.index())] = static_cast<int>(owned_.size());
     owned_.push_back(bucket.index());
-    elements_.push_back(bucket.range().size());
+    elements_.push_back(bucket.own().size());
   }
 }
 

@@ -1,0 +1,14 @@
+// A micro-batch of a rank that has none: the last step of an epoch may have fewer rows than ranks.
+#pragma once
+
+#include "offload/memory/parameter_source.h"
+#include "offload/schedule/parameter_layout.h"
+
+namespace so {
+
+// Asks for weights and hands over gradients in the order in which a model does, so that this rank joins the other
+// ranks' collectives. Its gradients are zeros, or those of the step's micro-batches before. Enqueues.
+void run_idle_micro_batch(const ParameterLayout& layout, WeightSource& weights, GradientSink& gradients,
+                          Stream& stream);
+
+}  // namespace so

@@ -1,0 +1,83 @@
+// The traffic of an optimizer step between ranks, where each has all weights and gradients on its device and owns a
+// slice of every bucket's optimizer state (the traffic of ZeRO-2): a bucket's gradient is reduced, and each rank
+// receives the sum of its slice; after the update the slices of the weights are gathered.
+//
+// Both run on streams of their own, each with a communicator of its own, so neither waits for the other. The order of
+// each is the same on every rank: reductions go in the order in which gradients become complete, from the last bucket
+// to the first, and gathers in the order in which the forward pass asks for weights. When the host has updated a
+// bucket, which differs between ranks, changes neither.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "offload/memory/device_weights.h"
+#include "offload/memory/unit_array.h"
+#include "offload/schedule/bucket.h"
+#include "optim/engine_ops.h"
+#include "ranks/communicator.h"
+#include "ranks/shard_map.h"
+
+namespace so {
+
+// This rank's slice of each bucket. A rank that owns nothing of a bucket has an empty slice at its beginning.
+std::vector<Bucket> shard_buckets(std::vector<Bucket> buckets, const Communicator& ranks);
+
+class RankExchange {
+ public:
+  // For several ranks. Itself a collective. Gradients are fp32. All references must outlive it, and so must the work
+  // that was enqueued here.
+  RankExchange(Device& device, EngineOps& ops, Communicator& ranks, const ParameterLayout& layout,
+               std::span<const Bucket> buckets, const DeviceWeights& weights, const UnitArray& gradients);
+  // Waits for what is enqueued, as long as the ranks' time limit at most.
+  ~RankExchange();
+  RankExchange(const RankExchange&) = delete;
+  RankExchange& operator=(const RankExchange&) = delete;
+
+  // The stream of reductions. An error of the other ranks is this stream's, and reaches what waits for its events.
+  Stream& reductions() { return *reduce_; }
+  // Enqueues there: the bucket's own slice of the gradient becomes the sum over ranks, and its statistics are taken.
+  // The rest of the gradient is as it was. The stream has been made to wait for the gradient.
+  void reduce(const Bucket& bucket);
+  // Work that follows on `stream` comes after all reductions, and after that statistics() holds.
+  void send_statistics(Stream& stream);
+  // By parameter, of this rank's slices.
+  std::vector<GradStats> statistics() const;
+
+  // The stream of gathers, which has to wait for a bucket's own weights before gather() is called.
+  Stream& gathers() { return *gather_; }
+  // Whether the bucket's weights are whole, or on their way to be.
+  bool gathered(const Bucket& bucket) const { return gathered_[at(bucket)]; }
+  // Enqueues: every rank's slice of the weights is there.
+  void gather(const Bucket& bucket);
+  // Work that follows on `stream` finds the bucket's weights whole.
+  void require(const Bucket& bucket, Stream& stream) { stream.wait(*whole_[at(bucket)]); }
+  // New weights are about to come: all buckets must be gathered again.
+  void forget() { gathered_.assign(gathered_.size(), false); }
+
+ private:
+  // What of a parameter lies in this rank's slice of a bucket.
+  struct Part {
+    int parameter;
+    Range range;
+  };
+  static std::size_t at(const Bucket& bucket) { return static_cast<std::size_t>(bucket.index()); }
+
+  EngineOps& ops_;
+  const std::unique_ptr<Communicator> reduction_ranks_, gather_ranks_;
+  const ParameterLayout& layout_;
+  const DeviceWeights& weights_;
+  const UnitArray& gradients_;
+  std::vector<ShardMap> shards_;               // by bucket
+  std::vector<Part> parts_;                    // by bucket, then by parameter
+  std::vector<std::size_t> first_parts_;       // by bucket
+  Buffer stats_, stats_host_, scratch_;        // GradStats by part, on the device and pinned
+  std::vector<bool> gathered_;                 // by bucket
+  std::vector<std::unique_ptr<Event>> whole_;  // by bucket
+  std::unique_ptr<Event> sent_;
+  std::unique_ptr<Stream> reduce_, gather_;  // last: their work uses all the others
+};
+
+}  // namespace so

@@ -1,0 +1,159 @@
+// Training on several ranks, which are threads: each with a device, an engine and a model of its own, and its share of
+// every step's micro-batches. The result must be one rank's that runs as many micro-batches.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <mutex>
+#include <random>
+#include <vector>
+
+#include "checkpoint/model_files.h"
+#include "data/batches.h"
+#include "model/model_on_device.h"
+#include "offload/engine.h"
+#include "ops/runtime.h"
+#include "support/files.h"
+#include "support/on_gpu.h"
+#include "support/thread_ranks.h"
+#include "support/training_run.h"
+#include "train/training_step.h"
+
+namespace so {
+namespace {
+
+// Documents of 5 to 30 random tokens, a third of them not trained on.
+void write_records(const std::filesystem::path& file, int documents, std::int32_t vocab) {
+  std::mt19937 random(1);
+  TokenCacheWriter writer(file, 1);
+  for (int d = 0; d < documents; ++d) {
+    Example example;
+    const int length = 5 + static_cast<int>(random() % 26u);
+    for (int j = 0; j < length; ++j)
+      example.ids.push_back(static_cast<std::int32_t>(random() % static_cast<unsigned>(vocab)));
+    for (int j = 0; j < length; ++j) {
+      const bool trained = j >= length / 3 && j + 1 < length;
+      example.targets.push_back(trained ? example.ids[static_cast<std::size_t>(j) + 1] : kIgnored);
+      example.trained += trained;
+    }
+    writer.add(example);
+  }
+  writer.finish();
+}
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  std::vector<float> weights;
+};
+
+struct Job {
+  std::string model = "qwen3-tied";
+  std::int64_t batch_size = 1, accumulation = 1;
+  int steps = 6;
+  double max_grad_norm = 1;
+  Schedule schedule = Schedule::overlapped;
+};
+
+// Every rank's outcome must be the same; that of rank 0 is returned.
+Outcome train_on(int size, const Job& job, const TokenDataset& data) {
+  Outcome outcome;
+  std::vector<Outcome> all(static_cast<std::size_t>(size));
+  test::run_ranks(size, [&](Communicator& ranks) {
+    const ModelFiles files(test::model_fixture(job.model) / "model");
+    Runtime runtime(DeviceChoice::cpu, 1);
+    const auto stream = runtime.device().create_stream("compute");
+    EngineSettings settings;
+    settings.bucket_elements = 4096;
+    settings.undo_buckets = 2;
+    settings.weight_decay = 0.01;
+    settings.max_grad_norm = job.max_grad_norm;
+    settings.schedule = job.schedule;
+    OffloadEngine engine(runtime.device(), runtime.host_pool(), ranks, files.layout(), settings);
+    BatchOptions options;
+    options.batch_size = job.batch_size;
+    options.gradient_accumulation_steps = job.accumulation;
+    options.max_length = 32;
+    options.seed = 42;
+    options.rank = ranks.rank();
+    options.ranks = ranks.size();
+    BatchIterator batches(data, options);
+    DecoderSettings decoder;
+    decoder.loss_chunk_rows = 64;
+    const std::int64_t tokens = batches.max_micro_batch_tokens(job.steps);
+    ModelOnDevice model(runtime.device(), runtime.ops(), *stream, files.spec(), files.layout(), decoder,
+                        {.positions = 32, .batch_tokens = tokens, .kept_tokens = tokens});
+    files.load(engine, *stream, runtime.host_pool());
+    model.make_arena(std::size_t{64} << 20);
+    EngineState state(engine);
+    TrainingStep step(files.spec(), files.layout(), model, state, ranks, batches, *stream, false);
+    Outcome& own = all[static_cast<std::size_t>(ranks.rank())];
+    for (int i = 0; i < job.steps; ++i) {
+      const StepResult result = step.run(3e-3, i + 1);
+      own.losses.push_back(result.loss);
+      own.norms.push_back(result.verdict.norm);
+    }
+    engine.require_updates(*stream);
+    stream->synchronize();
+    for (int unit = 0; unit < files.layout().units(); ++unit) {
+      engine.require_weights(unit, *stream);
+      stream->synchronize();
+      for (auto [p, end] = files.layout().unit_parameters(unit); p < end; ++p) {
+        const std::span<float> values = engine.weight(p).span<float>();
+        own.weights.insert(own.weights.end(), values.begin(), values.end());
+      }
+      engine.release_weights(unit, *stream);
+    }
+    stream->synchronize();
+    ranks.barrier();
+  });
+  for (const Outcome& other : all) {
+    EXPECT_EQ(other.losses, all[0].losses);
+    EXPECT_EQ(other.norms, all[0].norms);
+    EXPECT_EQ(other.weights, all[0].weights) << "every rank has the same weights";
+  }
+  return all[0];
+}
+
+void expect_close(const Outcome& found, const Outcome& expected) {
+  ASSERT_EQ(found.losses.size(), expected.losses.size());
+  for (std::size_t i = 0; i < expected.losses.size(); ++i) {
+    EXPECT_NEAR(found.losses[i], expected.losses[i], 1e-6 * expected.losses[i]) << "step " << i + 1;
+    EXPECT_NEAR(found.norms[i], expected.norms[i], 1e-5 * expected.norms[i]) << "step " << i + 1;
+  }
+}
+
+class TrainingOnRanks : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (test::on_gpu()) GTEST_SKIP() << "on the CPU only: collectives of ranks reach its memory alone";
+    write_records(directory_.path() / "data.tokens", 22, 120);
+  }
+  TokenDataset data() const { return TokenDataset(directory_.path() / "data.tokens", 1); }
+
+ private:
+  test::TemporaryDirectory directory_;
+};
+
+// 22 rows, four a step: the sixth step has two, so with four ranks two have none.
+TEST_F(TrainingOnRanks, LossesAreThoseOfOneRankWithAsManyMicroBatches) {
+  const TokenDataset records = data();
+  for (const char* model : {"qwen3-tied", "llama-untied"}) {
+    SCOPED_TRACE(model);
+    const Outcome one = train_on(1, {.model = model, .accumulation = 4}, records);
+    expect_close(train_on(2, {.model = model, .accumulation = 2}, records), one);
+    expect_close(train_on(4, {.model = model, .accumulation = 1}, records), one);
+    expect_close(train_on(1, {.model = model, .batch_size = 4}, records), one);
+  }
+}
+
+TEST_F(TrainingOnRanks, TheSameRunTwiceGivesTheSameBytes) {
+  const TokenDataset records = data();
+  const Outcome first = train_on(3, {.accumulation = 2}, records), second = train_on(3, {.accumulation = 2}, records);
+  EXPECT_EQ(first.losses, second.losses);
+  EXPECT_EQ(first.weights, second.weights);
+  const Outcome synchronous = train_on(3, {.accumulation = 2, .schedule = Schedule::synchronous}, records);
+  EXPECT_EQ(first.losses, synchronous.losses);
+  EXPECT_EQ(first.weights, synchronous.weights) << "when the host updates changes no bit";
+}
+
+}  // namespace
+}  // namespace so
