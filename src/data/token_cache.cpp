@@ -66,6 +66,10 @@ mode_t mode_for(const std::filesystem::path& data, int cache) {
 
 }  // namespace
 
+std::uint64_t token_cache_bytes(std::uint64_t tokens, std::uint64_t documents) {
+  return sizeof(TokenCacheHeader) + 2 * sizeof(std::int32_t) * tokens + sizeof(TokenCacheEntry) * documents;
+}
+
 void PieceHash::add(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const std::size_t count = std::min(bytes.size(), piece_bytes - in_piece_);
@@ -181,10 +185,14 @@ TokenCacheWriter::TokenCacheWriter(std::filesystem::path path, std::uint64_t key
   // Private from its first moment: who opens a file may read what is written into it later. What lies there under this
   // name is a dead process's.
   ::unlink(partial_.c_str());
-  const int made = ::open(partial_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (made < 0) fail_io("create", partial_, errno);
-  ::close(made);
-  file_ = File::create(partial_);
+  const std::filesystem::path directory = path_.has_parent_path() ? path_.parent_path() : ".";
+  // A file without a name is gone when the process ends, however it ends. Some file systems (NFS) have none, and giving
+  // it a name later needs /proc.
+  named_ = ::access("/proc/self/fd", X_OK) != 0;
+  if (!named_) file_ = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (file_ < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) named_ = true;
+  if (named_) file_ = ::open(partial_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (file_ < 0) fail_io("create", partial_, errno);
   TokenCacheHeader
       header;  // the checksum of zero is no reader's; the rest says whose file this is if it is never finished
   put_name(header.data, data_.string());
@@ -193,7 +201,8 @@ TokenCacheWriter::TokenCacheWriter(std::filesystem::path path, std::uint64_t key
 }
 
 TokenCacheWriter::~TokenCacheWriter() {
-  if (!finished_) ::unlink(partial_.c_str());
+  if (!finished_ && named_) ::unlink(partial_.c_str());
+  ::close(file_);
 }
 
 void TokenCacheWriter::add(const Example& example) {
@@ -223,8 +232,19 @@ void TokenCacheWriter::append(std::span<const std::byte> bytes) {
 }
 
 void TokenCacheWriter::flush() {
-  file_.write_all(buffer_);
+  write(buffer_, written_);
+  written_ += buffer_.size();
   buffer_.clear();
+}
+
+void TokenCacheWriter::write(std::span<const std::byte> bytes, std::uint64_t at) const {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pwrite(file_, bytes.data(), bytes.size(), static_cast<off_t>(at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_io("write", partial_, errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+    at += static_cast<std::uint64_t>(n);
+  }
 }
 
 void TokenCacheWriter::finish() {
@@ -238,10 +258,16 @@ void TokenCacheWriter::finish() {
   header.header_checksum = checksum_of(header);
   append(std::as_bytes(std::span(table_)));
   flush();
-  file_.pwrite_all(std::as_bytes(std::span(&header, 1)), 0);
-  file_.sync();
-  if (::fchmod(file_.descriptor(), mode_for(data_, file_.descriptor())) != 0)
-    fail_io("set the mode of", partial_, errno);
+  write(std::as_bytes(std::span(&header, 1)), 0);
+  while (::fsync(file_) != 0)
+    if (errno != EINTR) fail_io("write", partial_, errno);
+  if (::fchmod(file_, mode_for(data_, file_)) != 0) fail_io("set the mode of", partial_, errno);
+  if (!named_) {
+    const std::string opened = fmt::format("/proc/self/fd/{}", file_);
+    if (::linkat(AT_FDCWD, opened.c_str(), AT_FDCWD, partial_.c_str(), AT_SYMLINK_FOLLOW) != 0)
+      fail_io("create", partial_, errno);
+    named_ = true;
+  }
   if (::rename(partial_.c_str(), path_.c_str()) != 0) fail_io("rename to", path_, errno);
   fsync_directory(path_.parent_path());
   finished_ = true;

@@ -25,6 +25,9 @@ namespace so {
 // The version of the file's layout alone: the contents of a cache, and so TokenDataset::key(), do not depend on it.
 inline constexpr std::uint32_t kTokenCacheVersion = 2;
 
+// The size of a cache of so many tokens in so many documents.
+std::uint64_t token_cache_bytes(std::uint64_t tokens, std::uint64_t documents);
+
 // The fate of a file's records. Counts are of records or tokens; truncated documents are in `documents` too.
 struct DatasetCounts {
   std::int64_t records = 0;         // in the file
@@ -107,7 +110,8 @@ class TokenDataset {
 };
 
 // Writes a cache file: add() in record order, then finish(), which puts the file in place atomically. Without finish()
-// nothing is left behind. The table (16 bytes a document) is held in memory until then.
+// nothing is left behind; nor by a process that is killed, where the file system has files without a name. The table
+// (16 bytes a document) is held in memory until then.
 class TokenCacheWriter {
  public:
   // Writes to a sibling of its own until finish(), so that several may write the same cache; the last one stands. The
@@ -126,14 +130,17 @@ class TokenCacheWriter {
  private:
   void append(std::span<const std::byte> bytes);
   void flush();
+  void write(std::span<const std::byte> bytes, std::uint64_t at) const;
 
   std::filesystem::path path_, partial_, data_;
   std::uint64_t key_;
-  File file_;
+  int file_ = -1;              // its descriptor
+  std::uint64_t written_ = 0;  // bytes of it
   PieceHash content_;
   DatasetCounts counts_;
   std::vector<TokenCacheEntry> table_;
   std::vector<std::byte> buffer_;
+  bool named_ = false;  // the partial file has a name: it must be removed if it is not finished
   bool finished_ = false;
 };
 

@@ -1,5 +1,6 @@
 // Signals to a running program, and a terminal that goes away.
 #include <gtest/gtest.h>
+#include <sys/file.h>
 
 #include <algorithm>
 
@@ -115,6 +116,81 @@ TEST_F(Signals, AtTheStartLeaveNothingInTheWay) {
     EXPECT_EQ(again.exit_code, 0) << again.err;
     EXPECT_TRUE(weights("run") == expected);
   }
+}
+
+// A dry run has nothing to save, and what it was making is no one's.
+TEST_F(Signals, EndADryRunWithoutLeavingAnything) {
+  std::string content;
+  for (int i = 0; i < 200'000; ++i) content += "{\"input_ids\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16]}\n";
+  write_file(temporary_ / "data.jsonl", content);
+  const auto cache = temporary_ / "cache";
+  TrainCommand c = command("run", 3);
+  c.set("data", (temporary_ / "data.jsonl").string()).set("cache_dir", cache.string()).flag("dry_run");
+  // Made when the data is about to be tokenised; it stays, empty (io/cache_directory.h).
+  const auto locks = [&] {
+    std::vector<std::filesystem::path> names;
+    std::error_code not_there_yet;
+    for (const auto& entry : std::filesystem::directory_iterator(cache, not_there_yet)) names.push_back(entry.path());
+    return names;
+  };
+  for (const int signal : {SIGINT, SIGTERM}) {
+    std::filesystem::remove_all(cache);
+    Process process(c.words(), temporary_.path());
+    while (!process.ended() && locks().empty()) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    process.send(signal);
+    const Outcome o = process.wait();
+    EXPECT_EQ(o.signal, signal) << o.exit_code << ": " << o.err;
+    ASSERT_EQ(locks().size(), 1u);
+    EXPECT_EQ(locks().front().extension(), ".lock");
+    EXPECT_TRUE(std::filesystem::is_empty(locks().front()));
+    EXPECT_FALSE(std::filesystem::exists(temporary_ / "run"));
+  }
+}
+
+// The same while it waits for another process to make the cache.
+TEST_F(Signals, EndADryRunThatWaits) {
+  const auto cache = temporary_ / "cache";
+  TrainCommand c = command("run", 3);
+  c.set("cache_dir", cache.string()).flag("dry_run");
+  ASSERT_EQ(run(c.words(), temporary_.path()).exit_code, 0);
+  std::filesystem::path lock;
+  for (const auto& entry : std::filesystem::directory_iterator(cache))
+    if (entry.path().extension() == ".lock") lock = entry.path();
+  ASSERT_FALSE(lock.empty());
+  std::filesystem::remove(lock.parent_path() / lock.stem());
+  const int held = ::open(lock.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(::flock(held, LOCK_EX), 0);
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const auto log = temporary_ / "stderr.txt";
+    write_file(log, "");
+    Process process(c.words(), temporary_.path());
+    while (!process.ended() && read_file(log).find("waiting for another process") == std::string::npos)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    process.send(signal);
+    EXPECT_EQ(process.wait().signal, signal);
+    EXPECT_FALSE(std::filesystem::exists(temporary_ / "run"));
+  }
+  ::close(held);
+}
+
+TEST_F(Signals, EndPlanAtOnce) {
+  const auto where = temporary_ / "plan";
+  std::filesystem::create_directory(where);
+  for (const char* name : {"stdout.txt", "stderr.txt"}) write_file(temporary_ / name, "");
+  int ended_by_signal = 0;
+  for (const int signal : {SIGINT, SIGTERM}) {
+    for (const int microseconds : {1'000, 3'000, 10'000, 30'000, 100'000}) {
+      Process process({test::binary(), "plan", "--model", "qwen3-14b", "--json"}, temporary_.path(),
+                      {.directory = where});
+      std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+      process.send(signal);
+      const Outcome o = process.wait();
+      EXPECT_TRUE(o.signal == signal || o.exit_code == 0) << o.exit_code << ": " << o.err;
+      ended_by_signal += o.signal == signal ? 1 : 0;
+      EXPECT_TRUE(std::filesystem::is_empty(where));
+    }
+  }
+  EXPECT_GE(ended_by_signal, 1) << "no signal met a plan under way";
 }
 
 // A command that has nothing to save ends as any program does.
