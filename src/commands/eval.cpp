@@ -13,6 +13,7 @@
 #include "data/model_encoder.h"
 #include "io/temporary_cache.h"
 #include "model/compute_dtype.h"
+#include "plan/disk_plan.h"
 
 namespace so {
 namespace {
@@ -51,9 +52,10 @@ int run(const EvalOptions& options, const OptionOrigins& origins) {
   Runtime runtime(options.device, options.cpu_threads.value_or(0));
   TemporaryCache temporary;  // for where there is no other place
   const std::string cache_dir = options.cache_dir.value_or("");
-  const TokenDataset data =
-      open_dataset({options.data, {max_length, options.train_on_prompt}, cache_dir, temporary.if_needed(cache_dir)},
-                   encoder, runtime.host_pool());
+  DatasetSource source({options.data, {max_length, options.train_on_prompt}, cache_dir, temporary.if_needed(cache_dir)},
+                       encoder, runtime.host_pool());
+  require_cache_space(cache_needs({&source, 1}));
+  const TokenDataset data = source.open();
   temporary.remove();  // what was opened is mapped
 
   const std::int64_t batch_tokens = std::max(data.counts().longest, options.batch_size * data.counts().longest);

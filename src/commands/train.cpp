@@ -100,19 +100,28 @@ struct RunData {
   std::optional<TokenDataset> evaluation;
 };
 
-RunData open_data(AskedRun& run, const ModelEncoder& encoder) {
+RunData open_data(AskedRun& run, const ModelEncoder& encoder, const SavedBytes& saved) {
   const TrainOptions& options = run.options;
-  // Where the cache is if it can be nowhere else: never in the output directory, which holds what people publish.
-  TemporaryCache temporary;
+  // Where the caches are if they can be nowhere else: never in the output directory, which holds what people publish.
+  TemporaryCache temporary;  // what was opened is mapped, so that nothing is left whatever ends the run
   const std::string cache_dir = options.cache_dir.value_or("");
-  const auto open = [&](const std::string& file, const char* name) {
-    return open_dataset(
-        {file, {options.max_length, options.train_on_prompt}, cache_dir, temporary.if_needed(cache_dir), name}, encoder,
-        run.runtime.host_pool());
+  std::vector<DatasetSource> sources;
+  const auto add = [&](const std::string& file, const char* name) {
+    sources.emplace_back(
+        DatasetOptions{
+            file, {options.max_length, options.train_on_prompt}, cache_dir, temporary.if_needed(cache_dir), name},
+        encoder, run.runtime.host_pool());
   };
-  RunData data{open(options.data, "data"), {}};
-  if (options.eval_data) data.evaluation.emplace(open(*options.eval_data, "evaluation data"));
-  temporary.remove();  // what was opened is mapped, and nothing is left whatever ends the run
+  add(options.data, "data");
+  if (options.eval_data) add(*options.eval_data, "evaluation data");
+
+  // How many checkpoints there will be is known when the tokens are. A new run writes one at least.
+  const bool saves = !options.bench_steps && !options.resume;
+  const std::vector<CacheNeed> needs = cache_needs(sources);
+  if (!needs.empty()) log_info("{}", cache_line(needs));
+  require_cache_space(needs, options.output_dir, saves ? disk_plan(options, saved, 0, 1).peak() : 0);
+  RunData data{sources.front().open(), {}};
+  if (options.eval_data) data.evaluation.emplace(sources.back().open());
   return data;
 }
 
@@ -234,7 +243,10 @@ int run(const TrainOptions& given, const OptionOrigins& origins) {
   else
     log_info("{} has no weights: planning by its config.json", options.model);
   const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
-  const RunData data = open_data(asked, encoder);
+  const std::uint64_t export_bytes =
+      model ? exported_bytes(*model, asked.compute) : exported_bytes(asked.layout, asked.compute);
+  const SavedBytes saved = saved_bytes(export_bytes, parameter_count(spec), asked.compute, options.model);
+  const RunData data = open_data(asked, encoder, saved);
   BatchIterator batches(data.training, batch_options(options));
 
   Device& device = asked.runtime.device();
@@ -257,11 +269,7 @@ int run(const TrainOptions& given, const OptionOrigins& origins) {
     return exit_ok;
   }
   require_steps_to_trace(options, length.steps - from.step());
-  const std::uint64_t export_bytes =
-      model ? exported_bytes(*model, asked.compute) : exported_bytes(asked.layout, asked.compute);
-  const DiskPlan disk =
-      disk_plan(options, saved_bytes(export_bytes, parameter_count(spec), asked.compute, options.model), from.step(),
-                length.steps);
+  const DiskPlan disk = disk_plan(options, saved, from.step(), length.steps);
   if (!options.bench_steps) disk.require(options.output_dir);
   if (options.dry_run)
     output.require_usable(export_bytes);

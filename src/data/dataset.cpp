@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <exception>
 #include <optional>
 #include <utility>
@@ -43,8 +44,11 @@ class Tokenisation {
         vocabulary_size_(vocabulary_size),
         pool_(pool) {}
 
-  void run(TokenCacheWriter& writer) {
+  // take(example) for each record, in order.
+  template <class Take>
+  void run(const Take& take) {
     ProgressReport progress(fmt::format("tokenising {}", name_));
+    std::size_t records = 0;
     while (read_block()) {
       examples_.assign(block_.size(), {});
       errors_.assign(block_.size(), nullptr);
@@ -52,10 +56,11 @@ class Tokenisation {
                          [this](std::int64_t begin, std::int64_t end) { build(begin, end); });
       for (std::size_t i = 0; i < block_.size(); ++i) {
         if (errors_[i]) std::rethrow_exception(errors_[i]);  // the first in file order, not in time
-        writer.add(examples_[i]);
+        take(examples_[i]);
       }
+      records += block_.size();
       progress.update(static_cast<double>(reader_.offset()) / static_cast<double>(content_size_),
-                      fmt::format("{} records", writer.counts().records));
+                      fmt::format("{} records", records));
     }
   }
 
@@ -141,50 +146,132 @@ void report(const DatasetOptions& options, const TokenDataset& dataset, const st
              made ? "new" : "of an earlier run");
 }
 
+// An upper limit of the tokens in a document made from a record of this format: the template's text is ASCII, and so
+// are the braces, keys and quotes that the record has beyond its text.
+std::uint64_t most_tokens(RecordFormat format, std::string_view json, const TextEncoder& encoder) {
+  if (format == RecordFormat::token_ids) return json.size() / 2;  // an id has a digit and something behind it
+  constexpr std::uint64_t end_token = 1;
+  if (format == RecordFormat::text) return encoder.most_tokens(json) + end_token;
+  static const std::string prompt = alpaca_prompt({"", "an input", ""});
+  return encoder.most_tokens(json) + encoder.most_tokens(prompt) + end_token;
+}
+
 }  // namespace
 
-TokenDataset open_dataset(const DatasetOptions& options, const TextEncoder& encoder, ThreadPool& pool) {
-  const ExampleBuilder builder(encoder, options.example);
-  const MappedFile file(options.file);
-  file.advise(MappedFile::Advice::sequential);
-  const std::string name = options.file.string();
+struct DatasetSource::State {
+  State(DatasetOptions o, const TextEncoder& e, ThreadPool& p)
+      : options(std::move(o)),
+        encoder(e),
+        pool(p),
+        builder(encoder, options.example),
+        file(options.file),
+        name(options.file.string()) {}
+
+  Tokenisation tokenisation() const { return {name, file.text(), builder, encoder.vocabulary_size(), pool}; }
+
+  const DatasetOptions options;
+  const TextEncoder& encoder;
+  ThreadPool& pool;
+  const ExampleBuilder builder;
+  const MappedFile file;
+  const std::string name;
+  RecordFormat format = RecordFormat::text;
+  std::uint64_t key = 0;
+  std::filesystem::path cache;
+  std::optional<TokenDataset> found;
+  std::optional<std::uint64_t> most_bytes, bytes;
+};
+
+DatasetSource::DatasetSource(DatasetOptions options, const TextEncoder& encoder, ThreadPool& pool)
+    : state_(std::make_unique<State>(std::move(options), encoder, pool)) {
+  State& s = *state_;
+  s.file.advise(MappedFile::Advice::sequential);
   // A file that is no data at all is refused by its first record, before all of it is read for its key.
-  RecordReader reader(name, file.text());
-  if (RawRecord first; reader.next(first)) RecordParser(name, encoder.vocabulary_size()).parse(first);
-  const std::uint64_t key = key_of(hash_large(file.bytes(), pool), encoder, options.example);
+  RecordReader reader(s.name, s.file.text());
+  if (RawRecord first; reader.next(first))
+    s.format = format_of(RecordParser(s.name, encoder.vocabulary_size()).parse(first));
+  s.key = key_of(hash_large(s.file.bytes(), pool), encoder, s.options.example);
   // The stem is for people who look into the directory; cut, since file names end at 255 bytes.
-  const std::string cache_name = fmt::format("{}-{:016x}.tokens", options.file.stem().string().substr(0, 100), key);
+  const std::string cache_name = fmt::format("{}-{:016x}.tokens", s.options.file.stem().string().substr(0, 100), s.key);
 
   const std::vector<std::filesystem::path> directories =
-      cache_directories(options.cache_directory, options.fallback_directory);
+      cache_directories(s.options.cache_directory, s.options.fallback_directory);
   for (const auto& directory : directories) {
-    if (auto dataset = open_if_valid(directory / cache_name, key, pool, LogLevel::debug)) {
-      report(options, *dataset, directory / cache_name, false);
-      return std::move(*dataset);
+    s.cache = directory / cache_name;
+    s.found = open_if_valid(s.cache, s.key, pool, LogLevel::debug);
+    if (s.found) return;
+  }
+  s.cache = writable_cache_directory(directories) / cache_name;
+}
+
+DatasetSource::~DatasetSource() = default;
+DatasetSource::DatasetSource(DatasetSource&&) noexcept = default;
+
+const std::string& DatasetSource::name() const { return state_->name; }
+bool DatasetSource::makes_cache() const { return !state_->found; }
+const std::filesystem::path& DatasetSource::cache() const { return state_->cache; }
+
+std::uint64_t DatasetSource::most_cache_bytes() {
+  State& s = *state_;
+  if (s.most_bytes) return *s.most_bytes;
+  const bool encodes = s.format != RecordFormat::token_ids;
+  std::uint64_t tokens = 0, documents = 0;
+  if (!encodes || s.encoder.can_encode()) {
+    try {
+      RecordReader reader(s.name, s.file.text());
+      for (RawRecord record; reader.next(record); ++documents)
+        tokens += std::min(most_tokens(s.format, record.json, s.encoder),
+                           static_cast<std::uint64_t>(s.options.example.max_length));
+    } catch (const Error&) {  // open() meets it too, perhaps after what is wrong with an earlier record
     }
   }
+  s.most_bytes = token_cache_bytes(tokens, documents);
+  return *s.most_bytes;
+}
 
-  const std::filesystem::path path = writable_cache_directory(directories) / cache_name;
-  const CacheLock lock(path);
+std::uint64_t DatasetSource::count_cache_bytes() {
+  State& s = *state_;
+  if (s.bytes) return *s.bytes;
+  std::uint64_t tokens = 0, documents = 0;
+  s.tokenisation().run([&](const Example& example) {
+    if (example.trained == 0) return;
+    tokens += example.ids.size();
+    ++documents;
+  });
+  s.bytes = token_cache_bytes(tokens, documents);
+  return *s.bytes;
+}
+
+TokenDataset DatasetSource::open() {
+  State& s = *state_;
+  if (s.found) {
+    report(s.options, *s.found, s.cache, false);
+    return std::move(*s.found);
+  }
+  const CacheLock lock(s.cache);
   // Another process may have made it before this one had the lock.
-  if (auto dataset = open_if_valid(path, key, pool, LogLevel::warning)) {
-    report(options, *dataset, path, false);
+  if (auto dataset = open_if_valid(s.cache, s.key, s.pool, LogLevel::warning)) {
+    report(s.options, *dataset, s.cache, false);
     return std::move(*dataset);
   }
-  if (lock.held()) remove_stale_siblings(path);  // of processes that were killed
+  if (lock.held()) remove_stale_siblings(s.cache);  // of processes that were killed
   std::error_code error;
-  const std::filesystem::path data = std::filesystem::absolute(options.file, error);
-  TokenCacheWriter writer(path, key, error ? options.file : data);
-  Tokenisation(name, file.text(), builder, encoder.vocabulary_size(), pool).run(writer);
+  const std::filesystem::path data = std::filesystem::absolute(s.options.file, error);
+  TokenCacheWriter writer(s.cache, s.key, error ? s.options.file : data);
+  s.tokenisation().run([&](const Example& example) { writer.add(example); });
   const DatasetCounts& counts = writer.counts();
-  if (counts.records == 0) fail("{}: the file holds no records", name);
+  if (counts.records == 0) fail("{}: the file holds no records", s.name);
   if (counts.documents == 0)
-    fail("{}: none of the {} records has a trained token within max_length = {}; raise it", name, counts.records,
-         options.example.max_length);
+    fail("{}: none of the {} records has a trained token within max_length = {}; raise it", s.name, counts.records,
+         s.options.example.max_length);
   writer.finish();
-  TokenDataset dataset(path, key, &pool);
-  report(options, dataset, path, true);
+  TokenDataset dataset(s.cache, s.key, &s.pool);
+  report(s.options, dataset, s.cache, true);
   return dataset;
+}
+
+TokenDataset open_dataset(DatasetOptions options, const TextEncoder& encoder, ThreadPool& pool) {
+  return DatasetSource(std::move(options), encoder, pool).open();
 }
 
 }  // namespace so

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 
 #include "base/thread_pool.h"
@@ -22,7 +23,7 @@ struct DatasetOptions {
   std::string name = "data";  // what the log calls it
 };
 
-// Opens the file's token cache, making it first if there is none.
+// A data file on its way to a TokenDataset.
 //
 // The cache's name and key come from the file's content (not its name or time), the encoder's fingerprint, vocabulary
 // and end token, max_length, train_on_prompt and kTemplateVersion. So whatever changes an example
@@ -34,10 +35,36 @@ struct DatasetOptions {
 // the number of threads. Memory in use is a block's, plus 16 bytes a document. After 2 seconds a progress line says how
 // far it is. The log gets one line with the counts: records, tokens, truncated and dropped records.
 //
-// Several processes may call this at once, over a shared directory too: one makes the cache, the others wait for it.
+// Several processes may do this at once, over a shared directory too: one makes the cache, the others wait for it.
 //
-// Throws Error ("FILE:LINE: ...") for a malformed record, a file that mixes formats, a file without any record, or
-// without a trained token, and for a cache directory that cannot be used.
-TokenDataset open_dataset(const DatasetOptions& options, const TextEncoder& encoder, ThreadPool& pool);
+// Every member throws Error ("FILE:LINE: ...") for a malformed record, a file that mixes formats, a file without any
+// record, or without a trained token, and for a cache directory that cannot be used, when it finds that out.
+class DatasetSource {
+ public:
+  // Opens the file and looks for its token cache. Makes no file, only the cache's directory. `encoder` and `pool` must
+  // outlive it.
+  DatasetSource(DatasetOptions options, const TextEncoder& encoder, ThreadPool& pool);
+  ~DatasetSource();
+  DatasetSource(DatasetSource&&) noexcept;
+
+  const std::string& name() const;  // the data file's
+  // The token cache that open() will write, if none that is valid is there.
+  bool makes_cache() const;
+  const std::filesystem::path& cache() const;
+  // An upper limit of its bytes, from the sizes of the records: tokens are counted when they are made.
+  std::uint64_t most_cache_bytes();
+  // Its bytes, counted by tokenising everything, which takes as long as making it; the second call is free.
+  std::uint64_t count_cache_bytes();
+
+  // Opens the cache, making it first if need be. Once.
+  TokenDataset open();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// All of it at once.
+TokenDataset open_dataset(DatasetOptions options, const TextEncoder& encoder, ThreadPool& pool);
 
 }  // namespace so

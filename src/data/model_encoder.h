@@ -23,6 +23,7 @@ class ModelEncoder final : public TextEncoder {
 
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens) const override;
   bool can_encode() const override { return tokenizer_.has_value(); }
+  std::uint64_t most_tokens(std::string_view text) const override { return tokenizer().most_tokens(text); }
   bool is_special(std::int32_t id) const override { return tokenizer_ && tokenizer_->is_special(id); }
   std::optional<std::int32_t> end_token() const override;
   std::int32_t vocabulary_size() const override { return vocabulary_; }

@@ -24,6 +24,11 @@ class TextEncoder {
   // Whether an id is one of the tokenizer's special tokens, to count those that stand in texts.
   virtual bool is_special(std::int32_t) const { return false; }
 
+  // Of valid UTF-8: never less than encode(text, true) gives, nor than it gives for the text with JSON's escapes
+  // replaced; found quickly. By default for an encoder that makes at most one token of a byte, and puts at most one
+  // before and one behind.
+  virtual std::uint64_t most_tokens(std::string_view text) const { return text.size() + 2; }
+
   // The token that ends a document; absent if the tokenizer has none.
   virtual std::optional<std::int32_t> end_token() const = 0;
 

@@ -1,11 +1,16 @@
 #include "plan/disk_plan.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <limits>
+#include <set>
 #include <system_error>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/export.h"
@@ -35,6 +40,22 @@ std::uint64_t bytes_below(const fs::path& directory) {
     if (!vanished) bytes += size;
   }
   return bytes;
+}
+
+// Whether two paths lie, or will lie, on one file system.
+bool on_one_file_system(const fs::path& a, const fs::path& b) {
+  const auto device_of = [](fs::path path) {
+    struct stat status {};
+    std::error_code ignored;
+    path = fs::absolute(path, ignored);
+    while (::stat(path.c_str(), &status) != 0) {
+      if ((errno != ENOENT && errno != ENOTDIR) || path == path.parent_path())
+        fail_io("find the file system of", path, errno);
+      path = path.parent_path();
+    }
+    return status.st_dev;
+  };
+  return device_of(a) == device_of(b);
 }
 
 }  // namespace
@@ -96,6 +117,58 @@ DiskPlan disk_plan(const OutputOptions& options, const SavedBytes& saved, std::i
       plan.replaced += bytes_below(checkpoint.path);
   }
   return plan;
+}
+
+std::vector<CacheNeed> cache_needs(std::span<DatasetSource> sources) {
+  std::vector<CacheNeed> needs;
+  std::set<fs::path> caches;  // one file may be data and evaluation data
+  for (DatasetSource& source : sources)
+    if (source.makes_cache() && caches.insert(source.cache()).second)
+      needs.push_back({source.name(), source.cache().parent_path(), source.most_cache_bytes(),
+                       [&source] { return source.count_cache_bytes(); }});
+  return needs;
+}
+
+std::string cache_line(std::span<const CacheNeed> needs) {
+  if (needs.empty()) return {};
+  std::uint64_t most = 0;
+  for (const CacheNeed& need : needs) most += need.most;
+  const std::filesystem::path& directory =
+      needs.front().directory;  // all go to one, unless one of them may not be used
+  return fmt::format("token cache{}: at most {} by an estimate, in {}; {} free", needs.size() == 1 ? "" : "s",
+                     format_bytes(most), printable_path(directory), format_bytes(free_space(directory)));
+}
+
+void require_cache_space(std::span<const CacheNeed> needs, const std::filesystem::path& output,
+                         std::uint64_t output_bytes) {
+  for (const CacheNeed& first : needs) {
+    const auto is_earlier = [&](const CacheNeed& need) {
+      return &need < &first && on_one_file_system(need.directory, first.directory);
+    };
+    if (std::any_of(needs.begin(), needs.end(), is_earlier)) continue;
+    const bool with_output = output_bytes > 0 && on_one_file_system(first.directory, output);
+    const std::uint64_t free = free_space(first.directory);
+    std::uint64_t most = with_output ? output_bytes : 0;
+    for (const CacheNeed& need : needs)
+      if (on_one_file_system(need.directory, first.directory)) most += need.most;
+    if (most <= free) continue;
+    std::uint64_t needed = with_output ? output_bytes : 0;
+    std::string parts;
+    for (const CacheNeed& need : needs) {
+      if (!on_one_file_system(need.directory, first.directory)) continue;
+      log_info("counting the tokens of {}: its cache may take {}, and {} are free", printable(need.data),
+               format_bytes(need.most), format_bytes(free));
+      const std::uint64_t bytes = need.count();
+      parts += fmt::format("{}the token cache of {} takes {}", parts.empty() ? "" : ", ", printable(need.data),
+                           format_bytes(bytes));
+      needed += bytes;
+    }
+    if (needed <= free) continue;
+    if (with_output) parts += fmt::format(", the run's model and first checkpoint {}", format_bytes(output_bytes));
+    fail("no space left on {}: {}; {} free, {} missing; free some space or choose another --cache_dir{}",
+         printable_path(first.directory), parts, format_bytes(free), format_bytes(needed - free),
+         with_output ? " or --output_dir" : "");
+  }
 }
 
 }  // namespace so

@@ -3,8 +3,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <span>
 #include <string>
+#include <vector>
 
+#include "data/dataset.h"
 #include "model/spec.h"
 #include "options/train_options.h"
 
@@ -35,6 +39,22 @@ struct DiskPlan {
   // has less than peak() free.
   void require(const std::filesystem::path& directory) const;
 };
+
+// A token cache that is about to be made.
+struct CacheNeed {
+  std::string data;                      // the file it is of
+  std::filesystem::path directory;       // that it goes to
+  std::uint64_t most = 0;                // bytes, an upper limit
+  std::function<std::uint64_t()> count;  // its bytes, found by counting, which may take long
+};
+// The caches that are not there yet.
+std::vector<CacheNeed> cache_needs(std::span<DatasetSource> sources);
+// "token caches: at most 397 MB by an estimate, in /home/me/.cache/superoffload; 81.0 GB free"; empty for none.
+std::string cache_line(std::span<const CacheNeed> needs);
+// Throws Error that says how much is missing, if the file systems that the caches go to have no room for them, and for
+// `output_bytes` where `output` goes to the same one. What an upper limit would refuse is counted first.
+void require_cache_space(std::span<const CacheNeed> needs, const std::filesystem::path& output = {},
+                         std::uint64_t output_bytes = 0);
 
 // The plan of a run that goes on after `first_step` and ends with `last_step`.
 DiskPlan disk_plan(const OutputOptions& options, const SavedBytes& saved, std::int64_t first_step,

@@ -1,10 +1,10 @@
 // Mistakes a user can make on the command line, and things the machine can refuse: options, paths, disk, memory.
 #include <gtest/gtest.h>
-#include <sys/mount.h>
 #include <unistd.h>
 
 #include "support/paths.h"
 #include "support/refusal.h"
+#include "support/small_disk.h"
 
 namespace so::test {
 namespace {
@@ -109,25 +109,6 @@ TEST_F(BadOutput, AFailureAfterStepsNamesTheLastCheckpoint) {
   const Outcome again = run(TrainCommand(c).flag("resume").words(), temporary_.path());
   EXPECT_EQ(again.exit_code, 0) << again.err;
 }
-
-// A file system of its own, gone at the end.
-class SmallDisk {
- public:
-  SmallDisk(const std::filesystem::path& where, const char* options) : where_(where) {
-    std::filesystem::create_directories(where);
-    mounted_ = ::mount("tmpfs", where.c_str(), "tmpfs", 0, options) == 0;
-  }
-  ~SmallDisk() {
-    if (mounted_) ::umount2(where_.c_str(), MNT_DETACH);
-  }
-  SmallDisk(const SmallDisk&) = delete;
-  SmallDisk& operator=(const SmallDisk&) = delete;
-  bool mounted() const { return mounted_; }
-
- private:
-  std::filesystem::path where_;
-  bool mounted_ = false;
-};
 
 TEST_F(BadOutput, FullDisk) {
   const auto where = temporary_ / "disk";

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "support/files.h"
+#include "support/paths.h"
 #include "support/process.h"
 #include "support/refusal.h"
+#include "support/small_disk.h"
 #include "support/training_run.h"
 
 namespace so::test {
@@ -80,6 +82,61 @@ TEST_F(Disk, MoreCheckpointsThanTheDiskHoldsAreRefused) {
   const Outcome o = run(endless.set("save_total_limit", "1").words(), temporary_.path());
   EXPECT_EQ(o.exit_code, 0) << o.err;
   EXPECT_FALSE(fs::exists(temporary_ / "run"));
+}
+
+// Data whose token cache takes 1.6 MB: 8 bytes for each of 48 tokens and 16 for each of 4,000 records.
+class CacheDisk : public Disk {
+ protected:
+  static constexpr int records = 4000, tokens = 48;
+  CacheDisk() {
+    std::string record = "{\"input_ids\":[1";
+    for (int i = 1; i < tokens; ++i) record += ",2";
+    std::string content;
+    for (int i = 0; i < records; ++i) content += record + "]}\n";
+    write_file(temporary_ / "data.jsonl", content);
+  }
+  Outcome dry_run(const fs::path& cache, const fs::path& output) const {
+    TrainCommand c = command("unused", 3);
+    c.set("data", (temporary_ / "data.jsonl").string()).set("output_dir", output.string());
+    return run(c.set("cache_dir", cache.string()).flag("dry_run").words(), temporary_.path());
+  }
+  const fs::path disk_ = temporary_ / "disk";
+};
+
+TEST_F(CacheDisk, ACacheWithoutRoomIsRefusedBeforeItIsMade) {
+  const SmallDisk disk(disk_, "size=1m");
+  if (!disk.mounted()) GTEST_SKIP() << "mounting a small tmpfs needs CAP_SYS_ADMIN";
+  expect_refusal(dry_run(disk_, temporary_ / "run"),
+                 {"no space left on " + disk_.string(), "the token cache of ", "data.jsonl takes 1.6 MB", " free, ",
+                  " missing", "another --cache_dir"});
+  EXPECT_TRUE(fs::is_empty(disk_));
+  // eval asks the same.
+  expect_refusal(run({test::binary(), "eval", "--model", (fixture_ / "model").string(), "--data",
+                      (temporary_ / "data.jsonl").string(), "--cache_dir", disk_.string(), "--max_length", "48",
+                      "--device", "cpu"},
+                     temporary_.path()),
+                 {"no space left on " + disk_.string(), "takes 1.6 MB"});
+  EXPECT_TRUE(fs::is_empty(disk_));
+}
+
+// The model takes 69 kB and a checkpoint 480 kB.
+TEST_F(CacheDisk, CacheAndOutputOnOneDiskAddUp) {
+  const SmallDisk disk(disk_, "size=2m");
+  if (!disk.mounted()) GTEST_SKIP() << "mounting a small tmpfs needs CAP_SYS_ADMIN";
+  expect_refusal(dry_run(disk_ / "cache", disk_ / "run"),
+                 {"the token cache of ", ", the run's model and first checkpoint ", " missing",
+                  "another --cache_dir or --output_dir"});
+  EXPECT_TRUE(fs::is_empty(disk_ / "cache"));
+  const Outcome apart = dry_run(disk_ / "cache", temporary_ / "run");
+  EXPECT_EQ(apart.exit_code, 0) << apart.err;
+  EXPECT_NE(apart.err.find("token cache: at most 1.6 MB by an estimate, in " + (disk_ / "cache").string()),
+            std::string::npos)
+      << apart.err;
+  // One that is there costs nothing, however full the disk is.
+  write_file(disk_ / "other", std::string(300'000, 'x'));
+  const Outcome again = dry_run(disk_ / "cache", temporary_ / "run");
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_EQ(again.err.find("token cache: "), std::string::npos) << again.err;
 }
 
 }  // namespace

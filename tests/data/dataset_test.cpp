@@ -195,6 +195,47 @@ TEST_F(Dataset, IsMadeOnceByConcurrentCallers) {
   EXPECT_EQ(encoder_.calls, 500);
 }
 
+class CacheSize : public Dataset, public testing::WithParamInterface<const char*> {};
+
+TEST_P(CacheSize, IsKnownBefore) {
+  std::string content;
+  for (int i = 0; i < 300; ++i) content += GetParam();
+  write_file(options_.file, content);
+  options_.example.train_on_prompt = true;  // so that nothing is dropped
+  for (const int max_length : {6, 1000}) {
+    options_.example.max_length = max_length;
+    for (const bool specials : {false, true}) {
+      encoder_.begin = encoder_.end = specials;
+      encoder_.print = specials ? "with" : "without";
+      DatasetSource source(options_, encoder_, pool_);
+      ASSERT_TRUE(source.makes_cache());
+      const std::uint64_t most = source.most_cache_bytes(), counted = source.count_cache_bytes();
+      EXPECT_FALSE(std::filesystem::exists(source.cache()));
+      const TokenDataset made = source.open();
+      EXPECT_EQ(std::filesystem::file_size(source.cache()), counted);
+      EXPECT_GE(most, counted);
+      // The shape of a record costs a little, and the words of the template.
+      EXPECT_LE(most, 512 + static_cast<std::uint64_t>(made.size()) * (16 + 8 * 400));
+      EXPECT_FALSE(DatasetSource(options_, encoder_, pool_).makes_cache()) << "one that is there costs nothing";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, CacheSize,
+                         testing::Values("{\"text\":\"ab\"}\n", "{\"instruction\":\"a\",\"output\":\"b\"}\n",
+                                         "{\"instruction\":\"a\",\"input\":\"c\",\"output\":\"b\"}\n",
+                                         "{\"input_ids\":[1,2,3,4]}\n"));
+
+// A file that is at fault further on is refused by who opens it, not by who asks for its size.
+TEST_F(Dataset, TheSizeOfADamagedFileIsNoQuestion) {
+  write_file(options_.file, "[{\"text\":\"ab\"}, {\"text\":\"cd\"}, ");
+  DatasetSource source(options_, encoder_, pool_);
+  EXPECT_GT(source.most_cache_bytes(), 0u);
+  const std::string refusal = error_of([&] { source.open(); });
+  EXPECT_NE(refusal.find("the file ends before the array does"), std::string::npos) << refusal;
+  EXPECT_EQ(refusal, error_of([&] { open(); }));
+}
+
 // Sets environment variables for one test and puts the old values back.
 class Environment {
  public:

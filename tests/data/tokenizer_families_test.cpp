@@ -58,6 +58,21 @@ TEST_P(TokenizerFamily, EncodesAsTheLibraryDoes) {
   }
 }
 
+TEST_P(TokenizerFamily, NeverGivesMoreTokensThanItSays) {
+  // Characters of which NFC makes more bytes than they have.
+  std::vector<std::string> all{"", "\xF0\x9D\x85\xA0", "\xEF\xAC\xAC", "\xCD\x84", "\xE0\xA5\x98", " "};
+  for (const Json& text : texts()["texts"]) all.push_back(text.get<std::string>());
+  for (const std::string& text : all) {
+    for (const std::string& given : {text, Json(text).dump(-1, ' ', true)})
+      EXPECT_GE(tokenizer_.most_tokens(given), tokenizer_.encode(text, true).size()) << given;
+  }
+  // The models that are nobody's have steps that make much of little.
+  const std::vector<std::string> made_up = {"mixed", "characters", "leftovers", "llama2_normalized"};
+  if (std::find(made_up.begin(), made_up.end(), GetParam()) == made_up.end()) {
+    EXPECT_LE(tokenizer_.most_tokens("ASCII"), 8u);
+  }
+}
+
 TEST_P(TokenizerFamily, AddsTheSpecialTokensOfThePostProcessor) {
   const Json& with_special = expected_["with_special"];
   for (std::size_t i = 0; i < with_special.size(); ++i) {

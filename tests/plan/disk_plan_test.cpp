@@ -1,10 +1,12 @@
 #include "plan/disk_plan.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <limits>
 
+#include "base/file.h"
 #include "support/errors.h"
 #include "support/files.h"
 
@@ -85,6 +87,68 @@ TEST(DiskPlan, CheckpointsHoldWhatTheDtypeAsks) {
   EXPECT_EQ(saved_bytes(2000, 1000, DType::bf16, "").checkpoint, 14000u);
   EXPECT_EQ(saved_bytes(4000, 1000, DType::f32, "").model, 4000u);
   EXPECT_EQ(saved_bytes(4000, 1000, DType::f32, "").checkpoint, 12000u);
+}
+
+// Caches that go where the program's tests have their files; `most` and `bytes` are of the free space there.
+class CacheSpace : public testing::Test {
+ protected:
+  CacheNeed need(double most, double bytes) {
+    return {"data.jsonl", directory_ / "cache", of_free(most), [this, bytes] {
+              ++counted_;
+              return of_free(bytes);
+            }};
+  }
+  std::uint64_t of_free(double share) const {
+    return static_cast<std::uint64_t>(share * static_cast<double>(free_space(directory_.path())));
+  }
+
+  TemporaryDirectory directory_;
+  int counted_ = 0;
+};
+
+TEST_F(CacheSpace, WhatFitsByItsLimitIsNotCounted) {
+  const CacheNeed needs[] = {need(0.4, 9), need(0.4, 9)};
+  EXPECT_NO_THROW(require_cache_space(needs));
+  EXPECT_NO_THROW(require_cache_space(needs, directory_ / "out", of_free(0.1)));
+  EXPECT_NO_THROW(require_cache_space({}, directory_ / "out", of_free(9)));
+  EXPECT_EQ(counted_, 0);
+}
+
+TEST_F(CacheSpace, WhatFitsWhenItIsCountedIsNotRefused) {
+  const CacheNeed needs[] = {need(4, 0.2), need(4, 0.2)};
+  EXPECT_NO_THROW(require_cache_space(needs));
+  EXPECT_EQ(counted_, 2);
+  EXPECT_NO_THROW(require_cache_space(needs, directory_ / "out", of_free(0.4)));
+}
+
+TEST_F(CacheSpace, WhatDoesNotFitIsRefusedWithWhatIsMissing) {
+  const CacheNeed two[] = {need(4, 0.7), need(4, 0.7)}, one[] = {need(4, 0.7)};
+  expect_in(refusal([&] { require_cache_space(two); }),
+            {"no space left on " + (directory_ / "cache").string(), "the token cache of data.jsonl takes ", " free, ",
+             " missing", "choose another --cache_dir"});
+  EXPECT_NO_THROW(require_cache_space(one));
+  // The output goes to the same file system: neither alone is too much.
+  expect_in(refusal([&] { require_cache_space(one, directory_ / "out" / "not yet", of_free(0.7)); }),
+            {"the run's model and first checkpoint ", " missing", "--cache_dir or --output_dir"});
+}
+
+TEST_F(CacheSpace, AnotherFileSystemIsOfNoAccount) {
+  struct stat here {
+  }, there{};
+  if (::stat("/dev/shm", &there) != 0 || ::stat(directory_.path().c_str(), &here) != 0 || here.st_dev == there.st_dev)
+    GTEST_SKIP() << "there is no second file system";
+  const CacheNeed needs[] = {need(4, 0.7)};
+  EXPECT_NO_THROW(require_cache_space(needs, "/dev/shm/not-there", of_free(0.7)));
+}
+
+TEST_F(CacheSpace, TheLineSaysThatItIsAnEstimate) {
+  EXPECT_EQ(cache_line({}), "");
+  const CacheNeed one{"data.jsonl", directory_.path(), 300'000'000, nullptr};
+  EXPECT_EQ(cache_line({&one, 1}).find("token cache: at most 300.0 MB by an estimate, in " +
+                                       directory_.path().string() + "; "),
+            0u);
+  const CacheNeed two[] = {one, one};
+  EXPECT_EQ(cache_line(two).find("token caches: at most 600.0 MB by an estimate, in "), 0u);
 }
 
 }  // namespace

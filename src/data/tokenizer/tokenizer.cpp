@@ -21,6 +21,7 @@
 #include "data/tokenizer/normalize_steps.h"
 #include "data/tokenizer/pre_tokenizer.h"
 #include "data/tokenizer/special_ids.h"
+#include "data/tokenizer/token_bound.h"
 #include "data/tokenizer/token_decoder.h"
 #include "data/tokenizer/tokenizer_json.h"
 #include "data/tokenizer/utf8.h"
@@ -90,7 +91,8 @@ UnknownCharacters unknown_in(const TokenizerSpec& spec) {
 
 struct Tokenizer::State {
   State(TokenizerSpec spec, const std::string& name, std::uint64_t content_hash)
-      : model(std::move(spec.model)),
+      : bound(token_bound_of(spec)),  // before parts of it are moved away
+        model(std::move(spec.model)),
         words(std::move(spec.words)),
         byte_ids(spec.byte_ids),
         ignore_merges(spec.ignore_merges),
@@ -145,6 +147,7 @@ struct Tokenizer::State {
                          std::vector<std::int32_t>& ids) const;
   void append_bytes(std::int32_t id, std::string& text) const;
 
+  TokenBound bound;
   Vocabulary model;                        // spellings
   Vocabulary words;                        // bytes
   Vocabulary added;                        // added tokens that the model does not have
@@ -308,6 +311,10 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_spec
   if (add_special_tokens) ids.insert(ids.end(), state.after.begin(), state.after.end());
   state.workspaces.put_back(std::move(workspace));
   return ids;
+}
+
+std::uint64_t Tokenizer::most_tokens(std::string_view text) const {
+  return state_->bound.of(text) + state_->before.size() + state_->after.size();
 }
 
 std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_special_tokens) const {

@@ -46,6 +46,10 @@ class Tokenizer {
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens,
                                    SpecialTokens special = SpecialTokens::parsed) const;
 
+  // Of valid UTF-8: never less than encode(text, true).size(), nor than that of the text with JSON's escapes replaced.
+  // Takes one look at each byte.
+  std::uint64_t most_tokens(std::string_view text) const;
+
   // The text of `ids`, always valid UTF-8 (bytes that form none become U+FFFD, as above). Ids without a token, e.g.
   // those that pad a model's embedding, have no text. `skip_special_tokens`: leave out the tokens marked special;
   // as in the library, those stay that are marked normalized and that a normalizer changes.
