@@ -19,8 +19,9 @@ TREE = pathlib.Path(__file__).resolve().parents[2]
 VARYING = [
     (r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", ""),
     (r"\| [\d.e+-]+ tok/s.*", "| ..."),  # the end of a step's line
-    (r"^(step \d+: )[\d.]+ s(; device idle)?.*", r"\1..."),
+    (r"^(step \d+: )[\d.]+ s(; overlap efficiency)?.*", r"\1..."),
     (r"^(warm-up step \d+: )[\d.]+ s", r"\1..."),
+    (r"^(overlap efficiency: ).*", r"\1..."),
     (r"^(benchmark: \d+ steps, ).*", r"\1..."),
     (r"^(memory: .*host ).*", r"\1..."),
     (r"(disk: .*); .* free", r"\1"),
@@ -50,7 +51,8 @@ TIMES = {"step_time_s", "tokens_per_s", "model_tflops", "reference_tflops", "sec
          "step_seconds", "gemm_tflops", "share_of_gemm_limit", "device_wait_seconds_a_step", "device_waits",
          "first_read_seconds", "read_seconds", "copy_seconds", "load_seconds", "load_gb_per_s", "share_of_limit",
          "ratio_to_read_plus_copy", "copy_gb_per_s", "floor_seconds", "share", "age_seconds", "busy_seconds",
-         "traced_seconds", "trace_remarks", "host_bytes", "breakdown"}
+         "traced_seconds", "trace_remarks", "host_bytes", "breakdown", "overlap", "overlap_efficiency", "device_seconds",
+         "host_seconds"}
 # What a plan says of this process.
 PROGRAM = "program and data so far"
 

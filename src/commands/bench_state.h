@@ -17,7 +17,6 @@ class BenchState {
   virtual void randomize(const DecoderSpec& spec, Ops& ops, Stream& stream) = 0;
   // Work that follows on `stream` comes after all of the last step's.
   virtual void require_updates(Stream&) {}
-  virtual EngineCounters counters() const { return {}; }
 };
 
 // The engine, as training has it.

@@ -145,17 +145,16 @@ StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec
     const double seconds = step();
     log_info("warm-up step {}: {:.4f} s, loss {:.4f}", i + 1, seconds, result.last.loss);
   }
-  const EngineCounters before = state->counters();
-  EngineCounters last = before;
+  const EngineCounters before = state->of_step().counters();
   for (std::int64_t i = 0; i < options.steps; ++i) {
     result.seconds.push_back(step());
-    const EngineCounters now = state->counters();
+    const StepOverlap overlap = overlap_of(result.last.counters);
+    result.overlap += overlap;
     log_info("step {}: {:.4f} s{}", i + 1, result.seconds.back(),
-             options.no_optimizer ? "" : fmt::format(", {:.4f} s of it waiting", total(since(now, last).device_waits)));
-    last = now;
+             options.no_optimizer ? "" : fmt::format(", overlap efficiency {:.3f}", overlap.efficiency()));
   }
-  result.counters = since(state->counters(), before);
-  result.figures = compare_with_plan(plan, device, memory, seconds_of(result.seconds, result.counters));
+  result.counters = since(state->of_step().counters(), before);
+  result.figures = compare_with_plan(plan, device, memory, seconds_of(result.seconds, result.overlap));
 
   if (!options.breakdown) return result;
   // Last, since recording may slow what comes after it. Weights may still be on their way: they belong to no trace.

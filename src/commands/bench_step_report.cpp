@@ -26,6 +26,18 @@ nlohmann::ordered_json to_json(const TimeSummary& time) {
   return {{"traced_seconds", time.seconds}, {"traced_steps", 2}, {"categories", categories}, {"kernels", kernels}};
 }
 
+// Seconds of one of `steps` steps.
+nlohmann::ordered_json to_json(const StepOverlap& overlap, double steps) {
+  nlohmann::ordered_json object{{"efficiency", overlap.efficiency()}};
+  const auto add = [&](const char* side, const NamedParts& parts) {
+    object[side] = nlohmann::ordered_json::object();
+    for (const auto& [name, seconds] : parts) object[side][name] = seconds / steps;
+  };
+  add("device_seconds", device_parts(overlap));
+  add("host_seconds", host_parts(overlap));
+  return object;
+}
+
 }  // namespace
 
 nlohmann::ordered_json to_json(const StepReport& r) {
@@ -62,12 +74,11 @@ nlohmann::ordered_json to_json(const StepReport& r) {
       {"first_loss", m.first_loss},
       {"last_loss", m.last.loss},
       {"clipped_steps", m.counters.clipped_steps},
-      {"device_wait_seconds_a_step", total(m.counters.device_waits) / static_cast<double>(steps)}};
-  for (std::size_t i = 0; i < wait_reasons; ++i)
-    result["device_waits"][std::string(name_of(static_cast<WaitReason>(i)))] =
-        m.counters.device_waits[i] / static_cast<double>(steps);
+      {"device_wait_seconds_a_step", total(m.overlap.device_idle) / static_cast<double>(steps)}};
+  if (!r.plain()) result["overlap"] = to_json(m.overlap, static_cast<double>(steps));
   if (r.plan.estimate) {
     result["expected"] = {{"step_seconds", r.plan.estimate->seconds()}, {"waiting_seconds", r.plan.estimate->exposed}};
+    if (!r.plain()) result["expected"]["overlap"] = to_json(r.plan.estimate->overlap(), 1);
     for (const auto& [name, rate] : rate_names()) result["rates"][name] = r.plan.rates.*rate;
   }
   for (const PlannedFigure& f : m.figures)
@@ -92,11 +103,13 @@ void print(const StepReport& r) {
              model_rate / 1e12, 100 * model_rate / gemm_rate, gemm_rate / 1e12);
   fmt::print("reference count {:.4g} TFLOP/s\n", reference_rate / 1e12);
   for (const PlannedFigure& figure : m.figures)
-    if (figure.name != "step_seconds") fmt::print("peak {}\n", describe(figure));
+    if (figure.name.ends_with("_bytes")) fmt::print("peak {}\n", describe(figure));
   if (!r.plain()) {
-    const double waited = total(m.counters.device_waits) / static_cast<double>(steps);
-    fmt::print("device waits    {:.4f} s a step, {:.1f}% of it\n", waited, 100 * waited / seconds);
-    fmt::print("in {} steps, {} of them clipped: {}\n", steps, m.counters.clipped_steps, describe_waits(m.counters));
+    fmt::print("overlap         efficiency {:.3f}{}\n", m.overlap.efficiency(),
+               r.plan.estimate ? fmt::format(", expected {:.3f}", r.plan.estimate->overlap().efficiency()) : "");
+    if (r.plan.estimate) fmt::print("expected of a step: {}\n", describe(r.plan.estimate->overlap()));
+    fmt::print("measured of a step, {} of {} clipped: {}\n", m.counters.clipped_steps, steps,
+               describe(m.overlap, static_cast<double>(steps)));
     if (const std::string schedule = describe_schedule(m.counters); !schedule.empty()) fmt::print("{}\n", schedule);
   }
   fmt::print("loss            {:.4f} to {:.4f}\n", m.first_loss, m.last.loss);

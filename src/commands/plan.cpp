@@ -152,6 +152,12 @@ nlohmann::ordered_json to_json(const MemoryPlan& memory) {
   return list;
 }
 
+nlohmann::ordered_json to_object(const NamedParts& parts) {
+  nlohmann::ordered_json object = nlohmann::ordered_json::object();
+  for (const auto& [name, seconds] : parts) object[name] = seconds;
+  return object;
+}
+
 nlohmann::ordered_json to_json(const PlannedStep& step) {
   const TrainingPlan& plan = step.plan;
   nlohmann::ordered_json waits, alternatives = nlohmann::ordered_json::object();
@@ -183,6 +189,9 @@ nlohmann::ordered_json to_json(const PlannedStep& step) {
            {{"step_seconds", plan.estimate->seconds()},
             {"waiting_seconds", plan.estimate->exposed},
             {"waiting_by_reason", waits},
+            {"overlap_efficiency", plan.estimate->overlap().efficiency()},
+            {"device_seconds", to_object(device_parts(plan.estimate->overlap()))},
+            {"host_seconds", to_object(host_parts(plan.estimate->overlap()))},
             {"tokens_per_s", step.tokens_per_second()},
             {"model_tflops", step.model_tflops()},
             {"reference_tflops", step.reference_tflops()}}},

@@ -16,6 +16,18 @@ std::string line_of(const ordered_json& object) {
   return object.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
+ordered_json to_object(const NamedSeconds& parts) {
+  ordered_json object = ordered_json::object();
+  for (const auto& [name, seconds] : parts) object[name] = seconds;
+  return object;
+}
+
+void add(ordered_json& object, const OverlapRecord& overlap) {
+  object["overlap_efficiency"] = overlap.efficiency;
+  object["device_seconds"] = to_object(overlap.device_seconds);
+  object["host_seconds"] = to_object(overlap.host_seconds);
+}
+
 ordered_json to_object(const RunTotals& t) {
   ordered_json object{{"steps", t.steps},
                       {"first_step", t.first_step},
@@ -27,11 +39,12 @@ ordered_json to_object(const RunTotals& t) {
                       {"last_loss", t.last_loss},
                       {"clipped_steps", t.clipped_steps},
                       {"skipped_steps", t.skipped_steps}};
-  const auto add = [&](const char* name, const std::optional<RunTotals::Evaluation>& e) {
+  if (t.overlap) add(object, *t.overlap);
+  const auto add_evaluation = [&](const char* name, const std::optional<RunTotals::Evaluation>& e) {
     if (e) object[name] = {{"step", e->step}, {"eval_loss", e->loss}};
   };
-  add("best_evaluation", t.best_evaluation);
-  add("last_evaluation", t.last_evaluation);
+  add_evaluation("best_evaluation", t.best_evaluation);
+  add_evaluation("last_evaluation", t.last_evaluation);
   return object;
 }
 
@@ -102,6 +115,7 @@ void MetricsLog::step(const StepMetrics& m) {
                       {"reference_tflops", m.reference_tflops},
                       {"host_memory_bytes", m.host_memory_bytes},
                       {"device_memory_bytes", m.device_memory_bytes}};
+  add(object, m.overlap);
   if (m.skipped) {
     object["skipped"] = true;
     object["skipped_tensor"] = m.skipped_tensor;

@@ -7,11 +7,23 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/file.h"
 #include "io/record_file.h"
 
 namespace so {
+
+using NamedSeconds = std::vector<std::pair<std::string, double>>;
+
+// How well a step hid AdamW on the host and the device's work behind each other, and where the time of either side
+// went. Each side's seconds add up to the step.
+struct OverlapRecord {
+  double efficiency = 0;        // the longer of the two works as a share of the step
+  NamedSeconds device_seconds;  // work, and idle by what was waited for
+  NamedSeconds host_seconds;    // of the optimizer's thread; empty: no optimizer state was the host's
+};
 
 // One optimizer step. Rates are over the step's wall time; memory is the peak so far.
 struct StepMetrics {
@@ -27,6 +39,7 @@ struct StepMetrics {
   double reference_tflops = 0;  // as the published system counts them
   std::uint64_t host_memory_bytes = 0;
   std::uint64_t device_memory_bytes = 0;
+  OverlapRecord overlap = {};
   bool skipped = false;             // a gradient was not finite: no weight changed
   std::string skipped_tensor = {};  // the first one it was found in, in the order of backward
   std::string skipped_origin = {};  // where it began: "the gradients", "the loss", or the first activation that was not
@@ -45,6 +58,7 @@ struct RunTotals {
   double first_loss = 0, last_loss = 0;
   std::optional<Evaluation> best_evaluation, last_evaluation;
   std::int64_t clipped_steps = 0, skipped_steps = 0;
+  std::optional<OverlapRecord> overlap;  // seconds of one step, the mean of all but the first
   double tokens_per_s() const { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
 };
 
@@ -58,8 +72,9 @@ struct PlannedFigure {
 // "<output directory>/metrics.jsonl", for one thread. Every append is one write() of one line, so a reader, also after
 // kill -9, sees whole lines and at most one cut short at the end. Numbers carry the digits that give the same double
 // back; what is not finite is null. Step lines have the keys step, epoch, loss, grad_norm, lr, tokens, step_time_s,
-// tokens_per_s, model_tflops, reference_tflops, host_memory_bytes, device_memory_bytes and, if the step was skipped,
-// skipped, skipped_tensor and skipped_origin; evaluation lines have step and eval_loss; the last line of a run has
+// tokens_per_s, model_tflops, reference_tflops, host_memory_bytes, device_memory_bytes, overlap_efficiency,
+// device_seconds and host_seconds (OverlapRecord) and, if the step was skipped, skipped, skipped_tensor and
+// skipped_origin; evaluation lines have step and eval_loss; the last line of a run has
 // step, the last one, summary: by figure what was planned, what was measured, and the difference as a share; and run:
 // RunTotals.
 class MetricsLog {

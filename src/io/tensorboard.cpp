@@ -139,7 +139,7 @@ void TensorBoardWriter::truncate_after(std::int64_t step) {
 }
 
 void TensorBoardWriter::step(const StepMetrics& m) {
-  const Scalar values[] = {
+  std::vector<Scalar> values = {
       {"train/loss", static_cast<float>(m.loss)},
       {"train/grad_norm", static_cast<float>(m.grad_norm)},
       {"train/learning_rate", static_cast<float>(m.lr)},
@@ -151,7 +151,16 @@ void TensorBoardWriter::step(const StepMetrics& m) {
       {"train/reference_tflops", static_cast<float>(m.reference_tflops)},
       {"train/host_memory_bytes", static_cast<float>(m.host_memory_bytes)},
       {"train/device_memory_bytes", static_cast<float>(m.device_memory_bytes)},
+      {"overlap/efficiency", static_cast<float>(m.overlap.efficiency)},
   };
+  std::vector<std::string> tags;
+  const NamedSeconds &device = m.overlap.device_seconds, &host = m.overlap.host_seconds;
+  for (const auto& [name, seconds] : device) tags.push_back("overlap/device_" + name + "_s");
+  for (const auto& [name, seconds] : host) tags.push_back("overlap/host_" + name + "_s");
+  for (std::size_t i = 0; i < tags.size(); ++i) {
+    const double seconds = i < device.size() ? device[i].second : host[i - device.size()].second;
+    values.push_back({tags[i], static_cast<float>(seconds)});
+  }
   scalars(m.step, values);
 }
 

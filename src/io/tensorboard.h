@@ -40,7 +40,7 @@ class TensorBoardWriter {
   explicit TensorBoardWriter(const std::filesystem::path& directory);
 
   const std::filesystem::path& path() const { return file_.path(); }
-  void step(const StepMetrics& metrics);            // train/loss, train/grad_norm, train/learning_rate, ...
+  void step(const StepMetrics& metrics);            // train/loss, ..., overlap/efficiency, ...
   void evaluation(std::int64_t step, double loss);  // eval/loss
   // plan/step_seconds, ...: the difference from the plan as a share of it.
   void summary(std::int64_t step, std::span<const PlannedFigure> figures);

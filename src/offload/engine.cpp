@@ -186,6 +186,12 @@ GradientSink::Target OffloadEngine::gradient(int first, int count) {
   return target;
 }
 
+void OffloadEngine::begin_step() {
+  if (!device_.backed()) return;
+  constexpr auto verdict = static_cast<std::size_t>(WaitReason::verdict);
+  counters_.device_waits[verdict] += waits_.collect()[verdict];
+}
+
 void OffloadEngine::begin_last_micro_batch(double lr, std::int64_t update_number) {
   last_micro_batch_ = true;
   lr_ = lr;
@@ -308,12 +314,14 @@ UpdateFacts OffloadEngine::facts() const {
 EngineCounters OffloadEngine::counters() const {
   const DeviceCounters& device = device_optimizer_.counters();
   EngineCounters all = counters_;
-  all.host = host_.counters();
+  HostClock::Clock::time_point at;
+  all.host = host_.counters(at);
+  all.seconds = std::chrono::duration<double>(at - made_).count();
   all.streamed_units = weights_.copies();
   all.device_updates = device.committed;
   all.committed_buckets = device.committed + all.host.committed;
   all.discarded_buckets = device.discarded + all.host.discarded;
-  all.save_wait_seconds = device.save_wait_seconds + all.host.save_wait_seconds;
+  all.device_waits[static_cast<std::size_t>(WaitReason::checkpoint)] = device.save_wait_seconds;
   return all;
 }
 

@@ -62,7 +62,7 @@ struct EngineCounters {
   std::int64_t committed_buckets = 0, discarded_buckets = 0;
   std::int64_t device_updates = 0;  // of the committed buckets, those the device updated
   std::int64_t streamed_units = 0;  // copies of a unit's weights from where they stream
-  double save_wait_seconds = 0;     // of updates for a save that had not passed
+  double seconds = 0;               // that passed; those of `host` add up to them, unless the host owns nothing
   HostCounters host;
   WaitSeconds device_waits{};  // of the device, by what it waited for; without those of the step under way
 };
@@ -101,6 +101,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   Target gradient(int first, int count = 1) override;
   void gradients_ready(int unit, Stream& stream) override;
 
+  // What the device waited for until now was no step's, but for the last verdict: an evaluation's. It is not counted.
+  void begin_step();
   // The micro-batch about to run is the last of its optimizer step: its gradients complete the step's. The step's
   // learning rate and, for AdamW's bias correction, the number of updates made before it, plus one.
   void begin_last_micro_batch(double lr, std::int64_t update_number);
@@ -181,6 +183,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   double lr_ = 0;
   std::int64_t update_number_ = 0;
   SaveGate gate_;
+  const HostClock::Clock::time_point made_ = HostClock::Clock::now();
   EngineCounters counters_;
 
   // The device's time for the policy: marks of this step and the last one.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <numeric>
 #include <tuple>
 
@@ -20,9 +21,7 @@ constexpr std::tuple host_counters{&HostCounters::speculated,
                                    &HostCounters::voided,
                                    &HostCounters::committed,
                                    &HostCounters::discarded,
-                                   &HostCounters::adam_seconds,
-                                   &HostCounters::gradient_wait_seconds,
-                                   &HostCounters::save_wait_seconds};
+                                   &HostCounters::seconds};
 constexpr std::tuple engine_counters{&EngineCounters::steps,
                                      &EngineCounters::skipped_steps,
                                      &EngineCounters::clipped_steps,
@@ -30,7 +29,7 @@ constexpr std::tuple engine_counters{&EngineCounters::steps,
                                      &EngineCounters::discarded_buckets,
                                      &EngineCounters::device_updates,
                                      &EngineCounters::streamed_units,
-                                     &EngineCounters::save_wait_seconds,
+                                     &EngineCounters::seconds,
                                      &EngineCounters::host,
                                      &EngineCounters::device_waits};
 
@@ -48,8 +47,9 @@ template <class Number>
 void subtract(Number& from, const Number& counter) {
   from -= counter;
 }
-void subtract(WaitSeconds& from, const WaitSeconds& waits) {
-  for (std::size_t i = 0; i < wait_reasons; ++i) from[i] -= waits[i];
+template <std::size_t count>
+void subtract(std::array<double, count>& from, const std::array<double, count>& seconds) {
+  for (std::size_t i = 0; i < count; ++i) from[i] -= seconds[i];
 }
 void subtract(HostCounters& from, const HostCounters& counters) { subtract(from, counters, host_counters); }
 
@@ -76,15 +76,8 @@ std::string describe_schedule(const EngineCounters& counters) {
       h.speculated, h.previewed, h.committed_ahead, h.voided, h.restored, h.updated_in_place, h.updated_weights_first);
 }
 
-std::string describe_waits(const EngineCounters& counters) {
-  const auto waited = [&](WaitReason reason) { return counters.device_waits[static_cast<std::size_t>(reason)]; };
-  return fmt::format(
-      "device idle {:.4f} s: waiting for AdamW on the host {:.4f}, transfers {:.4f}, "
-      "streamed weights {:.4f}, a gradient buffer {:.4f}, the gradient norm {:.4f}; "
-      "host: AdamW {:.4f}, waiting for gradients {:.4f}, for a checkpoint {:.4f}",
-      total(counters.device_waits), waited(WaitReason::host), waited(WaitReason::link), waited(WaitReason::stream),
-      waited(WaitReason::gradient), waited(WaitReason::verdict), counters.host.adam_seconds,
-      counters.host.gradient_wait_seconds, counters.save_wait_seconds);
+StepOverlap overlap_of(const EngineCounters& difference) {
+  return {.seconds = difference.seconds, .device_idle = difference.device_waits, .host = difference.host.seconds};
 }
 
 double total(const WaitSeconds& waits) { return std::accumulate(waits.begin(), waits.end(), 0.0); }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "offload/engine.h"
+#include "offload/schedule/overlap.h"
 
 namespace so {
 
@@ -13,8 +14,9 @@ EngineCounters since(const EngineCounters& now, const EngineCounters& before);
 // One line: how the host went about its buckets, e.g. "buckets of AdamW on the host: before the gradient
 // norm was known 40 in full, 12 weights only, ...". Empty if the host owns none.
 std::string describe_schedule(const EngineCounters& counters);
-// One line: seconds the device waited and for what, and seconds the host spent.
-std::string describe_waits(const EngineCounters& counters);
+
+// Of the time between the two readings that `difference` is of.
+StepOverlap overlap_of(const EngineCounters& difference);
 
 // All seconds that the device waited.
 double total(const WaitSeconds& waits);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -15,10 +14,6 @@
 
 namespace so {
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 std::int64_t largest(std::span<const Bucket> buckets) {
   std::int64_t elements = 0;
@@ -57,7 +52,9 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
     auto* at = static_cast<std::byte*>(store_.data());
     for (const int index : owned()) at = (entry(index).stored = at) + gradient_bytes(bucket(index));
   }
-  if (!owned().empty() && device.backed()) thread_ = std::thread([this] { run(); });
+  if (owned().empty() || !device.backed()) return;
+  clock_.start();
+  thread_ = std::thread([this] { run(); });
 }
 
 HostOptimizer::~HostOptimizer() {
@@ -179,9 +176,13 @@ void HostOptimizer::fail(std::exception_ptr error) {
   changed_.notify_all();
 }
 
-HostCounters HostOptimizer::counters() const {
+HostCounters HostOptimizer::counters(HostClock::Clock::time_point& at) const {
   const std::lock_guard lock(mutex_);
-  return schedule_.counters();
+  HostCounters counters = schedule_.counters();
+  const HostClock::Reading time = clock_.read();
+  counters.seconds = time.seconds;
+  at = time.at;
+  return counters;
 }
 
 double HostOptimizer::update_seconds() const {
@@ -222,7 +223,7 @@ void HostOptimizer::run() {
           while (in_hand_.size() < HostSchedule::hands && prepare()) {
           }
           if (!in_hand_.empty()) break;
-          changed_.wait(lock);
+          wait_for_work(lock);
         }
         work = in_hand_.front();
         in_hand_.pop_front();
@@ -234,40 +235,67 @@ void HostOptimizer::run() {
   }
 }
 
+void HostOptimizer::wait_for_work(std::unique_lock<std::mutex>& lock) {
+  const HostSchedule::Idle idle = schedule_.idle();
+  Event* const complete = idle.bucket < 0 ? nullptr : entry(idle.bucket).complete;
+  if (complete == nullptr || complete->done()) {
+    clock_.enter(idle.reason);
+    changed_.wait(lock);
+    return;
+  }
+  // The engine's thread is ahead of the device, so the gradient that the reason holds back is still to be computed:
+  // until then it is waited for. Nothing is missed: what could be taken before is a gradient that comes after it.
+  clock_.enter(HostTime::gradient);
+  lock.unlock();
+  complete->synchronize();
+  lock.lock();
+}
+
+void HostOptimizer::wait_for_slot(const Work& work) {
+  const Entry& e = entry(work.index);
+  if (e.complete) {
+    clock_.enter(HostTime::gradient);
+    e.complete->synchronize();
+  }
+  clock_.enter(HostTime::fetch);
+  e.fetched->synchronize();
+  clock_.enter(HostTime::send);
+  work.slot->weights_gone->synchronize();
+  clock_.enter(HostTime::other);
+}
+
 void HostOptimizer::perform(const Work& work) {
+  clock_.enter(HostTime::other);
   delay_point();
   Bucket& b = bucket(work.index);
-  auto start = std::chrono::steady_clock::now();
-  if (work.slot) {
-    work.slot->weights_gone->synchronize();
-    entry(work.index).fetched->synchronize();
-  }
-  const double waited = seconds_since(start);
+  if (work.slot) wait_for_slot(work);
 
   // The verdict may have come since the bucket was taken in hand.
   std::unique_lock lock(mutex_);
-  schedule_.counters().gradient_wait_seconds += waited;
   const HostTask task = schedule_.begin(work.index);
   const AdamWStep step = task == HostTask::speculate || task == HostTask::preview ? unclipped_ : final_;
   const int place = schedule_.place_of(work.index);
   lock.unlock();
 
-  double adam = 0, save_wait = 0;
+  double adam = 0;
   const std::string name = tracing() ? fmt::format("{} {}", name_of(task), work.index) : "";
   const TraceSpan span(name);
-  if (task == HostTask::update || task == HostTask::follow || task == HostTask::adopt)
-    save_wait = gate_.wait(work.index);
+  const bool changes_state = task == HostTask::update || task == HostTask::follow || task == HostTask::adopt;
+  if (changes_state && gate_.pending(work.index)) {
+    clock_.enter(HostTime::checkpoint);
+    gate_.wait(work.index);
+    clock_.enter(HostTime::other);
+  }
   if (task != HostTask::adopt && task != HostTask::none) {
-    start = std::chrono::steady_clock::now();
+    const bool is_adamw = task != HostTask::restore;
+    if (is_adamw) clock_.enter(HostTime::adamw);
     update(b, *work.slot, task, place, step);
-    if (task != HostTask::restore) adam = seconds_since(start);
+    if (is_adamw) adam = clock_.enter(HostTime::other);
     if (task != HostTask::follow) give(b, *work.slot);
   }
 
   delay_point();
   lock.lock();
-  schedule_.counters().adam_seconds += adam;
-  schedule_.counters().save_wait_seconds += save_wait;
   if (adam > 0) pace_.add(task, adam, b.own().size());
   schedule_.complete(work.index, task);
   lock.unlock();

@@ -20,6 +20,7 @@
 #include "base/thread_pool.h"
 #include "base/weight_piece.h"
 #include "offload/bucket_update.h"
+#include "offload/host_clock.h"
 #include "offload/memory/optimizer_state.h"
 #include "offload/memory/staging_ring.h"
 #include "offload/memory/state_transfer.h"
@@ -87,7 +88,8 @@ class HostOptimizer {
   // Loading: elements `part` of the bucket's master weights from a piece that holds them, by the host's threads.
   void place_masters(const Bucket& bucket, Range part, const WeightPiece& piece);
 
-  HostCounters counters() const;
+  // Their seconds add up to the time that has passed until `at`, which is during the call.
+  HostCounters counters(HostClock::Clock::time_point& at) const;
   // Seconds an element takes: the mean of a step, from a call of begin_step() to the next; 0 before the first.
   double update_seconds() const;
   double preview_seconds() const;
@@ -106,6 +108,10 @@ class HostOptimizer {
 
   void run();
   bool prepare();  // takes the most urgent bucket in hand; false if there is none
+  // Waits until there may be something to take. `lock` is of mutex_.
+  void wait_for_work(std::unique_lock<std::mutex>& lock);
+  // Waits for what the bucket's task reads and writes.
+  void wait_for_slot(const Work& work);
   void perform(const Work& work);
   void update(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place, const AdamWStep& step);
   void give(const Bucket& bucket, StagingRing::Slot& slot);
@@ -152,6 +158,7 @@ class HostOptimizer {
   bool stop_ = false;
   std::exception_ptr error_;
   HostPace pace_;
+  HostClock clock_;  // the thread's; it has a lock of its own
 
   std::thread thread_;  // last: it uses all the others
 };

@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "base/units.h"
 #include "device/backend.h"
-#include "offload/engine_report.h"
 #include "plan/machine/host_memory.h"
 #include "plan/machine/measure.h"
 
@@ -39,15 +37,13 @@ std::size_t MemoryMeter::ledger_peak(MemoryKind kind) const {
   return peak > peaks_before_[static_cast<std::size_t>(kind)] ? peak : ledger.held(kind);
 }
 
-StepSeconds seconds_of(std::span<const double> steps, const EngineCounters& counters) {
+StepSeconds seconds_of(std::span<const double> steps, const StepOverlap& overlap) {
   if (steps.empty()) return {};
   const auto count = static_cast<double>(steps.size());
-  // Updates of state on the device wait for a checkpoint under way; the host's show as waits of the device.
-  const double checkpoints = counters.save_wait_seconds - counters.host.save_wait_seconds;
-  const double worked = std::accumulate(steps.begin(), steps.end(), 0.0) - total(counters.device_waits) - checkpoints;
   return {.step = median({steps.begin(), steps.end()}),
-          .device = std::max(0.0, worked) / count,
-          .host_adamw = counters.host.adam_seconds / count};
+          .device = overlap.device_work() / count,
+          .host_adamw = overlap.host_adamw() / count,
+          .overlap = overlap.efficiency()};
 }
 
 std::vector<PlannedFigure> compare_with_plan(const TrainingPlan& plan, Device& device, const MemoryMeter& memory,
@@ -55,9 +51,11 @@ std::vector<PlannedFigure> compare_with_plan(const TrainingPlan& plan, Device& d
   std::vector<PlannedFigure> figures;
   if (plan.estimate && seconds.step > 0) {
     figures.push_back({"step_seconds", plan.estimate->seconds(), seconds.step});
+    const StepOverlap planned = plan.estimate->overlap();
+    figures.push_back({"overlap_efficiency", planned.efficiency(), seconds.overlap});
     figures.push_back({"device_seconds", plan.estimate->gpu, seconds.device});
-    if (plan.estimate->host_adamw_seconds > 0 || seconds.host_adamw > 0)
-      figures.push_back({"host_adamw_seconds", plan.estimate->host_adamw_seconds, seconds.host_adamw});
+    if (planned.host_adamw() > 0 || seconds.host_adamw > 0)
+      figures.push_back({"host_adamw_seconds", planned.host_adamw(), seconds.host_adamw});
   }
   const auto add = [&](const char* name, std::size_t planned, std::size_t measured) {
     if (planned > 0 || measured > 0)
@@ -72,12 +70,14 @@ std::vector<PlannedFigure> compare_with_plan(const TrainingPlan& plan, Device& d
 std::string describe(const PlannedFigure& f) {
   const bool bytes = f.name.ends_with("_bytes");
   const auto text = [&](double value) {
+    if (f.name == "overlap_efficiency") return fmt::format("{:.3f}", value);
     return bytes ? format_bytes(static_cast<std::size_t>(value)) : fmt::format("{:.4f} s", value);
   };
-  const std::string what = bytes                        ? f.name.substr(0, f.name.find('_')) + " memory"
-                           : f.name == "step_seconds"   ? "step"
-                           : f.name == "device_seconds" ? "device work of a step"
-                                                        : "AdamW on the host";
+  const std::string what = bytes                            ? f.name.substr(0, f.name.find('_')) + " memory"
+                           : f.name == "step_seconds"       ? "step"
+                           : f.name == "device_seconds"     ? "device work of a step"
+                           : f.name == "overlap_efficiency" ? "overlap efficiency"
+                                                            : "AdamW on the host";
   const std::string difference =
       std::isfinite(f.difference()) ? fmt::format(" ({:+.1f}%)", 100 * f.difference()) : std::string();
   return fmt::format("{} {}, planned {}{}", what, text(f.measured), text(f.planned), difference);

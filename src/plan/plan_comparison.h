@@ -40,13 +40,14 @@ struct StepSeconds {
   double step = 0;        // the median
   double device = 0;      // that the device worked, and did not wait
   double host_adamw = 0;  // that AdamW on the host worked
+  double overlap = 0;     // efficiency, of all steps together; no seconds
 };
 
-// Returns the medians of steps that took `steps` seconds each, and in which `counters` were counted.
-StepSeconds seconds_of(std::span<const double> steps, const EngineCounters& counters);
+// Of steps that took `steps` seconds each; `overlap` is their sum.
+StepSeconds seconds_of(std::span<const double> steps, const StepOverlap& overlap);
 
-// step_seconds, device_seconds, host_adamw_seconds, device_bytes, pinned_bytes and host_bytes, those that were planned
-// or measured at all.
+// step_seconds, overlap_efficiency, device_seconds, host_adamw_seconds, device_bytes, pinned_bytes and host_bytes,
+// those that were planned or measured at all.
 std::vector<PlannedFigure> compare_with_plan(const TrainingPlan& plan, Device& device, const MemoryMeter& memory,
                                              const StepSeconds& seconds);
 

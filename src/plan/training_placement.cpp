@@ -211,12 +211,9 @@ void TrainingPlacement::say(const Placement& chosen) {
                     q_.request.cast_side == CastChoice::automatic ? ", which is faster here" : ", as asked"));
   add(chosen.why_undo);
   if (!chosen.why_residency.empty()) add(chosen.why_residency);
-  const auto waits = [&](WaitReason reason) { return chosen.estimate.waits[static_cast<std::size_t>(reason)]; };
-  add(fmt::format(
-      "expected: {:.3f} s a step; the GPU waits {:.3f} s of it: for AdamW on the host {:.3f}, transfers {:.3f}, "
-      "streamed weights {:.3f}, a gradient buffer {:.3f}",
-      chosen.estimate.seconds(), chosen.estimate.exposed, waits(WaitReason::host), waits(WaitReason::link),
-      waits(WaitReason::stream), waits(WaitReason::gradient)));
+  const StepOverlap overlap = chosen.estimate.overlap();
+  add(fmt::format("expected: {:.3f} s a step, overlap efficiency {:.3f}; {}", overlap.seconds, overlap.efficiency(),
+                  describe(overlap)));
 }
 
 }  // namespace so

@@ -68,6 +68,18 @@ std::string figures_line(std::span<const PlannedFigure> figures) {
   return "measured: " + line;
 }
 
+OverlapRecord record_of(const StepOverlap& overlap, double steps) {
+  OverlapRecord record{
+      .efficiency = overlap.efficiency(), .device_seconds = device_parts(overlap), .host_seconds = host_parts(overlap)};
+  for (NamedSeconds* parts : {&record.device_seconds, &record.host_seconds})
+    for (auto& [name, seconds] : *parts) seconds /= steps;
+  return record;
+}
+
+std::string overlap_line(const StepOverlap& overlap, double steps) {
+  return fmt::format("overlap efficiency: {:.3f}; a step's {}", overlap.efficiency(), describe(overlap, steps));
+}
+
 std::string trained_model_line(const std::string& directory, std::uint64_t weight_bytes, DType dtype) {
   return fmt::format("model: {} (a Hugging Face directory, {} of weights in {})", directory, format_bytes(weight_bytes),
                      name_of(dtype));

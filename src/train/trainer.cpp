@@ -16,6 +16,7 @@
 #include "plan/machine/measure.h"
 #include "ranks/communicator.h"
 #include "train/divergence.h"
+#include "train/run_report.h"
 
 namespace so {
 namespace {
@@ -84,7 +85,7 @@ Trainer::Step Trainer::train_step() {
   state_.sampler = in_.batches.state();
   state_.tokens += step.plan.tokens;
   step_seconds_.push_back(step.seconds);
-  if (step_seconds_.size() == 1) first_ = engine_.counters();
+  if (step_seconds_.size() > 1) overlap_ += overlap_of(step.counters);
   return step;
 }
 
@@ -114,15 +115,18 @@ void Trainer::find_origin(Step& step) {
 
 StepSeconds Trainer::seconds() const {
   if (step_seconds_.size() < 2) return {};
-  return seconds_of(std::span(step_seconds_).subspan(1), since(engine_.counters(), first_));
+  return seconds_of(std::span(step_seconds_).subspan(1), overlap_);
 }
 
 void Trainer::record_summary(std::span<const PlannedFigure> figures) {
-  const RunTotals totals = totals_.totals();
+  RunTotals totals = totals_.totals();
+  const double steps = static_cast<double>(step_seconds_.size()) - 1;
+  if (steps > 0) totals.overlap = record_of(overlap_, steps);
   metrics_->summary(state_.step, figures, totals);
   tensorboard_->summary(state_.step, figures);
   if (in_.options.bench_steps) return;
   for (const std::string& line : describe(totals)) log_info("{}", line);
+  if (steps > 0) log_info("{}", overlap_line(overlap_, steps));
 }
 
 void Trainer::report(const Step& r) {
@@ -140,6 +144,7 @@ void Trainer::report(const Step& r) {
   m.reference_tflops = r.reference_flops / r.seconds / 1e12;
   m.host_memory_bytes = resident_bytes();
   m.device_memory_bytes = held_own_memory(in_.runtime.device());
+  m.overlap = record_of(overlap_of(r.counters));
   m.skipped = !r.verdict.finite;
   m.skipped_tensor = r.skipped_tensor;
   m.skipped_origin = r.skipped_origin;
@@ -181,7 +186,9 @@ void Trainer::review_plan() {
 
 void Trainer::log_breakdown(const StepResult& r) {
   const EngineCounters now = engine_.counters(), step = since(now, reported_);
-  log_info("step {}: {:.4f} s; {}", state_.step, r.seconds, describe_waits(step));
+  const StepOverlap overlap = overlap_of(r.counters);
+  log_info("step {}: {:.4f} s; overlap efficiency {:.3f}; {}", state_.step, r.seconds, overlap.efficiency(),
+           describe(overlap));
   if (const std::string schedule = describe_schedule(step); !schedule.empty())
     log_info("step {}: {}", state_.step, schedule);
   reported_ = now;

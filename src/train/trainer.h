@@ -19,6 +19,7 @@
 #include "io/tensorboard.h"
 #include "model/model_on_device.h"
 #include "offload/engine.h"
+#include "offload/schedule/overlap.h"
 #include "ops/runtime.h"
 #include "optim/lr_schedule.h"
 #include "options/train_options.h"
@@ -126,7 +127,7 @@ class Trainer {
   std::optional<InterruptGuard> interrupt_;  // while run() is under way
   RunTotalsMeter totals_;
   std::string how_to_resume_;
-  EngineCounters first_;     // after the first step
+  StepOverlap overlap_;      // of the steps after the first
   EngineCounters reported_;  // at the last log_breakdown()
   EngineCounters reviewed_;  // at the last review_plan()
   MicroBatch batch_;

@@ -1,11 +1,11 @@
 #include "train/training_step.h"
 
 #include <array>
-#include <chrono>
 #include <cmath>
 
 #include "device/trace.h"
 #include "model/flops.h"
+#include "offload/engine_report.h"
 #include "offload/idle_micro_batch.h"
 
 namespace so {
@@ -29,9 +29,9 @@ void TrainingStep::run_micro_batch(float grad_scale) {
 }
 
 StepResult TrainingStep::run(double lr, std::int64_t update_number, const std::function<void()>& between) {
-  using Clock = std::chrono::steady_clock;
   const TraceSpan span("step");
-  const auto start = Clock::now();
+  const EngineCounters before = state_.counters();
+  state_.begin_step();
   StepResult result;
   result.lr = lr;
   result.plan = batches_.next_step();
@@ -66,7 +66,8 @@ StepResult TrainingStep::run(double lr, std::int64_t update_number, const std::f
   result.model_flops = sums[1];
   result.reference_flops = sums[2];
   result.loss = sums[0] / static_cast<double>(result.plan.trained_tokens);
-  result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  result.counters = since(state_.counters(), before);
+  result.seconds = result.counters.seconds;
   return result;
 }
 

@@ -21,6 +21,8 @@ class StepState {
   // The two ends of a step's last micro-batch; OffloadEngine says what they promise.
   virtual void begin_last_micro_batch(double lr, std::int64_t update_number) = 0;
   virtual Verdict finish_step(Stream& stream) = 0;
+  virtual void begin_step() = 0;
+  virtual EngineCounters counters() const = 0;  // at least the seconds that have passed
 };
 
 // The engine's weights, gradients and updates.
@@ -33,6 +35,8 @@ class EngineState final : public StepState {
     engine_.begin_last_micro_batch(lr, update_number);
   }
   Verdict finish_step(Stream& stream) override { return engine_.finish_step(stream); }
+  void begin_step() override { engine_.begin_step(); }
+  EngineCounters counters() const override { return engine_.counters(); }
 
  private:
   OffloadEngine& engine_;
@@ -44,6 +48,7 @@ struct StepResult {
   double loss = 0;  // the mean over all trained tokens of the step, of all ranks
   double lr = 0, seconds = 0;
   double model_flops = 0, reference_flops = 0;  // of all ranks
+  EngineCounters counters;                      // of the step on this rank; its seconds are theirs
   std::int64_t bad_micro_batch = -1;            // the first of this rank whose loss is not finite
 };
 

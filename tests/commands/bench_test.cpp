@@ -53,6 +53,18 @@ TEST(BenchStep, ReportsOfEveryOptimizerAndDtype) {
       EXPECT_NEAR(result["tokens_per_s"].get<double>() * median, 80, 1e-6);
       EXPECT_NEAR(result["share_of_gemm_limit"].get<double>(),
                   result["model_tflops"].get<double>() / result["gemm_tflops"].get<double>(), 1e-9);
+      ASSERT_EQ(result.contains("overlap"), first != "--no_optimizer");
+      if (first != "--no_optimizer") {
+        const auto& seconds = result["step_seconds"]["all"];
+        double steps = 0, parts = 0;
+        for (const auto& step : seconds) steps += step.template get<double>();
+        for (const auto& [name, part] : result["overlap"]["host_seconds"].items()) parts += part.template get<double>();
+        if (first == "--offload_optimizer")
+          EXPECT_EQ(parts, 0) << "no optimizer state is the host's";
+        else
+          EXPECT_NEAR(parts, steps / static_cast<double>(seconds.size()), 1e-9);
+        EXPECT_GT(result["overlap"]["efficiency"], 0);
+      }
       const auto& summary = result["summary"];
       EXPECT_FALSE(summary.contains("step_seconds")) << "nothing is planned from rates on the CPU device";
       EXPECT_GT(summary["host_bytes"]["planned"], 0);

@@ -35,6 +35,9 @@ void expect_metrics(const std::filesystem::path& output, const json& steps) {
     expect_close(metrics[i].at("loss"), steps[i].at("loss"), kRelative, where + "loss");
     expect_close(metrics[i].at("grad_norm"), steps[i].at("grad_norm"), kRelative, where + "grad_norm");
     expect_close(metrics[i].at("lr"), steps[i].at("lr"), kScheduleRelative, where + "lr");
+    double host_seconds = 0;
+    for (const auto& [name, seconds] : metrics[i].at("host_seconds").items()) host_seconds += seconds.get<double>();
+    EXPECT_NEAR(host_seconds, metrics[i].at("step_time_s").get<double>(), 1e-9) << where;
   }
 }
 

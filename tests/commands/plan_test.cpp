@@ -118,6 +118,16 @@ TEST(Plan, SaysWhatElseThereWas) {
   double waits = 0;
   for (const auto& [reason, seconds] : expected.at("waiting_by_reason").items()) waits += seconds.get<double>();
   EXPECT_NEAR(waits, all.expected("waiting_seconds"), 1e-9);
+  for (const char* side : {"device_seconds", "host_seconds"}) {
+    double parts = 0;
+    for (const auto& [name, seconds] : expected.at(side).items()) parts += seconds.get<double>();
+    EXPECT_NEAR(parts, all.expected("step_seconds"), 1e-9) << side;
+  }
+  EXPECT_NEAR(all.expected("overlap_efficiency"),
+              std::max(expected.at("device_seconds").at("work").get<double>(),
+                       expected.at("host_seconds").at("adamw").get<double>()) /
+                  all.expected("step_seconds"),
+              1e-9);
 
   const Planned one = plan({"--model", "qwen3-14b", "--explain", "split"});
   ASSERT_EQ(one.result.at("alternatives").size(), 1u);

@@ -32,6 +32,7 @@ StepMetrics step_metrics(std::int64_t step) {
   m.reference_tflops = 16;
   m.host_memory_bytes = 18'446'744'073'709'551'615u;
   m.device_memory_bytes = 0;
+  m.overlap = {.efficiency = 0.75, .device_seconds = {{"work", 1.5}, {"verdict", 1.0}}, .host_seconds = {}};
   return m;
 }
 
@@ -51,9 +52,13 @@ TEST(MetricsLog, KeepsEveryDigit) {
   const auto& line = lines[0];
   std::vector<std::string> keys;
   for (const auto& item : line.items()) keys.push_back(item.key());
-  EXPECT_EQ(keys, (std::vector<std::string>{"step", "epoch", "loss", "grad_norm", "lr", "tokens", "step_time_s",
-                                            "tokens_per_s", "model_tflops", "reference_tflops", "host_memory_bytes",
-                                            "device_memory_bytes"}));
+  EXPECT_EQ(keys,
+            (std::vector<std::string>{"step", "epoch", "loss", "grad_norm", "lr", "tokens", "step_time_s",
+                                      "tokens_per_s", "model_tflops", "reference_tflops", "host_memory_bytes",
+                                      "device_memory_bytes", "overlap_efficiency", "device_seconds", "host_seconds"}));
+  EXPECT_EQ(line["overlap_efficiency"], 0.75);
+  EXPECT_EQ(line["device_seconds"].dump(), R"({"work":1.5,"verdict":1.0})");
+  EXPECT_EQ(line["host_seconds"].dump(), "{}") << "no optimizer state was the host's";
   EXPECT_EQ(line["step"], 7);
   EXPECT_EQ(line["epoch"].get<double>(), 0.1);
   EXPECT_EQ(line["loss"].get<double>(), 1.0 / 3.0);

@@ -76,6 +76,7 @@ TEST(TensorBoard, WritesAFileThatBeginsWithItsVersion) {
   step.grad_norm = 2;
   step.lr = 0.5;
   step.tokens_per_s = 1000;
+  step.overlap = {.efficiency = 0.5, .device_seconds = {{"work", 3}}, .host_seconds = {{"adamw", 2}, {"place", 4}}};
   writer.step(step);
   writer.evaluation(3, 0.75);
   const std::vector<PlannedFigure> figures{{"step_seconds", 2, 2.5}};
@@ -88,6 +89,10 @@ TEST(TensorBoard, WritesAFileThatBeginsWithItsVersion) {
   EXPECT_EQ(value_after(payloads[1], "train/grad_norm"), 2.0f);
   EXPECT_EQ(value_after(payloads[1], "train/learning_rate"), 0.5f);
   EXPECT_EQ(value_after(payloads[1], "train/tokens_per_s"), 1000.0f);
+  EXPECT_EQ(value_after(payloads[1], "overlap/efficiency"), 0.5f);
+  EXPECT_EQ(value_after(payloads[1], "overlap/device_work_s"), 3.0f);
+  EXPECT_EQ(value_after(payloads[1], "overlap/host_adamw_s"), 2.0f);
+  EXPECT_EQ(value_after(payloads[1], "overlap/host_place_s"), 4.0f);
   EXPECT_EQ(value_after(payloads[2], "eval/loss"), 0.75f);
   EXPECT_EQ(value_after(payloads[3], "plan/step_seconds"), 0.25f);
 }

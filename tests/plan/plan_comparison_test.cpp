@@ -42,26 +42,27 @@ TEST_F(Comparison, HasTheFiguresThatThereAre) {
   EXPECT_EQ(figures[1].name, "host_bytes");
   EXPECT_EQ(figures[1].planned, 8000) << "on the CPU device all is the host's";
 
-  plan.estimate = StepEstimate{.gpu = 1.5, .exposed = 0.5, .host_adamw_seconds = 1};
+  plan.estimate = StepEstimate{.gpu = 1.5, .waits = {0.5}, .exposed = 0.5, .host_time = {1}};
   const Buffer pinned = take(MemoryKind::pinned, 512);
-  figures = compare_with_plan(plan, *device_, meter, {.step = 2.1, .device = 1.5, .host_adamw = 0.9});
-  ASSERT_EQ(figures.size(), 6u);
+  figures = compare_with_plan(plan, *device_, meter, {.step = 2.1, .device = 1.5, .host_adamw = 0.9, .overlap = 0.72});
+  ASSERT_EQ(figures.size(), 7u);
   EXPECT_EQ(describe(figures[0]), "step 2.1000 s, planned 2.0000 s (+5.0%)");
-  EXPECT_EQ(describe(figures[1]), "device work of a step 1.5000 s, planned 1.5000 s (+0.0%)");
-  EXPECT_EQ(describe(figures[2]), "AdamW on the host 0.9000 s, planned 1.0000 s (-10.0%)");
-  EXPECT_EQ(describe(figures[4]), "pinned memory 512 bytes, planned 0 bytes") << "of nothing there is no share";
+  EXPECT_EQ(describe(figures[1]), "overlap efficiency 0.720, planned 0.750 (-4.0%)");
+  EXPECT_EQ(describe(figures[2]), "device work of a step 1.5000 s, planned 1.5000 s (+0.0%)");
+  EXPECT_EQ(describe(figures[3]), "AdamW on the host 0.9000 s, planned 1.0000 s (-10.0%)");
+  EXPECT_EQ(describe(figures[5]), "pinned memory 512 bytes, planned 0 bytes") << "of nothing there is no share";
   EXPECT_EQ(compare_with_plan(plan, *device_, meter, {}).size(), 3u) << "no step was measured";
 }
 
-TEST(StepSeconds, OfTheDeviceCountNoWaitForACheckpoint) {
-  EngineCounters counters;
-  counters.device_waits[0] = 1;
-  counters.save_wait_seconds = 0.7;  // of the device's updates and of the host's, which the device waited for
-  counters.host.save_wait_seconds = 0.3;
+TEST(StepSeconds, AreMedianAndMeans) {
+  StepOverlap overlap{.seconds = 5, .device_idle = {1}, .host = {3}};
+  overlap.device_idle[static_cast<std::size_t>(WaitReason::checkpoint)] = 0.4;
   const double steps[] = {2, 3};
-  const StepSeconds seconds = seconds_of(steps, counters);
+  const StepSeconds seconds = seconds_of(steps, overlap);
   EXPECT_DOUBLE_EQ(seconds.step, 3);
   EXPECT_DOUBLE_EQ(seconds.device, (5 - 1 - 0.4) / 2);
+  EXPECT_DOUBLE_EQ(seconds.host_adamw, 1.5);
+  EXPECT_DOUBLE_EQ(seconds.overlap, 3.6 / 5);
 }
 
 }  // namespace

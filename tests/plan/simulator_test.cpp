@@ -13,6 +13,13 @@ namespace so::test {
 namespace {
 
 double waited(const SimulatedStep& step, WaitReason reason) { return step.waits[static_cast<std::size_t>(reason)]; }
+double spent(const SimulatedStep& step, HostTime time) { return step.host[static_cast<std::size_t>(time)]; }
+
+// Both sides' parts make up the step.
+void expect_sums(const SimulatedStep& step) {
+  EXPECT_NEAR(std::accumulate(step.host.begin(), step.host.end(), 0.0), step.seconds, 1e-9 * step.seconds);
+  EXPECT_NEAR(step.overlap().device_work(), step.device, 1e-9 * step.seconds);
+}
 
 // The same for every bucket and step.
 class FixedPolicy final : public UpdatePolicy {
@@ -66,6 +73,12 @@ TEST(Simulator, OneUnitOfTheHosts) {
     EXPECT_NEAR(waited(step, WaitReason::host), 2, 1e-9);
     EXPECT_NEAR(waited(step, WaitReason::link), 1, 1e-9);
     EXPECT_NEAR(step.host_bytes, 1000 * (28 + 4), 1e-6);
+    // The gradient comes, is used, and the next is complete at the end of the step.
+    EXPECT_NEAR(spent(step, HostTime::fetch), 1, 1e-9);
+    EXPECT_NEAR(spent(step, HostTime::adamw), 1, 1e-9);
+    EXPECT_NEAR(spent(step, HostTime::gradient), 9, 1e-9);
+    EXPECT_NEAR(step.overlap().efficiency(), 8.0 / 11, 1e-9);
+    expect_sums(step);
   }
 }
 
@@ -89,6 +102,40 @@ TEST(Simulator, SpeculatesUnderBackward) {
   EXPECT_NEAR(step.speculated, 1000, 1e-9);
   EXPECT_GT(simulator.counters().speculated, 0);
   EXPECT_EQ(simulator.counters().previewed, 0);
+}
+
+// The second gradient of three is complete ten seconds before the verdict.
+TEST(Simulator, SaysForWhatTheHostWaits) {
+  SimulatedRun run = seconds_each(3, 10, 10);
+  run.undo_buckets = 1;
+  SimulatedStep step = Simulator(run, always(Ahead::speculate)).settle();
+  EXPECT_NEAR(spent(step, HostTime::place), 10, 1e-9) << "the only place has the third's state";
+  EXPECT_EQ(spent(step, HostTime::verdict), 0);
+  expect_sums(step);
+
+  run.undo_buckets = 3;
+  step = Simulator(run, always(Ahead::speculate)).settle();
+  EXPECT_EQ(spent(step, HostTime::place), 0);
+  EXPECT_EQ(spent(step, HostTime::verdict), 0) << "the last gradient comes with the verdict";
+  expect_sums(step);
+
+  step = Simulator(run, always(Ahead::leave)).settle();
+  EXPECT_NEAR(spent(step, HostTime::verdict), 20, 1e-9) << "since the first gradient";
+  EXPECT_EQ(spent(step, HostTime::place), 0);
+  expect_sums(step);
+}
+
+// Work ahead of a verdict that always clips would be void, so the policy leaves it.
+TEST(Simulator, WhoAlwaysClipsWaitsForTheVerdict) {
+  SimulatedRun run = seconds_each(6, 0.1, 1.5);  // forward hides little
+  run.undo_buckets = 6;
+  const SimulatedStep stands = Simulator(run).settle();
+  run.verdicts = Verdicts::clip;
+  const SimulatedStep clipped = Simulator(run).settle();
+  EXPECT_GT(spent(clipped, HostTime::verdict), spent(stands, HostTime::verdict) + 1);
+  EXPECT_LT(clipped.overlap().efficiency(), stands.overlap().efficiency());
+  expect_sums(stands);
+  expect_sums(clipped);
 }
 
 // All left: the second unit's gradient comes while the first is updated and takes 2000 of the 28000 bytes a second, so
@@ -223,6 +270,20 @@ SimulatedRun random_run(std::mt19937& random) {
   run.host_memory = between(5e10, 1e12);
   run.host_adamw = (0.5 + static_cast<double>(run.undo_buckets) / 10) * run.host_memory;
   return run;
+}
+
+TEST(Simulator, PartsAddUpToTheStep) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 100; ++round) {
+    SCOPED_TRACE(round);
+    SimulatedRun run = random_run(random);
+    run.verdicts = round % 4 == 0 ? Verdicts::clip : Verdicts::stand;
+    Simulator simulator(run);
+    for (int step = 0; step < 4; ++step) expect_sums(simulator.step());
+    const SimulatedStep settled = simulator.settle();
+    expect_sums(settled);
+    EXPECT_LE(settled.overlap().efficiency(), 1 + 1e-9);
+  }
 }
 
 // More of anything is never slower, if the host goes about its buckets in the same way. The policy of the engine counts

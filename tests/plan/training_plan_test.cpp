@@ -93,7 +93,7 @@ TEST(KeepChoices, GoFromEverythingToInputsALayerAtATime) {
 }
 
 TEST(KeepChoices, AreDescribed) {
-  EXPECT_EQ(describe({}), "all");
+  EXPECT_EQ(describe(std::vector<Keep>{}), "all");
   EXPECT_EQ(describe(keep_choice(4, 0)), "all");
   EXPECT_EQ(describe(keep_choice(4, 12)), "layer inputs only");
   EXPECT_EQ(describe(keep_choice(4, 1)), "1 layer: all but norms and activation functions; 3 layers: all");

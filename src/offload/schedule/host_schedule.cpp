@@ -130,6 +130,23 @@ int HostSchedule::take() {
   return index;
 }
 
+HostSchedule::Idle HostSchedule::idle() const {
+  const auto turn_has_place = [&](int i) { return entry(i).place >= 0; };
+  const bool all_full = !places_.has_spare() && std::any_of(owned_.begin(), owned_.end(), turn_has_place);
+  bool any = false, all = true;  // have a gradient without a verdict
+  Idle left{HostTime::verdict, -1};
+  for (auto i = owned_.rbegin(); i != owned_.rend(); ++i) {  // in the order in which gradients become complete
+    any = any || !entry(*i).decided;
+    all = all && !entry(*i).decided;
+    if (entry(*i).decided || buckets_[static_cast<std::size_t>(*i)].state() != BucketState::deferred) continue;
+    const bool wants_place = all_full || choice_.ahead[turn_of(*i)] == Ahead::speculate;
+    if (left.bucket < 0 || (wants_place && left.reason == HostTime::verdict))
+      left = {wants_place ? HostTime::place : HostTime::verdict, *i};
+  }
+  if (left.bucket >= 0) return left;
+  return {any && all ? HostTime::verdict : HostTime::gradient, -1};
+}
+
 HostTask HostSchedule::task_of(int index) const {
   const Entry& e = entry(index);
   const std::size_t turn = turn_of(index);

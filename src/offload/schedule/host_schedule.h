@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "offload/schedule/bucket.h"
+#include "offload/schedule/host_time.h"
 #include "offload/schedule/state_places.h"
 #include "offload/schedule/update_policy.h"
 
@@ -33,7 +34,7 @@ struct HostCounters {
   std::int64_t restored = 0;                                     // old weights put back after a skipped step
   std::int64_t voided = 0;                                       // work ahead of the verdict that a clipped step voids
   std::int64_t committed = 0, discarded = 0;                     // of steps that stood and that were skipped
-  double adam_seconds = 0, gradient_wait_seconds = 0, save_wait_seconds = 0;  // of the host's thread
+  HostSeconds seconds{};                                         // of the host's thread, by what it does
 };
 
 enum class HostTask : std::uint8_t { none, speculate, preview, update, weights_first, follow, adopt, restore };
@@ -83,6 +84,12 @@ class HostSchedule {
   // Buckets in hand: the one that is next, and one whose gradient arrives meanwhile.
   static constexpr std::size_t hands = 2;
   int take();  // takes the most urgent bucket in hand; -1 if there is none
+  // Why there was none, while none is in hand either.
+  struct Idle {
+    HostTime reason = HostTime::gradient;  // gradient, place or verdict
+    int bucket = -1;                       // whose gradient could be used but for the reason; -1: none
+  };
+  Idle idle() const;
   // Returns the work to do on a bucket in hand. It may change until begin(), since the verdict may come.
   HostTask task_of(int index) const;
   HostTask begin(int index);  // it is being done from now on

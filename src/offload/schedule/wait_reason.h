@@ -9,14 +9,17 @@
 namespace so {
 
 enum class WaitReason : std::uint8_t {
-  host,      // the host had not computed the weights yet
-  link,      // updated weights were on their way
-  stream,    // streamed weights were
-  gradient,  // a gradient of the step before was still needed
-  verdict,   // from the end of backward until the host has decided and goes on
+  host,        // the host had not computed the weights yet
+  link,        // updated weights were on their way
+  stream,      // streamed weights were
+  gradient,    // a gradient of the step before was still needed
+  verdict,     // from the end of backward until the host has decided and goes on
+  checkpoint,  // a checkpoint had not saved yet what the device was to update
 };
-inline constexpr std::size_t wait_reasons = 5;
+inline constexpr std::size_t wait_reasons = 6;
 std::string_view name_of(WaitReason reason);
+// In words for people: the device is idle, waiting for this.
+std::string_view awaited(WaitReason reason);
 using WaitSeconds = std::array<double, wait_reasons>;
 
 }  // namespace so

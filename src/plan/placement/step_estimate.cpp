@@ -116,7 +116,7 @@ StepEstimate estimate_step(const PlacementInputs& in, int device_units, std::int
           .speculated_elements = step.speculated,
           .previewed_elements = step.previewed,
           .update_seconds = step.update_seconds,
-          .host_adamw_seconds = step.host_seconds};
+          .host_time = step.host};
 }
 
 std::int64_t choose_undo_buckets(const PlacementInputs& in, int device_units, std::int64_t keep, std::size_t host_bytes,

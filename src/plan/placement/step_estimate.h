@@ -75,7 +75,8 @@ struct StepEstimate {
   double speculated_elements = 0;
   double previewed_elements = 0;  // whose weights are made before it, and the state later
   double update_seconds = 0;      // that the host updates an element in, beside the rest; 0: it owns none
-  double host_adamw_seconds = 0;  // that it does so
+  HostSeconds host_time{};        // what it does; they make up the step, if it owns anything
+  StepOverlap overlap() const { return {.seconds = seconds(), .device_idle = waits, .host = host_time}; }
 };
 
 // Describes a step for the simulator (plan/simulate/simulator.h). An element of AdamW moves 2 s + g + w bytes of

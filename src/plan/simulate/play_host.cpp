@@ -71,11 +71,17 @@ bool StepPlay::start_host() {
       if (schedule_.task_of(index) != HostTask::adopt && !run_.move_gradients) fetch(index);
       in_hand_.push_back(index);
     }
-    if (in_hand_.empty()) return false;
+    if (in_hand_.empty()) {
+      host_idle_ = schedule_.idle().reason;
+      return false;
+    }
     host_.item = in_hand_.front();
     in_hand_.pop_front();
   }
-  if (!fetched_[at(host_.item)]) return false;
+  if (!fetched_[at(host_.item)]) {
+    host_idle_ = HostTime::fetch;
+    return false;
+  }
   task_ = schedule_.begin(host_.item);
   host_.all = host_.left = bytes_of(task_) * pieces_.elements(host_.item);
   host_.began = now_;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "offload/schedule/host_schedule.h"
+#include "offload/schedule/overlap.h"
 #include "offload/schedule/schedule.h"
 #include "offload/schedule/step_time.h"
 #include "offload/schedule/update_policy.h"
@@ -56,7 +57,8 @@ struct SimulatedStep {
   double host_bytes = 0;                 // that pass through the host's memory
   double speculated = 0, previewed = 0;  // elements, ahead of the verdict
   double update_seconds = 0;             // that the host updates an element in; 0: it updated none
-  double host_seconds = 0;               // that the host's AdamW works
+  HostSeconds host{};                    // what the host's AdamW does; they make up the step, if it owns anything
+  StepOverlap overlap() const { return {.seconds = seconds, .device_idle = waits, .host = host}; }
 };
 
 enum class SimulatedLane : std::uint8_t { device, to_host, host, to_device };

@@ -101,7 +101,7 @@ void StepPlay::advance() {
   // Waits for streamed weights belong to the pass's own time: it passes whatever the host does.
   if (device_.busy || waits_for_ == WaitReason::stream) phase_ += seconds;
   now_ = until;
-  if (host_.busy) step_.host_seconds += seconds;
+  if (pieces_.size() > 0) step_.host[static_cast<std::size_t>(host_.busy ? HostTime::adamw : host_idle_)] += seconds;
   for (std::size_t i = 0; i < bandwidth_users; ++i)
     if (all[i]->busy) all[i]->left -= rates[i] * seconds;
   // Beside that which is next, what differs from it by rounding only.

@@ -115,6 +115,7 @@ class StepPlay {
   std::array<int, gradient_slots> held_;          // by slot: the unit that had it last, -1: none
 
   HostTask task_ = HostTask::none;
+  HostTime host_idle_ = HostTime::gradient;  // what it waits for, unless it works
   std::deque<int> in_hand_;
   std::vector<bool> fetched_;    // by piece: its gradient is where the host can read it
   std::vector<int> on_the_way_;  // by piece: copies of weights

@@ -37,6 +37,7 @@ Mark mark_of_wait(WaitReason reason) {
       return {'G', "waits for a gradient buffer"};
     case WaitReason::verdict:
       return {'V', "waits for the gradient norm"};
+    case WaitReason::checkpoint:  // none is simulated
     case WaitReason::host:
       break;
   }

@@ -1,0 +1,293 @@
+// Where the time of a step goes, on the device's side and on the host's: the parts add up, and each reason for which
+// the host is idle shows when the test brings it about.
+#include "offload/schedule/overlap.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "device/host_pages.h"
+#include "offload/engine_report.h"
+#include "offload/engine_rig.h"
+#include "support/jitter.h"
+
+namespace so::test {
+namespace {
+
+class FixedPolicy final : public UpdatePolicy {
+ public:
+  explicit FixedPolicy(Ahead ahead) : ahead_(ahead) {}
+  UpdateChoice choose(const UpdateFacts& facts) override {
+    const std::size_t n = facts.elements.size();
+    return {std::vector(n, ahead_), std::vector(n, After::in_place), std::vector(n, After::weights_first)};
+  }
+
+ private:
+  Ahead ahead_;
+};
+
+const ParameterLayout& the_layout() {
+  static const ParameterLayout layout = engine_layout();
+  return layout;
+}
+
+EngineSettings settings_with(std::int64_t undo_buckets) {
+  EngineSettings settings;
+  settings.bucket_elements = 4096;
+  settings.undo_buckets = undo_buckets;
+  return settings;
+}
+
+template <std::size_t count>
+double sum(const std::array<double, count>& seconds) {
+  return std::accumulate(seconds.begin(), seconds.end(), 0.0);
+}
+
+// Returns once the host's thread has been seen to do this and nothing else for a while. Gives up after two minutes,
+// which are a limit for what never comes and no measure of anything.
+bool comes_to(const OffloadEngine& engine, HostTime time) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  while (std::chrono::steady_clock::now() < end) {
+    const HostSeconds before = engine.counters().host.seconds;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    HostSeconds after = engine.counters().host.seconds;
+    const auto at = static_cast<std::size_t>(time);
+    const bool grew = after[at] > before[at];
+    after[at] = before[at];
+    if (grew && after == before) return true;
+  }
+  return false;
+}
+
+// Holds a stream up.
+class Hold {
+ public:
+  std::function<void()> function() {
+    return [this] { released_.wait(false); };
+  }
+  void release() {
+    released_ = true;
+    released_.notify_all();
+  }
+
+ private:
+  std::atomic<bool> released_ = false;
+};
+
+// The first copy of one of its streams comes after a function.
+class HeldStream final : public Stream {
+ public:
+  HeldStream(Device& device, std::unique_ptr<Stream> inner, std::function<void()>& before)
+      : device_(device), inner_(std::move(inner)), before_(before) {}
+  Device& device() const override { return device_; }
+  std::string_view name() const override { return inner_->name(); }
+  void record(Event& event) override { inner_->record(event); }
+  void wait(Event& event) override { inner_->wait(event); }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    if (before_) inner_->host("hold", std::exchange(before_, nullptr));
+    inner_->copy(to, from, bytes);
+  }
+  void zero(void* to, std::size_t bytes) override { inner_->zero(to, bytes); }
+  void yield() override { inner_->yield(); }
+  void host(std::string_view name, std::function<void()> function) override { inner_->host(name, std::move(function)); }
+  void synchronize() override { inner_->synchronize(); }
+
+ private:
+  Device& device_;
+  const std::unique_ptr<Stream> inner_;
+  std::function<void()>& before_;
+};
+
+class HeldDevice final : public Device {
+ public:
+  HeldDevice(Device& inner, std::string stream, std::function<void()>& before)
+      : inner_(inner), stream_(std::move(stream)), before_(before) {}
+  DeviceKind kind() const override { return inner_.kind(); }
+  std::string name() const override { return inner_.name(); }
+  bool backed() const override { return true; }
+  std::unique_ptr<Stream> create_stream(std::string name) override {
+    const bool held = name == stream_;
+    auto stream = inner_.create_stream(std::move(name));
+    if (held) stream = std::make_unique<HeldStream>(*this, std::move(stream), before_);
+    return stream;
+  }
+  std::unique_ptr<Event> create_event(Timing timing) override { return inner_.create_event(timing); }
+
+ protected:
+  void* allocate_memory(MemoryKind, std::size_t bytes) override { return map_host_pages(bytes); }
+  void free_memory(MemoryKind, void* data, std::size_t bytes) noexcept override { unmap_host_pages(data, bytes); }
+
+ private:
+  Device& inner_;
+  const std::string stream_;
+  std::function<void()>& before_;
+};
+
+// One step, in which the device is held up before its first gradient or after its last, until the host does `time`.
+bool comes_in_a_step(HostTime time, bool after_gradients, Ahead ahead, std::int64_t undo_buckets) {
+  EngineRig rig(the_layout(), settings_with(undo_buckets), 2, std::make_unique<FixedPolicy>(ahead));
+  const Flat gradient = synthetic_gradients(the_layout(), 1);
+  rig.load(gradient);
+  Hold hold;
+  rig.engine().begin_last_micro_batch(1e-2, 1);
+  const int last = the_layout().units() - 1;
+  rig.micro_batch(gradient, true, nullptr, [&](int unit) {
+    if (unit == last && !after_gradients) rig.stream().host("hold", hold.function());
+  });
+  if (after_gradients) rig.stream().host("hold", hold.function());
+  const bool came = comes_to(rig.engine(), time);
+  hold.release();
+  rig.engine().finish_step(rig.stream());
+  return came;
+}
+
+TEST(HostIdle, WaitsForGradients) { EXPECT_TRUE(comes_in_a_step(HostTime::gradient, false, Ahead::speculate, 1000)); }
+
+// Whatever the policy leaves, or has no place for, must be there first.
+TEST(HostIdle, WaitsForGradientsAlsoOfWhatIsLeft) {
+  EXPECT_TRUE(comes_in_a_step(HostTime::gradient, false, Ahead::leave, 0));
+  EXPECT_TRUE(comes_in_a_step(HostTime::gradient, false, Ahead::speculate, 0));
+}
+
+TEST(HostIdle, WaitsForAPlace) { EXPECT_TRUE(comes_in_a_step(HostTime::place, true, Ahead::speculate, 1)); }
+
+TEST(HostIdle, WaitsForTheVerdict) {
+  EXPECT_TRUE(comes_in_a_step(HostTime::verdict, true, Ahead::leave, 1)) << "since all is left";
+  EXPECT_TRUE(comes_in_a_step(HostTime::verdict, true, Ahead::speculate, 1000)) << "since all is done";
+  EXPECT_TRUE(comes_in_a_step(HostTime::verdict, true, Ahead::preview, 0)) << "since all is done";
+}
+
+// The first gradient is held up on its way to the host, or the first weights on theirs to the device, until the ring
+// has no slot left.
+TEST(HostIdle, WaitsForTransfers) {
+  SO_CPU_ONLY("the held streams are those of the CPU device");
+  for (const auto& [stream, time] : {std::pair{"to host", HostTime::fetch}, std::pair{"to device", HostTime::send}}) {
+    Hold hold;
+    std::function<void()> before;
+    EngineRig rig(the_layout(), settings_with(1000), 2, std::make_unique<FixedPolicy>(Ahead::speculate),
+                  [&](Device& device) { return std::make_unique<HeldDevice>(device, stream, before); });
+    const Flat gradient = synthetic_gradients(the_layout(), 1);
+    rig.load(gradient);
+    rig.stream().synchronize();
+    ASSERT_GT(rig.engine().buckets().size(), StagingRing::ahead + 1) << "or all weights have a slot";
+    before = hold.function();
+    rig.engine().begin_last_micro_batch(1e-2, 1);
+    rig.micro_batch(gradient, true);
+    EXPECT_TRUE(comes_to(rig.engine(), time)) << stream;
+    hold.release();
+    rig.engine().finish_step(rig.stream());
+    rig.bytes();
+  }
+}
+
+TEST(HostIdle, WaitsForACheckpoint) {
+  EngineRig rig(the_layout(), settings_with(0), 2, std::make_unique<FixedPolicy>(Ahead::leave));
+  const Flat gradient = synthetic_gradients(the_layout(), 1);
+  rig.load(gradient);
+  OffloadEngine& engine = rig.engine();
+  engine.begin_save();
+  rig.step(gradient, 1e-2, 1);
+  EXPECT_TRUE(comes_to(engine, HostTime::checkpoint));
+  for (const Bucket& bucket : engine.buckets()) engine.gate().passed(bucket.index());
+  engine.gate().end();
+  rig.bytes();
+  EXPECT_EQ(engine.counters().device_waits[static_cast<std::size_t>(WaitReason::checkpoint)], 0);
+}
+
+// Under random delays, with steps that are clipped and skipped.
+TEST(StepOverlap, PartsOfTheEngineAddUpToTheTime) {
+  const Jitter jitter(3);
+  for (const Ahead ahead : {Ahead::leave, Ahead::speculate, Ahead::preview}) {
+    EngineSettings settings = settings_with(2);
+    settings.device_units = 1;
+    settings.max_grad_norm = 100;  // every third step's is above
+    EngineRig rig(the_layout(), settings, 2, std::make_unique<FixedPolicy>(ahead));
+    rig.load(synthetic_gradients(the_layout(), 1));
+    OffloadEngine& engine = rig.engine();
+    for (unsigned step = 1; step <= 12; ++step) {
+      Flat gradient = synthetic_gradients(the_layout(), step, step % 3 == 0 ? 1.0f : 0x1p-6f);
+      if (step % 5 == 0) gradient[2][1] = std::numeric_limits<float>::infinity();
+      const EngineCounters before = engine.counters();
+      engine.begin_step();
+      rig.step(gradient, 1e-2, step);
+      const StepOverlap overlap = overlap_of(since(engine.counters(), before));
+      ASSERT_NEAR(sum(overlap.host), overlap.seconds, 1e-9);
+      for (std::size_t i = 0; i < host_times; ++i)
+        ASSERT_GE(overlap.host[i], -1e-9) << name_of(static_cast<HostTime>(i));
+      ASSERT_GT(overlap.efficiency(), 0);
+      ASSERT_LE(overlap.efficiency(), 1 + 1e-9);
+    }
+    const StepOverlap all = overlap_of(engine.counters());
+    EXPECT_GT(all.host_adamw(), 0);
+    EXPECT_GT(all.device_idle[static_cast<std::size_t>(WaitReason::verdict)], 0);
+    EXPECT_NEAR(all.device_work() + sum(all.device_idle), all.seconds, 1e-9) << "no wait is counted twice";
+    rig.bytes();
+  }
+}
+
+TEST(StepOverlap, OfARunWithoutTheHost) {
+  EngineSettings settings = settings_with(0);
+  settings.device_units = the_layout().units();
+  EngineRig rig(the_layout(), settings, 1);
+  rig.load(synthetic_gradients(the_layout(), 1));
+  rig.step(synthetic_gradients(the_layout(), 2), 1e-2, 1);
+  const StepOverlap overlap = overlap_of(rig.engine().counters());
+  EXPECT_FALSE(overlap.has_host());
+  EXPECT_TRUE(host_parts(overlap).empty());
+  EXPECT_DOUBLE_EQ(overlap.efficiency(), overlap.device_work() / overlap.seconds);
+}
+
+// What an evaluation waits for between two steps is none of theirs.
+TEST(StepOverlap, CountsNoWaitsBetweenSteps) {
+  EngineRig rig(the_layout(), settings_with(0), 2, std::make_unique<FixedPolicy>(Ahead::leave));
+  const Flat gradient = synthetic_gradients(the_layout(), 1);
+  rig.load(gradient);
+  OffloadEngine& engine = rig.engine();
+  engine.begin_save();  // so that weights are not there
+  rig.step(gradient, 1e-2, 1);
+  const auto waits = [&] { return engine.counters().device_waits[static_cast<std::size_t>(WaitReason::host)]; };
+  const double before = waits();
+  EXPECT_TRUE(comes_to(engine, HostTime::checkpoint));
+  std::thread save([&] {
+    for (const Bucket& bucket : engine.buckets()) engine.gate().passed(bucket.index());
+    engine.gate().end();
+  });
+  rig.bytes();  // requires all weights, as an evaluation does
+  save.join();
+  engine.begin_step();
+  rig.step(gradient, 1e-2, 2);
+  rig.stream().synchronize();
+  EXPECT_EQ(waits(), before);
+}
+
+TEST(StepOverlap, SaysWhatKeepsItFromOne) {
+  StepOverlap overlap{.seconds = 2};
+  overlap.device_idle[static_cast<std::size_t>(WaitReason::host)] = 0.125;
+  overlap.device_idle[static_cast<std::size_t>(WaitReason::gradient)] = 0.25;
+  EXPECT_DOUBLE_EQ(overlap.efficiency(), 1.625 / 2);
+  EXPECT_EQ(describe(overlap),
+            "device: work 1.6250 s, idle 0.3750: waiting for a gradient buffer 0.2500, AdamW on the host 0.1250");
+  overlap.host[static_cast<std::size_t>(HostTime::adamw)] = 1.75;
+  overlap.host[static_cast<std::size_t>(HostTime::place)] = 0.25;
+  EXPECT_DOUBLE_EQ(overlap.efficiency(), 1.75 / 2);
+  EXPECT_EQ(describe(overlap, 2),
+            "device: work 0.8125 s, idle 0.1875: waiting for a gradient buffer 0.1250, AdamW on the host 0.0625; "
+            "host: AdamW 0.8750 s, other work 0.0000, idle 0.1250: waiting for spare optimizer state 0.1250");
+  StepOverlap twice = overlap;
+  twice += overlap;
+  EXPECT_DOUBLE_EQ(twice.efficiency(), overlap.efficiency());
+  EXPECT_EQ(StepOverlap{}.efficiency(), 0);
+}
+
+}  // namespace
+}  // namespace so::test
