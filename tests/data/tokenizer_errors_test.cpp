@@ -313,6 +313,18 @@ TEST(TokenizerErrors, AddedTokensAreNumberedInTheOrderOfTheFile) {
   EXPECT_EQ(tokenizer.vocab_size(), 260);
 }
 
+// The prepend_scheme "first" means the text as given: ids of tokenizers 0.23.
+TEST(TokenizerErrors, ATextWhoseBeginningIsReplacedHasNoFirstPiece) {
+  Json json = small_character_tokenizer();
+  json["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", "first"}, {"split", true}};
+  json["normalizer"] = {{"type", "Replace"}, {"pattern", {{"Regex", "[ab]+"}}}, {"content", "a"}};
+  EXPECT_EQ(parse(json).encode("b", false), Ids{259});
+  EXPECT_EQ(parse(json).encode("bb", false), Ids{258});
+  json["normalizer"]["content"] = "";
+  EXPECT_EQ(parse(json).encode("b▁a", false), Ids{257});
+  EXPECT_EQ(parse(json).encode("b\n", false), Ids{11});
+}
+
 TEST(TokenizerErrors, DigitsAreCutApart) {
   Json json = small_tokenizer();
   json["model"]["vocab"]["12"] = 258;

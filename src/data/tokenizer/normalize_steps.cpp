@@ -24,7 +24,7 @@ std::string_view strip(std::string_view text, bool left, bool right) {
 
 struct Replaced {
   std::string_view text;
-  bool beginning;  // the text began with a match
+  std::size_t beginning;  // the length of the match that the text began with, else 0
 };
 
 Replaced replace_matches(std::string_view text, const SplitPattern& regex, SplitPattern::Scratch& scratch,
@@ -32,12 +32,12 @@ Replaced replace_matches(std::string_view text, const SplitPattern& regex, Split
   regex.start(text, scratch);
   storage.clear();
   std::size_t at = 0;
-  bool beginning = false;
+  std::size_t beginning = 0;
   for (SplitPattern::Match match; at < text.size() && regex.next(at, scratch, match); at = match.end) {
-    beginning = beginning || match.begin == 0;
+    if (match.begin == 0) beginning = match.end;
     storage.append(text, at, match.begin - at).append(content);
   }
-  if (at == 0) return {text, false};
+  if (at == 0) return {text, 0};
   storage.append(text, at);
   return {storage, beginning};
 }
@@ -68,10 +68,12 @@ std::string_view Normalizer::run(std::string_view text, Scratch& scratch) const 
         break;
       case NormalizeStep::Kind::replace: {
         const Replaced result =
-            rule.is_regex
-                ? replace_matches(text, *steps_[i].regex, scratch.patterns[i], rule.content, storage)
-                : Replaced{replace_all(text, rule.pattern, rule.content, storage), text.starts_with(rule.pattern)};
-        scratch.beginning_removed = scratch.beginning_removed || (result.beginning && rule.content.empty());
+            rule.is_regex ? replace_matches(text, *steps_[i].regex, scratch.patterns[i], rule.content, storage)
+                          : Replaced{replace_all(text, rule.pattern, rule.content, storage),
+                                     text.starts_with(rule.pattern) ? rule.pattern.size() : 0};
+        // The library lets what replaces several characters stand for the last of them.
+        if (result.beginning != 0 && (rule.content.empty() || result.beginning > code_point_at(text, 0).length))
+          scratch.beginning_removed = true;
         text = result.text;
         break;
       }
