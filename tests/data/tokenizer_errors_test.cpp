@@ -241,6 +241,12 @@ const std::vector<Mistake> character_mistakes = {
            {"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "first"}, {"add_prefix_space", false}};
      },
      "pre_tokenizer.add_prefix_space is false, but the prepend_scheme is \"first\""},
+    {"first behind a cut",
+     [](Json& j) {
+       const Json first = {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "first"}};
+       j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split_stage("a"), first}}};
+     },
+     "pre_tokenizer: prepend_scheme \"first\" behind another step"},
     {"bytes decoder",
      [](Json& j) {
        j["decoder"] = {{"type", "ByteLevel"}};

@@ -242,6 +242,20 @@ void read_post_processor(const JsonNode& node, TokenizerSpec& spec) {
   }
 }
 
+// To the library the first piece is whatever begins at the first character as given. Behind a step that cuts,
+// characters that were put in front or that one character became make several such pieces; no published model has that.
+void check_first_piece(const JsonNode& root, const TokenizerSpec& spec) {
+  const auto& steps = spec.pre_tokenizers;
+  const auto is_metaspace = [](const PreTokenizeStep& step) { return std::holds_alternative<MetaspaceStep>(step); };
+  for (auto step = steps.begin(); step != steps.end(); ++step) {
+    const auto* metaspace = std::get_if<MetaspaceStep>(&*step);
+    if (metaspace == nullptr || metaspace->prepend != MetaspaceStep::Prepend::first || step == steps.begin()) continue;
+    if (!spec.normalizers.empty() || std::any_of(steps.begin(), step, is_metaspace))
+      fail("{}: prepend_scheme \"first\" behind another step is not supported beside a normalizer or another Metaspace",
+           root.at("pre_tokenizer").where());
+  }
+}
+
 }  // namespace
 
 TokenizerSpec read_tokenizer_json(std::string_view json, const std::string& name) {
@@ -262,6 +276,7 @@ TokenizerSpec read_tokenizer_json(std::string_view json, const std::string& name
   // The library reads a file without these keys, too.
   if (const auto node = root.find("normalizer"); is_set(node)) spec.normalizers = read_normalizers(*node);
   if (const auto node = root.find("pre_tokenizer"); is_set(node)) spec.pre_tokenizers = read_pre_tokenizers(*node);
+  check_first_piece(root, spec);
   for (const PreTokenizeStep& step : spec.pre_tokenizers)
     spec.byte_level = spec.byte_level || std::holds_alternative<ByteLevelStep>(step);
   read_model(model, spec);
