@@ -64,16 +64,15 @@ so::Tokenizer make_character_tokenizer(bool cut) {
   for (int byte = 0; byte < 256; ++byte) vocab[fmt::format("<0x{:02X}>", byte)] = byte + 1;
   for (const char* character : {"▁", "t", "h", "e", "a", "é", "中", "\n"}) vocab[character] = vocab.size();
   nlohmann::json merges = nlohmann::json::array();
-  const std::array<std::array<std::string, 2>, 10> pairs = {{{"t", "h"},
-                                                             {"th", "e"},
-                                                             {"▁", "t"},
-                                                             {"▁t", "he"},
-                                                             {"▁", "▁"},
-                                                             {"▁▁", "▁▁"},
-                                                             {"a", "a"},
-                                                             {"aa", "aa"},
-                                                             {"é", "▁"},
-                                                             {"e", "中"}}};
+  const std::array<std::array<std::string, 2>, 9> pairs = {{{"t", "h"},
+                                                            {"th", "e"},
+                                                            {"▁", "the"},
+                                                            {"▁", "▁"},
+                                                            {"▁▁", "▁▁"},
+                                                            {"a", "a"},
+                                                            {"aa", "aa"},
+                                                            {"é", "▁"},
+                                                            {"e", "中"}}};
   for (const auto& [left, right] : pairs) {
     if (!vocab.contains(left + right)) vocab[left + right] = vocab.size();
     merges.push_back({left, right});

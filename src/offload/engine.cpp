@@ -374,8 +374,9 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
     else
       device_optimizer_.require(bucket, stream);
     const auto from = static_cast<std::size_t>(part.begin - range.begin);
-    const void* weights = wide ? static_cast<const void*>(piece.wide.data() + from) : piece.narrow.data() + from;
-    weights_.at(part.begin).place(stream, part, sent ? weights : nullptr);
+    const void* weights = nullptr;
+    if (sent) weights = wide ? static_cast<const void*>(piece.wide.data() + from) : piece.narrow.data() + from;
+    weights_.at(part.begin).place(stream, part, weights);
     const Range own = common(bucket.own(), part);
     if (on_host(bucket) && own.size() > 0)
       host_.place_masters(bucket, own, piece);

@@ -276,8 +276,9 @@ TEST(TokenizerErrors, EachMistakeIsNamed) {
   std::vector<std::pair<Json, const Mistake*>> all;
   for (const Mistake& mistake : mistakes) all.emplace_back(small_tokenizer(), &mistake);
   for (const Mistake& mistake : character_mistakes) all.emplace_back(small_character_tokenizer(), &mistake);
-  for (auto& [json, made] : all) {
-    const Mistake& mistake = *made;
+  for (auto& one : all) {
+    Json& json = one.first;
+    const Mistake& mistake = *one.second;
     mistake.make(json);
     const std::string message = message_of([&] { parse(json); });
     EXPECT_NE(message.find(mistake.expected), std::string::npos) << mistake.name << ": " << message;

@@ -91,6 +91,7 @@ TEST(Parameters, TheIndexFindsEverything) {
       spec.tied_embeddings = !everything;
       const ParameterLayout layout(make_parameters(spec));
       const ParameterIndex index = make_parameter_index(spec, layout);
+      std::vector<float> weights(static_cast<std::size_t>(layout.elements()));
       const auto name = [&](int i) { return i < 0 ? std::string("absent") : layout.parameter(i).name; };
       EXPECT_EQ(name(index.embedding), "model.embed_tokens.weight");
       EXPECT_EQ(name(index.final_norm), "model.norm.weight");
@@ -115,11 +116,11 @@ TEST(Parameters, TheIndexFindsEverything) {
         EXPECT_EQ(name(p.down.first), layer + "mlp.down_proj.weight");
         EXPECT_EQ(name(p.down_bias.first), optional("mlp.down_proj.bias"));
         // The joined groups read as one matrix.
-        EXPECT_EQ(layout.view(nullptr, DType::f32, p.qkv.first, p.qkv.count).dim(0), 24);
-        EXPECT_EQ(layout.view(nullptr, DType::f32, p.gate_up.first, p.gate_up.count).dim(0), 10);
+        EXPECT_EQ(layout.view(weights.data(), DType::f32, p.qkv.first, p.qkv.count).dim(0), 24);
+        EXPECT_EQ(layout.view(weights.data(), DType::f32, p.gate_up.first, p.gate_up.count).dim(0), 10);
         if (!everything) continue;
-        EXPECT_EQ(layout.view(nullptr, DType::f32, p.qkv_bias.first, p.qkv_bias.count).dim(0), 24);
-        EXPECT_EQ(layout.view(nullptr, DType::f32, p.gate_up_bias.first, p.gate_up_bias.count).dim(0), 10);
+        EXPECT_EQ(layout.view(weights.data(), DType::f32, p.qkv_bias.first, p.qkv_bias.count).dim(0), 24);
+        EXPECT_EQ(layout.view(weights.data(), DType::f32, p.gate_up_bias.first, p.gate_up_bias.count).dim(0), 10);
       }
     }
   }

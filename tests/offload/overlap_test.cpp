@@ -171,7 +171,8 @@ TEST(HostIdle, WaitsForTheVerdict) {
 // has no slot left.
 TEST(HostIdle, WaitsForTransfers) {
   SO_CPU_ONLY("the held streams are those of the CPU device");
-  for (const auto& [stream, time] : {std::pair{"to host", HostTime::fetch}, std::pair{"to device", HostTime::send}}) {
+  for (const auto& held : {std::pair{"to host", HostTime::fetch}, std::pair{"to device", HostTime::send}}) {
+    const char* stream = held.first;
     Hold hold;
     std::function<void()> before;
     EngineRig rig(the_layout(), settings_with(1000), 2, std::make_unique<FixedPolicy>(Ahead::speculate),
@@ -183,7 +184,7 @@ TEST(HostIdle, WaitsForTransfers) {
     before = hold.function();
     rig.engine().begin_last_micro_batch(1e-2, 1);
     rig.micro_batch(gradient, true);
-    EXPECT_TRUE(comes_to(rig.engine(), time)) << stream;
+    EXPECT_TRUE(comes_to(rig.engine(), held.second)) << stream;
     hold.release();
     rig.engine().finish_step(rig.stream());
     rig.bytes();
