@@ -54,11 +54,11 @@ TEST_F(TerminalTest, FitsAnyWidthAndLeavesTheLossesOnTheScreen) {
     EXPECT_TRUE(has(o.screen.rows()[last_step], " tok/s | ")) << text;
     EXPECT_EQ(has(o.screen.rows()[last_step], "TFLOP/s"), columns >= 120) << text;
     EXPECT_EQ(count(text, "step 5/6 |"), 0u) << "the line is redrawn in place: " << text;
-    for (const char* part :
-         {"model: model: Qwen3ForCausalLM, ", "data: data.jsonl: 120 records, ", "plan: 6 steps of 1 x 2",
-          on_gpu() ? "memory: GPU " : "memory: host ", "output: out", "step 2: evaluation loss ",
-          "checkpoint saved: out", "checkpoint pruned: out", "trained: steps 1 to 6, ", " at step 1, ",
-          "evaluation loss: best ", " of 6 steps clipped; 0 steps skipped", "measured: ", "(a Hugging Face directory"})
+    for (const char* part : {"model: model: Qwen3ForCausalLM, ", "data: data.jsonl: 120 records, ",
+                             "plan: 6 steps of 1 x 2", on_gpu() ? "memory: GPU " : "memory: host ", "output: out",
+                             "step 2: evaluation loss ", "checkpoint saved: out", "checkpoint pruned: out",
+                             "trained: steps 1 to 6, ", " at step 1, ", "evaluation loss: best ",
+                             " of 6 steps clipped, 0 skipped as not finite", "measured: ", "(a Hugging Face directory"})
       EXPECT_TRUE(has(text, part)) << part << " is missing in:\n" << text;
     for (const char* part : {"settings:", "memory plan:", "warning"}) EXPECT_FALSE(has(text, part)) << part << text;
   }
