@@ -147,18 +147,24 @@ void attention(benchmark::State& state, bool backward) {
   const auto part = [&](Matrix& m, std::int64_t offset, std::int64_t count) {
     return Heads{m.tensor, offset * dim, count, dim};
   };
-  const Heads q = part(qkv, 0, heads), k = part(qkv, heads, kv_heads), v = part(qkv, heads + kv_heads, kv_heads);
-  const Heads o = part(out, 0, heads), d_o = part(dout, 0, heads);
+  const Ops::AttentionGrad gradient = {.dq = part(dqkv, 0, heads),
+                                       .dk = part(dqkv, heads, kv_heads),
+                                       .dv = part(dqkv, heads + kv_heads, kv_heads),
+                                       .dout = part(dout, 0, heads),
+                                       .forward = {.out = part(out, 0, heads),
+                                                   .lse = lse.tensor,
+                                                   .q = part(qkv, 0, heads),
+                                                   .k = part(qkv, heads, kv_heads),
+                                                   .v = part(qkv, heads + kv_heads, kv_heads),
+                                                   .spans = spans}};
   ThreadPool pool = make_pool(threads);
-  attention_forward(pool, o, lse.tensor, q, k, v, spans);
+  attention_forward(pool, gradient.forward);
   const double scores = static_cast<double>(tokens * (length + 1) / 2 * heads);
   measure(state, (backward ? 10.0 : 4.0) * dim * scores, threads, [&] {
     if (backward)
-      attention_backward(pool, part(dqkv, 0, heads), part(dqkv, heads, kv_heads),
-                         part(dqkv, heads + kv_heads, kv_heads), Tensor(), d_o, o, lse.tensor, q, k, v, spans,
-                         Accumulate::overwrite);
+      attention_backward(pool, gradient);
     else
-      attention_forward(pool, o, lse.tensor, q, k, v, spans);
+      attention_forward(pool, gradient.forward);
   });
 }
 
