@@ -24,9 +24,9 @@ class TextEncoder {
   // Whether an id is one of the tokenizer's special tokens, to count those that stand in texts.
   virtual bool is_special(std::int32_t) const { return false; }
 
-  // Of valid UTF-8: never less than encode(text, true) gives, nor than it gives for the text with JSON's escapes
-  // replaced; found quickly. By default for an encoder that makes at most one token of a byte, and puts at most one
-  // before and one behind.
+  // An upper bound on the tokens that encode(text, true) gives for valid UTF-8, and for the text with JSON's escapes
+  // replaced, found without encoding. The default is for encoders that make at most one token of a byte and put at
+  // most one before and one behind.
   virtual std::uint64_t most_tokens(std::string_view text) const { return text.size() + 2; }
 
   // The token that ends a document; absent if the tokenizer has none.

@@ -101,7 +101,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   Target gradient(int first, int count = 1) override;
   void gradients_ready(int unit, Stream& stream) override;
 
-  // What the device waited for until now was no step's, but for the last verdict: an evaluation's. It is not counted.
+  // Waits of the device until now were an evaluation's, except that for the last verdict, so they are not counted.
   void begin_step();
   // The micro-batch about to run is the last of its optimizer step: its gradients complete the step's. The step's
   // learning rate and, for AdamW's bias correction, the number of updates made before it, plus one.

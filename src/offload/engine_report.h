@@ -15,7 +15,7 @@ EngineCounters since(const EngineCounters& now, const EngineCounters& before);
 // norm was known 40 in full, 12 weights only, ...". Empty if the host owns none.
 std::string describe_schedule(const EngineCounters& counters);
 
-// Of the time between the two readings that `difference` is of.
+// The parts of the time between the two readings whose difference is given.
 StepOverlap overlap_of(const EngineCounters& difference);
 
 // All seconds that the device waited.

@@ -58,7 +58,7 @@ class RankExchange {
   void forget() { gathered_.assign(gathered_.size(), false); }
 
  private:
-  // What of a parameter lies in this rank's slice of a bucket.
+  // The elements of a parameter that lie in this rank's slice of a bucket.
   struct Part {
     int parameter;
     Range range;

@@ -11,7 +11,7 @@ EngineSettings engine_settings(const RunRequest& request) {
   engine.moments = moments_dtype(request.optimizer_state_dtype);
   engine.bucket_elements = request.bucket_size / static_cast<std::int64_t>(sizeof(float));
   engine.schedule = request.mode == OffloadMode::superoffload ? Schedule::overlapped : Schedule::synchronous;
-  // What is asked for; without that, and where nothing is measured, the host.
+  // The cast is on the side that was asked for, and on the host if none was and nothing is measured.
   if (request.compute == DType::bf16 && request.cast_side == CastChoice::device) engine.cast = CastSide::device;
   engine.adamw = {request.adam_beta1, request.adam_beta2, request.adam_epsilon};
   engine.weight_decay = request.weight_decay;

@@ -43,7 +43,7 @@ struct StepSeconds {
   double overlap = 0;     // efficiency, of all steps together; no seconds
 };
 
-// Of steps that took `steps` seconds each; `overlap` is their sum.
+// Averages over steps that took `steps` seconds each; `overlap` is the sum of their parts.
 StepSeconds seconds_of(std::span<const double> steps, const StepOverlap& overlap);
 
 // step_seconds, overlap_efficiency, device_seconds, host_adamw_seconds, device_bytes, pinned_bytes and host_bytes,

@@ -76,7 +76,7 @@ class Search {
     std::function<void(PlanKnobs&)> change;
   };
 
-  // Of this thread's own time, so that what is found does not depend on what else the machine does.
+  // Counts this thread's own CPU time, so that the result does not depend on what else the machine does.
   static double thread_seconds() {
     timespec now{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -154,7 +154,7 @@ class Search {
     };
     const std::int64_t rows = from.batch_size;
     if (allowed("gradient_accumulation_steps") && allowed("batch_size")) {
-      // Of the ways to have the same rows in a step, that with the fewest micro-batches.
+      // The same rows can be split in several ways; the first that fits has the fewest micro-batches.
       for (std::int64_t parts = 2; parts <= rows; ++parts) {
         if (rows % parts != 0) continue;
         PlanKnobs knobs = from;

@@ -49,7 +49,7 @@ class TrainingPlacement {
   void set_residencies();
   std::vector<Keep> keep_of(std::int64_t index) const;
   std::size_t activation_bytes(std::int64_t index);
-  // What a run takes but for its activations.
+  // The memory of a run without its activations.
   MemoryPlan state(int device_units, std::int64_t undo_buckets, Residency residency = {}) const;
   StateMemory state_memory(int device_units, Residency residency);
   MemoryRefusal refusal(const NothingFits& nothing);

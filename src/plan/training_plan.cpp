@@ -33,7 +33,7 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
         fmt::format("activations kept: {}; the rest is recomputed in backward, "
                     "because keeping {} does not fit in the {} that are left",
                     describe(chosen.keep), choices[0] == 0 ? "all" : "all inputs on the device", format_bytes(budget)));
-  // What is left then: attention's gradient is quicker with more scratch.
+  // Memory that is left then goes to attention's gradient, which is quicker with more scratch.
   DecoderSettings roomy = plan.decoder;
   roomy.roomy_attention = true;
   if (const std::size_t bytes = sizer.bytes(roomy); bytes <= budget) {
@@ -51,7 +51,7 @@ void add_activations(const DecoderSpec& spec, const PlanningMachine& machine, co
   if (machine.device_cap) plan.limits.device = plan.memory.allocatable(*machine.device_cap, *machine.backend, true);
   if (machine.host_cap) plan.limits.host = plan.memory.allocatable(*machine.host_cap, *machine.backend, false);
   plan.memory.add_beside(MemoryKind::pageable, "program and data so far", machine.held.value_or(resident_bytes()));
-  // What was given back may have been more than all that comes: then it is the peak.
+  // Measuring may have held more memory than the run will. Then measuring is the peak.
   const std::size_t peak = machine.held ? 0 : peak_resident_bytes(), total = plan.memory.host_total(*machine.backend);
   if (machine.backend->own_memory && peak > total)
     plan.memory.add_beside(MemoryKind::pageable, "measuring, before the run", peak - total);
@@ -65,7 +65,7 @@ void TrainingPlan::log_reasons() const {
 
 namespace {
 
-// What needed no search, and why it is as it is.
+// Says which settings needed no search, and why they are as they are.
 void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& machine, std::int64_t asked_bucket,
                        TrainingPlan& plan) {
   const std::int64_t micro_batches = plan.shape.micro_batches, bucket = plan.engine.bucket_elements;

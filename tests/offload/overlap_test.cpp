@@ -248,7 +248,7 @@ TEST(StepOverlap, OfARunWithoutTheHost) {
   EXPECT_DOUBLE_EQ(overlap.efficiency(), overlap.device_work() / overlap.seconds);
 }
 
-// What an evaluation waits for between two steps is none of theirs.
+// Waits of an evaluation between two steps count in neither.
 TEST(StepOverlap, CountsNoWaitsBetweenSteps) {
   EngineRig rig(the_layout(), settings_with(0), 2, std::make_unique<FixedPolicy>(Ahead::leave));
   const Flat gradient = synthetic_gradients(the_layout(), 1);

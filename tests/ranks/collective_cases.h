@@ -1,4 +1,4 @@
-// What every communicator must do, with any number of ranks: run on threads (thread_ranks_test.cpp) and on processes
+// Cases that every communicator must pass with any number of ranks: on threads (thread_ranks_test.cpp) and processes
 // (mpi/mpi_cases.cpp). Each rank of a group calls a case with its own communicator.
 #pragma once
 

@@ -17,7 +17,7 @@ FastSplit fast_split_for(std::string_view pattern, bool gaps_are_pieces = true);
 // The pattern of the ByteLevel pre-tokenizer with use_regex (GPT-2).
 extern const std::string_view gpt2_split_pattern;
 
-// What the pre-tokenizer "Digits" isolates: each number, or each run of them.
+// The pre-tokenizer "Digits" isolates each number, or each run of numbers.
 inline constexpr std::string_view each_digit_pattern = R"(\p{N})";
 inline constexpr std::string_view digit_runs_pattern = R"(\p{N}+)";
 

@@ -17,7 +17,7 @@ namespace {
 constexpr auto nfc_options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
 constexpr auto nfd_options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE);
 
-// What the quick check of UAX #15, section 9, needs to know of each character.
+// Holds the properties of characters that the quick check of UAX #15, section 9, needs.
 class QuickCheck {
  public:
   static const QuickCheck& get() {

@@ -50,7 +50,7 @@ SplitStep read_split(const JsonNode& node) {
           std::move(pattern.where)};
 }
 
-// Of a pre-tokenizer or a decoder. Older files say "add_prefix_space" instead of "prepend_scheme".
+// Reads that of a pre-tokenizer or a decoder. Older files say "add_prefix_space" instead of "prepend_scheme".
 MetaspaceStep read_metaspace(const JsonNode& node) {
   node.allow_only({"type", "replacement", "add_prefix_space", "prepend_scheme", "split", "str_rep"});
   constexpr std::array names = {"always", "first", "never"};

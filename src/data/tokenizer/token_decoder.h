@@ -28,7 +28,7 @@ struct DecodeStep {
 // Immutable. Tokens go in one by one, and text comes out as soon as no later token can change it.
 class TokenDecoder {
  public:
-  // What is remembered between the tokens of a text.
+  // Remembers what matters between the tokens of a text.
   class State {
    private:
     friend class TokenDecoder;

@@ -33,7 +33,7 @@ namespace {
 
 constexpr std::uint64_t max_tokenizer_bytes = 200'000'000;  // the largest published have 40 MB
 
-// What one encode() works with.
+// The buffers and the cache of one encode() at a time.
 struct Workspace {
   WordCache cache;
   Bpe::Scratch bpe;

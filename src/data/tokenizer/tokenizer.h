@@ -46,8 +46,8 @@ class Tokenizer {
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens,
                                    SpecialTokens special = SpecialTokens::parsed) const;
 
-  // Of valid UTF-8: never less than encode(text, true).size(), nor than that of the text with JSON's escapes replaced.
-  // Takes one look at each byte.
+  // An upper bound on encode(text, true).size() for valid UTF-8, and for the text with JSON's escapes replaced. It
+  // looks at each byte once.
   std::uint64_t most_tokens(std::string_view text) const;
 
   // The text of `ids`, always valid UTF-8 (bytes that form none become U+FFFD, as above). Ids without a token, e.g.
@@ -90,7 +90,7 @@ class StreamDecoder {
   // The text that is certain after this id, often empty within a character. With byte fallback a run of bytes, one
   // character or several, is certain when it has ended.
   std::string push(std::int32_t id);
-  // What is left: U+FFFD for an unfinished character. What is pushed next begins a new text, without a prompt.
+  // Returns the rest: U+FFFD for an unfinished character. The next push begins a new text, without a prompt.
   std::string finish();
 
  private:

@@ -8,7 +8,7 @@
 //   \h \v \w \b  other sets
 //   [a&&b] [[a]] sets in Oniguruma only
 //   (?i) beyond ASCII, or on a set other than of letters: other multi-character foldings
-// What is not listed in the code below is refused.
+// Anything that the code below does not list is refused.
 #include <array>
 #include <string>
 #include <string_view>

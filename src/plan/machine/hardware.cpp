@@ -102,7 +102,7 @@ void read_table(const Reader& object, const Table& table, Values& values) {
   for (const auto& [key, member] : table) values.*member = object.positive(key, most_rate);
 }
 
-// Of each constant that the file has, or of some, where it comes from: for people, so only its form is checked.
+// The file may say where its constants come from. That is for people to read, so only its form is checked.
 void check_sources(const ordered_json& file, const std::string& origin) {
   const Reader sources(file["sources"], origin, "sources.");
   std::vector<std::string_view> constants{"device_memory_bytes", "host_memory_bytes", "host_threads"};
@@ -125,7 +125,7 @@ std::span<const std::pair<const char*, double MachineRates::*>> rate_names() { r
 std::span<const std::pair<const char*, double Efficiencies::*>> efficiency_names() { return efficiencies; }
 
 const Efficiencies& h200_efficiencies() {
-  // Of its object alone: a profile has these before its file is read.
+  // Reads this object alone, because a profile has its efficiencies before its file is read.
   static const Efficiencies measured = [] {
     const std::string origin = "configs/hardware/h200.json";
     const ordered_json file = parse_text(preset_text("h200"), origin);

@@ -43,7 +43,7 @@ void lower(HostMemory& memory, std::size_t available, std::string limited_by) {
   if (available < memory.available) memory = {available, std::move(limited_by)};
 }
 
-// What one cgroup leaves: its limit less what it holds, page cache that can be dropped not counted as held.
+// A cgroup leaves its limit less what it holds; page cache that can be dropped does not count as held.
 void consider(HostMemory& memory, const std::string& directory, const char* limit_file, const char* usage_file,
               std::string_view cache_field) {
   const auto limit = number(directory + "/" + limit_file), usage = number(directory + "/" + usage_file);

@@ -11,7 +11,7 @@
 namespace so {
 namespace {
 
-// Of what is free: what the rest of the system takes while we run is not ours to plan.
+// A plan takes this share of the free memory; the rest is for what other processes allocate while we run.
 constexpr double host_share_of_free = 0.97;
 // Up to where places for new state may fill it: they only save time, and files are cached in what is left.
 constexpr double undo_share_of_free = 0.95;
@@ -31,7 +31,7 @@ std::size_t share_of(const PlanningMachine& machine, double share) {
 std::optional<std::size_t> device_budget(Device& device) {
   const auto own = device.own_memory();
   if (!own) return std::nullopt;
-  // What we hold by now is in the plan too.
+  // Memory that we hold already is part of the plan, so it counts as free.
   return own->free + device.ledger().held(MemoryKind::device);
 }
 

@@ -85,7 +85,7 @@ ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spe
   for (const std::int64_t choice : choices) {
     settings.keep = keep_choice(spec.layers, choice);
     const std::size_t bytes = sizer.bytes(settings);
-    // What the first layer drops may cost more to work with than it frees, so the next choice can take more.
+    // The scratch for what the first layer drops may exceed what is freed, so the next choice can take more memory.
     if (bytes <= budget) return {settings.keep, bytes};
     if (least.keep.empty() || bytes < least.bytes) least = {settings.keep, bytes};
   }

@@ -41,7 +41,7 @@ std::int64_t keep_choices(std::int64_t layers);
 std::int64_t keep_choices_on_device(std::int64_t layers);  // the first of them, up to where all keep their inputs there
 std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice);
 
-// What layers may keep, as numbers of choices, cheapest first.
+// The choices of what layers may keep, by number, cheapest first.
 std::vector<std::int64_t> allowed_keep_choices(std::int64_t layers, const Backend& backend,
                                                Toggle activation_checkpointing);
 // Host memory of what is kept there.

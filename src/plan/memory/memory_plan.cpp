@@ -8,7 +8,7 @@
 namespace so {
 namespace {
 
-// Of what is held for some of the time; what stays once it is there says nothing.
+// Names the phases of memory that is held for some of the time; memory that stays needs no name.
 std::string_view described(Phases phases) {
   if (phases == while_starting) return "starting";
   if (phases == while_loading) return "loading";

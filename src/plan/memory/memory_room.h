@@ -11,17 +11,17 @@
 
 namespace so {
 
-// What helps if the memory of the device, or that of the host, is short.
+// Advice for the user if the memory of the device, or that of the host, is short.
 struct MemoryAdvice {
   std::string for_device, for_host;
 };
 
-// What a plan may have of each memory, and what limits it.
+// How much of each memory a plan may have, and which limit that comes from.
 struct MemoryRoom {
   const Backend* backend = &cpu_backend();
   HostMemory host;
   std::optional<DeviceMemory> device;  // none: it has no memory of its own
-  // What this process may lock, if that is limited; and whether the device pins more than that all the same.
+  // Bytes that this process may lock, if that is limited, and whether the device pins more all the same.
   std::optional<std::size_t> lockable;
   std::function<bool(std::size_t bytes)> pins_beyond;
 

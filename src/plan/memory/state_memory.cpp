@@ -15,8 +15,8 @@
 namespace so {
 namespace {
 
-// What the host's own work takes in vectors and maps, a little above what was counted: in all at most a hundredth of
-// a model, but for very much data.
+// Adds the vectors and maps of the host's own work, a little above what was counted. Unless there is very much data,
+// they are at most a hundredth of a model.
 void add_host_work(MemoryPlan& plan, const DecoderSpec& spec, const ParameterLayout& layout, const TrainingShape& shape,
                    WeightOrigin origin) {
   const auto beside = [&](const char* name, std::int64_t bytes, Phases phases) {
@@ -28,7 +28,7 @@ void add_host_work(MemoryPlan& plan, const DecoderSpec& spec, const ParameterLay
   // An epoch's rows, and while it is made its order; batches of evaluation.
   beside("order of the data", 40 * shape.documents + 16 * shape.evaluation_documents, while_training);
   if (origin != WeightOrigin::files) return;
-  // Of each tensor its name, shape and place in a header, an index and what is being read or has been written.
+  // A tensor's name, shape and place stand in a header, in an index and in the lists of what is read and written.
   constexpr std::int64_t header = 1024, pieces = 96;
   const std::int64_t tensors = layout.count();
   beside("reading ahead",
@@ -104,8 +104,8 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
     plan.add(MemoryKind::pageable, "optimizer state", n * state);
     return plan;
   }
-  // What the device owns has gradients there, and weights too unless they are made of their masters for each use. What
-  // the host owns needs no more than its turn of the device, unless gradients are added up there.
+  // Units that the device owns have gradients there, and weights unless these are made of their masters for each use.
+  // Units that the host owns only take turns on the device, unless gradients are added up there.
   const bool narrow = engine.compute == DType::bf16, move = engine.gradients == DType::bf16;
   const std::size_t fixed = move ? 0 : n * gradient, each = state + (move ? gradient : 0) + (narrow ? 0 : weight);
   const std::size_t owned =

@@ -67,7 +67,7 @@ std::string describe(Residency residency) {
                      residency.moves_gradients() ? "gradients moved to the host" : "");
 }
 
-// What the planner would choose for a split; if nothing fits, the same with what the plan does not keep.
+// The planner's choice for a split; if nothing fits, the same without what the plan does not keep.
 Alternative best_of_split(const PlacementInputs& in, const std::string& what, int device_units, Residency own) {
   PlacementInputs forced = in;
   forced.forced_device_units = device_units;

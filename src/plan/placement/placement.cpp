@@ -29,7 +29,7 @@ struct Candidate {
   bool fits() const { return keep >= 0 && host_short == 0; }
 };
 
-// What it takes and whether that fits; not yet how long.
+// Finds the memory that a candidate takes and whether it fits, but not yet the time of its step.
 Candidate consider(const PlacementInputs& in, int device_units, Residency residency) {
   Candidate c;
   c.device_units = device_units;
@@ -60,7 +60,7 @@ void estimate(const PlacementInputs& in, Candidate& c) {
   c.estimate = estimate_step(in, c.device_units, c.keep, c.undo_buckets, c.residency);
 }
 
-// Of the units that may stream, `part` of stream_parts; all that is asked for, if so.
+// `part` of stream_parts of the units that may stream, or as many as the user asked for.
 int streamed_part(const PlacementInputs& in, int device_units, int part) {
   const int most = std::min(in.most_streamed, most_streamed_units(static_cast<int>(in.units.size()), device_units));
   return in.forced_stream ? most : (most * part + stream_parts - 1) / stream_parts;
@@ -71,7 +71,7 @@ void add_candidates(const PlacementInputs& in, int device_units, std::vector<Can
   for (Residency residency : in.residencies) {
     if (in.forced_stream) residency.streamed_units = streamed_part(in, device_units, 0);
     all.push_back(consider(in, device_units, residency));
-    // What streams makes room for activations and other state: worth nothing where all that could be kept is.
+    // Streaming makes room for activations and state, so it gains nothing where all of them are kept already.
     if (all.back().keep == 0 || in.forced_stream) continue;
     for (int part = 1; part <= stream_parts; ++part) {
       const int count = streamed_part(in, device_units, part);
@@ -121,7 +121,7 @@ Candidate* best_of(const PlacementInputs& in, std::vector<Candidate>& all) {
   std::size_t best_at = 0;
   for (const std::size_t i : order) {
     Candidate& c = all[i];
-    // What comes later in the list must be better by more than counts as equal.
+    // A later candidate must be better by more than counts as equal.
     const double could_win = c.least_rank + (best && i > best_at ? equal_share * best->estimate.seconds() : 0);
     if (best && could_win > rank_of(best->estimate)) continue;
     estimate(in, c);
@@ -292,7 +292,7 @@ bool any_placement_fits(const PlacementInputs& in) {
   if (const auto left = most_left(in, 0))
     for (std::int64_t keep = on_device - 1; keep >= 0; --keep)
       if (in.activation_bytes(keep) <= *left) return true;
-  // Of those that keep something on the host, a few.
+  // Tries a few of the choices that keep something on the host.
   const std::int64_t step = std::max<std::int64_t>(1, (count - on_device) / 8);
   for (std::int64_t keep = count - 1; keep >= on_device; keep -= step)
     if (const auto left = most_left(in, host_bytes(keep)); left && in.activation_bytes(keep) <= *left) return true;

@@ -8,8 +8,8 @@
 namespace so {
 namespace {
 
-// Of a large dense product's rate under sustained load, which the dense products of a step reach, and a few percent
-// more where no optimizer works beside.
+// Shares of the rate of a large dense product under sustained load. The dense products of a step reach that rate, and a
+// few percent more where no optimizer works beside them.
 struct AttentionShares {
   double forward, backward;
 };

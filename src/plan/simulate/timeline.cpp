@@ -12,7 +12,7 @@
 namespace so {
 namespace {
 
-// Of a slice, what must be busy for it not to be blank.
+// A slice is drawn as busy if at least this share of it is.
 constexpr double least_share = 0.125;
 
 struct Lane {

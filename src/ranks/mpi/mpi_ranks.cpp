@@ -30,7 +30,7 @@ std::string text_of(int code) {
   return text;
 }
 
-// Of calls that no failure of another rank can explain.
+// For calls that fail for reasons of their own, never because another rank failed.
 void check(int code, const char* what) {
   if (code != MPI_SUCCESS) throw std::runtime_error(fmt::format("MPI: {} failed: {}", what, text_of(code)));
 }
@@ -284,7 +284,7 @@ class MpiCommunicator final : public Communicator {
 
   const std::shared_ptr<Session> session_;
   const MPI_Comm comm_;
-  // Of the exchange under way: receives first.
+  // The requests of the exchange under way, receives first.
   std::vector<MPI_Request> requests_;
   std::vector<Part> parts_;
   std::vector<MPI_Status> statuses_;

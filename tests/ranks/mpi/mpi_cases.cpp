@@ -1,4 +1,4 @@
-// What ranks that are processes do; mpirun starts it (run.sh).
+// Tests of ranks that are processes; mpirun starts it (run.sh).
 //
 // usage: test_mpi_ranks cases            every collective; exit code 0 if all is well
 //        test_mpi_ranks lost|gives_up|misfit   a failure: each rank prints what the others' error says, and goes on to
@@ -40,7 +40,7 @@ TEST(MpiRanksMore, LongMessages) {
     ASSERT_EQ(all[i], static_cast<double>(i / static_cast<std::size_t>(each)));
 }
 
-// What this rank's next barrier throws.
+// The message that this rank's next barrier throws.
 std::string failure_of_a_barrier() {
   try {
     ranks->barrier();
