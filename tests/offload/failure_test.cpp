@@ -15,7 +15,7 @@
 
 #include "base/delay_point.h"
 #include "base/error.h"
-#include "device/host_pages.h"
+#include "offload/copy_hook.h"
 #include "offload/engine_rig.h"
 
 namespace so::test {
@@ -79,57 +79,14 @@ class OptimizerFault {
   }
 };
 
-// A stream of which one copy fails, counted over all streams of that name.
-class FaultyStream final : public Stream {
- public:
-  FaultyStream(Device& device, std::unique_ptr<Stream> inner, int& copies_left)
-      : device_(device), inner_(std::move(inner)), copies_left_(copies_left) {}
-  Device& device() const override { return device_; }
-  std::string_view name() const override { return inner_->name(); }
-  void record(Event& event) override { inner_->record(event); }
-  void wait(Event& event) override { inner_->wait(event); }
-  void copy(void* to, const void* from, std::size_t bytes) override {
-    if (copies_left_-- == 0)
-      inner_->host("fault", [] { throw Error(kFault); });
-    else
-      inner_->copy(to, from, bytes);
-  }
-  void zero(void* to, std::size_t bytes) override { inner_->zero(to, bytes); }
-  void yield() override { inner_->yield(); }
-  void host(std::string_view name, std::function<void()> function) override { inner_->host(name, std::move(function)); }
-  void synchronize() override { inner_->synchronize(); }
-
- private:
-  Device& device_;
-  const std::unique_ptr<Stream> inner_;
-  int& copies_left_;
-};
-
-// The CPU, with faulty streams of one name.
-class FaultyDevice final : public Device {
- public:
-  FaultyDevice(Device& inner, std::string stream, int copies_left)
-      : inner_(inner), stream_(std::move(stream)), copies_left_(copies_left) {}
-  DeviceKind kind() const override { return inner_.kind(); }
-  std::string name() const override { return inner_.name(); }
-  bool backed() const override { return true; }
-  std::unique_ptr<Stream> create_stream(std::string name) override {
-    const bool faulty = name == stream_;
-    auto stream = inner_.create_stream(std::move(name));
-    if (faulty) stream = std::make_unique<FaultyStream>(*this, std::move(stream), copies_left_);
-    return stream;
-  }
-  std::unique_ptr<Event> create_event(Timing timing) override { return inner_.create_event(timing); }
-
- protected:
-  void* allocate_memory(MemoryKind, std::size_t bytes) override { return map_host_pages(bytes); }
-  void free_memory(MemoryKind, void* data, std::size_t bytes) noexcept override { unmap_host_pages(data, bytes); }
-
- private:
-  Device& inner_;
-  const std::string stream_;
-  int copies_left_;
-};
+// One copy fails, counted over all streams of the name.
+CopyHook failing_copy(int copies_left) {
+  return [copies_left](Stream& stream) mutable {
+    const bool fails = copies_left-- == 0;
+    if (fails) stream.host("fault", [] { throw Error(kFault); });
+    return !fails;
+  };
+}
 
 // Each bucket another way, and others the next step.
 class MixedPolicy final : public UpdatePolicy {
@@ -326,8 +283,9 @@ TEST_P(CopyFailure, IsThrownByTheNextStepAtTheLatest) {
     const auto owned = static_cast<int>(std::count_if(buckets.begin(), buckets.end(), is_host));
     // Each step copies every bucket at least once each way, after those that loading gave to the device.
     const int loaded = GetParam() == "to device" ? owned : 0, copies = loaded + static_cast<int>(random() % 40);
-    EngineRig rig(the_layout(), settings, 1 + round % 3, std::make_unique<MixedPolicy>(),
-                  [&](Device& device) { return std::make_unique<FaultyDevice>(device, GetParam(), copies); });
+    EngineRig rig(the_layout(), settings, 1 + round % 3, std::make_unique<MixedPolicy>(), [&](Device& device) {
+      return std::make_unique<HookedDevice>(device, GetParam(), failing_copy(copies));
+    });
     rig.load(synthetic_gradients(the_layout(), 1, 0.125f));
     const int steps = run_to_error(rig);
     EXPECT_LE(steps, (copies - loaded) / owned + 1) << "steps were finished with old weights or gradients";

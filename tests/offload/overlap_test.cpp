@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "device/host_pages.h"
+#include "offload/copy_hook.h"
 #include "offload/engine_report.h"
 #include "offload/engine_rig.h"
 #include "support/jitter.h"
@@ -84,54 +84,13 @@ class Hold {
   std::atomic<bool> released_ = false;
 };
 
-// The first copy of one of its streams comes after a function.
-class HeldStream final : public Stream {
- public:
-  HeldStream(Device& device, std::unique_ptr<Stream> inner, std::function<void()>& before)
-      : device_(device), inner_(std::move(inner)), before_(before) {}
-  Device& device() const override { return device_; }
-  std::string_view name() const override { return inner_->name(); }
-  void record(Event& event) override { inner_->record(event); }
-  void wait(Event& event) override { inner_->wait(event); }
-  void copy(void* to, const void* from, std::size_t bytes) override {
-    if (before_) inner_->host("hold", std::exchange(before_, nullptr));
-    inner_->copy(to, from, bytes);
-  }
-  void zero(void* to, std::size_t bytes) override { inner_->zero(to, bytes); }
-  void yield() override { inner_->yield(); }
-  void host(std::string_view name, std::function<void()> function) override { inner_->host(name, std::move(function)); }
-  void synchronize() override { inner_->synchronize(); }
-
- private:
-  Device& device_;
-  const std::unique_ptr<Stream> inner_;
-  std::function<void()>& before_;
-};
-
-class HeldDevice final : public Device {
- public:
-  HeldDevice(Device& inner, std::string stream, std::function<void()>& before)
-      : inner_(inner), stream_(std::move(stream)), before_(before) {}
-  DeviceKind kind() const override { return inner_.kind(); }
-  std::string name() const override { return inner_.name(); }
-  bool backed() const override { return true; }
-  std::unique_ptr<Stream> create_stream(std::string name) override {
-    const bool held = name == stream_;
-    auto stream = inner_.create_stream(std::move(name));
-    if (held) stream = std::make_unique<HeldStream>(*this, std::move(stream), before_);
-    return stream;
-  }
-  std::unique_ptr<Event> create_event(Timing timing) override { return inner_.create_event(timing); }
-
- protected:
-  void* allocate_memory(MemoryKind, std::size_t bytes) override { return map_host_pages(bytes); }
-  void free_memory(MemoryKind, void* data, std::size_t bytes) noexcept override { unmap_host_pages(data, bytes); }
-
- private:
-  Device& inner_;
-  const std::string stream_;
-  std::function<void()>& before_;
-};
+// Enqueues the function, once it is set, before the next copy.
+CopyHook before_the_first(std::function<void()>& before) {
+  return [&before](Stream& stream) {
+    if (before) stream.host("hold", std::exchange(before, nullptr));
+    return true;
+  };
+}
 
 // One step, in which the device is held up before its first gradient or after its last, until the host does `time`.
 bool comes_in_a_step(HostTime time, bool after_gradients, Ahead ahead, std::int64_t undo_buckets) {
@@ -175,8 +134,9 @@ TEST(HostIdle, WaitsForTransfers) {
     const char* stream = held.first;
     Hold hold;
     std::function<void()> before;
-    EngineRig rig(the_layout(), settings_with(1000), 2, std::make_unique<FixedPolicy>(Ahead::speculate),
-                  [&](Device& device) { return std::make_unique<HeldDevice>(device, stream, before); });
+    EngineRig rig(
+        the_layout(), settings_with(1000), 2, std::make_unique<FixedPolicy>(Ahead::speculate),
+        [&](Device& device) { return std::make_unique<HookedDevice>(device, stream, before_the_first(before)); });
     const Flat gradient = synthetic_gradients(the_layout(), 1);
     rig.load(gradient);
     rig.stream().synchronize();
