@@ -43,12 +43,17 @@ void lower(HostMemory& memory, std::size_t available, std::string limited_by) {
   if (available < memory.available) memory = {available, std::move(limited_by)};
 }
 
-// A cgroup leaves its limit less what it holds; page cache that can be dropped does not count as held.
+// A cgroup leaves its limit less what it holds. The page cache does not count as held: the kernel drops it before it
+// refuses memory, and the part it calls active too, where a file that was read twice is. `prefix` is that of the fields
+// of memory.stat that count the groups below.
 void consider(HostMemory& memory, const std::string& directory, const char* limit_file, const char* usage_file,
-              std::string_view cache_field) {
+              const std::string& prefix) {
   const auto limit = number(directory + "/" + limit_file), usage = number(directory + "/" + usage_file);
   if (!limit || !usage || *limit > (unlimited >> 2)) return;  // v1 writes a huge number for "none"
-  const std::size_t cache = std::min(*usage, field(directory + "/memory.stat", cache_field).value_or(0));
+  std::size_t cache = 0;
+  for (const char* list : {"active_file ", "inactive_file "})
+    cache += field(directory + "/memory.stat", prefix + list).value_or(0);
+  cache = std::min(*usage, cache);
   const std::size_t held = *usage - cache;
   lower(memory, *limit > held ? *limit - held : 0, "cgroup " + directory);
 }
@@ -73,9 +78,9 @@ HostMemory available_host_memory(const std::string& root) {
     for (;;) {
       const std::string directory = mount + (path == "/" ? "" : path.string());
       if (v2)
-        consider(memory, directory, "memory.max", "memory.current", "inactive_file");
+        consider(memory, directory, "memory.max", "memory.current", "");
       else
-        consider(memory, directory, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file");
+        consider(memory, directory, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_");
       if (path == "/" || path.empty()) break;
       path = path.parent_path();
     }
