@@ -46,7 +46,7 @@ struct EngineSettings {
   // Where the weights of device-owned units are between their uses: resident, or from_masters, which takes time and
   // saves device memory. Units that stay (ParameterLayout::stays()) are always resident.
   ResidencyKind device_weights = ResidencyKind::resident;
-  // So many host-owned units stream their weights from host memory ahead of each use, which saves device memory.
+  // Number of host-owned units whose weights are streamed from the host before each use, to save device memory.
   int streamed_units = 0;
   GradientResidency host_gradients = GradientResidency::resident;  // moved: device memory for host memory
   CastSide cast = CastSide::host;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "plan/gpu_rates.h"
 #include "support/errors.h"
 
 namespace so::test {
@@ -16,13 +17,7 @@ constexpr std::size_t activations_of_a_layer = 1'000'000'000;
 // Twelve layers and embeddings, of whose state about a third fits the device.
 PlacementInputs inputs() {
   PlacementInputs in;
-  in.rates = {.gemm_flops = 6e14,
-              .device_memory = 4e12,
-              .link_to_host = 5e10,
-              .link_to_device = 5e10,
-              .host_adamw = 1.5e11,
-              .host_adamw_wide = 1.5e11,
-              .host_memory = 1.5e11};
+  in.rates = gpu_rates();
   in.bucket_elements = bucket;
   in.undo_place_bytes = 12 * bucket;
   for (int u = 0; u < 14; ++u) {

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "offload/schedule/owner_split.h"
+#include "plan/gpu_rates.h"
 #include "support/errors.h"
 
 namespace so::test {
@@ -22,13 +23,7 @@ struct Machine {
   std::size_t per_layer_activations = 1'000'000'000, fixed_activations = 500'000'000;
 
   Machine(int layers, std::int64_t layer_elements, double tokens) {
-    in.rates = {.gemm_flops = 6e14,
-                .device_memory = 4e12,
-                .link_to_host = 5e10,
-                .link_to_device = 5e10,
-                .host_adamw = 1.5e11,
-                .host_adamw_wide = 1.5e11,
-                .host_memory = 1.5e11};
+    in.rates = gpu_rates();
     in.bucket_elements = bucket;
     in.undo_place_bytes = 12 * bucket;
     in.device_name = "GPU";

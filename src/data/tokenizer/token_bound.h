@@ -8,9 +8,9 @@
 
 namespace so {
 
-// So many tokens for each byte of the text, ASCII or not, and some in front. A token stands for a byte or more of what
-// the tokenizer's steps make of the text, so the numbers say by how much the steps can lengthen it. Tokens of the
-// post-processor are not among them.
+// A text has at most so many tokens for each byte, ASCII or not, and some in front. A token stands for a byte or more
+// of what the tokenizer's steps make of the text, so the numbers say by how much the steps can lengthen it. Tokens of
+// the post-processor are not among them.
 struct TokenBound {
   std::uint64_t ascii = 1, other = 1, front = 0;
 

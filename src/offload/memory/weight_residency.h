@@ -40,7 +40,7 @@ class WeightResidency {
   virtual std::byte* host_memory(std::int64_t) const { return nullptr; }
   // Whether require() makes the weights of their masters, so that nobody else need write them.
   virtual bool follows_masters() const { return false; }
-  // So many units' weights have travelled to the device.
+  // How often the weights of a unit have been copied to the device.
   virtual std::int64_t copies() const { return 0; }
 };
 

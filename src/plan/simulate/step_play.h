@@ -34,7 +34,7 @@ class StepPlay {
   static std::size_t at(int index) { return static_cast<std::size_t>(index); }
   static constexpr double forever = std::numeric_limits<double>::infinity();
 
-  // So many of them, wherever they are.
+  // Counts places without memory behind them.
   class CountedPlaces final : public StatePlaces {
    public:
     explicit CountedPlaces(std::int64_t count) : spare_(count) {}
