@@ -132,8 +132,8 @@ CheckpointWriter::~CheckpointWriter() {
 }
 
 std::uint64_t CheckpointWriter::bytes() const {
-  return exported_bytes(source_, engine_.compute_dtype()) +
-         state_bytes(engine_.layout().parameter_elements(), engine_.compute_dtype());
+  return exported_bytes(source_, engine_.formats().exported) +
+         state_bytes(engine_.layout().parameter_elements(), engine_.formats().exported);
 }
 
 void CheckpointWriter::start(const TrainerState& state, std::uint64_t room) {
@@ -182,7 +182,7 @@ void CheckpointWriter::write(const TrainerState& state, std::uint64_t room) {
   // Each file says of which step it is: a file of another checkpoint is known by more than its checksum.
   const std::map<std::string, std::string> metadata{{step_metadata, std::to_string(state.step)}};
   std::optional<SafetensorsWriter> master;
-  if (engine_.compute_dtype() != DType::f32) master.emplace(directory.path() / master_file, specs, metadata);
+  if (engine_.formats().exported != DType::f32) master.emplace(directory.path() / master_file, specs, metadata);
   SafetensorsWriter first(directory.path() / first_moment_file, specs, metadata),
       second(directory.path() / second_moment_file, specs, metadata);
   for (const Bucket& bucket : engine_.buckets()) {

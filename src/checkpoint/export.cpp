@@ -76,19 +76,19 @@ ModelExport::ModelExport(OffloadEngine& engine, const ModelFiles& source, const 
     : engine_(engine),
       source_(source),
       destination_(destination),
-      writer_(directory, exported_tensors(source, engine.compute_dtype()), max_shard_bytes) {
+      writer_(directory, exported_tensors(source, engine.formats().exported), max_shard_bytes) {
   source.directory().copy_auxiliary_files(directory);
   write_text_file_atomically(directory / "config.json",
-                             config_with_dtype(source.directory().config_json(), engine.compute_dtype()));
+                             config_with_dtype(source.directory().config_json(), engine.formats().exported));
 }
 
 void ModelExport::write_bucket(const Bucket& bucket) {
   const ParameterLayout& layout = engine_.layout();
-  const std::size_t size = size_of(engine_.compute_dtype());
+  const std::size_t size = size_of(engine_.formats().exported);
   std::vector<bf16> narrow;
   const auto write_piece = [&](std::int64_t begin, std::span<const float> master) {
     std::span<const std::byte> bytes = std::as_bytes(master);
-    if (engine_.compute_dtype() == DType::bf16) {
+    if (engine_.formats().exported == DType::bf16) {
       narrow.resize(master.size());
       std::transform(master.begin(), master.end(), narrow.begin(), [](float x) { return bf16(x); });
       bytes = std::as_bytes(std::span(narrow));
@@ -99,7 +99,8 @@ void ModelExport::write_bucket(const Bucket& bucket) {
                                                             static_cast<std::size_t>(flat.size()) * size);
       const std::uint64_t at = static_cast<std::uint64_t>(inside.begin) * size;
       const std::string& name = layout.parameter(p).name;
-      require_finite_for_save(engine_.compute_dtype(), part.data(), part.size() / size, name, "weight", destination_);
+      require_finite_for_save(engine_.formats().exported, part.data(), part.size() / size, name, "weight",
+                              destination_);
       writer_.write(name, at, part);
       for (const ParameterFiles::Copy& copy : source_.files().copies())
         if (copy.parameter == p) writer_.write(copy.name, at, part);
@@ -127,7 +128,7 @@ void export_model(OffloadEngine& engine, const ModelFiles& source, const std::fi
       model.write_bucket(bucket);
       done += bucket.range().size();
       progress.update(static_cast<double>(done) / static_cast<double>(engine.layout().elements()),
-                      format_bytes(static_cast<std::uint64_t>(done) * size_of(engine.compute_dtype())));
+                      format_bytes(static_cast<std::uint64_t>(done) * size_of(engine.formats().exported)));
     }
   }
   model.finish();

@@ -77,7 +77,7 @@ TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, 
                         const TrainingShape& shape, DType compute, Toggle activation_checkpointing) {
   TrainingPlan plan;
   plan.shape = shape;
-  plan.decoder.compute = compute;
+  plan.decoder.formats = model_formats(compute);
   plan.decoder.loss_chunk_rows = 1;  // as yet; it takes no memory but among the activations
   {
     const auto device = make_dry_device(*machine.backend);
@@ -118,7 +118,7 @@ StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec
   Device& device = runtime.device();
   const MemoryMeter memory(device);
 
-  const auto state = options.no_optimizer ? make_plain_state(device, layout, plan.decoder.compute)
+  const auto state = options.no_optimizer ? make_plain_state(device, layout, plan.decoder.formats.weights)
                                           : make_engine_state(runtime, layout, plan.engine);
   state->randomize(spec, runtime.ops(), stream);
   ModelOnDevice model(device, runtime.ops(), stream, spec, layout, plan.decoder, model_shape(plan.shape));

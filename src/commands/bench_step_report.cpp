@@ -56,7 +56,7 @@ nlohmann::ordered_json to_json(const StepReport& r) {
       {"gradient_accumulation_steps", r.gradient_accumulation_steps},
       {"optimizer", r.optimizer},
       {"mode", r.plain() ? "none" : r.mode},
-      {"optimizer_state_dtype", r.plain() ? "none" : name_of(r.plan.engine.moments)},
+      {"optimizer_state_dtype", r.plain() ? "none" : name_of(r.plan.engine.formats.moments)},
       {"host_share", r.host_share},
       {"undo_buckets", r.plan.engine.undo_buckets},
       {"keep", describe(r.plan.decoder.keep)},

@@ -50,7 +50,7 @@ std::size_t dry_run(const ModelFiles& model, Runtime& runtime, DType compute, co
 Inference::Inference(const ModelFiles& model, Runtime& runtime, DType compute, const InferenceShape& shape)
     : stream_(runtime.device().create_stream("compute")) {
   DecoderSettings settings;
-  settings.compute = compute;
+  settings.formats = model_formats(compute);
   settings.loss_chunk_rows = choose_loss_chunk(backend_of(runtime.device()), model.spec().vocab);
   const std::size_t activation_bytes = dry_run(model, runtime, compute, shape, settings);
 

@@ -170,8 +170,8 @@ nlohmann::ordered_json to_json(const PlannedStep& step) {
           {"batch_size", step.options.batch_size},
           {"max_length", step.options.max_length},
           {"gradient_accumulation_steps", step.options.gradient_accumulation_steps},
-          {"dtype", name_of(plan.decoder.compute)},
-          {"optimizer_state_dtype", name_of(plan.engine.moments)},
+          {"dtype", name_of(plan.decoder.formats.weights)},
+          {"optimizer_state_dtype", name_of(plan.engine.formats.moments)},
           {"host_share", step.host_share},
           {"device_units", plan.engine.device_units},
           {"undo_buckets", plan.engine.undo_buckets},
@@ -203,7 +203,7 @@ void print(const PlannedStep& step) {
   const PlanOptions& options = step.options;
   const TrainingPlan& plan = step.plan;
   fmt::print("model           {}: {}, {:.4g} billion parameters, {}\n", step.config.origin, step.spec.architecture,
-             static_cast<double>(parameter_count(step.spec)) / 1e9, name_of(plan.decoder.compute));
+             static_cast<double>(parameter_count(step.spec)) / 1e9, name_of(plan.decoder.formats.weights));
   fmt::print("hardware        {}: {}\n", step.hardware.name, step.hardware.source);
   fmt::print("step            {} x {} rows of at most {} tokens\n", options.gradient_accumulation_steps,
              options.batch_size, options.max_length);

@@ -16,8 +16,7 @@ Decoder::Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& op
       rope_(rope_table),
       settings_(settings),
       store_(store) {
-  SO_CHECK(settings.compute == DType::f32 || settings.compute == DType::bf16, "compute dtype {}",
-           name_of(settings.compute));
+  check_formats(settings.formats);
   SO_CHECK(settings.loss_chunk_rows > 0, "loss chunk of {} rows", settings.loss_chunk_rows);
   SO_CHECK(settings.keep.empty() || static_cast<std::int64_t>(settings.keep.size()) == spec.layers,
            "what {} of {} layers keep", settings.keep.size(), spec.layers);
@@ -38,8 +37,11 @@ AttentionSpans Decoder::spans(const Pass& pass, std::int64_t layer) const {
 }
 
 AttentionSize Decoder::attention_size(const AttentionSpans& spans, std::int64_t q_rows, std::int64_t k_rows) const {
-  return {q_rows,          k_rows,      spec_.heads,       spec_.kv_heads, spec_.head_dim,
-          spans.documents, spans.max_q, settings_.compute, spans.window,   static_cast<bool>(spans.sinks)};
+  return {q_rows,         k_rows,
+          spec_.heads,    spec_.kv_heads,
+          spec_.head_dim, spans.documents,
+          spans.max_q,    settings_.formats.activations,
+          spans.window,   static_cast<bool>(spans.sinks)};
 }
 
 Tensor Decoder::acquire_bytes(Arena& arena, std::string_view name, std::size_t bytes) const {
@@ -154,7 +156,7 @@ void Decoder::run_layers(const Pass& pass, Carry& carry, KvCache* cache) const {
   // Nothing is kept. A layer's first norm reads what the layer before left in `middle` and writes `x`, so one of each
   // is enough.
   Activations a = acquire_kept(pass.arena, 0, pass.tokens(), Keep::input);
-  carry.middle = pass.arena.acquire("after attention", settings_.compute, {pass.tokens(), spec_.hidden});
+  carry.middle = pass.arena.acquire("after attention", settings_.formats.activations, {pass.tokens(), spec_.hidden});
   embed(pass, a.x);
   carry.x = a.x;
   for (std::int64_t layer = 0; layer < spec_.layers; ++layer) layer_forward(pass, layer, a, carry, cache);
@@ -164,8 +166,8 @@ void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSourc
                            const ForwardObserver* observer) const {
   Arena::Scope scope(arena);
   const std::int64_t n = batch.tokens();
-  Carry carry(arena, settings_.compute, n, spec_.hidden);
-  Tensor normed = arena.acquire("final normed", settings_.compute, {n, spec_.hidden});
+  Carry carry(arena, settings_.formats.activations, n, spec_.hidden);
+  Tensor normed = arena.acquire("final normed", settings_.formats.activations, {n, spec_.hidden});
   Tensor inv_rms = arena.acquire("inverse rms", DType::f32, {n});
   const Pass pass{stream, batch, weights, arena, acquire_load(arena), 0, observer};
   {
@@ -183,7 +185,8 @@ void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSourc
   loss.losses = losses;
   loss.rows = batch.loss_rows;
   if (loss.rows) loss.gathered = carry.scratch;  // the last block's output, which the norm has read by now
-  loss.workspace = arena.acquire("logits chunk", ops_.logits_dtype(settings_.compute), {loss_rows(n), spec_.vocab});
+  loss.workspace =
+      arena.acquire("logits chunk", ops_.logits_dtype(settings_.formats.activations), {loss_rows(n), spec_.vocab});
   ops_.linear_cross_entropy(stream, loss);
   add_router_loss(pass, losses);
   pass.show(head_unit(spec_), "the loss of the logits", losses);
@@ -195,9 +198,9 @@ void Decoder::forward_logits(Stream& stream, const DeviceBatch& batch, WeightSou
   Arena::Scope scope(arena);
   const std::int64_t n = batch.tokens(), rows = logits.dim(0);
   SO_CHECK(rows >= 1 && rows <= n, "{} rows of logits of {} tokens", rows, n);
-  Carry carry(arena, settings_.compute, n, spec_.hidden);
+  Carry carry(arena, settings_.formats.activations, n, spec_.hidden);
   run_layers({stream, batch, weights, arena, {}}, carry, cache);
-  Tensor normed = arena.acquire("final normed", settings_.compute, {rows, spec_.hidden});
+  Tensor normed = arena.acquire("final normed", settings_.formats.activations, {rows, spec_.hidden});
   Tensor inv_rms = arena.acquire("inverse rms", DType::f32, {rows});
   require_head(weights, stream);
   const Tensor x = carry.x.rows(n - rows, rows);

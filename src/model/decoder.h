@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/number_formats.h"
 #include "device/arena.h"
 #include "model/parameters.h"
 #include "model/spec.h"
@@ -47,7 +48,7 @@ std::string_view name_of(Keep keep);
 int kept_on_host(const std::vector<Keep>& keep);
 
 struct DecoderSettings {
-  DType compute = DType::f32;        // T of the ops: weights and activations
+  NumberFormats formats;             // the decoder reads activations: T of the ops
   std::vector<Keep> keep;            // by layer; empty: all layers keep all
   std::int64_t loss_chunk_rows = 0;  // rows of logits that exist at a time
   bool roomy_attention = false;      // as much scratch for attention's gradient as is of use

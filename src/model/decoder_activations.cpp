@@ -43,7 +43,7 @@ int kept_on_host(const std::vector<Keep>& keep) {
 }
 
 Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t layer, std::int64_t n, Keep keep) const {
-  const DType t = settings_.compute;
+  const DType t = settings_.formats.activations;
   const DecoderSpec& s = spec_;
   Activations a;
   if (keep == Keep::host) return a;  // the store has it
@@ -76,7 +76,7 @@ Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t layer, std
 }
 
 void Decoder::complete_attention(Arena& arena, std::int64_t n, Activations& a) const {
-  const DType t = settings_.compute;
+  const DType t = settings_.formats.activations;
   const DecoderSpec& s = spec_;
   have(arena, a.inv_rms1, "inverse rms", DType::f32, {n});
   have(arena, a.normed1, "normed input", t, {n, s.hidden});
@@ -103,7 +103,7 @@ void Decoder::complete_routing(Arena& arena, std::int64_t n, Activations& a) con
 }
 
 void Decoder::complete_mlp(Arena& arena, std::int64_t layer, std::int64_t n, Activations& a) const {
-  const DType t = settings_.compute;
+  const DType t = settings_.formats.activations;
   have(arena, a.inv_rms2, "inverse rms", DType::f32, {n});
   have(arena, a.normed2, "normed middle", t, {n, spec_.hidden});
   if (spec_.layer(layer).experts) complete_routing(arena, n, a);

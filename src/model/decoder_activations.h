@@ -49,8 +49,8 @@ struct Decoder::Activations {
 
 // The residual stream between layers, as x + delta: the sum is made by the next norm.
 struct Decoder::Carry {
-  Carry(Arena& arena, DType compute, std::int64_t tokens, std::int64_t hidden)
-      : scratch(arena.acquire("block output", compute, {tokens, hidden})) {}
+  Carry(Arena& arena, DType activations, std::int64_t tokens, std::int64_t hidden)
+      : scratch(arena.acquire("block output", activations, {tokens, hidden})) {}
   Tensor x;
   Tensor delta;    // empty before the first layer
   Tensor scratch;  // where blocks write what they add

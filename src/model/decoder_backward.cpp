@@ -20,7 +20,7 @@ void Decoder::mlp_backward(const Pass& pass, std::int64_t layer, GradientSink& g
   Arena::Scope scope(pass.arena);
 
   if (!a.normed2) {
-    a.normed2 = pass.arena.acquire("normed middle", settings_.compute, {pass.tokens(), spec_.hidden});
+    a.normed2 = pass.arena.acquire("normed middle", settings_.formats.activations, {pass.tokens(), spec_.hidden});
     if (remade_delta)
       ops_.add_rms_norm(stream, a.normed2, a.middle, a.inv_rms2, a.x, remade_delta, norm_weight, spec_.rms_epsilon);
     else
@@ -44,7 +44,7 @@ void Decoder::mlp_backward(const Pass& pass, std::int64_t layer, GradientSink& g
 void Decoder::dense_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations& a,
                              Tensor dnormed, Tensor dout) const {
   const ParameterIndex::Layer& p = index(layer);
-  const DType t = settings_.compute;
+  const DType t = settings_.formats.activations;
   const std::int64_t n = pass.tokens(), f = spec_.intermediate;
   Stream& stream = pass.stream;
   if (!a.gate_up) {
@@ -66,7 +66,7 @@ void Decoder::attention_backward(const Pass& pass, std::int64_t layer, GradientS
                                  Tensor dnormed, Tensor dresidual) const {
   const ParameterIndex::Layer& p = index(layer);
   const DecoderSpec& s = spec_;
-  const DType t = settings_.compute;
+  const DType t = settings_.formats.activations;
   const std::int64_t n = pass.tokens();
   Stream& stream = pass.stream;
   Arena& arena = pass.arena;
@@ -146,12 +146,12 @@ void Decoder::layer_backward(const Pass& pass, std::int64_t layer, GradientSink&
   Tensor remade_delta;
   if (keep_of(layer) >= Keep::input) {
     complete_attention(arena, n, a);
-    a.middle = arena.acquire("after attention", settings_.compute, {n, spec_.hidden});
+    a.middle = arena.acquire("after attention", settings_.formats.activations, {n, spec_.hidden});
     a.inv_rms2 = arena.acquire("inverse rms", DType::f32, {n});
     remade_delta = carry.scratch;
     attention_forward(pass, layer, a, nullptr, remade_delta, nullptr);
   }
-  Tensor dnormed = arena.acquire("gradient of a norm", settings_.compute, {n, spec_.hidden});
+  Tensor dnormed = arena.acquire("gradient of a norm", settings_.formats.activations, {n, spec_.hidden});
   gradients.require_gradients(layer_unit(layer), pass.stream);
   mlp_backward(pass, layer, gradients, a, remade_delta, dnormed, dresidual);
   attention_backward(pass, layer, gradients, a, dnormed, dresidual);
@@ -164,7 +164,7 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
   Arena::Scope scope(arena);
   const Pass pass{stream, batch, weights, arena, acquire_load(arena), grad_scale};
   const std::int64_t n = batch.tokens();
-  const DType t = settings_.compute;
+  const DType t = settings_.formats.activations;
   Tensor dresidual = arena.acquire("gradient of the residual", t, {n, spec_.hidden});
   Carry carry(arena, t, n, spec_.hidden);
   std::vector<Activations> kept;

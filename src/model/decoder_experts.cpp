@@ -53,7 +53,7 @@ void Decoder::experts_forward(const Pass& pass, std::int64_t layer, const Activa
                      first ? Accumulate::overwrite : Accumulate::add);
   }
   // One buffer is the experts' input, and then their output.
-  const Tensor rows = pass.arena.acquire("rows of experts", settings_.compute, {a.gate_up.dim(0), h});
+  const Tensor rows = pass.arena.acquire("rows of experts", settings_.formats.activations, {a.gate_up.dim(0), h});
   ops_.gather_rows(stream, rows, a.normed2, a.routing);
   ops_.expert_linear(stream, a.gate_up, rows, by_expert(x, pass.weight(p.gate_up), h, 2 * f), x.layout,
                      a.routing.offsets);
@@ -66,7 +66,7 @@ void Decoder::experts_backward(const Pass& pass, std::int64_t layer, GradientSin
                                Tensor dnormed, Tensor dout) const {
   const ParameterIndex::Layer& p = index(layer);
   const ExpertSpec& x = spec_.experts;
-  const DType t = settings_.compute;
+  const DType t = settings_.formats.activations;
   const std::int64_t n = pass.tokens(), h = spec_.hidden, f = x.intermediate, pairs = n * x.per_token;
   Stream& stream = pass.stream;
   Arena& arena = pass.arena;

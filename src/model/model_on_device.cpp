@@ -17,36 +17,37 @@ Buffer make_rope(Device& device, Stream& stream, const RopeSpec& rope, std::int6
   return buffer;
 }
 
-std::size_t cache_layer_bytes(const DecoderSpec& spec, DType compute, std::int64_t rows) {
-  return static_cast<std::size_t>(rows * 2 * spec.kv_width()) * size_of(compute);
+std::size_t cache_layer_bytes(const DecoderSpec& spec, DType activations, std::int64_t rows) {
+  return static_cast<std::size_t>(rows * 2 * spec.kv_width()) * size_of(activations);
 }
 
-KvCache make_cache(const Buffer& memory, const DecoderSpec& spec, DType compute, std::int64_t rows) {
+KvCache make_cache(const Buffer& memory, const DecoderSpec& spec, DType activations, std::int64_t rows) {
   KvCache cache;
   if (rows == 0) return cache;
-  const std::size_t layer_bytes = cache_layer_bytes(spec, compute, rows);
+  const std::size_t layer_bytes = cache_layer_bytes(spec, activations, rows);
   for (std::int64_t layer = 0; layer < spec.layers; ++layer)
     cache.layers.emplace_back(static_cast<std::byte*>(memory.data()) + static_cast<std::size_t>(layer) * layer_bytes,
-                              compute, std::initializer_list<std::int64_t>{rows, 2 * spec.kv_width()});
+                              activations, std::initializer_list<std::int64_t>{rows, 2 * spec.kv_width()});
   return cache;
 }
 
 }  // namespace
 
-std::size_t layer_input_bytes(const DecoderSpec& spec, DType compute, std::int64_t tokens) {
-  return static_cast<std::size_t>(tokens * spec.hidden) * size_of(compute);
+std::size_t layer_input_bytes(const DecoderSpec& spec, DType activations, std::int64_t tokens) {
+  return static_cast<std::size_t>(tokens * spec.hidden) * size_of(activations);
 }
 
 ModelOnDevice::ModelOnDevice(Device& device, Ops& ops, Stream& stream, const DecoderSpec& spec,
                              const ParameterLayout& layout, const DecoderSettings& settings, const ModelShape& shape)
     : device_(device),
       rope_(make_rope(device, stream, spec.rope, shape.positions)),
-      cache_memory_(device.allocate(
-          MemoryKind::device,
-          static_cast<std::size_t>(spec.layers) * cache_layer_bytes(spec, settings.compute, shape.cache_rows),
-          "KV cache")),
-      cache_(make_cache(cache_memory_, spec, settings.compute, shape.cache_rows)),
-      store_(device, kept_on_host(settings.keep), layer_input_bytes(spec, settings.compute, shape.kept_tokens)),
+      cache_memory_(device.allocate(MemoryKind::device,
+                                    static_cast<std::size_t>(spec.layers) *
+                                        cache_layer_bytes(spec, settings.formats.activations, shape.cache_rows),
+                                    "KV cache")),
+      cache_(make_cache(cache_memory_, spec, settings.formats.activations, shape.cache_rows)),
+      store_(device, kept_on_host(settings.keep),
+             layer_input_bytes(spec, settings.formats.activations, shape.kept_tokens)),
       decoder_(spec, layout, ops, Tensor(rope_.data(), DType::f32, {shape.positions, 2, spec.rope.rotary_dim / 2}),
                settings, &store_),
       upload_(device, shape.batch_tokens) {}

@@ -22,7 +22,7 @@ struct ModelShape {
 };
 
 // Bytes of a layer's input: an item of the activation store.
-std::size_t layer_input_bytes(const DecoderSpec& spec, DType compute, std::int64_t tokens);
+std::size_t layer_input_bytes(const DecoderSpec& spec, DType activations, std::int64_t tokens);
 
 class ModelOnDevice {
  public:

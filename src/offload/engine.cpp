@@ -54,7 +54,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       policy_(settings.schedule == Schedule::synchronous ? make_synchronous_policy()
               : policy                                   ? std::move(policy)
                                                          : make_adaptive_policy()),
-      weights_(device, layout, settings.compute, residencies_of(layout, settings),
+      weights_(device, layout, settings.formats.weights, residencies_of(layout, settings),
                {.final_weights =
                     [this](int unit) {
                       const std::span<Bucket> buckets = buckets_of(unit);
@@ -63,7 +63,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
                     },
                 .cast_masters = [this](int unit,
                                        Stream& stream) { device_optimizer_.cast_masters(buckets_of(unit), stream); }}),
-      gradients_(device, layout, settings.gradients, make_gradient_slots(layout, settings), "gradients"),
+      gradients_(device, layout, settings.formats.gradients, make_gradient_slots(layout, settings), "gradients"),
       stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()),
                              "gradient norms")),
       stats_host_(device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient norms")),
@@ -71,9 +71,9 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
           device.allocate(MemoryKind::device, EngineOps::stats_scratch(largest_parameter(layout)), "gradient norms")),
       buckets_(shard_buckets(
           make_buckets(layout, settings.bucket_elements, settings.device_units, takes_turns(settings)), ranks)),
-      host_state_(device, Owner::host, buckets_, settings.moments,
+      host_state_(device, Owner::host, buckets_, settings.formats.moments,
                   settings.schedule == Schedule::synchronous ? 0 : settings.undo_buckets),
-      device_state_(device, Owner::device, buckets_, settings.moments),
+      device_state_(device, Owner::device, buckets_, settings.formats.moments),
       written_(static_cast<std::size_t>(layout.count()), false),
       gate_(static_cast<int>(buckets_.size())),
       waits_(device),
@@ -87,8 +87,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       host_(device, host_pool, layout, buckets_, host_state_, weights_, gradients_,
             settings.host_gradients == GradientResidency::moved, settings.cast, gate_) {
   check_ranks(settings, ranks);
-  SO_CHECK(settings.gradients == DType::f32 || settings.gradients == settings.compute, "gradients in {}",
-           name_of(settings.gradients));
+  check_formats(settings.formats);
   held_gradients_.fill(-1);
   // By elements, which is what a pass works through.
   for (const int index : host_.owned())
@@ -355,7 +354,7 @@ void OffloadEngine::write_state(StateArray array, Range range, const WriteBody& 
 }
 
 WeightForms OffloadEngine::forms(DType stored) const {
-  if (settings_.compute == DType::f32) return {.wide = true, .narrow = false};
+  if (settings_.formats.weights == DType::f32) return {.wide = true, .narrow = false};
   // From bf16 the masters are widened where they lie, so that fewer bytes travel.
   if (stored == DType::bf16) return {.wide = false, .narrow = true};
   // The device rounds what it owns itself.
@@ -363,7 +362,7 @@ WeightForms OffloadEngine::forms(DType stored) const {
 }
 
 void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
-  const bool wide = settings_.compute == DType::f32, sent = wide || !piece.narrow.empty();
+  const bool wide = settings_.formats.weights == DType::f32, sent = wide || !piece.narrow.empty();
   const Range range{piece.begin, piece.begin + piece.size()};
   for (const Bucket& bucket : buckets_) {
     const Range part = common(bucket.range(), range);

@@ -15,6 +15,7 @@
 #include <span>
 #include <vector>
 
+#include "base/number_formats.h"
 #include "base/thread_pool.h"
 #include "base/weight_piece.h"
 #include "offload/device_optimizer.h"
@@ -38,10 +39,8 @@
 namespace so {
 
 struct EngineSettings {
-  DType compute = DType::f32;    // weights on the device
-  DType gradients = DType::f32;  // or compute: enough where a step writes each gradient once
-  DType moments = DType::f32;    // AdamW's, as they are kept; or bf16
-  int device_units = 0;          // units before this one belong to the device, the others to the host
+  NumberFormats formats;  // the engine reads weights, gradients and moments
+  int device_units = 0;   // units before this one belong to the device, the others to the host
   Schedule schedule = Schedule::overlapped;
   // Where the weights of device-owned units are between their uses: resident, or from_masters, which takes time and
   // saves device memory. Units that stay (ParameterLayout::stays()) are always resident.
@@ -116,7 +115,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   void require_updates(Stream& stream);
 
   const ParameterLayout& layout() const { return layout_; }
-  DType compute_dtype() const { return settings_.compute; }
+  const NumberFormats& formats() const { return settings_.formats; }
 
   // ---- Optimizer state, whoever owns it. Between steps, or by a save (see gate()); one thread at a time. With several
   // ranks, this rank's slices alone: what lies between them is left out. ----
@@ -128,12 +127,12 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   using WriteBody = std::function<void(std::int64_t begin, std::span<float> values)>;
   void write_state(StateArray array, Range range, const WriteBody& fill);
   // Loading: weights come in pieces, in these forms where the file has them in `stored`. Each becomes master weights
-  // and weights in compute dtype; upload_weights() is not needed then. Enqueues on `stream`, and writes host-owned
+  // and weights in their own format; upload_weights() is not needed then. Enqueues on `stream`, and writes host-owned
   // state itself. When all pieces are placed the caller synchronizes the stream.
   WeightForms forms(DType stored) const;
   void place_weights(Stream& stream, const WeightPiece& piece);
-  // After master weights were written: rounds them to the compute dtype into the device's weights. Waits. `compute` is
-  // the stream of the model.
+  // After master weights were written: rounds them into the device's weights. Waits. `compute` is the stream of the
+  // model.
   void upload_weights(Stream& compute);
 
   // A background save calls begin_save() between steps on the engine's thread, which waits for the updates under way;

@@ -6,9 +6,9 @@ namespace so {
 
 EngineSettings engine_settings(const RunRequest& request) {
   EngineSettings engine;
-  engine.compute = request.compute;
-  engine.gradients = choose_gradient_dtype(request.compute, request.gradient_accumulation_steps);
-  engine.moments = moments_dtype(request.optimizer_state_dtype);
+  engine.formats = model_formats(request.compute);
+  engine.formats.gradients = choose_gradient_dtype(request.compute, request.gradient_accumulation_steps);
+  engine.formats.moments = moments_dtype(request.optimizer_state_dtype);
   engine.bucket_elements = request.bucket_size / static_cast<std::int64_t>(sizeof(float));
   engine.schedule = request.mode == OffloadMode::superoffload ? Schedule::overlapped : Schedule::synchronous;
   // The cast is on the side that was asked for, and on the host if none was and nothing is measured.

@@ -12,7 +12,7 @@ TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shap
   TrainingPlan plan;
   plan.shape = shape;
   plan.engine = engine_settings(request);
-  plan.engine.gradients = choose_gradient_dtype(request.compute, shape.micro_batches);
+  plan.engine.formats.gradients = choose_gradient_dtype(request.compute, shape.micro_batches);
   constexpr std::int64_t unit = ParameterLayout::alignment;
   if (!request.bucket_size_given) {
     // An eighth of the model: the staging ring holds two, and the pipeline needs a few to be one.
@@ -20,7 +20,7 @@ TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shap
     plan.engine.bucket_elements = std::min(plan.engine.bucket_elements, std::max(smallest, layout.elements() / 8));
   }
   plan.engine.bucket_elements = std::max(unit, plan.engine.bucket_elements / unit * unit);
-  plan.decoder.compute = request.compute;
+  plan.decoder.formats = plan.engine.formats;
   return plan;
 }
 
@@ -40,14 +40,14 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
       sizes_(choices_.size()) {
   inputs_.rates = measured_;
   set_units();
-  inputs_.state_bytes = static_cast<double>(state_bytes(plan_.engine.moments));
-  if (plan_.engine.compute == DType::bf16 && q_.request.cast_side == CastChoice::automatic)
+  inputs_.state_bytes = static_cast<double>(state_bytes(plan_.engine.formats.moments));
+  if (plan_.engine.formats.weights == DType::bf16 && q_.request.cast_side == CastChoice::automatic)
     plan_.engine.cast = choose_cast(measured_, inputs_.state_bytes);
   set_cast(inputs_, plan_.engine.cast);
   inputs_.schedule = plan_.engine.schedule;
   inputs_.micro_batches = plan_.shape.micro_batches;
   inputs_.bucket_elements = plan_.engine.bucket_elements;
-  inputs_.stream_bytes = static_cast<double>(size_of(plan_.engine.compute));
+  inputs_.stream_bytes = static_cast<double>(size_of(plan_.engine.formats.weights));
   set_sizes();
   set_budgets();
   set_residencies();
@@ -59,25 +59,26 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
 
 void TrainingPlacement::set_units() {
   const std::vector<std::int32_t> documents = usual_documents(plan_.shape);
-  inputs_.units = unit_work(q_.spec, documents, plan_.engine.compute, measured_.efficiencies);
+  inputs_.units = unit_work(q_.spec, documents, plan_.engine.formats.activations, measured_.efficiencies);
   for (int unit = 0; unit < q_.layout.units(); ++unit) {
     UnitWork& work = inputs_.units[static_cast<std::size_t>(unit)];
     work.elements = q_.layout.unit_range(unit).size();
     // For the norm.
     const auto [first, last] = q_.layout.unit_parameters(unit);
-    work.backward_bytes += static_cast<double>(work.elements) * static_cast<double>(size_of(plan_.engine.gradients));
+    work.backward_bytes +=
+        static_cast<double>(work.elements) * static_cast<double>(size_of(plan_.engine.formats.gradients));
     work.backward_kernels += 2.0 * (last - first);
   }
   for (const std::int64_t choice : choices_)
-    inputs_.keeps.push_back(recomputation(q_.spec, keep_choice(q_.spec.layers, choice), documents, plan_.engine.compute,
-                                          measured_.efficiencies));
+    inputs_.keeps.push_back(recomputation(q_.spec, keep_choice(q_.spec.layers, choice), documents,
+                                          plan_.engine.formats.activations, measured_.efficiencies));
 }
 
 void TrainingPlacement::set_cast(PlacementInputs& inputs, CastSide side) const {
   const bool on_device = side == CastSide::device;
   inputs.cast = side;
-  inputs.gradient_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan_.engine.gradients));
-  inputs.weight_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan_.engine.compute));
+  inputs.gradient_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan_.engine.formats.gradients));
+  inputs.weight_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan_.engine.formats.weights));
   inputs.rates.host_adamw =
       (on_device ? measured_.host_adamw_wide : measured_.host_adamw) * measured_.efficiencies.host_adamw;
 }
@@ -85,7 +86,7 @@ void TrainingPlacement::set_cast(PlacementInputs& inputs, CastSide side) const {
 void TrainingPlacement::set_sizes() {
   inputs_.activation_bytes = [this](std::int64_t keep) { return activation_bytes(keep); };
   inputs_.activation_host_bytes = [this](std::int64_t keep) {
-    return kept_host_bytes(q_.spec, plan_.engine.compute, plan_.shape, keep_of(keep));
+    return kept_host_bytes(q_.spec, plan_.engine.formats.activations, plan_.shape, keep_of(keep));
   };
   inputs_.memory = [this](int device_units, Residency residency) { return state_memory(device_units, residency); };
   const MemoryPlan memory = state(0, 0);
@@ -106,7 +107,7 @@ void TrainingPlacement::set_budgets() {
 
 void TrainingPlacement::set_residencies() {
   // A second gradient of a step is added to the first, which must still be there; and a cast of fp32 saves nothing.
-  const bool move = plan_.shape.micro_batches == 1, narrow = plan_.engine.compute == DType::bf16;
+  const bool move = plan_.shape.micro_batches == 1, narrow = plan_.engine.formats.weights == DType::bf16;
   inputs_.residencies.clear();
   for (const ResidencyKind weights : {ResidencyKind::resident, ResidencyKind::from_masters})
     for (const GradientResidency gradients : {GradientResidency::resident, GradientResidency::moved})
@@ -154,7 +155,7 @@ StateMemory TrainingPlacement::state_memory(int device_units, Residency residenc
     found = states_.emplace(key, sizes).first;
   }
   if (!streams) return found->second;
-  const DType dtype = plan_.engine.compute;
+  const DType dtype = plan_.engine.formats.weights;
   const StreamedWeights all = streamed_weights(q_.layout, device_units, residency.streamed_units, dtype),
                         one = streamed_weights(q_.layout, device_units, 1, dtype);
   return {found->second.device_bytes + all.device_bytes - one.device_bytes,
@@ -197,15 +198,16 @@ void TrainingPlacement::explain(const Placement& chosen) {
   set_cast(other, plan_.engine.cast == CastSide::device ? CastSide::host : CastSide::device);
   const auto describe_keep = [this](std::int64_t keep) { return describe(keep_of(keep)); };
   for (const PlanChoice choice : q_.request.explain)
-    plan_.alternatives.emplace_back(choice, alternatives(inputs_, chosen, choice, describe_keep,
-                                                         plan_.engine.compute == DType::bf16 ? &other : nullptr));
+    plan_.alternatives.emplace_back(choice,
+                                    alternatives(inputs_, chosen, choice, describe_keep,
+                                                 plan_.engine.formats.weights == DType::bf16 ? &other : nullptr));
 }
 
 void TrainingPlacement::say(const Placement& chosen) {
   const auto add = [&](std::string reason) { plan_.reasons.push_back(std::move(reason)); };
   add(fmt::format("{}: {}", q_.machine.rates_origin, describe_rates(measured_)));
   add("optimizer state: " + chosen.why_split);
-  if (chosen.device_units < q_.layout.units() && plan_.engine.compute == DType::bf16)
+  if (chosen.device_units < q_.layout.units() && plan_.engine.formats.weights == DType::bf16)
     add(fmt::format("bf16 and fp32 are cast into each other on the {}{}",
                     plan_.engine.cast == CastSide::device ? "device" : "host",
                     q_.request.cast_side == CastChoice::automatic ? ", which is faster here" : ", as asked"));

@@ -44,7 +44,8 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
 
 void add_activations(const DecoderSpec& spec, const PlanningMachine& machine, const std::string& for_device,
                      TrainingPlan& plan) {
-  const std::size_t inputs_on_host = kept_host_bytes(spec, plan.decoder.compute, plan.shape, plan.decoder.keep);
+  const std::size_t inputs_on_host =
+      kept_host_bytes(spec, plan.decoder.formats.activations, plan.shape, plan.decoder.keep);
   plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes, once_loaded);
   if (inputs_on_host > 0) plan.memory.add(MemoryKind::pinned, "layer inputs", inputs_on_host);
   if (const auto refusal = room_of(machine).misfit(plan.memory, {for_device, training_advice.for_host})) throw *refusal;
@@ -70,7 +71,7 @@ void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& mac
                        TrainingPlan& plan) {
   const std::int64_t micro_batches = plan.shape.micro_batches, bucket = plan.engine.bucket_elements;
   plan.reasons.push_back(fmt::format("gradient accumulation: {} micro-batches a step, gradients in {}{}", micro_batches,
-                                     name_of(plan.engine.gradients),
+                                     name_of(plan.engine.formats.gradients),
                                      micro_batches > 1 ? " because they are summed" : ""));
   if (host_share(layout, plan.engine.device_units) > 0)
     if (plan.engine.device_units == 0 || machine.device_memory)
@@ -96,8 +97,8 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     const std::size_t budget = usable_host_budget(machine);
     while (plan.engine.undo_buckets > 0 && plan.memory.host_total(*machine.backend) > budget) {
       const std::size_t excess = plan.memory.host_total(*machine.backend) - budget,
-                        place =
-                            static_cast<std::size_t>(plan.engine.bucket_elements) * state_bytes(plan.engine.moments);
+                        place = static_cast<std::size_t>(plan.engine.bucket_elements) *
+                                state_bytes(plan.engine.formats.moments);
       plan.engine.undo_buckets =
           std::max<std::int64_t>(0, plan.engine.undo_buckets - static_cast<std::int64_t>(excess / place + 1));
       plan.memory = state().memory;

@@ -390,7 +390,8 @@ Trainer::Outcome Trainer::run_steps() {
       return Outcome::interrupted;
     }
     if (o.save_steps && state_.step % *o.save_steps == 0 && !last)
-      save(exported_bytes(in_.model, in_.plan.engine.compute));  // a checkpoint must not take the model's place
+      save(
+          exported_bytes(in_.model, in_.plan.engine.formats.exported));  // a checkpoint must not take the model's place
   }
   progress_.end();
   trace(-1);

@@ -108,7 +108,7 @@ class EngineOfModel {
                                     Owner owner) {
     EngineSettings settings;
     settings.device_units = owner == Owner::device ? layout.units() : 0;
-    settings.compute = compute;
+    settings.formats = model_formats(compute);
     settings.bucket_elements = bucket_elements;
     return settings;
   }

@@ -83,7 +83,7 @@ class RandomMasters : public RandomWeights, public ::testing::WithParamInterface
 TEST_P(RandomMasters, AreWhatTheWeightsAreRoundedFrom) {
   const auto ranks = make_single_communicator();
   EngineSettings settings;
-  settings.compute = DType::bf16;
+  settings.formats = model_formats(DType::bf16);
   settings.bucket_elements = 4096;
   settings.device_units = GetParam() == Owner::device ? layout.units() : 0;
   OffloadEngine engine(*device, pool, *ranks, layout, settings);

@@ -18,7 +18,7 @@ using test::StepResult;
 constexpr double fp32_order = 1e-5;
 
 DecoderSettings settings(DType compute = DType::f32, std::vector<Keep> keep = {}, std::int64_t loss_chunk_rows = 16) {
-  return {compute, std::move(keep), loss_chunk_rows};
+  return {model_formats(compute), std::move(keep), loss_chunk_rows};
 }
 
 // Qwen3: norms on q and k, tied. Llama: rotation in place, biases, a head of its own. With experts: one model with a

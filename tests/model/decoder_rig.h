@@ -186,7 +186,7 @@ class DecoderRig {
       : stream_(stream),
         fixture_(fixture),
         settings_(settings),
-        weights_(stream.device(), fixture.layout, settings.compute),
+        weights_(stream.device(), fixture.layout, settings.formats.weights),
         rope_(make_rope(stream, fixture.spec.rope)),
         store_(stream.device(), kept_on_host(settings.keep), 512 * static_cast<std::size_t>(fixture.spec.hidden)),
         decoder_(fixture.spec, fixture.layout, ops, rope_, settings, &store_) {
@@ -256,7 +256,7 @@ class DecoderRig {
   Cache make_cache(std::int64_t capacity) {
     Cache cache;
     for (std::int64_t layer = 0; layer < fixture_.spec.layers; ++layer) {
-      cache.memory.emplace_back(stream_, settings_.compute,
+      cache.memory.emplace_back(stream_, settings_.formats.activations,
                                 std::initializer_list<std::int64_t>{capacity, 2 * fixture_.spec.kv_width()});
       cache.views.layers.push_back(cache.memory.back());
     }
@@ -295,7 +295,7 @@ class DecoderRig {
       const StoredTensor& stored = fixture_.weights.at(parameter.name);
       ASSERT_EQ(stored.shape, parameter.shape) << parameter.name;
       std::byte* to = weights_.device_weights().at(fixture_.layout.range(i).begin);
-      if (settings_.compute == DType::bf16) {
+      if (settings_.formats.weights == DType::bf16) {
         std::vector<bf16> rounded;
         for (const float value : stored.values) rounded.emplace_back(value);
         stream_.copy(to, rounded.data(), rounded.size() * sizeof(bf16));

@@ -21,7 +21,7 @@ using test::StepResult;
 // formula is off by orders of magnitude.
 constexpr double fp32_order = 1e-5;
 
-DecoderSettings settings(DType compute = DType::f32) { return {compute, {}, 16}; }
+DecoderSettings settings(DType compute = DType::f32) { return {model_formats(compute), {}, 16}; }
 
 double mean_loss(const std::vector<float>& losses, const HostBatch& batch) {
   double sum = 0;

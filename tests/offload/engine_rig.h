@@ -216,7 +216,7 @@ class EngineRig {
 
   // Those on the device; zeros between parameters.
   std::vector<std::byte> weights() {
-    const std::size_t size = size_of(engine_.compute_dtype());
+    const std::size_t size = size_of(engine_.formats().weights);
     std::vector<std::byte> weights(static_cast<std::size_t>(layout_.elements()) * size);
     for (int unit = 0; unit < layout_.units(); ++unit) {
       engine_.require_weights(unit, stream());
@@ -294,7 +294,7 @@ class EngineRig {
 
   testing::AssertionResult same_weights(const std::vector<std::byte>& weights, int p,
                                         const std::vector<float>& master) {
-    const bool half = engine_.compute_dtype() == DType::bf16;
+    const bool half = engine_.formats().weights == DType::bf16;
     const std::size_t size = half ? 2 : 4;
     for (std::size_t i = 0; i < master.size(); ++i) {
       // bf16 is the upper half of fp32, rounded to nearest, ties to even.

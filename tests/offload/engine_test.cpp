@@ -29,7 +29,7 @@ EngineSettings settings_of(DType compute, std::int64_t bucket_elements, double m
                            Owner owner = Owner::host) {
   EngineSettings settings;
   settings.device_units = owner == Owner::device ? the_layout().units() : 0;
-  settings.compute = compute;
+  settings.formats = model_formats(compute);
   settings.bucket_elements = bucket_elements;
   settings.weight_decay = 0.1;
   settings.max_grad_norm = max_grad_norm;
@@ -141,7 +141,7 @@ TEST(Engine, Bf16GradientsAreTheRoundedOnes) {
   for (const Owner owner : {Owner::host, Owner::device}) {
     SCOPED_TRACE(name_of(owner));
     EngineSettings settings = settings_of(DType::bf16, 6400, max_norm, owner);
-    settings.gradients = DType::bf16;
+    settings.formats.gradients = DType::bf16;
     EngineRig rig(layout, settings, 2);
     ReferenceLoop reference(layout, settings, run.initial);
     rig.load(run.initial);

@@ -120,7 +120,9 @@ const Flat& gradient_of(int step) {
 
 EngineSettings settings_of(int round) {
   EngineSettings settings;
-  settings.compute = settings.gradients = round % 2 == 0 ? DType::bf16 : DType::f32;
+  const DType dtype = round % 2 == 0 ? DType::bf16 : DType::f32;
+  settings.formats = model_formats(dtype);
+  settings.formats.gradients = dtype;
   settings.bucket_elements = 4096;
   settings.device_units = round % 3;
   settings.undo_buckets = round % 4;

@@ -101,7 +101,7 @@ void expect_equal(int size, const EngineSettings& settings) {
         EXPECT_EQ(std::vector<float>(found + begin, found + range.end), rounded)
             << "every rank has all weights: " << layout.parameter(p).name;
       };
-      if (settings.compute == DType::bf16)
+      if (settings.formats.weights == DType::bf16)
         expect_weights(reinterpret_cast<const bf16*>(weights.data()));
       else
         expect_weights(reinterpret_cast<const float*>(weights.data()));
@@ -135,7 +135,7 @@ TEST(EngineOnRanks, WithWeightsInBf16) {
   SO_CPU_ONLY("collectives of ranks reach its memory alone");
   for (const CastSide cast : {CastSide::host, CastSide::device}) {
     EngineSettings settings = settings_of(Schedule::overlapped, 4096, 3000);
-    settings.compute = DType::bf16;
+    settings.formats = model_formats(DType::bf16);
     settings.cast = cast;
     expect_equal(3, settings);
   }

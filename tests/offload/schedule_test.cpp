@@ -82,9 +82,9 @@ struct Manner {
 
 EngineSettings settings_of(const Task& task, const Manner& manner) {
   EngineSettings settings;
-  settings.compute = task.compute;
-  settings.gradients = task.gradients;
-  settings.moments = task.moments;
+  settings.formats = model_formats(task.compute);
+  settings.formats.gradients = task.gradients;
+  settings.formats.moments = task.moments;
   settings.bucket_elements = manner.bucket_elements;
   settings.device_units = manner.device_units;
   settings.undo_buckets = manner.undo_buckets;

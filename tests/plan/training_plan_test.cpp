@@ -46,7 +46,7 @@ DecoderSpec small_llama() {
 struct Planner {
   Planner(DecoderSpec model, const Backend& kind, const TrainingShape& shape)
       : spec(std::move(model)), layout(make_parameters(spec)), sizer(spec, layout, kind, shape) {
-    settings.compute = DType::bf16;
+    settings.formats = model_formats(DType::bf16);
     settings.loss_chunk_rows = choose_loss_chunk(kind, spec.vocab);
   }
   ActivationPlan choose(std::size_t budget) {

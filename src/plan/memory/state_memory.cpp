@@ -50,7 +50,7 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
   const OffloadEngine engine(*device, *machine.pool, *ranks, layout, settings);
   const auto stream = device->create_stream("compute");
   DecoderSettings decoder;
-  decoder.compute = settings.compute;
+  decoder.formats = settings.formats;
   decoder.loss_chunk_rows = 1;  // as yet; like what layers keep, it is chosen with the activations
   const ModelOnDevice model(*device, *ops, *stream, spec, layout, decoder, model_shape(shape));
   RunState state;
@@ -95,8 +95,8 @@ void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads) {
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const EngineSettings& engine,
                         DType moments, std::optional<int> device_units) {
   const auto n = static_cast<std::size_t>(layout.elements());
-  const std::size_t state = state_bytes(moments), weight = size_of(engine.compute),
-                    gradient = size_of(engine.gradients);
+  const std::size_t state = state_bytes(moments), weight = size_of(engine.formats.weights),
+                    gradient = size_of(engine.formats.gradients);
   MemoryPlan plan;
   if (!machine.device_memory) {
     plan.add(MemoryKind::device, "weights", n * weight);
@@ -106,7 +106,7 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
   }
   // Units that the device owns have gradients there, and weights unless these are made of their masters for each use.
   // Units that the host owns only take turns on the device, unless gradients are added up there.
-  const bool narrow = engine.compute == DType::bf16, move = engine.gradients == DType::bf16;
+  const bool narrow = engine.formats.weights == DType::bf16, move = engine.formats.gradients == DType::bf16;
   const std::size_t fixed = move ? 0 : n * gradient, each = state + (move ? gradient : 0) + (narrow ? 0 : weight);
   const std::size_t owned =
       device_units ? static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(n))
