@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
+#include "base/divergence.h"
 #include "base/file.h"
 #include "base/finite.h"
 

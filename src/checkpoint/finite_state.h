@@ -3,19 +3,11 @@
 
 #include <cstddef>
 #include <filesystem>
-#include <span>
-#include <stdexcept>
 #include <string_view>
 
 #include "base/dtype.h"
 
 namespace so {
-
-// A run's state is not fit to be saved. Not an Error, since neither an option nor a file is wrong: exit_failure.
-class Divergence : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 // Call it before values of a tensor are written to a file of `directory`. Throws Divergence naming the tensor, what of
 // it is written ("weight", "first moment", ...), and that nothing was saved, if one is Inf or NaN.

@@ -80,6 +80,8 @@ class Communicator {
   // Frees every rank that waits: this rank cannot go on, for this reason (a sentence). Any thread may call it. The
   // first failure is kept, so it does nothing after one.
   virtual void abort(const std::string& reason) noexcept = 0;
+  // What abort() has the ranks throw.
+  static RankFailure gave_up(int rank, const std::string& reason);
   // The same ranks again, for calls of another thread; itself a collective.
   virtual std::unique_ptr<Communicator> duplicate() = 0;
 
@@ -95,9 +97,8 @@ class Communicator {
   using Received = std::span<const std::span<std::byte>>;
   virtual void exchange(const char* what, Sent send, Received receive) = 0;
 
-  // Texts of the failures, so that every transport uses the same words.
+  // The text of this failure, so that every transport uses the same words.
   static RankFailure lost(std::span<const int> ranks, const char* what, double seconds);
-  static RankFailure gave_up(int rank, const std::string& reason);
 
  private:
   void gather_bytes(std::span<const std::byte> own, std::span<const std::int64_t> counts, std::size_t element,
