@@ -40,8 +40,6 @@ void check_ranks(const EngineSettings& settings, const Communicator& ranks) {
            ranks.size());
 }
 
-Range common(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
-
 }  // namespace
 
 OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator& ranks, const ParameterLayout& layout,
@@ -322,82 +320,6 @@ EngineCounters OffloadEngine::counters() const {
   all.discarded_buckets = device.discarded + all.host.discarded;
   all.device_waits[static_cast<std::size_t>(WaitReason::checkpoint)] = device.save_wait_seconds;
   return all;
-}
-
-void OffloadEngine::begin_save() {
-  host_.finish();
-  gate_.begin();
-}
-
-void OffloadEngine::read_state(StateArray array, Range range, const ReadBody& body) {
-  for (const Bucket& bucket : buckets_) {
-    const Range part = common(bucket.own(), range);
-    if (part.size() <= 0) continue;
-    const auto give = [&](std::int64_t offset, std::span<const float> values) { body(part.begin + offset, values); };
-    if (on_host(bucket))
-      host_.read_state(array, bucket, part, give);
-    else
-      device_optimizer_.read_state(array, bucket, part, give);
-  }
-}
-
-void OffloadEngine::write_state(StateArray array, Range range, const WriteBody& fill) {
-  for (const Bucket& bucket : buckets_) {
-    const Range part = common(bucket.own(), range);
-    if (part.size() <= 0) continue;
-    const auto take = [&](std::int64_t offset, std::span<float> values) { fill(part.begin + offset, values); };
-    if (on_host(bucket))
-      host_.write_state(array, bucket, part, take);
-    else
-      device_optimizer_.write_state(array, bucket, part, take);
-  }
-}
-
-WeightForms OffloadEngine::forms(DType stored) const {
-  if (settings_.formats.weights == DType::f32) return {.wide = true, .narrow = false};
-  // From bf16 the masters are widened where they lie, so that fewer bytes travel.
-  if (stored == DType::bf16) return {.wide = false, .narrow = true};
-  // The device rounds what it owns itself.
-  return {.wide = true, .narrow = !host_.owned().empty()};
-}
-
-void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
-  const bool wide = settings_.formats.weights == DType::f32, sent = wide || !piece.narrow.empty();
-  const Range range{piece.begin, piece.begin + piece.size()};
-  for (const Bucket& bucket : buckets_) {
-    const Range part = common(bucket.range(), range);
-    if (part.size() <= 0) continue;
-    SO_CHECK(sent || !on_host(bucket), "host-owned weights at {} came in fp32 only", part.begin);
-    if (on_host(bucket))
-      host_.require_weights(bucket, stream);
-    else
-      device_optimizer_.require(bucket, stream);
-    const auto from = static_cast<std::size_t>(part.begin - range.begin);
-    const void* weights = nullptr;
-    if (sent) weights = wide ? static_cast<const void*>(piece.wide.data() + from) : piece.narrow.data() + from;
-    weights_.at(part.begin).place(stream, part, weights);
-    const Range own = common(bucket.own(), part);
-    if (on_host(bucket) && own.size() > 0)
-      host_.place_masters(bucket, own, piece);
-    else if (!on_host(bucket))
-      device_optimizer_.place_masters(stream, bucket, part, piece);
-  }
-}
-
-void OffloadEngine::upload_weights(Stream& compute) {
-  host_.finish();
-  weights_.drop_all();
-  if (exchange_) exchange_->forget();
-  for (const Bucket& bucket : buckets_) {
-    if (on_host(bucket)) {
-      host_.send_masters(bucket);
-      host_.require_weights(bucket, compute);
-    } else if (!weights_.at(bucket.range().begin).follows_masters()) {
-      device_optimizer_.send_masters(bucket, compute);
-    }
-  }
-  gather(buckets_, compute);
-  compute.synchronize();
 }
 
 }  // namespace so

@@ -2,6 +2,7 @@
 // elements; weights, gradients and optimizer state are arrays over that range, and buckets are pieces of it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -33,6 +34,9 @@ struct Range {
   std::int64_t size() const { return end - begin; }
   bool operator==(const Range&) const = default;
 };
+
+// The elements of both; of none the size is not positive.
+inline Range common(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
 // The units that stay on the device, whatever is done with the others: the first and the last hold embeddings, which
 // are large, and used at both ends of a step where they are tied.
