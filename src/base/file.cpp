@@ -115,6 +115,7 @@ File::File(std::filesystem::path path, int flags, std::string_view action) : pat
 File File::open(const std::filesystem::path& path) { return {path, O_RDONLY, "open"}; }
 File File::create(const std::filesystem::path& path) { return {path, O_RDWR | O_CREAT | O_TRUNC, "create"}; }
 File File::create_new(const std::filesystem::path& path) { return {path, O_RDWR | O_CREAT | O_EXCL, "create"}; }
+File File::update(const std::filesystem::path& path) { return {path, O_RDWR, "open"}; }
 File File::append(const std::filesystem::path& path) { return {path, O_WRONLY | O_CREAT | O_APPEND, "append to"}; }
 
 File::File(File&& other) noexcept : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}

@@ -29,6 +29,7 @@ class File {
   static File open(const std::filesystem::path& path);        // an existing file, for reading
   static File create(const std::filesystem::path& path);      // reading and writing; emptied if it exists
   static File create_new(const std::filesystem::path& path);  // as create(), but an existing file is an error
+  static File update(const std::filesystem::path& path);      // an existing file, for reading and writing
   static File append(const std::filesystem::path& path);      // write_all() goes to the end; created if absent
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;

@@ -283,8 +283,8 @@ std::vector<Shard> plan_shards(std::span<const TensorSpec> tensors, std::uint64_
 }
 
 HfModelWriter::HfModelWriter(const fs::path& directory, const std::vector<TensorSpec>& tensors,
-                             std::uint64_t max_shard_bytes)
-    : directory_(directory) {
+                             std::uint64_t max_shard_bytes, FileWriters writers)
+    : directory_(directory), writers_(writers) {
   for (const Shard& shard : plan_shards(tensors, max_shard_bytes)) {
     std::vector<TensorSpec> members;
     members.reserve(shard.tensors.size());
@@ -292,7 +292,8 @@ HfModelWriter::HfModelWriter(const fs::path& directory, const std::vector<Tensor
       SO_CHECK(shard_of_tensor_.emplace(tensors[i].name, shards_.size()).second, "tensor {} twice", tensors[i].name);
       members.push_back(tensors[i]);
     }
-    shards_.emplace_back(directory / shard.file, members, std::map<std::string, std::string>{{"format", "pt"}});
+    shards_.emplace_back(directory / shard.file, members, std::map<std::string, std::string>{{"format", "pt"}},
+                         writers);
     total_bytes_ += shard.bytes;
   }
 }
@@ -305,13 +306,25 @@ void HfModelWriter::write(std::string_view name, std::uint64_t byte_offset, std:
 
 void HfModelWriter::finish() {
   for (SafetensorsWriter& shard : shards_) shard.finish();
-  if (shards_.size() == 1) return;
+  if (shards_.size() == 1 || writers_ == FileWriters::other_of_several) return;
   nlohmann::json index;
   index["metadata"]["total_size"] = total_bytes_;
   for (const auto& [name, shard] : shard_of_tensor_) {
     index["weight_map"][name] = shards_[shard].path().filename().string();
   }
   write_text_file_atomically(directory_ / index_file, index.dump(2) + "\n");
+}
+
+std::map<std::string, std::uint64_t> HfModelWriter::files() const {
+  std::map<std::string, std::uint64_t> all;
+  for (const SafetensorsWriter& shard : shards_) all.emplace(shard.path().filename().string(), shard.file_bytes());
+  return all;
+}
+
+std::uint64_t HfModelWriter::written_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const SafetensorsWriter& shard : shards_) bytes += shard.written_bytes();
+  return bytes;
 }
 
 std::map<std::string, FileChecksum> HfModelWriter::checksums() const {

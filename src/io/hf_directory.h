@@ -87,16 +87,19 @@ inline constexpr std::uint64_t default_max_shard_bytes = 5'000'000'000;
 class HfModelWriter {
  public:
   HfModelWriter(const std::filesystem::path& directory, const std::vector<TensorSpec>& tensors,
-                std::uint64_t max_shard_bytes = default_max_shard_bytes);
+                std::uint64_t max_shard_bytes = default_max_shard_bytes, FileWriters writers = FileWriters::one);
 
-  std::uint64_t total_bytes() const { return total_bytes_; }
+  std::uint64_t total_bytes() const { return total_bytes_; }  // of the tensors
   std::size_t shard_count() const { return shards_.size(); }
+  std::map<std::string, std::uint64_t> files() const;  // the shards, with their bytes
 
   // As SafetensorsWriter::write(): any thread, any order, every byte exactly once.
   void write(std::string_view name, std::uint64_t byte_offset, std::span<const std::byte> bytes);
-  // Finishes every shard, then writes the index. Call once, after all write() returned.
+  // Finishes every shard, then writes the index, which the first of several writers does. Call once, after all write()
+  // returned.
   void finish();
-  // Returns the checksums of the shards. Call after finish().
+  std::uint64_t written_bytes() const;  // by this writer, of the tensors
+  // Returns the checksums of the shards. Call after finish(), as SafetensorsWriter's.
   std::map<std::string, FileChecksum> checksums() const;
 
  private:
@@ -104,6 +107,7 @@ class HfModelWriter {
   std::vector<SafetensorsWriter> shards_;
   std::map<std::string, std::size_t, std::less<>> shard_of_tensor_;
   std::uint64_t total_bytes_ = 0;
+  FileWriters writers_;
 };
 
 }  // namespace so

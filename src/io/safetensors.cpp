@@ -143,6 +143,7 @@ struct SafetensorsWriter::State {
     std::map<std::uint64_t, std::uint64_t> claimed;  // disjoint ranges [first, second), neighbours merged
   };
   File file;
+  FileWriters writers = FileWriters::one;
   std::uint64_t data_begin = 0, data_bytes = 0;
   std::map<std::string, Tensor, std::less<>> tensors;
   std::mutex mutex;  // guards the bookkeeping of all tensors, not the writing
@@ -153,6 +154,7 @@ struct SafetensorsWriter::State {
   FileChecksum checksum;
 
   void hash_if_next(std::uint64_t offset, std::span<const std::byte> bytes) {
+    if (writers != FileWriters::one) return;
     const std::lock_guard lock(hashing);
     if (offset != hashed) return;
     hash.add(bytes);
@@ -172,8 +174,9 @@ struct SafetensorsWriter::State {
 };
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorSpec>& tensors,
-                                     const std::map<std::string, std::string>& metadata)
+                                     const std::map<std::string, std::string>& metadata, FileWriters writers)
     : state_(std::make_unique<State>()) {
+  state_->writers = writers;
   std::vector<const TensorSpec*> order;
   order.reserve(tensors.size());
   for (const TensorSpec& tensor : tensors) order.push_back(&tensor);
@@ -226,6 +229,13 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
 
   state_->data_begin = length_bytes + header.size();
   state_->data_bytes = position;
+  if (writers == FileWriters::other_of_several) {
+    state_->file = File::update(path);
+    if (state_->file.size() != file_bytes())
+      fail("{} has {} bytes where {} were expected: not all processes write the same file", printable_path(path),
+           state_->file.size(), file_bytes());
+    return;
+  }
   state_->file = File::create(path);
   state_->file.preallocate(state_->data_begin + state_->data_bytes);
   const auto length_field = std::bit_cast<std::array<std::byte, length_bytes>>(std::uint64_t{header.size()});
@@ -241,6 +251,14 @@ SafetensorsWriter& SafetensorsWriter::operator=(SafetensorsWriter&&) noexcept = 
 
 const std::filesystem::path& SafetensorsWriter::path() const { return state_->file.path(); }
 std::uint64_t SafetensorsWriter::data_bytes() const { return state_->data_bytes; }
+std::uint64_t SafetensorsWriter::file_bytes() const { return state_->data_begin + state_->data_bytes; }
+
+std::uint64_t SafetensorsWriter::written_bytes() const {
+  const std::lock_guard lock(state_->mutex);
+  std::uint64_t bytes = 0;
+  for (const auto& [name, tensor] : state_->tensors) bytes += tensor.written;
+  return bytes;
+}
 
 void SafetensorsWriter::write(std::string_view name, std::uint64_t byte_offset, std::span<const std::byte> bytes) {
   const auto found = state_->tensors.find(name);
@@ -277,15 +295,21 @@ void SafetensorsWriter::write(std::string_view name, std::uint64_t byte_offset, 
 
 void SafetensorsWriter::finish() {
   const std::lock_guard lock(state_->mutex);
-  for (const auto& [name, tensor] : state_->tensors) {
-    SO_CHECK(tensor.written == tensor.bytes, "{}: {} of {} bytes of {} were written", printable_path(path()),
-             tensor.written, tensor.bytes, name);
+  if (state_->writers == FileWriters::one) {
+    for (const auto& [name, tensor] : state_->tensors) {
+      SO_CHECK(tensor.written == tensor.bytes, "{}: {} of {} bytes of {} were written", printable_path(path()),
+               tensor.written, tensor.bytes, name);
+    }
+    state_->hash_the_rest();
   }
-  state_->hash_the_rest();
   state_->file.sync();
   state_->file.close();
 }
 
-const FileChecksum& SafetensorsWriter::checksum() const { return state_->checksum; }
+const FileChecksum& SafetensorsWriter::checksum() const {
+  SO_CHECK(state_->writers == FileWriters::one, "one of several writers is asked for the checksum of {}",
+           printable_path(path()));
+  return state_->checksum;
+}
 
 }  // namespace so

@@ -102,6 +102,10 @@ struct TensorSpec {
   std::uint64_t bytes() const;
 };
 
+// Says who writes a file: one process alone, or several that each write a part of its bytes. The first of several
+// creates the file, and the others open it when it is there.
+enum class FileWriters : std::uint8_t { one, first_of_several, other_of_several };
+
 // Writes a safetensors file piece by piece, tensors in any order. The header is written and the whole file's space
 // claimed by the constructor, so a full disk shows before the first write. Until finish() returns the file is not
 // complete (its bytes may be zeros): write into a directory that is renamed when done (io/atomic_directory.h).
@@ -109,24 +113,27 @@ class SafetensorsWriter {
  public:
   // Tensors lie in the order given, those of wider element type first as the format's reference implementation has
   // them, so that each is aligned to its element. Names must be distinct. `metadata` may be empty; transformers wants
-  // {"format": "pt"}.
+  // {"format": "pt"}. Of several writers each is given the same.
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorSpec>& tensors,
-                    const std::map<std::string, std::string>& metadata);
+                    const std::map<std::string, std::string>& metadata, FileWriters writers = FileWriters::one);
   ~SafetensorsWriter();
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
 
   const std::filesystem::path& path() const;
   std::uint64_t data_bytes() const;
+  std::uint64_t file_bytes() const;
 
   // Writes bytes [byte_offset, byte_offset + bytes.size()) of a tensor. Any thread, any order, every byte exactly once.
   void write(std::string_view name, std::uint64_t byte_offset, std::span<const std::byte> bytes);
 
-  // Checks that every byte was written, flushes to the device and closes. Call once, after all write() returned.
+  // Flushes to the device and closes, and checks before that every byte was written; of several writers the caller
+  // compares the sum of their written_bytes() with data_bytes(). Call once, after all write() returned.
   void finish();
+  std::uint64_t written_bytes() const;  // by this writer, of the tensors
 
-  // The checksum of the whole file, after finish(). It is computed as the bytes come, as far as they come in the file's
-  // order; finish() reads the rest again.
+  // The checksum of the whole file, after finish(); of one writer, since several see parts of it. It is computed as the
+  // bytes come, as far as they come in the file's order; finish() reads the rest again.
   const FileChecksum& checksum() const;
 
  private:

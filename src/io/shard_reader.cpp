@@ -165,13 +165,17 @@ void ShardReader::State::add_plain(std::size_t request) {
   const TensorInfo& info = r.file->info(r.tensor);
   SO_CHECK(info.dtype == DType::f32 || info.dtype == DType::bf16 || info.dtype == DType::f16, "'{}' is {}", r.tensor,
            name_of(info.dtype));
-  total_bytes += info.bytes();
   const std::size_t width = size_of(info.dtype), elements = static_cast<std::size_t>(info.bytes()) / width;
+  const auto first = static_cast<std::size_t>(r.first),
+             last = r.last == Request::all ? elements : static_cast<std::size_t>(r.last);
+  SO_CHECK(first <= last && last <= elements, "elements [{}, {}) of '{}', which has {}", r.first, r.last, r.tensor,
+           elements);
+  total_bytes += (last - first) * width;
   layouts.emplace_back(r.forms.wide || info.dtype == DType::f32, r.forms.narrow || info.dtype != DType::f32,
                        ring.slot_bytes());
   const std::size_t piece = layouts.back().elements;
-  for (std::size_t begin = 0; begin < elements; begin += piece) {
-    const std::size_t size = std::min(piece, elements - begin);
+  for (std::size_t begin = first; begin < last; begin += piece) {
+    const std::size_t size = std::min(piece, last - begin);
     tasks.push_back({.part = parts.size()});
     parts.push_back({request, begin, size, size * width});
   }

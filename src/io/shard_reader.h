@@ -59,16 +59,19 @@ enum class NonFinite : std::uint8_t { refuse, warn };
 // The reader. One thread calls.
 class ShardReader {
  public:
-  // A whole tensor, of f32, bf16 or f16. Or one in MXFP4 (io/mxfp4.h), which is two tensors of u8: `tensor` are its
+  // A tensor, of f32, bf16 or f16. Or one in MXFP4 (io/mxfp4.h), which is two tensors of u8: `tensor` are its
   // blocks [matrices, rows, columns / 32, 16], `scales` [matrices, rows, columns / 32]; what is given out are its
   // elements as [matrices, columns, rows]. Files must outlive the reader.
   struct Request {
     const SafetensorsReader* file = nullptr;
     std::string tensor;
-    std::int64_t at = 0;  // of its first element, in the flat range of parameters
+    std::int64_t at = 0;  // where the tensor's first element lies in the flat range of parameters
     WeightForms forms;    // none: the tensor is read, and that is all
     const SafetensorsReader* scales_file = nullptr;
     std::string scales;  // empty: the tensor is not quantised
+    // The elements to be read, if not all; of a tensor that is not quantised.
+    std::int64_t first = 0, last = all;  // [first, last)
+    static constexpr std::int64_t all = -1;
   };
 
   // Starts reading, in the order given, with at most `readers` threads. A quantised matrix is read once, whole, and

@@ -336,6 +336,42 @@ TEST(SafetensorsWriter, NoticesWhatWasNotWrittenOrTwice) {
   expect_error([&] { SafetensorsWriter(path, {{"\xff", DType::u8, {1}}}, {}); }, {"not valid UTF-8"});
 }
 
+// As ranks write one: each has a writer of its own, of which one creates the file.
+TEST(SafetensorsWriter, SeveralWriteOneFile) {
+  TemporaryDirectory directory;
+  const std::vector<TensorSpec> specs{{"a", DType::f32, {1000}}, {"b", DType::bf16, {77}}};
+  std::vector<float> a(1000);
+  std::iota(a.begin(), a.end(), 1.0f);
+  const std::vector<bf16> b(77, bf16(3.0f));
+  const std::map<std::string, std::string> metadata{{"step", "7"}};
+  SafetensorsWriter alone(directory / "alone", specs, metadata);
+  alone.write("a", 0, std::as_bytes(std::span(a)));
+  alone.write("b", 0, std::as_bytes(std::span(b)));
+  alone.finish();
+
+  const auto path = directory / "shared";
+  expect_error([&] { SafetensorsWriter(path, specs, metadata, FileWriters::other_of_several); },
+               {"cannot open", "shared"});
+  SafetensorsWriter first(path, specs, metadata, FileWriters::first_of_several),
+      other(path, specs, metadata, FileWriters::other_of_several);
+  expect_error(
+      [&] {
+        SafetensorsWriter(path, {{"a", DType::f32, {1001}}}, {}, FileWriters::other_of_several);
+      },
+      {"shared", "not all processes write the same file"});
+  other.write("a", 400, std::as_bytes(std::span(a).subspan(100)));
+  first.write("b", 0, std::as_bytes(std::span(b)));
+  first.write("a", 0, std::as_bytes(std::span(a).first(100)));
+  first.finish();
+  other.finish();
+  EXPECT_EQ(first.written_bytes(), 400u + 154u);
+  EXPECT_EQ(first.written_bytes() + other.written_bytes(), first.data_bytes());
+  EXPECT_EQ(read_file(path), read_file(directory / "alone"));
+  EXPECT_EQ(checksum_of_file(path), alone.checksum());
+  EXPECT_EQ(other.file_bytes(), std::filesystem::file_size(path));
+  expect_error<Bug>([&] { static_cast<void>(first.checksum()); }, {"one of several writers"});
+}
+
 TEST(SafetensorsWriter, FailsBeforeTheFirstWriteWhenTheDiskIsFull) {
   TemporaryDirectory directory;
   const std::vector<TensorSpec> large{{"weight", DType::f32, {1 << 20}}};

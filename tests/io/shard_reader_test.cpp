@@ -149,6 +149,41 @@ TEST_F(ShardReaderTest, GivesEveryElementInEveryForm) {
   }
 }
 
+TEST_F(ShardReaderTest, ReadsPartsOfTensors) {
+  for (const DType stored : {DType::f32, DType::bf16, DType::f16}) {
+    const File file(path(), stored, sizes);
+    const std::vector<float> expected = file.flat();
+    std::vector<ShardReader::Request> parts;
+    std::vector<bool> wanted(expected.size());
+    std::uint64_t bytes = 0;
+    for (ShardReader::Request request : file.requests({true, false})) {
+      const auto all = static_cast<std::int64_t>(file.reader().info(request.tensor).bytes() / size_of(stored));
+      for (const auto& [first, last] : {std::pair(all / 5, all / 3), std::pair(all / 2, all)}) {
+        request.first = first;
+        request.last = last;
+        parts.push_back(request);
+        for (std::int64_t i = first; i < last; ++i) wanted[static_cast<std::size_t>(request.at + i)] = true;
+        bytes += static_cast<std::uint64_t>(last - first) * size_of(stored);
+      }
+    }
+    LoadingRing ring(*device_, 4096);
+    ShardReader reader(ring, parts, 3, PageCache::drop);
+    std::vector<bool> given(expected.size());
+    while (const auto piece = reader.next()) {
+      for (std::int64_t i = 0; i < piece->size(); ++i) {
+        const auto at = static_cast<std::size_t>(piece->begin + i);
+        EXPECT_FALSE(given[at]) << at;
+        given[at] = true;
+        ASSERT_EQ(piece->wide[static_cast<std::size_t>(i)], expected[at]) << at;
+      }
+      reader.release(*stream_);
+    }
+    EXPECT_TRUE(given == wanted);
+    EXPECT_EQ(reader.total_bytes(), bytes);
+    EXPECT_EQ(reader.bytes_given(), bytes);
+  }
+}
+
 // The stream stands still while readers would have time to write over every slot: what it copies at last is intact.
 TEST_F(ShardReaderTest, LeavesAPieceAloneUntilTheStreamHasUsedIt) {
   const File file(path(), DType::f32, {200'000});
