@@ -18,7 +18,7 @@ so_room(model USES device ops data offload/schedule offload/memory LIBRARIES nlo
 so_room(plan/machine USES device io ops optim offload/memory LIBRARIES nlohmann_json::nlohmann_json)
 so_room(plan/simulate USES device offload/schedule)
 so_room(options USES device optim LIBRARIES nlohmann_json::nlohmann_json)
-so_room(checkpoint USES data device io model offload offload/schedule options LIBRARIES nlohmann_json::nlohmann_json)
+so_room(checkpoint USES data device io ranks model offload offload/schedule options LIBRARIES nlohmann_json::nlohmann_json)
 so_room(plan/memory USES device ranks model offload offload/schedule offload/memory options checkpoint plan/machine)
 so_room(plan/placement USES model offload/schedule options plan/machine plan/simulate)
 so_room(plan USES data device io model offload offload/schedule offload/memory options checkpoint plan/machine plan/memory

@@ -15,33 +15,15 @@
 #include "base/units.h"
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/export.h"
-#include "checkpoint/finite_state.h"
+#include "checkpoint/rank_files.h"
 #include "checkpoint/stream_tensors.h"
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
 #include "io/own_files.h"
+#include "ranks/together.h"
 
 namespace so {
 namespace {
-
-constexpr std::string_view word_of(StateArray array) {
-  return array == StateArray::master ? "weight" : array == StateArray::first_moment ? "first moment" : "second moment";
-}
-
-void write_part(SafetensorsWriter& writer, OffloadEngine& engine, const Bucket& bucket, StateArray array,
-                const std::filesystem::path& checkpoint) {
-  const ParameterLayout& layout = engine.layout();
-  engine.read_state(array, bucket.range(), [&](std::int64_t begin, std::span<const float> values) {
-    const Range piece{begin, begin + static_cast<std::int64_t>(values.size())};
-    for_each_part(layout, piece, [&](int p, Range inside, Range part) {
-      const std::string& name = layout.parameter(p).name;
-      const std::span<const float> here =
-          values.subspan(static_cast<std::size_t>(part.begin - begin), static_cast<std::size_t>(part.size()));
-      require_finite_for_save(DType::f32, here.data(), here.size(), name, word_of(array), checkpoint);
-      writer.write(name, static_cast<std::uint64_t>(inside.begin) * sizeof(float), std::as_bytes(here));
-    });
-  });
-}
 
 // The recorded files of a checkpoint, as the record names them.
 FileNames recorded_in(const OwnFiles& own, const std::filesystem::path& checkpoint) {
@@ -75,9 +57,10 @@ void set_aside_if_foreign(const OwnFiles& own, const std::filesystem::path& chec
               kept.string());
 }
 
-// place(piece) for the pieces of a file that holds an fp32 tensor for each parameter.
-void stream_state(const std::filesystem::path& file, const ParameterLayout& layout, LoadingRing& ring, Stream& stream,
+// place(piece) for the pieces of a file that holds an fp32 tensor for each parameter, those of this rank's slices.
+void stream_state(const std::filesystem::path& file, const OffloadEngine& engine, LoadingRing& ring, Stream& stream,
                   int readers, WeightForms forms, const std::function<void(const WeightPiece&)>& place) {
+  const ParameterLayout& layout = engine.layout();
   const SafetensorsReader reader(file);
   std::vector<ShardReader::Request> requests;
   for (int p = 0; p < layout.count(); ++p) {
@@ -90,6 +73,7 @@ void stream_state(const std::filesystem::path& file, const ParameterLayout& layo
   }
   if (static_cast<int>(reader.names().size()) != layout.count())
     fail("{}: holds {} tensors, the model has {}", file.string(), reader.names().size(), layout.count());
+  requests = requests_within(engine.own_ranges(), std::move(requests));
   stream_tensors(ring, stream, std::move(requests), readers, PageCache::drop, NonFinite::refuse,
                  "loading " + file.string(), place);
 }
@@ -121,7 +105,13 @@ void require_same_parameters(const std::filesystem::path& checkpoint, const Para
 
 CheckpointWriter::CheckpointWriter(OffloadEngine& engine, const ModelFiles& source, CheckpointDirectory directory,
                                    int save_total_limit)
-    : engine_(engine), source_(source), directory_(std::move(directory)), save_total_limit_(save_total_limit) {}
+    : engine_(engine),
+      source_(source),
+      directory_(std::move(directory)),
+      save_total_limit_(save_total_limit),
+      ranks_(engine.ranks().duplicate()) {
+  ranks_->set_time_limit(std::max(ranks_->time_limit(), seconds_for_files(bytes())));
+}
 
 CheckpointWriter::~CheckpointWriter() {
   try {
@@ -165,7 +155,9 @@ void CheckpointWriter::wait() {
 void CheckpointWriter::show_progress() {
   ProgressReport progress("saving the checkpoint", PlainLines::once);  // most of the time is the disk's, at 100%
   const std::string size = format_bytes(bytes());
-  const auto all = static_cast<double>(engine_.layout().elements());
+  std::int64_t own = 0;
+  for (const Range& range : engine_.own_ranges()) own += range.size();
+  const auto all = static_cast<double>(std::max<std::int64_t>(own, 1));
   std::unique_lock lock(mutex_);
   while (!ended_.wait_for(lock, std::chrono::milliseconds(200), [this] { return !writing_; }))
     progress.update(static_cast<double>(written_elements_) / all, size);
@@ -173,45 +165,62 @@ void CheckpointWriter::show_progress() {
 
 void CheckpointWriter::write(const TrainerState& state, std::uint64_t room) {
   const auto start = std::chrono::steady_clock::now();
-  const ParameterLayout& layout = engine_.layout();
-  const auto specs = tensor_specs(layout, DType::f32);
-  // A run that was resumed from an earlier checkpoint meets its own later ones again: same step, same bytes.
-  AtomicDirectory directory(directory_.path_of(state.step), IfExists::replace);
-  require_free_space(directory.path(), bytes() + room);
-  ModelExport model(engine_, source_, directory.path(), directory_.path_of(state.step));
-  // Each file says of which step it is: a file of another checkpoint is known by more than its checksum.
-  const std::map<std::string, std::string> metadata{{step_metadata, std::to_string(state.step)}};
-  std::optional<SafetensorsWriter> master;
-  if (engine_.formats().exported != DType::f32) master.emplace(directory.path() / master_file, specs, metadata);
-  SafetensorsWriter first(directory.path() / first_moment_file, specs, metadata),
-      second(directory.path() / second_moment_file, specs, metadata);
+  const std::filesystem::path destination = directory_.path_of(state.step);
+  std::optional<AtomicDirectory> directory;  // rank 0's
+  std::optional<StateFiles> files;
+  const std::filesystem::path path = on_first_rank(*ranks_, [&] {
+    // A run that was resumed from an earlier checkpoint meets its own later ones again: same step, same bytes.
+    directory.emplace(destination, IfExists::replace);
+    require_free_space(directory->path(), bytes() + room);
+    files.emplace(engine_, source_, directory->path(), destination, state.step);
+    return directory->path().string();
+  });
+  const std::vector<std::string> written = gather_texts(*ranks_, [&] {
+    try {
+      if (!files) {
+        require_shared(path);
+        files.emplace(engine_, source_, path, destination, state.step);
+      }
+      write_own(*files);
+    } catch (...) {
+      engine_.gate().end();  // updates need not wait until the other ranks learn of it
+      throw;
+    }
+    return std::to_string(files->written_bytes());
+  });
+  require_all_written(written, files->data_bytes());
+  Checksums checksums{state.step,
+                      ranks_->size() == 1 ? files->checksums() : checksums_by_ranks(*ranks_, path, files->files())};
+  together(*ranks_, [&] {
+    if (!directory) return;
+    commit(*directory, state, std::move(checksums));
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    log_info("checkpoint saved: {} ({}, {:.1f} s)", destination.string(), format_bytes(bytes()), took.count());
+    prune(state);
+  });
+}
+
+void CheckpointWriter::write_own(StateFiles& files) {
   for (const Bucket& bucket : engine_.buckets()) {
-    model.write_bucket(bucket);
-    const std::filesystem::path shown = directory_.path_of(state.step);
-    if (master) write_part(*master, engine_, bucket, StateArray::master, shown);
-    write_part(first, engine_, bucket, StateArray::first_moment, shown);
-    write_part(second, engine_, bucket, StateArray::second_moment, shown);
+    files.write_bucket(bucket);
     engine_.gate().passed(bucket.index());
     std::lock_guard lock(mutex_);
-    written_elements_ += bucket.range().size();
+    written_elements_ += bucket.own().size();
   }
-  model.finish();
-  if (master) master->finish();
-  first.finish();
-  second.finish();
+  files.finish();
+}
+
+void CheckpointWriter::commit(AtomicDirectory& directory, const TrainerState& state, Checksums checksums) {
   write_text_file_atomically(directory.path() / trainer_state_file, to_json(state));
-  Checksums checksums{state.step, model.checksums()};
-  if (master) checksums.files.emplace(master_file, master->checksum());
-  checksums.files.emplace(first_moment_file, first.checksum());
-  checksums.files.emplace(second_moment_file, second.checksum());
   write_checksums(directory.path(), std::move(checksums));
   const OwnFiles own(directory_.path());
   set_aside_if_foreign(own, directory.final_path());
   own.add(files_in(directory.path(), directory.final_path().filename().string() + "/"));
   directory.commit();
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  log_info("checkpoint saved: {} ({}, {:.1f} s)", directory_.path_of(state.step).string(), format_bytes(bytes()),
-           took.count());
+}
+
+void CheckpointWriter::prune(const TrainerState& state) {
+  const OwnFiles own(directory_.path());
   // While steps are skipped, the checkpoint from before them may be what is wanted back.
   std::optional<Checkpoint> good;
   if (state.skipped_in_a_row > 0) good = directory_.latest_up_to(state.step - state.skipped_in_a_row);
@@ -224,8 +233,10 @@ void CheckpointWriter::write(const TrainerState& state, std::uint64_t room) {
   }
 }
 
-void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& engine, Stream& compute,
-                     ThreadPool& pool) {
+namespace {
+
+// Does all of load_checkpoint() that is no collective.
+void place_own(const std::filesystem::path& checkpoint, OffloadEngine& engine, Stream& compute, ThreadPool& pool) {
   const ModelFiles model(checkpoint);
   require_same_parameters(checkpoint, model.layout(), engine.layout());
   // One at a time: a plan has one.
@@ -234,7 +245,7 @@ void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& eng
   };
   if (std::filesystem::exists(checkpoint / master_file)) {
     LoadingRing ring = make_ring();
-    stream_state(checkpoint / master_file, engine.layout(), ring, compute, pool.size(), engine.forms(DType::f32),
+    stream_state(checkpoint / master_file, engine, ring, compute, pool.size(), engine.forms(DType::f32),
                  [&](const WeightPiece& piece) { engine.place_weights(compute, piece); });
   } else {
     // The weights are the masters only where nothing was rounded.
@@ -244,13 +255,23 @@ void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& eng
         fail("{} is missing: the checkpoint's weights are {} (tensor '{}'), so its fp32 weights cannot be restored",
              (checkpoint / master_file).string(), name_of(dtype), p.name);
     }
-    model.load(engine, compute, pool);
+    model.place_own(engine, compute, pool);
   }
   LoadingRing ring = make_ring();
   for (const StateArray array : {StateArray::first_moment, StateArray::second_moment})
-    stream_state(checkpoint / (array == StateArray::first_moment ? first_moment_file : second_moment_file),
-                 engine.layout(), ring, compute, pool.size(), {.wide = true, .narrow = false},
+    stream_state(checkpoint / (array == StateArray::first_moment ? first_moment_file : second_moment_file), engine,
+                 ring, compute, pool.size(), {.wide = true, .narrow = false},
                  [&](const WeightPiece& piece) { place_moments(engine, array, piece, pool); });
+}
+
+}  // namespace
+
+void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& engine, Stream& compute,
+                     ThreadPool& pool) {
+  const std::uint64_t bytes = state_bytes(engine.layout().parameter_elements(), engine.formats().exported);
+  const TimeLimitAtLeast patience(engine.ranks(), seconds_for_files(bytes));
+  together(engine.ranks(), [&] { place_own(checkpoint, engine, compute, pool); });
+  engine.gather_placed(compute);
 }
 
 }  // namespace so

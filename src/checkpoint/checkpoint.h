@@ -5,28 +5,38 @@
 #include <cstdint>
 #include <exception>
 #include <filesystem>
+#include <memory>
 #include <mutex>
 #include <thread>
 
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/model_files.h"
+#include "checkpoint/state_files.h"
 #include "checkpoint/trainer_state.h"
+#include "io/atomic_directory.h"
+#include "io/checksums.h"
 #include "offload/engine.h"
+#include "ranks/communicator.h"
 
 namespace so {
 
 // A checkpoint directory holds a Hugging Face model (loadable as such), and by parameter, not by rank or bucket:
 // exp_avg.safetensors and exp_avg_sq.safetensors (AdamW's moments, fp32), master.safetensors (fp32 weights, unless the
 // model's own are), and trainer_state.json. It appears whole or not at all.
+//
+// With several ranks each has a writer, all make the same calls, and all throw the same failure. Each rank writes its
+// slices into the same files, whose bytes do not depend on the ranks; rank 0 does everything else.
 class CheckpointWriter {
  public:
+  // A collective of the engine's ranks.
   CheckpointWriter(OffloadEngine& engine, const ModelFiles& source, CheckpointDirectory directory,
                    int save_total_limit);
   ~CheckpointWriter();  // waits; logs a failure that nobody asked for
 
   // Begins to write checkpoint-<state.step> from the state as it is now and returns; a bucket's next update waits
   // until the bucket has been written. Waits for the save before, if it still runs. Throws what that one failed with.
-  // The save fails if it would leave less than `room` bytes free, so that other files have their place.
+  // The save fails if it would leave less than `room` bytes free, so that other files have their place. Rank 0's
+  // `state` is the one that is written.
   void start(const TrainerState& state, std::uint64_t room = 0);
   // Waits until nothing is being written. Throws Error if the last save failed; earlier checkpoints are untouched.
   void wait();
@@ -36,12 +46,17 @@ class CheckpointWriter {
 
  private:
   void write(const TrainerState& state, std::uint64_t room);
+  void write_own(StateFiles& files);
+  // Completes the directory and gives it its name; rank 0 calls it.
+  void commit(AtomicDirectory& directory, const TrainerState& state, Checksums checksums);
+  void prune(const TrainerState& state);
   void show_progress();  // until the thread has written its checkpoint
 
   OffloadEngine& engine_;
   const ModelFiles& source_;
   const CheckpointDirectory directory_;
   const int save_total_limit_;
+  const std::unique_ptr<Communicator> ranks_;  // the saving thread's
   std::thread thread_;
   std::mutex mutex_;  // of what the thread has done
   std::condition_variable ended_;
@@ -52,7 +67,8 @@ class CheckpointWriter {
 
 // Fills the engine's optimizer state from a checkpoint, whoever owned it when that was written, and the weights on the
 // device. `compute` is the model's stream. Throws Error naming the file and tensor if it is not one of this model and
-// dtype.
+// dtype. A collective of the engine's ranks, as many as there are now, which throw together (ranks/together.h): each
+// reads its slices alone.
 void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& engine, Stream& compute, ThreadPool& pool);
 
 }  // namespace so

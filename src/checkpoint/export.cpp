@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
 #include "base/error.h"
@@ -13,9 +14,11 @@
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/finite_state.h"
 #include "checkpoint/output_contents.h"
+#include "checkpoint/rank_files.h"
 #include "io/atomic_directory.h"
 #include "io/checksums.h"
 #include "io/own_files.h"
+#include "ranks/together.h"
 
 namespace so {
 
@@ -26,6 +29,18 @@ std::vector<TensorSpec> exported_tensors(const ModelFiles& source, DType dtype) 
   for (const ParameterFiles::Copy& copy : source.files().copies())
     specs.push_back({copy.name, dtype, source.layout().parameter(copy.parameter).shape});
   return specs;
+}
+
+void write_buckets(OffloadEngine& engine, ModelExport& model) {
+  ProgressReport progress("writing the model");
+  std::int64_t done = 0, all = 0;
+  for (const Bucket& bucket : engine.buckets()) all += bucket.own().size();
+  for (const Bucket& bucket : engine.buckets()) {
+    model.write_bucket(bucket);
+    done += bucket.own().size();
+    progress.update(static_cast<double>(done) / static_cast<double>(std::max<std::int64_t>(all, 1)),
+                    format_bytes(static_cast<std::uint64_t>(done) * size_of(engine.formats().exported)));
+  }
 }
 
 }  // namespace
@@ -76,7 +91,9 @@ ModelExport::ModelExport(OffloadEngine& engine, const ModelFiles& source, const 
     : engine_(engine),
       source_(source),
       destination_(destination),
-      writer_(directory, exported_tensors(source, engine.formats().exported), max_shard_bytes) {
+      writer_(directory, exported_tensors(source, engine.formats().exported), max_shard_bytes,
+              writers_of(engine.ranks())) {
+  if (engine.ranks().rank() != 0) return;
   source.directory().copy_auxiliary_files(directory);
   write_text_file_atomically(directory / "config.json",
                              config_with_dtype(source.directory().config_json(), engine.formats().exported));
@@ -119,22 +136,32 @@ void ModelExport::finish() { writer_.finish(); }
 
 void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
                   std::uint64_t max_shard_bytes) {
-  AtomicDirectory staged(directory / export_directory);
-  ModelExport model(engine, source, staged.path(), directory, max_shard_bytes);
-  {
-    ProgressReport progress("writing the model");
-    std::int64_t done = 0;
-    for (const Bucket& bucket : engine.buckets()) {
-      model.write_bucket(bucket);
-      done += bucket.range().size();
-      progress.update(static_cast<double>(done) / static_cast<double>(engine.layout().elements()),
-                      format_bytes(static_cast<std::uint64_t>(done) * size_of(engine.formats().exported)));
+  Communicator& ranks = engine.ranks();
+  const TimeLimitAtLeast patience(ranks, seconds_for_files(exported_bytes(source, engine.formats().exported)));
+  std::optional<AtomicDirectory> staged;  // rank 0's
+  std::optional<ModelExport> model;
+  const std::filesystem::path path = on_first_rank(ranks, [&] {
+    staged.emplace(directory / export_directory);
+    model.emplace(engine, source, staged->path(), directory, max_shard_bytes);
+    return staged->path().string();
+  });
+  const auto write_own = [&] {
+    if (!model) {
+      require_shared(path);
+      model.emplace(engine, source, path, directory, max_shard_bytes);
     }
-  }
-  model.finish();
-  write_checksums(staged.path(), {{}, model.checksums()});
-
-  put_model_into(staged.path(), directory);
+    write_buckets(engine, *model);
+    model->finish();
+    return std::to_string(model->written_bytes());
+  };
+  const std::vector<std::string> written = gather_texts(ranks, write_own);
+  require_all_written(written, model->data_bytes());
+  const auto checksums = ranks.size() == 1 ? model->checksums() : checksums_by_ranks(ranks, path, model->files());
+  together(ranks, [&] {
+    if (!staged) return;
+    write_checksums(path, {{}, checksums});
+    put_model_into(path, directory);
+  });
 }
 
 void put_model_into(const std::filesystem::path& staged, const std::filesystem::path& directory) {

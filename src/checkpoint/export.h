@@ -17,14 +17,20 @@ class ModelExport {
   // a second name if it has one there; config.json with that dtype noted; and the auxiliary files. What was quantised
   // is written as the rest. Claims the space for the weights in `directory`, in files of at most so many bytes of
   // tensors (but for a tensor that is larger). `destination` is what messages call the directory, which may have a
-  // temporary name until it is whole.
+  // temporary name until it is whole. With several ranks each has one, rank 0 before the others: it makes the files.
   ModelExport(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
               const std::filesystem::path& destination, std::uint64_t max_shard_bytes = default_max_shard_bytes);
 
-  // Throws Divergence if a weight is not finite.
+  // Writes what this rank has of the bucket. Throws Divergence if a weight is not finite.
   void write_bucket(const Bucket& bucket);
   void finish();  // every bucket was written: completes the files
-  std::map<std::string, FileChecksum> checksums() const { return writer_.checksums(); }  // of the weights' files, then
+  // Returns those of the weights' files, after finish(); with one rank alone.
+  std::map<std::string, FileChecksum> checksums() const { return writer_.checksums(); }
+
+  // Several ranks ask these (checkpoint/rank_files.h). The weights' files, by name with their bytes.
+  std::map<std::string, std::uint64_t> files() const { return writer_.files(); }
+  std::uint64_t data_bytes() const { return writer_.total_bytes(); }
+  std::uint64_t written_bytes() const { return writer_.written_bytes(); }
 
  private:
   OffloadEngine& engine_;
@@ -56,7 +62,7 @@ std::uint64_t state_bytes(std::int64_t parameters, DType dtype);
 
 // Puts the engine's weights, as they are now, into `directory` itself, beside checkpoints and metrics: first under a
 // temporary name, then file by file, config.json last. Throws Divergence, and changes nothing, if a weight is not
-// finite.
+// finite. A collective of the engine's ranks, which throw together (ranks/together.h): each writes its slices.
 void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
                   std::uint64_t max_shard_bytes = default_max_shard_bytes);
 

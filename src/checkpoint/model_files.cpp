@@ -3,14 +3,17 @@
 #include <exception>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/file_system.h"
 #include "base/log.h"
+#include "checkpoint/rank_files.h"
 #include "checkpoint/stream_tensors.h"
 #include "model/config.h"
 #include "model/parameters.h"
+#include "ranks/together.h"
 
 namespace so {
 namespace {
@@ -67,24 +70,30 @@ LoadingRing make_loading_ring(Device& device, const ParameterLayout& layout) {
   return LoadingRing(device, LoadingRing::slot_bytes_for(layout.elements()), largest_packed_bytes(layout));
 }
 
-template <class Forms, class Place>
-void ModelFiles::stream_weights(Stream& stream, int readers, PageCache cache, NonFinite non_finite, const Forms& forms,
-                                const Place& place) const {
+template <class Place>
+void ModelFiles::stream_weights(Stream& stream, std::vector<ShardReader::Request> requests, int readers,
+                                PageCache cache, NonFinite non_finite, const Place& place) const {
   LoadingRing ring = make_loading_ring(stream.device(), *layout_);
-  stream_tensors(ring, stream, files_.requests(forms), readers, cache, non_finite, "loading weights", place);
+  stream_tensors(ring, stream, std::move(requests), readers, cache, non_finite, "loading weights", place);
 }
 
-void ModelFiles::load(OffloadEngine& engine, Stream& stream, ThreadPool& pool) const {
+void ModelFiles::place_own(OffloadEngine& engine, Stream& stream, ThreadPool& pool) const {
   SO_CHECK(engine.layout().elements() == layout_->elements(), "an engine of another model");
   stream_weights(
-      stream, pool.size(), PageCache::drop, NonFinite::refuse, [&](DType stored) { return engine.forms(stored); },
+      stream, requests_within(engine.own_ranges(), files_.requests([&](DType stored) { return engine.forms(stored); })),
+      pool.size(), PageCache::drop, NonFinite::refuse,
       [&](const WeightPiece& piece) { engine.place_weights(stream, piece); });
 }
 
+void ModelFiles::load(OffloadEngine& engine, Stream& stream, ThreadPool& pool) const {
+  const TimeLimitAtLeast patience(engine.ranks(), seconds_for_files(files_.bytes()));
+  together(engine.ranks(), [&] { place_own(engine, stream, pool); });
+  engine.gather_placed(stream);
+}
+
 void ModelFiles::load(DeviceWeights& weights, Stream& stream, ThreadPool& pool) const {
-  stream_weights(
-      stream, pool.size(), PageCache::keep, NonFinite::warn, [&](DType) { return weights.forms(); },
-      [&](const WeightPiece& piece) { weights.place(stream, piece); });
+  stream_weights(stream, files_.requests([&](DType) { return weights.forms(); }), pool.size(), PageCache::keep,
+                 NonFinite::warn, [&](const WeightPiece& piece) { weights.place(stream, piece); });
 }
 
 }  // namespace so

@@ -33,13 +33,18 @@ class ModelFiles {
   // Page cache: training reads a model once and needs the memory, so an engine's load gives pages back right behind it.
   // A program that runs a model is often run again, so the other overload leaves them. Weights that are not finite: an
   // engine's load refuses them, naming file and tensor; the other warns.
+  //
+  // An engine's load is a collective of its ranks, which throw together (ranks/together.h). Each rank reads its slices
+  // alone, and they are gathered; quantised tensors are read whole by each.
   void load(OffloadEngine& engine, Stream& stream, ThreadPool& pool) const;
   void load(DeviceWeights& weights, Stream& stream, ThreadPool& pool) const;
+  // Does the part of an engine's load that is no collective; OffloadEngine::gather_placed() must follow.
+  void place_own(OffloadEngine& engine, Stream& stream, ThreadPool& pool) const;
 
  private:
-  template <class Forms, class Place>
-  void stream_weights(Stream& stream, int readers, PageCache cache, NonFinite non_finite, const Forms& forms,
-                      const Place& place) const;
+  template <class Place>
+  void stream_weights(Stream& stream, std::vector<ShardReader::Request> requests, int readers, PageCache cache,
+                      NonFinite non_finite, const Place& place) const;
 
   HfDirectory directory_;
   DecoderSpec spec_;

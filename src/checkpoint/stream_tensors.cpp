@@ -1,5 +1,6 @@
 #include "checkpoint/stream_tensors.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -8,6 +9,29 @@
 #include "device/wait_on_exit.h"
 
 namespace so {
+
+std::vector<ShardReader::Request> requests_within(std::span<const Range> ranges,
+                                                  std::vector<ShardReader::Request> requests) {
+  std::vector<ShardReader::Request> parts;
+  for (ShardReader::Request& request : requests) {
+    if (!request.scales.empty()) {
+      parts.push_back(std::move(request));
+      continue;
+    }
+    const TensorInfo& info = request.file->info(request.tensor);
+    const Range tensor{request.at, request.at + static_cast<std::int64_t>(info.bytes() / size_of(info.dtype))};
+    auto range = std::partition_point(ranges.begin(), ranges.end(),
+                                      [&](const Range& before) { return before.end <= tensor.begin; });
+    for (; range != ranges.end() && range->begin < tensor.end; ++range) {
+      const Range part = common(*range, tensor);
+      ShardReader::Request one = request;
+      one.first = part.begin - tensor.begin;
+      one.last = part.end - tensor.begin;
+      parts.push_back(std::move(one));
+    }
+  }
+  return parts;
+}
 
 void stream_tensors(LoadingRing& ring, Stream& stream, std::vector<ShardReader::Request> requests, int readers,
                     PageCache cache, NonFinite non_finite, const std::string& what,

@@ -2,13 +2,20 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "device/device.h"
 #include "io/shard_reader.h"
+#include "offload/schedule/parameter_layout.h"
 
 namespace so {
+
+// Returns the parts of the requests that lie in `ranges` of the flat range, which are in order. Quantised tensors are
+// kept whole.
+std::vector<ShardReader::Request> requests_within(std::span<const Range> ranges,
+                                                  std::vector<ShardReader::Request> requests);
 
 // place(piece) for each piece of the tensors, in order, while up to `readers` threads read ahead. What `place` enqueues
 // on `stream` may use the piece's memory; all of it is done on return. Shows progress, as `what`, when it takes long.

@@ -115,10 +115,13 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   void require_updates(Stream& stream);
 
   const ParameterLayout& layout() const { return layout_; }
+  Communicator& ranks() const { return ranks_; }  // as given: for collectives of the engine's thread
   const NumberFormats& formats() const { return settings_.formats; }
 
   // ---- Optimizer state, whoever owns it. Between steps, or by a save (see gate()); one thread at a time. With several
   // ranks, this rank's slices alone: what lies between them is left out. ----
+  // Returns the elements of these slices, in order, neighbours joined; with one rank that is all of the flat range.
+  std::vector<Range> own_ranges() const;
   // Calls body(begin, values) for pieces of `range` of the flat range, in order; the values, which begin at element
   // `begin`, hold during the call. Padding belongs to the range. Host-owned state is given as it lies.
   using ReadBody = std::function<void(std::int64_t begin, std::span<const float> values)>;
@@ -128,9 +131,13 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   void write_state(StateArray array, Range range, const WriteBody& fill);
   // Loading: weights come in pieces, in these forms where the file has them in `stored`. Each becomes master weights
   // and weights in their own format; upload_weights() is not needed then. Enqueues on `stream`, and writes host-owned
-  // state itself. When all pieces are placed the caller synchronizes the stream.
+  // state itself. When all pieces are placed the caller synchronizes the stream. With several ranks it is enough that
+  // each places its own_ranges(), if gather_placed() follows.
   WeightForms forms(DType stored) const;
   void place_weights(Stream& stream, const WeightPiece& piece);
+  // Brings the weights that each rank has placed to all of them. Waits; with one rank there is nothing to do. `compute`
+  // is the stream of the model.
+  void gather_placed(Stream& compute);
   // After master weights were written: rounds them into the device's weights. Waits. `compute` is the stream of the
   // model.
   void upload_weights(Stream& compute);

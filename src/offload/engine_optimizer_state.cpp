@@ -14,6 +14,19 @@ void OffloadEngine::begin_save() {
   gate_.begin();
 }
 
+std::vector<Range> OffloadEngine::own_ranges() const {
+  std::vector<Range> ranges;
+  for (const Bucket& bucket : buckets_) {
+    const Range own = bucket.own();
+    if (own.size() <= 0) continue;
+    if (!ranges.empty() && ranges.back().end == own.begin)
+      ranges.back().end = own.end;
+    else
+      ranges.push_back(own);
+  }
+  return ranges;
+}
+
 void OffloadEngine::read_state(StateArray array, Range range, const ReadBody& body) {
   for (const Bucket& bucket : buckets_) {
     const Range part = common(bucket.own(), range);
@@ -67,6 +80,14 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
     else if (!on_host(bucket))
       device_optimizer_.place_masters(stream, bucket, part, piece);
   }
+}
+
+void OffloadEngine::gather_placed(Stream& compute) {
+  if (!exchange_) return;
+  compute.synchronize();  // what was placed is there
+  exchange_->forget();
+  gather(buckets_, compute);
+  compute.synchronize();
 }
 
 void OffloadEngine::upload_weights(Stream& compute) {

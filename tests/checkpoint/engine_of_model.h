@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
+#include "base/mix_bits.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/model_files.h"
 #include "offload/engine.h"
@@ -23,11 +23,15 @@ class EngineOfModel {
  public:
   EngineOfModel(const std::filesystem::path& directory, DType compute, std::int64_t bucket_elements = 1024,
                 Owner owner = Owner::host)
+      : EngineOfModel(directory, nullptr, compute, DType::f32, bucket_elements, owner) {}
+  // Of one of several ranks; null: the only one.
+  EngineOfModel(const std::filesystem::path& directory, Communicator* ranks, DType compute, DType moments,
+                std::int64_t bucket_elements = 1024, Owner owner = Owner::host)
       : files_(directory),
         runtime_(DeviceChoice::cpu, 2),
-        ranks_(make_single_communicator()),
-        engine_(runtime_.device(), runtime_.host_pool(), *ranks_, files_.layout(),
-                settings_of(files_.layout(), compute, bucket_elements, owner)),
+        only_(make_single_communicator()),
+        engine_(runtime_.device(), runtime_.host_pool(), ranks ? *ranks : *only_, files_.layout(),
+                settings_of(files_.layout(), compute, moments, bucket_elements, owner)),
         stream_(runtime_.device().create_stream("test")) {}
 
   const ModelFiles& files() const { return files_; }
@@ -41,15 +45,19 @@ class EngineOfModel {
     so::load_checkpoint(path, engine_, *stream_, runtime_.host_pool());
   }
 
-  // Master and moments of every parameter from a seed: no fp32 weight survives rounding to bf16.
+  // Master and moments of every parameter from a seed and their places: no fp32 weight survives rounding to bf16. With
+  // several ranks each fills its slices.
   void fill(unsigned seed) {
-    std::mt19937 random(seed);
-    for (const StateArray array : state_arrays)
+    for (const StateArray array : state_arrays) {
+      const std::uint32_t random_bits = array == StateArray::second_moment ? 0x03ffffffu : 0x83ffffffu;  // not negative
       for (int p = 0; p < layout().count(); ++p)
-        engine_.write_state(array, layout().range(p), [&](std::int64_t, std::span<float> values) {
+        engine_.write_state(array, layout().range(p), [&](std::int64_t begin, std::span<float> values) {
+          auto at = (std::uint64_t{seed} << 40) + (static_cast<std::uint64_t>(array) << 36) +
+                    static_cast<std::uint64_t>(begin) + 1;
           for (float& x : values)
-            x = std::bit_cast<float>(0x3c000001u | (static_cast<std::uint32_t>(random()) & 0x83ffffffu));
+            x = std::bit_cast<float>(0x3c000001u | (static_cast<std::uint32_t>(mix_bits(at++)) & random_bits));
         });
+    }
     engine_.upload_weights(*stream_);
   }
 
@@ -71,7 +79,7 @@ class EngineOfModel {
     return engine_.finish_step(*stream);
   }
 
-  // Bits of a parameter in master, moments and, as uint32, device weights.
+  // Bits of a parameter in master and moments (with several ranks of this one's slices) and, as uint32, device weights.
   struct Bits {
     std::vector<std::uint32_t> master, m, v, weights;
     bool operator==(const Bits&) const = default;
@@ -104,18 +112,19 @@ class EngineOfModel {
   }
 
  private:
-  static EngineSettings settings_of(const ParameterLayout& layout, DType compute, std::int64_t bucket_elements,
-                                    Owner owner) {
+  static EngineSettings settings_of(const ParameterLayout& layout, DType compute, DType moments,
+                                    std::int64_t bucket_elements, Owner owner) {
     EngineSettings settings;
     settings.device_units = owner == Owner::device ? layout.units() : 0;
     settings.formats = model_formats(compute);
+    settings.formats.moments = moments;
     settings.bucket_elements = bucket_elements;
     return settings;
   }
 
   ModelFiles files_;
   Runtime runtime_;
-  std::unique_ptr<Communicator> ranks_;
+  const std::unique_ptr<Communicator> only_;
   OffloadEngine engine_;
   std::unique_ptr<Stream> stream_;  // ends first: its work uses the engine's memory
 };

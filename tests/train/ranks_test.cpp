@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/model_files.h"
 #include "data/batches.h"
 #include "model/model_on_device.h"
@@ -47,6 +48,12 @@ struct Outcome {
 
 struct Job {
   std::string model = "qwen3-tied";
+  // Goes on from the checkpoint of so many steps; 0: from the model.
+  int from = 0;
+  // Saves one after so many steps, while training goes on; 0: none.
+  int save_after = 0;
+  std::filesystem::path checkpoints;
+  DType moments = DType::f32;
   std::int64_t batch_size = 1, accumulation = 1;
   int steps = 6;
   double max_grad_norm = 1;
@@ -67,6 +74,7 @@ Outcome train_on(int size, const Job& job, const TokenDataset& data) {
     settings.weight_decay = 0.01;
     settings.max_grad_norm = job.max_grad_norm;
     settings.schedule = job.schedule;
+    settings.formats.moments = job.moments;
     OffloadEngine engine(runtime.device(), runtime.host_pool(), ranks, files.layout(), settings);
     BatchOptions options;
     options.batch_size = job.batch_size;
@@ -81,16 +89,30 @@ Outcome train_on(int size, const Job& job, const TokenDataset& data) {
     const std::int64_t tokens = batches.max_micro_batch_tokens(job.steps);
     ModelOnDevice model(runtime.device(), runtime.ops(), *stream, files.spec(), files.layout(), decoder,
                         {.positions = 32, .batch_tokens = tokens, .kept_tokens = tokens});
-    files.load(engine, *stream, runtime.host_pool());
+    const CheckpointDirectory directory(job.checkpoints);
+    CheckpointWriter writer(engine, files, directory, 0);
+    TrainerState trainer;
+    if (job.from > 0) {
+      load_checkpoint(directory.path_of(job.from), engine, *stream, runtime.host_pool());
+      trainer = read_trainer_state(directory.path_of(job.from) / trainer_state_file);
+      batches.restore(trainer.sampler);
+    } else {
+      files.load(engine, *stream, runtime.host_pool());
+    }
     model.make_arena(std::size_t{64} << 20);
     EngineState state(engine);
     TrainingStep step(files.spec(), files.layout(), model, state, ranks, batches, *stream, false);
     Outcome& own = all[static_cast<std::size_t>(ranks.rank())];
-    for (int i = 0; i < job.steps; ++i) {
+    for (int i = job.from; i < job.steps; ++i) {
       const StepResult result = step.run(3e-3, i + 1);
       own.losses.push_back(result.loss);
       own.norms.push_back(result.verdict.norm);
+      trainer.step = trainer.updates = i + 1;
+      trainer.sampler = batches.state();
+      trainer.options = "{}";
+      if (i + 1 == job.save_after) writer.start(trainer);
     }
+    writer.wait();
     engine.require_updates(*stream);
     stream->synchronize();
     for (int unit = 0; unit < files.layout().units(); ++unit) {
@@ -127,6 +149,7 @@ class TrainingOnRanks : public testing::Test {
     if (test::on_gpu()) GTEST_SKIP() << "on the CPU only: collectives of ranks reach its memory alone";
     write_records(directory_.path() / "data.tokens", 22, 120);
   }
+  std::filesystem::path output(const std::string& name) const { return directory_.path() / name; }
   TokenDataset data() const { return TokenDataset(directory_.path() / "data.tokens", 1); }
 
  private:
@@ -153,6 +176,45 @@ TEST_F(TrainingOnRanks, TheSameRunTwiceGivesTheSameBytes) {
   const Outcome synchronous = train_on(3, {.accumulation = 2, .schedule = Schedule::synchronous}, records);
   EXPECT_EQ(first.losses, synchronous.losses);
   EXPECT_EQ(first.weights, synchronous.weights) << "when the host updates changes no bit";
+}
+
+Outcome after(const Outcome& whole, int steps) {
+  return {{whole.losses.begin() + steps, whole.losses.end()},
+          {whole.norms.begin() + steps, whole.norms.end()},
+          whole.weights};
+}
+
+void expect_equal(const Outcome& found, const Outcome& expected) {
+  EXPECT_EQ(found.losses, expected.losses);
+  EXPECT_EQ(found.norms, expected.norms);
+  EXPECT_EQ(found.weights, expected.weights);
+}
+
+// With as many ranks to the bit, and with others to what another order of additions changes.
+TEST_F(TrainingOnRanks, AResumedRunGoesOnAsIfItHadNotStopped) {
+  const TokenDataset records = data();
+  for (const char* model : {"qwen3-tied", "qwen3-moe"})
+    for (const int saved : {1, 2, 4}) {
+      SCOPED_TRACE(testing::Message() << model << " saved on " << saved);
+      const auto job = [&](int ranks) {
+        return Job{.model = model,
+                   .checkpoints = output(std::string(model) + std::to_string(saved)),
+                   .moments = std::string_view(model) == "qwen3-moe" ? DType::bf16 : DType::f32,
+                   .accumulation = 4 / ranks};
+      };
+      Job whole = job(saved);
+      whole.save_after = 3;
+      const Outcome uninterrupted = train_on(saved, whole, records);
+      for (const int ranks : {1, 2, 4}) {
+        Job rest = job(ranks);
+        rest.from = 3;
+        const Outcome resumed = train_on(ranks, rest, records);
+        if (ranks == saved)
+          expect_equal(resumed, after(uninterrupted, 3));
+        else
+          expect_close(resumed, after(uninterrupted, 3));
+      }
+    }
 }
 
 }  // namespace

@@ -1,0 +1,47 @@
+// The large files of a checkpoint: its model's weights, fp32 weights and moments.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "checkpoint/export.h"
+#include "io/safetensors.h"
+#include "offload/engine.h"
+
+namespace so {
+
+class StateFiles {
+ public:
+  // As ModelExport. `step`: each file says of which step it is, so that a file of another checkpoint is known by more
+  // than its checksum.
+  StateFiles(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
+             const std::filesystem::path& destination, std::int64_t step);
+
+  // Writes what this rank has of the bucket. Throws Divergence if it is not finite.
+  void write_bucket(const Bucket& bucket);
+  // Every bucket was written: completes the files.
+  void finish();
+  std::map<std::string, FileChecksum> checksums() const;  // after finish(); with one rank alone
+
+  // Several ranks ask these (checkpoint/rank_files.h).
+  std::map<std::string, std::uint64_t> files() const;  // by name, with their bytes
+  std::uint64_t data_bytes() const, written_bytes() const;
+
+ private:
+  struct Array {
+    StateArray array;
+    const char* file;
+    SafetensorsWriter writer;
+  };
+  void write(Array& array, const Bucket& bucket);
+
+  OffloadEngine& engine_;
+  const std::filesystem::path destination_;
+  ModelExport model_;
+  std::vector<Array> arrays_;
+};
+
+}  // namespace so
