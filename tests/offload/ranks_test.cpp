@@ -2,8 +2,10 @@
 // multiples of 2^-8, so their sums over ranks are exact and the result must equal that of one plain loop bit for bit.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <limits>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "offload/engine_rig.h"
@@ -220,11 +222,14 @@ TEST(EngineOnRanks, AFailureOfOneRankEndsTheStepOfAll) {
   const Flat initial = test::synthetic_gradients(layout, 7);
   std::mutex mutex;
   std::vector<std::string> errors;
+  std::atomic<int> loaded{0};
   test::run_ranks(3, [&](Communicator& ranks) {
     test::EngineRig rig(layout, settings_of(Schedule::overlapped, 4096, 0), 1, nullptr, {}, &ranks);
     rig.load(initial);
+    ++loaded;
     const Flat gradient = gradient_of(layout, 0, ranks.rank());
     if (ranks.rank() == 2) {
+      while (loaded < 3) std::this_thread::yield();  // loading is a collective, too
       ranks.abort("a device error");
       return;
     }
