@@ -12,6 +12,12 @@ namespace {
 // The first character of a rank's text says how its body ended.
 enum Ending : char { done = '.', error = 'E', divergence = 'D', other = 'X' };
 
+template <class Exception>
+class OfAll final : public Exception, public ThrownByAll {
+ public:
+  using Exception::Exception;
+};
+
 std::string with(Ending ending, const std::string& text) { return std::string(1, ending) + text; }
 
 std::string end_of(const std::function<std::string()>& body, std::exception_ptr& thrown) {
@@ -45,8 +51,8 @@ std::vector<std::string> gather_texts(Communicator& ranks, const std::function<s
   const auto rank = static_cast<int>(failed - texts.begin());
   const std::string text = failed->substr(1);
   const std::string sentence = rank == 0 ? text : fmt::format("rank {}: {}", rank, text);
-  if ((*failed)[0] == error) throw Error(sentence);
-  if ((*failed)[0] == divergence) throw Divergence(sentence);
+  if ((*failed)[0] == error) throw OfAll<Error>(sentence);
+  if ((*failed)[0] == divergence) throw OfAll<Divergence>(sentence);
   if (rank == ranks.rank()) std::rethrow_exception(thrown);
   throw Communicator::gave_up(rank, text);
 }

@@ -2,6 +2,7 @@
 // of the program, so that none waits for a rank that has gone another way.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <string>
 #include <vector>
@@ -10,12 +11,23 @@
 
 namespace so {
 
+// Marks an exception that every rank throws at the same place. None of them waits for another then, so who ends a run
+// for it need not abort(), which would give the others a RankFailure in its stead.
+class ThrownByAll {
+ public:
+  virtual ~ThrownByAll() = default;
+};
+inline bool thrown_by_all(const std::exception& exception) {
+  return dynamic_cast<const ThrownByAll*>(&exception) != nullptr;
+}
+
 // Calls `body` on every rank and returns what each rank's returned, by rank. If it threw on any rank, all throw the
 // failure of the lowest such rank: an Error or a Divergence as what it is, with "rank R: " before its sentence unless R
 // is 0; anything else as itself on that rank and as a RankFailure on the others. No rank comes out before every rank's
 // body has ended. `body` calls no collective. On one rank this is a call of `body`.
 //
-// Itself a collective: the ranks' times in `body` must not differ by more than their time limit.
+// Itself a collective: the ranks' times in `body` must not differ by more than their time limit. What it throws on all
+// alike is ThrownByAll.
 std::vector<std::string> gather_texts(Communicator& ranks, const std::function<std::string()>& body);
 
 // Does the same where nothing is to be told.

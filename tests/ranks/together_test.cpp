@@ -47,10 +47,13 @@ std::vector<std::string> failures(int size, const Body& body) {
       together(ranks, [&] { body(ranks.rank()); });
     } catch (const Error& error) {
       own = std::string("Error ") + error.what();
+      EXPECT_EQ(thrown_by_all(error), ranks.size() > 1);
     } catch (const Divergence& divergence) {
       own = std::string("Divergence ") + divergence.what();
+      EXPECT_TRUE(thrown_by_all(divergence));
     } catch (const RankFailure& failure) {
       own = std::string("RankFailure ") + failure.what();
+      EXPECT_FALSE(thrown_by_all(failure));
       EXPECT_EQ(failure.rank(), 1);
     } catch (const std::bad_alloc&) {
       own = "bad_alloc";
@@ -97,6 +100,25 @@ TEST(Together, OfSeveralFailuresTheLowestRanksIsThrown) {
 
 TEST(Together, OneRankAloneThrowsWhatItThrew) {
   EXPECT_EQ(failures(1, [](int) { fail("the disk is full"); }), std::vector<std::string>{"Error the disk is full"});
+}
+
+// No rank that leaves early frees another that is still about to throw the same.
+TEST(Together, NobodyAbortsForWhatAllThrow) {
+  std::atomic<int> errors{0};
+  for (int i = 0; i < 50; ++i)
+    EXPECT_THROW(test::run_ranks(4,
+                                 [&](Communicator& ranks) {
+                                   try {
+                                     together(ranks, [&] {
+                                       if (ranks.rank() == 2) fail("the disk is full");
+                                     });
+                                   } catch (const Error&) {
+                                     ++errors;
+                                     throw;
+                                   }
+                                 }),
+                 Error);
+  EXPECT_EQ(errors, 4 * 50);
 }
 
 TEST(Together, ALongerTimeLimitHoldsForAWhile) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ranks/thread_ranks.h"
+#include "ranks/together.h"
 
 namespace so::test {
 
@@ -30,7 +31,7 @@ inline void run_ranks(int size, const std::function<void(Communicator&)>& body, 
           freed[at] = std::current_exception();
         } catch (const std::exception& error) {
           errors[at] = std::current_exception();
-          rank.abort(error.what());
+          if (!thrown_by_all(error)) rank.abort(error.what());
         }
       });
   }
