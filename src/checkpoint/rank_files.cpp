@@ -67,7 +67,8 @@ std::map<std::string, FileChecksum> checksums_by_ranks(Communicator& ranks, cons
   SO_CHECK(all.size() == files.size(), "{} checksums of {} files", all.size(), files.size());
   for (const auto& [name, bytes] : files)
     if (all.at(name).bytes != bytes)
-      fail("{} has {} bytes where {} were written", printable_path(directory / name), all.at(name).bytes, bytes);
+      fail_on_all(fmt::format("{} has {} bytes where {} were written", printable_path(directory / name),
+                              all.at(name).bytes, bytes));
   return all;
 }
 

@@ -39,6 +39,8 @@ std::string end_of(const std::function<std::string()>& body, std::exception_ptr&
 
 }  // namespace
 
+void fail_on_all(const std::string& sentence) { throw OfAll<Error>(sentence); }
+
 std::vector<std::string> gather_texts(Communicator& ranks, const std::function<std::string()>& body) {
   if (ranks.size() == 1) return {body()};
   std::exception_ptr thrown;
@@ -51,7 +53,7 @@ std::vector<std::string> gather_texts(Communicator& ranks, const std::function<s
   const auto rank = static_cast<int>(failed - texts.begin());
   const std::string text = failed->substr(1);
   const std::string sentence = rank == 0 ? text : fmt::format("rank {}: {}", rank, text);
-  if ((*failed)[0] == error) throw OfAll<Error>(sentence);
+  if ((*failed)[0] == error) fail_on_all(sentence);
   if ((*failed)[0] == divergence) throw OfAll<Divergence>(sentence);
   if (rank == ranks.rank()) std::rethrow_exception(thrown);
   throw Communicator::gave_up(rank, text);

@@ -21,6 +21,9 @@ inline bool thrown_by_all(const std::exception& exception) {
   return dynamic_cast<const ThrownByAll*>(&exception) != nullptr;
 }
 
+// Throws an Error with this sentence; every rank calls it, because all know the same.
+[[noreturn]] void fail_on_all(const std::string& sentence);
+
 // Calls `body` on every rank and returns what each rank's returned, by rank. If it threw on any rank, all throw the
 // failure of the lowest such rank: an Error or a Divergence as what it is, with "rank R: " before its sentence unless R
 // is 0; anything else as itself on that rank and as a RankFailure on the others. No rank comes out before every rank's

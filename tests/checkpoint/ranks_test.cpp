@@ -354,6 +354,28 @@ TEST_F(ExportOnRanks, OneRanksFailureLeavesTheEarlierModel) {
   EXPECT_TRUE(snapshot(output) == before);
 }
 
+TEST(SharedDirectory, OneThatARankDoesNotSeeIsRefused) {
+  const TemporaryDirectory temporary;
+  EXPECT_NO_THROW(require_shared(temporary.path()));
+  expect_in(refusal([&] { require_shared(temporary / "checkpoint-7.tmp-1"); }),
+            {"checkpoint-7.tmp-1 is not there", "rank 0", "a file system they share"});
+}
+
+TEST_F(CheckpointsOnRanks, AFileOfAnotherSizeThanWasWrittenIsRefusedByAll) {
+  write_file(temporary_ / "a", "12345");
+  write_file(temporary_ / "b", "1234");
+  std::vector<std::string> messages(2);
+  run_ranks(2, [&](Communicator& ranks) {
+    const auto of = [&](const std::map<std::string, std::uint64_t>& files) {
+      return checksums_by_ranks(ranks, temporary_.path(), files);
+    };
+    EXPECT_EQ(of({{"a", 5}, {"b", 4}}).at("b"), checksum_of_file(temporary_ / "b"));
+    messages[static_cast<std::size_t>(ranks.rank())] = refusal([&] { of({{"a", 6}, {"b", 4}}); });
+  });
+  expect_in(messages[0], {(temporary_ / "a").string(), "has 5 bytes where 6 were written"});
+  EXPECT_EQ(messages[1], messages[0]);
+}
+
 TEST(ReadersOfFiles, ShareTheBytes) {
   const std::map<std::string, std::uint64_t> files{{"a", 100}, {"b", 100}, {"c", 60}, {"d", 50}, {"e", 10}};
   EXPECT_EQ(readers_of(files, 1), (std::map<std::string, int>{{"a", 0}, {"b", 0}, {"c", 0}, {"d", 0}, {"e", 0}}));
