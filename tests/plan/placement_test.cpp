@@ -11,6 +11,7 @@
 #include "offload/schedule/owner_split.h"
 #include "plan/gpu_rates.h"
 #include "support/errors.h"
+#include "support/sanitized.h"
 
 namespace so::test {
 namespace {
@@ -272,7 +273,7 @@ TEST(ChoosePlacement, AForcedSplitStays) {
 
 // Trying everything finds nothing better with as many places for new state as the planner takes, and nothing as good
 // with more on the device. With other numbers of places, nothing better beyond what a small model's few pieces make, of
-// which one more or less is done before the verdict.
+// which one more or less is done before the verdict. A sanitizer's build, in which this is slow, tries fewer.
 TEST(ChoosePlacement, EqualsBruteForce) {
   std::mt19937 random(7);
   const auto pick = [&](std::initializer_list<double> values) { return *(values.begin() + random() % values.size()); };
@@ -301,7 +302,7 @@ TEST(ChoosePlacement, EqualsBruteForce) {
           const std::int64_t undo = choose_undo_buckets(m.in, d, keep, m.in.memory(d, {}).host_bytes);
           best_of_the_rule = std::min(best_of_the_rule, rank_of(estimate_step(m.in, d, keep, undo)));
         }
-        for (std::int64_t undo = 0; undo <= 60; undo += 3)
+        for (std::int64_t undo = 0; undo <= 60; undo += sanitized ? 15 : 3)
           if (m.fits(d, keep, undo)) {
             const StepEstimate e = estimate_step(m.in, d, keep, undo);
             all.push_back({d, rank_of(e), e.seconds()});
@@ -349,7 +350,7 @@ TEST(ChoosePlacement, EqualsTheBestSplitOfADeepModel) {
     SCOPED_TRACE(round);
     const Placement plan = choose_placement(m.in);
     double best = 1e9;
-    for (int d = 0; d <= m.units(); ++d) {
+    for (int d = 0; d <= m.units(); d += sanitized ? 4 : 1) {
       m.in.forced_device_units = d;
       const StateMemory memory = m.in.memory(d, {});
       if (memory.host_bytes > m.in.host_budget ||

@@ -45,7 +45,7 @@ struct Planned {
     PlanQuestion q =
         make_question({spec, layout, machine, WeightOrigin::files, row_shape}, asked, train_option_table());
     q.askable = {std::size_t{1} << 50, std::size_t{1} << 50};
-    q.seconds = 60;  // whatever else the machine does
+    q.seconds = 3600;  // whatever else the machine does
     return q;
   }
   ModelConfig config;

@@ -1,5 +1,6 @@
 // Whether the tests, and the program that they run, are built with a sanitizer. It has a handler of SIGBUS, memory and
-// an address space of its own, so tests of those are left out or allow more.
+// an address space of its own, so tests of those are left out or allow more. Where a test repeats a case many times,
+// fewer repetitions do, as the other builds make them all.
 #pragma once
 
 namespace so::test {
