@@ -51,20 +51,20 @@ std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype)
   return specs;
 }
 
-std::uint64_t exported_bytes(const ModelFiles& source, DType dtype) {
+std::uint64_t exported_bytes(const ModelFiles& source, DType exported) {
   std::uint64_t bytes = 0;
-  for (const TensorSpec& spec : exported_tensors(source, dtype)) bytes += spec.bytes();
+  for (const TensorSpec& spec : exported_tensors(source, exported)) bytes += spec.bytes();
   return bytes;
 }
 
-std::uint64_t exported_bytes(const ParameterLayout& layout, DType dtype) {
+std::uint64_t exported_bytes(const ParameterLayout& layout, DType exported) {
   std::uint64_t bytes = 0;
-  for (const TensorSpec& spec : tensor_specs(layout, dtype)) bytes += spec.bytes();
+  for (const TensorSpec& spec : tensor_specs(layout, exported)) bytes += spec.bytes();
   return bytes;
 }
 
-std::uint64_t state_bytes(std::int64_t parameters, DType dtype) {
-  return static_cast<std::uint64_t>(parameters) * sizeof(float) * (dtype == DType::f32 ? 2 : 3);
+std::uint64_t state_bytes(std::int64_t parameters, DType exported) {
+  return static_cast<std::uint64_t>(parameters) * sizeof(float) * (exported == DType::f32 ? 2 : 3);
 }
 
 std::string config_with_dtype(const std::string& config_json, DType dtype) {

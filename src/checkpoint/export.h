@@ -13,11 +13,12 @@ namespace so {
 // Streams bucket by bucket, so that the engine may go on as soon as it has passed a bucket (OffloadEngine::gate()).
 class ModelExport {
  public:
-  // Weights in the engine's compute dtype under the names and in the shapes of `source`, a tied embedding also under
-  // a second name if it has one there; config.json with that dtype noted; and the auxiliary files. What was quantised
-  // is written as the rest. Claims the space for the weights in `directory`, in files of at most so many bytes of
-  // tensors (but for a tensor that is larger). `destination` is what messages call the directory, which may have a
-  // temporary name until it is whole. With several ranks each has one, rank 0 before the others: it makes the files.
+  // Writes weights, in the format in which the engine's are to be exported, under the names and in the shapes of
+  // `source`, a tied embedding also under a second name if it has one there; config.json with that dtype noted; and the
+  // auxiliary files. What was quantised is written as the rest. Claims the space for the weights in `directory`, in
+  // files of at most so many bytes of tensors (but for a tensor that is larger). `destination` is what messages call
+  // the directory, which may have a temporary name until it is whole. With several ranks each has one, rank 0 before
+  // the others: it makes the files.
   ModelExport(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
               const std::filesystem::path& destination, std::uint64_t max_shard_bytes = default_max_shard_bytes);
 
@@ -53,12 +54,12 @@ std::string config_with_dtype(const std::string& config_json, DType dtype);
 
 // Bytes of the tensors that export_model() writes. Without a source, as where a dry run has no weights, those of the
 // layout, to which a source may add a second name of a tied embedding.
-std::uint64_t exported_bytes(const ModelFiles& source, DType dtype);
-std::uint64_t exported_bytes(const ParameterLayout& layout, DType dtype);
+std::uint64_t exported_bytes(const ModelFiles& source, DType exported);
+std::uint64_t exported_bytes(const ParameterLayout& layout, DType exported);
 
-// Bytes that a checkpoint holds beside its model: fp32 masters unless the model's own weights are fp32, and two
+// Bytes that a checkpoint holds beside its model: fp32 masters unless the model is exported in fp32, and two
 // moments.
-std::uint64_t state_bytes(std::int64_t parameters, DType dtype);
+std::uint64_t state_bytes(std::int64_t parameters, DType exported);
 
 // Puts the engine's weights, as they are now, into `directory` itself, beside checkpoints and metrics: first under a
 // temporary name, then file by file, config.json last. Throws Divergence, and changes nothing, if a weight is not

@@ -26,7 +26,7 @@ class ModelFiles {
   const ParameterFiles& files() const { return files_; }
 
   // Reads every parameter, shard by shard, and places it: in an engine as master weights, whoever owns them, and as
-  // weights in compute dtype; or as weights only. Through a ring of pinned memory (make_loading_ring()), so that the
+  // weights in their own format; or as weights only. Through a ring of pinned memory (make_loading_ring()), so that the
   // model is never whole in host memory on its way; as many threads read as `pool` has, within the ring's limit. The
   // work is enqueued on `stream`; all of it is done on return. Shows progress when it takes long.
   //

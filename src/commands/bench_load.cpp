@@ -74,13 +74,13 @@ void copy_all(LoadingRing& ring, Stream& stream, const DeviceWeights& weights, s
 int run(const BenchLoadOptions& options, const OptionOrigins&) {
   const ModelFiles model(options.model);
   const std::string config = (std::filesystem::path(options.model) / "config.json").string();
-  const DType compute = compute_dtype(asked_dtype(options.dtype), read_text_file(config, 16 << 20), config);
+  const DType dtype = compute_dtype(asked_dtype(options.dtype), read_text_file(config, 16 << 20), config);
   check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads.value_or(0));
   Device& device = runtime.device();
   {
     const auto dry = make_dry_device(backend_of(device));
-    const DeviceWeights weights(*dry, model.layout(), compute);
+    const DeviceWeights weights(*dry, model.layout(), dtype);
     // The loader's, and the one of the measurements beside it.
     const LoadingRing rings[] = {make_loading_ring(*dry, model.layout()), make_loading_ring(*dry, model.layout())};
     MemoryPlan plan;
@@ -90,7 +90,7 @@ int run(const BenchLoadOptions& options, const OptionOrigins&) {
     if (const auto refusal = room_of(device).misfit(plan, advice)) throw *refusal;
   }
   LoadingRing ring = make_loading_ring(device, model.layout());
-  DeviceWeights weights(device, model.layout(), compute);
+  DeviceWeights weights(device, model.layout(), dtype);
   const auto stream = device.create_stream("compute");
   const std::uint64_t bytes = model.files().bytes();
 
@@ -109,7 +109,7 @@ int run(const BenchLoadOptions& options, const OptionOrigins&) {
   if (options.json) {
     const nlohmann::ordered_json result{{"model", options.model},
                                         {"device", device.name()},
-                                        {"dtype", name_of(compute)},
+                                        {"dtype", name_of(dtype)},
                                         {"bytes", bytes},
                                         {"rounds", options.rounds},
                                         {"first_read_seconds", first},
@@ -122,7 +122,7 @@ int run(const BenchLoadOptions& options, const OptionOrigins&) {
     fmt::print("{}\n", result.dump());
     return exit_ok;
   }
-  fmt::print("{} as {} on {}: {} in files, median of {} rounds\n", options.model, name_of(compute), device.name(),
+  fmt::print("{} as {} on {}: {} in files, median of {} rounds\n", options.model, name_of(dtype), device.name(),
              format_bytes(bytes), options.rounds);
   const auto line = [&](const char* what, double seconds) {
     fmt::print("{:<28} {:>9.4f} s {:>8.4g} GB/s\n", what, seconds, gigabytes / seconds);

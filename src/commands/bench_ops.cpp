@@ -80,7 +80,6 @@ int run(const BenchOpsOptions& options, const OptionOrigins&) {
   const NamedModel model = read_named_model(options.config, options.dtype);
   const ModelConfig& config = model.config;
   const DecoderSpec& spec = model.spec;
-  const DType compute = model.compute;
   check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads.value_or(0));
   Device& device = runtime.device();
@@ -90,7 +89,7 @@ int run(const BenchOpsOptions& options, const OptionOrigins&) {
 
   const auto engine_ops = make_engine_ops(device);
   const auto adamw = make_device_adamw(device);
-  const auto cases = make_cases(spec, tokens, longest, compute, backend, runtime.ops(), *engine_ops, *adamw);
+  const auto cases = make_cases(spec, tokens, longest, model.dtype, backend, runtime.ops(), *engine_ops, *adamw);
   const auto dry = make_dry_device(backend);
   std::vector<std::size_t> sizes;
   std::size_t most = 0;
@@ -105,10 +104,10 @@ int run(const BenchOpsOptions& options, const OptionOrigins&) {
          format_bytes(most), format_bytes(room));
 
   const auto stream = device.create_stream("compute");
-  const double gemm_rate = measure_gemm_rate(device, runtime.ops(), *stream, compute);
+  const double gemm_rate = measure_gemm_rate(device, runtime.ops(), *stream, model.dtype);
   const double bandwidth = measure_copy_bandwidth(device, *stream);
   log_info("{}, {} on {}, {} tokens in documents of {}; large matrix product {:.4g} TFLOP/s, copy {:.4g} GB/s",
-           config.origin, name_of(compute), device.name(), tokens, longest, gemm_rate / 1e12, bandwidth / 1e9);
+           config.origin, name_of(model.dtype), device.name(), tokens, longest, gemm_rate / 1e12, bandwidth / 1e9);
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   if (!options.json)
     fmt::print("{:<34} {:<44} {:>11} {:>11} {:>7}  {}\n", "operation", "sizes", "time us", "floor us", "share", "rate");
@@ -136,7 +135,7 @@ int run(const BenchOpsOptions& options, const OptionOrigins&) {
   if (options.json) {
     const nlohmann::ordered_json result{{"config", config.origin},
                                         {"device", device.name()},
-                                        {"dtype", name_of(compute)},
+                                        {"dtype", name_of(model.dtype)},
                                         {"tokens", tokens},
                                         {"max_length", longest},
                                         {"gemm_tflops", gemm_rate / 1e12},

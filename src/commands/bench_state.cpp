@@ -13,11 +13,12 @@ namespace {
 
 class PlainState final : public BenchState, private StepState, private GradientSink {
  public:
-  PlainState(Device& device, const ParameterLayout& layout, DType compute)
+  PlainState(Device& device, const ParameterLayout& layout, const NumberFormats& formats)
       : layout_(layout),
-        weights_(device, layout, compute),
-        gradients_(device.allocate(MemoryKind::device, static_cast<std::size_t>(layout.elements()) * size_of(compute),
-                                   "gradients")),
+        weights_(device, layout, formats.weights),
+        gradient_dtype_(formats.gradients),
+        gradients_(device.allocate(
+            MemoryKind::device, static_cast<std::size_t>(layout.elements()) * size_of(gradient_dtype_), "gradients")),
         written_(static_cast<std::size_t>(layout.count()), false) {}
 
   StepState& of_step() override { return *this; }
@@ -43,7 +44,7 @@ class PlainState final : public BenchState, private StepState, private GradientS
   void require_gradients(int, Stream&) override {}
   Target gradient(int first, int count) override {
     const auto begin = written_.begin() + first;
-    const Target target{layout_.view(gradients_.data(), weights_.dtype(), first, count),
+    const Target target{layout_.view(gradients_.data(), gradient_dtype_, first, count),
                         *begin ? Accumulate::add : Accumulate::overwrite};
     std::fill_n(begin, count, true);
     return target;
@@ -52,6 +53,7 @@ class PlainState final : public BenchState, private StepState, private GradientS
 
   const ParameterLayout& layout_;
   DeviceWeights weights_;
+  const DType gradient_dtype_;
   Buffer gradients_;
   std::vector<bool> written_;
   const std::chrono::steady_clock::time_point made_ = std::chrono::steady_clock::now();
@@ -85,8 +87,9 @@ std::unique_ptr<BenchState> make_engine_state(Runtime& runtime, const ParameterL
   return std::make_unique<EngineBench>(runtime, layout, settings);
 }
 
-std::unique_ptr<BenchState> make_plain_state(Device& device, const ParameterLayout& layout, DType compute) {
-  return std::make_unique<PlainState>(device, layout, compute);
+std::unique_ptr<BenchState> make_plain_state(Device& device, const ParameterLayout& layout,
+                                             const NumberFormats& formats) {
+  return std::make_unique<PlainState>(device, layout, formats);
 }
 
 }  // namespace so

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "base/number_formats.h"
 #include "model/spec.h"
 #include "ops/runtime.h"
 #include "plan/training_plan.h"
@@ -22,7 +23,8 @@ class BenchState {
 // The engine, as training has it.
 std::unique_ptr<BenchState> make_engine_state(Runtime& runtime, const ParameterLayout& layout,
                                               const EngineSettings& settings);
-// Weights and gradients in the compute dtype. No step changes anything.
-std::unique_ptr<BenchState> make_plain_state(Device& device, const ParameterLayout& layout, DType compute);
+// Weights and gradients alone. No step changes anything.
+std::unique_ptr<BenchState> make_plain_state(Device& device, const ParameterLayout& layout,
+                                             const NumberFormats& formats);
 
 }  // namespace so

@@ -74,15 +74,15 @@ void check(BenchStepOptions& options, OptionOrigins& origins, int) { check_place
 
 // plan_training() without an engine.
 TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
-                        const TrainingShape& shape, DType compute, Toggle activation_checkpointing) {
+                        const TrainingShape& shape, const NumberFormats& formats, Toggle activation_checkpointing) {
   TrainingPlan plan;
   plan.shape = shape;
-  plan.decoder.formats = model_formats(compute);
+  plan.decoder.formats = formats;
   plan.decoder.loss_chunk_rows = 1;  // as yet; it takes no memory but among the activations
   {
     const auto device = make_dry_device(*machine.backend);
     const auto ops = make_ops(*device);
-    const auto state = make_plain_state(*device, layout, compute);
+    const auto state = make_plain_state(*device, layout, formats);
     const auto stream = device->create_stream("compute");
     const ModelOnDevice model(*device, *ops, *stream, spec, layout, plan.decoder, model_shape(plan.shape));
     plan.memory.add(device->ledger());
@@ -94,18 +94,20 @@ TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, 
 }
 
 TrainingPlan make_plan(const BenchStepOptions& options, const OptionOrigins& origins, const DecoderSpec& spec,
-                       const ParameterLayout& layout, Runtime& runtime, DType compute) {
+                       const ParameterLayout& layout, Runtime& runtime, DType dtype) {
   const MemoryCaps caps = memory_caps(backend_of(runtime.device()), options.device_memory, options.host_memory);
-  RunRequest request = run_request(options, origins, compute);
+  RunRequest request = run_request(options, origins, dtype);
+  const NumberFormats formats = number_formats(request);
   // Without an optimizer there is nothing to change of it.
   if (options.no_optimizer) request.optimizer_state_dtype = StatePrecision::bf16;
-  const PlanningMachine machine =
-      planning_machine(runtime, compute, moments_dtype(options.optimizer_state_dtype), caps);
+  const PlanningMachine machine = planning_machine(runtime, formats, caps);
   PlanQuestion question = make_question({spec, layout, machine, WeightOrigin::random, row_shape}, request,
                                         *find_command("bench step")->rows);
   if (options.no_optimizer) {
-    question.plan = [&](const PlanKnobs& knobs) {
-      return plan_plain(spec, layout, with_memory(machine, knobs.memory), row_shape(knobs), compute,
+    NumberFormats plain = model_formats(dtype);
+    plain.gradients = dtype;  // whatever is added up: nothing reads them
+    question.plan = [&, plain](const PlanKnobs& knobs) {
+      return plan_plain(spec, layout, with_memory(machine, knobs.memory), row_shape(knobs), plain,
                         knobs.activation_checkpointing);
     };
     question.fits = {};
@@ -118,7 +120,7 @@ StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec
   Device& device = runtime.device();
   const MemoryMeter memory(device);
 
-  const auto state = options.no_optimizer ? make_plain_state(device, layout, plan.decoder.formats.weights)
+  const auto state = options.no_optimizer ? make_plain_state(device, layout, plan.decoder.formats)
                                           : make_engine_state(runtime, layout, plan.engine);
   state->randomize(spec, runtime.ops(), stream);
   ModelOnDevice model(device, runtime.ops(), stream, spec, layout, plan.decoder, model_shape(plan.shape));
@@ -177,20 +179,19 @@ int run(const BenchStepOptions& options, const OptionOrigins& origins) {
   const NamedModel model = read_named_model(options.config, options.dtype);
   const ModelConfig& config = model.config;
   const DecoderSpec& spec = model.spec;
-  const DType compute = model.compute;
   require_rows(options.batch_size, options.max_length, spec, config.origin);
   if (options.trace) require_output_file(*options.trace, "--trace", is_own_trace);
   const ParameterLayout layout(make_parameters(spec));
   check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads.value_or(0));
   Device& device = runtime.device();
-  const TrainingPlan plan = make_plan(options, origins, spec, layout, runtime, compute);
+  const TrainingPlan plan = make_plan(options, origins, spec, layout, runtime, model.dtype);
   plan.log_reasons();
   const char* optimizer = options.no_optimizer                                ? "none"
                           : options.offload_optimizer == OptimizerDevice::cpu ? "cpu"
                                                                               : "device";
   log_info("{}, {:.4g} billion parameters, {} on {}; {} x {} x {} tokens a step; activations kept: {}; optimizer: {}",
-           config.origin, static_cast<double>(parameter_count(spec)) / 1e9, name_of(compute), device.name(),
+           config.origin, static_cast<double>(parameter_count(spec)) / 1e9, name_of(model.dtype), device.name(),
            options.gradient_accumulation_steps, options.batch_size, options.max_length, describe(plan.decoder.keep),
            optimizer);
   const double host_owned = options.no_optimizer ? 0 : host_share(layout, plan.engine.device_units);
@@ -198,14 +199,14 @@ int run(const BenchStepOptions& options, const OptionOrigins& origins) {
 
   // One stream for all, as the ops want it.
   const auto stream = device.create_stream("compute");
-  const double gemm_rate = measure_gemm_rate(device, runtime.ops(), *stream, compute);
+  const double gemm_rate = measure_gemm_rate(device, runtime.ops(), *stream, model.dtype);
   device.limit_memory(plan.limits);  // measuring is over
   const StepMeasurement m = measure(options, spec, layout, runtime, *stream, plan);
 
   const StepReport report{.config = config.origin,
                           .parameters = parameter_count(spec),
                           .device = device.name(),
-                          .compute = compute,
+                          .dtype = model.dtype,
                           .batch_size = options.batch_size,
                           .max_length = options.max_length,
                           .gradient_accumulation_steps = options.gradient_accumulation_steps,

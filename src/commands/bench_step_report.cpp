@@ -50,7 +50,7 @@ nlohmann::ordered_json to_json(const StepReport& r) {
       {"config", r.config},
       {"parameters", r.parameters},
       {"device", r.device},
-      {"dtype", name_of(r.compute)},
+      {"dtype", name_of(r.dtype)},
       {"batch_size", r.batch_size},
       {"max_length", r.max_length},
       {"gradient_accumulation_steps", r.gradient_accumulation_steps},

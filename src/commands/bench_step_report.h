@@ -31,7 +31,7 @@ struct StepReport {
   std::string config;
   std::int64_t parameters = 0;
   std::string device;
-  DType compute = DType::f32;
+  DType dtype = DType::f32;
   std::int64_t batch_size = 0, max_length = 0, gradient_accumulation_steps = 0;
   std::string optimizer;  // "none": the state is weights and gradients alone
   std::string mode;

@@ -64,8 +64,8 @@ int run(const EvalOptions& options, const OptionOrigins& origins) {
   shape.batch_tokens = batches.max_batch_tokens();
   shape.positions = data.counts().longest;
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
-  const DType compute = compute_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
-  Inference inference(model, runtime, compute, shape);
+  const DType dtype = compute_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
+  Inference inference(model, runtime, model_formats(dtype), shape);
   ModelOnDevice& on_device = inference.model();
 
   double loss = 0;

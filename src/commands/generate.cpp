@@ -134,8 +134,8 @@ int run(const GenerateOptions& options, const OptionOrigins&) {
   shape.batch_tokens = std::min<std::int64_t>(prompt_piece, static_cast<std::int64_t>(prompt.size()));
   shape.positions = shape.cache_capacity = length;
   shape.logits_rows = 1;
-  Inference inference(model, runtime,
-                      compute_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file), shape);
+  const DType dtype = compute_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
+  Inference inference(model, runtime, model_formats(dtype), shape);
   Buffer logits_memory =
       runtime.device().allocate(MemoryKind::device, static_cast<std::size_t>(spec.vocab) * sizeof(float), "logits");
   Buffer logits_host = runtime.device().allocate(MemoryKind::pinned, logits_memory.bytes(), "logits");

@@ -12,13 +12,13 @@ ModelShape model_shape(const InferenceShape& shape) {
   return {.positions = shape.positions, .batch_tokens = shape.batch_tokens, .cache_rows = shape.cache_capacity};
 }
 
-std::size_t dry_run(const ModelFiles& model, Runtime& runtime, DType compute, const InferenceShape& shape,
+std::size_t dry_run(const ModelFiles& model, Runtime& runtime, const InferenceShape& shape,
                     const DecoderSettings& settings) {
   const DecoderSpec& spec = model.spec();
   const auto device = make_dry_device(backend_of(runtime.device()));
   const auto ops = make_ops(*device);
   const auto stream = device->create_stream("compute");
-  DeviceWeights weights(*device, model.layout(), compute);
+  DeviceWeights weights(*device, model.layout(), settings.formats.weights);
   const LoadingRing ring = make_loading_ring(*device, model.layout());
   ModelOnDevice on_device(*device, *ops, *stream, spec, model.layout(), settings, model_shape(shape));
   on_device.make_arena(0);
@@ -47,14 +47,15 @@ std::size_t dry_run(const ModelFiles& model, Runtime& runtime, DType compute, co
 
 }  // namespace
 
-Inference::Inference(const ModelFiles& model, Runtime& runtime, DType compute, const InferenceShape& shape)
+Inference::Inference(const ModelFiles& model, Runtime& runtime, const NumberFormats& formats,
+                     const InferenceShape& shape)
     : stream_(runtime.device().create_stream("compute")) {
   DecoderSettings settings;
-  settings.formats = model_formats(compute);
+  settings.formats = formats;
   settings.loss_chunk_rows = choose_loss_chunk(backend_of(runtime.device()), model.spec().vocab);
-  const std::size_t activation_bytes = dry_run(model, runtime, compute, shape, settings);
+  const std::size_t activation_bytes = dry_run(model, runtime, shape, settings);
 
-  weights_ = std::make_unique<DeviceWeights>(runtime.device(), model.layout(), compute);
+  weights_ = std::make_unique<DeviceWeights>(runtime.device(), model.layout(), formats.weights);
   model_ = std::make_unique<ModelOnDevice>(runtime.device(), runtime.ops(), *stream_, model.spec(), model.layout(),
                                            settings, model_shape(shape));
   model_->make_arena(activation_bytes);

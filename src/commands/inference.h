@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/number_formats.h"
 #include "checkpoint/model_files.h"
 #include "model/model_on_device.h"
 #include "offload/memory/device_weights.h"
@@ -23,7 +24,7 @@ struct InferenceShape {
 class Inference {
  public:
   // Plans memory by a dry run, refuses what does not fit (Error), then loads the weights.
-  Inference(const ModelFiles& model, Runtime& runtime, DType compute, const InferenceShape& shape);
+  Inference(const ModelFiles& model, Runtime& runtime, const NumberFormats& formats, const InferenceShape& shape);
 
   Stream& stream() { return *stream_; }
   WeightSource& weights() { return *weights_; }

@@ -126,7 +126,7 @@ int run(const InitOptions& options, const OptionOrigins&) {
   const NamedModel model = read_named_model(options.config, options.dtype);
   const ModelConfig& config = model.config;
   const DecoderSpec& spec = model.spec;
-  const DType dtype = model.compute;
+  const DType dtype = model.dtype;
   const ParameterLayout layout(make_parameters(spec));
   const std::uint64_t bytes = static_cast<std::uint64_t>(layout.parameter_elements()) * size_of(dtype);
 

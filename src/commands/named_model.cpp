@@ -10,8 +10,8 @@ namespace so {
 NamedModel read_named_model(const std::string& name, Precision dtype) {
   ModelConfig config = resolve_config(name);
   DecoderSpec spec = read_decoder_spec(config.text, config.origin);
-  const DType compute = compute_dtype(asked_dtype(dtype), config.text, config.origin);
-  return {std::move(config), std::move(spec), compute};
+  const DType own = compute_dtype(asked_dtype(dtype), config.text, config.origin);
+  return {std::move(config), std::move(spec), own};
 }
 
 }  // namespace so

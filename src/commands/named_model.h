@@ -12,7 +12,7 @@ namespace so {
 struct NamedModel {
   ModelConfig config;
   DecoderSpec spec;
-  DType compute;
+  DType dtype;
 };
 
 // `name`: a config.json, a directory that has one, or a preset. `dtype`: automatic is what config.json says.

@@ -219,8 +219,8 @@ void print(const PlannedStep& step) {
 }
 
 // With what --explain asks for; a program that reads the JSON gets it all.
-RunRequest explained_request(const PlanOptions& options, const OptionOrigins& origins, DType compute) {
-  RunRequest request = run_request(options, origins, compute);
+RunRequest explained_request(const PlanOptions& options, const OptionOrigins& origins, DType dtype) {
+  RunRequest request = run_request(options, origins, dtype);
   if (options.explain != PlanChoice::none)
     request.explain = {options.explain};
   else if (options.json)
@@ -232,7 +232,6 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   const NamedModel model = read_named_model(options.model, options.dtype);
   const ModelConfig& config = model.config;
   const DecoderSpec& spec = model.spec;
-  const DType compute = model.compute;
   require_rows(options.batch_size, options.max_length, spec, config.origin);
   if (options.trace) require_output_file(*options.trace, "--trace", is_own_trace);
   if (options.gpus > 1) fail("--gpus {}: this version trains on one GPU; plan for --gpus 1", options.gpus);
@@ -243,7 +242,7 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   const MemoryCaps caps = memory_caps(cuda_backend(), options.device_memory, options.host_memory);
   const PlanningMachine machine = machine_of(hardware, pool, caps);
   PlanQuestion question = make_question({spec, layout, machine, WeightOrigin::files, row_shape},
-                                        explained_request(options, origins, compute), *find_command("plan")->rows);
+                                        explained_request(options, origins, model.dtype), *find_command("plan")->rows);
   // The machine need not be there, so it may be asked for any other.
   question.askable = {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max()};
   state_or_refuse(question);
@@ -261,7 +260,8 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   step.host_share = host_share(layout, plan.engine.device_units);
   step.device = {plan.memory.total(MemoryKind::device), *machine.device_memory};
   step.host = {plan.memory.host_total(cuda_backend()), caps.host.value_or(hardware.host_memory)};
-  step.disk = saved_bytes(exported_bytes(layout, compute), parameter_count(spec), compute, "");
+  step.disk = saved_bytes(exported_bytes(layout, plan.engine.formats.exported), parameter_count(spec),
+                          plan.engine.formats.exported, "");
   if (options.json)
     fmt::print("{}\n", to_json(step).dump());
   else

@@ -43,13 +43,14 @@ int run(const ProfileOptions& options, const OptionOrigins&) {
   require_output_file(
       options.output, "--output", [](std::string_view) { return false; }, options.overwrite);
   Runtime runtime(DeviceChoice::cuda, options.cpu_threads.value_or(0));
-  const PlanningMachine machine = planning_machine(runtime, DType::bf16, DType::f32);
+  const NumberFormats formats = model_formats(DType::bf16);
+  const PlanningMachine machine = planning_machine(runtime, formats);
   log_info("measuring {}", machine.name);
   const MachineRates rates = machine.rates();
   const std::time_t now = std::time(nullptr);
   const HardwareProfile profile = profile_of(machine, rates, now);
   // For `train`, which would measure the same.
-  if (const auto cache = RateCache::of_user()) cache->store(rate_key(runtime, DType::bf16, DType::f32), profile, now);
+  if (const auto cache = RateCache::of_user()) cache->store(rate_key(runtime, formats), profile, now);
   write_text_file_atomically(options.output, to_json(profile));
   fmt::print("{}: {}\nwrote {}\n", profile.name, describe_rates(profile.rates), options.output);
   return exit_ok;

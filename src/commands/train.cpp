@@ -54,8 +54,8 @@ TrainOptions resolve_by_model(TrainOptions options, const OptionOrigins& origins
   options.max_length = resolve_max_length(given, origins.given("max_length"), spec, options.model);
   if (options.max_length != given) log_info("max_length is {}, the model's limit", options.max_length);
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
-  const DType compute = compute_dtype(asked_dtype(options.dtype), read_text_file(config_file, 16 << 20), config_file);
-  options.dtype = compute == DType::bf16 ? Precision::bf16 : Precision::fp32;
+  const DType dtype = compute_dtype(asked_dtype(options.dtype), read_text_file(config_file, 16 << 20), config_file);
+  options.dtype = dtype == DType::bf16 ? Precision::bf16 : Precision::fp32;
   return options;
 }
 
@@ -65,16 +65,15 @@ struct AskedRun {
       : options(resolved),
         origins(given),
         spec(model),
-        compute(asked_dtype(options.dtype).value()),
-        moments(moments_dtype(options.optimizer_state_dtype)),
+        request(run_request(options, origins, asked_dtype(options.dtype).value())),
+        formats(number_formats(request)),
         runtime(options.device, resolve_cpu_threads(options, static_cast<int>(usable_cpus().size()))),
         layout(make_parameters(spec)) {
-    log_info("{}", model_line(options.model, spec, compute, runtime.device()));
-    request = run_request(options, origins, compute);
+    log_info("{}", model_line(options.model, spec, request.model_dtype, runtime.device()));
     caps = memory_caps(backend_of(runtime.device()), options.device_memory, options.host_memory);
   }
 
-  PlanningMachine machine_now() { return planning_machine(runtime, compute, moments, caps); }
+  PlanningMachine machine_now() { return planning_machine(runtime, formats, caps); }
   PlanQuestion ask(const PlanningMachine& machine, std::function<TrainingShape(const PlanKnobs&)> shape) const {
     PlanQuestion question =
         make_question({spec, layout, machine, WeightOrigin::files, std::move(shape)}, request, train_option_table());
@@ -85,10 +84,10 @@ struct AskedRun {
   const TrainOptions options;
   const OptionOrigins& origins;
   const DecoderSpec spec;
-  const DType compute, moments;
+  const RunRequest request;
+  const NumberFormats formats;
   Runtime runtime;
   const ParameterLayout layout;
-  RunRequest request;
   MemoryCaps caps;
 };
 
@@ -244,8 +243,8 @@ int run(const TrainOptions& given, const OptionOrigins& origins) {
     log_info("{} has no weights: planning by its config.json", options.model);
   const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
   const std::uint64_t export_bytes =
-      model ? exported_bytes(*model, asked.compute) : exported_bytes(asked.layout, asked.compute);
-  const SavedBytes saved = saved_bytes(export_bytes, parameter_count(spec), asked.compute, options.model);
+      model ? exported_bytes(*model, asked.formats.exported) : exported_bytes(asked.layout, asked.formats.exported);
+  const SavedBytes saved = saved_bytes(export_bytes, parameter_count(spec), asked.formats.exported, options.model);
   const RunData data = open_data(asked, encoder, saved);
   BatchIterator batches(data.training, batch_options(options));
 
@@ -254,7 +253,7 @@ int run(const TrainOptions& given, const OptionOrigins& origins) {
   const DataShape shape(data.training, data.evaluation_data(), batch_options(options), options.max_steps,
                         options.num_train_epochs);
   PlanningMachine machine = asked.machine_now();
-  use_cached_rates(machine, asked.runtime, asked.compute, asked.moments,
+  use_cached_rates(machine, asked.runtime, asked.formats,
                    {.fresh = options.profile == ProfileUse::fresh, .keep = !options.dry_run});
   const TrainingPlan plan = plan_or_refuse(asked.ask(machine, [&](const PlanKnobs& knobs) { return shape.of(knobs); }));
   memory.forget_peaks();
@@ -285,7 +284,7 @@ int run(const TrainOptions& given, const OptionOrigins& origins) {
   begin(trainer, options, from, length);
   const Trainer::Outcome outcome = trainer.run();
   return end(trainer, outcome, compare_with_plan(plan, device, memory, trainer.seconds()),
-             trained_model_line(options.output_dir, export_bytes, asked.compute));
+             trained_model_line(options.output_dir, export_bytes, asked.formats.exported));
 }
 
 const RegisteredCommand registered([] {

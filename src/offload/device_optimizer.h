@@ -50,8 +50,9 @@ class DeviceOptimizer {
   // Elements `part` of the bucket's state. Waits for the last update, and until what was written is there.
   void read_state(StateArray array, const Bucket& bucket, Range part, const ReadPiece& body);
   void write_state(StateArray array, const Bucket& bucket, Range part, const WritePiece& fill);
-  // Loading: elements `part` of the bucket from a piece that holds them. Where the piece has them in compute dtype they
-  // are on the device already, in the order of `stream`; where it has not, the weights are made of the masters.
+  // Loading: elements `part` of the bucket from a piece that holds them. Where the piece has them in the weights'
+  // format they are on the device already, in the order of `stream`; where it has not, the weights are made of the
+  // masters.
   void place_masters(Stream& stream, const Bucket& bucket, Range part, const WeightPiece& piece);
 
   const DeviceCounters& counters() const { return counters_; }

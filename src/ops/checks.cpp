@@ -17,9 +17,9 @@ void expect_tensor(const char* op, const char* argument, const Tensor& tensor, D
   SO_CHECK(tensor.dtype() == dtype, "{}: {} is {}, not {}", op, argument, name_of(tensor.dtype()), name_of(dtype));
 }
 
-void expect_gradient(const char* op, const char* argument, const Tensor& tensor, DType compute,
+void expect_gradient(const char* op, const char* argument, const Tensor& tensor, DType t,
                      std::initializer_list<std::int64_t> shape) {
-  expect_tensor(op, argument, tensor, tensor.dtype() == DType::f32 ? DType::f32 : compute, shape);
+  expect_tensor(op, argument, tensor, tensor.dtype() == DType::f32 ? DType::f32 : t, shape);
 }
 
 void expect_heads(const char* op, const char* argument, const Heads& heads, DType dtype, std::int64_t n) {

@@ -16,8 +16,8 @@ void expect_compute_dtype(const char* op, const char* argument, DType dtype);
 void expect_tensor(const char* op, const char* argument, const Tensor& tensor, DType dtype,
                    std::initializer_list<std::int64_t> shape);
 
-// Expects a weight's gradient: f32 or the compute dtype.
-void expect_gradient(const char* op, const char* argument, const Tensor& tensor, DType compute,
+// Expects a weight's gradient: f32 or T, the compute dtype.
+void expect_gradient(const char* op, const char* argument, const Tensor& tensor, DType t,
                      std::initializer_list<std::int64_t> shape);
 
 // Expects heads of this dtype, N rows, inside their rows.

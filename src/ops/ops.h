@@ -6,7 +6,8 @@
 //    has run. Arguments are checked when it is enqueued (Bug on a wrong shape or dtype).
 //  - N is the number of tokens of a micro-batch: the rows of all its documents one after another, without padding.
 //    Matrices are row-major, weights [out, in] as Hugging Face stores them.
-//  - "T" is the compute dtype, f32 or bf16; all T tensors of a call agree. Arithmetic inside is fp32.
+//  - "T", the compute dtype, is the format of activations and of the weights they meet (base/number_formats.h), f32 or
+//    bf16; all T tensors of a call agree. Arithmetic inside is fp32.
 //  - Gradients of weights ("dw") are f32 or T and are overwritten or added to, as the Accumulate argument says.
 //  - The same arguments give the same bits, whatever the number of threads.
 #pragma once
@@ -91,8 +92,8 @@ class Ops {
   virtual std::size_t attention_grad_scratch(const AttentionSize&) const = 0;
   // With more than the least, attention_grad() may do more at a time; what goes beyond this is of no use.
   virtual std::size_t attention_grad_scratch_most(const AttentionSize&) const = 0;
-  // The dtype in which linear_cross_entropy() keeps its logits when it computes in T.
-  virtual DType logits_dtype(DType compute) const = 0;
+  // The dtype in which linear_cross_entropy() keeps its logits, given T.
+  virtual DType logits_dtype(DType activations) const = 0;
 
   // out[n] = table[ids[n]].  out T [N, H], table T [V, H], ids i32 [N] in [0, V).
   virtual void embedding(Stream&, Tensor out, Tensor table, Tensor ids) = 0;

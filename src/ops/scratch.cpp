@@ -27,9 +27,9 @@ OpsScratch::OpsScratch(Device& device, DeviceKind kind) : kind_(kind) {
   if (kind == DeviceKind::cuda) held_ = device.allocate(MemoryKind::device, cuda_scratch, "ops scratch");
 }
 
-DType OpsScratch::logits_dtype(DType compute) const {
+DType OpsScratch::logits_dtype(DType activations) const {
   // The CPU keeps fp32 logits. A GPU's matrix units want the gradient of the logits in T, which overwrites them.
-  return kind_ == DeviceKind::cpu ? DType::f32 : compute;
+  return kind_ == DeviceKind::cpu ? DType::f32 : activations;
 }
 
 std::size_t OpsScratch::attention(const AttentionSize& size) const {

@@ -20,7 +20,7 @@ class OpsScratch {
   std::size_t attention(const AttentionSize& size) const;
   std::size_t attention_grad(const AttentionSize& size) const;
   std::size_t attention_grad_most(const AttentionSize& size) const;
-  DType logits_dtype(DType compute) const;
+  DType logits_dtype(DType activations) const;
 
   // The backend's own scratch.
   void* data() const { return held_.data(); }

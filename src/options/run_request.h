@@ -5,20 +5,24 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/number_formats.h"
 #include "base/options.h"
 #include "options/option_groups.h"
 
 namespace so {
 
 struct RunRequest : StepOptions, AdamOptions {
-  DType compute = DType::bf16;      // number format of forward and backward
+  DType model_dtype = DType::bf16;  // as --dtype or the model's config.json says
   bool bucket_size_given = false;   // else small models have smaller buckets
   std::vector<PlanChoice> explain;  // what TrainingPlan::alternatives shall say
 };
 
+// Decides the number formats of the run that is asked for. A plan carries them from here on.
+NumberFormats number_formats(const RunRequest& request);
+
 // A command that has no options for AdamW gets train's defaults, as far as the moments' format allows.
 template <class Options>
-RunRequest run_request(const Options& options, const OptionOrigins& origins, DType compute) {
+RunRequest run_request(const Options& options, const OptionOrigins& origins, DType model_dtype) {
   RunRequest request;
   static_cast<StepOptions&>(request) = options;
   if constexpr (std::is_base_of_v<AdamOptions, Options>)
@@ -27,7 +31,7 @@ RunRequest run_request(const Options& options, const OptionOrigins& origins, DTy
     static_cast<ClipOption&>(request) = options;
   if (const double most = largest_beta2(request.optimizer_state_dtype); request.adam_beta2 > most)
     request.adam_beta2 = most;
-  request.compute = compute;
+  request.model_dtype = model_dtype;
   request.bucket_size_given = origins.given("bucket_size");
   return request;
 }

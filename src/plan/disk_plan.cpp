@@ -60,7 +60,7 @@ bool on_one_file_system(const fs::path& a, const fs::path& b) {
 
 }  // namespace
 
-SavedBytes saved_bytes(std::uint64_t weights, std::int64_t parameters, DType compute, const fs::path& directory) {
+SavedBytes saved_bytes(std::uint64_t weights, std::int64_t parameters, DType exported, const fs::path& directory) {
   std::uint64_t small = 0;
   if (!directory.empty()) {
     for (const std::string& name : auxiliary_files(directory)) {
@@ -71,7 +71,7 @@ SavedBytes saved_bytes(std::uint64_t weights, std::int64_t parameters, DType com
   }
   SavedBytes saved;
   saved.model = weights + small;
-  saved.checkpoint = saved.model + state_bytes(parameters, compute);
+  saved.checkpoint = saved.model + state_bytes(parameters, exported);
   return saved;
 }
 

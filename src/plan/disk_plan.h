@@ -20,7 +20,7 @@ namespace so {
 struct SavedBytes {
   std::uint64_t model = 0, checkpoint = 0;
 };
-SavedBytes saved_bytes(std::uint64_t weights, std::int64_t parameters, DType compute,
+SavedBytes saved_bytes(std::uint64_t weights, std::int64_t parameters, DType exported,
                        const std::filesystem::path& directory);
 
 struct DiskPlan {

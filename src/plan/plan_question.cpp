@@ -16,8 +16,7 @@ namespace {
 bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                    const TrainingShape& shape, const RunRequest& request, WeightOrigin origin) {
   // Soon seen of a model that is far too large, whose plan would take long.
-  EngineSettings engine = engine_settings(request);
-  engine.formats.gradients = choose_gradient_dtype(request.compute, shape.micro_batches);
+  const EngineSettings engine = engine_settings(request);
   const std::optional<int> device_units = requested_device_units(request, layout, *machine.backend);
   if (room_of(machine).misfit(least_memory(layout, machine, engine, engine.formats.moments, device_units)))
     return false;

@@ -9,10 +9,11 @@
 namespace so {
 
 TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shape, const RunRequest& request) {
+  SO_CHECK(shape.micro_batches == request.gradient_accumulation_steps, "{} micro-batches where {} are asked for",
+           shape.micro_batches, request.gradient_accumulation_steps);
   TrainingPlan plan;
   plan.shape = shape;
   plan.engine = engine_settings(request);
-  plan.engine.formats.gradients = choose_gradient_dtype(request.compute, shape.micro_batches);
   constexpr std::int64_t unit = ParameterLayout::alignment;
   if (!request.bucket_size_given) {
     // An eighth of the model: the staging ring holds two, and the pipeline needs a few to be one.

@@ -45,7 +45,7 @@ struct TrainingPlan {
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                            const TrainingShape& shape, const RunRequest& request, WeightOrigin origin);
 
-// The part of it that comes last, for a plan whose shape, compute dtype and memory but for the activations are there:
+// The part of it that comes last, for a plan whose shape, number formats and memory but for the activations are there:
 // decides about the activations, adds them, and refuses what does not fit; `for_device` says what helps if that is the
 // device's own memory.
 void plan_activations(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,

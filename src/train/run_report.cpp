@@ -28,9 +28,9 @@ std::string state_text(double host_share) {
 
 }  // namespace
 
-std::string model_line(const std::string& directory, const DecoderSpec& spec, DType compute, const Device& device) {
+std::string model_line(const std::string& directory, const DecoderSpec& spec, DType dtype, const Device& device) {
   return fmt::format("model: {}: {}, {} parameters, {} on {}", directory, spec.architecture,
-                     parameters_text(parameter_count(spec)), name_of(compute), device.name());
+                     parameters_text(parameter_count(spec)), name_of(dtype), device.name());
 }
 
 std::string plan_line(const StepOptions& options, const TrainingPlan& plan, const ParameterLayout& layout,

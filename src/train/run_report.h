@@ -20,7 +20,7 @@ namespace so {
 inline constexpr const char* run_log_file = "run.log";  // in the output directory
 
 // "model: m: Qwen3ForCausalLM, 14.16 M parameters, float32 on CPU, 2 threads"
-std::string model_line(const std::string& directory, const DecoderSpec& spec, DType compute, const Device& device);
+std::string model_line(const std::string& directory, const DecoderSpec& spec, DType dtype, const Device& device);
 
 // "plan: 12 steps of 1 x 4 rows; optimizer state 100% in host memory; activations kept: all"; with the expected time of
 // a step where there is an estimate.

@@ -61,13 +61,24 @@ TEST_F(Rates, HoldForWhatTheyWereMeasuredWith) {
   for (const RateKey& key :
        {changed([](RateKey& k) { k.gpu = "NVIDIA H100"; }), changed([](RateKey& k) { k.cpu = "EPYC"; }),
         changed([](RateKey& k) { k.threads = 7; }), changed([](RateKey& k) { k.program = "0.2"; }),
-        changed([](RateKey& k) { k.compute = "float32"; }), changed([](RateKey& k) { k.moments = "bfloat16"; })}) {
+        changed([](RateKey& k) { k.activations = "float32"; }), changed([](RateKey& k) { k.moments = "bfloat16"; })}) {
     EXPECT_FALSE(found(key));
     // Nor when the file is where theirs would be.
     std::filesystem::copy_file(cache_.path_of(some_key()), cache_.path_of(key));
     EXPECT_FALSE(found(key));
   }
   EXPECT_TRUE(found());
+}
+
+// Files of earlier versions name the activations' format "compute".
+TEST_F(Rates, AreKeptUnderTheNamesOfEarlierVersions) {
+  cache_.store(some_key(), some_profile(), now);
+  EXPECT_EQ(stored()["key"], json({{"gpu", "NVIDIA H200"},
+                                   {"cpu", "Xeon"},
+                                   {"threads", 15},
+                                   {"program", "0.1"},
+                                   {"compute", "bfloat16"},
+                                   {"moments", "float32"}}));
 }
 
 TEST_F(Rates, OfDamagedOrForeignFilesAreNotUsed) {
@@ -111,9 +122,9 @@ TEST_F(Rates, ThatCannotBeKeptEndNoRun) {
 
 TEST_F(Rates, OfTheCpuDeviceAreNotMeasuredAndNotKept) {
   Runtime runtime(DeviceChoice::cpu, 1);
-  PlanningMachine machine = planning_machine(runtime, DType::f32, DType::f32);
+  PlanningMachine machine = planning_machine(runtime, NumberFormats());
   ::setenv("XDG_CACHE_HOME", directory_.path().c_str(), 1);
-  use_cached_rates(machine, runtime, DType::f32, DType::f32, {});
+  use_cached_rates(machine, runtime, NumberFormats(), {});
   EXPECT_EQ(machine.rates_origin, "measured");
   EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
 }
@@ -124,7 +135,7 @@ TEST_F(Rates, AreMeasuredOnceAndAnewWhenAsked) {
   ::setenv("XDG_CACHE_HOME", directory_.path().c_str(), 1);
   int measured = 0;
   const auto rates = [&](RateUse use) {
-    PlanningMachine machine = planning_machine(runtime, DType::bf16, DType::f32);
+    PlanningMachine machine = planning_machine(runtime, model_formats(DType::bf16));
     machine.backend = &cuda_backend();
     machine.device_memory = 1 << 30;
     machine.rates = [&measured] {
@@ -132,7 +143,7 @@ TEST_F(Rates, AreMeasuredOnceAndAnewWhenAsked) {
       r.host_memory = 1e9 * ++measured;
       return r;
     };
-    use_cached_rates(machine, runtime, DType::bf16, DType::f32, use);
+    use_cached_rates(machine, runtime, model_formats(DType::bf16), use);
     const int before = measured;
     const double rate = machine.rates().host_memory;
     EXPECT_EQ(machine.rates_origin.find("--profile fresh") != std::string::npos, measured == before);

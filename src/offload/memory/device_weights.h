@@ -1,4 +1,4 @@
-// Weights on the device, in compute dtype.
+// Weights on the device, in the format in which forward and backward read them.
 #pragma once
 
 #include "base/weight_piece.h"

@@ -30,9 +30,8 @@ void check_same(const Tensor& a, const Tensor& b, const char* op) {
   SO_CHECK(a.dtype() == b.dtype(), "{}: {} with {}", op, name_of(a.dtype()), name_of(b.dtype()));
 }
 
-void check_sum(const Tensor& sum, DType compute, const char* op) {
-  SO_CHECK(sum.dtype() == DType::f32 || sum.dtype() == compute, "{}: {} into {}", op, name_of(compute),
-           name_of(sum.dtype()));
+void check_sum(const Tensor& sum, DType t, const char* op) {
+  SO_CHECK(sum.dtype() == DType::f32 || sum.dtype() == t, "{}: {} into {}", op, name_of(t), name_of(sum.dtype()));
 }
 
 template <class T>

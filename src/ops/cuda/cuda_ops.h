@@ -23,7 +23,7 @@ class CudaOps final : public Ops {
   std::size_t attention_grad_scratch_most(const AttentionSize& size) const override {
     return scratch_.attention_grad_most(size);
   }
-  DType logits_dtype(DType compute) const override { return scratch_.logits_dtype(compute); }
+  DType logits_dtype(DType activations) const override { return scratch_.logits_dtype(activations); }
 
   void embedding(Stream&, Tensor out, Tensor table, Tensor ids) override;
   void embedding_grad(Stream&, Tensor dtable, Tensor dout, Tensor ids, Accumulate) override;

@@ -16,7 +16,7 @@ class NullOps final : public Ops {
   std::size_t attention_grad_scratch_most(const AttentionSize& size) const override {
     return scratch_.attention_grad_most(size);
   }
-  DType logits_dtype(DType compute) const override { return scratch_.logits_dtype(compute); }
+  DType logits_dtype(DType activations) const override { return scratch_.logits_dtype(activations); }
 
   void embedding(Stream&, Tensor, Tensor, Tensor) override {}
   void embedding_grad(Stream&, Tensor, Tensor, Tensor, Accumulate) override {}

@@ -103,11 +103,11 @@ double measure_kernel(Device& device, Stream& stream, const Buffer& to, const Bu
 
 }  // namespace
 
-MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute, DType moments,
+MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, const NumberFormats& formats,
                            std::size_t most_host_bytes) {
   const Backend::Probe& probe = backend_of(device).probe;
   MachineRates rates;
-  rates.gemm_flops = measure_gemm_rate(device, ops, stream, compute, probe.brief);
+  rates.gemm_flops = measure_gemm_rate(device, ops, stream, formats.activations, probe.brief);
   const std::size_t bytes = probe.link_bytes;
   const double round_seconds = probe.round_seconds;
   const Buffer host = device.allocate(MemoryKind::pinned, bytes, "measuring copies");
@@ -122,7 +122,7 @@ MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool&
   rates.device_memory = 2 * copy_rate(stream, to, from, round_seconds);
   rates.kernel_seconds = measure_kernel(device, stream, to, from, 2 * static_cast<double>(large) / rates.device_memory);
   const HostRates of_host =
-      measure_host(device, pool, moments, most_host_bytes, rates.link_to_host, rates.link_to_device);
+      measure_host(device, pool, formats.moments, most_host_bytes, rates.link_to_host, rates.link_to_device);
   rates.host_adamw = of_host.adamw;
   rates.host_adamw_wide = of_host.adamw_wide;
   rates.host_memory = of_host.memory;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "base/number_formats.h"
 #include "base/thread_pool.h"
 #include "device/device.h"
 #include "ops/ops.h"
@@ -34,7 +35,7 @@ double measure_copy_bandwidth(Device& device, Stream& stream);
 // `most_host_bytes`), and a tenth of one on the CPU device. All memory is given back. On the CPU device, where there is
 // one kind of memory and no link, the figures of the link are those of a copy in that memory, and a plan should not
 // depend on them.
-MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, DType compute, DType moments,
+MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool& pool, const NumberFormats& formats,
                            std::size_t most_host_bytes);
 
 }  // namespace so

@@ -67,7 +67,7 @@ void apply(const MemoryCaps& caps, PlanningMachine& machine) {
   if (caps.device && machine.device_memory) machine.device_memory = std::min(*machine.device_memory, *caps.device);
 }
 
-PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments, const MemoryCaps& caps) {
+PlanningMachine planning_machine(Runtime& runtime, const NumberFormats& formats, const MemoryCaps& caps) {
   Device& device = runtime.device();
   const HostMemory host = available_host_memory();
   PlanningMachine machine{
@@ -76,13 +76,13 @@ PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments,
       .device_memory = device_budget(device),
       .host = host,
       .pool = &runtime.host_pool(),
-      .rates = [&runtime, compute, moments, host_bytes = std::min(host.available, caps.host.value_or(host.available)),
+      .rates = [&runtime, formats, host_bytes = std::min(host.available, caps.host.value_or(host.available)),
                 known = std::make_shared<std::optional<MachineRates>>()] {
         if (*known) return **known;
         // Ops of their own, since an instance is used with one stream.
         const auto ops = make_ops(runtime.device());
         const auto stream = runtime.device().create_stream("measure");
-        *known = measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), compute, moments, host_bytes / 4);
+        *known = measure_rates(runtime.device(), *ops, *stream, runtime.host_pool(), formats, host_bytes / 4);
         forget_peak_resident();  // measuring takes more than a small model
         return **known;
       }};

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "base/number_formats.h"
 #include "device/backend.h"
 #include "ops/runtime.h"
 #include "plan/machine/host_memory.h"
@@ -50,7 +51,7 @@ std::optional<std::size_t> device_budget(Device& device);
 // The bytes of the device's own memory that a plan may have, and what limits them.
 DeviceMemory own_memory(const PlanningMachine& machine);
 
-// The machine as it is now; rates are those of `compute` and of AdamW with `moments` so kept, measured.
-PlanningMachine planning_machine(Runtime& runtime, DType compute, DType moments, const MemoryCaps& caps = {});
+// The machine as it is now; rates are measured in these formats.
+PlanningMachine planning_machine(Runtime& runtime, const NumberFormats& formats, const MemoryCaps& caps = {});
 
 }  // namespace so

@@ -40,16 +40,23 @@ std::string cpu_name() {
 }
 
 ordered_json to_json(const RateKey& key) {
-  return {{"gpu", key.gpu},         {"cpu", key.cpu},         {"threads", key.threads},
-          {"program", key.program}, {"compute", key.compute}, {"moments", key.moments}};
+  return {{"gpu", key.gpu},
+          {"cpu", key.cpu},
+          {"threads", key.threads},
+          {"program", key.program},
+          {"compute", key.activations},
+          {"moments", key.moments}};
 }
 
 }  // namespace
 
-RateKey rate_key(Runtime& runtime, DType compute, DType moments) {
-  return {runtime.device().name(),       cpu_name(),
-          runtime.host_pool().size(),    SO_VERSION,
-          std::string(name_of(compute)), std::string(name_of(moments))};
+RateKey rate_key(Runtime& runtime, const NumberFormats& formats) {
+  return {runtime.device().name(),
+          cpu_name(),
+          runtime.host_pool().size(),
+          SO_VERSION,
+          std::string(name_of(formats.activations)),
+          std::string(name_of(formats.moments))};
 }
 
 std::optional<RateCache> RateCache::of_user() {
@@ -120,11 +127,11 @@ HardwareProfile profile_of(const PlanningMachine& machine, const MachineRates& r
           .rates = rates};
 }
 
-void use_cached_rates(PlanningMachine& machine, Runtime& runtime, DType compute, DType moments, RateUse use) {
+void use_cached_rates(PlanningMachine& machine, Runtime& runtime, const NumberFormats& formats, RateUse use) {
   if (!machine.backend->own_memory) return;
   const std::optional<RateCache> cache = RateCache::of_user();
   if (!cache) return;
-  const RateKey key = rate_key(runtime, compute, moments);
+  const RateKey key = rate_key(runtime, formats);
   if (!use.fresh)
     if (const auto found = cache->find(key, std::time(nullptr))) {
       machine.rates = [rates = found->rates] { return rates; };

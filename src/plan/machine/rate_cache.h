@@ -16,13 +16,13 @@ namespace so {
 
 // The key of stored rates: all that measured rates depend on.
 struct RateKey {
-  std::string gpu, cpu;          // their names
-  int threads = 0;               // of the host
-  std::string program;           // version
-  std::string compute, moments;  // dtypes
+  std::string gpu, cpu;              // their names
+  int threads = 0;                   // of the host
+  std::string program;               // version
+  std::string activations, moments;  // number formats
   bool operator==(const RateKey&) const = default;
 };
-RateKey rate_key(Runtime& runtime, DType compute, DType moments);
+RateKey rate_key(Runtime& runtime, const NumberFormats& formats);
 
 // Thread-safe between processes: files are replaced in one piece.
 class RateCache {
@@ -55,7 +55,7 @@ struct RateUse {
 };
 // Where a run's rates come from: an earlier measurement, or, if there is none that holds, a new one. Does nothing on
 // the CPU device, where nothing is measured.
-void use_cached_rates(PlanningMachine& machine, Runtime& runtime, DType compute, DType moments, RateUse use);
+void use_cached_rates(PlanningMachine& machine, Runtime& runtime, const NumberFormats& formats, RateUse use);
 
 // As `superoffload profile` writes it.
 HardwareProfile profile_of(const PlanningMachine& machine, const MachineRates& rates, std::time_t now);

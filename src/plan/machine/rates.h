@@ -23,7 +23,7 @@ const Efficiencies& h200_efficiencies();
 
 // The rates that were measured, in FLOP/s and bytes/s where nothing else is said.
 struct MachineRates {
-  double gemm_flops = 0;       // a large matrix product in the compute dtype
+  double gemm_flops = 0;       // a large matrix product of weights and activations
   double device_memory = 0;    // of the device's memory, read and written both counted
   double link_to_host = 0;     // from device memory to pinned host memory
   double link_to_device = 0;   // and back

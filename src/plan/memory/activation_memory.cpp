@@ -104,9 +104,10 @@ std::vector<std::int64_t> allowed_keep_choices(std::int64_t layers, const Backen
   return choices;
 }
 
-std::size_t kept_host_bytes(const DecoderSpec& spec, DType compute, const TrainingShape& shape,
+std::size_t kept_host_bytes(const DecoderSpec& spec, DType activations, const TrainingShape& shape,
                             const std::vector<Keep>& keep) {
-  return ActivationStore::host_bytes(kept_on_host(keep), layer_input_bytes(spec, compute, shape.micro_batch_tokens));
+  return ActivationStore::host_bytes(kept_on_host(keep),
+                                     layer_input_bytes(spec, activations, shape.micro_batch_tokens));
 }
 
 std::int64_t choose_loss_chunk(const Backend& backend, std::int64_t vocab) {

@@ -45,7 +45,7 @@ std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice);
 std::vector<std::int64_t> allowed_keep_choices(std::int64_t layers, const Backend& backend,
                                                Toggle activation_checkpointing);
 // Host memory of what is kept there.
-std::size_t kept_host_bytes(const DecoderSpec& spec, DType compute, const TrainingShape& shape,
+std::size_t kept_host_bytes(const DecoderSpec& spec, DType activations, const TrainingShape& shape,
                             const std::vector<Keep>& keep);
 
 struct ActivationPlan {

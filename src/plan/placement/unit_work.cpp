@@ -50,10 +50,10 @@ double mlp_share(const DecoderSpec& spec, std::int64_t layer, double tokens, con
   return reached.experts * rows / (rows + reached.expert_rows);
 }
 
-std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens, DType compute,
+std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens, DType activations,
                                 const Efficiencies& reached) {
   const std::vector<UnitFlops> flops = unit_flops(spec, cu_seqlens);
-  const double tokens = cu_seqlens.empty() ? 0 : cu_seqlens.back(), size = static_cast<double>(size_of(compute));
+  const double tokens = cu_seqlens.empty() ? 0 : cu_seqlens.back(), size = static_cast<double>(size_of(activations));
   const auto hidden = static_cast<double>(spec.hidden);
   std::vector<UnitWork> units(flops.size());
   for (std::size_t u = 0; u < units.size(); ++u)
@@ -85,8 +85,8 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
 }
 
 Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
-                            std::span<const std::int32_t> cu_seqlens, DType compute, const Efficiencies& reached) {
-  const std::vector<UnitWork> work = unit_work(spec, cu_seqlens, compute, reached);
+                            std::span<const std::int32_t> cu_seqlens, DType activations, const Efficiencies& reached) {
+  const std::vector<UnitWork> work = unit_work(spec, cu_seqlens, activations, reached);
   const double tokens = cu_seqlens.empty() ? 0 : cu_seqlens.back();
   const std::vector<double> none(work.size());
   Recomputation again{none, none, none};
@@ -98,13 +98,13 @@ Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& ke
     const double product = 2 * tokens * static_cast<double>(spec.hidden * width) /
                            mlp_share(spec, static_cast<std::int64_t>(layer), tokens, reached);
     // Both norms; q and k rotated where that cannot be undone; the gated activation.
-    const double light = tokens * static_cast<double>(size_of(compute)) *
+    const double light = tokens * static_cast<double>(size_of(activations)) *
                          static_cast<double>(4 * spec.hidden + 2 * (spec.q_width() + spec.kv_width()) + 3 * width);
     again.device_bytes[unit] = light;
     if (keep[layer] == Keep::no_gate_up) again.flops[unit] = 2 * product;
     if (keep[layer] >= Keep::input) again.flops[unit] = work[unit].forward_flops - product;
     if (keep[layer] == Keep::host)
-      again.link_bytes[unit] = tokens * static_cast<double>(spec.hidden) * static_cast<double>(size_of(compute));
+      again.link_bytes[unit] = tokens * static_cast<double>(spec.hidden) * static_cast<double>(size_of(activations));
   }
   return again;
 }

@@ -31,7 +31,7 @@ struct Recomputation {
 // Returns the work of one micro-batch with documents at these offsets. FLOPs are those of a large dense product that
 // takes as long, so that attention and products of experts, which run at other rates, count for more than theirs; bytes
 // are what the rest reads and writes at least. `reached` says what kernels of each kind do.
-std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens, DType compute,
+std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens, DType activations,
                                 const Efficiencies& reached);
 
 // Returns the share of a large dense product's rate that the products of a layer's MLP reach.
@@ -39,6 +39,6 @@ double mlp_share(const DecoderSpec& spec, std::int64_t layer, double tokens, con
 
 // Returns the work of recomputing what layers do not keep, for documents at these offsets, as unit_work() counts it.
 Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
-                            std::span<const std::int32_t> cu_seqlens, DType compute, const Efficiencies& reached);
+                            std::span<const std::int32_t> cu_seqlens, DType activations, const Efficiencies& reached);
 
 }  // namespace so

@@ -1,0 +1,35 @@
+#include "options/run_request.h"
+
+#include <gtest/gtest.h>
+
+#include "options/train_options.h"
+
+namespace so {
+namespace {
+
+NumberFormats formats_of(DType model_dtype, std::int64_t micro_batches, StatePrecision state = StatePrecision::fp32) {
+  TrainOptions options;
+  options.gradient_accumulation_steps = micro_batches;
+  options.optimizer_state_dtype = state;
+  return number_formats(run_request(options, OptionOrigins(), model_dtype));
+}
+
+TEST(RunRequest, BecomesNumberFormatsByRole) {
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const std::int64_t micro_batches : {1, 2, 16})
+      for (const StatePrecision state : {StatePrecision::fp32, StatePrecision::bf16}) {
+        SCOPED_TRACE(testing::Message() << name_of(dtype) << ", " << micro_batches << " micro-batches");
+        const NumberFormats formats = formats_of(dtype, micro_batches, state);
+        EXPECT_EQ(formats.weights, dtype);
+        EXPECT_EQ(formats.activations, dtype);
+        EXPECT_EQ(formats.exported, dtype);
+        EXPECT_EQ(formats.gradients, micro_batches == 1 ? dtype : DType::f32);
+        EXPECT_EQ(formats.moments, state == StatePrecision::bf16 ? DType::bf16 : DType::f32);
+      }
+}
+
+// No option asks for such a format, so it is the program's own mistake.
+TEST(RunRequest, RefusesFormatsThatAreNotImplemented) { EXPECT_THROW(formats_of(DType::f16, 1), Bug); }
+
+}  // namespace
+}  // namespace so
