@@ -13,7 +13,7 @@
 #include "commands/command.h"
 #include "commands/shared_rows.h"
 #include "io/shard_reader.h"
-#include "model/compute_dtype.h"
+#include "model/model_dtype.h"
 #include "offload/memory/device_weights.h"
 #include "ops/runtime.h"
 #include "plan/machine/measure.h"
@@ -74,7 +74,7 @@ void copy_all(LoadingRing& ring, Stream& stream, const DeviceWeights& weights, s
 int run(const BenchLoadOptions& options, const OptionOrigins&) {
   const ModelFiles model(options.model);
   const std::string config = (std::filesystem::path(options.model) / "config.json").string();
-  const DType dtype = compute_dtype(asked_dtype(options.dtype), read_text_file(config, 16 << 20), config);
+  const DType dtype = model_dtype(asked_dtype(options.dtype), read_text_file(config, 16 << 20), config);
   check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads.value_or(0));
   Device& device = runtime.device();

@@ -12,7 +12,7 @@
 #include "data/dataset.h"
 #include "data/model_encoder.h"
 #include "io/temporary_cache.h"
-#include "model/compute_dtype.h"
+#include "model/model_dtype.h"
 #include "plan/disk_plan.h"
 
 namespace so {
@@ -64,7 +64,7 @@ int run(const EvalOptions& options, const OptionOrigins& origins) {
   shape.batch_tokens = batches.max_batch_tokens();
   shape.positions = data.counts().longest;
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
-  const DType dtype = compute_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
+  const DType dtype = model_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
   Inference inference(model, runtime, model_formats(dtype), shape);
   ModelOnDevice& on_device = inference.model();
 

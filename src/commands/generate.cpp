@@ -11,7 +11,7 @@
 #include "commands/shared_rows.h"
 #include "data/example.h"
 #include "data/model_encoder.h"
-#include "model/compute_dtype.h"
+#include "model/model_dtype.h"
 #include "model/sampling.h"
 
 namespace so {
@@ -134,7 +134,7 @@ int run(const GenerateOptions& options, const OptionOrigins&) {
   shape.batch_tokens = std::min<std::int64_t>(prompt_piece, static_cast<std::int64_t>(prompt.size()));
   shape.positions = shape.cache_capacity = length;
   shape.logits_rows = 1;
-  const DType dtype = compute_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
+  const DType dtype = model_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
   Inference inference(model, runtime, model_formats(dtype), shape);
   Buffer logits_memory =
       runtime.device().allocate(MemoryKind::device, static_cast<std::size_t>(spec.vocab) * sizeof(float), "logits");

@@ -22,8 +22,8 @@
 #include "io/output_file.h"
 #include "io/temporary_cache.h"
 #include "io/trace_file.h"
-#include "model/compute_dtype.h"
 #include "model/flops.h"
+#include "model/model_dtype.h"
 #include "model/parameters.h"
 #include "options/deepspeed_config.h"
 #include "options/run_request.h"
@@ -54,7 +54,7 @@ TrainOptions resolve_by_model(TrainOptions options, const OptionOrigins& origins
   options.max_length = resolve_max_length(given, origins.given("max_length"), spec, options.model);
   if (options.max_length != given) log_info("max_length is {}, the model's limit", options.max_length);
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
-  const DType dtype = compute_dtype(asked_dtype(options.dtype), read_text_file(config_file, 16 << 20), config_file);
+  const DType dtype = model_dtype(asked_dtype(options.dtype), read_text_file(config_file, 16 << 20), config_file);
   options.dtype = dtype == DType::bf16 ? Precision::bf16 : Precision::fp32;
   return options;
 }

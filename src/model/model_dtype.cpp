@@ -1,4 +1,4 @@
-#include "model/compute_dtype.h"
+#include "model/model_dtype.h"
 
 #include "base/file.h"
 #include "base/log.h"
@@ -6,7 +6,7 @@
 
 namespace so {
 
-DType compute_dtype(std::optional<DType> asked, const std::string& config_json, const std::string& origin) {
+DType model_dtype(std::optional<DType> asked, const std::string& config_json, const std::string& origin) {
   if (asked) return *asked;
   const ConfigReader config(config_json, origin);
   // Weights that are published quantised are widened to bf16, and their config often says no dtype.

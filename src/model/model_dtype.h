@@ -1,4 +1,4 @@
-// The dtype that a model is computed in.
+// The dtype of a model, from which the number formats of a run follow (base/number_formats.h).
 #pragma once
 
 #include <optional>
@@ -10,6 +10,6 @@ namespace so {
 
 // bf16 or f32: what was `asked` for, or what config.json says ("dtype", "torch_dtype"). That fp16 becomes bf16 is
 // logged.
-DType compute_dtype(std::optional<DType> asked, const std::string& config_json, const std::string& origin);
+DType model_dtype(std::optional<DType> asked, const std::string& config_json, const std::string& origin);
 
 }  // namespace so
