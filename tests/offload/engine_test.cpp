@@ -412,6 +412,12 @@ TEST(Engine, DeviceStateTravelsInPieces) {
   EXPECT_EQ(next, layout.elements());
 }
 
+TEST(Engine, RefusesFormatsThatDoNotGoTogether) {
+  EngineSettings settings = settings_of(DType::bf16, 4096);
+  settings.formats.activations = DType::f32;
+  EXPECT_THROW(EngineRig(the_layout(), settings, 1), Bug);
+}
+
 TEST(Engine, RefusesAnIncompleteStep) {
   const ParameterLayout& layout = the_run().layout;
   {

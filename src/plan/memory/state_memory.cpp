@@ -92,11 +92,11 @@ void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads) {
   plan.add_beside(MemoryKind::pageable, "generated code, stacks, files", std::size_t{6} << 20);
 }
 
-MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const EngineSettings& engine,
-                        DType moments, std::optional<int> device_units) {
+MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const NumberFormats& formats,
+                        std::optional<int> device_units) {
   const auto n = static_cast<std::size_t>(layout.elements());
-  const std::size_t state = state_bytes(moments), weight = size_of(engine.formats.weights),
-                    gradient = size_of(engine.formats.gradients);
+  const std::size_t state = state_bytes(formats.moments), weight = size_of(formats.weights),
+                    gradient = size_of(formats.gradients);
   MemoryPlan plan;
   if (!machine.device_memory) {
     plan.add(MemoryKind::device, "weights", n * weight);
@@ -106,7 +106,7 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
   }
   // Units that the device owns have gradients there, and weights unless these are made of their masters for each use.
   // Units that the host owns only take turns on the device, unless gradients are added up there.
-  const bool narrow = engine.formats.weights == DType::bf16, move = engine.formats.gradients == DType::bf16;
+  const bool narrow = formats.weights == DType::bf16, move = formats.gradients == DType::bf16;
   const std::size_t fixed = move ? 0 : n * gradient, each = state + (move ? gradient : 0) + (narrow ? 0 : weight);
   const std::size_t owned =
       device_units ? static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(n))

@@ -33,10 +33,9 @@ struct StreamedWeights {
 };
 StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units, int count, DType dtype);
 
-// The least that weights, gradients and optimizer state take, with moments so kept. A lower bound; the plan proper is
-// exact.
-MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const EngineSettings& engine,
-                        DType moments, std::optional<int> device_units);
+// The least that weights, gradients and optimizer state take in these formats. A lower bound; the plan proper is exact.
+MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const NumberFormats& formats,
+                        std::optional<int> device_units);
 
 // Books what the libraries behind a device take beside what is allocated through it.
 void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads);
