@@ -1,5 +1,6 @@
 #include "commands/guard.h"
 
+#include <algorithm>
 #include <exception>
 #include <filesystem>
 #include <new>
@@ -13,11 +14,31 @@
 
 namespace so {
 
+namespace {
+
+// A text that comes from a file may be of any length. A message of several lines, such as a table of memory, stays
+// whole.
+std::string shortened(const std::string& text) {
+  constexpr std::size_t longest = 5500, head = 4000, tail = 1000;  // a path as long as the kernel takes may be in it
+  std::string all;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size() - 1) + 1;
+    const std::string line = text.substr(at, end - at);
+    all += line.size() <= longest
+               ? line
+               : printable(line.substr(0, head), head) + " ... " + printable(line.substr(line.size() - tail), tail);
+    at = end;
+  }
+  return all;
+}
+
+}  // namespace
+
 int run_guarded(const std::function<int()>& body, std::string& message) {
   try {
     return body();
   } catch (const Error& error) {
-    message = std::string("superoffload: ") + error.what();
+    message = "superoffload: " + shortened(error.what());
     return exit_user_error;
   } catch (const Bug& bug) {
     message = std::string("superoffload: internal error, please report it: ") + bug.what();

@@ -32,6 +32,13 @@ TEST(Guard, ExitCodes) {
   EXPECT_EQ(user.code, 2);
   EXPECT_EQ(user.message, "superoffload: x.json: no such key");
 
+  const Outcome longer = guarded([]() -> int { fail("x.json: \"{}\" is not there", std::string(100'000, 'a')); });
+  EXPECT_LT(longer.message.size(), 6000u);
+  EXPECT_TRUE(longer.message.ends_with("aaa\" is not there")) << longer.message;
+  std::string table;
+  for (int i = 0; i < 1000; ++i) table += "a line of a table\n";
+  EXPECT_EQ(guarded([&]() -> int { fail("{}", table); }).message, "superoffload: " + table);
+
   const Outcome bug = guarded([]() -> int { throw Bug("count < limit"); });
   EXPECT_EQ(bug.code, 70);
   EXPECT_EQ(bug.message, "superoffload: internal error, please report it: count < limit");

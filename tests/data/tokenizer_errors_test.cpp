@@ -464,6 +464,8 @@ TEST_F(TokenizerDirectory, RefusesTokensThatTokenizerJsonDoesNotHave) {
               load();
             }).find("tokenizer_config.json: eos_token: the token \"<stop>\" is not in tokenizer.json"),
             std::string::npos);
+  write("tokenizer_config.json", {{"eos_token", std::string(100'000, 'a')}});
+  EXPECT_LT(message_of([&] { load(); }).size(), 1000u) << "one line that can be read";
   write("tokenizer_config.json", {{"added_tokens_decoder", {{"258", {{"content", "<new>"}}}}}});
   EXPECT_NE(message_of([&] { load(); }).find("added_tokens_decoder.258: the token \"<new>\" is not in tokenizer.json"),
             std::string::npos);

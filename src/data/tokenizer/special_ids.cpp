@@ -25,7 +25,7 @@ std::optional<std::int32_t> id_of_token(const JsonNode& node, const Find& find, 
   const std::string_view token = node.is_object() ? node.at("content").string() : node.string();
   const std::int32_t id = find(token);
   if (id < 0 && !needed) return std::nullopt;
-  if (id < 0) fail("{}: the token \"{}\" is not in tokenizer.json", node.where(), token);
+  if (id < 0) fail("{}: the token \"{}\" is not in tokenizer.json", node.where(), printable(token));
   return id;
 }
 
