@@ -20,12 +20,12 @@ libcli11-dev:the command line
 libpcre2-dev:tokenizers' regular expressions
 libutf8proc-dev:Unicode normalisation
 libxxhash-dev:XXH3, checksums of what is written
+libopenmpi-dev:Open MPI, messages between ranks
+openmpi-bin:mpirun, which starts ranks
 "
 if [ "${1:-}" = tests ]; then
   needed="$needed
 libgtest-dev:GoogleTest, the tests
-libopenmpi-dev:Open MPI, messages between ranks
-openmpi-bin:mpirun, which starts the tests of ranks
 clang:the second compiler, and the sanitizers
 lld:a faster linker, for builds with sanitizers
 libbenchmark-dev:Google Benchmark, for bench/

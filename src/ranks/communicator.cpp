@@ -22,6 +22,18 @@ class SingleCommunicator final : public Communicator {
   void exchange(const char*, Sent, Received) override {}
 };
 
+class DryCommunicator final : public Communicator {
+ public:
+  explicit DryCommunicator(int size) : Communicator({.size = size, .local_size = size}, 0) {}
+  void abort(const std::string&) noexcept override {}
+  std::unique_ptr<Communicator> duplicate() override { return make_dry_communicator(size()); }
+
+ protected:
+  void exchange(const char* what, Sent, Received) override {
+    SO_CHECK(size() == 1, "{} of ranks that are not there", what);
+  }
+};
+
 void check_counts(std::span<const std::int64_t> counts, const RankPlace& place, std::size_t own, std::size_t all) {
   SO_CHECK(std::ssize(counts) == place.size, "{} counts for {} ranks", counts.size(), place.size);
   const auto at = static_cast<std::size_t>(place.rank);
@@ -56,9 +68,15 @@ RankFailure Communicator::lost(std::span<const int> ranks, const char* what, dou
           fmt::format("lost {}: no answer within {:g} s, where the other ranks wait ({})", names, seconds, what)};
 }
 
-RankFailure Communicator::gave_up(int rank, const std::string& reason) {
-  return {rank, fmt::format("rank {} gave up: {}", rank, reason)};
-}
+namespace {
+
+std::string farewell(int rank) { return fmt::format("rank {} gave up: ", rank); }
+
+}  // namespace
+
+bool RankFailure::gave_up() const { return std::string_view(what()).starts_with(farewell(rank_)); }
+
+RankFailure Communicator::gave_up(int rank, const std::string& reason) { return {rank, farewell(rank) + reason}; }
 
 template <class T>
 void Communicator::sum_of_all(std::span<T> values) {
@@ -166,6 +184,7 @@ void Communicator::barrier() {
   exchange("barrier", std::vector<std::span<const std::byte>>(ranks, std::span(&sign, 1)), receive);
 }
 
+std::unique_ptr<Communicator> make_dry_communicator(int size) { return std::make_unique<DryCommunicator>(size); }
 std::unique_ptr<Communicator> make_single_communicator() { return std::make_unique<SingleCommunicator>(); }
 
 }  // namespace so

@@ -30,6 +30,7 @@ class RankFailure : public std::runtime_error {
  public:
   RankFailure(int rank, const std::string& message) : std::runtime_error(message), rank_(rank) {}
   int rank() const { return rank_; }  // the one that is lost or gave up; the lowest of several
+  bool gave_up() const;               // with a reason of its own, which the text says; else nothing is heard of it
 
  private:
   int rank_;
@@ -114,5 +115,8 @@ class Communicator {
 
 // The only rank of a run.
 std::unique_ptr<Communicator> make_single_communicator();
+// The first of `size` ranks, of which the others are not there: whoever asks what a rank will allocate is told of its
+// place, and collectives that move data are a Bug.
+std::unique_ptr<Communicator> make_dry_communicator(int size);
 
 }  // namespace so
