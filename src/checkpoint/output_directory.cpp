@@ -78,9 +78,9 @@ OutputDirectory::OutputDirectory(const OutputOptions& options, const InputOption
 void OutputDirectory::require_same_run(const TrainerState& state, const TrainOptions& asked,
                                        std::uint64_t data_key) const {
   const std::string file = (checkpoint_->path / trainer_state_file).string();
-  TrainOptions same_length = asked;
-  static_cast<LengthOptions&>(same_length) = recorded_length(asked, state.options);
-  const auto differences = result_differences(train_option_table().view(same_length), state.options, file);
+  TrainOptions same = with_recorded_ranks(asked, state.options, file);
+  static_cast<LengthOptions&>(same) = recorded_length(asked, state.options);
+  const auto differences = result_differences(train_option_table().view(same), state.options, file);
   if (!differences.empty()) {
     std::string all;
     for (const std::string& difference : differences) all += (all.empty() ? "" : "; ") + difference;

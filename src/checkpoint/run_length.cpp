@@ -13,6 +13,28 @@ std::int64_t steps_of(const LengthOptions& options, const BatchIterator& batches
 
 }  // namespace
 
+TrainOptions with_recorded_ranks(const TrainOptions& asked, const std::string& record, const std::string& state_file) {
+  const auto recorded = nlohmann::json::parse(record, nullptr, /*allow_exceptions=*/false);
+  if (!recorded.is_object()) return asked;
+  const auto number = [&](const char* name) {
+    const auto it = recorded.find(name);
+    const bool there = it != recorded.end() && it->is_number_integer() && it->get<std::int64_t>() >= 1;
+    return there ? it->get<std::int64_t>() : 1;  // records of older versions know no ranks
+  };
+  const std::int64_t ranks = number("gpus"), micro_batches = number("gradient_accumulation_steps");
+  if (ranks == asked.gpus) return asked;  // whatever else differs is said by name
+  if (ranks * micro_batches != asked.gpus * asked.gradient_accumulation_steps)
+    fail(
+        "{} is of a run on {} ranks with {} micro-batches each, and now there are {} ranks with {} each, so that a step "
+        "would have other rows; give a --gradient_accumulation_steps such that both come to {} in all, or as many ranks "
+        "as before",
+        state_file, ranks, micro_batches, asked.gpus, asked.gradient_accumulation_steps, ranks * micro_batches);
+  TrainOptions same = asked;
+  same.gpus = static_cast<int>(ranks);
+  same.gradient_accumulation_steps = micro_batches;
+  return same;
+}
+
 LengthOptions recorded_length(const LengthOptions& asked, const std::string& record) {
   const auto recorded = nlohmann::json::parse(record, nullptr, /*allow_exceptions=*/false);
   if (!recorded.is_object()) return asked;

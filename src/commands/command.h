@@ -18,8 +18,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "base/options.h"
 #include "options/option_groups.h"
+#include "ranks/communicator.h"
 
 namespace so {
 
@@ -59,16 +61,19 @@ struct Command : CommandText {
   std::function<std::shared_ptr<void>()> make_options;  // with their defaults
   // After the line's values are set: reads a DeepSpeed file, and refuses what no single row can.
   std::function<void(void* options, OptionOrigins& origins, int ranks)> complete;
-  std::function<int(const void* options, const OptionOrigins& origins)> run;
+  // The ranks that the options ask for. Empty: the command knows no ranks, and runs on one.
+  std::function<int(const void* options)> asked_ranks;
+  std::function<int(const void* options, const OptionOrigins& origins, Communicator& ranks)> run;
 };
 
 // Refuses the options that the mode leaves idle, where the options are in it.
 void check_mode(const Mode& mode, OptionsView options, const OptionOrigins& origins);
 
+// `run` shares the work with the other ranks, of which only the first says anything.
 template <class S>
-Command make_command(CommandText text, OptionTable<S> table,
-                     std::type_identity_t<std::function<void(S&, OptionOrigins&, int)>> complete,
-                     std::type_identity_t<std::function<int(const S&, const OptionOrigins&)>> run) {
+Command make_rank_command(CommandText text, OptionTable<S> table,
+                          std::type_identity_t<std::function<void(S&, OptionOrigins&, int)>> complete,
+                          std::type_identity_t<std::function<int(const S&, const OptionOrigins&, Communicator&)>> run) {
   Command command{std::move(text)};
   command.rows = std::make_shared<const OptionTable<S>>(std::move(table));
   command.type = &typeid(S);
@@ -79,12 +84,24 @@ Command make_command(CommandText text, OptionTable<S> table,
     if (complete) complete(*static_cast<S*>(options), origins, ranks);
     for (const Mode& mode : modes) check_mode(mode, OptionsView(*rows, options), origins);
   };
-  command.run = [run](const void* options, const OptionOrigins& origins) {
+  if constexpr (std::is_base_of_v<RankOptions, S>)
+    command.asked_ranks = [](const void* options) { return static_cast<const S*>(options)->gpus; };
+  command.run = [run](const void* options, const OptionOrigins& origins, Communicator& ranks) {
     const S& own = *static_cast<const S*>(options);
     apply_verbosity(own);
-    return run(own, origins);
+    if (ranks.rank() > 0) set_log_level(LogLevel::failure);
+    return run(own, origins, ranks);
   };
   return command;
+}
+
+template <class S>
+Command make_command(CommandText text, OptionTable<S> table,
+                     std::type_identity_t<std::function<void(S&, OptionOrigins&, int)>> complete,
+                     std::type_identity_t<std::function<int(const S&, const OptionOrigins&)>> run) {
+  return make_rank_command<S>(
+      std::move(text), std::move(table), std::move(complete),
+      [run](const S& options, const OptionOrigins& origins, Communicator&) { return run(options, origins); });
 }
 
 // Adds a command to all_commands(), where it is made when the list is first asked for.

@@ -1,15 +1,18 @@
 #include <fmt/core.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "base/log.h"
 #include "base/process_limits.h"
 #include "base/standard_streams.h"
 #include "commands/guard.h"
 #include "commands/parse.h"
+#include "commands/rank_run.h"
 #include "commands/terminate.h"
 
 namespace so {
@@ -20,14 +23,15 @@ int show(const std::string& text) {
   return exit_ok;
 }
 
-int run(const ParsedCommand& parsed) {
-  return parsed.command ? parsed.command->run(parsed.options.get(), parsed.origins) : show(parsed.text);
+int run(const RankRun& ranks, const std::vector<std::string>& arguments) {
+  const ParsedCommand parsed = parse_command_line(arguments, ranks.ranks());
+  return parsed.command ? ranks.run(parsed, arguments) : show(parsed.text);
 }
 
 // A result that did not reach standard output is a failure, whatever the command thinks.
-int run_and_flush(const ParsedCommand& command) {
+int run_and_flush(const RankRun& ranks, const std::vector<std::string>& arguments) {
   try {
-    const int code = run(command);
+    const int code = run(ranks, arguments);
     flush_standard_output();
     return code;
   } catch (const std::system_error& error) {  // as fmt::print throws it for a stream that cannot be written
@@ -45,14 +49,15 @@ int main(int argc, char** argv) {
   so::install_terminate_handler();
   // A file size limit (ulimit -f) then fails the write, which is reported with its file like a full disk.
   ::signal(SIGXFSZ, SIG_IGN);
+  const so::RankRun ranks;
   std::string message;
   const int code = so::run_guarded(
       [&] {
         so::require_stack();
-        return so::run_and_flush(so::parse_command_line(argc, argv));
+        return so::run_and_flush(ranks, {argv + std::min(argc, 1), argv + argc});
       },
       message);
   so::keep_progress_line();
-  if (!message.empty()) so::log_message(so::LogLevel::failure, message);
+  if (!message.empty() && ranks.rank() == 0) so::log_message(so::LogLevel::failure, message);
   return code;
 }

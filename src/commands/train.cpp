@@ -2,6 +2,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <optional>
+#include <set>
 #include <system_error>
 
 #include "base/error.h"
@@ -13,6 +14,7 @@
 #include "checkpoint/directory_checks.h"
 #include "checkpoint/export.h"
 #include "checkpoint/output_directory.h"
+#include "checkpoint/resume_point.h"
 #include "checkpoint/run_length.h"
 #include "commands/command.h"
 #include "data/dataset.h"
@@ -29,20 +31,40 @@
 #include "options/run_request.h"
 #include "plan/data_shape.h"
 #include "plan/disk_plan.h"
+#include "plan/machine/rank_share.h"
 #include "plan/machine/rate_cache.h"
 #include "plan/plan_comparison.h"
 #include "plan/plan_review.h"
 #include "plan/refusal.h"
 #include "plan/row_step.h"
+#include "ranks/agreement.h"
+#include "ranks/together.h"
 #include "train/run_report.h"
 #include "train/trainer.h"
 
 namespace so {
 namespace {
 
-void complete(TrainOptions& options, OptionOrigins& origins, int ranks) {
-  if (options.deepspeed_config) apply_deepspeed_config(*options.deepspeed_config, ranks, options, origins);
+// Refuses what several ranks cannot do yet: the host has each rank's slice of the state, and the device all weights.
+void require_host_state(const TrainOptions& options) {
+  if (options.offload_optimizer == OptimizerDevice::none)
+    fail("--offload_optimizer none: {} ranks keep their optimizer state in host memory; use --offload_optimizer cpu",
+         options.gpus);
+  if (options.offload_ratio && *options.offload_ratio < 1)
+    fail("--offload_ratio {}: {} ranks keep all their optimizer state in host memory; leave it out",
+         *options.offload_ratio, options.gpus);
+  if (options.streamed_layers && *options.streamed_layers > 0)
+    fail("--streamed_layers {}: {} ranks have all weights on each device; leave it out", *options.streamed_layers,
+         options.gpus);
+}
+
+void complete(TrainOptions& options, OptionOrigins& origins, int launched) {
+  if (launched > 1 && origins.given("gpus") && options.gpus != launched)
+    fail("--gpus {}, but the launcher has started {} ranks: leave --gpus out", options.gpus, launched);
+  if (launched > 1) options.gpus = launched;
+  if (options.deepspeed_config) apply_deepspeed_config(*options.deepspeed_config, options.gpus, options, origins);
   check_train_options(options, origins);
+  if (options.gpus > 1) require_host_state(options);
   if (!options.pin_memory)
     fail("{} is false: host memory that a GPU reads and writes is always page-locked; set it to true or remove it",
          origins.of("pin_memory").where);
@@ -61,19 +83,28 @@ TrainOptions resolve_by_model(TrainOptions options, const OptionOrigins& origins
 
 // The run that is asked for, as far as its options, config.json and the machine say. Nothing else has been opened.
 struct AskedRun {
-  AskedRun(const TrainOptions& resolved, const OptionOrigins& given, const DecoderSpec& model)
-      : options(resolved),
+  AskedRun(const TrainOptions& resolved, const OptionOrigins& given, const DecoderSpec& model, Communicator& all)
+      : ranks(all),
+        options(resolved),
         origins(given),
         spec(model),
         request(run_request(options, origins, asked_dtype(options.dtype).value())),
         formats(number_formats(request)),
-        runtime(options.device, resolve_cpu_threads(options, static_cast<int>(usable_cpus().size()))),
+        runtime(options.device, cpu_threads()),
         layout(make_parameters(spec)) {
+    const Backend& backend = backend_of(runtime.device());
+    if (ranks.size() > 1 && !backend.ranks)
+      fail("--gpus {}: several ranks are supported with --device cpu alone as yet, not on {}", ranks.size(),
+           runtime.device().name());
     log_info("{}", model_line(options.model, spec, request.model_dtype, runtime.device()));
-    caps = memory_caps(backend_of(runtime.device()), options.device_memory, options.host_memory);
+    caps = memory_caps(backend, options.device_memory, options.host_memory);
   }
 
-  PlanningMachine machine_now() { return planning_machine(runtime, formats, caps); }
+  PlanningMachine machine_now() {
+    PlanningMachine machine = planning_machine(runtime, formats, caps);
+    share_machine(ranks, machine);
+    return machine;
+  }
   PlanQuestion ask(const PlanningMachine& machine, std::function<TrainingShape(const PlanKnobs&)> shape) const {
     PlanQuestion question =
         make_question({spec, layout, machine, WeightOrigin::files, std::move(shape)}, request, train_option_table());
@@ -81,6 +112,15 @@ struct AskedRun {
     return question;
   }
 
+  bool first_rank() const { return ranks.rank() == 0; }
+  // 0 leaves it to the runtime, which takes all there are.
+  int cpu_threads() const {
+    const int share = share_of_cpus(ranks, static_cast<int>(usable_cpus().size()));
+    const int threads = resolve_cpu_threads(options, share);
+    return threads == 0 && ranks.size() > 1 ? share : threads;
+  }
+
+  Communicator& ranks;
   const TrainOptions options;
   const OptionOrigins& origins;
   const DecoderSpec spec;
@@ -119,13 +159,34 @@ RunData open_data(AskedRun& run, const ModelEncoder& encoder, const SavedBytes& 
   const std::vector<CacheNeed> needs = cache_needs(sources);
   if (!needs.empty()) log_info("{}", cache_line(needs));
   require_cache_space(needs, options.output_dir, saves ? disk_plan(options, saved, 0, 1).peak() : 0);
+  // Where the tokens can be kept, the other ranks find them.
+  if (!run.first_rank()) run.ranks.barrier();
   RunData data{sources.front().open(), {}};
   if (options.eval_data) data.evaluation.emplace(sources.back().open());
+  if (run.first_rank()) run.ranks.barrier();
   return data;
 }
 
-BatchOptions batch_options(const TrainOptions& options) {
+// What one rank does not know of another. Options that concern the rank alone may differ.
+void require_same_on_all(AskedRun& run, const RunData& data, const TrainingPlan& plan) {
+  RankFacts facts{{"the program's version", SO_VERSION}};
+  const std::set<std::string_view> own{"cpu_threads", "cache_dir", "verbose", "quiet"};
+  const OptionsView options = train_option_table().view(run.options);
+  for (const OptionSpec& spec : options.rows().specs())
+    if (!own.contains(spec.name)) facts.emplace_back("--" + spec.name, to_string(options.get(spec)));
+  const auto number = [](std::uint64_t value) { return fmt::format("{:016x}", value); };
+  facts.emplace_back("the data and the tokenizer (a hash of both)", number(data.training.key()));
+  if (data.evaluation) facts.emplace_back("the evaluation data (its hash)", number(data.evaluation->key()));
+  facts.emplace_back("the parameters of the model", std::to_string(run.layout.elements()));
+  facts.emplace_back("the layers' kept activations", describe(plan.decoder.keep));
+  facts.emplace_back("the buckets' elements", std::to_string(plan.engine.bucket_elements));
+  require_agreement(run.ranks, facts, "start all ranks with the same program, options and files");
+}
+
+BatchOptions batch_options(const TrainOptions& options, const Communicator& ranks) {
   BatchOptions batches;
+  batches.rank = ranks.rank();
+  batches.ranks = ranks.size();
   batches.batch_size = options.batch_size;
   batches.gradient_accumulation_steps = options.gradient_accumulation_steps;
   batches.packing = options.packing;
@@ -153,36 +214,33 @@ std::optional<PlanReview> make_review(const AskedRun& run, const TrainingPlan& p
   return review;
 }
 
-// Where the run goes on; a run from the beginning has neither.
-struct ResumePoint {
-  std::int64_t step() const { return state ? state->step : 0; }
-  const TrainerState* state_or_null() const { return state ? &*state : nullptr; }
-  std::string state_file() const { return checkpoint ? (checkpoint->path / trainer_state_file).string() : ""; }
-
-  std::optional<Checkpoint> checkpoint;
-  std::optional<TrainerState> state;
-};
-
-ResumePoint read_resume_point(const OutputDirectory& output, const TrainOptions& asked, std::uint64_t data_key) {
-  ResumePoint from{output.checkpoint(), {}};
-  if (!from.checkpoint) return from;
-  const ResumeCheck check(from.checkpoint->path);
-  check.require_whole_state();
-  from.state = read_trainer_state(from.state_file());
-  output.require_same_run(*from.state, asked, data_key);
-  check.require_whole();
-  return from;
-}
-
-// Whether the directory holds the model of a run that has done all its steps, with nothing left to write.
-bool is_finished(const std::filesystem::path& output, const ResumePoint& from, std::int64_t total_steps) {
-  return from.state && from.step() >= total_steps && has_metrics_line(output, from.step(), "summary") &&
-         has_weight_files(output);
-}
-
 void require_steps_to_trace(const TrainOptions& options, std::int64_t steps) {
   if (options.trace && steps < Trainer::steps_before_trace + 1)
     fail("--trace begins with the third step, and this run has {}; raise --max_steps", steps);
+}
+
+// Where a run begins, and what it will write.
+struct RunStart {
+  ResumePoint from;
+  RunLength length;
+  DiskPlan disk;
+  bool finished = false;  // nothing is left to do
+};
+
+// What rank 0 finds in the output directory the others find too, before it changes it.
+RunStart find_start(const OutputDirectory& output, const AskedRun& run, const RunData& data,
+                    const BatchIterator& batches, const SavedBytes& saved) {
+  const TrainOptions& options = run.options;
+  RunStart start;
+  start.from = read_resume_point(output, options, data.training.key(), run.first_rank());
+  const std::int64_t step = start.from.step();
+  start.length = run_length(options, batches, start.from.state_or_null(), start.from.state_file());
+  start.finished = is_finished(options.output_dir, start.from, start.length.steps);
+  if (start.finished) return start;
+  require_steps_to_trace(options, start.length.steps - step);
+  start.disk = disk_plan(options, saved, step, start.length.steps);
+  if (!options.bench_steps) start.disk.require(options.output_dir);
+  return start;
 }
 
 // Logs, a line a subject, how the run will go and how much memory and disk space it takes.
@@ -221,74 +279,85 @@ int end(Trainer& trainer, Trainer::Outcome outcome, const std::vector<PlannedFig
   if (!trainer.how_to_resume().empty()) log_info("{}", trainer.how_to_resume());
   if (outcome == Trainer::Outcome::diverged) return exit_failure;
   if (outcome == Trainer::Outcome::interrupted) return exit_interrupted;
-  return trainer.incomplete() ? exit_failure : exit_ok;
+  if (!trainer.incomplete()) return exit_ok;
+  log_message(LogLevel::failure,
+              outcome == Trainer::Outcome::finished
+                  ? "superoffload: the model is written, but something of the run could not be, as an error above says"
+                  : "superoffload: something of the run could not be written, as an error above says");
+  return exit_failure;
 }
 
 // Refusals come first, the cheap ones before the dear ones; nothing is written until the run is known to be possible.
-int run(const TrainOptions& given, const OptionOrigins& origins) {
-  if (!given.dry_run) begin_run_log();
-  if (given.dry_run && !given.quiet) set_log_level(LogLevel::detail);  // the details are what it is for
+int run(const TrainOptions& given, const OptionOrigins& origins, Communicator& ranks) {
+  const bool writes = ranks.rank() == 0 && !given.dry_run;
+  if (writes) begin_run_log();
+  if (given.dry_run && !given.quiet && ranks.rank() == 0)
+    set_log_level(LogLevel::detail);  // the details are what it is for
   if (given.trace) require_output_file(*given.trace, "--trace", is_own_trace, false, given.output_dir);
   const DecoderSpec spec = read_spec(given.model);
-  AskedRun asked(resolve_by_model(given, origins, spec), origins, spec);
+  AskedRun asked(resolve_by_model(given, origins, spec), origins, spec, ranks);
   const TrainOptions& options = asked.options;
-  state_or_refuse(asked.ask(asked.machine_now(), [&](const PlanKnobs& knobs) {
-    return largest_shape(knobs, options.eval_data.has_value());
-  }));
-  OutputDirectory output(options, options);
+  const PlanningMachine at_first = asked.machine_now();
+  std::optional<OutputDirectory> output;
   std::optional<ModelFiles> model;
-  if (!options.dry_run || has_weight_files(options.model))
-    model.emplace(options.model);
-  else
-    log_info("{} has no weights: planning by its config.json", options.model);
-  const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
+  std::optional<ModelEncoder> encoder;
+  together(ranks, [&] {
+    state_or_refuse(asked.ask(
+        at_first, [&](const PlanKnobs& knobs) { return largest_shape(knobs, options.eval_data.has_value()); }));
+    output.emplace(options, options);
+    if (!options.dry_run || has_weight_files(options.model))
+      model.emplace(options.model);
+    else
+      log_info("{} has no weights: planning by its config.json", options.model);
+    encoder.emplace(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
+  });
   const std::uint64_t export_bytes =
       model ? exported_bytes(*model, asked.formats.exported) : exported_bytes(asked.layout, asked.formats.exported);
   const SavedBytes saved = saved_bytes(export_bytes, parameter_count(spec), asked.formats.exported, options.model);
-  const RunData data = open_data(asked, encoder, saved);
-  BatchIterator batches(data.training, batch_options(options));
+  const RunData data = open_data(asked, *encoder, saved);
+  BatchIterator batches(data.training, batch_options(options, ranks));
 
   Device& device = asked.runtime.device();
   MemoryMeter memory(device);
-  const DataShape shape(data.training, data.evaluation_data(), batch_options(options), options.max_steps,
+  const DataShape shape(data.training, data.evaluation_data(), batch_options(options, ranks), options.max_steps,
                         options.num_train_epochs);
   PlanningMachine machine = asked.machine_now();
   use_cached_rates(machine, asked.runtime, asked.formats,
-                   {.fresh = options.profile == ProfileUse::fresh, .keep = !options.dry_run});
-  const TrainingPlan plan = plan_or_refuse(asked.ask(machine, [&](const PlanKnobs& knobs) { return shape.of(knobs); }));
+                   {.fresh = options.profile == ProfileUse::fresh, .keep = writes});
+  TrainingPlan plan;
+  together(ranks,
+           [&] { plan = plan_or_refuse(asked.ask(machine, [&](const PlanKnobs& knobs) { return shape.of(knobs); })); });
   memory.forget_peaks();
+  require_same_on_all(asked, data, plan);
   std::optional<PlanReview> review = make_review(asked, plan, machine, shape);
   plan.log_reasons();
 
-  const ResumePoint from = read_resume_point(output, options, data.training.key());
-  const RunLength length = run_length(options, batches, from.state_or_null(), from.state_file());
-  if (is_finished(options.output_dir, from, length.steps)) {
+  RunStart start;
+  together(ranks, [&] { start = find_start(*output, asked, data, batches, saved); });
+  if (start.finished) {
     log_info("{} holds the finished run: {} of {} steps; raise --max_steps or --num_train_epochs to train on",
-             options.output_dir, from.step(), length.steps);
+             options.output_dir, start.from.step(), start.length.steps);
     return exit_ok;
   }
-  require_steps_to_trace(options, length.steps - from.step());
-  const DiskPlan disk = disk_plan(options, saved, from.step(), length.steps);
-  if (!options.bench_steps) disk.require(options.output_dir);
-  if (options.dry_run)
-    output.require_usable(export_bytes);
-  else
-    output.prepare(export_bytes);
-  if (!options.dry_run) open_run_log(std::filesystem::path(options.output_dir) / run_log_file);
-  log_plan(asked, plan, machine, disk, length.steps);
-  if (options.dry_run) return end_dry_run(options, from, length);
+  together(ranks, [&] {
+    if (options.dry_run) output->require_usable(export_bytes);
+    if (writes) output->prepare(export_bytes);
+  });
+  if (writes) open_run_log(std::filesystem::path(options.output_dir) / run_log_file);
+  log_plan(asked, plan, machine, start.disk, start.length.steps);
+  if (options.dry_run) return end_dry_run(options, start.from, start.length);
 
   device.limit_memory(plan.limits);
-  Trainer trainer({options, to_json(train_option_table().view(options)), asked.runtime, *model, plan, data.training,
-                   data.evaluation_data(), batches, length, output, review ? &*review : nullptr});
-  begin(trainer, options, from, length);
+  Trainer trainer({options, to_json(train_option_table().view(options)), asked.runtime, *model, plan, ranks,
+                   data.training, data.evaluation_data(), batches, start.length, *output, review ? &*review : nullptr});
+  begin(trainer, options, start.from, start.length);
   const Trainer::Outcome outcome = trainer.run();
   return end(trainer, outcome, compare_with_plan(plan, device, memory, trainer.seconds()),
              trained_model_line(options.output_dir, export_bytes, asked.formats.exported));
 }
 
 const RegisteredCommand registered([] {
-  return make_command<TrainOptions>(
+  return make_rank_command<TrainOptions>(
       {.name = "train",
        .position = 1,
        .summary = "fine-tune all parameters of a model",

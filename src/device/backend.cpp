@@ -22,6 +22,7 @@ const Backend& cpu_backend() {
       .kind = DeviceKind::cpu,
       .own_memory = false,
       .own_processors = false,
+      .ranks = true,
       .libraries = cpu_libraries,
       // Large enough that reading the projection's weights again for every chunk does not show, small enough to stay
       // out of the way.
@@ -55,6 +56,7 @@ const Backend& cuda_backend() {
       .kind = DeviceKind::cuda,
       .own_memory = true,
       .own_processors = true,
+      .ranks = false,
       .libraries = cuda_libraries,
       // The gradient of the projection is read and written once a chunk, so few and large ones.
       .loss_chunk = {.bytes = 1'250'000'000, .element_bytes = 2, .tile = 128, .least_rows = 128, .most_rows = 4096},

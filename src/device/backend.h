@@ -22,6 +22,9 @@ struct Backend {
   // Its work runs on processors of its own, and leaves the host's cores to host work.
   bool own_processors;
 
+  // Whether several ranks can train on such devices, one each: whether there are collectives for its memory.
+  bool ranks;
+
   // Memory that libraries take beside what is allocated through the device, some of it for each thread of the host.
   struct Reserve {
     MemoryKind kind;

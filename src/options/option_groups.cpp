@@ -56,6 +56,23 @@ OptionTable<ComputeOptions> make_compute() {
   return t;
 }
 
+OptionTable<RankOptions> make_ranks() {
+  OptionTable<RankOptions> t;
+  t.add(
+       "gpus", &RankOptions::gpus,
+       "Ranks that share the run, a process each: with --device cpu each has its share of the CPUs and of the host's "
+       "memory (ranks on GPUs are not supported yet). batch_size and gradient_accumulation_steps are a rank's. Started "
+       "through mpirun; who starts the ranks with mpirun or srun leaves this out")
+      .unit("ranks")
+      .at_least(1)
+      .at_most(4096)
+      .default_from(ours)
+      .elsewhere("num_gpus")
+      .elsewhere("nproc_per_node")
+      .elsewhere("num_processes");
+  return t;
+}
+
 OptionTable<MemoryOptions> make_memory() {
   using O = MemoryOptions;
   constexpr const char* all = "all there is";
@@ -255,6 +272,11 @@ const OptionTable<DtypeOption>& dtype_rows() {
 }
 const OptionTable<ComputeOptions>& compute_rows() {
   static const auto rows = make_compute();
+  return rows;
+}
+
+const OptionTable<RankOptions>& rank_rows() {
+  static const auto rows = make_ranks();
   return rows;
 }
 const OptionTable<MemoryOptions>& memory_rows() {

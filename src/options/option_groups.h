@@ -27,6 +27,11 @@ struct ThreadOption {
   std::optional<int> cpu_threads;
 };
 
+// The processes that share a run.
+struct RankOptions {
+  int gpus = 1;
+};
+
 // Where a model runs, and how it computes.
 struct ComputeOptions : DtypeOption, ThreadOption {
   DeviceChoice device = DeviceChoice::automatic;
@@ -85,6 +90,7 @@ const OptionTable<JsonOption>& json_rows();
 const OptionTable<ThreadOption>& thread_rows();
 const OptionTable<DtypeOption>& dtype_rows();
 const OptionTable<ComputeOptions>& compute_rows();
+const OptionTable<RankOptions>& rank_rows();
 const OptionTable<MemoryOptions>& memory_rows();
 const OptionTable<TextOptions>& text_rows();
 const OptionTable<RecordOptions>& record_rows();

@@ -11,7 +11,7 @@
 
 namespace so {
 
-struct RunRequest : StepOptions, AdamOptions {
+struct RunRequest : StepOptions, AdamOptions, RankOptions {
   DType model_dtype = DType::bf16;  // as --dtype or the model's config.json says
   bool bucket_size_given = false;   // else small models have smaller buckets
   std::vector<PlanChoice> explain;  // what TrainingPlan::alternatives shall say
@@ -29,6 +29,7 @@ RunRequest run_request(const Options& options, const OptionOrigins& origins, DTy
     static_cast<AdamOptions&>(request) = options;
   else if constexpr (std::is_base_of_v<ClipOption, Options>)
     static_cast<ClipOption&>(request) = options;
+  if constexpr (std::is_base_of_v<RankOptions, Options>) static_cast<RankOptions&>(request) = options;
   if (const double most = largest_beta2(request.optimizer_state_dtype); request.adam_beta2 > most)
     request.adam_beta2 = most;
   request.model_dtype = model_dtype;

@@ -167,6 +167,7 @@ void add_machine(OptionTable<O>& t) {
   t.row("dtype").help =
       "Number format of forward and backward; master weights are always fp32; auto: what the model's config.json says";
   t.row("cpu_threads").special_meaning = "cpuadam_cores_perc of the usable CPUs";
+  t.take(rank_rows());
   t.add("deepspeed_config", &O::deepspeed_config,
         "DeepSpeed JSON; its values replace defaults, the command line replaces both. See docs/deepspeed-config.md")
       .metavar("FILE")

@@ -57,6 +57,7 @@ struct TrainOptions : InputOptions,
                       AdamOptions,
                       LoopOptions,
                       ComputeOptions,
+                      RankOptions,
                       MessageOptions {
   bool dry_run = false;
   bool packing = false;

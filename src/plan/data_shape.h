@@ -22,7 +22,9 @@ class DataShape {
   // bound: records cut to it, the longest together.
   TrainingShape of(std::int64_t batch_size, std::int64_t gradient_accumulation_steps, std::int64_t max_length) const;
   TrainingShape of(const PlanKnobs& knobs) const {
-    return of(knobs.batch_size, knobs.gradient_accumulation_steps, knobs.max_length);
+    TrainingShape shape = of(knobs.batch_size, knobs.gradient_accumulation_steps, knobs.max_length);
+    shape.ranks = knobs.gpus;
+    return shape;
   }
 
  private:

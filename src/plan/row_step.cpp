@@ -25,6 +25,7 @@ TrainingShape row_shape(const PlanKnobs& knobs) {
   shape.micro_batch_tokens = knobs.batch_size * knobs.max_length;
   shape.longest_document = knobs.max_length;
   shape.micro_batches = knobs.gradient_accumulation_steps;
+  shape.ranks = knobs.gpus;
   return shape;
 }
 

@@ -36,7 +36,8 @@ std::string model_line(const std::string& directory, const DecoderSpec& spec, DT
 std::string plan_line(const StepOptions& options, const TrainingPlan& plan, const ParameterLayout& layout,
                       std::int64_t total_steps) {
   std::string line =
-      fmt::format("plan: {} of {} x {}; optimizer state {}; activations kept: {}", counted(total_steps, "step"),
+      fmt::format("plan: {} of {}{} x {}; optimizer state {}; activations kept: {}", counted(total_steps, "step"),
+                  plan.shape.ranks > 1 ? fmt::format("{} ranks x ", plan.shape.ranks) : "",
                   options.gradient_accumulation_steps, counted(options.batch_size, "row"),
                   state_text(host_share(layout, plan.engine.device_units)), describe(plan.decoder.keep));
   if (plan.engine.streamed_units > 0)
@@ -48,7 +49,7 @@ std::string plan_line(const StepOptions& options, const TrainingPlan& plan, cons
 std::string memory_line(const TrainingPlan& plan, const PlanningMachine& machine) {
   const std::string host = fmt::format("host {} of {}", format_bytes(plan.memory.host_total(*machine.backend)),
                                        format_bytes(usable_host(machine).available));
-  if (!machine.device_memory) return "memory: " + host;
+  if (!machine.device_memory) return "memory: " + host + (plan.shape.ranks > 1 ? " for each rank" : "");
   return fmt::format("memory: GPU {} of {}; {}", format_bytes(plan.memory.total(MemoryKind::device)),
                      format_bytes(*machine.device_memory), host);
 }

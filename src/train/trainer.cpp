@@ -1,6 +1,7 @@
 #include "train/trainer.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -29,13 +30,12 @@ LrSchedule make_schedule(const ScheduleOptions& options, const RunLength& length
 
 Trainer::Trainer(const TrainerInputs& in)
     : in_(in),
-      ranks_(make_single_communicator()),
       stream_(in.runtime.device().create_stream("compute")),
-      engine_(in.runtime.device(), in.runtime.host_pool(), *ranks_, in.model.layout(), in.plan.engine),
+      engine_(in.runtime.device(), in.runtime.host_pool(), in.ranks, in.model.layout(), in.plan.engine),
       model_(in.runtime.device(), in.runtime.ops(), *stream_, in.model.spec(), in.model.layout(), in.plan.decoder,
              model_shape(in.plan.shape)),
       engine_state_(engine_),
-      step_(in.model.spec(), in.model.layout(), model_, engine_state_, *ranks_, in.batches, *stream_,
+      step_(in.model.spec(), in.model.layout(), model_, engine_state_, in.ranks, in.batches, *stream_,
             all_recomputed(in.plan.decoder.keep)),
       schedule_(make_schedule(in.options, in.length)),
       checkpoints_(engine_, in.model, CheckpointDirectory(in.options.output_dir),
@@ -51,6 +51,7 @@ Trainer::~Trainer() { stream_.reset(); }
 
 // Nothing of an earlier run is replaced before this one has its weights.
 void Trainer::open_records() {
+  if (!keeps_records()) return;
   const std::filesystem::path output = in_.options.output_dir;
   in_.output.begin();
   metrics_.emplace(output);
@@ -75,6 +76,7 @@ void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState
   first_step_ = last_saved_step_ = state.step;
   resumed_from_ = checkpoint;
   in_.batches.restore(state.sampler);
+  if (!keeps_records()) return;
   metrics_->truncate_after(state.step);
   tensorboard_->truncate_after(state.step);
 }
@@ -103,14 +105,27 @@ void Trainer::count(Step& step) {
 }
 
 void Trainer::find_origin(Step& step) {
-  step.skipped_origin = step.bad_micro_batch < 0 ? "the gradients" : "the loss";
+  // Any rank's losses may show it.
+  std::array<double, 1> bad{step.bad_micro_batch < 0 ? 0.0 : 1.0};
+  in_.ranks.all_reduce_sum(bad);
+  step.skipped_origin = bad[0] == 0 ? "the gradients" : "the loss";
   // Looked for in the first of a streak: its weights are still those of all the others.
-  if (step.bad_micro_batch < 0 || state_.skipped_in_a_row > 1) return;
-  in_.batches.micro_batch(step.bad_micro_batch, batch_);
+  if (bad[0] == 0 || state_.skipped_in_a_row > 1) return;
+  // All ranks together, since one alone may look.
+  if (in_.ranks.size() > 1) engine_.require_updates(*stream_);
+  const std::string own = step.bad_micro_batch < 0 ? "" : find_activation(step.bad_micro_batch);
+  for (const std::string& origin : in_.ranks.all_gather(own)) {
+    if (origin.empty()) continue;
+    step.skipped_origin = origin;
+    return;
+  }
+}
+
+std::string Trainer::find_activation(std::int64_t micro_batch) {
+  in_.batches.micro_batch(micro_batch, batch_);
   const DeviceBatch batch = model_.upload().upload(*stream_, batch_);
-  const std::string origin =
-      find_non_finite_activation(model_.decoder(), *stream_, batch, engine_, model_.arena(), model_.upload().losses());
-  if (!origin.empty()) step.skipped_origin = origin;
+  return find_non_finite_activation(model_.decoder(), *stream_, batch, engine_, model_.arena(),
+                                    model_.upload().losses());
 }
 
 StepSeconds Trainer::seconds() const {
@@ -119,6 +134,7 @@ StepSeconds Trainer::seconds() const {
 }
 
 void Trainer::record_summary(std::span<const PlannedFigure> figures) {
+  if (!keeps_records()) return;
   RunTotals totals = totals_.totals();
   const double steps = static_cast<double>(step_seconds_.size()) - 1;
   if (steps > 0) totals.overlap = record_of(overlap_, steps);
@@ -130,6 +146,7 @@ void Trainer::record_summary(std::span<const PlannedFigure> figures) {
 }
 
 void Trainer::report(const Step& r) {
+  if (!keeps_records()) return;
   StepMetrics m;
   m.step = state_.step;
   const double steps_per_epoch = static_cast<double>(in_.batches.steps_per_epoch(r.plan.epoch));
@@ -194,27 +211,47 @@ void Trainer::log_breakdown(const StepResult& r) {
   reported_ = now;
 }
 
+bool Trainer::stop_requested() {
+  if (!stopped_by_.empty()) return true;
+  std::array<double, 1> signals{interrupt_->requested() ? 1.0 : 0.0};
+  in_.ranks.all_reduce_sum(signals);
+  if (signals[0] == 0) return false;
+  for (const std::string& name : in_.ranks.all_gather(interrupt_->signal_name()))
+    if (stopped_by_.empty()) stopped_by_ = name;
+  return true;
+}
+
 std::optional<double> Trainer::evaluate() {
-  EvaluationIterator batches(*in_.evaluation_data, in_.plan.shape.evaluation_tokens);
-  double loss = 0;
-  std::int64_t trained = 0, tokens = 0;
+  EvaluationIterator batches(*in_.evaluation_data, in_.plan.shape.evaluation_tokens, in_.ranks.rank(),
+                             in_.ranks.size());
+  // All ranks together: there may be fewer batches than ranks.
+  if (in_.ranks.size() > 1) engine_.require_updates(*stream_);
+  const std::int64_t rounds = (batches.batches() + in_.ranks.size() - 1) / in_.ranks.size();
+  double loss = 0, trained = 0, tokens = 0;
   ProgressReport progress("evaluating");
-  while (batches.next(batch_)) {
-    if (interrupt_->requested()) return std::nullopt;
-    const DeviceBatch batch = model_.upload().upload(*stream_, batch_);
-    model_.decoder().forward_loss(*stream_, batch, engine_, model_.arena(), model_.upload().losses());
-    loss += model_.upload().sum_losses(*stream_);
-    trained += batch_.trained_tokens;
-    tokens += batch_.tokens;
-    progress.update(static_cast<double>(tokens) / static_cast<double>(in_.evaluation_data->counts().tokens),
-                    fmt::format("loss {:.4f}", loss / static_cast<double>(trained)));
+  for (std::int64_t round = 0; round < rounds; ++round) {
+    if (stop_requested()) return std::nullopt;
+    std::array<double, 3> sums{};  // of loss, trained tokens and tokens
+    if (batches.next(batch_)) {
+      const DeviceBatch batch = model_.upload().upload(*stream_, batch_);
+      model_.decoder().forward_loss(*stream_, batch, engine_, model_.arena(), model_.upload().losses());
+      sums = {model_.upload().sum_losses(*stream_), static_cast<double>(batch_.trained_tokens),
+              static_cast<double>(batch_.tokens)};
+    }
+    in_.ranks.all_reduce_sum(sums);
+    loss += sums[0];
+    trained += sums[1];
+    tokens += sums[2];
+    progress.update(tokens / static_cast<double>(in_.evaluation_data->counts().tokens),
+                    fmt::format("loss {:.4f}", loss / trained));
   }
-  return loss / static_cast<double>(trained);
+  return loss / trained;
 }
 
 void Trainer::record_evaluation() {
   if (!in_.evaluation_data) return;
   const std::optional<double> loss = evaluate();
+  if (!keeps_records()) return;
   if (!loss) {
     interrupt_->announce();
     log_info("step {}: the evaluation was given up{}", state_.step,
@@ -228,11 +265,15 @@ void Trainer::record_evaluation() {
   log_info("step {}: evaluation loss {:.4f}, perplexity {:.2f}", state_.step, *loss, std::exp(*loss));
 }
 
-bool Trainer::evaluation_is_due() const {
+bool Trainer::evaluation_is_due() {
   const std::int64_t step = state_.step, every = in_.options.eval_steps.value_or(0);
   const std::filesystem::path output = in_.options.output_dir;
   const bool wanted = step == in_.length.steps || (every > 0 && step % every == 0);
-  return wanted && has_metrics_line(output, step, "loss") && !has_metrics_line(output, step, "eval_loss");
+  const bool missing = keeps_records() && wanted && has_metrics_line(output, step, "loss") &&
+                       !has_metrics_line(output, step, "eval_loss");
+  std::array<double, 1> due{missing ? 1.0 : 0.0};
+  in_.ranks.all_reduce_sum(due);
+  return due[0] != 0;
 }
 
 void Trainer::save(std::uint64_t room) {
@@ -268,11 +309,13 @@ void Trainer::write_results() {
 void Trainer::trace(std::int64_t steps_done) {
   const std::int64_t first = steps_before_trace, last = first + in_.options.trace_steps;
   const bool begin = in_.options.trace && steps_done == first;
-  const bool end = trace_ && (steps_done < 0 || steps_done == last);
+  const bool end = tracing_ && (steps_done < 0 || steps_done == last);
   if (!begin && !end) return;
   // A step's last copies may still be under way; they belong to its trace, and not to the next step's.
   engine_.require_updates(*stream_);
   stream_->synchronize();
+  tracing_ = begin;
+  if (!keeps_records()) return;  // a timeline shows rank 0's work
   if (begin) {
     trace_ = std::make_unique<TraceSession>(in_.runtime.device());
     return;
@@ -346,9 +389,9 @@ Trainer::Outcome Trainer::run_steps() {
   totals_.start();
   const bool resumed_at_end = state_.step == in_.length.steps;
   if (!benchmark && (state_.step == 0 || evaluation_is_due())) record_evaluation();
-  if (interrupt_->requested() && state_.step < in_.length.steps) {
-    how_to_resume_ = fmt::format("interrupted by {} before the first step: nothing was saved; continue with --resume",
-                                 interrupt_->signal_name());
+  if (stop_requested() && state_.step < in_.length.steps) {
+    how_to_resume_ =
+        fmt::format("interrupted by {} before the first step: nothing was saved; continue with --resume", stopped_by_);
     return Outcome::interrupted;
   }
 
@@ -374,19 +417,18 @@ Trainer::Outcome Trainer::run_steps() {
         bench_reference += r.reference_flops;
         ++bench_done;
       }
-      if (bench_done == o.bench_steps || interrupt_->requested()) break;
+      if (bench_done == o.bench_steps || stop_requested()) break;
       continue;
     }
     const bool last = state_.step == in_.length.steps;
     if (!last && o.eval_steps && state_.step % *o.eval_steps == 0) record_evaluation();
-    if (interrupt_->requested() && !last) {
+    if (stop_requested() && !last) {
       progress_.end();
       trace(-1);
       save();
       checkpoints_.wait();
-      how_to_resume_ =
-          fmt::format("interrupted by {}: saved {} at step {}; continue with --resume", interrupt_->signal_name(),
-                      CheckpointDirectory(o.output_dir).path_of(state_.step).string(), state_.step);
+      how_to_resume_ = fmt::format("interrupted by {}: saved {} at step {}; continue with --resume", stopped_by_,
+                                   CheckpointDirectory(o.output_dir).path_of(state_.step).string(), state_.step);
       return Outcome::interrupted;
     }
     if (o.save_steps && state_.step % *o.save_steps == 0 && !last)

@@ -40,11 +40,12 @@ struct TrainerInputs {
   Runtime& runtime;
   const ModelFiles& model;
   const TrainingPlan& plan;
+  Communicator& ranks;  // the first of them writes and logs; what they decide, they decide together
   const TokenDataset& data;
   const TokenDataset* evaluation_data;  // null: none
-  BatchIterator& batches;
+  BatchIterator& batches;               // this rank's
   RunLength length;
-  OutputDirectory& output;
+  OutputDirectory& output;       // of rank 0; the others only look
   PlanReview* review = nullptr;  // null: none
 };
 
@@ -70,11 +71,16 @@ class Trainer {
   StepSeconds seconds() const;
   // Whether the run ended without something it should have written: a checkpoint, or a line of a record. Each was
   // reported when it happened.
-  bool incomplete() const { return save_failed_ || metrics_->lost_any() || tensorboard_->lost_any(); }
+  bool incomplete() const {
+    return save_failed_ || (metrics_ && metrics_->lost_any()) || (tensorboard_ && tensorboard_->lost_any());
+  }
   // The last line of the run's metrics, and the closing lines of the log.
   void record_summary(std::span<const PlannedFigure> figures);
   // After an interrupted run: where it can be resumed. Empty after another one.
   const std::string& how_to_resume() const { return how_to_resume_; }
+
+  // Whether this rank keeps the run's records and says what happens.
+  bool keeps_records() const { return in_.ranks.rank() == 0; }
 
  private:
   // A step, and if it was skipped, for what.
@@ -88,15 +94,19 @@ class Trainer {
   // After a step: what the run's state counts of it; and if it was skipped, for what.
   void count(Step& step);
   void find_origin(Step& step);
+  // In which activation of the micro-batch; empty: in none.
+  std::string find_activation(std::int64_t micro_batch);
   void log_divergence();
   void report(const Step& step);
   void log_breakdown(const StepResult& result);
   void review_plan();
+  // Whether a signal has come to any rank, the same on all: a collective, after each step and evaluation batch.
+  bool stop_requested();
   // None if a signal came: what is to be saved goes first.
   std::optional<double> evaluate();
   void record_evaluation();
-  // Whether the evaluation that belongs to the step resumed from is missing, as after a signal.
-  bool evaluation_is_due() const;
+  // Whether the evaluation that belongs to the step resumed from is missing, as after a signal; rank 0 looks.
+  bool evaluation_is_due();
   // Leaves `room` bytes free.
   void save(std::uint64_t room = 0);
   // Waits for the save under way. One that fails is reported, and training goes on.
@@ -107,7 +117,6 @@ class Trainer {
   void trace(std::int64_t steps_done);
 
   const TrainerInputs in_;
-  std::unique_ptr<Communicator> ranks_;
   std::unique_ptr<Stream> stream_;
   OffloadEngine engine_;
   ModelOnDevice model_;  // with its arena when what loading takes has been given back
@@ -115,7 +124,7 @@ class Trainer {
   TrainingStep step_;
   LrSchedule schedule_;
   CheckpointWriter checkpoints_;
-  std::optional<MetricsLog> metrics_;  // from open_records() on, like the next
+  std::optional<MetricsLog> metrics_;  // on rank 0, from open_records() on, like the next
   std::optional<TensorBoardWriter> tensorboard_;
   TrainerState state_;
   std::int64_t first_step_ = 0;  // steps done before this run
@@ -125,13 +134,15 @@ class Trainer {
   std::vector<double> step_seconds_;
   Progress progress_;
   std::optional<InterruptGuard> interrupt_;  // while run() is under way
+  std::string stopped_by_;                   // the signal, once stop_requested()
   RunTotalsMeter totals_;
   std::string how_to_resume_;
   StepOverlap overlap_;      // of the steps after the first
   EngineCounters reported_;  // at the last log_breakdown()
   EngineCounters reviewed_;  // at the last review_plan()
   MicroBatch batch_;
-  std::unique_ptr<TraceSession> trace_;
+  bool tracing_ = false;                 // on every rank
+  std::unique_ptr<TraceSession> trace_;  // rank 0's
 };
 
 }  // namespace so

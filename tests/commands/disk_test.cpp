@@ -43,6 +43,10 @@ TEST_F(Disk, CheckpointsWithoutRoomDoNotCostTheModel) {
       run(command("run", 5).set("save_steps", "2").words(), temporary_.path(), Limits{.file_bytes = 100'000});
   EXPECT_EQ(o.exit_code, 1) << o.err;
   EXPECT_EQ(count(o.err, "a checkpoint was not saved: "), 3) << o.err;
+  EXPECT_TRUE(
+      o.err.ends_with("\nsuperoffload: the model is written, but something of the run could not be, as an error "
+                      "above says\n"))
+      << o.err;
   EXPECT_TRUE(weights("run") == weights("reference"));
   for (const auto& entry : fs::directory_iterator(temporary_ / "run"))
     EXPECT_FALSE(entry.path().filename().string().starts_with("checkpoint-")) << entry.path();

@@ -93,7 +93,7 @@ class Runs {
     write_file(directory_ / "config.json", config.dump());
     const ParsedCommand init = parse_command_line({"init", "--config", (directory_ / "config.json").string(),
                                                    "--output_dir", (directory_ / "model").string(), "--quiet"});
-    EXPECT_EQ(init.command->run(init.options.get(), init.origins), exit_ok);
+    EXPECT_EQ(init.command->run(init.options.get(), init.origins, *make_single_communicator()), exit_ok);
     set_log_level(LogLevel::error);
     // Documents of many lengths, up to the limit.
     const int vocab = config.at("vocab_size").get<int>();
@@ -138,7 +138,7 @@ class Runs {
     check_train_options(options, origins);
     std::filesystem::remove_all(output);
     try {
-      EXPECT_EQ(find_command("train")->run(&options, origins), exit_ok);
+      EXPECT_EQ(find_command("train")->run(&options, origins, *make_single_communicator()), exit_ok);
       if (options.dry_run) return std::nullopt;
     } catch (const PlanRefusal& refusal) {
       EXPECT_FALSE(std::filesystem::exists(output)) << "a refusal wrote something";

@@ -83,7 +83,7 @@ const std::vector<Case>& cases() {
       "gradient_accumulation_steps activation_checkpointing optimizer_state_dtype offload_optimizer offload_ratio "
       "bucket_size host_memory lr lr_scheduler warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
       "max_grad_norm resume log_interval wall_clock_breakdown trace trace_steps bench_steps warmup_steps device dtype "
-      "cpu_threads deepspeed_config pin_memory cpuadam_cores_perc verbose quiet ";
+      "cpu_threads gpus deepspeed_config pin_memory cpuadam_cores_perc verbose quiet ";
   static const std::string none = std::string(train) + "device_memory save_steps save_total_limit eval_steps profile";
   static const std::string cpu =
       std::string(train) + "save_steps save_total_limit eval_steps streamed_layers mode cast_side";

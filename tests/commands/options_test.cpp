@@ -25,7 +25,7 @@ TEST(OptionLists, ArePinned) {
             "offload_optimizer offload_ratio streamed_layers cast_side bucket_size device_memory host_memory lr "
             "lr_scheduler warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm "
             "save_steps save_total_limit resume log_interval eval_steps wall_clock_breakdown trace trace_steps "
-            "bench_steps warmup_steps device dtype cpu_threads deepspeed_config profile pin_memory "
+            "bench_steps warmup_steps device dtype cpu_threads gpus deepspeed_config profile pin_memory "
             "cpuadam_cores_perc verbose quiet");
   EXPECT_EQ(names(*find_command("init")->rows),
             "config tokenizer output_dir overwrite_output_dir seed dtype verbose quiet");

@@ -46,7 +46,7 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
                     const TrainingShape& shape, const EngineSettings& settings, WeightOrigin origin) {
   const auto device = make_dry_device(*machine.backend);
   const auto ops = make_ops(*device);
-  const auto ranks = make_single_communicator();
+  const auto ranks = make_dry_communicator(shape.ranks);
   const OffloadEngine engine(*device, *machine.pool, *ranks, layout, settings);
   const auto stream = device->create_stream("compute");
   DecoderSettings decoder;
@@ -93,7 +93,7 @@ void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads) {
 }
 
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const NumberFormats& formats,
-                        std::optional<int> device_units) {
+                        std::optional<int> device_units, int ranks) {
   const auto n = static_cast<std::size_t>(layout.elements());
   const std::size_t state = state_bytes(formats.moments), weight = size_of(formats.weights),
                     gradient = size_of(formats.gradients);
@@ -101,7 +101,7 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
   if (!machine.device_memory) {
     plan.add(MemoryKind::device, "weights", n * weight);
     plan.add(MemoryKind::device, "gradients", n * gradient);
-    plan.add(MemoryKind::pageable, "optimizer state", n * state);
+    plan.add(MemoryKind::pageable, "optimizer state", n * state / static_cast<std::size_t>(ranks));
     return plan;
   }
   // Units that the device owns have gradients there, and weights unless these are made of their masters for each use.

@@ -33,9 +33,10 @@ struct StreamedWeights {
 };
 StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units, int count, DType dtype);
 
-// The least that weights, gradients and optimizer state take in these formats. A lower bound; the plan proper is exact.
+// The least that weights, gradients and one of `ranks` slices of the optimizer state take in these formats. A lower
+// bound; the plan proper is exact.
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const NumberFormats& formats,
-                        std::optional<int> device_units);
+                        std::optional<int> device_units, int ranks);
 
 // Books what the libraries behind a device take beside what is allocated through it.
 void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads);

@@ -12,9 +12,10 @@ struct TrainingShape {
   std::int64_t micro_batch_tokens = 0;                   // no micro-batch has more
   std::int64_t evaluation_tokens = 0;                    // no evaluation batch has more; 0: no evaluation
   std::int64_t longest_document = 0;                     // positions needed
-  std::int64_t micro_batches = 1;                        // of a step, at most
+  std::int64_t micro_batches = 1;                        // of a step and rank, at most
   double usual_tokens = 0;                               // of a micro-batch; 0: micro_batch_tokens
   std::int64_t documents = 0, evaluation_documents = 0;  // of the data, whose order is held
+  int ranks = 1;                                         // that share a step, each with its slice of the state
 };
 
 // The model on the device that such a run works with.

@@ -1,0 +1,86 @@
+#include "commands/rank_run.h"
+
+#include <cstdlib>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/standard_streams.h"
+#include "commands/guard.h"
+#include "ranks/local_launch.h"
+#include "ranks/mpi_ranks.h"
+#include "ranks/together.h"
+
+namespace so {
+namespace {
+
+// How long a rank may keep the others waiting: for its tokens, its checkpoint, its part of a step.
+constexpr double time_limit_seconds = 1800;
+
+const char* environment(const char* name) { return std::getenv(name); }
+
+// Whether this rank is to say what ended the run: rank 0, which a rank that gives up has told why, but for the loss of
+// rank 0 itself.
+bool speaks(int rank, const std::optional<int>& lost) { return lost == 0 ? rank == 1 : rank == 0; }
+
+}  // namespace
+
+RankRun::RankRun() {
+  try {
+    launch_ = find_launch(environment);
+  } catch (const Error& error) {
+    unusable_ = error.what();
+  }
+  if (launch_ && launch_->size == 1) launch_.reset();
+}
+
+int RankRun::run(const ParsedCommand& parsed, const std::vector<std::string>& arguments) const {
+  const Command& command = *parsed.command;
+  const bool knows_ranks = static_cast<bool>(command.asked_ranks);
+  const int asked = knows_ranks ? command.asked_ranks(parsed.options.get()) : 1;
+  if (knows_ranks && !unusable_.empty()) fail("{}", unusable_);
+  if (launch_) return run_rank(parsed);
+  if (asked > 1) return run_local_ranks(asked, arguments);
+  const auto alone = make_single_communicator();
+  return command.run(parsed.options.get(), parsed.origins, *alone);
+}
+
+int RankRun::run_rank(const ParsedCommand& parsed) const {
+  const std::unique_ptr<LocalLauncher> launcher = LocalLauncher::connect(*launch_, environment);
+  std::unique_ptr<Communicator> ranks;
+  std::optional<int> lost;
+  bool alike = false;  // every rank ends so
+  std::string message;
+  const int code = run_guarded(
+      [&] {
+        if (!parsed.command->asked_ranks)
+          fail("{} runs on one rank, and {} has started {}: start it alone", parsed.command->name,
+               name_of(launch_->launcher), launch_->size);
+        ranks = make_mpi_ranks(time_limit_seconds);
+        if (ranks->size() != launch_->size)
+          fail(
+              "{} has started {} ranks, but MPI connects {} of them: start them with mpirun or srun of the MPI library "
+              "that this program is built with",
+              name_of(launch_->launcher), launch_->size, ranks->size());
+        try {
+          const int result = parsed.command->run(parsed.options.get(), parsed.origins, *ranks);
+          if (ranks->rank() == 0) flush_standard_output();
+          return result;
+        } catch (const RankFailure& failure) {
+          if (!failure.gave_up()) lost = failure.rank();
+          throw;
+        } catch (const std::exception& exception) {
+          alike = thrown_by_all(exception);
+          throw;
+        }
+      },
+      message);
+  if (!message.empty()) {
+    constexpr std::string_view own = "superoffload: ";
+    if (ranks && !alike) ranks->abort(message.substr(message.starts_with(own) ? own.size() : 0));
+    keep_progress_line();
+    if (speaks(launch_->rank, lost)) log_message(LogLevel::failure, message);
+  }
+  return launcher ? launcher->end(code) : code;
+}
+
+}  // namespace so

@@ -1,0 +1,38 @@
+#include "plan/machine/rank_share.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace so {
+namespace {
+
+using Facts = std::array<std::uint64_t, 2>;
+
+std::vector<Facts> gather(Communicator& ranks, const Facts& own) {
+  const auto size = static_cast<std::size_t>(ranks.size());
+  std::vector<Facts> all(size);
+  const std::vector<std::int64_t> counts(size, 1);
+  ranks.all_gather(std::span(&own, 1), counts, std::span(all));
+  return all;
+}
+
+}  // namespace
+
+void share_machine(Communicator& ranks, PlanningMachine& machine) {
+  if (ranks.size() == 1) return;
+  const auto share = static_cast<std::size_t>(ranks.place().local_size);
+  if (machine.host_cap) *machine.host_cap /= share;
+  std::size_t held = 0;
+  for (const Facts& facts : gather(ranks, {machine.host.available / share, machine.held.value_or(resident_bytes())})) {
+    machine.host.available = std::min<std::size_t>(machine.host.available, facts[0]);
+    held = std::max<std::size_t>(held, facts[1]);
+  }
+  machine.held = held;
+}
+
+int share_of_cpus(const Communicator& ranks, int usable) { return std::max(1, usable / ranks.place().local_size); }
+
+}  // namespace so

@@ -1,0 +1,17 @@
+// The part of a machine that one of its ranks may plan with.
+#pragma once
+
+#include "plan/machine/planning_machine.h"
+#include "ranks/communicator.h"
+
+namespace so {
+
+// Leaves `machine` what a rank may have of it, where the ranks of a host share its memory evenly: of what is free, and
+// of what --host_memory lets the run have there. The least of all ranks, so that every rank makes the same plan. A
+// collective; does nothing for one rank.
+void share_machine(Communicator& ranks, PlanningMachine& machine);
+
+// The CPUs that a rank of this host may use, of those that this process may: at least one.
+int share_of_cpus(const Communicator& ranks, int usable);
+
+}  // namespace so

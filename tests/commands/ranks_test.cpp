@@ -1,0 +1,254 @@
+// Runs of several ranks as a user starts them: train --gpus N, or mpirun. Not under sanitizers: Open MPI is not
+// instrumented, and leaks.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+
+#include "support/files.h"
+#include "support/process.h"
+#include "support/refusal.h"
+#include "support/sanitized.h"
+#include "support/terminal.h"
+#include "support/training_run.h"
+
+namespace so::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int endless = 1'000'000;  // steps; a run that is never stopped meets the time limit of Process::wait()
+
+class Ranks : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (sanitized || on_gpu()) GTEST_SKIP() << "ranks of the CPU device, and MPI is not instrumented";
+    if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "there is no mpirun on this machine";
+  }
+  // The fixture's run, whose steps have 2 micro-batches of 3 rows, shared by so many ranks.
+  TrainCommand command(const std::string& output, int ranks, int rows = 3, int micro_batches = 1) const {
+    TrainCommand c(fixture_ / "model", fixture_ / "data.jsonl", temporary_ / output);
+    c.set(read_json(fixture_ / "expected.json").at("train").at("options"));
+    c.set("batch_size", std::to_string(rows)).set("gradient_accumulation_steps", std::to_string(micro_batches));
+    return c.set("gpus", std::to_string(ranks)).set("save_steps", "0");
+  }
+  Outcome run_it(const TrainCommand& c) const { return run(c.words(), temporary_.path()); }
+  void finish(const TrainCommand& c) const {
+    const Outcome o = run_it(c);
+    ASSERT_EQ(o.exit_code, 0) << o.err;
+  }
+  std::string weights(const std::string& output) const { return read_file(temporary_ / output / "model.safetensors"); }
+  std::ptrdiff_t steps_done(const std::string& output) const {
+    const fs::path file = temporary_ / output / "metrics.jsonl";
+    if (!fs::exists(file)) return 0;
+    const std::string text = read_file(file);
+    return std::count(text.begin(), text.end(), '\n');
+  }
+  void await_steps(Process& process, const std::string& output, std::ptrdiff_t steps) const {
+    while (!process.ended() && steps_done(output) < steps) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  // The processes of a run that writes to `output`, by rank.
+  std::map<int, pid_t> processes(const std::string& output) const {
+    std::map<int, pid_t> found;
+    for (const auto& entry : fs::directory_iterator("/proc")) {
+      const std::string pid = entry.path().filename().string();
+      if (pid.find_first_not_of("0123456789") != std::string::npos) continue;
+      const auto text = [&](const char* name) {
+        std::ifstream in(entry.path() / name);
+        return '\0' + std::string(std::istreambuf_iterator<char>(in), {});
+      };
+      if (text("cmdline").find((temporary_ / output).string() + '\0') == std::string::npos) continue;
+      const std::string environment = text("environ"), name = std::string("\0OMPI_COMM_WORLD_RANK=", 22);
+      if (const auto at = environment.find(name); at != std::string::npos)
+        found[std::atoi(environment.c_str() + at + name.size())] = std::atoi(pid.c_str());
+    }
+    return found;
+  }
+
+  const fs::path fixture_ = model_fixture("qwen3-tied");
+  TemporaryDirectory temporary_;
+};
+
+// 20 steps of AdamW against PyTorch's, which had one device.
+TEST_F(Ranks, LossesAreThoseOfPyTorch) {
+  const auto steps = read_json(fixture_ / "expected.json").at("train").at("steps");
+  for (const auto& [ranks, rows] : {std::pair{2, 3}, {3, 2}}) {
+    SCOPED_TRACE(ranks);
+    const std::string output = "on" + std::to_string(ranks);
+    ASSERT_NO_FATAL_FAILURE(finish(command(output, ranks, rows)));
+    const auto metrics = read_metrics(temporary_ / output);
+    ASSERT_EQ(metrics.size(), steps.size());
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      for (const char* name : {"loss", "grad_norm"}) {
+        const double got = metrics[i].at(name), want = steps[i].at(name);
+        EXPECT_LE(std::abs(got - want), 1e-5 * std::abs(want)) << "step " << i + 1 << " " << name;
+      }
+      EXPECT_EQ(metrics[i].at("tokens"), read_metrics(temporary_ / "on2")[i].at("tokens"));
+    }
+  }
+}
+
+TEST_F(Ranks, TheSameRunTwiceGivesTheSameBytes) {
+  ASSERT_NO_FATAL_FAILURE(finish(command("a", 2)));
+  ASSERT_NO_FATAL_FAILURE(finish(command("b", 2)));
+  EXPECT_TRUE(weights("a") == weights("b"));
+}
+
+TEST_F(Ranks, EvaluationIsThatOfOneRank) {
+  for (const int ranks : {1, 2, 3}) {
+    TrainCommand c = command("eval" + std::to_string(ranks), ranks, 6 / ranks);
+    ASSERT_NO_FATAL_FAILURE(
+        finish(c.set("max_steps", "2").set("eval_steps", "1").set("eval_data", (fixture_ / "data.jsonl").string())));
+  }
+  const auto one = read_metrics(temporary_ / "eval1");
+  for (const char* other : {"eval2", "eval3"}) {
+    const auto several = read_metrics(temporary_ / other);
+    ASSERT_EQ(several.size(), one.size());
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      if (!one[i].contains("eval_loss")) continue;
+      const double want = one[i].at("eval_loss");
+      EXPECT_NEAR(several[i].at("eval_loss").get<double>(), want, 1e-6 * want) << other;
+    }
+  }
+}
+
+// One terminal, one voice: what a run of one process says, once.
+TEST_F(Ranks, TheFirstAloneSpeaks) {
+  const Outcome o = run_it(command("run", 2).set("max_steps", "2"));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  std::size_t models = 0;
+  for (const std::string& line : lines_of(o.err)) models += line.starts_with("model: ") ? 1 : 0;
+  EXPECT_EQ(models, 2u) << "one at the start, one at the end:\n" << o.err;
+  EXPECT_EQ(o.err.find("mpirun"), std::string::npos) << o.err;
+  EXPECT_EQ(o.out, "");
+}
+
+TEST_F(Ranks, ASignalSavesAndStopsAllAndResumingChangesNothing) {
+  ASSERT_NO_FATAL_FAILURE(finish(command("whole", 2).set("max_steps", "40")));
+  for (const int signal : {SIGTERM, SIGINT}) {
+    const std::string output = "run" + std::to_string(signal);
+    Process process(command(output, 2).set("max_steps", "40").words(), temporary_.path());
+    await_steps(process, output, 3);
+    process.send(signal);
+    const Outcome o = process.wait();
+    ASSERT_EQ(o.signal, 0) << o.err;
+    if (o.exit_code == 0) continue;  // it was quicker
+    ASSERT_EQ(o.exit_code, 130) << o.err;
+    EXPECT_NE(o.err.find("interrupted by SIG"), std::string::npos) << o.err;
+    ASSERT_NO_FATAL_FAILURE(finish(command(output, 2).set("max_steps", "40").flag("resume")));
+    EXPECT_TRUE(weights(output) == weights("whole"));
+  }
+}
+
+TEST_F(Ranks, ASignalToAnotherRankStopsAll) {
+  Process process(command("run", 2).set("max_steps", std::to_string(endless)).words(), temporary_.path());
+  await_steps(process, "run", 3);
+  const auto ranks = processes("run");
+  ASSERT_EQ(ranks.size(), 2u);
+  ::kill(ranks.at(1), SIGUSR1);
+  const Outcome o = process.wait();
+  EXPECT_EQ(o.exit_code, 130) << o.err;
+  EXPECT_NE(o.err.find("interrupted by SIGUSR1: saved "), std::string::npos) << o.err;
+}
+
+// Whichever is lost, one sentence names it, nothing is left running, and the last checkpoint resumes.
+TEST_F(Ranks, OneThatIsKilledEndsAll) {
+  ASSERT_NO_FATAL_FAILURE(finish(command("whole", 3, 2).set("max_steps", "150")));
+  for (const int lost : {0, 1, 2}) {
+    const std::string output = "lost" + std::to_string(lost);
+    TrainCommand c = command(output, 3, 2).set("max_steps", "150").set("save_steps", "10").set("save_total_limit", "1");
+    Process process(c.words(), temporary_.path());
+    await_steps(process, output, 12);
+    const auto ranks = processes(output);
+    ASSERT_EQ(ranks.size(), 3u) << process.wait().err;
+    ::kill(ranks.at(lost), SIGKILL);
+    const Outcome o = process.wait(std::chrono::seconds(60));
+    EXPECT_EQ(o.exit_code, 1) << o.err;
+    const std::string last = lines_of(o.err).back();
+    EXPECT_TRUE(last.starts_with("superoffload: rank " + std::to_string(lost) + " was ended by SIGKILL")) << o.err;
+    EXPECT_TRUE(processes(output).empty());
+    ASSERT_NO_FATAL_FAILURE(finish(c.flag("resume")));
+    EXPECT_TRUE(weights(output) == weights("whole"));
+  }
+}
+
+TEST_F(Ranks, AnotherNumberOfThemResumes) {
+  ASSERT_NO_FATAL_FAILURE(finish(command("run", 2).set("max_steps", "4")));
+  // As many rows a step: 1 rank with 2 micro-batches, where 2 ranks had one each.
+  ASSERT_NO_FATAL_FAILURE(finish(command("run", 1, 3, 2).set("max_steps", "6").flag("resume")));
+  EXPECT_EQ(read_metrics(temporary_ / "run").size(), 6u);
+  const Outcome other = run_it(command("run", 2, 3, 2).set("max_steps", "8").flag("resume"));
+  EXPECT_EQ(other.exit_code, 2);
+  EXPECT_NE(other.err.find("so that a step would have other rows"), std::string::npos) << other.err;
+}
+
+TEST_F(Ranks, UnderMpirunTheSame) {
+  std::vector<std::string> words{"/usr/bin/env",
+                                 "OMPI_ALLOW_RUN_AS_ROOT=1",
+                                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+                                 "mpirun",
+                                 "--oversubscribe",
+                                 "--bind-to",
+                                 "none",
+                                 "-n",
+                                 "2"};
+  const auto under = [&](std::vector<std::string> command) {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), command.begin(), command.end());
+    return run(all, temporary_.path());
+  };
+  ASSERT_NO_FATAL_FAILURE(finish(command("own", 2)));
+  const Outcome o = under(command("mpirun", 2).without("gpus").words());
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_TRUE(weights("own") == weights("mpirun"));
+
+  const Outcome other = under(command("other", 3).words());
+  EXPECT_NE(other.err.find("superoffload: --gpus 3, but the launcher has started 2 ranks"), std::string::npos);
+  const Outcome alone = under(
+      {test::binary(), "eval", "--model", (fixture_ / "model").string(), "--data", (fixture_ / "data.jsonl").string()});
+  EXPECT_NE(alone.err.find("superoffload: eval runs on one rank, and mpirun has started 2"), std::string::npos);
+}
+
+// Each with one sentence, from one rank, and nothing that hangs.
+TEST_F(Ranks, Refusals) {
+  const auto refusal = [&](const TrainCommand& c) {
+    const Outcome o = run_it(c);
+    EXPECT_EQ(o.exit_code, 2) << o.err;
+    std::string said;
+    for (const std::string& line : lines_of(o.err))
+      if (line.starts_with("superoffload: ")) said += line;
+    return said;
+  };
+  const std::string rows = R"({"train_batch_size": 5, "train_micro_batch_size_per_gpu": 1})";
+  write_file(temporary_ / "ds.json", rows);
+  EXPECT_NE(refusal(command("a", 2)
+                        .without("batch_size")
+                        .without("gradient_accumulation_steps")
+                        .set("deepspeed_config", (temporary_ / "ds.json").string()))
+                .find("2 ranks"),
+            std::string::npos);
+  const std::string memory = refusal(command("b", 2).set("host_memory", "1000000"));
+  EXPECT_EQ(memory.find("superoffload: ", 1), std::string::npos) << memory;
+  EXPECT_NE(memory.find("memory"), std::string::npos) << memory;
+  fs::create_directory(temporary_ / "empty");
+  EXPECT_NE(refusal(command("c", 2).set("model", (temporary_ / "empty").string())).find("config.json"),
+            std::string::npos);
+  for (const auto& [name, value] :
+       {std::pair{"offload_optimizer", "none"}, {"offload_ratio", "0.5"}, {"streamed_layers", "1"}})
+    EXPECT_NE(refusal(command("d", 2).set(name, value)).find(std::string("--") + name), std::string::npos);
+  EXPECT_FALSE(fs::exists(temporary_ / "b"));
+}
+
+TEST_F(Ranks, ATerminalStaysOne) {
+  std::vector<std::string> words{"/usr/bin/env", "TERM=xterm"};
+  for (const std::string& word : command("run", 2).set("max_steps", "3").words()) words.push_back(word);
+  const TerminalOutcome o = run_on_terminal(words, temporary_.path(), 80);
+  const std::string text = o.screen.text();
+  EXPECT_EQ(o.exit_code, 0) << text;
+  EXPECT_NE(text.find("\nstep 3/3 | "), std::string::npos) << text;
+  EXPECT_EQ(text.find("step 2/3 | "), std::string::npos) << "the line is redrawn in place: " << text;
+}
+
+}  // namespace
+}  // namespace so::test
