@@ -187,7 +187,7 @@ class LocalRun {
     std::array<pollfd, 4> look{};
     while (output_.open()) {  // the launcher and all ranks hold its other end
       look = {pollfd{signals_.descriptor(), POLLIN, 0}, pollfd{output_.get(), POLLIN, 0},
-              pollfd{rank0_ ? -1 : listener_.get(), POLLIN, 0}, pollfd{channel_.get(), POLLIN, 0}};
+              pollfd{listener_.get(), POLLIN, 0}, pollfd{channel_.get(), POLLIN, 0}};
       if (::poll(look.data(), look.size(), -1) < 0 && errno != EINTR) throw_errno("poll");
       if (look[0].revents != 0) pass_signals_on();
       if (look[1].revents != 0) read_output();
@@ -221,10 +221,15 @@ class LocalRun {
     ::unsetenv(socket_variable);
   }
 
-  // Before rank 0 is there nothing has been done that must be saved.
+  // Before rank 0 is there nothing has been done that must be saved; after its end nothing is left to end but ranks
+  // that do not come to theirs.
   void pass_signals_on() {
-    while (const std::optional<int> signal = signals_.next())
-      ::kill(rank0_ ? *rank0_ : launcher_, rank0_ ? *signal : SIGTERM);
+    while (const std::optional<int> signal = signals_.next()) {
+      if (channel_.open())
+        ::kill(rank0_, *signal);
+      else if (!code_)
+        ::kill(launcher_, SIGTERM);
+    }
   }
 
   void read_output() {
@@ -245,6 +250,7 @@ class LocalRun {
     send_streams(caller.get());
     rank0_ = who.pid;
     channel_ = std::move(caller);
+    listener_.reset();
   }
 
   void read_code() {
@@ -290,7 +296,7 @@ class LocalRun {
   const SignalsOnHold signals_;
   Descriptor listener_, output_, channel_;
   pid_t launcher_ = -1;
-  std::optional<pid_t> rank0_;
+  pid_t rank0_ = -1;         // while the channel is open
   std::optional<int> code_;  // rank 0's
   std::string said_;         // the end of what the launcher and the other ranks have written
 };
