@@ -71,36 +71,40 @@ std::pair<sockaddr_un, socklen_t> address_of(const std::string& name) {
 
 // ---- Descriptors through a socket ----
 
-using Control = std::array<std::byte, CMSG_SPACE(sizeof shared_streams)>;
+// One byte, and beside it the descriptors.
+class StreamsMessage {
+ public:
+  StreamsMessage() {
+    message_.msg_iov = &data_;
+    message_.msg_iovlen = 1;
+    message_.msg_control = control_.data();
+    message_.msg_controllen = control_.size();
+  }
+  StreamsMessage(const StreamsMessage&) = delete;
+  StreamsMessage& operator=(const StreamsMessage&) = delete;
+  msghdr* get() { return &message_; }
+  cmsghdr* header() { return CMSG_FIRSTHDR(&message_); }
+
+ private:
+  std::uint8_t byte_ = 0;
+  iovec data_{&byte_, 1};
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof shared_streams)> control_{};
+  msghdr message_{};
+};
 
 void send_streams(int socket) {
-  std::uint8_t one = 0;
-  iovec data{&one, 1};
-  alignas(cmsghdr) Control control{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  StreamsMessage message;
+  cmsghdr* header = message.header();
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof shared_streams);
   std::memcpy(CMSG_DATA(header), shared_streams.data(), sizeof shared_streams);
-  if (::sendmsg(socket, &message, MSG_NOSIGNAL) != 1) throw_errno("rank 0's terminal");
+  if (::sendmsg(socket, message.get(), MSG_NOSIGNAL) != 1) throw_errno("rank 0's terminal");
 }
 
 void receive_streams(int socket) {
-  std::uint8_t one = 0;
-  iovec data{&one, 1};
-  alignas(cmsghdr) Control control{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  const ssize_t received = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  const cmsghdr* header = received == 1 ? CMSG_FIRSTHDR(&message) : nullptr;
+  StreamsMessage message;
+  const cmsghdr* header = ::recvmsg(socket, message.get(), MSG_CMSG_CLOEXEC) == 1 ? message.header() : nullptr;
   if (header == nullptr || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof shared_streams))
     throw std::runtime_error("the process that started the ranks is gone");
   std::array<int, shared_streams.size()> streams;
