@@ -4,6 +4,10 @@ get_filename_component(so_sources ${CMAKE_CURRENT_LIST_DIR}/../src ABSOLUTE)  # 
 target_include_directories(so_compile_options INTERFACE ${so_sources})
 target_compile_definitions(so_compile_options INTERFACE SO_VERSION="${PROJECT_VERSION}")
 set(warnings -Wall -Wextra -Wshadow -Wno-missing-field-initializers)
+if(SO_UNITY)
+  # A name of another source's unnamed namespace is no danger, and what g++ sees in an included source is in no header.
+  list(APPEND warnings -Wno-shadow $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+endif()
 # The optimizer's results must not depend on what a compiler likes to contract: fused multiply-adds are written out.
 target_compile_options(so_compile_options INTERFACE
   $<$<COMPILE_LANGUAGE:C,CXX>:${warnings};-Wpedantic;-Wnon-virtual-dtor;-ffp-contract=off>)

@@ -1,9 +1,10 @@
-# so_room(ROOM [USES ROOM...] [LIBRARIES LIBRARY...]): the library so_ROOM of all sources below src/ROOM but those of rooms
-# inside it, which are declared before it. LIBRARIES are linked privately; CUDA and MPI among them are
-# the toolkit and the library, where there is one. OBJECTS: not an archive, from which a linker takes only what something
-# refers to, so that sources may register themselves. After the declarations the global property SO_ROOMS lists the libraries, lowest first.
+# so_room(ROOM [APART REGEX] [USES ROOM...] [LIBRARIES LIBRARY...]): the library so_ROOM of all sources below src/ROOM but
+# those of rooms inside it, which are declared before it. LIBRARIES are linked privately; CUDA and MPI among them are the
+# toolkit and the library, where there is one. OBJECTS: not an archive, from which a linker takes only what something
+# refers to, so that sources may register themselves. APART: sources that use the same names, and so cannot share a
+# translation unit. After the declarations the global property SO_ROOMS lists the libraries, lowest first.
 function(so_room room)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "OBJECTS" "" "USES;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "OBJECTS" "APART" "USES;LIBRARIES")
   string(REPLACE "/" "_" name so_${room})
   set(folder ${PROJECT_SOURCE_DIR}/src/${room})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${folder}/*.cpp ${folder}/*.cu)
@@ -62,6 +63,18 @@ function(so_room room)
     set(kind OBJECT)
   endif()
   add_library(${name} ${kind} ${sources})
+  # One source takes a third of the time of ten: headers are read once, and templates that they share compiled once. So
+  # names in unnamed namespaces are unique in a room.
+  if(SO_UNITY)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+    foreach(source IN LISTS sources)
+      # Highway compiles such a source several times over.
+      file(STRINGS ${source} several LIMIT_COUNT 1 REGEX "HWY_TARGET_INCLUDE")
+      if(several OR (arg_APART AND source MATCHES "${arg_APART}"))
+        set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+      endif()
+    endforeach()
+  endif()
   target_link_libraries(${name} PUBLIC ${used} PRIVATE ${arg_LIBRARIES})
   if(hopper_sources)
     add_library(${name}_hopper OBJECT ${hopper_sources})

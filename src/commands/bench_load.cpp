@@ -28,7 +28,7 @@ struct BenchLoadOptions : JsonOption, ComputeOptions, MessageOptions {
   std::int64_t rounds = 5;
 };
 
-OptionTable<BenchLoadOptions> make_table() {
+OptionTable<BenchLoadOptions> bench_load_table() {
   using namespace default_from;
   using O = BenchLoadOptions;
   OptionTable<O> t;
@@ -136,7 +136,7 @@ int run(const BenchLoadOptions& options, const OptionOrigins&) {
   return exit_ok;
 }
 
-const RegisteredCommand registered([] {
+const RegisteredCommand bench_load_command([] {
   return make_command<BenchLoadOptions>(
       {.name = "bench load",
        .position = 12,
@@ -148,7 +148,7 @@ The three take turns. Before that everything is read once, so what is measured c
 as far as it fits there.)",
        .examples = {"superoffload bench load --model Qwen3-8B",
                     "superoffload bench load --model Qwen3-8B --rounds 9 --json"}},
-      make_table(), nullptr, run);
+      bench_load_table(), nullptr, run);
 });
 
 }  // namespace

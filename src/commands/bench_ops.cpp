@@ -27,7 +27,7 @@ struct BenchOpsOptions : JsonOption, ComputeOptions, MessageOptions {
   std::int64_t max_length = 4096;
 };
 
-OptionTable<BenchOpsOptions> make_table() {
+OptionTable<BenchOpsOptions> bench_ops_table() {
   using namespace default_from;
   using O = BenchOpsOptions;
   OptionTable<O> t;
@@ -146,7 +146,7 @@ int run(const BenchOpsOptions& options, const OptionOrigins&) {
   return exit_ok;
 }
 
-const RegisteredCommand registered([] {
+const RegisteredCommand bench_ops_command([] {
   return make_command<BenchOpsOptions>(
       {.name = "bench ops",
        .position = 11,
@@ -157,7 +157,7 @@ limit which it reaches. The floor is bytes over the bandwidth of a large copy, o
 a large matrix product, both measured in the same process. Buffers go round, so that caches do not help.)",
        .examples = {"superoffload bench ops --config qwen3-14b",
                     "superoffload bench ops --config qwen3-0.6b --tokens 2048 --json"}},
-      make_table(), nullptr, run);
+      bench_ops_table(), nullptr, run);
 });
 
 }  // namespace

@@ -45,7 +45,7 @@ struct BenchStepOptions : StepOptions, ClipOption, JsonOption, ComputeOptions, M
   std::optional<std::string> trace;
 };
 
-OptionTable<BenchStepOptions> make_table() {
+OptionTable<BenchStepOptions> bench_step_table() {
   using namespace default_from;
   using O = BenchStepOptions;
   OptionTable<O> t;
@@ -224,7 +224,7 @@ int run(const BenchStepOptions& options, const OptionOrigins& origins) {
   return exit_ok;
 }
 
-const RegisteredCommand registered([] {
+const RegisteredCommand bench_step_command([] {
   return make_command<BenchStepOptions>(
       {.name = "bench step",
        .position = 10,
@@ -246,7 +246,7 @@ does not fit is refused.)",
                   "all optimizer state is the device's",
                   {"streamed_layers", "mode", "cast_side"}},
                  {"breakdown", "false", "no steps are traced", {"trace"}}}},
-      make_table(), check, run);
+      bench_step_table(), check, run);
 });
 
 }  // namespace

@@ -21,7 +21,7 @@ struct CacheOptions : JsonOption, MessageOptions {
   std::optional<std::int64_t> max_size;  // bytes
 };
 
-OptionTable<CacheOptions> make_table() {
+OptionTable<CacheOptions> cache_table() {
   using namespace default_from;
   using O = CacheOptions;
   OptionTable<O> t;
@@ -133,7 +133,7 @@ int run(const CacheOptions& options, const OptionOrigins&) {
   return exit_ok;
 }
 
-const RegisteredCommand registered([] {
+const RegisteredCommand cache_command([] {
   return make_command<CacheOptions>(
       {.name = "cache",
        .position = 9,
@@ -145,7 +145,7 @@ longest unused until the rest is small enough. Only files that begin as this pro
 are removed, never through a link. A removed cache is made again when a run needs it.)",
        .examples = {"superoffload cache", "superoffload cache --prune --older_than 30",
                     "superoffload cache --prune --max_size 10000000000"}},
-      make_table(), check, run);
+      cache_table(), check, run);
 });
 
 }  // namespace

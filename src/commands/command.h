@@ -1,8 +1,8 @@
 // A command of the program: what it declares, and what it does. Each is registered by the file of its name, which is
 // the only one that knows it:
 //
-//   const RegisteredCommand registered([] {
-//     return make_command<VerifyOptions>({.name = "verify", ...}, make_table(), check, run);
+//   const RegisteredCommand verify_command([] {
+//     return make_command<VerifyOptions>({.name = "verify", ...}, verify_table(), check, run);
 //   });
 //
 // `run` returns an exit code: exit_ok, exit_interrupted, or exit_failure where numbers are not finite. Everything else
@@ -72,7 +72,7 @@ void check_mode(const Mode& mode, OptionsView options, const OptionOrigins& orig
 // `run` shares the work with the other ranks, of which only the first says anything.
 template <class S>
 Command make_rank_command(CommandText text, OptionTable<S> table,
-                          std::type_identity_t<std::function<void(S&, OptionOrigins&, int)>> complete,
+                          std::type_identity_t<void (*)(S&, OptionOrigins&, int)> complete,
                           std::type_identity_t<std::function<int(const S&, const OptionOrigins&, Communicator&)>> run) {
   Command command{std::move(text)};
   command.rows = std::make_shared<const OptionTable<S>>(std::move(table));
@@ -97,10 +97,10 @@ Command make_rank_command(CommandText text, OptionTable<S> table,
 
 template <class S>
 Command make_command(CommandText text, OptionTable<S> table,
-                     std::type_identity_t<std::function<void(S&, OptionOrigins&, int)>> complete,
-                     std::type_identity_t<std::function<int(const S&, const OptionOrigins&)>> run) {
+                     std::type_identity_t<void (*)(S&, OptionOrigins&, int)> complete,
+                     std::type_identity_t<int (*)(const S&, const OptionOrigins&)> run) {
   return make_rank_command<S>(
-      std::move(text), std::move(table), std::move(complete),
+      std::move(text), std::move(table), complete,
       [run](const S& options, const OptionOrigins& origins, Communicator&) { return run(options, origins); });
 }
 

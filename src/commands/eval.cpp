@@ -23,7 +23,7 @@ struct EvalOptions : RowOptions, RecordOptions, JsonOption, ComputeOptions, Mess
   std::string data;
 };
 
-OptionTable<EvalOptions> make_table() {
+OptionTable<EvalOptions> eval_table() {
   using namespace default_from;
   using O = EvalOptions;
   OptionTable<O> t;
@@ -99,7 +99,7 @@ int run(const EvalOptions& options, const OptionOrigins& origins) {
   return exit_failure;
 }
 
-const RegisteredCommand registered([] {
+const RegisteredCommand eval_command([] {
   return make_command<EvalOptions>(
       {.name = "eval",
        .position = 3,
@@ -109,7 +109,7 @@ const RegisteredCommand registered([] {
        .examples = {"superoffload eval --model out --data held-out.jsonl",
                     "superoffload eval --model out --data held-out.jsonl --json"},
        .absent = {{"packing", "records are evaluated end to end, and no row is filled up"}}},
-      make_table(), nullptr, run);
+      eval_table(), nullptr, run);
 });
 
 }  // namespace

@@ -30,7 +30,7 @@ struct GenerateOptions : TextOptions, JsonOption, ComputeOptions, MessageOptions
   std::int64_t seed = 42;
 };
 
-OptionTable<GenerateOptions> make_table() {
+OptionTable<GenerateOptions> generate_table() {
   using namespace default_from;
   using O = GenerateOptions;
   OptionTable<O> t;
@@ -70,13 +70,13 @@ OptionTable<GenerateOptions> make_table() {
   return t;
 }
 
-const OptionTable<GenerateOptions>& table() {
-  static const OptionTable<GenerateOptions> rows = make_table();
+const OptionTable<GenerateOptions>& generate_rows() {
+  static const OptionTable<GenerateOptions> rows = generate_table();
   return rows;
 }
 
 void check(GenerateOptions& options, OptionOrigins& origins, int) {
-  check_exactly_one(table().view(options), origins, {"prompt", "prompt_file"});
+  check_exactly_one(generate_rows().view(options), origins, {"prompt", "prompt_file"});
 }
 
 // A prompt is read a piece at a time, so that a long one needs no more activations than this many tokens take.
@@ -183,7 +183,7 @@ int run(const GenerateOptions& options, const OptionOrigins&) {
   return exit_ok;
 }
 
-const RegisteredCommand registered([] {
+const RegisteredCommand generate_command([] {
   return make_command<GenerateOptions>(
       {.name = "generate",
        .position = 4,
@@ -193,7 +193,7 @@ const RegisteredCommand registered([] {
            {"superoffload generate --model out --prompt \"Give three tips for staying healthy.\" --alpaca",
             "superoffload generate --model out --prompt_file prompt.txt --temperature 0.7 --top_p 0.9 --seed 1"},
        .modes = {{"temperature", "0", "generation is greedy", {"top_k", "top_p", "seed"}}}},
-      table(), check, run);
+      generate_rows(), check, run);
 });
 
 }  // namespace

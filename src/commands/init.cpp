@@ -38,7 +38,7 @@ struct InitOptions : DtypeOption, MessageOptions {
   std::int64_t seed = 42;
 };
 
-OptionTable<InitOptions> make_table() {
+OptionTable<InitOptions> init_table() {
   using namespace default_from;
   using O = InitOptions;
   OptionTable<O> t;
@@ -163,7 +163,7 @@ int run(const InitOptions& options, const OptionOrigins&) {
   return exit_ok;
 }
 
-const RegisteredCommand registered([] {
+const RegisteredCommand init_command([] {
   return make_command<InitOptions>(
       {.name = "init",
        .position = 2,
@@ -172,7 +172,7 @@ const RegisteredCommand registered([] {
            R"(Writes a Hugging Face model directory with random weights: the start of training from nothing, or a
 small model for trying things out.)",
        .examples = {"superoffload init --config config.json --tokenizer Qwen3-0.6B --output_dir tiny --seed 1"}},
-      make_table(), nullptr, run);
+      init_table(), nullptr, run);
 });
 
 }  // namespace

@@ -42,7 +42,7 @@ struct PlanOptions : StepOptions, DtypeOption, JsonOption, MessageOptions {
   std::optional<std::string> trace;
 };
 
-OptionTable<PlanOptions> make_table() {
+OptionTable<PlanOptions> plan_table() {
   using namespace default_from;
   using O = PlanOptions;
   OptionTable<O> t;
@@ -269,7 +269,7 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   return exit_ok;
 }
 
-const RegisteredCommand registered([] {
+const RegisteredCommand plan_command([] {
   return make_command<PlanOptions>(
       {.name = "plan",
        .position = 6,
@@ -286,7 +286,7 @@ lost. What does not fit is refused with what is short. Nothing is allocated; wei
                   "none",
                   "all optimizer state is the device's",
                   {"streamed_layers", "mode", "cast_side"}}}},
-      make_table(), check, run);
+      plan_table(), check, run);
 });
 
 }  // namespace

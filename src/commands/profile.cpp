@@ -22,7 +22,7 @@ struct ProfileOptions : ThreadOption, MessageOptions {
   bool overwrite = false;
 };
 
-OptionTable<ProfileOptions> make_table() {
+OptionTable<ProfileOptions> profile_table() {
   using namespace default_from;
   using O = ProfileOptions;
   OptionTable<O> t;
@@ -56,7 +56,7 @@ int run(const ProfileOptions& options, const OptionOrigins&) {
   return exit_ok;
 }
 
-const RegisteredCommand registered([] {
+const RegisteredCommand profile_command([] {
   return make_command<ProfileOptions>(
       {.name = "profile",
        .position = 7,
@@ -64,7 +64,7 @@ const RegisteredCommand registered([] {
        .details = "Measures the GPU, the link and AdamW on the host, in a few seconds, and writes what "
                   "superoffload plan --hardware takes.",
        .examples = {"superoffload profile --output mine.json"}},
-      make_table(), nullptr, run);
+      profile_table(), nullptr, run);
 });
 
 }  // namespace

@@ -22,7 +22,7 @@ struct TokenizeOptions : TextOptions, JsonOption, MessageOptions {
   bool no_special_tokens = false;
 };
 
-OptionTable<TokenizeOptions> make_table() {
+OptionTable<TokenizeOptions> tokenize_table() {
   using namespace default_from;
   using O = TokenizeOptions;
   OptionTable<O> t;
@@ -43,13 +43,13 @@ OptionTable<TokenizeOptions> make_table() {
   return t;
 }
 
-const OptionTable<TokenizeOptions>& table() {
-  static const OptionTable<TokenizeOptions> rows = make_table();
+const OptionTable<TokenizeOptions>& tokenize_rows() {
+  static const OptionTable<TokenizeOptions> rows = tokenize_table();
   return rows;
 }
 
 void check(TokenizeOptions& options, OptionOrigins& origins, int) {
-  check_exactly_one(table().view(options), origins, {"text", "file", "stdin", "decode"});
+  check_exactly_one(tokenize_rows().view(options), origins, {"text", "file", "stdin", "decode"});
 }
 
 constexpr std::uint64_t max_text_bytes = std::uint64_t{4} << 30, max_input_bytes = 256 << 20;
@@ -105,7 +105,7 @@ int run(const TokenizeOptions& options, const OptionOrigins&) {
   return exit_ok;
 }
 
-const RegisteredCommand registered([] {
+const RegisteredCommand tokenize_command([] {
   return make_command<TokenizeOptions>(
       {.name = "tokenize",
        .position = 5,
@@ -114,7 +114,7 @@ const RegisteredCommand registered([] {
        .examples = {"superoffload tokenize --model Qwen3-0.6B --text \"Hello world\"",
                     "superoffload tokenize --model Qwen3-0.6B --decode 9707,1879"},
        .modes = {{"decode", "", "no text is encoded", {"parse_special_tokens"}}}},
-      table(), check, run);
+      tokenize_rows(), check, run);
 });
 
 }  // namespace

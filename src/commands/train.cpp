@@ -288,7 +288,7 @@ int end(Trainer& trainer, Trainer::Outcome outcome, const std::vector<PlannedFig
 }
 
 // Refusals come first, the cheap ones before the dear ones; nothing is written until the run is known to be possible.
-int run(const TrainOptions& given, const OptionOrigins& origins, Communicator& ranks) {
+int run_train(const TrainOptions& given, const OptionOrigins& origins, Communicator& ranks) {
   const bool writes = ranks.rank() == 0 && !given.dry_run;
   if (writes) begin_run_log();
   if (given.dry_run && !given.quiet && ranks.rank() == 0)
@@ -356,7 +356,7 @@ int run(const TrainOptions& given, const OptionOrigins& origins, Communicator& r
              trained_model_line(options.output_dir, export_bytes, asked.formats.exported));
 }
 
-const RegisteredCommand registered([] {
+const RegisteredCommand train_command([] {
   return make_rank_command<TrainOptions>(
       {.name = "train",
        .position = 1,
@@ -389,7 +389,7 @@ computes, zerooffload after backward. Results are the same.
              "nothing is measured, and the CPU device has no memory of its own (--host_memory limits the run's)",
              {"profile", "device_memory"}},
             {"bench_steps", "", "nothing is saved or evaluated", {"save_steps", "save_total_limit", "eval_steps"}}}},
-      train_option_table(), complete, run);
+      train_option_table(), complete, run_train);
 });
 
 }  // namespace

@@ -18,7 +18,7 @@ struct VerifyOptions : JsonOption, MessageOptions {
   std::string dir;
 };
 
-OptionTable<VerifyOptions> make_table() {
+OptionTable<VerifyOptions> verify_table() {
   using namespace default_from;
   using O = VerifyOptions;
   OptionTable<O> t;
@@ -118,7 +118,7 @@ int run(const VerifyOptions& options, const OptionOrigins&) {
   return whole ? exit_ok : exit_failure;
 }
 
-const RegisteredCommand registered([] {
+const RegisteredCommand verify_command([] {
   return make_command<VerifyOptions>(
       {.name = "verify",
        .position = 8,
@@ -131,7 +131,7 @@ checksums these alone. One line for each directory, and one for each damaged fil
 all is whole, 1 if anything is damaged, 2 if there is nothing to verify.)",
        .examples = {"superoffload verify out", "superoffload verify out/checkpoint-500 --json"},
        .bare = "dir"},
-      make_table(), nullptr, run);
+      verify_table(), nullptr, run);
 });
 
 }  // namespace

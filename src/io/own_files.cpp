@@ -27,7 +27,7 @@ using nlohmann::json;
 
 constexpr std::uint64_t max_record_bytes = 64 << 20;
 constexpr const char* format_key = "superoffload_files";
-constexpr int format_version = 1;
+constexpr int record_version = 1;
 
 std::mutex turn;  // of this process's threads; other processes are kept away by the run's lock
 
@@ -112,7 +112,7 @@ std::optional<FileNames> OwnFiles::read_unlocked() const {
     return record.is_object() && record.contains(name) ? record[name] : json();
   };
   const json files = key("files");
-  if (key(format_key) != json(format_version) || !files.is_array() || key("checksum") != json(checksum_of(files)))
+  if (key(format_key) != json(record_version) || !files.is_array() || key("checksum") != json(checksum_of(files)))
     fail_damaged(file, "is damaged");
   FileNames names;
   for (const json& name : files) {
@@ -128,7 +128,7 @@ void OwnFiles::write_unlocked(const FileNames& names) const {
   for (const std::string& name : names) SO_CHECK(stays_inside(name), "{} for the record of files", name);
   // A name that is not UTF-8 is recorded with U+FFFD: it is then nobody's, and stays.
   const json files = json::parse(json(names).dump(-1, ' ', false, json::error_handler_t::replace));
-  const nlohmann::ordered_json record{{format_key, format_version}, {"files", files}, {"checksum", checksum_of(files)}};
+  const nlohmann::ordered_json record{{format_key, record_version}, {"files", files}, {"checksum", checksum_of(files)}};
   write_text_file_atomically(directory_ / own_files_record, record.dump(1) + "\n");
 }
 

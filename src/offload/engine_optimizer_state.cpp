@@ -5,7 +5,7 @@
 namespace so {
 namespace {
 
-bool on_host(const Bucket& bucket) { return bucket.owner() == Owner::host; }
+bool host_owned(const Bucket& bucket) { return bucket.owner() == Owner::host; }
 
 }  // namespace
 
@@ -32,7 +32,7 @@ void OffloadEngine::read_state(StateArray array, Range range, const ReadBody& bo
     const Range part = common(bucket.own(), range);
     if (part.size() <= 0) continue;
     const auto give = [&](std::int64_t offset, std::span<const float> values) { body(part.begin + offset, values); };
-    if (on_host(bucket))
+    if (host_owned(bucket))
       host_.read_state(array, bucket, part, give);
     else
       device_optimizer_.read_state(array, bucket, part, give);
@@ -44,7 +44,7 @@ void OffloadEngine::write_state(StateArray array, Range range, const WriteBody& 
     const Range part = common(bucket.own(), range);
     if (part.size() <= 0) continue;
     const auto take = [&](std::int64_t offset, std::span<float> values) { fill(part.begin + offset, values); };
-    if (on_host(bucket))
+    if (host_owned(bucket))
       host_.write_state(array, bucket, part, take);
     else
       device_optimizer_.write_state(array, bucket, part, take);
@@ -65,8 +65,8 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
   for (const Bucket& bucket : buckets_) {
     const Range part = common(bucket.range(), range);
     if (part.size() <= 0) continue;
-    SO_CHECK(sent || !on_host(bucket), "host-owned weights at {} came in fp32 only", part.begin);
-    if (on_host(bucket))
+    SO_CHECK(sent || !host_owned(bucket), "host-owned weights at {} came in fp32 only", part.begin);
+    if (host_owned(bucket))
       host_.require_weights(bucket, stream);
     else
       device_optimizer_.require(bucket, stream);
@@ -75,9 +75,9 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
     if (sent) weights = wide ? static_cast<const void*>(piece.wide.data() + from) : piece.narrow.data() + from;
     weights_.at(part.begin).place(stream, part, weights);
     const Range own = common(bucket.own(), part);
-    if (on_host(bucket) && own.size() > 0)
+    if (host_owned(bucket) && own.size() > 0)
       host_.place_masters(bucket, own, piece);
-    else if (!on_host(bucket))
+    else if (!host_owned(bucket))
       device_optimizer_.place_masters(stream, bucket, part, piece);
   }
 }
@@ -95,7 +95,7 @@ void OffloadEngine::upload_weights(Stream& compute) {
   weights_.drop_all();
   if (exchange_) exchange_->forget();
   for (const Bucket& bucket : buckets_) {
-    if (on_host(bucket)) {
+    if (host_owned(bucket)) {
       host_.send_masters(bucket);
       host_.require_weights(bucket, compute);
     } else if (!weights_.at(bucket.range().begin).follows_masters()) {

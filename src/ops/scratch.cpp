@@ -12,7 +12,7 @@ constexpr std::size_t cuda_scratch = std::size_t{64} << 20;
 // which holds 48 heads of 4,096 x 4,096; then one document of four is computed at a time.
 constexpr std::int64_t least_scores = std::int64_t{512} << 20, scores_per_token = 96 << 10;
 
-std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
+std::int64_t round_up_to(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 
 // Offsets of nine tensors and two lengths for each document, whose number is rounded up by a half at most, with what
 // cuDNN asks for whatever the shape, and alignment.
@@ -41,12 +41,12 @@ std::size_t OpsScratch::attention(const AttentionSize& size) const {
 
 std::int64_t OpsScratch::attention_grad_base(const AttentionSize& size) const {
   // Row sums of dout out.
-  const std::int64_t rows = round_up(size.q_rows, 128) * size.q_heads;
+  const std::int64_t rows = round_up_to(size.q_rows, 128) * size.q_heads;
   std::int64_t bytes = 256 + rows * 4;
   if (size.dtype == DType::bf16) {
     bytes += cudnn_tables(size);
     // dk and dv of every query head, bf16, before heads that share a key head are added up.
-    if (size.q_heads != size.kv_heads) bytes += rows * round_up(size.head_dim, 64) * 4;
+    if (size.q_heads != size.kv_heads) bytes += rows * round_up_to(size.head_dim, 64) * 4;
   }
   return bytes;
 }
@@ -56,7 +56,7 @@ std::size_t OpsScratch::attention_grad(const AttentionSize& size) const {
   std::int64_t bytes = attention_grad_base(size);
   if (size.dtype == DType::bf16) {
     // dS, bf16: of all heads of one document at most, else of as many at a time as there is room for.
-    const std::int64_t all = round_up(size.q_rows, 128) * size.q_heads * round_up(size.q_rows, 128) * 2;
+    const std::int64_t all = round_up_to(size.q_rows, 128) * size.q_heads * round_up_to(size.q_rows, 128) * 2;
     bytes += std::min(all, std::max(least_scores, scores_per_token * size.q_rows));
   }
   return static_cast<std::size_t>(bytes);
@@ -65,7 +65,7 @@ std::size_t OpsScratch::attention_grad(const AttentionSize& size) const {
 std::size_t OpsScratch::attention_grad_most(const AttentionSize& size) const {
   if (kind_ == DeviceKind::cpu) return 0;
   // dS, bf16, of all heads of all documents, were they all as long as the longest.
-  const std::int64_t all = round_up(size.q_rows, 128) * size.q_heads * round_up(size.longest, 128) * 2;
+  const std::int64_t all = round_up_to(size.q_rows, 128) * size.q_heads * round_up_to(size.longest, 128) * 2;
   const auto most = static_cast<std::size_t>(attention_grad_base(size) + (size.dtype == DType::bf16 ? all : 0));
   return std::max(most, attention_grad(size));
 }

@@ -14,7 +14,6 @@ namespace so {
 namespace {
 
 using test::TemporaryDirectory;
-using test::write_file;
 
 // Each in a process of its own, started afresh: the signal ends it.
 class MappingGuardDeathTest : public testing::Test {
@@ -23,7 +22,7 @@ class MappingGuardDeathTest : public testing::Test {
 };
 
 unsigned read_after_cut(const std::filesystem::path& path, std::size_t at) {
-  write_file(path, std::string(100'000, 'x'));
+  test::write_file(path, std::string(100'000, 'x'));
   MappedFile first(path);
   const MappedFile file = std::move(first);
   std::filesystem::resize_file(path, 5000);
@@ -42,7 +41,7 @@ TEST_F(MappingGuardDeathTest, AShortenedFileIsNamedAndTheExitCodeIsTwo) {
 TEST_F(MappingGuardDeathTest, FaultsElsewhereAreNotOurs) {
   if (test::sanitized) GTEST_SKIP() << "a sanitizer has its own handler of SIGBUS";
   TemporaryDirectory temporary;
-  write_file(temporary / "data", "x");
+  test::write_file(temporary / "data", "x");
   EXPECT_EXIT(
       {
         { const MappedFile file(temporary / "data"); }
@@ -54,7 +53,7 @@ TEST_F(MappingGuardDeathTest, FaultsElsewhereAreNotOurs) {
 
 TEST(MappingGuard, ManyMappingsComeAndGo) {
   TemporaryDirectory temporary;
-  write_file(temporary / "data", "x");
+  test::write_file(temporary / "data", "x");
   for (int round = 0; round < 3; ++round) {
     std::vector<MappedFile> files;
     for (int i = 0; i < 1000; ++i) files.emplace_back(temporary / "data");

@@ -52,7 +52,7 @@ TEST_P(ModelFilesLoad, AsAnIndependentReaderReadsThem) {
   }
 }
 
-std::string fixture_name(const testing::TestParamInfo<std::string>& info) {
+std::string model_fixture_name(const testing::TestParamInfo<std::string>& info) {
   std::string name = info.param;
   for (char& c : name) c = c == '-' ? '_' : c;
   return name;
@@ -60,7 +60,7 @@ std::string fixture_name(const testing::TestParamInfo<std::string>& info) {
 INSTANTIATE_TEST_SUITE_P(Models, ModelFilesLoad,
                          testing::Values("llama-untied", "llama-tied-llama3", "llama-bias", "llama-sharded",
                                          "qwen3-tied", "qwen3-bf16-v4"),
-                         fixture_name);
+                         model_fixture_name);
 
 // A small tied Llama whose embedding has 256 x 256 elements: room for every half there is, and more than a loading ring
 // holds at a time. `bytes_of(name, elements)` are a tensor's.

@@ -46,7 +46,7 @@ std::string name_of(const Case& c) {
                      c.bucket);
 }
 
-TrainerState state_at(std::int64_t step) {
+TrainerState ranks_state_at(std::int64_t step) {
   TrainerState state;
   state.step = state.updates = step;
   state.options = "{}";
@@ -63,7 +63,7 @@ using ExportOnRanks = OnRanks;
 
 void save(EngineOfModel& model, const fs::path& output, std::int64_t step) {
   CheckpointWriter writer(model.engine(), model.files(), CheckpointDirectory(output), 0);
-  writer.start(state_at(step));
+  writer.start(ranks_state_at(step));
   writer.wait();
 }
 
@@ -167,9 +167,9 @@ TEST_F(CheckpointsOnRanks, ASaveBesideAStepHoldsTheStateBeforeIt) {
     const auto before = whole(model, ranks);
     {
       CheckpointWriter writer(model.engine(), model.files(), CheckpointDirectory(temporary_.path()), 0);
-      writer.start(state_at(7));
+      writer.start(ranks_state_at(7));
       for (int step = 1; step <= 3; ++step) EXPECT_TRUE(model.step(0.5f, step).finite);
-      writer.start(state_at(8));
+      writer.start(ranks_state_at(8));
       writer.wait();
     }
     const auto after = whole(model, ranks);
@@ -206,7 +206,7 @@ std::string failure_of_save(const fs::path& output, const Fault& fault) {
       CheckpointWriter writer(model.engine(), model.files(), CheckpointDirectory(output), 1);
       if (!fault(ranks.rank(), model)) possible = false;
       for (const int step : {7, 8}) {
-        writer.start(state_at(step));
+        writer.start(ranks_state_at(step));
         EXPECT_TRUE(model.step(0.5f, step).finite) << "updates go on";
         try {
           writer.wait();
@@ -281,7 +281,7 @@ TEST_F(CheckpointsOnRanks, ARankThatGivesUpEndsTheSaveOfAll) {
       while (saving < 2) std::this_thread::yield();
       return ranks.abort("its device was lost");
     }
-    writer.start(state_at(8));
+    writer.start(ranks_state_at(8));
     ++saving;
     try {
       writer.wait();

@@ -57,7 +57,7 @@ class Watcher {
 };
 
 // Step, loss, norm and learning rate of each line; times differ from run to run.
-std::vector<json> results_of(const std::filesystem::path& output) {
+std::vector<json> results_of_steps(const std::filesystem::path& output) {
   std::vector<json> all;
   for (const json& m : read_metrics(output)) all.push_back({m.at("step"), m.at("loss"), m.at("grad_norm"), m.at("lr")});
   return all;
@@ -87,7 +87,7 @@ class KillResume : public testing::Test {
     EXPECT_TRUE(read_file(temporary_ / output / "model.safetensors") ==
                 read_file(temporary_ / reference / "model.safetensors"))
         << "the weights differ from those of the uninterrupted run";
-    EXPECT_EQ(results_of(temporary_ / output), results_of(temporary_ / reference));
+    EXPECT_EQ(results_of_steps(temporary_ / output), results_of_steps(temporary_ / reference));
     expect_no_leftovers(temporary_ / output);
   }
   std::filesystem::path latest_checkpoint(const std::string& output) const {

@@ -21,9 +21,9 @@
 namespace so::test {
 namespace {
 
-using Words = std::vector<std::pair<std::string, std::string>>;
+using OptionValues = std::vector<std::pair<std::string, std::string>>;
 
-std::string described(const Words& words) {
+std::string described(const OptionValues& words) {
   std::string text;
   for (const auto& [name, value] : words) text += " --" + name + " " + value;
   return text;
@@ -34,7 +34,7 @@ struct Setting {
   const char* name;
   const char* fixture;
   nlohmann::json config;
-  Words options;
+  OptionValues options;
 };
 
 const std::vector<Setting>& settings() {
@@ -110,7 +110,7 @@ class Runs {
   ~Runs() { set_log_level(LogLevel::info); }
 
   // Two steps with an evaluation, a checkpoint beside the second and an export at the end. What did not fit, if so.
-  std::optional<PlanRefusal> run(const Words& more) {
+  std::optional<PlanRefusal> run(const OptionValues& more) {
     TrainOptions options;
     OptionOrigins origins;
     const OptionTable<TrainOptions>& table = train_option_table();
@@ -119,18 +119,18 @@ class Runs {
       assign(table.ref(options), origins, spec, parse_value(spec, value, "--" + name), Origin::command_line, {});
     };
     const auto output = directory_ / "out";
-    for (const auto& [name, value] : Words{{"model", (directory_ / "model").string()},
-                                           {"data", (directory_ / "train.jsonl").string()},
-                                           {"eval_data", (directory_ / "eval.jsonl").string()},
-                                           {"output_dir", output.string()},
-                                           {"cache_dir", (directory_ / "cache").string()},
-                                           {"device", on_gpu() ? "cuda" : "cpu"},
-                                           {"cpu_threads", "2"},
-                                           {"max_length", "128"},
-                                           {"max_steps", "2"},
-                                           {"eval_steps", "1"},
-                                           {"save_steps", "1"},
-                                           {"log_interval", "100"}})
+    for (const auto& [name, value] : OptionValues{{"model", (directory_ / "model").string()},
+                                                  {"data", (directory_ / "train.jsonl").string()},
+                                                  {"eval_data", (directory_ / "eval.jsonl").string()},
+                                                  {"output_dir", output.string()},
+                                                  {"cache_dir", (directory_ / "cache").string()},
+                                                  {"device", on_gpu() ? "cuda" : "cpu"},
+                                                  {"cpu_threads", "2"},
+                                                  {"max_length", "128"},
+                                                  {"max_steps", "2"},
+                                                  {"eval_steps", "1"},
+                                                  {"save_steps", "1"},
+                                                  {"log_interval", "100"}})
       set(name, value);
     for (const auto& [name, value] : setting_.options) set(name, value);
     for (const auto& [name, value] : more) set(name, value);
@@ -161,14 +161,14 @@ struct Tally {
 };
 
 // Every change of a refusal, then run.
-void run_with_changes(Runs& runs, const Words& cap, const PlanRefusal& refusal, Tally& tally) {
+void run_with_changes(Runs& runs, const OptionValues& cap, const PlanRefusal& refusal, Tally& tally) {
   EXPECT_NE(std::string(refusal.what()).find("not enough"), std::string::npos) << refusal.what();
   int of_options = 0;
   for (const PlanChange& change : refusal.changes()) {
     SCOPED_TRACE("changed:" + described(change.options) + " (" + change.text + ")");
     if (change.options.empty()) continue;
     ++of_options;
-    Words words = cap;
+    OptionValues words = cap;
     std::string names;
     for (const auto& option : change.options) {
       words.push_back(option);
@@ -213,7 +213,7 @@ void try_caps(Runs& runs, const std::string& option, std::size_t room, int refus
                                          : distance * (i - refused_points) * (i - refused_points) /
                                                (accepted_points * accepted_points);
     const std::size_t cap = static_cast<std::size_t>(static_cast<double>(least) + at) - (i < refused_points ? 1 : 0);
-    const Words words{{option, std::to_string(cap)}};
+    const OptionValues words{{option, std::to_string(cap)}};
     SCOPED_TRACE(described(words));
     const auto refusal = runs.run(words);
     if (!refusal) {

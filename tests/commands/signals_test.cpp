@@ -13,7 +13,7 @@
 namespace so::test {
 namespace {
 
-constexpr int endless = 1'000'000;  // steps; a run that is never stopped meets the time limit of Process::wait()
+constexpr int endless_run = 1'000'000;  // steps; a run that is never stopped meets the time limit of Process::wait()
 
 class Signals : public testing::Test {
  protected:
@@ -59,7 +59,7 @@ void PrintTo(const Named& named, std::ostream* out) { *out << named.name; }
 class EachSignal : public Signals, public testing::WithParamInterface<Named> {};
 
 TEST_P(EachSignal, SavesAndStops) {
-  Process process(command("run", endless).words(), temporary_.path());
+  Process process(command("run", endless_run).words(), temporary_.path());
   await_steps(process, "run", 3);
   process.send(GetParam().signal);
   process.send(GetParam().signal);  // as `timeout`, a closing terminal and the kernel (SIGXCPU) do
@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(All, EachSignal,
 TEST_F(Signals, AnIgnoredHangupStaysIgnored) {
   Limits nohup;
   nohup.ignored_signals = {SIGHUP};
-  Process process(command("run", endless).words(), temporary_.path(), nohup);
+  Process process(command("run", endless_run).words(), temporary_.path(), nohup);
   await_steps(process, "run", 3);
   process.send(SIGHUP);
   const auto then = steps_done("run");

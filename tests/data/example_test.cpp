@@ -14,8 +14,6 @@ namespace {
 using test::ByteEncoder;
 using test::Ids;
 
-constexpr std::int32_t X = kIgnored;
-
 Ids bytes(std::string_view text) { return ByteEncoder().encode(text, false); }
 
 Ids operator+(Ids a, const Ids& b) {
@@ -41,7 +39,7 @@ TEST(Example, TrainsOutputAndEndTokenOfAnAlpacaRecord) {
   const Example example = ExampleBuilder(encoder, {.max_length = 1000}).build(record);
   EXPECT_EQ(example.ids, bytes(alpaca_prompt(record) + "ab") + Ids{ByteEncoder::kEnd});
   // The prompt's last token predicts the output's first; the end token predicts nothing.
-  EXPECT_EQ(example.targets, Ids(prompt - 1, X) + (Ids{'a', 'b', ByteEncoder::kEnd, X}));
+  EXPECT_EQ(example.targets, Ids(prompt - 1, kIgnored) + (Ids{'a', 'b', ByteEncoder::kEnd, kIgnored}));
   EXPECT_EQ(example.trained, 3);
   EXPECT_FALSE(example.truncated);
 }
@@ -52,14 +50,14 @@ TEST(Example, TrainsThePromptOnRequest) {
   const Example example = ExampleBuilder(encoder, {.max_length = 1000, .train_on_prompt = true}).build(record);
   Ids shifted = example.ids;
   shifted.erase(shifted.begin());
-  EXPECT_EQ(example.targets, shifted + Ids{X});
+  EXPECT_EQ(example.targets, shifted + Ids{kIgnored});
 }
 
 TEST(Example, TrainsAllOfAText) {
   const ByteEncoder encoder;
   const Example example = ExampleBuilder(encoder, {.max_length = 8}).build(TextRecord{"abc"});
   EXPECT_EQ(example.ids, (Ids{'a', 'b', 'c', ByteEncoder::kEnd}));
-  EXPECT_EQ(example.targets, (Ids{'b', 'c', ByteEncoder::kEnd, X}));
+  EXPECT_EQ(example.targets, (Ids{'b', 'c', ByteEncoder::kEnd, kIgnored}));
 }
 
 TEST(Example, PutsTheTemplatesBeginTokenFirstAndOneEndTokenLast) {
@@ -91,9 +89,9 @@ TEST(Example, UsesTokenIdsAsGivenAndShiftsTheirLabels) {
   ByteEncoder encoder;
   encoder.begin = true;
   const ExampleBuilder builder(encoder, {.max_length = 8});
-  const Example example = builder.build(TokenRecord{{5, 6, 7, 8}, {1, X, 3, 4}});
+  const Example example = builder.build(TokenRecord{{5, 6, 7, 8}, {1, kIgnored, 3, 4}});
   EXPECT_EQ(example.ids, (Ids{5, 6, 7, 8}));
-  EXPECT_EQ(example.targets, (Ids{X, 3, 4, X}));
+  EXPECT_EQ(example.targets, (Ids{kIgnored, 3, 4, kIgnored}));
   EXPECT_EQ(example.trained, 2);
 }
 
@@ -103,7 +101,7 @@ TEST(Example, TruncatesToTheBeginning) {
   const Example cut = builder.build(TextRecord{"abc"});  // with the end token 4 tokens
   EXPECT_TRUE(cut.truncated);
   EXPECT_EQ(cut.ids, (Ids{'a', 'b', 'c'}));
-  EXPECT_EQ(cut.targets, (Ids{'b', 'c', X}));
+  EXPECT_EQ(cut.targets, (Ids{'b', 'c', kIgnored}));
   EXPECT_FALSE(builder.build(TextRecord{"ab"}).truncated);
   const Example prompt_only = builder.build(AlpacaRecord{"I", "", "ab"});
   EXPECT_TRUE(prompt_only.truncated);

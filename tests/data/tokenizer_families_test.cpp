@@ -18,15 +18,15 @@
 namespace so {
 namespace {
 
-using Json = nlohmann::json;
+using nlohmann::json;
 using Ids = std::vector<std::int32_t>;
 
 const std::filesystem::path fixtures = std::filesystem::path(test::fixtures()) / "tokenizer";
 
-Json read(const std::filesystem::path& file) { return Json::parse(std::ifstream(file)); }
+json read(const std::filesystem::path& file) { return json::parse(std::ifstream(file)); }
 
-const Json& texts() {
-  static const Json all = read(fixtures / "texts.json");
+const json& texts() {
+  static const json all = read(fixtures / "texts.json");
   return all;
 }
 
@@ -34,17 +34,17 @@ class TokenizerFamily : public testing::TestWithParam<const char*> {
  protected:
   std::filesystem::path directory_ = fixtures / GetParam();
   Tokenizer tokenizer_ = Tokenizer::load(directory_);
-  Json expected_ = read(directory_ / "expected.json");
+  json expected_ = read(directory_ / "expected.json");
 
   // The texts that all families share, then the family's own.
   std::vector<std::string> all_texts() const {
     auto all = texts()["texts"].get<std::vector<std::string>>();
-    for (const Json& more : expected_.value("more", Json::array())) all.push_back(more[0]);
+    for (const json& more : expected_.value("more", json::array())) all.push_back(more[0]);
     return all;
   }
   std::vector<Ids> all_ids() const {
     auto all = expected_["ids"].get<std::vector<Ids>>();
-    for (const Json& more : expected_.value("more", Json::array())) all.push_back(more[1].get<Ids>());
+    for (const json& more : expected_.value("more", json::array())) all.push_back(more[1].get<Ids>());
     return all;
   }
 };
@@ -54,16 +54,16 @@ TEST_P(TokenizerFamily, EncodesAsTheLibraryDoes) {
   const std::vector<Ids> ids = all_ids();
   ASSERT_GT(all.size(), 500u);
   for (int round = 0; round < 2; ++round) {  // the second time words come from the cache
-    for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(tokenizer_.encode(all[i], false), ids[i]) << Json(all[i]);
+    for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(tokenizer_.encode(all[i], false), ids[i]) << json(all[i]);
   }
 }
 
 TEST_P(TokenizerFamily, NeverGivesMoreTokensThanItSays) {
   // Characters of which NFC makes more bytes than they have.
   std::vector<std::string> all{"", "\xF0\x9D\x85\xA0", "\xEF\xAC\xAC", "\xCD\x84", "\xE0\xA5\x98", " "};
-  for (const Json& text : texts()["texts"]) all.push_back(text.get<std::string>());
+  for (const json& text : texts()["texts"]) all.push_back(text.get<std::string>());
   for (const std::string& text : all) {
-    for (const std::string& given : {text, Json(text).dump(-1, ' ', true)})
+    for (const std::string& given : {text, json(text).dump(-1, ' ', true)})
       EXPECT_GE(tokenizer_.most_tokens(given), tokenizer_.encode(text, true).size()) << given;
   }
   // The models that are nobody's have steps that make much of little.
@@ -74,14 +74,14 @@ TEST_P(TokenizerFamily, NeverGivesMoreTokensThanItSays) {
 }
 
 TEST_P(TokenizerFamily, AddsTheSpecialTokensOfThePostProcessor) {
-  const Json& with_special = expected_["with_special"];
+  const json& with_special = expected_["with_special"];
   for (std::size_t i = 0; i < with_special.size(); ++i) {
     EXPECT_EQ(tokenizer_.encode(texts()["texts"][i].get<std::string>(), true), with_special[i].get<Ids>());
   }
 }
 
 TEST_P(TokenizerFamily, DecodesAsTheLibraryDoes) {
-  for (const Json& sequence : expected_["decoded"]) {
+  for (const json& sequence : expected_["decoded"]) {
     const auto ids = sequence["ids"].get<Ids>();
     EXPECT_EQ(tokenizer_.decode(ids, false), sequence["text"].get<std::string>()) << sequence;
     EXPECT_EQ(tokenizer_.decode(ids, true), sequence["without_special"].get<std::string>()) << sequence;
@@ -90,11 +90,11 @@ TEST_P(TokenizerFamily, DecodesAsTheLibraryDoes) {
 
 // As the tokenizers library with encode_special_tokens, transformers' split_special_tokens.
 TEST_P(TokenizerFamily, EncodesSpecialTokensAsTextWhereAsked) {
-  const Json as_text = read(directory_ / "special_as_text.json");
+  const json as_text = read(directory_ / "special_as_text.json");
   std::map<std::size_t, Ids> differing;
-  for (const Json& entry : as_text["differing"]) differing[entry[0].get<std::size_t>()] = entry[1].get<Ids>();
+  for (const json& entry : as_text["differing"]) differing[entry[0].get<std::size_t>()] = entry[1].get<Ids>();
   EXPECT_FALSE(differing.empty());
-  const Json unk = read(directory_ / "tokenizer.json")["model"]["unk_token"];
+  const json unk = read(directory_ / "tokenizer.json")["model"]["unk_token"];
   const auto unknown = unk.is_null() ? std::nullopt : tokenizer_.token_to_id(unk.get<std::string>());
   const std::vector<std::string> all = all_texts();
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -109,7 +109,7 @@ TEST_P(TokenizerFamily, EncodesSpecialTokensAsTextWhereAsked) {
 
 TEST_P(TokenizerFamily, StreamDecoderGivesTheSameTextWithoutSplittingCharacters) {
   std::vector<Ids> sequences;
-  for (const Json& sequence : expected_["decoded"]) sequences.push_back(sequence["ids"].get<Ids>());
+  for (const json& sequence : expected_["decoded"]) sequences.push_back(sequence["ids"].get<Ids>());
   for (const Ids& ids : all_ids()) sequences.push_back(ids);
   for (const bool skip : {false, true}) {
     StreamDecoder decoder(tokenizer_, skip);
@@ -137,9 +137,9 @@ TEST_P(TokenizerFamily, KnowsItsSpecialTokens) {
 }
 
 TEST_P(TokenizerFamily, NamesEveryTokenOfTheFile) {
-  const Json file = read(directory_ / "tokenizer.json");
+  const json file = read(directory_ / "tokenizer.json");
   std::set<std::string> respelt;  // the library names these as a text has them
-  for (const Json& token : file["added_tokens"])
+  for (const json& token : file["added_tokens"])
     if (token["normalized"]) respelt.insert(token["content"]);
   for (const auto& [token, id] : file["model"]["vocab"].items()) {
     EXPECT_EQ(tokenizer_.token_to_id(token), id.get<std::int32_t>());
@@ -147,7 +147,7 @@ TEST_P(TokenizerFamily, NamesEveryTokenOfTheFile) {
       EXPECT_EQ(tokenizer_.id_to_token(id.get<std::int32_t>()), token);
     }
   }
-  for (const Json& token : file["added_tokens"]) {
+  for (const json& token : file["added_tokens"]) {
     EXPECT_EQ(tokenizer_.token_to_id(token["content"].get<std::string>()), token["id"].get<std::int32_t>());
     EXPECT_EQ(tokenizer_.is_special(token["id"].get<std::int32_t>()), token["special"].get<bool>());
   }
@@ -157,7 +157,7 @@ TEST_P(TokenizerFamily, NamesEveryTokenOfTheFile) {
 }
 
 TEST_P(TokenizerFamily, ReadsInvalidUtf8AsReplacementCharacters) {
-  for (const Json& example : texts()["invalid"]) {
+  for (const json& example : texts()["invalid"]) {
     std::string bytes;
     const auto hex = example["hex"].get<std::string>();
     for (std::size_t i = 0; i < hex.size(); i += 2)
@@ -171,7 +171,7 @@ TEST_P(TokenizerFamily, ReadsInvalidUtf8AsReplacementCharacters) {
 }
 
 TEST_P(TokenizerFamily, ThreadsShareATokenizer) {
-  const Json& all = texts()["texts"];
+  const json& all = texts()["texts"];
   std::vector<std::string> inputs;
   for (std::size_t i = 0; i < all.size(); i += 4) inputs.push_back(all[i].get<std::string>());
   std::vector<std::thread> threads;
@@ -196,7 +196,7 @@ INSTANTIATE_TEST_SUITE_P(All, TokenizerFamily,
 
 TEST(TokenizerNormalizer, EqualsTheLibrary) {
   int changed = 0;
-  for (const Json& example : texts()["nfc"]) {
+  for (const json& example : texts()["nfc"]) {
     const auto text = example[0].get<std::string>();
     std::string storage;
     const std::string normal(to_nfc(text, storage));

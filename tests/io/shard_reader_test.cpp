@@ -35,9 +35,9 @@ std::uint16_t bf16_bits(float value) {
 }
 
 // A file of random tensors, and what they hold.
-class File {
+class TensorFile {
  public:
-  File(const std::filesystem::path& path, DType dtype, const std::vector<std::int64_t>& sizes) {
+  TensorFile(const std::filesystem::path& path, DType dtype, const std::vector<std::int64_t>& sizes) {
     std::vector<TensorSpec> specs;
     for (const std::int64_t size : sizes) specs.push_back({"t" + std::to_string(specs.size()), dtype, {size}});
     SafetensorsWriter writer(path, specs, {});
@@ -109,7 +109,7 @@ const std::vector<std::int64_t> sizes = {1, 639, 640, 641, 1024, 3, 1025, 2048, 
 TEST_F(ShardReaderTest, GivesEveryElementInEveryForm) {
   for (const DType stored : {DType::f32, DType::bf16, DType::f16}) {
     const std::int64_t gap = 7;
-    const File file(path(), stored, sizes);
+    const TensorFile file(path(), stored, sizes);
     const std::vector<float> expected = file.flat(gap);
     for (const WeightForms forms : {WeightForms{true, false}, {false, true}, {true, true}, {false, false}}) {
       for (const int readers : {1, 3, 100}) {
@@ -151,7 +151,7 @@ TEST_F(ShardReaderTest, GivesEveryElementInEveryForm) {
 
 TEST_F(ShardReaderTest, ReadsPartsOfTensors) {
   for (const DType stored : {DType::f32, DType::bf16, DType::f16}) {
-    const File file(path(), stored, sizes);
+    const TensorFile file(path(), stored, sizes);
     const std::vector<float> expected = file.flat();
     std::vector<ShardReader::Request> parts;
     std::vector<bool> wanted(expected.size());
@@ -186,7 +186,7 @@ TEST_F(ShardReaderTest, ReadsPartsOfTensors) {
 
 // The stream stands still while readers would have time to write over every slot: what it copies at last is intact.
 TEST_F(ShardReaderTest, LeavesAPieceAloneUntilTheStreamHasUsedIt) {
-  const File file(path(), DType::f32, {200'000});
+  const TensorFile file(path(), DType::f32, {200'000});
   const std::vector<float> expected = file.flat();
   LoadingRing ring(*device_, 4096);
   ShardReader reader(ring, file.requests({true, false}), 4, PageCache::keep);
@@ -208,7 +208,7 @@ TEST_F(ShardReaderTest, LeavesAPieceAloneUntilTheStreamHasUsedIt) {
 }
 
 TEST_F(ShardReaderTest, AFileCutShortIsAnErrorThatNamesFileAndTensorWhenItIsItsTurn) {
-  const File file(path(), DType::f32, {5000, 50'000, 10});
+  const TensorFile file(path(), DType::f32, {5000, 50'000, 10});
   const std::uint64_t header = std::filesystem::file_size(path()) - file.reader().data_bytes();
   std::filesystem::resize_file(path(), header + (5000 + 30'000) * sizeof(float));
   const std::vector<float> expected = file.flat();
@@ -232,7 +232,7 @@ TEST_F(ShardReaderTest, AFileCutShortIsAnErrorThatNamesFileAndTensorWhenItIsItsT
 }
 
 TEST_F(ShardReaderTest, CanBeLeftAtAnyMoment) {
-  const File file(path(), DType::bf16, {100'000});
+  const TensorFile file(path(), DType::bf16, {100'000});
   for (int pieces = 0; pieces < 40; ++pieces) {
     LoadingRing ring(*device_, 4096);
     ShardReader reader(ring, file.requests({true, true}), 8, PageCache::keep);
@@ -245,7 +245,7 @@ TEST_F(ShardReaderTest, CanBeLeftAtAnyMoment) {
 
 // A failed stream's piece is not taken for one that was read.
 TEST_F(ShardReaderTest, AFailedStreamIsReported) {
-  const File file(path(), DType::bf16, {100'000});
+  const TensorFile file(path(), DType::bf16, {100'000});
   LoadingRing ring(*device_, 4096);
   ShardReader reader(ring, file.requests({false, true}), 2, PageCache::keep);
   stream_->host("fail", [] { throw std::runtime_error("the device is gone"); });

@@ -16,7 +16,7 @@
 namespace so {
 namespace {
 
-constexpr std::int64_t row_grain = 8;  // rows of logits a thread takes at a time
+constexpr std::int64_t logits_grain = 8;  // rows of logits a thread takes at a time
 
 struct Shape {
   std::int64_t tokens, hidden, vocabulary;
@@ -127,7 +127,7 @@ void chunk(ThreadPool& pool, const Ops::LinearCrossEntropy& a, std::span<const s
 
   const auto* targets = a.targets.as<const std::int32_t>();
   auto* losses = a.losses.as<float>();
-  pool.parallel_for(count, row_grain, [&](std::int64_t begin, std::int64_t end) {
+  pool.parallel_for(count, logits_grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t n = rows[static_cast<std::size_t>(i)];
       float* row = logits + i * shape.vocabulary;

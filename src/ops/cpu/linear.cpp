@@ -8,14 +8,15 @@
 namespace so {
 namespace {
 
-struct Shape {
+struct LinearShape {
   std::int64_t tokens, in, out;
 };
 
 // Checks what the three products share: [tokens, in] and [tokens, out] on either side of something [out, in].
-Shape check_linear(const Tensor& input_side, const Tensor& output_side, const Tensor& weight_side, const char* op) {
+LinearShape check_linear(const Tensor& input_side, const Tensor& output_side, const Tensor& weight_side,
+                         const char* op) {
   SO_CHECK(input_side.rank() == 2 && output_side.rank() == 2 && weight_side.rank() == 2, "{}", op);
-  const Shape s{input_side.dim(0), input_side.dim(1), output_side.dim(1)};
+  const LinearShape s{input_side.dim(0), input_side.dim(1), output_side.dim(1)};
   SO_CHECK(output_side.dim(0) == s.tokens && weight_side.dim(0) == s.out && weight_side.dim(1) == s.in,
            "{}: {} and {} with {}", op, shape_string(input_side.shape()), shape_string(output_side.shape()),
            shape_string(weight_side.shape()));
@@ -60,7 +61,7 @@ Gemm linear_gemm(const Tensor& out, const Tensor& x, const Tensor& w, const Tens
   check_compute(x.dtype(), "linear");
   check_same(x, w, "linear");
   check_sum(out, x.dtype(), "linear");
-  const Shape s = check_linear(x, out, w, "linear");
+  const LinearShape s = check_linear(x, out, w, "linear");
   if (bias) {
     check_same(bias, x, "linear bias");
     SO_CHECK(bias.size() == s.out, "bias {} for {} outputs", shape_string(bias.shape()), s.out);
@@ -85,7 +86,7 @@ Gemm linear_grad_input_gemm(const Tensor& dx, const Tensor& dy, const Tensor& w,
   check_compute(dy.dtype(), "linear_grad_input");
   check_same(dx, dy, "linear_grad_input");
   check_same(dy, w, "linear_grad_input");
-  const Shape s = check_linear(dx, dy, w, "linear_grad_input");
+  const LinearShape s = check_linear(dx, dy, w, "linear_grad_input");
   return {.m = s.tokens,
           .n = s.in,
           .k = s.out,
@@ -104,7 +105,7 @@ Gemm linear_grad_weight_gemm(const Tensor& dw, const Tensor& dy, const Tensor& x
   check_compute(dy.dtype(), "linear_grad_weight");
   check_same(dy, x, "linear_grad_weight");
   check_sum(dw, dy.dtype(), "linear_grad_weight");
-  const Shape s = check_linear(x, dy, dw, "linear_grad_weight");
+  const LinearShape s = check_linear(x, dy, dw, "linear_grad_weight");
   return {.m = s.out,
           .n = s.in,
           .k = s.tokens,

@@ -20,7 +20,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr std::uint64_t most_bytes = 1 << 20;
+constexpr std::uint64_t largest_file = 1 << 20;
 
 // "model name" where the kernel gives it (x86), else the architecture.
 std::string cpu_name() {
@@ -81,7 +81,7 @@ std::optional<RateCache::Found> RateCache::find(const RateKey& key, std::time_t 
     return std::nullopt;
   };
   try {
-    const auto file = nlohmann::json::parse(read_text_file(path, most_bytes), nullptr, /*allow_exceptions=*/false);
+    const auto file = nlohmann::json::parse(read_text_file(path, largest_file), nullptr, /*allow_exceptions=*/false);
     if (!file.is_object() || !file.contains("key") || !file.contains("hardware") || !file.contains("measured_at") ||
         !file["measured_at"].is_number_integer())
       return unusable("not a file of measured rates");

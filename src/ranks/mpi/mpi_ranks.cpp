@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t largest_message = std::size_t{1} << 30;  // MPI counts in ints
 constexpr int data_tag = 1, failure_tag = 2;
 // A rank that gives up stays so long at most until the others have been told.
-constexpr std::chrono::seconds farewell{2};
+constexpr std::chrono::seconds last_words{2};
 
 std::string text_of(int code) {
   std::string text(MPI_MAX_ERROR_STRING, '\0');
@@ -120,7 +120,7 @@ class Session {
                 &requests.emplace_back(MPI_REQUEST_NULL));
     }
     // A lost rank does not receive; the others do while they wait for something.
-    const auto deadline = Clock::now() + farewell;
+    const auto deadline = Clock::now() + last_words;
     Backoff backoff;
     for (int all = 0; Clock::now() < deadline; backoff.wait()) {
       MPI_Testall(static_cast<int>(requests.size()), requests.data(), &all, MPI_STATUSES_IGNORE);
