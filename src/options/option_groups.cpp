@@ -65,7 +65,7 @@ OptionTable<RankOptions> make_ranks() {
        "through mpirun; who starts the ranks with mpirun or srun leaves this out")
       .unit("ranks")
       .at_least(1)
-      .at_most(4096)
+      .at_most(100'000)
       .default_from(ours)
       .elsewhere("num_gpus")
       .elsewhere("nproc_per_node")

@@ -228,8 +228,8 @@ TEST(HostMemory, TheAddressSpaceLimitCounts) {
   const HostMemory memory = available_host_memory();
   ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
   EXPECT_EQ(memory.limited_by, "RLIMIT_AS (ulimit -v)");
-  EXPECT_LE(memory.available, room);
-  EXPECT_GT(memory.available, room / 2);  // reading /proc takes a little
+  EXPECT_LE(memory.available, room + MiB);  // the process may have given pages back since
+  EXPECT_GT(memory.available, room / 2);    // reading /proc takes a little
 }
 
 TEST(HostMemory, TouchedPagesAreResidentAndThePeakRemembersThem) {
