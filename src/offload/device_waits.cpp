@@ -1,7 +1,5 @@
 #include "offload/device_waits.h"
 
-#include <utility>
-
 namespace so {
 
 void DeviceWaits::begin(Stream& stream, WaitReason reason) {
@@ -16,15 +14,11 @@ void DeviceWaits::end(Stream& stream) { stream.record(*pairs_[used_++].to); }
 
 WaitSeconds DeviceWaits::collect() {
   WaitSeconds seconds{};
-  std::size_t kept = 0;
   for (std::size_t i = 0; i < used_; ++i) {
-    if (!pairs_[i].to->done()) {
-      std::swap(pairs_[kept++], pairs_[i]);
-      continue;
-    }
+    pairs_[i].to->synchronize();
     seconds[static_cast<std::size_t>(pairs_[i].reason)] += pairs_[i].to->seconds_since(*pairs_[i].from);
   }
-  used_ = kept;
+  used_ = 0;
   return seconds;
 }
 

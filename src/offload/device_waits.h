@@ -19,7 +19,7 @@ class DeviceWaits {
   // Between the two calls the stream's work up to now ends and what it waits for is enqueued.
   void begin(Stream& stream, WaitReason reason);
   void end(Stream& stream);
-  // Seconds of the waits that have ended on the device and were not collected before.
+  // Seconds of the waits that were not collected before. Waits for the device to come to the end of the last one.
   WaitSeconds collect();
 
  private:
@@ -28,7 +28,7 @@ class DeviceWaits {
     WaitReason reason = WaitReason::host;
   };
   Device& device_;
-  std::vector<Pair> pairs_;  // the first `used_` are under way or not collected
+  std::vector<Pair> pairs_;  // the first `used_` are not collected
   std::size_t used_ = 0;
 };
 

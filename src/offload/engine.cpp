@@ -184,9 +184,7 @@ GradientSink::Target OffloadEngine::gradient(int first, int count) {
 }
 
 void OffloadEngine::begin_step() {
-  if (!device_.backed()) return;
-  constexpr auto verdict = static_cast<std::size_t>(WaitReason::verdict);
-  counters_.device_waits[verdict] += waits_.collect()[verdict];
+  if (device_.backed()) waits_.collect();
 }
 
 void OffloadEngine::begin_last_micro_batch(double lr, std::int64_t update_number) {
@@ -266,15 +264,16 @@ Verdict OffloadEngine::take_verdict(Stream& compute) {
   if (exchange_ && verdict.finite) exchange_->forget();
   host_.decide(verdict.finite, !clipped, step);
   waits_.end(compute);
-  measure(!verdict.finite || clipped);
   device_optimizer_.decide(verdict.finite, step, compute);
   for (int unit = 0; unit < settings_.device_units && verdict.finite; ++unit) weights_.of(unit).drop(unit);
+  measure(!verdict.finite || clipped);  // waits for the device, which has its next work by now
   compute.record(*decided_);
   if (settings_.schedule == Schedule::synchronous) host_.finish();
   return verdict;
 }
 
-// All of the step has run on the device but for the end of the wait for the verdict, which counts in the next.
+// All of the step has run on the device, or is about to: what waits for the verdict has been given it. `decided_` is
+// still the former step's.
 void OffloadEngine::measure(bool clipped_or_skipped) {
   if (!device_.backed()) return;
   const WaitSeconds waits = waits_.collect();

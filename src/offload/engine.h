@@ -100,7 +100,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   Target gradient(int first, int count = 1) override;
   void gradients_ready(int unit, Stream& stream) override;
 
-  // Waits of the device until now were an evaluation's, except that for the last verdict, so they are not counted.
+  // Waits of the device since the last verdict were an evaluation's, so they are not counted.
   void begin_step();
   // The micro-batch about to run is the last of its optimizer step: its gradients complete the step's. The step's
   // learning rate and, for AdamW's bias correction, the number of updates made before it, plus one.

@@ -17,6 +17,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "offload/engine.h"
@@ -160,8 +161,8 @@ class EngineRig {
 
   // A micro-batch as a model runs it, forward through the units and back, looking at their weights (seen()) at each
   // use. Its gradients are `gradient`. `shared`, if given, is a second use of parameter 0 by the last unit, as tied
-  // embeddings make. Must live until the stream has run. `before`, if given, is called when a unit's backward pass is
-  // about to be enqueued.
+  // embeddings make. Both are copied: a step that fails leaves work under way. `before`, if given, is called when a
+  // unit's backward pass is about to be enqueued.
   void micro_batch(const Flat& gradient, bool first, const std::vector<float>* shared = nullptr,
                    const std::function<void(int unit)>& before = {}) {
     for (int unit = 0; unit < layout_.units(); ++unit) {
@@ -170,7 +171,7 @@ class EngineRig {
       engine_.release_weights(unit, stream());
     }
     if (shared != nullptr) engine_.require_gradients(0, stream());
-    if (shared != nullptr) write(0, 1, {shared}, first ? Accumulate::overwrite : Accumulate::add);
+    if (shared != nullptr) write(0, 1, *shared, first ? Accumulate::overwrite : Accumulate::add);
     for (int unit = layout_.units() - 1; unit >= 0; --unit) {
       if (before) before(unit);
       engine_.require_weights(unit, stream());
@@ -180,9 +181,13 @@ class EngineRig {
       for (int p = begin; p < end;) {
         int count = 1;
         while (p + count < end && layout_.parameter(p + count).joined) ++count;
-        std::vector<const std::vector<float>*> values;
-        for (int i = p; i < p + count; ++i) values.push_back(&gradient[static_cast<std::size_t>(i)]);
-        write(p, count, values, first && !(p == 0 && shared != nullptr) ? Accumulate::overwrite : Accumulate::add);
+        std::vector<float> values;
+        for (int i = p; i < p + count; ++i) {
+          const std::vector<float>& one = gradient[static_cast<std::size_t>(i)];
+          values.insert(values.end(), one.begin(), one.end());
+        }
+        write(p, count, std::move(values),
+              first && !(p == 0 && shared != nullptr) ? Accumulate::overwrite : Accumulate::add);
         p += count;
       }
       engine_.release_weights(unit, stream());
@@ -272,7 +277,7 @@ class EngineRig {
     }
   }
 
-  void write(int first, int count, const std::vector<const std::vector<float>*>& values, Accumulate expected) {
+  void write(int first, int count, std::vector<float> values, Accumulate expected) {
     const GradientSink::Target target = engine_.gradient(first, count);
     ASSERT_EQ(target.mode, expected) << layout_.parameter(first).name;
     // By way of the host, since a host function cannot reach a GPU's memory.
@@ -280,9 +285,9 @@ class EngineRig {
     if (!staging) staging = rig_.device().allocate(MemoryKind::pinned, target.tensor.bytes(), "test gradient");
     const auto enqueue = [&]<class T>(T* to) {
       stream().copy(staging.data(), to, staging.bytes());
-      stream().host("write gradient", [at = static_cast<T*>(staging.data()), mode = target.mode, values]() mutable {
-        for (const auto* source : values)
-          for (const float g : *source) *at = T(mode == Accumulate::add ? static_cast<float>(*at) + g : g), ++at;
+      stream().host("write gradient", [to = static_cast<T*>(staging.data()), mode = target.mode, values] {
+        for (std::size_t i = 0; i < values.size(); ++i)
+          to[i] = T(mode == Accumulate::add ? static_cast<float>(to[i]) + values[i] : values[i]);
       });
       stream().copy(to, staging.data(), staging.bytes());
     };

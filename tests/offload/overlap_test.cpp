@@ -17,8 +17,10 @@
 #include <vector>
 
 #include "offload/copy_hook.h"
+#include "offload/device_waits.h"
 #include "offload/engine_report.h"
 #include "offload/engine_rig.h"
+#include "support/device_rig.h"
 #include "support/jitter.h"
 
 namespace so::test {
@@ -187,6 +189,7 @@ TEST(StepOverlap, PartsOfTheEngineAddUpToTheTime) {
         ASSERT_GE(overlap.host[i], -1e-9) << name_of(static_cast<HostTime>(i));
       ASSERT_GT(overlap.efficiency(), 0);
       ASSERT_LE(overlap.efficiency(), 1 + 1e-9);
+      ASSERT_LE(sum(overlap.device_idle), overlap.seconds) << "a wait of another step";
     }
     const StepOverlap all = overlap_of(engine.counters());
     EXPECT_GT(all.host_adamw(), 0);
@@ -206,6 +209,19 @@ TEST(StepOverlap, OfARunWithoutTheHost) {
   EXPECT_FALSE(overlap.has_host());
   EXPECT_TRUE(host_parts(overlap).empty());
   EXPECT_DOUBLE_EQ(overlap.efficiency(), overlap.device_work() / overlap.seconds);
+}
+
+// However late the device comes to the end of one, which is a wait of this step and not of the next.
+TEST(StepOverlap, WaitsAreCollectedWhole) {
+  DeviceRig rig;
+  DeviceWaits waits(rig.device());
+  for (int step = 0; step < 2; ++step) {
+    waits.begin(rig.stream(), WaitReason::verdict);
+    rig.stream().host("be late", [] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
+    waits.end(rig.stream());
+    EXPECT_GE(waits.collect()[static_cast<std::size_t>(WaitReason::verdict)], 0.0199);
+    EXPECT_EQ(sum(waits.collect()), 0);
+  }
 }
 
 // Waits of an evaluation between two steps count in neither.
