@@ -20,6 +20,7 @@ libcli11-dev:the command line
 libpcre2-dev:tokenizers' regular expressions
 libutf8proc-dev:Unicode normalisation
 libxxhash-dev:XXH3, checksums of what is written
+libyaml-cpp-dev:YAML, the options of a run in a file
 libopenmpi-dev:Open MPI, messages between ranks
 openmpi-bin:mpirun, which starts ranks
 "

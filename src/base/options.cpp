@@ -70,6 +70,8 @@ std::string_view name_of(Origin origin) {
       return "default";
     case Origin::file:
       return "file";
+    case Origin::run_file:
+      return "run file";
     case Origin::command_line:
       return "command line";
   }

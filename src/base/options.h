@@ -313,8 +313,8 @@ class OptionTable : public OptionRows {
 };
 
 // Who gave a value; a later one wins over an earlier one.
-enum class Origin : std::uint8_t { built_in, file, command_line };
-std::string_view name_of(Origin origin);  // "default", "file", "command line"
+enum class Origin : std::uint8_t { built_in, file, run_file, command_line };  // file: DeepSpeed's
+std::string_view name_of(Origin origin);  // "default", "file", "run file", "command line"
 
 struct OptionOrigin {
   Origin origin = Origin::built_in;
@@ -366,6 +366,11 @@ std::string markdown_text(const OptionRows& rows);
 // The candidate with the least edit distance to `name` (case and '-' against '_' do not count), or empty if none is
 // near enough to be what was meant.
 std::string nearest_name(std::string_view name, std::span<const std::string> candidates);
+
+// What was meant by `name`, which is no option that `rows` has on a command line: "; here it is --lr", "; did you mean
+// --lr?", or empty. Fails for an option that only a DeepSpeed file sets. `dashes` stands before the names: "--", or
+// nothing.
+std::string meant_option(const OptionRows& rows, std::string_view name, std::string_view dashes);
 
 std::string join(std::span<const std::string> texts, std::string_view separator);
 

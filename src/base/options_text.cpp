@@ -212,6 +212,23 @@ std::string markdown_text(const OptionRows& rows) {
   return out;
 }
 
+std::string meant_option(const OptionRows& rows, std::string_view name, std::string_view dashes) {
+  std::vector<std::string> names;
+  for (const OptionSpec& spec : rows.specs()) {
+    if (spec.is_file_only) {
+      if (spec.name == name)
+        fail("{}{} is set in the DeepSpeed file, as {}, {}", dashes, name, spec.deepspeed_keys.front(),
+             dashes.empty() ? "not here" : "not on the command line");
+      continue;
+    }
+    if (std::find(spec.foreign_names.begin(), spec.foreign_names.end(), name) != spec.foreign_names.end())
+      return fmt::format("; here it is {}{}", dashes, spec.name);
+    names.push_back(spec.name);
+  }
+  const std::string near = nearest_name(name, names);
+  return near.empty() ? std::string() : fmt::format("; did you mean {}{}?", dashes, near);
+}
+
 std::string nearest_name(std::string_view name, std::span<const std::string> candidates) {
   if (name.size() > 64) return {};
   std::string_view best;

@@ -36,8 +36,11 @@ void check_mode(const Mode& mode, OptionsView options, const OptionOrigins& orig
   if (mode.value.empty() ? value == to_string(chosen.default_value) : value != mode.value) return;
   for (const std::string_view name : mode.idle) {
     const OptionSpec& spec = options.rows().at(name);
-    // The value that stands for unset asks for nothing.
-    if (origins.of(name).origin != Origin::command_line || options.get(spec) == spec.special_value) continue;
+    const OptionValue set = options.get(spec);
+    const Origin origin = origins.of(name).origin;
+    // The value that stands for unset asks for nothing, and a file may say a default without asking for it.
+    if (origin < Origin::run_file || set == spec.special_value) continue;
+    if (origin == Origin::run_file && set == spec.default_value) continue;
     fail("--{} has nothing to do with --{} {}, where {}: remove one of them", name, mode.option, value, mode.why);
   }
 }

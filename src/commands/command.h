@@ -61,6 +61,8 @@ struct Command : CommandText {
   std::function<std::shared_ptr<void>()> make_options;  // with their defaults
   // After the line's values are set: reads a DeepSpeed file, and refuses what no single row can.
   std::function<void(void* options, OptionOrigins& origins, int ranks)> complete;
+  // The file of options that the options ask for. Empty: the command takes none.
+  std::function<const RunFileOptions&(const void* options)> asked_file;
   // The ranks that the options ask for. Empty: the command knows no ranks, and runs on one.
   std::function<int(const void* options)> asked_ranks;
   std::function<int(const void* options, const OptionOrigins& origins, Communicator& ranks)> run;
@@ -84,6 +86,8 @@ Command make_rank_command(CommandText text, OptionTable<S> table,
     if (complete) complete(*static_cast<S*>(options), origins, ranks);
     for (const Mode& mode : modes) check_mode(mode, OptionsView(*rows, options), origins);
   };
+  if constexpr (std::is_base_of_v<RunFileOptions, S>)
+    command.asked_file = [](const void* options) -> const RunFileOptions& { return *static_cast<const S*>(options); };
   if constexpr (std::is_base_of_v<RankOptions, S>)
     command.asked_ranks = [](const void* options) { return static_cast<const S*>(options)->gpus; };
   command.run = [run](const void* options, const OptionOrigins& origins, Communicator& ranks) {

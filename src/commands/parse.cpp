@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "options/run_file.h"
 
 namespace so {
 namespace {
@@ -93,23 +94,12 @@ std::vector<std::string> normalized(const std::vector<std::string>& arguments, c
     fail("unexpected argument {}: values belong to an option (superoffload {} --help)", in_quotes(word), command.name);
   const std::size_t dashes = std::min(word.find_first_not_of('-'), word.size());
   const std::string name = word.substr(dashes, word.find('=') - dashes);
-  std::vector<std::string> names;
-  for (const OptionSpec& spec : command.rows->specs()) {
-    if (spec.is_file_only) {
-      if (spec.name == name)
-        fail("--{} is set in the DeepSpeed file, as {}, not on the command line", name, spec.deepspeed_keys.front());
-      continue;
-    }
-    if (std::find(spec.foreign_names.begin(), spec.foreign_names.end(), name) != spec.foreign_names.end())
-      fail("unknown option {}; here it is --{}", in_quotes(word), spec.name);
-    names.push_back(spec.name);
-  }
+  const std::string meant = meant_option(*command.rows, name, "--");
+  if (meant.starts_with("; here")) fail("unknown option {}{}", in_quotes(word), meant);
   for (const auto& [absent, why] : command.absent)
     if (absent == name) fail("{} has no option {}: {}; remove it", command.name, in_quotes(word), why);
-  const std::string near = nearest_name(name, names);
-  fail("unknown option {}; {}", in_quotes(word),
-       near.empty() ? fmt::format("superoffload {} --help lists the options", command.name)
-                    : fmt::format("did you mean --{}?", near));
+  fail("unknown option {}{}", in_quotes(word),
+       meant.empty() ? fmt::format("; superoffload {} --help lists the options", command.name) : meant);
 }
 
 void assign_values(OptionsRef options, OptionOrigins& origins, const Values& values) {
@@ -175,7 +165,13 @@ ParsedCommand parse_command_line(const std::vector<std::string>& arguments, int 
       if (!option->results().empty()) values.emplace_back(spec->name, option->results().front());
     }
     ParsedCommand result{.command = b.command, .options = b.command->make_options()};
-    assign_values(OptionsRef(*b.command->rows, result.options.get()), result.origins, values);
+    const OptionsRef options(*b.command->rows, result.options.get());
+    assign_values(options, result.origins, values);
+    if (b.command->asked_file) {
+      const RunFileOptions& asked = b.command->asked_file(result.options.get());
+      if (asked.config) apply_run_file(*asked.config, options, result.origins);
+      if (asked.print_config) return {.text = run_file_text(options, result.origins)};
+    }
     b.command->complete(result.options.get(), result.origins, ranks);
     return result;
   }

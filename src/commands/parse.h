@@ -1,5 +1,5 @@
-// The command line: argv to a command with its checked options. Runs nothing, reads nothing but a DeepSpeed file,
-// prints nothing.
+// The command line: argv to a command with its checked options. Runs nothing, reads nothing but a file of
+// options and a DeepSpeed file, prints nothing.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 namespace so {
 
 struct ParsedCommand {
-  const Command* command = nullptr;  // null: `text` is to be shown, for --help or --version
+  const Command* command = nullptr;  // null: `text` is to be shown, for --help and its like
   std::string text;
   std::shared_ptr<void> options;  // the command's struct
   OptionOrigins origins;

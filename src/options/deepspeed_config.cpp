@@ -251,7 +251,7 @@ class Reader {
   // --warmup on the command line beats the file's steps, which otherwise beat a ratio.
   void resolve_warmup() {
     const OptionOrigin steps = origins_.of("warmup_num_steps");
-    if (steps.origin != Origin::file || origins_.of("warmup").origin != Origin::command_line) return;
+    if (steps.origin != Origin::file || origins_.of("warmup").origin < Origin::run_file) return;
     origins_["warmup"].overridden = fmt::format("{} says {} steps", steps.where, *options_.warmup_num_steps);
     options_.warmup_num_steps.reset();
     origins_["warmup_num_steps"] = {};

@@ -84,7 +84,14 @@ struct AdamOptions : ClipOption {
   double adam_epsilon = 1e-8;
 };
 
+// Options in a file (options/run_file.h).
+struct RunFileOptions {
+  std::optional<std::string> config;
+  bool print_config = false;
+};
+
 // The rows, as `train` has them.
+const OptionTable<RunFileOptions>& run_file_rows();
 const OptionTable<MessageOptions>& message_rows();
 const OptionTable<JsonOption>& json_rows();
 const OptionTable<ThreadOption>& thread_rows();

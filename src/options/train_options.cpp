@@ -203,6 +203,8 @@ OptionTable<O> make_table() {
   add_logging(t);
   add_benchmark(t);
   add_machine(t);
+  t.group("Options in a file");
+  t.take(run_file_rows());
   t.group("Messages");
   t.take(message_rows());
   return t;

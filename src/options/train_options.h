@@ -51,7 +51,8 @@ struct LoopOptions : ScheduleOptions, LengthOptions, OutputOptions {
 };
 
 // Meanings, ranges and units are in the table.
-struct TrainOptions : InputOptions,
+struct TrainOptions : RunFileOptions,
+                      InputOptions,
                       RecordOptions,
                       StepOptions,
                       AdamOptions,

@@ -46,7 +46,9 @@ bool reads(const std::string& text, const std::string& member) {
 // The options of `command` that nothing reads. What the command's own file does not read may be read by what it hands
 // its options to.
 std::set<std::string> unread(const Command& command) {
-  std::string text = source_of(command) + text_of(fs::path(test::source_tree()) / "src/options/option_groups.cpp");
+  std::string text = source_of(command);
+  for (const char* file : {"src/options/option_groups.cpp", "src/commands/parse.cpp"})
+    text += text_of(fs::path(test::source_tree()) / file);
   if (text.find("run_request(options") != std::string::npos)
     text += sources_below({"plan"}) + text_of(fs::path(test::source_tree()) / "src/options/run_request.cpp");
   if (command.name == "train") {
@@ -78,7 +80,7 @@ struct Case {
 
 const std::vector<Case>& cases() {
   static const char* const train =
-      "model data eval_data output_dir overwrite_output_dir dry_run packing shuffle train_on_prompt "
+      "config print_config model data eval_data output_dir overwrite_output_dir dry_run packing shuffle train_on_prompt "
       "parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed batch_size max_length "
       "gradient_accumulation_steps activation_checkpointing optimizer_state_dtype offload_optimizer offload_ratio "
       "bucket_size host_memory lr lr_scheduler warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "

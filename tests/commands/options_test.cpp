@@ -26,7 +26,7 @@ TEST(OptionLists, ArePinned) {
             "lr_scheduler warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm "
             "save_steps save_total_limit resume log_interval eval_steps wall_clock_breakdown trace trace_steps "
             "bench_steps warmup_steps device dtype cpu_threads gpus deepspeed_config profile pin_memory "
-            "cpuadam_cores_perc verbose quiet");
+            "cpuadam_cores_perc config print_config verbose quiet");
   EXPECT_EQ(names(*find_command("init")->rows),
             "config tokenizer output_dir overwrite_output_dir seed dtype verbose quiet");
   EXPECT_EQ(names(*find_command("eval")->rows),

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "options/train_options.h"
+#include "support/files.h"
 
 namespace so {
 namespace {
@@ -52,7 +53,8 @@ Words train(const Words& more) {
 TEST(Parse, EveryOptionArrives) {
   for (const Command& command : all_commands()) {
     for (const OptionSpec& spec : command.rows->specs()) {
-      if (spec.is_file_only || spec.name == "deepspeed_config") continue;
+      if (spec.is_file_only || spec.name == "deepspeed_config" || spec.name == "print_config") continue;
+      if (command.asked_file && spec.name == "config") continue;
       SCOPED_TRACE(std::string(command.name) + " --" + spec.name);
       std::string value = "text";
       if (spec.kind == OptionKind::boolean) value = std::get<bool>(spec.default_value) ? "false" : "true";
@@ -200,6 +202,53 @@ TEST(Parse, AppliesTheDeepSpeedFile) {
   EXPECT_EQ(options.mode, OffloadMode::zerooffload);  // as a file without super_offload has it
   EXPECT_EQ(q.as<TrainOptions>().mode, OffloadMode::superoffload);
   EXPECT_EQ(error_of(words), "cannot open " + file.string() + ": No such file or directory; check --deepspeed_config");
+}
+
+TEST(Parse, AppliesTheRunFile) {
+  const test::TemporaryDirectory directory;
+  const std::string file = (directory.path() / "run.yaml").string(), ds = (directory.path() / "ds.json").string();
+  std::ofstream(ds) << R"({"gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": {"lr": 0.5}}})";
+  std::ofstream(file) << "model: m\ndata: d\noutput_dir: o\nmax_grad_norm: 3\nseed: 7\ngpus: 2\nresume: latest\n"
+                      << "deepspeed_config: " << ds << "\n";
+  const Words words = {"train", "--config", file, "--seed", "8"};
+  const ParsedCommand p = parse_command_line(words);  // required options may come from the file
+  const auto& options = p.as<TrainOptions>();
+  EXPECT_EQ(options.model, "m");
+  EXPECT_EQ(options.max_grad_norm, 3);
+  EXPECT_EQ(options.lr, 0.5);
+  EXPECT_EQ(options.seed, 8);
+  EXPECT_EQ(p.command->asked_ranks(p.options.get()), 2);
+  const std::string log = settings_log(p.view(), p.origins);
+  EXPECT_NE(log.find("overrides: " + file + ":5: seed says 7"), std::string::npos) << log;
+  EXPECT_NE(log.find("overrides: " + ds + ": gradient_clipping says 0.5"), std::string::npos) << log;
+
+  // A file may say the default of what a mode leaves idle, and nothing else of it.
+  std::ofstream(file) << "model: m\ndata: d\noutput_dir: o\nprofile: cached\n";
+  EXPECT_EQ(error_of(words + Words{"--device", "cpu"}), "accepted");
+  std::ofstream(file) << "model: m\ndata: d\noutput_dir: o\nprofile: fresh\n";
+  EXPECT_NE(error_of(words + Words{"--device", "cpu"}).find("--profile has nothing to do with --device cpu"),
+            std::string::npos);
+  std::ofstream(file) << "model: m\ndata: d\nlr: 1\n";
+  EXPECT_EQ(error_of(words), "missing --output_dir DIR");
+  std::filesystem::remove(file);
+  EXPECT_EQ(error_of(words), "cannot open " + file + ": No such file or directory; check --config");
+}
+
+// The printed file needs nothing, runs nothing, and stands for the line that printed it.
+TEST(Parse, PrintsTheRunFile) {
+  const test::TemporaryDirectory directory;
+  const std::string file = (directory.path() / "run.yaml").string();
+  const ParsedCommand printed = parse_command_line({"train", "--print_config"});
+  EXPECT_EQ(printed.command, nullptr);
+  EXPECT_NE(printed.text.find("\n# lr: 1e-05\n"), std::string::npos);
+  std::ofstream(file) << parse_command_line(train({"--lr", "3e-5", "--packing", "--print_config"})).text;
+  const ParsedCommand p = parse_command_line({"train", "--config", file});
+  EXPECT_EQ(to_json(p.view()), [&] {
+    Words words = train({"--lr", "3e-5", "--packing", "--config", file});
+    return to_json(parse_command_line(words).view());
+  }());
+  EXPECT_EQ(p.as<TrainOptions>().lr, 3e-5);
+  EXPECT_TRUE(p.as<TrainOptions>().packing);
 }
 
 TEST(Parse, ArgvSkipsTheProgramsName) {

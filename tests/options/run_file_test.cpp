@@ -1,0 +1,195 @@
+// The YAML file of a run's options.
+#include "options/run_file.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "options/train_options.h"
+#include "support/errors.h"
+#include "support/files.h"
+
+namespace so {
+namespace {
+
+struct Read {
+  TrainOptions options;
+  OptionOrigins origins;
+  OptionsRef ref() { return train_option_table().ref(options); }
+};
+
+Read read(std::string_view text) {
+  Read r;
+  apply_run_text(text, "run.yaml", r.ref(), r.origins);
+  return r;
+}
+
+TEST(RunFile, SetsOptionsOfEveryKind) {
+  const Read r = read(R"(# a run
+model: Qwen3-0.6B        # with a comment behind it
+data: "al: paca.json"
+output_dir: 'it''s out'
+lr: 2e-5
+batch_size: 2
+offload_optimizer: none
+packing: True
+shuffle: false
+host_memory: 20GB
+max_steps: -1
+resume: latest
+eval_data: null
+seed: ~
+)");
+  EXPECT_EQ(r.options.model, "Qwen3-0.6B");
+  EXPECT_EQ(r.options.data, "al: paca.json");
+  EXPECT_EQ(r.options.output_dir, "it's out");
+  EXPECT_EQ(r.options.lr, 2e-5);
+  EXPECT_EQ(r.options.batch_size, 2);
+  EXPECT_EQ(r.options.offload_optimizer, OptimizerDevice::none);
+  EXPECT_TRUE(r.options.packing);
+  EXPECT_FALSE(r.options.shuffle);
+  EXPECT_EQ(r.options.host_memory, 20'000'000'000);
+  EXPECT_FALSE(r.options.max_steps);
+  EXPECT_EQ(r.options.resume, "latest");
+  EXPECT_FALSE(r.options.eval_data);
+  EXPECT_EQ(r.options.seed, 42);
+  EXPECT_EQ(r.origins.of("lr").origin, Origin::run_file);
+  EXPECT_EQ(r.origins.of("lr").where, "run.yaml:5: lr");
+  EXPECT_FALSE(r.origins.given("eval_data"));
+  EXPECT_FALSE(r.origins.given("seed"));
+}
+
+TEST(RunFile, OtherFormsOfTheSame) {
+  for (const char* text : {"{lr: 2e-5, \"batch_size\": 2}", "---\nlr: 2e-5\nbatch_size: 2\n",
+                           "%YAML 1.2\n---\nlr: 2e-5\n? batch_size\n: 2\n",
+                           "\xef\xbb\xbf"
+                           "lr: 2e-5\r\nbatch_size: 2\r\n",
+                           "lr: 2e-5\nbatch_size: 2\n...\n"}) {
+    const Read r = read(text);
+    EXPECT_EQ(r.options.lr, 2e-5) << text;
+    EXPECT_EQ(r.options.batch_size, 2) << text;
+  }
+  for (const char* text : {"", "# nothing\n", "---\n", "{}", "null"})
+    EXPECT_FALSE(read(text).origins.given("lr")) << text;
+}
+
+// The command line over the run file, and that over a DeepSpeed file; the one that loses is noted.
+TEST(RunFile, WinsOverADeepSpeedFileAndNotOverTheCommandLine) {
+  Read r;
+  const OptionSpec& lr = r.ref().rows().at("lr");
+  const OptionSpec& decay = r.ref().rows().at("weight_decay");
+  assign(r.ref(), r.origins, lr, 1e-3, Origin::command_line, "");
+  apply_run_text("lr: 2e-5\nweight_decay: 0.5", "run.yaml", r.ref(), r.origins);
+  assign(r.ref(), r.origins, decay, 0.25, Origin::file, "ds.json: optimizer.params.weight_decay");
+  EXPECT_EQ(r.options.lr, 1e-3);
+  EXPECT_EQ(r.options.weight_decay, 0.5);
+  EXPECT_EQ(r.origins.of("lr").overridden, "run.yaml:1: lr says 2e-05");
+  EXPECT_EQ(r.origins.of("weight_decay").overridden, "ds.json: optimizer.params.weight_decay says 0.25");
+}
+
+TEST(RunFile, RefusalsNameTheLine) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"lr: 2e-5\nlearning_rate: 1", "run.yaml:2: unknown option \"learning_rate\"; here it is lr"},
+      {"batch_sise: 2", "run.yaml:1: unknown option \"batch_sise\"; did you mean batch_size?"},
+      {"zzzzzzzzzzzzzzzz: 2", "run.yaml:1: unknown option \"zzzzzzzzzzzzzzzz\""},
+      {"pin_memory: true",
+       "run.yaml:1: pin_memory is set in the DeepSpeed file, as zero_optimization.offload_optimizer.pin_memory, not "
+       "here"},
+      {"config: other.yaml", "run.yaml:1: config belongs to the command line"},
+      {"print_config: true", "run.yaml:1: print_config belongs to the command line"},
+      {"lr: 1\nseed: 1\nlr: 2", "run.yaml:3: lr is there twice, in line 1 too"},
+      {"lr: fast", "run.yaml:1: lr: \"fast\" is not a number"},
+      {"lr: -1", "run.yaml:1: lr: -1 is out of range; it must be a number >= 1e-30 and <= 1000"},
+      {"packing: \"True\"", "run.yaml:1: packing: \"True\" is neither true nor false"},
+      {"packing: yes", "run.yaml:1: packing: \"yes\" is neither true nor false"},
+      {"data: [a, b]", "run.yaml:1: data is a list, and the value of an option is plain"},
+      {"optimizer:\n  lr: 1", "run.yaml:1: unknown option \"optimizer\""},
+      {"data:\n  file: a", "run.yaml:2: data is a mapping, and the value of an option is plain"},
+      {"- lr: 1", "run.yaml:1: a list stands where the name of an option should"},
+      {"[[[[[[[[[[", "run.yaml:1: a list stands where the name of an option should"},
+      {"{{{{{{{{{{", "run.yaml:1: a mapping stands where the name of an option should"},
+      {"? [a]\n: 1", "run.yaml:1: a list stands where the name of an option should"},
+      {"~: 1", "run.yaml:1: the name of an option is missing"},
+      {"lr: &a 1\nseed: *a", "run.yaml:1: lr is an anchor, and the value of an option is plain"},
+      {"lr: !!float 1", "run.yaml:1: lr is a tag, and the value of an option is plain"},
+      {"just text", "run.yaml:1: the file is one value, and should be options, as in \"lr: 2e-5\""},
+      {"lr: 1\n---\nlr: 2", "run.yaml: one document of options is read, and there is another behind \"---\""},
+  };
+  for (const auto& [text, message] : cases) {
+    SCOPED_TRACE(text);
+    Read r;
+    EXPECT_EQ(test::refusal([&] { apply_run_text(text, "run.yaml", r.ref(), r.origins); }), message);
+  }
+}
+
+// The reason is in the words of the YAML library.
+TEST(RunFile, MalformedYaml) {
+  for (const auto& [text, where] : {std::pair("lr: 1\n\tseed: 2", "run.yaml:2: not YAML: "),
+                                    {"lr: \"1", "run.yaml:1: not YAML: "},
+                                    {"lr: 1\n- a", "run.yaml:2: not YAML: "}}) {
+    SCOPED_TRACE(text);
+    Read r;
+    const std::string message = test::refusal([&] { apply_run_text(text, "run.yaml", r.ref(), r.origins); });
+    test::expect_in(message, {where});
+    EXPECT_EQ(message.find('\n'), std::string::npos);
+  }
+}
+
+// Every option with a value of its own goes through the file and comes back.
+TEST(RunFile, WhatIsPrintedReadsBack) {
+  Read r;
+  for (const OptionSpec& spec : r.ref().rows().specs()) {
+    if (spec.is_file_only || spec.name == "config" || spec.name == "print_config") continue;
+    OptionValue value = spec.default_value;
+    if (spec.kind == OptionKind::boolean) value = !std::get<bool>(value);
+    if (spec.kind == OptionKind::integer && spec.lower >= 1) value = static_cast<std::int64_t>(spec.lower) + 1;
+    if (spec.kind == OptionKind::choice) value = spec.choices.back();
+    if (spec.kind == OptionKind::text) value = "# a: \"b\"\n'c' \t\xc3\xa4 - " + spec.name;
+    assign(r.ref(), r.origins, spec, value, Origin::command_line, "");
+  }
+  const std::string text = run_file_text(r.ref(), r.origins);
+  Read again = read(text);
+  for (const OptionSpec& spec : r.ref().rows().specs()) {
+    EXPECT_EQ(again.ref().get(spec), r.ref().get(spec)) << spec.name;
+    EXPECT_EQ(again.origins.given(spec.name), r.origins.given(spec.name)) << spec.name;
+  }
+  for (const char* awkward :
+       {"null", "~", "true", "", " ", "-", "*a", "&a", "1e5", "a #b", "a: b", "[", "%x", "@", "`"}) {
+    Read one;
+    assign(one.ref(), one.origins, one.ref().rows().at("data"), std::string(awkward), Origin::command_line, "");
+    EXPECT_EQ(read(run_file_text(one.ref(), one.origins)).options.data, awkward);
+  }
+}
+
+// Of a run to which nothing was given all lines are comments, and each option has one.
+TEST(RunFile, DefaultsAreComments) {
+  Read r;
+  const std::string text = run_file_text(r.ref(), r.origins);
+  for (const OptionSpec& spec : r.ref().rows().specs()) {
+    const bool expected = !spec.is_file_only && spec.name != "config" && spec.name != "print_config";
+    EXPECT_EQ(text.find("\n# " + spec.name + ": ") != std::string::npos, expected) << spec.name;
+  }
+  EXPECT_NE(text.find("\n# lr: 1e-05\n"), std::string::npos);
+  EXPECT_NE(text.find("\n# model: DIR\n"), std::string::npos);
+  Read uncommented;
+  apply_run_text(text, "run.yaml", uncommented.ref(), uncommented.origins);
+  for (const OptionSpec& spec : r.ref().rows().specs()) EXPECT_FALSE(uncommented.origins.given(spec.name));
+}
+
+TEST(RunFile, OfAFile) {
+  const test::TemporaryDirectory directory;
+  Read r;
+  std::ofstream(directory.path() / "a.yaml") << "lr: 0.5\n";
+  apply_run_file((directory.path() / "a.yaml").string(), r.ref(), r.origins);
+  EXPECT_EQ(r.options.lr, 0.5);
+  EXPECT_THROW(apply_run_file((directory.path() / "none.yaml").string(), r.ref(), r.origins), std::exception);
+  std::ofstream(directory.path() / "large.yaml") << std::string(2 << 20, '#');
+  EXPECT_THROW(apply_run_file((directory.path() / "large.yaml").string(), r.ref(), r.origins), Error);
+}
+
+}  // namespace
+}  // namespace so
