@@ -32,6 +32,8 @@ lld:a faster linker, for builds with sanitizers
 libbenchmark-dev:Google Benchmark, for bench/
 clang-format-14:the check of the sources' format
 shellcheck:the check of the scripts
+zsh:the check of its completion
+mandoc:the check of the manual page
 "
 fi
 

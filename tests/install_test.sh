@@ -17,6 +17,9 @@ fail() { echo "install_test: $1" >&2; exit 1; }
 for file in README.md LICENSE CONTRIBUTING.md docs/command-line.md docs/performance.md; do
   [ -s "second/share/doc/superoffload/$file" ] || fail "share/doc/superoffload/$file is missing"
 done
+for file in bash-completion/completions/superoffload zsh/site-functions/_superoffload man/man1/superoffload.1; do
+  grep -q gradient_accumulation_steps "second/share/$file" || fail "share/$file is missing or knows no options"
+done
 $program plan --model qwen3-4b --hardware h200 --json >plan.json || fail "plan failed"
 $program train --model "$model" --data "$data" --output_dir out --max_steps 2 --device cpu --cache_dir cache --quiet ||
   fail "train failed"

@@ -358,6 +358,10 @@ std::string to_json(OptionsView options);
 // `where` names it.
 std::vector<std::string> result_differences(OptionsView options, std::string_view record, std::string_view where);
 
+// An option and what stands behind it, "--lr X"; and what it means, with its range and default.
+std::string option_synopsis(const OptionSpec& spec);
+std::string option_meaning(const OptionSpec& spec);
+
 // The options part of --help: groups, names, values, defaults. Lines of at most 100 columns.
 std::string help_text(const OptionRows& rows);
 // The same as a Markdown table a group, with the defaults' sources and the DeepSpeed keys.

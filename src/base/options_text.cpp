@@ -56,12 +56,6 @@ std::string placeholder(const OptionSpec& spec) {
   return {};
 }
 
-std::string synopsis(const OptionSpec& spec) {
-  if (spec.is_file_only) return spec.name + " " + placeholder(spec);
-  if (spec.bare_value) return fmt::format("--{} [{}]", spec.name, placeholder(spec));
-  return fmt::format("--{} {}", spec.name, placeholder(spec));
-}
-
 // "(bytes; > 0; default 67108864)"
 std::string remarks(const OptionSpec& spec) {
   std::vector<std::string> parts;
@@ -128,6 +122,14 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
+std::string option_synopsis(const OptionSpec& spec) {
+  if (spec.is_file_only) return spec.name + " " + placeholder(spec);
+  if (spec.bare_value) return fmt::format("--{} [{}]", spec.name, placeholder(spec));
+  return fmt::format("--{} {}", spec.name, placeholder(spec));
+}
+
+std::string option_meaning(const OptionSpec& spec) { return spec.help + " " + remarks(spec); }
+
 std::string describe_values(const OptionSpec& spec) {
   switch (spec.kind) {
     case OptionKind::boolean:
@@ -183,7 +185,7 @@ std::string help_text(const OptionRows& rows) {
       group = spec.group;
       first = false;
     }
-    append_wrapped(out, "  " + synopsis(spec), spec.help + " " + remarks(spec));
+    append_wrapped(out, "  " + option_synopsis(spec), option_meaning(spec));
   }
   return out;
 }
@@ -205,7 +207,7 @@ std::string markdown_text(const OptionRows& rows) {
     if (spec.changes_results) details.push_back("affects results");
     std::vector<std::string> keys;
     for (const std::string& key : spec.deepspeed_keys) keys.push_back("`" + key + "`");
-    out += fmt::format("| `{}` | {}{} | {} | {} | {} |\n", cell(synopsis(spec)), cell(spec.help),
+    out += fmt::format("| `{}` | {}{} | {} | {} | {} |\n", cell(option_synopsis(spec)), cell(spec.help),
                        details.empty() ? "" : cell(fmt::format(" ({})", fmt::join(details, "; "))),
                        cell(default_text(spec)), spec.default_origin, fmt::join(keys, ", "));
   }

@@ -31,6 +31,18 @@ std::string command_help(const Command& command) {
   return text + "\n" + std::string(exit_codes);
 }
 
+std::string group_help(std::string_view first) {
+  std::string text;
+  for (const Command& command : all_commands())
+    if (command.name.starts_with(std::string(first) + " "))
+      text += fmt::format("  {:<10}  {}\n", command.name, command.summary);
+  if (text.empty()) return text;
+  return fmt::format(
+      "Usage: superoffload {} COMMAND [options]\n\nCommands:\n{}\n  superoffload COMMAND --help   options, "
+      "defaults and examples of a command\n",
+      first, text);
+}
+
 std::string program_help() {
   std::string text =
       "Usage: superoffload COMMAND [options]\n\n"
@@ -38,8 +50,8 @@ std::string program_help() {
       "Commands:\n";
   for (const Command& command : all_commands()) text += fmt::format("  {:<10}  {}\n", command.name, command.summary);
   text +=
-      "\n  superoffload COMMAND --help   options, defaults and examples of a command\n"
-      "  superoffload --version        version of the program\n\n"
+      "\n  superoffload COMMAND --help   options, defaults and examples of a command; superoffload help COMMAND\n"
+      "  superoffload --version        version of the program; -V\n\n"
       "Results go to standard output, messages to standard error.\n\n";
   return text + std::string(exit_codes);
 }

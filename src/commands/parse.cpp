@@ -44,6 +44,22 @@ const Command* take_command(std::vector<std::string>& words) {
   return command;
 }
 
+bool asks_for_help(const std::string& word) { return word == "--help" || word == "-h"; }
+
+// The help that "help", "help COMMAND", "bench --help" and "help bench" ask for; empty if the line is none of these.
+std::string asked_help(std::vector<std::string> words) {
+  if (words.empty()) return {};
+  const bool first = words.front() == "help";
+  if (first) words.erase(words.begin());
+  if (first && (words.empty() || asks_for_help(words.front()))) return program_help();
+  if (words.size() == 1 || (words.size() == 2 && asks_for_help(words[1])))
+    if (std::string text = group_help(words.front()); !text.empty() && (first || words.size() == 2)) return text;
+  if (!first) return {};
+  const Command* command = take_command(words);
+  if (command == nullptr) refuse_command(words);
+  return command_help(*command);
+}
+
 // Returns the name by which CLI11 knows the command.
 std::string subcommand_name(const Command& command) {
   std::string name(command.name);
@@ -117,7 +133,7 @@ ParsedCommand parse_command_line(const std::vector<std::string>& arguments, int 
   app.allow_extras();
   app.require_subcommand(0, 1);
   const CLI::Option* help = app.add_flag("-h,--help");
-  const CLI::Option* version = app.add_flag("--version");
+  const CLI::Option* version = app.add_flag("-V,--version");
   struct Bound {
     const Command* command;
     const CLI::App* app;
@@ -140,10 +156,10 @@ ParsedCommand parse_command_line(const std::vector<std::string>& arguments, int 
   }
 
   std::vector<std::string> words = arguments;
+  if (std::string text = asked_help(words); !text.empty()) return {.text = std::move(text)};
   if (const Command* named = take_command(words)) {
     const std::vector<std::string> rest(words.begin() + 1, words.end());
-    if (std::any_of(rest.begin(), rest.end(), [](const std::string& w) { return w == "--help" || w == "-h"; }))
-      return {.text = command_help(*named)};
+    if (std::any_of(rest.begin(), rest.end(), asks_for_help)) return {.text = command_help(*named)};
     words = {subcommand_name(*named)};
     for (std::string& word : normalized(rest, *named)) words.push_back(std::move(word));
   }

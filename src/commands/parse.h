@@ -35,6 +35,7 @@ ParsedCommand parse_command_line(int argc, const char* const* argv, int ranks = 
 
 std::string usage(const Command& command);         // "superoffload train --model DIR --data FILE ... [options]"
 std::string command_help(const Command& command);  // superoffload COMMAND --help
+std::string group_help(std::string_view first);    // superoffload bench --help; empty if no commands begin so
 std::string program_help();                        // superoffload --help
 std::string program_version();                     // superoffload --version
 

@@ -152,9 +152,6 @@ TEST(Parse, UnknownOptionsNameTheNearest) {
   EXPECT_EQ(error_of(train({"extra"})),
             "unexpected argument \"extra\": values belong to an option (superoffload train --help)");
   EXPECT_EQ(error_of({"tran"}), "unknown command \"tran\"; did you mean train?");
-  EXPECT_EQ(error_of({"help"}),
-            "unknown command \"help\"; the commands are train, init, eval, generate, "
-            "tokenize, plan, profile, verify, cache, bench step, bench ops, bench load");
   EXPECT_EQ(error_of({"bench"}),
             "bench is not a command alone: give one of bench step, bench ops, bench load (superoffload --help)");
   EXPECT_EQ(error_of({"bench", "setp"}),
@@ -162,10 +159,10 @@ TEST(Parse, UnknownOptionsNameTheNearest) {
   EXPECT_EQ(error_of({"bench_step"}).substr(0, 28), "unknown command \"bench_step\"");
   EXPECT_EQ(error_of({}),
             "a command is missing: give one of train, init, eval, generate, tokenize, plan, "
-            "profile, verify, cache, bench step, bench ops, bench load (superoffload --help)");
+            "profile, verify, cache, bench step, bench ops, bench load, completion (superoffload --help)");
   EXPECT_EQ(error_of({"--model", "m"}),
             "unknown option \"--model\"; the commands are train, init, eval, generate, "
-            "tokenize, plan, profile, verify, cache, bench step, bench ops, bench load");
+            "tokenize, plan, profile, verify, cache, bench step, bench ops, bench load, completion");
 }
 
 TEST(Parse, MissingAndRepeatedValues) {
@@ -249,6 +246,26 @@ TEST(Parse, PrintsTheRunFile) {
   }());
   EXPECT_EQ(p.as<TrainOptions>().lr, 3e-5);
   EXPECT_TRUE(p.as<TrainOptions>().packing);
+}
+
+TEST(Parse, HelpHasSeveralSpellings) {
+  const auto text = [](const Words& words) { return parse_command_line(words).text; };
+  EXPECT_EQ(text({"help"}), program_help());
+  EXPECT_EQ(text({"help", "--help"}), program_help());
+  EXPECT_EQ(text({"help", "train"}), command_help(*find_command("train")));
+  EXPECT_EQ(text({"help", "bench", "step"}), command_help(*find_command("bench step")));
+  EXPECT_EQ(text({"bench", "step", "-h"}), command_help(*find_command("bench step")));
+  for (const Words& words : {Words{"bench", "--help"}, {"bench", "-h"}, {"help", "bench"}}) {
+    EXPECT_EQ(text(words), group_help("bench"));
+    EXPECT_NE(text(words).find("bench load"), std::string::npos);
+  }
+  EXPECT_EQ(text({"-V"}), program_version());
+  EXPECT_EQ(text({"--version"}), program_version());
+  EXPECT_EQ(error_of({"help", "trian"}), "unknown command \"trian\"; did you mean train?");
+  EXPECT_EQ(error_of({"help", "--lr"}).rfind("unknown option \"--lr\"", 0), 0u);
+  EXPECT_EQ(error_of({"bench"}),
+            "bench is not a command alone: give one of bench step, bench ops, bench load "
+            "(superoffload --help)");
 }
 
 TEST(Parse, ArgvSkipsTheProgramsName) {

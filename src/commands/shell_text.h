@@ -1,0 +1,12 @@
+// What shells and man know of the program, made from the commands and their option tables.
+#pragma once
+
+#include <string>
+
+namespace so {
+
+std::string bash_completion();  // a script that defines and registers the completion
+std::string zsh_completion();   // the file _superoffload of a directory on $fpath; it may be sourced, too
+std::string manual_page();      // superoffload(1), as roff with man's macros
+
+}  // namespace so
