@@ -12,6 +12,9 @@ constexpr std::int64_t transfer_elements = std::int64_t{8} << 20;
 
 bool on_device(const Bucket& bucket) { return bucket.owner() == Owner::device; }
 
+// This rank's slices of a run of buckets, which are adjacent.
+Range own_of(std::span<const Bucket> run) { return {run.front().own().begin, run.back().own().end}; }
+
 }  // namespace
 
 DeviceOptimizer::DeviceOptimizer(Device& device, EngineOps& ops, const ParameterLayout& layout,
@@ -28,7 +31,7 @@ DeviceOptimizer::DeviceOptimizer(Device& device, EngineOps& ops, const Parameter
   std::int64_t largest = 0;
   for (const Bucket& bucket : buckets) {
     current_.push_back(on_device(bucket) ? device.create_event() : nullptr);
-    if (on_device(bucket)) largest = std::max(largest, bucket.range().size());
+    if (on_device(bucket)) largest = std::max(largest, bucket.own().size());
   }
   if (largest > 0) transfer_ = std::make_unique<StateTransfer>(device, std::min(largest, transfer_elements));
 }
@@ -68,7 +71,8 @@ void DeviceOptimizer::cast_masters(std::span<Bucket> buckets, Stream& stream) {
 }
 
 void DeviceOptimizer::cast_run(std::span<const Bucket> run, Stream& stream) {
-  const Range range{run.front().range().begin, run.back().range().end};
+  const Range range = own_of(run);
+  if (range.size() == 0) return;
   const Tensor weights = weights_at(range),
                masters(state_.master(run.front(), range.begin), DType::f32, {range.size()});
   if (weights.dtype() == DType::bf16)
@@ -90,9 +94,9 @@ void DeviceOptimizer::for_each_run(std::span<Bucket> buckets, const Body& body) 
 std::span<Bucket> DeviceOptimizer::adjacent(std::span<Bucket> buckets) const {
   // Long beside what a launch takes to begin and to end; and by no more than this does a save hold up an update.
   constexpr std::int64_t most_elements = std::int64_t{64} << 20;
-  const Range first = buckets.front().range();
+  const Range first = buckets.front().own();
   const auto arrays = [&](const Bucket& bucket) {
-    const std::int64_t begin = bucket.range().begin;
+    const std::int64_t begin = bucket.own().begin;
     const AdamWState state = state_.at(bucket, begin);
     return std::array<const void*, 5>{weights_.at(begin), gradients_.at(begin), state.master, state.m.data(),
                                       state.v.data()};
@@ -102,12 +106,12 @@ std::span<Bucket> DeviceOptimizer::adjacent(std::span<Bucket> buckets) const {
                                          moment};
   const std::array<const void*, 5> begins = arrays(buckets.front());
   const auto follows = [&](const Bucket& next) {
-    if (!on_device(next) || next.range().end - first.begin > most_elements) return false;
+    if (!on_device(next) || next.own().end - first.begin > most_elements) return false;
     const std::array<const void*, 5> there = arrays(next);
     for (std::size_t i = 0; i < begins.size(); ++i)
       if (static_cast<const std::byte*>(there[i]) !=
           static_cast<const std::byte*>(begins[i]) +
-              static_cast<std::size_t>(next.range().begin - first.begin) * sizes[i])
+              static_cast<std::size_t>(next.own().begin - first.begin) * sizes[i])
         return false;
     return true;
   };
@@ -118,12 +122,13 @@ std::span<Bucket> DeviceOptimizer::adjacent(std::span<Bucket> buckets) const {
 
 void DeviceOptimizer::update(std::span<Bucket> run, Stream& compute, const AdamWStep& step) {
   for (const Bucket& bucket : run) counters_.save_wait_seconds += gate_.wait(bucket.index());
-  const Range range{run.front().range().begin, run.back().range().end};
+  const Range range = own_of(run);
   std::vector<AdamWRun> parts;
   for (const ParameterLayout::Run& part : layout_.runs(range))
     parts.push_back({part.range.begin - range.begin, part.range.end - range.begin, part.decay});
-  adamw_->update(compute, step, parts, Tensor(gradients_.at(range.begin), gradients_.dtype(), {range.size()}),
-                 state_.at(run.front(), range.begin), weights_at(range));
+  if (range.size() > 0)
+    adamw_->update(compute, step, parts, Tensor(gradients_.at(range.begin), gradients_.dtype(), {range.size()}),
+                   state_.at(run.front(), range.begin), weights_at(range));
   for (Bucket& bucket : run) {
     compute.record(current(bucket));
     bucket.commit();

@@ -1,6 +1,6 @@
 // The device's half of the optimizer: it updates the buckets that the device owns in place, after the verdict, on the
-// stream that computed their gradients. The verbs are HostOptimizer's; none of them waits for the device but the
-// reading and writing of state.
+// stream that computed their gradients; with several ranks, this rank's slices of them. The verbs are HostOptimizer's;
+// none of them waits for the device but the reading and writing of state.
 #pragma once
 
 #include <cstdint>
@@ -42,24 +42,25 @@ class DeviceOptimizer {
 
   // Work that follows on `stream` finds the bucket's weights and state of the last update.
   void require(const Bucket& bucket, Stream& stream);
-  // Puts the bucket's master weights, rounded, on the device, where its weights are kept. Enqueues.
+  // Puts the master weights of the bucket's own slice, rounded, on the device, where its weights are kept. Enqueues.
   void send_masters(const Bucket& bucket, Stream& stream);
-  // The weights of those of the buckets that the device owns, made of their master weights. Enqueues.
+  // The weights of the own slices of those of the buckets that the device owns, made of their master weights. Enqueues.
   void cast_masters(std::span<Bucket> buckets, Stream& stream);
 
-  // Elements `part` of the bucket's state. Waits for the last update, and until what was written is there.
+  // Elements `part` of the bucket's state, which lie in its own slice. Waits for the last update, and until what was
+  // written is there.
   void read_state(StateArray array, const Bucket& bucket, Range part, const ReadPiece& body);
   void write_state(StateArray array, const Bucket& bucket, Range part, const WritePiece& fill);
-  // Loading: elements `part` of the bucket from a piece that holds them. Where the piece has them in the weights'
-  // format they are on the device already, in the order of `stream`; where it has not, the weights are made of the
-  // masters.
+  // Loading: elements `part` of the bucket's own slice from a piece that holds them. Where the piece has them in the
+  // weights' format they are on the device already, in the order of `stream`; where it has not, the weights are made of
+  // the masters.
   void place_masters(Stream& stream, const Bucket& bucket, Range part, const WeightPiece& piece);
 
   const DeviceCounters& counters() const { return counters_; }
 
  private:
-  // Returns the longest run of device-owned buckets from the first on that are adjacent in every array, so that one
-  // launch can update them all.
+  // Returns the longest run of device-owned buckets from the first on whose own slices are adjacent in every array, so
+  // that one launch can update them all. With several ranks other ranks' slices lie between.
   std::span<Bucket> adjacent(std::span<Bucket> buckets) const;
   // body(run) for each such run of the device's buckets, in order.
   template <class Body>

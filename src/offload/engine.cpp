@@ -33,11 +33,10 @@ std::vector<int> make_gradient_slots(const ParameterLayout& layout, const Engine
   return slots;
 }
 
-// With several ranks the host owns everything, and what lies on the device stays there.
+// With several ranks what lies on the device stays there.
 void check_ranks(const EngineSettings& settings, const Communicator& ranks) {
   if (ranks.size() == 1) return;
-  SO_CHECK(settings.device_units == 0 && !takes_turns(settings), "{} ranks with device-owned or streamed units",
-           ranks.size());
+  SO_CHECK(!takes_turns(settings), "{} ranks with weights or gradients that leave the device", ranks.size());
 }
 
 }  // namespace
@@ -114,10 +113,10 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
   // The model's stream itself has updated the buckets that the device owns; the host's thread sends those of the host.
   bool here = weights.here(unit), sent = true;
   for (const Bucket& bucket : buckets) {
+    here = here && (!exchange_ || exchange_->gathered(bucket));
     if (!on_host(bucket)) continue;
     here = here && host_.weights_here(bucket);
     sent = sent && host_.weights_sent(bucket);
-    here = here && (!exchange_ || exchange_->gathered(bucket));
   }
   if (!here) waits_.begin(stream, sent ? weights.reason() : WaitReason::host);
   for (const Bucket& bucket : buckets)  // also if all are here: a copy that failed must stop this stream too
@@ -128,11 +127,18 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
   weights_.prefetch();
 }
 
+void OffloadEngine::require_sent(const Bucket& bucket, Stream& stream) {
+  if (on_host(bucket))
+    host_.require_weights(bucket, stream);
+  else
+    device_optimizer_.require(bucket, stream);
+}
+
 void OffloadEngine::gather(std::span<Bucket> buckets, Stream& stream) {
   if (!exchange_) return;
   for (const Bucket& bucket : buckets) {
     if (!exchange_->gathered(bucket)) {
-      host_.require_weights(bucket, exchange_->gathers());
+      require_sent(bucket, exchange_->gathers());
       exchange_->gather(bucket);
     }
     exchange_->require(bucket, stream);

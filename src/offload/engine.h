@@ -81,7 +81,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
  public:
   // `ranks`: those that train the same model on other micro-batches; all make the same calls in the same order, but for
   // read_state() and write_state(). With several, each has all weights and gradients, and keeps and updates its own
-  // slice of every bucket (rank_exchange.h); the host owns all buckets, weights are resident and gradients fp32.
+  // slice of every bucket (rank_exchange.h); weights and gradients stay on the device, and gradients are fp32.
   // `host_pool` runs AdamW. `policy`: how the overlapped schedule goes about it; null: make_adaptive_policy(). All
   // references must outlive the engine. One thread at a time calls, but for the save (below), with one stream for the
   // model's work.
@@ -161,6 +161,9 @@ class OffloadEngine final : public WeightSource, public GradientSink {
     return std::span(buckets_).subspan(static_cast<std::size_t>(s.first), static_cast<std::size_t>(s.last - s.first));
   }
   Verdict take_verdict(Stream& compute);
+  // Work that follows on `stream` finds this rank's slice of the bucket's weights as its owner has updated it. Waits
+  // for the host to send it.
+  void require_sent(const Bucket& bucket, Stream& stream);
   // Has the weights of a unit's buckets gathered from their ranks, where they are not.
   void gather(std::span<Bucket> buckets, Stream& stream);
   // Has the buckets that a unit's gradients complete reduced.

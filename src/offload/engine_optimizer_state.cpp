@@ -66,19 +66,17 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
     const Range part = common(bucket.range(), range);
     if (part.size() <= 0) continue;
     SO_CHECK(sent || !host_owned(bucket), "host-owned weights at {} came in fp32 only", part.begin);
-    if (host_owned(bucket))
-      host_.require_weights(bucket, stream);
-    else
-      device_optimizer_.require(bucket, stream);
+    require_sent(bucket, stream);
     const auto from = static_cast<std::size_t>(part.begin - range.begin);
     const void* weights = nullptr;
     if (sent) weights = wide ? static_cast<const void*>(piece.wide.data() + from) : piece.narrow.data() + from;
     weights_.at(part.begin).place(stream, part, weights);
     const Range own = common(bucket.own(), part);
-    if (host_owned(bucket) && own.size() > 0)
+    if (own.size() <= 0) continue;
+    if (host_owned(bucket))
       host_.place_masters(bucket, own, piece);
-    else if (!host_owned(bucket))
-      device_optimizer_.place_masters(stream, bucket, part, piece);
+    else
+      device_optimizer_.place_masters(stream, bucket, own, piece);
   }
 }
 

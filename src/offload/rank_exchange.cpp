@@ -41,7 +41,7 @@ RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, 
       reduce_(device.create_stream("reduce")),
       gather_(device.create_stream("gather")) {
   // Collectives are host functions, which reach the memory of a CPU device; a GPU's are NCCL's, enqueued here instead.
-  SO_CHECK(device.kind() == DeviceKind::cpu, "ranks on a GPU");
+  SO_CHECK(device.kind() == DeviceKind::cpu || !device.backed(), "ranks on a GPU");
   SO_CHECK(gradients.dtype() == DType::f32, "gradients of several ranks in {}", name_of(gradients.dtype()));
   std::int64_t longest = 0;
   for (const Bucket& bucket : buckets) {

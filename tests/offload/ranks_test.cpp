@@ -2,14 +2,17 @@
 // multiples of 2^-8, so their sums over ranks are exact and the result must equal that of one plain loop bit for bit.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <limits>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "offload/engine_rig.h"
 #include "offload/idle_micro_batch.h"
+#include "offload/ranks_rig.h"
 #include "support/jitter.h"
 #include "support/on_gpu.h"
 #include "support/thread_ranks.h"
@@ -17,24 +20,22 @@
 namespace so {
 namespace {
 
+using test::expect_weights;
 using test::Flat;
+using test::part_of;
+using test::sum_of;
+using test::whole;
 
-EngineSettings settings_of(Schedule schedule, std::int64_t bucket_elements, double max_grad_norm) {
+EngineSettings settings_of(Schedule schedule, std::int64_t bucket_elements, double max_grad_norm,
+                           int device_units = 0) {
   EngineSettings settings;
+  settings.device_units = device_units;
   settings.schedule = schedule;
   settings.bucket_elements = bucket_elements;
   settings.undo_buckets = 3;
   settings.weight_decay = 0.1;
   settings.max_grad_norm = max_grad_norm;
   return settings;
-}
-
-Flat sum_of(const std::vector<Flat>& gradients) {
-  Flat sum = gradients[0];
-  for (std::size_t g = 1; g < gradients.size(); ++g)
-    for (std::size_t p = 0; p < sum.size(); ++p)
-      for (std::size_t i = 0; i < sum[p].size(); ++i) sum[p][i] += gradients[g][p][i];
-  return sum;
 }
 
 constexpr int steps = 6;
@@ -44,24 +45,10 @@ Flat gradient_of(const ParameterLayout& layout, int step, int rank) {
   return test::synthetic_gradients(layout, static_cast<unsigned>(100 * step + rank), step == 3 ? 8.0f : 0.125f);
 }
 
-// All of the flat range: every rank's slices put together. Nothing overlaps and nothing is missing.
-std::vector<float> whole(OffloadEngine& engine, Communicator& ranks, StateArray array) {
-  std::vector<double> values(static_cast<std::size_t>(engine.layout().elements())), times(values.size());
-  engine.read_state(array, {0, engine.layout().elements()}, [&](std::int64_t begin, std::span<const float> part) {
-    for (std::size_t i = 0; i < part.size(); ++i) {
-      values[static_cast<std::size_t>(begin) + i] = part[i];
-      times[static_cast<std::size_t>(begin) + i] = 1;
-    }
-  });
-  ranks.all_reduce_sum(values);
-  ranks.all_reduce_sum(times);
-  EXPECT_EQ(times, std::vector<double>(times.size(), 1.0)) << "each element has one owner";
-  return {values.begin(), values.end()};
-}
-
 // Trains on `size` ranks and compares with the loop that sees the sum of their gradients.
 void expect_equal(int size, const EngineSettings& settings) {
   SCOPED_TRACE(testing::Message() << size << " ranks, buckets of " << settings.bucket_elements << ", "
+                                  << settings.device_units << " units of the device, "
                                   << (settings.schedule == Schedule::synchronous ? "synchronous" : "overlapped"));
   const ParameterLayout layout = test::engine_layout();
   const Flat initial = test::synthetic_gradients(layout, 7);
@@ -81,33 +68,41 @@ void expect_equal(int size, const EngineSettings& settings) {
       EXPECT_EQ(verdict.clip, clips[static_cast<std::size_t>(step)]);
       rig.stream().synchronize();
     }
-    const std::vector<float> master = whole(rig.engine(), ranks, StateArray::master),
-                             m = whole(rig.engine(), ranks, StateArray::first_moment),
-                             v = whole(rig.engine(), ranks, StateArray::second_moment);
     // Before a rank's engine goes, the others' must have what they need of it.
-    const std::vector<std::byte> weights = rig.weights();
+    const test::EngineBytes found = bytes_of(rig, ranks);
     ranks.barrier();
-    for (int p = 0; p < layout.count(); ++p) {
-      const auto at = static_cast<std::size_t>(p);
-      const Range range = layout.range(p);
-      const auto part = [&](const std::vector<float>& all) {
-        return std::vector<float>(all.begin() + range.begin, all.begin() + range.end);
-      };
-      EXPECT_EQ(part(master), reference.master[at]) << layout.parameter(p).name;
-      EXPECT_EQ(part(m), reference.m[at]) << layout.parameter(p).name;
-      EXPECT_EQ(part(v), reference.v[at]) << layout.parameter(p).name;
-      const auto begin = static_cast<std::size_t>(range.begin);
-      const auto expect_weights = [&]<class T>(const T* found) {
-        std::vector<float> rounded;
-        for (const float x : reference.master[at]) rounded.push_back(static_cast<float>(T(x)));
-        EXPECT_EQ(std::vector<float>(found + begin, found + range.end), rounded)
-            << "every rank has all weights: " << layout.parameter(p).name;
-      };
-      if (settings.formats.weights == DType::bf16)
-        expect_weights(reinterpret_cast<const bf16*>(weights.data()));
-      else
-        expect_weights(reinterpret_cast<const float*>(weights.data()));
+    expect_reference(layout, found, reference, settings.formats.weights);
+  });
+}
+
+// Three ranks place their own slices of the weights, from a file that has them in `stored`.
+void expect_placed(const ParameterLayout& layout, const EngineSettings& settings, Flat masters, DType stored) {
+  if (stored == DType::bf16)
+    for (auto& values : masters)
+      for (float& x : values) x = static_cast<float>(bf16(x));
+  std::vector<float> wide(static_cast<std::size_t>(layout.elements()));
+  for (int p = 0; p < layout.count(); ++p)
+    std::copy(masters[static_cast<std::size_t>(p)].begin(), masters[static_cast<std::size_t>(p)].end(),
+              wide.begin() + layout.range(p).begin);
+  std::vector<bf16> narrow;
+  for (const float x : wide) narrow.push_back(bf16(x));
+  test::run_ranks(3, [&](Communicator& ranks) {
+    test::EngineRig rig(layout, settings, 1, nullptr, {}, &ranks);
+    const WeightForms forms = rig.engine().forms(stored);
+    for (const Range& own : rig.engine().own_ranges()) {
+      const auto begin = static_cast<std::size_t>(own.begin), count = static_cast<std::size_t>(own.size());
+      WeightPiece piece{own.begin, {}, {}};
+      if (forms.wide) piece.wide = std::span(wide).subspan(begin, count);
+      if (forms.narrow) piece.narrow = std::span(narrow).subspan(begin, count);
+      rig.engine().place_weights(rig.stream(), piece);
     }
+    rig.stream().synchronize();
+    rig.engine().gather_placed(rig.stream());
+    const std::vector<float> found = whole(rig.engine(), ranks, StateArray::master);
+    expect_weights(layout, rig.weights(), masters, settings.formats.weights);
+    ranks.barrier();
+    for (int p = 0; p < layout.count(); ++p)
+      EXPECT_EQ(part_of(layout, p, found), masters[static_cast<std::size_t>(p)]) << layout.parameter(p).name;
   });
 }
 
@@ -149,32 +144,96 @@ TEST(EngineOnRanks, DelaysChangeNothing) {
   for (int i = 0; i < 3; ++i) expect_equal(3, settings_of(Schedule::overlapped, 2048, 3000));
 }
 
+TEST(EngineOnRanks, WithUnitsThatTheDeviceOwns) {
+  SO_CPU_ONLY("collectives of ranks reach its memory alone");
+  for (const int size : {1, 2, 3})
+    for (const int device_units : {1, 2, 4})
+      for (const Schedule schedule : {Schedule::synchronous, Schedule::overlapped})
+        for (const std::int64_t bucket : {1024, 6400})
+          expect_equal(size, settings_of(schedule, bucket, bucket == 1024 ? 3000 : 0, device_units));
+  for (const CastSide cast : {CastSide::host, CastSide::device}) {
+    EngineSettings settings = settings_of(Schedule::overlapped, 4096, 3000, 2);
+    settings.formats = model_formats(DType::bf16);
+    settings.cast = cast;
+    expect_equal(2, settings);
+  }
+  const test::Jitter jitter(12);
+  expect_equal(3, settings_of(Schedule::overlapped, 2048, 3000, 2));
+}
+
+// Steps on three ranks, then on two and on one, with another number of units of the device each time.
+TEST(EngineOnRanks, AnyNumberOfRanksGoesOnWithTheState) {
+  SO_CPU_ONLY("collectives of ranks reach its memory alone");
+  const ParameterLayout layout = test::engine_layout();
+  const Flat initial = test::synthetic_gradients(layout, 7);
+  test::ReferenceLoop reference(layout, settings_of(Schedule::overlapped, 4096, 3000), initial);
+  test::EngineBytes saved;
+  int step = 0;
+  for (const auto& [size, device_units] : {std::pair{3, 2}, std::pair{2, 1}, std::pair{1, 3}}) {
+    const int first = step;
+    step += 2;
+    for (int i = first; i < step; ++i) {
+      std::vector<Flat> gradients;
+      for (int rank = 0; rank < size; ++rank) gradients.push_back(gradient_of(layout, i, rank));
+      reference.step(sum_of(gradients), 1e-2, i + 1);
+    }
+    const EngineSettings settings = settings_of(Schedule::overlapped, 4096, 3000, device_units);
+    test::EngineBytes left;  // by rank 0
+    test::run_ranks(size, [&](Communicator& ranks) {
+      test::EngineRig rig(layout, settings, 1, nullptr, {}, &ranks);
+      if (first == 0)
+        rig.load(initial);
+      else
+        rig.load(saved);
+      for (int i = first; i < step; ++i) rig.step(gradient_of(layout, i, ranks.rank()), 1e-2, i + 1);
+      const test::EngineBytes found = bytes_of(rig, ranks);
+      ranks.barrier();
+      expect_reference(layout, found, reference, DType::f32);
+      if (ranks.rank() == 0) left = found;
+    });
+    saved = left;
+  }
+}
+
+// Each rank places its own slices, in the forms that the engine asks for, and finds all weights.
+TEST(EngineOnRanks, WeightsThatEachRankPlacesComeToAll) {
+  SO_CPU_ONLY("collectives of ranks reach its memory alone");
+  const ParameterLayout layout = test::engine_layout();
+  const Flat initial = test::synthetic_gradients(layout, 7, 0.125f);
+  for (const DType weights : {DType::f32, DType::bf16})
+    for (const DType stored : {DType::f32, DType::bf16})
+      for (const int device_units : {0, 2, 4}) {
+        SCOPED_TRACE(testing::Message() << name_of(weights) << " from " << name_of(stored) << ", " << device_units
+                                        << " units of the device");
+        EngineSettings settings = settings_of(Schedule::overlapped, 4096, 0, device_units);
+        settings.formats = model_formats(weights);
+        expect_placed(layout, settings, initial, stored);
+      }
+}
+
 // A NaN on one rank skips the step on all, and every rank's weights and state stay as they were.
 TEST(EngineOnRanks, ANaNOnOneRankSkipsTheStepOnAll) {
   SO_CPU_ONLY("collectives of ranks reach its memory alone");
   const ParameterLayout layout = test::engine_layout();
-  const EngineSettings settings = settings_of(Schedule::overlapped, 4096, 0);
   const Flat initial = test::synthetic_gradients(layout, 7);
-  test::run_ranks(3, [&](Communicator& ranks) {
-    test::EngineRig rig(layout, settings, 1, nullptr, {}, &ranks);
-    rig.load(initial);
-    rig.step(gradient_of(layout, 0, ranks.rank()), 1e-2, 1);
-    rig.stream().synchronize();
-    const test::EngineBytes before{whole(rig.engine(), ranks, StateArray::master),
-                                   whole(rig.engine(), ranks, StateArray::first_moment),
-                                   whole(rig.engine(), ranks, StateArray::second_moment), rig.weights()};
-    Flat gradient = gradient_of(layout, 1, ranks.rank());
-    if (ranks.rank() == 1) gradient[4][17] = std::numeric_limits<float>::quiet_NaN();
-    const Verdict verdict = rig.step(gradient, 1e-2, 2);
-    EXPECT_FALSE(verdict.finite);
-    EXPECT_EQ(verdict.non_finite_parameter, 4) << "on rank " << ranks.rank();
-    rig.stream().synchronize();
-    const test::EngineBytes after{whole(rig.engine(), ranks, StateArray::master),
-                                  whole(rig.engine(), ranks, StateArray::first_moment),
-                                  whole(rig.engine(), ranks, StateArray::second_moment), rig.weights()};
-    EXPECT_TRUE(after == before);
-    ranks.barrier();
-  });
+  for (const int device_units : {0, 2, 4}) {
+    const EngineSettings settings = settings_of(Schedule::overlapped, 4096, 0, device_units);
+    test::run_ranks(3, [&](Communicator& ranks) {
+      test::EngineRig rig(layout, settings, 1, nullptr, {}, &ranks);
+      rig.load(initial);
+      rig.step(gradient_of(layout, 0, ranks.rank()), 1e-2, 1);
+      rig.stream().synchronize();
+      const test::EngineBytes before = bytes_of(rig, ranks);
+      Flat gradient = gradient_of(layout, 1, ranks.rank());
+      if (ranks.rank() == 1) gradient[4][17] = std::numeric_limits<float>::quiet_NaN();
+      const Verdict verdict = rig.step(gradient, 1e-2, 2);
+      EXPECT_FALSE(verdict.finite);
+      EXPECT_EQ(verdict.non_finite_parameter, 4) << "on rank " << ranks.rank();
+      rig.stream().synchronize();
+      EXPECT_TRUE(bytes_of(rig, ranks) == before) << device_units << " units of the device";
+      ranks.barrier();
+    });
+  }
 }
 
 // Ranks 1 and 2 have no micro-batch in the second step; rank 1's gradient of the third is of two, its second empty.
@@ -208,9 +267,7 @@ TEST(EngineOnRanks, ARankWithoutAMicroBatchAddsNothing) {
     rig.stream().synchronize();
     const std::vector<float> master = whole(engine, ranks, StateArray::master);
     for (int p = 0; p < layout.count(); ++p)
-      EXPECT_EQ(std::vector<float>(master.begin() + layout.range(p).begin, master.begin() + layout.range(p).end),
-                reference.master[static_cast<std::size_t>(p)])
-          << layout.parameter(p).name;
+      EXPECT_EQ(part_of(layout, p, master), reference.master[static_cast<std::size_t>(p)]) << layout.parameter(p).name;
     ranks.barrier();
   });
 }
