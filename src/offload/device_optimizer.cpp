@@ -18,7 +18,7 @@ Range own_of(std::span<const Bucket> run) { return {run.front().own().begin, run
 }  // namespace
 
 DeviceOptimizer::DeviceOptimizer(Device& device, EngineOps& ops, const ParameterLayout& layout,
-                                 std::span<Bucket> buckets, OptimizerState& state, const DeviceWeights& weights,
+                                 std::span<Bucket> buckets, OptimizerState& state, const UnitWeights& weights,
                                  const UnitArray& gradients, SaveGate& gate)
     : ops_(ops),
       layout_(layout),
@@ -98,12 +98,12 @@ std::span<Bucket> DeviceOptimizer::adjacent(std::span<Bucket> buckets) const {
   const auto arrays = [&](const Bucket& bucket) {
     const std::int64_t begin = bucket.own().begin;
     const AdamWState state = state_.at(bucket, begin);
-    return std::array<const void*, 5>{weights_.at(begin), gradients_.at(begin), state.master, state.m.data(),
+    return std::array<const void*, 5>{weights_.own_at(begin), gradients_.at(begin), state.master, state.m.data(),
                                       state.v.data()};
   };
   const std::size_t moment = size_of(state_.dtype(StateArray::first_moment));
-  const std::array<std::size_t, 5> sizes{size_of(weights_.dtype()), size_of(gradients_.dtype()), sizeof(float), moment,
-                                         moment};
+  const std::array<std::size_t, 5> sizes{size_of(weights_.on_device().dtype()), size_of(gradients_.dtype()),
+                                         sizeof(float), moment, moment};
   const std::array<const void*, 5> begins = arrays(buckets.front());
   const auto follows = [&](const Bucket& next) {
     if (!on_device(next) || next.own().end - first.begin > most_elements) return false;

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "base/weight_piece.h"
-#include "offload/memory/device_weights.h"
 #include "offload/memory/optimizer_state.h"
 #include "offload/memory/state_transfer.h"
 #include "offload/memory/unit_array.h"
+#include "offload/memory/unit_weights.h"
 #include "offload/save_gate.h"
 #include "offload/schedule/bucket.h"
 #include "optim/device_adamw.h"
@@ -31,7 +31,7 @@ class DeviceOptimizer {
   // `buckets`: the engine's, of all owners; this object alone moves the device-owned ones. All references must outlive
   // it.
   DeviceOptimizer(Device& device, EngineOps& ops, const ParameterLayout& layout, std::span<Bucket> buckets,
-                  OptimizerState& state, const DeviceWeights& weights, const UnitArray& gradients, SaveGate& gate);
+                  OptimizerState& state, const UnitWeights& weights, const UnitArray& gradients, SaveGate& gate);
 
   // A gradient is being written.
   void land(Bucket& bucket);
@@ -67,7 +67,10 @@ class DeviceOptimizer {
   void for_each_run(std::span<Bucket> buckets, const Body& body) const;
   void update(std::span<Bucket> run, Stream& compute, const AdamWStep& step);
   void cast_run(std::span<const Bucket> run, Stream& stream);
-  Tensor weights_at(Range range) const { return {weights_.at(range.begin), weights_.dtype(), {range.size()}}; }
+  // Those of a range of this rank's slices, which are adjacent there.
+  Tensor weights_at(Range range) const {
+    return {weights_.own_at(range.begin), weights_.on_device().dtype(), {range.size()}};
+  }
   // Marks that the bucket's weights and state are those of the last update.
   Event& current(const Bucket& bucket) { return *current_[static_cast<std::size_t>(bucket.index())]; }
 
@@ -75,7 +78,7 @@ class DeviceOptimizer {
   const ParameterLayout& layout_;
   const std::span<Bucket> buckets_;
   OptimizerState& state_;
-  const DeviceWeights& weights_;
+  const UnitWeights& weights_;
   const UnitArray& gradients_;
   SaveGate& gate_;
   const std::unique_ptr<DeviceAdamW> adamw_;

@@ -16,13 +16,14 @@ std::int64_t largest_parameter(const ParameterLayout& layout) {
 bool on_host(const Bucket& bucket) { return bucket.owner() == Owner::host; }
 
 std::vector<ResidencyKind> residencies_of(const ParameterLayout& layout, const EngineSettings& settings) {
-  return residency_kinds(layout, settings.device_units, settings.device_weights, settings.streamed_units);
+  return residency_kinds(layout, settings.device_units, settings.device_weights, settings.streamed_units,
+                         settings.gathered);
 }
 
 // Buckets are cut within units where what a unit has on the device may be another's later.
 bool takes_turns(const EngineSettings& settings) {
   return settings.device_weights != ResidencyKind::resident || settings.host_gradients == GradientResidency::moved ||
-         settings.streamed_units > 0;
+         settings.streamed_units > 0 || settings.gathered > 0;
 }
 
 std::vector<int> make_gradient_slots(const ParameterLayout& layout, const EngineSettings& settings) {
@@ -33,10 +34,15 @@ std::vector<int> make_gradient_slots(const ParameterLayout& layout, const Engine
   return slots;
 }
 
-// With several ranks what lies on the device stays there.
 void check_ranks(const EngineSettings& settings, const Communicator& ranks) {
-  if (ranks.size() == 1) return;
-  SO_CHECK(!takes_turns(settings), "{} ranks with weights or gradients that leave the device", ranks.size());
+  if (ranks.size() == 1) {
+    SO_CHECK(settings.gathered == 0, "{} units gathered from one rank", settings.gathered);
+    return;
+  }
+  SO_CHECK(settings.streamed_units == 0, "{} ranks with {} streamed units", ranks.size(), settings.streamed_units);
+  SO_CHECK(settings.device_weights == ResidencyKind::resident, "{} ranks with weights made of masters", ranks.size());
+  SO_CHECK(settings.host_gradients == GradientResidency::resident, "{} ranks with gradients that move to the host",
+           ranks.size());
 }
 
 }  // namespace
@@ -51,7 +57,9 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       policy_(settings.schedule == Schedule::synchronous ? make_synchronous_policy()
               : policy                                   ? std::move(policy)
                                                          : make_adaptive_policy()),
-      weights_(device, layout, settings.formats.weights, residencies_of(layout, settings),
+      buckets_(shard_buckets(
+          make_buckets(layout, settings.bucket_elements, settings.device_units, takes_turns(settings)), ranks)),
+      weights_(device, layout, settings.formats.weights, residencies_of(layout, settings), buckets_,
                {.final_weights =
                     [this](int unit) {
                       const std::span<Bucket> buckets = buckets_of(unit);
@@ -59,15 +67,14 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
                                          [&](const Bucket& bucket) { return host_.weights_final(bucket); });
                     },
                 .cast_masters = [this](int unit,
-                                       Stream& stream) { device_optimizer_.cast_masters(buckets_of(unit), stream); }}),
+                                       Stream& stream) { device_optimizer_.cast_masters(buckets_of(unit), stream); },
+                .gathers = unit_gathers()}),
       gradients_(device, layout, settings.formats.gradients, make_gradient_slots(layout, settings), "gradients"),
       stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()),
                              "gradient norms")),
       stats_host_(device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient norms")),
       stats_scratch_(
           device.allocate(MemoryKind::device, EngineOps::stats_scratch(largest_parameter(layout)), "gradient norms")),
-      buckets_(shard_buckets(
-          make_buckets(layout, settings.bucket_elements, settings.device_units, takes_turns(settings)), ranks)),
       host_state_(device, Owner::host, buckets_, settings.formats.moments,
                   settings.schedule == Schedule::synchronous ? 0 : settings.undo_buckets),
       device_state_(device, Owner::device, buckets_, settings.formats.moments),
@@ -80,7 +87,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       exchange_(ranks.size() == 1 ? nullptr
                                   : std::make_unique<RankExchange>(device, *ops_, ranks, layout, buckets_,
                                                                    weights_.on_device(), gradients_)),
-      device_optimizer_(device, *ops_, layout, buckets_, device_state_, weights_.on_device(), gradients_, gate_),
+      device_optimizer_(device, *ops_, layout, buckets_, device_state_, weights_, gradients_, gate_),
       host_(device, host_pool, layout, buckets_, host_state_, weights_, gradients_,
             settings.host_gradients == GradientResidency::moved, settings.cast, gate_) {
   check_ranks(settings, ranks);
@@ -113,7 +120,7 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
   // The model's stream itself has updated the buckets that the device owns; the host's thread sends those of the host.
   bool here = weights.here(unit), sent = true;
   for (const Bucket& bucket : buckets) {
-    here = here && (!exchange_ || exchange_->gathered(bucket));
+    here = here && whole(bucket);
     if (!on_host(bucket)) continue;
     here = here && host_.weights_here(bucket);
     sent = sent && host_.weights_sent(bucket);
@@ -124,7 +131,28 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
   gather(buckets, stream);
   weights.require(unit, stream);
   if (!here) waits_.end(stream);
-  weights_.prefetch();
+  weights_.required(unit);
+}
+
+UnitGathers OffloadEngine::unit_gathers() {
+  return {.stream = [this]() -> Stream& { return exchange_->gathers(); },
+          .sent =
+              [this](int unit) {
+                const std::span<Bucket> buckets = buckets_of(unit);
+                return std::all_of(buckets.begin(), buckets.end(),
+                                   [&](const Bucket& b) { return !on_host(b) || host_.weights_final(b); });
+              },
+          .require_sent =
+              [this](int unit) {
+                for (const Bucket& bucket : buckets_of(unit)) require_sent(bucket, exchange_->gathers());
+              },
+          .gather = [this](const Bucket& bucket, const std::byte* own,
+                           std::byte* all) { exchange_->gather(bucket, own, all); },
+          .whole =
+              [this](int unit) {
+                const std::span<Bucket> buckets = buckets_of(unit);
+                return std::all_of(buckets.begin(), buckets.end(), [&](const Bucket& b) { return whole(b); });
+              }};
 }
 
 void OffloadEngine::require_sent(const Bucket& bucket, Stream& stream) {
@@ -137,7 +165,9 @@ void OffloadEngine::require_sent(const Bucket& bucket, Stream& stream) {
 void OffloadEngine::gather(std::span<Bucket> buckets, Stream& stream) {
   if (!exchange_) return;
   for (const Bucket& bucket : buckets) {
+    if (in_slices(bucket)) continue;
     if (!exchange_->gathered(bucket)) {
+      weights_.finish_prefetch();  // what was decided to come before
       require_sent(bucket, exchange_->gathers());
       exchange_->gather(bucket);
     }
@@ -153,7 +183,7 @@ void OffloadEngine::require_updates(Stream& stream) {
 
 void OffloadEngine::release_weights(int unit, Stream& stream) {
   weights_.of(unit).release(unit, stream);
-  weights_.of(unit).prefetch();
+  weights_.released();
 }
 
 void OffloadEngine::require_gradients(int unit, Stream& stream) {
@@ -203,6 +233,7 @@ void OffloadEngine::begin_last_micro_batch(double lr, std::int64_t update_number
 }
 
 void OffloadEngine::gradients_ready(int unit, Stream& stream) {
+  if (unit == 0) weights_.end_pass();
   if (!last_micro_batch_) return;
   const auto [first, last] = layout_.unit_parameters(unit);
   auto* stats = static_cast<GradStats*>(stats_.data());
@@ -319,7 +350,8 @@ EngineCounters OffloadEngine::counters() const {
   HostClock::Clock::time_point at;
   all.host = host_.counters(at);
   all.seconds = std::chrono::duration<double>(at - made_).count();
-  all.streamed_units = weights_.copies();
+  all.streamed_units = weights_.copies(ResidencyKind::streamed);
+  all.gathered_units = weights_.copies(ResidencyKind::gathered);
   all.device_updates = device.committed;
   all.committed_buckets = device.committed + all.host.committed;
   all.discarded_buckets = device.discarded + all.host.discarded;

@@ -47,6 +47,10 @@ struct EngineSettings {
   ResidencyKind device_weights = ResidencyKind::resident;
   // Number of host-owned units whose weights are streamed from the host before each use, to save device memory.
   int streamed_units = 0;
+  // With several ranks: number of units, of either owner, of whose weights each rank keeps its slices alone, and which
+  // are gathered before each use (gathered_units.h says which). The others' weights are whole on every rank. Goes with
+  // neither from_masters nor streamed units yet.
+  int gathered = 0;
   GradientResidency host_gradients = GradientResidency::resident;  // moved: device memory for host memory
   CastSide cast = CastSide::host;
   std::int64_t bucket_elements = 0;  // at most; a multiple of ParameterLayout::alignment
@@ -61,6 +65,7 @@ struct EngineCounters {
   std::int64_t committed_buckets = 0, discarded_buckets = 0;
   std::int64_t device_updates = 0;  // of the committed buckets, those the device updated
   std::int64_t streamed_units = 0;  // copies of a unit's weights from where they stream
+  std::int64_t gathered_units = 0;  // gathers of a unit's weights for a use
   double seconds = 0;               // that passed; those of `host` add up to them, unless the host owns nothing
   HostCounters host;
   WaitSeconds device_waits{};  // of the device, by what it waited for; without those of the step under way
@@ -80,8 +85,9 @@ class RecentMedian {
 class OffloadEngine final : public WeightSource, public GradientSink {
  public:
   // `ranks`: those that train the same model on other micro-batches; all make the same calls in the same order, but for
-  // read_state() and write_state(). With several, each has all weights and gradients, and keeps and updates its own
-  // slice of every bucket (rank_exchange.h); weights and gradients stay on the device, and gradients are fp32.
+  // read_state(), write_state() and place_weights(). Where units are gathered that holds for each pass: a rank that has
+  // nothing to compute runs an idle one (idle_micro_batch.h). With several ranks each keeps and updates its own slice
+  // of every bucket (rank_exchange.h), has all weights but those that are gathered, and all gradients, in fp32.
   // `host_pool` runs AdamW. `policy`: how the overlapped schedule goes about it; null: make_adaptive_policy(). All
   // references must outlive the engine. One thread at a time calls, but for the save (below), with one stream for the
   // model's work.
@@ -117,6 +123,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   const ParameterLayout& layout() const { return layout_; }
   Communicator& ranks() const { return ranks_; }  // as given: for collectives of the engine's thread
   const NumberFormats& formats() const { return settings_.formats; }
+  // Whether every pass is a collective of the ranks, evaluations included.
+  bool gathers_weights() const { return settings_.gathered > 0; }
 
   // ---- Optimizer state, whoever owns it. Between steps, or by a save (see gate()); one thread at a time. With several
   // ranks, this rank's slices alone: what lies between them is left out. ----
@@ -164,7 +172,13 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // Work that follows on `stream` finds this rank's slice of the bucket's weights as its owner has updated it. Waits
   // for the host to send it.
   void require_sent(const Bucket& bucket, Stream& stream);
-  // Has the weights of a unit's buckets gathered from their ranks, where they are not.
+  // Whether this rank has the bucket's weights, or has them on their way: if they stay, those of all ranks.
+  bool whole(const Bucket& bucket) const { return !exchange_ || in_slices(bucket) || exchange_->gathered(bucket); }
+  bool in_slices(const Bucket& bucket) const {
+    return weights_.at(bucket.own().begin).slice(bucket.own().begin) != nullptr;
+  }
+  UnitGathers unit_gathers();
+  // Has the weights of a unit's buckets gathered from their ranks, where they stay and are not whole.
   void gather(std::span<Bucket> buckets, Stream& stream);
   // Has the buckets that a unit's gradients complete reduced.
   void reduce(int unit, Event& landed);
@@ -177,12 +191,12 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   const EngineSettings settings_;
   const std::unique_ptr<UpdatePolicy> policy_;
 
+  std::vector<Bucket> buckets_;
   UnitWeights weights_;
   UnitArray gradients_;
   std::array<int, gradient_slots> held_gradients_;  // by slot: the unit that had it last, -1: none
   Buffer stats_, stats_host_;                       // GradStats per parameter, device and pinned
   Buffer stats_scratch_;
-  std::vector<Bucket> buckets_;
   std::vector<double> forward_shares_;  // by host-owned bucket
   std::vector<Span> unit_buckets_;      // by unit: buckets that have a part of it
   OptimizerState host_state_, device_state_;

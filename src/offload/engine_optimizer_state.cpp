@@ -83,6 +83,7 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
 void OffloadEngine::gather_placed(Stream& compute) {
   if (!exchange_) return;
   compute.synchronize();  // what was placed is there
+  weights_.drop_all();
   exchange_->forget();
   gather(buckets_, compute);
   compute.synchronize();

@@ -29,6 +29,7 @@ constexpr std::tuple engine_counters{&EngineCounters::steps,
                                      &EngineCounters::discarded_buckets,
                                      &EngineCounters::device_updates,
                                      &EngineCounters::streamed_units,
+                                     &EngineCounters::gathered_units,
                                      &EngineCounters::seconds,
                                      &EngineCounters::host,
                                      &EngineCounters::device_waits};

@@ -334,8 +334,8 @@ Tensor HostOptimizer::weights_of(const Bucket& bucket, const StagingRing::Slot& 
 void HostOptimizer::give(const Bucket& bucket, StagingRing::Slot& slot) {
   if (kept(bucket)) return;
   const Range range = bucket.own();
-  const DeviceWeights& weights = weights_.on_device();
-  ring_.give(slot, Tensor(weights.at(range.begin), weights.dtype(), {range.size()}), *entry(bucket.index()).current);
+  ring_.give(slot, Tensor(weights_.own_at(range.begin), weights_.on_device().dtype(), {range.size()}),
+             *entry(bucket.index()).current);
 }
 
 void HostOptimizer::send_masters(const Bucket& bucket) {

@@ -1,4 +1,4 @@
-// A micro-batch of a rank that has none: the last step of an epoch may have fewer rows than ranks.
+// The passes of a rank that has nothing to compute: the last step of an epoch may have fewer rows than ranks.
 #pragma once
 
 #include "offload/memory/parameter_source.h"
@@ -10,5 +10,7 @@ namespace so {
 // ranks' collectives. Its gradients are zeros, or those of the step's micro-batches before. Enqueues.
 void run_idle_micro_batch(const ParameterLayout& layout, WeightSource& weights, GradientSink& gradients,
                           Stream& stream);
+// The same of a pass that goes forward only, as in an evaluation.
+void run_idle_forward(const ParameterLayout& layout, WeightSource& weights, Stream& stream);
 
 }  // namespace so

@@ -101,19 +101,22 @@ std::vector<GradStats> RankExchange::statistics() const {
 }
 
 void RankExchange::gather(const Bucket& bucket) {
-  const Range range = bucket.range(), own = bucket.own();
+  const Range range = bucket.range();
+  std::byte* const all = weights_.at(range.begin);
+  gather(bucket, all + weights_.bytes_of({range.begin, bucket.own().begin}), all);
+  gather_->record(*whole_[at(bucket)]);
+  gathered_[at(bucket)] = true;
+}
+
+void RankExchange::gather(const Bucket& bucket, const std::byte* own, std::byte* values) {
   const std::size_t element = size_of(weights_.dtype());
-  std::byte* const values = weights_.at(range.begin);
-  const std::span<std::byte> all(values, static_cast<std::size_t>(range.size()) * element);
-  const std::span<const std::byte> slice(values + static_cast<std::size_t>(own.begin - range.begin) * element,
-                                         static_cast<std::size_t>(own.size()) * element);
+  const std::span<std::byte> all(values, weights_.bytes_of(bucket.range()));
+  const std::span<const std::byte> slice(own, weights_.bytes_of(bucket.own()));
   std::vector<std::int64_t> bytes;
   for (const std::int64_t count : shards_[at(bucket)].counts())
     bytes.push_back(count * static_cast<std::int64_t>(element));
   gather_->host("all_gather",
                 [this, all, slice, bytes = std::move(bytes)] { gather_ranks_->all_gather(slice, bytes, all); });
-  gather_->record(*whole_[at(bucket)]);
-  gathered_[at(bucket)] = true;
 }
 
 }  // namespace so

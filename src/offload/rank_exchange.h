@@ -1,6 +1,7 @@
-// The traffic of an optimizer step between ranks, where each has all weights and gradients on its device and owns a
-// slice of every bucket's optimizer state (the traffic of ZeRO-2): a bucket's gradient is reduced, and each rank
-// receives the sum of its slice; after the update the slices of the weights are gathered.
+// The traffic of an optimizer step between ranks, each of which owns a slice of every bucket's optimizer state: a
+// bucket's gradient is reduced, and each rank receives the sum of its slice; the slices of the weights are gathered,
+// after the update where each rank's device keeps all weights (the traffic of ZeRO-2), and ahead of each use where it
+// keeps its own slices (ZeRO-3, memory/gathered_weights.h).
 //
 // Both run on streams of their own, each with a communicator of its own, so neither waits for the other. The order of
 // each is the same on every rank: reductions go in the order in which gradients become complete, from the last bucket
@@ -50,8 +51,11 @@ class RankExchange {
   Stream& gathers() { return *gather_; }
   // Whether the bucket's weights are whole, or on their way to be.
   bool gathered(const Bucket& bucket) const { return gathered_[at(bucket)]; }
-  // Enqueues: every rank's slice of the weights is there.
+  // Enqueues: every rank's slice of the weights is there, in the weights' own place.
   void gather(const Bucket& bucket);
+  // Enqueues: every rank's slice of the bucket's weights comes to `all`. This rank's is `own`, which may lie at its
+  // place in `all` already.
+  void gather(const Bucket& bucket, const std::byte* own, std::byte* all);
   // Work that follows on `stream` finds the bucket's weights whole.
   void require(const Bucket& bucket, Stream& stream) { stream.wait(*whole_[at(bucket)]); }
   // New weights are about to come: all buckets must be gathered again.

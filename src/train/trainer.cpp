@@ -14,6 +14,7 @@
 #include "device/backend.h"
 #include "io/trace_file.h"
 #include "offload/engine_report.h"
+#include "offload/idle_micro_batch.h"
 #include "plan/machine/measure.h"
 #include "ranks/communicator.h"
 #include "train/divergence.h"
@@ -111,6 +112,8 @@ void Trainer::find_origin(Step& step) {
   step.skipped_origin = bad[0] == 0 ? "the gradients" : "the loss";
   // Looked for in the first of a streak: its weights are still those of all the others.
   if (bad[0] == 0 || state_.skipped_in_a_row > 1) return;
+  // The search may end in the middle of a pass, where the other ranks would wait for this one's gathers.
+  if (engine_.gathers_weights()) return;
   // All ranks together, since one alone may look.
   if (in_.ranks.size() > 1) engine_.require_updates(*stream_);
   const std::string own = step.bad_micro_batch < 0 ? "" : find_activation(step.bad_micro_batch);
@@ -237,6 +240,8 @@ std::optional<double> Trainer::evaluate() {
       model_.decoder().forward_loss(*stream_, batch, engine_, model_.arena(), model_.upload().losses());
       sums = {model_.upload().sum_losses(*stream_), static_cast<double>(batch_.trained_tokens),
               static_cast<double>(batch_.tokens)};
+    } else if (engine_.gathers_weights()) {
+      run_idle_forward(in_.model.layout(), engine_, *stream_);
     }
     in_.ranks.all_reduce_sum(sums);
     loss += sums[0];

@@ -159,17 +159,22 @@ class EngineRig {
     engine_.upload_weights(stream());
   }
 
+  // A pass that only looks at the weights, as an evaluation.
+  void forward() {
+    for (int unit = 0; unit < layout_.units(); ++unit) {
+      engine_.require_weights(unit, stream());
+      see(unit);
+      engine_.release_weights(unit, stream());
+    }
+  }
+
   // A micro-batch as a model runs it, forward through the units and back, looking at their weights (seen()) at each
   // use. Its gradients are `gradient`. `shared`, if given, is a second use of parameter 0 by the last unit, as tied
   // embeddings make. Both are copied: a step that fails leaves work under way. `before`, if given, is called when a
   // unit's backward pass is about to be enqueued.
   void micro_batch(const Flat& gradient, bool first, const std::vector<float>* shared = nullptr,
                    const std::function<void(int unit)>& before = {}) {
-    for (int unit = 0; unit < layout_.units(); ++unit) {
-      engine_.require_weights(unit, stream());
-      see(unit);
-      engine_.release_weights(unit, stream());
-    }
+    forward();
     if (shared != nullptr) engine_.require_gradients(0, stream());
     if (shared != nullptr) write(0, 1, *shared, first ? Accumulate::overwrite : Accumulate::add);
     for (int unit = layout_.units() - 1; unit >= 0; --unit) {

@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "base/error.h"
+#include "offload/schedule/gathered_units.h"
 
 namespace so::test {
 namespace {
 
 using Kinds = std::vector<ResidencyKind>;
 constexpr ResidencyKind resident = ResidencyKind::resident, streamed = ResidencyKind::streamed,
-                        from_masters = ResidencyKind::from_masters;
+                        from_masters = ResidencyKind::from_masters, gathered = ResidencyKind::gathered;
 
 ParameterLayout units(int count) {
   std::vector<Parameter> parameters;
@@ -39,11 +40,28 @@ TEST(Residency, FollowsTheOwner) {
   EXPECT_THROW(residency_kinds(layout, 3, streamed, 0), Bug);
 }
 
+TEST(Residency, GatheredUnitsAreSpreadOverBothOwners) {
+  const ParameterLayout layout = units(8);
+  EXPECT_EQ(most_gathered_units(8), 6);
+  for (const int device_units : {0, 3, 8}) {
+    EXPECT_EQ(residency_kinds(layout, device_units, resident, 0, 6),
+              (Kinds{resident, gathered, gathered, gathered, gathered, gathered, gathered, resident}));
+    EXPECT_EQ(residency_kinds(layout, device_units, resident, 0, 2),
+              (Kinds{resident, resident, resident, gathered, resident, resident, gathered, resident}));
+  }
+  EXPECT_THROW(residency_kinds(layout, 0, resident, 0, 7), Bug);
+  EXPECT_THROW(residency_kinds(layout, 0, resident, 1, 1), Bug) << "streams beside";
+  EXPECT_THROW(residency_kinds(layout, 3, from_masters, 0, 1), Bug);
+  EXPECT_THROW(residency_kinds(layout, 3, gathered, 0, 0), Bug);
+}
+
 TEST(Residency, UnitsOfAKindTakeTurns) {
   using Slots = std::vector<int>;
   EXPECT_EQ(weight_slots(Kinds{resident, resident}), (Slots{-1, -1}));
   EXPECT_EQ(weight_slots(Kinds{resident, from_masters, from_masters, streamed, streamed, streamed, resident}),
             (Slots{-1, 2, 2, 0, 1, 0, -1}));
+  EXPECT_EQ(weight_slots(Kinds{resident, gathered, resident, gathered, gathered, resident}),
+            (Slots{-1, 3, -1, 4, 3, -1}));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "offload/engine_rig.h"
+#include "offload/random_policy.h"
 #include "offload/schedule/streamed_units.h"
 #include "support/jitter.h"
 
@@ -33,25 +34,6 @@ const ParameterLayout& the_layout() {
   }();
   return layout;
 }
-
-// Anything for any bucket, anew every step.
-class RandomPolicy final : public UpdatePolicy {
- public:
-  explicit RandomPolicy(unsigned seed) : random_(seed) {}
-  UpdateChoice choose(const UpdateFacts& facts) override {
-    UpdateChoice choice;
-    const auto leaning = static_cast<unsigned>(random_() % 4);  // some steps all alike
-    for (std::size_t i = 0; i < facts.elements.size(); ++i) {
-      choice.ahead.push_back(static_cast<Ahead>(leaning < 3 ? leaning : random_() % 3));
-      choice.after.push_back(static_cast<After>(random_() % 2));
-      choice.redo.push_back(static_cast<After>(random_() % 2));
-    }
-    return choice;
-  }
-
- private:
-  std::mt19937 random_;
-};
 
 enum class Clipping { never, sometimes, always };
 

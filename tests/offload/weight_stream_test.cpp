@@ -44,7 +44,7 @@ class Streaming {
   }
   // The unit's use; whether it was on its way before.
   bool use(int unit) {
-    stream_.prefetch();
+    stream_.prefetch(PassOrder());
     if (!stream_.has(unit)) return true;
     const std::int64_t before = stream_.copies();
     stream_.require(unit, rig_.stream());
@@ -56,7 +56,7 @@ class Streaming {
     rig_.stream().synchronize();
     EXPECT_EQ(found, std::vector<float>(found.size(), expected_.at(unit))) << unit;
     stream_.release(unit, rig_.stream());
-    stream_.prefetch();
+    stream_.prefetch(PassOrder());
     return early;
   }
   // Forward and back; how many uses were late.

@@ -1,5 +1,6 @@
 #include "offload/memory/unit_weights.h"
 
+#include "base/error.h"
 #include "offload/memory/resident_weights.h"
 #include "offload/memory/weight_stream.h"
 
@@ -15,33 +16,49 @@ std::vector<bool> units_of(std::span<const ResidencyKind> residencies, Residency
 }  // namespace
 
 UnitWeights::UnitWeights(Device& device, const ParameterLayout& layout, DType dtype,
-                         std::span<const ResidencyKind> residencies, const WeightOwners& owners)
+                         std::span<const ResidencyKind> residencies, std::span<const Bucket> buckets,
+                         const WeightOwners& owners)
     : layout_(layout), on_device_(device, layout, dtype, weight_slots(residencies)), by_unit_(residencies.size()) {
   const auto serve = [&](ResidencyKind kind, std::unique_ptr<WeightResidency> residency) {
+    SO_CHECK(kinds_.size() == static_cast<std::size_t>(kind), "residency {} in turn {}", static_cast<int>(kind),
+             kinds_.size());
     const std::vector<bool> units = units_of(residencies, kind);
     for (std::size_t unit = 0; unit < units.size(); ++unit)
       if (units[unit]) by_unit_[unit] = residency.get();
     kinds_.push_back(std::move(residency));
   };
   serve(ResidencyKind::resident, std::make_unique<ResidentWeights>(on_device_));
-  serve(ResidencyKind::from_masters, std::make_unique<WeightsFromMasters>(on_device_, owners.cast_masters));
   serve(ResidencyKind::streamed,
         std::make_unique<WeightStream>(device, layout, on_device_, units_of(residencies, ResidencyKind::streamed),
                                        owners.final_weights));
+  serve(ResidencyKind::from_masters, std::make_unique<WeightsFromMasters>(on_device_, owners.cast_masters));
+  serve(ResidencyKind::gathered,
+        std::make_unique<GatheredWeights>(device, layout, on_device_, buckets,
+                                          units_of(residencies, ResidencyKind::gathered), owners.gathers));
 }
 
 void UnitWeights::prefetch() const {
-  for (const auto& kind : kinds_) kind->prefetch();
+  for (const auto& kind : kinds_) kind->prefetch(order_);
+}
+
+void UnitWeights::required(int unit) {
+  order_.require(unit);
+  prefetch();
+}
+
+void UnitWeights::released() {
+  order_.release();
+  prefetch();
+}
+
+void UnitWeights::finish_prefetch() const {
+  for (const auto& kind : kinds_) kind->finish_prefetch();
 }
 
 void UnitWeights::drop_all() const {
   for (const auto& kind : kinds_) kind->drop_all();
 }
 
-std::int64_t UnitWeights::copies() const {
-  std::int64_t copies = 0;
-  for (const auto& kind : kinds_) copies += kind->copies();
-  return copies;
-}
+std::int64_t UnitWeights::copies(ResidencyKind kind) const { return kinds_[static_cast<std::size_t>(kind)]->copies(); }
 
 }  // namespace so

@@ -8,8 +8,11 @@
 #include <vector>
 
 #include "offload/memory/device_weights.h"
+#include "offload/memory/gathered_weights.h"
 #include "offload/memory/weight_residency.h"
 #include "offload/memory/weights_from_masters.h"
+#include "offload/schedule/bucket.h"
+#include "offload/schedule/pass_order.h"
 #include "offload/schedule/residency.h"
 
 namespace so {
@@ -18,27 +21,45 @@ namespace so {
 struct WeightOwners {
   std::function<bool(int unit)> final_weights;  // whether a host-owned unit's weights are final; never waits
   WeightsFromMasters::Cast cast_masters;        // enqueues a device-owned unit's cast
+  UnitGathers gathers;                          // with several ranks
 };
 
 class UnitWeights {
  public:
+  // `buckets` outlive this.
   UnitWeights(Device& device, const ParameterLayout& layout, DType dtype, std::span<const ResidencyKind> residencies,
-              const WeightOwners& owners);
+              std::span<const Bucket> buckets, const WeightOwners& owners);
 
   WeightResidency& of(int unit) const { return *by_unit_[static_cast<std::size_t>(unit)]; }
   // The unit that has this element.
   WeightResidency& at(std::int64_t element) const { return of(layout_.unit_of(element)); }
   const DeviceWeights& on_device() const { return on_device_; }
 
-  void prefetch() const;
+  // Where the owner of an element of this rank's slices puts its new weight on the device; those of the rest of the
+  // bucket's slice lie behind.
+  std::byte* own_at(std::int64_t element) const {
+    std::byte* const slice = at(element).slice(element);
+    return slice ? slice : on_device_.at(element);
+  }
+
+  // The model has required or released a unit, as the unit's residency was told: what comes next is brought.
+  void required(int unit);
+  void released();
+  // A backward pass has ended.
+  void end_pass() { order_.end(); }
+  void finish_prefetch() const;
   void drop_all() const;
-  std::int64_t copies() const;
+  // How often units of a kind have been brought to the device.
+  std::int64_t copies(ResidencyKind kind) const;
 
  private:
+  void prefetch() const;
+
   const ParameterLayout& layout_;
   DeviceWeights on_device_;
-  std::vector<std::unique_ptr<WeightResidency>> kinds_;
+  std::vector<std::unique_ptr<WeightResidency>> kinds_;  // by ResidencyKind
   std::vector<WeightResidency*> by_unit_;
+  PassOrder order_;
 };
 
 }  // namespace so

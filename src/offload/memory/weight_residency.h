@@ -9,6 +9,7 @@
 
 #include "device/device.h"
 #include "offload/schedule/parameter_layout.h"
+#include "offload/schedule/pass_order.h"
 #include "offload/schedule/wait_reason.h"
 
 namespace so {
@@ -24,8 +25,12 @@ class WeightResidency {
   // Whether the stream would not wait in require(); and for what it waits otherwise.
   virtual bool here(int) const { return true; }
   virtual WaitReason reason() const { return WaitReason::link; }
-  // Brings units that come next, where that is possible without waiting. After each require() and release().
-  virtual void prefetch() {}
+  // Brings units that come next in the pass, where that is possible without waiting. After each require() and
+  // release().
+  virtual void prefetch(const PassOrder&) {}
+  // What prefetch() has decided to bring and could not bring yet is brought. May wait. Before the weights of any other
+  // unit are gathered.
+  virtual void finish_prefetch() {}
 
   // Loading: weights of elements `part`, which lie in one unit, are these, in host memory; null if they come with their
   // masters. Enqueues, or copies at once.
@@ -38,6 +43,9 @@ class WeightResidency {
   // Where the host's threads write new weights of `element` and the rest of its unit, any thread; null if they are sent
   // to the device instead.
   virtual std::byte* host_memory(std::int64_t) const { return nullptr; }
+  // Where this rank keeps its slices of the weights on the device, from `element` on, which lies in one; null if all of
+  // the unit's weights are kept in their place.
+  virtual std::byte* slice(std::int64_t) const { return nullptr; }
   // Whether require() makes the weights of their masters, so that nobody else need write them.
   virtual bool follows_masters() const { return false; }
   // How often the weights of a unit have been copied to the device.

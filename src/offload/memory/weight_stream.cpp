@@ -87,7 +87,7 @@ void WeightStream::release(int unit, Stream& stream) {
 
 bool WeightStream::here(int unit) const { return place(unit).unit == unit && place(unit).arrived->done(); }
 
-void WeightStream::prefetch() {
+void WeightStream::prefetch(const PassOrder&) {
   if (units_.empty()) return;
   for (std::size_t next = 1; next <= places_.size(); ++next) {
     const int unit = unit_at(last_use_ + next);

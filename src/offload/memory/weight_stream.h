@@ -43,7 +43,7 @@ class WeightStream final : public WeightResidency {
   bool here(int unit) const override;
   WaitReason reason() const override { return WaitReason::stream; }
   // Enqueues the copies of the units that come next, of those whose weights are final and whose place is free.
-  void prefetch() override;
+  void prefetch(const PassOrder&) override;
   void place(Stream& stream, Range part, const void* weights) override;
   void drop(int unit) override;
   void drop_all() override;

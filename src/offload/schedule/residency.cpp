@@ -1,6 +1,7 @@
 #include "offload/schedule/residency.h"
 
 #include "base/error.h"
+#include "offload/schedule/gathered_units.h"
 #include "offload/schedule/streamed_units.h"
 
 namespace so {
@@ -13,19 +14,27 @@ int device_places(ResidencyKind residency) {
       return stream_places;
     case ResidencyKind::from_masters:
       return 1;
+    case ResidencyKind::gathered:
+      return gather_places;
   }
   SO_CHECK(false, "residency {}", static_cast<int>(residency));
 }
 
 std::vector<ResidencyKind> residency_kinds(const ParameterLayout& layout, int device_units, ResidencyKind device_owned,
-                                           int streamed) {
-  SO_CHECK(device_owned != ResidencyKind::streamed, "weights that the device owns do not stream");
+                                           int streamed, int gathered) {
+  SO_CHECK(device_owned == ResidencyKind::resident || device_owned == ResidencyKind::from_masters,
+           "weights that the device owns neither stream nor are they all gathered");
+  SO_CHECK(gathered == 0 || (streamed == 0 && device_owned == ResidencyKind::resident),
+           "{} units gathered, beside others that stream or are made of masters", gathered);
   const std::vector<bool> streams = streamed_units(layout.units(), device_units, streamed);
+  const std::vector<bool> in_slices = gathered_units(layout.units(), gathered);
   std::vector<ResidencyKind> all(static_cast<std::size_t>(layout.units()), ResidencyKind::resident);
   for (int unit = 0; unit < layout.units(); ++unit) {
     if (layout.stays(unit)) continue;
     const auto u = static_cast<std::size_t>(unit);
-    if (unit < device_units)
+    if (in_slices[u])
+      all[u] = ResidencyKind::gathered;
+    else if (unit < device_units)
       all[u] = device_owned;
     else if (streams[u])
       all[u] = ResidencyKind::streamed;
@@ -36,7 +45,7 @@ std::vector<ResidencyKind> residency_kinds(const ParameterLayout& layout, int de
 std::vector<int> weight_slots(std::span<const ResidencyKind> residencies) {
   std::vector<int> slots(residencies.size(), -1);
   int first = 0;
-  for (const ResidencyKind kind : {ResidencyKind::streamed, ResidencyKind::from_masters}) {
+  for (const ResidencyKind kind : {ResidencyKind::streamed, ResidencyKind::from_masters, ResidencyKind::gathered}) {
     int turn = 0;
     for (std::size_t unit = 0; unit < residencies.size(); ++unit)
       if (residencies[unit] == kind) slots[unit] = first + turn++ % device_places(kind);

@@ -14,6 +14,7 @@ enum class ResidencyKind : std::uint8_t {
   resident,      // on the device, in a place of their own
   streamed,      // in host memory; they come to the device ahead of each use
   from_masters,  // nowhere: each use casts them from the fp32 master weights, which the device owns
+  gathered,      // in slices, one on the device of each rank; they are gathered ahead of each use
 };
 
 // Where the gradients of host-owned units that do not stay are once they are complete.
@@ -26,9 +27,10 @@ enum class GradientResidency : std::uint8_t {
 int device_places(ResidencyKind residency);
 
 // By unit: units before `device_units` have `device_owned` (resident or from_masters), `streamed` of the others stream
-// (streamed_units.h), and the rest is resident, as are all units that stay.
+// (streamed_units.h), and the rest is resident, as are all units that stay. On several ranks `gathered` of all units
+// are gathered instead (gathered_units.h), which goes with neither of the other kinds that leave their place.
 std::vector<ResidencyKind> residency_kinds(const ParameterLayout& layout, int device_units, ResidencyKind device_owned,
-                                           int streamed);
+                                           int streamed, int gathered = 0);
 
 // By unit: the number of the place that it takes in turn with others, -1 for a place of its own (unit_array.h).
 std::vector<int> weight_slots(std::span<const ResidencyKind> residencies);

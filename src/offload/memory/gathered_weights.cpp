@@ -1,0 +1,109 @@
+#include "offload/memory/gathered_weights.h"
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace so {
+
+GatheredWeights::GatheredWeights(Device& device, const ParameterLayout& layout, const DeviceWeights& weights,
+                                 std::span<const Bucket> buckets, const std::vector<bool>& gathered,
+                                 UnitGathers gathers)
+    : layout_(layout),
+      weights_(weights),
+      gathers_(std::move(gathers)),
+      slices_(device, layout, weights.dtype(), buckets, gathered, "weight slices") {
+  int turn = 0;
+  for (const bool is : gathered) turns_.push_back(is ? turn++ : none);
+  if (turn == 0) return;
+  for (Place& place : places_) {
+    place.arrived = device.create_event();
+    place.free = device.create_event();
+  }
+}
+
+void GatheredWeights::gather(int unit) {
+  Place& to = place(unit);
+  gathers_.require_sent(unit);
+  Stream& stream = gathers_.stream();
+  stream.wait(*to.free);
+  const Range range = layout_.unit_range(unit);
+  for (std::int64_t begin = range.begin; begin < range.end;) {
+    const Bucket& bucket = slices_.bucket_of(begin);
+    gathers_.gather(bucket, slices_.at(bucket.own().begin), weights_.at(begin));
+    begin = bucket.range().end;
+  }
+  stream.record(*to.arrived);
+  ++copies_;
+}
+
+void GatheredWeights::require(int unit, Stream& stream) {
+  finish_prefetch();
+  Place& at = place(unit);
+  if (at.unit != unit) {
+    SO_CHECK(!at.in_use, "the place for unit {} is in use", unit);
+    at.unit = unit;
+    gather(unit);
+  }
+  at.in_use = true;
+  stream.wait(*at.arrived);
+}
+
+void GatheredWeights::release(int unit, Stream& stream) {
+  Place& at = place(unit);
+  stream.record(*at.free);
+  at.in_use = false;
+}
+
+bool GatheredWeights::here(int unit) const {
+  return place(unit).unit == unit && decided_ != unit && place(unit).arrived->done();
+}
+
+// The gathered unit that the pass comes to next, if no other unit has to be gathered before.
+int GatheredWeights::next_of(const PassOrder& pass) const {
+  if (pass.unit() < 0) return none;
+  for (int unit = pass.unit() + pass.step(); unit >= 0 && unit < layout_.units(); unit += pass.step()) {
+    if (has(unit)) return unit;
+    if (!gathers_.whole(unit)) return none;
+  }
+  return none;
+}
+
+// Decides by what all ranks know: nothing here may depend on whether a gather has begun.
+void GatheredWeights::prefetch(const PassOrder& pass) {
+  if (slices_.empty()) return;
+  const int next = next_of(pass);
+  if (next != none && place(next).unit != next && !place(next).in_use) {
+    finish_prefetch();
+    place(next).unit = next;
+    decided_ = next;
+  }
+  if (decided_ != none && gathers_.sent(decided_)) finish_prefetch();
+}
+
+void GatheredWeights::finish_prefetch() {
+  if (decided_ != none) gather(std::exchange(decided_, none));
+}
+
+void GatheredWeights::place(Stream& stream, Range part, const void* weights) {
+  const Range own = common(slices_.bucket_of(part.begin).own(), part);
+  if (weights == nullptr || own.size() <= 0) return;
+  const std::byte* const from = static_cast<const std::byte*>(weights) + weights_.bytes_of({part.begin, own.begin});
+  stream.copy(slices_.at(own.begin), from, weights_.bytes_of(own));
+}
+
+void GatheredWeights::drop(int unit) {
+  Place& at = place(unit);
+  SO_CHECK(at.unit != unit || !at.in_use, "weights of unit {} change while they are used", unit);
+  if (at.unit == unit) at.unit = none;
+}
+
+void GatheredWeights::drop_all() {
+  if (slices_.empty()) return;
+  finish_prefetch();
+  gathers_.stream().synchronize();
+  for (int unit = 0; unit < layout_.units(); ++unit)
+    if (has(unit)) drop(unit);
+}
+
+}  // namespace so

@@ -1,0 +1,30 @@
+// An update policy that does everything to every bucket, for tests of schedules.
+#pragma once
+
+#include <cstddef>
+#include <random>
+
+#include "offload/schedule/update_policy.h"
+
+namespace so::test {
+
+// Anything for any bucket, anew every step.
+class RandomPolicy final : public UpdatePolicy {
+ public:
+  explicit RandomPolicy(unsigned seed) : random_(seed) {}
+  UpdateChoice choose(const UpdateFacts& facts) override {
+    UpdateChoice choice;
+    const auto leaning = static_cast<unsigned>(random_() % 4);  // some steps all alike
+    for (std::size_t i = 0; i < facts.elements.size(); ++i) {
+      choice.ahead.push_back(static_cast<Ahead>(leaning < 3 ? leaning : random_() % 3));
+      choice.after.push_back(static_cast<After>(random_() % 2));
+      choice.redo.push_back(static_cast<After>(random_() % 2));
+    }
+    return choice;
+  }
+
+ private:
+  std::mt19937 random_;
+};
+
+}  // namespace so::test
