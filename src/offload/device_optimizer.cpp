@@ -19,7 +19,7 @@ Range own_of(std::span<const Bucket> run) { return {run.front().own().begin, run
 
 DeviceOptimizer::DeviceOptimizer(Device& device, EngineOps& ops, const ParameterLayout& layout,
                                  std::span<Bucket> buckets, OptimizerState& state, const UnitWeights& weights,
-                                 const UnitArray& gradients, SaveGate& gate)
+                                 const UnitGradients& gradients, SaveGate& gate)
     : ops_(ops),
       layout_(layout),
       buckets_(buckets),
@@ -98,7 +98,7 @@ std::span<Bucket> DeviceOptimizer::adjacent(std::span<Bucket> buckets) const {
   const auto arrays = [&](const Bucket& bucket) {
     const std::int64_t begin = bucket.own().begin;
     const AdamWState state = state_.at(bucket, begin);
-    return std::array<const void*, 5>{weights_.own_at(begin), gradients_.at(begin), state.master, state.m.data(),
+    return std::array<const void*, 5>{weights_.own_at(begin), gradients_.own_at(begin), state.master, state.m.data(),
                                       state.v.data()};
   };
   const std::size_t moment = size_of(state_.dtype(StateArray::first_moment));
@@ -127,7 +127,7 @@ void DeviceOptimizer::update(std::span<Bucket> run, Stream& compute, const AdamW
   for (const ParameterLayout::Run& part : layout_.runs(range))
     parts.push_back({part.range.begin - range.begin, part.range.end - range.begin, part.decay});
   if (range.size() > 0)
-    adamw_->update(compute, step, parts, Tensor(gradients_.at(range.begin), gradients_.dtype(), {range.size()}),
+    adamw_->update(compute, step, parts, Tensor(gradients_.own_at(range.begin), gradients_.dtype(), {range.size()}),
                    state_.at(run.front(), range.begin), weights_at(range));
   for (Bucket& bucket : run) {
     compute.record(current(bucket));

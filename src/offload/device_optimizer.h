@@ -11,7 +11,7 @@
 #include "base/weight_piece.h"
 #include "offload/memory/optimizer_state.h"
 #include "offload/memory/state_transfer.h"
-#include "offload/memory/unit_array.h"
+#include "offload/memory/unit_gradients.h"
 #include "offload/memory/unit_weights.h"
 #include "offload/save_gate.h"
 #include "offload/schedule/bucket.h"
@@ -31,7 +31,7 @@ class DeviceOptimizer {
   // `buckets`: the engine's, of all owners; this object alone moves the device-owned ones. All references must outlive
   // it.
   DeviceOptimizer(Device& device, EngineOps& ops, const ParameterLayout& layout, std::span<Bucket> buckets,
-                  OptimizerState& state, const UnitWeights& weights, const UnitArray& gradients, SaveGate& gate);
+                  OptimizerState& state, const UnitWeights& weights, const UnitGradients& gradients, SaveGate& gate);
 
   // A gradient is being written.
   void land(Bucket& bucket);
@@ -79,7 +79,7 @@ class DeviceOptimizer {
   const std::span<Bucket> buckets_;
   OptimizerState& state_;
   const UnitWeights& weights_;
-  const UnitArray& gradients_;
+  const UnitGradients& gradients_;
   SaveGate& gate_;
   const std::unique_ptr<DeviceAdamW> adamw_;
   std::vector<std::unique_ptr<Event>> current_;  // by bucket; null for the host's

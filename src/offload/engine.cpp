@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "offload/schedule/gathered_units.h"
 
 namespace so {
 namespace {
@@ -28,6 +29,9 @@ bool takes_turns(const EngineSettings& settings) {
 
 std::vector<int> make_gradient_slots(const ParameterLayout& layout, const EngineSettings& settings) {
   std::vector<int> slots(static_cast<std::size_t>(layout.units()), -1);
+  const std::vector<bool> in_slices = gathered_units(layout.units(), settings.gathered);
+  for (int unit = 0, turn = 0; unit < layout.units(); ++unit)
+    if (in_slices[static_cast<std::size_t>(unit)]) slots[static_cast<std::size_t>(unit)] = turn++ % gradient_slots;
   for (int unit = settings.device_units; unit < layout.units() && settings.host_gradients == GradientResidency::moved;
        ++unit)
     if (!layout.stays(unit)) slots[static_cast<std::size_t>(unit)] = unit % gradient_slots;
@@ -69,7 +73,8 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
                 .cast_masters = [this](int unit,
                                        Stream& stream) { device_optimizer_.cast_masters(buckets_of(unit), stream); },
                 .gathers = unit_gathers()}),
-      gradients_(device, layout, settings.formats.gradients, make_gradient_slots(layout, settings), "gradients"),
+      gradients_(device, layout, settings.formats.gradients, make_gradient_slots(layout, settings), buckets_,
+                 gathered_units(layout.units(), settings.gathered)),
       stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()),
                              "gradient norms")),
       stats_host_(device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient norms")),
@@ -79,6 +84,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
                   settings.schedule == Schedule::synchronous ? 0 : settings.undo_buckets),
       device_state_(device, Owner::device, buckets_, settings.formats.moments),
       written_(static_cast<std::size_t>(layout.count()), false),
+      reduced_(static_cast<std::size_t>(layout.units()), false),
       gate_(static_cast<int>(buckets_.size())),
       waits_(device),
       first_landed_(device.create_event(Timing::on)),
@@ -92,7 +98,10 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
             settings.host_gradients == GradientResidency::moved, settings.cast, gate_) {
   check_ranks(settings, ranks);
   check_formats(settings.formats);
-  held_gradients_.fill(-1);
+  for (GradientSlot& slot : gradient_slots_) {
+    slot.written = device.create_event();
+    slot.reduced = device.create_event();
+  }
   // By elements, which is what a pass works through.
   for (const int index : host_.owned())
     forward_shares_.push_back(static_cast<double>(buckets_[static_cast<std::size_t>(index)].range().begin) /
@@ -194,18 +203,20 @@ void OffloadEngine::require_gradients(int unit, Stream& stream) {
   for (const Bucket& bucket : buckets)
     if (on_host(bucket)) host_.require_gradient(bucket, stream);
   if (!free) waits_.end(stream);
-  if (gradients_.slot(unit) < 0) return;
-  int& held = held_gradients_[static_cast<std::size_t>(gradients_.slot(unit))];
-  if (held >= 0)
-    for (const Bucket& bucket : buckets_of(held)) host_.require_fetched(bucket, stream);
-  held = unit;
+  if (gradients_.places().slot(unit) < 0) return;
+  GradientSlot& slot = slot_of(unit);
+  if (slot.held >= 0 && gradients_.sliced(slot.held))
+    stream.wait(*slot.reduced);
+  else if (slot.held >= 0)
+    for (const Bucket& bucket : buckets_of(slot.held)) host_.require_fetched(bucket, stream);
+  slot.held = unit;
 }
 
 GradientSink::Target OffloadEngine::gradient(int first, int count) {
   const int unit = layout_.parameter(first).unit;
-  SO_CHECK(gradients_.slot(unit) < 0 || !written_[static_cast<std::size_t>(first)],
+  SO_CHECK(gradients_.places().slot(unit) < 0 || gradients_.sliced(unit) || !written_[static_cast<std::size_t>(first)],
            "a second gradient of '{}', whose first was moved away", layout_.parameter(first).name);
-  Target target{gradients_.view(first, count),
+  Target target{gradients_.places().view(first, count),
                 written_[static_cast<std::size_t>(first)] ? Accumulate::add : Accumulate::overwrite};
   const Range range{layout_.range(first).begin, layout_.range(first + count - 1).end};
   for (Bucket& bucket : buckets_of(unit)) {
@@ -234,11 +245,13 @@ void OffloadEngine::begin_last_micro_batch(double lr, std::int64_t update_number
 
 void OffloadEngine::gradients_ready(int unit, Stream& stream) {
   if (unit == 0) weights_.end_pass();
+  if (gradients_.sliced(unit)) reduce_slices(unit, stream);
   if (!last_micro_batch_) return;
   const auto [first, last] = layout_.unit_parameters(unit);
   auto* stats = static_cast<GradStats*>(stats_.data());
   const Tensor scratch(stats_scratch_.data(), DType::u8, {static_cast<std::int64_t>(stats_scratch_.bytes())});
-  for (int p = first; p < last && !exchange_; ++p) ops_->grad_stats(stream, stats + p, gradients_.view(p), scratch);
+  for (int p = first; p < last && !exchange_; ++p)
+    ops_->grad_stats(stream, stats + p, gradients_.places().view(p), scratch);
   if (first_ready_) stream.record(*first_landed_);
   first_ready_ = false;
   Event& landed = *landed_[static_cast<std::size_t>(unit)];
@@ -256,9 +269,28 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
 void OffloadEngine::reduce(int unit, Event& landed) {
   exchange_->reductions().wait(landed);
   const std::span<Bucket> buckets = buckets_of(unit);
-  for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket)
-    if (bucket->range().begin >= layout_.unit_range(unit).begin) exchange_->reduce(*bucket);
+  for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket) {
+    if (bucket->range().begin < layout_.unit_range(unit).begin) continue;
+    if (!gradients_.sliced(unit)) exchange_->reduce(*bucket, Accumulate::overwrite);
+    exchange_->take_statistics(*bucket);
+  }
   exchange_->reductions().record(landed);
+}
+
+void OffloadEngine::reduce_slices(int unit, Stream& stream) {
+  const auto u = static_cast<std::size_t>(unit);
+  GradientSlot& slot = slot_of(unit);
+  stream.record(*slot.written);
+  exchange_->reductions().wait(*slot.written);
+  const std::span<Bucket> buckets = buckets_of(unit);
+  for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket)
+    exchange_->reduce(*bucket, reduced_[u] ? Accumulate::add : Accumulate::overwrite);
+  exchange_->reductions().record(*slot.reduced);
+  reduced_[u] = !last_micro_batch_;
+  if (last_micro_batch_) return;
+  // The next micro-batch's gradient is written anew.
+  const auto [first, last] = layout_.unit_parameters(unit);
+  std::fill(written_.begin() + first, written_.begin() + last, false);
 }
 
 Verdict OffloadEngine::finish_step(Stream& compute) {

@@ -23,7 +23,7 @@
 #include "offload/host_optimizer.h"
 #include "offload/memory/optimizer_state.h"
 #include "offload/memory/parameter_source.h"
-#include "offload/memory/unit_array.h"
+#include "offload/memory/unit_gradients.h"
 #include "offload/memory/unit_weights.h"
 #include "offload/rank_exchange.h"
 #include "offload/save_gate.h"
@@ -47,9 +47,10 @@ struct EngineSettings {
   ResidencyKind device_weights = ResidencyKind::resident;
   // Number of host-owned units whose weights are streamed from the host before each use, to save device memory.
   int streamed_units = 0;
-  // With several ranks: number of units, of either owner, of whose weights each rank keeps its slices alone, and which
-  // are gathered before each use (gathered_units.h says which). The others' weights are whole on every rank. Goes with
-  // neither from_masters nor streamed units yet.
+  // With several ranks: number of units, of either owner, of which each rank's device keeps slices alone, of weights
+  // and gradients (gathered_units.h says which units). Their weights are gathered before each use, and each
+  // micro-batch's gradient is reduced. The others' are whole on every rank. Goes with neither from_masters nor streamed
+  // units yet.
   int gathered = 0;
   GradientResidency host_gradients = GradientResidency::resident;  // moved: device memory for host memory
   CastSide cast = CastSide::host;
@@ -87,7 +88,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // `ranks`: those that train the same model on other micro-batches; all make the same calls in the same order, but for
   // read_state(), write_state() and place_weights(). Where units are gathered that holds for each pass: a rank that has
   // nothing to compute runs an idle one (idle_micro_batch.h). With several ranks each keeps and updates its own slice
-  // of every bucket (rank_exchange.h), has all weights but those that are gathered, and all gradients, in fp32.
+  // of every bucket (rank_exchange.h); gradients are fp32.
   // `host_pool` runs AdamW. `policy`: how the overlapped schedule goes about it; null: make_adaptive_policy(). All
   // references must outlive the engine. One thread at a time calls, but for the save (below), with one stream for the
   // model's work.
@@ -160,6 +161,11 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   UpdateFacts facts() const;
 
  private:
+  // Memory for the gradients of units that take turns in it.
+  struct GradientSlot {
+    int held = -1;                            // the unit that had it last, -1: none
+    std::unique_ptr<Event> written, reduced;  // of a unit in slices: its gradient is complete; and has been reduced
+  };
   // Indices of buckets, [first, last).
   struct Span {
     int first = 0, last = 0;
@@ -168,6 +174,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
     const Span s = unit_buckets_[static_cast<std::size_t>(unit)];
     return std::span(buckets_).subspan(static_cast<std::size_t>(s.first), static_cast<std::size_t>(s.last - s.first));
   }
+  // Of a unit that takes turns.
+  GradientSlot& slot_of(int unit) { return gradient_slots_[static_cast<std::size_t>(gradients_.places().slot(unit))]; }
   Verdict take_verdict(Stream& compute);
   // Work that follows on `stream` finds this rank's slice of the bucket's weights as its owner has updated it. Waits
   // for the host to send it.
@@ -180,8 +188,10 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   UnitGathers unit_gathers();
   // Has the weights of a unit's buckets gathered from their ranks, where they stay and are not whole.
   void gather(std::span<Bucket> buckets, Stream& stream);
-  // Has the buckets that a unit's gradients complete reduced.
+  // Has the buckets that a unit's gradients complete reduced, of the step's last micro-batch.
   void reduce(int unit, Event& landed);
+  // Of a unit in slices: of any micro-batch.
+  void reduce_slices(int unit, Stream& stream);
   void measure(bool clipped_or_skipped);
 
   Device& device_;
@@ -193,15 +203,16 @@ class OffloadEngine final : public WeightSource, public GradientSink {
 
   std::vector<Bucket> buckets_;
   UnitWeights weights_;
-  UnitArray gradients_;
-  std::array<int, gradient_slots> held_gradients_;  // by slot: the unit that had it last, -1: none
-  Buffer stats_, stats_host_;                       // GradStats per parameter, device and pinned
+  UnitGradients gradients_;
+  std::array<GradientSlot, gradient_slots> gradient_slots_;
+  Buffer stats_, stats_host_;  // GradStats per parameter, device and pinned
   Buffer stats_scratch_;
   std::vector<double> forward_shares_;  // by host-owned bucket
   std::vector<Span> unit_buckets_;      // by unit: buckets that have a part of it
   OptimizerState host_state_, device_state_;
   std::vector<std::unique_ptr<Event>> landed_;  // by unit: its gradients are complete, of all ranks
-  std::vector<bool> written_;                   // by parameter: has a gradient in this step
+  std::vector<bool> written_;  // by parameter: has a gradient in this step; in slices: in this micro-batch
+  std::vector<bool> reduced_;  // by unit: its slices have gradients of this step's micro-batches
   bool last_micro_batch_ = false;
   double lr_ = 0;
   std::int64_t update_number_ = 0;

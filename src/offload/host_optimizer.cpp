@@ -28,7 +28,7 @@ static_assert(HostSchedule::hands < StagingRing::ahead);
 }  // namespace
 
 HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLayout& layout, std::span<Bucket> buckets,
-                             OptimizerState& state, const UnitWeights& weights, const UnitArray& gradients,
+                             OptimizerState& state, const UnitWeights& weights, const UnitGradients& gradients,
                              bool store_gradients, CastSide cast, SaveGate& gate)
     : pool_(pool),
       buckets_(buckets),

@@ -24,7 +24,7 @@
 #include "offload/memory/optimizer_state.h"
 #include "offload/memory/staging_ring.h"
 #include "offload/memory/state_transfer.h"
-#include "offload/memory/unit_array.h"
+#include "offload/memory/unit_gradients.h"
 #include "offload/memory/unit_weights.h"
 #include "offload/save_gate.h"
 #include "offload/schedule/bucket.h"
@@ -41,7 +41,7 @@ class HostOptimizer {
   // are complete. Weights that have host memory (WeightResidency) are written there, not sent. All references must
   // outlive it.
   HostOptimizer(Device& device, ThreadPool& pool, const ParameterLayout& layout, std::span<Bucket> buckets,
-                OptimizerState& state, const UnitWeights& weights, const UnitArray& gradients, bool store_gradients,
+                OptimizerState& state, const UnitWeights& weights, const UnitGradients& gradients, bool store_gradients,
                 CastSide cast, SaveGate& gate);
   // Ends the thread, without doing what is left to do.
   ~HostOptimizer();
@@ -125,7 +125,7 @@ class HostOptimizer {
   // Where its new weights are written.
   Tensor weights_of(const Bucket& bucket, const StagingRing::Slot& slot) const;
   Tensor gradient_of(const Bucket& bucket) const {
-    return {gradients_.at(bucket.own().begin), gradients_.dtype(), {bucket.own().size()}};
+    return {gradients_.own_at(bucket.own().begin), gradients_.dtype(), {bucket.own().size()}};
   }
 
   Bucket& bucket(int index) { return buckets_[static_cast<std::size_t>(index)]; }
@@ -143,7 +143,7 @@ class HostOptimizer {
   OptimizerState& state_;
   const BucketUpdate update_;
   const UnitWeights& weights_;
-  const UnitArray& gradients_;
+  const UnitGradients& gradients_;
   SaveGate& gate_;
   Buffer store_;  // gradients of all host-owned buckets, if they are stored; then the engine's thread fetches them
   StagingRing ring_;

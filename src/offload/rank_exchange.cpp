@@ -29,7 +29,8 @@ std::vector<Bucket> shard_buckets(std::vector<Bucket> buckets, const Communicato
 }
 
 RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, const ParameterLayout& layout,
-                           std::span<const Bucket> buckets, const DeviceWeights& weights, const UnitArray& gradients)
+                           std::span<const Bucket> buckets, const DeviceWeights& weights,
+                           const UnitGradients& gradients)
     : ops_(ops),
       reduction_ranks_(ranks.duplicate()),
       gather_ranks_(ranks.duplicate()),
@@ -67,19 +68,29 @@ RankExchange::~RankExchange() {
   for (Stream* stream : {reduce_.get(), gather_.get()}) wait_or_log(*stream, LogLevel::debug);
 }
 
-void RankExchange::reduce(const Bucket& bucket) {
+void RankExchange::reduce(const Bucket& bucket, Accumulate mode) {
   const Range range = bucket.range(), own = bucket.own();
-  float* const values = reinterpret_cast<float*>(gradients_.at(range.begin));
+  float* const values = reinterpret_cast<float*>(gradients_.places().at(range.begin));
+  float* const kept = reinterpret_cast<float*>(gradients_.own_at(own.begin));
+  const auto count = static_cast<std::size_t>(own.size());
   const std::span<const float> all(values, static_cast<std::size_t>(range.size()));
-  const std::span<float> slice(values + (own.begin - range.begin), static_cast<std::size_t>(own.size()));
-  reduce_->host("reduce_scatter", [this, all, slice, counts = shards_[at(bucket)].counts()] {
-    reduction_ranks_->reduce_scatter_sum(all, counts, slice);
+  // A sum to be added is made in this rank's part of the whole gradient, which nobody needs any more.
+  const std::span<float> sum(mode == Accumulate::add ? values + (own.begin - range.begin) : kept, count);
+  SO_CHECK(mode == Accumulate::overwrite || sum.data() != kept || count == 0, "bucket {} adds to itself",
+           bucket.index());
+  reduce_->host("reduce_scatter", [this, all, sum, kept, counts = shards_[at(bucket)].counts()] {
+    reduction_ranks_->reduce_scatter_sum(all, counts, sum);
+    if (sum.data() == kept) return;
+    for (std::size_t i = 0; i < sum.size(); ++i) kept[i] += sum[i];
   });
+}
+
+void RankExchange::take_statistics(const Bucket& bucket) {
   const Tensor scratch(scratch_.data(), DType::u8, {static_cast<std::int64_t>(scratch_.bytes())});
   for (std::size_t i = first_parts_[at(bucket)]; i < first_parts_[at(bucket) + 1]; ++i) {
     const Range part = parts_[i].range;
     ops_.grad_stats(*reduce_, static_cast<GradStats*>(stats_.data()) + i,
-                    Tensor(gradients_.at(part.begin), DType::f32, {part.size()}), scratch);
+                    Tensor(gradients_.own_at(part.begin), DType::f32, {part.size()}), scratch);
   }
 }
 

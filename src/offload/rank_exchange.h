@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "offload/memory/device_weights.h"
-#include "offload/memory/unit_array.h"
+#include "offload/memory/unit_gradients.h"
 #include "offload/schedule/bucket.h"
 #include "optim/engine_ops.h"
 #include "ranks/communicator.h"
@@ -31,7 +31,7 @@ class RankExchange {
   // For several ranks. Itself a collective. Gradients are fp32. All references must outlive it, and so must the work
   // that was enqueued here.
   RankExchange(Device& device, EngineOps& ops, Communicator& ranks, const ParameterLayout& layout,
-               std::span<const Bucket> buckets, const DeviceWeights& weights, const UnitArray& gradients);
+               std::span<const Bucket> buckets, const DeviceWeights& weights, const UnitGradients& gradients);
   // Waits for what is enqueued, as long as the ranks' time limit at most.
   ~RankExchange();
   RankExchange(const RankExchange&) = delete;
@@ -39,9 +39,12 @@ class RankExchange {
 
   // The stream of reductions. An error of the other ranks is this stream's, and reaches what waits for its events.
   Stream& reductions() { return *reduce_; }
-  // Enqueues there: the bucket's own slice of the gradient becomes the sum over ranks, and its statistics are taken.
-  // The rest of the gradient is as it was. The stream has been made to wait for the gradient.
-  void reduce(const Bucket& bucket);
+  // Enqueues there: the bucket's own slice of the gradient becomes the sum over ranks, or it is added to what the slice
+  // has; the rest of the gradient is as it was. The stream has been made to wait for the gradient. Only gradients in
+  // slices can be added, since the others add up where the model writes them.
+  void reduce(const Bucket& bucket, Accumulate mode);
+  // Enqueues there: the statistics of the bucket's own slice.
+  void take_statistics(const Bucket& bucket);
   // Work that follows on `stream` comes after all reductions, and after that statistics() holds.
   void send_statistics(Stream& stream);
   // By parameter, of this rank's slices.
@@ -73,7 +76,7 @@ class RankExchange {
   const std::unique_ptr<Communicator> reduction_ranks_, gather_ranks_;
   const ParameterLayout& layout_;
   const DeviceWeights& weights_;
-  const UnitArray& gradients_;
+  const UnitGradients& gradients_;
   std::vector<ShardMap> shards_;               // by bucket
   std::vector<Part> parts_;                    // by bucket, then by parameter
   std::vector<std::size_t> first_parts_;       // by bucket

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "offload/engine.h"
+#include "offload/schedule/gathered_units.h"
 #include "optim/adamw_twin.h"
 #include "support/random_tensors.h"
 
@@ -120,6 +121,7 @@ class EngineRig {
         host_pool_("host", (std::iota(cpus_.begin(), cpus_.end(), 0), cpus_), false),
         ranks_(make_single_communicator()),
         own_device_(engine_device ? engine_device(rig_.device()) : nullptr),
+        in_slices_(gathered_units(layout.units(), settings.gathered)),
         engine_(own_device_ ? *own_device_ : rig_.device(), host_pool_, ranks ? *ranks : *ranks_, layout, settings,
                 std::move(policy)) {}
 
@@ -191,8 +193,9 @@ class EngineRig {
           const std::vector<float>& one = gradient[static_cast<std::size_t>(i)];
           values.insert(values.end(), one.begin(), one.end());
         }
+        const bool fresh = first || in_slices_[static_cast<std::size_t>(unit)];
         write(p, count, std::move(values),
-              first && !(p == 0 && shared != nullptr) ? Accumulate::overwrite : Accumulate::add);
+              fresh && !(p == 0 && shared != nullptr) ? Accumulate::overwrite : Accumulate::add);
         p += count;
       }
       engine_.release_weights(unit, stream());
@@ -326,6 +329,7 @@ class EngineRig {
   ThreadPool host_pool_;
   std::unique_ptr<Communicator> ranks_;
   const std::unique_ptr<Device> own_device_;
+  const std::vector<bool> in_slices_;  // by unit: each micro-batch's gradient is reduced
   OffloadEngine engine_;
 };
 

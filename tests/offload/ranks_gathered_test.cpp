@@ -220,7 +220,7 @@ RunOf random_run(unsigned seed, int steps) {
   }
   for (int i = 0; i < steps; ++i) {
     StepOf step;
-    step.micro_batches = 1 + static_cast<int>(random() % 3) / 2;
+    step.micro_batches = 1 + static_cast<int>(random() % 3);
     step.evaluations = chance(3) ? 1 + static_cast<int>(random() % 2) : 0;
     step.save = chance(4);
     if (chance(5)) step.bad_rank = static_cast<int>(random()) & 1;
@@ -339,7 +339,7 @@ TEST(GatheredOnRanks, ARankHoldsItsShareAndTwoPlaces) {
         settings.formats = model_formats(dtype);
         settings.formats.gradients = DType::f32;
         const std::vector<bool> in_slices = gathered_units(layered().units(), gathered);
-        std::int64_t stay = 0, sliced = 0, largest = 0;
+        std::int64_t stay = 0, sliced = 0;
         std::vector<std::int64_t> places(gather_places);
         for (int unit = 0, turn = 0; unit < layered().units(); ++unit) {
           const std::int64_t elements = layered().unit_range(unit).size();
@@ -347,19 +347,24 @@ TEST(GatheredOnRanks, ARankHoldsItsShareAndTwoPlaces) {
           if (!in_slices[static_cast<std::size_t>(unit)]) continue;
           std::int64_t& place = places[static_cast<std::size_t>(turn++ % gather_places)];
           place = std::max(place, elements);
-          largest = std::max(largest, elements);
         }
         const auto element = static_cast<std::int64_t>(size_of(dtype));
         auto held = booked(settings, size);
         EXPECT_EQ(held["weights"], static_cast<std::size_t>((stay + places[0] + places[1]) * element));
+        EXPECT_EQ(held["gradients"], static_cast<std::size_t>((stay + places[0] + places[1]) * 4));
         // A slice of a bucket is longer than its share by less than an alignment.
-        const auto slices = static_cast<std::int64_t>(held["weight slices"]);
-        EXPECT_GE(slices * size, sliced * element);
-        EXPECT_LT(slices * size, (sliced + 3 * gathered * size * ShardMap::default_alignment) * element);
+        const std::int64_t longest = sliced + 3 * gathered * size * ShardMap::default_alignment;
+        for (const auto& [name, bytes] :
+             {std::pair{"weight slices", element}, std::pair{"gradient slices", std::int64_t{4}}}) {
+          const auto slices = static_cast<std::int64_t>(held[name]);
+          EXPECT_GE(slices * size, sliced * bytes) << name;
+          EXPECT_LT(slices * size, longest * bytes) << name;
+        }
         settings.gathered = 0;
         held = booked(settings, size);
         EXPECT_EQ(held["weights"], static_cast<std::size_t>((stay + sliced) * element));
-        EXPECT_EQ(held.count("weight slices"), 0u);
+        EXPECT_EQ(held["gradients"], static_cast<std::size_t>((stay + sliced) * 4));
+        EXPECT_EQ(held.count("weight slices") + held.count("gradient slices"), 0u);
       }
 }
 

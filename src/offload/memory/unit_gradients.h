@@ -1,0 +1,43 @@
+// The gradients of all units on the device. Most units have a place of their own, whose gradient is whole; with several
+// ranks this rank's slice of it becomes the sum over ranks. Units in slices take turns in a few places instead, from
+// which each micro-batch's gradient is reduced and added to this rank's slices.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "offload/memory/slice_array.h"
+#include "offload/memory/unit_array.h"
+#include "offload/schedule/bucket.h"
+#include "offload/schedule/parameter_layout.h"
+
+namespace so {
+
+class UnitGradients {
+ public:
+  // `slots`: by unit, the place that it takes in turn (unit_array.h). `sliced`: by unit, whether it has slices. Booked
+  // as "gradients" and "gradient slices".
+  UnitGradients(Device& device, const ParameterLayout& layout, DType dtype, std::span<const int> slots,
+                std::span<const Bucket> buckets, const std::vector<bool>& sliced)
+      : places_(device, layout, dtype, slots, "gradients"),
+        slices_(device, layout, dtype, buckets, sliced, "gradient slices") {}
+
+  // Where the model writes them.
+  const UnitArray& places() const { return places_; }
+  DType dtype() const { return places_.dtype(); }
+  bool sliced(int unit) const { return slices_.has(unit); }
+  // The gradient that is used for the update, from an element of this rank's slices on; the rest of the bucket's slice
+  // lies behind.
+  std::byte* own_at(std::int64_t element) const {
+    std::byte* const slice = slices_.at(element);
+    return slice ? slice : places_.at(element);
+  }
+
+ private:
+  UnitArray places_;
+  SliceArray slices_;
+};
+
+}  // namespace so
