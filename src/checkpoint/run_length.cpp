@@ -74,7 +74,7 @@ std::string RunLength::extension_text(LrScheduleKind schedule) const {
   const std::string rate = schedule == LrScheduleKind::constant
                                ? std::string("the learning rate stays constant")
                                : fmt::format("from here on the learning rate is that of a {} schedule over {} steps",
-                                             schedule == LrScheduleKind::linear ? "linear" : "cosine", steps);
+                                             enum_name(schedule), steps);
   return fmt::format("the run is extended from {} to {} steps: {}; warm-up stays {} steps", *extended_from, steps, rate,
                      warmup_steps);
 }

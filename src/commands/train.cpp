@@ -388,6 +388,9 @@ computes, zerooffload after backward. Results are the same.
              "cpu",
              "nothing is measured, and the CPU device has no memory of its own (--host_memory limits the run's)",
              {"profile", "device_memory"}},
+            {"lr_scheduler", "constant", "the learning rate stays where it is", {"min_lr", "decay"}},
+            {"lr_scheduler", "linear", "the learning rate falls over the whole run", {"decay"}},
+            {"lr_scheduler", "cosine", "the learning rate falls over the whole run", {"decay"}},
             {"bench_steps", "", "nothing is saved or evaluated", {"save_steps", "save_total_limit", "eval_steps"}}}},
       train_option_table(), complete, run_train);
 });

@@ -62,7 +62,7 @@ void add_optimizer(Rows& r) {
   r.limited("scheduler.params.warmup_type", text, {"\"linear\""},
             "only linear warm-up is implemented; set it to \"linear\"");
   r.limited("scheduler.params.cos_min_ratio", number, {"0"},
-            "the cosine schedule ends at 0 as in Hugging Face; set it to 0");
+            "the cosine schedule ends at min_lr, 0 as in Hugging Face if it is not given; set it to 0");
   r.special("scheduler.params.total_num_steps", integer,
             "the schedule ends with the run: \"auto\", or equal to --max_steps");
   r.limited("scheduler.params.last_batch_iteration", integer, {"-1"},

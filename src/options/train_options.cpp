@@ -79,11 +79,22 @@ void add_optimizer(OptionTable<O>& t) {
       .deepspeed("scheduler.params.warmup_max_lr")
       .affects_results()
       .elsewhere("learning_rate");
-  t.add("lr_scheduler", &O::lr_scheduler, "Course of the learning rate after warm-up; cosine and linear end at 0")
+  t.add("lr_scheduler", &O::lr_scheduler,
+        "Course of the learning rate after warm-up; cosine and linear fall to min_lr over the run, wsd only at its end")
       .default_from(trainer)
       .deepspeed("scheduler.type")
       .affects_results()
       .elsewhere("lr_scheduler_type");
+  t.add("min_lr", &O::min_lr, "Learning rate at the end of the run, at most lr; not with constant")
+      .at_least(0)
+      .at_most(1000)
+      .default_from(trainer)
+      .affects_results();
+  t.add("decay", &O::decay, "With wsd: share of the run's steps, its last ones, over which the learning rate falls")
+      .at_least(0)
+      .at_most(1)
+      .default_from(ours)
+      .affects_results();
   t.add("warmup", &O::warmup, "Share of the run's steps over which the learning rate rises linearly from 0")
       .at_least(0)
       .at_most(1)
@@ -221,6 +232,9 @@ void check_train_options(const TrainOptions& options, const OptionOrigins& origi
   check_required(train_option_table().view(options));
   if (!options.eval_data && options.eval_steps)
     fail("--eval_steps {} needs records to evaluate on: add --eval_data FILE", *options.eval_steps);
+  if (options.min_lr > options.lr)
+    fail("--min_lr {} is above --lr {}, the peak that the learning rate falls from: give a smaller one", options.min_lr,
+         options.lr);
   if (options.resume && options.overwrite_output_dir)
     fail("--resume continues a run and --overwrite_output_dir discards it: give one of them");
   if (const double most = largest_beta2(options.optimizer_state_dtype); options.adam_beta2 > most)
@@ -247,7 +261,7 @@ int resolve_cpu_threads(const TrainOptions& options, int usable) {
 }
 
 std::int64_t resolve_warmup_steps(const ScheduleOptions& options, std::int64_t total_steps) {
-  return options.warmup_num_steps.value_or(warmup_steps_of(options.warmup, total_steps));
+  return options.warmup_num_steps.value_or(share_of_steps(options.warmup, total_steps));
 }
 
 }  // namespace so

@@ -13,7 +13,9 @@ namespace so {
 struct ScheduleOptions {
   double lr = 1e-5;
   LrScheduler lr_scheduler = LrScheduler::linear;
-  double warmup = 0.01;                          // share of all optimizer steps
+  double min_lr = 0;                             // where all but constant end
+  double decay = 0.1;                            // of wsd: share of all optimizer steps
+  double warmup = 0.01;                          // the same of the warm-up
   std::optional<std::int64_t> warmup_num_steps;  // beats `warmup`; DeepSpeed file only
 };
 

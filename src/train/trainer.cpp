@@ -24,7 +24,12 @@ namespace so {
 namespace {
 
 LrSchedule make_schedule(const ScheduleOptions& options, const RunLength& length) {
-  return {options.lr_scheduler, options.lr, length.warmup_steps, length.steps};
+  return LrSchedule({.kind = options.lr_scheduler,
+                     .peak = options.lr,
+                     .least = options.min_lr,
+                     .warmup_steps = length.warmup_steps,
+                     .decay_steps = share_of_steps(options.decay, length.steps),
+                     .total_steps = length.steps});
 }
 
 }  // namespace

@@ -25,6 +25,8 @@ TEST(TrainOptions, ThoseThatAffectResultsArePinned) {
                                               "seed",
                                               "lr",
                                               "lr_scheduler",
+                                              "min_lr",
+                                              "decay",
                                               "warmup",
                                               "warmup_num_steps",
                                               "weight_decay",
@@ -120,6 +122,13 @@ TEST(TrainOptions, CombinationsAreRefused) {
   EXPECT_EQ(refusal(eval), "--eval_steps 10 needs records to evaluate on: add --eval_data FILE");
   eval.eval_data = "e";
   EXPECT_EQ(refusal(eval), "accepted");
+
+  TrainOptions least = o;
+  least.min_lr = 2e-5;
+  EXPECT_EQ(refusal(least),
+            "--min_lr 2e-05 is above --lr 1e-05, the peak that the learning rate falls from: give a smaller one");
+  least.lr = 2e-5;
+  EXPECT_EQ(refusal(least), "accepted");
 
   TrainOptions resume = o;
   resume.resume = "latest";
