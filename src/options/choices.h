@@ -26,8 +26,10 @@ enum class OptimizerDevice : std::uint8_t { cpu, none };  // where optimizer sta
 
 template <>
 struct EnumNames<LrScheduler> {
-  static constexpr std::pair<LrScheduler, std::string_view> list[] = {
-      {LrScheduler::cosine, "cosine"}, {LrScheduler::linear, "linear"}, {LrScheduler::constant, "constant"}, {LrScheduler::wsd, "wsd"}};
+  static constexpr std::pair<LrScheduler, std::string_view> list[] = {{LrScheduler::cosine, "cosine"},
+                                                                      {LrScheduler::linear, "linear"},
+                                                                      {LrScheduler::constant, "constant"},
+                                                                      {LrScheduler::wsd, "wsd"}};
 };
 template <>
 struct EnumNames<Precision> {

@@ -18,15 +18,16 @@ std::string names(const OptionRows& rows) {
 // Pinned, so that to add, rename or drop an option is a decision and not an accident. docs/command-line.md follows by
 // itself (tests/commands/docs_test.cpp says how).
 TEST(OptionLists, ArePinned) {
-  EXPECT_EQ(names(*find_command("train")->rows),
-            "model data eval_data output_dir overwrite_output_dir dry_run packing shuffle train_on_prompt "
-            "parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed batch_size "
-            "max_length gradient_accumulation_steps activation_checkpointing optimizer_state_dtype mode "
-            "offload_optimizer offload_ratio streamed_layers cast_side bucket_size device_memory host_memory lr "
-            "lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm "
-            "save_steps save_total_limit resume log_interval eval_steps wall_clock_breakdown trace trace_steps "
-            "bench_steps warmup_steps device dtype cpu_threads gpus deepspeed_config profile pin_memory "
-            "cpuadam_cores_perc config print_config verbose quiet");
+  EXPECT_EQ(
+      names(*find_command("train")->rows),
+      "model data eval_data output_dir overwrite_output_dir dry_run packing shuffle train_on_prompt "
+      "parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed batch_size "
+      "max_length gradient_accumulation_steps activation_checkpointing optimizer_state_dtype mode "
+      "offload_optimizer offload_ratio streamed_layers cast_side bucket_size device_memory host_memory lr "
+      "lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm "
+      "save_steps save_total_limit resume log_interval eval_steps wall_clock_breakdown trace trace_steps "
+      "bench_steps warmup_steps device dtype cpu_threads gpus deepspeed_config profile pin_memory "
+      "cpuadam_cores_perc config print_config verbose quiet");
   EXPECT_EQ(names(*find_command("init")->rows),
             "config tokenizer output_dir overwrite_output_dir seed dtype verbose quiet");
   EXPECT_EQ(names(*find_command("eval")->rows),
