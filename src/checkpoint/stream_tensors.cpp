@@ -1,9 +1,11 @@
 #include "checkpoint/stream_tensors.h"
 
 #include <algorithm>
+#include <chrono>
 #include <set>
 #include <utility>
 
+#include "base/log.h"
 #include "base/progress.h"
 #include "base/units.h"
 #include "device/wait_on_exit.h"
@@ -43,6 +45,7 @@ void stream_tensors(LoadingRing& ring, Stream& stream, std::vector<ShardReader::
   }
   // Whatever happens, the ring's memory goes only when no copy uses it.
   const WaitOnExit idle(stream);
+  const auto start = std::chrono::steady_clock::now();
   ShardReader reader(ring, std::move(requests), readers, cache, non_finite);
   ProgressReport progress(what);
   const std::string size = format_bytes(reader.total_bytes());
@@ -55,6 +58,8 @@ void stream_tensors(LoadingRing& ring, Stream& stream, std::vector<ShardReader::
   // Drops also the pages at the edges of pieces, which the pieces' own dropping leaves.
   if (cache == PageCache::drop)
     for (const SafetensorsReader* file : files) file->drop_cache();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  log_detail("{}: {} bytes, {:.4f} s", what, reader.total_bytes(), took.count());
 }
 
 }  // namespace so
