@@ -6,12 +6,44 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "offload/engine_rig.h"
 #include "support/thread_ranks.h"
 
 namespace so::test {
+
+// Embedding, five layers and a head, with joined matrices and sizes that need padding. The bias is smaller than four
+// ranks' slices.
+inline const ParameterLayout& layered() {
+  static const ParameterLayout layout = [] {
+    std::vector<Parameter> parameters = {{"embed", {60, 80}, true, 0, false}};
+    for (int layer = 1; layer <= 5; ++layer) {
+      const std::string name = std::to_string(layer);
+      parameters.push_back({name + ".norm", {77}, false, layer, false});
+      parameters.push_back({name + ".q", {40 + layer, 80}, true, layer, false});
+      parameters.push_back({name + ".k", {21, 80}, true, layer, true});
+      parameters.push_back({name + ".bias", {21}, false, layer, false});
+    }
+    parameters.push_back({"final_norm", {33}, false, 6, false});
+    parameters.push_back({"head", {50, 64}, true, 6, false});
+    return ParameterLayout(std::move(parameters));
+  }();
+  return layout;
+}
+
+inline EngineSettings gathered_settings(int gathered, int device_units = 0) {
+  EngineSettings settings;
+  settings.gathered = gathered;
+  settings.device_units = device_units;
+  settings.bucket_elements = 2048;
+  settings.undo_buckets = 3;
+  settings.weight_decay = 0.1;
+  settings.max_grad_norm = 3000;
+  return settings;
+}
 
 // The gradient of a step: those of all ranks added up. Gradients are multiples of 2^-8, so the sums are exact.
 inline Flat sum_of(const std::vector<Flat>& gradients) {
