@@ -57,12 +57,19 @@ TEST(Hardware, EveryConstantOfAKnownMachineSaysWhereItComesFrom) {
   for (const Preset& preset : hardware_presets()) {
     const json file = json::parse(preset.json);
     std::vector<std::string> constants{"device_memory_bytes", "host_memory_bytes", "host_threads"};
-    for (const char* table : {"rates", "efficiencies"})
+    for (const char* table : {"rates", "efficiencies", "between_gpus"})
       if (file.contains(table))
         for (const auto& [key, value] : file[table].items()) constants.push_back(key);
     EXPECT_EQ(file["sources"].size(), constants.size()) << preset.name;
     for (const std::string& key : constants)
       EXPECT_GT(file["sources"].value(key, "").size(), 5u) << preset.name << ": " << key;
+    for (const json& host : file.value("hosts", json::array())) {
+      std::vector<std::string> shared{"host_memory_bytes", "host_threads"};
+      for (const auto& [key, value] : host["rates"].items()) shared.push_back(key);
+      EXPECT_EQ(host["sources"].size(), shared.size()) << preset.name;
+      for (const std::string& key : shared)
+        EXPECT_GT(host["sources"].value(key, "").size(), 5u) << preset.name << ": " << host["gpus"] << ": " << key;
+    }
   }
 }
 

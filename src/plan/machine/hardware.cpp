@@ -46,6 +46,21 @@ constexpr std::pair<const char*, double E::*> efficiencies[]{
     {"host_adamw", &E::host_adamw},
 };
 
+using S = SharedRates;
+constexpr std::pair<const char*, double S::*> shared_rates[]{
+    {"link_to_host", &S::link_to_host},  {"link_to_device", &S::link_to_device},   {"link_both", &S::link_both},
+    {"host_adamw_bf16", &S::host_adamw}, {"host_adamw_fp32", &S::host_adamw_wide}, {"host_memory", &S::host_memory},
+};
+
+using I = Interconnect;
+constexpr std::pair<const char*, double I::*> interconnect[]{
+    {"peer", &I::peer},
+    {"network", &I::network},
+    {"collective_seconds", &I::collective_seconds},
+    {"peer_seconds", &I::peer_seconds},
+    {"network_seconds", &I::network_seconds},
+};
+
 class Reader {
  public:
   Reader(const ordered_json& object, std::string origin, std::string prefix = {})
@@ -102,15 +117,52 @@ void read_table(const Reader& object, const Table& table, Values& values) {
   for (const auto& [key, member] : table) values.*member = object.positive(key, most_rate);
 }
 
-// The file may say where its constants come from. That is for people to read, so only its form is checked.
-void check_sources(const ordered_json& file, const std::string& origin) {
-  const Reader sources(file["sources"], origin, "sources.");
+// The file, or a host in it, may say where its constants come from. That is for people to read, so only its form is
+// checked.
+void check_sources(const ordered_json& file, const std::string& origin, const std::string& prefix = {}) {
+  if (!file.contains("sources")) return;
+  const Reader sources(file["sources"], origin, prefix + "sources.");
   std::vector<std::string_view> constants{"device_memory_bytes", "host_memory_bytes", "host_threads"};
-  for (const char* table : {"rates", "efficiencies"})
+  for (const char* table : {"rates", "efficiencies", "between_gpus"})
     if (file.contains(table))
       for (const auto& [key, value] : file[table].items()) constants.emplace_back(key);
   sources.only(constants);
   for (const auto& [key, value] : file["sources"].items()) sources.text(key.c_str());
+}
+
+std::vector<SharedHost> read_hosts(const ordered_json& list, const std::string& origin) {
+  constexpr double most_gpus = 1024;
+  if (!list.is_array()) fail("{}: hosts: expected a list of JSON objects", origin);
+  std::vector<SharedHost> hosts;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const std::string prefix = fmt::format("hosts[{}].", i);
+    const Reader file(list[i], origin, prefix);
+    file.only({"gpus", "host_memory_bytes", "host_threads", "rates", "sources"});
+    SharedHost host;
+    const double gpus = file.positive("gpus", most_gpus);
+    host.gpus = static_cast<int>(gpus);
+    if (host.gpus != gpus || host.gpus <= (hosts.empty() ? 1 : hosts.back().gpus))
+      fail("{}: {}gpus: expected a whole number above {}", origin, prefix, hosts.empty() ? 1 : hosts.back().gpus);
+    host.host_memory = static_cast<std::size_t>(file.positive("host_memory_bytes", most_bytes));
+    host.host_threads = static_cast<int>(std::ceil(file.positive("host_threads", 65536)));
+    read_table(Reader(file.at("rates"), origin, prefix + "rates."), shared_rates, host.rates);
+    check_sources(list[i], origin, prefix);
+    hosts.push_back(host);
+  }
+  return hosts;
+}
+
+// Without a network where there is none.
+Interconnect read_interconnect(const ordered_json& object, const std::string& origin) {
+  const Reader file(object, origin, "between_gpus.");
+  std::vector<std::string_view> known;
+  for (const auto& [key, member] : interconnect) known.emplace_back(key);
+  file.only(known);
+  const bool network = object.contains("network") || object.contains("network_seconds");
+  Interconnect values;
+  for (const auto& [key, member] : interconnect)
+    if (network || !std::string_view(key).starts_with("network")) values.*member = file.positive(key, most_rate);
+  return values;
 }
 
 std::string_view preset_text(std::string_view name) {
@@ -123,6 +175,8 @@ std::string_view preset_text(std::string_view name) {
 
 std::span<const std::pair<const char*, double MachineRates::*>> rate_names() { return rates; }
 std::span<const std::pair<const char*, double Efficiencies::*>> efficiency_names() { return efficiencies; }
+std::span<const std::pair<const char*, double SharedRates::*>> shared_rate_names() { return shared_rates; }
+std::span<const std::pair<const char*, double Interconnect::*>> interconnect_names() { return interconnect; }
 
 const Efficiencies& h200_efficiencies() {
   // Reads this object alone, because a profile has its efficiencies before its file is read.
@@ -141,7 +195,7 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& origin)
   const std::string file_name = printable_path(origin);
   const Reader file(json, file_name);
   file.only({"name", "source", "device_memory_bytes", "host_memory_bytes", "host_threads", "rates", "efficiencies",
-             "sources"});
+             "hosts", "between_gpus", "sources"});
   HardwareProfile profile;
   profile.name = file.text("name");
   profile.source = file.text("source");
@@ -151,7 +205,9 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& origin)
   read_table(Reader(file.at("rates"), file_name, "rates."), rates, profile.rates);
   if (json.contains("efficiencies"))
     read_table(Reader(json["efficiencies"], file_name, "efficiencies."), efficiencies, profile.rates.efficiencies);
-  if (json.contains("sources")) check_sources(json, file_name);
+  if (json.contains("hosts")) profile.hosts = read_hosts(json["hosts"], file_name);
+  if (json.contains("between_gpus")) profile.between_gpus = read_interconnect(json["between_gpus"], file_name);
+  check_sources(json, file_name);
   return profile;
 }
 

@@ -6,10 +6,36 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "plan/machine/rates.h"
 
 namespace so {
+
+// The bytes/s that all GPUs of a host have at once, added up.
+struct SharedRates {
+  double link_to_host = 0, link_to_device = 0;  // copies one way, by all GPUs
+  double link_both = 0;                         // both ways at once, by all GPUs
+  double host_adamw = 0, host_adamw_wide = 0;   // by the threads of all processes
+  double host_memory = 0;                       // AdamW and the links' copies together
+};
+
+// A host with several GPUs: what their processes share.
+struct SharedHost {
+  int gpus = 2;
+  std::size_t host_memory = 0;  // bytes that they may have together
+  int host_threads = 1;         // that run AdamW in all of them together
+  SharedRates rates;
+};
+
+// The ways between GPUs, which collectives take. All 0: not known.
+struct Interconnect {
+  double peer = 0;                // bytes/s that a GPU receives from another of its host
+  double network = 0;             // bytes/s that a GPU receives from another host; 0: not known
+  double collective_seconds = 0;  // a collective's latency: this, and for each step of a ring through all GPUs
+  double peer_seconds = 0;        // so much within a host,
+  double network_seconds = 0;     // so much from host to host
+};
 
 // One GPU and its share of the host.
 struct HardwareProfile {
@@ -19,16 +45,20 @@ struct HardwareProfile {
   std::size_t host_memory = 0;    // bytes that it may have beside the rest of the system
   int host_threads = 1;           // that run AdamW
   MachineRates rates;             // of a model in bf16
+  std::vector<SharedHost> hosts;  // with several GPUs, the fewest first; empty: not known
+  Interconnect between_gpus;
 };
 
 // The rates and the efficiencies by the names that they have in files.
 std::span<const std::pair<const char*, double MachineRates::*>> rate_names();
 std::span<const std::pair<const char*, double Efficiencies::*>> efficiency_names();
+std::span<const std::pair<const char*, double SharedRates::*>> shared_rate_names();
+std::span<const std::pair<const char*, double Interconnect::*>> interconnect_names();
 
-// JSON, as `superoffload profile` writes it; a file may have efficiencies too, and say of each constant where it comes
-// from. Throws Error for a text that is not such a file: `origin` and the key.
+// JSON, as `superoffload profile` writes it; a file may have efficiencies and what several GPUs share too, and say of
+// each constant where it comes from. Throws Error for a text that is not such a file: `origin` and the key.
 HardwareProfile parse_hardware(std::string_view json, const std::string& origin);
-std::string to_json(const HardwareProfile& profile);  // without efficiencies, which nothing measures
+std::string to_json(const HardwareProfile& profile);  // of one GPU, without efficiencies: what is measured
 
 // Machines that the program knows (hardware_presets()), sorted by name.
 struct KnownHardware {

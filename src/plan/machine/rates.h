@@ -1,9 +1,17 @@
 // The rates of a machine that a plan is made from.
 #pragma once
 
+#include <limits>
 #include <string>
 
 namespace so {
+
+// How long a reduce-scatter or an all-gather over the ranks takes: `seconds`, and for the bytes that a rank receives of
+// the others at this rate.
+struct CollectiveRates {
+  double bytes = std::numeric_limits<double>::infinity();  // a second
+  double seconds = 0;
+};
 
 // The shares of the rates below that kernels reach, and a layer's work beside them. configs/hardware/h200.json says of
 // each what it counts and where it comes from.
@@ -32,6 +40,9 @@ struct MachineRates {
   double host_memory = 0;      // what AdamW and the link's copies both ways move together, all at once
   double kernel_seconds = 0;   // of the device, that a kernel takes however little it does
   Efficiencies efficiencies = h200_efficiencies();
+  // These are for a rank that shares its host or its run with others.
+  double link_both = std::numeric_limits<double>::infinity();  // both ways of the link at once, added up
+  CollectiveRates collectives;
 };
 
 std::string describe_rates(const MachineRates& rates);  // for the log

@@ -1,0 +1,69 @@
+#include "plan/machine/rank_hardware.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace so {
+namespace {
+
+// The smallest host with so many GPUs that the profile has; null if none is large enough.
+const SharedHost* host_with(const HardwareProfile& profile, int gpus) {
+  const auto found = std::find_if(profile.hosts.begin(), profile.hosts.end(),
+                                  [&](const SharedHost& host) { return host.gpus >= gpus; });
+  return found == profile.hosts.end() ? nullptr : &*found;
+}
+
+CollectiveRates ring_of(const Interconnect& between, const RankHosts& ranks) {
+  CollectiveRates ring;
+  const int hosts = ranks.hosts();
+  if (ranks.per_host > 1) ring.bytes = between.peer;
+  if (hosts > 1) ring.bytes = std::min(ring.bytes, ranks.per_host * between.network);
+  ring.seconds =
+      between.collective_seconds + (ranks.ranks - hosts) * between.peer_seconds + (hosts - 1) * between.network_seconds;
+  return ring;
+}
+
+}  // namespace
+
+RankHosts rank_hosts(const HardwareProfile& profile, const std::string& name, int ranks, std::optional<int> per_host) {
+  if (per_host && *per_host > ranks) fail("--gpus_per_host {}: there are {} (--gpus)", *per_host, ranks);
+  if (ranks == 1) return {};
+  const auto missing = [&](const char* key, const char* what) {
+    fail("--gpus {}: the hardware file of {} does not say {}: {}: missing", ranks, name, what, key);
+  };
+  if (profile.between_gpus.peer == 0) missing("between_gpus", "how fast GPUs reach each other");
+  if (profile.hosts.empty() && per_host != 1) missing("hosts", "what the GPUs of one host share");
+  const int most = profile.hosts.empty() ? 1 : profile.hosts.back().gpus;
+  const RankHosts all{ranks, per_host.value_or(std::min(ranks, most))};
+  if (all.per_host > most)
+    fail("--gpus_per_host {}: the hardware file of {} says what up to {} GPUs of one host share (hosts)", all.per_host,
+         name, most);
+  if (ranks % all.per_host != 0)
+    fail("--gpus {}: no number of hosts with {} GPUs each has so many; say with --gpus_per_host how many a host has",
+         ranks, all.per_host);
+  if (all.hosts() > 1 && profile.between_gpus.network == 0)
+    missing("between_gpus.network", "how fast GPUs of several hosts reach each other");
+  return all;
+}
+
+HardwareProfile part_of_rank(const HardwareProfile& profile, const RankHosts& ranks) {
+  if (ranks.ranks == 1) return profile;
+  HardwareProfile part = profile;
+  part.rates.collectives = ring_of(profile.between_gpus, ranks);
+  if (ranks.per_host == 1) return part;
+  const SharedHost* host = host_with(profile, ranks.per_host);
+  SO_CHECK(host, "no host with {} GPUs", ranks.per_host);
+  part.host_memory = host->host_memory / static_cast<std::size_t>(ranks.per_host);
+  part.host_threads = std::max(1, host->host_threads / ranks.per_host);
+  const auto share = [&](double& alone, double shared) { alone = std::min(alone, shared / ranks.per_host); };
+  share(part.rates.link_to_host, host->rates.link_to_host);
+  share(part.rates.link_to_device, host->rates.link_to_device);
+  share(part.rates.link_both, host->rates.link_both);
+  share(part.rates.host_adamw, host->rates.host_adamw);
+  share(part.rates.host_adamw_wide, host->rates.host_adamw_wide);
+  share(part.rates.host_memory, host->rates.host_memory);
+  return part;
+}
+
+}  // namespace so
