@@ -15,6 +15,17 @@ std::int64_t buckets_of(std::int64_t elements, std::int64_t bucket) { return (el
 
 double full_bytes(const PlacementInputs& in) { return 2 * in.state_bytes + in.gradient_bytes + in.weight_bytes; }
 
+// The part of `elements` that the first rank owns, but for what slices are aligned to.
+std::int64_t own_part(const PlacementInputs& in, std::int64_t elements) { return (elements + in.ranks - 1) / in.ranks; }
+
+// Each of a unit's buckets is reduced or gathered by itself; `element_bytes` travel for an element.
+double collective_seconds(const PlacementInputs& in, std::int64_t elements, double element_bytes) {
+  if (in.ranks == 1) return 0;
+  const double received = static_cast<double>(elements) * element_bytes * (1 - 1.0 / in.ranks);
+  return static_cast<double>(buckets_of(elements, in.bucket_elements)) * in.rates.collectives.seconds +
+         received / in.rates.collectives.bytes;
+}
+
 double host_elements(const SimulatedRun& run) {
   double n = 0;
   for (std::size_t u = static_cast<std::size_t>(run.device_units); u < run.units.size(); ++u)
@@ -33,17 +44,20 @@ double least_seconds(const SimulatedRun& run) {
                            ? 0
                            : 1 - static_cast<double>(std::min(stream_places, run.streamed_units)) / run.streamed_units;
   const double copies = 1 + (2 * micro_batches - 1) * again;
-  double pass = 0, to_device = 0;
+  double pass = 0, to_device = 0, reduce = 0, gather = 0;
   for (std::size_t u = 0; u < run.units.size(); ++u) {
     const auto elements = static_cast<double>(run.units[u].elements);
     pass += run.units[u].forward + run.units[u].backward;
+    reduce += run.units[u].reduce;
+    gather += run.units[u].gather;
     if (static_cast<int>(u) >= run.device_units)
       to_device += elements * (streams[u] ? copies * run.stream_bytes : run.weight_bytes);
   }
   const double owned = host_elements(run), to_host = owned * run.gradient_bytes;
   const double update = 2 * run.state_bytes + run.gradient_bytes + run.weight_bytes;
   return std::max({run.device_update + micro_batches * pass, to_host / run.link_to_host, to_device / run.link_to_device,
-                   owned * update / run.host_adamw, (owned * update + to_host + to_device) / run.host_memory});
+                   (to_host + to_device) / run.link_both, reduce, gather, owned * update / run.host_adamw,
+                   (owned * update + to_host + to_device) / run.host_memory});
 }
 
 CastSide choose_cast(const MachineRates& r, double state_bytes) {
@@ -65,7 +79,7 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
                    .move_gradients = residency.moves_gradients(),
                    .schedule = in.schedule,
                    .micro_batches = in.micro_batches,
-                   .bucket_elements = in.bucket_elements,
+                   .bucket_elements = own_part(in, in.bucket_elements),
                    .undo_buckets = undo_buckets,
                    .gradient_bytes = in.gradient_bytes,
                    .weight_bytes = in.weight_bytes,
@@ -74,15 +88,18 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
                    .link_to_host = r.link_to_host,
                    .link_to_device = r.link_to_device,
                    .host_memory = r.host_memory,
-                   .host_adamw = r.host_adamw};
+                   .host_adamw = r.host_adamw,
+                   .link_both = r.link_both};
   for (std::size_t u = 0; u < in.units.size(); ++u) {
     const UnitWork& unit = in.units[u];
-    SimulatedUnit s{.elements = unit.elements,
+    SimulatedUnit s{.elements = own_part(in, unit.elements),
                     .forward = unit.forward_flops / r.gemm_flops + unit.forward_bytes / r.device_memory +
                                unit.forward_kernels * r.kernel_seconds,
                     .backward = (unit.backward_flops + again.flops[u]) / r.gemm_flops +
                                 (unit.backward_bytes + again.device_bytes[u]) / r.device_memory +
-                                unit.backward_kernels * r.kernel_seconds};
+                                unit.backward_kernels * r.kernel_seconds,
+                    .reduce = collective_seconds(in, unit.elements, in.gradient_bytes),
+                    .gather = collective_seconds(in, unit.elements, in.stream_bytes)};
     // Copies of what is kept on the host go beside the unit's work.
     if (!again.link_bytes.empty()) {
       s.forward = std::max(s.forward, again.link_bytes[u] / r.link_to_host);
@@ -116,7 +133,9 @@ StepEstimate estimate_step(const PlacementInputs& in, int device_units, std::int
           .speculated_elements = step.speculated,
           .previewed_elements = step.previewed,
           .update_seconds = step.update_seconds,
-          .host_time = step.host};
+          .host_time = step.host,
+          .collectives = step.collectives,
+          .collective_waits = step.collective_waits};
 }
 
 std::int64_t choose_undo_buckets(const PlacementInputs& in, int device_units, std::int64_t keep, std::size_t host_bytes,
@@ -134,7 +153,7 @@ std::int64_t choose_undo_buckets(const PlacementInputs& in, int device_units, st
                update = std::max(full / in.rates.host_adamw,  // an element
                                  (full + in.gradient_bytes + in.weight_bytes) / in.rates.host_memory);
   const double fillable = std::min(host_elements(run), backward / update);
-  return std::min(places, static_cast<std::int64_t>(std::ceil(fillable / static_cast<double>(in.bucket_elements))));
+  return std::min(places, static_cast<std::int64_t>(std::ceil(fillable / static_cast<double>(run.bucket_elements))));
 }
 
 double rank_of(const StepEstimate& estimate) { return estimate.seconds() - estimate.device_update; }

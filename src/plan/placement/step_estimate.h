@@ -38,7 +38,8 @@ struct Residency {
 };
 
 struct PlacementInputs {
-  MachineRates rates;
+  MachineRates rates;  // of a rank, while all work
+  int ranks = 1;       // each with a slice of every bucket, and all weights and gradients on its device
   std::vector<UnitWork> units;
   Schedule schedule = Schedule::overlapped;
   std::int64_t micro_batches = 1;
@@ -76,13 +77,15 @@ struct StepEstimate {
   double previewed_elements = 0;  // whose weights are made before it, and the state later
   double update_seconds = 0;      // that the host updates an element in, beside the rest; 0: it owns none
   HostSeconds host_time{};        // what it does; they make up the step, if it owns anything
+  double collectives = 0;         // that the ranks' collectives take
+  double collective_waits = 0;    // of `waits`, those for collectives
   StepOverlap overlap() const { return {.seconds = seconds(), .device_idle = waits, .host = host_time}; }
 };
 
 // Describes a step for the simulator (plan/simulate/simulator.h). An element of AdamW moves 2 s + g + w bytes of
 // host memory (s, g, w: its state, gradient and weight): old state read, new state written. The link's copies of
 // gradient and weight move g + w bytes more. A preview moves s + g + w bytes for the weights, and 2 s + g later for
-// the state.
+// the state. With several ranks it is the step of the first, whose slices are the longest.
 SimulatedRun simulated_run(const PlacementInputs& inputs, int device_units, std::int64_t keep,
                            std::int64_t undo_buckets, Residency residency = {});
 

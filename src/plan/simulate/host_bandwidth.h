@@ -12,8 +12,8 @@ using BandwidthRates = std::array<double, bandwidth_users>;  // bytes/s
 
 class HostBandwidth {
  public:
-  // `most`: what each can use at most if nothing else works.
-  HostBandwidth(double capacity, const BandwidthRates& most);
+  // `most`: what each can use at most if nothing else works. `link_both`: what both copies can together.
+  HostBandwidth(double capacity, BandwidthRates most, double link_both);
 
   // The rates while those whose bits are set in `active` work: each gets an equal part or as much as it can use, and
   // what that leaves goes to the others.

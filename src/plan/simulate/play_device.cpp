@@ -6,6 +6,7 @@
 namespace so {
 
 bool StepPlay::may_start(const DeviceOp& op) {
+  for_collective_ = false;
   const auto wait_for = [&](WaitReason reason) {
     waits_for_ = reason;
     return false;
@@ -16,6 +17,10 @@ bool StepPlay::may_start(const DeviceOp& op) {
       return wait_for(WaitReason::host);
     if (!has_final_weights(op.unit)) return wait_for(WaitReason::host);
     if (!pieces_.all_of(op.unit, [&](int i) { return on_the_way_[at(i)] == 0; })) return wait_for(WaitReason::link);
+    if (several_ranks_ && gathered_ <= op.unit) {
+      for_collective_ = true;
+      return wait_for(WaitReason::link);
+    }
   }
   if (op.use >= uses_there_) return wait_for(WaitReason::stream);
   if (op.work == SimulatedWork::backward) {
@@ -34,7 +39,16 @@ int StepPlay::slot_of(int unit) const {
 }
 
 bool StepPlay::start_device() {
-  if (device_.busy || next_op_ == program_.ops.size()) return false;
+  if (device_.busy) return false;
+  if (next_op_ == program_.ops.size()) {
+    // The verdict waits for the gradients' sums.
+    if (reducing() && wait_began_ < 0) {
+      waits_for_ = WaitReason::verdict;
+      for_collective_ = true;
+      wait_began_ = now_;
+    }
+    return false;
+  }
   const DeviceOp& op = program_.ops[next_op_];
   if (op.last && !asked_) ask();
   const WaitReason before = waits_for_;
@@ -67,7 +81,10 @@ bool StepPlay::start_device() {
 
 void StepPlay::end_wait(WaitReason reason) {
   if (wait_began_ >= 0 && now_ > wait_began_)
-    note({.work = SimulatedWork::wait, .reason = reason, .unit = program_.ops[next_op_].unit}, wait_began_);
+    note({.work = SimulatedWork::wait,
+          .reason = reason,
+          .unit = next_op_ < program_.ops.size() ? program_.ops[next_op_].unit : -1},
+         wait_began_);
   wait_began_ = -1;
 }
 
@@ -78,13 +95,20 @@ void StepPlay::finish_device() {
   if (op.use >= 0) ++uses_done_;
   if (op.work == SimulatedWork::device_update) phase_ = 0;
   if (op.work != SimulatedWork::backward || !op.last) return;
-  for (int i = pieces_.first_of(op.unit + 1); i-- > pieces_.first_of(op.unit);) {
-    schedule_.landed(pieces_[i]);
-    if (run_.move_gradients) fetch(i);
-  }
+  if (several_ranks_)
+    reductions_.push_back(op.unit);
+  else
+    landed(op.unit);
   if (!first_gradient_) {
     first_gradient_ = true;
     forward_seconds_ = std::exchange(phase_, 0);
+  }
+}
+
+void StepPlay::landed(int unit) {
+  for (int i = pieces_.first_of(unit + 1); i-- > pieces_.first_of(unit);) {
+    schedule_.landed(pieces_[i]);
+    if (run_.move_gradients) fetch(i);
   }
 }
 

@@ -4,6 +4,12 @@
 // which AdamW alone may not be able to use all: each gets an equal part, or as much as it can use, and what that leaves
 // goes to the others. The device goes through its units in order, and where it waits, for whom is recorded.
 //
+// With several ranks this is the step of one of them: the others do the same at the same time, and `elements` are its
+// own slice. Two more lanes work then, as the engine has them (offload/rank_exchange.h). Reductions follow the backward
+// pass of the last micro-batch: the host is given a unit's gradient, and the verdict taken, when the sums are there.
+// Gathers follow the first forward pass, each as soon as the rank's own weights of the unit have arrived. So the two
+// lanes never work at once.
+//
 // Where the engine moves buckets the simulator moves pieces of units, as few as give the same result. No device, no
 // clock.
 #pragma once
@@ -29,6 +35,7 @@ namespace so {
 struct SimulatedUnit {
   std::int64_t elements = 0;
   double forward = 0, backward = 0;
+  double reduce = 0, gather = 0;  // seconds of its collectives; 0 of all units: there is one rank
 };
 
 // The run to simulate, and the machine to simulate it on.
@@ -48,6 +55,7 @@ struct SimulatedRun {
   double state_bytes = 12;                                       // an element: fp32 master weight and two moments
   double link_to_host = 0, link_to_device = 0, host_memory = 0;  // bytes/s
   double host_adamw = std::numeric_limits<double>::infinity();   // of host_memory, what AdamW can use at most
+  double link_both = std::numeric_limits<double>::infinity();    // of the link, both ways at once, added up
 };
 
 struct SimulatedStep {
@@ -58,20 +66,24 @@ struct SimulatedStep {
   double speculated = 0, previewed = 0;  // elements, ahead of the verdict
   double update_seconds = 0;             // that the host updates an element in; 0: it updated none
   HostSeconds host{};                    // what the host's AdamW does; they make up the step, if it owns anything
+  double collectives = 0;                // that the ranks' collectives take
+  double collective_waits = 0;           // of the device's waits, those for collectives
   StepOverlap overlap() const { return {.seconds = seconds, .device_idle = waits, .host = host}; }
 };
 
-enum class SimulatedLane : std::uint8_t { device, to_host, host, to_device };
-inline constexpr int simulated_lanes = 4;
+enum class SimulatedLane : std::uint8_t { device, to_host, host, to_device, reduce, gather };
+inline constexpr int simulated_lanes = 6;
 enum class SimulatedWork : std::uint8_t {
   forward,
   backward,
-  device_update,  // of the device
-  wait,           // of the device, for `reason`
-  fetch,          // of a gradient, to the host
-  host_task,      // of the host: `task`
-  send,           // of weights, to the device
-  stream,         // of a unit's weights, ahead of their use
+  device_update,   // of the device
+  wait,            // of the device, for `reason`
+  fetch,           // of a gradient, to the host
+  host_task,       // of the host: `task`
+  send,            // of weights, to the device
+  stream,          // of a unit's weights, ahead of their use
+  reduce_scatter,  // of a unit's gradient, over ranks
+  all_gather,      // of a unit's weights, from all ranks
 };
 
 // A while that a lane worked, or the device waited.

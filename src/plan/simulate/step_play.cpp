@@ -19,13 +19,16 @@ StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
       schedule_(pieces_.all(), places_),
       streamed_(so::streamed_units(static_cast<int>(run_.units.size()), run_.device_units, run_.streamed_units)),
       program_(make_device_program(run_, streamed_)),
-      bandwidth_(run_.host_memory, {run_.host_adamw, run_.link_to_host, run_.link_to_device}),
+      bandwidth_(run_.host_memory, {run_.host_adamw, run_.link_to_host, run_.link_to_device}, run_.link_both),
+      several_ranks_(std::any_of(run_.units.begin(), run_.units.end(),
+                                 [](const SimulatedUnit& unit) { return unit.reduce > 0 || unit.gather > 0; })),
       fetched_(pieces_.size(), true),
       on_the_way_(pieces_.size(), 0) {
   SO_CHECK(run_.link_to_host > 0 && run_.link_to_device > 0 && run_.host_memory > 0 && run_.host_adamw > 0 &&
-               run_.micro_batches > 0 && run_.bucket_elements > 0 &&
+               run_.link_both > 0 && run_.micro_batches > 0 && run_.bucket_elements > 0 &&
                run_.device_units <= static_cast<int>(run_.units.size()),
            "no machine to simulate");
+  SO_CHECK(!several_ranks_ || !run_.move_gradients, "gradients that are moved before they are reduced");
   held_.fill(-1);
 }
 
@@ -34,9 +37,10 @@ SimulatedStep StepPlay::step() {
   for (;;) {
     while (start_what_can()) {
     }
-    if (next_op_ == program_.ops.size() && !device_.busy) break;
+    if (next_op_ == program_.ops.size() && !device_.busy && !reducing()) break;
     advance();
   }
+  end_wait(WaitReason::verdict);
   schedule_.decide(true, run_.verdicts == Verdicts::stand);
   backward_seconds_ = phase_;
   step_.seconds = now_;
@@ -66,6 +70,7 @@ void StepPlay::begin_step() {
   uses_done_ = uses_there_ = 0;
   stream_ready_ = forever;
   asked_ = first_gradient_ = false;
+  gathered_ = 0;
   phase_ = 0;
   pace_.restart();
   // The engine's own thread is ahead of the device by as much as it need not wait.
@@ -77,7 +82,9 @@ bool StepPlay::start_what_can() {
   const bool host = start_host();
   const bool to_host = start_to_host();
   const bool to_device = start_to_device();
-  return device || host || to_host || to_device;
+  const bool reduce = start_reduce();
+  const bool gather = start_gather();
+  return device || host || to_host || to_device || reduce || gather;
 }
 
 void StepPlay::advance() {
@@ -92,23 +99,42 @@ void StepPlay::advance() {
       until = end;
       next = i;
     }
+  const Lane* next_collective = nullptr;
+  for (const Lane* lane : collectives())
+    if (const double end = lane->busy ? now_ + lane->left : forever; end < until) {
+      until = end;
+      next = bandwidth_users;
+      next_collective = lane;
+    }
   SO_CHECK(until < forever, "a simulated step that never ends");
   const double seconds = until - now_;
   if (!device_.busy) {
     step_.waits[static_cast<std::size_t>(waits_for_)] += seconds;
     if (waits_for_ == WaitReason::stream) micro_waited_ += seconds;
+    if (for_collective_) step_.collective_waits += seconds;
   }
-  // Waits for streamed weights belong to the pass's own time: it passes whatever the host does.
-  if (device_.busy || waits_for_ == WaitReason::stream) phase_ += seconds;
+  // Waits for streamed weights belong to the pass's own time, and those for the last reductions to backward's: they
+  // pass whatever the host does.
+  if (device_.busy || waits_for_ == WaitReason::stream || waits_for_ == WaitReason::verdict) phase_ += seconds;
   now_ = until;
   if (pieces_.size() > 0) step_.host[static_cast<std::size_t>(host_.busy ? HostTime::adamw : host_idle_)] += seconds;
   for (std::size_t i = 0; i < bandwidth_users; ++i)
     if (all[i]->busy) all[i]->left -= rates[i] * seconds;
   // Beside that which is next, what differs from it by rounding only.
   const auto done = [&](std::size_t i) { return all[i]->busy && (i == next || all[i]->left <= 1e-9 * all[i]->all); };
+  for (Lane* lane : collectives())
+    if (lane->busy) {
+      lane->left -= seconds;
+      step_.collectives += seconds;
+    }
+  const auto collective_done = [&](const Lane& lane) {
+    return lane.busy && (&lane == next_collective || lane.left <= 1e-9 * lane.all);
+  };
   if (done(0)) finish_host();
   if (done(1)) finish_to_host();
   if (done(2)) finish_to_device();
+  if (collective_done(reduce_)) finish_reduce();
+  if (collective_done(gather_)) finish_gather();
   if (device_.busy && device_ends_ <= now_) finish_device();
 }
 

@@ -1,4 +1,4 @@
-// Plays steps of a simulated run one after the other: four lanes, and a clock that goes from one lane's end to the next
+// Plays steps of a simulated run one after the other: its lanes, and a clock that goes from one lane's end to the next
 // (plan/simulate/simulator.h says what is modelled). A file has the work of each lane.
 #pragma once
 
@@ -58,6 +58,8 @@ class StepPlay {
     SimulatedSpan span;        // what it is
   };
   std::array<Lane*, bandwidth_users> lanes() { return {&host_, &to_host_, &to_device_}; }
+  // Their `all` and `left` are seconds.
+  std::array<Lane*, 2> collectives() { return {&reduce_, &gather_}; }
 
   // ---- Time (step_play.cpp) ----
   void begin_step();
@@ -75,6 +77,8 @@ class StepPlay {
   bool start_device();
   void end_wait(WaitReason reason);
   void finish_device();
+  // The unit's gradient is complete, of all ranks.
+  void landed(int unit);
 
   // ---- The host: the policy's choice, and AdamW (play_host.cpp) ----
   std::int64_t count_places() const;
@@ -92,6 +96,14 @@ class StepPlay {
   void finish_to_host();
   void finish_to_device();
 
+  // ---- Collectives (play_collectives.cpp) ----
+  bool start_reduce();
+  bool start_gather();
+  void start_collective(Lane& lane, int unit, double seconds, SimulatedSpan span);
+  void finish_reduce();
+  void finish_gather();
+  bool reducing() const { return reduce_.busy || !reductions_.empty(); }
+
   const SimulatedRun run_;
   const std::unique_ptr<UpdatePolicy> policy_;
   HostPieces pieces_;
@@ -101,15 +113,17 @@ class StepPlay {
   const std::vector<bool> streamed_;  // by unit
   const DeviceProgram program_;       // of a step
   const HostBandwidth bandwidth_;
+  const bool several_ranks_;
 
   double now_ = 0;  // seconds since the last verdict
   SimulatedStep step_;
   std::vector<SimulatedSpan>* spans_ = nullptr;
 
-  Lane device_, host_, to_host_, to_device_;
+  Lane device_, host_, to_host_, to_device_, reduce_, gather_;
   double device_ends_ = 0;
   std::size_t next_op_ = 0;
   WaitReason waits_for_ = WaitReason::host;
+  bool for_collective_ = false;  // that wait
   double wait_began_ = -1;
   double micro_waited_ = 0, micro_streamed_ = 0;  // seconds and bytes, of this micro-batch, by streaming
   std::array<int, gradient_slots> held_;          // by slot: the unit that had it last, -1: none
@@ -128,6 +142,8 @@ class StepPlay {
   int uses_done_ = 0, uses_there_ = 0;
   bool streaming_ = false;
   double stream_ready_ = forever;
+  std::deque<int> reductions_;  // units, in order
+  int gathered_ = 0;            // units of which all weights are there
 
   // The figures that the engine would measure.
   HostPace pace_;

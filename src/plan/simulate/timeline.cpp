@@ -18,9 +18,20 @@ constexpr double least_share = 0.125;
 struct Lane {
   std::string_view sketched, track;
   bool stream;
+  bool of_ranks = false;  // shown where there are several
 };
-constexpr std::array<Lane, simulated_lanes> lanes{
-    {{"GPU", "compute", true}, {"D2H", "to host", true}, {"CPU", "optimizer", false}, {"H2D", "to device", true}}};
+constexpr std::array<Lane, simulated_lanes> lanes{{{"GPU", "compute", true},
+                                                   {"D2H", "to host", true},
+                                                   {"CPU", "optimizer", false},
+                                                   {"H2D", "to device", true},
+                                                   {"RED", "reduce", true, true},
+                                                   {"GTH", "gather", true, true}}};
+
+bool is_shown(const SimulatedTimeline& timeline, std::size_t lane) {
+  return !lanes[lane].of_ranks ||
+         std::any_of(timeline.spans.begin(), timeline.spans.end(),
+                     [&](const SimulatedSpan& span) { return static_cast<std::size_t>(span.lane) == lane; });
+}
 
 struct Mark {
   char character;
@@ -75,10 +86,18 @@ Mark mark_of(const SimulatedSpan& span) {
       return mark_of_task(span.task);
     case SimulatedWork::send:
       return {'w', "weights"};
+    case SimulatedWork::reduce_scatter:
+      return {'r', "gradients are summed over GPUs"};
+    case SimulatedWork::all_gather:
+      return {'t', "weights are gathered from all GPUs"};
     case SimulatedWork::stream:
       break;
   }
   return {'s', "streamed weights"};
+}
+
+bool is_work(const SimulatedSpan& span) {
+  return span.lane == SimulatedLane::device || lanes[static_cast<std::size_t>(span.lane)].of_ranks;
 }
 
 std::string name_of_span(const SimulatedSpan& span) {
@@ -98,6 +117,10 @@ std::string name_of_span(const SimulatedSpan& span) {
       return std::string(name_of(span.task)) + of;
     case SimulatedWork::send:
       return "weights" + of;
+    case SimulatedWork::reduce_scatter:
+      return "reduce_scatter" + of;
+    case SimulatedWork::all_gather:
+      return "all_gather" + of;
     case SimulatedWork::stream:
       break;
   }
@@ -124,6 +147,7 @@ std::string sketch(const SimulatedTimeline& timeline, int width) {
   }
   std::string text, legend;
   for (std::size_t lane = 0; lane < simulated_lanes; ++lane) {
+    if (!is_shown(timeline, lane)) continue;
     text += fmt::format("{} |", lanes[lane].sketched);
     std::map<char, std::string_view> shown;
     for (const std::map<char, double>& marks : busy[lane]) {
@@ -156,15 +180,20 @@ std::string sketch(const SimulatedTimeline& timeline, int width) {
 Trace to_trace(const SimulatedTimeline& timeline) {
   const auto nanoseconds = [](double seconds) { return static_cast<std::int64_t>(std::llround(seconds * 1e9)); };
   Trace trace;
-  for (const Lane& lane : lanes) trace.tracks.push_back({std::string(lane.track), lane.stream});
+  std::array<int, simulated_lanes> tracks{};
+  for (std::size_t lane = 0; lane < simulated_lanes; ++lane) {
+    tracks[lane] = static_cast<int>(trace.tracks.size());
+    if (is_shown(timeline, lane)) trace.tracks.push_back({std::string(lanes[lane].track), lanes[lane].stream});
+  }
+  const int weights = static_cast<int>(trace.tracks.size());
   // Which has a stream of its own.
   const auto streams = [](const SimulatedSpan& span) { return span.work == SimulatedWork::stream; };
   if (std::any_of(timeline.spans.begin(), timeline.spans.end(), streams)) trace.tracks.push_back({"weights", true});
   for (const SimulatedSpan& span : timeline.spans) {
     TraceActivity activity;
-    activity.track = streams(span) ? simulated_lanes : static_cast<int>(span.lane);
+    activity.track = streams(span) ? weights : tracks[static_cast<std::size_t>(span.lane)];
     activity.kind = span.work == SimulatedWork::wait        ? TraceKind::wait
-                    : span.lane == SimulatedLane::device    ? TraceKind::work
+                    : is_work(span)                         ? TraceKind::work
                     : span.work == SimulatedWork::host_task ? TraceKind::host
                                                             : TraceKind::copy;
     activity.name = name_of_span(span);

@@ -8,8 +8,8 @@
 
 namespace so {
 
-// Four lanes, `width` slices of equal length, and lines that say what the characters mean. A slice shows what takes the
-// most of it.
+// Four lanes, two more of several ranks, `width` slices of equal length, and lines that say what the characters mean. A
+// slice shows what takes the most of it.
 //
 //   GPU | uffffffffffffff.ffffffffffffffffffffffffffffbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbv |
 //   D2H |                                            ggggg ggggg gggggg ggg ggg ggg ggg ggg ggg ggg ggg ggg  |

@@ -1,0 +1,150 @@
+// Steps of several ranks played in virtual time, against the same worked out by hand.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "plan/placement/step_estimate.h"
+#include "plan/simulate/host_bandwidth.h"
+#include "plan/simulate/simulator.h"
+#include "plan/simulate/timeline.h"
+#include "support/errors.h"
+
+namespace so::test {
+namespace {
+
+double waited_for(const SimulatedStep& step, WaitReason reason) { return step.waits[static_cast<std::size_t>(reason)]; }
+
+// Two units that the device owns, whose update takes no time: a second forward and two backward each.
+SimulatedRun two_units(double reduce, double gather) {
+  SimulatedRun run;
+  run.units.assign(2, {1000, 1, 2, reduce, gather});
+  run.device_units = 2;
+  run.bucket_elements = 1000;
+  run.link_to_host = run.link_to_device = 2000;
+  run.host_memory = 28'000;
+  return run;
+}
+
+// Leaves every bucket for after the verdict.
+class LeavingPolicy final : public UpdatePolicy {
+ public:
+  UpdateChoice choose(const UpdateFacts& facts) override {
+    const std::size_t n = facts.elements.size();
+    return {std::vector(n, Ahead::leave), std::vector(n, After::in_place), std::vector(n, After::in_place)};
+  }
+};
+
+void expect_whole(const SimulatedStep& step) {
+  EXPECT_NEAR(std::accumulate(step.waits.begin(), step.waits.end(), step.device), step.seconds, 1e-9 * step.seconds);
+}
+
+// The first gather, with which the step begins, and the last reduction, with which it ends, cannot hide.
+TEST(Collectives, HideUnderTheOtherUnitsWork) {
+  const SimulatedStep step = Simulator(two_units(1, 0.5)).settle();
+  EXPECT_NEAR(step.device, 6, 1e-9);
+  EXPECT_NEAR(waited_for(step, WaitReason::link), 0.5, 1e-9);
+  EXPECT_NEAR(waited_for(step, WaitReason::verdict), 1, 1e-9);
+  EXPECT_NEAR(step.seconds, 7.5, 1e-9);
+  EXPECT_NEAR(step.collectives, 2 * 1 + 2 * 0.5, 1e-9);
+  EXPECT_NEAR(step.collective_waits, 1.5, 1e-9);
+  expect_whole(step);
+}
+
+// The first gradient is complete at 4.5 s; then two reductions of 5 s, one after the other.
+TEST(Collectives, BoundTheStepWhereReductionsAreSlow) {
+  const SimulatedStep step = Simulator(two_units(5, 0.5)).settle();
+  EXPECT_NEAR(step.seconds, 4.5 + 2 * 5, 1e-9);
+  EXPECT_NEAR(waited_for(step, WaitReason::verdict), 8, 1e-9);
+  EXPECT_NEAR(step.collective_waits, 8.5, 1e-9);
+  expect_whole(step);
+}
+
+// Both gathers, of 4 s each, then what is left: a forward, two backward, the last reduction.
+TEST(Collectives, BoundTheStepWhereGathersAreSlow) {
+  const SimulatedStep step = Simulator(two_units(1, 4)).settle();
+  EXPECT_NEAR(step.seconds, 2 * 4 + 1 + 2 * 2 + 1, 1e-9);
+  EXPECT_NEAR(waited_for(step, WaitReason::link), 4 + 3, 1e-9);
+  expect_whole(step);
+}
+
+TEST(Collectives, ComeOnceAStepWhateverTheMicroBatches) {
+  SimulatedRun run = two_units(1, 0.5);
+  for (const std::int64_t micro_batches : {2, 9}) {
+    run.micro_batches = micro_batches;
+    const SimulatedStep step = Simulator(run).settle();
+    EXPECT_NEAR(step.seconds, 0.5 + 6 * static_cast<double>(micro_batches) + 1, 1e-9);
+    EXPECT_NEAR(step.collectives, 3, 1e-9);
+  }
+}
+
+// The unit's sums, their way to the host, the update, the way back and the gather, in turn.
+TEST(Collectives, StandBetweenTheGradientAndTheHostAndBetweenTheHostAndForward) {
+  for (const Schedule schedule : {Schedule::synchronous, Schedule::overlapped}) {
+    SimulatedRun run = two_units(2, 1);
+    run.units.assign(1, {1000, 3, 5, 2, 1});
+    run.device_units = 0;
+    run.schedule = schedule;
+    const SimulatedStep step = Simulator(run, std::make_unique<LeavingPolicy>()).settle();
+    EXPECT_NEAR(step.seconds, 2 + 1 + 1 + 1 + 1 + 3 + 5, 1e-9);
+    EXPECT_NEAR(waited_for(step, WaitReason::host), 2, 1e-9);
+    EXPECT_NEAR(waited_for(step, WaitReason::link), 2, 1e-9);
+    EXPECT_NEAR(waited_for(step, WaitReason::verdict), 2, 1e-9);
+    EXPECT_NEAR(step.collective_waits, 3, 1e-9);
+    EXPECT_NEAR(step.host[static_cast<std::size_t>(HostTime::adamw)], 1, 1e-9);
+    expect_whole(step);
+  }
+}
+
+TEST(Collectives, AreSeenInTheTimeline) {
+  Simulator simulator(two_units(1, 0.5));
+  simulator.settle();
+  const SimulatedTimeline timeline = simulator.timeline();
+  expect_in(sketch(timeline, 15), {"GPU |LffffbbbbbbbbVV|v\n", "RED |         rr  rr|\n", "GTH |tt             |\n",
+                                   "gradients are summed over GPUs", "weights are gathered from all GPUs"});
+  const Trace trace = to_trace(timeline);
+  ASSERT_EQ(trace.tracks.size(), 6u);
+  EXPECT_EQ(trace.tracks[4].name, "reduce");
+  EXPECT_EQ(trace.tracks[5].name, "gather");
+}
+
+TEST(Collectives, CopiesBothWaysShareTheLink) {
+  constexpr double unlimited = std::numeric_limits<double>::infinity();
+  const HostBandwidth bandwidth(1000, {unlimited, 50, 40}, 60);
+  const std::size_t host = 1, to_host = 2, to_device = 4;
+  EXPECT_EQ(bandwidth.rates(to_host)[1], 50);
+  EXPECT_EQ(bandwidth.rates(to_device)[2], 40);
+  EXPECT_EQ(bandwidth.rates(to_host | to_device), (BandwidthRates{0, 30, 30}));
+  EXPECT_EQ(bandwidth.rates(host | to_host | to_device), (BandwidthRates{940, 30, 30}));
+}
+
+// A unit of 4,000 elements in buckets of 1,000 over four ranks.
+TEST(Collectives, ARanksStepHasItsSliceAndReceivesTheOthers) {
+  PlacementInputs in;
+  in.rates = {
+      .gemm_flops = 1, .device_memory = 1, .link_to_host = 1, .link_to_device = 1, .host_adamw = 1, .host_memory = 1};
+  in.rates.collectives = {.bytes = 1000, .seconds = 0.25};
+  in.rates.link_both = 1.5;
+  in.units.assign(1, {.elements = 4000});
+  in.keeps.assign(1, {{0}, {0}, {}});
+  in.bucket_elements = 1000;
+  in.gradient_bytes = 4;
+  const SimulatedRun one = simulated_run(in, 0, 0, 3);
+  EXPECT_EQ(one.units[0].elements, 4000);
+  EXPECT_EQ(one.units[0].reduce, 0);
+  EXPECT_EQ(one.units[0].gather, 0);
+  in.ranks = 4;
+  const SimulatedRun four = simulated_run(in, 0, 0, 3);
+  EXPECT_EQ(four.units[0].elements, 1000);
+  EXPECT_EQ(four.bucket_elements, 250);
+  EXPECT_EQ(four.undo_buckets, 3);
+  EXPECT_EQ(four.link_both, 1.5);
+  EXPECT_NEAR(four.units[0].reduce, 4 * 0.25 + 3 * 4000 / 1000.0, 1e-9) << "three quarters of the gradients, in fp32";
+  EXPECT_NEAR(four.units[0].gather, 4 * 0.25 + 3 * 2000 / 1000.0, 1e-9) << "and of the weights, in bf16";
+  EXPECT_GE(least_seconds(four), four.units[0].reduce);
+}
+
+}  // namespace
+}  // namespace so::test
