@@ -24,6 +24,7 @@
 #include "offload/schedule/owner_split.h"
 #include "plan/disk_plan.h"
 #include "plan/machine/hardware.h"
+#include "plan/machine/rank_hardware.h"
 #include "plan/machine/rate_cache.h"
 #include "plan/refusal.h"
 #include "plan/row_step.h"
@@ -38,6 +39,7 @@ struct PlanOptions : StepOptions, DtypeOption, JsonOption, MessageOptions {
   std::string model;              // a directory, a config.json or a preset
   std::string hardware = "h200";  // a file, or the key of a known machine
   int gpus = 1;
+  std::optional<int> gpus_per_host;
   PlanChoice explain = PlanChoice::none;
   std::optional<std::string> trace;
 };
@@ -60,7 +62,20 @@ OptionTable<PlanOptions> plan_table() {
         "Hardware file, as superoffload profile writes it, or a known machine: " + names_of(hardware_presets()))
       .metavar("FILE|NAME")
       .default_from(ours);
-  t.add("gpus", &O::gpus, "GPUs").at_least(1).at_most(1e6).default_from(ours);
+  t.add(
+       "gpus", &O::gpus,
+       "GPUs that share the run, a rank each. batch_size and gradient_accumulation_steps are a rank's. The hardware file "
+       "has to say what the GPUs of one host share")
+      .unit("GPUs")
+      .at_least(1)
+      .at_most(100'000)
+      .default_from(ours);
+  t.add("gpus_per_host", &O::gpus_per_host, "GPUs of one host")
+      .unit("GPUs")
+      .at_least(1)
+      .at_most(1024)
+      .or_else(-1, "as many as the largest host of the hardware file has, at most all")
+      .default_from(ours);
   t.group("Result");
   t.add("explain", &O::explain,
         "One choice of the plan: what else there was, how long a step would take with it, and why it lost")
@@ -74,7 +89,18 @@ OptionTable<PlanOptions> plan_table() {
   return t;
 }
 
-void check(PlanOptions& options, OptionOrigins& origins, int) { check_placement(options, origins); }
+void check(PlanOptions& options, OptionOrigins& origins, int) {
+  check_placement(options, origins);
+  if (options.gpus == 1) return;
+  const auto fixed = [&](const char* option, const auto& value) {
+    fail("--{} {}: {} GPUs keep their optimizer state in host memory and all weights on each GPU; leave it out", option,
+         value, options.gpus);
+  };
+  if (options.offload_optimizer == OptimizerDevice::none) fixed("offload_optimizer", "none");
+  if (options.offload_ratio && *options.offload_ratio < 1) fixed("offload_ratio", *options.offload_ratio);
+  if (options.streamed_layers && *options.streamed_layers > 0) fixed("streamed_layers", *options.streamed_layers);
+  if (!is_open(options.explain, options.gpus)) fixed("explain", name_of(options.explain));
+}
 
 // The limits that the user gives go before those of the hardware.
 PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool, const MemoryCaps& caps) {
@@ -94,9 +120,12 @@ PlanningMachine machine_of(const HardwareProfile& hardware, ThreadPool& pool, co
 
 struct Budget {
   std::size_t planned = 0, available = 0;
+  double share() const { return static_cast<double>(planned) / static_cast<double>(available); }
+  Budget times(int ranks) const {
+    return {planned * static_cast<std::size_t>(ranks), available * static_cast<std::size_t>(ranks)};
+  }
   std::string text() const {
-    return fmt::format("{} of {} ({:.0f}%)", format_bytes(planned), format_bytes(available),
-                       100 * static_cast<double>(planned) / static_cast<double>(available));
+    return fmt::format("{} of {} ({:.0f}%)", format_bytes(planned), format_bytes(available), 100 * share());
   }
   nlohmann::ordered_json to_json() const { return {{"planned_bytes", planned}, {"available_bytes", available}}; }
 };
@@ -108,7 +137,7 @@ SimulatedTimeline timeline_of(const SimulatedRun& run) {
   return simulator.timeline();
 }
 
-// The plan, and what follows from it.
+// The plan, and what follows from it. Memory, tokens and FLOPs are those of one rank.
 struct PlannedStep {
   double tokens_per_second() const { return tokens / plan.estimate->seconds(); }
   double model_tflops() const { return flops / plan.estimate->seconds() / 1e12; }
@@ -124,7 +153,47 @@ struct PlannedStep {
   double host_share = 0;
   Budget device, host;
   SavedBytes disk;
+  RankHosts ranks;
 };
+
+// The longest of the works that go on at once, which bounds the step, and its seconds.
+std::pair<std::string_view, double> longest_work(const StepEstimate& estimate) {
+  return std::max({std::pair<std::string_view, double>{"device", estimate.overlap().device_work()},
+                   {"host_adamw", estimate.overlap().host_adamw()},
+                   {"collectives", estimate.collectives}},
+                  [](const auto& a, const auto& b) { return a.second < b.second; });
+}
+
+std::string_view fuller_memory(const PlannedStep& step) {
+  return step.device.share() >= step.host.share() ? "device" : "host";
+}
+
+nlohmann::ordered_json ranks_to_json(const PlannedStep& step) {
+  const StepEstimate& estimate = *step.plan.estimate;
+  return {{"gpus", step.ranks.ranks},
+          {"gpus_per_host", step.ranks.per_host},
+          {"hosts", step.ranks.hosts()},
+          {"memory_of_a_host", step.host.times(step.ranks.per_host).to_json()},
+          {"fuller_memory", fuller_memory(step)},
+          {"longest_work", longest_work(estimate).first},
+          {"collective_seconds", estimate.collectives},
+          {"collective_waiting_seconds", estimate.collective_waits},
+          {"tokens_per_s", step.ranks.ranks * step.tokens_per_second()}};
+}
+
+void print_ranks(const PlannedStep& step) {
+  const auto [work, seconds] = longest_work(*step.plan.estimate);
+  const std::string_view what = work == "device"       ? "the GPU"
+                                : work == "host_adamw" ? "AdamW on the host"
+                                                       : "collectives";
+  fmt::print("limits          memory: the {}'s, on every rank alike; step: {}, {:.3f} of {:.3f} s\n",
+             fuller_memory(step), what, seconds, step.plan.estimate->seconds());
+  fmt::print("collectives     {:.4f} s a step; the GPU waits {:.4f} s for them, {:.1f}% of the step\n",
+             step.plan.estimate->collectives, step.plan.estimate->collective_waits,
+             100 * step.plan.estimate->collective_waits / step.plan.estimate->seconds());
+  fmt::print("all GPUs        {:.0f} tokens/s (predicted: nothing was measured with several GPUs yet)\n",
+             step.ranks.ranks * step.tokens_per_second());
+}
 
 nlohmann::ordered_json to_json(const std::vector<Alternative>& all) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
@@ -158,7 +227,7 @@ nlohmann::ordered_json to_object(const NamedParts& parts) {
   return object;
 }
 
-nlohmann::ordered_json to_json(const PlannedStep& step) {
+nlohmann::ordered_json rank_to_json(const PlannedStep& step) {
   const TrainingPlan& plan = step.plan;
   nlohmann::ordered_json waits, alternatives = nlohmann::ordered_json::object();
   for (std::size_t i = 0; i < wait_reasons; ++i)
@@ -199,6 +268,12 @@ nlohmann::ordered_json to_json(const PlannedStep& step) {
           {"alternatives", alternatives}};
 }
 
+nlohmann::ordered_json to_json(const PlannedStep& step) {
+  nlohmann::ordered_json json = rank_to_json(step);
+  if (step.ranks.ranks > 1) json["ranks"] = ranks_to_json(step);
+  return json;
+}
+
 void print(const PlannedStep& step) {
   const PlanOptions& options = step.options;
   const TrainingPlan& plan = step.plan;
@@ -207,24 +282,32 @@ void print(const PlannedStep& step) {
   fmt::print("hardware        {}: {}\n", step.hardware.name, step.hardware.source);
   fmt::print("step            {} x {} rows of at most {} tokens\n", options.gradient_accumulation_steps,
              options.batch_size, options.max_length);
+  const bool several = step.ranks.ranks > 1;
+  if (several)
+    fmt::print("ranks           {} GPUs, {} on each of {} {}; the step and the memory below are one rank's\n",
+               step.ranks.ranks, step.ranks.per_host, step.ranks.hosts(), step.ranks.hosts() == 1 ? "host" : "hosts");
   fmt::print("memory\n{}", plan.memory.table());
   fmt::print("device memory   {}\nhost memory     {}\n", step.device.text(), step.host.text());
+  if (several) fmt::print("of a host       {}\n", step.host.times(step.ranks.per_host).text());
   fmt::print("disk            final model {}, a checkpoint {}\n", format_bytes(step.disk.model),
              format_bytes(step.disk.checkpoint));
   for (const std::string& reason : plan.reasons) fmt::print("{}\n", reason);
   for (const auto& [choice, all] : plan.alternatives) fmt::print("{}\n{}", name_of(choice), alternatives_table(all));
   fmt::print("timeline\n{}", sketch(step.timeline));
-  fmt::print("throughput      {:.0f} tokens/s, {:.4g} model TFLOP/s, {:.4g} TFLOP/s by the reference count\n",
-             step.tokens_per_second(), step.model_tflops(), step.reference_tflops());
+  fmt::print("throughput      {:.0f} tokens/s{}, {:.4g} model TFLOP/s, {:.4g} TFLOP/s by the reference count\n",
+             step.tokens_per_second(), several ? " a GPU" : "", step.model_tflops(), step.reference_tflops());
+  if (several) print_ranks(step);
 }
 
 // With what --explain asks for; a program that reads the JSON gets it all.
 RunRequest explained_request(const PlanOptions& options, const OptionOrigins& origins, DType dtype) {
   RunRequest request = run_request(options, origins, dtype);
+  request.gpus = options.gpus;
   if (options.explain != PlanChoice::none)
     request.explain = {options.explain};
   else if (options.json)
-    request.explain.assign(plan_choices().begin(), plan_choices().end());
+    std::copy_if(plan_choices().begin(), plan_choices().end(), std::back_inserter(request.explain),
+                 [&](PlanChoice choice) { return is_open(choice, options.gpus); });
   return request;
 }
 
@@ -234,20 +317,24 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   const DecoderSpec& spec = model.spec;
   require_rows(options.batch_size, options.max_length, spec, config.origin);
   if (options.trace) require_output_file(*options.trace, "--trace", is_own_trace);
-  if (options.gpus > 1) fail("--gpus {}: this version trains on one GPU; plan for --gpus 1", options.gpus);
-  const HardwareProfile hardware = resolve_hardware(options.hardware);
+  const HardwareProfile profile = resolve_hardware(options.hardware);
+  const RankHosts ranks = rank_hosts(profile, options.hardware, options.gpus, options.gpus_per_host);
+  const HardwareProfile hardware = part_of_rank(profile, ranks);
   const ParameterLayout layout(make_parameters(spec));
   // Threads that are never started on anything: their number counts.
   ThreadPool pool("planned", std::vector<int>(static_cast<std::size_t>(hardware.host_threads), 0), false);
-  const MemoryCaps caps = memory_caps(cuda_backend(), options.device_memory, options.host_memory);
+  MemoryCaps caps = memory_caps(cuda_backend(), options.device_memory, options.host_memory);
+  if (caps.host) *caps.host /= static_cast<std::size_t>(ranks.per_host);
   const PlanningMachine machine = machine_of(hardware, pool, caps);
   PlanQuestion question = make_question({spec, layout, machine, WeightOrigin::files, row_shape},
                                         explained_request(options, origins, model.dtype), *find_command("plan")->rows);
   // The machine need not be there, so it may be asked for any other.
   question.askable = {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max()};
+  question.host_ranks = ranks.per_host;
   state_or_refuse(question);
 
   PlannedStep step{options, config, spec, hardware, plan_or_refuse(question)};
+  step.ranks = ranks;
   const TrainingPlan& plan = step.plan;
   SO_CHECK(plan.estimate && plan.run, "a plan for a GPU without an estimate");
   step.timeline = timeline_of(*plan.run);
@@ -278,10 +365,13 @@ const RegisteredCommand plan_command([] {
            R"(Plans a step as train does, from a model's config and what is known of a machine: what the GPU and the
 host would hold, who owns the optimizer state, what is recomputed, how long a step is expected to take,
 who waits for whom, and a sketch of it in time. --explain says what else there was to choose and why it
-lost. What does not fit is refused with what is short. Nothing is allocated; weights are not needed.)",
+lost. --gpus plans for several GPUs, on which nothing has been measured yet: what one of them and its
+host take, and what collectives cost. What does not fit is refused with what is short. Nothing is
+allocated; weights are not needed.)",
        .examples = {"superoffload plan --model qwen3-14b",
                     "superoffload plan --model gpt-oss-20b --optimizer_state_dtype bf16 --hardware gh200 --json",
-                    "superoffload plan --model qwen3-14b --explain split --trace expected.json"},
+                    "superoffload plan --model qwen3-14b --explain split --trace expected.json",
+                    "superoffload plan --model qwen3-14b --gpus 4"},
        .modes = {{"offload_optimizer",
                   "none",
                   "all optimizer state is the device's",

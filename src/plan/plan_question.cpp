@@ -48,12 +48,14 @@ void require_state(const ParameterLayout& layout, const PlanningMachine& machine
         "keep AdamW's moments in bf16 (--optimizer_state_dtype "
         "bf16, which train wants with --adam_beta2 0.996 or less), ";
   const std::string smaller = "train a smaller one or use a ";
-  if (const auto refusal = room.misfit(
-          plan,
-          {.for_device = advice + (device_units > 0 ? "use --offload_optimizer cpu without --offload_ratio, " : "") +
-                         smaller + "GPU with more memory",
-           .for_host = advice + smaller + "machine with more memory"}))
-    throw *refusal;
+  const auto refusal = room.misfit(
+      plan, {.for_device = advice + (device_units > 0 ? "use --offload_optimizer cpu without --offload_ratio, " : "") +
+                           smaller + "GPU with more memory",
+             .for_host = advice + smaller + "machine with more memory"});
+  if (!refusal) return;
+  if (request.gpus == 1 || !room.device || plan.total(MemoryKind::device) <= room.device->available) throw *refusal;
+  throw MemoryRefusal(fmt::format("{} ({})", refusal->brief(), whole_on_each_rank), smaller + "GPU with more memory",
+                      refusal->plan(), refusal->short_of());
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include "base/log.h"
@@ -238,7 +239,13 @@ class Search {
                           format_bytes(there.value_or(0)));
     };
     one("device_memory", "device", device, q_.there.device, q_.askable.device);
-    one("host_memory", "host", host, q_.there.host, q_.askable.host);
+    const auto of_host = [&](std::optional<std::size_t> bytes) -> std::optional<std::size_t> {
+      constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+      const auto ranks = static_cast<std::size_t>(q_.host_ranks);
+      if (bytes) return *bytes > most / ranks ? most : *bytes * ranks;
+      return bytes;
+    };
+    one("host_memory", "host", of_host(host), of_host(q_.there.host), of_host(q_.askable.host));
     if (askable) return add(std::move(options));
     changes_.push_back({{}, before.empty() ? text : text_of(before) + " and " + text});
   }

@@ -32,6 +32,10 @@ const MemoryAdvice training_advice{
     .for_host =
         "use a smaller --batch_size or --max_length, --activation_checkpointing true, or a machine with more memory"};
 
+const std::string_view whole_on_each_rank =
+    "each of several GPUs holds all weights and fp32 gradients, because a plan does not gather weights from the other "
+    "GPUs for each use yet";
+
 TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, TrainingPlan& plan)
     : q_(question),
       plan_(plan),
@@ -40,6 +44,8 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
       sizer_(q_.spec, q_.layout, *q_.machine.backend, plan.shape),
       sizes_(choices_.size()) {
   inputs_.rates = measured_;
+  inputs_.ranks = plan_.shape.ranks;
+  if (plan_.shape.ranks > 1 && !q_.request.bucket_size_given) set_bucket_of_ranks();
   set_units();
   inputs_.state_bytes = static_cast<double>(state_bytes(plan_.engine.formats.moments));
   if (plan_.engine.formats.weights == DType::bf16 && q_.request.cast_side == CastChoice::automatic)
@@ -52,10 +58,19 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
   set_sizes();
   set_budgets();
   set_residencies();
-  inputs_.forced_device_units = requested_device_units(q_.request, q_.layout, *q_.machine.backend);
+  inputs_.forced_device_units =
+      plan_.shape.ranks > 1 ? 0 : requested_device_units(q_.request, q_.layout, *q_.machine.backend);
   inputs_.device_name = q_.machine.name;
   inputs_.device_advice = q_.advice.for_device;
   inputs_.host_advice = q_.advice.for_host;
+}
+
+// A rank's slices are as large as one rank's buckets, so that collectives are few, and their latency is too; but a
+// bucket is no larger than a unit, since it is reduced when all of its gradients are there.
+void TrainingPlacement::set_bucket_of_ranks() {
+  constexpr std::int64_t alignment = ParameterLayout::alignment;
+  const std::int64_t alone = plan_.engine.bucket_elements, unit = q_.layout.elements() / q_.layout.units();
+  plan_.engine.bucket_elements = std::min(alone * plan_.shape.ranks, std::max(alone, unit / alignment * alignment));
 }
 
 void TrainingPlacement::set_units() {
@@ -110,6 +125,10 @@ void TrainingPlacement::set_residencies() {
   // A second gradient of a step is added to the first, which must still be there; and a cast of fp32 saves nothing.
   const bool move = plan_.shape.micro_batches == 1, narrow = plan_.engine.formats.weights == DType::bf16;
   inputs_.residencies.clear();
+  if (plan_.shape.ranks > 1) {  // neither owners nor gathered weights are chosen among yet
+    inputs_.residencies.push_back({});
+    return;
+  }
   for (const ResidencyKind weights : {ResidencyKind::resident, ResidencyKind::from_masters})
     for (const GradientResidency gradients : {GradientResidency::resident, GradientResidency::moved})
       if ((move || gradients == GradientResidency::resident) && (narrow || weights == ResidencyKind::resident))
@@ -171,7 +190,10 @@ MemoryRefusal TrainingPlacement::refusal(const NothingFits& nothing) {
   MemoryRoom room = room_of(q_.machine);
   room.host.available = std::min(room.host.available, inputs_.host_budget);
   std::string lines = room.short_of(memory);
-  return {nothing.brief, nothing.advice, std::move(memory), std::move(lines)};
+  std::string brief = nothing.brief;
+  if (plan_.shape.ranks > 1 && memory.total(MemoryKind::device) > inputs_.device_budget)
+    brief += fmt::format(" ({})", whole_on_each_rank);
+  return {std::move(brief), nothing.advice, std::move(memory), std::move(lines)};
 }
 
 void TrainingPlacement::choose() {
@@ -217,6 +239,11 @@ void TrainingPlacement::say(const Placement& chosen) {
   const StepOverlap overlap = chosen.estimate.overlap();
   add(fmt::format("expected: {:.3f} s a step, overlap efficiency {:.3f}; {}", overlap.seconds, overlap.efficiency(),
                   describe(overlap)));
+  if (plan_.shape.ranks > 1)
+    add(fmt::format(
+        "collectives: {:.4f} s a step, at {:.3g} GB/s and {:.3g} us each; the device waits {:.4f} s for them",
+        chosen.estimate.collectives, measured_.collectives.bytes / 1e9, 1e6 * measured_.collectives.seconds,
+        chosen.estimate.collective_waits));
 }
 
 }  // namespace so

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -19,6 +20,9 @@ TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shap
 
 // The advice to a training run for which there is too little memory.
 extern const MemoryAdvice training_advice;
+
+// Why several ranks need the device memory that they do.
+extern const std::string_view whole_on_each_rank;
 
 struct PlacementQuestion {
   const DecoderSpec& spec;
@@ -42,6 +46,7 @@ class TrainingPlacement {
   void choose();
 
  private:
+  void set_bucket_of_ranks();
   void set_units();
   void set_cast(PlacementInputs& inputs, CastSide side) const;
   void set_sizes();

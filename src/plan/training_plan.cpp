@@ -79,7 +79,8 @@ void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& mac
           "buckets of {} in fp32{}; {} transfer buffers in each direction; AdamW on {} host threads",
           format_bytes(static_cast<std::size_t>(bucket) * sizeof(float)),
           bucket < asked_bucket / ParameterLayout::alignment * ParameterLayout::alignment ? " (an eighth of the model)"
-                                                                                          : " (--bucket_size)",
+          : bucket > asked_bucket ? " (up to --bucket_size for each rank's slice)"
+                                  : " (--bucket_size)",
           StagingRing::ahead + 1, machine.pool->size()));
 }
 

@@ -140,6 +140,111 @@ TEST(Plan, SaysWhatElseThereWas) {
     EXPECT_NE(o.out.find(part), std::string::npos) << part;
 }
 
+// By name, of one rank.
+double state_of(const Planned& p) {
+  double bytes = 0;
+  for (const json& entry : p.result.at("memory"))
+    for (const char* name : {"master weights", "first moments", "second moments"})
+      if (entry.at("name") == name) {
+        EXPECT_EQ(entry.at("kind"), "pageable");
+        bytes += entry.at("bytes").get<double>();
+      }
+  return bytes;
+}
+
+TEST(PlanRanks, EachHasItsSliceOfTheStateAndAllOfTheWeights) {
+  const auto with = [](const char* gpus) {
+    return plan(
+        {"--model", "qwen3-4b", "--offload_ratio", "1", "--batch_size", "1", "--bucket_size", "16MiB", "--gpus", gpus});
+  };
+  const Planned one = with("1"), two = with("2"), four = with("4");
+  EXPECT_FALSE(one.result.contains("ranks"));
+  EXPECT_LT(four.expected("step_seconds"), two.expected("step_seconds")) << "AdamW bounds it, on half of the elements";
+  // Slices begin at cache lines, and the places of spare state are those of the largest bucket.
+  EXPECT_NEAR(state_of(two) / state_of(one), 0.5, 0.01);
+  EXPECT_NEAR(state_of(four) / state_of(one), 0.25, 0.01);
+  for (const Planned* p : {&two, &four}) {
+    const json& ranks = p->result.at("ranks");
+    const auto gpus = ranks.at("gpus").get<double>();
+    EXPECT_EQ(ranks.at("hosts"), 1);
+    EXPECT_EQ(p->result.at("host_share"), 1);
+    EXPECT_EQ(p->result.at("streamed_units"), 0);
+    for (const char* bytes : {"planned_bytes", "available_bytes"})
+      EXPECT_EQ(ranks.at("memory_of_a_host").at(bytes).get<double>(),
+                gpus * p->result.at("host_memory").at(bytes).get<double>());
+    EXPECT_NEAR(ranks.at("tokens_per_s").get<double>(), gpus * p->expected("tokens_per_s"), 1);
+    EXPECT_EQ(ranks.at("longest_work"), "host_adamw");
+    EXPECT_GT(ranks.at("collective_seconds").get<double>(), 0);
+    EXPECT_LE(ranks.at("collective_waiting_seconds").get<double>(), p->expected("waiting_seconds") + 1e-9);
+  }
+}
+
+// The arithmetic of Qwen3-14B, 14.77 billion parameters, on four H200: a quarter of the state is 44 GB; AdamW on it,
+// 32 bytes a parameter at a quarter of 204 GB/s; reductions of 59 GB in fp32 and gathers of 29.5 GB, of which each GPU
+// receives three quarters at 395 GB/s.
+TEST(PlanRanks, FourGpusAreAsTheArithmeticSays) {
+  const Planned p = plan({"--model", "qwen3-14b", "--gpus", "4"});
+  EXPECT_NEAR(state_of(p), 14.77e9 / 4 * 12, 0.02 * 44.3e9);
+  double gradients = 0, weights = 0;
+  for (const json& entry : p.result.at("memory")) {
+    if (entry.at("name") == "gradients") gradients += entry.at("bytes").get<double>();
+    if (entry.at("name") == "weights") weights += entry.at("bytes").get<double>();
+  }
+  EXPECT_NEAR(gradients, 14.77e9 * 4, 0.01 * 59e9);
+  EXPECT_NEAR(weights, 14.77e9 * 2, 0.01 * 29.5e9);
+  const double adamw = p.result.at("expected").at("host_seconds").at("adamw");
+  EXPECT_GT(adamw, 14.77e9 / 4 * 30 / (204e9 / 4));
+  EXPECT_LT(adamw, p.expected("step_seconds"));
+  const json& ranks = p.result.at("ranks");
+  EXPECT_NEAR(ranks.at("collective_seconds").get<double>(), 0.75 * 88.6e9 / 395e9, 0.35 * 0.168);
+  EXPECT_LT(ranks.at("collective_waiting_seconds").get<double>(), 0.05 * p.expected("step_seconds"));
+  EXPECT_LE(p.total("device"), 149.4e9);
+}
+
+TEST(PlanRanks, MoreHostsMeanSlowerCollectivesAndLessStateForEach) {
+  const auto with = [](const char* gpus) { return plan({"--model", "qwen3-4b", "--batch_size", "1", "--gpus", gpus}); };
+  const Planned four = with("4"), many = with("64"), most = with("1024");
+  EXPECT_EQ(most.result.at("ranks").at("hosts"), 256);
+  EXPECT_NEAR(state_of(many) / state_of(four), 1.0 / 16, 0.01);
+  const auto seconds = [](const Planned& p) { return p.result.at("ranks").at("collective_seconds").get<double>(); };
+  EXPECT_GT(seconds(many), seconds(four));
+  EXPECT_GT(seconds(most), seconds(many));
+}
+
+TEST(PlanRanks, TheHostsMemoryIsThatOfAllItsRanks) {
+  const Planned p = plan({"--model", "qwen3-4b", "--batch_size", "1", "--gpus", "4", "--host_memory", "400GB"});
+  EXPECT_EQ(p.result.at("host_memory").at("available_bytes"), 100e9);
+  EXPECT_EQ(p.result.at("ranks").at("memory_of_a_host").at("available_bytes"), 400e9);
+}
+
+TEST(PlanRanks, ArePrinted) {
+  const TemporaryDirectory directory;
+  const Outcome o =
+      run({test::binary(), "plan", "--model", "qwen3-4b", "--batch_size", "1", "--gpus", "8"}, directory.path());
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  for (const char* part : {"8 GPUs, 4 on each of 2 hosts", "\nof a host  ", "\nlimits  ", "\ncollectives: ", "\nRED |",
+                           "\nGTH |", " tokens/s a GPU", "nothing was measured"})
+    EXPECT_NE(o.out.find(part), std::string::npos) << part;
+}
+
+TEST(PlanRanks, RefuseWhatTheyCannotDo) {
+  const TemporaryDirectory directory;
+  const auto refused = [&](std::vector<std::string> words, const std::vector<std::string>& needles) {
+    words.insert(words.begin(), {test::binary(), "plan", "--model"});
+    expect_refusal(run(words, directory.path()), needles);
+  };
+  refused({"llama-3.3-70b", "--gpus", "4"},
+          {"not enough memory on NVIDIA H200", "each of several GPUs holds all weights", "does not gather weights"});
+  refused({"qwen3-4b", "--gpus", "2", "--hardware", "rtx4090"}, {"--gpus 2", "rtx4090", "between_gpus: missing"});
+  refused({"qwen3-4b", "--gpus", "2", "--offload_optimizer", "none"}, {"--offload_optimizer none", "2 GPUs"});
+  refused({"qwen3-4b", "--gpus", "2", "--offload_ratio", "0.5"}, {"--offload_ratio 0.5"});
+  refused({"qwen3-4b", "--gpus", "2", "--streamed_layers", "3"}, {"--streamed_layers 3"});
+  refused({"qwen3-4b", "--gpus", "2", "--explain", "split"}, {"--explain split"});
+  refused({"qwen3-4b", "--gpus", "2", "--gpus_per_host", "4"}, {"--gpus_per_host 4"});
+  refused({"qwen3-4b", "--gpus_per_host", "2"}, {"--gpus_per_host 2", "1 (--gpus)"});
+  refused({"qwen3-4b", "--gpus_per_host", "0"}, {"--gpus_per_host: 0", "1024"});
+}
+
 TEST(Plan, RefusesWhatCannotBe) {
   const TemporaryDirectory directory;
   const auto refused = [&](std::vector<std::string> words, const std::vector<std::string>& needles) {
@@ -148,7 +253,6 @@ TEST(Plan, RefusesWhatCannotBe) {
   };
   refused({"--model", "llama-3.3-70b"}, {"not enough memory", "optimizer state", "it would fit with --"});
   refused({"--model", "qwen3-14b", "--hardware", "rtx4090"}, {"not enough memory", "--device_memory"});
-  refused({"--model", "qwen3-4b", "--gpus", "2"}, {"--gpus 2", "one GPU"});
   refused({"--model", "qwen3-4b", "--hardware", "tpu"}, {"--hardware tpu", "known are"});
   refused({"--model", "qwen3-4b", "--max_length", "50000"}, {"--max_length 50000", "40960"});
   refused({"--model", "qwen3-4b", "--offload_optimizer", "none", "--offload_ratio", "0.5"}, {"--offload_ratio 0.5"});

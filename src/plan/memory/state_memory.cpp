@@ -98,7 +98,7 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
   const std::size_t state = state_bytes(formats.moments), weight = size_of(formats.weights),
                     gradient = size_of(formats.gradients);
   MemoryPlan plan;
-  if (!machine.device_memory) {
+  if (!machine.device_memory || ranks > 1) {  // several ranks have all weights and gradients, and the host the state
     plan.add(MemoryKind::device, "weights", n * weight);
     plan.add(MemoryKind::device, "gradients", n * gradient);
     plan.add(MemoryKind::pageable, "optimizer state", n * state / static_cast<std::size_t>(ranks));

@@ -91,6 +91,11 @@ std::string_view name_of(PlanChoice choice) {
   return names.at(static_cast<std::size_t>(choice));
 }
 
+bool is_open(PlanChoice choice, int ranks) {
+  return ranks == 1 ||
+         (choice != PlanChoice::split && choice != PlanChoice::residency && choice != PlanChoice::streaming);
+}
+
 std::vector<Alternative> alternatives(const PlacementInputs& in, const Placement& plan, PlanChoice choice,
                                       const std::function<std::string(std::int64_t keep)>& describe_keep,
                                       const PlacementInputs* other_cast) {
