@@ -284,8 +284,10 @@ void print(const PlannedStep& step) {
              options.batch_size, options.max_length);
   const bool several = step.ranks.ranks > 1;
   if (several)
-    fmt::print("ranks           {} GPUs, {} on each of {} {}; the step and the memory below are one rank's\n",
-               step.ranks.ranks, step.ranks.per_host, step.ranks.hosts(), step.ranks.hosts() == 1 ? "host" : "hosts");
+    fmt::print("ranks           {} GPUs{}; the step and the memory below are one rank's\n", step.ranks.ranks,
+               step.ranks.hosts() == 1
+                   ? " of one host"
+                   : fmt::format(", {} on each of {} hosts", step.ranks.per_host, step.ranks.hosts()));
   fmt::print("memory\n{}", plan.memory.table());
   fmt::print("device memory   {}\nhost memory     {}\n", step.device.text(), step.host.text());
   if (several) fmt::print("of a host       {}\n", step.host.times(step.ranks.per_host).text());

@@ -114,7 +114,8 @@ const std::vector<Case>& cases() {
        "offload_optimizer",
        {"--offload_optimizer", "none"},
        "model batch_size max_length gradient_accumulation_steps activation_checkpointing optimizer_state_dtype "
-       "offload_optimizer offload_ratio bucket_size device_memory host_memory dtype hardware gpus gpus_per_host explain trace json "
+       "offload_optimizer offload_ratio bucket_size device_memory host_memory dtype hardware gpus gpus_per_host "
+       "explain trace json "
        "verbose quiet"},
       {"bench step",
        "no_optimizer",
