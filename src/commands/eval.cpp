@@ -1,12 +1,19 @@
+#include <fmt/format.h>
+
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/file_system.h"
 #include "base/log.h"
-#include "base/progress.h"
+#include "checkpoint/rank_files.h"
 #include "commands/command.h"
 #include "commands/inference.h"
+#include "commands/rank_work.h"
 #include "commands/shared_rows.h"
 #include "data/batches.h"
 #include "data/dataset.h"
@@ -14,11 +21,14 @@
 #include "io/temporary_cache.h"
 #include "model/model_dtype.h"
 #include "plan/disk_plan.h"
+#include "plan/machine/rank_share.h"
+#include "ranks/together.h"
+#include "train/evaluation.h"
 
 namespace so {
 namespace {
 
-struct EvalOptions : RowOptions, RecordOptions, JsonOption, ComputeOptions, MessageOptions {
+struct EvalOptions : RowOptions, RecordOptions, JsonOption, ComputeOptions, RankOptions, MessageOptions {
   std::string model;
   std::string data;
 };
@@ -35,81 +45,95 @@ OptionTable<EvalOptions> eval_table() {
       .elsewhere("model_name_or_path");
   t.add("data", &O::data, "Records whose loss is measured").metavar("FILE").required().elsewhere("eval_data");
   t.borrow(row_rows(), train);
-  t.row("batch_size").help = "Rows at a time";
+  t.row("batch_size").help = "Rows at a time, of each rank";
   t.borrow(record_rows(), train);
   t.take(json_rows());
   add_machine_and_messages(t);
   return t;
 }
 
-int run(const EvalOptions& options, const OptionOrigins& origins) {
+void complete_eval(EvalOptions& options, OptionOrigins& origins, int launched) {
+  complete_ranks(options, origins, launched);
+}
+
+// The tokens, and what the ranks must have alike of them.
+TokenDataset open_records(const EvalOptions& options, std::int64_t max_length, const ModelEncoder& encoder,
+                          Runtime& runtime, Communicator& ranks) {
+  TemporaryCache temporary;  // for where there is no other place; what was opened is mapped
+  const std::string cache_dir = options.cache_dir.value_or("");
+  DatasetSource source({options.data, {max_length, options.train_on_prompt}, cache_dir, temporary.if_needed(cache_dir)},
+                       encoder, runtime.host_pool());
+  require_cache_space(cache_needs({&source, 1}));
+  TokenDataset data = std::move(open_by_ranks(ranks, {&source, 1}, {options.data}).front());
+  require_same_run(ranks, {{"the data and the tokenizer (a hash of both)", fmt::format("{:016x}", data.key())}});
+  require_record_each(ranks, data.size(), options.data);
+  return data;
+}
+
+void print_loss(const EvaluationSums& sums, std::int64_t documents, bool json) {
+  const double loss = sums.mean_loss();
+  if (json) {
+    const nlohmann::ordered_json result{{"loss", loss},
+                                        {"perplexity", std::exp(loss)},
+                                        {"trained_tokens", sums.trained_tokens},
+                                        {"tokens", sums.tokens},
+                                        {"documents", documents}};
+    fmt::print("{}\n", result.dump());
+  } else {
+    fmt::print("loss {:.6f}, perplexity {:.4f}, over {} tokens of {} documents\n", loss, std::exp(loss),
+               sums.trained_tokens, documents);
+  }
+}
+
+int run_eval(const EvalOptions& options, const OptionOrigins& origins, Communicator& ranks) {
   const DecoderSpec spec = read_spec(options.model);
   const std::int64_t max_length =
       resolve_max_length(options.max_length, origins.given("max_length"), spec, options.model);
   const ModelFiles model(options.model);
   const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
-  check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
-  Runtime runtime(options.device, options.cpu_threads.value_or(0));
-  TemporaryCache temporary;  // for where there is no other place
-  const std::string cache_dir = options.cache_dir.value_or("");
-  DatasetSource source({options.data, {max_length, options.train_on_prompt}, cache_dir, temporary.if_needed(cache_dir)},
-                       encoder, runtime.host_pool());
-  require_cache_space(cache_needs({&source, 1}));
-  const TokenDataset data = source.open();
-  temporary.remove();  // what was opened is mapped
+  check_cpu_threads(options, share_of_cpus(ranks, static_cast<int>(usable_cpus().size())));
+  Runtime runtime(options.device, rank_threads(ranks, options.cpu_threads.value_or(0)));
+  require_rank_device(runtime.device(), ranks);
+  RankFacts facts = option_facts(OptionsView(*find_command("eval")->rows, &options));
+  facts.emplace_back("the parameters of the model", std::to_string(model.layout().elements()));
+  require_same_run(ranks, facts);
+  const TokenDataset data = open_records(options, max_length, encoder, runtime, ranks);
 
   const std::int64_t batch_tokens = std::max(data.counts().longest, options.batch_size * data.counts().longest);
-  EvaluationIterator batches(data, batch_tokens);
+  EvaluationIterator batches(data, batch_tokens, ranks.rank(), ranks.size());
   InferenceShape shape;
   shape.batch_tokens = batches.max_batch_tokens();
   shape.positions = data.counts().longest;
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
   const DType dtype = model_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
-  Inference inference(model, runtime, model_formats(dtype), shape);
-  ModelOnDevice& on_device = inference.model();
-
-  double loss = 0;
-  std::int64_t trained = 0, tokens = 0;
-  ProgressReport progress("evaluating");
-  MicroBatch batch;
-  while (batches.next(batch)) {
-    const DeviceBatch views = on_device.upload().upload(inference.stream(), batch);
-    on_device.decoder().forward_loss(inference.stream(), views, inference.weights(), on_device.arena(),
-                                     on_device.upload().losses());
-    loss += on_device.upload().sum_losses(inference.stream());
-    trained += batch.trained_tokens;
-    tokens += batch.tokens;
-    progress.update(static_cast<double>(tokens) / static_cast<double>(data.counts().tokens),
-                    fmt::format("loss {:.4f}", loss / static_cast<double>(trained)));
+  MemoryRoom room = room_of(runtime.device());
+  room.host = share_of_host(ranks);
+  std::optional<Inference> inference;
+  {
+    const auto bytes = static_cast<std::uint64_t>(model.layout().elements()) * sizeof(float);  // at most
+    const TimeLimitAtLeast limit(ranks, seconds_for_files(bytes));
+    together(ranks, [&] { inference.emplace(model, runtime, model_formats(dtype), shape, room); });
   }
-  loss /= static_cast<double>(trained);
-  if (options.json) {
-    nlohmann::ordered_json result{{"loss", loss},
-                                  {"perplexity", std::exp(loss)},
-                                  {"trained_tokens", trained},
-                                  {"tokens", tokens},
-                                  {"documents", data.size()}};
-    fmt::print("{}\n", result.dump());
-  } else {
-    fmt::print("loss {:.6f}, perplexity {:.4f}, over {} tokens of {} documents\n", loss, std::exp(loss), trained,
-               data.size());
-  }
-  if (std::isfinite(loss)) return exit_ok;
+  const auto sums =
+      evaluate(inference->model(), inference->weights(), inference->stream(), ranks, batches, data.counts().tokens);
+  if (ranks.rank() == 0) print_loss(*sums, data.size(), options.json);
+  if (std::isfinite(sums->mean_loss())) return exit_ok;
   log_error("{}: the loss is not finite", options.model);
   return exit_failure;
 }
 
 const RegisteredCommand eval_command([] {
-  return make_command<EvalOptions>(
+  return make_rank_command<EvalOptions>(
       {.name = "eval",
        .position = 3,
        .summary = "measure the loss of a model on records",
        .details =
            "Prints the mean loss per trained token and the perplexity of a model on records of the kinds that train takes.",
        .examples = {"superoffload eval --model out --data held-out.jsonl",
-                    "superoffload eval --model out --data held-out.jsonl --json"},
+                    "superoffload eval --model out --data held-out.jsonl --json",
+                    "superoffload eval --model out --data held-out.jsonl --device cpu --gpus 4"},
        .absent = {{"packing", "records are evaluated end to end, and no row is filled up"}}},
-      eval_table(), nullptr, run);
+      eval_table(), complete_eval, run_eval);
 });
 
 }  // namespace

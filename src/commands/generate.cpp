@@ -135,7 +135,7 @@ int run(const GenerateOptions& options, const OptionOrigins&) {
   shape.positions = shape.cache_capacity = length;
   shape.logits_rows = 1;
   const DType dtype = model_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
-  Inference inference(model, runtime, model_formats(dtype), shape);
+  Inference inference(model, runtime, model_formats(dtype), shape, room_of(runtime.device()));
   Buffer logits_memory =
       runtime.device().allocate(MemoryKind::device, static_cast<std::size_t>(spec.vocab) * sizeof(float), "logits");
   Buffer logits_host = runtime.device().allocate(MemoryKind::pinned, logits_memory.bytes(), "logits");

@@ -2,7 +2,6 @@
 
 #include "base/error.h"
 #include "plan/memory/memory_plan.h"
-#include "plan/memory/memory_room.h"
 #include "plan/training_plan.h"
 
 namespace so {
@@ -13,7 +12,7 @@ ModelShape model_shape(const InferenceShape& shape) {
 }
 
 std::size_t dry_run(const ModelFiles& model, Runtime& runtime, const InferenceShape& shape,
-                    const DecoderSettings& settings) {
+                    const DecoderSettings& settings, const MemoryRoom& room) {
   const DecoderSpec& spec = model.spec();
   const auto device = make_dry_device(backend_of(runtime.device()));
   const auto ops = make_ops(*device);
@@ -41,19 +40,19 @@ std::size_t dry_run(const ModelFiles& model, Runtime& runtime, const InferenceSh
   add_libraries(plan, backend_of(runtime.device()), runtime.host_pool().size());
   const MemoryAdvice advice{.for_device = "use fewer tokens at a time, or a GPU with more memory",
                             .for_host = "use fewer tokens at a time, or a machine with more memory"};
-  if (const auto refusal = room_of(runtime.device()).misfit(plan, advice)) throw *refusal;
+  if (const auto refusal = room.misfit(plan, advice)) throw *refusal;
   return arena.high_water();
 }
 
 }  // namespace
 
 Inference::Inference(const ModelFiles& model, Runtime& runtime, const NumberFormats& formats,
-                     const InferenceShape& shape)
+                     const InferenceShape& shape, const MemoryRoom& room)
     : stream_(runtime.device().create_stream("compute")) {
   DecoderSettings settings;
   settings.formats = formats;
   settings.loss_chunk_rows = choose_loss_chunk(backend_of(runtime.device()), model.spec().vocab);
-  const std::size_t activation_bytes = dry_run(model, runtime, shape, settings);
+  const std::size_t activation_bytes = dry_run(model, runtime, shape, settings, room);
 
   weights_ = std::make_unique<DeviceWeights>(runtime.device(), model.layout(), formats.weights);
   model_ = std::make_unique<ModelOnDevice>(runtime.device(), runtime.ops(), *stream_, model.spec(), model.layout(),

@@ -11,6 +11,7 @@
 #include "model/model_on_device.h"
 #include "offload/memory/device_weights.h"
 #include "ops/runtime.h"
+#include "plan/memory/memory_room.h"
 
 namespace so {
 
@@ -23,8 +24,9 @@ struct InferenceShape {
 
 class Inference {
  public:
-  // Plans memory by a dry run, refuses what does not fit (Error), then loads the weights.
-  Inference(const ModelFiles& model, Runtime& runtime, const NumberFormats& formats, const InferenceShape& shape);
+  // Plans memory by a dry run, refuses what does not fit `room` (Error), then loads the weights.
+  Inference(const ModelFiles& model, Runtime& runtime, const NumberFormats& formats, const InferenceShape& shape,
+            const MemoryRoom& room);
 
   Stream& stream() { return *stream_; }
   WeightSource& weights() { return *weights_; }

@@ -80,6 +80,8 @@ int RankRun::run_rank(const ParsedCommand& parsed) const {
     keep_progress_line();
     if (speaks(launch_->rank, lost)) log_message(LogLevel::failure, message);
   }
+  // Rank 0's code is the run's. A launcher ends the other ranks for one that fails, and rank 0 may not have spoken yet.
+  if (launch_->rank > 0 && (message.empty() || alike)) return exit_ok;
   return launcher ? launcher->end(code) : code;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <type_traits>
 
 #include "io/presets.h"
 #include "options/option_groups.h"
@@ -24,6 +25,7 @@ template <class S>
 void add_machine_and_messages(OptionTable<S>& table) {
   table.group("Machine");
   table.borrow(compute_rows(), default_from::ours);
+  if constexpr (std::is_base_of_v<RankOptions, S>) table.borrow(rank_rows(), default_from::ours);
   table.group("Messages");
   table.take(message_rows());
 }

@@ -2,7 +2,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <optional>
-#include <set>
 #include <system_error>
 
 #include "base/error.h"
@@ -17,6 +16,7 @@
 #include "checkpoint/resume_point.h"
 #include "checkpoint/run_length.h"
 #include "commands/command.h"
+#include "commands/rank_work.h"
 #include "data/dataset.h"
 #include "data/model_encoder.h"
 #include "device/backend.h"
@@ -37,7 +37,6 @@
 #include "plan/plan_review.h"
 #include "plan/refusal.h"
 #include "plan/row_step.h"
-#include "ranks/agreement.h"
 #include "ranks/together.h"
 #include "train/run_report.h"
 #include "train/trainer.h"
@@ -59,9 +58,7 @@ void require_host_state(const TrainOptions& options) {
 }
 
 void complete(TrainOptions& options, OptionOrigins& origins, int launched) {
-  if (launched > 1 && origins.given("gpus") && options.gpus != launched)
-    fail("--gpus {}, but the launcher has started {} ranks: leave --gpus out", options.gpus, launched);
-  if (launched > 1) options.gpus = launched;
+  complete_ranks(options, origins, launched);
   if (options.deepspeed_config) apply_deepspeed_config(*options.deepspeed_config, options.gpus, options, origins);
   check_train_options(options, origins);
   if (options.gpus > 1) require_host_state(options);
@@ -92,12 +89,9 @@ struct AskedRun {
         formats(number_formats(request)),
         runtime(options.device, cpu_threads()),
         layout(make_parameters(spec)) {
-    const Backend& backend = backend_of(runtime.device());
-    if (ranks.size() > 1 && !backend.ranks)
-      fail("--gpus {}: several ranks are supported with --device cpu alone as yet, not on {}", ranks.size(),
-           runtime.device().name());
+    require_rank_device(runtime.device(), ranks);
     log_info("{}", model_line(options.model, spec, request.model_dtype, runtime.device()));
-    caps = memory_caps(backend, options.device_memory, options.host_memory);
+    caps = memory_caps(backend_of(runtime.device()), options.device_memory, options.host_memory);
   }
 
   PlanningMachine machine_now() {
@@ -116,8 +110,7 @@ struct AskedRun {
   // 0 leaves it to the runtime, which takes all there are.
   int cpu_threads() const {
     const int share = share_of_cpus(ranks, static_cast<int>(usable_cpus().size()));
-    const int threads = resolve_cpu_threads(options, share);
-    return threads == 0 && ranks.size() > 1 ? share : threads;
+    return rank_threads(ranks, resolve_cpu_threads(options, share));
   }
 
   Communicator& ranks;
@@ -159,28 +152,23 @@ RunData open_data(AskedRun& run, const ModelEncoder& encoder, const SavedBytes& 
   const std::vector<CacheNeed> needs = cache_needs(sources);
   if (!needs.empty()) log_info("{}", cache_line(needs));
   require_cache_space(needs, options.output_dir, saves ? disk_plan(options, saved, 0, 1).peak() : 0);
-  // Where the tokens can be kept, the other ranks find them.
-  if (!run.first_rank()) run.ranks.barrier();
-  RunData data{sources.front().open(), {}};
-  if (options.eval_data) data.evaluation.emplace(sources.back().open());
-  if (run.first_rank()) run.ranks.barrier();
+  std::vector<std::string> files{options.data};
+  if (options.eval_data) files.push_back(*options.eval_data);
+  std::vector<TokenDataset> opened = open_by_ranks(run.ranks, sources, files);
+  RunData data{std::move(opened.front()), {}};
+  if (options.eval_data) data.evaluation.emplace(std::move(opened.back()));
   return data;
 }
 
-// What one rank does not know of another. Options that concern the rank alone may differ.
 void require_same_on_all(AskedRun& run, const RunData& data, const TrainingPlan& plan) {
-  RankFacts facts{{"the program's version", SO_VERSION}};
-  const std::set<std::string_view> own{"cpu_threads", "cache_dir", "verbose", "quiet"};
-  const OptionsView options = train_option_table().view(run.options);
-  for (const OptionSpec& spec : options.rows().specs())
-    if (!own.contains(spec.name)) facts.emplace_back("--" + spec.name, to_string(options.get(spec)));
+  RankFacts facts = option_facts(train_option_table().view(run.options));
   const auto number = [](std::uint64_t value) { return fmt::format("{:016x}", value); };
   facts.emplace_back("the data and the tokenizer (a hash of both)", number(data.training.key()));
   if (data.evaluation) facts.emplace_back("the evaluation data (its hash)", number(data.evaluation->key()));
   facts.emplace_back("the parameters of the model", std::to_string(run.layout.elements()));
   facts.emplace_back("the layers' kept activations", describe(plan.decoder.keep));
   facts.emplace_back("the buckets' elements", std::to_string(plan.engine.bucket_elements));
-  require_agreement(run.ranks, facts, "start all ranks with the same program, options and files");
+  require_same_run(run.ranks, facts);
 }
 
 BatchOptions batch_options(const TrainOptions& options, const Communicator& ranks) {
@@ -329,6 +317,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
            [&] { plan = plan_or_refuse(asked.ask(machine, [&](const PlanKnobs& knobs) { return shape.of(knobs); })); });
   memory.forget_peaks();
   require_same_on_all(asked, data, plan);
+  require_record_each(ranks, data.training.size(), options.data);
   std::optional<PlanReview> review = make_review(asked, plan, machine, shape);
   plan.log_reasons();
 

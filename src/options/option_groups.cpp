@@ -75,8 +75,8 @@ OptionTable<RankOptions> make_ranks() {
   t.add(
        "gpus", &RankOptions::gpus,
        "Ranks that share the run, a process each: with --device cpu each has its share of the CPUs and of the host's "
-       "memory (ranks on GPUs are not supported yet). batch_size and gradient_accumulation_steps are a rank's. Started "
-       "through mpirun; who starts the ranks with mpirun or srun leaves this out")
+       "memory (ranks on GPUs are not supported yet). The rows of a micro-batch and the micro-batches of a step are a "
+       "rank's. Started through mpirun; who starts the ranks with mpirun or srun leaves this out")
       .unit("ranks")
       .at_least(1)
       .at_most(100'000)

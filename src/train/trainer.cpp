@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/export.h"
 #include "device/backend.h"
@@ -18,6 +17,7 @@
 #include "plan/machine/measure.h"
 #include "ranks/communicator.h"
 #include "train/divergence.h"
+#include "train/evaluation.h"
 #include "train/run_report.h"
 
 namespace so {
@@ -234,28 +234,15 @@ std::optional<double> Trainer::evaluate() {
                              in_.ranks.size());
   // All ranks together: there may be fewer batches than ranks.
   if (in_.ranks.size() > 1) engine_.require_updates(*stream_);
-  const std::int64_t rounds = (batches.batches() + in_.ranks.size() - 1) / in_.ranks.size();
-  double loss = 0, trained = 0, tokens = 0;
-  ProgressReport progress("evaluating");
-  for (std::int64_t round = 0; round < rounds; ++round) {
-    if (stop_requested()) return std::nullopt;
-    std::array<double, 3> sums{};  // of loss, trained tokens and tokens
-    if (batches.next(batch_)) {
-      const DeviceBatch batch = model_.upload().upload(*stream_, batch_);
-      model_.decoder().forward_loss(*stream_, batch, engine_, model_.arena(), model_.upload().losses());
-      sums = {model_.upload().sum_losses(*stream_), static_cast<double>(batch_.trained_tokens),
-              static_cast<double>(batch_.tokens)};
-    } else if (engine_.gathers_weights()) {
-      run_idle_forward(in_.model.layout(), engine_, *stream_);
-    }
-    in_.ranks.all_reduce_sum(sums);
-    loss += sums[0];
-    trained += sums[1];
-    tokens += sums[2];
-    progress.update(tokens / static_cast<double>(in_.evaluation_data->counts().tokens),
-                    fmt::format("loss {:.4f}", loss / trained));
-  }
-  return loss / trained;
+  // A rank without a batch of a round gathers weights with the others.
+  const auto idle = [&] {
+    if (engine_.gathers_weights()) run_idle_forward(in_.model.layout(), engine_, *stream_);
+  };
+  const std::optional<EvaluationSums> sums =
+      so::evaluate(model_, engine_, *stream_, in_.ranks, batches, in_.evaluation_data->counts().tokens, idle,
+                   [&] { return stop_requested(); });
+  if (!sums) return std::nullopt;
+  return sums->mean_loss();
 }
 
 void Trainer::record_evaluation() {

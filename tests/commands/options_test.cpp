@@ -32,7 +32,7 @@ TEST(OptionLists, ArePinned) {
             "config tokenizer output_dir overwrite_output_dir seed dtype verbose quiet");
   EXPECT_EQ(names(*find_command("eval")->rows),
             "model data batch_size max_length train_on_prompt parse_special_tokens cache_dir json device "
-            "dtype cpu_threads verbose quiet");
+            "dtype cpu_threads gpus verbose quiet");
   EXPECT_EQ(names(*find_command("generate")->rows),
             "model prompt prompt_file alpaca parse_special_tokens max_new_tokens temperature top_k top_p "
             "stop_at_eos seed json device dtype cpu_threads verbose quiet");

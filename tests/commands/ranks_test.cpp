@@ -7,9 +7,9 @@
 #include <fstream>
 
 #include "support/files.h"
+#include "support/mpirun.h"
 #include "support/process.h"
 #include "support/refusal.h"
-#include "support/sanitized.h"
 #include "support/terminal.h"
 #include "support/training_run.h"
 
@@ -23,8 +23,7 @@ constexpr int endless = 1'000'000;  // steps; a run that is never stopped meets 
 class Ranks : public testing::Test {
  protected:
   void SetUp() override {
-    if (sanitized || on_gpu()) GTEST_SKIP() << "ranks of the CPU device, and MPI is not instrumented";
-    if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "there is no mpirun on this machine";
+    if (const std::string reason = why_no_ranks(); !reason.empty()) GTEST_SKIP() << reason;
   }
   // The fixture's run, whose steps have 2 micro-batches of 3 rows, shared by so many ranks.
   TrainCommand command(const std::string& output, int ranks, int rows = 3, int micro_batches = 1) const {
@@ -184,19 +183,8 @@ TEST_F(Ranks, AnotherNumberOfThemResumes) {
 }
 
 TEST_F(Ranks, UnderMpirunTheSame) {
-  std::vector<std::string> words{"/usr/bin/env",
-                                 "OMPI_ALLOW_RUN_AS_ROOT=1",
-                                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
-                                 "mpirun",
-                                 "--oversubscribe",
-                                 "--bind-to",
-                                 "none",
-                                 "-n",
-                                 "2"};
-  const auto under = [&](std::vector<std::string> command) {
-    std::vector<std::string> all = words;
-    all.insert(all.end(), command.begin(), command.end());
-    return run(all, temporary_.path());
+  const auto under = [&](const std::vector<std::string>& command) {
+    return run(under_mpirun({command, command}), temporary_.path());
   };
   ASSERT_NO_FATAL_FAILURE(finish(command("own", 2)));
   const Outcome o = under(command("mpirun", 2).without("gpus").words());
@@ -205,9 +193,9 @@ TEST_F(Ranks, UnderMpirunTheSame) {
 
   const Outcome other = under(command("other", 3).words());
   EXPECT_NE(other.err.find("superoffload: --gpus 3, but the launcher has started 2 ranks"), std::string::npos);
-  const Outcome alone = under(
-      {test::binary(), "eval", "--model", (fixture_ / "model").string(), "--data", (fixture_ / "data.jsonl").string()});
-  EXPECT_NE(alone.err.find("superoffload: eval runs on one rank, and mpirun has started 2"), std::string::npos);
+  const Outcome alone =
+      under({test::binary(), "generate", "--model", (fixture_ / "model").string(), "--prompt", "text"});
+  EXPECT_NE(alone.err.find("superoffload: generate runs on one rank, and mpirun has started 2"), std::string::npos);
 }
 
 // Each with one sentence, from one rank, and nothing that hangs.

@@ -1,5 +1,7 @@
 #include "plan/machine/rank_share.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -31,6 +33,16 @@ void share_machine(Communicator& ranks, PlanningMachine& machine) {
     held = std::max<std::size_t>(held, facts[1]);
   }
   machine.held = held;
+}
+
+HostMemory share_of_host(Communicator& ranks) {
+  HostMemory host = available_host_memory();
+  if (ranks.size() == 1) return host;
+  const auto share = static_cast<std::size_t>(ranks.place().local_size);
+  for (const Facts& facts : gather(ranks, {host.available / share, 0}))
+    host.available = std::min<std::size_t>(host.available, facts[0]);
+  host.limited_by += fmt::format(", shared by {} ranks", share);
+  return host;
 }
 
 int share_of_cpus(const Communicator& ranks, int usable) { return std::max(1, usable / ranks.place().local_size); }
