@@ -6,7 +6,6 @@
 
 #include "commands/random_model.h"
 #include "offload/memory/device_weights.h"
-#include "ranks/communicator.h"
 
 namespace so {
 namespace {
@@ -61,11 +60,8 @@ class PlainState final : public BenchState, private StepState, private GradientS
 
 class EngineBench final : public BenchState {
  public:
-  EngineBench(Runtime& runtime, const ParameterLayout& layout, const EngineSettings& settings)
-      : pool_(runtime.host_pool()),
-        ranks_(make_single_communicator()),
-        engine_(runtime.device(), pool_, *ranks_, layout, settings),
-        state_(engine_) {}
+  EngineBench(Runtime& runtime, Communicator& ranks, const ParameterLayout& layout, const EngineSettings& settings)
+      : pool_(runtime.host_pool()), engine_(runtime.device(), pool_, ranks, layout, settings), state_(engine_) {}
 
   StepState& of_step() override { return state_; }
   void randomize(const DecoderSpec& spec, Ops&, Stream& stream) override {
@@ -75,16 +71,15 @@ class EngineBench final : public BenchState {
 
  private:
   ThreadPool& pool_;
-  std::unique_ptr<Communicator> ranks_;
   OffloadEngine engine_;
   EngineState state_;
 };
 
 }  // namespace
 
-std::unique_ptr<BenchState> make_engine_state(Runtime& runtime, const ParameterLayout& layout,
+std::unique_ptr<BenchState> make_engine_state(Runtime& runtime, Communicator& ranks, const ParameterLayout& layout,
                                               const EngineSettings& settings) {
-  return std::make_unique<EngineBench>(runtime, layout, settings);
+  return std::make_unique<EngineBench>(runtime, ranks, layout, settings);
 }
 
 std::unique_ptr<BenchState> make_plain_state(Device& device, const ParameterLayout& layout,

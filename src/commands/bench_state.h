@@ -7,6 +7,7 @@
 #include "model/spec.h"
 #include "ops/runtime.h"
 #include "plan/training_plan.h"
+#include "ranks/communicator.h"
 #include "train/training_step.h"
 
 namespace so {
@@ -20,8 +21,8 @@ class BenchState {
   virtual void require_updates(Stream&) {}
 };
 
-// The engine, as training has it.
-std::unique_ptr<BenchState> make_engine_state(Runtime& runtime, const ParameterLayout& layout,
+// The engine, as training has it; a collective of the ranks, which must outlive it.
+std::unique_ptr<BenchState> make_engine_state(Runtime& runtime, Communicator& ranks, const ParameterLayout& layout,
                                               const EngineSettings& settings);
 // Weights and gradients alone. No step changes anything.
 std::unique_ptr<BenchState> make_plain_state(Device& device, const ParameterLayout& layout,

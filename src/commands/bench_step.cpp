@@ -5,6 +5,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -14,6 +16,7 @@
 #include "commands/command.h"
 #include "commands/named_model.h"
 #include "commands/random_model.h"
+#include "commands/rank_work.h"
 #include "commands/shared_rows.h"
 #include "device/trace_summary.h"
 #include "device/wait_on_exit.h"
@@ -24,18 +27,21 @@
 #include "offload/engine_report.h"
 #include "offload/schedule/owner_split.h"
 #include "plan/machine/hardware.h"
+#include "plan/machine/host_memory.h"
 #include "plan/machine/measure.h"
+#include "plan/machine/rank_share.h"
 #include "plan/plan_comparison.h"
 #include "plan/refusal.h"
 #include "plan/row_step.h"
 #include "plan/training_plan.h"
 #include "ranks/communicator.h"
+#include "ranks/together.h"
 #include "train/training_step.h"
 
 namespace so {
 namespace {
 
-struct BenchStepOptions : StepOptions, ClipOption, JsonOption, ComputeOptions, MessageOptions {
+struct BenchStepOptions : StepOptions, ClipOption, JsonOption, ComputeOptions, RankOptions, MessageOptions {
   BenchStepOptions() { max_length = 4096; }
   std::string config;  // a config.json, a directory that has one, or a preset's name
   std::int64_t steps = 5;
@@ -70,7 +76,16 @@ OptionTable<BenchStepOptions> bench_step_table() {
   return t;
 }
 
-void check(BenchStepOptions& options, OptionOrigins& origins, int) { check_placement(options, origins); }
+void check(BenchStepOptions& options, OptionOrigins& origins, int launched) {
+  complete_ranks(options, origins, launched);
+  check_placement(options, origins);
+  require_host_state(options, options.gpus);
+  if (options.gpus > 1 && options.no_optimizer)
+    fail(
+        "--no_optimizer: there is no optimizer, so that the {} ranks of --gpus would have nothing to do together; "
+        "measure one rank",
+        options.gpus);
+}
 
 // plan_training() without an engine.
 TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
@@ -94,13 +109,14 @@ TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, 
 }
 
 TrainingPlan make_plan(const BenchStepOptions& options, const OptionOrigins& origins, const DecoderSpec& spec,
-                       const ParameterLayout& layout, Runtime& runtime, DType dtype) {
+                       const ParameterLayout& layout, Runtime& runtime, Communicator& ranks, DType dtype) {
   const MemoryCaps caps = memory_caps(backend_of(runtime.device()), options.device_memory, options.host_memory);
   RunRequest request = run_request(options, origins, dtype);
   const NumberFormats formats = number_formats(request);
   // Without an optimizer there is nothing to change of it.
   if (options.no_optimizer) request.optimizer_state_dtype = StatePrecision::bf16;
-  const PlanningMachine machine = planning_machine(runtime, formats, caps);
+  PlanningMachine machine = planning_machine(runtime, formats, caps);
+  share_machine(ranks, machine);
   PlanQuestion question = make_question({spec, layout, machine, WeightOrigin::random, row_shape}, request,
                                         *find_command("bench step")->rows);
   if (options.no_optimizer) {
@@ -112,23 +128,29 @@ TrainingPlan make_plan(const BenchStepOptions& options, const OptionOrigins& ori
     };
     question.fits = {};
   }
-  return plan_or_refuse(question);
+  TrainingPlan plan;
+  together(ranks, [&] { plan = plan_or_refuse(question); });
+  RankFacts facts = option_facts(OptionsView(*find_command("bench step")->rows, &options));
+  facts.emplace_back("the parameters of the model", std::to_string(layout.elements()));
+  facts.emplace_back("the layers' kept activations", describe(plan.decoder.keep));
+  require_same_run(ranks, facts);
+  return plan;
 }
 
 StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec, const ParameterLayout& layout,
-                        Runtime& runtime, Stream& stream, const TrainingPlan& plan) {
+                        Runtime& runtime, Communicator& ranks, Stream& stream, const TrainingPlan& plan) {
   Device& device = runtime.device();
   const MemoryMeter memory(device);
 
   const auto state = options.no_optimizer ? make_plain_state(device, layout, plan.decoder.formats)
-                                          : make_engine_state(runtime, layout, plan.engine);
+                                          : make_engine_state(runtime, ranks, layout, plan.engine);
   state->randomize(spec, runtime.ops(), stream);
   ModelOnDevice model(device, runtime.ops(), stream, spec, layout, plan.decoder, model_shape(plan.shape));
   model.make_arena(plan.activation_bytes);
-  RepeatedBatch batches(random_batch(spec, options.batch_size, options.max_length, 2),
-                        options.gradient_accumulation_steps);
-  const auto ranks = make_single_communicator();
-  TrainingStep training(spec, layout, model, state->of_step(), *ranks, batches, stream,
+  const std::uint64_t seed = 2 + static_cast<std::uint64_t>(ranks.rank());
+  RepeatedBatch batches(random_batch(spec, options.batch_size, options.max_length, seed),
+                        options.gradient_accumulation_steps, ranks.size());
+  TrainingStep training(spec, layout, model, state->of_step(), ranks, batches, stream,
                         all_recomputed(plan.decoder.keep));
   const WaitOnExit idle(stream);  // a step returns while the device's last updates are still under way
 
@@ -139,7 +161,7 @@ StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec
     result.last = training.run(lr, updates + 1);
     const double loss = result.last.loss;
     if (!result.last.verdict.finite || !std::isfinite(loss))
-      fail("the step was not finite (loss {}); measuring it would say nothing", loss);
+      fail_on_all(fmt::format("the step was not finite (loss {}); measuring it would say nothing", loss));
     if (updates++ == 0) result.first_loss = loss;
     return result.last.seconds;
   };
@@ -163,11 +185,14 @@ StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec
   state->require_updates(stream);
   stream.synchronize();
   // Two steps: the first begins with nothing under way, and hides its last updates under the second.
-  TraceSession session(device);
+  const bool traces = ranks.rank() == 0;
+  std::optional<TraceSession> session;
+  if (traces) session.emplace(device);
   step();
   step();
   stream.synchronize();  // the second one's last updates belong to the trace
-  const Trace trace = session.stop();
+  if (!traces) return result;
+  const Trace trace = session->stop();
   result.remarks = trace.remarks;
   const TimeSummary time = summarize(trace);
   if (!time.kernels.empty()) result.time = time;
@@ -175,33 +200,52 @@ StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec
   return result;
 }
 
-int run(const BenchStepOptions& options, const OptionOrigins& origins) {
+// What each rank has measured, on every rank.
+std::vector<RankSteps> gather_steps(const BenchStepOptions& options, Communicator& ranks, const StepMeasurement& m,
+                                    double gemm_rate) {
+  RankSteps own;
+  own.seconds = median(m.seconds);
+  own.tokens = static_cast<double>(m.last.plan.tokens) / ranks.size();
+  own.waiting = total(m.overlap.device_idle) / static_cast<double>(m.seconds.size());
+  if (!options.no_optimizer) own.efficiency = m.overlap.efficiency();
+  own.host_bytes = static_cast<double>(peak_resident_bytes());
+  own.gemm_rate = gemm_rate;
+  own.host = ranks.place().host;
+  std::vector<RankSteps> all(static_cast<std::size_t>(ranks.size()));
+  const std::vector<std::int64_t> one_each(all.size(), 1);
+  ranks.all_gather(std::span<const RankSteps>(&own, 1), one_each, std::span(all));
+  return all;
+}
+
+int run(const BenchStepOptions& options, const OptionOrigins& origins, Communicator& ranks) {
   const NamedModel model = read_named_model(options.config, options.dtype);
   const ModelConfig& config = model.config;
   const DecoderSpec& spec = model.spec;
   require_rows(options.batch_size, options.max_length, spec, config.origin);
-  if (options.trace) require_output_file(*options.trace, "--trace", is_own_trace);
+  if (options.trace && ranks.rank() == 0) require_output_file(*options.trace, "--trace", is_own_trace);
   const ParameterLayout layout(make_parameters(spec));
-  check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
-  Runtime runtime(options.device, options.cpu_threads.value_or(0));
+  check_cpu_threads(options, share_of_cpus(ranks, static_cast<int>(usable_cpus().size())));
+  Runtime runtime(options.device, rank_threads(ranks, options.cpu_threads.value_or(0)));
   Device& device = runtime.device();
-  const TrainingPlan plan = make_plan(options, origins, spec, layout, runtime, model.dtype);
+  require_rank_device(device, ranks);
+  const TrainingPlan plan = make_plan(options, origins, spec, layout, runtime, ranks, model.dtype);
   plan.log_reasons();
   const char* optimizer = options.no_optimizer                                ? "none"
                           : options.offload_optimizer == OptimizerDevice::cpu ? "cpu"
                                                                               : "device";
-  log_info("{}, {:.4g} billion parameters, {} on {}; {} x {} x {} tokens a step; activations kept: {}; optimizer: {}",
+  log_info("{}, {:.4g} billion parameters, {} on {}; {}{} x {} x {} tokens a step; activations kept: {}; optimizer: {}",
            config.origin, static_cast<double>(parameter_count(spec)) / 1e9, name_of(model.dtype), device.name(),
-           options.gradient_accumulation_steps, options.batch_size, options.max_length, describe(plan.decoder.keep),
-           optimizer);
+           ranks.size() > 1 ? fmt::format("{} ranks x ", ranks.size()) : "", options.gradient_accumulation_steps,
+           options.batch_size, options.max_length, describe(plan.decoder.keep), optimizer);
   const double host_owned = options.no_optimizer ? 0 : host_share(layout, plan.engine.device_units);
   log_detail("memory plan:\n{}", plan.memory.table());
 
   // One stream for all, as the ops want it.
   const auto stream = device.create_stream("compute");
+  ranks.barrier();  // all measure at once
   const double gemm_rate = measure_gemm_rate(device, runtime.ops(), *stream, model.dtype);
   device.limit_memory(plan.limits);  // measuring is over
-  const StepMeasurement m = measure(options, spec, layout, runtime, *stream, plan);
+  const StepMeasurement m = measure(options, spec, layout, runtime, ranks, *stream, plan);
 
   const StepReport report{.config = config.origin,
                           .parameters = parameter_count(spec),
@@ -214,9 +258,10 @@ int run(const BenchStepOptions& options, const OptionOrigins& origins) {
                           .mode = std::string(enum_name(options.mode)),
                           .host_share = host_owned,
                           .trace = options.trace.value_or(""),
-                          .gemm_rate = gemm_rate,
+                          .ranks = gather_steps(options, ranks, m, gemm_rate),
                           .plan = plan,
                           .measured = m};
+  if (ranks.rank() > 0) return exit_ok;
   if (options.json)
     fmt::print("{}\n", to_json(report).dump());
   else
@@ -225,7 +270,7 @@ int run(const BenchStepOptions& options, const OptionOrigins& origins) {
 }
 
 const RegisteredCommand bench_step_command([] {
-  return make_command<BenchStepOptions>(
+  return make_rank_command<BenchStepOptions>(
       {.name = "bench step",
        .position = 10,
        .summary = "time training steps of a model with random weights",
@@ -233,14 +278,17 @@ const RegisteredCommand bench_step_command([] {
            R"(Makes random weights and tokens on the device, runs training steps, and prints the step time, tokens/s,
 TFLOP/s beside the rate of a large matrix product in the same process, peak memory beside the plan, and
 where the time of a step went. TFLOP/s count the model's own work: recomputation does not count. What
-does not fit is refused.)",
-       .examples = {"superoffload bench step --config qwen3-4b --batch_size 4 --max_length 4096",
-                    "superoffload bench step --config llama-3.1-8b --no_optimizer --trace step.json --json"},
+does not fit is refused. With several ranks tokens/s and TFLOP/s are those of all, a line each says what the
+ranks measured, and the rest is rank 0's.)",
+       .examples =
+           {"superoffload bench step --config qwen3-4b --batch_size 4 --max_length 4096",
+            "superoffload bench step --config llama-3.1-8b --no_optimizer --trace step.json --json",
+            "superoffload bench step --config qwen3-0.6b --device cpu --gpus 2 --batch_size 1 --max_length 128"},
        .modes = {{"no_optimizer",
                   "true",
                   "there is no optimizer",
                   {"offload_optimizer", "offload_ratio", "streamed_layers", "mode", "cast_side", "bucket_size",
-                   "max_grad_norm", "optimizer_state_dtype"}},
+                   "max_grad_norm", "optimizer_state_dtype", "gpus"}},
                  {"offload_optimizer",
                   "none",
                   "all optimizer state is the device's",

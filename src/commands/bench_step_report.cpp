@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
+#include "base/units.h"
 #include "offload/engine_report.h"
 #include "plan/machine/hardware.h"
 
@@ -38,12 +40,28 @@ nlohmann::ordered_json to_json(const StepOverlap& overlap, double steps) {
   return object;
 }
 
+nlohmann::ordered_json to_json(const RankSteps& rank, std::size_t number) {
+  return {{"rank", number},
+          {"host", rank.host},
+          {"step_seconds", rank.seconds},
+          {"tokens_per_s", rank.tokens_per_second()},
+          {"overlap_efficiency", rank.efficiency},
+          {"device_wait_seconds_a_step", rank.waiting},
+          {"host_bytes", static_cast<std::int64_t>(rank.host_bytes)},
+          {"gemm_tflops", rank.gemm_rate / 1e12}};
+}
+
 }  // namespace
+
+double StepReport::gemm_rate() const {
+  return std::accumulate(ranks.begin(), ranks.end(), 0.0,
+                         [](double sum, const RankSteps& rank) { return sum + rank.gemm_rate; });
+}
 
 nlohmann::ordered_json to_json(const StepReport& r) {
   const StepMeasurement& m = r.measured;
   const double seconds = r.seconds(), model_rate = r.model_rate(), reference_rate = r.reference_rate(),
-               gemm_rate = r.gemm_rate;
+               gemm_rate = r.gemm_rate();
   const auto [least, most] = std::minmax_element(m.seconds.begin(), m.seconds.end());
   const auto steps = std::ssize(m.seconds);
   nlohmann::ordered_json result{
@@ -83,6 +101,8 @@ nlohmann::ordered_json to_json(const StepReport& r) {
   }
   for (const PlannedFigure& f : m.figures)
     result["summary"][f.name] = {{"planned", f.planned}, {"measured", f.measured}, {"difference", f.difference()}};
+  result["ranks"] = nlohmann::ordered_json::array();
+  for (std::size_t i = 0; i < r.ranks.size(); ++i) result["ranks"].push_back(to_json(r.ranks[i], i));
   if (m.time) result["time"] = to_json(*m.time);
   result["trace_remarks"] = m.remarks;
   return result;
@@ -91,14 +111,19 @@ nlohmann::ordered_json to_json(const StepReport& r) {
 void print(const StepReport& r) {
   const StepMeasurement& m = r.measured;
   const double seconds = r.seconds(), model_rate = r.model_rate(), reference_rate = r.reference_rate(),
-               gemm_rate = r.gemm_rate;
+               gemm_rate = r.gemm_rate();
   const auto [least, most] = std::minmax_element(m.seconds.begin(), m.seconds.end());
   const auto steps = std::ssize(m.seconds);
   fmt::print("step            {:.4f} s (median of {}; {:.4f} to {:.4f})\n", seconds, steps, *least, *most);
   if (r.plan.estimate)
     fmt::print("expected        {:.4f} s, {:.4f} s of it waiting for the host\n", r.plan.estimate->seconds(),
                r.plan.estimate->exposed);
-  fmt::print("throughput      {:.1f} tokens/s\n", r.tokens_per_second());
+  fmt::print("throughput      {:.1f} tokens/s{}\n", r.tokens_per_second(),
+             r.ranks.size() > 1 ? fmt::format(" of {} ranks", r.ranks.size()) : "");
+  for (std::size_t i = 0; i < r.ranks.size() && r.ranks.size() > 1; ++i)
+    fmt::print("  rank {:<3}      {:.1f} tokens/s, {:.4f} s a step, {:.4f} s of it waiting; peak host memory {}\n", i,
+               r.ranks[i].tokens_per_second(), r.ranks[i].seconds, r.ranks[i].waiting,
+               format_bytes(static_cast<std::size_t>(r.ranks[i].host_bytes)));
   fmt::print("model           {:.4g} TFLOP/s, {:.1f}% of the {:.4g} TFLOP/s of a large matrix product here\n",
              model_rate / 1e12, 100 * model_rate / gemm_rate, gemm_rate / 1e12);
   fmt::print("reference count {:.4g} TFLOP/s\n", reference_rate / 1e12);

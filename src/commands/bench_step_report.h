@@ -27,6 +27,18 @@ struct StepMeasurement {
   std::vector<std::string> remarks;  // of the trace
 };
 
+// The steps as one rank measured them.
+struct RankSteps {
+  double seconds = 0;     // of a step: the median
+  double tokens = 0;      // of a step, this rank's
+  double waiting = 0;     // seconds of a step that the device waited
+  double efficiency = 0;  // of the overlap; 0 without an optimizer
+  double host_bytes = 0;  // the most that was resident
+  double gemm_rate = 0;   // of a large matrix product, while the other ranks computed one too
+  std::int64_t host = 0;  // the number of its host
+  double tokens_per_second() const { return tokens / seconds; }
+};
+
 struct StepReport {
   std::string config;
   std::int64_t parameters = 0;
@@ -37,7 +49,7 @@ struct StepReport {
   std::string mode;
   double host_share = 0;
   std::string trace;  // the file that a trace was written to, or empty
-  double gemm_rate = 0;
+  std::vector<RankSteps> ranks;
   const TrainingPlan& plan;
   const StepMeasurement& measured;
 
@@ -46,6 +58,7 @@ struct StepReport {
   double tokens_per_second() const { return static_cast<double>(measured.last.plan.tokens) / seconds(); }
   double model_rate() const { return measured.last.model_flops / seconds(); }
   double reference_rate() const { return measured.last.reference_flops / seconds(); }
+  double gemm_rate() const;  // of all ranks
 };
 
 nlohmann::ordered_json to_json(const StepReport& report);

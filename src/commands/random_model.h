@@ -24,23 +24,24 @@ void randomize(OffloadEngine& engine, const DecoderSpec& spec, ThreadPool& pool,
 // `documents` documents of `length` uniformly random tokens; every token's target is the next one of its document.
 MicroBatch random_batch(const DecoderSpec& spec, std::int64_t documents, std::int64_t length, std::uint64_t seed);
 
-// Steps of the same micro-batch so many times.
+// Steps of the same micro-batch so many times; each of the ranks has one of this size.
 class RepeatedBatch final : public BatchSource {
  public:
-  RepeatedBatch(MicroBatch batch, std::int64_t micro_batches)
-      : batch_(std::move(batch)), micro_batches_(micro_batches) {}
+  RepeatedBatch(MicroBatch batch, std::int64_t micro_batches, std::int64_t ranks)
+      : batch_(std::move(batch)), micro_batches_(micro_batches), ranks_(ranks) {}
   StepPlan next_step() override {
+    const std::int64_t all = micro_batches_ * ranks_;
     return {.index = steps_++,
             .micro_batches = micro_batches_,
-            .rows = micro_batches_ * batch_.rows,
-            .tokens = micro_batches_ * batch_.tokens,
-            .trained_tokens = micro_batches_ * batch_.trained_tokens};
+            .rows = all * batch_.rows,
+            .tokens = all * batch_.tokens,
+            .trained_tokens = all * batch_.trained_tokens};
   }
   void micro_batch(std::int64_t, MicroBatch& out) const override { out = batch_; }
 
  private:
   const MicroBatch batch_;
-  const std::int64_t micro_batches_;
+  const std::int64_t micro_batches_, ranks_;
   std::int64_t steps_ = 0;
 };
 

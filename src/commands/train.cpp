@@ -44,24 +44,11 @@
 namespace so {
 namespace {
 
-// Refuses what several ranks cannot do yet: the host has each rank's slice of the state, and the device all weights.
-void require_host_state(const TrainOptions& options) {
-  if (options.offload_optimizer == OptimizerDevice::none)
-    fail("--offload_optimizer none: {} ranks keep their optimizer state in host memory; use --offload_optimizer cpu",
-         options.gpus);
-  if (options.offload_ratio && *options.offload_ratio < 1)
-    fail("--offload_ratio {}: {} ranks keep all their optimizer state in host memory; leave it out",
-         *options.offload_ratio, options.gpus);
-  if (options.streamed_layers && *options.streamed_layers > 0)
-    fail("--streamed_layers {}: {} ranks have all weights on each device; leave it out", *options.streamed_layers,
-         options.gpus);
-}
-
 void complete(TrainOptions& options, OptionOrigins& origins, int launched) {
   complete_ranks(options, origins, launched);
   if (options.deepspeed_config) apply_deepspeed_config(*options.deepspeed_config, options.gpus, options, origins);
   check_train_options(options, origins);
-  if (options.gpus > 1) require_host_state(options);
+  require_host_state(options, options.gpus);
   if (!options.pin_memory)
     fail("{} is false: host memory that a GPU reads and writes is always page-locked; set it to true or remove it",
          origins.of("pin_memory").where);

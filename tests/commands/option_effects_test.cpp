@@ -129,13 +129,13 @@ const std::vector<Case>& cases() {
        {"--offload_optimizer", "none"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing optimizer_state_dtype "
        "offload_optimizer offload_ratio bucket_size device_memory host_memory no_optimizer max_grad_norm steps warmup "
-       "breakdown trace json device dtype cpu_threads verbose quiet"},
+       "breakdown trace json device dtype cpu_threads gpus verbose quiet"},
       {"bench step",
        "breakdown",
        {"--breakdown", "false"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing optimizer_state_dtype "
        "offload_optimizer offload_ratio streamed_layers mode cast_side bucket_size device_memory host_memory "
-       "no_optimizer max_grad_norm steps warmup breakdown json device dtype cpu_threads verbose quiet"},
+       "no_optimizer max_grad_norm steps warmup breakdown json device dtype cpu_threads gpus verbose quiet"},
   };
   return all;
 }

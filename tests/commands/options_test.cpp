@@ -49,7 +49,7 @@ TEST(OptionLists, ArePinned) {
             "config batch_size max_length gradient_accumulation_steps activation_checkpointing "
             "optimizer_state_dtype mode offload_optimizer offload_ratio streamed_layers cast_side bucket_size "
             "device_memory host_memory no_optimizer max_grad_norm steps warmup breakdown trace json device dtype "
-            "cpu_threads verbose quiet");
+            "cpu_threads gpus verbose quiet");
   EXPECT_EQ(names(*find_command("bench ops")->rows),
             "config tokens max_length json device dtype cpu_threads verbose quiet");
   EXPECT_EQ(names(*find_command("bench load")->rows), "model rounds json device dtype cpu_threads verbose quiet");

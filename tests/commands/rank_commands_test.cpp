@@ -71,6 +71,42 @@ TEST_F(RankCommands, EvalUnderMpirunTheSame) {
   EXPECT_EQ(result_of(under_mpirun({eval({}), eval({})})), result_of(eval({"--gpus", "2"})));
 }
 
+TEST_F(RankCommands, BenchStepMeasuresAllRanks) {
+  const auto words = [&](const CommandWords& more) {
+    return with_more({test::binary(), "bench", "step", "--config", (fixture_ / "model").string(), "--device", "cpu",
+                      "--batch_size", "2", "--max_length", "40", "--steps", "2", "--warmup", "1"},
+                     more);
+  };
+  for (const std::size_t ranks : {1, 2, 3}) {
+    SCOPED_TRACE(ranks);
+    const auto result = nlohmann::json::parse(result_of(words({"--gpus", std::to_string(ranks), "--json"})));
+    const double tokens =
+        result.at("tokens_per_s").get<double>() * result.at("step_seconds").at("median").get<double>();
+    EXPECT_NEAR(tokens, 80.0 * static_cast<double>(ranks), 1e-6);
+    ASSERT_EQ(result.at("ranks").size(), ranks);
+    double gemm = 0;
+    for (std::size_t i = 0; i < ranks; ++i) {
+      const auto& rank = result.at("ranks")[i];
+      EXPECT_EQ(rank.at("rank"), i);
+      EXPECT_EQ(rank.at("host"), 0);
+      EXPECT_NEAR(rank.at("tokens_per_s").get<double>() * rank.at("step_seconds").get<double>(), 80, 1e-6);
+      EXPECT_GT(rank.at("host_bytes"), 0);
+      EXPECT_GT(rank.at("overlap_efficiency"), 0);
+      gemm += rank.at("gemm_tflops").get<double>();
+    }
+    EXPECT_NEAR(result.at("gemm_tflops").get<double>(), gemm, 1e-9 * gemm);
+    EXPECT_TRUE(result.contains("time")) << "rank 0's";
+  }
+  const std::string text = result_of(words({"--gpus", "2"}));
+  for (const char* part : {"tokens/s of 2 ranks\n", "  rank 0  ", "  rank 1  "})
+    EXPECT_EQ(text.find(part), text.rfind(part)) << part << text;
+  EXPECT_NE(text.find("  rank 1  "), std::string::npos) << text;
+  const std::string plain = refusal_of(words({"--gpus", "2", "--no_optimizer"}));
+  EXPECT_NE(plain.find("there is no optimizer"), std::string::npos) << plain;
+  const std::string differs = refusal_of(under_mpirun({words({}), words({"--max_grad_norm", "0.5"})}));
+  EXPECT_NE(differs.find("rank 1 differs from rank 0 in --max_grad_norm: 0.5, not 1;"), std::string::npos) << differs;
+}
+
 // Each with one sentence.
 TEST_F(RankCommands, EvalRefusals) {
   std::string first_record;
