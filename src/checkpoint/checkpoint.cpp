@@ -110,7 +110,7 @@ CheckpointWriter::CheckpointWriter(OffloadEngine& engine, const ModelFiles& sour
       directory_(std::move(directory)),
       save_total_limit_(save_total_limit),
       ranks_(engine.ranks().duplicate()) {
-  ranks_->set_time_limit(std::max(ranks_->time_limit(), seconds_for_files(bytes())));
+  ranks_->set_least_time_limit(seconds_for_files(bytes()));
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -142,6 +142,11 @@ void CheckpointWriter::start(const TrainerState& state, std::uint64_t room) {
     writing_ = false;
     ended_.notify_all();
   });
+}
+
+bool CheckpointWriter::writing() {
+  const std::lock_guard lock(mutex_);
+  return writing_;
 }
 
 void CheckpointWriter::wait() {

@@ -40,6 +40,8 @@ class CheckpointWriter {
   void start(const TrainerState& state, std::uint64_t room = 0);
   // Waits until nothing is being written. Throws Error if the last save failed; earlier checkpoints are untouched.
   void wait();
+  // Whether a checkpoint is being written.
+  bool writing();
 
   // Bytes of one checkpoint's weights and optimizer state.
   std::uint64_t bytes() const;

@@ -13,14 +13,19 @@
 namespace so {
 namespace {
 
-// How long a rank may keep the others waiting: for its tokens, its checkpoint, its part of a step.
+// How long a rank may keep the others waiting where nobody knows better: train measures its steps
+// (train/step_time_limit.h), and what reads or writes files allows for their sizes.
 constexpr double time_limit_seconds = 1800;
 
 const char* environment(const char* name) { return std::getenv(name); }
 
 // Whether this rank is to say what ended the run: rank 0, which a rank that gives up has told why, but for the loss of
-// rank 0 itself.
-bool speaks(int rank, const std::optional<int>& lost) { return lost == 0 ? rank == 1 : rank == 0; }
+// rank 0 itself. If that one hears of its loss after all, it speaks where the others have told only the process that
+// started them (`launched`).
+bool speaks(int rank, const std::optional<int>& lost, bool launched) {
+  if (lost != 0) return rank == 0;
+  return rank == 1 || (rank == 0 && launched);
+}
 
 }  // namespace
 
@@ -78,7 +83,7 @@ int RankRun::run_rank(const ParsedCommand& parsed) const {
     constexpr std::string_view own = "superoffload: ";
     if (ranks && !alike) ranks->abort(message.substr(message.starts_with(own) ? own.size() : 0));
     keep_progress_line();
-    if (speaks(launch_->rank, lost)) log_message(LogLevel::failure, message);
+    if (speaks(launch_->rank, lost, launcher != nullptr)) log_message(LogLevel::failure, message);
   }
   // Rank 0's code is the run's. A launcher ends the other ranks for one that fails, and rank 0 may not have spoken yet.
   if (launch_->rank > 0 && (message.empty() || alike)) return exit_ok;

@@ -6,6 +6,8 @@
 // and unlike a ring's its order of additions depends on neither the slices nor their cut.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -86,11 +88,21 @@ class Communicator {
   // The same ranks again, for calls of another thread; itself a collective.
   virtual std::unique_ptr<Communicator> duplicate() = 0;
 
-  double time_limit() const { return time_limit_; }
-  void set_time_limit(double seconds) { time_limit_ = seconds; }
+  // In seconds. One limit holds for a communicator and its duplicates, on this rank; whoever waits follows its changes.
+  // Any thread may ask and set it.
+  double time_limit() const { return std::max(least_time_limit(), time_limit_->load()); }
+  void set_time_limit(double seconds) { *time_limit_ = seconds; }
+  // This communicator alone waits at least so long.
+  double least_time_limit() const { return least_time_limit_; }
+  void set_least_time_limit(double seconds) { least_time_limit_ = seconds; }
 
  protected:
-  Communicator(const RankPlace& place, double time_limit) : place_(place), time_limit_(time_limit) {}
+  Communicator(const RankPlace& place, double time_limit)
+      : place_(place), time_limit_(std::make_shared<std::atomic<double>>(time_limit)) {}
+  // A duplicate of `of`.
+  struct Duplicate {};
+  Communicator(Duplicate, const Communicator& of)
+      : place_(of.place_), time_limit_(of.time_limit_), least_time_limit_(of.least_time_limit()) {}
 
   // Sends send[r] to each other rank r and receives receive[r] from it; both have size() entries, of which this rank's
   // own is ignored, and the ranks agree on their lengths. `what` names the collective in errors.
@@ -110,7 +122,8 @@ class Communicator {
   void sum_of_slices(std::span<const T> values, std::span<const std::int64_t> counts, std::span<float> own);
 
   const RankPlace place_;
-  double time_limit_;
+  const std::shared_ptr<std::atomic<double>> time_limit_;
+  std::atomic<double> least_time_limit_ = 0;
 };
 
 // The only rank of a run.

@@ -279,11 +279,14 @@ class LocalRun {
 
   // From what Open MPI says of the ranks.
   std::string lost_text() const {
-    constexpr const char* advice =
-        ", and the run with it; --resume continues from its last checkpoint, if there is one";
+    constexpr const char* resume = "--resume continues from its last checkpoint, if there is one";
+    const std::string advice = fmt::format(", and the run with it; {}", resume);
     static const std::regex by_signal(R"(process rank (\d+) [^\n]* exited on[^\n]*signal (\d+))");
     static const std::regex by_code(R"(Process name: \[\[\d+,\d+\],(\d+)\]\s*Exit code:\s*(\d+))");
+    // Another rank speaks if rank 0 itself does not answer.
+    static const std::regex by_rank(R"(superoffload: (lost rank[^\n]*))");
     std::smatch found;
+    if (std::regex_search(said_, found, by_rank)) return fmt::format("{}; {}", found[1].str(), resume);
     if (std::regex_search(said_, found, by_signal)) {
       const int signal = std::stoi(found[2]);
       const char* name = sigabbrev_np(signal);

@@ -10,6 +10,7 @@
 
 #include "base/delay_point.h"
 #include "base/error.h"
+#include "ranks/waiting.h"
 
 namespace so {
 namespace {
@@ -20,8 +21,6 @@ struct Group {
   std::condition_variable changed;
   std::optional<RankFailure> failure;
 };
-
-using Clock = std::chrono::steady_clock;
 
 // Where the ranks of one communicator meet. An exchange has a number, which counts up on each rank alike. A rank posts
 // what it sends, waits until all have posted, copies what it is to receive, and waits until all have copied, since its
@@ -44,6 +43,8 @@ class ThreadCommunicator final : public Communicator {
   ThreadCommunicator(std::shared_ptr<Group> group, std::shared_ptr<Meeting> meeting, const RankPlace& place,
                      double time_limit)
       : Communicator(place, time_limit), group_(std::move(group)), meeting_(std::move(meeting)) {}
+  ThreadCommunicator(const ThreadCommunicator& of, std::shared_ptr<Meeting> meeting)
+      : Communicator(Duplicate{}, of), group_(of.group_), meeting_(std::move(meeting)) {}
 
   void abort(const std::string& reason) noexcept override {
     {
@@ -65,14 +66,13 @@ class ThreadCommunicator final : public Communicator {
       next = meeting_->next;
     }
     barrier();  // rank 0 may make another one from here on
-    return std::make_unique<ThreadCommunicator>(group_, std::move(next), place(), time_limit());
+    return std::make_unique<ThreadCommunicator>(*this, std::move(next));
   }
 
  protected:
   void exchange(const char* what, Sent send, Received receive) override {
     delay_point();
-    const auto limit = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(time_limit()));
-    const Clock::time_point deadline = Clock::now() + limit;
+    Waiting waiting(*this);
     std::unique_lock lock(group_->mutex);
     throw_failure();
     ++number_;
@@ -81,7 +81,7 @@ class ThreadCommunicator final : public Communicator {
     own.what = what;
     own.posted = number_;
     group_->changed.notify_all();
-    wait(lock, deadline, what, &Meeting::Post::posted);
+    wait(lock, waiting, what, &Meeting::Post::posted);
     own.copying = true;
     const std::string misfit = misfit_of(what, receive);
     lock.unlock();
@@ -94,7 +94,7 @@ class ThreadCommunicator final : public Communicator {
     group_->changed.notify_all();
     if (!misfit.empty()) wait_for_readers(lock);
     SO_CHECK(misfit.empty(), "{}", misfit);
-    wait(lock, deadline, what, &Meeting::Post::taken);
+    wait(lock, waiting, what, &Meeting::Post::taken);
   }
 
  private:
@@ -106,14 +106,15 @@ class ThreadCommunicator final : public Communicator {
 
   // Waits until this counter of every rank has come to the exchange. Memory that others read stays until they have: on
   // the way out of a failed exchange too, after which none begins to read.
-  void wait(std::unique_lock<std::mutex>& lock, Clock::time_point deadline, const char* what,
+  void wait(std::unique_lock<std::mutex>& lock, Waiting& waiting, const char* what,
             std::int64_t Meeting::Post::*counter) {
     const auto all_here = [&] {
       return std::all_of(meeting_->posts.begin(), meeting_->posts.end(),
                          [&](const Meeting::Post& p) { return p.*counter >= number_; });
     };
     const auto ready = [&] { return group_->failure || all_here(); };
-    if (!group_->changed.wait_until(lock, deadline, ready)) {
+    while (!group_->changed.wait_for(lock, std::chrono::duration<double>(std::min(waiting.left(), 0.5)), ready)) {
+      if (!waiting.over()) continue;
       std::vector<int> missing;
       for (int r = 0; r < size(); ++r)
         if (post(r).*counter < number_) missing.push_back(r);

@@ -42,10 +42,10 @@ std::string on_first_rank(Communicator& ranks, const std::function<std::string()
 // While it lives, collectives of this communicator wait for at least so many seconds.
 class TimeLimitAtLeast {
  public:
-  TimeLimitAtLeast(Communicator& ranks, double seconds) : ranks_(ranks), before_(ranks.time_limit()) {
-    if (seconds > before_) ranks_.set_time_limit(seconds);
+  TimeLimitAtLeast(Communicator& ranks, double seconds) : ranks_(ranks), before_(ranks.least_time_limit()) {
+    if (seconds > before_) ranks_.set_least_time_limit(seconds);
   }
-  ~TimeLimitAtLeast() { ranks_.set_time_limit(before_); }
+  ~TimeLimitAtLeast() { ranks_.set_least_time_limit(before_); }
   TimeLimitAtLeast(const TimeLimitAtLeast&) = delete;
   TimeLimitAtLeast& operator=(const TimeLimitAtLeast&) = delete;
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <new>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -16,6 +17,7 @@
 #include "offload/idle_micro_batch.h"
 #include "plan/machine/measure.h"
 #include "ranks/communicator.h"
+#include "ranks/together.h"
 #include "train/divergence.h"
 #include "train/evaluation.h"
 #include "train/run_report.h"
@@ -32,6 +34,10 @@ LrSchedule make_schedule(const ScheduleOptions& options, const RunLength& length
                      .total_steps = length.steps});
 }
 
+std::int64_t most_tokens_of_a_step(const TrainingShape& shape) {
+  return shape.micro_batch_tokens * shape.micro_batches * shape.ranks;
+}
+
 }  // namespace
 
 Trainer::Trainer(const TrainerInputs& in)
@@ -43,6 +49,7 @@ Trainer::Trainer(const TrainerInputs& in)
       engine_state_(engine_),
       step_(in.model.spec(), in.model.layout(), model_, engine_state_, in.ranks, in.batches, *stream_,
             all_recomputed(in.plan.decoder.keep)),
+      time_limit_(in.ranks, most_tokens_of_a_step(in.plan.shape)),
       schedule_(make_schedule(in.options, in.length)),
       checkpoints_(engine_, in.model, CheckpointDirectory(in.options.output_dir),
                    in.options.save_total_limit.value_or(0)),
@@ -88,11 +95,13 @@ void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState
 }
 
 Trainer::Step Trainer::train_step() {
+  time_limit_.begin_step(checkpoints_.writing());
   Step step{step_.run(schedule_.rate(state_.updates), state_.updates + 1, [&] { interrupt_->announce(); }), {}, {}};
   count(step);
   state_.sampler = in_.batches.state();
   state_.tokens += step.plan.tokens;
   step_seconds_.push_back(step.seconds);
+  time_limit_.end_step(step.seconds, step.plan.tokens);
   if (step_seconds_.size() > 1) overlap_ += overlap_of(step.counters);
   return step;
 }
@@ -186,10 +195,13 @@ void Trainer::report(const Step& r) {
   review_plan();
 }
 
+bool Trainer::review_is_due() const {
+  return in_.review != nullptr && std::ssize(step_seconds_) % PlanReview::steps_between == 0;
+}
+
 void Trainer::review_plan() {
   constexpr std::int64_t every = PlanReview::steps_between;
-  const auto done = std::ssize(step_seconds_);
-  if (in_.review == nullptr || done % every != 0) return;
+  if (!review_is_due()) return;
   const EngineCounters now = engine_.counters(), steps = since(now, reviewed_);
   const UpdateFacts facts = engine_.facts();
   const HostCounters& host = steps.host;
@@ -247,6 +259,7 @@ std::optional<double> Trainer::evaluate() {
 
 void Trainer::record_evaluation() {
   if (!in_.evaluation_data) return;
+  time_limit_.begin_other_work();
   const std::optional<double> loss = evaluate();
   if (!keeps_records()) return;
   if (!loss) {
@@ -275,6 +288,7 @@ bool Trainer::evaluation_is_due() {
 
 void Trainer::save(std::uint64_t room) {
   if (last_saved_step_ == state_.step) return;
+  time_limit_.begin_other_work();
   finish_save();
   checkpoints_.start(state_, room);
   last_saved_step_ = state_.step;
@@ -291,6 +305,7 @@ void Trainer::finish_save() {
 }
 
 void Trainer::write_results() {
+  time_limit_.begin_other_work();
   finish_save();
   std::exception_ptr failure;
   try {
@@ -308,6 +323,7 @@ void Trainer::trace(std::int64_t steps_done) {
   const bool begin = in_.options.trace && steps_done == first;
   const bool end = tracing_ && (steps_done < 0 || steps_done == last);
   if (!begin && !end) return;
+  time_limit_.begin_other_work();
   // A step's last copies may still be under way; they belong to its trace, and not to the next step's.
   engine_.require_updates(*stream_);
   stream_->synchronize();
@@ -328,7 +344,10 @@ void Trainer::trace(std::int64_t steps_done) {
 Trainer::Outcome Trainer::run() {
   try {
     return run_steps();
-  } catch (...) {
+  } catch (const std::exception& error) {
+    // The others wait for this rank, and with them the work on this rank's streams.
+    if (!thrown_by_all(error))
+      in_.ranks.abort(dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? "out of memory" : error.what());
     progress_.end();
     if (state_.step > first_step_ && !in_.options.bench_steps) log_last_checkpoint();
     throw;
@@ -349,6 +368,7 @@ void log_failure(const Body& body) {
 }  // namespace
 
 void Trainer::log_divergence() {
+  time_limit_.begin_other_work();
   const std::int64_t before = state_.step - state_.skipped_in_a_row;
   log_error("{} (--max_skipped_steps {}): the run has diverged and stops; no model was written",
             describe_streak(state_.step, state_.skipped_in_a_row), in_.options.max_skipped_steps.value_or(0));
@@ -399,6 +419,7 @@ Trainer::Outcome Trainer::run_steps() {
   while (state_.step < in_.length.steps) {
     trace(state_.step - first_step_);
     const Step r = train_step();
+    if (review_is_due()) time_limit_.begin_other_work();
     report(r);
     if (o.max_skipped_steps && state_.skipped_in_a_row >= *o.max_skipped_steps) {
       progress_.end();

@@ -29,6 +29,7 @@
 #include "train/interrupt.h"
 #include "train/progress.h"
 #include "train/run_totals.h"
+#include "train/step_time_limit.h"
 #include "train/training_step.h"
 
 namespace so {
@@ -99,6 +100,7 @@ class Trainer {
   void log_divergence();
   void report(const Step& step);
   void log_breakdown(const StepResult& result);
+  bool review_is_due() const;  // the same on all ranks; the first does it
   void review_plan();
   // Whether a signal has come to any rank, the same on all: a collective, after each step and evaluation batch.
   bool stop_requested();
@@ -122,6 +124,7 @@ class Trainer {
   ModelOnDevice model_;  // with its arena when what loading takes has been given back
   EngineState engine_state_;
   TrainingStep step_;
+  StepTimeLimit time_limit_;
   LrSchedule schedule_;
   CheckpointWriter checkpoints_;
   std::optional<MetricsLog> metrics_;  // on rank 0, from open_records() on, like the next

@@ -172,6 +172,38 @@ TEST_F(Ranks, OneThatIsKilledEndsAll) {
   }
 }
 
+// A process that is stopped answers as little as one that hangs. Both runs wait for theirs at once.
+TEST_F(Ranks, OneThatHangsEndsAll) {
+  const auto begun = [&](const std::string& output) {
+    finish(command(output, 2).set("max_steps", "5"));
+    return command(output, 2).flag("resume");
+  };
+  ASSERT_NO_FATAL_FAILURE(finish(begun("whole").set("max_steps", "8")));
+  std::vector<std::unique_ptr<Process>> runs;
+  for (const int lost : {0, 1}) {
+    const std::string output = "lost" + std::to_string(lost);
+    TrainCommand c = begun(output).set("max_steps", std::to_string(endless));
+    fs::create_directory(temporary_ / (output + "-log"));
+    runs.push_back(std::make_unique<Process>(c.words(), temporary_ / (output + "-log")));
+    // So many steps are measured that the time limit is a short one.
+    await_steps(*runs.back(), output, 20);
+    const auto ranks = processes(output);
+    ASSERT_EQ(ranks.size(), 2u) << runs.back()->wait().err;
+    ::kill(ranks.at(lost), SIGSTOP);
+  }
+  for (const int lost : {0, 1}) {
+    const std::string output = "lost" + std::to_string(lost);
+    const Outcome o = runs[static_cast<std::size_t>(lost)]->wait();
+    EXPECT_EQ(o.exit_code, 1) << o.err;
+    const std::string sentence = "superoffload: lost rank " + std::to_string(lost) + ": no answer within ";
+    EXPECT_TRUE(lines_of(o.err).back().starts_with(sentence)) << o.err;
+    EXPECT_NE(o.err.find("--resume"), std::string::npos) << o.err;
+    EXPECT_TRUE(processes(output).empty()) << "one is left";
+    ASSERT_NO_FATAL_FAILURE(finish(command(output, 2).set("max_steps", "8").flag("resume")));
+    EXPECT_TRUE(weights(output) == weights("whole"));
+  }
+}
+
 TEST_F(Ranks, AnotherNumberOfThemResumes) {
   ASSERT_NO_FATAL_FAILURE(finish(command("run", 2).set("max_steps", "4")));
   // As many rows a step: 1 rank with 2 micro-batches, where 2 ranks had one each.

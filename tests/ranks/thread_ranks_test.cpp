@@ -4,10 +4,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
 #include "ranks/collective_cases.h"
+#include "ranks/waiting.h"
 #include "support/jitter.h"
 #include "support/thread_ranks.h"
 
@@ -58,6 +60,40 @@ TEST(ThreadRanks, ALostRankIsNamedToAllThatWait) {
   });
   const std::string expected = "lost rank 2: no answer within 0.2 s, where the other ranks wait (all_gather)";
   EXPECT_EQ(texts, (std::vector<std::string>{expected, expected, "", expected}));
+}
+
+TEST(ThreadRanks, ATimeLimitIsOneForAllDuplicates) {
+  test::run_ranks(2, [](Communicator& ranks) {
+    const auto other = ranks.duplicate();
+    other->set_least_time_limit(7);
+    ranks.set_time_limit(5);
+    EXPECT_EQ(ranks.time_limit(), 5);
+    EXPECT_EQ(other->time_limit(), 7) << "this one alone waits longer";
+    other->set_time_limit(9);
+    EXPECT_EQ(ranks.time_limit(), 9);
+    EXPECT_EQ(other->duplicate()->time_limit(), 9);
+  });
+}
+
+// Without that this waits for a minute.
+TEST(ThreadRanks, WhoWaitsFollowsAChangeOfTheLimit) {
+  const std::vector<std::string> texts = failures(2, 60, 1, [](Communicator& ranks) {
+    const auto other = ranks.duplicate();
+    if (ranks.rank() == 1) return;
+    const std::jthread changes([&] { ranks.set_time_limit(0.1); });
+    other->barrier();
+    ADD_FAILURE() << "a barrier without rank 1";
+  });
+  EXPECT_EQ(texts[0], "lost rank 1: no answer within 0.1 s, where the other ranks wait (barrier)");
+}
+
+TEST(Waiting, DoesNotCountTheTimeThatItsOwnRankWasStopped) {
+  const auto ranks = make_thread_ranks(1, 1.5);
+  Waiting waiting(*ranks[0]);
+  std::this_thread::sleep_for(std::chrono::seconds(2));  // as if stopped: nobody looks
+  EXPECT_FALSE(waiting.over());
+  ranks[0]->set_time_limit(1);
+  EXPECT_TRUE(waiting.over());
 }
 
 TEST(ThreadRanks, SeveralLostRanksAreNamed) {

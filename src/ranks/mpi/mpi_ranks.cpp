@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "ranks/waiting.h"
 
 namespace so {
 namespace {
@@ -161,6 +162,10 @@ class MpiCommunicator final : public Communicator {
       : Communicator(place, time_limit), session_(std::move(session)), comm_(comm) {
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
   }
+  MpiCommunicator(const MpiCommunicator& of, MPI_Comm comm)
+      : Communicator(Duplicate{}, of), session_(of.session_), comm_(comm) {
+    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+  }
 
   void abort(const std::string& reason) noexcept override { session_->fail_all(gave_up(rank(), reason)); }
 
@@ -169,14 +174,12 @@ class MpiCommunicator final : public Communicator {
     barrier();
     MPI_Comm comm;
     check(MPI_Comm_dup(comm_, &comm), "MPI_Comm_dup");
-    return std::make_unique<MpiCommunicator>(session_, comm, place(), time_limit());
+    return std::make_unique<MpiCommunicator>(*this, comm);
   }
 
  protected:
   void exchange(const char* what, Sent send, Received receive) override {
     session_->throw_failure();
-    const auto limit = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(time_limit()));
-    const Clock::time_point deadline = Clock::now() + limit;
     requests_.clear();
     parts_.clear();
     for (int step = 1; step < size(); ++step) {  // each rank begins with another, so that none is everybody's first
@@ -189,7 +192,7 @@ class MpiCommunicator final : public Communicator {
       begin(send[static_cast<std::size_t>(to)], to, &MPI_Isend);
     }
     try {
-      finish(what, deadline, receives);
+      finish(what, receives);
     } catch (...) {
       give_up_requests(receives);
       throw;
@@ -214,7 +217,8 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  void finish(const char* what, Clock::time_point deadline, std::size_t receives) {
+  void finish(const char* what, std::size_t receives) {
+    Waiting waiting(*this);
     statuses_.resize(requests_.size());
     const auto count = static_cast<int>(requests_.size());
     Backoff backoff;
@@ -223,7 +227,7 @@ class MpiCommunicator final : public Communicator {
       if (code != MPI_SUCCESS) refuse(what, code);
       if (done != 0) break;
       session_->throw_failure();
-      if (Clock::now() < deadline) continue;
+      if (!waiting.over()) continue;
       std::vector<int> silent = unfinished(0, receives);
       if (silent.empty()) silent = unfinished(receives, requests_.size());
       if (silent.empty()) continue;  // the last one came just now
