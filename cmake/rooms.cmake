@@ -3,7 +3,7 @@
 # another (offload/schedule) can be used without the outer one. Lowest first; docs/architecture.md says what each holds.
 so_room(base LIBRARIES nlohmann_json::nlohmann_json PkgConfig::hwloc PkgConfig::xxhash)
 so_room(device LIBRARIES CUDA)
-so_room(ranks LIBRARIES MPI)
+so_room(ranks LIBRARIES MPI PkgConfig::hwloc)
 so_room(data/tokenizer LIBRARIES simdjson::simdjson nlohmann_json::nlohmann_json PkgConfig::pcre2 PkgConfig::utf8proc)
 so_room(io USES device LIBRARIES nlohmann_json::nlohmann_json)
 so_room(optim USES device LIBRARIES PkgConfig::hwy CUDA)

@@ -224,8 +224,9 @@ int run(const BenchStepOptions& options, const OptionOrigins& origins, Communica
   require_rows(options.batch_size, options.max_length, spec, config.origin);
   if (options.trace && ranks.rank() == 0) require_output_file(*options.trace, "--trace", is_own_trace);
   const ParameterLayout layout(make_parameters(spec));
-  check_cpu_threads(options, share_of_cpus(ranks, static_cast<int>(usable_cpus().size())));
-  Runtime runtime(options.device, rank_threads(ranks, options.cpu_threads.value_or(0)));
+  const int cpus = take_cores(ranks, options);
+  check_cpu_threads(options, cpus);
+  Runtime runtime(options.device, rank_threads(ranks, cpus, options.cpu_threads.value_or(0)));
   Device& device = runtime.device();
   require_rank_device(device, ranks);
   const TrainingPlan plan = make_plan(options, origins, spec, layout, runtime, ranks, model.dtype);
@@ -288,7 +289,7 @@ ranks measured, and the rest is rank 0's.)",
                   "true",
                   "there is no optimizer",
                   {"offload_optimizer", "offload_ratio", "streamed_layers", "mode", "cast_side", "bucket_size",
-                   "max_grad_norm", "optimizer_state_dtype", "gpus"}},
+                   "max_grad_norm", "optimizer_state_dtype", "gpus", "bind_cores_to_rank"}},
                  {"offload_optimizer",
                   "none",
                   "all optimizer state is the device's",

@@ -91,8 +91,9 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins, Communica
       resolve_max_length(options.max_length, origins.given("max_length"), spec, options.model);
   const ModelFiles model(options.model);
   const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
-  check_cpu_threads(options, share_of_cpus(ranks, static_cast<int>(usable_cpus().size())));
-  Runtime runtime(options.device, rank_threads(ranks, options.cpu_threads.value_or(0)));
+  const int cpus = take_cores(ranks, options);
+  check_cpu_threads(options, cpus);
+  Runtime runtime(options.device, rank_threads(ranks, cpus, options.cpu_threads.value_or(0)));
   require_rank_device(runtime.device(), ranks);
   RankFacts facts = option_facts(OptionsView(*find_command("eval")->rows, &options));
   facts.emplace_back("the parameters of the model", std::to_string(model.layout().elements()));

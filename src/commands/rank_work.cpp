@@ -6,9 +6,9 @@
 #include <system_error>
 
 #include "base/error.h"
-#include "base/thread_pool.h"
+#include "base/log.h"
 #include "device/backend.h"
-#include "plan/machine/rank_share.h"
+#include "ranks/binding.h"
 #include "ranks/together.h"
 
 namespace so {
@@ -45,14 +45,20 @@ void require_record_each(Communicator& ranks, std::int64_t records, const std::s
                           printable_path(file), records, records == 1 ? "" : "s", records));
 }
 
-int rank_threads(const Communicator& ranks, int asked) {
-  if (asked > 0 || ranks.size() == 1) return asked;
-  return share_of_cpus(ranks, static_cast<int>(usable_cpus().size()));
+int take_cores(Communicator& ranks, const RankOptions& options) {
+  const RankCores cores = bind_ranks(ranks, options.bind_cores_to_rank);
+  if (!cores.line.empty()) log_info("{}", cores.line);
+  if (!cores.warning.empty()) log_warning("{}", cores.warning);
+  return cores.cpus;
+}
+
+int rank_threads(const Communicator& ranks, int cpus, int asked) {
+  return asked > 0 || ranks.size() == 1 ? asked : cpus;
 }
 
 RankFacts option_facts(OptionsView options) {
   RankFacts facts{{"the program's version", SO_VERSION}};
-  const std::set<std::string_view> own{"cpu_threads", "cache_dir", "verbose", "quiet"};
+  const std::set<std::string_view> own{"cpu_threads", "bind_cores_to_rank", "cache_dir", "verbose", "quiet"};
   for (const OptionSpec& spec : options.rows().specs())
     if (!own.contains(spec.name)) facts.emplace_back("--" + spec.name, to_string(options.get(spec)));
   return facts;

@@ -27,8 +27,11 @@ void require_rank_device(Device& device, const Communicator& ranks);
 // Throws Error on all ranks unless each can have a record of the file, of which all have been found to see the same.
 void require_record_each(Communicator& ranks, std::int64_t records, const std::string& file);
 
-// Threads of a rank that was asked for so many: 0 leaves the number to the runtime.
-int rank_threads(const Communicator& ranks, int asked);
+// Gives each rank cores of its own, unless the options say otherwise, logs a line that says so, and returns the CPUs
+// that this rank may use. To be called before the threads are made that shall keep to them. A collective.
+int take_cores(Communicator& ranks, const RankOptions& options);
+// Threads of a rank that may use so many CPUs and was asked for so many threads: 0 leaves the number to the runtime.
+int rank_threads(const Communicator& ranks, int cpus, int asked);
 
 // The program's version, and the options that must be the same on every rank: all but those that concern a rank alone.
 RankFacts option_facts(OptionsView options);

@@ -74,7 +74,7 @@ struct AskedRun {
         spec(model),
         request(run_request(options, origins, asked_dtype(options.dtype).value())),
         formats(number_formats(request)),
-        runtime(options.device, cpu_threads()),
+        runtime(options.device, cpu_threads(take_cores(ranks, options))),
         layout(make_parameters(spec)) {
     require_rank_device(runtime.device(), ranks);
     log_info("{}", model_line(options.model, spec, request.model_dtype, runtime.device()));
@@ -95,10 +95,7 @@ struct AskedRun {
 
   bool first_rank() const { return ranks.rank() == 0; }
   // 0 leaves it to the runtime, which takes all there are.
-  int cpu_threads() const {
-    const int share = share_of_cpus(ranks, static_cast<int>(usable_cpus().size()));
-    return rank_threads(ranks, resolve_cpu_threads(options, share));
-  }
+  int cpu_threads(int cpus) const { return rank_threads(ranks, cpus, resolve_cpu_threads(options, cpus)); }
 
   Communicator& ranks;
   const TrainOptions options;

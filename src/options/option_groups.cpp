@@ -72,11 +72,10 @@ OptionTable<ComputeOptions> make_compute() {
 
 OptionTable<RankOptions> make_ranks() {
   OptionTable<RankOptions> t;
-  t.add(
-       "gpus", &RankOptions::gpus,
-       "Ranks that share the run, a process each: with --device cpu each has its share of the CPUs and of the host's "
-       "memory (ranks on GPUs are not supported yet). The rows of a micro-batch and the micro-batches of a step are a "
-       "rank's. Started through mpirun; who starts the ranks with mpirun or srun leaves this out")
+  t.add("gpus", &RankOptions::gpus,
+        "Ranks that share the run, a process each: with --device cpu each has its share of the CPUs and of the host's "
+        "memory (ranks on GPUs are not supported yet). The rows of a micro-batch and the micro-batches of a step are a "
+        "rank's. Started through mpirun; who starts the ranks with mpirun or srun leaves this out")
       .unit("ranks")
       .at_least(1)
       .at_most(100'000)
@@ -84,6 +83,11 @@ OptionTable<RankOptions> make_ranks() {
       .elsewhere("num_gpus")
       .elsewhere("nproc_per_node")
       .elsewhere("num_processes");
+  t.add(
+       "bind_cores_to_rank", &RankOptions::bind_cores_to_rank,
+       "Several ranks of a host each get cores of their own, of one NUMA node where they can. Ranks that a launcher has "
+       "bound to CPUs keep them")
+      .default_from(ours);
   return t;
 }
 

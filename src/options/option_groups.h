@@ -30,6 +30,7 @@ struct ThreadOption {
 // The processes that share a run.
 struct RankOptions {
   int gpus = 1;
+  bool bind_cores_to_rank = true;
 };
 
 // Where a model runs, and how it computes.

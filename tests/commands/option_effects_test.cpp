@@ -87,7 +87,7 @@ const std::vector<Case>& cases() {
       "gradient_accumulation_steps activation_checkpointing optimizer_state_dtype offload_optimizer offload_ratio "
       "bucket_size host_memory lr lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
       "max_grad_norm resume log_interval wall_clock_breakdown trace trace_steps bench_steps warmup_steps device dtype "
-      "cpu_threads gpus deepspeed_config pin_memory cpuadam_cores_perc verbose quiet ";
+      "cpu_threads gpus bind_cores_to_rank deepspeed_config pin_memory cpuadam_cores_perc verbose quiet ";
   static const std::string none = std::string(train) + "device_memory save_steps save_total_limit eval_steps profile";
   static const std::string cpu =
       std::string(train) + "save_steps save_total_limit eval_steps streamed_layers mode cast_side";
@@ -129,13 +129,13 @@ const std::vector<Case>& cases() {
        {"--offload_optimizer", "none"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing optimizer_state_dtype "
        "offload_optimizer offload_ratio bucket_size device_memory host_memory no_optimizer max_grad_norm steps warmup "
-       "breakdown trace json device dtype cpu_threads gpus verbose quiet"},
+       "breakdown trace json device dtype cpu_threads gpus bind_cores_to_rank verbose quiet"},
       {"bench step",
        "breakdown",
        {"--breakdown", "false"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing optimizer_state_dtype "
        "offload_optimizer offload_ratio streamed_layers mode cast_side bucket_size device_memory host_memory "
-       "no_optimizer max_grad_norm steps warmup breakdown json device dtype cpu_threads gpus verbose quiet"},
+       "no_optimizer max_grad_norm steps warmup breakdown json device dtype cpu_threads gpus bind_cores_to_rank verbose quiet"},
   };
   return all;
 }

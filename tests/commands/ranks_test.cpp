@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "base/thread_pool.h"
 #include "support/files.h"
 #include "support/mpirun.h"
 #include "support/process.h"
@@ -138,6 +139,40 @@ TEST_F(Ranks, ASignalSavesAndStopsAllAndResumingChangesNothing) {
     ASSERT_NO_FATAL_FAILURE(finish(command(output, 2).set("max_steps", "40").flag("resume")));
     EXPECT_TRUE(weights(output) == weights("whole"));
   }
+}
+
+TEST_F(Ranks, HaveCoresOfTheirOwn) {
+  const auto cpus_of_ranks = [&](const std::string& output, const std::string& bind) {
+    Process process(
+        command(output, 2).set("max_steps", std::to_string(endless)).set("bind_cores_to_rank", bind).words(),
+        temporary_.path());
+    await_steps(process, output, 1);
+    std::vector<std::string> lists;
+    for (const auto& [rank, pid] : processes(output)) {
+      std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+      for (std::string line; std::getline(status, line);)
+        if (line.starts_with("Cpus_allowed_list:")) lists.push_back(line);
+    }
+    process.send(SIGUSR1);
+    const Outcome o = process.wait();
+    EXPECT_EQ(o.exit_code, 130) << o.err;
+    EXPECT_EQ(lists.size(), 2u) << o.err;
+    std::string said;
+    for (const std::string& line : lines_of(o.err))
+      if (line.find("cores: ") != std::string::npos) said += line;
+    lists.push_back(said);
+    return lists;
+  };
+  const auto free = cpus_of_ranks("free", "false");
+  EXPECT_EQ(free[0], free[1]);
+  EXPECT_NE(free[2].find("not bound to any (--bind_cores_to_rank false)"), std::string::npos) << free[2];
+  const auto bound = cpus_of_ranks("bound", "true");
+  if (usable_cores().size() < 2) {
+    EXPECT_NE(bound[2].find("there are fewer cores than ranks"), std::string::npos) << bound[2];
+    return;
+  }
+  EXPECT_NE(bound[0], bound[1]);
+  EXPECT_NE(bound[2].find("each of 2 ranks is bound to its share of CPUs "), std::string::npos) << bound[2];
 }
 
 TEST_F(Ranks, ASignalToAnotherRankStopsAll) {

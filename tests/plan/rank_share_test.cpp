@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <string>
+
 #include "support/thread_ranks.h"
 
 namespace so {
@@ -31,12 +34,17 @@ TEST(RankShare, OfOneRankIsAll) {
   EXPECT_FALSE(machine.held);
 }
 
-TEST(RankShare, OfCpusIsAtLeastOne) {
-  EXPECT_EQ(share_of_cpus(*make_single_communicator(), 7), 7);
-  test::run_ranks(4, [](Communicator& ranks) {
-    EXPECT_EQ(share_of_cpus(ranks, 9), 2);
-    EXPECT_EQ(share_of_cpus(ranks, 3), 1);
+TEST(RankShare, OfFreeMemoryIsTheSameForAll) {
+  const std::size_t all = share_of_host(*make_single_communicator()).available;
+  EXPECT_GT(all, 0u);
+  std::array<std::size_t, 4> shares{};
+  test::run_ranks(4, [&](Communicator& ranks) {
+    const HostMemory host = share_of_host(ranks);
+    shares[static_cast<std::size_t>(ranks.rank())] = host.available;
+    EXPECT_NE(host.limited_by.find(", shared by 4 ranks"), std::string::npos) << host.limited_by;
   });
+  EXPECT_GT(shares[0], 0u);
+  for (const std::size_t share : shares) EXPECT_EQ(share, shares[0]);
 }
 
 }  // namespace

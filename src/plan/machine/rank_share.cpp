@@ -45,6 +45,4 @@ HostMemory share_of_host(Communicator& ranks) {
   return host;
 }
 
-int share_of_cpus(const Communicator& ranks, int usable) { return std::max(1, usable / ranks.place().local_size); }
-
 }  // namespace so

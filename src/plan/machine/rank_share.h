@@ -14,7 +14,4 @@ void share_machine(Communicator& ranks, PlanningMachine& machine);
 // What a rank may have of the host's memory that is free now, the same on every rank. A collective.
 HostMemory share_of_host(Communicator& ranks);
 
-// The CPUs that a rank of this host may use, of those that this process may: at least one.
-int share_of_cpus(const Communicator& ranks, int usable);
-
 }  // namespace so

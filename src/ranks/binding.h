@@ -1,0 +1,46 @@
+// The cores of a host, divided between the ranks that run there.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ranks/communicator.h"
+
+struct hwloc_topology;
+
+namespace so {
+
+using Cpus = std::vector<int>;  // as the operating system numbers them, ascending
+
+// The cores of a NUMA node, each as its hardware threads.
+using NodeCores = std::vector<Cpus>;
+
+// The cores of a machine that have CPUs among the `allowed`, by NUMA node, with these CPUs. Where hwloc knows no cores,
+// each CPU is one.
+std::vector<NodeCores> cores_by_node(hwloc_topology* topology, const Cpus& allowed);
+
+// The CPUs of each of `ranks` ranks: whole cores, as many for each, and no core for two. A rank's cores are of one NUMA
+// node where one has room for them, and of as few as can be where not: whole nodes first. A rank whose GPU lies near
+// some CPUs (`near`, by rank; may be empty, as may its elements) takes nodes with these before others. Cores that do
+// not divide are left over. Empty if there are more ranks than cores.
+std::vector<Cpus> share_cores(const std::vector<NodeCores>& nodes, int ranks, std::span<const Cpus> near = {});
+
+// "0-3,8"
+std::string list_of(const Cpus& cpus);
+
+// What came of bind_ranks().
+struct RankCores {
+  enum class By { program, launcher, nobody };
+  By by = By::nobody;
+  int cpus = 1;      // that this rank may use, which it shares with no other unless nobody bound them
+  std::string line;  // for the log; empty for one rank
+  std::string warning;
+};
+
+// Binds all threads of this process, and those that it starts, to its rank's share of the CPUs that the ranks of its
+// host may use. Ranks that their launcher has given CPUs of their own keep them. With `bind` false, or fewer cores than
+// ranks, all stay where they are. A collective; does nothing for one rank.
+RankCores bind_ranks(Communicator& ranks, bool bind);
+
+}  // namespace so
