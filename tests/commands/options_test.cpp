@@ -41,7 +41,7 @@ TEST(OptionLists, ArePinned) {
   EXPECT_EQ(names(*find_command("plan")->rows),
             "model batch_size max_length gradient_accumulation_steps activation_checkpointing "
             "optimizer_state_dtype mode offload_optimizer offload_ratio streamed_layers cast_side bucket_size "
-            "device_memory host_memory dtype hardware gpus explain trace json verbose quiet");
+            "device_memory host_memory dtype hardware gpus gpus_per_host explain trace json verbose quiet");
   EXPECT_EQ(names(*find_command("profile")->rows), "output overwrite cpu_threads verbose quiet");
   EXPECT_EQ(names(*find_command("verify")->rows), "dir json verbose quiet");
   EXPECT_EQ(names(*find_command("cache")->rows), "cache_dir prune all older_than max_size json verbose quiet");
