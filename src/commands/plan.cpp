@@ -73,7 +73,7 @@ OptionTable<PlanOptions> plan_table() {
   t.add("gpus_per_host", &O::gpus_per_host, "GPUs of one host")
       .unit("GPUs")
       .at_least(1)
-      .at_most(1024)
+      .at_most(100'000)
       .or_else(-1, "as many as the largest host of the hardware file has, at most all")
       .default_from(ours);
   t.group("Result");

@@ -242,7 +242,7 @@ TEST(PlanRanks, RefuseWhatTheyCannotDo) {
   refused({"qwen3-4b", "--gpus", "2", "--explain", "split"}, {"--explain split"});
   refused({"qwen3-4b", "--gpus", "2", "--gpus_per_host", "4"}, {"--gpus_per_host 4"});
   refused({"qwen3-4b", "--gpus_per_host", "2"}, {"--gpus_per_host 2", "1 (--gpus)"});
-  refused({"qwen3-4b", "--gpus_per_host", "0"}, {"--gpus_per_host: 0", "1024"});
+  refused({"qwen3-4b", "--gpus_per_host", "0"}, {"--gpus_per_host: 0", "100000"});
 }
 
 TEST(Plan, RefusesWhatCannotBe) {
