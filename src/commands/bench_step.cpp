@@ -217,7 +217,7 @@ std::vector<RankSteps> gather_steps(const BenchStepOptions& options, Communicato
   return all;
 }
 
-int run(const BenchStepOptions& options, const OptionOrigins& origins, Communicator& ranks) {
+int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins, Communicator& ranks) {
   const NamedModel model = read_named_model(options.config, options.dtype);
   const ModelConfig& config = model.config;
   const DecoderSpec& spec = model.spec;
@@ -295,7 +295,7 @@ ranks measured, and the rest is rank 0's.)",
                   "all optimizer state is the device's",
                   {"streamed_layers", "mode", "cast_side"}},
                  {"breakdown", "false", "no steps are traced", {"trace"}}}},
-      bench_step_table(), check, run);
+      bench_step_table(), check, run_bench_step);
 });
 
 }  // namespace

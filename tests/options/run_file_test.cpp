@@ -28,6 +28,10 @@ Read read(std::string_view text) {
   return r;
 }
 
+std::string refusal_of(std::string_view text) {
+  return test::refusal([&] { read(text); });
+}
+
 TEST(RunFile, SetsOptionsOfEveryKind) {
   const Read r = read(R"(# a run
 model: Qwen3-0.6B        # with a comment behind it
@@ -121,8 +125,7 @@ TEST(RunFile, RefusalsNameTheLine) {
   };
   for (const auto& [text, message] : cases) {
     SCOPED_TRACE(text);
-    Read r;
-    EXPECT_EQ(test::refusal([&] { apply_run_text(text, "run.yaml", r.ref(), r.origins); }), message);
+    EXPECT_EQ(refusal_of(text), message);
   }
 }
 
@@ -132,8 +135,7 @@ TEST(RunFile, MalformedYaml) {
                                     {"lr: \"1", "run.yaml:1: not YAML: "},
                                     {"lr: 1\n- a", "run.yaml:2: not YAML: "}}) {
     SCOPED_TRACE(text);
-    Read r;
-    const std::string message = test::refusal([&] { apply_run_text(text, "run.yaml", r.ref(), r.origins); });
+    const std::string message = refusal_of(text);
     test::expect_in(message, {where});
     EXPECT_EQ(message.find('\n'), std::string::npos);
   }
