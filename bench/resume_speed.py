@@ -103,6 +103,7 @@ def main():
         for number in range(a.rounds):
             log = folder / "run" / "run.log"
             before = len(log.read_text())
+            os.sync()  # giving back pages that are still to be written would wait for the disk
             run(*train, "--resume", "--max_steps", str(number + 2))
             loaded = loading_seconds(log, before)
             files = sorted(loaded)
