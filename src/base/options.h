@@ -371,9 +371,9 @@ std::string markdown_text(const OptionRows& rows);
 // near enough to be what was meant.
 std::string nearest_name(std::string_view name, std::span<const std::string> candidates);
 
-// What was meant by `name`, which is no option that `rows` has on a command line: "; here it is --lr", "; did you mean
-// --lr?", or empty. Fails for an option that only a DeepSpeed file sets. `dashes` stands before the names: "--", or
-// nothing.
+// Says which option was meant by `name`, which is none that `rows` has on a command line: "; here it is --lr", "; did
+// you mean --lr?", or empty. Fails for an option that only a DeepSpeed file sets. `dashes` stands before the names:
+// "--", or nothing.
 std::string meant_option(const OptionRows& rows, std::string_view name, std::string_view dashes);
 
 std::string join(std::span<const std::string> texts, std::string_view separator);

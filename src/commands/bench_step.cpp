@@ -200,7 +200,7 @@ StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec
   return result;
 }
 
-// What each rank has measured, on every rank.
+// Brings to every rank what each rank has measured.
 std::vector<RankSteps> gather_steps(const BenchStepOptions& options, Communicator& ranks, const StepMeasurement& m,
                                     double gemm_rate) {
   RankSteps own;

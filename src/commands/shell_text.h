@@ -1,4 +1,4 @@
-// What shells and man know of the program, made from the commands and their option tables.
+// Makes, from the commands and their option tables, the texts by which shells and man know the program.
 #pragma once
 
 #include <string>

@@ -174,7 +174,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
     const Span s = unit_buckets_[static_cast<std::size_t>(unit)];
     return std::span(buckets_).subspan(static_cast<std::size_t>(s.first), static_cast<std::size_t>(s.last - s.first));
   }
-  // Of a unit that takes turns.
+  // The slot that holds the gradients of this unit, which takes turns.
   GradientSlot& slot_of(int unit) { return gradient_slots_[static_cast<std::size_t>(gradients_.places().slot(unit))]; }
   Verdict take_verdict(Stream& compute);
   // Work that follows on `stream` finds this rank's slice of the bucket's weights as its owner has updated it. Waits
@@ -190,7 +190,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   void gather(std::span<Bucket> buckets, Stream& stream);
   // Has the buckets that a unit's gradients complete reduced, of the step's last micro-batch.
   void reduce(int unit, Event& landed);
-  // Of a unit in slices: of any micro-batch.
+  // Has the gradients of a unit in slices reduced, after each micro-batch.
   void reduce_slices(int unit, Stream& stream);
   void measure(bool clipped_or_skipped);
 

@@ -24,7 +24,8 @@ void apply_run_file(const std::string& file, OptionsRef options, OptionOrigins& 
 void apply_run_text(std::string_view text, std::string_view name, OptionsRef options, OptionOrigins& origins);
 
 // Such a file with every option and its meaning: those that were given with their values, the others as comments with
-// their defaults. apply_run_text() reads it to the same options. Throws Error for a text that YAML cannot hold.
+// their defaults. apply_run_text() reads it to the same options, if their texts are UTF-8. Throws Error for a text that
+// YAML cannot hold.
 std::string run_file_text(OptionsView options, const OptionOrigins& origins);
 
 }  // namespace so

@@ -44,6 +44,25 @@ inline ParameterLayout engine_layout() {
   });
 }
 
+// Embedding, five layers and a head, with joined matrices, sizes that need padding, decayed and not. The bias is
+// smaller than four ranks' slices.
+inline const ParameterLayout& layered() {
+  static const ParameterLayout layout = [] {
+    std::vector<Parameter> parameters = {{"embed", {60, 80}, true, 0, false}};
+    for (int layer = 1; layer <= 5; ++layer) {
+      const std::string name = std::to_string(layer);
+      parameters.push_back({name + ".norm", {77}, false, layer, false});
+      parameters.push_back({name + ".q", {40 + layer, 80}, true, layer, false});
+      parameters.push_back({name + ".k", {21, 80}, true, layer, true});
+      parameters.push_back({name + ".bias", {21}, false, layer, false});
+    }
+    parameters.push_back({"final_norm", {33}, false, 6, false});
+    parameters.push_back({"head", {50, 64}, true, 6, false});
+    return ParameterLayout(std::move(parameters));
+  }();
+  return layout;
+}
+
 using Flat = std::vector<std::vector<float>>;  // a vector a parameter
 
 // Multiples of 2^-8 below 8 in size, scaled by a power of two: sums of a few are exact, and sums of their squares are

@@ -3,10 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -14,25 +20,6 @@
 #include "support/thread_ranks.h"
 
 namespace so::test {
-
-// Embedding, five layers and a head, with joined matrices and sizes that need padding. The bias is smaller than four
-// ranks' slices.
-inline const ParameterLayout& layered() {
-  static const ParameterLayout layout = [] {
-    std::vector<Parameter> parameters = {{"embed", {60, 80}, true, 0, false}};
-    for (int layer = 1; layer <= 5; ++layer) {
-      const std::string name = std::to_string(layer);
-      parameters.push_back({name + ".norm", {77}, false, layer, false});
-      parameters.push_back({name + ".q", {40 + layer, 80}, true, layer, false});
-      parameters.push_back({name + ".k", {21, 80}, true, layer, true});
-      parameters.push_back({name + ".bias", {21}, false, layer, false});
-    }
-    parameters.push_back({"final_norm", {33}, false, 6, false});
-    parameters.push_back({"head", {50, 64}, true, 6, false});
-    return ParameterLayout(std::move(parameters));
-  }();
-  return layout;
-}
 
 inline EngineSettings gathered_settings(int gathered, int device_units = 0) {
   EngineSettings settings;
@@ -106,6 +93,31 @@ inline void expect_reference(const ParameterLayout& layout, const EngineBytes& f
     EXPECT_EQ(part_of(layout, p, found.v), reference.v[at]) << "v of " << layout.parameter(p).name;
   }
   expect_weights(layout, found.weights, reference.master, weights);
+}
+
+// Three ranks call prepare(ranks), which gives their step to be run. Rank 2 gives up before its own, once all are
+// prepared, since that is a collective, too. The steps of the others must end with that failure.
+inline void expect_a_failure_ends_all(const std::function<std::function<void()>(Communicator&)>& prepare) {
+  std::mutex mutex;
+  std::vector<std::string> errors;
+  std::atomic<int> prepared{0};
+  run_ranks(3, [&](Communicator& ranks) {
+    const std::function<void()> step = prepare(ranks);
+    ++prepared;
+    if (ranks.rank() == 2) {
+      while (prepared < 3) std::this_thread::yield();
+      ranks.abort("a device error");
+      return;
+    }
+    try {
+      step();
+      ADD_FAILURE() << "a step without rank 2";
+    } catch (const std::exception& error) {
+      const std::lock_guard lock(mutex);
+      errors.emplace_back(error.what());
+    }
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(2, "rank 2 gave up: a device error"));
 }
 
 }  // namespace so::test

@@ -3,10 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <limits>
-#include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -278,28 +275,12 @@ TEST(EngineOnRanks, AFailureOfOneRankEndsTheStepOfAll) {
   SO_CPU_ONLY("collectives of ranks reach its memory alone");
   const ParameterLayout layout = test::engine_layout();
   const Flat initial = test::synthetic_gradients(layout, 7);
-  std::mutex mutex;
-  std::vector<std::string> errors;
-  std::atomic<int> loaded{0};
-  test::run_ranks(3, [&](Communicator& ranks) {
-    test::EngineRig rig(layout, settings_of(Schedule::overlapped, 4096, 0), 1, nullptr, {}, &ranks);
-    rig.load(initial);
-    ++loaded;
-    const Flat gradient = gradient_of(layout, 0, ranks.rank());
-    if (ranks.rank() == 2) {
-      while (loaded < 3) std::this_thread::yield();  // loading is a collective, too
-      ranks.abort("a device error");
-      return;
-    }
-    try {
-      rig.step(gradient, 1e-2, 1);
-      ADD_FAILURE() << "a step without rank 2";
-    } catch (const std::exception& error) {
-      const std::lock_guard lock(mutex);
-      errors.emplace_back(error.what());
-    }
+  test::expect_a_failure_ends_all([&](Communicator& ranks) {
+    auto rig = std::make_shared<test::EngineRig>(layout, settings_of(Schedule::overlapped, 4096, 0), 1, nullptr,
+                                                 test::EngineRig::MakeDevice{}, &ranks);
+    rig->load(initial);
+    return [rig, gradient = gradient_of(layout, 0, ranks.rank())] { rig->step(gradient, 1e-2, 1); };
   });
-  EXPECT_EQ(errors, std::vector<std::string>(2, "rank 2 gave up: a device error"));
 }
 
 }  // namespace

@@ -17,24 +17,6 @@ namespace {
 
 constexpr int kSteps = 50;
 
-// Embedding, five layers and a head, with joined matrices, sizes that need padding, decayed and not.
-const ParameterLayout& the_layout() {
-  static const ParameterLayout layout = [] {
-    std::vector<Parameter> parameters = {{"embed", {60, 80}, true, 0, false}};
-    for (int layer = 1; layer <= 5; ++layer) {
-      const std::string name = std::to_string(layer);
-      parameters.push_back({name + ".norm", {77}, false, layer, false});
-      parameters.push_back({name + ".q", {40 + layer, 80}, true, layer, false});
-      parameters.push_back({name + ".k", {21, 80}, true, layer, true});
-      parameters.push_back({name + ".bias", {21}, false, layer, false});
-    }
-    parameters.push_back({"final_norm", {33}, false, 6, false});
-    parameters.push_back({"head", {50, 64}, true, 6, false});
-    return ParameterLayout(std::move(parameters));
-  }();
-  return layout;
-}
-
 enum class Clipping { never, sometimes, always };
 
 // A run computes this whatever the schedule.
@@ -73,7 +55,7 @@ EngineSettings settings_of(const Task& task, const Manner& manner) {
   settings.schedule = manner.schedule;
   settings.device_weights = manner.transient_weights ? ResidencyKind::from_masters : ResidencyKind::resident;
   settings.streamed_units =
-      std::min(manner.streamed_units, most_streamed_units(the_layout().units(), manner.device_units));
+      std::min(manner.streamed_units, most_streamed_units(layered().units(), manner.device_units));
   settings.cast = manner.cast;
   if (manner.transient_gradients && task.micro_batches == 1) settings.host_gradients = GradientResidency::moved;
   settings.weight_decay = 0.1;
@@ -83,8 +65,8 @@ EngineSettings settings_of(const Task& task, const Manner& manner) {
 }
 
 Flat gradient_of(const Task& task, int step, int micro_batch) {
-  Flat gradient = synthetic_gradients(the_layout(), static_cast<unsigned>(1000 * step + micro_batch),
-                                      step % 3 == 0 ? 1.0f : 0x1p-6f);
+  Flat gradient =
+      synthetic_gradients(layered(), static_cast<unsigned>(1000 * step + micro_batch), step % 3 == 0 ? 1.0f : 0x1p-6f);
   if (!task.bad_gradients || micro_batch != task.micro_batches - 1) return gradient;
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   if (step == 0 || step == 17) gradient.front().front() = nan;  // the first bucket
@@ -106,10 +88,10 @@ struct Result {
 Result run(const Task& task, const Manner& manner, unsigned seed) {
   const EngineSettings settings = settings_of(task, manner);
   const auto make = [&](unsigned s) {
-    return std::make_unique<EngineRig>(the_layout(), settings, manner.threads, std::make_unique<RandomPolicy>(s));
+    return std::make_unique<EngineRig>(layered(), settings, manner.threads, std::make_unique<RandomPolicy>(s));
   };
   auto rig = make(seed);
-  rig->load(synthetic_gradients(the_layout(), 1, 0.125f));
+  rig->load(synthetic_gradients(layered(), 1, 0.125f));
   std::mt19937 random(seed);
   Result result;
   std::int64_t updates = 0;
@@ -147,7 +129,7 @@ const Result& expected(const Task& task) {
   if (found != results.end()) return found->second;
   Manner plain;
   plain.schedule = Schedule::synchronous;
-  plain.bucket_elements = the_layout().elements();
+  plain.bucket_elements = layered().elements();
   plain.delays = false;
   return results[task] = run(task, plain, 1);
 }
@@ -194,9 +176,9 @@ TEST(Schedule, SynchronousIsThePlainLoop) {
   Task task;
   task.bad_gradients = true;
   const Manner manner{.bucket_elements = 6400, .device_units = 1, .schedule = Schedule::synchronous};
-  EngineRig rig(the_layout(), settings_of(task, manner), 2);
-  const Flat initial = synthetic_gradients(the_layout(), 1, 0.125f);
-  ReferenceLoop reference(the_layout(), settings_of(task, manner), initial);
+  EngineRig rig(layered(), settings_of(task, manner), 2);
+  const Flat initial = synthetic_gradients(layered(), 1, 0.125f);
+  ReferenceLoop reference(layered(), settings_of(task, manner), initial);
   rig.load(initial);
   std::int64_t updates = 0;
   int clipped = 0;

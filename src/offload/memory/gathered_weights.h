@@ -52,7 +52,7 @@ class GatheredWeights final : public WeightResidency {
   bool here(int unit) const override;
   void prefetch(const PassOrder& pass) override;
   void finish_prefetch() override;
-  // Of the elements that lie in this rank's slices; the others are gathered.
+  // Places the elements that lie in this rank's slices; the others are gathered.
   void place(Stream& stream, Range part, const void* weights) override;
   void drop(int unit) override;
   void drop_all() override;
