@@ -78,8 +78,7 @@ OptionTable<BenchStepOptions> bench_step_table() {
 
 void check(BenchStepOptions& options, OptionOrigins& origins, int launched) {
   complete_ranks(options, origins, launched);
-  check_placement(options, origins);
-  require_host_state(options, options.gpus);
+  check_placement(options, origins, options.gpus);
   if (options.gpus > 1 && options.no_optimizer)
     fail(
         "--no_optimizer: there is no optimizer, so that the {} ranks of --gpus would have nothing to do together; "

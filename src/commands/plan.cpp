@@ -90,16 +90,10 @@ OptionTable<PlanOptions> plan_table() {
 }
 
 void check(PlanOptions& options, OptionOrigins& origins, int) {
-  check_placement(options, origins);
-  if (options.gpus == 1) return;
-  const auto fixed = [&](const char* option, const auto& value) {
-    fail("--{} {}: {} GPUs keep their optimizer state in host memory and all weights on each GPU; leave it out", option,
-         value, options.gpus);
-  };
-  if (options.offload_optimizer == OptimizerDevice::none) fixed("offload_optimizer", "none");
-  if (options.offload_ratio && *options.offload_ratio < 1) fixed("offload_ratio", *options.offload_ratio);
-  if (options.streamed_layers && *options.streamed_layers > 0) fixed("streamed_layers", *options.streamed_layers);
-  if (!is_open(options.explain, options.gpus)) fixed("explain", name_of(options.explain));
+  check_placement(options, origins, options.gpus);
+  if (!is_open(options.explain, options.gpus))
+    fail("--explain {}: with {} GPUs there is nothing of it to choose; leave it out", name_of(options.explain),
+         options.gpus);
 }
 
 // The limits that the user gives go before those of the hardware.

@@ -20,19 +20,6 @@ void complete_ranks(RankOptions& options, const OptionOrigins& origins, int laun
   options.gpus = launched;
 }
 
-void require_host_state(const PlacementOptions& options, int ranks) {
-  if (ranks == 1) return;
-  if (options.offload_optimizer == OptimizerDevice::none)
-    fail("--offload_optimizer none: {} ranks keep their optimizer state in host memory; use --offload_optimizer cpu",
-         ranks);
-  if (options.offload_ratio && *options.offload_ratio < 1)
-    fail("--offload_ratio {}: {} ranks keep all their optimizer state in host memory; leave it out",
-         *options.offload_ratio, ranks);
-  if (options.streamed_layers && *options.streamed_layers > 0)
-    fail("--streamed_layers {}: {} ranks have all weights on each device; leave it out", *options.streamed_layers,
-         ranks);
-}
-
 void require_rank_device(Device& device, const Communicator& ranks) {
   if (ranks.size() > 1 && !backend_of(device).ranks)
     fail("--gpus {}: several ranks are supported with --device cpu alone as yet, not on {}", ranks.size(),

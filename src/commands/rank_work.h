@@ -17,10 +17,6 @@ namespace so {
 // Takes over how many ranks a launcher has started (1: there is none). Throws Error if the options ask for others.
 void complete_ranks(RankOptions& options, const OptionOrigins& origins, int launched);
 
-// Throws Error where several ranks are asked for what they cannot do as yet: the host has each rank's slice of the
-// optimizer state, and the device all weights.
-void require_host_state(const PlacementOptions& options, int ranks);
-
 // Throws Error where several ranks are to work on a device that has no collectives as yet.
 void require_rank_device(Device& device, const Communicator& ranks);
 

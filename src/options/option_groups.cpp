@@ -345,7 +345,7 @@ void check_cpu_threads(const ThreadOption& options, int usable) {
          usable, usable);
 }
 
-void check_placement(const PlacementOptions& options, const OptionOrigins& origins) {
+void check_placement(const PlacementOptions& options, const OptionOrigins& origins, int ranks) {
   // A ratio in a file gives way to none on the command line.
   if (options.offload_optimizer == OptimizerDevice::none && options.offload_ratio > 0 &&
       origins.of("offload_optimizer").origin <= origins.of("offload_ratio").origin)
@@ -353,6 +353,11 @@ void check_placement(const PlacementOptions& options, const OptionOrigins& origi
         "--offload_optimizer none leaves nothing for --offload_ratio {} to split: remove one of them, or use "
         "--offload_optimizer cpu",
         *options.offload_ratio);
+  if (ranks > 1 && options.streamed_layers > 0)
+    fail(
+        "--streamed_layers {}: weights do not stream from host memory with several ranks yet, and there are {}; "
+        "leave it out",
+        *options.streamed_layers, ranks);
 }
 
 std::optional<DType> asked_dtype(Precision precision) {

@@ -114,8 +114,8 @@ void apply_verbosity(const MessageOptions& options);
 // Fails if more threads are given than the `usable` CPUs.
 void check_cpu_threads(const ThreadOption& options, int usable);
 
-// Refuses an --offload_ratio that --offload_optimizer none leaves nothing to split.
-void check_placement(const PlacementOptions& options, const OptionOrigins& origins);
+// Refuses an --offload_ratio that --offload_optimizer none leaves nothing to split, and what so many ranks cannot do.
+void check_placement(const PlacementOptions& options, const OptionOrigins& origins, int ranks);
 
 // Where defaults come from; docs/command-line.md says which programs these are.
 namespace default_from {

@@ -58,8 +58,7 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
   set_sizes();
   set_budgets();
   set_residencies();
-  inputs_.forced_device_units =
-      plan_.shape.ranks > 1 ? 0 : requested_device_units(q_.request, q_.layout, *q_.machine.backend);
+  inputs_.forced_device_units = requested_device_units(q_.request, q_.layout, *q_.machine.backend);
   inputs_.device_name = q_.machine.name;
   inputs_.device_advice = q_.advice.for_device;
   inputs_.host_advice = q_.advice.for_host;
@@ -125,7 +124,7 @@ void TrainingPlacement::set_residencies() {
   // A second gradient of a step is added to the first, which must still be there; and a cast of fp32 saves nothing.
   const bool move = plan_.shape.micro_batches == 1, narrow = plan_.engine.formats.weights == DType::bf16;
   inputs_.residencies.clear();
-  if (plan_.shape.ranks > 1) {  // neither owners nor gathered weights are chosen among yet
+  if (plan_.shape.ranks > 1) {  // no other residency goes with several ranks yet
     inputs_.residencies.push_back({});
     return;
   }

@@ -98,10 +98,17 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
   const std::size_t state = state_bytes(formats.moments), weight = size_of(formats.weights),
                     gradient = size_of(formats.gradients);
   MemoryPlan plan;
-  if (!machine.device_memory || ranks > 1) {  // several ranks have all weights and gradients, and the host the state
+  if (!machine.device_memory || ranks > 1) {  // each of several ranks has all weights and gradients
     plan.add(MemoryKind::device, "weights", n * weight);
     plan.add(MemoryKind::device, "gradients", n * gradient);
-    plan.add(MemoryKind::pageable, "optimizer state", n * state / static_cast<std::size_t>(ranks));
+    const std::size_t slice = n / static_cast<std::size_t>(ranks);
+    std::size_t owned = 0;
+    if (machine.device_memory)
+      owned = device_units
+                  ? static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(slice))
+                  : std::min(slice, beyond(*machine.device_memory, plan.total(MemoryKind::device)) / state);
+    plan.add(MemoryKind::device, "optimizer state", owned * state);
+    plan.add(MemoryKind::pageable, "optimizer state", (slice - owned) * state);
     return plan;
   }
   // Units that the device owns have gradients there, and weights unless these are made of their masters for each use.

@@ -92,8 +92,7 @@ std::string_view name_of(PlanChoice choice) {
 }
 
 bool is_open(PlanChoice choice, int ranks) {
-  return ranks == 1 ||
-         (choice != PlanChoice::split && choice != PlanChoice::residency && choice != PlanChoice::streaming);
+  return ranks == 1 || (choice != PlanChoice::residency && choice != PlanChoice::streaming);
 }
 
 std::vector<Alternative> alternatives(const PlacementInputs& in, const Placement& plan, PlanChoice choice,

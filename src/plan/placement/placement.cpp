@@ -144,9 +144,8 @@ Candidate* best_of(const PlacementInputs& in, std::vector<Candidate>& all) {
   const auto host_short = [](const Candidate& a, const Candidate& b) { return a.host_short < b.host_short; };
   const Candidate &device = *std::min_element(candidates.begin(), candidates.end(), device_short),
                   &host = *std::min_element(candidates.begin(), candidates.end(), host_short);
-  const std::string split = in.ranks > 1             ? ""
-                            : in.forced_device_units ? ", with the optimizer state split as asked"
-                                                     : ", whatever the split of the optimizer state";
+  const std::string split = in.forced_device_units ? ", with the optimizer state split as asked"
+                                                   : ", whatever the split of the optimizer state";
   if (device.device_short > 0)
     throw NothingFits(fmt::format("not enough memory on {}: {} short of {}{}", in.device_name,
                                   format_bytes(device.device_short), format_bytes(in.device_budget), split),
@@ -174,12 +173,11 @@ std::string explain_split(const PlacementInputs& in, const Candidate& chosen, st
   const int units = static_cast<int>(in.units.size()), d = chosen.device_units;
   const double share = static_cast<double>(elements_of(in, d, units)) /
                        static_cast<double>(std::max<std::int64_t>(1, elements_of(in, 0, units)));
-  const std::string what =
-      d == 0 ? "all on the host"
-      : d == units
-          ? "all on the device"
-          : fmt::format("{:.1f}% on the host, the rest on the device (units 0 to {} of {})", 100 * share, d - 1, units);
-  if (in.ranks > 1) return fmt::format("{}, a slice of 1/{} with each GPU", what, in.ranks);
+  std::string what = d == 0       ? "all on the host"
+                     : d == units ? "all on the device"
+                                  : fmt::format("{:.1f}% on the host, the rest on the device (units 0 to {} of {})",
+                                                100 * share, d - 1, units);
+  if (in.ranks > 1) what += fmt::format(", a slice of 1/{} with each GPU", in.ranks);
   if (in.forced_device_units) return what + ", as asked";
   if (d == units) return what + ", where it fits";
   Candidate* more = nullptr;

@@ -113,7 +113,8 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
         s.forward += cast;
         s.backward += cast;
       }
-      run.device_update += elements * full_bytes(in) / (r.efficiencies.device_adamw * r.device_memory);
+      run.device_update +=
+          static_cast<double>(s.elements) * full_bytes(in) / (r.efficiencies.device_adamw * r.device_memory);
     }
     run.units.push_back(s);
   }
