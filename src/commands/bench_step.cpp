@@ -118,6 +118,7 @@ TrainingPlan make_plan(const BenchStepOptions& options, const OptionOrigins& ori
   share_machine(ranks, machine);
   PlanQuestion question = make_question({spec, layout, machine, WeightOrigin::random, row_shape}, request,
                                         *find_command("bench step")->rows);
+  question.host_ranks = ranks.place().local_size;
   if (options.no_optimizer) {
     NumberFormats plain = model_formats(dtype);
     plain.gradients = dtype;  // whatever is added up: nothing reads them

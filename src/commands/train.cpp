@@ -89,6 +89,7 @@ struct AskedRun {
     PlanQuestion question =
         make_question({spec, layout, machine, WeightOrigin::files, std::move(shape)}, request, train_option_table());
     question.results_fixed = options.resume.has_value();
+    question.host_ranks = ranks.place().local_size;
     return question;
   }
 
