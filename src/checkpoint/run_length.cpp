@@ -42,8 +42,11 @@ LengthOptions recorded_length(const LengthOptions& asked, const std::string& rec
   for (const char* name : {"max_steps", "num_train_epochs"}) {
     const OptionSpec& spec = train_option_table().at(name);
     const auto it = recorded.find(name);
-    const bool there = it != recorded.end() && it->is_number_integer();
-    train_option_table().ref(options).set(spec, there ? OptionValue(it->get<std::int64_t>()) : spec.default_value);
+    const bool real = spec.kind == OptionKind::real;
+    const bool there = it != recorded.end() && (real ? it->is_number() : it->is_number_integer());
+    OptionValue value = spec.default_value;
+    if (there) value = real ? OptionValue(it->get<double>()) : OptionValue(it->get<std::int64_t>());
+    train_option_table().ref(options).set(spec, value);
   }
   return options;
 }

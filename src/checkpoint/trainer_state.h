@@ -21,6 +21,8 @@ struct TrainerState {
   std::int64_t skipped_in_a_row = 0;  // the last steps, if they were skipped
 
   std::int64_t skipped() const { return step - updates; }
+  // Whether the next step is an epoch's first.
+  bool begins_epoch() const { return sampler.position == 0; }
 };
 
 // trainer_state.json. Reading throws Error naming the file and the key; untrusted text gives a state or an Error.

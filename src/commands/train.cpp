@@ -116,6 +116,11 @@ struct RunData {
   std::optional<TokenDataset> evaluation;
 };
 
+// A new run's, of which no more is known before its data is open.
+DiskPlan first_save(const OutputOptions& options, const SavedBytes& saved) {
+  return disk_plan(options, saved, 0, 1, [](std::int64_t) { return std::int64_t{0}; });
+}
+
 RunData open_data(AskedRun& run, const ModelEncoder& encoder, const SavedBytes& saved) {
   const TrainOptions& options = run.options;
   // Where the caches are if they can be nowhere else: never in the output directory, which holds what people publish.
@@ -135,7 +140,7 @@ RunData open_data(AskedRun& run, const ModelEncoder& encoder, const SavedBytes& 
   const bool saves = !options.bench_steps && !options.resume;
   const std::vector<CacheNeed> needs = cache_needs(sources);
   if (!needs.empty()) log_info("{}", cache_line(needs));
-  require_cache_space(needs, options.output_dir, saves ? disk_plan(options, saved, 0, 1).peak() : 0);
+  require_cache_space(needs, options.output_dir, saves ? first_save(options, saved).peak() : 0);
   std::vector<std::string> files{options.data};
   if (options.eval_data) files.push_back(*options.eval_data);
   std::vector<TokenDataset> opened = open_by_ranks(run.ranks, sources, files);
@@ -210,7 +215,8 @@ RunStart find_start(const OutputDirectory& output, const AskedRun& run, const Ru
   start.finished = is_finished(options.output_dir, start.from, start.length.steps);
   if (start.finished) return start;
   require_steps_to_trace(options, start.length.steps - step);
-  start.disk = disk_plan(options, saved, step, start.length.steps);
+  start.disk = disk_plan(options, saved, step, start.length.steps,
+                         [&](std::int64_t steps) { return batches.epochs_in_steps(steps); });
   if (!options.bench_steps) start.disk.require(options.output_dir);
   return start;
 }
@@ -352,19 +358,25 @@ computes, zerooffload after backward. Results are the same.
                     "    --max_length 4096 --lr 1e-5 --activation_checkpointing",
                     "superoffload train --model Qwen3-14B --data alpaca.json --output_dir bench --warmup_steps 5 "
                     "--bench_steps 20"},
-       .modes =
-           {{"offload_optimizer",
-             "none",
-             "all optimizer state is the device's",
-             {"streamed_layers", "mode", "cast_side"}},
-            {"device",
-             "cpu",
-             "nothing is measured, and the CPU device has no memory of its own (--host_memory limits the run's)",
-             {"profile", "device_memory"}},
-            {"lr_scheduler", "constant", "the learning rate stays where it is", {"min_lr", "decay"}},
-            {"lr_scheduler", "linear", "the learning rate falls over the whole run", {"decay"}},
-            {"lr_scheduler", "cosine", "the learning rate falls over the whole run", {"decay"}},
-            {"bench_steps", "", "nothing is saved or evaluated", {"save_steps", "save_total_limit", "eval_steps"}}}},
+       .modes = {{"offload_optimizer",
+                  "none",
+                  "all optimizer state is the device's",
+                  {"streamed_layers", "mode", "cast_side"}},
+                 {"device",
+                  "cpu",
+                  "nothing is measured, and the CPU device has no memory of its own (--host_memory limits the run's)",
+                  {"profile", "device_memory"}},
+                 {"lr_scheduler", "constant", "the learning rate stays where it is", {"min_lr", "decay"}},
+                 {"lr_scheduler", "linear", "the learning rate falls over the whole run", {"decay"}},
+                 {"lr_scheduler", "cosine", "the learning rate falls over the whole run", {"decay"}},
+                 {"save_strategy", "no", "a checkpoint is saved only at the end", {"save_steps"}},
+                 {"save_strategy", "epoch", "checkpoints are saved after each epoch", {"save_steps"}},
+                 {"eval_strategy", "no", "there is no evaluation between the first and the last", {"eval_steps"}},
+                 {"eval_strategy", "epoch", "evaluations come after each epoch", {"eval_steps"}},
+                 {"bench_steps",
+                  "",
+                  "nothing is saved or evaluated",
+                  {"save_strategy", "save_steps", "save_total_limit", "eval_strategy", "eval_steps"}}}},
       train_option_table(), complete, run_train);
 });
 

@@ -1,6 +1,7 @@
 #include "data/batches.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -107,11 +108,25 @@ std::int64_t BatchIterator::steps_per_epoch(std::int64_t epoch) const {
   return ceil_div(rows, rows_per_step());
 }
 
-std::int64_t BatchIterator::steps_in_epochs(std::int64_t epochs) const {
-  if (!options_.packing || !options_.shuffle) return epochs * steps_per_epoch(0);
-  std::int64_t steps = 0;
-  for (std::int64_t epoch = 0; epoch < epochs; ++epoch) steps += steps_per_epoch(epoch);
-  return steps;
+std::int64_t BatchIterator::steps_in_epochs(double epochs) const {
+  const auto part_of = [](double part, std::int64_t steps) {
+    return static_cast<std::int64_t>(std::ceil(part * static_cast<double>(steps)));
+  };
+  if (!options_.packing || !options_.shuffle) return part_of(epochs, steps_per_epoch(0));
+  std::int64_t steps = 0, epoch = 0;
+  for (; static_cast<double>(epoch + 1) <= epochs; ++epoch) steps += steps_per_epoch(epoch);
+  const double rest = epochs - static_cast<double>(epoch);
+  return rest > 0 ? steps + part_of(rest, steps_per_epoch(epoch)) : steps;
+}
+
+std::int64_t BatchIterator::epochs_in_steps(std::int64_t steps) const {
+  const std::int64_t counted = options_.packing && options_.shuffle ? 16 : 0;
+  for (std::int64_t epoch = 0; epoch < counted; ++epoch) {
+    const std::int64_t own = steps_per_epoch(epoch);
+    if (steps < own) return epoch;
+    steps -= own;
+  }
+  return counted + steps / steps_per_epoch(std::max<std::int64_t>(counted - 1, 0));
 }
 
 std::int64_t BatchIterator::most_micro_batch_tokens() const {

@@ -75,9 +75,13 @@ class BatchIterator final : public BatchSource {
   void micro_batch(std::int64_t i, MicroBatch& out) const override;
 
   std::int64_t steps_per_epoch(std::int64_t epoch) const;  // with packing it may differ between epochs
-  // Sum over epochs 0 .. epochs-1. Packed rows in a new order each epoch must be packed to be counted; all else is
-  // arithmetic.
-  std::int64_t steps_in_epochs(std::int64_t epochs) const;
+  // Steps of so many epochs, from the beginning; of a part of an epoch that part of its steps. A fraction of a step
+  // is one, as in transformers' Trainer. Packed rows in a new order each epoch must be packed to be counted; all else
+  // is arithmetic.
+  std::int64_t steps_in_epochs(double epochs) const;
+  // Whole epochs in so many steps from the beginning. Where an epoch must be packed to be counted, epochs after the
+  // first few count as those did.
+  std::int64_t epochs_in_steps(std::int64_t steps) const;
   // The largest micro-batch, in tokens, of any rank in the first `steps` steps from the beginning, from lengths. Exact
   // as long as that takes no more than the orders of the first epochs, of about `looks` documents together; beyond,
   // where chance has had time to put the longest documents together, it is taken to have done so.

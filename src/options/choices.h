@@ -21,7 +21,9 @@ enum class Toggle : std::uint8_t { automatic, on, off };
 // The published system's two modes, as schedules of what the host owns (offload/engine.h): overlapped, synchronous.
 enum class OffloadMode : std::uint8_t { superoffload, zerooffload };
 enum class CastChoice : std::uint8_t { automatic, host, device };  // as CastSide (offload/memory/staging_ring.h)
-enum class ProfileUse : std::uint8_t { cached, fresh };   // the machine's rates: of an earlier run, or measured now
+enum class ProfileUse : std::uint8_t { cached, fresh };  // the machine's rates: of an earlier run, or measured now
+// When a run evaluates, or saves a checkpoint, beside its end: never, every so many steps, after each epoch.
+enum class Cadence : std::uint8_t { no, steps, epoch };
 enum class OptimizerDevice : std::uint8_t { cpu, none };  // where optimizer state lives; none: with the weights
 
 template <>
@@ -65,6 +67,11 @@ template <>
 struct EnumNames<ProfileUse> {
   static constexpr std::pair<ProfileUse, std::string_view> list[] = {{ProfileUse::cached, "cached"},
                                                                      {ProfileUse::fresh, "fresh"}};
+};
+template <>
+struct EnumNames<Cadence> {
+  static constexpr std::pair<Cadence, std::string_view> list[] = {
+      {Cadence::no, "no"}, {Cadence::steps, "steps"}, {Cadence::epoch, "epoch"}};
 };
 template <>
 struct EnumNames<OptimizerDevice> {

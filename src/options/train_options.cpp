@@ -48,8 +48,9 @@ void add_model_and_data(OptionTable<O>& t) {
 
 void add_length(OptionTable<O>& t) {
   t.group("Length of the run");
-  t.add("num_train_epochs", &O::num_train_epochs, "Passes over the data")
-      .at_least(1)
+  t.add("num_train_epochs", &O::num_train_epochs,
+        "Passes over the data; of the last one, if it is a part, that part of its steps, rounded up")
+      .above(0)
       .at_most(1e6)
       .default_from(script)
       .affects_results()
@@ -113,6 +114,9 @@ void add_optimizer(OptionTable<O>& t) {
 
 void add_saving(OptionTable<O>& t) {
   t.group("Saving and resuming");
+  t.add("save_strategy", &O::save_strategy,
+        "When checkpoints are saved, beside the one at the end: every save_steps, after each epoch, or never")
+      .default_from(trainer);
   t.add("save_steps", &O::save_steps, "Checkpoint every so many optimizer steps, and at the end")
       .unit("steps")
       .at_least(1)
@@ -140,6 +144,11 @@ void add_logging(OptionTable<O>& t) {
       .default_from(script)
       .deepspeed("steps_per_print")
       .elsewhere("logging_steps");
+  t.add("eval_strategy", &O::eval_strategy,
+        "When eval_data is evaluated, beside before the first step and at the end: every eval_steps, after each epoch, "
+        "or never")
+      .default_from(ours)
+      .elsewhere("evaluation_strategy");
   t.add("eval_steps", &O::eval_steps, "Evaluate on eval_data every so many optimizer steps, and at the end")
       .unit("steps")
       .at_least(1)
@@ -223,6 +232,10 @@ OptionTable<O> make_table() {
 
 }  // namespace
 
+bool is_due(Cadence cadence, const std::optional<std::int64_t>& every, std::int64_t step, bool ends_epoch) {
+  return cadence == Cadence::epoch ? ends_epoch : cadence == Cadence::steps && every && step % *every == 0;
+}
+
 const OptionTable<TrainOptions>& train_option_table() {
   static const OptionTable<TrainOptions> table = make_table();
   return table;
@@ -232,6 +245,8 @@ void check_train_options(const TrainOptions& options, const OptionOrigins& origi
   check_required(train_option_table().view(options));
   if (!options.eval_data && options.eval_steps)
     fail("--eval_steps {} needs records to evaluate on: add --eval_data FILE", *options.eval_steps);
+  if (!options.eval_data && options.eval_strategy == Cadence::epoch)
+    fail("--eval_strategy epoch needs records to evaluate on: add --eval_data FILE");
   if (options.min_lr > options.lr)
     fail("--min_lr {} is above --lr {}, the peak that the learning rate falls from: give a smaller one", options.min_lr,
          options.lr);

@@ -31,12 +31,13 @@ struct OutputOptions {
   std::string output_dir;
   bool overwrite_output_dir = false;
   std::optional<std::string> resume;  // "latest": newest checkpoint in output_dir; else a checkpoint directory
-  std::optional<std::int64_t> save_steps = 500;  // unset: only at the end
+  Cadence save_strategy = Cadence::steps;
+  std::optional<std::int64_t> save_steps = 500;  // of that cadence; unset: only at the end
   std::optional<int> save_total_limit;           // unset: all are kept
 };
 
 struct LengthOptions {
-  std::int64_t num_train_epochs = 1;
+  double num_train_epochs = 1;
   std::optional<std::int64_t> max_steps;  // beats num_train_epochs
 };
 
@@ -44,7 +45,8 @@ struct LengthOptions {
 struct LoopOptions : ScheduleOptions, LengthOptions, OutputOptions {
   std::optional<std::int64_t> max_skipped_steps = 10;  // in a row; unset: never stop
   std::int64_t log_interval = 1;
-  std::optional<std::int64_t> eval_steps;  // unset: only at the end
+  Cadence eval_strategy = Cadence::steps;
+  std::optional<std::int64_t> eval_steps;  // of that cadence; unset: only at the end
   bool wall_clock_breakdown = false;       // DeepSpeed file only
   std::optional<std::string> trace;        // file
   std::int64_t trace_steps = 1;
@@ -73,6 +75,9 @@ struct TrainOptions : RunFileOptions,
 };
 
 const OptionTable<TrainOptions>& train_option_table();
+
+// Whether what is done at `cadence`, of `every` so many steps, is due after `step`.
+bool is_due(Cadence cadence, const std::optional<std::int64_t>& every, std::int64_t step, bool ends_epoch);
 
 // Refuses combinations that no single row can: required options missing, eval_steps without eval_data, ...
 void check_train_options(const TrainOptions& options, const OptionOrigins& origins);

@@ -6,7 +6,7 @@
 namespace so {
 
 DataShape::DataShape(const TokenDataset& data, const TokenDataset* evaluation, const BatchOptions& options,
-                     std::optional<std::int64_t> max_steps, std::int64_t epochs)
+                     std::optional<std::int64_t> max_steps, double epochs)
     : data_(data), evaluation_(evaluation), options_(options), max_steps_(max_steps), epochs_(epochs) {}
 
 TrainingShape DataShape::of(std::int64_t batch_size, std::int64_t gradient_accumulation_steps,

@@ -16,7 +16,7 @@ class DataShape {
   // `options` as the run has them; `max_steps`, or so many `epochs`. The datasets must outlive it; `evaluation` may
   // be null.
   DataShape(const TokenDataset& data, const TokenDataset* evaluation, const BatchOptions& options,
-            std::optional<std::int64_t> max_steps, std::int64_t epochs);
+            std::optional<std::int64_t> max_steps, double epochs);
 
   // Exact for the run's own max_length. For a shorter one, for which the data would have to be tokenised anew, an upper
   // bound: records cut to it, the longest together.
@@ -34,7 +34,7 @@ class DataShape {
   const TokenDataset* const evaluation_;
   const BatchOptions options_;
   const std::optional<std::int64_t> max_steps_;
-  const std::int64_t epochs_;
+  const double epochs_;
   mutable std::vector<std::int64_t> lengths_;  // the longest first, once asked for
 };
 

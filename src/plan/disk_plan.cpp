@@ -102,13 +102,15 @@ void DiskPlan::require(const fs::path& directory) const {
 }
 
 DiskPlan disk_plan(const OutputOptions& options, const SavedBytes& saved, std::int64_t first_step,
-                   std::int64_t last_step) {
+                   std::int64_t last_step, const std::function<std::int64_t(std::int64_t)>& epochs_in) {
   DiskPlan plan;
   plan.saved = saved;
   plan.keep = options.save_total_limit.value_or(0);
   if (last_step > first_step) {
-    const auto& every = options.save_steps;
-    plan.saves = 1 + (every ? (last_step - 1) / *every - first_step / *every : 0);
+    plan.saves = 1;
+    if (const auto& every = options.save_steps; options.save_strategy == Cadence::steps && every)
+      plan.saves += (last_step - 1) / *every - first_step / *every;
+    if (options.save_strategy == Cadence::epoch) plan.saves += epochs_in(last_step - 1) - epochs_in(first_step);
   }
   for (const Checkpoint& checkpoint : CheckpointDirectory(options.output_dir).list()) {
     if (options.resume)

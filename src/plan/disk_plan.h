@@ -56,8 +56,9 @@ std::string cache_line(std::span<const CacheNeed> needs);
 void require_cache_space(std::span<const CacheNeed> needs, const std::filesystem::path& output = {},
                          std::uint64_t output_bytes = 0);
 
-// The plan of a run that goes on after `first_step` and ends with `last_step`.
+// The plan of a run that goes on after `first_step` and ends with `last_step`. `epochs_in(steps)` counts the epochs
+// that so many steps complete; it is asked where checkpoints are saved by epoch.
 DiskPlan disk_plan(const OutputOptions& options, const SavedBytes& saved, std::int64_t first_step,
-                   std::int64_t last_step);
+                   std::int64_t last_step, const std::function<std::int64_t(std::int64_t)>& epochs_in);
 
 }  // namespace so

@@ -56,7 +56,9 @@ std::string memory_line(const TrainingPlan& plan, const PlanningMachine& machine
 
 std::string output_line(const LoopOptions& options) {
   std::string checkpoints = "a checkpoint at the end";
-  if (options.save_steps)
+  if (options.save_strategy == Cadence::epoch)
+    checkpoints = "checkpoints after each epoch and at the end";
+  else if (options.save_strategy == Cadence::steps && options.save_steps)
     checkpoints = fmt::format("checkpoints every {} and at the end",
                               options.save_steps == 1 ? "step" : counted(*options.save_steps, "step"));
   if (options.save_total_limit) checkpoints += fmt::format(", the last {} kept", *options.save_total_limit);

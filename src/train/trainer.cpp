@@ -276,9 +276,10 @@ void Trainer::record_evaluation() {
 }
 
 bool Trainer::evaluation_is_due() {
-  const std::int64_t step = state_.step, every = in_.options.eval_steps.value_or(0);
+  const std::int64_t step = state_.step;
   const std::filesystem::path output = in_.options.output_dir;
-  const bool wanted = step == in_.length.steps || (every > 0 && step % every == 0);
+  const bool wanted = step == in_.length.steps ||
+                      is_due(in_.options.eval_strategy, in_.options.eval_steps, step, state_.begins_epoch());
   const bool missing = keeps_records() && wanted && has_metrics_line(output, step, "loss") &&
                        !has_metrics_line(output, step, "eval_loss");
   std::array<double, 1> due{missing ? 1.0 : 0.0};
@@ -439,7 +440,7 @@ Trainer::Outcome Trainer::run_steps() {
       continue;
     }
     const bool last = state_.step == in_.length.steps;
-    if (!last && o.eval_steps && state_.step % *o.eval_steps == 0) record_evaluation();
+    if (!last && is_due(o.eval_strategy, o.eval_steps, state_.step, r.plan.ends_epoch)) record_evaluation();
     if (stop_requested() && !last) {
       progress_.end();
       trace(-1);
@@ -449,7 +450,7 @@ Trainer::Outcome Trainer::run_steps() {
                                    CheckpointDirectory(o.output_dir).path_of(state_.step).string(), state_.step);
       return Outcome::interrupted;
     }
-    if (o.save_steps && state_.step % *o.save_steps == 0 && !last)
+    if (!last && is_due(o.save_strategy, o.save_steps, state_.step, r.plan.ends_epoch))
       save(
           exported_bytes(in_.model, in_.plan.engine.formats.exported));  // a checkpoint must not take the model's place
   }

@@ -88,16 +88,16 @@ const std::vector<Case>& cases() {
       "bucket_size host_memory lr lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
       "max_grad_norm resume log_interval wall_clock_breakdown trace trace_steps bench_steps warmup_steps device dtype "
       "cpu_threads gpus bind_cores_to_rank deepspeed_config pin_memory cpuadam_cores_perc verbose quiet ";
-  static const std::string none = std::string(train) + "device_memory save_steps save_total_limit eval_steps profile";
-  static const std::string cpu =
-      std::string(train) + "save_steps save_total_limit eval_steps streamed_layers mode cast_side";
-  static const std::string all_of_train = std::string(train) +
-                                          "device_memory profile save_steps save_total_limit "
-                                          "eval_steps streamed_layers mode cast_side";
+  static const std::string output =
+      std::string(train) + "save_strategy save_steps save_total_limit eval_strategy eval_steps ";
+  static const std::string none = output + "device_memory profile";
+  static const std::string cpu = output + "streamed_layers mode cast_side";
+  static const std::string all_of_train = output + "device_memory profile streamed_layers mode cast_side";
   const auto without = [](std::string names, const std::string& name) {
     return names.erase(names.find(" " + name + " "), name.size() + 1);
   };
   static const std::string falling = without(all_of_train, "decay"), constant = without(falling, "min_lr");
+  static const std::string saves = without(all_of_train, "save_steps"), evaluates = without(all_of_train, "eval_steps");
   static const std::string bench = std::string(train) + "device_memory profile streamed_layers mode cast_side";
   static const std::vector<Case> all = {
       {"train", "offload_optimizer", {"--offload_optimizer", "none"}, none.c_str()},
@@ -105,6 +105,10 @@ const std::vector<Case>& cases() {
       {"train", "lr_scheduler", {"--lr_scheduler", "constant", "--lr", "1"}, constant.c_str()},
       {"train", "lr_scheduler", {}, falling.c_str()},
       {"train", "lr_scheduler", {"--lr_scheduler", "cosine"}, falling.c_str()},
+      {"train", "save_strategy", {"--save_strategy", "no"}, saves.c_str()},
+      {"train", "save_strategy", {"--save_strategy", "epoch"}, saves.c_str()},
+      {"train", "eval_strategy", {"--eval_strategy", "no", "--eval_data", "e"}, evaluates.c_str()},
+      {"train", "eval_strategy", {"--eval_strategy", "epoch", "--eval_data", "e"}, evaluates.c_str()},
       {"train", "bench_steps", {"--bench_steps", "1", "--eval_data", "e"}, bench.c_str()},
       {"generate",
        "temperature",

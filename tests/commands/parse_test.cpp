@@ -76,6 +76,7 @@ TEST(Parse, EveryOptionArrives) {
         for (const char* rule : {"all", "older_than", "max_size"}) need(rule, "--prune", "true");
       if (command.name == "cache") need("prune", "--all", "true");
       need("eval_steps", "--eval_data", "e");
+      need("eval_strategy", "--eval_data", "e");
       need("warmup_steps", "--bench_steps", "1");
       need("trace_steps", "--trace", "t");
       need("top_k", "--temperature", "1");

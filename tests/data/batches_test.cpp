@@ -71,7 +71,9 @@ TEST_F(Batches, CountsAreThoseOfTheLoop) {
               ++steps;
               EXPECT_EQ(counts.max_micro_batch_tokens(steps), most) << batch_size << packing << shuffle << steps;
             }
-            EXPECT_EQ(counts.steps_in_epochs(epochs), steps) << batch_size << packing << shuffle;
+            EXPECT_EQ(counts.steps_in_epochs(static_cast<double>(epochs)), steps) << batch_size << packing << shuffle;
+            EXPECT_EQ(counts.epochs_in_steps(steps), epochs);
+            EXPECT_EQ(counts.epochs_in_steps(steps - 1), epochs - 1);
           }
           // Past what is looked at, never less than what may come.
           EXPECT_GE(counts.max_micro_batch_tokens(steps, 0), most);
@@ -88,6 +90,23 @@ TEST_F(Batches, CountsOfEndlessRunsAreArithmetic) {
   EXPECT_EQ(BatchIterator(dataset, options).max_micro_batch_tokens(endless), 12);
   options = {.batch_size = 1, .packing = true, .max_length = 1000};
   EXPECT_EQ(BatchIterator(dataset, options).max_micro_batch_tokens(endless), 1000) << "a bound";
+}
+
+// math.ceil(num_train_epochs * steps of an epoch), as transformers' Trainer has it.
+TEST_F(Batches, APartOfAnEpochIsThatPartOfItsSteps) {
+  const TokenDataset dataset = data({3, 9, 4, 2, 7, 5, 8, 2, 6, 3});
+  for (const bool packing : {false, true}) {
+    // Each document fills a row.
+    const BatchIterator counts(dataset, {.batch_size = 1, .packing = packing, .max_length = 9});
+    const auto packed = [&](std::int64_t epoch) { return counts.steps_per_epoch(epoch); };
+    EXPECT_EQ(counts.steps_in_epochs(0.5), (packed(0) + 1) / 2);
+    EXPECT_EQ(counts.steps_in_epochs(1e-9), 1);
+    EXPECT_EQ(counts.steps_in_epochs(2.5), packed(0) + packed(1) + (packed(2) + 1) / 2);
+  }
+  const BatchIterator ten(dataset, {.batch_size = 1});
+  EXPECT_EQ(ten.steps_in_epochs(0.31), 4);
+  EXPECT_EQ(ten.steps_in_epochs(2.3), 23);
+  EXPECT_EQ(ten.steps_in_epochs(1.1), 11);
 }
 
 TEST_F(Batches, AreRagged) {

@@ -61,7 +61,18 @@ TEST(TrainOptions, DefaultsAreThePublishedOnes) {
   EXPECT_EQ(o.adam_beta2, 0.999);
   EXPECT_EQ(o.adam_epsilon, 1e-8);
   EXPECT_EQ(o.max_grad_norm, 1.0);
+  EXPECT_EQ(o.save_strategy, Cadence::steps);
   EXPECT_EQ(o.save_steps, 500);
+}
+
+TEST(TrainOptions, CadencesAreDueAtTheirSteps) {
+  for (const bool ends_epoch : {false, true}) {
+    EXPECT_FALSE(is_due(Cadence::no, 1, 3, ends_epoch));
+    EXPECT_EQ(is_due(Cadence::epoch, 1, 3, ends_epoch), ends_epoch);
+    EXPECT_TRUE(is_due(Cadence::steps, 3, 6, ends_epoch));
+    EXPECT_FALSE(is_due(Cadence::steps, 3, 7, ends_epoch));
+    EXPECT_FALSE(is_due(Cadence::steps, std::nullopt, 6, ends_epoch));
+  }
 }
 
 // Unset members and the values that stand for them: in the record of a checkpoint they are the numbers that they have
@@ -122,6 +133,12 @@ TEST(TrainOptions, CombinationsAreRefused) {
   EXPECT_EQ(refusal(eval), "--eval_steps 10 needs records to evaluate on: add --eval_data FILE");
   eval.eval_data = "e";
   EXPECT_EQ(refusal(eval), "accepted");
+
+  TrainOptions epochs = o;
+  epochs.eval_strategy = Cadence::epoch;
+  EXPECT_EQ(refusal(epochs), "--eval_strategy epoch needs records to evaluate on: add --eval_data FILE");
+  epochs.eval_data = "e";
+  EXPECT_EQ(refusal(epochs), "accepted");
 
   TrainOptions least = o;
   least.min_lr = 2e-5;

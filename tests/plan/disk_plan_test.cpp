@@ -15,6 +15,8 @@ namespace {
 
 constexpr std::uint64_t model = 10, checkpoint = 100;
 
+std::int64_t no_epochs(std::int64_t) { return 0; }
+
 DiskPlan plan_of(std::int64_t existing, std::int64_t saves, std::int64_t keep) {
   DiskPlan plan;
   plan.saved = {model, checkpoint};
@@ -55,10 +57,29 @@ TEST(DiskPlan, CountsTheCheckpointsOfARun) {
       for (std::int64_t last = first; last <= 9; ++last) {
         std::int64_t saves = last > first ? 1 : 0;
         for (std::int64_t step = first + 1; step < last; ++step) saves += every > 0 && step % every == 0 ? 1 : 0;
-        EXPECT_EQ(disk_plan(options, {model, checkpoint}, first, last).saves, saves) << every << first << last;
+        EXPECT_EQ(disk_plan(options, {model, checkpoint}, first, last, no_epochs).saves, saves)
+            << every << first << last;
       }
     }
   }
+}
+
+TEST(DiskPlan, CountsTheCheckpointsOfEpochs) {
+  TemporaryDirectory directory;
+  TrainOptions options;
+  options.output_dir = (directory / "none").string();
+  const auto saves = [&](Cadence cadence, std::int64_t first, std::int64_t last) {
+    options.save_strategy = cadence;
+    const auto epochs_of_4 = [](std::int64_t steps) { return steps / 4; };
+    return disk_plan(options, {model, checkpoint}, first, last, epochs_of_4).saves;
+  };
+  options.save_steps = 1;
+  EXPECT_EQ(saves(Cadence::epoch, 0, 8), 2) << "the last is that of the end";
+  EXPECT_EQ(saves(Cadence::epoch, 0, 9), 3);
+  EXPECT_EQ(saves(Cadence::epoch, 4, 9), 2);
+  EXPECT_EQ(saves(Cadence::epoch, 9, 9), 0);
+  EXPECT_EQ(saves(Cadence::no, 0, 9), 1);
+  EXPECT_EQ(saves(Cadence::steps, 0, 9), 9);
 }
 
 TEST(DiskPlan, SaysWhatIsMissing) {
