@@ -1,0 +1,58 @@
+// The trainer's evaluations: when they are due, and what becomes of their loss.
+#include <array>
+#include <cmath>
+
+#include "base/log.h"
+#include "offload/idle_micro_batch.h"
+#include "train/evaluation.h"
+#include "train/trainer.h"
+
+namespace so {
+
+std::optional<double> Trainer::evaluate() {
+  EvaluationIterator batches(*in_.evaluation_data, in_.plan.shape.evaluation_tokens, in_.ranks.rank(),
+                             in_.ranks.size());
+  // All ranks together: there may be fewer batches than ranks.
+  if (in_.ranks.size() > 1) engine_.require_updates(*stream_);
+  // A rank without a batch of a round gathers weights with the others.
+  const auto idle = [&] {
+    if (engine_.gathers_weights()) run_idle_forward(in_.model.layout(), engine_, *stream_);
+  };
+  const std::optional<EvaluationSums> sums =
+      so::evaluate(model_, engine_, *stream_, in_.ranks, batches, in_.evaluation_data->counts().tokens, idle,
+                   [&] { return stop_requested(); });
+  if (!sums) return std::nullopt;
+  return sums->mean_loss();
+}
+
+void Trainer::record_evaluation() {
+  if (!in_.evaluation_data) return;
+  time_limit_.begin_other_work();
+  const std::optional<double> loss = evaluate();
+  if (!keeps_records()) return;
+  if (!loss) {
+    interrupt_->announce();
+    log_info("step {}: the evaluation was given up{}", state_.step,
+             state_.step < in_.length.steps ? "; a resumed run begins with it" : "");
+    return;
+  }
+  metrics_->evaluation(state_.step, *loss);
+  tensorboard_->evaluation(state_.step, *loss);
+  totals_.evaluation(state_.step, *loss);
+  if (!std::isfinite(*loss)) log_warning("step {}: the evaluation's loss is not finite", state_.step);
+  log_info("step {}: evaluation loss {:.4f}, perplexity {:.2f}", state_.step, *loss, std::exp(*loss));
+}
+
+bool Trainer::evaluation_is_due() {
+  const std::int64_t step = state_.step;
+  const std::filesystem::path output = in_.options.output_dir;
+  const bool wanted = step == in_.length.steps ||
+                      is_due(in_.options.eval_strategy, in_.options.eval_steps, step, state_.begins_epoch());
+  const bool missing = keeps_records() && wanted && has_metrics_line(output, step, "loss") &&
+                       !has_metrics_line(output, step, "eval_loss");
+  std::array<double, 1> due{missing ? 1.0 : 0.0};
+  in_.ranks.all_reduce_sum(due);
+  return due[0] != 0;
+}
+
+}  // namespace so
