@@ -354,9 +354,10 @@ std::string settings_log(OptionsView options, const OptionOrigins& origins);
 // The record for a checkpoint: one JSON object, name to value, every option of the table.
 std::string to_json(OptionsView options);
 // How the options that affect results differ from a record made by to_json, a line each: "lr: 1e-05 recorded, 2e-05
-// now". An option that the record does not have counts as its default. Fails if `record` is not such an object;
-// `where` names it.
-std::vector<std::string> result_differences(OptionsView options, std::string_view record, std::string_view where);
+// now". An option that the record does not have counts as its default. `more`: further options that affect them here.
+// Fails if `record` is not such an object; `where` names it.
+std::vector<std::string> result_differences(OptionsView options, std::string_view record, std::string_view where,
+                                            std::span<const std::string_view> more = {});
 
 // An option and what stands behind it, "--lr X"; and what it means, with its range and default.
 std::string option_synopsis(const OptionSpec& spec);

@@ -104,11 +104,12 @@ void require_same_parameters(const std::filesystem::path& checkpoint, const Para
 }  // namespace
 
 CheckpointWriter::CheckpointWriter(OffloadEngine& engine, const ModelFiles& source, CheckpointDirectory directory,
-                                   int save_total_limit)
+                                   int save_total_limit, bool keeps_best)
     : engine_(engine),
       source_(source),
       directory_(std::move(directory)),
       save_total_limit_(save_total_limit),
+      keeps_best_(keeps_best),
       ranks_(engine.ranks().duplicate()) {
   ranks_->set_least_time_limit(seconds_for_files(bytes()));
 }
@@ -229,10 +230,12 @@ void CheckpointWriter::prune(const TrainerState& state) {
   // While steps are skipped, the checkpoint from before them may be what is wanted back.
   std::optional<Checkpoint> good;
   if (state.skipped_in_a_row > 0) good = directory_.latest_up_to(state.step - state.skipped_in_a_row);
+  const std::int64_t best = keeps_best_ && state.evaluations ? state.evaluations->best_step : 0;
   const auto removable = [&](const Checkpoint& checkpoint) {
-    return (!good || checkpoint.step != good->step) && foreign_in(own, checkpoint.path).empty();
+    return (!good || checkpoint.step != good->step) && checkpoint.step != best &&
+           foreign_in(own, checkpoint.path).empty();
   };
-  for (const Checkpoint& removed : directory_.rotate(save_total_limit_, removable)) {
+  for (const Checkpoint& removed : directory_.rotate(directory_.newest_beside(best, save_total_limit_), removable)) {
     own.remove(recorded_in(own, removed.path));
     log_info("checkpoint pruned: {}", removed.path.string());
   }

@@ -28,9 +28,10 @@ namespace so {
 // slices into the same files, whose bytes do not depend on the ranks; rank 0 does everything else.
 class CheckpointWriter {
  public:
-  // A collective of the engine's ranks.
-  CheckpointWriter(OffloadEngine& engine, const ModelFiles& source, CheckpointDirectory directory,
-                   int save_total_limit);
+  // A collective of the engine's ranks. `keeps_best`: the checkpoint of the best evaluation stays, and save_total_limit
+  // counts it, except that the last one stays beside it.
+  CheckpointWriter(OffloadEngine& engine, const ModelFiles& source, CheckpointDirectory directory, int save_total_limit,
+                   bool keeps_best = false);
   ~CheckpointWriter();  // waits; logs a failure that nobody asked for
 
   // Begins to write checkpoint-<state.step> from the state as it is now and returns; a bucket's next update waits
@@ -58,6 +59,7 @@ class CheckpointWriter {
   const ModelFiles& source_;
   const CheckpointDirectory directory_;
   const int save_total_limit_;
+  const bool keeps_best_;
   const std::unique_ptr<Communicator> ranks_;  // the saving thread's
   std::thread thread_;
   std::mutex mutex_;  // of what the thread has done

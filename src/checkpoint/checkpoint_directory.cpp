@@ -76,6 +76,15 @@ std::vector<Checkpoint> CheckpointDirectory::rotate(int save_total_limit,
   return all;
 }
 
+int CheckpointDirectory::newest_beside(std::int64_t best, int save_total_limit) const {
+  if (best == 0 || save_total_limit <= 0) return save_total_limit;
+  const auto all = list();
+  const int fewer = std::max(1, save_total_limit - 1);
+  const auto newest = all.end() - std::min<std::ptrdiff_t>(fewer, std::ssize(all));
+  const bool older = std::any_of(all.begin(), newest, [&](const Checkpoint& c) { return c.step == best; });
+  return older ? fewer : save_total_limit;
+}
+
 void remove_stale_temporaries_of_runs(const fs::path& directory) {
   remove_stale_temporaries(directory, [](std::string_view name) {
     return checkpoint_step(name) || name == export_directory || name == init_directory;

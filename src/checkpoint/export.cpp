@@ -43,6 +43,12 @@ void write_buckets(OffloadEngine& engine, ModelExport& model) {
   }
 }
 
+// All of a model directory but its weights.
+void write_small_files(const ModelFiles& source, DType exported, const std::filesystem::path& directory) {
+  source.directory().copy_auxiliary_files(directory);
+  write_text_file_atomically(directory / "config.json", config_with_dtype(source.directory().config_json(), exported));
+}
+
 }  // namespace
 
 std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype) {
@@ -93,10 +99,7 @@ ModelExport::ModelExport(OffloadEngine& engine, const ModelFiles& source, const 
       destination_(destination),
       writer_(directory, exported_tensors(source, engine.formats().exported), max_shard_bytes,
               writers_of(engine.ranks())) {
-  if (engine.ranks().rank() != 0) return;
-  source.directory().copy_auxiliary_files(directory);
-  write_text_file_atomically(directory / "config.json",
-                             config_with_dtype(source.directory().config_json(), engine.formats().exported));
+  if (engine.ranks().rank() == 0) write_small_files(source, engine.formats().exported, directory);
 }
 
 void ModelExport::write_bucket(const Bucket& bucket) {
@@ -161,6 +164,28 @@ void export_model(OffloadEngine& engine, const ModelFiles& source, const std::fi
     if (!staged) return;
     write_checksums(path, {{}, checksums});
     put_model_into(path, directory);
+  });
+}
+
+void export_checkpoint_model(const std::filesystem::path& checkpoint, Communicator& ranks, const ModelFiles& source,
+                             DType exported, const std::filesystem::path& directory) {
+  const TimeLimitAtLeast patience(ranks, seconds_for_files(exported_bytes(source, exported)));
+  together(ranks, [&] {
+    if (ranks.rank() != 0) return;
+    const std::optional<Checksums> listed = read_checksums(checkpoint);
+    if (!listed) fail("{} has no {}, by which its model could be checked", printable_path(checkpoint), checksums_file);
+    AtomicDirectory staged(directory / export_directory);
+    Checksums weights;
+    for (const auto& [name, checksum] : listed->files) {
+      if (!is_weight_file_name(name)) continue;
+      copy_regular_file(checkpoint / name, staged.path() / name, checksum.bytes);
+      weights.files.emplace(name, checksum);
+    }
+    if (const auto damage = find_damage(staged.path(), weights); !damage.empty())
+      fail("{} is damaged: it {}", printable_path(checkpoint / damage.front().file), damage.front().what);
+    write_small_files(source, exported, staged.path());
+    write_checksums(staged.path(), std::move(weights));
+    put_model_into(staged.path(), directory);
   });
 }
 

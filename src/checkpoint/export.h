@@ -67,6 +67,11 @@ std::uint64_t state_bytes(std::int64_t parameters, DType exported);
 void export_model(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
                   std::uint64_t max_shard_bytes = default_max_shard_bytes);
 
+// The same with the weights that `checkpoint` holds, whose files are copied and compared with their checksums. Rank 0
+// does it; all throw together.
+void export_checkpoint_model(const std::filesystem::path& checkpoint, Communicator& ranks, const ModelFiles& source,
+                             DType exported, const std::filesystem::path& directory);
+
 // Moves the files of a finished model out of `staged`, on the same file system, into `directory`, config.json last.
 // They are recorded as ours (io/own_files.h) before they appear; recorded weight files that the model does not have go.
 void put_model_into(const std::filesystem::path& staged, const std::filesystem::path& directory);

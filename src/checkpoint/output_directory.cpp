@@ -75,12 +75,15 @@ OutputDirectory::OutputDirectory(const OutputOptions& options, const InputOption
   checkpoint_ = Checkpoint{0, given};
 }
 
-void OutputDirectory::require_same_run(const TrainerState& state, const TrainOptions& asked,
-                                       std::uint64_t data_key) const {
+void OutputDirectory::require_same_run(const TrainerState& state, const TrainOptions& asked, std::uint64_t data_key,
+                                       std::uint64_t evaluation_key) const {
   const std::string file = (checkpoint_->path / trainer_state_file).string();
   TrainOptions same = with_recorded_ranks(asked, state.options, file);
   static_cast<LengthOptions&>(same) = recorded_length(asked, state.options);
-  const auto differences = result_differences(train_option_table().view(same), state.options, file);
+  // When there are evaluations decides which is the best.
+  std::vector<std::string_view> evaluations;
+  if (asked.looks_for_best()) evaluations = {"eval_strategy", "eval_steps"};
+  const auto differences = result_differences(train_option_table().view(same), state.options, file, evaluations);
   if (!differences.empty()) {
     std::string all;
     for (const std::string& difference : differences) all += (all.empty() ? "" : "; ") + difference;
@@ -90,6 +93,27 @@ void OutputDirectory::require_same_run(const TrainerState& state, const TrainOpt
   if (state.data_key != data_key)
     fail("{} is of a run on other data: {} or the tokenizer has changed since; start a new run in another --output_dir",
          file, inputs_.data);
+  if (state.evaluations && state.evaluations->data_key != evaluation_key)
+    fail(
+        "{} is of a run with other records to evaluate on: {} has changed since; start a new run in another "
+        "--output_dir",
+        file, inputs_.eval_data.value_or("--eval_data"));
+}
+
+void OutputDirectory::require_best(const TrainerState& state) const {
+  const CheckpointDirectory own(options_.output_dir);
+  std::error_code error;
+  if (!fs::equivalent(checkpoint_->path, own.path_of(state.step), error))
+    fail(
+        "--load_best_model_at_end keeps the best checkpoint in --output_dir, and {} is elsewhere: copy it, and those "
+        "of its run, to {}",
+        printable_path(checkpoint_->path), options_.output_dir);
+  const std::int64_t best = state.evaluations ? state.evaluations->best_step : 0;
+  if (best > 0 && !path_exists(own.path_of(best) / trainer_state_file))
+    fail(
+        "{}, the best checkpoint of the run so far, is missing, and --load_best_model_at_end needs it: put it back, "
+        "or resume from a checkpoint before it",
+        printable_path(own.path_of(best)));
 }
 
 void OutputDirectory::require_free(const OutputContents& contents) const {

@@ -24,8 +24,12 @@ class OutputDirectory {
   // run starts from the beginning, so that one command line can be run again until it is done.
   const std::optional<Checkpoint>& checkpoint() const { return checkpoint_; }
   // Throws Error naming what differs, if the checkpoint's run is not the one that is asked for, its length aside
-  // (run_length.h).
-  void require_same_run(const TrainerState& state, const TrainOptions& asked, std::uint64_t data_key) const;
+  // (run_length.h). A run that looks for its best evaluation has the same evaluations too.
+  void require_same_run(const TrainerState& state, const TrainOptions& asked, std::uint64_t data_key,
+                        std::uint64_t evaluation_key = 0) const;
+  // Throws Error unless the checkpoint to resume from and that of the best evaluation are this directory's, where the
+  // best is kept.
+  void require_best(const TrainerState& state) const;
 
   // Throws Error if the directory could not be made or written, or has no `bytes` free. Changes nothing: what a dry run
   // asks in place of prepare().

@@ -7,20 +7,27 @@
 namespace so {
 
 ResumePoint read_resume_point(const OutputDirectory& output, const TrainOptions& asked, std::uint64_t data_key,
-                              bool checks_files) {
+                              std::uint64_t evaluation_key, bool checks_files) {
   ResumePoint from{output.checkpoint(), {}};
   if (!from.checkpoint) return from;
   const ResumeCheck check(from.checkpoint->path);
   check.require_whole_state();
   from.state = read_trainer_state(from.state_file());
-  output.require_same_run(*from.state, asked, data_key);
+  output.require_same_run(*from.state, asked, data_key, evaluation_key);
+  if (asked.load_best_model_at_end) output.require_best(*from.state);
   if (checks_files) check.require_whole();
   return from;
 }
 
-bool is_finished(const std::filesystem::path& output, const ResumePoint& from, std::int64_t total_steps) {
-  return from.state && from.step() >= total_steps && has_metrics_line(output, from.step(), "summary") &&
-         has_weight_files(output);
+bool stopped_early(const BestModelOptions& options, const TrainerState& state) {
+  return options.early_stopping_patience && state.evaluations &&
+         state.evaluations->without_gain >= *options.early_stopping_patience;
+}
+
+bool is_finished(const LoopOptions& options, const ResumePoint& from, std::int64_t total_steps) {
+  const std::filesystem::path output = options.output_dir;
+  return from.state && (from.step() >= total_steps || stopped_early(options, *from.state)) &&
+         has_metrics_line(output, from.step(), "summary") && has_weight_files(output);
 }
 
 }  // namespace so

@@ -26,9 +26,13 @@ struct ResumePoint {
 // with other settings or data. `checks_files`: every byte of it is read and compared with its checksum, which one rank
 // does for all.
 ResumePoint read_resume_point(const OutputDirectory& output, const TrainOptions& asked, std::uint64_t data_key,
-                              bool checks_files);
+                              std::uint64_t evaluation_key, bool checks_files);
 
-// Whether the directory holds the model of a run that has done all its steps, with nothing left to write.
-bool is_finished(const std::filesystem::path& output, const ResumePoint& from, std::int64_t total_steps);
+// Whether the run has used up its patience with evaluations that are no better (--early_stopping_patience).
+bool stopped_early(const BestModelOptions& options, const TrainerState& state);
+
+// Whether the directory holds the model of a run that has done all its steps, or stopped early, with nothing left to
+// write.
+bool is_finished(const LoopOptions& options, const ResumePoint& from, std::int64_t total_steps);
 
 }  // namespace so

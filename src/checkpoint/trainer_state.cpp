@@ -1,7 +1,9 @@
 #include "checkpoint/trainer_state.h"
 
 #include <charconv>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
@@ -25,7 +27,57 @@ std::int64_t integer(const Json& j, const char* key, const std::string& source) 
   return value.get<std::int64_t>();
 }
 
+std::uint64_t hexadecimal(const Json& j, const char* key, const std::string& source) {
+  const auto text = j.at(key).get<std::string>();
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
+  if (error != std::errc() || end != text.data() + text.size())
+    fail("{}: {}: expected hexadecimal digits of 64 bits", source, key);
+  return value;
+}
+
+// The best one's keys are those of transformers' trainer_state.json.
+void add_to(Json& j, const EvaluationHistory& e) {
+  if (e.best_loss) j["best_metric"] = *e.best_loss;
+  j["best_global_step"] = e.best_step;
+  j["evaluations_without_gain"] = e.without_gain;
+  j["last_evaluated_step"] = e.last_step;
+  j["evaluation_data_key"] = fmt::format("{:016x}", e.data_key);
+}
+
+EvaluationHistory history_in(const Json& j, std::int64_t step, const std::string& source) {
+  EvaluationHistory e;
+  if (j.contains("best_metric")) {
+    const Json& best = j.at("best_metric");
+    if (!best.is_number()) fail("{}: best_metric is {}; expected a number", source, printable(best.dump(), 40));
+    e.best_loss = best.get<double>();
+  }
+  e.best_step = integer(j, "best_global_step", source);
+  e.without_gain = integer(j, "evaluations_without_gain", source);
+  e.last_step = integer(j, "last_evaluated_step", source);
+  e.data_key = hexadecimal(j, "evaluation_data_key", source);
+  const bool best_fits = e.best_step >= 0 && e.best_step <= e.last_step && (e.best_step == 0 || e.best_loss);
+  if (!best_fits || e.last_step > step || e.without_gain < 0 || e.without_gain > e.last_step)
+    fail(
+        "{}: impossible evaluations at global_step {}: best_global_step {}, last_evaluated_step {}, "
+        "evaluations_without_gain {}",
+        source, step, e.best_step, e.last_step, e.without_gain);
+  return e;
+}
+
 }  // namespace
+
+bool EvaluationHistory::count(std::int64_t step, double loss, double threshold) {
+  const double before = best_loss.value_or(std::numeric_limits<double>::infinity());
+  const bool better = loss < before;
+  const bool gain = last_step == 0 || (better && std::abs(loss - before) > threshold);
+  without_gain = gain ? 0 : without_gain + 1;
+  last_step = step;
+  if (!better) return false;
+  best_loss = loss;
+  best_step = step;
+  return true;
+}
 
 std::string to_json(const TrainerState& state) {
   nlohmann::ordered_json j;
@@ -37,6 +89,7 @@ std::string to_json(const TrainerState& state) {
   j["tokens"] = state.tokens;
   if (state.warmup_steps >= 0) j["warmup_steps"] = state.warmup_steps;
   j["skipped_in_a_row"] = state.skipped_in_a_row;
+  if (state.evaluations) add_to(j, *state.evaluations);
   j["data_key"] = fmt::format("{:016x}", state.data_key);
   j["options"] = nlohmann::ordered_json::parse(state.options);
   return j.dump(2) + "\n";
@@ -60,10 +113,8 @@ TrainerState parse_trainer_state(std::string_view text, const std::string& sourc
     state.tokens = integer(j, "tokens", source);
     if (j.contains("warmup_steps")) state.warmup_steps = integer(j, "warmup_steps", source);
     if (j.contains("skipped_in_a_row")) state.skipped_in_a_row = integer(j, "skipped_in_a_row", source);
-    const auto key = j.at("data_key").get<std::string>();
-    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), state.data_key, 16);
-    if (error != std::errc() || end != key.data() + key.size())
-      fail("{}: data_key: expected hexadecimal digits of 64 bits", source);
+    state.data_key = hexadecimal(j, "data_key", source);
+    if (j.contains("best_global_step")) state.evaluations = history_in(j, state.step, source);
     state.options = j.at("options").dump();
     if (state.step < 0 || state.updates < 0 || state.updates > state.step)
       fail("{}: impossible global_step {} with updates {}", source, state.step, state.updates);

@@ -3,12 +3,29 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "data/sampler.h"
 
 namespace so {
+
+// What a run's evaluations have come to, counted as transformers' Trainer and its EarlyStoppingCallback do: without
+// the one before the first step.
+struct EvaluationHistory {
+  // Counts the evaluation after `step`, and returns whether it is the best so far. A loss that is not a number never
+  // is.
+  bool count(std::int64_t step, double loss, double threshold);
+
+  std::optional<double> best_loss;
+  std::int64_t best_step = 0;     // 0: there is none, or its checkpoint could not be saved
+  std::int64_t without_gain = 0;  // evaluations, the last in a row, that were not better by more than the threshold
+  std::int64_t last_step = 0;     // of the last that was counted; 0: none was
+  std::uint64_t data_key = 0;     // as TrainerState::data_key, of the evaluation's records
+
+  bool operator==(const EvaluationHistory&) const = default;
+};
 
 struct TrainerState {
   std::int64_t step = 0;           // optimizer steps taken, skipped ones included: what max_steps and file names count
@@ -18,7 +35,8 @@ struct TrainerState {
   std::uint64_t data_key = 0;      // identifies training data, tokenizer and the options that shape examples
   std::string options;             // to_json() of the run's options
   std::int64_t warmup_steps = -1;  // of a run that was extended (run_length.h); -1: as its options say
-  std::int64_t skipped_in_a_row = 0;  // the last steps, if they were skipped
+  std::int64_t skipped_in_a_row = 0;                  // the last steps, if they were skipped
+  std::optional<EvaluationHistory> evaluations = {};  // of a run that looks for the best of them
 
   std::int64_t skipped() const { return step - updates; }
   // Whether the next step is an epoch's first.

@@ -117,7 +117,7 @@ struct RunData {
 };
 
 // A new run's, of which no more is known before its data is open.
-DiskPlan first_save(const OutputOptions& options, const SavedBytes& saved) {
+DiskPlan first_save(const LoopOptions& options, const SavedBytes& saved) {
   return disk_plan(options, saved, 0, 1, [](std::int64_t) { return std::int64_t{0}; });
 }
 
@@ -209,13 +209,15 @@ RunStart find_start(const OutputDirectory& output, const AskedRun& run, const Ru
                     const BatchIterator& batches, const SavedBytes& saved) {
   const TrainOptions& options = run.options;
   RunStart start;
-  start.from = read_resume_point(output, options, data.training.key(), run.first_rank());
+  start.from = read_resume_point(output, options, data.training.key(), data.evaluation ? data.evaluation->key() : 0,
+                                 run.first_rank());
   const std::int64_t step = start.from.step();
   start.length = run_length(options, batches, start.from.state_or_null(), start.from.state_file());
-  start.finished = is_finished(options.output_dir, start.from, start.length.steps);
+  start.finished = is_finished(options, start.from, start.length.steps);
   if (start.finished) return start;
   require_steps_to_trace(options, start.length.steps - step);
-  start.disk = disk_plan(options, saved, step, start.length.steps,
+  const bool ended = start.from.state && stopped_early(options, *start.from.state);
+  start.disk = disk_plan(options, saved, step, ended ? step : start.length.steps,
                          [&](std::int64_t steps) { return batches.epochs_in_steps(steps); });
   if (!options.bench_steps) start.disk.require(options.output_dir);
   return start;
@@ -314,8 +316,12 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   RunStart start;
   together(ranks, [&] { start = find_start(*output, asked, data, batches, saved); });
   if (start.finished) {
-    log_info("{} holds the finished run: {} of {} steps; raise --max_steps or --num_train_epochs to train on",
-             options.output_dir, start.from.step(), start.length.steps);
+    if (stopped_early(options, *start.from.state))
+      log_info("{} holds the finished run, which stopped early: {} of {} steps", options.output_dir, start.from.step(),
+               start.length.steps);
+    else
+      log_info("{} holds the finished run: {} of {} steps; raise --max_steps or --num_train_epochs to train on",
+               options.output_dir, start.from.step(), start.length.steps);
     return exit_ok;
   }
   together(ranks, [&] {
@@ -376,7 +382,9 @@ computes, zerooffload after backward. Results are the same.
                  {"bench_steps",
                   "",
                   "nothing is saved or evaluated",
-                  {"save_strategy", "save_steps", "save_total_limit", "eval_strategy", "eval_steps"}}}},
+                  {"save_strategy", "save_steps", "save_total_limit", "eval_strategy", "eval_steps",
+                   "load_best_model_at_end", "metric_for_best_model", "early_stopping_patience",
+                   "early_stopping_threshold"}}}},
       train_option_table(), complete, run_train);
 });
 

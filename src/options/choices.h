@@ -24,6 +24,8 @@ enum class CastChoice : std::uint8_t { automatic, host, device };  // as CastSid
 enum class ProfileUse : std::uint8_t { cached, fresh };  // the machine's rates: of an earlier run, or measured now
 // When a run evaluates, or saves a checkpoint, beside its end: never, every so many steps, after each epoch.
 enum class Cadence : std::uint8_t { no, steps, epoch };
+// The two names that Hugging Face has for the loss of an evaluation.
+enum class EvaluationMetric : std::uint8_t { eval_loss, loss };
 enum class OptimizerDevice : std::uint8_t { cpu, none };  // where optimizer state lives; none: with the weights
 
 template <>
@@ -72,6 +74,11 @@ template <>
 struct EnumNames<Cadence> {
   static constexpr std::pair<Cadence, std::string_view> list[] = {
       {Cadence::no, "no"}, {Cadence::steps, "steps"}, {Cadence::epoch, "epoch"}};
+};
+template <>
+struct EnumNames<EvaluationMetric> {
+  static constexpr std::pair<EvaluationMetric, std::string_view> list[] = {{EvaluationMetric::eval_loss, "eval_loss"},
+                                                                           {EvaluationMetric::loss, "loss"}};
 };
 template <>
 struct EnumNames<OptimizerDevice> {

@@ -154,6 +154,28 @@ void add_logging(OptionTable<O>& t) {
       .at_least(1)
       .or_else(std::int64_t{0}, "only at the end")
       .default_from(ours);
+  t.add("load_best_model_at_end", &O::load_best_model_at_end,
+        "Write the model with the least evaluation loss, not the last one. An evaluation that is the best so far is "
+        "saved as a checkpoint, which save_total_limit counts and does not remove")
+      .default_from(trainer)
+      .affects_results();
+  t.add("metric_for_best_model", &O::metric_for_best_model,
+        "What the best model is the best by; with load_best_model_at_end or early_stopping_patience")
+      .default_from(trainer)
+      .elsewhere("greater_is_better");
+  t.add("early_stopping_patience", &O::early_stopping_patience,
+        "Stop after so many evaluations in a row without a better loss than the best before them")
+      .unit("evaluations")
+      .at_least(1)
+      .or_else(std::int64_t{0}, "never")
+      .default_from("EarlyStoppingCallback")
+      .affects_results();
+  t.add("early_stopping_threshold", &O::early_stopping_threshold,
+        "Only a loss that is better by more than this counts for early_stopping_patience")
+      .at_least(0)
+      .at_most(1e6)
+      .default_from("EarlyStoppingCallback")
+      .affects_results();
   t.add("wall_clock_breakdown", &O::wall_clock_breakdown, "Log the time of each part of a step")
       .file_only()
       .default_from("DeepSpeed")
@@ -230,6 +252,25 @@ OptionTable<O> make_table() {
   return t;
 }
 
+// What asks for the best of the evaluations needs some.
+void check_best_model(const TrainOptions& options, const OptionOrigins& origins) {
+  if (options.bench_steps) return;  // which leaves all of this idle, and says so
+  const char* const asked = options.load_best_model_at_end ? "load_best_model_at_end" : "early_stopping_patience";
+  if (options.looks_for_best()) {
+    if (!options.eval_data) fail("--{} needs records to evaluate on: add --eval_data FILE", asked);
+    const bool evaluates =
+        options.eval_strategy == Cadence::epoch || (options.eval_strategy == Cadence::steps && options.eval_steps);
+    if (!evaluates)
+      fail("--{} needs evaluations while the run goes on: add --eval_strategy epoch, or --eval_steps N", asked);
+  } else if (origins.given("metric_for_best_model")) {
+    fail(
+        "--metric_for_best_model says what the best model is the best by: add --load_best_model_at_end or "
+        "--early_stopping_patience N");
+  }
+  if (!options.early_stopping_patience && origins.given("early_stopping_threshold"))
+    fail("--early_stopping_threshold says which losses count as better: add --early_stopping_patience N");
+}
+
 }  // namespace
 
 bool is_due(Cadence cadence, const std::optional<std::int64_t>& every, std::int64_t step, bool ends_epoch) {
@@ -247,6 +288,7 @@ void check_train_options(const TrainOptions& options, const OptionOrigins& origi
     fail("--eval_steps {} needs records to evaluate on: add --eval_data FILE", *options.eval_steps);
   if (!options.eval_data && options.eval_strategy == Cadence::epoch)
     fail("--eval_strategy epoch needs records to evaluate on: add --eval_data FILE");
+  check_best_model(options, origins);
   if (options.min_lr > options.lr)
     fail("--min_lr {} is above --lr {}, the peak that the learning rate falls from: give a smaller one", options.min_lr,
          options.lr);

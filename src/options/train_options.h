@@ -41,8 +41,17 @@ struct LengthOptions {
   std::optional<std::int64_t> max_steps;  // beats num_train_epochs
 };
 
+// What a run does with the best of its evaluations.
+struct BestModelOptions {
+  bool load_best_model_at_end = false;
+  EvaluationMetric metric_for_best_model = EvaluationMetric::eval_loss;
+  std::optional<std::int64_t> early_stopping_patience;  // evaluations; unset: the run goes to its end
+  double early_stopping_threshold = 0;
+  bool looks_for_best() const { return load_best_model_at_end || early_stopping_patience; }
+};
+
 // These options say what the training loop does beside its steps.
-struct LoopOptions : ScheduleOptions, LengthOptions, OutputOptions {
+struct LoopOptions : ScheduleOptions, LengthOptions, OutputOptions, BestModelOptions {
   std::optional<std::int64_t> max_skipped_steps = 10;  // in a row; unset: never stop
   std::int64_t log_interval = 1;
   Cadence eval_strategy = Cadence::steps;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <limits>
+#include <numeric>
 #include <set>
 #include <system_error>
 
@@ -86,9 +87,13 @@ std::uint64_t DiskPlan::peak() const {
 
 std::string DiskPlan::line(std::uint64_t free) const {
   std::string text = fmt::format("disk: final model {}", format_bytes(saved.model));
+  const std::int64_t newest = keeps_best ? keep - 1 : keep;
   if (saves > 0)
-    text += fmt::format(", {} checkpoint{} of {}{}", saves, saves == 1 ? "" : "s", format_bytes(saved.checkpoint),
-                        keep > 0 && keep < saves ? fmt::format(" (newest {} kept)", keep) : std::string());
+    text += fmt::format(", {}{} checkpoint{} of {}{}", keeps_best && saves > 1 ? "at most " : "", saves,
+                        saves == 1 ? "" : "s", format_bytes(saved.checkpoint),
+                        keep > 0 && keep < saves
+                            ? fmt::format(" (newest {}{} kept)", newest, keeps_best ? " and the best" : "")
+                            : std::string());
   return text + fmt::format(", {} at once; {} free", format_bytes(peak()), format_bytes(free));
 }
 
@@ -101,17 +106,42 @@ void DiskPlan::require(const fs::path& directory) const {
        fewer ? ", keep fewer checkpoints (--save_total_limit)" : "");
 }
 
-DiskPlan disk_plan(const OutputOptions& options, const SavedBytes& saved, std::int64_t first_step,
-                   std::int64_t last_step, const std::function<std::int64_t(std::int64_t)>& epochs_in) {
+namespace {
+
+// How often something comes at a cadence after `first` and before `last`.
+struct Recurrence {
+  std::int64_t of(Cadence cadence, const std::optional<std::int64_t>& every) const {
+    if (cadence == Cadence::epoch) return epochs_in(last - 1) - epochs_in(first);
+    return cadence == Cadence::steps && every ? (last - 1) / *every - first / *every : 0;
+  }
+  std::int64_t first, last;
+  const std::function<std::int64_t(std::int64_t)>& epochs_in;
+};
+
+// Checkpoints before the end: those that save_steps asks for, and one for each evaluation that may be the best.
+std::int64_t saves_before_end(const LoopOptions& options, const Recurrence& times) {
+  const std::int64_t asked = times.of(options.save_strategy, options.save_steps);
+  if (!options.load_best_model_at_end) return asked;
+  const std::int64_t evaluations = times.of(options.eval_strategy, options.eval_steps);
+  if (options.save_strategy != options.eval_strategy) return asked + evaluations;  // at most
+  if (options.save_strategy == Cadence::epoch) return asked;
+  if (!options.save_steps || !options.eval_steps) return asked + evaluations;
+  std::int64_t both = 0;
+  const std::int64_t a = *options.save_steps, b = *options.eval_steps;
+  const bool never = __builtin_mul_overflow(a / std::gcd(a, b), b, &both);
+  return asked + evaluations - (never ? 0 : times.of(Cadence::steps, both));
+}
+
+}  // namespace
+
+DiskPlan disk_plan(const LoopOptions& options, const SavedBytes& saved, std::int64_t first_step, std::int64_t last_step,
+                   const std::function<std::int64_t(std::int64_t)>& epochs_in) {
   DiskPlan plan;
   plan.saved = saved;
   plan.keep = options.save_total_limit.value_or(0);
-  if (last_step > first_step) {
-    plan.saves = 1;
-    if (const auto& every = options.save_steps; options.save_strategy == Cadence::steps && every)
-      plan.saves += (last_step - 1) / *every - first_step / *every;
-    if (options.save_strategy == Cadence::epoch) plan.saves += epochs_in(last_step - 1) - epochs_in(first_step);
-  }
+  plan.keeps_best = options.load_best_model_at_end;
+  if (plan.keep == 1 && plan.keeps_best) plan.keep = 2;
+  if (last_step > first_step) plan.saves = 1 + saves_before_end(options, {first_step, last_step, epochs_in});
   for (const Checkpoint& checkpoint : CheckpointDirectory(options.output_dir).list()) {
     if (options.resume)
       ++plan.existing;

@@ -27,7 +27,8 @@ struct DiskPlan {
   SavedBytes saved;
   std::int64_t saves = 0;      // checkpoints that this run will write
   std::int64_t existing = 0;   // those that are there already, of a run that is resumed
-  std::int64_t keep = 0;       // save_total_limit; 0: all
+  std::int64_t keep = 0;       // at once, by save_total_limit; 0: all
+  bool keeps_best = false;     // one of them is the best's, and `saves` is the most there can be
   std::uint64_t replaced = 0;  // bytes of an earlier run's checkpoints, which are removed before anything is written
 
   // The most that the run takes at once beyond what is on the disk now. A checkpoint is removed only when a newer one
@@ -57,8 +58,8 @@ void require_cache_space(std::span<const CacheNeed> needs, const std::filesystem
                          std::uint64_t output_bytes = 0);
 
 // The plan of a run that goes on after `first_step` and ends with `last_step`. `epochs_in(steps)` counts the epochs
-// that so many steps complete; it is asked where checkpoints are saved by epoch.
-DiskPlan disk_plan(const OutputOptions& options, const SavedBytes& saved, std::int64_t first_step,
-                   std::int64_t last_step, const std::function<std::int64_t(std::int64_t)>& epochs_in);
+// that so many steps complete; it is asked where something comes by epoch.
+DiskPlan disk_plan(const LoopOptions& options, const SavedBytes& saved, std::int64_t first_step, std::int64_t last_step,
+                   const std::function<std::int64_t(std::int64_t)>& epochs_in);
 
 }  // namespace so

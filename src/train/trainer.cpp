@@ -4,6 +4,7 @@
 #include <array>
 #include <limits>
 #include <new>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -49,10 +50,11 @@ Trainer::Trainer(const TrainerInputs& in)
       time_limit_(in.ranks, most_tokens_of_a_step(in.plan.shape)),
       schedule_(make_schedule(in.options, in.length)),
       checkpoints_(engine_, in.model, CheckpointDirectory(in.options.output_dir),
-                   in.options.save_total_limit.value_or(0)),
+                   in.options.save_total_limit.value_or(0), in.options.load_best_model_at_end),
       progress_(0, in.length.steps, in.options.log_interval) {
   state_.data_key = in.data.key();
   state_.options = in.record;
+  if (in.options.looks_for_best()) state_.evaluations.emplace().data_key = in.evaluation_data->key();
   for (const std::string& remark : in.model.spec().remarks) log_info("{}", remark);
 }
 
@@ -79,9 +81,9 @@ void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState
   load_checkpoint(checkpoint, engine_, *stream_, in_.runtime.host_pool());
   model_.make_arena(in_.plan.activation_bytes);
   open_records();
-  const std::string options = std::move(state_.options);
-  state_ = state;
-  state_.options = options;
+  TrainerState fresh = std::exchange(state_, state);
+  state_.options = std::move(fresh.options);
+  if (!state_.evaluations) state_.evaluations = fresh.evaluations;
   if (in_.length.extended_from) state_.warmup_steps = in_.length.warmup_steps;
   first_step_ = last_saved_step_ = state.step;
   resumed_from_ = checkpoint;
@@ -251,6 +253,8 @@ void Trainer::finish_save() {
     checkpoints_.wait();
   } catch (const Error& error) {
     save_failed_ = true;
+    // Without its checkpoint the best model is lost.
+    if (state_.evaluations && state_.evaluations->best_step == last_saved_step_) state_.evaluations->best_step = 0;
     last_saved_step_ = -1;
     log_error("a checkpoint was not saved: {}", error.what());
   }
@@ -261,13 +265,39 @@ void Trainer::write_results() {
   finish_save();
   std::exception_ptr failure;
   try {
-    export_model(engine_, in_.model, in_.options.output_dir);
+    write_model();
   } catch (const Error&) {
     failure = std::current_exception();  // the checkpoint may still find its place: rotation makes room
   }
   save();
   finish_save();
   if (failure) std::rethrow_exception(failure);
+}
+
+void Trainer::write_model() {
+  if (!in_.options.load_best_model_at_end || !write_best_model())
+    export_model(engine_, in_.model, in_.options.output_dir);
+}
+
+bool Trainer::write_best_model() {
+  const EvaluationHistory& evaluations = *state_.evaluations;
+  if (evaluations.best_step == state_.step) return false;  // the engine has it
+  if (!evaluations.best_loss) {
+    log_warning("no evaluation had a loss: the model is that of the last step");
+    return false;
+  }
+  try {
+    if (evaluations.best_step == 0) fail("its checkpoint was not saved");
+    const std::filesystem::path best = CheckpointDirectory(in_.options.output_dir).path_of(evaluations.best_step);
+    export_checkpoint_model(best, in_.ranks, in_.model, engine_.formats().exported, in_.options.output_dir);
+  } catch (const Error& error) {
+    save_failed_ = true;
+    log_error("the best model cannot be written, the model is that of the last step: {}", error.what());
+    return false;
+  }
+  log_info("the model is the best one, of step {}: evaluation loss {:.4f}", evaluations.best_step,
+           *evaluations.best_loss);
+  return true;
 }
 
 void Trainer::trace(std::int64_t steps_done) {
@@ -356,9 +386,9 @@ Trainer::Outcome Trainer::run_steps() {
   const bool benchmark = o.bench_steps.has_value();
   progress_ = Progress(state_.step, in_.length.steps, o.log_interval);
   totals_.start();
-  const bool resumed_at_end = state_.step == in_.length.steps;
+  const bool resumed_at_end = ended();
   if (!benchmark && (state_.step == 0 || evaluation_is_due())) record_evaluation();
-  if (stop_requested() && state_.step < in_.length.steps) {
+  if (stop_requested() && !ended()) {
     how_to_resume_ =
         fmt::format("interrupted by {} before the first step: nothing was saved; continue with --resume", stopped_by_);
     return Outcome::interrupted;
@@ -368,7 +398,7 @@ Trainer::Outcome Trainer::run_steps() {
   double bench_seconds = 0, bench_tokens = 0, bench_flops = 0, bench_reference = 0;
   std::int64_t bench_done = 0;
 
-  while (state_.step < in_.length.steps) {
+  while (!ended()) {
     trace(state_.step - first_step_);
     const Step r = train_step();
     if (review_is_due()) time_limit_.begin_other_work();
@@ -391,7 +421,9 @@ Trainer::Outcome Trainer::run_steps() {
       continue;
     }
     const bool last = state_.step == in_.length.steps;
-    if (!last && is_due(o.eval_strategy, o.eval_steps, state_.step, r.plan.ends_epoch)) record_evaluation();
+    const bool best = !last && is_due(o.eval_strategy, o.eval_steps, state_.step, r.plan.ends_epoch) &&
+                      record_evaluation() && o.load_best_model_at_end;
+    if (stops_early()) break;
     if (stop_requested() && !last) {
       progress_.end();
       trace(-1);
@@ -401,7 +433,7 @@ Trainer::Outcome Trainer::run_steps() {
                                    CheckpointDirectory(o.output_dir).path_of(state_.step).string(), state_.step);
       return Outcome::interrupted;
     }
-    if (!last && is_due(o.save_strategy, o.save_steps, state_.step, r.plan.ends_epoch))
+    if (best || (!last && is_due(o.save_strategy, o.save_steps, state_.step, r.plan.ends_epoch)))
       save(
           exported_bytes(in_.model, in_.plan.engine.formats.exported));  // a checkpoint must not take the model's place
   }
@@ -417,7 +449,12 @@ Trainer::Outcome Trainer::run_steps() {
              format_bytes(peak_resident_bytes()));
     return Outcome::benchmarked;
   }
-  if (!resumed_at_end) record_evaluation();
+  if (stops_early())
+    log_info("step {}: stopped early: {} evaluations in a row were no better than that of step {}, {:.4f}", state_.step,
+             state_.evaluations->without_gain, state_.evaluations->best_step,
+             state_.evaluations->best_loss.value_or(std::numeric_limits<double>::quiet_NaN()));
+  else if (!resumed_at_end)
+    record_evaluation();
   write_results();
   return Outcome::finished;
 }

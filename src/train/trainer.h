@@ -10,6 +10,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/output_directory.h"
+#include "checkpoint/resume_point.h"
 #include "checkpoint/run_length.h"
 #include "checkpoint/trainer_state.h"
 #include "data/batches.h"
@@ -106,7 +107,9 @@ class Trainer {
   bool stop_requested();
   // None if a signal came: what is to be saved goes first.
   std::optional<double> evaluate();
-  void record_evaluation();
+  // Returns whether it is the best so far, where the run looks for that.
+  bool record_evaluation();
+  bool count_evaluation(double loss);
   // Whether the evaluation that belongs to the step resumed from is missing, as after a signal; rank 0 looks.
   bool evaluation_is_due();
   // Leaves `room` bytes free.
@@ -115,6 +118,12 @@ class Trainer {
   void finish_save();
   // The model, then the last checkpoint, so that a checkpoint that finds no room does not cost the model.
   void write_results();
+  void write_model();
+  // Puts the best model into its place; false, and says why, if it is not to be had.
+  bool write_best_model();
+  bool stops_early() const { return stopped_early(in_.options, state_); }
+  // Whether no step is left to do.
+  bool ended() const { return state_.step == in_.length.steps || stops_early(); }
   // Starts and ends the trace; called before the step after `steps_done` of this run, and at its end (-1).
   void trace(std::int64_t steps_done);
 

@@ -25,22 +25,34 @@ std::optional<double> Trainer::evaluate() {
   return sums->mean_loss();
 }
 
-void Trainer::record_evaluation() {
-  if (!in_.evaluation_data) return;
+bool Trainer::record_evaluation() {
+  if (!in_.evaluation_data) return false;
   time_limit_.begin_other_work();
   const std::optional<double> loss = evaluate();
-  if (!keeps_records()) return;
+  const bool best = loss && count_evaluation(*loss);
+  if (!keeps_records()) return best;
   if (!loss) {
     interrupt_->announce();
     log_info("step {}: the evaluation was given up{}", state_.step,
              state_.step < in_.length.steps ? "; a resumed run begins with it" : "");
-    return;
+    return false;
   }
-  metrics_->evaluation(state_.step, *loss);
-  tensorboard_->evaluation(state_.step, *loss);
+  // One that was cut short is recorded when it is made up for; one that was recorded may still have to be counted.
+  if (state_.step != first_step_ || !has_metrics_line(in_.options.output_dir, state_.step, "eval_loss")) {
+    metrics_->evaluation(state_.step, *loss);
+    tensorboard_->evaluation(state_.step, *loss);
+  }
   totals_.evaluation(state_.step, *loss);
   if (!std::isfinite(*loss)) log_warning("step {}: the evaluation's loss is not finite", state_.step);
-  log_info("step {}: evaluation loss {:.4f}, perplexity {:.2f}", state_.step, *loss, std::exp(*loss));
+  log_info("step {}: evaluation loss {:.4f}, perplexity {:.2f}{}", state_.step, *loss, std::exp(*loss),
+           best ? "; the best so far" : "");
+  return best;
+}
+
+// Every rank counts the same.
+bool Trainer::count_evaluation(double loss) {
+  return state_.evaluations && state_.step > 0 &&
+         state_.evaluations->count(state_.step, loss, in_.options.early_stopping_threshold);
 }
 
 bool Trainer::evaluation_is_due() {
@@ -48,6 +60,7 @@ bool Trainer::evaluation_is_due() {
   const std::filesystem::path output = in_.options.output_dir;
   const bool wanted = step == in_.length.steps ||
                       is_due(in_.options.eval_strategy, in_.options.eval_steps, step, state_.begins_epoch());
+  if (state_.evaluations) return wanted && state_.evaluations->last_step < step;
   const bool missing = keeps_records() && wanted && has_metrics_line(output, step, "loss") &&
                        !has_metrics_line(output, step, "eval_loss");
   std::array<double, 1> due{missing ? 1.0 : 0.0};

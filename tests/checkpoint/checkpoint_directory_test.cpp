@@ -70,6 +70,22 @@ TEST(CheckpointDirectory, OnlyTemporariesUnderOurNamesGo) {
   EXPECT_EQ(names_in(output.path()), others);
 }
 
+// As transformers' Trainer sorts its checkpoints: the best one moves next to the last before the oldest go.
+TEST(CheckpointDirectory, TheBestCountsAndStays) {
+  TemporaryDirectory output;
+  const CheckpointDirectory checkpoints(output.path());
+  for (const std::int64_t step : {2, 4, 6, 8}) make_checkpoint(checkpoints.path_of(step));
+  EXPECT_EQ(checkpoints.newest_beside(2, 0), 0);
+  EXPECT_EQ(checkpoints.newest_beside(0, 3), 3);
+  EXPECT_EQ(checkpoints.newest_beside(2, 1), 1) << "2 and 8 stay";
+  EXPECT_EQ(checkpoints.newest_beside(8, 1), 1) << "8 stays";
+  EXPECT_EQ(checkpoints.newest_beside(4, 2), 1) << "4 and 8 stay";
+  EXPECT_EQ(checkpoints.newest_beside(4, 3), 2) << "4, 6 and 8 stay";
+  EXPECT_EQ(checkpoints.newest_beside(6, 3), 3) << "4, 6 and 8 stay";
+  EXPECT_EQ(checkpoints.newest_beside(5, 2), 2) << "one that is not there";
+  EXPECT_EQ(checkpoints.newest_beside(2, 9), 9);
+}
+
 TEST(CheckpointDirectory, SeesACheckpointOnlyWhenItIsWhole) {
   TemporaryDirectory output;
   const CheckpointDirectory checkpoints(output.path());

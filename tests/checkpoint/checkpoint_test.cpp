@@ -151,6 +151,58 @@ TEST_P(Checkpoints, WhatIsNotFiniteIsNamed) {
 INSTANTIATE_TEST_SUITE_P(DTypes, Checkpoints, testing::Values(DType::f32, DType::bf16),
                          [](const auto& i) { return std::string(name_of(i.param)); });
 
+// The cases are those of transformers' Trainer._determine_best_metric and EarlyStoppingCallback.check_metric_value.
+TEST(EvaluationHistory, CountsAsTransformers) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  EvaluationHistory e;
+  EXPECT_TRUE(e.count(2, 3.0, 0.5));
+  EXPECT_EQ(e.without_gain, 0);
+  EXPECT_TRUE(e.count(4, 2.75, 0.5)) << "the best, though by less than the threshold";
+  EXPECT_EQ(e.without_gain, 1);
+  EXPECT_FALSE(e.count(6, nan, 0.5));
+  EXPECT_FALSE(e.count(8, 2.75, 0.5)) << "as good is not better";
+  EXPECT_EQ(e.without_gain, 3);
+  EXPECT_TRUE(e.count(10, 2.25, 0.5)) << "better by the threshold is not by more than it";
+  EXPECT_EQ(e.without_gain, 4);
+  EXPECT_TRUE(e.count(12, 1.5, 0.5));
+  EXPECT_EQ(e.without_gain, 0);
+  EXPECT_EQ(e.best_step, 12);
+  EXPECT_EQ(e.last_step, 12);
+  EvaluationHistory none;
+  EXPECT_FALSE(none.count(2, nan, 0));
+  EXPECT_EQ(none.without_gain, 0) << "the first";
+  EXPECT_FALSE(none.count(4, nan, 0));
+  EXPECT_EQ(none.without_gain, 1);
+  EXPECT_EQ(none.best_step, 0);
+  EXPECT_TRUE(none.count(6, 5, 0));
+  EXPECT_EQ(none.without_gain, 0);
+}
+
+TEST(TrainerStateFile, KeepsEvaluationsToTheBit) {
+  TrainerState state = state_at(7);
+  EXPECT_EQ(parse_trainer_state(to_json(state), "f").evaluations, std::nullopt);
+  state.evaluations = EvaluationHistory{0.1 + 0.2, 4, 3, 6, 0xfedcba9876543210u};
+  EXPECT_EQ(parse_trainer_state(to_json(state), "f").evaluations, state.evaluations);
+  state.evaluations = EvaluationHistory{};
+  EXPECT_EQ(parse_trainer_state(to_json(state), "f").evaluations, state.evaluations);
+  state.evaluations = EvaluationHistory{2.5, 4, 1, 6, 1};
+  const auto good = nlohmann::json::parse(to_json(state));
+  const std::vector<std::pair<std::string, nlohmann::json>> faults = {
+      {"best_metric", "2.5"},           {"best_global_step", -1},        {"best_global_step", 7},
+      {"evaluations_without_gain", -1}, {"evaluations_without_gain", 9}, {"last_evaluated_step", 8},
+      {"last_evaluated_step", 3},       {"evaluation_data_key", "x"}};
+  for (const auto& [key, value] : faults) {
+    auto bad = good;
+    bad[key] = value;
+    expect_in(refusal([&] { parse_trainer_state(bad.dump(), "state"); }), {"state"});
+  }
+  for (const char* key : {"best_metric", "last_evaluated_step", "evaluations_without_gain", "evaluation_data_key"}) {
+    auto bad = good;
+    bad.erase(key);
+    expect_in(refusal([&] { parse_trainer_state(bad.dump(), "state"); }), {"state"});
+  }
+}
+
 TEST(TrainerStateFile, RefusesWhatCannotBe) {
   TemporaryDirectory temporary;
   const auto file = temporary / "trainer_state.json";

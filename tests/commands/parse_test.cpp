@@ -77,6 +77,11 @@ TEST(Parse, EveryOptionArrives) {
       if (command.name == "cache") need("prune", "--all", "true");
       need("eval_steps", "--eval_data", "e");
       need("eval_strategy", "--eval_data", "e");
+      for (const char* of_best :
+           {"load_best_model_at_end", "metric_for_best_model", "early_stopping_patience", "early_stopping_threshold"})
+        if (spec.name == of_best) base.insert(base.end(), {"--eval_data", "e", "--eval_strategy", "epoch"});
+      need("metric_for_best_model", "--load_best_model_at_end", "true");
+      need("early_stopping_threshold", "--early_stopping_patience", "3");
       need("warmup_steps", "--bench_steps", "1");
       need("trace_steps", "--trace", "t");
       need("top_k", "--temperature", "1");

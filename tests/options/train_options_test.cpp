@@ -21,6 +21,9 @@ TEST(TrainOptions, ThoseThatAffectResultsArePinned) {
                                               "batch_size",
                                               "gradient_accumulation_steps",
                                               "num_train_epochs",
+                                              "load_best_model_at_end",
+                                              "early_stopping_patience",
+                                              "early_stopping_threshold",
                                               "max_steps",
                                               "seed",
                                               "lr",
@@ -139,6 +142,31 @@ TEST(TrainOptions, CombinationsAreRefused) {
   EXPECT_EQ(refusal(epochs), "--eval_strategy epoch needs records to evaluate on: add --eval_data FILE");
   epochs.eval_data = "e";
   EXPECT_EQ(refusal(epochs), "accepted");
+
+  TrainOptions best = o;
+  best.load_best_model_at_end = true;
+  EXPECT_EQ(refusal(best), "--load_best_model_at_end needs records to evaluate on: add --eval_data FILE");
+  best.eval_data = "e";
+  EXPECT_EQ(refusal(best),
+            "--load_best_model_at_end needs evaluations while the run goes on: add --eval_strategy epoch, or "
+            "--eval_steps N");
+  best.eval_steps = 5;
+  EXPECT_EQ(refusal(best), "accepted");
+  best.eval_strategy = Cadence::no;
+  EXPECT_NE(refusal(best), "accepted");
+  best.eval_strategy = Cadence::epoch;
+  EXPECT_EQ(refusal(best), "accepted");
+  TrainOptions patient = o;
+  OptionOrigins threshold, metric;
+  threshold["early_stopping_threshold"].origin = metric["metric_for_best_model"].origin = Origin::command_line;
+  EXPECT_EQ(refusal(patient, threshold),
+            "--early_stopping_threshold says which losses count as better: add --early_stopping_patience N");
+  EXPECT_EQ(refusal(patient, metric),
+            "--metric_for_best_model says what the best model is the best by: add --load_best_model_at_end or "
+            "--early_stopping_patience N");
+  patient.early_stopping_patience = 2;
+  EXPECT_EQ(refusal(patient, threshold),
+            "--early_stopping_patience needs records to evaluate on: add --eval_data FILE");
 
   TrainOptions least = o;
   least.min_lr = 2e-5;

@@ -82,6 +82,33 @@ TEST(DiskPlan, CountsTheCheckpointsOfEpochs) {
   EXPECT_EQ(saves(Cadence::steps, 0, 9), 9);
 }
 
+TEST(DiskPlan, CountsTheBestBesideTheLast) {
+  TemporaryDirectory directory;
+  TrainOptions options;
+  options.output_dir = (directory / "none").string();
+  options.load_best_model_at_end = true;
+  options.save_steps = 4;
+  options.eval_steps = 6;
+  options.save_total_limit = 1;
+  const auto plan = [&] {
+    return disk_plan(options, {model, checkpoint}, 0, 24, [](std::int64_t n) { return n / 5; });
+  };
+  EXPECT_EQ(plan().saves, 8) << "4, 6, 8, 12, 16, 18, 20, 24";
+  EXPECT_EQ(plan().peak(), 3 * checkpoint + model);
+  EXPECT_NE(plan().line(0).find("at most 8 checkpoints of 100 bytes (newest 1 and the best kept)"), std::string::npos)
+      << plan().line(0);
+  options.save_total_limit = 3;
+  EXPECT_EQ(plan().peak(), 4 * checkpoint + model);
+  EXPECT_NE(plan().line(0).find("(newest 2 and the best kept)"), std::string::npos);
+  options.eval_strategy = Cadence::epoch;
+  EXPECT_EQ(plan().saves, 5 + 4 + 1) << "at most";
+  options.save_strategy = Cadence::no;
+  EXPECT_EQ(plan().saves, 4 + 1);
+  options.eval_strategy = options.save_strategy = Cadence::steps;
+  options.eval_steps = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(plan().saves, 5 + 1);
+}
+
 TEST(DiskPlan, SaysWhatIsMissing) {
   DiskPlan plan = plan_of(0, 3, 1);
   plan.saved = {56'800'000, 170'000'000};
