@@ -183,6 +183,7 @@ void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSourc
   loss.weight = weights.weight(index_.lm_head);
   loss.targets = batch.targets;
   loss.losses = losses;
+  loss.label_smoothing = settings_.label_smoothing;
   loss.rows = batch.loss_rows;
   if (loss.rows) loss.gathered = carry.scratch;  // the last block's output, which the norm has read by now
   loss.workspace =

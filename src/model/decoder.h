@@ -52,6 +52,7 @@ struct DecoderSettings {
   std::vector<Keep> keep;            // by layer; empty: all layers keep all
   std::int64_t loss_chunk_rows = 0;  // rows of logits that exist at a time
   bool roomy_attention = false;      // as much scratch for attention's gradient as is of use
+  float label_smoothing = 0;         // of the loss, Ops::LinearCrossEntropy
 };
 
 // Sees what a forward pass computes, in the order of computation, before the memory is used again: it may enqueue work

@@ -206,6 +206,7 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
     loss.weight = weights.weight(index_.lm_head);
     loss.targets = batch.targets;
     loss.losses = losses;
+    loss.label_smoothing = settings_.label_smoothing;
     loss.rows = pass.batch.loss_rows;
     if (loss.rows) loss.gathered = carry.scratch;  // the last block's output, which the norm has read by now
     loss.dhidden = dnormed;

@@ -70,6 +70,7 @@ void expect_linear_cross_entropy(const Ops::LinearCrossEntropy& a, DType logits)
                a.workspace.dim(1) == shape.vocabulary,
            "workspace {} {} for a vocabulary of {}", name_of(a.workspace.dtype()), shape_string(a.workspace.shape()),
            shape.vocabulary);
+  SO_CHECK(a.label_smoothing >= 0 && a.label_smoothing <= 1, "label smoothing of {}", a.label_smoothing);
   SO_CHECK(static_cast<bool>(a.rows) == static_cast<bool>(a.gathered),
            "rows without room to gather them, or room only");
   if (a.rows) {

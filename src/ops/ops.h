@@ -225,6 +225,9 @@ class Ops {
     Tensor weight;   // T [V, H]
     Tensor targets;  // i32 [N]; negative: no loss here
     Tensor losses;   // f32 [N], written: -log softmax(hidden weight^T)[target], 0 where there is no target
+    // In [0, 1]: that share of a loss is the mean over the whole vocabulary in place of the target, as in torch's
+    // cross_entropy.
+    float label_smoothing = 0;
     // Backward, all empty or all set: gradients of grad_scale * sum(losses).
     Tensor dhidden;  // T [N, H], overwritten
     Tensor dweight;  // f32 or T [V, H]

@@ -53,6 +53,7 @@ struct BestModelOptions {
 // These options say what the training loop does beside its steps.
 struct LoopOptions : ScheduleOptions, LengthOptions, OutputOptions, BestModelOptions {
   std::optional<std::int64_t> max_skipped_steps = 10;  // in a row; unset: never stop
+  double label_smoothing_factor = 0;
   std::int64_t log_interval = 1;
   Cadence eval_strategy = Cadence::steps;
   std::optional<std::int64_t> eval_steps;  // of that cadence; unset: only at the end

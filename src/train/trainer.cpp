@@ -32,6 +32,12 @@ LrSchedule make_schedule(const ScheduleOptions& options, const RunLength& length
                      .total_steps = length.steps});
 }
 
+DecoderSettings decoder_settings(const TrainerInputs& in) {
+  DecoderSettings settings = in.plan.decoder;
+  settings.label_smoothing = static_cast<float>(in.options.label_smoothing_factor);
+  return settings;
+}
+
 std::int64_t most_tokens_of_a_step(const TrainingShape& shape) {
   return shape.micro_batch_tokens * shape.micro_batches * shape.ranks;
 }
@@ -42,7 +48,7 @@ Trainer::Trainer(const TrainerInputs& in)
     : in_(in),
       stream_(in.runtime.device().create_stream("compute")),
       engine_(in.runtime.device(), in.runtime.host_pool(), in.ranks, in.model.layout(), in.plan.engine),
-      model_(in.runtime.device(), in.runtime.ops(), *stream_, in.model.spec(), in.model.layout(), in.plan.decoder,
+      model_(in.runtime.device(), in.runtime.ops(), *stream_, in.model.spec(), in.model.layout(), decoder_settings(in),
              model_shape(in.plan.shape)),
       engine_state_(engine_),
       step_(in.model.spec(), in.model.layout(), model_, engine_state_, in.ranks, in.batches, *stream_,

@@ -1,6 +1,7 @@
 #include "ops/cpu/cross_entropy.h"
 
 #include <optional>
+#include <utility>
 
 #include "ops/arrays.h"
 #include "ops/checks.h"
@@ -61,6 +62,7 @@ struct Problem {
     a.targets = targets.tensor();
     a.losses = losses.tensor();
     a.workspace = workspace.tensor();
+    a.label_smoothing = smoothing;
     if (!backward) return a;
     a.dhidden = dhidden.tensor();
     a.dweight = dweight.tensor();
@@ -96,7 +98,8 @@ struct Problem {
     for (Mirror* result : {&l, &dh, &dw}) result->fetch();
   }
   DType logits = DType::f32;  // what the run kept its logits in
-  bool give_rows = false;     // tell the op which rows have a target
+  float smoothing = 0;
+  bool give_rows = false;  // tell the op which rows have a target
 };
 
 // In double. A logit is a sum of `hidden` products; its fp32 error is bounded as a linear layer's, by `slack`: unit
@@ -140,7 +143,10 @@ struct Reference {
         largest_size = std::max(largest_size, std::abs(value));
       }
       for (const double x : logit) sum += std::exp(x - largest);
-      const double lse = largest + std::log(sum), loss = lse - at(logit, target);
+      double mean = 0;
+      for (const double x : logit) mean += x / static_cast<double>(vocabulary);
+      const double smoothing = p.smoothing, uniform = smoothing / static_cast<double>(vocabulary);
+      const double lse = largest + std::log(sum), loss = lse - (1 - smoothing) * at(logit, target) - smoothing * mean;
       const double slack = u * (2 * std::sqrt(static_cast<double>(hidden)) * magnitude +
                                 std::sqrt(static_cast<double>(vocabulary)) + 10) +
                            u_logit * largest_size;
@@ -148,10 +154,10 @@ struct Reference {
       at(losses.tolerance, n) = 2 * slack + u * loss;
       for (std::int64_t v = 0; v < vocabulary; ++v) {
         const double probability = std::exp(at(logit, v) - lse);
-        const double d = p.grad_scale * (probability - (v == target ? 1 : 0));
-        const double d_error =
-            p.grad_scale * (std::min(1.0, std::expm1(2 * slack) * probability) + 2 * u * (v == target ? 1 : 0)) +
-            u_type * std::abs(d) + underflow;
+        const double wanted = uniform + (v == target ? 1 - smoothing : 0);
+        const double d = p.grad_scale * (probability - wanted);
+        const double d_error = p.grad_scale * (std::min(1.0, std::expm1(2 * slack) * probability) + 2 * u * wanted) +
+                               u_type * std::abs(d) + underflow;
         const double growth_v = u * 2 * std::sqrt(static_cast<double>(vocabulary)),
                      growth_n = u * 2 * std::sqrt(static_cast<double>(p.c.tokens));
         for (std::int64_t i = 0; i < hidden; ++i) {
@@ -198,10 +204,12 @@ TEST(LinearCrossEntropy, MatchesTheFormula) {
     for (const Variant& v : variants())
       for (const Accumulate mode : {Accumulate::overwrite, Accumulate::add}) {
         SCOPED_TRACE(c.name);
-        for (const bool give_rows : {false, true}) {
+        for (const auto& [give_rows, smoothing] :
+             {std::pair(false, 0.0f), std::pair(true, 0.0f), std::pair(false, 0.1f), std::pair(true, 1.0f)}) {
           if (give_rows && v.path) continue;
           Problem p(c, v.type, v.dweight_type, mode);
           p.give_rows = give_rows;
+          p.smoothing = smoothing;
           const Array dweight_before = p.dweight;
           p.run(2, true, v.path);
           const Reference expected(p, dweight_before);
@@ -241,6 +249,27 @@ TEST(LinearCrossEntropy, KnownLosses) {
   EXPECT_NEAR(p.losses[0], std::log(1000.0), std::log(1000.0) * 4 * unit_roundoff(DType::f32));
   EXPECT_EQ(p.losses[1], 0);
   EXPECT_EQ(p.dhidden[1], 0);
+}
+
+// The formula of transformers' LabelSmoother (trainer_pt_utils.py): (1 - epsilon) * nll + epsilon * the mean of
+// -log_probs over the vocabulary. The only hidden element sees the gradient through weights of 1, 2 and 4.
+TEST(LinearCrossEntropy, SmoothsAsTransformers) {
+  const Case c{"three logits", 1, 1, 3, 1};
+  Problem p(c, DType::f32, DType::f32, Accumulate::overwrite);
+  const double x[] = {1, 2, 4};
+  p.hidden.set(0, 1);
+  for (std::int64_t v = 0; v < 3; ++v) p.weight.set(v, x[v]);
+  p.targets = Array::of(std::vector<std::int32_t>{1});
+  p.smoothing = 0.3f;
+  p.run(1, true, std::nullopt);
+  const double sum = std::exp(x[0]) + std::exp(x[1]) + std::exp(x[2]);
+  double smoothed = 0, gradient = 0;
+  for (const double logit : x) {
+    smoothed += (std::log(sum) - logit) / 3;
+    gradient += (std::exp(logit) / sum - 0.1 - (logit == 2 ? 0.7 : 0)) * logit;
+  }
+  EXPECT_NEAR(p.losses[0], 0.7 * (std::log(sum) - 2) + 0.3 * smoothed, 1e-6);
+  EXPECT_NEAR(p.dhidden[0], Problem::grad_scale * gradient, 1e-6);
 }
 
 TEST(LinearCrossEntropy, NanIsNotLost) {

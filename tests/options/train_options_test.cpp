@@ -24,6 +24,7 @@ TEST(TrainOptions, ThoseThatAffectResultsArePinned) {
                                               "load_best_model_at_end",
                                               "early_stopping_patience",
                                               "early_stopping_threshold",
+                                              "label_smoothing_factor",
                                               "max_steps",
                                               "seed",
                                               "lr",

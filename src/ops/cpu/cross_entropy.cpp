@@ -50,14 +50,28 @@ void zero_rows_without_target(ThreadPool& pool, const Ops::LinearCrossEntropy& a
   });
 }
 
-// Turns a row of logits into its loss and, when wanted, its gradient scale * (softmax - onehot).
-float loss_row(float* logits, std::int64_t count, std::int64_t target, float scale, bool want_gradient) {
+// The mean of a row relative to its largest element, in double.
+double mean_margin(const float* logits, std::int64_t count, float largest) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < count; ++i) sum += static_cast<double>(logits[i]) - largest;
+  return sum / static_cast<double>(count);
+}
+
+// Turns a row of logits into its loss and, when wanted, its gradient scale * (softmax - q), where the distribution q
+// has `smoothing` spread over the whole row and the rest at the target.
+float loss_row(float* logits, std::int64_t count, std::int64_t target, float scale, float smoothing,
+               bool want_gradient) {
   const float largest = row_max(logits, count);
-  const double margin = static_cast<double>(logits[target]) - largest;
+  double margin = static_cast<double>(logits[target]) - largest;
+  if (smoothing > 0) margin = (1.0 - smoothing) * margin + smoothing * mean_margin(logits, count, largest);
   const float sum = exp_row(logits, count, largest);
   if (want_gradient) {
     scale_row(logits, count, scale / sum);
-    logits[target] -= scale;
+    if (smoothing > 0) {
+      const float uniform = scale * smoothing / static_cast<float>(count);
+      for (std::int64_t i = 0; i < count; ++i) logits[i] -= uniform;
+    }
+    logits[target] -= scale * (1 - smoothing);
   }
   return static_cast<float>(std::log(static_cast<double>(sum)) - margin);
 }
@@ -131,7 +145,7 @@ void chunk(ThreadPool& pool, const Ops::LinearCrossEntropy& a, std::span<const s
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t n = rows[static_cast<std::size_t>(i)];
       float* row = logits + i * shape.vocabulary;
-      losses[n] = loss_row(row, shape.vocabulary, targets[n], a.grad_scale, backward);
+      losses[n] = loss_row(row, shape.vocabulary, targets[n], a.grad_scale, a.label_smoothing, backward);
       if (backward && type == DType::bf16) narrow_in_place(row, shape.vocabulary);
     }
   });

@@ -39,12 +39,14 @@ __device__ inline Sum warp_join(Sum x) {
 }
 
 // A block a row of logits, which belongs to row `rows[...]` of losses and targets, or without `rows` to its own: the
-// loss, and with BACKWARD the row becomes the gradient of grad_scale * loss.
-template <class T, int N, bool BACKWARD>
+// loss, and with BACKWARD the row becomes the gradient of grad_scale * loss. With SMOOTH, `smoothing` of the target's
+// weight is spread over the vocabulary.
+template <class T, int N, bool BACKWARD, bool SMOOTH>
 __global__ void __launch_bounds__(threads)
     loss_kernel(float* losses, T* logits, const std::int32_t* targets, const std::int32_t* rows,
-                std::int64_t vocabulary, float grad_scale) {
+                std::int64_t vocabulary, float grad_scale, float smoothing) {
   __shared__ Sum shared[threads / warp];
+  __shared__ float logit_sums[threads / warp];
   __shared__ float target_logit;
   T* row = logits + blockIdx.x * vocabulary;
   const std::int64_t n = rows ? rows[blockIdx.x] : blockIdx.x;
@@ -60,12 +62,17 @@ __global__ void __launch_bounds__(threads)
     return;
   }
   Sum mine{-INFINITY, 0};
+  float logit_sum = 0;
 #pragma unroll 4
   for (std::int64_t i = static_cast<std::int64_t>(threadIdx.x) * N; i < vocabulary; i += threads * N) {
     float x[N], largest = -INFINITY, sum = 0;
     load<N>(x, row + i);
 #pragma unroll
     for (int j = 0; j < N; ++j) largest = fmaxf(largest, x[j]);
+    if constexpr (SMOOTH) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) logit_sum += x[j];
+    }
     largest = fmaxf(largest, mine.largest);
 #pragma unroll
     for (int j = 0; j < N; ++j) sum += exponential<T>(x[j] - largest);
@@ -78,11 +85,23 @@ __global__ void __launch_bounds__(threads)
   if (threadIdx.x == 0) target_logit = to_float(row[target]);
   mine = warp_join<T>(mine);
   if (threadIdx.x % warp == 0) shared[threadIdx.x / warp] = mine;
+  if constexpr (SMOOTH) {
+    logit_sum = warp_sum(logit_sum);
+    if (threadIdx.x % warp == 0) logit_sums[threadIdx.x / warp] = logit_sum;
+  }
   __syncthreads();
   const Sum all = warp_join<T>(shared[threadIdx.x % (threads / warp)]);
-  if (threadIdx.x == 0) losses[n] = logf(all.sum) - (target_logit - all.largest);
+  if constexpr (SMOOTH) logit_sum = warp_sum(logit_sums[threadIdx.x % (threads / warp)]);
+  if (threadIdx.x == 0) {
+    float margin = target_logit - all.largest;
+    if constexpr (SMOOTH)
+      margin = (1 - smoothing) * margin + smoothing * (logit_sum / static_cast<float>(vocabulary) - all.largest);
+    losses[n] = logf(all.sum) - margin;
+  }
   if constexpr (BACKWARD) {
     const float scale = grad_scale / all.sum;
+    const float at_target = SMOOTH ? grad_scale * (1 - smoothing) : grad_scale;
+    const float uniform = SMOOTH ? grad_scale * smoothing / static_cast<float>(vocabulary) : 0.0f;
 #pragma unroll 4
     for (std::int64_t i = static_cast<std::int64_t>(threadIdx.x) * N; i < vocabulary; i += threads * N) {
       float x[N];
@@ -90,7 +109,8 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         x[j] = exponential<T>(x[j] - all.largest) * scale;
-        if (i + j == target) x[j] -= grad_scale;
+        if constexpr (SMOOTH) x[j] -= uniform;
+        if (i + j == target) x[j] -= at_target;
       }
       store<N>(row + i, x);
     }
@@ -99,10 +119,12 @@ __global__ void __launch_bounds__(threads)
 
 template <class T, int N>
 void launch_loss(cudaStream_t on, float* losses, Tensor logits, const std::int32_t* targets, const std::int32_t* rows,
-                 bool backward, float grad_scale) {
-  const auto kernel = backward ? loss_kernel<T, N, true> : loss_kernel<T, N, false>;
+                 bool backward, float grad_scale, float smoothing) {
+  const auto plain = backward ? loss_kernel<T, N, true, false> : loss_kernel<T, N, false, false>;
+  const auto smooth = backward ? loss_kernel<T, N, true, true> : loss_kernel<T, N, false, true>;
+  const auto kernel = smoothing > 0 ? smooth : plain;
   kernel<<<blocks_for(logits.dim(0), 1), threads, 0, on>>>(losses, static_cast<T*>(logits.data()), targets, rows,
-                                                           logits.dim(1), grad_scale);
+                                                           logits.dim(1), grad_scale, smoothing);
   SO_CUDA_LAUNCHED("linear_cross_entropy");
 }
 
@@ -140,7 +162,7 @@ void CudaOps::linear_cross_entropy(Stream& stream, const LinearCrossEntropy& a) 
       const bool packs = rows_aligned<T, N>(vocabulary, static_cast<const T*>(logits.data()));
       const auto launch = packs ? launch_loss<T, N> : launch_loss<T, 1>;
       launch(on, a.losses.as<float>() + first, logits, a.targets.as<std::int32_t>() + first, indices, backward,
-             a.grad_scale);
+             a.grad_scale, a.label_smoothing);
     });
     if (!backward) continue;
     gemm_->run(on, {a.dweight, logits, chunk, Tensor(), true, false, vocabulary, hidden, rows, mode});
