@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/activation.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "device/cpu/row_simd-inl.h"
+#include "base/row_simd-inl.h"
 #include "ops/cpu/sigmoid-inl.h"
 
 HWY_BEFORE_NAMESPACE();

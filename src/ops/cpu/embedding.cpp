@@ -11,7 +11,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/embedding.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "device/cpu/row_simd-inl.h"
+#include "base/row_simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace so::rows {

@@ -7,7 +7,7 @@
 #endif
 
 #include "hwy/highway.h"
-#include "device/cpu/row_simd-inl.h"
+#include "base/row_simd-inl.h"
 #include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();

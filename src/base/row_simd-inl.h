@@ -10,11 +10,11 @@
 #include "base/dtype.h"
 #include "hwy/highway.h"
 
-#if defined(SO_DEVICE_CPU_ROW_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef SO_DEVICE_CPU_ROW_SIMD_INL_H_
-#undef SO_DEVICE_CPU_ROW_SIMD_INL_H_
+#if defined(SO_BASE_ROW_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SO_BASE_ROW_SIMD_INL_H_
+#undef SO_BASE_ROW_SIMD_INL_H_
 #else
-#define SO_DEVICE_CPU_ROW_SIMD_INL_H_
+#define SO_BASE_ROW_SIMD_INL_H_
 #endif
 
 HWY_BEFORE_NAMESPACE();
@@ -94,4 +94,4 @@ HWY_INLINE float sum_row(std::int64_t count, const Term& term) {
 }  // namespace so::rows
 HWY_AFTER_NAMESPACE();
 
-#endif  // SO_DEVICE_CPU_ROW_SIMD_INL_H_
+#endif  // SO_BASE_ROW_SIMD_INL_H_
