@@ -1,7 +1,7 @@
 # The rooms: each folder of src/ that is named here is a library, and may include the rooms that it USES and no others;
 # tests/check_rooms.sh holds the sources to it, and to using what is declared. Every room uses base. A room inside
 # another (offload/schedule) can be used without the outer one. Lowest first; docs/architecture.md says what each holds.
-so_room(base LIBRARIES nlohmann_json::nlohmann_json PkgConfig::hwloc PkgConfig::xxhash)
+so_room(base LIBRARIES PkgConfig::hwy nlohmann_json::nlohmann_json PkgConfig::hwloc PkgConfig::xxhash)
 so_room(device LIBRARIES CUDA)
 so_room(ranks LIBRARIES MPI PkgConfig::hwloc)
 so_room(data/tokenizer LIBRARIES simdjson::simdjson nlohmann_json::nlohmann_json PkgConfig::pcre2 PkgConfig::utf8proc)

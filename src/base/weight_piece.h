@@ -15,7 +15,8 @@ struct WeightForms {
 };
 
 // Consecutive elements from `begin` of the flat range of parameters on, in the forms that were asked for; a form that
-// was not is empty. In pinned memory that holds until work which is enqueued now has run.
+// was not is empty. In pinned memory that holds until work which is enqueued now has run, or in the place that its
+// receiver had named for it.
 struct WeightPiece {
   std::int64_t begin = 0;
   std::span<const float> wide;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/bf16_arrays.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/file_system.h"
@@ -110,7 +111,7 @@ void ModelExport::write_bucket(const Bucket& bucket) {
     std::span<const std::byte> bytes = std::as_bytes(master);
     if (engine_.formats().exported == DType::bf16) {
       narrow.resize(master.size());
-      std::transform(master.begin(), master.end(), narrow.begin(), [](float x) { return bf16(x); });
+      round_to_bf16(master.data(), narrow.data(), master.size());
       bytes = std::as_bytes(std::span(narrow));
     }
     const Range piece{begin, begin + static_cast<std::int64_t>(master.size())};

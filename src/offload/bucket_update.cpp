@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "base/bf16_arrays.h"
+
 namespace so {
 
 // body(run, gradient, weights) for each run of parameters of one decay class.
@@ -68,7 +70,7 @@ void BucketUpdate::round_masters(const Bucket& bucket, Tensor weights) const {
   const float* master = state_.master(bucket, bucket.own().begin);
   pool_.parallel_for(bucket.own().size(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
     if (weights.dtype() == DType::bf16)
-      for (std::int64_t i = begin; i < end; ++i) weights.as<bf16>()[i] = bf16(master[i]);
+      round_to_bf16(master + begin, weights.as<bf16>() + begin, static_cast<std::size_t>(end - begin));
     else
       std::memcpy(weights.as<float>() + begin, master + begin, static_cast<std::size_t>(end - begin) * sizeof(float));
   });

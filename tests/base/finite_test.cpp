@@ -10,8 +10,12 @@
 #include <limits>
 #include <vector>
 
+#include "support/instruction_sets.h"
+
 namespace so {
 namespace {
+
+using test::for_each_instruction_set;
 
 struct Format {
   const char* name;
@@ -51,28 +55,32 @@ class Finite : public testing::TestWithParam<Format> {
 };
 
 TEST_P(Finite, EveryPositionIsSearched) {
-  constexpr std::size_t count = 2600;  // several blocks and a rest
-  for (const std::size_t shift : {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{4}, std::size_t{7}}) {
-    fill(count, shift);
-    ASSERT_EQ(found(), count);
-    for (std::size_t i = 0; i < count; ++i) {
-      put(i, GetParam().non_finite[i % GetParam().non_finite.size()]);
-      ASSERT_EQ(found(), i) << "shift " << shift;
-      put(i, GetParam().finite[i % GetParam().finite.size()]);
+  constexpr std::size_t count = 4900;  // several blocks and a rest
+  for_each_instruction_set([&] {
+    for (const std::size_t shift : {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{4}, std::size_t{7}}) {
+      fill(count, shift);
+      ASSERT_EQ(found(), count);
+      for (std::size_t i = 0; i < count; ++i) {
+        put(i, GetParam().non_finite[i % GetParam().non_finite.size()]);
+        ASSERT_EQ(found(), i) << "shift " << shift;
+        put(i, GetParam().finite[i % GetParam().finite.size()]);
+      }
     }
-  }
+  });
 }
 
 TEST_P(Finite, EveryValueInEveryPlaceOfAWord) {
-  for (const std::uint32_t bits : GetParam().non_finite)
-    for (const std::uint32_t beside : GetParam().finite)
-      for (std::size_t i = 0; i < 2048; i += i < 8 ? 1 : 509) {
-        fill(2048, 0);
-        if (i > 0) put(i - 1, beside);
-        if (i + 1 < 2048) put(i + 1, beside);
-        put(i, bits);
-        ASSERT_EQ(found(), i) << std::hex << bits << " beside " << beside;
-      }
+  for_each_instruction_set([&] {
+    for (const std::uint32_t bits : GetParam().non_finite)
+      for (const std::uint32_t beside : GetParam().finite)
+        for (std::size_t i = 0; i < 2048; i += i < 8 ? 1 : 509) {
+          fill(2048, 0);
+          if (i > 0) put(i - 1, beside);
+          if (i + 1 < 2048) put(i + 1, beside);
+          put(i, bits);
+          ASSERT_EQ(found(), i) << std::hex << bits << " beside " << beside;
+        }
+  });
 }
 
 TEST_P(Finite, TheFirstOfSeveralIsGiven) {

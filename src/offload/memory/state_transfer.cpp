@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/bf16_arrays.h"
 #include "device/wait_on_exit.h"
 
 namespace so {
@@ -18,7 +19,8 @@ void read_host_state(Tensor from, const ReadPiece& body) {
   std::vector<float> wide;
   for (std::size_t begin = 0; begin < all.size(); begin += piece_elements) {
     const std::span<const bf16> piece = all.subspan(begin, std::min(piece_elements, all.size() - begin));
-    wide.assign(piece.begin(), piece.end());
+    wide.resize(piece.size());
+    widen_bf16(piece.data(), wide.data(), piece.size());
     body(static_cast<std::int64_t>(begin), wide);
   }
 }
@@ -31,7 +33,7 @@ void write_host_state(Tensor to, const WritePiece& fill) {
     const std::span<bf16> piece = all.subspan(begin, std::min(piece_elements, all.size() - begin));
     wide.resize(piece.size());
     fill(static_cast<std::int64_t>(begin), wide);
-    std::transform(wide.begin(), wide.end(), piece.begin(), [](float x) { return bf16(x); });
+    round_to_bf16(wide.data(), piece.data(), piece.size());
   }
 }
 
