@@ -57,11 +57,28 @@ void set_aside_if_foreign(const OwnFiles& own, const std::filesystem::path& chec
               kept.string());
 }
 
-// place(piece) for the pieces of a file that holds an fp32 tensor for each parameter, those of this rank's slices.
-void stream_state(const std::filesystem::path& file, const OffloadEngine& engine, LoadingRing& ring, Stream& stream,
-                  int readers, WeightForms forms, const std::function<void(const WeightPiece&)>& place) {
+// A request for each part of the tensors that is kept by itself; what lies in host memory is read right into it.
+std::vector<ShardReader::Request> requests_into(const std::vector<OffloadEngine::StatePlace>& places,
+                                                std::vector<ShardReader::Request> requests) {
+  std::vector<Range> ranges;
+  for (const OffloadEngine::StatePlace& place : places) ranges.push_back(place.range);
+  requests = requests_within(ranges, std::move(requests));
+  for (ShardReader::Request& request : requests) {
+    const std::int64_t begin = request.at + request.first;
+    const auto place = std::partition_point(places.begin(), places.end(),
+                                            [&](const OffloadEngine::StatePlace& p) { return p.range.end <= begin; });
+    if (place->wide != nullptr) request.wide_to = place->wide + (begin - place->range.begin);
+    if (place->narrow != nullptr) request.narrow_to = place->narrow + (begin - place->range.begin);
+  }
+  return requests;
+}
+
+// Loads a file that holds an fp32 tensor for each parameter: this rank's slices of them.
+void load_state(StateArray array, const std::filesystem::path& file, OffloadEngine& engine, LoadingRing& ring,
+                Stream& stream, int readers) {
   const ParameterLayout& layout = engine.layout();
   const SafetensorsReader reader(file);
+  const WeightForms forms = array == StateArray::master ? engine.forms(DType::f32) : engine.moment_forms();
   std::vector<ShardReader::Request> requests;
   for (int p = 0; p < layout.count(); ++p) {
     const Parameter& parameter = layout.parameter(p);
@@ -73,19 +90,13 @@ void stream_state(const std::filesystem::path& file, const OffloadEngine& engine
   }
   if (static_cast<int>(reader.names().size()) != layout.count())
     fail("{}: holds {} tensors, the model has {}", file.string(), reader.names().size(), layout.count());
-  requests = requests_within(engine.own_ranges(), std::move(requests));
-  stream_tensors(ring, stream, std::move(requests), readers, PageCache::drop, NonFinite::refuse,
-                 "loading " + file.string(), place);
-}
-
-// Copies a piece of fp32 moments to where their owner keeps them.
-void place_moments(OffloadEngine& engine, StateArray array, const WeightPiece& piece, ThreadPool& pool) {
-  engine.write_state(array, {piece.begin, piece.begin + piece.size()}, [&](std::int64_t at, std::span<float> to) {
-    const float* const from = piece.wide.data() + (at - piece.begin);
-    pool.parallel_for(static_cast<std::int64_t>(to.size()), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
-      std::copy(from + begin, from + end, to.data() + begin);
-    });
-  });
+  stream_tensors(ring, stream, requests_into(engine.state_places(array), std::move(requests)), readers, PageCache::drop,
+                 NonFinite::refuse, "loading " + file.string(), [&](const WeightPiece& piece) {
+                   if (array == StateArray::master)
+                     engine.place_weights(stream, piece);
+                   else
+                     engine.place_moments(stream, array, piece);
+                 });
 }
 
 void require_same_parameters(const std::filesystem::path& checkpoint, const ParameterLayout& stored,
@@ -253,8 +264,7 @@ void place_own(const std::filesystem::path& checkpoint, OffloadEngine& engine, S
   };
   if (std::filesystem::exists(checkpoint / master_file)) {
     LoadingRing ring = make_ring();
-    stream_state(checkpoint / master_file, engine, ring, compute, pool.size(), engine.forms(DType::f32),
-                 [&](const WeightPiece& piece) { engine.place_weights(compute, piece); });
+    load_state(StateArray::master, checkpoint / master_file, engine, ring, compute, pool.size());
   } else {
     // The weights are the masters only where nothing was rounded.
     for (const Parameter& p : model.layout().parameters()) {
@@ -266,10 +276,8 @@ void place_own(const std::filesystem::path& checkpoint, OffloadEngine& engine, S
     model.place_own(engine, compute, pool);
   }
   LoadingRing ring = make_ring();
-  for (const StateArray array : {StateArray::first_moment, StateArray::second_moment})
-    stream_state(checkpoint / (array == StateArray::first_moment ? first_moment_file : second_moment_file), engine,
-                 ring, compute, pool.size(), {.wide = true, .narrow = false},
-                 [&](const WeightPiece& piece) { place_moments(engine, array, piece, pool); });
+  load_state(StateArray::first_moment, checkpoint / first_moment_file, engine, ring, compute, pool.size());
+  load_state(StateArray::second_moment, checkpoint / second_moment_file, engine, ring, compute, pool.size());
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/bf16_arrays.h"
 #include "base/error.h"
 #include "base/finite.h"
 #include "base/log.h"
@@ -25,6 +26,10 @@ namespace {
 
 constexpr std::size_t page = 4096;
 constexpr std::size_t chunk_bytes = std::size_t{1} << 20;  // of a packed matrix, read at a time
+// Of a plain tensor: what was read is still in the core's cache when it is searched and converted.
+constexpr std::size_t cached_bytes = std::size_t{256} << 10;
+// A piece that passes by the ring: so long that threads seldom wait for each other, even where others take the CPUs.
+constexpr std::size_t piece_in_place_bytes = std::size_t{8} << 20;
 
 // fp16 to fp32, exact.
 float widen_f16(std::uint16_t h) {
@@ -39,14 +44,17 @@ float widen_f16(std::uint16_t h) {
 }
 
 // A piece of a slot's memory: fp32 first, then two-byte elements (the file's, or bf16 made in place of fp16), each only
-// if it is in use.
+// if it passes through the slot.
 struct SlotLayout {
   SlotLayout(bool wide, bool narrow, std::size_t slot_bytes) : has_wide(wide), has_narrow(narrow) {
     constexpr std::size_t whole = 128;  // elements: both parts begin at cache lines, and pieces of tensors too
-    elements = slot_bytes / ((has_wide ? sizeof(float) : 0) + (has_narrow ? sizeof(bf16) : 0)) / whole * whole;
+    const std::size_t width = (has_wide ? sizeof(float) : 0) + (has_narrow ? sizeof(bf16) : 0);
+    elements = width > 0 ? slot_bytes / width / whole * whole : piece_in_place_bytes / sizeof(float);
   }
   float* wide(void* slot) const { return static_cast<float*>(slot); }
-  void* narrow(void* slot) const { return static_cast<float*>(slot) + (has_wide ? elements : 0); }
+  bf16* narrow(void* slot) const {
+    return static_cast<bf16*>(static_cast<void*>(static_cast<float*>(slot) + (has_wide ? elements : 0)));
+  }
 
   bool has_wide, has_narrow;
   std::size_t elements = 0;  // that a slot has room for
@@ -129,11 +137,13 @@ struct ShardReader::State {
   void give(std::size_t turn, std::unique_lock<std::mutex>& lock);
   void read_packed(const Task& task, std::unique_lock<std::mutex>& lock);
   WeightPiece read(const Part& part, void* slot) const;
+  void read_some(const Part& part, float* wide, bf16* narrow) const;
   WeightPiece unpack(const Part& part, void* slot) const;
   void read_chunk(const Packed& packed, std::size_t chunk) const;
   void judge(const Part& part, const void* values, DType stored) const;
   void read_bytes(const SafetensorsReader& file, const std::string& tensor, std::uint64_t offset,
                   std::span<std::byte> to) const;
+  void drop(const SafetensorsReader& file, const std::string& tensor, std::uint64_t offset, std::size_t bytes) const;
   void stop();
 
   LoadingRing& ring;
@@ -171,8 +181,8 @@ void ShardReader::State::add_plain(std::size_t request) {
   SO_CHECK(first <= last && last <= elements, "elements [{}, {}) of '{}', which has {}", r.first, r.last, r.tensor,
            elements);
   total_bytes += (last - first) * width;
-  layouts.emplace_back(r.forms.wide || info.dtype == DType::f32, r.forms.narrow || info.dtype != DType::f32,
-                       ring.slot_bytes());
+  layouts.emplace_back((r.forms.wide || info.dtype == DType::f32) && r.wide_to == nullptr,
+                       (r.forms.narrow || info.dtype != DType::f32) && r.narrow_to == nullptr, ring.slot_bytes());
   const std::size_t piece = layouts.back().elements;
   for (std::size_t begin = first; begin < last; begin += piece) {
     const std::size_t size = std::min(piece, last - begin);
@@ -240,7 +250,11 @@ void ShardReader::State::read_bytes(const SafetensorsReader& file, const std::st
   } catch (const Error& error) {
     fail("tensor '{}': {}", tensor, error.what());
   }
-  if (cache == PageCache::drop) file.drop_cache(tensor, offset, to.size());
+}
+
+void ShardReader::State::drop(const SafetensorsReader& file, const std::string& tensor, std::uint64_t offset,
+                              std::size_t bytes) const {
+  if (cache == PageCache::drop) file.drop_cache(tensor, offset, bytes);
 }
 
 // Chunk 0 are the scales.
@@ -249,13 +263,14 @@ void ShardReader::State::read_chunk(const Packed& one, std::size_t chunk) const 
   const std::size_t blocks = one.matrix.blocks_bytes(), scales = one.matrix.scales_bytes();
   const std::span<std::byte> place = ring.packed(static_cast<std::size_t>(&one - packed.data()));
   if (chunk > 0) {
-    const std::size_t begin = (chunk - 1) * chunk_bytes;
-    read_bytes(*request.file, request.tensor, one.index * blocks + begin,
-               place.subspan(begin, std::min(chunk_bytes, blocks - begin)));
+    const std::size_t begin = (chunk - 1) * chunk_bytes, size = std::min(chunk_bytes, blocks - begin);
+    read_bytes(*request.file, request.tensor, one.index * blocks + begin, place.subspan(begin, size));
+    drop(*request.file, request.tensor, one.index * blocks + begin, size);
     return;
   }
   const std::span<std::byte> to = place.subspan(blocks, scales);
   read_bytes(*request.scales_file, request.scales, one.index * scales, to);
+  drop(*request.scales_file, request.scales, one.index * scales, scales);
   const auto bad = std::find(to.begin(), to.end(), std::byte{Mxfp4Matrix::not_a_number});
   if (bad != to.end())
     fail("{}: tensor '{}' holds the scale {} (at {}), which stands for not a number; the file is damaged",
@@ -268,7 +283,7 @@ WeightPiece ShardReader::State::unpack(const Part& part, void* slot) const {
   const SlotLayout& layout = layouts[part.request];
   const Mxfp4Matrix& matrix = packed[part.packed].matrix;
   float* const wide = request.forms.wide ? layout.wide(slot) : nullptr;
-  bf16* const narrow = request.forms.narrow ? static_cast<bf16*>(layout.narrow(slot)) : nullptr;
+  bf16* const narrow = request.forms.narrow ? layout.narrow(slot) : nullptr;
   const auto begin = static_cast<std::int64_t>(part.begin) % (matrix.rows * matrix.columns),
              size = static_cast<std::int64_t>(part.size);
   Mxfp4Window window;
@@ -298,22 +313,17 @@ void ShardReader::State::judge(const Part& part, const void* values, DType store
   if (!warned[part.request].test_and_set()) log_warning("{}", found);
 }
 
-WeightPiece ShardReader::State::read(const Part& part, void* slot) const {
+// `narrow` has the file's elements where they are no fp32, and takes bf16.
+void ShardReader::State::read_some(const Part& part, float* wide, bf16* narrow) const {
   const Request& request = requests[part.request];
-  const SlotLayout& layout = layouts[part.request];
   const DType stored = request.file->info(request.tensor).dtype;
-  float* const wide = layout.wide(slot);
-  void* const raw = stored == DType::f32 ? wide : layout.narrow(slot);
-  const std::size_t n = part.size, bytes = n * size_of(stored);
-  const std::uint64_t offset = part.begin * size_of(stored);
-  read_bytes(*request.file, request.tensor, offset, {static_cast<std::byte*>(raw), bytes});
+  void* const raw = stored == DType::f32 ? static_cast<void*>(wide) : narrow;
+  const std::size_t n = part.size;
+  read_bytes(*request.file, request.tensor, part.begin * size_of(stored),
+             {static_cast<std::byte*>(raw), n * size_of(stored)});
   judge(part, raw, stored);
-
-  auto* const narrow = static_cast<bf16*>(layout.narrow(slot));
-  if (stored == DType::bf16 && request.forms.wide)
-    for (std::size_t i = 0; i < n; ++i) wide[i] = narrow[i];
-  if (stored == DType::f32 && request.forms.narrow)
-    for (std::size_t i = 0; i < n; ++i) narrow[i] = bf16(wide[i]);
+  if (stored == DType::bf16 && request.forms.wide) widen_bf16(narrow, wide, n);
+  if (stored == DType::f32 && request.forms.narrow) round_to_bf16(wide, narrow, n);
   if (stored == DType::f16) {
     auto* const halves = static_cast<std::uint16_t*>(raw);
     if (request.forms.wide)
@@ -321,10 +331,26 @@ WeightPiece ShardReader::State::read(const Part& part, void* slot) const {
     if (request.forms.narrow)
       for (std::size_t i = 0; i < n; ++i) halves[i] = bf16::round(widen_f16(halves[i]));
   }
+}
+
+WeightPiece ShardReader::State::read(const Part& part, void* slot) const {
+  const Request& request = requests[part.request];
+  const SlotLayout& layout = layouts[part.request];
+  const std::size_t before = part.begin - static_cast<std::size_t>(request.first);
+  float* const wide = request.wide_to != nullptr ? request.wide_to + before : layout.wide(slot);
+  bf16* const narrow = request.narrow_to != nullptr ? request.narrow_to + before : layout.narrow(slot);
+  const std::size_t width = size_of(request.file->info(request.tensor).dtype);
+  Part some = part;
+  for (std::size_t done = 0; done < part.size; done += some.size) {
+    some.begin = part.begin + done;
+    some.size = std::min(cached_bytes / width, part.size - done);
+    read_some(some, wide + done, narrow + done);
+  }
+  drop(*request.file, request.tensor, part.begin * width, part.size * width);
   WeightPiece piece;
   piece.begin = request.at + static_cast<std::int64_t>(part.begin);
-  if (request.forms.wide) piece.wide = {wide, n};
-  if (request.forms.narrow) piece.narrow = {narrow, n};
+  if (request.forms.wide) piece.wide = {wide, part.size};
+  if (request.forms.narrow) piece.narrow = {narrow, part.size};
   return piece;
 }
 

@@ -72,6 +72,10 @@ class ShardReader {
     // The elements to be read, if not all; of a tensor that is not quantised.
     std::int64_t first = 0, last = all;  // [first, last)
     static constexpr std::int64_t all = -1;
+    // The caller's memory for the elements to be read, of a tensor that is not quantised: a form that has it is made
+    // there, and does not pass through the ring. Readers write it ahead of the pieces that say so.
+    float* wide_to = nullptr;
+    bf16* narrow_to = nullptr;
   };
 
   // Starts reading, in the order given, with at most `readers` threads. A quantised matrix is read once, whole, and

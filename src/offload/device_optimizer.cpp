@@ -157,4 +157,17 @@ void DeviceOptimizer::place_masters(Stream& stream, const Bucket& bucket, Range 
   }
 }
 
+void DeviceOptimizer::place_moments(Stream& stream, StateArray array, const Bucket& bucket, Range part,
+                                    const WeightPiece& piece) {
+  require(bucket, stream);
+  const Tensor to = state_.part(array, bucket, part);
+  const auto from = static_cast<std::size_t>(part.begin - piece.begin);
+  const bool narrow = to.dtype() == DType::bf16;
+  SO_CHECK(!(narrow ? piece.narrow.empty() : piece.wide.empty()), "moments at {} came in another format", part.begin);
+  stream.copy(to.data(),
+              narrow ? static_cast<const void*>(piece.narrow.data() + from)
+                     : static_cast<const void*>(piece.wide.data() + from),
+              to.bytes());
+}
+
 }  // namespace so

@@ -55,6 +55,8 @@ class DeviceOptimizer {
   // weights' format they are on the device already, in the order of `stream`; where it has not, the weights are made of
   // the masters.
   void place_masters(Stream& stream, const Bucket& bucket, Range part, const WeightPiece& piece);
+  // The same for moments, which come in the format they are kept in.
+  void place_moments(Stream& stream, StateArray array, const Bucket& bucket, Range part, const WeightPiece& piece);
 
   const DeviceCounters& counters() const { return counters_; }
 

@@ -86,7 +86,7 @@ class RecentMedian {
 class OffloadEngine final : public WeightSource, public GradientSink {
  public:
   // `ranks`: those that train the same model on other micro-batches; all make the same calls in the same order, but for
-  // read_state(), write_state() and place_weights(). Where units are gathered that holds for each pass: a rank that has
+  // those that read, write and place state. Where units are gathered that holds for each pass: a rank that has
   // nothing to compute runs an idle one (idle_micro_batch.h). With several ranks each keeps and updates its own slice
   // of every bucket (rank_exchange.h); gradients are fp32.
   // `host_pool` runs AdamW. `policy`: how the overlapped schedule goes about it; null: make_adaptive_policy(). All
@@ -144,6 +144,18 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // each places its own_ranges(), if gather_placed() follows.
   WeightForms forms(DType stored) const;
   void place_weights(Stream& stream, const WeightPiece& piece);
+  // The same for moments, in the form they are kept in; no collective follows.
+  WeightForms moment_forms() const;
+  void place_moments(Stream& stream, StateArray array, const WeightPiece& piece);
+  // Where this rank's slice of a bucket is kept, if a loader may write there itself: in host memory, in the form that
+  // is not null. Pieces that lie there already are placed without a copy.
+  struct StatePlace {
+    Range range;
+    float* wide = nullptr;
+    bf16* narrow = nullptr;
+  };
+  // Of each bucket that is not empty, in order. Waits until the last update has written it.
+  std::vector<StatePlace> state_places(StateArray array);
   // Brings the weights that each rank has placed to all of them. Waits; with one rank there is nothing to do. `compute`
   // is the stream of the model.
   void gather_placed(Stream& compute);

@@ -59,6 +59,41 @@ WeightForms OffloadEngine::forms(DType stored) const {
   return {.wide = true, .narrow = !host_.owned().empty()};
 }
 
+WeightForms OffloadEngine::moment_forms() const {
+  const bool wide = settings_.formats.moments == DType::f32;
+  return {.wide = wide, .narrow = !wide};
+}
+
+std::vector<OffloadEngine::StatePlace> OffloadEngine::state_places(StateArray array) {
+  std::vector<StatePlace> places;
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.own().size() <= 0) continue;
+    StatePlace& place = places.emplace_back();
+    place.range = bucket.own();
+    // fp32 weights go to the device from the same piece as the masters, and copies to it want pinned memory.
+    const bool sent_too = array == StateArray::master && settings_.formats.weights == DType::f32;
+    if (!host_owned(bucket) || sent_too) continue;
+    const Tensor state = host_.writable_state(array, bucket);
+    if (state.dtype() == DType::f32)
+      place.wide = state.as<float>();
+    else
+      place.narrow = state.as<bf16>();
+  }
+  return places;
+}
+
+void OffloadEngine::place_moments(Stream& stream, StateArray array, const WeightPiece& piece) {
+  const Range range{piece.begin, piece.begin + piece.size()};
+  for (const Bucket& bucket : buckets_) {
+    const Range part = common(bucket.own(), range);
+    if (part.size() <= 0) continue;
+    if (host_owned(bucket))
+      host_.place(array, bucket, part, piece);
+    else
+      device_optimizer_.place_moments(stream, array, bucket, part, piece);
+  }
+}
+
 void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
   const bool wide = settings_.formats.weights == DType::f32, sent = wide || !piece.narrow.empty();
   const Range range{piece.begin, piece.begin + piece.size()};
@@ -74,7 +109,7 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
     const Range own = common(bucket.own(), part);
     if (own.size() <= 0) continue;
     if (host_owned(bucket))
-      host_.place_masters(bucket, own, piece);
+      host_.place(StateArray::master, bucket, own, piece);
     else
       device_optimizer_.place_masters(stream, bucket, own, piece);
   }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/bf16_arrays.h"
 #include "base/delay_point.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -161,6 +162,11 @@ void HostOptimizer::read_state(StateArray array, const Bucket& bucket, Range par
 void HostOptimizer::write_state(StateArray array, const Bucket& bucket, Range part, const WritePiece& fill) {
   require_state(bucket);
   write_host_state(state_.part(array, bucket, part), fill);
+}
+
+Tensor HostOptimizer::writable_state(StateArray array, const Bucket& bucket) {
+  require_state(bucket);
+  return state_.part(array, bucket, bucket.own());
 }
 
 void HostOptimizer::finish() {
@@ -345,15 +351,22 @@ void HostOptimizer::send_masters(const Bucket& bucket) {
   give(bucket, slot);
 }
 
-void HostOptimizer::place_masters(const Bucket& bucket, Range part, const WeightPiece& piece) {
-  float* const master = state_.master(bucket, part.begin);
+void HostOptimizer::place(StateArray array, const Bucket& bucket, Range part, const WeightPiece& piece) {
+  const Tensor to = state_.part(array, bucket, part);
   const auto from = static_cast<std::size_t>(part.begin - piece.begin);
+  const bool narrow = to.dtype() == DType::bf16, widens = !narrow && piece.wide.empty();
+  SO_CHECK(!narrow || !piece.narrow.empty(), "bf16 moments at {} came in fp32 only", part.begin);
+  const void* const source = narrow || widens ? static_cast<const void*>(piece.narrow.data() + from)
+                                              : static_cast<const void*>(piece.wide.data() + from);
+  if (source == to.data()) return;
   pool_.parallel_for(part.size(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
-    const std::size_t first = from + static_cast<std::size_t>(begin), count = static_cast<std::size_t>(end - begin);
-    if (!piece.wide.empty())
-      std::memcpy(master + begin, piece.wide.data() + first, count * sizeof(float));
+    const auto first = static_cast<std::size_t>(begin), count = static_cast<std::size_t>(end - begin),
+               size = size_of(to.dtype());
+    if (widens)
+      widen_bf16(static_cast<const bf16*>(source) + first, to.as<float>() + first, count);
     else
-      std::copy_n(piece.narrow.data() + first, count, master + begin);
+      std::memcpy(static_cast<std::byte*>(to.data()) + first * size,
+                  static_cast<const std::byte*>(source) + first * size, count * size);
   });
 }
 

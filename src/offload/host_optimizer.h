@@ -79,14 +79,17 @@ class HostOptimizer {
   // read nobody touches, so reading that does not wait.
   void read_state(StateArray array, const Bucket& bucket, Range part, const ReadPiece& body);
   void write_state(StateArray array, const Bucket& bucket, Range part, const WritePiece& fill);
+  // The bucket's own slice, which the caller may write until the next gradient.
+  Tensor writable_state(StateArray array, const Bucket& bucket);
   // Waits until all of it is done but for weights on their way.
   void finish();
   // Reports that the device's work for this step has failed, so that no verdict will come. The first error is kept.
   void fail(std::exception_ptr error);
   // Puts the bucket's master weights, rounded, on the device, or where they stream from. Enqueues.
   void send_masters(const Bucket& bucket);
-  // Loading: elements `part` of the bucket's master weights from a piece that holds them, by the host's threads.
-  void place_masters(const Bucket& bucket, Range part, const WeightPiece& piece);
+  // Loading: elements `part` of the bucket's own slice from a piece that holds them, by the host's threads, unless they
+  // were read right into it. Moments come in the format they are kept in.
+  void place(StateArray array, const Bucket& bucket, Range part, const WeightPiece& piece);
 
   // Their seconds add up to the time that has passed until `at`, which is during the call.
   HostCounters counters(HostClock::Clock::time_point& at) const;

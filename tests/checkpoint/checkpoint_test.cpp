@@ -39,23 +39,25 @@ class Checkpoints : public testing::TestWithParam<DType> {
 };
 
 TEST_P(Checkpoints, RoundTripIsBitForBit) {
-  for (const char* fixture : {"qwen3-tied", "llama-sharded"}) {
-    EngineOfModel model(model_directory(fixture), GetParam());
-    model.fill(1);
-    const auto before = model.bits();
-    const auto path = write(model);
-    EXPECT_EQ(std::filesystem::exists(path / "master.safetensors"), GetParam() == DType::bf16);
-    for (const Owner owner : {Owner::host, Owner::device}) {
-      EngineOfModel other(model_directory(fixture), GetParam(), 64, owner);  // other buckets
-      other.load_checkpoint(path);
-      EXPECT_TRUE(other.bits() == before) << fixture;
-    }
+  for (const char* fixture : {"qwen3-tied", "llama-sharded"})
+    for (const DType moments : {DType::f32, DType::bf16}) {
+      SCOPED_TRACE(testing::Message() << fixture << ", moments " << name_of(moments));
+      EngineOfModel model(model_directory(fixture), nullptr, GetParam(), moments);
+      model.fill(1);
+      const auto before = model.bits();
+      const auto path = write(model);
+      EXPECT_EQ(std::filesystem::exists(path / "master.safetensors"), GetParam() == DType::bf16);
+      for (const Owner owner : {Owner::host, Owner::device}) {
+        EngineOfModel other(model_directory(fixture), nullptr, GetParam(), moments, 64, owner);  // other buckets
+        other.load_checkpoint(path);
+        EXPECT_TRUE(other.bits() == before) << name_of(owner);
+      }
 
-    const TrainerState state = read_trainer_state(path / trainer_state_file);
-    EXPECT_EQ(to_json(state), to_json(state_at(7)));
-    EXPECT_EQ(state.data_key, 0xfedcba9876543210u);
-    EXPECT_EQ(state.sampler, (SamplerState{2, 17}));
-  }
+      const TrainerState state = read_trainer_state(path / trainer_state_file);
+      EXPECT_EQ(to_json(state), to_json(state_at(7)));
+      EXPECT_EQ(state.data_key, 0xfedcba9876543210u);
+      EXPECT_EQ(state.sampler, (SamplerState{2, 17}));
+    }
 }
 
 TEST_P(Checkpoints, SaveBesideAStepHoldsTheStateBeforeIt) {

@@ -184,6 +184,49 @@ TEST_F(ShardReaderTest, ReadsPartsOfTensors) {
   }
 }
 
+// A form that has a place of its own is made there, and the pieces say so; the other one comes through the ring.
+TEST_F(ShardReaderTest, MakesFormsWhereTheyAreToLie) {
+  for (const DType stored : {DType::f32, DType::bf16, DType::f16}) {
+    const TensorFile file(path(), stored, {70'001, 5, 2'200'000});
+    const std::vector<float> expected = file.flat();
+    for (const WeightForms forms : {WeightForms{true, false}, {false, true}, {true, true}})
+      for (const WeightForms in_place : {WeightForms{true, false}, {false, true}, {true, true}}) {
+        if ((in_place.wide && !forms.wide) || (in_place.narrow && !forms.narrow)) continue;
+        SCOPED_TRACE(fmt::format("{} wide {} {} narrow {} {}", name_of(stored), forms.wide, in_place.wide, forms.narrow,
+                                 in_place.narrow));
+        constexpr std::int64_t skipped = 3;  // at the beginning of each tensor
+        std::vector<float> wide(expected.size());
+        std::vector<bf16> narrow(expected.size());
+        std::vector<ShardReader::Request> requests = file.requests(forms);
+        std::vector<bool> wanted(expected.size());
+        for (ShardReader::Request& request : requests) {
+          const std::int64_t size = file.reader().info(request.tensor).shape[0];
+          request.first = skipped;
+          request.last = size;
+          if (in_place.wide) request.wide_to = wide.data() + request.at + skipped;
+          if (in_place.narrow) request.narrow_to = narrow.data() + request.at + skipped;
+          for (std::int64_t i = skipped; i < size; ++i) wanted[static_cast<std::size_t>(request.at + i)] = true;
+        }
+        LoadingRing ring(*device_, 4096);
+        ShardReader reader(ring, requests, 3, PageCache::keep);
+        while (const auto piece = reader.next()) {
+          const auto begin = static_cast<std::size_t>(piece->begin);
+          EXPECT_EQ(!piece->wide.empty(), forms.wide);
+          EXPECT_EQ(!piece->narrow.empty(), forms.narrow);
+          EXPECT_EQ(piece->wide.data() == wide.data() + begin, in_place.wide);
+          EXPECT_EQ(piece->narrow.data() == narrow.data() + begin, in_place.narrow);
+          if (!in_place.wide) std::copy(piece->wide.begin(), piece->wide.end(), wide.data() + begin);
+          if (!in_place.narrow) std::copy(piece->narrow.begin(), piece->narrow.end(), narrow.data() + begin);
+          reader.release(*stream_);
+        }
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          ASSERT_EQ(wide[i], wanted[i] && forms.wide ? expected[i] : 0.0f) << i;
+          ASSERT_EQ(narrow[i].bits, wanted[i] && forms.narrow ? bf16_bits(expected[i]) : 0) << i;
+        }
+      }
+  }
+}
+
 // The stream stands still while readers would have time to write over every slot: what it copies at last is intact.
 TEST_F(ShardReaderTest, LeavesAPieceAloneUntilTheStreamHasUsedIt) {
   const TensorFile file(path(), DType::f32, {200'000});
