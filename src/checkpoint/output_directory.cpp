@@ -16,6 +16,7 @@
 #include "base/file_system.h"
 #include "base/log.h"
 #include "checkpoint/run_length.h"
+#include "data/data_files.h"
 #include "io/atomic_directory.h"
 
 namespace so {
@@ -38,7 +39,8 @@ void require_inputs_apart(const InputOptions& read_files, const fs::path& direct
       {"--model", &read_files.model}, {"--data", &read_files.data}, {"--eval_data", &evaluation}};
   for (const auto& [option, input] : inputs) {
     std::vector<fs::path> read{*input};
-    if (!input->empty() && is_directory_path(*input))
+    if (!input->empty() && input != &read_files.model) read = all_files(data_files(*input, option));
+    if (input == &read_files.model && is_directory_path(*input))
       for (const fs::path& entry : entries_of(*input)) read.push_back(entry);
     for (const fs::path& path : read)
       if (const fs::path file = real(path); gone.contains(file))
@@ -97,7 +99,7 @@ void OutputDirectory::require_same_run(const TrainerState& state, const TrainOpt
     fail(
         "{} is of a run with other records to evaluate on: {} has changed since; start a new run in another "
         "--output_dir",
-        file, inputs_.eval_data.value_or("--eval_data"));
+        file, inputs_.eval_data.value_or(inputs_.data));
 }
 
 void OutputDirectory::require_best(const TrainerState& state) const {

@@ -16,7 +16,9 @@
 #include "commands/rank_work.h"
 #include "commands/shared_rows.h"
 #include "data/batches.h"
+#include "data/data_files.h"
 #include "data/dataset.h"
+#include "data/document_mix.h"
 #include "data/model_encoder.h"
 #include "io/temporary_cache.h"
 #include "model/model_dtype.h"
@@ -43,7 +45,10 @@ OptionTable<EvalOptions> eval_table() {
       .required()
       .elsewhere("model_name")
       .elsewhere("model_name_or_path");
-  t.add("data", &O::data, "Records whose loss is measured").metavar("FILE").required().elsewhere("eval_data");
+  t.add("data", &O::data, "Records whose loss is measured; several files as train takes them")
+      .metavar("FILE")
+      .required()
+      .elsewhere("eval_data");
   t.borrow(row_rows(), train);
   t.row("batch_size").help = "Rows at a time, of each rank";
   t.borrow(record_rows(), train);
@@ -57,14 +62,18 @@ void complete_eval(EvalOptions& options, OptionOrigins& origins, int launched) {
 }
 
 // The tokens, and what the ranks must have alike of them.
-TokenDataset open_records(const EvalOptions& options, std::int64_t max_length, const ModelEncoder& encoder,
-                          Runtime& runtime, Communicator& ranks) {
+JoinedDocuments open_records(const EvalOptions& options, std::int64_t max_length, const ModelEncoder& encoder,
+                             Runtime& runtime, Communicator& ranks) {
   TemporaryCache temporary;  // for where there is no other place; what was opened is mapped
   const std::string cache_dir = options.cache_dir.value_or("");
-  DatasetSource source({options.data, {max_length, options.train_on_prompt}, cache_dir, temporary.if_needed(cache_dir)},
-                       encoder, runtime.host_pool());
-  require_cache_space(cache_needs({&source, 1}));
-  TokenDataset data = std::move(open_by_ranks(ranks, {&source, 1}, {options.data}).front());
+  const DataPart files = all_files(data_files(options.data, "--data"));
+  std::vector<DatasetSource> sources;
+  for (const std::filesystem::path& file : files)
+    sources.emplace_back(
+        DatasetOptions{file, {max_length, options.train_on_prompt}, cache_dir, temporary.if_needed(cache_dir)}, encoder,
+        runtime.host_pool());
+  require_cache_space(cache_needs(sources));
+  JoinedDocuments data(open_by_ranks(ranks, sources, files));
   require_same_run(ranks, {{"the data and the tokenizer (a hash of both)", fmt::format("{:016x}", data.key())}});
   require_record_each(ranks, data.size(), options.data);
   return data;
@@ -98,7 +107,7 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins, Communica
   RankFacts facts = option_facts(OptionsView(*find_command("eval")->rows, &options));
   facts.emplace_back("the parameters of the model", std::to_string(model.layout().elements()));
   require_same_run(ranks, facts);
-  const TokenDataset data = open_records(options, max_length, encoder, runtime, ranks);
+  const JoinedDocuments data = open_records(options, max_length, encoder, runtime, ranks);
 
   const std::int64_t batch_tokens = std::max(data.counts().longest, options.batch_size * data.counts().longest);
   EvaluationIterator batches(data, batch_tokens, ranks.rank(), ranks.size());

@@ -55,12 +55,11 @@ void require_same_run(Communicator& ranks, const RankFacts& facts) {
   require_agreement(ranks, facts, "start all ranks with the same program, options and files");
 }
 
-std::vector<TokenDataset> open_by_ranks(Communicator& ranks, std::span<DatasetSource> sources,
-                                        const std::vector<std::string>& files) {
+std::vector<TokenDataset> open_by_ranks(Communicator& ranks, std::span<DatasetSource> sources, const DataPart& files) {
   // Slower than any tokenizer; looking for a cache and waiting for another program's comes on top.
   constexpr double bytes_a_second = 100e3, on_top = 1800;
   double seconds = on_top;
-  for (const std::string& file : files) {
+  for (const std::filesystem::path& file : files) {
     std::error_code none;  // a file that cannot be asked cannot be opened either
     if (const auto bytes = std::filesystem::file_size(file, none); !none)
       seconds += static_cast<double>(bytes) / bytes_a_second;

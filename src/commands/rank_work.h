@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/options.h"
+#include "data/data_files.h"
 #include "data/dataset.h"
 #include "device/device.h"
 #include "options/option_groups.h"
@@ -36,7 +37,6 @@ void require_same_run(Communicator& ranks, const RankFacts& facts);
 
 // Opens each source, on rank 0 first: where the tokens can be kept, the other ranks find them. A collective; the sizes
 // of the `files` that the sources read say how long rank 0 may take.
-std::vector<TokenDataset> open_by_ranks(Communicator& ranks, std::span<DatasetSource> sources,
-                                        const std::vector<std::string>& files);
+std::vector<TokenDataset> open_by_ranks(Communicator& ranks, std::span<DatasetSource> sources, const DataPart& files);
 
 }  // namespace so

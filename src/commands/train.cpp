@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <iterator>
 #include <optional>
 #include <system_error>
 
@@ -17,7 +18,9 @@
 #include "checkpoint/run_length.h"
 #include "commands/command.h"
 #include "commands/rank_work.h"
+#include "data/data_files.h"
 #include "data/dataset.h"
+#include "data/document_mix.h"
 #include "data/model_encoder.h"
 #include "device/backend.h"
 #include "io/atomic_directory.h"
@@ -110,11 +113,31 @@ struct AskedRun {
 
 // The tokenised records; of the evaluation too, if there is one.
 struct RunData {
-  const TokenDataset* evaluation_data() const { return evaluation ? &*evaluation : nullptr; }
+  const Documents* evaluation_data() const { return evaluation ? &*evaluation : nullptr; }
 
-  TokenDataset training;
-  std::optional<TokenDataset> evaluation;
+  JoinedDocuments training;
+  std::optional<JoinedDocuments> evaluation;
 };
+
+DocumentMix document_mix(const TrainOptions& options, const std::vector<DataPart>& parts) {
+  DocumentMix mix;
+  for (const DataPart& part : parts) mix.files.push_back(part.size());
+  if (options.data_weights) mix.weights = parse_weights(*options.data_weights, parts.size(), "--data_weights");
+  mix.validation = options.validation_split;
+  mix.seed = static_cast<std::uint64_t>(options.seed);
+  return mix;
+}
+
+// Of files that are taken as they are, each has its own line.
+void log_mix(const TrainOptions& options, const std::vector<DataPart>& parts, const RunData& data) {
+  const std::size_t files = all_files(parts).size();
+  if (files == 1 && !options.data_weights && !options.validation_split) return;
+  const DatasetCounts& c = data.training.counts();
+  log_info(
+      "data of an epoch: {} records of {} file{}, {} tokens, {} of them trained on{}", c.documents, files,
+      files == 1 ? "" : "s", c.tokens, c.trained_tokens,
+      options.validation_split ? fmt::format("; {} records are held out for evaluation", data.evaluation->size()) : "");
+}
 
 // A new run's, of which no more is known before its data is open.
 DiskPlan first_save(const LoopOptions& options, const SavedBytes& saved) {
@@ -127,25 +150,36 @@ RunData open_data(AskedRun& run, const ModelEncoder& encoder, const SavedBytes& 
   TemporaryCache temporary;  // what was opened is mapped, so that nothing is left whatever ends the run
   const std::string cache_dir = options.cache_dir.value_or("");
   std::vector<DatasetSource> sources;
-  const auto add = [&](const std::string& file, const char* name) {
-    sources.emplace_back(
-        DatasetOptions{
-            file, {options.max_length, options.train_on_prompt}, cache_dir, temporary.if_needed(cache_dir), name},
-        encoder, run.runtime.host_pool());
+  const auto add = [&](const DataPart& files, const char* name) {
+    for (const std::filesystem::path& file : files)
+      sources.emplace_back(
+          DatasetOptions{
+              file, {options.max_length, options.train_on_prompt}, cache_dir, temporary.if_needed(cache_dir), name},
+          encoder, run.runtime.host_pool());
   };
-  add(options.data, "data");
-  if (options.eval_data) add(*options.eval_data, "evaluation data");
+  const std::vector<DataPart> parts = data_files(options.data, "--data");
+  DataPart files = all_files(parts);
+  add(files, "data");
+  const std::size_t for_training = files.size();
+  if (options.eval_data) {
+    const DataPart evaluation = all_files(data_files(*options.eval_data, "--eval_data"));
+    add(evaluation, "evaluation data");
+    files.insert(files.end(), evaluation.begin(), evaluation.end());
+  }
 
   // How many checkpoints there will be is known when the tokens are. A new run writes one at least.
   const bool saves = !options.bench_steps && !options.resume;
   const std::vector<CacheNeed> needs = cache_needs(sources);
   if (!needs.empty()) log_info("{}", cache_line(needs));
   require_cache_space(needs, options.output_dir, saves ? first_save(options, saved).peak() : 0);
-  std::vector<std::string> files{options.data};
-  if (options.eval_data) files.push_back(*options.eval_data);
   std::vector<TokenDataset> opened = open_by_ranks(run.ranks, sources, files);
-  RunData data{std::move(opened.front()), {}};
-  if (options.eval_data) data.evaluation.emplace(std::move(opened.back()));
+  const auto own_end = opened.begin() + static_cast<std::ptrdiff_t>(for_training);
+  std::vector<TokenDataset> evaluation(std::make_move_iterator(own_end), std::make_move_iterator(opened.end()));
+  opened.erase(own_end, opened.end());
+  MixedDocuments mixed = mix_documents(JoinedDocuments(std::move(opened)), document_mix(options, parts));
+  RunData data{std::move(mixed.training), std::move(mixed.validation)};
+  if (!evaluation.empty()) data.evaluation.emplace(std::move(evaluation));
+  log_mix(options, parts, data);
   return data;
 }
 
@@ -282,8 +316,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   std::optional<ModelFiles> model;
   std::optional<ModelEncoder> encoder;
   together(ranks, [&] {
-    state_or_refuse(asked.ask(
-        at_first, [&](const PlanKnobs& knobs) { return largest_shape(knobs, options.eval_data.has_value()); }));
+    state_or_refuse(
+        asked.ask(at_first, [&](const PlanKnobs& knobs) { return largest_shape(knobs, options.evaluates()); }));
     output.emplace(options, options);
     if (!options.dry_run || has_weight_files(options.model))
       model.emplace(options.model);

@@ -19,7 +19,7 @@ void clear(MicroBatch& batch) {
   batch.tokens = batch.trained_tokens = batch.rows = batch.padded_tokens = 0;
 }
 
-void append_document(const TokenDataset& dataset, std::int64_t document, MicroBatch& batch) {
+void append_document(const Documents& dataset, std::int64_t document, MicroBatch& batch) {
   const DocumentView view = dataset.document(document);
   batch.ids.insert(batch.ids.end(), view.ids.begin(), view.ids.end());
   batch.targets.insert(batch.targets.end(), view.targets.begin(), view.targets.end());
@@ -35,7 +35,7 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 }  // namespace
 
-BatchIterator::BatchIterator(const TokenDataset& dataset, BatchOptions options) : dataset_(dataset), options_(options) {
+BatchIterator::BatchIterator(const Documents& dataset, BatchOptions options) : dataset_(dataset), options_(options) {
   SO_CHECK(dataset.size() > 0, "no documents");
   SO_CHECK(options.batch_size > 0 && options.gradient_accumulation_steps > 0, "batches of {} rows, {} of them a step",
            options.batch_size, options.gradient_accumulation_steps);
@@ -169,7 +169,7 @@ void BatchIterator::restore(const SamplerState& state) {
   step_begin_ = step_end_ = 0;  // no current step
 }
 
-EvaluationIterator::EvaluationIterator(const TokenDataset& dataset, std::int64_t max_tokens, std::int64_t rank,
+EvaluationIterator::EvaluationIterator(const Documents& dataset, std::int64_t max_tokens, std::int64_t rank,
                                        std::int64_t ranks)
     : dataset_(dataset), rank_(rank), ranks_(ranks), next_(rank) {
   SO_CHECK(max_tokens > 0 && rank >= 0 && rank < ranks, "{} tokens a batch, rank {} of {}", max_tokens, rank, ranks);

@@ -68,7 +68,7 @@ class BatchSource {
 // One thread. The dataset must outlive it. An epoch's plan takes 16 bytes a document.
 class BatchIterator final : public BatchSource {
  public:
-  BatchIterator(const TokenDataset& dataset, BatchOptions options);
+  BatchIterator(const Documents& dataset, BatchOptions options);
 
   StepPlan next_step() override;
   // Throws Error if the token cache is damaged.
@@ -100,7 +100,7 @@ class BatchIterator final : public BatchSource {
   // No micro-batch of any order has more tokens.
   std::int64_t most_micro_batch_tokens() const;
 
-  const TokenDataset& dataset_;
+  const Documents& dataset_;
   BatchOptions options_;
   RowPlan rows_;  // of planned_epoch_
   std::int64_t planned_epoch_ = -1;
@@ -112,8 +112,7 @@ class BatchIterator final : public BatchSource {
 // document is a batch of its own). Batch j is rank j % ranks's.
 class EvaluationIterator {
  public:
-  EvaluationIterator(const TokenDataset& dataset, std::int64_t max_tokens, std::int64_t rank = 0,
-                     std::int64_t ranks = 1);
+  EvaluationIterator(const Documents& dataset, std::int64_t max_tokens, std::int64_t rank = 0, std::int64_t ranks = 1);
 
   bool next(MicroBatch& out);  // false after the last one
   void rewind() { next_ = rank_; }
@@ -121,7 +120,7 @@ class EvaluationIterator {
   std::int64_t max_batch_tokens() const { return max_batch_tokens_; }
 
  private:
-  const TokenDataset& dataset_;
+  const Documents& dataset_;
   RowPlan batches_;  // "row" i: the documents of batch i
   std::int64_t rank_, ranks_;
   std::int64_t next_;

@@ -82,21 +82,33 @@ struct TokenCacheInfo {
 // version, nor an unfinished one's.
 std::optional<TokenCacheInfo> read_token_cache_info(std::span<const std::byte> begin, std::uint64_t file_bytes);
 
-// A read-only set of documents. Its memory is the page cache's. Any number of threads may read.
-class TokenDataset {
+// A read-only sequence of documents. Any number of threads may read.
+class Documents {
+ public:
+  virtual ~Documents() = default;
+
+  std::int64_t size() const { return counts().documents; }
+  virtual const DatasetCounts& counts() const = 0;
+  // Identifies content, tokenizer and options; what a checkpoint records to notice that the data changed.
+  virtual std::uint64_t key() const = 0;
+
+  virtual std::int64_t length(std::int64_t document) const = 0;          // tokens, at least 1
+  virtual std::int64_t trained_tokens(std::int64_t document) const = 0;  // at least 1
+  // Throws Error if the document's bytes are damaged.
+  virtual DocumentView document(std::int64_t document) const = 0;
+};
+
+// The documents of one cache. Its memory is the page cache's.
+class TokenDataset final : public Documents {
  public:
   // Reads all of the file. Throws Error saying why if it is not a whole, undamaged token cache with this key.
   TokenDataset(const std::filesystem::path& path, std::uint64_t key, ThreadPool* pool = nullptr);
 
-  std::int64_t size() const { return counts_.documents; }
-  const DatasetCounts& counts() const { return counts_; }
-  // Identifies content, tokenizer and options; what a checkpoint records to notice that the data changed.
-  std::uint64_t key() const { return key_; }
-
-  std::int64_t length(std::int64_t document) const;          // tokens, at least 1
-  std::int64_t trained_tokens(std::int64_t document) const;  // at least 1
-  // Throws Error if the document's bytes are damaged.
-  DocumentView document(std::int64_t document) const;
+  const DatasetCounts& counts() const override { return counts_; }
+  std::uint64_t key() const override { return key_; }
+  std::int64_t length(std::int64_t document) const override;
+  std::int64_t trained_tokens(std::int64_t document) const override;
+  DocumentView document(std::int64_t document) const override;
 
  private:
   std::int64_t first_token(std::int64_t document) const;

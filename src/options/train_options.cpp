@@ -1,6 +1,7 @@
 #include "options/train_options.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 
@@ -18,17 +19,39 @@ void add_model_and_data(OptionTable<O>& t) {
       .required()
       .elsewhere("model_name")
       .elsewhere("model_name_or_path");
-  t.add("data", &O::data, "Training records")
+  t.add("data", &O::data,
+        "Training records: a file, a directory of .json and .jsonl files, a pattern (\"data/*.jsonl\"), or several of "
+        "these with commas between")
       .metavar("FILE")
       .required()
       .elsewhere("train_file")
       .elsewhere("dataset")
       .elsewhere("dataset_name");
-  t.add("eval_data", &O::eval_data, "Held-out records whose loss is reported")
+  t.add("data_weights", &O::data_weights,
+        "How often an epoch has the records of each part of data: \"2,0.5\" has those of the first twice, and half of "
+        "the second's, the same half in every epoch")
+      .metavar("X,...")
+      .when_unset("each once")
+      .default_from(ours)
+      .affects_results()
+      .elsewhere("interleave_probs")
+      .elsewhere("dataset_mixer");
+  t.add("eval_data", &O::eval_data, "Held-out records whose loss is reported; as data")
       .metavar("FILE")
       .default_from(ours)
       .elsewhere("validation_file")
       .elsewhere("eval_file");
+  t.add("validation_split", &O::validation_split,
+        "Hold out records of data, drawn by seed, and report their loss, in place of eval_data: below 1 a share of "
+        "them, else so many")
+      .above(0)
+      .at_most(1e12)
+      .or_else(0.0, "none")
+      .default_from(ours)
+      .affects_results()
+      .elsewhere("val_size")
+      .elsewhere("val_set_size")
+      .elsewhere("test_size");
   t.add("output_dir", &O::output_dir, "Where checkpoints and the trained model are written").metavar("DIR").required();
   t.add("overwrite_output_dir", &O::overwrite_output_dir,
         "Replace the run that the output directory holds: the files that this program wrote there, by its record of "
@@ -264,7 +287,8 @@ void check_best_model(const TrainOptions& options, const OptionOrigins& origins)
   if (options.bench_steps) return;  // which leaves all of this idle, and says so
   const char* const asked = options.load_best_model_at_end ? "load_best_model_at_end" : "early_stopping_patience";
   if (options.looks_for_best()) {
-    if (!options.eval_data) fail("--{} needs records to evaluate on: add --eval_data FILE", asked);
+    if (!options.evaluates())
+      fail("--{} needs records to evaluate on: add --eval_data FILE or --validation_split X", asked);
     const bool evaluates =
         options.eval_strategy == Cadence::epoch || (options.eval_strategy == Cadence::steps && options.eval_steps);
     if (!evaluates)
@@ -291,10 +315,15 @@ const OptionTable<TrainOptions>& train_option_table() {
 
 void check_train_options(const TrainOptions& options, const OptionOrigins& origins) {
   check_required(train_option_table().view(options));
-  if (!options.eval_data && options.eval_steps)
-    fail("--eval_steps {} needs records to evaluate on: add --eval_data FILE", *options.eval_steps);
-  if (!options.eval_data && options.eval_strategy == Cadence::epoch)
-    fail("--eval_strategy epoch needs records to evaluate on: add --eval_data FILE");
+  if (!options.evaluates() && options.eval_steps)
+    fail("--eval_steps {} needs records to evaluate on: add --eval_data FILE or --validation_split X",
+         *options.eval_steps);
+  if (!options.evaluates() && options.eval_strategy == Cadence::epoch)
+    fail("--eval_strategy epoch needs records to evaluate on: add --eval_data FILE or --validation_split X");
+  if (options.eval_data && options.validation_split)
+    fail("--eval_data and --validation_split each say which records are evaluated: give one of them");
+  if (const double split = options.validation_split.value_or(0); split > 1 && split != std::floor(split))
+    fail("--validation_split {} is neither a share of the records, below 1, nor a number of them", split);
   check_best_model(options, origins);
   if (options.min_lr > options.lr)
     fail("--min_lr {} is above --lr {}, the peak that the learning rate falls from: give a smaller one", options.min_lr,

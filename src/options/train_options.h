@@ -23,7 +23,10 @@ struct ScheduleOptions {
 struct InputOptions {
   std::string model;
   std::string data;
+  std::optional<std::string> data_weights;
   std::optional<std::string> eval_data;
+  std::optional<double> validation_split;  // below 1 a share of the records, else their number
+  bool evaluates() const { return eval_data || validation_split; }
 };
 
 // The directory that a run writes: what becomes of what it holds, and what is saved there.

@@ -5,7 +5,7 @@
 
 namespace so {
 
-DataShape::DataShape(const TokenDataset& data, const TokenDataset* evaluation, const BatchOptions& options,
+DataShape::DataShape(const Documents& data, const Documents* evaluation, const BatchOptions& options,
                      std::optional<std::int64_t> max_steps, double epochs)
     : data_(data), evaluation_(evaluation), options_(options), max_steps_(max_steps), epochs_(epochs) {}
 

@@ -15,7 +15,7 @@ class DataShape {
  public:
   // `options` as the run has them; `max_steps`, or so many `epochs`. The datasets must outlive it; `evaluation` may
   // be null.
-  DataShape(const TokenDataset& data, const TokenDataset* evaluation, const BatchOptions& options,
+  DataShape(const Documents& data, const Documents* evaluation, const BatchOptions& options,
             std::optional<std::int64_t> max_steps, double epochs);
 
   // Exact for the run's own max_length. For a shorter one, for which the data would have to be tokenised anew, an upper
@@ -30,8 +30,8 @@ class DataShape {
  private:
   std::int64_t longest_together(std::int64_t rows, std::int64_t max_length) const;
 
-  const TokenDataset& data_;
-  const TokenDataset* const evaluation_;
+  const Documents& data_;
+  const Documents* const evaluation_;
   const BatchOptions options_;
   const std::optional<std::int64_t> max_steps_;
   const double epochs_;

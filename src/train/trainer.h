@@ -43,9 +43,9 @@ struct TrainerInputs {
   const ModelFiles& model;
   const TrainingPlan& plan;
   Communicator& ranks;  // the first of them writes and logs; what they decide, they decide together
-  const TokenDataset& data;
-  const TokenDataset* evaluation_data;  // null: none
-  BatchIterator& batches;               // this rank's
+  const Documents& data;
+  const Documents* evaluation_data;  // null: none
+  BatchIterator& batches;            // this rank's
   RunLength length;
   OutputDirectory& output;       // of rank 0; the others only look
   PlanReview* review = nullptr;  // null: none

@@ -82,7 +82,7 @@ struct Case {
 
 const std::vector<Case>& cases() {
   static const char* const train =
-      "config print_config model data eval_data output_dir overwrite_output_dir dry_run packing shuffle train_on_prompt "
+      "config print_config model data data_weights eval_data validation_split output_dir overwrite_output_dir dry_run packing shuffle train_on_prompt "
       "parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed batch_size max_length "
       "gradient_accumulation_steps activation_checkpointing optimizer_state_dtype offload_optimizer offload_ratio "
       "bucket_size host_memory lr lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "

@@ -20,7 +20,7 @@ std::string names(const OptionRows& rows) {
 TEST(OptionLists, ArePinned) {
   EXPECT_EQ(
       names(*find_command("train")->rows),
-      "model data eval_data output_dir overwrite_output_dir dry_run packing shuffle train_on_prompt "
+      "model data data_weights eval_data validation_split output_dir overwrite_output_dir dry_run packing shuffle train_on_prompt "
       "parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed batch_size "
       "max_length gradient_accumulation_steps activation_checkpointing optimizer_state_dtype mode "
       "offload_optimizer offload_ratio streamed_layers cast_side bucket_size device_memory host_memory lr "

@@ -21,6 +21,8 @@ TEST(TrainOptions, ThoseThatAffectResultsArePinned) {
                                               "batch_size",
                                               "gradient_accumulation_steps",
                                               "num_train_epochs",
+                                              "data_weights",
+                                              "validation_split",
                                               "load_best_model_at_end",
                                               "early_stopping_patience",
                                               "early_stopping_threshold",
@@ -134,19 +136,33 @@ TEST(TrainOptions, CombinationsAreRefused) {
 
   TrainOptions eval = o;
   eval.eval_steps = 10;
-  EXPECT_EQ(refusal(eval), "--eval_steps 10 needs records to evaluate on: add --eval_data FILE");
+  EXPECT_EQ(refusal(eval),
+            "--eval_steps 10 needs records to evaluate on: add --eval_data FILE or --validation_split X");
   eval.eval_data = "e";
   EXPECT_EQ(refusal(eval), "accepted");
 
+  TrainOptions held = o;
+  held.eval_steps = 10;
+  held.validation_split = 0.1;
+  EXPECT_EQ(refusal(held), "accepted");
+  held.validation_split = 12;
+  EXPECT_EQ(refusal(held), "accepted");
+  held.validation_split = 12.5;
+  EXPECT_EQ(refusal(held), "--validation_split 12.5 is neither a share of the records, below 1, nor a number of them");
+  held.eval_data = "e";
+  EXPECT_EQ(refusal(held), "--eval_data and --validation_split each say which records are evaluated: give one of them");
+
   TrainOptions epochs = o;
   epochs.eval_strategy = Cadence::epoch;
-  EXPECT_EQ(refusal(epochs), "--eval_strategy epoch needs records to evaluate on: add --eval_data FILE");
+  EXPECT_EQ(refusal(epochs),
+            "--eval_strategy epoch needs records to evaluate on: add --eval_data FILE or --validation_split X");
   epochs.eval_data = "e";
   EXPECT_EQ(refusal(epochs), "accepted");
 
   TrainOptions best = o;
   best.load_best_model_at_end = true;
-  EXPECT_EQ(refusal(best), "--load_best_model_at_end needs records to evaluate on: add --eval_data FILE");
+  EXPECT_EQ(refusal(best),
+            "--load_best_model_at_end needs records to evaluate on: add --eval_data FILE or --validation_split X");
   best.eval_data = "e";
   EXPECT_EQ(refusal(best),
             "--load_best_model_at_end needs evaluations while the run goes on: add --eval_strategy epoch, or "
@@ -167,7 +183,7 @@ TEST(TrainOptions, CombinationsAreRefused) {
             "--early_stopping_patience N");
   patient.early_stopping_patience = 2;
   EXPECT_EQ(refusal(patient, threshold),
-            "--early_stopping_patience needs records to evaluate on: add --eval_data FILE");
+            "--early_stopping_patience needs records to evaluate on: add --eval_data FILE or --validation_split X");
 
   TrainOptions least = o;
   least.min_lr = 2e-5;

@@ -1,0 +1,82 @@
+#include "data/data_files.h"
+
+#include <glob.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <system_error>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/file_system.h"
+
+namespace so {
+namespace {
+
+namespace fs = std::filesystem;
+
+DataPart files_of_directory(const fs::path& directory, std::string_view option) {
+  DataPart files;
+  for (const fs::path& entry : entries_of(directory)) {
+    const std::string name = entry.filename().string();
+    const bool of_records = name.ends_with(".json") || name.ends_with(".jsonl");
+    if (of_records && !name.starts_with(".") && is_regular_path(entry)) files.push_back(entry);
+  }
+  if (files.empty()) fail("{} {}: the directory holds no .json or .jsonl file", option, printable_path(directory));
+  return files;
+}
+
+DataPart files_of_pattern(const std::string& pattern, std::string_view option) {
+  ::glob_t found{};
+  const int result = ::glob(pattern.c_str(), 0, nullptr, &found);
+  DataPart files;
+  if (result == 0)
+    for (std::size_t i = 0; i < found.gl_pathc; ++i)
+      if (is_regular_path(found.gl_pathv[i])) files.emplace_back(found.gl_pathv[i]);
+  ::globfree(&found);
+  if (files.empty()) fail("{} {}: no file has such a name", option, printable(pattern));
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+DataPart files_of(const std::string& part, std::string_view option) {
+  if (part.empty()) fail("{}: a name is missing beside a comma", option);
+  if (is_directory_path(part)) return files_of_directory(part, option);
+  if (!path_exists(part) && part.find_first_of("*?[") != std::string::npos) return files_of_pattern(part, option);
+  return {part};
+}
+
+}  // namespace
+
+std::vector<DataPart> data_files(std::string_view text, std::string_view option) {
+  std::vector<std::string> names;
+  if (path_exists(fs::path(text))) {
+    names.emplace_back(text);
+  } else {
+    for (std::size_t begin = 0; begin <= text.size();) {
+      const std::size_t end = std::min(text.find(',', begin), text.size());
+      names.emplace_back(text.substr(begin, end - begin));
+      begin = end + 1;
+    }
+  }
+  std::vector<DataPart> parts;
+  std::set<fs::path> seen;
+  for (const std::string& name : names) {
+    parts.push_back(files_of(name, option));
+    for (const fs::path& file : parts.back()) {
+      std::error_code error;
+      const fs::path real = fs::canonical(file, error);
+      if (!error && !seen.insert(real).second) fail("{} names {} twice", option, printable_path(file));
+    }
+  }
+  return parts;
+}
+
+DataPart all_files(const std::vector<DataPart>& parts) {
+  DataPart all;
+  for (const DataPart& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+}  // namespace so

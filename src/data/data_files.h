@@ -1,0 +1,23 @@
+// The files that an option for data names.
+#pragma once
+
+#include <filesystem>
+#include <string_view>
+#include <vector>
+
+namespace so {
+
+// The files of one part of such a text; each part may have a weight (document_mix.h).
+using DataPart = std::vector<std::filesystem::path>;
+
+// `text` is a file, a directory, which stands for the .json and .jsonl files in it, a pattern of files (*, ?, [a-z]),
+// or several of these with commas between them. A file whose name has commas is known by being there. The parts keep
+// their order, and the files of a part are in that of their names. Throws Error, naming `option`, for a part that names
+// no file and for a file that is named twice. Whether a file that is named as such is there is found out by who opens
+// it.
+std::vector<DataPart> data_files(std::string_view text, std::string_view option);
+
+// The files of all parts.
+DataPart all_files(const std::vector<DataPart>& parts);
+
+}  // namespace so
