@@ -78,7 +78,7 @@ OptionTable<BenchStepOptions> bench_step_table() {
 
 void check(BenchStepOptions& options, OptionOrigins& origins, int launched) {
   complete_ranks(options, origins, launched);
-  check_placement(options, origins, options.gpus);
+  if (!options.no_optimizer) check_placement(options, origins, options.gpus);  // a mode that has no use for any of it
   if (options.gpus > 1 && options.no_optimizer)
     fail(
         "--no_optimizer: there is no optimizer, so that the {} ranks of --gpus would have nothing to do together; "
@@ -133,6 +133,7 @@ TrainingPlan make_plan(const BenchStepOptions& options, const OptionOrigins& ori
   RankFacts facts = option_facts(OptionsView(*find_command("bench step")->rows, &options));
   facts.emplace_back("the parameters of the model", std::to_string(layout.elements()));
   facts.emplace_back("the layers' kept activations", describe(plan.decoder.keep));
+  facts.emplace_back("the layers whose weights are gathered", std::to_string(plan.engine.gathered));
   require_same_run(ranks, facts);
   return plan;
 }
@@ -288,8 +289,8 @@ ranks measured, and the rest is rank 0's.)",
        .modes = {{"no_optimizer",
                   "true",
                   "there is no optimizer",
-                  {"offload_optimizer", "offload_ratio", "streamed_layers", "mode", "cast_side", "bucket_size",
-                   "max_grad_norm", "optimizer_state_dtype", "gpus", "bind_cores_to_rank"}},
+                  {"offload_optimizer", "offload_ratio", "streamed_layers", "gathered_layers", "mode", "cast_side",
+                   "bucket_size", "max_grad_norm", "optimizer_state_dtype", "gpus", "bind_cores_to_rank"}},
                  {"offload_optimizer",
                   "none",
                   "all optimizer state is the device's",

@@ -89,6 +89,7 @@ nlohmann::ordered_json to_json(const StepReport& r) {
       {"transient_weights", r.plan.engine.device_weights == ResidencyKind::from_masters},
       {"transient_gradients", r.plan.engine.host_gradients == GradientResidency::moved},
       {"streamed_units", r.plan.engine.streamed_units},
+      {"gathered_units", r.plan.engine.gathered},
       {"first_loss", m.first_loss},
       {"last_loss", m.last.loss},
       {"clipped_steps", m.counters.clipped_steps},

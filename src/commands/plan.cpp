@@ -92,8 +92,8 @@ OptionTable<PlanOptions> plan_table() {
 void check(PlanOptions& options, OptionOrigins& origins, int) {
   check_placement(options, origins, options.gpus);
   if (!is_open(options.explain, options.gpus))
-    fail("--explain {}: with {} GPUs there is nothing of it to choose; leave it out", name_of(options.explain),
-         options.gpus);
+    fail("--explain {}: with {} GPU{} there is nothing of it to choose; leave it out", name_of(options.explain),
+         options.gpus, options.gpus == 1 ? "" : "s");
 }
 
 // The limits that the user gives go before those of the hardware.
@@ -169,6 +169,7 @@ nlohmann::ordered_json ranks_to_json(const PlannedStep& step) {
           {"hosts", step.ranks.hosts()},
           {"memory_of_a_host", step.host.times(step.ranks.per_host).to_json()},
           {"fuller_memory", fuller_memory(step)},
+          {"gathered_units", step.plan.engine.gathered},
           {"longest_work", longest_work(estimate).first},
           {"collective_seconds", estimate.collectives},
           {"collective_waiting_seconds", estimate.collective_waits},

@@ -191,6 +191,7 @@ void require_same_on_all(AskedRun& run, const RunData& data, const TrainingPlan&
   facts.emplace_back("the parameters of the model", std::to_string(run.layout.elements()));
   facts.emplace_back("the layers' kept activations", describe(plan.decoder.keep));
   facts.emplace_back("the buckets' elements", std::to_string(plan.engine.bucket_elements));
+  facts.emplace_back("the layers whose weights are gathered", std::to_string(plan.engine.gathered));
   require_same_run(run.ranks, facts);
 }
 
@@ -220,6 +221,7 @@ std::optional<PlanReview> make_review(const AskedRun& run, const TrainingPlan& p
                    PlanQuestion other = run.ask(same, [&](const PlanKnobs& knobs) { return shape.of(knobs); });
                    other.asked.offload_ratio = wanted.ratio;
                    other.asked.streamed_layers = wanted.streamed_layers;
+                   other.asked.gathered_layers = wanted.gathered_layers;
                    return other.plan(other.asked);
                  });
   return review;

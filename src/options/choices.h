@@ -87,13 +87,11 @@ struct EnumNames<OptimizerDevice> {
 };
 template <>
 struct EnumNames<PlanChoice> {
-  static constexpr std::pair<PlanChoice, std::string_view> list[] = {{PlanChoice::none, "none"},
-                                                                     {PlanChoice::split, "split"},
-                                                                     {PlanChoice::residency, "residency"},
-                                                                     {PlanChoice::streaming, "streaming"},
-                                                                     {PlanChoice::activations, "activations"},
-                                                                     {PlanChoice::undo, "undo"},
-                                                                     {PlanChoice::cast, "cast"}};
+  static constexpr std::pair<PlanChoice, std::string_view> list[] = {
+      {PlanChoice::none, "none"},           {PlanChoice::split, "split"},
+      {PlanChoice::residency, "residency"}, {PlanChoice::streaming, "streaming"},
+      {PlanChoice::gathering, "gathering"}, {PlanChoice::activations, "activations"},
+      {PlanChoice::undo, "undo"},           {PlanChoice::cast, "cast"}};
 };
 
 // None: the model's own.

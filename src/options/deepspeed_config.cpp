@@ -130,6 +130,11 @@ class Reader {
       train_batch_size_ = bounded_integer(key, value, max_batch);
     } else if (key.path == "scheduler.params.total_num_steps") {
       total_num_steps_ = bounded_integer(key, value, max_batch);
+    } else if (key.path == "zero_optimization.stage") {
+      const auto stage = value.get<double>();
+      if (stage != 0 && stage != 1 && stage != 2 && stage != 3)
+        fail("{} is {}: stages are 0 to 3", at(key.path), shown(value));
+      if (stage < 3) set("gathered_layers", std::int64_t{0}, key.path);
     } else if (key.path == "optimizer.type") {
       std::string type = value.get<std::string>();  // DeepSpeed does not mind the case either
       std::transform(type.begin(), type.end(), type.begin(),

@@ -98,8 +98,10 @@ void add_precision(Rows& r) {
 void add_zero(Rows& r) {
   const std::string z = "zero_optimization.";
   r.section("zero_optimization");
-  r.limited(z + "stage", integer, {"0", "1", "2", "3"},
-            "what is partitioned over ranks follows from what fits and does not change results; stages are 0 to 3");
+  r.special(
+      z + "stage", integer,
+      "a limit, 0 to 3: below 3 each of several ranks keeps all weights and gradients (gathered_layers 0), with 3 "
+      "it may keep slices, where that fits better or is faster; optimizer state is always in slices");
   r.unused(z + "sub_group_size", integer, "the optimizer steps one bucket at a time; see reduce_bucket_size");
   const std::string layout = "how ranks exchange data is chosen by the program and does not change results";
   for (const char* key :

@@ -189,6 +189,14 @@ OptionTable<PlacementOptions> make_placement() {
       .at_most(100000)
       .or_else(-1, "the fastest that fits; on the CPU device 0")
       .default_from(ours);
+  t.add("gathered_layers", &O::gathered_layers,
+        "With several ranks: layers of whose weights and gradients each rank keeps a slice alone, at most, evenly "
+        "spread; the weights are gathered from all ranks before each use. The others are whole on each rank. Results "
+        "are the same, but for the order in which the gradients of several micro-batches are added up")
+      .at_least(0)
+      .at_most(100000)
+      .or_else(-1, "the fastest that fits; on the CPU device 0, or all if they do not fit whole")
+      .default_from(ours);
   t.add("cast_side", &O::cast_side,
         "Where bf16 and fp32 are cast for what the CPU updates: host, inside its optimizer, so that bf16 crosses the "
         "link; device, so that fp32 does; auto: the faster one, by rates measured at start. Results are the same")
@@ -346,6 +354,9 @@ void check_cpu_threads(const ThreadOption& options, int usable) {
 }
 
 void check_placement(const PlacementOptions& options, const OptionOrigins& origins, int ranks) {
+  if (ranks == 1 && options.gathered_layers > 0)
+    fail("--gathered_layers {}: there is one rank, which has all weights; start several (--gpus), or leave it out",
+         *options.gathered_layers);
   // A ratio in a file gives way to none on the command line.
   if (options.offload_optimizer == OptimizerDevice::none && options.offload_ratio > 0 &&
       origins.of("offload_optimizer").origin <= origins.of("offload_ratio").origin)

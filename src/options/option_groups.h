@@ -63,6 +63,7 @@ struct PlacementOptions {
   OptimizerDevice offload_optimizer = OptimizerDevice::cpu;
   std::optional<double> offload_ratio;  // share of optimizer state on the CPU, at most; unset: chosen by the program
   std::optional<int> streamed_layers;   // at most, whose weights stream from host memory; unset: chosen by the program
+  std::optional<int> gathered_layers;   // at most, of which each rank has slices alone; unset: chosen by the program
   OffloadMode mode = OffloadMode::superoffload;
   CastChoice cast_side = CastChoice::automatic;
   std::int64_t bucket_size = 16 << 20;  // bytes of fp32 gradient

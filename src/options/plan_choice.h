@@ -12,6 +12,7 @@ enum class PlanChoice : std::uint8_t {
   split,        // which optimizer state the device owns
   residency,    // which weights and gradients are not kept on the device
   streaming,    // how many units' weights stream
+  gathering,    // of how many units each of several ranks has slices alone
   activations,  // what layers keep for backward
   undo,         // places for new state
   cast,         // where bf16 and fp32 are changed into each other

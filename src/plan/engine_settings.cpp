@@ -1,5 +1,8 @@
 #include "plan/engine_settings.h"
 
+#include <algorithm>
+
+#include "offload/schedule/gathered_units.h"
 #include "offload/schedule/owner_split.h"
 
 namespace so {
@@ -22,6 +25,11 @@ std::optional<int> requested_device_units(const PlacementOptions& request, const
   if (request.offload_optimizer == OptimizerDevice::none) return layout.units();
   if (request.offload_ratio) return device_units_for_ratio(layout, *request.offload_ratio);
   return backend.own_memory ? std::nullopt : std::optional(0);
+}
+
+int most_gathered_units(const PlacementOptions& request, const ParameterLayout& layout, int ranks) {
+  const int most = ranks == 1 ? 0 : most_gathered_units(layout.units());
+  return std::min(most, request.gathered_layers.value_or(most));
 }
 
 }  // namespace so

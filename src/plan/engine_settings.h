@@ -17,4 +17,7 @@ EngineSettings engine_settings(const RunRequest& request);
 std::optional<int> requested_device_units(const PlacementOptions& request, const ParameterLayout& layout,
                                           const Backend& backend);
 
+// The units of which ranks may keep slices alone, at most: none if there is one rank.
+int most_gathered_units(const PlacementOptions& request, const ParameterLayout& layout, int ranks);
+
 }  // namespace so

@@ -18,7 +18,9 @@ bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const
   // Soon seen of a model that is far too large, whose plan would take long.
   const NumberFormats formats = number_formats(request);
   const std::optional<int> device_units = requested_device_units(request, layout, *machine.backend);
-  if (room_of(machine).misfit(least_memory(layout, machine, formats, device_units, request.gpus))) return false;
+  const int gathered = most_gathered_units(request, layout, request.gpus);
+  if (room_of(machine).misfit(least_memory(layout, machine, formats, device_units, request.gpus, gathered)))
+    return false;
   // Only a whole plan knows how much is to be locked.
   const bool lock_limited = machine.lockable && !(machine.pins_beyond && machine.pins_beyond(*machine.lockable));
   if (machine.device_memory && !lock_limited) {
@@ -37,13 +39,14 @@ bool training_fits(const DecoderSpec& spec, const ParameterLayout& layout, const
 void require_state(const ParameterLayout& layout, const PlanningMachine& machine, const RunRequest& request) {
   const NumberFormats formats = number_formats(request);
   const std::optional<int> device_units = requested_device_units(request, layout, *machine.backend);
-  const MemoryPlan plan = least_memory(layout, machine, formats, device_units, request.gpus);
+  const int gathered = most_gathered_units(request, layout, request.gpus);
+  const MemoryPlan plan = least_memory(layout, machine, formats, device_units, request.gpus, gathered);
   std::string advice =
       fmt::format("the model has {:.3g} billion parameters; ", static_cast<double>(layout.elements()) / 1e9);
   const MemoryRoom room = room_of(machine);
   NumberFormats narrow = formats;
   narrow.moments = DType::bf16;
-  if (formats != narrow && !room.misfit(least_memory(layout, machine, narrow, device_units, request.gpus)))
+  if (formats != narrow && !room.misfit(least_memory(layout, machine, narrow, device_units, request.gpus, gathered)))
     advice +=
         "keep AdamW's moments in bf16 (--optimizer_state_dtype "
         "bf16, which train wants with --adam_beta2 0.996 or less), ";
@@ -53,7 +56,8 @@ void require_state(const ParameterLayout& layout, const PlanningMachine& machine
                            smaller + "GPU with more memory",
              .for_host = advice + smaller + "machine with more memory"});
   if (!refusal) return;
-  if (request.gpus == 1 || !room.device || plan.total(MemoryKind::device) <= room.device->available) throw *refusal;
+  if (request.gpus == 1 || gathered > 0 || !room.device || plan.total(MemoryKind::device) <= room.device->available)
+    throw *refusal;
   throw MemoryRefusal(fmt::format("{} ({})", refusal->brief(), whole_on_each_rank), smaller + "GPU with more memory",
                       refusal->plan(), refusal->short_of());
 }

@@ -80,7 +80,7 @@ std::string PlanReview::advice(const Rates& measured) const {
   }
   const EngineSettings& now = plan_.engine;
   try {
-    const TrainingPlan same = replan_(rates, {host_share(layout_, now.device_units), now.streamed_units}),
+    const TrainingPlan same = replan_(rates, {host_share(layout_, now.device_units), now.streamed_units, now.gathered}),
                        other = replan_(rates, {});
     const double as_it_is = same.estimate->seconds(), best = other.estimate->seconds();
     std::string options;
@@ -88,6 +88,7 @@ std::string PlanReview::advice(const Rates& measured) const {
       options += " --offload_ratio " + ratio_for(layout_, other.engine.device_units);
     if (other.engine.streamed_units != now.streamed_units)
       options += fmt::format(" --streamed_layers {}", other.engine.streamed_units);
+    if (other.engine.gathered != now.gathered) options += fmt::format(" --gathered_layers {}", other.engine.gathered);
     if (options.empty() || best >= (1 - worthwhile) * as_it_is)
       return fmt::format("at these speeds a step is expected to take {:.3f} s, and no other split would be faster",
                          as_it_is);

@@ -31,6 +31,7 @@ class PlanReview {
   struct Wanted {
     std::optional<double> ratio;
     std::optional<int> streamed_layers;
+    std::optional<int> gathered_layers;
   };
   // A plan of the same run made from other rates; throws Error if none fits.
   using Replan = std::function<TrainingPlan(const MachineRates& rates, const Wanted& wanted)>;

@@ -126,6 +126,8 @@ class Search {
       offer({{"offload_ratio", "-1"}}, [](PlanKnobs& knobs) { knobs.offload_ratio.reset(); });
     if (allowed("streamed_layers") && q_.asked.streamed_layers)
       offer({{"streamed_layers", "-1"}}, [](PlanKnobs& knobs) { knobs.streamed_layers.reset(); });
+    if (allowed("gathered_layers") && q_.asked.gathered_layers && q_.asked.gpus > 1)
+      offer({{"gathered_layers", "-1"}}, [](PlanKnobs& knobs) { knobs.gathered_layers.reset(); });
     if (allowed("optimizer_state_dtype") && q_.asked.optimizer_state_dtype == StatePrecision::fp32) {
       Options options{{"optimizer_state_dtype", "bf16"}};
       if (q_.rows->find("adam_beta2") && q_.asked.adam_beta2 > largest_beta2(StatePrecision::bf16))

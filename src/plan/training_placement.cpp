@@ -33,8 +33,8 @@ const MemoryAdvice training_advice{
         "use a smaller --batch_size or --max_length, --activation_checkpointing true, or a machine with more memory"};
 
 const std::string_view whole_on_each_rank =
-    "each of several GPUs holds all weights and fp32 gradients, because a plan does not gather weights from the other "
-    "GPUs for each use yet";
+    "each of several GPUs holds all weights and fp32 gradients: --gathered_layers 0, or a ZeRO stage below 3, leaves "
+    "none to be gathered";
 
 TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, TrainingPlan& plan)
     : q_(question),
@@ -126,6 +126,8 @@ void TrainingPlacement::set_residencies() {
   inputs_.residencies.clear();
   if (plan_.shape.ranks > 1) {  // no other residency goes with several ranks yet
     inputs_.residencies.push_back({});
+    inputs_.most_gathered = most_gathered_units(q_.request, q_.layout, plan_.shape.ranks);
+    inputs_.forced_gather = q_.request.gathered_layers.has_value();
     return;
   }
   for (const ResidencyKind weights : {ResidencyKind::resident, ResidencyKind::from_masters})
@@ -157,21 +159,32 @@ MemoryPlan TrainingPlacement::state(int device_units, std::int64_t undo_buckets,
   settings.device_weights = residency.device_weights;
   settings.host_gradients = residency.host_gradients;
   settings.streamed_units = residency.streamed_units;
+  settings.gathered = residency.gathered_units;
   settings.undo_buckets = undo_buckets;
   return plan_state(q_.spec, q_.layout, q_.machine, plan_.shape, settings, q_.origin).memory;
 }
 
-// How many units stream, if any, changes nothing but where their weights are: arithmetic beside one dry run.
+// How many units stream or are gathered, if any, changes nothing but where their weights and gradients are: arithmetic
+// beside one dry run.
 StateMemory TrainingPlacement::state_memory(int device_units, Residency residency) {
-  const bool streams = residency.streamed_units > 0;
-  const auto key = std::tuple(device_units, residency.device_weights, residency.host_gradients, streams);
+  const bool streams = residency.streamed_units > 0, gathers = residency.gathered_units > 0;
+  const auto key = std::tuple(device_units, residency.device_weights, residency.host_gradients, streams, gathers);
   auto found = states_.find(key);
   if (found == states_.end()) {
     Residency one = residency;
     one.streamed_units = streams ? 1 : 0;
+    one.gathered_units = gathers ? 1 : 0;
     const MemoryPlan memory = state(device_units, 0, one);
     const StateMemory sizes{memory.total(MemoryKind::device, once_loaded), memory.host_total(*q_.machine.backend)};
     found = states_.emplace(key, sizes).first;
+  }
+  if (gathers) {
+    EngineSettings settings = plan_.engine;
+    const auto bytes = [&](int gathered) {
+      settings.gathered = gathered;
+      return gathered_bytes(q_.layout, settings, plan_.shape.ranks);
+    };
+    return {found->second.device_bytes + bytes(residency.gathered_units) - bytes(1), found->second.host_bytes};
   }
   if (!streams) return found->second;
   const DType dtype = plan_.engine.formats.weights;
@@ -190,7 +203,7 @@ MemoryRefusal TrainingPlacement::refusal(const NothingFits& nothing) {
   room.host.available = std::min(room.host.available, inputs_.host_budget);
   std::string lines = room.short_of(memory);
   std::string brief = nothing.brief;
-  if (plan_.shape.ranks > 1 && memory.total(MemoryKind::device) > inputs_.device_budget)
+  if (plan_.shape.ranks > 1 && inputs_.most_gathered == 0 && memory.total(MemoryKind::device) > inputs_.device_budget)
     brief += fmt::format(" ({})", whole_on_each_rank);
   return {std::move(brief), nothing.advice, std::move(memory), std::move(lines)};
 }
@@ -208,6 +221,7 @@ void TrainingPlacement::choose() {
   plan_.engine.device_weights = chosen.residency.device_weights;
   plan_.engine.host_gradients = chosen.residency.host_gradients;
   plan_.engine.streamed_units = chosen.residency.streamed_units;
+  plan_.engine.gathered = chosen.residency.gathered_units;
   plan_.estimate = chosen.estimate;
   plan_.rates = measured_;
   plan_.run = chosen.run;

@@ -21,7 +21,7 @@ TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shap
 // The advice to a training run for which there is too little memory.
 extern const MemoryAdvice training_advice;
 
-// Why several ranks need the device memory that they do.
+// Why several ranks need the device memory that they do, where none of their weights may be gathered.
 extern const std::string_view whole_on_each_rank;
 
 struct PlacementQuestion {
@@ -68,7 +68,7 @@ class TrainingPlacement {
   ActivationSizer sizer_;
   std::vector<std::optional<std::size_t>> sizes_;  // of activations, by choice, once asked for
   std::size_t loading_floor_ = 0;                  // activations may have what loading has given back
-  std::map<std::tuple<int, ResidencyKind, GradientResidency, bool>, StateMemory> states_;
+  std::map<std::tuple<int, ResidencyKind, GradientResidency, bool, bool>, StateMemory> states_;
   PlacementInputs inputs_;
 };
 

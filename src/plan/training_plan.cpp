@@ -42,12 +42,18 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
   }
 }
 
+// The plan's memory and its activations.
+MemoryPlan with_activations(const DecoderSpec& spec, const TrainingPlan& plan) {
+  MemoryPlan memory = plan.memory;
+  memory.add(MemoryKind::device, "activations", plan.activation_bytes, once_loaded);
+  memory.add(MemoryKind::pinned, "layer inputs",
+             kept_host_bytes(spec, plan.decoder.formats.activations, plan.shape, plan.decoder.keep));
+  return memory;
+}
+
 void add_activations(const DecoderSpec& spec, const PlanningMachine& machine, const std::string& for_device,
                      TrainingPlan& plan) {
-  const std::size_t inputs_on_host =
-      kept_host_bytes(spec, plan.decoder.formats.activations, plan.shape, plan.decoder.keep);
-  plan.memory.add(MemoryKind::device, "activations", plan.activation_bytes, once_loaded);
-  if (inputs_on_host > 0) plan.memory.add(MemoryKind::pinned, "layer inputs", inputs_on_host);
+  plan.memory = with_activations(spec, plan);
   if (const auto refusal = room_of(machine).misfit(plan.memory, {for_device, training_advice.for_host})) throw *refusal;
   if (machine.device_cap) plan.limits.device = plan.memory.allocatable(*machine.device_cap, *machine.backend, true);
   if (machine.host_cap) plan.limits.host = plan.memory.allocatable(*machine.host_cap, *machine.backend, false);
@@ -110,9 +116,20 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     plan.engine.device_units = device_units;
     plan.engine.streamed_units =
         std::min(request.streamed_layers.value_or(0), most_streamed_units(layout.units(), device_units));
-    RunState without = state();
-    plan.memory = std::move(without.memory);
-    choose_kept(spec, layout, machine, request.activation_checkpointing, plan);
+    RunState without;
+    const auto with_gathered = [&](int gathered) {
+      plan.engine.gathered = gathered;
+      without = state();
+      plan.memory = std::move(without.memory);
+      choose_kept(spec, layout, machine, request.activation_checkpointing, plan);
+    };
+    const int most_gathered = most_gathered_units(request, layout, shape.ranks);
+    const TrainingPlan as_yet = plan;
+    with_gathered(request.gathered_layers ? most_gathered : 0);
+    if (plan.engine.gathered < most_gathered && room_of(machine).misfit(with_activations(spec, plan))) {
+      plan = as_yet;
+      with_gathered(most_gathered);
+    }
     if (plan.engine.schedule == Schedule::overlapped && without.host_buckets > 0) {
       const std::size_t taken = plan.memory.host_total(*machine.backend);
       plan.engine.undo_buckets = 1;
@@ -127,6 +144,11 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     if (plan.engine.streamed_units > 0)
       plan.reasons.push_back(
           fmt::format("weights of {} layers are streamed from host memory, as asked", plan.engine.streamed_units));
+    if (plan.engine.gathered > 0)
+      plan.reasons.push_back(fmt::format(
+          "of the weights and gradients of {} layers each of {} ranks keeps a slice, and the weights are gathered before "
+          "each use, {}",
+          plan.engine.gathered, shape.ranks, request.gathered_layers ? "as asked" : "since whole ones do not fit"));
     plan.reasons.push_back(fmt::format(
         "optimizer state: {:.1f}% in host memory; AdamW starts before the gradient norm is known for {} buckets",
         100 * host_share(layout, device_units), plan.engine.undo_buckets));

@@ -42,6 +42,8 @@ std::string plan_line(const StepOptions& options, const TrainingPlan& plan, cons
                   state_text(host_share(layout, plan.engine.device_units)), describe(plan.decoder.keep));
   if (plan.engine.streamed_units > 0)
     line += fmt::format("; weights of {} streamed from host memory", counted(plan.engine.streamed_units, "layer"));
+  if (plan.engine.gathered > 0)
+    line += fmt::format("; weights of {} gathered from all ranks", counted(plan.engine.gathered, "layer"));
   if (plan.estimate) line += fmt::format("; {:.3g} s a step expected", plan.estimate->seconds());
   return line;
 }

@@ -82,6 +82,7 @@ TEST(Parse, EveryOptionArrives) {
         if (spec.name == of_best) base.insert(base.end(), {"--eval_data", "e", "--eval_strategy", "epoch"});
       need("metric_for_best_model", "--load_best_model_at_end", "true");
       need("early_stopping_threshold", "--early_stopping_patience", "3");
+      need("gathered_layers", "--gpus", "2");
       need("warmup_steps", "--bench_steps", "1");
       need("trace_steps", "--trace", "t");
       need("top_k", "--temperature", "1");

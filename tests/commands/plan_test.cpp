@@ -252,8 +252,11 @@ TEST(PlanRanks, RefuseWhatTheyCannotDo) {
     words.insert(words.begin(), {test::binary(), "plan", "--model"});
     expect_refusal(run(words, directory.path()), needles);
   };
-  refused({"llama-3.3-70b", "--gpus", "4"},
-          {"not enough memory on NVIDIA H200", "each of several GPUs holds all weights", "does not gather weights"});
+  refused({"llama-3.3-70b", "--gpus", "4", "--gathered_layers", "0"},
+          {"not enough memory on NVIDIA H200", "each of several GPUs holds all weights", "--gathered_layers 0"});
+  refused({"llama-3.3-70b", "--gpus", "2"}, {"not enough memory"});
+  refused({"qwen3-4b", "--gathered_layers", "3"}, {"--gathered_layers 3: there is one rank"});
+  refused({"qwen3-4b", "--explain", "gathering"}, {"--explain gathering", "1 GPU"});
   refused({"qwen3-4b", "--gpus", "2", "--hardware", "rtx4090"}, {"--gpus 2", "rtx4090", "between_gpus: missing"});
   refused({"qwen3-4b", "--gpus", "2", "--streamed_layers", "3"}, {"--streamed_layers 3"});
   refused({"qwen3-4b", "--gpus", "2", "--explain", "residency"}, {"--explain residency"});

@@ -107,6 +107,72 @@ TEST_F(RankCommands, BenchStepMeasuresAllRanks) {
   EXPECT_NE(differs.find("rank 1 differs from rank 0 in --max_grad_norm: 0.5, not 1;"), std::string::npos) << differs;
 }
 
+// What the program says is enough runs, with the devices refusing every byte beyond it; and less of it has whole
+// weights give way to gathered ones.
+TEST_F(RankCommands, WholeWeightsThatDoNotFitAreGathered) {
+  nlohmann::json config = read_json(fixture_ / "model" / "config.json");
+  config.update({{"hidden_size", 256}, {"num_hidden_layers", 12}, {"intermediate_size", 768}});
+  config.erase("layer_types");
+  write_file(temporary_ / "config.json", config.dump());
+  const auto words = [&](const std::string& memory, const CommandWords& more) {
+    return with_more({test::binary(),
+                      "bench",
+                      "step",
+                      "--config",
+                      (temporary_ / "config.json").string(),
+                      "--device",
+                      "cpu",
+                      "--gpus",
+                      "2",
+                      "--batch_size",
+                      "1",
+                      "--max_length",
+                      "32",
+                      "--steps",
+                      "2",
+                      "--warmup",
+                      "1",
+                      "--breakdown",
+                      "false",
+                      "--json",
+                      "--host_memory",
+                      memory},
+                     more);
+  };
+  // In bytes, of a host.
+  const auto enough = [&](const CommandWords& more) {
+    const std::string said = refusal_of(words("1MB", more)), option = "it would fit with --host_memory ";
+    const auto at = said.find(option);
+    EXPECT_NE(at, std::string::npos) << said;
+    EXPECT_NE(said.find("MB", at), std::string::npos) << said;
+    return at == std::string::npos ? 0 : std::stod(said.substr(at + option.size())) * 1e6;
+  };
+  const double whole = enough({"--gathered_layers", "0"}), gathered = enough({"--gathered_layers", "12"});
+  ASSERT_LT(gathered, 0.95 * whole);
+  const auto run_with = [&](double bytes, const CommandWords& more) {
+    return nlohmann::json::parse(result_of(words(std::to_string(static_cast<std::int64_t>(bytes)), more)));
+  };
+  const auto between = run_with((whole + gathered) / 2, {}), most = run_with(whole, {"--gathered_layers", "0"}),
+             least = run_with(gathered, {"--gathered_layers", "12"}),
+             split = run_with((whole + gathered) / 2, {"--offload_ratio", "0.5"});
+  EXPECT_EQ(between.at("gathered_units"), 12);
+  EXPECT_EQ(most.at("gathered_units"), 0);
+  EXPECT_EQ(split.at("gathered_units"), 12);
+  EXPECT_LE(split.at("host_share"), 0.5);
+  for (const auto* result : {&between, &most, &least, &split}) {
+    for (const char* memory : {"device_bytes", "pinned_bytes"}) {
+      const auto& bytes = result->at("summary").at(memory);
+      EXPECT_EQ(bytes.at("measured"), bytes.at("planned")) << memory;
+    }
+    EXPECT_EQ(result->at("first_loss"), most.at("first_loss"));
+    EXPECT_EQ(result->at("last_loss"), most.at("last_loss")) << "the same bits";
+  }
+  EXPECT_NE(
+      refusal_of(words(std::to_string(static_cast<std::int64_t>((whole + gathered) / 2)), {"--gathered_layers", "0"}))
+          .find("--gathered_layers -1"),
+      std::string::npos);
+}
+
 // Each with one sentence.
 TEST_F(RankCommands, EvalRefusals) {
   std::string first_record;

@@ -289,6 +289,48 @@ TEST_F(Ranks, WhoOwnsTheStateChangesNoBit) {
   }
 }
 
+// Slices of weights and gradients instead of whole ones: with a micro-batch a step, gradients are added up in the same
+// order.
+TEST_F(Ranks, GatheredWeightsChangeNoBit) {
+  const auto with = [&](const std::string& output, int ranks, const char* gathered, const char* steps = "6") {
+    TrainCommand c = command(output, ranks, 4 / ranks).without("warmup").set("warmup", "0");
+    c.set("max_steps", steps).set("lr_scheduler", "constant").set("gathered_layers", gathered);
+    return c.set("eval_steps", "2").set("eval_data", (fixture_ / "data.jsonl").string());
+  };
+  const auto says = [&](const std::string& output, const std::string& what) {
+    return read_file(temporary_ / output / "run.log").find(what) != std::string::npos;
+  };
+  const auto values = [&](const std::string& output, const char* name) {
+    std::vector<double> all;
+    for (const auto& record : read_metrics(temporary_ / output))
+      if (record.contains(name)) all.push_back(record.at(name));
+    return all;
+  };
+  for (const int ranks : {2, 4}) {
+    SCOPED_TRACE(ranks);
+    const std::string n = std::to_string(ranks), whole = "whole" + n, some = "some" + n, all = "all" + n;
+    ASSERT_NO_FATAL_FAILURE(finish(with(whole, ranks, "-1")));
+    EXPECT_FALSE(says(whole, "gathered from all ranks")) << "whole ones fit";
+    ASSERT_NO_FATAL_FAILURE(finish(with(some, ranks, "1").set("offload_ratio", "0.5")));
+    EXPECT_TRUE(says(some, "weights of 1 layer gathered from all ranks"));
+    EXPECT_TRUE(weights(some) == weights(whole));
+    ASSERT_NO_FATAL_FAILURE(finish(with(all, ranks, "100", "3")));
+    ASSERT_NO_FATAL_FAILURE(finish(with(all, ranks, "0", "6").set("offload_ratio", "0").flag("resume")));
+    EXPECT_TRUE(weights(all) == weights(whole)) << "a checkpoint knows nothing of it";
+    EXPECT_EQ(values(some, "eval_loss"), values(whole, "eval_loss"));
+    EXPECT_GE(values(whole, "eval_loss").size(), 3u);
+  }
+  // Another order of sums.
+  const auto accumulated = [&](const std::string& output, const char* gathered) {
+    finish(with(output, 2, gathered).set("batch_size", "1").set("gradient_accumulation_steps", "2"));
+    return values(output, "loss");
+  };
+  const std::vector<double> one = accumulated("one", "0"), other = accumulated("other", "100");
+  ASSERT_EQ(one.size(), 6u);
+  ASSERT_EQ(other.size(), one.size());
+  for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(other[i], one[i], 1e-6 * one[i]) << "step " << i + 1;
+}
+
 TEST_F(Ranks, UnderMpirunTheSame) {
   const auto under = [&](const std::vector<std::string>& command) {
     return run(under_mpirun({command, command}), temporary_.path());
@@ -335,6 +377,8 @@ TEST_F(Ranks, Refusals) {
   ASSERT_NO_FATAL_FAILURE(finish(command("fits", 2).set("max_steps", "2").set("host_memory", bytes)));
   fs::create_directory(temporary_ / "empty");
   EXPECT_NE(refusal(command("c", 2).set("model", (temporary_ / "empty").string())).find("config.json"),
+            std::string::npos);
+  EXPECT_NE(refusal(command("d", 1).set("gathered_layers", "1")).find("--gathered_layers 1: there is one rank"),
             std::string::npos);
   EXPECT_NE(refusal(command("d", 2).set("streamed_layers", "1")).find("--streamed_layers 1: "), std::string::npos);
   EXPECT_FALSE(fs::exists(temporary_ / "b"));

@@ -68,6 +68,20 @@ TEST(DeepSpeedConfig, TakesTransformersAutoValues) {
   EXPECT_TRUE(a.origins.notes.empty());
 }
 
+TEST(DeepSpeedConfig, AStageIsALimitOfWhatIsGathered) {
+  for (const char* stage : {"0", "1", "2"}) {
+    const Applied a = read(fmt::format(R"({{"zero_optimization": {{"stage": {}}}}})", stage), 4);
+    ASSERT_EQ(a.error, "");
+    EXPECT_EQ(a.options.gathered_layers, 0);
+    EXPECT_EQ(a.origins.of("gathered_layers").where, "ds.json: zero_optimization.stage");
+  }
+  EXPECT_EQ(read(R"({"zero_optimization": {"stage": 3}})", 4).options.gathered_layers, std::nullopt);
+  EXPECT_EQ(read("{}", 4).options.gathered_layers, std::nullopt);
+  const Applied given = read(R"({"zero_optimization": {"stage": 2}})", 4, {{"gathered_layers", std::int64_t{7}}});
+  ASSERT_EQ(given.error, "");
+  EXPECT_EQ(given.options.gathered_layers, 7) << "the command line goes before the file";
+}
+
 json sample(JsonKind kind) {
   switch (kind) {
     case JsonKind::boolean:
@@ -231,7 +245,8 @@ TEST(DeepSpeedConfig, RefusesByNameWithReasonAndFix) {
   EXPECT_EQ(error("scheduler.type", "OneCycle"),
             "ds.json: scheduler.type is \"OneCycle\": it is not implemented; use WarmupLR (constant), WarmupDecayLR "
             "(linear) or WarmupCosineLR (cosine)");
-  EXPECT_EQ(error("zero_optimization.stage", 4).rfind("ds.json: zero_optimization.stage is 4: ", 0), 0u);
+  EXPECT_EQ(error("zero_optimization.stage", 4), "ds.json: zero_optimization.stage is 4: stages are 0 to 3");
+  EXPECT_EQ(error("zero_optimization.stage", -1), "ds.json: zero_optimization.stage is -1: stages are 0 to 3");
   EXPECT_EQ(error("zero_optimization", true), "ds.json: zero_optimization must be an object, is true");
   EXPECT_EQ(error("gradient_clipping", -1.0),
             "ds.json: gradient_clipping: -1 is out of range; it must be a number >= 1e-30 (0: no clipping)");

@@ -61,6 +61,7 @@ TEST(Alternatives, OfEveryChoiceOneWasChosen) {
   PlacementInputs other = in;
   other.gradient_bytes = other.weight_bytes = 4;
   for (const PlanChoice choice : plan_choices()) {
+    if (!is_open(choice, 1)) continue;
     SCOPED_TRACE(name_of(choice));
     const std::vector<Alternative> all = explain(in, plan, choice, &other);
     ASSERT_GE(all.size(), 2u);

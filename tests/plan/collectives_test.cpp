@@ -98,6 +98,74 @@ TEST(Collectives, StandBetweenTheGradientAndTheHostAndBetweenTheHostAndForward) 
   }
 }
 
+// Of five units the inner three are gathered, and take two places in turn.
+SimulatedRun three_gathered(double reduce, double gather, std::int64_t micro_batches = 1) {
+  SimulatedRun run = two_units(reduce, gather);
+  run.units.assign(5, {1000, 1, 2, reduce, gather});
+  run.device_units = 5;
+  run.gathered_units = 3;
+  run.micro_batches = micro_batches;
+  return run;
+}
+
+// The third is gathered when the first has been used; backward finds the second and the third there, and gathers the
+// first when the third is done.
+TEST(GatheredUnits, AreGatheredAheadOfEachUse) {
+  for (const std::int64_t micro_batches : {1, 2, 9}) {
+    SCOPED_TRACE(micro_batches);
+    const auto n = static_cast<double>(micro_batches);
+    const SimulatedRun run = three_gathered(1, 0.5, micro_batches);
+    const SimulatedStep step = Simulator(run).settle();
+    EXPECT_NEAR(step.seconds, 0.5 + 15 * n + 1, 1e-9);
+    EXPECT_NEAR(waited_for(step, WaitReason::link), 0.5, 1e-9);
+    EXPECT_NEAR(waited_for(step, WaitReason::verdict), 1, 1e-9);
+    // Later passes find two of the three there; reductions are of every micro-batch, those of the other two of the
+    // last.
+    EXPECT_NEAR(step.collectives, 0.5 * (5 + 1 + 2 * (n - 1)) + 1 * (3 * n + 2), 1e-9);
+    EXPECT_NEAR(step.collective_waits, 1.5, 1e-9);
+    EXPECT_LE(least_seconds(run), step.seconds);
+    expect_whole(step);
+  }
+}
+
+// Gathers of 4 s: the third begins when the first unit has been used and the lane is free, at 12 s; the first of
+// backward at 25 s, when the third unit is done.
+TEST(GatheredUnits, BoundTheStepWhereGathersAreSlow) {
+  const SimulatedStep step = Simulator(three_gathered(1, 4)).settle();
+  EXPECT_NEAR(step.seconds, 34, 1e-9);
+  EXPECT_NEAR(waited_for(step, WaitReason::stream), 3 + 3 + 3 + 2, 1e-9);
+  EXPECT_NEAR(waited_for(step, WaitReason::link), 4 + 3, 1e-9);
+  EXPECT_NEAR(step.collective_waits, 11 + 7 + 1, 1e-9);
+  expect_whole(step);
+  // Each micro-batch more has two gathers, of the third unit forward and of the first backward, and waits for both.
+  const double two = Simulator(three_gathered(1, 4, 2)).settle().seconds,
+               nine = Simulator(three_gathered(1, 4, 9)).settle().seconds;
+  EXPECT_NEAR(nine - two, 7 * (two - step.seconds), 1e-6);
+  EXPECT_GT(two - step.seconds, 15);
+}
+
+// The first unit's gradient needs the place of the third's, which is reduced from 12.5 to 17.5 s.
+TEST(GatheredUnits, WaitForThePlaceOfAGradientThatIsReduced) {
+  const SimulatedRun run = three_gathered(5, 0.5);
+  const SimulatedStep step = Simulator(run).settle();
+  EXPECT_NEAR(step.seconds, 32.5, 1e-9);
+  EXPECT_NEAR(waited_for(step, WaitReason::gradient), 6, 1e-9);
+  EXPECT_NEAR(waited_for(step, WaitReason::verdict), 11, 1e-9);
+  EXPECT_NEAR(step.collective_waits, 0.5 + 6 + 11, 1e-9);
+  EXPECT_LE(least_seconds(run), step.seconds);
+  expect_whole(step);
+}
+
+TEST(GatheredUnits, WaitForTheHostThatUpdatesThem) {
+  SimulatedRun run = three_gathered(1, 0.5);
+  run.device_units = 0;
+  const SimulatedStep step = Simulator(run, std::make_unique<LeavingPolicy>()).settle();
+  // The first unit's sums, at the end of backward; its way there, update and way back, and its gather.
+  EXPECT_GE(step.seconds, 15 + 1 + 1 + 1 + 1 + 0.5);
+  EXPECT_GT(waited_for(step, WaitReason::host), 0);
+  expect_whole(step);
+}
+
 TEST(Collectives, AreSeenInTheTimeline) {
   Simulator simulator(two_units(1, 0.5));
   simulator.settle();

@@ -36,7 +36,7 @@ TEST(Timeline, IsSketched) {
             "CPU |       a  |\n"
             "H2D |sss     w |\n"
             "  one step of 10.000 s, from gradient norm (v) to gradient norm, 1e+03 ms per character\n"
-            "  GPU: S waits for streamed weights, b backward, f forward\n"
+            "  GPU: S waits for streamed or gathered weights, b backward, f forward\n"
             "  D2H: g gradients\n"
             "  CPU: a AdamW before the gradient norm is known\n"
             "  H2D: s streamed weights, w weights\n");

@@ -50,6 +50,7 @@ class GatheredWeights final : public WeightResidency {
   void require(int unit, Stream& stream) override;
   void release(int unit, Stream& stream) override;
   bool here(int unit) const override;
+  WaitReason reason() const override { return WaitReason::stream; }
   void prefetch(const PassOrder& pass) override;
   void finish_prefetch() override;
   // Places the elements that lie in this rank's slices; the others are gathered.

@@ -10,7 +10,8 @@ std::string_view name_of(WaitReason reason) {
 
 std::string_view awaited(WaitReason reason) {
   constexpr std::array<std::string_view, wait_reasons> words{
-      "AdamW on the host", "transfers", "streamed weights", "a gradient buffer", "the gradient norm", "a checkpoint"};
+      "AdamW on the host", "transfers",         "streamed or gathered weights",
+      "a gradient buffer", "the gradient norm", "a checkpoint"};
   return words.at(static_cast<std::size_t>(reason));
 }
 

@@ -11,7 +11,7 @@ namespace so {
 enum class WaitReason : std::uint8_t {
   host,        // the host had not computed the weights yet
   link,        // updated weights were on their way
-  stream,      // streamed weights were
+  stream,      // weights that are brought for each use were: streamed or gathered
   gradient,    // a gradient of the step before was still needed
   verdict,     // from the end of backward until the host has decided and goes on
   checkpoint,  // a checkpoint had not saved yet what the device was to update

@@ -8,9 +8,11 @@
 #include "base/error.h"
 #include "checkpoint/model_files.h"
 #include "model/model_on_device.h"
+#include "offload/schedule/gathered_units.h"
 #include "offload/schedule/owner_split.h"
 #include "offload/schedule/streamed_units.h"
 #include "ranks/communicator.h"
+#include "ranks/shard_map.h"
 
 namespace so {
 namespace {
@@ -84,6 +86,27 @@ StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units
   return weights;
 }
 
+std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& settings, int ranks) {
+  SO_CHECK(settings.gathered > 0 && ranks > 1, "{} units gathered from {} ranks", settings.gathered, ranks);
+  const std::vector<bool> in_slices = gathered_units(layout.units(), settings.gathered);
+  std::int64_t elements = 0;  // that are whole, of the places, and of the slices
+  std::array<std::int64_t, gather_places> largest{};
+  for (int unit = 0, turn = 0; unit < layout.units(); ++unit) {
+    const std::int64_t size = layout.unit_range(unit).size();
+    if (!in_slices[static_cast<std::size_t>(unit)]) {
+      elements += size;
+      continue;
+    }
+    std::int64_t& place = largest[static_cast<std::size_t>(turn++ % gather_places)];
+    place = std::max(place, size);
+  }
+  elements = std::accumulate(largest.begin(), largest.end(), elements);
+  for (const Bucket& bucket : make_buckets(layout, settings.bucket_elements, settings.device_units, true))
+    if (in_slices[static_cast<std::size_t>(layout.unit_of(bucket.range().begin))])
+      elements += ShardMap(bucket.range().size(), ranks).slice(0).size();
+  return static_cast<std::size_t>(elements) * (size_of(settings.formats.weights) + size_of(settings.formats.gradients));
+}
+
 void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads) {
   for (const Backend::Reserve& reserve : backend.libraries)
     plan.add_beside(reserve.kind, reserve.name,
@@ -93,14 +116,20 @@ void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads) {
 }
 
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const NumberFormats& formats,
-                        std::optional<int> device_units, int ranks) {
+                        std::optional<int> device_units, int ranks, int gathered) {
   const auto n = static_cast<std::size_t>(layout.elements());
   const std::size_t state = state_bytes(formats.moments), weight = size_of(formats.weights),
                     gradient = size_of(formats.gradients);
   MemoryPlan plan;
-  if (!machine.device_memory || ranks > 1) {  // each of several ranks has all weights and gradients
-    plan.add(MemoryKind::device, "weights", n * weight);
-    plan.add(MemoryKind::device, "gradients", n * gradient);
+  if (!machine.device_memory || ranks > 1) {
+    // Without the places that gathered units take in turn.
+    const std::vector<bool> in_slices = gathered_units(layout.units(), gathered);
+    std::size_t there = 0;
+    for (int unit = 0; unit < layout.units(); ++unit)
+      there += static_cast<std::size_t>(layout.unit_range(unit).size()) /
+               static_cast<std::size_t>(in_slices[static_cast<std::size_t>(unit)] ? ranks : 1);
+    plan.add(MemoryKind::device, "weights", there * weight);
+    plan.add(MemoryKind::device, "gradients", there * gradient);
     const std::size_t slice = n / static_cast<std::size_t>(ranks);
     std::size_t owned = 0;
     if (machine.device_memory)

@@ -33,10 +33,14 @@ struct StreamedWeights {
 };
 StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units, int count, DType dtype);
 
-// The least that weights, gradients and one of `ranks` slices of the optimizer state take in these formats. A lower
-// bound; the plan proper is exact.
+// The bytes of weights and gradients on the device of the first of several ranks, whose slices are the longest, if
+// `settings.gathered` units are gathered, at least one.
+std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& settings, int ranks);
+
+// The least that weights, gradients and one of `ranks` slices of the optimizer state take in these formats, if up to
+// `gathered` units may be gathered. A lower bound; the plan proper is exact.
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const NumberFormats& formats,
-                        std::optional<int> device_units, int ranks);
+                        std::optional<int> device_units, int ranks, int gathered);
 
 // Books what the libraries behind a device take beside what is allocated through it.
 void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads);

@@ -8,14 +8,16 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "offload/schedule/gathered_units.h"
 #include "offload/schedule/streamed_units.h"
 #include "plan/machine/host_memory.h"
 
 namespace so {
 namespace {
 
-constexpr std::array choices{PlanChoice::split,       PlanChoice::residency, PlanChoice::streaming,
-                             PlanChoice::activations, PlanChoice::undo,      PlanChoice::cast};
+constexpr std::array choices{PlanChoice::split,     PlanChoice::residency,   PlanChoice::streaming,
+                             PlanChoice::gathering, PlanChoice::activations, PlanChoice::undo,
+                             PlanChoice::cast};
 
 // A few of 0 to `most`, `own` and its neighbours among them.
 std::set<std::int64_t> few(std::int64_t most, std::int64_t own) {
@@ -86,13 +88,14 @@ Alternative best_of_split(const PlacementInputs& in, const std::string& what, in
 std::span<const PlanChoice> plan_choices() { return choices; }
 
 std::string_view name_of(PlanChoice choice) {
-  constexpr std::array<std::string_view, 7> names{"none",        "split", "residency", "streaming",
-                                                  "activations", "undo",  "cast"};
+  constexpr std::array<std::string_view, 8> names{"none",      "split",       "residency", "streaming",
+                                                  "gathering", "activations", "undo",      "cast"};
   return names.at(static_cast<std::size_t>(choice));
 }
 
 bool is_open(PlanChoice choice, int ranks) {
-  return ranks == 1 || (choice != PlanChoice::residency && choice != PlanChoice::streaming);
+  if (ranks == 1) return choice != PlanChoice::gathering;
+  return choice != PlanChoice::residency && choice != PlanChoice::streaming;
 }
 
 std::vector<Alternative> alternatives(const PlacementInputs& in, const Placement& plan, PlanChoice choice,
@@ -131,6 +134,17 @@ std::vector<Alternative> alternatives(const PlacementInputs& in, const Placement
         Residency r = own;
         r.streamed_units = static_cast<int>(n);
         const std::string what = fmt::format("{} of {} units streamed", n, units);
+        if (r == own)
+          add(play(in, what, d, plan.keep, plan.undo_buckets, r), true);
+        else
+          add(play(in, what, d, r), false);
+      }
+      break;
+    case PlanChoice::gathering:
+      for (const std::int64_t n : few(most_gathered_units(units), own.gathered_units)) {
+        Residency r = own;
+        r.gathered_units = static_cast<int>(n);
+        const std::string what = fmt::format("{} of {} units gathered", n, units);
         if (r == own)
           add(play(in, what, d, plan.keep, plan.undo_buckets, r), true);
         else

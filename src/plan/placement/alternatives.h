@@ -23,7 +23,7 @@ struct Alternative {
   bool fits() const { return device_short == 0 && host_short == 0; }
 };
 
-// Whether there is anything to choose with so many ranks. Several have all weights on each device.
+// Whether there is anything to choose with so many ranks. Several gather weights, and one keeps or streams them.
 bool is_open(PlanChoice choice, int ranks);
 
 // A few of the ways that there are, in order of their size, the chosen one among them. `describe_keep` names an index

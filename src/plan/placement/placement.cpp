@@ -8,13 +8,14 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "offload/schedule/gathered_units.h"
 #include "offload/schedule/streamed_units.h"
 #include "plan/machine/host_memory.h"
 
 namespace so {
 namespace {
 
-constexpr int stream_parts = 8;        // streamed units are considered in steps of this part of those that may
+constexpr int away_parts = 8;          // units away from the device are considered in this part of those that may
 constexpr int coarse_splits = 20;      // of a deep model, looked at before those beside the best
 constexpr double equal_share = 0.001;  // of a step: plans closer than this count as equal
 struct Candidate {
@@ -60,23 +61,31 @@ void estimate(const PlacementInputs& in, Candidate& c) {
   c.estimate = estimate_step(in, c.device_units, c.keep, c.undo_buckets, c.residency);
 }
 
-// `part` of stream_parts of the units that may stream, or as many as the user asked for.
-int streamed_part(const PlacementInputs& in, int device_units, int part) {
-  const int most = std::min(in.most_streamed, most_streamed_units(static_cast<int>(in.units.size()), device_units));
-  return in.forced_stream ? most : (most * part + stream_parts - 1) / stream_parts;
+// Whether the user said how many units are not whole on the device.
+bool is_forced(const PlacementInputs& in) { return in.ranks > 1 ? in.forced_gather : in.forced_stream; }
+
+// With `part` of away_parts of the units that may not be whole on the device, or as many as the user asked for: they
+// stream, and with several ranks they are gathered.
+Residency with_part(const PlacementInputs& in, int device_units, Residency residency, int part) {
+  const int units = static_cast<int>(in.units.size());
+  const int most = in.ranks > 1 ? std::min(in.most_gathered, most_gathered_units(units))
+                                : std::min(in.most_streamed, most_streamed_units(units, device_units));
+  const int count = is_forced(in) ? most : (most * part + away_parts - 1) / away_parts;
+  (in.ranks > 1 ? residency.gathered_units : residency.streamed_units) = count;
+  return residency;
 }
 
 // All that may be with a split.
 void add_candidates(const PlacementInputs& in, int device_units, std::vector<Candidate>& all) {
   for (Residency residency : in.residencies) {
-    if (in.forced_stream) residency.streamed_units = streamed_part(in, device_units, 0);
+    residency = with_part(in, device_units, residency, 0);
     all.push_back(consider(in, device_units, residency));
     // Streaming makes room for activations and state, so it gains nothing where all of them are kept already.
-    if (all.back().keep == 0 || in.forced_stream) continue;
-    for (int part = 1; part <= stream_parts; ++part) {
-      const int count = streamed_part(in, device_units, part);
-      if (count == residency.streamed_units) continue;
-      residency.streamed_units = count;
+    if (all.back().keep == 0 || is_forced(in)) continue;
+    for (int part = 1; part <= away_parts; ++part) {
+      const Residency more = with_part(in, device_units, residency, part);
+      if (more == residency) continue;
+      residency = more;
       all.push_back(consider(in, device_units, residency));
     }
   }
@@ -231,6 +240,11 @@ Placement choose_placement(const PlacementInputs& in) {
       ways.push_back(fmt::format(
           "weights of {} of the {} layers whose optimizer state is on the host are streamed from host memory",
           r.streamed_units, most_streamed_units(units, best->device_units)));
+    if (r.gathered_units > 0)
+      ways.push_back(
+          fmt::format("of the weights and gradients of {} of the {} layers each GPU keeps a slice of 1/{}, and the "
+                      "weights are gathered before each use",
+                      r.gathered_units, most_gathered_units(units), in.ranks));
     plan.why_residency =
         fmt::format("device memory saved: {}, {}", fmt::join(ways, "; "), format_bytes(beyond(memory({}), memory(r))));
   }
@@ -256,11 +270,10 @@ std::optional<std::size_t> most_left(const PlacementInputs& in, std::size_t host
   const std::size_t host_budget = in.host_budget - host_bytes;
   const int units = static_cast<int>(in.units.size());
   std::optional<std::size_t> left;
-  for (Residency residency : in.residencies)
-    for (int part = 0; part <= (in.forced_stream ? 0 : stream_parts); ++part) {
+  for (const Residency& residency : in.residencies)
+    for (int part = 0; part <= (is_forced(in) ? 0 : away_parts); ++part) {
       const auto state = [&](int device_units) {
-        residency.streamed_units = streamed_part(in, device_units, part);
-        return in.memory(device_units, residency);
+        return in.memory(device_units, with_part(in, device_units, residency, part));
       };
       // The fewest units for which the host has room.
       int first = 0, last = units;

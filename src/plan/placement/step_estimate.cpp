@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "offload/schedule/gathered_units.h"
 #include "offload/schedule/streamed_units.h"
 #include "plan/machine/host_memory.h"
 
@@ -39,17 +40,20 @@ double least_seconds(const SimulatedRun& run) {
   const std::vector<bool> streams =
       streamed_units(static_cast<int>(run.units.size()), run.device_units, run.streamed_units);
   const auto micro_batches = static_cast<double>(run.micro_batches);
-  // A forward pass copies all that streams; in the passes that follow, what is still there is not copied again.
-  const double again = run.streamed_units == 0
-                           ? 0
-                           : 1 - static_cast<double>(std::min(stream_places, run.streamed_units)) / run.streamed_units;
-  const double copies = 1 + (2 * micro_batches - 1) * again;
+  // A forward pass brings all that streams or is gathered; in the passes that follow, what is still there is not
+  // brought again.
+  const auto copies_of = [&](int units, int places) {
+    const double again = units == 0 ? 0 : 1 - static_cast<double>(std::min(places, units)) / units;
+    return 1 + (2 * micro_batches - 1) * again;
+  };
+  const double copies = copies_of(run.streamed_units, stream_places);
+  const std::vector<bool> in_slices = gathered_units(static_cast<int>(run.units.size()), run.gathered_units);
   double pass = 0, to_device = 0, reduce = 0, gather = 0;
   for (std::size_t u = 0; u < run.units.size(); ++u) {
     const auto elements = static_cast<double>(run.units[u].elements);
     pass += run.units[u].forward + run.units[u].backward;
-    reduce += run.units[u].reduce;
-    gather += run.units[u].gather;
+    reduce += (in_slices[u] ? micro_batches : 1) * run.units[u].reduce;
+    gather += (in_slices[u] ? copies_of(run.gathered_units, gather_places) : 1) * run.units[u].gather;
     if (static_cast<int>(u) >= run.device_units)
       to_device += elements * (streams[u] ? copies * run.stream_bytes : run.weight_bytes);
   }
@@ -76,6 +80,7 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
   const Recomputation& again = in.keeps[static_cast<std::size_t>(keep)];
   SimulatedRun run{.device_units = device_units,
                    .streamed_units = residency.streamed_units,
+                   .gathered_units = residency.gathered_units,
                    .move_gradients = residency.moves_gradients(),
                    .schedule = in.schedule,
                    .micro_batches = in.micro_batches,

@@ -27,11 +27,12 @@ struct StateMemory {
   std::size_t device_bytes = 0, host_bytes = 0;
 };
 
-// Where the weights and gradients are that need not be kept on the device, to save its memory (offload/engine.h).
+// Where the weights and gradients are that need not be whole on the device, to save its memory (offload/engine.h).
 struct Residency {
   ResidencyKind device_weights = ResidencyKind::resident;          // of device-owned units
   GradientResidency host_gradients = GradientResidency::resident;  // of host-owned units
   int streamed_units = 0;
+  int gathered_units = 0;  // of either owner, with several ranks, which have none of the others
   bool casts_weights() const { return device_weights == ResidencyKind::from_masters; }
   bool moves_gradients() const { return host_gradients == GradientResidency::moved; }
   bool operator==(const Residency&) const = default;
@@ -39,7 +40,7 @@ struct Residency {
 
 struct PlacementInputs {
   MachineRates rates;  // of a rank, while all work
-  int ranks = 1;       // each with a slice of every bucket, and all weights and gradients on its device
+  int ranks = 1;       // each with a slice of every bucket, and all weights and gradients but of gathered units
   std::vector<UnitWork> units;
   Schedule schedule = Schedule::overlapped;
   std::int64_t micro_batches = 1;
@@ -56,6 +57,8 @@ struct PlacementInputs {
   std::vector<Residency> residencies = {{}};  // that may be chosen, what is kept the most first; none streams
   int most_streamed = 0;             // each of them also with weights of so many host-owned units streamed, at most
   bool forced_stream = false;        // so many exactly, or as many as may
+  int most_gathered = 0;             // with several ranks, each of them also with so many units gathered, at most
+  bool forced_gather = false;        // so many exactly, or as many as may
   std::size_t undo_place_bytes = 0;  // of host memory, for one bucket
   std::size_t device_budget = 0, host_budget = 0;
   std::size_t undo_budget = 0;             // of host_budget, up to where places for new state may fill it

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "offload/schedule/gathered_units.h"
 #include "offload/schedule/streamed_units.h"
 
 namespace so {
@@ -11,10 +12,22 @@ constexpr std::int64_t most_micro_batches = 4;  // that are played one by one
 
 }  // namespace
 
+bool has_collectives(const SimulatedRun& run) {
+  return std::any_of(run.units.begin(), run.units.end(),
+                     [](const SimulatedUnit& unit) { return unit.reduce > 0 || unit.gather > 0; });
+}
+
 DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<bool>& streamed) {
   DeviceProgram program;
   const int units = static_cast<int>(run.units.size());
-  for (const SimulatedUnit& unit : run.units) program.pass_seconds += unit.forward + unit.backward;
+  const std::vector<bool> gathered = gathered_units(units, run.gathered_units);
+  const bool several_ranks = has_collectives(run);
+  for (int u = 0; u < units; ++u) {
+    const SimulatedUnit& unit = run.units[static_cast<std::size_t>(u)];
+    program.pass_seconds += unit.forward + unit.backward;
+    if (gathered[static_cast<std::size_t>(u)]) program.pass_collectives += unit.reduce;
+  }
+  int turn = 0;
   const auto op = [&](SimulatedWork work, int unit, bool first, bool last) {
     const SimulatedUnit& u = run.units[static_cast<std::size_t>(unit)];
     DeviceOp o{work, unit, work == SimulatedWork::forward ? u.forward : u.backward, -1, first, last, 0};
@@ -23,6 +36,17 @@ DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<boo
       // Where the passes turn round, what was used last is used next.
       const int passes = o.use / run.streamed_units, in_pass = o.use % run.streamed_units;
       program.uses.push_back({unit, passes > 0 && in_pass < stream_places, passes == 0});
+    }
+    const bool in_slices = gathered[static_cast<std::size_t>(unit)];
+    const bool first_pass = first && work == SimulatedWork::forward;
+    if (several_ranks && (in_slices || first_pass)) {
+      o.gather = static_cast<int>(program.gathers.size());
+      GatherUse use{unit, -1, false, first_pass};
+      if (in_slices) {
+        use.turn = turn++;
+        use.there = use.turn >= run.gathered_units && use.turn % run.gathered_units < gather_places;
+      }
+      program.gathers.push_back(use);
     }
     program.ops.push_back(o);
   };
@@ -33,8 +57,13 @@ DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<boo
     const bool first = m == 0, last = m == played - 1;
     if (last && run.micro_batches > played)
       program.ops.push_back({SimulatedWork::forward, -1, 0, -1, false, false, run.micro_batches - played});
+    const std::size_t before = program.gathers.size();
     for (int u = 0; u < units; ++u) op(SimulatedWork::forward, u, first, last);
     for (int u = units - 1; u >= 0; --u) op(SimulatedWork::backward, u, first, last);
+    if (m != 1) continue;  // all that follow are like it
+    for (std::size_t g = before; g < program.gathers.size(); ++g)
+      if (!program.gathers[g].there)
+        program.pass_collectives += run.units[static_cast<std::size_t>(program.gathers[g].unit)].gather;
   }
   return program;
 }

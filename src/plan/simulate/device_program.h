@@ -16,6 +16,7 @@ struct DeviceOp {
   bool first = false;      // of the first micro-batch
   bool last = false;       // of the last
   std::int64_t times = 0;  // not 0: so many micro-batches like the one before, at once
+  int gather = -1;         // that must be done: index of DeviceProgram::gathers
 };
 
 // A use of streamed weights.
@@ -25,11 +26,24 @@ struct StreamUse {
   bool waits = false;  // for the host's weights: of the first forward pass
 };
 
+// A use of weights that come from all ranks, in the order of their gathers.
+struct GatherUse {
+  int unit = -1;
+  int turn = -1;       // its number among the uses of gathered units, which take places in turn; -1: the unit stays
+  bool there = false;  // the weights have been there since the use before
+  bool waits = false;  // for this rank's own weights: of the first forward pass
+};
+
 struct DeviceProgram {
   std::vector<DeviceOp> ops;
   std::vector<StreamUse> uses;
-  double pass_seconds = 0;  // of a micro-batch
+  std::vector<GatherUse> gathers;  // none of one rank
+  double pass_seconds = 0;         // of a micro-batch
+  double pass_collectives = 0;     // seconds of collectives, of a micro-batch but the first and the last
 };
+
+// Whether a run has several ranks.
+bool has_collectives(const SimulatedRun& run);
 
 // `streamed`: by unit. Of many micro-batches a few are played one by one, the others at once.
 DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<bool>& streamed);

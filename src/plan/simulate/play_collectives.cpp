@@ -1,27 +1,38 @@
+#include "offload/schedule/gathered_units.h"
 #include "plan/simulate/step_play.h"
 
 namespace so {
 
 bool StepPlay::start_reduce() {
   if (reduce_.busy || reductions_.empty()) return false;
-  const int unit = reductions_.front();
-  reductions_.pop_front();
+  const int unit = reductions_.front().unit;
   start_collective(reduce_, unit, run_.units[at(unit)].reduce,
                    {.lane = SimulatedLane::reduce, .work = SimulatedWork::reduce_scatter, .unit = unit});
   return true;
 }
 
+// The engine enqueues gathers in the order of their uses, ahead of the device.
 bool StepPlay::start_gather() {
-  if (!several_ranks_ || gather_.busy || gathered_ == static_cast<int>(run_.units.size())) return false;
-  // The engine enqueues gathers in the order of the forward pass, ahead of the device.
-  const int unit = gathered_;
-  if (unit < run_.device_units && next_op_ < program_.ops.size() &&
-      program_.ops[next_op_].work == SimulatedWork::device_update)
-    return false;
-  if (run_.schedule == Schedule::synchronous && !schedule_.finished()) return false;
-  if (!has_final_weights(unit) || !pieces_.all_of(unit, [&](int i) { return on_the_way_[at(i)] == 0; })) return false;
-  start_collective(gather_, unit, run_.units[at(unit)].gather,
-                   {.lane = SimulatedLane::gather, .work = SimulatedWork::all_gather, .unit = unit});
+  const auto count = static_cast<int>(program_.gathers.size());
+  bool went_on = false;
+  while (!gather_.busy && gathers_done_ < count && program_.gathers[at(gathers_done_)].there) {
+    ++gathers_done_;
+    went_on = true;
+  }
+  if (gather_.busy || gathers_done_ == count) return went_on;
+  const GatherUse& use = program_.gathers[at(gathers_done_)];
+  // The place is free when the use that had it is done.
+  if (use.turn >= 0 && turns_done_ <= use.turn - gather_places) return went_on;
+  if (use.waits) {
+    if (use.unit < run_.device_units && next_op_ < program_.ops.size() &&
+        program_.ops[next_op_].work == SimulatedWork::device_update)
+      return went_on;
+    if (run_.schedule == Schedule::synchronous && !schedule_.finished()) return went_on;
+    if (!has_final_weights(use.unit) || !pieces_.all_of(use.unit, [&](int i) { return on_the_way_[at(i)] == 0; }))
+      return went_on;
+  }
+  start_collective(gather_, use.unit, run_.units[at(use.unit)].gather,
+                   {.lane = SimulatedLane::gather, .work = SimulatedWork::all_gather, .unit = use.unit});
   return true;
 }
 
@@ -32,13 +43,16 @@ void StepPlay::start_collective(Lane& lane, int unit, double seconds, SimulatedS
 void StepPlay::finish_reduce() {
   reduce_.busy = false;
   note(reduce_.span, reduce_.began);
-  landed(reduce_.item);
+  const Reduction done = reductions_.front();
+  reductions_.pop_front();
+  if (const int slot = slice_slot(done.unit); slot >= 0) slice_slot_busy_[at(slot)] = false;
+  if (done.last) landed(done.unit);
 }
 
 void StepPlay::finish_gather() {
   gather_.busy = false;
   note(gather_.span, gather_.began);
-  ++gathered_;
+  ++gathers_done_;
 }
 
 }  // namespace so

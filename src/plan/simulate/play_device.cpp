@@ -17,10 +17,10 @@ bool StepPlay::may_start(const DeviceOp& op) {
       return wait_for(WaitReason::host);
     if (!has_final_weights(op.unit)) return wait_for(WaitReason::host);
     if (!pieces_.all_of(op.unit, [&](int i) { return on_the_way_[at(i)] == 0; })) return wait_for(WaitReason::link);
-    if (several_ranks_ && gathered_ <= op.unit) {
-      for_collective_ = true;
-      return wait_for(WaitReason::link);
-    }
+  }
+  if (op.gather >= gathers_done_) {
+    for_collective_ = true;
+    return wait_for(slice_slot(op.unit) < 0 ? WaitReason::link : WaitReason::stream);
   }
   if (op.use >= uses_there_) return wait_for(WaitReason::stream);
   if (op.work == SimulatedWork::backward) {
@@ -29,6 +29,10 @@ bool StepPlay::may_start(const DeviceOp& op) {
     if (const int slot = slot_of(op.unit);
         slot >= 0 && held_[at(slot)] >= 0 && !pieces_.all_of(held_[at(slot)], [&](int i) { return fetched_[at(i)]; }))
       return wait_for(WaitReason::gradient);
+    if (const int slot = slice_slot(op.unit); slot >= 0 && slice_slot_busy_[at(slot)]) {
+      for_collective_ = true;
+      return wait_for(WaitReason::gradient);
+    }
   }
   return true;
 }
@@ -58,6 +62,8 @@ bool StepPlay::start_device() {
     return false;
   }
   end_wait(before);
+  if (const int slot = op.work == SimulatedWork::backward ? slice_slot(op.unit) : -1; slot >= 0)
+    slice_slot_busy_[at(slot)] = true;
   if (op.work == SimulatedWork::backward && op.first) {
     for (int i = pieces_.first_of(op.unit); i < pieces_.first_of(op.unit + 1); ++i) schedule_.land(pieces_[i]);
     if (const int slot = slot_of(op.unit); slot >= 0) held_[at(slot)] = op.unit;
@@ -69,13 +75,15 @@ bool StepPlay::start_device() {
     seconds = n * (program_.pass_seconds + waited);
     step_.host_bytes += n * micro_streamed_;
     step_.waits[static_cast<std::size_t>(WaitReason::stream)] += n * waited;
+    step_.collective_waits += n * micro_for_collectives_;
+    step_.collectives += n * program_.pass_collectives;
     step_.device -= n * waited;  // what follows counts all of it
   }
   device_.busy = true;
   device_.began = now_;
   device_ends_ = now_ + seconds;
   step_.device += seconds;
-  if (op.work == SimulatedWork::forward && op.unit == 0) micro_waited_ = micro_streamed_ = 0;
+  if (op.work == SimulatedWork::forward && op.unit == 0) micro_waited_ = micro_for_collectives_ = micro_streamed_ = 0;
   return true;
 }
 
@@ -94,11 +102,11 @@ void StepPlay::finish_device() {
   note({.work = op.work, .unit = op.unit}, device_.began);
   if (op.use >= 0) ++uses_done_;
   if (op.work == SimulatedWork::device_update) phase_ = 0;
-  if (op.work != SimulatedWork::backward || !op.last) return;
-  if (several_ranks_)
-    reductions_.push_back(op.unit);
-  else
-    landed(op.unit);
+  if (op.gather >= 0 && program_.gathers[at(op.gather)].turn >= 0) ++turns_done_;
+  if (op.work != SimulatedWork::backward) return;
+  if (several_ranks_ && (op.last || slice_slot(op.unit) >= 0)) reductions_.push_back({op.unit, op.last});
+  if (!op.last) return;
+  if (!several_ranks_) landed(op.unit);
   if (!first_gradient_) {
     first_gradient_ = true;
     forward_seconds_ = std::exchange(phase_, 0);

@@ -7,8 +7,10 @@
 // With several ranks this is the step of one of them: the others do the same at the same time, and `elements` are its
 // own slice. Two more lanes work then, as the engine has them (offload/rank_exchange.h). Reductions follow the backward
 // pass of the last micro-batch: the host is given a unit's gradient, and the verdict taken, when the sums are there.
-// Gathers follow the first forward pass, each as soon as the rank's own weights of the unit have arrived. So the two
-// lanes never work at once.
+// Gathers follow the first forward pass, each as soon as the rank's own weights of the unit have arrived. Gathered
+// units (memory/gathered_weights.h) have a reduction in every backward pass, before which the place of their gradient
+// is not free, and a gather before each use, as soon as one of their places is; what the pass before used last is
+// there.
 //
 // Where the engine moves buckets the simulator moves pieces of units, as few as give the same result. No device, no
 // clock.
@@ -43,6 +45,7 @@ struct SimulatedRun {
   std::vector<SimulatedUnit> units;
   int device_units = 0;         // units before this one are the device's
   int streamed_units = 0;       // offload/schedule/streamed_units.h
+  int gathered_units = 0;       // offload/schedule/gathered_units.h
   bool move_gradients = false;  // to host memory as they come, through gradient_slots; one micro-batch only
   double device_update = 0;     // seconds of the device for its own AdamW, after the verdict
   Schedule schedule = Schedule::overlapped;

@@ -4,9 +4,22 @@
 #include <utility>
 
 #include "base/error.h"
+#include "offload/schedule/gathered_units.h"
 #include "offload/schedule/streamed_units.h"
 
 namespace so {
+
+namespace {
+
+std::vector<int> make_slice_slots(const SimulatedRun& run) {
+  const std::vector<bool> gathered = gathered_units(static_cast<int>(run.units.size()), run.gathered_units);
+  std::vector<int> slots;
+  int turn = 0;
+  for (const bool in_slices : gathered) slots.push_back(in_slices ? turn++ % gradient_slots : -1);
+  return slots;
+}
+
+}  // namespace
 
 StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
     : run_(std::move(run)),
@@ -18,16 +31,17 @@ StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
       places_(place_count_),
       schedule_(pieces_.all(), places_),
       streamed_(so::streamed_units(static_cast<int>(run_.units.size()), run_.device_units, run_.streamed_units)),
+      slice_slots_(make_slice_slots(run_)),
       program_(make_device_program(run_, streamed_)),
       bandwidth_(run_.host_memory, {run_.host_adamw, run_.link_to_host, run_.link_to_device}, run_.link_both),
-      several_ranks_(std::any_of(run_.units.begin(), run_.units.end(),
-                                 [](const SimulatedUnit& unit) { return unit.reduce > 0 || unit.gather > 0; })),
+      several_ranks_(has_collectives(run_)),
       fetched_(pieces_.size(), true),
       on_the_way_(pieces_.size(), 0) {
   SO_CHECK(run_.link_to_host > 0 && run_.link_to_device > 0 && run_.host_memory > 0 && run_.host_adamw > 0 &&
                run_.link_both > 0 && run_.micro_batches > 0 && run_.bucket_elements > 0 &&
                run_.device_units <= static_cast<int>(run_.units.size()),
            "no machine to simulate");
+  SO_CHECK(several_ranks_ || run_.gathered_units == 0, "{} units gathered without collectives", run_.gathered_units);
   SO_CHECK(!several_ranks_ || !run_.move_gradients, "gradients that are moved before they are reduced");
   held_.fill(-1);
 }
@@ -70,7 +84,7 @@ void StepPlay::begin_step() {
   uses_done_ = uses_there_ = 0;
   stream_ready_ = forever;
   asked_ = first_gradient_ = false;
-  gathered_ = 0;
+  gathers_done_ = turns_done_ = 0;
   phase_ = 0;
   pace_.restart();
   // The engine's own thread is ahead of the device by as much as it need not wait.
@@ -108,14 +122,17 @@ void StepPlay::advance() {
     }
   SO_CHECK(until < forever, "a simulated step that never ends");
   const double seconds = until - now_;
+  // Waits for weights that are brought for each use, and until a gradient in slices is reduced.
+  const bool of_the_pass = waits_for_ == WaitReason::stream || (waits_for_ == WaitReason::gradient && for_collective_);
   if (!device_.busy) {
     step_.waits[static_cast<std::size_t>(waits_for_)] += seconds;
-    if (waits_for_ == WaitReason::stream) micro_waited_ += seconds;
+    if (of_the_pass) micro_waited_ += seconds;
     if (for_collective_) step_.collective_waits += seconds;
+    if (of_the_pass && for_collective_) micro_for_collectives_ += seconds;
   }
-  // Waits for streamed weights belong to the pass's own time, and those for the last reductions to backward's: they
-  // pass whatever the host does.
-  if (device_.busy || waits_for_ == WaitReason::stream || waits_for_ == WaitReason::verdict) phase_ += seconds;
+  // They belong to the pass's own time, and those for the last reductions to backward's: they pass whatever the host
+  // does.
+  if (device_.busy || of_the_pass || waits_for_ == WaitReason::verdict) phase_ += seconds;
   now_ = until;
   if (pieces_.size() > 0) step_.host[static_cast<std::size_t>(host_.busy ? HostTime::adamw : host_idle_)] += seconds;
   for (std::size_t i = 0; i < bandwidth_users; ++i)

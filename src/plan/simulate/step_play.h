@@ -74,6 +74,8 @@ class StepPlay {
   // Whether the device can go on; if not, `waits_for_` says for whom it waits.
   bool may_start(const DeviceOp& op);
   int slot_of(int unit) const;
+  // The place of a gathered unit's gradient, one of gradient_slots; -1 of other units.
+  int slice_slot(int unit) const { return slice_slots_[at(unit)]; }
   bool start_device();
   void end_wait(WaitReason reason);
   void finish_device();
@@ -102,7 +104,7 @@ class StepPlay {
   void start_collective(Lane& lane, int unit, double seconds, SimulatedSpan span);
   void finish_reduce();
   void finish_gather();
-  bool reducing() const { return reduce_.busy || !reductions_.empty(); }
+  bool reducing() const { return !reductions_.empty(); }
 
   const SimulatedRun run_;
   const std::unique_ptr<UpdatePolicy> policy_;
@@ -110,8 +112,9 @@ class StepPlay {
   const std::int64_t place_count_;
   CountedPlaces places_;
   HostSchedule schedule_;
-  const std::vector<bool> streamed_;  // by unit
-  const DeviceProgram program_;       // of a step
+  const std::vector<bool> streamed_;    // by unit
+  const std::vector<int> slice_slots_;  // by unit
+  const DeviceProgram program_;         // of a step
   const HostBandwidth bandwidth_;
   const bool several_ranks_;
 
@@ -125,8 +128,10 @@ class StepPlay {
   WaitReason waits_for_ = WaitReason::host;
   bool for_collective_ = false;  // that wait
   double wait_began_ = -1;
-  double micro_waited_ = 0, micro_streamed_ = 0;  // seconds and bytes, of this micro-batch, by streaming
-  std::array<int, gradient_slots> held_;          // by slot: the unit that had it last, -1: none
+  // Of this micro-batch: seconds of waits for weights that are brought for each use and for places of gradients in
+  // slices, those of them for collectives, and bytes that streamed.
+  double micro_waited_ = 0, micro_for_collectives_ = 0, micro_streamed_ = 0;
+  std::array<int, gradient_slots> held_;  // by slot: the unit that had it last, -1: none
 
   HostTask task_ = HostTask::none;
   HostTime host_idle_ = HostTime::gradient;  // what it waits for, unless it works
@@ -142,8 +147,13 @@ class StepPlay {
   int uses_done_ = 0, uses_there_ = 0;
   bool streaming_ = false;
   double stream_ready_ = forever;
-  std::deque<int> reductions_;  // units, in order
-  int gathered_ = 0;            // units of which all weights are there
+  struct Reduction {
+    int unit = -1;
+    bool last = false;  // of the step's last micro-batch
+  };
+  std::deque<Reduction> reductions_;                    // in order; the first is under way if the lane is busy
+  std::array<bool, gradient_slots> slice_slot_busy_{};  // until the gradient in it is reduced
+  int gathers_done_ = 0, turns_done_ = 0;               // of the program's; uses of gathered units
 
   // The figures that the engine would measure.
   HostPace pace_;

@@ -43,7 +43,7 @@ Mark mark_of_wait(WaitReason reason) {
     case WaitReason::link:
       return {'L', "waits for transfers"};
     case WaitReason::stream:
-      return {'S', "waits for streamed weights"};
+      return {'S', "waits for streamed or gathered weights"};
     case WaitReason::gradient:
       return {'G', "waits for a gradient buffer"};
     case WaitReason::verdict:

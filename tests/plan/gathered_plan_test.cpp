@@ -1,0 +1,224 @@
+// Weights that are gathered, in the plan of a rank: the memory that it says beside what ranks allocate, and when it
+// chooses them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "io/presets.h"
+#include "model/config.h"
+#include "model/model_on_device.h"
+#include "model/parameters.h"
+#include "offload/schedule/gathered_units.h"
+#include "options/train_options.h"
+#include "plan/memory/state_memory.h"
+#include "plan/plan_question.h"
+#include "plan/training_plan.h"
+#include "support/errors.h"
+#include "support/on_gpu.h"
+#include "support/thread_ranks.h"
+
+namespace so::test {
+namespace {
+
+DecoderSpec deep_llama() {
+  DecoderSpec s;
+  s.architecture = "LlamaForCausalLM";
+  s.vocab = 500;
+  s.hidden = 64;
+  s.layers = 9;
+  s.heads = 4;
+  s.kv_heads = 2;
+  s.head_dim = 16;
+  s.intermediate = 160;
+  s.max_positions = 512;
+  s.rope.rotary_dim = 16;
+  return s;
+}
+constexpr int layers_of_deep_llama = 9;
+
+EngineSettings engine_of(int gathered, int device_units, const NumberFormats& formats) {
+  EngineSettings settings;
+  settings.formats = formats;
+  settings.gathered = gathered;
+  settings.device_units = device_units;
+  settings.bucket_elements = 4096;
+  settings.undo_buckets = 5;
+  return settings;
+}
+
+NumberFormats rank_formats(DType dtype) {
+  NumberFormats formats = model_formats(dtype);
+  formats.gradients = DType::f32;
+  return formats;
+}
+
+TEST(GatheredPlan, ArithmeticIsThatOfADryRun) {
+  const DecoderSpec spec = deep_llama();
+  const ParameterLayout layout(make_parameters(spec));
+  ThreadPool pool("host", {}, false);
+  PlanningMachine machine;
+  machine.pool = &pool;
+  for (const int ranks : {2, 3, 5})
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const int device_units : {0, 4, layout.units()}) {
+        TrainingShape shape{300, 0, 300, 1};
+        shape.ranks = ranks;
+        const auto planned = [&](int gathered) {
+          const EngineSettings settings = engine_of(gathered, device_units, rank_formats(dtype));
+          const MemoryPlan memory = plan_state(spec, layout, machine, shape, settings, WeightOrigin::random).memory;
+          return std::pair(memory.total(MemoryKind::device),
+                           gathered > 0 ? gathered_bytes(layout, settings, ranks) : std::size_t{0});
+        };
+        const auto [one, one_said] = planned(1);
+        for (int gathered = 2; gathered <= layers_of_deep_llama; ++gathered) {
+          const auto [bytes, said] = planned(gathered);
+          EXPECT_EQ(static_cast<std::int64_t>(bytes - one), static_cast<std::int64_t>(said - one_said))
+              << gathered << " units, " << ranks << " ranks, the device owns " << device_units;
+        }
+        EXPECT_LT(planned(layers_of_deep_llama).first, planned(0).first);
+      }
+}
+
+// By name, to the byte on the first rank, which has the longest slices.
+TEST(GatheredPlan, RanksAllocateWhatIsPlanned) {
+  if (on_gpu()) GTEST_SKIP() << "ranks are those of the CPU device";
+  const DecoderSpec spec = deep_llama();
+  const ParameterLayout layout(make_parameters(spec));
+  for (const int size : {2, 4})
+    for (const int gathered : {0, 1, 5, layers_of_deep_llama})
+      for (const int device_units : {0, 5, layout.units()}) {
+        SCOPED_TRACE(fmt::format("{} ranks, {} units gathered, the device owns {}", size, gathered, device_units));
+        const EngineSettings settings = engine_of(gathered, device_units, rank_formats(DType::f32));
+        TrainingShape shape{300, 0, 300, 1};
+        shape.ranks = size;
+        run_ranks(size, [&](Communicator& ranks) {
+          ThreadPool pool("host", {}, false);
+          PlanningMachine machine;
+          machine.pool = &pool;
+          const MemoryPlan plan = plan_state(spec, layout, machine, shape, settings, WeightOrigin::random).memory;
+          const auto device = make_cpu_device(pool);
+          const auto ops = make_ops(*device);
+          {
+            const OffloadEngine engine(*device, pool, ranks, layout, settings);
+            const auto stream = device->create_stream("compute");
+            DecoderSettings decoder;
+            decoder.formats = settings.formats;
+            decoder.loss_chunk_rows = 1;
+            const ModelOnDevice model(*device, *ops, *stream, spec, layout, decoder, model_shape(shape));
+            for (const MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable}) {
+              std::map<std::string, std::size_t> planned;
+              for (const MemoryPlan::Entry& entry : plan.entries)
+                if (entry.kind == kind && entry.allocated) planned[entry.name] += entry.bytes;
+              const auto held = device->ledger().peaks(kind);
+              if (ranks.rank() == 0) {
+                EXPECT_EQ(held, planned);
+              }
+              for (const auto& [name, bytes] : held) EXPECT_LE(bytes, planned[name]) << name;
+            }
+            ranks.barrier();
+          }
+        });
+      }
+}
+
+// A machine that is not there.
+struct RankPlanner {
+  RankPlanner(const Backend& kind, double device_bytes, double host_bytes) : pool("host", {}, false) {
+    machine.backend = &kind;
+    machine.name = "Fake";
+    if (kind.own_memory) machine.device_memory = static_cast<std::size_t>(device_bytes);
+    machine.host = {static_cast<std::size_t>(host_bytes), "free memory"};
+    machine.pool = &pool;
+    machine.held = 0;
+    machine.rates = [] {
+      MachineRates rates{.gemm_flops = 6e14,
+                         .device_memory = 4e12,
+                         .link_to_host = 5e10,
+                         .link_to_device = 5e10,
+                         .host_adamw = 1.2e11,
+                         .host_adamw_wide = 1.2e11,
+                         .host_memory = 1.2e11};
+      rates.collectives = {.bytes = 3e11, .seconds = 1e-5};
+      return rates;
+    };
+  }
+  TrainingPlan plan(const DecoderSpec& spec, std::optional<int> gathered_layers, int ranks = 4) const {
+    const ParameterLayout layout(make_parameters(spec));
+    RunRequest request;
+    request.gpus = ranks;
+    request.gathered_layers = gathered_layers;
+    TrainingShape shape{512, 0, 512, 1};
+    shape.ranks = ranks;
+    return plan_training(spec, layout, machine, shape, request, WeightOrigin::random);
+  }
+  ThreadPool pool;
+  PlanningMachine machine;
+};
+
+DecoderSpec preset(const char* name) {
+  const ModelConfig config = resolve_config(name);
+  return read_decoder_spec(config.text, config.origin);
+}
+
+TEST(GatheredPlan, OnTheCpuWholeWeightsIfTheyFit) {
+  const DecoderSpec spec = deep_llama();
+  RankPlanner ample(cpu_backend(), 0, 1e12);
+  EXPECT_EQ(ample.plan(spec, {}).engine.gathered, 0);
+  EXPECT_EQ(ample.plan(spec, 3).engine.gathered, 3);
+  EXPECT_EQ(ample.plan(spec, 1000).engine.gathered, layers_of_deep_llama);
+  EXPECT_EQ(ample.plan(spec, {}, 1).engine.gathered, 0);
+  const auto least = [&](int gathered) {
+    double refused = 1e6, fits = 1e9;
+    while (fits - refused > 1e3) {
+      const double middle = (fits + refused) / 2;
+      try {
+        RankPlanner(cpu_backend(), 0, middle).plan(spec, gathered);
+        fits = middle;
+      } catch (const MemoryRefusal&) {
+        refused = middle;
+      }
+    }
+    return fits;
+  };
+  const double all_fit = least(layers_of_deep_llama), whole_fit = least(0);
+  ASSERT_LT(all_fit, 0.95 * whole_fit);
+  EXPECT_EQ(RankPlanner(cpu_backend(), 0, whole_fit).plan(spec, {}).engine.gathered, 0);
+  EXPECT_EQ(RankPlanner(cpu_backend(), 0, all_fit).plan(spec, {}).engine.gathered, layers_of_deep_llama);
+  RankPlanner between(cpu_backend(), 0, (all_fit + whole_fit) / 2);
+  const TrainingPlan chosen = between.plan(spec, {});
+  EXPECT_EQ(chosen.engine.gathered, layers_of_deep_llama);
+  EXPECT_NE(std::find_if(chosen.reasons.begin(), chosen.reasons.end(),
+                         [](const std::string& reason) {
+                           return reason.find("gathered before each use, since whole ones do not fit") !=
+                                  std::string::npos;
+                         }),
+            chosen.reasons.end());
+  EXPECT_NE(refusal([&] { between.plan(spec, 0); }).find("not enough memory"), std::string::npos);
+}
+
+// 16 GB of weights and 32 of gradients, and a fourth of it.
+TEST(GatheredPlan, OnAGpuWholeWeightsIfTheyFitAndAreFaster) {
+  const DecoderSpec spec = preset("llama-3.1-8b");
+  EXPECT_EQ(RankPlanner(cuda_backend(), 140e9, 200e9).plan(spec, {}).engine.gathered, 0);
+  const TrainingPlan some = RankPlanner(cuda_backend(), 48e9, 200e9).plan(spec, {}),
+                     most = RankPlanner(cuda_backend(), 30e9, 200e9).plan(spec, {});
+  EXPECT_GT(some.engine.gathered, 0);
+  EXPECT_GE(most.engine.gathered, some.engine.gathered);
+  EXPECT_LE(most.engine.gathered, 32);
+  EXPECT_GT(most.estimate->collectives, some.estimate->collectives);
+  for (const TrainingPlan* plan : {&some, &most}) {
+    std::map<std::string, std::size_t> bytes;
+    for (const MemoryPlan::Entry& entry : plan->memory.entries) bytes[entry.name] += entry.bytes;
+    EXPECT_GT(bytes["weight slices"], 0u);
+    EXPECT_EQ(bytes["gradient slices"], 2 * bytes["weight slices"]) << "fp32 beside bf16";
+  }
+  expect_in(refusal([&] { RankPlanner(cuda_backend(), 30e9, 200e9).plan(spec, 0); }),
+            {"not enough memory on Fake", "--gathered_layers 0, or a ZeRO stage below 3"});
+  expect_in(refusal([&] { RankPlanner(cuda_backend(), 10e9, 200e9).plan(spec, {}); }), {"not enough memory on Fake"});
+}
+
+}  // namespace
+}  // namespace so::test
