@@ -129,6 +129,16 @@ std::size_t columns_of(std::string_view text) {
   return columns;
 }
 
+std::size_t utf8_prefix(std::string_view text) {
+  std::size_t bytes = 0;
+  while (bytes < text.size()) {
+    const Character c = first_of(text.substr(bytes));
+    if (!c.valid) break;
+    bytes += c.bytes;
+  }
+  return bytes;
+}
+
 std::string_view head_of(std::string_view text, std::size_t columns) {
   std::size_t bytes = 0;
   for (std::size_t used = 0; bytes < text.size();) {

@@ -18,6 +18,9 @@ std::size_t stderr_columns();
 // the others and for a byte that is not UTF-8. No line ends in it.
 std::size_t columns_of(std::string_view text);
 
+// Bytes from the beginning that are UTF-8: all of them, or as many as stand before the first that is not.
+std::size_t utf8_prefix(std::string_view text);
+
 // The longest part from the beginning, or the end, that takes at most `columns`; never half a character.
 std::string_view head_of(std::string_view text, std::size_t columns);
 std::string_view tail_of(std::string_view text, std::size_t columns);

@@ -6,6 +6,7 @@
 #include <yaml-cpp/exceptions.h>
 #include <yaml-cpp/mark.h>
 #include <yaml-cpp/parser.h>
+#include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -123,13 +124,27 @@ std::string comment(const std::string& text) {
   return out;
 }
 
+// Whether a file that holds this scalar gives back the text. The emitter puts U+FFFD for characters that YAML has none
+// for.
+bool reads_back(const std::string& scalar, const std::string& text) {
+  try {
+    return YAML::Load("- " + scalar)[0].Scalar() == text;
+  } catch (const YAML::Exception&) {
+    return false;
+  }
+}
+
 // A value as YAML, in quotes where it must be.
 std::string scalar(const OptionSpec& spec, const OptionValue& value) {
   const std::string text = to_string(value);
   if (spec.kind != OptionKind::text) return text;
   YAML::Emitter emitter;
   emitter << text;
-  if (!emitter.good()) fail("--{}: {}: {}", spec.name, in_quotes(text), emitter.GetLastError());
+  if (utf8_prefix(text) < text.size() || !emitter.good() || !reads_back(emitter.c_str(), text))
+    fail(
+        "--{}: {} has bytes that a YAML file cannot hold; give this option on the command line, and the others with "
+        "--print_config",
+        spec.name, in_quotes(printable_text(text)));
   return emitter.c_str();
 }
 
@@ -143,6 +158,9 @@ std::string unset_line(const OptionSpec& spec) {
 }  // namespace
 
 void apply_run_text(std::string_view text, std::string_view name, OptionsRef options, OptionOrigins& origins) {
+  if (const std::size_t good = utf8_prefix(text); good < text.size())
+    fail("{}:{}: the file is not UTF-8, as YAML is; an option with such bytes belongs on the command line", name,
+         1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(good), '\n'));
   RunFileEvents events(name, options, origins);
   try {
     std::istringstream in{std::string(text)};

@@ -20,12 +20,12 @@ namespace so {
 // line.
 void apply_run_file(const std::string& file, OptionsRef options, OptionOrigins& origins);
 
-// The same for a text; `name` stands for the file in messages.
+// The same for a text, which must be UTF-8; `name` stands for the file in messages.
 void apply_run_text(std::string_view text, std::string_view name, OptionsRef options, OptionOrigins& origins);
 
 // Such a file with every option and its meaning: those that were given with their values, the others as comments with
-// their defaults. apply_run_text() reads it to the same options, if their texts are UTF-8. Throws Error for a text that
-// YAML cannot hold.
+// their defaults. apply_run_text() reads it to the same options. Throws Error for a text that YAML cannot hold, as one
+// that is not UTF-8.
 std::string run_file_text(OptionsView options, const OptionOrigins& origins);
 
 }  // namespace so

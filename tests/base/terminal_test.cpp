@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string_view>
+
 namespace so {
 namespace {
 
@@ -20,6 +22,14 @@ TEST(Terminal, NeverCutsACharacterInHalf) {
   EXPECT_EQ(head_of("abc", 9), "abc");
   EXPECT_EQ(tail_of("\u6a21\u578bz", 2), "z");
   EXPECT_EQ(tail_of("\u6a21\u578bz", 3), "\u578bz");
+}
+
+TEST(Terminal, FindsTheFirstByteThatIsNotUtf8) {
+  for (const std::string_view text : {"", "abc", "a\x01\x7f", "na\u00efve", "\u6a21\U0001f600"})
+    EXPECT_EQ(utf8_prefix(text), text.size()) << text;
+  for (const std::string_view text :
+       {"ab\xff", "ab\x80", "ab\xe6\xa8", "ab\xc0\x80", "ab\xed\xa0\x80\u6a21", "ab\xf5\x93r"})
+    EXPECT_EQ(utf8_prefix(text), 2u) << text;
 }
 
 TEST(Terminal, ShowsNoControlCharacters) {

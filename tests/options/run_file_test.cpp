@@ -167,6 +167,36 @@ TEST(RunFile, WhatIsPrintedReadsBack) {
   }
 }
 
+// The emitter would put U+FFFD in their places where it needs quotes, and the file would name another path.
+TEST(RunFile, TextsThatYamlCannotHoldAreRefused) {
+  for (const std::string text : {"it's: a\x8b", "a\xf5\x93r", "\xe4", "a: \xed\xa0\x80", "a: \xef\xbf\xbe", "\xc3"}) {
+    SCOPED_TRACE(text);
+    Read r;
+    assign(r.ref(), r.origins, r.ref().rows().at("data"), text, Origin::command_line, "");
+    std::string message;
+    try {
+      run_file_text(r.ref(), r.origins);
+    } catch (const Error& error) {
+      message = error.what();
+    }
+    test::expect_in(message, {"--data: \"", "has bytes that a YAML file cannot hold", "command line"});
+    EXPECT_EQ(message.find('\n'), std::string::npos);
+  }
+  // Control characters are escaped.
+  for (const std::string& text : {std::string("a\x01: b"), std::string("\x1b[0m"), std::string("a\rb"),
+                                  std::string("a\0b", 3), std::string("a\nb: \n"), std::string("\x7f\xc2\x85")}) {
+    SCOPED_TRACE(text);
+    Read r;
+    assign(r.ref(), r.origins, r.ref().rows().at("data"), text, Origin::command_line, "");
+    EXPECT_EQ(read(run_file_text(r.ref(), r.origins)).options.data, text);
+  }
+}
+
+TEST(RunFile, AFileThatIsNotUtf8IsRefusedWithTheLine) {
+  EXPECT_EQ(refusal_of("lr: 1\ndata: a\xe4.jsonl\n"),
+            "run.yaml:2: the file is not UTF-8, as YAML is; an option with such bytes belongs on the command line");
+}
+
 // Of a run to which nothing was given all lines are comments, and each option has one.
 TEST(RunFile, DefaultsAreComments) {
   Read r;
