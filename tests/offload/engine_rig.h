@@ -72,7 +72,7 @@ inline Flat synthetic_gradients(const ParameterLayout& layout, unsigned seed, fl
   Flat flat;
   for (const Parameter& p : layout.parameters()) {
     auto& values = flat.emplace_back(static_cast<std::size_t>(p.size()));
-    for (float& x : values) x = scale * std::ldexp(static_cast<float>(static_cast<int>(random() >> 20) - 2048), -8);
+    for (float& x : values) x = scale * 0x1p-8f * static_cast<float>(static_cast<int>(random() >> 20) - 2048);
   }
   return flat;
 }

@@ -249,6 +249,29 @@ struct AttentionReference {
     e.tolerance[static_cast<std::size_t>(at)] += tolerance;
   }
 
+  struct Dot {
+    double sum = 0, magnitude = 0;  // of the terms, and of their magnitudes
+  };
+  static Dot dot(const std::vector<double>& a, const double* b) {
+    Dot result;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      const double term = a[i] * b[i];
+      result.sum += term;
+      result.magnitude += std::abs(term);
+    }
+    return result;
+  }
+
+  // A head's part of a row of a gradient.
+  struct Part {
+    Part(Expected& e, std::int64_t at) : value(e.value.data() + at), tolerance(e.tolerance.data() + at) {}
+    void add(std::size_t i, double factor, double error, double x) const {
+      value[i] += factor * x;
+      tolerance[i] += error * std::abs(x);
+    }
+    double *value, *tolerance;
+  };
+
   // The query row n, which sees the keys before `end`, counted from the document's first.
   void row(const AttentionProblem& p, const std::vector<double>& q, const std::vector<double>& kv,
            const std::vector<double>& sinks, std::int64_t n, std::int64_t h, std::int64_t kv_head, std::int64_t first,
@@ -258,18 +281,22 @@ struct AttentionReference {
     const std::int64_t dim = p.c.dim, q_at = p.q_at(n, h);
     const auto at = [](const std::vector<double>& a, std::int64_t i) { return a[static_cast<std::size_t>(i)]; };
     const auto count = static_cast<std::size_t>(seen);
-    std::vector<double> score(count), probability(count), dp(count), dp_size(count);
+    std::vector<double> score(count), probability(count);
+    const auto k_of = [&](std::size_t j) { return p.k_at(k0 + static_cast<std::int64_t>(j), kv_head); };
+    const auto v_of = [&](std::size_t j) { return p.v_at(k0 + static_cast<std::int64_t>(j), kv_head); };
+    const auto width = static_cast<std::size_t>(dim);
+    std::vector<double> query(width), dout(width), value(width), size(width);
+    for (std::int64_t d = 0; d < dim; ++d) {
+      query[static_cast<std::size_t>(d)] = p.scale * at(q, q_at + d);
+      dout[static_cast<std::size_t>(d)] = p.dout[q_at + d];
+    }
     const double sink = sinks.empty() ? -INFINITY : at(sinks, h);
     double largest = sink, magnitude = sinks.empty() ? 0 : std::abs(sink), sum = 0;
-    for (std::int64_t j = 0; j < seen; ++j) {
-      double size = 0;
-      for (std::int64_t d = 0; d < dim; ++d) {
-        const double term = p.scale * at(q, q_at + d) * at(kv, p.k_at(k0 + j, kv_head) + d);
-        score[static_cast<std::size_t>(j)] += term;
-        size += std::abs(term);
-      }
-      magnitude = std::max(magnitude, size);
-      largest = std::max(largest, score[static_cast<std::size_t>(j)]);
+    for (std::size_t j = 0; j < count; ++j) {
+      const Dot with_key = dot(query, kv.data() + k_of(j));
+      score[j] = with_key.sum;
+      magnitude = std::max(magnitude, with_key.magnitude);
+      largest = std::max(largest, score[j]);
     }
     if (!sinks.empty()) sum = std::exp(sink - largest);
     for (const double s : score) sum += std::exp(s - largest);
@@ -278,19 +305,22 @@ struct AttentionReference {
     const double slack = unit_roundoff(DType::f32) * (2 * std::sqrt(static_cast<double>(dim)) * magnitude +
                                                       2 * std::sqrt(static_cast<double>(seen)) + 10);
     set(lse, h * p.q_rows + n, row_lse, slack);
-    double delta = 0, delta_size = 0;
-    for (std::int64_t d = 0; d < dim; ++d) {
-      double value = 0, size = 0;
-      for (std::size_t j = 0; j < count; ++j) {
-        probability[j] = std::exp(score[j] - row_lse);
-        const double term = probability[j] * at(kv, p.v_at(k0 + static_cast<std::int64_t>(j), kv_head) + d);
-        value += term;
-        size += std::abs(term);
+    for (std::size_t j = 0; j < count; ++j) {
+      probability[j] = std::exp(score[j] - row_lse);
+      const double* const values = kv.data() + v_of(j);
+      for (std::size_t d = 0; d < width; ++d) {
+        const double term = probability[j] * values[d];
+        value[d] += term;
+        size[d] += std::abs(term);
       }
-      set(out, q_at + d, value, (slack + (sinks.empty() ? 1 : 2) * operand) * size);
-      delta += p.dout[q_at + d] * value;
-      delta_size += std::abs(p.dout[q_at + d]) * size;
-      set(dq, q_at + d, 0, 0);
+    }
+    double delta = 0, delta_size = 0;
+    for (std::size_t d = 0; d < width; ++d) {
+      const std::int64_t element = q_at + static_cast<std::int64_t>(d);
+      set(out, element, value[d], (slack + (sinks.empty() ? 1 : 2) * operand) * size[d]);
+      delta += dout[d] * value[d];
+      delta_size += std::abs(dout[d]) * size[d];
+      set(dq, element, 0, 0);
     }
     const double out_rounding =
         (p.type == DType::bf16 ? unit_roundoff(p.type) + (sinks.empty() ? 1 : 2) * operand : 0) * delta_size;
@@ -299,22 +329,20 @@ struct AttentionReference {
       const double share = std::exp(sink - row_lse), error = (2 * slack + 64 * unit_roundoff(DType::f32)) * delta_size;
       add(dsinks, h, -share * delta, share * (error + out_rounding));
     }
-    for (std::int64_t j = 0; j < seen; ++j) {
-      const auto i = static_cast<std::size_t>(j);
-      for (std::int64_t d = 0; d < dim; ++d) {
-        const double term = p.dout[q_at + d] * at(kv, p.v_at(k0 + j, kv_head) + d);
-        dp[i] += term;
-        dp_size[i] += std::abs(term);
-      }
-      const double ds = probability[i] * (dp[i] - delta);
-      const double ds_error = probability[i] * (slack * (dp_size[i] + delta_size) + out_rounding);
-      for (std::int64_t d = 0; d < dim; ++d) {
-        const double qd = p.scale * at(q, q_at + d), kd = p.scale * at(kv, p.k_at(k0 + j, kv_head) + d);
-        const double ds_rounding = operand * (std::abs(ds) + ds_error);
-        add(dq, q_at + d, ds * kd, (ds_error + ds_rounding) * std::abs(kd));
-        add(dkv, p.k_at(k0 + j, kv_head) + d, ds * qd, (ds_error + 3 * ds_rounding) * std::abs(qd));
-        const double dv = probability[i] * p.dout[q_at + d];
-        add(dkv, p.v_at(k0 + j, kv_head) + d, dv, (slack + 3 * operand) * std::abs(dv));
+    for (std::size_t j = 0; j < count; ++j) {
+      const double* const key = kv.data() + k_of(j);
+      const Dot dp = dot(dout, kv.data() + v_of(j));
+      const double ds = probability[j] * (dp.sum - delta);
+      const double ds_error = probability[j] * (slack * (dp.magnitude + delta_size) + out_rounding);
+      const double ds_rounding = operand * (std::abs(ds) + ds_error);
+      const double dq_error = ds_error + ds_rounding, dk_error = ds_error + 3 * ds_rounding,
+                   dv_error = slack + 3 * operand;
+      const Part to_q(dq, q_at), to_k(dkv, k_of(j)), to_v(dkv, v_of(j));
+      for (std::size_t d = 0; d < width; ++d) {
+        to_q.add(d, ds, dq_error, p.scale * key[d]);
+        to_k.add(d, ds, dk_error, query[d]);
+        const double dv = probability[j] * dout[d];
+        to_v.add(d, 1, dv_error, dv);
       }
     }
   }
