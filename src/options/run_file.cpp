@@ -168,7 +168,7 @@ void apply_run_text(std::string_view text, std::string_view name, OptionsRef opt
     parser.HandleNextDocument(events);
     if (parser) fail("{}: one document of options is read, and there is another behind \"---\"", name);
   } catch (const YAML::Exception& error) {
-    fail("{}:{}: not YAML: {}", name, error.mark.line + 1, error.msg);
+    fail("{}:{}: not YAML: {}", name, error.mark.line + 1, printable(error.msg));
   }
 }
 

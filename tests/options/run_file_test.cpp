@@ -133,11 +133,13 @@ TEST(RunFile, RefusalsNameTheLine) {
 TEST(RunFile, MalformedYaml) {
   for (const auto& [text, where] : {std::pair("lr: 1\n\tseed: 2", "run.yaml:2: not YAML: "),
                                     {"lr: \"1", "run.yaml:1: not YAML: "},
-                                    {"lr: 1\n- a", "run.yaml:2: not YAML: "}}) {
+                                    {"lr: 1\n- a", "run.yaml:2: not YAML: "},
+                                    {"data: \"a\\\x01\"", "unknown escape character: "}}) {
     SCOPED_TRACE(text);
     const std::string message = refusal_of(text);
     test::expect_in(message, {where});
     EXPECT_EQ(message.find('\n'), std::string::npos);
+    EXPECT_EQ(message.find('\x01'), std::string::npos);
   }
 }
 
