@@ -13,8 +13,10 @@
 #include "model/parameters.h"
 #include "offload/schedule/gathered_units.h"
 #include "options/train_options.h"
+#include "plan/gpu_rates.h"
 #include "plan/memory/state_memory.h"
 #include "plan/plan_question.h"
+#include "plan/small_llama.h"
 #include "plan/training_plan.h"
 #include "support/errors.h"
 #include "support/on_gpu.h"
@@ -23,21 +25,8 @@
 namespace so::test {
 namespace {
 
-DecoderSpec deep_llama() {
-  DecoderSpec s;
-  s.architecture = "LlamaForCausalLM";
-  s.vocab = 500;
-  s.hidden = 64;
-  s.layers = 9;
-  s.heads = 4;
-  s.kv_heads = 2;
-  s.head_dim = 16;
-  s.intermediate = 160;
-  s.max_positions = 512;
-  s.rope.rotary_dim = 16;
-  return s;
-}
 constexpr int layers_of_deep_llama = 9;
+DecoderSpec deep_llama() { return small_llama(layers_of_deep_llama, 500); }
 
 EngineSettings engine_of(int gathered, int device_units, const NumberFormats& formats) {
   EngineSettings settings;
@@ -134,13 +123,7 @@ struct RankPlanner {
     machine.pool = &pool;
     machine.held = 0;
     machine.rates = [] {
-      MachineRates rates{.gemm_flops = 6e14,
-                         .device_memory = 4e12,
-                         .link_to_host = 5e10,
-                         .link_to_device = 5e10,
-                         .host_adamw = 1.2e11,
-                         .host_adamw_wide = 1.2e11,
-                         .host_memory = 1.2e11};
+      MachineRates rates = gpu_rates(1.2e11);
       rates.collectives = {.bytes = 3e11, .seconds = 1e-5};
       return rates;
     };

@@ -5,14 +5,15 @@
 
 namespace so::test {
 
-inline MachineRates gpu_rates() {
+// `host`: bytes/s of its memory, which AdamW alone can use.
+inline MachineRates gpu_rates(double host = 1.5e11) {
   return {.gemm_flops = 6e14,
           .device_memory = 4e12,
           .link_to_host = 5e10,
           .link_to_device = 5e10,
-          .host_adamw = 1.5e11,
-          .host_adamw_wide = 1.5e11,
-          .host_memory = 1.5e11};
+          .host_adamw = host,
+          .host_adamw_wide = host,
+          .host_memory = host};
 }
 
 }  // namespace so::test

@@ -9,6 +9,7 @@
 #include "model/config.h"
 #include "model/parameters.h"
 #include "options/train_options.h"
+#include "plan/gpu_rates.h"
 #include "plan/row_step.h"
 #include "support/errors.h"
 
@@ -28,15 +29,7 @@ struct Planned {
     machine.whole_device_memory = machine.device_memory;
     machine.host = {static_cast<std::size_t>(host_gb * 1e9), "free memory"};
     machine.pool = &pool;
-    machine.rates = [] {
-      return MachineRates{.gemm_flops = 6e14,
-                          .device_memory = 4e12,
-                          .link_to_host = 5e10,
-                          .link_to_device = 5e10,
-                          .host_adamw = 1.2e11,
-                          .host_adamw_wide = 1.2e11,
-                          .host_memory = 1.2e11};
-    };
+    machine.rates = [] { return gpu_rates(1.2e11); };
     asked.batch_size = 4;
     asked.max_length = 4096;
     asked.cast_side = CastChoice::host;

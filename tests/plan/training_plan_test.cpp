@@ -12,10 +12,12 @@
 #include "model/parameters.h"
 #include "offload/schedule/owner_split.h"
 #include "options/train_options.h"
+#include "plan/gpu_rates.h"
 #include "plan/machine/measure.h"
 #include "plan/memory/memory_room.h"
 #include "plan/placement/unit_work.h"
 #include "plan/plan_question.h"
+#include "plan/small_llama.h"
 #include "support/errors.h"
 
 namespace so::test {
@@ -26,21 +28,6 @@ constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 DecoderSpec qwen3_14b() {
   const ModelConfig config = resolve_config("qwen3-14b");
   return read_decoder_spec(config.text, config.origin);
-}
-
-DecoderSpec small_llama() {
-  DecoderSpec s;
-  s.architecture = "LlamaForCausalLM";
-  s.vocab = 1000;
-  s.hidden = 64;
-  s.layers = 5;
-  s.heads = 4;
-  s.kv_heads = 2;
-  s.head_dim = 16;
-  s.intermediate = 160;
-  s.max_positions = 512;
-  s.rope.rotary_dim = 16;
-  return s;
 }
 
 struct Planner {
@@ -177,13 +164,7 @@ struct FakeMachine {
     machine.pool = &pool;
     machine.rates = [this] {
       EXPECT_EQ(machine.backend, &cuda_backend()) << "nothing on the CPU device depends on rates";
-      return MachineRates{.gemm_flops = 6e14,
-                          .device_memory = 4e12,
-                          .link_to_host = 5e10,
-                          .link_to_device = 5e10,
-                          .host_adamw = 1.2e11,
-                          .host_adamw_wide = 1.2e11,
-                          .host_memory = 1.2e11};
+      return gpu_rates(1.2e11);
     };
   }
   TrainingPlan plan(const DecoderSpec& spec, const TrainingShape& shape, const PlacementOptions& placement = {},
