@@ -11,8 +11,8 @@
 
 namespace so {
 
-// What a run's evaluations have come to, counted as transformers' Trainer and its EarlyStoppingCallback do: without
-// the one before the first step.
+// The best of a run's evaluations, and how long ago there was a gain. They are counted as transformers' Trainer and its
+// EarlyStoppingCallback do: without the one before the first step.
 struct EvaluationHistory {
   // Counts the evaluation after `step`, and returns whether it is the best so far. A loss that is not a number never
   // is.

@@ -128,7 +128,7 @@ DocumentMix document_mix(const TrainOptions& options, const std::vector<DataPart
   return mix;
 }
 
-// Of files that are taken as they are, each has its own line.
+// One file that is taken as it is has had its line already.
 void log_mix(const TrainOptions& options, const std::vector<DataPart>& parts, const RunData& data) {
   const std::size_t files = all_files(parts).size();
   if (files == 1 && !options.data_weights && !options.validation_split) return;

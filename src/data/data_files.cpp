@@ -49,16 +49,22 @@ DataPart files_of(const std::string& part, std::string_view option) {
 
 }  // namespace
 
+std::vector<std::string_view> between_commas(std::string_view text) {
+  std::vector<std::string_view> parts;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
 std::vector<DataPart> data_files(std::string_view text, std::string_view option) {
   std::vector<std::string> names;
   if (path_exists(fs::path(text))) {
     names.emplace_back(text);
   } else {
-    for (std::size_t begin = 0; begin <= text.size();) {
-      const std::size_t end = std::min(text.find(',', begin), text.size());
-      names.emplace_back(text.substr(begin, end - begin));
-      begin = end + 1;
-    }
+    for (const std::string_view name : between_commas(text)) names.emplace_back(name);
   }
   std::vector<DataPart> parts;
   std::set<fs::path> seen;

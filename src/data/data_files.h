@@ -17,6 +17,9 @@ using DataPart = std::vector<std::filesystem::path>;
 // it.
 std::vector<DataPart> data_files(std::string_view text, std::string_view option);
 
+// Returns what stands between the commas of a list; an empty text is a list of one empty part.
+std::vector<std::string_view> between_commas(std::string_view text);
+
 // The files of all parts.
 DataPart all_files(const std::vector<DataPart>& parts);
 

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "data/data_files.h"
 #include "data/sampler.h"
 
 namespace so {
@@ -41,7 +42,7 @@ std::uint64_t joint_key(const std::vector<TokenDataset>& caches) {
   return hash_text(text);
 }
 
-// So many of `from`, drawn by seed and purpose, in their order.
+// Draws so many of `from` by seed and purpose; they keep their order.
 std::vector<std::int64_t> draw(const std::vector<std::int64_t>& from, std::int64_t count, std::uint64_t seed,
                                std::string_view purpose) {
   const auto size = static_cast<std::int64_t>(from.size());
@@ -157,15 +158,12 @@ MixedDocuments mix_documents(JoinedDocuments all, const DocumentMix& mix) {
 
 std::vector<double> parse_weights(std::string_view text, std::size_t parts, std::string_view option) {
   std::vector<double> weights;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string_view number = text.substr(begin, end - begin);
+  for (const std::string_view number : between_commas(text)) {
     double weight = 0;
     const auto [stop, error] = std::from_chars(number.data(), number.data() + number.size(), weight);
     if (error != std::errc() || stop != number.data() + number.size() || !(weight > 0) || weight > largest_weight)
       fail("{} {}: {} is no number above 0 and at most {}", option, printable(text), printable(number), largest_weight);
     weights.push_back(weight);
-    begin = end + 1;
   }
   if (weights.size() != parts)
     fail("{} {} has {} weights, and --data has {} parts; give each part one", option, printable(text), weights.size(),

@@ -60,9 +60,9 @@ struct MixedDocuments {
   std::optional<JoinedDocuments> validation;
 };
 
-// What is held out is drawn from all documents, before weights, and no document is in both. A function of its arguments
-// alone; what is held out is in the order of the files. Throws Error if nothing is left of a part, or nothing to train
-// on.
+// The documents that are held out are drawn from all, before weights, and keep the order of the files; no document is
+// in both. The result is a function of the arguments alone. Throws Error if nothing is left of a part, or nothing to
+// train on.
 MixedDocuments mix_documents(JoinedDocuments all, const DocumentMix& mix);
 
 // "2,0.5" as numbers, one for each of `parts`. Throws Error naming `option`.

@@ -26,7 +26,8 @@ namespace {
 
 constexpr std::size_t page = 4096;
 constexpr std::size_t chunk_bytes = std::size_t{1} << 20;  // of a packed matrix, read at a time
-// Of a plain tensor: what was read is still in the core's cache when it is searched and converted.
+// A plain tensor is read in parts so short that they are still in the core's cache when they are searched and
+// converted.
 constexpr std::size_t cached_bytes = std::size_t{256} << 10;
 // A piece that passes by the ring: so long that threads seldom wait for each other, even where others take the CPUs.
 constexpr std::size_t piece_in_place_bytes = std::size_t{8} << 20;

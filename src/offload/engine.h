@@ -154,7 +154,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
     float* wide = nullptr;
     bf16* narrow = nullptr;
   };
-  // Of each bucket that is not empty, in order. Waits until the last update has written it.
+  // Returns the places of all buckets that are not empty, in order. Waits until the last update has written them.
   std::vector<StatePlace> state_places(StateArray array);
   // Brings the weights that each rank has placed to all of them. Waits; with one rank there is nothing to do. `compute`
   // is the stream of the model.
