@@ -36,6 +36,8 @@ WAYS = {
     "all streamed, zerooffload": "--streamed_layers 1000 --offload_ratio 1 --mode zerooffload",
     "cast on the host": "--cast_side host --offload_ratio 0.5",
     "cast on the device": "--cast_side device --offload_ratio 0.5",
+    "updates over the link": "--update_over_link --offload_ratio 0.5",
+    "updates over the link, all streamed": "--update_over_link --offload_ratio 1 --streamed_layers 1000",
     "moments in bf16": "--optimizer_state_dtype bf16 --adam_beta2 0.99",
     "moments in bf16, ratio 0.5": "--optimizer_state_dtype bf16 --adam_beta2 0.99 --offload_ratio 0.5",
     "3 micro-batches": "--gradient_accumulation_steps 3",

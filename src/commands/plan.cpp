@@ -240,6 +240,7 @@ nlohmann::ordered_json rank_to_json(const PlannedStep& step) {
           {"device_units", plan.engine.device_units},
           {"undo_buckets", plan.engine.undo_buckets},
           {"bucket_bytes", plan.engine.bucket_elements * static_cast<std::int64_t>(sizeof(float))},
+          {"update_over_link", plan.engine.update_over_link},
           {"cast_side", plan.engine.cast == CastSide::device ? "device" : "host"},
           {"transient_weights", plan.engine.device_weights == ResidencyKind::from_masters},
           {"transient_gradients", plan.engine.host_gradients == GradientResidency::moved},
@@ -372,7 +373,7 @@ allocated; weights are not needed.)",
        .modes = {{"offload_optimizer",
                   "none",
                   "all optimizer state is the device's",
-                  {"streamed_layers", "mode", "cast_side"}}}},
+                  {"streamed_layers", "mode", "cast_side", "update_over_link"}}}},
       plan_table(), check, run);
 });
 

@@ -29,7 +29,7 @@ void Device::limit_memory(const Limits& limits) {
   limits_ = limits;
 }
 
-Buffer Device::allocate(MemoryKind kind, std::size_t bytes, std::string name) {
+Buffer Device::allocate(MemoryKind kind, std::size_t bytes, std::string name, const Touch& touch) {
   if (bytes == 0) return {};
   const std::lock_guard lock(mutex_);
   const bool own = kind == MemoryKind::device && this->kind() != DeviceKind::cpu;
@@ -42,7 +42,7 @@ Buffer Device::allocate(MemoryKind kind, std::size_t bytes, std::string name) {
       fail("out of {} memory: {} for '{}' beside {} already held is more than {}, which the run may have",
            own ? "device" : "host", format_bytes(bytes), name, format_bytes(held), format_bytes(limit));
   }
-  void* data = allocate_memory(kind, bytes);
+  void* data = allocate_memory(kind, bytes, touch);
   if (!data)
     fail(
         "out of {} memory: {} for '{}' beside {} already held; "

@@ -23,6 +23,9 @@ class Device;
 enum class DeviceKind : std::uint8_t { cpu, cuda };
 enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };  // automatic: a GPU if there is one
 enum class Timing : bool { off, on };
+// What a thread does that waits for an event: it spins, which is over soonest, or sleeps, which leaves its core to
+// others.
+enum class Waiting : bool { spins, sleeps };
 
 // A block of memory of one kind, booked in its device's ledger under a name. Move-only; freed on destruction.
 // The device must outlive it.
@@ -126,18 +129,22 @@ class Device {
   void limit_memory(const Limits& limits);
 
   virtual std::unique_ptr<Stream> create_stream(std::string name) = 0;
-  virtual std::unique_ptr<Event> create_event(Timing timing = Timing::off) = 0;
+  virtual std::unique_ptr<Event> create_event(Timing timing = Timing::off, Waiting waiting = Waiting::spins) = 0;
 
   // Throws Error naming the request and what is booked when there is no room, or not within the limits. Contents are
   // unspecified. Any thread.
-  // Aligned to at least 4096 bytes. Zero bytes give an empty buffer.
-  Buffer allocate(MemoryKind kind, std::size_t bytes, std::string name);
+  // Aligned to at least 4096 bytes. Zero bytes give an empty buffer. `touch`: writes all of a block of host memory
+  // before it is pinned, as many threads can, each where it is to lie: what nobody has touched is touched by the
+  // driver, slowly. It is called where memory has pages, that is not on a dry device.
+  using Touch = std::function<void(void* data, std::size_t bytes)>;
+  Buffer allocate(MemoryKind kind, std::size_t bytes, std::string name, const Touch& touch = {});
 
   Ledger& ledger() { return ledger_; }
 
  protected:
   friend class Buffer;
-  virtual void* allocate_memory(MemoryKind kind, std::size_t bytes) = 0;  // null when there is no room
+  // Null when there is no room.
+  virtual void* allocate_memory(MemoryKind kind, std::size_t bytes, const Touch& touch) = 0;
   virtual void free_memory(MemoryKind kind, void* data, std::size_t bytes) noexcept = 0;
 
  private:

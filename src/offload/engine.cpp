@@ -80,9 +80,12 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       stats_host_(device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient norms")),
       stats_scratch_(
           device.allocate(MemoryKind::device, EngineOps::stats_scratch(largest_parameter(layout)), "gradient norms")),
-      host_state_(device, Owner::host, buckets_, settings.formats.moments,
-                  settings.schedule == Schedule::synchronous ? 0 : settings.undo_buckets),
-      device_state_(device, Owner::device, buckets_, settings.formats.moments),
+      host_state_(device,
+                  {.pool = host_pool,
+                   .spare_places = settings.schedule == Schedule::synchronous ? 0 : settings.undo_buckets,
+                   .pinned = settings.update_over_link},
+                  buckets_, settings.formats.moments),
+      device_state_(device, buckets_, settings.formats.moments),
       written_(static_cast<std::size_t>(layout.count()), false),
       reduced_(static_cast<std::size_t>(layout.units()), false),
       gate_(static_cast<int>(buckets_.size())),
@@ -95,7 +98,10 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
                                                                    weights_.on_device(), gradients_)),
       device_optimizer_(device, *ops_, layout, buckets_, device_state_, weights_, gradients_, gate_),
       host_(device, host_pool, layout, buckets_, host_state_, weights_, gradients_,
-            settings.host_gradients == GradientResidency::moved, settings.cast, gate_) {
+            {.store_gradients = settings.host_gradients == GradientResidency::moved,
+             .update_over_link = settings.update_over_link,
+             .cast = settings.cast},
+            gate_) {
   check_ranks(settings, ranks);
   check_formats(settings.formats);
   for (GradientSlot& slot : gradient_slots_) {
@@ -117,7 +123,6 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
     landed_.push_back(device.create_event());
   }
   if (!device.backed()) return;
-  host_state_.clear(host_pool);
   const auto stream = device.create_stream("clear");
   device_state_.clear(*stream);
   stream->synchronize();
@@ -370,6 +375,8 @@ UpdateFacts OffloadEngine::facts() const {
   facts.undo_places = settings_.undo_buckets;
   facts.update_seconds = host_.update_seconds();
   facts.preview_seconds = host_.preview_seconds();
+  facts.link_seconds = host_.link_seconds();
+  facts.link_preview_seconds = host_.link_preview_seconds();
   facts.forward_seconds = forward_.median();
   facts.backward_seconds = backward_.median();
   facts.clip_rate = clip_rate_;

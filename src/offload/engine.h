@@ -52,6 +52,9 @@ struct EngineSettings {
   // micro-batch's gradient is reduced. The others' are whole on every rank. Goes with neither from_masters nor streamed
   // units yet.
   int gathered = 0;
+  // Whether the device updates host-owned buckets too, whose state then travels over the link (link_update.h). It takes
+  // device memory for a few buckets, and host memory that is pinned.
+  bool update_over_link = false;
   GradientResidency host_gradients = GradientResidency::resident;  // moved: device memory for host memory
   CastSide cast = CastSide::host;
   std::int64_t bucket_elements = 0;  // at most; a multiple of ParameterLayout::alignment

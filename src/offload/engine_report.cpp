@@ -21,6 +21,7 @@ constexpr std::tuple host_counters{&HostCounters::speculated,
                                    &HostCounters::voided,
                                    &HostCounters::committed,
                                    &HostCounters::discarded,
+                                   &HostCounters::over_link,
                                    &HostCounters::seconds};
 constexpr std::tuple engine_counters{&EngineCounters::steps,
                                      &EngineCounters::skipped_steps,
@@ -73,8 +74,9 @@ std::string describe_schedule(const EngineCounters& counters) {
     return {};
   return fmt::format(
       "buckets of AdamW on the host: before the gradient norm was known {} in full, {} weights only, of which {} were "
-      "kept, {} discarded, {} rolled back; after it {} in full, {} weights first",
-      h.speculated, h.previewed, h.committed_ahead, h.voided, h.restored, h.updated_in_place, h.updated_weights_first);
+      "kept, {} discarded, {} rolled back; after it {} in full, {} weights first; by the device over the link {}",
+      h.speculated, h.previewed, h.committed_ahead, h.voided, h.restored, h.updated_in_place, h.updated_weights_first,
+      h.over_link);
 }
 
 StepOverlap overlap_of(const EngineCounters& difference) {

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "device/trace.h"
+#include "offload/link_update.h"
 
 namespace so {
 namespace {
@@ -30,7 +31,7 @@ static_assert(HostSchedule::hands < StagingRing::ahead);
 
 HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLayout& layout, std::span<Bucket> buckets,
                              OptimizerState& state, const UnitWeights& weights, const UnitGradients& gradients,
-                             bool store_gradients, CastSide cast, SaveGate& gate)
+                             const Ways& ways, SaveGate& gate)
     : pool_(pool),
       buckets_(buckets),
       state_(state),
@@ -38,7 +39,7 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
       weights_(weights),
       gradients_(gradients),
       gate_(gate),
-      ring_(device, largest(buckets), gradients.dtype(), weights.on_device().dtype(), cast, !store_gradients),
+      ring_(device, largest(buckets), gradients.dtype(), weights.on_device().dtype(), ways.cast, !ways.store_gradients),
       schedule_(buckets, state),
       entries_(buckets.size()) {
   for (const Bucket& bucket : buckets) {
@@ -46,16 +47,20 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
     entry(bucket).fetched = device.create_event();
     entry(bucket).current = device.create_event();
   }
-  if (!owned().empty() && store_gradients) {
+  if (!owned().empty() && ways.store_gradients) {
     std::size_t bytes = 0;
     for (const int index : owned()) bytes += gradient_bytes(bucket(index));
     store_ = device.allocate(MemoryKind::pinned, bytes, "gradients");
     auto* at = static_cast<std::byte*>(store_.data());
     for (const int index : owned()) at = (entry(index).stored = at) + gradient_bytes(bucket(index));
   }
+  if (!owned().empty() && ways.update_over_link)
+    link_ = std::make_unique<LinkUpdate>(device, layout, buckets, state, weights, gradients,
+                                         ways.store_gradients ? std::optional(ring_.gradients()) : std::nullopt);
   if (owned().empty() || !device.backed()) return;
   clock_.start();
   thread_ = std::thread([this] { run(); });
+  if (link_) link_thread_ = std::thread([this] { run_link(); });
 }
 
 HostOptimizer::~HostOptimizer() {
@@ -64,7 +69,8 @@ HostOptimizer::~HostOptimizer() {
     stop_ = true;
   }
   changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  for (std::thread* thread : {&thread_, &link_thread_})
+    if (thread->joinable()) thread->join();
 }
 
 // ---- The engine's side ----
@@ -80,6 +86,7 @@ void HostOptimizer::begin_step(const AdamWStep& unclipped, UpdateChoice choice) 
   throw_error();
   unclipped_ = unclipped;
   pace_.restart();
+  link_pace_.restart();
   schedule_.begin_step(std::move(choice));
 }
 
@@ -201,7 +208,17 @@ double HostOptimizer::preview_seconds() const {
   return pace_.preview_seconds();
 }
 
-// ---- The thread ----
+double HostOptimizer::link_seconds() const {
+  const std::lock_guard lock(mutex_);
+  return link_pace_.update_seconds();
+}
+
+double HostOptimizer::link_preview_seconds() const {
+  const std::lock_guard lock(mutex_);
+  return link_pace_.preview_seconds();
+}
+
+// ---- The host's thread ----
 
 bool HostOptimizer::prepare() {
   const int index = schedule_.take();

@@ -1,10 +1,9 @@
 // The host's half of the optimizer: a thread that fetches gradients of host-owned buckets, runs AdamW over them on the
-// host's threads, and sends weights back, beside the device's work. What it does and when, HostSchedule decides
-// (host_schedule.h).
+// host's threads, and sends weights back, beside the device's work. A second thread may have the device update some of
+// them (link_update.h). What is done and when, HostSchedule decides (host_schedule.h).
 //
-// The engine's thread makes all calls; each says whether it waits for this one. The first error, of this thread or
-// given to fail(), ends the thread's work and is thrown by every call from begin_step() to finish() but land() and
-// landed().
+// The engine's thread makes all calls; each says whether it waits for these two. The first error, of a thread or given
+// to fail(), ends the threads' work and is thrown by every call from begin_step() to finish() but land() and landed().
 #pragma once
 
 #include <condition_variable>
@@ -34,16 +33,23 @@
 
 namespace so {
 
+class LinkUpdate;
+struct LinkTask;
+
 class HostOptimizer {
  public:
   // `buckets`: the engine's, of all owners; this object alone moves the host-owned ones. `gradients` lie on the device;
   // they are fetched when the host works on a bucket, or, with `store_gradients`, into pinned memory as soon as they
-  // are complete. Weights that have host memory (WeightResidency) are written there, not sent. All references must
-  // outlive it.
+  // are complete. Weights that have host memory (WeightResidency) are written there, not sent. `update_over_link`: the
+  // device updates too, and `state` is pinned. All references must outlive it.
+  struct Ways {
+    bool store_gradients = false, update_over_link = false;
+    CastSide cast = CastSide::host;
+  };
   HostOptimizer(Device& device, ThreadPool& pool, const ParameterLayout& layout, std::span<Bucket> buckets,
-                OptimizerState& state, const UnitWeights& weights, const UnitGradients& gradients, bool store_gradients,
-                CastSide cast, SaveGate& gate);
-  // Ends the thread, without doing what is left to do.
+                OptimizerState& state, const UnitWeights& weights, const UnitGradients& gradients, const Ways& ways,
+                SaveGate& gate);
+  // Ends the threads, without doing what is left to do.
   ~HostOptimizer();
   HostOptimizer(const HostOptimizer&) = delete;
   HostOptimizer& operator=(const HostOptimizer&) = delete;
@@ -96,6 +102,8 @@ class HostOptimizer {
   // Seconds an element takes: the mean of a step, from a call of begin_step() to the next; 0 before the first.
   double update_seconds() const;
   double preview_seconds() const;
+  double link_seconds() const;  // over the link
+  double link_preview_seconds() const;
 
  private:
   // The facts about a host-owned bucket that the schedule does not know.
@@ -110,6 +118,9 @@ class HostOptimizer {
   };
 
   void run();
+  void run_link();  // link_thread.cpp
+  // Waits until the link has work to do; false when there will be none. `task` has a bucket if one can be begun.
+  bool next_over_link(LinkTask& task);
   bool prepare();  // takes the most urgent bucket in hand; false if there is none
   // Waits until there may be something to take. `lock` is of mutex_.
   void wait_for_work(std::unique_lock<std::mutex>& lock);
@@ -160,10 +171,11 @@ class HostOptimizer {
   std::deque<Work> in_hand_;
   bool stop_ = false;
   std::exception_ptr error_;
-  HostPace pace_;
+  HostPace pace_, link_pace_;
   HostClock clock_;  // the thread's; it has a lock of its own
 
-  std::thread thread_;  // last: it uses all the others
+  std::unique_ptr<LinkUpdate> link_;  // null: the device updates none
+  std::thread thread_, link_thread_;  // last: they use all the others
 };
 
 }  // namespace so

@@ -201,6 +201,11 @@ OptionTable<PlacementOptions> make_placement() {
         "Where bf16 and fp32 are cast for what the CPU updates: host, inside its optimizer, so that bf16 crosses the "
         "link; device, so that fp32 does; auto: the faster one, by rates measured at start. Results are the same")
       .default_from(ours);
+  t.add("update_over_link", &O::update_over_link,
+        "Whether the device also updates optimizer state that is kept on the CPU, which then travels over the link and "
+        "back, beside the CPU's own updates: auto where that makes the simulated step shorter. Results are the same")
+      .bare("true")
+      .default_from(ours);
   t.add("bucket_size", &O::bucket_size, "Gradients transferred and updated at a time, counted in fp32")
       .unit("bytes")
       .at_least(4096)

@@ -66,6 +66,7 @@ struct PlacementOptions {
   std::optional<int> gathered_layers;   // at most, of which each rank has slices alone; unset: chosen by the program
   OffloadMode mode = OffloadMode::superoffload;
   CastChoice cast_side = CastChoice::automatic;
+  Toggle update_over_link = Toggle::automatic;
   std::int64_t bucket_size = 16 << 20;  // bytes of fp32 gradient
 };
 

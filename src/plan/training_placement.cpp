@@ -52,6 +52,7 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
     plan_.engine.cast = choose_cast(measured_, inputs_.state_bytes);
   set_cast(inputs_, plan_.engine.cast);
   inputs_.schedule = plan_.engine.schedule;
+  inputs_.update_over_link = plan_.engine.update_over_link;
   inputs_.micro_batches = plan_.shape.micro_batches;
   inputs_.bucket_elements = plan_.engine.bucket_elements;
   inputs_.stream_bytes = static_cast<double>(size_of(plan_.engine.formats.weights));
@@ -168,7 +169,8 @@ MemoryPlan TrainingPlacement::state(int device_units, std::int64_t undo_buckets,
 // beside one dry run.
 StateMemory TrainingPlacement::state_memory(int device_units, Residency residency) {
   const bool streams = residency.streamed_units > 0, gathers = residency.gathered_units > 0;
-  const auto key = std::tuple(device_units, residency.device_weights, residency.host_gradients, streams, gathers);
+  const auto key = std::tuple(device_units, residency.device_weights, residency.host_gradients, streams, gathers,
+                              plan_.engine.update_over_link);
   auto found = states_.find(key);
   if (found == states_.end()) {
     Residency one = residency;
@@ -208,14 +210,36 @@ MemoryRefusal TrainingPlacement::refusal(const NothingFits& nothing) {
   return {std::move(brief), nothing.advice, std::move(memory), std::move(lines)};
 }
 
+Placement TrainingPlacement::search(bool over_link) {
+  plan_.engine.update_over_link = inputs_.update_over_link = over_link;
+  return choose_placement(inputs_);
+}
+
+bool TrainingPlacement::may_update_over_link() const {
+  // A machine that counts what is pinned has no room for all state to be.
+  const bool pins = !q_.machine.lockable || (q_.machine.pins_beyond && q_.machine.pins_beyond(*q_.machine.lockable));
+  return q_.request.update_over_link == Toggle::automatic && plan_.engine.schedule == Schedule::overlapped && pins;
+}
+
 void TrainingPlacement::choose() {
-  const Placement chosen = [&] {
+  Placement chosen = [&] {
     try {
-      return choose_placement(inputs_);
+      return search(plan_.engine.update_over_link);
     } catch (const NothingFits& nothing) {
       throw refusal(nothing);
     }
   }();
+  if (may_update_over_link() && chosen.device_units < q_.layout.units()) {
+    // Pinning all state takes time when the run begins, and the device's memory serves both.
+    constexpr double worth_it = 0.01;
+    plan_.engine.update_over_link = inputs_.update_over_link = true;
+    std::optional<Placement> other;
+    if (any()) other = search(true);
+    if (other && other->estimate.seconds() < (1 - worth_it) * chosen.estimate.seconds())
+      chosen = std::move(*other);
+    else
+      plan_.engine.update_over_link = inputs_.update_over_link = false;
+  }
   plan_.engine.device_units = chosen.device_units;
   plan_.engine.undo_buckets = chosen.undo_buckets;
   plan_.engine.device_weights = chosen.residency.device_weights;
@@ -247,6 +271,12 @@ void TrainingPlacement::say(const Placement& chosen) {
     add(fmt::format("bf16 and fp32 are cast into each other on the {}{}",
                     plan_.engine.cast == CastSide::device ? "device" : "host",
                     q_.request.cast_side == CastChoice::automatic ? ", which is faster here" : ", as asked"));
+  if (plan_.engine.update_over_link && chosen.device_units < q_.layout.units())
+    add(fmt::format(
+        "the device updates some of the state that is on the host too, about {:.0f}% of it, which travels over "
+        "the link and back{}",
+        100 * chosen.estimate.over_link_elements / host_elements(chosen.run),
+        q_.request.update_over_link == Toggle::on ? ", as asked" : ""));
   add(chosen.why_undo);
   if (!chosen.why_residency.empty()) add(chosen.why_residency);
   const StepOverlap overlap = chosen.estimate.overlap();

@@ -52,6 +52,10 @@ class TrainingPlacement {
   void set_sizes();
   void set_budgets();
   void set_residencies();
+  // The best placement, with updates over the link or without.
+  Placement search(bool over_link);
+  // Whether those are worth a search.
+  bool may_update_over_link() const;
   std::vector<Keep> keep_of(std::int64_t index) const;
   std::size_t activation_bytes(std::int64_t index);
   // The memory of a run without its activations.
@@ -68,7 +72,7 @@ class TrainingPlacement {
   ActivationSizer sizer_;
   std::vector<std::optional<std::size_t>> sizes_;  // of activations, by choice, once asked for
   std::size_t loading_floor_ = 0;                  // activations may have what loading has given back
-  std::map<std::tuple<int, ResidencyKind, GradientResidency, bool, bool>, StateMemory> states_;
+  std::map<std::tuple<int, ResidencyKind, GradientResidency, bool, bool, bool>, StateMemory> states_;
   PlacementInputs inputs_;
 };
 

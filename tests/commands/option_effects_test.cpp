@@ -92,14 +92,16 @@ const std::vector<Case>& cases() {
       std::string(train) +
       "save_strategy save_steps save_total_limit eval_strategy eval_steps load_best_model_at_end metric_for_best_model early_stopping_patience early_stopping_threshold ";
   static const std::string none = output + "device_memory profile";
-  static const std::string cpu = output + "streamed_layers mode cast_side";
-  static const std::string all_of_train = output + "device_memory profile streamed_layers mode cast_side";
+  static const std::string cpu = output + "streamed_layers mode cast_side update_over_link";
+  static const std::string all_of_train =
+      output + "device_memory profile streamed_layers mode cast_side update_over_link";
   const auto without = [](std::string names, const std::string& name) {
     return names.erase(names.find(" " + name + " "), name.size() + 1);
   };
   static const std::string falling = without(all_of_train, "decay"), constant = without(falling, "min_lr");
   static const std::string saves = without(all_of_train, "save_steps"), evaluates = without(all_of_train, "eval_steps");
-  static const std::string bench = std::string(train) + "device_memory profile streamed_layers mode cast_side";
+  static const std::string bench =
+      std::string(train) + "device_memory profile streamed_layers mode cast_side update_over_link";
   static const std::vector<Case> all = {
       {"train", "offload_optimizer", {"--offload_optimizer", "none"}, none.c_str()},
       {"train", "device", {"--device", "cpu"}, cpu.c_str()},
@@ -139,7 +141,7 @@ const std::vector<Case>& cases() {
        "breakdown",
        {"--breakdown", "false"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing optimizer_state_dtype "
-       "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side bucket_size device_memory host_memory "
+       "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link bucket_size device_memory host_memory "
        "no_optimizer max_grad_norm steps warmup breakdown json device dtype cpu_threads gpus bind_cores_to_rank verbose quiet"},
   };
   return all;

@@ -202,7 +202,11 @@ TEST(PlanRanks, TheDeviceOwnsStateToo) {
 // 32 bytes a parameter at a quarter of 204 GB/s; reductions of 59 GB in fp32 and gathers of 29.5 GB, of which each GPU
 // receives three quarters at 395 GB/s.
 TEST(PlanRanks, FourGpusAreAsTheArithmeticSays) {
-  const Planned p = plan({"--model", "qwen3-14b", "--gpus", "4", "--offload_ratio", "1"});
+  const std::vector<std::string> arguments{"--model", "qwen3-14b",         "--gpus", "4", "--offload_ratio",
+                                           "1",       "--gathered_layers", "0"};
+  std::vector<std::string> host_alone = arguments;
+  host_alone.insert(host_alone.end(), {"--update_over_link", "false"});
+  const Planned p = plan(host_alone);
   EXPECT_NEAR(state_of(p), 14.77e9 / 4 * 12, 0.02 * 44.3e9);
   double gradients = 0, weights = 0;
   for (const json& entry : p.result.at("memory")) {
@@ -218,6 +222,7 @@ TEST(PlanRanks, FourGpusAreAsTheArithmeticSays) {
   EXPECT_NEAR(ranks.at("collective_seconds").get<double>(), 0.75 * 88.6e9 / 395e9, 0.35 * 0.168);
   EXPECT_LT(ranks.at("collective_waiting_seconds").get<double>(), 0.05 * p.expected("step_seconds"));
   EXPECT_LE(p.total("device"), 149.4e9);
+  EXPECT_LT(plan(arguments).expected("step_seconds"), 0.95 * p.expected("step_seconds")) << "each GPU updates too";
 }
 
 // Llama-3.3-70B on four H200: 68.5 of its 70.6 billion parameters lie in 80 layers, of which each GPU keeps a quarter,

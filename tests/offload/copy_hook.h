@@ -51,10 +51,12 @@ class HookedDevice final : public Device {
     if (hooked) stream = std::make_unique<HookedStream>(*this, std::move(stream), hook_);
     return stream;
   }
-  std::unique_ptr<Event> create_event(Timing timing) override { return inner_.create_event(timing); }
+  std::unique_ptr<Event> create_event(Timing timing, Waiting waiting) override {
+    return inner_.create_event(timing, waiting);
+  }
 
  protected:
-  void* allocate_memory(MemoryKind, std::size_t bytes) override { return map_host_pages(bytes); }
+  void* allocate_memory(MemoryKind, std::size_t bytes, const Touch&) override { return map_host_pages(bytes); }
   void free_memory(MemoryKind, void* data, std::size_t bytes) noexcept override { unmap_host_pages(data, bytes); }
 
  private:

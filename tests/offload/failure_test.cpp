@@ -74,7 +74,7 @@ class OptimizerFault {
     std::array<char, 16> name{};
     pthread_getname_np(pthread_self(), name.data(), name.size());
     const std::string_view thread(name.data());
-    if (thread != "optimizer" && !thread.starts_with("host-")) return;
+    if (thread != "optimizer" && thread != "link" && !thread.starts_with("host-")) return;
     if (left()-- == 0) throw Error(kFault);
   }
 };
@@ -236,7 +236,9 @@ TEST(Failure, OfTheOptimizerIsThrownByWhatWaits) {
   for (int round = 0; round < 24; ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     const Watchdog watchdog;
-    EngineRig rig(the_layout(), settings_of(round), 1 + round % 3, std::make_unique<MixedPolicy>());
+    EngineSettings settings = settings_of(round);
+    settings.update_over_link = round % 4 >= 2;
+    EngineRig rig(the_layout(), settings, 1 + round % 3, std::make_unique<MixedPolicy>());
     rig.load(synthetic_gradients(the_layout(), 1, 0.125f));
     const OptimizerFault fault(static_cast<int>(random() % (round % 2 == 0 ? 8 : 200)));
     const int steps = run_to_error(rig);
@@ -255,7 +257,9 @@ TEST(Failure, OfTheModelsStreamIsThrownByTheStep) {
   for (int round = 0; round < 12; ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     const Watchdog watchdog;
-    EngineRig rig(the_layout(), settings_of(round), 1 + round % 3, std::make_unique<MixedPolicy>());
+    EngineSettings settings = settings_of(round);
+    settings.update_over_link = round % 2 == 1;
+    EngineRig rig(the_layout(), settings, 1 + round % 3, std::make_unique<MixedPolicy>());
     rig.load(synthetic_gradients(the_layout(), 1, 0.125f));
     const int at_step = static_cast<int>(random() % 6),
               at_unit = static_cast<int>(random()) & 3;  // the fixture has four
@@ -293,6 +297,60 @@ TEST_P(CopyFailure, IsThrownByTheNextStepAtTheLatest) {
     EXPECT_LE(steps, (copies - loaded) / owned + 1) << "steps were finished with old weights or gradients";
     // The error may have come by way of the model's stream, as a save's or the test's; then the engine has yet to meet
     // it.
+    EXPECT_THROW(rig.step(gradient_of(steps), 1e-2, steps + 1), Error);
+    expect_failed(rig);
+    if (HasFailure()) return;
+  }
+}
+
+// While it lives, the host's own thread waits until the link has had a copy.
+class LinkFirst {
+ public:
+  LinkFirst() {
+    copies() = 0;
+    delay_hook = &pass;
+  }
+  ~LinkFirst() { delay_hook = nullptr; }
+  LinkFirst(const LinkFirst&) = delete;
+  LinkFirst& operator=(const LinkFirst&) = delete;
+  static std::atomic<int>& copies() {
+    static std::atomic<int> count;
+    return count;
+  }
+
+ private:
+  static void pass() {
+    std::array<char, 16> name{};
+    pthread_getname_np(pthread_self(), name.data(), name.size());
+    if (std::string_view(name.data()) != "optimizer") return;
+    while (copies() == 0) std::this_thread::yield();
+  }
+};
+
+class LinkFailure : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Streams, LinkFailure, testing::Values("state to device", "state to host"),
+                         [](const auto& i) { return i.param == "state to host" ? "to_host" : "to_device"; });
+
+// No step is finished after one in which state that travelled was lost.
+TEST_P(LinkFailure, IsThrownByTheNextStepAtTheLatest) {
+  if (on_gpu()) GTEST_SKIP() << "the faulty streams are those of the CPU device";
+  for (int round = 0; round < 6; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    const Watchdog watchdog;
+    EngineSettings settings = settings_of(round);
+    settings.update_over_link = true;
+    settings.device_units = 0;
+    const LinkFirst first;
+    EngineRig rig(the_layout(), settings, 1, std::make_unique<MixedPolicy>(), [&](Device& device) {
+      return std::make_unique<HookedDevice>(device, GetParam(),
+                                            [fails = failing_copy(round % 3)](Stream& stream) mutable {
+                                              ++LinkFirst::copies();
+                                              return fails(stream);
+                                            });
+    });
+    rig.load(synthetic_gradients(the_layout(), 1, 0.125f));
+    const int steps = run_to_error(rig);
+    EXPECT_LE(steps, 2);
     EXPECT_THROW(rig.step(gradient_of(steps), 1e-2, steps + 1), Error);
     expect_failed(rig);
     if (HasFailure()) return;

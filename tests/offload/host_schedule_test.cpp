@@ -51,8 +51,8 @@ struct Host {
     }
   }
   // Does the most urgent; what it was, as "update 1", or "" if there is nothing.
-  std::string next() {
-    const int index = schedule.take();
+  std::string next(Updater updater = Updater::host) {
+    const int index = schedule.take(updater);
     return index < 0 ? "" : finish(index);
   }
   std::string finish(int index) {
@@ -89,6 +89,60 @@ TEST(HostSchedule, AfterTheVerdictTheLowestFirst) {
   EXPECT_TRUE(host.schedule.finished());
   EXPECT_EQ(host.schedule.counters().updated_in_place, 4);
   EXPECT_EQ(host.schedule.counters().committed, 4);
+}
+
+// Both take what is next.
+TEST(HostSchedule, TheLinkTakesFromTheSame) {
+  Host host(1);
+  host.begin(Ahead::speculate, After::weights_first);
+  host.gradients();
+  EXPECT_EQ(host.next(Updater::link), "speculate 4");
+  EXPECT_EQ(host.next(Updater::link), "") << "no place is left";
+  host.schedule.decide(true, true);
+  EXPECT_EQ(host.next(), "weights first 1");
+  EXPECT_EQ(host.next(Updater::link), "weights first 2");
+  EXPECT_EQ(host.next(), "weights first 3");
+  EXPECT_EQ(host.next(Updater::link), "state 3");
+  EXPECT_EQ(host.next(Updater::link), "state 2");
+  EXPECT_EQ(host.next(Updater::link), "state 1");
+  EXPECT_EQ(host.next(Updater::link), "") << "adopting is the host's";
+  EXPECT_FALSE(host.schedule.finished());
+  EXPECT_EQ(host.next(), "adopt 4");
+  EXPECT_TRUE(host.schedule.finished());
+  EXPECT_EQ(host.schedule.counters().over_link, 5);
+}
+
+// It leaves old weights to the host.
+TEST(HostSchedule, TheLinkLeavesWhatIsNoUpdate) {
+  Host host(1);
+  host.begin(Ahead::preview, After::in_place);
+  host.gradients();
+  EXPECT_EQ(host.next(Updater::link), "preview 4");
+  EXPECT_EQ(host.all(), (Tasks{"preview 3", "preview 2", "preview 1"}));
+  host.schedule.decide(false, false);
+  EXPECT_EQ(host.next(Updater::link), "");
+  EXPECT_EQ(host.all().size(), 4u);
+  EXPECT_TRUE(host.schedule.finished());
+  EXPECT_EQ(host.places.spare, 1);
+}
+
+// A verdict that comes while the link has a bucket applies when it is done.
+TEST(HostSchedule, TheVerdictComesWhileTheLinkWorks) {
+  for (const bool clipped : {false, true}) {
+    Host host(2);
+    host.begin(Ahead::speculate, After::in_place);
+    host.gradients();
+    const int index = host.schedule.take(Updater::link);
+    const HostTask task = host.schedule.begin(index);
+    EXPECT_EQ(task, HostTask::speculate);
+    host.schedule.decide(true, !clipped);
+    EXPECT_EQ(host.all(), (Tasks{"update 1", "update 2", "update 3"}));
+    host.schedule.complete(index, task);
+    EXPECT_EQ(host.all(), clipped ? Tasks{"update 4"} : Tasks{"adopt 4"});
+    EXPECT_EQ(host.schedule.counters().voided, clipped ? 1 : 0);
+    EXPECT_EQ(host.places.spare, 2);
+    EXPECT_TRUE(host.schedule.finished());
+  }
 }
 
 // Weights by the lowest, the state that follows by the highest; both must be done before the gradient may be written.

@@ -181,6 +181,7 @@ RunOf random_run(unsigned seed, int steps) {
   run.settings.bucket_elements = std::int64_t{1024} << random() % 3;
   run.settings.undo_buckets = static_cast<std::int64_t>(random() % 6);
   run.settings.cast = chance(2) ? CastSide::host : CastSide::device;
+  run.settings.update_over_link = chance(2);
   if (chance(2)) {
     run.settings.formats = model_formats(DType::bf16);
     run.settings.formats.gradients = DType::f32;
@@ -209,6 +210,7 @@ TEST(GatheredOnRanks, AnySchedulesGiveTheBytesOfWeightsThatStay) {
     expect_plain_loop(run, gathered);
     run.settings.gathered = 0;
     run.settings.schedule = Schedule::synchronous;
+    run.settings.update_over_link = false;
     run.delays = false;
     const Found whole = run_on_ranks(run);
     EXPECT_TRUE(gathered.bytes == whole.bytes);

@@ -142,6 +142,19 @@ TEST(EngineOnRanks, DelaysChangeNothing) {
   for (int i = 0; i < 3; ++i) expect_equal(3, settings_of(Schedule::overlapped, 2048, 3000));
 }
 
+TEST(EngineOnRanks, WithUpdatesOverTheLink) {
+  SO_CPU_ONLY("collectives of ranks reach its memory alone");
+  const test::Jitter jitter(13);
+  for (const int size : {2, 3})
+    for (const DType weights : {DType::f32, DType::bf16})
+      for (const int device_units : {0, 2}) {
+        EngineSettings settings = settings_of(Schedule::overlapped, 2048, 3000, device_units);
+        settings.formats = model_formats(weights);
+        settings.update_over_link = true;
+        expect_equal(size, settings);
+      }
+}
+
 TEST(EngineOnRanks, WithUnitsThatTheDeviceOwns) {
   SO_CPU_ONLY("collectives of ranks reach its memory alone");
   for (const int size : test::sanitized ? std::vector{3} : std::vector{1, 2, 3})

@@ -40,8 +40,9 @@ struct Manner {
   bool transient_weights = false, transient_gradients = false;
   int streamed_units = 0;  // at most
   CastSide cast = CastSide::host;
-  int resume_at = -1;  // a save and a resume in another engine before this step
-  bool delays = true;  // of the device, at random
+  bool over_link = false;  // the device updates too
+  int resume_at = -1;      // a save and a resume in another engine before this step
+  bool delays = true;      // of the device, at random
 };
 
 EngineSettings settings_of(const Task& task, const Manner& manner) {
@@ -57,6 +58,7 @@ EngineSettings settings_of(const Task& task, const Manner& manner) {
   settings.streamed_units =
       std::min(manner.streamed_units, most_streamed_units(layered().units(), manner.device_units));
   settings.cast = manner.cast;
+  settings.update_over_link = manner.over_link;
   if (manner.transient_gradients && task.micro_batches == 1) settings.host_gradients = GradientResidency::moved;
   settings.weight_decay = 0.1;
   // Norms of a step are near 1000, or near 16 of every third.
@@ -168,6 +170,7 @@ void expect_all_happened(const Result& result, const Task& task, const Manner& m
   EXPECT_EQ(c.host.restored > 0, task.bad_gradients);
   EXPECT_EQ(c.host.speculated + c.host.previewed, c.host.committed_ahead + c.host.voided + c.host.restored);
   EXPECT_EQ(c.host.updated_in_place + c.host.updated_weights_first + c.host.committed_ahead, c.host.committed);
+  EXPECT_EQ(c.host.over_link > 0, manner.over_link);
   EXPECT_EQ(c.device_updates > 0, manner.device_units > 0);
   // In a pass over five layers, three forward and three back do not find their weights there; nor do any after
   // an update, that of the last step among them, before the test looks.
@@ -234,6 +237,15 @@ TEST_P(ScheduleEquality, BucketsSplitsUndoThreads) {
           .streamed_units = 1,
           .cast = CastSide::device,
           .resume_at = 13},
+          Manner{.bucket_elements = 1024, .undo_buckets = 1000, .threads = 1, .over_link = true},
+          Manner{.bucket_elements = 2048, .undo_buckets = 3, .streamed_units = 100, .over_link = true, .resume_at = 17},
+          Manner{.bucket_elements = 4096,
+          .device_units = 2,
+          .undo_buckets = 2,
+          .transient_gradients = true,
+          .streamed_units = 1,
+          .cast = CastSide::device,
+          .over_link = true},
           Manner{.bucket_elements = 2048,
           .device_units = 3,
           .undo_buckets = 2,
@@ -276,6 +288,7 @@ TEST(Schedule, StressUnderRandomDelays) {
     manner.cast = round % 5 < 2 ? CastSide::device : CastSide::host;
     manner.transient_gradients = round % 4 >= 2;
     manner.streamed_units = round % 3;
+    manner.over_link = round % 5 >= 2;
     manner.resume_at = round % 6 == 5 ? 20 : -1;
     SCOPED_TRACE("round " + std::to_string(round));
     const Result result = run(task, manner, ++seed);

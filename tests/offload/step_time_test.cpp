@@ -62,10 +62,31 @@ TEST(StepTime, OfTwoBuckets) {
   choice.ahead[1] = Ahead::speculate;  // after 4 of 8
   EXPECT_NEAR(step_time(m.facts, choice, Verdicts::stand), 3 + 4 + 8, 1e-9);
   EXPECT_NEAR(step_time(m.facts, choice, Verdicts::clip), 6 + 2 + 8, 1e-9);
-  // State that follows too late holds up backward: weights after 1 and 2, state after 22 and 42, gradients wanted after
-  // 5 and, 4 after the other, last.
+  // State that follows too late holds up backward: weights after 1 and 2, state, without the weights' traffic, after
+  // 20.4 and 38.8, gradients wanted after 5 and, 4 after the other, last.
   m.facts.update_seconds = 2;
-  EXPECT_NEAR(step_time(m.facts, m.choice(Ahead::leave, After::weights_first), Verdicts::stand), 42 + 4, 1e-9);
+  EXPECT_NEAR(step_time(m.facts, m.choice(Ahead::leave, After::weights_first), Verdicts::stand), 38.8 + 4, 1e-9);
+}
+
+// Four equal buckets, all wanted at once: the host does them in a second each. A link as quick does every other, one
+// that is slower begins when the host has begun and is done after.
+TEST(StepTime, WithTheLink) {
+  Machine m(4, 10, 0);
+  m.facts.update_seconds = 0.1;
+  m.facts.preview_seconds = 0.05;
+  m.facts.forward_seconds = 1e-3;
+  m.facts.backward_seconds = 6;
+  const UpdateChoice left = m.choice(Ahead::leave, After::in_place);
+  EXPECT_NEAR(step_time(m.facts, left, Verdicts::stand), 4 + 6, 2e-3);
+  m.facts.link_seconds = 0.1;
+  EXPECT_NEAR(step_time(m.facts, left, Verdicts::stand), 2 + 6, 2e-3);
+  m.facts.link_seconds = 0.35;
+  EXPECT_NEAR(step_time(m.facts, left, Verdicts::stand), 3.5 + 6, 2e-3);
+  m.facts.link_seconds = 0.1;
+  m.facts.link_preview_seconds = 0.1;
+  const UpdateChoice previews = m.choice(Ahead::preview, After::in_place);
+  EXPECT_GT(step_time(m.facts, previews, Verdicts::stand), 6);
+  EXPECT_LT(step_time(m.facts, previews, Verdicts::stand), 6 + 1.1);
 }
 
 // Steps that were measured on an H200 with 15 threads of a Xeon: what each was given and how long it took.

@@ -104,6 +104,43 @@ TEST(Simulator, SpeculatesUnderBackward) {
   EXPECT_EQ(simulator.counters().previewed, 0);
 }
 
+// Six units that are updated after the verdict, all before the forward pass is over. The host takes two in hand at a
+// time, which take it a second each; the link takes the others' state both ways, 24'000 bytes at 24'000 a second.
+TEST(Simulator, UpdatesOverTheLink) {
+  SimulatedRun run = seconds_each(6, 0.01, 20);
+  run.link_to_host = run.link_to_device = 12'000;
+  run.host_memory = 1e9;
+  run.host_adamw = 28'000;
+  const SimulatedStep alone = Simulator(run, always(Ahead::leave)).settle();
+  EXPECT_EQ(alone.over_link, 0);
+  EXPECT_NEAR(alone.seconds, 6 * 20 + 6, 0.6);
+  run.update_over_link = true;
+  const SimulatedStep both = Simulator(run, always(Ahead::leave)).settle();
+  EXPECT_GE(both.over_link, 2000);
+  EXPECT_LE(both.over_link, 4000);
+  EXPECT_NEAR(both.seconds, 6 * 20 + 3, 1.2);
+  expect_sums(both);
+  // They share the memory's bandwidth.
+  run.host_memory = 28'000;
+  EXPECT_GT(Simulator(run, always(Ahead::leave)).settle().seconds, both.seconds + 1);
+}
+
+// With places both work ahead of the verdict, and more of it is done than by the host alone.
+TEST(Simulator, TheLinkSpeculatesToo) {
+  SimulatedRun run = seconds_each(12, 0.2, 0.4);
+  run.undo_buckets = 12;
+  run.host_memory = 1e9;
+  run.host_adamw = 28'000;
+  run.link_to_host = run.link_to_device = 40'000;
+  const SimulatedStep alone = Simulator(run).settle();
+  run.update_over_link = true;
+  const SimulatedStep both = Simulator(run).settle();
+  EXPECT_GT(both.over_link, 0);
+  EXPECT_LT(both.seconds, 0.8 * alone.seconds);
+  EXPECT_GT(both.seconds, 12 * 0.6);
+  expect_sums(both);
+}
+
 // The second gradient of three is complete ten seconds before the verdict.
 TEST(Simulator, SaysForWhatTheHostWaits) {
   SimulatedRun run = seconds_each(3, 10, 10);

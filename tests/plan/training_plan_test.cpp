@@ -243,6 +243,40 @@ TEST(PlanTraining, DoesAsItIsAsked) {
   EXPECT_EQ(large.plan(qwen3_14b(), four_rows, {}, Toggle::off).decoder.keep, keep_choice(40, 0));
 }
 
+// Where the step waits for the host the device updates too. Then all state is pinned, and a few buckets have room on
+// the device.
+TEST(PlanTraining, UpdatesOverTheLinkWhereThatIsQuicker) {
+  const auto booked = [](const TrainingPlan& plan, MemoryKind kind, const std::string& name) {
+    return std::any_of(plan.memory.entries.begin(), plan.memory.entries.end(),
+                       [&](const auto& entry) { return entry.kind == kind && entry.name == name; });
+  };
+  FakeMachine machine(cuda_backend(), 300, 1000);
+  const TrainingShape short_step{4096, 0, 4096, 1};
+  const PlacementOptions all{.offload_ratio = 1};
+  const TrainingPlan chosen = machine.plan(qwen3_14b(), short_step, all);
+  EXPECT_TRUE(chosen.engine.update_over_link);
+  EXPECT_GT(chosen.estimate->over_link_elements, 0);
+  EXPECT_TRUE(booked(chosen, MemoryKind::pinned, "master weights"));
+  EXPECT_TRUE(booked(chosen, MemoryKind::device, "state on its way"));
+
+  const TrainingPlan without =
+      machine.plan(qwen3_14b(), short_step, {.offload_ratio = 1, .update_over_link = Toggle::off});
+  EXPECT_FALSE(without.engine.update_over_link);
+  EXPECT_TRUE(booked(without, MemoryKind::pageable, "master weights"));
+  EXPECT_FALSE(booked(without, MemoryKind::device, "state on its way"));
+  EXPECT_LT(chosen.estimate->seconds(), 0.99 * without.estimate->seconds());
+
+  // The synchronous schedule is left alone unless it is asked for there.
+  const PlacementOptions synchronous{.offload_ratio = 1, .mode = OffloadMode::zerooffload};
+  EXPECT_FALSE(machine.plan(qwen3_14b(), short_step, synchronous).engine.update_over_link);
+  // There is nothing to gain where the host owns nothing, nor where its work is hidden.
+  EXPECT_FALSE(machine.plan(small_llama(), {300, 900, 512, 1}).engine.update_over_link);
+  EXPECT_FALSE(machine.plan(qwen3_14b(), four_rows, {.offload_ratio = 0.3}).engine.update_over_link);
+  // A machine that counts what is pinned has no room for all state to be.
+  machine.machine.lockable = std::size_t{40} << 30;
+  EXPECT_FALSE(machine.plan(qwen3_14b(), short_step, all).engine.update_over_link);
+}
+
 // 119 GB of state instead of 178.
 TEST(PlanTraining, TakesLessWithMomentsInBf16) {
   for (const Backend* kind : {&cpu_backend(), &cuda_backend()}) {
@@ -419,10 +453,10 @@ class FakeGpu final : public Device {
   bool backed() const override { return false; }
   std::optional<OwnMemory> own_memory() const override { return OwnMemory{free_ + 5, free_}; }
   std::unique_ptr<Stream> create_stream(std::string) override { return nullptr; }
-  std::unique_ptr<Event> create_event(Timing) override { return nullptr; }
+  std::unique_ptr<Event> create_event(Timing, Waiting) override { return nullptr; }
 
  protected:
-  void* allocate_memory(MemoryKind, std::size_t) override { return this; }
+  void* allocate_memory(MemoryKind, std::size_t, const Touch&) override { return this; }
   void free_memory(MemoryKind, void*, std::size_t) noexcept override {}
 
  private:

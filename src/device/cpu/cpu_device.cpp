@@ -108,10 +108,14 @@ class CpuDevice final : public Device {
   std::unique_ptr<Stream> create_stream(std::string name) override {
     return std::make_unique<CpuStream>(*this, pool_, std::move(name));
   }
-  std::unique_ptr<Event> create_event(Timing timing) override { return std::make_unique<CpuEvent>(timing); }
+  std::unique_ptr<Event> create_event(Timing timing, Waiting) override { return std::make_unique<CpuEvent>(timing); }
 
  protected:
-  void* allocate_memory(MemoryKind, std::size_t bytes) override { return map_host_pages(bytes); }
+  void* allocate_memory(MemoryKind, std::size_t bytes, const Touch& touch) override {
+    void* data = map_host_pages(bytes);
+    if (data && touch) touch(data, bytes);
+    return data;
+  }
   void free_memory(MemoryKind, void* data, std::size_t bytes) noexcept override { unmap_host_pages(data, bytes); }
 
  private:

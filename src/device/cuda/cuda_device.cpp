@@ -55,8 +55,9 @@ class Failure {
 class CudaEvent final : public Event {
  public:
   // On the calling thread's current device.
-  CudaEvent(const Failure& failure, Timing timing) : failure_(failure), timing_(timing) {
-    SO_CUDA(cudaEventCreateWithFlags(&event_, timing == Timing::on ? cudaEventDefault : cudaEventDisableTiming));
+  CudaEvent(const Failure& failure, Timing timing, Waiting waiting) : failure_(failure), timing_(timing) {
+    SO_CUDA(cudaEventCreateWithFlags(&event_, (timing == Timing::on ? cudaEventDefault : cudaEventDisableTiming) |
+                                                  (waiting == Waiting::sleeps ? cudaEventBlockingSync : 0)));
   }
   ~CudaEvent() override { cudaEventDestroy(event_); }
 
@@ -209,13 +210,13 @@ class CudaDevice final : public Device {
     use();
     return std::make_unique<CudaStream>(*this, failure_, std::move(name));
   }
-  std::unique_ptr<Event> create_event(Timing timing) override {
+  std::unique_ptr<Event> create_event(Timing timing, Waiting waiting) override {
     use();
-    return std::make_unique<CudaEvent>(failure_, timing);
+    return std::make_unique<CudaEvent>(failure_, timing, waiting);
   }
 
  protected:
-  void* allocate_memory(MemoryKind kind, std::size_t bytes) override {
+  void* allocate_memory(MemoryKind kind, std::size_t bytes, const Touch& touch) override {
     use();
     if (kind == MemoryKind::device) {
       void* data = nullptr;
@@ -229,6 +230,7 @@ class CudaDevice final : public Device {
     }
     // Pages of our own, so that exactly what is asked for is pinned: CUDA's own pinned allocator rounds up.
     void* data = map_host_pages(bytes);
+    if (data && touch) touch(data, bytes);
     if (data && kind == MemoryKind::pinned) {
       const cudaError_t status = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
       if (status != cudaSuccess) {
@@ -285,6 +287,9 @@ namespace {
 
 // Empty when device `index` can be used.
 std::string why_not(int index) {
+  // Streams share the queues to the GPU's engines if there are fewer than streams, and one that waits then holds up
+  // another. The driver reads this when it is first called.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaErrorInsufficientDriver) {

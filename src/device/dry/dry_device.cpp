@@ -41,10 +41,10 @@ class DryDevice final : public Device {
   std::unique_ptr<Stream> create_stream(std::string name) override {
     return std::make_unique<DryStream>(*this, std::move(name));
   }
-  std::unique_ptr<Event> create_event(Timing) override { return std::make_unique<DryEvent>(); }
+  std::unique_ptr<Event> create_event(Timing, Waiting) override { return std::make_unique<DryEvent>(); }
 
  protected:
-  void* allocate_memory(MemoryKind, std::size_t bytes) override {
+  void* allocate_memory(MemoryKind, std::size_t bytes, const Touch&) override {
     const std::uintptr_t rounded = (bytes + 4095) / 4096 * 4096;
     return reinterpret_cast<void*>(next_.fetch_add(rounded));
   }

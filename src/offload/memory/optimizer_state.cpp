@@ -8,8 +8,21 @@
 
 namespace so {
 
-OptimizerState::OptimizerState(Device& device, Owner owner, std::span<const Bucket> buckets, DType moments,
-                               std::int64_t spare_places)
+OptimizerState::OptimizerState(Device& device, const Host& host, std::span<const Bucket> buckets, DType moments)
+    : OptimizerState(device, Owner::host, host.pinned ? MemoryKind::pinned : MemoryKind::pageable, buckets, moments,
+                     host.spare_places, [&pool = host.pool](void* data, std::size_t bytes) {
+                       const auto size = static_cast<std::int64_t>(bytes);
+                       const std::int64_t grain = std::max<std::int64_t>(1 << 18, size / (8 * pool.size()));
+                       pool.parallel_for(size, grain, [&](std::int64_t begin, std::int64_t end) {
+                         std::memset(static_cast<std::byte*>(data) + begin, 0, static_cast<std::size_t>(end - begin));
+                       });
+                     }) {}
+
+OptimizerState::OptimizerState(Device& device, std::span<const Bucket> buckets, DType moments)
+    : OptimizerState(device, Owner::device, MemoryKind::device, buckets, moments, 0, {}) {}
+
+OptimizerState::OptimizerState(Device& device, Owner owner, MemoryKind kind, std::span<const Bucket> buckets,
+                               DType moments, std::int64_t spare_places, const Device::Touch& touch)
     : moments_(moments) {
   std::int64_t elements = 0;
   for (const Bucket& bucket : buckets)
@@ -26,27 +39,12 @@ OptimizerState::OptimizerState(Device& device, Owner owner, std::span<const Buck
   spare_.resize(static_cast<std::size_t>(spare_places));
   std::iota(spare_.begin(), spare_.end(), static_cast<int>(starts_.size()));
 
-  const MemoryKind kind = owner == Owner::host ? MemoryKind::pageable : MemoryKind::device;
   constexpr std::array names = {"master weights", "first moments", "second moments"};
   for (std::size_t i = 0; i < state_.size(); ++i) {
     const std::size_t size = size_of(dtype(state_arrays[i]));
-    state_[i] = device.allocate(kind, static_cast<std::size_t>(elements) * size, names[i]);
-    undo_[i] =
-        device.allocate(kind, static_cast<std::size_t>(spare_places * place_elements_) * size, "spare optimizer state");
-  }
-}
-
-void OptimizerState::clear(ThreadPool& pool) {
-  for (const Arrays* arrays : {&state_, &undo_}) {
-    const auto elements = static_cast<std::int64_t>(arrays->front().bytes() / sizeof(float));
-    const std::int64_t grain = std::max<std::int64_t>(1 << 16, elements / (8 * pool.size()));
-    pool.parallel_for(elements, grain, [&](std::int64_t begin, std::int64_t end) {
-      for (const StateArray array : state_arrays) {
-        const std::size_t size = size_of(dtype(array));
-        auto* data = static_cast<std::byte*>((*arrays)[static_cast<std::size_t>(array)].data());
-        std::memset(data + static_cast<std::size_t>(begin) * size, 0, static_cast<std::size_t>(end - begin) * size);
-      }
-    });
+    state_[i] = device.allocate(kind, static_cast<std::size_t>(elements) * size, names[i], touch);
+    undo_[i] = device.allocate(kind, static_cast<std::size_t>(spare_places * place_elements_) * size,
+                               "spare optimizer state", touch);
   }
 }
 
@@ -74,6 +72,10 @@ Tensor OptimizerState::part(StateArray array, const Bucket& bucket, Range range)
   return {at(array, places_[static_cast<std::size_t>(bucket.index())], offset_in(bucket, range.begin)),
           dtype(array),
           {range.size()}};
+}
+
+Tensor OptimizerState::part_beside(StateArray array, int place, const Bucket& bucket) const {
+  return {at(array, place, 0), dtype(array), {bucket.own().size()}};
 }
 
 float* OptimizerState::master(const Bucket& bucket, std::int64_t element) const { return at(bucket, element).master; }

@@ -21,19 +21,26 @@ inline constexpr std::array state_arrays = {StateArray::master, StateArray::firs
 inline std::size_t state_bytes(DType moments) { return sizeof(float) + 2 * size_of(moments); }
 
 // fp32 master weights and AdamW's moments, fp32 or bf16, of those of the buckets that `owner` has (of this rank's
-// slices of them), in pageable host memory or in device memory. Each bucket's state has a place; spare places take new
-// state beside the old, and adopting one replaces the old state by it without copying. Contents are unspecified until
-// cleared. Calls about different buckets may come from different threads; those about spare places, from one.
+// slices of them), in host memory, pageable or pinned, or in device memory. Each bucket's state has a place; spare
+// places take new state beside the old, and adopting one replaces the old state by it without copying. In device memory
+// contents are unspecified until cleared. Calls about different buckets may come from different threads; those about
+// spare places, one at a time.
 class OptimizerState final : public StatePlaces {
  public:
-  // `spare_places`: how many buckets can have new state beside the old at a time ("undo pool").
-  OptimizerState(Device& device, Owner owner, std::span<const Bucket> buckets, DType moments,
-                 std::int64_t spare_places = 0);
+  // `pool`: of the host's state, the threads that will update it, which touch it first. `spare_places`: how many
+  // buckets can have new state beside the old at a time ("undo pool"). `pinned`: the device reaches it too.
+  struct Host {
+    ThreadPool& pool;
+    std::int64_t spare_places = 0;
+    bool pinned = false;
+  };
+  OptimizerState(Device& device, const Host& host, std::span<const Bucket> buckets, DType moments);
+  // In device memory.
+  OptimizerState(Device& device, std::span<const Bucket> buckets, DType moments);
 
   DType dtype(StateArray array) const { return array == StateArray::master ? DType::f32 : moments_; }
 
-  // Zeros, the padding between parameters included. Host memory is first touched by the threads that will update it.
-  void clear(ThreadPool& pool);
+  // Zeros, the padding between parameters included: what the host has holds them from the beginning.
   void clear(Stream& stream);  // enqueued
 
   // From `element` of the flat range on, which lies in `bucket`, one of the owner's.
@@ -49,10 +56,13 @@ class OptimizerState final : public StatePlaces {
   void adopt(int place, const Bucket& bucket) override;
   // Like at(), in a place that was taken for the bucket's new state.
   AdamWState beside(int place, const Bucket& bucket, std::int64_t element) const;
+  Tensor part_beside(StateArray array, int place, const Bucket& bucket) const;  // of all the bucket's own slice
   // Zeros in such a place, in host memory: elements `range` of the flat range.
   void clear(int place, const Bucket& bucket, Range range);
 
  private:
+  OptimizerState(Device& device, Owner owner, MemoryKind kind, std::span<const Bucket> buckets, DType moments,
+                 std::int64_t spare_places, const Device::Touch& touch);
   using Arrays = std::array<Buffer, state_arrays.size()>;
   std::byte* at(StateArray array, int place, std::int64_t offset) const;
   std::int64_t offset_in(const Bucket& bucket, std::int64_t element) const;

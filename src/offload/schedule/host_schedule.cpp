@@ -104,16 +104,20 @@ bool HostSchedule::finished() const {
 
 // ---- The host's side ----
 
-int HostSchedule::most_urgent() {
-  const auto take = [](std::set<int>& from, bool lowest) {
-    const auto at = lowest ? from.begin() : std::prev(from.end());
+int HostSchedule::most_urgent(Updater updater) {
+  const auto take = [](std::set<int>& from, std::set<int>::const_iterator at) {
     const int index = *at;
     from.erase(at);
     return index;
   };
-  if (!due_.empty()) return take(due_, true);
-  if (!adopting_.empty()) return take(adopting_, false);
-  if (!owing_.empty()) return take(owing_, false);
+  const bool host = updater == Updater::host;
+  // Of those due, some must only be put back.
+  const auto due = host ? due_.begin() : std::find_if(due_.begin(), due_.end(), [&](int index) {
+    return bucket(index).state() == BucketState::deferred;
+  });
+  if (due != due_.end()) return take(due_, due);
+  if (host && !adopting_.empty()) return take(adopting_, std::prev(adopting_.end()));
+  if (!owing_.empty()) return take(owing_, std::prev(owing_.end()));
   while (!ahead_.empty()) {
     const int index = ahead_.front();
     ahead_.pop_front();
@@ -124,9 +128,12 @@ int HostSchedule::most_urgent() {
   return -1;
 }
 
-int HostSchedule::take() {
-  const int index = most_urgent();
-  if (index >= 0) entry(index).in_hand = true;
+int HostSchedule::take(Updater updater) {
+  const int index = most_urgent(updater);
+  if (index >= 0) {
+    entry(index).in_hand = true;
+    entry(index).updater = updater;
+  }
   return index;
 }
 
@@ -138,7 +145,9 @@ HostSchedule::Idle HostSchedule::idle() const {
   for (auto i = owned_.rbegin(); i != owned_.rend(); ++i) {  // in the order in which gradients become complete
     any = any || !entry(*i).decided;
     all = all && !entry(*i).decided;
-    if (entry(*i).decided || buckets_[static_cast<std::size_t>(*i)].state() != BucketState::deferred) continue;
+    if (entry(*i).decided || entry(*i).in_hand ||
+        buckets_[static_cast<std::size_t>(*i)].state() != BucketState::deferred)
+      continue;
     const bool wants_place = all_full || choice_.ahead[turn_of(*i)] == Ahead::speculate;
     if (left.bucket < 0 || (wants_place && left.reason == HostTime::verdict))
       left = {wants_place ? HostTime::place : HostTime::verdict, *i};
@@ -217,6 +226,7 @@ void HostSchedule::complete(int index, HostTask task) {
   Entry& e = entry(index);
   Bucket& b = bucket(index);
   e.in_hand = false;
+  counters_.over_link += e.updater == Updater::link ? 1 : 0;
   const auto final = [&] {
     b.commit();
     ++counters_.committed;

@@ -1,12 +1,16 @@
-// Decides what the host does with its buckets, and when, without threads, streams or a clock. The engine's
+// Decides what is done with the host's buckets, and when, without threads, streams or a clock. The engine's
 // HostOptimizer carries these decisions out on a machine (host_optimizer.h), the planner's simulator in virtual time
-// (plan/simulate/simulator.h). The most urgent work comes first:
+// (plan/simulate/simulator.h). Two may work on them: the host, and the device, to which a bucket's state then travels
+// over the link and back (Updater). The most urgent work comes first:
 //
 //   1. after the verdict, what the next forward pass waits for: updates and redone updates, and old weights that a
 //      skipped step must put back; lowest bucket first
 //   2. adopting speculated state, then state that must follow weights sent earlier; highest bucket first, whose next
 //      gradient comes first
 //   3. ahead of the verdict, buckets whose gradients are complete, as the step's UpdateChoice has it
+//
+// Both take from these, the one that is free first. What needs no update is the host's alone: adopting and putting
+// back.
 //
 // One thread at a time; the caller locks.
 #pragma once
@@ -34,11 +38,15 @@ struct HostCounters {
   std::int64_t restored = 0;                                     // old weights put back after a skipped step
   std::int64_t voided = 0;                                       // work ahead of the verdict that a clipped step voids
   std::int64_t committed = 0, discarded = 0;                     // of steps that stood and that were skipped
-  HostSeconds seconds{};                                         // of the host's thread, by what it does
+  std::int64_t over_link = 0;  // of all updates, and of state that followed, those that the device made
+  HostSeconds seconds{};       // of the host's thread, by what it does
 };
 
 enum class HostTask : std::uint8_t { none, speculate, preview, update, weights_first, follow, adopt, restore };
 std::string_view name_of(HostTask task);
+
+// Who works on a bucket that the host owns: the host's threads, or the device, to which its state travels.
+enum class Updater : std::uint8_t { host, link };
 
 // Seconds an element takes the host, in the mean of what was done since restart(); before that, of what was done until
 // then, 0 at first. What the policy is told (UpdateFacts), of a step.
@@ -83,8 +91,9 @@ class HostSchedule {
   // ---- The host's side ----
   // Buckets in hand: the one that is next, and one whose gradient arrives meanwhile.
   static constexpr std::size_t hands = 2;
-  int take();  // takes the most urgent bucket in hand; -1 if there is none
-  // Why there was none, while none is in hand either.
+  // Takes the most urgent bucket that it can work on in hand; -1 if there is none.
+  int take(Updater updater = Updater::host);
+  // Why there was none for the host, while it has none in hand either.
   struct Idle {
     HostTime reason = HostTime::gradient;  // gradient, place or verdict
     int bucket = -1;                       // whose gradient could be used but for the reason; -1: none
@@ -103,13 +112,14 @@ class HostSchedule {
  private:
   // The facts about a host-owned bucket beside its state.
   struct Entry {
-    bool decided = true;   // the verdict on its gradient is in
-    bool in_hand = false;  // taken by the host
-    bool redo = false;     // its update replaces one that was void
-    int place = -1;        // spare place of its speculated state
+    bool decided = true;              // the verdict on its gradient is in
+    bool in_hand = false;             // taken
+    Updater updater = Updater::host;  // who took it last
+    bool redo = false;                // its update replaces one that was void
+    int place = -1;                   // spare place of its speculated state
   };
 
-  int most_urgent();
+  int most_urgent(Updater updater);
   void apply_verdict(Bucket& bucket);
   void give_back_place(Entry& entry);
   std::size_t turn_of(int index) const { return static_cast<std::size_t>(turn_of_[static_cast<std::size_t>(index)]); }

@@ -7,6 +7,10 @@
 namespace so {
 namespace {
 
+// State that follows reads and writes all that an update does but the weights: 26 bytes of 28 (18 of 20 with bf16
+// moments).
+constexpr double follow_share = 0.92;
+
 // Times are seconds since the last verdict.
 class Steps {
  public:
@@ -27,10 +31,24 @@ class Steps {
 
  private:
   double elements(std::size_t i) const { return static_cast<double>(f_.elements[i]); }
-  double update(std::size_t i) const { return elements(i) * f_.update_seconds; }
-  double preview(std::size_t i) const { return elements(i) * f_.preview_seconds; }
+  // Gives it to whoever is free first once it is `ready`, the host or the link; when it is done.
+  double by_first(double ready, double host_seconds, double link_seconds) {
+    const bool over_link = f_.link_seconds > 0 && std::max(link_, ready) < std::max(host_, ready);
+    double& free = over_link ? link_ : host_;
+    return free = std::max(free, ready) + (over_link ? link_seconds : host_seconds);
+  }
+  double update(std::size_t i, double ready) {
+    return by_first(ready, elements(i) * f_.update_seconds, elements(i) * f_.link_seconds);
+  }
+  double follow(std::size_t i) {
+    return by_first(0, elements(i) * follow_share * f_.update_seconds, elements(i) * f_.link_seconds);
+  }
+  double preview(std::size_t i, double ready) {
+    return by_first(ready, elements(i) * f_.preview_seconds, elements(i) * f_.link_preview_seconds);
+  }
+  double first_free() const { return f_.link_seconds > 0 ? std::min(host_, link_) : host_; }
 
-  // The host: what is due, the lowest bucket first; then state that follows, the highest first.
+  // What is due, the lowest bucket first; then state that follows, the highest first.
   void after_the_verdict() {
     std::vector<bool> owing(count_, false);
     for (std::size_t i = 0; i < count_; ++i) {
@@ -40,11 +58,10 @@ class Steps {
         continue;
       }
       owing[i] = (clip_ ? choice_.redo : choice_.after)[i] == After::weights_first;
-      host_ += owing[i] ? preview(i) : update(i);
-      weights_here_[i] = host_;
+      weights_here_[i] = owing[i] ? preview(i, 0) : update(i, 0);
     }
     for (std::size_t i = count_; i-- > 0;)
-      if (owing[i]) gradient_free_[i] = host_ += update(i);
+      if (owing[i]) gradient_free_[i] = follow(i);
   }
 
   double forward() const {
@@ -67,11 +84,11 @@ class Steps {
     }
     const double verdict = now + f_.backward_seconds * share;
     for (std::size_t i = count_; i-- > 0;) {
-      const double start = std::max(host_, landed[i]);
-      done_ahead_[i] = choice_.ahead[i] != Ahead::leave && start < verdict;
-      if (done_ahead_[i]) host_ = start + (choice_.ahead[i] == Ahead::preview ? preview(i) : update(i));
+      done_ahead_[i] = choice_.ahead[i] != Ahead::leave && std::max(first_free(), landed[i]) < verdict;
+      if (done_ahead_[i]) choice_.ahead[i] == Ahead::preview ? preview(i, landed[i]) : update(i, landed[i]);
     }
     host_ = std::max(0.0, host_ - verdict);
+    link_ = std::max(0.0, link_ - verdict);
     return verdict;
   }
 
@@ -79,7 +96,7 @@ class Steps {
   const UpdateChoice& choice_;
   const bool clip_;
   const std::size_t count_;
-  double host_ = 0;  // when it is free
+  double host_ = 0, link_ = 0;  // when they are free
   std::vector<bool> done_ahead_;
   std::vector<double> weights_here_, gradient_free_;
 };

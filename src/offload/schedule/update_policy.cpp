@@ -27,89 +27,167 @@ class SynchronousPolicy final : public UpdatePolicy {
   }
 };
 
+// What becomes of the buckets, from the top: so many are speculated as their gradients come, so many left, so many
+// speculated as there are places then, and of the others the lowest previewed. While the host is busy with the first,
+// the gradients of those that are left come, so it does not wait for what follows.
+struct Bands {
+  std::size_t top = 0, left = 0, previews = 0;
+};
+
+UpdateChoice nothing_ahead(std::size_t count, std::size_t weights_first) {
+  std::vector after(count, After::in_place);
+  std::fill_n(after.begin(), weights_first, After::weights_first);
+  return {std::vector(count, Ahead::leave), after, after};
+}
+
+UpdateChoice with_bands(std::size_t count, std::size_t places, const Bands& bands) {
+  UpdateChoice choice = nothing_ahead(count, 0);
+  const std::size_t below = count - bands.top - bands.left, more = std::min(places - bands.top, below);
+  const auto at = [&](std::size_t i) { return choice.ahead.begin() + static_cast<std::ptrdiff_t>(i); };
+  std::fill_n(choice.ahead.begin(), std::min(bands.previews, below - more), Ahead::preview);
+  std::fill(at(below - more), at(below), Ahead::speculate);
+  std::fill(at(count - bands.top), choice.ahead.end(), Ahead::speculate);
+  return choice;
+}
+
+// The lowest bucket from which on all can be updated in place after the verdict and be there when the next forward pass
+// needs them.
+std::size_t first_in_time(const UpdateFacts& f) {
+  // The host and the link share the work.
+  const double update_seconds = f.link_seconds > 0 ? 1 / (1 / f.update_seconds + 1 / f.link_seconds) : f.update_seconds;
+  std::size_t first = f.elements.size();
+  double slack = std::numeric_limits<double>::infinity();  // of the one with the least
+  while (first > 0) {
+    slack = std::min(slack, f.forward_seconds * f.forward_shares[first - 1]) -
+            static_cast<double>(f.elements[first - 1]) * update_seconds;
+    if (slack < 0) break;
+    --first;
+  }
+  return first;
+}
+
+// Returns what of 0 to `most` has the least seconds, and these: the first that is within a thousandth. Looks at a few,
+// and then between the best one's neighbours.
+template <class Seconds>
+std::pair<std::size_t, double> shortest(std::size_t most, const Seconds& seconds_of) {
+  constexpr std::size_t looks = 12;
+  std::size_t best = 0;
+  double least = seconds_of(std::size_t{0});
+  const auto look = [&](std::size_t at) {
+    const double seconds = seconds_of(at);
+    if (seconds >= 0.999 * least) return;
+    least = seconds;
+    best = at;
+  };
+  for (std::size_t i = 1; i <= looks; ++i) look(most * i / looks);
+  const std::size_t from = best - std::min(best, most / looks), to = std::min(most, best + most / looks);
+  for (std::size_t i = 1; i < looks; ++i) look(from + (to - from) * i / looks);
+  return {best, least};
+}
+
+// Groups of buckets that are next to each other stand for one each, so that a choice is made in a millisecond whatever
+// the number of buckets.
+class Groups {
+ public:
+  explicit Groups(const UpdateFacts& facts) : facts_(facts) {
+    const std::size_t count = facts.elements.size();
+    each_ = (count + most - 1) / most;
+    for (std::size_t i = 0; i < count; i += each_) {
+      std::int64_t elements = 0;
+      for (std::size_t j = i; j < std::min(count, i + each_); ++j) elements += facts.elements[j];
+      elements_.push_back(elements);
+      shares_.push_back(facts.forward_shares[i]);
+    }
+    facts_.elements = elements_;
+    facts_.forward_shares = shares_;
+  }
+  const UpdateFacts& facts() const { return facts_; }
+  std::size_t each() const { return each_; }
+
+ private:
+  static constexpr std::size_t most = 160;
+  UpdateFacts facts_;
+  std::size_t each_ = 1;
+  std::vector<std::int64_t> elements_;
+  std::vector<double> shares_;
+};
+
 class AdaptivePolicy final : public UpdatePolicy {
  public:
   UpdateChoice choose(const UpdateFacts& measured) override {
     const std::size_t count = measured.elements.size(),
                       places = std::min(count, static_cast<std::size_t>(measured.undo_places));
-    const UpdateChoice nothing = nothing_ahead(count, 0);
-    if (count == 0) return nothing;
+    if (count == 0) return nothing_ahead(count, 0);
+    // Before anything is measured, those that land first.
     if (measured.update_seconds <= 0 || measured.forward_seconds <= 0 || measured.backward_seconds <= 0)
-      return with_ahead(nothing, count - places, count, 0);
-    UpdateFacts f = measured;
-    f.update_seconds /= usable;
-    f.preview_seconds = f.preview_seconds > 0 ? f.preview_seconds / usable : preview_share * f.update_seconds;
+      return with_bands(count, places, {.top = places});
+    UpdateFacts scaled = measured;
+    scaled.update_seconds /= usable;
+    scaled.preview_seconds =
+        scaled.preview_seconds > 0 ? scaled.preview_seconds / usable : preview_share * scaled.update_seconds;
+    scaled.link_seconds /= usable;
+    // A preview's state travels one way only.
+    scaled.link_preview_seconds =
+        scaled.link_preview_seconds > 0 ? scaled.link_preview_seconds / usable : scaled.link_seconds;
+    const Groups groups(scaled);
+    const UpdateFacts& f = groups.facts();
+    const std::size_t n = f.elements.size(), each = groups.each(), places_here = std::min(n, places / each);
 
-    const auto [none, none_seconds] =
-        shortest(f, count, Verdicts::clip, [&](std::size_t first) { return nothing_ahead(count, first); });
-
-    // At the top, what would be done in time in any case is left; the next are speculated, as many as have places, and
-    // the lowest previewed.
-    const std::size_t end = places < count ? std::max(places, first_in_time(f)) : count;
-    const auto [ahead, ahead_seconds] =
-        shortest(f, end - places, Verdicts::stand, [&, redo = none](std::size_t previews) {
-          UpdateChoice choice = with_ahead(nothing, end - places, end, previews);
-          choice.redo = redo.redo;
-          return choice;
-        });
+    const auto [first, none_seconds] =
+        shortest(n, [&](std::size_t i) { return step_time(f, nothing_ahead(n, i), Verdicts::clip); });
+    const auto [bands, ahead_seconds] = best_bands(f, places_here);
 
     // Work that a clipped step voids costs what the host had no time for, and up to two buckets that are under way.
     double total = 0;
     for (const std::int64_t elements : f.elements) total += static_cast<double>(elements);
     const double under_way = 2 * total / static_cast<double>(count) * f.update_seconds;
+    UpdateChoice ahead = with_bands(n, places_here, bands);
+    ahead.redo = nothing_ahead(n, first).redo;
     const double void_seconds = std::max(none_seconds, step_time(f, ahead, Verdicts::clip)) + under_way;
     const double p = f.clip_rate;
     const double expected_ahead = (1 - p) * ahead_seconds + p * void_seconds,
                  expected_left = (1 - p) * (1 + surprise) * none_seconds + p * none_seconds;
-    return expected_ahead < expected_left ? ahead : none;
-  }
-
- private:
-  // The lowest `first` send their weights first.
-  static UpdateChoice nothing_ahead(std::size_t count, std::size_t first) {
-    std::vector after(count, After::in_place);
-    std::fill_n(after.begin(), first, After::weights_first);
-    return {std::vector(count, Ahead::leave), after, after};
-  }
-  static UpdateChoice with_ahead(UpdateChoice choice, std::size_t begin, std::size_t end, std::size_t previews) {
-    std::fill_n(choice.ahead.begin(), previews, Ahead::preview);
-    std::fill(choice.ahead.begin() + static_cast<std::ptrdiff_t>(begin),
-              choice.ahead.begin() + static_cast<std::ptrdiff_t>(end), Ahead::speculate);
+    const UpdateChoice none = nothing_ahead(count, std::min(count, first * each));
+    if (expected_ahead >= expected_left) return none;
+    Bands all{std::min(places, bands.top * each), 0, bands.previews * each};
+    all.left = std::min(count - all.top, bands.left * each);
+    UpdateChoice choice = with_bands(count, places, all);
+    choice.redo = none.redo;
     return choice;
   }
 
-  // Returns the choice with the shortest step among those that `make` gives for 0 to `most`: the first that is within a
-  // thousandth. Looks at a few, and then between the best one's neighbours.
-  template <class Make>
-  static std::pair<UpdateChoice, double> shortest(const UpdateFacts& f, std::size_t most, Verdicts verdicts,
-                                                  const Make& make) {
-    constexpr std::size_t looks = 12;
-    std::size_t best = 0;
-    double least = step_time(f, make(0), verdicts);
-    const auto look = [&](std::size_t at) {
-      const double seconds = step_time(f, make(at), verdicts);
-      if (seconds >= 0.999 * least) return;
-      least = seconds;
-      best = at;
+ private:
+  // At the top, what would be done in time in any case is left; the next are speculated, as many as have places, and
+  // the lowest previewed. Or a part of those with places is at the very top, and fewer are left, if that is shorter by
+  // more than a thousandth.
+  static std::pair<Bands, double> best_bands(const UpdateFacts& f, std::size_t places) {
+    const std::size_t count = f.elements.size();
+    const auto seconds_of = [&](const Bands& bands) {
+      return step_time(f, with_bands(count, places, bands), Verdicts::stand);
     };
-    for (std::size_t i = 1; i <= looks; ++i) look(most * i / looks);
-    const std::size_t from = best - std::min(best, most / looks), to = std::min(most, best + most / looks);
-    for (std::size_t i = 1; i < looks; ++i) look(from + (to - from) * i / looks);
-    return {make(best), least};
-  }
-
-  // The lowest bucket from which on all can be updated in place after the verdict and be there when the next forward
-  // pass needs them.
-  static std::size_t first_in_time(const UpdateFacts& f) {
-    std::size_t first = f.elements.size();
-    double slack = std::numeric_limits<double>::infinity();  // of the one with the least
-    while (first > 0) {
-      slack = std::min(slack, f.forward_seconds * f.forward_shares[first - 1]) -
-              static_cast<double>(f.elements[first - 1]) * f.update_seconds;
-      if (slack < 0) break;
-      --first;
+    const auto with_previews = [&](Bands bands) {
+      const std::size_t below = count - bands.top - bands.left, most = below - std::min(below, places - bands.top);
+      const auto [previews, seconds] = shortest(most, [&](std::size_t i) {
+        bands.previews = i;
+        return seconds_of(bands);
+      });
+      bands.previews = previews;
+      return std::pair(bands, seconds);
+    };
+    const std::size_t in_time = count - first_in_time(f);
+    std::pair<Bands, double> best = with_previews({.left = std::min(in_time, count - places)});
+    constexpr std::size_t parts = 8;
+    for (std::size_t i = 0; i <= parts; ++i) {
+      const std::size_t top = (places * i + parts - 1) / parts;
+      for (std::size_t j = 0; j <= parts; ++j) {
+        const Bands bands{
+            .top = top, .left = std::min(count - top, in_time * j / parts), .previews = best.first.previews};
+        if (seconds_of(bands) >= 0.999 * best.second) continue;
+        const std::pair<Bands, double> refined = with_previews(bands);
+        if (refined.second < 0.999 * best.second) best = refined;
+      }
     }
-    return first;
+    return best;
   }
 };
 

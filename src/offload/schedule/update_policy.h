@@ -36,7 +36,9 @@ struct UpdateFacts {
   std::span<const std::int64_t> elements;  // of the host-owned buckets, lowest first
   std::span<const double> forward_shares;  // of each: the share of the forward pass that comes before it
   std::int64_t undo_places = 0;
-  double update_seconds = 0, preview_seconds = 0;    // an element
+  double update_seconds = 0, preview_seconds = 0;  // an element
+  double link_seconds = 0,
+         link_preview_seconds = 0;  // an element whose state the device updates over the link; 0: it updates none
   double forward_seconds = 0, backward_seconds = 0;  // from verdict to first gradient, and from there to verdict; of
                                                      // the device, without its waits for the host
   double clip_rate = 0;                              // share of recent steps that were clipped or skipped

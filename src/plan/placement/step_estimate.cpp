@@ -27,14 +27,14 @@ double collective_seconds(const PlacementInputs& in, std::int64_t elements, doub
          received / in.rates.collectives.bytes;
 }
 
+}  // namespace
+
 double host_elements(const SimulatedRun& run) {
   double n = 0;
   for (std::size_t u = static_cast<std::size_t>(run.device_units); u < run.units.size(); ++u)
     n += static_cast<double>(run.units[u].elements);
   return n;
 }
-
-}  // namespace
 
 double least_seconds(const SimulatedRun& run) {
   const std::vector<bool> streams =
@@ -59,7 +59,14 @@ double least_seconds(const SimulatedRun& run) {
   }
   const double owned = host_elements(run), to_host = owned * run.gradient_bytes;
   const double update = 2 * run.state_bytes + run.gradient_bytes + run.weight_bytes;
-  return std::max({run.device_update + micro_batches * pass, to_host / run.link_to_host, to_device / run.link_to_device,
+  const double all = run.device_update + micro_batches * pass;
+  if (run.update_over_link) {
+    // Whatever share of it the link takes, it and the host can do no more than each alone, and no update takes less.
+    const double over_link = 2 * run.state_bytes;
+    return std::max({all, reduce, gather, owned / (run.host_adamw / update + run.link_both / over_link),
+                     owned * std::min(update, over_link) / run.host_memory});
+  }
+  return std::max({all, to_host / run.link_to_host, to_device / run.link_to_device,
                    (to_host + to_device) / run.link_both, reduce, gather, owned * update / run.host_adamw,
                    (owned * update + to_host + to_device) / run.host_memory});
 }
@@ -83,6 +90,7 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
                    .gathered_units = residency.gathered_units,
                    .move_gradients = residency.moves_gradients(),
                    .schedule = in.schedule,
+                   .update_over_link = in.update_over_link,
                    .micro_batches = in.micro_batches,
                    .bucket_elements = own_part(in, in.bucket_elements),
                    .undo_buckets = undo_buckets,
@@ -138,6 +146,7 @@ StepEstimate estimate_step(const PlacementInputs& in, int device_units, std::int
           .exposed = std::accumulate(step.waits.begin(), step.waits.end(), 0.0),
           .speculated_elements = step.speculated,
           .previewed_elements = step.previewed,
+          .over_link_elements = step.over_link,
           .update_seconds = step.update_seconds,
           .host_time = step.host,
           .collectives = step.collectives,

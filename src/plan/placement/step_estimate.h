@@ -48,6 +48,7 @@ struct PlacementInputs {
   double gradient_bytes = 2, weight_bytes = 2;  // an element, on the link and in the update
   double stream_bytes = 2;                      // an element of weights that stream
   CastSide cast = CastSide::host;               // which the above are for
+  bool update_over_link = false;                // EngineSettings::update_over_link
   double state_bytes = 12;                      // an element: fp32 master weight and two moments
   // The choices of what layers keep, from the cheapest in time to the dearest. At least one.
   std::vector<Recomputation> keeps;
@@ -78,6 +79,7 @@ struct StepEstimate {
   // Elements whose new state the host computes beside the old before the verdict.
   double speculated_elements = 0;
   double previewed_elements = 0;  // whose weights are made before it, and the state later
+  double over_link_elements = 0;  // of those that the host owns, updated by the device
   double update_seconds = 0;      // that the host updates an element in, beside the rest; 0: it owns none
   HostSeconds host_time{};        // what it does; they make up the step, if it owns anything
   double collectives = 0;         // that the ranks' collectives take
@@ -101,6 +103,9 @@ StepEstimate estimate_step(const PlacementInputs& inputs, int device_units, std:
 // takes; whether or not the step is shorter with all of them: a place saves the host the second pass of a preview.
 std::int64_t choose_undo_buckets(const PlacementInputs& inputs, int device_units, std::int64_t keep,
                                  std::size_t host_bytes, Residency residency = {});
+
+// Elements that the host owns.
+double host_elements(const SimulatedRun& run);
 
 // A bound that no schedule beats: the seconds of the busiest of those that work at once.
 double least_seconds(const SimulatedRun& run);

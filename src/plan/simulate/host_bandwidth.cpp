@@ -26,9 +26,9 @@ HostBandwidth::HostBandwidth(double capacity, BandwidthRates most, double link_b
   for (std::size_t active = 0; active < rates_.size(); ++active) {
     BandwidthRates demands{};
     for (std::size_t i = 0; i < bandwidth_users; ++i) demands[i] = (active >> i & 1) != 0 ? most[i] : 0;
-    if (demands[1] + demands[2] > link_both) {
-      const BandwidthRates copies = share(link_both, {0, demands[1], demands[2]});
-      demands = {demands[0], copies[1], copies[2]};
+    if (demands[1] + demands[2] + demands[3] > link_both) {
+      const BandwidthRates copies = share(link_both, {0, demands[1], demands[2], demands[3]});
+      demands = {demands[0], copies[1], copies[2], copies[3]};
     }
     rates_[active] = share(capacity, demands);
   }

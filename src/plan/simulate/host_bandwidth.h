@@ -6,13 +6,13 @@
 
 namespace so {
 
-// In this order: AdamW, copies to the host, copies to the device.
-inline constexpr std::size_t bandwidth_users = 3;
+// In this order: AdamW, copies to the host, copies to the device, and state that the link takes both ways.
+inline constexpr std::size_t bandwidth_users = 4;
 using BandwidthRates = std::array<double, bandwidth_users>;  // bytes/s
 
 class HostBandwidth {
  public:
-  // `most`: what each can use at most if nothing else works. `link_both`: what both copies can together.
+  // `most`: what each can use at most if nothing else works. `link_both`: what all copies can together.
   HostBandwidth(double capacity, BandwidthRates most, double link_both);
 
   // The rates while those whose bits are set in `active` work: each gets an equal part or as much as it can use, and

@@ -22,8 +22,9 @@ std::int64_t StepPlay::count_places() const {
 
 void StepPlay::ask() {
   asked_ = true;
-  const std::array<double, 4> measured{pace_.update_seconds(), pace_.preview_seconds(), forward_seconds_,
-                                       backward_seconds_};
+  const std::array<double, 6> measured{
+      pace_.update_seconds(), pace_.preview_seconds(),     forward_seconds_,
+      backward_seconds_,      link_pace_.update_seconds(), link_pace_.preview_seconds()};
   choice_is_new_ =
       !pieces_.empty() && (!was_asked_ || !std::equal(measured.begin(), measured.end(), asked_with_.begin(), close));
   if (choice_is_new_) {
@@ -33,6 +34,8 @@ void StepPlay::ask() {
     facts.undo_places = place_count_;
     facts.update_seconds = pace_.update_seconds();
     facts.preview_seconds = pace_.preview_seconds();
+    facts.link_seconds = link_pace_.update_seconds();
+    facts.link_preview_seconds = link_pace_.preview_seconds();
     facts.forward_seconds = forward_seconds_;
     facts.backward_seconds = backward_seconds_;
     facts.clip_rate = run_.verdicts == Verdicts::clip ? 1 : 0;

@@ -49,6 +49,35 @@ bool StepPlay::start_to_device() {
   return true;
 }
 
+bool StepPlay::start_over_link() {
+  if (!run_.update_over_link || link_.busy) return false;
+  bool went_on = false;
+  if (link_.item < 0) {
+    link_.item = schedule_.take(Updater::link);
+    went_on = link_.item >= 0;
+  }
+  if (link_.item < 0 || !fetched_[at(link_.item)]) return went_on;
+  link_task_ = schedule_.begin(link_.item);
+  const int unit = pieces_.unit_of(link_.item);
+  // Weights alone take their state one way, at half of both ways' rate.
+  const double bytes = 2 * run_.state_bytes + (run_.move_gradients ? run_.gradient_bytes : 0) +
+                       (streamed_[at(unit)] && link_task_ != HostTask::follow ? run_.weight_bytes : 0);
+  start(link_, link_.item, weigh(link_.item, bytes),
+        {.lane = SimulatedLane::link, .work = SimulatedWork::over_link, .task = link_task_, .unit = unit});
+  return true;
+}
+
+void StepPlay::finish_over_link() {
+  const int piece = std::exchange(link_.item, -1);
+  link_.busy = false;
+  link_pace_.add(link_task_, now_ - link_.began, pieces_[piece].range().size());
+  step_.over_link += pieces_.elements(piece);
+  if (link_task_ == HostTask::speculate) step_.speculated += pieces_.elements(piece);
+  if (link_task_ == HostTask::preview) step_.previewed += pieces_.elements(piece);
+  note(link_.span, link_.began);
+  schedule_.complete(piece, link_task_);
+}
+
 void StepPlay::start(Lane& lane, int item, double bytes, SimulatedSpan span) {
   span.bytes = bytes;
   lane = {.busy = true, .all = bytes, .left = bytes, .began = now_, .item = item, .span = span};

@@ -1,6 +1,7 @@
 // Optimizer steps in virtual time: the engine's own decisions (offload/schedule/host_schedule.h,
 // offload/schedule/update_policy.h) on a model of a machine. Four things work at once: the device, the link to the
-// host, the host's AdamW, and the link back. AdamW and the link's copies share the bandwidth of the host's memory, of
+// host, the host's AdamW, and the link back; a fifth takes buckets' state to the device, which updates it, and back
+// again (`update_over_link`). AdamW and the link's copies share the bandwidth of the host's memory, of
 // which AdamW alone may not be able to use all: each gets an equal part, or as much as it can use, and what that leaves
 // goes to the others. The device goes through its units in order, and where it waits, for whom is recorded.
 //
@@ -50,6 +51,7 @@ struct SimulatedRun {
   double device_update = 0;     // seconds of the device for its own AdamW, after the verdict
   Schedule schedule = Schedule::overlapped;
   Verdicts verdicts = Verdicts::stand;
+  bool update_over_link = false;  // EngineSettings::update_over_link
   std::int64_t micro_batches = 1;
   std::int64_t bucket_elements = 0;  // at most
   std::int64_t undo_buckets = 0;
@@ -67,6 +69,7 @@ struct SimulatedStep {
   WaitSeconds waits{};                   // that it waits; both make up the step
   double host_bytes = 0;                 // that pass through the host's memory
   double speculated = 0, previewed = 0;  // elements, ahead of the verdict
+  double over_link = 0;                  // elements whose state the device made, before the verdict or after it
   double update_seconds = 0;             // that the host updates an element in; 0: it updated none
   HostSeconds host{};                    // what the host's AdamW does; they make up the step, if it owns anything
   double collectives = 0;                // that the ranks' collectives take
@@ -74,8 +77,8 @@ struct SimulatedStep {
   StepOverlap overlap() const { return {.seconds = seconds, .device_idle = waits, .host = host}; }
 };
 
-enum class SimulatedLane : std::uint8_t { device, to_host, host, to_device, reduce, gather };
-inline constexpr int simulated_lanes = 6;
+enum class SimulatedLane : std::uint8_t { device, to_host, host, to_device, link, reduce, gather };
+inline constexpr int simulated_lanes = 7;
 enum class SimulatedWork : std::uint8_t {
   forward,
   backward,
@@ -84,6 +87,7 @@ enum class SimulatedWork : std::uint8_t {
   fetch,           // of a gradient, to the host
   host_task,       // of the host: `task`
   send,            // of weights, to the device
+  over_link,       // state to the device and back: `task`
   stream,          // of a unit's weights, ahead of their use
   reduce_scatter,  // of a unit's gradient, over ranks
   all_gather,      // of a unit's weights, from all ranks

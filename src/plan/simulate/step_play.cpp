@@ -33,7 +33,10 @@ StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
       streamed_(so::streamed_units(static_cast<int>(run_.units.size()), run_.device_units, run_.streamed_units)),
       slice_slots_(make_slice_slots(run_)),
       program_(make_device_program(run_, streamed_)),
-      bandwidth_(run_.host_memory, {run_.host_adamw, run_.link_to_host, run_.link_to_device}, run_.link_both),
+      bandwidth_(run_.host_memory,
+                 {run_.host_adamw, run_.link_to_host, run_.link_to_device,
+                  2 * std::min(run_.link_to_host, run_.link_to_device)},
+                 run_.link_both),
       several_ranks_(has_collectives(run_)),
       fetched_(pieces_.size(), true),
       on_the_way_(pieces_.size(), 0) {
@@ -87,6 +90,7 @@ void StepPlay::begin_step() {
   gathers_done_ = turns_done_ = 0;
   phase_ = 0;
   pace_.restart();
+  link_pace_.restart();
   // The engine's own thread is ahead of the device by as much as it need not wait.
   if (run_.micro_batches == 1) ask();
 }
@@ -96,9 +100,10 @@ bool StepPlay::start_what_can() {
   const bool host = start_host();
   const bool to_host = start_to_host();
   const bool to_device = start_to_device();
+  const bool over_link = start_over_link();
   const bool reduce = start_reduce();
   const bool gather = start_gather();
-  return device || host || to_host || to_device || reduce || gather;
+  return device || host || to_host || to_device || over_link || reduce || gather;
 }
 
 void StepPlay::advance() {
@@ -150,6 +155,7 @@ void StepPlay::advance() {
   if (done(0)) finish_host();
   if (done(1)) finish_to_host();
   if (done(2)) finish_to_device();
+  if (done(3)) finish_over_link();
   if (collective_done(reduce_)) finish_reduce();
   if (collective_done(gather_)) finish_gather();
   if (device_.busy && device_ends_ <= now_) finish_device();

@@ -57,7 +57,7 @@ class StepPlay {
     int item = -1;             // piece or unit
     SimulatedSpan span;        // what it is
   };
-  std::array<Lane*, bandwidth_users> lanes() { return {&host_, &to_host_, &to_device_}; }
+  std::array<Lane*, bandwidth_users> lanes() { return {&host_, &to_host_, &to_device_, &link_}; }
   // Their `all` and `left` are seconds.
   std::array<Lane*, 2> collectives() { return {&reduce_, &gather_}; }
 
@@ -98,6 +98,10 @@ class StepPlay {
   void finish_to_host();
   void finish_to_device();
 
+  // ---- State over the link (play_link.cpp) ----
+  bool start_over_link();
+  void finish_over_link();
+
   // ---- Collectives (play_collectives.cpp) ----
   bool start_reduce();
   bool start_gather();
@@ -122,7 +126,7 @@ class StepPlay {
   SimulatedStep step_;
   std::vector<SimulatedSpan>* spans_ = nullptr;
 
-  Lane device_, host_, to_host_, to_device_, reduce_, gather_;
+  Lane device_, host_, to_host_, to_device_, link_, reduce_, gather_;
   double device_ends_ = 0;
   std::size_t next_op_ = 0;
   WaitReason waits_for_ = WaitReason::host;
@@ -133,7 +137,7 @@ class StepPlay {
   double micro_waited_ = 0, micro_for_collectives_ = 0, micro_streamed_ = 0;
   std::array<int, gradient_slots> held_;  // by slot: the unit that had it last, -1: none
 
-  HostTask task_ = HostTask::none;
+  HostTask task_ = HostTask::none, link_task_ = HostTask::none;
   HostTime host_idle_ = HostTime::gradient;  // what it waits for, unless it works
   std::deque<int> in_hand_;
   std::vector<bool> fetched_;    // by piece: its gradient is where the host can read it
@@ -156,11 +160,11 @@ class StepPlay {
   int gathers_done_ = 0, turns_done_ = 0;               // of the program's; uses of gathered units
 
   // The figures that the engine would measure.
-  HostPace pace_;
+  HostPace pace_, link_pace_;
   double forward_seconds_ = 0, backward_seconds_ = 0, phase_ = 0;
   bool first_gradient_ = false, asked_ = false, was_asked_ = false, choice_is_new_ = false;
   UpdateChoice choice_;
-  std::array<double, 4> asked_with_{};
+  std::array<double, 6> asked_with_{};
 };
 
 }  // namespace so

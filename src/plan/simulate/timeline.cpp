@@ -18,17 +18,18 @@ constexpr double least_share = 0.125;
 struct Lane {
   std::string_view sketched, track;
   bool stream;
-  bool of_ranks = false;  // shown where there are several
+  bool optional = false;  // shown where it works at all
 };
 constexpr std::array<Lane, simulated_lanes> lanes{{{"GPU", "compute", true},
                                                    {"D2H", "to host", true},
                                                    {"CPU", "optimizer", false},
                                                    {"H2D", "to device", true},
+                                                   {"LNK", "over link", true, true},
                                                    {"RED", "reduce", true, true},
                                                    {"GTH", "gather", true, true}}};
 
 bool is_shown(const SimulatedTimeline& timeline, std::size_t lane) {
-  return !lanes[lane].of_ranks ||
+  return !lanes[lane].optional ||
          std::any_of(timeline.spans.begin(), timeline.spans.end(),
                      [&](const SimulatedSpan& span) { return static_cast<std::size_t>(span.lane) == lane; });
 }
@@ -83,6 +84,7 @@ Mark mark_of(const SimulatedSpan& span) {
     case SimulatedWork::fetch:
       return {'g', "gradients"};
     case SimulatedWork::host_task:
+    case SimulatedWork::over_link:
       return mark_of_task(span.task);
     case SimulatedWork::send:
       return {'w', "weights"};
@@ -97,7 +99,7 @@ Mark mark_of(const SimulatedSpan& span) {
 }
 
 bool is_work(const SimulatedSpan& span) {
-  return span.lane == SimulatedLane::device || lanes[static_cast<std::size_t>(span.lane)].of_ranks;
+  return span.lane == SimulatedLane::device || lanes[static_cast<std::size_t>(span.lane)].optional;
 }
 
 std::string name_of_span(const SimulatedSpan& span) {
@@ -114,6 +116,7 @@ std::string name_of_span(const SimulatedSpan& span) {
     case SimulatedWork::fetch:
       return "gradient" + of;
     case SimulatedWork::host_task:
+    case SimulatedWork::over_link:
       return std::string(name_of(span.task)) + of;
     case SimulatedWork::send:
       return "weights" + of;
