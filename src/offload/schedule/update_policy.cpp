@@ -9,8 +9,8 @@
 namespace so {
 namespace {
 
-// The host plans with this part of the rates that were measured: the next step's may be lower, and the link's traffic
-// comes unevenly.
+// The next step's rates may be lower than those measured, and the link's traffic comes unevenly: a choice is judged by
+// the mean of what it takes at the measured rates and at this part of them.
 constexpr double usable = 0.9;
 // By so much a step in which all is left until after the verdict may last longer than it was played to: the link takes
 // time too, an embedding has many elements and is done at once, and the last of what is measured as the forward pass is
@@ -112,6 +112,23 @@ class Groups {
   std::vector<double> shares_;
 };
 
+// A choice's length of step, of what was measured.
+class Outlook {
+ public:
+  explicit Outlook(const UpdateFacts& measured) : measured_(measured), slower_(measured) {
+    for (double* seconds :
+         {&slower_.update_seconds, &slower_.preview_seconds, &slower_.link_seconds, &slower_.link_preview_seconds})
+      *seconds /= usable;
+  }
+  const UpdateFacts& slower() const { return slower_; }
+  double seconds(const UpdateChoice& choice, Verdicts verdicts) const {
+    return (step_time(measured_, choice, verdicts) + step_time(slower_, choice, verdicts)) / 2;
+  }
+
+ private:
+  UpdateFacts measured_, slower_;
+};
+
 class AdaptivePolicy final : public UpdatePolicy {
  public:
   UpdateChoice choose(const UpdateFacts& measured) override {
@@ -121,21 +138,18 @@ class AdaptivePolicy final : public UpdatePolicy {
     // Before anything is measured, those that land first.
     if (measured.update_seconds <= 0 || measured.forward_seconds <= 0 || measured.backward_seconds <= 0)
       return with_bands(count, places, {.top = places});
-    UpdateFacts scaled = measured;
-    scaled.update_seconds /= usable;
-    scaled.preview_seconds =
-        scaled.preview_seconds > 0 ? scaled.preview_seconds / usable : preview_share * scaled.update_seconds;
-    scaled.link_seconds /= usable;
+    UpdateFacts known = measured;
+    if (known.preview_seconds <= 0) known.preview_seconds = preview_share * known.update_seconds;
     // A preview's state travels one way only.
-    scaled.link_preview_seconds =
-        scaled.link_preview_seconds > 0 ? scaled.link_preview_seconds / usable : scaled.link_seconds;
-    const Groups groups(scaled);
-    const UpdateFacts& f = groups.facts();
+    if (known.link_preview_seconds <= 0) known.link_preview_seconds = known.link_seconds;
+    const Groups groups(known);
+    const Outlook outlook(groups.facts());
+    const UpdateFacts& f = outlook.slower();
     const std::size_t n = f.elements.size(), each = groups.each(), places_here = std::min(n, places / each);
 
     const auto [first, none_seconds] =
-        shortest(n, [&](std::size_t i) { return step_time(f, nothing_ahead(n, i), Verdicts::clip); });
-    const auto [bands, ahead_seconds] = best_bands(f, places_here);
+        shortest(n, [&](std::size_t i) { return outlook.seconds(nothing_ahead(n, i), Verdicts::clip); });
+    const auto [bands, ahead_seconds] = best_bands(outlook, places_here);
 
     // Work that a clipped step voids costs what the host had no time for, and up to two buckets that are under way.
     double total = 0;
@@ -143,7 +157,7 @@ class AdaptivePolicy final : public UpdatePolicy {
     const double under_way = 2 * total / static_cast<double>(count) * f.update_seconds;
     UpdateChoice ahead = with_bands(n, places_here, bands);
     ahead.redo = nothing_ahead(n, first).redo;
-    const double void_seconds = std::max(none_seconds, step_time(f, ahead, Verdicts::clip)) + under_way;
+    const double void_seconds = std::max(none_seconds, outlook.seconds(ahead, Verdicts::clip)) + under_way;
     const double p = f.clip_rate;
     const double expected_ahead = (1 - p) * ahead_seconds + p * void_seconds,
                  expected_left = (1 - p) * (1 + surprise) * none_seconds + p * none_seconds;
@@ -160,10 +174,10 @@ class AdaptivePolicy final : public UpdatePolicy {
   // At the top, what would be done in time in any case is left; the next are speculated, as many as have places, and
   // the lowest previewed. Or a part of those with places is at the very top, and fewer are left, if that is shorter by
   // more than a thousandth.
-  static std::pair<Bands, double> best_bands(const UpdateFacts& f, std::size_t places) {
-    const std::size_t count = f.elements.size();
+  static std::pair<Bands, double> best_bands(const Outlook& outlook, std::size_t places) {
+    const std::size_t count = outlook.slower().elements.size();
     const auto seconds_of = [&](const Bands& bands) {
-      return step_time(f, with_bands(count, places, bands), Verdicts::stand);
+      return outlook.seconds(with_bands(count, places, bands), Verdicts::stand);
     };
     const auto with_previews = [&](Bands bands) {
       const std::size_t below = count - bands.top - bands.left, most = below - std::min(below, places - bands.top);
@@ -174,7 +188,7 @@ class AdaptivePolicy final : public UpdatePolicy {
       bands.previews = previews;
       return std::pair(bands, seconds);
     };
-    const std::size_t in_time = count - first_in_time(f);
+    const std::size_t in_time = count - first_in_time(outlook.slower());
     std::pair<Bands, double> best = with_previews({.left = std::min(in_time, count - places)});
     constexpr std::size_t parts = 8;
     for (std::size_t i = 0; i <= parts; ++i) {
