@@ -94,13 +94,15 @@ CopyHook before_the_first(std::function<void()>& before) {
   };
 }
 
-// One step, in which the device is held up before its first gradient or after its last, until the host does `time`.
+// One step, in which the device is held up before its first gradient or after its last, until the host does `time`. A
+// step goes before it, since CUDA may wait for all streams when it loads a kernel for its first launch.
 bool comes_in_a_step(HostTime time, bool after_gradients, Ahead ahead, std::int64_t undo_buckets) {
   EngineRig rig(the_layout(), settings_with(undo_buckets), 2, std::make_unique<FixedPolicy>(ahead));
   const Flat gradient = synthetic_gradients(the_layout(), 1);
   rig.load(gradient);
+  rig.step(gradient, 1e-2, 1);
   Hold hold;
-  rig.engine().begin_last_micro_batch(1e-2, 1);
+  rig.engine().begin_last_micro_batch(1e-2, 2);
   const int last = the_layout().units() - 1;
   rig.micro_batch(gradient, true, nullptr, [&](int unit) {
     if (unit == last && !after_gradients) rig.stream().host("hold", hold.function());
