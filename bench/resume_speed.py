@@ -4,12 +4,14 @@ bytes, by as many threads. All from the page cache, so the disk does not count.
 
 The state's memory was touched before it is loaded, and so was the plain copy's. The CPU device's bf16 weights, which
 the master weights are rounded to on the way, lie in fresh memory, which the kernel clears at the first touch. How long
-that takes for as many bytes is in a column of its own; the comparison is without it, so it counts against loading.
+that takes for as many bytes is in a column of its own; the comparison is without it, so it counts against loading. On
+a GPU the weights go there instead; all state stays on the host.
 
     bench/resume_speed.py [--superoffload build/bin/superoffload] [--config qwen3-0.6b] [--layers 8] [--rounds 5]
+                          [--device cpu|cuda]
 
-Makes a model with random weights, trains one step of it on the CPU, and then resumes the run `rounds` times for one
-more step each. Needs disk space for two checkpoints, 14 bytes a parameter each. The three take turns, and the medians
+Makes a model with random weights, trains one step of it, and then resumes the run `rounds` times for one more step
+each. Needs disk space for two checkpoints, 14 bytes a parameter each. The three take turns, and the medians
 count. A round in which the program had to read from the disk, because memory was too short for the page cache, does
 not.
 """
@@ -109,6 +111,7 @@ def main():
     p.add_argument("--config", default="qwen3-0.6b", help="a preset")
     p.add_argument("--layers", type=int, default=8)
     p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     p.add_argument("--folder", help="where the files go for the time of the run")
     a = p.parse_args()
     source = pathlib.Path(__file__).resolve().parent.parent
@@ -123,8 +126,10 @@ def main():
         (folder / "data.jsonl").write_text(json.dumps({"input_ids": list(range(1, 33))}) + "\n")
         run(a.superoffload, "init", "--config", str(folder / "config.json"), "--output_dir", str(folder / "model"))
         train = [a.superoffload, "train", "--model", str(folder / "model"), "--data", str(folder / "data.jsonl"),
-                 "--output_dir", str(folder / "run"), "--device", "cpu", "--batch_size", "1", "--save_steps", "1",
+                 "--output_dir", str(folder / "run"), "--device", a.device, "--batch_size", "1", "--save_steps", "1",
                  "--save_total_limit", "2", "--max_length", "32"]
+        if a.device == "cuda":
+            train += ["--offload_ratio", "1"]
         run(*train, "--max_steps", "1")
         print("| round | read | copy | load | load / (read + copy) | weights' first touch |\n|---|---|---|---|---|---|")
         rows = []
@@ -157,8 +162,8 @@ def main():
         read, copy, load, touch = (statistics.median(row[i] for row in rows) for i in range(4))
         print(f"{size} bytes in {len(files)} files, {threads} threads: loading reaches "
               f"{100 * (read + copy) / load:.0f}% of a plain read and copy one behind the other, "
-              f"{100 * max(read, copy) / load:.0f}% of the slower of the two; touching the weights' fresh memory takes "
-              f"{touch:.3f} s by itself")
+              f"{100 * max(read, copy) / load:.0f}% of the slower of the two" +
+              (f"; touching the weights' fresh memory takes {touch:.3f} s by itself" if a.device == "cpu" else ""))
 
 
 if __name__ == "__main__":
