@@ -56,6 +56,10 @@ WAYS = {
     "cosine, other betas": "--lr_scheduler cosine --adam_beta1 0.8 --adam_beta2 0.95 --adam_epsilon 1e-6",
     "constant, decay": "--lr_scheduler constant --warmup 0 --weight_decay 0.1",
 }
+# In bf16 alone.
+BF16_MORE = {
+    "3 micro-batches, added up in bf16": "--gradient_accumulation_steps 3 --grad_accum_dtype bf16",
+}
 BF16_WAYS = ["default", "zerooffload", "ratio 0", "ratio 0.5", "no offload", "all streamed", "cast on the host",
              "cast on the device", "moments in bf16, ratio 0.5", "3 micro-batches", "never clipped", "recomputed",
              "packed, 3 micro-batches, recomputed"]

@@ -38,6 +38,8 @@ def all_cases(models, device):
         for dtype, options in DTYPES.items():
             for way in WAYS if dtype == "fp32" else BF16_WAYS:
                 yield "train", f"{model}: {dtype}, {way}", [train(model, options, WAYS[way])]
+        for way, more in BF16_MORE.items():
+            yield "train", f"{model}: bf16, {way}", [train(model, DTYPES["bf16"], more)]
         for way, (both, first, second) in RESUMED.items():
             steps = [train(model, both, first), REWIND, train(model, both, second, "--resume")]
             yield "resume", f"{model}: {way}", steps

@@ -17,6 +17,7 @@ namespace so {
 using LrScheduler = LrScheduleKind;
 enum class Precision : std::uint8_t { automatic, bf16, fp32 };
 enum class StatePrecision : std::uint8_t { fp32, bf16 };  // of AdamW's moments
+enum class SumPrecision : std::uint8_t { fp32, bf16 };    // of gradients that are added up
 enum class Toggle : std::uint8_t { automatic, on, off };
 // The published system's two modes, as schedules of what the host owns (offload/engine.h): overlapped, synchronous.
 enum class OffloadMode : std::uint8_t { superoffload, zerooffload };
@@ -44,6 +45,11 @@ template <>
 struct EnumNames<StatePrecision> {
   static constexpr std::pair<StatePrecision, std::string_view> list[] = {{StatePrecision::fp32, "fp32"},
                                                                          {StatePrecision::bf16, "bf16"}};
+};
+template <>
+struct EnumNames<SumPrecision> {
+  static constexpr std::pair<SumPrecision, std::string_view> list[] = {{SumPrecision::fp32, "fp32"},
+                                                                       {SumPrecision::bf16, "bf16"}};
 };
 template <>
 struct EnumNames<DeviceChoice> {

@@ -92,7 +92,6 @@ void add_precision(Rows& r) {
   r.unused("torch_autocast.dtype", text, "torch_autocast.enabled is false");
   r.unused("torch_autocast.lower_precision_safe_modules", list, "torch_autocast.enabled is false");
   r.section("data_types");
-  r.limited("data_types.grad_accum_dtype", text, {"\"fp32\""}, "gradients are accumulated in fp32; set it to \"fp32\"");
 }
 
 void add_zero(Rows& r) {

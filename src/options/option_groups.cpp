@@ -230,6 +230,12 @@ OptionTable<StepOptions> make_step() {
       .bare("true")
       .default_from(ours)
       .elsewhere("gradient_checkpointing");
+  t.add("grad_accum_dtype", &O::grad_accum_dtype,
+        "Number format that the gradients of a step's micro-batches are added up in, on the device; bf16 takes 2 bytes "
+        "a parameter instead of 4, needs a bf16 model, and rounds the sum after each micro-batch")
+      .default_from(ours)
+      .deepspeed("data_types.grad_accum_dtype")
+      .affects_results();
   t.add("optimizer_state_dtype", &O::optimizer_state_dtype,
         "Number format that AdamW's moments are kept in between steps; bf16 takes 8 bytes a parameter instead of 12, "
         "master weights among them, and needs adam_beta2 at most 0.996")

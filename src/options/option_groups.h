@@ -73,6 +73,7 @@ struct PlacementOptions {
 // All that decides about the memory and the time of a step, but for the model and the machine.
 struct StepOptions : RowOptions, PlacementOptions, MemoryOptions {
   std::int64_t gradient_accumulation_steps = 1;
+  SumPrecision grad_accum_dtype = SumPrecision::fp32;
   StatePrecision optimizer_state_dtype = StatePrecision::fp32;
   Toggle activation_checkpointing = Toggle::automatic;
 };

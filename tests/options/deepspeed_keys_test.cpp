@@ -174,6 +174,7 @@ std::vector<OptionCase> option_cases() {
       {"gradient_clipping", 0, "max_grad_norm", 0.0},
       {"steps_per_print", 25, "log_interval", std::int64_t{25}},
       {"wall_clock_breakdown", true, "wall_clock_breakdown", true},
+      {"data_types.grad_accum_dtype", "bf16", "grad_accum_dtype", "bf16"s},
       {"bf16.enabled", true, "dtype", "bf16"s},
       {"bf16.enabled", false, "dtype", "fp32"s},
       {"bfloat16.enabled", true, "dtype", "bf16"s},

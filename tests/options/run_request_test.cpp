@@ -7,10 +7,13 @@
 namespace so {
 namespace {
 
-NumberFormats formats_of(DType model_dtype, std::int64_t micro_batches, StatePrecision state = StatePrecision::fp32) {
+NumberFormats formats_of(DType model_dtype, std::int64_t micro_batches, StatePrecision state = StatePrecision::fp32,
+                         SumPrecision sums = SumPrecision::fp32, int gpus = 1) {
   TrainOptions options;
   options.gradient_accumulation_steps = micro_batches;
   options.optimizer_state_dtype = state;
+  options.grad_accum_dtype = sums;
+  options.gpus = gpus;
   return number_formats(run_request(options, OptionOrigins(), model_dtype));
 }
 
@@ -26,6 +29,14 @@ TEST(RunRequest, BecomesNumberFormatsByRole) {
         EXPECT_EQ(formats.gradients, micro_batches == 1 ? dtype : DType::f32);
         EXPECT_EQ(formats.moments, state == StatePrecision::bf16 ? DType::bf16 : DType::f32);
       }
+}
+
+TEST(RunRequest, AddsUpGradientsAsAsked) {
+  for (const std::int64_t micro_batches : {1, 4}) {
+    EXPECT_EQ(formats_of(DType::bf16, micro_batches, StatePrecision::fp32, SumPrecision::bf16).gradients, DType::bf16);
+    EXPECT_THROW(formats_of(DType::f32, micro_batches, StatePrecision::fp32, SumPrecision::bf16), Error);
+    EXPECT_THROW(formats_of(DType::bf16, micro_batches, StatePrecision::fp32, SumPrecision::bf16, 2), Error);
+  }
 }
 
 // No option asks for such a format, so it is the program's own mistake.

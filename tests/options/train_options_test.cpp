@@ -40,6 +40,7 @@ TEST(TrainOptions, ThoseThatAffectResultsArePinned) {
                                               "adam_beta2",
                                               "adam_epsilon",
                                               "max_grad_norm",
+                                              "grad_accum_dtype",
                                               "optimizer_state_dtype",
                                               "dtype"}));
 }
