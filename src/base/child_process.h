@@ -1,0 +1,53 @@
+// A program that runs beside this one and talks to it through pipes.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace so {
+
+// Thrown where the other program has ended though more was expected of it.
+class ChildEnded : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Started by the constructor; its standard input and output are pipes to us. Its messages (standard error) are kept.
+// Signals of the terminal do not reach it: it ends with its input, and the destructor kills what is left of it. To be
+// used by one thread at a time. There is no deadlock as long as it reads a whole request before it writes its answer.
+class ChildProcess {
+ public:
+  // `command`: the program, looked for in PATH unless it is a path, and its arguments. Throws std::system_error where
+  // it cannot be started; ENOENT: there is no such program.
+  explicit ChildProcess(const std::vector<std::string>& command);
+  ~ChildProcess();
+  ChildProcess(const ChildProcess&) = delete;
+  ChildProcess& operator=(const ChildProcess&) = delete;
+
+  // Throw ChildEnded, whose text has the program's name, how it ended and the end of its messages.
+  void write(std::string_view text);
+  void read_exact(std::span<char> bytes);
+  // Up to a line end, which is left out. A line of more than `limit` bytes is ChildEnded too: it is no answer.
+  std::string read_line(std::size_t limit);
+
+  // Waits for its end and returns its exit code, or 128 and the number of the signal that ended it. Closes its input.
+  int wait();
+
+ private:
+  [[noreturn]] void ended();
+  std::size_t read_some(char* to, std::size_t bytes);
+
+  std::string name_;
+  pid_t pid_ = -1;  // -1: it has been waited for
+  int code_ = 0;
+  int input_ = -1, output_ = -1, messages_ = -1;
+  std::string read_ahead_;
+};
+
+}  // namespace so
