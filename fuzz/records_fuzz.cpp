@@ -31,7 +31,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     so::RecordParser parser("data", encoder.vocabulary_size());
     for (so::RawRecord raw; reader.next(raw);) {
       try {
-        const so::Example example = builder.build(parser.parse(raw));
+        const so::Record record = parser.parse(raw);
+        // A conversation is rendered by another process, which reads it as it stands.
+        if (std::holds_alternative<so::ChatRecord>(record)) continue;
+        const so::Example example = builder.build(record);
         SO_CHECK(!example.ids.empty() && example.ids.size() <= 64 && example.targets.size() == example.ids.size());
         for (const std::int32_t id : example.ids) SO_CHECK(id >= 0 && id < encoder.vocabulary_size());
       } catch (const so::Error&) {  // go on with the next record: a real run stops here, the fuzzer need not

@@ -21,6 +21,7 @@ libpcre2-dev:tokenizers' regular expressions
 libutf8proc-dev:Unicode normalisation
 libxxhash-dev:XXH3, checksums of what is written
 libyaml-cpp-dev:YAML, the options of a run in a file
+python3-jinja2:Jinja2, chat templates
 libopenmpi-dev:Open MPI, messages between ranks
 openmpi-bin:mpirun, which starts ranks
 "

@@ -70,7 +70,7 @@ JoinedDocuments open_records(const EvalOptions& options, std::int64_t max_length
   std::vector<DatasetSource> sources;
   for (const std::filesystem::path& file : files)
     sources.emplace_back(
-        DatasetOptions{file, {max_length, options.train_on_prompt}, cache_dir, temporary.if_needed(cache_dir)}, encoder,
+        DatasetOptions{file, {max_length, options.train_on_prompt, options.mask_history}, cache_dir, temporary.if_needed(cache_dir)}, encoder,
         runtime.host_pool());
   require_cache_space(cache_needs(sources));
   JoinedDocuments data(open_by_ranks(ranks, sources, files));
@@ -142,6 +142,7 @@ const RegisteredCommand eval_command([] {
        .examples = {"superoffload eval --model out --data held-out.jsonl",
                     "superoffload eval --model out --data held-out.jsonl --json",
                     "superoffload eval --model out --data held-out.jsonl --device cpu --gpus 4"},
+       .modes = {{"train_on_prompt", "true", "all of each text counts", {"mask_history"}}},
        .absent = {{"packing", "records are evaluated end to end, and no row is filled up"}}},
       eval_table(), complete_eval, run_eval);
 });

@@ -154,7 +154,7 @@ RunData open_data(AskedRun& run, const ModelEncoder& encoder, const SavedBytes& 
     for (const std::filesystem::path& file : files)
       sources.emplace_back(
           DatasetOptions{
-              file, {options.max_length, options.train_on_prompt}, cache_dir, temporary.if_needed(cache_dir), name},
+              file, {options.max_length, options.train_on_prompt, options.mask_history}, cache_dir, temporary.if_needed(cache_dir), name},
           encoder, run.runtime.host_pool());
   };
   const std::vector<DataPart> parts = data_files(options.data, "--data");
@@ -408,6 +408,7 @@ computes, zerooffload after backward. Results are the same.
                   "cpu",
                   "nothing is measured, and the CPU device has no memory of its own (--host_memory limits the run's)",
                   {"profile", "device_memory"}},
+                 {"train_on_prompt", "true", "all of each text is trained on", {"mask_history"}},
                  {"lr_scheduler", "constant", "the learning rate stays where it is", {"min_lr", "decay"}},
                  {"lr_scheduler", "linear", "the learning rate falls over the whole run", {"decay"}},
                  {"lr_scheduler", "cosine", "the learning rate falls over the whole run", {"decay"}},

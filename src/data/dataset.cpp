@@ -3,8 +3,11 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -14,6 +17,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/progress.h"
+#include "data/chat/chat_renderer.h"
 #include "data/records.h"
 #include "io/cache_directory.h"
 
@@ -26,22 +30,34 @@ constexpr std::size_t kBlockBytes = std::size_t{16} << 20;
 // Checkpoints record the key: it changes with what examples hold, never with how a cache is laid out.
 constexpr std::uint32_t kDataKeyVersion = 1;
 
-std::uint64_t key_of(std::uint64_t content, const TextEncoder& encoder, const ExampleOptions& options) {
-  return hash_text(fmt::format("{} {} {} {} {} {} {} {}", kDataKeyVersion, kTemplateVersion, content,
-                               options.max_length, options.train_on_prompt, encoder.vocabulary_size(),
-                               encoder.end_token().value_or(-1), encoder.fingerprint()));
+// `chat`: where the file has conversations.
+std::uint64_t key_of(std::uint64_t content, const TextEncoder& encoder, const ExampleOptions& options,
+                     const ChatRenderer* chat) {
+  std::string facts = fmt::format("{} {} {} {} {} {} {} {}", kDataKeyVersion, kTemplateVersion, content,
+                                  options.max_length, options.train_on_prompt, encoder.vocabulary_size(),
+                                  encoder.end_token().value_or(-1), encoder.fingerprint());
+  if (chat != nullptr) facts += fmt::format(" {:016x} {}", chat->chat_template().fingerprint(), options.mask_history);
+  return hash_text(facts);
+}
+
+TrainedTurns trained_turns(const ExampleOptions& options) {
+  if (options.train_on_prompt) return TrainedTurns::all;
+  return options.mask_history ? TrainedTurns::last : TrainedTurns::assistant;
 }
 
 // Tokenises the records of one file, block after block.
 class Tokenisation {
  public:
+  // `chat`: for conversations; null where there are none.
   Tokenisation(std::string name, std::string_view content, const ExampleBuilder& builder, std::int32_t vocabulary_size,
-               ThreadPool& pool)
+               const ChatRenderer* chat, TrainedTurns trained, ThreadPool& pool)
       : name_(std::move(name)),
         content_size_(content.size()),
         reader_(name_, content),
         builder_(builder),
         vocabulary_size_(vocabulary_size),
+        chat_(chat),
+        trained_(trained),
         pool_(pool) {}
 
   // take(example) for each record, in order.
@@ -81,25 +97,47 @@ class Tokenisation {
 
   void build(std::int64_t begin, std::int64_t end) {
     RecordParser parser(name_, vocabulary_size_);
+    std::vector<std::size_t> conversations;
     for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
       try {
-        examples_[i] = build_one(parser, block_[i]);
+        const Record record = checked(parser, block_[i]);
+        if (std::holds_alternative<ChatRecord>(record))
+          conversations.push_back(i);
+        else
+          keep(i, [&] { return builder_.build(record); });
       } catch (...) {
         errors_[i] = std::current_exception();
       }
     }
+    if (!conversations.empty()) build_chats(conversations);
   }
 
-  Example build_one(RecordParser& parser, const RawRecord& raw) const {
-    const Record record = parser.parse(raw);
+  // One request for all of them: a process is asked.
+  void build_chats(const std::vector<std::size_t>& places) {
+    SO_CHECK(chat_ != nullptr, "a conversation in a file without");
+    std::vector<std::string_view> records;
+    for (const std::size_t i : places) records.push_back(block_[i].json);
+    const std::vector<RenderedChat> rendered = chat_->render(records, trained_);
+    for (std::size_t k = 0; k < places.size(); ++k) keep(places[k], [&] { return builder_.build_chat(rendered[k]); });
+  }
+
+  template <class Build>
+  void keep(std::size_t i, const Build& build) {
+    try {
+      examples_[i] = build();
+    } catch (const Error& error) {
+      errors_[i] = std::make_exception_ptr(Error(fmt::format("{}: {}", location_of(name_, block_[i]), error.what())));
+    } catch (...) {
+      errors_[i] = std::current_exception();
+    }
+  }
+
+  Record checked(RecordParser& parser, const RawRecord& raw) const {
+    Record record = parser.parse(raw);
     if (const RecordFormat format = format_of(record); format != *format_)
       fail("{}: this is {} record, the file began with {} record on line {}; a file holds one kind only",
            location_of(name_, raw), with_article(format), with_article(*format_), first_line_);
-    try {
-      return builder_.build(record);
-    } catch (const Error& error) {
-      fail("{}: {}", location_of(name_, raw), error.what());
-    }
+    return record;
   }
 
   static std::string with_article(RecordFormat format) {
@@ -111,6 +149,8 @@ class Tokenisation {
   RecordReader reader_;
   const ExampleBuilder& builder_;
   std::int32_t vocabulary_size_;
+  const ChatRenderer* chat_;
+  TrainedTurns trained_;
   ThreadPool& pool_;
   std::optional<RecordFormat> format_;
   std::int64_t first_line_ = 0;
@@ -146,12 +186,37 @@ void report(const DatasetOptions& options, const TokenDataset& dataset, const st
              made ? "new" : "of an earlier run");
 }
 
+// Conversations of which none trains a token that ends generation make a model that does not stop. Documents as long as
+// may be are passed over, since their ends were cut.
+void warn_unless_stop_is_trained(const DatasetOptions& options, const TokenDataset& dataset, const TextEncoder& encoder,
+                                 const ChatTemplate& chat) {
+  constexpr std::int64_t looked_at = 1000;
+  std::int64_t whole = 0;
+  for (std::int64_t i = 0; i < std::min(looked_at, dataset.size()); ++i) {
+    if (dataset.length(i) >= options.example.max_length) continue;
+    const DocumentView document = dataset.document(i);
+    ++whole;
+    if (std::any_of(document.targets.begin(), document.targets.end(),
+                    [&](std::int32_t id) { return id != kIgnored && encoder.ends_generation(id); }))
+      return;
+  }
+  if (whole == 0) return;
+  log_warning(
+      "{}: {}: generation stops at {}, and none of the first {} conversations trains such a token, so the model may not "
+      "learn to stop; put the token that ends a turn in {} among \"eos_token_id\" of generation_config.json",
+      options.name, options.file.string(),
+      chat.stop_tokens.empty() ? "no token" : fmt::format("{}", fmt::join(chat.stop_tokens, " or ")), whole,
+      chat.source);
+}
+
 // An upper limit of the tokens in a document made from a record of this format: the template's text is ASCII, and so
 // are the braces, keys and quotes that the record has beyond its text.
 std::uint64_t most_tokens(RecordFormat format, std::string_view json, const TextEncoder& encoder) {
   if (format == RecordFormat::token_ids) return json.size() / 2;  // an id has a digit and something behind it
+  // A template may add as much as it likes.
+  if (format == RecordFormat::chat) return std::numeric_limits<std::uint64_t>::max();
   constexpr std::uint64_t end_token = 1;
-  if (format == RecordFormat::text) return encoder.most_tokens(json) + end_token;
+  if (format != RecordFormat::alpaca) return encoder.most_tokens(json) + end_token;
   static const std::string prompt = alpaca_prompt({"", "an input", ""});
   return encoder.most_tokens(json) + encoder.most_tokens(prompt) + end_token;
 }
@@ -167,7 +232,9 @@ struct DatasetSource::State {
         file(options.file),
         name(options.file.string()) {}
 
-  Tokenisation tokenisation() const { return {name, file.text(), builder, encoder.vocabulary_size(), pool}; }
+  Tokenisation tokenisation() const {
+    return {name, file.text(), builder, encoder.vocabulary_size(), chat.get(), trained_turns(options.example), pool};
+  }
 
   const DatasetOptions options;
   const TextEncoder& encoder;
@@ -176,6 +243,7 @@ struct DatasetSource::State {
   const MappedFile file;
   const std::string name;
   RecordFormat format = RecordFormat::text;
+  std::unique_ptr<ChatRenderer> chat;  // of a file of conversations
   std::uint64_t key = 0;
   std::filesystem::path cache;
   std::optional<TokenDataset> found;
@@ -190,7 +258,8 @@ DatasetSource::DatasetSource(DatasetOptions options, const TextEncoder& encoder,
   RecordReader reader(s.name, s.file.text());
   if (RawRecord first; reader.next(first))
     s.format = format_of(RecordParser(s.name, encoder.vocabulary_size()).parse(first));
-  s.key = key_of(hash_large(s.file.bytes(), pool), encoder, s.options.example);
+  if (s.format == RecordFormat::chat) s.chat = std::make_unique<ChatRenderer>(encoder.chat_template());
+  s.key = key_of(hash_large(s.file.bytes(), pool), encoder, s.options.example, s.chat.get());
   // The stem is for people who look into the directory; cut, since file names end at 255 bytes.
   const std::string cache_name = fmt::format("{}-{:016x}.tokens", s.options.file.stem().string().substr(0, 100), s.key);
 
@@ -244,16 +313,15 @@ std::uint64_t DatasetSource::count_cache_bytes() {
 
 TokenDataset DatasetSource::open() {
   State& s = *state_;
-  if (s.found) {
-    report(s.options, *s.found, s.cache, false);
-    return std::move(*s.found);
-  }
+  const auto told = [&s](TokenDataset dataset, bool made) {
+    report(s.options, dataset, s.cache, made);
+    if (s.chat) warn_unless_stop_is_trained(s.options, dataset, s.encoder, s.chat->chat_template());
+    return dataset;
+  };
+  if (s.found) return told(std::move(*s.found), false);
   const CacheLock lock(s.cache);
   // Another process may have made it before this one had the lock.
-  if (auto dataset = open_if_valid(s.cache, s.key, s.pool, LogLevel::warning)) {
-    report(s.options, *dataset, s.cache, false);
-    return std::move(*dataset);
-  }
+  if (auto dataset = open_if_valid(s.cache, s.key, s.pool, LogLevel::warning)) return told(std::move(*dataset), false);
   if (lock.held()) remove_stale_siblings(s.cache);  // of processes that were killed
   std::error_code error;
   const std::filesystem::path data = std::filesystem::absolute(s.options.file, error);
@@ -265,9 +333,7 @@ TokenDataset DatasetSource::open() {
     fail("{}: none of the {} records has a trained token within max_length = {}; raise it", s.name, counts.records,
          s.options.example.max_length);
   writer.finish();
-  TokenDataset dataset(s.cache, s.key, &s.pool);
-  report(s.options, dataset, s.cache, true);
-  return dataset;
+  return told(TokenDataset(s.cache, s.key, &s.pool), true);
 }
 
 TokenDataset open_dataset(DatasetOptions options, const TextEncoder& encoder, ThreadPool& pool) {

@@ -59,34 +59,59 @@ Example ExampleBuilder::build(const Record& record) const {
     fail(
         "the tokenizer has no end token, so the model could not learn to stop; name one as \"eos_token\" in "
         "tokenizer_config.json");
-  std::vector<std::int32_t> ids;
-  std::size_t trained_from = 0;
-  if (const auto* text = std::get_if<TextRecord>(&record)) {
-    ids = encode_document(text->text);
-  } else {
-    const auto& alpaca = std::get<AlpacaRecord>(record);
-    const std::string prompt = alpaca_prompt(alpaca);
-    const std::vector<std::int32_t> prompt_ids = encode_document(prompt);
-    ids = encode_document(prompt + alpaca.output);
-    if (ids.size() < prompt_ids.size() || !std::equal(prompt_ids.begin(), prompt_ids.end(), ids.begin())) {
-      const std::vector<std::int32_t> output_ids = encoder_.encode(alpaca.output, false);
-      ids = prompt_ids;
-      ids.insert(ids.end(), output_ids.begin(), output_ids.end());
-    }
-    if (!options_.train_on_prompt) trained_from = prompt_ids.size();
+  if (const auto* text = std::get_if<TextRecord>(&record)) return finish_text(encode_document(text->text), 0);
+  if (const auto* pair = std::get_if<PromptRecord>(&record)) return build_response(pair->prompt, pair->completion);
+  const auto* alpaca = std::get_if<AlpacaRecord>(&record);
+  SO_CHECK(alpaca != nullptr, "a conversation is built of its rendered text");
+  return build_response(alpaca_prompt(*alpaca), alpaca->output);
+}
+
+Example ExampleBuilder::build_response(const std::string& prompt, const std::string& response) const {
+  const std::vector<std::int32_t> prompt_ids = encode_document(prompt);
+  std::vector<std::int32_t> ids = encode_document(prompt + response);
+  if (ids.size() < prompt_ids.size() || !std::equal(prompt_ids.begin(), prompt_ids.end(), ids.begin())) {
+    const std::vector<std::int32_t> response_ids = encoder_.encode(response, false);
+    ids = prompt_ids;
+    ids.insert(ids.end(), response_ids.begin(), response_ids.end());
   }
+  return finish_text(std::move(ids), options_.train_on_prompt ? 0 : prompt_ids.size());
+}
+
+Example ExampleBuilder::finish_text(std::vector<std::int32_t> ids, std::size_t trained_from) const {
   const std::int32_t special = count_special(ids);
   ids.push_back(*end_token_);
-  for (const std::int32_t id : ids)
-    if (id < 0 || id >= vocabulary_size_)
-      fail("the tokenizer gives token {}, the model's vocabulary ends at {}; they do not belong together", id,
-           vocabulary_size_ - 1);
-
+  require_in_vocabulary(ids);
   std::vector<std::int32_t> labels = ids;
   std::fill_n(labels.begin(), trained_from, kIgnored);
   Example example = finish(std::move(ids), std::move(labels));
   example.special = special;
   return example;
+}
+
+Example ExampleBuilder::build_chat(const RenderedChat& chat) const {
+  if (!chat.error.empty()) fail("{}", chat.error);
+  // The first and the last byte of each trained piece.
+  std::vector<std::size_t> places, tokens;
+  std::size_t end = 0;
+  for (std::size_t i = 0; i < chat.pieces.size(); ++i) {
+    const std::size_t begin = end;
+    end += chat.pieces[i].size();
+    if (i % 2 == 1 && begin < end) places.insert(places.end(), {begin, end - 1});
+  }
+  std::vector<std::int32_t> ids = encoder_.encode_with_places(chat.text(), places, tokens);
+  if (ids.empty()) fail("the chat template renders it as an empty text");
+  require_in_vocabulary(ids);
+  std::vector<std::int32_t> labels(ids.size(), kIgnored);
+  for (std::size_t i = 0; i < tokens.size(); i += 2)
+    for (std::size_t token = tokens[i]; token <= tokens[i + 1]; ++token) labels[token] = ids[token];
+  return finish(std::move(ids), std::move(labels));
+}
+
+void ExampleBuilder::require_in_vocabulary(const std::vector<std::int32_t>& ids) const {
+  for (const std::int32_t id : ids)
+    if (id < 0 || id >= vocabulary_size_)
+      fail("the tokenizer gives token {}, the model's vocabulary ends at {}; they do not belong together", id,
+           vocabulary_size_ - 1);
 }
 
 std::int32_t ExampleBuilder::count_special(const std::vector<std::int32_t>& ids) const {

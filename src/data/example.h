@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "data/chat/chat_renderer.h"
 #include "data/records.h"
 #include "data/text_encoder.h"
 
@@ -27,7 +28,8 @@ inline constexpr std::int64_t kMaxDocumentTokens = std::int64_t{1} << 30;  // to
 
 struct ExampleOptions {
   std::int64_t max_length = 2048;  // tokens a document, from 2 to kMaxDocumentTokens
-  bool train_on_prompt = false;    // Alpaca records: train the template, instruction and input too
+  bool train_on_prompt = false;    // train all of the text, not only the responses
+  bool mask_history = false;       // of a conversation, train the assistant's last turn only
 };
 
 // Changes whenever a record would become another example; part of the token cache's key.
@@ -40,11 +42,13 @@ std::string alpaca_prompt(const AlpacaRecord& record);
 //   Alpaca      prompt + output + end token; the output and the end token are trained
 //   text        text + end token; all of it is trained
 //   token ids   exactly as given, nothing added
-// The tokenizer's beginning-of-sequence token, if its template has one, comes first. An Alpaca record is tokenised as
-// one text, as the published training script does, wherever the prompt's tokens are a prefix of the result. Where they
-// are not (the output's first characters merge with the prompt's last), prompt and output are tokenised apart, so that
-// the boundary between what is trained and what is not is always exact.
-// Const and thread-safe. The encoder must outlive it.
+//   prompt      prompt + completion + end token; the completion and the end token are trained
+//   chat        the rendered text, nothing added; a token is trained if it has a byte of a trained piece
+// The tokenizer's beginning-of-sequence token, if its template has one, comes first, but in a conversation, whose
+// template says itself what comes first. An Alpaca or prompt record is tokenised as one text, as the published training
+// script does, wherever the prompt's tokens are a prefix of the result. Where they are not (the output's first
+// characters merge with the prompt's last), prompt and output are tokenised apart, so that the boundary between what is
+// trained and what is not is always exact. Const and thread-safe. The encoder must outlive it.
 class ExampleBuilder {
  public:
   // Throws Error for a max_length out of range, and for a tokenizer whose template appends anything but its end token.
@@ -54,7 +58,13 @@ class ExampleBuilder {
   // outside its vocabulary.
   Example build(const Record& record) const;
 
+  // The same of a conversation, which the chat template has made of the record.
+  Example build_chat(const RenderedChat& chat) const;
+
  private:
+  Example build_response(const std::string& prompt, const std::string& response) const;
+  Example finish_text(std::vector<std::int32_t> ids, std::size_t trained_from) const;
+  void require_in_vocabulary(const std::vector<std::int32_t>& ids) const;
   std::vector<std::int32_t> encode_document(std::string_view text) const;  // with the template's first tokens
   std::int32_t count_special(const std::vector<std::int32_t>& ids) const;  // behind the template's first tokens
   Example finish(std::vector<std::int32_t> ids, std::vector<std::int32_t> labels) const;

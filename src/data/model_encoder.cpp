@@ -42,6 +42,31 @@ std::vector<std::int32_t> ModelEncoder::encode(std::string_view text, bool add_s
   return tokenizer().encode(text, add_special_tokens, special_);
 }
 
+std::vector<std::int32_t> ModelEncoder::encode_with_places(std::string_view text, std::span<const std::size_t> places,
+                                                           std::vector<std::size_t>& tokens) const {
+  return tokenizer().encode_with_places(text, places, tokens);
+}
+
+ChatTemplate ModelEncoder::chat_template() const {
+  const Tokenizer& own = tokenizer();
+  std::optional<ChatTemplate> found = find_chat_template(directory_);
+  if (!found)
+    fail(
+        "{}: the model has no chat template (chat_template.jinja, or \"chat_template\" in tokenizer_config.json), which "
+        "conversations need; copy chat_template.jinja from the model's variant for chat, or give records of "
+        "{{\"instruction\", \"output\"}} or {{\"prompt\", \"completion\"}}",
+        printable_path(directory_));
+  if (special_ == SpecialTokens::as_text)
+    fail(
+        "--parse_special_tokens false: a chat template spells its tokens in the text, so conversations need them "
+        "parsed; leave the option out");
+  for (std::int32_t id = 0; id < own.vocab_size(); ++id) {
+    if (own.is_special(id)) found->special_tokens.push_back(own.id_to_token(id));
+    if (own.ends_generation(id)) found->stop_tokens.push_back(own.id_to_token(id));
+  }
+  return *found;
+}
+
 std::optional<std::int32_t> ModelEncoder::end_token() const { return tokenizer_ ? tokenizer_->eos_id() : std::nullopt; }
 
 std::string ModelEncoder::fingerprint() const {

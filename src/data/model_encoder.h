@@ -22,10 +22,14 @@ class ModelEncoder final : public TextEncoder {
   ModelEncoder(const std::filesystem::path& directory, std::int64_t model_vocabulary, SpecialTokens special);
 
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens) const override;
+  std::vector<std::int32_t> encode_with_places(std::string_view text, std::span<const std::size_t> places,
+                                               std::vector<std::size_t>& tokens) const override;
   bool can_encode() const override { return tokenizer_.has_value(); }
   std::uint64_t most_tokens(std::string_view text) const override { return tokenizer().most_tokens(text); }
   bool is_special(std::int32_t id) const override { return tokenizer_ && tokenizer_->is_special(id); }
   std::optional<std::int32_t> end_token() const override;
+  bool ends_generation(std::int32_t id) const override { return tokenizer_ && tokenizer_->ends_generation(id); }
+  ChatTemplate chat_template() const override;
   std::int32_t vocabulary_size() const override { return vocabulary_; }
   std::string fingerprint() const override;
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/json_text.h"
+#include "data/chat/chat_record.h"
 #include "data/records.h"
 
 namespace so {
@@ -30,9 +31,15 @@ std::string_view type_of(const dom::element& value) {
   }
 }
 
+// Tables that are written as records have null where a record lacks a column.
+std::optional<dom::element> unless_null(const dom::element& value) {
+  return value.is_null() ? std::nullopt : std::optional(value);
+}
+
 // The values that the record has for the keys that mean something.
 struct Fields {
   std::optional<dom::element> instruction, input, output, text, input_ids, labels, attention_mask;
+  std::optional<dom::element> messages, conversations, prompt, completion, tools, system;
 
   explicit Fields(const dom::object& object) {
     for (const auto& [key, value] : object) {
@@ -50,6 +57,18 @@ struct Fields {
         labels = value;
       else if (key == "attention_mask")
         attention_mask = value;
+      else if (key == "messages")
+        messages = unless_null(value);
+      else if (key == "conversations")
+        conversations = unless_null(value);
+      else if (key == "prompt")
+        prompt = unless_null(value);
+      else if (key == "completion")
+        completion = unless_null(value);
+      else if (key == "tools")
+        tools = value;
+      else if (key == "system")
+        system = value;
     }
   }
 };
@@ -66,6 +85,10 @@ std::string_view name_of(RecordFormat format) {
       return "text";
     case RecordFormat::token_ids:
       return "token id";
+    case RecordFormat::prompt:
+      return "prompt";
+    case RecordFormat::chat:
+      return "chat";
   }
   SO_CHECK(false, "record format {}", static_cast<int>(format));
   return {};
@@ -138,6 +161,28 @@ struct RecordParser::State {
     }
     return record;
   }
+
+  // Whether it is a conversation; if so, one that is well formed.
+  bool is_chat(const RawRecord& raw, const Fields& fields) const {
+    const bool of_prompt = !fields.messages && !fields.conversations && !fields.instruction && fields.prompt &&
+                           fields.completion && fields.prompt->is_array();
+    if (!fields.messages && !fields.conversations && !of_prompt) return false;
+    try {
+      if (of_prompt) {
+        check_messages(*fields.prompt, "prompt");
+        check_messages(*fields.completion, "completion");
+      } else {
+        check_messages(fields.messages ? *fields.messages : *fields.conversations,
+                       fields.messages ? "messages" : "conversations");
+      }
+      if (fields.tools) check_tools(*fields.tools);
+    } catch (const Error& error) {
+      refuse(raw, "{}", error.what());
+    }
+    if (fields.system && !fields.system->is_string() && !fields.system->is_null())
+      refuse(raw, "\"system\" is {}; it must be a string", type_of(*fields.system));
+    return true;
+  }
 };
 
 RecordParser::RecordParser(std::string file_name, std::int32_t vocabulary_size)
@@ -171,15 +216,21 @@ Record RecordParser::parse(const RawRecord& raw) {
 
   const Fields fields(object);
   if (fields.input_ids) return s.tokens_of(raw, fields);
-  if (fields.instruction) {
+  if (s.is_chat(raw, fields)) return ChatRecord{raw.json};
+  if (fields.instruction && (fields.output || conversion_hint(object, {}, false).empty())) {
     AlpacaRecord record;
     record.instruction = s.string_of(raw, "instruction", fields.instruction);
     if (fields.input && !fields.input->is_null()) record.input = s.string_of(raw, "input", fields.input);
     record.output = s.string_of(raw, "output", fields.output);
     return record;
   }
+  if (fields.prompt && fields.completion)
+    return PromptRecord{s.string_of(raw, "prompt", fields.prompt), s.string_of(raw, "completion", fields.completion)};
   if (fields.text) return TextRecord{s.string_of(raw, "text", fields.text)};
-  s.refuse(raw, "the record has none of the keys \"instruction\" (with \"output\"), \"text\" and \"input_ids\"");
+  s.refuse(raw,
+           "the record has none of the keys \"messages\", \"conversations\", \"instruction\" (with \"output\"), "
+           "\"prompt\" (with \"completion\"), \"text\" and \"input_ids\"{}",
+           conversion_hint(object, s.file_name, raw.element >= 0));
 }
 
 }  // namespace so

@@ -1,13 +1,18 @@
 // Training data files: their formats, and reading them record by record.
 //
 // A file is UTF-8 and holds either one JSON object a line (JSONL) or one JSON array of objects; its first character
-// tells which, whatever its name ends in. Three kinds of record are known, and a file holds one kind only:
+// tells which, whatever its name ends in. These kinds of record are known, and a file holds one kind only:
 //   Alpaca      {"instruction": "...", "input": "...", "output": "..."}   `input` may be absent, null or empty
 //   text        {"text": "..."}
 //   token ids   {"input_ids": [...], "labels": [...]}                      `labels` may be absent: then input_ids
-// A record with keys of several kinds is the kind whose key comes first in: input_ids, instruction, text (published
-// data sets carry the rendered text beside its parts). Other keys are ignored, with one exception: an `attention_mask`
-// beside input_ids must not hold a 0, because padding would be trained on. Of a key that occurs twice the last counts.
+//   prompt      {"prompt": "...", "completion": "..."}
+//   chat        {"messages": [{"role": "user", "content": "..."}, ...]}, with "tools" and "documents" for the template
+//               {"conversations": [{"from": "human", "value": "..."}, ...]}, with a "system" text
+//               {"prompt": [messages], "completion": [messages]}
+// A record with keys of several kinds is the kind whose key comes first in: input_ids, messages, conversations,
+// instruction, prompt, text (published data sets carry the rendered text beside its parts). Other keys are ignored,
+// with one exception: an `attention_mask` beside input_ids must not hold a 0, because padding would be trained on. Of a
+// key that occurs twice the last counts.
 #pragma once
 
 #include <cstddef>
@@ -33,11 +38,17 @@ struct TokenRecord {
   std::vector<std::int32_t> ids;
   std::vector<std::int32_t> labels;  // as many as ids, aligned with them (not shifted); kIgnored where not trained
 };
-using Record = std::variant<AlpacaRecord, TextRecord, TokenRecord>;
+struct PromptRecord {
+  std::string prompt, completion;
+};
+struct ChatRecord {
+  std::string_view json;  // of the whole record, checked, a view of what was parsed
+};
+using Record = std::variant<AlpacaRecord, TextRecord, TokenRecord, PromptRecord, ChatRecord>;
 
-enum class RecordFormat { alpaca, text, token_ids };
+enum class RecordFormat { alpaca, text, token_ids, prompt, chat };
 RecordFormat format_of(const Record& record);
-std::string_view name_of(RecordFormat format);  // "Alpaca", "text", "token id"
+std::string_view name_of(RecordFormat format);  // "Alpaca", "text", "token id", "prompt", "chat"
 
 // The JSON text of one record, a view of the file's content, not yet parsed.
 struct RawRecord {
@@ -86,7 +97,7 @@ class RecordParser {
   RecordParser(std::string file_name, std::int32_t vocabulary_size);
   ~RecordParser();
 
-  // Throws Error "FILE:LINE: what and the fix" for anything but a record of one of the three kinds: not JSON, not an
+  // Throws Error "FILE:LINE: what and the fix" for anything but a record of one of these kinds: not JSON, not an
   // object, not UTF-8, a NUL character, a missing key, a value of the wrong type, an id outside the vocabulary.
   Record parse(const RawRecord& raw);
 

@@ -1,11 +1,16 @@
 // The interface of a tokenizer that the data room needs.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "base/error.h"
+#include "data/chat/chat_template.h"
 
 namespace so {
 
@@ -18,11 +23,27 @@ class TextEncoder {
   // beginning-of-sequence token, say); without, the text's tokens alone.
   virtual std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens) const = 0;
 
+  // encode(text, false); and for each byte of the text at `places`, which ascend, the index of the token that holds it.
+  // The default is for encoders that make one token of each byte.
+  virtual std::vector<std::int32_t> encode_with_places(std::string_view text, std::span<const std::size_t> places,
+                                                       std::vector<std::size_t>& tokens) const {
+    std::vector<std::int32_t> ids = encode(text, false);
+    SO_CHECK(ids.size() == text.size(), "an encoder that merges bytes must find places itself");
+    tokens.assign(places.begin(), places.end());
+    return ids;
+  }
+
   // False: there is no tokenizer, encode() throws Error saying so, and only records of token ids can be used.
   virtual bool can_encode() const { return true; }
 
   // Whether an id is one of the tokenizer's special tokens, to count those that stand in texts.
   virtual bool is_special(std::int32_t) const { return false; }
+
+  // Whether generation stops at this token.
+  virtual bool ends_generation(std::int32_t id) const { return end_token() == id; }
+
+  // The template for conversations. Throws Error if there is none.
+  virtual ChatTemplate chat_template() const { fail("there is no chat template"); }
 
   // An upper bound on the tokens that encode(text, true) gives for valid UTF-8, and for the text with JSON's escapes
   // replaced, found without encoding. The default is for encoders that make at most one token of a byte and put at

@@ -125,7 +125,15 @@ OptionTable<RecordOptions> make_records() {
   OptionTable<O> t;
   t.add("train_on_prompt", &O::train_on_prompt, "Count the prompt's tokens in the loss, not only the response's")
       .default_from(ours)
-      .affects_results();
+      .affects_results()
+      .elsewhere("train_on_inputs")
+      .elsewhere("train_on_input");
+  t.add("mask_history", &O::mask_history,
+        "Count only the assistant's last turn of a conversation in the loss, not each of its turns")
+      .default_from(ours)
+      .affects_results()
+      .elsewhere("train_on_last_turn")
+      .elsewhere("assistant_only_loss");
   t.take(text_rows());
   t.add("cache_dir", &O::cache_dir, "Where tokenised data is kept")
       .metavar("DIR")

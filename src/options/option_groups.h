@@ -49,6 +49,7 @@ struct TextOptions {
 };
 struct RecordOptions : TextOptions {
   bool train_on_prompt = false;
+  bool mask_history = false;
   std::optional<std::string> cache_dir;
 };
 

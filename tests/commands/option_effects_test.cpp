@@ -83,7 +83,7 @@ struct Case {
 const std::vector<Case>& cases() {
   static const char* const train =
       "config print_config model data data_weights eval_data validation_split output_dir overwrite_output_dir dry_run packing shuffle train_on_prompt "
-      "parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed batch_size max_length "
+      "mask_history parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed batch_size max_length "
       "gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype offload_optimizer offload_ratio "
       "gathered_layers bucket_size host_memory lr lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
       "max_grad_norm label_smoothing_factor resume log_interval wall_clock_breakdown trace trace_steps bench_steps warmup_steps device dtype "
@@ -100,11 +100,18 @@ const std::vector<Case>& cases() {
   };
   static const std::string falling = without(all_of_train, "decay"), constant = without(falling, "min_lr");
   static const std::string saves = without(all_of_train, "save_steps"), evaluates = without(all_of_train, "eval_steps");
+  static const std::string whole = without(all_of_train, "mask_history");
   static const std::string bench =
       std::string(train) + "device_memory profile streamed_layers mode cast_side update_over_link";
   static const std::vector<Case> all = {
       {"train", "offload_optimizer", {"--offload_optimizer", "none"}, none.c_str()},
       {"train", "device", {"--device", "cpu"}, cpu.c_str()},
+      {"train", "train_on_prompt", {"--train_on_prompt"}, whole.c_str()},
+      {"eval",
+       "train_on_prompt",
+       {"--train_on_prompt"},
+       "model data batch_size max_length train_on_prompt parse_special_tokens cache_dir json device dtype cpu_threads gpus "
+       "bind_cores_to_rank verbose quiet"},
       {"train", "lr_scheduler", {"--lr_scheduler", "constant", "--lr", "1"}, constant.c_str()},
       {"train", "lr_scheduler", {}, falling.c_str()},
       {"train", "lr_scheduler", {"--lr_scheduler", "cosine"}, falling.c_str()},

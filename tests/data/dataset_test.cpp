@@ -1,9 +1,12 @@
 #include "data/dataset.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <set>
 #include <thread>
 
 #include "base/progress.h"
@@ -105,6 +108,88 @@ TEST_F(Dataset, RefusesMixedFormats) {
   EXPECT_EQ(error_of([&] { open(); }), options_.file.string() +
                                            ":3: this is an Alpaca record, the file began with a text record on line 1; "
                                            "a file holds one kind only");
+}
+
+// An encoder of bytes for a model that has a chat template; '$' stands for its end token.
+class ChatByteEncoder : public ByteEncoder {
+ public:
+  Ids encode(std::string_view text, bool add_special_tokens) const override {
+    Ids ids = ByteEncoder::encode(text, add_special_tokens);
+    std::replace(ids.begin(), ids.end(), std::int32_t{'$'}, kEnd);
+    return ids;
+  }
+  ChatTemplate chat_template() const override {
+    ChatTemplate chat;
+    chat.text = source;
+    chat.source = "chat_template.jinja";
+    chat.special_tokens = chat.stop_tokens = {"$"};
+    return chat;
+  }
+  std::string source =
+      "{% for m in messages %}{{ m.role[0] + ':' + m.content + '$' }}{% endfor %}{{ 'a:' if add_generation_prompt }}";
+};
+
+TEST_F(Dataset, RendersConversations) {
+  ::signal(SIGPIPE, SIG_IGN);
+  options_.example.max_length = 100;
+  std::string content;
+  for (int i = 0; i < 100; ++i)
+    content += fmt::format(R"({{"messages":[{{"role":"user","content":"{}"}},{{"role":"assistant","content":"b"}},)"
+                           R"({{"role":"user","content":"c"}},{{"role":"assistant","content":"d"}}]}})"
+                           "\n",
+                           i);
+  write_file(options_.file, content);
+  ChatByteEncoder encoder;
+  std::set<std::uint64_t> keys;
+  const auto trained = [&] {
+    const TokenDataset dataset = open_dataset(options_, encoder, pool_);
+    keys.insert(dataset.key());
+    EXPECT_EQ(dataset.size(), 100);
+    EXPECT_EQ(text_of(dataset, 42), "u:42$a:b$u:c$a:d$");
+    std::string text;
+    for (const std::int32_t id : dataset.document(42).targets)
+      text += id == kIgnored ? '.' : id == ByteEncoder::kEnd ? '$' : static_cast<char>(id);
+    return text;
+  };
+  EXPECT_EQ(trained(), "......b$......d$.");  // the header "a:" is the prompt's
+  options_.example.mask_history = true;
+  EXPECT_EQ(trained(), "..............d$.");
+  options_.example = {.max_length = 100, .train_on_prompt = true};
+  EXPECT_EQ(trained(), ":42$a:b$u:c$a:d$.");
+  encoder.source += "{# another template #}";
+  trained();
+  EXPECT_EQ(keys.size(), 4U);
+}
+
+TEST_F(Dataset, BlamesTheRecordThatTheTemplateRefuses) {
+  ::signal(SIGPIPE, SIG_IGN);
+  ChatByteEncoder encoder;
+  encoder.source =
+      "{% for m in messages %}{{ raise_exception('no tools') if m.role == 'tool' }}{{ m.content }}{% endfor %}";
+  write_file(options_.file,
+             "{\"messages\":[{\"role\":\"assistant\",\"content\":\"a\"}]}\n"
+             "{\"messages\":[{\"role\":\"tool\",\"content\":\"a\"}]}\n");
+  EXPECT_EQ(error_of([&] { open_dataset(options_, encoder, pool_); }),
+            options_.file.string() + ":2: the chat template refuses the messages: no tools");
+  ByteEncoder without;
+  EXPECT_EQ(error_of([&] { open_dataset(options_, without, pool_); }), "there is no chat template");
+}
+
+TEST_F(Dataset, WarnsWhenNothingTeachesToStop) {
+  ::signal(SIGPIPE, SIG_IGN);
+  ChatByteEncoder encoder;
+  options_.example.max_length = 100;
+  write_file(options_.file,
+             "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}\n");
+  const auto said = [&] {
+    ::testing::internal::CaptureStderr();
+    open_dataset(options_, encoder, pool_);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(said().find("may not learn to stop"), std::string::npos);
+  encoder.source = "{% for m in messages %}{{ m.role[0] + ':' + m.content + '\\n' }}{% endfor %}";
+  EXPECT_NE(said().find("generation stops at $, and none of the first 1 conversations trains such a token"),
+            std::string::npos);
 }
 
 TEST_F(Dataset, RefusesFilesWithoutRecords) {

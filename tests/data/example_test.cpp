@@ -53,6 +53,24 @@ TEST(Example, TrainsThePromptOnRequest) {
   EXPECT_EQ(example.targets, shifted + Ids{kIgnored});
 }
 
+TEST(Example, TrainsTheCompletionOfAPrompt) {
+  const ByteEncoder encoder;
+  const Example example = ExampleBuilder(encoder, {.max_length = 8}).build(PromptRecord{"ab", "cd"});
+  EXPECT_EQ(example.ids, (Ids{'a', 'b', 'c', 'd', ByteEncoder::kEnd}));
+  EXPECT_EQ(example.targets, (Ids{kIgnored, 'c', 'd', ByteEncoder::kEnd, kIgnored}));
+}
+
+TEST(Example, AddsNothingToAConversation) {
+  ByteEncoder encoder;
+  encoder.begin = true;
+  const ExampleBuilder builder(encoder, {.max_length = 8});
+  const Example example = builder.build_chat({{"ab", "c", "d", "", "e", "f"}, {}});
+  EXPECT_EQ(example.ids, (Ids{'a', 'b', 'c', 'd', 'e', 'f'}));
+  EXPECT_EQ(example.targets, (Ids{kIgnored, 'c', kIgnored, kIgnored, 'f', kIgnored}));
+  EXPECT_EQ(test::error_of([&] { builder.build_chat({{}, "no"}); }), "no");
+  EXPECT_EQ(test::error_of([&] { builder.build_chat({{""}, {}}); }), "the chat template renders it as an empty text");
+}
+
 TEST(Example, TrainsAllOfAText) {
   const ByteEncoder encoder;
   const Example example = ExampleBuilder(encoder, {.max_length = 8}).build(TextRecord{"abc"});

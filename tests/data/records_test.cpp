@@ -136,6 +136,77 @@ TEST(Records, RefusesMalformedLinesByLine) {
   }
 }
 
+TEST(Records, ReadsConversationsAndPrompts) {
+  const char* const chats[] = {
+      R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":null,"tool_calls":[{"function":)"
+      R"({"name":"f","arguments":{}}}]}],"tools":[{"type":"function"}],"prompt":"a","text":"x"})",
+      R"({"messages":null,"conversations":[{"from":"human","value":"a"},{"from":"gpt","value":"b"}],"system":null})",
+      R"({"prompt":[{"role":"user","content":"a"}],"completion":[{"role":"assistant","content":"b"}],"tools":"[{}]"})",
+  };
+  for (const char* chat : chats) {
+    const auto records = parse_all(chat);
+    ASSERT_EQ(format_of(records.at(0)), RecordFormat::chat) << chat;
+    EXPECT_EQ(std::get<ChatRecord>(records[0]).json, chat);
+  }
+  const auto prompts = parse_all(R"({"prompt":"a","completion":" b","messages":null})");
+  EXPECT_EQ(std::get<PromptRecord>(prompts.at(0)).prompt, "a");
+  EXPECT_EQ(std::get<PromptRecord>(prompts.at(0)).completion, " b");
+}
+
+TEST(Records, SaysWhatIsWrongWithAConversation) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"({"messages":[]})", "f:1: \"messages\" is empty; remove the record"},
+      {R"({"messages":"[]"})", "f:1: \"messages\" is a string; it must be a list of messages. Where it is JSON: jq"},
+      {R"({"messages":[1]})", "f:1: message 1 of \"messages\" must be an object"},
+      {R"({"messages":[{"content":"a"}]})", "f:1: message 1 of \"messages\" has neither \"role\""},
+      {R"({"messages":[{"role":1,"content":"a"}]})", "f:1: message 1 of \"messages\": \"role\" must be a string"},
+      {R"({"messages":[{"role":"user"}]})", "f:1: message 1 of \"messages\" has no \"content\""},
+      {R"({"messages":[{"role":"user","content":1}]})",
+       "f:1: message 1 of \"messages\": \"content\" must be a string or"},
+      {R"({"messages":[{"role":"user","content":"\u0000"}]})",
+       "f:1: message 1 of \"messages\": \"content\" holds a NUL"},
+      {R"({"messages":[{"role":"user","content":[{"type":"image_url"}]}]})",
+       "f:1: message 1 of \"messages\": \"content\" has a part of type \"image_url\"; only text"},
+      {R"({"messages":[{"role":"user","content":[{"type":"text"}]}]})",
+       "f:1: message 1 of \"messages\": \"content\" has a part without \"text\""},
+      {R"({"messages":[{"role":"assistant","tool_calls":{}}]})",
+       "f:1: message 1 of \"messages\": \"tool_calls\" must be a list of calls"},
+      {R"({"messages":[{"role":"assistant","tool_calls":[{"function":{}}]}]})",
+       "f:1: message 1 of \"messages\": \"tool_calls\": a call has no \"name\""},
+      {R"({"messages":[{"role":"assistant","content":"a","thinking":1}]})",
+       "f:1: message 1 of \"messages\": \"thinking\" must be a string"},
+      {R"({"conversations":[{"from":"bot","value":"a"}]})",
+       "f:1: message 1 of \"conversations\" is from \"bot\"; known are human, gpt, system and observation"},
+      {R"({"conversations":[{"from":"gpt"}]})", "f:1: message 1 of \"conversations\" has no \"value\""},
+      {R"({"messages":[{"role":"user","content":"a"}],"tools":[1]})", "f:1: \"tools\" must be a list of functions"},
+      {R"({"messages":[{"role":"user","content":"a"}],"tools":"[1"})", "f:1: \"tools\" is a string that is not JSON"},
+      {R"({"messages":[{"role":"user","content":"a"}],"system":1})",
+       "f:1: \"system\" is a number; it must be a string"},
+      {R"({"prompt":[],"completion":[{"role":"assistant","content":"b"}]})", "f:1: \"prompt\" is empty"},
+      {R"({"prompt":"a","completion":1})", "f:1: \"completion\" is a number; it must be a string"},
+  };
+  for (const auto& [record, message] : cases) {
+    const std::string error = error_in(record);
+    EXPECT_EQ(error.substr(0, message.size()), message) << error;
+  }
+}
+
+// The commands were tried with jq 1.6.
+TEST(Records, AForeignFormatIsRefusedWithTheCommandThatConvertsIt) {
+  const auto ends_with = [](const std::string& record, std::string_view command) {
+    const std::string error = error_in(record);
+    EXPECT_TRUE(error.ends_with(command)) << error;
+  };
+  ends_with(
+      R"({"question":"a","answer":"b"})",
+      "; convert the file: jq -c '{messages: [{role: \"user\", content: .question}, {role: \"assistant\", content: "
+      ".answer}]}' f > converted.jsonl");
+  ends_with(R"([{"prompt":"a","response":"b"}])", "jq -c '.[] | {prompt, completion: .response}' f > converted.jsonl");
+  ends_with(R"({"instruction":"a","context":"c","response":"b"})",
+            "jq -c '{instruction, input: (.context // .input // \"\"), output: .response}' f > converted.jsonl");
+  ends_with(R"({"unknown":"a"})", "\"text\" and \"input_ids\"");
+}
+
 TEST(Records, RefusesMalformedArraysByLineAndElement) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"[\n{\"text\":\"a\"},\n{\"text\":2}]", "f:3 (element 1): \"text\" is a number"},

@@ -17,6 +17,7 @@ TEST(TrainOptions, ThoseThatAffectResultsArePinned) {
                                               "packing",
                                               "shuffle",
                                               "train_on_prompt",
+                                              "mask_history",
                                               "parse_special_tokens",
                                               "batch_size",
                                               "gradient_accumulation_steps",

@@ -23,6 +23,7 @@
 #include "data/tokenizer/special_ids.h"
 #include "data/tokenizer/token_bound.h"
 #include "data/tokenizer/token_decoder.h"
+#include "data/tokenizer/token_surface.h"
 #include "data/tokenizer/tokenizer_json.h"
 #include "data/tokenizer/utf8.h"
 #include "data/tokenizer/vocabulary.h"
@@ -224,7 +225,7 @@ void between_matches(std::string_view text, const std::vector<AddedTokenMatcher:
   std::size_t at = 0;
   for (const AddedTokenMatcher::Match& match : matches) {
     if (match.begin > at) rest(text.substr(at, match.begin - at), at == 0);
-    token(match.id);
+    token(match);
     at = match.end;
   }
   if (at < text.size()) rest(text.substr(at), at == 0);
@@ -244,7 +245,7 @@ void Tokenizer::State::append_normalized(std::string_view text, bool at_beginnin
   between_matches(
       normal, workspace.in_normalized,
       [&](std::string_view rest, bool first) { append_plain(rest, at_beginning && first, workspace, out); },
-      [&](std::int32_t id) { out.push_back(id); });
+      [&](const AddedTokenMatcher::Match& match) { out.push_back(match.id); });
 }
 
 // A token that spells bytes is those bytes; any other is its own text.
@@ -290,6 +291,11 @@ Tokenizer Tokenizer::load(const std::filesystem::path& model_directory) {
 
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens,
                                             SpecialTokens special) const {
+  return encode(text, add_special_tokens, special, nullptr);
+}
+
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens, SpecialTokens special,
+                                            std::vector<Part>* parts) const {
   if (text.size() >= static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     fail("a text of {} bytes is too long to be encoded at once: split it, the limit is 2 GiB", text.size());
   }
@@ -306,11 +312,23 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_spec
   state.given_tokens.find_all(text, special, workspace->given);
   between_matches(
       text, workspace->given,
-      [&](std::string_view rest, bool first) { state.append_normalized(rest, first, special, *workspace, ids); },
-      [&](std::int32_t id) { ids.push_back(id); });
+      [&](std::string_view rest, bool first) {
+        const auto begin = static_cast<std::size_t>(rest.data() - text.data());
+        if (parts != nullptr) parts->push_back({begin, begin + rest.size(), ids.size(), false});
+        state.append_normalized(rest, first, special, *workspace, ids);
+      },
+      [&](const AddedTokenMatcher::Match& match) {
+        if (parts != nullptr) parts->push_back({match.begin, match.end, ids.size(), true});
+        ids.push_back(match.id);
+      });
   if (add_special_tokens) ids.insert(ids.end(), state.after.begin(), state.after.end());
   state.workspaces.put_back(std::move(workspace));
   return ids;
+}
+
+void Tokenizer::append_surface(std::int32_t id, std::string& text) const {
+  if (!state_->characters) return state_->append_bytes(id, text);
+  append_character_surface(state_->spelling(id), text);
 }
 
 std::uint64_t Tokenizer::most_tokens(std::string_view text) const {

@@ -46,6 +46,12 @@ class Tokenizer {
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens,
                                    SpecialTokens special = SpecialTokens::parsed) const;
 
+  // encode(text, false); and for each byte of the text at `places`, which ascend, the index of the token that holds it,
+  // as the library's char_to_token has it. Where the text is changed before it is split (NFC), that is where the text
+  // up to there alone would end.
+  std::vector<std::int32_t> encode_with_places(std::string_view text, std::span<const std::size_t> places,
+                                               std::vector<std::size_t>& tokens) const;
+
   // An upper bound on encode(text, true).size() for valid UTF-8, and for the text with JSON's escapes replaced. It
   // looks at each byte once.
   std::uint64_t most_tokens(std::string_view text) const;
@@ -76,6 +82,16 @@ class Tokenizer {
   friend class StreamDecoder;
   struct State;
   explicit Tokenizer(std::shared_ptr<const State> state);
+
+  // A part of a text that is encoded by itself.
+  struct Part {
+    std::size_t begin, end;  // bytes
+    std::size_t first_token;
+    bool added;  // one added token
+  };
+  std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens, SpecialTokens special,
+                                   std::vector<Part>* parts) const;
+  void append_surface(std::int32_t id, std::string& text) const;
   std::shared_ptr<const State> state_;
 };
 

@@ -1,0 +1,287 @@
+#include "data/chat/chat_renderer.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "data/example.h"
+#include "data/model_encoder.h"
+#include "data_test_util.h"
+#include "support/paths.h"
+
+namespace so {
+namespace {
+
+using json = nlohmann::ordered_json;  // templates show the order of keys
+using test::error_of;
+using test::Ids;
+using test::read_file;
+
+std::filesystem::path chat_fixtures() { return std::filesystem::path(test::fixtures()) / "chat"; }
+
+ChatTemplate plain_template(std::string text) {
+  ChatTemplate chat;
+  chat.text = std::move(text);
+  chat.source = "chat_template.jinja";
+  chat.variables = {{"bos_token", "<s>"}, {"eos_token", "</s>"}};
+  chat.special_tokens = {"<s>", "</s>"};
+  chat.stop_tokens = {"</s>"};
+  return chat;
+}
+
+// As of transformers' published tests, and the shape of most templates.
+const char* const chatml =
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '</s>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+RenderedChat render(const ChatTemplate& chat, const std::string& record, TrainedTurns trained = TrainedTurns::assistant,
+                    bool prompt = false) {
+  const ChatRenderer renderer(chat);
+  const std::string_view one = record;
+  return renderer.render(std::span(&one, 1), trained, prompt).at(0);
+}
+
+std::vector<std::string> trained_in(const RenderedChat& chat) {
+  std::vector<std::string> trained;
+  for (std::size_t i = 1; i < chat.pieces.size(); i += 2) trained.push_back(chat.pieces[i]);
+  return trained;
+}
+
+class Rendering : public ::testing::Test {
+ protected:
+  void SetUp() override { ::signal(SIGPIPE, SIG_IGN); }  // as main() has it
+};
+
+// Text for text, and where TRL has the same template with {% generation %}, part for part.
+TEST_F(Rendering, IsThatOfTransformersOnPublishedTemplates) {
+  const json expected = json::parse(read_file(chat_fixtures() / "expected.json"));
+  std::size_t masks = 0;
+  for (const auto& [name, model] : expected["templates"].items()) {
+    ChatTemplate chat = plain_template(read_file(chat_fixtures() / "templates" / (name + ".jinja")));
+    chat.variables.clear();
+    for (const auto& [token, text] : model["variables"].items()) chat.variables.emplace_back(token, text);
+    chat.special_tokens = model["special"];
+    chat.stop_tokens = model["stop"];
+    chat.now = expected["now"];
+    const ChatRenderer renderer(chat);
+    for (const auto& [title, wanted] : model["cases"].items()) {
+      SCOPED_TRACE(name + ": " + title);
+      json conversation = expected["conversations"][title];
+      const std::string record = conversation.dump();
+      const std::string_view view = record;
+      const RenderedChat got = renderer.render(std::span(&view, 1), TrainedTurns::assistant).at(0);
+      if (wanted.contains("refused")) {
+        EXPECT_NE(got.error, "");
+        continue;
+      }
+      EXPECT_EQ(got.error, "");
+      EXPECT_EQ(got.text(), wanted["text"]);
+      if (wanted.contains("trained")) {
+        EXPECT_EQ(trained_in(got), wanted["trained"].get<std::vector<std::string>>());
+        ++masks;
+      } else {
+        std::size_t turns = 0;
+        for (const json& message : conversation["messages"]) turns += message["role"] == "assistant";
+        EXPECT_EQ(trained_in(got).size(), turns);
+      }
+      if (!wanted.contains("prompt")) continue;
+      conversation["messages"].erase(conversation["messages"].size() - 1);
+      const std::string beginning = conversation.dump();
+      const std::string_view prompt = beginning;
+      EXPECT_TRUE(renderer.render(std::span(&prompt, 1), TrainedTurns::nothing, true)
+                      .at(0)
+                      .text()
+                      .ends_with(wanted["prompt"].get<std::string>()));
+    }
+  }
+  EXPECT_GE(masks, 60U);
+}
+
+// Llama 2 and Qwen 3 have no counterpart at TRL: what stands here was read off the text.
+std::vector<std::string> trained_of(const std::string& name, const std::string& title) {
+  const json expected = json::parse(read_file(chat_fixtures() / "expected.json"));
+  const json& model = expected["templates"][name];
+  ChatTemplate chat = plain_template(read_file(chat_fixtures() / "templates" / (name + ".jinja")));
+  chat.variables.clear();
+  for (const auto& [token, text] : model["variables"].items()) chat.variables.emplace_back(token, text);
+  chat.special_tokens = model["special"];
+  chat.stop_tokens = model["stop"];
+  return trained_in(render(chat, expected["conversations"][title].dump()));
+}
+
+using Parts = std::vector<std::string>;
+
+TEST_F(Rendering, FindsTurnsInTemplatesThatCutThoughtsAndWhiteSpace) {
+  EXPECT_EQ(trained_of("qwen3", "thoughts in the text"),
+            (Parts{"4<|im_end|>", "<think>\nsum\n</think>\n\n6<|im_end|>"}));
+  EXPECT_EQ(trained_of("qwen3", "thoughts apart"), (Parts{"4<|im_end|>", "<think>\nsum\n</think>\n\n6<|im_end|>"}));
+  EXPECT_EQ(
+      trained_of("qwen3", "tools"),
+      (Parts{"<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call><|im_end|>",
+             "Sunny.<|im_end|>",
+             "<think>\n\n</think>\n\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": "
+             "\"Oslo\"}}\n</tool_call><|im_end|>"}));
+  EXPECT_EQ(trained_of("qwen3_6", "one turn"),
+            (Parts{"\n</think>\n\nHello!<|im_end|>"}));  // its prompt ends in <think>
+  EXPECT_EQ(trained_of("llama2", "white space"), (Parts{" Hello! </s>", " Good bye. </s>"}));
+  EXPECT_EQ(trained_of("mistral", "same text twice"), (Parts{"Yes</s>", "Yes</s>"}));
+  EXPECT_EQ(trained_of("phi3", "one turn"), (Parts{"Hello!<|end|>"}));
+  EXPECT_EQ(trained_of("phi4", "system"), (Parts{"Me.<|im_end|>"}));
+  EXPECT_EQ(trained_of("glm4moe", "same text twice"),
+            (Parts{"\n<think></think>\nYes<|user|>", "\n<think></think>\nYes"}));  // <|user|> stops its generation
+}
+
+TEST_F(Rendering, TrainsTheTurnsThatAreAskedFor) {
+  const ChatTemplate chat = plain_template(chatml);
+  const std::string record =
+      R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"},)"
+      R"({"role":"assistant","content":"d"}]})";
+  EXPECT_EQ(trained_in(render(chat, record)), (Parts{"b</s>", "d</s>"}));
+  EXPECT_EQ(trained_in(render(chat, record, TrainedTurns::last)), (Parts{"d</s>"}));
+  EXPECT_EQ(trained_in(render(chat, record, TrainedTurns::all)), (Parts{render(chat, record).text()}));
+  EXPECT_EQ(render(chat, record, TrainedTurns::nothing, true).pieces,
+            (Parts{render(chat, record).text() + "<|im_start|>assistant\n"}));
+  // OpenAI's weight of a message.
+  EXPECT_EQ(
+      trained_in(render(chat, R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b",)"
+                              R"("weight":0},{"role":"user","content":"c"},{"role":"assistant","content":"d"}]})")),
+      (Parts{"d</s>"}));
+  // A prompt and a completion of messages, as TRL has them.
+  EXPECT_EQ(
+      trained_in(render(chat, R"({"prompt":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},)"
+                              R"({"role":"user","content":"c"}],"completion":[{"role":"assistant","content":"d"}]})")),
+      (Parts{"d</s>"}));
+}
+
+TEST_F(Rendering, ReadsShareGptAndParts) {
+  const ChatTemplate chat = plain_template(chatml);
+  const std::string text = "<|im_start|>system\ns</s>\n<|im_start|>user\na</s>\n<|im_start|>assistant\nb</s>\n";
+  EXPECT_EQ(render(chat, R"({"system":"s","conversations":[{"from":"human","value":"a"},{"from":"gpt","value":"b"}]})")
+                .text(),
+            text);
+  EXPECT_EQ(render(chat, R"({"messages":[{"role":"system","content":[{"type":"text","text":"s"}]},{"role":"user",)"
+                         R"("content":["a"]},{"role":"assistant","content":"b"}]})")
+                .text(),
+            text);
+}
+
+TEST_F(Rendering, MarksWithGenerationTagsAsTransformersDoes) {
+  const ChatTemplate chat = plain_template(
+      "{% for m in messages %}{% if m.role == 'assistant' %}[{% generation %}{{ m.content }}{% endgeneration %}]"
+      "{% else %}{{ m.content }}{% endif %}{% endfor %}");
+  const std::string record =
+      R"({"messages":[{"role":"user","content":"ä"},{"role":"assistant","content":"b"},{"role":"assistant","content":"c"}]})";
+  EXPECT_EQ(render(chat, record).pieces, (Parts{"ä[", "b", "][", "c", "]"}));
+  EXPECT_EQ(trained_in(render(chat, record, TrainedTurns::last)), (Parts{"c"}));
+}
+
+TEST_F(Rendering, SaysWhatATemplateRefuses) {
+  EXPECT_EQ(
+      render(plain_template("{{ raise_exception('no\nsystem') }}"), R"({"messages":[{"role":"user","content":"a"}]})")
+          .error,
+      "the chat template refuses the messages: no system");
+  EXPECT_EQ(
+      render(plain_template("{{ messages[0].content + 1 }}"), R"({"messages":[{"role":"user","content":"a"}]})").error,
+      "the chat template fails: TypeError: can only concatenate str (not \"int\") to str");
+  EXPECT_EQ(
+      error_of([] { render(plain_template("a\n{% for %}"), "{}"); }),
+      "chat_template.jinja: the chat template fails, line 2: TemplateSyntaxError: Expected an expression, got 'end "
+      "of statement block'");
+  // What the sandbox forbids.
+  EXPECT_NE(
+      render(plain_template("{{ messages.__class__.__mro__ }}"), R"({"messages":[{"role":"user","content":"a"}]})")
+          .error.find("SecurityError"),
+      std::string::npos);
+  // A turn that the template hides from us: upper case is not what was marked, and no prefix is the text's.
+  const ChatTemplate whole = plain_template("{{ messages | map(attribute='content') | join(' ') | upper | reverse }}");
+  EXPECT_NE(render(whole, R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]})")
+                .error.find("its place in the rendered text cannot be told"),
+            std::string::npos);
+}
+
+TEST_F(Rendering, ServesManyThreads) {
+  const ChatRenderer renderer(plain_template(chatml));
+  std::vector<std::thread> threads;
+  std::atomic<int> right = 0;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int k = 0; k < 10; ++k) {
+        std::vector<std::string> records;
+        for (int i = 0; i < 20; ++i)
+          records.push_back(json{
+              {"messages", {{{"role", "assistant"}, {"content", std::string(10000, 'a') + std::to_string(t * i)}}}}}
+                                .dump());
+        const std::vector<std::string_view> views(records.begin(), records.end());
+        const auto rendered = renderer.render(views, TrainedTurns::assistant);
+        for (int i = 0; i < 20; ++i)
+          right += rendered[static_cast<std::size_t>(i)].text().ends_with("a" + std::to_string(t * i) + "</s>\n");
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(right, 4 * 10 * 20);
+}
+
+TEST_F(Rendering, NamesWhatIsMissing) {
+  const test::TemporaryDirectory directory;
+  const std::string path = ::getenv("PATH");
+  // A python3 that has no Jinja2; the system's is asked next, and stands for any that has it.
+  test::write_file(directory.path / "python3", "#!/bin/sh\nexit 3\n");
+  std::filesystem::permissions(directory.path / "python3", std::filesystem::perms::owner_all);
+  ::setenv("PATH", directory.path.c_str(), 1);
+  const std::string without =
+      error_of([] { render(plain_template(chatml), R"({"messages":[{"role":"user","content":"a"}]})"); });
+  test::write_file(directory.path / "python3", "#!/bin/sh\necho 'Fatal: no memory' >&2\nexit 1\n");
+  const std::string broken =
+      error_of([] { render(plain_template(chatml), R"({"messages":[{"role":"user","content":"a"}]})"); });
+  ::setenv("PATH", path.c_str(), 1);
+  if (!without.empty()) {
+    EXPECT_NE(without.find("apt install python3-jinja2"), std::string::npos) << without;
+  }
+  EXPECT_EQ(broken, "chat templates are rendered by Python, and python3 ended with exit code 1: Fatal: no memory");
+}
+
+TEST(RenderedAnswers, AreChecked) {
+  EXPECT_EQ(parse_rendered(R"({"records":[["a","b"],{"error":"no"}]})", 2).at(0).text(), "ab");
+  EXPECT_EQ(parse_rendered(R"({"records":[["a","b"],{"error":"no"}]})", 2).at(1).error, "no");
+  for (const char* bad : {"", "[]", "{}", R"({"records":[]})", R"({"records":[[1]]})", R"({"records":["a"]})",
+                          R"({"records":[{"error":1}]})", R"({"records":[["a"],["b"]]})"})
+    EXPECT_NE(error_of([&] { parse_rendered(bad, 1); }), "") << bad;
+}
+
+// Whole tokenizers: ids and mask of return_assistant_tokens_mask.
+TEST_F(Rendering, MasksTheTokensThatTransformersMasks) {
+  const json masks = json::parse(read_file(chat_fixtures() / "masks.json"));
+  const json conversations = json::parse(read_file(chat_fixtures() / "expected.json"))["conversations"];
+  std::map<std::string, ChatRenderer> renderers;
+  for (const json& wanted : masks["cases"]) {
+    SCOPED_TRACE(wanted["tokenizer"].get<std::string>() + ", " + wanted["template"].get<std::string>() + ": " +
+                 wanted["title"].get<std::string>());
+    const ModelEncoder encoder(
+        std::filesystem::path(test::fixtures()) / "tokenizer" / wanted["tokenizer"].get<std::string>(), 1 << 20,
+        SpecialTokens::parsed);
+    ChatTemplate chat = plain_template(masks["templates"][wanted["template"].get<std::string>()]);
+    chat.variables.clear();
+    if (const auto bos = encoder.tokenizer().bos_id())
+      chat.variables.emplace_back("bos_token", encoder.tokenizer().id_to_token(*bos));
+    if (const auto eos = encoder.tokenizer().eos_id())
+      chat.variables.emplace_back("eos_token", encoder.tokenizer().id_to_token(*eos));
+    const auto key = wanted["tokenizer"].get<std::string>() + " " + wanted["template"].get<std::string>();
+    const ChatRenderer& renderer = renderers.try_emplace(key, chat).first->second;
+    const std::string record = conversations[wanted["title"].get<std::string>()].dump();
+    const std::string_view view = record;
+    const RenderedChat rendered = renderer.render(std::span(&view, 1), TrainedTurns::assistant).at(0);
+    const Example example = ExampleBuilder(encoder, {.max_length = 4096}).build_chat(rendered);
+    EXPECT_EQ(example.ids, wanted["ids"].get<Ids>());
+    std::vector<int> mask(example.ids.size(), 0);
+    for (std::size_t i = 0; i + 1 < mask.size(); ++i) mask[i + 1] = example.targets[i] != kIgnored;
+    std::vector<int> expected = wanted["mask"];
+    expected[0] = mask[0];  // nothing predicts the first token
+    EXPECT_EQ(mask, expected);
+  }
+}
+
+}  // namespace
+}  // namespace so
