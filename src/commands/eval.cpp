@@ -69,9 +69,11 @@ JoinedDocuments open_records(const EvalOptions& options, std::int64_t max_length
   const DataPart files = all_files(data_files(options.data, "--data"));
   std::vector<DatasetSource> sources;
   for (const std::filesystem::path& file : files)
-    sources.emplace_back(
-        DatasetOptions{file, {max_length, options.train_on_prompt, options.mask_history}, cache_dir, temporary.if_needed(cache_dir)}, encoder,
-        runtime.host_pool());
+    sources.emplace_back(DatasetOptions{file,
+                                        {max_length, options.train_on_prompt, options.mask_history},
+                                        cache_dir,
+                                        temporary.if_needed(cache_dir)},
+                         encoder, runtime.host_pool());
   require_cache_space(cache_needs(sources));
   JoinedDocuments data(open_by_ranks(ranks, sources, files));
   require_same_run(ranks, {{"the data and the tokenizer (a hash of both)", fmt::format("{:016x}", data.key())}});

@@ -7,19 +7,27 @@
 #include "base/log.h"
 #include "base/standard_input.h"
 #include "commands/command.h"
+#include "commands/show_record.h"
 #include "data/model_encoder.h"
+#include "data/one_record.h"
 #include "data/tokenizer/tokenizer.h"
+#include "data/tokenizer/vocabulary.h"
 
 namespace so {
 namespace {
 
 struct TokenizeOptions : TextOptions, JsonOption, MessageOptions {
   std::string model;
-  std::string text;  // exactly one of text, file, from_stdin and decode is given
+  std::string text;  // exactly one of text, file, from_stdin, decode and show is given
   std::optional<std::string> file;
   bool from_stdin = false;
   std::optional<std::string> decode;  // token ids, decimal, separated by commas or spaces
   bool no_special_tokens = false;
+  std::optional<std::string> show;  // a data file
+  std::int64_t record = 1;
+  bool train_on_prompt = false, mask_history = false;
+  std::int64_t max_length = 2048;
+  ColorUse color = ColorUse::automatic;
 };
 
 OptionTable<TokenizeOptions> tokenize_table() {
@@ -36,6 +44,18 @@ OptionTable<TokenizeOptions> tokenize_table() {
       .default_from(ours)
       .elsewhere("skip_special_tokens");
   t.borrow(text_rows(), ours);
+  t.group("A record as it is trained");
+  t.add("show", &O::show, "Data file of which a record is shown, as train makes it, with what is trained marked")
+      .metavar("FILE")
+      .default_from(ours)
+      .elsewhere("data");
+  t.add("record", &O::record, "Which record of the file").at_least(1).default_from(ours);
+  t.add("train_on_prompt", &O::train_on_prompt, "As train").default_from(train);
+  t.add("mask_history", &O::mask_history, "As train").default_from(train);
+  t.add("max_length", &O::max_length, "As train").unit("tokens").at_least(2).default_from(train);
+  t.add("color", &O::color,
+        "Green for what is trained; auto: on a terminal, unless NO_COLOR is set. Without it, the marks ⟦ and ⟧")
+      .default_from(ours);
   t.group("Result");
   t.take(json_rows());
   t.group("Messages");
@@ -49,7 +69,10 @@ const OptionTable<TokenizeOptions>& tokenize_rows() {
 }
 
 void check(TokenizeOptions& options, OptionOrigins& origins, int) {
-  check_exactly_one(tokenize_rows().view(options), origins, {"text", "file", "stdin", "decode"});
+  check_exactly_one(tokenize_rows().view(options), origins, {"text", "file", "stdin", "decode", "show"});
+  if (options.show) return;
+  for (const char* name : {"record", "train_on_prompt", "mask_history", "max_length", "color"})
+    if (origins.given(name)) fail("--{} is for a record: give --show FILE, or leave it out", name);
 }
 
 constexpr std::uint64_t max_text_bytes = std::uint64_t{4} << 30, max_input_bytes = 256 << 20;
@@ -74,7 +97,33 @@ std::vector<std::int32_t> parse_ids(const std::string& text) {
   return ids;
 }
 
+int show_record(const TokenizeOptions& options) {
+  // The tokenizer alone decides: there need not be a model.
+  const ModelEncoder encoder(options.model, Vocabulary::max_vocabulary, special_tokens(options.parse_special_tokens));
+  const OneRecord one = read_one_record(*options.show, options.record, encoder,
+                                        {options.max_length, options.train_on_prompt, options.mask_history});
+  const Example& example = one.example;
+  if (options.json) {
+    std::vector<std::int32_t> labels(example.ids.size(), kIgnored);
+    std::copy(example.targets.begin(), example.targets.end() - 1, labels.begin() + 1);
+    nlohmann::ordered_json result{{"location", one.location},
+                                  {"format", name_of(one.format)},
+                                  {"ids", example.ids},
+                                  {"labels", labels},
+                                  {"tokens", nlohmann::json::array()}};
+    for (const std::int32_t id : example.ids) result["tokens"].push_back(encoder.tokenizer().id_to_token(id));
+    result["truncated"] = example.truncated;
+    fmt::print("{}\n", result.dump());
+    return exit_ok;
+  }
+  fmt::print("{}", shown_example(example, encoder.tokenizer(), use_color(options.color)));
+  log_info("{}: {} record, {} tokens, {} of them trained on{}", one.location, name_of(one.format), example.ids.size(),
+           example.trained, example.truncated ? fmt::format("; cut to {}", options.max_length) : "");
+  return exit_ok;
+}
+
 int run(const TokenizeOptions& options, const OptionOrigins&) {
+  if (options.show) return show_record(options);
   const Tokenizer tokenizer = Tokenizer::load(options.model);
   if (options.decode) {
     const std::string text = tokenizer.decode(parse_ids(*options.decode), options.no_special_tokens);
@@ -110,10 +159,15 @@ const RegisteredCommand tokenize_command([] {
       {.name = "tokenize",
        .position = 5,
        .summary = "text to token ids and back",
-       .details = "Encodes text with a model's tokenizer and prints the ids, or decodes ids and prints the text.",
+       .details =
+           "Encodes text with a model's tokenizer and prints the ids, or decodes ids and prints the text. With --show it "
+           "prints a record of a data file as it is trained: a conversation in the model's chat template, say, with the "
+           "assistant's turns marked.",
        .examples = {"superoffload tokenize --model Qwen3-0.6B --text \"Hello world\"",
-                    "superoffload tokenize --model Qwen3-0.6B --decode 9707,1879"},
-       .modes = {{"decode", "", "no text is encoded", {"parse_special_tokens"}}}},
+                    "superoffload tokenize --model Qwen3-0.6B --decode 9707,1879",
+                    "superoffload tokenize --model Qwen3-0.6B --show chats.jsonl --record 3"},
+       .modes = {{"decode", "", "no text is encoded", {"parse_special_tokens"}},
+                 {"show", "", "the record is encoded as train does it", {"no_special_tokens"}}}},
       tokenize_rows(), check, run);
 });
 

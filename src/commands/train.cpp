@@ -152,10 +152,12 @@ RunData open_data(AskedRun& run, const ModelEncoder& encoder, const SavedBytes& 
   std::vector<DatasetSource> sources;
   const auto add = [&](const DataPart& files, const char* name) {
     for (const std::filesystem::path& file : files)
-      sources.emplace_back(
-          DatasetOptions{
-              file, {options.max_length, options.train_on_prompt, options.mask_history}, cache_dir, temporary.if_needed(cache_dir), name},
-          encoder, run.runtime.host_pool());
+      sources.emplace_back(DatasetOptions{file,
+                                          {options.max_length, options.train_on_prompt, options.mask_history},
+                                          cache_dir,
+                                          temporary.if_needed(cache_dir),
+                                          name},
+                           encoder, run.runtime.host_pool());
   };
   const std::vector<DataPart> parts = data_files(options.data, "--data");
   DataPart files = all_files(parts);

@@ -1,9 +1,8 @@
 #include "data/dataset.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
-
 #include <fmt/ranges.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <exception>
@@ -38,11 +37,6 @@ std::uint64_t key_of(std::uint64_t content, const TextEncoder& encoder, const Ex
                                   encoder.end_token().value_or(-1), encoder.fingerprint());
   if (chat != nullptr) facts += fmt::format(" {:016x} {}", chat->chat_template().fingerprint(), options.mask_history);
   return hash_text(facts);
-}
-
-TrainedTurns trained_turns(const ExampleOptions& options) {
-  if (options.train_on_prompt) return TrainedTurns::all;
-  return options.mask_history ? TrainedTurns::last : TrainedTurns::assistant;
 }
 
 // Tokenises the records of one file, block after block.

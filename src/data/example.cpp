@@ -6,6 +6,11 @@
 
 namespace so {
 
+TrainedTurns trained_turns(const ExampleOptions& options) {
+  if (options.train_on_prompt) return TrainedTurns::all;
+  return options.mask_history ? TrainedTurns::last : TrainedTurns::assistant;
+}
+
 std::string alpaca_prompt(const AlpacaRecord& record) {
   if (record.input.empty())
     return fmt::format(

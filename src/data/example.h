@@ -32,6 +32,9 @@ struct ExampleOptions {
   bool mask_history = false;       // of a conversation, train the assistant's last turn only
 };
 
+// The parts of a conversation that are trained.
+TrainedTurns trained_turns(const ExampleOptions& options);
+
 // Changes whenever a record would become another example; part of the token cache's key.
 inline constexpr std::int32_t kTemplateVersion = 1;
 

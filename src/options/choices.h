@@ -27,6 +27,7 @@ enum class ProfileUse : std::uint8_t { cached, fresh };  // the machine's rates:
 enum class Cadence : std::uint8_t { no, steps, epoch };
 // The two names that Hugging Face has for the loss of an evaluation.
 enum class EvaluationMetric : std::uint8_t { eval_loss, loss };
+enum class ColorUse : std::uint8_t { automatic, always, never };
 enum class OptimizerDevice : std::uint8_t { cpu, none };  // where optimizer state lives; none: with the weights
 
 template <>
@@ -55,6 +56,11 @@ template <>
 struct EnumNames<DeviceChoice> {
   static constexpr std::pair<DeviceChoice, std::string_view> list[] = {
       {DeviceChoice::automatic, "auto"}, {DeviceChoice::cpu, "cpu"}, {DeviceChoice::cuda, "cuda"}};
+};
+template <>
+struct EnumNames<ColorUse> {
+  static constexpr std::pair<ColorUse, std::string_view> list[] = {
+      {ColorUse::automatic, "auto"}, {ColorUse::always, "always"}, {ColorUse::never, "never"}};
 };
 template <>
 struct EnumNames<Toggle> {

@@ -125,7 +125,16 @@ const std::vector<Case>& cases() {
        {"--prompt", "p"},
        "model prompt prompt_file alpaca parse_special_tokens max_new_tokens temperature stop_at_eos json device dtype "
        "cpu_threads verbose quiet"},
-      {"tokenize", "decode", {"--decode", "1"}, "model text file stdin decode no_special_tokens json verbose quiet"},
+      {"tokenize",
+       "decode",
+       {"--decode", "1"},
+       "model text file stdin decode no_special_tokens show record train_on_prompt mask_history max_length color json "
+       "verbose quiet"},
+      {"tokenize",
+       "show",
+       {"--show", "f"},
+       "model text file stdin decode parse_special_tokens show record train_on_prompt mask_history max_length color json "
+       "verbose quiet"},
       {"plan",
        "offload_optimizer",
        {"--offload_optimizer", "none"},

@@ -37,7 +37,8 @@ TEST(OptionLists, ArePinned) {
             "model prompt prompt_file alpaca parse_special_tokens max_new_tokens temperature top_k top_p "
             "stop_at_eos seed json device dtype cpu_threads verbose quiet");
   EXPECT_EQ(names(*find_command("tokenize")->rows),
-            "model text file stdin decode no_special_tokens parse_special_tokens json verbose quiet");
+            "model text file stdin decode no_special_tokens parse_special_tokens show record train_on_prompt mask_history "
+            "max_length color json verbose quiet");
   EXPECT_EQ(
       names(*find_command("plan")->rows),
       "model batch_size max_length gradient_accumulation_steps activation_checkpointing "

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include "options/train_options.h"
@@ -69,8 +70,11 @@ TEST(Parse, EveryOptionArrives) {
         if (spec.name == name) base.insert(base.end(), {with, argument});
       };
       if (command.name == "generate" && spec.name.rfind("prompt", 0) != 0) base.insert(base.end(), {"--prompt", "p"});
-      if (command.name == "tokenize" && spec.name != "text" && spec.name != "file" && spec.name != "stdin" &&
-          spec.name != "decode")
+      const std::set<std::string> sources = {"text", "file", "stdin", "decode", "show"};
+      const std::set<std::string> of_record = {"record", "train_on_prompt", "mask_history", "max_length", "color"};
+      if (command.name == "tokenize" && of_record.contains(spec.name))
+        base.insert(base.end(), {"--show", "f"});
+      else if (command.name == "tokenize" && !sources.contains(spec.name))
         base.insert(base.end(), {"--text", "t"});
       if (command.name == "cache")
         for (const char* rule : {"all", "older_than", "max_size"}) need(rule, "--prune", "true");
@@ -297,7 +301,7 @@ TEST(Parse, GeneratesFromOnePrompt) {
 
 TEST(Parse, TokenizesOneSource) {
   const Words tokenize = {"tokenize", "--model", "m"};
-  const std::string missing = "missing --text or --file or --stdin or --decode";
+  const std::string missing = "missing --text or --file or --stdin or --decode or --show";
   EXPECT_EQ(error_of(tokenize), missing);
   EXPECT_EQ(error_of(tokenize + Words{"--stdin", "false"}), missing);
   EXPECT_EQ(error_of(tokenize + Words{"--stdin"}), "accepted");

@@ -1,0 +1,91 @@
+// Conversations through the program: shown, trained on, answered.
+#include <gtest/gtest.h>
+
+#include "support/files.h"
+#include "support/paths.h"
+#include "support/process.h"
+#include "support/training_run.h"
+
+namespace so::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+const char* const conversation =
+    R"({"messages":[{"role":"user","content":"One"},{"role":"assistant","content":"Two"},)"
+    R"({"role":"user","content":"Three\u001b[31m"},{"role":"assistant","content":"Four\nfive"}]})"
+    "\n";
+
+// The tokenizer of a fixture with a published template.
+fs::path make_tokenizer(const fs::path& directory) {
+  const fs::path source = fs::path(fixtures()) / "tokenizer" / "qwen3";
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+    fs::copy_file(source / name, directory / name, fs::copy_options::overwrite_existing);
+  fs::copy_file(fs::path(fixtures()) / "chat" / "templates" / "qwen2_5.jinja", directory / "chat_template.jinja",
+                fs::copy_options::overwrite_existing);
+  return directory;
+}
+
+class TokenizeShow : public ::testing::Test {
+ protected:
+  TokenizeShow() {
+    make_tokenizer(temporary_.path());
+    write_file(temporary_.path() / "chats.jsonl", std::string("{\"text\":1}\n") + conversation);
+  }
+  Outcome show(std::vector<std::string> more) {
+    std::vector<std::string> line = {binary(), "tokenize", "--model", ".", "--show", "chats.jsonl"};
+    line.insert(line.end(), more.begin(), more.end());
+    return run(line, temporary_.path(), {.directory = temporary_.path()});
+  }
+  const TemporaryDirectory temporary_;
+};
+
+TEST_F(TokenizeShow, MarksWhatIsTrained) {
+  const Outcome plain = show({"--record", "2"});
+  EXPECT_EQ(plain.exit_code, 0) << plain.err;
+  EXPECT_TRUE(
+      plain.out.ends_with("<|im_start|>user\nOne<|im_end|>\n<|im_start|>assistant\n⟦Two<|im_end|>⟧\n"
+                          "<|im_start|>user\nThree?[31m<|im_end|>\n<|im_start|>assistant\n⟦Four\nfive<|im_end|>⟧\n"))
+      << plain.out;
+  EXPECT_NE(plain.err.find("chats.jsonl:2: chat record, "), std::string::npos) << plain.err;
+  EXPECT_TRUE(show({"--record", "2", "--mask_history"}).out.find("⟦Two") == std::string::npos);
+  EXPECT_TRUE(show({"--record", "2", "--train_on_prompt"}).out.ends_with("five<|im_end|>\n⟧\n"));
+}
+
+TEST_F(TokenizeShow, InColour) {
+  const Outcome colored = show({"--record", "2", "--color", "always"});
+  EXPECT_NE(colored.out.find("assistant\n\033[30;42mFour\033[0m\n\033[30;42mfive<|im_end|>\033[0m\n"),
+            std::string::npos)
+      << colored.out;
+  EXPECT_EQ(colored.out.find("⟦"), std::string::npos);
+}
+
+TEST_F(TokenizeShow, AsJson) {
+  const Outcome o = show({"--record", "2", "--json"});
+  const nlohmann::json shown = nlohmann::json::parse(o.out);
+  EXPECT_EQ(shown.at("format"), "chat");
+  ASSERT_EQ(shown.at("ids").size(), shown.at("labels").size());
+  std::string trained;
+  for (std::size_t i = 0; i < shown.at("ids").size(); ++i) {
+    if (shown["labels"][i] == -100) continue;
+    EXPECT_EQ(shown["labels"][i], shown["ids"][i]);
+    trained += shown["tokens"][i].get<std::string>();
+  }
+  EXPECT_EQ(trained, "Two<|im_end|>FourĊfive<|im_end|>");
+}
+
+TEST_F(TokenizeShow, SaysWhatIsWrong) {
+  EXPECT_NE(show({}).err.find("chats.jsonl:1: \"text\" is a number"), std::string::npos);
+  EXPECT_NE(show({"--record", "3"}).err.find("chats.jsonl: the file has 2 records, and number 3 is asked for"),
+            std::string::npos);
+  fs::remove(temporary_.path() / "chat_template.jinja");
+  const Outcome without = show({"--record", "2"});
+  EXPECT_EQ(without.exit_code, 2);
+  EXPECT_NE(without.err.find("the model has no chat template"), std::string::npos) << without.err;
+  const Outcome alone = run({binary(), "tokenize", "--model", ".", "--text", "a", "--record", "2"}, temporary_.path(),
+                            {.directory = temporary_.path()});
+  EXPECT_NE(alone.err.find("--record is for a record: give --show FILE"), std::string::npos) << alone.err;
+}
+
+}  // namespace
+}  // namespace so::test
