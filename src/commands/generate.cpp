@@ -1,27 +1,30 @@
 #include <algorithm>
+#include <chrono>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/standard_input.h"
 #include "base/standard_streams.h"
 #include "commands/command.h"
-#include "commands/inference.h"
+#include "commands/conversation.h"
 #include "commands/shared_rows.h"
+#include "commands/speaker.h"
 #include "data/example.h"
-#include "data/model_encoder.h"
+#include "data/records.h"
+#include "data/tokenizer/vocabulary.h"
 #include "model/model_dtype.h"
-#include "model/sampling.h"
 
 namespace so {
 namespace {
 
 struct GenerateOptions : TextOptions, JsonOption, ComputeOptions, MessageOptions {
   std::string model;
-  std::string prompt;                      // exactly one of prompt and prompt_file is given
+  std::string prompt;                      // exactly one of prompt, prompt_file and messages is given
   std::optional<std::string> prompt_file;  // "-": standard input
-  bool alpaca = false;
+  std::optional<std::string> messages;     // a file
+  bool alpaca = false, chat = false;
+  std::optional<std::string> system;
   int max_new_tokens = 128;
   std::optional<double> temperature;  // unset: greedy
   std::optional<int> top_k;           // unset: all
@@ -45,6 +48,11 @@ OptionTable<GenerateOptions> generate_table() {
       .metavar("FILE")
       .default_from(ours);
   t.add("alpaca", &O::alpaca, "Wrap the prompt in the Alpaca template: ### Instruction, ### Response")
+      .default_from(ours);
+  t.add("chat", &O::chat, "Make the prompt a user's message in the model's chat template").default_from(ours);
+  t.add("system", &O::system, "With --chat, a system message before it").default_from(ours);
+  t.add("messages", &O::messages, "JSON file with a conversation {\"messages\": [...]}, whose next turn is generated")
+      .metavar("FILE")
       .default_from(ours);
   t.borrow(text_rows(), ours);
   t.group("Sampling");
@@ -76,11 +84,11 @@ const OptionTable<GenerateOptions>& generate_rows() {
 }
 
 void check(GenerateOptions& options, OptionOrigins& origins, int) {
-  check_exactly_one(generate_rows().view(options), origins, {"prompt", "prompt_file"});
+  check_exactly_one(generate_rows().view(options), origins, {"prompt", "prompt_file", "messages"});
+  if (options.system && !options.chat && !options.messages)
+    fail("--system is for a conversation: give --chat too, or leave it out");
 }
 
-// A prompt is read a piece at a time, so that a long one needs no more activations than this many tokens take.
-constexpr std::int64_t prompt_piece = 512;
 constexpr std::uint64_t max_prompt_bytes = 16 << 20;
 
 std::string read_prompt(const GenerateOptions& options) {
@@ -92,25 +100,29 @@ std::string read_prompt(const GenerateOptions& options) {
   return options.alpaca ? alpaca_prompt({text, "", ""}) : text;
 }
 
-// Runs `ids` after what the cache holds; logits of the last one.
-void feed(Inference& inference, std::span<const std::int32_t> ids, Tensor logits) {
-  for (std::size_t at = 0; at < ids.size(); at += prompt_piece) {
-    const auto piece = ids.subspan(at, std::min<std::size_t>(prompt_piece, ids.size() - at));
-    const auto n = static_cast<std::int64_t>(piece.size());
-    ModelOnDevice& model = inference.model();
-    const std::int64_t used = model.cache().used;
-    MicroBatch batch;
-    batch.ids.assign(piece.begin(), piece.end());
-    batch.targets.assign(piece.size(), kIgnored);
-    batch.positions.resize(piece.size());
-    std::iota(batch.positions.begin(), batch.positions.end(), static_cast<std::int32_t>(used));
-    batch.cu_seqlens = {0, static_cast<std::int32_t>(n)};
-    batch.tokens = n;
-    const std::array<std::int32_t, 2> keys{0, static_cast<std::int32_t>(used + n)};
-    DeviceBatch views = model.upload().upload(inference.stream(), batch, keys);
-    model.decoder().forward_logits(inference.stream(), views, inference.weights(), model.arena(), logits,
-                                   &model.cache());
-  }
+// The record of a file that has one conversation.
+std::string read_conversation(const std::string& file) {
+  const std::string text = read_text_file(file, max_prompt_bytes);
+  RecordReader reader(file, text);
+  RawRecord raw;
+  if (!reader.next(raw)) fail("--messages {}: the file holds no record", file);
+  const Record record = RecordParser(file, Vocabulary::max_vocabulary).parse(raw);
+  const auto* chat = std::get_if<ChatRecord>(&record);
+  if (chat == nullptr)
+    fail("--messages {}: expected a conversation {{\"messages\": [...]}}, found {} record", file,
+         name_of(format_of(record)));
+  if (reader.next(raw)) fail("--messages {}: the file has several records; give one with the conversation alone", file);
+  return std::string(chat->json);
+}
+
+std::vector<std::int32_t> prompt_ids(const GenerateOptions& options, const ModelEncoder& encoder) {
+  if (!options.chat && !options.messages) return encoder.encode(read_prompt(options), true);
+  const ChatRenderer renderer(encoder.chat_template());
+  if (options.messages) return conversation_prompt(renderer, encoder, read_conversation(*options.messages));
+  std::vector<ChatMessage> messages;
+  if (options.system) messages.push_back({"system", *options.system});
+  messages.push_back({"user", read_prompt(options)});
+  return conversation_prompt(renderer, encoder, conversation_record(messages));
 }
 
 int run(const GenerateOptions& options, const OptionOrigins&) {
@@ -118,7 +130,7 @@ int run(const GenerateOptions& options, const OptionOrigins&) {
   const ModelFiles model(options.model);
   const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
   const Tokenizer& tokenizer = encoder.tokenizer();
-  const std::vector<std::int32_t> prompt = encoder.encode(read_prompt(options), true);
+  const std::vector<std::int32_t> prompt = prompt_ids(options, encoder);
   if (prompt.empty()) fail("--prompt: the prompt holds no token; give some text");
   const auto length = static_cast<std::int64_t>(prompt.size()) + options.max_new_tokens;
   if (length > spec.max_positions)
@@ -130,55 +142,31 @@ int run(const GenerateOptions& options, const OptionOrigins&) {
   check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
   Runtime runtime(options.device, options.cpu_threads.value_or(0));
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
-  InferenceShape shape;
-  shape.batch_tokens = std::min<std::int64_t>(prompt_piece, static_cast<std::int64_t>(prompt.size()));
-  shape.positions = shape.cache_capacity = length;
-  shape.logits_rows = 1;
   const DType dtype = model_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
-  Inference inference(model, runtime, model_formats(dtype), shape, room_of(runtime.device()));
-  Buffer logits_memory =
-      runtime.device().allocate(MemoryKind::device, static_cast<std::size_t>(spec.vocab) * sizeof(float), "logits");
-  Buffer logits_host = runtime.device().allocate(MemoryKind::pinned, logits_memory.bytes(), "logits");
-  const Tensor logits(logits_memory.data(), DType::f32, {1, spec.vocab});
+  Speaker speaker(model, runtime, dtype, length,
+                  std::min<std::int64_t>(prompt_piece, static_cast<std::int64_t>(prompt.size())));
 
-  const SamplingOptions sampling{options.temperature.value_or(0), options.top_k.value_or(0), options.top_p};
+  const AnswerSettings settings{{options.temperature.value_or(0), options.top_k.value_or(0), options.top_p},
+                                options.max_new_tokens,
+                                options.stop_at_eos};
   std::mt19937_64 random(static_cast<std::uint64_t>(options.seed));
-  StreamDecoder text(tokenizer, true, prompt);
-  std::vector<std::int32_t> generated;
-  std::string whole, reason = "length";
-  std::span<const std::int32_t> next = prompt;
   const auto emit = [&](const std::string& piece) {
-    whole += piece;
     if (options.json) return;
     fmt::print("{}", piece);
     flush_standard_output();  // nobody reads on: stop
   };
   const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < options.max_new_tokens; ++i) {
-    feed(inference, next, logits);
-    inference.stream().copy(logits_host.data(), logits_memory.data(), logits_memory.bytes());
-    inference.stream().synchronize();
-    const std::int32_t id =
-        sample({static_cast<const float*>(logits_host.data()), static_cast<std::size_t>(spec.vocab)}, sampling, random);
-    if (options.stop_at_eos && tokenizer.ends_generation(id)) {
-      reason = "eos";
-      break;
-    }
-    generated.push_back(id);
-    emit(text.push(id));
-    next = std::span(generated).last(1);
-  }
-  emit(text.finish());
+  const Answer answer = speaker.answer(tokenizer, prompt, settings, random, emit);
   if (!options.json) {
     fmt::print("\n");
     return exit_ok;
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  nlohmann::ordered_json result{{"text", whole},
-                                {"ids", generated},
+  nlohmann::ordered_json result{{"text", answer.text},
+                                {"ids", answer.ids},
                                 {"prompt_tokens", prompt.size()},
-                                {"finish_reason", reason},
-                                {"tokens_per_s", static_cast<double>(generated.size()) / seconds}};
+                                {"finish_reason", answer.reason},
+                                {"tokens_per_s", static_cast<double>(answer.ids.size()) / seconds}};
   fmt::print("{}\n", result.dump());
   return exit_ok;
 }
@@ -191,8 +179,11 @@ const RegisteredCommand generate_command([] {
        .details = "Continues a prompt and prints the new text. Greedy unless a temperature is given.",
        .examples =
            {"superoffload generate --model out --prompt \"Give three tips for staying healthy.\" --alpaca",
-            "superoffload generate --model out --prompt_file prompt.txt --temperature 0.7 --top_p 0.9 --seed 1"},
-       .modes = {{"temperature", "0", "generation is greedy", {"top_k", "top_p", "seed"}}}},
+            "superoffload generate --model out --prompt_file prompt.txt --temperature 0.7 --top_p 0.9 --seed 1",
+            "superoffload generate --model out --prompt \"Why is the sky blue?\" --chat --system \"Be brief.\""},
+       .modes = {{"chat", "true", "the chat template is the prompt's", {"alpaca"}},
+                 {"messages", "", "the conversation is rendered as it is", {"chat", "system", "alpaca"}},
+                 {"temperature", "0", "generation is greedy", {"top_k", "top_p", "seed"}}}},
       generate_rows(), check, run);
 });
 

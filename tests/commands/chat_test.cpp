@@ -4,6 +4,7 @@
 #include "support/files.h"
 #include "support/paths.h"
 #include "support/process.h"
+#include "support/speaking_model.h"
 #include "support/training_run.h"
 
 namespace so::test {
@@ -85,6 +86,72 @@ TEST_F(TokenizeShow, SaysWhatIsWrong) {
   const Outcome alone = run({binary(), "tokenize", "--model", ".", "--text", "a", "--record", "2"}, temporary_.path(),
                             {.directory = temporary_.path()});
   EXPECT_NE(alone.err.find("--record is for a record: give --show FILE"), std::string::npos) << alone.err;
+}
+
+class Talk : public ::testing::Test {
+ protected:
+  Talk() : model_(make_speaking_model(temporary_.path())) {
+    fs::copy_file(fs::path(fixtures()) / "chat" / "templates" / "qwen2_5.jinja", model_ / "chat_template.jinja");
+  }
+  nlohmann::json generate(std::vector<std::string> more) {
+    std::vector<std::string> line = {binary(), "generate",         "--model", model_.string(), "--json", "--device",
+                                     "cpu",    "--max_new_tokens", "8"};
+    line.insert(line.end(), more.begin(), more.end());
+    const Outcome o = run(line, temporary_.path());
+    if (o.exit_code != 0) throw std::runtime_error(o.err);
+    return nlohmann::json::parse(o.out);
+  }
+  Outcome chat(const std::string& input, const std::string& more = "") {
+    write_file(temporary_.path() / "input", input);
+    return run({"/bin/sh", "-c",
+                binary() + " chat --model " + model_.string() + " --device cpu --max_new_tokens 8 " + more + " < " +
+                    (temporary_.path() / "input").string()},
+               temporary_.path());
+  }
+  const TemporaryDirectory temporary_;
+  const fs::path model_;
+};
+
+TEST_F(Talk, GenerateRendersThePrompt) {
+  const std::string text =
+      "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nOne<|im_end|>\n<|im_start|>assistant\n";
+  const nlohmann::json plain = generate({"--prompt", text});
+  const nlohmann::json chat = generate({"--prompt", "One", "--chat", "--system", "Be brief."});
+  EXPECT_EQ(chat.at("ids"), plain.at("ids"));
+  EXPECT_EQ(chat.at("prompt_tokens"), plain.at("prompt_tokens"));
+  const fs::path file = temporary_.path() / "messages.json";
+  write_file(file, R"({"messages":[{"role":"system","content":"Be brief."},{"role":"user","content":"One"}]})");
+  EXPECT_EQ(generate({"--messages", file.string()}).at("ids"), plain.at("ids"));
+  write_file(file, R"({"text":"a"})");
+  EXPECT_THROW(generate({"--messages", file.string()}), std::runtime_error);
+  EXPECT_THROW(generate({"--prompt", "a", "--system", "b"}), std::runtime_error);
+}
+
+// The second answer is that of the whole conversation, though the model has read most of it before.
+TEST_F(Talk, ChatRemembersTheConversation) {
+  const Outcome o = chat("One\n\nTwo\n");
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  const std::string first = generate({"--prompt", "One", "--chat"}).at("text");
+  ASSERT_TRUE(o.out.starts_with(first + "\n")) << o.out;
+  const fs::path file = temporary_.path() / "messages.json";
+  const nlohmann::json messages = {{{"role", "user"}, {"content", "One"}},
+                                   {{"role", "assistant"}, {"content", first}},
+                                   {{"role", "user"}, {"content", "Two"}}};
+  write_file(file, nlohmann::json{{"messages", messages}}.dump());
+  const std::string second = generate({"--messages", file.string()}).at("text");
+  EXPECT_EQ(o.out, first + "\n" + second + "\n");
+  EXPECT_EQ(chat("One\n/clear\nOne\n/exit\nTwo\n").out, first + "\n" + first + "\n");
+}
+
+TEST_F(Talk, ChatSaysWhatItCannotDo) {
+  EXPECT_NE(chat("/nothing\n").err.find("/nothing: known are /clear and /exit"), std::string::npos);
+  const Outcome full = chat("One two three four five\n", "--max_length 8");
+  EXPECT_EQ(full.exit_code, 0);
+  EXPECT_NE(full.err.find("tokens, and --max_length is 8; /clear begins a new one"), std::string::npos) << full.err;
+  fs::remove(model_ / "chat_template.jinja");
+  const Outcome without = chat("One\n");
+  EXPECT_EQ(without.exit_code, 2);
+  EXPECT_NE(without.err.find("the model has no chat template"), std::string::npos) << without.err;
 }
 
 }  // namespace

@@ -123,8 +123,22 @@ const std::vector<Case>& cases() {
       {"generate",
        "temperature",
        {"--prompt", "p"},
-       "model prompt prompt_file alpaca parse_special_tokens max_new_tokens temperature stop_at_eos json device dtype "
-       "cpu_threads verbose quiet"},
+       "model prompt prompt_file alpaca chat system messages parse_special_tokens max_new_tokens temperature stop_at_eos "
+       "json device dtype cpu_threads verbose quiet"},
+      {"generate",
+       "chat",
+       {"--prompt", "p", "--chat"},
+       "model prompt prompt_file chat system messages parse_special_tokens max_new_tokens temperature top_k top_p "
+       "stop_at_eos seed json device dtype cpu_threads verbose quiet"},
+      {"generate",
+       "messages",
+       {"--messages", "f"},
+       "model prompt prompt_file messages parse_special_tokens max_new_tokens temperature top_k top_p stop_at_eos seed "
+       "json device dtype cpu_threads verbose quiet"},
+      {"chat",
+       "temperature",
+       {},
+       "model system max_length max_new_tokens temperature device dtype cpu_threads verbose quiet"},
       {"tokenize",
        "decode",
        {"--decode", "1"},

@@ -33,12 +33,17 @@ TEST(OptionLists, ArePinned) {
   EXPECT_EQ(names(*find_command("eval")->rows),
             "model data batch_size max_length train_on_prompt mask_history parse_special_tokens cache_dir json device "
             "dtype cpu_threads gpus bind_cores_to_rank verbose quiet");
-  EXPECT_EQ(names(*find_command("generate")->rows),
-            "model prompt prompt_file alpaca parse_special_tokens max_new_tokens temperature top_k top_p "
-            "stop_at_eos seed json device dtype cpu_threads verbose quiet");
-  EXPECT_EQ(names(*find_command("tokenize")->rows),
-            "model text file stdin decode no_special_tokens parse_special_tokens show record train_on_prompt mask_history "
-            "max_length color json verbose quiet");
+  EXPECT_EQ(
+      names(*find_command("generate")->rows),
+      "model prompt prompt_file alpaca chat system messages parse_special_tokens max_new_tokens temperature top_k top_p "
+      "stop_at_eos seed json device dtype cpu_threads verbose quiet");
+  EXPECT_EQ(
+      names(*find_command("chat")->rows),
+      "model system max_length max_new_tokens temperature top_k top_p seed device dtype cpu_threads verbose quiet");
+  EXPECT_EQ(
+      names(*find_command("tokenize")->rows),
+      "model text file stdin decode no_special_tokens parse_special_tokens show record train_on_prompt mask_history "
+      "max_length color json verbose quiet");
   EXPECT_EQ(
       names(*find_command("plan")->rows),
       "model batch_size max_length gradient_accumulation_steps activation_checkpointing "

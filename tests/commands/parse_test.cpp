@@ -69,7 +69,9 @@ TEST(Parse, EveryOptionArrives) {
       const auto need = [&](const char* name, const char* with, const char* argument) {
         if (spec.name == name) base.insert(base.end(), {with, argument});
       };
-      if (command.name == "generate" && spec.name.rfind("prompt", 0) != 0) base.insert(base.end(), {"--prompt", "p"});
+      if (command.name == "generate" && spec.name.rfind("prompt", 0) != 0 && spec.name != "messages")
+        base.insert(base.end(), {"--prompt", "p"});
+      if (command.name == "generate") need("system", "--chat", "true");
       const std::set<std::string> sources = {"text", "file", "stdin", "decode", "show"};
       const std::set<std::string> of_record = {"record", "train_on_prompt", "mask_history", "max_length", "color"};
       if (command.name == "tokenize" && of_record.contains(spec.name))
@@ -91,7 +93,7 @@ TEST(Parse, EveryOptionArrives) {
       need("trace_steps", "--trace", "t");
       need("top_k", "--temperature", "1");
       need("top_p", "--temperature", "1");
-      if (command.name == "generate") need("seed", "--temperature", "1");
+      if (command.name == "generate" || command.name == "chat") need("seed", "--temperature", "1");
       if (command.name == "train") need("min_lr", "--lr", "1");
       if (command.name == "train") need("decay", "--lr_scheduler", "wsd");
       if (command.name == "train") need("optimizer_state_dtype", "--adam_beta2", "0.9");
@@ -171,10 +173,10 @@ TEST(Parse, UnknownOptionsNameTheNearest) {
             "bench has no \"setp\": give one of bench step, bench ops, bench load (superoffload --help)");
   EXPECT_EQ(error_of({"bench_step"}).substr(0, 28), "unknown command \"bench_step\"");
   EXPECT_EQ(error_of({}),
-            "a command is missing: give one of train, init, eval, generate, tokenize, plan, "
+            "a command is missing: give one of train, init, eval, generate, chat, tokenize, plan, "
             "profile, verify, cache, bench step, bench ops, bench load, completion (superoffload --help)");
   EXPECT_EQ(error_of({"--model", "m"}),
-            "unknown option \"--model\"; the commands are train, init, eval, generate, "
+            "unknown option \"--model\"; the commands are train, init, eval, generate, chat, "
             "tokenize, plan, profile, verify, cache, bench step, bench ops, bench load, completion");
 }
 
@@ -290,7 +292,7 @@ TEST(Parse, ArgvSkipsTheProgramsName) {
 
 TEST(Parse, GeneratesFromOnePrompt) {
   const Words generate = {"generate", "--model", "m"};
-  EXPECT_EQ(error_of(generate), "missing --prompt or --prompt_file");
+  EXPECT_EQ(error_of(generate), "missing --prompt or --prompt_file or --messages");
   EXPECT_EQ(error_of(generate + Words{"--prompt", ""}), "accepted");  // an empty prompt is a prompt
   EXPECT_EQ(error_of(generate + Words{"--prompt", "p", "--prompt_file", "f"}),
             "--prompt and --prompt_file exclude each other: give one of them");

@@ -1,0 +1,175 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/standard_streams.h"
+#include "base/terminal.h"
+#include "commands/command.h"
+#include "commands/conversation.h"
+#include "commands/shared_rows.h"
+#include "commands/speaker.h"
+#include "model/model_dtype.h"
+#include "train/interrupt.h"
+
+namespace so {
+namespace {
+
+struct ChatOptions : ComputeOptions, MessageOptions {
+  std::string model;
+  std::optional<std::string> system;
+  std::int64_t max_length = 4096;
+  int max_new_tokens = 1024;
+  std::optional<double> temperature;  // unset: greedy
+  std::optional<int> top_k;           // unset: all
+  double top_p = 1;
+  std::int64_t seed = 42;
+};
+
+OptionTable<ChatOptions> chat_table() {
+  using namespace default_from;
+  using O = ChatOptions;
+  OptionTable<O> t;
+  t.group("Model and conversation");
+  t.add("model", &O::model, "Hugging Face model directory: config.json, tokenizer with a chat template, safetensors")
+      .metavar("DIR")
+      .required()
+      .elsewhere("model_name_or_path");
+  t.add("system", &O::system, "A system message that the conversation begins with").default_from(ours);
+  t.add("max_length", &O::max_length, "Most tokens of the conversation, or the model's limit where that is lower")
+      .unit("tokens")
+      .at_least(2)
+      .default_from(ours);
+  t.group("Sampling");
+  t.add("max_new_tokens", &O::max_new_tokens, "Most tokens of an answer").unit("tokens").at_least(1).default_from(ours);
+  t.add("temperature", &O::temperature, "Softmax temperature")
+      .at_least(1e-6)
+      .at_most(1e6)
+      .or_else(0.0, "greedy")
+      .default_from(ours);
+  t.add("top_k", &O::top_k, "Sample from so many most probable tokens")
+      .at_least(1)
+      .or_else(std::int64_t{0}, "all")
+      .default_from(ours);
+  t.add("top_p", &O::top_p, "Sample from the fewest tokens that reach this probability")
+      .above(0)
+      .at_most(1)
+      .default_from("GenerationConfig");
+  t.add("seed", &O::seed, "Seed of the sampling").at_least(0).default_from("TrainingArguments");
+  add_machine_and_messages(t);
+  return t;
+}
+
+// Reads a line; false at the end of the input. The mark is for people.
+bool read_line(std::string& line) {
+  if (::isatty(STDIN_FILENO) == 1) {
+    fmt::print("> ");
+    flush_standard_output();
+  }
+  return static_cast<bool>(std::getline(std::cin, line));
+}
+
+class Conversation {
+ public:
+  Conversation(const ChatOptions& options, const ModelEncoder& encoder, Speaker& speaker, std::int64_t capacity)
+      : options_(options),
+        encoder_(encoder),
+        renderer_(encoder.chat_template()),
+        speaker_(speaker),
+        capacity_(capacity),
+        random_(static_cast<std::uint64_t>(options.seed)) {
+    clear();
+  }
+
+  void clear() {
+    messages_.clear();
+    if (options_.system) messages_.push_back({"system", *options_.system});
+  }
+
+  // Prints the answer while it is made. Ctrl-C ends it, and what there is of it stays in the conversation.
+  void say(const std::string& text) {
+    messages_.push_back({"user", text});
+    std::vector<std::int32_t> prompt;
+    try {
+      prompt = conversation_prompt(renderer_, encoder_, conversation_record(messages_));
+      const std::int64_t room = capacity_ - static_cast<std::int64_t>(prompt.size());
+      if (room < 1)
+        fail("the conversation has {} tokens, and --max_length is {}; /clear begins a new one", prompt.size(),
+             capacity_);
+    } catch (const Error& error) {
+      messages_.pop_back();
+      log_warning("{}", error.what());
+      return;
+    }
+    AnswerSettings settings{{options_.temperature.value_or(0), options_.top_k.value_or(0), options_.top_p}};
+    settings.max_new_tokens = static_cast<int>(
+        std::min<std::int64_t>(options_.max_new_tokens, capacity_ - static_cast<std::int64_t>(prompt.size())));
+    const InterruptGuard interrupt;
+    const Answer answer = speaker_.answer(
+        encoder_.tokenizer(), prompt, settings, random_,
+        [](const std::string& piece) {
+          fmt::print("{}", ::isatty(STDOUT_FILENO) == 1 ? printable_text(piece) : piece);
+          flush_standard_output();
+        },
+        [&] { return interrupt.requested(); });
+    fmt::print("\n");
+    flush_standard_output();
+    if (answer.reason == "length") log_info("the answer ends at {} tokens", settings.max_new_tokens);
+    messages_.push_back({"assistant", answer.text});
+  }
+
+ private:
+  const ChatOptions& options_;
+  const ModelEncoder& encoder_;
+  const ChatRenderer renderer_;
+  Speaker& speaker_;
+  std::int64_t capacity_;
+  std::mt19937_64 random_;
+  std::vector<ChatMessage> messages_;
+};
+
+int run(const ChatOptions& options, const OptionOrigins&) {
+  const DecoderSpec spec = read_spec(options.model);
+  const ModelFiles model(options.model);
+  const ModelEncoder encoder(options.model, spec.vocab, SpecialTokens::parsed);
+  const std::int64_t capacity = std::min<std::int64_t>(options.max_length, spec.max_positions);
+  // A template that cannot be used is refused before the weights are read.
+  (void)conversation_prompt(ChatRenderer(encoder.chat_template()), encoder, conversation_record({{"user", "a"}}));
+  check_cpu_threads(options, static_cast<int>(usable_cpus().size()));
+  Runtime runtime(options.device, options.cpu_threads.value_or(0));
+  const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
+  const DType dtype = model_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
+  Speaker speaker(model, runtime, dtype, capacity, std::min(prompt_piece, capacity));
+  Conversation conversation(options, encoder, speaker, capacity);
+  if (::isatty(STDIN_FILENO) == 1) log_info("/clear begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer");
+  for (std::string line; read_line(line);) {
+    if (line == "/exit") break;
+    if (line == "/clear")
+      conversation.clear();
+    else if (line.starts_with('/'))
+      log_warning("{}: known are /clear and /exit", printable_text(line));
+    else if (!line.empty())
+      conversation.say(line);
+  }
+  return exit_ok;
+}
+
+const RegisteredCommand chat_command([] {
+  return make_command<ChatOptions>(
+      {.name = "chat",
+       .position = 5,
+       .summary = "talk to a model",
+       .details =
+           "Talks to a model in the terminal, in its own chat template. Each line is a message, and the answer is printed "
+           "while it is made. Ctrl-C stops an answer, /clear begins a new conversation, /exit or the end of the input "
+           "ends the program. Greedy unless a temperature is given.",
+       .examples = {"superoffload chat --model out",
+                    "superoffload chat --model out --system \"Be brief.\" --temperature 0.7"},
+       .modes = {{"temperature", "0", "the answers are greedy", {"top_k", "top_p", "seed"}}}},
+      chat_table(), nullptr, run);
+});
+
+}  // namespace
+}  // namespace so
