@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <span>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -71,6 +72,15 @@ bool read_line(std::string& line) {
   return static_cast<bool>(std::getline(std::cin, line));
 }
 
+// The part of an answer that a later turn sees: what follows its last special token. GPT-OSS thinks in one channel and
+// answers in another, and its template takes the answer alone.
+std::string remembered(const Answer& answer, const Tokenizer& tokenizer) {
+  const auto last =
+      std::find_if(answer.ids.rbegin(), answer.ids.rend(), [&](std::int32_t id) { return tokenizer.is_special(id); });
+  if (last == answer.ids.rend() || last == answer.ids.rbegin()) return answer.text;
+  return tokenizer.decode(std::span(answer.ids).last(static_cast<std::size_t>(last - answer.ids.rbegin())), true);
+}
+
 class Conversation {
  public:
   Conversation(const ChatOptions& options, const ModelEncoder& encoder, Speaker& speaker, std::int64_t capacity)
@@ -117,7 +127,7 @@ class Conversation {
     fmt::print("\n");
     flush_standard_output();
     if (answer.reason == "length") log_info("the answer ends at {} tokens", settings.max_new_tokens);
-    messages_.push_back({"assistant", answer.text});
+    messages_.push_back({"assistant", remembered(answer, encoder_.tokenizer())});
   }
 
  private:

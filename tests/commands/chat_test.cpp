@@ -112,6 +112,35 @@ class Talk : public ::testing::Test {
   const fs::path model_;
 };
 
+TEST_F(Talk, TrainsOnConversations) {
+  write_file(temporary_.path() / "chats.jsonl", std::string(conversation) + conversation);
+  const auto train = [&](std::vector<std::string> more) {
+    std::vector<std::string> line = {
+        binary(),       "train",    "--model",      model_.string(), "--data",
+        "chats.jsonl",  "--device", "cpu",          "--max_steps",   "1",
+        "--batch_size", "2",        "--output_dir", "out",           "--overwrite_output_dir",
+        "--cache_dir",  "cache"};
+    line.insert(line.end(), more.begin(), more.end());
+    return run(line, temporary_.path(), {.directory = temporary_.path()});
+  };
+  const Outcome all = train({});
+  EXPECT_EQ(all.exit_code, 0) << all.err;
+  EXPECT_NE(all.err.find("data: chats.jsonl: 2 records, "), std::string::npos) << all.err;
+  EXPECT_EQ(all.err.find("warning"), std::string::npos) << all.err;
+  const Outcome last = train({"--mask_history"});
+  const auto trained = [](const Outcome& o) {
+    const std::size_t end = o.err.find(" of them trained on");
+    return std::stoi(o.err.substr(o.err.rfind(' ', end - 1) + 1));
+  };
+  EXPECT_LT(trained(last), trained(all));
+  // The trained model has the template, and speaks.
+  EXPECT_EQ(run({binary(), "generate", "--model", "out", "--prompt", "One", "--chat", "--device", "cpu",
+                 "--max_new_tokens", "2"},
+                temporary_.path(), {.directory = temporary_.path()})
+                .exit_code,
+            0);
+}
+
 TEST_F(Talk, GenerateRendersThePrompt) {
   const std::string text =
       "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nOne<|im_end|>\n<|im_start|>assistant\n";
