@@ -96,7 +96,8 @@ def watch(command, metrics, steps, cpus, log):
     arrivals = []
     while True:
         ended = process.poll() is not None
-        lines = min(steps, metrics.read_bytes().count(b"\n")) if metrics.exists() else 0  # after them: a summary
+        # Around them stand a line of the run's start and one of its end.
+        lines = metrics.read_bytes().count(b'"loss":') if metrics.exists() else 0
         now = time.perf_counter()
         arrivals += [now] * (lines - len(arrivals))
         if ended:
@@ -105,7 +106,7 @@ def watch(command, metrics, steps, cpus, log):
     if process.returncode != 0 or len(arrivals) != steps:
         sys.exit(f"error: {' '.join(command)}: exit code {process.returncode}, {len(arrivals)} of {steps} steps\n"
                  + pathlib.Path(log).read_text()[-2000:])
-    return arrivals, [json.loads(l)["loss"] for l in metrics.read_text().splitlines()[:steps]]
+    return arrivals, [line["loss"] for line in map(json.loads, metrics.read_text().splitlines()) if "loss" in line]
 
 
 def tokens_per_second(arrivals, documents, spec):

@@ -348,6 +348,14 @@ void check_required(OptionsView options);
 std::string to_string(const OptionValue& value);      // shortest text that reads back as the same value
 std::string describe_values(const OptionSpec& spec);  // "NUMBER > 0", "cosine|linear|constant": for help and docs
 
+// An option as it is in effect: its value with the unit, for people.
+struct EffectiveSetting {
+  std::string_view name;  // of the row
+  std::string value;
+  const OptionOrigin* origin;
+};
+std::vector<EffectiveSetting> effective_settings(OptionsView options, const OptionOrigins& origins);
+
 // The effective settings, a line an option: value, unit, origin, and the conflict if there was one.
 std::string settings_log(OptionsView options, const OptionOrigins& origins);
 

@@ -148,27 +148,31 @@ std::string describe_values(const OptionSpec& spec) {
   return text;
 }
 
-std::string settings_log(OptionsView options, const OptionOrigins& origins) {
-  std::size_t name_width = 0, value_width = 0;
-  std::vector<std::string> values;
+std::vector<EffectiveSetting> effective_settings(OptionsView options, const OptionOrigins& origins) {
+  std::vector<EffectiveSetting> settings;
   for (const OptionSpec& spec : options.rows().specs()) {
     std::string value = to_string(options.get(spec));
     if (value.empty())
       value = spec.unset_meaning.empty() ? "none" : fmt::format("({})", spec.unset_meaning);
     else if (!spec.value_unit.empty())
       value = with_unit(value, spec.value_unit);
-    name_width = std::max(name_width, spec.name.size());
+    settings.push_back({spec.name, std::move(value), &origins.of(spec.name)});
+  }
+  return settings;
+}
+
+std::string settings_log(OptionsView options, const OptionOrigins& origins) {
+  const std::vector<EffectiveSetting> settings = effective_settings(options, origins);
+  std::size_t name_width = 0, value_width = 0;
+  for (const auto& [name, value, origin] : settings) {
+    name_width = std::max(name_width, name.size());
     if (value.size() <= 40) value_width = std::max(value_width, value.size());  // one long path must not widen them all
-    values.push_back(std::move(value));
   }
   std::string text = "settings:\n";
-  std::size_t i = 0;
-  for (const OptionSpec& spec : options.rows().specs()) {
-    const OptionOrigin& origin = origins.of(spec.name);
-    text +=
-        fmt::format("  {:<{}}  {:<{}}  {}", spec.name, name_width, values[i++], value_width, name_of(origin.origin));
-    if (!origin.where.empty()) text += fmt::format(" ({})", origin.where);
-    if (!origin.overridden.empty()) text += fmt::format("; overrides: {}", origin.overridden);
+  for (const auto& [name, value, origin] : settings) {
+    text += fmt::format("  {:<{}}  {:<{}}  {}", name, name_width, value, value_width, name_of(origin->origin));
+    if (!origin->where.empty()) text += fmt::format(" ({})", origin->where);
+    if (!origin->overridden.empty()) text += fmt::format("; overrides: {}", origin->overridden);
     text += "\n";
   }
   for (const std::string& note : origins.notes) text += "  note: " + note + "\n";

@@ -51,11 +51,12 @@ std::string first_bytes(const fs::path& file, std::uint64_t most) {
 // Whether it begins as MetricsLog begins, or is empty, as a run that was killed at once leaves it.
 bool is_our_metrics(const fs::path& file) {
   if (type_of(file) != fs::file_type::regular) return false;
-  const std::string text = first_bytes(file, 1 << 16);
+  const std::string text = first_bytes(file, 1 << 20);
   if (text.empty()) return true;
   const auto line = nlohmann::json::parse(text.substr(0, text.find('\n')), nullptr, /*allow_exceptions=*/false);
   if (!line.is_object() || !line.contains("step")) return false;
-  return line.contains("reference_tflops") || line.contains("eval_loss") || line.contains("summary");
+  return line.contains("reference_tflops") || line.contains("eval_loss") || line.contains("summary") ||
+         line.contains("start");
 }
 
 // Other programs give event files the same names, but none has this scalar.

@@ -290,8 +290,8 @@ void begin(Trainer& trainer, const TrainOptions& options, const ResumePoint& fro
 
 // Logs what came of the run, and returns the program's exit code.
 int end(Trainer& trainer, Trainer::Outcome outcome, const std::vector<PlannedFigure>& figures,
-        const std::string& trained_model) {
-  trainer.record_summary(figures);
+        const std::vector<NamedMemory>& memory, const std::string& trained_model) {
+  trainer.record_summary(outcome, figures, memory);
   log_info("{}", figures_line(figures));
   if (outcome == Trainer::Outcome::finished) log_info("{}", trained_model);
   if (!trainer.how_to_resume().empty()) log_info("{}", trainer.how_to_resume());
@@ -371,11 +371,14 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   if (options.dry_run) return end_dry_run(options, start.from, start.length);
 
   device.limit_memory(plan.limits);
-  Trainer trainer({options, to_json(train_option_table().view(options)), asked.runtime, *model, plan, ranks,
+  const RunFacts facts =
+      run_facts(options.model, plan, device, train_option_table().view(options), origins, start.length.steps);
+  Trainer trainer({options, to_json(train_option_table().view(options)), facts, asked.runtime, *model, plan, ranks,
                    data.training, data.evaluation_data(), batches, start.length, *output, review ? &*review : nullptr});
   begin(trainer, options, start.from, start.length);
   const Trainer::Outcome outcome = trainer.run();
   return end(trainer, outcome, compare_with_plan(plan, device, memory, trainer.seconds()),
+             memory_by_name(plan.memory, &memory),
              trained_model_line(options.output_dir, export_bytes, asked.formats.exported));
 }
 

@@ -28,6 +28,31 @@ void add(ordered_json& object, const OverlapRecord& overlap) {
   object["host_seconds"] = to_object(overlap.host_seconds);
 }
 
+ordered_json to_object(const NamedMemory& m) {
+  ordered_json object{{"kind", m.kind}, {"name", m.name}, {"planned", m.planned}};
+  if (!m.phases.empty()) object["phases"] = m.phases;
+  return object;
+}
+
+ordered_json to_object(const RecordedSetting& s) {
+  ordered_json object{{"name", s.name}, {"value", s.value}, {"origin", s.origin}};
+  if (!s.where.empty()) object["where"] = s.where;
+  if (!s.overridden.empty()) object["overridden"] = s.overridden;
+  return object;
+}
+
+ordered_json to_object(const RunFacts& f) {
+  ordered_json settings = ordered_json::array(), memory = ordered_json::array();
+  for (const RecordedSetting& setting : f.settings) settings.push_back(to_object(setting));
+  for (const NamedMemory& entry : f.memory) memory.push_back(to_object(entry));
+  ordered_json object{{"program", f.program},         {"model", f.model}, {"device", f.device},   {"ranks", f.ranks},
+                      {"total_steps", f.total_steps}, {"time", f.time},   {"settings", settings}, {"memory", memory}};
+  if (!f.overlap) return object;
+  object["plan"] = {{"step_seconds", f.step_seconds}};
+  add(object["plan"], *f.overlap);
+  return object;
+}
+
 ordered_json to_object(const RunTotals& t) {
   ordered_json object{{"steps", t.steps},
                       {"first_step", t.first_step},
@@ -38,7 +63,8 @@ ordered_json to_object(const RunTotals& t) {
                       {"first_loss", t.first_loss},
                       {"last_loss", t.last_loss},
                       {"clipped_steps", t.clipped_steps},
-                      {"skipped_steps", t.skipped_steps}};
+                      {"skipped_steps", t.skipped_steps},
+                      {"outcome", t.outcome}};
   if (t.overlap) add(object, *t.overlap);
   const auto add_evaluation = [&](const char* name, const std::optional<RunTotals::Evaluation>& e) {
     if (e) object[name] = {{"step", e->step}, {"eval_loss", e->loss}};
@@ -102,11 +128,16 @@ MetricsLog::MetricsLog(const std::filesystem::path& output_directory) : path_(ou
   if (last != std::byte{'\n'}) truncate_after(std::numeric_limits<std::int64_t>::max());
 }
 
+void MetricsLog::start(std::int64_t step, const RunFacts& facts) {
+  append_line(line_of({{"step", step}, {"start", to_object(facts)}}));
+}
+
 void MetricsLog::step(const StepMetrics& m) {
   ordered_json object{{"step", m.step},
                       {"epoch", m.epoch},
                       {"loss", m.loss},
                       {"grad_norm", m.grad_norm},
+                      {"clip", m.clip},
                       {"lr", m.lr},
                       {"tokens", m.tokens},
                       {"step_time_s", m.step_time_s},
@@ -128,12 +159,18 @@ void MetricsLog::evaluation(std::int64_t step, double loss) {
   append_line(line_of({{"step", step}, {"eval_loss", loss}}));
 }
 
-void MetricsLog::summary(std::int64_t step, std::span<const PlannedFigure> figures, const RunTotals& totals) {
+void MetricsLog::summary(std::int64_t step, std::span<const PlannedFigure> figures, const RunTotals& totals,
+                         std::span<const NamedMemory> memory) {
   ordered_json by_name = ordered_json::object();
   for (const PlannedFigure& f : figures)
     by_name[f.name] = {{"planned", f.planned}, {"measured", f.measured}, {"difference", f.difference()}};
   ordered_json line{{"step", step}, {"summary", by_name}};
   if (totals.steps > 0) line["run"] = to_object(totals);
+  for (const NamedMemory& entry : memory) {
+    ordered_json object = to_object(entry);
+    object["measured"] = entry.measured ? ordered_json(*entry.measured) : ordered_json();
+    line["memory"].push_back(object);
+  }
   append_line(line_of(line));
 }
 

@@ -31,6 +31,7 @@ struct StepMetrics {
   double epoch = 0;         // passes over the data, with the fraction of the current one
   double loss = 0;          // mean over the step's target tokens
   double grad_norm = 0;     // before clipping
+  double clip = 1;          // what the gradients were multiplied by; below 1 if the step was clipped
   double lr = 0;            // of this step
   std::int64_t tokens = 0;  // without padding, in this step, over all ranks
   double step_time_s = 0;
@@ -59,6 +60,7 @@ struct RunTotals {
   std::optional<Evaluation> best_evaluation, last_evaluation;
   std::int64_t clipped_steps = 0, skipped_steps = 0;
   std::optional<OverlapRecord> overlap;  // seconds of one step, the mean of all but the first
+  std::string outcome;                   // how the run ended: finished, interrupted, benchmarked, diverged
   double tokens_per_s() const { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
 };
 
@@ -69,23 +71,48 @@ struct PlannedFigure {
   double difference() const { return measured / planned - 1; }  // as a share of what was planned; not finite for 0
 };
 
+// Memory by its use.
+struct NamedMemory {
+  std::string kind, name;               // as device/ledger.h has them
+  std::uint64_t planned = 0;            // bytes
+  std::string phases = {};              // when it is held: "loading", "saving, exporting"; empty: all the time
+  std::optional<double> measured = {};  // bytes, the most at once; none: not counted by name
+};
+
+// An option of a run, with its unit, and who gave it.
+struct RecordedSetting {
+  std::string name, value, origin;
+  std::string where = {}, overridden = {};  // as base/options.h has them; may be empty
+};
+
+// All that is known when a run begins, or is resumed.
+struct RunFacts {
+  std::string program;  // its version
+  std::string model, device;
+  std::int64_t ranks = 1;
+  std::int64_t total_steps = 0;
+  double time = 0;  // seconds since 1970
+  std::vector<RecordedSetting> settings;
+  std::vector<NamedMemory> memory;  // without what was measured
+  double step_seconds = 0;          // as planned; 0: no step was simulated, and there is no overlap
+  std::optional<OverlapRecord> overlap = {};
+};
+
 // "<output directory>/metrics.jsonl", for one thread. Every append is one write() of one line, so a reader, also after
 // kill -9, sees whole lines and at most one cut short at the end. Numbers carry the digits that give the same double
-// back; what is not finite is null. Step lines have the keys step, epoch, loss, grad_norm, lr, tokens, step_time_s,
-// tokens_per_s, model_tflops, reference_tflops, host_memory_bytes, device_memory_bytes, overlap_efficiency,
-// device_seconds and host_seconds (OverlapRecord) and, if the step was skipped, skipped, skipped_tensor and
-// skipped_origin; evaluation lines have step and eval_loss; the last line of a run has
-// step, the last one, summary: by figure what was planned, what was measured, and the difference as a share; and run:
-// RunTotals.
+// back; what is not finite is null. There are lines of steps, of evaluations, of a run's start and of its end; their
+// keys are listed in io/metric_fields.h.
 class MetricsLog {
  public:
   // Opens it for appending; created if absent. A last line that was cut short is dropped.
   explicit MetricsLog(const std::filesystem::path& output_directory);
 
   const std::filesystem::path& path() const { return path_; }
+  void start(std::int64_t step, const RunFacts& facts);  // after so many steps
   void step(const StepMetrics& metrics);
   void evaluation(std::int64_t step, double loss);  // of the weights after `step`
-  void summary(std::int64_t step, std::span<const PlannedFigure> figures, const RunTotals& totals = {});
+  void summary(std::int64_t step, std::span<const PlannedFigure> figures, const RunTotals& totals = {},
+               std::span<const NamedMemory> memory = {});
 
   // Whether a line could not be written; it was reported then.
   bool lost_any() const { return writer_.lost_any(); }

@@ -142,6 +142,7 @@ void TensorBoardWriter::step(const StepMetrics& m) {
   std::vector<Scalar> values = {
       {"train/loss", static_cast<float>(m.loss)},
       {"train/grad_norm", static_cast<float>(m.grad_norm)},
+      {"train/clip", static_cast<float>(m.clip)},
       {"train/learning_rate", static_cast<float>(m.lr)},
       {"train/epoch", static_cast<float>(m.epoch)},
       {"train/skipped", m.skipped ? 1.0f : 0.0f},

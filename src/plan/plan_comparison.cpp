@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/units.h"
@@ -18,8 +19,10 @@ MemoryMeter::MemoryMeter(Device& device) : device_(device) {
 }
 
 void MemoryMeter::forget_peaks() {
-  for (int kind = 0; kind < memory_kinds; ++kind)
+  for (int kind = 0; kind < memory_kinds; ++kind) {
     peaks_before_[kind] = device_.ledger().peak(static_cast<MemoryKind>(kind));
+    names_before_[kind] = device_.ledger().peaks(static_cast<MemoryKind>(kind));
+  }
 }
 
 std::size_t MemoryMeter::device_bytes() const {
@@ -30,6 +33,13 @@ std::size_t MemoryMeter::device_bytes() const {
 std::size_t MemoryMeter::pinned_bytes() const { return ledger_peak(MemoryKind::pinned); }
 
 std::size_t MemoryMeter::host_bytes() const { return peak_resident_bytes(); }
+
+std::map<std::string, std::size_t> MemoryMeter::by_name(MemoryKind kind) const {
+  std::map<std::string, std::size_t> names = device_.ledger().peaks(kind);
+  for (const auto& [name, bytes] : names_before_[static_cast<std::size_t>(kind)])
+    if (const auto now = names.find(name); now != names.end() && now->second == bytes) names.erase(now);
+  return names;
+}
 
 std::size_t MemoryMeter::ledger_peak(MemoryKind kind) const {
   const Ledger& ledger = device_.ledger();
@@ -65,6 +75,36 @@ std::vector<PlannedFigure> compare_with_plan(const TrainingPlan& plan, Device& d
   add("pinned_bytes", plan.memory.total(MemoryKind::pinned), memory.pinned_bytes());
   add("host_bytes", plan.memory.host_total(backend_of(device)), memory.host_bytes());
   return figures;
+}
+
+std::vector<NamedMemory> memory_by_name(const MemoryPlan& plan, const MemoryMeter* meter) {
+  struct Use {
+    std::array<std::size_t, run_phases> bytes{};  // by phase
+    Phases phases = 0;
+  };
+  std::vector<NamedMemory> list;
+  for (const MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable}) {
+    std::map<std::string, Use> uses;
+    for (const MemoryPlan::Entry& entry : plan.entries) {
+      if (entry.kind != kind) continue;
+      Use& use = uses[entry.name];
+      use.phases = static_cast<Phases>(use.phases | entry.phases);
+      for (std::size_t phase = 0; phase < run_phases; ++phase)
+        if ((entry.phases >> phase & 1u) != 0) use.bytes[phase] += entry.bytes;
+    }
+    const auto measured = meter != nullptr ? meter->by_name(kind) : std::map<std::string, std::size_t>();
+    for (const auto& [name, bytes] : measured) uses.try_emplace(name);
+    for (const auto& [name, use] : uses) {
+      NamedMemory& entry = list.emplace_back();
+      entry.kind = name_of(kind);
+      entry.name = name;
+      entry.planned = *std::max_element(use.bytes.begin(), use.bytes.end());
+      entry.phases = describe(use.phases);
+      if (const auto found = measured.find(name); found != measured.end())
+        entry.measured = static_cast<double>(found->second);
+    }
+  }
+  return list;
 }
 
 std::string describe(const PlannedFigure& f) {

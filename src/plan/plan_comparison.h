@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -26,6 +27,8 @@ class MemoryMeter {
   std::size_t device_bytes() const;
   std::size_t pinned_bytes() const;  // by the ledger
   std::size_t host_bytes() const;    // the most that was resident of this process, ever
+  // By the ledger, by name: the most bytes each held at once. Without names that held no more than they did before.
+  std::map<std::string, std::size_t> by_name(MemoryKind kind) const;
 
  private:
   std::size_t ledger_peak(MemoryKind kind) const;
@@ -33,6 +36,7 @@ class MemoryMeter {
   Device& device_;
   std::optional<std::size_t> free_;  // of the device, and what we hold of it
   std::size_t peaks_before_[memory_kinds] = {};
+  std::map<std::string, std::size_t> names_before_[memory_kinds];
 };
 
 // The seconds of a step and of its parts; 0: none was measured.
@@ -50,6 +54,10 @@ StepSeconds seconds_of(std::span<const double> steps, const StepOverlap& overlap
 // those that were planned or measured at all.
 std::vector<PlannedFigure> compare_with_plan(const TrainingPlan& plan, Device& device, const MemoryMeter& memory,
                                              const StepSeconds& seconds);
+
+// The plan's memory by kind and name, the most in any phase; and beside it, with a meter, what was measured of it, with
+// the names that were not planned behind them.
+std::vector<NamedMemory> memory_by_name(const MemoryPlan& plan, const MemoryMeter* meter = nullptr);
 
 // For people: "step 2.7240 s, planned 2.7280 s (-0.1%)".
 std::string describe(const PlannedFigure& figure);

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <utility>
+
 #include "base/units.h"
 #include "model/parameters.h"
 #include "offload/schedule/owner_split.h"
@@ -73,6 +76,25 @@ std::string figures_line(std::span<const PlannedFigure> figures) {
   std::string line;
   for (const PlannedFigure& figure : figures) line += (line.empty() ? "" : "; ") + describe(figure);
   return "measured: " + line;
+}
+
+RunFacts run_facts(std::string model, const TrainingPlan& plan, const Device& device, OptionsView options,
+                   const OptionOrigins& origins, std::int64_t total_steps) {
+  RunFacts facts;
+  facts.program = SO_VERSION;
+  facts.model = std::move(model);
+  facts.device = device.name();
+  facts.ranks = plan.shape.ranks;
+  facts.total_steps = total_steps;
+  facts.time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  for (auto& [name, value, origin] : effective_settings(options, origins))
+    facts.settings.push_back(
+        {std::string(name), std::move(value), std::string(name_of(origin->origin)), origin->where, origin->overridden});
+  facts.memory = memory_by_name(plan.memory);
+  if (!plan.estimate) return facts;
+  facts.step_seconds = plan.estimate->seconds();
+  facts.overlap = record_of(plan.estimate->overlap());
+  return facts;
 }
 
 OverlapRecord record_of(const StepOverlap& overlap, double steps) {

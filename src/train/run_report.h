@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "base/options.h"
 #include "device/device.h"
 #include "io/metrics.h"
 #include "model/spec.h"
@@ -35,6 +36,10 @@ std::string output_line(const LoopOptions& options);
 
 // "measured: step 2.7240 s, planned 2.7280 s (-0.1%); host memory ..."
 std::string figures_line(std::span<const PlannedFigure> figures);
+
+// The start of a run of so many steps, now.
+RunFacts run_facts(std::string model, const TrainingPlan& plan, const Device& device, OptionsView options,
+                   const OptionOrigins& origins, std::int64_t total_steps);
 
 // Seconds of one of `steps` steps, for metrics.jsonl.
 OverlapRecord record_of(const StepOverlap& overlap, double steps = 1);

@@ -155,12 +155,32 @@ StepSeconds Trainer::seconds() const {
   return seconds_of(std::span(step_seconds_).subspan(1), overlap_);
 }
 
-void Trainer::record_summary(std::span<const PlannedFigure> figures) {
+namespace {
+
+std::string_view name_of(Trainer::Outcome outcome) {
+  switch (outcome) {
+    case Trainer::Outcome::finished:
+      return "finished";
+    case Trainer::Outcome::interrupted:
+      return "interrupted";
+    case Trainer::Outcome::benchmarked:
+      return "benchmarked";
+    case Trainer::Outcome::diverged:
+      return "diverged";
+  }
+  return {};
+}
+
+}  // namespace
+
+void Trainer::record_summary(Outcome outcome, std::span<const PlannedFigure> figures,
+                             std::span<const NamedMemory> memory) {
   if (!keeps_records()) return;
   RunTotals totals = totals_.totals();
+  totals.outcome = name_of(outcome);
   const double steps = static_cast<double>(step_seconds_.size()) - 1;
   if (steps > 0) totals.overlap = record_of(overlap_, steps);
-  metrics_->summary(state_.step, figures, totals);
+  metrics_->summary(state_.step, figures, totals, memory);
   tensorboard_->summary(state_.step, figures);
   if (in_.options.bench_steps) return;
   for (const std::string& line : describe(totals)) log_info("{}", line);
@@ -175,6 +195,7 @@ void Trainer::report(const Step& r) {
   m.epoch = static_cast<double>(r.plan.epoch) + static_cast<double>(r.plan.index + 1) / steps_per_epoch;
   m.loss = r.loss;
   m.grad_norm = r.verdict.norm;
+  m.clip = r.verdict.finite ? r.verdict.clip : std::numeric_limits<double>::quiet_NaN();
   m.lr = r.lr;
   m.tokens = r.plan.tokens;
   m.step_time_s = r.seconds;
@@ -388,6 +409,7 @@ void Trainer::log_last_checkpoint() {
 
 Trainer::Outcome Trainer::run_steps() {
   interrupt_.emplace();
+  if (metrics_) metrics_->start(state_.step, in_.facts);
   const LoopOptions& o = in_.options;
   const bool benchmark = o.bench_steps.has_value();
   progress_ = Progress(state_.step, in_.length.steps, o.log_interval);

@@ -38,7 +38,8 @@ namespace so {
 struct TrainerInputs {
   // For what no plan decides: the rate's schedule; what is logged, evaluated and saved, and when.
   const LoopOptions& options;
-  std::string record;  // of all options, for checkpoints
+  std::string record;     // of all options, for checkpoints
+  const RunFacts& facts;  // for the run's record
   Runtime& runtime;
   const ModelFiles& model;
   const TrainingPlan& plan;
@@ -77,7 +78,7 @@ class Trainer {
     return save_failed_ || (metrics_ && metrics_->lost_any()) || (tensorboard_ && tensorboard_->lost_any());
   }
   // The last line of the run's metrics, and the closing lines of the log.
-  void record_summary(std::span<const PlannedFigure> figures);
+  void record_summary(Outcome outcome, std::span<const PlannedFigure> figures, std::span<const NamedMemory> memory);
   // After an interrupted run: where it can be resumed. Empty after another one.
   const std::string& how_to_resume() const { return how_to_resume_; }
 

@@ -132,8 +132,8 @@ TEST_F(ExtendedRun, EvaluatesWhatASignalCutShort) {
       const std::string text = read_file(metrics);
       return std::count(text.begin(), text.end(), '\n');
     };
-    // An evaluation, two steps: then comes the next evaluation.
-    while (!process.ended() && lines() < 3) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    // The start, an evaluation, two steps: then comes the next evaluation.
+    while (!process.ended() && lines() < 4) std::this_thread::sleep_for(std::chrono::microseconds(100));
     process.send(SIGTERM);
     const Outcome o = process.wait();
     ASSERT_EQ(o.exit_code, 130) << o.err;

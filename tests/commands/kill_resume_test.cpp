@@ -168,13 +168,8 @@ TEST_P(Interrupt, SavesAndResumes) {
 
   {
     Process process(with_dtype("interrupted").words(), temporary_.path());
-    const auto metrics = temporary_ / "interrupted" / "metrics.jsonl";
-    const auto lines = [&] {
-      if (!std::filesystem::exists(metrics)) return std::ptrdiff_t{0};
-      const std::string text = read_file(metrics);
-      return std::count(text.begin(), text.end(), '\n');
-    };
-    while (!process.ended() && lines() < 5) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    while (!process.ended() && steps_recorded(temporary_ / "interrupted") < 5)
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
     process.send(SIGINT);
     const Outcome o = process.wait();
     ASSERT_EQ(o.signal, 0) << "SIGINT ended it instead of being handled";

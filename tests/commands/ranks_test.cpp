@@ -39,12 +39,7 @@ class Ranks : public testing::Test {
     ASSERT_EQ(o.exit_code, 0) << o.err;
   }
   std::string weights(const std::string& output) const { return read_file(temporary_ / output / "model.safetensors"); }
-  std::ptrdiff_t steps_done(const std::string& output) const {
-    const fs::path file = temporary_ / output / "metrics.jsonl";
-    if (!fs::exists(file)) return 0;
-    const std::string text = read_file(file);
-    return std::count(text.begin(), text.end(), '\n');
-  }
+  std::ptrdiff_t steps_done(const std::string& output) const { return steps_recorded(temporary_ / output); }
   void await_steps(Process& process, const std::string& output, std::ptrdiff_t steps) const {
     while (!process.ended() && steps_done(output) < steps) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -22,13 +22,8 @@ class Signals : public testing::Test {
     c.set(read_json(fixture_ / "expected.json").at("train").at("options"));
     return c.set("max_steps", std::to_string(steps)).set("save_steps", "0");
   }
-  std::ptrdiff_t steps_done(const std::string& output) const {
-    const auto file = temporary_ / output / "metrics.jsonl";
-    if (!std::filesystem::exists(file)) return 0;
-    const std::string text = read_file(file);
-    return std::count(text.begin(), text.end(), '\n');
-  }
-  // Returns once the run has written so many lines of metrics, or has ended.
+  std::ptrdiff_t steps_done(const std::string& output) const { return steps_recorded(temporary_ / output); }
+  // Returns once the run has recorded so many steps, or has ended.
   void await_steps(Process& process, const std::string& output, std::ptrdiff_t steps) const {
     while (!process.ended() && steps_done(output) < steps) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

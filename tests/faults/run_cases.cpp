@@ -39,7 +39,8 @@ bool disturb(Process& process, const fs::path& work, int after_steps, const std:
     std::error_code ignored;
     if (after_steps == 0 || fs::exists(metrics, ignored)) {
       const std::string text = after_steps == 0 ? "" : read_file(metrics);
-      if (std::count(text.begin(), text.end(), '\n') >= after_steps) {
+      // The first line is of the run's start.
+      if (std::count(text.begin(), text.end(), '\n') > after_steps || after_steps == 0) {
         fault();
         return true;
       }

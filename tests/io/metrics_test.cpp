@@ -53,7 +53,7 @@ TEST(MetricsLog, KeepsEveryDigit) {
   std::vector<std::string> keys;
   for (const auto& item : line.items()) keys.push_back(item.key());
   EXPECT_EQ(keys,
-            (std::vector<std::string>{"step", "epoch", "loss", "grad_norm", "lr", "tokens", "step_time_s",
+            (std::vector<std::string>{"step", "epoch", "loss", "grad_norm", "clip", "lr", "tokens", "step_time_s",
                                       "tokens_per_s", "model_tflops", "reference_tflops", "host_memory_bytes",
                                       "device_memory_bytes", "overlap_efficiency", "device_seconds", "host_seconds"}));
   EXPECT_EQ(line["overlap_efficiency"], 0.75);

@@ -69,9 +69,20 @@ inline std::vector<nlohmann::json> read_metrics(const std::filesystem::path& out
   std::istringstream in(read_file(output / "metrics.jsonl"));
   for (std::string line; std::getline(in, line);) {
     nlohmann::json parsed = nlohmann::json::parse(line);
+    if (parsed.contains("start")) continue;
     if (parsed.contains("summary") == summaries) lines.push_back(std::move(parsed));
   }
   return lines;
+}
+
+// How many steps OUT/metrics.jsonl has so far; the file may be absent, and is being written.
+inline std::ptrdiff_t steps_recorded(const std::filesystem::path& output) {
+  if (!std::filesystem::exists(output / "metrics.jsonl")) return 0;
+  const std::string text = read_file(output / "metrics.jsonl");
+  std::ptrdiff_t steps = 0;
+  for (std::size_t at = text.find("\"loss\":"); at != text.npos; at = text.find("\"loss\":", at + 1))
+    steps += text.find('\n', at) != text.npos;
+  return steps;
 }
 
 }  // namespace so::test

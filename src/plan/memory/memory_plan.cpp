@@ -8,17 +8,6 @@
 namespace so {
 namespace {
 
-// Names the phases of memory that is held for some of the time; memory that stays needs no name.
-std::string_view described(Phases phases) {
-  if (phases == while_starting) return "starting";
-  if (phases == while_loading) return "loading";
-  if (phases == while_training) return "training";
-  if (phases == while_saving) return "saving";
-  if (phases == while_exporting) return "exporting";
-  if (phases == (while_saving | while_exporting)) return "saving, exporting";
-  return {};
-}
-
 // The most that the entries that `counts` take together in any of the phases.
 template <class Counts>
 std::size_t most(const MemoryPlan& plan, Phases within, Counts counts) {
@@ -35,6 +24,16 @@ std::size_t most(const MemoryPlan& plan, Phases within, Counts counts) {
 }
 
 }  // namespace
+
+std::string_view describe(Phases phases) {
+  if (phases == while_starting) return "starting";
+  if (phases == while_loading) return "loading";
+  if (phases == while_training) return "training";
+  if (phases == while_saving) return "saving";
+  if (phases == while_exporting) return "exporting";
+  if (phases == (while_saving | while_exporting)) return "saving, exporting";
+  return {};
+}
 
 void MemoryPlan::add(const Ledger& ledger, Phases phases) {
   for (const MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable})
@@ -69,7 +68,7 @@ std::string MemoryPlan::table() const {
   std::string text;
   for (const Entry& entry : sorted) {
     text += fmt::format("  {:<9} {:<26} {:>10}", name_of(entry.kind), entry.name, format_bytes(entry.bytes));
-    if (const std::string_view when = described(entry.phases); !when.empty()) text += fmt::format("  while {}", when);
+    if (const std::string_view when = describe(entry.phases); !when.empty()) text += fmt::format("  while {}", when);
     text += '\n';
   }
   return text;

@@ -31,6 +31,9 @@ inline constexpr Phases while_starting = phases_of({RunPhase::starting}),
                         while_exporting = phases_of({RunPhase::exporting}),
                         once_loaded = every_phase & ~(while_starting | while_loading);
 
+// Names the phases of memory that is held for some of the time: "loading"; empty for memory that stays.
+std::string_view describe(Phases phases);
+
 // Totals are the most that any phase takes: what one has given back, the next may have.
 struct MemoryPlan {
   struct Entry {
