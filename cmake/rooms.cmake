@@ -5,7 +5,7 @@ so_room(base LIBRARIES PkgConfig::hwy nlohmann_json::nlohmann_json PkgConfig::hw
 so_room(device LIBRARIES CUDA)
 so_room(ranks LIBRARIES MPI PkgConfig::hwloc)
 so_room(data/tokenizer LIBRARIES simdjson::simdjson nlohmann_json::nlohmann_json PkgConfig::pcre2 PkgConfig::utf8proc)
-so_room(io USES device LIBRARIES nlohmann_json::nlohmann_json)
+so_room(io USES device LIBRARIES simdjson::simdjson nlohmann_json::nlohmann_json)
 so_room(optim USES device LIBRARIES PkgConfig::hwy CUDA)
 so_room(data USES io data/tokenizer LIBRARIES simdjson::simdjson nlohmann_json::nlohmann_json)
 so_room(offload/schedule USES device optim)
@@ -23,6 +23,8 @@ so_room(plan/memory USES device ranks model offload offload/schedule offload/mem
 so_room(plan/placement USES model offload/schedule options plan/machine plan/simulate)
 so_room(plan USES data device io model offload offload/schedule offload/memory options checkpoint plan/machine plan/memory
   plan/placement)
+so_room(report USES io LIBRARIES nlohmann_json::nlohmann_json PkgConfig::microhttpd)
 so_room(train USES data device io ops optim ranks model offload offload/schedule options checkpoint plan plan/machine)
 so_room(commands OBJECTS USES data data/tokenizer device io ops optim ranks model offload offload/schedule offload/memory
-  options checkpoint plan plan/machine plan/simulate plan/memory train LIBRARIES CLI11::CLI11 nlohmann_json::nlohmann_json)
+  options checkpoint plan plan/machine plan/simulate plan/memory train report
+  LIBRARIES CLI11::CLI11 nlohmann_json::nlohmann_json)

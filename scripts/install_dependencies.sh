@@ -22,6 +22,7 @@ libutf8proc-dev:Unicode normalisation
 libxxhash-dev:XXH3, checksums of what is written
 libyaml-cpp-dev:YAML, the options of a run in a file
 python3-jinja2:Jinja2, chat templates
+libmicrohttpd-dev:libmicrohttpd, the page of runs that go on
 libopenmpi-dev:Open MPI, messages between ranks
 openmpi-bin:mpirun, which starts ranks
 "
@@ -72,6 +73,10 @@ EOF
   $as_root apt-get install -y -q --no-install-recommends $missing
 }
 install "$needed"
+# Ubuntu has browsers as snaps alone; where there is none, the browser's test of the report is skipped.
+if [ "${1:-}" = tests ] && grep -q '^ID=debian' /etc/os-release 2>/dev/null; then
+  install "chromium-headless-shell:a browser without a window, the test of the report's page"
+fi
 # The package of clang's runtimes bears the version that the distribution's clang has.
 if [ "${1:-}" = tests ] && version=$(clang -dumpversion 2>/dev/null); then
   install "libclang-rt-${version%%.*}-dev:clang's sanitizers and libFuzzer"

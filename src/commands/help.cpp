@@ -20,7 +20,8 @@ std::string usage(const Command& command) {
   std::string text = fmt::format("superoffload {}", command.name);
   for (const OptionSpec& spec : command.rows->specs())
     if (spec.is_required)
-      text += (spec.name == command.bare ? " [--" + spec.name + "] " : " --" + spec.name + " ") + spec.value_name;
+      text += (spec.name == command.bare ? " [--" + spec.name + "] " : " --" + spec.name + " ") + spec.value_name +
+              (spec.name == command.bare && command.several_bare ? "..." : "");
   return text + " [options]";
 }
 

@@ -78,6 +78,7 @@ std::vector<std::string> normalized(const std::vector<std::string>& arguments, c
   };
   std::vector<std::string> out;
   bool bare_taken = command.bare.empty();
+  std::size_t bare_value = 0;  // where it stands in `out`; 0: nowhere
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& word = arguments[i];
     const std::size_t equals = word.find('=');
@@ -85,7 +86,12 @@ std::vector<std::string> normalized(const std::vector<std::string>& arguments, c
       out.insert(out.end(), {"--" + spec->name, word.substr(equals + 1)});
       continue;
     }
+    if (!word.starts_with("-") && bare_value > 0 && command.several_bare) {
+      out[bare_value] += "," + word;
+      continue;
+    }
     if (!word.starts_with("-") && !std::exchange(bare_taken, true)) {
+      bare_value = out.size() + 1;
       out.insert(out.end(), {"--" + std::string(command.bare), word});
       continue;
     }

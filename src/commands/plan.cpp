@@ -357,7 +357,7 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
 const RegisteredCommand plan_command([] {
   return make_command<PlanOptions>(
       {.name = "plan",
-       .position = 7,
+       .position = 8,
        .summary = "what a training run would need and do, on any machine, without a GPU",
        .details =
            R"(Plans a step as train does, from a model's config and what is known of a machine: what the GPU and the

@@ -59,7 +59,7 @@ int run(const ProfileOptions& options, const OptionOrigins&) {
 const RegisteredCommand profile_command([] {
   return make_command<ProfileOptions>(
       {.name = "profile",
-       .position = 8,
+       .position = 9,
        .summary = "measure this machine into a hardware file for plan",
        .details = "Measures the GPU, the link and AdamW on the host, in a few seconds, and writes what "
                   "superoffload plan --hardware takes.",

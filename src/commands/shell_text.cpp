@@ -95,7 +95,8 @@ std::string zsh_case(const Command& command) {
     if (!spec.is_file_only) out += " \\\n        " + zsh_specification(spec);
   if (!command.bare.empty()) {
     const OptionSpec& bare = command.rows->at(command.bare);
-    out += " \\\n        " + in_single_quotes(fmt::format("1:{}:{}", bare.name, zsh_action(bare)));
+    out += " \\\n        " +
+           in_single_quotes(fmt::format("{}:{}:{}", command.several_bare ? "*" : "1", bare.name, zsh_action(bare)));
   }
   return out + " \\\n        '--help[how it is used]'\n      ;;\n";
 }

@@ -157,7 +157,7 @@ int run(const TokenizeOptions& options, const OptionOrigins&) {
 const RegisteredCommand tokenize_command([] {
   return make_command<TokenizeOptions>(
       {.name = "tokenize",
-       .position = 6,
+       .position = 7,
        .summary = "text to token ids and back",
        .details =
            "Encodes text with a model's tokenizer and prints the ids, or decodes ids and prints the text. With --show it "

@@ -101,6 +101,14 @@ RunLock::~RunLock() {
   ::close(descriptor_);
 }
 
+bool RunLock::held(const fs::path& directory) {
+  const int opened = ::open((directory / run_lock_file).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (opened < 0) return false;
+  const bool held = lock(opened, LOCK_SH) == EWOULDBLOCK;
+  ::close(opened);
+  return held;
+}
+
 void RunLock::require_free(const fs::path& directory) {
   const fs::path file = directory / run_lock_file;
   const int opened = open_lock(file, O_RDONLY);

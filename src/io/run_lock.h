@@ -20,6 +20,9 @@ class RunLock {
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
+  // Whether a run holds it; false too where that cannot be found out. Changes nothing.
+  static bool held(const std::filesystem::path& directory);
+
   // The same refusal without taking the lock; changes nothing. The directory may be absent.
   static void require_free(const std::filesystem::path& directory);
 

@@ -149,6 +149,7 @@ const std::vector<Case>& cases() {
        {"--show", "f"},
        "model text file stdin decode parse_special_tokens show record train_on_prompt mask_history max_length color json "
        "verbose quiet"},
+      {"report", "watch", {}, "runs output watch verbose quiet"},
       {"plan",
        "offload_optimizer",
        {"--offload_optimizer", "none"},

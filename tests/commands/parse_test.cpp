@@ -91,6 +91,7 @@ TEST(Parse, EveryOptionArrives) {
       need("gathered_layers", "--gpus", "2");
       need("warmup_steps", "--bench_steps", "1");
       need("trace_steps", "--trace", "t");
+      need("port", "--watch", "true");
       need("top_k", "--temperature", "1");
       need("top_p", "--temperature", "1");
       if (command.name == "generate" || command.name == "chat") need("seed", "--temperature", "1");
@@ -134,6 +135,9 @@ TEST(Parse, OneValueMayStandWithoutItsOption) {
   EXPECT_EQ(error_of({"verify", "out", "--dir", "out"}), "--dir is given 2 times; give it once");
   EXPECT_EQ(error_of({"verify", "a", "b"}),
             "unexpected argument \"b\": values belong to an option (superoffload verify --help)");
+  EXPECT_EQ(value_of({"report", "a", "b", "--quiet"}, "runs"), "a,b");
+  EXPECT_EQ(value_of({"report", "a", "--output", "p", "b", "c"}, "runs"), "a,b,c");
+  EXPECT_EQ(error_of({"report", "a", "--runs", "b"}), "--runs is given 2 times; give it once");
   EXPECT_EQ(error_of({"verify"}), "missing --dir DIR");
 }
 
@@ -173,10 +177,10 @@ TEST(Parse, UnknownOptionsNameTheNearest) {
             "bench has no \"setp\": give one of bench step, bench ops, bench load (superoffload --help)");
   EXPECT_EQ(error_of({"bench_step"}).substr(0, 28), "unknown command \"bench_step\"");
   EXPECT_EQ(error_of({}),
-            "a command is missing: give one of train, init, eval, generate, chat, tokenize, plan, "
+            "a command is missing: give one of train, init, eval, generate, chat, report, tokenize, plan, "
             "profile, verify, cache, bench step, bench ops, bench load, completion (superoffload --help)");
   EXPECT_EQ(error_of({"--model", "m"}),
-            "unknown option \"--model\"; the commands are train, init, eval, generate, chat, "
+            "unknown option \"--model\"; the commands are train, init, eval, generate, chat, report, "
             "tokenize, plan, profile, verify, cache, bench step, bench ops, bench load, completion");
 }
 

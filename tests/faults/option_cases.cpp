@@ -78,6 +78,7 @@ const std::vector<std::vector<std::string>>& good_lines() {
       {"bench", "step", "--config", "config.json", "--device", "cpu", "--batch_size", "1", "--max_length", "16",
        "--steps", "1", "--warmup", "0"},
       {"bench", "load", "--model", "model", "--device", "cpu"},
+      {"report", "--runs", "run", "--output", "page.html"},
       {"verify", "--dir", "run"},
       {"cache", "--cache_dir", "cache"}};
   return lines;

@@ -36,8 +36,10 @@ TEST_F(RunLocks, AnotherProcessIsRefusedByHostAndNumber) {
     expect_in(tried_by_another(), {"threw: ", directory_.path().string(), "in use", me + " on ", "--output_dir"});
     expect_in(refusal([&] { RunLock again(directory_.path()); }), {me});
     expect_in(refusal([&] { RunLock::require_free(directory_.path()); }), {me});
+    EXPECT_TRUE(RunLock::held(directory_.path()));
     EXPECT_TRUE(fs::exists(file())) << "a refusal takes nothing";
   }
+  EXPECT_FALSE(RunLock::held(directory_.path()));
   EXPECT_FALSE(fs::exists(file()));
   EXPECT_EQ(tried_by_another(), "taken");
   EXPECT_NO_THROW(RunLock::require_free(directory_.path()));
