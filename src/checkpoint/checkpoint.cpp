@@ -115,12 +115,13 @@ void require_same_parameters(const std::filesystem::path& checkpoint, const Para
 }  // namespace
 
 CheckpointWriter::CheckpointWriter(OffloadEngine& engine, const ModelFiles& source, CheckpointDirectory directory,
-                                   int save_total_limit, bool keeps_best)
+                                   int save_total_limit, bool keeps_best, bool only_model)
     : engine_(engine),
       source_(source),
       directory_(std::move(directory)),
       save_total_limit_(save_total_limit),
       keeps_best_(keeps_best),
+      only_model_(only_model),
       ranks_(engine.ranks().duplicate()) {
   ranks_->set_least_time_limit(seconds_for_files(bytes()));
 }
@@ -134,8 +135,9 @@ CheckpointWriter::~CheckpointWriter() {
 }
 
 std::uint64_t CheckpointWriter::bytes() const {
-  return exported_bytes(source_, engine_.formats().exported) +
-         state_bytes(engine_.layout().parameter_elements(), engine_.formats().exported);
+  const DType exported = engine_.formats().exported;
+  const std::uint64_t model = exported_bytes(source_, exported);
+  return only_model_ ? model : model + state_bytes(engine_.layout().parameter_elements(), exported);
 }
 
 void CheckpointWriter::start(const TrainerState& state, std::uint64_t room) {
@@ -189,14 +191,14 @@ void CheckpointWriter::write(const TrainerState& state, std::uint64_t room) {
     // A run that was resumed from an earlier checkpoint meets its own later ones again: same step, same bytes.
     directory.emplace(destination, IfExists::replace);
     require_free_space(directory->path(), bytes() + room);
-    files.emplace(engine_, source_, directory->path(), destination, state.step);
+    files.emplace(engine_, source_, directory->path(), destination, state.step, only_model_);
     return directory->path().string();
   });
   const std::vector<std::string> written = gather_texts(*ranks_, [&] {
     try {
       if (!files) {
         require_shared(path);
-        files.emplace(engine_, source_, path, destination, state.step);
+        files.emplace(engine_, source_, path, destination, state.step, only_model_);
       }
       write_own(*files);
     } catch (...) {
@@ -228,7 +230,9 @@ void CheckpointWriter::write_own(StateFiles& files) {
 }
 
 void CheckpointWriter::commit(AtomicDirectory& directory, const TrainerState& state, Checksums checksums) {
-  write_text_file_atomically(directory.path() / trainer_state_file, to_json(state));
+  TrainerState written = state;
+  written.only_model = only_model_;
+  write_text_file_atomically(directory.path() / trainer_state_file, to_json(written));
   write_checksums(directory.path(), std::move(checksums));
   const OwnFiles own(directory_.path());
   set_aside_if_foreign(own, directory.final_path());

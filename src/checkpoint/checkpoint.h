@@ -22,16 +22,17 @@ namespace so {
 
 // A checkpoint directory holds a Hugging Face model (loadable as such), and by parameter, not by rank or bucket:
 // exp_avg.safetensors and exp_avg_sq.safetensors (AdamW's moments, fp32), master.safetensors (fp32 weights, unless the
-// model's own are), and trainer_state.json. It appears whole or not at all.
+// model's own are), and trainer_state.json. It appears whole or not at all. One of the model alone has neither moments
+// nor master.safetensors, and its state says so.
 //
 // With several ranks each has a writer, all make the same calls, and all throw the same failure. Each rank writes its
 // slices into the same files, whose bytes do not depend on the ranks; rank 0 does everything else.
 class CheckpointWriter {
  public:
   // A collective of the engine's ranks. `keeps_best`: the checkpoint of the best evaluation stays, and save_total_limit
-  // counts it, except that the last one stays beside it.
+  // counts it, except that the last one stays beside it. `only_model`: checkpoints are of the model alone.
   CheckpointWriter(OffloadEngine& engine, const ModelFiles& source, CheckpointDirectory directory, int save_total_limit,
-                   bool keeps_best = false);
+                   bool keeps_best = false, bool only_model = false);
   ~CheckpointWriter();  // waits; logs a failure that nobody asked for
 
   // Begins to write checkpoint-<state.step> from the state as it is now and returns; a bucket's next update waits
@@ -59,7 +60,7 @@ class CheckpointWriter {
   const ModelFiles& source_;
   const CheckpointDirectory directory_;
   const int save_total_limit_;
-  const bool keeps_best_;
+  const bool keeps_best_, only_model_;
   const std::unique_ptr<Communicator> ranks_;  // the saving thread's
   std::thread thread_;
   std::mutex mutex_;  // of what the thread has done

@@ -97,11 +97,14 @@ class Checking {
 
   void look_at_state() {
     if (!result_.is_checkpoint) return;
+    bool only_model = false;
     if (!is_there(at(trainer_state_file))) {
       if (!damage_of(trainer_state_file)) add(trainer_state_file, "is missing");
     } else if (!damage_of(trainer_state_file)) {
       try {
-        const std::int64_t step = read_trainer_state(at(trainer_state_file)).step;
+        const TrainerState state = read_trainer_state(at(trainer_state_file));
+        only_model = state.only_model;
+        const std::int64_t step = state.step;
         if (result_.step && *result_.step != step)
           add(trainer_state_file, fmt::format("is of step {}, {} of step {}", step, checksums_file, *result_.step));
         else
@@ -110,6 +113,7 @@ class Checking {
         add(trainer_state_file, error.what());
       }
     }
+    if (only_model) return;
     for (const char* name : {first_moment_file, second_moment_file})
       if (!is_there(at(name)) && !damage_of(name)) add(name, "is missing");
   }

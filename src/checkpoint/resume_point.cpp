@@ -1,5 +1,7 @@
 #include "checkpoint/resume_point.h"
 
+#include "base/error.h"
+#include "base/file.h"
 #include "checkpoint/directory_checks.h"
 #include "checkpoint/model_files.h"
 #include "io/metrics.h"
@@ -13,6 +15,10 @@ ResumePoint read_resume_point(const OutputDirectory& output, const TrainOptions&
   const ResumeCheck check(from.checkpoint->path);
   check.require_whole_state();
   from.state = read_trainer_state(from.state_file());
+  if (from.state->only_model)
+    fail(
+        "{} holds the model alone (--save_only_model), and no run can resume from it; a new run can begin with --model {}",
+        printable_path(from.checkpoint->path), printable_path(from.checkpoint->path));
   output.require_same_run(*from.state, asked, data_key, evaluation_key);
   if (asked.load_best_model_at_end) output.require_best(*from.state);
   if (checks_files) check.require_whole();

@@ -17,8 +17,9 @@ constexpr std::string_view word_of(StateArray array) {
 }  // namespace
 
 StateFiles::StateFiles(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
-                       const std::filesystem::path& destination, std::int64_t step)
+                       const std::filesystem::path& destination, std::int64_t step, bool only_model)
     : engine_(engine), destination_(destination), model_(engine, source, directory, destination) {
+  if (only_model) return;
   const auto specs = tensor_specs(engine.layout(), DType::f32);
   const std::map<std::string, std::string> metadata{{step_metadata, std::to_string(step)}};
   const auto add = [&](StateArray array, const char* file) {

@@ -16,9 +16,9 @@ namespace so {
 class StateFiles {
  public:
   // As ModelExport. `step`: each file says of which step it is, so that a file of another checkpoint is known by more
-  // than its checksum.
+  // than its checksum. `only_model`: there are no fp32 weights and moments.
   StateFiles(OffloadEngine& engine, const ModelFiles& source, const std::filesystem::path& directory,
-             const std::filesystem::path& destination, std::int64_t step);
+             const std::filesystem::path& destination, std::int64_t step, bool only_model = false);
 
   // Writes what this rank has of the bucket. Throws Divergence if it is not finite.
   void write_bucket(const Bucket& bucket);

@@ -90,6 +90,7 @@ std::string to_json(const TrainerState& state) {
   if (state.warmup_steps >= 0) j["warmup_steps"] = state.warmup_steps;
   j["skipped_in_a_row"] = state.skipped_in_a_row;
   if (state.evaluations) add_to(j, *state.evaluations);
+  if (state.only_model) j["only_model"] = true;
   j["data_key"] = fmt::format("{:016x}", state.data_key);
   j["options"] = nlohmann::ordered_json::parse(state.options);
   return j.dump(2) + "\n";
@@ -115,6 +116,7 @@ TrainerState parse_trainer_state(std::string_view text, const std::string& sourc
     if (j.contains("skipped_in_a_row")) state.skipped_in_a_row = integer(j, "skipped_in_a_row", source);
     state.data_key = hexadecimal(j, "data_key", source);
     if (j.contains("best_global_step")) state.evaluations = history_in(j, state.step, source);
+    if (j.contains("only_model")) state.only_model = j.at("only_model").get<bool>();
     state.options = j.at("options").dump();
     if (state.step < 0 || state.updates < 0 || state.updates > state.step)
       fail("{}: impossible global_step {} with updates {}", source, state.step, state.updates);

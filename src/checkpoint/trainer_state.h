@@ -37,6 +37,7 @@ struct TrainerState {
   std::int64_t warmup_steps = -1;  // of a run that was extended (run_length.h); -1: as its options say
   std::int64_t skipped_in_a_row = 0;                  // the last steps, if they were skipped
   std::optional<EvaluationHistory> evaluations = {};  // of a run that looks for the best of them
+  bool only_model = false;                            // the checkpoint has no optimizer state: nothing resumes from it
 
   std::int64_t skipped() const { return step - updates; }
   // Whether the next step is an epoch's first.

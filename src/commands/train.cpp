@@ -331,7 +331,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   });
   const std::uint64_t export_bytes =
       model ? exported_bytes(*model, asked.formats.exported) : exported_bytes(asked.layout, asked.formats.exported);
-  const SavedBytes saved = saved_bytes(export_bytes, parameter_count(spec), asked.formats.exported, options.model);
+  const SavedBytes saved =
+      saved_bytes(export_bytes, parameter_count(spec), asked.formats.exported, options.model, options.save_only_model);
   const RunData data = open_data(asked, *encoder, saved);
   BatchIterator batches(data.training, batch_options(options, ranks));
 
@@ -424,7 +425,7 @@ computes, zerooffload after backward. Results are the same.
                  {"bench_steps",
                   "",
                   "nothing is saved or evaluated",
-                  {"save_strategy", "save_steps", "save_total_limit", "eval_strategy", "eval_steps",
+                  {"save_strategy", "save_steps", "save_total_limit", "save_only_model", "eval_strategy", "eval_steps",
                    "load_best_model_at_end", "metric_for_best_model", "early_stopping_patience",
                    "early_stopping_threshold"}}}},
       train_option_table(), complete, run_train);

@@ -156,6 +156,9 @@ void add_saving(OptionTable<O>& t) {
       .at_least(1)
       .or_else(std::int64_t{0}, "all")
       .default_from(trainer);
+  t.add("save_only_model", &O::save_only_model,
+        "Checkpoints hold the model alone, without optimizer state: less disk space, and no run can resume from them")
+      .default_from(trainer);
   t.add("resume", &O::resume,
         "Continue from this checkpoint, or with \"latest\" from the newest in output_dir. Options that affect results "
         "must be those of the checkpoint, but a larger max_steps or num_train_epochs extends the run")

@@ -37,6 +37,7 @@ struct OutputOptions {
   Cadence save_strategy = Cadence::steps;
   std::optional<std::int64_t> save_steps = 500;  // of that cadence; unset: only at the end
   std::optional<int> save_total_limit;           // unset: all are kept
+  bool save_only_model = false;                  // checkpoints without optimizer state
 };
 
 struct LengthOptions {

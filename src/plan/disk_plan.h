@@ -16,12 +16,12 @@ namespace so {
 
 // Bytes of a model with its small files, as the run writes it at its end, and of a checkpoint: the model again, and
 // state_bytes(). `weights` is what exported_bytes() says of the model, `directory` that of the small files; empty for
-// none.
+// none. `only_model`: a checkpoint is the model alone.
 struct SavedBytes {
   std::uint64_t model = 0, checkpoint = 0;
 };
 SavedBytes saved_bytes(std::uint64_t weights, std::int64_t parameters, DType exported,
-                       const std::filesystem::path& directory);
+                       const std::filesystem::path& directory, bool only_model = false);
 
 struct DiskPlan {
   SavedBytes saved;

@@ -66,6 +66,7 @@ std::string output_line(const LoopOptions& options) {
   else if (options.save_strategy == Cadence::steps && options.save_steps)
     checkpoints = fmt::format("checkpoints every {} and at the end",
                               options.save_steps == 1 ? "step" : counted(*options.save_steps, "step"));
+  if (options.save_only_model) checkpoints += ", of the model alone";
   if (options.save_total_limit) checkpoints += fmt::format(", the last {} kept", *options.save_total_limit);
   if (options.load_best_model_at_end)
     checkpoints += fmt::format("; the model is the best by {}", enum_name(options.metric_for_best_model));

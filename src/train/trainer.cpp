@@ -56,7 +56,8 @@ Trainer::Trainer(const TrainerInputs& in)
       time_limit_(in.ranks, most_tokens_of_a_step(in.plan.shape)),
       schedule_(make_schedule(in.options, in.length)),
       checkpoints_(engine_, in.model, CheckpointDirectory(in.options.output_dir),
-                   in.options.save_total_limit.value_or(0), in.options.load_best_model_at_end),
+                   in.options.save_total_limit.value_or(0), in.options.load_best_model_at_end,
+                   in.options.save_only_model),
       progress_(0, in.length.steps, in.options.log_interval) {
   state_.data_key = in.data.key();
   state_.options = in.record;
@@ -398,7 +399,9 @@ void Trainer::log_last_checkpoint() {
   log_failure([&] { checkpoints_.wait(); });  // a save under way may yet make one
   log_failure([&] {
     if (const auto last = CheckpointDirectory(in_.options.output_dir).latest())
-      log_info("the last checkpoint is {} (step {}): continue with --resume", last->path.string(), last->step);
+      log_info(
+          "the last checkpoint is {} (step {}): {}", last->path.string(), last->step,
+          in_.options.save_only_model ? "the model alone, which a new run's --model can be" : "continue with --resume");
     else if (!resumed_from_.empty())
       log_info("the last checkpoint is {} (step {}): continue with --resume {}", resumed_from_.string(), first_step_,
                resumed_from_.string());
@@ -457,8 +460,10 @@ Trainer::Outcome Trainer::run_steps() {
       trace(-1);
       save();
       checkpoints_.wait();
-      how_to_resume_ = fmt::format("interrupted by {}: saved {} at step {}; continue with --resume", stopped_by_,
-                                   CheckpointDirectory(o.output_dir).path_of(state_.step).string(), state_.step);
+      how_to_resume_ = fmt::format(
+          "interrupted by {}: saved {} at step {}; {}", stopped_by_,
+          CheckpointDirectory(o.output_dir).path_of(state_.step).string(), state_.step,
+          o.save_only_model ? "the model alone, which a new run's --model can be" : "continue with --resume");
       return Outcome::interrupted;
     }
     if (best || (!last && is_due(o.save_strategy, o.save_steps, state_.step, r.plan.ends_epoch)))

@@ -90,7 +90,7 @@ const std::vector<Case>& cases() {
       "cpu_threads gpus bind_cores_to_rank deepspeed_config pin_memory cpuadam_cores_perc verbose quiet ";
   static const std::string output =
       std::string(train) +
-      "save_strategy save_steps save_total_limit eval_strategy eval_steps load_best_model_at_end metric_for_best_model early_stopping_patience early_stopping_threshold ";
+      "save_strategy save_steps save_total_limit save_only_model eval_strategy eval_steps load_best_model_at_end metric_for_best_model early_stopping_patience early_stopping_threshold ";
   static const std::string none = output + "device_memory profile";
   static const std::string cpu = output + "streamed_layers mode cast_side update_over_link";
   static const std::string all_of_train =

@@ -133,6 +133,7 @@ TEST(DiskPlan, AnEarlierRunMakesRoom) {
 TEST(DiskPlan, CheckpointsHoldWhatTheDtypeAsks) {
   EXPECT_EQ(saved_bytes(2000, 1000, DType::bf16, "").model, 2000u);
   EXPECT_EQ(saved_bytes(2000, 1000, DType::bf16, "").checkpoint, 14000u);
+  EXPECT_EQ(saved_bytes(2000, 1000, DType::bf16, "", /*only_model=*/true).checkpoint, 2000u);
   EXPECT_EQ(saved_bytes(4000, 1000, DType::f32, "").model, 4000u);
   EXPECT_EQ(saved_bytes(4000, 1000, DType::f32, "").checkpoint, 12000u);
 }
