@@ -10,10 +10,10 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "support/errors.h"
 #include "report/page_server.h"
 #include "report/report_page.h"
 #include "report/sampling.h"
+#include "support/errors.h"
 
 namespace so::test {
 namespace {
