@@ -166,7 +166,7 @@ void ChildProcess::ended() {
   const ssize_t bytes = ::pread(messages_, said.data(), said.size(), std::max<off_t>(0, size - kept));
   std::string_view message(said.data(), bytes > 0 ? static_cast<std::size_t>(bytes) : 0);
   while (!message.empty() && message.back() == '\n') message.remove_suffix(1);
-  // Of a traceback the last line says what happened.
+  // The last line of a traceback says what happened.
   if (const std::size_t line = message.rfind('\n'); line != std::string_view::npos) message.remove_prefix(line + 1);
   if (!message.empty()) text += fmt::format(": {}", printable(message, kept));
   throw ChildEnded(text);

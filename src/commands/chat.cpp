@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/standard_streams.h"
 #include "base/terminal.h"
+#include "commands/answer_options.h"
 #include "commands/command.h"
 #include "commands/conversation.h"
 #include "commands/shared_rows.h"
@@ -18,15 +19,11 @@
 namespace so {
 namespace {
 
-struct ChatOptions : ComputeOptions, MessageOptions {
+struct ChatOptions : AnswerOptions, ComputeOptions, MessageOptions {
   std::string model;
   std::optional<std::string> system;
   std::int64_t max_length = 4096;
   int max_new_tokens = 1024;
-  std::optional<double> temperature;  // unset: greedy
-  std::optional<int> top_k;           // unset: all
-  double top_p = 1;
-  std::int64_t seed = 42;
 };
 
 OptionTable<ChatOptions> chat_table() {
@@ -45,20 +42,7 @@ OptionTable<ChatOptions> chat_table() {
       .default_from(ours);
   t.group("Sampling");
   t.add("max_new_tokens", &O::max_new_tokens, "Most tokens of an answer").unit("tokens").at_least(1).default_from(ours);
-  t.add("temperature", &O::temperature, "Softmax temperature")
-      .at_least(1e-6)
-      .at_most(1e6)
-      .or_else(0.0, "greedy")
-      .default_from(ours);
-  t.add("top_k", &O::top_k, "Sample from so many most probable tokens")
-      .at_least(1)
-      .or_else(std::int64_t{0}, "all")
-      .default_from(ours);
-  t.add("top_p", &O::top_p, "Sample from the fewest tokens that reach this probability")
-      .above(0)
-      .at_most(1)
-      .default_from("GenerationConfig");
-  t.add("seed", &O::seed, "Seed of the sampling").at_least(0).default_from("TrainingArguments");
+  t.take(answer_rows());
   add_machine_and_messages(t);
   return t;
 }
@@ -113,7 +97,7 @@ class Conversation {
       log_warning("{}", error.what());
       return;
     }
-    AnswerSettings settings{{options_.temperature.value_or(0), options_.top_k.value_or(0), options_.top_p}};
+    AnswerSettings settings{sampling_of(options_)};
     settings.max_new_tokens = static_cast<int>(
         std::min<std::int64_t>(options_.max_new_tokens, capacity_ - static_cast<std::int64_t>(prompt.size())));
     const InterruptGuard interrupt;

@@ -11,7 +11,7 @@ std::string conversation_record(const std::vector<ChatMessage>& messages) {
   nlohmann::ordered_json record{{"messages", nlohmann::ordered_json::array()}};
   for (const ChatMessage& message : messages)
     record["messages"].push_back({{"role", message.role}, {"content", message.content}});
-  // What a terminal gives need not be UTF-8.
+  // A terminal need not give UTF-8.
   return record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

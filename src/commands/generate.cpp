@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/standard_input.h"
 #include "base/standard_streams.h"
+#include "commands/answer_options.h"
 #include "commands/command.h"
 #include "commands/conversation.h"
 #include "commands/shared_rows.h"
@@ -18,7 +19,7 @@
 namespace so {
 namespace {
 
-struct GenerateOptions : TextOptions, JsonOption, ComputeOptions, MessageOptions {
+struct GenerateOptions : TextOptions, JsonOption, AnswerOptions, ComputeOptions, MessageOptions {
   std::string model;
   std::string prompt;                      // exactly one of prompt, prompt_file and messages is given
   std::optional<std::string> prompt_file;  // "-": standard input
@@ -26,11 +27,7 @@ struct GenerateOptions : TextOptions, JsonOption, ComputeOptions, MessageOptions
   bool alpaca = false, chat = false;
   std::optional<std::string> system;
   int max_new_tokens = 128;
-  std::optional<double> temperature;  // unset: greedy
-  std::optional<int> top_k;           // unset: all
-  double top_p = 1;
   bool stop_at_eos = true;
-  std::int64_t seed = 42;
 };
 
 OptionTable<GenerateOptions> generate_table() {
@@ -57,21 +54,8 @@ OptionTable<GenerateOptions> generate_table() {
   t.borrow(text_rows(), ours);
   t.group("Sampling");
   t.add("max_new_tokens", &O::max_new_tokens, "Most tokens to generate").unit("tokens").at_least(1).default_from(ours);
-  t.add("temperature", &O::temperature, "Softmax temperature")
-      .at_least(1e-6)
-      .at_most(1e6)
-      .or_else(0.0, "greedy")
-      .default_from(ours);
-  t.add("top_k", &O::top_k, "Sample from so many most probable tokens")
-      .at_least(1)
-      .or_else(std::int64_t{0}, "all")
-      .default_from(ours);
-  t.add("top_p", &O::top_p, "Sample from the fewest tokens that reach this probability")
-      .above(0)
-      .at_most(1)
-      .default_from("GenerationConfig");
   t.add("stop_at_eos", &O::stop_at_eos, "Stop at the model's end-of-text token").default_from(ours);
-  t.add("seed", &O::seed, "Seed of the sampling").at_least(0).default_from("TrainingArguments");
+  t.take(answer_rows());
   t.group("Result");
   t.take(json_rows());
   add_machine_and_messages(t);
@@ -146,9 +130,7 @@ int run(const GenerateOptions& options, const OptionOrigins&) {
   Speaker speaker(model, runtime, dtype, length,
                   std::min<std::int64_t>(prompt_piece, static_cast<std::int64_t>(prompt.size())));
 
-  const AnswerSettings settings{{options.temperature.value_or(0), options.top_k.value_or(0), options.top_p},
-                                options.max_new_tokens,
-                                options.stop_at_eos};
+  const AnswerSettings settings{sampling_of(options), options.max_new_tokens, options.stop_at_eos};
   std::mt19937_64 random(static_cast<std::uint64_t>(options.seed));
   const auto emit = [&](const std::string& piece) {
     if (options.json) return;

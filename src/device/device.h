@@ -23,8 +23,7 @@ class Device;
 enum class DeviceKind : std::uint8_t { cpu, cuda };
 enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };  // automatic: a GPU if there is one
 enum class Timing : bool { off, on };
-// What a thread does that waits for an event: it spins, which is over soonest, or sleeps, which leaves its core to
-// others.
+// A thread that waits for an event spins, which is over soonest, or sleeps, which leaves its core to others.
 enum class Waiting : bool { spins, sleeps };
 
 // A block of memory of one kind, booked in its device's ledger under a name. Move-only; freed on destruction.

@@ -65,7 +65,8 @@ struct RecordedRun {
 // Lines of steps that come again take the place of the earlier ones, and of all that these had after them.
 RecordedRun read_metrics_text(std::string_view text);
 
-// Of a run's output directory. Throws Error, naming the directory, if it or its metrics.jsonl is not there.
+// Reads the file of a run's output directory. Throws Error, naming the directory, if it or its metrics.jsonl is not
+// there.
 RecordedRun read_metrics_file(const std::filesystem::path& output_directory);
 
 }  // namespace so

@@ -98,7 +98,7 @@ void LinkUpdate::list_copies(Slot& slot, std::span<const AdamWRun> runs) const {
   }
   std::byte* const weights = kept(slot);
   if (weights == nullptr) return;
-  // What lies between parameters is not written and stays as it is.
+  // Gaps between parameters are not written and stay as they are.
   const std::size_t size = size_of(weights_.on_device().dtype());
   for (const AdamWRun& run : runs) {
     const std::size_t first = static_cast<std::size_t>(run.begin) * size;
@@ -159,7 +159,7 @@ std::optional<LinkUpdate::Done> LinkUpdate::advance() {
   const bool goes_down = is_up && oldest.updated->done();
   // A failed update is done too, and no state may leave after it.
   if (goes_down) oldest.updated->synchronize();
-  // Of weights alone there may be nothing that goes down.
+  // Where weights alone are made, there may be nothing that goes down.
   if (goes_down && !oldest.down.empty()) enqueue_piece(down_, oldest.down, oldest.down_next);
   const bool last = goes_down && oldest.down_next == oldest.down.size();
   if (last && kept(oldest) != nullptr) down_.stream->record(*oldest.task.current);

@@ -50,8 +50,8 @@ class LinkUpdate {
  public:
   static constexpr std::size_t slots = 6;
 
-  // Of the buckets that the host owns. `state` is in pinned memory. `stored_gradients`: their type in pinned memory, if
-  // they are stored there; f32 or bf16. All references must outlive it.
+  // Updates the buckets that the host owns. `state` is in pinned memory. `stored_gradients`: their type in pinned
+  // memory, if they are stored there; f32 or bf16. All references must outlive it.
   LinkUpdate(Device& device, const ParameterLayout& layout, std::span<const Bucket> buckets, OptimizerState& state,
              const UnitWeights& weights, const UnitGradients& gradients, std::optional<DType> stored_gradients);
   // Waits for what is under way.

@@ -15,9 +15,9 @@ struct ReportRun {
   bool going_on = false;  // a process is writing it
 };
 
-// What the page shows, as one JSON object; docs of its fields are the page's own source (page/page.js). Series are
-// thinned, so that its size does not grow with the runs' lengths. `watching`: seconds between two looks of a page that
-// is being served; 0: the page is a file.
+// Returns what the page shows, as one JSON object; docs of its fields are the page's own source (page/page.js). Series
+// are thinned, so that its size does not grow with the runs' lengths. `watching`: seconds between two looks of a page
+// that is being served; 0: the page is a file.
 std::string report_data(std::span<const ReportRun> runs, double watching = 0);
 
 // The page with its data.

@@ -53,6 +53,8 @@ std::set<std::string> unread(const Command& command) {
     text += sources_below({"plan"}) + text_of(fs::path(test::source_tree()) / "src/options/run_request.cpp");
   if (text.find("complete_ranks(options") != std::string::npos)
     text += text_of(fs::path(test::source_tree()) / "src/commands/rank_work.cpp");
+  if (text.find("sampling_of(options") != std::string::npos)
+    text += text_of(fs::path(test::source_tree()) / "src/commands/answer_options.cpp");
   if (command.name == "train") {
     text += sources_below({"train", "checkpoint"});
     const std::string options = text_of(fs::path(test::source_tree()) / "src/options/train_options.cpp");

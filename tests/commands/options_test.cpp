@@ -35,8 +35,8 @@ TEST(OptionLists, ArePinned) {
             "dtype cpu_threads gpus bind_cores_to_rank verbose quiet");
   EXPECT_EQ(
       names(*find_command("generate")->rows),
-      "model prompt prompt_file alpaca chat system messages parse_special_tokens max_new_tokens temperature top_k top_p "
-      "stop_at_eos seed json device dtype cpu_threads verbose quiet");
+      "model prompt prompt_file alpaca chat system messages parse_special_tokens max_new_tokens stop_at_eos temperature top_k "
+      "top_p seed json device dtype cpu_threads verbose quiet");
   EXPECT_EQ(
       names(*find_command("chat")->rows),
       "model system max_length max_new_tokens temperature top_k top_p seed device dtype cpu_threads verbose quiet");

@@ -189,7 +189,7 @@ TEST_F(Rendering, SaysWhatATemplateRefuses) {
       error_of([] { render(plain_template("a\n{% for %}"), "{}"); }),
       "chat_template.jinja: the chat template fails, line 2: TemplateSyntaxError: Expected an expression, got 'end "
       "of statement block'");
-  // What the sandbox forbids.
+  // The sandbox forbids this.
   EXPECT_NE(
       render(plain_template("{{ messages.__class__.__mro__ }}"), R"({"messages":[{"role":"user","content":"a"}]})")
           .error.find("SecurityError"),

@@ -87,7 +87,7 @@ TEST(MetricsReader, ReadsWhatTheLogWrites) {
   EXPECT_EQ(run.skips[0].origin, "the loss");
   ASSERT_EQ(run.evaluations.size(), 1u);
   EXPECT_EQ(run.evaluations[0].loss, 5);
-  // Of the steps after the first: 2, 3 and 4 seconds of work.
+  // The steps after the first have 2, 3 and 4 seconds of work.
   EXPECT_EQ(run.mean_overlap.device_seconds, (NamedSeconds{{"work", 3}, {"host", 1}}));
   EXPECT_EQ(run.mean_overlap.host_seconds, (NamedSeconds{{"adamw", 1}}));
   EXPECT_EQ(run.mean_overlap.efficiency, 0.5);

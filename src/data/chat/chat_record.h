@@ -1,4 +1,4 @@
-// What a record of a conversation must be. For .cpp files only.
+// Checks what a record of a conversation must be. For .cpp files only.
 #pragma once
 
 #include <simdjson.h>

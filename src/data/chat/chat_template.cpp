@@ -55,8 +55,8 @@ std::optional<std::string> token_text(const JsonNode& node) {
   return std::nullopt;
 }
 
-// Of the two files special_tokens_map.json counts only where tokenizer_config.json has no table of added tokens: it was
-// written by an older version then, and was the one to say.
+// special_tokens_map.json counts only where tokenizer_config.json has no table of added tokens: an older version wrote
+// both then, and the former was the one to say.
 void read_variables(const fs::path& directory, ChatTemplate& found) {
   std::map<std::string, std::string> tokens;
   bool has_table = false;

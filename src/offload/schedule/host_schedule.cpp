@@ -111,7 +111,7 @@ int HostSchedule::most_urgent(Updater updater) {
     return index;
   };
   const bool host = updater == Updater::host;
-  // Of those due, some must only be put back.
+  // Some that are due must only be put back.
   const auto due = host ? due_.begin() : std::find_if(due_.begin(), due_.end(), [&](int index) {
     return bucket(index).state() == BucketState::deferred;
   });
