@@ -1,0 +1,121 @@
+// The trainer's records: its metrics, the plan's review and the lines of the log about a step.
+#include <limits>
+
+#include "base/log.h"
+#include "device/backend.h"
+#include "offload/engine_report.h"
+#include "plan/machine/host_memory.h"
+#include "plan/machine/measure.h"
+#include "train/run_report.h"
+#include "train/trainer.h"
+
+namespace so {
+
+StepSeconds Trainer::seconds() const {
+  if (step_seconds_.size() < 2) return {};
+  return seconds_of(std::span(step_seconds_).subspan(1), overlap_);
+}
+
+namespace {
+
+std::string_view name_of(Trainer::Outcome outcome) {
+  switch (outcome) {
+    case Trainer::Outcome::finished:
+      return "finished";
+    case Trainer::Outcome::interrupted:
+      return "interrupted";
+    case Trainer::Outcome::benchmarked:
+      return "benchmarked";
+    case Trainer::Outcome::diverged:
+      return "diverged";
+  }
+  return {};
+}
+
+}  // namespace
+
+void Trainer::record_summary(Outcome outcome, std::span<const PlannedFigure> figures,
+                             std::span<const NamedMemory> memory) {
+  if (!keeps_records()) return;
+  RunTotals totals = totals_.totals();
+  totals.outcome = name_of(outcome);
+  const double steps = static_cast<double>(step_seconds_.size()) - 1;
+  if (steps > 0) totals.overlap = record_of(overlap_, steps);
+  metrics_->summary(state_.step, figures, totals, memory);
+  tensorboard_->summary(state_.step, figures);
+  if (in_.options.bench_steps) return;
+  for (const std::string& line : describe(totals)) log_info("{}", line);
+  if (steps > 0) log_info("{}", overlap_line(overlap_, steps));
+}
+
+void Trainer::report(const Step& r) {
+  if (!keeps_records()) return;
+  StepMetrics m;
+  m.step = state_.step;
+  const double steps_per_epoch = static_cast<double>(in_.batches.steps_per_epoch(r.plan.epoch));
+  m.epoch = static_cast<double>(r.plan.epoch) + static_cast<double>(r.plan.index + 1) / steps_per_epoch;
+  m.loss = r.loss;
+  m.grad_norm = r.verdict.norm;
+  m.clip = r.verdict.finite ? r.verdict.clip : std::numeric_limits<double>::quiet_NaN();
+  m.lr = r.lr;
+  m.tokens = r.plan.tokens;
+  m.step_time_s = r.seconds;
+  m.tokens_per_s = static_cast<double>(r.plan.tokens) / r.seconds;
+  m.model_tflops = r.model_flops / r.seconds / 1e12;
+  m.reference_tflops = r.reference_flops / r.seconds / 1e12;
+  m.host_memory_bytes = resident_bytes();
+  m.device_memory_bytes = held_own_memory(in_.runtime.device());
+  m.overlap = record_of(overlap_of(r.counters));
+  m.skipped = !r.verdict.finite;
+  m.skipped_tensor = r.skipped_tensor;
+  m.skipped_origin = r.skipped_origin;
+  metrics_->step(m);
+  tensorboard_->step(m);
+  totals_.step(m, r.verdict.finite && r.verdict.clip < 1);
+  if (m.skipped)
+    log_warning(
+        "step {}: skipped, weights and optimizer state are as before: what is not finite began in {}; in backward with "
+        "the gradient of '{}'",
+        m.step, m.skipped_origin, m.skipped_tensor);
+  if (in_.options.wall_clock_breakdown && m.step % in_.options.log_interval == 0) log_breakdown(r);
+  progress_.step(m);
+  review_plan();
+}
+
+bool Trainer::review_is_due() const {
+  return in_.review != nullptr && std::ssize(step_seconds_) % PlanReview::steps_between == 0;
+}
+
+void Trainer::review_plan() {
+  constexpr std::int64_t every = PlanReview::steps_between;
+  if (!review_is_due()) return;
+  const EngineCounters now = engine_.counters(), steps = since(now, reviewed_);
+  const UpdateFacts facts = engine_.facts();
+  const HostCounters& host = steps.host;
+  const auto a_step = [&](auto value) { return static_cast<double>(value) / static_cast<double>(every); };
+  const auto waited = [&](WaitReason reason) { return a_step(steps.device_waits[static_cast<std::size_t>(reason)]); };
+  MeasuredSteps measured;
+  measured.count = every;
+  measured.step_seconds = median({step_seconds_.end() - every, step_seconds_.end()});
+  if (facts.forward_seconds > 0) measured.pass_seconds = facts.forward_seconds + facts.backward_seconds;
+  measured.update_seconds = facts.update_seconds;
+  measured.host_wait_seconds = waited(WaitReason::host);
+  measured.link_wait_seconds = waited(WaitReason::link);
+  measured.speculated = a_step(host.speculated);
+  measured.previewed = a_step(host.previewed);
+  measured.left = a_step(host.updated_in_place + host.updated_weights_first);
+  reviewed_ = now;
+  for (const std::string& line : in_.review->look(measured)) log_detail("{}", line);
+}
+
+void Trainer::log_breakdown(const StepResult& r) {
+  const EngineCounters now = engine_.counters(), step = since(now, reported_);
+  const StepOverlap overlap = overlap_of(r.counters);
+  log_info("step {}: {:.4f} s; overlap efficiency {:.3f}; {}", state_.step, r.seconds, overlap.efficiency(),
+           describe(overlap));
+  if (const std::string schedule = describe_schedule(step); !schedule.empty())
+    log_info("step {}: {}", state_.step, schedule);
+  reported_ = now;
+}
+
+}  // namespace so
