@@ -14,7 +14,7 @@
 namespace so {
 namespace {
 
-using json = nlohmann::ordered_json;  // templates show the order of keys
+using OrderedJson = nlohmann::ordered_json;  // templates show the order of keys
 using test::error_of;
 using test::Ids;
 using test::read_file;
@@ -56,7 +56,7 @@ class Rendering : public ::testing::Test {
 
 // Text for text, and where TRL has the same template with {% generation %}, part for part.
 TEST_F(Rendering, IsThatOfTransformersOnPublishedTemplates) {
-  const json expected = json::parse(read_file(chat_fixtures() / "expected.json"));
+  const OrderedJson expected = OrderedJson::parse(read_file(chat_fixtures() / "expected.json"));
   std::size_t masks = 0;
   for (const auto& [name, model] : expected["templates"].items()) {
     ChatTemplate chat = plain_template(read_file(chat_fixtures() / "templates" / (name + ".jinja")));
@@ -68,7 +68,7 @@ TEST_F(Rendering, IsThatOfTransformersOnPublishedTemplates) {
     const ChatRenderer renderer(chat);
     for (const auto& [title, wanted] : model["cases"].items()) {
       SCOPED_TRACE(name + ": " + title);
-      json conversation = expected["conversations"][title];
+      OrderedJson conversation = expected["conversations"][title];
       const std::string record = conversation.dump();
       const std::string_view view = record;
       const RenderedChat got = renderer.render(std::span(&view, 1), TrainedTurns::assistant).at(0);
@@ -83,7 +83,7 @@ TEST_F(Rendering, IsThatOfTransformersOnPublishedTemplates) {
         ++masks;
       } else {
         std::size_t turns = 0;
-        for (const json& message : conversation["messages"]) turns += message["role"] == "assistant";
+        for (const OrderedJson& message : conversation["messages"]) turns += message["role"] == "assistant";
         EXPECT_EQ(trained_in(got).size(), turns);
       }
       if (!wanted.contains("prompt")) continue;
@@ -101,8 +101,8 @@ TEST_F(Rendering, IsThatOfTransformersOnPublishedTemplates) {
 
 // Llama 2 and Qwen 3 have no counterpart at TRL: what stands here was read off the text.
 std::vector<std::string> trained_of(const std::string& name, const std::string& title) {
-  const json expected = json::parse(read_file(chat_fixtures() / "expected.json"));
-  const json& model = expected["templates"][name];
+  const OrderedJson expected = OrderedJson::parse(read_file(chat_fixtures() / "expected.json"));
+  const OrderedJson& model = expected["templates"][name];
   ChatTemplate chat = plain_template(read_file(chat_fixtures() / "templates" / (name + ".jinja")));
   chat.variables.clear();
   for (const auto& [token, text] : model["variables"].items()) chat.variables.emplace_back(token, text);
@@ -210,7 +210,7 @@ TEST_F(Rendering, ServesManyThreads) {
       for (int k = 0; k < 10; ++k) {
         std::vector<std::string> records;
         for (int i = 0; i < 20; ++i)
-          records.push_back(json{
+          records.push_back(OrderedJson{
               {"messages", {{{"role", "assistant"}, {"content", std::string(10000, 'a') + std::to_string(t * i)}}}}}
                                 .dump());
         const std::vector<std::string_view> views(records.begin(), records.end());
@@ -253,10 +253,10 @@ TEST(RenderedAnswers, AreChecked) {
 
 // Whole tokenizers: ids and mask of return_assistant_tokens_mask.
 TEST_F(Rendering, MasksTheTokensThatTransformersMasks) {
-  const json masks = json::parse(read_file(chat_fixtures() / "masks.json"));
-  const json conversations = json::parse(read_file(chat_fixtures() / "expected.json"))["conversations"];
+  const OrderedJson masks = OrderedJson::parse(read_file(chat_fixtures() / "masks.json"));
+  const OrderedJson conversations = OrderedJson::parse(read_file(chat_fixtures() / "expected.json"))["conversations"];
   std::map<std::string, ChatRenderer> renderers;
-  for (const json& wanted : masks["cases"]) {
+  for (const OrderedJson& wanted : masks["cases"]) {
     SCOPED_TRACE(wanted["tokenizer"].get<std::string>() + ", " + wanted["template"].get<std::string>() + ": " +
                  wanted["title"].get<std::string>());
     const ModelEncoder encoder(

@@ -138,8 +138,8 @@ TEST(Records, RefusesMalformedLinesByLine) {
 
 TEST(Records, ReadsConversationsAndPrompts) {
   const char* const chats[] = {
-      R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":null,"tool_calls":[{"function":)"
-      R"({"name":"f","arguments":{}}}]}],"tools":[{"type":"function"}],"prompt":"a","text":"x"})",
+      (R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":null,"tool_calls":[{"function":)"
+       R"({"name":"f","arguments":{}}}]}],"tools":[{"type":"function"}],"prompt":"a","text":"x"})"),
       R"({"messages":null,"conversations":[{"from":"human","value":"a"},{"from":"gpt","value":"b"}],"system":null})",
       R"({"prompt":[{"role":"user","content":"a"}],"completion":[{"role":"assistant","content":"b"}],"tools":"[{}]"})",
   };
