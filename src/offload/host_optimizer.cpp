@@ -55,7 +55,7 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
     for (const int index : owned()) at = (entry(index).stored = at) + gradient_bytes(bucket(index));
   }
   if (!owned().empty() && ways.update_over_link)
-    link_ = std::make_unique<LinkUpdate>(device, layout, buckets, state, weights, gradients,
+    link_ = std::make_unique<LinkUpdate>(device, layout, largest(buckets), state, weights, gradients,
                                          ways.store_gradients ? std::optional(ring_.gradients()) : std::nullopt);
   if (owned().empty() || !device.backed()) return;
   clock_.start();

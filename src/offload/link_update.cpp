@@ -13,8 +13,8 @@ constexpr std::size_t piece_bytes = std::size_t{16} << 20;
 
 }  // namespace
 
-LinkUpdate::LinkUpdate(Device& device, const ParameterLayout& layout, std::span<const Bucket> buckets,
-                       OptimizerState& state, const UnitWeights& weights, const UnitGradients& gradients,
+LinkUpdate::LinkUpdate(Device& device, const ParameterLayout& layout, std::int64_t elements, OptimizerState& state,
+                       const UnitWeights& weights, const UnitGradients& gradients,
                        std::optional<DType> stored_gradients)
     : layout_(layout),
       state_(state),
@@ -22,9 +22,6 @@ LinkUpdate::LinkUpdate(Device& device, const ParameterLayout& layout, std::span<
       gradients_(gradients),
       stored_(stored_gradients),
       adamw_(make_device_adamw(device)) {
-  std::int64_t elements = 0;
-  for (const Bucket& bucket : buckets)
-    if (bucket.owner() == Owner::host) elements = std::max(elements, bucket.own().size());
   const auto allocate = [&](DType dtype) {
     return device.allocate(MemoryKind::device, static_cast<std::size_t>(elements) * size_of(dtype), "state on its way");
   };

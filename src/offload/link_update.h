@@ -50,9 +50,9 @@ class LinkUpdate {
  public:
   static constexpr std::size_t slots = 6;
 
-  // Updates the buckets that the host owns. `state` is in pinned memory. `stored_gradients`: their type in pinned
-  // memory, if they are stored there; f32 or bf16. All references must outlive it.
-  LinkUpdate(Device& device, const ParameterLayout& layout, std::span<const Bucket> buckets, OptimizerState& state,
+  // Updates buckets that the host owns, of at most `elements`. `state` is in pinned memory. `stored_gradients`: the
+  // gradients' type in pinned memory, if they are stored there; f32 or bf16. All references must outlive it.
+  LinkUpdate(Device& device, const ParameterLayout& layout, std::int64_t elements, OptimizerState& state,
              const UnitWeights& weights, const UnitGradients& gradients, std::optional<DType> stored_gradients);
   // Waits for what is under way.
   ~LinkUpdate();

@@ -167,7 +167,7 @@ TEST(ReportPage, NothingFromARunLeavesItsPlace) {
   }
 }
 
-// What a server on this machine answers to the request.
+// Returns the answer of a server on this machine to the request.
 std::string answer(int port, const std::string& request) {
   const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};

@@ -48,7 +48,7 @@ class Steps {
   }
   double first_free() const { return f_.link_seconds > 0 ? std::min(host_, link_) : host_; }
 
-  // What is due, the lowest bucket first; then state that follows, the highest first.
+  // Does the buckets that are due, the lowest first; then state that follows, the highest first.
   void after_the_verdict() {
     std::vector<bool> owing(count_, false);
     for (std::size_t i = 0; i < count_; ++i) {

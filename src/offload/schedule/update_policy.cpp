@@ -27,9 +27,9 @@ class SynchronousPolicy final : public UpdatePolicy {
   }
 };
 
-// What becomes of the buckets, from the top: so many are speculated as their gradients come, so many left, so many
-// speculated as there are places then, and of the others the lowest previewed. While the host is busy with the first,
-// the gradients of those that are left come, so it does not wait for what follows.
+// This says what becomes of the buckets, from the top: so many are speculated as their gradients come, so many left, so
+// many speculated as there are places then, and of the others the lowest previewed. While the host is busy with the
+// first, the gradients of those that are left come, so it does not wait for what follows.
 struct Bands {
   std::size_t top = 0, left = 0, previews = 0;
 };
@@ -112,7 +112,7 @@ class Groups {
   std::vector<double> shares_;
 };
 
-// A choice's length of step, of what was measured.
+// Says how long a step takes with a choice.
 class Outlook {
  public:
   explicit Outlook(const UpdateFacts& measured) : measured_(measured), slower_(measured) {
