@@ -1,74 +1,24 @@
 #include "data/chat/chat_renderer.h"
 
 #include <array>
-#include <charconv>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <system_error>
 #include <utility>
 
-#include "base/child_process.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/file_system.h"
-#include "data/chat/chat_program.h"
+#include "data/python_process.h"
+#include "data/python_programs.h"
 #include "data/tokenizer/json_reader.h"
 
 namespace so {
 namespace {
 
-constexpr std::size_t max_answer_bytes = std::size_t{4} << 30;
-constexpr int no_jinja = 3;  // chat_templates.py's exit code
-
 std::string_view name_of(TrainedTurns trained) {
   constexpr std::array<std::string_view, 4> names = {"assistant", "last", "all", "nothing"};
   return names[static_cast<std::size_t>(trained)];
 }
-
-// One Python process that has the template.
-class Worker {
- public:
-  Worker(const std::string& python, const std::string& setup) : process_(command(python)) {
-    process_.write(chat_program());
-    send(setup);
-    setup_answer_ = receive();
-  }
-
-  const std::string& setup_answer() const { return setup_answer_; }
-
-  std::string ask(const std::string& request) {
-    send(request);
-    return receive();
-  }
-
- private:
-  // The program's text comes first on standard input: a command line shows neither it nor a file that must be found.
-  // -I keeps the directory and the user's settings out of it.
-  static std::vector<std::string> command(const std::string& python) {
-    return {python, "-I", "-c",
-            fmt::format("import sys;exec(compile(sys.stdin.buffer.read({}),'chat_templates.py','exec'))",
-                        chat_program().size())};
-  }
-
-  void send(const std::string& message) {
-    process_.write(fmt::format("{}\n", message.size()));
-    process_.write(message);
-  }
-
-  std::string receive() {
-    const std::string line = process_.read_line(20);
-    std::size_t bytes = 0;
-    const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), bytes);
-    if (error != std::errc() || end != line.data() + line.size() || bytes > max_answer_bytes)
-      throw ChildEnded("python3 gives no answer that can be read");
-    std::string message(bytes, '\0');
-    process_.read_exact(message);
-    return message;
-  }
-
-  ChildProcess process_;
-  std::string setup_answer_;
-};
 
 std::string setup_of(const ChatTemplate& chat) {
   nlohmann::json variables = nlohmann::json::object();
@@ -84,8 +34,9 @@ std::string setup_of(const ChatTemplate& chat) {
 
 }  // namespace
 
+// Python processes that have the template.
 struct ChatRenderer::Workers {
-  std::unique_ptr<Worker> take(const ChatTemplate& chat) {
+  std::unique_ptr<PythonProcess> take(const ChatTemplate& chat) {
     {
       const std::lock_guard lock(mutex);
       if (!idle.empty()) {
@@ -97,40 +48,29 @@ struct ChatRenderer::Workers {
     return start(chat);
   }
 
-  void put_back(std::unique_ptr<Worker> worker) {
+  void put_back(std::unique_ptr<PythonProcess> worker) {
     const std::lock_guard lock(mutex);
     idle.push_back(std::move(worker));
   }
 
-  // The first python3 in PATH may be that of an environment without Jinja2; Debian's package belongs to the system's.
-  std::unique_ptr<Worker> start(const ChatTemplate& chat) {
-    const std::string setup = setup_of(chat);
-    bool found = false;
-    for (const std::string python : {"python3", "/usr/bin/python3"}) {
-      try {
-        auto worker = std::make_unique<Worker>(python, setup);
-        check(*worker, chat);
-        return worker;
-      } catch (const std::system_error& error) {
-        if (error.code() != std::errc::no_such_file_or_directory) throw;
-      } catch (const ChildEnded& end) {
-        found = true;
-        if (std::string_view(end.what()).find(fmt::format("exit code {}", no_jinja)) == std::string_view::npos)
-          fail("chat templates are rendered by Python, and {}", end.what());
-      }
+  static std::unique_ptr<PythonProcess> start(const ChatTemplate& chat) {
+    std::unique_ptr<PythonProcess> worker;
+    try {
+      worker = std::make_unique<PythonProcess>(PythonProgram{chat_program(), "chat_templates.py"}, setup_of(chat));
+    } catch (const PythonMissing& missing) {
+      fail("{}: chat templates are rendered by Jinja2, {}; install it (Debian and Ubuntu: apt install python3-jinja2)",
+           chat.source, missing.what());
+    } catch (const ChildEnded& end) {
+      fail("chat templates are rendered by Python, and {}", end.what());
     }
-    fail("{}: chat templates are rendered by Jinja2, {}; install it (Debian and Ubuntu: apt install python3-jinja2)",
-         chat.source, found ? "which python3 does not have" : "and there is no python3");
-  }
-
-  static void check(const Worker& worker, const ChatTemplate& chat) {
     simdjson::dom::parser parser;
-    const JsonNode answer = parse_json(parser, worker.setup_answer(), "python3's answer");
+    const JsonNode answer = parse_json(parser, worker->first_answer(), "python3's answer");
     if (const auto error = answer.find("error")) fail("{}: {}", chat.source, printable(error->string(), 500));
+    return worker;
   }
 
   std::mutex mutex;
-  std::vector<std::unique_ptr<Worker>> idle;
+  std::vector<std::unique_ptr<PythonProcess>> idle;
 };
 
 std::string RenderedChat::text() const {

@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "base/file_system.h"
 #include "base/hash.h"
-#include "data/chat/chat_program.h"
+#include "data/python_programs.h"
 #include "data/tokenizer/json_reader.h"
 
 namespace so {

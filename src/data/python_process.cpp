@@ -1,0 +1,61 @@
+#include "data/python_process.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <system_error>
+#include <vector>
+
+namespace so {
+namespace {
+
+constexpr std::size_t max_answer_bytes = std::size_t{4} << 30;
+
+// The program's text comes first on standard input: a command line shows neither it nor a file that must be found. -I
+// keeps the directory and the user's settings out of it.
+std::vector<std::string> command(const std::string& python, const PythonProgram& program) {
+  std::vector<std::string> words{python};
+  if (!program.user_modules) words.emplace_back("-I");
+  words.emplace_back("-c");
+  words.push_back(fmt::format("import sys;exec(compile(sys.stdin.buffer.read({}),'{}','exec'))", program.text.size(),
+                              program.file_name));
+  return words;
+}
+
+}  // namespace
+
+PythonProcess::PythonProcess(const PythonProgram& program, std::string_view first) {
+  bool found = false;
+  for (const std::string python : {"python3", "/usr/bin/python3"}) {
+    try {
+      process_ = std::make_unique<ChildProcess>(command(python, program));
+      process_->write(program.text);
+      first_answer_ = ask(first);
+      return;
+    } catch (const std::system_error& error) {
+      if (error.code() != std::errc::no_such_file_or_directory) throw;
+    } catch (const ChildEnded&) {
+      found = true;
+      if (process_->wait() != no_module) throw;
+    }
+  }
+  throw PythonMissing(found ? "which python3 does not have" : "and there is no python3");
+}
+
+void PythonProcess::send(std::string_view message) {
+  process_->write(fmt::format("{}\n", message.size()));
+  process_->write(message);
+}
+
+std::string PythonProcess::receive() {
+  const std::string line = process_->read_line(20);
+  std::size_t bytes = 0;
+  const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), bytes);
+  if (error != std::errc() || end != line.data() + line.size() || bytes > max_answer_bytes)
+    throw ChildEnded("python3 gives no answer that can be read");
+  std::string message(bytes, '\0');
+  process_->read_exact(message);
+  return message;
+}
+
+}  // namespace so

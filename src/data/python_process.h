@@ -1,0 +1,52 @@
+// A Python program of ours (python_programs.h) in a process beside this one, which answers requests.
+#pragma once
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "base/child_process.h"
+
+namespace so {
+
+struct PythonProgram {
+  std::string_view text;
+  std::string_view file_name;  // for Python's messages
+  // Whether modules that the user has installed for themselves, or names in PYTHONPATH, may be used.
+  bool user_modules = false;
+};
+
+// No python3 has the modules of a program; the text goes on after "...," ("and there is no python3").
+class PythonMissing : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Messages are a line with a number of bytes, and so many bytes. To be used by one thread at a time; a request that is
+// sent has to be read whole by the program before it answers.
+class PythonProcess {
+ public:
+  static constexpr int no_module = 3;  // the exit code of a program that lacks a module
+
+  // Starts the program with `first` as its first request, by the python3 of PATH or, where that has not its modules,
+  // by /usr/bin/python3: the first may be that of an environment, and Debian's packages belong to the system's. Throws
+  // PythonMissing where neither will do, ChildEnded where the program ends otherwise.
+  PythonProcess(const PythonProgram& program, std::string_view first);
+
+  const std::string& first_answer() const { return first_answer_; }
+
+  // Throw ChildEnded.
+  void send(std::string_view message);
+  std::string receive();
+  std::string ask(std::string_view request) {
+    send(request);
+    return receive();
+  }
+
+ private:
+  std::unique_ptr<ChildProcess> process_;
+  std::string first_answer_;
+};
+
+}  // namespace so

@@ -1,0 +1,10 @@
+// The Python programs that are part of this one, as text.
+#pragma once
+
+#include <string_view>
+
+namespace so {
+
+std::string_view chat_program();   // chat/chat_templates.py renders chat templates
+
+}  // namespace so
