@@ -35,6 +35,7 @@ libbenchmark-dev:Google Benchmark, for bench/
 clang-format-14:the check of the sources' format
 shellcheck:the check of the scripts
 zsh:the check of its completion
+python3-venv:an environment for pyarrow, which is no Debian package
 mandoc:the check of the manual page
 "
 fi
@@ -76,6 +77,15 @@ install "$needed"
 # Ubuntu has browsers as snaps alone; where there is none, the browser's test of the report is skipped.
 if [ "${1:-}" = tests ] && grep -q '^ID=debian' /etc/os-release 2>/dev/null; then
   install "chromium-headless-shell:a browser without a window, the test of the report's page"
+fi
+# Without it, the tests of Parquet and Arrow files are skipped.
+if [ "${1:-}" = tests ]; then
+  environment=$(cd "$(dirname "$0")/.." && pwd)/.deps/python
+  if ! "$environment/bin/python3" -c 'import pyarrow' 2>/dev/null; then
+    echo "Installing pyarrow into $environment: the tests of Parquet and Arrow files"
+    { python3 -m venv "$environment" && "$environment/bin/python3" -m pip install -q --disable-pip-version-check pyarrow; } ||
+      echo "install_dependencies: continuing without pyarrow" >&2
+  fi
 fi
 # The package of clang's runtimes bears the version that the distribution's clang has.
 if [ "${1:-}" = tests ] && version=$(clang -dumpversion 2>/dev/null); then

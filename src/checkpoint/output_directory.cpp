@@ -39,7 +39,8 @@ void require_inputs_apart(const InputOptions& read_files, const fs::path& direct
       {"--model", &read_files.model}, {"--data", &read_files.data}, {"--eval_data", &evaluation}};
   for (const auto& [option, input] : inputs) {
     std::vector<fs::path> read{*input};
-    if (!input->empty() && input != &read_files.model) read = all_files(data_files(*input, option));
+    if (!input->empty() && input != &read_files.model)
+      read = all_files(data_files(*input, option, input == &evaluation ? DataUse::evaluation : DataUse::training));
     if (input == &read_files.model && is_directory_path(*input))
       for (const fs::path& entry : entries_of(*input)) read.push_back(entry);
     for (const fs::path& path : read)

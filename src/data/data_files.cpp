@@ -16,17 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-DataPart files_of_directory(const fs::path& directory, std::string_view option) {
-  DataPart files;
-  for (const fs::path& entry : entries_of(directory)) {
-    const std::string name = entry.filename().string();
-    const bool of_records = name.ends_with(".json") || name.ends_with(".jsonl");
-    if (of_records && !name.starts_with(".") && is_regular_path(entry)) files.push_back(entry);
-  }
-  if (files.empty()) fail("{} {}: the directory holds no .json or .jsonl file", option, printable_path(directory));
-  return files;
-}
-
 DataPart files_of_pattern(const std::string& pattern, std::string_view option) {
   ::glob_t found{};
   const int result = ::glob(pattern.c_str(), 0, nullptr, &found);
@@ -40,9 +29,9 @@ DataPart files_of_pattern(const std::string& pattern, std::string_view option) {
   return files;
 }
 
-DataPart files_of(const std::string& part, std::string_view option) {
+DataPart files_of(const std::string& part, std::string_view option, DataUse use) {
   if (part.empty()) fail("{}: a name is missing beside a comma", option);
-  if (is_directory_path(part)) return files_of_directory(part, option);
+  if (is_directory_path(part)) return files_of_directory(part, option, use);
   if (!path_exists(part) && part.find_first_of("*?[") != std::string::npos) return files_of_pattern(part, option);
   return {part};
 }
@@ -59,7 +48,7 @@ std::vector<std::string_view> between_commas(std::string_view text) {
   return parts;
 }
 
-std::vector<DataPart> data_files(std::string_view text, std::string_view option) {
+std::vector<DataPart> data_files(std::string_view text, std::string_view option, DataUse use) {
   std::vector<std::string> names;
   if (path_exists(fs::path(text))) {
     names.emplace_back(text);
@@ -69,7 +58,7 @@ std::vector<DataPart> data_files(std::string_view text, std::string_view option)
   std::vector<DataPart> parts;
   std::set<fs::path> seen;
   for (const std::string& name : names) {
-    parts.push_back(files_of(name, option));
+    parts.push_back(files_of(name, option, use));
     for (const fs::path& file : parts.back()) {
       std::error_code error;
       const fs::path real = fs::canonical(file, error);

@@ -12,30 +12,29 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "data/chat/chat_renderer.h"
+#include "data/data_file.h"
+#include "data/python_programs.h"
 #include "data/records.h"
 #include "io/cache_directory.h"
 
 namespace so {
 namespace {
 
-constexpr std::size_t kBlockRecords = 4096;
-constexpr std::size_t kBlockBytes = std::size_t{16} << 20;
-
 // Checkpoints record the key: it changes with what examples hold, never with how a cache is laid out.
 constexpr std::uint32_t kDataKeyVersion = 1;
 
-// `chat`: where the file has conversations.
+// `chat`: where the file has conversations; `table`: where Python reads it.
 std::uint64_t key_of(std::uint64_t content, const TextEncoder& encoder, const ExampleOptions& options,
-                     const ChatRenderer* chat) {
+                     const ChatRenderer* chat, bool table) {
   std::string facts = fmt::format("{} {} {} {} {} {} {} {}", kDataKeyVersion, kTemplateVersion, content,
                                   options.max_length, options.train_on_prompt, encoder.vocabulary_size(),
                                   encoder.end_token().value_or(-1), encoder.fingerprint());
   if (chat != nullptr) facts += fmt::format(" {:016x} {}", chat->chat_template().fingerprint(), options.mask_history);
+  if (table) facts += fmt::format(" {:016x}", hash_text(table_program()));
   return hash_text(facts);
 }
 
@@ -43,11 +42,10 @@ std::uint64_t key_of(std::uint64_t content, const TextEncoder& encoder, const Ex
 class Tokenisation {
  public:
   // `chat`: for conversations; null where there are none.
-  Tokenisation(std::string name, std::string_view content, const ExampleBuilder& builder, std::int32_t vocabulary_size,
+  Tokenisation(const DataFile& file, const ExampleBuilder& builder, std::int32_t vocabulary_size,
                const ChatRenderer* chat, TrainedTurns trained, ThreadPool& pool)
-      : name_(std::move(name)),
-        content_size_(content.size()),
-        reader_(name_, content),
+      : name_(file.name()),
+        file_(file.records()),
         builder_(builder),
         vocabulary_size_(vocabulary_size),
         chat_(chat),
@@ -69,24 +67,19 @@ class Tokenisation {
         take(examples_[i]);
       }
       records += block_.size();
-      progress.update(static_cast<double>(reader_.offset()) / static_cast<double>(content_size_),
-                      fmt::format("{} records", records));
+      progress.update(file_->done(), fmt::format("{} records", records));
     }
   }
 
  private:
   bool read_block() {
-    block_.clear();
-    std::size_t bytes = 0;
-    for (RawRecord record; block_.size() < kBlockRecords && bytes < kBlockBytes && reader_.next(record);) {
-      block_.push_back(record);
-      bytes += record.json.size();
+    if (!file_->next(block_)) return false;
+    if (!format_) {
+      const RawRecord& first = block_.front();
+      format_ = format_of(RecordParser(name_, vocabulary_size_).parse(first));
+      first_place_ = first.row < 0 ? fmt::format("on line {}", first.line) : fmt::format("in row {}", first.row);
     }
-    if (!block_.empty() && !format_) {
-      format_ = format_of(RecordParser(name_, vocabulary_size_).parse(block_.front()));
-      first_line_ = block_.front().line;
-    }
-    return !block_.empty();
+    return true;
   }
 
   void build(std::int64_t begin, std::int64_t end) {
@@ -129,8 +122,8 @@ class Tokenisation {
   Record checked(RecordParser& parser, const RawRecord& raw) const {
     Record record = parser.parse(raw);
     if (const RecordFormat format = format_of(record); format != *format_)
-      fail("{}: this is {} record, the file began with {} record on line {}; a file holds one kind only",
-           location_of(name_, raw), with_article(format), with_article(*format_), first_line_);
+      fail("{}: this is {} record, the file began with {} record {}; a file holds one kind only",
+           location_of(name_, raw), with_article(format), with_article(*format_), first_place_);
     return record;
   }
 
@@ -139,15 +132,14 @@ class Tokenisation {
   }
 
   std::string name_;
-  std::size_t content_size_;
-  RecordReader reader_;
+  std::unique_ptr<RecordBlocks> file_;
   const ExampleBuilder& builder_;
   std::int32_t vocabulary_size_;
   const ChatRenderer* chat_;
   TrainedTurns trained_;
   ThreadPool& pool_;
   std::optional<RecordFormat> format_;
-  std::int64_t first_line_ = 0;
+  std::string first_place_;
   std::vector<RawRecord> block_;
   std::vector<Example> examples_;
   std::vector<std::exception_ptr> errors_;
@@ -219,23 +211,17 @@ std::uint64_t most_tokens(RecordFormat format, std::string_view json, const Text
 
 struct DatasetSource::State {
   State(DatasetOptions o, const TextEncoder& e, ThreadPool& p)
-      : options(std::move(o)),
-        encoder(e),
-        pool(p),
-        builder(encoder, options.example),
-        file(options.file),
-        name(options.file.string()) {}
+      : options(std::move(o)), encoder(e), pool(p), builder(encoder, options.example), file(options.file) {}
 
   Tokenisation tokenisation() const {
-    return {name, file.text(), builder, encoder.vocabulary_size(), chat.get(), trained_turns(options.example), pool};
+    return {file, builder, encoder.vocabulary_size(), chat.get(), trained_turns(options.example), pool};
   }
 
   const DatasetOptions options;
   const TextEncoder& encoder;
   ThreadPool& pool;
   const ExampleBuilder builder;
-  const MappedFile file;
-  const std::string name;
+  const DataFile file;
   RecordFormat format = RecordFormat::text;
   std::unique_ptr<ChatRenderer> chat;  // of a file of conversations
   std::uint64_t key = 0;
@@ -247,13 +233,13 @@ struct DatasetSource::State {
 DatasetSource::DatasetSource(DatasetOptions options, const TextEncoder& encoder, ThreadPool& pool)
     : state_(std::make_unique<State>(std::move(options), encoder, pool)) {
   State& s = *state_;
-  s.file.advise(MappedFile::Advice::sequential);
   // A file that is no data at all is refused by its first record, before all of it is read for its key.
-  RecordReader reader(s.name, s.file.text());
-  if (RawRecord first; reader.next(first))
-    s.format = format_of(RecordParser(s.name, encoder.vocabulary_size()).parse(first));
+  const auto records = s.file.records();
+  if (std::vector<RawRecord> first; records->next(first))
+    s.format = format_of(RecordParser(s.file.name(), encoder.vocabulary_size()).parse(first.front()));
   if (s.format == RecordFormat::chat) s.chat = std::make_unique<ChatRenderer>(encoder.chat_template());
-  s.key = key_of(hash_large(s.file.bytes(), pool), encoder, s.options.example, s.chat.get());
+  const std::uint64_t content = hash_large(s.file.content().bytes(), pool);
+  s.key = key_of(content, encoder, s.options.example, s.chat.get(), s.file.is_table());
   // The stem is for people who look into the directory; cut, since file names end at 255 bytes.
   const std::string cache_name = fmt::format("{}-{:016x}.tokens", s.options.file.stem().string().substr(0, 100), s.key);
 
@@ -270,7 +256,7 @@ DatasetSource::DatasetSource(DatasetOptions options, const TextEncoder& encoder,
 DatasetSource::~DatasetSource() = default;
 DatasetSource::DatasetSource(DatasetSource&&) noexcept = default;
 
-const std::string& DatasetSource::name() const { return state_->name; }
+const std::string& DatasetSource::name() const { return state_->file.name(); }
 bool DatasetSource::makes_cache() const { return !state_->found; }
 const std::filesystem::path& DatasetSource::cache() const { return state_->cache; }
 
@@ -279,9 +265,12 @@ std::uint64_t DatasetSource::most_cache_bytes() {
   if (s.most_bytes) return *s.most_bytes;
   const bool encodes = s.format != RecordFormat::token_ids;
   std::uint64_t tokens = 0, documents = 0;
-  if (!encodes || s.encoder.can_encode()) {
+  if (s.file.is_table()) {  // whose texts only reading it would show
+    documents = s.file.table_rows();
+    tokens = documents * static_cast<std::uint64_t>(s.options.example.max_length);
+  } else if (!encodes || s.encoder.can_encode()) {
     try {
-      RecordReader reader(s.name, s.file.text());
+      RecordReader reader(s.file.name(), s.file.content().text());
       for (RawRecord record; reader.next(record); ++documents)
         tokens += std::min(most_tokens(s.format, record.json, s.encoder),
                            static_cast<std::uint64_t>(s.options.example.max_length));
@@ -322,10 +311,10 @@ TokenDataset DatasetSource::open() {
   TokenCacheWriter writer(s.cache, s.key, error ? s.options.file : data);
   s.tokenisation().run([&](const Example& example) { writer.add(example); });
   const DatasetCounts& counts = writer.counts();
-  if (counts.records == 0) fail("{}: the file holds no records", s.name);
+  if (counts.records == 0) fail("{}: the file holds no records", s.file.name());
   if (counts.documents == 0)
-    fail("{}: none of the {} records has a trained token within max_length = {}; raise it", s.name, counts.records,
-         s.options.example.max_length);
+    fail("{}: none of the {} records has a trained token within max_length = {}; raise it", s.file.name(),
+         counts.records, s.options.example.max_length);
   writer.finish();
   return told(TokenDataset(s.cache, s.key, &s.pool), true);
 }

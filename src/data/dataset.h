@@ -27,9 +27,10 @@ struct DatasetOptions {
 //
 // The cache's name and key come from the file's content (not its name or time), the encoder's fingerprint, vocabulary
 // and end token, max_length, train_on_prompt and kTemplateVersion, for conversations also from the chat template and
-// mask_history. So whatever changes an example makes another cache, while a copied or touched file finds the old one.
-// Reading the content for that costs one pass at memory or disk speed. A damaged cache, or one of another layout, is
-// made again, with a line in the log. Who may not read the data file may not read its cache.
+// mask_history, for a table from the program that reads it. So whatever changes an example makes another cache, while a
+// copied or touched file finds the old one. Reading the content for that costs one pass at memory or disk speed. A
+// damaged cache, or one of another layout, is made again, with a line in the log. Who may not read the data file may
+// not read its cache.
 //
 // Records are parsed and tokenised by `pool` in blocks; the result, and which record is blamed first, do not depend on
 // the number of threads. Memory in use is a block's, plus 16 bytes a document. After 2 seconds a progress line says how

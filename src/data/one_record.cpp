@@ -1,22 +1,26 @@
 #include "data/one_record.h"
 
+#include <iterator>
 #include <span>
+#include <vector>
 
 #include "base/error.h"
-#include "base/file.h"
 #include "data/chat/chat_renderer.h"
+#include "data/data_file.h"
 #include "data/records.h"
 
 namespace so {
 
 OneRecord read_one_record(const std::filesystem::path& file, std::int64_t number, const TextEncoder& encoder,
                           const ExampleOptions& options) {
-  const MappedFile mapped(file);
-  const std::string name = file.string();
-  RecordReader reader(name, mapped.text());
-  RawRecord raw;
-  for (std::int64_t i = 0; i < number; ++i)
-    if (!reader.next(raw)) fail("{}: the file has {} records, and number {} is asked for", name, i, number);
+  const DataFile data(file);
+  const std::string& name = data.name();
+  const auto records = data.records();
+  std::vector<RawRecord> block;
+  std::int64_t before = 0;  // records of earlier blocks
+  while (records->next(block) && before + std::ssize(block) < number) before += std::ssize(block);
+  if (block.empty()) fail("{}: the file has {} records, and number {} is asked for", name, before, number);
+  const RawRecord raw = block[static_cast<std::size_t>(number - before - 1)];
   const Record record = RecordParser(name, encoder.vocabulary_size()).parse(raw);
   OneRecord one{location_of(name, raw), format_of(record), {}};
   const ExampleBuilder builder(encoder, options);

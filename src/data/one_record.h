@@ -11,7 +11,7 @@
 namespace so {
 
 struct OneRecord {
-  std::string location;  // FILE:LINE
+  std::string location;  // FILE:LINE, or FILE: row N
   RecordFormat format;
   Example example;
 };

@@ -230,7 +230,7 @@ Record RecordParser::parse(const RawRecord& raw) {
   s.refuse(raw,
            "the record has none of the keys \"messages\", \"conversations\", \"instruction\" (with \"output\"), "
            "\"prompt\" (with \"completion\"), \"text\" and \"input_ids\"{}",
-           conversion_hint(object, s.file_name, raw.element >= 0));
+           raw.row < 0 ? conversion_hint(object, s.file_name, raw.element >= 0) : "");
 }
 
 }  // namespace so

@@ -18,6 +18,7 @@ std::string_view trim(std::string_view text) {
 }  // namespace
 
 std::string location_of(std::string_view file_name, const RawRecord& record) {
+  if (record.row >= 0) return fmt::format("{}: row {}", file_name, record.row);
   if (record.element < 0) return fmt::format("{}:{}", file_name, record.line);
   return fmt::format("{}:{} (element {})", file_name, record.line, record.element);
 }
@@ -58,7 +59,7 @@ bool RecordReader::next_line(RawRecord& record) {
     // The search ends where a record would be too long, so that a file of terabytes without a line end is refused soon.
     const std::size_t length =
         std::min(content_.substr(offset_, kMaxRecordBytes + 1).find('\n'), content_.size() - offset_);
-    record = {{}, line_, -1};
+    record = {{}, line_};
     require_not_longer(length, record);
     const std::size_t end = offset_ + length;
     const std::string_view line = content_.substr(offset_, length);

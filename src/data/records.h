@@ -55,9 +55,10 @@ struct RawRecord {
   std::string_view json;
   std::int64_t line = 0;      // where it begins, from 1
   std::int64_t element = -1;  // its index in the array, from 0; -1 in JSONL
+  std::int64_t row = -1;      // its index in a table, from 0; -1 in JSON, which alone has lines and elements
 };
 
-// "FILE:LINE", for an array "FILE:LINE (element 3)".
+// "FILE:LINE", for an array "FILE:LINE (element 3)", for a table "FILE: row 3".
 std::string location_of(std::string_view file_name, const RawRecord& record);
 
 // Cuts a file's content into records without parsing them: one pass, memory independent of the file's size. Accepts a

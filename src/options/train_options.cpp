@@ -19,9 +19,10 @@ void add_model_and_data(OptionTable<O>& t) {
       .required()
       .elsewhere("model_name")
       .elsewhere("model_name_or_path");
-  t.add("data", &O::data,
-        "Training records: a file, a directory of .json and .jsonl files, a pattern (\"data/*.jsonl\"), or several of "
-        "these with commas between")
+  t.add(
+       "data", &O::data,
+       "Training records: a file (JSON, JSONL, Parquet, Arrow), a directory of such files or that datasets has saved, a "
+       "pattern (\"data/*.jsonl\"), or several of these with commas between")
       .metavar("FILE")
       .required()
       .elsewhere("train_file")

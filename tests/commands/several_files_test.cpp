@@ -4,7 +4,9 @@
 #include <sstream>
 
 #include "support/files.h"
+#include "support/paths.h"
 #include "support/process.h"
+#include "support/python.h"
 #include "support/refusal.h"
 #include "support/training_run.h"
 
@@ -73,6 +75,25 @@ TEST_F(SeveralFiles, TrainAsOneFileWithAllTheirRecords) {
     return e.out;
   };
   EXPECT_EQ(loss((temporary_ / "parts").string()), loss(whole_.string()));
+}
+
+// A table is a file like another: beside JSONL, with weights, a split and a resumption.
+TEST_F(SeveralFiles, MayBeTables) {
+  if (!find_pyarrow()) GTEST_SKIP() << kNoPyarrow;
+  const fs::path tables = fs::path(fixtures()) / "data" / "tables";
+  const auto data = [&](const char* name) { return (tables / name).string() + "," + part(0).string(); };
+  const auto of = [&](const std::string& output, const char* tokens) {
+    TrainCommand c = command(output, data(tokens));
+    return c.set("data_weights", "2.5,1").set("validation_split", "0.1").set("eval_steps", "3");
+  };
+  finish(of("lines", "tokens.jsonl"));
+  finish(of("table", "tokens.parquet"));
+  EXPECT_TRUE(weights("table") == weights("lines"));
+  EXPECT_EQ(losses("table", "eval_loss"), losses("lines", "eval_loss"));
+
+  fs::remove_all(temporary_ / "table" / "checkpoint-6");
+  finish(of("table", "tokens.parquet").flag("resume"));
+  EXPECT_TRUE(weights("table") == weights("lines"));
 }
 
 TEST_F(SeveralFiles, ResumeOnTheSameFilesOnly) {

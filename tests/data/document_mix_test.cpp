@@ -145,7 +145,7 @@ class DataFiles : public ::testing::Test {
   std::string at(const std::string& name) const { return (directory_.path / name).string(); }
   std::string names(const std::string& text) const {
     std::string all;
-    for (const DataPart& part : data_files(text, "--data")) {
+    for (const DataPart& part : data_files(text, "--data", DataUse::training)) {
       for (const fs::path& file : part) all += fs::relative(file, directory_.path).string() + " ";
       all += "| ";
     }
@@ -163,16 +163,16 @@ TEST_F(DataFiles, AreFilesDirectoriesAndPatterns) {
   EXPECT_EQ(names(at("*.jsonl")), "a,b.jsonl a.jsonl b.jsonl | ");
   EXPECT_EQ(names(at("a,b.jsonl")), "a,b.jsonl | ") << "a comma in the name of a file that is there";
   EXPECT_EQ(names(at("missing.jsonl")), "missing.jsonl | ") << "who opens it says so";
-  EXPECT_EQ(all_files(data_files(at("set") + "," + at("a.jsonl"), "--data")).size(), 3u);
+  EXPECT_EQ(all_files(data_files(at("set") + "," + at("a.jsonl"), "--data", DataUse::training)).size(), 3u);
 }
 
 TEST_F(DataFiles, ThatAreNoneOrTwiceAreRefused) {
   const auto refused = [&](const std::string& text, const std::string& why) {
-    const std::string error = error_of([&] { data_files(text, "--data"); });
+    const std::string error = error_of([&] { data_files(text, "--data", DataUse::training); });
     EXPECT_NE(error.find("--data"), std::string::npos) << text << ": " << error;
     EXPECT_NE(error.find(why), std::string::npos) << text << ": " << error;
   };
-  refused(at("empty"), "no .json or .jsonl file");
+  refused(at("empty"), "no .json, .jsonl, .parquet or .arrow file");
   refused(at("*.parquet"), "no file has such a name");
   refused(at("a.jsonl") + ",," + at("b.jsonl"), "missing beside a comma");
   refused(at("a.jsonl") + ",", "missing beside a comma");

@@ -1,0 +1,83 @@
+#include "data/data_file.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "base/file_system.h"
+#include "data/tables/table_reader.h"
+
+namespace so {
+namespace {
+
+constexpr std::size_t kBlockRecords = 4096;
+constexpr std::size_t kBlockBytes = std::size_t{16} << 20;
+
+class JsonBlocks : public RecordBlocks {
+ public:
+  JsonBlocks(const std::string& name, std::string_view content) : size_(content.size()), reader_(name, content) {}
+
+  bool next(std::vector<RawRecord>& block) override {
+    block.clear();
+    const std::size_t most = std::exchange(begun_, true) ? kBlockRecords : 1;
+    std::size_t bytes = 0;
+    for (RawRecord record; block.size() < most && bytes < kBlockBytes && reader_.next(record);) {
+      block.push_back(record);
+      bytes += record.json.size();
+    }
+    return !block.empty();
+  }
+
+  double done() const override {
+    return size_ == 0 ? 1 : static_cast<double>(reader_.offset()) / static_cast<double>(size_);
+  }
+
+ private:
+  std::size_t size_;
+  RecordReader reader_;
+  bool begun_ = false;
+};
+
+class TableBlocks : public RecordBlocks {
+ public:
+  explicit TableBlocks(std::unique_ptr<TableReader> reader) : reader_(std::move(reader)) {}
+
+  bool next(std::vector<RawRecord>& block) override {
+    return reader_->next(block, std::exchange(begun_, true) ? kBlockRecords : 1, kBlockBytes);
+  }
+  double done() const override { return reader_->done(); }
+
+ private:
+  std::unique_ptr<TableReader> reader_;
+  bool begun_ = false;
+};
+
+// By its first bytes; a file that is called a table and begins otherwise is refused as one.
+bool holds_table(const std::filesystem::path& path, std::string_view content) {
+  constexpr std::array<std::string_view, 4> beginnings = {"PAR1", "PARE", "ARROW1", "\xff\xff\xff\xff"};
+  return is_table_name(path) || std::any_of(beginnings.begin(), beginnings.end(),
+                                            [&](std::string_view begin) { return content.starts_with(begin); });
+}
+
+}  // namespace
+
+DataFile::DataFile(const std::filesystem::path& path)
+    : path_(path),
+      name_(path.string()),
+      file_(path),
+      programs_(holds_table(path, file_.text()) ? TablePrograms::shared() : nullptr) {
+  if (is_table()) refuse_lfs_pointer(path);
+  file_.advise(MappedFile::Advice::sequential);
+}
+
+DataFile::~DataFile() = default;
+
+std::unique_ptr<RecordBlocks> DataFile::records() const {
+  if (!is_table()) return std::make_unique<JsonBlocks>(name_, file_.text());
+  return std::make_unique<TableBlocks>(std::make_unique<TableReader>(path_, programs_));
+}
+
+std::uint64_t DataFile::table_rows() const { return TableReader(path_, programs_).rows(); }
+
+}  // namespace so
