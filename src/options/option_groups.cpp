@@ -127,13 +127,13 @@ OptionTable<RecordOptions> make_records() {
       .default_from(ours)
       .affects_results()
       .elsewhere("train_on_inputs")
-      .elsewhere("train_on_input");
+      .elsewhere("train_on_input")
+      .elsewhere("assistant_only_loss");
   t.add("mask_history", &O::mask_history,
         "Count only the assistant's last turn of a conversation in the loss, not each of its turns")
       .default_from(ours)
       .affects_results()
-      .elsewhere("train_on_last_turn")
-      .elsewhere("assistant_only_loss");
+      .elsewhere("train_on_last_turn");
   t.take(text_rows());
   t.add("cache_dir", &O::cache_dir, "Where tokenised data is kept")
       .metavar("DIR")
@@ -164,6 +164,8 @@ OptionTable<RowOptions> make_rows() {
       .affects_results()
       .elsewhere("max_seq_length")
       .elsewhere("model_max_length")
+      .elsewhere("sequence_len")
+      .elsewhere("cutoff_len")
       .elsewhere("block_size");
   return t;
 }

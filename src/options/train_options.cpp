@@ -18,7 +18,8 @@ void add_model_and_data(OptionTable<O>& t) {
       .metavar("DIR")
       .required()
       .elsewhere("model_name")
-      .elsewhere("model_name_or_path");
+      .elsewhere("model_name_or_path")
+      .elsewhere("base_model");
   t.add(
        "data", &O::data,
        "Training records: a file (JSON, JSONL, Parquet, Arrow), a directory of such files or that datasets has saved, a "
@@ -27,6 +28,7 @@ void add_model_and_data(OptionTable<O>& t) {
       .required()
       .elsewhere("train_file")
       .elsewhere("dataset")
+      .elsewhere("datasets")
       .elsewhere("dataset_name");
   t.add("data_weights", &O::data_weights,
         "How often an epoch has the records of each part of data: \"2,0.5\" has those of the first twice, and half of "
@@ -41,6 +43,8 @@ void add_model_and_data(OptionTable<O>& t) {
       .metavar("FILE")
       .default_from(ours)
       .elsewhere("validation_file")
+      .elsewhere("eval_dataset")
+      .elsewhere("test_datasets")
       .elsewhere("eval_file");
   t.add("validation_split", &O::validation_split,
         "Hold out records of data, drawn by seed, and report their loss, in place of eval_data: below 1 a share of "
@@ -65,7 +69,9 @@ void add_model_and_data(OptionTable<O>& t) {
       .default_from(ours);
   t.add("packing", &O::packing, "Fill each row with several records up to max_length; attention stays within a record")
       .default_from(ours)
-      .affects_results();
+      .affects_results()
+      .elsewhere("sample_packing")
+      .elsewhere("neat_packing");
   t.add("shuffle", &O::shuffle, "New random order of the records every epoch").default_from(script).affects_results();
   t.take(record_rows());
 }
@@ -78,7 +84,8 @@ void add_length(OptionTable<O>& t) {
       .at_most(1e6)
       .default_from(script)
       .affects_results()
-      .elsewhere("epochs");
+      .elsewhere("epochs")
+      .elsewhere("num_epochs");
   t.add("max_steps", &O::max_steps, "Optimizer steps of the whole run, instead of num_train_epochs")
       .at_least(1)
       .or_else(std::int64_t{-1}, "num_train_epochs decides")
@@ -147,7 +154,8 @@ void add_saving(OptionTable<O>& t) {
   t.group("Saving and resuming");
   t.add("save_strategy", &O::save_strategy,
         "When checkpoints are saved, beside the one at the end: every save_steps, after each epoch, or never")
-      .default_from(trainer);
+      .default_from(trainer)
+      .elsewhere("saves_per_epoch");
   t.add("save_steps", &O::save_steps, "Checkpoint every so many optimizer steps, and at the end")
       .unit("steps")
       .at_least(1)
@@ -182,7 +190,8 @@ void add_logging(OptionTable<O>& t) {
         "When eval_data is evaluated, beside before the first step and at the end: every eval_steps, after each epoch, "
         "or never")
       .default_from(ours)
-      .elsewhere("evaluation_strategy");
+      .elsewhere("evaluation_strategy")
+      .elsewhere("evals_per_epoch");
   t.add("eval_steps", &O::eval_steps, "Evaluate on eval_data every so many optimizer steps, and at the end")
       .unit("steps")
       .at_least(1)
