@@ -54,6 +54,23 @@ void expect_same_heads(const char* op, const char* name_a, const Heads& a, const
            a.heads, a.head_dim, name_b, b.heads, b.head_dim);
 }
 
+void expect_projection_norm(const char* op, const Heads& out, const Heads& in, const HeadNorm& norm) {
+  expect_compute_dtype(op, "in", in.rows.dtype());
+  expect_same_heads(op, "in", in, "out", out);
+  expect_tensor(op, "norm.weight", norm.weight, in.rows.dtype(), {in.heads * in.head_dim});
+  expect_tensor(op, "norm.inv_rms", norm.inv_rms, DType::f32, {in.rows.dim(0)});
+  SO_CHECK(in.rows.data() != out.rows.data() || in.offset != out.offset,
+           "{}: the input must not be overwritten: the backward pass reads it", op);
+}
+
+void expect_add_scaled(const Tensor& out, const Tensor& x, const Tensor& delta) {
+  const char* op = "add_scaled";
+  expect_compute_dtype(op, "out", out.dtype());
+  SO_CHECK(out.rank() == 2, "{}: out is {}", op, shape_string(out.shape()));
+  expect_tensor(op, "delta", delta, out.dtype(), {out.dim(0), out.dim(1)});
+  if (x) expect_tensor(op, "x", x, out.dtype(), {out.dim(0), out.dim(1)});
+}
+
 void expect_linear_cross_entropy(const Ops::LinearCrossEntropy& a, DType logits) {
   SO_CHECK(a.hidden.rank() == 2 && a.weight.rank() == 2 && a.hidden.dim(1) == a.weight.dim(1),
            "linear_cross_entropy: hidden {}, weight {}", shape_string(a.hidden.shape()),

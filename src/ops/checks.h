@@ -30,6 +30,12 @@ void expect_same_heads(const char* op, const char* name_a, const Heads& a, const
 void expect_rotation(const char* op, const Heads& heads, const Tensor& positions, const Tensor& table,
                      const HeadNorm& norm);
 
+// Checks what Ops states of a whole projection's norm.
+void expect_projection_norm(const char* op, const Heads& out, const Heads& in, const HeadNorm& norm);
+
+// Checks what Ops states of add_scaled().
+void expect_add_scaled(const Tensor& out, const Tensor& x, const Tensor& delta);
+
 // Checks what Ops states of the arguments, for a backend that keeps its logits in `logits`.
 void expect_linear_cross_entropy(const Ops::LinearCrossEntropy& args, DType logits);
 

@@ -31,7 +31,29 @@ struct Heads {
 struct HeadNorm {
   Tensor weight;  // T [head_dim]
   float epsilon = 0;
-  Tensor inv_rms;  // f32 [N, heads], written forward, read backward
+  Tensor inv_rms;           // f32 [N, heads], written forward, read backward
+  float weight_offset = 0;  // as in NormTerms
+};
+
+// The numbers of an RMS norm. A lone epsilon converts, since that is all that most models need.
+struct NormTerms {
+  NormTerms(float epsilon_, float weight_offset_ = 0, float delta_scale_ = 1)
+      : epsilon(epsilon_), weight_offset(weight_offset_), delta_scale(delta_scale_) {}
+  float epsilon;
+  float weight_offset;  // added to the stored weight: 1 in Gemma, whose weights are stored around 0
+  float delta_scale;    // multiplies what is added to the residual stream [Granite]
+};
+
+// Which dimensions of a head turn together, of the R that turn.
+enum class RotaryPairs : std::uint8_t {
+  halves,      // d and d + R/2
+  neighbours,  // 2d and 2d + 1
+};
+
+// The activation of the gate in a gated MLP [Shazeer 2020].
+enum class GateActivation : std::uint8_t {
+  silu,       // x sigmoid(x): SwiGLU
+  gelu_tanh,  // x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2: GEGLU [Hendrycks & Gimpel 2016]
 };
 
 // Which rows attend to which. Document i has query rows [cu_q[i], cu_q[i+1]) and key rows [cu_k[i], cu_k[i+1]); its
@@ -109,11 +131,11 @@ class Ops {
   // dbias = column sums of dy (+ dbias).  dbias f32 or T [O].
   virtual void linear_grad_bias(Stream&, Tensor dbias, Tensor dy, Accumulate) = 0;
 
-  // sum = x + delta; out = sum * inv_rms * weight; inv_rms = 1 / sqrt(mean(sum^2) + epsilon).
-  // x, delta, sum, out T [N, H]; weight T [H]; inv_rms f32 [N]. With an empty delta sum is empty too: the norm is of x.
-  // sum may be x or delta. [RMSNorm, Zhang & Sennrich 2019]
+  // sum = x + delta_scale * delta; out = sum * inv_rms * (weight_offset + weight); inv_rms = 1 / sqrt(mean(sum^2) +
+  // epsilon).  x, delta, sum, out T [N, H]; weight T [H]; inv_rms f32 [N]. With an empty delta sum is empty too: the
+  // norm is of x. sum may be x or delta. [RMSNorm, Zhang & Sennrich 2019]
   virtual void add_rms_norm(Stream&, Tensor out, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta, Tensor weight,
-                            float epsilon) = 0;
+                            NormTerms) = 0;
   // dx = gradient through the norm (+ residual).
   struct RmsNormGrad {
     Tensor dx;          // T [N, H]; may be residual or dout
@@ -124,14 +146,29 @@ class Ops {
     Tensor inv_rms;     // f32 [N]
     Tensor weight;      // T [H]
     Accumulate dweight_mode = Accumulate::overwrite;
+    float weight_offset = 0;
   };
   virtual void rms_norm_grad(Stream&, const RmsNormGrad&) = 0;
+  // The norm of a whole projection inside wider rows: all heads of a row are normalised as one [OLMo 2]. norm.weight T
+  // [heads * head_dim], norm.inv_rms f32 [N]. out must not be in: the backward pass reads it.
+  virtual void projection_norm(Stream&, Heads out, Heads in, HeadNorm norm) = 0;
+  struct ProjectionNormGrad {
+    Heads din, dout;  // din may be dout
+    Heads in;         // the forward input
+    HeadNorm norm;
+    Tensor dweight;  // f32 or T [heads * head_dim]
+    Accumulate dweight_mode = Accumulate::overwrite;
+  };
+  virtual void projection_norm_grad(Stream&, const ProjectionNormGrad&) = 0;
+  // out = x + scale * delta; with an empty x, scale * delta. All T of one shape; out may be x or delta.
+  virtual void add_scaled(Stream&, Tensor out, Tensor x, Tensor delta, float scale) = 0;
 
-  // out = rotate(norm(in)). The pair (d, d + R/2), d < R/2, of every head turns by the angle of its position;
-  // dimensions from R on pass through. table f32 [positions, 2, R/2]: cosines, then sines (already scaled); positions
-  // i32 [N]. out may be in (the same rows and offset) when there is no norm. [RoPE, Su et al. 2021, in the half-split
-  // layout]
-  virtual void rotary(Stream&, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm) = 0;
+  // out = rotate(norm(in)). Each pair of the first R dimensions of every head (RotaryPairs; pair d < R/2) turns by the
+  // angle of its position; dimensions from R on pass through. table f32 [positions, 2, R/2]: cosines, then sines
+  // (already scaled); positions i32 [N]. out may be in (the same rows and offset) when there is no norm. [RoPE, Su et
+  // al. 2021]
+  virtual void rotary(Stream&, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm,
+                      RotaryPairs pairs = RotaryPairs::halves) = 0;
   struct RotaryGrad {
     Heads din, dout;   // din may be dout
     Heads in{};        // the forward input, read only with a norm
@@ -140,6 +177,7 @@ class Ops {
     HeadNorm norm{};
     Tensor dweight{};  // f32 or T [head_dim], empty without a norm
     Accumulate dweight_mode = Accumulate::overwrite;
+    RotaryPairs pairs = RotaryPairs::halves;
   };
   virtual void rotary_grad(Stream&, const RotaryGrad&) = 0;
   // out = in, for laying rows into a KV cache.
@@ -166,11 +204,12 @@ class Ops {
   };
   virtual void attention_grad(Stream&, const AttentionGrad&) = 0;
 
-  // out = silu(gate) * up, gate = gate_up[:, :F], up = gate_up[:, F:].  out T [N, F], gate_up T [N, 2F].
-  virtual void swiglu(Stream&, Tensor out, Tensor gate_up) = 0;
+  // out = act(gate) * up, gate = gate_up[:, :F], up = gate_up[:, F:].  out T [N, F], gate_up T [N, 2F].
+  virtual void swiglu(Stream&, Tensor out, Tensor gate_up, GateActivation = GateActivation::silu) = 0;
   // dgate_up may be gate_up. `activated`, T [N, F] or empty, receives the forward result again: backward needs it for
   // the next weight's gradient, and making it here costs one write instead of having kept it. It may be dout.
-  virtual void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated) = 0;
+  virtual void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated,
+                           GateActivation = GateActivation::silu) = 0;
 
   // ---- Mixture of experts ----
   // Routing by the K largest of each token's logits, f32 [N, E]. A pair's weight is its expert's share of the softmax

@@ -280,6 +280,146 @@ TEST(RmsNorm, ANaNStaysInItsRow) {
   for (std::size_t i = 0; i < y.size(); ++i) EXPECT_EQ(std::isnan(y[i]), i / 40 == 1) << i;
 }
 
+// With terms, the norm is that with the offset added to the weight, of the sum with the scaled addend: the same numbers
+// written in another way, which are exact where offset and scale are powers of two and the weight has few digits.
+TEST(RmsNorm, TermsAreThoseOfTheFormula) {
+  Rig rig;
+  Stream& s = rig.stream();
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const std::int64_t width : {33, 256}) {
+      const std::int64_t n = 70;
+      Values stored = random_values(static_cast<std::size_t>(width), 3), plain = stored;
+      for (std::size_t i = 0; i < stored.size(); ++i) {
+        stored[i] = std::round(stored[i] * 16) / 32;  // with the offset 6 bits: exact in bf16
+        plain[i] = stored[i] + 1;
+      }
+      const TestTensor x = random_tensor(s, dtype, {n, width}, 1), delta = random_tensor(s, dtype, {n, width}, 2);
+      Values quarter = delta.values(s);
+      for (double& d : quarter) d *= 0.25;
+      const TestTensor scaled(s, dtype, {n, width}, quarter), offset_weight(s, dtype, {width}, stored),
+          weight(s, dtype, {width}, plain);
+      std::vector<std::vector<std::byte>> results;
+      for (const bool terms : {false, true}) {
+        const TestTensor out(s, dtype, {n, width}), sum(s, dtype, {n, width}), inv_rms(s, DType::f32, {n});
+        const TestTensor dx(s, dtype, {n, width}), dweight(s, DType::f32, {width});
+        const float offset = terms ? 1.0f : 0.0f;
+        const Tensor w = terms ? offset_weight : weight;
+        rig.ops().add_rms_norm(s, out, sum, inv_rms, x, terms ? delta : scaled, w, {1e-6f, offset, terms ? 0.25f : 1});
+        rig.ops().rms_norm_grad(s, {.dx = dx,
+                                    .dweight = dweight,
+                                    .dout = delta,
+                                    .residual = x,
+                                    .x = sum,
+                                    .inv_rms = inv_rms,
+                                    .weight = w,
+                                    .weight_offset = offset});
+        for (const TestTensor* t : {&out, &sum, &inv_rms, &dx, &dweight}) results.push_back(t->bytes(s));
+      }
+      for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(results[i + 5], results[i]) << i << ' ' << name_of(dtype);
+    }
+}
+
+// A projection inside wider rows is normed as the same rows would be by themselves, and nothing beside it is written.
+TEST(ProjectionNorm, IsTheNormOfTheRowsByThemselves) {
+  Rig rig;
+  Stream& s = rig.stream();
+  struct Shape {
+    std::int64_t heads, head_dim, before, after;
+  };
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const auto& [heads, head_dim, before, after] : {Shape{3, 11, 5, 2}, Shape{4, 16, 64, 32}, Shape{1, 8, 0, 8}}) {
+      const std::int64_t n = 130, width = heads * head_dim, pitch = before + width + after;
+      const auto column = [&, before = before](const Values& rows, std::int64_t of) {
+        Values inside;
+        for (std::int64_t row = 0; row < n; ++row)
+          inside.insert(inside.end(), rows.begin() + row * of + before, rows.begin() + row * of + before + width);
+        return inside;
+      };
+      const TestTensor in = random_tensor(s, dtype, {n, pitch}, 1), dout = random_tensor(s, dtype, {n, pitch}, 2);
+      const TestTensor weight = random_tensor(s, dtype, {width}, 3, 2.0);
+      const TestTensor out = random_tensor(s, dtype, {n, pitch}, 4), din = random_tensor(s, dtype, {n, pitch}, 5);
+      const TestTensor inv_rms(s, DType::f32, {n}), dweight(s, DType::f32, {width});
+      Values out_expected = out.values(s), din_expected = din.values(s);
+      const auto part = [&, heads = heads, head_dim = head_dim, before = before](Tensor rows) {
+        return Heads{rows, before, heads, head_dim};
+      };
+      const HeadNorm norm{weight, 1e-5f, inv_rms, 0.5f};
+      rig.ops().projection_norm(s, part(out), part(in), norm);
+      rig.ops().projection_norm_grad(
+          s, {.din = part(din), .dout = part(dout), .in = part(in), .norm = norm, .dweight = dweight});
+
+      const TestTensor x(s, dtype, {n, width}, column(in.values(s), pitch)),
+          dy(s, dtype, {n, width}, column(dout.values(s), pitch));
+      const TestTensor y(s, dtype, {n, width}), dx(s, dtype, {n, width}), r(s, DType::f32, {n}),
+          dw(s, DType::f32, {width});
+      rig.ops().add_rms_norm(s, y, Tensor(), r, x, Tensor(), weight, {1e-5f, 0.5f});
+      rig.ops().rms_norm_grad(
+          s, {.dx = dx, .dweight = dw, .dout = dy, .x = x, .inv_rms = r, .weight = weight, .weight_offset = 0.5f});
+      const Values inside = y.values(s), gradient = dx.values(s);
+      for (std::int64_t row = 0; row < n; ++row)
+        for (std::int64_t i = 0; i < width; ++i) {
+          out_expected[static_cast<std::size_t>(row * pitch + before + i)] =
+              inside[static_cast<std::size_t>(row * width + i)];
+          din_expected[static_cast<std::size_t>(row * pitch + before + i)] =
+              gradient[static_cast<std::size_t>(row * width + i)];
+        }
+      // Rows that are not aligned take other kernels of a GPU, which add in another order: a few roundings.
+      const double close = sum_error(width) + unit_roundoff(dtype);
+      expect_close(out.values(s), out_expected, close, 0, "out");
+      expect_close(inv_rms.values(s), r.values(s), sum_error(width), 0, "inv_rms");
+      const double largest = 8;  // of the gradients, which are sums of terms of order 1
+      expect_close(din.values(s), din_expected, close, close * largest, "din");
+      expect_close(dweight.values(s), dw.values(s), 0, sum_error(width) * largest * static_cast<double>(n), "dweight");
+    }
+}
+
+TEST(ProjectionNorm, TheGradientMayLieOnItsInput) {
+  Rig rig;
+  Stream& s = rig.stream();
+  const std::int64_t n = 70, width = 24;
+  const TestTensor in = random_tensor(s, DType::f32, {n, width}, 1), dout = random_tensor(s, DType::f32, {n, width}, 2);
+  const TestTensor weight = random_tensor(s, DType::f32, {12}, 3), inv_rms(s, DType::f32, {n}, Values(n, 0.5));
+  const TestTensor din = random_tensor(s, DType::f32, {n, width}, 2), dw(s, DType::f32, {12}),
+                   same(s, DType::f32, {12});
+  const auto part = [](Tensor rows) { return Heads{rows, 6, 2, 6}; };
+  const HeadNorm norm{weight, 0, inv_rms};
+  rig.ops().projection_norm_grad(s,
+                                 {.din = part(din), .dout = part(dout), .in = part(in), .norm = norm, .dweight = dw});
+  rig.ops().projection_norm_grad(
+      s, {.din = part(dout), .dout = part(dout), .in = part(in), .norm = norm, .dweight = same});
+  EXPECT_EQ(dout.bytes(s), din.bytes(s));
+  EXPECT_EQ(same.bytes(s), dw.bytes(s));
+  EXPECT_THROW(rig.ops().projection_norm(s, part(in), part(in), norm), Bug);
+  EXPECT_THROW(rig.ops().projection_norm(s, {dout, 6, 3, 6}, {in, 6, 3, 6}, norm), Bug);  // a weight of 2 heads
+}
+
+TEST(AddScaled, AgreesWithDoublePrecisionWhereverItIsWritten) {
+  Rig rig;
+  Stream& s = rig.stream();
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const std::int64_t width : {1, 37, 512})
+      for (const bool sum : {false, true})
+        for (const int alias : {0, 1, 2}) {
+          if (alias == 1 && !sum) continue;
+          const TestTensor x = random_tensor(s, dtype, {33, width}, 1), delta = random_tensor(s, dtype, {33, width}, 2);
+          const TestTensor own(s, dtype, {33, width});
+          Values expected = delta.values(s), allowed;
+          const Values xs = x.values(s);
+          for (std::size_t i = 0; i < expected.size(); ++i) {
+            const double scaled = static_cast<double>(0.3f) * expected[i];
+            expected[i] = scaled + (sum ? xs[i] : 0);
+            allowed.push_back(2 * kU * (std::abs(scaled) + std::abs(xs[i])) +
+                              unit_roundoff(dtype) * std::abs(expected[i]));
+          }
+          const TestTensor& out = alias == 0 ? own : alias == 1 ? x : delta;
+          rig.ops().add_scaled(s, out, sum ? x : Tensor(), delta, 0.3f);
+          expect_within(out.values(s), expected, allowed, "add_scaled");
+        }
+  const TestTensor a(s, DType::f32, {2, 3}), b(s, DType::f32, {3, 2});
+  EXPECT_THROW(rig.ops().add_scaled(s, a, Tensor(), b, 1), Bug);
+  EXPECT_THROW(rig.ops().add_scaled(s, a, b, a, 1), Bug);
+}
+
 TEST(RmsNorm, RefusesWrongArguments) {
   Rig rig;
   Stream& s = rig.stream();

@@ -215,6 +215,85 @@ TEST(RotaryGrad, AgreesWithDoublePrecision) {
   });
 }
 
+// Pairs of neighbours are halves with the dimensions in another order: 0, 2, 4, ... and then 1, 3, 5, ...
+TEST(Rotary, NeighboursAreHalvesInAnotherOrder) {
+  Rig rig;
+  Stream& s = rig.stream();
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const Case& c : {Case{1, 1, 2, 2, 0, 0}, Case{70, 2, 64, 32, 4, 0}, Case{33, 3, 34, 34, 5, 3}})
+      for (const bool norm : {false, true}) {
+        const Data data(s, c, dtype, norm);
+        const auto ordered = [&](const Values& rows, bool back) {
+          Values to = rows;
+          for (std::int64_t n = 0; n < c.n; ++n)
+            for (std::int64_t h = 0; h < c.heads; ++h) {
+              const Values from = head_of(data, rows, n, h);
+              Values head = from;
+              for (std::size_t i = 0; i < static_cast<std::size_t>(data.half); ++i)
+                for (const std::size_t k : {std::size_t{0}, std::size_t{1}}) {
+                  const std::size_t pair = 2 * i + k, part = i + k * static_cast<std::size_t>(data.half);
+                  back ? head[pair] = from[part] : head[part] = from[pair];
+                }
+              put_head(data, to, n, h, head);
+            }
+          return to;
+        };
+        const auto tensor = [&](const Values& values) { return TestTensor(s, dtype, {c.n, data.width()}, values); };
+        Values weight(norm ? static_cast<std::size_t>(c.head_dim) : 0, 0.5);  // one for all: the order does not matter
+        const TestTensor same = norm ? TestTensor(s, dtype, {c.head_dim}, weight) : TestTensor();
+        const HeadNorm one{same, 1e-5f, data.inv_rms, norm ? 0.25f : 0.0f};
+        const TestTensor in = tensor(ordered(data.in.values(s), false)),
+                         dout = tensor(ordered(data.dout.values(s), false));
+        const TestTensor halves(s, dtype, {c.n, data.width()}, Values(in.values(s))),
+            neighbours = tensor(data.in.values(s));
+        const TestTensor dhalves = tensor(in.values(s)), dneighbours = tensor(data.in.values(s));
+        const TestTensor dweight = norm ? TestTensor(s, DType::f32, {c.head_dim}) : TestTensor(),
+                         ignored = norm ? TestTensor(s, DType::f32, {c.head_dim}) : TestTensor();
+        rig.ops().rotary(s, data.heads(halves), data.heads(in), data.positions, data.table, one);
+        Ops::RotaryGrad grad{.din = data.heads(dhalves),
+                             .dout = data.heads(dout),
+                             .in = data.heads(in),
+                             .positions = data.positions,
+                             .table = data.table,
+                             .norm = one,
+                             .dweight = ignored};
+        rig.ops().rotary_grad(s, grad);
+        rig.ops().rotary(s, data.heads(neighbours), data.heads(data.in), data.positions, data.table, one,
+                         RotaryPairs::neighbours);
+        grad.din = data.heads(dneighbours), grad.dout = data.heads(data.dout), grad.in = data.heads(data.in);
+        grad.dweight = dweight, grad.pairs = RotaryPairs::neighbours;
+        rig.ops().rotary_grad(s, grad);
+        // The sums of a norm meet their terms in another order.
+        const double close = norm ? sum_error(data) + unit_roundoff(dtype) : 4 * kU + unit_roundoff(dtype);
+        expect_close(neighbours.values(s), ordered(halves.values(s), true), close, close * 4, data.name());
+        expect_close(dneighbours.values(s), ordered(dhalves.values(s), true), close, close * 4, data.name() + ", din");
+        if (norm) {
+          Values expected = ignored.values(s);
+          const Values plain = expected;
+          for (std::size_t i = 0; i < static_cast<std::size_t>(data.half); ++i) {
+            expected[2 * i] = plain[i];
+            expected[2 * i + 1] = plain[i + static_cast<std::size_t>(data.half)];
+          }
+          expect_close(dweight.values(s), expected, 0, 1e-5 * static_cast<double>(c.n * c.heads), "dweight");
+        }
+        if (dtype == DType::f32 && !norm) {  // back again: the inverse of the scaled rotation
+          rig.ops().rotary_grad(s, {.din = data.heads(neighbours),
+                                    .dout = data.heads(neighbours),
+                                    .positions = data.positions,
+                                    .table = data.table,
+                                    .pairs = RotaryPairs::neighbours});
+          Values twice = data.in.values(s);
+          for (std::int64_t n = 0; n < c.n; ++n)
+            for (std::int64_t h = 0; h < c.heads; ++h) {
+              Values head = head_of(data, twice, n, h);
+              for (std::size_t i = 0; i < 2 * static_cast<std::size_t>(data.half); ++i) head[i] *= 1.25 * 1.25;
+              put_head(data, twice, n, h, head);
+            }
+          expect_close(neighbours.values(s), twice, 1e-6, 4e-6, data.name() + ", there and back");
+        }
+      }
+}
+
 // The gradient of loss = sum(dout * out) against differences of the forward pass in double.
 TEST(RotaryGrad, AgreesWithFiniteDifferences) {
   Rig rig;

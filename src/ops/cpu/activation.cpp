@@ -1,5 +1,6 @@
-// SwiGLU [Shazeer 2020] and its gradient.
+// Gated activations [Shazeer 2020] and their gradients: SwiGLU and GEGLU.
 #include <cstdint>
+#include <type_traits>
 
 #include "ops/checks.h"
 #include "ops/cpu/cpu_ops.h"
@@ -15,7 +16,26 @@ HWY_BEFORE_NAMESPACE();
 namespace so::rows {
 namespace HWY_NAMESPACE {
 
-template <class T>
+// Both activations are x sigmoid(z): z is x for SiLU, and 2 sqrt(2/pi) (x + 0.044715 x^3) for GELU by tanh, since
+// (1 + tanh(u)) / 2 = sigmoid(2u). Here are z and dz/dx.
+constexpr float gelu_linear = 1.5957691216057308f, gelu_cubic = gelu_linear * 0.044715f;
+
+template <GateActivation ACT, class D>
+HWY_INLINE hn::Vec<D> logit(D d, hn::Vec<D> x) {
+  if constexpr (ACT == GateActivation::silu)
+    return x;
+  else
+    return hn::Mul(x, hn::MulAdd(hn::Mul(x, x), hn::Set(d, gelu_cubic), hn::Set(d, gelu_linear)));
+}
+template <GateActivation ACT, class D>
+HWY_INLINE hn::Vec<D> logit_slope(D d, hn::Vec<D> x) {
+  if constexpr (ACT == GateActivation::silu)
+    return hn::Set(d, 1.0f);
+  else
+    return hn::MulAdd(hn::Mul(x, x), hn::Set(d, 3 * gelu_cubic), hn::Set(d, gelu_linear));
+}
+
+template <GateActivation ACT, class T>
 void swiglu_as(T* out, const T* gate_up, std::int64_t width, std::int64_t begin, std::int64_t end) {
   for (std::int64_t n = begin; n < end; ++n) {
     const T *gate = gate_up + n * 2 * width, *up = gate + width;
@@ -23,14 +43,15 @@ void swiglu_as(T* out, const T* gate_up, std::int64_t width, std::int64_t begin,
     for_row(width, [=](auto d, std::int64_t i) HWY_ATTR {
       const auto g = load(d, gate + i);
       auto s = hn::Undefined(d), complement = hn::Undefined(d);
-      sigmoid(d, g, s, complement);
+      sigmoid(d, logit<ACT>(d, g), s, complement);
       store(d, hn::Mul(hn::Mul(g, s), load(d, up + i)), to + i);
     });
   }
 }
 
-// silu'(g) = s + g s (1 - s), s = sigmoid(g). Every element is read before it is written, so outputs may lie on inputs.
-template <class T>
+// act'(g) = s + g s (1 - s) z', s = sigmoid(z). Where s or 1 - s is 0, z' may be too large for fp32: the product is 0
+// then. Every element is read before it is written, so outputs may lie on inputs.
+template <GateActivation ACT, class T>
 void swiglu_grad_as(T* dgate_up, T* activated, const T* dout, const T* gate_up, std::int64_t width, std::int64_t begin,
                     std::int64_t end) {
   for (std::int64_t n = begin; n < end; ++n) {
@@ -40,30 +61,51 @@ void swiglu_grad_as(T* dgate_up, T* activated, const T* dout, const T* gate_up, 
     for_row(width, [=](auto d, std::int64_t i) HWY_ATTR {
       const auto g = load(d, gate + i), u = load(d, up + i), dyi = load(d, dy + i);
       auto s = hn::Undefined(d), complement = hn::Undefined(d);
-      sigmoid(d, g, s, complement);
-      const auto silu = hn::Mul(g, s);
-      store(d, hn::Mul(dyi, silu), dup + i);
-      store(d, hn::Mul(hn::Mul(dyi, u), hn::MulAdd(silu, complement, s)), dgate + i);
-      if (again) store(d, hn::Mul(silu, u), again + i);
+      sigmoid(d, logit<ACT>(d, g), s, complement);
+      const auto active = hn::Mul(g, s);
+      if constexpr (ACT != GateActivation::silu) {
+        const auto flat = hn::Eq(hn::Mul(s, complement), hn::Zero(d));
+        complement = hn::IfThenElse(flat, hn::Zero(d), hn::Mul(complement, logit_slope<ACT>(d, g)));
+      }
+      store(d, hn::Mul(dyi, active), dup + i);
+      store(d, hn::Mul(hn::Mul(dyi, u), hn::MulAdd(active, complement, s)), dgate + i);
+      if (again) store(d, hn::Mul(active, u), again + i);
     });
   }
 }
 
-void swiglu_rows(Tensor out, Tensor gate_up, std::int64_t begin, std::int64_t end) {
+template <GateActivation ACT>
+void swiglu_rows_of(const Tensor& out, const Tensor& gate_up, std::int64_t begin, std::int64_t end) {
   if (out.dtype() == DType::bf16)
-    swiglu_as(out.as<bf16>(), gate_up.as<bf16>(), out.dim(1), begin, end);
+    swiglu_as<ACT>(out.as<bf16>(), gate_up.as<bf16>(), out.dim(1), begin, end);
   else
-    swiglu_as(out.as<float>(), gate_up.as<float>(), out.dim(1), begin, end);
+    swiglu_as<ACT>(out.as<float>(), gate_up.as<float>(), out.dim(1), begin, end);
 }
 
-void swiglu_grad_rows(Tensor dgate_up, Tensor activated, Tensor dout, Tensor gate_up, std::int64_t begin,
-                      std::int64_t end) {
-  if (dout.dtype() == DType::bf16)
-    swiglu_grad_as(dgate_up.as<bf16>(), activated ? activated.as<bf16>() : nullptr, dout.as<bf16>(), gate_up.as<bf16>(),
-                   dout.dim(1), begin, end);
+template <GateActivation ACT>
+void swiglu_grad_rows_of(const Tensor& dgate_up, const Tensor& activated, const Tensor& dout, const Tensor& gate_up,
+                         std::int64_t begin, std::int64_t end) {
+  const auto rows = [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    swiglu_grad_as<ACT>(dgate_up.as<T>(), activated ? activated.as<T>() : nullptr, dout.as<T>(), gate_up.as<T>(),
+                        dout.dim(1), begin, end);
+  };
+  dout.dtype() == DType::bf16 ? rows(static_cast<bf16*>(nullptr)) : rows(static_cast<float*>(nullptr));
+}
+
+void swiglu_rows(Tensor out, Tensor gate_up, GateActivation activation, std::int64_t begin, std::int64_t end) {
+  if (activation == GateActivation::silu)
+    swiglu_rows_of<GateActivation::silu>(out, gate_up, begin, end);
   else
-    swiglu_grad_as(dgate_up.as<float>(), activated ? activated.as<float>() : nullptr, dout.as<float>(),
-                   gate_up.as<float>(), dout.dim(1), begin, end);
+    swiglu_rows_of<GateActivation::gelu_tanh>(out, gate_up, begin, end);
+}
+
+void swiglu_grad_rows(Tensor dgate_up, Tensor activated, Tensor dout, Tensor gate_up, GateActivation activation,
+                      std::int64_t begin, std::int64_t end) {
+  if (activation == GateActivation::silu)
+    swiglu_grad_rows_of<GateActivation::silu>(dgate_up, activated, dout, gate_up, begin, end);
+  else
+    swiglu_grad_rows_of<GateActivation::gelu_tanh>(dgate_up, activated, dout, gate_up, begin, end);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -78,33 +120,35 @@ namespace {
 HWY_EXPORT(swiglu_rows);
 HWY_EXPORT(swiglu_grad_rows);
 
-void swiglu(ThreadPool& pool, const Tensor& out, const Tensor& gate_up) {
+void swiglu(ThreadPool& pool, const Tensor& out, const Tensor& gate_up, GateActivation activation) {
   pool.parallel_for(out.dim(0), row_grain(out.dim(1)), [&](std::int64_t begin, std::int64_t end) {
-    HWY_DYNAMIC_DISPATCH(swiglu_rows)(out, gate_up, begin, end);
+    HWY_DYNAMIC_DISPATCH(swiglu_rows)(out, gate_up, activation, begin, end);
   });
 }
 
 void swiglu_grad(ThreadPool& pool, const Tensor& dgate_up, const Tensor& dout, const Tensor& gate_up,
-                 const Tensor& activated) {
+                 const Tensor& activated, GateActivation activation) {
   pool.parallel_for(dout.dim(0), row_grain(dout.dim(1)), [&](std::int64_t begin, std::int64_t end) {
-    HWY_DYNAMIC_DISPATCH(swiglu_grad_rows)(dgate_up, activated, dout, gate_up, begin, end);
+    HWY_DYNAMIC_DISPATCH(swiglu_grad_rows)(dgate_up, activated, dout, gate_up, activation, begin, end);
   });
 }
 
 }  // namespace
 }  // namespace rows
 
-void CpuOps::swiglu(Stream& stream, Tensor out, Tensor gate_up) {
+void CpuOps::swiglu(Stream& stream, Tensor out, Tensor gate_up, GateActivation activation) {
   const char* op = "swiglu";
   SO_CHECK(out.rank() == 2, "{}: out is {}", op, shape_string(out.shape()));
   expect_compute_dtype(op, "out", out.dtype());
   expect_tensor(op, "out", out, out.dtype(), {out.dim(0), out.dim(1)});
   expect_tensor(op, "gate_up", gate_up, out.dtype(), {out.dim(0), 2 * out.dim(1)});
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("swiglu", WorkCategory::memory_bound, [=, &pool] { rows::swiglu(pool, out, gate_up); });
+  cpu(stream).enqueue("swiglu", WorkCategory::memory_bound,
+                      [=, &pool] { rows::swiglu(pool, out, gate_up, activation); });
 }
 
-void CpuOps::swiglu_grad(Stream& stream, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated) {
+void CpuOps::swiglu_grad(Stream& stream, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated,
+                         GateActivation activation) {
   const char* op = "swiglu_grad";
   SO_CHECK(dout.rank() == 2, "{}: dout is {}", op, shape_string(dout.shape()));
   expect_compute_dtype(op, "dout", dout.dtype());
@@ -114,7 +158,7 @@ void CpuOps::swiglu_grad(Stream& stream, Tensor dgate_up, Tensor dout, Tensor ga
   if (activated) expect_tensor(op, "activated", activated, dout.dtype(), {dout.dim(0), dout.dim(1)});
   ThreadPool& pool = cpu(stream).pool();
   cpu(stream).enqueue("swiglu_grad", WorkCategory::memory_bound,
-                      [=, &pool] { rows::swiglu_grad(pool, dgate_up, dout, gate_up, activated); });
+                      [=, &pool] { rows::swiglu_grad(pool, dgate_up, dout, gate_up, activated, activation); });
 }
 
 }  // namespace so

@@ -45,6 +45,35 @@ HWY_INLINE void rotate_head_back(To* dvalue, const T* dout, std::int64_t head_di
           [=](auto d, std::int64_t i) HWY_ATTR { store(d, load(d, dout + 2 * half + i), dvalue + 2 * half + i); });
 }
 
+// The same two for pairs of neighbours, which lie in one vector: plain code.
+template <class T, class Value>
+HWY_INLINE void rotate_neighbours(T* out, std::int64_t head_dim, const float* cosines, const float* sines,
+                                  std::int64_t half, const Value& value) {
+  const OneFloat d;
+  for (std::int64_t i = 0; i < half; ++i) {
+    const auto first = value(d, 2 * i), second = value(d, 2 * i + 1);
+    const auto cos = load(d, cosines + i), sin = load(d, sines + i);
+    store(d, hn::Sub(hn::Mul(first, cos), hn::Mul(second, sin)), out + 2 * i);
+    store(d, hn::Add(hn::Mul(second, cos), hn::Mul(first, sin)), out + 2 * i + 1);
+  }
+  for_row(head_dim - 2 * half,
+          [=](auto v, std::int64_t i) HWY_ATTR { store(v, value(v, 2 * half + i), out + 2 * half + i); });
+}
+
+template <class To, class T>
+HWY_INLINE void rotate_neighbours_back(To* dvalue, const T* dout, std::int64_t head_dim, const float* cosines,
+                                       const float* sines, std::int64_t half) {
+  const OneFloat d;
+  for (std::int64_t i = 0; i < half; ++i) {
+    const auto first = load(d, dout + 2 * i), second = load(d, dout + 2 * i + 1);
+    const auto cos = load(d, cosines + i), sin = load(d, sines + i);
+    store(d, hn::Add(hn::Mul(first, cos), hn::Mul(second, sin)), dvalue + 2 * i);
+    store(d, hn::Sub(hn::Mul(second, cos), hn::Mul(first, sin)), dvalue + 2 * i + 1);
+  }
+  for_row(head_dim - 2 * half,
+          [=](auto v, std::int64_t i) HWY_ATTR { store(v, load(v, dout + 2 * half + i), dvalue + 2 * half + i); });
+}
+
 // Where head h of row n begins.
 template <class T>
 HWY_INLINE T* head_of(const Heads& heads, std::int64_t n, std::int64_t h) {
@@ -53,17 +82,24 @@ HWY_INLINE T* head_of(const Heads& heads, std::int64_t n, std::int64_t h) {
 
 template <class T>
 void rotary_as(const Heads& out, const Heads& in, const std::int32_t* positions, const Tensor& table,
-               const HeadNorm& norm, std::int64_t begin, std::int64_t end) {
+               const HeadNorm& norm, RotaryPairs pairs, std::int64_t begin, std::int64_t end) {
   const std::int64_t half = table.dim(2), head_dim = in.head_dim;
   const T* weight = norm.weight ? norm.weight.as<T>() : nullptr;
+  const float offset = norm.weight_offset;
   for (std::int64_t n = begin; n < end; ++n) {
     const float* cosines = table.as<float>() + positions[n] * 2 * half;
     const float* sines = cosines + half;
     for (std::int64_t h = 0; h < in.heads; ++h) {
       const T* x = head_of<T>(in, n, h);
       T* y = head_of<T>(out, n, h);
+      const auto rotate = [=](const auto& value) HWY_ATTR {
+        if (pairs == RotaryPairs::neighbours)
+          rotate_neighbours(y, head_dim, cosines, sines, half, value);
+        else
+          rotate_head(y, head_dim, cosines, sines, half, value);
+      };
       if (!weight) {
-        rotate_head(y, head_dim, cosines, sines, half, [=](auto d, std::int64_t i) HWY_ATTR { return load(d, x + i); });
+        rotate([=](auto d, std::int64_t i) HWY_ATTR { return load(d, x + i); });
         continue;
       }
       const float squares = sum_row(head_dim, [=](auto d, std::int64_t i) HWY_ATTR {
@@ -72,8 +108,9 @@ void rotary_as(const Heads& out, const Heads& in, const std::int32_t* positions,
       });
       const float r = 1.0f / std::sqrt(squares / static_cast<float>(head_dim) + norm.epsilon);
       norm.inv_rms.as<float>()[n * in.heads + h] = r;
-      rotate_head(y, head_dim, cosines, sines, half, [=](auto d, std::int64_t i) HWY_ATTR {
-        return hn::Mul(hn::Mul(load(d, x + i), hn::Set(d, r)), load(d, weight + i));
+      rotate([=](auto d, std::int64_t i) HWY_ATTR {
+        const auto w = hn::Add(load(d, weight + i), hn::Set(d, offset));
+        return hn::Mul(hn::Mul(load(d, x + i), hn::Set(d, r)), w);
       });
     }
   }
@@ -82,9 +119,11 @@ void rotary_as(const Heads& out, const Heads& in, const std::int32_t* positions,
 // With a norm, the gradient g of the rotation's input goes through it as in rms_norm_grad.
 template <class T>
 void rotary_grad_as(const Heads& din, const Heads& dout, const Heads& in, const std::int32_t* positions,
-                    const Tensor& table, const HeadNorm& norm, float* dweight, std::int64_t begin, std::int64_t end) {
+                    const Tensor& table, const HeadNorm& norm, RotaryPairs pairs, float* dweight, std::int64_t begin,
+                    std::int64_t end) {
   const std::int64_t half = table.dim(2), head_dim = din.head_dim;
   const T* weight = norm.weight ? norm.weight.as<T>() : nullptr;
+  const float offset = norm.weight_offset;
   std::vector<float> turned(weight ? static_cast<std::size_t>(head_dim) : 0);
   float* g = turned.data();
   for (std::int64_t n = begin; n < end; ++n) {
@@ -93,18 +132,24 @@ void rotary_grad_as(const Heads& din, const Heads& dout, const Heads& in, const 
     for (std::int64_t h = 0; h < din.heads; ++h) {
       const T* dy = head_of<T>(dout, n, h);
       T* dx = head_of<T>(din, n, h);
+      const auto rotate_back = [=](auto* to) HWY_ATTR {
+        if (pairs == RotaryPairs::neighbours)
+          rotate_neighbours_back(to, dy, head_dim, cosines, sines, half);
+        else
+          rotate_head_back(to, dy, head_dim, cosines, sines, half);
+      };
       if (!weight) {
-        rotate_head_back(dx, dy, head_dim, cosines, sines, half);
+        rotate_back(dx);
         continue;
       }
-      rotate_head_back(g, dy, head_dim, cosines, sines, half);
+      rotate_back(g);
       const T* x = head_of<T>(in, n, h);
       const float r = norm.inv_rms.as<float>()[n * din.heads + h];
       const float dot = sum_row(head_dim, [=](auto d, std::int64_t i) HWY_ATTR {
         const auto xi = load(d, x + i), gi = load(d, g + i);
         const auto dw = hn::Mul(gi, hn::Mul(xi, hn::Set(d, r)));
         store(d, hn::Add(load(d, dweight + i), dw), dweight + i);
-        const auto gw = hn::Mul(gi, load(d, weight + i));
+        const auto gw = hn::Mul(gi, hn::Add(load(d, weight + i), hn::Set(d, offset)));
         store(d, gw, g + i);
         return hn::Mul(gw, xi);
       });
@@ -118,20 +163,20 @@ void rotary_grad_as(const Heads& din, const Heads& dout, const Heads& in, const 
 }
 
 void rotary_rows(const Heads& out, const Heads& in, const Tensor& positions, const Tensor& table, const HeadNorm& norm,
-                 std::int64_t begin, std::int64_t end) {
+                 RotaryPairs pairs, std::int64_t begin, std::int64_t end) {
   if (in.rows.dtype() == DType::bf16)
-    rotary_as<bf16>(out, in, positions.as<std::int32_t>(), table, norm, begin, end);
+    rotary_as<bf16>(out, in, positions.as<std::int32_t>(), table, norm, pairs, begin, end);
   else
-    rotary_as<float>(out, in, positions.as<std::int32_t>(), table, norm, begin, end);
+    rotary_as<float>(out, in, positions.as<std::int32_t>(), table, norm, pairs, begin, end);
 }
 
 // `dweight` f32 [head_dim], added to; not used without a norm.
-void rotary_grad_rows(const Heads& din, const Heads& dout, const Heads& in, const Tensor& positions,
-                      const Tensor& table, const HeadNorm& norm, float* dweight, std::int64_t begin, std::int64_t end) {
-  if (din.rows.dtype() == DType::bf16)
-    rotary_grad_as<bf16>(din, dout, in, positions.as<std::int32_t>(), table, norm, dweight, begin, end);
+void rotary_grad_rows(const Ops::RotaryGrad& g, float* dweight, std::int64_t begin, std::int64_t end) {
+  const auto* positions = g.positions.as<std::int32_t>();
+  if (g.din.rows.dtype() == DType::bf16)
+    rotary_grad_as<bf16>(g.din, g.dout, g.in, positions, g.table, g.norm, g.pairs, dweight, begin, end);
   else
-    rotary_grad_as<float>(din, dout, in, positions.as<std::int32_t>(), table, norm, dweight, begin, end);
+    rotary_grad_as<float>(g.din, g.dout, g.in, positions, g.table, g.norm, g.pairs, dweight, begin, end);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -156,10 +201,10 @@ void check_positions(const char* op, const Tensor& positions, const Tensor& tabl
 }
 
 void rotary(ThreadPool& pool, const Heads& out, const Heads& in, const Tensor& positions, const Tensor& table,
-            const HeadNorm& norm) {
+            const HeadNorm& norm, RotaryPairs pairs) {
   pool.parallel_for(in.rows.dim(0), row_grain(in.heads * in.head_dim), [&](std::int64_t begin, std::int64_t end) {
     check_positions("rotary", positions, table, begin, end);
-    HWY_DYNAMIC_DISPATCH(rotary_rows)(out, in, positions, table, norm, begin, end);
+    HWY_DYNAMIC_DISPATCH(rotary_rows)(out, in, positions, table, norm, pairs, begin, end);
   });
 }
 
@@ -169,7 +214,7 @@ void rotary_grad(ThreadPool& pool, const Ops::RotaryGrad& g) {
     const auto grad_rows = HWY_DYNAMIC_DISPATCH(rotary_grad_rows);
     for (std::int64_t b = first; b < last; ++b) {
       check_positions("rotary_grad", g.positions, g.table, sums.begin(b), sums.end(b));
-      grad_rows(g.din, g.dout, g.in, g.positions, g.table, g.norm, sums.block(b), sums.begin(b), sums.end(b));
+      grad_rows(g, sums.block(b), sums.begin(b), sums.end(b));
     }
   });
   if (g.norm.weight) sums.finish(pool, g.dweight, g.dweight_mode);
@@ -191,7 +236,8 @@ void copy_heads(ThreadPool& pool, const Heads& out, const Heads& in) {
 }  // namespace
 }  // namespace rows
 
-void CpuOps::rotary(Stream& stream, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm) {
+void CpuOps::rotary(Stream& stream, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm,
+                    RotaryPairs pairs) {
   const char* op = "rotary";
   expect_compute_dtype(op, "in", in.rows.dtype());
   expect_same_heads(op, "in", in, "out", out);
@@ -200,7 +246,7 @@ void CpuOps::rotary(Stream& stream, Heads out, Heads in, Tensor positions, Tenso
            "{}: with a norm, out must not be in: the backward pass reads it", op);
   ThreadPool& pool = cpu(stream).pool();
   cpu(stream).enqueue("rotary", WorkCategory::memory_bound,
-                      [=, &pool] { rows::rotary(pool, out, in, positions, table, norm); });
+                      [=, &pool] { rows::rotary(pool, out, in, positions, table, norm, pairs); });
 }
 
 void CpuOps::rotary_grad(Stream& stream, const RotaryGrad& g) {

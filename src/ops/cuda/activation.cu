@@ -1,4 +1,5 @@
-// SwiGLU [Shazeer 2020] and its gradient: memory-bound, each byte read and written once.
+// Gated activations [Shazeer 2020], SwiGLU and GEGLU, and their gradients: memory-bound, each byte read and written
+// once.
 #include "device/cuda/kernel.h"
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
@@ -11,8 +12,21 @@ using namespace kernel;
 
 constexpr int threads = 256;
 
+// Both activations are x sigmoid(z): z is x for SiLU, and 2 sqrt(2/pi) (x + 0.044715 x^3) for GELU by tanh, since
+// (1 + tanh(u)) / 2 = sigmoid(2u). Here are z and dz/dx.
+constexpr float gelu_linear = 1.5957691216057308f, gelu_cubic = gelu_linear * 0.044715f;
+
+template <GateActivation ACT>
+__device__ inline float logit(float x) {
+  return ACT == GateActivation::silu ? x : x * (x * x * gelu_cubic + gelu_linear);
+}
+template <GateActivation ACT>
+__device__ inline float logit_slope(float x) {
+  return ACT == GateActivation::silu ? 1.0f : x * x * (3 * gelu_cubic) + gelu_linear;
+}
+
 // Grid: x over rows, y over pieces of a row.
-template <class T, int N>
+template <class T, int N, GateActivation ACT>
 __global__ void __launch_bounds__(threads) swiglu_kernel(T* out, const T* gate_up, std::int64_t width) {
   const std::int64_t i = (static_cast<std::int64_t>(blockIdx.y) * threads + threadIdx.x) * N, row = blockIdx.x;
   if (i >= width) return;
@@ -23,15 +37,15 @@ __global__ void __launch_bounds__(threads) swiglu_kernel(T* out, const T* gate_u
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     float s, complement;
-    sigmoid<T>(gate[j], s, complement);
+    sigmoid<T>(logit<ACT>(gate[j]), s, complement);
     up[j] *= gate[j] * s;
   }
   store<N>(out + row * width + i, up);
 }
 
-// silu'(g) = s + g s (1 - s), s = sigmoid(g). Outputs may lie on inputs: an element's inputs are read by the thread
-// that writes its outputs, before it does.
-template <class T, int N>
+// act'(g) = s + g s (1 - s) z', s = sigmoid(z). Where s or 1 - s is 0, z' may be too large for fp32: the product is 0
+// then. Outputs may lie on inputs: an element's inputs are read by the thread that writes its outputs, before it does.
+template <class T, int N, GateActivation ACT>
 __global__ void __launch_bounds__(threads)
     swiglu_grad_kernel(T* dgate_up, T* activated, const T* dout, const T* gate_up, std::int64_t width) {
   const std::int64_t i = (static_cast<std::int64_t>(blockIdx.y) * threads + threadIdx.x) * N, row = blockIdx.x;
@@ -44,11 +58,13 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     float s, complement;
-    sigmoid<T>(gate[j], s, complement);
-    const float silu = gate[j] * s;
-    again[j] = silu * up[j];
-    gate[j] = dy[j] * up[j] * (s + silu * complement);
-    up[j] = dy[j] * silu;
+    sigmoid<T>(logit<ACT>(gate[j]), s, complement);
+    const float active = gate[j] * s;
+    if constexpr (ACT != GateActivation::silu)
+      complement = s * complement == 0 ? 0.0f : complement * logit_slope<ACT>(gate[j]);
+    again[j] = active * up[j];
+    gate[j] = dy[j] * up[j] * (s + active * complement);
+    up[j] = dy[j] * active;
   }
   store<N>(dgate_up + at, gate);
   store<N>(dgate_up + at + width, up);
@@ -59,9 +75,18 @@ dim3 grid_of(std::int64_t rows, std::int64_t width, int pack) {
   return dim3(blocks_for(rows, 1), blocks_for(width, static_cast<std::int64_t>(threads) * pack));
 }
 
+// Calls f.operator()<ACT>().
+template <class F>
+void with_activation(GateActivation activation, F&& f) {
+  if (activation == GateActivation::silu)
+    f.template operator()<GateActivation::silu>();
+  else
+    f.template operator()<GateActivation::gelu_tanh>();
+}
+
 }  // namespace
 
-void CudaOps::swiglu(Stream& stream, Tensor out, Tensor gate_up) {
+void CudaOps::swiglu(Stream& stream, Tensor out, Tensor gate_up, GateActivation activation) {
   const char* op = "swiglu";
   SO_CHECK(out.rank() == 2, "{}: out is {}", op, shape_string(out.shape()));
   expect_compute_dtype(op, "out", out.dtype());
@@ -74,15 +99,18 @@ void CudaOps::swiglu(Stream& stream, Tensor out, Tensor gate_up) {
     auto* to = static_cast<T*>(out.data());
     const auto* from = static_cast<const T*>(gate_up.data());
     constexpr int N = pack_size<T>;
-    if (rows_aligned<T, N>(width, to, from))
-      swiglu_kernel<T, N><<<grid_of(rows, width, N), threads, 0, on>>>(to, from, width);
-    else
-      swiglu_kernel<T, 1><<<grid_of(rows, width, 1), threads, 0, on>>>(to, from, width);
+    with_activation(activation, [&]<GateActivation ACT> {
+      if (rows_aligned<T, N>(width, to, from))
+        swiglu_kernel<T, N, ACT><<<grid_of(rows, width, N), threads, 0, on>>>(to, from, width);
+      else
+        swiglu_kernel<T, 1, ACT><<<grid_of(rows, width, 1), threads, 0, on>>>(to, from, width);
+    });
   });
   SO_CUDA_LAUNCHED(op);
 }
 
-void CudaOps::swiglu_grad(Stream& stream, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated) {
+void CudaOps::swiglu_grad(Stream& stream, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated,
+                          GateActivation activation) {
   const char* op = "swiglu_grad";
   SO_CHECK(dout.rank() == 2, "{}: dout is {}", op, shape_string(dout.shape()));
   expect_compute_dtype(op, "dout", dout.dtype());
@@ -97,10 +125,12 @@ void CudaOps::swiglu_grad(Stream& stream, Tensor dgate_up, Tensor dout, Tensor g
     auto *dx = static_cast<T*>(dgate_up.data()), *again = static_cast<T*>(activated.data());
     const auto *dy = static_cast<const T*>(dout.data()), *x = static_cast<const T*>(gate_up.data());
     constexpr int N = pack_size<T>;
-    if (rows_aligned<T, N>(width, dx, again, dy, x))
-      swiglu_grad_kernel<T, N><<<grid_of(rows, width, N), threads, 0, on>>>(dx, again, dy, x, width);
-    else
-      swiglu_grad_kernel<T, 1><<<grid_of(rows, width, 1), threads, 0, on>>>(dx, again, dy, x, width);
+    with_activation(activation, [&]<GateActivation ACT> {
+      if (rows_aligned<T, N>(width, dx, again, dy, x))
+        swiglu_grad_kernel<T, N, ACT><<<grid_of(rows, width, N), threads, 0, on>>>(dx, again, dy, x, width);
+      else
+        swiglu_grad_kernel<T, 1, ACT><<<grid_of(rows, width, 1), threads, 0, on>>>(dx, again, dy, x, width);
+    });
   });
   SO_CUDA_LAUNCHED(op);
 }

@@ -32,15 +32,19 @@ class CudaOps final : public Ops {
   void linear_grad_weight(Stream&, Tensor dw, Tensor dy, Tensor x, Accumulate) override;
   void linear_grad_bias(Stream&, Tensor dbias, Tensor dy, Accumulate) override;
   void add_rms_norm(Stream&, Tensor out, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta, Tensor weight,
-                    float epsilon) override;
+                    NormTerms terms) override;
   void rms_norm_grad(Stream&, const RmsNormGrad&) override;
-  void rotary(Stream&, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm) override;
+  void projection_norm(Stream&, Heads out, Heads in, HeadNorm norm) override;
+  void projection_norm_grad(Stream&, const ProjectionNormGrad&) override;
+  void add_scaled(Stream&, Tensor out, Tensor x, Tensor delta, float scale) override;
+  void rotary(Stream&, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm, RotaryPairs pairs) override;
   void rotary_grad(Stream&, const RotaryGrad&) override;
   void copy_heads(Stream&, Heads out, Heads in) override;
   void attention(Stream&, const Attention&) override;
   void attention_grad(Stream&, const AttentionGrad&) override;
-  void swiglu(Stream&, Tensor out, Tensor gate_up) override;
-  void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated) override;
+  void swiglu(Stream&, Tensor out, Tensor gate_up, GateActivation activation) override;
+  void swiglu_grad(Stream&, Tensor dgate_up, Tensor dout, Tensor gate_up, Tensor activated,
+                   GateActivation activation) override;
   void route(Stream&, const Routing& out, Tensor logits, bool renormalized) override;
   void route_grad(Stream&, Tensor dlogits, Tensor dweights, const Routing&, Tensor logits, bool renormalized,
                   Tensor counts, float balance_scale) override;

@@ -1,5 +1,6 @@
 // RMS normalisation with the residual addition before it, and its gradient: memory-bound, each byte read and written
-// once. A block does a row, held in registers between the sum over it and the use of that sum.
+// once. A block does a row, held in registers between the sum over it and the use of that sum. Rows may lie inside
+// wider ones, as a projection does in the matrix of q, k and v.
 #include <algorithm>
 
 #include "device/cuda/kernel.h"
@@ -43,6 +44,25 @@ void with_split(const char* op, std::int64_t width, bool aligned, F&& f) {
     fail("{}: rows of {} elements are longer than the CUDA backend takes ({})", op, width, 32 * max_threads);
 }
 
+// Rows of `pitch` elements, of which the first are meant.
+template <class T>
+struct PitchedRows {
+  T* data;
+  std::int64_t pitch;
+  __device__ T* row(std::int64_t n) const { return data + n * pitch; }
+};
+template <class T>
+PitchedRows<T> rows_of(const Heads& heads) {
+  return {static_cast<T*>(heads.rows.data()) + heads.offset, heads.rows.dim(1)};
+}
+// A matrix as one head that fills its rows.
+Heads whole(const Tensor& matrix) { return {matrix, 0, 1, matrix.rank() == 2 ? matrix.dim(1) : 0}; }
+// Whether every row begins at a multiple of N elements' bytes.
+template <class T, int N>
+bool pitched_aligned(const PitchedRows<T>& rows) {
+  return rows_aligned<T, N>(rows.pitch, rows.data);
+}
+
 // The sum over the block, in every thread; two of them can be in use alternately without a barrier between.
 __device__ inline float row_sum(float x, float* shared) {
   x = warp_sum(x);
@@ -56,15 +76,17 @@ __device__ inline float row_sum(float x, float* shared) {
 
 template <class T, int N, int PACKS, int THREADS, bool DELTA>
 __global__ void __launch_bounds__(THREADS)
-    add_rms_norm_kernel(T* out, T* sum, float* inv_rms, const T* x, const T* delta, const T* weight, float epsilon,
-                        int width) {
+    add_rms_norm_kernel(PitchedRows<T> out, T* sum, float* inv_rms, PitchedRows<const T> x, const T* delta,
+                        const T* weight, NormTerms terms, int width) {
   __shared__ float shared[warp];
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * width;
+  const T* from = x.row(blockIdx.x);
+  T* to = out.row(blockIdx.x);
   const int stride = blockDim.x * N;
   float v[PACKS][N];
 #pragma unroll
   for (int p = 0; p < PACKS; ++p)
-    if (const int i = threadIdx.x * N + p * stride; i < width) load<N>(v[p], x + at + i);
+    if (const int i = threadIdx.x * N + p * stride; i < width) load<N>(v[p], from + i);
   if constexpr (DELTA) {
 #pragma unroll
     for (int p = 0; p < PACKS; ++p)
@@ -73,7 +95,7 @@ __global__ void __launch_bounds__(THREADS)
         load<N>(d, delta + at + i);
         // The norm is taken of the sum as it is stored, rounded to T: that is what the backward pass will read.
 #pragma unroll
-        for (int j = 0; j < N; ++j) v[p][j] = to_float(from_float<T>(v[p][j] + d[j]));
+        for (int j = 0; j < N; ++j) v[p][j] = to_float(from_float<T>(v[p][j] + terms.delta_scale * d[j]));
         store<N>(sum + at + i, v[p]);
       }
   }
@@ -85,7 +107,7 @@ __global__ void __launch_bounds__(THREADS)
       for (int j = 0; j < N; ++j) squares += v[p][j] * v[p][j];
     }
   squares = row_sum(squares, shared);
-  const float r = 1.0f / sqrtf(squares / static_cast<float>(width) + epsilon);
+  const float r = 1.0f / sqrtf(squares / static_cast<float>(width) + terms.epsilon);
   if (threadIdx.x == 0) inv_rms[blockIdx.x] = r;
 #pragma unroll
   for (int p = 0; p < PACKS; ++p)
@@ -93,8 +115,8 @@ __global__ void __launch_bounds__(THREADS)
       float w[N];
       load<N>(w, weight + i);
 #pragma unroll
-      for (int j = 0; j < N; ++j) w[j] *= v[p][j] * r;
-      store<N>(out + at + i, w);
+      for (int j = 0; j < N; ++j) w[j] = (terms.weight_offset + w[j]) * (v[p][j] * r);
+      store<N>(to + i, w);
     }
 }
 
@@ -104,8 +126,9 @@ __global__ void __launch_bounds__(THREADS)
 // this one is taken, so that memory is never idle; rows stay packed until they are used, to leave registers for that.
 template <class T, int N, int PACKS, int THREADS, bool RESIDUAL>
 __global__ void __launch_bounds__(THREADS, THREADS <= 320 ? 2 : 1)
-    rms_norm_grad_kernel(T* dx, float* partial, const T* dout, const T* residual, const T* x, const float* inv_rms,
-                         const T* weight, std::int64_t rows, int width) {
+    rms_norm_grad_kernel(PitchedRows<T> dx, float* partial, PitchedRows<const T> dout, const T* residual,
+                         PitchedRows<const T> x, const float* inv_rms, const T* weight, float weight_offset,
+                         std::int64_t rows, int width) {
   struct Row {
     Words<T, N> dout[PACKS], x[PACKS], residual[RESIDUAL ? PACKS : 1];
     float r;
@@ -113,13 +136,13 @@ __global__ void __launch_bounds__(THREADS, THREADS <= 320 ? 2 : 1)
   __shared__ float shared[2][warp];
   const int stride = blockDim.x * N;
   const auto read = [&](Row& row, std::int64_t n) {
-    const std::int64_t at = n * width;
+    const T *dy = dout.row(n), *v = x.row(n);
 #pragma unroll
     for (int p = 0; p < PACKS; ++p)
       if (const int i = threadIdx.x * N + p * stride; i < width) {
-        row.dout[p] = fetch<N>(dout + at + i);
-        row.x[p] = fetch<N>(x + at + i);
-        if constexpr (RESIDUAL) row.residual[p] = fetch<N>(residual + at + i);
+        row.dout[p] = fetch<N>(dy + i);
+        row.x[p] = fetch<N>(v + i);
+        if constexpr (RESIDUAL) row.residual[p] = fetch<N>(residual + n * width + i);
       }
     row.r = inv_rms[n];
   };
@@ -144,7 +167,7 @@ __global__ void __launch_bounds__(THREADS, THREADS <= 320 ? 2 : 1)
 #pragma unroll
         for (int j = 0; j < N; ++j) {
           dw[p][j] += g[j] * (v[j] * row.r);
-          dot += g[j] * w[j] * v[j];
+          dot += g[j] * (weight_offset + w[j]) * v[j];
         }
       }
     dot = row_sum(dot, shared[turn]);
@@ -159,10 +182,10 @@ __global__ void __launch_bounds__(THREADS, THREADS <= 320 ? 2 : 1)
         if constexpr (RESIDUAL) widen<T>(res, row.residual[p]);
 #pragma unroll
         for (int j = 0; j < N; ++j) {
-          g[j] = row.r * (g[j] * w[j] - v[j] * k);
+          g[j] = row.r * (g[j] * (weight_offset + w[j]) - v[j] * k);
           if constexpr (RESIDUAL) g[j] += res[j];
         }
-        store<N>(dx + n * width + i, g);
+        store<N>(dx.row(n) + i, g);
       }
     row = next;
   }
@@ -174,10 +197,69 @@ __global__ void __launch_bounds__(THREADS, THREADS <= 320 ? 2 : 1)
     }
 }
 
+// Enqueues the forward kernel for rows of the weight's width. `sum` and `delta` are dense, or both empty.
+void launch_norm(const char* op, cudaStream_t on, const Heads& out, Tensor sum, Tensor inv_rms, const Heads& x,
+                 Tensor delta, Tensor weight, const NormTerms& terms) {
+  const std::int64_t rows = x.rows.dim(0), width = weight.size();
+  if (rows == 0 || width == 0) return;
+  with_type(weight.dtype(), [&]<class T> {
+    const auto to = rows_of<T>(out);
+    const auto from = rows_of<const T>(x);
+    auto* s = static_cast<T*>(sum.data());
+    const auto *b = static_cast<const T*>(delta.data()), *w = static_cast<const T*>(weight.data());
+    constexpr int pack = pack_size<T>;
+    const bool aligned =
+        rows_aligned<T, pack>(width, s, b, w) && pitched_aligned<T, pack>(to) && pitched_aligned<const T, pack>(from);
+    with_split<T>(op, width, aligned, [&]<int N, int PACKS, int THREADS> {
+      const int threads = RowSplit::of(width, N, PACKS).threads;
+      const auto kernel =
+          b ? add_rms_norm_kernel<T, N, PACKS, THREADS, true> : add_rms_norm_kernel<T, N, PACKS, THREADS, false>;
+      kernel<<<blocks_for(rows, 1), threads, 0, on>>>(to, s, inv_rms.as<float>(), from, b, w, terms,
+                                                      static_cast<int>(width));
+    });
+  });
+  SO_CUDA_LAUNCHED(op);
+}
+
+// The rows of a norm's gradient.
+struct GradRows {
+  Heads dx, dout, x;
+  Tensor residual, inv_rms, weight;
+  float weight_offset;
+};
+
+// Enqueues the backward kernel in `blocks` blocks, each of which leaves a row of `partial`.
+void launch_norm_grad(const char* op, cudaStream_t on, const GradRows& g, float* partial, std::int64_t blocks) {
+  const std::int64_t rows = g.x.rows.dim(0), width = g.weight.size();
+  if (rows == 0) return;
+  with_type(g.weight.dtype(), [&]<class T> {
+    const auto to = rows_of<T>(g.dx);
+    const auto dy = rows_of<const T>(g.dout), v = rows_of<const T>(g.x);
+    const auto *res = static_cast<const T*>(g.residual.data()), *w = static_cast<const T*>(g.weight.data());
+    constexpr int pack = pack_size<T>;
+    const bool aligned = rows_aligned<T, pack>(width, res, w) && pitched_aligned<T, pack>(to) &&
+                         pitched_aligned<const T, pack>(dy) && pitched_aligned<const T, pack>(v);
+    with_split<T>(op, width, aligned, [&]<int N, int PACKS, int THREADS> {
+      const int threads = RowSplit::of(width, N, PACKS).threads;
+      const auto kernel =
+          res ? rms_norm_grad_kernel<T, N, PACKS, THREADS, true> : rms_norm_grad_kernel<T, N, PACKS, THREADS, false>;
+      kernel<<<blocks_for(blocks, 1), threads, 0, on>>>(to, partial, dy, res, v, g.inv_rms.as<float>(), w,
+                                                        g.weight_offset, rows, static_cast<int>(width));
+    });
+  });
+  SO_CUDA_LAUNCHED(op);
+}
+
+// Blocks for several on each multiprocessor, all of them at once, so that one's arithmetic runs beside another's loads.
+std::int64_t grad_blocks(std::int64_t rows, std::int64_t multiprocessors) {
+  constexpr std::int64_t blocks_per_multiprocessor = 2;
+  return std::min(rows, blocks_per_multiprocessor * multiprocessors);
+}
+
 }  // namespace
 
 void CudaOps::add_rms_norm(Stream& stream, Tensor out, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta,
-                           Tensor weight, float epsilon) {
+                           Tensor weight, NormTerms terms) {
   const char* op = "add_rms_norm";
   SO_CHECK(x.rank() == 2, "{}: x is {}", op, shape_string(x.shape()));
   expect_compute_dtype(op, "x", x.dtype());
@@ -192,21 +274,14 @@ void CudaOps::add_rms_norm(Stream& stream, Tensor out, Tensor sum, Tensor inv_rm
     expect_tensor(op, "delta", delta, dtype, {rows, width});
     expect_tensor(op, "sum", sum, dtype, {rows, width});
   }
-  const cudaStream_t on = enter(stream);
-  if (x.size() == 0) return;
-  with_type(dtype, [&]<class T> {
-    auto *o = static_cast<T*>(out.data()), *s = static_cast<T*>(sum.data());
-    const auto *a = static_cast<const T*>(x.data()), *b = static_cast<const T*>(delta.data()),
-               *w = static_cast<const T*>(weight.data());
-    with_split<T>(op, width, rows_aligned<T, pack_size<T>>(width, o, s, a, b, w), [&]<int N, int PACKS, int THREADS> {
-      const int threads = RowSplit::of(width, N, PACKS).threads;
-      const auto kernel =
-          b ? add_rms_norm_kernel<T, N, PACKS, THREADS, true> : add_rms_norm_kernel<T, N, PACKS, THREADS, false>;
-      kernel<<<blocks_for(rows, 1), threads, 0, on>>>(o, s, inv_rms.as<float>(), a, b, w, epsilon,
-                                                      static_cast<int>(width));
-    });
-  });
-  SO_CUDA_LAUNCHED(op);
+  launch_norm(op, enter(stream), whole(out), sum, inv_rms, whole(x), delta, weight, terms);
+}
+
+void CudaOps::projection_norm(Stream& stream, Heads out, Heads in, HeadNorm norm) {
+  const char* op = "projection_norm";
+  expect_projection_norm(op, out, in, norm);
+  launch_norm(op, enter(stream), out, Tensor(), norm.inv_rms, in, Tensor(), norm.weight,
+              {norm.epsilon, norm.weight_offset});
 }
 
 void CudaOps::rms_norm_grad(Stream& stream, const RmsNormGrad& g) {
@@ -224,27 +299,24 @@ void CudaOps::rms_norm_grad(Stream& stream, const RmsNormGrad& g) {
   expect_gradient(op, "dweight", g.dweight, dtype, {width});
   const cudaStream_t on = enter(stream);
   if (width == 0) return;
-  // Blocks for several on each multiprocessor, all of them at once, so that one's arithmetic runs beside another's
-  // loads.
-  constexpr std::int64_t blocks_per_multiprocessor = 2;
-  const std::int64_t blocks = std::min(rows, blocks_per_multiprocessor * properties_.multiprocessors);
+  const std::int64_t blocks = grad_blocks(rows, properties_.multiprocessors);
   auto* partial = scratch<float>(static_cast<std::size_t>(blocks * width));
-  if (rows > 0) {
-    with_type(dtype, [&]<class T> {
-      auto* to = static_cast<T*>(g.dx.data());
-      const auto *dy = static_cast<const T*>(g.dout.data()), *res = static_cast<const T*>(g.residual.data()),
-                 *v = static_cast<const T*>(g.x.data()), *w = static_cast<const T*>(g.weight.data());
-      with_split<T>(op, width, rows_aligned<T, pack_size<T>>(width, to, dy, res, v, w),
-                    [&]<int N, int PACKS, int THREADS> {
-                      const int threads = RowSplit::of(width, N, PACKS).threads;
-                      const auto kernel = res ? rms_norm_grad_kernel<T, N, PACKS, THREADS, true>
-                                              : rms_norm_grad_kernel<T, N, PACKS, THREADS, false>;
-                      kernel<<<blocks_for(blocks, 1), threads, 0, on>>>(to, partial, dy, res, v, g.inv_rms.as<float>(),
-                                                                        w, rows, static_cast<int>(width));
-                    });
-    });
-    SO_CUDA_LAUNCHED(op);
-  }
+  launch_norm_grad(op, on, {whole(g.dx), whole(g.dout), whole(g.x), g.residual, g.inv_rms, g.weight, g.weight_offset},
+                   partial, blocks);
+  finish_column_sums(on, g.dweight, partial, blocks, width, g.dweight_mode);
+}
+
+void CudaOps::projection_norm_grad(Stream& stream, const ProjectionNormGrad& g) {
+  const char* op = "projection_norm_grad";
+  expect_projection_norm(op, g.din, g.in, g.norm);
+  expect_same_heads(op, "dout", g.dout, "din", g.din);
+  const std::int64_t rows = g.in.rows.dim(0), width = g.in.heads * g.in.head_dim;
+  expect_gradient(op, "dweight", g.dweight, g.din.rows.dtype(), {width});
+  const cudaStream_t on = enter(stream);
+  const std::int64_t blocks = grad_blocks(rows, properties_.multiprocessors);
+  auto* partial = scratch<float>(static_cast<std::size_t>(blocks * width));
+  launch_norm_grad(op, on, {g.din, g.dout, g.in, Tensor(), g.norm.inv_rms, g.norm.weight, g.norm.weight_offset},
+                   partial, blocks);
   finish_column_sums(on, g.dweight, partial, blocks, width, g.dweight_mode);
 }
 

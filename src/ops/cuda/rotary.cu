@@ -2,7 +2,7 @@
 //
 // A group of lanes does a head: lane p holds the p-th pack of the first half of its dimensions and the matching one of
 // the second half, so that the pairs that turn together are in one thread, and the norm's sums stay inside the group.
-// Shapes that do not fit packs take the plain kernels below.
+// Shapes that do not fit packs take the plain kernels below, and so do pairs of neighbours.
 #include <algorithm>
 
 #include "device/cuda/kernel.h"
@@ -42,8 +42,13 @@ struct Rotation {
   std::int64_t rows;
   const T* weight;  // null without a norm
   float epsilon;
+  float weight_offset;
   float* inv_rms;
+  bool neighbours;  // RotaryPairs
 
+  // The dimensions of pair i.
+  __device__ int first_of(int i) const { return neighbours ? 2 * i : i; }
+  __device__ int second_of(int i) const { return neighbours ? 2 * i + 1 : i + half; }
   __device__ const float* cosines(std::int64_t row) const {
     const std::int32_t position = positions[row];
     if (position < 0 || position >= table_rows) __trap();
@@ -100,10 +105,10 @@ __global__ void __launch_bounds__(threads, 8) rotary_packs(Span<T> out, Span<con
       float weight[N];
       load<N>(weight, a.weight + first);
 #pragma unroll
-      for (int j = 0; j < N; ++j) x[j] *= r[h] * weight[j];
+      for (int j = 0; j < N; ++j) x[j] *= r[h] * (a.weight_offset + weight[j]);
       load<N>(weight, a.weight + a.half + first);
 #pragma unroll
-      for (int j = 0; j < N; ++j) y[j] *= r[h] * weight[j];
+      for (int j = 0; j < N; ++j) y[j] *= r[h] * (a.weight_offset + weight[j]);
     }
 #pragma unroll
     for (int j = 0; j < N; ++j) {
@@ -170,7 +175,7 @@ __global__ void __launch_bounds__(threads, 4)
 #pragma unroll
         for (int j = 0; j < N; ++j) {
           if (mine) dweight[k][j] += g[k][j] * (x[k][j] * r[h]);
-          g[k][j] *= weight[j];
+          g[k][j] *= a.weight_offset + weight[j];
           dot += g[k][j] * x[k][j];
         }
       }
@@ -215,13 +220,14 @@ __global__ void __launch_bounds__(threads) rotary_plain(Span<T> out, Span<const 
       if (lane == 0) a.inv_rms[row * a.heads + h] = r;
     }
     const auto normed = [&](int d) {
-      if constexpr (NORM) return to_float(x[d]) * r * to_float(a.weight[d]);
+      if constexpr (NORM) return to_float(x[d]) * r * (a.weight_offset + to_float(a.weight[d]));
       return to_float(x[d]);
     };
-    for (int d = lane; d < a.half; d += warp) {
-      const float first = normed(d), second = normed(d + a.half), cosine = cosines[d], sine = cosines[a.half + d];
+    for (int i = lane; i < a.half; i += warp) {
+      const int d = a.first_of(i), e = a.second_of(i);
+      const float first = normed(d), second = normed(e), cosine = cosines[i], sine = cosines[a.half + i];
       y[d] = from_float<T>(first * cosine - second * sine);
-      y[d + a.half] = from_float<T>(second * cosine + first * sine);
+      y[e] = from_float<T>(second * cosine + first * sine);
     }
     for (int d = 2 * a.half + lane; d < a.head_dim; d += warp) y[d] = from_float<T>(normed(d));
   }
@@ -244,10 +250,10 @@ __global__ void __launch_bounds__(threads)
       // d and its partner; one beyond 2 half has none.
       const auto turned = [&](int d) {
         if (d >= 2 * a.half) return to_float(dy[d]);
-        const int i = d < a.half ? d : d - a.half;
-        const float first = to_float(dy[i]), second = to_float(dy[i + a.half]), cosine = cosines[i],
+        const int i = a.neighbours ? d / 2 : d < a.half ? d : d - a.half;
+        const float first = to_float(dy[a.first_of(i)]), second = to_float(dy[a.second_of(i)]), cosine = cosines[i],
                     sine = cosines[a.half + i];
-        return d < a.half ? first * cosine + second * sine : second * cosine - first * sine;
+        return d == a.first_of(i) ? first * cosine + second * sine : second * cosine - first * sine;
       };
       float r = 0, mean = 0;
       const T* x = nullptr;
@@ -258,21 +264,21 @@ __global__ void __launch_bounds__(threads)
         const auto add = [&](int d) {
           const float g = turned(d), v = to_float(x[d]);
           dweight[d] += g * (v * r);
-          dot += g * to_float(a.weight[d]) * v;
+          dot += g * (a.weight_offset + to_float(a.weight[d])) * v;
         };
         // Each lane adds to the elements that it owns in the loop below.
-        for (int d = lane; d < a.half; d += warp) add(d), add(d + a.half);
+        for (int i = lane; i < a.half; i += warp) add(a.first_of(i)), add(a.second_of(i));
         for (int d = 2 * a.half + lane; d < a.head_dim; d += warp) add(d);
         mean = warp_sum(dot) * r / static_cast<float>(a.head_dim) * r;
       }
       const auto grad = [&](int d) {
-        if constexpr (NORM) return r * (turned(d) * to_float(a.weight[d]) - to_float(x[d]) * mean);
+        if constexpr (NORM) return r * (turned(d) * (a.weight_offset + to_float(a.weight[d])) - to_float(x[d]) * mean);
         return turned(d);
       };
-      for (int d = lane; d < a.half; d += warp) {
-        const float first = grad(d), second = grad(d + a.half);
-        dx[d] = from_float<T>(first);
-        dx[d + a.half] = from_float<T>(second);
+      for (int i = lane; i < a.half; i += warp) {
+        const float first = grad(a.first_of(i)), second = grad(a.second_of(i));
+        dx[a.first_of(i)] = from_float<T>(first);
+        dx[a.second_of(i)] = from_float<T>(second);
       }
       for (int d = 2 * a.half + lane; d < a.head_dim; d += warp) dx[d] = from_float<T>(grad(d));
     }
@@ -288,7 +294,8 @@ __global__ void __launch_bounds__(threads)
 }
 
 template <class T>
-Rotation<T> rotation_of(const Heads& heads, const Tensor& positions, const Tensor& table, const HeadNorm& norm) {
+Rotation<T> rotation_of(const Heads& heads, const Tensor& positions, const Tensor& table, const HeadNorm& norm,
+                        RotaryPairs pairs) {
   return {positions.as<std::int32_t>(),
           table.as<float>(),
           table.dim(0),
@@ -298,7 +305,9 @@ Rotation<T> rotation_of(const Heads& heads, const Tensor& positions, const Tenso
           heads.rows.dim(0),
           static_cast<const T*>(norm.weight.data()),
           norm.epsilon,
-          norm.weight ? norm.inv_rms.as<float>() : nullptr};
+          norm.weight_offset,
+          norm.weight ? norm.inv_rms.as<float>() : nullptr,
+          pairs == RotaryPairs::neighbours};
 }
 
 template <int G, class T, class F>
@@ -312,7 +321,7 @@ void with_heads(const Rotation<T>& a, F&& f) {
 // Calls f.operator()<G, HEADS>() if a group of G lanes with packs of N does a head; false if none does.
 template <int N, class T, class F>
 bool with_group(const Rotation<T>& a, F&& f) {
-  if (a.head_dim != 2 * a.half || a.half % N != 0) return false;
+  if (a.neighbours || a.head_dim != 2 * a.half || a.half % N != 0) return false;
   switch (a.half / N) {
     case 2:
       return with_heads<2>(a, f), true;
@@ -338,7 +347,8 @@ bool heads_aligned(const Heads& heads) {
 
 }  // namespace
 
-void CudaOps::rotary(Stream& stream, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm) {
+void CudaOps::rotary(Stream& stream, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm,
+                     RotaryPairs pairs) {
   const char* op = "rotary";
   expect_compute_dtype(op, "in", in.rows.dtype());
   expect_same_heads(op, "in", in, "out", out);
@@ -349,7 +359,7 @@ void CudaOps::rotary(Stream& stream, Heads out, Heads in, Tensor positions, Tens
   const std::int64_t rows = in.rows.dim(0);
   if (rows == 0 || in.heads == 0) return;
   with_type(in.rows.dtype(), [&]<class T> {
-    const auto a = rotation_of<T>(in, positions, table, norm);
+    const auto a = rotation_of<T>(in, positions, table, norm, pairs);
     const auto to = span_of<T>(out);
     const auto from = span_of<const T>(in);
     constexpr int N = pack_size<T>;
@@ -393,7 +403,7 @@ void CudaOps::rotary_grad(Stream& stream, const RotaryGrad& g) {
   float* partial = g.norm.weight ? scratch<float>(static_cast<std::size_t>(blocks * g.din.head_dim)) : nullptr;
   if (rows > 0 && g.din.heads > 0) {
     with_type(g.din.rows.dtype(), [&]<class T> {
-      const auto a = rotation_of<T>(g.din, g.positions, g.table, g.norm);
+      const auto a = rotation_of<T>(g.din, g.positions, g.table, g.norm, g.pairs);
       const auto dx = span_of<T>(g.din);
       const auto dy = span_of<const T>(g.dout), x = span_of<const T>(in);
       constexpr int N = pack_size<T>;

@@ -24,15 +24,18 @@ class NullOps final : public Ops {
   void linear_grad_input(Stream&, Tensor, Tensor, Tensor, Accumulate) override {}
   void linear_grad_weight(Stream&, Tensor, Tensor, Tensor, Accumulate) override {}
   void linear_grad_bias(Stream&, Tensor, Tensor, Accumulate) override {}
-  void add_rms_norm(Stream&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float) override {}
+  void add_rms_norm(Stream&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, NormTerms) override {}
   void rms_norm_grad(Stream&, const RmsNormGrad&) override {}
-  void rotary(Stream&, Heads, Heads, Tensor, Tensor, HeadNorm) override {}
+  void projection_norm(Stream&, Heads, Heads, HeadNorm) override {}
+  void projection_norm_grad(Stream&, const ProjectionNormGrad&) override {}
+  void add_scaled(Stream&, Tensor, Tensor, Tensor, float) override {}
+  void rotary(Stream&, Heads, Heads, Tensor, Tensor, HeadNorm, RotaryPairs) override {}
   void rotary_grad(Stream&, const RotaryGrad&) override {}
   void copy_heads(Stream&, Heads, Heads) override {}
   void attention(Stream&, const Attention&) override {}
   void attention_grad(Stream&, const AttentionGrad&) override {}
-  void swiglu(Stream&, Tensor, Tensor) override {}
-  void swiglu_grad(Stream&, Tensor, Tensor, Tensor, Tensor) override {}
+  void swiglu(Stream&, Tensor, Tensor, GateActivation) override {}
+  void swiglu_grad(Stream&, Tensor, Tensor, Tensor, Tensor, GateActivation) override {}
   void route(Stream&, const Routing&, Tensor, bool) override {}
   void route_grad(Stream&, Tensor, Tensor, const Routing&, Tensor, bool, Tensor, float) override {}
   void router_load(Stream&, Tensor, Tensor, const Routing&, Tensor, Accumulate) override {}

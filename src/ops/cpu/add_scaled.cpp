@@ -1,0 +1,64 @@
+// The sum of the residual stream and what a block adds to it, where no norm makes it; and scaled copies.
+#include <cstdint>
+#include <type_traits>
+
+#include "ops/checks.h"
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/rows.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/cpu/add_scaled.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "base/row_simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace so::rows {
+namespace HWY_NAMESPACE {
+
+// Elements [begin, end); an element is read before it is written.
+template <class T>
+void add_scaled_as(T* out, const T* x, const T* delta, float scale, std::int64_t begin, std::int64_t end) {
+  for_row(end - begin, [=](auto d, std::int64_t i) HWY_ATTR {
+    const auto at = begin + i;
+    const auto scaled = hn::Mul(load(d, delta + at), hn::Set(d, scale));
+    store(d, x ? hn::Add(load(d, x + at), scaled) : scaled, out + at);
+  });
+}
+
+void add_scaled_elements(Tensor out, Tensor x, Tensor delta, float scale, std::int64_t begin, std::int64_t end) {
+  const auto elements = [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    add_scaled_as<T>(out.as<T>(), x ? x.as<T>() : nullptr, delta.as<T>(), scale, begin, end);
+  };
+  out.dtype() == DType::bf16 ? elements(static_cast<bf16*>(nullptr)) : elements(static_cast<float*>(nullptr));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace so::rows
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace so {
+namespace rows {
+namespace {
+
+HWY_EXPORT(add_scaled_elements);
+
+void add_scaled(ThreadPool& pool, const Tensor& out, const Tensor& x, const Tensor& delta, float scale) {
+  pool.parallel_for(out.size(), kElementsPerPiece, [&](std::int64_t begin, std::int64_t end) {
+    HWY_DYNAMIC_DISPATCH(add_scaled_elements)(out, x, delta, scale, begin, end);
+  });
+}
+
+}  // namespace
+}  // namespace rows
+
+void CpuOps::add_scaled(Stream& stream, Tensor out, Tensor x, Tensor delta, float scale) {
+  expect_add_scaled(out, x, delta);
+  ThreadPool& pool = cpu(stream).pool();
+  cpu(stream).enqueue("add_scaled", WorkCategory::memory_bound,
+                      [=, &pool] { rows::add_scaled(pool, out, x, delta, scale); });
+}
+
+}  // namespace so
+#endif
