@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 #include "commands/random_model.h"
@@ -33,6 +32,10 @@ class LayerCases final : public Cases {
       longest_ = std::max<std::int64_t>(longest_, batch_.cu_seqlens[d] - batch_.cu_seqlens[d - 1]);
     embedding();
     norms();
+    if (s_.projection_norm) {
+      projection_norm("q", 0, s_.heads);
+      projection_norm("k", s_.q_width(), s_.kv_heads);
+    }
     heads("q", 0, s_.heads);
     heads("k", s_.q_width(), s_.kv_heads);
     attention();
@@ -74,7 +77,7 @@ class LayerCases final : public Cases {
     spans.cu_q = spans.cu_k = m.integers(batch_.cu_seqlens);
     spans.documents = batch_.documents();
     spans.max_q = spans.max_k = longest_;
-    spans.scale = 1.0f / std::sqrt(static_cast<float>(s_.head_dim));
+    spans.scale = s_.score_scale();
     return spans;
   }
 
@@ -97,13 +100,13 @@ class LayerCases final : public Cases {
 
   void norms() {
     const std::string shape = fmt::format("{} x {}", n_, s_.hidden);
-    const float epsilon = s_.rms_epsilon;
-    add("add_rms_norm", shape, of_t(4 * n_ * s_.hidden), 0, [this, epsilon](Tensors& m) {
+    const NormTerms terms{s_.rms_epsilon, s_.norm_offset, static_cast<float>(s_.residual_scale)};
+    add("add_rms_norm", shape, of_t(4 * n_ * s_.hidden), 0, [this, terms](Tensors& m) {
       const Tensor out = m.random(t_, {n_, s_.hidden}), sum = m.random(t_, {n_, s_.hidden});
       const Tensor x = m.random(t_, {n_, s_.hidden}), delta = m.random(t_, {n_, s_.hidden});
       const Tensor weight = m.random(t_, {s_.hidden}), inv_rms = m.random(DType::f32, {n_});
       return Call{
-          [=](Ops& ops, Stream& stream) { ops.add_rms_norm(stream, out, sum, inv_rms, x, delta, weight, epsilon); }};
+          [=](Ops& ops, Stream& stream) { ops.add_rms_norm(stream, out, sum, inv_rms, x, delta, weight, terms); }};
     });
     add("rms_norm_grad", shape, of_t(4 * n_ * s_.hidden), 0, [this](Tensors& m) {
       const Tensor dx = m.random(t_, {n_, s_.hidden}), dout = m.random(t_, {n_, s_.hidden});
@@ -122,6 +125,30 @@ class LayerCases final : public Cases {
     });
   }
 
+  // The norm of all heads of a row as one, in rows as wide as the decoder's.
+  void projection_norm(const std::string& which, std::int64_t offset, std::int64_t heads) {
+    const std::string shape = fmt::format("{} x {}", n_, heads * s_.head_dim);
+    const std::int64_t width = s_.q_width() + s_.kv_width(), elements = n_ * heads * s_.head_dim;
+    const auto norm_of = [=, this](Tensors& m) {
+      return HeadNorm{m.random(t_, {heads * s_.head_dim}), s_.rms_epsilon, m.random(DType::f32, {n_}), s_.norm_offset};
+    };
+    add("projection_norm " + which, shape, of_t(2 * elements), 0, [=, this](Tensors& m) {
+      const Heads in{m.random(t_, {n_, s_.qkv_width()}), offset, heads, s_.head_dim};
+      const Heads out{m.random(t_, {n_, width}), offset, heads, s_.head_dim};
+      const HeadNorm norm = norm_of(m);
+      return Call{[=](Ops& ops, Stream& stream) { ops.projection_norm(stream, out, in, norm); }};
+    });
+    add("projection_norm_grad " + which, shape, of_t(3 * elements), 0, [=, this](Tensors& m) {
+      const Heads in{m.random(t_, {n_, s_.qkv_width()}), offset, heads, s_.head_dim};
+      const Heads d{m.random(t_, {n_, s_.qkv_width()}), offset, heads, s_.head_dim};
+      const HeadNorm norm = norm_of(m);
+      const Tensor dweight = m.random(t_, {heads * s_.head_dim});
+      return Call{[=](Ops& ops, Stream& stream) {
+        ops.projection_norm_grad(stream, {.din = d, .dout = d, .in = in, .norm = norm, .dweight = dweight});
+      }};
+    });
+  }
+
   // Rotation, with the norm before it where the model has one, in rows as wide as the decoder's.
   void heads(const std::string& which, std::int64_t offset, std::int64_t heads) {
     const bool normed = s_.qk_norm;
@@ -134,7 +161,7 @@ class LayerCases final : public Cases {
     };
     const auto norm_of = [=, this](Tensors& m) {
       if (!normed) return HeadNorm{};
-      return HeadNorm{m.random(t_, {s_.head_dim}), epsilon, m.random(DType::f32, {n_, heads})};
+      return HeadNorm{m.random(t_, {s_.head_dim}), epsilon, m.random(DType::f32, {n_, heads}), s_.norm_offset};
     };
     add("rotary " + which, shape, of_t(2 * elements), 0, [=, this](Tensors& m) {
       const Tensor rows = m.random(t_, {n_, s_.qkv_width()});
@@ -142,7 +169,8 @@ class LayerCases final : public Cases {
       const Heads out{normed ? m.random(t_, {n_, width}) : rows, offset, heads, s_.head_dim};
       const Tensor positions = m.integers(batch_.positions), table = table_of(m);
       const HeadNorm norm = norm_of(m);
-      return Call{[=](Ops& ops, Stream& stream) { ops.rotary(stream, out, in, positions, table, norm); }};
+      const RotaryPairs pairs = s_.rope.pairs;
+      return Call{[=](Ops& ops, Stream& stream) { ops.rotary(stream, out, in, positions, table, norm, pairs); }};
     });
     add("rotary_grad " + which, shape, of_t((normed ? 3 : 2) * elements), 0, [=, this](Tensors& m) {
       const Heads in{m.random(t_, {n_, s_.qkv_width()}), offset, heads, s_.head_dim};
@@ -150,10 +178,12 @@ class LayerCases final : public Cases {
       const Tensor positions = m.integers(batch_.positions), table = table_of(m);
       const HeadNorm norm = norm_of(m);
       const Tensor dweight = normed ? m.random(t_, {s_.head_dim}) : Tensor();
+      const RotaryPairs pairs = s_.rope.pairs;
       return Call{[=](Ops& ops, Stream& stream) {
-        ops.rotary_grad(
-            stream,
-            {.din = d, .dout = d, .in = in, .positions = positions, .table = table, .norm = norm, .dweight = dweight});
+        Ops::RotaryGrad grad{
+            .din = d, .dout = d, .in = in, .positions = positions, .table = table, .norm = norm, .dweight = dweight};
+        grad.pairs = pairs;
+        ops.rotary_grad(stream, grad);
       }};
     });
   }
@@ -210,17 +240,19 @@ class LayerCases final : public Cases {
 
   void activation() {
     const std::int64_t f = s_.intermediate;
+    const GateActivation gate = s_.gate;
     const std::string shape = fmt::format("{} x {}", n_, f);
     add("swiglu", shape, of_t(3 * n_ * f), 0, [=, this](Tensors& m) {
       const Tensor out = m.random(t_, {n_, f}), gate_up = m.random(t_, {n_, 2 * f});
-      return Call{[=](Ops& ops, Stream& stream) { ops.swiglu(stream, out, gate_up); }};
+      return Call{[=](Ops& ops, Stream& stream) { ops.swiglu(stream, out, gate_up, gate); }};
     });
     for (const bool again : {false, true})
       add(again ? "swiglu_grad, activated" : "swiglu_grad", shape, of_t((again ? 6 : 5) * n_ * f), 0,
           [=, this](Tensors& m) {
             const Tensor dgate_up = m.random(t_, {n_, 2 * f}), gate_up = m.random(t_, {n_, 2 * f});
             const Tensor dout = m.random(t_, {n_, f}), activated = again ? m.random(t_, {n_, f}) : Tensor();
-            return Call{[=](Ops& ops, Stream& stream) { ops.swiglu_grad(stream, dgate_up, dout, gate_up, activated); }};
+            return Call{
+                [=](Ops& ops, Stream& stream) { ops.swiglu_grad(stream, dgate_up, dout, gate_up, activated, gate); }};
           });
   }
 

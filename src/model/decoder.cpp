@@ -1,10 +1,10 @@
 #include "model/decoder.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/error.h"
 #include "model/decoder_activations.h"
+#include "model/rope.h"
 
 namespace so {
 
@@ -23,14 +23,21 @@ Decoder::Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& op
   int items = 0;
   for (std::int64_t layer = 0; layer < spec.layers; ++layer)
     items_.push_back(keep_of(layer) == Keep::host ? items++ : -1);
-  SO_CHECK(rope_.rank() == 3 && rope_.dim(2) * 2 == spec.rope.rotary_dim, "rope table");
+  SO_CHECK(rope_.rank() == 3 && rope_.dim(2) * 2 == spec.rope.rotary_dim && rope_.dim(0) % rope_tables(spec) == 0,
+           "rope table");
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
+    const LayerSpec l = spec.layer(layer);
+    SO_CHECK(l.rotation != LayerRotation::none || !spec.qk_norm, "a norm of heads goes with their rotation");
+    SO_CHECK(l.rotation != LayerRotation::local || spec.local_rope, "a local rotation without its table");
+    SO_CHECK(!l.experts || !spec.output_norms, "norms of what experts add");
+  }
 }
 
 std::int64_t Decoder::loss_rows(std::int64_t tokens) const { return std::min(tokens, settings_.loss_chunk_rows); }
 
 AttentionSpans Decoder::spans(const Pass& pass, std::int64_t layer) const {
   AttentionSpans spans = pass.batch.spans;
-  spans.scale = 1.0f / std::sqrt(static_cast<float>(spec_.head_dim));
+  spans.scale = spec_.score_scale();
   spans.window = spec_.layer(layer).window;
   spans.sinks = pass.weight(index(layer).sinks);
   return spans;
@@ -62,16 +69,64 @@ void Decoder::embed(const Pass& pass, Tensor x) const {
   pass.weights.require_weights(0, pass.stream);
   ops_.embedding(pass.stream, x, pass.weights.weight(index_.embedding), pass.batch.ids);
   pass.weights.release_weights(0, pass.stream);
+  if (const float scale = embedding_scale(); scale != 1) ops_.add_scaled(pass.stream, x, Tensor(), x, scale);
   pass.show(0, "the embedding", x);
+}
+
+float Decoder::embedding_scale() const {
+  const auto scale = static_cast<float>(spec_.embedding_scale);
+  const bool rounded = spec_.round_embedding_scale && settings_.formats.activations == DType::bf16;
+  return rounded ? static_cast<float>(bf16(scale)) : scale;
+}
+
+Tensor Decoder::rope(std::int64_t layer) const {
+  const LayerRotation rotation = spec_.layer(layer).rotation;
+  if (rotation == LayerRotation::none) return {};
+  const std::int64_t positions = rope_.dim(0) / rope_tables(spec_);
+  return rope_.rows(rotation == LayerRotation::local ? positions : 0, positions);
 }
 
 void Decoder::rotate(const Pass& pass, std::int64_t layer, const Activations& a) const {
   const ParameterIndex::Layer& p = index(layer);
-  const auto turn = [&](Heads out, Heads in, Joined norm, Tensor inv_rms) {
-    ops_.rotary(pass.stream, out, in, pass.batch.positions, rope_, {pass.weight(norm), spec_.rms_epsilon, inv_rms});
+  const Tensor table = rope(layer);
+  const auto turn = [&](Heads out, Heads in, Joined weight, Tensor inv_rms) {
+    HeadNorm norm{pass.weight(weight), spec_.rms_epsilon, inv_rms, spec_.norm_offset};
+    if (spec_.projection_norm) {
+      ops_.projection_norm(pass.stream, out, in, norm);
+      in = out;
+      norm = {};
+    }
+    if (table) ops_.rotary(pass.stream, out, in, pass.batch.positions, table, norm, spec_.rope.pairs);
   };
   turn(a.q(spec_), a.raw_q(spec_), p.q_norm, a.q_inv_rms);
   turn(a.k(spec_), a.raw_k(spec_), p.k_norm, a.k_inv_rms);
+}
+
+void Decoder::block_input(const Pass& pass, Joined norm, Tensor normed, Tensor inv_rms, Tensor sum, Tensor x,
+                          Tensor delta) const {
+  const auto scale = static_cast<float>(spec_.residual_scale);
+  if (!norm) {
+    if (delta) ops_.add_scaled(pass.stream, sum, x, delta, scale);
+    return;
+  }
+  const NormTerms terms{spec_.rms_epsilon, spec_.norm_offset, scale};
+  if (delta)
+    ops_.add_rms_norm(pass.stream, normed, sum, inv_rms, x, delta, pass.weight(norm), terms);
+  else
+    ops_.add_rms_norm(pass.stream, normed, Tensor(), inv_rms, sum, Tensor(), pass.weight(norm), terms);
+}
+
+void Decoder::output_norm(const Pass& pass, Joined norm, Tensor out, Tensor raw, Tensor inv_rms) const {
+  if (norm)
+    ops_.add_rms_norm(pass.stream, out, Tensor(), inv_rms, raw, Tensor(), pass.weight(norm),
+                      {spec_.rms_epsilon, spec_.norm_offset});
+}
+
+void Decoder::final_norm(const Pass& pass, Tensor normed, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta) const {
+  ops_.add_rms_norm(pass.stream, normed, sum, inv_rms, x, delta, pass.weights.weight(index_.final_norm),
+                    {spec_.rms_epsilon, spec_.norm_offset, static_cast<float>(spec_.residual_scale)});
+  if (const auto scale = static_cast<float>(spec_.logits_scale); scale != 1)
+    ops_.add_scaled(pass.stream, normed, Tensor(), normed, scale);
 }
 
 void Decoder::attention_forward(const Pass& pass, std::int64_t layer, const Activations& a, const Carry* carry,
@@ -80,13 +135,9 @@ void Decoder::attention_forward(const Pass& pass, std::int64_t layer, const Acti
   const DecoderSpec& s = spec_;
   const std::int64_t n = pass.tokens();
   Stream& stream = pass.stream;
-  // The residual stream is x + delta; the sum is made where it is first read, by the norm.
-  if (carry && carry->delta)
-    ops_.add_rms_norm(stream, a.normed1, a.x, a.inv_rms1, carry->x, carry->delta, pass.weight(p.input_norm),
-                      s.rms_epsilon);
-  else
-    ops_.add_rms_norm(stream, a.normed1, Tensor(), a.inv_rms1, a.x, Tensor(), pass.weight(p.input_norm), s.rms_epsilon);
-
+  // The residual stream is x + residual_scale * delta; the sum is made where it is first read, by the norm.
+  block_input(pass, p.input_norm, a.normed1, a.inv_rms1, a.x, carry ? carry->x : Tensor(),
+              carry ? carry->delta : Tensor());
   ops_.linear(stream, a.qkv, a.normed1, pass.weight(p.qkv), pass.weight(p.qkv_bias), Accumulate::overwrite);
   rotate(pass, layer, a);
   Heads k = a.k(s), v = a.v(s);
@@ -109,15 +160,19 @@ void Decoder::attention_forward(const Pass& pass, std::int64_t layer, const Acti
         stream,
         {.out = a.attention_heads(s), .lse = a.lse, .q = a.q(s), .k = k, .v = v, .spans = spans, .scratch = scratch});
   }
-  ops_.linear(stream, out, a.attention, pass.weight(p.o), pass.weight(p.o_bias), Accumulate::overwrite);
+  ops_.linear(stream, a.attention_out ? a.attention_out : out, a.attention, pass.weight(p.o), pass.weight(p.o_bias),
+              Accumulate::overwrite);
+  output_norm(pass, p.attention_output_norm, out, a.attention_out, a.attention_out_inv_rms);
 }
 
 void Decoder::mlp_forward(const Pass& pass, std::int64_t layer, const Activations& a, Tensor out) const {
   const ParameterIndex::Layer& p = index(layer);
   ops_.linear(pass.stream, a.gate_up, a.normed2, pass.weight(p.gate_up), pass.weight(p.gate_up_bias),
               Accumulate::overwrite);
-  ops_.swiglu(pass.stream, a.activated, a.gate_up);
-  ops_.linear(pass.stream, out, a.activated, pass.weight(p.down), pass.weight(p.down_bias), Accumulate::overwrite);
+  ops_.swiglu(pass.stream, a.activated, a.gate_up, spec_.gate);
+  ops_.linear(pass.stream, a.mlp_out ? a.mlp_out : out, a.activated, pass.weight(p.down), pass.weight(p.down_bias),
+              Accumulate::overwrite);
+  output_norm(pass, p.mlp_output_norm, out, a.mlp_out, a.mlp_out_inv_rms);
 }
 
 void Decoder::layer_forward(const Pass& pass, std::int64_t layer, const Activations& kept, Carry& carry,
@@ -137,8 +192,7 @@ void Decoder::layer_forward(const Pass& pass, std::int64_t layer, const Activati
   {
     Arena::Scope block(pass.arena);
     complete_mlp(pass.arena, layer, pass.tokens(), a);
-    ops_.add_rms_norm(stream, a.normed2, a.middle, a.inv_rms2, a.x, carry.scratch,
-                      pass.weight(index(layer).post_attention_norm), spec_.rms_epsilon);
+    block_input(pass, index(layer).mlp_norm, a.normed2, a.inv_rms2, a.middle, a.x, carry.scratch);
     if (spec_.layer(layer).experts)
       experts_forward(pass, layer, a, carry.scratch);
     else
@@ -174,8 +228,7 @@ void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSourc
     Arena::Scope layers(arena);
     run_layers(pass, carry, nullptr);
     require_head(weights, stream);
-    ops_.add_rms_norm(stream, normed, carry.x, inv_rms, carry.x, carry.delta, weights.weight(index_.final_norm),
-                      spec_.rms_epsilon);
+    final_norm(pass, normed, carry.x, inv_rms, carry.x, carry.delta);
   }
   pass.show(head_unit(spec_), "the final norm", normed);
   Ops::LinearCrossEntropy loss;
@@ -200,13 +253,13 @@ void Decoder::forward_logits(Stream& stream, const DeviceBatch& batch, WeightSou
   const std::int64_t n = batch.tokens(), rows = logits.dim(0);
   SO_CHECK(rows >= 1 && rows <= n, "{} rows of logits of {} tokens", rows, n);
   Carry carry(arena, settings_.formats.activations, n, spec_.hidden);
-  run_layers({stream, batch, weights, arena, {}}, carry, cache);
+  const Pass pass{stream, batch, weights, arena, {}};
+  run_layers(pass, carry, cache);
   Tensor normed = arena.acquire("final normed", settings_.formats.activations, {rows, spec_.hidden});
   Tensor inv_rms = arena.acquire("inverse rms", DType::f32, {rows});
   require_head(weights, stream);
   const Tensor x = carry.x.rows(n - rows, rows);
-  ops_.add_rms_norm(stream, normed, x, inv_rms, x, carry.delta.rows(n - rows, rows), weights.weight(index_.final_norm),
-                    spec_.rms_epsilon);
+  final_norm(pass, normed, x, inv_rms, x, carry.delta.rows(n - rows, rows));
   ops_.linear(stream, logits, normed, weights.weight(index_.lm_head), Tensor(), Accumulate::overwrite);
   release_head(weights, stream);
   if (cache) cache->used += n;

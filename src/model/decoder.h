@@ -63,7 +63,7 @@ using ForwardObserver = std::function<void(int unit, std::string_view what, Tens
 // Weights and gradients are met through WeightSource and GradientSink. One stream runs it all.
 class Decoder {
  public:
-  // rope_table: f32 device tensor [positions, 2, rotary_dim / 2] that outlives the decoder, as does `store`, for the
+  // rope_table: f32 device tensor, the tables of model/rope.h, that outlives the decoder, as does `store`, for the
   // inputs of layers that keep them on the host: an item each, [tokens, hidden]. Needed for training alone; null if
   // there are none.
   Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops, Tensor rope_table, DecoderSettings settings,
@@ -99,25 +99,49 @@ class Decoder {
   void complete_attention(Arena& arena, std::int64_t tokens, Activations& a) const;
   void complete_mlp(Arena& arena, std::int64_t layer, std::int64_t tokens, Activations& a) const;
   void complete_routing(Arena& arena, std::int64_t tokens, Activations& a) const;
+  void complete_qk_norms(Arena& arena, std::int64_t tokens, Activations& a) const;
+  void complete_output(Arena& arena, std::int64_t tokens, Tensor& raw, Tensor& inv_rms) const;
 
   const ParameterIndex::Layer& index(std::int64_t layer) const {
     return index_.layers[static_cast<std::size_t>(layer)];
   }
   void embed(const Pass& pass, Tensor x) const;
+  float embedding_scale() const;
   // x is computed from the carried stream, or given if nothing is carried; `out` is what the block adds to it.
   void attention_forward(const Pass& pass, std::int64_t layer, const Activations& a, const Carry* carry, Tensor out,
                          KvCache* cache) const;
   void rotate(const Pass& pass, std::int64_t layer, const Activations& a) const;
+  void rotate_back(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& a,
+                   Tensor dqkv) const;
+  // The layer's table of angles; empty if it does not rotate.
+  Tensor rope(std::int64_t layer) const;
+  // Makes what a block reads: `sum` = x + residual_scale * delta, unless delta is empty and the sum is there, and the
+  // norm of it, if the block has one.
+  void block_input(const Pass& pass, Joined norm, Tensor normed, Tensor inv_rms, Tensor sum, Tensor x,
+                   Tensor delta) const;
+  // The norm of what a block adds.
+  void output_norm(const Pass& pass, Joined norm, Tensor out, Tensor raw, Tensor inv_rms) const;
+  // The gradient of block_input() is added to that of the residual stream.
+  void block_input_backward(const Pass& pass, GradientSink& gradients, Joined norm, Tensor sum, Tensor inv_rms,
+                            Tensor dnormed, Tensor dresidual) const;
+  // Returns the gradient of a block's last product, from that of the residual stream: in `room`, or dresidual itself
+  // where there is neither norm nor scale between.
+  Tensor block_output_backward(const Pass& pass, GradientSink& gradients, Joined norm, Tensor raw, Tensor inv_rms,
+                               Tensor room, Tensor dresidual) const;
+  // The last norm, and the scale of the logits.
+  void final_norm(const Pass& pass, Tensor normed, Tensor sum, Tensor inv_rms, Tensor x, Tensor delta) const;
   // `out` is what the block adds to a.middle, from a.normed2.
   void mlp_forward(const Pass& pass, std::int64_t layer, const Activations& a, Tensor out) const;
+  // Makes a.gate_up, a.mlp_out and its inv_rms again; `room` becomes a.mlp_out, `spare` is written.
+  void remake_mlp_out(const Pass& pass, std::int64_t layer, Activations& a, Tensor room, Tensor spare) const;
   void experts_forward(const Pass& pass, std::int64_t layer, const Activations& a, Tensor out) const;
   void route(const Pass& pass, std::int64_t layer, const Activations& a) const;
   void layer_forward(const Pass& pass, std::int64_t layer, const Activations& kept, Carry& carry, KvCache* cache) const;
   void run_layers(const Pass& pass, Carry& carry, KvCache* cache) const;
   void mlp_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations a, Tensor remade_delta,
                     Tensor dnormed, Tensor dresidual) const;
-  // dnormed is overwritten with the gradient of a.normed2, dout is the block's. Empty tensors of `a` are computed
-  // again.
+  // dnormed is overwritten with the gradient of a.normed2, dout is the block's and may lie in dnormed. Empty tensors of
+  // `a` are computed again.
   void dense_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations& a, Tensor dnormed,
                       Tensor dout) const;
   void experts_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations& a, Tensor dnormed,

@@ -49,18 +49,18 @@ Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t layer, std
   if (keep == Keep::host) return a;  // the store has it
   a.x = arena.acquire("layer input", t, {n, s.hidden});
   if (keep == Keep::input) return a;
-  a.inv_rms1 = arena.acquire("inverse rms", DType::f32, {n});
+  if (s.input_norms) a.inv_rms1 = arena.acquire("inverse rms", DType::f32, {n});
   a.qkv = arena.acquire("qkv", t, {n, s.qkv_width()});
-  if (s.qk_norm) {
-    a.q_inv_rms = arena.acquire("inverse rms of q", DType::f32, {n, s.heads});
-    a.k_inv_rms = arena.acquire("inverse rms of k", DType::f32, {n, s.kv_heads});
-  } else {
-    a.qk = a.qkv;  // rotated in place
+  complete_qk_norms(arena, n, a);
+  if (!a.q_inv_rms) a.qk = a.qkv;  // rotated in place
+  if (s.output_norms) {
+    complete_output(arena, n, a.attention_out, a.attention_out_inv_rms);
+    complete_output(arena, n, a.mlp_out, a.mlp_out_inv_rms);
   }
   a.attention = arena.acquire("attention", t, {n, s.q_width()});
   a.lse = arena.acquire("log-sum-exp", DType::f32, {s.heads, n});
   a.middle = arena.acquire("after attention", t, {n, s.hidden});
-  a.inv_rms2 = arena.acquire("inverse rms", DType::f32, {n});
+  if (s.input_norms) a.inv_rms2 = arena.acquire("inverse rms", DType::f32, {n});
   const bool experts = s.layer(layer).experts;
   if (experts) complete_routing(arena, n, a);
   if (keep == Keep::no_gate_up) return a;
@@ -78,18 +78,35 @@ Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t layer, std
 void Decoder::complete_attention(Arena& arena, std::int64_t n, Activations& a) const {
   const DType t = settings_.formats.activations;
   const DecoderSpec& s = spec_;
-  have(arena, a.inv_rms1, "inverse rms", DType::f32, {n});
-  have(arena, a.normed1, "normed input", t, {n, s.hidden});
-  have(arena, a.qkv, "qkv", t, {n, s.qkv_width()});
-  if (s.qk_norm) {
-    have(arena, a.qk, "rotated qk", t, {n, s.q_width() + s.kv_width()});
-    have(arena, a.q_inv_rms, "inverse rms of q", DType::f32, {n, s.heads});
-    have(arena, a.k_inv_rms, "inverse rms of k", DType::f32, {n, s.kv_heads});
+  if (s.input_norms) {
+    have(arena, a.inv_rms1, "inverse rms", DType::f32, {n});
+    have(arena, a.normed1, "normed input", t, {n, s.hidden});
   } else {
-    a.qk = a.qkv;
+    a.normed1 = a.x;
   }
+  have(arena, a.qkv, "qkv", t, {n, s.qkv_width()});
+  if (s.qk_norm || s.projection_norm)
+    have(arena, a.qk, "rotated qk", t, {n, s.q_width() + s.kv_width()});
+  else
+    a.qk = a.qkv;
+  complete_qk_norms(arena, n, a);
+  if (s.output_norms) complete_output(arena, n, a.attention_out, a.attention_out_inv_rms);
   have(arena, a.attention, "attention", t, {n, s.q_width()});
   have(arena, a.lse, "log-sum-exp", DType::f32, {s.heads, n});
+}
+
+void Decoder::complete_qk_norms(Arena& arena, std::int64_t n, Activations& a) const {
+  const auto complete = [&](Tensor& tensor, const char* name, std::int64_t heads) {
+    if (spec_.qk_norm) have(arena, tensor, name, DType::f32, {n, heads});
+    if (spec_.projection_norm) have(arena, tensor, name, DType::f32, {n});
+  };
+  complete(a.q_inv_rms, "inverse rms of q", spec_.heads);
+  complete(a.k_inv_rms, "inverse rms of k", spec_.kv_heads);
+}
+
+void Decoder::complete_output(Arena& arena, std::int64_t n, Tensor& raw, Tensor& inv_rms) const {
+  have(arena, raw, "output before its norm", settings_.formats.activations, {n, spec_.hidden});
+  have(arena, inv_rms, "inverse rms", DType::f32, {n});
 }
 
 void Decoder::complete_routing(Arena& arena, std::int64_t n, Activations& a) const {
@@ -104,8 +121,13 @@ void Decoder::complete_routing(Arena& arena, std::int64_t n, Activations& a) con
 
 void Decoder::complete_mlp(Arena& arena, std::int64_t layer, std::int64_t n, Activations& a) const {
   const DType t = settings_.formats.activations;
-  have(arena, a.inv_rms2, "inverse rms", DType::f32, {n});
-  have(arena, a.normed2, "normed middle", t, {n, spec_.hidden});
+  if (spec_.input_norms) {
+    have(arena, a.inv_rms2, "inverse rms", DType::f32, {n});
+    have(arena, a.normed2, "normed middle", t, {n, spec_.hidden});
+  } else {
+    a.normed2 = a.middle;
+  }
+  if (spec_.output_norms) complete_output(arena, n, a.mlp_out, a.mlp_out_inv_rms);
   if (spec_.layer(layer).experts) complete_routing(arena, n, a);
   const auto [rows, width] = mlp_size(spec_, layer, n);
   have(arena, a.gate_up, "gate and up", t, {rows, 2 * width});

@@ -30,10 +30,12 @@ struct Decoder::Pass {
 // A layer's activations. Between forward and backward only those that it keeps are there; the others are empty, and
 // come from the arena, for as long as they are worked with.
 struct Decoder::Activations {
-  Tensor x, inv_rms1, normed1;       // residual stream into the layer, T [N, H]; f32 [N]; T [N, H]
-  Tensor qkv;                        // projections, T [N, qkv_width]; q and k rotated in place without qk-norm
-  Tensor qk, q_inv_rms, k_inv_rms;   // with qk-norm: rotated q and k, T [N, q_width + kv_width]; else qk is qkv
-  Tensor attention, lse;             // T [N, q_width]; f32 [heads, N]
+  Tensor x, inv_rms1, normed1;      // residual stream into the layer, T [N, H]; f32 [N]; T [N, H], or x without a norm
+  Tensor qkv;                       // projections, T [N, qkv_width]; q and k rotated in place without a norm of them
+  Tensor qk, q_inv_rms, k_inv_rms;  // with such a norm: rotated q and k, T [N, q_width + kv_width]; else qk is qkv
+  Tensor attention, lse;            // T [N, q_width]; f32 [heads, N]
+  // With output norms: what attention and MLP give to those, T [N, H], f32 [N].
+  Tensor attention_out, attention_out_inv_rms, mlp_out, mlp_out_inv_rms;
   Tensor middle, inv_rms2, normed2;  // residual stream after attention
   Tensor gate_up, activated;         // T [N, 2F], T [N, F]; of experts one row a pair of token and choice
   Tensor router_logits;              // f32 [N, E]
@@ -47,7 +49,7 @@ struct Decoder::Activations {
   Heads attention_heads(const DecoderSpec& s) const { return {attention, 0, s.heads, s.head_dim}; }
 };
 
-// The residual stream between layers, as x + delta: the sum is made by the next norm.
+// The residual stream between layers, as x + residual_scale * delta: the sum is made by the next norm.
 struct Decoder::Carry {
   Carry(Arena& arena, DType activations, std::int64_t tokens, std::int64_t hidden)
       : scratch(arena.acquire("block output", activations, {tokens, hidden})) {}

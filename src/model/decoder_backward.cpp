@@ -10,35 +10,75 @@
 
 namespace so {
 
-// dresidual is the gradient of middle + mlp(normed2), and then of middle. remade_delta: what attention adds to x, if
-// middle must be made of the two; else empty.
+void Decoder::block_input_backward(const Pass& pass, GradientSink& gradients, Joined norm, Tensor sum, Tensor inv_rms,
+                                   Tensor dnormed, Tensor dresidual) const {
+  if (!norm) return ops_.add_scaled(pass.stream, dresidual, dresidual, dnormed, 1);
+  const auto dw = gradients.gradient(norm.first);
+  ops_.rms_norm_grad(pass.stream, {.dx = dresidual,
+                                   .dweight = dw.tensor,
+                                   .dout = dnormed,
+                                   .residual = dresidual,
+                                   .x = sum,
+                                   .inv_rms = inv_rms,
+                                   .weight = pass.weight(norm),
+                                   .dweight_mode = dw.mode,
+                                   .weight_offset = spec_.norm_offset});
+}
+
+Tensor Decoder::block_output_backward(const Pass& pass, GradientSink& gradients, Joined norm, Tensor raw,
+                                      Tensor inv_rms, Tensor room, Tensor dresidual) const {
+  Tensor dout = dresidual;
+  if (const auto scale = static_cast<float>(spec_.residual_scale); scale != 1) {
+    ops_.add_scaled(pass.stream, room, Tensor(), dout, scale);
+    dout = room;
+  }
+  if (!norm) return dout;
+  const auto dw = gradients.gradient(norm.first);
+  ops_.rms_norm_grad(pass.stream, {.dx = room,
+                                   .dweight = dw.tensor,
+                                   .dout = dout,
+                                   .x = raw,
+                                   .inv_rms = inv_rms,
+                                   .weight = pass.weight(norm),
+                                   .dweight_mode = dw.mode,
+                                   .weight_offset = spec_.norm_offset});
+  return room;
+}
+
+void Decoder::remake_mlp_out(const Pass& pass, std::int64_t layer, Activations& a, Tensor room, Tensor spare) const {
+  const DType t = settings_.formats.activations;
+  const std::int64_t n = pass.tokens(), f = spec_.intermediate;
+  SO_CHECK(room && !a.gate_up, "an MLP's output made again, though its products were kept");
+  a.mlp_out = room;
+  a.mlp_out_inv_rms = pass.arena.acquire("inverse rms", DType::f32, {n});
+  a.gate_up = pass.arena.acquire("gate and up", t, {n, 2 * f});
+  Arena::Scope scope(pass.arena);
+  Activations again = a;
+  again.activated = pass.arena.acquire("activated", t, {n, f});
+  mlp_forward(pass, layer, again, spare);
+}
+
+// dresidual is the gradient of middle plus what the MLP adds, and then of middle. remade_delta: what attention adds to
+// x, if middle must be made of the two; else empty.
 void Decoder::mlp_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations a,
                            Tensor remade_delta, Tensor dnormed, Tensor dresidual) const {
   const ParameterIndex::Layer& p = index(layer);
-  Stream& stream = pass.stream;
-  const Tensor norm_weight = pass.weight(p.post_attention_norm);
   Arena::Scope scope(pass.arena);
 
   if (!a.normed2) {
-    a.normed2 = pass.arena.acquire("normed middle", settings_.formats.activations, {pass.tokens(), spec_.hidden});
-    if (remade_delta)
-      ops_.add_rms_norm(stream, a.normed2, a.middle, a.inv_rms2, a.x, remade_delta, norm_weight, spec_.rms_epsilon);
-    else
-      ops_.add_rms_norm(stream, a.normed2, Tensor(), a.inv_rms2, a.middle, Tensor(), norm_weight, spec_.rms_epsilon);
+    a.normed2 = a.middle;
+    if (p.mlp_norm)
+      a.normed2 = pass.arena.acquire("normed middle", settings_.formats.activations, {pass.tokens(), spec_.hidden});
+    block_input(pass, p.mlp_norm, a.normed2, a.inv_rms2, a.middle, a.x, remade_delta);
   }
+  if (p.mlp_output_norm && !a.mlp_out) remake_mlp_out(pass, layer, a, remade_delta, dnormed);
+  const Tensor dout =
+      block_output_backward(pass, gradients, p.mlp_output_norm, a.mlp_out, a.mlp_out_inv_rms, dnormed, dresidual);
   if (spec_.layer(layer).experts)
-    experts_backward(pass, layer, gradients, a, dnormed, dresidual);
+    experts_backward(pass, layer, gradients, a, dnormed, dout);
   else
-    dense_backward(pass, layer, gradients, a, dnormed, dresidual);
-  const auto dw = gradients.gradient(p.post_attention_norm.first);
-  ops_.rms_norm_grad(stream, {.dx = dresidual,
-                              .dweight = dw.tensor,
-                              .dout = dnormed,
-                              .residual = dresidual,
-                              .x = a.middle,
-                              .inv_rms = a.inv_rms2,
-                              .weight = norm_weight,
-                              .dweight_mode = dw.mode});
+    dense_backward(pass, layer, gradients, a, dnormed, dout);
+  block_input_backward(pass, gradients, p.mlp_norm, a.middle, a.inv_rms2, dnormed, dresidual);
 }
 
 void Decoder::dense_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations& a,
@@ -55,13 +95,13 @@ void Decoder::dense_backward(const Pass& pass, std::int64_t layer, GradientSink&
   Tensor dactivated = pass.arena.acquire("gradient of activated", t, {n, f});
   ops_.linear_grad_input(stream, dactivated, dout, pass.weight(p.down), Accumulate::overwrite);
   Tensor dgate_up = a.gate_up;
-  ops_.swiglu_grad(stream, dgate_up, dactivated, a.gate_up, a.activated ? Tensor() : dactivated);
+  ops_.swiglu_grad(stream, dgate_up, dactivated, a.gate_up, a.activated ? Tensor() : dactivated, spec_.gate);
   grad_linear(ops_, stream, gradients, p.down, p.down_bias, dout, a.activated ? a.activated : dactivated);
   ops_.linear_grad_input(stream, dnormed, dgate_up, pass.weight(p.gate_up), Accumulate::overwrite);
   grad_linear(ops_, stream, gradients, p.gate_up, p.gate_up_bias, dgate_up, a.normed2);
 }
 
-// dresidual is the gradient of x + o(attention), and then of x.
+// dresidual is the gradient of x plus what attention adds, and then of x.
 void Decoder::attention_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations a,
                                  Tensor dnormed, Tensor dresidual) const {
   const ParameterIndex::Layer& p = index(layer);
@@ -70,7 +110,6 @@ void Decoder::attention_backward(const Pass& pass, std::int64_t layer, GradientS
   const std::int64_t n = pass.tokens();
   Stream& stream = pass.stream;
   Arena& arena = pass.arena;
-  const Tensor norm_weight = pass.weight(p.input_norm);
   Arena::Scope scope(arena);
 
   if (!a.qk) {
@@ -79,8 +118,10 @@ void Decoder::attention_backward(const Pass& pass, std::int64_t layer, GradientS
   }
   Tensor dattention = arena.acquire("gradient of attention", t, {n, s.q_width()});
   Tensor dqkv = arena.acquire("gradient of qkv", t, {n, s.qkv_width()});
-  ops_.linear_grad_input(stream, dattention, dresidual, pass.weight(p.o), Accumulate::overwrite);
-  grad_linear(ops_, stream, gradients, p.o, p.o_bias, dresidual, a.attention);
+  const Tensor dout = block_output_backward(pass, gradients, p.attention_output_norm, a.attention_out,
+                                            a.attention_out_inv_rms, dnormed, dresidual);
+  ops_.linear_grad_input(stream, dattention, dout, pass.weight(p.o), Accumulate::overwrite);
+  grad_linear(ops_, stream, gradients, p.o, p.o_bias, dout, a.attention);
   const Heads dq{dqkv, 0, s.heads, s.head_dim}, dk{dqkv, s.q_width(), s.kv_heads, s.head_dim},
       dv{dqkv, s.q_width() + s.kv_width(), s.kv_heads, s.head_dim};
   {
@@ -103,37 +144,41 @@ void Decoder::attention_backward(const Pass& pass, std::int64_t layer, GradientS
          .forward = {.out = a.attention_heads(s), .lse = a.lse, .q = a.q(s), .k = a.k(s), .v = a.v(s), .spans = spans},
          .scratch = scratch});
   }
-  const auto rotate_back = [&](Heads d, Heads raw, Joined norm, Tensor inv_rms) {
-    if (!norm)
-      return ops_.rotary_grad(stream,
-                              {.din = d, .dout = d, .in = raw, .positions = pass.batch.positions, .table = rope_});
-    const auto dw = gradients.gradient(norm.first);
-    ops_.rotary_grad(stream, {.din = d,
-                              .dout = d,
-                              .in = raw,
-                              .positions = pass.batch.positions,
-                              .table = rope_,
-                              .norm = {pass.weight(norm), s.rms_epsilon, inv_rms},
-                              .dweight = dw.tensor,
-                              .dweight_mode = dw.mode});
-  };
-  rotate_back(dq, a.raw_q(s), p.q_norm, a.q_inv_rms);
-  rotate_back(dk, a.raw_k(s), p.k_norm, a.k_inv_rms);
+  rotate_back(pass, layer, gradients, a, dqkv);
   ops_.linear_grad_input(stream, dnormed, dqkv, pass.weight(p.qkv), Accumulate::overwrite);
   if (!a.normed1) {
-    a.normed1 = arena.acquire("normed input", t, {n, s.hidden});
-    ops_.add_rms_norm(stream, a.normed1, Tensor(), a.inv_rms1, a.x, Tensor(), norm_weight, s.rms_epsilon);
+    a.normed1 = p.input_norm ? arena.acquire("normed input", t, {n, s.hidden}) : a.x;
+    block_input(pass, p.input_norm, a.normed1, a.inv_rms1, a.x, Tensor(), Tensor());
   }
   grad_linear(ops_, stream, gradients, p.qkv, p.qkv_bias, dqkv, a.normed1);
-  const auto dw = gradients.gradient(p.input_norm.first);
-  ops_.rms_norm_grad(stream, {.dx = dresidual,
-                              .dweight = dw.tensor,
-                              .dout = dnormed,
-                              .residual = dresidual,
-                              .x = a.x,
-                              .inv_rms = a.inv_rms1,
-                              .weight = norm_weight,
-                              .dweight_mode = dw.mode});
+  block_input_backward(pass, gradients, p.input_norm, a.x, a.inv_rms1, dnormed, dresidual);
+}
+
+// dqkv is the gradient of what rotate() made, and then of what it read.
+void Decoder::rotate_back(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& a,
+                          Tensor dqkv) const {
+  const ParameterIndex::Layer& p = index(layer);
+  const DecoderSpec& s = spec_;
+  const Tensor table = rope(layer);
+  const auto turn_back = [&](Heads d, Heads raw, Joined weight, Tensor inv_rms) {
+    Ops::RotaryGrad g{.din = d, .dout = d, .in = raw, .positions = pass.batch.positions, .table = table};
+    g.pairs = s.rope.pairs;
+    const HeadNorm norm{pass.weight(weight), s.rms_epsilon, inv_rms, s.norm_offset};
+    if (!weight || s.projection_norm) {
+      if (table) ops_.rotary_grad(pass.stream, g);
+      if (!weight) return;
+    }
+    const auto dw = gradients.gradient(weight.first);
+    if (s.projection_norm)
+      return ops_.projection_norm_grad(
+          pass.stream, {.din = d, .dout = d, .in = raw, .norm = norm, .dweight = dw.tensor, .dweight_mode = dw.mode});
+    g.norm = norm;
+    g.dweight = dw.tensor;
+    g.dweight_mode = dw.mode;
+    ops_.rotary_grad(pass.stream, g);
+  };
+  turn_back({dqkv, 0, s.heads, s.head_dim}, a.raw_q(s), p.q_norm, a.q_inv_rms);
+  turn_back({dqkv, s.q_width(), s.kv_heads, s.head_dim}, a.raw_k(s), p.k_norm, a.k_inv_rms);
 }
 
 void Decoder::layer_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& kept,
@@ -147,7 +192,7 @@ void Decoder::layer_backward(const Pass& pass, std::int64_t layer, GradientSink&
   if (keep_of(layer) >= Keep::input) {
     complete_attention(arena, n, a);
     a.middle = arena.acquire("after attention", settings_.formats.activations, {n, spec_.hidden});
-    a.inv_rms2 = arena.acquire("inverse rms", DType::f32, {n});
+    if (spec_.input_norms) a.inv_rms2 = arena.acquire("inverse rms", DType::f32, {n});
     remade_delta = carry.scratch;
     attention_forward(pass, layer, a, nullptr, remade_delta, nullptr);
   }
@@ -199,8 +244,7 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
     Tensor normed = arena.acquire("final normed", t, {n, spec_.hidden});
     Tensor dnormed = arena.acquire("gradient of a norm", t, {n, spec_.hidden});
     require_head(weights, stream);
-    ops_.add_rms_norm(stream, normed, x, inv_rms, carry.x, carry.delta, weights.weight(index_.final_norm),
-                      spec_.rms_epsilon);
+    final_norm(pass, normed, x, inv_rms, carry.x, carry.delta);
     Ops::LinearCrossEntropy loss;
     loss.hidden = normed;
     loss.weight = weights.weight(index_.lm_head);
@@ -219,6 +263,8 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
     loss.workspace = arena.acquire("logits chunk", ops_.logits_dtype(t), {loss_rows(n), spec_.vocab});
     ops_.linear_cross_entropy(stream, loss);
     add_router_loss(pass, losses);
+    if (const auto scale = static_cast<float>(spec_.logits_scale); scale != 1)
+      ops_.add_scaled(stream, dnormed, Tensor(), dnormed, scale);
     const auto dnorm = gradients.gradient(index_.final_norm);
     ops_.rms_norm_grad(stream, {.dx = dresidual,
                                 .dweight = dnorm.tensor,
@@ -226,7 +272,8 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
                                 .x = x,
                                 .inv_rms = inv_rms,
                                 .weight = weights.weight(index_.final_norm),
-                                .dweight_mode = dnorm.mode});
+                                .dweight_mode = dnorm.mode,
+                                .weight_offset = spec_.norm_offset});
     release_head(weights, stream);
     gradients.gradients_ready(head_unit(spec_), stream);
   }
@@ -237,6 +284,7 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
     layer_backward(pass, layer, gradients, a, carry, dresidual);
     if (item(layer) >= 0) store_->release(item(layer), stream);
   }
+  if (const float scale = embedding_scale(); scale != 1) ops_.add_scaled(stream, dresidual, Tensor(), dresidual, scale);
   gradients.require_gradients(0, stream);
   const auto dtable = gradients.gradient(index_.embedding);
   ops_.embedding_grad(stream, dtable.tensor, dresidual, batch.ids, dtable.mode);

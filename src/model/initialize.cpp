@@ -18,7 +18,7 @@ bool drawn(const Parameter& parameter) {
 void initialize(const DecoderSpec& spec, const Parameter& parameter, std::uint64_t seed, std::int64_t begin,
                 std::span<float> out) {
   if (!drawn(parameter)) {
-    for (float& x : out) x = is_bias(parameter) ? 0.0f : 1.0f;
+    for (float& x : out) x = is_bias(parameter) ? 0.0f : 1.0f - spec.norm_offset;
     return;
   }
   std::uint64_t stream = mix_counter(seed);

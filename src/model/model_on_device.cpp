@@ -7,11 +7,10 @@
 namespace so {
 namespace {
 
-Buffer make_rope(Device& device, Stream& stream, const RopeSpec& rope, std::int64_t positions) {
-  Buffer buffer = device.allocate(MemoryKind::device,
-                                  static_cast<std::size_t>(positions * rope.rotary_dim) * sizeof(float), "RoPE table");
+Buffer make_rope(Device& device, Stream& stream, const DecoderSpec& spec, std::int64_t positions) {
+  Buffer buffer = device.allocate(MemoryKind::device, rope_table_bytes(spec, positions), "RoPE table");
   if (!device.backed()) return buffer;
-  const std::vector<float> table = rope_table(rope, positions);
+  const std::vector<float> table = rope_table(spec, positions);
   stream.copy(buffer.data(), table.data(), buffer.bytes());
   stream.synchronize();
   return buffer;
@@ -40,7 +39,7 @@ std::size_t layer_input_bytes(const DecoderSpec& spec, DType activations, std::i
 ModelOnDevice::ModelOnDevice(Device& device, Ops& ops, Stream& stream, const DecoderSpec& spec,
                              const ParameterLayout& layout, const DecoderSettings& settings, const ModelShape& shape)
     : device_(device),
-      rope_(make_rope(device, stream, spec.rope, shape.positions)),
+      rope_(make_rope(device, stream, spec, shape.positions)),
       cache_memory_(device.allocate(MemoryKind::device,
                                     static_cast<std::size_t>(spec.layers) *
                                         cache_layer_bytes(spec, settings.formats.activations, shape.cache_rows),
@@ -48,7 +47,8 @@ ModelOnDevice::ModelOnDevice(Device& device, Ops& ops, Stream& stream, const Dec
       cache_(make_cache(cache_memory_, spec, settings.formats.activations, shape.cache_rows)),
       store_(device, kept_on_host(settings.keep),
              layer_input_bytes(spec, settings.formats.activations, shape.kept_tokens)),
-      decoder_(spec, layout, ops, Tensor(rope_.data(), DType::f32, {shape.positions, 2, spec.rope.rotary_dim / 2}),
+      decoder_(spec, layout, ops,
+               Tensor(rope_.data(), DType::f32, {rope_tables(spec) * shape.positions, 2, spec.rope.rotary_dim / 2}),
                settings, &store_),
       upload_(device, shape.batch_tokens) {}
 

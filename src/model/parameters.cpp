@@ -27,7 +27,11 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
     case Role::embedding:
       return {.dims = {s.vocab, h}};
     case Role::input_norm:
-    case Role::post_attention_norm:
+    case Role::mlp_norm:
+      return {.present = s.input_norms, .decay = false, .dims = {h}};
+    case Role::attention_output_norm:
+    case Role::mlp_output_norm:
+      return {.present = s.output_norms, .decay = false, .dims = {h}};
     case Role::final_norm:
       return {.decay = false, .dims = {h}};
     case Role::q:
@@ -43,8 +47,9 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
     case Role::v_bias:
       return {.present = s.qkv_bias, .decay = false, .joined = true, .dims = {kv}};
     case Role::q_norm:
+      return {.present = s.qk_norm || s.projection_norm, .decay = false, .dims = {s.qk_norm ? s.head_dim : q}};
     case Role::k_norm:
-      return {.present = s.qk_norm, .decay = false, .dims = {s.head_dim}};
+      return {.present = s.qk_norm || s.projection_norm, .decay = false, .dims = {s.qk_norm ? s.head_dim : kv}};
     case Role::sinks:
       return {.present = s.sinks, .dims = {s.heads}};
     case Role::o:
@@ -178,14 +183,16 @@ ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayo
          .sinks = joined(l, {{Role::sinks}}),
          .o = joined(l, {{Role::o}}),
          .o_bias = joined(l, {{Role::o_bias}}),
-         .post_attention_norm = joined(l, {{Role::post_attention_norm}}),
+         .attention_output_norm = joined(l, {{Role::attention_output_norm}}),
+         .mlp_norm = joined(l, {{Role::mlp_norm}}),
          .router = joined(l, {{Role::router}}),
          .router_bias = joined(l, {{Role::router_bias}}),
          .gate_up =
              joined(l, {{Role::gate, 2}, {Role::gate_up}, {Role::expert_gate, 2 * experts}, {Role::experts_gate_up}}),
          .gate_up_bias = joined(l, {{Role::gate_bias, 2}, {Role::experts_gate_up_bias}}),
          .down = joined(l, {{Role::down}, {Role::expert_down, experts}, {Role::experts_down}}),
-         .down_bias = joined(l, {{Role::down_bias}, {Role::experts_down_bias}})});
+         .down_bias = joined(l, {{Role::down_bias}, {Role::experts_down_bias}}),
+         .mlp_output_norm = joined(l, {{Role::mlp_output_norm}})});
   return index;
 }
 

@@ -34,9 +34,9 @@ struct Joined {
 // Where in that list the decoder finds what it computes with; what a layer has not is empty.
 struct ParameterIndex {
   struct Layer {
-    Joined input_norm, qkv, qkv_bias, q_norm, k_norm, sinks, o, o_bias, post_attention_norm;
+    Joined input_norm, qkv, qkv_bias, q_norm, k_norm, sinks, o, o_bias, attention_output_norm, mlp_norm;
     Joined router, router_bias;  // in a layer with experts, whose next four are of all experts
-    Joined gate_up, gate_up_bias, down, down_bias;
+    Joined gate_up, gate_up_bias, down, down_bias, mlp_output_norm;
   };
   int embedding, final_norm, lm_head;  // lm_head == embedding when tied
   std::vector<Layer> layers;

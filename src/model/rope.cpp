@@ -43,6 +43,8 @@ std::vector<float> rope_frequencies(const RopeSpec& rope, std::int64_t positions
     float frequency = 1.0f / wavelength;
     if (rope.scaling == RopeScaling::longrope) {
       frequency = 1.0f / (static_cast<float>(divisors.at(static_cast<std::size_t>(i))) * wavelength);
+    } else if (rope.scaling == RopeScaling::linear) {
+      frequency /= static_cast<float>(rope.factor);
     } else if (rope.scaling == RopeScaling::yarn) {
       const float kept = YarnRamp(rope).kept(i), stretched = 1.0f / (static_cast<float>(rope.factor) * wavelength);
       frequency = stretched * (1 - kept) + frequency * kept;
@@ -74,6 +76,19 @@ std::vector<float> rope_table(const RopeSpec& rope, std::int64_t positions) {
       table[(2 * p + 1) * half + i] = static_cast<float>(std::sin(static_cast<double>(angle))) * factor;
     }
   return table;
+}
+
+std::vector<float> rope_table(const DecoderSpec& spec, std::int64_t positions) {
+  std::vector<float> table = rope_table(spec.rope, positions);
+  if (spec.local_rope) {
+    const std::vector<float> local = rope_table(*spec.local_rope, positions);
+    table.insert(table.end(), local.begin(), local.end());
+  }
+  return table;
+}
+
+std::size_t rope_table_bytes(const DecoderSpec& spec, std::int64_t positions) {
+  return static_cast<std::size_t>(rope_tables(spec) * positions * spec.rope.rotary_dim) * sizeof(float);
 }
 
 }  // namespace so

@@ -16,4 +16,10 @@ std::vector<float> rope_frequencies(const RopeSpec& rope, std::int64_t positions
 // [positions, 2, rotary_dim / 2]: cosines, then sines, times the attention factor, for positions 0 .. positions - 1.
 std::vector<float> rope_table(const RopeSpec& rope, std::int64_t positions);
 
+// The tables of a model, one below the other: rope, then local_rope where there is one.
+// [rope_tables(spec) * positions, 2, rotary_dim / 2].
+inline std::int64_t rope_tables(const DecoderSpec& spec) { return spec.local_rope ? 2 : 1; }
+std::vector<float> rope_table(const DecoderSpec& spec, std::int64_t positions);
+std::size_t rope_table_bytes(const DecoderSpec& spec, std::int64_t positions);
+
 }  // namespace so

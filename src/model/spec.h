@@ -1,7 +1,9 @@
 // The description of a decoder. The decoder's code branches on this, never on a family's name.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,16 +11,17 @@
 
 namespace so {
 
-enum class RopeScaling : std::uint8_t { none, llama3, yarn, longrope };
+enum class RopeScaling : std::uint8_t { none, linear, llama3, yarn, longrope };
 
 // Rotary position embedding. Frequencies are theta^(-2i/rotary_dim), then scaled.
 struct RopeSpec {
   double theta = 10000;
   std::int64_t rotary_dim = 0;  // leading dimensions of a head that rotate
+  RotaryPairs pairs = RotaryPairs::halves;
   RopeScaling scaling = RopeScaling::none;
   double attention_factor = 1;  // cosines and sines are multiplied by it
   std::int64_t original_positions = 8192;
-  double factor = 1;  // llama3, yarn
+  double factor = 1;  // linear (every frequency is divided by it), llama3, yarn
   // llama3: wavelengths beyond original_positions / low_freq_factor are stretched by `factor`, those within
   // original_positions / high_freq_factor are kept, and those between are blended.
   double low_freq_factor = 1, high_freq_factor = 4;
@@ -45,9 +48,17 @@ struct ExpertSpec {
   double balance = 0;  // the router's load-balancing loss is added to the loss times this [Switch, Fedus et al. 2021]
 };
 
+// Which rotation the queries and keys of a layer take.
+enum class LayerRotation : std::uint8_t {
+  global,  // DecoderSpec::rope
+  local,   // DecoderSpec::local_rope
+  none,    // positions are not told [NoPE, Kazemnejad et al. 2023]
+};
+
 struct LayerSpec {
   std::int64_t window = 0;  // keys a query sees, its own included; 0: all before it
   bool experts = false;
+  LayerRotation rotation = LayerRotation::global;
 };
 
 struct DecoderSpec {
@@ -55,11 +66,22 @@ struct DecoderSpec {
   std::int64_t vocab = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0;
   std::int64_t max_positions = 0;
   float rms_epsilon = 1e-6f;
-  bool qk_norm = false;  // RMSNorm of each query and key head before the rotation
+  // RMSNorms of a layer: of what attention and MLP read, and of what they add to the residual stream.
+  bool input_norms = true, output_norms = false;
+  float norm_offset = 0;         // added to every norm's stored weight
+  bool qk_norm = false;          // RMSNorm of each query and key head before the rotation
+  bool projection_norm = false;  // RMSNorm of all query heads of a token as one, and of all key heads
   bool qkv_bias = false, o_bias = false, mlp_bias = false;
   bool sinks = false;  // a learned logit of each head in the softmax's sum (AttentionSpans)
   bool tied_embeddings = false;
+  GateActivation gate = GateActivation::silu;  // of layers without experts
+  double attention_scale = 0;                  // multiplies q.k; 0: 1 / sqrt(head_dim)
+  double embedding_scale = 1;                  // multiplies the rows of the embedding table
+  bool round_embedding_scale = false;          // to the activations' format
+  double residual_scale = 1;                   // multiplies what attention and MLP add to the residual stream
+  double logits_scale = 1;                     // multiplies the logits
   RopeSpec rope;
+  std::optional<RopeSpec> local_rope;  // turns as many dimensions as `rope`
   ExpertSpec experts;
   std::vector<LayerSpec> layer_specs;  // by layer; empty: every layer is a plain one
   double initializer_range = 0.02;
@@ -67,6 +89,9 @@ struct DecoderSpec {
 
   LayerSpec layer(std::int64_t i) const {
     return layer_specs.empty() ? LayerSpec{} : layer_specs.at(static_cast<std::size_t>(i));
+  }
+  float score_scale() const {
+    return attention_scale != 0 ? static_cast<float>(attention_scale) : 1.0f / std::sqrt(static_cast<float>(head_dim));
   }
   std::int64_t q_width() const { return heads * head_dim; }
   std::int64_t kv_width() const { return kv_heads * head_dim; }

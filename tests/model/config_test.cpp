@@ -282,13 +282,14 @@ TEST(ConfigRefusals, HeadsThatDoNotFit) {
 }
 
 TEST(ConfigRefusals, RotationsThatAreNotKnown) {
-  for (const char* type : {"linear", "dynamic", "ntk"}) {
+  for (const char* type : {"proportional", "dynamic", "ntk"}) {
     expect_refused(with(smallest(), {{"rope_scaling", {{"type", type}, {"factor", 2.0}}}}), "rope_scaling.rope_type",
                    std::string("'") + type + "' is not supported");
     expect_refused(with(smallest(), {{"rope_parameters", {{"rope_type", type}}}}), "rope_parameters.rope_type",
-                   "only 'default', 'llama3', 'yarn' and 'longrope'");
+                   "only 'default', 'linear', 'llama3', 'yarn' and 'longrope'");
   }
-  expect_refused(with(smallest(), {{"rope_scaling", {{"type", "yarn"}}}}), "rope_scaling.factor", "missing");
+  for (const char* type : {"yarn", "linear"})
+    expect_refused(with(smallest(), {{"rope_scaling", {{"type", type}}}}), "rope_scaling.factor", "missing");
   json factors{{"type", "longrope"}, {"short_factor", {1, 1, 1, 1}}, {"long_factor", {1, 2, 3}}};
   expect_refused(with(smallest(), {{"rope_scaling", factors}}), "rope_scaling.long_factor",
                  "has 3 numbers, expected 4");

@@ -22,7 +22,8 @@ DecoderSettings settings(DType compute = DType::f32, std::vector<Keep> keep = {}
 }
 
 // Qwen3: norms on q and k, tied. Llama: rotation in place, biases, a head of its own. With experts: one model with a
-// dense layer between, and one with windows, sinks and biases everywhere.
+// dense layer between, and one with windows, sinks and biases everywhere. OLMo: norms of what blocks add and of whole
+// projections, none of what blocks read. Granite: every multiplier. Gemma: norms before and after, two rotations.
 class ConsistencyTest : public testing::TestWithParam<const char*> {
  protected:
   std::vector<Keep> every(Keep keep) const { return std::vector(static_cast<std::size_t>(fixture.spec.layers), keep); }

@@ -187,7 +187,7 @@ class DecoderRig {
         fixture_(fixture),
         settings_(settings),
         weights_(stream.device(), fixture.layout, settings.formats.weights),
-        rope_(make_rope(stream, fixture.spec.rope)),
+        rope_(make_rope(stream, fixture.spec)),
         store_(stream.device(), kept_on_host(settings.keep), 512 * static_cast<std::size_t>(fixture.spec.hidden)),
         decoder_(fixture.spec, fixture.layout, ops, rope_, settings, &store_) {
     load();
@@ -282,9 +282,10 @@ class DecoderRig {
  private:
   using Body = std::function<void(DecoderRig&, const DeviceBatch&, Arena&)>;
 
-  static TestTensor make_rope(Stream& stream, const RopeSpec& rope) {
-    const std::vector<float> table = rope_table(rope, positions);
-    return TestTensor(stream, DType::f32, {positions, 2, rope.rotary_dim / 2}, {table.begin(), table.end()});
+  static TestTensor make_rope(Stream& stream, const DecoderSpec& spec) {
+    const std::vector<float> table = rope_table(spec, positions);
+    return TestTensor(stream, DType::f32, {rope_tables(spec) * positions, 2, spec.rope.rotary_dim / 2},
+                      {table.begin(), table.end()});
   }
 
   void load() {

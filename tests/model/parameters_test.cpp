@@ -110,7 +110,7 @@ TEST(Parameters, TheIndexFindsEverything) {
         EXPECT_EQ(name(p.k_norm.first), optional("self_attn.k_norm.weight"));
         EXPECT_EQ(name(p.o.first), layer + "self_attn.o_proj.weight");
         EXPECT_EQ(name(p.o_bias.first), optional("self_attn.o_proj.bias"));
-        EXPECT_EQ(name(p.post_attention_norm.first), layer + "post_attention_layernorm.weight");
+        EXPECT_EQ(name(p.mlp_norm.first), layer + "post_attention_layernorm.weight");
         EXPECT_EQ(name(p.gate_up.first), layer + "mlp.gate_proj.weight");
         EXPECT_EQ(name(p.gate_up_bias.first), optional("mlp.gate_proj.bias"));
         EXPECT_EQ(name(p.down.first), layer + "mlp.down_proj.weight");

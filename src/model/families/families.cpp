@@ -18,18 +18,6 @@ namespace {
 constexpr std::array families{&llama_family,     &mistral_family,  &phi3_family,    &qwen2_family,  &qwen3_family,
                               &qwen3_moe_family, &seed_oss_family, &gpt_oss_family, &mixtral_family};
 
-// Where a rotary setting may stand: inside rope_parameters (transformers 5) or rope_scaling (4), or at the top. The
-// inner one wins, as in transformers.
-struct RopeReader {
-  const ConfigReader& outer;
-  const std::optional<ConfigReader>& inner;
-
-  double number(std::string_view key, double fallback) const {
-    const double top = outer.positive_number(key, fallback);
-    return inner ? inner->positive_number(key, top) : top;
-  }
-};
-
 void read_llama3(const ConfigReader& scaling, RopeSpec& rope) {
   rope.scaling = RopeScaling::llama3;
   rope.factor = scaling.positive_number("factor");
@@ -45,8 +33,7 @@ std::int64_t read_original_positions(const ConfigReader& config, const ConfigRea
   return scaling.positive_int(key, config.positive_int(key, spec.max_positions));
 }
 
-void read_yarn(const ConfigReader& config, const ConfigReader& scaling, DecoderSpec& spec) {
-  RopeSpec& rope = spec.rope;
+void read_yarn(const ConfigReader& config, const ConfigReader& scaling, const DecoderSpec& spec, RopeSpec& rope) {
   rope.scaling = RopeScaling::yarn;
   rope.original_positions = read_original_positions(config, scaling, spec);
   rope.factor = scaling.positive_number("factor");
@@ -60,8 +47,7 @@ void read_yarn(const ConfigReader& config, const ConfigReader& scaling, DecoderS
   if (rope.theta == 1) config.refuse("rope_theta", "must not be 1 with yarn");
 }
 
-void read_longrope(const ConfigReader& config, const ConfigReader& scaling, DecoderSpec& spec) {
-  RopeSpec& rope = spec.rope;
+void read_longrope(const ConfigReader& config, const ConfigReader& scaling, const DecoderSpec& spec, RopeSpec& rope) {
   rope.scaling = RopeScaling::longrope;
   rope.original_positions = read_original_positions(config, scaling, spec);
   const double factor = scaling.positive_number(
@@ -80,33 +66,70 @@ void read_longrope(const ConfigReader& config, const ConfigReader& scaling, Deco
   rope.long_factor = read("long_factor");
 }
 
-void read_rope(const ConfigReader& config, const Family& family, DecoderSpec& spec) {
-  if (config.object("rope_parameters") && config.object("rope_scaling"))
-    config.refuse("rope_scaling", "given beside rope_parameters; remove the one that is not meant");
-  const auto parameters = config.object("rope_parameters");
-  const auto scaling = parameters ? parameters : config.object("rope_scaling");
-  const RopeReader rope{config, scaling};
-  spec.rope.theta = rope.number("rope_theta", family.rope_theta);
-  const double part = rope.number("partial_rotary_factor", 1.0);
+// One rotation. Its settings stand in `scaling`, which is rope_parameters (transformers 5) or rope_scaling (4), or at
+// the top; the inner one wins, as in transformers. theta: without any key.
+RopeSpec read_rotation(const ConfigReader& config, const std::optional<ConfigReader>& scaling,
+                       std::string_view theta_key, double theta, const Family& family, const DecoderSpec& spec) {
+  RopeSpec rope;
+  rope.pairs = spec.rope.pairs;
+  rope.theta = config.positive_number(theta_key, theta);
+  if (scaling) rope.theta = scaling->positive_number("rope_theta", rope.theta);
+  double part = config.positive_number("partial_rotary_factor", family.rotary_part);
+  if (scaling) part = scaling->positive_number("partial_rotary_factor", part);
   if (part != 1 && !family.partial_rotary)
     config.refuse("partial_rotary_factor", "only 1 is supported for this architecture");
   if (part > 1) config.refuse("partial_rotary_factor", "must be at most 1");
-  spec.rope.rotary_dim = static_cast<std::int64_t>(static_cast<double>(spec.head_dim) * part);
-  if (spec.rope.rotary_dim < 2 || spec.rope.rotary_dim % 2 != 0)
+  rope.rotary_dim = static_cast<std::int64_t>(static_cast<double>(spec.head_dim) * part);
+  if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0)
     config.refuse("partial_rotary_factor", fmt::format("rotates {} dimensions of a head of {}; expected an even number",
-                                                       spec.rope.rotary_dim, spec.head_dim));
-  if (!scaling) return;
+                                                       rope.rotary_dim, spec.head_dim));
+  if (!scaling) return rope;
   std::string type = scaling->text("rope_type", scaling->text("type", "default"));
   if (family.yarn_means_longrope && (type == "su" || type == "yarn")) type = "longrope";  // what old files mean by it
-  if (type == "llama3")
-    read_llama3(*scaling, spec.rope);
-  else if (type == "yarn")
-    read_yarn(config, *scaling, spec);
-  else if (type == "longrope")
-    read_longrope(config, *scaling, spec);
-  else if (type != "default")
-    scaling->refuse("rope_type", fmt::format("'{}' is not supported, only 'default', 'llama3', 'yarn' and 'longrope'",
-                                             printable(type)));
+  if (type == "llama3") {
+    read_llama3(*scaling, rope);
+  } else if (type == "yarn") {
+    read_yarn(config, *scaling, spec, rope);
+  } else if (type == "longrope") {
+    read_longrope(config, *scaling, spec, rope);
+  } else if (type == "linear") {
+    rope.scaling = RopeScaling::linear;
+    rope.factor = scaling->positive_number("factor");
+  } else if (type != "default") {
+    scaling->refuse("rope_type",
+                    fmt::format("'{}' is not supported, only 'default', 'linear', 'llama3', 'yarn' and 'longrope'",
+                                printable(type)));
+  }
+  return rope;
+}
+
+// Layers with a window turn by a rotation of their own. transformers 5 has both in rope_parameters, under the types of
+// layer_types; 4 has the other layers' at the top and in rope_scaling.
+void read_rotations_by_type(const ConfigReader& config, const Family& family, DecoderSpec& spec) {
+  const auto parameters = config.object("rope_parameters");
+  std::optional<ConfigReader> global = config.object("rope_scaling"), local;
+  if (parameters) {
+    for (const char* key : {"rope_type", "type", "rope_theta", "factor"})
+      if (parameters->has(key))
+        config.refuse("rope_parameters", "expected an object for each of full_attention and sliding_attention");
+    global = parameters->object("full_attention");
+    local = parameters->object("sliding_attention");
+  }
+  spec.rope = read_rotation(config, global, "rope_theta", family.rope_theta, family, spec);
+  spec.local_rope = read_rotation(config, local, family.local_theta_key, family.local_rope_theta, family, spec);
+  if (spec.local_rope->rotary_dim != spec.rope.rotary_dim)
+    config.refuse("rope_parameters", "partial_rotary_factor must be the same for all layers");
+  for (LayerSpec& layer : spec.layer_specs)
+    if (layer.window > 0) layer.rotation = LayerRotation::local;
+}
+
+void read_rope(const ConfigReader& config, const Family& family, DecoderSpec& spec) {
+  if (config.object("rope_parameters") && config.object("rope_scaling"))
+    config.refuse("rope_scaling", "given beside rope_parameters; remove the one that is not meant");
+  if (!family.local_theta_key.empty()) return read_rotations_by_type(config, family, spec);
+  const auto parameters = config.object("rope_parameters");
+  spec.rope = read_rotation(config, parameters ? parameters : config.object("rope_scaling"), "rope_theta",
+                            family.rope_theta, family, spec);
 }
 
 // Later code multiplies these sizes in 64 bits, and lists every layer and every parameter. The limits are far beyond
@@ -186,7 +209,7 @@ DecoderSpec read_decoder_spec(std::string_view text, const std::string& origin) 
   spec.initializer_range = config.positive_number("initializer_range", 0.02);
   spec.qkv_bias = spec.o_bias = config.boolean("attention_bias", false);
   spec.head_dim = config.has("head_dim") ? config.positive_int("head_dim") : 0;
-  config.only("hidden_act", "silu");
+  config.only(family->activation_key, family->activation);
   if (!family->reads_dropout)
     config.only_zero("attention_dropout", "dropout is not supported; set it to 0, as these models are trained");
   if (const auto quantized = config.object("quantization_config");

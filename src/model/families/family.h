@@ -30,7 +30,8 @@ enum class Role : std::uint8_t {
   sinks,
   o,
   o_bias,
-  post_attention_norm,
+  attention_output_norm,
+  mlp_norm,
   gate,
   up,
   gate_up,
@@ -38,6 +39,7 @@ enum class Role : std::uint8_t {
   up_bias,
   down,
   down_bias,
+  mlp_output_norm,
   router,
   router_bias,
   expert_gate,
@@ -62,10 +64,15 @@ struct Family {
   std::span<const TensorName> names;
   // Fills `spec` from the keys that are this family's own; the common ones have been read (families.cpp).
   void (*read)(ConfigReader& config, DecoderSpec& spec);
-  std::int64_t kv_heads = 0;         // without the key num_key_value_heads; 0, and where it is null: as many as heads
-  double rms_norm_eps = 1e-6;        // without the key
-  double rope_theta = 10000;         // without the key
-  bool partial_rotary = false;       // knows partial_rotary_factor
+  std::int64_t kv_heads = 0;    // without the key num_key_value_heads; 0, and where it is null: as many as heads
+  double rms_norm_eps = 1e-6;   // without the key
+  double rope_theta = 10000;    // without the key
+  bool partial_rotary = false;  // knows partial_rotary_factor
+  double rotary_part = 1;       // without that key
+  // Layers with a window have a rotation of their own, whose theta stands under this key beside rope_theta.
+  std::string_view local_theta_key{};
+  double local_rope_theta = 10000;  // without the key
+  std::string_view activation_key = "hidden_act", activation = "silu";
   bool yarn_means_longrope = false;  // in old files
   bool reads_dropout = false;        // has its own word on attention_dropout
   bool mxfp4 = false;                // published with experts in MXFP4, which are widened when they are loaded

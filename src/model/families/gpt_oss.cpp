@@ -21,7 +21,7 @@ constexpr std::array<TensorName, 20> names{{
     {Role::sinks, "model.layers.{}.self_attn.sinks"},
     {Role::o, "model.layers.{}.self_attn.o_proj.weight"},
     {Role::o_bias, "model.layers.{}.self_attn.o_proj.bias"},
-    {Role::post_attention_norm, "model.layers.{}.post_attention_layernorm.weight"},
+    {Role::mlp_norm, "model.layers.{}.post_attention_layernorm.weight"},
     {Role::router, "model.layers.{}.mlp.router.weight"},
     {Role::router_bias, "model.layers.{}.mlp.router.bias"},
     {Role::experts_gate_up, "model.layers.{}.mlp.experts.gate_up_proj"},

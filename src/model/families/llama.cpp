@@ -20,7 +20,7 @@ constexpr std::array<TensorName, 21> names{{
     {Role::k_norm, "model.layers.{}.self_attn.k_norm.weight"},
     {Role::o, "model.layers.{}.self_attn.o_proj.weight"},
     {Role::o_bias, "model.layers.{}.self_attn.o_proj.bias"},
-    {Role::post_attention_norm, "model.layers.{}.post_attention_layernorm.weight"},
+    {Role::mlp_norm, "model.layers.{}.post_attention_layernorm.weight"},
     {Role::gate, "model.layers.{}.mlp.gate_proj.weight"},
     {Role::up, "model.layers.{}.mlp.up_proj.weight"},
     {Role::gate_bias, "model.layers.{}.mlp.gate_proj.bias"},

@@ -14,7 +14,7 @@ constexpr std::array<TensorName, 13> names{{
     {Role::k, "model.layers.{}.self_attn.k_proj.weight"},
     {Role::v, "model.layers.{}.self_attn.v_proj.weight"},
     {Role::o, "model.layers.{}.self_attn.o_proj.weight"},
-    {Role::post_attention_norm, "model.layers.{}.post_attention_layernorm.weight"},
+    {Role::mlp_norm, "model.layers.{}.post_attention_layernorm.weight"},
     {Role::router, "model.layers.{}.block_sparse_moe.gate.weight"},
     {Role::expert_gate, "model.layers.{}.block_sparse_moe.experts.{}.w1.weight"},
     {Role::expert_up, "model.layers.{}.block_sparse_moe.experts.{}.w3.weight"},

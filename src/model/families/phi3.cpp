@@ -13,7 +13,7 @@ constexpr std::array<TensorName, 9> names{{
     {Role::input_norm, "model.layers.{}.input_layernorm.weight"},
     {Role::qkv, "model.layers.{}.self_attn.qkv_proj.weight"},
     {Role::o, "model.layers.{}.self_attn.o_proj.weight"},
-    {Role::post_attention_norm, "model.layers.{}.post_attention_layernorm.weight"},
+    {Role::mlp_norm, "model.layers.{}.post_attention_layernorm.weight"},
     {Role::gate_up, "model.layers.{}.mlp.gate_up_proj.weight"},
     {Role::down, "model.layers.{}.mlp.down_proj.weight"},
     {Role::final_norm, "model.norm.weight"},

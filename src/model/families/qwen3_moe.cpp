@@ -17,7 +17,7 @@ constexpr std::array<TensorName, 18> names{{
     {Role::q_norm, "model.layers.{}.self_attn.q_norm.weight"},
     {Role::k_norm, "model.layers.{}.self_attn.k_norm.weight"},
     {Role::o, "model.layers.{}.self_attn.o_proj.weight"},
-    {Role::post_attention_norm, "model.layers.{}.post_attention_layernorm.weight"},
+    {Role::mlp_norm, "model.layers.{}.post_attention_layernorm.weight"},
     {Role::gate, "model.layers.{}.mlp.gate_proj.weight"},
     {Role::up, "model.layers.{}.mlp.up_proj.weight"},
     {Role::down, "model.layers.{}.mlp.down_proj.weight"},

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "checkpoint/model_files.h"
 #include "model/model_on_device.h"
+#include "model/rope.h"
 #include "offload/schedule/gathered_units.h"
 #include "offload/schedule/owner_split.h"
 #include "offload/schedule/streamed_units.h"
@@ -24,7 +25,7 @@ void add_host_work(MemoryPlan& plan, const DecoderSpec& spec, const ParameterLay
   const auto beside = [&](const char* name, std::int64_t bytes, Phases phases) {
     plan.add_beside(MemoryKind::pageable, name, static_cast<std::size_t>(bytes), phases);
   };
-  beside("RoPE table", shape.longest_document * spec.rope.rotary_dim * std::int64_t{sizeof(float)}, while_starting);
+  beside("RoPE table", static_cast<std::int64_t>(rope_table_bytes(spec, shape.longest_document)), while_starting);
   // Ids, targets and positions, in vectors that double; where each document begins.
   beside("batch", std::max(shape.micro_batch_tokens, shape.evaluation_tokens) * 32, while_training);
   // An epoch's rows, and while it is made its order; batches of evaluation.

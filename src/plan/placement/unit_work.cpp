@@ -41,6 +41,38 @@ Visited visited_pairs(std::span<const std::int32_t> cu_seqlens, std::int64_t win
   return {all + 0.5 * reached.processors * reached.attention_block_queries * longest / heads, false};
 }
 
+// Memory-bound work of a layer beside its products, in elements a token, and its kernels.
+struct ElementwiseWork {
+  double forward = 0, backward = 0, again = 0;       // again: what Keep::light leaves to be made again
+  double forward_kernels = 0, backward_kernels = 0;  // beyond those that are measured, a Llama layer's
+};
+
+// The norms with their sums, and the rotation of q and k.
+ElementwiseWork norms_and_rotation(const DecoderSpec& spec, const LayerSpec& layer) {
+  const auto hidden = static_cast<double>(spec.hidden), qk = static_cast<double>(spec.q_width() + spec.kv_width());
+  ElementwiseWork work;
+  // Two sums with their norms, or two sums; what is made again is the norms of sums that were kept.
+  const double sums = (spec.input_norms ? 8 : 6) * hidden;
+  work.forward = work.backward = sums;
+  if (spec.input_norms) work.again = 4 * hidden;
+  if (spec.output_norms) {
+    work.forward += 4 * hidden, work.backward += 6 * hidden;
+    work.forward_kernels += 2, work.backward_kernels += 4;
+  }
+  if (spec.residual_scale != 1) work.backward += 4 * hidden, work.backward_kernels += 2;
+  if (layer.rotation != LayerRotation::none) {
+    work.forward += 2 * qk, work.backward += 2 * qk;
+  } else {
+    work.forward_kernels -= 2, work.backward_kernels -= 2;
+  }
+  work.again += 2 * qk;
+  if (spec.projection_norm) {
+    work.forward += 2 * qk, work.backward += 3 * qk, work.again += 2 * qk;
+    work.forward_kernels += 2, work.backward_kernels += 4;
+  }
+  return work;
+}
+
 }  // namespace
 
 double mlp_share(const DecoderSpec& spec, std::int64_t layer, double tokens, const Efficiencies& reached) {
@@ -71,15 +103,16 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
     const double products = projections + mlp / mlp_share(spec, layer, tokens, reached);
     unit.forward_flops = products + scores / share.forward;
     unit.backward_flops = 2 * (products + scores / share.backward);
-    unit.forward_kernels = reached.forward_kernels + (l.experts ? reached.expert_kernels : 0);
-    unit.backward_kernels = reached.backward_kernels + (l.experts ? reached.expert_kernels : 0);
-    // Elements a token: two norms with their residuals, rotation of q and k, the gated activation; of experts, rows
-    // that are gathered and added up again, and in backward the biases' gradients.
-    const double norms = 8 * hidden, rotation = 2 * static_cast<double>(spec.q_width() + spec.kv_width()),
-                 width = static_cast<double>(spec.mlp_width(layer)),
+    const ElementwiseWork work = norms_and_rotation(spec, l);
+    const double expert_kernels = l.experts ? reached.expert_kernels : 0;
+    unit.forward_kernels = reached.forward_kernels + work.forward_kernels + expert_kernels;
+    unit.backward_kernels = reached.backward_kernels + work.backward_kernels + expert_kernels;
+    // Elements a token: norms and rotation, the gated activation; of experts, rows that are gathered and added up
+    // again, and in backward the biases' gradients.
+    const double width = static_cast<double>(spec.mlp_width(layer)),
                  rows = l.experts ? static_cast<double>(spec.experts.per_token) * hidden : 0;
-    unit.forward_bytes = tokens * size * (norms + rotation + 3 * width + 3 * rows);
-    unit.backward_bytes = tokens * size * (norms + rotation + (l.experts ? 8 : 6) * width + 7 * rows);
+    unit.forward_bytes = tokens * size * (work.forward + 3 * width + 3 * rows);
+    unit.backward_bytes = tokens * size * (work.backward + (l.experts ? 8 : 6) * width + 7 * rows);
   }
   return units;
 }
@@ -94,15 +127,17 @@ Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& ke
     const auto unit = static_cast<std::size_t>(layer_unit(static_cast<std::int64_t>(layer)));
     if (keep[layer] == Keep::all) continue;
     const std::int64_t width = spec.mlp_width(static_cast<std::int64_t>(layer));
+    const ElementwiseWork elements = norms_and_rotation(spec, spec.layer(static_cast<std::int64_t>(layer)));
     // One product of the MLP: gate, up or down.
     const double product = 2 * tokens * static_cast<double>(spec.hidden * width) /
                            mlp_share(spec, static_cast<std::int64_t>(layer), tokens, reached);
     // Both norms; q and k rotated where that cannot be undone; the gated activation.
-    const double light = tokens * static_cast<double>(size_of(activations)) *
-                         static_cast<double>(4 * spec.hidden + 2 * (spec.q_width() + spec.kv_width()) + 3 * width);
+    const double light =
+        tokens * static_cast<double>(size_of(activations)) * (elements.again + 3 * static_cast<double>(width));
     again.device_bytes[unit] = light;
     if (keep[layer] == Keep::no_gate_up) again.flops[unit] = 2 * product;
-    if (keep[layer] >= Keep::input) again.flops[unit] = work[unit].forward_flops - product;
+    // The last product is not needed again, unless a norm of it is.
+    if (keep[layer] >= Keep::input) again.flops[unit] = work[unit].forward_flops - (spec.output_norms ? 0 : product);
     if (keep[layer] == Keep::host)
       again.link_bytes[unit] = tokens * static_cast<double>(spec.hidden) * static_cast<double>(size_of(activations));
   }
