@@ -40,7 +40,8 @@ class ConsistencyTest : public testing::TestWithParam<const char*> {
   const HostBatch batch = HostBatch::join(documents);
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, ConsistencyTest, testing::Values("llama-bias", "qwen3-tied", "qwen3-moe", "gpt-oss"),
+INSTANTIATE_TEST_SUITE_P(Models, ConsistencyTest,
+                         testing::Values("llama-bias", "qwen3-tied", "qwen3-moe", "gpt-oss", "smollm3-v4"),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -55,7 +55,7 @@ std::string name_of_case(const testing::TestParamInfo<const char*>& info) {
 
 constexpr const char* dense_models[]{"llama-untied",  "llama-tied-llama3", "llama-v4", "llama-bias", "llama-sharded",
                                      "qwen3-tied",    "qwen3-untied-v4",   "mistral",  "phi3-v4",    "phi3-long",
-                                     "qwen3-bf16-v4", "phi3-short",        "qwen2",    "seed-oss"};
+                                     "qwen3-bf16-v4", "phi3-short",        "qwen2",    "seed-oss",   "smollm3-v4"};
 constexpr const char* expert_models[]{"qwen3-moe", "qwen3-moe-balance", "gpt-oss", "mixtral-v4"};
 class DenseTest : public FixtureTest {};
 class ExpertsTest : public FixtureTest {};
@@ -190,7 +190,8 @@ class GreedyTest : public testing::TestWithParam<const char*> {
   const std::vector<std::int32_t> prompt = greedy.at("prompt"), generated = greedy.at("generated");
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, GreedyTest, testing::Values("llama-tied-llama3", "qwen3-tied", "qwen3-moe", "gpt-oss"),
+INSTANTIATE_TEST_SUITE_P(Models, GreedyTest,
+                         testing::Values("llama-tied-llama3", "qwen3-tied", "qwen3-moe", "gpt-oss", "smollm3-v4"),
                          name_of_case);
 
 TEST_P(GreedyTest, ContinuesAsPyTorchHoweverThePromptIsFed) {

@@ -41,6 +41,10 @@ std::vector<bool> experts(const DecoderSpec& spec) {
 
 using Windows = std::vector<std::int64_t>;
 
+void expect_refused(const json& config, const std::vector<std::string>& needles) {
+  test::expect_in(test::refusal([&] { read(config); }), needles);
+}
+
 TEST(Families, KeyHeadsWithoutTheKeyAreTransformersDefault) {
   const auto key_heads = [](const char* architecture, bool null) {
     json config = config_of(architecture, {{"num_attention_heads", 32},
@@ -60,7 +64,8 @@ TEST(Families, KeyHeadsWithoutTheKeyAreTransformersDefault) {
                                                {"MixtralForCausalLM", 8},
                                                {"SeedOssForCausalLM", 8},
                                                {"GptOssForCausalLM", 8},
-                                               {"Qwen3MoeForCausalLM", 4}}) {
+                                               {"Qwen3MoeForCausalLM", 4},
+                                               {"SmolLM3ForCausalLM", 4}}) {
     EXPECT_EQ(key_heads(architecture, false), expected) << architecture;
     EXPECT_EQ(key_heads(architecture, true), 32) << architecture;
   }
@@ -270,11 +275,37 @@ TEST(Families, WhatNoExpertsCanBe) {
           {"num_local_experts", "1024 in each of 16384 layers is more than any model has"});
 }
 
+TEST(Families, SmolLM3DoesNotRotateEveryFourthLayer) {
+  const auto rotates = [](const json& more) {
+    std::vector<int> result;
+    const DecoderSpec spec = read(config_of("SmolLM3ForCausalLM", more));
+    for (std::int64_t layer = 0; layer < spec.layers; ++layer)
+      result.push_back(spec.layer(layer).rotation == LayerRotation::global ? 1 : 0);
+    return result;
+  };
+  EXPECT_EQ(rotates(json::object()), (std::vector<int>{1, 1, 1, 0}));
+  EXPECT_EQ(rotates({{"no_rope_layer_interval", 2}}), (std::vector<int>{1, 0, 1, 0}));
+  EXPECT_EQ(rotates({{"no_rope_layers", {0, 1, 1, 1}}}), (std::vector<int>{0, 1, 1, 1}));
+  EXPECT_EQ(rotates({{"no_rope_layers", nullptr}}), (std::vector<int>{1, 1, 1, 0}));
+  const DecoderSpec plain = read(config_of("SmolLM3ForCausalLM"));
+  EXPECT_TRUE(plain.tied_embeddings);
+  EXPECT_EQ(plain.rope.theta, 2e6);
+  EXPECT_EQ(windows(plain), Windows(4, 0));
+  const auto of = [](const json& more) { return read(config_of("SmolLM3ForCausalLM", more)); };
+  EXPECT_EQ(windows(of({{"use_sliding_window", true}, {"sliding_window", 7}})), (Windows{0, 0, 0, 7}));
+  EXPECT_EQ(windows(of({{"use_sliding_window", false}, {"sliding_window", 7}})), Windows(4, 0));
+  expect_refused(config_of("SmolLM3ForCausalLM", {{"no_rope_layers", {1, 0}}}),
+                 {"no_rope_layers", "2 entries for 4 layers"});
+  expect_refused(config_of("SmolLM3ForCausalLM", {{"no_rope_layers", json::array()}}), {"no_rope_layers", "0 entries"});
+  expect_refused(config_of("SmolLM3ForCausalLM", {{"no_rope_layers", {1, 1, 2, 1}}}),
+                 {"no_rope_layers", "1 for layers"});
+}
+
 // A layer costs memory when it is listed, so how many there are is looked at before.
 TEST(Families, ABillionLayersAreRefusedBeforeTheyAreListed) {
   for (const char* architecture :
        {"LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM", "SeedOssForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM"})
+        "Qwen3MoeForCausalLM", "SeedOssForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM", "SmolLM3ForCausalLM"})
     test::expect_in(test::refusal([&] {
                       read(config_of(architecture, {{"num_hidden_layers", 1'000'000'000}, {"sliding_window", 8}}));
                     }),

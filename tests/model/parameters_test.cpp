@@ -143,7 +143,8 @@ TEST(Parameters, UnknownFamiliesAreRefusedWithTheKnownOnes) {
     EXPECT_STREQ(error.what(),
                  "architecture 'GPT2LMHeadModel' is not supported; supported are LlamaForCausalLM, MistralForCausalLM, "
                  "Phi3ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, SeedOssForCausalLM, "
-                 "GptOssForCausalLM, MixtralForCausalLM");
+                 "GptOssForCausalLM, MixtralForCausalLM"
+                 ", SmolLM3ForCausalLM");
   }
 }
 

@@ -26,6 +26,7 @@ constexpr Published published[] = {
     {"phi-4", 14'659'507'200, "Phi3ForCausalLM"},          {"qwen3-0.6b", 596'049'920, "Qwen3ForCausalLM"},
     {"qwen3-14b", 14'768'307'200, "Qwen3ForCausalLM"},     {"qwen3-30b-a3b", 30'532'122'624, "Qwen3MoeForCausalLM"},
     {"qwen3-4b", 4'022'468'096, "Qwen3ForCausalLM"},       {"seed-oss-36b", 36'151'104'512, "SeedOssForCausalLM"},
+    {"smollm3-3b", 3'075'098'624, "SmolLM3ForCausalLM"},
 };
 
 TEST(Presets, HaveThePublishedNumberOfParameters) {
