@@ -65,7 +65,8 @@ TEST(Families, KeyHeadsWithoutTheKeyAreTransformersDefault) {
                                                {"SeedOssForCausalLM", 8},
                                                {"GptOssForCausalLM", 8},
                                                {"Qwen3MoeForCausalLM", 4},
-                                               {"SmolLM3ForCausalLM", 4}}) {
+                                               {"SmolLM3ForCausalLM", 4},
+                                               {"Olmo2ForCausalLM", 32}}) {
     EXPECT_EQ(key_heads(architecture, false), expected) << architecture;
     EXPECT_EQ(key_heads(architecture, true), 32) << architecture;
   }
@@ -301,11 +302,19 @@ TEST(Families, SmolLM3DoesNotRotateEveryFourthLayer) {
                  {"no_rope_layers", "1 for layers"});
 }
 
+TEST(Families, OlmoNormsWhatBlocksAddAndWholeProjections) {
+  const DecoderSpec spec = read(config_of("Olmo2ForCausalLM"));
+  EXPECT_FALSE(spec.input_norms || spec.qk_norm || spec.tied_embeddings);
+  EXPECT_TRUE(spec.output_norms && spec.projection_norm);
+  EXPECT_FLOAT_EQ(spec.rms_epsilon, 1e-5f);
+  EXPECT_EQ(spec.norm_offset, 0);
+}
+
 // A layer costs memory when it is listed, so how many there are is looked at before.
 TEST(Families, ABillionLayersAreRefusedBeforeTheyAreListed) {
-  for (const char* architecture :
-       {"LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM", "SeedOssForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM", "SmolLM3ForCausalLM"})
+  for (const char* architecture : {"LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
+                                   "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "SeedOssForCausalLM", "GptOssForCausalLM",
+                                   "MixtralForCausalLM", "SmolLM3ForCausalLM", "Olmo2ForCausalLM"})
     test::expect_in(test::refusal([&] {
                       read(config_of(architecture, {{"num_hidden_layers", 1'000'000'000}, {"sliding_window", 8}}));
                     }),

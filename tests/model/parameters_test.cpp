@@ -144,7 +144,8 @@ TEST(Parameters, UnknownFamiliesAreRefusedWithTheKnownOnes) {
                  "architecture 'GPT2LMHeadModel' is not supported; supported are LlamaForCausalLM, MistralForCausalLM, "
                  "Phi3ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, SeedOssForCausalLM, "
                  "GptOssForCausalLM, MixtralForCausalLM"
-                 ", SmolLM3ForCausalLM");
+                 ", SmolLM3ForCausalLM"
+                 ", Olmo2ForCausalLM");
   }
 }
 

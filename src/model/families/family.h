@@ -79,12 +79,18 @@ struct Family {
 };
 
 extern const Family llama_family, mistral_family, phi3_family, qwen2_family, qwen3_family, qwen3_moe_family,
-    seed_oss_family, gpt_oss_family, mixtral_family, smollm3_family;
+    seed_oss_family, gpt_oss_family, mixtral_family, smollm3_family, olmo2_family;
 
 // The names that Llama gave and most families kept.
 std::span<const TensorName> llama_tensor_names();
 
+// The names that OLMo 2 gave, with a norm after attention and MLP.
+std::span<const TensorName> olmo_tensor_names();
+
 // Readers that several families share.
+
+// What the OLMo families have in common, beside their windows and rotations.
+void read_olmo(const ConfigReader& config, DecoderSpec& spec);
 
 // Layers that see `window` keys, from layer_types (one a layer), or without that key, those that `otherwise` says.
 void read_windows(const ConfigReader& config, DecoderSpec& spec, std::int64_t window,
