@@ -66,7 +66,8 @@ TEST(Families, KeyHeadsWithoutTheKeyAreTransformersDefault) {
                                                {"GptOssForCausalLM", 8},
                                                {"Qwen3MoeForCausalLM", 4},
                                                {"SmolLM3ForCausalLM", 4},
-                                               {"Olmo2ForCausalLM", 32}}) {
+                                               {"Olmo2ForCausalLM", 32},
+                                               {"Olmo3ForCausalLM", 32}}) {
     EXPECT_EQ(key_heads(architecture, false), expected) << architecture;
     EXPECT_EQ(key_heads(architecture, true), 32) << architecture;
   }
@@ -310,11 +311,39 @@ TEST(Families, OlmoNormsWhatBlocksAddAndWholeProjections) {
   EXPECT_EQ(spec.norm_offset, 0);
 }
 
+TEST(Families, Olmo3ScalesTheRotationOfLayersThatSeeAll) {
+  const json yarn{{"rope_type", "yarn"}, {"factor", 8.0}, {"original_max_position_embeddings", 16}};
+  const auto of = [](const json& more) { return read(config_of("Olmo3ForCausalLM", more)); };
+  EXPECT_EQ(windows(of(json::object())), (Windows{4096, 4096, 4096, 0}));
+  for (const json& more : {json{{"rope_theta", 500}, {"rope_scaling", yarn}, {"sliding_window", 7}},
+                           json{{"rope_parameters",
+                                 {{"full_attention",
+                                   [&] {
+                                     json full = yarn;
+                                     full["rope_theta"] = 500;
+                                     return full;
+                                   }()},
+                                  {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 500}}}}},
+                                {"sliding_window", 7}}}) {
+    const DecoderSpec spec = of(more);
+    ASSERT_TRUE(spec.local_rope);
+    EXPECT_EQ(spec.rope.scaling, RopeScaling::yarn);
+    EXPECT_EQ(spec.rope.original_positions, 16);
+    EXPECT_EQ(spec.local_rope->scaling, RopeScaling::none);
+    EXPECT_EQ(spec.rope.theta, 500);
+    EXPECT_EQ(spec.local_rope->theta, 500);
+    for (std::int64_t layer = 0; layer < 4; ++layer)
+      EXPECT_EQ(spec.layer(layer).rotation, layer == 3 ? LayerRotation::global : LayerRotation::local);
+  }
+  expect_refused(config_of("Olmo3ForCausalLM", {{"sliding_window", nullptr}}), {"sliding_window", "full_attention"});
+  expect_refused(config_of("Olmo3ForCausalLM", {{"rope_parameters", yarn}}), {"rope_parameters", "sliding_attention"});
+}
+
 // A layer costs memory when it is listed, so how many there are is looked at before.
 TEST(Families, ABillionLayersAreRefusedBeforeTheyAreListed) {
   for (const char* architecture : {"LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
                                    "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "SeedOssForCausalLM", "GptOssForCausalLM",
-                                   "MixtralForCausalLM", "SmolLM3ForCausalLM", "Olmo2ForCausalLM"})
+                                   "MixtralForCausalLM", "SmolLM3ForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM"})
     test::expect_in(test::refusal([&] {
                       read(config_of(architecture, {{"num_hidden_layers", 1'000'000'000}, {"sliding_window", 8}}));
                     }),

@@ -145,7 +145,8 @@ TEST(Parameters, UnknownFamiliesAreRefusedWithTheKnownOnes) {
                  "Phi3ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, SeedOssForCausalLM, "
                  "GptOssForCausalLM, MixtralForCausalLM"
                  ", SmolLM3ForCausalLM"
-                 ", Olmo2ForCausalLM");
+                 ", Olmo2ForCausalLM"
+                 ", Olmo3ForCausalLM");
   }
 }
 
