@@ -67,7 +67,8 @@ TEST(Families, KeyHeadsWithoutTheKeyAreTransformersDefault) {
                                                {"Qwen3MoeForCausalLM", 4},
                                                {"SmolLM3ForCausalLM", 4},
                                                {"Olmo2ForCausalLM", 32},
-                                               {"Olmo3ForCausalLM", 32}}) {
+                                               {"Olmo3ForCausalLM", 32},
+                                               {"GraniteForCausalLM", 32}}) {
     EXPECT_EQ(key_heads(architecture, false), expected) << architecture;
     EXPECT_EQ(key_heads(architecture, true), 32) << architecture;
   }
@@ -339,11 +340,27 @@ TEST(Families, Olmo3ScalesTheRotationOfLayersThatSeeAll) {
   expect_refused(config_of("Olmo3ForCausalLM", {{"rope_parameters", yarn}}), {"rope_parameters", "sliding_attention"});
 }
 
+TEST(Families, GraniteMultiplies) {
+  const DecoderSpec plain = read(config_of("GraniteForCausalLM"));
+  EXPECT_EQ(plain.score_scale(), 1);  // its default, which is not 1 / sqrt(head_dim)
+  EXPECT_EQ(plain.embedding_scale * plain.residual_scale * plain.logits_scale, 1);
+  const DecoderSpec spec = read(config_of("GraniteForCausalLM", {{"embedding_multiplier", 12},
+                                                                 {"attention_multiplier", 0.0078125},
+                                                                 {"residual_multiplier", 0.22},
+                                                                 {"logits_scaling", 16}}));
+  EXPECT_EQ(spec.embedding_scale, 12);
+  EXPECT_EQ(spec.score_scale(), 0.0078125f);
+  EXPECT_EQ(spec.residual_scale, 0.22);
+  EXPECT_EQ(spec.logits_scale, 1 / 16.0);
+  expect_refused(config_of("GraniteForCausalLM", {{"logits_scaling", 0}}), {"logits_scaling", "positive"});
+}
+
 // A layer costs memory when it is listed, so how many there are is looked at before.
 TEST(Families, ABillionLayersAreRefusedBeforeTheyAreListed) {
-  for (const char* architecture : {"LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
-                                   "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "SeedOssForCausalLM", "GptOssForCausalLM",
-                                   "MixtralForCausalLM", "SmolLM3ForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM"})
+  for (const char* architecture :
+       {"LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM", "SeedOssForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM", "SmolLM3ForCausalLM",
+        "Olmo2ForCausalLM", "Olmo3ForCausalLM", "GraniteForCausalLM"})
     test::expect_in(test::refusal([&] {
                       read(config_of(architecture, {{"num_hidden_layers", 1'000'000'000}, {"sliding_window", 8}}));
                     }),

@@ -146,7 +146,8 @@ TEST(Parameters, UnknownFamiliesAreRefusedWithTheKnownOnes) {
                  "GptOssForCausalLM, MixtralForCausalLM"
                  ", SmolLM3ForCausalLM"
                  ", Olmo2ForCausalLM"
-                 ", Olmo3ForCausalLM");
+                 ", Olmo3ForCausalLM"
+                 ", GraniteForCausalLM");
   }
 }
 
