@@ -54,9 +54,9 @@ std::string name_of_case(const testing::TestParamInfo<const char*>& info) {
 }
 
 constexpr const char* dense_models[]{
-    "llama-untied",    "llama-tied-llama3", "llama-v4",   "llama-bias", "llama-sharded", "qwen3-tied",
-    "qwen3-untied-v4", "mistral",           "phi3-v4",    "phi3-long",  "qwen3-bf16-v4", "phi3-short",
-    "qwen2",           "seed-oss",          "smollm3-v4", "olmo2-v4",   "olmo3",         "granite-v4"};
+    "llama-untied", "llama-tied-llama3", "llama-v4",  "llama-bias",    "llama-sharded", "qwen3-tied", "qwen3-untied-v4",
+    "mistral",      "phi3-v4",           "phi3-long", "qwen3-bf16-v4", "phi3-short",    "qwen2",      "seed-oss",
+    "smollm3-v4",   "olmo2-v4",          "olmo3",     "granite-v4",    "glm4",          "glm4-v4"};
 constexpr const char* expert_models[]{"qwen3-moe", "qwen3-moe-balance", "gpt-oss", "mixtral-v4"};
 class DenseTest : public FixtureTest {};
 class ExpertsTest : public FixtureTest {};

@@ -68,7 +68,8 @@ TEST(Families, KeyHeadsWithoutTheKeyAreTransformersDefault) {
                                                {"SmolLM3ForCausalLM", 4},
                                                {"Olmo2ForCausalLM", 32},
                                                {"Olmo3ForCausalLM", 32},
-                                               {"GraniteForCausalLM", 32}}) {
+                                               {"GraniteForCausalLM", 32},
+                                               {"Glm4ForCausalLM", 2}}) {
     EXPECT_EQ(key_heads(architecture, false), expected) << architecture;
     EXPECT_EQ(key_heads(architecture, true), 32) << architecture;
   }
@@ -355,12 +356,23 @@ TEST(Families, GraniteMultiplies) {
   expect_refused(config_of("GraniteForCausalLM", {{"logits_scaling", 0}}), {"logits_scaling", "positive"});
 }
 
+TEST(Families, Glm4RotatesHalfOfAHeadInPairsOfNeighbours) {
+  const DecoderSpec spec = read(config_of("Glm4ForCausalLM"));
+  EXPECT_EQ(spec.head_dim, 128);
+  EXPECT_EQ(spec.rope.rotary_dim, 64);
+  EXPECT_EQ(spec.rope.pairs, RotaryPairs::neighbours);
+  EXPECT_TRUE(spec.input_norms && spec.output_norms && spec.qkv_bias && !spec.o_bias);
+  EXPECT_EQ(read(config_of("Glm4ForCausalLM", {{"partial_rotary_factor", 0.25}})).rope.rotary_dim, 32);
+  EXPECT_EQ(read(config_of("Glm4ForCausalLM", {{"rope_parameters", {{"partial_rotary_factor", 1.0}}}})).rope.rotary_dim,
+            128);
+}
+
 // A layer costs memory when it is listed, so how many there are is looked at before.
 TEST(Families, ABillionLayersAreRefusedBeforeTheyAreListed) {
   for (const char* architecture :
        {"LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
         "Qwen3MoeForCausalLM", "SeedOssForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM", "SmolLM3ForCausalLM",
-        "Olmo2ForCausalLM", "Olmo3ForCausalLM", "GraniteForCausalLM"})
+        "Olmo2ForCausalLM", "Olmo3ForCausalLM", "GraniteForCausalLM", "Glm4ForCausalLM"})
     test::expect_in(test::refusal([&] {
                       read(config_of(architecture, {{"num_hidden_layers", 1'000'000'000}, {"sliding_window", 8}}));
                     }),

@@ -147,7 +147,8 @@ TEST(Parameters, UnknownFamiliesAreRefusedWithTheKnownOnes) {
                  ", SmolLM3ForCausalLM"
                  ", Olmo2ForCausalLM"
                  ", Olmo3ForCausalLM"
-                 ", GraniteForCausalLM");
+                 ", GraniteForCausalLM"
+                 ", Glm4ForCausalLM");
   }
 }
 

@@ -21,13 +21,21 @@ struct Published {
   const char* architecture;
 };
 constexpr Published published[] = {
-    {"gpt-oss-20b", 20'914'757'184, "GptOssForCausalLM"},     {"granite-3.3-8b", 8'170'864'640, "GraniteForCausalLM"},
-    {"llama-3.1-8b", 8'030'261'248, "LlamaForCausalLM"},      {"llama-3.3-70b", 70'553'706'496, "LlamaForCausalLM"},
-    {"mixtral-8x7b", 46'702'792'704, "MixtralForCausalLM"},   {"olmo-2-7b", 7'298'617'344, "Olmo2ForCausalLM"},
-    {"olmo-3-7b", 7'298'011'136, "Olmo3ForCausalLM"},         {"phi-4", 14'659'507'200, "Phi3ForCausalLM"},
-    {"qwen3-0.6b", 596'049'920, "Qwen3ForCausalLM"},          {"qwen3-14b", 14'768'307'200, "Qwen3ForCausalLM"},
-    {"qwen3-30b-a3b", 30'532'122'624, "Qwen3MoeForCausalLM"}, {"qwen3-4b", 4'022'468'096, "Qwen3ForCausalLM"},
-    {"seed-oss-36b", 36'151'104'512, "SeedOssForCausalLM"},   {"smollm3-3b", 3'075'098'624, "SmolLM3ForCausalLM"},
+    {"glm-4-9b", 9'400'279'040, "Glm4ForCausalLM"},
+    {"gpt-oss-20b", 20'914'757'184, "GptOssForCausalLM"},
+    {"granite-3.3-8b", 8'170'864'640, "GraniteForCausalLM"},
+    {"llama-3.1-8b", 8'030'261'248, "LlamaForCausalLM"},
+    {"llama-3.3-70b", 70'553'706'496, "LlamaForCausalLM"},
+    {"mixtral-8x7b", 46'702'792'704, "MixtralForCausalLM"},
+    {"olmo-2-7b", 7'298'617'344, "Olmo2ForCausalLM"},
+    {"olmo-3-7b", 7'298'011'136, "Olmo3ForCausalLM"},
+    {"phi-4", 14'659'507'200, "Phi3ForCausalLM"},
+    {"qwen3-0.6b", 596'049'920, "Qwen3ForCausalLM"},
+    {"qwen3-14b", 14'768'307'200, "Qwen3ForCausalLM"},
+    {"qwen3-30b-a3b", 30'532'122'624, "Qwen3MoeForCausalLM"},
+    {"qwen3-4b", 4'022'468'096, "Qwen3ForCausalLM"},
+    {"seed-oss-36b", 36'151'104'512, "SeedOssForCausalLM"},
+    {"smollm3-3b", 3'075'098'624, "SmolLM3ForCausalLM"},
 };
 
 TEST(Presets, HaveThePublishedNumberOfParameters) {

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::array families{&llama_family,     &mistral_family,  &phi3_family,    &qwen2_family,   &qwen3_family,
                               &qwen3_moe_family, &seed_oss_family, &gpt_oss_family, &mixtral_family, &smollm3_family,
-                              &olmo2_family,     &olmo3_family,    &granite_family};
+                              &olmo2_family,     &olmo3_family,    &granite_family, &glm4_family};
 
 void read_llama3(const ConfigReader& scaling, RopeSpec& rope) {
   rope.scaling = RopeScaling::llama3;
