@@ -56,7 +56,7 @@ std::string name_of_case(const testing::TestParamInfo<const char*>& info) {
 constexpr const char* dense_models[]{
     "llama-untied", "llama-tied-llama3", "llama-v4",  "llama-bias",    "llama-sharded", "qwen3-tied", "qwen3-untied-v4",
     "mistral",      "phi3-v4",           "phi3-long", "qwen3-bf16-v4", "phi3-short",    "qwen2",      "seed-oss",
-    "smollm3-v4",   "olmo2-v4",          "olmo3",     "granite-v4",    "glm4",          "glm4-v4"};
+    "smollm3-v4",   "olmo2-v4",          "olmo3",     "granite-v4",    "glm4",          "glm4-v4",    "gemma3-v4"};
 constexpr const char* expert_models[]{"qwen3-moe", "qwen3-moe-balance", "gpt-oss", "mixtral-v4"};
 class DenseTest : public FixtureTest {};
 class ExpertsTest : public FixtureTest {};
@@ -193,7 +193,7 @@ class GreedyTest : public testing::TestWithParam<const char*> {
 
 INSTANTIATE_TEST_SUITE_P(Models, GreedyTest,
                          testing::Values("llama-tied-llama3", "qwen3-tied", "qwen3-moe", "gpt-oss", "smollm3-v4",
-                                         "olmo3"),
+                                         "olmo3", "gemma3-v4"),
                          name_of_case);
 
 TEST_P(GreedyTest, ContinuesAsPyTorchHoweverThePromptIsFed) {

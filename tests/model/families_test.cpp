@@ -69,7 +69,8 @@ TEST(Families, KeyHeadsWithoutTheKeyAreTransformersDefault) {
                                                {"Olmo2ForCausalLM", 32},
                                                {"Olmo3ForCausalLM", 32},
                                                {"GraniteForCausalLM", 32},
-                                               {"Glm4ForCausalLM", 2}}) {
+                                               {"Glm4ForCausalLM", 2},
+                                               {"Gemma3ForCausalLM", 4}}) {
     EXPECT_EQ(key_heads(architecture, false), expected) << architecture;
     EXPECT_EQ(key_heads(architecture, true), 32) << architecture;
   }
@@ -367,12 +368,53 @@ TEST(Families, Glm4RotatesHalfOfAHeadInPairsOfNeighbours) {
             128);
 }
 
+TEST(Families, Gemma3AsTransformersReadsIt) {
+  const auto of = [](const json& more) { return read(config_of("Gemma3ForCausalLM", more)); };
+  const DecoderSpec spec = of(json::object());
+  EXPECT_EQ(spec.head_dim, 256);
+  EXPECT_EQ(spec.norm_offset, 1);
+  EXPECT_EQ(spec.gate, GateActivation::gelu_tanh);
+  EXPECT_TRUE(spec.qk_norm && spec.input_norms && spec.output_norms && spec.tied_embeddings);
+  EXPECT_EQ(spec.score_scale(), 0.0625f);
+  EXPECT_DOUBLE_EQ(spec.embedding_scale, std::sqrt(32.0));
+  EXPECT_EQ(spec.rope.theta, 1e6);
+  ASSERT_TRUE(spec.local_rope);
+  EXPECT_EQ(spec.local_rope->theta, 1e4);
+  EXPECT_EQ(windows(spec), Windows(4, 4096));  // the sixth layer would see all
+  EXPECT_EQ(windows(of({{"sliding_window", 7}, {"sliding_window_pattern", 2}})), (Windows{7, 0, 7, 0}));
+  const DecoderSpec scaled = of({{"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}},
+                                 {"rope_local_base_freq", 500},
+                                 {"query_pre_attn_scalar", 64},
+                                 {"final_logit_softcapping", nullptr}});
+  EXPECT_EQ(scaled.rope.scaling, RopeScaling::linear);
+  EXPECT_EQ(scaled.rope.factor, 8);
+  EXPECT_EQ(scaled.local_rope->scaling, RopeScaling::none);
+  EXPECT_EQ(scaled.local_rope->theta, 500);
+  EXPECT_EQ(scaled.score_scale(), 0.125f);
+  for (const char* key : {"final_logit_softcapping", "attn_logit_softcapping"})
+    expect_refused(config_of("Gemma3ForCausalLM", {{key, 30.0}}), {key, "soft cap"});
+  expect_refused(config_of("Gemma3ForCausalLM", {{"use_bidirectional_attention", true}}),
+                 {"use_bidirectional_attention"});
+  expect_refused(config_of("Gemma3ForCausalLM", {{"hidden_activation", "gelu"}}),
+                 {"hidden_activation", "gelu_pytorch_tanh"});
+  expect_refused(config_of("Gemma3ForCausalLM", {{"sliding_window", nullptr}}), {"sliding_window", "full_attention"});
+}
+
+TEST(Families, AModelWithATextPartSaysHowToSaveIt) {
+  expect_refused({{"architectures", {"Gemma3ForConditionalGeneration"}},
+                  {"model_type", "gemma3"},
+                  {"text_config", json::object()}},
+                 {"architectures", "Gemma3ForConditionalGeneration", "scripts/save_text_model.py"});
+  expect_refused({{"architectures", {"SomethingForConditionalGeneration"}}, {"text_config", json::object()}},
+                 {"architectures", "is not supported; supported are"});
+}
+
 // A layer costs memory when it is listed, so how many there are is looked at before.
 TEST(Families, ABillionLayersAreRefusedBeforeTheyAreListed) {
   for (const char* architecture :
        {"LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
         "Qwen3MoeForCausalLM", "SeedOssForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM", "SmolLM3ForCausalLM",
-        "Olmo2ForCausalLM", "Olmo3ForCausalLM", "GraniteForCausalLM", "Glm4ForCausalLM"})
+        "Olmo2ForCausalLM", "Olmo3ForCausalLM", "GraniteForCausalLM", "Glm4ForCausalLM", "Gemma3ForCausalLM"})
     test::expect_in(test::refusal([&] {
                       read(config_of(architecture, {{"num_hidden_layers", 1'000'000'000}, {"sliding_window", 8}}));
                     }),

@@ -148,7 +148,8 @@ TEST(Parameters, UnknownFamiliesAreRefusedWithTheKnownOnes) {
                  ", Olmo2ForCausalLM"
                  ", Olmo3ForCausalLM"
                  ", GraniteForCausalLM"
-                 ", Glm4ForCausalLM");
+                 ", Glm4ForCausalLM"
+                 ", Gemma3ForCausalLM");
   }
 }
 

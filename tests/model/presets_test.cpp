@@ -21,6 +21,8 @@ struct Published {
   const char* architecture;
 };
 constexpr Published published[] = {
+    {"gemma-3-1b", 999'885'952, "Gemma3ForCausalLM"},
+    {"gemma-3-4b-text", 3'880'263'168, "Gemma3ForCausalLM"},
     {"glm-4-9b", 9'400'279'040, "Glm4ForCausalLM"},
     {"gpt-oss-20b", 20'914'757'184, "GptOssForCausalLM"},
     {"granite-3.3-8b", 8'170'864'640, "GraniteForCausalLM"},

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::array families{&llama_family,     &mistral_family,  &phi3_family,    &qwen2_family,   &qwen3_family,
                               &qwen3_moe_family, &seed_oss_family, &gpt_oss_family, &mixtral_family, &smollm3_family,
-                              &olmo2_family,     &olmo3_family,    &granite_family, &glm4_family};
+                              &olmo2_family,     &olmo3_family,    &granite_family, &glm4_family,    &gemma3_family};
 
 void read_llama3(const ConfigReader& scaling, RopeSpec& rope) {
   rope.scaling = RopeScaling::llama3;
@@ -173,6 +173,19 @@ void require_countable(const ConfigReader& config, const DecoderSpec& s) {
                   fmt::format("with the other sizes this makes {:.1e} parameters; some size is wrong", parameters));
 }
 
+// A model of images and text has its text model's config in text_config. Where that is of a known family, the refusal
+// says how to get the text model.
+void refuse_multimodal(const ConfigReader& config, const std::string& architecture) {
+  const std::size_t end = architecture.find("ForConditionalGeneration");
+  if (!config.has("text_config") || end == std::string::npos) return;
+  const std::string text_model = architecture.substr(0, end) + "ForCausalLM";
+  for (const Family* family : families)
+    if (family->architecture == text_model)
+      config.refuse("architectures", fmt::format("{} is a model of images and text; save its text model, {}, with "
+                                                 "'scripts/save_text_model.py MODEL_DIR TEXT_MODEL_DIR' and use that",
+                                                 architecture, text_model));
+}
+
 }  // namespace
 
 const Family& find_family(std::string_view architecture) {
@@ -191,6 +204,7 @@ DecoderSpec read_decoder_spec(std::string_view text, const std::string& origin) 
   try {
     family = &find_family(architectures.front());
   } catch (const Error& error) {
+    refuse_multimodal(config, architectures.front());
     config.refuse("architectures", error.what());
   }
 

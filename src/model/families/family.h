@@ -80,7 +80,7 @@ struct Family {
 
 extern const Family llama_family, mistral_family, phi3_family, qwen2_family, qwen3_family, qwen3_moe_family,
     seed_oss_family, gpt_oss_family, mixtral_family, smollm3_family, olmo2_family, olmo3_family, granite_family,
-    glm4_family;
+    glm4_family, gemma3_family;
 
 // The names that Llama gave and most families kept.
 std::span<const TensorName> llama_tensor_names();
