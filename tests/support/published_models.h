@@ -50,7 +50,8 @@ inline nlohmann::json shrunk_config(nlohmann::json c) {
     if (c.contains(key)) c[key] = 4;
   for (const char* key : {"num_experts_per_tok", "experts_per_token"})
     if (c.contains(key)) c[key] = 2;
-  if (c.contains("layer_types")) c["layer_types"].erase(c["layer_types"].begin() + 2, c["layer_types"].end());
+  for (const char* key : {"layer_types", "no_rope_layers"})
+    if (c.contains(key)) c[key].erase(c[key].begin() + 2, c[key].end());
   for (const char* key : {"short_factor", "long_factor"})
     if (c.contains("rope_scaling") && c["rope_scaling"].is_object() && c["rope_scaling"].contains(key))
       c["rope_scaling"][key] = {1.0, 1.25, 1.5};  // 3/4 of a head of 8 rotate
@@ -235,6 +236,52 @@ inline const std::vector<PublishedModel>& published_models() {
        .chat_template = ChatTemplate::file,
        .copied = {"LICENSE", "USAGE_POLICY"},
        .ignored = {"README.md", "metal/model.bin", "original/config.json", "original/dtypes.json"}},
+      {.name = "SmolLM3",
+       .config = "smollm3-3b",
+       .tokenizer = "llama3",
+       .tokenizer_keys = {{"bos_token", nullptr}, {"tokenizer_class", "PreTrainedTokenizerFast"}},
+       .generation = {{"do_sample", true}, {"eos_token_id", 2004}, {"temperature", 0.6}, {"top_p", 0.95}},
+       .chat_template = ChatTemplate::file,
+       .ignored = hub},
+      {.name = "Olmo2",
+       .config = "olmo-2-7b",
+       .tokenizer = "phi4",
+       .tokenizer_keys = {{"tokenizer_class", "GPT2Tokenizer"}},
+       .generation = {{"eos_token_id", 2001}, {"pad_token_id", 2000}},
+       .copied = {"merges.txt", "vocab.json"},
+       .ignored = hub},
+      {.name = "Olmo3",
+       .config = "olmo-3-7b",
+       .tokenizer = "phi4",
+       .tokenizer_keys = {{"tokenizer_class", "GPT2Tokenizer"}},
+       .generation = {{"eos_token_id", {2003, 2001}}},
+       .chat_template = ChatTemplate::file,
+       .copied = {"merges.txt", "vocab.json"},
+       .ignored = hub},
+      {.name = "Granite33",
+       .config = "granite-3.3-8b",
+       .tokenizer = "qwen3",
+       .tokenizer_keys = {{"tokenizer_class", "GPT2Tokenizer"}},
+       .generation = {{"_from_model_config", true}, {"eos_token_id", 2000}},
+       .chat_template = ChatTemplate::text,
+       .copied = {"added_tokens.json", "merges.txt", "vocab.json"},
+       .ignored = hub},
+      {.name = "Glm4",
+       .config = "glm-4-9b",
+       .tokenizer = "phi4",
+       .tokenizer_keys = {{"tokenizer_class", "PreTrainedTokenizerFast"}},
+       .generation = {{"do_sample", true}, {"eos_token_id", {2001, 2003}}},
+       .chat_template = ChatTemplate::file,
+       .copied = {"LICENSE"},
+       .ignored = hub},
+      {.name = "Gemma3",
+       .config = "gemma-3-1b",
+       .tokenizer = "gemma",
+       .tokenizer_keys = {{"tokenizer_class", "GemmaTokenizer"}},
+       .generation = {{"cache_implementation", "hybrid"}, {"eos_token_id", {1, 106}}, {"top_k", 64}},
+       .chat_template = ChatTemplate::text,
+       .copied = {"added_tokens.json", "tokenizer.model"},
+       .ignored = hub},
       // transformers 4 and 5 write these.
       {.name = "SavedByTransformers4",
        .config = R"({"_name_or_path": "somewhere/model", "architectures": ["Qwen2ForCausalLM"],
