@@ -32,6 +32,7 @@ class LayerCases final : public Cases {
       longest_ = std::max<std::int64_t>(longest_, batch_.cu_seqlens[d] - batch_.cu_seqlens[d - 1]);
     embedding();
     norms();
+    if (!s_.input_norms || s_.residual_scale != 1 || s_.embedding_scale != 1) add_scaled();
     if (s_.projection_norm) {
       projection_norm("q", 0, s_.heads);
       projection_norm("k", s_.q_width(), s_.kv_heads);
@@ -122,6 +123,15 @@ class LayerCases final : public Cases {
                                    .inv_rms = inv_rms,
                                    .weight = weight});
       }};
+    });
+  }
+
+  // Sums that no norm makes, and scaled copies.
+  void add_scaled() {
+    add("add_scaled", fmt::format("{} x {}", n_, s_.hidden), of_t(3 * n_ * s_.hidden), 0, [this](Tensors& m) {
+      const Tensor out = m.random(t_, {n_, s_.hidden}), x = m.random(t_, {n_, s_.hidden});
+      const Tensor delta = m.random(t_, {n_, s_.hidden});
+      return Call{[=](Ops& ops, Stream& stream) { ops.add_scaled(stream, out, x, delta, 0.5f); }};
     });
   }
 

@@ -56,6 +56,18 @@ TEST(Initialize, MatricesAreNormal) {
   }
 }
 
+// A norm multiplies by 1, whatever is added to its stored weight.
+TEST(Initialize, NormsMultiplyByOne) {
+  const Parameter norm{"model.norm.weight", {7}};
+  for (const float offset : {0.0f, 1.0f}) {
+    DecoderSpec spec;
+    spec.norm_offset = offset;
+    std::vector<float> values(7);
+    initialize(spec, norm, 1, 0, values);
+    for (const float x : values) EXPECT_EQ(x + offset, 1);
+  }
+}
+
 double correlation(const std::vector<float>& a, const std::vector<float>& b, std::size_t lag) {
   const auto n = static_cast<std::size_t>(count);
   return mean([&](std::size_t i) { return static_cast<double>(a[i]) * b[(i + lag) % n]; }) / (0.02 * 0.02);

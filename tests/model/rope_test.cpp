@@ -81,5 +81,27 @@ TEST(Rope, TheTableHoldsCosinesThenSinesOfEveryPosition) {
     }
 }
 
+TEST(Rope, LinearScalingDividesEveryFrequency) {
+  RopeSpec rope{.theta = 1e6, .rotary_dim = 16};
+  const std::vector<float> plain = rope_frequencies(rope, 8);
+  rope.scaling = RopeScaling::linear;
+  rope.factor = 8;
+  const std::vector<float> scaled = rope_frequencies(rope, 8);
+  for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_EQ(scaled[i], plain[i] / 8) << i;
+}
+
+TEST(Rope, AModelsTablesLieOneBelowTheOther) {
+  DecoderSpec spec;
+  spec.rope = {.theta = 1e6, .rotary_dim = 12};
+  EXPECT_EQ(rope_table(spec, 20), rope_table(spec.rope, 20));
+  EXPECT_EQ(rope_table_bytes(spec, 20), 20u * 12 * 4);
+  spec.local_rope = RopeSpec{.theta = 1e4, .rotary_dim = 12};
+  std::vector<float> expected = rope_table(spec.rope, 20);
+  const std::vector<float> local = rope_table(*spec.local_rope, 20);
+  expected.insert(expected.end(), local.begin(), local.end());
+  EXPECT_EQ(rope_table(spec, 20), expected);
+  EXPECT_EQ(rope_table_bytes(spec, 20), 2 * 20u * 12 * 4);
+}
+
 }  // namespace
 }  // namespace so

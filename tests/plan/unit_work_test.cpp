@@ -78,6 +78,34 @@ TEST(UnitWork, HasAllTheFlopsOfADenseModelAndMore) {
   EXPECT_EQ(layer(work, 0).backward_bytes, 2000 * 2.0 * (8 * 4096 + 2 * 5120 + 6 * 14336));
 }
 
+// Elements of memory-bound work beside those of a Llama layer, and the last product of a layer that is made again.
+TEST(UnitWork, CountsNormsAndScalesThatAFamilyHas) {
+  const DecoderSpec plain = preset("llama-3.1-8b");
+  const auto work = [](const DecoderSpec& spec) {
+    return layer(unit_work(spec, rows(1, 2000), DType::bf16, h200_efficiencies()), 0);
+  };
+  const double bytes = 2000 * 2.0;
+  DecoderSpec spec = plain;
+  spec.output_norms = true;
+  EXPECT_EQ(work(spec).forward_bytes - work(plain).forward_bytes, bytes * 4 * 4096);
+  EXPECT_EQ(work(spec).backward_bytes - work(plain).backward_bytes, bytes * 6 * 4096);
+  EXPECT_EQ(work(spec).forward_kernels, work(plain).forward_kernels + 2);
+  const std::vector<Keep> input(32, Keep::input);
+  const auto again = [&](const DecoderSpec& s) {
+    return recomputation(s, input, rows(1, 2000), DType::bf16, h200_efficiencies()).flops[1];
+  };
+  EXPECT_EQ(again(spec) - again(plain), 2.0 * 2000 * 4096 * 14336);
+  spec.input_norms = false;
+  EXPECT_EQ(work(spec).forward_bytes - work(plain).forward_bytes, bytes * 2 * 4096);
+  spec = plain;
+  spec.projection_norm = true;
+  EXPECT_EQ(work(spec).forward_bytes - work(plain).forward_bytes, bytes * 2 * 5120);
+  EXPECT_EQ(work(spec).backward_bytes - work(plain).backward_bytes, bytes * 3 * 5120);
+  spec = plain;
+  spec.layer_specs.assign(32, {.rotation = LayerRotation::none});
+  EXPECT_EQ(work(plain).forward_bytes - work(spec).forward_bytes, bytes * 2 * 5120);
+}
+
 TEST(UnitWork, OfAWindowIsWhatItsTilesVisit) {
   const DecoderSpec spec = preset("gpt-oss-20b");
   ASSERT_EQ(spec.layer(0).window, 128);
