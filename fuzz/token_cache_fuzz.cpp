@@ -29,7 +29,9 @@ void make_checksums_right(std::vector<std::byte>& bytes) {
   const std::uint64_t tokens = word(bytes, tokens_at), documents = word(bytes, documents_at);
   if (tokens <= room / 8 && documents <= room / 16 && 8 * tokens + 16 * documents == room) {
     const std::span<const std::byte> all(bytes);
-    const std::uint64_t content = so::PieceHash::of(all.subspan(header_bytes, 8 * tokens), nullptr);
+    so::PieceHash documents_hash;
+    documents_hash.add(all.subspan(header_bytes, 8 * tokens));
+    const std::uint64_t content = documents_hash.value();
     const std::uint64_t table = so::xxh3(all.subspan(header_bytes + 8 * tokens));
     std::memcpy(bytes.data() + table_checksum_at, &table, 8);
     std::memcpy(bytes.data() + content_checksum_at, &content, 8);

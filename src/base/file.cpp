@@ -258,6 +258,15 @@ void MappedFile::advise(Advice advice) const {
   ::madvise(const_cast<std::byte*>(data_), size_, native);
 }
 
+void MappedFile::give_back(std::span<const std::byte> part) const {
+  SO_CHECK(part.empty() || (part.data() >= data_ && part.data() + part.size() <= data_ + size_), "not in this mapping");
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const auto offset = static_cast<std::size_t>(part.data() - data_);
+  const std::size_t begin = (offset + page - 1) / page * page;  // the mapping begins on a page
+  const std::size_t end = offset + part.size() == size_ ? size_ : (offset + part.size()) / page * page;
+  if (begin < end) ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
+}
+
 std::string read_text_file(const std::filesystem::path& path, std::uint64_t max_bytes) {
   const File file = File::open(path);
   const std::uint64_t size = file.size();

@@ -82,6 +82,9 @@ class MappedFile {
   std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
   std::size_t size() const { return size_; }
   void advise(Advice advice) const;  // over the whole mapping; never fails
+  // The pages inside `part` count no longer as this process's memory; the page cache may keep them, and another look
+  // finds them there. For who passes over a large file, so that its size does not show in the process's. Never fails.
+  void give_back(std::span<const std::byte> part) const;
 
  private:
   const std::byte* data_ = nullptr;

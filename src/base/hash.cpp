@@ -50,12 +50,16 @@ std::uint64_t hash_text(std::string_view text, std::uint64_t seed) {
   return hash_bytes(std::as_bytes(std::span(text.data(), text.size())), seed);
 }
 
-std::uint64_t hash_large(std::span<const std::byte> bytes, ThreadPool& pool) {
+std::uint64_t hash_large(std::span<const std::byte> bytes, ThreadPool& pool,
+                         const std::function<void(std::span<const std::byte>)>& passed) {
   constexpr std::size_t piece = std::size_t{1} << 20;
   std::vector<std::uint64_t> hashes((bytes.size() + piece - 1) / piece);
   pool.parallel_for(static_cast<std::int64_t>(hashes.size()), 4, [&](std::int64_t begin, std::int64_t end) {
-    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i)
-      hashes[i] = hash_bytes(bytes.subspan(i * piece, std::min(piece, bytes.size() - i * piece)), i);
+    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+      const auto part = bytes.subspan(i * piece, std::min(piece, bytes.size() - i * piece));
+      hashes[i] = hash_bytes(part, i);
+      if (passed) passed(part);
+    }
   });
   return hash_bytes(std::as_bytes(std::span(hashes)), bytes.size());
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string_view>
 
@@ -17,7 +18,8 @@ std::uint64_t hash_bytes(std::span<const std::byte> bytes, std::uint64_t seed = 
 std::uint64_t hash_text(std::string_view text, std::uint64_t seed = 0);
 
 // The same purpose for large inputs: pieces of 1 MiB are hashed in parallel, then their hashes. Another value than
-// hash_bytes, the same for every pool.
-std::uint64_t hash_large(std::span<const std::byte> bytes, ThreadPool& pool);
+// hash_bytes, the same for every pool. `passed`, if given, is called by any thread with each piece that is done.
+std::uint64_t hash_large(std::span<const std::byte> bytes, ThreadPool& pool,
+                         const std::function<void(std::span<const std::byte>)>& passed = {});
 
 }  // namespace so

@@ -16,10 +16,12 @@ constexpr std::size_t kBlockBytes = std::size_t{16} << 20;
 
 class JsonBlocks : public RecordBlocks {
  public:
-  JsonBlocks(const std::string& name, std::string_view content) : size_(content.size()), reader_(name, content) {}
+  JsonBlocks(const std::string& name, const MappedFile& file) : file_(file), reader_(name, file.text()) {}
+  ~JsonBlocks() override { pass(); }
 
   bool next(std::vector<RawRecord>& block) override {
     block.clear();
+    pass();
     const std::size_t most = std::exchange(begun_, true) ? kBlockRecords : 1;
     std::size_t bytes = 0;
     for (RawRecord record; block.size() < most && bytes < kBlockBytes && reader_.next(record);) {
@@ -30,12 +32,19 @@ class JsonBlocks : public RecordBlocks {
   }
 
   double done() const override {
-    return size_ == 0 ? 1 : static_cast<double>(reader_.offset()) / static_cast<double>(size_);
+    return file_.size() == 0 ? 1 : static_cast<double>(reader_.offset()) / static_cast<double>(file_.size());
   }
 
  private:
-  std::size_t size_;
+  // The block before was the last use of that part of the file.
+  void pass() {
+    file_.give_back(file_.bytes().subspan(passed_, reader_.offset() - passed_));
+    passed_ = reader_.offset();
+  }
+
+  const MappedFile& file_;
   RecordReader reader_;
+  std::size_t passed_ = 0;
   bool begun_ = false;
 };
 
@@ -74,7 +83,7 @@ DataFile::DataFile(const std::filesystem::path& path)
 DataFile::~DataFile() = default;
 
 std::unique_ptr<RecordBlocks> DataFile::records() const {
-  if (!is_table()) return std::make_unique<JsonBlocks>(name_, file_.text());
+  if (!is_table()) return std::make_unique<JsonBlocks>(name_, file_);
   return std::make_unique<TableBlocks>(std::make_unique<TableReader>(path_, programs_));
 }
 

@@ -238,7 +238,8 @@ DatasetSource::DatasetSource(DatasetOptions options, const TextEncoder& encoder,
   if (std::vector<RawRecord> first; records->next(first))
     s.format = format_of(RecordParser(s.file.name(), encoder.vocabulary_size()).parse(first.front()));
   if (s.format == RecordFormat::chat) s.chat = std::make_unique<ChatRenderer>(encoder.chat_template());
-  const std::uint64_t content = hash_large(s.file.content().bytes(), pool);
+  const std::uint64_t content =
+      hash_large(s.file.content().bytes(), pool, [&](auto part) { s.file.content().give_back(part); });
   s.key = key_of(content, encoder, s.options.example, s.chat.get(), s.file.is_table());
   // The stem is for people who look into the directory; cut, since file names end at 255 bytes.
   const std::string cache_name = fmt::format("{}-{:016x}.tokens", s.options.file.stem().string().substr(0, 100), s.key);
@@ -270,10 +271,11 @@ std::uint64_t DatasetSource::most_cache_bytes() {
     tokens = documents * static_cast<std::uint64_t>(s.options.example.max_length);
   } else if (!encodes || s.encoder.can_encode()) {
     try {
-      RecordReader reader(s.file.name(), s.file.content().text());
-      for (RawRecord record; reader.next(record); ++documents)
-        tokens += std::min(most_tokens(s.format, record.json, s.encoder),
-                           static_cast<std::uint64_t>(s.options.example.max_length));
+      const auto records = s.file.records();
+      for (std::vector<RawRecord> block; records->next(block); documents += block.size())
+        for (const RawRecord& record : block)
+          tokens += std::min(most_tokens(s.format, record.json, s.encoder),
+                             static_cast<std::uint64_t>(s.options.example.max_length));
     } catch (const Error&) {  // open() meets it too, perhaps after what is wrong with an earlier record
     }
   }

@@ -33,7 +33,8 @@ struct DatasetOptions {
 // not read its cache.
 //
 // Records are parsed and tokenised by `pool` in blocks; the result, and which record is blamed first, do not depend on
-// the number of threads. Memory in use is a block's, plus 16 bytes a document. After 2 seconds a progress line says how
+// the number of threads. Memory in use is a block's, plus 16 bytes a document (twice that for
+// moments), of mapped files too. After 2 seconds a progress line says how
 // far it is. The log gets one line with the counts: records, tokens, truncated and dropped records.
 //
 // Several processes may do this at once, over a shared directory too: one makes the cache, the others wait for it.

@@ -88,11 +88,14 @@ std::uint64_t PieceHash::value() {
   return xxh3(std::as_bytes(std::span(hashes_)));
 }
 
-std::uint64_t PieceHash::of(std::span<const std::byte> bytes, ThreadPool* pool) {
+std::uint64_t PieceHash::of(const MappedFile& file, std::span<const std::byte> bytes, ThreadPool* pool) {
   std::vector<std::uint64_t> hashes((bytes.size() + piece_bytes - 1) / piece_bytes);
   const auto work = [&](std::int64_t begin, std::int64_t end) {
-    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i)
-      hashes[i] = xxh3(bytes.subspan(i * piece_bytes, std::min(piece_bytes, bytes.size() - i * piece_bytes)));
+    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+      const auto piece = bytes.subspan(i * piece_bytes, std::min(piece_bytes, bytes.size() - i * piece_bytes));
+      hashes[i] = xxh3(piece);
+      file.give_back(piece);
+    }
   };
   const auto count = static_cast<std::int64_t>(hashes.size());
   if (pool != nullptr)
@@ -150,7 +153,7 @@ TokenDataset::TokenDataset(const std::filesystem::path& path, std::uint64_t key,
     if (first_token(i) < 0 || first_token(i) >= first_token(i + 1))
       fail("{} is damaged: document {} has no extent", path.string(), i);
   file_.advise(MappedFile::Advice::sequential);
-  if (header.content_checksum != PieceHash::of({data, 8 * tokens}, pool))
+  if (header.content_checksum != PieceHash::of(file_, {data, 8 * tokens}, pool))
     fail("{} is damaged: its documents' checksum is wrong", path.string());
   file_.advise(MappedFile::Advice::random);  // which is how batches read it
 }
@@ -256,8 +259,8 @@ void TokenCacheWriter::finish() {
   header.content_checksum = content_.value();
   put_name(header.data, data_.string());
   header.header_checksum = checksum_of(header);
-  append(std::as_bytes(std::span(table_)));
   flush();
+  write(std::as_bytes(std::span(table_)), written_);  // not through the buffer, which would hold it once more
   write(std::as_bytes(std::span(&header, 1)), 0);
   while (::fsync(file_) != 0)
     if (errno != EINTR) fail_io("write", partial_, errno);

@@ -62,7 +62,8 @@ class PieceHash {
   void add(std::span<const std::byte> bytes);
   std::uint64_t value();  // of all so far; nothing may follow
 
-  static std::uint64_t of(std::span<const std::byte> bytes, ThreadPool* pool);  // the same of what is there at once
+  // The same of what is there at once, in a mapped file, whose pages it gives back.
+  static std::uint64_t of(const MappedFile& file, std::span<const std::byte> bytes, ThreadPool* pool);
 
  private:
   Xxh3Stream piece_;
