@@ -33,9 +33,9 @@ struct DatasetOptions {
 // not read its cache.
 //
 // Records are parsed and tokenised by `pool` in blocks; the result, and which record is blamed first, do not depend on
-// the number of threads. Memory in use is a block's, plus 16 bytes a document (twice that for
-// moments), of mapped files too. After 2 seconds a progress line says how
-// far it is. The log gets one line with the counts: records, tokens, truncated and dropped records.
+// the number of threads. Memory in use, with that of mapped files, is a block's and 16 bytes a document (for moments
+// twice that). After 2 seconds a progress line says how far it is. The log gets one line with the counts: records,
+// tokens, truncated and dropped records.
 //
 // Several processes may do this at once, over a shared directory too: one makes the cache, the others wait for it.
 //
