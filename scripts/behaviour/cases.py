@@ -111,6 +111,8 @@ OTHER_TRAININGS = {
     "logged rarely": "--log_interval 4",
     "benchmark": "--bench_steps 2 --warmup_steps 1 --max_steps -1 --save_steps 0",
     "another seed": "--seed 99",
+    "frozen below": "--freeze model.embed_tokens.*,model.layers.0.* --verbose",
+    "frozen in part": "--freeze *norm.weight,*.mlp.* --offload_ratio 0.5",
 }
 # A closed gate in front of large numbers: the first update opens it, and the next loss is not finite.
 DIVERGING = [
@@ -197,6 +199,7 @@ PLANS = {
                       "", PRESETS, ["h200", "rtx4090"]),
     "as told": ("--mode zerooffload --cast_side device --offload_ratio 1 --streamed_layers 0"
                 " --activation_checkpointing", PRESETS, ["gh200"]),
+    "frozen": ("--freeze model.embed_tokens.*,model.layers.[0-9].*", ["qwen3-4b", "gpt-oss-20b"], ["h200", "rtx4090"]),
     "on the device": ("--offload_optimizer none", ["qwen3-0.6b", "qwen3-4b"], ["h200", "a100-40g"]),
     "capped": ("--device_memory 30GB --host_memory 100GB", ["qwen3-4b", "phi-4", "gpt-oss-20b"], ["h200"]),
     "fp32": ("--dtype fp32 --bucket_size 67108864", ["qwen3-0.6b"], ["h100-pcie"]),

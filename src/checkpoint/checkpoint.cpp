@@ -73,7 +73,7 @@ std::vector<ShardReader::Request> requests_into(const std::vector<OffloadEngine:
   return requests;
 }
 
-// Loads a file that holds an fp32 tensor for each parameter: this rank's slices of them.
+// Loads a file that holds an fp32 tensor for each trained parameter: this rank's slices of them.
 void load_state(StateArray array, const std::filesystem::path& file, OffloadEngine& engine, LoadingRing& ring,
                 Stream& stream, int readers) {
   const ParameterLayout& layout = engine.layout();
@@ -82,14 +82,15 @@ void load_state(StateArray array, const std::filesystem::path& file, OffloadEngi
   std::vector<ShardReader::Request> requests;
   for (int p = 0; p < layout.count(); ++p) {
     const Parameter& parameter = layout.parameter(p);
+    if (!parameter.trained) continue;
     const TensorInfo& info = reader.info(parameter.name);
     if (info.dtype != DType::f32 || info.shape != parameter.shape)
       fail("{}: tensor '{}' is {} {}, expected float32 {}", file.string(), parameter.name, name_of(info.dtype),
            shape_string(info.shape), shape_string(parameter.shape));
     requests.push_back({&reader, parameter.name, layout.range(p).begin, forms, nullptr, {}});
   }
-  if (static_cast<int>(reader.names().size()) != layout.count())
-    fail("{}: holds {} tensors, the model has {}", file.string(), reader.names().size(), layout.count());
+  if (reader.names().size() != requests.size())
+    fail("{}: holds {} tensors, the run trains {}", file.string(), reader.names().size(), requests.size());
   stream_tensors(ring, stream, requests_into(engine.state_places(array), std::move(requests)), readers, PageCache::drop,
                  NonFinite::refuse, "loading " + file.string(), [&](const WeightPiece& piece) {
                    if (array == StateArray::master)
@@ -137,7 +138,7 @@ CheckpointWriter::~CheckpointWriter() {
 std::uint64_t CheckpointWriter::bytes() const {
   const DType exported = engine_.formats().exported;
   const std::uint64_t model = exported_bytes(source_, exported);
-  return only_model_ ? model : model + state_bytes(engine_.layout().parameter_elements(), exported);
+  return only_model_ ? model : model + state_bytes(engine_.layout().trained_parameter_elements(), exported);
 }
 
 void CheckpointWriter::start(const TrainerState& state, std::uint64_t room) {
@@ -269,6 +270,7 @@ void place_own(const std::filesystem::path& checkpoint, OffloadEngine& engine, S
   if (std::filesystem::exists(checkpoint / master_file)) {
     LoadingRing ring = make_ring();
     load_state(StateArray::master, checkpoint / master_file, engine, ring, compute, pool.size());
+    if (engine.layout().has_frozen()) model.place_frozen(engine, ring, compute, pool);
   } else {
     // The weights are the masters only where nothing was rounded.
     for (const Parameter& p : model.layout().parameters()) {
@@ -288,7 +290,7 @@ void place_own(const std::filesystem::path& checkpoint, OffloadEngine& engine, S
 
 void load_checkpoint(const std::filesystem::path& checkpoint, OffloadEngine& engine, Stream& compute,
                      ThreadPool& pool) {
-  const std::uint64_t bytes = state_bytes(engine.layout().parameter_elements(), engine.formats().exported);
+  const std::uint64_t bytes = state_bytes(engine.layout().trained_parameter_elements(), engine.formats().exported);
   const TimeLimitAtLeast patience(engine.ranks(), seconds_for_files(bytes));
   together(engine.ranks(), [&] { place_own(checkpoint, engine, compute, pool); });
   engine.gather_placed(compute);

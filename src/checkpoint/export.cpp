@@ -58,6 +58,13 @@ std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype)
   return specs;
 }
 
+std::vector<TensorSpec> trained_specs(const ParameterLayout& layout, DType dtype) {
+  std::vector<TensorSpec> specs;
+  for (const Parameter& p : layout.parameters())
+    if (p.trained) specs.push_back({p.name, dtype, p.shape});
+  return specs;
+}
+
 std::uint64_t exported_bytes(const ModelFiles& source, DType exported) {
   std::uint64_t bytes = 0;
   for (const TensorSpec& spec : exported_tensors(source, exported)) bytes += spec.bytes();

@@ -45,8 +45,9 @@ class ModelExport {
 void for_each_part(const ParameterLayout& layout, Range range,
                    const std::function<void(int parameter, Range inside, Range flat)>& body);
 
-// Tensors of `layout` as files list them.
+// Tensors of `layout` as files list them: of all parameters, and of those that are trained.
 std::vector<TensorSpec> tensor_specs(const ParameterLayout& layout, DType dtype);
+std::vector<TensorSpec> trained_specs(const ParameterLayout& layout, DType dtype);
 
 // config.json with "dtype" or "torch_dtype", whichever it uses ("dtype" if neither), set to `dtype`, and without
 // "quantization_config", since weights are written unquantised; everything else and its order kept.
@@ -57,8 +58,8 @@ std::string config_with_dtype(const std::string& config_json, DType dtype);
 std::uint64_t exported_bytes(const ModelFiles& source, DType exported);
 std::uint64_t exported_bytes(const ParameterLayout& layout, DType exported);
 
-// Bytes that a checkpoint holds beside its model: fp32 masters unless the model is exported in fp32, and two
-// moments.
+// Bytes that a checkpoint holds beside its model, of so many trained parameters: fp32 masters unless the model is
+// exported in fp32, and two moments.
 std::uint64_t state_bytes(std::int64_t parameters, DType exported);
 
 // Puts the engine's weights, as they are now, into `directory` itself, beside checkpoints and metrics: first under a

@@ -51,10 +51,10 @@ std::int64_t resolve_max_length(std::int64_t max_length, bool given, const Decod
   return spec.max_positions;
 }
 
-ModelFiles::ModelFiles(const std::filesystem::path& directory)
+ModelFiles::ModelFiles(const std::filesystem::path& directory, const ParameterRules& rules)
     : directory_(directory),
       spec_(read_decoder_spec(directory_.config_json(), (directory / "config.json").string())),
-      layout_(std::make_unique<ParameterLayout>(make_parameters(spec_))),
+      layout_(std::make_unique<ParameterLayout>(make_parameters(spec_, rules))),
       files_(directory_, *layout_, possible_copies(spec_, *layout_), spec_.architecture) {
   for (const ParameterFiles::Copy& copy : files_.copies())
     log_info("{}: {} is the embedding, since config.json ties them; the file repeats it", directory.string(),
@@ -83,6 +83,17 @@ void ModelFiles::place_own(OffloadEngine& engine, Stream& stream, ThreadPool& po
       stream, requests_within(engine.own_ranges(), files_.requests([&](DType stored) { return engine.forms(stored); })),
       pool.size(), PageCache::drop, NonFinite::refuse,
       [&](const WeightPiece& piece) { engine.place_weights(stream, piece); });
+}
+
+void ModelFiles::place_frozen(OffloadEngine& engine, LoadingRing& ring, Stream& stream, ThreadPool& pool) const {
+  std::vector<ShardReader::Request> requests = files_.requests([&](DType stored) { return engine.forms(stored); });
+  std::erase_if(requests, [&](const ShardReader::Request& request) {
+    const ParameterLayout& layout = engine.layout();
+    return layout.parameter(layout.first_ending_after(request.at)).trained;
+  });
+  stream_tensors(ring, stream, requests_within(engine.own_ranges(), std::move(requests)), pool.size(), PageCache::drop,
+                 NonFinite::refuse, "loading frozen weights",
+                 [&](const WeightPiece& piece) { engine.place_weights(stream, piece); });
 }
 
 void ModelFiles::load(OffloadEngine& engine, Stream& stream, ThreadPool& pool) const {

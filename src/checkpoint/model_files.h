@@ -9,6 +9,7 @@
 #include "checkpoint/parameter_files.h"
 #include "io/hf_directory.h"
 #include "io/shard_reader.h"
+#include "model/parameter_rules.h"
 #include "model/spec.h"
 #include "offload/engine.h"
 
@@ -17,8 +18,8 @@ namespace so {
 class ModelFiles {
  public:
   // Opens and checks all: config, and every tensor's name, shape and dtype against the spec (parameter_files.h).
-  // Throws Error naming the file and tensor.
-  explicit ModelFiles(const std::filesystem::path& directory);
+  // Throws Error naming the file and tensor. `rules`: what a run says of parameters, for the layout.
+  explicit ModelFiles(const std::filesystem::path& directory, const ParameterRules& rules = {});
 
   const DecoderSpec& spec() const { return spec_; }
   const ParameterLayout& layout() const { return *layout_; }
@@ -40,6 +41,8 @@ class ModelFiles {
   void load(DeviceWeights& weights, Stream& stream, ThreadPool& pool) const;
   // Does the part of an engine's load that is no collective; OffloadEngine::gather_placed() must follow.
   void place_own(OffloadEngine& engine, Stream& stream, ThreadPool& pool) const;
+  // The same of the parameters that the engine's layout has frozen, and through a ring that is there.
+  void place_frozen(OffloadEngine& engine, LoadingRing& ring, Stream& stream, ThreadPool& pool) const;
 
  private:
   template <class Place>

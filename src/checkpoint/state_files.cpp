@@ -20,7 +20,7 @@ StateFiles::StateFiles(OffloadEngine& engine, const ModelFiles& source, const st
                        const std::filesystem::path& destination, std::int64_t step, bool only_model)
     : engine_(engine), destination_(destination), model_(engine, source, directory, destination) {
   if (only_model) return;
-  const auto specs = tensor_specs(engine.layout(), DType::f32);
+  const auto specs = trained_specs(engine.layout(), DType::f32);
   const std::map<std::string, std::string> metadata{{step_metadata, std::to_string(step)}};
   const auto add = [&](StateArray array, const char* file) {
     arrays_.push_back({array, file, SafetensorsWriter(directory / file, specs, metadata, writers_of(engine.ranks()))});
@@ -31,6 +31,7 @@ StateFiles::StateFiles(OffloadEngine& engine, const ModelFiles& source, const st
 }
 
 void StateFiles::write(Array& array, const Bucket& bucket) {
+  if (bucket.owner() == Owner::nobody) return;
   const ParameterLayout& layout = engine_.layout();
   engine_.read_state(array.array, bucket.range(), [&](std::int64_t begin, std::span<const float> values) {
     const Range piece{begin, begin + static_cast<std::int64_t>(values.size())};

@@ -15,6 +15,7 @@
 #include "checkpoint/export.h"
 #include "commands/command.h"
 #include "commands/named_model.h"
+#include "commands/parameter_options.h"
 #include "device/backend.h"
 #include "io/output_file.h"
 #include "io/presets.h"
@@ -34,7 +35,7 @@
 namespace so {
 namespace {
 
-struct PlanOptions : StepOptions, DtypeOption, JsonOption, MessageOptions {
+struct PlanOptions : StepOptions, ParameterOptions, DtypeOption, JsonOption, MessageOptions {
   PlanOptions() { max_length = 4096; }
   std::string model;              // a directory, a config.json or a preset
   std::string hardware = "h200";  // a file, or the key of a known machine
@@ -56,6 +57,7 @@ OptionTable<PlanOptions> plan_table() {
   t.borrow(step_rows(), train);
   t.row("batch_size").help = "Rows of a micro-batch";
   t.row("max_length").help = "Tokens a row";
+  t.borrow(parameter_rows(), ours);
   t.borrow(dtype_rows(), ours);
   t.group("Machine");
   t.add("hardware", &O::hardware,
@@ -140,6 +142,7 @@ struct PlannedStep {
   const PlanOptions& options;
   const ModelConfig& config;
   const DecoderSpec& spec;
+  const ParameterLayout& layout;
   const HardwareProfile& hardware;
   TrainingPlan plan;
   SimulatedTimeline timeline;
@@ -230,6 +233,7 @@ nlohmann::ordered_json rank_to_json(const PlannedStep& step) {
   for (const auto& [choice, all] : plan.alternatives) alternatives[std::string(name_of(choice))] = to_json(all);
   return {{"model", step.config.origin},
           {"parameters", parameter_count(step.spec)},
+          {"trained_parameters", step.layout.trained_parameter_elements()},
           {"hardware", {{"name", step.hardware.name}, {"source", step.hardware.source}}},
           {"batch_size", step.options.batch_size},
           {"max_length", step.options.max_length},
@@ -275,6 +279,7 @@ void print(const PlannedStep& step) {
   const TrainingPlan& plan = step.plan;
   fmt::print("model           {}: {}, {:.4g} billion parameters, {}\n", step.config.origin, step.spec.architecture,
              static_cast<double>(parameter_count(step.spec)) / 1e9, name_of(plan.decoder.formats.weights));
+  if (const std::string line = frozen_line(step.layout); !line.empty()) fmt::print("{}\n", line);
   fmt::print("hardware        {}: {}\n", step.hardware.name, step.hardware.source);
   fmt::print("step            {} x {} rows of at most {} tokens\n", options.gradient_accumulation_steps,
              options.batch_size, options.max_length);
@@ -318,7 +323,7 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   const HardwareProfile profile = resolve_hardware(options.hardware);
   const RankHosts ranks = rank_hosts(profile, options.hardware, options.gpus, options.gpus_per_host);
   const HardwareProfile hardware = part_of_rank(profile, ranks);
-  const ParameterLayout layout(make_parameters(spec));
+  const ParameterLayout layout(make_parameters(spec, parameter_rules(options)));
   // Threads that are never started on anything: their number counts.
   ThreadPool pool("planned", std::vector<int>(static_cast<std::size_t>(hardware.host_threads), 0), false);
   MemoryCaps caps = memory_caps(cuda_backend(), options.device_memory, options.host_memory);
@@ -331,7 +336,7 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   question.host_ranks = ranks.per_host;
   state_or_refuse(question);
 
-  PlannedStep step{options, config, spec, hardware, plan_or_refuse(question)};
+  PlannedStep step{options, config, spec, layout, hardware, plan_or_refuse(question)};
   step.ranks = ranks;
   const TrainingPlan& plan = step.plan;
   SO_CHECK(plan.estimate && plan.run, "a plan for a GPU without an estimate");
@@ -339,13 +344,14 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   if (options.trace) write_trace_file(*options.trace, to_trace(step.timeline));
   const auto micro_batches = static_cast<double>(options.gradient_accumulation_steps);
   step.tokens = static_cast<double>(plan.shape.micro_batch_tokens * plan.shape.micro_batches);
-  step.flops = model_flops(spec, row_offsets(options.batch_size, options.max_length)) * micro_batches;
+  step.flops = model_flops(spec, row_offsets(options.batch_size, options.max_length), unit_backward(spec, layout)) *
+               micro_batches;
   step.reference =
       reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder.keep)) * micro_batches;
   step.host_share = host_share(layout, plan.engine.device_units);
   step.device = {plan.memory.total(MemoryKind::device), *machine.device_memory};
   step.host = {plan.memory.host_total(cuda_backend()), caps.host.value_or(hardware.host_memory)};
-  step.disk = saved_bytes(exported_bytes(layout, plan.engine.formats.exported), parameter_count(spec),
+  step.disk = saved_bytes(exported_bytes(layout, plan.engine.formats.exported), layout.trained_parameter_elements(),
                           plan.engine.formats.exported, "");
   if (options.json)
     fmt::print("{}\n", to_json(step).dump());

@@ -17,6 +17,7 @@
 #include "checkpoint/resume_point.h"
 #include "checkpoint/run_length.h"
 #include "commands/command.h"
+#include "commands/parameter_options.h"
 #include "commands/rank_work.h"
 #include "data/data_files.h"
 #include "data/dataset.h"
@@ -77,9 +78,10 @@ struct AskedRun {
         request(run_request(options, origins, asked_dtype(options.dtype).value())),
         formats(number_formats(request)),
         runtime(options.device, cpu_threads(take_cores(ranks, options))),
-        layout(make_parameters(spec)) {
+        layout(make_parameters(spec, parameter_rules(options))) {
     require_rank_device(runtime.device(), ranks);
     log_info("{}", model_line(options.model, spec, request.model_dtype, runtime.device()));
+    if (const std::string line = frozen_line(layout); !line.empty()) log_info("{}", line);
     caps = memory_caps(backend_of(runtime.device()), options.device_memory, options.host_memory);
   }
 
@@ -324,15 +326,15 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
         asked.ask(at_first, [&](const PlanKnobs& knobs) { return largest_shape(knobs, options.evaluates()); }));
     output.emplace(options, options);
     if (!options.dry_run || has_weight_files(options.model))
-      model.emplace(options.model);
+      model.emplace(options.model, parameter_rules(options));
     else
       log_info("{} has no weights: planning by its config.json", options.model);
     encoder.emplace(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
   });
   const std::uint64_t export_bytes =
       model ? exported_bytes(*model, asked.formats.exported) : exported_bytes(asked.layout, asked.formats.exported);
-  const SavedBytes saved =
-      saved_bytes(export_bytes, parameter_count(spec), asked.formats.exported, options.model, options.save_only_model);
+  const SavedBytes saved = saved_bytes(export_bytes, asked.layout.trained_parameter_elements(), asked.formats.exported,
+                                       options.model, options.save_only_model);
   const RunData data = open_data(asked, *encoder, saved);
   BatchIterator batches(data.training, batch_options(options, ranks));
 

@@ -12,6 +12,7 @@ Decoder::Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& op
                  DecoderSettings settings, ActivationStore* store)
     : spec_(spec),
       index_(make_parameter_index(spec, layout)),
+      first_trained_(layout.first_trained_unit()),
       ops_(ops),
       rope_(rope_table),
       settings_(settings),

@@ -91,7 +91,11 @@ class Decoder {
   struct Carry;
   struct RouterLoad;
 
+  // Whether a trained parameter lies in the layer or below it: only then is its backward pass needed, or anything kept
+  // for it.
+  bool has_backward(std::int64_t layer) const { return layer_unit(layer) >= first_trained_; }
   Keep keep_of(std::int64_t layer) const {
+    if (!has_backward(layer)) return Keep::input;
     return settings_.keep.empty() ? Keep::all : settings_.keep[static_cast<std::size_t>(layer)];
   }
   Activations acquire_kept(Arena& arena, std::int64_t layer, std::int64_t tokens, Keep keep) const;
@@ -165,6 +169,7 @@ class Decoder {
 
   const DecoderSpec spec_;
   const ParameterIndex index_;
+  const int first_trained_;  // unit
   Ops& ops_;
   const Tensor rope_;
   const DecoderSettings settings_;

@@ -13,7 +13,7 @@ namespace so {
 void Decoder::block_input_backward(const Pass& pass, GradientSink& gradients, Joined norm, Tensor sum, Tensor inv_rms,
                                    Tensor dnormed, Tensor dresidual) const {
   if (!norm) return ops_.add_scaled(pass.stream, dresidual, dresidual, dnormed, 1);
-  const auto dw = gradients.gradient(norm.first);
+  const auto dw = vector_gradient(gradients, pass.arena, norm, pass.weight(norm));
   ops_.rms_norm_grad(pass.stream, {.dx = dresidual,
                                    .dweight = dw.tensor,
                                    .dout = dnormed,
@@ -33,7 +33,7 @@ Tensor Decoder::block_output_backward(const Pass& pass, GradientSink& gradients,
     dout = room;
   }
   if (!norm) return dout;
-  const auto dw = gradients.gradient(norm.first);
+  const auto dw = vector_gradient(gradients, pass.arena, norm, pass.weight(norm));
   ops_.rms_norm_grad(pass.stream, {.dx = room,
                                    .dweight = dw.tensor,
                                    .dout = dout,
@@ -132,7 +132,7 @@ void Decoder::attention_backward(const Pass& pass, std::int64_t layer, GradientS
         arena, "attention scratch",
         settings_.roomy_attention ? ops_.attention_grad_scratch_most(size) : ops_.attention_grad_scratch(size));
     const GradientSink::Target dsinks =
-        p.sinks ? gradients.gradient(p.sinks.first) : GradientSink::Target{Tensor(), Accumulate::overwrite};
+        p.sinks ? vector_gradient(gradients, arena, p.sinks, spans.sinks) : GradientSink::Target{};
     ops_.attention_grad(
         stream,
         {.dq = dq,
@@ -168,7 +168,7 @@ void Decoder::rotate_back(const Pass& pass, std::int64_t layer, GradientSink& gr
       if (table) ops_.rotary_grad(pass.stream, g);
       if (!weight) return;
     }
-    const auto dw = gradients.gradient(weight.first);
+    const auto dw = vector_gradient(gradients, pass.arena, weight, norm.weight);
     if (s.projection_norm)
       return ops_.projection_norm_grad(
           pass.stream, {.din = d, .dout = d, .in = raw, .norm = norm, .dweight = dw.tensor, .dweight_mode = dw.mode});
@@ -214,11 +214,12 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
   Carry carry(arena, t, n, spec_.hidden);
   std::vector<Activations> kept;
   for (std::int64_t layer = 0; layer < spec_.layers; ++layer) {
-    kept.push_back(acquire_kept(arena, layer, n, keep_of(layer)));
+    // Layers that have no backward pass share one place, as where nothing is kept (run_layers()).
+    kept.push_back(layer > 0 && !has_backward(layer) ? kept.back() : acquire_kept(arena, layer, n, keep_of(layer)));
     if (!kept.back().middle && !carry.middle) carry.middle = arena.acquire("after attention", t, {n, spec_.hidden});
   }
   const auto item = [&](std::int64_t layer) { return items_[static_cast<std::size_t>(layer)]; };
-  if (const int items = kept_on_host(settings_.keep); items > 0) {
+  if (const int items = 1 + *std::max_element(items_.begin(), items_.end()); items > 0) {
     SO_CHECK(store_ != nullptr, "{} layers' inputs, and no store", items);
     std::array<Tensor, ActivationStore::places> memory;
     for (Tensor& place : memory) place = arena.acquire("layer input on its way", t, {n, spec_.hidden});
@@ -265,7 +266,7 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
     add_router_loss(pass, losses);
     if (const auto scale = static_cast<float>(spec_.logits_scale); scale != 1)
       ops_.add_scaled(stream, dnormed, Tensor(), dnormed, scale);
-    const auto dnorm = gradients.gradient(index_.final_norm);
+    const auto dnorm = vector_gradient(gradients, arena, {index_.final_norm, 1}, weights.weight(index_.final_norm));
     ops_.rms_norm_grad(stream, {.dx = dresidual,
                                 .dweight = dnorm.tensor,
                                 .dout = dnormed,
@@ -278,16 +279,22 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
     gradients.gradients_ready(head_unit(spec_), stream);
   }
 
-  for (std::int64_t layer = spec_.layers; layer-- > 0;) {
+  for (std::int64_t layer = spec_.layers; layer-- > 0 && has_backward(layer);) {
     Activations& a = kept[static_cast<std::size_t>(layer)];
     if (item(layer) >= 0) a.x = store_->read(item(layer), stream);
     layer_backward(pass, layer, gradients, a, carry, dresidual);
     if (item(layer) >= 0) store_->release(item(layer), stream);
   }
-  if (const float scale = embedding_scale(); scale != 1) ops_.add_scaled(stream, dresidual, Tensor(), dresidual, scale);
-  gradients.require_gradients(0, stream);
-  const auto dtable = gradients.gradient(index_.embedding);
-  ops_.embedding_grad(stream, dtable.tensor, dresidual, batch.ids, dtable.mode);
+  // All that lies below the lowest trained unit is frozen.
+  for (int unit = std::min(first_trained_, head_unit(spec_)) - 1; unit > 0; --unit)
+    gradients.gradients_ready(unit, stream);
+  if (first_trained_ == 0) {
+    if (const float scale = embedding_scale(); scale != 1)
+      ops_.add_scaled(stream, dresidual, Tensor(), dresidual, scale);
+    gradients.require_gradients(0, stream);
+    const auto dtable = gradients.gradient(index_.embedding);
+    ops_.embedding_grad(stream, dtable.tensor, dresidual, batch.ids, dtable.mode);
+  }
   gradients.gradients_ready(0, stream);
 }
 

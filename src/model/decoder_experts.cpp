@@ -93,7 +93,7 @@ void Decoder::experts_backward(const Pass& pass, std::int64_t layer, GradientSin
   if (down_bias) {
     ops_.expert_bias_dot(stream, dweights, dout, down_bias, a.routing);
     const auto db = gradients.gradient(p.down_bias.first);
-    ops_.expert_bias_grad(stream, db.tensor, rows, a.routing, true, db.mode);
+    if (db.tensor) ops_.expert_bias_grad(stream, db.tensor, rows, a.routing, true, db.mode);
   }
   const Tensor dgate_up = a.gate_up, activated = dactivated;
   ops_.expert_activation_grad(stream, {.dgate_up = dgate_up,
@@ -107,6 +107,7 @@ void Decoder::experts_backward(const Pass& pass, std::int64_t layer, GradientSin
                                        .dweights_mode = down_bias ? Accumulate::add : Accumulate::overwrite});
   const auto grad_experts = [&](Joined parameter, Tensor dy, Tensor input, std::int64_t in, std::int64_t out) {
     const auto dw = gradients.gradient(parameter.first, parameter.count);
+    if (!dw.tensor) return;
     ops_.expert_linear_grad_weight(stream, by_expert(x, dw.tensor, in, out), dy, input, x.layout, a.routing.offsets,
                                    dw.mode);
   };
@@ -115,7 +116,7 @@ void Decoder::experts_backward(const Pass& pass, std::int64_t layer, GradientSin
   grad_experts(p.gate_up, dgate_up, rows, h, 2 * f);
   if (gate_up_bias) {
     const auto db = gradients.gradient(p.gate_up_bias.first);
-    ops_.expert_bias_grad(stream, db.tensor, dgate_up, a.routing, false, db.mode);
+    if (db.tensor) ops_.expert_bias_grad(stream, db.tensor, dgate_up, a.routing, false, db.mode);
   }
   ops_.expert_linear_grad_input(stream, rows, dgate_up, w_gate_up, x.layout, a.routing.offsets);
   ops_.sum_rows(stream, dnormed, rows, Tensor(), a.routing);

@@ -1,20 +1,30 @@
 // Internal to the decoder: gradients of a matrix and its bias.
 #pragma once
 
+#include "device/arena.h"
 #include "model/parameters.h"
 #include "offload/memory/parameter_source.h"
 #include "ops/ops.h"
 
 namespace so {
 
-// Enqueues the gradients from dy, where y = x w^T + bias; without a bias that of the matrix alone.
+// The gradient of a vector whose operation always computes it: into the arena if nobody wants it, where it lasts as
+// long as the caller's scope.
+inline GradientSink::Target vector_gradient(GradientSink& gradients, Arena& arena, Joined parameter, Tensor weight) {
+  GradientSink::Target target = gradients.gradient(parameter.first, parameter.count);
+  if (!target.tensor) target = {arena.acquire("unused gradient", DType::f32, {weight.size()}), Accumulate::overwrite};
+  return target;
+}
+
+// Enqueues the gradients from dy, where y = x w^T + bias; without a bias that of the matrix alone, and of what is
+// frozen none.
 inline void grad_linear(Ops& ops, Stream& stream, GradientSink& gradients, Joined weight, Joined bias, Tensor dy,
                         Tensor x) {
   const auto dw = gradients.gradient(weight.first, weight.count);
-  ops.linear_grad_weight(stream, dw.tensor, dy, x, dw.mode);
+  if (dw.tensor) ops.linear_grad_weight(stream, dw.tensor, dy, x, dw.mode);
   if (!bias) return;
   const auto db = gradients.gradient(bias.first, bias.count);
-  ops.linear_grad_bias(stream, db.tensor, dy, db.mode);
+  if (db.tensor) ops.linear_grad_bias(stream, db.tensor, dy, db.mode);
 }
 
 }  // namespace so

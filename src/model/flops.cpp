@@ -31,21 +31,64 @@ double attention_pairs(std::span<const std::int32_t> cu_seqlens, std::int64_t wi
   return count(cu_seqlens, window).pairs;
 }
 
-double model_flops(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens) {
+std::vector<UnitBackward> unit_backward(const DecoderSpec& spec, const ParameterLayout& layout) {
+  const ParameterIndex index = make_parameter_index(spec, layout);
+  const int first_trained = layout.first_trained_unit();
+  std::vector<UnitBackward> units(static_cast<std::size_t>(layout.units()));
+  const auto set = [&](int unit, std::initializer_list<Joined> matrices) {
+    UnitBackward& backward = units[static_cast<std::size_t>(unit)];
+    backward.runs = unit >= first_trained;
+    double all = 0, computed = 0;
+    for (const Joined& matrix : matrices) {
+      double elements = 0;
+      bool trained = false;
+      for (int p = matrix.first; p < matrix.first + matrix.count; ++p) {
+        elements += static_cast<double>(layout.parameter(p).size());
+        trained = trained || layout.parameter(p).trained;
+      }
+      const ExpertSpec& x = spec.experts;
+      const std::int64_t layer = unit - layer_unit(0);
+      const bool experts = unit < head_unit(spec) && spec.layer(layer).experts &&
+                           (matrix.first == index.layers[static_cast<std::size_t>(layer)].gate_up.first ||
+                            matrix.first == index.layers[static_cast<std::size_t>(layer)].down.first);
+      if (experts) elements *= static_cast<double>(x.per_token) / static_cast<double>(x.count);
+      all += elements;
+      computed += trained ? elements : 0;  // the gradient of joined matrices is one product
+    }
+    if (all > 0) backward.weights = computed / all;
+  };
+  units[0].runs = first_trained == 0;
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
+    const ParameterIndex::Layer& l = index.layers[static_cast<std::size_t>(layer)];
+    set(layer_unit(layer), {l.qkv, l.o, l.router, l.gate_up, l.down});
+  }
+  set(head_unit(spec), {{index.lm_head, 1}});
+  return units;
+}
+
+double model_flops(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens,
+                   std::span<const UnitBackward> backward) {
   double flops = 0;
-  for (const UnitFlops& unit : unit_flops(spec, cu_seqlens)) flops += unit.forward + unit.backward;
+  for (const UnitFlops& unit : unit_flops(spec, cu_seqlens, backward)) flops += unit.forward + unit.backward;
   return flops;
 }
 
-std::vector<UnitFlops> unit_flops(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens) {
+std::vector<UnitFlops> unit_flops(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens,
+                                  std::span<const UnitBackward> backward) {
   std::vector<UnitFlops> units(static_cast<std::size_t>(head_unit(spec)) + 1);
-  const auto set = [&](int unit, double forward) { units[static_cast<std::size_t>(unit)] = {forward, 2 * forward}; };
+  // The gradients of a product's input and of its weight take as much as the product each, and so do two of
+  // attention's.
+  const auto set = [&](int unit, double products, double attention) {
+    const auto u = static_cast<std::size_t>(unit);
+    const UnitBackward part = backward.empty() ? UnitBackward{} : backward[u];
+    units[u] = {products + attention, part.runs ? (1 + part.weights) * products + 2 * attention : 0};
+  };
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
     const auto [tokens, pairs] = count(cu_seqlens, spec.layer(layer).window);
-    set(layer_unit(layer), 2 * static_cast<double>(matmul_parameters(spec, layer)) * tokens +
-                               4 * static_cast<double>(spec.q_width()) * pairs);
+    set(layer_unit(layer), 2 * static_cast<double>(matmul_parameters(spec, layer)) * tokens,
+        4 * static_cast<double>(spec.q_width()) * pairs);
   }
-  set(head_unit(spec), 2 * static_cast<double>(spec.vocab * spec.hidden) * count(cu_seqlens, 0).tokens);
+  set(head_unit(spec), 2 * static_cast<double>(spec.vocab * spec.hidden) * count(cu_seqlens, 0).tokens, 0);
   return units;
 }
 

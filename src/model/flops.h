@@ -6,20 +6,32 @@
 #include <vector>
 
 #include "model/spec.h"
+#include "offload/schedule/parameter_layout.h"
 
 namespace so {
+
+// The backward pass of a unit, given what is trained.
+struct UnitBackward {
+  bool runs = true;    // a trained parameter lies in the unit or below it
+  double weights = 1;  // the share of the gradients of its matrices that is computed, by FLOPs
+};
+// By unit of the forward pass.
+std::vector<UnitBackward> unit_backward(const DecoderSpec& spec, const ParameterLayout& layout);
 
 // Model FLOPs of forward and backward over documents of the given lengths (cu_seqlens: documents + 1 offsets):
 // 6 per matmul parameter and token (of the experts, those a token chose), and causal attention: a query at position p
 // meets p + 1 keys, or as many as its window holds, 4 * heads * head_dim FLOPs each forward (QK and PV) and twice that
-// backward. Recomputation, masked halves and padding do not count.
-double model_flops(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens);
+// backward. Recomputation, masked halves and padding do not count, nor what frozen parameters spare: `backward` says
+// it; empty: all is trained.
+double model_flops(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens,
+                   std::span<const UnitBackward> backward = {});
 
 // The same by unit of the forward pass (model/parameters.h), forward and backward apart. Their sum is model_flops().
 struct UnitFlops {
   double forward = 0, backward = 0;
 };
-std::vector<UnitFlops> unit_flops(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens);
+std::vector<UnitFlops> unit_flops(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens,
+                                  std::span<const UnitBackward> backward = {});
 
 // Pairs of query and key that meet in causal attention over such documents; window: 0, or the keys a query sees.
 double attention_pairs(std::span<const std::int32_t> cu_seqlens, std::int64_t window);

@@ -136,6 +136,15 @@ std::vector<Parameter> make_parameters(const DecoderSpec& spec) {
   return parameters;
 }
 
+std::vector<Parameter> make_parameters(const DecoderSpec& spec, const ParameterRules& rules) {
+  std::vector<Parameter> parameters = make_parameters(spec);
+  const Family& family = find_family(spec.architecture);
+  std::vector<ParameterAlias> aliases;
+  if (spec.tied_embeddings) aliases.push_back({name_in(family, Role::lm_head, 0), name_in(family, Role::embedding, 0)});
+  apply(rules, aliases, parameters);
+  return parameters;
+}
+
 std::int64_t parameter_count(const DecoderSpec& spec) {
   const auto count = [&](Role role, std::int64_t layer) {
     const Shape shape = shape_of(role, spec, layer);

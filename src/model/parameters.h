@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "model/families/family.h"
+#include "model/parameter_rules.h"
 #include "model/spec.h"
 #include "offload/schedule/parameter_layout.h"
 
@@ -21,6 +22,8 @@ inline int head_unit(const DecoderSpec& spec) { return static_cast<int>(spec.lay
 // All parameters in forward order, with Hugging Face names. Tied models have no lm_head of their own. Norms and biases
 // take no weight decay.
 std::vector<Parameter> make_parameters(const DecoderSpec& spec);
+// The same with what a run says of them; lm_head.weight is another name of a tied embedding. Throws Error.
+std::vector<Parameter> make_parameters(const DecoderSpec& spec, const ParameterRules& rules);
 
 // How many numbers they are, without making the list: a step's report asks for it.
 std::int64_t parameter_count(const DecoderSpec& spec);

@@ -15,6 +15,7 @@ std::int64_t largest_parameter(const ParameterLayout& layout) {
 }
 
 bool on_host(const Bucket& bucket) { return bucket.owner() == Owner::host; }
+bool on_device(const Bucket& bucket) { return bucket.owner() == Owner::device; }
 
 std::vector<ResidencyKind> residencies_of(const ParameterLayout& layout, const EngineSettings& settings) {
   return residency_kinds(layout, settings.device_units, settings.device_weights, settings.streamed_units,
@@ -67,8 +68,9 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
                {.final_weights =
                     [this](int unit) {
                       const std::span<Bucket> buckets = buckets_of(unit);
-                      return std::all_of(buckets.begin(), buckets.end(),
-                                         [&](const Bucket& bucket) { return host_.weights_final(bucket); });
+                      return std::all_of(buckets.begin(), buckets.end(), [&](const Bucket& bucket) {
+                        return !on_host(bucket) || host_.weights_final(bucket);
+                      });
                     },
                 .cast_masters = [this](int unit,
                                        Stream& stream) { device_optimizer_.cast_masters(buckets_of(unit), stream); },
@@ -96,6 +98,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       exchange_(ranks.size() == 1 ? nullptr
                                   : std::make_unique<RankExchange>(device, *ops_, ranks, layout, buckets_,
                                                                    weights_.on_device(), gradients_)),
+      frozen_(device, layout, buckets_, weights_),
       device_optimizer_(device, *ops_, layout, buckets_, device_state_, weights_, gradients_, gate_),
       host_(device, host_pool, layout, buckets_, host_state_, weights_, gradients_,
             {.store_gradients = settings.host_gradients == GradientResidency::moved,
@@ -172,7 +175,7 @@ UnitGathers OffloadEngine::unit_gathers() {
 void OffloadEngine::require_sent(const Bucket& bucket, Stream& stream) {
   if (on_host(bucket))
     host_.require_weights(bucket, stream);
-  else
+  else if (on_device(bucket))
     device_optimizer_.require(bucket, stream);
 }
 
@@ -213,12 +216,15 @@ void OffloadEngine::require_gradients(int unit, Stream& stream) {
   if (slot.held >= 0 && gradients_.sliced(slot.held))
     stream.wait(*slot.reduced);
   else if (slot.held >= 0)
-    for (const Bucket& bucket : buckets_of(slot.held)) host_.require_fetched(bucket, stream);
+    for (const Bucket& bucket : buckets_of(slot.held))
+      if (on_host(bucket)) host_.require_fetched(bucket, stream);
   slot.held = unit;
 }
 
 GradientSink::Target OffloadEngine::gradient(int first, int count) {
   const int unit = layout_.parameter(first).unit;
+  const auto asked = layout_.parameters().subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+  if (std::none_of(asked.begin(), asked.end(), [](const Parameter& p) { return p.trained; })) return {};
   SO_CHECK(gradients_.places().slot(unit) < 0 || gradients_.sliced(unit) || !written_[static_cast<std::size_t>(first)],
            "a second gradient of '{}', whose first was moved away", layout_.parameter(first).name);
   Target target{gradients_.places().view(first, count),
@@ -228,7 +234,7 @@ GradientSink::Target OffloadEngine::gradient(int first, int count) {
     if (common(bucket.range(), range).size() <= 0) continue;
     if (on_host(bucket))
       host_.land(bucket);
-    else
+    else if (on_device(bucket))
       device_optimizer_.land(bucket);
   }
   std::fill_n(written_.begin() + first, count, true);
@@ -256,7 +262,7 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
   auto* stats = static_cast<GradStats*>(stats_.data());
   const Tensor scratch(stats_scratch_.data(), DType::u8, {static_cast<std::int64_t>(stats_scratch_.bytes())});
   for (int p = first; p < last && !exchange_; ++p)
-    ops_->grad_stats(stream, stats + p, gradients_.places().view(p), scratch);
+    if (layout_.parameter(p).trained) ops_->grad_stats(stream, stats + p, gradients_.places().view(p), scratch);
   if (first_ready_) stream.record(*first_landed_);
   first_ready_ = false;
   Event& landed = *landed_[static_cast<std::size_t>(unit)];
@@ -275,7 +281,7 @@ void OffloadEngine::reduce(int unit, Event& landed) {
   exchange_->reductions().wait(landed);
   const std::span<Bucket> buckets = buckets_of(unit);
   for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket) {
-    if (bucket->range().begin < layout_.unit_range(unit).begin) continue;
+    if (bucket->range().begin < layout_.unit_range(unit).begin || bucket->owner() == Owner::nobody) continue;
     if (!gradients_.sliced(unit)) exchange_->reduce(*bucket, Accumulate::overwrite);
     exchange_->take_statistics(*bucket);
   }
@@ -289,7 +295,8 @@ void OffloadEngine::reduce_slices(int unit, Stream& stream) {
   exchange_->reductions().wait(*slot.written);
   const std::span<Bucket> buckets = buckets_of(unit);
   for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket)
-    exchange_->reduce(*bucket, reduced_[u] ? Accumulate::add : Accumulate::overwrite);
+    if (bucket->owner() != Owner::nobody)
+      exchange_->reduce(*bucket, reduced_[u] ? Accumulate::add : Accumulate::overwrite);
   exchange_->reductions().record(*slot.reduced);
   reduced_[u] = !last_micro_batch_;
   if (last_micro_batch_) return;
@@ -302,9 +309,9 @@ Verdict OffloadEngine::finish_step(Stream& compute) {
   SO_CHECK(last_micro_batch_, "finish_step before the last micro-batch");
   last_micro_batch_ = false;
   // A gradient that nobody wrote is an earlier step's, which must not be taken for this one's.
-  const auto missing = std::find(written_.begin(), written_.end(), false);
-  SO_CHECK(missing == written_.end(), "no gradient of '{}' in this step",
-           layout_.parameter(static_cast<int>(missing - written_.begin())).name);
+  for (int p = 0; p < layout_.count(); ++p)
+    SO_CHECK(written_[static_cast<std::size_t>(p)] || !layout_.parameter(p).trained, "no gradient of '{}' in this step",
+             layout_.parameter(p).name);
   written_.assign(written_.size(), false);
   try {
     return take_verdict(compute);
@@ -313,6 +320,15 @@ Verdict OffloadEngine::finish_step(Stream& compute) {
     host_.fail(std::current_exception());
     throw;
   }
+}
+
+// Those of frozen parameters, which nobody takes, are zero.
+std::vector<GradStats> OffloadEngine::statistics() const {
+  const auto* taken = static_cast<const GradStats*>(stats_host_.data());
+  std::vector<GradStats> all(static_cast<std::size_t>(layout_.count()));
+  for (int p = 0; p < layout_.count(); ++p)
+    if (layout_.parameter(p).trained) all[static_cast<std::size_t>(p)] = taken[p];
+  return all;
 }
 
 Verdict OffloadEngine::take_verdict(Stream& compute) {
@@ -325,17 +341,15 @@ Verdict OffloadEngine::take_verdict(Stream& compute) {
   device_optimizer_.landed();
   complete_->synchronize();
 
-  const auto* sums = static_cast<const GradStats*>(stats_host_.data());
   const Verdict verdict =
-      make_verdict(exchange_ ? exchange_->statistics() : std::vector<GradStats>(sums, sums + layout_.count()), ranks_,
-                   settings_.max_grad_norm);
+      make_verdict(exchange_ ? exchange_->statistics() : statistics(), ranks_, settings_.max_grad_norm);
   const bool clipped = verdict.clip != 1.0f;
   const AdamWStep step = make_adamw_step(settings_.adamw, lr_, settings_.weight_decay, update_number_, verdict.clip);
   ++counters_.steps;
   counters_.skipped_steps += verdict.finite ? 0 : 1;
   counters_.clipped_steps += verdict.finite && clipped ? 1 : 0;
   // A skipped step leaves every rank's weights as they were.
-  if (exchange_ && verdict.finite) exchange_->forget();
+  if (exchange_ && verdict.finite) exchange_->forget_updated();
   host_.decide(verdict.finite, !clipped, step);
   waits_.end(compute);
   device_optimizer_.decide(verdict.finite, step, compute);

@@ -21,6 +21,7 @@
 #include "offload/device_optimizer.h"
 #include "offload/device_waits.h"
 #include "offload/host_optimizer.h"
+#include "offload/memory/frozen_weights.h"
 #include "offload/memory/optimizer_state.h"
 #include "offload/memory/parameter_source.h"
 #include "offload/memory/unit_gradients.h"
@@ -131,8 +132,10 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   bool gathers_weights() const { return settings_.gathered > 0; }
 
   // ---- Optimizer state, whoever owns it. Between steps, or by a save (see gate()); one thread at a time. With several
-  // ranks, this rank's slices alone: what lies between them is left out. ----
-  // Returns the elements of these slices, in order, neighbours joined; with one rank that is all of the flat range.
+  // ranks, this rank's slices alone: what lies between them is left out. Frozen parameters have weights, which are
+  // read and written as their master weights are, and no moments, which are left out. ----
+  // Returns the elements of these slices, in order, neighbours joined, frozen parameters included; with one rank that
+  // is all of the flat range.
   std::vector<Range> own_ranges() const;
   // Calls body(begin, values) for pieces of `range` of the flat range, in order; the values, which begin at element
   // `begin`, hold during the call. Padding belongs to the range. Host-owned state is given as it lies.
@@ -157,7 +160,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
     float* wide = nullptr;
     bf16* narrow = nullptr;
   };
-  // Returns the places of all buckets that are not empty, in order. Waits until the last update has written them.
+  // Returns the places of all buckets that have state and are not empty, in order. Waits until the last update has
+  // written them.
   std::vector<StatePlace> state_places(StateArray array);
   // Brings the weights that each rank has placed to all of them. Waits; with one rank there is nothing to do. `compute`
   // is the stream of the model.
@@ -192,6 +196,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // The slot that holds the gradients of this unit, which takes turns.
   GradientSlot& slot_of(int unit) { return gradient_slots_[static_cast<std::size_t>(gradients_.places().slot(unit))]; }
   Verdict take_verdict(Stream& compute);
+  std::vector<GradStats> statistics() const;  // by parameter, with one rank
   // Work that follows on `stream` finds this rank's slice of the bucket's weights as its owner has updated it. Waits
   // for the host to send it.
   void require_sent(const Bucket& bucket, Stream& stream);
@@ -244,6 +249,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   double clip_rate_ = 0;
 
   const std::unique_ptr<RankExchange> exchange_;  // null with one rank
+  FrozenWeights frozen_;
   DeviceOptimizer device_optimizer_;
   HostOptimizer host_;  // last: its thread uses all the others
 };

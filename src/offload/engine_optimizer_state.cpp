@@ -1,4 +1,6 @@
 // The engine's optimizer state outside of steps: loaded, read and written.
+#include <algorithm>
+
 #include "base/error.h"
 #include "offload/engine.h"
 
@@ -6,6 +8,17 @@ namespace so {
 namespace {
 
 bool host_owned(const Bucket& bucket) { return bucket.owner() == Owner::host; }
+bool frozen(const Bucket& bucket) { return bucket.owner() == Owner::nobody; }
+
+// body(part) for the parts of `range` that lie in one unit each.
+template <class Body>
+void for_each_unit_part(const ParameterLayout& layout, Range range, const Body& body) {
+  while (range.size() > 0) {
+    const Range part{range.begin, std::min(range.end, layout.unit_range(layout.unit_of(range.begin)).end)};
+    body(part);
+    range.begin = part.end;
+  }
+}
 
 }  // namespace
 
@@ -31,6 +44,14 @@ void OffloadEngine::read_state(StateArray array, Range range, const ReadBody& bo
   for (const Bucket& bucket : buckets_) {
     const Range part = common(bucket.own(), range);
     if (part.size() <= 0) continue;
+    if (frozen(bucket)) {
+      if (array != StateArray::master) continue;
+      for_each_unit_part(layout_, part, [&](Range in_unit) {
+        frozen_.read(in_unit,
+                     [&](std::int64_t offset, std::span<const float> values) { body(in_unit.begin + offset, values); });
+      });
+      continue;
+    }
     const auto give = [&](std::int64_t offset, std::span<const float> values) { body(part.begin + offset, values); };
     if (host_owned(bucket))
       host_.read_state(array, bucket, part, give);
@@ -43,6 +64,14 @@ void OffloadEngine::write_state(StateArray array, Range range, const WriteBody& 
   for (const Bucket& bucket : buckets_) {
     const Range part = common(bucket.own(), range);
     if (part.size() <= 0) continue;
+    if (frozen(bucket)) {
+      if (array != StateArray::master) continue;
+      for_each_unit_part(layout_, part, [&](Range in_unit) {
+        frozen_.write(in_unit,
+                      [&](std::int64_t offset, std::span<float> values) { fill(in_unit.begin + offset, values); });
+      });
+      continue;
+    }
     const auto take = [&](std::int64_t offset, std::span<float> values) { fill(part.begin + offset, values); };
     if (host_owned(bucket))
       host_.write_state(array, bucket, part, take);
@@ -56,7 +85,7 @@ WeightForms OffloadEngine::forms(DType stored) const {
   // From bf16 the masters are widened where they lie, so that fewer bytes travel.
   if (stored == DType::bf16) return {.wide = false, .narrow = true};
   // The device rounds what it owns itself.
-  return {.wide = true, .narrow = !host_.owned().empty()};
+  return {.wide = true, .narrow = !host_.owned().empty() || layout_.has_frozen()};
 }
 
 WeightForms OffloadEngine::moment_forms() const {
@@ -67,7 +96,7 @@ WeightForms OffloadEngine::moment_forms() const {
 std::vector<OffloadEngine::StatePlace> OffloadEngine::state_places(StateArray array) {
   std::vector<StatePlace> places;
   for (const Bucket& bucket : buckets_) {
-    if (bucket.own().size() <= 0) continue;
+    if (bucket.own().size() <= 0 || frozen(bucket)) continue;
     StatePlace& place = places.emplace_back();
     place.range = bucket.own();
     // fp32 weights go to the device from the same piece as the masters, and copies to it want pinned memory.
@@ -86,7 +115,7 @@ void OffloadEngine::place_moments(Stream& stream, StateArray array, const Weight
   const Range range{piece.begin, piece.begin + piece.size()};
   for (const Bucket& bucket : buckets_) {
     const Range part = common(bucket.own(), range);
-    if (part.size() <= 0) continue;
+    if (part.size() <= 0 || frozen(bucket)) continue;
     if (host_owned(bucket))
       host_.place(array, bucket, part, piece);
     else
@@ -100,14 +129,14 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
   for (const Bucket& bucket : buckets_) {
     const Range part = common(bucket.range(), range);
     if (part.size() <= 0) continue;
-    SO_CHECK(sent || !host_owned(bucket), "host-owned weights at {} came in fp32 only", part.begin);
+    SO_CHECK(sent || bucket.owner() == Owner::device, "weights at {} came in fp32 only", part.begin);
     require_sent(bucket, stream);
     const auto from = static_cast<std::size_t>(part.begin - range.begin);
     const void* weights = nullptr;
     if (sent) weights = wide ? static_cast<const void*>(piece.wide.data() + from) : piece.narrow.data() + from;
     weights_.at(part.begin).place(stream, part, weights);
     const Range own = common(bucket.own(), part);
-    if (own.size() <= 0) continue;
+    if (own.size() <= 0 || frozen(bucket)) continue;
     if (host_owned(bucket))
       host_.place(StateArray::master, bucket, own, piece);
     else
@@ -129,6 +158,7 @@ void OffloadEngine::upload_weights(Stream& compute) {
   weights_.drop_all();
   if (exchange_) exchange_->forget();
   for (const Bucket& bucket : buckets_) {
+    if (frozen(bucket)) continue;
     if (host_owned(bucket)) {
       host_.send_masters(bucket);
       host_.require_weights(bucket, compute);

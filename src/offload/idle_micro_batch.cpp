@@ -17,7 +17,8 @@ void run_idle_micro_batch(const ParameterLayout& layout, WeightSource& weights, 
     gradients.require_gradients(unit, stream);
     for (auto [p, end] = layout.unit_parameters(unit); p < end; ++p) {
       const GradientSink::Target target = gradients.gradient(p);
-      if (target.mode == Accumulate::overwrite) stream.zero(target.tensor.data(), target.tensor.bytes());
+      if (target.tensor && target.mode == Accumulate::overwrite)
+        stream.zero(target.tensor.data(), target.tensor.bytes());
     }
     weights.release_weights(unit, stream);
     gradients.gradients_ready(unit, stream);

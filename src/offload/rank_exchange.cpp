@@ -45,10 +45,15 @@ RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, 
   SO_CHECK(device.kind() == DeviceKind::cpu || !device.backed(), "ranks on a GPU");
   SO_CHECK(gradients.dtype() == DType::f32, "gradients of several ranks in {}", name_of(gradients.dtype()));
   std::int64_t longest = 0;
+  std::size_t most_parts = 0;  // of any rank, so that all take the memory that is planned for one
   for (const Bucket& bucket : buckets) {
     shards_.push_back(shards_of(bucket, ranks.size()));
     whole_.push_back(device.create_event());
     first_parts_.push_back(parts_.size());
+    frozen_.push_back(bucket.owner() == Owner::nobody);
+    if (frozen_.back()) continue;
+    most_parts += static_cast<std::size_t>(layout.first_ending_after(bucket.range().end - 1) -
+                                           layout.first_ending_after(bucket.range().begin) + 1);
     for (int p = layout.first_ending_after(bucket.own().begin); p < layout.count(); ++p) {
       const Range range{std::max(layout.range(p).begin, bucket.own().begin),
                         std::min(layout.range(p).end, bucket.own().end)};
@@ -59,7 +64,8 @@ RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, 
     }
   }
   first_parts_.push_back(parts_.size());
-  stats_ = device.allocate(MemoryKind::device, sizeof(GradStats) * parts_.size(), "gradient norms");
+  SO_CHECK(parts_.size() <= most_parts, "{} parts of {}", parts_.size(), most_parts);
+  stats_ = device.allocate(MemoryKind::device, sizeof(GradStats) * most_parts, "gradient norms");
   stats_host_ = device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient norms");
   scratch_ = device.allocate(MemoryKind::device, EngineOps::stats_scratch(longest), "gradient norms");
 }

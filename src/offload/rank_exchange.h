@@ -39,9 +39,9 @@ class RankExchange {
 
   // The stream of reductions. An error of the other ranks is this stream's, and reaches what waits for its events.
   Stream& reductions() { return *reduce_; }
-  // Enqueues there: the bucket's own slice of the gradient becomes the sum over ranks, or it is added to what the slice
-  // has; the rest of the gradient is as it was. The stream has been made to wait for the gradient. Only gradients in
-  // slices can be added, since the others add up where the model writes them.
+  // Of buckets that somebody owns. Enqueues there: the bucket's own slice of the gradient becomes the sum over ranks,
+  // or it is added to what the slice has; the rest of the gradient is as it was. The stream has been made to wait for
+  // the gradient. Only gradients in slices can be added, since the others add up where the model writes them.
   void reduce(const Bucket& bucket, Accumulate mode);
   // Enqueues there: the statistics of the bucket's own slice.
   void take_statistics(const Bucket& bucket);
@@ -63,6 +63,10 @@ class RankExchange {
   void require(const Bucket& bucket, Stream& stream) { stream.wait(*whole_[at(bucket)]); }
   // New weights are about to come: all buckets must be gathered again.
   void forget() { gathered_.assign(gathered_.size(), false); }
+  // The same of buckets that an update changes: frozen ones are still whole.
+  void forget_updated() {
+    for (std::size_t i = 0; i < gathered_.size(); ++i) gathered_[i] = gathered_[i] && frozen_[i];
+  }
 
  private:
   // The elements of a parameter that lie in this rank's slice of a bucket.
@@ -81,7 +85,7 @@ class RankExchange {
   std::vector<Part> parts_;                    // by bucket, then by parameter
   std::vector<std::size_t> first_parts_;       // by bucket
   Buffer stats_, stats_host_, scratch_;        // GradStats by part, on the device and pinned
-  std::vector<bool> gathered_;                 // by bucket
+  std::vector<bool> gathered_, frozen_;        // by bucket
   std::vector<std::unique_ptr<Event>> whole_;  // by bucket
   std::unique_ptr<Event> sent_;
   std::unique_ptr<Stream> reduce_, gather_;  // last: their work uses all the others

@@ -267,7 +267,7 @@ class Ops {
     // In [0, 1]: that share of a loss is the mean over the whole vocabulary in place of the target, as in torch's
     // cross_entropy.
     float label_smoothing = 0;
-    // Backward, all empty or all set: gradients of grad_scale * sum(losses).
+    // Backward: gradients of grad_scale * sum(losses), none or that of hidden, and with it that of the weight or not.
     Tensor dhidden;  // T [N, H], overwritten
     Tensor dweight;  // f32 or T [V, H]
     Accumulate dweight_mode = Accumulate::overwrite;

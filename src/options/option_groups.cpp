@@ -256,6 +256,23 @@ OptionTable<StepOptions> make_step() {
   return t;
 }
 
+OptionTable<ParameterOptions> make_parameter_rules() {
+  OptionTable<ParameterOptions> t;
+  t.add(
+       "freeze", &ParameterOptions::freeze,
+       "Parameters that are not trained: patterns of their names, with commas between, each of which must match a whole "
+       "name, as a shell's do (\"model.embed_tokens.*,*norm.weight\"; * is any text, ? one character, [ab] one of "
+       "these). They take no optimizer state and no gradient, and are written as they were read. Either name of tied "
+       "embeddings freezes both")
+      .metavar("PATTERN,...")
+      .when_unset("all are trained")
+      .default_from(ours)
+      .affects_results()
+      .elsewhere("freeze_modules")
+      .elsewhere("frozen_parameters");
+  return t;
+}
+
 OptionTable<ClipOption> make_clip() {
   OptionTable<ClipOption> t;
   t.add("max_grad_norm", &ClipOption::max_grad_norm, "Clip the global gradient norm to this")
@@ -352,6 +369,10 @@ const OptionTable<PlacementOptions>& placement_rows() {
 }
 const OptionTable<StepOptions>& step_rows() {
   static const auto rows = make_step();
+  return rows;
+}
+const OptionTable<ParameterOptions>& parameter_rows() {
+  static const auto rows = make_parameter_rules();
   return rows;
 }
 const OptionTable<ClipOption>& clip_rows() {

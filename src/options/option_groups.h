@@ -79,6 +79,11 @@ struct StepOptions : RowOptions, PlacementOptions, MemoryOptions {
   Toggle activation_checkpointing = Toggle::automatic;
 };
 
+// What is trained of the model.
+struct ParameterOptions {
+  std::optional<std::string> freeze;  // patterns of names, with commas between
+};
+
 struct ClipOption {
   std::optional<double> max_grad_norm = 1.0;  // unset: no clipping
 };
@@ -109,6 +114,7 @@ const OptionTable<RecordOptions>& record_rows();
 const OptionTable<RowOptions>& row_rows();
 const OptionTable<PlacementOptions>& placement_rows();
 const OptionTable<StepOptions>& step_rows();
+const OptionTable<ParameterOptions>& parameter_rows();
 const OptionTable<ClipOption>& clip_rows();
 const OptionTable<AdamOptions>& adam_rows();
 

@@ -141,6 +141,7 @@ void add_optimizer(OptionTable<O>& t) {
       .deepspeed("scheduler.params.warmup_num_steps")
       .affects_results();
   t.take(adam_rows());
+  t.take(parameter_rows());
   t.add("label_smoothing_factor", &O::label_smoothing_factor,
         "Share of each token's loss that is the mean over the vocabulary in place of the token itself; in evaluations "
         "too")

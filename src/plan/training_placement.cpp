@@ -75,19 +75,25 @@ void TrainingPlacement::set_bucket_of_ranks() {
 
 void TrainingPlacement::set_units() {
   const std::vector<std::int32_t> documents = usual_documents(plan_.shape);
-  inputs_.units = unit_work(q_.spec, documents, plan_.engine.formats.activations, measured_.efficiencies);
+  const std::vector<UnitBackward> backward = unit_backward(q_.spec, q_.layout);
+  inputs_.units = unit_work(q_.spec, documents, plan_.engine.formats.activations, measured_.efficiencies, backward);
+  inputs_.first_trained_unit = q_.layout.first_trained_unit();
   for (int unit = 0; unit < q_.layout.units(); ++unit) {
     UnitWork& work = inputs_.units[static_cast<std::size_t>(unit)];
-    work.elements = q_.layout.unit_range(unit).size();
+    work.elements = q_.layout.trained_elements(unit);
+    work.frozen_elements = q_.layout.unit_range(unit).size() - work.elements;
     // For the norm.
     const auto [first, last] = q_.layout.unit_parameters(unit);
     work.backward_bytes +=
         static_cast<double>(work.elements) * static_cast<double>(size_of(plan_.engine.formats.gradients));
-    work.backward_kernels += 2.0 * (last - first);
+    const auto parameters =
+        q_.layout.parameters().subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first));
+    work.backward_kernels += 2.0 * static_cast<double>(std::count_if(parameters.begin(), parameters.end(),
+                                                                     [](const Parameter& p) { return p.trained; }));
   }
   for (const std::int64_t choice : choices_)
     inputs_.keeps.push_back(recomputation(q_.spec, keep_choice(q_.spec.layers, choice), documents,
-                                          plan_.engine.formats.activations, measured_.efficiencies));
+                                          plan_.engine.formats.activations, measured_.efficiencies, backward));
 }
 
 void TrainingPlacement::set_cast(PlacementInputs& inputs, CastSide side) const {

@@ -19,7 +19,8 @@ TrainingStep::TrainingStep(const DecoderSpec& spec, const ParameterLayout& layou
       ranks_(ranks),
       batches_(batches),
       stream_(stream),
-      recomputed_(recomputed) {}
+      recomputed_(recomputed),
+      backward_(unit_backward(spec, layout)) {}
 
 void TrainingStep::run_micro_batch(float grad_scale) {
   const DeviceBatch batch = model_.upload().upload(stream_, batch_);
@@ -54,7 +55,7 @@ StepResult TrainingStep::run(double lr, std::int64_t update_number, const std::f
     }
     run_micro_batch(grad_scale);
     add_loss(i);  // the one before, while the device has this one to do
-    result.model_flops += model_flops(spec_, batch_.cu_seqlens);
+    result.model_flops += model_flops(spec_, batch_.cu_seqlens, backward_);
     if (between) between();
     const std::int64_t row_length = batch_.rows == 0 ? 0 : batch_.padded_tokens / batch_.rows;
     result.reference_flops += reference_flops(spec_, batch_.rows, row_length, recomputed_);

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "data/batches.h"
+#include "model/flops.h"
 #include "model/model_on_device.h"
 #include "offload/engine.h"
 #include "ranks/communicator.h"
@@ -74,6 +75,7 @@ class TrainingStep {
   BatchSource& batches_;
   Stream& stream_;
   const bool recomputed_;
+  const std::vector<UnitBackward> backward_;
   MicroBatch batch_;
 };
 

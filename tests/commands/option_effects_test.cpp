@@ -53,6 +53,8 @@ std::set<std::string> unread(const Command& command) {
     text += sources_below({"plan"}) + text_of(fs::path(test::source_tree()) / "src/options/run_request.cpp");
   if (text.find("complete_ranks(options") != std::string::npos)
     text += text_of(fs::path(test::source_tree()) / "src/commands/rank_work.cpp");
+  if (text.find("parameter_rules(options") != std::string::npos)
+    text += text_of(fs::path(test::source_tree()) / "src/commands/parameter_options.cpp");
   if (text.find("sampling_of(options") != std::string::npos)
     text += text_of(fs::path(test::source_tree()) / "src/commands/answer_options.cpp");
   if (command.name == "train") {
@@ -88,7 +90,7 @@ const std::vector<Case>& cases() {
       "mask_history parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed batch_size max_length "
       "gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype offload_optimizer offload_ratio "
       "gathered_layers bucket_size host_memory lr lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
-      "max_grad_norm label_smoothing_factor resume log_interval wall_clock_breakdown trace trace_steps bench_steps warmup_steps device dtype "
+      "max_grad_norm freeze label_smoothing_factor resume log_interval wall_clock_breakdown trace trace_steps bench_steps warmup_steps device dtype "
       "cpu_threads gpus bind_cores_to_rank deepspeed_config pin_memory cpuadam_cores_perc verbose quiet ";
   static const std::string output =
       std::string(train) +
@@ -156,7 +158,7 @@ const std::vector<Case>& cases() {
        "offload_optimizer",
        {"--offload_optimizer", "none"},
        "model batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype "
-       "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory dtype hardware gpus gpus_per_host "
+       "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory freeze dtype hardware gpus gpus_per_host "
        "explain trace json "
        "verbose quiet"},
       {"bench step",

@@ -89,14 +89,15 @@ class ReferenceLoop {
   // Returns the clip coefficient.
   float step(const Flat& gradient, double lr, std::int64_t update_number) {
     double squares = 0;
-    for (const auto& values : gradient)
-      for (const float g : values) squares += static_cast<double>(g) * g;
+    for (std::size_t p = 0; p < gradient.size(); ++p)
+      for (const float g : gradient[p])
+        if (trained(p)) squares += static_cast<double>(g) * g;
     const double norm = std::sqrt(squares);
     const float clip =
         settings_.max_grad_norm > 0 ? static_cast<float>(std::min(1.0, settings_.max_grad_norm / (norm + 1e-6))) : 1.0f;
     const AdamWStep step = make_adamw_step(settings_.adamw, lr, settings_.weight_decay, update_number, clip);
     for (std::size_t p = 0; p < gradient.size(); ++p)
-      for (std::size_t i = 0; i < gradient[p].size(); ++i) {
+      for (std::size_t i = 0; i < gradient[p].size() && trained(p); ++i) {
         const TwinElement now = adamw_twin(step, layout_.parameter(static_cast<int>(p)).decay, gradient[p][i],
                                            {master[p][i], m[p][i], v[p][i]});
         master[p][i] = now.p;
@@ -107,6 +108,8 @@ class ReferenceLoop {
   }
 
  private:
+  bool trained(std::size_t p) const { return layout_.parameter(static_cast<int>(p)).trained; }
+
   const ParameterLayout& layout_;
   EngineSettings settings_;
 
@@ -199,6 +202,10 @@ class EngineRig {
     if (shared != nullptr) engine_.require_gradients(0, stream());
     if (shared != nullptr) write(0, 1, *shared, first ? Accumulate::overwrite : Accumulate::add);
     for (int unit = layout_.units() - 1; unit >= 0; --unit) {
+      if (unit < layout_.first_trained_unit()) {  // a model goes no further down
+        engine_.gradients_ready(unit, stream());
+        continue;
+      }
       if (before) before(unit);
       engine_.require_weights(unit, stream());
       see(unit);
@@ -261,13 +268,20 @@ class EngineRig {
     return weights;
   }
 
-  // Appends.
+  // Appends; zeros for moments of frozen parameters, of which there are none.
   void read(StateArray array, Range range, std::vector<float>& to) {
+    const auto skip_frozen = [&](std::int64_t end) {
+      if (array == StateArray::master || !layout_.has_frozen()) return;
+      to.insert(to.end(), static_cast<std::size_t>(end - range.begin), 0.0f);
+      range.begin = end;
+    };
     engine_.read_state(array, range, [&](std::int64_t begin, std::span<const float> values) {
+      skip_frozen(begin);
       EXPECT_EQ(begin, range.begin) << "pieces come in order, without gaps";
       range.begin = begin + static_cast<std::int64_t>(values.size());
       to.insert(to.end(), values.begin(), values.end());
     });
+    skip_frozen(range.end);
     EXPECT_EQ(range.begin, range.end);
   }
 
@@ -306,6 +320,10 @@ class EngineRig {
 
   void write(int first, int count, std::vector<float> values, Accumulate expected) {
     const GradientSink::Target target = engine_.gradient(first, count);
+    bool wanted = false;
+    for (int p = first; p < first + count; ++p) wanted = wanted || layout_.parameter(p).trained;
+    ASSERT_EQ(static_cast<bool>(target.tensor), wanted) << layout_.parameter(first).name;
+    if (!wanted) return;
     ASSERT_EQ(target.mode, expected) << layout_.parameter(first).name;
     // By way of the host, since a host function cannot reach a GPU's memory.
     Buffer& staging = staging_[first];

@@ -28,6 +28,7 @@ TEST(TrainOptions, ThoseThatAffectResultsArePinned) {
                                               "early_stopping_patience",
                                               "early_stopping_threshold",
                                               "label_smoothing_factor",
+                                              "freeze",
                                               "max_steps",
                                               "seed",
                                               "lr",

@@ -44,73 +44,77 @@ NumberFormats rank_formats(DType dtype) {
   return formats;
 }
 
+const ParameterRules some_frozen{{"model.layers.[1-4].*", "*norm.weight", "*.o_proj.weight"}};
+
 TEST(GatheredPlan, ArithmeticIsThatOfADryRun) {
   const DecoderSpec spec = deep_llama();
-  const ParameterLayout layout(make_parameters(spec));
   ThreadPool pool("host", {}, false);
   PlanningMachine machine;
   machine.pool = &pool;
-  for (const int ranks : {2, 3, 5})
-    for (const DType dtype : {DType::f32, DType::bf16})
-      for (const int device_units : {0, 4, layout.units()}) {
-        TrainingShape shape{300, 0, 300, 1};
-        shape.ranks = ranks;
-        const auto planned = [&](int gathered) {
-          const EngineSettings settings = engine_of(gathered, device_units, rank_formats(dtype));
-          const MemoryPlan memory = plan_state(spec, layout, machine, shape, settings, WeightOrigin::random).memory;
-          return std::pair(memory.total(MemoryKind::device),
-                           gathered > 0 ? gathered_bytes(layout, settings, ranks) : std::size_t{0});
-        };
-        const auto [one, one_said] = planned(1);
-        for (int gathered = 2; gathered <= layers_of_deep_llama; ++gathered) {
-          const auto [bytes, said] = planned(gathered);
-          EXPECT_EQ(static_cast<std::int64_t>(bytes - one), static_cast<std::int64_t>(said - one_said))
-              << gathered << " units, " << ranks << " ranks, the device owns " << device_units;
+  for (const ParameterLayout& layout :
+       {ParameterLayout(make_parameters(spec)), ParameterLayout(make_parameters(spec, some_frozen))})
+    for (const int ranks : {2, 3, 5})
+      for (const DType dtype : {DType::f32, DType::bf16})
+        for (const int device_units : {0, 4, layout.units()}) {
+          TrainingShape shape{300, 0, 300, 1};
+          shape.ranks = ranks;
+          const auto planned = [&](int gathered) {
+            const EngineSettings settings = engine_of(gathered, device_units, rank_formats(dtype));
+            const MemoryPlan memory = plan_state(spec, layout, machine, shape, settings, WeightOrigin::random).memory;
+            return std::pair(memory.total(MemoryKind::device),
+                             gathered > 0 ? gathered_bytes(layout, settings, ranks) : std::size_t{0});
+          };
+          const auto [one, one_said] = planned(1);
+          for (int gathered = 2; gathered <= layers_of_deep_llama; ++gathered) {
+            const auto [bytes, said] = planned(gathered);
+            EXPECT_EQ(static_cast<std::int64_t>(bytes - one), static_cast<std::int64_t>(said - one_said))
+                << gathered << " units, " << ranks << " ranks, the device owns " << device_units;
+          }
+          EXPECT_LT(planned(layers_of_deep_llama).first, planned(0).first);
         }
-        EXPECT_LT(planned(layers_of_deep_llama).first, planned(0).first);
-      }
 }
 
 // By name, to the byte on the first rank, which has the longest slices.
 TEST(GatheredPlan, RanksAllocateWhatIsPlanned) {
   if (on_gpu()) GTEST_SKIP() << "ranks are those of the CPU device";
   const DecoderSpec spec = deep_llama();
-  const ParameterLayout layout(make_parameters(spec));
-  for (const int size : {2, 4})
-    for (const int gathered : {0, 1, 5, layers_of_deep_llama})
-      for (const int device_units : {0, 5, layout.units()}) {
-        SCOPED_TRACE(fmt::format("{} ranks, {} units gathered, the device owns {}", size, gathered, device_units));
-        const EngineSettings settings = engine_of(gathered, device_units, rank_formats(DType::f32));
-        TrainingShape shape{300, 0, 300, 1};
-        shape.ranks = size;
-        run_ranks(size, [&](Communicator& ranks) {
-          ThreadPool pool("host", {}, false);
-          PlanningMachine machine;
-          machine.pool = &pool;
-          const MemoryPlan plan = plan_state(spec, layout, machine, shape, settings, WeightOrigin::random).memory;
-          const auto device = make_cpu_device(pool);
-          const auto ops = make_ops(*device);
-          {
-            const OffloadEngine engine(*device, pool, ranks, layout, settings);
-            const auto stream = device->create_stream("compute");
-            DecoderSettings decoder;
-            decoder.formats = settings.formats;
-            decoder.loss_chunk_rows = 1;
-            const ModelOnDevice model(*device, *ops, *stream, spec, layout, decoder, model_shape(shape));
-            for (const MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable}) {
-              std::map<std::string, std::size_t> planned;
-              for (const MemoryPlan::Entry& entry : plan.entries)
-                if (entry.kind == kind && entry.allocated) planned[entry.name] += entry.bytes;
-              const auto held = device->ledger().peaks(kind);
-              if (ranks.rank() == 0) {
-                EXPECT_EQ(held, planned);
+  for (const ParameterLayout& layout :
+       {ParameterLayout(make_parameters(spec)), ParameterLayout(make_parameters(spec, some_frozen))})
+    for (const int size : {2, 4})
+      for (const int gathered : {0, 1, 5, layers_of_deep_llama})
+        for (const int device_units : {0, 5, layout.units()}) {
+          SCOPED_TRACE(fmt::format("{} ranks, {} units gathered, the device owns {}", size, gathered, device_units));
+          const EngineSettings settings = engine_of(gathered, device_units, rank_formats(DType::f32));
+          TrainingShape shape{300, 0, 300, 1};
+          shape.ranks = size;
+          run_ranks(size, [&](Communicator& ranks) {
+            ThreadPool pool("host", {}, false);
+            PlanningMachine machine;
+            machine.pool = &pool;
+            const MemoryPlan plan = plan_state(spec, layout, machine, shape, settings, WeightOrigin::random).memory;
+            const auto device = make_cpu_device(pool);
+            const auto ops = make_ops(*device);
+            {
+              const OffloadEngine engine(*device, pool, ranks, layout, settings);
+              const auto stream = device->create_stream("compute");
+              DecoderSettings decoder;
+              decoder.formats = settings.formats;
+              decoder.loss_chunk_rows = 1;
+              const ModelOnDevice model(*device, *ops, *stream, spec, layout, decoder, model_shape(shape));
+              for (const MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable}) {
+                std::map<std::string, std::size_t> planned;
+                for (const MemoryPlan::Entry& entry : plan.entries)
+                  if (entry.kind == kind && entry.allocated) planned[entry.name] += entry.bytes;
+                const auto held = device->ledger().peaks(kind);
+                if (ranks.rank() == 0) {
+                  EXPECT_EQ(held, planned);
+                }
+                for (const auto& [name, bytes] : held) EXPECT_LE(bytes, planned[name]) << name;
               }
-              for (const auto& [name, bytes] : held) EXPECT_LE(bytes, planned[name]) << name;
+              ranks.barrier();
             }
-            ranks.barrier();
-          }
-        });
-      }
+          });
+        }
 }
 
 // A machine that is not there.

@@ -26,14 +26,15 @@ class GradientSink {
   // a micro-batch.
   virtual void require_gradients(int unit, Stream& stream) = 0;
   // Device view of the gradient of `count` joined parameters, and how the next write to it must be made: the first of a
-  // step overwrites, later ones (micro-batches, tied weights) add. Asking counts as writing.
+  // step overwrites, later ones (micro-batches, tied weights) add. Asking counts as writing. An empty tensor: all of
+  // these parameters are frozen, and nobody wants the gradient.
   struct Target {
     Tensor tensor;
     Accumulate mode = Accumulate::overwrite;
   };
   virtual Target gradient(int first, int count = 1) = 0;
   // All gradients of `unit` of this micro-batch have been enqueued on `stream`. Called once per unit and micro-batch,
-  // last unit first.
+  // last unit first, also for units below the first that has a trained parameter.
   virtual void gradients_ready(int unit, Stream& stream) = 0;
 };
 

@@ -8,7 +8,7 @@
 namespace so {
 
 SliceArray::SliceArray(Device& device, const ParameterLayout& layout, DType dtype, std::span<const Bucket> buckets,
-                       const std::vector<bool>& units, std::string name)
+                       const std::vector<bool>& units, std::string name, Of of)
     : layout_(layout), dtype_(dtype), buckets_(buckets), units_(units) {
   SO_CHECK(static_cast<int>(units.size()) == layout.units(), "{} of {} units", units.size(), layout.units());
   if (std::find(units.begin(), units.end(), true) == units.end()) return;
@@ -19,6 +19,7 @@ SliceArray::SliceArray(Device& device, const ParameterLayout& layout, DType dtyp
     if (!has(unit)) continue;
     SO_CHECK(bucket.range().end <= layout.unit_range(unit).end, "bucket {} has a part of unit {}, which has slices",
              bucket.index(), unit);
+    if (of == Of::trained && bucket.owner() == Owner::nobody) continue;
     bytes += static_cast<std::size_t>(bucket.own().size()) * size_of(dtype);
   }
   // A rank that has no slice has an address, too.

@@ -15,10 +15,12 @@ namespace so {
 
 class SliceArray {
  public:
+  enum class Of : std::uint8_t { all, trained };  // buckets that nobody owns have no place then
+
   // `units`: by unit, whether its slices lie here; no bucket has parts of such a unit and of another. Booked as `name`.
   // `layout` and `buckets` must outlive it.
   SliceArray(Device& device, const ParameterLayout& layout, DType dtype, std::span<const Bucket> buckets,
-             const std::vector<bool>& units, std::string name);
+             const std::vector<bool>& units, std::string name, Of of = Of::all);
 
   bool empty() const { return !memory_; }  // no unit's
   bool has(int unit) const { return units_[static_cast<std::size_t>(unit)]; }

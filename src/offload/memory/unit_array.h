@@ -14,11 +14,17 @@ namespace so {
 
 class UnitArray {
  public:
+  // What the array has elements for: all parameters, or those that need memory for gradients
+  // (ParameterLayout::gradient_ranges()).
+  enum class Of : std::uint8_t { all, gradients };
+
   // `slots`: by unit, the number of its slot, or -1 for a place of its own; empty: all have their own. Adjacent units
   // with places of their own lie side by side, so that a view may span them. Booked as `name`.
-  UnitArray(Device& device, const ParameterLayout& layout, DType dtype, std::span<const int> slots, std::string name);
+  UnitArray(Device& device, const ParameterLayout& layout, DType dtype, std::span<const int> slots, std::string name,
+            Of of = Of::all);
 
-  // The address of an element of the flat range; the rest of its unit lies behind it.
+  // The address of an element of the flat range; the rest of its unit lies behind it, or of its gradient range. An
+  // element that the array does not have is a Bug.
   std::byte* at(std::int64_t element) const;
   // A view of `count` joined parameters.
   Tensor view(int first, int count = 1) const;
@@ -32,7 +38,12 @@ class UnitArray {
   const ParameterLayout& layout_;
   DType dtype_;
   std::vector<int> slots_;
-  std::vector<std::int64_t> starts_;  // by unit, in elements of the memory
+  // A part of a unit that the array has, and where it begins, in elements of the memory. In order of the flat range.
+  struct Piece {
+    Range range;
+    std::int64_t start = 0;
+  };
+  std::vector<Piece> pieces_;
   Buffer memory_;
 };
 

@@ -17,12 +17,12 @@ namespace so {
 
 class UnitGradients {
  public:
-  // `slots`: by unit, the place that it takes in turn (unit_array.h). `sliced`: by unit, whether it has slices. Booked
-  // as "gradients" and "gradient slices".
+  // `slots`: by unit, the place that it takes in turn (unit_array.h). `sliced`: by unit, whether it has slices. Frozen
+  // parameters take no memory, unless they are joined to a trained one. Booked as "gradients" and "gradient slices".
   UnitGradients(Device& device, const ParameterLayout& layout, DType dtype, std::span<const int> slots,
                 std::span<const Bucket> buckets, const std::vector<bool>& sliced)
-      : places_(device, layout, dtype, slots, "gradients"),
-        slices_(device, layout, dtype, buckets, sliced, "gradient slices") {}
+      : places_(device, layout, dtype, slots, "gradients", UnitArray::Of::gradients),
+        slices_(device, layout, dtype, buckets, sliced, "gradient slices", SliceArray::Of::trained) {}
 
   // Where the model writes them.
   const UnitArray& places() const { return places_; }

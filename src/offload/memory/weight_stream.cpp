@@ -21,6 +21,7 @@ WeightStream::WeightStream(Device& device, const ParameterLayout& layout, const 
     }
     index_.push_back(static_cast<int>(units_.size()));
     units_.push_back(unit);
+    if (unit >= layout.first_trained_unit()) ++backward_;
     starts_.push_back(bytes);
     bytes += static_cast<std::size_t>(layout.unit_range(unit).size()) * size_of(weights.dtype());
   }
@@ -31,7 +32,7 @@ WeightStream::WeightStream(Device& device, const ParameterLayout& layout, const 
     place.arrived = device.create_event();
     place.free = device.create_event();
   }
-  last_use_ = 2 * units_.size() - 1;
+  last_use_ = units_.size() + backward_ - 1;
 }
 
 WeightStream::~WeightStream() {
@@ -50,7 +51,7 @@ std::byte* WeightStream::at(std::int64_t element) const {
 }
 
 int WeightStream::unit_at(std::size_t use) const {
-  const std::size_t n = units_.size(), i = use % (2 * n);
+  const std::size_t n = units_.size(), i = use % (n + backward_);
   return units_[i < n ? i : 2 * n - 1 - i];
 }
 

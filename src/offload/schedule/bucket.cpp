@@ -7,7 +7,9 @@
 
 namespace so {
 
-std::string_view name_of(Owner owner) { return owner == Owner::host ? "host" : "device"; }
+std::string_view name_of(Owner owner) {
+  return owner == Owner::host ? "host" : owner == Owner::device ? "device" : "nobody";
+}
 
 std::string_view name_of(BucketState state) {
   constexpr std::array<std::string_view, bucket_states> names = {
@@ -49,23 +51,26 @@ std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t ele
            layout.units());
   std::vector<Bucket> buckets;
   Range open{0, 0};
-  Owner owner = device_units > 0 ? Owner::device : Owner::host;
+  Owner owner = Owner::host;
   const auto close = [&](std::int64_t at) {
     open.end = at;
     if (open.size() > 0) buckets.emplace_back(static_cast<int>(buckets.size()), open, owner);
     open = {at, at};
   };
   for (int unit = 0; unit < layout.units(); ++unit) {
-    const Range range = layout.unit_range(unit);
-    if (within_units || unit == device_units) close(range.begin);
-    if (unit == device_units) owner = Owner::host;
-    if (range.end - open.begin <= elements) continue;  // joins the open bucket
-    close(range.begin);
-    // Equal pieces rather than full ones and a small rest.
-    const std::int64_t pieces = (range.size() + elements - 1) / elements;
-    for (std::int64_t piece = 1; piece < pieces; ++piece) {
-      const std::int64_t at = range.begin + range.size() * piece / pieces;
-      close(at / ParameterLayout::alignment * ParameterLayout::alignment);
+    if (within_units) close(layout.unit_range(unit).begin);
+    for (const auto& [range, trained] : layout.stretches(unit)) {
+      const Owner wanted = !trained ? Owner::nobody : unit < device_units ? Owner::device : Owner::host;
+      if (wanted != owner) close(range.begin);
+      owner = wanted;
+      if (range.end - open.begin <= elements) continue;  // joins the open bucket
+      close(range.begin);
+      // Equal pieces rather than full ones and a small rest.
+      const std::int64_t pieces = (range.size() + elements - 1) / elements;
+      for (std::int64_t piece = 1; piece < pieces; ++piece) {
+        const std::int64_t at = range.begin + range.size() * piece / pieces;
+        close(at / ParameterLayout::alignment * ParameterLayout::alignment);
+      }
     }
   }
   close(layout.elements());

@@ -12,7 +12,8 @@
 namespace so {
 
 // Who holds the bucket's optimizer state and updates it: the host's threads on host memory, or the device on its own.
-enum class Owner : std::uint8_t { host, device };
+// Nobody has frozen parameters: they have weights alone, which lie where their unit's do, and their bucket stays idle.
+enum class Owner : std::uint8_t { host, device, nobody };
 std::string_view name_of(Owner owner);
 
 // The states of a bucket within an optimizer step. The verdict is the decision, after the whole backward pass, whether
@@ -41,7 +42,8 @@ class Bucket {
 
   int index() const { return index_; }
   Range range() const { return range_; }
-  // The slice whose optimizer state this rank keeps and updates: all of it where there is one rank.
+  // The slice whose optimizer state this rank keeps and updates, and whose weights it loads and writes: all of it where
+  // there is one rank.
   Range own() const { return own_; }
   Owner owner() const { return owner_; }
   BucketState state() const { return state_; }
@@ -69,8 +71,8 @@ class Bucket {
 
 // Cuts the flat range into buckets of at most `elements` (a multiple of ParameterLayout::alignment), first at unit
 // boundaries where they fall well, finer where a unit is larger than a bucket. In order, without gaps. Units before
-// `device_units` belong to the device, the others to the host; no bucket has both, and none parts of two units if
-// `within_units`.
+// `device_units` belong to the device, the others to the host, and frozen parameters to nobody; no bucket has two
+// owners, and none parts of two units if `within_units`.
 std::vector<Bucket> make_buckets(const ParameterLayout& layout, std::int64_t elements, int device_units,
                                  bool within_units = false);
 

@@ -6,9 +6,9 @@ namespace so {
 
 double host_share(const ParameterLayout& layout, int device_units) {
   SO_CHECK(device_units >= 0 && device_units <= layout.units(), "{} of {} units", device_units, layout.units());
-  if (device_units == layout.units()) return 0;
-  const std::int64_t begin = layout.unit_range(device_units).begin;
-  return static_cast<double>(layout.elements() - begin) / static_cast<double>(layout.elements());
+  std::int64_t host = 0;
+  for (int unit = device_units; unit < layout.units(); ++unit) host += layout.trained_elements(unit);
+  return host == 0 ? 0 : static_cast<double>(host) / static_cast<double>(layout.trained_elements());
 }
 
 int device_units_for_ratio(const ParameterLayout& layout, double ratio) {

@@ -14,6 +14,9 @@ ParameterLayout::ParameterLayout(std::vector<Parameter> parameters) : parameters
     SO_CHECK(!p.joined || (i > 0 && p.unit == unit && p.shape.size() <= 2), "'{}' joins nothing", p.name);
     unit = p.unit;
     if (!p.joined) elements_ = (elements_ + alignment - 1) / alignment * alignment;
+    SO_CHECK(
+        !p.joined || p.trained == parameters_[static_cast<std::size_t>(i - 1)].trained || elements_ % alignment == 0,
+        "'{}' begins between two cache lines, and its neighbour is frozen or it is", p.name);
     if (static_cast<int>(unit_ranges_.size()) <= unit) {
       if (!unit_ranges_.empty()) unit_ranges_.back().end = elements_;
       unit_ranges_.push_back({elements_, elements_});
@@ -22,10 +25,17 @@ ParameterLayout::ParameterLayout(std::vector<Parameter> parameters) : parameters
     ranges_.push_back({elements_, elements_ + p.size()});
     elements_ += p.size();
     parameter_elements_ += p.size();
+    if (p.trained) trained_parameter_elements_ += p.size();
     unit_parameters_.back().second = i + 1;
   }
   elements_ = (elements_ + alignment - 1) / alignment * alignment;
   if (!unit_ranges_.empty()) unit_ranges_.back().end = elements_;
+  for (int u = 0; u < units(); ++u) {
+    std::int64_t trained = 0;
+    for (const Stretch& stretch : stretches(u)) trained += stretch.trained ? stretch.range.size() : 0;
+    trained_by_unit_.push_back(trained);
+    trained_elements_ += trained;
+  }
   by_name_.resize(parameters_.size());
   std::iota(by_name_.begin(), by_name_.end(), 0);
   std::sort(by_name_.begin(), by_name_.end(), [&](int a, int b) { return parameter(a).name < parameter(b).name; });
@@ -35,6 +45,49 @@ int ParameterLayout::find(std::string_view name) const {
   const auto found = std::lower_bound(by_name_.begin(), by_name_.end(), name,
                                       [&](int i, std::string_view wanted) { return parameter(i).name < wanted; });
   return found == by_name_.end() || parameter(*found).name != name ? -1 : *found;
+}
+
+std::int64_t ParameterLayout::trained_elements(int unit) const {
+  return trained_by_unit_[static_cast<std::size_t>(unit)];
+}
+
+int ParameterLayout::first_trained_unit() const {
+  int unit = 0;
+  while (unit < units() && trained_elements(unit) == 0) ++unit;
+  return unit;
+}
+
+std::vector<ParameterLayout::Stretch> ParameterLayout::stretches(int unit) const {
+  std::vector<Stretch> all;
+  const auto [first, last] = unit_parameters(unit);
+  for (int p = first; p < last; ++p) {
+    const Range own = range(p);
+    if (all.empty() || all.back().trained != parameter(p).trained) {
+      if (!all.empty()) all.back().range.end = own.begin;
+      all.push_back({{all.empty() ? unit_range(unit).begin : own.begin, own.end}, parameter(p).trained});
+    }
+  }
+  if (!all.empty()) all.back().range.end = unit_range(unit).end;
+  return all;
+}
+
+std::vector<Range> ParameterLayout::gradient_ranges(int unit) const {
+  std::vector<Range> kept;
+  const auto [first, last] = unit_parameters(unit);
+  for (int p = first; p < last;) {
+    int end = p + 1;
+    bool trained = parameter(p).trained;
+    for (; end < last && parameter(end).joined; ++end) trained = trained || parameter(end).trained;
+    const Range group{p == first ? unit_range(unit).begin : range(p).begin,
+                      end == last ? unit_range(unit).end : range(end).begin};
+    p = end;
+    if (!trained) continue;
+    if (!kept.empty() && kept.back().end == group.begin)
+      kept.back().end = group.end;
+    else
+      kept.push_back(group);
+  }
+  return kept;
 }
 
 int ParameterLayout::first_ending_after(std::int64_t element) const {
@@ -72,7 +125,9 @@ std::vector<ParameterLayout::Run> ParameterLayout::runs(Range wanted) const {
   std::vector<Run> result;
   auto i = ranges_.begin() + first_ending_after(wanted.begin);
   for (; i != ranges_.end() && i->begin < wanted.end; ++i) {
-    const bool decay = parameters_[static_cast<std::size_t>(i - ranges_.begin())].decay;
+    const Parameter& parameter = parameters_[static_cast<std::size_t>(i - ranges_.begin())];
+    if (!parameter.trained) continue;
+    const bool decay = parameter.decay;
     const Range part{std::max(i->begin, wanted.begin), std::min(i->end, wanted.end)};
     if (!result.empty() && result.back().decay == decay && result.back().range.end == part.begin)
       result.back().range.end = part.end;

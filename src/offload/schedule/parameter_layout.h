@@ -20,6 +20,7 @@ struct Parameter {
   bool decay = true;                // takes weight decay
   int unit = 0;                     // the step of the forward pass that first uses it: embedding, layers, head
   bool joined = false;              // follows its predecessor without a gap, so that both read as one matrix
+  bool trained = true;              // false: frozen, so that it has neither optimizer state nor a gradient
 
   std::int64_t size() const {
     std::int64_t n = 1;
@@ -47,7 +48,8 @@ class ParameterLayout {
   // Parameters start at multiples of this many elements, unless joined: a cache line of bf16.
   static constexpr std::int64_t alignment = 64;
 
-  // Units count from 0 and must neither decrease nor leave one out. Throws Bug otherwise.
+  // Units count from 0 and must neither decrease nor leave one out; a frozen parameter that is joined to a trained one
+  // must begin and end at a multiple of `alignment`. Throws Bug otherwise.
   explicit ParameterLayout(std::vector<Parameter> parameters);
 
   int count() const { return static_cast<int>(parameters_.size()); }
@@ -65,6 +67,14 @@ class ParameterLayout {
   std::int64_t elements() const { return elements_; }                      // padding included
   std::int64_t parameter_elements() const { return parameter_elements_; }  // without padding
   int find(std::string_view name) const;                                   // -1 when there is none
+  // The same of parameters that are trained.
+  std::int64_t trained_elements() const { return trained_elements_; }                      // padding included
+  std::int64_t trained_elements(int unit) const;                                           // of a unit
+  std::int64_t trained_parameter_elements() const { return trained_parameter_elements_; }  // without padding
+  bool has_frozen() const { return trained_parameter_elements_ < parameter_elements_; }
+  bool has_frozen(int unit) const { return trained_elements(unit) < unit_range(unit).size(); }
+  // The lowest unit with a trained parameter: no backward pass goes below it. units() when all is frozen.
+  int first_trained_unit() const;
   // The first parameter that ends behind `element`; count() when there is none.
   int first_ending_after(std::int64_t element) const;
 
@@ -74,7 +84,17 @@ class ParameterLayout {
   Tensor view(void* flat, DType dtype, int first, int count = 1) const;
   Tensor view_at(void* data, DType dtype, int first, int count = 1) const;
 
-  // A run of elements of parameters with the same weight decay, without padding, inside `range`.
+  // A part of a unit whose parameters are all trained, or all frozen. Padding belongs to what lies before it.
+  struct Stretch {
+    Range range;
+    bool trained = true;
+  };
+  std::vector<Stretch> stretches(int unit) const;  // in order, without gaps
+  // The parts of a unit for which there is memory for gradients: trained parameters, and those that are joined to
+  // one, since the gradient of joined parameters is one matrix. In order, neighbours merged.
+  std::vector<Range> gradient_ranges(int unit) const;
+
+  // A run of elements of trained parameters with the same weight decay, without padding, inside `range`.
   struct Run {
     Range range;
     bool decay = true;
@@ -86,7 +106,8 @@ class ParameterLayout {
   std::vector<Range> ranges_, unit_ranges_;
   std::vector<int> by_name_;  // parameters in the order of their names
   std::vector<std::pair<int, int>> unit_parameters_;
-  std::int64_t elements_ = 0, parameter_elements_ = 0;
+  std::vector<std::int64_t> trained_by_unit_;
+  std::int64_t elements_ = 0, parameter_elements_ = 0, trained_elements_ = 0, trained_parameter_elements_ = 0;
 };
 
 }  // namespace so

@@ -35,7 +35,7 @@ std::vector<ResidencyKind> residency_kinds(const ParameterLayout& layout, int de
     if (in_slices[u])
       all[u] = ResidencyKind::gathered;
     else if (unit < device_units)
-      all[u] = device_owned;
+      all[u] = layout.has_frozen(unit) ? ResidencyKind::resident : device_owned;
     else if (streams[u])
       all[u] = ResidencyKind::streamed;
   }

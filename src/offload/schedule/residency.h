@@ -26,9 +26,10 @@ enum class GradientResidency : std::uint8_t {
 // Units of a kind take turns in so many places of device memory; 0: each has its own.
 int device_places(ResidencyKind residency);
 
-// By unit: units before `device_units` have `device_owned` (resident or from_masters), `streamed` of the others stream
-// (streamed_units.h), and the rest is resident, as are all units that stay. On several ranks `gathered` of all units
-// are gathered instead (gathered_units.h), which goes with neither of the other kinds that leave their place.
+// By unit: units before `device_units` have `device_owned` (resident or from_masters; resident if a parameter is
+// frozen, which has no master), `streamed` of the others stream (streamed_units.h), and the rest is resident, as are
+// all units that stay. On several ranks `gathered` of all units are gathered instead (gathered_units.h), which goes
+// with neither of the other kinds that leave their place.
 std::vector<ResidencyKind> residency_kinds(const ParameterLayout& layout, int device_units, ResidencyKind device_owned,
                                            int streamed, int gathered = 0);
 

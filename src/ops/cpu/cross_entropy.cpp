@@ -167,6 +167,7 @@ void chunk(ThreadPool& pool, const Ops::LinearCrossEntropy& a, std::span<const s
         .c_stride = shape.hidden},
        path);
   if (!neighbours) scatter(pool, a.dhidden, rows, dhidden);
+  if (!a.dweight) return;
   gemm(pool,
        {.m = shape.vocabulary,
         .n = shape.hidden,

@@ -145,7 +145,7 @@ void CudaOps::linear_cross_entropy(Stream& stream, const LinearCrossEntropy& a) 
   // The gradient of gathered rows takes their place, once nothing reads them any more.
   const Tensor dx = gather ? x : a.dhidden;
   Accumulate mode = a.dweight_mode;
-  if (count == 0 && backward && mode == Accumulate::overwrite)
+  if (count == 0 && a.dweight && mode == Accumulate::overwrite)
     SO_CUDA(cudaMemsetAsync(a.dweight.data(), 0, a.dweight.bytes(), on));
   if (gather) {
     SO_CUDA(cudaMemsetAsync(a.losses.data(), 0, a.losses.bytes(), on));
@@ -165,7 +165,7 @@ void CudaOps::linear_cross_entropy(Stream& stream, const LinearCrossEntropy& a) 
              a.grad_scale, a.label_smoothing);
     });
     if (!backward) continue;
-    gemm_->run(on, {a.dweight, logits, chunk, Tensor(), true, false, vocabulary, hidden, rows, mode});
+    if (a.dweight) gemm_->run(on, {a.dweight, logits, chunk, Tensor(), true, false, vocabulary, hidden, rows, mode});
     gemm_->run(on, {dx.rows(begin, rows), logits, a.weight, Tensor(), false, false, rows, hidden, vocabulary,
                     Accumulate::overwrite});
     mode = Accumulate::add;

@@ -90,22 +90,35 @@ StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units
 std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& settings, int ranks) {
   SO_CHECK(settings.gathered > 0 && ranks > 1, "{} units gathered from {} ranks", settings.gathered, ranks);
   const std::vector<bool> in_slices = gathered_units(layout.units(), settings.gathered);
-  std::int64_t elements = 0;  // that are whole, of the places, and of the slices
-  std::array<std::int64_t, gather_places> largest{};
-  for (int unit = 0, turn = 0; unit < layout.units(); ++unit) {
-    const std::int64_t size = layout.unit_range(unit).size();
-    if (!in_slices[static_cast<std::size_t>(unit)]) {
-      elements += size;
-      continue;
+  const std::vector<Bucket> buckets = make_buckets(layout, settings.bucket_elements, settings.device_units, true);
+  // Elements that are whole, of the places, and of the slices.
+  const auto elements_of = [&](const auto& unit_size, bool frozen_too) {
+    std::int64_t elements = 0;
+    std::array<std::int64_t, gather_places> largest{};
+    for (int unit = 0, turn = 0; unit < layout.units(); ++unit) {
+      const std::int64_t size = unit_size(unit);
+      if (!in_slices[static_cast<std::size_t>(unit)]) {
+        elements += size;
+        continue;
+      }
+      std::int64_t& place = largest[static_cast<std::size_t>(turn++ % gather_places)];
+      place = std::max(place, size);
     }
-    std::int64_t& place = largest[static_cast<std::size_t>(turn++ % gather_places)];
-    place = std::max(place, size);
-  }
-  elements = std::accumulate(largest.begin(), largest.end(), elements);
-  for (const Bucket& bucket : make_buckets(layout, settings.bucket_elements, settings.device_units, true))
-    if (in_slices[static_cast<std::size_t>(layout.unit_of(bucket.range().begin))])
-      elements += ShardMap(bucket.range().size(), ranks).slice(0).size();
-  return static_cast<std::size_t>(elements) * (size_of(settings.formats.weights) + size_of(settings.formats.gradients));
+    elements = std::accumulate(largest.begin(), largest.end(), elements);
+    for (const Bucket& bucket : buckets)
+      if (in_slices[static_cast<std::size_t>(layout.unit_of(bucket.range().begin))] &&
+          (frozen_too || bucket.owner() != Owner::nobody))
+        elements += ShardMap(bucket.range().size(), ranks).slice(0).size();
+    return static_cast<std::size_t>(elements);
+  };
+  const auto with_gradients = [&](int unit) {
+    std::int64_t size = 0;
+    for (const Range& range : layout.gradient_ranges(unit)) size += range.size();
+    return size;
+  };
+  return elements_of([&](int unit) { return layout.unit_range(unit).size(); }, true) *
+             size_of(settings.formats.weights) +
+         elements_of(with_gradients, false) * size_of(settings.formats.gradients);
 }
 
 void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads) {
@@ -118,20 +131,24 @@ void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads) {
 
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const NumberFormats& formats,
                         std::optional<int> device_units, int ranks, int gathered) {
-  const auto n = static_cast<std::size_t>(layout.elements());
+  // Of all weights, and of those that are trained.
+  const auto n = static_cast<std::size_t>(layout.elements()),
+             trained = static_cast<std::size_t>(layout.trained_elements());
   const std::size_t state = state_bytes(formats.moments), weight = size_of(formats.weights),
                     gradient = size_of(formats.gradients);
   MemoryPlan plan;
   if (!machine.device_memory || ranks > 1) {
     // Without the places that gathered units take in turn.
     const std::vector<bool> in_slices = gathered_units(layout.units(), gathered);
-    std::size_t there = 0;
-    for (int unit = 0; unit < layout.units(); ++unit)
-      there += static_cast<std::size_t>(layout.unit_range(unit).size()) /
-               static_cast<std::size_t>(in_slices[static_cast<std::size_t>(unit)] ? ranks : 1);
+    std::size_t there = 0, with_gradients = 0;
+    for (int unit = 0; unit < layout.units(); ++unit) {
+      const auto holders = static_cast<std::size_t>(in_slices[static_cast<std::size_t>(unit)] ? ranks : 1);
+      there += static_cast<std::size_t>(layout.unit_range(unit).size()) / holders;
+      with_gradients += static_cast<std::size_t>(layout.trained_elements(unit)) / holders;
+    }
     plan.add(MemoryKind::device, "weights", there * weight);
-    plan.add(MemoryKind::device, "gradients", there * gradient);
-    const std::size_t slice = n / static_cast<std::size_t>(ranks);
+    plan.add(MemoryKind::device, "gradients", with_gradients * gradient);
+    const std::size_t slice = trained / static_cast<std::size_t>(ranks);
     std::size_t owned = 0;
     if (machine.device_memory)
       owned = device_units
@@ -144,15 +161,15 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
   // Units that the device owns have gradients there, and weights unless these are made of their masters for each use.
   // Units that the host owns only take turns on the device, unless gradients are added up there.
   const bool narrow = formats.weights == DType::bf16, move = formats.gradients == DType::bf16;
-  const std::size_t fixed = move ? 0 : n * gradient, each = state + (move ? gradient : 0) + (narrow ? 0 : weight);
+  const std::size_t fixed = move ? 0 : trained * gradient, each = state + (move ? gradient : 0) + (narrow ? 0 : weight);
   const std::size_t owned =
-      device_units ? static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(n))
-                   : std::min(n, beyond(*machine.device_memory, fixed) / each);
+      device_units ? static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(trained))
+                   : std::min(trained, beyond(*machine.device_memory, fixed) / each);
   plan.add(MemoryKind::device, "optimizer state", owned * state);
   plan.add(MemoryKind::device, "gradients", move ? owned * gradient : fixed);
   if (!narrow) plan.add(MemoryKind::device, "weights", owned * weight);
-  plan.add(MemoryKind::pageable, "optimizer state", (n - owned) * state);
-  const std::size_t others = (n - owned) * (weight + (move ? gradient : 0)),
+  plan.add(MemoryKind::pageable, "optimizer state", (trained - owned) * state);
+  const std::size_t others = (n - owned) * weight + (trained - owned) * (move ? gradient : 0),
                     there = std::min(others, beyond(*machine.device_memory, plan.total(MemoryKind::device)));
   plan.add(MemoryKind::device, "weights and gradients of what the host owns", there);
   plan.add(MemoryKind::pageable, "weights and gradients", others - there);

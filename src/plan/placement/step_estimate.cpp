@@ -50,12 +50,13 @@ double least_seconds(const SimulatedRun& run) {
   const std::vector<bool> in_slices = gathered_units(static_cast<int>(run.units.size()), run.gathered_units);
   double pass = 0, to_device = 0, reduce = 0, gather = 0;
   for (std::size_t u = 0; u < run.units.size(); ++u) {
-    const auto elements = static_cast<double>(run.units[u].elements);
+    const auto elements = static_cast<double>(run.units[u].elements),
+               weights = elements + static_cast<double>(run.units[u].frozen);
     pass += run.units[u].forward + run.units[u].backward;
     reduce += (in_slices[u] ? micro_batches : 1) * run.units[u].reduce;
     gather += (in_slices[u] ? copies_of(run.gathered_units, gather_places) : 1) * run.units[u].gather;
     if (static_cast<int>(u) >= run.device_units)
-      to_device += elements * (streams[u] ? copies * run.stream_bytes : run.weight_bytes);
+      to_device += streams[u] ? weights * copies * run.stream_bytes : elements * run.weight_bytes;
   }
   const double owned = host_elements(run), to_host = owned * run.gradient_bytes;
   const double update = 2 * run.state_bytes + run.gradient_bytes + run.weight_bytes;
@@ -88,6 +89,7 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
   SimulatedRun run{.device_units = device_units,
                    .streamed_units = residency.streamed_units,
                    .gathered_units = residency.gathered_units,
+                   .first_trained_unit = in.first_trained_unit,
                    .move_gradients = residency.moves_gradients(),
                    .schedule = in.schedule,
                    .update_over_link = in.update_over_link,
@@ -112,7 +114,8 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
                                 (unit.backward_bytes + again.device_bytes[u]) / r.device_memory +
                                 unit.backward_kernels * r.kernel_seconds,
                     .reduce = collective_seconds(in, unit.elements, in.gradient_bytes),
-                    .gather = collective_seconds(in, unit.elements, in.stream_bytes)};
+                    .gather = collective_seconds(in, unit.elements + unit.frozen_elements, in.stream_bytes),
+                    .frozen = unit.frozen_elements};
     // Copies of what is kept on the host go beside the unit's work.
     if (!again.link_bytes.empty()) {
       s.forward = std::max(s.forward, again.link_bytes[u] / r.link_to_host);
@@ -121,7 +124,7 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
     if (static_cast<int>(u) < device_units) {
       const auto elements = static_cast<double>(unit.elements);
       const bool stays = unit_stays(static_cast<int>(u), static_cast<int>(in.units.size()));
-      if (!stays && residency.casts_weights()) {
+      if (!stays && residency.casts_weights() && unit.frozen_elements == 0) {
         const double cast = elements * (4 + in.weight_bytes) / r.device_memory;
         s.forward += cast;
         s.backward += cast;

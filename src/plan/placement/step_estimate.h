@@ -42,6 +42,7 @@ struct PlacementInputs {
   MachineRates rates;  // of a rank, while all work
   int ranks = 1;       // each with a slice of every bucket, and all weights and gradients but of gathered units
   std::vector<UnitWork> units;
+  int first_trained_unit = 0;  // no backward pass goes below it
   Schedule schedule = Schedule::overlapped;
   std::int64_t micro_batches = 1;
   std::int64_t bucket_elements = 0;

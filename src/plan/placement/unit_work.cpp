@@ -83,8 +83,8 @@ double mlp_share(const DecoderSpec& spec, std::int64_t layer, double tokens, con
 }
 
 std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens, DType activations,
-                                const Efficiencies& reached) {
-  const std::vector<UnitFlops> flops = unit_flops(spec, cu_seqlens);
+                                const Efficiencies& reached, std::span<const UnitBackward> backward) {
+  const std::vector<UnitFlops> flops = unit_flops(spec, cu_seqlens, backward);
   const double tokens = cu_seqlens.empty() ? 0 : cu_seqlens.back(), size = static_cast<double>(size_of(activations));
   const auto hidden = static_cast<double>(spec.hidden);
   std::vector<UnitWork> units(flops.size());
@@ -102,30 +102,32 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
     const double scores = 4 * static_cast<double>(spec.q_width()) * visited.pairs;
     const double products = projections + mlp / mlp_share(spec, layer, tokens, reached);
     unit.forward_flops = products + scores / share.forward;
-    unit.backward_flops = 2 * (products + scores / share.backward);
+    const UnitBackward part = backward.empty() ? UnitBackward{} : backward[static_cast<std::size_t>(layer_unit(layer))];
+    if (part.runs) unit.backward_flops = (1 + part.weights) * products + 2 * scores / share.backward;
     const ElementwiseWork work = norms_and_rotation(spec, l);
     const double expert_kernels = l.experts ? reached.expert_kernels : 0;
     unit.forward_kernels = reached.forward_kernels + work.forward_kernels + expert_kernels;
-    unit.backward_kernels = reached.backward_kernels + work.backward_kernels + expert_kernels;
+    if (part.runs) unit.backward_kernels = reached.backward_kernels + work.backward_kernels + expert_kernels;
     // Elements a token: norms and rotation, the gated activation; of experts, rows that are gathered and added up
     // again, and in backward the biases' gradients.
     const double width = static_cast<double>(spec.mlp_width(layer)),
                  rows = l.experts ? static_cast<double>(spec.experts.per_token) * hidden : 0;
     unit.forward_bytes = tokens * size * (work.forward + 3 * width + 3 * rows);
-    unit.backward_bytes = tokens * size * (work.backward + (l.experts ? 8 : 6) * width + 7 * rows);
+    if (part.runs) unit.backward_bytes = tokens * size * (work.backward + (l.experts ? 8 : 6) * width + 7 * rows);
   }
   return units;
 }
 
 Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
-                            std::span<const std::int32_t> cu_seqlens, DType activations, const Efficiencies& reached) {
+                            std::span<const std::int32_t> cu_seqlens, DType activations, const Efficiencies& reached,
+                            std::span<const UnitBackward> backward) {
   const std::vector<UnitWork> work = unit_work(spec, cu_seqlens, activations, reached);
   const double tokens = cu_seqlens.empty() ? 0 : cu_seqlens.back();
   const std::vector<double> none(work.size());
   Recomputation again{none, none, none};
   for (std::size_t layer = 0; layer < keep.size(); ++layer) {
     const auto unit = static_cast<std::size_t>(layer_unit(static_cast<std::int64_t>(layer)));
-    if (keep[layer] == Keep::all) continue;
+    if (keep[layer] == Keep::all || (!backward.empty() && !backward[unit].runs)) continue;
     const std::int64_t width = spec.mlp_width(static_cast<std::int64_t>(layer));
     const ElementwiseWork elements = norms_and_rotation(spec, spec.layer(static_cast<std::int64_t>(layer)));
     // One product of the MLP: gate, up or down.

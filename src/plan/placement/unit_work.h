@@ -7,6 +7,7 @@
 
 #include "base/dtype.h"
 #include "model/decoder.h"
+#include "model/flops.h"
 #include "model/spec.h"
 #include "plan/machine/rates.h"
 
@@ -15,10 +16,11 @@ namespace so {
 // One unit of the forward pass (offload/schedule/parameter_layout.h) and one micro-batch: FLOPs of a large matrix
 // product that would take as long, what memory-bound work reads and writes, and kernels of any kind.
 struct UnitWork {
-  std::int64_t elements = 0;
+  std::int64_t elements = 0;  // that are trained
   double forward_flops = 0, backward_flops = 0;
   double forward_bytes = 0, backward_bytes = 0;
   double forward_kernels = 0, backward_kernels = 0;
+  std::int64_t frozen_elements = 0;  // weights without gradient and state
 };
 
 // One choice of what the layers keep: the work of having the rest again, of each unit and one micro-batch.
@@ -30,15 +32,17 @@ struct Recomputation {
 
 // Returns the work of one micro-batch with documents at these offsets. FLOPs are those of a large dense product that
 // takes as long, so that attention and products of experts, which run at other rates, count for more than theirs; bytes
-// are what the rest reads and writes at least. `reached` says what kernels of each kind do.
+// are what the rest reads and writes at least. `reached` says what kernels of each kind do, and `backward`, by unit,
+// what of the backward pass runs; empty: all of it.
 std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens, DType activations,
-                                const Efficiencies& reached);
+                                const Efficiencies& reached, std::span<const UnitBackward> backward = {});
 
 // Returns the share of a large dense product's rate that the products of a layer's MLP reach.
 double mlp_share(const DecoderSpec& spec, std::int64_t layer, double tokens, const Efficiencies& reached);
 
 // Returns the work of recomputing what layers do not keep, for documents at these offsets, as unit_work() counts it.
 Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
-                            std::span<const std::int32_t> cu_seqlens, DType activations, const Efficiencies& reached);
+                            std::span<const std::int32_t> cu_seqlens, DType activations, const Efficiencies& reached,
+                            std::span<const UnitBackward> backward = {});
 
 }  // namespace so

@@ -24,18 +24,25 @@ DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<boo
   const bool several_ranks = has_collectives(run);
   for (int u = 0; u < units; ++u) {
     const SimulatedUnit& unit = run.units[static_cast<std::size_t>(u)];
-    program.pass_seconds += unit.forward + unit.backward;
-    if (gathered[static_cast<std::size_t>(u)]) program.pass_collectives += unit.reduce;
+    program.pass_seconds += unit.forward + (u < run.first_trained_unit ? 0 : unit.backward);
+    if (gathered[static_cast<std::size_t>(u)] && u >= run.first_trained_unit) program.pass_collectives += unit.reduce;
   }
   int turn = 0;
+  // Of the pass under way: uses of streamed and of gathered units so far, and whether it turns round where the pass
+  // before ended, so that what was used last is used next.
+  int streamed_uses = 0, gathered_uses = 0;
+  bool turns_round = false;
+  const auto begin_pass = [&](bool follows) {
+    streamed_uses = gathered_uses = 0;
+    turns_round = follows;
+  };
   const auto op = [&](SimulatedWork work, int unit, bool first, bool last) {
     const SimulatedUnit& u = run.units[static_cast<std::size_t>(unit)];
     DeviceOp o{work, unit, work == SimulatedWork::forward ? u.forward : u.backward, -1, first, last, 0};
     if (streamed[static_cast<std::size_t>(unit)]) {
       o.use = static_cast<int>(program.uses.size());
-      // Where the passes turn round, what was used last is used next.
-      const int passes = o.use / run.streamed_units, in_pass = o.use % run.streamed_units;
-      program.uses.push_back({unit, passes > 0 && in_pass < stream_places, passes == 0});
+      const bool first_pass = first && work == SimulatedWork::forward;
+      program.uses.push_back({unit, turns_round && streamed_uses++ < stream_places, first_pass});
     }
     const bool in_slices = gathered[static_cast<std::size_t>(unit)];
     const bool first_pass = first && work == SimulatedWork::forward;
@@ -44,7 +51,7 @@ DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<boo
       GatherUse use{unit, -1, false, first_pass};
       if (in_slices) {
         use.turn = turn++;
-        use.there = use.turn >= run.gathered_units && use.turn % run.gathered_units < gather_places;
+        use.there = turns_round && gathered_uses++ < gather_places;
       }
       program.gathers.push_back(use);
     }
@@ -58,8 +65,11 @@ DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<boo
     if (last && run.micro_batches > played)
       program.ops.push_back({SimulatedWork::forward, -1, 0, -1, false, false, run.micro_batches - played});
     const std::size_t before = program.gathers.size();
+    // A backward pass that ends above the first units leaves others in the places than these.
+    begin_pass(!first && run.first_trained_unit == 0);
     for (int u = 0; u < units; ++u) op(SimulatedWork::forward, u, first, last);
-    for (int u = units - 1; u >= 0; --u) op(SimulatedWork::backward, u, first, last);
+    begin_pass(true);
+    for (int u = units - 1; u >= run.first_trained_unit; --u) op(SimulatedWork::backward, u, first, last);
     if (m != 1) continue;  // all that follow are like it
     for (std::size_t g = before; g < program.gathers.size(); ++g)
       if (!program.gathers[g].there)

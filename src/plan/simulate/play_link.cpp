@@ -36,7 +36,8 @@ bool StepPlay::start_to_device() {
     const int unit = program_.uses[at(uses_there_)].unit;
     stream_ready_ = forever;
     streaming_ = true;
-    const double bytes = run_.stream_bytes * static_cast<double>(run_.units[at(unit)].elements);
+    const double bytes =
+        run_.stream_bytes * static_cast<double>(run_.units[at(unit)].elements + run_.units[at(unit)].frozen);
     micro_streamed_ += bytes;
     start(to_device_, unit, bytes, {.lane = SimulatedLane::to_device, .work = SimulatedWork::stream, .unit = unit});
     return true;

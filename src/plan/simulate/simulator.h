@@ -36,9 +36,10 @@ namespace so {
 // Seconds of the device for one unit (offload/schedule/parameter_layout.h) and one micro-batch, recomputation with
 // backward.
 struct SimulatedUnit {
-  std::int64_t elements = 0;
+  std::int64_t elements = 0;  // that are updated
   double forward = 0, backward = 0;
   double reduce = 0, gather = 0;  // seconds of its collectives; 0 of all units: there is one rank
+  std::int64_t frozen = 0;        // weights beside `elements`, which stream with them
 };
 
 // The run to simulate, and the machine to simulate it on.
@@ -47,6 +48,7 @@ struct SimulatedRun {
   int device_units = 0;         // units before this one are the device's
   int streamed_units = 0;       // offload/schedule/streamed_units.h
   int gathered_units = 0;       // offload/schedule/gathered_units.h
+  int first_trained_unit = 0;   // no backward pass goes below it
   bool move_gradients = false;  // to host memory as they come, through gradient_slots; one micro-batch only
   double device_update = 0;     // seconds of the device for its own AdamW, after the verdict
   Schedule schedule = Schedule::overlapped;

@@ -1,0 +1,31 @@
+// What a run says of parameters by their names.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "offload/schedule/parameter_layout.h"
+
+namespace so {
+
+// Patterns are a shell's, and match a whole name: * is any text, dots included, ? any character, [abc] one of these.
+struct ParameterRules {
+  std::vector<std::string> frozen;  // patterns of parameters that are not trained
+};
+
+// Patterns with commas between them. Throws Error, naming `option`, if one is empty.
+std::vector<std::string> parse_patterns(const std::string& text, const std::string& option);
+
+// Another name of a parameter, as a tied output projection has one.
+struct ParameterAlias {
+  std::string name;
+  std::string parameter;
+};
+
+// Marks the parameters that the rules are about. A pattern that matches an alias matches its parameter. Throws Error,
+// naming the option, if a pattern matches nothing, if nothing is left to train, or if only a part of a joined matrix is
+// frozen and ends where no update could begin.
+void apply(const ParameterRules& rules, std::span<const ParameterAlias> aliases, std::vector<Parameter>& parameters);
+
+}  // namespace so
