@@ -89,7 +89,7 @@ LoadingRing::LoadingRing(Device& device, std::size_t slot_bytes, std::size_t pac
 }
 
 std::size_t LoadingRing::slot_bytes_for(std::int64_t elements) {
-  constexpr std::size_t share = 16, largest = std::size_t{4} << 20;
+  constexpr std::size_t share = 16, largest = std::size_t{2} << 20;
   const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(bf16) / share / (2 * max_readers);
   return std::clamp(bytes / page * page, page, largest);
 }

@@ -25,16 +25,17 @@ class LoadingRing {
     std::unique_ptr<Event> free;  // recorded after the last work that uses the memory
   };
 
-  // `slot_bytes`: a multiple of 4096. Twice the slots that readers can fill at a time: a copy engine then finds the
-  // next piece ready while all readers are at work. `packed_bytes`: of the largest quantised matrix to be loaded; two
-  // are held as the files have them, booked as "loading packed", one being read while the other is unpacked.
+  // `slot_bytes`: a multiple of 4096. There are twice the slots that readers can fill at a time: pieces are given out
+  // in order, so a reader that is ahead of another needs somewhere to go on. `packed_bytes`: of the largest quantised
+  // matrix to be loaded; two are held as the files have them, booked as "loading packed", one being read while the
+  // other is unpacked.
   LoadingRing(Device& device, std::size_t slot_bytes, std::size_t packed_bytes = 0);
 
-  // For a model of so many elements: 4 MiB, where copies to a GPU come within 2% of their full speed (a larger ring
-  // takes longer to pin than it saves); less for small models, whose ring stays at a sixteenth of their bf16 weights.
+  // For a model of so many elements: 2 MiB, where copies to a GPU come near their full speed (a larger ring takes
+  // longer to pin than it saves); less for small models, whose ring stays at a sixteenth of their bf16 weights.
   static std::size_t slot_bytes_for(std::int64_t elements);
 
-  static constexpr int max_readers = 8;
+  static constexpr int max_readers = 12;
   std::size_t size() const { return slots_.size(); }
   std::size_t slot_bytes() const { return slots_[0].memory.bytes(); }
   Slot& slot(std::size_t turn) { return slots_[turn % slots_.size()]; }
