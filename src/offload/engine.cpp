@@ -255,7 +255,10 @@ void OffloadEngine::begin_last_micro_batch(double lr, std::int64_t update_number
 }
 
 void OffloadEngine::gradients_ready(int unit, Stream& stream) {
-  if (unit == 0) weights_.end_pass();
+  if (unit == 0) {
+    weights_.end_pass();
+    ++micro_batches_;
+  }
   if (gradients_.sliced(unit)) reduce_slices(unit, stream);
   if (!last_micro_batch_) return;
   const auto [first, last] = layout_.unit_parameters(unit);
@@ -308,6 +311,7 @@ void OffloadEngine::reduce_slices(int unit, Stream& stream) {
 Verdict OffloadEngine::finish_step(Stream& compute) {
   SO_CHECK(last_micro_batch_, "finish_step before the last micro-batch");
   last_micro_batch_ = false;
+  micro_batches_ = 0;
   // A gradient that nobody wrote is an earlier step's, which must not be taken for this one's.
   for (int p = 0; p < layout_.count(); ++p)
     SO_CHECK(written_[static_cast<std::size_t>(p)] || !layout_.parameter(p).trained, "no gradient of '{}' in this step",
@@ -393,6 +397,7 @@ UpdateFacts OffloadEngine::facts() const {
   facts.link_preview_seconds = host_.link_preview_seconds();
   facts.forward_seconds = forward_.median();
   facts.backward_seconds = backward_.median();
+  facts.micro_batches = micro_batches_ + 1;
   facts.clip_rate = clip_rate_;
   return facts;
 }

@@ -234,6 +234,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   std::vector<bool> written_;  // by parameter: has a gradient in this step; in slices: in this micro-batch
   std::vector<bool> reduced_;  // by unit: its slices have gradients of this step's micro-batches
   bool last_micro_batch_ = false;
+  std::int64_t micro_batches_ = 0;  // of this step, whose backward passes are enqueued
   double lr_ = 0;
   std::int64_t update_number_ = 0;
   SaveGate gate_;

@@ -38,6 +38,20 @@ class FixedPolicy final : public UpdatePolicy {
   Ahead ahead_;
 };
 
+// Leaves all, and notes how many micro-batches each step was said to have.
+class CountingPolicy final : public UpdatePolicy {
+ public:
+  explicit CountingPolicy(std::vector<std::int64_t>& counts) : counts_(counts) {}
+  UpdateChoice choose(const UpdateFacts& facts) override {
+    counts_.push_back(facts.micro_batches);
+    return leave_.choose(facts);
+  }
+
+ private:
+  std::vector<std::int64_t>& counts_;
+  FixedPolicy leave_{Ahead::leave};
+};
+
 const ParameterLayout& the_layout() {
   static const ParameterLayout layout = engine_layout();
   return layout;
@@ -112,6 +126,21 @@ bool comes_in_a_step(HostTime time, bool after_gradients, Ahead ahead, std::int6
   hold.release();
   rig.engine().finish_step(rig.stream());
   return came;
+}
+
+TEST(StepOverlap, ThePolicyKnowsHowManyMicroBatchesAStepHas) {
+  std::vector<std::int64_t> counts;
+  EngineRig rig(the_layout(), settings_with(0), 2, std::make_unique<CountingPolicy>(counts));
+  const Flat gradient = synthetic_gradients(the_layout(), 1);
+  rig.load(gradient);
+  const std::vector<std::int64_t> wanted{3, 1, 2};
+  for (std::size_t step = 0; step < wanted.size(); ++step) {
+    for (std::int64_t i = 1; i < wanted[step]; ++i) rig.micro_batch(gradient, i == 1);
+    rig.engine().begin_last_micro_batch(1e-3, static_cast<std::int64_t>(step) + 1);
+    rig.micro_batch(gradient, wanted[step] == 1);
+    rig.engine().finish_step(rig.stream());
+  }
+  EXPECT_EQ(counts, wanted);
 }
 
 TEST(HostIdle, WaitsForGradients) { EXPECT_TRUE(comes_in_a_step(HostTime::gradient, false, Ahead::speculate, 1000)); }

@@ -68,6 +68,22 @@ TEST(StepTime, OfTwoBuckets) {
   EXPECT_NEAR(step_time(m.facts, m.choice(Ahead::leave, After::weights_first), Verdicts::stand), 38.8 + 4, 1e-9);
 }
 
+// Two micro-batches of 4 and 6 seconds: the first pass forward waits for weights, the first pass back for the memory of
+// the gradients that state still follows from.
+TEST(StepTime, OfTwoMicroBatches) {
+  Machine m(1, 10, 0);
+  m.facts.update_seconds = 0.3;
+  m.facts.preview_seconds = 0.1;
+  m.facts.forward_seconds = 4 + 6 + 4;
+  m.facts.backward_seconds = 6;
+  m.facts.micro_batches = 2;
+  EXPECT_NEAR(m.facts.first_forward_seconds(), 4, 1e-9);
+  EXPECT_NEAR(step_time(m.facts, m.choice(Ahead::leave, After::in_place), Verdicts::stand), 3 + 20, 1e-9);
+  EXPECT_NEAR(step_time(m.facts, m.choice(Ahead::leave, After::weights_first), Verdicts::stand), 1 + 20, 1e-9);
+  m.facts.update_seconds = 2;  // state has followed after 1 + 18.4 seconds
+  EXPECT_NEAR(step_time(m.facts, m.choice(Ahead::leave, After::weights_first), Verdicts::stand), 19.4 + 6 + 10, 1e-9);
+}
+
 // Four equal buckets, all wanted at once: the host does them in a second each. A link as quick does every other, one
 // that is slower begins when the host has begun and is done after.
 TEST(StepTime, WithTheLink) {

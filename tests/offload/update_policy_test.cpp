@@ -64,18 +64,21 @@ TEST(UpdatePolicy, BeforeAnythingIsMeasuredItSpeculatesWhatHasPlaces) {
 }
 
 // 0.27 s of the second (0.9 of 0.3) are hidden under the forward pass, of buckets whose turn in it comes last; those
-// are left for it. Ten are speculated, and the lowest previewed.
+// are left for it. Ten are speculated, and the lowest previewed. Of several micro-batches the first needs the weights.
 TEST(UpdatePolicy, LeavesTheLastPreviewsTheFirst) {
   const Machine machine;
   UpdateFacts facts = machine.facts();
   facts.undo_places = 10;
-  facts.forward_seconds = 0.3;
   facts.backward_seconds = 2;
-  const UpdateChoice choice = make_adaptive_policy()->choose(facts);
-  // Bucket 99 must be there after 0.26865 s, so 26 of them.
-  for (std::size_t i = 0; i < 100; ++i) {
-    const Ahead wanted = i >= 74 ? Ahead::leave : i >= 64 ? Ahead::speculate : Ahead::preview;
-    EXPECT_EQ(choice.ahead[i], wanted) << i;
+  for (const std::int64_t micro_batches : {1, 8}) {
+    facts.micro_batches = micro_batches;
+    facts.forward_seconds = static_cast<double>(micro_batches) * 0.3 + static_cast<double>(micro_batches - 1) * 2;
+    const UpdateChoice choice = make_adaptive_policy()->choose(facts);
+    // Bucket 99 must be there after 0.26865 s, so 26 of them.
+    for (std::size_t i = 0; i < 100; ++i) {
+      const Ahead wanted = i >= 74 ? Ahead::leave : i >= 64 ? Ahead::speculate : Ahead::preview;
+      EXPECT_EQ(choice.ahead[i], wanted) << i << ", " << micro_batches << " micro-batches";
+    }
   }
 }
 

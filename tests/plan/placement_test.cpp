@@ -179,6 +179,11 @@ TEST(EstimateStep, PreviewsWherePlacesLack) {
   EXPECT_LT(few.exposed, 0.5 * (many.host - m.pass() / 3)) << "in place, only the forward pass would hide it";
   EXPECT_GT(few.host, many.host) << "the gradient and the state are read twice";
   EXPECT_LE(many.seconds(), few.seconds());
+  // The first of several micro-batches waits for the weights as a single one would.
+  for (const std::int64_t micro_batches : {2, 8}) {
+    m.in.micro_batches = micro_batches;
+    EXPECT_LT(estimate_step(m.in, 0, 0, 0).exposed, 1.1 * few.exposed) << micro_batches;
+  }
 }
 
 TEST(ChoosePlacement, WhatFitsOnTheDeviceIsTheDevices) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 namespace so {
@@ -26,7 +27,12 @@ class Steps {
   // Plays one step; returns its length.
   double next() {
     after_the_verdict();
-    return backward(forward());
+    double now = forward();
+    for (std::int64_t i = 1; i < f_.micro_batches; ++i) {
+      now = i == 1 ? first_backward(now) : now + f_.backward_seconds;
+      now += f_.first_forward_seconds();
+    }
+    return backward(now);
   }
 
  private:
@@ -64,16 +70,29 @@ class Steps {
       if (owing[i]) gradient_free_[i] = follow(i);
   }
 
+  // The first micro-batch's, which waits for new weights.
   double forward() const {
+    const double seconds = f_.first_forward_seconds();
     double now = 0, share = 0;
     for (std::size_t i = 0; i < count_; ++i) {
-      now = std::max(now + f_.forward_seconds * (f_.forward_shares[i] - share), weights_here_[i]);
+      now = std::max(now + seconds * (f_.forward_shares[i] - share), weights_here_[i]);
       share = f_.forward_shares[i];
     }
-    return now + f_.forward_seconds * (1 - share);
+    return now + seconds * (1 - share);
   }
 
-  // The device produces gradients, the highest bucket's first; the host takes them ahead of the verdict as they come.
+  // Of a micro-batch that more follow. It waits until the step before needs its gradients no longer.
+  double first_backward(double now) {
+    double share = 1;
+    for (std::size_t i = count_; i-- > 0;) {
+      now = std::max(now, std::exchange(gradient_free_[i], 0)) + f_.backward_seconds * (share - f_.forward_shares[i]);
+      share = f_.forward_shares[i];
+    }
+    return now + f_.backward_seconds * share;
+  }
+
+  // The last one. The device produces gradients, the highest bucket's first; the host takes them ahead of the verdict
+  // as they come.
   double backward(double now) {
     std::vector<double> landed(count_);
     double share = 1;

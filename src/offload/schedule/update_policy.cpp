@@ -58,7 +58,7 @@ std::size_t first_in_time(const UpdateFacts& f) {
   std::size_t first = f.elements.size();
   double slack = std::numeric_limits<double>::infinity();  // of the one with the least
   while (first > 0) {
-    slack = std::min(slack, f.forward_seconds * f.forward_shares[first - 1]) -
+    slack = std::min(slack, f.first_forward_seconds() * f.forward_shares[first - 1]) -
             static_cast<double>(f.elements[first - 1]) * update_seconds;
     if (slack < 0) break;
     --first;
@@ -206,6 +206,11 @@ class AdaptivePolicy final : public UpdatePolicy {
 };
 
 }  // namespace
+
+double UpdateFacts::first_forward_seconds() const {
+  const auto count = static_cast<double>(micro_batches);
+  return std::max(0.0, (forward_seconds - (count - 1) * backward_seconds) / count);
+}
 
 std::unique_ptr<UpdatePolicy> make_synchronous_policy() { return std::make_unique<SynchronousPolicy>(); }
 std::unique_ptr<UpdatePolicy> make_adaptive_policy() { return std::make_unique<AdaptivePolicy>(); }

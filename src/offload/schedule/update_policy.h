@@ -39,9 +39,14 @@ struct UpdateFacts {
   double update_seconds = 0, preview_seconds = 0;  // an element
   double link_seconds = 0,
          link_preview_seconds = 0;  // an element whose state the device updates over the link; 0: it updates none
-  double forward_seconds = 0, backward_seconds = 0;  // from verdict to first gradient, and from there to verdict; of
-                                                     // the device, without its waits for the host
-  double clip_rate = 0;                              // share of recent steps that were clipped or skipped
+  double forward_seconds = 0, backward_seconds = 0;  // from verdict to the last micro-batch's first gradient, and from
+                                                     // there to verdict; of the device, without its waits for the host
+  std::int64_t micro_batches = 1;
+  double clip_rate = 0;  // share of recent steps that were clipped or skipped
+
+  // Of the first micro-batch: its forward pass needs the new weights, and its backward pass the gradients' memory. All
+  // micro-batches take the same time.
+  double first_forward_seconds() const;
 };
 
 class UpdatePolicy {

@@ -38,6 +38,7 @@ void StepPlay::ask() {
     facts.link_preview_seconds = link_pace_.preview_seconds();
     facts.forward_seconds = forward_seconds_;
     facts.backward_seconds = backward_seconds_;
+    facts.micro_batches = run_.micro_batches;
     facts.clip_rate = run_.verdicts == Verdicts::clip ? 1 : 0;
     choice_ = policy_->choose(facts);
     asked_with_ = measured;
