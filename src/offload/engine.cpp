@@ -386,17 +386,21 @@ double RecentMedian::median() const {
   return sorted[static_cast<std::size_t>(count / 2)];
 }
 
+StepTimes OffloadEngine::measured_times() const {
+  return {.update_seconds = host_.update_seconds(),
+          .preview_seconds = host_.preview_seconds(),
+          .link_seconds = host_.link_seconds(),
+          .link_preview_seconds = host_.link_preview_seconds(),
+          .forward_seconds = forward_.median(),
+          .backward_seconds = backward_.median()};
+}
+
 UpdateFacts OffloadEngine::facts() const {
   UpdateFacts facts;
+  static_cast<StepTimes&>(facts) = measured_times().or_else(settings_.expected);
   facts.elements = host_.elements();
   facts.forward_shares = forward_shares_;
   facts.undo_places = settings_.undo_buckets;
-  facts.update_seconds = host_.update_seconds();
-  facts.preview_seconds = host_.preview_seconds();
-  facts.link_seconds = host_.link_seconds();
-  facts.link_preview_seconds = host_.link_preview_seconds();
-  facts.forward_seconds = forward_.median();
-  facts.backward_seconds = backward_.median();
   facts.micro_batches = micro_batches_ + 1;
   facts.clip_rate = clip_rate_;
   return facts;

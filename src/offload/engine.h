@@ -62,6 +62,7 @@ struct EngineSettings {
   std::int64_t undo_buckets = 0;     // that the host can have new state beside the old for
   AdamWHyper adamw;
   double weight_decay = 0, max_grad_norm = 0;
+  StepTimes expected;  // by the plan: the policy goes by them until they are measured
 };
 
 // Counts the engine's work, for the log and for tests that must know that a path really ran. Totals since construction.
@@ -176,8 +177,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   SaveGate& gate() { return gate_; }
   std::span<const Bucket> buckets() const { return buckets_; }
   EngineCounters counters() const;
-  // The facts for the policy; the spans hold while the engine lives.
-  UpdateFacts facts() const;
+  // Running means, 0 of what has not been measured yet.
+  StepTimes measured_times() const;
 
  private:
   // Memory for the gradients of units that take turns in it.
@@ -197,6 +198,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   GradientSlot& slot_of(int unit) { return gradient_slots_[static_cast<std::size_t>(gradients_.places().slot(unit))]; }
   Verdict take_verdict(Stream& compute);
   std::vector<GradStats> statistics() const;  // by parameter, with one rank
+  UpdateFacts facts() const;                  // the spans hold while the engine lives
   // Work that follows on `stream` finds this rank's slice of the bucket's weights as its owner has updated it. Waits
   // for the host to send it.
   void require_sent(const Bucket& bucket, Stream& stream);

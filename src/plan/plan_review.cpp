@@ -38,7 +38,7 @@ std::string ratio_for(const ParameterLayout& layout, int units) {
 PlanReview::PlanReview(const TrainingPlan& plan, const ParameterLayout& layout, Replan replan)
     : plan_(plan), layout_(layout), replan_(std::move(replan)) {
   SO_CHECK(plan.estimate, "a review of a plan without an estimate");
-  planned_ = {plan.estimate->gpu - plan.estimate->device_update, plan.estimate->update_seconds};
+  planned_ = {plan.estimate->gpu - plan.estimate->device_update, plan.estimate->times.update_seconds};
   said_ = planned_;
 }
 

@@ -252,6 +252,7 @@ void TrainingPlacement::choose() {
   plan_.engine.host_gradients = chosen.residency.host_gradients;
   plan_.engine.streamed_units = chosen.residency.streamed_units;
   plan_.engine.gathered = chosen.residency.gathered_units;
+  plan_.engine.expected = chosen.estimate.times;
   plan_.estimate = chosen.estimate;
   plan_.rates = measured_;
   plan_.run = chosen.run;

@@ -90,15 +90,15 @@ void Trainer::review_plan() {
   constexpr std::int64_t every = PlanReview::steps_between;
   if (!review_is_due()) return;
   const EngineCounters now = engine_.counters(), steps = since(now, reviewed_);
-  const UpdateFacts facts = engine_.facts();
+  const StepTimes times = engine_.measured_times();
   const HostCounters& host = steps.host;
   const auto a_step = [&](auto value) { return static_cast<double>(value) / static_cast<double>(every); };
   const auto waited = [&](WaitReason reason) { return a_step(steps.device_waits[static_cast<std::size_t>(reason)]); };
   MeasuredSteps measured;
   measured.count = every;
   measured.step_seconds = median({step_seconds_.end() - every, step_seconds_.end()});
-  if (facts.forward_seconds > 0) measured.pass_seconds = facts.forward_seconds + facts.backward_seconds;
-  measured.update_seconds = facts.update_seconds;
+  if (times.forward_seconds > 0) measured.pass_seconds = times.forward_seconds + times.backward_seconds;
+  measured.update_seconds = times.update_seconds;
   measured.host_wait_seconds = waited(WaitReason::host);
   measured.link_wait_seconds = waited(WaitReason::link);
   measured.speculated = a_step(host.speculated);

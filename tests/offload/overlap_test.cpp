@@ -38,17 +38,17 @@ class FixedPolicy final : public UpdatePolicy {
   Ahead ahead_;
 };
 
-// Leaves all, and notes how many micro-batches each step was said to have.
-class CountingPolicy final : public UpdatePolicy {
+// Leaves all, and notes what it was told.
+class ListeningPolicy final : public UpdatePolicy {
  public:
-  explicit CountingPolicy(std::vector<std::int64_t>& counts) : counts_(counts) {}
+  explicit ListeningPolicy(std::vector<UpdateFacts>& told) : told_(told) {}
   UpdateChoice choose(const UpdateFacts& facts) override {
-    counts_.push_back(facts.micro_batches);
+    told_.push_back(facts);
     return leave_.choose(facts);
   }
 
  private:
-  std::vector<std::int64_t>& counts_;
+  std::vector<UpdateFacts>& told_;
   FixedPolicy leave_{Ahead::leave};
 };
 
@@ -129,8 +129,8 @@ bool comes_in_a_step(HostTime time, bool after_gradients, Ahead ahead, std::int6
 }
 
 TEST(StepOverlap, ThePolicyKnowsHowManyMicroBatchesAStepHas) {
-  std::vector<std::int64_t> counts;
-  EngineRig rig(the_layout(), settings_with(0), 2, std::make_unique<CountingPolicy>(counts));
+  std::vector<UpdateFacts> told;
+  EngineRig rig(the_layout(), settings_with(0), 2, std::make_unique<ListeningPolicy>(told));
   const Flat gradient = synthetic_gradients(the_layout(), 1);
   rig.load(gradient);
   const std::vector<std::int64_t> wanted{3, 1, 2};
@@ -140,7 +140,29 @@ TEST(StepOverlap, ThePolicyKnowsHowManyMicroBatchesAStepHas) {
     rig.micro_batch(gradient, wanted[step] == 1);
     rig.engine().finish_step(rig.stream());
   }
-  EXPECT_EQ(counts, wanted);
+  ASSERT_EQ(told.size(), wanted.size());
+  for (std::size_t step = 0; step < wanted.size(); ++step) EXPECT_EQ(told[step].micro_batches, wanted[step]);
+}
+
+TEST(StepOverlap, ThePolicyGoesByThePlanUntilTimesAreMeasured) {
+  std::vector<UpdateFacts> told;
+  EngineSettings settings = settings_with(0);
+  settings.expected = {.update_seconds = 1e3, .preview_seconds = 2e3, .forward_seconds = 3e3, .backward_seconds = 4e3};
+  EngineRig rig(the_layout(), settings, 2, std::make_unique<ListeningPolicy>(told));
+  const Flat gradient = synthetic_gradients(the_layout(), 1);
+  rig.load(gradient);
+  EXPECT_EQ(rig.engine().measured_times().backward_seconds, 0);
+  for (int step = 1; step <= 4; ++step) rig.step(gradient, 1e-3, step);
+  ASSERT_EQ(told.size(), 4u);
+  EXPECT_EQ(told[0].update_seconds, 1e3);
+  EXPECT_EQ(told[0].forward_seconds, 3e3);
+  EXPECT_EQ(told[0].backward_seconds, 4e3);
+  for (const double measured : {told[3].update_seconds, told[3].forward_seconds, told[3].backward_seconds}) {
+    EXPECT_GT(measured, 0);
+    EXPECT_LT(measured, 1e2);
+  }
+  EXPECT_EQ(told[3].preview_seconds, 2e3) << "nothing was previewed";
+  EXPECT_EQ(told[3].link_seconds, 0);
 }
 
 TEST(HostIdle, WaitsForGradients) { EXPECT_TRUE(comes_in_a_step(HostTime::gradient, false, Ahead::speculate, 1000)); }

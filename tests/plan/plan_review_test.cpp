@@ -26,8 +26,8 @@ class Review : public testing::Test {
                    .host_adamw = 160e9,
                    .host_adamw_wide = 150e9,
                    .host_memory = 160e9};
-    plan_.estimate =
-        StepEstimate{.gpu = 2.1, .device_update = 0.1, .exposed = 0.2, .update_seconds = 0.2e-9};  // 2 s of passes
+    plan_.estimate = StepEstimate{.gpu = 2.1, .device_update = 0.1, .exposed = 0.2};  // 2 s of passes
+    plan_.estimate->times.update_seconds = 0.2e-9;
   }
   PlanReview review() {
     return {plan_, layout_, [this](const MachineRates& rates, const PlanReview::Wanted& wanted) {

@@ -1,6 +1,8 @@
 #include "offload/schedule/update_policy.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -18,6 +20,10 @@ constexpr double usable = 0.9;
 constexpr double surprise = 0.02;
 // A preview's share of an update's traffic, until one has been measured.
 constexpr double preview_share = 0.6;
+
+constexpr std::array step_times{&StepTimes::update_seconds,  &StepTimes::preview_seconds,
+                                &StepTimes::link_seconds,    &StepTimes::link_preview_seconds,
+                                &StepTimes::forward_seconds, &StepTimes::backward_seconds};
 
 class SynchronousPolicy final : public UpdatePolicy {
  public:
@@ -206,6 +212,20 @@ class AdaptivePolicy final : public UpdatePolicy {
 };
 
 }  // namespace
+
+StepTimes StepTimes::or_else(const StepTimes& others) const {
+  StepTimes all = *this;
+  for (double StepTimes::*time : step_times)
+    if (all.*time <= 0) all.*time = others.*time;
+  return all;
+}
+
+bool StepTimes::is_within(double part, const StepTimes& others) const {
+  return std::all_of(step_times.begin(), step_times.end(), [&](double StepTimes::*time) {
+    const double a = this->*time, b = others.*time;
+    return std::abs(a - b) <= part * std::max(std::abs(a), std::abs(b));
+  });
+}
 
 double UpdateFacts::first_forward_seconds() const {
   const auto count = static_cast<double>(micro_batches);

@@ -30,17 +30,26 @@ struct UpdateChoice {
   std::vector<After> redo;   // of all, if it stands clipped
 };
 
-// The engine's knowledge when a step's last micro-batch begins. Times are running means of what was measured, 0 before
-// that.
-struct UpdateFacts {
-  std::span<const std::int64_t> elements;  // of the host-owned buckets, lowest first
-  std::span<const double> forward_shares;  // of each: the share of the forward pass that comes before it
-  std::int64_t undo_places = 0;
+// Seconds of a step, each 0 if it is not known.
+struct StepTimes {
   double update_seconds = 0, preview_seconds = 0;  // an element
   double link_seconds = 0,
          link_preview_seconds = 0;  // an element whose state the device updates over the link; 0: it updates none
   double forward_seconds = 0, backward_seconds = 0;  // from verdict to the last micro-batch's first gradient, and from
                                                      // there to verdict; of the device, without its waits for the host
+
+  // These, and of `others` those that are not known here.
+  StepTimes or_else(const StepTimes& others) const;
+  // Whether no two differ by more than this part of the larger.
+  bool is_within(double part, const StepTimes& others) const;
+};
+
+// The engine's knowledge when a step's last micro-batch begins. Times are running means of what was measured, before
+// that as planned, if there is a plan.
+struct UpdateFacts : StepTimes {
+  std::span<const std::int64_t> elements;  // of the host-owned buckets, lowest first
+  std::span<const double> forward_shares;  // of each: the share of the forward pass that comes before it
+  std::int64_t undo_places = 0;
   std::int64_t micro_batches = 1;
   double clip_rate = 0;  // share of recent steps that were clipped or skipped
 

@@ -150,7 +150,7 @@ StepEstimate estimate_step(const PlacementInputs& in, int device_units, std::int
           .speculated_elements = step.speculated,
           .previewed_elements = step.previewed,
           .over_link_elements = step.over_link,
-          .update_seconds = step.update_seconds,
+          .times = step.times,
           .host_time = step.host,
           .collectives = step.collectives,
           .collective_waits = step.collective_waits};

@@ -81,7 +81,7 @@ struct StepEstimate {
   double speculated_elements = 0;
   double previewed_elements = 0;  // whose weights are made before it, and the state later
   double over_link_elements = 0;  // of those that the host owns, updated by the device
-  double update_seconds = 0;      // that the host updates an element in, beside the rest; 0: it owns none
+  StepTimes times;                // that the engine will measure; of an update beside the rest
   HostSeconds host_time{};        // what it does; they make up the step, if it owns anything
   double collectives = 0;         // that the ranks' collectives take
   double collective_waits = 0;    // of `waits`, those for collectives

@@ -9,8 +9,6 @@ namespace {
 
 constexpr double same_facts = 1e-3;
 
-bool close(double a, double b) { return std::abs(a - b) <= same_facts * std::max(std::abs(a), std::abs(b)); }
-
 }  // namespace
 
 std::int64_t StepPlay::count_places() const {
@@ -20,24 +18,25 @@ std::int64_t StepPlay::count_places() const {
   return run_.schedule == Schedule::synchronous ? 0 : std::min(count, static_cast<std::int64_t>(pieces_.size()));
 }
 
+StepTimes StepPlay::times() const {
+  return {.update_seconds = pace_.update_seconds(),
+          .preview_seconds = pace_.preview_seconds(),
+          .link_seconds = link_pace_.update_seconds(),
+          .link_preview_seconds = link_pace_.preview_seconds(),
+          .forward_seconds = forward_seconds_,
+          .backward_seconds = backward_seconds_};
+}
+
 void StepPlay::ask() {
   asked_ = true;
-  const std::array<double, 6> measured{
-      pace_.update_seconds(), pace_.preview_seconds(),     forward_seconds_,
-      backward_seconds_,      link_pace_.update_seconds(), link_pace_.preview_seconds()};
-  choice_is_new_ =
-      !pieces_.empty() && (!was_asked_ || !std::equal(measured.begin(), measured.end(), asked_with_.begin(), close));
+  const StepTimes measured = times();
+  choice_is_new_ = !pieces_.empty() && (!was_asked_ || !measured.is_within(same_facts, asked_with_));
   if (choice_is_new_) {
     UpdateFacts facts;
+    static_cast<StepTimes&>(facts) = measured;
     facts.elements = schedule_.elements();
     facts.forward_shares = pieces_.forward_shares();
     facts.undo_places = place_count_;
-    facts.update_seconds = pace_.update_seconds();
-    facts.preview_seconds = pace_.preview_seconds();
-    facts.link_seconds = link_pace_.update_seconds();
-    facts.link_preview_seconds = link_pace_.preview_seconds();
-    facts.forward_seconds = forward_seconds_;
-    facts.backward_seconds = backward_seconds_;
     facts.micro_batches = run_.micro_batches;
     facts.clip_rate = run_.verdicts == Verdicts::clip ? 1 : 0;
     choice_ = policy_->choose(facts);

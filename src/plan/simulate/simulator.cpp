@@ -35,14 +35,14 @@ SimulatedStep Simulator::settle() {
     sum.host_bytes += now.host_bytes;
     sum.speculated += now.speculated;
     sum.previewed += now.previewed;
-    sum.update_seconds += now.update_seconds;
+    sum.times = now.times;
     sum.collectives += now.collectives;
     sum.collective_waits += now.collective_waits;
     for (std::size_t t = 0; t < host_times; ++t) sum.host[t] += now.host[t];
     for (std::size_t r = 0; r < wait_reasons; ++r) sum.waits[r] += now.waits[r];
   }
-  for (double* value : {&sum.seconds, &sum.device, &sum.host_bytes, &sum.speculated, &sum.previewed,
-                        &sum.update_seconds, &sum.collectives, &sum.collective_waits})
+  for (double* value : {&sum.seconds, &sum.device, &sum.host_bytes, &sum.speculated, &sum.previewed, &sum.collectives,
+                        &sum.collective_waits})
     *value /= counted;
   for (double& seconds : sum.host) seconds /= counted;
   for (double& seconds : sum.waits) seconds /= counted;

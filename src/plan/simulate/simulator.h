@@ -72,7 +72,7 @@ struct SimulatedStep {
   double host_bytes = 0;                 // that pass through the host's memory
   double speculated = 0, previewed = 0;  // elements, ahead of the verdict
   double over_link = 0;                  // elements whose state the device made, before the verdict or after it
-  double update_seconds = 0;             // that the host updates an element in; 0: it updated none
+  StepTimes times;                       // that the engine would have measured
   HostSeconds host{};                    // what the host's AdamW does; they make up the step, if it owns anything
   double collectives = 0;                // that the ranks' collectives take
   double collective_waits = 0;           // of the device's waits, those for collectives

@@ -61,7 +61,7 @@ SimulatedStep StepPlay::step() {
   schedule_.decide(true, run_.verdicts == Verdicts::stand);
   backward_seconds_ = phase_;
   step_.seconds = now_;
-  step_.update_seconds = pace_.update_seconds();
+  step_.times = times();
   for (Lane* lane : lanes()) lane->began -= now_;
   for (Ready& ready : sends_) ready.since -= now_;
   now_ = 0;

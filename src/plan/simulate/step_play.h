@@ -84,6 +84,7 @@ class StepPlay {
 
   // ---- The host: the policy's choice, and AdamW (play_host.cpp) ----
   std::int64_t count_places() const;
+  StepTimes times() const;
   void ask();
   double bytes_of(HostTask task) const;  // of the host's memory, an element
   bool start_host();
@@ -164,7 +165,7 @@ class StepPlay {
   double forward_seconds_ = 0, backward_seconds_ = 0, phase_ = 0;
   bool first_gradient_ = false, asked_ = false, was_asked_ = false, choice_is_new_ = false;
   UpdateChoice choice_;
-  std::array<double, 6> asked_with_{};
+  StepTimes asked_with_;
 };
 
 }  // namespace so
