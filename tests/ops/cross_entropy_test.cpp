@@ -304,6 +304,9 @@ TEST(LinearCrossEntropy, WrongArgumentsAreRefused) {
   Problem p(cases[1], DType::f32, DType::f32, Accumulate::overwrite);
   Ops::LinearCrossEntropy a = p.args(true);
   a.dweight = {};
+  expect_linear_cross_entropy(a, DType::f32);  // of a frozen weight
+  a = p.args(true);
+  a.dhidden = {};
   EXPECT_THROW(expect_linear_cross_entropy(a, DType::f32), Bug);
   a = p.args(true);
   a.workspace = p.hidden.tensor();
