@@ -442,8 +442,11 @@ ShardReader::ShardReader(LoadingRing& ring, std::vector<Request> requests, int r
   }
   s.add_waiting_parts();
   s.arrivals.resize(ring.size());
-  const std::size_t wanted =
-      std::min(s.tasks.size(), static_cast<std::size_t>(std::clamp(readers, 1, LoadingRing::max_readers)));
+  const bool in_place = std::any_of(s.requests.begin(), s.requests.end(), [](const Request& request) {
+    return request.wide_to != nullptr || request.narrow_to != nullptr;
+  });
+  const int most = in_place ? LoadingRing::max_readers : LoadingRing::max_readers_through_ring;
+  const std::size_t wanted = std::min(s.tasks.size(), static_cast<std::size_t>(std::clamp(readers, 1, most)));
   s.threads.reserve(wanted);
   while (s.threads.size() < wanted) {
     try {
