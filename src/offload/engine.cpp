@@ -15,7 +15,7 @@ std::int64_t largest_parameter(const ParameterLayout& layout) {
 }
 
 bool on_host(const Bucket& bucket) { return bucket.owner() == Owner::host; }
-bool on_device(const Bucket& bucket) { return bucket.owner() == Owner::device; }
+bool device_owned(const Bucket& bucket) { return bucket.owner() == Owner::device; }
 
 std::vector<ResidencyKind> residencies_of(const ParameterLayout& layout, const EngineSettings& settings) {
   return residency_kinds(layout, settings.device_units, settings.device_weights, settings.streamed_units,
@@ -175,7 +175,7 @@ UnitGathers OffloadEngine::unit_gathers() {
 void OffloadEngine::require_sent(const Bucket& bucket, Stream& stream) {
   if (on_host(bucket))
     host_.require_weights(bucket, stream);
-  else if (on_device(bucket))
+  else if (device_owned(bucket))
     device_optimizer_.require(bucket, stream);
 }
 
@@ -234,7 +234,7 @@ GradientSink::Target OffloadEngine::gradient(int first, int count) {
     if (common(bucket.range(), range).size() <= 0) continue;
     if (on_host(bucket))
       host_.land(bucket);
-    else if (on_device(bucket))
+    else if (device_owned(bucket))
       device_optimizer_.land(bucket);
   }
   std::fill_n(written_.begin() + first, count, true);
