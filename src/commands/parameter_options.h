@@ -1,4 +1,4 @@
-// What options say of a model's parameters, as the model takes it.
+// Options of a model's parameters, in the form that the model takes.
 #pragma once
 
 #include <string>

@@ -53,7 +53,7 @@ Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t layer, std
   a.qkv = arena.acquire("qkv", t, {n, s.qkv_width()});
   complete_qk_norms(arena, n, a);
   if (!a.q_inv_rms) a.qk = a.qkv;  // rotated in place
-  // What a norm after attention or MLP reads stays, or the product before it would be run again.
+  // The input of a norm after attention or MLP stays, or the product before it would be run again.
   if (s.output_norms) {
     complete_output(arena, n, a.attention_out, a.attention_out_inv_rms);
     complete_output(arena, n, a.mlp_out, a.mlp_out_inv_rms);

@@ -1,4 +1,4 @@
-// What a run says of parameters by their names.
+// The rules of a run for parameters, by their names.
 #pragma once
 
 #include <span>

@@ -39,7 +39,7 @@ class RankExchange {
 
   // The stream of reductions. An error of the other ranks is this stream's, and reaches what waits for its events.
   Stream& reductions() { return *reduce_; }
-  // Of buckets that somebody owns. Enqueues there: the bucket's own slice of the gradient becomes the sum over ranks,
+  // For buckets that somebody owns. Enqueues there: the bucket's own slice of the gradient becomes the sum over ranks,
   // or it is added to what the slice has; the rest of the gradient is as it was. The stream has been made to wait for
   // the gradient. Only gradients in slices can be added, since the others add up where the model writes them.
   void reduce(const Bucket& bucket, Accumulate mode);

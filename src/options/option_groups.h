@@ -79,7 +79,7 @@ struct StepOptions : RowOptions, PlacementOptions, MemoryOptions {
   Toggle activation_checkpointing = Toggle::automatic;
 };
 
-// What is trained of the model.
+// Which part of the model is trained.
 struct ParameterOptions {
   std::optional<std::string> freeze;  // patterns of names, with commas between
 };

@@ -90,7 +90,7 @@ std::span<const TensorName> olmo_tensor_names();
 
 // Readers that several families share.
 
-// What the OLMo families have in common, beside their windows and rotations.
+// Reads all that the OLMo families have in common: not their windows and rotations.
 void read_olmo(const ConfigReader& config, DecoderSpec& spec);
 
 // Layers that see `window` keys, from layer_types (one a layer), or without that key, those that `otherwise` says.

@@ -14,7 +14,7 @@ namespace so {
 
 class UnitArray {
  public:
-  // What the array has elements for: all parameters, or those that need memory for gradients
+  // The array has elements for all parameters, or for those that need memory for gradients
   // (ParameterLayout::gradient_ranges()).
   enum class Of : std::uint8_t { all, gradients };
 

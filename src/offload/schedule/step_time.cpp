@@ -81,7 +81,7 @@ class Steps {
     return now + seconds * (1 - share);
   }
 
-  // Of a micro-batch that more follow. It waits until the step before needs its gradients no longer.
+  // Plays a micro-batch that others follow. It waits until the step before needs its gradients no longer.
   double first_backward(double now) {
     double share = 1;
     for (std::size_t i = count_; i-- > 0;) {

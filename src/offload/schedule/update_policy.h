@@ -53,7 +53,7 @@ struct UpdateFacts : StepTimes {
   std::int64_t micro_batches = 1;
   double clip_rate = 0;  // share of recent steps that were clipped or skipped
 
-  // Of the first micro-batch: its forward pass needs the new weights, and its backward pass the gradients' memory. All
+  // The first micro-batch's, which needs the new weights, as its backward pass needs the gradients' memory. All
   // micro-batches take the same time.
   double first_forward_seconds() const;
 };
