@@ -35,7 +35,7 @@ libbenchmark-dev:Google Benchmark, for bench/
 clang-format-14:the check of the sources' format
 shellcheck:the check of the scripts
 zsh:the check of its completion
-python3-venv:an environment for pyarrow, which is no Debian package
+python3-venv:environments for what is no Debian package
 mandoc:the check of the manual page
 "
 fi
@@ -78,14 +78,20 @@ install "$needed"
 if [ "${1:-}" = tests ] && grep -q '^ID=debian' /etc/os-release 2>/dev/null; then
   install "chromium-headless-shell:a browser without a window, the test of the report's page"
 fi
-# Without it, the tests of Parquet and Arrow files are skipped.
+# Without them, the tests that need them are skipped. Module, package, and what for.
 if [ "${1:-}" = tests ]; then
   environment=$(cd "$(dirname "$0")/.." && pwd)/.deps/python
-  if ! "$environment/bin/python3" -c 'import pyarrow' 2>/dev/null; then
-    echo "Installing pyarrow into $environment: the tests of Parquet and Arrow files"
-    { python3 -m venv "$environment" && "$environment/bin/python3" -m pip install -q --disable-pip-version-check pyarrow; } ||
-      echo "install_dependencies: continuing without pyarrow" >&2
-  fi
+  while IFS=: read -r module package reason; do
+    if ! "$environment/bin/python3" -c "import $module" 2>/dev/null; then
+      echo "Installing $package into $environment: $reason"
+      { python3 -m venv "$environment" &&
+        "$environment/bin/python3" -m pip install -q --disable-pip-version-check "$package"; } </dev/null ||
+        echo "install_dependencies: continuing without $package" >&2
+    fi
+  done <<EOF
+pyarrow:pyarrow:the tests of Parquet and Arrow files
+scikit_build_core:scikit-build-core>=0.10:the tests of the Python package
+EOF
 fi
 # The package of clang's runtimes bears the version that the distribution's clang has.
 if [ "${1:-}" = tests ] && version=$(clang -dumpversion 2>/dev/null); then

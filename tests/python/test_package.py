@@ -1,0 +1,60 @@
+"""The installed package: where it is, its version, and the command that it brings."""
+import importlib.metadata
+import os
+import pathlib
+import re
+import stat
+import subprocess
+import sys
+import unittest
+
+import superoffload
+from superoffload import program
+
+SOURCE = pathlib.Path(os.environ["SO_SOURCE_DIR"])
+COMMAND = pathlib.Path(sys.executable).parent / "superoffload"
+
+
+class Package(unittest.TestCase):
+    def test_is_the_wheels_and_not_the_sources(self):
+        self.assertTrue(pathlib.Path(superoffload.__file__).is_relative_to(sys.prefix))
+
+    def test_has_the_version_of_the_program(self):
+        text = (SOURCE / "CMakeLists.txt").read_text()
+        version = re.search(r"project\(superoffload VERSION ([0-9.]+)", text)[1]
+        self.assertEqual(importlib.metadata.version("superoffload"), version)
+        said = subprocess.run([COMMAND, "--version"], capture_output=True, text=True, check=True).stdout
+        self.assertIn(version, said)
+
+    def test_carries_the_license(self):
+        names = [file.name for file in importlib.metadata.files("superoffload")]
+        self.assertIn("LICENSE", names)
+
+    def test_the_program_may_be_run_by_everyone(self):
+        self.assertEqual(stat.S_IMODE(program.path().stat().st_mode) & 0o555, 0o555)
+
+    def test_exports_what_it_names(self):
+        for name in superoffload.__all__:
+            self.assertTrue(getattr(superoffload, name).__doc__, name)
+
+
+class Command(unittest.TestCase):
+    def test_passes_arguments_and_exit_code(self):
+        ended = subprocess.run([COMMAND, "train", "--lrate", "1"], capture_output=True, text=True)
+        self.assertEqual(ended.returncode, 2)
+        self.assertTrue(ended.stderr.startswith("superoffload: unknown option \"--lrate\""), ended.stderr)
+        self.assertEqual(ended.stdout, "")
+
+    def test_reads_standard_input_and_writes_standard_output(self):
+        ended = subprocess.run([COMMAND, "help", "plan"], capture_output=True, text=True, check=True)
+        self.assertIn("--hardware", ended.stdout)
+
+    def test_says_so_where_the_program_is_missing(self):
+        code = "from superoffload import program; program.path = lambda: '/no/such'; program.main()"
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        self.assertEqual(ended.returncode, 1)
+        self.assertEqual(ended.stderr, "superoffload: /no/such: No such file or directory; install the package again\n")
+
+
+if __name__ == "__main__":
+    unittest.main()
