@@ -23,6 +23,7 @@ so_room(plan/memory USES device ranks model offload offload/schedule offload/mem
 so_room(plan/placement USES model offload/schedule options plan/machine plan/simulate)
 so_room(plan USES data device io model offload offload/schedule offload/memory options checkpoint plan/machine plan/memory
   plan/placement)
+so_room(doctor USES device ranks io plan/machine LIBRARIES nlohmann_json::nlohmann_json dl)
 so_room(report USES io LIBRARIES nlohmann_json::nlohmann_json PkgConfig::microhttpd)
 so_room(train USES data device io ops optim ranks model offload offload/schedule options checkpoint plan plan/machine)
 so_room(commands OBJECTS USES data data/tokenizer device io ops optim ranks model offload offload/schedule offload/memory

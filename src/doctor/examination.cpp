@@ -1,0 +1,98 @@
+#include "doctor/examination.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <system_error>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "device/backend.h"
+#include "doctor/host_findings.h"
+#include "io/cache_directory.h"
+#include "ranks/mpi_ranks.h"
+
+namespace so {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::optional<fs::path> find_program(const char* name) {
+  const char* path = std::getenv("PATH");
+  for (std::string rest = path != nullptr ? path : ""; !rest.empty();) {
+    const std::size_t end = std::min(rest.find(':'), rest.size());
+    const fs::path program = fs::path(rest.substr(0, end)) / name;
+    if (program.is_absolute() && ::access(program.c_str(), X_OK) == 0) return program;
+    rest.erase(0, end + 1);
+  }
+  return std::nullopt;
+}
+
+// Of a folder that is not there yet, the nearest one above it that is: there it would be made.
+Folder look_at_folder(std::string check, std::string subject, fs::path path) {
+  Folder folder{std::move(check), std::move(subject), std::move(path)};
+  fs::path there = folder.path;
+  std::error_code error;
+  while (!fs::exists(there, error) && there.has_parent_path() && there != there.parent_path())
+    there = there.parent_path();
+  if (!fs::is_directory(there, error)) {
+    folder.reason = there.string() + " is not a directory";
+  } else if (::access(there.c_str(), W_OK | X_OK) != 0) {
+    folder.reason = there.string() + " cannot be written to";
+  }
+  try {
+    folder.free = free_space(there);
+  } catch (const Error&) {
+  }
+  return folder;
+}
+
+}  // namespace
+
+Findings examine(const MachineFiles& files, const GpuDriver& driver, const Software& software) {
+  Findings findings;
+  const Processors machine = read_processors(files);
+  const std::vector<PciGpu> gpus = pci_gpus(files);
+  find_cores(files, machine, findings);
+  find_cores_near_gpus(machine, gpus, findings);
+  find_cpu_quota(files, machine, findings);
+  find_governor(files, machine, findings);
+  find_memory_nodes(files, machine, findings);
+  find_memory(files, findings);
+  find_huge_pages(files, findings);
+  find_process_limits(files, findings);
+  find_driver(driver, gpus, software, findings);
+  find_pcie_links(driver, gpus, findings);
+  find_gpu_clocks(driver, findings);
+  find_gpu_topology(driver, findings);
+  find_libraries(software, std::max(gpus.size(), driver.gpus.size()), findings);
+  find_mpi(software, findings);
+  find_folders(software, findings);
+  return findings;
+}
+
+Software software_of_this_machine() {
+  Software software;
+  if (const CudaSupport support = cuda_backend().find(0); !support.usable) software.no_cuda = support.reason;
+  software.libraries = ask_libraries();
+  software.mpi = have_mpi();
+  software.mpi_launcher = find_program("mpirun");
+  try {
+    software.folders.push_back(look_at_folder("cache_folder", "cache folder", cache_directories({}, {}).front()));
+  } catch (const Error& error) {
+    software.folders.push_back({"cache_folder", "cache folder", "", std::nullopt, error.what()});
+  }
+  std::error_code error;
+  const fs::path temporary = fs::temp_directory_path(error);
+  if (error) {
+    const char* named = std::getenv("TMPDIR");
+    software.folders.push_back(
+        {"temporary_folder", "temporary folder", named != nullptr ? named : "/tmp", std::nullopt, error.message()});
+  } else {
+    software.folders.push_back(look_at_folder("temporary_folder", "temporary folder", temporary));
+  }
+  return software;
+}
+
+}  // namespace so

@@ -1,0 +1,94 @@
+#include "doctor/finding.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/terminal.h"
+
+namespace so {
+namespace {
+
+std::string_view name_of(Verdict verdict) {
+  const auto found = std::find_if(verdict_names.begin(), verdict_names.end(),
+                                  [&](const auto& entry) { return entry.first == verdict; });
+  return found->second;
+}
+
+// In the text the two verdicts that ask for something stand out without colour.
+std::string_view mark_of(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::ok:
+      return "ok";
+    case Verdict::costs:
+      return "COSTS";
+    case Verdict::wrong:
+      return "WRONG";
+    case Verdict::unknown:
+      return "?";
+  }
+  return {};
+}
+
+auto count_of(const Findings& findings, Verdict verdict) {
+  return std::count_if(findings.begin(), findings.end(), [&](const Finding& f) { return f.verdict == verdict; });
+}
+
+// Breaks text at spaces where a line would be longer than a terminal is wide; what follows stands below its beginning.
+std::string folded(std::string_view text, std::size_t indent) {
+  constexpr std::size_t width = 118;
+  std::string out;
+  std::size_t column = indent;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find(' ', begin), text.size());
+    const std::string_view word = text.substr(begin, end - begin);
+    if (begin > 0 && column + 1 + columns_of(word) > width) {
+      out += "\n" + std::string(indent, ' ');
+      column = indent;
+    } else if (begin > 0) {
+      out += ' ';
+      ++column;
+    }
+    out += word;
+    column += columns_of(word);
+    begin = end + 1;
+  }
+  return out;
+}
+
+}  // namespace
+
+bool any_wrong(const Findings& findings) { return count_of(findings, Verdict::wrong) > 0; }
+
+std::string findings_text(const Findings& findings) {
+  std::size_t widest = 0;
+  for (const Finding& f : findings) widest = std::max(widest, columns_of(f.subject));
+  std::string text;
+  for (const Finding& f : findings) {
+    const std::size_t indent = 7 + widest + 2;
+    text += fmt::format("{:<6} {:<{}}  {}\n", mark_of(f.verdict), f.subject, widest, folded(f.found, indent));
+    if (!f.cost.empty()) text += fmt::format("{:>{}}  {}\n", "cost:", widest + 7, folded(f.cost, indent));
+    // A command stays in one line, to be copied.
+    if (!f.mend.empty()) text += fmt::format("{:>{}}  {}\n", "mend:", widest + 7, f.mend);
+  }
+  text += fmt::format("\n{} ok, {} cost something, {} wrong, {} not known here (?)\n", count_of(findings, Verdict::ok),
+                      count_of(findings, Verdict::costs), count_of(findings, Verdict::wrong),
+                      count_of(findings, Verdict::unknown));
+  return printable_text(text);
+}
+
+std::string findings_json(const Findings& findings) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const Finding& f : findings)
+    list.push_back({{"check", f.check},
+                    {"subject", f.subject},
+                    {"found", f.found},
+                    {"verdict", name_of(f.verdict)},
+                    {"cost", f.cost},
+                    {"mend", f.mend}});
+  const nlohmann::ordered_json result{{"wrong", count_of(findings, Verdict::wrong)}, {"findings", list}};
+  return result.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace so

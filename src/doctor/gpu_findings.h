@@ -1,0 +1,43 @@
+// Findings about GPUs, their driver and what the program needs beside them.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "doctor/finding.h"
+#include "doctor/gpu_driver.h"
+#include "doctor/libraries.h"
+#include "doctor/pci_gpu.h"
+
+namespace so {
+
+// A folder that runs write to.
+struct Folder {
+  std::string check, subject;
+  std::filesystem::path path;
+  std::optional<std::uint64_t> free = {};  // bytes; nothing: not known
+  std::string reason = {};                 // why it cannot be written to; empty: it can
+};
+
+struct Software {
+  std::string no_cuda = {};  // why the program has no GPU to use; empty: it has
+  std::vector<Library> libraries = {};
+  bool mpi = false;                                        // this build has it
+  std::optional<std::filesystem::path> mpi_launcher = {};  // mpirun
+  std::vector<Folder> folders = {};
+};
+
+// The driver, and whether the program can use a GPU; without any GPU that is not wrong.
+void find_driver(const GpuDriver& driver, const std::vector<PciGpu>& gpus, const Software& software,
+                 Findings& findings);
+void find_pcie_links(const GpuDriver& driver, const std::vector<PciGpu>& gpus, Findings& findings);
+void find_gpu_clocks(const GpuDriver& driver, Findings& findings);
+void find_gpu_topology(const GpuDriver& driver, Findings& findings);
+
+void find_libraries(const Software& software, std::size_t gpus, Findings& findings);
+void find_mpi(const Software& software, Findings& findings);
+void find_folders(const Software& software, Findings& findings);
+
+}  // namespace so

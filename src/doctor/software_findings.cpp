@@ -1,0 +1,76 @@
+#include <fmt/format.h>
+
+#include "base/file.h"
+#include "base/units.h"
+#include "doctor/gpu_findings.h"
+
+namespace so {
+
+void find_libraries(const Software& software, std::size_t gpus, Findings& findings) {
+  for (const Library& library : software.libraries) {
+    Finding f{.check = library.check, .subject = library.name, .found = library.version};
+    if (library.version.empty()) {
+      const bool needed = library.check == "nccl" ? gpus > 1 : gpus > 0;
+      f.found = needed ? "not found: " + library.reason : "not found; nothing on this machine needs it";
+      if (needed) {
+        f.verdict = Verdict::costs;
+        f.cost =
+            library.check == "nccl" ? "no collectives between GPUs" : "no CUDA backend can be built or started here";
+        f.mend = library.check == "nccl"    ? "apt-get install libnccl2 (NVIDIA's package repository)"
+                 : library.check == "cudnn" ? "apt-get install libcudnn9-dev-cuda-13 (NVIDIA's package repository)"
+                                            : "apt-get install cuda-toolkit-13-0 (NVIDIA's package repository)";
+      }
+    }
+    findings.push_back(std::move(f));
+  }
+}
+
+void find_mpi(const Software& software, Findings& findings) {
+  Finding f{.check = "mpi", .subject = "MPI"};
+  if (!software.mpi) {
+    f.found = "this build has none";
+    f.verdict = Verdict::costs;
+    f.cost = "several ranks (--gpus N, mpirun, srun) cannot run";
+    f.mend = "apt-get install libopenmpi-dev openmpi-bin, then configure and build again";
+  } else if (!software.mpi_launcher) {
+    f.found = "this build has it, and mpirun is not in PATH";
+    f.verdict = Verdict::costs;
+    f.cost = "--gpus N cannot start its ranks";
+    f.mend = "apt-get install openmpi-bin";
+  } else {
+    f.found = printable_path(*software.mpi_launcher);
+  }
+  findings.push_back(std::move(f));
+}
+
+void find_folders(const Software& software, Findings& findings) {
+  constexpr std::uint64_t little = 1'000'000'000;
+  for (const Folder& folder : software.folders) {
+    Finding f{.check = folder.check, .subject = folder.subject};
+    f.found = printable_path(folder.path);
+    if (!folder.reason.empty()) {
+      f.found += ": " + folder.reason;
+      f.verdict = Verdict::wrong;
+      f.cost = folder.check == "temporary_folder"
+                   ? "programs that need temporary files fail"
+                   : "tokenised data is kept in a temporary folder, and made anew each time";
+      f.mend = folder.check == "temporary_folder" ? "export TMPDIR=DIR, a folder that can be written to"
+                                                  : "export XDG_CACHE_HOME=DIR, a folder that can be written to";
+    } else if (!folder.free) {
+      f.found += ": its file system does not say how much is free";
+      f.verdict = Verdict::unknown;
+    } else {
+      f.found += fmt::format(": {} free", format_bytes(*folder.free));
+      if (*folder.free < little) {
+        f.verdict = Verdict::costs;
+        f.cost = fmt::format("a token cache holds 8 bytes a token (docs/running.md): this is room for {} million",
+                             *folder.free / 8'000'000);
+        f.mend = folder.check == "temporary_folder" ? "export TMPDIR=DIR on a larger file system"
+                                                    : "superoffload cache --prune --older_than 30";
+      }
+    }
+    findings.push_back(std::move(f));
+  }
+}
+
+}  // namespace so
