@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "device/backend.h"
 #include "doctor/host_findings.h"
+#include "doctor/partition.h"
 #include "io/cache_directory.h"
 #include "ranks/mpi_ranks.h"
 
@@ -62,6 +63,7 @@ Findings examine(const MachineFiles& files, const GpuDriver& driver, const Softw
   find_memory(files, findings);
   find_huge_pages(files, findings);
   find_process_limits(files, findings);
+  find_partition(files, findings);
   find_driver(driver, gpus, software, findings);
   find_pcie_links(driver, gpus, findings);
   find_gpu_clocks(driver, findings);

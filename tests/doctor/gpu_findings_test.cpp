@@ -170,8 +170,9 @@ TEST_F(GpuFindings, MpiAndFolders) {
 // The machine that the test runs on: whatever it is, nothing is missing in what is said of it.
 TEST(ThisMachine, IsLookedAt) {
   const Findings findings = examine(MachineFiles(), ask_gpu_driver(), software_of_this_machine());
-  for (const char* check : {"cores", "cpu_quota", "governor", "memory_nodes", "memory", "huge_pages", "locked_memory",
-                            "gpu", "cublaslt", "cudnn", "nccl", "mpi", "cache_folder", "temporary_folder"})
+  for (const char* check :
+       {"cores", "cpu_quota", "governor", "memory_nodes", "memory", "huge_pages", "locked_memory", "memory_partitions",
+        "gpu", "cublaslt", "cudnn", "nccl", "mpi", "cache_folder", "temporary_folder"})
     EXPECT_FALSE(finding(findings, check).found.empty()) << check;
 }
 

@@ -61,7 +61,7 @@ class HostFindings : public testing::Test {
 
 TEST_F(HostFindings, AMachineInOrder) {
   for (const Finding& f : look()) {
-    const bool unknown = f.check == "gpu";
+    const bool unknown = f.check == "gpu" || f.check == "memory_partitions";
     EXPECT_EQ(f.verdict, unknown ? Verdict::unknown : Verdict::ok) << f.check << ": " << f.found;
     EXPECT_EQ(f.mend, "") << f.check;
   }
@@ -165,6 +165,20 @@ TEST_F(HostFindings, PagesAndLimits) {
   limits("8388608", "137438953472");
   expect("locked_memory", Verdict::unknown, "8.4 MB", "a sandbox or a virtual machine may", "ulimit -l unlimited");
   expect("address_space", Verdict::costs, "137.4 GB", "CUDA reserves", "ulimit -v unlimited");
+}
+
+TEST_F(HostFindings, PartitionsOfMemory) {
+  expect("memory_partitions", Verdict::unknown, "no resctrl", "", "");
+  tree_.file("/proc/filesystems", "nodev\tsysfs\nnodev\tresctrl\n");
+  expect("memory_partitions", Verdict::unknown, "not mounted", "not been measured",
+         "mount -t resctrl resctrl /sys/fs/resctrl");
+  tree_.file("/proc/self/mounts", "resctrl /sys/fs/resctrl resctrl rw,relatime 0 0\n");
+  tree_.file("/sys/fs/resctrl/schemata", "    L3:0=fff\n");
+  tree_.file("/sys/fs/resctrl/info/L3/cbm_mask", "fff\n");
+  expect("memory_partitions", Verdict::unknown, "not set up (L3 of 12 ways)", "", "superoffload doctor --partition");
+  for (const char* group : {"superoffload_feed", "superoffload_adamw"})
+    tree_.file(fmt::format("/sys/fs/resctrl/{}/schemata", group), "L3:0=fff\n");
+  expect("memory_partitions", Verdict::ok, "set up (L3 of 12 ways)", "", "");
 }
 
 // Whatever stands in the files, each subject gets its line.
