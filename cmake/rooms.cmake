@@ -27,5 +27,5 @@ so_room(doctor USES device ranks io plan/machine LIBRARIES nlohmann_json::nlohma
 so_room(report USES io LIBRARIES nlohmann_json::nlohmann_json PkgConfig::microhttpd)
 so_room(train USES data device io ops optim ranks model offload offload/schedule options checkpoint plan plan/machine)
 so_room(commands OBJECTS USES data data/tokenizer device io ops optim ranks model offload offload/schedule offload/memory
-  options checkpoint plan plan/machine plan/simulate plan/memory train report
+  options checkpoint plan plan/machine plan/simulate plan/memory train report doctor
   LIBRARIES CLI11::CLI11 nlohmann_json::nlohmann_json)

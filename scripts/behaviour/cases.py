@@ -256,7 +256,7 @@ BENCHED = {
     "micro-batches, recomputed": "--gradient_accumulation_steps 3 --activation_checkpointing",
     "rarely clipped": "--max_grad_norm 1e6",
 }
-COMMANDS = ["train", "init", "eval", "generate", "report", "tokenize", "plan", "profile", "verify", "cache",
+COMMANDS = ["train", "init", "eval", "generate", "report", "tokenize", "plan", "profile", "doctor", "verify", "cache",
             "bench step", "bench ops", "bench load"]
 
 # Command lines that are refused, and what is said of them. {train} is a training that would run.

@@ -139,7 +139,7 @@ int run(const BenchLoadOptions& options, const OptionOrigins&) {
 const RegisteredCommand bench_load_command([] {
   return make_command<BenchLoadOptions>(
       {.name = "bench load",
-       .position = 14,
+       .position = 15,
        .summary = "time the loading of a model beside a plain read and copy",
        .details =
            R"(Loads the model's weights to the device as generate and eval do, and prints the time beside that of

@@ -149,7 +149,7 @@ int run(const BenchOpsOptions& options, const OptionOrigins&) {
 const RegisteredCommand bench_ops_command([] {
   return make_command<BenchOpsOptions>(
       {.name = "bench ops",
-       .position = 13,
+       .position = 14,
        .summary = "time each operation of a model's layer against its floor",
        .details =
            R"(Runs each operation at the sizes of the model and prints its time, its floor, and the share of that

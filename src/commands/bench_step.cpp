@@ -274,7 +274,7 @@ int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins
 const RegisteredCommand bench_step_command([] {
   return make_rank_command<BenchStepOptions>(
       {.name = "bench step",
-       .position = 12,
+       .position = 13,
        .summary = "time training steps of a model with random weights",
        .details =
            R"(Makes random weights and tokens on the device, runs training steps, and prints the step time, tokens/s,

@@ -136,7 +136,7 @@ int run(const CacheOptions& options, const OptionOrigins&) {
 const RegisteredCommand cache_command([] {
   return make_command<CacheOptions>(
       {.name = "cache",
-       .position = 11,
+       .position = 12,
        .summary = "list or remove caches of tokenised data",
        .details =
            R"(Lists the token caches that train and eval have made: size, time since they were last used, file, and

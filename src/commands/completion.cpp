@@ -41,7 +41,7 @@ int run(const CompletionOptions& options, const OptionOrigins&) {
 const RegisteredCommand completion_command([] {
   return make_command<CompletionOptions>(
       {.name = "completion",
-       .position = 15,
+       .position = 16,
        .summary = "print the completion of bash or zsh, or the manual page",
        .details =
            R"sh(Prints a script by which bash or zsh completes commands, options and their values, or the manual page.

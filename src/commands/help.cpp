@@ -9,7 +9,8 @@ namespace {
 constexpr std::string_view exit_codes =
     "Exit codes:\n"
     "  0    done\n"
-    "  1    the system failed (out of memory, disk full, output that cannot be written); verify found damage\n"
+    "  1    the system failed (out of memory, disk full, output that cannot be written); verify found damage, or\n"
+    "       doctor something wrong\n"
     "  2    something you can mend: an option, a file, a setting; the message is one line and says what\n"
     "  70   an error of the program itself; please report the message\n"
     "  130  stopped by Ctrl-C or a signal; train saves a checkpoint first (docs/running.md)\n";

@@ -121,7 +121,7 @@ int run(const VerifyOptions& options, const OptionOrigins&) {
 const RegisteredCommand verify_command([] {
   return make_command<VerifyOptions>(
       {.name = "verify",
-       .position = 10,
+       .position = 11,
        .summary = "check a model or checkpoints against their checksums",
        .details =
            R"(Reads every file of a model directory, of a checkpoint, or of an output directory with all its

@@ -50,6 +50,8 @@ TEST(OptionLists, ArePinned) {
       "grad_accum_dtype optimizer_state_dtype mode offload_optimizer offload_ratio streamed_layers gathered_layers cast_side update_over_link bucket_size "
       "device_memory host_memory freeze dtype hardware gpus gpus_per_host explain trace json verbose quiet");
   EXPECT_EQ(names(*find_command("profile")->rows), "output overwrite cpu_threads verbose quiet");
+  EXPECT_EQ(names(*find_command("doctor")->rows),
+            "partition apply undo gpus feeding_cores adamw_bandwidth json verbose quiet");
   EXPECT_EQ(names(*find_command("verify")->rows), "dir json verbose quiet");
   EXPECT_EQ(names(*find_command("report")->rows), "runs output watch port verbose quiet");
   EXPECT_EQ(names(*find_command("cache")->rows), "cache_dir prune all older_than max_size json verbose quiet");

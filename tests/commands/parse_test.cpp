@@ -59,7 +59,8 @@ TEST(Parse, EveryOptionArrives) {
       SCOPED_TRACE(std::string(command.name) + " --" + spec.name);
       std::string value = "text";
       if (spec.kind == OptionKind::boolean) value = std::get<bool>(spec.default_value) ? "false" : "true";
-      if (spec.kind == OptionKind::integer) value = to_string(OptionValue(std::int64_t{8192}));
+      if (spec.kind == OptionKind::integer)
+        value = to_string(OptionValue(static_cast<std::int64_t>(std::min(8192.0, spec.upper))));
       if (spec.kind == OptionKind::real) value = "0.75";
       if (spec.kind == OptionKind::choice) value = spec.choices.back();
       ASSERT_NE(value, to_string(spec.default_value));
@@ -81,6 +82,8 @@ TEST(Parse, EveryOptionArrives) {
       if (command.name == "cache")
         for (const char* rule : {"all", "older_than", "max_size"}) need(rule, "--prune", "true");
       if (command.name == "cache") need("prune", "--all", "true");
+      const std::set<std::string> of_partitions = {"apply", "undo", "gpus", "feeding_cores", "adamw_bandwidth"};
+      if (command.name == "doctor" && of_partitions.contains(spec.name)) base.push_back("--partition");
       need("eval_steps", "--eval_data", "e");
       need("eval_strategy", "--eval_data", "e");
       for (const char* of_best :
@@ -178,10 +181,10 @@ TEST(Parse, UnknownOptionsNameTheNearest) {
   EXPECT_EQ(error_of({"bench_step"}).substr(0, 28), "unknown command \"bench_step\"");
   EXPECT_EQ(error_of({}),
             "a command is missing: give one of train, init, eval, generate, chat, report, tokenize, plan, "
-            "profile, verify, cache, bench step, bench ops, bench load, completion (superoffload --help)");
+            "profile, doctor, verify, cache, bench step, bench ops, bench load, completion (superoffload --help)");
   EXPECT_EQ(error_of({"--model", "m"}),
             "unknown option \"--model\"; the commands are train, init, eval, generate, chat, report, "
-            "tokenize, plan, profile, verify, cache, bench step, bench ops, bench load, completion");
+            "tokenize, plan, profile, doctor, verify, cache, bench step, bench ops, bench load, completion");
 }
 
 TEST(Parse, MissingAndRepeatedValues) {
