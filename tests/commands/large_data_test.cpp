@@ -55,9 +55,9 @@ TEST(LargeData, TakesNoMoreMemoryThanSmall) {
   config["vocab_size"] = 1002;
   write_file(model / "config.json", config.dump());
 
-  // The block of records that is worked on is 16 MB, so both files have several.
+  // The block of records that is worked on is 4,096 of them, 8 MB, so both files have several.
   std::size_t peak[2];
-  const std::size_t megabytes[2] = {33, 99};
+  const std::size_t megabytes[2] = {20, 140};
   for (int i = 0; i < 2; ++i) {
     const fs::path data = temporary / fmt::format("{}.jsonl", i);
     write_chats(data, megabytes[i] * 1000 * 1000);
@@ -68,9 +68,9 @@ TEST(LargeData, TakesNoMoreMemoryThanSmall) {
     ASSERT_EQ(o.exit_code, 0) << o.err;
     peak[i] = largest_child();
   }
-  // Had the file or its token cache stayed mapped in memory, it would be 66 MB more, or 30. What does grow is 16 bytes
-  // a record, 0.5 MB.
-  EXPECT_LT(peak[1], peak[0] + (15 << 20)) << peak[0] << " bytes of the smaller file";
+  // Had the file or its token cache stayed mapped in memory, it would be 120 MB more, or 54. The same run's peak
+  // differs by up to 30 MB: the kernel maps as much of the program's libraries as its page cache happens to hold.
+  EXPECT_LT(peak[1], peak[0] + (45 << 20)) << peak[0] << " bytes of the smaller file";
 }
 
 }  // namespace
