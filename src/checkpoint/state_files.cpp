@@ -31,7 +31,7 @@ StateFiles::StateFiles(OffloadEngine& engine, const ModelFiles& source, const st
 }
 
 void StateFiles::write(Array& array, const Bucket& bucket) {
-  if (bucket.owner() == Owner::nobody) return;
+  if (bucket.frozen()) return;
   const ParameterLayout& layout = engine_.layout();
   engine_.read_state(array.array, bucket.range(), [&](std::int64_t begin, std::span<const float> values) {
     const Range piece{begin, begin + static_cast<std::int64_t>(values.size())};

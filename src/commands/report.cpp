@@ -7,12 +7,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/comma_list.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "commands/command.h"
-#include "data/data_files.h"
 #include "io/metrics_reader.h"
 #include "io/output_file.h"
 #include "io/run_lock.h"

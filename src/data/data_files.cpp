@@ -7,6 +7,7 @@
 #include <string>
 #include <system_error>
 
+#include "base/comma_list.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/file_system.h"
@@ -37,16 +38,6 @@ DataPart files_of(const std::string& part, std::string_view option, DataUse use)
 }
 
 }  // namespace
-
-std::vector<std::string_view> between_commas(std::string_view text) {
-  std::vector<std::string_view> parts;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
 
 std::vector<DataPart> data_files(std::string_view text, std::string_view option, DataUse use) {
   std::vector<std::string> names;

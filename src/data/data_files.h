@@ -19,9 +19,6 @@ using DataPart = std::vector<std::filesystem::path>;
 // opens it.
 std::vector<DataPart> data_files(std::string_view text, std::string_view option, DataUse use);
 
-// Returns what stands between the commas of a list; an empty text is a list of one empty part.
-std::vector<std::string_view> between_commas(std::string_view text);
-
 // The files of all parts.
 DataPart all_files(const std::vector<DataPart>& parts);
 

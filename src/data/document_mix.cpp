@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/comma_list.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"

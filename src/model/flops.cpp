@@ -35,34 +35,32 @@ std::vector<UnitBackward> unit_backward(const DecoderSpec& spec, const Parameter
   const ParameterIndex index = make_parameter_index(spec, layout);
   const int first_trained = layout.first_trained_unit();
   std::vector<UnitBackward> units(static_cast<std::size_t>(layout.units()));
-  const auto set = [&](int unit, std::initializer_list<Joined> matrices) {
+  struct Matrix {
+    Joined joined;
+    double used = 1;  // the share of it that a token meets
+  };
+  const auto set = [&](int unit, std::initializer_list<Matrix> matrices) {
     UnitBackward& backward = units[static_cast<std::size_t>(unit)];
     backward.runs = unit >= first_trained;
     double all = 0, computed = 0;
-    for (const Joined& matrix : matrices) {
+    for (const auto& [joined, used] : matrices) {
       double elements = 0;
-      bool trained = false;
-      for (int p = matrix.first; p < matrix.first + matrix.count; ++p) {
-        elements += static_cast<double>(layout.parameter(p).size());
-        trained = trained || layout.parameter(p).trained;
-      }
-      const ExpertSpec& x = spec.experts;
-      const std::int64_t layer = unit - layer_unit(0);
-      const bool experts = unit < head_unit(spec) && spec.layer(layer).experts &&
-                           (matrix.first == index.layers[static_cast<std::size_t>(layer)].gate_up.first ||
-                            matrix.first == index.layers[static_cast<std::size_t>(layer)].down.first);
-      if (experts) elements *= static_cast<double>(x.per_token) / static_cast<double>(x.count);
+      for (int p = joined.first; p < joined.first + joined.count; ++p)
+        elements += used * static_cast<double>(layout.parameter(p).size());
       all += elements;
-      computed += trained ? elements : 0;  // the gradient of joined matrices is one product
+      if (layout.trains_any(joined.first, joined.count)) computed += elements;  // one product for all that is joined
     }
     if (all > 0) backward.weights = computed / all;
   };
   units[0].runs = first_trained == 0;
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
     const ParameterIndex::Layer& l = index.layers[static_cast<std::size_t>(layer)];
-    set(layer_unit(layer), {l.qkv, l.o, l.router, l.gate_up, l.down});
+    const double chosen = spec.layer(layer).experts
+                              ? static_cast<double>(spec.experts.per_token) / static_cast<double>(spec.experts.count)
+                              : 1;
+    set(layer_unit(layer), {{l.qkv}, {l.o}, {l.router}, {l.gate_up, chosen}, {l.down, chosen}});
   }
-  set(head_unit(spec), {{index.lm_head, 1}});
+  set(head_unit(spec), {{{index.lm_head, 1}}});
   return units;
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/comma_list.h"
 #include "base/error.h"
 
 namespace so {
@@ -48,17 +49,13 @@ void require_apart(const std::vector<Parameter>& parameters) {
 
 std::vector<std::string> parse_patterns(const std::string& text, const std::string& option) {
   std::vector<std::string> patterns;
-  std::string_view rest = text;
-  for (;;) {
-    const std::size_t comma = rest.find(',');
-    std::string_view one = rest.substr(0, comma);
+  for (std::string_view one : between_commas(text)) {
     while (one.starts_with(' ')) one.remove_prefix(1);
     while (one.ends_with(' ')) one.remove_suffix(1);
     if (one.empty()) fail("{} {}: a pattern is empty; patterns have commas between them", option, text);
     patterns.emplace_back(one);
-    if (comma == std::string_view::npos) return patterns;
-    rest.remove_prefix(comma + 1);
   }
+  return patterns;
 }
 
 void apply(const ParameterRules& rules, std::span<const ParameterAlias> aliases, std::vector<Parameter>& parameters) {

@@ -10,8 +10,6 @@ namespace {
 // Pieces in which state is read and written: 32 MiB, where copies run at full speed.
 constexpr std::int64_t transfer_elements = std::int64_t{8} << 20;
 
-bool on_device(const Bucket& bucket) { return bucket.owner() == Owner::device; }
-
 // This rank's slices of a run of buckets, which are adjacent.
 Range own_of(std::span<const Bucket> run) { return {run.front().own().begin, run.back().own().end}; }
 
@@ -30,8 +28,8 @@ DeviceOptimizer::DeviceOptimizer(Device& device, EngineOps& ops, const Parameter
       adamw_(make_device_adamw(device)) {
   std::int64_t largest = 0;
   for (const Bucket& bucket : buckets) {
-    current_.push_back(on_device(bucket) ? device.create_event() : nullptr);
-    if (on_device(bucket)) largest = std::max(largest, bucket.own().size());
+    current_.push_back(bucket.on_device() ? device.create_event() : nullptr);
+    if (bucket.on_device()) largest = std::max(largest, bucket.own().size());
   }
   if (largest > 0) transfer_ = std::make_unique<StateTransfer>(device, std::min(largest, transfer_elements));
 }
@@ -43,7 +41,7 @@ void DeviceOptimizer::land(Bucket& bucket) {
 
 void DeviceOptimizer::landed() {
   for (Bucket& bucket : buckets_)
-    if (on_device(bucket)) bucket.defer();
+    if (bucket.on_device()) bucket.defer();
 }
 
 void DeviceOptimizer::decide(bool stands, const AdamWStep& step, Stream& compute) {
@@ -52,7 +50,7 @@ void DeviceOptimizer::decide(bool stands, const AdamWStep& step, Stream& compute
     return;
   }
   for (Bucket& bucket : buckets_) {
-    if (!on_device(bucket)) continue;
+    if (!bucket.on_device()) continue;
     bucket.discard();
     bucket.settle();
     ++counters_.discarded;
@@ -84,7 +82,7 @@ void DeviceOptimizer::cast_run(std::span<const Bucket> run, Stream& stream) {
 template <class Body>
 void DeviceOptimizer::for_each_run(std::span<Bucket> buckets, const Body& body) const {
   while (!buckets.empty()) {
-    const bool ours = on_device(buckets.front());
+    const bool ours = buckets.front().on_device();
     const std::span<Bucket> run = ours ? adjacent(buckets) : buckets.first(1);
     if (ours) body(run);
     buckets = buckets.subspan(run.size());
@@ -106,7 +104,7 @@ std::span<Bucket> DeviceOptimizer::adjacent(std::span<Bucket> buckets) const {
                                          sizeof(float), moment, moment};
   const std::array<const void*, 5> begins = arrays(buckets.front());
   const auto follows = [&](const Bucket& next) {
-    if (!on_device(next) || next.own().end - first.begin > most_elements) return false;
+    if (!next.on_device() || next.own().end - first.begin > most_elements) return false;
     const std::array<const void*, 5> there = arrays(next);
     for (std::size_t i = 0; i < begins.size(); ++i)
       if (static_cast<const std::byte*>(there[i]) !=

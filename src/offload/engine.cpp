@@ -1,6 +1,7 @@
 #include "offload/engine.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "base/error.h"
 #include "offload/schedule/gathered_units.h"
@@ -13,9 +14,6 @@ std::int64_t largest_parameter(const ParameterLayout& layout) {
   for (const Parameter& parameter : layout.parameters()) elements = std::max(elements, parameter.size());
   return elements;
 }
-
-bool on_host(const Bucket& bucket) { return bucket.owner() == Owner::host; }
-bool device_owned(const Bucket& bucket) { return bucket.owner() == Owner::device; }
 
 std::vector<ResidencyKind> residencies_of(const ParameterLayout& layout, const EngineSettings& settings) {
   return residency_kinds(layout, settings.device_units, settings.device_weights, settings.streamed_units,
@@ -69,7 +67,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
                     [this](int unit) {
                       const std::span<Bucket> buckets = buckets_of(unit);
                       return std::all_of(buckets.begin(), buckets.end(), [&](const Bucket& bucket) {
-                        return !on_host(bucket) || host_.weights_final(bucket);
+                        return !bucket.on_host() || host_.weights_final(bucket);
                       });
                     },
                 .cast_masters = [this](int unit,
@@ -138,13 +136,13 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
   bool here = weights.here(unit), sent = true;
   for (const Bucket& bucket : buckets) {
     here = here && whole(bucket);
-    if (!on_host(bucket)) continue;
+    if (!bucket.on_host()) continue;
     here = here && host_.weights_here(bucket);
     sent = sent && host_.weights_sent(bucket);
   }
   if (!here) waits_.begin(stream, sent ? weights.reason() : WaitReason::host);
   for (const Bucket& bucket : buckets)  // also if all are here: a copy that failed must stop this stream too
-    if (on_host(bucket)) host_.require_weights(bucket, stream);
+    if (bucket.on_host()) host_.require_weights(bucket, stream);
   gather(buckets, stream);
   weights.require(unit, stream);
   if (!here) waits_.end(stream);
@@ -157,7 +155,7 @@ UnitGathers OffloadEngine::unit_gathers() {
               [this](int unit) {
                 const std::span<Bucket> buckets = buckets_of(unit);
                 return std::all_of(buckets.begin(), buckets.end(),
-                                   [&](const Bucket& b) { return !on_host(b) || host_.weights_final(b); });
+                                   [&](const Bucket& b) { return !b.on_host() || host_.weights_final(b); });
               },
           .require_sent =
               [this](int unit) {
@@ -173,9 +171,9 @@ UnitGathers OffloadEngine::unit_gathers() {
 }
 
 void OffloadEngine::require_sent(const Bucket& bucket, Stream& stream) {
-  if (on_host(bucket))
+  if (bucket.on_host())
     host_.require_weights(bucket, stream);
-  else if (device_owned(bucket))
+  else if (bucket.on_device())
     device_optimizer_.require(bucket, stream);
 }
 
@@ -194,7 +192,7 @@ void OffloadEngine::gather(std::span<Bucket> buckets, Stream& stream) {
 
 void OffloadEngine::require_updates(Stream& stream) {
   for (const Bucket& bucket : buckets_)
-    if (on_host(bucket)) host_.require_weights(bucket, stream);
+    if (bucket.on_host()) host_.require_weights(bucket, stream);
   gather(buckets_, stream);
 }
 
@@ -206,10 +204,10 @@ void OffloadEngine::release_weights(int unit, Stream& stream) {
 void OffloadEngine::require_gradients(int unit, Stream& stream) {
   const std::span<Bucket> buckets = buckets_of(unit);
   const bool free = std::all_of(buckets.begin(), buckets.end(),
-                                [&](const Bucket& b) { return !on_host(b) || host_.gradient_free(b); });
+                                [&](const Bucket& b) { return !b.on_host() || host_.gradient_free(b); });
   if (!free) waits_.begin(stream, WaitReason::gradient);
   for (const Bucket& bucket : buckets)
-    if (on_host(bucket)) host_.require_gradient(bucket, stream);
+    if (bucket.on_host()) host_.require_gradient(bucket, stream);
   if (!free) waits_.end(stream);
   if (gradients_.places().slot(unit) < 0) return;
   GradientSlot& slot = slot_of(unit);
@@ -217,14 +215,13 @@ void OffloadEngine::require_gradients(int unit, Stream& stream) {
     stream.wait(*slot.reduced);
   else if (slot.held >= 0)
     for (const Bucket& bucket : buckets_of(slot.held))
-      if (on_host(bucket)) host_.require_fetched(bucket, stream);
+      if (bucket.on_host()) host_.require_fetched(bucket, stream);
   slot.held = unit;
 }
 
 GradientSink::Target OffloadEngine::gradient(int first, int count) {
   const int unit = layout_.parameter(first).unit;
-  const auto asked = layout_.parameters().subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
-  if (std::none_of(asked.begin(), asked.end(), [](const Parameter& p) { return p.trained; })) return {};
+  if (!layout_.trains_any(first, count)) return {};
   SO_CHECK(gradients_.places().slot(unit) < 0 || gradients_.sliced(unit) || !written_[static_cast<std::size_t>(first)],
            "a second gradient of '{}', whose first was moved away", layout_.parameter(first).name);
   Target target{gradients_.places().view(first, count),
@@ -232,9 +229,9 @@ GradientSink::Target OffloadEngine::gradient(int first, int count) {
   const Range range{layout_.range(first).begin, layout_.range(first + count - 1).end};
   for (Bucket& bucket : buckets_of(unit)) {
     if (common(bucket.range(), range).size() <= 0) continue;
-    if (on_host(bucket))
+    if (bucket.on_host())
       host_.land(bucket);
-    else if (device_owned(bucket))
+    else if (bucket.on_device())
       device_optimizer_.land(bucket);
   }
   std::fill_n(written_.begin() + first, count, true);
@@ -272,11 +269,12 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
   stream.record(landed);
   const std::span<Bucket> buckets = buckets_of(unit);
   if (exchange_) reduce(unit, landed);
-  if (std::any_of(buckets.begin(), buckets.end(), on_host)) weights_.of(unit).drop(unit);  // before the host may write
+  if (std::any_of(buckets.begin(), buckets.end(), std::mem_fn(&Bucket::on_host)))
+    weights_.of(unit).drop(unit);  // before the host may write
   // Units come last first, so a bucket is complete with the unit in which it begins; the highest bucket first, as the
   // forward pass needs it last.
   for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket)
-    if (on_host(*bucket) && bucket->range().begin >= layout_.unit_range(unit).begin) host_.landed(*bucket, landed);
+    if (bucket->on_host() && bucket->range().begin >= layout_.unit_range(unit).begin) host_.landed(*bucket, landed);
 }
 
 // The event moves: it is reached when the sums of all ranks are there.
@@ -284,7 +282,7 @@ void OffloadEngine::reduce(int unit, Event& landed) {
   exchange_->reductions().wait(landed);
   const std::span<Bucket> buckets = buckets_of(unit);
   for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket) {
-    if (bucket->range().begin < layout_.unit_range(unit).begin || bucket->owner() == Owner::nobody) continue;
+    if (bucket->range().begin < layout_.unit_range(unit).begin || bucket->frozen()) continue;
     if (!gradients_.sliced(unit)) exchange_->reduce(*bucket, Accumulate::overwrite);
     exchange_->take_statistics(*bucket);
   }
@@ -298,8 +296,7 @@ void OffloadEngine::reduce_slices(int unit, Stream& stream) {
   exchange_->reductions().wait(*slot.written);
   const std::span<Bucket> buckets = buckets_of(unit);
   for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket)
-    if (bucket->owner() != Owner::nobody)
-      exchange_->reduce(*bucket, reduced_[u] ? Accumulate::add : Accumulate::overwrite);
+    if (!bucket->frozen()) exchange_->reduce(*bucket, reduced_[u] ? Accumulate::add : Accumulate::overwrite);
   exchange_->reductions().record(*slot.reduced);
   reduced_[u] = !last_micro_batch_;
   if (last_micro_batch_) return;

@@ -7,9 +7,6 @@
 namespace so {
 namespace {
 
-bool host_owned(const Bucket& bucket) { return bucket.owner() == Owner::host; }
-bool frozen(const Bucket& bucket) { return bucket.owner() == Owner::nobody; }
-
 // body(part) for the parts of `range` that lie in one unit each.
 template <class Body>
 void for_each_unit_part(const ParameterLayout& layout, Range range, const Body& body) {
@@ -44,7 +41,7 @@ void OffloadEngine::read_state(StateArray array, Range range, const ReadBody& bo
   for (const Bucket& bucket : buckets_) {
     const Range part = common(bucket.own(), range);
     if (part.size() <= 0) continue;
-    if (frozen(bucket)) {
+    if (bucket.frozen()) {
       if (array != StateArray::master) continue;
       for_each_unit_part(layout_, part, [&](Range in_unit) {
         frozen_.read(in_unit,
@@ -53,7 +50,7 @@ void OffloadEngine::read_state(StateArray array, Range range, const ReadBody& bo
       continue;
     }
     const auto give = [&](std::int64_t offset, std::span<const float> values) { body(part.begin + offset, values); };
-    if (host_owned(bucket))
+    if (bucket.on_host())
       host_.read_state(array, bucket, part, give);
     else
       device_optimizer_.read_state(array, bucket, part, give);
@@ -64,7 +61,7 @@ void OffloadEngine::write_state(StateArray array, Range range, const WriteBody& 
   for (const Bucket& bucket : buckets_) {
     const Range part = common(bucket.own(), range);
     if (part.size() <= 0) continue;
-    if (frozen(bucket)) {
+    if (bucket.frozen()) {
       if (array != StateArray::master) continue;
       for_each_unit_part(layout_, part, [&](Range in_unit) {
         frozen_.write(in_unit,
@@ -73,7 +70,7 @@ void OffloadEngine::write_state(StateArray array, Range range, const WriteBody& 
       continue;
     }
     const auto take = [&](std::int64_t offset, std::span<float> values) { fill(part.begin + offset, values); };
-    if (host_owned(bucket))
+    if (bucket.on_host())
       host_.write_state(array, bucket, part, take);
     else
       device_optimizer_.write_state(array, bucket, part, take);
@@ -96,12 +93,12 @@ WeightForms OffloadEngine::moment_forms() const {
 std::vector<OffloadEngine::StatePlace> OffloadEngine::state_places(StateArray array) {
   std::vector<StatePlace> places;
   for (const Bucket& bucket : buckets_) {
-    if (bucket.own().size() <= 0 || frozen(bucket)) continue;
+    if (bucket.own().size() <= 0 || bucket.frozen()) continue;
     StatePlace& place = places.emplace_back();
     place.range = bucket.own();
     // fp32 weights go to the device from the same piece as the masters, and copies to it want pinned memory.
     const bool sent_too = array == StateArray::master && settings_.formats.weights == DType::f32;
-    if (!host_owned(bucket) || sent_too) continue;
+    if (!bucket.on_host() || sent_too) continue;
     const Tensor state = host_.writable_state(array, bucket);
     if (state.dtype() == DType::f32)
       place.wide = state.as<float>();
@@ -115,8 +112,8 @@ void OffloadEngine::place_moments(Stream& stream, StateArray array, const Weight
   const Range range{piece.begin, piece.begin + piece.size()};
   for (const Bucket& bucket : buckets_) {
     const Range part = common(bucket.own(), range);
-    if (part.size() <= 0 || frozen(bucket)) continue;
-    if (host_owned(bucket))
+    if (part.size() <= 0 || bucket.frozen()) continue;
+    if (bucket.on_host())
       host_.place(array, bucket, part, piece);
     else
       device_optimizer_.place_moments(stream, array, bucket, part, piece);
@@ -129,15 +126,15 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
   for (const Bucket& bucket : buckets_) {
     const Range part = common(bucket.range(), range);
     if (part.size() <= 0) continue;
-    SO_CHECK(sent || bucket.owner() == Owner::device, "weights at {} came in fp32 only", part.begin);
+    SO_CHECK(sent || bucket.on_device(), "weights at {} came in fp32 only", part.begin);
     require_sent(bucket, stream);
     const auto from = static_cast<std::size_t>(part.begin - range.begin);
     const void* weights = nullptr;
     if (sent) weights = wide ? static_cast<const void*>(piece.wide.data() + from) : piece.narrow.data() + from;
     weights_.at(part.begin).place(stream, part, weights);
     const Range own = common(bucket.own(), part);
-    if (own.size() <= 0 || frozen(bucket)) continue;
-    if (host_owned(bucket))
+    if (own.size() <= 0 || bucket.frozen()) continue;
+    if (bucket.on_host())
       host_.place(StateArray::master, bucket, own, piece);
     else
       device_optimizer_.place_masters(stream, bucket, own, piece);
@@ -158,8 +155,8 @@ void OffloadEngine::upload_weights(Stream& compute) {
   weights_.drop_all();
   if (exchange_) exchange_->forget();
   for (const Bucket& bucket : buckets_) {
-    if (frozen(bucket)) continue;
-    if (host_owned(bucket)) {
+    if (bucket.frozen()) continue;
+    if (bucket.on_host()) {
       host_.send_masters(bucket);
       host_.require_weights(bucket, compute);
     } else if (!weights_.at(bucket.range().begin).follows_masters()) {

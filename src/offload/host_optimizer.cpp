@@ -20,7 +20,7 @@ namespace {
 std::int64_t largest(std::span<const Bucket> buckets) {
   std::int64_t elements = 0;
   for (const Bucket& bucket : buckets)
-    if (bucket.owner() == Owner::host) elements = std::max(elements, bucket.own().size());
+    if (bucket.on_host()) elements = std::max(elements, bucket.own().size());
   return elements;
 }
 
@@ -43,7 +43,7 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
       schedule_(buckets, state),
       entries_(buckets.size()) {
   for (const Bucket& bucket : buckets) {
-    if (bucket.owner() != Owner::host) continue;
+    if (!bucket.on_host()) continue;
     entry(bucket).fetched = device.create_event();
     entry(bucket).current = device.create_event();
   }

@@ -50,7 +50,7 @@ RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, 
     shards_.push_back(shards_of(bucket, ranks.size()));
     whole_.push_back(device.create_event());
     first_parts_.push_back(parts_.size());
-    frozen_.push_back(bucket.owner() == Owner::nobody);
+    frozen_.push_back(bucket.frozen());
     if (frozen_.back()) continue;
     most_parts += static_cast<std::size_t>(layout.first_ending_after(bucket.range().end - 1) -
                                            layout.first_ending_after(bucket.range().begin) + 1);

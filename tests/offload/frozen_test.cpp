@@ -169,7 +169,7 @@ TEST(Frozen, TakesNoStateAndNoGradients) {
   }
 }
 
-// Of a joined matrix the gradient is one, so there is memory for all of it.
+// The gradient of a joined matrix is one, so there is memory for all of it.
 TEST(Frozen, APartOfAJoinedMatrix) {
   std::vector<Parameter> parameters = {{"embed", {8, 64}, true, 0, false},
                                        {"q", {8, 64}, true, 1, false},

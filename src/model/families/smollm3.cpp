@@ -26,14 +26,12 @@ void read(ConfigReader& config, DecoderSpec& spec) {
   spec.layer_specs.resize(static_cast<std::size_t>(spec.layers));
   read_rotations(config, spec);
   const bool windows = config.boolean("use_sliding_window", false) && config.has("sliding_window");
-  std::vector<LayerRotation> rotations;
-  for (const LayerSpec& layer : spec.layer_specs) rotations.push_back(layer.rotation);
-  read_windows(config, spec, windows ? config.positive_int("sliding_window") : 0,
-               [](const ConfigReader&, std::int64_t) { return false; });
+  const std::int64_t window = windows ? config.positive_int("sliding_window") : 0;
+  read_windows(config, spec, window, [](const ConfigReader&, std::int64_t) { return false; });
   // Without layer_types those that do not rotate have the window.
   if (windows && config.texts("layer_types").empty())
     for (LayerSpec& layer : spec.layer_specs)
-      if (layer.rotation == LayerRotation::none) layer.window = config.positive_int("sliding_window");
+      if (layer.rotation == LayerRotation::none) layer.window = window;
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ FrozenWeights::FrozenWeights(Device& device, const ParameterLayout& layout, std:
   constexpr std::int64_t most_elements = std::int64_t{8} << 20;  // 32 MiB, where copies run at full speed
   std::int64_t largest = 1;
   for (const Bucket& bucket : buckets)
-    if (bucket.owner() == Owner::nobody) largest = std::max(largest, bucket.own().size());
+    if (bucket.frozen()) largest = std::max(largest, bucket.own().size());
   transfer_ = std::make_unique<StateTransfer>(device, std::min(largest, most_elements));
   loaded_ = device.create_event();
 }

@@ -19,7 +19,7 @@ SliceArray::SliceArray(Device& device, const ParameterLayout& layout, DType dtyp
     if (!has(unit)) continue;
     SO_CHECK(bucket.range().end <= layout.unit_range(unit).end, "bucket {} has a part of unit {}, which has slices",
              bucket.index(), unit);
-    if (of == Of::trained && bucket.owner() == Owner::nobody) continue;
+    if (of == Of::trained && bucket.frozen()) continue;
     bytes += static_cast<std::size_t>(bucket.own().size()) * size_of(dtype);
   }
   // A rank that has no slice has an address, too.

@@ -46,6 +46,9 @@ class Bucket {
   // there is one rank.
   Range own() const { return own_; }
   Owner owner() const { return owner_; }
+  bool on_host() const { return owner_ == Owner::host; }
+  bool on_device() const { return owner_ == Owner::device; }
+  bool frozen() const { return owner_ == Owner::nobody; }
   BucketState state() const { return state_; }
 
   void land();   // idle, landing -> landing: a gradient of this step is being written (again, for a later micro-batch)

@@ -29,7 +29,7 @@ void HostPace::add(HostTask task, double seconds, std::int64_t elements) {
 HostSchedule::HostSchedule(std::span<Bucket> buckets, StatePlaces& places)
     : buckets_(buckets), places_(places), turn_of_(buckets.size(), -1), entries_(buckets.size()) {
   for (const Bucket& bucket : buckets) {
-    if (bucket.owner() != Owner::host) continue;
+    if (!bucket.on_host()) continue;
     turn_of_[static_cast<std::size_t>(bucket.index())] = static_cast<int>(owned_.size());
     owned_.push_back(bucket.index());
     elements_.push_back(bucket.own().size());

@@ -51,6 +51,11 @@ std::int64_t ParameterLayout::trained_elements(int unit) const {
   return trained_by_unit_[static_cast<std::size_t>(unit)];
 }
 
+bool ParameterLayout::trains_any(int first, int count) const {
+  const auto these = parameters().subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+  return std::any_of(these.begin(), these.end(), [](const Parameter& p) { return p.trained; });
+}
+
 int ParameterLayout::first_trained_unit() const {
   int unit = 0;
   while (unit < units() && trained_elements(unit) == 0) ++unit;

@@ -71,6 +71,7 @@ class ParameterLayout {
   std::int64_t trained_elements() const { return trained_elements_; }                      // padding included
   std::int64_t trained_elements(int unit) const;                                           // of a unit
   std::int64_t trained_parameter_elements() const { return trained_parameter_elements_; }  // without padding
+  bool trains_any(int first, int count) const;                                             // of these parameters
   bool has_frozen() const { return trained_parameter_elements_ < parameter_elements_; }
   bool has_frozen(int unit) const { return trained_elements(unit) < unit_range(unit).size(); }
   // The lowest unit with a trained parameter: no backward pass goes below it. units() when all is frozen.

@@ -28,10 +28,8 @@ class Steps {
   double next() {
     after_the_verdict();
     double now = forward();
-    for (std::int64_t i = 1; i < f_.micro_batches; ++i) {
-      now = i == 1 ? first_backward(now) : now + f_.backward_seconds;
-      now += f_.first_forward_seconds();
-    }
+    if (const auto more = static_cast<double>(f_.micro_batches - 1); more > 0)
+      now = first_backward(now) + more * f_.first_forward_seconds() + (more - 1) * f_.backward_seconds;
     return backward(now);
   }
 

@@ -18,8 +18,7 @@ class DrySink final : public GradientSink {
   explicit DrySink(const ParameterLayout& layout) : layout_(layout) {}
   void require_gradients(int, Stream&) override {}
   Target gradient(int first, int count) override {
-    const auto asked = layout_.parameters().subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
-    if (std::none_of(asked.begin(), asked.end(), [](const Parameter& p) { return p.trained; })) return {};
+    if (!layout_.trains_any(first, count)) return {};
     // Addresses of a dry device are numbers only.
     return {layout_.view(reinterpret_cast<void*>(std::uintptr_t{1} << 43), DType::f32, first, count), {}};
   }

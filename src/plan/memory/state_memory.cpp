@@ -65,7 +65,7 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
   add_host_work(state.memory, spec, layout, shape, origin);
   add_libraries(state.memory, *machine.backend, machine.pool->size());
   state.host_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(),
-                                     [](const Bucket& bucket) { return bucket.owner() == Owner::host; });
+                                     [](const Bucket& bucket) { return bucket.on_host(); });
   return state;
 }
 
@@ -106,8 +106,7 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
     }
     elements = std::accumulate(largest.begin(), largest.end(), elements);
     for (const Bucket& bucket : buckets)
-      if (in_slices[static_cast<std::size_t>(layout.unit_of(bucket.range().begin))] &&
-          (frozen_too || bucket.owner() != Owner::nobody))
+      if (in_slices[static_cast<std::size_t>(layout.unit_of(bucket.range().begin))] && (frozen_too || !bucket.frozen()))
         elements += ShardMap(bucket.range().size(), ranks).slice(0).size();
     return static_cast<std::size_t>(elements);
   };
@@ -131,7 +130,7 @@ void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads) {
 
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const NumberFormats& formats,
                         std::optional<int> device_units, int ranks, int gathered) {
-  // Of all weights, and of those that are trained.
+  // All weights count, or those that are trained.
   const auto n = static_cast<std::size_t>(layout.elements()),
              trained = static_cast<std::size_t>(layout.trained_elements());
   const std::size_t state = state_bytes(formats.moments), weight = size_of(formats.weights),

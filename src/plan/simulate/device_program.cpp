@@ -28,8 +28,8 @@ DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<boo
     if (gathered[static_cast<std::size_t>(u)] && u >= run.first_trained_unit) program.pass_collectives += unit.reduce;
   }
   int turn = 0;
-  // Of the pass under way: uses of streamed and of gathered units so far, and whether it turns round where the pass
-  // before ended, so that what was used last is used next.
+  // These count the uses of streamed and of gathered units in the pass under way, and say whether it turns round where
+  // the pass before ended, so that what was used last is used next.
   int streamed_uses = 0, gathered_uses = 0;
   bool turns_round = false;
   const auto begin_pass = [&](bool follows) {
