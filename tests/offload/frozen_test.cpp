@@ -3,14 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <limits>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "offload/engine_rig.h"
 #include "offload/idle_micro_batch.h"
-#include "offload/random_policy.h"
+#include "offload/plain_loop.h"
 #include "offload/ranks_rig.h"
 #include "offload/schedule/owner_split.h"
 #include "support/on_gpu.h"
@@ -18,8 +17,6 @@
 
 namespace so::test {
 namespace {
-
-constexpr int kSteps = 12;
 
 ParameterLayout frozen_layout(const std::set<std::string>& names) {
   std::vector<Parameter> parameters(layered().parameters().begin(), layered().parameters().end());
@@ -44,88 +41,18 @@ const std::vector<ParameterLayout>& layouts() {
   return all;
 }
 
-Flat gradient_of(const ParameterLayout& layout, int step) {
-  Flat gradient = synthetic_gradients(layout, static_cast<unsigned>(step), step % 3 == 0 ? 1.0f : 0x1p-6f);
-  // Nobody looks at a frozen parameter's, which here is no number.
-  for (int p = 0; p < layout.count(); ++p)
-    if (!layout.parameter(p).trained)
-      gradient[static_cast<std::size_t>(p)][0] = std::numeric_limits<float>::quiet_NaN();
-  return gradient;
-}
-
-struct Manner {
-  std::int64_t bucket_elements = 2048;
-  int device_units = 0;
-  std::int64_t undo_buckets = 3;
-  Schedule schedule = Schedule::overlapped;
-  bool transient_weights = false, transient_gradients = false;
-  int streamed_units = 0;
-  bool over_link = false;
-  int resume_at = -1;
-};
-
-EngineSettings settings_of(DType compute, const Manner& manner) {
-  EngineSettings settings;
-  settings.formats = model_formats(compute);
-  settings.bucket_elements = manner.bucket_elements;
-  settings.device_units = manner.device_units;
-  settings.undo_buckets = manner.undo_buckets;
-  settings.schedule = manner.schedule;
-  settings.device_weights = manner.transient_weights ? ResidencyKind::from_masters : ResidencyKind::resident;
-  settings.streamed_units = manner.streamed_units;
-  settings.update_over_link = manner.over_link;
-  if (manner.transient_gradients) settings.host_gradients = GradientResidency::moved;
-  settings.weight_decay = 0.1;
-  settings.max_grad_norm = 100;  // a third of the steps is clipped
-  return settings;
-}
-
-// Every weight is one that the format holds, as in a file.
-Flat initial(DType compute) {
-  Flat masters = synthetic_gradients(layered(), 1, 0.125f);
-  if (compute == DType::bf16)
-    for (auto& values : masters)
-      for (float& x : values) x = static_cast<float>(bf16(x));
-  return masters;
-}
-
-void expect_plain_loop(const ParameterLayout& layout, DType compute, const Manner& manner, unsigned seed) {
-  const EngineSettings settings = settings_of(compute, manner);
-  const auto make = [&](unsigned s) {
-    return std::make_unique<EngineRig>(layout, settings, 2, std::make_unique<RandomPolicy>(s));
-  };
-  ReferenceLoop reference(layout, settings, initial(compute));
-  auto rig = make(seed);
-  rig->load(initial(compute));
-  int clipped = 0;
-  for (int step = 0; step < kSteps; ++step) {
-    if (step == manner.resume_at) {
-      auto other = make(seed + 1);
-      rig->stream().synchronize();
-      other->load(rig->bytes());
-      rig = std::move(other);
-    }
-    const Verdict verdict = rig->step(gradient_of(layout, step), 1e-2, step + 1);
-    ASSERT_TRUE(verdict.finite) << step;
-    EXPECT_EQ(verdict.clip, reference.step(gradient_of(layout, step), 1e-2, step + 1)) << step;
-    clipped += verdict.clip != 1.0f ? 1 : 0;
-  }
-  EXPECT_GT(clipped, 1);
-  EXPECT_LT(clipped, kSteps);
-  EXPECT_TRUE(rig->equals(reference));
-}
-
 TEST(Frozen, EveryScheduleIsThePlainLoop) {
   unsigned seed = 5;
   for (const ParameterLayout& layout : layouts())
     for (const DType compute : {DType::f32, DType::bf16})
-      for (const Manner& manner : {Manner{.bucket_elements = 64000, .schedule = Schedule::synchronous}, Manner{},
-                                   Manner{.bucket_elements = 1024, .device_units = 3}, Manner{.device_units = 7},
-                                   Manner{.device_units = 3, .transient_weights = true, .transient_gradients = true},
-                                   Manner{.streamed_units = 5, .resume_at = 5},
-                                   Manner{.device_units = 2, .transient_weights = true, .streamed_units = 2},
-                                   Manner{.streamed_units = 3, .over_link = true},
-                                   Manner{.device_units = 4, .over_link = true, .resume_at = 7}}) {
+      for (const PlainManner& manner :
+           {PlainManner{.bucket_elements = 64000, .schedule = Schedule::synchronous}, PlainManner{},
+            PlainManner{.bucket_elements = 1024, .device_units = 3}, PlainManner{.device_units = 7},
+            PlainManner{.device_units = 3, .transient_weights = true, .transient_gradients = true},
+            PlainManner{.streamed_units = 5, .resume_at = 5},
+            PlainManner{.device_units = 2, .transient_weights = true, .streamed_units = 2},
+            PlainManner{.streamed_units = 3, .over_link = true},
+            PlainManner{.device_units = 4, .over_link = true, .resume_at = 7}}) {
         SCOPED_TRACE(testing::Message() << name_of(compute) << ", layout " << (&layout - layouts().data())
                                         << ", device units " << manner.device_units << ", streamed "
                                         << manner.streamed_units << ", buckets of " << manner.bucket_elements);
@@ -147,10 +74,10 @@ TEST(Frozen, TakesNoStateAndNoGradients) {
   EXPECT_LT(host_share(layout, 3), 1);
 
   for (const int device_units : {0, 4, 7}) {
-    Manner manner;
+    PlainManner manner;
     manner.undo_buckets = 0;
     manner.device_units = device_units;
-    const EngineSettings settings = settings_of(DType::f32, manner);
+    const EngineSettings settings = plain_settings(DType::f32, manner);
     const auto device = make_dry_device(DeviceKind::cpu);
     const auto ranks = make_single_communicator();
     ThreadPool pool("host", {}, false);
@@ -201,7 +128,7 @@ TEST(Frozen, Ranks) {
           SCOPED_TRACE(testing::Message()
                        << size << " ranks, " << gathered << " units gathered, device units " << device_units);
           const EngineSettings settings = gathered_settings(gathered, device_units);
-          ReferenceLoop reference(layout, settings, initial(DType::f32));
+          ReferenceLoop reference(layout, settings, plain_initial(DType::f32));
           std::vector<Flat> sums;
           for (int step = 0; step < 4; ++step) {
             std::vector<Flat> gradients;
@@ -211,7 +138,7 @@ TEST(Frozen, Ranks) {
           }
           run_ranks(size, [&](Communicator& ranks) {
             EngineRig rig(layout, settings, 1, nullptr, {}, &ranks);
-            rig.load(initial(DType::f32));
+            rig.load(plain_initial(DType::f32));
             for (int step = 0; step < 4; ++step) {
               EXPECT_TRUE(rig.step(synthetic_gradients(layout, static_cast<unsigned>(100 * step + ranks.rank())), 1e-2,
                                    step + 1)
