@@ -33,7 +33,7 @@ offers "superoffload zerooffload" train --mode ""
 offers "superoffload zerooffload" train --mode =
 offers "superoffload" train --mode = su
 offers "true false" train --packing ""
-offers "--lr --lr_scheduler" train --packing --lr
+offers "--lr --lr_scheduler --lr_multiplier" train --packing --lr
 offers "" train --lr ""
 offers "--help --model ..." train ""
 offers "a folder" train --model "a "

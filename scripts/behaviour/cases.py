@@ -113,6 +113,8 @@ OTHER_TRAININGS = {
     "another seed": "--seed 99",
     "frozen below": "--freeze model.embed_tokens.*,model.layers.0.* --verbose",
     "frozen in part": "--freeze *norm.weight,*.mlp.* --offload_ratio 0.5",
+    "learning rates by name": "--lr_multiplier model.embed_tokens.*=0.1,*.k_proj.weight=3,*norm.weight=2 --verbose",
+    "a learning rate without a parameter": "--lr_multiplier model.layer.0.*=2",
 }
 # A closed gate in front of large numbers: the first update opens it, and the next loss is not finite.
 DIVERGING = [

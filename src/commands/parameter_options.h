@@ -5,14 +5,20 @@
 
 #include "model/parameter_rules.h"
 #include "offload/schedule/parameter_layout.h"
-#include "options/option_groups.h"
+#include "options/train_options.h"
 
 namespace so {
 
-// Throws Error for a list with an empty pattern. Names are checked where the rules meet a model (make_parameters()).
+// Throws Error for a list that does not read as one. Names are checked where the rules meet a model
+// (make_parameters()).
 ParameterRules parameter_rules(const ParameterOptions& options);
+// Those of a training run, with its learning rates.
+ParameterRules parameter_rules(const TrainOptions& options);
 
 // A line that says how much of the model is frozen; empty if nothing is.
 std::string frozen_line(const ParameterLayout& layout);
+
+// A line that says how many parameters have which learning rate; empty if all have the same.
+std::string lr_multiplier_line(const ParameterLayout& layout);
 
 }  // namespace so

@@ -81,7 +81,8 @@ struct AskedRun {
         layout(make_parameters(spec, parameter_rules(options))) {
     require_rank_device(runtime.device(), ranks);
     log_info("{}", model_line(options.model, spec, request.model_dtype, runtime.device()));
-    if (const std::string line = frozen_line(layout); !line.empty()) log_info("{}", line);
+    for (const std::string& line : {frozen_line(layout), lr_multiplier_line(layout)})
+      if (!line.empty()) log_info("{}", line);
     caps = memory_caps(backend_of(runtime.device()), options.device_memory, options.host_memory);
   }
 

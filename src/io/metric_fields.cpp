@@ -33,7 +33,7 @@ constexpr MetricField field_table[] = {
     {"step", "grad_norm", "", "of all gradients, before clipping; null if it is not finite", "train/grad_norm"},
     {"step", "clip", "",
      "what the gradients were multiplied by: below 1 if the step was clipped; null if it was skipped", "train/clip"},
-    {"step", "lr", "", "the learning rate of this step", "train/learning_rate"},
+    {"step", "lr", "", "the learning rate of this step, before lr_multiplier", "train/learning_rate"},
     {"step", "tokens", "tokens", "in this step, without padding, over all ranks"},
     {"step", "step_time_s", "s", "wall time", "train/step_time_s"},
     {"step", "tokens_per_s", "tokens/s", "tokens / step_time_s", "train/tokens_per_s"},

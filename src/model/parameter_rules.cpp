@@ -4,14 +4,18 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <string_view>
 
 #include "base/comma_list.h"
 #include "base/error.h"
+#include "base/file.h"
 
 namespace so {
 namespace {
+
+constexpr const char* lr_multiplier_option = "--lr_multiplier";
 
 bool matches(const std::string& pattern, const std::string& name) {
   return ::fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
@@ -29,6 +33,47 @@ std::vector<std::size_t> matched(const std::string& pattern, std::span<const Par
     if (by_alias || matches(pattern, name)) found.push_back(i);
   }
   return found;
+}
+
+// Throws Error if the pattern is no parameter's.
+std::vector<std::size_t> require_matched(const char* option, const std::string& pattern,
+                                         std::span<const ParameterAlias> aliases,
+                                         const std::vector<Parameter>& parameters) {
+  std::vector<std::size_t> found = matched(pattern, aliases, parameters);
+  if (found.empty())
+    fail("{} {}: no parameter of the model has such a name; the first and the last are {} and {}", option,
+         printable(pattern), parameters.front().name, parameters.back().name);
+  return found;
+}
+
+void apply_frozen(const std::vector<std::string>& patterns, std::span<const ParameterAlias> aliases,
+                  std::vector<Parameter>& parameters) {
+  for (const std::string& pattern : patterns)
+    for (const std::size_t i : require_matched("--freeze", pattern, aliases, parameters)) parameters[i].trained = false;
+  if (std::none_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.trained; }))
+    fail("--freeze {}: all {} parameters would be frozen, and nothing trained; leave some out",
+         fmt::join(patterns, ","), parameters.size());
+}
+
+void apply_lr_multipliers(const std::vector<ParameterRules::LrMultiplier>& multipliers,
+                          std::span<const ParameterAlias> aliases, std::vector<Parameter>& parameters) {
+  std::vector<bool> taken(parameters.size());
+  for (const auto& [pattern, factor] : multipliers) {
+    bool any_trained = false, any_left = false;
+    for (const std::size_t i : require_matched(lr_multiplier_option, pattern, aliases, parameters)) {
+      if (!parameters[i].trained) continue;
+      any_trained = true;
+      if (taken[i]) continue;
+      any_left = taken[i] = true;
+      parameters[i].lr_multiplier = factor;
+    }
+    if (!any_trained)
+      fail("{} {}: --freeze leaves none of these parameters to train; leave the pattern out of one of the two",
+           lr_multiplier_option, pattern);
+    if (!any_left)
+      fail("{} {}: patterns before it match all of these parameters, and the first that matches counts; put it first",
+           lr_multiplier_option, pattern);
+  }
 }
 
 // An update begins at a cache line, and joined parameters lie without a gap.
@@ -58,18 +103,32 @@ std::vector<std::string> parse_patterns(const std::string& text, const std::stri
   return patterns;
 }
 
-void apply(const ParameterRules& rules, std::span<const ParameterAlias> aliases, std::vector<Parameter>& parameters) {
-  for (const std::string& pattern : rules.frozen) {
-    const std::vector<std::size_t> found = matched(pattern, aliases, parameters);
-    if (found.empty())
-      fail("--freeze {}: no parameter of the model has such a name; the first and the last are {} and {}", pattern,
-           parameters.front().name, parameters.back().name);
-    for (const std::size_t i : found) parameters[i].trained = false;
+std::vector<ParameterRules::LrMultiplier> parse_lr_multipliers(const std::string& text, const std::string& option) {
+  constexpr double least = 1e-6, most = 1e6;
+  std::vector<ParameterRules::LrMultiplier> multipliers;
+  for (const std::string& one : parse_patterns(text, option)) {
+    const std::size_t sign = one.rfind('=');
+    if (sign == std::string::npos || sign == 0)
+      fail("{} {}: that is no PATTERN=FACTOR, as model.embed_tokens.*=0.1 is", option, printable(one));
+    const std::string pattern = one.substr(0, sign);
+    const char *begin = one.data() + sign + 1, *end = one.data() + one.size();
+    double factor = 0;
+    const auto [stop, error] = std::from_chars(begin, end, factor);
+    const bool is_number = error == std::errc() && stop == end;
+    if (is_number && factor == 0)
+      fail("{} {}=0: parameters that are not to be trained are --freeze's; use --freeze '{}'", option,
+           printable(pattern), printable(pattern));
+    if (!is_number || !(factor >= least && factor <= most))
+      fail("{} {}: the factor must be a number from {} to {}", option, printable(one), least, most);
+    multipliers.push_back({pattern, factor});
   }
-  if (std::none_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.trained; }))
-    fail("--freeze {}: all {} parameters would be frozen, and nothing trained; leave some out",
-         fmt::join(rules.frozen, ","), parameters.size());
+  return multipliers;
+}
+
+void apply(const ParameterRules& rules, std::span<const ParameterAlias> aliases, std::vector<Parameter>& parameters) {
+  apply_frozen(rules.frozen, aliases, parameters);
   require_apart(parameters);
+  apply_lr_multipliers(rules.lr_multipliers, aliases, parameters);
 }
 
 }  // namespace so

@@ -6,9 +6,11 @@
 
 namespace so {
 
-// body(run, gradient, weights) for each run of parameters of one decay class.
+// body(run, step, gradient, weights) for each run of parameters that one update covers, with the step of its learning
+// rate.
 template <class Body>
-void BucketUpdate::for_each_run(const Bucket& bucket, Tensor gradient, Tensor weights, const Body& body) const {
+void BucketUpdate::for_each_run(const Bucket& bucket, const AdamWStep& step, Tensor gradient, Tensor weights,
+                                const Body& body) const {
   for (const ParameterLayout::Run& run : layout_.runs(bucket.own())) {
     const auto first = static_cast<std::size_t>(run.range.begin - bucket.own().begin),
                count = static_cast<std::size_t>(run.range.size());
@@ -22,32 +24,32 @@ void BucketUpdate::for_each_run(const Bucket& bucket, Tensor gradient, Tensor we
       w = weights.span<bf16>().subspan(first, count);
     else if (weights)
       w = weights.span<float>().subspan(first, count);
-    body(run, g, w);
+    body(run, with_lr_multiplier(step, run.lr_multiplier), g, w);
   }
 }
 
 void BucketUpdate::in_place(const Bucket& bucket, const AdamWStep& step, Tensor gradient, Tensor weights) const {
-  for_each_run(bucket, gradient, weights,
-               [&](const ParameterLayout::Run& run, const GradientSpan& g, const WeightSpan& w) {
+  for_each_run(bucket, step, gradient, weights,
+               [&](const ParameterLayout::Run& run, const AdamWStep& own, const GradientSpan& g, const WeightSpan& w) {
                  const AdamWState state = state_.at(bucket, run.range.begin);
-                 adamw_update_parallel(pool_, step, run.decay, g, state, state, w);
+                 adamw_update_parallel(pool_, own, run.decay, g, state, state, w);
                });
 }
 
 void BucketUpdate::beside(int place, const Bucket& bucket, const AdamWStep& step, Tensor gradient,
                           Tensor weights) const {
   clear_padding(place, bucket);
-  for_each_run(bucket, gradient, weights,
-               [&](const ParameterLayout::Run& run, const GradientSpan& g, const WeightSpan& w) {
-                 adamw_update_parallel(pool_, step, run.decay, g, state_.at(bucket, run.range.begin),
+  for_each_run(bucket, step, gradient, weights,
+               [&](const ParameterLayout::Run& run, const AdamWStep& own, const GradientSpan& g, const WeightSpan& w) {
+                 adamw_update_parallel(pool_, own, run.decay, g, state_.at(bucket, run.range.begin),
                                        state_.beside(place, bucket, run.range.begin), w);
                });
 }
 
 void BucketUpdate::preview(const Bucket& bucket, const AdamWStep& step, Tensor gradient, Tensor weights) const {
-  for_each_run(bucket, gradient, weights,
-               [&](const ParameterLayout::Run& run, const GradientSpan& g, const WeightSpan& w) {
-                 adamw_preview_parallel(pool_, step, run.decay, g, state_.at(bucket, run.range.begin), w);
+  for_each_run(bucket, step, gradient, weights,
+               [&](const ParameterLayout::Run& run, const AdamWStep& own, const GradientSpan& g, const WeightSpan& w) {
+                 adamw_preview_parallel(pool_, own, run.decay, g, state_.at(bucket, run.range.begin), w);
                });
 }
 

@@ -30,7 +30,8 @@ class BucketUpdate {
 
  private:
   template <class Body>
-  void for_each_run(const Bucket& bucket, Tensor gradient, Tensor weights, const Body& body) const;
+  void for_each_run(const Bucket& bucket, const AdamWStep& step, Tensor gradient, Tensor weights,
+                    const Body& body) const;
   void clear_padding(int place, const Bucket& bucket) const;
 
   ThreadPool& pool_;

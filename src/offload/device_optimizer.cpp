@@ -4,6 +4,8 @@
 #include <array>
 #include <cstddef>
 
+#include "offload/range_update.h"
+
 namespace so {
 namespace {
 
@@ -121,12 +123,10 @@ std::span<Bucket> DeviceOptimizer::adjacent(std::span<Bucket> buckets) const {
 void DeviceOptimizer::update(std::span<Bucket> run, Stream& compute, const AdamWStep& step) {
   for (const Bucket& bucket : run) counters_.save_wait_seconds += gate_.wait(bucket.index());
   const Range range = own_of(run);
-  std::vector<AdamWRun> parts;
-  for (const ParameterLayout::Run& part : layout_.runs(range))
-    parts.push_back({part.range.begin - range.begin, part.range.end - range.begin, part.decay});
   if (range.size() > 0)
-    adamw_->update(compute, step, parts, Tensor(gradients_.own_at(range.begin), gradients_.dtype(), {range.size()}),
-                   state_.at(run.front(), range.begin), weights_at(range));
+    update_range(*adamw_, compute, step, layout_, range,
+                 Tensor(gradients_.own_at(range.begin), gradients_.dtype(), {range.size()}),
+                 state_.at(run.front(), range.begin), weights_at(range));
   for (Bucket& bucket : run) {
     compute.record(current(bucket));
     bucket.commit();

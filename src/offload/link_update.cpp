@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "device/wait_on_exit.h"
+#include "offload/range_update.h"
 
 namespace so {
 namespace {
@@ -53,14 +54,6 @@ AdamWState LinkUpdate::state_in(const Slot& slot) const {
   return {static_cast<float*>(slot.master.data()), moments(slot.first_moment), moments(slot.second_moment)};
 }
 
-std::vector<AdamWRun> LinkUpdate::runs_of(const Bucket& bucket) const {
-  const std::int64_t begin = bucket.own().begin;
-  std::vector<AdamWRun> runs;
-  for (const ParameterLayout::Run& run : layout_.runs(bucket.own()))
-    runs.push_back({run.range.begin - begin, run.range.end - begin, run.decay});
-  return runs;
-}
-
 std::byte* LinkUpdate::kept(const Slot& slot) const {
   const std::int64_t begin = slot.task.bucket->own().begin;
   return slot.task.task == HostTask::follow ? nullptr : weights_.at(begin).host_memory(begin);
@@ -72,10 +65,10 @@ void LinkUpdate::begin(const LinkTask& task) {
   slot.task = task;
   slot.was_complete = task.complete->done();
   slot.begun = std::chrono::steady_clock::now();
-  list_copies(slot, runs_of(*task.bucket));
+  list_copies(slot);
 }
 
-void LinkUpdate::list_copies(Slot& slot, std::span<const AdamWRun> runs) const {
+void LinkUpdate::list_copies(Slot& slot) const {
   const LinkTask& task = slot.task;
   const Range own = task.bucket->own();
   const auto bytes = [&](DType dtype) { return static_cast<std::size_t>(own.size()) * size_of(dtype); };
@@ -97,10 +90,10 @@ void LinkUpdate::list_copies(Slot& slot, std::span<const AdamWRun> runs) const {
   if (weights == nullptr) return;
   // Gaps between parameters are not written and stay as they are.
   const std::size_t size = size_of(weights_.on_device().dtype());
-  for (const AdamWRun& run : runs) {
-    const std::size_t first = static_cast<std::size_t>(run.begin) * size;
+  for (const ParameterLayout::Run& run : layout_.runs(own)) {
+    const std::size_t first = static_cast<std::size_t>(run.range.begin - own.begin) * size;
     slot.down.push_back({weights + first, static_cast<const std::byte*>(slot.weights.data()) + first,
-                         static_cast<std::size_t>(run.end - run.begin) * size});
+                         static_cast<std::size_t>(run.range.size()) * size});
   }
 }
 
@@ -135,7 +128,7 @@ void LinkUpdate::update(Slot& slot) {
     work_->wait(*task.fetched);
     work_->copy(slot.gradient.data(), task.stored, gradient.bytes());
   }
-  if (own.size() > 0) adamw_->update(*work_, task.step, runs_of(*task.bucket), gradient, state_in(slot), weights);
+  update_range(*adamw_, *work_, task.step, layout_, own, gradient, state_in(slot), weights);
   if (task.stored == nullptr) work_->record(*task.fetched);
   if (sends) work_->record(*task.current);
   work_->record(*slot.updated);

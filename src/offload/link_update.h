@@ -17,7 +17,6 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "device/device.h"
@@ -95,12 +94,11 @@ class LinkUpdate {
     std::unique_ptr<Stream> stream;
     std::unique_ptr<Event> arrived;  // the last piece
   };
-  void list_copies(Slot& slot, std::span<const AdamWRun> runs) const;
+  void list_copies(Slot& slot) const;
   // Enqueues what is next of these copies, up to a piece.
   static void enqueue_piece(const Way& way, Copies& copies, std::size_t& next);
   void update(Slot& slot);
   Slot& slot(std::size_t i) { return slots_[(oldest_ + i) % slots]; }  // by age
-  std::vector<AdamWRun> runs_of(const Bucket& bucket) const;
   // Where the bucket's new weights are kept in host memory; null if they are the device's, or have been sent before.
   std::byte* kept(const Slot& slot) const;
   AdamWState state_in(const Slot& slot) const;

@@ -215,6 +215,13 @@ AdamWStep make_adamw_step(const AdamWHyper& hyper, double lr, double weight_deca
   return step;
 }
 
+AdamWStep with_lr_multiplier(AdamWStep step, double multiplier) {
+  SO_CHECK(multiplier > 0 && std::isfinite(multiplier), "a learning rate times {}", multiplier);
+  step.step_size = static_cast<float>(step.step_size * multiplier);
+  step.decay = static_cast<float>(step.decay * multiplier);
+  return step;
+}
+
 void adamw_update(const AdamWStep& step, bool decay, GradientSpan gradient, AdamWStateView in, AdamWState out,
                   WeightSpan weights) {
   const Update u = prepare(step, decay, gradient, in, &out, weights);

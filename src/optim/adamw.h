@@ -68,6 +68,11 @@ struct AdamWStep {
 AdamWStep make_adamw_step(const AdamWHyper& hyper, double lr, double weight_decay, std::int64_t step_number,
                           float grad_scale = 1.0f);
 
+// The step for parameters whose learning rate is `multiplier` times that of the others, as a parameter group of its own
+// has it in PyTorch: step_size and decay, which are in proportion to the learning rate, are multiplied in double and
+// rounded to fp32 again. Throws Bug on a multiplier that is not positive and finite.
+AdamWStep with_lr_multiplier(AdamWStep step, double multiplier);
+
 // fp32 master weights and the two moments, both of one type; arrays of one length, owned by the caller.
 struct AdamWState {
   float* master = nullptr;

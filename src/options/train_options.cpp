@@ -142,6 +142,16 @@ void add_optimizer(OptionTable<O>& t) {
       .affects_results();
   t.take(adam_rows());
   t.take(parameter_rows());
+  t.add("lr_multiplier", &O::lr_multiplier,
+        "Parameters whose learning rate is FACTOR times that of the others, in each step and in weight decay, which "
+        "goes by the learning rate; patterns of their names as freeze takes them "
+        "(\"model.embed_tokens.*=0.1,*norm.weight=2\"). If several match a parameter, the first counts")
+      .metavar("PATTERN=FACTOR,...")
+      .when_unset("all have lr")
+      .default_from(ours)
+      .affects_results()
+      .elsewhere("lr_groups")
+      .elsewhere("embedding_lr_scale");
   t.add("label_smoothing_factor", &O::label_smoothing_factor,
         "Share of each token's loss that is the mean over the vocabulary in place of the token itself; in evaluations "
         "too")

@@ -17,6 +17,7 @@ struct ScheduleOptions {
   double decay = 0.1;                            // of wsd: share of all optimizer steps
   double warmup = 0.01;                          // the same of the warm-up
   std::optional<std::int64_t> warmup_num_steps;  // beats `warmup`; DeepSpeed file only
+  std::optional<std::string> lr_multiplier;      // PATTERN=FACTOR of parameters' names, with commas between
 };
 
 // The files that a run reads.

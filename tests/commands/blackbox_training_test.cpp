@@ -225,6 +225,27 @@ INSTANTIATE_TEST_SUITE_P(Models, Training,
                                          "smollm3-v4", "olmo2-v4", "olmo3", "granite-v4", "glm4", "gemma3-v4"),
                          test_name);
 
+using Parts = Blackbox;
+
+// Parameters that PyTorch did not train (requires_grad), and parameter groups with learning rates of their own.
+TEST_P(Parts, TwentyStepsMatch) {
+  const json expected = read_json(fixture() / "expected.json");
+  const auto source = model_fixture(expected.at("model"));
+  TrainCommand parts(source / "model", source / "data.jsonl", output());
+  parts.set(expected.at("train").at("options"));
+  ASSERT_NO_FATAL_FAILURE(run_to_success(parts));
+  expect_metrics(output(), expected.at("train").at("steps"));
+  const StoredTensors final = read_safetensors(fixture() / "final.safetensors");
+  expect_weights(output(), final);
+  // The fixture must exercise what it is for.
+  const StoredTensors whole = read_safetensors(source / "final.safetensors");
+  for (const char* name : {"model.embed_tokens.weight", "model.layers.0.self_attn.k_proj.weight"})
+    EXPECT_GT(distance(final.at(name).values, whole.at(name).values), 100 * kRelative * norm(whole.at(name).values))
+        << name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Parts, testing::Values("frozen", "lr-multiplier"), test_name);
+
 using Packing = Blackbox;
 
 // Documents packed into full rows must neither see each other nor count positions on: the losses are those of PyTorch

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 
 #include "base/error.h"
 #include "model/decoder_rig.h"
@@ -115,6 +116,55 @@ TEST(ParameterRules, NamesArePatterns) {
   EXPECT_NE(refused({"model.norm.weight", "model.nor"}).find("--freeze model.nor: no parameter"), std::string::npos)
       << "whole names";
   EXPECT_NE(refused({"model.*"}).find("nothing trained"), std::string::npos);
+}
+
+TEST(ParameterRules, LrMultipliers) {
+  const auto parsed = parse_lr_multipliers("a.*=0.1, b=3e2 ,c=d=1", "--lr_multiplier");
+  ASSERT_EQ(parsed.size(), 3u);
+  EXPECT_EQ(parsed[0].pattern, "a.*");
+  EXPECT_EQ(parsed[0].factor, 0.1);
+  EXPECT_EQ(parsed[1].factor, 300);
+  EXPECT_EQ(parsed[2].pattern, "c=d");
+  const auto unread = [&](const char* text) {
+    return error_of([&] { parse_lr_multipliers(text, "--lr_multiplier"); });
+  };
+  for (const char* wrong : {"", "a", "=1", "a=", "a=x", "a=1x", "a=-1", "a=nan", "a=inf", "a=1e7", "a=1e-7", "a=1,"})
+    EXPECT_NE(unread(wrong).find("--lr_multiplier"), std::string::npos) << wrong;
+  EXPECT_NE(unread("b=1,a.*=0").find("--freeze 'a.*'"), std::string::npos);
+
+  using Factors = std::map<std::string, double>;
+  const auto factors = [](const char* multipliers, std::vector<std::string> frozen = {},
+                          const char* model = "qwen3-tied") {
+    Factors others;
+    const ModelFixture fixture(model, {std::move(frozen), parse_lr_multipliers(multipliers, "--lr_multiplier")});
+    for (const Parameter& p : fixture.layout.parameters())
+      if (p.lr_multiplier != 1) others.emplace(p.name, p.lr_multiplier);
+    return others;
+  };
+  EXPECT_EQ(factors("lm_head.weight=0.5"), (Factors{{"model.embed_tokens.weight", 0.5}})) << "its other name";
+  EXPECT_EQ(factors("lm_head.weight=0.5", {}, "qwen3-untied-v4"), (Factors{{"lm_head.weight", 0.5}}));
+  EXPECT_EQ(factors("model.layers.0.*.k_proj.weight=2,*.[0]*.k_*=3,model.norm.*=1,*norm.weight=4,*=1"),
+            (Factors{{"model.layers.0.self_attn.k_proj.weight", 2},
+                     {"model.layers.0.self_attn.k_norm.weight", 3},
+                     {"model.layers.0.self_attn.q_norm.weight", 4},
+                     {"model.layers.1.self_attn.q_norm.weight", 4},
+                     {"model.layers.1.self_attn.k_norm.weight", 4},
+                     {"model.layers.0.input_layernorm.weight", 4},
+                     {"model.layers.1.input_layernorm.weight", 4},
+                     {"model.layers.0.post_attention_layernorm.weight", 4},
+                     {"model.layers.1.post_attention_layernorm.weight", 4}}))
+      << "the first that matches";
+  EXPECT_EQ(
+      factors("model.layers.1.*norm.weight=2", {"model.layers.?.*_norm.weight"}),
+      (Factors{{"model.layers.1.input_layernorm.weight", 2}, {"model.layers.1.post_attention_layernorm.weight", 2}}));
+  const auto refused = [&](const char* multipliers, std::vector<std::string> frozen = {}) {
+    return error_of([&] { factors(multipliers, std::move(frozen)); });
+  };
+  EXPECT_NE(refused("model.norm.*=2,model.nor=3").find("--lr_multiplier model.nor: no parameter"), std::string::npos);
+  EXPECT_NE(refused("lm_head.*=2", {"model.embed_tokens.*"}).find("--lr_multiplier lm_head.*: --freeze"),
+            std::string::npos);
+  EXPECT_NE(refused("*norm.*=2,model.norm.*=3").find("--lr_multiplier model.norm.*: patterns before it"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -95,8 +95,9 @@ class ReferenceLoop {
     const double norm = std::sqrt(squares);
     const float clip =
         settings_.max_grad_norm > 0 ? static_cast<float>(std::min(1.0, settings_.max_grad_norm / (norm + 1e-6))) : 1.0f;
-    const AdamWStep step = make_adamw_step(settings_.adamw, lr, settings_.weight_decay, update_number, clip);
-    for (std::size_t p = 0; p < gradient.size(); ++p)
+    for (std::size_t p = 0; p < gradient.size(); ++p) {
+      const double own_lr = lr * layout_.parameter(static_cast<int>(p)).lr_multiplier;
+      const AdamWStep step = make_adamw_step(settings_.adamw, own_lr, settings_.weight_decay, update_number, clip);
       for (std::size_t i = 0; i < gradient[p].size() && trained(p); ++i) {
         const TwinElement now = adamw_twin(step, layout_.parameter(static_cast<int>(p)).decay, gradient[p][i],
                                            {master[p][i], m[p][i], v[p][i]});
@@ -104,6 +105,7 @@ class ReferenceLoop {
         m[p][i] = now.m;
         v[p][i] = now.v;
       }
+    }
     return clip;
   }
 

@@ -123,6 +123,20 @@ TEST(ParameterLayout, RunsOfOneClassWithoutPaddingBetweenAreOne) {
   expect_runs(layout, {0, 256}, {{{0, 256}, true}});
 }
 
+TEST(ParameterLayout, RunsSplitByLearningRate) {
+  std::vector<Parameter> parameters = {matrix("q", 3, 7, 0), matrix("k", 2, 7, 0, true), matrix("v", 2, 7, 0, true)};
+  parameters[1].lr_multiplier = 0.5;
+  const ParameterLayout layout(parameters);
+  expect_runs(layout, {0, 64}, {{{0, 21}, true}, {{21, 35}, true}, {{35, 49}, true}});
+  expect_runs(layout, {22, 40}, {{{22, 35}, true}, {{35, 40}, true}});
+  const std::vector<ParameterLayout::Run> runs = layout.runs({0, 64});
+  EXPECT_EQ(runs[0].lr_multiplier, 1);
+  EXPECT_EQ(runs[1].lr_multiplier, 0.5);
+  EXPECT_EQ(runs[2].lr_multiplier, 1);
+  parameters[2].lr_multiplier = 0.5;
+  expect_runs(ParameterLayout(parameters), {0, 64}, {{{0, 21}, true}, {{21, 49}, true}});
+}
+
 TEST(ParameterLayout, RefusesWhatIsNoLayout) {
   EXPECT_THROW(ParameterLayout({matrix("a", 2, 2, 1)}), Bug) << "units count from 0";
   EXPECT_THROW(ParameterLayout({matrix("a", 2, 2, 0), matrix("b", 2, 2, 2)}), Bug) << "unit 1 is left out";

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -132,6 +133,26 @@ TEST(AdamW, ComputesTheCoefficientsInDouble) {
   EXPECT_EQ(late.inv_sqrt_bias2, 1.0f);
   EXPECT_EQ(late.step_size, 1e-3f);
   EXPECT_EQ(late.grad_scale, 1.0f);
+}
+
+TEST(AdamWStep, OfAnotherLearningRate) {
+  const AdamWHyper hyper{0.9, 0.95, 1e-7};
+  const auto same = [](const AdamWStep& a, const AdamWStep& b) { return std::memcmp(&a, &b, sizeof a) == 0; };
+  const AdamWStep step = make_adamw_step(hyper, 3e-4, 0.05, 7, 0.5f);
+  EXPECT_TRUE(same(with_lr_multiplier(step, 1), step));
+  for (const double power : {0.25, 8.0})
+    EXPECT_TRUE(same(with_lr_multiplier(step, power), make_adamw_step(hyper, 3e-4 * power, 0.05, 7, 0.5f))) << power;
+  for (const double multiplier : {0.1, 3.0, 1e-6, 1e6}) {
+    AdamWStep got = with_lr_multiplier(step, multiplier);
+    const AdamWStep expected = make_adamw_step(hyper, 3e-4 * multiplier, 0.05, 7, 0.5f);
+    EXPECT_FLOAT_EQ(got.step_size, expected.step_size) << multiplier;
+    EXPECT_FLOAT_EQ(got.decay, expected.decay) << multiplier;
+    got.step_size = expected.step_size;
+    got.decay = expected.decay;
+    EXPECT_TRUE(same(got, expected)) << "the rest does not depend on it";
+  }
+  for (const double wrong : {0.0, -1.0, std::numeric_limits<double>::infinity()})
+    EXPECT_THROW(with_lr_multiplier(step, wrong), Bug);
 }
 
 TEST(AdamW, RefusesHyperParametersOutOfRange) {

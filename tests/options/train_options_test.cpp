@@ -29,6 +29,7 @@ TEST(TrainOptions, ThoseThatAffectResultsArePinned) {
                                               "early_stopping_threshold",
                                               "label_smoothing_factor",
                                               "freeze",
+                                              "lr_multiplier",
                                               "max_steps",
                                               "seed",
                                               "lr",

@@ -132,12 +132,15 @@ std::vector<ParameterLayout::Run> ParameterLayout::runs(Range wanted) const {
   for (; i != ranges_.end() && i->begin < wanted.end; ++i) {
     const Parameter& parameter = parameters_[static_cast<std::size_t>(i - ranges_.begin())];
     if (!parameter.trained) continue;
-    const bool decay = parameter.decay;
     const Range part{std::max(i->begin, wanted.begin), std::min(i->end, wanted.end)};
-    if (!result.empty() && result.back().decay == decay && result.back().range.end == part.begin)
+    const auto continues = [&](const Run& run) {
+      return run.range.end == part.begin && run.decay == parameter.decay &&
+             run.lr_multiplier == parameter.lr_multiplier;
+    };
+    if (!result.empty() && continues(result.back()))
       result.back().range.end = part.end;
     else
-      result.push_back({part, decay});
+      result.push_back({part, parameter.decay, parameter.lr_multiplier});
   }
   return result;
 }

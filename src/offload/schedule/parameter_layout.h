@@ -21,6 +21,7 @@ struct Parameter {
   int unit = 0;                     // the step of the forward pass that first uses it: embedding, layers, head
   bool joined = false;              // follows its predecessor without a gap, so that both read as one matrix
   bool trained = true;              // false: frozen, so that it has neither optimizer state nor a gradient
+  double lr_multiplier = 1;         // times the learning rate of a step
 
   std::int64_t size() const {
     std::int64_t n = 1;
@@ -95,10 +96,12 @@ class ParameterLayout {
   // one, since the gradient of joined parameters is one matrix. In order, neighbours merged.
   std::vector<Range> gradient_ranges(int unit) const;
 
-  // A run of elements of trained parameters with the same weight decay, without padding, inside `range`.
+  // A run of elements of trained parameters with the same weight decay and learning rate, without padding, inside
+  // `range`.
   struct Run {
     Range range;
     bool decay = true;
+    double lr_multiplier = 1;
   };
   std::vector<Run> runs(Range range) const;
 
