@@ -10,9 +10,9 @@
 #include "base/terminal.h"
 #include "commands/answer_options.h"
 #include "commands/command.h"
-#include "commands/conversation.h"
 #include "commands/shared_rows.h"
 #include "commands/speaker.h"
+#include "data/chat/conversation.h"
 #include "model/model_dtype.h"
 #include "train/interrupt.h"
 

@@ -1,4 +1,4 @@
-#include "commands/conversation.h"
+#include "data/chat/conversation.h"
 
 #include <nlohmann/json.hpp>
 #include <span>

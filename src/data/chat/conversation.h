@@ -1,4 +1,4 @@
-// Conversations for the commands that answer them.
+// Conversations that are to be answered.
 #pragma once
 
 #include <cstdint>
