@@ -14,7 +14,8 @@ so_room(offload USES device optim ranks offload/schedule offload/memory)
 # Declared behind offload, so that its test program, which is given the rooms before it, shows that the engine links
 # without a model's operations and their libraries.
 so_room(ops USES device LIBRARIES so_dnnl PkgConfig::hwy CUDA)
-so_room(model APART /families/ USES device ops data offload/schedule offload/memory LIBRARIES nlohmann_json::nlohmann_json)
+so_room(model APART /families/ USES device ops data data/tokenizer offload/schedule offload/memory
+  LIBRARIES nlohmann_json::nlohmann_json)
 so_room(plan/machine USES device io ops optim ranks offload/memory LIBRARIES nlohmann_json::nlohmann_json)
 so_room(plan/simulate USES device offload/schedule)
 so_room(options USES device optim LIBRARIES nlohmann_json::nlohmann_json PkgConfig::yaml)

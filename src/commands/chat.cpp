@@ -101,7 +101,7 @@ class Conversation {
     settings.max_new_tokens = static_cast<int>(
         std::min<std::int64_t>(options_.max_new_tokens, capacity_ - static_cast<std::int64_t>(prompt.size())));
     const InterruptGuard interrupt;
-    const Answer answer = speaker_.answer(
+    const Answer answer = speaker_.generator().answer(
         encoder_.tokenizer(), prompt, settings, random_,
         [](const std::string& piece) {
           fmt::print("{}", ::isatty(STDOUT_FILENO) == 1 ? printable_text(piece) : piece);

@@ -138,7 +138,7 @@ int run(const GenerateOptions& options, const OptionOrigins&) {
     flush_standard_output();  // nobody reads on: stop
   };
   const auto start = std::chrono::steady_clock::now();
-  const Answer answer = speaker.answer(tokenizer, prompt, settings, random, emit);
+  const Answer answer = speaker.generator().answer(tokenizer, prompt, settings, random, emit);
   if (!options.json) {
     fmt::print("\n");
     return exit_ok;

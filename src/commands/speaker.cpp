@@ -1,12 +1,5 @@
 #include "commands/speaker.h"
 
-#include <algorithm>
-#include <array>
-#include <numeric>
-
-#include "base/error.h"
-#include "data/records.h"
-
 namespace so {
 namespace {
 
@@ -22,80 +15,8 @@ InferenceShape shape_of(std::int64_t capacity, std::int64_t batch_tokens) {
 
 Speaker::Speaker(const ModelFiles& model, Runtime& runtime, DType dtype, std::int64_t capacity,
                  std::int64_t batch_tokens)
-    : capacity_(capacity),
-      batch_tokens_(batch_tokens),
-      vocabulary_(model.spec().vocab),
-      inference_(model, runtime, model_formats(dtype), shape_of(capacity, batch_tokens), room_of(runtime.device())),
-      logits_memory_(runtime.device().allocate(MemoryKind::device,
-                                               static_cast<std::size_t>(vocabulary_) * sizeof(float), "logits")),
-      logits_host_(runtime.device().allocate(MemoryKind::pinned, logits_memory_.bytes(), "logits")) {}
-
-// Runs `ids` after what the cache holds; leaves the logits of the last one.
-void Speaker::feed(std::span<const std::int32_t> ids) {
-  const Tensor logits(logits_memory_.data(), DType::f32, {1, vocabulary_});
-  for (std::size_t at = 0; at < ids.size(); at += static_cast<std::size_t>(batch_tokens_)) {
-    const auto piece = ids.subspan(at, std::min(static_cast<std::size_t>(batch_tokens_), ids.size() - at));
-    const auto n = static_cast<std::int64_t>(piece.size());
-    ModelOnDevice& model = inference_.model();
-    const std::int64_t used = model.cache().used;
-    MicroBatch batch;
-    batch.ids.assign(piece.begin(), piece.end());
-    batch.targets.assign(piece.size(), kIgnored);
-    batch.positions.resize(piece.size());
-    std::iota(batch.positions.begin(), batch.positions.end(), static_cast<std::int32_t>(used));
-    batch.cu_seqlens = {0, static_cast<std::int32_t>(n)};
-    batch.tokens = n;
-    const std::array<std::int32_t, 2> keys{0, static_cast<std::int32_t>(used + n)};
-    DeviceBatch views = model.upload().upload(inference_.stream(), batch, keys);
-    model.decoder().forward_logits(inference_.stream(), views, inference_.weights(), model.arena(), logits,
-                                   &model.cache());
-    read_.insert(read_.end(), piece.begin(), piece.end());
-  }
-}
-
-std::int32_t Speaker::sample_next(const SamplingOptions& sampling, std::mt19937_64& random) {
-  inference_.stream().copy(logits_host_.data(), logits_memory_.data(), logits_memory_.bytes());
-  inference_.stream().synchronize();
-  return sample({static_cast<const float*>(logits_host_.data()), static_cast<std::size_t>(vocabulary_)}, sampling,
-                random);
-}
-
-Answer Speaker::answer(const Tokenizer& tokenizer, std::span<const std::int32_t> prompt, const AnswerSettings& settings,
-                       std::mt19937_64& random, const std::function<void(const std::string&)>& emit,
-                       const std::function<bool()>& stop) {
-  SO_CHECK(!prompt.empty() && static_cast<std::int64_t>(prompt.size()) + settings.max_new_tokens <= capacity_,
-           "{} tokens and {} more", prompt.size(), settings.max_new_tokens);
-  // The last token is always read, since its logits are wanted.
-  const auto [mine, theirs] = std::mismatch(read_.begin(), read_.end(), prompt.begin(), prompt.end());
-  const auto known = std::min(static_cast<std::size_t>(mine - read_.begin()), prompt.size() - 1);
-  read_.resize(known);
-  inference_.model().cache().used = static_cast<std::int64_t>(known);
-
-  Answer answer;
-  answer.reason = "length";
-  StreamDecoder text(tokenizer, true, prompt);
-  const auto say = [&](const std::string& piece) {
-    answer.text += piece;
-    emit(piece);
-  };
-  std::span<const std::int32_t> next = prompt.subspan(known);
-  for (int i = 0; i < settings.max_new_tokens; ++i) {
-    if (stop()) {
-      answer.reason = "interrupted";
-      break;
-    }
-    feed(next);
-    const std::int32_t id = sample_next(settings.sampling, random);
-    if (settings.stop_at_end && tokenizer.ends_generation(id)) {
-      answer.reason = "eos";
-      break;
-    }
-    answer.ids.push_back(id);
-    say(text.push(id));
-    next = std::span(answer.ids).last(1);
-  }
-  say(text.finish());
-  return answer;
-}
+    : inference_(model, runtime, model_formats(dtype), shape_of(capacity, batch_tokens), room_of(runtime.device())),
+      generator_(runtime.device(), inference_.model(), inference_.weights(), inference_.stream(), capacity,
+                 batch_tokens) {}
 
 }  // namespace so

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstddef>
 #include <functional>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -100,11 +99,11 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
   std::int32_t best = -1;
   for (std::size_t i = 0; i < logits.size(); ++i) {
     if (std::isnan(logits[i]))
-      throw std::runtime_error("the model's logits are not numbers; its weights are damaged or training diverged");
+      throw LogitsError("the model's logits are not numbers; its weights are damaged or training diverged");
     if (best < 0 || logits[i] > logits[static_cast<std::size_t>(best)]) best = static_cast<std::int32_t>(i);
   }
   if (best < 0 || !std::isfinite(logits[static_cast<std::size_t>(best)]))
-    throw std::runtime_error("the model's largest logit is infinite; its weights are damaged or training diverged");
+    throw LogitsError("the model's largest logit is infinite; its weights are damaged or training diverged");
   if (options.temperature == 0) return best;
 
   const std::size_t k =

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <random>
 #include <span>
+#include <stdexcept>
 
 namespace so {
 
@@ -13,8 +14,14 @@ struct SamplingOptions {
   double top_p = 1;        // then only the fewest whose probabilities reach p (at least one)
 };
 
-// Draws at most one number from `random`. Logits of -infinity are never chosen. Throws std::runtime_error, which
-// is exit code 1 as in `eval`, if a logit is NaN or the largest is not finite.
+// No token can be chosen from logits of which one is NaN or the largest is not finite. A command that ends with it has
+// exit code 1, as `eval` has of such a loss.
+class LogitsError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Draws at most one number from `random`. Logits of -infinity are never chosen. Throws LogitsError.
 std::int32_t sample(std::span<const float> logits, const SamplingOptions& options, std::mt19937_64& random);
 
 }  // namespace so
