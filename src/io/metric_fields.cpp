@@ -54,6 +54,10 @@ constexpr MetricField field_table[] = {
     {"step", "skipped_origin", "", "where it began: the gradients, the loss, or the first such activation"},
     {"evaluation", "step", "", "steps done before; 0: the evaluation at the start"},
     {"evaluation", "eval_loss", "nats a token", "mean over the evaluation data", "eval/loss"},
+    {"samples", "step", "", "steps done before; 0: the samples at the start"},
+    {"samples", "samples", "", "texts that were generated, one for each of `--sample_prompts`"},
+    {"samples", "sample_tokens", "tokens", "generated, in all of them"},
+    {"samples", "sample_seconds", "s", "wall time"},
     {"end", "step", "", "the last step"},
     {"end", "summary.FIGURE.planned", "s, bytes",
      "FIGURE: step_seconds, overlap_efficiency, device_seconds, host_adamw_seconds, device_bytes, pinned_bytes, "
@@ -90,6 +94,7 @@ std::string_view heading(std::string_view line) {
   if (line == "start") return "A run's start, and each resumption: a line with `start`";
   if (line == "step") return "A step: a line with `loss`";
   if (line == "evaluation") return "An evaluation: a line with `eval_loss`";
+  if (line == "samples") return "Samples: a line with `samples`, whose texts are in `samples.jsonl`";
   return "A run's end: a line with `summary`";
 }
 

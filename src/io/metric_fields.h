@@ -8,7 +8,7 @@
 namespace so {
 
 struct MetricField {
-  std::string_view line;  // step, evaluation, start or end: the kind of line that has it
+  std::string_view line;  // step, evaluation, samples, start or end: the kind of line that has it
   // Inside of others "outer.inner", of the objects in a list "outer[].inner"; NAME and FIGURE stand for several.
   std::string_view name;
   std::string_view unit;  // may be empty

@@ -1,9 +1,8 @@
 #include "io/metrics.h"
 
-#include <limits>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
+#include "base/file.h"
 
 namespace so {
 namespace {
@@ -74,32 +73,6 @@ ordered_json to_object(const RunTotals& t) {
   return object;
 }
 
-std::int64_t step_of_line(std::string_view line, const std::filesystem::path& path, std::size_t number) {
-  const auto object = nlohmann::json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
-  if (object.is_object()) {
-    const auto step = object.find("step");
-    if (step != object.end() && step->is_number_integer()) return step->get<std::int64_t>();
-  }
-  fail("{}:{}: not a line of metrics (a JSON object with an integer \"step\"); mend or move the file away",
-       printable_path(path), number);
-}
-
-// The lines of steps up to `last`, and the end of the last whole line.
-std::string kept_lines(const std::filesystem::path& path, std::int64_t last) {
-  const MappedFile map(path);
-  const std::string_view text = map.text();
-  std::string kept;
-  std::size_t number = 0;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = text.find('\n', begin);
-    if (end == text.npos) break;  // cut short by a kill
-    const std::string_view line = text.substr(begin, end - begin);
-    if (step_of_line(line, path, ++number) <= last) kept.append(text, begin, end + 1 - begin);
-    begin = end + 1;
-  }
-  return kept;
-}
-
 }  // namespace
 
 bool has_metrics_line(const std::filesystem::path& output_directory, std::int64_t step, std::string_view key) {
@@ -119,17 +92,11 @@ bool has_metrics_line(const std::filesystem::path& output_directory, std::int64_
   return false;
 }
 
-MetricsLog::MetricsLog(const std::filesystem::path& output_directory) : path_(output_directory / "metrics.jsonl") {
-  file_ = File::append(path_);
-  const std::uint64_t size = file_.size();
-  if (size == 0) return;
-  std::byte last{};
-  File::open(path_).pread_exact({&last, 1}, size - 1);
-  if (last != std::byte{'\n'}) truncate_after(std::numeric_limits<std::int64_t>::max());
-}
+MetricsLog::MetricsLog(const std::filesystem::path& output_directory)
+    : lines_(output_directory / "metrics.jsonl", "metrics") {}
 
 void MetricsLog::start(std::int64_t step, const RunFacts& facts) {
-  append_line(line_of({{"step", step}, {"start", to_object(facts)}}));
+  lines_.append(line_of({{"step", step}, {"start", to_object(facts)}}));
 }
 
 void MetricsLog::step(const StepMetrics& m) {
@@ -152,11 +119,18 @@ void MetricsLog::step(const StepMetrics& m) {
     object["skipped_tensor"] = m.skipped_tensor;
     object["skipped_origin"] = m.skipped_origin;
   }
-  append_line(line_of(object));
+  lines_.append(line_of(object));
 }
 
 void MetricsLog::evaluation(std::int64_t step, double loss) {
-  append_line(line_of({{"step", step}, {"eval_loss", loss}}));
+  lines_.append(line_of({{"step", step}, {"eval_loss", loss}}));
+}
+
+void MetricsLog::samples(std::int64_t step, const SampleTotals& totals) {
+  lines_.append(line_of({{"step", step},
+                         {"samples", totals.samples},
+                         {"sample_tokens", totals.tokens},
+                         {"sample_seconds", totals.seconds}}));
 }
 
 void MetricsLog::summary(std::int64_t step, std::span<const PlannedFigure> figures, const RunTotals& totals,
@@ -171,16 +145,7 @@ void MetricsLog::summary(std::int64_t step, std::span<const PlannedFigure> figur
     object["measured"] = entry.measured ? ordered_json(*entry.measured) : ordered_json();
     line["memory"].push_back(object);
   }
-  append_line(line_of(line));
-}
-
-void MetricsLog::append_line(std::string_view line) { writer_.append(file_, line); }
-
-void MetricsLog::truncate_after(std::int64_t step) {
-  const std::string kept = kept_lines(path_, step);
-  if (kept.size() == file_.size()) return;
-  write_text_file_atomically(path_, kept);
-  file_ = File::append(path_);  // the old descriptor is of the file that was replaced
+  lines_.append(line_of(line));
 }
 
 }  // namespace so

@@ -10,8 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/file.h"
-#include "io/record_file.h"
+#include "io/step_lines.h"
 
 namespace so {
 
@@ -98,34 +97,33 @@ struct RunFacts {
   std::optional<OverlapRecord> overlap = {};
 };
 
-// "<output directory>/metrics.jsonl", for one thread. Every append is one write() of one line, so a reader, also after
-// kill -9, sees whole lines and at most one cut short at the end. Numbers carry the digits that give the same double
-// back; what is not finite is null. There are lines of steps, of evaluations, of a run's start and of its end; their
+// What was generated at a step.
+struct SampleTotals {
+  std::int64_t samples = 0, tokens = 0;
+  double seconds = 0;
+};
+
+// "<output directory>/metrics.jsonl" (io/step_lines.h). Numbers carry the digits that give the same double back; what
+// is not finite is null. There are lines of steps, of evaluations, of samples, of a run's start and of its end; their
 // keys are listed in io/metric_fields.h.
 class MetricsLog {
  public:
-  // Opens it for appending; created if absent. A last line that was cut short is dropped.
   explicit MetricsLog(const std::filesystem::path& output_directory);
 
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const { return lines_.path(); }
   void start(std::int64_t step, const RunFacts& facts);  // after so many steps
   void step(const StepMetrics& metrics);
-  void evaluation(std::int64_t step, double loss);  // of the weights after `step`
+  void evaluation(std::int64_t step, double loss);              // of the weights after `step`
+  void samples(std::int64_t step, const SampleTotals& totals);  // of the weights after `step`
   void summary(std::int64_t step, std::span<const PlannedFigure> figures, const RunTotals& totals = {},
                std::span<const NamedMemory> memory = {});
 
-  // Whether a line could not be written; it was reported then.
-  bool lost_any() const { return writer_.lost_any(); }
-
-  // Drops the lines of steps after `step`, which a resumed run will write again. The other lines keep their bytes. The
-  // file is replaced in one piece; a line in the middle that is not a metrics line is an Error that names it.
-  void truncate_after(std::int64_t step);
+  bool lost_any() const { return lines_.lost_any(); }
+  // Drops the lines of steps after `step`, which a resumed run will write again.
+  void truncate_after(std::int64_t step) { lines_.truncate_after(step); }
 
  private:
-  void append_line(std::string_view line);
-  std::filesystem::path path_;
-  File file_;
-  RecordWriter writer_;
+  StepLines lines_;
 };
 
 // Whether the record of a run, if there is one, has a line of this step with this key.

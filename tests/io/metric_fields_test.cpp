@@ -47,6 +47,7 @@ void write_every_field(const std::filesystem::path& output) {
   step.skipped = true;
   log.step(step);
   log.evaluation(1, 2);
+  log.samples(1, {.samples = 2, .tokens = 9, .seconds = 0.5});
   RunTotals totals;
   totals.steps = 1;
   totals.overlap = some_overlap;
@@ -64,6 +65,7 @@ TEST(MetricFields, AreThoseThatAreWritten) {
     const std::string kind = line.contains("start")       ? "start"
                              : line.contains("loss")      ? "step"
                              : line.contains("eval_loss") ? "evaluation"
+                             : line.contains("samples")   ? "samples"
                                                           : "end";
     FieldNames written, listed;
     add_names(line, "", written);
@@ -72,7 +74,7 @@ TEST(MetricFields, AreThoseThatAreWritten) {
     EXPECT_EQ(listed, written) << kind;
     seen.insert(kind);
   }
-  EXPECT_EQ(seen, (FieldNames{"start", "step", "evaluation", "end"}));
+  EXPECT_EQ(seen, (FieldNames{"start", "step", "evaluation", "samples", "end"}));
 }
 
 TEST(MetricFields, NameTheScalarsOfTensorBoard) {
