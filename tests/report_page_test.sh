@@ -37,6 +37,14 @@ record() {
     }
     printf "{\"step\":%d,\"summary\":{\"step_seconds\":{\"planned\":1,\"measured\":1.1,\"difference\":0.1}},\"run\":{\"outcome\":\"finished\"},\"memory\":[%s]}\n", steps, memory
   }' >"$1/metrics.jsonl"
+  awk -v steps="$2" 'BEGIN {
+    long = "word"
+    for (i = 0; i < 200; i++) long = long "word"
+    for (s = 0; s <= steps; s += 20) {
+      printf "{\"step\":%d,\"sample\":1,\"prompt\":\"</script><b>\",\"text\":\"</script><img src=x onerror=alert(1)> %d\",\"tokens\":1,\"finish_reason\":\"length\"}\n", s, s
+      printf "{\"step\":%d,\"sample\":2,\"prompt\":\"%s\",\"text\":\"one\\n  two %s\",\"tokens\":1,\"finish_reason\":\"eos\"}\n", s, long, long
+    }
+  }' >"$1/samples.jsonl"
 }
 record "a<script>throw 1<" 300
 record b 40
@@ -60,7 +68,7 @@ function look() {
   if (document.documentElement.scrollWidth > window.innerWidth) say(`wider than the window: ${document.documentElement.scrollWidth}`);
   const shown = document.querySelector('main');
   if (shown.innerHTML.includes('NaN') || shown.textContent.includes('undefined')) say('shows NaN or undefined');
-  for (const id of ['time', 'plan', 'memory', 'settings']) if (!document.getElementById(id)) say(`no section ${id}`);
+  for (const id of ['time', 'plan', 'memory', 'samples', 'settings']) if (!document.getElementById(id)) say(`no section ${id}`);
   const charts = all('figure[data-chart]').map((figure) => figure.dataset.chart).join(' ');
   if (charts !== 'loss eval_loss grad_norm lr tokens_per_s step_time_s host_memory device_memory') say(`charts: ${charts}`);
   for (const svg of all('svg')) {
@@ -79,6 +87,14 @@ function look() {
       if (parseFloat(getComputedStyle(text).fontSize) < 11) say(`${chart.dataset.chart}: small text`);
     }
   }
+  if (all('#samples .card').length !== 2) say('prompts are missing');
+  for (const card of all('#samples .card')) {
+    if ([...card.querySelectorAll('th')].map((th) => th.textContent).join(' ') !== 'step A B') say('samples: not a column for each run');
+    if (card.querySelectorAll('tbody tr').length < 16) say('samples: steps are missing');
+  }
+  const text = document.querySelector('#samples td.sample');
+  if (!text.textContent.startsWith('</scr' + 'ipt><img src=x')) say('a text was changed');
+  if (getComputedStyle(text).whiteSpace !== 'pre-wrap') say('lines of a text run together');
   const ids = all('[id]').map((e) => e.id);
   if (new Set(ids).size !== ids.length) say('an id stands twice');
   // WCAG's contrast of text and what is behind it.

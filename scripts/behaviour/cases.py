@@ -227,6 +227,7 @@ TRAINED_TEXTS = {
     "prompt too": "--train_on_prompt",
     "packed": "--packing",
     "special tokens as text": "--parse_special_tokens false",
+    "samples": "--sample_prompts ../data/mixed.txt --sample_steps 2 --sample_max_new_tokens 8",
 }
 TOKENIZERS = ["gpt_oss", "llama3", "mixed", "phi4", "qwen3", "seed_oss"]
 TOKENIZATIONS = {
@@ -272,7 +273,8 @@ REFUSED = [
     "{train} --max_length 256", "{train} --max_length 1", "{train} --offload_ratio 1.5", "{train} --streamed_layers -2",
     "{train} --optimizer_state_dtype bf16", "{train} --offload_optimizer none --offload_ratio 0.5",
     "{train} --warmup_steps 3", "{train} --bench_steps 2 --save_steps 3",
-    "{train} --eval_steps 2", "{train} --trace out/t.json --max_steps 2", "{train} --trace_steps 3", 
+    "{train} --eval_steps 2", "{train} --trace out/t.json --max_steps 2", "{train} --trace_steps 3",
+    "{train} --sample_steps 2", "{train} --sample_prompts nowhere.txt",
     "{train} --resume nowhere", "{train} --quiet --verbose", "{train} --packing maybe", "{train} stray",
     "{train} --deepspeed_config nowhere.json", "{train} --output_dir ../data/text.jsonl", "{train} --bucket_size 17",
     "{train} --adam_beta2 1", "{train} --max_skipped_steps -1", "{train} --warmup 2", "{train} --seed -1",

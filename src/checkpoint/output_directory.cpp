@@ -18,6 +18,7 @@
 #include "checkpoint/run_length.h"
 #include "data/data_files.h"
 #include "io/atomic_directory.h"
+#include "io/samples.h"
 
 namespace so {
 namespace {
@@ -35,11 +36,14 @@ void require_inputs_apart(const InputOptions& read_files, const fs::path& direct
   for (const std::string& name : doomed) gone.insert(real(directory / name));
   gone.erase(fs::path());
   const std::string evaluation = read_files.eval_data.value_or("");
-  const std::pair<const char*, const std::string*> inputs[] = {
-      {"--model", &read_files.model}, {"--data", &read_files.data}, {"--eval_data", &evaluation}};
+  const std::string prompts = read_files.sample_prompts.value_or("");
+  const std::pair<const char*, const std::string*> inputs[] = {{"--model", &read_files.model},
+                                                               {"--data", &read_files.data},
+                                                               {"--eval_data", &evaluation},
+                                                               {"--sample_prompts", &prompts}};
   for (const auto& [option, input] : inputs) {
     std::vector<fs::path> read{*input};
-    if (!input->empty() && input != &read_files.model)
+    if (!input->empty() && input != &read_files.model && input != &prompts)
       read = all_files(data_files(*input, option, input == &evaluation ? DataUse::evaluation : DataUse::training));
     if (input == &read_files.model && is_directory_path(*input))
       for (const fs::path& entry : entries_of(*input)) read.push_back(entry);
@@ -126,6 +130,11 @@ void OutputDirectory::require_free(const OutputContents& contents) const {
         "another --output_dir",
         options_.output_dir, contents.ours.begin()->substr(0, contents.ours.begin()->find('/')));
   std::vector<std::string> foreign = contents.foreign;
+  // A file of that name is in nobody's way but that of a run with samples.
+  if (const std::string samples(samples_file); inputs_.sample_prompts &&
+                                               path_exists(fs::path(options_.output_dir) / samples) &&
+                                               !contents.ours.contains(samples))
+    foreign.push_back(samples);
   // Checkpoints may have been brought here to go on from; one that would be replaced is set aside when it comes to
   // that.
   if (options_.resume) std::erase_if(foreign, [](const std::string& name) { return name.starts_with("checkpoint-"); });
@@ -158,6 +167,11 @@ void OutputDirectory::prepare(std::uint64_t bytes) {
   remove_stale_temporaries_of_runs(directory);
 }
 
+bool OutputDirectory::owns(const std::string& name) const {
+  const auto recorded = own_.read();
+  return recorded && recorded->contains(name) && is_plain_file(options_.output_dir, name);
+}
+
 void OutputDirectory::begin() {
   const fs::path directory = options_.output_dir;
   OutputContents contents = look_into(directory, inputs_.model);
@@ -168,7 +182,8 @@ void OutputDirectory::begin() {
     own_.remove(contents.ours);
   } else if (options_.resume && !checkpoint_) {
     // Killed before its first checkpoint: the metrics of the steps that are about to be run again would stand twice.
-    if (contents.ours.contains("metrics.jsonl")) own_.remove({"metrics.jsonl"});
+    for (const std::string& record : {std::string("metrics.jsonl"), std::string(samples_file)})
+      if (contents.ours.contains(record)) own_.remove({record});
   }
   own_.add({"metrics.jsonl"});
 }

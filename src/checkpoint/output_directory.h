@@ -41,6 +41,8 @@ class OutputDirectory {
   // Removes, by name, the files of the run that is overwritten, and records those that this one begins with. Called
   // when the new run has something to put there: its weights are loaded.
   void begin();
+  // Whether a file of this name is there, and this program wrote it.
+  bool owns(const std::string& name) const;
   // Records what is about to be written.
   void add(const FileNames& names) const { own_.add(names); }
 

@@ -84,6 +84,7 @@ ReportRun read_run(const fs::path& directory) {
   // Asked before reading, so that a run that ends meanwhile counts as going on, and is looked at once more.
   run.going_on = RunLock::held(directory);
   run.metrics = read_metrics_file(directory);
+  run.samples = read_samples_file(directory);
   return run;
 }
 
@@ -158,8 +159,8 @@ const RegisteredCommand report_command([] {
        .details =
            R"(Writes one HTML file of one run or of several, laid over each other: loss, evaluations, gradient norm
 with clipped and skipped steps, learning rate, tokens/s, memory, where a step's time went, what was
-planned beside what was measured, memory by name, and the settings with where they came from. The file
-loads nothing from anywhere, and any browser opens it.
+planned beside what was measured, memory by name, the texts of --sample_prompts by step, and the settings
+with where they came from. The file loads nothing from anywhere, and any browser opens it.
 
 A run that goes on can be looked at too. --watch serves the page to browsers of this machine, which
 follow the run; when it ends, the page is written.)",

@@ -19,6 +19,7 @@
 #include "commands/command.h"
 #include "commands/parameter_options.h"
 #include "commands/rank_work.h"
+#include "commands/train_samples.h"
 #include "data/data_files.h"
 #include "data/dataset.h"
 #include "data/document_mix.h"
@@ -197,6 +198,7 @@ void require_same_on_all(AskedRun& run, const RunData& data, const TrainingPlan&
   facts.emplace_back("the layers' kept activations", describe(plan.decoder.keep));
   facts.emplace_back("the buckets' elements", std::to_string(plan.engine.bucket_elements));
   facts.emplace_back("the layers whose weights are gathered", std::to_string(plan.engine.gathered));
+  facts.emplace_back("the tokens of the longest sample", std::to_string(plan.shape.sample_tokens));
   require_same_run(run.ranks, facts);
 }
 
@@ -215,7 +217,7 @@ BatchOptions batch_options(const TrainOptions& options, const Communicator& rank
 
 // All must outlive the review. None of a plan without an estimate.
 std::optional<PlanReview> make_review(const AskedRun& run, const TrainingPlan& plan, const PlanningMachine& machine,
-                                      const DataShape& shape) {
+                                      const std::function<TrainingShape(const PlanKnobs&)>& shape) {
   std::optional<PlanReview> review;
   if (!plan.estimate) return review;
   review.emplace(plan, run.layout,
@@ -223,7 +225,7 @@ std::optional<PlanReview> make_review(const AskedRun& run, const TrainingPlan& p
                    PlanningMachine same = machine;
                    same.rates = [rates] { return rates; };
                    same.held = held;
-                   PlanQuestion other = run.ask(same, [&](const PlanKnobs& knobs) { return shape.of(knobs); });
+                   PlanQuestion other = run.ask(same, shape);
                    other.asked.offload_ratio = wanted.ratio;
                    other.asked.streamed_layers = wanted.streamed_layers;
                    other.asked.gathered_layers = wanted.gathered_layers;
@@ -322,6 +324,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   std::optional<OutputDirectory> output;
   std::optional<ModelFiles> model;
   std::optional<ModelEncoder> encoder;
+  std::optional<SampleRequest> samples;
   together(ranks, [&] {
     state_or_refuse(
         asked.ask(at_first, [&](const PlanKnobs& knobs) { return largest_shape(knobs, options.evaluates()); }));
@@ -331,6 +334,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
     else
       log_info("{} has no weights: planning by its config.json", options.model);
     encoder.emplace(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
+    samples = read_samples(options, spec, *encoder);
   });
   const std::uint64_t export_bytes =
       model ? exported_bytes(*model, asked.formats.exported) : exported_bytes(asked.layout, asked.formats.exported);
@@ -341,14 +345,21 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
 
   Device& device = asked.runtime.device();
   MemoryMeter memory(device);
-  const DataShape shape(data.training, data.evaluation_data(), batch_options(options, ranks), options.max_steps,
-                        options.num_train_epochs);
+  const DataShape of_data(data.training, data.evaluation_data(), batch_options(options, ranks), options.max_steps,
+                          options.num_train_epochs);
+  const std::function<TrainingShape(const PlanKnobs&)> shape = [&](const PlanKnobs& knobs) {
+    TrainingShape all = of_data.of(knobs);
+    if (samples) all.sample_tokens = samples->most_tokens();
+    return all;
+  };
   PlanningMachine machine = asked.machine_now();
   use_cached_rates(machine, asked.runtime, asked.formats,
                    {.fresh = options.profile == ProfileUse::fresh, .keep = writes});
   TrainingPlan plan;
-  together(ranks,
-           [&] { plan = plan_or_refuse(asked.ask(machine, [&](const PlanKnobs& knobs) { return shape.of(knobs); })); });
+  together(ranks, [&] {
+    plan = plan_or_refuse(asked.ask(machine, shape));
+    if (samples) require_samples(plan, spec);
+  });
   memory.forget_peaks();
   require_same_on_all(asked, data, plan);
   require_record_each(ranks, data.training.size(), options.data);
@@ -378,7 +389,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   const RunFacts facts =
       run_facts(options.model, plan, device, train_option_table().view(options), origins, start.length.steps);
   Trainer trainer({options, to_json(train_option_table().view(options)), facts, asked.runtime, *model, plan, ranks,
-                   data.training, data.evaluation_data(), batches, start.length, *output, review ? &*review : nullptr});
+                   data.training, data.evaluation_data(), batches, start.length, *output, review ? &*review : nullptr,
+                   samples ? &*samples : nullptr});
   begin(trainer, options, start.from, start.length);
   const Trainer::Outcome outcome = trainer.run();
   return end(trainer, outcome, compare_with_plan(plan, device, memory, trainer.seconds()),
@@ -427,10 +439,10 @@ computes, zerooffload after backward. Results are the same.
                  {"eval_strategy", "epoch", "evaluations come after each epoch", {"eval_steps"}},
                  {"bench_steps",
                   "",
-                  "nothing is saved or evaluated",
+                  "nothing is saved, evaluated or generated",
                   {"save_strategy", "save_steps", "save_total_limit", "save_only_model", "eval_strategy", "eval_steps",
                    "load_best_model_at_end", "metric_for_best_model", "early_stopping_patience",
-                   "early_stopping_threshold"}}}},
+                   "early_stopping_threshold", "sample_prompts", "sample_steps", "sample_max_new_tokens"}}}},
       train_option_table(), complete, run_train);
 });
 

@@ -230,6 +230,25 @@ void add_logging(OptionTable<O>& t) {
       .at_most(1e6)
       .default_from("EarlyStoppingCallback")
       .affects_results();
+  t.add("sample_prompts", &O::sample_prompts,
+        "Generate a text from each of these prompts while the run goes on, greedily: a prompt a line; or, if the file "
+        "begins with { or [, records of messages or prompt, which the model's chat template renders, of instruction, "
+        "for the Alpaca template, or of text, as it is. Texts are in samples.jsonl; results do not depend on them")
+      .metavar("FILE")
+      .default_from(ours);
+  t.add("sample_steps", &O::sample_steps,
+        "Generate every so many optimizer steps; and at the end, and before the first step, to compare with what the "
+        "model said before")
+      .unit("steps")
+      .at_least(1)
+      .or_else(std::int64_t{0}, "with each evaluation; in a run without any, with each checkpoint")
+      .default_from(ours);
+  t.add("sample_max_new_tokens", &O::sample_max_new_tokens, "Most tokens to generate from a prompt")
+      .unit("tokens")
+      .at_least(1)
+      .at_most(1e9)
+      .default_from(ours)
+      .elsewhere("eval_max_new_tokens");
   t.add("wall_clock_breakdown", &O::wall_clock_breakdown, "Log the time of each part of a step")
       .file_only()
       .default_from("DeepSpeed")
@@ -306,6 +325,12 @@ OptionTable<O> make_table() {
   return t;
 }
 
+void check_samples(const TrainOptions& options, const OptionOrigins& origins) {
+  if (options.sample_prompts || options.bench_steps) return;
+  for (const char* name : {"sample_steps", "sample_max_new_tokens"})
+    if (origins.given(name)) fail("--{} is about texts that are generated: add --sample_prompts FILE", name);
+}
+
 // What asks for the best of the evaluations needs some.
 void check_best_model(const TrainOptions& options, const OptionOrigins& origins) {
   if (options.bench_steps) return;  // which leaves all of this idle, and says so
@@ -349,6 +374,7 @@ void check_train_options(const TrainOptions& options, const OptionOrigins& origi
   if (const double split = options.validation_split.value_or(0); split > 1 && split != std::floor(split))
     fail("--validation_split {} is neither a share of the records, below 1, nor a number of them", split);
   check_best_model(options, origins);
+  check_samples(options, origins);
   if (options.min_lr > options.lr)
     fail("--min_lr {} is above --lr {}, the peak that the learning rate falls from: give a smaller one", options.min_lr,
          options.lr);

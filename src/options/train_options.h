@@ -27,6 +27,7 @@ struct InputOptions {
   std::optional<std::string> data_weights;
   std::optional<std::string> eval_data;
   std::optional<double> validation_split;  // below 1 a share of the records, else their number
+  std::optional<std::string> sample_prompts;
   bool evaluates() const { return eval_data || validation_split; }
 };
 
@@ -61,9 +62,11 @@ struct LoopOptions : ScheduleOptions, LengthOptions, OutputOptions, BestModelOpt
   double label_smoothing_factor = 0;
   std::int64_t log_interval = 1;
   Cadence eval_strategy = Cadence::steps;
-  std::optional<std::int64_t> eval_steps;  // of that cadence; unset: only at the end
-  bool wall_clock_breakdown = false;       // DeepSpeed file only
-  std::optional<std::string> trace;        // file
+  std::optional<std::int64_t> eval_steps;    // of that cadence; unset: only at the end
+  std::optional<std::int64_t> sample_steps;  // unset: with evaluations, or without these with checkpoints
+  std::int64_t sample_max_new_tokens = 64;
+  bool wall_clock_breakdown = false;  // DeepSpeed file only
+  std::optional<std::string> trace;   // file
   std::int64_t trace_steps = 1;
   std::optional<std::int64_t> bench_steps;  // unset: no benchmark
   std::int64_t warmup_steps = 15;

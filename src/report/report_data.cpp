@@ -17,6 +17,7 @@ using nlohmann::ordered_json;
 // As many columns as a chart has pixels at most, about; and few enough that a mean smooths.
 constexpr std::size_t columns = 400, mean_columns = 120, strip_columns = 200;
 constexpr std::size_t most_resumptions = 20;
+constexpr std::size_t most_prompts = 20, most_texts = 30, most_text_bytes = 4000;
 
 // As the charts need it: null where a value is not finite, seven digits, which are more than can be seen.
 ordered_json numbers(std::span<const double> values) {
@@ -186,11 +187,44 @@ void add_facts(ordered_json& out, const RecordedRun& run) {
   if (facts.overlap) out["planned_parts"] = to_json(*facts.overlap);
 }
 
+// At most so many bytes, cut where a character begins.
+std::string cut(const std::string& text, std::size_t most) {
+  if (text.size() <= most) return text;
+  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;
+  return text.substr(0, most) + "...";
+}
+
+// The texts of each prompt by step; of many the first, the last, and some between.
+ordered_json texts_of(std::span<const Sample> samples) {
+  std::vector<std::pair<std::string, std::vector<const Sample*>>> prompts;
+  for (const Sample& sample : samples) {
+    auto found = std::find_if(prompts.begin(), prompts.end(), [&](const auto& p) { return p.first == sample.prompt; });
+    if (found == prompts.end()) {
+      if (prompts.size() == most_prompts) continue;
+      found = prompts.insert(prompts.end(), {sample.prompt, {}});
+    }
+    found->second.push_back(&sample);
+  }
+  ordered_json list = ordered_json::array();
+  for (const auto& [prompt, all] : prompts) {
+    ordered_json texts = ordered_json::array();
+    const std::size_t shown = std::min(all.size(), most_texts);
+    for (std::size_t i = 0; i < shown; ++i) {
+      const Sample& sample = *all[shown == 1 ? 0 : i * (all.size() - 1) / (shown - 1)];
+      texts.push_back({sample.step, cut(sample.text, most_text_bytes), sample.finish_reason});
+    }
+    list.push_back({{"prompt", cut(prompt, most_text_bytes)}, {"texts", texts}});
+  }
+  return list;
+}
+
 ordered_json to_json(const ReportRun& run) {
   const RecordedRun& metrics = run.metrics;
   ordered_json out{{"name", run.name}, {"status", status(run)}, {"notes", ordered_json::array()}};
   if (!metrics.damage.empty())
     out["notes"].push_back(fmt::format("metrics.jsonl: {}; read up to there", metrics.damage));
+  if (!run.samples.damage.empty())
+    out["notes"].push_back(fmt::format("{}: {}; read up to there", samples_file, run.samples.damage));
   if (metrics.steps.empty()) out["notes"].push_back("no step is recorded yet");
   out["resumed"] = ordered_json::array();
   for (const RecordedStart& start : metrics.starts)
@@ -198,6 +232,7 @@ ordered_json to_json(const ReportRun& run) {
   add_facts(out, metrics);
   add_totals(out, metrics);
   add_series(out, metrics);
+  out["samples"] = texts_of(run.samples.samples);
   return out;
 }
 

@@ -6,12 +6,14 @@
 #include <string_view>
 
 #include "io/metrics_reader.h"
+#include "io/samples.h"
 
 namespace so {
 
 struct ReportRun {
   std::string name;  // for people; untrusted
   RecordedRun metrics;
+  RecordedSamples samples = {};
   bool going_on = false;  // a process is writing it
 };
 

@@ -60,6 +60,8 @@ Trainer::Trainer(const TrainerInputs& in)
       progress_(0, in.length.steps, in.options.log_interval) {
   state_.data_key = in.data.key();
   state_.options = in.record;
+  if (in.samples)
+    samples_.emplace(in.runtime.device(), model_, engine_, *stream_, *in.samples, sample_batch_tokens(in.plan.shape));
   if (in.options.looks_for_best()) state_.evaluations.emplace().data_key = in.evaluation_data->key();
   for (const std::string& remark : in.model.spec().remarks) log_info("{}", remark);
 }
@@ -74,6 +76,11 @@ void Trainer::open_records() {
   in_.output.begin();
   metrics_.emplace(output);
   tensorboard_.emplace(output / "runs");
+  // A resumed run keeps the record of one that made samples, whether or not it makes more.
+  if (in_.samples || in_.output.owns(std::string(samples_file))) {
+    in_.output.add({std::string(samples_file)});
+    samples_log_.emplace(output);
+  }
   in_.output.add({"runs/" + tensorboard_->path().filename().string()});
 }
 
@@ -97,6 +104,7 @@ void Trainer::resume(const std::filesystem::path& checkpoint, const TrainerState
   if (!keeps_records()) return;
   metrics_->truncate_after(state.step);
   tensorboard_->truncate_after(state.step);
+  if (samples_log_) samples_log_->truncate_after(state.step);
 }
 
 Trainer::Step Trainer::train_step() {
@@ -311,6 +319,7 @@ Trainer::Outcome Trainer::run_steps() {
   totals_.start();
   const bool resumed_at_end = ended();
   if (!benchmark && (state_.step == 0 || evaluation_is_due())) record_evaluation();
+  if (!benchmark && (state_.step == 0 || samples_are_missing())) record_samples();
   if (stop_requested() && !ended()) {
     how_to_resume_ =
         fmt::format("interrupted by {} before the first step: nothing was saved; continue with --resume", stopped_by_);
@@ -346,6 +355,7 @@ Trainer::Outcome Trainer::run_steps() {
     const bool last = state_.step == in_.length.steps;
     const bool best = !last && is_due(o.eval_strategy, o.eval_steps, state_.step, r.plan.ends_epoch) &&
                       record_evaluation() && o.load_best_model_at_end;
+    if (!last && samples_are_due(r.plan.ends_epoch)) record_samples();
     if (stops_early()) break;
     if (stop_requested() && !last) {
       progress_.end();
@@ -380,6 +390,7 @@ Trainer::Outcome Trainer::run_steps() {
              state_.evaluations->best_loss.value_or(std::numeric_limits<double>::quiet_NaN()));
   else if (!resumed_at_end)
     record_evaluation();
+  if (!resumed_at_end && sampled_step_ != state_.step) record_samples();
   write_results();
   return Outcome::finished;
 }

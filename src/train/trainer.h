@@ -31,6 +31,7 @@
 #include "train/progress.h"
 #include "train/run_totals.h"
 #include "train/step_time_limit.h"
+#include "train/training_samples.h"
 #include "train/training_step.h"
 
 namespace so {
@@ -48,8 +49,9 @@ struct TrainerInputs {
   const Documents* evaluation_data;  // null: none
   BatchIterator& batches;            // this rank's
   RunLength length;
-  OutputDirectory& output;       // of rank 0; the others only look
-  PlanReview* review = nullptr;  // null: none
+  OutputDirectory& output;                 // of rank 0; the others only look
+  PlanReview* review = nullptr;            // null: none
+  const SampleRequest* samples = nullptr;  // null: none
 };
 
 class Trainer {
@@ -75,7 +77,8 @@ class Trainer {
   // Whether the run ended without something it should have written: a checkpoint, or a line of a record. Each was
   // reported when it happened.
   bool incomplete() const {
-    return save_failed_ || (metrics_ && metrics_->lost_any()) || (tensorboard_ && tensorboard_->lost_any());
+    return save_failed_ || (metrics_ && metrics_->lost_any()) || (tensorboard_ && tensorboard_->lost_any()) ||
+           (samples_log_ && samples_log_->lost_any());
   }
   // The last line of the run's metrics, and the closing lines of the log.
   void record_summary(Outcome outcome, std::span<const PlannedFigure> figures, std::span<const NamedMemory> memory);
@@ -113,6 +116,11 @@ class Trainer {
   bool count_evaluation(double loss);
   // Whether the evaluation that belongs to the step resumed from is missing, as after a signal; rank 0 looks.
   bool evaluation_is_due();
+  // Generates and records the samples of the weights as they are, where there are any to make.
+  void record_samples();
+  bool samples_are_due(bool ends_epoch) const;
+  // Whether those that belong to the step resumed from are missing; rank 0 looks.
+  bool samples_are_missing();
   // Leaves `room` bytes free.
   void save(std::uint64_t room = 0);
   // Waits for the save under way. One that fails is reported, and training goes on.
@@ -139,6 +147,9 @@ class Trainer {
   CheckpointWriter checkpoints_;
   std::optional<MetricsLog> metrics_;  // on rank 0, from open_records() on, like the next
   std::optional<TensorBoardWriter> tensorboard_;
+  std::optional<TrainingSamples> samples_;  // none were asked for: empty
+  std::optional<SamplesLog> samples_log_;   // on rank 0
+  std::int64_t sampled_step_ = -1;
   TrainerState state_;
   std::int64_t first_step_ = 0;  // steps done before this run
   std::filesystem::path resumed_from_;

@@ -55,6 +55,8 @@ std::set<std::string> unread(const Command& command) {
     text += text_of(fs::path(test::source_tree()) / "src/commands/rank_work.cpp");
   if (text.find("parameter_rules(options") != std::string::npos)
     text += text_of(fs::path(test::source_tree()) / "src/commands/parameter_options.cpp");
+  if (text.find("read_samples(options") != std::string::npos)
+    text += text_of(fs::path(test::source_tree()) / "src/commands/train_samples.cpp");
   if (text.find("sampling_of(options") != std::string::npos)
     text += text_of(fs::path(test::source_tree()) / "src/commands/answer_options.cpp");
   if (command.name == "train") {
@@ -94,7 +96,7 @@ const std::vector<Case>& cases() {
       "cpu_threads gpus bind_cores_to_rank deepspeed_config pin_memory cpuadam_cores_perc verbose quiet ";
   static const std::string output =
       std::string(train) +
-      "save_strategy save_steps save_total_limit save_only_model eval_strategy eval_steps load_best_model_at_end metric_for_best_model early_stopping_patience early_stopping_threshold ";
+      "save_strategy save_steps save_total_limit save_only_model eval_strategy eval_steps load_best_model_at_end metric_for_best_model early_stopping_patience early_stopping_threshold sample_prompts sample_steps sample_max_new_tokens ";
   static const std::string none = output + "device_memory profile";
   static const std::string cpu = output + "streamed_layers mode cast_side update_over_link";
   static const std::string all_of_train =

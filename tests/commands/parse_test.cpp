@@ -94,6 +94,8 @@ TEST(Parse, EveryOptionArrives) {
       need("gathered_layers", "--gpus", "2");
       need("warmup_steps", "--bench_steps", "1");
       need("trace_steps", "--trace", "t");
+      need("sample_steps", "--sample_prompts", "p");
+      need("sample_max_new_tokens", "--sample_prompts", "p");
       need("port", "--watch", "true");
       need("top_k", "--temperature", "1");
       need("top_p", "--temperature", "1");

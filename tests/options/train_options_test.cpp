@@ -189,6 +189,15 @@ TEST(TrainOptions, CombinationsAreRefused) {
   EXPECT_EQ(refusal(patient, threshold),
             "--early_stopping_patience needs records to evaluate on: add --eval_data FILE or --validation_split X");
 
+  TrainOptions samples = o;
+  OptionOrigins rate, length;
+  rate["sample_steps"].origin = length["sample_max_new_tokens"].origin = Origin::command_line;
+  EXPECT_EQ(refusal(samples, rate), "--sample_steps is about texts that are generated: add --sample_prompts FILE");
+  EXPECT_EQ(refusal(samples, length),
+            "--sample_max_new_tokens is about texts that are generated: add --sample_prompts FILE");
+  samples.sample_prompts = "p";
+  EXPECT_EQ(refusal(samples, rate), "accepted");
+
   TrainOptions least = o;
   least.min_lr = 2e-5;
   EXPECT_EQ(refusal(least),

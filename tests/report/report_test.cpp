@@ -123,6 +123,33 @@ TEST(ReportData, HasWhatTheRunRecorded) {
   EXPECT_EQ(ended.at("memory").at(0).at(3), 9);
 }
 
+TEST(ReportData, HasTextsByPromptAndStep) {
+  ReportRun run = run_of("out", three_steps);
+  EXPECT_EQ(data_of(run).at("samples"), json::array());
+  std::string text;
+  for (int step = 0; step <= 100; ++step)
+    for (const char* prompt : {"a", "b"})
+      text += json{{"step", step},     {"sample", prompt[0] - 'a' + 1},
+                   {"prompt", prompt}, {"text", std::string(prompt) + std::to_string(step)},
+                   {"tokens", 1},      {"finish_reason", "length"}}
+                  .dump() +
+              "\n";
+  run.samples = read_samples_text(text);
+  const json samples = data_of(run).at("samples");
+  ASSERT_EQ(samples.size(), 2u);
+  EXPECT_EQ(samples.at(1).at("prompt"), "b");
+  const json& texts = samples.at(1).at("texts");
+  EXPECT_EQ(texts.size(), 30u) << "a long run is thinned";
+  EXPECT_EQ(texts.front(), json::parse(R"([0,"b0","length"])"));
+  EXPECT_EQ(texts.back(), json::parse(R"([100,"b100","length"])"));
+  // A long text is cut where a character begins.
+  run.samples.samples = {{.step = 1, .sample = 1, .prompt = "p", .text = std::string(3999, 'x') + "\u00e9tude"}};
+  const json cut = data_of(run).at("samples").at(0).at("texts");
+  EXPECT_EQ(cut.at(0).at(1), std::string(3999, 'x') + "...");
+  run.samples = read_samples_text("{\"step\":1}\n");
+  EXPECT_EQ(data_of(run).at("notes"), json::array({"samples.jsonl: line 1 is no sample; read up to there"}));
+}
+
 TEST(ReportData, SaysWhatIsMissing) {
   EXPECT_EQ(data_of(run_of("out", "{\"step\":1,\"loss\":1}\nx\n")).at("notes"),
             json::array({"metrics.jsonl: line 2 is no JSON object; read up to there"}));

@@ -15,11 +15,15 @@ std::string conversation_record(const std::vector<ChatMessage>& messages) {
   return record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-std::vector<std::int32_t> conversation_prompt(const ChatRenderer& renderer, const ModelEncoder& encoder,
-                                              std::string_view record) {
+std::string conversation_text(const ChatRenderer& renderer, std::string_view record) {
   const RenderedChat rendered = renderer.render(std::span(&record, 1), TrainedTurns::nothing, true).at(0);
   if (!rendered.error.empty()) fail("{}", rendered.error);
-  return encoder.encode(rendered.text(), false);
+  return rendered.text();
+}
+
+std::vector<std::int32_t> conversation_prompt(const ChatRenderer& renderer, const ModelEncoder& encoder,
+                                              std::string_view record) {
+  return encoder.encode(conversation_text(renderer, record), false);
 }
 
 }  // namespace so

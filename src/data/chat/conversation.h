@@ -17,7 +17,9 @@ struct ChatMessage {
 // The record of a conversation, as JSON.
 std::string conversation_record(const std::vector<ChatMessage>& messages);
 
-// The prompt for the assistant's next turn, rendered and encoded. Throws Error if the template refuses it.
+// The text that comes before the assistant's next turn. Throws Error if the template refuses it.
+std::string conversation_text(const ChatRenderer& renderer, std::string_view record);
+// The same, encoded. Throws Error if the template refuses it.
 std::vector<std::int32_t> conversation_prompt(const ChatRenderer& renderer, const ModelEncoder& encoder,
                                               std::string_view record);
 

@@ -65,6 +65,14 @@ std::size_t ActivationSizer::bytes(const DecoderSettings& settings) {
     const DeviceBatch batch = batch_of(shape_.evaluation_tokens);
     model.decoder().forward_loss(*dry_->stream, batch, dry_->weights, model.arena(), model.upload().losses());
   }
+  if (shape_.sample_tokens > 0) {
+    const Tensor logits(model.upload().losses().data(), DType::f32, {1, spec_.vocab});
+    for (const std::int64_t tokens : {sample_batch_tokens(shape_), std::int64_t{1}}) {
+      const DeviceBatch batch = model.upload().largest(tokens, 1, shape_.sample_tokens);
+      model.cache().used = shape_.sample_tokens - tokens;  // the most keys there will be
+      model.decoder().forward_logits(*dry_->stream, batch, dry_->weights, model.arena(), logits, &model.cache());
+    }
+  }
   return model.arena().high_water();
 }
 

@@ -23,7 +23,7 @@ class ActivationSizer {
                   const TrainingShape& shape);
   ~ActivationSizer();
 
-  // The high-water mark of a training step or an evaluation, whichever is more.
+  // The high-water mark of a training step, an evaluation or a sample, whichever is most.
   std::size_t bytes(const DecoderSettings& settings);
 
  private:

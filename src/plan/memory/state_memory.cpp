@@ -4,11 +4,13 @@
 #include <array>
 #include <memory>
 #include <numeric>
+#include <optional>
 
 #include "base/error.h"
 #include "checkpoint/model_files.h"
 #include "model/model_on_device.h"
 #include "model/rope.h"
+#include "model/text_generator.h"
 #include "offload/schedule/gathered_units.h"
 #include "offload/schedule/owner_split.h"
 #include "offload/schedule/streamed_units.h"
@@ -25,9 +27,9 @@ void add_host_work(MemoryPlan& plan, const DecoderSpec& spec, const ParameterLay
   const auto beside = [&](const char* name, std::int64_t bytes, Phases phases) {
     plan.add_beside(MemoryKind::pageable, name, static_cast<std::size_t>(bytes), phases);
   };
-  beside("RoPE table", static_cast<std::int64_t>(rope_table_bytes(spec, shape.longest_document)), while_starting);
+  beside("RoPE table", static_cast<std::int64_t>(rope_table_bytes(spec, model_shape(shape).positions)), while_starting);
   // Ids, targets and positions, in vectors that double; where each document begins.
-  beside("batch", std::max(shape.micro_batch_tokens, shape.evaluation_tokens) * 32, while_training);
+  beside("batch", model_shape(shape).batch_tokens * 32, while_training);
   // An epoch's rows, and while it is made its order; batches of evaluation.
   beside("order of the data", 40 * shape.documents + 16 * shape.evaluation_documents, while_training);
   if (origin != WeightOrigin::files) return;
@@ -50,12 +52,15 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
   const auto device = make_dry_device(*machine.backend);
   const auto ops = make_ops(*device);
   const auto ranks = make_dry_communicator(shape.ranks);
-  const OffloadEngine engine(*device, *machine.pool, *ranks, layout, settings);
+  OffloadEngine engine(*device, *machine.pool, *ranks, layout, settings);
   const auto stream = device->create_stream("compute");
   DecoderSettings decoder;
   decoder.formats = settings.formats;
   decoder.loss_chunk_rows = 1;  // as yet; like what layers keep, it is chosen with the activations
-  const ModelOnDevice model(*device, *ops, *stream, spec, layout, decoder, model_shape(shape));
+  ModelOnDevice model(*device, *ops, *stream, spec, layout, decoder, model_shape(shape));
+  std::optional<TextGenerator> generator;
+  if (shape.sample_tokens > 0)
+    generator.emplace(*device, model, engine, *stream, shape.sample_tokens, sample_batch_tokens(shape));
   RunState state;
   state.memory.add(device->ledger());
   // Gone when the next phase begins, so not of the same books.

@@ -2,12 +2,17 @@
 
 #include <algorithm>
 
+#include "model/text_generator.h"
+
 namespace so {
 
+std::int64_t sample_batch_tokens(const TrainingShape& shape) { return std::min(prompt_piece, shape.sample_tokens); }
+
 ModelShape model_shape(const TrainingShape& shape) {
-  return {.positions = shape.longest_document,
-          .batch_tokens = std::max(shape.micro_batch_tokens, shape.evaluation_tokens),
-          .kept_tokens = shape.micro_batch_tokens};
+  return {.positions = std::max(shape.longest_document, shape.sample_tokens),
+          .batch_tokens = std::max({shape.micro_batch_tokens, shape.evaluation_tokens, sample_batch_tokens(shape)}),
+          .kept_tokens = shape.micro_batch_tokens,
+          .cache_rows = shape.sample_tokens};
 }
 
 std::vector<std::int32_t> usual_documents(const TrainingShape& shape) {

@@ -16,7 +16,11 @@ struct TrainingShape {
   double usual_tokens = 0;                               // of a micro-batch; 0: micro_batch_tokens
   std::int64_t documents = 0, evaluation_documents = 0;  // of the data, whose order is held
   int ranks = 1;                                         // that share a step, each with its slice of the state
+  std::int64_t sample_tokens = 0;                        // a sample's prompt and continuation, at most; 0: no samples
 };
+
+// The tokens of a sample that are read at a time, at most.
+std::int64_t sample_batch_tokens(const TrainingShape& shape);
 
 // The model on the device that such a run works with.
 ModelShape model_shape(const TrainingShape& shape);

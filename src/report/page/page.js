@@ -184,6 +184,28 @@ function memoryTable(run) {
   return card;
 }
 
+// ---- texts that were generated, a table for each prompt: a row for each step, a column for each run
+function sampleCell(sample, label) {
+  if (!sample) return cell(DASH, 'v', label);
+  const [text, reason] = sample;
+  const notes = { length: '\u2026', 'not finite': '(the logits were not finite)' };
+  const made = cell(text, 'v sample', label);
+  if (notes[reason]) made.append(element('span', { class: 'soft' }, notes[reason]));
+  return made;
+}
+function sampleTables() {
+  const prompts = [...new Set(data.runs.flatMap((run) => run.samples.map((s) => s.prompt)))];
+  return prompts.map((prompt, i) => {
+    const columns = data.runs.map((run) => ({ title: several() ? style(run.index).letter : 'text',
+      texts: new Map(run.samples.filter((s) => s.prompt === prompt).flatMap((s) => s.texts).map(([step, text, reason]) => [step, [text, reason]])) }))
+      .filter(({ texts }) => texts.size > 0);
+    const steps = [...new Set(columns.flatMap(({ texts }) => [...texts.keys()]))].sort((a, b) => a - b);
+    const rows = steps.map((step) => element('tr', {}, cell(whole(step), 'n', 'step'), ...columns.map(({ title, texts }) => sampleCell(texts.get(step), title))));
+    return element('div', { class: 'card', 'data-sample': i }, element('h3', {}, 'Prompt'), element('p', { class: 'sample' }, prompt), element('div', { class: 'wide' },
+      element('table', { class: 'stack samples' }, heads(['step', 'n'], ...columns.map(({ title }) => [title])), element('tbody', {}, ...rows))));
+  });
+}
+
 // ---- settings
 function settingsTable() {
   const names = [...new Set(data.runs.flatMap((run) => run.settings.map(([name]) => name)))];
@@ -228,7 +250,7 @@ function render() {
   main.replaceChildren(runsTable(), controls(), element('div', { class: 'grid', 'data-columns': used }, ...charts(Math.max(220, width))),
     ...optional('time', 'Where a step\u2019s time went', parts((run) => timeOfRun(run, Math.max(220, room - padding)))),
     ...optional('plan', 'Planned and measured', parts(compareTable)), ...optional('memory', 'Memory by name', parts(memoryTable)),
-    ...optional('settings', 'Settings', settings ? [settings] : []));
+    ...optional('samples', 'Generated texts', sampleTables()), ...optional('settings', 'Settings', settings ? [settings] : []));
   for (const id of open) { const d = document.getElementById(id); if (d) d.open = true; }
   if (focused && document.getElementById(focused)) document.getElementById(focused).focus();
   document.documentElement.dataset.drawn = 'yes';
