@@ -1,6 +1,8 @@
 // train --sample_prompts: which texts, when, in which files, and that a run without them ends with the same bytes.
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <limits>
 #include <sstream>
 #include <thread>
 
@@ -286,6 +288,24 @@ TEST_F(Samples, AreRefusedBeforeAnythingIsWritten) {
   fs::remove(model_ / "tokenizer.json");
   refused(command("new"), {"there is no tokenizer.json", "--sample_prompts"});
   refused(plain("new").set("sample_steps", "2"), {"--sample_steps", "add --sample_prompts"});
+}
+
+// A run whose steps are skipped goes on, and so it does when no text can be generated.
+TEST_F(Samples, OfAModelThatOverflowsSaySo) {
+  std::string weights = read_file(model_ / "model.safetensors");
+  std::uint64_t header = 0;
+  std::memcpy(&header, weights.data(), sizeof header);
+  const json norm = json::parse(weights.substr(sizeof header, header)).at("model.norm.weight");
+  ASSERT_EQ(norm.at("dtype"), "F32");
+  const float large = std::numeric_limits<float>::max();
+  const auto offset = [&](int i) { return sizeof header + header + norm.at("data_offsets").at(i).get<std::size_t>(); };
+  for (std::size_t at = offset(0); at < offset(1); at += sizeof large)
+    std::memcpy(weights.data() + at, &large, sizeof large);
+  write_file(model_ / "model.safetensors", weights);
+  const Outcome o = finish(command("run").set("max_steps", "2"));
+  EXPECT_NE(o.err.find("step 0: sample 1: the model's logits are not finite"), std::string::npos) << o.err;
+  ASSERT_EQ(samples("run").size(), 6u);
+  for (const json& sample : samples("run")) EXPECT_EQ(sample.at("finish_reason"), "not finite");
 }
 
 // A file of that name that no run wrote stays, and is in the way of a run with samples alone.
