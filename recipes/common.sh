@@ -19,6 +19,8 @@ mode says when the CPU steps its share of the optimizer: superoffload, beside th
 backward. BATCH_SIZE is in rows and 4 unless given. Options are those of superoffload train: --dry_run says what would
 be done and whether it fits, --bench_steps 10 --warmup_steps 20 measures as the published scripts do, --resume goes on.
 
+superoffload doctor says what the machine costs and how to mend it; on a superchip docs/superchips.md goes first.
+
 MODEL_DIR     the model's directory: hf download $model_id --local-dir DIR
 DATA          records to train on: Alpaca's JSON (alpaca_data.json of tatsu-lab/alpaca) or what docs/data.md lists
 OUTPUT_DIR    where the trained model goes; ${name}_MODE_output unless given. The DeepSpeed JSON lies beside it

@@ -281,6 +281,9 @@ void print(const PlannedStep& step) {
              static_cast<double>(parameter_count(step.spec)) / 1e9, name_of(plan.decoder.formats.weights));
   if (const std::string line = frozen_line(step.layout); !line.empty()) fmt::print("{}\n", line);
   fmt::print("hardware        {}: {}\n", step.hardware.name, step.hardware.source);
+  // No PCIe reaches this: the GPU and the processor share a package, and such machines need setting up.
+  if (step.hardware.rates.link_to_device > 150e9)
+    fmt::print("                superoffload doctor says there what to switch on (docs/superchips.md)\n");
   fmt::print("step            {} x {} rows of at most {} tokens\n", options.gradient_accumulation_steps,
              options.batch_size, options.max_length);
   const bool several = step.ranks.ranks > 1;

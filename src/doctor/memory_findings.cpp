@@ -39,14 +39,19 @@ std::string parameters_in(std::size_t bytes) {
 void find_memory_nodes(const MachineFiles& files, const Processors& machine, Findings& findings) {
   Finding f{.check = "memory_nodes", .subject = "NUMA nodes"};
   std::string with_cpus, others;
+  std::size_t empty = 0;  // a superchip's kernel keeps some for parts that a GPU's memory might be cut into
   for (const MemoryNode& node : machine.nodes) {
+    if (node.cpus.empty() && node.bytes == 0) {
+      ++empty;
+      continue;
+    }
     f.found += fmt::format("{}{} ({}{})", f.found.empty() ? "" : ", ", node.number,
                            node.cpus.empty() ? "no CPUs" : "CPUs " + list_of(node.cpus),
                            node.bytes > 0 ? ", " + format_bytes(node.bytes) : "");
     std::string& list = node.cpus.empty() ? others : with_cpus;
-    if (!node.cpus.empty() || (node.allowed && node.bytes > 0))
-      list += fmt::format("{}{}", list.empty() ? "" : ",", node.number);
+    if (!node.cpus.empty() || node.allowed) list += fmt::format("{}{}", list.empty() ? "" : ",", node.number);
   }
+  if (empty > 0) f.found += fmt::format(", {} without CPUs and memory", empty);
   if (machine.nodes.empty()) {
     f.found = "the kernel does not say (/sys/devices/system/node)";
     f.verdict = Verdict::unknown;
@@ -57,7 +62,7 @@ void find_memory_nodes(const MachineFiles& files, const Processors& machine, Fin
         with_cpus, others);
     f.mend = fmt::format("numactl --membind={} superoffload train ...", with_cpus);
   }
-  const bool several = machine.nodes.size() > 1;
+  const bool several = machine.nodes.size() - empty > 1;
   findings.push_back(std::move(f));
 
   const auto balancing = files.number("/proc/sys/kernel/numa_balancing");

@@ -71,6 +71,11 @@ void divide_cache(const CacheResource& cache, const std::map<int, bool>& fed, Pa
 
 void divide_bandwidth(const BandwidthResource& bandwidth, const std::map<int, bool>& fed, std::optional<int> percent,
                       Partition& partition) {
+  if (!percent && !bandwidth.percent) {
+    partition.notes.push_back(fmt::format("{} stays as it is for both: it is not in percent here ({})", bandwidth.name,
+                                          schemata_text({bandwidth.name, bandwidth.whole})));
+    return;
+  }
   if (!percent) {
     partition.notes.push_back(fmt::format(
         "{} stays whole for both: AdamW is bound by memory bandwidth. --adamw_bandwidth PERCENT limits it; for Grace 20 "

@@ -108,7 +108,8 @@ void find_cores_near_gpus(const Processors& machine, const std::vector<PciGpu>& 
                             list_of(gpu.near), gpu.bus);
       f.verdict = Verdict::costs;
       f.cost = "gradients and weights cross from socket to socket; nobody has measured how much slower";
-      f.mend = fmt::format("taskset -pc {} $$", list_of(gpu.near));
+      // Ranks on several GPUs choose among all CPUs by themselves (bind_ranks()).
+      f.mend = fmt::format("taskset -pc {} $$", list_of(gpus.size() > 1 ? machine.online : gpu.near));
     } else {
       f.found = fmt::format("{} of the {} that it may use ({}), near {}", near.size(), machine.allowed.size(),
                             list_of(near), gpu.bus);

@@ -78,6 +78,20 @@ TEST(Doctor, ALimitOfThisProcessIsSeen) {
   ADD_FAILURE() << o.out;
 }
 
+TEST(Doctor, IsNamedByPlansForSuperchips) {
+  const auto planned = [](const char* hardware) {
+    const TemporaryDirectory folder;
+    const Outcome o =
+        run({binary(), "plan", "--model", "qwen3-4b", "--batch_size", "1", "--hardware", hardware}, folder.path());
+    EXPECT_EQ(o.exit_code, 0) << o.err;
+    return o.out;
+  };
+  for (const char* superchip : {"gh200", "gb200"})
+    EXPECT_NE(planned(superchip).find("superoffload doctor says there what to switch on (docs/superchips.md)"),
+              std::string::npos);
+  EXPECT_EQ(planned("h200").find("doctor"), std::string::npos);
+}
+
 TEST(Doctor, OptionsThatHaveNothingToDoAreRefused) {
   const auto said = [](const std::vector<std::string>& options) {
     const Outcome o = doctor(options);

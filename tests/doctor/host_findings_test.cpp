@@ -91,6 +91,8 @@ TEST_F(HostFindings, CoresFarFromTheGpu) {
   tree_.process("0-7", "0-1");
   expect("cores_near_gpu", Verdict::costs, "none: this process may run on 0-7, and 8-15 are near 0000:4e:00.0", "",
          "taskset -pc 8-15 $$");
+  tree_.gpu("0000:9e:00.0", "0-7");
+  expect("cores_near_gpu", Verdict::costs, "none: ", "", "taskset -pc 0-15 $$");
   tree_.file("/sys/bus/pci/devices/0000:4e:00.0/local_cpulist", "\n");
   expect("cores_near_gpu", Verdict::unknown, "does not say", "", "");
 }
@@ -137,6 +139,10 @@ TEST_F(HostFindings, NodesWithoutCpus) {
   expect("memory_nodes", Verdict::ok, "0 (CPUs 0-15, 68.7 GB), 1 (no CPUs, 103.1 GB)", "", "");
   tree_.process("0-15", "0-1");
   expect("memory_nodes", Verdict::costs, "1 (no CPUs, 103.1 GB)", "the GPU's own memory", "numactl --membind=0 ");
+  for (int node = 2; node <= 8; ++node) tree_.memory_node(node, "", 0);
+  tree_.process("0-15", "0-8");
+  expect("memory_nodes", Verdict::costs, "1 (no CPUs, 103.1 GB), 7 without CPUs and memory", "falls into node 1,",
+         "numactl --membind=0 ");
   tree_.file("/proc/sys/kernel/numa_balancing", "1\n");
   expect("numa_balancing", Verdict::costs, "on", "page faults", "sysctl -w kernel.numa_balancing=0");
   tree_.file("/proc/sys/kernel/numa_balancing", "0\n");
@@ -185,9 +191,12 @@ TEST_F(HostFindings, PartitionsOfMemory) {
 TEST_F(HostFindings, OddContents) {
   const auto paths = [&] {
     std::vector<std::filesystem::path> files;
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(tree_.path()))
-      if (entry.is_regular_file() && entry.path().string().find("/cpu1") == std::string::npos)  // as the other CPUs'
-        files.push_back(entry.path());
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(tree_.path())) {
+      const std::string path = entry.path().string();
+      const bool another_cpus =
+          path.find("/cpu/cpu") != std::string::npos && path.find("/cpu/cpu0/") == std::string::npos;
+      if (entry.is_regular_file() && !another_cpus) files.push_back(entry.path());
+    }
     return files;
   }();
   tree_.gpu("0000:01:00.0", "0-15");

@@ -315,6 +315,7 @@ TEST_F(Partitions, RefusalsNameTheWayOut) {
   tree_.file("/sys/fs/resctrl/schemata", "MB:0=2048\nL3:0=7fff\n");
   EXPECT_NE(error_of({.adamw_bandwidth = 50}).find("not in percent here (MB:0=2048)"), std::string::npos);
   EXPECT_EQ(error_of({}), "");
+  EXPECT_EQ(plan_partition(files(), {}).notes[0], "MB stays as it is for both: it is not in percent here (MB:0=2048)");
   tree_.file("/sys/fs/resctrl/schemata", "L2:0=f\n");
   EXPECT_NE(error_of({}).find("neither L3 nor MB"), std::string::npos);
   tree_.file("/proc/self/mounts", "proc /proc proc rw 0 0\n");
