@@ -258,6 +258,8 @@ BENCHED = {
     "moments in bf16": "--optimizer_state_dtype bf16",
     "micro-batches, recomputed": "--gradient_accumulation_steps 3 --activation_checkpointing",
     "rarely clipped": "--max_grad_norm 1e6",
+    "frozen below": "--freeze model.embed_tokens.*,model.layers.0.*",
+    "frozen in part, no optimizer": "--freeze *norm.weight,*.mlp.* --no_optimizer",
 }
 COMMANDS = ["train", "init", "eval", "generate", "report", "tokenize", "plan", "profile", "doctor", "verify", "cache",
             "bench step", "bench ops", "bench load"]

@@ -6,6 +6,7 @@
 
 #include "commands/random_model.h"
 #include "offload/memory/device_weights.h"
+#include "offload/memory/unit_array.h"
 
 namespace so {
 namespace {
@@ -15,9 +16,7 @@ class PlainState final : public BenchState, private StepState, private GradientS
   PlainState(Device& device, const ParameterLayout& layout, const NumberFormats& formats)
       : layout_(layout),
         weights_(device, layout, formats.weights),
-        gradient_dtype_(formats.gradients),
-        gradients_(device.allocate(
-            MemoryKind::device, static_cast<std::size_t>(layout.elements()) * size_of(gradient_dtype_), "gradients")),
+        gradients_(device, layout, formats.gradients, {}, "gradients", UnitArray::Of::gradients),
         written_(static_cast<std::size_t>(layout.count()), false) {}
 
   StepState& of_step() override { return *this; }
@@ -42,9 +41,9 @@ class PlainState final : public BenchState, private StepState, private GradientS
 
   void require_gradients(int, Stream&) override {}
   Target gradient(int first, int count) override {
+    if (!layout_.trains_any(first, count)) return {};
     const auto begin = written_.begin() + first;
-    const Target target{layout_.view(gradients_.data(), gradient_dtype_, first, count),
-                        *begin ? Accumulate::add : Accumulate::overwrite};
+    const Target target{gradients_.view(first, count), *begin ? Accumulate::add : Accumulate::overwrite};
     std::fill_n(begin, count, true);
     return target;
   }
@@ -52,8 +51,7 @@ class PlainState final : public BenchState, private StepState, private GradientS
 
   const ParameterLayout& layout_;
   DeviceWeights weights_;
-  const DType gradient_dtype_;
-  Buffer gradients_;
+  UnitArray gradients_;
   std::vector<bool> written_;
   const std::chrono::steady_clock::time_point made_ = std::chrono::steady_clock::now();
 };

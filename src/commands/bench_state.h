@@ -24,7 +24,7 @@ class BenchState {
 // The engine, as training has it; a collective of the ranks, which must outlive it.
 std::unique_ptr<BenchState> make_engine_state(Runtime& runtime, Communicator& ranks, const ParameterLayout& layout,
                                               const EngineSettings& settings);
-// Weights and gradients alone. No step changes anything.
+// Weights, and gradients of what is trained, alone. No step changes anything.
 std::unique_ptr<BenchState> make_plain_state(Device& device, const ParameterLayout& layout,
                                              const NumberFormats& formats);
 

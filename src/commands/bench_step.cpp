@@ -15,6 +15,7 @@
 #include "commands/bench_step_report.h"
 #include "commands/command.h"
 #include "commands/named_model.h"
+#include "commands/parameter_options.h"
 #include "commands/random_model.h"
 #include "commands/rank_work.h"
 #include "commands/shared_rows.h"
@@ -41,7 +42,13 @@
 namespace so {
 namespace {
 
-struct BenchStepOptions : StepOptions, ClipOption, JsonOption, ComputeOptions, RankOptions, MessageOptions {
+struct BenchStepOptions : StepOptions,
+                          ParameterOptions,
+                          ClipOption,
+                          JsonOption,
+                          ComputeOptions,
+                          RankOptions,
+                          MessageOptions {
   BenchStepOptions() { max_length = 4096; }
   std::string config;  // a config.json, a directory that has one, or a preset's name
   std::int64_t steps = 5;
@@ -62,6 +69,7 @@ OptionTable<BenchStepOptions> bench_step_table() {
   t.row("max_length").help = "Tokens a row";
   t.add("no_optimizer", &O::no_optimizer, "Forward and backward only: no optimizer state, no update")
       .default_from(ours);
+  t.borrow(parameter_rows(), ours);
   t.borrow(clip_rows(), train);
   t.row("max_grad_norm").help += "; a large one clips rarely, a small one always";
   t.group("Measurement");
@@ -224,7 +232,7 @@ int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins
   const DecoderSpec& spec = model.spec;
   require_rows(options.batch_size, options.max_length, spec, config.origin);
   if (options.trace && ranks.rank() == 0) require_output_file(*options.trace, "--trace", is_own_trace);
-  const ParameterLayout layout(make_parameters(spec));
+  const ParameterLayout layout(make_parameters(spec, parameter_rules(options)));
   const int cpus = take_cores(ranks, options);
   check_cpu_threads(options, cpus);
   Runtime runtime(options.device, rank_threads(ranks, cpus, options.cpu_threads.value_or(0)));
@@ -239,6 +247,8 @@ int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins
            config.origin, static_cast<double>(parameter_count(spec)) / 1e9, name_of(model.dtype), device.name(),
            ranks.size() > 1 ? fmt::format("{} ranks x ", ranks.size()) : "", options.gradient_accumulation_steps,
            options.batch_size, options.max_length, describe(plan.decoder.keep), optimizer);
+  const std::string frozen = frozen_line(layout);
+  if (!frozen.empty()) log_info("{}", frozen);
   const double host_owned = options.no_optimizer ? 0 : host_share(layout, plan.engine.device_units);
   log_detail("memory plan:\n{}", plan.memory.table());
 
@@ -251,6 +261,8 @@ int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins
 
   const StepReport report{.config = config.origin,
                           .parameters = parameter_count(spec),
+                          .trained_parameters = layout.trained_parameter_elements(),
+                          .frozen = frozen,
                           .device = device.name(),
                           .dtype = model.dtype,
                           .batch_size = options.batch_size,
@@ -279,12 +291,13 @@ const RegisteredCommand bench_step_command([] {
        .details =
            R"(Makes random weights and tokens on the device, runs training steps, and prints the step time, tokens/s,
 TFLOP/s beside the rate of a large matrix product in the same process, peak memory beside the plan, and
-where the time of a step went. TFLOP/s count the model's own work: recomputation does not count. What
-does not fit is refused. With several ranks tokens/s and TFLOP/s are those of all, a line each says what the
+where the time of a step went. TFLOP/s count the model's own work: recomputation does not count, nor what
+--freeze leaves out. What does not fit is refused. With several ranks tokens/s and TFLOP/s are those of all, a line each says what the
 ranks measured, and the rest is rank 0's.)",
        .examples =
            {"superoffload bench step --config qwen3-4b --batch_size 4 --max_length 4096",
             "superoffload bench step --config llama-3.1-8b --no_optimizer --trace step.json --json",
+            "superoffload bench step --config qwen3-4b --freeze \"model.embed_tokens.*,model.layers.[0-9].*\"",
             "superoffload bench step --config qwen3-0.6b --device cpu --gpus 2 --batch_size 1 --max_length 128"},
        .modes = {{"no_optimizer",
                   "true",

@@ -67,6 +67,7 @@ nlohmann::ordered_json to_json(const StepReport& r) {
   nlohmann::ordered_json result{
       {"config", r.config},
       {"parameters", r.parameters},
+      {"trained_parameters", r.trained_parameters},
       {"device", r.device},
       {"dtype", name_of(r.dtype)},
       {"batch_size", r.batch_size},
@@ -115,6 +116,7 @@ void print(const StepReport& r) {
                gemm_rate = r.gemm_rate();
   const auto [least, most] = std::minmax_element(m.seconds.begin(), m.seconds.end());
   const auto steps = std::ssize(m.seconds);
+  if (!r.frozen.empty()) fmt::print("{}\n", r.frozen);
   fmt::print("step            {:.4f} s (median of {}; {:.4f} to {:.4f})\n", seconds, steps, *least, *most);
   if (r.plan.estimate)
     fmt::print("expected        {:.4f} s, {:.4f} s of it waiting for the host\n", r.plan.estimate->seconds(),

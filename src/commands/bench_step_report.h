@@ -41,7 +41,8 @@ struct RankSteps {
 
 struct StepReport {
   std::string config;
-  std::int64_t parameters = 0;
+  std::int64_t parameters = 0, trained_parameters = 0;
+  std::string frozen;  // how much of the model is; empty if nothing is
   std::string device;
   DType dtype = DType::f32;
   std::int64_t batch_size = 0, max_length = 0, gradient_accumulation_steps = 0;

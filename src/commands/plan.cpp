@@ -347,10 +347,11 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   if (options.trace) write_trace_file(*options.trace, to_trace(step.timeline));
   const auto micro_batches = static_cast<double>(options.gradient_accumulation_steps);
   step.tokens = static_cast<double>(plan.shape.micro_batch_tokens * plan.shape.micro_batches);
-  step.flops = model_flops(spec, row_offsets(options.batch_size, options.max_length), unit_backward(spec, layout)) *
-               micro_batches;
+  const std::vector<UnitBackward> backward = unit_backward(spec, layout);
+  step.flops = model_flops(spec, row_offsets(options.batch_size, options.max_length), backward) * micro_batches;
   step.reference =
-      reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder.keep)) * micro_batches;
+      reference_flops(spec, options.batch_size, options.max_length, all_recomputed(plan.decoder.keep), backward) *
+      micro_batches;
   step.host_share = host_share(layout, plan.engine.device_units);
   step.device = {plan.memory.total(MemoryKind::device), *machine.device_memory};
   step.host = {plan.memory.host_total(cuda_backend()), caps.host.value_or(hardware.host_memory)};

@@ -1,6 +1,7 @@
 #include "model/flops.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "model/parameters.h"
 
@@ -90,14 +91,26 @@ std::vector<UnitFlops> unit_flops(const DecoderSpec& spec, std::span<const std::
   return units;
 }
 
-double reference_flops(const DecoderSpec& spec, std::int64_t rows, std::int64_t row_length, bool recompute) {
-  const double c = recompute ? 4 : 3, s = static_cast<double>(row_length);
-  std::int64_t parameters = parameter_count(spec);
+double reference_flops(const DecoderSpec& spec, std::int64_t rows, std::int64_t row_length, bool recompute,
+                       std::span<const UnitBackward> backward) {
+  std::vector<std::int64_t> parameters = unit_parameter_counts(spec);
   const ExpertSpec& x = spec.experts;
-  parameters -= spec.expert_layers() * (x.count - x.per_token) * 3 * spec.hidden * x.intermediate;
-  const double row =
-      2 * c * static_cast<double>(parameters) * s + 4 * c * static_cast<double>(spec.layers * spec.hidden) * s * s;
-  return static_cast<double>(rows) * row;
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer)
+    if (spec.layer(layer).experts)
+      parameters[static_cast<std::size_t>(layer_unit(layer))] -=
+          (x.count - x.per_token) * 3 * spec.hidden * x.intermediate;
+  // The product of tied embeddings is the head's.
+  if (spec.tied_embeddings) parameters.back() += std::exchange(parameters.front(), 0);
+  double products = 0, attention = 0;  // the sums of c P and c H
+  for (std::size_t unit = 0; unit < parameters.size(); ++unit) {
+    const UnitBackward part = backward.empty() ? UnitBackward{} : backward[unit];
+    const double without_gradients = part.runs ? (recompute ? 3 : 2) : 1;
+    products += (without_gradients + (part.runs ? part.weights : 0)) * static_cast<double>(parameters[unit]);
+    const bool layer = unit > 0 && unit + 1 < parameters.size();
+    if (layer) attention += (without_gradients + (part.runs ? 1 : 0)) * static_cast<double>(spec.hidden);
+  }
+  const auto s = static_cast<double>(row_length);
+  return static_cast<double>(rows) * (2 * products * s + 4 * attention * s * s);
 }
 
 }  // namespace so

@@ -39,7 +39,9 @@ double attention_pairs(std::span<const std::int32_t> cu_seqlens, std::int64_t wi
 // The published system's count, of `rows` rows padded to `row_length`: 2 c P S + 4 c L H S^2 a row, with P all
 // parameters (of the experts, those a token chose), H the hidden size and c = 4 under activation checkpointing, else 3.
 // Recomputation, the non-causal half of attention, and padding all count, so it is larger; only for comparison with
-// figures counted in that way.
-double reference_flops(const DecoderSpec& spec, std::int64_t rows, std::int64_t row_length, bool recompute);
+// figures counted in that way. `backward` lowers c by unit: one for the gradients of matrices, in the share that is
+// computed, and below the lowest trained parameter all but the forward pass's.
+double reference_flops(const DecoderSpec& spec, std::int64_t rows, std::int64_t row_length, bool recompute,
+                       std::span<const UnitBackward> backward = {});
 
 }  // namespace so

@@ -1,5 +1,6 @@
 #include "model/parameters.h"
 
+#include <numeric>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -145,18 +146,25 @@ std::vector<Parameter> make_parameters(const DecoderSpec& spec, const ParameterR
   return parameters;
 }
 
-std::int64_t parameter_count(const DecoderSpec& spec) {
+std::vector<std::int64_t> unit_parameter_counts(const DecoderSpec& spec) {
   const auto count = [&](Role role, std::int64_t layer) {
     const Shape shape = shape_of(role, spec, layer);
     std::int64_t n = shape.present ? (of_one_expert(role) ? spec.experts.count : 1) : 0;
     for (const std::int64_t dim : shape.dims) n *= dim;
     return n;
   };
-  std::int64_t n = count(Role::embedding, 0) + count(Role::final_norm, 0) + count(Role::lm_head, 0);
+  std::vector<std::int64_t> units(static_cast<std::size_t>(head_unit(spec)) + 1, 0);
+  units.front() = count(Role::embedding, 0);
   for (std::int64_t layer = 0; layer < spec.layers; ++layer)
     for (const TensorName& row : find_family(spec.architecture).names)
-      if (of_layer(row.role)) n += count(row.role, layer);
-  return n;
+      if (of_layer(row.role)) units[static_cast<std::size_t>(layer_unit(layer))] += count(row.role, layer);
+  units.back() = count(Role::final_norm, 0) + count(Role::lm_head, 0);
+  return units;
+}
+
+std::int64_t parameter_count(const DecoderSpec& spec) {
+  const std::vector<std::int64_t> units = unit_parameter_counts(spec);
+  return std::accumulate(units.begin(), units.end(), std::int64_t{0});
 }
 
 ParameterIndex make_parameter_index(const DecoderSpec& spec, const ParameterLayout& layout) {

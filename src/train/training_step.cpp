@@ -58,7 +58,7 @@ StepResult TrainingStep::run(double lr, std::int64_t update_number, const std::f
     result.model_flops += model_flops(spec_, batch_.cu_seqlens, backward_);
     if (between) between();
     const std::int64_t row_length = batch_.rows == 0 ? 0 : batch_.padded_tokens / batch_.rows;
-    result.reference_flops += reference_flops(spec_, batch_.rows, row_length, recomputed_);
+    result.reference_flops += reference_flops(spec_, batch_.rows, row_length, recomputed_, backward_);
   }
   result.verdict = state_.finish_step(stream_);
   add_loss(-1);

@@ -165,6 +165,32 @@ TEST(BenchStep, AddsUpMicroBatches) {
   EXPECT_NEAR(flops(thrice) / flops(once), 3, 1e-9);
 }
 
+TEST(BenchStep, LeavesOutWhatIsFrozen) {
+  const TemporaryDirectory directory;
+  const auto flops = [](const auto& r, const char* count) {
+    return r[count].template get<double>() * r["step_seconds"]["median"].template get<double>();
+  };
+  const auto bytes = [](const auto& r) { return r["summary"]["device_bytes"]["planned"].template get<double>(); };
+  for (const Words& optimizer : {Words{}, Words{"--no_optimizer"}, Words{"--offload_ratio", "0.5"}}) {
+    SCOPED_TRACE(testing::PrintToString(optimizer));
+    const auto frozen = [&](const std::string& patterns) {
+      Words more = optimizer;
+      if (!patterns.empty()) more.insert(more.end(), {"--freeze", patterns});
+      return result_of(step("qwen3-untied-v4", more), directory);
+    };
+    const auto all = frozen(""), low = frozen("model.embed_tokens.*,model.layers.0.*"), mlp = frozen("*.mlp.*");
+    EXPECT_EQ(all["trained_parameters"], all["parameters"]);
+    for (const auto& some : {low, mlp}) {
+      EXPECT_EQ(some["parameters"], all["parameters"]);
+      EXPECT_LT(some["trained_parameters"], all["parameters"]);
+      EXPECT_EQ(some["first_loss"], all["first_loss"]);
+      for (const char* count : {"model_tflops", "reference_tflops"}) EXPECT_LT(flops(some, count), flops(all, count));
+      EXPECT_LT(bytes(some), bytes(all)) << "no gradients";
+      EXPECT_NEAR(some["summary"]["device_bytes"]["difference"].get<double>(), 0, 0.01);
+    }
+  }
+}
+
 TEST(BenchStep, WritesATraceOfTwoSteps) {
   const TemporaryDirectory directory;
   // The host's work of a step ends with it, and there is some.
@@ -179,13 +205,13 @@ TEST(BenchStep, WritesATraceOfTwoSteps) {
 
 TEST(BenchStep, ForPeopleSaysTheSame) {
   const TemporaryDirectory directory;
-  Words words = step("qwen3-tied", {});
-  words.pop_back();
+  Words words = step("qwen3-tied", {"--freeze", "*norm.weight"});
+  std::erase(words, "--json");
   words.insert(words.begin(), test::binary());
   const Outcome outcome = run(words, directory.path());
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   for (const char* part : {"tokens/s", "TFLOP/s", "peak host memory", "planned", "matrix products", "attention",
-                           "memory-bound kernels", "idle"})
+                           "memory-bound kernels", "idle", "frozen: "})
     EXPECT_NE(outcome.out.find(part), std::string::npos) << part;
 }
 
@@ -206,6 +232,7 @@ TEST(BenchStep, RefusesWhatDoesNotFitBeforeAnyWork) {
   refused({"--config", "qwen3-0.6b", "--offload_optimizer", "none", "--offload_ratio", "0.5"}, {"nothing", "to split"});
   refused({"--config", "qwen3-0.6b", "--cpu_threads", "100000"}, {"--cpu_threads 100000", "CPUs"});
   refused({"--config", "qwen3-0.6b", "--trace", "/proc/none/t.json"}, {"/proc/none"});
+  refused({"--config", "qwen3-0.6b", "--freeze", "model.layer.*"}, {"--freeze model.layer.*", "no parameter"});
 }
 
 TEST(BenchOps, TimesEveryOperation) {

@@ -167,19 +167,19 @@ const std::vector<Case>& cases() {
        "no_optimizer",
        {"--no_optimizer"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype device_memory "
-       "host_memory no_optimizer steps warmup breakdown trace json device dtype cpu_threads verbose quiet"},
+       "host_memory no_optimizer freeze steps warmup breakdown trace json device dtype cpu_threads verbose quiet"},
       {"bench step",
        "offload_optimizer",
        {"--offload_optimizer", "none"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype "
-       "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory no_optimizer max_grad_norm steps warmup "
+       "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory no_optimizer freeze max_grad_norm steps warmup "
        "breakdown trace json device dtype cpu_threads gpus bind_cores_to_rank verbose quiet"},
       {"bench step",
        "breakdown",
        {"--breakdown", "false"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype "
        "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link bucket_size device_memory host_memory "
-       "no_optimizer max_grad_norm steps warmup breakdown json device dtype cpu_threads gpus bind_cores_to_rank verbose quiet"},
+       "no_optimizer freeze max_grad_norm steps warmup breakdown json device dtype cpu_threads gpus bind_cores_to_rank verbose quiet"},
   };
   return all;
 }

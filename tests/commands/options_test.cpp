@@ -59,7 +59,7 @@ TEST(OptionLists, ArePinned) {
       names(*find_command("bench step")->rows),
       "config batch_size max_length gradient_accumulation_steps activation_checkpointing "
       "grad_accum_dtype optimizer_state_dtype mode offload_optimizer offload_ratio streamed_layers gathered_layers cast_side update_over_link bucket_size "
-      "device_memory host_memory no_optimizer max_grad_norm steps warmup breakdown trace json device dtype "
+      "device_memory host_memory no_optimizer freeze max_grad_norm steps warmup breakdown trace json device dtype "
       "cpu_threads gpus bind_cores_to_rank verbose quiet");
   EXPECT_EQ(names(*find_command("bench ops")->rows),
             "config tokens max_length json device dtype cpu_threads verbose quiet");

@@ -71,6 +71,22 @@ TEST(Flops, OfThePublishedCountByHand) {
   EXPECT_EQ(reference_flops(tiny(), 3, 7, true), 3.0 * (2 * 4 * 508 * 7 + 4 * 4 * 2 * 4 * 49));
 }
 
+// P of tiny() is 40 of the embedding, 212 a layer, and 44 of the head with its norm.
+TEST(Flops, OfThePublishedCountWithoutWhatFreezingSpares) {
+  const std::vector<UnitBackward> all(4), low{{false, 1}, {false, 1}, {true, 0.5}, {true, 0}};
+  for (const bool recompute : {false, true}) {
+    EXPECT_EQ(reference_flops(tiny(), 3, 7, recompute, all), reference_flops(tiny(), 3, 7, recompute));
+    const double c = recompute ? 3 : 2;  // forward, again, and the gradient of the input
+    const double products = 40 + 212 + (c + 0.5) * 212 + c * 44, attention = 4 + (c + 1) * 4;
+    EXPECT_EQ(reference_flops(tiny(), 3, 7, recompute, low), 3.0 * (2 * products * 7 + 4 * attention * 49));
+  }
+  // Tied, the embedding's numbers are those of the head's product, whose own gradient is all that is frozen.
+  DecoderSpec tied = tiny();
+  tied.tied_embeddings = true;
+  const std::vector<UnitBackward> embedding{{false, 1}, {true, 1}, {true, 1}, {true, 0}};
+  EXPECT_EQ(reference_flops(tied, 1, 7, false, embedding), 2 * (3 * 424.0 + 2 * 44) * 7 + 4 * 3 * 2 * 4 * 49.0);
+}
+
 TEST(Flops, OfALargeModelDoNotOverflow) {
   // 70B parameters, a million tokens in one document: beyond 2^63.
   const DecoderSpec s = read_decoder_spec(resolve_config("llama-3.3-70b").text, "config.json");
