@@ -292,8 +292,8 @@ const RegisteredCommand bench_step_command([] {
            R"(Makes random weights and tokens on the device, runs training steps, and prints the step time, tokens/s,
 TFLOP/s beside the rate of a large matrix product in the same process, peak memory beside the plan, and
 where the time of a step went. TFLOP/s count the model's own work: recomputation does not count, nor what
---freeze leaves out. What does not fit is refused. With several ranks tokens/s and TFLOP/s are those of all, a line each says what the
-ranks measured, and the rest is rank 0's.)",
+--freeze leaves out. What does not fit is refused. With several ranks tokens/s and TFLOP/s are those of
+all, a line each says what the ranks measured, and the rest is rank 0's.)",
        .examples =
            {"superoffload bench step --config qwen3-4b --batch_size 4 --max_length 4096",
             "superoffload bench step --config llama-3.1-8b --no_optimizer --trace step.json --json",

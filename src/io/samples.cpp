@@ -9,30 +9,28 @@
 namespace so {
 namespace {
 
-using Json = nlohmann::json;
-
-constexpr std::size_t most_line_bytes = std::size_t{16} << 20;
+constexpr std::size_t most_sample_bytes = std::size_t{16} << 20;
 
 // The prompt may be a user's file, and a text can end within a character.
-std::string line_of(const Sample& s) {
+std::string sample_line(const Sample& s) {
   const nlohmann::ordered_json object{{"step", s.step}, {"sample", s.sample}, {"prompt", s.prompt},
                                       {"text", s.text}, {"tokens", s.tokens}, {"finish_reason", s.finish_reason}};
   return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-std::string text_at(const Json& line, const char* key) {
+std::string text_at(const nlohmann::json& line, const char* key) {
   const auto found = line.find(key);
   return found != line.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
-std::int64_t number_at(const Json& line, const char* key) {
+std::int64_t number_at(const nlohmann::json& line, const char* key) {
   const auto found = line.find(key);
   return found != line.end() && found->is_number_integer() ? found->get<std::int64_t>() : -1;
 }
 
 std::optional<Sample> sample_of(std::string_view text) {
-  if (text.size() > most_line_bytes) return std::nullopt;
-  const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (text.size() > most_sample_bytes) return std::nullopt;
+  const auto line = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!line.is_object()) return std::nullopt;
   Sample sample{.step = number_at(line, "step"),
                 .sample = number_at(line, "sample"),
@@ -49,10 +47,12 @@ std::optional<Sample> sample_of(std::string_view text) {
 SamplesLog::SamplesLog(const std::filesystem::path& output_directory)
     : lines_(output_directory / samples_file, "samples") {}
 
-void SamplesLog::add(std::span<const Sample> samples) {
+void SamplesLog::add(std::span<const Sample> samples) { lines_.append(samples_text(samples)); }
+
+std::string samples_text(std::span<const Sample> samples) {
   std::string lines;
-  for (const Sample& sample : samples) lines += line_of(sample);
-  lines_.append(lines);
+  for (const Sample& sample : samples) lines += sample_line(sample);
+  return lines;
 }
 
 RecordedSamples read_samples_text(std::string_view text) {

@@ -36,6 +36,9 @@ class SamplesLog {
   StepLines lines_;
 };
 
+// The lines of samples, each with its end. What is not UTF-8 in a text is replaced.
+std::string samples_text(std::span<const Sample> samples);
+
 // What could be read of a record, which is not trusted.
 struct RecordedSamples {
   std::vector<Sample> samples;  // in the file's order
