@@ -74,6 +74,7 @@ struct OptionSpec {
   bool is_file_only = false;     // set by the DeepSpeed file, not on the command line
   bool changes_results = false;  // a resumed run must have the same value
   bool may_be_unset = false;     // the member is a std::optional
+  bool is_list = false;          // a text with commas between its items
 
   std::function<OptionValue(const OptionSpec&, const void*)> read;
   std::function<void(const OptionSpec&, void*, const OptionValue&)> write;
@@ -135,6 +136,10 @@ struct OptionSpec {
     is_required = true;
     return *this;
   }
+  OptionSpec& list() {
+    is_list = true;
+    return *this;
+  }
   OptionSpec& file_only() {
     is_file_only = true;
     return *this;
@@ -155,10 +160,18 @@ class OptionRows {
   // A row to be said otherwise than its group says it. Bug when there is none.
   OptionSpec& row(std::string_view name);
 
+  // An option that one might expect from other programs or commands, and why there is none.
+  struct Absent {
+    std::string name, why;
+  };
+  void lacks(std::string name, std::string why) { absent_.push_back({std::move(name), std::move(why)}); }
+  std::span<const Absent> absent() const { return absent_; }
+
  protected:
   OptionSpec& append(OptionSpec spec);
   std::string group_;
   std::vector<OptionSpec> specs_;
+  std::vector<Absent> absent_;
 };
 
 // A struct seen through its table. Non-owning: valid while both live.
@@ -381,8 +394,8 @@ std::string markdown_text(const OptionRows& rows);
 std::string nearest_name(std::string_view name, std::span<const std::string> candidates);
 
 // Says which option was meant by `name`, which is none that `rows` has on a command line: "; here it is --lr", "; did
-// you mean --lr?", or empty. Fails for an option that only a DeepSpeed file sets. `dashes` stands before the names:
-// "--", or nothing.
+// you mean --lr?", or empty. Fails for an option that only a DeepSpeed file sets, and for one whose absence has a
+// reason. `dashes` stands before the names: "--", or nothing.
 std::string meant_option(const OptionRows& rows, std::string_view name, std::string_view dashes);
 
 std::string join(std::span<const std::string> texts, std::string_view separator);

@@ -219,6 +219,8 @@ std::string markdown_text(const OptionRows& rows) {
 }
 
 std::string meant_option(const OptionRows& rows, std::string_view name, std::string_view dashes) {
+  for (const OptionRows::Absent& absent : rows.absent())
+    if (absent.name == name) fail("there is no option {}{}: {}; remove it", dashes, name, absent.why);
   std::vector<std::string> names;
   for (const OptionSpec& spec : rows.specs()) {
     if (spec.is_file_only) {

@@ -51,8 +51,6 @@ struct CommandText {
   std::string_view bare = {};  // the option whose value may stand alone: "verify DIR"; empty: none
   bool several_bare = false;   // or several values, which become one with commas between them: "report DIR DIR"
   std::vector<Mode> modes = {};
-  // Options of other commands that one might expect here, and why there are none.
-  std::vector<std::pair<std::string_view, std::string_view>> absent = {};
 };
 
 // `void*` is the command's own options struct, of which `type` is the type.

@@ -54,6 +54,7 @@ OptionTable<EvalOptions> eval_table() {
   t.borrow(record_rows(), train);
   t.take(json_rows());
   add_machine_and_messages(t);
+  t.lacks("packing", "records are evaluated end to end, and no row is filled up");
   return t;
 }
 
@@ -144,8 +145,7 @@ const RegisteredCommand eval_command([] {
        .examples = {"superoffload eval --model out --data held-out.jsonl",
                     "superoffload eval --model out --data held-out.jsonl --json",
                     "superoffload eval --model out --data held-out.jsonl --device cpu --gpus 4"},
-       .modes = {{"train_on_prompt", "true", "all of each text counts", {"mask_history"}}},
-       .absent = {{"packing", "records are evaluated end to end, and no row is filled up"}}},
+       .modes = {{"train_on_prompt", "true", "all of each text counts", {"mask_history"}}}},
       eval_table(), complete_eval, run_eval);
 });
 

@@ -116,8 +116,6 @@ std::vector<std::string> normalized(const std::vector<std::string>& arguments, c
     fail("unexpected argument {}: values belong to an option (superoffload {} --help)", in_quotes(word), command.name);
   const std::size_t dashes = std::min(word.find_first_not_of('-'), word.size());
   const std::string name = word.substr(dashes, word.find('=') - dashes);
-  for (const auto& [absent, why] : command.absent)
-    if (absent == name) fail("{} has no option {}: {}; remove it", command.name, in_quotes(word), why);
   const std::string meant = meant_option(*command.rows, name, "--");
   fail("unknown option {}{}", in_quotes(word),
        meant.empty() ? fmt::format("; superoffload {} --help lists the options", command.name) : meant);

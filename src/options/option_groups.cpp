@@ -265,11 +265,14 @@ OptionTable<ParameterOptions> make_parameter_rules() {
        "these). They take no optimizer state and no gradient, and are written as they were read. Either name of tied "
        "embeddings freezes both")
       .metavar("PATTERN,...")
+      .list()
       .when_unset("all are trained")
       .default_from(ours)
       .affects_results()
       .elsewhere("freeze_modules")
-      .elsewhere("frozen_parameters");
+      .elsewhere("frozen_parameters")
+      .elsewhere("unfrozen_parameters")
+      .elsewhere("freeze_trainable_layers");
   return t;
 }
 

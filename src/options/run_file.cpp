@@ -28,7 +28,8 @@ bool is_own(std::string_view option) {
   return std::find(std::begin(own_options), std::end(own_options), option) != std::end(own_options);
 }
 
-// Receives the document's events, and refuses all but one mapping of plain values.
+// Receives the document's events, and refuses all but one mapping of plain values and, where an option takes one, lists
+// of them.
 class RunFileEvents final : public YAML::EventHandler {
  public:
   RunFileEvents(std::string_view name, OptionsRef options, OptionOrigins& origins)
@@ -38,6 +39,8 @@ class RunFileEvents final : public YAML::EventHandler {
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
     refuse_if(anchor != YAML::NullAnchor, mark, "an anchor");
+    if (in_list_) add_item(mark, "");
+    if (in_list_) return;
     if (key_ == nullptr && in_mapping_) refuse(mark, "the name of an option is missing");
     if (in_mapping_) key_ = nullptr;
   }
@@ -48,13 +51,25 @@ class RunFileEvents final : public YAML::EventHandler {
     if (!in_mapping_) refuse(mark, "the file is one value, and should be options, as in \"lr: 2e-5\"");
     if (key_ == nullptr)
       take_key(mark, value);
+    else if (in_list_)
+      add_item(mark, value);
     else
       take_value(mark, tag, value);
   }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {
-    refuse_if(true, mark, "a list");
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    refuse_if(key_ == nullptr || !key_->is_list, mark, "a list");
+    refuse_if(in_list_, mark, "a list of lists");
+    check(mark, tag, anchor);
+    in_list_ = true;
+    list_.clear();
+    list_begin_ = mark;
   }
-  void OnSequenceEnd() override {}
+  void OnSequenceEnd() override {
+    if (list_.empty()) refuse(list_begin_, "{} is an empty list", key_->name);
+    in_list_ = false;
+    take_value(list_begin_, "", list_);
+  }
   void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                   YAML::EmitterStyle::value) override {
     check(mark, tag, anchor);
@@ -70,7 +85,9 @@ class RunFileEvents final : public YAML::EventHandler {
   }
   void refuse_if(bool wrong, const YAML::Mark& mark, std::string_view what) const {
     if (!wrong) return;
-    if (key_ != nullptr) refuse(mark, "{} is {}, and the value of an option is plain", key_->name, what);
+    if (key_ != nullptr)
+      refuse(mark, "{} is {}, and {}", key_->name, what,
+             key_->is_list ? "its value is plain, or a list of plain values" : "the value of an option is plain");
     refuse(mark, "{} stands where the name of an option should", what);
   }
   void check(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) const {
@@ -96,6 +113,15 @@ class RunFileEvents final : public YAML::EventHandler {
     key_ = spec;
   }
 
+  // On the command line items have commas between them.
+  void add_item(const YAML::Mark& mark, const std::string& item) {
+    if (item.empty()) refuse(mark, "an item of the list {} is empty", key_->name);
+    if (item.find(',') != item.npos)
+      refuse(mark, "{} in the list {} has a comma, and commas stand between items; write it as two items",
+             in_quotes(item), key_->name);
+    list_ += (list_.empty() ? "" : ",") + item;
+  }
+
   // Python's spellings of true and false are YAML's too.
   void take_value(const YAML::Mark& mark, const std::string& tag, const std::string& value) {
     const OptionSpec& spec = *std::exchange(key_, nullptr);
@@ -113,6 +139,9 @@ class RunFileEvents final : public YAML::EventHandler {
   OptionOrigins& origins_;
   bool in_mapping_ = false;
   const OptionSpec* key_ = nullptr;  // whose value comes next
+  bool in_list_ = false;
+  std::string list_;  // its items so far
+  YAML::Mark list_begin_;
   std::map<std::string, int, std::less<>> lines_;
 };
 

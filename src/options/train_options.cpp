@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "options/absent_options.h"
 
 namespace so {
 namespace {
@@ -25,6 +26,7 @@ void add_model_and_data(OptionTable<O>& t) {
        "Training records: a file (JSON, JSONL, Parquet, Arrow), a directory of such files or that datasets has saved, a "
        "pattern (\"data/*.jsonl\"), or several of these with commas between")
       .metavar("FILE")
+      .list()
       .required()
       .elsewhere("train_file")
       .elsewhere("dataset")
@@ -34,6 +36,7 @@ void add_model_and_data(OptionTable<O>& t) {
         "How often an epoch has the records of each part of data: \"2,0.5\" has those of the first twice, and half of "
         "the second's, the same half in every epoch")
       .metavar("X,...")
+      .list()
       .when_unset("each once")
       .default_from(ours)
       .affects_results()
@@ -41,6 +44,7 @@ void add_model_and_data(OptionTable<O>& t) {
       .elsewhere("dataset_mixer");
   t.add("eval_data", &O::eval_data, "Held-out records whose loss is reported; as data")
       .metavar("FILE")
+      .list()
       .default_from(ours)
       .elsewhere("validation_file")
       .elsewhere("eval_dataset")
@@ -121,7 +125,9 @@ void add_optimizer(OptionTable<O>& t) {
       .at_least(0)
       .at_most(1000)
       .default_from(trainer)
-      .affects_results();
+      .affects_results()
+      .elsewhere("cosine_min_lr_ratio")
+      .elsewhere("lr_scheduler_kwargs");
   t.add("decay", &O::decay, "With wsd: share of the run's steps, its last ones, over which the learning rate falls")
       .at_least(0)
       .at_most(1)
@@ -147,6 +153,7 @@ void add_optimizer(OptionTable<O>& t) {
         "goes by the learning rate; patterns of their names as freeze takes them "
         "(\"model.embed_tokens.*=0.1,*norm.weight=2\"). If several match a parameter, the first counts")
       .metavar("PATTERN=FACTOR,...")
+      .list()
       .when_unset("all have lr")
       .default_from(ours)
       .affects_results()
@@ -358,7 +365,11 @@ bool is_due(Cadence cadence, const std::optional<std::int64_t>& every, std::int6
 }
 
 const OptionTable<TrainOptions>& train_option_table() {
-  static const OptionTable<TrainOptions> table = make_table();
+  static const OptionTable<TrainOptions> table = [] {
+    OptionTable<TrainOptions> all = make_table();
+    add_absent_options(all);
+    return all;
+  }();
   return table;
 }
 

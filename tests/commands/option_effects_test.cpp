@@ -255,9 +255,8 @@ TEST(OptionEffects, AnOptionThatIsNotThereSaysWhy) {
     parse_command_line({"eval", "--model", "m", "--data", "d", "--packing"});
     ADD_FAILURE();
   } catch (const Error& error) {
-    EXPECT_STREQ(
-        error.what(),
-        "eval has no option \"--packing\": records are evaluated end to end, and no row is filled up; remove it");
+    EXPECT_STREQ(error.what(),
+                 "there is no option --packing: records are evaluated end to end, and no row is filled up; remove it");
   }
 }
 

@@ -100,6 +100,7 @@ TEST(OptionLists, EveryRowIsComplete) {
       if (!to_string(spec.default_value).empty()) {  // empty: "not given"; else it must be a value that could be given
         EXPECT_EQ(check_value(spec, spec.default_value, spec.name), spec.default_value);
       }
+      for (const OptionRows::Absent& absent : command.rows->absent()) EXPECT_NE(absent.name, spec.name);
       for (const std::string& foreign : spec.foreign_names) {
         EXPECT_EQ(command.rows->find(foreign), nullptr) << foreign << " is an option of its own";
         EXPECT_TRUE(seen.insert(foreign).second) << foreign << " is claimed twice";

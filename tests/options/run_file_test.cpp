@@ -81,6 +81,23 @@ TEST(RunFile, OtherFormsOfTheSame) {
     EXPECT_FALSE(read(text).origins.given("lr")) << text;
 }
 
+// Options that take several things with commas between them take them as YAML's lists too.
+TEST(RunFile, Lists) {
+  Read r = read(
+      "data:\n  - a.jsonl\n  - 'b c/'\ndata_weights: [2, 0.5]\nfreeze: [\"*norm.weight\"]\n"
+      "lr_multiplier:\n- model.embed_tokens.*=0.1\n- lm_head.weight=2\neval_data:\n- c\nlr: 1e-4\n");
+  EXPECT_EQ(r.options.data, "a.jsonl,b c/");
+  EXPECT_EQ(r.options.data_weights, "2,0.5");
+  EXPECT_EQ(r.options.freeze, "*norm.weight");
+  EXPECT_EQ(r.options.lr_multiplier, "model.embed_tokens.*=0.1,lm_head.weight=2");
+  EXPECT_EQ(r.options.eval_data, "c");
+  EXPECT_EQ(r.options.lr, 1e-4);
+  EXPECT_EQ(r.origins.of("lr_multiplier").where, "run.yaml:7: lr_multiplier");
+  const Read again = read(run_file_text(train_option_table().view(r.options), r.origins));
+  EXPECT_EQ(again.options.data, r.options.data);
+  EXPECT_EQ(again.options.lr_multiplier, r.options.lr_multiplier);
+}
+
 // The command line over the run file, and that over a DeepSpeed file; the one that loses is noted.
 TEST(RunFile, WinsOverADeepSpeedFileAndNotOverTheCommandLine) {
   Read r;
@@ -110,9 +127,24 @@ TEST(RunFile, RefusalsNameTheLine) {
       {"lr: -1", "run.yaml:1: lr: -1 is out of range; it must be a number >= 1e-30 and <= 1000"},
       {"packing: \"True\"", "run.yaml:1: packing: \"True\" is neither true nor false"},
       {"packing: yes", "run.yaml:1: packing: \"yes\" is neither true nor false"},
-      {"data: [a, b]", "run.yaml:1: data is a list, and the value of an option is plain"},
-      {"optimizer:\n  lr: 1", "run.yaml:1: unknown option \"optimizer\""},
-      {"data:\n  file: a", "run.yaml:2: data is a mapping, and the value of an option is plain"},
+      {"model: [a, b]", "run.yaml:1: model is a list, and the value of an option is plain"},
+      {"data: []", "run.yaml:1: data is an empty list"},
+      {"data:\n- a\n- \"\"\n", "run.yaml:3: an item of the list data is empty"},
+      {"data: [a, ~]", "run.yaml:1: an item of the list data is empty"},
+      {"data: [a, [b]]", "run.yaml:1: data is a list of lists, and its value is plain, or a list of plain values"},
+      {"data: [path: a]", "run.yaml:1: data is a mapping, and its value is plain, or a list of plain values"},
+      {"data: [a, \"b,c\"]",
+       "run.yaml:1: \"b,c\" in the list data has a comma, and commas stand between items; write it as two items"},
+      {"data: &d [a]", "run.yaml:1: data is an anchor, and its value is plain, or a list of plain values"},
+      {"data_weights:\n- 1\n- !!int 2",
+       "run.yaml:3: data_weights is a tag, and its value is plain, or a list of plain "
+       "values"},
+      {"scheduler:\n  lr: 1", "run.yaml:1: unknown option \"scheduler\"; did you mean lr_scheduler?"},
+      {"optimizer: adamw_torch", "run.yaml:1: there is no option optimizer: the optimizer is AdamW; remove it"},
+      {"lr: 1\nlora_r: 8",
+       "run.yaml:2: there is no option lora_r: all parameters are trained, without adapters; freeze leaves some of them "
+       "out; remove it"},
+      {"data:\n  file: a", "run.yaml:2: data is a mapping, and its value is plain, or a list of plain values"},
       {"- lr: 1", "run.yaml:1: a list stands where the name of an option should"},
       {"[[[[[[[[[[", "run.yaml:1: a list stands where the name of an option should"},
       {"{{{{{{{{{{", "run.yaml:1: a mapping stands where the name of an option should"},
