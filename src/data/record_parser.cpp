@@ -31,6 +31,15 @@ std::string_view type_of(const dom::element& value) {
   }
 }
 
+// Null, "" or [].
+bool is_empty(const dom::element& value) {
+  std::string_view text;
+  dom::array list;
+  if (value.get_string().get(text) == simdjson::SUCCESS) return text.empty();
+  if (value.get_array().get(list) == simdjson::SUCCESS) return list.size() == 0;
+  return value.is_null();
+}
+
 // Tables that are written as records have null where a record lacks a column.
 std::optional<dom::element> unless_null(const dom::element& value) {
   return value.is_null() ? std::nullopt : std::optional(value);
@@ -39,7 +48,7 @@ std::optional<dom::element> unless_null(const dom::element& value) {
 // The values that the record has for the keys that mean something.
 struct Fields {
   std::optional<dom::element> instruction, input, output, text, input_ids, labels, attention_mask;
-  std::optional<dom::element> messages, conversations, prompt, completion, tools, system;
+  std::optional<dom::element> messages, conversations, prompt, completion, tools, system, history;
 
   explicit Fields(const dom::object& object) {
     for (const auto& [key, value] : object) {
@@ -69,6 +78,8 @@ struct Fields {
         tools = value;
       else if (key == "system")
         system = value;
+      else if (key == "history")
+        history = value;
     }
   }
 };
@@ -218,6 +229,10 @@ Record RecordParser::parse(const RawRecord& raw) {
   if (fields.input_ids) return s.tokens_of(raw, fields);
   if (s.is_chat(raw, fields)) return ChatRecord{raw.json};
   if (fields.instruction && (fields.output || conversion_hint(object, {}, false).empty())) {
+    for (const auto& [key, value] : {std::pair("system", fields.system), std::pair("history", fields.history)})
+      if (value && !is_empty(*value))
+        s.refuse(raw, "the record has \"{}\", for which the Alpaca prompt has no place; make it a conversation{}", key,
+                 raw.row < 0 ? conversion_hint(object, s.file_name, raw.element >= 0) : "");
     AlpacaRecord record;
     record.instruction = s.string_of(raw, "instruction", fields.instruction);
     if (fields.input && !fields.input->is_null()) record.input = s.string_of(raw, "input", fields.input);

@@ -205,6 +205,26 @@ TEST(Records, AForeignFormatIsRefusedWithTheCommandThatConvertsIt) {
   ends_with(R"({"instruction":"a","context":"c","response":"b"})",
             "jq -c '{instruction, input: (.context // .input // \"\"), output: .response}' f > converted.jsonl");
   ends_with(R"({"unknown":"a"})", "\"text\" and \"input_ids\"");
+  ends_with(
+      R"({"conversation":[{"human":"a","assistant":"b"}]})",
+      R"(jq -c '{messages: [.conversation[] | if has("role") or has("from") then . else (.system // "" | select(. != "") )"
+      R"(| {role: "system", content: .}), {role: "user", content: (.human // .input)}, {role: "assistant", content: )"
+      R"((.assistant // .output)} end]}' f > converted.jsonl)");
+}
+
+// LLaMA-Factory's Alpaca has them, and without them a model would learn other answers than the data has.
+TEST(Records, AlpacaWithEarlierTurnsOrASystemMessageIsRefused) {
+  const std::string error = error_in(R"({"instruction":"a","output":"b","history":[["x","y"]],"system":""})");
+  EXPECT_EQ(
+      error,
+      R"(f:1: the record has "history", for which the Alpaca prompt has no place; make it a conversation; )"
+      R"(convert the file: jq -c '{messages: ([.system // "" | select(. != "") | {role: "system", content: .}] + )"
+      R"([.history // [] | .[] | {role: "user", content: .[0]}, {role: "assistant", content: .[1]}] + )"
+      R"([{role: "user", content: ([.instruction, .input // ""] | map(select(. != "")) | join("\n"))}, )"
+      R"({role: "assistant", content: .output}])}' f > converted.jsonl)");
+  EXPECT_NE(error_in(R"([{"instruction":"a","output":"b","system":"s"}])").find("\"system\""), std::string::npos);
+  EXPECT_NE(error_in(R"({"instruction":"a","output":"b","history":{"a":1}})").find("\"history\""), std::string::npos);
+  EXPECT_EQ(error_in(R"({"instruction":"a","output":"b","history":[],"system":null,"input":""})"), "");
 }
 
 TEST(Records, RefusesMalformedArraysByLineAndElement) {

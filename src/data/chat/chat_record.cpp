@@ -110,6 +110,12 @@ struct Foreign {
 
 const std::vector<Foreign>& foreign_records() {
   static const std::vector<Foreign> known = {
+      // LLaMA-Factory's Alpaca, with what the Alpaca prompt has no place for.
+      {{"instruction", "output"},
+       "{messages: ([.system // \"\" | select(. != \"\") | {role: \"system\", content: .}] + [.history // [] | .[] | "
+       "{role: \"user\", content: .[0]}, {role: \"assistant\", content: .[1]}] + [{role: \"user\", content: "
+       "([.instruction, .input // \"\"] | map(select(. != \"\")) | join(\"\\n\"))}, {role: \"assistant\", content: "
+       ".output}])}"},
       {{"instruction", "response"}, R"({instruction, input: (.context // .input // ""), output: .response})"},
       {{"instruction", "completion"}, "{instruction, output: .completion}"},
       {{"chosen", "rejected"},
@@ -130,7 +136,10 @@ const std::vector<Foreign>& foreign_records() {
       {{"inputs", "targets"}, "{prompt: .inputs, completion: .targets}"},
       {{"input", "output"}, "{prompt: .input, completion: .output}"},
       {{"source", "target"}, "{prompt: .source, completion: .target}"},
-      {{"conversation"}, "{messages: .conversation}"},
+      {{"conversation"},
+       "{messages: [.conversation[] | if has(\"role\") or has(\"from\") then . else (.system // \"\" | select(. != "
+       "\"\") | {role: \"system\", content: .}), {role: \"user\", content: (.human // .input)}, {role: \"assistant\", "
+       "content: (.assistant // .output)} end]}"},
       {{"dialog"}, "{messages: .dialog}"},
       {{"dialogue"}, "{messages: .dialogue}"},
       {{"chat"}, "{messages: .chat}"},

@@ -44,7 +44,7 @@ KINDS = (
     ("prompt", "completion"),
     ("text",),
 )
-BESIDE = ("input", "labels", "attention_mask", "system", "tools", "documents", "chat_template_kwargs")
+BESIDE = ("input", "labels", "attention_mask", "system", "history", "tools", "documents", "chat_template_kwargs")
 JSON_TEXTS = ("messages", "conversations")  # may be lists, or texts of JSON
 
 STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
