@@ -8,6 +8,7 @@
 #include "base/standard_input.h"
 #include "commands/command.h"
 #include "commands/show_record.h"
+#include "data/data_files.h"
 #include "data/model_encoder.h"
 #include "data/one_record.h"
 #include "data/tokenizer/tokenizer.h"
@@ -23,7 +24,7 @@ struct TokenizeOptions : TextOptions, JsonOption, MessageOptions {
   bool from_stdin = false;
   std::optional<std::string> decode;  // token ids, decimal, separated by commas or spaces
   bool no_special_tokens = false;
-  std::optional<std::string> show;  // a data file
+  std::optional<std::string> show;  // data, as train takes it
   std::int64_t record = 1;
   bool train_on_prompt = false, mask_history = false;
   std::int64_t max_length = 2048;
@@ -45,11 +46,12 @@ OptionTable<TokenizeOptions> tokenize_table() {
       .elsewhere("skip_special_tokens");
   t.borrow(text_rows(), ours);
   t.group("A record as it is trained");
-  t.add("show", &O::show, "Data file of which a record is shown, as train makes it, with what is trained marked")
+  t.add("show", &O::show,
+        "Data of which a record is shown, as train makes it, with what is trained marked; a file, or as train's data")
       .metavar("FILE")
       .default_from(ours)
       .elsewhere("data");
-  t.add("record", &O::record, "Which record of the file").at_least(1).default_from(ours);
+  t.add("record", &O::record, "Which record of the data").at_least(1).default_from(ours);
   t.add("train_on_prompt", &O::train_on_prompt, "As train").default_from(train);
   t.add("mask_history", &O::mask_history, "As train").default_from(train);
   t.add("max_length", &O::max_length, "As train").unit("tokens").at_least(2).default_from(train);
@@ -100,7 +102,8 @@ std::vector<std::int32_t> parse_ids(const std::string& text) {
 int show_record(const TokenizeOptions& options) {
   // The tokenizer alone decides: there need not be a model.
   const ModelEncoder encoder(options.model, Vocabulary::max_vocabulary, special_tokens(options.parse_special_tokens));
-  const OneRecord one = read_one_record(*options.show, options.record, encoder,
+  const DataPart files = all_files(data_files(*options.show, "--show", DataUse::training));
+  const OneRecord one = read_one_record(files, options.record, encoder,
                                         {options.max_length, options.train_on_prompt, options.mask_history});
   const Example& example = one.example;
   if (options.json) {
@@ -161,7 +164,7 @@ const RegisteredCommand tokenize_command([] {
        .summary = "text to token ids and back",
        .details =
            "Encodes text with a model's tokenizer and prints the ids, or decodes ids and prints the text. With --show it "
-           "prints a record of a data file as it is trained: a conversation in the model's chat template, say, with the "
+           "prints a record of a run's data as it is trained: a conversation in the model's chat template, say, with the "
            "assistant's turns marked.",
        .examples = {"superoffload tokenize --model Qwen3-0.6B --text \"Hello world\"",
                     "superoffload tokenize --model Qwen3-0.6B --decode 9707,1879",

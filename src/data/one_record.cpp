@@ -1,5 +1,7 @@
 #include "data/one_record.h"
 
+#include <fmt/format.h>
+
 #include <iterator>
 #include <span>
 #include <vector>
@@ -11,16 +13,10 @@
 
 namespace so {
 
-OneRecord read_one_record(const std::filesystem::path& file, std::int64_t number, const TextEncoder& encoder,
-                          const ExampleOptions& options) {
-  const DataFile data(file);
-  const std::string& name = data.name();
-  const auto records = data.records();
-  std::vector<RawRecord> block;
-  std::int64_t before = 0;  // records of earlier blocks
-  while (records->next(block) && before + std::ssize(block) < number) before += std::ssize(block);
-  if (block.empty()) fail("{}: the file has {} records, and number {} is asked for", name, before, number);
-  const RawRecord raw = block[static_cast<std::size_t>(number - before - 1)];
+namespace {
+
+OneRecord as_trained(const std::string& name, const RawRecord& raw, const TextEncoder& encoder,
+                     const ExampleOptions& options) {
   const Record record = RecordParser(name, encoder.vocabulary_size()).parse(raw);
   OneRecord one{location_of(name, raw), format_of(record), {}};
   const ExampleBuilder builder(encoder, options);
@@ -34,6 +30,23 @@ OneRecord read_one_record(const std::filesystem::path& file, std::int64_t number
     fail("{}: {}", one.location, error.what());
   }
   return one;
+}
+
+}  // namespace
+
+OneRecord read_one_record(std::span<const std::filesystem::path> files, std::int64_t number, const TextEncoder& encoder,
+                          const ExampleOptions& options) {
+  std::int64_t before = 0;  // records of earlier blocks and files
+  for (const std::filesystem::path& file : files) {
+    const DataFile data(file);
+    const auto records = data.records();
+    for (std::vector<RawRecord> block; records->next(block); before += std::ssize(block))
+      if (number <= before + std::ssize(block))
+        return as_trained(data.name(), block[static_cast<std::size_t>(number - before - 1)], encoder, options);
+  }
+  const std::string what =
+      files.size() == 1 ? printable_path(files.front()) + ": the file has" : fmt::format("{} files have", files.size());
+  fail("{} {} record{}, and number {} is asked for", what, before, before == 1 ? "" : "s", number);
 }
 
 }  // namespace so

@@ -1,8 +1,9 @@
-// One record of a data file as training sees it.
+// One record of a run's data as training sees it.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 
 #include "data/example.h"
@@ -16,9 +17,9 @@ struct OneRecord {
   Example example;
 };
 
-// The `number`th record, counted from 1; those before it are passed over unread. Throws Error as DatasetSource does,
-// and if the file has fewer records.
-OneRecord read_one_record(const std::filesystem::path& file, std::int64_t number, const TextEncoder& encoder,
+// The `number`th record of the files together, counted from 1; those before it are passed over unread. Throws Error as
+// DatasetSource does, and if there are fewer records.
+OneRecord read_one_record(std::span<const std::filesystem::path> files, std::int64_t number, const TextEncoder& encoder,
                           const ExampleOptions& options);
 
 }  // namespace so

@@ -34,7 +34,8 @@ class TokenizeShow : public ::testing::Test {
     write_file(temporary_.path() / "chats.jsonl", std::string("{\"text\":1}\n") + conversation);
   }
   Outcome show(std::vector<std::string> more) {
-    std::vector<std::string> line = {binary(), "tokenize", "--model", ".", "--show", "chats.jsonl"};
+    std::vector<std::string> line = {binary(), "tokenize", "--model", "."};
+    if (more.empty() || !more.front().starts_with("--show")) line.insert(line.end(), {"--show", "chats.jsonl"});
     line.insert(line.end(), more.begin(), more.end());
     return run(line, temporary_.path(), {.directory = temporary_.path()});
   }
@@ -79,6 +80,14 @@ TEST_F(TokenizeShow, SaysWhatIsWrong) {
   EXPECT_NE(show({}).err.find("chats.jsonl:1: \"text\" is a number"), std::string::npos);
   EXPECT_NE(show({"--record", "3"}).err.find("chats.jsonl: the file has 2 records, and number 3 is asked for"),
             std::string::npos);
+  // Data may be all that train takes.
+  fs::create_directory(temporary_.path() / "more");
+  write_file(temporary_.path() / "more" / "a.jsonl", conversation);
+  EXPECT_NE(show({"--show=more", "--record=1"}).err.find("more/a.jsonl:1: chat record, "), std::string::npos);
+  EXPECT_NE(show({"--show=chats.jsonl,more/*", "--record=3"}).err.find("more/a.jsonl:1: chat record, "),
+            std::string::npos);
+  EXPECT_NE(show({"--show=chats.jsonl,more", "--record=4"}).err.find("2 files have 3 records"), std::string::npos);
+  EXPECT_NE(show({"--show=none.*"}).err.find("--show none.*: no file has such a name"), std::string::npos);
   fs::remove(temporary_.path() / "chat_template.jinja");
   const Outcome without = show({"--record", "2"});
   EXPECT_EQ(without.exit_code, 2);

@@ -124,12 +124,18 @@ TEST_F(Tables, TrainOnTheTokensOfJsonLines) {
     EXPECT_NE(copy.cache().string().find(fmt::format("{:016x}", of_table)), std::string::npos);
     EXPECT_GE(copy.most_cache_bytes(), copy.count_cache_bytes());
   }
-  const OneRecord row = read_one_record(table_fixture("prompt.parquet"), 4, encoder_, {.max_length = 512});
-  const OneRecord line = read_one_record(table_fixture("prompt.jsonl"), 4, encoder_, {.max_length = 512});
+  const auto record = [&](std::vector<fs::path> files, std::int64_t number) {
+    return read_one_record(files, number, encoder_, {.max_length = 512});
+  };
+  const fs::path table = table_fixture("prompt.parquet"), lines = table_fixture("prompt.jsonl");
+  const OneRecord row = record({table}, 4), line = record({lines}, 4);
   EXPECT_EQ(row.example.ids, line.example.ids);
   EXPECT_EQ(row.location, table_fixture("prompt.parquet").string() + ": row 3");
-  EXPECT_NE(error_of([&] { read_one_record(table_fixture("prompt.parquet"), 10, encoder_, {}); }).find("has 9 records"),
-            std::string::npos);
+  EXPECT_NE(error_of([&] { record({table}, 10); }).find("prompt.parquet: the file has 9 records"), std::string::npos);
+  // Of several files they are counted as if they stood in one.
+  EXPECT_EQ(record({lines, table}, 9).location, record({lines}, 9).location);
+  EXPECT_EQ(record({lines, table}, 13).location, row.location);
+  EXPECT_EQ(error_of([&] { record({table, lines}, 19); }), "2 files have 18 records, and number 19 is asked for");
 }
 
 TEST_F(Tables, SavedByDatasetsHaveItsRowsInOrder) {
