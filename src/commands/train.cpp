@@ -404,11 +404,11 @@ const RegisteredCommand train_command([] {
        .position = 1,
        .summary = "fine-tune all parameters of a model",
        .details =
-           R"(Fine-tunes all parameters of a Hugging Face model directory on records in Alpaca, plain-text or
-tokenised form and writes a Hugging Face model directory. Optimizer state (fp32 weights and both Adam
-moments) lives in host memory, where the CPU updates it, and, as far as that is faster and fits, in GPU
-memory, updated by the GPU; run.log says the split and why. --offload_ratio or --offload_optimizer none
-ask for another one.
+           R"(Fine-tunes all parameters of a Hugging Face model directory on conversations, Alpaca records, prompts
+and completions, plain text or token ids, and writes a Hugging Face model directory. Optimizer state
+(fp32 weights and both Adam moments) lives in host memory, where the CPU updates it, and, as far as that
+is faster and fits, in GPU memory, updated by the GPU; run.log says the split and why. --offload_ratio
+or --offload_optimizer none ask for another one.
 
 --mode superoffload ("super_offload": true in a DeepSpeed file) runs AdamW on the CPU while the GPU
 computes, zerooffload after backward. Results are the same.
@@ -416,6 +416,7 @@ computes, zerooffload after backward. Results are the same.
 --dry_run says what a run would do and need, or why it cannot run, and trains nothing.)",
        .examples = {"superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out",
                     "superoffload train --model Qwen3-0.6B --data alpaca.json --output_dir out --resume",
+                    "superoffload train --config run.yaml --lr 2e-5",
                     "superoffload train --model Qwen3-14B --data alpaca.json --output_dir out --deepspeed_config "
                     "ds_config.json \\",
                     "    --max_length 4096 --lr 1e-5 --activation_checkpointing",

@@ -385,8 +385,9 @@ Trainer::Outcome Trainer::run_steps() {
     return Outcome::benchmarked;
   }
   if (stops_early())
-    log_info("step {}: stopped early: {} evaluations in a row were no better than that of step {}, {:.4f}", state_.step,
-             state_.evaluations->without_gain, state_.evaluations->best_step,
+    log_info("step {}: stopped early: {} evaluation{} in a row, none better than that of step {}, {:.4f}", state_.step,
+             state_.evaluations->without_gain, state_.evaluations->without_gain == 1 ? "" : "s",
+             state_.evaluations->best_step,
              state_.evaluations->best_loss.value_or(std::numeric_limits<double>::quiet_NaN()));
   else if (!resumed_at_end)
     record_evaluation();
