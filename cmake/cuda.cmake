@@ -1,6 +1,7 @@
 # The CUDA backend: SO_CUDA is AUTO (built if all it needs is there), ON (an error if not) or OFF.
-# Needs nvcc 12.4 or later with cuBLASLt, cuDNN 9, the headers of CUPTI, whose library the program loads when a trace is
-# asked for, and the headers of cudnn-frontend and CUTLASS, which scripts/install_dependencies.sh fetches.
+# Needs nvcc 12.4 or later with cuBLASLt, which the program loads when it is about to use a GPU, cuDNN 9, the headers of
+# CUPTI, whose library the program loads when a trace is asked for, and the headers of cudnn-frontend and CUTLASS, which
+# scripts/install_dependencies.sh fetches.
 set(SO_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set(SO_CUDA_ARCHITECTURES "80-real;90-real;90-virtual" CACHE STRING
   "GPU architectures; the virtual one is compiled by the driver on later GPUs")
@@ -69,6 +70,7 @@ if(SO_HAVE_CUDA)
   add_library(so_cuda INTERFACE)
   target_include_directories(so_cuda SYSTEM INTERFACE ${SO_CUBLASLT_INCLUDE} ${SO_CUPTI_INCLUDE} ${SO_CUDNN_INCLUDE}
     ${SO_CUDNN_FRONTEND_INCLUDE})
-  target_link_libraries(so_cuda INTERFACE ${SO_CUBLASLT_LIBRARY} ${SO_CUDNN_LIBRARY}
-    ${SO_CUDART_LIBRARY} rt dl)
+  # The path that src/device/cuda/cublas_lt.cpp loads.
+  target_compile_definitions(so_cuda INTERFACE SO_CUBLASLT_LIBRARY="${SO_CUBLASLT_LIBRARY}")
+  target_link_libraries(so_cuda INTERFACE ${SO_CUDNN_LIBRARY} ${SO_CUDART_LIBRARY} rt dl)
 endif()

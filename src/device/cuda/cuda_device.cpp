@@ -10,6 +10,7 @@
 #include "base/delay_point.h"
 #include "base/error.h"
 #include "base/units.h"
+#include "device/cuda/cublas_lt.h"
 #include "device/cuda/cuda_check.h"
 #include "device/cuda/empty_kernel.h"
 #include "device/host_pages.h"
@@ -315,7 +316,10 @@ std::string why_not(int index) {
   if (10 * major + minor < lowest_capability)
     return fmt::format("GPU {} has compute capability {}.{}; {}.{} (Ampere) or later is needed; use --device cpu",
                        index, major, minor, lowest_capability / 10, lowest_capability % 10);
-  return {};
+  // Loaded here and not at the first product, so that a plan counts its memory as the program's.
+  std::string reason;
+  find_cublas_lt(reason);
+  return reason;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "base/error.h"
+#include "device/cuda/cublas_lt.h"
 #include "device/cuda/cuda_check.h"
 #include "ops/checks.h"
 #include "ops/cuda/column_sums.h"
@@ -14,7 +15,7 @@ namespace {
 
 void check(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  fail("cuBLASLt: {}: {}", call, cublasLtGetStatusString(status));
+  fail("cuBLASLt: {}: {}", call, cublas_lt().status_string(status));
 }
 #define SO_CUBLAS(call) check((call), #call)
 
@@ -40,19 +41,19 @@ struct CudaGemm::Plan {
   Plan& operator=(const Plan&) = delete;
   ~Plan() {
     for (const auto layout : {first, second, out})
-      if (layout) cublasLtMatrixLayoutDestroy(layout);
-    if (operation) cublasLtMatmulDescDestroy(operation);
+      if (layout) cublas_lt().layout_destroy(layout);
+    if (operation) cublas_lt().operation_destroy(operation);
   }
 };
 
 CudaGemm::CudaGemm(void* workspace, std::size_t workspace_bytes)
     : workspace_(workspace), workspace_bytes_(workspace_bytes) {
-  SO_CUBLAS(cublasLtCreate(&handle_));
+  SO_CUBLAS(cublas_lt().create(&handle_));
 }
 
 CudaGemm::~CudaGemm() {
   plans_.clear();
-  cublasLtDestroy(handle_);
+  cublas_lt().destroy(handle_);
 }
 
 CudaGemm::Plan& CudaGemm::plan(const Product& p, const Key& key) {
@@ -64,9 +65,9 @@ CudaGemm::Plan& CudaGemm::plan(const Product& p, const Key& key) {
   Plan& plan = found->second;
   if (!added) return plan;
 
-  SO_CUBLAS(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  SO_CUBLAS(cublas_lt().operation_create(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
-    SO_CUBLAS(cublasLtMatmulDescSetAttribute(plan.operation, attribute, &value, sizeof value));
+    SO_CUBLAS(cublas_lt().operation_set(plan.operation, attribute, &value, sizeof value));
   };
   set(CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -75,17 +76,17 @@ CudaGemm::Plan& CudaGemm::plan(const Product& p, const Key& key) {
     set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(p.bias.dtype()));
   }
   const auto layout = [](cublasLtMatrixLayout_t& to, DType dtype, std::int64_t rows, std::int64_t columns) {
-    SO_CUBLAS(cublasLtMatrixLayoutCreate(&to, cuda_type(dtype), static_cast<std::uint64_t>(columns),
-                                         static_cast<std::uint64_t>(rows), columns));
+    SO_CUBLAS(cublas_lt().layout_create(&to, cuda_type(dtype), static_cast<std::uint64_t>(columns),
+                                        static_cast<std::uint64_t>(rows), columns));
   };
   layout(plan.first, p.b.dtype(), p.transpose_b ? p.columns : p.inner, p.transpose_b ? p.inner : p.columns);
   layout(plan.second, p.a.dtype(), p.transpose_a ? p.inner : p.rows, p.transpose_a ? p.rows : p.inner);
   layout(plan.out, p.out.dtype(), p.rows, p.columns);
 
   cublasLtMatmulPreference_t preference = nullptr;
-  SO_CUBLAS(cublasLtMatmulPreferenceCreate(&preference));
+  SO_CUBLAS(cublas_lt().preference_create(&preference));
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
-    SO_CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
+    SO_CUBLAS(cublas_lt().preference_set(preference, attribute, &value, sizeof value));
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(workspace_bytes_));
   // Parts of a sum that is split over its length meet in fp32, not rounded to bf16 before they are added.
@@ -97,13 +98,13 @@ CudaGemm::Plan& CudaGemm::plan(const Product& p, const Key& key) {
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(p.out.data()));
   cublasLtMatmulHeuristicResult_t result{};
   int count = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_, plan.operation, plan.first, plan.second,
-                                                               plan.out, plan.out, preference, 1, &result, &count);
-  cublasLtMatmulPreferenceDestroy(preference);
+  const cublasStatus_t status = cublas_lt().heuristic(handle_, plan.operation, plan.first, plan.second, plan.out,
+                                                      plan.out, preference, 1, &result, &count);
+  cublas_lt().preference_destroy(preference);
   if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
     plans_.erase(found);
     fail("cuBLASLt has no algorithm for [{}, {}] = [{}, {}] x [{}, {}] in {} to {} ({})", p.rows, p.columns, p.rows,
-         p.inner, p.inner, p.columns, name_of(p.a.dtype()), name_of(p.out.dtype()), cublasLtGetStatusString(status));
+         p.inner, p.inner, p.columns, name_of(p.a.dtype()), name_of(p.out.dtype()), cublas_lt().status_string(status));
   }
   plan.algorithm = result.algo;
   return plan;
@@ -124,12 +125,12 @@ void CudaGemm::run(cudaStream_t stream, const Product& p) {
   Plan& plan = this->plan(p, {p.rows, p.columns, p.inner, types, flags, aligned, 0});
   if (p.bias) {
     const void* bias = p.bias.data();
-    SO_CUBLAS(cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
+    SO_CUBLAS(cublas_lt().operation_set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
   }
   const float one = 1, beta = p.mode == Accumulate::add ? 1.0f : 0.0f;
-  SO_CUBLAS(cublasLtMatmul(handle_, plan.operation, &one, p.b.data(), plan.first, p.a.data(), plan.second, &beta,
-                           p.out.data(), plan.out, p.out.data(), plan.out, &plan.algorithm, workspace_,
-                           workspace_bytes_, stream));
+  SO_CUBLAS(cublas_lt().matmul(handle_, plan.operation, &one, p.b.data(), plan.first, p.a.data(), plan.second, &beta,
+                               p.out.data(), plan.out, p.out.data(), plan.out, &plan.algorithm, workspace_,
+                               workspace_bytes_, stream));
 }
 
 void CudaOps::linear(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor bias, Accumulate mode) {
