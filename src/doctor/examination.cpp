@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "device/backend.h"
+#include "device/cuda_runtime.h"
 #include "doctor/host_findings.h"
 #include "doctor/partition.h"
 #include "io/cache_directory.h"
@@ -68,7 +69,7 @@ Findings examine(const MachineFiles& files, const GpuDriver& driver, const Softw
   find_pcie_links(driver, gpus, findings);
   find_gpu_clocks(driver, findings);
   find_gpu_topology(driver, findings);
-  find_libraries(software, std::max(gpus.size(), driver.gpus.size()), findings);
+  find_libraries(software, driver, std::max(gpus.size(), driver.gpus.size()), findings);
   find_mpi(software, findings);
   find_folders(software, findings);
   return findings;
@@ -77,6 +78,7 @@ Findings examine(const MachineFiles& files, const GpuDriver& driver, const Softw
 Software software_of_this_machine() {
   Software software;
   if (const CudaSupport support = cuda_backend().find(0); !support.usable) software.no_cuda = support.reason;
+  software.cuda_runtime = cuda_runtime_version();
   software.libraries = ask_libraries();
   software.mpi = have_mpi();
   software.mpi_launcher = find_program("mpirun");

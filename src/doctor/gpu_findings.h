@@ -23,6 +23,7 @@ struct Folder {
 
 struct Software {
   std::string no_cuda = {};  // why the program has no GPU to use; empty: it has
+  int cuda_runtime = 0;      // of this build: 13000 is 13.0; 0: it has none
   std::vector<Library> libraries = {};
   bool mpi = false;                                        // this build has it
   std::optional<std::filesystem::path> mpi_launcher = {};  // mpirun
@@ -36,7 +37,7 @@ void find_pcie_links(const GpuDriver& driver, const std::vector<PciGpu>& gpus, F
 void find_gpu_clocks(const GpuDriver& driver, Findings& findings);
 void find_gpu_topology(const GpuDriver& driver, Findings& findings);
 
-void find_libraries(const Software& software, std::size_t gpus, Findings& findings);
+void find_libraries(const Software& software, const GpuDriver& driver, std::size_t gpus, Findings& findings);
 void find_mpi(const Software& software, Findings& findings);
 void find_folders(const Software& software, Findings& findings);
 

@@ -6,7 +6,22 @@
 
 namespace so {
 
-void find_libraries(const Software& software, std::size_t gpus, Findings& findings) {
+void find_libraries(const Software& software, const GpuDriver& driver, std::size_t gpus, Findings& findings) {
+  Finding cuda{.check = "cuda_runtime", .subject = "CUDA runtime"};
+  const int runtime = software.cuda_runtime, newest = driver.cuda_version;
+  if (runtime == 0) {
+    cuda.found = "this build has none";  // what that means where there is a GPU, find_driver() says
+  } else {
+    cuda.found = fmt::format("{}.{}, in this build", runtime / 1000, runtime % 1000 / 10);
+    // A driver runs every runtime of its own major version.
+    if (newest > 0 && newest / 1000 < runtime / 1000) {
+      cuda.found += fmt::format("; the driver runs {}.{} and older", newest / 1000, newest % 1000 / 10);
+      cuda.verdict = Verdict::wrong;
+      cuda.cost = "no GPU can be used";
+      cuda.mend = "update NVIDIA's driver, or build with a CUDA toolkit that it runs";
+    }
+  }
+  findings.push_back(std::move(cuda));
   for (const Library& library : software.libraries) {
     Finding f{.check = library.check, .subject = library.name, .found = library.version};
     if (library.version.empty()) {

@@ -155,6 +155,14 @@ TEST_F(GpuFindings, Libraries) {
   expect("nccl", Verdict::costs, "cannot open", "no collectives", "apt-get install libnccl2");
 }
 
+TEST_F(GpuFindings, ARuntimeNewerThanTheDriver) {
+  expect("cuda_runtime", Verdict::ok, "this build has none", "", "");
+  software_.cuda_runtime = 13010;
+  expect("cuda_runtime", Verdict::ok, "13.1, in this build", "", "");
+  nvml_->cuda_version = 12080;
+  expect("cuda_runtime", Verdict::wrong, "13.1, in this build; the driver runs 12.8 and older", "no GPU", "update");
+}
+
 TEST_F(GpuFindings, MpiAndFolders) {
   software_.mpi_launcher.reset();
   expect("mpi", Verdict::costs, "not in PATH", "--gpus N", "openmpi-bin");
@@ -172,7 +180,7 @@ TEST(ThisMachine, IsLookedAt) {
   const Findings findings = examine(MachineFiles(), ask_gpu_driver(), software_of_this_machine());
   for (const char* check :
        {"cores", "cpu_quota", "governor", "memory_nodes", "memory", "huge_pages", "locked_memory", "memory_partitions",
-        "gpu", "cublaslt", "cudnn", "nccl", "mpi", "cache_folder", "temporary_folder"})
+        "gpu", "cuda_runtime", "cublaslt", "cudnn", "nccl", "mpi", "cache_folder", "temporary_folder"})
     EXPECT_FALSE(finding(findings, check).found.empty()) << check;
 }
 

@@ -13,6 +13,7 @@
 #include "device/cuda/cublas_lt.h"
 #include "device/cuda/cuda_check.h"
 #include "device/cuda/empty_kernel.h"
+#include "device/cuda_runtime.h"
 #include "device/host_pages.h"
 #include "device/trace.h"
 
@@ -323,6 +324,11 @@ std::string why_not(int index) {
 }
 
 }  // namespace
+
+int cuda_runtime_version() {
+  int version = 0;
+  return cudaRuntimeGetVersion(&version) == cudaSuccess ? version : 0;
+}
 
 CudaSupport find_cuda(int index) {
   std::string reason = why_not(index);

@@ -1,5 +1,6 @@
 // A build without the CUDA backend answers so when it is asked for it.
 #include "base/error.h"
+#include "device/cuda_runtime.h"
 #include "device/device.h"
 
 namespace so {
@@ -11,5 +12,6 @@ constexpr const char* reason =
 
 std::unique_ptr<Device> make_cuda_device(int) { fail("{}", reason); }
 CudaSupport find_cuda(int) { return {false, reason}; }
+int cuda_runtime_version() { return 0; }
 
 }  // namespace so
