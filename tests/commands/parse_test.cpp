@@ -352,6 +352,7 @@ TEST(Help, ExamplesAreValid) {
   const std::filesystem::path scratch = std::filesystem::path(testing::TempDir()) / "so_help_examples";
   std::filesystem::create_directories(scratch);
   std::ofstream(scratch / "ds_config.json") << "{}";
+  std::ofstream(scratch / "run.yaml") << "model: m\ndata: d\noutput_dir: o\n";
   std::filesystem::current_path(scratch);
   for (const Command& command : all_commands()) {
     std::string line;
