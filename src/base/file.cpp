@@ -260,11 +260,15 @@ void MappedFile::advise(Advice advice) const {
 
 void MappedFile::give_back(std::span<const std::byte> part) const {
   SO_CHECK(part.empty() || (part.data() >= data_ && part.data() + part.size() <= data_ + size_), "not in this mapping");
+  if (part.empty()) return;
+  // A touch of a page maps those around it that the page cache has, 64 KiB as Linux is set up, and so also the end of
+  // the part before this one, which has been given back already.
+  const std::size_t around = std::size_t{64} << 10;
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   const auto offset = static_cast<std::size_t>(part.data() - data_);
-  const std::size_t begin = (offset + page - 1) / page * page;  // the mapping begins on a page
-  const std::size_t end = offset + part.size() == size_ ? size_ : (offset + part.size()) / page * page;
-  if (begin < end) ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
+  const std::size_t begin = (offset - std::min(offset, around)) / page * page;  // the mapping begins on a page
+  const std::size_t end = std::min(size_, offset + part.size() + around);
+  ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
 }
 
 std::string read_text_file(const std::filesystem::path& path, std::uint64_t max_bytes) {

@@ -1,11 +1,15 @@
 #include "base/file.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
+#include <cstdio>
+#include <numeric>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -156,6 +160,43 @@ TEST(File, PreallocatesWhereBlocksCannotBeClaimed) {
   });
   if (result == "no filter") GTEST_SKIP() << "no seccomp";
   EXPECT_EQ(result.find("12345 no space left on "), 0u) << result;
+}
+
+// Bytes of the mapping that begins there which are in this process's memory.
+std::size_t resident(const std::byte* begin) {
+  std::istringstream maps(read_file("/proc/self/smaps"));
+  const std::string address = fmt::format("{:x}-", reinterpret_cast<std::uintptr_t>(begin));
+  std::size_t kilobytes = 0;
+  std::string line;
+  while (std::getline(maps, line) && !line.starts_with(address)) continue;
+  while (std::getline(maps, line) && std::sscanf(line.c_str(), "Rss: %zu kB", &kilobytes) != 1) continue;
+  return kilobytes << 10;
+}
+
+// The page cache has all of it, so that the kernel maps more than the page that is touched.
+TEST(MappedFile, GivesBackWhatWasMappedBesideAPart) {
+  TemporaryDirectory directory;
+  constexpr std::size_t piece = 1 << 20, begin = 100, pieces = 32;
+  write_file(directory / "large", std::string(begin + piece * pieces, 'a'));
+  const MappedFile map(directory / "large");
+  const auto sum = [&](std::size_t i) {
+    const auto part = map.bytes().subspan(begin + i * piece, piece);
+    return std::accumulate(part.begin(), part.end(), 0, [](int n, std::byte b) { return n + static_cast<int>(b); });
+  };
+  int all = 0;
+  for (std::size_t i = 0; i < pieces; ++i) all += sum(i);
+  EXPECT_GE(resident(map.bytes().data()), pieces * piece);
+  map.give_back(map.bytes());
+  EXPECT_EQ(resident(map.bytes().data()), 0u);
+  // In the order of two threads.
+  for (std::size_t i = 0; i < pieces; i += 2) {
+    all -= sum(i + 1) + sum(i);
+    map.give_back(map.bytes().subspan(begin + (i + 1) * piece, piece));
+    map.give_back(map.bytes().subspan(begin + i * piece, piece));
+  }
+  EXPECT_EQ(all, 0);
+  EXPECT_LE(resident(map.bytes().data()), 128u << 10) << "it was " << 64 * pieces << " KiB";
+  map.give_back(map.bytes().first(0));
 }
 
 TEST(MappedFile, MapsWholeFiles) {
