@@ -261,13 +261,12 @@ void MappedFile::advise(Advice advice) const {
 void MappedFile::give_back(std::span<const std::byte> part) const {
   SO_CHECK(part.empty() || (part.data() >= data_ && part.data() + part.size() <= data_ + size_), "not in this mapping");
   if (part.empty()) return;
-  // A touch of a page maps those around it that the page cache has, 64 KiB as Linux is set up, and so also the end of
-  // the part before this one, which has been given back already.
-  const std::size_t around = std::size_t{64} << 10;
-  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  // A touch of a page maps what the page cache has around it: 64 KiB, or all of a large folio, of 2 MiB at most and
+  // aligned to its size. So the next part maps the end of one that has been given back already.
+  constexpr std::size_t window = std::size_t{64} << 10, folio = std::size_t{2} << 20;
   const auto offset = static_cast<std::size_t>(part.data() - data_);
-  const std::size_t begin = (offset - std::min(offset, around)) / page * page;  // the mapping begins on a page
-  const std::size_t end = std::min(size_, offset + part.size() + around);
+  const std::size_t begin = (offset - std::min(offset, window)) / folio * folio;  // the mapping begins on a page
+  const std::size_t end = std::min(size_, (offset + part.size() + window + folio - 1) / folio * folio);
   ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
 }
 
