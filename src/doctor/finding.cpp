@@ -10,28 +10,28 @@
 namespace so {
 namespace {
 
-std::string_view name_of(Verdict verdict) {
+std::string_view name_of(FindingVerdict verdict) {
   const auto found = std::find_if(verdict_names.begin(), verdict_names.end(),
                                   [&](const auto& entry) { return entry.first == verdict; });
   return found->second;
 }
 
 // In the text the two verdicts that ask for something stand out without colour.
-std::string_view mark_of(Verdict verdict) {
+std::string_view mark_of(FindingVerdict verdict) {
   switch (verdict) {
-    case Verdict::ok:
+    case FindingVerdict::ok:
       return "ok";
-    case Verdict::costs:
+    case FindingVerdict::costs:
       return "COSTS";
-    case Verdict::wrong:
+    case FindingVerdict::wrong:
       return "WRONG";
-    case Verdict::unknown:
+    case FindingVerdict::unknown:
       return "?";
   }
   return {};
 }
 
-auto count_of(const Findings& findings, Verdict verdict) {
+auto count_of(const Findings& findings, FindingVerdict verdict) {
   return std::count_if(findings.begin(), findings.end(), [&](const Finding& f) { return f.verdict == verdict; });
 }
 
@@ -59,7 +59,7 @@ std::string folded(std::string_view text, std::size_t indent) {
 
 }  // namespace
 
-bool any_wrong(const Findings& findings) { return count_of(findings, Verdict::wrong) > 0; }
+bool any_wrong(const Findings& findings) { return count_of(findings, FindingVerdict::wrong) > 0; }
 
 std::string findings_text(const Findings& findings) {
   std::size_t widest = 0;
@@ -72,9 +72,9 @@ std::string findings_text(const Findings& findings) {
     // A command stays in one line, to be copied.
     if (!f.mend.empty()) text += fmt::format("{:>{}}  {}\n", "mend:", widest + 7, f.mend);
   }
-  text += fmt::format("\n{} ok, {} cost something, {} wrong, {} not known here (?)\n", count_of(findings, Verdict::ok),
-                      count_of(findings, Verdict::costs), count_of(findings, Verdict::wrong),
-                      count_of(findings, Verdict::unknown));
+  text += fmt::format("\n{} ok, {} cost something, {} wrong, {} not known here (?)\n",
+                      count_of(findings, FindingVerdict::ok), count_of(findings, FindingVerdict::costs),
+                      count_of(findings, FindingVerdict::wrong), count_of(findings, FindingVerdict::unknown));
   return printable_text(text);
 }
 
@@ -87,7 +87,7 @@ std::string findings_json(const Findings& findings) {
                     {"verdict", name_of(f.verdict)},
                     {"cost", f.cost},
                     {"mend", f.mend}});
-  const nlohmann::ordered_json result{{"wrong", count_of(findings, Verdict::wrong)}, {"findings", list}};
+  const nlohmann::ordered_json result{{"wrong", count_of(findings, FindingVerdict::wrong)}, {"findings", list}};
   return result.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 

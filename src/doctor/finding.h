@@ -9,20 +9,23 @@
 
 namespace so {
 
-enum class Verdict {
+enum class FindingVerdict {
   ok,
   costs,    // the program works, and slower or with less room than this machine has
   wrong,    // something does not work
   unknown,  // nothing could be learnt here, or nobody has measured what it costs
 };
-constexpr std::array<std::pair<Verdict, std::string_view>, 4> verdict_names{
-    {{Verdict::ok, "ok"}, {Verdict::costs, "costs"}, {Verdict::wrong, "wrong"}, {Verdict::unknown, "unknown"}}};
+constexpr std::array<std::pair<FindingVerdict, std::string_view>, 4> verdict_names{
+    {{FindingVerdict::ok, "ok"},
+     {FindingVerdict::costs, "costs"},
+     {FindingVerdict::wrong, "wrong"},
+     {FindingVerdict::unknown, "unknown"}}};
 
 struct Finding {
   std::string check;    // its name in JSON, which stays: "huge_pages"; docs/doctor.md has them all
   std::string subject;  // for people: "transparent huge pages"
   std::string found = {};
-  Verdict verdict = Verdict::ok;
+  FindingVerdict verdict = FindingVerdict::ok;
   std::string cost = {};  // what it costs, and where the figure comes from; empty: nothing
   std::string mend = {};  // the command that mends it; empty: none is needed, or known
 };

@@ -75,7 +75,7 @@ Finding clocks_of(const DriverGpu& gpu, std::size_t index) {
   Finding f{.check = "gpu_clocks", .subject = fmt::format("clocks of GPU {}", index)};
   if (!gpu.clock || !gpu.best_clock || *gpu.best_clock == 0 || !gpu.clock_reasons) {
     f.found = "the driver does not say";
-    f.verdict = Verdict::unknown;
+    f.verdict = FindingVerdict::unknown;
     return f;
   }
   f.found = fmt::format("{} of {} MHz", *gpu.clock, *gpu.best_clock);
@@ -85,19 +85,19 @@ Finding clocks_of(const DriverGpu& gpu, std::size_t index) {
   for (const HeldBack& held : held_back) {
     if ((reasons & held.bit) == 0) continue;
     f.found += fmt::format(": {}", held.reason);
-    f.verdict = Verdict::wrong;
+    f.verdict = FindingVerdict::wrong;
     f.cost = cost;
     f.mend = held.mend;
     return f;
   }
   if ((reasons & clock_reason::application_setting) != 0) {
     f.found += ": somebody has set its clocks";
-    f.verdict = Verdict::costs;
+    f.verdict = FindingVerdict::costs;
     f.cost = cost;
     f.mend = fmt::format("nvidia-smi -i {0} -rac; nvidia-smi -i {0} -rgc", index);
   } else if (gpu.power_limit && gpu.default_power_limit && *gpu.power_limit < *gpu.default_power_limit) {
     f.found += fmt::format(", power limited to {} of {} W", *gpu.power_limit / 1000, *gpu.default_power_limit / 1000);
-    f.verdict = Verdict::costs;
+    f.verdict = FindingVerdict::costs;
     f.cost =
         (reasons & clock_reason::power_cap) != 0 ? cost + " at this limit" : "under load its clocks fall to keep to it";
     f.mend = fmt::format("nvidia-smi -i {} -pl {}", index, *gpu.default_power_limit / 1000);
@@ -123,14 +123,14 @@ void find_driver(const GpuDriver& driver, const std::vector<PciGpu>& gpus, const
   Finding f{.check = "gpu", .subject = "GPUs"};
   if (driver.gpus.empty() && gpus.empty()) {
     f.found = "none of NVIDIA's is on this machine; what depends on one was not looked at";
-    f.verdict = Verdict::unknown;
+    f.verdict = FindingVerdict::unknown;
     findings.push_back(std::move(f));
     return;
   }
   if (driver.gpus.empty()) {
     f.found = fmt::format("{} of NVIDIA's on the PCI bus, and no driver that answers ({})", gpus.size(),
                           driver.reason.empty() ? "it shows this process no GPU" : driver.reason);
-    f.verdict = Verdict::wrong;
+    f.verdict = FindingVerdict::wrong;
     f.cost = "no GPU can be used";
     f.mend = "install NVIDIA's driver (Debian: apt-get install nvidia-driver); in a container: docker run --gpus all";
     findings.push_back(std::move(f));
@@ -142,7 +142,7 @@ void find_driver(const GpuDriver& driver, const std::vector<PciGpu>& gpus, const
     f.found += fmt::format(" (CUDA {}.{})", driver.cuda_version / 1000, driver.cuda_version % 1000 / 10);
   if (!software.no_cuda.empty()) {
     f.found += "; the program cannot use them: " + software.no_cuda;
-    f.verdict = Verdict::wrong;
+    f.verdict = FindingVerdict::wrong;
     f.cost = "everything runs on the CPU";
   }
   findings.push_back(std::move(f));
@@ -157,13 +157,13 @@ void find_pcie_links(const GpuDriver& driver, const std::vector<PciGpu>& gpus, F
       f.found = "NVLink-C2C to the host's processor; nothing is copied over PCIe";
     } else if (!link.now || !link.best) {
       f.found = "neither driver nor sysfs says how wide and how fast";
-      f.verdict = Verdict::unknown;
+      f.verdict = FindingVerdict::unknown;
     } else {
       f.found = fmt::format("PCIe {}", link_text(*link.now));
       const bool narrow = link.now->lanes < link.best->lanes, slow = link.now->speed < link.best->speed;
       const double share = 100 * link.now->bytes() / link.best->bytes();
       if (narrow || (slow && link.busy)) {
-        f.verdict = Verdict::costs;
+        f.verdict = FindingVerdict::costs;
         f.found += fmt::format(", where {} is possible", link_text(*link.best));
         const LinkState busy{slow && !link.busy ? link.best->speed : link.now->speed, link.now->lanes};
         f.cost =
@@ -202,7 +202,7 @@ void find_gpu_topology(const GpuDriver& driver, Findings& findings) {
     const auto known = known_hardware();
     const auto h200 =
         std::find_if(known.begin(), known.end(), [](const KnownHardware& hardware) { return hardware.key == "h200"; });
-    f.verdict = Verdict::costs;
+    f.verdict = FindingVerdict::costs;
     f.cost = "collectives cross PCIe, beside the copies to and from the host";
     if (h200 != known.end())
       f.cost += fmt::format("; over NVLink a GPU receives {:.0f} GB/s (configs/hardware/h200.json)",

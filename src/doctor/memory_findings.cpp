@@ -54,9 +54,9 @@ void find_memory_nodes(const MachineFiles& files, const Processors& machine, Fin
   if (empty > 0) f.found += fmt::format(", {} without CPUs and memory", empty);
   if (machine.nodes.empty()) {
     f.found = "the kernel does not say (/sys/devices/system/node)";
-    f.verdict = Verdict::unknown;
+    f.verdict = FindingVerdict::unknown;
   } else if (!others.empty() && !with_cpus.empty()) {
-    f.verdict = Verdict::costs;
+    f.verdict = FindingVerdict::costs;
     f.cost = fmt::format(
         "what does not fit node {} falls into node {}, which has no CPUs: on a superchip the GPU's own memory",
         with_cpus, others);
@@ -69,7 +69,7 @@ void find_memory_nodes(const MachineFiles& files, const Processors& machine, Fin
   if (!several || !balancing) return;
   Finding b{.check = "numa_balancing", .subject = "NUMA balancing", .found = *balancing == 0 ? "off" : "on"};
   if (*balancing != 0) {
-    b.verdict = Verdict::costs;
+    b.verdict = FindingVerdict::costs;
     b.cost =
         "the kernel takes page faults to move memory that AdamW streams through; nobody has measured how many here";
     b.mend = "sysctl -w kernel.numa_balancing=0";
@@ -84,14 +84,14 @@ void find_memory(const MachineFiles& files, Findings& findings) {
   const auto free = meminfo(files, "MemAvailable"), total = meminfo(files, "MemTotal");
   if (!free || !total) {
     f.found = "/proc/meminfo does not say";
-    f.verdict = Verdict::unknown;
+    f.verdict = FindingVerdict::unknown;
   } else {
     f.found = fmt::format("{} available of {}", format_bytes(memory.available), format_bytes(*total));
     constexpr std::string_view cgroup = "cgroup ";
     if (memory.limited_by.starts_with(cgroup)) {
       const std::string directory = memory.limited_by.substr(cgroup.size() + root.size());
       f.found += ": a cgroup limits it";
-      f.verdict = Verdict::costs;
+      f.verdict = FindingVerdict::costs;
       f.cost = fmt::format("room for the fp32 state, gradient and weight (16 bytes) of {}; without the limit {}",
                            parameters_in(memory.available), parameters_in(*free));
       f.mend = directory.find("/memory") == std::string::npos || files.exists(directory + "/memory.max")
@@ -112,12 +112,12 @@ void find_huge_pages(const MachineFiles& files, Findings& findings) {
   const auto chosen = text ? chosen_word(*text) : std::nullopt;
   if (!chosen) {
     f.found = "the kernel has none, or does not say";
-    f.verdict = Verdict::unknown;
+    f.verdict = FindingVerdict::unknown;
   } else {
     const auto size = meminfo(files, "Hugepagesize");
     f.found = std::string(*chosen) + (size ? fmt::format(", of {} KiB", *size / 1024) : "");
     if (*chosen == "never") {
-      f.verdict = Verdict::costs;
+      f.verdict = FindingVerdict::costs;
       f.cost =
           "optimizer state, gradients and weights lie in small pages; nobody has measured how much slower AdamW is";
       f.mend = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
@@ -132,10 +132,10 @@ void find_process_limits(const MachineFiles& files, Findings& findings) {
   Finding f{.check = "locked_memory", .subject = "limit on locked memory", .found = "none"};
   if (!files.text("/proc/self/limits")) {
     f.found = "/proc/self/limits does not say";
-    f.verdict = Verdict::unknown;
+    f.verdict = FindingVerdict::unknown;
   } else if (const auto locked = soft_limit(files, "Max locked memory")) {
     f.found = format_bytes(*locked);
-    f.verdict = Verdict::unknown;
+    f.verdict = FindingVerdict::unknown;
     f.cost =
         "NVIDIA's driver does not count what it pins against it; a sandbox or a virtual machine may, and then refuses";
     f.mend =
@@ -153,7 +153,7 @@ void find_process_limits(const MachineFiles& files, Findings& findings) {
     findings.push_back({.check = "address_space",
                         .subject = limit.subject,
                         .found = format_bytes(*bytes),
-                        .verdict = Verdict::costs,
+                        .verdict = FindingVerdict::costs,
                         .cost =
                             "the plan keeps to it, however much memory is free; CUDA reserves far more addresses than "
                             "it uses memory",

@@ -221,19 +221,19 @@ void find_partition(const MachineFiles& files, Findings& findings) {
   };
   if (!resctrl.supported) {
     f.found = "the kernel has no resctrl (Intel RDT, Arm MPAM)";
-    f.verdict = Verdict::unknown;
+    f.verdict = FindingVerdict::unknown;
   } else if (!resctrl.mounted) {
     f.found = "resctrl is not mounted";
-    f.verdict = Verdict::unknown;
+    f.verdict = FindingVerdict::unknown;
     f.mend = fmt::format("mount -t resctrl resctrl {}", resctrl_root);
   } else if (has(feeding_group) && has(adamw_group)) {
     f.found = fmt::format("set up ({})", resctrl.description());
   } else {
     f.found = fmt::format("not set up ({})", resctrl.description());
-    f.verdict = Verdict::unknown;
+    f.verdict = FindingVerdict::unknown;
     f.mend = "superoffload doctor --partition, then with --apply";
   }
-  if (f.verdict == Verdict::unknown && resctrl.supported)
+  if (f.verdict == FindingVerdict::unknown && resctrl.supported)
     f.cost = "published set-ups for Grace have them; what they give has not been measured with this program";
   findings.push_back(std::move(f));
 }

@@ -69,14 +69,14 @@ void find_cores(const MachineFiles& files, const Processors& machine, Findings& 
   Finding f{.check = "cores", .subject = "cores"};
   if (machine.allowed.empty()) {
     f.found = "neither /proc/self/status nor /sys/devices/system/cpu says which CPUs there are";
-    f.verdict = Verdict::unknown;
+    f.verdict = FindingVerdict::unknown;
   } else {
     f.found =
         fmt::format("{} of {} CPUs ({}), {} core{} on {} NUMA node{}", machine.allowed.size(), machine.online.size(),
                     list_of(machine.allowed), machine.core_count(), machine.core_count() == 1 ? "" : "s",
                     machine.cores.size(), machine.cores.size() == 1 ? "" : "s");
     if (machine.allowed.size() < machine.online.size()) {
-      f.verdict = Verdict::costs;
+      f.verdict = FindingVerdict::costs;
       f.cost = adamw_by_threads();
       const auto set = cpuset_of(files);
       const std::string all = list_of(machine.online);
@@ -102,11 +102,11 @@ void find_cores_near_gpus(const Processors& machine, const std::vector<PciGpu>& 
       f.found = "all: one NUMA node has all CPUs";
     } else if (gpu.near.empty()) {
       f.found = fmt::format("the kernel does not say which CPUs are near {}", gpu.bus);
-      f.verdict = Verdict::unknown;
+      f.verdict = FindingVerdict::unknown;
     } else if (near.empty()) {
       f.found = fmt::format("none: this process may run on {}, and {} are near {}", list_of(machine.allowed),
                             list_of(gpu.near), gpu.bus);
-      f.verdict = Verdict::costs;
+      f.verdict = FindingVerdict::costs;
       f.cost = "gradients and weights cross from socket to socket; nobody has measured how much slower";
       // Ranks on several GPUs choose among all CPUs by themselves (bind_ranks()).
       f.mend = fmt::format("taskset -pc {} $$", list_of(gpus.size() > 1 ? machine.online : gpu.near));
@@ -128,7 +128,7 @@ void find_cpu_quota(const MachineFiles& files, const Processors& machine, Findin
     f.found = fmt::format("the time of {:.3g} CPUs, for {} that it may run on{}", least->cpus, machine.allowed.size(),
                           least->throttled > 0 ? fmt::format("; stopped {} times so far", least->throttled) : "");
     if (least->cpus < cpus) {
-      f.verdict = Verdict::costs;
+      f.verdict = FindingVerdict::costs;
       f.cost = fmt::format(
           "at most {:.0f}% of the CPUs' time; when it is used up all threads stop, also the one that feeds the GPU",
           100 * least->cpus / cpus);
@@ -160,12 +160,12 @@ void find_governor(const MachineFiles& files, const Processors& machine, Finding
   }
   if (by_governor.empty()) {
     f.found = "the kernel shows none (as in a virtual machine): the host or the firmware sets the clocks";
-    f.verdict = Verdict::unknown;
+    f.verdict = FindingVerdict::unknown;
   } else {
     for (const auto& [governor, cpus] : by_governor)
       f.found += fmt::format("{}{} (CPUs {})", f.found.empty() ? "" : "; ", governor, list_of(cpus));
     if (saves || slowest < 0.99) {
-      f.verdict = Verdict::costs;
+      f.verdict = FindingVerdict::costs;
       f.cost = slowest < 0.99
                    ? fmt::format("clocks are held to {:.0f}% of the greatest", 100 * slowest)
                    : std::string("clocks rise only after load has come; nobody has measured how much that takes here");

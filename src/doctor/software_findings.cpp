@@ -16,7 +16,7 @@ void find_libraries(const Software& software, const GpuDriver& driver, std::size
     // A driver runs every runtime of its own major version.
     if (newest > 0 && newest / 1000 < runtime / 1000) {
       cuda.found += fmt::format("; the driver runs {}.{} and older", newest / 1000, newest % 1000 / 10);
-      cuda.verdict = Verdict::wrong;
+      cuda.verdict = FindingVerdict::wrong;
       cuda.cost = "no GPU can be used";
       cuda.mend = "update NVIDIA's driver, or build with a CUDA toolkit that it runs";
     }
@@ -28,7 +28,7 @@ void find_libraries(const Software& software, const GpuDriver& driver, std::size
       const bool needed = library.check == "nccl" ? gpus > 1 : gpus > 0;
       f.found = needed ? "not found: " + library.reason : "not found; nothing on this machine needs it";
       if (needed) {
-        f.verdict = Verdict::costs;
+        f.verdict = FindingVerdict::costs;
         f.cost =
             library.check == "nccl" ? "no collectives between GPUs" : "no CUDA backend can be built or started here";
         f.mend = library.check == "nccl"    ? "apt-get install libnccl2 (NVIDIA's package repository)"
@@ -44,12 +44,12 @@ void find_mpi(const Software& software, Findings& findings) {
   Finding f{.check = "mpi", .subject = "MPI"};
   if (!software.mpi) {
     f.found = "this build has none";
-    f.verdict = Verdict::costs;
+    f.verdict = FindingVerdict::costs;
     f.cost = "several ranks (--gpus N, mpirun, srun) cannot run";
     f.mend = "apt-get install libopenmpi-dev openmpi-bin, then configure and build again";
   } else if (!software.mpi_launcher) {
     f.found = "this build has it, and mpirun is not in PATH";
-    f.verdict = Verdict::costs;
+    f.verdict = FindingVerdict::costs;
     f.cost = "--gpus N cannot start its ranks";
     f.mend = "apt-get install openmpi-bin";
   } else {
@@ -65,7 +65,7 @@ void find_folders(const Software& software, Findings& findings) {
     f.found = printable_path(folder.path);
     if (!folder.reason.empty()) {
       f.found += ": " + folder.reason;
-      f.verdict = Verdict::wrong;
+      f.verdict = FindingVerdict::wrong;
       f.cost = folder.check == "temporary_folder"
                    ? "programs that need temporary files fail"
                    : "tokenised data is kept in a temporary folder, and made anew each time";
@@ -73,11 +73,11 @@ void find_folders(const Software& software, Findings& findings) {
                                                   : "export XDG_CACHE_HOME=DIR, a folder that can be written to";
     } else if (!folder.free) {
       f.found += ": its file system does not say how much is free";
-      f.verdict = Verdict::unknown;
+      f.verdict = FindingVerdict::unknown;
     } else {
       f.found += fmt::format(": {} free", format_bytes(*folder.free));
       if (*folder.free < little) {
-        f.verdict = Verdict::costs;
+        f.verdict = FindingVerdict::costs;
         f.cost = fmt::format("a token cache holds 8 bytes a token (docs/running.md): this is room for {} million",
                              *folder.free / 8'000'000);
         f.mend = folder.check == "temporary_folder" ? "export TMPDIR=DIR on a larger file system"

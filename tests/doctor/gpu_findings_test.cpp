@@ -32,7 +32,7 @@ class GpuFindings : public testing::Test {
     EXPECT_EQ(nvml_->open, 0) << "NVML is left open";
     return findings;
   }
-  void expect(const std::string& check, Verdict verdict, const std::string& found, const std::string& cost,
+  void expect(const std::string& check, FindingVerdict verdict, const std::string& found, const std::string& cost,
               const std::string& mend) const {
     const Finding f = finding(look(), check);
     EXPECT_EQ(f.verdict, verdict) << f.found;
@@ -49,10 +49,11 @@ class GpuFindings : public testing::Test {
 };
 
 TEST_F(GpuFindings, AGpuInOrder) {
-  for (const char* check : {"gpu", "pcie_link", "gpu_clocks", "cores_near_gpu"}) expect(check, Verdict::ok, "", "", "");
-  expect("gpu", Verdict::ok, "1 x NVIDIA H200, driver 580.95.05 (CUDA 13.0)", "", "");
-  expect("pcie_link", Verdict::ok, "PCIe generation 5 x16 (63.0 GB/s each way)", "", "");
-  expect("gpu_clocks", Verdict::ok, "1980 of 1980 MHz", "", "");
+  for (const char* check : {"gpu", "pcie_link", "gpu_clocks", "cores_near_gpu"})
+    expect(check, FindingVerdict::ok, "", "", "");
+  expect("gpu", FindingVerdict::ok, "1 x NVIDIA H200, driver 580.95.05 (CUDA 13.0)", "", "");
+  expect("pcie_link", FindingVerdict::ok, "PCIe generation 5 x16 (63.0 GB/s each way)", "", "");
+  expect("gpu_clocks", FindingVerdict::ok, "1980 of 1980 MHz", "", "");
   EXPECT_EQ(ask_gpu_driver(SO_FAKE_NVML).gpus.at(0).bus, "0000:4e:00.0");
 }
 
@@ -61,13 +62,13 @@ TEST_F(GpuFindings, NoGpuIsNoFault) {
   software_.no_cuda = "this build has no CUDA backend";
   const Findings findings = examine(MachineFiles(tree_.path()), ask_gpu_driver("no-such-library.so"), software_);
   EXPECT_FALSE(any_wrong(findings)) << findings_text(findings);
-  EXPECT_EQ(finding(findings, "gpu").verdict, Verdict::unknown);
+  EXPECT_EQ(finding(findings, "gpu").verdict, FindingVerdict::unknown);
 }
 
 TEST_F(GpuFindings, NoDriver) {
   const Findings findings = examine(MachineFiles(tree_.path()), ask_gpu_driver("no-such-library.so"), software_);
   const Finding f = finding(findings, "gpu");
-  EXPECT_EQ(f.verdict, Verdict::wrong);
+  EXPECT_EQ(f.verdict, FindingVerdict::wrong);
   EXPECT_NE(f.found.find("1 of NVIDIA's on the PCI bus"), std::string::npos) << f.found;
   EXPECT_NE(f.found.find("no-such-library.so"), std::string::npos) << f.found;
   EXPECT_EQ(finding(findings, "pcie_link").found, "PCIe generation 5 x16 (63.0 GB/s each way)") << "by sysfs";
@@ -76,103 +77,106 @@ TEST_F(GpuFindings, NoDriver) {
   EXPECT_EQ(other.reason, "libm.so.6 has no nvmlInit_v2");
 
   nvml_->init_error = 18;
-  expect("gpu", Verdict::wrong, "Driver/library version mismatch", "no GPU can be used", "install NVIDIA's driver");
+  expect("gpu", FindingVerdict::wrong, "Driver/library version mismatch", "no GPU can be used",
+         "install NVIDIA's driver");
 }
 
 TEST_F(GpuFindings, AProgramWithoutCuda) {
   software_.no_cuda = "this build has no CUDA backend; build again";
-  expect("gpu", Verdict::wrong, "cannot use them: this build has no CUDA backend", "on the CPU", "");
+  expect("gpu", FindingVerdict::wrong, "cannot use them: this build has no CUDA backend", "on the CPU", "");
 }
 
 TEST_F(GpuFindings, LinksBelowWhatTheyCan) {
   gpu().lanes = 8;
-  expect("pcie_link", Verdict::costs,
+  expect("pcie_link", FindingVerdict::costs,
          "PCIe generation 5 x8 (31.5 GB/s each way), where generation 5 x16 (63.0 GB/s each way) is possible",
          "at 50% of the speed; 55.2 GB/s to the host on a good one (configs/hardware/h200.json)", "seat the card");
   gpu().lanes = 16;
   gpu().generation = 3;
-  expect("pcie_link", Verdict::costs, "PCIe generation 3 x16", "at 25% of the speed", "");
+  expect("pcie_link", FindingVerdict::costs, "PCIe generation 3 x16", "at 25% of the speed", "");
   gpu().performance_state = 8;
   gpu().generation = 1;
-  expect("pcie_link", Verdict::ok, "PCIe generation 1 x16 (4.0 GB/s each way), generation 5 x16", "", "");
+  expect("pcie_link", FindingVerdict::ok, "PCIe generation 1 x16 (4.0 GB/s each way), generation 5 x16", "", "");
   gpu().lanes = 4;  // no GPU gives up lanes because it is idle
-  expect("pcie_link", Verdict::costs, "PCIe generation 1 x4", "at 25% of the speed", "");
+  expect("pcie_link", FindingVerdict::costs, "PCIe generation 1 x4", "at 25% of the speed", "");
   gpu().generation = 99;
-  expect("pcie_link", Verdict::unknown, "", "", "");
+  expect("pcie_link", FindingVerdict::unknown, "", "", "");
   gpu().chip_to_chip = 1;
-  expect("pcie_link", Verdict::ok, "NVLink-C2C", "", "");
+  expect("pcie_link", FindingVerdict::ok, "NVLink-C2C", "", "");
 }
 
 TEST_F(GpuFindings, LinksBySysfs) {
   tree_.gpu("0000:4e:00.0", "0-15", "16.0 GT/s PCIe", 8);
   const Findings findings = examine(MachineFiles(tree_.path()), ask_gpu_driver("no-such-library.so"), software_);
-  EXPECT_EQ(finding(findings, "pcie_link").verdict, Verdict::costs);
+  EXPECT_EQ(finding(findings, "pcie_link").verdict, FindingVerdict::costs);
   tree_.file("/sys/bus/pci/devices/0000:4e:00.0/current_link_width", "255\n");
-  EXPECT_EQ(finding(examine(MachineFiles(tree_.path()), {}, software_), "pcie_link").verdict, Verdict::unknown);
+  EXPECT_EQ(finding(examine(MachineFiles(tree_.path()), {}, software_), "pcie_link").verdict, FindingVerdict::unknown);
 }
 
 TEST_F(GpuFindings, Clocks) {
   gpu().clock = 990;
   gpu().clock_reasons = clock_reason::hardware_thermal | clock_reason::hardware_slowdown;
-  expect("gpu_clocks", Verdict::wrong, "990 of 1980 MHz: it is too hot", "at most 50% as fast", "cooling");
+  expect("gpu_clocks", FindingVerdict::wrong, "990 of 1980 MHz: it is too hot", "at most 50% as fast", "cooling");
   gpu().clock_reasons = clock_reason::power_brake;
-  expect("gpu_clocks", Verdict::wrong, "the power supply brakes it", "", "power supply");
+  expect("gpu_clocks", FindingVerdict::wrong, "the power supply brakes it", "", "power supply");
   gpu().clock_reasons = clock_reason::application_setting;
-  expect("gpu_clocks", Verdict::costs, "somebody has set its clocks", "50%", "nvidia-smi -i 0 -rac");
+  expect("gpu_clocks", FindingVerdict::costs, "somebody has set its clocks", "50%", "nvidia-smi -i 0 -rac");
   gpu().clock_reasons = clock_reason::power_cap;
-  expect("gpu_clocks", Verdict::ok, "kept by its own power limit", "", "");
+  expect("gpu_clocks", FindingVerdict::ok, "kept by its own power limit", "", "");
   gpu().power_limit = 400000;
-  expect("gpu_clocks", Verdict::costs, "power limited to 400 of 700 W", "50% as fast at this limit",
+  expect("gpu_clocks", FindingVerdict::costs, "power limited to 400 of 700 W", "50% as fast at this limit",
          "nvidia-smi -i 0 -pl 700");
   gpu().power_limit = 700000;
   gpu().clock_reasons = clock_reason::idle;
-  expect("gpu_clocks", Verdict::ok, "990 of 1980 MHz, idle", "", "");
+  expect("gpu_clocks", FindingVerdict::ok, "990 of 1980 MHz, idle", "", "");
   gpu().refuses_all = true;
-  expect("gpu_clocks", Verdict::unknown, "the driver does not say", "", "");
-  expect("pcie_link", Verdict::unknown, "", "", "");
+  expect("gpu_clocks", FindingVerdict::unknown, "the driver does not say", "", "");
+  expect("pcie_link", FindingVerdict::unknown, "", "", "");
 }
 
 TEST_F(GpuFindings, SeveralGpus) {
   nvml_->count = 4;
-  expect("gpu", Verdict::ok, "4 x NVIDIA H200", "", "");
-  expect("gpu_topology", Verdict::ok, "NVLink between 6 of 6 pairs (18 links up at GPU 0)", "", "");
+  expect("gpu", FindingVerdict::ok, "4 x NVIDIA H200", "", "");
+  expect("gpu_topology", FindingVerdict::ok, "NVLink between 6 of 6 pairs (18 links up at GPU 0)", "", "");
   nvml_->nvlink = false;
-  expect("gpu_topology", Verdict::costs, "NVLink between 0 of 6 pairs", "395 GB/s (configs/hardware/h200.json)", "");
-  expect("gpu_topology", Verdict::costs, "0-1 PCIe of two sockets", "", "");
+  expect("gpu_topology", FindingVerdict::costs, "NVLink between 0 of 6 pairs", "395 GB/s (configs/hardware/h200.json)",
+         "");
+  expect("gpu_topology", FindingVerdict::costs, "0-1 PCIe of two sockets", "", "");
   nvml_->ancestor = 10;
-  expect("gpu_topology", Verdict::costs, "2-3 PCIe switches", "", "");
+  expect("gpu_topology", FindingVerdict::costs, "2-3 PCIe switches", "", "");
 }
 
 TEST_F(GpuFindings, Libraries) {
   software_.libraries = {{"cublaslt", "cuBLASLt", "13.1.0"},
                          {"cudnn", "cuDNN", "", "cannot open libcudnn.so.9"},
                          {"nccl", "NCCL", "", "cannot open libnccl.so.2"}};
-  expect("cublaslt", Verdict::ok, "13.1.0", "", "");
-  expect("cudnn", Verdict::costs, "not found: cannot open libcudnn.so.9", "no CUDA backend",
+  expect("cublaslt", FindingVerdict::ok, "13.1.0", "", "");
+  expect("cudnn", FindingVerdict::costs, "not found: cannot open libcudnn.so.9", "no CUDA backend",
          "apt-get install libcudnn9");
-  expect("nccl", Verdict::ok, "not found; nothing on this machine needs it", "", "");
+  expect("nccl", FindingVerdict::ok, "not found; nothing on this machine needs it", "", "");
   nvml_->count = 2;
-  expect("nccl", Verdict::costs, "cannot open", "no collectives", "apt-get install libnccl2");
+  expect("nccl", FindingVerdict::costs, "cannot open", "no collectives", "apt-get install libnccl2");
 }
 
 TEST_F(GpuFindings, ARuntimeNewerThanTheDriver) {
-  expect("cuda_runtime", Verdict::ok, "this build has none", "", "");
+  expect("cuda_runtime", FindingVerdict::ok, "this build has none", "", "");
   software_.cuda_runtime = 13010;
-  expect("cuda_runtime", Verdict::ok, "13.1, in this build", "", "");
+  expect("cuda_runtime", FindingVerdict::ok, "13.1, in this build", "", "");
   nvml_->cuda_version = 12080;
-  expect("cuda_runtime", Verdict::wrong, "13.1, in this build; the driver runs 12.8 and older", "no GPU", "update");
+  expect("cuda_runtime", FindingVerdict::wrong, "13.1, in this build; the driver runs 12.8 and older", "no GPU",
+         "update");
 }
 
 TEST_F(GpuFindings, MpiAndFolders) {
   software_.mpi_launcher.reset();
-  expect("mpi", Verdict::costs, "not in PATH", "--gpus N", "openmpi-bin");
+  expect("mpi", FindingVerdict::costs, "not in PATH", "--gpus N", "openmpi-bin");
   software_.mpi = false;
-  expect("mpi", Verdict::costs, "this build has none", "", "libopenmpi-dev");
+  expect("mpi", FindingVerdict::costs, "this build has none", "", "libopenmpi-dev");
   software_.folders = {{"cache_folder", "cache folder", "/home/u/.cache", 80'000'000, ""},
                        {"temporary_folder", "temporary folder", "/tmp", 5'000'000, "/tmp cannot be written to"}};
-  expect("cache_folder", Verdict::costs, "/home/u/.cache: 80.0 MB free", "this is room for 10 million",
+  expect("cache_folder", FindingVerdict::costs, "/home/u/.cache: 80.0 MB free", "this is room for 10 million",
          "cache --prune");
-  expect("temporary_folder", Verdict::wrong, "/tmp cannot be written to", "", "export TMPDIR=DIR");
+  expect("temporary_folder", FindingVerdict::wrong, "/tmp cannot be written to", "", "export TMPDIR=DIR");
 }
 
 // The machine that the test runs on: whatever it is, nothing is missing in what is said of it.
