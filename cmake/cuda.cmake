@@ -70,7 +70,5 @@ if(SO_HAVE_CUDA)
   add_library(so_cuda INTERFACE)
   target_include_directories(so_cuda SYSTEM INTERFACE ${SO_CUBLASLT_INCLUDE} ${SO_CUPTI_INCLUDE} ${SO_CUDNN_INCLUDE}
     ${SO_CUDNN_FRONTEND_INCLUDE})
-  # The path that src/device/cuda/cublas_lt.cpp loads.
-  target_compile_definitions(so_cuda INTERFACE SO_CUBLASLT_LIBRARY="${SO_CUBLASLT_LIBRARY}")
   target_link_libraries(so_cuda INTERFACE ${SO_CUDNN_LIBRARY} ${SO_CUDART_LIBRARY} rt dl)
 endif()
