@@ -49,6 +49,7 @@ class ThreadPool;
 // Fixed for a run. double, since 1 - beta must be formed before rounding: 1 - 0.999f is off by 5e-5.
 struct AdamWHyper {
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
+  bool operator==(const AdamWHyper&) const = default;
 };
 
 // The coefficients of one optimizer step, computed in double and rounded to fp32 once; the CUDA kernel gets them too.
@@ -61,6 +62,8 @@ struct AdamWStep {
   float epsilon;
   float step_size;  // lr / (1 - beta1^t)
   float decay;      // lr * weight_decay, for parameters that decay; the others use 0
+
+  bool operator==(const AdamWStep&) const = default;
 };
 
 // `step_number` t counts from 1. Throws Error on a hyper-parameter outside its range (0 <= beta < 1, epsilon > 0,

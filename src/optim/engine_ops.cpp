@@ -12,6 +12,7 @@ class DryEngineOps final : public EngineOps {
  public:
   void grad_stats(Stream&, GradStats*, Tensor, Tensor) override {}
   void cast(Stream&, Tensor, Tensor) override {}
+  void add(Stream&, Tensor, Tensor) override {}
 };
 
 void expect_float(const char* op, const char* argument, DType dtype) {
@@ -40,6 +41,14 @@ void check_cast(const Tensor& out, const Tensor& in) {
   expect_float(op, "out", out.dtype());
   SO_CHECK(in.dtype() != out.dtype(), "{}: both are {}: that is a copy", op, name_of(in.dtype()));
   SO_CHECK(in.size() == out.size(), "{}: from {} to {}", op, shape_string(in.shape()), shape_string(out.shape()));
+  SO_CHECK((in && out) || in.size() == 0, "{}: a tensor is empty", op);
+}
+
+void check_add(const Tensor& out, const Tensor& in) {
+  const char* op = "add";
+  expect_float(op, "in", in.dtype());
+  expect_float(op, "out", out.dtype());
+  SO_CHECK(in.size() == out.size(), "{}: {} to {}", op, shape_string(in.shape()), shape_string(out.shape()));
   SO_CHECK((in && out) || in.size() == 0, "{}: a tensor is empty", op);
 }
 

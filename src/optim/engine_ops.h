@@ -30,6 +30,8 @@ class EngineOps {
   virtual void grad_stats(Stream&, GradStats* out, Tensor grad, Tensor scratch) = 0;
   // out = in converted, f32 <-> bf16 (round to nearest even), same number of elements.
   virtual void cast(Stream&, Tensor out, Tensor in) = 0;
+  // out += in, each f32 or bf16, same number of elements: added in fp32, rounded to out's format once.
+  virtual void add(Stream&, Tensor out, Tensor in) = 0;
 };
 
 // The implementation for the device's kind; for a dry device, one that does nothing.

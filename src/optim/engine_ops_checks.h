@@ -30,5 +30,6 @@ constexpr std::int64_t stats_blocks(std::int64_t elements) {
 // Bug if the arguments are not what EngineOps asks for.
 void check_grad_stats(const GradStats* out, const Tensor& grad, const Tensor& scratch);
 void check_cast(const Tensor& out, const Tensor& in);
+void check_add(const Tensor& out, const Tensor& in);
 
 }  // namespace so

@@ -9,6 +9,7 @@ class CudaEngineOps final : public EngineOps {
  public:
   void grad_stats(Stream&, GradStats* out, Tensor grad, Tensor scratch) override;
   void cast(Stream&, Tensor out, Tensor in) override;
+  void add(Stream&, Tensor out, Tensor in) override;
 };
 
 }  // namespace so
