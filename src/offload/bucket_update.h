@@ -4,6 +4,7 @@
 
 #include "base/tensor.h"
 #include "base/thread_pool.h"
+#include "offload/adamw_steps.h"
 #include "offload/memory/optimizer_state.h"
 #include "offload/schedule/bucket.h"
 #include "offload/schedule/parameter_layout.h"
@@ -18,21 +19,24 @@ class BucketUpdate {
       : pool_(pool), layout_(layout), state_(state) {}
 
   // State and weights.
-  void in_place(const Bucket& bucket, const AdamWStep& step, Tensor gradient, Tensor weights) const;
+  void in_place(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient, Tensor weights) const;
   // Weights, and the new state in a place taken for it; the bucket's own stays as it is.
-  void beside(int place, const Bucket& bucket, const AdamWStep& step, Tensor gradient, Tensor weights) const;
+  void beside(int place, const Bucket& bucket, const AdamWSteps& steps, Tensor gradient, Tensor weights) const;
   // The weights alone.
-  void preview(const Bucket& bucket, const AdamWStep& step, Tensor gradient, Tensor weights) const;
+  void preview(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient, Tensor weights) const;
   // The state alone, in place.
-  void follow(const Bucket& bucket, const AdamWStep& step, Tensor gradient) const;
+  void follow(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient) const;
   // The weights that the master weights are, without any update.
   void round_masters(const Bucket& bucket, Tensor weights) const;
 
  private:
   template <class Body>
-  void for_each_run(const Bucket& bucket, const AdamWStep& step, Tensor gradient, Tensor weights,
+  void for_each_run(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient, Tensor weights,
                     const Body& body) const;
   void clear_padding(int place, const Bucket& bucket) const;
+  // Of parameters that the step leaves as they are: their state in a place for new state; and their weights.
+  void copy_state(int place, const Bucket& bucket, Range range) const;
+  void copy_weights(const Bucket& bucket, Range range, const WeightSpan& weights) const;
 
   ThreadPool& pool_;
   const ParameterLayout& layout_;

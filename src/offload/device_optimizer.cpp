@@ -46,9 +46,9 @@ void DeviceOptimizer::landed() {
     if (bucket.on_device()) bucket.defer();
 }
 
-void DeviceOptimizer::decide(bool stands, const AdamWStep& step, Stream& compute) {
+void DeviceOptimizer::decide(bool stands, const AdamWSteps& steps, Stream& compute) {
   if (stands) {
-    for_each_run(buckets_, [&](std::span<Bucket> run) { update(run, compute, step); });
+    for_each_run(buckets_, [&](std::span<Bucket> run) { update(run, compute, steps); });
     return;
   }
   for (Bucket& bucket : buckets_) {
@@ -120,11 +120,11 @@ std::span<Bucket> DeviceOptimizer::adjacent(std::span<Bucket> buckets) const {
   return buckets.first(count);
 }
 
-void DeviceOptimizer::update(std::span<Bucket> run, Stream& compute, const AdamWStep& step) {
+void DeviceOptimizer::update(std::span<Bucket> run, Stream& compute, const AdamWSteps& steps) {
   for (const Bucket& bucket : run) counters_.save_wait_seconds += gate_.wait(bucket.index());
   const Range range = own_of(run);
   if (range.size() > 0)
-    update_range(*adamw_, compute, step, layout_, range,
+    update_range(*adamw_, compute, steps, layout_, range,
                  Tensor(gradients_.own_at(range.begin), gradients_.dtype(), {range.size()}),
                  state_.at(run.front(), range.begin), weights_at(range));
   for (Bucket& bucket : run) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/weight_piece.h"
+#include "offload/adamw_steps.h"
 #include "offload/memory/optimizer_state.h"
 #include "offload/memory/state_transfer.h"
 #include "offload/memory/unit_gradients.h"
@@ -38,7 +39,7 @@ class DeviceOptimizer {
   // The gradients of all its buckets are complete, or will be by when `decide()` enqueues.
   void landed();
   // The verdict: whether the step stands, and with which update, which is enqueued.
-  void decide(bool stands, const AdamWStep& step, Stream& compute);
+  void decide(bool stands, const AdamWSteps& steps, Stream& compute);
 
   // Work that follows on `stream` finds the bucket's weights and state of the last update.
   void require(const Bucket& bucket, Stream& stream);
@@ -67,7 +68,7 @@ class DeviceOptimizer {
   // body(run) for each such run of the device's buckets, in order.
   template <class Body>
   void for_each_run(std::span<Bucket> buckets, const Body& body) const;
-  void update(std::span<Bucket> run, Stream& compute, const AdamWStep& step);
+  void update(std::span<Bucket> run, Stream& compute, const AdamWSteps& steps);
   void cast_run(std::span<const Bucket> run, Stream& stream);
   // Those of a range of this rank's slices, which are adjacent there.
   Tensor weights_at(Range range) const {

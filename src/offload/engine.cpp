@@ -16,6 +16,8 @@ std::int64_t largest_parameter(const ParameterLayout& layout) {
 }
 
 std::vector<ResidencyKind> residencies_of(const ParameterLayout& layout, const EngineSettings& settings) {
+  if (!settings.weight_places.empty())
+    return std::vector(static_cast<std::size_t>(layout.units()), ResidencyKind::callers);
   return residency_kinds(layout, settings.device_units, settings.device_weights, settings.streamed_units,
                          settings.gathered);
 }
@@ -23,7 +25,7 @@ std::vector<ResidencyKind> residencies_of(const ParameterLayout& layout, const E
 // Buckets are cut within units where what a unit has on the device may be another's later.
 bool takes_turns(const EngineSettings& settings) {
   return settings.device_weights != ResidencyKind::resident || settings.host_gradients == GradientResidency::moved ||
-         settings.streamed_units > 0 || settings.gathered > 0;
+         settings.streamed_units > 0 || settings.gathered > 0 || settings.units_in_any_order;
 }
 
 std::vector<int> make_gradient_slots(const ParameterLayout& layout, const EngineSettings& settings) {
@@ -35,6 +37,15 @@ std::vector<int> make_gradient_slots(const ParameterLayout& layout, const Engine
        ++unit)
     if (!layout.stays(unit)) slots[static_cast<std::size_t>(unit)] = unit % gradient_slots;
   return slots;
+}
+
+void check_weight_places(const EngineSettings& settings, const ParameterLayout& layout, const Communicator& ranks) {
+  if (settings.weight_places.empty()) return;
+  SO_CHECK(static_cast<int>(settings.weight_places.size()) == layout.count(), "places for {} of {} weights",
+           settings.weight_places.size(), layout.count());
+  SO_CHECK(ranks.size() == 1 && settings.device_units == 0 && settings.streamed_units == 0 &&
+               !settings.update_over_link && !layout.has_frozen(),
+           "the caller's weights where the engine must have its own");
 }
 
 void check_ranks(const EngineSettings& settings, const Communicator& ranks) {
@@ -62,7 +73,8 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
                                                          : make_adaptive_policy()),
       buckets_(shard_buckets(
           make_buckets(layout, settings.bucket_elements, settings.device_units, takes_turns(settings)), ranks)),
-      weights_(device, layout, settings.formats.weights, residencies_of(layout, settings), buckets_,
+      weights_(device, layout, settings.formats.weights, settings.weight_places, residencies_of(layout, settings),
+               buckets_,
                {.final_weights =
                     [this](int unit) {
                       const std::span<Bucket> buckets = buckets_of(unit);
@@ -104,6 +116,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
              .cast = settings.cast},
             gate_) {
   check_ranks(settings, ranks);
+  check_weight_places(settings, layout, ranks);
   check_formats(settings.formats);
   for (GradientSlot& slot : gradient_slots_) {
     slot.written = device.create_event();
@@ -229,13 +242,17 @@ GradientSink::Target OffloadEngine::gradient(int first, int count) {
   const Range range{layout_.range(first).begin, layout_.range(first + count - 1).end};
   for (Bucket& bucket : buckets_of(unit)) {
     if (common(bucket.range(), range).size() <= 0) continue;
-    if (bucket.on_host())
-      host_.land(bucket);
-    else if (bucket.on_device())
-      device_optimizer_.land(bucket);
+    land(bucket);
   }
   std::fill_n(written_.begin() + first, count, true);
   return target;
+}
+
+void OffloadEngine::land(Bucket& bucket) {
+  if (bucket.on_host())
+    host_.land(bucket);
+  else if (bucket.on_device())
+    device_optimizer_.land(bucket);
 }
 
 void OffloadEngine::begin_step() {
@@ -243,12 +260,40 @@ void OffloadEngine::begin_step() {
 }
 
 void OffloadEngine::begin_last_micro_batch(double lr, std::int64_t update_number) {
-  last_micro_batch_ = true;
   lr_ = lr;
   update_number_ = update_number;
+  updates_.clear();
+  begin_last();
+}
+
+void OffloadEngine::begin_last_micro_batch(std::span<const ParameterUpdate> updates) {
+  SO_CHECK(!exchange_, "updates by parameter on {} ranks", ranks_.size());
+  updates_.assign(updates.begin(), updates.end());
+  begin_last();
+}
+
+void OffloadEngine::begin_last() {
+  last_micro_batch_ = true;
   first_ready_ = true;
-  host_.begin_step(make_adamw_step(settings_.adamw, lr, settings_.weight_decay, update_number),
-                   policy_->choose(facts()));
+  host_.begin_step(steps(1.0f), policy_->choose(facts()));
+}
+
+AdamWSteps OffloadEngine::steps(float clip) const {
+  if (!updates_.empty()) return {layout_, updates_, clip};
+  return {layout_, make_adamw_step(settings_.adamw, lr_, settings_.weight_decay, update_number_, clip)};
+}
+
+void OffloadEngine::reopen_step() {
+  SO_CHECK(last_micro_batch_, "a step is reopened before its last micro-batch");
+  SO_CHECK(!exchange_, "a step reopened on {} ranks", ranks_.size());
+  last_micro_batch_ = false;
+  host_.reopen();
+}
+
+void OffloadEngine::drop_gradients() {
+  SO_CHECK(!last_micro_batch_, "gradients dropped in a step's last micro-batch");
+  written_.assign(written_.size(), false);
+  micro_batches_ = 0;
 }
 
 void OffloadEngine::gradients_ready(int unit, Stream& stream) {
@@ -262,7 +307,7 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
   auto* stats = static_cast<GradStats*>(stats_.data());
   const Tensor scratch(stats_scratch_.data(), DType::u8, {static_cast<std::int64_t>(stats_scratch_.bytes())});
   for (int p = first; p < last && !exchange_; ++p)
-    if (layout_.parameter(p).trained) ops_->grad_stats(stream, stats + p, gradients_.places().view(p), scratch);
+    if (is_updated(p)) ops_->grad_stats(stream, stats + p, gradients_.places().view(p), scratch);
   if (first_ready_) stream.record(*first_landed_);
   first_ready_ = false;
   Event& landed = *landed_[static_cast<std::size_t>(unit)];
@@ -271,10 +316,13 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
   if (exchange_) reduce(unit, landed);
   if (std::any_of(buckets.begin(), buckets.end(), std::mem_fn(&Bucket::on_host)))
     weights_.of(unit).drop(unit);  // before the host may write
-  // Units come last first, so a bucket is complete with the unit in which it begins; the highest bucket first, as the
-  // forward pass needs it last.
-  for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket)
-    if (bucket->on_host() && bucket->range().begin >= layout_.unit_range(unit).begin) host_.landed(*bucket, landed);
+  // Units come last first, or a bucket has parts of one alone, so a bucket is complete with the unit in which it
+  // begins; the highest bucket first, as the forward pass needs it last.
+  for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket) {
+    if (bucket->range().begin < layout_.unit_range(unit).begin) continue;
+    land(*bucket);  // of a step that was reopened, or without a gradient
+    if (bucket->on_host()) host_.landed(*bucket, landed);
+  }
 }
 
 // The event moves: it is reached when the sums of all ranks are there.
@@ -311,7 +359,7 @@ Verdict OffloadEngine::finish_step(Stream& compute) {
   micro_batches_ = 0;
   // A gradient that nobody wrote is an earlier step's, which must not be taken for this one's.
   for (int p = 0; p < layout_.count(); ++p)
-    SO_CHECK(written_[static_cast<std::size_t>(p)] || !layout_.parameter(p).trained, "no gradient of '{}' in this step",
+    SO_CHECK(written_[static_cast<std::size_t>(p)] || !is_updated(p), "no gradient of '{}' in this step",
              layout_.parameter(p).name);
   written_.assign(written_.size(), false);
   try {
@@ -323,12 +371,12 @@ Verdict OffloadEngine::finish_step(Stream& compute) {
   }
 }
 
-// Those of frozen parameters, which nobody takes, are zero.
+// Those of parameters without an update, which nobody takes, are zero.
 std::vector<GradStats> OffloadEngine::statistics() const {
   const auto* taken = static_cast<const GradStats*>(stats_host_.data());
   std::vector<GradStats> all(static_cast<std::size_t>(layout_.count()));
   for (int p = 0; p < layout_.count(); ++p)
-    if (layout_.parameter(p).trained) all[static_cast<std::size_t>(p)] = taken[p];
+    if (is_updated(p)) all[static_cast<std::size_t>(p)] = taken[p];
   return all;
 }
 
@@ -345,7 +393,7 @@ Verdict OffloadEngine::take_verdict(Stream& compute) {
   const Verdict verdict =
       make_verdict(exchange_ ? exchange_->statistics() : statistics(), ranks_, settings_.max_grad_norm);
   const bool clipped = verdict.clip != 1.0f;
-  const AdamWStep step = make_adamw_step(settings_.adamw, lr_, settings_.weight_decay, update_number_, verdict.clip);
+  const AdamWSteps step = steps(verdict.clip);
   ++counters_.steps;
   counters_.skipped_steps += verdict.finite ? 0 : 1;
   counters_.clipped_steps += verdict.finite && clipped ? 1 : 0;
@@ -400,6 +448,7 @@ UpdateFacts OffloadEngine::facts() const {
   facts.undo_places = settings_.undo_buckets;
   facts.micro_batches = micro_batches_ + 1;
   facts.clip_rate = clip_rate_;
+  facts.awaits_updates = settings_.awaits_updates;
   return facts;
 }
 

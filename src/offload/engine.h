@@ -18,6 +18,7 @@
 #include "base/number_formats.h"
 #include "base/thread_pool.h"
 #include "base/weight_piece.h"
+#include "offload/adamw_steps.h"
 #include "offload/device_optimizer.h"
 #include "offload/device_waits.h"
 #include "offload/host_optimizer.h"
@@ -59,10 +60,18 @@ struct EngineSettings {
   GradientResidency host_gradients = GradientResidency::resident;  // moved: device memory for host memory
   CastSide cast = CastSide::host;
   std::int64_t bucket_elements = 0;  // at most; a multiple of ParameterLayout::alignment
-  std::int64_t undo_buckets = 0;     // that the host can have new state beside the old for
+  // Whether the gradients of units may become complete in any order. Then no bucket has parts of two units.
+  bool units_in_any_order = false;
+  std::int64_t undo_buckets = 0;  // that the host can have new state beside the old for
   AdamWHyper adamw;
   double weight_decay = 0, max_grad_norm = 0;
+  // Whether the caller waits for all updates when a step is finished, so that none is hidden by the next forward pass.
+  bool awaits_updates = false;
   StepTimes expected;  // by the plan: the policy goes by them until they are measured
+  // By parameter, weights that lie in memory of the caller's, which outlives the engine (ResidencyKind::callers);
+  // empty: in the engine's own. They go with one rank and host-owned units, of which no parameter is frozen. Master
+  // weights are to be written, and uploaded, before the first step.
+  std::vector<WeightPlace> weight_places;
 };
 
 // Counts the engine's work, for the log and for tests that must know that a path really ran. Totals since construction.
@@ -117,6 +126,15 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // The micro-batch about to run is the last of its optimizer step: its gradients complete the step's. The step's
   // learning rate and, for AdamW's bias correction, the number of updates made before it, plus one.
   void begin_last_micro_batch(double lr, std::int64_t update_number);
+  // The same with an update for each parameter. Those that have none need no gradient in this step, and those that have
+  // one must have got it when the step is finished. Goes with one rank.
+  void begin_last_micro_batch(std::span<const ParameterUpdate> updates);
+  // The micro-batch that was begun so is not the last one after all, or the updates are to be others: weights become
+  // those before it again, and gradients stay, to which those that follow are added. Then another last micro-batch is
+  // begun, in which gradients_ready() is called for all units. Waits for the host. Goes with one rank.
+  void reopen_step();
+  // Forgets the gradients of a step whose last micro-batch has not begun, so that the next ones replace them.
+  void drop_gradients();
   // After the last micro-batch has been enqueued on `compute`: waits for its gradients, takes the verdict, and has it
   // carried out. Updates, and weights on their way to the device, may still run on return: require_weights(),
   // require_gradients() and read_state() wait for what they need. After an error, of the device's work or the host's,
@@ -196,6 +214,16 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   }
   // The slot that holds the gradients of this unit, which takes turns.
   GradientSlot& slot_of(int unit) { return gradient_slots_[static_cast<std::size_t>(gradients_.places().slot(unit))]; }
+  void begin_last();
+  // This step's updates, whose gradients are multiplied by `clip`.
+  AdamWSteps steps(float clip) const;
+  // Whether the parameter is to have a gradient in this step.
+  bool is_updated(int parameter) const {
+    return layout_.parameter(parameter).trained &&
+           (updates_.empty() || updates_[static_cast<std::size_t>(parameter)].update_number > 0);
+  }
+  // The bucket's gradient is being written.
+  void land(Bucket& bucket);
   Verdict take_verdict(Stream& compute);
   std::vector<GradStats> statistics() const;  // by parameter, with one rank
   UpdateFacts facts() const;                  // the spans hold while the engine lives
@@ -239,6 +267,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   std::int64_t micro_batches_ = 0;  // of this step, whose backward passes are enqueued
   double lr_ = 0;
   std::int64_t update_number_ = 0;
+  std::vector<ParameterUpdate> updates_;  // of this step; empty: the same for all
   SaveGate gate_;
   const HostClock::Clock::time_point made_ = HostClock::Clock::now();
   EngineCounters counters_;

@@ -81,7 +81,7 @@ void HostOptimizer::wait_until(std::unique_lock<std::mutex>& lock, const Ready& 
   throw_error();
 }
 
-void HostOptimizer::begin_step(const AdamWStep& unclipped, UpdateChoice choice) {
+void HostOptimizer::begin_step(const AdamWSteps& unclipped, UpdateChoice choice) {
   const std::lock_guard lock(mutex_);
   throw_error();
   unclipped_ = unclipped;
@@ -120,14 +120,24 @@ void HostOptimizer::landed(Bucket& bucket, Event& complete) {
   changed_.notify_all();
 }
 
-void HostOptimizer::decide(bool stands, bool unclipped, const AdamWStep& step) {
+void HostOptimizer::decide(bool stands, bool unclipped, const AdamWSteps& steps) {
   {
     const std::lock_guard lock(mutex_);
     throw_error();
-    final_ = step;
+    final_ = steps;
     schedule_.decide(stands, unclipped);
   }
   changed_.notify_all();
+}
+
+void HostOptimizer::reopen() {
+  {
+    std::unique_lock lock(mutex_);
+    wait_until(lock, [&] { return schedule_.nothing_decided_left(); });
+    schedule_.reopen();
+  }
+  changed_.notify_all();
+  finish();
 }
 
 bool HostOptimizer::weights_sent(const Bucket& bucket) const {
@@ -296,7 +306,7 @@ void HostOptimizer::perform(const Work& work) {
   // The verdict may have come since the bucket was taken in hand.
   std::unique_lock lock(mutex_);
   const HostTask task = schedule_.begin(work.index);
-  const AdamWStep step = task == HostTask::speculate || task == HostTask::preview ? unclipped_ : final_;
+  const AdamWSteps steps = task == HostTask::speculate || task == HostTask::preview ? unclipped_ : final_;
   const int place = schedule_.place_of(work.index);
   lock.unlock();
 
@@ -312,7 +322,7 @@ void HostOptimizer::perform(const Work& work) {
   if (task != HostTask::adopt && task != HostTask::none) {
     const bool is_adamw = task != HostTask::restore;
     if (is_adamw) clock_.enter(HostTime::adamw);
-    update(b, *work.slot, task, place, step);
+    update(b, *work.slot, task, place, steps);
     if (is_adamw) adam = clock_.enter(HostTime::other);
     if (task != HostTask::follow) give(b, *work.slot);
   }
@@ -326,20 +336,20 @@ void HostOptimizer::perform(const Work& work) {
 }
 
 void HostOptimizer::update(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place,
-                           const AdamWStep& step) {
+                           const AdamWSteps& steps) {
   const Entry& e = entry(bucket);
   const Tensor gradient(e.stored ? e.stored : slot.gradient.data(), ring_.gradients(), {bucket.own().size()}),
       weights = weights_of(bucket, slot);
   switch (task) {
     case HostTask::speculate:
-      return update_.beside(place, bucket, step, gradient, weights);
+      return update_.beside(place, bucket, steps, gradient, weights);
     case HostTask::preview:
     case HostTask::weights_first:
-      return update_.preview(bucket, step, gradient, weights);
+      return update_.preview(bucket, steps, gradient, weights);
     case HostTask::update:
-      return update_.in_place(bucket, step, gradient, weights);
+      return update_.in_place(bucket, steps, gradient, weights);
     case HostTask::follow:
-      return update_.follow(bucket, step, gradient);
+      return update_.follow(bucket, steps, gradient);
     case HostTask::restore:
       return update_.round_masters(bucket, weights);
     case HostTask::none:

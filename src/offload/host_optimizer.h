@@ -18,6 +18,7 @@
 
 #include "base/thread_pool.h"
 #include "base/weight_piece.h"
+#include "offload/adamw_steps.h"
 #include "offload/bucket_update.h"
 #include "offload/host_clock.h"
 #include "offload/memory/optimizer_state.h"
@@ -59,7 +60,7 @@ class HostOptimizer {
   std::span<const std::int64_t> elements() const { return schedule_.elements(); }
 
   // The gradients of the next step's last micro-batch are about to come. `unclipped`: the update if it stands as it is.
-  void begin_step(const AdamWStep& unclipped, UpdateChoice choice);
+  void begin_step(const AdamWSteps& unclipped, UpdateChoice choice);
   // Waits until the bucket's former gradient is no longer needed; then its device memory may be written by work that
   // follows on `stream`.
   void require_gradient(const Bucket& bucket, Stream& stream);
@@ -71,7 +72,10 @@ class HostOptimizer {
   // It is complete once `complete` is reached, which the caller has recorded and leaves recorded until the next step.
   void landed(Bucket& bucket, Event& complete);
   // The verdict: whether the step stands, and with which update; unclipped: as it was given to begin_step().
-  void decide(bool stands, bool unclipped, const AdamWStep& step);
+  void decide(bool stands, bool unclipped, const AdamWSteps& steps);
+
+  // Further gradients of this step will come: undoes what was done ahead. Waits until it is undone.
+  void reopen();
 
   // Waits until the bucket's final weights have been sent; work that follows on `stream` finds them.
   void require_weights(const Bucket& bucket, Stream& stream);
@@ -127,7 +131,7 @@ class HostOptimizer {
   // Waits for what the bucket's task reads and writes.
   void wait_for_slot(const Work& work);
   void perform(const Work& work);
-  void update(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place, const AdamWStep& step);
+  void update(const Bucket& bucket, const StagingRing::Slot& slot, HostTask task, int place, const AdamWSteps& steps);
   void give(const Bucket& bucket, StagingRing::Slot& slot);
   std::size_t gradient_bytes(const Bucket& bucket) const {
     return static_cast<std::size_t>(bucket.own().size()) * size_of(ring_.gradients());
@@ -167,7 +171,7 @@ class HostOptimizer {
   std::condition_variable changed_;
   HostSchedule schedule_;
   std::vector<Entry> entries_;  // by bucket; events are null for those of others
-  AdamWStep unclipped_{}, final_{};
+  AdamWSteps unclipped_, final_;
   std::deque<Work> in_hand_;
   bool stop_ = false;
   std::exception_ptr error_;

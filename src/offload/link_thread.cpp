@@ -21,7 +21,7 @@ bool HostOptimizer::next_over_link(LinkTask& task) {
               .stored = e.stored,
               .fetched = e.fetched.get(),
               .current = e.current.get()};
-      task.step = task.task == HostTask::speculate || task.task == HostTask::preview ? unclipped_ : final_;
+      task.steps = task.task == HostTask::speculate || task.task == HostTask::preview ? unclipped_ : final_;
       return true;
     }
     if (link_->busy()) return true;

@@ -88,9 +88,10 @@ void LinkUpdate::list_copies(Slot& slot) const {
   }
   std::byte* const weights = kept(slot);
   if (weights == nullptr) return;
-  // Gaps between parameters are not written and stay as they are.
+  // Gaps between parameters are not written and stay as they are, as do parameters without an update.
   const std::size_t size = size_of(weights_.on_device().dtype());
-  for (const ParameterLayout::Run& run : layout_.runs(own)) {
+  for (const AdamWSteps::Run& run : task.steps.runs(layout_, own)) {
+    if (run.step == nullptr) continue;
     const std::size_t first = static_cast<std::size_t>(run.range.begin - own.begin) * size;
     slot.down.push_back({weights + first, static_cast<const std::byte*>(slot.weights.data()) + first,
                          static_cast<std::size_t>(run.range.size()) * size});
@@ -128,7 +129,7 @@ void LinkUpdate::update(Slot& slot) {
     work_->wait(*task.fetched);
     work_->copy(slot.gradient.data(), task.stored, gradient.bytes());
   }
-  update_range(*adamw_, *work_, task.step, layout_, own, gradient, state_in(slot), weights);
+  update_range(*adamw_, *work_, task.steps, layout_, own, gradient, state_in(slot), weights);
   if (task.stored == nullptr) work_->record(*task.fetched);
   if (sends) work_->record(*task.current);
   work_->record(*slot.updated);

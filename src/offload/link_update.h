@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "offload/adamw_steps.h"
 #include "offload/memory/optimizer_state.h"
 #include "offload/memory/unit_gradients.h"
 #include "offload/memory/unit_weights.h"
@@ -38,7 +39,7 @@ struct LinkTask {
   const Bucket* bucket = nullptr;
   HostTask task = HostTask::none;  // any that is AdamW's
   int place = -1;                  // for new state, of speculate
-  AdamWStep step{};
+  AdamWSteps steps;
   Event* complete = nullptr;
   const std::byte* stored = nullptr;
   Event *fetched = nullptr, *current = nullptr;

@@ -33,7 +33,7 @@ class Gathering {
       : layout_(layout_of_layers(layers)),
         kinds_(residency_kinds(layout_, 0, ResidencyKind::resident, 0, gathered)),
         buckets_(make_buckets(layout_, 64, 0, true)),
-        weights_(rig_.device(), layout_, DType::f32, kinds_, buckets_,
+        weights_(rig_.device(), layout_, DType::f32, {}, kinds_, buckets_,
                  {.final_weights = {},
                   .cast_masters = {},
                   .gathers = {.stream = [this]() -> Stream& { return *stream_; },

@@ -94,7 +94,8 @@ TEST(LrMultiplier, OneUpdateForEachLearningRate) {
     const ParameterLayout layout(parameters);
     DeviceRig rig;
     Recorder recorder;
-    update_range(recorder, rig.stream(), make_adamw_step({}, 1, 0, 1), layout, range, Tensor(), AdamWState(), Tensor());
+    update_range(recorder, rig.stream(), AdamWSteps(layout, make_adamw_step({}, 1, 0, 1)), layout, range, Tensor(),
+                 AdamWState(), Tensor());
     return recorder;
   };
   const float step_size = make_adamw_step({}, 1, 0, 1).step_size;

@@ -2,8 +2,18 @@
 
 namespace so {
 
-DeviceWeights::DeviceWeights(Device& device, const ParameterLayout& layout, DType dtype, std::span<const int> slots)
-    : array_(device, layout, dtype, slots, "weights") {}
+DeviceWeights::DeviceWeights(Device& device, const ParameterLayout& layout, DType dtype, std::span<const int> slots,
+                             std::span<const WeightPlace> places)
+    : layout_(layout), dtype_(dtype), places_(places.begin(), places.end()) {
+  if (places.empty()) array_.emplace(device, layout, dtype, slots, "weights");
+}
+
+Tensor DeviceWeights::weight(int first, int count) const {
+  if (array_) return array_->view(first, count);
+  SO_CHECK(count == 1, "{} weights in the caller's memory as one", count);
+  const WeightPlace& place = places_[static_cast<std::size_t>(first)];
+  return layout_.view_at(place.data, place.dtype, first);
+}
 
 void DeviceWeights::place(Stream& stream, const WeightPiece& piece) {
   if (dtype() == DType::f32)

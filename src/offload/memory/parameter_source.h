@@ -34,7 +34,8 @@ class GradientSink {
   };
   virtual Target gradient(int first, int count = 1) = 0;
   // All gradients of `unit` of this micro-batch have been enqueued on `stream`. Called once per unit and micro-batch,
-  // last unit first, also for units below the first that has a trained parameter.
+  // last unit first (unless the sink takes units in any order), also for units below the first that has a trained
+  // parameter.
   virtual void gradients_ready(int unit, Stream& stream) = 0;
 };
 

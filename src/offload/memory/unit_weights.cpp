@@ -1,6 +1,7 @@
 #include "offload/memory/unit_weights.h"
 
 #include "base/error.h"
+#include "offload/memory/caller_weights.h"
 #include "offload/memory/resident_weights.h"
 #include "offload/memory/weight_stream.h"
 
@@ -16,9 +17,11 @@ std::vector<bool> units_of(std::span<const ResidencyKind> residencies, Residency
 }  // namespace
 
 UnitWeights::UnitWeights(Device& device, const ParameterLayout& layout, DType dtype,
-                         std::span<const ResidencyKind> residencies, std::span<const Bucket> buckets,
-                         const WeightOwners& owners)
-    : layout_(layout), on_device_(device, layout, dtype, weight_slots(residencies)), by_unit_(residencies.size()) {
+                         std::span<const WeightPlace> places, std::span<const ResidencyKind> residencies,
+                         std::span<const Bucket> buckets, const WeightOwners& owners)
+    : layout_(layout),
+      on_device_(device, layout, dtype, weight_slots(residencies), places),
+      by_unit_(residencies.size()) {
   const auto serve = [&](ResidencyKind kind, std::unique_ptr<WeightResidency> residency) {
     SO_CHECK(kinds_.size() == static_cast<std::size_t>(kind), "residency {} in turn {}", static_cast<int>(kind),
              kinds_.size());
@@ -35,6 +38,8 @@ UnitWeights::UnitWeights(Device& device, const ParameterLayout& layout, DType dt
   serve(ResidencyKind::gathered,
         std::make_unique<GatheredWeights>(device, layout, on_device_, buckets,
                                           units_of(residencies, ResidencyKind::gathered), owners.gathers));
+  serve(ResidencyKind::callers,
+        std::make_unique<CallerWeights>(device, layout, on_device_, units_of(residencies, ResidencyKind::callers)));
 }
 
 void UnitWeights::prefetch() const {

@@ -26,9 +26,9 @@ struct WeightOwners {
 
 class UnitWeights {
  public:
-  // `buckets` outlive this.
-  UnitWeights(Device& device, const ParameterLayout& layout, DType dtype, std::span<const ResidencyKind> residencies,
-              std::span<const Bucket> buckets, const WeightOwners& owners);
+  // `places`: DeviceWeights'. `buckets` outlive this.
+  UnitWeights(Device& device, const ParameterLayout& layout, DType dtype, std::span<const WeightPlace> places,
+              std::span<const ResidencyKind> residencies, std::span<const Bucket> buckets, const WeightOwners& owners);
 
   WeightResidency& of(int unit) const { return *by_unit_[static_cast<std::size_t>(unit)]; }
   // The unit that has this element.

@@ -68,6 +68,21 @@ void HostSchedule::decide(bool stands, bool unclipped) {
   }
 }
 
+void HostSchedule::reopen() {
+  stands_ = as_speculated_ = false;
+  ahead_.clear();
+  for (const int index : owned_) {
+    if (std::exchange(entry(index).decided, true)) continue;
+    if (!entry(index).in_hand) apply_verdict(bucket(index));
+  }
+}
+
+bool HostSchedule::nothing_decided_left() const {
+  return std::all_of(owned_.begin(), owned_.end(), [&](int i) {
+    return !entry(i).decided || (needs_no_gradient(buckets_[static_cast<std::size_t>(i)]) && !entry(i).in_hand);
+  });
+}
+
 bool HostSchedule::has_final_weights(const Bucket& bucket) const {
   switch (bucket.state()) {
     case BucketState::idle:

@@ -81,6 +81,10 @@ class HostSchedule {
   void landed(Bucket& bucket);  // it is complete, or will be by when it is read
   // The verdict: whether the step stands, and as what was done ahead of it took for granted.
   void decide(bool stands, bool unclipped);
+  // Further gradients of this step will come: what was done ahead is undone as if the step were skipped, of buckets
+  // whose gradients were complete. Nothing is left of the step before (nothing_decided_left()).
+  void reopen();
+  bool nothing_decided_left() const;
 
   bool has_final_weights(const Bucket& bucket) const;  // they have been sent; not to be asked ahead of the verdict
   bool is_decided(const Bucket& bucket) const { return entry(bucket.index()).decided; }  // its gradient's verdict is in

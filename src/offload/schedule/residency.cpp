@@ -9,6 +9,7 @@ namespace so {
 int device_places(ResidencyKind residency) {
   switch (residency) {
     case ResidencyKind::resident:
+    case ResidencyKind::callers:
       return 0;
     case ResidencyKind::streamed:
       return stream_places;

@@ -15,6 +15,7 @@ enum class ResidencyKind : std::uint8_t {
   streamed,      // in host memory; they come to the device ahead of each use
   from_masters,  // nowhere: each use casts them from the fp32 master weights, which the device owns
   gathered,      // in slices, one on the device of each rank; they are gathered ahead of each use
+  callers,       // in memory of the caller's, to which new ones are copied from the host's when they are required
 };
 
 // Where the gradients of host-owned units that do not stay are once they are complete.

@@ -71,6 +71,7 @@ class Steps {
   // The first micro-batch's, which waits for new weights.
   double forward() const {
     const double seconds = f_.first_forward_seconds();
+    if (f_.awaits_updates) return *std::max_element(weights_here_.begin(), weights_here_.end()) + seconds;
     double now = 0, share = 0;
     for (std::size_t i = 0; i < count_; ++i) {
       now = std::max(now + seconds * (f_.forward_shares[i] - share), weights_here_[i]);

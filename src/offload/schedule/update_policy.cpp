@@ -59,6 +59,7 @@ UpdateChoice with_bands(std::size_t count, std::size_t places, const Bands& band
 // The lowest bucket from which on all can be updated in place after the verdict and be there when the next forward pass
 // needs them.
 std::size_t first_in_time(const UpdateFacts& f) {
+  if (f.awaits_updates) return f.elements.size();
   // The host and the link share the work.
   const double update_seconds = f.link_seconds > 0 ? 1 / (1 / f.update_seconds + 1 / f.link_seconds) : f.update_seconds;
   std::size_t first = f.elements.size();

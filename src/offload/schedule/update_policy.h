@@ -51,7 +51,8 @@ struct UpdateFacts : StepTimes {
   std::span<const double> forward_shares;  // of each: the share of the forward pass that comes before it
   std::int64_t undo_places = 0;
   std::int64_t micro_batches = 1;
-  double clip_rate = 0;  // share of recent steps that were clipped or skipped
+  double clip_rate = 0;         // share of recent steps that were clipped or skipped
+  bool awaits_updates = false;  // the next forward pass begins when all weights are there
 
   // The first micro-batch's, which needs the new weights, as its backward pass needs the gradients' memory. All
   // micro-batches take the same time.
