@@ -1,0 +1,240 @@
+#include "tensors/tensor_optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <utility>
+
+#include "base/bf16_arrays.h"
+#include "base/error.h"
+#include "offload/schedule/bucket.h"
+
+namespace so {
+namespace {
+
+std::vector<int> worker_cpus(int threads) {
+  std::vector<int> cpus = usable_cpus();
+  if (threads > 0 && static_cast<std::size_t>(threads) < cpus.size()) cpus.resize(static_cast<std::size_t>(threads));
+  return cpus;
+}
+
+std::vector<Parameter> parameters_of(std::span<const OwnedTensor> tensors) {
+  std::vector<Parameter> parameters;
+  for (const OwnedTensor& tensor : tensors)
+    parameters.push_back({.name = tensor.name, .shape = {tensor.elements}, .decay = true, .unit = tensor.unit});
+  return parameters;
+}
+
+// Gradients are added up as the tensors' framework adds them: in bf16 if all tensors are bf16.
+DType common_dtype(std::span<const OwnedTensor> tensors) {
+  const bool narrow =
+      std::all_of(tensors.begin(), tensors.end(), [](const OwnedTensor& t) { return t.dtype == DType::bf16; });
+  return narrow ? DType::bf16 : DType::f32;
+}
+
+EngineSettings engine_settings(std::span<const OwnedTensor> tensors, const ParameterLayout& layout,
+                               const TensorOptimizerSettings& settings) {
+  EngineSettings engine;
+  engine.formats = model_formats(common_dtype(tensors));
+  engine.formats.gradients = engine.formats.weights;
+  engine.formats.moments = settings.moments;
+  engine.schedule = settings.schedule;
+  engine.bucket_elements = settings.bucket_elements;
+  engine.units_in_any_order = true;
+  engine.awaits_updates = true;
+  engine.max_grad_norm = settings.max_grad_norm;
+  // A place has room for the largest bucket.
+  std::int64_t largest = 1;
+  for (const Bucket& bucket : make_buckets(layout, settings.bucket_elements, 0, true))
+    largest = std::max(largest, bucket.range().size());
+  engine.undo_buckets =
+      std::llround(settings.spare_state * static_cast<double>(layout.elements()) / static_cast<double>(largest));
+  for (const OwnedTensor& tensor : tensors) engine.weight_places.push_back({tensor.data, tensor.dtype});
+  return engine;
+}
+
+}  // namespace
+
+TensorOptimizer::TensorOptimizer(std::vector<OwnedTensor> tensors, std::vector<int> groups,
+                                 TensorOptimizerSettings settings)
+    : groups_(std::move(groups)),
+      pool_("adamw", worker_cpus(settings.threads), false),
+      device_(make_cpu_device(pool_)),
+      ranks_(make_single_communicator()),
+      ops_(make_engine_ops(*device_)),
+      layout_(parameters_of(tensors)),
+      updates_(tensors.size()),
+      gradients_(tensors.size()),
+      expected_(tensors.size()),
+      completed_(static_cast<std::size_t>(layout_.units())),
+      stream_(device_->create_stream("tensors")),
+      engine_(std::make_unique<OffloadEngine>(
+          *device_, pool_, *ranks_, layout_, engine_settings(tensors, layout_, settings), std::move(settings.policy))) {
+  SO_CHECK(groups_.size() == tensors.size(), "{} groups for {} tensors", groups_.size(), tensors.size());
+  load_masters(tensors);
+  upload();
+}
+
+TensorOptimizer::~TensorOptimizer() {
+  try {
+    stream_->synchronize();
+  } catch (const std::exception&) {  // whoever waited for it has been told
+  }
+}
+
+void TensorOptimizer::load_masters(std::span<const OwnedTensor> tensors) {
+  for (int t = 0; t < count(); ++t) {
+    const OwnedTensor& tensor = tensors[static_cast<std::size_t>(t)];
+    const Range range = layout_.range(t);
+    engine_->write_state(StateArray::master, range, [&](std::int64_t begin, std::span<float> values) {
+      const auto first = static_cast<std::size_t>(begin - range.begin);
+      if (tensor.dtype == DType::bf16)
+        widen_bf16(static_cast<const bf16*>(tensor.data) + first, values.data(), values.size());
+      else
+        std::copy_n(static_cast<const float*>(tensor.data) + first, values.size(), values.data());
+    });
+  }
+}
+
+bool TensorOptimizer::add_gradient(int tensor, const void* gradient, DType dtype) {
+  const auto t = static_cast<std::size_t>(tensor);
+  const int unit = layout_.parameter(tensor).unit;
+  // The host has begun with this unit, or with a step in which the tensor was to have no gradient.
+  if (!begun_with_.empty() && (completed_[static_cast<std::size_t>(unit)] || expected_[t] == 0)) reopen();
+  engine_->require_gradients(unit, *stream_);
+  const GradientSink::Target target = engine_->gradient(tensor);
+  const Tensor from(const_cast<void*>(gradient), dtype, {target.tensor.size()}),
+      to(target.tensor.data(), target.tensor.dtype(), {target.tensor.size()});
+  if (target.mode == Accumulate::add)
+    ops_->add(*stream_, to, from);
+  else if (to.dtype() == from.dtype())
+    stream_->copy(to.data(), from.data(), from.bytes());
+  else
+    ops_->cast(*stream_, to, from);
+  stream_->synchronize();  // the caller frees it
+  ++gradients_[t];
+  if (!forecasts_ || gradients_[t] != expected_[t] || !expected_complete(unit)) return false;
+  if (begun_with_.empty()) return true;
+  complete(unit);
+  return false;
+}
+
+bool TensorOptimizer::expected_complete(int unit) const {
+  const auto [first, last] = layout_.unit_parameters(unit);
+  for (auto t = static_cast<std::size_t>(first); t < static_cast<std::size_t>(last); ++t)
+    if (gradients_[t] != expected_[t]) return false;
+  return true;
+}
+
+void TensorOptimizer::forecast(std::span<const GroupUpdate> groups) {
+  SO_CHECK(forecasts_ && begun_with_.empty(), "a forecast that was not asked for");
+  begin(groups, expected_);
+  for (int unit = layout_.units() - 1; unit >= 0; --unit) {
+    const auto [first, last] = layout_.unit_parameters(unit);
+    const bool any = std::any_of(expected_.begin() + first, expected_.begin() + last, [](auto n) { return n > 0; });
+    if (any && expected_complete(unit)) complete(unit);
+  }
+}
+
+// Has the engine begin with what will be the step's last gradients; tensors that have some in `gradients` are updated.
+void TensorOptimizer::begin(std::span<const GroupUpdate> groups, std::span<const std::int64_t> gradients) {
+  std::vector<ParameterUpdate> updates;
+  for (std::size_t t = 0; t < groups_.size(); ++t) {
+    const auto group = static_cast<std::size_t>(groups_[t]);
+    SO_CHECK(group < groups.size(), "group {} of {}", group, groups.size());
+    updates.push_back({.adamw = groups[group].adamw,
+                       .lr = groups[group].lr,
+                       .weight_decay = groups[group].weight_decay,
+                       .update_number = gradients[t] > 0 ? updates_[t] + 1 : 0});
+  }
+  engine_->begin_last_micro_batch(updates);
+  begun_with_.assign(groups.begin(), groups.end());
+}
+
+void TensorOptimizer::complete(int unit) {
+  engine_->require_gradients(unit, *stream_);
+  engine_->gradients_ready(unit, *stream_);
+  completed_[static_cast<std::size_t>(unit)] = true;
+}
+
+void TensorOptimizer::reopen() {
+  if (begun_with_.empty()) return;
+  engine_->reopen_step();
+  completed_.assign(completed_.size(), false);
+  begun_with_.clear();
+  forecasts_ = false;
+  ++reopened_;
+}
+
+Verdict TensorOptimizer::step(std::span<const GroupUpdate> groups) {
+  SO_CHECK(has_gradients(), "a step without a gradient");
+  const auto has_gradient = [&](std::size_t t) { return gradients_[t] > 0; };
+  bool as_forecast = std::equal(groups.begin(), groups.end(), begun_with_.begin(), begun_with_.end());
+  for (std::size_t t = 0; t < gradients_.size(); ++t)
+    as_forecast = as_forecast && has_gradient(t) == (expected_[t] > 0);
+  if (!as_forecast) reopen();
+  if (begun_with_.empty()) begin(groups, gradients_);
+  for (int unit = layout_.units() - 1; unit >= 0; --unit)
+    if (!completed_[static_cast<std::size_t>(unit)]) complete(unit);
+  const Verdict verdict = engine_->finish_step(*stream_);
+  for (std::size_t t = 0; t < gradients_.size(); ++t)
+    if (verdict.finite && has_gradient(t)) ++updates_[t];
+  std::swap(expected_, gradients_);
+  gradients_.assign(gradients_.size(), 0);
+  completed_.assign(completed_.size(), false);
+  begun_with_.clear();
+  forecasts_ = true;
+  return verdict;
+}
+
+bool TensorOptimizer::has_gradients() const {
+  return std::any_of(gradients_.begin(), gradients_.end(), [](std::int64_t n) { return n > 0; });
+}
+
+void TensorOptimizer::drop_gradients() {
+  reopen();
+  engine_->drop_gradients();
+  gradients_.assign(gradients_.size(), 0);
+}
+
+void TensorOptimizer::read_gradient(int tensor, void* to) {
+  SO_CHECK(gradients_[static_cast<std::size_t>(tensor)] > 0, "a gradient of tensor {}, which has none", tensor);
+  reopen();
+  const Tensor from = engine_->gradient(tensor).tensor;
+  stream_->copy(to, from.data(), from.bytes());
+  stream_->synchronize();
+}
+
+void TensorOptimizer::wait() {
+  reopen();
+  for (int unit = 0; unit < layout_.units(); ++unit) {
+    engine_->require_weights(unit, *stream_);
+    engine_->release_weights(unit, *stream_);
+  }
+  stream_->synchronize();
+}
+
+void TensorOptimizer::read(StateArray array, int tensor, std::span<float> to) {
+  reopen();
+  const Range range = layout_.range(tensor);
+  SO_CHECK(static_cast<std::int64_t>(to.size()) == range.size(), "{} of {} elements", to.size(), range.size());
+  engine_->read_state(array, range, [&](std::int64_t begin, std::span<const float> values) {
+    std::copy(values.begin(), values.end(), to.begin() + (begin - range.begin));
+  });
+}
+
+void TensorOptimizer::write(StateArray array, int tensor, std::span<const float> from) {
+  reopen();
+  const Range range = layout_.range(tensor);
+  SO_CHECK(static_cast<std::int64_t>(from.size()) == range.size(), "{} of {} elements", from.size(), range.size());
+  engine_->write_state(array, range, [&](std::int64_t begin, std::span<float> values) {
+    std::copy_n(from.begin() + (begin - range.begin), values.size(), values.begin());
+  });
+}
+
+void TensorOptimizer::upload() {
+  engine_->upload_weights(*stream_);
+  wait();
+}
+
+}  // namespace so

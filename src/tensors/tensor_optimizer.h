@@ -1,0 +1,114 @@
+// AdamW for tensors that another framework owns: a model's parameters, given by address, whose gradients arrive one by
+// one in any order. It brings OffloadEngine the order that the engine needs: which gradient of a step is a parameter's
+// last one is forecast from the step before, so that the host can begin ahead of step(); where the forecast fails, what
+// was done is undone, and no bit depends on it.
+//
+// One thread at a time calls.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/thread_pool.h"
+#include "device/device.h"
+#include "offload/engine.h"
+#include "offload/memory/optimizer_state.h"
+#include "offload/schedule/parameter_layout.h"
+#include "optim/engine_ops.h"
+#include "ranks/communicator.h"
+
+namespace so {
+
+struct OwnedTensor {
+  std::string name;  // for messages; distinct
+  void* data = nullptr;
+  DType dtype = DType::f32;  // or bf16
+  std::int64_t elements = 0;
+  int unit = 0;  // from 0 on, neither decreasing nor leaving one out
+};
+
+struct TensorOptimizerSettings {
+  DType moments = DType::f32;
+  double max_grad_norm = 0;  // 0: no clipping
+  Schedule schedule = Schedule::overlapped;
+  int threads = 0;  // that run AdamW; 0: one for each usable CPU
+  std::int64_t bucket_elements = std::int64_t{1} << 22;
+  double spare_state = 0.25;                       // of the optimizer state, room for updates that may be discarded
+  std::unique_ptr<UpdatePolicy> policy = nullptr;  // null: the engine's own
+};
+
+// As of a parameter group: what the updates of its parameters have in common.
+struct GroupUpdate {
+  AdamWHyper adamw;
+  double lr = 0, weight_decay = 0;
+  bool operator==(const GroupUpdate&) const = default;
+};
+
+class TensorOptimizer {
+ public:
+  // On the CPU device. Reads the tensors' values: they become master weights, from which the tensors' values then
+  // follow. `groups`: by tensor, the index of its group. The tensors' memory must stay where it is, and outlive this.
+  TensorOptimizer(std::vector<OwnedTensor> tensors, std::vector<int> groups, TensorOptimizerSettings settings);
+  ~TensorOptimizer();
+
+  // Takes a gradient of a tensor, of its number of elements; the first of a step replaces, later ones add. It has been
+  // read on return. True: a forecast could be made with the groups' settings; then forecast() may be called.
+  bool add_gradient(int tensor, const void* gradient, DType dtype);
+  // The step will probably be made with these. The host begins with the units whose gradients are complete by forecast.
+  void forecast(std::span<const GroupUpdate> groups);
+  // Ends the step: takes the verdict and has it carried out. Tensors without a gradient stay as they are, with their
+  // state. On return updates may run; wait() is for who reads the tensors. Throws Bug without any gradient.
+  Verdict step(std::span<const GroupUpdate> groups);
+  // The tensors hold the values of the last step.
+  void wait();
+  // Forgets the gradients since the last step.
+  void drop_gradients();
+  bool has_gradients() const;  // since the last step
+  bool has_gradient(int tensor) const { return gradients_[static_cast<std::size_t>(tensor)] > 0; }
+  // Copies the sum of a tensor's gradients since the last step, of which there is one, in gradient_dtype().
+  void read_gradient(int tensor, void* to);
+  DType gradient_dtype() const { return engine_->formats().gradients; }
+
+  int count() const { return layout_.count(); }
+  std::int64_t elements(int tensor) const { return layout_.range(tensor).size(); }
+  // Updates that a tensor has had.
+  std::int64_t updates(int tensor) const { return updates_[static_cast<std::size_t>(tensor)]; }
+  // Optimizer state of a tensor after the last step, in fp32. Where it is written, upload() ends the writing.
+  void read(StateArray array, int tensor, std::span<float> to);
+  void write(StateArray array, int tensor, std::span<const float> from);
+  void set_updates(int tensor, std::int64_t updates) { updates_[static_cast<std::size_t>(tensor)] = updates; }
+  void upload();
+
+  EngineCounters counters() const { return engine_->counters(); }
+  std::int64_t reopened_steps() const { return reopened_; }
+
+ private:
+  void load_masters(std::span<const OwnedTensor> tensors);
+  bool expected_complete(int unit) const;
+  void begin(std::span<const GroupUpdate> groups, std::span<const std::int64_t> gradients);
+  void complete(int unit);
+  // Undoes what was begun by forecast, if anything was, and makes no other forecast in this step.
+  void reopen();
+
+  const std::vector<int> groups_;  // by tensor
+  ThreadPool pool_;
+  const std::unique_ptr<Device> device_;
+  const std::unique_ptr<Communicator> ranks_;
+  const std::unique_ptr<EngineOps> ops_;
+  const ParameterLayout layout_;
+  std::vector<std::int64_t> updates_;    // by tensor
+  std::vector<std::int64_t> gradients_;  // by tensor: of this step
+  std::vector<std::int64_t> expected_;   // by tensor: of the last step
+  std::vector<bool> completed_;          // by unit
+  std::vector<GroupUpdate> begun_with_;  // empty: the host has not begun
+  bool forecasts_ = false;               // in this step
+  std::int64_t reopened_ = 0;
+  const std::unique_ptr<Stream> stream_;
+  std::unique_ptr<OffloadEngine> engine_;
+};
+
+}  // namespace so

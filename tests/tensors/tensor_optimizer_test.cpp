@@ -1,0 +1,242 @@
+// AdamW for tensors of another framework equals a plain loop over their elements to the bit, whatever comes when.
+#include "tensors/tensor_optimizer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "offload/random_policy.h"
+#include "optim/adamw_twin.h"
+#include "optim/clip.h"
+#include "support/sanitized.h"
+
+namespace so::test {
+namespace {
+
+struct OneTensor {
+  std::int64_t elements;
+  int unit, group;
+  DType dtype;
+};
+
+// As the model's framework would hold them, and beside it what they should be.
+struct World {
+  explicit World(const std::vector<OneTensor>& all) {
+    std::mt19937 random(7);
+    for (const OneTensor& one : all) {
+      Held& held = tensors.emplace_back();
+      held.one = one;
+      const auto count = static_cast<std::size_t>(one.elements);
+      held.wide.resize(count);
+      held.narrow.resize(count);
+      for (std::size_t i = 0; i < count; ++i) {
+        held.narrow[i] = bf16(static_cast<float>(static_cast<int>(random() >> 20) - 2048) / 1024.0f);
+        held.wide[i] = static_cast<float>(held.narrow[i]) + (one.dtype == DType::f32 ? 0x1p-13f : 0.0f);
+        held.state.push_back({held.wide[i], 0, 0});
+      }
+      groups.push_back(one.group);
+    }
+  }
+
+  std::vector<OwnedTensor> owned() {
+    std::vector<OwnedTensor> all;
+    for (Held& held : tensors)
+      all.push_back({.name = std::to_string(all.size()),
+                     .data = held.one.dtype == DType::bf16 ? static_cast<void*>(held.narrow.data()) : held.wide.data(),
+                     .dtype = held.one.dtype,
+                     .elements = held.one.elements,
+                     .unit = held.one.unit});
+    return all;
+  }
+  bool all_narrow() const {
+    return std::all_of(tensors.begin(), tensors.end(), [](const Held& h) { return h.one.dtype == DType::bf16; });
+  }
+
+  // As a gradient arrives: a tensor's own format.
+  void add_gradient(std::size_t t, const std::vector<float>& values) {
+    Held& held = tensors[t];
+    if (held.gradient.empty()) {
+      held.gradient = values;
+      return;
+    }
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const float sum = held.gradient[i] + values[i];
+      held.gradient[i] = all_narrow() ? static_cast<float>(bf16(sum)) : sum;
+    }
+  }
+  void drop_gradients() {
+    for (Held& held : tensors) held.gradient.clear();
+  }
+
+  void step(const std::vector<GroupUpdate>& settings, double max_grad_norm) {
+    double squares = 0;
+    for (const Held& held : tensors)
+      for (const float g : held.gradient) squares += static_cast<double>(g) * g;
+    const bool finite = std::isfinite(squares);
+    const float clip = finite ? clip_coefficient(std::sqrt(squares), max_grad_norm) : 1.0f;
+    for (Held& held : tensors) {
+      if (finite && !held.gradient.empty()) {
+        const GroupUpdate& own = settings[static_cast<std::size_t>(held.one.group)];
+        const AdamWStep step = make_adamw_step(own.adamw, own.lr, own.weight_decay, ++held.updates, clip);
+        for (std::size_t i = 0; i < held.state.size(); ++i)
+          held.state[i] = adamw_twin(step, true, held.gradient[i], held.state[i]);
+      }
+      held.gradient.clear();
+    }
+  }
+
+  // The tensors' memory holds the plain loop's values.
+  testing::AssertionResult holds() const {
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+      const Held& held = tensors[t];
+      for (std::size_t i = 0; i < held.state.size(); ++i) {
+        const bool same = held.one.dtype == DType::bf16 ? same_bits(held.narrow[i], bf16(held.state[i].p))
+                                                        : same_bits(held.wide[i], held.state[i].p);
+        if (!same) return testing::AssertionFailure() << "tensor " << t << ", element " << i;
+      }
+    }
+    return testing::AssertionSuccess();
+  }
+
+  testing::AssertionResult state_is(TensorOptimizer& optimizer) const {
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+      const Held& held = tensors[t];
+      if (optimizer.updates(static_cast<int>(t)) != held.updates)
+        return testing::AssertionFailure() << "tensor " << t << " has had " << optimizer.updates(static_cast<int>(t));
+      for (const StateArray array : state_arrays) {
+        std::vector<float> got(held.state.size()), expected;
+        optimizer.read(array, static_cast<int>(t), got);
+        for (const TwinElement& e : held.state)
+          expected.push_back(array == StateArray::master ? e.p : array == StateArray::first_moment ? e.m : e.v);
+        if (auto same = so::same_bits(got, expected); !same)
+          return same << " (array " << static_cast<int>(array) << " of tensor " << t << ")";
+      }
+    }
+    return testing::AssertionSuccess();
+  }
+
+  struct Held {
+    OneTensor one{};
+    std::vector<float> wide, gradient;
+    std::vector<bf16> narrow;
+    std::vector<TwinElement> state;
+    std::int64_t updates = 0;
+  };
+  std::vector<Held> tensors;
+  std::vector<int> groups;
+};
+
+std::vector<OneTensor> tensors_of(const std::vector<DType>& dtypes) {
+  std::vector<OneTensor> all = {{1, 0, 0, {}},    {63, 0, 1, {}},   {64, 1, 0, {}},  {65, 1, 0, {}},  {1000, 1, 1, {}},
+                                {4096, 2, 0, {}}, {5001, 3, 1, {}}, {200, 3, 0, {}}, {3000, 4, 1, {}}};
+  for (std::size_t t = 0; t < all.size(); ++t) all[t].dtype = dtypes[t % dtypes.size()];
+  return all;
+}
+
+// Multiples of 2^-4 below 8 in size, exact in bf16, as are sums of their squares in double.
+std::vector<float> some_gradient(std::int64_t elements, std::mt19937& random) {
+  std::vector<float> values(static_cast<std::size_t>(elements));
+  for (float& x : values) x = static_cast<float>(static_cast<int>(random() >> 25) - 64) / 16.0f;
+  return values;
+}
+
+// Gives a gradient to both; returns whether the optimizer asks for a forecast.
+bool give(TensorOptimizer& optimizer, World& world, std::size_t t, const std::vector<float>& values) {
+  world.add_gradient(t, values);
+  if (world.tensors[t].one.dtype == DType::f32)
+    return optimizer.add_gradient(static_cast<int>(t), values.data(), DType::f32);
+  std::vector<bf16> narrow(values.begin(), values.end());
+  return optimizer.add_gradient(static_cast<int>(t), narrow.data(), DType::bf16);
+}
+
+struct Tally {
+  std::int64_t reopened = 0, ahead = 0, clipped = 0, skipped = 0;
+};
+
+// Steps with everything at random: which tensors have gradients, how many, in which order, settings that change after
+// the forecast, looks at the tensors between backward and step, gradients that are dropped.
+void run_at_random(unsigned seed, Tally& tally) {
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  const auto one_in = [&](unsigned n) { return random() % n == 0; };
+  const std::vector<std::vector<DType>> kinds = {{DType::f32}, {DType::bf16}, {DType::bf16, DType::f32}};
+  World world(tensors_of(kinds[random() % kinds.size()]));
+  const double max_grad_norm = one_in(2) ? 0 : 50.0 * (1 + random() % 8);
+  TensorOptimizer optimizer(world.owned(), world.groups,
+                            {.max_grad_norm = max_grad_norm,
+                             .threads = 2,
+                             .bucket_elements = 64 * std::vector<std::int64_t>{1, 16, 200}[random() % 3],
+                             .spare_state = std::vector<double>{0, 0.3, 1}[random() % 3],
+                             .policy = std::make_unique<RandomPolicy>(seed)});
+  ASSERT_TRUE(world.holds());
+  std::vector<GroupUpdate> settings = {{.adamw = {}, .lr = 1e-2, .weight_decay = 0.1},
+                                       {.adamw = {0.8, 0.95, 1e-6}, .lr = 3e-3, .weight_decay = 0}};
+  std::size_t passes = 1;
+  std::vector<bool> used(world.tensors.size(), true);
+  bool looked = true;
+  for (int step = 0; step < 12; ++step) {
+    if (one_in(4)) passes = 1 + random() % 3;
+    if (one_in(4))
+      for (std::size_t t = 0; t < used.size(); ++t) used[t] = !one_in(3);
+    used[random() % used.size()] = true;
+    settings[0].lr *= 0.9;
+    for (std::size_t pass = 0; pass < passes; ++pass) {
+      std::vector<std::size_t> order(world.tensors.size());
+      std::iota(order.rbegin(), order.rend(), 0);
+      if (one_in(2)) std::shuffle(order.begin(), order.end(), random);
+      for (const std::size_t t : order) {
+        if (!used[t]) continue;
+        std::vector<float> values = some_gradient(world.tensors[t].one.elements, random);
+        if (one_in(150)) values[random() % values.size()] = std::numeric_limits<float>::quiet_NaN();
+        if (give(optimizer, world, t, values)) optimizer.forecast(settings);
+      }
+      if (looked) {
+        EXPECT_TRUE(world.holds()) << "what is done ahead shows in no tensor";
+      }
+      if (one_in(12)) {
+        optimizer.drop_gradients();
+        world.drop_gradients();
+      }
+      if (one_in(12)) {
+        ASSERT_TRUE(world.state_is(optimizer)) << "in step " << step;
+      }
+    }
+    if (!optimizer.has_gradients()) {
+      const std::vector<float> values = some_gradient(world.tensors[0].one.elements, random);
+      if (give(optimizer, world, 0, values)) optimizer.forecast(settings);
+    }
+    if (one_in(8)) settings[1].lr *= 2;
+    const Verdict verdict = optimizer.step(settings);
+    world.step(settings, max_grad_norm);
+    tally.clipped += verdict.finite && verdict.clip < 1 ? 1 : 0;
+    tally.skipped += verdict.finite ? 0 : 1;
+    looked = !one_in(5);  // else the next gradients come while this step's updates may run
+    if (!looked) continue;
+    optimizer.wait();
+    ASSERT_TRUE(world.holds()) << "after step " << step;
+  }
+  optimizer.wait();
+  EXPECT_TRUE(world.holds());
+  EXPECT_TRUE(world.state_is(optimizer));
+  tally.reopened += optimizer.reopened_steps();
+  tally.ahead += optimizer.counters().host.speculated + optimizer.counters().host.previewed;
+}
+
+TEST(TensorOptimizer, AnythingAtRandomIsThePlainLoop) {
+  Tally tally;
+  const unsigned seeds = sanitized ? 20 : 200;
+  for (unsigned seed = 0; seed < seeds && !testing::Test::HasFatalFailure(); ++seed) run_at_random(seed, tally);
+  EXPECT_GT(tally.reopened, seeds / 2);
+  EXPECT_GT(tally.ahead, seeds);
+  EXPECT_GT(tally.clipped, seeds);
+  EXPECT_GT(tally.skipped, seeds / 4);
+}
+
+}  // namespace
+}  // namespace so::test
