@@ -35,6 +35,7 @@ libbenchmark-dev:Google Benchmark, for bench/
 clang-format-14:the check of the sources' format
 shellcheck:the check of the scripts
 zsh:the check of its completion
+python3-dev:the headers that the extension of the Python package is compiled with
 python3-venv:environments for what is no Debian package
 mandoc:the check of the manual page
 "
@@ -91,6 +92,7 @@ if [ "${1:-}" = tests ]; then
   done <<EOF
 pyarrow:pyarrow:the tests of Parquet and Arrow files
 scikit_build_core:scikit-build-core>=0.10:the tests of the Python package
+nanobind:nanobind>=2.4:the extension of the Python package
 EOF
 fi
 # The package of clang's runtimes bears the version that the distribution's clang has.

@@ -1,16 +1,36 @@
 #!/bin/sh
-# Makes a wheel of the Python package with the program of a build, installs it into a bare environment, and runs
-# tests/python there.
-# usage: python_test.sh BUILD_DIR SOURCE_DIR
+# Tests of the Python package, with the program and the extension of a build.
+# usage: python_test.sh BUILD_DIR SOURCE_DIR package|optimizer
+#   package: makes a wheel, installs it into a bare environment, and runs the tests there that need nothing else
+#   optimizer: those that need PyTorch, by the python3 of $SO_TORCH_PYTHON, of .deps/python or of PATH
 set -eu
-build=$1 source=$2
+build=$1 source=$2 part=$3
 packer=$source/.deps/python/bin/python3
-if ! "$packer" -c 'import scikit_build_core' 2>/dev/null; then
-  echo "python_test: skipped, scikit-build-core is not installed (scripts/install_dependencies.sh tests)"
+skip() {
+  echo "python_test: skipped, $1"
   exit 77
-fi
+}
+set -- "$build"/python/superoffload/_engine*.so
+[ -e "$1" ] || skip "the build has no extension (SO_PYTHON; scripts/install_dependencies.sh tests)"
 temporary=$(mktemp -d)
 trap 'rm -rf "$temporary"' EXIT
+export CUDA_VISIBLE_DEVICES="" SO_SOURCE_DIR="$source"
+
+if [ "$part" = optimizer ]; then
+  mkdir "$temporary/superoffload"
+  cp "$source"/python/superoffload/*.py "$1" "$temporary/superoffload"
+  cd "$temporary"
+  for python in "${SO_TORCH_PYTHON:-}" "$packer" python3; do
+    [ -n "$python" ] || continue
+    PYTHONPATH=$temporary "$python" -B -c 'import torch, superoffload._engine' 2>/dev/null || continue
+    PYTHONPATH=$temporary "$python" -B -m unittest discover --start-directory "$source/tests/python" --pattern "*optimizer.py"
+    exit
+  done
+  skip "no python3 that the extension fits has PyTorch (SO_TORCH_PYTHON names one)"
+fi
+
+"$packer" -c 'import scikit_build_core' 2>/dev/null ||
+  skip "scikit-build-core is not installed (scripts/install_dependencies.sh tests)"
 "$packer" -m pip wheel "$source" --quiet --disable-pip-version-check --no-deps --no-index --no-build-isolation \
   --wheel-dir "$temporary" --config-settings build-dir="$temporary/build" \
   --config-settings cmake.define.SO_BUILT="$build"
@@ -19,4 +39,4 @@ bare=$temporary/bare/bin/python3
 # Without jinja2, which no test here needs: a test fetches nothing.
 "$bare" -m pip install --quiet --disable-pip-version-check --no-deps --no-index "$temporary"/superoffload-*.whl
 cd "$temporary"
-CUDA_VISIBLE_DEVICES="" SO_SOURCE_DIR=$source "$bare" -B -m unittest discover --start-directory "$source/tests/python"
+"$bare" -B -m unittest discover --start-directory "$source/tests/python" --pattern "test_[pt]*.py"

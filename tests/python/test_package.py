@@ -1,5 +1,6 @@
 """The installed package: where it is, its version, and the command that it brings."""
 import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import re
@@ -35,7 +36,19 @@ class Package(unittest.TestCase):
 
     def test_exports_what_it_names(self):
         for name in superoffload.__all__:
-            self.assertTrue(getattr(superoffload, name).__doc__, name)
+            if name != "AdamW":  # needs PyTorch
+                self.assertTrue(getattr(superoffload, name).__doc__, name)
+
+    def test_has_an_extension_that_this_python_loads(self):
+        from superoffload import _engine
+
+        self.assertTrue(issubclass(_engine.Bug, superoffload.Bug))
+        self.assertTrue(issubclass(_engine.UserError, superoffload.UserError))
+
+    @unittest.skipIf(importlib.util.find_spec("torch"), "PyTorch is here")
+    def test_says_what_the_optimizer_needs(self):
+        with self.assertRaisesRegex(superoffload.UserError, "^superoffload.AdamW needs PyTorch: pip install torch$"):
+            superoffload.AdamW
 
 
 class Command(unittest.TestCase):

@@ -1,0 +1,139 @@
+// superoffload._engine: TensorOptimizer for Python. Tensors cross as addresses, so it needs no torch, and any version
+// of it will do. superoffload/optimizer.py is the only user; it checks what people give.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <new>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "tensors/tensor_optimizer.h"
+
+namespace nb = nanobind;
+
+namespace so {
+namespace {
+
+// (name, address, whether it is bf16, elements, unit, group)
+using TensorTuple = std::tuple<std::string, std::uintptr_t, bool, std::int64_t, int, int>;
+// (lr, beta1, beta2, eps, weight_decay)
+using GroupTuple = std::tuple<double, double, double, double, double>;
+
+DType tensor_dtype(bool is_bf16) { return is_bf16 ? DType::bf16 : DType::f32; }
+
+void make(TensorOptimizer* self, const std::vector<TensorTuple>& tensors, bool bf16_moments, double max_grad_norm,
+          bool synchronous, int threads, std::int64_t bucket_elements, double spare_state) {
+  std::vector<OwnedTensor> owned;
+  std::vector<int> groups;
+  for (const auto& [name, address, is_bf16, elements, unit, group] : tensors) {
+    owned.push_back({name, reinterpret_cast<void*>(address), tensor_dtype(is_bf16), elements, unit});
+    groups.push_back(group);
+  }
+  TensorOptimizerSettings settings;
+  settings.moments = tensor_dtype(bf16_moments);
+  settings.max_grad_norm = max_grad_norm;
+  settings.schedule = synchronous ? Schedule::synchronous : Schedule::overlapped;
+  settings.threads = threads;
+  settings.bucket_elements = bucket_elements;
+  settings.spare_state = spare_state;
+  const nb::gil_scoped_release released;
+  new (self) TensorOptimizer(std::move(owned), std::move(groups), std::move(settings));
+}
+
+std::vector<GroupUpdate> updates_of(const std::vector<GroupTuple>& groups) {
+  std::vector<GroupUpdate> updates;
+  for (const auto& [lr, beta1, beta2, epsilon, weight_decay] : groups)
+    updates.push_back({{beta1, beta2, epsilon}, lr, weight_decay});
+  return updates;
+}
+
+std::span<float> span_at(const TensorOptimizer& optimizer, std::uintptr_t address, int tensor) {
+  return {reinterpret_cast<float*>(address), static_cast<std::size_t>(optimizer.elements(tensor))};
+}
+
+nb::dict counters_of(const TensorOptimizer& optimizer) {
+  const EngineCounters counters = optimizer.counters();
+  nb::dict all;
+  all["steps"] = counters.steps;
+  all["clipped_steps"] = counters.clipped_steps;
+  all["skipped_steps"] = counters.skipped_steps;
+  all["reopened_steps"] = optimizer.reopened_steps();
+  all["updated_before_norm"] = counters.host.speculated;
+  all["weights_before_norm"] = counters.host.previewed;
+  all["updated_after_norm"] = counters.host.updated_in_place + counters.host.updated_weights_first;
+  return all;
+}
+
+}  // namespace
+}  // namespace so
+
+NB_MODULE(_engine, module) {
+  using so::TensorOptimizer;
+  const nb::module_ errors = nb::module_::import_("superoffload.errors");
+  nb::exception<so::Error>(module, "UserError", errors.attr("UserError"));
+  nb::exception<so::Bug>(module, "Bug", errors.attr("Bug"));
+  using release = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<TensorOptimizer>(module, "TensorOptimizer")
+      .def("__init__", &so::make, nb::arg("tensors"), nb::kw_only(), nb::arg("bf16_moments"), nb::arg("max_grad_norm"),
+           nb::arg("synchronous"), nb::arg("threads"), nb::arg("bucket_elements"), nb::arg("spare_state"))
+      .def(
+          "add_gradient",
+          [](TensorOptimizer& self, int tensor, std::uintptr_t address, bool is_bf16) {
+            return self.add_gradient(tensor, reinterpret_cast<const void*>(address), so::tensor_dtype(is_bf16));
+          },
+          release())
+      .def("forecast",
+           [](TensorOptimizer& self, const std::vector<so::GroupTuple>& groups) {
+             const std::vector<so::GroupUpdate> updates = so::updates_of(groups);
+             const nb::gil_scoped_release released;
+             self.forecast(updates);
+           })
+      // Returns whether the step stands, the gradient norm, the factor of clipping, and the tensor that is not finite
+      // (-1: none).
+      .def("step",
+           [](TensorOptimizer& self, const std::vector<so::GroupTuple>& groups) {
+             const std::vector<so::GroupUpdate> updates = so::updates_of(groups);
+             so::Verdict verdict;
+             {
+               const nb::gil_scoped_release released;
+               verdict = self.step(updates);
+             }
+             return std::make_tuple(verdict.finite, verdict.norm, verdict.clip, verdict.non_finite_parameter);
+           })
+      .def("wait", &TensorOptimizer::wait, release())
+      .def("upload", &TensorOptimizer::upload, release())
+      .def("drop_gradients", &TensorOptimizer::drop_gradients, release())
+      .def("has_gradients", &TensorOptimizer::has_gradients)
+      .def("has_gradient", &TensorOptimizer::has_gradient)
+      .def("has_bf16_gradients", [](const TensorOptimizer& self) { return self.gradient_dtype() == so::DType::bf16; })
+      .def(
+          "read_gradient",
+          [](TensorOptimizer& self, int tensor, std::uintptr_t address) {
+            self.read_gradient(tensor, reinterpret_cast<void*>(address));
+          },
+          release())
+      .def("updates", &TensorOptimizer::updates)
+      .def("set_updates", &TensorOptimizer::set_updates)
+      // array: 0 master weights, 1 and 2 the moments; address: of fp32.
+      .def(
+          "read",
+          [](TensorOptimizer& self, int array, int tensor, std::uintptr_t address) {
+            self.read(so::state_arrays.at(static_cast<std::size_t>(array)), tensor, so::span_at(self, address, tensor));
+          },
+          release())
+      .def(
+          "write",
+          [](TensorOptimizer& self, int array, int tensor, std::uintptr_t address) {
+            self.write(so::state_arrays.at(static_cast<std::size_t>(array)), tensor,
+                       so::span_at(self, address, tensor));
+          },
+          release())
+      .def("counters", &so::counters_of);
+}

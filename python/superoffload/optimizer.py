@@ -1,0 +1,420 @@
+"""AdamW for any PyTorch model, whose optimizer state is kept and updated beside the model's own work.
+
+Gradients leave as they are accumulated, and AdamW begins with them before the gradient norm is known; the step is what
+it would be without that, to the bit. docs/python.md explains it.
+"""
+import itertools
+import warnings
+import weakref
+
+import torch
+
+from superoffload import _engine, errors
+
+_MASTER, _EXP_AVG, _EXP_AVG_SQ = range(3)
+# Elements. A unit is what the host may begin with when all its gradients are there.
+_SMALLEST_UNIT, _LARGEST_UNIT = 1 << 16, 1 << 25
+_DTYPES = (torch.float32, torch.bfloat16)
+# As the program has it for --optimizer_state_dtype bf16 (optim/adamw.h says why).
+_LARGEST_BETA2_OF_BF16 = 0.996
+# By id of a parameter, a weak reference to its optimizer. No attribute of the parameter: a model is to be pickled.
+_owners = {}
+# Options of torch.optim.AdamW that change results, and the only value that is implemented.
+_ONLY = {"amsgrad": False, "maximize": False, "differentiable": False}
+
+
+class AdamW(torch.optim.Optimizer):
+    """A torch.optim.AdamW of CPU tensors, fp32 or bf16, that clips by itself and skips steps that are not finite.
+
+    params: tensors or parameter groups, as for any optimizer; groups may have their own lr, betas, eps, weight_decay.
+    max_grad_norm: the norm of all gradients together is clipped to it, as by clip_grad_norm_; 0: no clipping.
+    state_dtype: of the moments, torch.float32 or torch.bfloat16, which needs a second beta of at most 0.996. bf16
+    parameters have fp32 master weights beside them in any case.
+    overlap: False has each update wait for the gradient norm; results are the same.
+    threads: that run AdamW; 0: one for each core.
+
+    A parameter's gradient is taken when it is accumulated, so param.grad is None after backward(). Gradients of several
+    backward passes add up until step(). A parameter without a gradient stays as it is, with its state, as in torch.
+
+    After step(): grad_norm is the norm before clipping (NaN if the step was skipped), skipped_steps counts steps whose
+    gradients had Inf or NaN and that changed nothing.
+
+    Raises superoffload.UserError where it is used in a way that cannot work; the text says what to change.
+    """
+
+    # GradScaler then calls step() with its scale in the attribute grad_scale, where it is refused with a reason.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=1e-2,
+        *,
+        max_grad_norm=0.0,
+        state_dtype=torch.float32,
+        overlap=True,
+        threads=0,
+    ):
+        if state_dtype not in _DTYPES:
+            raise errors.UserError(f"state_dtype is {state_dtype}: give torch.float32 or torch.bfloat16")
+        if not 0 <= max_grad_norm < float("inf"):
+            raise errors.UserError(f"max_grad_norm is {max_grad_norm}: give a number from 0 on; 0 clips nothing")
+        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
+            raise errors.UserError(f"threads is {threads!r}: give a whole number from 0 on")
+        self.max_grad_norm = float(max_grad_norm)
+        self.grad_norm = None
+        self.skipped_steps = 0
+        self._settings = {
+            "bf16_moments": state_dtype == torch.bfloat16,
+            "max_grad_norm": self.max_grad_norm,
+            "synchronous": not overlap,
+            "threads": threads,
+        }
+        self._engine = None
+        self._managed, self._index = [], {}  # of _Managed, in the engine's order; and by id of the parameter
+        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay} | _ONLY
+        super().__init__(params, defaults)
+        self._build({})
+
+    def add_param_group(self, param_group):
+        """Adds parameters; state and gradients of the others stay."""
+        super().add_param_group(param_group)
+        try:
+            self._check_group(self.param_groups[-1])
+            if self._engine is not None:
+                self._rebuild()
+        except errors.UserError:
+            del self.param_groups[-1]
+            raise
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Ends the step: clips and updates the parameters, or skips it. Returns the closure's loss, if there is one."""
+        scaled = getattr(self, "grad_scale", None) is not None
+        self.grad_scale = self.found_inf = None  # the scaler's; it does not take them back if step() raises
+        if scaled:
+            raise errors.UserError(
+                "a GradScaler scales the loss, and this optimizer takes gradients as they come: use bf16, "
+                "or GradScaler(enabled=False)"
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if any(p.requires_grad and id(p) not in self._index and p.numel() for p in self._parameters()):
+            self._rebuild()  # unfrozen since
+        self._read_changed()
+        for managed in self._managed:
+            if managed.parameter.grad is not None:  # assigned by hand, or from before the optimizer
+                self._take(managed)
+        if not self._engine.has_gradients():
+            raise errors.UserError("step() without a gradient since the last one: call backward() first")
+        finite, norm, _, bad = self._engine.step(self._groups())
+        self.grad_norm = norm
+        self._engine.wait()
+        self._mark_changed()
+        if not finite:
+            self.skipped_steps += 1
+            warnings.warn(f"step skipped: a gradient of {self._managed[bad].name} is Inf or NaN", stacklevel=3)
+        return loss
+
+    def zero_grad(self, set_to_none=True):
+        """Forgets the gradients since the last step."""
+        super().zero_grad(set_to_none=True)
+        if self._engine is not None and self._engine.has_gradients():
+            self._engine.drop_gradients()
+
+    def __getstate__(self):
+        raise errors.UserError(
+            "this optimizer cannot be copied or pickled: make another one, and load state_dict() into it"
+        )
+
+    def counters(self):
+        """How steps went: a dict of totals, for logs and tests."""
+        return self._engine.counters()
+
+    # ---- State, as torch.optim.AdamW has it ----
+
+    def state_dict(self):
+        """As of torch.optim.AdamW: "step", "exp_avg", "exp_avg_sq" by parameter, in fp32; for bf16 also "master"."""
+        self._read_changed()
+        try:
+            for index, managed in enumerate(self._managed):
+                if self._engine.updates(index) > 0:
+                    self.state[managed.parameter] = self._read_state(index)
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def load_state_dict(self, state_dict):
+        """Takes a state of this optimizer's or of torch.optim.AdamW's. Load the model's weights before."""
+        saved = list(itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"]))
+        previous = [dict(group) for group in self.param_groups]
+        super().load_state_dict({**state_dict, "state": {}})
+        self.state.clear()
+        try:
+            for group in self.param_groups:
+                self._check_group(group)
+        except errors.UserError:
+            for group, before in zip(self.param_groups, previous):
+                group.clear()
+                group.update(before)
+            raise
+        by_parameter = dict(zip(saved, self._parameters()))
+        states = {id(by_parameter[key]): value for key, value in state_dict["state"].items() if key in by_parameter}
+        self._build(states)
+
+    # ---- Inside ----
+
+    def _parameters(self):
+        return itertools.chain.from_iterable(group["params"] for group in self.param_groups)
+
+    def _groups(self):
+        return [
+            (float(g["lr"]), float(g["betas"][0]), float(g["betas"][1]), float(g["eps"]), float(g["weight_decay"]))
+            for g in self.param_groups
+        ]
+
+    def _check_group(self, group):
+        for name, value in _ONLY.items():
+            if group.get(name, value) != value:
+                raise errors.UserError(
+                    f"{name}={group[name]} is not implemented: leave it out, or use torch.optim.AdamW"
+                )
+        lr, betas, eps, decay = float(group["lr"]), group["betas"], group["eps"], group["weight_decay"]
+        if not (0 <= lr < float("inf") and 0 <= decay < float("inf")):
+            raise errors.UserError(f"lr is {lr} and weight_decay {decay}: both are to be from 0 on")
+        if not (all(0 <= beta < 1 for beta in betas) and 0 < eps < float("inf")):
+            raise errors.UserError(f"betas are {betas} and eps {eps}: give betas from 0 to below 1, and an eps above 0")
+        if self._settings["bf16_moments"] and betas[1] > _LARGEST_BETA2_OF_BF16:
+            raise errors.UserError(
+                f"betas are {betas}: in bf16, second moments whose beta is above {_LARGEST_BETA2_OF_BF16} lose their "
+                "decay to rounding; give a beta of 0.99, or state_dtype=torch.float32"
+            )
+
+    def _build(self, states):
+        """Makes the engine for the parameters as they are; `states`: by id of the parameter, as in a state_dict."""
+        managed = []
+        for number, group in enumerate(self.param_groups):
+            for position, parameter in enumerate(group["params"]):
+                if parameter.requires_grad and parameter.numel() > 0:
+                    names = group.get("param_names")  # of named_parameters()
+                    name = names[position] if names else f"parameter {position} of group {number}"
+                    managed.append(_Managed(parameter, number, name))
+        _check_parameters(managed, self)
+        self._release()
+        self._managed = managed
+        self._index = {id(m.parameter): index for index, m in enumerate(managed)}
+        if managed:
+            tensors = [
+                (m.name, m.address, m.dtype == torch.bfloat16, m.parameter.numel(), unit, m.group)
+                for m, unit in zip(managed, _units(managed))
+            ]
+            self._engine = _engine.TensorOptimizer(
+                tensors, bucket_elements=1 << 22, spare_state=0.25, **self._settings
+            )
+        else:
+            self._engine = _NoEngine()
+        reference = weakref.ref(self)
+        for index, m in enumerate(managed):
+            if id(m.parameter) in states:
+                self._write_state(index, states[id(m.parameter)])
+            _owners[id(m.parameter)] = reference
+            m.handle = m.parameter.register_post_accumulate_grad_hook(_hook_of(reference))
+        self._engine.upload()
+        self._mark_changed()
+
+    def _rebuild(self):
+        """Makes the engine anew for other parameters; state stays, and gradients of the step go back to param.grad."""
+        self._read_changed()
+        states, gradients = {}, []
+        for index, managed in enumerate(self._managed):
+            states[id(managed.parameter)] = self._read_state(index)
+            if self._engine.has_gradient(index):
+                gradients.append((managed.parameter, self._read_gradient(index)))
+        self._build(states)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient.to(parameter.dtype)
+
+    def _read_gradient(self, index):
+        dtype = torch.bfloat16 if self._engine.has_bf16_gradients() else torch.float32
+        gradient = torch.empty_like(self._managed[index].parameter, dtype=dtype, requires_grad=False)
+        self._engine.read_gradient(index, gradient.data_ptr())
+        return gradient
+
+    def _release(self):
+        for managed in self._managed:
+            managed.handle.remove()
+            _owners.pop(id(managed.parameter), None)
+        self._managed = []
+
+    def _take(self, managed):
+        parameter, gradient = managed.parameter, managed.parameter.grad
+        managed.check()
+        if gradient.is_sparse:
+            raise errors.UserError(f"{managed.name} has a sparse gradient: make its module with sparse=False")
+        if gradient.dtype != managed.dtype or gradient.stride() != parameter.stride():
+            gradient = torch.empty_like(parameter).copy_(gradient)
+        if parameter._version != managed.version:
+            self._read_changed()
+        parameter.grad = None
+        index = self._index[id(parameter)]
+        if self._engine.add_gradient(index, gradient.data_ptr(), managed.dtype == torch.bfloat16):
+            self._engine.forecast(self._groups())
+
+    def _read_changed(self):
+        """Takes over values that somebody has written into the parameters, as load_state_dict() of a model does."""
+        changed = [i for i, managed in enumerate(self._managed) if managed.parameter._version != managed.version]
+        for index in changed:
+            parameter = self._managed[index].parameter
+            self._write(_MASTER, index, _master_of(parameter, self._read(_MASTER, index)))
+            self._managed[index].version = parameter._version
+        if changed:
+            self._engine.upload()
+
+    def _mark_changed(self):
+        """Tells autograd that values have changed: an old graph that needs them fails then, as with any optimizer."""
+        for managed in self._managed:
+            torch.autograd.graph.increment_version(managed.parameter)
+            managed.version = managed.parameter._version
+
+    def _read(self, array, index):
+        values = torch.empty_like(self._managed[index].parameter, dtype=torch.float32, requires_grad=False)
+        self._engine.read(array, index, values.data_ptr())
+        return values
+
+    def _read_state(self, index):
+        """The state of a parameter, as in a state_dict."""
+        state = {
+            "step": torch.tensor(float(self._engine.updates(index))),
+            "exp_avg": self._read(_EXP_AVG, index),
+            "exp_avg_sq": self._read(_EXP_AVG_SQ, index),
+        }
+        if self._managed[index].dtype == torch.bfloat16:
+            state["master"] = self._read(_MASTER, index)
+        return state
+
+    def _write(self, array, index, values):
+        parameter = self._managed[index].parameter
+        if values.shape != parameter.shape:
+            raise errors.UserError(
+                f"the state of {self._managed[index].name} has shape {tuple(values.shape)}, and the parameter "
+                f"{tuple(parameter.shape)}: it is another model's"
+            )
+        held = torch.empty_like(parameter, dtype=torch.float32, requires_grad=False).copy_(values.detach())
+        self._engine.write(array, index, held.data_ptr())
+
+    def _write_state(self, index, state):
+        name = self._managed[index].name
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            if key not in state:
+                raise errors.UserError(f"the state of {name} has no {key!r}: it is no state of an AdamW")
+        self._write(_EXP_AVG, index, state["exp_avg"])
+        self._write(_EXP_AVG_SQ, index, state["exp_avg_sq"])
+        if "master" in state:
+            self._write(_MASTER, index, _master_of(self._managed[index].parameter, state["master"]))
+        self._engine.set_updates(index, int(state["step"]))
+
+
+class _Managed:
+    """A parameter that the engine updates."""
+
+    def __init__(self, parameter, group, name):
+        self.parameter, self.group, self.name = parameter, group, name
+        self.address, self.dtype = parameter.data_ptr(), parameter.dtype
+        self.version = parameter._version
+        self.handle = None
+
+    def check(self):
+        if self.parameter.data_ptr() != self.address or self.parameter.dtype != self.dtype:
+            raise errors.UserError(
+                f"{self.name} lies in other memory than when the optimizer was made: make the optimizer after "
+                "model.to(...), and write values in place (param.copy_) instead of replacing param.data"
+            )
+
+
+class _NoEngine:
+    """In the engine's place where nothing is trained."""
+
+    def has_gradients(self):
+        return False
+
+    def upload(self):
+        pass
+
+    def counters(self):
+        return {}
+
+
+def _hook_of(reference):
+    def take(parameter):
+        optimizer = reference()
+        if optimizer is None:
+            return
+        with torch.no_grad():
+            optimizer._take(optimizer._managed[optimizer._index[id(parameter)]])
+
+    return take
+
+
+def _check_parameters(managed, optimizer):
+    spans = []
+    for m in managed:
+        p = m.parameter
+        if p.device.type != "cpu":
+            raise errors.UserError(f"{m.name} is on {p.device}: this version has the optimizer for CPU tensors alone")
+        if m.dtype not in _DTYPES:
+            raise errors.UserError(f"{m.name} is {m.dtype}: parameters are to be torch.float32 or torch.bfloat16")
+        if not p.is_leaf:
+            raise errors.UserError(f"{m.name} is computed from other tensors: give the tensors that are trained")
+        if not _is_dense(p):
+            raise errors.UserError(f"{m.name} has gaps or repeats in memory: make it contiguous before the optimizer")
+        other = _owner_of(p)
+        if other is not None and other is not optimizer:
+            raise errors.UserError(f"{m.name} has a superoffload.AdamW already: delete that one, or leave it out here")
+        spans.append((m.address, m.address + p.numel() * p.element_size(), m.name))
+    spans.sort()
+    for (_, end, first), (begin, _, second) in zip(spans, spans[1:]):
+        if begin < end:
+            raise errors.UserError(f"{first} and {second} share memory: tie weights by one and the same Parameter")
+
+
+def _owner_of(parameter):
+    """The optimizer that manages the parameter; None: there is none."""
+    optimizer = _owners.get(id(parameter), lambda: None)()
+    index = None if optimizer is None else optimizer._index.get(id(parameter))
+    return optimizer if index is not None and optimizer._managed[index].parameter is parameter else None
+
+
+def _is_dense(tensor):
+    """Whether the elements fill their memory without gaps or repeats, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _units(managed):
+    """By parameter, its unit: runs of whole parameters, about 32 of them in a model that is not small."""
+    total = sum(m.parameter.numel() for m in managed)
+    target = min(max(total // 32, _SMALLEST_UNIT), _LARGEST_UNIT)
+    units, unit, held = [], 0, 0
+    for m in managed:
+        if held > 0 and held + m.parameter.numel() > target:
+            unit, held = unit + 1, 0
+        units.append(unit)
+        held += m.parameter.numel()
+    return units
+
+
+def _master_of(parameter, master):
+    """`master` where it rounds to the parameter's value, else that value, which somebody has written since."""
+    values = parameter.detach()
+    if values.dtype == torch.float32:
+        return values
+    return torch.where(master.to(values.dtype) == values, master.to(torch.float32), values.to(torch.float32))

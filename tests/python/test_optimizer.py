@@ -1,0 +1,493 @@
+"""superoffload.AdamW against torch.optim.AdamW, against itself without overlap, and used wrongly."""
+import copy
+import gc
+import pickle
+import random
+import unittest
+import warnings
+from unittest import mock
+
+try:
+    import torch
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+
+    import superoffload
+    from superoffload import optimizer as optimizer_module
+except ImportError as error:
+    raise unittest.SkipTest(f"{error}; the optimizer's tests need PyTorch") from error
+
+# A step differs from torch's in rounding alone: the decay is not rounded into the weight by itself, and multiply-adds
+# are fused (optim/adamw.h). With weights and steps below 1 that is a few units of 2^-24 a step.
+STEP = 1e-6
+
+
+def network(dtype=torch.float32, seed=1):
+    torch.manual_seed(seed)
+    layers = [nn.Linear(20, 90), nn.GELU(), nn.Linear(90, 90), nn.LayerNorm(90), nn.Linear(90, 7)]
+    return nn.Sequential(*layers).to(dtype)
+
+
+def batch(seed, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(16, 20, generator=generator).to(dtype), torch.randn(16, 7, generator=generator).to(dtype)
+
+
+def backward(model, seed, scale=1.0):
+    x, y = batch(seed, next(model.parameters()).dtype)
+    loss = nn.functional.mse_loss(model(x), y) * scale
+    loss.backward()
+    return loss.detach()
+
+
+def groups_of(model):
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() == 1]
+    return [
+        {"params": decayed, "weight_decay": 0.1, "lr": 2e-3},
+        {"params": others, "weight_decay": 0.0, "betas": (0.8, 0.95), "eps": 1e-6},
+    ]
+
+
+def difference(one, other):
+    pairs = zip(one.parameters(), other.parameters())
+    return max((p.detach().float() - q.detach().float()).abs().max().item() for p, q in pairs)
+
+
+def same_bits(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_bits(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same_bits, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return one == other
+
+
+class AgainstTorch(unittest.TestCase):
+    def pair(self, **settings):
+        ours, theirs = network(), network()
+        return (
+            (ours, superoffload.AdamW(groups_of(ours), lr=1e-3, **settings)),
+            (theirs, torch.optim.AdamW(groups_of(theirs), lr=1e-3)),
+        )
+
+    def test_groups_scheduler_clipping_and_accumulation(self):
+        for passes, max_norm in ((1, 0.0), (1, 0.4), (3, 0.4)):
+            with self.subTest(passes=passes, max_norm=max_norm):
+                (ours, mine), (theirs, other) = self.pair(max_grad_norm=max_norm)
+                schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 20) for o in (mine, other)]
+                for step in range(20):
+                    for number in range(passes):
+                        for model in (ours, theirs):
+                            backward(model, 10 * step + number, 1 / passes)
+                    self.assertTrue(all(p.grad is None for p in ours.parameters()))
+                    norm = nn.utils.clip_grad_norm_(theirs.parameters(), max_norm or float("inf"))
+                    mine.step()
+                    other.step()
+                    self.assertAlmostEqual(mine.grad_norm, norm.item(), delta=1e-5 * norm.item())
+                    for optimizer, schedule in zip((mine, other), schedules):
+                        optimizer.zero_grad()
+                        schedule.step()
+                    self.assertLess(difference(ours, theirs), (step + 1) * STEP)
+                counters = mine.counters()
+                self.assertEqual(counters["steps"], 20)
+                self.assertEqual(counters["clipped_steps"] > 0, max_norm > 0)
+
+    def test_one_step_from_torchs_own_state(self):
+        (ours, mine), (theirs, other) = self.pair()
+        for step in range(10):
+            ours.load_state_dict(theirs.state_dict())
+            mine.load_state_dict(other.state_dict())
+            for model, optimizer in ((ours, mine), (theirs, other)):
+                backward(model, step)
+                optimizer.step()
+                optimizer.zero_grad()
+            self.assertLess(difference(ours, theirs), STEP)
+            self.assertEqual([g["lr"] for g in mine.param_groups], [g["lr"] for g in other.param_groups])
+
+    def test_torch_goes_on_from_our_state(self):
+        (ours, mine), (theirs, other) = self.pair()
+        for step in range(5):
+            backward(ours, step)
+            mine.step()
+        theirs.load_state_dict(ours.state_dict())
+        other.load_state_dict(mine.state_dict())
+        for step in range(5):
+            for model, optimizer in ((ours, mine), (theirs, other)):
+                backward(model, 100 + step)
+                optimizer.step()
+                optimizer.zero_grad()
+            self.assertLess(difference(ours, theirs), (step + 1) * STEP)
+
+    def test_bf16_parameters_have_fp32_masters(self):
+        ours = network(torch.bfloat16)
+        mine = superoffload.AdamW(ours.parameters(), lr=1e-3, weight_decay=0.1)
+        masters = [p.detach().float().clone().requires_grad_() for p in ours.parameters()]
+        other = torch.optim.AdamW(masters, lr=1e-3, weight_decay=0.1)
+        for step in range(10):
+            for p, master in zip(ours.parameters(), masters):
+                gradient = torch.randn(p.shape, generator=torch.Generator().manual_seed(step)).bfloat16()
+                p.grad, master.grad = gradient, gradient.float()
+            mine.step()
+            other.step()
+            for (p, master), state in zip(zip(ours.parameters(), masters), mine.state_dict()["state"].values()):
+                self.assertLess((state["master"] - master.detach()).abs().max().item(), (step + 1) * STEP)
+                self.assertTrue(torch.equal(state["master"].bfloat16(), p.detach()))
+
+    def test_both_dtypes_in_one_optimizer(self):
+        ours, theirs = network(), network()
+        for model in (ours, theirs):
+            model[2].to(torch.bfloat16)
+        mine = superoffload.AdamW(ours.parameters(), lr=1e-2)
+        before = [p.detach().clone() for p in ours.parameters()]
+        for p in ours.parameters():
+            p.grad = torch.ones_like(p)
+        mine.step()
+        for p, old in zip(ours.parameters(), before):
+            self.assertEqual(p.dtype, old.dtype)
+            moved = (old.float() * (1 - 1e-4) - 1e-2).to(p.dtype)
+            bound = 1e-6 if p.dtype == torch.float32 else 4e-3
+            self.assertLess((p.detach().float() - moved.float()).abs().max().item(), bound)
+
+    def test_tied_frozen_and_unused_parameters(self):
+        def tied():
+            model = network()
+            model.append(nn.Linear(7, 20, bias=False))
+            model.append(nn.Linear(20, 7, bias=False))
+            model[6].weight = nn.Parameter(model[5].weight.detach().t().contiguous())
+            model.append(model[4].__class__(90, 7))  # never called
+            model[0].weight.requires_grad_(False)
+            model.shared = model[2].weight
+            return model
+
+        def run(model, seed):
+            x, y = batch(seed)
+            h = nn.functional.linear(model[:3](x), model.shared)
+            nn.functional.mse_loss(model[3:7](h), y).backward()
+
+        ours, theirs = tied(), tied()
+        theirs.load_state_dict(ours.state_dict())
+        mine = superoffload.AdamW(ours.parameters(), lr=1e-3)
+        other = torch.optim.AdamW(theirs.parameters(), lr=1e-3)
+        untouched = [ours[7].weight.detach().clone(), ours[0].weight.detach().clone()]
+        for step in range(6):
+            for model, optimizer in ((ours, mine), (theirs, other)):
+                if step == 3:
+                    model[0].weight.requires_grad_(True)
+                run(model, step)
+                optimizer.step()
+                optimizer.zero_grad()
+            self.assertLess(difference(ours, theirs), (step + 1) * STEP)
+            self.assertEqual(torch.equal(ours[0].weight, untouched[1]), step < 3)
+        self.assertTrue(torch.equal(ours[7].weight, untouched[0]))
+        self.assertEqual(len(mine.state_dict()["state"]), len(other.state_dict()["state"]))
+        counts = [{key: s["step"] for key, s in o.state_dict()["state"].items()} for o in (mine, other)]
+        self.assertTrue(same_bits(*counts))
+
+    def test_gradient_checkpointing_of_both_kinds(self):
+        for reentrant in (False, True):
+            ours, theirs = network(), network()
+            mine = superoffload.AdamW(ours.parameters(), lr=1e-3)
+            other = torch.optim.AdamW(theirs.parameters(), lr=1e-3)
+            for step in range(4):
+                x, y = batch(step)
+                h = x.requires_grad_()
+                for part in (ours[:2], ours[2:]):
+                    h = checkpoint(part, h, use_reentrant=reentrant)
+                nn.functional.mse_loss(h, y).backward()
+                backward(theirs, step)
+                for optimizer in (mine, other):
+                    optimizer.step()
+                    optimizer.zero_grad()
+                self.assertLess(difference(ours, theirs), (step + 1) * STEP)
+
+    def test_convolutions_in_any_memory_format(self):
+        def convolutions():
+            torch.manual_seed(3)
+            model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+            return model.to(memory_format=torch.channels_last)
+
+        ours, theirs = convolutions(), convolutions()
+        mine = superoffload.AdamW(ours.parameters(), lr=1e-3)
+        other = torch.optim.AdamW(theirs.parameters(), lr=1e-3)
+        for step in range(4):
+            x = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(step))
+            for model, optimizer in ((ours, mine), (theirs, other)):
+                model(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            self.assertLess(difference(ours, theirs), (step + 1) * STEP)
+        for mine_state, state in zip(mine.state_dict()["state"].values(), other.state_dict()["state"].values()):
+            self.assertLess((mine_state["exp_avg"] - state["exp_avg"]).abs().max().item(), 1e-6)
+
+    def test_added_groups_and_closures(self):
+        ours, theirs = network(), network()
+        mine = superoffload.AdamW(ours[:3].parameters(), lr=1e-3)
+        other = torch.optim.AdamW(theirs[:3].parameters(), lr=1e-3)
+        for step in range(6):
+            for model, optimizer in ((ours, mine), (theirs, other)):
+                if step == 3:  # within a step, whose gradients stay
+                    model.zero_grad()
+                    backward(model, 100)
+                    optimizer.add_param_group({"params": model[3:].parameters(), "lr": 1e-2})
+
+                def closure(model=model, optimizer=optimizer, step=step):
+                    if step != 3:
+                        optimizer.zero_grad()
+                    return backward(model, step)
+
+                self.assertGreater(optimizer.step(closure), 0)
+            self.assertLess(difference(ours, theirs), (step + 1) * STEP)
+
+
+class AgainstItself(unittest.TestCase):
+    def run_at_random(self, seed, overlap):
+        """A run in which anything may happen; everything that it leaves."""
+        chance = random.Random(seed)
+        dtype = chance.choice([torch.float32, torch.bfloat16])
+        model = network(dtype, seed)
+        optimizer = superoffload.AdamW(
+            groups_of(model),
+            betas=(0.9, 0.99),
+            max_grad_norm=chance.choice([0.0, 0.3, 1e6]),
+            state_dtype=chance.choice([torch.float32, torch.bfloat16]),
+            overlap=overlap,
+            threads=2,
+        )
+        passes = 1
+        seen = []
+        for step in range(8):
+            if chance.random() < 0.3:
+                passes = chance.randint(1, 3)
+            parts = list(model.parameters())
+            for number in range(passes):
+                unused = [p for p in parts if chance.random() < 0.05]
+                for p in unused:
+                    p.requires_grad_(False)
+                scale = float("nan") if chance.random() < 0.05 else 1.0
+                backward(model, 100 * step + number, scale)
+                for p in unused:
+                    p.requires_grad_(True)
+                if chance.random() < 0.1:
+                    seen.append([p.detach().clone() for p in parts])
+                if chance.random() < 0.05:
+                    optimizer.zero_grad()
+            if chance.random() < 0.2:
+                optimizer.param_groups[0]["lr"] *= 0.5
+            if chance.random() < 0.1:
+                seen.append(copy.deepcopy(optimizer.state_dict()))
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    optimizer.step()
+            except superoffload.UserError:  # the gradients were dropped
+                pass
+            if chance.random() < 0.1:  # as a run that stops and goes on
+                state, other = optimizer.state_dict(), network(dtype, seed + 1)
+                other.load_state_dict(model.state_dict())
+                settings = dict(optimizer._settings)
+                model = other
+                optimizer = superoffload.AdamW(
+                    groups_of(model),
+                    betas=(0.9, 0.99),
+                    max_grad_norm=settings["max_grad_norm"],
+                    state_dtype=torch.bfloat16 if settings["bf16_moments"] else torch.float32,
+                    overlap=overlap,
+                    threads=2,
+                )
+                optimizer.load_state_dict(state)
+            seen.append((optimizer.grad_norm if optimizer.grad_norm == optimizer.grad_norm else None))
+        self.counters.append(optimizer.counters())
+        return seen, [p.detach().clone() for p in model.parameters()], optimizer.state_dict()
+
+    def test_overlap_changes_no_bit(self):
+        self.counters = []
+        patch = mock.patch.object(optimizer_module, "_SMALLEST_UNIT", 1000)
+        patch.start()
+        self.addCleanup(patch.stop)
+        for seed in range(30):
+            with self.subTest(seed=seed):
+                self.assertTrue(same_bits(self.run_at_random(seed, True), self.run_at_random(seed, False)))
+        total = {key: sum(counters[key] for counters in self.counters) for key in self.counters[0]}
+        for key in ("clipped_steps", "skipped_steps", "reopened_steps"):
+            self.assertGreater(total[key], 10, total)
+        self.assertGreater(total["updated_before_norm"] + total["weights_before_norm"], 20, total)
+
+    def test_nothing_shows_between_backward_and_step(self):
+        model = network()
+        optimizer = superoffload.AdamW(model.parameters(), lr=0.1)
+        for step in range(6):
+            before = [p.detach().clone() for p in model.parameters()]
+            backward(model, step)
+            self.assertTrue(same_bits(before, [p.detach() for p in model.parameters()]))
+            optimizer.step()
+            self.assertFalse(same_bits(before, [p.detach() for p in model.parameters()]))
+
+    def test_a_step_that_is_not_finite_is_skipped(self):
+        model = network()
+        optimizer = superoffload.AdamW(model.parameters(), lr=0.1)
+        for step in range(3):
+            backward(model, step)
+            optimizer.step()
+        before = [p.detach().clone() for p in model.parameters()], optimizer.state_dict()
+        model[3].weight.grad = torch.full_like(model[3].weight, float("inf"))
+        with self.assertWarnsRegex(UserWarning, "^step skipped: a gradient of parameter 4 of group 0 is Inf or NaN$"):
+            optimizer.step()
+        self.assertEqual(optimizer.skipped_steps, 1)
+        self.assertTrue(same_bits(before, ([p.detach() for p in model.parameters()], optimizer.state_dict())))
+
+    def test_weights_that_are_loaded_count(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            ours, theirs = network(dtype), network(dtype)
+            mine = superoffload.AdamW(ours.parameters(), lr=1e-3)
+            backward(ours, 0)
+            mine.step()
+            loaded = network(dtype, seed=9)
+            ours.load_state_dict(loaded.state_dict())
+            theirs.load_state_dict(loaded.state_dict())
+            other = superoffload.AdamW(theirs.parameters(), lr=1e-3)
+            other.load_state_dict(mine.state_dict())
+            for model, optimizer in ((ours, mine), (theirs, other)):
+                backward(model, 1)
+                optimizer.step()
+            self.assertTrue(same_bits(list(ours.parameters()), list(theirs.parameters())))
+            self.assertLess(difference(ours, loaded), 2e-2)
+
+    def test_nothing_is_left_behind(self):
+        def resident():
+            with open("/proc/self/statm") as file:
+                return int(file.read().split()[1]) * 4096
+
+        model = network()
+        optimizer = superoffload.AdamW(model.parameters(), lr=1e-4)
+        for step in range(500):
+            if step == 100:
+                before = resident()
+            backward(model, step)
+            optimizer.step()
+        self.assertLess(resident() - before, 8 << 20)
+        for _ in range(3):  # threads and memory go with an optimizer
+            optimizer = None
+            gc.collect()
+            optimizer = superoffload.AdamW(model.parameters(), lr=1e-4)
+
+
+class Misuse(unittest.TestCase):
+    def refused(self, text):
+        return self.assertRaisesRegex(superoffload.UserError, text)
+
+    def test_of_settings(self):
+        parameters = list(network().parameters())
+        for settings, text in (
+            ({"lr": -1}, "^lr is -1.0"),
+            ({"betas": (0.9, 1.0)}, "betas are"),
+            ({"eps": 0}, "eps"),
+            ({"weight_decay": float("nan")}, "weight_decay"),
+            ({"max_grad_norm": -1}, "^max_grad_norm is -1"),
+            ({"state_dtype": torch.float16}, "^state_dtype is torch.float16"),
+            ({"threads": 1.5}, "^threads is 1.5"),
+            ({"state_dtype": torch.bfloat16}, r"^betas are \(0.9, 0.999\): in bf16, second moments"),
+        ):
+            with self.subTest(settings), self.refused(text):
+                superoffload.AdamW(parameters, **settings)
+
+    def test_of_parameters(self):
+        with self.refused("is torch.float64: parameters are to be"):
+            superoffload.AdamW(network(torch.float64).parameters())
+        with self.refused("is on meta: this version has the optimizer for CPU tensors"):
+            superoffload.AdamW(network().to("meta").parameters())
+        with self.refused("has gaps or repeats in memory"):
+            superoffload.AdamW([nn.Parameter(torch.zeros(4, 4)[:, ::2])])
+        memory = torch.zeros(8)
+        with self.refused("parameter 0 of group 0 and parameter 1 of group 0 share memory"):
+            superoffload.AdamW([nn.Parameter(memory[:6]), nn.Parameter(memory[4:])])
+
+    def test_two_optimizers_over_one_parameter(self):
+        model = network()
+        first = superoffload.AdamW(model.parameters())
+        with self.refused("has a superoffload.AdamW already"):
+            superoffload.AdamW(model.parameters())
+        del first
+        gc.collect()
+        superoffload.AdamW(model.parameters())
+
+    def test_a_step_without_backward(self):
+        model = network()
+        optimizer = superoffload.AdamW(model.parameters())
+        with self.refused("without a gradient"):
+            optimizer.step()
+        backward(model, 0)
+        optimizer.step()
+        with self.refused("without a gradient"):
+            optimizer.step()
+
+    def test_parameters_that_move(self):
+        for move in (
+            lambda model: model.to(torch.bfloat16),
+            lambda model: setattr(model[0].weight, "data", model[0].weight.detach().clone()),
+        ):
+            model = network()
+            optimizer = superoffload.AdamW(model.parameters())
+            move(model)
+            with self.refused("lies in other memory than when the optimizer was made"):
+                backward(model, 0)
+                optimizer.step()
+
+    def test_a_grad_scaler(self):
+        model = network()
+        optimizer = superoffload.AdamW(model.parameters())
+        scaler = torch.amp.GradScaler("cpu")
+        x, y = batch(0)
+        scaler.scale(nn.functional.mse_loss(model(x), y)).backward()
+        with self.refused("^a GradScaler scales the loss"):
+            scaler.step(optimizer)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        optimizer.zero_grad()
+        backward(model, 0)
+        scaler.step(optimizer)
+
+    def test_sparse_gradients(self):
+        embedding = nn.Embedding(5, 3, sparse=True)
+        optimizer = superoffload.AdamW(embedding.parameters())
+        with self.refused("has a sparse gradient"):
+            embedding(torch.tensor([1, 2])).sum().backward()
+        del optimizer
+
+    def test_copies_of_it(self):
+        model = network()
+        optimizer = superoffload.AdamW(model.named_parameters(), lr=0.1)
+        for copied in (copy.deepcopy, pickle.dumps):
+            with self.refused("cannot be copied or pickled"):
+                copied(optimizer)
+        # A model can be, and its copy is nobody's.
+        twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+        backward(twin, 0)
+        self.assertIsNotNone(twin[0].weight.grad)
+        other = superoffload.AdamW(twin.parameters(), lr=0.1)
+        other.step()
+        backward(model, 0)
+        optimizer.step()
+        self.assertEqual(difference(model, twin), 0)
+
+    def test_state_of_another_model(self):
+        small, large = nn.Linear(3, 4), nn.Linear(4, 4)
+        mine, other = superoffload.AdamW(small.parameters()), torch.optim.AdamW(large.parameters())
+        large(torch.ones(1, 4)).sum().backward()
+        other.step()
+        with self.refused(r"has shape \(4, 4\), and the parameter \(4, 3\)"):
+            mine.load_state_dict(other.state_dict())
+
+    def test_variants_that_are_not_implemented(self):
+        model, twin = network(), network()
+        mine = superoffload.AdamW(model.parameters(), lr=5e-4)
+        other = torch.optim.AdamW(twin.parameters(), amsgrad=True)
+        with self.refused("amsgrad=True is not implemented"):
+            mine.load_state_dict(other.state_dict())
+        self.assertEqual(mine.param_groups[0]["lr"], 5e-4)
+        backward(model, 0)
+        mine.step()
+
+
+if __name__ == "__main__":
+    unittest.main()
