@@ -90,6 +90,22 @@ TEST_F(Ranks, TheSameRunTwiceGivesTheSameBytes) {
   EXPECT_TRUE(weights("a") == weights("b"));
 }
 
+TEST_F(Ranks, CheckpointsOfTheModelAlone) {
+  for (const bool only : {false, true}) {
+    TrainCommand c = command(only ? "only" : "whole", 2);
+    c.set("max_steps", "4").set("save_steps", "2");
+    ASSERT_NO_FATAL_FAILURE(finish(only ? c.flag("save_only_model") : c));
+  }
+  for (const char* checkpoint : {"checkpoint-2", "checkpoint-4"}) {
+    EXPECT_EQ(read_file(temporary_ / "only" / checkpoint / "model.safetensors"),
+              read_file(temporary_ / "whole" / checkpoint / "model.safetensors"));
+    EXPECT_FALSE(fs::exists(temporary_ / "only" / checkpoint / "exp_avg.safetensors"));
+    EXPECT_TRUE(fs::exists(temporary_ / "whole" / checkpoint / "exp_avg.safetensors"));
+  }
+  EXPECT_TRUE(weights("only") == weights("whole"));
+  EXPECT_EQ(run({binary(), "verify", (temporary_ / "only").string()}, temporary_.path()).exit_code, 0);
+}
+
 TEST_F(Ranks, EvaluationIsThatOfOneRank) {
   for (const int ranks : {1, 2, 3}) {
     TrainCommand c = command("eval" + std::to_string(ranks), ranks, 6 / ranks);
