@@ -167,8 +167,7 @@ std::vector<double> parse_weights(std::string_view text, std::size_t parts, std:
     weights.push_back(weight);
   }
   if (weights.size() != parts)
-    fail("{} {} has {} weights, and --data has {} parts; give each part one", option, printable(text), weights.size(),
-         parts);
+    fail("{} {}: weights: {}; parts of --data: {}; give each part one", option, printable(text), weights.size(), parts);
   return weights;
 }
 

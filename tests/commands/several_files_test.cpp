@@ -127,7 +127,7 @@ TEST_F(SeveralFiles, RefusalsNameTheOption) {
   refused(TrainCommand(c).set("validation_split", "120"), {"--validation_split 120 leaves nothing to train on"});
   refused(TrainCommand(c).set("validation_split", "2.5"), {"--validation_split 2.5 is neither"});
   refused(TrainCommand(c).set("validation_split", "0.1").set("eval_data", whole_.string()), {"give one of them"});
-  refused(TrainCommand(c).set("data_weights", "1,2"), {"--data_weights", "2 weights, and --data has 1 parts"});
+  refused(TrainCommand(c).set("data_weights", "1,2"), {"--data_weights", "weights: 2; parts of --data: 1"});
   refused(TrainCommand(c).set("data", part(0).string() + "," + part(0).string()), {"--data names", "twice"});
   refused(TrainCommand(c).set("data", (temporary_ / "*.parquet").string()), {"--data", "no file has such a name"});
   refused(TrainCommand(c).set("data", part(0).string() + "," + (temporary_ / "absent").string()), {"absent"});
