@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using Steps = std::vector<std::int64_t>;
+using SampledSteps = std::vector<std::int64_t>;
 
 // The last begins as the first does: what was read of it at one step must not count at the next.
 const std::string first = "Add two numbers.", second = "One, two, ", third = first + " Then";
@@ -57,8 +57,8 @@ class Samples : public testing::Test {
     return all;
   }
   // Of each line of samples in the metrics.
-  Steps recorded(const std::string& output) const {
-    Steps steps;
+  SampledSteps recorded(const std::string& output) const {
+    SampledSteps steps;
     for (const json& line : read_metrics(temporary_ / output))
       if (line.contains("samples")) steps.push_back(line.at("step"));
     return steps;
@@ -105,7 +105,7 @@ class Samples : public testing::Test {
 
 TEST_F(Samples, AreWhatGenerateSaysOfTheWeightsOfTheirStep) {
   const Outcome o = finish(command("run"));
-  EXPECT_EQ(recorded("run"), (Steps{0, 2, 4, 6})) << "with checkpoints, where nothing is evaluated";
+  EXPECT_EQ(recorded("run"), (SampledSteps{0, 2, 4, 6})) << "with checkpoints, where nothing is evaluated";
   const std::vector<json> all = samples("run");
   ASSERT_EQ(all.size(), 12u);
   for (const json& sample : all) {
@@ -157,7 +157,7 @@ TEST_F(Samples, ChangeNoBitInAnyWayOfTraining) {
     finish(plain(name + "-without").set(json::parse(way.options)));
     finish(command(name).set(json::parse(way.options)).set("sample_steps", "1"));
     expect_same_run(name, name + "-without");
-    EXPECT_EQ(recorded(name), (Steps{0, 1, 2, 3, 4, 5, 6}));
+    EXPECT_EQ(recorded(name), (SampledSteps{0, 1, 2, 3, 4, 5, 6}));
     // Nothing was held that was not planned by its name.
     bool cache = false, logits = false;
     for (const json& line : read_metrics(temporary_ / name, true))
@@ -176,7 +176,7 @@ TEST_F(Samples, ChangeNoBitInAnyWayOfTraining) {
 
 TEST_F(Samples, ComeWithEvaluationsWhereThereAreAny) {
   finish(command("run").set("eval_data", data_.string()).set("eval_steps", "3"));
-  EXPECT_EQ(recorded("run"), (Steps{0, 3, 6}));
+  EXPECT_EQ(recorded("run"), (SampledSteps{0, 3, 6}));
 }
 
 TEST_F(Samples, OfRecordsAreInTheirTemplates) {
@@ -191,7 +191,7 @@ TEST_F(Samples, OfRecordsAreInTheirTemplates) {
                        R"({"text":"Why? "})"
                        "\n");
   finish(command("run").set("max_length", "128").set("save_steps", "0").set("max_steps", "1"));
-  EXPECT_EQ(recorded("run"), (Steps{0, 1}));
+  EXPECT_EQ(recorded("run"), (SampledSteps{0, 1}));
   const std::string alone = generated(model_, {"--prompt", "Why?", "--chat"});
   EXPECT_EQ(text("run", 0, 1), alone);
   EXPECT_EQ(text("run", 0, 2), generated(model_, {"--prompt", "Why?", "--chat", "--system", "Be brief."}));
@@ -214,7 +214,7 @@ TEST_F(Samples, OfARunThatWasStoppedAreThoseOfTheWholeRun) {
   write_file(temporary_ / "run" / "samples.jsonl", expected.substr(0, expected.find("\"step\":6") + 20));
   finish(again);
   EXPECT_EQ(read_file(temporary_ / "run" / "samples.jsonl"), expected);
-  EXPECT_EQ(recorded("run"), (Steps{0, 1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(recorded("run"), (SampledSteps{0, 1, 2, 3, 4, 5, 6}));
 
   // Stopped while those of the checkpoint's step were made: they come first.
   fs::remove_all(temporary_ / "run" / "checkpoint-6");
@@ -225,7 +225,7 @@ TEST_F(Samples, OfARunThatWasStoppedAreThoseOfTheWholeRun) {
   write_file(temporary_ / "run" / "metrics.jsonl", kept);
   finish(again);
   EXPECT_EQ(read_file(temporary_ / "run" / "samples.jsonl"), expected);
-  EXPECT_EQ(recorded("run"), (Steps{0, 1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(recorded("run"), (SampledSteps{0, 1, 2, 3, 4, 5, 6}));
 
   // Resumed without samples, the record ends where the run was resumed.
   fs::remove_all(temporary_ / "run" / "checkpoint-6");
@@ -326,7 +326,7 @@ TEST_F(Samples, OfSeveralRanksAreTheFirstOnes) {
   finish(command("run").set("gpus", "2"));
   finish(plain("without").set("gpus", "2"));
   expect_same_run("run", "without");
-  EXPECT_EQ(recorded("run"), (Steps{0, 2, 4, 6}));
+  EXPECT_EQ(recorded("run"), (SampledSteps{0, 2, 4, 6}));
   EXPECT_EQ(text("run", 6, 1), generated(temporary_ / "run", {"--prompt", first}));
   expect_refusal(run(command("new").set("gpus", "2").set("gathered_layers", "1").words(), temporary_.path()),
                  {"gathered", "--gathered_layers 0"});
