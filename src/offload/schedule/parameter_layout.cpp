@@ -52,8 +52,9 @@ std::int64_t ParameterLayout::trained_elements(int unit) const {
 }
 
 bool ParameterLayout::trains_any(int first, int count) const {
-  const auto these = parameters().subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
-  return std::any_of(these.begin(), these.end(), [](const Parameter& p) { return p.trained; });
+  for (int p = first; p < first + count; ++p)
+    if (parameter(p).trained) return true;
+  return false;
 }
 
 int ParameterLayout::first_trained_unit() const {
