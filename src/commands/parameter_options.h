@@ -12,7 +12,7 @@ namespace so {
 // Throws Error for a list that does not read as one. Names are checked where the rules meet a model
 // (make_parameters()).
 ParameterRules parameter_rules(const ParameterOptions& options);
-// Those of a training run, with its learning rates.
+// The rules of a training run have its learning rates too.
 ParameterRules parameter_rules(const TrainOptions& options);
 
 // A line that says how much of the model is frozen; empty if nothing is.

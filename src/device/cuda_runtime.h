@@ -3,7 +3,7 @@
 
 namespace so {
 
-// As CUDA counts: 13000 is 13.0. 0: this build has none. Asks no driver.
+// Returns CUDA's own number, 13000 for 13.0, or 0 if this build has none. Asks no driver.
 int cuda_runtime_version();
 
 }  // namespace so

@@ -31,7 +31,7 @@ std::optional<fs::path> find_program(const char* name) {
   return std::nullopt;
 }
 
-// Of a folder that is not there yet, the nearest one above it that is: there it would be made.
+// Returns the nearest folder that is there: a folder that is not there yet would be made in it.
 Folder look_at_folder(std::string check, std::string subject, fs::path path) {
   Folder folder{std::move(check), std::move(subject), std::move(path)};
   fs::path there = folder.path;

@@ -11,7 +11,7 @@ namespace so {
 // All findings, in the order in which they are shown. The machine is given, so that tests can make one.
 Findings examine(const MachineFiles& files, const GpuDriver& driver, const Software& software);
 
-// What this program, on this machine, has to work with. Loads the libraries that it asks for their versions.
+// Finds the software of this machine that this program works with. Loads the libraries that it asks for their versions.
 Software software_of_this_machine();
 
 }  // namespace so

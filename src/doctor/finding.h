@@ -1,4 +1,4 @@
-// What superoffload doctor says about one thing of a machine.
+// A finding is one thing that superoffload doctor says about a machine.
 #pragma once
 
 #include <array>

@@ -27,7 +27,7 @@ std::string link_text(const LinkState& link) {
                      link.lanes, link.bytes() / 1e9);
 }
 
-// What a known machine with such a GPU was measured to copy; empty: none is known.
+// Says how fast a known machine with such a GPU was measured to copy; empty: none is known.
 std::string measured_link(const std::string& gpu) {
   for (const KnownHardware& known : known_hardware())
     if (!known.profile.name.empty() && gpu.starts_with(known.profile.name))
@@ -58,7 +58,7 @@ std::vector<Link> links_of(const GpuDriver& driver, const std::vector<PciGpu>& g
   return links;
 }
 
-// Of a GPU that is held back the reasons and the commands, "-" for what no command mends.
+// Lists why a GPU is held back, and the commands that mend it, "-" where there is none.
 struct HeldBack {
   std::uint64_t bit;
   const char* reason;

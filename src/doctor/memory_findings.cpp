@@ -21,7 +21,7 @@ std::optional<std::uint64_t> meminfo(const MachineFiles& files, std::string_view
   return *number * 1024;
 }
 
-// Of a line of /proc/self/limits the soft limit; nothing where there is none.
+// Returns the soft limit in a line of /proc/self/limits; nothing where there is none.
 std::optional<std::uint64_t> soft_limit(const MachineFiles& files, std::string_view name) {
   const auto text = files.text("/proc/self/limits");
   const auto value = text ? value_after(*text, name) : std::nullopt;

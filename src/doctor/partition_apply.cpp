@@ -28,7 +28,7 @@ void write_to_group(MachineFiles& files, const std::string& group, const char* f
   }
 }
 
-// What can be removed is removed; the rest is named in the log.
+// Removes as much as it can; the log names the rest.
 void remove_groups(MachineFiles& files, const std::vector<std::string>& groups) {
   for (const std::string& group : groups) try {
       files.remove_directory(group_path(group));

@@ -97,7 +97,7 @@ struct RunFacts {
   std::optional<OverlapRecord> overlap = {};
 };
 
-// What was generated at a step.
+// The texts that were generated at a step.
 struct SampleTotals {
   std::int64_t samples = 0, tokens = 0;
   double seconds = 0;

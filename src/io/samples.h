@@ -39,7 +39,7 @@ class SamplesLog {
 // The lines of samples, each with its end. What is not UTF-8 in a text is replaced.
 std::string samples_text(std::span<const Sample> samples);
 
-// What could be read of a record, which is not trusted.
+// The part of a record that could be read; the record is not trusted.
 struct RecordedSamples {
   std::vector<Sample> samples;  // in the file's order
   // Where and why reading ended before the end of the file; empty if all was read. A last line without its end is one
@@ -47,7 +47,7 @@ struct RecordedSamples {
   std::string damage;
 };
 RecordedSamples read_samples_text(std::string_view text);
-// Of a run's output directory; none if it has no such file.
+// Reads those of a run's output directory; none if it has no such file.
 RecordedSamples read_samples_file(const std::filesystem::path& output_directory);
 
 }  // namespace so

@@ -37,7 +37,7 @@ class AdamWSteps {
     bool decay = true;
     const AdamWStep* step = nullptr;  // null: they stay as they are; it lives as long as the steps or a copy of them
   };
-  // Those inside `range`, in order; neighbours with equal updates are one.
+  // Returns the runs inside `range`, in order; neighbours with equal updates are one.
   std::vector<Run> runs(const ParameterLayout& layout, Range range) const;
 
  private:

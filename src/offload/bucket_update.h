@@ -34,7 +34,7 @@ class BucketUpdate {
   void for_each_run(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient, Tensor weights,
                     const Body& body) const;
   void clear_padding(int place, const Bucket& bucket) const;
-  // Of parameters that the step leaves as they are: their state in a place for new state; and their weights.
+  // Both are for parameters that the step leaves as they are: the first copies their state to a place for new state.
   void copy_state(int place, const Bucket& bucket, Range range) const;
   void copy_weights(const Bucket& bucket, Range range, const WeightSpan& weights) const;
 

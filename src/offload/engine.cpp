@@ -371,7 +371,7 @@ Verdict OffloadEngine::finish_step(Stream& compute) {
   }
 }
 
-// Those of parameters without an update, which nobody takes, are zero.
+// Nobody takes the statistics of a parameter without an update, which are zero.
 std::vector<GradStats> OffloadEngine::statistics() const {
   const auto* taken = static_cast<const GradStats*>(stats_host_.data());
   std::vector<GradStats> all(static_cast<std::size_t>(layout_.count()));

@@ -41,7 +41,7 @@ struct TensorOptimizerSettings {
   std::unique_ptr<UpdatePolicy> policy = nullptr;  // null: the engine's own
 };
 
-// As of a parameter group: what the updates of its parameters have in common.
+// The settings that the parameters of a group have in common.
 struct GroupUpdate {
   AdamWHyper adamw;
   double lr = 0, weight_decay = 0;

@@ -12,13 +12,13 @@
 
 namespace so {
 
-// What is generated from, and how far.
+// The prompts, and how far each is continued.
 struct SampleRequest {
   std::vector<SamplePrompt> prompts;
   const Tokenizer* tokenizer = nullptr;
   int max_new_tokens = 0;
 
-  // Of the longest prompt and its continuation.
+  // Counts the longest prompt and its continuation.
   std::int64_t most_tokens() const;
 };
 

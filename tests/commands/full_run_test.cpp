@@ -74,7 +74,7 @@ seed: 7
     return o;
   }
   std::string model(const std::string& output) const { return read_file(temporary_ / output / "model.safetensors"); }
-  // What the record has of steps and evaluations, without times.
+  // Reads the steps and evaluations of the record, without times.
   std::vector<json> results(const std::string& output) const {
     std::vector<json> all;
     for (const json& line : read_metrics(temporary_ / output)) {
@@ -91,7 +91,7 @@ seed: 7
 
 TEST_F(FullRunFile, DoesWhatItSays) {
   finish(command("run.yaml", "whole"));
-  // Of 24 records 4 are held out; what is left of the second file counts half.
+  // 4 of 24 records are held out; the rest of the second file counts half.
   std::vector<double> rates, evaluations;
   for (const json& line : results("whole")) {
     if (line.contains("loss")) rates.push_back(line["lr"]);

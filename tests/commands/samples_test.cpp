@@ -56,7 +56,7 @@ class Samples : public testing::Test {
     for (std::string line; std::getline(in, line);) all.push_back(json::parse(line));
     return all;
   }
-  // Of each line of samples in the metrics.
+  // Returns the step of each line of samples in the metrics.
   SampledSteps recorded(const std::string& output) const {
     SampledSteps steps;
     for (const json& line : read_metrics(temporary_ / output))
@@ -68,7 +68,7 @@ class Samples : public testing::Test {
       if (line.at("step") == step && line.at("sample") == sample) return line.at("text");
     return "absent";
   }
-  // What generate says of the same prompt.
+  // Returns generate's answer to the same prompt.
   std::string generated(const fs::path& model, const std::vector<std::string>& prompt) const {
     std::vector<std::string> words{binary(), "generate", "--model", model.string(), "--max_new_tokens", "7", "--json"};
     words.insert(words.end(), {"--dtype", "fp32", "--device", on_gpu() ? "cuda" : "cpu"});
@@ -252,7 +252,7 @@ TEST_F(Samples, SurviveSignals) {
     next = command("run").set("sample_steps", "1");
     next.flag("resume");
   }
-  // Those of the last step may be missing, if the signal came then.
+  // The samples of the last step may be missing, if the signal came then.
   const std::string expected = read_file(temporary_ / "whole" / "samples.jsonl");
   const std::string found = read_file(temporary_ / "run" / "samples.jsonl");
   EXPECT_TRUE(found == expected || found == expected.substr(0, expected.find("{\"step\":6"))) << found;

@@ -132,7 +132,7 @@ TEST_F(Tables, TrainOnTheTokensOfJsonLines) {
   EXPECT_EQ(row.example.ids, line.example.ids);
   EXPECT_EQ(row.location, table_fixture("prompt.parquet").string() + ": row 3");
   EXPECT_NE(error_of([&] { record({table}, 10); }).find("prompt.parquet: the file has 9 records"), std::string::npos);
-  // Of several files they are counted as if they stood in one.
+  // Rows of several files are counted as if they stood in one.
   EXPECT_EQ(record({lines, table}, 9).location, record({lines}, 9).location);
   EXPECT_EQ(record({lines, table}, 13).location, row.location);
   EXPECT_EQ(error_of([&] { record({table, lines}, 19); }), "2 files have 18 records, and number 19 is asked for");

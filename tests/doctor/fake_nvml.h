@@ -1,4 +1,4 @@
-// What the library made of fake_nvml.cpp answers. A test loads the library, and sets what fake_nvml() returns.
+// The answers of the library made of fake_nvml.cpp. A test loads the library, and sets what fake_nvml() returns.
 #pragma once
 
 namespace so::test {

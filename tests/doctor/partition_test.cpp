@@ -62,7 +62,7 @@ class FakeResctrl : public MachineFiles {
   }
 
  private:
-  // As rdtgroup_schemata_write() and what it calls judge one line.
+  // Judges one line as rdtgroup_schemata_write() and its callees do.
   std::string problem_of(std::string_view value) const {
     if (!value.ends_with('\n')) return "no line end";
     const auto lines = parse_schemata(value);
@@ -89,7 +89,7 @@ class FakeResctrl : public MachineFiles {
     return "";
   }
 
-  // What a line does not name stays.
+  // A domain that a line does not name stays.
   void merge(const std::string& file, const SchemataLine& line) {
     std::string merged;
     for (const SchemataLine& old : parse_schemata(text(file).value_or("")))

@@ -56,7 +56,7 @@ TEST(SamplesRecord, IsReadUpToDamage) {
     EXPECT_EQ(recorded.samples.size(), 1u) << bad;
     EXPECT_EQ(recorded.damage, "line 2 is no sample") << bad;
   }
-  // What is missing, or of another type, is empty.
+  // A key that is missing, or of another type, is empty.
   const RecordedSamples bare = read_samples_text("{\"step\":1,\"sample\":1,\"text\":7}\n");
   ASSERT_EQ(bare.samples.size(), 1u);
   EXPECT_EQ(bare.samples.at(0).text, "");

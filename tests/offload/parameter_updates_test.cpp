@@ -103,7 +103,7 @@ void expect_own_updates(const UpdateManner& manner, unsigned seed) {
     const Verdict verdict = rig.engine().finish_step(rig.stream());
     ASSERT_TRUE(verdict.finite);
     clipped += verdict.clip < 1 ? 1 : 0;
-    // What has no update has no part in the norm.
+    // A parameter without an update has no part in the norm.
     double squares = 0;
     for (std::size_t p = 0; p < gradient.size(); ++p)
       for (const float g : gradient[p]) squares += updates[p].update_number > 0 ? static_cast<double>(g) * g : 0;

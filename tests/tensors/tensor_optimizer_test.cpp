@@ -25,7 +25,7 @@ struct OneTensor {
   DType dtype;
 };
 
-// As the model's framework would hold them, and beside it what they should be.
+// Tensors as the model's framework would hold them, and beside each its expected value.
 struct World {
   explicit World(const std::vector<OneTensor>& all) {
     std::mt19937 random(7);
@@ -58,7 +58,7 @@ struct World {
     return std::all_of(tensors.begin(), tensors.end(), [](const Held& h) { return h.one.dtype == DType::bf16; });
   }
 
-  // As a gradient arrives: a tensor's own format.
+  // A gradient arrives in the format of its tensor.
   void add_gradient(std::size_t t, const std::vector<float>& values) {
     Held& held = tensors[t];
     if (held.gradient.empty()) {
