@@ -241,7 +241,7 @@ void TrainingPlacement::choose() {
     plan_.engine.update_over_link = inputs_.update_over_link = true;
     std::optional<Placement> other;
     if (any()) other = search(true);
-    if (other && other->estimate.seconds() < (1 - worth_it) * chosen.estimate.seconds())
+    if (other && rank_of(other->estimate) < (1 - worth_it) * rank_of(chosen.estimate))
       chosen = std::move(*other);
     else
       plan_.engine.update_over_link = inputs_.update_over_link = false;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <optional>
 #include <random>
 
 #include "base/error.h"
@@ -226,7 +227,7 @@ TEST(ChoosePlacement, SplitsWhereBothMemoriesAreNeeded) {
 TEST(ChoosePlacement, RecomputesToHaveMoreOnTheDeviceWhenThatIsQuicker) {
   for (const bool slow_host : {false, true}) {
     Machine m(20, 200'000'000, 20'000);
-    if (slow_host) m.in.rates.host_adamw = m.in.rates.host_memory = 1e10;
+    m.in.rates.host_adamw = m.in.rates.host_memory = slow_host ? 1e10 : 3e11;
     m.budgets(4 * m.elements() + 20.5e9 + 0.3 * 12 * m.elements(), 1e15);
     const Placement plan = choose_placement(m.in);
     if (slow_host)
@@ -234,6 +235,37 @@ TEST(ChoosePlacement, RecomputesToHaveMoreOnTheDeviceWhenThatIsQuicker) {
     else
       EXPECT_EQ(plan.keep, 0);
   }
+}
+
+// AdamW just hides at the measured rates. A little recomputation lets it hide on a slower host too.
+TEST(ChoosePlacement, KeepsItsTimeOnASlowerHost) {
+  Machine m(20, 200'000'000, 20'000);
+  m.in.rates.host_adamw = m.in.rates.host_memory = 1.5e11;
+  m.budgets(4 * m.elements() + 20.5e9 + 0.3 * 12 * m.elements(), 1e15);
+  const Placement plan = choose_placement(m.in);
+  ASSERT_GT(plan.keep, 0);
+  std::optional<StepEstimate> quickest;
+  for (int d = 0; d <= m.units(); ++d)
+    for (std::int64_t keep = 0; keep < std::ssize(m.in.keeps); ++keep) {
+      if (!m.fits(d, keep, 0)) continue;
+      const StepEstimate e =
+          estimate_step(m.in, d, keep, choose_undo_buckets(m.in, d, keep, m.in.memory(d, {}).host_bytes));
+      if (!quickest || e.seconds() < quickest->seconds()) quickest = e;
+    }
+  EXPECT_LT(plan.estimate.slower_seconds, 0.95 * quickest->slower_seconds);
+  EXPECT_LT(plan.estimate.seconds(), 1.05 * quickest->seconds());
+}
+
+// What slower_seconds says is the step of a machine with such rates.
+TEST(EstimateStep, OfASlowerHostIsThatOfSlowerRates) {
+  Machine m(10, 200'000'000, 8192), slow(10, 200'000'000, 8192);
+  slow.in.rates.host_adamw *= 0.75;
+  slow.in.rates.host_memory *= 0.75;
+  const StepEstimate e = estimate_step(m.in, 2, 0, 10);
+  EXPECT_GT(e.slower_seconds, e.seconds());
+  EXPECT_NEAR(e.slower_seconds, estimate_step(slow.in, 2, 0, 10).seconds(), 1e-9);
+  const StepEstimate alone = estimate_step(m.in, m.units(), 0, 0);
+  EXPECT_NEAR(alone.slower_seconds, alone.seconds(), 1e-9) << "the host has nothing to do";
 }
 
 TEST(ChoosePlacement, TheHostsMemoryLimitsThePlaces) {

@@ -38,6 +38,12 @@ std::size_t kept_on_host(const PlacementInputs& in, std::int64_t keep) {
   return in.activation_host_bytes ? in.activation_host_bytes(keep) : 0;
 }
 
+void set_step(Alternative& a, const StepEstimate& estimate) {
+  a.seconds = estimate.seconds();
+  a.slower_seconds = estimate.slower_seconds;
+  a.rank = rank_of(estimate);
+}
+
 Alternative play(const PlacementInputs& in, std::string what, int device_units, std::int64_t keep, std::int64_t undo,
                  Residency residency) {
   const StateMemory state = in.memory(device_units, residency);
@@ -47,9 +53,7 @@ Alternative play(const PlacementInputs& in, std::string what, int device_units, 
   a.host_bytes = state.host_bytes + kept_on_host(in, keep) + static_cast<std::size_t>(undo) * in.undo_place_bytes;
   a.device_short = beyond(a.device_bytes, in.device_budget);
   a.host_short = beyond(a.host_bytes, undo > 0 ? in.undo_budget : in.host_budget);
-  const StepEstimate estimate = estimate_step(in, device_units, keep, undo, residency);
-  a.seconds = estimate.seconds();
-  a.rank = rank_of(estimate);
+  set_step(a, estimate_step(in, device_units, keep, undo, residency));
   return a;
 }
 
@@ -172,9 +176,7 @@ std::vector<Alternative> alternatives(const PlacementInputs& in, const Placement
         } else if (other_cast) {
           Alternative a;
           a.what = what;
-          const StepEstimate estimate = estimate_step(*other_cast, d, plan.keep, plan.undo_buckets, own);
-          a.seconds = estimate.seconds();
-          a.rank = rank_of(estimate);
+          set_step(a, estimate_step(*other_cast, d, plan.keep, plan.undo_buckets, own));
           add(std::move(a), false);
         }
       }
@@ -191,10 +193,12 @@ std::string why_not(const Alternative& a, const Alternative& chosen) {
                        a.host_short > 0 ? format_bytes(a.host_short) + " of host memory short" : "");
   const double slower = a.seconds - chosen.seconds;
   if (slower > 0.001 * chosen.seconds) return fmt::format("{:.3f} s slower", slower);
+  const double on_slower_host = a.slower_seconds - chosen.slower_seconds;
   if (slower < -0.001 * chosen.seconds)
     return fmt::format("{:.3f} s quicker, but {}", -slower,
                        a.rank < chosen.rank - 0.001 * chosen.seconds ? "outside of what was asked for"
-                                                                     : "only because the device runs less of AdamW");
+                       : on_slower_host > 0 ? fmt::format("{:.3f} s slower if the host is", on_slower_host)
+                                            : "only because the device runs less of AdamW");
   return "no quicker";
 }
 

@@ -49,8 +49,7 @@ Candidate consider(const PlacementInputs& in, int device_units, Residency reside
     c.host_short = beyond(c.host_bytes, in.host_budget);
   }
   if (!c.fits()) return c;
-  const SimulatedRun run = simulated_run(in, device_units, c.keep, 0, residency);
-  c.least_rank = least_seconds(run) - run.device_update;
+  c.least_rank = least_rank(simulated_run(in, device_units, c.keep, 0, residency));
   return c;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "offload/schedule/gathered_units.h"
@@ -141,12 +142,16 @@ StepEstimate estimate_step(const PlacementInputs& in, int device_units, std::int
                            Residency residency) {
   SimulatedRun run = simulated_run(in, device_units, keep, undo_buckets, residency);
   const double device_update = run.device_update;
+  const bool host_works = host_elements(run) > 0;
+  std::optional<Simulator> slower;
+  if (host_works) slower.emplace(with_slower_host(run));
   const SimulatedStep step = Simulator(std::move(run)).settle();
   return {.gpu = step.device,
           .device_update = device_update,
           .host = step.host_bytes / in.rates.host_memory,
           .waits = step.waits,
           .exposed = std::accumulate(step.waits.begin(), step.waits.end(), 0.0),
+          .slower_seconds = slower ? slower->settle().seconds : step.seconds,
           .speculated_elements = step.speculated,
           .previewed_elements = step.previewed,
           .over_link_elements = step.over_link,
@@ -174,6 +179,19 @@ std::int64_t choose_undo_buckets(const PlacementInputs& in, int device_units, st
   return std::min(places, static_cast<std::int64_t>(std::ceil(fillable / static_cast<double>(run.bucket_elements))));
 }
 
-double rank_of(const StepEstimate& estimate) { return estimate.seconds() - estimate.device_update; }
+SimulatedRun with_slower_host(SimulatedRun run) {
+  constexpr double slower = 0.75;
+  run.host_adamw *= slower;
+  run.host_memory *= slower;
+  return run;
+}
+
+double rank_of(const StepEstimate& estimate) {
+  return (estimate.seconds() + estimate.slower_seconds) / 2 - estimate.device_update;
+}
+
+double least_rank(const SimulatedRun& run) {
+  return (least_seconds(run) + least_seconds(with_slower_host(run))) / 2 - run.device_update;
+}
 
 }  // namespace so

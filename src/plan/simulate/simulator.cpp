@@ -1,5 +1,6 @@
 #include "plan/simulate/simulator.h"
 
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -10,6 +11,13 @@ namespace {
 
 constexpr int most_steps = 12;  // to the steady state
 constexpr double same_step = 1e-5;
+
+// All of a step that a mean is taken of; the compiler counts them.
+constexpr std::array parts{&SimulatedStep::seconds,     &SimulatedStep::device,          &SimulatedStep::host_bytes,
+                           &SimulatedStep::speculated,  &SimulatedStep::previewed,       &SimulatedStep::over_link,
+                           &SimulatedStep::collectives, &SimulatedStep::collective_waits};
+static_assert(sizeof(SimulatedStep) ==
+              parts.size() * sizeof(double) + sizeof(WaitSeconds) + sizeof(StepTimes) + sizeof(HostSeconds));
 
 }  // namespace
 
@@ -30,20 +38,12 @@ SimulatedStep Simulator::settle() {
     if (repeats) return now;
     if (i < most_steps / 2) continue;
     ++counted;
-    sum.seconds += now.seconds;
-    sum.device += now.device;
-    sum.host_bytes += now.host_bytes;
-    sum.speculated += now.speculated;
-    sum.previewed += now.previewed;
+    for (double SimulatedStep::*part : parts) sum.*part += now.*part;
     sum.times = now.times;
-    sum.collectives += now.collectives;
-    sum.collective_waits += now.collective_waits;
     for (std::size_t t = 0; t < host_times; ++t) sum.host[t] += now.host[t];
     for (std::size_t r = 0; r < wait_reasons; ++r) sum.waits[r] += now.waits[r];
   }
-  for (double* value : {&sum.seconds, &sum.device, &sum.host_bytes, &sum.speculated, &sum.previewed, &sum.collectives,
-                        &sum.collective_waits})
-    *value /= counted;
+  for (double SimulatedStep::*part : parts) sum.*part /= counted;
   for (double& seconds : sum.host) seconds /= counted;
   for (double& seconds : sum.waits) seconds /= counted;
   return sum;
