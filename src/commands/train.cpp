@@ -425,7 +425,7 @@ computes, zerooffload after backward. Results are the same.
        .modes = {{"offload_optimizer",
                   "none",
                   "all optimizer state is the device's",
-                  {"streamed_layers", "mode", "cast_side", "update_over_link"}},
+                  {"streamed_layers", "mode", "cast_side", "update_over_link", "move_gradients"}},
                  {"device",
                   "cpu",
                   "nothing is measured, and the CPU device has no memory of its own (--host_memory limits the run's)",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "base/error.h"
 #include "offload/schedule/gathered_units.h"
@@ -115,6 +116,9 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
              .update_over_link = settings.update_over_link,
              .cast = settings.cast},
             gate_) {
+  if (settings.host_gradients == GradientResidency::moved)
+    moved_ = std::make_unique<MovedGradients>(device, layout, buckets_, make_gradient_slots(layout, settings), host_,
+                                              [this](int unit) { return has_gradient(unit); });
   check_ranks(settings, ranks);
   check_weight_places(settings, layout, ranks);
   check_formats(settings.formats);
@@ -222,21 +226,27 @@ void OffloadEngine::require_gradients(int unit, Stream& stream) {
   for (const Bucket& bucket : buckets)
     if (bucket.on_host()) host_.require_gradient(bucket, stream);
   if (!free) waits_.end(stream);
-  if (gradients_.places().slot(unit) < 0) return;
-  GradientSlot& slot = slot_of(unit);
-  if (slot.held >= 0 && gradients_.sliced(slot.held))
-    stream.wait(*slot.reduced);
-  else if (slot.held >= 0)
-    for (const Bucket& bucket : buckets_of(slot.held))
-      if (bucket.on_host()) host_.require_fetched(bucket, stream);
-  slot.held = unit;
+  if (moves(unit)) {
+    const bool here = moved_->here(unit);
+    if (!here) waits_.begin(stream, WaitReason::moving);
+    moved_->require(unit, stream);
+    if (!here) waits_.end(stream);
+  } else if (gradients_.sliced(unit)) {
+    GradientSlot& slot = slot_of(unit);
+    if (std::exchange(slot.used, true)) stream.wait(*slot.reduced);
+  }
+}
+
+bool OffloadEngine::has_gradient(int unit) const {
+  const auto [first, last] = layout_.unit_parameters(unit);
+  return std::find(written_.begin() + first, written_.begin() + last, true) != written_.begin() + last;
 }
 
 GradientSink::Target OffloadEngine::gradient(int first, int count) {
   const int unit = layout_.parameter(first).unit;
   if (!layout_.trains_any(first, count)) return {};
-  SO_CHECK(gradients_.places().slot(unit) < 0 || gradients_.sliced(unit) || !written_[static_cast<std::size_t>(first)],
-           "a second gradient of '{}', whose first was moved away", layout_.parameter(first).name);
+  SO_CHECK(!moves(unit) || moved_->holds(unit), "a gradient of '{}', which was not required",
+           layout_.parameter(first).name);
   Target target{gradients_.places().view(first, count),
                 written_[static_cast<std::size_t>(first)] ? Accumulate::add : Accumulate::overwrite};
   const Range range{layout_.range(first).begin, layout_.range(first + count - 1).end};
@@ -286,6 +296,7 @@ AdamWSteps OffloadEngine::steps(float clip) const {
 void OffloadEngine::reopen_step() {
   SO_CHECK(last_micro_batch_, "a step is reopened before its last micro-batch");
   SO_CHECK(!exchange_, "a step reopened on {} ranks", ranks_.size());
+  SO_CHECK(!moved_, "a step reopened whose gradients have moved");  // and may have been cast on their way
   last_micro_batch_ = false;
   host_.reopen();
 }
@@ -302,7 +313,11 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
     ++micro_batches_;
   }
   if (gradients_.sliced(unit)) reduce_slices(unit, stream);
-  if (!last_micro_batch_) return;
+  if (last_micro_batch_) complete_last(unit, stream);
+  if (moves(unit) && moved_->holds(unit)) moved_->complete(unit, last_micro_batch_, stream);
+}
+
+void OffloadEngine::complete_last(int unit, Stream& stream) {
   const auto [first, last] = layout_.unit_parameters(unit);
   auto* stats = static_cast<GradStats*>(stats_.data());
   const Tensor scratch(stats_scratch_.data(), DType::u8, {static_cast<std::int64_t>(stats_scratch_.bytes())});
@@ -356,7 +371,6 @@ void OffloadEngine::reduce_slices(int unit, Stream& stream) {
 Verdict OffloadEngine::finish_step(Stream& compute) {
   SO_CHECK(last_micro_batch_, "finish_step before the last micro-batch");
   last_micro_batch_ = false;
-  micro_batches_ = 0;
   // A gradient that nobody wrote is an earlier step's, which must not be taken for this one's.
   for (int p = 0; p < layout_.count(); ++p)
     SO_CHECK(written_[static_cast<std::size_t>(p)] || !is_updated(p), "no gradient of '{}' in this step",
@@ -403,7 +417,8 @@ Verdict OffloadEngine::take_verdict(Stream& compute) {
   waits_.end(compute);
   device_optimizer_.decide(verdict.finite, step, compute);
   for (int unit = 0; unit < settings_.device_units && verdict.finite; ++unit) weights_.of(unit).drop(unit);
-  measure(!verdict.finite || clipped);  // waits for the device, which has its next work by now
+  // Waits for the device, which has its next work by now.
+  measure(!verdict.finite || clipped, std::exchange(micro_batches_, 0) > 1);
   compute.record(*decided_);
   if (settings_.schedule == Schedule::synchronous) host_.finish();
   return verdict;
@@ -411,14 +426,16 @@ Verdict OffloadEngine::take_verdict(Stream& compute) {
 
 // All of the step has run on the device, or is about to: what waits for the verdict has been given it. `decided_` is
 // still the former step's.
-void OffloadEngine::measure(bool clipped_or_skipped) {
+void OffloadEngine::measure(bool clipped_or_skipped, bool several_micro_batches) {
   if (!device_.backed()) return;
   const WaitSeconds waits = waits_.collect();
   for (std::size_t i = 0; i < wait_reasons; ++i) counters_.device_waits[i] += waits[i];
-  backward_.add(complete_->seconds_since(*first_landed_) - waits[static_cast<std::size_t>(WaitReason::gradient)]);
+  // The first micro-batch alone waits for gradients of the step before, and what moves passes whatever the host does.
+  const double gradient = waits[static_cast<std::size_t>(WaitReason::gradient)];
+  backward_.add(complete_->seconds_since(*first_landed_) - (several_micro_batches ? 0 : gradient));
   if (was_decided_)
     forward_.add(first_landed_->seconds_since(*decided_) - waits[static_cast<std::size_t>(WaitReason::host)] -
-                 waits[static_cast<std::size_t>(WaitReason::link)]);
+                 waits[static_cast<std::size_t>(WaitReason::link)] - (several_micro_batches ? gradient : 0));
   was_decided_ = true;
   clip_rate_ += 0.2 * ((clipped_or_skipped ? 1.0 : 0.0) - clip_rate_);
 }
@@ -460,6 +477,7 @@ EngineCounters OffloadEngine::counters() const {
   all.seconds = std::chrono::duration<double>(at - made_).count();
   all.streamed_units = weights_.copies(ResidencyKind::streamed);
   all.gathered_units = weights_.copies(ResidencyKind::gathered);
+  all.sums_brought = moved_ ? moved_->sums_brought() : 0;
   all.device_updates = device.committed;
   all.committed_buckets = device.committed + all.host.committed;
   all.discarded_buckets = device.discarded + all.host.discarded;

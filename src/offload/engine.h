@@ -27,6 +27,7 @@
 #include "offload/memory/parameter_source.h"
 #include "offload/memory/unit_gradients.h"
 #include "offload/memory/unit_weights.h"
+#include "offload/moved_gradients.h"
 #include "offload/rank_exchange.h"
 #include "offload/save_gate.h"
 #include "offload/schedule/bucket.h"
@@ -57,7 +58,9 @@ struct EngineSettings {
   // Whether the device updates host-owned buckets too, whose state then travels over the link (link_update.h). It takes
   // device memory for a few buckets, and host memory that is pinned.
   bool update_over_link = false;
-  GradientResidency host_gradients = GradientResidency::resident;  // moved: device memory for host memory
+  // Moved: takes host memory, pinned, instead of the device's, and with several micro-batches the link carries the sums
+  // to and fro. Goes with one rank.
+  GradientResidency host_gradients = GradientResidency::resident;
   CastSide cast = CastSide::host;
   std::int64_t bucket_elements = 0;  // at most; a multiple of ParameterLayout::alignment
   // Whether the gradients of units may become complete in any order. Then no bucket has parts of two units.
@@ -81,6 +84,7 @@ struct EngineCounters {
   std::int64_t device_updates = 0;  // of the committed buckets, those the device updated
   std::int64_t streamed_units = 0;  // copies of a unit's weights from where they stream
   std::int64_t gathered_units = 0;  // gathers of a unit's weights for a use
+  std::int64_t sums_brought = 0;    // units whose sum of gradients came back for another micro-batch
   double seconds = 0;               // that passed; those of `host` add up to them, unless the host owns nothing
   HostCounters host;
   WaitSeconds device_waits{};  // of the device, by what it waited for; without those of the step under way
@@ -131,7 +135,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   void begin_last_micro_batch(std::span<const ParameterUpdate> updates);
   // The micro-batch that was begun so is not the last one after all, or the updates are to be others: weights become
   // those before it again, and gradients stay, to which those that follow are added. Then another last micro-batch is
-  // begun, in which gradients_ready() is called for all units. Waits for the host. Goes with one rank.
+  // begun, in which gradients_ready() is called for all units. Waits for the host. Goes with one rank, and with
+  // gradients that do not move.
   void reopen_step();
   // Forgets the gradients of a step whose last micro-batch has not begun, so that the next ones replace them.
   void drop_gradients();
@@ -199,10 +204,10 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   StepTimes measured_times() const;
 
  private:
-  // Memory for the gradients of units that take turns in it.
+  // Memory for the gradients of units in slices, which take turns in it.
   struct GradientSlot {
-    int held = -1;                            // the unit that had it last, -1: none
-    std::unique_ptr<Event> written, reduced;  // of a unit in slices: its gradient is complete; and has been reduced
+    bool used = false;
+    std::unique_ptr<Event> written, reduced;  // the gradient is complete; and has been reduced
   };
   // Indices of buckets, [first, last).
   struct Span {
@@ -212,7 +217,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
     const Span s = unit_buckets_[static_cast<std::size_t>(unit)];
     return std::span(buckets_).subspan(static_cast<std::size_t>(s.first), static_cast<std::size_t>(s.last - s.first));
   }
-  // The slot that holds the gradients of this unit, which takes turns.
+  // The slot that holds the gradients of this unit, which is in slices.
   GradientSlot& slot_of(int unit) { return gradient_slots_[static_cast<std::size_t>(gradients_.places().slot(unit))]; }
   void begin_last();
   // This step's updates, whose gradients are multiplied by `clip`.
@@ -222,6 +227,9 @@ class OffloadEngine final : public WeightSource, public GradientSink {
     return layout_.parameter(parameter).trained &&
            (updates_.empty() || updates_[static_cast<std::size_t>(parameter)].update_number > 0);
   }
+  bool moves(int unit) const { return moved_ && moved_->has(unit); }
+  // Whether this step has written gradients of the unit.
+  bool has_gradient(int unit) const;
   // The bucket's gradient is being written.
   void land(Bucket& bucket);
   Verdict take_verdict(Stream& compute);
@@ -240,9 +248,11 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   void gather(std::span<Bucket> buckets, Stream& stream);
   // Has the buckets that a unit's gradients complete reduced, of the step's last micro-batch.
   void reduce(int unit, Event& landed);
+  // The unit's gradients are those of the step: takes their statistics and gives them to their owners.
+  void complete_last(int unit, Stream& stream);
   // Has the gradients of a unit in slices reduced, after each micro-batch.
   void reduce_slices(int unit, Stream& stream);
-  void measure(bool clipped_or_skipped);
+  void measure(bool clipped_or_skipped, bool several_micro_batches);
 
   Device& device_;
   const std::unique_ptr<EngineOps> ops_;
@@ -283,7 +293,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   const std::unique_ptr<RankExchange> exchange_;  // null with one rank
   FrozenWeights frozen_;
   DeviceOptimizer device_optimizer_;
-  HostOptimizer host_;  // last: its thread uses all the others
+  HostOptimizer host_;                     // its thread uses all the others
+  std::unique_ptr<MovedGradients> moved_;  // null where gradients do not move
 };
 
 }  // namespace so

@@ -31,6 +31,7 @@ constexpr std::tuple engine_counters{&EngineCounters::steps,
                                      &EngineCounters::device_updates,
                                      &EngineCounters::streamed_units,
                                      &EngineCounters::gathered_units,
+                                     &EngineCounters::sums_brought,
                                      &EngineCounters::seconds,
                                      &EngineCounters::host,
                                      &EngineCounters::device_waits};

@@ -109,6 +109,18 @@ void HostOptimizer::land(Bucket& bucket) {
   schedule_.land(bucket);
 }
 
+void HostOptimizer::store_sum(const Bucket& bucket, Event& complete) {
+  Entry& e = entry(bucket);
+  ring_.store(e.stored, gradient_of(bucket), complete, *e.fetched);
+}
+
+void HostOptimizer::bring_sum(const Bucket& bucket, Stream& stream) {
+  const Entry& e = entry(bucket);
+  const Tensor gradient = gradient_of(bucket);
+  stream.wait(*e.fetched);
+  stream.copy(gradient.data(), e.stored, gradient.bytes());
+}
+
 void HostOptimizer::landed(Bucket& bucket, Event& complete) {
   Entry& e = entry(bucket);
   if (e.stored) ring_.fetch(e.stored, gradient_of(bucket), complete, *e.fetched);

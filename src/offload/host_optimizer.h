@@ -65,8 +65,20 @@ class HostOptimizer {
   // follows on `stream`.
   void require_gradient(const Bucket& bucket, Stream& stream);
   bool gradient_free(const Bucket& bucket) const;  // whether that would not wait
+  // Where the bucket's gradient is on the device.
+  Tensor gradient_of(const Bucket& bucket) const {
+    return {gradients_.own_at(bucket.own().begin), gradients_.dtype(), {bucket.own().size()}};
+  }
   // Work that follows on `stream` may overwrite the bucket's gradient on the device, which has been stored.
   void require_fetched(const Bucket& bucket, Stream& stream) { stream.wait(*entry(bucket).fetched); }
+  bool fetched(const Bucket& bucket) const {
+    return entry(bucket.index()).fetched->done();
+  }  // whether it need not wait
+  // With `store_gradients`, of a step that has further micro-batches: stores the gradient, a sum so far, as it lies on
+  // the device, once `complete` is reached there. require_gradient() has been called in this step.
+  void store_sum(const Bucket& bucket, Event& complete);
+  // Enqueues on `stream` the copy of what store_sum() has stored to the device, when it is there.
+  void bring_sum(const Bucket& bucket, Stream& stream);
   // A gradient is being written.
   void land(Bucket& bucket);
   // It is complete once `complete` is reached, which the caller has recorded and leaves recorded until the next step.
@@ -142,10 +154,6 @@ class HostOptimizer {
   }
   // Where its new weights are written.
   Tensor weights_of(const Bucket& bucket, const StagingRing::Slot& slot) const;
-  Tensor gradient_of(const Bucket& bucket) const {
-    return {gradients_.own_at(bucket.own().begin), gradients_.dtype(), {bucket.own().size()}};
-  }
-
   Bucket& bucket(int index) { return buckets_[static_cast<std::size_t>(index)]; }
   Entry& entry(int index) { return entries_[static_cast<std::size_t>(index)]; }
   Entry& entry(const Bucket& bucket) { return entry(bucket.index()); }

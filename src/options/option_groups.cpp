@@ -216,6 +216,14 @@ OptionTable<PlacementOptions> make_placement() {
         "back, beside the CPU's own updates: auto where that makes the simulated step shorter. Results are the same")
       .bare("true")
       .default_from(ours);
+  t.add(
+       "move_gradients", &O::move_gradients,
+       "Whether gradients of layers whose optimizer state is on the CPU move to host memory as soon as they are "
+       "complete, which saves device memory. With several micro-batches a step their sums are kept there, and come back "
+       "to the device before each further one adds to them. auto: where the simulated step is shorter; on the CPU "
+       "device false. Results are the same")
+      .bare("true")
+      .default_from(ours);
   t.add("bucket_size", &O::bucket_size, "Gradients transferred and updated at a time, counted in fp32")
       .unit("bytes")
       .at_least(4096)
@@ -241,8 +249,8 @@ OptionTable<StepOptions> make_step() {
       .default_from(ours)
       .elsewhere("gradient_checkpointing");
   t.add("grad_accum_dtype", &O::grad_accum_dtype,
-        "Number format that the gradients of a step's micro-batches are added up in, on the device; bf16 takes 2 bytes "
-        "a parameter instead of 4, needs a bf16 model, and rounds the sum after each micro-batch")
+        "Number format that the gradients of a step's micro-batches are added up in; bf16 takes 2 bytes a parameter "
+        "instead of 4, needs a bf16 model, and rounds the sum after each micro-batch")
       .default_from(ours)
       .deepspeed("data_types.grad_accum_dtype")
       .affects_results();
@@ -414,6 +422,11 @@ void check_placement(const PlacementOptions& options, const OptionOrigins& origi
         "--streamed_layers {}: weights do not stream from host memory with several ranks yet, and there are {}; "
         "leave it out",
         *options.streamed_layers, ranks);
+  if (ranks > 1 && options.move_gradients == Toggle::on)
+    fail(
+        "--move_gradients true: gradients do not move to host memory with several ranks yet, and there are {}; leave "
+        "it out",
+        ranks);
 }
 
 std::optional<DType> asked_dtype(Precision precision) {

@@ -126,6 +126,8 @@ class Search {
       offer({{"offload_ratio", "-1"}}, [](PlanKnobs& knobs) { knobs.offload_ratio.reset(); });
     if (allowed("streamed_layers") && q_.asked.streamed_layers)
       offer({{"streamed_layers", "-1"}}, [](PlanKnobs& knobs) { knobs.streamed_layers.reset(); });
+    if (allowed("move_gradients") && q_.asked.move_gradients != Toggle::automatic)
+      offer({{"move_gradients", "auto"}}, [](PlanKnobs& knobs) { knobs.move_gradients = Toggle::automatic; });
     if (allowed("gathered_layers") && q_.asked.gathered_layers && q_.asked.gpus > 1)
       offer({{"gathered_layers", "-1"}}, [](PlanKnobs& knobs) { knobs.gathered_layers.reset(); });
     if (allowed("optimizer_state_dtype") && q_.asked.optimizer_state_dtype == StatePrecision::fp32) {

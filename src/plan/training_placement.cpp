@@ -8,6 +8,13 @@
 
 namespace so {
 
+namespace {
+
+// A part of the step: what costs something that is not simulated has to gain more.
+constexpr double worth_it = 0.01;
+
+}  // namespace
+
 TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shape, const RunRequest& request) {
   SO_CHECK(shape.micro_batches == request.gradient_accumulation_steps, "{} micro-batches where {} are asked for",
            shape.micro_batches, request.gradient_accumulation_steps);
@@ -56,6 +63,7 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
   inputs_.micro_batches = plan_.shape.micro_batches;
   inputs_.bucket_elements = plan_.engine.bucket_elements;
   inputs_.stream_bytes = static_cast<double>(size_of(plan_.engine.formats.weights));
+  inputs_.sum_bytes = static_cast<double>(size_of(plan_.engine.formats.gradients));
   set_sizes();
   set_budgets();
   set_residencies();
@@ -128,8 +136,7 @@ void TrainingPlacement::set_budgets() {
 }
 
 void TrainingPlacement::set_residencies() {
-  // A second gradient of a step is added to the first, which must still be there; and a cast of fp32 saves nothing.
-  const bool move = plan_.shape.micro_batches == 1, narrow = plan_.engine.formats.weights == DType::bf16;
+  const bool narrow = plan_.engine.formats.weights == DType::bf16;  // a cast of fp32 saves nothing
   inputs_.residencies.clear();
   if (plan_.shape.ranks > 1) {  // no other residency goes with several ranks yet
     inputs_.residencies.push_back({});
@@ -137,9 +144,13 @@ void TrainingPlacement::set_residencies() {
     inputs_.forced_gather = q_.request.gathered_layers.has_value();
     return;
   }
+  const auto may_be = [&](GradientResidency gradients) {
+    const Toggle wanted = gradients == GradientResidency::moved ? Toggle::on : Toggle::off;
+    return q_.request.move_gradients == Toggle::automatic || q_.request.move_gradients == wanted;
+  };
   for (const ResidencyKind weights : {ResidencyKind::resident, ResidencyKind::from_masters})
     for (const GradientResidency gradients : {GradientResidency::resident, GradientResidency::moved})
-      if ((move || gradients == GradientResidency::resident) && (narrow || weights == ResidencyKind::resident))
+      if (may_be(gradients) && (narrow || weights == ResidencyKind::resident))
         inputs_.residencies.push_back({weights, gradients});
   inputs_.most_streamed = q_.request.streamed_layers.value_or(q_.layout.units());
   inputs_.forced_stream = q_.request.streamed_layers.has_value();
@@ -218,7 +229,18 @@ MemoryRefusal TrainingPlacement::refusal(const NothingFits& nothing) {
 
 Placement TrainingPlacement::search(bool over_link) {
   plan_.engine.update_over_link = inputs_.update_over_link = over_link;
-  return choose_placement(inputs_);
+  Placement best = choose_placement(inputs_);
+  // Sums that travel for each micro-batch make the step depend on the link.
+  if (plan_.shape.micro_batches == 1 || !best.residency.moves_gradients() ||
+      q_.request.move_gradients != Toggle::automatic)
+    return best;
+  PlacementInputs others = inputs_;
+  std::erase_if(others.residencies, [](const Residency& residency) { return residency.moves_gradients(); });
+  if (!any_placement_fits(others)) return best;
+  Placement stays = choose_placement(others);
+  if (best.estimate.seconds() < (1 - worth_it) * stays.estimate.seconds()) return best;
+  inputs_.residencies = std::move(others.residencies);
+  return stays;
 }
 
 bool TrainingPlacement::may_update_over_link() const {
@@ -236,8 +258,7 @@ void TrainingPlacement::choose() {
     }
   }();
   if (may_update_over_link() && chosen.device_units < q_.layout.units()) {
-    // Pinning all state takes time when the run begins, and the device's memory serves both.
-    constexpr double worth_it = 0.01;
+    // Pinning all state takes time when the run begins.
     plan_.engine.update_over_link = inputs_.update_over_link = true;
     std::optional<Placement> other;
     if (any()) other = search(true);

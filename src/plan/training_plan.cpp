@@ -146,6 +146,8 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     if (plan.engine.streamed_units > 0)
       plan.reasons.push_back(
           fmt::format("weights of {} layers are streamed from host memory, as asked", plan.engine.streamed_units));
+    if (plan.engine.host_gradients == GradientResidency::moved)
+      plan.reasons.push_back("gradients move to host memory as soon as they are complete, as asked");
     if (plan.engine.gathered > 0)
       plan.reasons.push_back(fmt::format(
           "of the weights and gradients of {} layers each of {} ranks keeps a slice, and the weights are gathered before "

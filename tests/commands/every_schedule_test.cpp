@@ -18,6 +18,7 @@ struct Manner {
   const char* mode;
   const char* ratio;
   const char* streamed = "0";  // layers, at most
+  const char* moves_gradients = "auto";
 };
 
 struct Run {
@@ -39,6 +40,7 @@ class EverySchedule : public testing::TestWithParam<Run> {
     c.set("save_steps", "6").set("eval_steps", "5").set("eval_data", evaluation_data_.string());
     c.set("bucket_size", "16384").set("cache_dir", (temporary_ / "cache").string());
     c.set("mode", manner.mode).set("offload_ratio", manner.ratio).set("streamed_layers", manner.streamed);
+    c.set("move_gradients", manner.moves_gradients);
     if (resume) c.flag("resume");
     const Outcome o = run(c.words(), temporary_.path());
     EXPECT_EQ(o.exit_code, 0) << o.err;
@@ -99,9 +101,9 @@ TEST_P(EverySchedule, EndsInTheSameBytes) {
     const char* name;
     Manner first, resumed;
   };
-  for (const Case& c : {Case{"host", {"superoffload", "1"}, {"superoffload", "1"}},
-                        Case{"streamed", {"superoffload", "1", "1000"}, {"zerooffload", "0.7", "1"}},
-                        Case{"split", {"superoffload", "0.5"}, {"zerooffload", "0.5"}},
+  for (const Case& c : {Case{"host", {"superoffload", "1"}, {"superoffload", "1", "0", "true"}},
+                        Case{"streamed", {"superoffload", "1", "1000"}, {"zerooffload", "0.7", "1", "true"}},
+                        Case{"split", {"superoffload", "0.5", "0", "true"}, {"zerooffload", "0.5"}},
                         Case{"device", {"superoffload", "0"}, {"superoffload", "0.5"}}}) {
     SCOPED_TRACE(c.name);
     const fs::path whole = train(c.name, c.first);

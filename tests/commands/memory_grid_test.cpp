@@ -75,10 +75,10 @@ const std::vector<Setting>& settings() {
        "llama-untied",
        {{"hidden_size", 128}, {"intermediate_size", 512}, {"num_hidden_layers", 4}},
        {{"batch_size", "1"}, {"max_length", "4"}, {"dtype", "bf16"}}},
-      {"weights that stream",
+      {"weights that stream, gradients that move",
        "qwen3-tied",
        {{"hidden_size", 64}, {"num_hidden_layers", 5}},
-       {{"streamed_layers", "3"}, {"dtype", "bf16"}, {"batch_size", "2"}}},
+       {{"streamed_layers", "3"}, {"dtype", "bf16"}, {"batch_size", "2"}, {"move_gradients", "true"}}},
       {"small buckets", "qwen3-tied", {{"hidden_size", 64}}, {{"bucket_size", "16384"}, {"dtype", "bf16"}}},
   };
   return all;

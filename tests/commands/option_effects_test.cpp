@@ -98,9 +98,9 @@ const std::vector<Case>& cases() {
       std::string(train) +
       "save_strategy save_steps save_total_limit save_only_model eval_strategy eval_steps load_best_model_at_end metric_for_best_model early_stopping_patience early_stopping_threshold sample_prompts sample_steps sample_max_new_tokens ";
   static const std::string none = output + "device_memory profile";
-  static const std::string cpu = output + "streamed_layers mode cast_side update_over_link";
+  static const std::string cpu = output + "streamed_layers mode cast_side update_over_link move_gradients";
   static const std::string all_of_train =
-      output + "device_memory profile streamed_layers mode cast_side update_over_link";
+      output + "device_memory profile streamed_layers mode cast_side update_over_link move_gradients";
   const auto without = [](std::string names, const std::string& name) {
     return names.erase(names.find(" " + name + " "), name.size() + 1);
   };
@@ -108,7 +108,7 @@ const std::vector<Case>& cases() {
   static const std::string saves = without(all_of_train, "save_steps"), evaluates = without(all_of_train, "eval_steps");
   static const std::string whole = without(all_of_train, "mask_history");
   static const std::string bench =
-      std::string(train) + "device_memory profile streamed_layers mode cast_side update_over_link";
+      std::string(train) + "device_memory profile streamed_layers mode cast_side update_over_link move_gradients";
   static const std::vector<Case> all = {
       {"train", "offload_optimizer", {"--offload_optimizer", "none"}, none.c_str()},
       {"train", "device", {"--device", "cpu"}, cpu.c_str()},
@@ -178,7 +178,7 @@ const std::vector<Case>& cases() {
        "breakdown",
        {"--breakdown", "false"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype "
-       "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link bucket_size device_memory host_memory "
+       "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link move_gradients bucket_size device_memory host_memory "
        "no_optimizer freeze max_grad_norm steps warmup breakdown json device dtype cpu_threads gpus bind_cores_to_rank verbose quiet"},
   };
   return all;

@@ -149,6 +149,35 @@ double state_of(const Planned& p) {
   return bytes;
 }
 
+// With many micro-batches sums in fp32 take 59 GB of a GH200's 96, and its link carries them to and fro beside the
+// GPU's work; an H200's host has no memory for them, and so little to gain with bf16 that they stay.
+TEST(Plan, KeepsSumsOfGradientsWhereTheStepIsShorter) {
+  const auto with = [](const char* hardware, const char* moves, const char* sums = "fp32") {
+    return plan({"--model", "qwen3-14b", "--hardware", hardware, "--gradient_accumulation_steps", "8",
+                 "--move_gradients", moves, "--grad_accum_dtype", sums});
+  };
+  const auto gradients = [](const Planned& p, const char* kind) {
+    std::size_t bytes = 0;
+    for (const json& entry : p.result.at("memory"))
+      if (entry.at("name") == "gradients" && entry.at("kind") == kind) bytes += entry.at("bytes").get<std::size_t>();
+    return static_cast<double>(bytes);
+  };
+  const Planned moved = with("gh200", "auto"), stays = with("gh200", "false");
+  EXPECT_EQ(moved.result.at("transient_gradients"), true);
+  EXPECT_EQ(stays.result.at("transient_gradients"), false);
+  EXPECT_LT(moved.expected("step_seconds"), 0.9 * stays.expected("step_seconds"));
+  EXPECT_NEAR(gradients(stays, "device"), 14.77e9 * 4, 1e9);
+  EXPECT_EQ(gradients(stays, "pinned"), 0);
+  EXPECT_NEAR(gradients(moved, "pinned"), 14.77e9 * 4, 1e9);
+  // Embedding and head, and two layers of 330 million parameters.
+  EXPECT_NEAR(gradients(moved, "device"), 4 * (2 * 778e6 + 2 * 330e6), 0.1e9);
+  EXPECT_EQ(with("gh200", "true").expected("step_seconds"), moved.expected("step_seconds"));
+  EXPECT_EQ(with("h200", "auto").result.at("transient_gradients"), false);
+  EXPECT_EQ(with("h200", "auto", "bf16").result.at("transient_gradients"), false);
+  EXPECT_EQ(with("h200", "true", "bf16").result.at("transient_gradients"), true);
+  EXPECT_GE(with("h200", "true").expected("step_seconds"), with("h200", "false").expected("step_seconds"));
+}
+
 TEST(PlanRanks, EachHasItsSliceOfTheStateAndAllOfTheWeights) {
   const auto with = [](const char* gpus) {
     return plan(
@@ -284,6 +313,7 @@ TEST(PlanRanks, RefuseWhatTheyCannotDo) {
   refused({"qwen3-4b", "--explain", "gathering"}, {"--explain gathering", "1 GPU"});
   refused({"qwen3-4b", "--gpus", "2", "--hardware", "rtx4090"}, {"--gpus 2", "rtx4090", "between_gpus: missing"});
   refused({"qwen3-4b", "--gpus", "2", "--streamed_layers", "3"}, {"--streamed_layers 3"});
+  refused({"qwen3-4b", "--gpus", "2", "--move_gradients"}, {"--move_gradients true"});
   refused({"qwen3-4b", "--gpus", "2", "--explain", "residency"}, {"--explain residency"});
   refused({"qwen3-4b", "--gpus", "2", "--gpus_per_host", "4"}, {"--gpus_per_host 4"});
   refused({"qwen3-4b", "--gpus_per_host", "2"}, {"--gpus_per_host 2", "1 (--gpus)"});

@@ -95,6 +95,11 @@ class ReferenceLoop {
     const double norm = std::sqrt(squares);
     const float clip =
         settings_.max_grad_norm > 0 ? static_cast<float>(std::min(1.0, settings_.max_grad_norm / (norm + 1e-6))) : 1.0f;
+    step_clipped(gradient, lr, update_number, clip);
+    return clip;
+  }
+
+  void step_clipped(const Flat& gradient, double lr, std::int64_t update_number, float clip) {
     for (std::size_t p = 0; p < gradient.size(); ++p) {
       const double own_lr = lr * layout_.parameter(static_cast<int>(p)).lr_multiplier;
       const AdamWStep step = make_adamw_step(settings_.adamw, own_lr, settings_.weight_decay, update_number, clip);
@@ -106,7 +111,6 @@ class ReferenceLoop {
         v[p][i] = now.v;
       }
     }
-    return clip;
   }
 
  private:
@@ -197,13 +201,15 @@ class EngineRig {
   // A micro-batch as a model runs it, forward through the units and back, looking at their weights (seen()) at each
   // use. Its gradients are `gradient`. `shared`, if given, is a second use of parameter 0 by the last unit, as tied
   // embeddings make. Both are copied: a step that fails leaves work under way. `before`, if given, is called when a
-  // unit's backward pass is about to be enqueued.
+  // unit's backward pass is about to be enqueued. `order`: of the units' backward passes; none: last to first.
   void micro_batch(const Flat& gradient, bool first, const std::vector<float>* shared = nullptr,
-                   const std::function<void(int unit)>& before = {}) {
+                   const std::function<void(int unit)>& before = {}, std::vector<int> order = {}) {
     forward();
     if (shared != nullptr) engine_.require_gradients(0, stream());
     if (shared != nullptr) write(0, 1, *shared, first ? Accumulate::overwrite : Accumulate::add);
-    for (int unit = layout_.units() - 1; unit >= 0; --unit) {
+    for (int unit = layout_.units() - 1; unit >= 0 && std::ssize(order) < layout_.units(); --unit)
+      order.push_back(unit);
+    for (const int unit : order) {
       if (unit < layout_.first_trained_unit()) {  // a model goes no further down
         engine_.gradients_ready(unit, stream());
         continue;

@@ -251,9 +251,54 @@ TEST(Simulator, GradientsLeaveThroughTheirPlaces) {
   run.link_to_host = 2000.0 / 3;
   run.link_to_device = run.host_memory = 1e12;
   const SimulatedStep step = Simulator(run, always(Ahead::leave)).settle();
-  EXPECT_NEAR(waited(step, WaitReason::gradient), 4, 1e-6);
+  EXPECT_NEAR(waited(step, WaitReason::moving), 4, 1e-6);
   EXPECT_NEAR(waited(step, WaitReason::host), 7, 1e-6);
   EXPECT_NEAR(step.seconds, 5.5 + 4 + 7, 1e-6);
+}
+
+// Sums of u1 and u3 take turns in one slot, two seconds each way; u2 has the other, and u0 and u4 stay.
+//   forward   0-2.5
+//   backward  u4 -3.5   u3 -4.5   u2 -5.5   u3's has left at 6.5, u1 -7.5   u0 -8.5
+//             then u2's leaves, 6.5-8.5, and u1's, 8.5-10.5, and u3's comes, 10.5-12.5
+//   forward   8.5-11
+//   backward  u4 -12   u3 12.5-13.5, which leaves at once   u2 -14.5   u1's comes 13.5-15.5, -16.5   u0 -17.5
+SimulatedRun summing(int micro_batches) {
+  SimulatedRun run = seconds_each(5, 0.5, 1);
+  run.move_gradients = true;
+  run.micro_batches = micro_batches;
+  run.sum_bytes = 4;
+  run.gradient_bytes = run.weight_bytes = 0;
+  run.host_memory = 1e12;
+  return run;
+}
+
+TEST(Simulator, SumsComeBackForTheNextMicroBatch) {
+  const SimulatedStep step = Simulator(summing(2), always(Ahead::leave)).settle();
+  EXPECT_NEAR(step.seconds, 17.5, 1e-6);
+  EXPECT_NEAR(waited(step, WaitReason::moving), 1 + 0.5 + 1, 1e-6);
+  EXPECT_NEAR(step.device, 15, 1e-6);
+  // Three sums leave and two come back.
+  EXPECT_NEAR(step.host_bytes, 5000 * 24 + 5 * 4000, 1);
+  EXPECT_NEAR(step.times.backward_seconds, 17.5 - 12, 1e-6) << "a wait for a sum is the pass's own";
+  expect_sums(step);
+}
+
+// The micro-batches that are played at once are like those that are played one by one.
+TEST(Simulator, SumsOfManyMicroBatches) {
+  std::vector<SimulatedStep> steps;
+  for (const int micro_batches : {3, 4, 5, 6, 31})
+    steps.push_back(Simulator(summing(micro_batches), always(Ahead::leave)).settle());
+  for (const SimulatedStep& step : steps) expect_sums(step);
+  const double each = steps[1].seconds - steps[0].seconds, bytes = steps[1].host_bytes - steps[0].host_bytes,
+               waits = waited(steps[1], WaitReason::moving) - waited(steps[0], WaitReason::moving);
+  EXPECT_NEAR(each, 7.5 + waits, 1e-6);
+  EXPECT_GT(waits, 0);
+  EXPECT_NEAR(bytes, 5 * 4000, 1);
+  for (const auto& [index, more] : std::vector<std::pair<std::size_t, int>>{{2, 1}, {3, 2}, {4, 27}}) {
+    EXPECT_NEAR(steps[index].seconds, steps[1].seconds + more * each, 1e-6) << more;
+    EXPECT_NEAR(steps[index].host_bytes, steps[1].host_bytes + more * bytes, 1) << more;
+    EXPECT_NEAR(waited(steps[index], WaitReason::moving), waited(steps[1], WaitReason::moving) + more * waits, 1e-6);
+  }
 }
 
 TEST(Simulator, DoesWhatThePolicyChooses) {
@@ -315,6 +360,7 @@ TEST(Simulator, PartsAddUpToTheStep) {
     SCOPED_TRACE(round);
     SimulatedRun run = random_run(random);
     run.verdicts = round % 4 == 0 ? Verdicts::clip : Verdicts::stand;
+    run.micro_batches = 1 + round % 3;
     Simulator simulator(run);
     for (int step = 0; step < 4; ++step) expect_sums(simulator.step());
     const SimulatedStep settled = simulator.settle();

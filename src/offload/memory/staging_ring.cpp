@@ -45,6 +45,13 @@ void StagingRing::fetch(void* to, Tensor gradient, Event& complete, Event& fetch
   stream.record(fetched);
 }
 
+void StagingRing::store(void* to, const Tensor& gradient, Event& complete, Event& stored) {
+  Stream& stream = *to_host_.stream;
+  stream.wait(complete);
+  stream.copy(to, gradient.data(), gradient.bytes());
+  stream.record(stored);
+}
+
 void StagingRing::give(Slot& slot, Tensor weights, Event& arrived) {
   Stream& stream = *to_device_.stream;
   if (to_device_.wide) {

@@ -39,6 +39,8 @@ class StagingRing {
   // Enqueues the copy of a gradient from the device to pinned memory, a slot's or other, once it is `complete` there.
   // `fetched` marks that it has arrived. One thread at a time; beside it another may give().
   void fetch(void* to, Tensor gradient, Event& complete, Event& fetched);
+  // The same of a gradient to which others are added later: it is copied as it lies on the device.
+  void store(void* to, const Tensor& gradient, Event& complete, Event& stored);
   // Enqueues the copy of the slot's weights to the device, where `arrived` marks their arrival.
   void give(Slot& slot, Tensor weights, Event& arrived);
 

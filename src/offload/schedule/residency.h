@@ -21,7 +21,7 @@ enum class ResidencyKind : std::uint8_t {
 // Where the gradients of host-owned units that do not stay are once they are complete.
 enum class GradientResidency : std::uint8_t {
   resident,  // on the device, until the host takes them
-  moved,     // in host memory, at once; for steps of one micro-batch
+  moved,     // in host memory, at once; a sum comes back for each further micro-batch (offload/moved_gradients.h)
 };
 
 // Units of a kind take turns in so many places of device memory; 0: each has its own.

@@ -5,7 +5,7 @@
 
 namespace so {
 
-// Units whose gradients are moved to the host take turns in so many slots of device memory.
+// Units whose gradients move to the host take turns in so many slots of device memory.
 inline constexpr int gradient_slots = 2;
 
 enum class Schedule : std::uint8_t {

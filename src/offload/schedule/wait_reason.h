@@ -15,8 +15,9 @@ enum class WaitReason : std::uint8_t {
   gradient,    // a gradient of the step before was still needed
   verdict,     // from the end of backward until the host has decided and goes on
   checkpoint,  // a checkpoint had not saved yet what the device was to update
+  moving,      // gradients that move to host memory were still on their way, or their sum was on its way back
 };
-inline constexpr std::size_t wait_reasons = 6;
+inline constexpr std::size_t wait_reasons = 7;
 std::string_view name_of(WaitReason reason);
 // In words for people: the device is idle, waiting for this.
 std::string_view awaited(WaitReason reason);

@@ -163,17 +163,16 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
     return plan;
   }
   // Units that the device owns have gradients there, and weights unless these are made of their masters for each use.
-  // Units that the host owns only take turns on the device, unless gradients are added up there.
-  const bool narrow = formats.weights == DType::bf16, move = formats.gradients == DType::bf16;
-  const std::size_t fixed = move ? 0 : trained * gradient, each = state + (move ? gradient : 0) + (narrow ? 0 : weight);
+  // Units that the host owns only take turns on the device.
+  const bool narrow = formats.weights == DType::bf16;
   const std::size_t owned =
       device_units ? static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(trained))
-                   : std::min(trained, beyond(*machine.device_memory, fixed) / each);
+                   : std::min(trained, *machine.device_memory / (state + gradient + (narrow ? 0 : weight)));
   plan.add(MemoryKind::device, "optimizer state", owned * state);
-  plan.add(MemoryKind::device, "gradients", move ? owned * gradient : fixed);
+  plan.add(MemoryKind::device, "gradients", owned * gradient);
   if (!narrow) plan.add(MemoryKind::device, "weights", owned * weight);
   plan.add(MemoryKind::pageable, "optimizer state", (trained - owned) * state);
-  const std::size_t others = (n - owned) * weight + (trained - owned) * (move ? gradient : 0),
+  const std::size_t others = (n - owned) * weight + (trained - owned) * gradient,
                     there = std::min(others, beyond(*machine.device_memory, plan.total(MemoryKind::device)));
   plan.add(MemoryKind::device, "weights and gradients of what the host owns", there);
   plan.add(MemoryKind::pageable, "weights and gradients", others - there);

@@ -234,7 +234,10 @@ Placement choose_placement(const PlacementInputs& in) {
           "layers whose optimizer state is on the GPU keep no bf16 "
           "weights: they are cast from the fp32 ones before each use");
     if (r.moves_gradients())
-      ways.push_back("gradients of layers whose optimizer state is on the host are moved there at once");
+      ways.push_back(in.micro_batches == 1
+                         ? "gradients of layers whose optimizer state is on the host are moved there at once"
+                         : "sums of gradients of layers whose optimizer state is on the host are kept there, and come "
+                           "back for each micro-batch");
     if (r.streamed_units > 0)
       ways.push_back(fmt::format(
           "weights of {} of the {} layers whose optimizer state is on the host are streamed from host memory",

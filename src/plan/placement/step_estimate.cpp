@@ -49,17 +49,22 @@ double least_seconds(const SimulatedRun& run) {
   };
   const double copies = copies_of(run.streamed_units, stream_places);
   const std::vector<bool> in_slices = gathered_units(static_cast<int>(run.units.size()), run.gathered_units);
-  double pass = 0, to_device = 0, reduce = 0, gather = 0;
+  double pass = 0, to_device = 0, reduce = 0, gather = 0, sums = 0;
+  int moved = 0;
   for (std::size_t u = 0; u < run.units.size(); ++u) {
     const auto elements = static_cast<double>(run.units[u].elements),
                weights = elements + static_cast<double>(run.units[u].frozen);
     pass += run.units[u].forward + run.units[u].backward;
     reduce += (in_slices[u] ? micro_batches : 1) * run.units[u].reduce;
     gather += (in_slices[u] ? copies_of(run.gathered_units, gather_places) : 1) * run.units[u].gather;
+    if (run.move_gradients && static_cast<int>(u) >= std::max(run.device_units, run.first_trained_unit) &&
+        !unit_stays(static_cast<int>(u), static_cast<int>(run.units.size())))
+      sums += elements * run.sum_bytes * (micro_batches - 1), ++moved;
     if (static_cast<int>(u) >= run.device_units)
       to_device += streams[u] ? weights * copies * run.stream_bytes : elements * run.weight_bytes;
   }
-  const double owned = host_elements(run), to_host = owned * run.gradient_bytes;
+  if (moved >= 2 * gradient_slots) to_device += sums;  // the sum of a unit that has its slot alone stays there
+  const double owned = host_elements(run), to_host = owned * run.gradient_bytes + sums;
   const double update = 2 * run.state_bytes + run.gradient_bytes + run.weight_bytes;
   const double all = run.device_update + micro_batches * pass;
   if (run.update_over_link) {
@@ -100,6 +105,7 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
                    .gradient_bytes = in.gradient_bytes,
                    .weight_bytes = in.weight_bytes,
                    .stream_bytes = in.stream_bytes,
+                   .sum_bytes = in.sum_bytes,
                    .state_bytes = in.state_bytes,
                    .link_to_host = r.link_to_host,
                    .link_to_device = r.link_to_device,

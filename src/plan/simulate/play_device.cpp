@@ -26,9 +26,7 @@ bool StepPlay::may_start(const DeviceOp& op) {
   if (op.work == SimulatedWork::backward) {
     if (op.first && !pieces_.all_of(op.unit, [&](int i) { return schedule_.needs_no_gradient(pieces_[i]); }))
       return wait_for(WaitReason::gradient);
-    if (const int slot = slot_of(op.unit);
-        slot >= 0 && held_[at(slot)] >= 0 && !pieces_.all_of(held_[at(slot)], [&](int i) { return fetched_[at(i)]; }))
-      return wait_for(WaitReason::gradient);
+    if (!slot_is_ready(op)) return wait_for(WaitReason::moving);
     if (const int slot = slice_slot(op.unit); slot >= 0 && slice_slot_busy_[at(slot)]) {
       for_collective_ = true;
       return wait_for(WaitReason::gradient);
@@ -66,15 +64,17 @@ bool StepPlay::start_device() {
     slice_slot_busy_[at(slot)] = true;
   if (op.work == SimulatedWork::backward && op.first) {
     for (int i = pieces_.first_of(op.unit); i < pieces_.first_of(op.unit + 1); ++i) schedule_.land(pieces_[i]);
-    if (const int slot = slot_of(op.unit); slot >= 0) held_[at(slot)] = op.unit;
   }
+  if (const int slot = op.work == SimulatedWork::backward ? slot_of(op.unit) : -1; slot >= 0)
+    slots_[at(slot)] = {.unit = op.unit};
   double seconds = op.seconds;
   if (op.times > 0) {  // each like the one that was played last, and its waits
     const auto n = static_cast<double>(op.times);
     const double waited = micro_waited_;
     seconds = n * (program_.pass_seconds + waited);
-    step_.host_bytes += n * micro_streamed_;
-    step_.waits[static_cast<std::size_t>(WaitReason::stream)] += n * waited;
+    step_.host_bytes += n * micro_copied_;
+    step_.waits[static_cast<std::size_t>(WaitReason::stream)] += n * (waited - micro_for_moving_);
+    step_.waits[static_cast<std::size_t>(WaitReason::moving)] += n * micro_for_moving_;
     step_.collective_waits += n * micro_for_collectives_;
     step_.collectives += n * program_.pass_collectives;
     step_.device -= n * waited;  // what follows counts all of it
@@ -83,7 +83,8 @@ bool StepPlay::start_device() {
   device_.began = now_;
   device_ends_ = now_ + seconds;
   step_.device += seconds;
-  if (op.work == SimulatedWork::forward && op.unit == 0) micro_waited_ = micro_for_collectives_ = micro_streamed_ = 0;
+  if (op.work == SimulatedWork::forward && op.unit == 0)
+    micro_waited_ = micro_for_moving_ = micro_for_collectives_ = micro_copied_ = 0;
   return true;
 }
 
@@ -105,8 +106,9 @@ void StepPlay::finish_device() {
   if (op.gather >= 0 && program_.gathers[at(op.gather)].turn >= 0) ++turns_done_;
   if (op.work != SimulatedWork::backward) return;
   if (several_ranks_ && (op.last || slice_slot(op.unit) >= 0)) reductions_.push_back({op.unit, op.last});
+  if (op.last && !several_ranks_) landed(op.unit);
+  if (slot_of(op.unit) >= 0) leave_slot(op);
   if (!op.last) return;
-  if (!several_ranks_) landed(op.unit);
   if (!first_gradient_) {
     first_gradient_ = true;
     forward_seconds_ = std::exchange(phase_, 0);
@@ -116,7 +118,7 @@ void StepPlay::finish_device() {
 void StepPlay::landed(int unit) {
   for (int i = pieces_.first_of(unit + 1); i-- > pieces_.first_of(unit);) {
     schedule_.landed(pieces_[i]);
-    if (run_.move_gradients) fetch(i);
+    if (run_.move_gradients) fetch(i, run_.gradient_bytes);
   }
 }
 

@@ -71,7 +71,7 @@ bool StepPlay::start_host() {
     while (in_hand_.size() < HostSchedule::hands) {
       const int index = schedule_.take();
       if (index < 0) break;
-      if (schedule_.task_of(index) != HostTask::adopt && !run_.move_gradients) fetch(index);
+      if (schedule_.task_of(index) != HostTask::adopt && !run_.move_gradients) fetch(index, run_.gradient_bytes);
       in_hand_.push_back(index);
     }
     if (in_hand_.empty()) {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "offload/schedule/streamed_units.h"
@@ -5,16 +6,16 @@
 
 namespace so {
 
-void StepPlay::fetch(int piece) {
+void StepPlay::fetch(int piece, double element_bytes) {
   fetched_[at(piece)] = false;
-  fetches_.push_back(piece);
+  fetches_.push_back({piece, element_bytes});
 }
 
 bool StepPlay::start_to_host() {
   if (to_host_.busy || fetches_.empty()) return false;
-  const int piece = fetches_.front();
+  const auto [piece, element_bytes] = fetches_.front();
   fetches_.pop_front();
-  start(to_host_, piece, weigh(piece, run_.gradient_bytes),
+  start(to_host_, piece, weigh(piece, element_bytes),
         {.lane = SimulatedLane::to_host, .work = SimulatedWork::fetch, .unit = pieces_.unit_of(piece)});
   return true;
 }
@@ -32,13 +33,19 @@ bool StepPlay::start_to_device() {
     if (uses_done_ > uses_there_ - stream_places && (!use.waits || has_final_weights(use.unit))) stream_ready_ = now_;
   }
   if (to_device_.busy) return went_on;
-  if (stream_ready_ < forever && (sends_.empty() || stream_ready_ < sends_.front().since)) {
+  const double send_since = sends_.empty() ? forever : sends_.front().since,
+               sum_since = sum_may_come() ? sums_.front().since : forever;
+  if (sum_since < std::min(send_since, stream_ready_)) {
+    start_sum();
+    return true;
+  }
+  if (stream_ready_ < forever && stream_ready_ < send_since) {
     const int unit = program_.uses[at(uses_there_)].unit;
     stream_ready_ = forever;
     streaming_ = true;
     const double bytes =
         run_.stream_bytes * static_cast<double>(run_.units[at(unit)].elements + run_.units[at(unit)].frozen);
-    micro_streamed_ += bytes;
+    micro_copied_ += bytes;
     start(to_device_, unit, bytes, {.lane = SimulatedLane::to_device, .work = SimulatedWork::stream, .unit = unit});
     return true;
   }
@@ -96,6 +103,8 @@ void StepPlay::finish_to_device() {
   note(to_device_.span, to_device_.began);
   if (std::exchange(streaming_, false))
     ++uses_there_;
+  else if (std::exchange(bringing_sum_, false))
+    --slots_[at(slot_of(pieces_.unit_of(to_device_.item)))].to_come;
   else
     --on_the_way_[at(to_device_.item)];
 }

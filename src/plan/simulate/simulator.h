@@ -13,6 +13,9 @@
 // is not free, and a gather before each use, as soon as one of their places is; what the pass before used last is
 // there.
 //
+// Where gradients move to host memory and there are several micro-batches, a unit's sum so far leaves after each of its
+// backward passes but is brought back before the next, as soon as its slot is free (offload/moved_gradients.h).
+//
 // Where the engine moves buckets the simulator moves pieces of units, as few as give the same result. No device, no
 // clock.
 #pragma once
@@ -49,7 +52,7 @@ struct SimulatedRun {
   int streamed_units = 0;       // offload/schedule/streamed_units.h
   int gathered_units = 0;       // offload/schedule/gathered_units.h
   int first_trained_unit = 0;   // no backward pass goes below it
-  bool move_gradients = false;  // to host memory as they come, through gradient_slots; one micro-batch only
+  bool move_gradients = false;  // to host memory as they come, through gradient_slots
   double device_update = 0;     // seconds of the device for its own AdamW, after the verdict
   Schedule schedule = Schedule::overlapped;
   Verdicts verdicts = Verdicts::stand;
@@ -59,6 +62,7 @@ struct SimulatedRun {
   std::int64_t undo_buckets = 0;
   double gradient_bytes = 2, weight_bytes = 2;                   // an element, on the link and in the update
   double stream_bytes = 2;                                       // an element of weights that stream
+  double sum_bytes = 4;                                          // an element of gradients that are added up
   double state_bytes = 12;                                       // an element: fp32 master weight and two moments
   double link_to_host = 0, link_to_device = 0, host_memory = 0;  // bytes/s
   double host_adamw = std::numeric_limits<double>::infinity();   // of host_memory, what AdamW can use at most
@@ -87,6 +91,7 @@ enum class SimulatedWork : std::uint8_t {
   device_update,   // of the device
   wait,            // of the device, for `reason`
   fetch,           // of a gradient, to the host
+  bring_sum,       // of gradients, to the device
   host_task,       // of the host: `task`
   send,            // of weights, to the device
   over_link,       // state to the device and back: `task`

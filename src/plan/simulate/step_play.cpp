@@ -46,7 +46,6 @@ StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
            "no machine to simulate");
   SO_CHECK(several_ranks_ || run_.gathered_units == 0, "{} units gathered without collectives", run_.gathered_units);
   SO_CHECK(!several_ranks_ || !run_.move_gradients, "gradients that are moved before they are reduced");
-  held_.fill(-1);
 }
 
 SimulatedStep StepPlay::step() {
@@ -127,11 +126,13 @@ void StepPlay::advance() {
     }
   SO_CHECK(until < forever, "a simulated step that never ends");
   const double seconds = until - now_;
-  // Waits for weights that are brought for each use, and until a gradient in slices is reduced.
-  const bool of_the_pass = waits_for_ == WaitReason::stream || (waits_for_ == WaitReason::gradient && for_collective_);
+  // Waits for weights that are brought for each use, for gradients that move, and until one in slices is reduced.
+  const bool of_the_pass = waits_for_ == WaitReason::stream || waits_for_ == WaitReason::moving ||
+                           (waits_for_ == WaitReason::gradient && for_collective_);
   if (!device_.busy) {
     step_.waits[static_cast<std::size_t>(waits_for_)] += seconds;
     if (of_the_pass) micro_waited_ += seconds;
+    if (waits_for_ == WaitReason::moving) micro_for_moving_ += seconds;
     if (for_collective_) step_.collective_waits += seconds;
     if (of_the_pass && for_collective_) micro_for_collectives_ += seconds;
   }

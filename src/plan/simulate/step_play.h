@@ -92,12 +92,21 @@ class StepPlay {
 
   // ---- The link (play_link.cpp) ----
   double weigh(int piece, double bytes) const { return bytes * pieces_.elements(piece); }
-  void fetch(int piece);
+  void fetch(int piece, double element_bytes);
   bool start_to_host();
   bool start_to_device();
   void start(Lane& lane, int item, double bytes, SimulatedSpan span);
   void finish_to_host();
   void finish_to_device();
+
+  // ---- Sums of gradients in host memory (play_sums.cpp) ----
+  // Whether the unit's slot has what its backward pass is to write to or to add to.
+  bool slot_is_ready(const DeviceOp& op) const;
+  // The unit's gradient leaves its slot: what has the slot next may come.
+  void leave_slot(const DeviceOp& op);
+  // Whether the piece that comes next may: it has been stored, and its place is free.
+  bool sum_may_come() const;
+  void start_sum();
 
   // ---- State over the link (play_link.cpp) ----
   bool start_over_link();
@@ -133,22 +142,38 @@ class StepPlay {
   WaitReason waits_for_ = WaitReason::host;
   bool for_collective_ = false;  // that wait
   double wait_began_ = -1;
-  // Of this micro-batch: seconds of waits for weights that are brought for each use and for places of gradients in
-  // slices, those of them for collectives, and bytes that streamed.
-  double micro_waited_ = 0, micro_for_collectives_ = 0, micro_streamed_ = 0;
-  std::array<int, gradient_slots> held_;  // by slot: the unit that had it last, -1: none
+  // Of this micro-batch: seconds of waits for weights that are brought for each use and for places of gradients that
+  // move or are in slices, those of them for gradients that move and for collectives, and bytes that were copied.
+  double micro_waited_ = 0, micro_for_moving_ = 0, micro_for_collectives_ = 0, micro_copied_ = 0;
+  struct GradientSlot {
+    int unit = -1;         // whose gradient is there
+    int to_come = 0;       // of its sum, the pieces that are not there yet
+    bool arrives = false;  // it is a sum that was brought for the unit's next backward pass
+  };
+  std::array<GradientSlot, gradient_slots> slots_;
 
   HostTask task_ = HostTask::none, link_task_ = HostTask::none;
   HostTime host_idle_ = HostTime::gradient;  // what it waits for, unless it works
   std::deque<int> in_hand_;
   std::vector<bool> fetched_;    // by piece: its gradient is where the host can read it
   std::vector<int> on_the_way_;  // by piece: copies of weights
-  std::deque<int> fetches_;
+  struct Fetch {
+    int piece = -1;
+    double element_bytes = 0;
+  };
+  std::deque<Fetch> fetches_;
   struct Ready {
     int piece = -1;
     double since = 0;
   };
   std::deque<Ready> sends_;
+  struct Sum {
+    int piece = -1;
+    int after = -1;  // the piece that has its place, which leaves; -1: it is free
+    double since = 0;
+  };
+  std::deque<Sum> sums_;  // in the order in which they come
+  bool bringing_sum_ = false;
   int uses_done_ = 0, uses_there_ = 0;
   bool streaming_ = false;
   double stream_ready_ = forever;

@@ -47,6 +47,8 @@ Mark mark_of_wait(WaitReason reason) {
       return {'S', "waits for streamed or gathered weights"};
     case WaitReason::gradient:
       return {'G', "waits for a gradient buffer"};
+    case WaitReason::moving:
+      return {'M', "waits for gradients that move"};
     case WaitReason::verdict:
       return {'V', "waits for the gradient norm"};
     case WaitReason::checkpoint:  // none is simulated
@@ -83,6 +85,8 @@ Mark mark_of(const SimulatedSpan& span) {
       return mark_of_wait(span.reason);
     case SimulatedWork::fetch:
       return {'g', "gradients"};
+    case SimulatedWork::bring_sum:
+      return {'m', "sums of gradients"};
     case SimulatedWork::host_task:
     case SimulatedWork::over_link:
       return mark_of_task(span.task);
@@ -115,6 +119,8 @@ std::string name_of_span(const SimulatedSpan& span) {
       return std::string(mark_of_wait(span.reason).meaning);
     case SimulatedWork::fetch:
       return "gradient" + of;
+    case SimulatedWork::bring_sum:
+      return "sum of gradients" + of;
     case SimulatedWork::host_task:
     case SimulatedWork::over_link:
       return std::string(name_of(span.task)) + of;
@@ -189,12 +195,16 @@ Trace to_trace(const SimulatedTimeline& timeline) {
     if (is_shown(timeline, lane)) trace.tracks.push_back({std::string(lanes[lane].track), lanes[lane].stream});
   }
   const int weights = static_cast<int>(trace.tracks.size());
-  // Which has a stream of its own.
+  // Both have a stream of their own.
   const auto streams = [](const SimulatedSpan& span) { return span.work == SimulatedWork::stream; };
+  const auto is_sum = [](const SimulatedSpan& span) { return span.work == SimulatedWork::bring_sum; };
   if (std::any_of(timeline.spans.begin(), timeline.spans.end(), streams)) trace.tracks.push_back({"weights", true});
+  const int sums = static_cast<int>(trace.tracks.size());
+  if (std::any_of(timeline.spans.begin(), timeline.spans.end(), is_sum))
+    trace.tracks.push_back({"gradient sums", true});
   for (const SimulatedSpan& span : timeline.spans) {
     TraceActivity activity;
-    activity.track = streams(span) ? weights : tracks[static_cast<std::size_t>(span.lane)];
+    activity.track = streams(span) ? weights : is_sum(span) ? sums : tracks[static_cast<std::size_t>(span.lane)];
     activity.kind = span.work == SimulatedWork::wait        ? TraceKind::wait
                     : is_work(span)                         ? TraceKind::work
                     : span.work == SimulatedWork::host_task ? TraceKind::host

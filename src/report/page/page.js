@@ -8,7 +8,7 @@ const FIGURE_NAMES = {
 const DEVICE_PARTS = {
   work: 'works', host: 'waits for AdamW on the host', link: 'waits for updated weights on their way',
   stream: 'waits for streamed or gathered weights', gradient: 'waits for a gradient buffer',
-  verdict: 'waits for the gradient norm', checkpoint: 'waits for a checkpoint',
+  verdict: 'waits for the gradient norm', checkpoint: 'waits for a checkpoint', moving: 'waits for gradients that move',
 };
 const HOST_PARTS = {
   adamw: 'runs AdamW', other: 'other work', gradient: 'waits for gradients', fetch: 'waits for gradients on their way',
