@@ -1,8 +1,9 @@
 #!/bin/sh
 # Installs what is missing, builds, and runs all CPU tests: once as released; once compiled by clang, where warnings are
 # errors, with the address and undefined-behaviour sanitizers, the fuzz targets on their corpora and bench/; and where
-# threads meet also with the thread sanitizer. AdamW is tested for 64-bit Arm too, emulated. On a machine with an NVIDIA
-# GPU and a build with the CUDA backend the same tests then run on the GPU. At the end it lists what was skipped, and why.
+# threads meet also with the thread sanitizer. The program is compiled for 64-bit Arm too, and a sample of its tests
+# emulated. On a machine with an NVIDIA GPU and a build with the CUDA backend the same tests then run on the GPU. At the
+# end it lists what was skipped, and why.
 # From a clean clone about 30 minutes on 2 cores, 40 where there is a CUDA toolkit.
 set -eu
 cd "$(dirname "$0")"

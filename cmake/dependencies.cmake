@@ -13,9 +13,17 @@ pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(microhttpd REQUIRED IMPORTED_TARGET libmicrohttpd)
 pkg_check_modules(yaml REQUIRED IMPORTED_TARGET yaml-cpp)
 
-# Looked up by hand: the distributions' dnnl-config.cmake asks for OpenCL development files that we do not need.
-find_path(SO_DNNL_INCLUDE oneapi/dnnl/dnnl.h REQUIRED)
-find_library(SO_DNNL_LIBRARY dnnl REQUIRED)
+# Matrix products on the CPU: oneDNN's where it has fast ones, elsewhere the program's own (src/ops/cpu/tile_product.h).
+set(onednn OFF)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
+  set(onednn ON)
+endif()
+option(SO_ONEDNN "Matrix products on the CPU by oneDNN (the default on x86-64)" ${onednn})
 add_library(so_dnnl INTERFACE)
-target_include_directories(so_dnnl SYSTEM INTERFACE ${SO_DNNL_INCLUDE})
-target_link_libraries(so_dnnl INTERFACE ${SO_DNNL_LIBRARY})
+if(SO_ONEDNN)
+  # Looked up by hand: the distributions' dnnl-config.cmake asks for OpenCL development files that we do not need.
+  find_path(SO_DNNL_INCLUDE oneapi/dnnl/dnnl.h REQUIRED)
+  find_library(SO_DNNL_LIBRARY dnnl REQUIRED)
+  target_include_directories(so_dnnl SYSTEM INTERFACE ${SO_DNNL_INCLUDE})
+  target_link_libraries(so_dnnl INTERFACE ${SO_DNNL_LIBRARY})
+endif()

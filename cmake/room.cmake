@@ -27,6 +27,12 @@ function(so_room room)
   else()
     list(FILTER sources EXCLUDE REGEX "/mpi/")
   endif()
+  # The same for onednn/.
+  if(SO_ONEDNN)
+    list(FILTER sources EXCLUDE REGEX "/no_onednn/")
+  else()
+    list(FILTER sources EXCLUDE REGEX "/onednn/")
+  endif()
   # A cuda/hopper/ folder is compiled for that architecture alone, whichever others there are: its instructions are no
   # other's, and what calls it asks which GPU it has.
   set(hopper_sources ${sources})

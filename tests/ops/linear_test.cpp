@@ -3,7 +3,6 @@
 #include <optional>
 
 #include "ops/arrays.h"
-#include "ops/cpu/onednn.h"
 #include "support/rig.h"
 
 namespace so {

@@ -9,10 +9,10 @@
 #include "ops/checks.h"
 #include "ops/cpu/convert.h"
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/onednn.h"
 #include "ops/cpu/rows.h"
 #include "ops/cpu/scratch.h"
 #include "ops/cpu/softmax.h"
+#include "ops/cpu/tile_product.h"
 
 namespace so {
 namespace {
@@ -154,10 +154,10 @@ struct Forward {
       const Fp32Rows ks = fp32_rows(k, t.document.k_begin + begin, width, t.kv_head, k_copy);
       const Fp32Rows vs = fp32_rows(v, t.document.k_begin + begin, width, t.kv_head, v_copy);
       const ScoreTile tile = score_tile(t.document, scores, stack, t.q_begin, count, begin, width);
-      onednn::sgemm(false, true, stack, width, dim, scale, queries, dim, ks.data, ks.stride, 0, scores, tile.stride);
+      products::sgemm(false, true, stack, width, dim, scale, queries, dim, ks.data, ks.stride, 0, scores, tile.stride);
       softmax_tile(tile, largest, total, sums, dim, begin == t.k_begin);
-      onednn::sgemm(false, false, stack, dim, width, 1, scores, tile.stride, vs.data, vs.stride,
-                    begin > t.k_begin ? 1.0f : 0.0f, sums, dim);
+      products::sgemm(false, false, stack, dim, width, 1, scores, tile.stride, vs.data, vs.stride,
+                      begin > t.k_begin ? 1.0f : 0.0f, sums, dim);
     }
     for (std::int64_t s = 0; s < stack; ++s) {
       const std::int64_t head = first_head + s / count, r = t.q_begin + s % count;
@@ -216,16 +216,18 @@ struct Backward {
         const Fp32Rows ks = fp32_rows(k, t.document.k_begin + begin, width, t.kv_head, k_copy);
         const Fp32Rows vs = fp32_rows(v, t.document.k_begin + begin, width, t.kv_head, v_copy);
         const ScoreTile tile = score_tile(t.document, scores, height, q_begin, count, begin, width);
-        onednn::sgemm(false, true, height, width, dim, scale, queries, dim, ks.data, ks.stride, 0, scores, tile.stride);
-        onednn::sgemm(false, true, height, width, dim, 1, douts, dim, vs.data, vs.stride, 0, dscores, tile.stride);
+        products::sgemm(false, true, height, width, dim, scale, queries, dim, ks.data, ks.stride, 0, scores,
+                        tile.stride);
+        products::sgemm(false, true, height, width, dim, 1, douts, dim, vs.data, vs.stride, 0, dscores, tile.stride);
         softmax_grad_tile(tile, dscores, lses, delta);
         if (t.want_dkv) {
           const std::int64_t at = (begin - t.k_begin) * dim;
-          onednn::sgemm(true, false, width, dim, height, 1, scores, tile.stride, douts, dim, 1, dvs + at, dim);
-          onednn::sgemm(true, false, width, dim, height, scale, dscores, tile.stride, queries, dim, 1, dks + at, dim);
+          products::sgemm(true, false, width, dim, height, 1, scores, tile.stride, douts, dim, 1, dvs + at, dim);
+          products::sgemm(true, false, width, dim, height, scale, dscores, tile.stride, queries, dim, 1, dks + at, dim);
         }
         if (t.want_dq)
-          onednn::sgemm(false, false, height, dim, width, scale, dscores, tile.stride, ks.data, ks.stride, 1, dqs, dim);
+          products::sgemm(false, false, height, dim, width, scale, dscores, tile.stride, ks.data, ks.stride, 1, dqs,
+                          dim);
       }
       if (t.want_dq) store_stack(dq, dqs, row, count, first_head, group);
     }

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "ops/cpu/convert.h"
-#include "ops/cpu/onednn.h"
+#include "ops/cpu/tile_product.h"
 
 namespace so {
 namespace {
@@ -66,8 +66,8 @@ void widened_product(const Gemm& g, float* c, std::int64_t c_stride) {
     };
     const float* a = widen(0, g.a, g.a_stride, g.a_transposed, g.m);
     const float* b = widen(1, g.b, g.b_stride, !g.b_transposed, g.n);
-    onednn::sgemm(g.a_transposed, g.b_transposed, g.m, g.n, inner, 1.0f, a, g.a_transposed ? g.m : inner, b,
-                  g.b_transposed ? inner : g.n, begin == 0 ? 0.0f : 1.0f, c, c_stride);
+    products::sgemm(g.a_transposed, g.b_transposed, g.m, g.n, inner, 1.0f, a, g.a_transposed ? g.m : inner, b,
+                    g.b_transposed ? inner : g.n, begin == 0 ? 0.0f : 1.0f, c, c_stride);
   }
 }
 
@@ -80,7 +80,7 @@ void check(const Gemm& g) {
 
 }  // namespace
 
-Bf16Path best_bf16_path() { return onednn::has_bf16() ? Bf16Path::native : Bf16Path::widened; }
+Bf16Path best_bf16_path() { return products::has_bf16() ? Bf16Path::native : Bf16Path::widened; }
 
 void gemm_tile(const Gemm& g, Bf16Path path) {
   check(g);
@@ -93,11 +93,11 @@ void gemm_tile(const Gemm& g, Bf16Path path) {
   if (g.k == 0) {
     std::fill_n(sums, g.m * g.n, 0.0f);
   } else if (f32) {
-    onednn::sgemm(g.a_transposed, g.b_transposed, g.m, g.n, g.k, 1.0f, static_cast<const float*>(g.a), g.a_stride,
-                  static_cast<const float*>(g.b), g.b_stride, g.add ? 1.0f : 0.0f, sums, stride);
+    products::sgemm(g.a_transposed, g.b_transposed, g.m, g.n, g.k, 1.0f, static_cast<const float*>(g.a), g.a_stride,
+                    static_cast<const float*>(g.b), g.b_stride, g.add ? 1.0f : 0.0f, sums, stride);
   } else if (path == Bf16Path::native) {
-    onednn::bf16_gemm(g.a_transposed, g.b_transposed, g.m, g.n, g.k, static_cast<const bf16*>(g.a), g.a_stride,
-                      static_cast<const bf16*>(g.b), g.b_stride, sums, stride);
+    products::bf16_gemm(g.a_transposed, g.b_transposed, g.m, g.n, g.k, static_cast<const bf16*>(g.a), g.a_stride,
+                        static_cast<const bf16*>(g.b), g.b_stride, sums, stride);
   } else {
     widened_product(g, sums, stride);
   }

@@ -1,4 +1,4 @@
-// The emulated processor runs the instruction set and the vector length that these tests are meant for.
+// The emulated processor runs the instruction set and the vector length that scripts/test_aarch64.sh asks for.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,6 +16,7 @@ std::string expected(const char* variable) {
 }
 
 TEST(Target, IsTheOneAskedFor) {
+  if (expected("SO_EXPECT_TARGET").empty()) GTEST_SKIP() << "no instruction set is asked for";
   const auto& tables = adamw::kernel_tables();
   EXPECT_EQ(tables.front().name, expected("SO_EXPECT_TARGET"));
   EXPECT_EQ(std::to_string(tables.front().lanes), expected("SO_EXPECT_LANES"));

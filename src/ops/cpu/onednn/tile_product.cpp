@@ -1,4 +1,7 @@
-#include "ops/cpu/onednn.h"
+// oneDNN, one thread at a time. The distributions build it on OpenMP; the functions here tell OpenMP that the calling
+// thread is a team of one (its own setting, other threads keep theirs), so no OpenMP threads are ever made and the
+// project's pool alone decides who computes.
+#include "ops/cpu/tile_product.h"
 
 #include <dlfcn.h>
 
@@ -16,7 +19,7 @@
     "this oneDNN is built for TBB or an outside thread pool: install one built for OpenMP, as Debian and Ubuntu have it"
 #endif
 
-namespace so::onednn {
+namespace so::products {
 namespace {
 
 // The symbol is looked up at run time because it must be the one of the OpenMP runtime that oneDNN has loaded (GNU's or
@@ -145,4 +148,4 @@ void bf16_gemm(bool a_transposed, bool b_transposed, std::int64_t m, std::int64_
   stream.wait();
 }
 
-}  // namespace so::onednn
+}  // namespace so::products

@@ -1,13 +1,13 @@
-// oneDNN, one thread at a time. The distributions build it on OpenMP; the functions here tell OpenMP that the calling
-// thread is a team of one (its own setting, other threads keep theirs), so no OpenMP threads are ever made and the
-// project's pool alone decides who computes.
+// Matrix products of one thread, which the products of gemm.h and attention are cut into. On x86-64 they are oneDNN's
+// (onednn/), elsewhere simd_sgemm.h's (no_onednn/): oneDNN 2.6, as Debian 12 has it for 64-bit Arm, multiplies there
+// without vector instructions.
 #pragma once
 
 #include <cstdint>
 
 #include "base/dtype.h"
 
-namespace so::onednn {
+namespace so::products {
 
 // C = alpha op(A) op(B) + beta C, row-major fp32, on the calling thread. With beta 0 C is not read.
 void sgemm(bool a_transposed, bool b_transposed, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
@@ -18,7 +18,7 @@ void sgemm(bool a_transposed, bool b_transposed, std::int64_t m, std::int64_t n,
 void bf16_gemm(bool a_transposed, bool b_transposed, std::int64_t m, std::int64_t n, std::int64_t k, const bf16* a,
                std::int64_t a_stride, const bf16* b, std::int64_t b_stride, float* c, std::int64_t c_stride);
 
-// Does this CPU multiply bf16 by itself (AVX512_BF16, AMX)?
+// Does this CPU multiply bf16 by itself (AVX512_BF16, AMX), and is there a library that makes it?
 bool has_bf16();
 
-}  // namespace so::onednn
+}  // namespace so::products
