@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "doctor/kernel_text.h"
+#include "base/kernel_text.h"
 #include "doctor/resctrl.h"
 #include "ranks/binding.h"
 

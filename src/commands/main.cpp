@@ -14,6 +14,7 @@
 #include "commands/parse.h"
 #include "commands/rank_run.h"
 #include "commands/terminate.h"
+#include "plan/machine/host_memory.h"
 
 namespace so {
 namespace {
@@ -47,6 +48,7 @@ int main(int argc, char** argv) {
   so::prepare_standard_streams();
   so::prepare_for_memory_limits();
   so::install_terminate_handler();
+  so::keep_to_host_nodes();
   // A file size limit (ulimit -f) then fails the write, which is reported with its file like a full disk.
   ::signal(SIGXFSZ, SIG_IGN);
   const so::RankRun ranks;

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "doctor/kernel_text.h"
+#include "base/kernel_text.h"
 
 namespace so {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/kernel_text.h"
 #include "base/units.h"
 #include "doctor/host_findings.h"
-#include "doctor/kernel_text.h"
 #include "plan/machine/host_memory.h"
 
 namespace so {
@@ -27,6 +27,10 @@ std::optional<std::uint64_t> soft_limit(const MachineFiles& files, std::string_v
   const auto value = text ? value_after(*text, name) : std::nullopt;
   const auto words = words_of(value.value_or(std::string_view()));
   return words.empty() ? std::nullopt : parse_whole(words[0]);  // "unlimited" is no number
+}
+
+bool is_superchip(const MachineFiles& files) {
+  return numa_nodes(files.root() == "/" ? std::string() : files.root().string()).superchip;
 }
 
 // The parameters whose fp32 state, and bf16 gradient and weight, fit into memory.
@@ -55,11 +59,13 @@ void find_memory_nodes(const MachineFiles& files, const Processors& machine, Fin
   if (machine.nodes.empty()) {
     f.found = "the kernel does not say (/sys/devices/system/node)";
     f.verdict = FindingVerdict::unknown;
+  } else if (!others.empty() && !with_cpus.empty() && is_superchip(files)) {
+    f.found += fmt::format("; the program takes host memory from node {} alone, since node {} is the GPU's own",
+                           with_cpus, others);
   } else if (!others.empty() && !with_cpus.empty()) {
     f.verdict = FindingVerdict::costs;
-    f.cost = fmt::format(
-        "what does not fit node {} falls into node {}, which has no CPUs: on a superchip the GPU's own memory",
-        with_cpus, others);
+    f.cost = fmt::format("what does not fit node {} falls into node {}, which has no CPUs: memory of another kind",
+                         with_cpus, others);
     f.mend = fmt::format("numactl --membind={} superoffload train ...", with_cpus);
   }
   const bool several = machine.nodes.size() - empty > 1;

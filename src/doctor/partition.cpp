@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "doctor/kernel_text.h"
+#include "base/kernel_text.h"
 #include "doctor/processors.h"
 
 namespace so {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cctype>
 
-#include "doctor/kernel_text.h"
+#include "base/kernel_text.h"
 
 namespace so {
 namespace {

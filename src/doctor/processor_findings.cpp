@@ -4,9 +4,9 @@
 #include <map>
 #include <optional>
 
+#include "base/kernel_text.h"
 #include "doctor/cgroups.h"
 #include "doctor/host_findings.h"
-#include "doctor/kernel_text.h"
 #include "plan/machine/hardware.h"
 
 namespace so {

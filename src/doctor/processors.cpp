@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "doctor/kernel_text.h"
+#include "base/kernel_text.h"
 
 namespace so {
 namespace {

@@ -6,7 +6,7 @@
 #include <bit>
 
 #include "base/file.h"
-#include "doctor/kernel_text.h"
+#include "base/kernel_text.h"
 
 namespace so {
 namespace {

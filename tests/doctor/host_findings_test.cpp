@@ -139,12 +139,17 @@ TEST_F(HostFindings, NodesWithoutCpus) {
   tree_.memory_node(1, "", 96);
   expect("memory_nodes", FindingVerdict::ok, "0 (CPUs 0-15, 68.7 GB), 1 (no CPUs, 103.1 GB)", "", "");
   tree_.process("0-15", "0-1");
-  expect("memory_nodes", FindingVerdict::costs, "1 (no CPUs, 103.1 GB)", "the GPU's own memory",
+  expect("memory_nodes", FindingVerdict::costs, "1 (no CPUs, 103.1 GB)", "memory of another kind",
          "numactl --membind=0 ");
   for (int node = 2; node <= 8; ++node) tree_.memory_node(node, "", 0);
   tree_.process("0-15", "0-8");
   expect("memory_nodes", FindingVerdict::costs, "1 (no CPUs, 103.1 GB), 7 without CPUs and memory",
          "falls into node 1,", "numactl --membind=0 ");
+  tree_.file("/proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\n");
+  tree_.gpu("0009:01:00.0", "0-15");
+  expect("memory_nodes", FindingVerdict::ok,
+         "7 without CPUs and memory; the program takes host memory from node 0 alone, since node 1 is the GPU's own",
+         "", "");
   tree_.file("/proc/sys/kernel/numa_balancing", "1\n");
   expect("numa_balancing", FindingVerdict::costs, "on", "page faults", "sysctl -w kernel.numa_balancing=0");
   tree_.file("/proc/sys/kernel/numa_balancing", "0\n");

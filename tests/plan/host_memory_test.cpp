@@ -55,6 +55,7 @@ class HostMemoryTest : public testing::Test {
     EXPECT_EQ(memory.available, available) << memory.limited_by;
     EXPECT_EQ(memory.limited_by, limited_by);
   }
+  std::string root() const { return root_.path().string(); }
   // As limited_by names the group.
   std::string group(const std::string& path) const {
     return "cgroup " + root_.path().string() + "/sys/fs/cgroup" + path;
@@ -63,6 +64,69 @@ class HostMemoryTest : public testing::Test {
  private:
   test::TemporaryDirectory root_;
 };
+
+// A Grace: its own memory is node 0, the GPU's node 1, and the kernel keeps nodes without memory besides.
+class SuperchipMemory : public HostMemoryTest {
+ protected:
+  SuperchipMemory() {
+    meminfo(3000 * MiB);
+    node(0, "0-71\n", 4000, 1900, 100);
+    node(1, "\n", 1000, 1000, 0);
+    node(2, "\n", 0, 0, 0);
+    file("proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n");
+    process("0-2");
+    gpu("0x10de");
+  }
+  void node(int number, const std::string& cpus, std::size_t mib, std::size_t free, std::size_t cache) {
+    const std::string directory = "sys/devices/system/node/node" + std::to_string(number) + "/";
+    const auto line = [&](const std::string& what, std::size_t size) {
+      return "Node " + std::to_string(number) + " " + what + ":       " + std::to_string(size * 1024) + " kB\n";
+    };
+    file(directory + "cpulist", cpus);
+    file(directory + "meminfo", line("MemTotal", mib) + line("MemFree", free) + line("Active", 7777) +
+                                    line("Active(file)", cache / 4) + line("Inactive(file)", cache - cache / 4));
+  }
+  void gpu(const std::string& vendor) {
+    file("sys/bus/pci/devices/0009:01:00.0/vendor", vendor + "\n");
+    file("sys/bus/pci/devices/0009:01:00.0/class", "0x030200\n");
+  }
+  void process(const std::string& nodes) { file("proc/self/status", "Name:\tx\nMems_allowed_list:\t" + nodes + "\n"); }
+  NumaNodes nodes() const { return numa_nodes(root()); }
+};
+
+TEST_F(SuperchipMemory, NodesOfGpusAreLeftToThem) {
+  EXPECT_TRUE(nodes().superchip);
+  ASSERT_EQ(nodes().all.size(), 2u) << "a node without memory is none";
+  EXPECT_TRUE(nodes().all[0].has_cpus);
+  EXPECT_EQ(nodes().all[0].available, 2000 * MiB);
+  EXPECT_FALSE(nodes().all[1].has_cpus);
+  EXPECT_EQ(nodes().host_nodes(), std::vector<int>{0});
+  node(3, "72-143\n", 4000, 1000, 0);
+  process("0-3");
+  EXPECT_EQ(nodes().host_nodes(), (std::vector<int>{0, 3})) << "two superchips in one host";
+  process("0,3");
+  EXPECT_EQ(nodes().host_nodes(), std::vector<int>{}) << "the cpuset has left them out";
+}
+
+TEST_F(SuperchipMemory, ElsewhereANodeWithoutCpusIsMemoryLikeAnother) {
+  gpu("0x1002");
+  EXPECT_EQ(nodes().host_nodes(), std::vector<int>{});
+  gpu("0x10de");
+  file("proc/cpuinfo", "processor\t: 0\nvendor_id\t: GenuineIntel\n");
+  EXPECT_EQ(nodes().host_nodes(), std::vector<int>{});
+}
+
+TEST_F(SuperchipMemory, OnlyTheNodesOfThePolicyAndTheCpusetCount) {
+  EXPECT_EQ(available_host_memory(root()).available, 3000 * MiB);
+  const HostMemory bound = available_host_memory(root(), {0});
+  EXPECT_EQ(bound.available, 2000 * MiB);
+  EXPECT_EQ(bound.limited_by, "free memory of NUMA node 0");
+  EXPECT_EQ(available_host_memory(root(), {0, 1}).limited_by, "free memory");
+  process("1");
+  EXPECT_EQ(available_host_memory(root()).available, 1000 * MiB);
+  EXPECT_EQ(available_host_memory(root(), {0}).available, 3000 * MiB)
+      << "a policy that contradicts the cpuset says nothing";
+}
 
 TEST_F(HostMemoryTest, FreeMemoryAlone) {
   meminfo(1000 * MiB);

@@ -1,13 +1,22 @@
 #include "plan/machine/host_memory.h"
 
+#include <fmt/format.h>
+#include <linux/mempolicy.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <optional>
+
+#include "base/kernel_text.h"
+#include "base/units.h"
 
 namespace so {
 namespace {
@@ -58,11 +67,136 @@ void consider(HostMemory& memory, const std::string& directory, const char* limi
   lower(memory, *limit > held ? *limit - held : 0, "cgroup " + directory);
 }
 
+std::string text_of(const std::string& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+bool contains(const std::vector<int>& nodes, int node) {
+  return std::find(nodes.begin(), nodes.end(), node) != nodes.end();
+}
+
+// Whether a PCI device is an NVIDIA GPU, by its vendor and the class of display controllers.
+bool is_nvidia_gpu(const std::filesystem::path& device) {
+  return trimmed(text_of(device / "vendor")) == "0x10de" && text_of(device / "class").starts_with("0x03");
+}
+
+bool has_nvidia_gpu(const std::string& root) {
+  std::error_code none;
+  for (const auto& device : std::filesystem::directory_iterator(root + "/sys/bus/pci/devices", none))
+    if (is_nvidia_gpu(device.path())) return true;
+  return false;
+}
+
+// As many nodes as a kernel can have.
+constexpr std::size_t most_nodes = 1024;
+constexpr std::size_t bits = 8 * sizeof(unsigned long);
+using NodeMask = std::array<unsigned long, most_nodes / bits>;
+
+struct MemoryPolicy {
+  bool is_default = true;
+  std::vector<int> bound;  // the nodes that it binds to; empty for every other policy
+};
+
+MemoryPolicy memory_policy() {
+  NodeMask mask{};
+  int mode = MPOL_DEFAULT;
+  MemoryPolicy policy;
+  if (syscall(SYS_get_mempolicy, &mode, mask.data(), most_nodes, nullptr, 0UL) != 0) return policy;
+  mode &= ~MPOL_MODE_FLAGS;
+  policy.is_default = mode == MPOL_DEFAULT;
+  if (mode != MPOL_BIND) return policy;
+  for (std::size_t node = 0; node < most_nodes; ++node)
+    if ((mask[node / bits] >> (node % bits) & 1) != 0) policy.bound.push_back(static_cast<int>(node));
+  return policy;
+}
+
+// Takes off what is available on nodes that the process gets no memory from.
+void leave_out_other_nodes(HostMemory& memory, const NumaNodes& nodes, const std::vector<int>& bound) {
+  std::size_t elsewhere = 0;
+  std::vector<int> used;
+  for (const NumaNode& node : nodes.all) {
+    if (contains(nodes.allowed, node.number) && (bound.empty() || contains(bound, node.number)))
+      used.push_back(node.number);
+    else
+      elsewhere += node.available;
+  }
+  if (used.empty() || used.size() == nodes.all.size()) return;
+  lower(memory, beyond(memory.available, elsewhere),
+        fmt::format("free memory of NUMA node{} {}", used.size() > 1 ? "s" : "", fmt::join(used, ",")));
+}
+
 }  // namespace
 
-HostMemory available_host_memory(const std::string& root) {
+std::vector<int> NumaNodes::host_nodes() const {
+  std::vector<int> nodes;
+  bool others = false;
+  for (const NumaNode& node : all) {
+    if (!contains(allowed, node.number)) continue;
+    if (node.has_cpus)
+      nodes.push_back(node.number);
+    else
+      others = true;
+  }
+  return superchip && others ? nodes : std::vector<int>{};
+}
+
+NumaNodes numa_nodes(const std::string& root) {
+  NumaNodes nodes;
+  const std::string status = text_of(root + "/proc/self/status");
+  const auto allowed = value_after(status, "Mems_allowed_list");
+  const auto list = allowed ? parse_cpu_list(*allowed) : std::nullopt;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(root + "/sys/devices/system/node", none)) {
+    const std::string name = entry.path().filename().string();
+    const auto number = name.starts_with("node") ? parse_whole(std::string_view(name).substr(4)) : std::nullopt;
+    if (!number || *number >= most_nodes) continue;
+    const std::string info = entry.path().string() + "/meminfo";
+    const auto of = [&](const char* what) {
+      return field(info, fmt::format("Node {} {}:", *number, what)).value_or(0) * 1024;
+    };
+    NumaNode node;
+    node.number = static_cast<int>(*number);
+    node.has_cpus = !trimmed(text_of(entry.path().string() + "/cpulist")).empty();
+    node.bytes = of("MemTotal");
+    node.available = of("MemFree") + of("Active(file)") + of("Inactive(file)");
+    if (node.bytes == 0) continue;
+    nodes.all.push_back(node);
+    if (!list || contains(*list, node.number)) nodes.allowed.push_back(node.number);
+  }
+  std::sort(nodes.all.begin(), nodes.all.end(), [](const auto& a, const auto& b) { return a.number < b.number; });
+  std::sort(nodes.allowed.begin(), nodes.allowed.end());
+  nodes.superchip =
+      text_of(root + "/proc/cpuinfo").find("CPU implementer") != std::string::npos && has_nvidia_gpu(root);
+  return nodes;
+}
+
+void keep_to_host_nodes() {
+  const std::vector<int> nodes = numa_nodes().host_nodes();
+  if (nodes.empty() || !memory_policy().is_default) return;
+  NodeMask mask{};
+  for (const int node : nodes)
+    mask[static_cast<std::size_t>(node) / bits] |= 1UL << (static_cast<std::size_t>(node) % bits);
+  syscall(SYS_set_mempolicy, MPOL_BIND, mask.data(), most_nodes + 1);  // the kernel counts one bit less than it is told
+}
+
+std::string host_nodes_line() {
+  const NumaNodes nodes = numa_nodes();
+  const std::vector<int> bound = memory_policy().bound;
+  std::vector<int> used, others;
+  for (const NumaNode& node : nodes.all)
+    (contains(nodes.allowed, node.number) && (bound.empty() || contains(bound, node.number)) ? used : others)
+        .push_back(node.number);
+  if (used.empty() || others.empty()) return {};
+  return fmt::format("memory: host memory is taken from NUMA node{} {} and not from {}{}", used.size() > 1 ? "s" : "",
+                     fmt::join(used, ","), fmt::join(others, ","),
+                     nodes.superchip ? ", the GPUs' own memory (numactl --membind chooses others)" : "");
+}
+
+HostMemory available_host_memory(const std::string& root, const std::vector<int>& nodes) {
   HostMemory memory{unlimited, "nothing known"};
   if (const auto kb = field(root + "/proc/meminfo", "MemAvailable:")) lower(memory, *kb * 1024, "free memory");
+  leave_out_other_nodes(memory, numa_nodes(root), nodes);
 
   // /proc/self/cgroup lines: "hierarchy:controllers:path". Limits hold for a group and for all that contain it.
   std::ifstream groups(root + "/proc/self/cgroup");
@@ -89,7 +223,7 @@ HostMemory available_host_memory(const std::string& root) {
 }
 
 HostMemory available_host_memory() {
-  HostMemory memory = available_host_memory("");
+  HostMemory memory = available_host_memory("", memory_policy().bound);
   rlimit limit{};
   if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
     const std::size_t taken = field("/proc/self/status", "VmSize:").value_or(0) * 1024;

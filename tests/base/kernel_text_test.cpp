@@ -1,8 +1,10 @@
-#include "doctor/kernel_text.h"
+#include "base/kernel_text.h"
 
 #include <gtest/gtest.h>
 
-#include "doctor/machine_tree.h"
+#include <optional>
+#include <string>
+#include <vector>
 
 namespace so {
 namespace {
@@ -40,22 +42,6 @@ TEST(KernelText, FieldsAndWords) {
   EXPECT_EQ(parse_link_speed("32 GT/s"), 32);
   for (const char* bad : {"", "Unknown", "nan GT/s", "-2 GT/s", "1e9 GT/s", "8.0"})
     EXPECT_EQ(parse_link_speed(bad), std::nullopt) << bad;
-}
-
-TEST(MachineFilesTest, ReadsWhatIsThere) {
-  const test::MachineTree tree;
-  tree.file("/proc/x", "12\n\n");
-  tree.file("/proc/huge", std::string(3 << 20, '7'));
-  std::filesystem::create_directories(tree.path() / "proc/folder");
-  const MachineFiles files(tree.path());
-  EXPECT_EQ(files.text("/proc/x"), "12");
-  EXPECT_EQ(files.number("/proc/x"), 12u);
-  EXPECT_EQ(files.text("/proc/none"), std::nullopt);
-  EXPECT_EQ(files.text("/proc/folder"), std::nullopt);
-  EXPECT_EQ(files.text("/proc/huge")->size(), 1u << 20);
-  EXPECT_EQ(files.list("/proc"), (std::vector<std::string>{"folder", "huge", "x"}));
-  EXPECT_TRUE(files.list("/none").empty());
-  EXPECT_FALSE(MachineFiles().text("/proc/self/status")->empty()) << "a file of the kernel's, which has no size";
 }
 
 }  // namespace

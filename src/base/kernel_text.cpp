@@ -1,4 +1,4 @@
-#include "doctor/kernel_text.h"
+#include "base/kernel_text.h"
 
 #include <algorithm>
 #include <charconv>
