@@ -29,7 +29,8 @@ using GroupTuple = std::tuple<double, double, double, double, double>;
 DType tensor_dtype(bool is_bf16) { return is_bf16 ? DType::bf16 : DType::f32; }
 
 void make(TensorOptimizer* self, const std::vector<TensorTuple>& tensors, bool bf16_moments, double max_grad_norm,
-          bool synchronous, int threads, std::int64_t bucket_elements, double spare_state) {
+          bool synchronous, bool awaits_updates, int threads, std::int64_t bucket_elements, double spare_state,
+          int gpu) {
   std::vector<OwnedTensor> owned;
   std::vector<int> groups;
   for (const auto& [name, address, is_bf16, elements, unit, group] : tensors) {
@@ -37,6 +38,11 @@ void make(TensorOptimizer* self, const std::vector<TensorTuple>& tensors, bool b
     groups.push_back(group);
   }
   TensorOptimizerSettings settings;
+  if (gpu >= 0) {
+    settings.backend = &cuda_backend();
+    settings.device_index = gpu;
+  }
+  settings.awaits_updates = awaits_updates;
   settings.moments = tensor_dtype(bf16_moments);
   settings.max_grad_norm = max_grad_norm;
   settings.schedule = synchronous ? Schedule::synchronous : Schedule::overlapped;
@@ -75,6 +81,7 @@ nb::dict counters_of(const TensorOptimizer& optimizer) {
 }  // namespace so
 
 NB_MODULE(_engine, module) {
+  nb::set_leak_warnings(false);  // an optimizer may live as long as the interpreter
   using so::TensorOptimizer;
   const nb::module_ errors = nb::module_::import_("superoffload.errors");
   nb::exception<so::Error>(module, "UserError", errors.attr("UserError"));
@@ -82,7 +89,12 @@ NB_MODULE(_engine, module) {
   using release = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<TensorOptimizer>(module, "TensorOptimizer")
       .def("__init__", &so::make, nb::arg("tensors"), nb::kw_only(), nb::arg("bf16_moments"), nb::arg("max_grad_norm"),
-           nb::arg("synchronous"), nb::arg("threads"), nb::arg("bucket_elements"), nb::arg("spare_state"))
+           nb::arg("synchronous"), nb::arg("awaits_updates"), nb::arg("threads"), nb::arg("bucket_elements"),
+           nb::arg("spare_state"), nb::arg("gpu"))
+      // From here on the caller's work is on this cudaStream_t.
+      .def(
+          "use_stream", [](TensorOptimizer& self, std::uintptr_t handle) { self.use(reinterpret_cast<void*>(handle)); },
+          release())
       .def(
           "add_gradient",
           [](TensorOptimizer& self, int tensor, std::uintptr_t address, bool is_bf16) {
@@ -108,6 +120,9 @@ NB_MODULE(_engine, module) {
              return std::make_tuple(verdict.finite, verdict.norm, verdict.clip, verdict.non_finite_parameter);
            })
       .def("wait", &TensorOptimizer::wait, release())
+      .def("require", &TensorOptimizer::require, release())
+      .def("pending", [](const TensorOptimizer& self) { return self.pending(); })
+      .def("is_pending", [](const TensorOptimizer& self, int tensor) { return self.pending(tensor); })
       .def("upload", &TensorOptimizer::upload, release())
       .def("drop_gradients", &TensorOptimizer::drop_gradients, release())
       .def("has_gradients", &TensorOptimizer::has_gradients)

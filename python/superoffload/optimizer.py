@@ -3,13 +3,14 @@
 Gradients leave as they are accumulated, and AdamW begins with them before the gradient norm is known; the step is what
 it would be without that, to the bit. docs/python.md explains it.
 """
+import contextlib
 import itertools
 import warnings
 import weakref
 
 import torch
 
-from superoffload import _engine, errors
+from superoffload import _engine, awaited, errors
 
 _MASTER, _EXP_AVG, _EXP_AVG_SQ = range(3)
 # Elements. A unit is what the host may begin with when all its gradients are there.
@@ -24,14 +25,18 @@ _ONLY = {"amsgrad": False, "maximize": False, "differentiable": False}
 
 
 class AdamW(torch.optim.Optimizer):
-    """A torch.optim.AdamW of CPU tensors, fp32 or bf16, that clips by itself and skips steps that are not finite.
+    """A torch.optim.AdamW of fp32 or bf16 tensors that clips by itself and skips steps that are not finite.
+
+    The parameters are on one device, the CPU or a GPU; the optimizer state is in host memory, and the CPU updates it.
 
     params: tensors or parameter groups, as for any optimizer; groups may have their own lr, betas, eps, weight_decay.
     max_grad_norm: the norm of all gradients together is clipped to it, as by clip_grad_norm_; 0: no clipping.
     state_dtype: of the moments, torch.float32 or torch.bfloat16, which needs a second beta of at most 0.996. bf16
     parameters have fp32 master weights beside them in any case.
     overlap: False has each update wait for the gradient norm; results are the same.
-    threads: that run AdamW; 0: one for each core.
+    under_forward: step() returns before all parameters have new values; each gets its own before it is read, so that
+    updates go on under the next forward pass. None: on a GPU. False: step() waits for all.
+    threads: that run AdamW; 0: one for each core, or on a GPU's host all cores but three.
 
     A parameter's gradient is taken when it is accumulated, so param.grad is None after backward(). Gradients of several
     backward passes add up until step(). A parameter without a gradient stays as it is, with its state, as in torch.
@@ -56,6 +61,7 @@ class AdamW(torch.optim.Optimizer):
         max_grad_norm=0.0,
         state_dtype=torch.float32,
         overlap=True,
+        under_forward=None,
         threads=0,
     ):
         if state_dtype not in _DTYPES:
@@ -73,6 +79,9 @@ class AdamW(torch.optim.Optimizer):
             "synchronous": not overlap,
             "threads": threads,
         }
+        self._under_forward = under_forward
+        self._awaited = None  # awaited.Awaited, if step() need not wait for all new values
+        self._device = torch.device("cpu")
         self._engine = None
         self._managed, self._index = [], {}  # of _Managed, in the engine's order; and by id of the parameter
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay} | _ONLY
@@ -104,6 +113,7 @@ class AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._await_all()
         if any(p.requires_grad and id(p) not in self._index and p.numel() for p in self._parameters()):
             self._rebuild()  # unfrozen since
         self._read_changed()
@@ -112,10 +122,13 @@ class AdamW(torch.optim.Optimizer):
                 self._take(managed)
         if not self._engine.has_gradients():
             raise errors.UserError("step() without a gradient since the last one: call backward() first")
-        finite, norm, _, bad = self._engine.step(self._groups())
+        with self._on_stream():
+            finite, norm, _, bad = self._engine.step(self._groups())
         self.grad_norm = norm
-        self._engine.wait()
-        self._mark_changed()
+        if not (finite and self._awaited is not None and self._awaited.begin()):
+            with self._on_stream():
+                self._engine.wait()
+            self._mark_changed(range(len(self._managed)))
         if not finite:
             self.skipped_steps += 1
             warnings.warn(f"step skipped: a gradient of {self._managed[bad].name} is Inf or NaN", stacklevel=3)
@@ -125,7 +138,21 @@ class AdamW(torch.optim.Optimizer):
         """Forgets the gradients since the last step."""
         super().zero_grad(set_to_none=True)
         if self._engine is not None and self._engine.has_gradients():
-            self._engine.drop_gradients()
+            with self._on_stream():
+                self._engine.drop_gradients()
+
+    def require(self, index):
+        """For awaited.Awaited: the new value of a parameter, by its index, and of others, whose indices it returns."""
+        with self._on_stream():
+            self._engine.require(index)
+        unit = self._managed[index].unit
+        met = [i for i, managed in enumerate(self._managed) if managed.unit == unit]
+        self._mark_changed(met)
+        return met
+
+    def __del__(self):
+        if getattr(self, "_awaited", None) is not None:
+            self._awaited.finish(self)  # the parameters may live on
 
     def __getstate__(self):
         raise errors.UserError(
@@ -139,7 +166,11 @@ class AdamW(torch.optim.Optimizer):
     # ---- State, as torch.optim.AdamW has it ----
 
     def state_dict(self):
-        """As of torch.optim.AdamW: "step", "exp_avg", "exp_avg_sq" by parameter, in fp32; for bf16 also "master"."""
+        """As of torch.optim.AdamW: "step", "exp_avg", "exp_avg_sq" by parameter, in fp32; for bf16 also "master".
+
+        The tensors are in host memory.
+        """
+        self._await_all()
         self._read_changed()
         try:
             for index, managed in enumerate(self._managed):
@@ -151,6 +182,7 @@ class AdamW(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict):
         """Takes a state of this optimizer's or of torch.optim.AdamW's. Load the model's weights before."""
+        self._await_all()
         saved = list(itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"]))
         previous = [dict(group) for group in self.param_groups]
         super().load_state_dict({**state_dict, "state": {}})
@@ -171,6 +203,20 @@ class AdamW(torch.optim.Optimizer):
 
     def _parameters(self):
         return itertools.chain.from_iterable(group["params"] for group in self.param_groups)
+
+    @contextlib.contextmanager
+    def _on_stream(self):
+        """What the engine enqueues comes in the order of the GPU stream that is PyTorch's current one."""
+        if self._device.type == "cpu":
+            yield
+            return
+        with torch.cuda.device(self._device):  # the engine makes it the thread's, too
+            self._engine.use_stream(torch.cuda.current_stream().cuda_stream)
+            yield
+
+    def _await_all(self):
+        if self._awaited is not None:
+            self._awaited.finish(self)
 
     def _groups(self):
         return [
@@ -206,29 +252,47 @@ class AdamW(torch.optim.Optimizer):
                     managed.append(_Managed(parameter, number, name))
         _check_parameters(managed, self)
         self._release()
+        self._engine = _NoEngine()  # before there is another one, since memory may not do for two
         self._managed = managed
         self._index = {id(m.parameter): index for index, m in enumerate(managed)}
         if managed:
-            tensors = [
-                (m.name, m.address, m.dtype == torch.bfloat16, m.parameter.numel(), unit, m.group)
-                for m, unit in zip(managed, _units(managed))
-            ]
-            self._engine = _engine.TensorOptimizer(
-                tensors, bucket_elements=1 << 22, spare_state=0.25, **self._settings
-            )
-        else:
-            self._engine = _NoEngine()
+            self._device = managed[0].parameter.device
+            for m, unit in zip(managed, _units(managed)):
+                m.unit = unit
+            self._make_engine()
         reference = weakref.ref(self)
         for index, m in enumerate(managed):
             if id(m.parameter) in states:
                 self._write_state(index, states[id(m.parameter)])
             _owners[id(m.parameter)] = reference
             m.handle = m.parameter.register_post_accumulate_grad_hook(_hook_of(reference))
-        self._engine.upload()
-        self._mark_changed()
+        with self._on_stream():
+            self._engine.upload()
+        self._mark_changed(range(len(managed)))
+
+    def _make_engine(self):
+        on_gpu = self._device.type == "cuda"
+        under_forward = on_gpu if self._under_forward is None else self._under_forward
+        self._awaited = awaited.Awaited([m.parameter for m in self._managed], self) if under_forward else None
+        tensors = [
+            (m.name, m.address, m.dtype == torch.bfloat16, m.parameter.numel(), m.unit, m.group) for m in self._managed
+        ]
+        with torch.cuda.device(self._device) if on_gpu else contextlib.nullcontext():
+            if on_gpu:
+                torch.cuda.synchronize()  # what writes the parameters
+                torch.cuda.empty_cache()  # the engine's memory on the GPU is not PyTorch's
+            self._engine = _engine.TensorOptimizer(
+                tensors,
+                bucket_elements=1 << 22,
+                spare_state=0.25,
+                gpu=self._device.index if on_gpu else -1,
+                awaits_updates=not under_forward,
+                **self._settings,
+            )
 
     def _rebuild(self):
         """Makes the engine anew for other parameters; state stays, and gradients of the step go back to param.grad."""
+        self._await_all()
         self._read_changed()
         states, gradients = {}, []
         for index, managed in enumerate(self._managed):
@@ -242,7 +306,8 @@ class AdamW(torch.optim.Optimizer):
     def _read_gradient(self, index):
         dtype = torch.bfloat16 if self._engine.has_bf16_gradients() else torch.float32
         gradient = torch.empty_like(self._managed[index].parameter, dtype=dtype, requires_grad=False)
-        self._engine.read_gradient(index, gradient.data_ptr())
+        with self._on_stream():
+            self._engine.read_gradient(index, gradient.data_ptr())
         return gradient
 
     def _release(self):
@@ -251,7 +316,19 @@ class AdamW(torch.optim.Optimizer):
             _owners.pop(id(managed.parameter), None)
         self._managed = []
 
+    def _take_from_backward(self, managed):
+        if self._awaited is not None and self._awaited.awaits(managed.parameter):
+            raise errors.UserError(
+                f"{managed.name} was read before its new value was there, in a way that cannot be seen (a CUDA graph, "
+                "a kernel of another library): make the optimizer with under_forward=False"
+            )
+        if managed.parameter.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise errors.UserError("a CUDA graph captures backward(), whose gradients this optimizer takes: capture "
+                                   "the forward pass alone")
+        self._take(managed)
+
     def _take(self, managed):
+        """Takes the gradient out of param.grad, whose memory may then be used anew in the order of the current stream."""
         parameter, gradient = managed.parameter, managed.parameter.grad
         managed.check()
         if gradient.is_sparse:
@@ -262,8 +339,11 @@ class AdamW(torch.optim.Optimizer):
             self._read_changed()
         parameter.grad = None
         index = self._index[id(parameter)]
-        if self._engine.add_gradient(index, gradient.data_ptr(), managed.dtype == torch.bfloat16):
-            self._engine.forecast(self._groups())
+        with self._on_stream():
+            if gradient.is_cuda:  # it may have been computed on another stream
+                gradient.record_stream(torch.cuda.current_stream())
+            if self._engine.add_gradient(index, gradient.data_ptr(), managed.dtype == torch.bfloat16):
+                self._engine.forecast(self._groups())
 
     def _read_changed(self):
         """Takes over values that somebody has written into the parameters, as load_state_dict() of a model does."""
@@ -273,16 +353,17 @@ class AdamW(torch.optim.Optimizer):
             self._write(_MASTER, index, _master_of(parameter, self._read(_MASTER, index)))
             self._managed[index].version = parameter._version
         if changed:
-            self._engine.upload()
+            with self._on_stream():
+                self._engine.upload()
 
-    def _mark_changed(self):
+    def _mark_changed(self, indices):
         """Tells autograd that values have changed: an old graph that needs them fails then, as with any optimizer."""
-        for managed in self._managed:
+        for managed in map(self._managed.__getitem__, indices):
             torch.autograd.graph.increment_version(managed.parameter)
             managed.version = managed.parameter._version
 
     def _read(self, array, index):
-        values = torch.empty_like(self._managed[index].parameter, dtype=torch.float32, requires_grad=False)
+        values = _host_like(self._managed[index].parameter)
         self._engine.read(array, index, values.data_ptr())
         return values
 
@@ -304,7 +385,7 @@ class AdamW(torch.optim.Optimizer):
                 f"the state of {self._managed[index].name} has shape {tuple(values.shape)}, and the parameter "
                 f"{tuple(parameter.shape)}: it is another model's"
             )
-        held = torch.empty_like(parameter, dtype=torch.float32, requires_grad=False).copy_(values.detach())
+        held = _host_like(parameter).copy_(values.detach())
         self._engine.write(array, index, held.data_ptr())
 
     def _write_state(self, index, state):
@@ -326,7 +407,7 @@ class _Managed:
         self.parameter, self.group, self.name = parameter, group, name
         self.address, self.dtype = parameter.data_ptr(), parameter.dtype
         self.version = parameter._version
-        self.handle = None
+        self.handle, self.unit = None, None
 
     def check(self):
         if self.parameter.data_ptr() != self.address or self.parameter.dtype != self.dtype:
@@ -345,6 +426,9 @@ class _NoEngine:
     def upload(self):
         pass
 
+    def use_stream(self, handle):
+        pass
+
     def counters(self):
         return {}
 
@@ -355,7 +439,7 @@ def _hook_of(reference):
         if optimizer is None:
             return
         with torch.no_grad():
-            optimizer._take(optimizer._managed[optimizer._index[id(parameter)]])
+            optimizer._take_from_backward(optimizer._managed[optimizer._index[id(parameter)]])
 
     return take
 
@@ -364,8 +448,13 @@ def _check_parameters(managed, optimizer):
     spans = []
     for m in managed:
         p = m.parameter
-        if p.device.type != "cpu":
-            raise errors.UserError(f"{m.name} is on {p.device}: this version has the optimizer for CPU tensors alone")
+        if p.device.type not in ("cpu", "cuda") or torch.version.hip:
+            raise errors.UserError(f"{m.name} is on {p.device}: the optimizer is for the CPU and for NVIDIA GPUs")
+        if p.device != managed[0].parameter.device:
+            raise errors.UserError(
+                f"{m.name} is on {p.device}, and {managed[0].name} on {managed[0].parameter.device}: make an optimizer "
+                "for the parameters of each device"
+            )
         if m.dtype not in _DTYPES:
             raise errors.UserError(f"{m.name} is {m.dtype}: parameters are to be torch.float32 or torch.bfloat16")
         if not p.is_leaf:
@@ -387,6 +476,11 @@ def _owner_of(parameter):
     optimizer = _owners.get(id(parameter), lambda: None)()
     index = None if optimizer is None else optimizer._index.get(id(parameter))
     return optimizer if index is not None and optimizer._managed[index].parameter is parameter else None
+
+
+def _host_like(tensor):
+    """An fp32 tensor in host memory, laid out as this one."""
+    return torch.empty_like(tensor, dtype=torch.float32, device="cpu", requires_grad=False)
 
 
 def _is_dense(tensor):
@@ -414,7 +508,8 @@ def _units(managed):
 
 def _master_of(parameter, master):
     """`master` where it rounds to the parameter's value, else that value, which somebody has written since."""
-    values = parameter.detach()
+    values = parameter.detach().cpu()
+    master = master.cpu()
     if values.dtype == torch.float32:
         return values
     return torch.where(master.to(values.dtype) == values, master.to(torch.float32), values.to(torch.float32))

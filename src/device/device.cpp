@@ -29,6 +29,10 @@ void Device::limit_memory(const Limits& limits) {
   limits_ = limits;
 }
 
+std::unique_ptr<Stream> Device::wrap_stream(void*, std::string name) {
+  SO_CHECK(false, "stream '{}': those of {} have no handles", name, this->name());
+}
+
 Buffer Device::allocate(MemoryKind kind, std::size_t bytes, std::string name, const Touch& touch) {
   if (bytes == 0) return {};
   const std::lock_guard lock(mutex_);

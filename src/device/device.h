@@ -128,6 +128,9 @@ class Device {
   void limit_memory(const Limits& limits);
 
   virtual std::unique_ptr<Stream> create_stream(std::string name) = 0;
+  // Returns a stream that another library has made on this device, by the backend's own handle (a cudaStream_t; null is
+  // CUDA's default stream). It stays the library's, and must outlive the object. Bug where streams have no handles.
+  virtual std::unique_ptr<Stream> wrap_stream(void* handle, std::string name);
   virtual std::unique_ptr<Event> create_event(Timing timing = Timing::off, Waiting waiting = Waiting::spins) = 0;
 
   // Throws Error naming the request and what is booked when there is no room, or not within the limits. Contents are

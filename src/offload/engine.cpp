@@ -299,6 +299,7 @@ void OffloadEngine::reopen_step() {
   SO_CHECK(!moved_, "a step reopened whose gradients have moved");  // and may have been cast on their way
   last_micro_batch_ = false;
   host_.reopen();
+  for (int unit = 0; unit < layout_.units(); ++unit) weights_.of(unit).settle(unit, false);
 }
 
 void OffloadEngine::drop_gradients() {
@@ -417,6 +418,8 @@ Verdict OffloadEngine::take_verdict(Stream& compute) {
   waits_.end(compute);
   device_optimizer_.decide(verdict.finite, step, compute);
   for (int unit = 0; unit < settings_.device_units && verdict.finite; ++unit) weights_.of(unit).drop(unit);
+  for (int unit = settings_.device_units; unit < layout_.units(); ++unit)
+    weights_.of(unit).settle(unit, verdict.finite);
   // Waits for the device, which has its next work by now.
   measure(!verdict.finite || clipped, std::exchange(micro_batches_, 0) > 1);
   compute.record(*decided_);

@@ -12,7 +12,16 @@
 namespace so {
 namespace {
 
-std::vector<int> worker_cpus(int threads) {
+// Beside a device with processors of its own, these cores are left to the thread that feeds it, the framework's own for
+// the backward pass, and the engine's streams.
+constexpr int cores_of_others = 3;
+
+std::vector<int> worker_cpus(const Backend& backend, int threads) {
+  if (backend.own_processors) {
+    const std::vector<std::vector<int>> cores = usable_cores();
+    return host_worker_cpus(cores,
+                            threads > 0 ? threads : std::max(1, static_cast<int>(cores.size()) - cores_of_others));
+  }
   std::vector<int> cpus = usable_cpus();
   if (threads > 0 && static_cast<std::size_t>(threads) < cpus.size()) cpus.resize(static_cast<std::size_t>(threads));
   return cpus;
@@ -41,7 +50,7 @@ EngineSettings engine_settings(std::span<const OwnedTensor> tensors, const Param
   engine.schedule = settings.schedule;
   engine.bucket_elements = settings.bucket_elements;
   engine.units_in_any_order = true;
-  engine.awaits_updates = true;
+  engine.awaits_updates = settings.awaits_updates;
   engine.max_grad_norm = settings.max_grad_norm;
   // A place has room for the largest bucket.
   std::int64_t largest = 1;
@@ -58,8 +67,9 @@ EngineSettings engine_settings(std::span<const OwnedTensor> tensors, const Param
 TensorOptimizer::TensorOptimizer(std::vector<OwnedTensor> tensors, std::vector<int> groups,
                                  TensorOptimizerSettings settings)
     : groups_(std::move(groups)),
-      pool_("adamw", worker_cpus(settings.threads), false),
-      device_(make_cpu_device(pool_)),
+      pool_("adamw", worker_cpus(*settings.backend, settings.threads), settings.backend->own_processors,
+            settings.backend->own_processors ? ThreadPool::long_spin : ThreadPool::no_spin),
+      device_(settings.backend->make(&pool_, settings.device_index)),
       ranks_(make_single_communicator()),
       ops_(make_engine_ops(*device_)),
       layout_(parameters_of(tensors)),
@@ -67,7 +77,10 @@ TensorOptimizer::TensorOptimizer(std::vector<OwnedTensor> tensors, std::vector<i
       gradients_(tensors.size()),
       expected_(tensors.size()),
       completed_(static_cast<std::size_t>(layout_.units())),
-      stream_(device_->create_stream("tensors")),
+      pending_(static_cast<std::size_t>(layout_.units()), true),
+      own_stream_(device_->create_stream("tensors")),
+      switched_(device_->create_event()),
+      stream_(own_stream_.get()),
       engine_(std::make_unique<OffloadEngine>(
           *device_, pool_, *ranks_, layout_, engine_settings(tensors, layout_, settings), std::move(settings.policy))) {
   SO_CHECK(groups_.size() == tensors.size(), "{} groups for {} tensors", groups_.size(), tensors.size());
@@ -82,16 +95,43 @@ TensorOptimizer::~TensorOptimizer() {
   }
 }
 
+void TensorOptimizer::use(Stream& stream) {
+  if (&stream == stream_) return;
+  stream_->record(*switched_);
+  stream.wait(*switched_);
+  stream_ = &stream;
+}
+
+void TensorOptimizer::use(void* handle) {
+  std::unique_ptr<Stream>& stream = wrapped_[handle];
+  if (!stream) stream = device_->wrap_stream(handle, "framework");
+  use(*stream);
+}
+
+void TensorOptimizer::settle() {
+  if (stream_ == own_stream_.get()) stream_->synchronize();
+}
+
 void TensorOptimizer::load_masters(std::span<const OwnedTensor> tensors) {
+  std::int64_t largest = 0;
+  for (const Bucket& bucket : engine_->buckets()) largest = std::max(largest, bucket.range().size());
+  const Buffer staging =
+      device_->allocate(MemoryKind::pinned, static_cast<std::size_t>(largest) * sizeof(float), "loading");
   for (int t = 0; t < count(); ++t) {
     const OwnedTensor& tensor = tensors[static_cast<std::size_t>(t)];
     const Range range = layout_.range(t);
     engine_->write_state(StateArray::master, range, [&](std::int64_t begin, std::span<float> values) {
       const auto first = static_cast<std::size_t>(begin - range.begin);
-      if (tensor.dtype == DType::bf16)
-        widen_bf16(static_cast<const bf16*>(tensor.data) + first, values.data(), values.size());
-      else
-        std::copy_n(static_cast<const float*>(tensor.data) + first, values.size(), values.data());
+      const std::size_t size = size_of(tensor.dtype);
+      stream_->copy(staging.data(), static_cast<const std::byte*>(tensor.data) + first * size, values.size() * size);
+      stream_->synchronize();
+      pool_.parallel_for(static_cast<std::int64_t>(values.size()), 1 << 16, [&](std::int64_t from, std::int64_t to) {
+        const auto at = static_cast<std::size_t>(from), elements = static_cast<std::size_t>(to - from);
+        if (tensor.dtype == DType::bf16)
+          widen_bf16(static_cast<const bf16*>(staging.data()) + at, values.data() + at, elements);
+        else
+          std::copy_n(static_cast<const float*>(staging.data()) + at, elements, values.data() + at);
+      });
     });
   }
 }
@@ -101,6 +141,7 @@ bool TensorOptimizer::add_gradient(int tensor, const void* gradient, DType dtype
   const int unit = layout_.parameter(tensor).unit;
   // The host has begun with this unit, or with a step in which the tensor was to have no gradient.
   if (!begun_with_.empty() && (completed_[static_cast<std::size_t>(unit)] || expected_[t] == 0)) reopen();
+  require_unit(unit);
   engine_->require_gradients(unit, *stream_);
   const GradientSink::Target target = engine_->gradient(tensor);
   const Tensor from(const_cast<void*>(gradient), dtype, {target.tensor.size()}),
@@ -111,7 +152,7 @@ bool TensorOptimizer::add_gradient(int tensor, const void* gradient, DType dtype
     stream_->copy(to.data(), from.data(), from.bytes());
   else
     ops_->cast(*stream_, to, from);
-  stream_->synchronize();  // the caller frees it
+  settle();  // the caller frees it
   ++gradients_[t];
   if (!forecasts_ || gradients_[t] != expected_[t] || !expected_complete(unit)) return false;
   if (begun_with_.empty()) return true;
@@ -152,6 +193,7 @@ void TensorOptimizer::begin(std::span<const GroupUpdate> groups, std::span<const
 }
 
 void TensorOptimizer::complete(int unit) {
+  require_unit(unit);  // before the host may write newer ones
   engine_->require_gradients(unit, *stream_);
   engine_->gradients_ready(unit, *stream_);
   completed_[static_cast<std::size_t>(unit)] = true;
@@ -184,6 +226,7 @@ Verdict TensorOptimizer::step(std::span<const GroupUpdate> groups) {
   completed_.assign(completed_.size(), false);
   begun_with_.clear();
   forecasts_ = true;
+  pending_.assign(pending_.size(), true);
   return verdict;
 }
 
@@ -202,16 +245,24 @@ void TensorOptimizer::read_gradient(int tensor, void* to) {
   reopen();
   const Tensor from = engine_->gradient(tensor).tensor;
   stream_->copy(to, from.data(), from.bytes());
-  stream_->synchronize();
+  settle();
+}
+
+void TensorOptimizer::require_unit(int unit) {
+  const auto u = static_cast<std::size_t>(unit);
+  if (!pending_[u]) return;
+  engine_->require_weights(unit, *stream_);
+  engine_->release_weights(unit, *stream_);
+  pending_[u] = false;
+  settle();
 }
 
 void TensorOptimizer::wait() {
-  reopen();
-  for (int unit = 0; unit < layout_.units(); ++unit) {
-    engine_->require_weights(unit, *stream_);
-    engine_->release_weights(unit, *stream_);
-  }
-  stream_->synchronize();
+  for (int unit = 0; unit < layout_.units(); ++unit) require_unit(unit);
+}
+
+bool TensorOptimizer::pending() const {
+  return std::any_of(pending_.begin(), pending_.end(), [](bool unit) { return unit; });
 }
 
 void TensorOptimizer::read(StateArray array, int tensor, std::span<float> to) {
@@ -233,7 +284,9 @@ void TensorOptimizer::write(StateArray array, int tensor, std::span<const float>
 }
 
 void TensorOptimizer::upload() {
+  reopen();
   engine_->upload_weights(*stream_);
+  pending_.assign(pending_.size(), true);
   wait();
 }
 

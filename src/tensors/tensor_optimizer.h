@@ -1,12 +1,17 @@
-// AdamW for tensors that another framework owns: a model's parameters, given by address, whose gradients arrive one by
-// one in any order. It brings OffloadEngine the order that the engine needs: which gradient of a step is a parameter's
-// last one is forecast from the step before, so that the host can begin ahead of step(); where the forecast fails, what
-// was done is undone, and no bit depends on it.
+// AdamW for tensors that another framework owns: a model's parameters, given by address in a device's memory, whose
+// gradients arrive one by one in any order. It brings OffloadEngine the order that the engine needs: which gradient of
+// a step is a parameter's last one is forecast from the step before, so that the host can begin ahead of step(); where
+// the forecast fails, what was done is undone, and no bit depends on it.
+//
+// Streams. The framework's work with the tensors is enqueued on a stream of its own, which use() names; what the calls
+// below enqueue comes in the order of that stream. Without one, as on the CPU, the optimizer has its own, and calls
+// return when that is done.
 //
 // One thread at a time calls.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,6 +19,7 @@
 
 #include "base/dtype.h"
 #include "base/thread_pool.h"
+#include "device/backend.h"
 #include "device/device.h"
 #include "offload/engine.h"
 #include "offload/memory/optimizer_state.h"
@@ -32,11 +38,15 @@ struct OwnedTensor {
 };
 
 struct TensorOptimizerSettings {
+  const Backend* backend = &cpu_backend();
+  int device_index = 0;  // among the visible ones of its kind
   DType moments = DType::f32;
   double max_grad_norm = 0;  // 0: no clipping
   Schedule schedule = Schedule::overlapped;
   int threads = 0;  // that run AdamW; 0: one for each usable CPU
   std::int64_t bucket_elements = std::int64_t{1} << 22;
+  // Whether the caller waits for all new weights when it has made a step, so that none comes under its next work.
+  bool awaits_updates = true;
   double spare_state = 0.25;                       // of the optimizer state, room for updates that may be discarded
   std::unique_ptr<UpdatePolicy> policy = nullptr;  // null: the engine's own
 };
@@ -50,26 +60,45 @@ struct GroupUpdate {
 
 class TensorOptimizer {
  public:
-  // On the CPU device. Reads the tensors' values: they become master weights, from which the tensors' values then
-  // follow. `groups`: by tensor, the index of its group. The tensors' memory must stay where it is, and outlive this.
+  // Reads the tensors' values, and the work that wrote them must have run: they become master weights, from which the
+  // tensors' values then follow. `groups`: by tensor, the index of its group. The tensors' memory must stay where it
+  // is, and outlive this.
   TensorOptimizer(std::vector<OwnedTensor> tensors, std::vector<int> groups, TensorOptimizerSettings settings);
   ~TensorOptimizer();
 
-  // Takes a gradient of a tensor, of its number of elements; the first of a step replaces, later ones add. It has been
-  // read on return. True: a forecast could be made with the groups' settings; then forecast() may be called.
+  Device& device() { return *device_; }
+  // From here on the framework's work, and with it what is enqueued here, is on this stream, which must outlive this
+  // or its successor's use(); what was enqueued on the one before comes first.
+  void use(Stream& stream);
+  // The same of a stream by the backend's handle (Device::wrap_stream()).
+  void use(void* handle);
+  void use_own() { use(*own_stream_); }
+  Stream& stream() { return *stream_; }  // the one in use
+
+  // Takes a gradient of a tensor, of its number of elements; the first of a step replaces, later ones add. It is read
+  // in the order of the framework's stream; without one, it has been read on return. True: a forecast could be made
+  // with the groups' settings; then forecast() may be called.
   bool add_gradient(int tensor, const void* gradient, DType dtype);
   // The step will probably be made with these. The host begins with the units whose gradients are complete by forecast.
   void forecast(std::span<const GroupUpdate> groups);
-  // Ends the step: takes the verdict and has it carried out. Tensors without a gradient stay as they are, with their
-  // state. On return updates may run; wait() is for who reads the tensors. Throws Bug without any gradient.
+  // Ends the step: waits for its gradients, takes the verdict and has it carried out. Tensors without a gradient stay
+  // as they are, with their state. On return updates may run: who reads tensors calls require() or wait() before.
+  // Throws Bug without any gradient.
   Verdict step(std::span<const GroupUpdate> groups);
-  // The tensors hold the values of the last step.
+  // Work that follows finds the value of the last step in the tensor, and in those of its unit. Waits for the host to
+  // have computed it.
+  void require(int tensor) { require_unit(layout_.parameter(tensor).unit); }
+  // The same of all tensors.
   void wait();
+  // Whether a tensor, or any of them, may still have its former value, since it was not required.
+  bool pending(int tensor) const { return pending_[static_cast<std::size_t>(layout_.parameter(tensor).unit)]; }
+  bool pending() const;
   // Forgets the gradients since the last step.
   void drop_gradients();
   bool has_gradients() const;  // since the last step
   bool has_gradient(int tensor) const { return gradients_[static_cast<std::size_t>(tensor)] > 0; }
-  // Copies the sum of a tensor's gradients since the last step, of which there is one, in gradient_dtype().
+  // Copies the sum of a tensor's gradients since the last step, of which there is one, in gradient_dtype(), to any
+  // memory.
   void read_gradient(int tensor, void* to);
   DType gradient_dtype() const { return engine_->formats().gradients; }
 
@@ -89,6 +118,9 @@ class TensorOptimizer {
  private:
   void load_masters(std::span<const OwnedTensor> tensors);
   bool expected_complete(int unit) const;
+  void require_unit(int unit);
+  // Without a stream of the framework's: waits.
+  void settle();
   void begin(std::span<const GroupUpdate> groups, std::span<const std::int64_t> gradients);
   void complete(int unit);
   // Undoes what was begun by forecast, if anything was, and makes no other forecast in this step.
@@ -104,10 +136,14 @@ class TensorOptimizer {
   std::vector<std::int64_t> gradients_;  // by tensor: of this step
   std::vector<std::int64_t> expected_;   // by tensor: of the last step
   std::vector<bool> completed_;          // by unit
+  std::vector<bool> pending_;            // by unit
   std::vector<GroupUpdate> begun_with_;  // empty: the host has not begun
   bool forecasts_ = false;               // in this step
   std::int64_t reopened_ = 0;
-  const std::unique_ptr<Stream> stream_;
+  const std::unique_ptr<Stream> own_stream_;
+  const std::unique_ptr<Event> switched_;
+  std::map<void*, std::unique_ptr<Stream>> wrapped_;  // by handle
+  Stream* stream_;
   std::unique_ptr<OffloadEngine> engine_;
 };
 

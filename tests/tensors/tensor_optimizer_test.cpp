@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -146,14 +147,55 @@ std::vector<float> some_gradient(std::int64_t elements, std::mt19937& random) {
   return values;
 }
 
-// Gives a gradient to both; returns whether the optimizer asks for a forecast.
-bool give(TensorOptimizer& optimizer, World& world, std::size_t t, const std::vector<float>& values) {
-  world.add_gradient(t, values);
-  if (world.tensors[t].one.dtype == DType::f32)
-    return optimizer.add_gradient(static_cast<int>(t), values.data(), DType::f32);
-  std::vector<bf16> narrow(values.begin(), values.end());
-  return optimizer.add_gradient(static_cast<int>(t), narrow.data(), DType::bf16);
-}
+// The framework's streams, none, or two between which it changes. Memory of a gradient is used anew in their order.
+class Framework {
+ public:
+  Framework(TensorOptimizer& optimizer, bool has_streams) : optimizer_(optimizer) {
+    for (int i = 0; i < (has_streams ? 2 : 0); ++i)
+      streams_.push_back(optimizer.device().create_stream("framework " + std::to_string(i)));
+  }
+  ~Framework() {
+    optimizer_.use_own();
+    synchronize();
+  }
+
+  void change_stream(std::mt19937& random) {
+    if (!streams_.empty()) optimizer_.use(*streams_[random() % streams_.size()]);
+  }
+  // Gives a gradient to both; returns whether the optimizer asks for a forecast.
+  bool give(World& world, std::size_t t, const std::vector<float>& values, std::mt19937& random) {
+    change_stream(random);
+    world.add_gradient(t, values);
+    auto wide = std::make_shared<std::vector<float>>(values);
+    auto narrow = std::make_shared<std::vector<bf16>>(values.begin(), values.end());
+    const bool is_wide = world.tensors[t].one.dtype == DType::f32;
+    Stream* const stream = streams_.empty() ? nullptr : &optimizer_.stream();
+    if (stream != nullptr) {  // its values come in the stream's order too
+      std::fill(wide->begin(), wide->end(), -1.0f);
+      std::fill(narrow->begin(), narrow->end(), bf16(-1.0f));
+      stream->host("gradient", [=] {
+        std::copy(values.begin(), values.end(), wide->begin());
+        std::transform(values.begin(), values.end(), narrow->begin(), [](float x) { return bf16(x); });
+      });
+    }
+    const bool asks =
+        optimizer_.add_gradient(static_cast<int>(t), is_wide ? static_cast<const void*>(wide->data()) : narrow->data(),
+                                is_wide ? DType::f32 : DType::bf16);
+    if (stream == nullptr) return asks;
+    stream->host("other use of its memory", [=] {
+      std::fill(wide->begin(), wide->end(), -2.0f);
+      std::fill(narrow->begin(), narrow->end(), bf16(-2.0f));
+    });
+    return asks;
+  }
+  void synchronize() {
+    for (const auto& stream : streams_) stream->synchronize();
+  }
+
+ private:
+  TensorOptimizer& optimizer_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+};
 
 struct Tally {
   std::int64_t reopened = 0, ahead = 0, clipped = 0, skipped = 0;
@@ -172,9 +214,11 @@ void run_at_random(unsigned seed, Tally& tally) {
                             {.max_grad_norm = max_grad_norm,
                              .threads = 2,
                              .bucket_elements = 64 * std::vector<std::int64_t>{1, 16, 200}[random() % 3],
+                             .awaits_updates = one_in(2),
                              .spare_state = std::vector<double>{0, 0.3, 1}[random() % 3],
                              .policy = std::make_unique<RandomPolicy>(seed)});
   ASSERT_TRUE(world.holds());
+  Framework framework(optimizer, one_in(2));
   std::vector<GroupUpdate> settings = {{.adamw = {}, .lr = 1e-2, .weight_decay = 0.1},
                                        {.adamw = {0.8, 0.95, 1e-6}, .lr = 3e-3, .weight_decay = 0}};
   std::size_t passes = 1;
@@ -194,9 +238,10 @@ void run_at_random(unsigned seed, Tally& tally) {
         if (!used[t]) continue;
         std::vector<float> values = some_gradient(world.tensors[t].one.elements, random);
         if (one_in(150)) values[random() % values.size()] = std::numeric_limits<float>::quiet_NaN();
-        if (give(optimizer, world, t, values)) optimizer.forecast(settings);
+        if (framework.give(world, t, values, random)) optimizer.forecast(settings);
       }
       if (looked) {
+        framework.synchronize();
         EXPECT_TRUE(world.holds()) << "what is done ahead shows in no tensor";
       }
       if (one_in(12)) {
@@ -209,7 +254,7 @@ void run_at_random(unsigned seed, Tally& tally) {
     }
     if (!optimizer.has_gradients()) {
       const std::vector<float> values = some_gradient(world.tensors[0].one.elements, random);
-      if (give(optimizer, world, 0, values)) optimizer.forecast(settings);
+      if (framework.give(world, 0, values, random)) optimizer.forecast(settings);
     }
     if (one_in(8)) settings[1].lr *= 2;
     const Verdict verdict = optimizer.step(settings);
@@ -217,11 +262,20 @@ void run_at_random(unsigned seed, Tally& tally) {
     tally.clipped += verdict.finite && verdict.clip < 1 ? 1 : 0;
     tally.skipped += verdict.finite ? 0 : 1;
     looked = !one_in(5);  // else the next gradients come while this step's updates may run
+    framework.change_stream(random);
+    if (one_in(3)) {
+      const auto t = static_cast<int>(random() % world.tensors.size());
+      optimizer.require(t);
+      EXPECT_FALSE(optimizer.pending(t));
+    }
     if (!looked) continue;
     optimizer.wait();
+    EXPECT_FALSE(optimizer.pending());
+    framework.synchronize();
     ASSERT_TRUE(world.holds()) << "after step " << step;
   }
   optimizer.wait();
+  framework.synchronize();
   EXPECT_TRUE(world.holds());
   EXPECT_TRUE(world.state_is(optimizer));
   tally.reopened += optimizer.reopened_steps();

@@ -123,7 +123,11 @@ class CudaStream final : public Stream {
     const std::lock_guard lock(live_streams().mutex);
     live_streams().names[stream_] = name_;
   }
+  // Another library's.
+  CudaStream(Device& device, Failure& failure, std::string name, cudaStream_t stream)
+      : device_(device), failure_(failure), name_(std::move(name)), owned_(false), stream_(stream) {}
   ~CudaStream() override {
+    if (!owned_) return;
     cudaStreamSynchronize(stream_);
     {
       const std::lock_guard lock(live_streams().mutex);
@@ -184,6 +188,7 @@ class CudaStream final : public Stream {
   Device& device_;
   Failure& failure_;
   const std::string name_;
+  const bool owned_ = true;
   cudaStream_t stream_ = nullptr;
 };
 
@@ -211,6 +216,9 @@ class CudaDevice final : public Device {
   std::unique_ptr<Stream> create_stream(std::string name) override {
     use();
     return std::make_unique<CudaStream>(*this, failure_, std::move(name));
+  }
+  std::unique_ptr<Stream> wrap_stream(void* handle, std::string name) override {
+    return std::make_unique<CudaStream>(*this, failure_, std::move(name), static_cast<cudaStream_t>(handle));
   }
   std::unique_ptr<Event> create_event(Timing timing, Waiting waiting) override {
     use();

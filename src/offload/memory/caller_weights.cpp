@@ -8,14 +8,15 @@ namespace so {
 
 CallerWeights::CallerWeights(Device& device, const ParameterLayout& layout, const DeviceWeights& weights,
                              const std::vector<bool>& kept)
-    : layout_(layout), weights_(weights), ops_(make_engine_ops(device)), here_(kept.size(), true) {
+    : layout_(layout), weights_(weights), ops_(make_engine_ops(device)), places_(kept.size(), Place::current) {
   std::size_t bytes = 0;
   for (int unit = 0; unit < layout.units(); ++unit) {
     starts_.push_back(bytes);
-    if (kept[static_cast<std::size_t>(unit)])
-      bytes += static_cast<std::size_t>(layout.unit_range(unit).size()) * size_of(weights.dtype());
+    arrived_.push_back(kept[static_cast<std::size_t>(unit)] ? device.create_event() : nullptr);
+    if (arrived_.back()) bytes += static_cast<std::size_t>(layout.unit_range(unit).size()) * size_of(weights.dtype());
   }
   memory_ = device.allocate(MemoryKind::pinned, bytes, "new weights");
+  if (memory_) copies_ = device.create_stream("new weights");
 }
 
 void CallerWeights::require(int unit, Stream& stream) {
@@ -26,18 +27,26 @@ void CallerWeights::require(int unit, Stream& stream) {
                  from(host_memory(layout_.range(p).begin), weights_.dtype(), {layout_.range(p).size()});
     if (to.size() == 0) continue;
     if (to.dtype() == from.dtype())
-      stream.copy(to.data(), from.data(), from.bytes());
+      copies_->copy(to.data(), from.data(), from.bytes());
     else  // a GPU's kernel reads pinned memory over the link
-      ops_->cast(stream, Tensor(to.data(), to.dtype(), {to.size()}), from);
+      ops_->cast(*copies_, Tensor(to.data(), to.dtype(), {to.size()}), from);
   }
-  here_[static_cast<std::size_t>(unit)] = true;
-  ++copies_;
+  Event& arrived = *arrived_[static_cast<std::size_t>(unit)];
+  copies_->record(arrived);
+  stream.wait(arrived);
+  at(unit) = Place::current;
+  ++copied_;
 }
 
 void CallerWeights::place(Stream&, Range part, const void* weights) {
   SO_CHECK(weights, "the caller's weights at {} came in another form", part.begin);
   std::memcpy(host_memory(part.begin), weights, weights_.bytes_of(part));
-  drop(layout_.unit_of(part.begin));
+  at(layout_.unit_of(part.begin)) = Place::older;
+}
+
+void CallerWeights::drop_all() {
+  if (copies_) copies_->synchronize();
+  places_.assign(places_.size(), Place::older);
 }
 
 std::byte* CallerWeights::host_memory(std::int64_t element) const {

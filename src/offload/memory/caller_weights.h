@@ -1,9 +1,10 @@
 // Weights that live in memory of the caller's, such as a model's of another framework: a place and a format for each
 // parameter. Their owner writes new ones into host memory of this object, and they come to the caller's places when a
-// unit is required: so the caller finds its weights unchanged until it asks, whatever was computed ahead of the
-// verdict.
+// unit is required, on a stream of their own: so the caller finds its weights unchanged until it asks, whatever was
+// computed ahead of the verdict, and a unit's copy runs beside work that uses other units.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -22,25 +23,36 @@ class CallerWeights final : public WeightResidency {
   CallerWeights(Device& device, const ParameterLayout& layout, const DeviceWeights& weights,
                 const std::vector<bool>& kept);
 
-  // Enqueues the copies of what has changed since the last time. What they read may be overwritten once a gradient that
-  // is enqueued on the same stream afterwards is complete.
+  // Enqueues the copies of what has changed since the last time, for which `stream` then waits. They do not wait for
+  // it: work that uses the unit's old weights must have run, as all has that was enqueued before the last verdict. What
+  // they read may be overwritten once a gradient that is enqueued on `stream` afterwards is complete.
   void require(int unit, Stream& stream) override;
   void release(int, Stream&) override {}
-  bool here(int unit) const override { return here_[static_cast<std::size_t>(unit)]; }
+  bool here(int unit) const override { return at(unit) == Place::current; }
   void place(Stream& stream, Range part, const void* weights) override;
-  void drop(int unit) override { here_[static_cast<std::size_t>(unit)] = false; }
-  void drop_all() override { here_.assign(here_.size(), false); }
+  void drop(int unit) override { at(unit) = here(unit) ? Place::voided : Place::older; }
+  void settle(int unit, bool changed) override {
+    if (at(unit) == Place::voided) at(unit) = changed ? Place::older : Place::current;
+  }
+  void drop_all() override;
   std::byte* host_memory(std::int64_t element) const override;
-  std::int64_t copies() const override { return copies_; }
+  std::int64_t copies() const override { return copied_; }
 
  private:
+  // The caller's places of a unit hold its weights, those before a change without a verdict yet, or older ones.
+  enum class Place : std::uint8_t { current, voided, older };
+  Place& at(int unit) { return places_[static_cast<std::size_t>(unit)]; }
+  Place at(int unit) const { return places_[static_cast<std::size_t>(unit)]; }
+
   const ParameterLayout& layout_;
   const DeviceWeights& weights_;
   const std::unique_ptr<EngineOps> ops_;
-  std::vector<bool> here_;           // by unit: the caller's places hold its weights
+  std::vector<Place> places_;        // by unit
   std::vector<std::size_t> starts_;  // by unit, in bytes of the memory
   Buffer memory_;
-  std::int64_t copies_ = 0;
+  std::int64_t copied_ = 0;
+  std::vector<std::unique_ptr<Event>> arrived_;  // by unit; null for the units of others
+  std::unique_ptr<Stream> copies_;               // null if there is no such unit; last: its work uses the memory
 };
 
 }  // namespace so

@@ -37,6 +37,8 @@ class WeightResidency {
   virtual void place(Stream& stream, Range part, const void* weights) = 0;
   // The unit's weights change from here on: a copy of them is void. Nobody uses it.
   virtual void drop(int unit) = 0;
+  // The verdict on a unit that was dropped: its weights have changed, or have not after all. Others are not touched.
+  virtual void settle(int unit, bool changed) { (void)unit, (void)changed; }
   // The same of all units, after waiting for copies under way.
   virtual void drop_all() = 0;
 
