@@ -74,6 +74,13 @@ nb::dict counters_of(const TensorOptimizer& optimizer) {
   all["updated_before_norm"] = counters.host.speculated;
   all["weights_before_norm"] = counters.host.previewed;
   all["updated_after_norm"] = counters.host.updated_in_place + counters.host.updated_weights_first;
+  nb::dict host, device;
+  for (std::size_t i = 0; i < host_times; ++i)
+    host[std::string(name_of(static_cast<HostTime>(i))).c_str()] = counters.host.seconds[i];
+  for (std::size_t i = 0; i < wait_reasons; ++i)
+    device[std::string(name_of(static_cast<WaitReason>(i))).c_str()] = counters.device_waits[i];
+  all["host_seconds"] = host;
+  all["device_wait_seconds"] = device;
   return all;
 }
 
@@ -119,6 +126,7 @@ NB_MODULE(_engine, module) {
              }
              return std::make_tuple(verdict.finite, verdict.norm, verdict.clip, verdict.non_finite_parameter);
            })
+      .def("set_max_grad_norm", &TensorOptimizer::set_max_grad_norm)
       .def("wait", &TensorOptimizer::wait, release())
       .def("require", &TensorOptimizer::require, release())
       .def("pending", [](const TensorOptimizer& self) { return self.pending(); })

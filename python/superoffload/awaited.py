@@ -146,4 +146,4 @@ def _is_compiling():
     if dynamo is None:
         return False
     backends = getattr(dynamo, "cached_backends", None)
-    return backends is None or any(backend is not None for backend in backends.values())
+    return backends is None or any(map(callable, backends.values()))

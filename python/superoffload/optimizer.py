@@ -66,16 +66,14 @@ class AdamW(torch.optim.Optimizer):
     ):
         if state_dtype not in _DTYPES:
             raise errors.UserError(f"state_dtype is {state_dtype}: give torch.float32 or torch.bfloat16")
-        if not 0 <= max_grad_norm < float("inf"):
-            raise errors.UserError(f"max_grad_norm is {max_grad_norm}: give a number from 0 on; 0 clips nothing")
+        _check_max_grad_norm(max_grad_norm)
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
             raise errors.UserError(f"threads is {threads!r}: give a whole number from 0 on")
-        self.max_grad_norm = float(max_grad_norm)
+        self._max_grad_norm = float(max_grad_norm)
         self.grad_norm = None
         self.skipped_steps = 0
         self._settings = {
             "bf16_moments": state_dtype == torch.bfloat16,
-            "max_grad_norm": self.max_grad_norm,
             "synchronous": not overlap,
             "threads": threads,
         }
@@ -133,6 +131,17 @@ class AdamW(torch.optim.Optimizer):
             self.skipped_steps += 1
             warnings.warn(f"step skipped: a gradient of {self._managed[bad].name} is Inf or NaN", stacklevel=3)
         return loss
+
+    @property
+    def max_grad_norm(self):
+        """The norm of all gradients together is clipped to it; 0: no clipping. A new value counts from the next step()."""
+        return self._max_grad_norm
+
+    @max_grad_norm.setter
+    def max_grad_norm(self, value):
+        _check_max_grad_norm(value)
+        self._max_grad_norm = float(value)
+        self._engine.set_max_grad_norm(self._max_grad_norm)
 
     def zero_grad(self, set_to_none=True):
         """Forgets the gradients since the last step."""
@@ -266,8 +275,9 @@ class AdamW(torch.optim.Optimizer):
                 self._write_state(index, states[id(m.parameter)])
             _owners[id(m.parameter)] = reference
             m.handle = m.parameter.register_post_accumulate_grad_hook(_hook_of(reference))
-        with self._on_stream():
-            self._engine.upload()
+        if states:
+            with self._on_stream():
+                self._engine.upload()
         self._mark_changed(range(len(managed)))
 
     def _make_engine(self):
@@ -287,6 +297,7 @@ class AdamW(torch.optim.Optimizer):
                 spare_state=0.25,
                 gpu=self._device.index if on_gpu else -1,
                 awaits_updates=not under_forward,
+                max_grad_norm=self._max_grad_norm,
                 **self._settings,
             )
 
@@ -426,6 +437,9 @@ class _NoEngine:
     def upload(self):
         pass
 
+    def set_max_grad_norm(self, value):
+        pass
+
     def use_stream(self, handle):
         pass
 
@@ -476,6 +490,11 @@ def _owner_of(parameter):
     optimizer = _owners.get(id(parameter), lambda: None)()
     index = None if optimizer is None else optimizer._index.get(id(parameter))
     return optimizer if index is not None and optimizer._managed[index].parameter is parameter else None
+
+
+def _check_max_grad_norm(value):
+    if not 0 <= value < float("inf"):
+        raise errors.UserError(f"max_grad_norm is {value}: give a number from 0 on; 0 clips nothing")
 
 
 def _host_like(tensor):

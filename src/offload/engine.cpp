@@ -101,6 +101,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       device_state_(device, buckets_, settings.formats.moments),
       written_(static_cast<std::size_t>(layout.count()), false),
       reduced_(static_cast<std::size_t>(layout.units()), false),
+      max_grad_norm_(settings.max_grad_norm),
       gate_(static_cast<int>(buckets_.size())),
       waits_(device),
       first_landed_(device.create_event(Timing::on)),
@@ -158,8 +159,11 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
     sent = sent && host_.weights_sent(bucket);
   }
   if (!here) waits_.begin(stream, sent ? weights.reason() : WaitReason::host);
-  for (const Bucket& bucket : buckets)  // also if all are here: a copy that failed must stop this stream too
-    if (bucket.on_host()) host_.require_weights(bucket, stream);
+  for (const Bucket& bucket : buckets) {  // also if all are here: a copy that failed must stop this stream too
+    if (!bucket.on_host()) continue;
+    host_.require_weights(bucket, stream);
+    weights.begin(common(bucket.range(), layout_.unit_range(unit)));
+  }
   gather(buckets, stream);
   weights.require(unit, stream);
   if (!here) waits_.end(stream);
@@ -406,7 +410,7 @@ Verdict OffloadEngine::take_verdict(Stream& compute) {
   complete_->synchronize();
 
   const Verdict verdict =
-      make_verdict(exchange_ ? exchange_->statistics() : statistics(), ranks_, settings_.max_grad_norm);
+      make_verdict(exchange_ ? exchange_->statistics() : statistics(), ranks_, max_grad_norm_);
   const bool clipped = verdict.clip != 1.0f;
   const AdamWSteps step = steps(verdict.clip);
   ++counters_.steps;

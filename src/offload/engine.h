@@ -146,6 +146,9 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // no step can be finished: what waits for a host-owned bucket throws the first one.
   Verdict finish_step(Stream& compute);
 
+  // From the next verdict on; 0: no clipping.
+  void set_max_grad_norm(double norm) { max_grad_norm_ = norm; }
+
   // Between steps: work that follows on `stream` comes after all that the last step's updates do on the device.
   void require_updates(Stream& stream);
 
@@ -275,7 +278,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   std::vector<bool> reduced_;  // by unit: its slices have gradients of this step's micro-batches
   bool last_micro_batch_ = false;
   std::int64_t micro_batches_ = 0;  // of this step, whose backward passes are enqueued
-  double lr_ = 0;
+  double lr_ = 0, max_grad_norm_ = 0;
   std::int64_t update_number_ = 0;
   std::vector<ParameterUpdate> updates_;  // of this step; empty: the same for all
   SaveGate gate_;

@@ -85,6 +85,8 @@ class TensorOptimizer {
   // as they are, with their state. On return updates may run: who reads tensors calls require() or wait() before.
   // Throws Bug without any gradient.
   Verdict step(std::span<const GroupUpdate> groups);
+  // For the steps that follow, and the one under way.
+  void set_max_grad_norm(double norm) { engine_->set_max_grad_norm(norm); }
   // Work that follows finds the value of the last step in the tensor, and in those of its unit. Waits for the host to
   // have computed it.
   void require(int tensor) { require_unit(layout_.parameter(tensor).unit); }

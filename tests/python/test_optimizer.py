@@ -1,6 +1,7 @@
 """superoffload.AdamW against torch.optim.AdamW, against itself without overlap, and used wrongly."""
 import copy
 import gc
+import os
 import pickle
 import random
 import unittest
@@ -18,6 +19,8 @@ try:
 except ImportError as error:
     raise unittest.SkipTest(f"{error}; the optimizer's tests need PyTorch") from error
 
+# The same tests run on a GPU with SO_TEST_DEVICE=cuda.
+DEVICE = torch.device("cuda", 0) if os.environ.get("SO_TEST_DEVICE") == "cuda" else torch.device("cpu")
 # A step differs from torch's in rounding alone: the decay is not rounded into the weight by itself, and multiply-adds
 # are fused (optim/adamw.h). With weights and steps below 1 that is a few units of 2^-24 a step.
 STEP = 1e-6
@@ -26,12 +29,12 @@ STEP = 1e-6
 def network(dtype=torch.float32, seed=1):
     torch.manual_seed(seed)
     layers = [nn.Linear(20, 90), nn.GELU(), nn.Linear(90, 90), nn.LayerNorm(90), nn.Linear(90, 7)]
-    return nn.Sequential(*layers).to(dtype)
+    return nn.Sequential(*layers).to(DEVICE, dtype)
 
 
 def batch(seed, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(16, 20, generator=generator).to(dtype), torch.randn(16, 7, generator=generator).to(dtype)
+    return tuple(torch.randn(16, width, generator=generator).to(DEVICE, dtype) for width in (20, 7))
 
 
 def backward(model, seed, scale=1.0):
@@ -128,13 +131,13 @@ class AgainstTorch(unittest.TestCase):
         other = torch.optim.AdamW(masters, lr=1e-3, weight_decay=0.1)
         for step in range(10):
             for p, master in zip(ours.parameters(), masters):
-                gradient = torch.randn(p.shape, generator=torch.Generator().manual_seed(step)).bfloat16()
+                gradient = torch.randn(p.shape, generator=torch.Generator().manual_seed(step)).bfloat16().to(DEVICE)
                 p.grad, master.grad = gradient, gradient.float()
             mine.step()
             other.step()
             for (p, master), state in zip(zip(ours.parameters(), masters), mine.state_dict()["state"].values()):
-                self.assertLess((state["master"] - master.detach()).abs().max().item(), (step + 1) * STEP)
-                self.assertTrue(torch.equal(state["master"].bfloat16(), p.detach()))
+                self.assertLess((state["master"] - master.detach().cpu()).abs().max().item(), (step + 1) * STEP)
+                self.assertTrue(torch.equal(state["master"].bfloat16(), p.detach().cpu()))
 
     def test_both_dtypes_in_one_optimizer(self):
         ours, theirs = network(), network()
@@ -160,7 +163,7 @@ class AgainstTorch(unittest.TestCase):
             model.append(model[4].__class__(90, 7))  # never called
             model[0].weight.requires_grad_(False)
             model.shared = model[2].weight
-            return model
+            return model.to(DEVICE)
 
         def run(model, seed):
             x, y = batch(seed)
@@ -207,20 +210,20 @@ class AgainstTorch(unittest.TestCase):
         def convolutions():
             torch.manual_seed(3)
             model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
-            return model.to(memory_format=torch.channels_last)
+            return model.to(DEVICE, memory_format=torch.channels_last)
 
         ours, theirs = convolutions(), convolutions()
         mine = superoffload.AdamW(ours.parameters(), lr=1e-3)
         other = torch.optim.AdamW(theirs.parameters(), lr=1e-3)
         for step in range(4):
-            x = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(step))
+            x = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(step)).to(DEVICE)
             for model, optimizer in ((ours, mine), (theirs, other)):
                 model(x).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
             self.assertLess(difference(ours, theirs), (step + 1) * STEP)
         for mine_state, state in zip(mine.state_dict()["state"].values(), other.state_dict()["state"].values()):
-            self.assertLess((mine_state["exp_avg"] - state["exp_avg"]).abs().max().item(), 1e-6)
+            self.assertLess((mine_state["exp_avg"] - state["exp_avg"].cpu()).abs().max().item(), 1e-6)
 
     def test_added_groups_and_closures(self):
         ours, theirs = network(), network()
@@ -275,6 +278,8 @@ class AgainstItself(unittest.TestCase):
                     seen.append([p.detach().clone() for p in parts])
                 if chance.random() < 0.05:
                     optimizer.zero_grad()
+            if chance.random() < 0.1:
+                optimizer.max_grad_norm = chance.choice([0.0, 0.3])
             if chance.random() < 0.2:
                 optimizer.param_groups[0]["lr"] *= 0.5
             if chance.random() < 0.1:
@@ -288,12 +293,12 @@ class AgainstItself(unittest.TestCase):
             if chance.random() < 0.1:  # as a run that stops and goes on
                 state, other = optimizer.state_dict(), network(dtype, seed + 1)
                 other.load_state_dict(model.state_dict())
-                settings = dict(optimizer._settings)
+                settings, max_grad_norm = dict(optimizer._settings), optimizer.max_grad_norm
                 model = other
                 optimizer = superoffload.AdamW(
                     groups_of(model),
                     betas=(0.9, 0.99),
-                    max_grad_norm=settings["max_grad_norm"],
+                    max_grad_norm=max_grad_norm,
                     state_dtype=torch.bfloat16 if settings["bf16_moments"] else torch.float32,
                     overlap=overlap,
                     under_forward=under_forward,
@@ -313,7 +318,8 @@ class AgainstItself(unittest.TestCase):
             with self.subTest(seed=seed):
                 overlapped = self.run_at_random(seed, True, under_forward=seed % 2 == 0)
                 self.assertTrue(same_bits(overlapped, self.run_at_random(seed, False)))
-        total = {key: sum(counters[key] for counters in self.counters) for key in self.counters[0]}
+        counted = [key for key, value in self.counters[0].items() if isinstance(value, int)]
+        total = {key: sum(counters[key] for counters in self.counters) for key in counted}
         for key in ("clipped_steps", "skipped_steps", "reopened_steps"):
             self.assertGreater(total[key], 10, total)
         self.assertGreater(total["updated_before_norm"] + total["weights_before_norm"], 20, total)
@@ -410,7 +416,7 @@ class UnderForward(unittest.TestCase):
             "method": lambda m: m[4].weight.norm(),
             "item": lambda m: m[4].weight[2, 3].item(),
             "data": lambda m: m[2].weight.data.clone(),
-            "numpy": lambda m: torch.from_numpy(m[2].weight.detach().numpy().copy()),
+            "numpy": lambda m: torch.from_numpy(m[2].weight.detach().cpu().numpy().copy()),
             "aten": lambda m: torch.ops.aten.mm(batch(0)[0], m[0].weight.t()),
             "state_dict": lambda m: list(m.state_dict().values()),
             "deepcopy": lambda m: list(copy.deepcopy(m).parameters()),
@@ -479,10 +485,10 @@ class UnderForward(unittest.TestCase):
 
     def test_other_modes(self):
         model, optimizer, twin = self.stepped()
-        with torch.device("cpu"):  # a mode of its own, which ends before ours
+        with DEVICE:  # a mode of its own, which ends before ours
             self.assertTrue(same_bits(model(batch(0)[0]), twin(batch(0)[0])))
         backward(model, 1)
-        with torch.device("cpu"):
+        with DEVICE:
             optimizer.step()
             self.assertFalse(optimizer._engine.pending())
         optimizer.state_dict()
@@ -530,6 +536,96 @@ class UnderForward(unittest.TestCase):
         optimizer.zero_grad()
 
 
+@unittest.skipUnless(DEVICE.type == "cuda", "SO_TEST_DEVICE=cuda runs it")
+class OnAGpu(unittest.TestCase):
+    """What only a GPU has: streams of PyTorch, memory that is used anew while work is under way."""
+
+    def setUp(self):
+        small_units(self)
+
+    def large(self):
+        torch.manual_seed(2)
+        layers = [layer for _ in range(6) for layer in (nn.Linear(1024, 1024), nn.GELU())]
+        return nn.Sequential(*layers).to(DEVICE)
+
+    def test_memory_of_gradients_is_used_anew(self):
+        model, twin = self.large(), self.large()
+        optimizer = superoffload.AdamW(model.parameters(), lr=1e-3, max_grad_norm=1.0)
+        other = superoffload.AdamW(twin.parameters(), lr=1e-3, max_grad_norm=1.0, overlap=False, under_forward=False)
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        x = torch.randn(4096, 1024, device=DEVICE)
+        torch.cuda.synchronize()
+        for step in range(12):
+            with torch.cuda.stream(streams[step % 2]):
+                streams[step % 2].wait_stream(streams[1 - step % 2])
+                for part in x.split(1024):
+                    model(part).square().mean().backward()
+                    torch.full((1024, 1024), float("nan"), device=DEVICE)  # likely where a gradient was
+                optimizer.step()
+            for part in x.split(1024):
+                twin(part).square().mean().backward()
+                torch.cuda.synchronize()
+            other.step()
+            torch.cuda.synchronize()
+        torch.cuda.current_stream().wait_stream(streams[1])
+        self.assertEqual(difference(model, twin), 0)
+        self.assertEqual(optimizer.skipped_steps, 0)
+
+    def test_a_forward_pass_of_two_streams(self):
+        """Gradients are accumulated on the stream of the forward pass of each."""
+        model, twin = self.large(), self.large()
+        optimizer = superoffload.AdamW(model.parameters(), lr=1e-3)
+        other = superoffload.AdamW(twin.parameters(), lr=1e-3)
+        side = torch.cuda.Stream()
+        x = torch.randn(512, 1024, device=DEVICE)
+        for _ in range(6):
+            h = model[:6](x)
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                loss = model[6:](h).square().mean()
+            torch.cuda.current_stream().wait_stream(side)
+            loss.backward()
+            optimizer.step()
+            twin(x).square().mean().backward()
+            other.step()
+        self.assertEqual(difference(model, twin), 0)
+
+    def test_the_current_device_stays(self):
+        model = self.large()
+        optimizer = superoffload.AdamW(model.parameters())
+        model(torch.randn(8, 1024, device=DEVICE)).sum().backward()
+        before = torch.cuda.current_device(), torch.cuda.current_stream()
+        optimizer.step()
+        self.assertEqual((torch.cuda.current_device(), torch.cuda.current_stream()), before)
+
+    def test_a_graph_that_captures_backward(self):
+        model = self.large()
+        optimizer = superoffload.AdamW(model.parameters())
+        x = torch.randn(8, 1024, device=DEVICE)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            model(x).sum().backward()
+            optimizer.zero_grad()
+        torch.cuda.current_stream().wait_stream(side)
+        with self.assertRaisesRegex((superoffload.UserError, RuntimeError), "CUDA graph captures backward|captur"):
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                model(x).sum().backward()
+
+    def test_memory_stays(self):
+        model = self.large()
+        optimizer = superoffload.AdamW(model.parameters(), max_grad_norm=1.0)
+        x = torch.randn(64, 1024, device=DEVICE)
+        held = []
+        for step in range(60):
+            model(x).square().mean().backward()
+            optimizer.step()
+            if step % 20 == 19:
+                torch.cuda.synchronize()
+                held.append((torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]))
+        self.assertEqual(held[1], held[2])
+
+
 class Misuse(unittest.TestCase):
     def refused(self, text):
         return self.assertRaisesRegex(superoffload.UserError, text)
@@ -555,8 +651,8 @@ class Misuse(unittest.TestCase):
         with self.refused("is on meta: the optimizer is for the CPU and for NVIDIA GPUs"):
             superoffload.AdamW(network().to("meta").parameters())
         with self.refused("has gaps or repeats in memory"):
-            superoffload.AdamW([nn.Parameter(torch.zeros(4, 4)[:, ::2])])
-        memory = torch.zeros(8)
+            superoffload.AdamW([nn.Parameter(torch.zeros(4, 4, device=DEVICE)[:, ::2])])
+        memory = torch.zeros(8, device=DEVICE)
         with self.refused("parameter 0 of group 0 and parameter 1 of group 0 share memory"):
             superoffload.AdamW([nn.Parameter(memory[:6]), nn.Parameter(memory[4:])])
 
@@ -594,21 +690,21 @@ class Misuse(unittest.TestCase):
     def test_a_grad_scaler(self):
         model = network()
         optimizer = superoffload.AdamW(model.parameters())
-        scaler = torch.amp.GradScaler("cpu")
+        scaler = torch.amp.GradScaler(DEVICE.type)
         x, y = batch(0)
         scaler.scale(nn.functional.mse_loss(model(x), y)).backward()
         with self.refused("^a GradScaler scales the loss"):
             scaler.step(optimizer)
-        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        scaler = torch.amp.GradScaler(DEVICE.type, enabled=False)
         optimizer.zero_grad()
         backward(model, 0)
         scaler.step(optimizer)
 
     def test_sparse_gradients(self):
-        embedding = nn.Embedding(5, 3, sparse=True)
+        embedding = nn.Embedding(5, 3, sparse=True, device=DEVICE)
         optimizer = superoffload.AdamW(embedding.parameters())
         with self.refused("has a sparse gradient"):
-            embedding(torch.tensor([1, 2])).sum().backward()
+            embedding(torch.tensor([1, 2], device=DEVICE)).sum().backward()
         del optimizer
 
     def test_copies_of_it(self):
@@ -628,9 +724,9 @@ class Misuse(unittest.TestCase):
         self.assertEqual(difference(model, twin), 0)
 
     def test_state_of_another_model(self):
-        small, large = nn.Linear(3, 4), nn.Linear(4, 4)
+        small, large = nn.Linear(3, 4, device=DEVICE), nn.Linear(4, 4, device=DEVICE)
         mine, other = superoffload.AdamW(small.parameters()), torch.optim.AdamW(large.parameters())
-        large(torch.ones(1, 4)).sum().backward()
+        large(torch.ones(1, 4, device=DEVICE)).sum().backward()
         other.step()
         with self.refused(r"has shape \(4, 4\), and the parameter \(4, 3\)"):
             mine.load_state_dict(other.state_dict())

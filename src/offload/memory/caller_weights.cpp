@@ -19,18 +19,26 @@ CallerWeights::CallerWeights(Device& device, const ParameterLayout& layout, cons
   if (memory_) copies_ = device.create_stream("new weights");
 }
 
-void CallerWeights::require(int unit, Stream& stream) {
+void CallerWeights::begin(Range part) {
+  const int unit = layout_.unit_of(part.begin);
   if (here(unit)) return;
   const auto [first, last] = layout_.unit_parameters(unit);
   for (int p = first; p < last; ++p) {
-    const Tensor to = weights_.weight(p),
-                 from(host_memory(layout_.range(p).begin), weights_.dtype(), {layout_.range(p).size()});
-    if (to.size() == 0) continue;
+    const Range range = layout_.range(p), changed = common(range, part);
+    if (changed.size() <= 0) continue;
+    const Tensor whole = weights_.weight(p);
+    const auto offset = static_cast<std::size_t>(changed.begin - range.begin) * size_of(whole.dtype());
+    const Tensor to(static_cast<std::byte*>(whole.data()) + offset, whole.dtype(), {changed.size()}),
+        from(host_memory(changed.begin), weights_.dtype(), {changed.size()});
     if (to.dtype() == from.dtype())
       copies_->copy(to.data(), from.data(), from.bytes());
     else  // a GPU's kernel reads pinned memory over the link
-      ops_->cast(*copies_, Tensor(to.data(), to.dtype(), {to.size()}), from);
+      ops_->cast(*copies_, to, from);
   }
+}
+
+void CallerWeights::require(int unit, Stream& stream) {
+  if (here(unit)) return;
   Event& arrived = *arrived_[static_cast<std::size_t>(unit)];
   copies_->record(arrived);
   stream.wait(arrived);

@@ -23,10 +23,11 @@ class CallerWeights final : public WeightResidency {
   CallerWeights(Device& device, const ParameterLayout& layout, const DeviceWeights& weights,
                 const std::vector<bool>& kept);
 
-  // Enqueues the copies of what has changed since the last time, for which `stream` then waits. They do not wait for
-  // it: work that uses the unit's old weights must have run, as all has that was enqueued before the last verdict. What
-  // they read may be overwritten once a gradient that is enqueued on `stream` afterwards is complete.
+  // begin() enqueues the copies of what has changed since the last time, and require() has `stream` wait for them. They
+  // do not wait for it: work that uses the unit's old weights must have run, as all has that was enqueued before the last verdict. What they
+  // read may be overwritten once a gradient that is enqueued on `stream` afterwards is complete.
   void require(int unit, Stream& stream) override;
+  void begin(Range part) override;
   void release(int, Stream&) override {}
   bool here(int unit) const override { return at(unit) == Place::current; }
   void place(Stream& stream, Range part, const void* weights) override;
