@@ -61,13 +61,15 @@ def main():
     p.add_argument("--batch_size", type=int, default=4)
     p.add_argument("--max_length", type=int, default=4096)
     p.add_argument("--max_grad_norm", type=float, nargs="+", default=[1.0, 1e6])
-    p.add_argument("--offload_ratio", type=float, default=1.0)
+    p.add_argument("--offload_ratio", type=float, default=1.0, help="share of the optimizer state in host memory")
+    p.add_argument("--device_memory", type=float, default=0, help="GiB of optimizer state on the GPU instead")
     p.add_argument("--state_dtype", choices=["fp32", "bf16"], default="fp32")
     p.add_argument("--threads", type=int, default=0)
     p.add_argument("--lr", type=float, default=1e-5)
     p.add_argument("--warmup", type=int, default=4)
     p.add_argument("--steps", type=int, default=8)
     p.add_argument("--attention", default="sdpa")
+    p.add_argument("--once", action="store_true", help="no second measurement of forward and backward alone")
     p.add_argument("--json", action="store_true")
     a = p.parse_args()
     config = pathlib.Path(a.config)
@@ -96,7 +98,7 @@ def main():
 
     alone("forward and backward alone")
     start = time.perf_counter()
-    more = {} if a.offload_ratio == 1 else {"offload_ratio": a.offload_ratio}
+    more = {"device_memory": int(a.device_memory * 2**30)} if a.device_memory else {"offload_ratio": a.offload_ratio}
     optimizer = superoffload.AdamW(
         model.parameters(), lr=a.lr, betas=(0.9, 0.99), weight_decay=0.01, max_grad_norm=a.max_grad_norm[0],
         state_dtype=torch.float32 if a.state_dtype == "fp32" else torch.bfloat16, threads=a.threads, **more)
@@ -110,7 +112,8 @@ def main():
                grad_norm=optimizer.grad_norm, counters=difference(optimizer.counters(), before),
                under_forward=optimizer._engine.pending(), peak_gb=torch.cuda.max_memory_allocated() / 1e9)
     del optimizer
-    alone("forward and backward alone")
+    if not a.once:
+        alone("forward and backward alone")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/host_memory.h"
 #include "tensors/tensor_optimizer.h"
 
 namespace nb = nanobind;
@@ -28,29 +29,43 @@ using GroupTuple = std::tuple<double, double, double, double, double>;
 
 DType tensor_dtype(bool is_bf16) { return is_bf16 ? DType::bf16 : DType::f32; }
 
-void make(TensorOptimizer* self, const std::vector<TensorTuple>& tensors, bool bf16_moments, double max_grad_norm,
-          bool synchronous, bool awaits_updates, int threads, std::int64_t bucket_elements, double spare_state,
-          int gpu) {
+struct Tensors {
   std::vector<OwnedTensor> owned;
   std::vector<int> groups;
-  for (const auto& [name, address, is_bf16, elements, unit, group] : tensors) {
-    owned.push_back({name, reinterpret_cast<void*>(address), tensor_dtype(is_bf16), elements, unit});
-    groups.push_back(group);
+};
+
+Tensors tensors_of(const std::vector<TensorTuple>& tuples) {
+  Tensors tensors;
+  for (const auto& [name, address, is_bf16, elements, unit, group] : tuples) {
+    tensors.owned.push_back({name, reinterpret_cast<void*>(address), tensor_dtype(is_bf16), elements, unit});
+    tensors.groups.push_back(group);
   }
+  return tensors;
+}
+
+// All keys must be there, but no others are looked at. gpu: its number, -1 for the CPU.
+TensorOptimizerSettings settings_of(const nb::dict& given) {
   TensorOptimizerSettings settings;
-  if (gpu >= 0) {
+  if (const int gpu = nb::cast<int>(given["gpu"]); gpu >= 0) {
     settings.backend = &cuda_backend();
     settings.device_index = gpu;
   }
-  settings.awaits_updates = awaits_updates;
-  settings.moments = tensor_dtype(bf16_moments);
-  settings.max_grad_norm = max_grad_norm;
-  settings.schedule = synchronous ? Schedule::synchronous : Schedule::overlapped;
-  settings.threads = threads;
-  settings.bucket_elements = bucket_elements;
-  settings.spare_state = spare_state;
+  settings.moments = tensor_dtype(nb::cast<bool>(given["bf16_moments"]));
+  settings.max_grad_norm = nb::cast<double>(given["max_grad_norm"]);
+  settings.schedule = nb::cast<bool>(given["synchronous"]) ? Schedule::synchronous : Schedule::overlapped;
+  settings.awaits_updates = nb::cast<bool>(given["awaits_updates"]);
+  settings.threads = nb::cast<int>(given["threads"]);
+  settings.device_units = nb::cast<int>(given["device_units"]);
+  settings.bucket_elements = nb::cast<std::int64_t>(given["bucket_elements"]);
+  settings.spare_state = nb::cast<double>(given["spare_state"]);
+  return settings;
+}
+
+void make(TensorOptimizer* self, const std::vector<TensorTuple>& tuples, const nb::dict& given) {
+  Tensors tensors = tensors_of(tuples);
+  TensorOptimizerSettings settings = settings_of(given);
   const nb::gil_scoped_release released;
-  new (self) TensorOptimizer(std::move(owned), std::move(groups), std::move(settings));
+  new (self) TensorOptimizer(std::move(tensors.owned), std::move(tensors.groups), std::move(settings));
 }
 
 std::vector<GroupUpdate> updates_of(const std::vector<GroupTuple>& groups) {
@@ -71,6 +86,7 @@ nb::dict counters_of(const TensorOptimizer& optimizer) {
   all["clipped_steps"] = counters.clipped_steps;
   all["skipped_steps"] = counters.skipped_steps;
   all["reopened_steps"] = optimizer.reopened_steps();
+  all["updated_by_device"] = counters.device_updates;
   all["updated_before_norm"] = counters.host.speculated;
   all["weights_before_norm"] = counters.host.previewed;
   all["updated_after_norm"] = counters.host.updated_in_place + counters.host.updated_weights_first;
@@ -94,10 +110,18 @@ NB_MODULE(_engine, module) {
   nb::exception<so::Error>(module, "UserError", errors.attr("UserError"));
   nb::exception<so::Bug>(module, "Bug", errors.attr("Bug"));
   using release = nb::call_guard<nb::gil_scoped_release>;
+  // Returns the bytes on the device and of the host that a TensorOptimizer of these would take, and a table of them.
+  module.def("memory_of", [](const std::vector<so::TensorTuple>& tensors, const nb::dict& settings) {
+    const so::TensorOptimizerMemory memory = so::memory_of(so::tensors_of(tensors).owned, so::settings_of(settings));
+    return std::make_tuple(memory.device, memory.host, memory.table);
+  });
+  // Returns the bytes of host memory that this process may still take, and what limits them.
+  module.def("available_host_memory", [] {
+    const so::HostMemory memory = so::available_host_memory();
+    return std::make_tuple(memory.available, memory.limited_by);
+  });
   nb::class_<TensorOptimizer>(module, "TensorOptimizer")
-      .def("__init__", &so::make, nb::arg("tensors"), nb::kw_only(), nb::arg("bf16_moments"), nb::arg("max_grad_norm"),
-           nb::arg("synchronous"), nb::arg("awaits_updates"), nb::arg("threads"), nb::arg("bucket_elements"),
-           nb::arg("spare_state"), nb::arg("gpu"))
+      .def("__init__", &so::make, nb::arg("tensors"), nb::arg("settings"))
       // From here on the caller's work is on this cudaStream_t.
       .def(
           "use_stream", [](TensorOptimizer& self, std::uintptr_t handle) { self.use(reinterpret_cast<void*>(handle)); },

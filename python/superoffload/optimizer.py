@@ -36,6 +36,8 @@ class AdamW(torch.optim.Optimizer):
     overlap: False has each update wait for the gradient norm; results are the same.
     under_forward: step() returns before all parameters have new values; each gets its own before it is read, so that
     updates go on under the next forward pass. None: on a GPU. False: step() waits for all.
+    offload_ratio: the share of the optimizer state that is in host memory; the rest is in the parameters' device's, for
+    those that come first. Or device_memory: bytes there that the state may take. At first all of it is the host's.
     threads: that run AdamW; 0: one for each core, or on a GPU's host all cores but three.
 
     A parameter's gradient is taken when it is accumulated, so param.grad is None after backward(). Gradients of several
@@ -62,6 +64,8 @@ class AdamW(torch.optim.Optimizer):
         state_dtype=torch.float32,
         overlap=True,
         under_forward=None,
+        offload_ratio=None,
+        device_memory=None,
         threads=0,
     ):
         if state_dtype not in _DTYPES:
@@ -69,6 +73,13 @@ class AdamW(torch.optim.Optimizer):
         _check_max_grad_norm(max_grad_norm)
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
             raise errors.UserError(f"threads is {threads!r}: give a whole number from 0 on")
+        if offload_ratio is not None and device_memory is not None:
+            raise errors.UserError("offload_ratio and device_memory are two ways to say the same: give one of them")
+        if offload_ratio is not None and not 0 <= offload_ratio <= 1:
+            raise errors.UserError(f"offload_ratio is {offload_ratio}: give a number from 0 to 1; 1 is all on the host")
+        if device_memory is not None and not (isinstance(device_memory, int) and device_memory >= 0):
+            raise errors.UserError(f"device_memory is {device_memory!r}: give a number of bytes, such as 8 << 30")
+        self._offload_ratio, self._device_memory = offload_ratio, device_memory
         self._max_grad_norm = float(max_grad_norm)
         self.grad_norm = None
         self.skipped_steps = 0
@@ -287,18 +298,55 @@ class AdamW(torch.optim.Optimizer):
         tensors = [
             (m.name, m.address, m.dtype == torch.bfloat16, m.parameter.numel(), m.unit, m.group) for m in self._managed
         ]
+        settings = self._settings | {
+            "gpu": self._device.index if on_gpu else -1,
+            "device_units": self._device_units(),
+            "awaits_updates": not under_forward,
+            "max_grad_norm": self._max_grad_norm,
+            "bucket_elements": 1 << 22,
+            "spare_state": 0.25,
+        }
         with torch.cuda.device(self._device) if on_gpu else contextlib.nullcontext():
             if on_gpu:
                 torch.cuda.synchronize()  # what writes the parameters
                 torch.cuda.empty_cache()  # the engine's memory on the GPU is not PyTorch's
-            self._engine = _engine.TensorOptimizer(
-                tensors,
-                bucket_elements=1 << 22,
-                spare_state=0.25,
-                gpu=self._device.index if on_gpu else -1,
-                awaits_updates=not under_forward,
-                max_grad_norm=self._max_grad_norm,
-                **self._settings,
+            self._check_memory(*_engine.memory_of(tensors, settings))
+            self._engine = _engine.TensorOptimizer(tensors, settings)
+
+    def _device_units(self):
+        """How many units the device owns: the first ones, as many as fit."""
+        elements = {}
+        for m in self._managed:
+            elements[m.unit] = elements.get(m.unit, 0) + m.parameter.numel()
+        each = 4 + 2 * (2 if self._settings["bf16_moments"] else 4)
+        if self._offload_ratio is not None:
+            room = (1 - self._offload_ratio) * sum(elements.values())
+        else:
+            room = (self._device_memory or 0) / each
+        unaligned = {m.unit for m in self._managed if m.address % 16 != 0}
+        units = 0
+        for unit, count in elements.items():  # in order
+            if count > room or unit in unaligned:
+                break
+            room -= count
+            units += 1
+        return units
+
+    def _check_memory(self, device, host, table):
+        available, limit = _engine.available_host_memory()
+        if host > available:
+            advice = "state_dtype=torch.bfloat16 takes 4 bytes less a parameter"
+            if self._device.type == "cuda":
+                advice += ", and device_memory or offload_ratio moves state to the GPU"
+            raise errors.UserError(
+                f"the optimizer takes {_gib(host)} of host memory, and there are {_gib(available)} ({limit}); {advice}"
+                f"\n{table}"
+            )
+        if self._device.type == "cuda" and device > torch.cuda.mem_get_info()[0]:
+            raise errors.UserError(
+                f"the optimizer takes {_gib(device)} of the GPU's memory for gradients and state, and there are "
+                f"{_gib(torch.cuda.mem_get_info()[0])}; less device_memory, or an offload_ratio nearer to 1, leaves more "
+                f"state to the host\n{table}"
             )
 
     def _rebuild(self):
@@ -375,7 +423,8 @@ class AdamW(torch.optim.Optimizer):
 
     def _read(self, array, index):
         values = _host_like(self._managed[index].parameter)
-        self._engine.read(array, index, values.data_ptr())
+        with self._on_stream():
+            self._engine.read(array, index, values.data_ptr())
         return values
 
     def _read_state(self, index):
@@ -397,7 +446,8 @@ class AdamW(torch.optim.Optimizer):
                 f"{tuple(parameter.shape)}: it is another model's"
             )
         held = _host_like(parameter).copy_(values.detach())
-        self._engine.write(array, index, held.data_ptr())
+        with self._on_stream():
+            self._engine.write(array, index, held.data_ptr())
 
     def _write_state(self, index, state):
         name = self._managed[index].name
@@ -495,6 +545,10 @@ def _owner_of(parameter):
 def _check_max_grad_norm(value):
     if not 0 <= value < float("inf"):
         raise errors.UserError(f"max_grad_norm is {value}: give a number from 0 on; 0 clips nothing")
+
+
+def _gib(count):
+    return f"{count / 2**30:.1f} GiB"
 
 
 def _host_like(tensor):

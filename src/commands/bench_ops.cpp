@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/host_memory.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "commands/bench_ops_cases.h"
@@ -15,7 +16,6 @@
 #include "ops/runtime.h"
 #include "optim/device_adamw.h"
 #include "optim/engine_ops.h"
-#include "plan/machine/host_memory.h"
 #include "plan/machine/measure.h"
 
 namespace so {

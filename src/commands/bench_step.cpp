@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/host_memory.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "commands/bench_state.h"
@@ -28,7 +29,6 @@
 #include "offload/engine_report.h"
 #include "offload/schedule/owner_split.h"
 #include "plan/machine/hardware.h"
-#include "plan/machine/host_memory.h"
 #include "plan/machine/measure.h"
 #include "plan/machine/rank_share.h"
 #include "plan/plan_comparison.h"

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/host_memory.h"
 #include "base/kernel_text.h"
 #include "base/units.h"
 #include "doctor/host_findings.h"
-#include "plan/machine/host_memory.h"
 
 namespace so {
 namespace {

@@ -73,12 +73,13 @@ void DeviceOptimizer::cast_masters(std::span<Bucket> buckets, Stream& stream) {
 void DeviceOptimizer::cast_run(std::span<const Bucket> run, Stream& stream) {
   const Range range = own_of(run);
   if (range.size() == 0) return;
-  const Tensor weights = weights_at(range),
-               masters(state_.master(run.front(), range.begin), DType::f32, {range.size()});
-  if (weights.dtype() == DType::bf16)
-    ops_.cast(stream, weights, masters);
-  else
-    stream.copy(weights.data(), masters.data(), weights.bytes());
+  weights_.for_each_part(range, [&](Range part, Tensor weights) {
+    const Tensor masters(state_.master(run.front(), part.begin), DType::f32, {part.size()});
+    if (weights.dtype() == DType::bf16)
+      ops_.cast(stream, weights, masters);
+    else
+      stream.copy(weights.data(), masters.data(), weights.bytes());
+  });
 }
 
 template <class Body>
@@ -94,6 +95,7 @@ void DeviceOptimizer::for_each_run(std::span<Bucket> buckets, const Body& body) 
 std::span<Bucket> DeviceOptimizer::adjacent(std::span<Bucket> buckets) const {
   // Long beside what a launch takes to begin and to end; and by no more than this does a save hold up an update.
   constexpr std::int64_t most_elements = std::int64_t{64} << 20;
+  if (weights_.on_device().are_callers()) return buckets.first(1);
   const Range first = buckets.front().own();
   const auto arrays = [&](const Bucket& bucket) {
     const std::int64_t begin = bucket.own().begin;
@@ -124,9 +126,11 @@ void DeviceOptimizer::update(std::span<Bucket> run, Stream& compute, const AdamW
   for (const Bucket& bucket : run) counters_.save_wait_seconds += gate_.wait(bucket.index());
   const Range range = own_of(run);
   if (range.size() > 0)
-    update_range(*adamw_, compute, steps, layout_, range,
-                 Tensor(gradients_.own_at(range.begin), gradients_.dtype(), {range.size()}),
-                 state_.at(run.front(), range.begin), weights_at(range));
+    weights_.for_each_part(range, [&](Range part, Tensor weights) {
+      update_range(*adamw_, compute, steps, layout_, part,
+                   Tensor(gradients_.own_at(part.begin), gradients_.dtype(), {part.size()}),
+                   state_.at(run.front(), part.begin), weights);
+    });
   for (Bucket& bucket : run) {
     compute.record(current(bucket));
     bucket.commit();

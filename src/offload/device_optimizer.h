@@ -70,7 +70,7 @@ class DeviceOptimizer {
   void for_each_run(std::span<Bucket> buckets, const Body& body) const;
   void update(std::span<Bucket> run, Stream& compute, const AdamWSteps& steps);
   void cast_run(std::span<const Bucket> run, Stream& stream);
-  // Those of a range of this rank's slices, which are adjacent there.
+  // Those of a range of this rank's slices, which are adjacent there: not the caller's.
   Tensor weights_at(Range range) const {
     return {weights_.own_at(range.begin), weights_.on_device().dtype(), {range.size()}};
   }

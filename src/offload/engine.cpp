@@ -17,8 +17,11 @@ std::int64_t largest_parameter(const ParameterLayout& layout) {
 }
 
 std::vector<ResidencyKind> residencies_of(const ParameterLayout& layout, const EngineSettings& settings) {
-  if (!settings.weight_places.empty())
-    return std::vector(static_cast<std::size_t>(layout.units()), ResidencyKind::callers);
+  if (!settings.weight_places.empty()) {  // the device writes new ones where they are
+    std::vector kinds(static_cast<std::size_t>(layout.units()), ResidencyKind::callers);
+    std::fill_n(kinds.begin(), settings.device_units, ResidencyKind::resident);
+    return kinds;
+  }
   return residency_kinds(layout, settings.device_units, settings.device_weights, settings.streamed_units,
                          settings.gathered);
 }
@@ -44,8 +47,7 @@ void check_weight_places(const EngineSettings& settings, const ParameterLayout& 
   if (settings.weight_places.empty()) return;
   SO_CHECK(static_cast<int>(settings.weight_places.size()) == layout.count(), "places for {} of {} weights",
            settings.weight_places.size(), layout.count());
-  SO_CHECK(ranks.size() == 1 && settings.device_units == 0 && settings.streamed_units == 0 &&
-               !settings.update_over_link && !layout.has_frozen(),
+  SO_CHECK(ranks.size() == 1 && settings.streamed_units == 0 && !settings.update_over_link && !layout.has_frozen(),
            "the caller's weights where the engine must have its own");
 }
 
@@ -409,8 +411,7 @@ Verdict OffloadEngine::take_verdict(Stream& compute) {
   device_optimizer_.landed();
   complete_->synchronize();
 
-  const Verdict verdict =
-      make_verdict(exchange_ ? exchange_->statistics() : statistics(), ranks_, max_grad_norm_);
+  const Verdict verdict = make_verdict(exchange_ ? exchange_->statistics() : statistics(), ranks_, max_grad_norm_);
   const bool clipped = verdict.clip != 1.0f;
   const AdamWSteps step = steps(verdict.clip);
   ++counters_.steps;

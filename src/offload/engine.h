@@ -72,7 +72,8 @@ struct EngineSettings {
   bool awaits_updates = false;
   StepTimes expected;  // by the plan: the policy goes by them until they are measured
   // By parameter, weights that lie in memory of the caller's, which outlives the engine (ResidencyKind::callers);
-  // empty: in the engine's own. They go with one rank and host-owned units, of which no parameter is frozen. Master
+  // empty: in the engine's own. They go with one rank, without streamed units, updates over the link and frozen
+  // parameters. Those of device-owned units begin at multiples of 16 bytes, and the device writes them there. Master
   // weights are to be written, and uploaded, before the first step.
   std::vector<WeightPlace> weight_places;
 };

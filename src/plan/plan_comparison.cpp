@@ -6,9 +6,9 @@
 #include <array>
 #include <cmath>
 
+#include "base/host_memory.h"
 #include "base/units.h"
 #include "device/backend.h"
-#include "plan/machine/host_memory.h"
 #include "plan/machine/measure.h"
 
 namespace so {

@@ -52,17 +52,42 @@ EngineSettings engine_settings(std::span<const OwnedTensor> tensors, const Param
   engine.units_in_any_order = true;
   engine.awaits_updates = settings.awaits_updates;
   engine.max_grad_norm = settings.max_grad_norm;
+  engine.device_units = settings.device_units;
   // A place has room for the largest bucket.
-  std::int64_t largest = 1;
-  for (const Bucket& bucket : make_buckets(layout, settings.bucket_elements, 0, true))
+  std::int64_t largest = 1, elements = 0;
+  for (const Bucket& bucket : make_buckets(layout, settings.bucket_elements, settings.device_units, true)) {
+    if (!bucket.on_host()) continue;
     largest = std::max(largest, bucket.range().size());
+    elements += bucket.range().size();
+  }
   engine.undo_buckets =
-      std::llround(settings.spare_state * static_cast<double>(layout.elements()) / static_cast<double>(largest));
+      std::llround(settings.spare_state * static_cast<double>(elements) / static_cast<double>(largest));
   for (const OwnedTensor& tensor : tensors) engine.weight_places.push_back({tensor.data, tensor.dtype});
   return engine;
 }
 
+Buffer make_staging(Device& device, std::span<const Bucket> buckets) {
+  std::int64_t largest = 0;
+  for (const Bucket& bucket : buckets) largest = std::max(largest, bucket.range().size());
+  return device.allocate(MemoryKind::pinned, static_cast<std::size_t>(largest) * sizeof(float), "loading");
+}
+
 }  // namespace
+
+TensorOptimizerMemory memory_of(const std::vector<OwnedTensor>& tensors, const TensorOptimizerSettings& settings) {
+  ThreadPool pool("planned", {}, false);
+  const std::unique_ptr<Device> device = make_dry_device(*settings.backend);
+  const std::unique_ptr<Communicator> ranks = make_single_communicator();
+  const ParameterLayout layout(parameters_of(tensors));
+  const OffloadEngine engine(*device, pool, *ranks, layout, engine_settings(tensors, layout, settings));
+  const Buffer staging = make_staging(*device, engine.buckets());
+  TensorOptimizerMemory memory;
+  for (const MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable})
+    (kind == MemoryKind::device && settings.backend->own_memory ? memory.device : memory.host) +=
+        device->ledger().peak(kind);
+  memory.table = device->ledger().table();
+  return memory;
+}
 
 TensorOptimizer::TensorOptimizer(std::vector<OwnedTensor> tensors, std::vector<int> groups,
                                  TensorOptimizerSettings settings)
@@ -113,10 +138,7 @@ void TensorOptimizer::settle() {
 }
 
 void TensorOptimizer::load_masters(std::span<const OwnedTensor> tensors) {
-  std::int64_t largest = 0;
-  for (const Bucket& bucket : engine_->buckets()) largest = std::max(largest, bucket.range().size());
-  const Buffer staging =
-      device_->allocate(MemoryKind::pinned, static_cast<std::size_t>(largest) * sizeof(float), "loading");
+  const Buffer staging = make_staging(*device_, engine_->buckets());
   for (int t = 0; t < count(); ++t) {
     const OwnedTensor& tensor = tensors[static_cast<std::size_t>(t)];
     const Range range = layout_.range(t);

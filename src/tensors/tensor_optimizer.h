@@ -45,6 +45,9 @@ struct TensorOptimizerSettings {
   Schedule schedule = Schedule::overlapped;
   int threads = 0;  // that run AdamW; 0: one for each usable CPU
   std::int64_t bucket_elements = std::int64_t{1} << 22;
+  // The first units whose optimizer state is in the device's memory, and is updated there after the verdict. Their
+  // tensors begin at multiples of 16 bytes.
+  int device_units = 0;
   // Whether the caller waits for all new weights when it has made a step, so that none comes under its next work.
   bool awaits_updates = true;
   double spare_state = 0.25;                       // of the optimizer state, room for updates that may be discarded
@@ -57,6 +60,14 @@ struct GroupUpdate {
   double lr = 0, weight_decay = 0;
   bool operator==(const GroupUpdate&) const = default;
 };
+
+// Bytes that an optimizer takes, beside its libraries. On a device without memory of its own all are the host's.
+struct TensorOptimizerMemory {
+  std::size_t device = 0, host = 0;
+  std::string table;  // by name, for people
+};
+// The most that making one and its steps take, without taking it.
+TensorOptimizerMemory memory_of(const std::vector<OwnedTensor>& tensors, const TensorOptimizerSettings& settings);
 
 class TensorOptimizer {
  public:

@@ -1,10 +1,10 @@
 // The trainer's records: its metrics, the plan's review and the lines of the log about a step.
 #include <limits>
 
+#include "base/host_memory.h"
 #include "base/log.h"
 #include "device/backend.h"
 #include "offload/engine_report.h"
-#include "plan/machine/host_memory.h"
 #include "plan/machine/measure.h"
 #include "train/run_report.h"
 #include "train/trainer.h"

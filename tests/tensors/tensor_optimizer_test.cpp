@@ -198,7 +198,7 @@ class Framework {
 };
 
 struct Tally {
-  std::int64_t reopened = 0, ahead = 0, clipped = 0, skipped = 0;
+  std::int64_t on_device = 0, reopened = 0, ahead = 0, clipped = 0, skipped = 0;
 };
 
 // Steps with everything at random: which tensors have gradients, how many, in which order, settings that change after
@@ -210,10 +210,12 @@ void run_at_random(unsigned seed, Tally& tally) {
   const std::vector<std::vector<DType>> kinds = {{DType::f32}, {DType::bf16}, {DType::bf16, DType::f32}};
   World world(tensors_of(kinds[random() % kinds.size()]));
   const double max_grad_norm = one_in(2) ? 0 : 50.0 * (1 + random() % 8);
+  const int device_units = one_in(2) ? 0 : static_cast<int>(random() % 6);
   TensorOptimizer optimizer(world.owned(), world.groups,
                             {.max_grad_norm = max_grad_norm,
                              .threads = 2,
                              .bucket_elements = 64 * std::vector<std::int64_t>{1, 16, 200}[random() % 3],
+                             .device_units = device_units,
                              .awaits_updates = one_in(2),
                              .spare_state = std::vector<double>{0, 0.3, 1}[random() % 3],
                              .policy = std::make_unique<RandomPolicy>(seed)});
@@ -279,6 +281,7 @@ void run_at_random(unsigned seed, Tally& tally) {
   EXPECT_TRUE(world.holds());
   EXPECT_TRUE(world.state_is(optimizer));
   tally.reopened += optimizer.reopened_steps();
+  tally.on_device += optimizer.counters().device_updates;
   tally.ahead += optimizer.counters().host.speculated + optimizer.counters().host.previewed;
 }
 
@@ -288,8 +291,33 @@ TEST(TensorOptimizer, AnythingAtRandomIsThePlainLoop) {
   for (unsigned seed = 0; seed < seeds && !testing::Test::HasFatalFailure(); ++seed) run_at_random(seed, tally);
   EXPECT_GT(tally.reopened, seeds / 2);
   EXPECT_GT(tally.ahead, seeds);
+  EXPECT_GT(tally.on_device, seeds);
   EXPECT_GT(tally.clipped, seeds);
   EXPECT_GT(tally.skipped, seeds / 4);
+}
+
+TEST(TensorOptimizer, MemoryIsSaidBefore) {
+  World world(tensors_of({DType::bf16}));
+  const std::size_t host_owned = memory_of(world.owned(), {}).host;
+  TensorOptimizer optimizer(world.owned(), world.groups, {});
+  std::size_t peak = 0;
+  for (const MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable})
+    peak += optimizer.device().ledger().peak(kind);
+  EXPECT_EQ(host_owned, peak);
+  // A GPU that owns all holds the state, the gradients and the norms.
+  TensorOptimizerSettings settings;
+  settings.backend = &cuda_backend();
+  settings.device_units = 5;
+  const TensorOptimizerMemory owned = memory_of(world.owned(), settings);
+  std::size_t elements = 0;
+  for (const OwnedTensor& tensor : world.owned()) elements += static_cast<std::size_t>(tensor.elements);
+  EXPECT_GT(owned.device, 14 * elements);
+  EXPECT_LT(owned.device, 14 * elements + 64 * 14 * world.tensors.size() + (1 << 20));
+  settings.device_units = 0;
+  const TensorOptimizerMemory offloaded = memory_of(world.owned(), settings);
+  EXPECT_LT(offloaded.device, 3 * elements);
+  EXPECT_GT(offloaded.host, 14 * elements);
+  EXPECT_NE(offloaded.table.find("new weights"), std::string::npos) << offloaded.table;
 }
 
 }  // namespace

@@ -24,8 +24,9 @@ class CallerWeights final : public WeightResidency {
                 const std::vector<bool>& kept);
 
   // begin() enqueues the copies of what has changed since the last time, and require() has `stream` wait for them. They
-  // do not wait for it: work that uses the unit's old weights must have run, as all has that was enqueued before the last verdict. What they
-  // read may be overwritten once a gradient that is enqueued on `stream` afterwards is complete.
+  // do not wait for it: work that uses the unit's old weights must have run, as all has that was enqueued before the
+  // last verdict. What they read may be overwritten once a gradient that is enqueued on `stream` afterwards is
+  // complete.
   void require(int unit, Stream& stream) override;
   void begin(Range part) override;
   void release(int, Stream&) override {}

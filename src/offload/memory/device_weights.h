@@ -38,6 +38,18 @@ class DeviceWeights final : public WeightSource {
 
   DType dtype() const { return dtype_; }  // in which they are computed and travel
   std::byte* at(std::int64_t element) const { return array().at(element); }
+  bool are_callers() const { return !array_; }
+  // body(part, weights) for what `range` has of each parameter in the caller's memory, in the parameter's own format.
+  template <class Body>
+  void for_each_part(Range range, const Body& body) const {
+    for (int p = layout_.first_ending_after(range.begin); p < layout_.count(); ++p) {
+      const Range part = common(layout_.range(p), range);
+      if (part.size() <= 0) return;
+      const WeightPlace& place = places_[static_cast<std::size_t>(p)];
+      const auto offset = static_cast<std::size_t>(part.begin - layout_.range(p).begin) * size_of(place.dtype);
+      body(part, Tensor(static_cast<std::byte*>(place.data) + offset, place.dtype, {part.size()}));
+    }
+  }
   std::size_t bytes() const { return array().bytes(); }
   std::size_t bytes_of(Range range) const { return static_cast<std::size_t>(range.size()) * size_of(dtype()); }
 

@@ -42,6 +42,14 @@ class UnitWeights {
     return slice ? slice : on_device_.at(element);
   }
 
+  // body(part, weights) for the parts of `range`, which lies in this rank's slice of a bucket, whose weights are
+  // adjacent where their owner puts new ones.
+  template <class Body>
+  void for_each_part(Range range, const Body& body) const {
+    if (on_device_.are_callers()) return on_device_.for_each_part(range, body);
+    body(range, Tensor(own_at(range.begin), on_device_.dtype(), {range.size()}));
+  }
+
   // The model has required or released a unit, as the unit's residency was told: what comes next is brought.
   void required(int unit);
   void released();

@@ -6,10 +6,10 @@
 #include <optional>
 #include <string>
 
+#include "base/host_memory.h"
 #include "base/number_formats.h"
 #include "device/backend.h"
 #include "ops/runtime.h"
-#include "plan/machine/host_memory.h"
 #include "plan/machine/rates.h"
 
 namespace so {

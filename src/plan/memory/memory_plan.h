@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/host_memory.h"
 #include "device/backend.h"
 #include "device/device.h"
-#include "plan/machine/host_memory.h"
 
 namespace so {
 

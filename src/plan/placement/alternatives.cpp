@@ -7,10 +7,10 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/host_memory.h"
 #include "base/units.h"
 #include "offload/schedule/gathered_units.h"
 #include "offload/schedule/streamed_units.h"
-#include "plan/machine/host_memory.h"
 
 namespace so {
 namespace {

@@ -6,9 +6,9 @@
 #include <optional>
 #include <utility>
 
+#include "base/host_memory.h"
 #include "offload/schedule/gathered_units.h"
 #include "offload/schedule/streamed_units.h"
-#include "plan/machine/host_memory.h"
 
 namespace so {
 namespace {

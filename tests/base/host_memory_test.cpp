@@ -1,4 +1,4 @@
-#include "plan/machine/host_memory.h"
+#include "base/host_memory.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
