@@ -138,6 +138,12 @@ NB_MODULE(_engine, module) {
              const nb::gil_scoped_release released;
              self.forecast(updates);
            })
+      .def("gradient_norm",
+           [](TensorOptimizer& self, const std::vector<so::GroupTuple>& groups) {
+             const std::vector<so::GroupUpdate> updates = so::updates_of(groups);
+             const nb::gil_scoped_release released;
+             return self.gradient_norm(updates);
+           })
       // Returns whether the step stands, the gradient norm, the factor of clipping, and the tensor that is not finite
       // (-1: none).
       .def("step",

@@ -39,4 +39,4 @@ bare=$temporary/bare/bin/python3
 # Without jinja2, which no test here needs: a test fetches nothing.
 "$bare" -m pip install --quiet --disable-pip-version-check --no-deps --no-index "$temporary"/superoffload-*.whl
 cd "$temporary"
-"$bare" -B -m unittest discover --start-directory "$source/tests/python" --pattern "test_[pt]*.py"
+"$bare" -B -m unittest discover --start-directory "$source/tests/python" --pattern "test_[dpt]*.py"

@@ -7,10 +7,11 @@
 The package carries the program `superoffload`, which train() runs, and which is a command where the package is
 installed. AdamW is an optimizer for PyTorch, which is imported only for it.
 """
+from superoffload.deepspeed import from_deepspeed
 from superoffload.errors import Bug, Error, Interrupted, SystemFailure, UserError
 from superoffload.training import train
 
-__all__ = ["AdamW", "Bug", "Error", "Interrupted", "SystemFailure", "UserError", "train"]
+__all__ = ["AdamW", "Bug", "Error", "Interrupted", "SystemFailure", "UserError", "from_deepspeed", "train"]
 
 
 def __getattr__(name):

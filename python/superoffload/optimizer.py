@@ -10,7 +10,7 @@ import weakref
 
 import torch
 
-from superoffload import _engine, awaited, errors
+from superoffload import _engine, awaited, clipping, errors
 
 _MASTER, _EXP_AVG, _EXP_AVG_SQ = range(3)
 # Elements. A unit is what the host may begin with when all its gradients are there.
@@ -81,6 +81,7 @@ class AdamW(torch.optim.Optimizer):
             raise errors.UserError(f"device_memory is {device_memory!r}: give a number of bytes, such as 8 << 30")
         self._offload_ratio, self._device_memory = offload_ratio, device_memory
         self._max_grad_norm = float(max_grad_norm)
+        self._limit = self._max_grad_norm  # of the step under way
         self.grad_norm = None
         self.skipped_steps = 0
         self._settings = {
@@ -96,6 +97,7 @@ class AdamW(torch.optim.Optimizer):
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay} | _ONLY
         super().__init__(params, defaults)
         self._build({})
+        clipping.install(_owner_of)
 
     def add_param_group(self, param_group):
         """Adds parameters; state and gradients of the others stay."""
@@ -122,17 +124,13 @@ class AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._await_all()
-        if any(p.requires_grad and id(p) not in self._index and p.numel() for p in self._parameters()):
-            self._rebuild()  # unfrozen since
-        self._read_changed()
-        for managed in self._managed:
-            if managed.parameter.grad is not None:  # assigned by hand, or from before the optimizer
-                self._take(managed)
+        self._collect()
         if not self._engine.has_gradients():
             raise errors.UserError("step() without a gradient since the last one: call backward() first")
+        self._engine.set_max_grad_norm(self._limit)
         with self._on_stream():
             finite, norm, _, bad = self._engine.step(self._groups())
+        self._limit = self._max_grad_norm
         self.grad_norm = norm
         if not (finite and self._awaited is not None and self._awaited.begin()):
             with self._on_stream():
@@ -151,11 +149,48 @@ class AdamW(torch.optim.Optimizer):
     @max_grad_norm.setter
     def max_grad_norm(self, value):
         _check_max_grad_norm(value)
-        self._max_grad_norm = float(value)
-        self._engine.set_max_grad_norm(self._max_grad_norm)
+        self._max_grad_norm = self._limit = float(value)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm, *, parameters=None, error_if_nonfinite=False):
+        """Clips the next step() to max_norm, or to max_grad_norm if that is less, and returns the norm of all gradients.
+
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm) comes here. It waits for the gradients that there
+        are; more may follow before step(). parameters: what the caller means to clip, which is to be all that this
+        optimizer has gradients of.
+        """
+        if not max_norm > 0:
+            raise errors.UserError(f"clip_grad_norm_ to {max_norm}: give a number above 0")
+        if parameters is not None:
+            self._check_clipped(parameters)
+        self._collect()
+        if not self._engine.has_gradients():
+            return torch.tensor(0.0, device=self._device)
+        limits = [float(limit) for limit in (max_norm, self._max_grad_norm) if 0 < limit < float("inf")]
+        with self._on_stream():
+            norm = self._engine.gradient_norm(self._groups())
+        if error_if_nonfinite and norm != norm:
+            raise RuntimeError("the norm of the gradients is not finite, so they cannot be clipped")
+        self._limit = min(limits, default=0.0)
+        return torch.tensor(norm, device=self._device)
+
+    def _check_clipped(self, parameters):
+        given = {id(p) for p in parameters}
+        for index, managed in enumerate(self._managed):
+            if id(managed.parameter) not in given and self._engine.has_gradient(index):
+                raise errors.UserError(
+                    f"clip_grad_norm_ without {managed.name}: superoffload.AdamW clips the norm of all its gradients; make "
+                    "an optimizer for those that are clipped together"
+                )
+        for p in parameters:
+            if p.grad is not None and id(p) not in self._index:
+                raise errors.UserError(
+                    "clip_grad_norm_ of parameters of a superoffload.AdamW and of others: call it for each by itself"
+                )
 
     def zero_grad(self, set_to_none=True):
         """Forgets the gradients since the last step."""
+        self._limit = self._max_grad_norm
         super().zero_grad(set_to_none=True)
         if self._engine is not None and self._engine.has_gradients():
             with self._on_stream():
@@ -217,6 +252,8 @@ class AdamW(torch.optim.Optimizer):
             raise
         by_parameter = dict(zip(saved, self._parameters()))
         states = {id(by_parameter[key]): value for key, value in state_dict["state"].items() if key in by_parameter}
+        if not states and self._is_new():
+            return  # as trainers do that move an optimizer's state to its device
         self._build(states)
 
     # ---- Inside ----
@@ -234,9 +271,24 @@ class AdamW(torch.optim.Optimizer):
             self._engine.use_stream(torch.cuda.current_stream().cuda_stream)
             yield
 
+    def _collect(self):
+        """All gradients since the last step are the engine's, and all parameters that have one."""
+        self._await_all()
+        if any(p.requires_grad and id(p) not in self._index and p.numel() for p in self._parameters()):
+            self._rebuild()  # unfrozen since
+        self._read_changed()
+        for managed in self._managed:
+            if managed.parameter.grad is not None:  # assigned by hand, or from before the optimizer
+                self._take(managed)
+
     def _await_all(self):
         if self._awaited is not None:
             self._awaited.finish(self)
+
+    def _is_new(self):
+        return not self._engine.has_gradients() and all(
+            self._engine.updates(index) == 0 for index in range(len(self._managed))
+        )
 
     def _groups(self):
         return [

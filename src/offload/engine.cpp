@@ -290,6 +290,7 @@ void OffloadEngine::begin_last_micro_batch(std::span<const ParameterUpdate> upda
 
 void OffloadEngine::begin_last() {
   last_micro_batch_ = true;
+  has_statistics_ = false;
   first_ready_ = true;
   host_.begin_step(steps(1.0f), policy_->choose(facts()));
 }
@@ -401,15 +402,32 @@ std::vector<GradStats> OffloadEngine::statistics() const {
   return all;
 }
 
-Verdict OffloadEngine::take_verdict(Stream& compute) {
+void OffloadEngine::take_statistics(Stream& compute) {
+  if (has_statistics_) return;
   if (exchange_)
     exchange_->send_statistics(compute);
   else
     compute.copy(stats_host_.data(), stats_.data(), stats_.bytes());
   compute.record(*complete_);
-  waits_.begin(compute, WaitReason::verdict);
-  device_optimizer_.landed();
   complete_->synchronize();
+  has_statistics_ = true;
+}
+
+double OffloadEngine::gradient_norm(Stream& compute) {
+  SO_CHECK(last_micro_batch_ && !exchange_, "a norm of gradients before the last micro-batch, or of several ranks");
+  try {
+    take_statistics(compute);
+  } catch (const std::exception&) {
+    host_.fail(std::current_exception());
+    throw;
+  }
+  return make_verdict(statistics(), ranks_, 0).norm;
+}
+
+Verdict OffloadEngine::take_verdict(Stream& compute) {
+  device_optimizer_.landed();
+  waits_.begin(compute, WaitReason::verdict);
+  take_statistics(compute);
 
   const Verdict verdict = make_verdict(exchange_ ? exchange_->statistics() : statistics(), ranks_, max_grad_norm_);
   const bool clipped = verdict.clip != 1.0f;

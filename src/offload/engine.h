@@ -141,6 +141,9 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   void reopen_step();
   // Forgets the gradients of a step whose last micro-batch has not begun, so that the next ones replace them.
   void drop_gradients();
+  // After the last micro-batch has been enqueued on `compute`: waits for its gradients, and returns their norm, NaN if
+  // one is not finite. Nothing is decided yet: finish_step() follows, or reopen_step(). Goes with one rank.
+  double gradient_norm(Stream& compute);
   // After the last micro-batch has been enqueued on `compute`: waits for its gradients, takes the verdict, and has it
   // carried out. Updates, and weights on their way to the device, may still run on return: require_weights(),
   // require_gradients() and read_state() wait for what they need. After an error, of the device's work or the host's,
@@ -236,6 +239,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   bool has_gradient(int unit) const;
   // The bucket's gradient is being written.
   void land(Bucket& bucket);
+  // Waits for the statistics of all gradients, unless they were taken.
+  void take_statistics(Stream& compute);
   Verdict take_verdict(Stream& compute);
   std::vector<GradStats> statistics() const;  // by parameter, with one rank
   UpdateFacts facts() const;                  // the spans hold while the engine lives
@@ -278,6 +283,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   std::vector<bool> written_;  // by parameter: has a gradient in this step; in slices: in this micro-batch
   std::vector<bool> reduced_;  // by unit: its slices have gradients of this step's micro-batches
   bool last_micro_batch_ = false;
+  bool has_statistics_ = false;     // of the step's gradients
   std::int64_t micro_batches_ = 0;  // of this step, whose backward passes are enqueued
   double lr_ = 0, max_grad_norm_ = 0;
   std::int64_t update_number_ = 0;

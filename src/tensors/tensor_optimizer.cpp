@@ -101,6 +101,7 @@ TensorOptimizer::TensorOptimizer(std::vector<OwnedTensor> tensors, std::vector<i
       updates_(tensors.size()),
       gradients_(tensors.size()),
       expected_(tensors.size()),
+      updated_(tensors.size()),
       completed_(static_cast<std::size_t>(layout_.units())),
       pending_(static_cast<std::size_t>(layout_.units()), true),
       own_stream_(device_->create_stream("tensors")),
@@ -162,7 +163,7 @@ bool TensorOptimizer::add_gradient(int tensor, const void* gradient, DType dtype
   const auto t = static_cast<std::size_t>(tensor);
   const int unit = layout_.parameter(tensor).unit;
   // The host has begun with this unit, or with a step in which the tensor was to have no gradient.
-  if (!begun_with_.empty() && (completed_[static_cast<std::size_t>(unit)] || expected_[t] == 0)) reopen();
+  if (!begun_with_.empty() && (completed_[static_cast<std::size_t>(unit)] || !updated_[t])) reopen();
   require_unit(unit);
   engine_->require_gradients(unit, *stream_);
   const GradientSink::Target target = engine_->gradient(tensor);
@@ -209,6 +210,7 @@ void TensorOptimizer::begin(std::span<const GroupUpdate> groups, std::span<const
                        .lr = groups[group].lr,
                        .weight_decay = groups[group].weight_decay,
                        .update_number = gradients[t] > 0 ? updates_[t] + 1 : 0});
+    updated_[t] = gradients[t] > 0;
   }
   engine_->begin_last_micro_batch(updates);
   begun_with_.assign(groups.begin(), groups.end());
@@ -230,19 +232,26 @@ void TensorOptimizer::reopen() {
   ++reopened_;
 }
 
-Verdict TensorOptimizer::step(std::span<const GroupUpdate> groups) {
+void TensorOptimizer::complete_all(std::span<const GroupUpdate> groups) {
   SO_CHECK(has_gradients(), "a step without a gradient");
-  const auto has_gradient = [&](std::size_t t) { return gradients_[t] > 0; };
-  bool as_forecast = std::equal(groups.begin(), groups.end(), begun_with_.begin(), begun_with_.end());
-  for (std::size_t t = 0; t < gradients_.size(); ++t)
-    as_forecast = as_forecast && has_gradient(t) == (expected_[t] > 0);
-  if (!as_forecast) reopen();
+  bool as_begun = std::equal(groups.begin(), groups.end(), begun_with_.begin(), begun_with_.end());
+  for (std::size_t t = 0; t < gradients_.size(); ++t) as_begun = as_begun && (gradients_[t] > 0) == updated_[t];
+  if (!as_begun) reopen();
   if (begun_with_.empty()) begin(groups, gradients_);
   for (int unit = layout_.units() - 1; unit >= 0; --unit)
     if (!completed_[static_cast<std::size_t>(unit)]) complete(unit);
+}
+
+double TensorOptimizer::gradient_norm(std::span<const GroupUpdate> groups) {
+  complete_all(groups);
+  return engine_->gradient_norm(*stream_);
+}
+
+Verdict TensorOptimizer::step(std::span<const GroupUpdate> groups) {
+  complete_all(groups);
   const Verdict verdict = engine_->finish_step(*stream_);
   for (std::size_t t = 0; t < gradients_.size(); ++t)
-    if (verdict.finite && has_gradient(t)) ++updates_[t];
+    if (verdict.finite && gradients_[t] > 0) ++updates_[t];
   std::swap(expected_, gradients_);
   gradients_.assign(gradients_.size(), 0);
   completed_.assign(completed_.size(), false);

@@ -92,6 +92,9 @@ class TensorOptimizer {
   bool add_gradient(int tensor, const void* gradient, DType dtype);
   // The step will probably be made with these. The host begins with the units whose gradients are complete by forecast.
   void forecast(std::span<const GroupUpdate> groups);
+  // Waits for the gradients since the last step, as if they were all, and returns their norm, NaN if one is not finite;
+  // `groups` as step() will have them. The step is still open. Throws Bug without any gradient.
+  double gradient_norm(std::span<const GroupUpdate> groups);
   // Ends the step: waits for its gradients, takes the verdict and has it carried out. Tensors without a gradient stay
   // as they are, with their state. On return updates may run: who reads tensors calls require() or wait() before.
   // Throws Bug without any gradient.
@@ -136,6 +139,8 @@ class TensorOptimizer {
   void settle();
   void begin(std::span<const GroupUpdate> groups, std::span<const std::int64_t> gradients);
   void complete(int unit);
+  // Those there are will be all of the step.
+  void complete_all(std::span<const GroupUpdate> groups);
   // Undoes what was begun by forecast, if anything was, and makes no other forecast in this step.
   void reopen();
 
@@ -148,6 +153,7 @@ class TensorOptimizer {
   std::vector<std::int64_t> updates_;    // by tensor
   std::vector<std::int64_t> gradients_;  // by tensor: of this step
   std::vector<std::int64_t> expected_;   // by tensor: of the last step
+  std::vector<bool> updated_;            // by tensor: in the step that the host has begun with
   std::vector<bool> completed_;          // by unit
   std::vector<bool> pending_;            // by unit
   std::vector<GroupUpdate> begun_with_;  // empty: the host has not begun

@@ -75,12 +75,16 @@ struct World {
     for (Held& held : tensors) held.gradient.clear();
   }
 
-  void step(const std::vector<GroupUpdate>& settings, double max_grad_norm) {
+  double norm() const {
     double squares = 0;
     for (const Held& held : tensors)
       for (const float g : held.gradient) squares += static_cast<double>(g) * g;
-    const bool finite = std::isfinite(squares);
-    const float clip = finite ? clip_coefficient(std::sqrt(squares), max_grad_norm) : 1.0f;
+    return std::sqrt(squares);
+  }
+
+  void step(const std::vector<GroupUpdate>& settings, double max_grad_norm) {
+    const bool finite = std::isfinite(norm());
+    const float clip = finite ? clip_coefficient(norm(), max_grad_norm) : 1.0f;
     for (Held& held : tensors) {
       if (finite && !held.gradient.empty()) {
         const GroupUpdate& own = settings[static_cast<std::size_t>(held.one.group)];
@@ -257,6 +261,15 @@ void run_at_random(unsigned seed, Tally& tally) {
     if (!optimizer.has_gradients()) {
       const std::vector<float> values = some_gradient(world.tensors[0].one.elements, random);
       if (framework.give(world, 0, values, random)) optimizer.forecast(settings);
+    }
+    if (one_in(4)) {
+      const double norm = optimizer.gradient_norm(settings);
+      EXPECT_TRUE(std::isnan(norm) ? std::isnan(world.norm()) : norm == world.norm()) << norm;
+      if (one_in(3)) {  // there are more of them after all
+        const std::size_t t = random() % world.tensors.size();
+        const std::vector<float> values = some_gradient(world.tensors[t].one.elements, random);
+        if (framework.give(world, t, values, random)) optimizer.forecast(settings);
+      }
     }
     if (one_in(8)) settings[1].lr *= 2;
     const Verdict verdict = optimizer.step(settings);
