@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """superoffload.AdamW under a transformers model on one GPU, against the same model's forward and backward alone.
 
-    python torch_optimizer.py --config qwen3-4b [--batch_size 4] [--max_length 4096] [--max_grad_norm 1 1e6]
-                              [--offload_ratio 1] [--state_dtype fp32] [--threads 0] [--steps 8] [--json]
+    python torch_optimizer.py --config qwen3-4b [--batch_size 4] [--max_length 4096] [--runs 1 1e6 1e6:5]
+                              [--state_dtype fp32] [--threads 0] [--steps 6] [--json]
 
 Random weights and tokens, bf16, gradient checkpointing, the attention of PyTorch (sdpa). All is measured in one process
-in turn: forward and backward alone, then whole steps for each value of --max_grad_norm with one optimizer, and
-forward and backward alone again. A figure is the median of the steps after a few to warm up.
+in turn: forward and backward alone, then whole steps for each of --runs, and, unless --once, forward and backward alone
+again. A run is the norm that is clipped to and, behind a colon, GiB of optimizer state on the GPU (0). A figure is the
+median of the steps after a few to warm up.
 """
 import argparse
 import json
@@ -60,14 +61,12 @@ def main():
     p.add_argument("--config", required=True, help="config.json or a preset of configs/models")
     p.add_argument("--batch_size", type=int, default=4)
     p.add_argument("--max_length", type=int, default=4096)
-    p.add_argument("--max_grad_norm", type=float, nargs="+", default=[1.0, 1e6])
-    p.add_argument("--offload_ratio", type=float, default=1.0, help="share of the optimizer state in host memory")
-    p.add_argument("--device_memory", type=float, default=0, help="GiB of optimizer state on the GPU instead")
+    p.add_argument("--runs", nargs="+", default=["1", "1e6"], metavar="NORM[:GIB]")
     p.add_argument("--state_dtype", choices=["fp32", "bf16"], default="fp32")
     p.add_argument("--threads", type=int, default=0)
     p.add_argument("--lr", type=float, default=1e-5)
     p.add_argument("--warmup", type=int, default=4)
-    p.add_argument("--steps", type=int, default=8)
+    p.add_argument("--steps", type=int, default=6)
     p.add_argument("--attention", default="sdpa")
     p.add_argument("--once", action="store_true", help="no second measurement of forward and backward alone")
     p.add_argument("--json", action="store_true")
@@ -87,7 +86,7 @@ def main():
             print(json.dumps(result), flush=True)
             return
         ratio = result["tokens_per_s"] / results[0]["tokens_per_s"]
-        print(f"{name:<28}{result['tokens_per_s']:>10.1f} tokens/s  ratio {ratio:.3f}  "
+        print(f"{name:<34}{result['tokens_per_s']:>10.1f} tokens/s  ratio {ratio:.3f}  "
               f"steps {' '.join(f'{x:.3f}' for x in seconds)}", flush=True)
         for key, value in more.items():
             print(f"    {key}: {value}", flush=True)
@@ -97,19 +96,24 @@ def main():
         report(name, seconds[2:], loss=loss, peak_gb=torch.cuda.max_memory_allocated() / 1e9)
 
     alone("forward and backward alone")
-    start = time.perf_counter()
-    more = {"device_memory": int(a.device_memory * 2**30)} if a.device_memory else {"offload_ratio": a.offload_ratio}
-    optimizer = superoffload.AdamW(
-        model.parameters(), lr=a.lr, betas=(0.9, 0.99), weight_decay=0.01, max_grad_norm=a.max_grad_norm[0],
-        state_dtype=torch.float32 if a.state_dtype == "fp32" else torch.bfloat16, threads=a.threads, **more)
-    print(f"optimizer made in {time.perf_counter() - start:.1f} s", flush=True)
-    for norm in a.max_grad_norm:
+    optimizer, made_with = None, None
+    for run in a.runs:
+        norm, _, gib = run.partition(":")
+        norm, gib = float(norm), float(gib or 0)
+        if gib != made_with:
+            optimizer = None  # its memory is needed
+            start, made_with = time.perf_counter(), gib
+            optimizer = superoffload.AdamW(
+                model.parameters(), lr=a.lr, betas=(0.9, 0.99), weight_decay=0.01, max_grad_norm=norm,
+                state_dtype=torch.float32 if a.state_dtype == "fp32" else torch.bfloat16, threads=a.threads,
+                device_memory=int(gib * 2**30))
+            print(f"optimizer made in {time.perf_counter() - start:.1f} s", flush=True)
         optimizer.max_grad_norm = norm
         warm, _ = measure(model, ids, a.warmup, optimizer.step)
         before = optimizer.counters()
         seconds, loss = measure(model, ids, a.steps, optimizer.step)
-        report(f"AdamW, clipped to {norm:g}", seconds, warmup=" ".join(f"{x:.3f}" for x in warm), loss=loss,
-               grad_norm=optimizer.grad_norm, counters=difference(optimizer.counters(), before),
+        report(f"AdamW, clip {norm:g}, {gib:g} GiB on GPU", seconds, warmup=" ".join(f"{x:.3f}" for x in warm),
+               loss=loss, grad_norm=optimizer.grad_norm, counters=difference(optimizer.counters(), before),
                under_forward=optimizer._engine.pending(), peak_gb=torch.cuda.max_memory_allocated() / 1e9)
     del optimizer
     if not a.once:
