@@ -7,6 +7,7 @@
 #include <system_error>
 #include <vector>
 
+#include "base/host_memory.h"
 #include "base/log.h"
 #include "base/process_limits.h"
 #include "base/standard_streams.h"
@@ -14,7 +15,6 @@
 #include "commands/parse.h"
 #include "commands/rank_run.h"
 #include "commands/terminate.h"
-#include "plan/machine/host_memory.h"
 
 namespace so {
 namespace {
