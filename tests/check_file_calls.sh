@@ -3,7 +3,8 @@
 # does not hang, with a limit on what is read. The exceptions, each with its reason:
 #   base/file.cpp            is the guarded layer
 #   base/file_system.cpp     is its questions about the file system
-#   device/host_pages.cpp, base/host_memory.cpp   read the kernel's /proc and cgroup files, which have no size
+#   device/gpu_place.cpp, device/host_pages.cpp, base/host_memory.cpp   read the kernel's /proc, /sys and cgroup files,
+#                            which have no size
 #   base/run_log.cpp         opens run.log with the same guards, since it may neither throw nor log
 #   base/standard_streams.cpp   opens /dev/null in place of a closed stream
 #   data/token_cache.cpp     makes a file that is its owner's alone from its first moment
@@ -13,7 +14,7 @@
 # usage: check_file_calls.sh SRC_DIR
 set -eu
 cd "$1"
-exceptions='^(base/file|base/file_system|base/run_log|base/standard_streams|device/host_pages|base/host_memory|data/token_cache|io/atomic_directory|io/own_files|io/run_lock|io/temporary_cache)\.cpp:'
+exceptions='^(base/file|base/file_system|base/run_log|base/standard_streams|device/gpu_place|device/host_pages|base/host_memory|data/token_cache|io/atomic_directory|io/own_files|io/run_lock|io/temporary_cache)\.cpp:'
 calls='std::(basic_)?[io]?fstream|(^|[^a-zA-Z_])(fopen|freopen|fdopen|creat|openat|mkstemp)[[:space:]]*\(|(^|[^a-zA-Z_:])::open[[:space:]]*\(|(fs|filesystem)::copy(_file)?[[:space:]]*\(|std::rdbuf|filebuf'
 found=$(grep -rnE "$calls" . --include='*.h' --include='*.cpp' --include='*.cu' --include='*.cuh' | sed 's|^\./||' |
   grep -vE "$exceptions" || true)

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "device/backend.h"
+#include "plan/machine/host_memory.h"
 #include "ranks/binding.h"
 #include "ranks/together.h"
 
@@ -33,8 +34,9 @@ void require_record_each(Communicator& ranks, std::int64_t records, const std::s
 }
 
 int take_cores(Communicator& ranks, const RankOptions& options) {
-  const RankCores cores = bind_ranks(ranks, options.bind_cores_to_rank);
+  const RankCores cores = bind_ranks(ranks, {options.bind_cores_to_rank, options.cpu_list});
   if (!cores.line.empty()) log_info("{}", cores.line);
+  if (const std::string line = host_nodes_line(); !line.empty()) log_info("{}", line);
   if (!cores.warning.empty()) log_warning("{}", cores.warning);
   return cores.cpus;
 }
@@ -45,7 +47,8 @@ int rank_threads(const Communicator& ranks, int cpus, int asked) {
 
 RankFacts option_facts(OptionsView options) {
   RankFacts facts{{"the program's version", SO_VERSION}};
-  const std::set<std::string_view> own{"cpu_threads", "bind_cores_to_rank", "cache_dir", "verbose", "quiet"};
+  const std::set<std::string_view> own{"cpu_threads", "bind_cores_to_rank", "cpu_list", "cache_dir", "verbose",
+                                       "quiet"};
   for (const OptionSpec& spec : options.rows().specs())
     if (!own.contains(spec.name)) facts.emplace_back("--" + spec.name, to_string(options.get(spec)));
   return facts;

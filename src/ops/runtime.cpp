@@ -2,8 +2,19 @@
 
 #include <algorithm>
 
+#include "base/log.h"
+#include "device/gpu_place.h"
+#include "ops/thread_placement.h"
+
 namespace so {
 namespace {
+
+// The CPUs of the host's workers beside a device with processors of its own; says in the log which they are.
+std::vector<int> workers_beside(int threads, int index) {
+  const ThreadPlacement placement = place_threads(usable_cores(), threads, cpus_near(gpu_pci_address(index)));
+  log_info("{}", placement_line(placement));
+  return placement.workers;
+}
 
 std::vector<int> first_cpus(int threads) {
   std::vector<int> cpus = usable_cpus();
@@ -25,7 +36,7 @@ Runtime::Runtime(DeviceChoice choice, int threads, int index) : Runtime(backend_
 Runtime::Runtime(const Backend& backend, int threads, int index)
     : compute_pool_(backend.own_processors ? nullptr
                                            : std::make_unique<ThreadPool>("compute", first_cpus(threads), false)),
-      host_pool_("host", backend.own_processors ? host_worker_cpus(usable_cores(), threads) : first_cpus(threads),
+      host_pool_("host", backend.own_processors ? workers_beside(threads, index) : first_cpus(threads),
                  backend.own_processors, backend.own_processors ? ThreadPool::long_spin : ThreadPool::no_spin),
       device_(backend.make(compute_pool_.get(), index)),
       ops_(make_ops(*device_)) {}

@@ -88,6 +88,14 @@ OptionTable<RankOptions> make_ranks() {
        "Several ranks of a host each get cores of their own, of one NUMA node where they can. Ranks that a launcher has "
        "bound to CPUs keep them")
       .default_from(ours);
+  t.add(
+       "cpu_list", &RankOptions::cpu_list,
+       "CPUs of this host that the run may use, as 0-31,64-95, whatever a launcher has bound its ranks to. Several ranks "
+       "of a host share them as --bind_cores_to_rank says")
+      .metavar("CPUS")
+      .default_from(ours)
+      .when_unset("those that the process may run on")
+      .elsewhere("bind_core_list");
   return t;
 }
 

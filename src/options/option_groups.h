@@ -31,6 +31,7 @@ struct ThreadOption {
 struct RankOptions {
   int gpus = 1;
   bool bind_cores_to_rank = true;
+  std::string cpu_list;  // empty: whatever the process may run on
 };
 
 // Where a model runs, and how it computes.

@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <sstream>
 #include <system_error>
 
 #include "base/error.h"
+#include "base/kernel_text.h"
 
 namespace so {
 namespace {
@@ -46,6 +48,12 @@ Cpus affinity() {
   Cpus cpus;
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
     if (CPU_ISSET(cpu, &mask)) cpus.push_back(cpu);
+  return cpus;
+}
+
+Cpus all_cpus() {
+  Cpus cpus(CPU_SETSIZE);
+  std::iota(cpus.begin(), cpus.end(), 0);
   return cpus;
 }
 
@@ -169,45 +177,76 @@ std::string list_of(const Cpus& cpus) {
   return text;
 }
 
-RankCores bind_ranks(Communicator& ranks, bool bind) {
-  const Cpus own = affinity();
-  RankCores result;
-  result.cpus = static_cast<int>(own.size());
-  if (ranks.size() == 1) return result;
+Cpus listed_cpus(const std::string& text, const Cpus& usable) {
+  const auto cpus = parse_cpu_list(text);
+  if (!cpus || cpus->empty()) fail("--cpu_list {}: this is no list of CPUs, as 0-31,64-95", text);
+  Cpus missing;
+  std::set_difference(cpus->begin(), cpus->end(), usable.begin(), usable.end(), std::back_inserter(missing));
+  if (!missing.empty())
+    fail("--cpu_list {}: this process may use CPUs {} of this host, and {} are not among them", text, list_of(usable),
+         list_of(missing));
+  return *cpus;
+}
+
+namespace {
+
+// What ranks do whose launcher has given each of them CPUs of its own: they keep them.
+RankCores keep_launchers(const Topology& topology, const std::vector<Cpus>& allowed, const Cpus& own) {
+  RankCores result{.by = RankCores::By::launcher, .cpus = static_cast<int>(own.size())};
+  result.line = fmt::format("cores: the launcher has given each rank CPUs of its own, rank 0 {}", list_of(own));
+  const auto there = static_cast<std::size_t>(hwloc_bitmap_weight(hwloc_topology_get_allowed_cpuset(topology.get())));
+  const std::size_t given = std::accumulate(allowed.begin(), allowed.end(), std::size_t{0},
+                                            [](std::size_t sum, const Cpus& cpus) { return sum + cpus.size(); });
+  if (2 * given <= there)
+    result.warning = fmt::format(
+        "the launcher has bound its ranks to {} of the {} CPUs of the host: without that (mpirun --bind-to none) the "
+        "program gives all of them to its ranks",
+        given, there);
+  return result;
+}
+
+// What one rank does with --cpu_list: it is bound to all of it.
+RankCores bind_alone(const Topology& topology, const Cpus& cpus) {
+  bind_process(topology.get(), cpus);
+  return {.by = RankCores::By::program,
+          .cpus = static_cast<int>(cpus.size()),
+          .line = fmt::format("cores: bound to CPUs {} (--cpu_list)", list_of(cpus))};
+}
+
+}  // namespace
+
+RankCores bind_ranks(Communicator& ranks, const BindOptions& options) {
+  Cpus own = affinity();
+  const bool listed = !options.cpu_list.empty();
+  if (ranks.size() == 1 && !listed) return {.cpus = static_cast<int>(own.size())};
   const RankPlace& place = ranks.place();
-  const std::vector<Cpus> allowed = allowed_on_host(ranks, own);
   const Topology topology = load_topology();
-  if (place.local_size > 1 && disjoint(allowed)) {
-    result.by = RankCores::By::launcher;
-    result.line = fmt::format("cores: the launcher has given each rank CPUs of its own, rank 0 {}", list_of(own));
-    const auto there = static_cast<std::size_t>(hwloc_bitmap_weight(hwloc_topology_get_allowed_cpuset(topology.get())));
-    const std::size_t given = std::accumulate(allowed.begin(), allowed.end(), std::size_t{0},
-                                              [](std::size_t sum, const Cpus& cpus) { return sum + cpus.size(); });
-    if (2 * given <= there)
-      result.warning = fmt::format(
-          "the launcher has bound its ranks to {} of the {} CPUs of the host: without that (mpirun --bind-to none) the "
-          "program gives all of them to its ranks",
-          given, there);
-    return result;
-  }
+  // A cgroup's cpuset is a bound to what a process may choose; an affinity is not.
+  if (listed)
+    own = listed_cpus(options.cpu_list, common_cpus(hwloc_topology_get_allowed_cpuset(topology.get()), all_cpus()));
+  if (ranks.size() == 1) return bind_alone(topology, own);
+  const std::vector<Cpus> allowed = allowed_on_host(ranks, own);
+  if (place.local_size > 1 && !listed && disjoint(allowed)) return keep_launchers(topology, allowed, own);
   const bool alike = std::all_of(allowed.begin(), allowed.end(), [&](const Cpus& cpus) { return cpus == own; });
   const std::vector<NodeCores> nodes = cores_by_node(topology.get(), own);
-  const std::vector<Cpus> shares = bind && alike ? share_cores(nodes, place.local_size) : std::vector<Cpus>{};
+  const std::vector<Cpus> shares = options.bind && alike ? share_cores(nodes, place.local_size) : std::vector<Cpus>{};
+  RankCores result;
   if (shares.empty()) {
-    result.cpus = std::max(1, result.cpus / place.local_size);
+    if (listed) bind_process(topology.get(), own);
+    result.cpus = std::max(1, static_cast<int>(own.size()) / place.local_size);
     result.line =
         fmt::format("cores: {} ranks share CPUs {} and are not bound to any ({})", place.local_size, list_of(own),
-                    !bind    ? "--bind_cores_to_rank false"
-                    : !alike ? "the launcher has given them CPUs that overlap"
-                             : "there are fewer cores than ranks");
+                    !options.bind ? "--bind_cores_to_rank false"
+                    : !alike      ? listed ? "their --cpu_list differ" : "the launcher has given them CPUs that overlap"
+                                  : "there are fewer cores than ranks");
     return result;
   }
   const Cpus& share = shares[static_cast<std::size_t>(place.local_rank)];
   bind_process(topology.get(), share);
   result.by = RankCores::By::program;
   result.cpus = static_cast<int>(share.size());
-  result.line = fmt::format("cores: each of {} ranks is bound to its share of CPUs {}, rank 0 to {}", place.local_size,
-                            list_of(own), list_of(shares[0]));
+  result.line = fmt::format("cores: each of {} ranks is bound to its share of CPUs {}{}, rank 0 to {}",
+                            place.local_size, list_of(own), listed ? " (--cpu_list)" : "", list_of(shares[0]));
   return result;
 }
 

@@ -34,13 +34,24 @@ struct RankCores {
   enum class By { program, launcher, nobody };
   By by = By::nobody;
   int cpus = 1;      // that this rank may use, which it shares with no other unless nobody bound them
-  std::string line;  // for the log; empty for one rank
+  std::string line;  // for the log; empty for one rank on the CPUs that it was started with
   std::string warning;
 };
 
+struct BindOptions {
+  bool bind = true;      // --bind_cores_to_rank
+  std::string cpu_list;  // --cpu_list; empty: the CPUs that the ranks were started on
+};
+
 // Binds all threads of this process, and those that it starts, to its rank's share of the CPUs that the ranks of its
-// host may use. Ranks that their launcher has given CPUs of their own keep them. With `bind` false, or fewer cores than
-// ranks, all stay where they are. A collective; does nothing for one rank.
-RankCores bind_ranks(Communicator& ranks, bool bind);
+// host may use: those of `cpu_list`, or else those that they were started on. Without a list ranks that their launcher
+// has given CPUs of their own keep them. With `bind` false, or fewer cores than ranks, all ranks stay on all of these
+// CPUs. A collective; without a list it does nothing for one rank. Throws Error for a text that is no list, and for
+// CPUs that the host does not have or that a cgroup keeps from this process.
+RankCores bind_ranks(Communicator& ranks, const BindOptions& options);
+
+// The CPUs of a list as the user writes it, "0-3,8". Throws Error for a text that is none, or if some of them are not
+// among the `usable`.
+Cpus listed_cpus(const std::string& text, const Cpus& usable);
 
 }  // namespace so

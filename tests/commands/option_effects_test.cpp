@@ -93,7 +93,7 @@ const std::vector<Case>& cases() {
       "gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype offload_optimizer offload_ratio "
       "gathered_layers bucket_size host_memory lr lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
       "max_grad_norm freeze lr_multiplier label_smoothing_factor resume log_interval wall_clock_breakdown trace trace_steps bench_steps warmup_steps device dtype "
-      "cpu_threads gpus bind_cores_to_rank deepspeed_config pin_memory cpuadam_cores_perc verbose quiet ";
+      "cpu_threads gpus bind_cores_to_rank cpu_list deepspeed_config pin_memory cpuadam_cores_perc verbose quiet ";
   static const std::string output =
       std::string(train) +
       "save_strategy save_steps save_total_limit save_only_model eval_strategy eval_steps load_best_model_at_end metric_for_best_model early_stopping_patience early_stopping_threshold sample_prompts sample_steps sample_max_new_tokens ";
@@ -117,7 +117,7 @@ const std::vector<Case>& cases() {
        "train_on_prompt",
        {"--train_on_prompt"},
        "model data batch_size max_length train_on_prompt parse_special_tokens cache_dir json device dtype cpu_threads gpus "
-       "bind_cores_to_rank verbose quiet"},
+       "bind_cores_to_rank cpu_list verbose quiet"},
       {"train", "lr_scheduler", {"--lr_scheduler", "constant", "--lr", "1"}, constant.c_str()},
       {"train", "lr_scheduler", {}, falling.c_str()},
       {"train", "lr_scheduler", {"--lr_scheduler", "cosine"}, falling.c_str()},
@@ -167,19 +167,19 @@ const std::vector<Case>& cases() {
        "no_optimizer",
        {"--no_optimizer"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype device_memory "
-       "host_memory no_optimizer freeze steps warmup breakdown trace json device dtype cpu_threads verbose quiet"},
+       "host_memory no_optimizer freeze steps warmup breakdown trace json device dtype cpu_threads cpu_list verbose quiet"},
       {"bench step",
        "offload_optimizer",
        {"--offload_optimizer", "none"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype "
        "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory no_optimizer freeze max_grad_norm steps warmup "
-       "breakdown trace json device dtype cpu_threads gpus bind_cores_to_rank verbose quiet"},
+       "breakdown trace json device dtype cpu_threads gpus bind_cores_to_rank cpu_list verbose quiet"},
       {"bench step",
        "breakdown",
        {"--breakdown", "false"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype "
        "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link move_gradients bucket_size device_memory host_memory "
-       "no_optimizer freeze max_grad_norm steps warmup breakdown json device dtype cpu_threads gpus bind_cores_to_rank verbose quiet"},
+       "no_optimizer freeze max_grad_norm steps warmup breakdown json device dtype cpu_threads gpus bind_cores_to_rank cpu_list verbose quiet"},
   };
   return all;
 }

@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 #include <hwloc.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <numeric>
 #include <set>
 
+#include "base/error.h"
 #include "support/thread_ranks.h"
 
 namespace so {
@@ -134,9 +136,56 @@ TEST(RankBinding, ListsAreShort) {
   EXPECT_EQ(list_of({0, 1, 2, 3, 8, 10, 11}), "0-3,8,10-11");
 }
 
+TEST(RankBinding, AListOfCpusIsDividedByCoresOfAllSockets) {
+  // Two sockets, of which the list has the last core of the first and two of the second.
+  const auto nodes = machine("pack:2 numa:1 core:4 pu:2", listed_cpus("6-7,8-11", first_of(16)));
+  EXPECT_EQ(share_cores(nodes, 1), (std::vector<Cpus>{{6, 7, 8, 9, 10, 11}}));
+  EXPECT_EQ(share_cores(nodes, 3), (std::vector<Cpus>{{6, 7}, {8, 9}, {10, 11}}));
+  EXPECT_TRUE(share_cores(nodes, 4).empty());
+}
+
+TEST(RankBinding, WrongListsSayWhy) {
+  const auto message = [](const std::string& text) {
+    try {
+      listed_cpus(text, {0, 1, 2, 3, 8});
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("none");
+  };
+  EXPECT_EQ(message("0-3,8"), "none");
+  for (const char* bad : {"3-1", "a", "0,,1", "-1", "0-", "99999999"})
+    EXPECT_EQ(message(bad), std::string("--cpu_list ") + bad + ": this is no list of CPUs, as 0-31,64-95");
+  EXPECT_EQ(message("2-5,8"),
+            "--cpu_list 2-5,8: this process may use CPUs 0-3,8 of this host, and 4-5 are not among them");
+}
+
+// The process runs on the listed CPUs alone, until the test gives it back those that it had.
+TEST(RankBinding, OneRankIsBoundToItsList) {
+  cpu_set_t before, bound;
+  ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+  int last = 0;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &before)) last = cpu;
+  test::run_ranks(1, [&](Communicator& ranks) {
+    const RankCores free = bind_ranks(ranks, {});
+    EXPECT_EQ(free.by, RankCores::By::nobody);
+    EXPECT_EQ(free.cpus, CPU_COUNT(&before));
+    EXPECT_EQ(free.line, "");
+    const RankCores cores = bind_ranks(ranks, {.cpu_list = std::to_string(last)});
+    EXPECT_EQ(cores.by, RankCores::By::program);
+    EXPECT_EQ(cores.cpus, 1);
+    EXPECT_EQ(cores.line, "cores: bound to CPUs " + std::to_string(last) + " (--cpu_list)");
+  });
+  EXPECT_EQ(sched_getaffinity(0, sizeof bound, &bound), 0);
+  EXPECT_EQ(CPU_COUNT(&bound), 1);
+  EXPECT_TRUE(CPU_ISSET(last, &bound));
+  ASSERT_EQ(sched_setaffinity(0, sizeof before, &before), 0);
+}
+
 TEST(RankBinding, WhoMayNotBindSharesEvenly) {
   test::run_ranks(2, [](Communicator& ranks) {
-    const RankCores cores = bind_ranks(ranks, false);
+    const RankCores cores = bind_ranks(ranks, {.bind = false});
     EXPECT_EQ(cores.by, RankCores::By::nobody);
     EXPECT_GE(cores.cpus, 1);
     EXPECT_NE(cores.line.find("--bind_cores_to_rank false"), std::string::npos) << cores.line;

@@ -1,0 +1,17 @@
+// Where a GPU is attached to its host.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace so {
+
+// The PCI address of a CUDA GPU as sysfs writes it, "0000:3b:00.0". Empty where it is not known, as on machines without
+// one. `index` is the device's number among the visible ones.
+std::string gpu_pci_address(int index);
+
+// The CPUs that the kernel says are near a PCI device: those of its NUMA node. Empty where it does not say. `root` is
+// in front of /sys, for tests.
+std::vector<int> cpus_near(const std::string& pci_address, const std::string& root = "");
+
+}  // namespace so
