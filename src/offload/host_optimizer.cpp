@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "device/trace.h"
 #include "offload/link_update.h"
+#include "offload/memory/touch.h"
 
 namespace so {
 namespace {
@@ -50,7 +51,7 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
   if (!owned().empty() && ways.store_gradients) {
     std::size_t bytes = 0;
     for (const int index : owned()) bytes += gradient_bytes(bucket(index));
-    store_ = device.allocate(MemoryKind::pinned, bytes, "gradients");
+    store_ = device.allocate(MemoryKind::pinned, bytes, "gradients", zeros_by(pool));
     auto* at = static_cast<std::byte*>(store_.data());
     for (const int index : owned()) at = (entry(index).stored = at) + gradient_bytes(bucket(index));
   }

@@ -5,18 +5,13 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "offload/memory/touch.h"
 
 namespace so {
 
 OptimizerState::OptimizerState(Device& device, const Host& host, std::span<const Bucket> buckets, DType moments)
     : OptimizerState(device, Owner::host, host.pinned ? MemoryKind::pinned : MemoryKind::pageable, buckets, moments,
-                     host.spare_places, [&pool = host.pool](void* data, std::size_t bytes) {
-                       const auto size = static_cast<std::int64_t>(bytes);
-                       const std::int64_t grain = std::max<std::int64_t>(1 << 18, size / (8 * pool.size()));
-                       pool.parallel_for(size, grain, [&](std::int64_t begin, std::int64_t end) {
-                         std::memset(static_cast<std::byte*>(data) + begin, 0, static_cast<std::size_t>(end - begin));
-                       });
-                     }) {}
+                     host.spare_places, zeros_by(host.pool)) {}
 
 OptimizerState::OptimizerState(Device& device, std::span<const Bucket> buckets, DType moments)
     : OptimizerState(device, Owner::device, MemoryKind::device, buckets, moments, 0, {}) {}
