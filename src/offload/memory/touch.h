@@ -1,5 +1,5 @@
-// The first touch of large host memory: by all threads, which is many times quicker than by the driver that pins it, and
-// leaves each page where a thread works.
+// The first touch of large host memory: by all threads, which is many times quicker than by the driver that pins it,
+// and leaves each page where a thread works.
 #pragma once
 
 #include "base/thread_pool.h"
