@@ -58,6 +58,7 @@ PlanKnobs changed(PlanKnobs knobs, const PlanChange& change) {
     if (name == "optimizer_state_dtype") knobs.optimizer_state_dtype = StatePrecision::bf16;
     if (name == "offload_optimizer") knobs.offload_optimizer = OptimizerDevice::cpu;
     if (name == "offload_ratio") knobs.offload_ratio.reset();
+    if (name == "move_gradients") knobs.move_gradients = Toggle::automatic;
     if (name == "device_memory") knobs.memory.device = static_cast<std::size_t>(*parse_bytes(value));
     if (name == "host_memory") knobs.memory.host = static_cast<std::size_t>(*parse_bytes(value));
   }
@@ -128,6 +129,11 @@ TEST(PlanChanges, OfEachKind) {
   Planned ratio("qwen3-4b", cuda_backend(), 40, 128);
   ratio.asked.offload_ratio = 0.2;
   EXPECT_TRUE(any(changes_of(ratio), "offload_ratio"));
+
+  Planned sums("qwen3-4b", cuda_backend(), 20, 128);
+  sums.asked.gradient_accumulation_steps = 4;
+  sums.asked.move_gradients = Toggle::off;
+  EXPECT_TRUE(any(changes_of(sums), "move_gradients"));
 
   Planned host("qwen3-14b", cuda_backend(), 80, 150);
   const auto more = changes_of(host);
