@@ -205,8 +205,9 @@ run_cuda() {
   fetch_cuda "$nvcc" || not_run "CUDA's libraries for 64-bit Arm could not be fetched"
   cudnn=$(find "$toolkit/include" /usr/include /usr/local/include -name cudnn.h -printf '%h\n' 2>/dev/null | head -n 1)
   cupti=$(find -H "$toolkit/include" "$toolkit/extras/CUPTI/include" -name cupti.h -printf '%h\n' 2>/dev/null | head -n 1)
-  # nvcc would look for the toolkit of 64-bit Arm in its own folder.
-  configure -DSO_TESTS=OFF -DSO_CUDA=ON "-DSO_CUDA_ARCHITECTURES=90-real;100-real" -DCMAKE_CUDA_COMPILER="$nvcc" \
+  # nvcc would look for the toolkit of 64-bit Arm in its own folder. Names are unique in a room of a build without CUDA
+  # alone, so each source is compiled by itself.
+  configure -DSO_UNITY=OFF -DSO_TESTS=OFF -DSO_CUDA=ON "-DSO_CUDA_ARCHITECTURES=90-real;100-real" -DCMAKE_CUDA_COMPILER="$nvcc" \
     -DCMAKE_CUDA_HOST_COMPILER=/usr/bin/aarch64-linux-gnu-g++ \
     "-DCMAKE_CUDA_FLAGS=-isystem $toolkit/include -isystem $toolkit/include/cccl -L$sbsa" \
     -DSO_CUBLASLT_INCLUDE="$toolkit/include" -DSO_CUBLASLT_LIBRARY=libcublasLt.so -DSO_CUPTI_INCLUDE="$cupti" \

@@ -1,5 +1,7 @@
 #include "base/kernel_text.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 
@@ -54,6 +56,18 @@ std::optional<std::vector<int>> parse_cpu_list(std::string_view text) {
   std::sort(cpus.begin(), cpus.end());
   cpus.erase(std::unique(cpus.begin(), cpus.end()), cpus.end());
   return cpus;
+}
+
+std::string cpu_list_text(const std::vector<int>& ascending) {
+  std::string text;
+  for (std::size_t i = 0; i < ascending.size();) {
+    std::size_t last = i;
+    while (last + 1 < ascending.size() && ascending[last + 1] == ascending[last] + 1) ++last;
+    text += fmt::format("{}{}", text.empty() ? "" : ",", ascending[i]);
+    if (last > i) text += fmt::format("-{}", ascending[last]);
+    i = last + 1;
+  }
+  return text;
 }
 
 std::optional<std::string_view> value_after(std::string_view text, std::string_view key) {

@@ -20,6 +20,7 @@ std::optional<std::uint64_t> parse_hex(std::string_view text);
 
 // "0-3,8" as numbers, ascending, each once; an empty text is an empty list. Numbers from 65,536 on are in no list.
 std::optional<std::vector<int>> parse_cpu_list(std::string_view text);
+std::string cpu_list_text(const std::vector<int>& ascending);  // the reverse
 
 // Returns the text behind `key`, without colon and white space, from the first line like "Cpus_allowed_list:\t0-1".
 std::optional<std::string_view> value_after(std::string_view text, std::string_view key);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/kernel_text.h"
 #include "base/thread_pool.h"
 
 namespace so {
@@ -16,15 +17,7 @@ bool has_one_of(const std::vector<int>& core, const std::vector<int>& cpus) {
 
 std::string cpu_text(std::vector<int> cpus) {
   std::sort(cpus.begin(), cpus.end());
-  std::string text;
-  for (std::size_t i = 0; i < cpus.size();) {
-    std::size_t last = i;
-    while (last + 1 < cpus.size() && cpus[last + 1] == cpus[last] + 1) ++last;
-    text += fmt::format("{}{}", text.empty() ? "" : ",", cpus[i]);
-    if (last > i) text += fmt::format("-{}", cpus[last]);
-    i = last + 1;
-  }
-  return text;
+  return cpu_list_text(cpus);
 }
 
 }  // namespace

@@ -165,17 +165,7 @@ std::vector<Cpus> share_cores(const std::vector<NodeCores>& nodes, int ranks, st
   return shares;
 }
 
-std::string list_of(const Cpus& cpus) {
-  std::string text;
-  for (std::size_t i = 0; i < cpus.size();) {
-    std::size_t last = i;
-    while (last + 1 < cpus.size() && cpus[last + 1] == cpus[last] + 1) ++last;
-    text += fmt::format("{}{}", text.empty() ? "" : ",", cpus[i]);
-    if (last > i) text += fmt::format("-{}", cpus[last]);
-    i = last + 1;
-  }
-  return text;
-}
+std::string list_of(const Cpus& cpus) { return cpu_list_text(cpus); }
 
 Cpus listed_cpus(const std::string& text, const Cpus& usable) {
   const auto cpus = parse_cpu_list(text);

@@ -16,6 +16,8 @@ TEST(KernelText, CpuLists) {
   EXPECT_EQ(parse_cpu_list(""), List{});
   EXPECT_EQ(parse_cpu_list("\n"), List{});
   EXPECT_EQ(parse_cpu_list("65535"), List{65535});
+  EXPECT_EQ(cpu_list_text({}), "");
+  EXPECT_EQ(cpu_list_text({0, 1, 2, 3, 8, 10, 11}), "0-3,8,10-11");
   for (const char* bad : {"3-1", "-1", "1-", "a", "1,,2", "1,", ",", "0-4294967295", "65536", "18446744073709551616",
                           "1 2", "0x1", "1-2-3"})
     EXPECT_EQ(parse_cpu_list(bad), std::nullopt) << bad;
