@@ -1,7 +1,7 @@
 """AdamW for any PyTorch model, whose optimizer state is kept and updated beside the model's own work.
 
 Gradients leave as they are accumulated, and AdamW begins with them before the gradient norm is known; the step is what
-it would be without that, to the bit. docs/python.md explains it.
+it would be without that, to the bit. docs/pytorch.md explains it.
 """
 import contextlib
 import itertools
@@ -15,6 +15,8 @@ from superoffload import _engine, awaited, clipping, errors
 _MASTER, _EXP_AVG, _EXP_AVG_SQ = range(3)
 # Elements. A unit is what the host may begin with when all its gradients are there.
 _SMALLEST_UNIT, _LARGEST_UNIT = 1 << 16, 1 << 25
+# Of the state, room for updates that may be discarded, the most that memory allows.
+_SPARE_STATE = (0.25, 0.1, 0.02)
 _DTYPES = (torch.float32, torch.bfloat16)
 # As the program has it for --optimizer_state_dtype bf16 (optim/adamw.h says why).
 _LARGEST_BETA2_OF_BF16 = 0.996
@@ -356,13 +358,12 @@ class AdamW(torch.optim.Optimizer):
             "awaits_updates": not under_forward,
             "max_grad_norm": self._max_grad_norm,
             "bucket_elements": 1 << 22,
-            "spare_state": 0.25,
         }
         with torch.cuda.device(self._device) if on_gpu else contextlib.nullcontext():
             if on_gpu:
                 torch.cuda.synchronize()  # what writes the parameters
                 torch.cuda.empty_cache()  # the engine's memory on the GPU is not PyTorch's
-            self._check_memory(*_engine.memory_of(tensors, settings))
+            self._check_memory(tensors, settings)
             self._engine = _engine.TensorOptimizer(tensors, settings)
 
     def _device_units(self):
@@ -384,9 +385,14 @@ class AdamW(torch.optim.Optimizer):
             units += 1
         return units
 
-    def _check_memory(self, device, host, table):
+    def _check_memory(self, tensors, settings):
+        """Sets spare_state to what there is memory for."""
         available, limit = _engine.available_host_memory()
-        if host > available:
+        for settings["spare_state"] in _SPARE_STATE:
+            device, host, table = _engine.memory_of(tensors, settings)
+            if host <= available:
+                break
+        else:
             advice = "state_dtype=torch.bfloat16 takes 4 bytes less a parameter"
             if self._device.type == "cuda":
                 advice += ", and device_memory or offload_ratio moves state to the GPU"

@@ -1,6 +1,7 @@
 """superoffload.AdamW in the trainers that people have, against torch.optim.AdamW in the same ones."""
 import contextlib
 import importlib.util
+import json
 import os
 import tempfile
 import unittest
@@ -211,6 +212,31 @@ class TransformersTrainer(unittest.TestCase):
             resumed.train(resume_from_checkpoint=os.path.join(folder, "checkpoint-3"))
             self.assertEqual(resumed.state.global_step, 6)
             self.assertEqual(difference(whole.model, resumed.model), 0)
+
+
+@needs("transformers", "accelerate")
+class Recipe(unittest.TestCase):
+    """recipes/pytorch_trainer.py, with a few records and steps."""
+
+    def setUp(self):
+        silenced(self)
+
+    def test_it_learns(self):
+        source = os.path.join(os.environ["SO_SOURCE_DIR"], "recipes", "pytorch_trainer.py")
+        spec = importlib.util.spec_from_file_location("pytorch_trainer", source)
+        recipe = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(recipe)
+        with tempfile.TemporaryDirectory() as folder:
+            data, config = os.path.join(folder, "data.jsonl"), os.path.join(folder, "ds.json")
+            with open(data, "w", encoding="utf-8") as file:
+                for number in range(16):
+                    file.write(json.dumps({"instruction": f"Say {number}.", "input": "", "output": f"{number}"}) + "\n")
+            with open(config, "w", encoding="utf-8") as file:
+                json.dump({"zero_optimization": {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}}, file)
+            settings = ["--output_dir", os.path.join(folder, "out"), "--max_steps", "6", "--max_length", "24"]
+            before, after = recipe.main([data, data, "--deepspeed", config, *settings])
+            self.assertLess(after, before - 1)
+            self.assertTrue(os.path.exists(os.path.join(folder, "out", "model.safetensors")))
 
 
 @needs("trl", "transformers", "datasets")

@@ -671,7 +671,24 @@ class Misuse(unittest.TestCase):
         with mock.patch.object(optimizer_module._engine, "available_host_memory", lambda: (1000, "cgroup /small")):
             with self.refused(r"takes 0\.0 GiB of host memory, and there are 0\.0 GiB \(cgroup /small\); state_dtype"):
                 superoffload.AdamW(model.parameters())
-        superoffload.AdamW(model.parameters())
+        with mock.patch.object(optimizer_module._engine, "available_host_memory", lambda: (10**9, "cgroup /small")):
+            all_of_it = superoffload.AdamW(model.parameters())
+        self.assertEqual(all_of_it.counters()["steps"], 0)
+
+    def test_memory_for_updates_that_may_be_discarded_is_what_there_is(self):
+        model = network()
+        optimizer = superoffload.AdamW(model.parameters())
+        tensors = [(m.name, m.address, False, m.parameter.numel(), m.unit, m.group) for m in optimizer._managed]
+        settings = optimizer._settings | {"gpu": -1, "device_units": 0, "awaits_updates": True, "max_grad_norm": 0.0}
+        settings["bucket_elements"] = 1 << 10
+        takes = []
+        for spare in optimizer_module._SPARE_STATE:
+            takes.append(optimizer_module._engine.memory_of(tensors, settings | {"spare_state": spare})[1])
+        self.assertGreater(takes[0], takes[-1])
+        for available, expected in ((takes[0], 0.25), (takes[0] - 1, 0.1), (takes[-1], 0.02)):
+            with mock.patch.object(optimizer_module._engine, "available_host_memory", lambda: (available, "")):
+                optimizer._check_memory(tensors, settings)
+            self.assertEqual(settings["spare_state"], expected)
 
     def test_two_optimizers_over_one_parameter(self):
         model = network()
