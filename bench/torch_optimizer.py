@@ -64,6 +64,7 @@ def main():
     p.add_argument("--runs", nargs="+", default=["1", "1e6"], metavar="NORM[:GIB]")
     p.add_argument("--state_dtype", choices=["fp32", "bf16"], default="fp32")
     p.add_argument("--threads", type=int, default=0)
+    p.add_argument("--bucket_bits", type=int, help="largest bucket: 2 to this power of elements")
     p.add_argument("--lr", type=float, default=1e-5)
     p.add_argument("--warmup", type=int, default=4)
     p.add_argument("--steps", type=int, default=6)
@@ -71,6 +72,9 @@ def main():
     p.add_argument("--once", action="store_true", help="no second measurement of forward and backward alone")
     p.add_argument("--json", action="store_true")
     a = p.parse_args()
+    if a.bucket_bits:
+        superoffload.AdamW  # imports the module
+        superoffload.optimizer._LARGEST_BUCKET = 1 << a.bucket_bits
     config = pathlib.Path(a.config)
     if not config.exists():
         config = pathlib.Path(__file__).resolve().parent.parent / "configs" / "models" / f"{a.config}.json"

@@ -15,6 +15,9 @@ from superoffload import _engine, awaited, clipping, errors
 _MASTER, _EXP_AVG, _EXP_AVG_SQ = range(3)
 # Elements. A unit is what the host may begin with when all its gradients are there.
 _SMALLEST_UNIT, _LARGEST_UNIT = 1 << 16, 1 << 25
+# Elements that the host updates at a time: few buckets, since between two of them it takes a quarter of a millisecond
+# while PyTorch launches kernels, and so many that the last ones are soon done.
+_SMALLEST_BUCKET, _LARGEST_BUCKET = 1 << 20, 1 << 24
 # Of the state, room for updates that may be discarded, the most that memory allows.
 _SPARE_STATE = (0.25, 0.1, 0.02)
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -357,7 +360,7 @@ class AdamW(torch.optim.Optimizer):
             "device_units": self._device_units(),
             "awaits_updates": not under_forward,
             "max_grad_norm": self._max_grad_norm,
-            "bucket_elements": 1 << 22,
+            "bucket_elements": _bucket_elements(self._managed),
         }
         with torch.cuda.device(self._device) if on_gpu else contextlib.nullcontext():
             if on_gpu:
@@ -635,6 +638,12 @@ def _units(managed):
         units.append(unit)
         held += m.parameter.numel()
     return units
+
+
+def _bucket_elements(managed):
+    """A power of two, for about 200 buckets in a model that is not small."""
+    target = sum(m.parameter.numel() for m in managed) // 256
+    return min(max(1 << target.bit_length(), _SMALLEST_BUCKET), _LARGEST_BUCKET)
 
 
 def _master_of(parameter, master):
