@@ -47,7 +47,7 @@ void write_buckets(OffloadEngine& engine, ModelExport& model) {
 // All of a model directory but its weights.
 void write_small_files(const ModelFiles& source, DType exported, const std::filesystem::path& directory) {
   source.directory().copy_auxiliary_files(directory);
-  write_text_file_atomically(directory / "config.json", config_with_dtype(source.directory().config_json(), exported));
+  write_text_file_atomically(directory / "config.json", config_with_dtype(source.config_json(), exported));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/file_system.h"
 #include "base/log.h"
 #include "checkpoint/rank_files.h"
@@ -36,24 +37,30 @@ bool has_weight_files(const std::filesystem::path& directory) {
   return false;
 }
 
-DecoderSpec read_spec(const std::filesystem::path& directory) {
+DecoderSpec read_spec(const std::filesystem::path& directory, const RopeRequest& rope) {
   if (!is_directory_path(directory))
     fail("{}: no such directory; --model takes a Hugging Face model directory", directory.string());
-  return read_decoder_spec(directory / "config.json");
+  const std::string config = (directory / "config.json").string();
+  if (rope.kind == RopeExtension::automatic && !rope.factor) return read_decoder_spec(directory / "config.json");
+  read_decoder_spec(directory / "config.json");  // whose complaints come first
+  return read_decoder_spec(extended_config(read_text_file(config, 16 << 20), config, rope), config);
 }
 
 std::int64_t resolve_max_length(std::int64_t max_length, bool given, const DecoderSpec& spec,
                                 const std::filesystem::path& directory) {
   if (max_length <= spec.max_positions) return max_length;
   if (given)
-    fail("--max_length {}: the model's limit is {} (max_position_embeddings in {}/config.json)", max_length,
-         spec.max_positions, directory.string());
+    fail(
+        "--max_length {}: the model's limit is {} (max_position_embeddings in {}/config.json); train takes "
+        "--rope_scaling yarn, linear or none to go beyond",
+        max_length, spec.max_positions, directory.string());
   return spec.max_positions;
 }
 
-ModelFiles::ModelFiles(const std::filesystem::path& directory, const ParameterRules& rules)
+ModelFiles::ModelFiles(const std::filesystem::path& directory, const ParameterRules& rules, const RopeRequest& rope)
     : directory_(directory),
-      spec_(read_decoder_spec(directory_.config_json(), (directory / "config.json").string())),
+      config_json_(extended_config(directory_.config_json(), (directory / "config.json").string(), rope)),
+      spec_(read_decoder_spec(config_json_, (directory / "config.json").string())),
       layout_(std::make_unique<ParameterLayout>(make_parameters(spec_, rules))),
       files_(directory_, *layout_, possible_copies(spec_, *layout_), spec_.architecture) {
   for (const ParameterFiles::Copy& copy : files_.copies())

@@ -7,6 +7,7 @@
 
 #include "base/thread_pool.h"
 #include "checkpoint/parameter_files.h"
+#include "checkpoint/rope_extension.h"
 #include "io/hf_directory.h"
 #include "io/shard_reader.h"
 #include "model/parameter_rules.h"
@@ -19,11 +20,15 @@ class ModelFiles {
  public:
   // Opens and checks all: config, and every tensor's name, shape and dtype against the spec (parameter_files.h).
   // Throws Error naming the file and tensor. `rules`: what a run says of parameters, for the layout.
-  explicit ModelFiles(const std::filesystem::path& directory, const ParameterRules& rules = {});
+  // `rope`: more positions than config.json has, which config_json() then says.
+  explicit ModelFiles(const std::filesystem::path& directory, const ParameterRules& rules = {},
+                      const RopeRequest& rope = {});
 
   const DecoderSpec& spec() const { return spec_; }
   const ParameterLayout& layout() const { return *layout_; }
   const HfDirectory& directory() const { return directory_; }
+  // The text of config.json as the spec was read from it, and as it is exported.
+  const std::string& config_json() const { return config_json_; }
   const ParameterFiles& files() const { return files_; }
 
   // Reads every parameter, shard by shard, and places it: in an engine as master weights, whoever owns them, and as
@@ -50,6 +55,7 @@ class ModelFiles {
                       NonFinite non_finite, const Place& place) const;
 
   HfDirectory directory_;
+  std::string config_json_;
   DecoderSpec spec_;
   std::unique_ptr<ParameterLayout> layout_;
   ParameterFiles files_;
@@ -61,8 +67,8 @@ LoadingRing make_loading_ring(Device& device, const ParameterLayout& layout);
 // Whether a directory holds weights, in whatever format.
 bool has_weight_files(const std::filesystem::path& directory);
 
-// The spec of DIRECTORY/config.json, without touching the weights.
-DecoderSpec read_spec(const std::filesystem::path& directory);
+// The spec of DIRECTORY/config.json, without touching the weights; with as many positions as `rope` asks for.
+DecoderSpec read_spec(const std::filesystem::path& directory, const RopeRequest& rope = {});
 
 // Tokens a document may have. The model's limit lowers our default, never what the user gave: then it is an Error.
 std::int64_t resolve_max_length(std::int64_t max_length, bool given, const DecoderSpec& spec,

@@ -58,6 +58,11 @@ void complete(TrainOptions& options, OptionOrigins& origins, int launched) {
          origins.of("pin_memory").where);
 }
 
+// Only a length that was given asks for positions; our default shrinks to the model's limit.
+RopeRequest rope_request(const TrainOptions& options, const OptionOrigins& origins) {
+  return {options.rope_scaling, options.rope_factor, origins.given("max_length") ? options.max_length : 0};
+}
+
 // Sets what the model decides where it was not asked for.
 TrainOptions resolve_by_model(TrainOptions options, const OptionOrigins& origins, const DecoderSpec& spec) {
   const std::int64_t given = options.max_length;
@@ -317,7 +322,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   if (given.dry_run && !given.quiet && ranks.rank() == 0)
     set_log_level(LogLevel::detail);  // the details are what it is for
   if (given.trace) require_output_file(*given.trace, "--trace", is_own_trace, false, given.output_dir);
-  const DecoderSpec spec = read_spec(given.model);
+  const DecoderSpec spec = read_spec(given.model, rope_request(given, origins));
   AskedRun asked(resolve_by_model(given, origins, spec), origins, spec, ranks);
   const TrainOptions& options = asked.options;
   const PlanningMachine at_first = asked.machine_now();
@@ -330,7 +335,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
         asked.ask(at_first, [&](const PlanKnobs& knobs) { return largest_shape(knobs, options.evaluates()); }));
     output.emplace(options, options);
     if (!options.dry_run || has_weight_files(options.model))
-      model.emplace(options.model, parameter_rules(options));
+      model.emplace(options.model, parameter_rules(options), rope_request(given, origins));
     else
       log_info("{} has no weights: planning by its config.json", options.model);
     encoder.emplace(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
@@ -430,6 +435,8 @@ computes, zerooffload after backward. Results are the same.
                   "cpu",
                   "nothing is measured, and the CPU device has no memory of its own (--host_memory limits the run's)",
                   {"profile", "device_memory"}},
+                 {"rope_scaling", "auto", "the model's rotation stays as it is", {"rope_factor"}},
+                 {"rope_scaling", "none", "the model's rotation stays as it is", {"rope_factor"}},
                  {"train_on_prompt", "true", "all of each text is trained on", {"mask_history"}},
                  {"lr_scheduler", "constant", "the learning rate stays where it is", {"min_lr", "decay"}},
                  {"lr_scheduler", "linear", "the learning rate falls over the whole run", {"decay"}},

@@ -31,15 +31,24 @@ class YarnRamp {
   float low_, width_;
 };
 
+// The base for sequences of so many positions; the model's own within original_positions.
+double dynamic_theta(const RopeSpec& rope, std::int64_t positions) {
+  const auto dim = static_cast<double>(rope.rotary_dim);
+  const double share =
+      static_cast<double>(std::max(positions, rope.original_positions)) / static_cast<double>(rope.original_positions);
+  return rope.theta * std::pow(rope.factor * share - (rope.factor - 1), dim / (dim - 2));
+}
+
 }  // namespace
 
 std::vector<float> rope_frequencies(const RopeSpec& rope, std::int64_t positions) {
   const std::int64_t half = rope.rotary_dim / 2;
+  const double theta = rope.scaling == RopeScaling::dynamic ? dynamic_theta(rope, positions) : rope.theta;
   const std::vector<double>& divisors = positions > rope.original_positions ? rope.long_factor : rope.short_factor;
   std::vector<float> frequencies(static_cast<std::size_t>(half));
   for (std::int64_t i = 0; i < half; ++i) {
     const float exponent = static_cast<float>(2 * i) / static_cast<float>(rope.rotary_dim);
-    const float wavelength = std::pow(static_cast<float>(rope.theta), exponent);
+    const float wavelength = std::pow(static_cast<float>(theta), exponent);
     float frequency = 1.0f / wavelength;
     if (rope.scaling == RopeScaling::longrope) {
       frequency = 1.0f / (static_cast<float>(divisors.at(static_cast<std::size_t>(i))) * wavelength);

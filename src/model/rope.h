@@ -10,7 +10,8 @@ namespace so {
 
 // Frequencies of the rotary_dim/2 pairs, scaling applied. Computed in fp32 as transformers does, since the angle at a
 // late position magnifies the last bit of a frequency. `positions` is how many the table will have: longrope has other
-// frequencies for more than original_positions. (transformers looks at each batch's longest document for that.)
+// frequencies for more than original_positions. (transformers looks at each batch's longest document for that.) dynamic
+// has those of a sequence of `positions`.
 std::vector<float> rope_frequencies(const RopeSpec& rope, std::int64_t positions);
 
 // [positions, 2, rotary_dim / 2]: cosines, then sines, times the attention factor, for positions 0 .. positions - 1.

@@ -11,7 +11,14 @@
 
 namespace so {
 
-enum class RopeScaling : std::uint8_t { none, linear, llama3, yarn, longrope };
+enum class RopeScaling : std::uint8_t {
+  none,
+  linear,
+  llama3,
+  yarn,
+  longrope,
+  dynamic,  // none within max_positions; beyond, transformers' frequencies depend on what was computed before
+};
 
 // Rotary position embedding. Frequencies are theta^(-2i/rotary_dim), then scaled.
 struct RopeSpec {
@@ -21,7 +28,7 @@ struct RopeSpec {
   RopeScaling scaling = RopeScaling::none;
   double attention_factor = 1;  // cosines and sines are multiplied by it
   std::int64_t original_positions = 8192;
-  double factor = 1;  // linear (every frequency is divided by it), llama3, yarn
+  double factor = 1;  // linear (every frequency is divided by it), llama3, yarn, dynamic
   // llama3: wavelengths beyond original_positions / low_freq_factor are stretched by `factor`, those within
   // original_positions / high_freq_factor are kept, and those between are blended.
   double low_freq_factor = 1, high_freq_factor = 4;

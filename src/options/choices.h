@@ -28,6 +28,14 @@ enum class Cadence : std::uint8_t { no, steps, epoch };
 // The two names that Hugging Face has for the loss of an evaluation.
 enum class EvaluationMetric : std::uint8_t { eval_loss, loss };
 enum class ColorUse : std::uint8_t { automatic, always, never };
+// How a run gets more positions than config.json has (checkpoint/rope_extension.h).
+enum class RopeExtension : std::uint8_t {
+  automatic,  // it does not
+  none,       // with the model's own rotation
+  linear,     // every frequency is divided by the factor
+  yarn,       // slow frequencies are [YaRN, Peng et al. 2023]
+  dynamic,    // for those who use the model; within the positions that config.json has it changes nothing
+};
 enum class OptimizerDevice : std::uint8_t { cpu, none };  // where optimizer state lives; none: with the weights
 
 template <>
@@ -91,6 +99,14 @@ template <>
 struct EnumNames<EvaluationMetric> {
   static constexpr std::pair<EvaluationMetric, std::string_view> list[] = {{EvaluationMetric::eval_loss, "eval_loss"},
                                                                            {EvaluationMetric::loss, "loss"}};
+};
+template <>
+struct EnumNames<RopeExtension> {
+  static constexpr std::pair<RopeExtension, std::string_view> list[] = {{RopeExtension::automatic, "auto"},
+                                                                        {RopeExtension::none, "none"},
+                                                                        {RopeExtension::linear, "linear"},
+                                                                        {RopeExtension::yarn, "yarn"},
+                                                                        {RopeExtension::dynamic, "dynamic"}};
 };
 template <>
 struct EnumNames<OptimizerDevice> {

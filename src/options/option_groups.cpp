@@ -165,7 +165,7 @@ OptionTable<RowOptions> make_rows() {
   t.add(
        "max_length", &O::max_length,
        "Longest sequence; longer records are cut. The default shrinks to the model's limit; a given value beyond it is "
-       "an error")
+       "an error, unless train's rope_scaling extends it")
       .unit("tokens")
       .at_least(2)
       .default_from(script)

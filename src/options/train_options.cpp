@@ -80,6 +80,22 @@ void add_model_and_data(OptionTable<O>& t) {
   t.take(record_rows());
 }
 
+void add_rope(OptionTable<O>& t) {
+  t.add("rope_scaling", &O::rope_scaling,
+        "Train on more positions than the model's config.json has: with yarn or linear, the rotation scaled by "
+        "rope_factor; with none, the model's own rotation as it is. dynamic is for those who use the model, and trains "
+        "within the positions that it has. config.json of the trained model says the same, for transformers; auto: the "
+        "model's limit stands")
+      .default_from(ours)
+      .affects_results();
+  t.add("rope_factor", &O::rope_factor, "How many times as many positions; with yarn, linear and dynamic")
+      .above(1)
+      .at_most(1e6)
+      .or_else(0.0, "the least whole number that reaches max_length")
+      .default_from(ours)
+      .affects_results();
+}
+
 void add_length(OptionTable<O>& t) {
   t.group("Length of the run");
   t.add("num_train_epochs", &O::num_train_epochs,
@@ -318,6 +334,8 @@ OptionTable<O> make_table() {
   OptionTable<O> t;
   add_model_and_data(t);
   add_length(t);
+  t.group("Positions");
+  add_rope(t);
   t.group("Step, memory and offload");
   t.take(step_rows());
   add_optimizer(t);

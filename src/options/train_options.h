@@ -31,6 +31,12 @@ struct InputOptions {
   bool evaluates() const { return eval_data || validation_split; }
 };
 
+// Positions beyond those that the model's config.json has.
+struct RopeOptions {
+  RopeExtension rope_scaling = RopeExtension::automatic;
+  std::optional<double> rope_factor;  // unset: the least whole one that reaches max_length
+};
+
 // The directory that a run writes: what becomes of what it holds, and what is saved there.
 struct OutputOptions {
   std::string output_dir;
@@ -75,6 +81,7 @@ struct LoopOptions : ScheduleOptions, LengthOptions, OutputOptions, BestModelOpt
 // Meanings, ranges and units are in the table.
 struct TrainOptions : RunFileOptions,
                       InputOptions,
+                      RopeOptions,
                       RecordOptions,
                       StepOptions,
                       AdamOptions,

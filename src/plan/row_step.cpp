@@ -3,13 +3,14 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace so {
 
 void require_rows(std::int64_t rows, std::int64_t length, const DecoderSpec& spec, const std::string& origin) {
   if (length > spec.max_positions)
-    fail("--max_length {}: the model's limit is {} (max_position_embeddings in {})", length, spec.max_positions,
-         origin);
+    log_info("--max_length {} is beyond the {} positions in {}: to train so, add --rope_scaling to superoffload train",
+             length, spec.max_positions, origin);
   if (rows * length > std::numeric_limits<std::int32_t>::max())
     fail("--batch_size {} of --max_length {} are too many tokens", rows, length);
 }

@@ -11,7 +11,8 @@
 
 namespace so {
 
-// Refuses rows longer than the model's limit, which `origin` states, and more tokens than can be counted.
+// Refuses more tokens than can be counted. Rows longer than the model's limit, which `origin` states, are as good as
+// others to plan and to time; says what training on them takes.
 void require_rows(std::int64_t rows, std::int64_t length, const DecoderSpec& spec, const std::string& origin);
 
 // Where each row begins, and the last ends: rows + 1 offsets.

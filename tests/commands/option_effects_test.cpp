@@ -89,7 +89,7 @@ struct Case {
 const std::vector<Case>& cases() {
   static const char* const train =
       "config print_config model data data_weights eval_data validation_split output_dir overwrite_output_dir dry_run packing shuffle train_on_prompt "
-      "mask_history parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed batch_size max_length "
+      "mask_history parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed rope_scaling rope_factor batch_size max_length "
       "gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype offload_optimizer offload_ratio "
       "gathered_layers bucket_size host_memory lr lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
       "max_grad_norm freeze lr_multiplier label_smoothing_factor resume log_interval wall_clock_breakdown trace trace_steps bench_steps warmup_steps device dtype "
@@ -106,7 +106,8 @@ const std::vector<Case>& cases() {
   };
   static const std::string falling = without(all_of_train, "decay"), constant = without(falling, "min_lr");
   static const std::string saves = without(all_of_train, "save_steps"), evaluates = without(all_of_train, "eval_steps");
-  static const std::string whole = without(all_of_train, "mask_history");
+  static const std::string whole = without(all_of_train, "mask_history"),
+                           unscaled = without(all_of_train, "rope_factor");
   static const std::string bench =
       std::string(train) + "device_memory profile streamed_layers mode cast_side update_over_link move_gradients";
   static const std::vector<Case> all = {
@@ -121,6 +122,8 @@ const std::vector<Case>& cases() {
       {"train", "lr_scheduler", {"--lr_scheduler", "constant", "--lr", "1"}, constant.c_str()},
       {"train", "lr_scheduler", {}, falling.c_str()},
       {"train", "lr_scheduler", {"--lr_scheduler", "cosine"}, falling.c_str()},
+      {"train", "rope_scaling", {}, unscaled.c_str()},
+      {"train", "rope_scaling", {"--rope_scaling", "none"}, unscaled.c_str()},
       {"train", "save_strategy", {"--save_strategy", "no"}, saves.c_str()},
       {"train", "save_strategy", {"--save_strategy", "epoch"}, saves.c_str()},
       {"train", "eval_strategy", {"--eval_strategy", "no", "--eval_data", "e"}, evaluates.c_str()},
@@ -207,7 +210,7 @@ std::string other_value(const OptionSpec& spec) {
     case OptionKind::integer:
       return "8192";
     case OptionKind::real:
-      return "0.75";
+      return spec.lower >= 0.75 ? "2.5" : "0.75";
     case OptionKind::text:
       return "text";
     case OptionKind::choice:

@@ -21,7 +21,7 @@ TEST(OptionLists, ArePinned) {
   EXPECT_EQ(
       names(*find_command("train")->rows),
       "model data data_weights eval_data validation_split output_dir overwrite_output_dir dry_run packing shuffle train_on_prompt "
-      "mask_history parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed batch_size "
+      "mask_history parse_special_tokens cache_dir num_train_epochs max_steps max_skipped_steps seed rope_scaling rope_factor batch_size "
       "max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype mode "
       "offload_optimizer offload_ratio streamed_layers gathered_layers cast_side update_over_link move_gradients bucket_size device_memory host_memory lr "
       "lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm freeze lr_multiplier label_smoothing_factor "

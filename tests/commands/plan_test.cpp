@@ -329,7 +329,7 @@ TEST(Plan, RefusesWhatCannotBe) {
   refused({"--model", "llama-3.3-70b"}, {"not enough memory", "optimizer state", "it would fit with --"});
   refused({"--model", "qwen3-14b", "--hardware", "rtx4090"}, {"not enough memory", "--device_memory"});
   refused({"--model", "qwen3-4b", "--hardware", "tpu"}, {"--hardware tpu", "known are"});
-  refused({"--model", "qwen3-4b", "--max_length", "50000"}, {"--max_length 50000", "40960"});
+  refused({"--model", "qwen3-4b", "--batch_size", "50000", "--max_length", "50000"}, {"too many tokens"});
   refused({"--model", "qwen3-4b", "--offload_optimizer", "none", "--offload_ratio", "0.5"}, {"--offload_ratio 0.5"});
 }
 

@@ -282,11 +282,11 @@ TEST(ConfigRefusals, HeadsThatDoNotFit) {
 }
 
 TEST(ConfigRefusals, RotationsThatAreNotKnown) {
-  for (const char* type : {"proportional", "dynamic", "ntk"}) {
+  for (const char* type : {"proportional", "su", "ntk"}) {
     expect_refused(with(smallest(), {{"rope_scaling", {{"type", type}, {"factor", 2.0}}}}), "rope_scaling.rope_type",
                    std::string("'") + type + "' is not supported");
     expect_refused(with(smallest(), {{"rope_parameters", {{"rope_type", type}}}}), "rope_parameters.rope_type",
-                   "only 'default', 'linear', 'llama3', 'yarn' and 'longrope'");
+                   "only 'default', 'linear', 'dynamic', 'llama3', 'yarn' and 'longrope'");
   }
   for (const char* type : {"yarn", "linear"})
     expect_refused(with(smallest(), {{"rope_scaling", {{"type", type}}}}), "rope_scaling.factor", "missing");

@@ -14,6 +14,8 @@ TEST(TrainOptions, ThoseThatAffectResultsArePinned) {
   for (const OptionSpec& spec : train_option_table().specs())
     if (spec.changes_results) affecting.insert(spec.name);
   EXPECT_EQ(affecting, (std::set<std::string>{"max_length",
+                                              "rope_scaling",
+                                              "rope_factor",
                                               "packing",
                                               "shuffle",
                                               "train_on_prompt",

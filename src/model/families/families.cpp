@@ -93,13 +93,17 @@ RopeSpec read_rotation(const ConfigReader& config, const std::optional<ConfigRea
     read_yarn(config, *scaling, spec, rope);
   } else if (type == "longrope") {
     read_longrope(config, *scaling, spec, rope);
-  } else if (type == "linear") {
-    rope.scaling = RopeScaling::linear;
+  } else if (type == "linear" || type == "dynamic") {
+    rope.scaling = type == "linear" ? RopeScaling::linear : RopeScaling::dynamic;
     rope.factor = scaling->positive_number("factor");
+    rope.original_positions = spec.max_positions;
+    if (rope.scaling == RopeScaling::dynamic && rope.rotary_dim == 2)
+      scaling->refuse("rope_type", "dynamic needs more than one rotated pair of dimensions");
   } else if (type != "default") {
-    scaling->refuse("rope_type",
-                    fmt::format("'{}' is not supported, only 'default', 'linear', 'llama3', 'yarn' and 'longrope'",
-                                printable(type)));
+    scaling->refuse(
+        "rope_type",
+        fmt::format("'{}' is not supported, only 'default', 'linear', 'dynamic', 'llama3', 'yarn' and 'longrope'",
+                    printable(type)));
   }
   return rope;
 }
