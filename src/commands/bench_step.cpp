@@ -140,7 +140,7 @@ TrainingPlan make_plan(const BenchStepOptions& options, const OptionOrigins& ori
   together(ranks, [&] { plan = plan_or_refuse(question); });
   RankFacts facts = option_facts(OptionsView(*find_command("bench step")->rows, &options));
   facts.emplace_back("the parameters of the model", std::to_string(layout.elements()));
-  facts.emplace_back("the layers' kept activations", describe(plan.decoder.keep));
+  facts.emplace_back("the layers' kept activations", describe(plan.decoder.keep, plan.decoder.tile_rows));
   facts.emplace_back("the layers whose weights are gathered", std::to_string(plan.engine.gathered));
   require_same_run(ranks, facts);
   return plan;
@@ -246,7 +246,7 @@ int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins
   log_info("{}, {:.4g} billion parameters, {} on {}; {}{} x {} x {} tokens a step; activations kept: {}; optimizer: {}",
            config.origin, static_cast<double>(parameter_count(spec)) / 1e9, name_of(model.dtype), device.name(),
            ranks.size() > 1 ? fmt::format("{} ranks x ", ranks.size()) : "", options.gradient_accumulation_steps,
-           options.batch_size, options.max_length, describe(plan.decoder.keep), optimizer);
+           options.batch_size, options.max_length, describe(plan.decoder.keep, plan.decoder.tile_rows), optimizer);
   const std::string frozen = frozen_line(layout);
   if (!frozen.empty()) log_info("{}", frozen);
   const double host_owned = options.no_optimizer ? 0 : host_share(layout, plan.engine.device_units);

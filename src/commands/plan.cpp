@@ -249,7 +249,7 @@ nlohmann::ordered_json rank_to_json(const PlannedStep& step) {
           {"transient_weights", plan.engine.device_weights == ResidencyKind::from_masters},
           {"transient_gradients", plan.engine.host_gradients == GradientResidency::moved},
           {"streamed_units", plan.engine.streamed_units},
-          {"keep", describe(plan.decoder.keep)},
+          {"keep", describe(plan.decoder.keep, plan.decoder.tile_rows)},
           {"memory", to_json(plan.memory)},
           {"disk", {{"model_bytes", step.disk.model}, {"checkpoint_bytes", step.disk.checkpoint}}},
           {"device_memory", step.device.to_json()},

@@ -131,16 +131,35 @@ void Decoder::final_norm(const Pass& pass, Tensor normed, Tensor sum, Tensor inv
 }
 
 void Decoder::attention_forward(const Pass& pass, std::int64_t layer, const Activations& a, const Carry* carry,
-                                Tensor out, KvCache* cache) const {
+                                Tensor out, KvCache* cache, std::int64_t tile, bool attended) const {
   const ParameterIndex::Layer& p = index(layer);
+  const std::int64_t n = pass.tokens();
+  Stream& stream = pass.stream;
+  const auto rows = [](Tensor t, std::int64_t first, std::int64_t count) { return t ? t.rows(first, count) : t; };
+  // The residual stream is x + residual_scale * delta; the sum is made where it is first read, by the norm.
+  for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
+    Arena::Scope scope(pass.arena);
+    Activations part = tile < n ? a.rows(first, count) : a;
+    complete_attention_input(pass.arena, count, part);
+    block_input(pass, p.input_norm, part.normed1, part.inv_rms1, part.x,
+                carry ? rows(carry->x, first, count) : Tensor(), carry ? rows(carry->delta, first, count) : Tensor());
+    ops_.linear(stream, part.qkv, part.normed1, pass.weight(p.qkv), pass.weight(p.qkv_bias), Accumulate::overwrite);
+  });
+  rotate(pass, layer, a);
+  if (!attended) attend(pass, layer, a, cache);
+  for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
+    const Tensor to = rows(out, first, count), raw = rows(a.attention_out, first, count);
+    ops_.linear(stream, raw ? raw : to, rows(a.attention, first, count), pass.weight(p.o), pass.weight(p.o_bias),
+                Accumulate::overwrite);
+    output_norm(pass, p.attention_output_norm, to, raw, rows(a.attention_out_inv_rms, first, count));
+  });
+}
+
+// From the rotated queries and keys to a.attention.
+void Decoder::attend(const Pass& pass, std::int64_t layer, const Activations& a, KvCache* cache) const {
   const DecoderSpec& s = spec_;
   const std::int64_t n = pass.tokens();
   Stream& stream = pass.stream;
-  // The residual stream is x + residual_scale * delta; the sum is made where it is first read, by the norm.
-  block_input(pass, p.input_norm, a.normed1, a.inv_rms1, a.x, carry ? carry->x : Tensor(),
-              carry ? carry->delta : Tensor());
-  ops_.linear(stream, a.qkv, a.normed1, pass.weight(p.qkv), pass.weight(p.qkv_bias), Accumulate::overwrite);
-  rotate(pass, layer, a);
   Heads k = a.k(s), v = a.v(s);
   std::int64_t k_rows = n;
   if (cache) {
@@ -152,18 +171,13 @@ void Decoder::attention_forward(const Pass& pass, std::int64_t layer, const Acti
     k = {all, 0, s.kv_heads, s.head_dim};
     v = {all, s.kv_width(), s.kv_heads, s.head_dim};
   }
-  {
-    Arena::Scope scope(pass.arena);
-    const AttentionSpans spans = this->spans(pass, layer);
-    const Tensor scratch =
-        acquire_bytes(pass.arena, "attention scratch", ops_.attention_scratch(attention_size(spans, n, k_rows)));
-    ops_.attention(
-        stream,
-        {.out = a.attention_heads(s), .lse = a.lse, .q = a.q(s), .k = k, .v = v, .spans = spans, .scratch = scratch});
-  }
-  ops_.linear(stream, a.attention_out ? a.attention_out : out, a.attention, pass.weight(p.o), pass.weight(p.o_bias),
-              Accumulate::overwrite);
-  output_norm(pass, p.attention_output_norm, out, a.attention_out, a.attention_out_inv_rms);
+  Arena::Scope scope(pass.arena);
+  const AttentionSpans spans = this->spans(pass, layer);
+  const Tensor scratch =
+      acquire_bytes(pass.arena, "attention scratch", ops_.attention_scratch(attention_size(spans, n, k_rows)));
+  ops_.attention(
+      stream,
+      {.out = a.attention_heads(s), .lse = a.lse, .q = a.q(s), .k = k, .v = v, .spans = spans, .scratch = scratch});
 }
 
 void Decoder::mlp_forward(const Pass& pass, std::int64_t layer, const Activations& a, Tensor out) const {
@@ -179,29 +193,33 @@ void Decoder::mlp_forward(const Pass& pass, std::int64_t layer, const Activation
 void Decoder::layer_forward(const Pass& pass, std::int64_t layer, const Activations& kept, Carry& carry,
                             KvCache* cache) const {
   Stream& stream = pass.stream;
+  const std::int64_t n = pass.tokens(), before = attention_tile(kept, n), behind = mlp_tile(kept, n);
   Activations a = kept;
   if (!a.middle) a.middle = carry.middle;
   pass.weights.require_weights(layer_unit(layer), stream);
   {
     Arena::Scope block(pass.arena);
-    complete_attention(pass.arena, pass.tokens(), a);
+    Activations own = a;
+    complete_attention(pass.arena, n, own, before < n);
     // `delta` may still be the previous layer's, which the first norm has read by the time it is overwritten.
-    attention_forward(pass, layer, a, &carry, carry.scratch, cache);
+    attention_forward(pass, layer, own, &carry, carry.scratch, cache, before);
     pass.show(layer_unit(layer), "its input", a.x);
     pass.show(layer_unit(layer), "the output of its attention", carry.scratch);
   }
-  {
+  for_each_tile(n, behind, [&](std::int64_t first, std::int64_t count) {
     Arena::Scope block(pass.arena);
-    complete_mlp(pass.arena, layer, pass.tokens(), a);
-    block_input(pass, index(layer).mlp_norm, a.normed2, a.inv_rms2, a.middle, a.x, carry.scratch);
+    Activations part = behind < n ? a.rows(first, count) : a;
+    const Tensor out = carry.scratch.rows(first, count);
+    complete_mlp(pass.arena, layer, count, part);
+    block_input(pass, index(layer).mlp_norm, part.normed2, part.inv_rms2, part.middle, part.x, out);
     if (spec_.layer(layer).experts)
-      experts_forward(pass, layer, a, carry.scratch);
+      experts_forward(pass, layer, part, out, first == 0);
     else
-      mlp_forward(pass, layer, a, carry.scratch);
-    pass.show(layer_unit(layer), "its sum after attention", a.middle);
-    pass.show(layer_unit(layer), spec_.layer(layer).experts ? "the output of its experts" : "the output of its MLP",
-              carry.scratch);
-  }
+      mlp_forward(pass, layer, part, out);
+  });
+  pass.show(layer_unit(layer), "its sum after attention", a.middle);
+  pass.show(layer_unit(layer), spec_.layer(layer).experts ? "the output of its experts" : "the output of its MLP",
+            carry.scratch);
   pass.weights.release_weights(layer_unit(layer), stream);
   carry.x = a.middle;
   carry.delta = carry.scratch;

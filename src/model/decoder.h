@@ -40,6 +40,7 @@ enum class Keep : std::uint8_t {
   light,  // not what memory-bound work remakes: the norms' outputs, q and k rotated after a qk-norm, the activated.
           // Experts' inputs and activations are never kept
   no_gate_up,  // nor the gate and up projections, whose matrix product is run again
+  attention,   // only the layer's input and attention's output: projections are run again, and attention is not
   input,       // only the layer's input: all but the last product is run again
   host,        // the same in host memory (offload/memory/activation_store.h)
 };
@@ -51,8 +52,12 @@ struct DecoderSettings {
   NumberFormats formats;             // the decoder reads activations: T of the ops
   std::vector<Keep> keep;            // by layer; empty: all layers keep all
   std::int64_t loss_chunk_rows = 0;  // rows of logits that exist at a time
-  bool roomy_attention = false;      // as much scratch for attention's gradient as is of use
-  float label_smoothing = 0;         // of the loss, Ops::LinearCrossEntropy
+  // Tokens that a layer works on at a time, but for attention, in all that it does not keep whole: up to attention, and
+  // behind it where gate and up are not kept; 0: all. Larger batches then take less memory, and a weight's gradient is
+  // the fp32 sum of its tiles', in their order, rounded once.
+  std::int64_t tile_rows = 0;
+  bool roomy_attention = false;  // as much scratch for attention's gradient as is of use
+  float label_smoothing = 0;     // of the loss, Ops::LinearCrossEntropy
 };
 
 // Sees what a forward pass computes, in the order of computation, before the memory is used again: it may enqueue work
@@ -99,8 +104,14 @@ class Decoder {
     return settings_.keep.empty() ? Keep::all : settings_.keep[static_cast<std::size_t>(layer)];
   }
   Activations acquire_kept(Arena& arena, std::int64_t layer, std::int64_t tokens, Keep keep) const;
-  // Acquire the tensors that the block works with and that are empty.
-  void complete_attention(Arena& arena, std::int64_t tokens, Activations& a) const;
+  // The tokens that a layer that keeps this works on at a time before and behind attention: `tokens` if not in tiles.
+  std::int64_t attention_tile(const Activations& kept, std::int64_t tokens) const;
+  std::int64_t mlp_tile(const Activations& kept, std::int64_t tokens) const;
+  // Acquire the tensors that the block works with and that are empty. In tiles, without what lasts for one of them;
+  // `room`, if not empty, is memory that attention's output may take.
+  void complete_attention(Arena& arena, std::int64_t tokens, Activations& a, bool in_tiles = false,
+                          Tensor room = {}) const;
+  void complete_attention_input(Arena& arena, std::int64_t tokens, Activations& a) const;
   void complete_mlp(Arena& arena, std::int64_t layer, std::int64_t tokens, Activations& a) const;
   void complete_routing(Arena& arena, std::int64_t tokens, Activations& a) const;
   void complete_qk_norms(Arena& arena, std::int64_t tokens, Activations& a) const;
@@ -111,9 +122,11 @@ class Decoder {
   }
   void embed(const Pass& pass, Tensor x) const;
   float embedding_scale() const;
-  // x is computed from the carried stream, or given if nothing is carried; `out` is what the block adds to it.
+  // x is computed from the carried stream, or given if nothing is carried; `out` is what the block adds to it. `tile`:
+  // tokens at a time, but for attention, whose output may be there.
   void attention_forward(const Pass& pass, std::int64_t layer, const Activations& a, const Carry* carry, Tensor out,
-                         KvCache* cache) const;
+                         KvCache* cache, std::int64_t tile, bool attended = false) const;
+  void attend(const Pass& pass, std::int64_t layer, const Activations& a, KvCache* cache) const;
   void rotate(const Pass& pass, std::int64_t layer, const Activations& a) const;
   void rotate_back(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& a,
                    Tensor dqkv) const;
@@ -138,7 +151,8 @@ class Decoder {
   void mlp_forward(const Pass& pass, std::int64_t layer, const Activations& a, Tensor out) const;
   // Makes a.gate_up, a.mlp_out and its inv_rms again; `room` becomes a.mlp_out, `spare` is written.
   void remake_mlp_out(const Pass& pass, std::int64_t layer, Activations& a, Tensor room, Tensor spare) const;
-  void experts_forward(const Pass& pass, std::int64_t layer, const Activations& a, Tensor out) const;
+  // first_rows: of the layer's.
+  void experts_forward(const Pass& pass, std::int64_t layer, const Activations& a, Tensor out, bool first_rows) const;
   void route(const Pass& pass, std::int64_t layer, const Activations& a) const;
   void layer_forward(const Pass& pass, std::int64_t layer, const Activations& kept, Carry& carry, KvCache* cache) const;
   void run_layers(const Pass& pass, Carry& carry, KvCache* cache) const;
@@ -150,10 +164,18 @@ class Decoder {
                       Tensor dout) const;
   void experts_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations& a, Tensor dnormed,
                         Tensor dout) const;
+  void mlp_backward_in_tiles(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& a,
+                             Tensor remade_delta, Tensor dresidual, std::int64_t tile) const;
+  // `dnormed` is room for a tile, `room` memory that the gradient of attention's output may take, or empty.
   void attention_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations a, Tensor dnormed,
-                          Tensor dresidual) const;
+                          Tensor dresidual, std::int64_t tile, Tensor room) const;
+  void attend_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& a,
+                       Tensor dattention, Tensor dqkv) const;
   void layer_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& kept,
                       const Carry& carry, Tensor dresidual) const;
+  // The final norm, the loss, and straight back through them. The carried x is overwritten.
+  void head_backward(const Pass& pass, GradientSink& gradients, const Carry& carry, Tensor losses,
+                     Tensor dresidual) const;
 
   AttentionSpans spans(const Pass& pass, std::int64_t layer) const;
   AttentionSize attention_size(const AttentionSpans& spans, std::int64_t q_rows, std::int64_t k_rows) const;

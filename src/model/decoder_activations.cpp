@@ -30,6 +30,8 @@ std::string_view name_of(Keep keep) {
       return "light";
     case Keep::no_gate_up:
       return "no_gate_up";
+    case Keep::attention:
+      return "attention";
     case Keep::input:
       return "input";
     case Keep::host:
@@ -49,6 +51,9 @@ Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t layer, std
   if (keep == Keep::host) return a;  // the store has it
   a.x = arena.acquire("layer input", t, {n, s.hidden});
   if (keep == Keep::input) return a;
+  a.attention = arena.acquire("attention", t, {n, s.q_width()});
+  a.lse = arena.acquire("log-sum-exp", DType::f32, {s.heads, n});
+  if (keep == Keep::attention) return a;
   if (s.input_norms) a.inv_rms1 = arena.acquire("inverse rms", DType::f32, {n});
   a.qkv = arena.acquire("qkv", t, {n, s.qkv_width()});
   complete_qk_norms(arena, n, a);
@@ -58,8 +63,6 @@ Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t layer, std
     complete_output(arena, n, a.attention_out, a.attention_out_inv_rms);
     complete_output(arena, n, a.mlp_out, a.mlp_out_inv_rms);
   }
-  a.attention = arena.acquire("attention", t, {n, s.q_width()});
-  a.lse = arena.acquire("log-sum-exp", DType::f32, {s.heads, n});
   a.middle = arena.acquire("after attention", t, {n, s.hidden});
   if (s.input_norms) a.inv_rms2 = arena.acquire("inverse rms", DType::f32, {n});
   const bool experts = s.layer(layer).experts;
@@ -76,15 +79,43 @@ Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t layer, std
   return a;
 }
 
-void Decoder::complete_attention(Arena& arena, std::int64_t n, Activations& a) const {
+std::int64_t Decoder::attention_tile(const Activations& kept, std::int64_t n) const {
+  return settings_.tile_rows > 0 && !kept.normed1 ? std::min(n, settings_.tile_rows) : n;
+}
+
+std::int64_t Decoder::mlp_tile(const Activations& kept, std::int64_t n) const {
+  return settings_.tile_rows > 0 && !kept.gate_up && !kept.router_logits ? std::min(n, settings_.tile_rows) : n;
+}
+
+Tensor in_room(Arena& arena, const char* name, DType dtype, std::int64_t rows, std::int64_t columns, Tensor room) {
+  if (room && static_cast<std::size_t>(rows * columns) * size_of(dtype) <= room.bytes())
+    return {room.data(), dtype, {rows, columns}};
+  return arena.acquire(name, dtype, {rows, columns});
+}
+
+Decoder::Activations Decoder::Activations::rows(std::int64_t first, std::int64_t count) const {
+  Activations part = *this;
+  part.lse = part.gate_up = part.activated = part.router_logits = {};
+  part.routing = {};
+  for (Tensor* tensor : {&part.x, &part.inv_rms1, &part.normed1, &part.qkv, &part.qk, &part.q_inv_rms, &part.k_inv_rms,
+                         &part.attention, &part.attention_out, &part.attention_out_inv_rms, &part.mlp_out,
+                         &part.mlp_out_inv_rms, &part.middle, &part.inv_rms2, &part.normed2})
+    if (*tensor) *tensor = tensor->rows(first, count);
+  return part;
+}
+
+void Decoder::complete_attention_input(Arena& arena, std::int64_t n, Activations& a) const {
+  if (spec_.input_norms)
+    have(arena, a.normed1, "normed input", settings_.formats.activations, {n, spec_.hidden});
+  else
+    a.normed1 = a.x;
+}
+
+void Decoder::complete_attention(Arena& arena, std::int64_t n, Activations& a, bool in_tiles, Tensor room) const {
   const DType t = settings_.formats.activations;
   const DecoderSpec& s = spec_;
-  if (s.input_norms) {
-    have(arena, a.inv_rms1, "inverse rms", DType::f32, {n});
-    have(arena, a.normed1, "normed input", t, {n, s.hidden});
-  } else {
-    a.normed1 = a.x;
-  }
+  if (s.input_norms) have(arena, a.inv_rms1, "inverse rms", DType::f32, {n});
+  if (!in_tiles) complete_attention_input(arena, n, a);
   have(arena, a.qkv, "qkv", t, {n, s.qkv_width()});
   if (s.qk_norm || s.projection_norm)
     have(arena, a.qk, "rotated qk", t, {n, s.q_width() + s.kv_width()});
@@ -92,7 +123,7 @@ void Decoder::complete_attention(Arena& arena, std::int64_t n, Activations& a) c
     a.qk = a.qkv;
   complete_qk_norms(arena, n, a);
   if (s.output_norms) complete_output(arena, n, a.attention_out, a.attention_out_inv_rms);
-  have(arena, a.attention, "attention", t, {n, s.q_width()});
+  if (!a.attention) a.attention = in_room(arena, "attention", t, n, s.q_width(), room);
   have(arena, a.lse, "log-sum-exp", DType::f32, {s.heads, n});
 }
 

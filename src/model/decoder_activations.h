@@ -1,6 +1,8 @@
 // Internal to the decoder: what a layer works with, and what flows between layers.
 #pragma once
 
+#include <algorithm>
+
 #include "device/arena.h"
 #include "model/decoder.h"
 
@@ -47,7 +49,20 @@ struct Decoder::Activations {
   Heads k(const DecoderSpec& s) const { return {qk, s.q_width(), s.kv_heads, s.head_dim}; }
   Heads v(const DecoderSpec& s) const { return {qkv, s.q_width() + s.kv_width(), s.kv_heads, s.head_dim}; }
   Heads attention_heads(const DecoderSpec& s) const { return {attention, 0, s.heads, s.head_dim}; }
+
+  // Those of `count` tokens from `first` on, as far as they are there. What stands between the MLP's products, or has
+  // no rows of tokens, is left out.
+  Activations rows(std::int64_t first, std::int64_t count) const;
 };
+
+// Calls body(first, count) for each tile of `rows` of `tokens`, in order.
+template <class Body>
+void for_each_tile(std::int64_t tokens, std::int64_t rows, const Body& body) {
+  for (std::int64_t first = 0; first < tokens; first += rows) body(first, std::min(rows, tokens - first));
+}
+
+// A matrix in memory that is of no other use by now, if it fits there; else from the arena.
+Tensor in_room(Arena& arena, const char* name, DType dtype, std::int64_t rows, std::int64_t columns, Tensor room);
 
 // The residual stream between layers, as x + residual_scale * delta: the sum is made by the next norm.
 struct Decoder::Carry {

@@ -47,7 +47,7 @@ Tensor Decoder::block_output_backward(const Pass& pass, GradientSink& gradients,
 
 void Decoder::remake_mlp_out(const Pass& pass, std::int64_t layer, Activations& a, Tensor room, Tensor spare) const {
   const DType t = settings_.formats.activations;
-  const std::int64_t n = pass.tokens(), f = spec_.intermediate;
+  const std::int64_t n = spare.dim(0), f = spec_.intermediate;
   SO_CHECK(room && !a.gate_up, "an MLP's output made again, though its products were kept");
   a.mlp_out = room;
   a.mlp_out_inv_rms = pass.arena.acquire("inverse rms", DType::f32, {n});
@@ -68,7 +68,7 @@ void Decoder::mlp_backward(const Pass& pass, std::int64_t layer, GradientSink& g
   if (!a.normed2) {
     a.normed2 = a.middle;
     if (p.mlp_norm)
-      a.normed2 = pass.arena.acquire("normed middle", settings_.formats.activations, {pass.tokens(), spec_.hidden});
+      a.normed2 = pass.arena.acquire("normed middle", settings_.formats.activations, {dresidual.dim(0), spec_.hidden});
     block_input(pass, p.mlp_norm, a.normed2, a.inv_rms2, a.middle, a.x, remade_delta);
   }
   if (p.mlp_output_norm && !a.mlp_out) remake_mlp_out(pass, layer, a, remade_delta, dnormed);
@@ -85,7 +85,7 @@ void Decoder::dense_backward(const Pass& pass, std::int64_t layer, GradientSink&
                              Tensor dnormed, Tensor dout) const {
   const ParameterIndex::Layer& p = index(layer);
   const DType t = settings_.formats.activations;
-  const std::int64_t n = pass.tokens(), f = spec_.intermediate;
+  const std::int64_t n = dout.dim(0), f = spec_.intermediate;
   Stream& stream = pass.stream;
   if (!a.gate_up) {
     a.gate_up = pass.arena.acquire("gate and up", t, {n, 2 * f});
@@ -101,9 +101,32 @@ void Decoder::dense_backward(const Pass& pass, std::int64_t layer, GradientSink&
   grad_linear(ops_, stream, gradients, p.gate_up, p.gate_up_bias, dgate_up, a.normed2);
 }
 
+void Decoder::mlp_backward_in_tiles(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& a,
+                                    Tensor remade_delta, Tensor dresidual, std::int64_t tile) const {
+  const ParameterIndex::Layer& p = index(layer);
+  const DType t = settings_.formats.activations;
+  Arena& arena = pass.arena;
+  Arena::Scope scope(arena);
+  TiledGradients sums(
+      gradients, arena,
+      {p.mlp_output_norm, p.down, p.down_bias, p.gate_up, p.gate_up_bias, p.router, p.router_bias, p.mlp_norm});
+  for_each_tile(pass.tokens(), tile, [&](std::int64_t first, std::int64_t count) {
+    Arena::Scope block(arena);
+    Activations part = a.rows(first, count);
+    if (!part.middle) {
+      part.middle = arena.acquire("after attention", t, {count, spec_.hidden});
+      if (spec_.input_norms) part.inv_rms2 = arena.acquire("inverse rms", DType::f32, {count});
+    }
+    const Tensor dnormed = arena.acquire("gradient of a norm", t, {count, spec_.hidden});
+    mlp_backward(pass, layer, sums, part, remade_delta ? remade_delta.rows(first, count) : Tensor(), dnormed,
+                 dresidual.rows(first, count));
+  });
+  sums.finish(ops_, pass.stream);
+}
+
 // dresidual is the gradient of x plus what attention adds, and then of x.
 void Decoder::attention_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations a,
-                                 Tensor dnormed, Tensor dresidual) const {
+                                 Tensor dnormed, Tensor dresidual, std::int64_t tile, Tensor room) const {
   const ParameterIndex::Layer& p = index(layer);
   const DecoderSpec& s = spec_;
   const DType t = settings_.formats.activations;
@@ -116,42 +139,66 @@ void Decoder::attention_backward(const Pass& pass, std::int64_t layer, GradientS
     a.qk = arena.acquire("rotated qk", t, {n, s.q_width() + s.kv_width()});
     rotate(pass, layer, a);
   }
-  Tensor dattention = arena.acquire("gradient of attention", t, {n, s.q_width()});
+  const Tensor dattention = in_room(arena, "gradient of attention", t, n, s.q_width(), room);
   Tensor dqkv = arena.acquire("gradient of qkv", t, {n, s.qkv_width()});
-  const Tensor dout = block_output_backward(pass, gradients, p.attention_output_norm, a.attention_out,
-                                            a.attention_out_inv_rms, dnormed, dresidual);
-  ops_.linear_grad_input(stream, dattention, dout, pass.weight(p.o), Accumulate::overwrite);
-  grad_linear(ops_, stream, gradients, p.o, p.o_bias, dout, a.attention);
+  const auto in_tiles = [&](std::initializer_list<Joined> parameters, const auto& body) {
+    if (tile == n) return body(gradients, 0, n, a);
+    Arena::Scope sums_scope(arena);
+    TiledGradients sums(gradients, arena, parameters);
+    for_each_tile(n, tile, [&](std::int64_t first, std::int64_t count) {
+      Arena::Scope block(arena);
+      body(sums, first, count, a.rows(first, count));
+    });
+    sums.finish(ops_, stream);
+  };
+  in_tiles({p.attention_output_norm, p.o, p.o_bias}, [&](GradientSink& sink, std::int64_t first, std::int64_t count,
+                                                         const Activations& part) {
+    const Tensor dout =
+        block_output_backward(pass, sink, p.attention_output_norm, part.attention_out, part.attention_out_inv_rms,
+                              dnormed.rows(0, count), dresidual.rows(first, count));
+    ops_.linear_grad_input(stream, dattention.rows(first, count), dout, pass.weight(p.o), Accumulate::overwrite);
+    grad_linear(ops_, stream, sink, p.o, p.o_bias, dout, part.attention);
+  });
+  attend_backward(pass, layer, gradients, a, dattention, dqkv);
+  rotate_back(pass, layer, gradients, a, dqkv);
+  in_tiles({p.qkv, p.qkv_bias, p.input_norm}, [&](GradientSink& sink, std::int64_t first, std::int64_t count,
+                                                  Activations part) {
+    const Tensor dtile = dqkv.rows(first, count), dinput = dnormed.rows(0, count);
+    ops_.linear_grad_input(stream, dinput, dtile, pass.weight(p.qkv), Accumulate::overwrite);
+    if (!part.normed1) {
+      part.normed1 = p.input_norm ? arena.acquire("normed input", t, {count, s.hidden}) : part.x;
+      block_input(pass, p.input_norm, part.normed1, part.inv_rms1, part.x, Tensor(), Tensor());
+    }
+    grad_linear(ops_, stream, sink, p.qkv, p.qkv_bias, dtile, part.normed1);
+    block_input_backward(pass, sink, p.input_norm, part.x, part.inv_rms1, dinput, dresidual.rows(first, count));
+  });
+}
+
+void Decoder::attend_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& a,
+                              Tensor dattention, Tensor dqkv) const {
+  const ParameterIndex::Layer& p = index(layer);
+  const DecoderSpec& s = spec_;
   const Heads dq{dqkv, 0, s.heads, s.head_dim}, dk{dqkv, s.q_width(), s.kv_heads, s.head_dim},
       dv{dqkv, s.q_width() + s.kv_width(), s.kv_heads, s.head_dim};
-  {
-    Arena::Scope attention(arena);
-    const AttentionSpans spans = this->spans(pass, layer);
-    const AttentionSize size = attention_size(spans, n, n);
-    const Tensor scratch = acquire_bytes(
-        arena, "attention scratch",
-        settings_.roomy_attention ? ops_.attention_grad_scratch_most(size) : ops_.attention_grad_scratch(size));
-    const GradientSink::Target dsinks =
-        p.sinks ? vector_gradient(gradients, arena, p.sinks, spans.sinks) : GradientSink::Target{};
-    ops_.attention_grad(
-        stream,
-        {.dq = dq,
-         .dk = dk,
-         .dv = dv,
-         .dsinks = dsinks.tensor,
-         .dsinks_mode = dsinks.mode,
-         .dout = {dattention, 0, s.heads, s.head_dim},
-         .forward = {.out = a.attention_heads(s), .lse = a.lse, .q = a.q(s), .k = a.k(s), .v = a.v(s), .spans = spans},
-         .scratch = scratch});
-  }
-  rotate_back(pass, layer, gradients, a, dqkv);
-  ops_.linear_grad_input(stream, dnormed, dqkv, pass.weight(p.qkv), Accumulate::overwrite);
-  if (!a.normed1) {
-    a.normed1 = p.input_norm ? arena.acquire("normed input", t, {n, s.hidden}) : a.x;
-    block_input(pass, p.input_norm, a.normed1, a.inv_rms1, a.x, Tensor(), Tensor());
-  }
-  grad_linear(ops_, stream, gradients, p.qkv, p.qkv_bias, dqkv, a.normed1);
-  block_input_backward(pass, gradients, p.input_norm, a.x, a.inv_rms1, dnormed, dresidual);
+  Arena& arena = pass.arena;
+  Arena::Scope scope(arena);
+  const AttentionSpans spans = this->spans(pass, layer);
+  const AttentionSize size = attention_size(spans, pass.tokens(), pass.tokens());
+  const Tensor scratch = acquire_bytes(
+      arena, "attention scratch",
+      settings_.roomy_attention ? ops_.attention_grad_scratch_most(size) : ops_.attention_grad_scratch(size));
+  const GradientSink::Target dsinks =
+      p.sinks ? vector_gradient(gradients, arena, p.sinks, spans.sinks) : GradientSink::Target{};
+  ops_.attention_grad(
+      pass.stream,
+      {.dq = dq,
+       .dk = dk,
+       .dv = dv,
+       .dsinks = dsinks.tensor,
+       .dsinks_mode = dsinks.mode,
+       .dout = {dattention, 0, s.heads, s.head_dim},
+       .forward = {.out = a.attention_heads(s), .lse = a.lse, .q = a.q(s), .k = a.k(s), .v = a.v(s), .spans = spans},
+       .scratch = scratch});
 }
 
 // dqkv is the gradient of what rotate() made, and then of what it read.
@@ -185,23 +232,95 @@ void Decoder::layer_backward(const Pass& pass, std::int64_t layer, GradientSink&
                              const Carry& carry, Tensor dresidual) const {
   Arena& arena = pass.arena;
   Arena::Scope scope(arena);
-  const std::int64_t n = pass.tokens();
+  const std::int64_t n = pass.tokens(), before = attention_tile(kept, n), behind = mlp_tile(kept, n);
   pass.weights.require_weights(layer_unit(layer), pass.stream);
   Activations a = kept;
   Tensor remade_delta;
-  if (keep_of(layer) >= Keep::input) {
-    complete_attention(arena, n, a);
-    a.middle = arena.acquire("after attention", settings_.formats.activations, {n, spec_.hidden});
-    if (spec_.input_norms) a.inv_rms2 = arena.acquire("inverse rms", DType::f32, {n});
+  if (keep_of(layer) >= Keep::attention) {
+    // In tiles the stream after attention is made for one at a time, so its place is free.
+    complete_attention(arena, n, a, before < n, behind < n ? carry.middle : Tensor());
+    if (behind == n) {
+      a.middle = arena.acquire("after attention", settings_.formats.activations, {n, spec_.hidden});
+      if (spec_.input_norms) a.inv_rms2 = arena.acquire("inverse rms", DType::f32, {n});
+    }
     remade_delta = carry.scratch;
-    attention_forward(pass, layer, a, nullptr, remade_delta, nullptr);
+    attention_forward(pass, layer, a, nullptr, remade_delta, nullptr, before, static_cast<bool>(kept.attention));
   }
-  Tensor dnormed = arena.acquire("gradient of a norm", settings_.formats.activations, {n, spec_.hidden});
+  const auto acquire_dnormed = [&](std::int64_t rows) {
+    return arena.acquire("gradient of a norm", settings_.formats.activations, {rows, spec_.hidden});
+  };
+  Tensor dnormed;
   gradients.require_gradients(layer_unit(layer), pass.stream);
-  mlp_backward(pass, layer, gradients, a, remade_delta, dnormed, dresidual);
-  attention_backward(pass, layer, gradients, a, dnormed, dresidual);
+  if (behind < n) {
+    mlp_backward_in_tiles(pass, layer, gradients, a, remade_delta, dresidual, behind);
+    dnormed = acquire_dnormed(before);
+  } else {
+    dnormed = acquire_dnormed(n);
+    mlp_backward(pass, layer, gradients, a, remade_delta, dnormed, dresidual);
+  }
+  // What attention added is of no use any more.
+  attention_backward(pass, layer, gradients, a, dnormed, dresidual, before, before < n ? carry.scratch : Tensor());
   pass.weights.release_weights(layer_unit(layer), pass.stream);
   gradients.gradients_ready(layer_unit(layer), pass.stream);
+}
+
+void Decoder::head_backward(const Pass& pass, GradientSink& gradients, const Carry& carry, Tensor losses,
+                            Tensor dresidual) const {
+  Arena& arena = pass.arena;
+  Arena::Scope scope(arena);
+  Stream& stream = pass.stream;
+  WeightSource& weights = pass.weights;
+  const std::int64_t n = pass.tokens();
+  const DType t = settings_.formats.activations;
+  // The last layer may have kept what is carried.
+  const Tensor x =
+      keep_of(spec_.layers - 1) >= Keep::input ? carry.x : arena.acquire("final input", t, {n, spec_.hidden});
+  Tensor inv_rms = arena.acquire("inverse rms", DType::f32, {n});
+  Tensor normed = arena.acquire("final normed", t, {n, spec_.hidden});
+  const Tensor dnormed = dresidual;  // first the gradient of the norm's output, then of its input
+  require_head(weights, stream);
+  final_norm(pass, normed, x, inv_rms, carry.x, carry.delta);
+  Ops::LinearCrossEntropy loss;
+  loss.hidden = normed;
+  loss.weight = weights.weight(index_.lm_head);
+  loss.targets = pass.batch.targets;
+  loss.losses = losses;
+  loss.label_smoothing = settings_.label_smoothing;
+  loss.rows = pass.batch.loss_rows;
+  if (loss.rows) loss.gathered = carry.scratch;  // the last block's output, which the norm has read by now
+  loss.dhidden = dnormed;
+  gradients.require_gradients(head_unit(spec_), stream);
+  if (spec_.tied_embeddings) gradients.require_gradients(0, stream);
+  const auto project = [&](GradientSink& sink) {
+    const auto dhead = sink.gradient(index_.lm_head);
+    loss.dweight = dhead.tensor;
+    loss.dweight_mode = dhead.mode;
+    loss.grad_scale = pass.grad_scale;
+    loss.workspace = arena.acquire("logits chunk", ops_.logits_dtype(t), {loss_rows(n), spec_.vocab});
+    ops_.linear_cross_entropy(stream, loss);
+  };
+  if (settings_.tile_rows > 0 && n > settings_.tile_rows) {
+    // So many chunks of logits that a bf16 sum of theirs would lose what each adds.
+    TiledGradients sum(gradients, arena, {{index_.lm_head, 1}});
+    project(sum);
+    sum.finish(ops_, stream);
+  } else {
+    project(gradients);
+  }
+  add_router_loss(pass, losses);
+  if (const auto scale = static_cast<float>(spec_.logits_scale); scale != 1)
+    ops_.add_scaled(stream, dnormed, Tensor(), dnormed, scale);
+  const auto dnorm = vector_gradient(gradients, arena, {index_.final_norm, 1}, weights.weight(index_.final_norm));
+  ops_.rms_norm_grad(stream, {.dx = dresidual,
+                              .dweight = dnorm.tensor,
+                              .dout = dnormed,
+                              .x = x,
+                              .inv_rms = inv_rms,
+                              .weight = weights.weight(index_.final_norm),
+                              .dweight_mode = dnorm.mode,
+                              .weight_offset = spec_.norm_offset});
+  release_head(weights, stream);
+  gradients.gradients_ready(head_unit(spec_), stream);
 }
 
 void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightSource& weights, GradientSink& gradients,
@@ -237,47 +356,7 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
     if (item(layer) >= 0) store_->written(item(layer), stream);
   }
 
-  // Head: final norm, projection and loss, and straight back through them.
-  {
-    Arena::Scope head(arena);
-    Tensor x = arena.acquire("final input", t, {n, spec_.hidden});
-    Tensor inv_rms = arena.acquire("inverse rms", DType::f32, {n});
-    Tensor normed = arena.acquire("final normed", t, {n, spec_.hidden});
-    Tensor dnormed = arena.acquire("gradient of a norm", t, {n, spec_.hidden});
-    require_head(weights, stream);
-    final_norm(pass, normed, x, inv_rms, carry.x, carry.delta);
-    Ops::LinearCrossEntropy loss;
-    loss.hidden = normed;
-    loss.weight = weights.weight(index_.lm_head);
-    loss.targets = batch.targets;
-    loss.losses = losses;
-    loss.label_smoothing = settings_.label_smoothing;
-    loss.rows = pass.batch.loss_rows;
-    if (loss.rows) loss.gathered = carry.scratch;  // the last block's output, which the norm has read by now
-    loss.dhidden = dnormed;
-    gradients.require_gradients(head_unit(spec_), stream);
-    if (spec_.tied_embeddings) gradients.require_gradients(0, stream);
-    const auto dhead = gradients.gradient(index_.lm_head);
-    loss.dweight = dhead.tensor;
-    loss.dweight_mode = dhead.mode;
-    loss.grad_scale = grad_scale;
-    loss.workspace = arena.acquire("logits chunk", ops_.logits_dtype(t), {loss_rows(n), spec_.vocab});
-    ops_.linear_cross_entropy(stream, loss);
-    add_router_loss(pass, losses);
-    if (const auto scale = static_cast<float>(spec_.logits_scale); scale != 1)
-      ops_.add_scaled(stream, dnormed, Tensor(), dnormed, scale);
-    const auto dnorm = vector_gradient(gradients, arena, {index_.final_norm, 1}, weights.weight(index_.final_norm));
-    ops_.rms_norm_grad(stream, {.dx = dresidual,
-                                .dweight = dnorm.tensor,
-                                .dout = dnormed,
-                                .x = x,
-                                .inv_rms = inv_rms,
-                                .weight = weights.weight(index_.final_norm),
-                                .dweight_mode = dnorm.mode,
-                                .weight_offset = spec_.norm_offset});
-    release_head(weights, stream);
-    gradients.gradients_ready(head_unit(spec_), stream);
-  }
+  head_backward(pass, gradients, carry, losses, dresidual);
 
   for (std::int64_t layer = spec_.layers; layer-- > 0 && has_backward(layer);) {
     Activations& a = kept[static_cast<std::size_t>(layer)];

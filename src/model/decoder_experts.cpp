@@ -40,14 +40,15 @@ void Decoder::route(const Pass& pass, std::int64_t layer, const Activations& a) 
   ops_.route(pass.stream, a.routing, a.router_logits, spec_.experts.renormalized);
 }
 
-void Decoder::experts_forward(const Pass& pass, std::int64_t layer, const Activations& a, Tensor out) const {
+void Decoder::experts_forward(const Pass& pass, std::int64_t layer, const Activations& a, Tensor out,
+                              bool first_rows) const {
   const ParameterIndex::Layer& p = index(layer);
   const ExpertSpec& x = spec_.experts;
   const std::int64_t h = spec_.hidden, f = x.intermediate;
   Stream& stream = pass.stream;
   route(pass, layer, a);
   if (pass.load.counts) {
-    bool first = true;
+    bool first = first_rows;
     for (std::int64_t before = 0; before < layer; ++before) first = first && !spec_.layer(before).experts;
     ops_.router_load(stream, pass.load.counts, pass.load.shares, a.routing, a.router_logits,
                      first ? Accumulate::overwrite : Accumulate::add);
@@ -67,7 +68,7 @@ void Decoder::experts_backward(const Pass& pass, std::int64_t layer, GradientSin
   const ParameterIndex::Layer& p = index(layer);
   const ExpertSpec& x = spec_.experts;
   const DType t = settings_.formats.activations;
-  const std::int64_t n = pass.tokens(), h = spec_.hidden, f = x.intermediate, pairs = n * x.per_token;
+  const std::int64_t n = dout.dim(0), h = spec_.hidden, f = x.intermediate, pairs = n * x.per_token;
   Stream& stream = pass.stream;
   Arena& arena = pass.arena;
   if (!a.router_logits) {
@@ -122,7 +123,8 @@ void Decoder::experts_backward(const Pass& pass, std::int64_t layer, GradientSin
   ops_.sum_rows(stream, dnormed, rows, Tensor(), a.routing);
 
   // Every trained token's loss includes the router's, so its gradient has the weight of them all.
-  const double balance = pass.load.counts ? router_loss_scale(n) * static_cast<double>(pass.batch.trained) : 0;
+  const double balance =
+      pass.load.counts ? router_loss_scale(pass.tokens()) * static_cast<double>(pass.batch.trained) : 0;
   const Tensor dlogits = arena.acquire("gradient of router logits", t, {n, x.count});
   ops_.route_grad(stream, dlogits, dweights, a.routing, a.router_logits, x.renormalized, pass.load.counts,
                   static_cast<float>(balance * static_cast<double>(pass.grad_scale)));

@@ -1,6 +1,9 @@
 // Internal to the decoder: gradients of a matrix and its bias.
 #pragma once
 
+#include <initializer_list>
+#include <vector>
+
 #include "device/arena.h"
 #include "model/parameters.h"
 #include "offload/memory/parameter_source.h"
@@ -26,5 +29,30 @@ inline void grad_linear(Ops& ops, Stream& stream, GradientSink& gradients, Joine
   const auto db = gradients.gradient(bias.first, bias.count);
   if (db.tensor) ops.linear_grad_bias(stream, db.tensor, dy, db.mode);
 }
+
+// The gradients that tiles of tokens add up, in fp32 where they are kept in less: a weight's gradient is then rounded
+// once, as without tiles. Asks the sink behind it once for each parameter.
+class TiledGradients final : public GradientSink {
+ public:
+  // Of these parameters, those that are not there left out; sums come from the arena, where they last as long as the
+  // caller's scope.
+  TiledGradients(GradientSink& sink, Arena& arena, std::initializer_list<Joined> parameters);
+  // Writes the sums where the sink wants them. After the last tile.
+  void finish(Ops& ops, Stream& stream) const;
+
+  Target gradient(int first, int count) override;
+  // Units are the caller's business.
+  void require_gradients(int, Stream&) override;
+  void gradients_ready(int, Stream&) override;
+
+ private:
+  struct Entry {
+    int first = 0, count = 0;
+    Target target;
+    Tensor sum;  // empty where the target takes the tiles itself
+    bool written = false;
+  };
+  std::vector<Entry> entries_;
+};
 
 }  // namespace so

@@ -71,6 +71,13 @@ void expect_add_scaled(const Tensor& out, const Tensor& x, const Tensor& delta) 
   if (x) expect_tensor(op, "x", x, out.dtype(), {out.dim(0), out.dim(1)});
 }
 
+void expect_add_gradient(const Tensor& dw, const Tensor& sum) {
+  const char* op = "add_gradient";
+  SO_CHECK(dw.dtype() == DType::f32 || dw.dtype() == DType::bf16, "{}: dw of {}", op, name_of(dw.dtype()));
+  SO_CHECK(sum.dtype() == DType::f32 && std::ranges::equal(dw.shape(), sum.shape()), "{}: sum is {} {}, dw {}", op,
+           name_of(sum.dtype()), shape_string(sum.shape()), shape_string(dw.shape()));
+}
+
 void expect_linear_cross_entropy(const Ops::LinearCrossEntropy& a, DType logits) {
   SO_CHECK(a.hidden.rank() == 2 && a.weight.rank() == 2 && a.hidden.dim(1) == a.weight.dim(1),
            "linear_cross_entropy: hidden {}, weight {}", shape_string(a.hidden.shape()),

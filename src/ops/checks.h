@@ -36,6 +36,9 @@ void expect_projection_norm(const char* op, const Heads& out, const Heads& in, c
 // Checks what Ops states of add_scaled().
 void expect_add_scaled(const Tensor& out, const Tensor& x, const Tensor& delta);
 
+// Checks what Ops states of add_gradient().
+void expect_add_gradient(const Tensor& dw, const Tensor& sum);
+
 // Checks what Ops states of the arguments, for a backend that keeps its logits in `logits`.
 void expect_linear_cross_entropy(const Ops::LinearCrossEntropy& args, DType logits);
 

@@ -160,6 +160,8 @@ class Ops {
     Accumulate dweight_mode = Accumulate::overwrite;
   };
   virtual void projection_norm_grad(Stream&, const ProjectionNormGrad&) = 0;
+  // dw = sum (+ dw), of any one shape.  dw f32 or bf16, sum f32.
+  virtual void add_gradient(Stream&, Tensor dw, Tensor sum, Accumulate) = 0;
   // out = x + scale * delta; with an empty x, scale * delta. All T of one shape; out may be x or delta.
   virtual void add_scaled(Stream&, Tensor out, Tensor x, Tensor delta, float scale) = 0;
 

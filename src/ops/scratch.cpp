@@ -11,6 +11,9 @@ constexpr std::size_t cuda_scratch = std::size_t{64} << 20;
 // Limits cuDNN's dS in attention gradients, which is quadratic in the length of a document: 16,384 tokens get 1.5 GiB,
 // which holds 48 heads of 4,096 x 4,096; then one document of four is computed at a time.
 constexpr std::int64_t least_scores = std::int64_t{512} << 20, scores_per_token = 96 << 10;
+// Beyond 49,152 tokens that would not hold one head of one document of them all, so that it would be of use to shorter
+// documents alone. They get what 16,384 tokens do.
+constexpr std::int64_t scores_of_parts = scores_per_token * 16384;
 
 std::int64_t round_up_to(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 
@@ -53,13 +56,14 @@ std::int64_t OpsScratch::attention_grad_base(const AttentionSize& size) const {
 
 std::size_t OpsScratch::attention_grad(const AttentionSize& size) const {
   if (kind_ == DeviceKind::cpu) return 0;
-  std::int64_t bytes = attention_grad_base(size);
-  if (size.dtype == DType::bf16) {
-    // dS, bf16: of all heads of one document at most, else of as many at a time as there is room for.
-    const std::int64_t all = round_up_to(size.q_rows, 128) * size.q_heads * round_up_to(size.q_rows, 128) * 2;
-    bytes += std::min(all, std::max(least_scores, scores_per_token * size.q_rows));
-  }
-  return static_cast<std::size_t>(bytes);
+  const std::int64_t rows = round_up_to(size.q_rows, 128), longest = std::min(round_up_to(size.longest, 128), rows);
+  if (size.dtype != DType::bf16) return static_cast<std::size_t>(attention_grad_base(size));
+  // dS, bf16: of all heads of one document at most, else of as many at a time as there is room for.
+  const std::int64_t all = rows * size.q_heads * rows * 2,
+                     scores = std::min(all, std::max(least_scores, scores_per_token * size.q_rows));
+  if (longest * longest * 2 <= scores) return static_cast<std::size_t>(attention_grad_base(size) + scores);
+  // The longest goes to kernels that want the row sums alone.
+  return static_cast<std::size_t>(256 + rows * size.q_heads * 4 + cudnn_tables(size) + scores_of_parts);
 }
 
 std::size_t OpsScratch::attention_grad_most(const AttentionSize& size) const {

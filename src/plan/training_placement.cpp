@@ -47,7 +47,8 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
     : q_(question),
       plan_(plan),
       measured_(question.machine.rates()),
-      choices_(allowed_keep_choices(q_.spec.layers, *q_.machine.backend, q_.request.activation_checkpointing)),
+      choices_(activation_choices(q_.spec.layers, *q_.machine.backend, q_.request.activation_checkpointing,
+                                  plan.shape.micro_batch_tokens)),
       sizer_(q_.spec, q_.layout, *q_.machine.backend, plan.shape),
       sizes_(choices_.size()) {
   inputs_.rates = measured_;
@@ -99,9 +100,9 @@ void TrainingPlacement::set_units() {
     work.backward_kernels += 2.0 * static_cast<double>(std::count_if(parameters.begin(), parameters.end(),
                                                                      [](const Parameter& p) { return p.trained; }));
   }
-  for (const std::int64_t choice : choices_)
-    inputs_.keeps.push_back(recomputation(q_.spec, keep_choice(q_.spec.layers, choice), documents,
-                                          plan_.engine.formats.activations, measured_.efficiencies, backward));
+  for (const ActivationChoice& choice : choices_)
+    inputs_.keeps.push_back(recomputation(q_.spec, choice.keep, documents, plan_.engine.formats.activations,
+                                          measured_.efficiencies, backward, choice.tile_rows));
 }
 
 void TrainingPlacement::set_cast(PlacementInputs& inputs, CastSide side) const {
@@ -157,7 +158,7 @@ void TrainingPlacement::set_residencies() {
 }
 
 std::vector<Keep> TrainingPlacement::keep_of(std::int64_t index) const {
-  return keep_choice(q_.spec.layers, choices_[static_cast<std::size_t>(index)]);
+  return choices_[static_cast<std::size_t>(index)].keep;
 }
 
 std::size_t TrainingPlacement::activation_bytes(std::int64_t index) {
@@ -166,6 +167,7 @@ std::size_t TrainingPlacement::activation_bytes(std::int64_t index) {
     DecoderSettings decoder = plan_.decoder;
     decoder.loss_chunk_rows = choose_loss_chunk(*q_.machine.backend, q_.spec.vocab);
     decoder.keep = keep_of(index);
+    decoder.tile_rows = choices_[static_cast<std::size_t>(index)].tile_rows;
     size = sizer_.bytes(decoder);
   }
   return std::max(*size, loading_floor_);
@@ -284,7 +286,9 @@ void TrainingPlacement::choose() {
 void TrainingPlacement::explain(const Placement& chosen) {
   PlacementInputs other = inputs_;
   set_cast(other, plan_.engine.cast == CastSide::device ? CastSide::host : CastSide::device);
-  const auto describe_keep = [this](std::int64_t keep) { return describe(keep_of(keep)); };
+  const auto describe_keep = [this](std::int64_t keep) {
+    return describe(keep_of(keep), choices_[static_cast<std::size_t>(keep)].tile_rows);
+  };
   for (const PlanChoice choice : q_.request.explain)
     plan_.alternatives.emplace_back(choice,
                                     alternatives(inputs_, chosen, choice, describe_keep,

@@ -68,7 +68,7 @@ class TrainingPlacement {
   const PlacementQuestion q_;
   TrainingPlan& plan_;
   const MachineRates measured_;
-  const std::vector<std::int64_t> choices_;  // of what layers keep
+  const std::vector<ActivationChoice> choices_;  // of what layers keep
   ActivationSizer sizer_;
   std::vector<std::optional<std::size_t>> sizes_;  // of activations, by choice, once asked for
   std::size_t loading_floor_ = 0;                  // activations may have what loading has given back

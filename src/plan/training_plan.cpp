@@ -23,16 +23,18 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
       machine.device_memory
           ? beyond(*machine.device_memory, plan.memory.total(MemoryKind::device, once_loaded))
           : beyond(usable_host_budget(machine), plan.memory.host_total(*machine.backend, once_loaded));
-  const std::vector<std::int64_t> choices =
-      allowed_keep_choices(spec.layers, *machine.backend, activation_checkpointing);
+  const std::vector<ActivationChoice> choices =
+      activation_choices(spec.layers, *machine.backend, activation_checkpointing, plan.shape.micro_batch_tokens);
   const ActivationPlan chosen = choose_activations(sizer, spec, plan.decoder, budget, choices);
   plan.decoder.keep = chosen.keep;
+  plan.decoder.tile_rows = chosen.tile_rows;
   plan.activation_bytes = chosen.bytes;
-  if (chosen.keep != keep_choice(spec.layers, choices[0]))
-    plan.reasons.push_back(
-        fmt::format("activations kept: {}; the rest is recomputed in backward, "
-                    "because keeping {} does not fit in the {} that are left",
-                    describe(chosen.keep), choices[0] == 0 ? "all" : "all inputs on the device", format_bytes(budget)));
+  if (chosen.tile_rows > 0 || chosen.keep != choices[0].keep)
+    plan.reasons.push_back(fmt::format(
+        "activations kept: {}; the rest is recomputed in backward, "
+        "because keeping {} does not fit in the {} that are left",
+        describe(chosen.keep, chosen.tile_rows),
+        choices[0].keep == keep_choice(spec.layers, 0) ? "all" : "all inputs on the device", format_bytes(budget)));
   // Memory that is left then goes to attention's gradient, which is quicker with more scratch.
   DecoderSettings roomy = plan.decoder;
   roomy.roomy_attention = true;

@@ -49,7 +49,7 @@ INSTANTIATE_TEST_SUITE_P(Models, ConsistencyTest,
                            return name;
                          });
 
-constexpr Keep all_keeps[] = {Keep::all, Keep::light, Keep::no_gate_up, Keep::input, Keep::host};
+constexpr Keep all_keeps[] = {Keep::all, Keep::light, Keep::no_gate_up, Keep::attention, Keep::input, Keep::host};
 
 // Whatever each of the layers keeps, in any mixture.
 TEST_P(ConsistencyTest, RecomputationChangesNoBit) {

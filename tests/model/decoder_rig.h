@@ -208,7 +208,7 @@ class DecoderRig {
       const TestTensor losses(stream_, DType::f32, {batch.tokens});
       // The dry run's gradients are its own, so that the real ones are asked for as in a real step.
       in_arena(batch, nullptr, [&](DecoderRig& rig, const DeviceBatch& views, Arena& arena) {
-        FlatGradients ignored(rig.stream_, fixture_.layout);
+        FlatGradients ignored(rig.stream_, fixture_.layout, dtype);
         GradientSink& sink = &rig == this ? static_cast<GradientSink&>(gradients) : ignored;
         rig.decoder_.forward_backward(rig.stream_, views, rig.weights_, sink, arena, losses,
                                       static_cast<float>(grad_scale));

@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <limits>
-#include <numeric>
 
 #include "io/presets.h"
 #include "model/config.h"
@@ -37,8 +36,9 @@ struct Planner {
     settings.loss_chunk_rows = choose_loss_chunk(kind, spec.vocab);
   }
   ActivationPlan choose(std::size_t budget) {
-    std::vector<std::int64_t> choices(static_cast<std::size_t>(keep_choices(spec.layers)));
-    std::iota(choices.begin(), choices.end(), 0);
+    std::vector<ActivationChoice> choices;
+    for (std::int64_t keep = 0; keep < keep_choices(spec.layers); ++keep)
+      choices.push_back({keep_choice(spec.layers, keep)});
     return choose_activations(sizer, spec, settings, budget, choices);
   }
   std::size_t bytes(std::int64_t choice) {
@@ -86,6 +86,59 @@ TEST(KeepChoices, AreDescribed) {
   EXPECT_EQ(describe(keep_choice(4, 1)), "1 layer: all but norms and activation functions; 3 layers: all");
   EXPECT_EQ(describe(keep_choice(4, 11)),
             "3 layers: layer inputs only; 1 layer: all but norms, activation functions and gate/up projections");
+}
+
+// Few tokens: as there are no tiles. Many: no layer gives up gate and up without tiles, attention's output goes after
+// them, and inputs leave for the host last.
+TEST(ActivationChoices, GoToTilesWhereThereAreManyTokens) {
+  constexpr std::int64_t layers = 3, many = 2 * plan_tile_rows;
+  const auto of = [&](const Backend& backend, Toggle toggle, std::int64_t tokens) {
+    return activation_choices(layers, backend, toggle, tokens);
+  };
+  const auto every = [&](Keep keep) { return std::vector<Keep>(layers, keep); };
+  const std::vector<ActivationChoice> few = of(cuda_backend(), Toggle::automatic, many - 1);
+  ASSERT_EQ(std::ssize(few), keep_choices(layers));
+  for (std::int64_t i = 0; i < std::ssize(few); ++i)
+    EXPECT_EQ(few[static_cast<std::size_t>(i)], (ActivationChoice{keep_choice(layers, i), 0}));
+
+  const std::vector<ActivationChoice> all = of(cuda_backend(), Toggle::automatic, many);
+  ASSERT_EQ(std::ssize(all), 1 + 5 * layers);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const bool tiled =
+        std::any_of(all[i].keep.begin(), all[i].keep.end(), [](Keep k) { return k >= Keep::no_gate_up; });
+    EXPECT_EQ(all[i].tile_rows, tiled ? plan_tile_rows : 0) << i;
+    for (std::size_t layer = 0; i > 0 && layer < layers; ++layer) EXPECT_GE(all[i].keep[layer], all[i - 1].keep[layer]);
+  }
+  constexpr Keep levels[] = {Keep::all, Keep::light, Keep::no_gate_up, Keep::attention, Keep::input, Keep::host};
+  for (std::size_t level = 0; level < std::size(levels); ++level)
+    EXPECT_EQ(all[level * layers].keep, every(levels[level]));
+
+  EXPECT_EQ(of(cuda_backend(), Toggle::off, many), (std::vector<ActivationChoice>{{every(Keep::all), 0}}));
+  const std::vector<ActivationChoice> least = of(cuda_backend(), Toggle::on, many);
+  ASSERT_EQ(std::ssize(least), 2 + layers);
+  EXPECT_EQ(least[0], (ActivationChoice{every(Keep::input), 0}));
+  EXPECT_EQ(least[1], (ActivationChoice{every(Keep::input), plan_tile_rows}));
+  EXPECT_EQ(least.back(), (ActivationChoice{every(Keep::host), plan_tile_rows}));
+  EXPECT_EQ(of(cpu_backend(), Toggle::automatic, many).back(), (ActivationChoice{every(Keep::input), plan_tile_rows}));
+  EXPECT_EQ(of(cpu_backend(), Toggle::on, many).back(), (ActivationChoice{every(Keep::input), plan_tile_rows}));
+}
+
+// With inputs on the host, what grows with the length is the stream and its gradient (3 hidden vectors a token), two
+// inputs on their way, and attention's q, k, v with their gradients, the rest of which lies in the stream's places: 8
+// for heads that are as wide as the stream, with the log-sum-exp. Nothing of the MLP or the logits does.
+TEST(ActivationChoices, TilesLeaveTheStreamAndAttentionToGrow) {
+  const ModelConfig config = resolve_config("llama-3.1-8b");
+  const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
+  const auto bytes = [&](std::int64_t tokens) {
+    Planner planner(spec, cuda_backend(), {tokens, 0, tokens, 1});
+    planner.settings.tile_rows = plan_tile_rows;
+    return static_cast<double>(planner.bytes(keep_choices(spec.layers) - 1));
+  };
+  constexpr double hidden = 2 * 4096;  // bytes
+  const double a_token = (bytes(1 << 20) - bytes(1 << 19)) / (1 << 19);
+  EXPECT_GT(a_token, 7.9 * hidden);
+  EXPECT_LT(a_token, 8.2 * hidden);
+  EXPECT_LT(bytes(1 << 19) - a_token * (1 << 19), 6e9) << "a tile, sums of gradients, attention's scratch";
 }
 
 TEST(ChooseActivations, FitsEveryBudgetThatCanBeMetAndKeepsMoreWithMore) {

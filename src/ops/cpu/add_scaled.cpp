@@ -1,4 +1,5 @@
-// The sum of the residual stream and what a block adds to it, where no norm makes it; and scaled copies.
+// The sum of the residual stream and what a block adds to it, where no norm makes it; scaled copies; and gradients
+// that were added up in fp32.
 #include <cstdint>
 #include <type_traits>
 
@@ -25,6 +26,19 @@ void add_scaled_as(T* out, const T* x, const T* delta, float scale, std::int64_t
   });
 }
 
+template <class T>
+void add_gradient_as(T* dw, const float* sum, bool add, std::int64_t begin, std::int64_t end) {
+  for_row(end - begin, [=](auto d, std::int64_t i) HWY_ATTR {
+    const auto at = begin + i;
+    store(d, add ? hn::Add(load(d, dw + at), load(d, sum + at)) : load(d, sum + at), dw + at);
+  });
+}
+
+void add_gradient_elements(Tensor dw, Tensor sum, bool add, std::int64_t begin, std::int64_t end) {
+  dw.dtype() == DType::bf16 ? add_gradient_as(dw.as<bf16>(), sum.as<float>(), add, begin, end)
+                            : add_gradient_as(dw.as<float>(), sum.as<float>(), add, begin, end);
+}
+
 void add_scaled_elements(Tensor out, Tensor x, Tensor delta, float scale, std::int64_t begin, std::int64_t end) {
   const auto elements = [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
@@ -43,6 +57,7 @@ namespace rows {
 namespace {
 
 HWY_EXPORT(add_scaled_elements);
+HWY_EXPORT(add_gradient_elements);
 
 void add_scaled(ThreadPool& pool, const Tensor& out, const Tensor& x, const Tensor& delta, float scale) {
   pool.parallel_for(out.size(), kElementsPerPiece, [&](std::int64_t begin, std::int64_t end) {
@@ -50,8 +65,21 @@ void add_scaled(ThreadPool& pool, const Tensor& out, const Tensor& x, const Tens
   });
 }
 
+void add_gradient(ThreadPool& pool, const Tensor& dw, const Tensor& sum, bool add) {
+  pool.parallel_for(dw.size(), kElementsPerPiece, [&](std::int64_t begin, std::int64_t end) {
+    HWY_DYNAMIC_DISPATCH(add_gradient_elements)(dw, sum, add, begin, end);
+  });
+}
+
 }  // namespace
 }  // namespace rows
+
+void CpuOps::add_gradient(Stream& stream, Tensor dw, Tensor sum, Accumulate mode) {
+  expect_add_gradient(dw, sum);
+  ThreadPool& pool = cpu(stream).pool();
+  cpu(stream).enqueue("add_gradient", WorkCategory::memory_bound,
+                      [=, &pool] { rows::add_gradient(pool, dw, sum, mode == Accumulate::add); });
+}
 
 void CpuOps::add_scaled(Stream& stream, Tensor out, Tensor x, Tensor delta, float scale) {
   expect_add_scaled(out, x, delta);

@@ -25,6 +25,7 @@ class CpuOps final : public Ops {
   void rms_norm_grad(Stream&, const RmsNormGrad&) override;
   void projection_norm(Stream&, Heads out, Heads in, HeadNorm norm) override;
   void projection_norm_grad(Stream&, const ProjectionNormGrad&) override;
+  void add_gradient(Stream&, Tensor dw, Tensor sum, Accumulate) override;
   void add_scaled(Stream&, Tensor out, Tensor x, Tensor delta, float scale) override;
   void rotary(Stream&, Heads out, Heads in, Tensor positions, Tensor table, HeadNorm norm, RotaryPairs pairs) override;
   void rotary_grad(Stream&, const RotaryGrad&) override;

@@ -1,4 +1,5 @@
-// The sum of the residual stream and what a block adds to it, where no norm makes it; and scaled copies. Memory-bound.
+// The sum of the residual stream and what a block adds to it, where no norm makes it; scaled copies; and gradients that
+// were added up in fp32. Memory-bound.
 #include "device/cuda/kernel.h"
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
@@ -24,7 +25,37 @@ __global__ void __launch_bounds__(threads)
   store<N>(out + i, sum);
 }
 
+template <class T, int N>
+__global__ void __launch_bounds__(threads) add_gradient_kernel(T* dw, const float* sum, bool add, std::int64_t count) {
+  const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x) * N;
+  if (i >= count) return;
+  float own[N], more[N];
+  load<N>(more, sum + i);
+  if (add) load<N>(own, dw + i);
+#pragma unroll
+  for (int j = 0; j < N; ++j) own[j] = add ? own[j] + more[j] : more[j];
+  store<N>(dw + i, own);
+}
+
 }  // namespace
+
+void CudaOps::add_gradient(Stream& stream, Tensor dw, Tensor sum, Accumulate mode) {
+  expect_add_gradient(dw, sum);
+  const cudaStream_t on = enter(stream);
+  const std::int64_t count = dw.size();
+  if (count == 0) return;
+  const bool add = mode == Accumulate::add;
+  const auto* const from = static_cast<const float*>(sum.data());
+  with_type(dw.dtype(), [&]<class T> {
+    auto* const to = static_cast<T*>(dw.data());
+    constexpr int N = pack_size<float>;
+    if (rows_aligned<T, N>(count, to) && rows_aligned<float, N>(count, from))
+      add_gradient_kernel<T, N><<<blocks_for(count, threads * N), threads, 0, on>>>(to, from, add, count);
+    else
+      add_gradient_kernel<T, 1><<<blocks_for(count, threads), threads, 0, on>>>(to, from, add, count);
+  });
+  SO_CUDA_LAUNCHED("add_gradient");
+}
 
 void CudaOps::add_scaled(Stream& stream, Tensor out, Tensor x, Tensor delta, float scale) {
   const char* op = "add_scaled";

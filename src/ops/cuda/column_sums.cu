@@ -87,8 +87,12 @@ void CudaOps::linear_grad_bias(Stream& stream, Tensor dbias, Tensor dy, Accumula
   expect_gradient(op, "dbias", dbias, dy.dtype(), {columns});
   const cudaStream_t on = enter(stream);
   if (columns == 0) return;
-  constexpr std::int64_t rows_per_piece = 512;
-  const std::int64_t pieces = (rows + rows_per_piece - 1) / rows_per_piece;
+  // Pieces of 512 rows, longer if the scratch does not hold their sums.
+  std::int64_t rows_per_piece = 512;
+  const auto count = [&] { return (rows + rows_per_piece - 1) / rows_per_piece; };
+  while (count() > 1 && static_cast<std::size_t>(count() * columns) * sizeof(float) > scratch_.bytes())
+    rows_per_piece *= 2;
+  const std::int64_t pieces = count();
   auto* partial = scratch<float>(static_cast<std::size_t>(pieces * columns));
   if (pieces > 0) {
     const dim3 grid(blocks_for(columns, warp), blocks_for(pieces, 1));

@@ -94,14 +94,14 @@ __device__ inline bool find_tile(RowTile& found, const std::int32_t* offsets, st
   return false;
 }
 
-// Grid: x over columns, y over as many tiles of rows as there may be.
+// Grid: x over as many tiles of rows as there may be, which can be more than its other dimensions take, y over columns.
 template <class T, bool TRANSPOSED>
 __global__ void __launch_bounds__(threads) rows_kernel(T* out, const T* a, const T* w, const std::int32_t* offsets,
                                                        std::int64_t experts, std::int64_t columns, std::int64_t inner) {
   RowTile t;
-  if (!find_tile(t, offsets, experts, blockIdx.y)) return;
+  if (!find_tile(t, offsets, experts, blockIdx.x)) return;
   const Operand<T> weight{w + t.expert * columns * inner, TRANSPOSED ? inner : columns};
-  multiply_tile<T, T, true, TRANSPOSED>(out, {a, inner}, weight, t.first, static_cast<std::int64_t>(blockIdx.x) * tile,
+  multiply_tile<T, T, true, TRANSPOSED>(out, {a, inner}, weight, t.first, static_cast<std::int64_t>(blockIdx.y) * tile,
                                         t.last, columns, inner, false);
 }
 
@@ -144,7 +144,7 @@ void plain_expert_rows(cudaStream_t stream, Tensor out, Tensor a, Tensor w, bool
   const std::int64_t slots = rows / tile + std::min(rows, experts);
   with_type(a.dtype(), [&]<class T> {
     const auto kernel = transposed ? rows_kernel<T, true> : rows_kernel<T, false>;
-    const dim3 grid(blocks_for(columns, tile), grid_limited(slots));
+    const dim3 grid(blocks_for(slots, 1), grid_limited(tiles_of(columns)));
     kernel<<<grid, threads, 0, stream>>>(static_cast<T*>(out.data()), static_cast<const T*>(a.data()),
                                          static_cast<const T*>(w.data()), offsets.as<std::int32_t>(), experts, columns,
                                          inner);

@@ -28,6 +28,7 @@ class NullOps final : public Ops {
   void rms_norm_grad(Stream&, const RmsNormGrad&) override {}
   void projection_norm(Stream&, Heads, Heads, HeadNorm) override {}
   void projection_norm_grad(Stream&, const ProjectionNormGrad&) override {}
+  void add_gradient(Stream&, Tensor, Tensor, Accumulate) override {}
   void add_scaled(Stream&, Tensor, Tensor, Tensor, float) override {}
   void rotary(Stream&, Heads, Heads, Tensor, Tensor, HeadNorm, RotaryPairs) override {}
   void rotary_grad(Stream&, const RotaryGrad&) override {}

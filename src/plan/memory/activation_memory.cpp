@@ -1,7 +1,7 @@
 #include "plan/memory/activation_memory.h"
 
 #include <algorithm>
-#include <numeric>
+#include <array>
 
 #include "base/error.h"
 #include "model/model_on_device.h"
@@ -10,22 +10,34 @@
 namespace so {
 namespace {
 
-constexpr int levels = 4;  // steps from Keep::all to Keep::host
+// What layers keep, from the most to the least: of a usual batch; and of one in tiles, for which attention is what
+// takes longest to have again.
+constexpr std::array usual_levels{Keep::all, Keep::light, Keep::no_gate_up, Keep::input, Keep::host};
+constexpr std::array long_levels{Keep::light, Keep::no_gate_up, Keep::attention, Keep::input, Keep::host};
+constexpr int levels = usual_levels.size() - 1;  // steps between them
 
-// Gradients that nobody wants.
+// The first `changed` layers keep `less`, the others `more`.
+std::vector<Keep> keep_of(std::int64_t layers, std::int64_t changed, Keep more, Keep less) {
+  std::vector<Keep> keep(static_cast<std::size_t>(layers), more);
+  std::fill_n(keep.begin(), changed, less);
+  return keep;
+}
+
+// Gradients that nobody wants, in the format that a run's have.
 class DrySink final : public GradientSink {
  public:
-  explicit DrySink(const ParameterLayout& layout) : layout_(layout) {}
+  DrySink(const ParameterLayout& layout, DType dtype) : layout_(layout), dtype_(dtype) {}
   void require_gradients(int, Stream&) override {}
   Target gradient(int first, int count) override {
     if (!layout_.trains_any(first, count)) return {};
     // Addresses of a dry device are numbers only.
-    return {layout_.view(reinterpret_cast<void*>(std::uintptr_t{1} << 43), DType::f32, first, count), {}};
+    return {layout_.view(reinterpret_cast<void*>(std::uintptr_t{1} << 43), dtype_, first, count), {}};
   }
   void gradients_ready(int, Stream&) override {}
 
  private:
   const ParameterLayout& layout_;
+  const DType dtype_;
 };
 
 }  // namespace
@@ -55,7 +67,7 @@ std::size_t ActivationSizer::bytes(const DecoderSettings& settings) {
   const auto batch_of = [&](std::int64_t tokens) {
     return model.upload().largest(tokens, tokens, shape_.longest_document);
   };
-  DrySink sink(layout_);
+  DrySink sink(layout_, settings.formats.gradients);
   if (shape_.micro_batch_tokens > 0) {
     const DeviceBatch batch = batch_of(shape_.micro_batch_tokens);
     model.decoder().forward_backward(*dry_->stream, batch, dry_->weights, sink, model.arena(), model.upload().losses(),
@@ -81,35 +93,45 @@ std::int64_t keep_choices(std::int64_t layers) { return levels * layers + 1; }
 std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice) {
   SO_CHECK(choice >= 0 && choice < keep_choices(layers), "choice {} for {} layers", choice, layers);
   const std::int64_t level = std::min<std::int64_t>(choice / layers, levels - 1);
-  std::vector<Keep> keep(static_cast<std::size_t>(layers), static_cast<Keep>(level));
-  std::fill_n(keep.begin(), choice - level * layers, static_cast<Keep>(level + 1));
-  return keep;
+  const auto at = static_cast<std::size_t>(level);
+  return keep_of(layers, choice - level * layers, usual_levels[at], usual_levels[at + 1]);
 }
 
 std::int64_t keep_choices_on_device(std::int64_t layers) { return keep_choices(layers) - layers; }
 
 ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spec, DecoderSettings settings,
-                                  std::size_t budget, std::span<const std::int64_t> choices) {
+                                  std::size_t budget, std::span<const ActivationChoice> choices) {
   ActivationPlan least;
-  for (const std::int64_t choice : choices) {
-    settings.keep = keep_choice(spec.layers, choice);
+  for (const ActivationChoice& choice : choices) {
+    settings.keep = choice.keep;
+    settings.tile_rows = choice.tile_rows;
     const std::size_t bytes = sizer.bytes(settings);
     // The scratch for what the first layer drops may exceed what is freed, so the next choice can take more memory.
-    if (bytes <= budget) return {settings.keep, bytes};
-    if (least.keep.empty() || bytes < least.bytes) least = {settings.keep, bytes};
+    if (bytes <= budget) return {settings.keep, settings.tile_rows, bytes};
+    if (least.keep.empty() || bytes < least.bytes) least = {settings.keep, settings.tile_rows, bytes};
   }
   return least;
 }
 
-std::vector<std::int64_t> allowed_keep_choices(std::int64_t layers, const Backend& backend,
-                                               Toggle activation_checkpointing) {
-  if (activation_checkpointing == Toggle::off) return {0};
-  const std::int64_t on_device = keep_choices_on_device(layers);
+std::vector<ActivationChoice> activation_choices(std::int64_t layers, const Backend& backend,
+                                                 Toggle activation_checkpointing, std::int64_t tokens) {
+  if (activation_checkpointing == Toggle::off) return {{keep_choice(layers, 0), 0}};
+  const bool on = activation_checkpointing == Toggle::on, in_tiles = tokens >= 2 * plan_tile_rows;
   // Where the device's memory is the host's, inputs need not go there.
-  const std::int64_t end = backend.own_memory ? keep_choices(layers) : on_device,
-                     first = activation_checkpointing == Toggle::on ? on_device - 1 : 0;
-  std::vector<std::int64_t> choices(static_cast<std::size_t>(end - first));
-  std::iota(choices.begin(), choices.end(), first);
+  const std::int64_t on_device = keep_choices_on_device(layers),
+                     end = backend.own_memory ? keep_choices(layers) : on_device;
+  std::vector<ActivationChoice> choices;
+  // What is in tiles gives up gate and up first.
+  for (std::int64_t keep = on ? on_device - 1 : 0; keep < (!in_tiles ? end : on ? on_device : layers + 1); ++keep)
+    choices.push_back({keep_choice(layers, keep), 0});
+  if (!in_tiles) return choices;
+  for (std::size_t level = 0; level + 1 < long_levels.size(); ++level) {
+    const Keep more = long_levels[level], less = long_levels[level + 1];
+    if ((on && more < Keep::input) || (less == Keep::host && !backend.own_memory)) continue;
+    for (std::int64_t changed = on && more == Keep::input ? 0 : 1; changed <= layers; ++changed)
+      choices.push_back({keep_of(layers, changed, more, less), plan_tile_rows});
+  }
+  if (on && !backend.own_memory) choices.push_back({keep_choice(layers, on_device - 1), plan_tile_rows});
   return choices;
 }
 
@@ -139,6 +161,8 @@ const char* words_of(Keep keep) {
       return "all but norms and activation functions";
     case Keep::no_gate_up:
       return "all but norms, activation functions and gate/up projections";
+    case Keep::attention:
+      return "layer inputs and attention's outputs only";
     case Keep::input:
       return "layer inputs only";
     case Keep::host:
@@ -152,7 +176,7 @@ const char* words_of(Keep keep) {
 std::string describe(const std::vector<Keep>& keep) {
   if (keep.empty()) return words_of(Keep::all);
   std::string text;
-  for (int level = levels; level >= 0; --level) {
+  for (int level = static_cast<int>(Keep::host); level >= 0; --level) {
     const auto layers = std::count(keep.begin(), keep.end(), static_cast<Keep>(level));
     const char* kept = words_of(static_cast<Keep>(level));
     if (layers == static_cast<std::int64_t>(keep.size())) return kept;
@@ -160,6 +184,10 @@ std::string describe(const std::vector<Keep>& keep) {
     text += fmt::format("{}{} layer{}: {}", text.empty() ? "" : "; ", layers, layers == 1 ? "" : "s", kept);
   }
   return text;
+}
+
+std::string describe(const std::vector<Keep>& keep, std::int64_t tile_rows) {
+  return describe(keep) + (tile_rows > 0 ? fmt::format(", in tiles of {} tokens", tile_rows) : "");
 }
 
 }  // namespace so

@@ -41,21 +41,33 @@ std::int64_t keep_choices(std::int64_t layers);
 std::int64_t keep_choices_on_device(std::int64_t layers);  // the first of them, up to where all keep their inputs there
 std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice);
 
-// The choices of what layers may keep, by number, cheapest first.
-std::vector<std::int64_t> allowed_keep_choices(std::int64_t layers, const Backend& backend,
-                                               Toggle activation_checkpointing);
+// One choice of how activations are made to fit.
+struct ActivationChoice {
+  std::vector<Keep> keep;
+  std::int64_t tile_rows = 0;  // DecoderSettings::tile_rows
+  bool operator==(const ActivationChoice&) const = default;
+};
+// The choices for micro-batches of so many tokens, cheapest first: keep_choice()'s. Where there are many tokens, what a
+// layer computes takes more memory than layers' inputs, and attention more time than all else. Then layers that do not
+// keep gate and up are in tiles, which cost a hundredth of their products, and give up attention's outputs last of all
+// but their inputs.
+std::vector<ActivationChoice> activation_choices(std::int64_t layers, const Backend& backend,
+                                                 Toggle activation_checkpointing, std::int64_t tokens);
+// Tokens of a tile: enough for products to run at their full rate.
+inline constexpr std::int64_t plan_tile_rows = 16384;
 // Host memory of what is kept there.
 std::size_t kept_host_bytes(const DecoderSpec& spec, DType activations, const TrainingShape& shape,
                             const std::vector<Keep>& keep);
 
 struct ActivationPlan {
   std::vector<Keep> keep;
+  std::int64_t tile_rows = 0;
   std::size_t bytes = 0;
 };
 // The first of `choices` that takes at most `budget` bytes of the device, the rest of `settings` as given; if
 // none does, the one that takes the least.
 ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spec, DecoderSettings settings,
-                                  std::size_t budget, std::span<const std::int64_t> choices);
+                                  std::size_t budget, std::span<const ActivationChoice> choices);
 
 // Whether every layer keeps its input alone, wherever: what others call activation checkpointing. False of no layers.
 bool all_recomputed(const std::vector<Keep>& keep);
@@ -65,5 +77,7 @@ std::int64_t choose_loss_chunk(const Backend& backend, std::int64_t vocab);
 
 // For people: "all", or "12 layers: layer inputs only; 28 layers: all".
 std::string describe(const std::vector<Keep>& keep);
+// With the tiles, where there are any: "layer inputs only, in tiles of 16384 tokens".
+std::string describe(const std::vector<Keep>& keep, std::int64_t tile_rows);
 
 }  // namespace so

@@ -1,6 +1,7 @@
 #include "plan/placement/unit_work.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "model/flops.h"
 #include "model/parameters.h"
@@ -73,6 +74,25 @@ ElementwiseWork norms_and_rotation(const DecoderSpec& spec, const LayerSpec& lay
   return work;
 }
 
+// The work of a layer's attention itself, as FLOPs of a dense product.
+struct AttentionWork {
+  double forward = 0, backward = 0;
+};
+AttentionWork attention_work(const DecoderSpec& spec, const LayerSpec& layer, std::span<const std::int32_t> cu_seqlens,
+                             const Efficiencies& reached) {
+  const Visited visited = visited_pairs(cu_seqlens, layer.window, static_cast<double>(spec.heads), reached);
+  const AttentionShares share = attention_shares(reached, spec.head_dim, visited.windowed);
+  const double scores = 4 * static_cast<double>(spec.q_width()) * visited.pairs;
+  return {scores / share.forward, 2 * scores / share.backward};
+}
+
+// What a tile's products read and write of the fp32 sums of a layer's matrices.
+double tile_sum_bytes(const DecoderSpec& spec, std::int64_t layer) {
+  const bool experts = spec.layer(layer).experts;
+  const std::int64_t mlp = experts ? spec.experts.count * spec.experts.intermediate : spec.intermediate;
+  return 8.0 * static_cast<double>(spec.hidden) * static_cast<double>(spec.q_width() + spec.qkv_width() + 3 * mlp);
+}
+
 }  // namespace
 
 double mlp_share(const DecoderSpec& spec, std::int64_t layer, double tokens, const Efficiencies& reached) {
@@ -97,13 +117,11 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
     const double attention = 4 * static_cast<double>(spec.q_width()) * attention_pairs(cu_seqlens, l.window);
     const double projections =
         flops[static_cast<std::size_t>(layer_unit(layer))].forward - mlp - attention;  // and the router
-    const Visited visited = visited_pairs(cu_seqlens, l.window, static_cast<double>(spec.heads), reached);
-    const AttentionShares share = attention_shares(reached, spec.head_dim, visited.windowed);
-    const double scores = 4 * static_cast<double>(spec.q_width()) * visited.pairs;
+    const AttentionWork scores = attention_work(spec, l, cu_seqlens, reached);
     const double products = projections + mlp / mlp_share(spec, layer, tokens, reached);
-    unit.forward_flops = products + scores / share.forward;
+    unit.forward_flops = products + scores.forward;
     const UnitBackward part = backward.empty() ? UnitBackward{} : backward[static_cast<std::size_t>(layer_unit(layer))];
-    if (part.runs) unit.backward_flops = (1 + part.weights) * products + 2 * scores / share.backward;
+    if (part.runs) unit.backward_flops = (1 + part.weights) * products + scores.backward;
     const ElementwiseWork work = norms_and_rotation(spec, l);
     const double expert_kernels = l.experts ? reached.expert_kernels : 0;
     unit.forward_kernels = reached.forward_kernels + work.forward_kernels + expert_kernels;
@@ -120,7 +138,7 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
 
 Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
                             std::span<const std::int32_t> cu_seqlens, DType activations, const Efficiencies& reached,
-                            std::span<const UnitBackward> backward) {
+                            std::span<const UnitBackward> backward, std::int64_t tile_rows) {
   const std::vector<UnitWork> work = unit_work(spec, cu_seqlens, activations, reached);
   const double tokens = cu_seqlens.empty() ? 0 : cu_seqlens.back();
   const std::vector<double> none(work.size());
@@ -139,7 +157,14 @@ Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& ke
     again.device_bytes[unit] = light;
     if (keep[layer] == Keep::no_gate_up) again.flops[unit] = 2 * product;
     // The last product is not needed again, unless a norm of it is.
-    if (keep[layer] >= Keep::input) again.flops[unit] = work[unit].forward_flops - (spec.output_norms ? 0 : product);
+    if (keep[layer] >= Keep::attention)
+      again.flops[unit] = work[unit].forward_flops - (spec.output_norms ? 0 : product);
+    if (keep[layer] == Keep::attention)
+      again.flops[unit] -=
+          attention_work(spec, spec.layer(static_cast<std::int64_t>(layer)), cu_seqlens, reached).forward;
+    if (tile_rows > 0 && keep[layer] >= Keep::no_gate_up)
+      again.device_bytes[unit] +=
+          tile_sum_bytes(spec, static_cast<std::int64_t>(layer)) * std::ceil(tokens / static_cast<double>(tile_rows));
     if (keep[layer] == Keep::host)
       again.link_bytes[unit] = tokens * static_cast<double>(spec.hidden) * static_cast<double>(size_of(activations));
   }

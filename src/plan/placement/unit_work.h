@@ -40,9 +40,10 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
 // Returns the share of a large dense product's rate that the products of a layer's MLP reach.
 double mlp_share(const DecoderSpec& spec, std::int64_t layer, double tokens, const Efficiencies& reached);
 
-// Returns the work of recomputing what layers do not keep, for documents at these offsets, as unit_work() counts it.
+// Returns the work of recomputing what layers do not keep, for documents at these offsets, as unit_work() counts it;
+// with tile_rows > 0, and of adding up what tiles of so many tokens give to the weights' gradients.
 Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
                             std::span<const std::int32_t> cu_seqlens, DType activations, const Efficiencies& reached,
-                            std::span<const UnitBackward> backward = {});
+                            std::span<const UnitBackward> backward = {}, std::int64_t tile_rows = 0);
 
 }  // namespace so
