@@ -74,7 +74,7 @@ def main():
     a = p.parse_args()
     if a.bucket_bits:
         superoffload.AdamW  # imports the module
-        superoffload.optimizer._LARGEST_BUCKET = 1 << a.bucket_bits
+        superoffload.parameters._LARGEST_BUCKET = 1 << a.bucket_bits
     config = pathlib.Path(a.config)
     if not config.exists():
         config = pathlib.Path(__file__).resolve().parent.parent / "configs" / "models" / f"{a.config}.json"

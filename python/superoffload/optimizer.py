@@ -10,21 +10,11 @@ import weakref
 
 import torch
 
-from superoffload import _engine, awaited, clipping, errors
+from superoffload import _engine, awaited, clipping, errors, memory, parameters
 
 _MASTER, _EXP_AVG, _EXP_AVG_SQ = range(3)
-# Elements. A unit is what the host may begin with when all its gradients are there.
-_SMALLEST_UNIT, _LARGEST_UNIT = 1 << 16, 1 << 25
-# Elements that the host updates at a time: few buckets, since between two of them it takes a quarter of a millisecond
-# while PyTorch launches kernels, and so many that the last ones are soon done.
-_SMALLEST_BUCKET, _LARGEST_BUCKET = 1 << 20, 1 << 24
-# Of the state, room for updates that may be discarded, the most that memory allows.
-_SPARE_STATE = (0.25, 0.1, 0.02)
-_DTYPES = (torch.float32, torch.bfloat16)
 # As the program has it for --optimizer_state_dtype bf16 (optim/adamw.h says why).
 _LARGEST_BETA2_OF_BF16 = 0.996
-# By id of a parameter, a weak reference to its optimizer. No attribute of the parameter: a model is to be pickled.
-_owners = {}
 # Options of torch.optim.AdamW that change results, and the only value that is implemented.
 _ONLY = {"amsgrad": False, "maximize": False, "differentiable": False}
 
@@ -73,7 +63,7 @@ class AdamW(torch.optim.Optimizer):
         device_memory=None,
         threads=0,
     ):
-        if state_dtype not in _DTYPES:
+        if state_dtype not in parameters.DTYPES:
             raise errors.UserError(f"state_dtype is {state_dtype}: give torch.float32 or torch.bfloat16")
         _check_max_grad_norm(max_grad_norm)
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
@@ -98,11 +88,11 @@ class AdamW(torch.optim.Optimizer):
         self._awaited = None  # awaited.Awaited, if step() need not wait for all new values
         self._device = torch.device("cpu")
         self._engine = None
-        self._managed, self._index = [], {}  # of _Managed, in the engine's order; and by id of the parameter
+        self._managed, self._index = [], {}  # of parameters.Managed, in the engine's order; and by id of the parameter
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay} | _ONLY
         super().__init__(params, defaults)
         self._build({})
-        clipping.install(_owner_of)
+        clipping.install(parameters.owner_of)
 
     def add_param_group(self, param_group):
         """Adds parameters; state and gradients of the others stay."""
@@ -148,7 +138,7 @@ class AdamW(torch.optim.Optimizer):
 
     @property
     def max_grad_norm(self):
-        """The norm of all gradients together is clipped to it; 0: no clipping. A new value counts from the next step()."""
+        """The norm of all gradients together is clipped to it; 0: no clipping. A new value is the next step()'s."""
         return self._max_grad_norm
 
     @max_grad_norm.setter
@@ -158,7 +148,7 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm, *, parameters=None, error_if_nonfinite=False):
-        """Clips the next step() to max_norm, or to max_grad_norm if that is less, and returns the norm of all gradients.
+        """Clips the next step() to max_norm, or to max_grad_norm if that is less. Returns the norm of all gradients.
 
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm) comes here. It waits for the gradients that there
         are; more may follow before step(). parameters: what the caller means to clip, which is to be all that this
@@ -184,8 +174,8 @@ class AdamW(torch.optim.Optimizer):
         for index, managed in enumerate(self._managed):
             if id(managed.parameter) not in given and self._engine.has_gradient(index):
                 raise errors.UserError(
-                    f"clip_grad_norm_ without {managed.name}: superoffload.AdamW clips the norm of all its gradients; make "
-                    "an optimizer for those that are clipped together"
+                    f"clip_grad_norm_ without {managed.name}: superoffload.AdamW clips the norm of all its gradients; "
+                    "make an optimizer for those that are clipped together"
                 )
         for p in parameters:
             if p.grad is not None and id(p) not in self._index:
@@ -326,22 +316,22 @@ class AdamW(torch.optim.Optimizer):
                 if parameter.requires_grad and parameter.numel() > 0:
                     names = group.get("param_names")  # of named_parameters()
                     name = names[position] if names else f"parameter {position} of group {number}"
-                    managed.append(_Managed(parameter, number, name))
-        _check_parameters(managed, self)
+                    managed.append(parameters.Managed(parameter, number, name))
+        parameters.check_parameters(managed, self)
         self._release()
         self._engine = _NoEngine()  # before there is another one, since memory may not do for two
         self._managed = managed
         self._index = {id(m.parameter): index for index, m in enumerate(managed)}
         if managed:
             self._device = managed[0].parameter.device
-            for m, unit in zip(managed, _units(managed)):
+            for m, unit in zip(managed, parameters.units(managed)):
                 m.unit = unit
             self._make_engine()
         reference = weakref.ref(self)
         for index, m in enumerate(managed):
             if id(m.parameter) in states:
                 self._write_state(index, states[id(m.parameter)])
-            _owners[id(m.parameter)] = reference
+            parameters.owners[id(m.parameter)] = reference
             m.handle = m.parameter.register_post_accumulate_grad_hook(_hook_of(reference))
         if states:
             with self._on_stream():
@@ -357,58 +347,19 @@ class AdamW(torch.optim.Optimizer):
         ]
         settings = self._settings | {
             "gpu": self._device.index if on_gpu else -1,
-            "device_units": self._device_units(),
+            "device_units": memory.device_units(
+                self._managed, self._settings["bf16_moments"], self._offload_ratio, self._device_memory
+            ),
             "awaits_updates": not under_forward,
             "max_grad_norm": self._max_grad_norm,
-            "bucket_elements": _bucket_elements(self._managed),
+            "bucket_elements": parameters.bucket_elements(self._managed),
         }
         with torch.cuda.device(self._device) if on_gpu else contextlib.nullcontext():
             if on_gpu:
                 torch.cuda.synchronize()  # what writes the parameters
                 torch.cuda.empty_cache()  # the engine's memory on the GPU is not PyTorch's
-            self._check_memory(tensors, settings)
+            memory.check(tensors, settings, on_gpu)
             self._engine = _engine.TensorOptimizer(tensors, settings)
-
-    def _device_units(self):
-        """How many units the device owns: the first ones, as many as fit."""
-        elements = {}
-        for m in self._managed:
-            elements[m.unit] = elements.get(m.unit, 0) + m.parameter.numel()
-        each = 4 + 2 * (2 if self._settings["bf16_moments"] else 4)
-        if self._offload_ratio is not None:
-            room = (1 - self._offload_ratio) * sum(elements.values())
-        else:
-            room = (self._device_memory or 0) / each
-        unaligned = {m.unit for m in self._managed if m.address % 16 != 0}
-        units = 0
-        for unit, count in elements.items():  # in order
-            if count > room or unit in unaligned:
-                break
-            room -= count
-            units += 1
-        return units
-
-    def _check_memory(self, tensors, settings):
-        """Sets spare_state to what there is memory for."""
-        available, limit = _engine.available_host_memory()
-        for settings["spare_state"] in _SPARE_STATE:
-            device, host, table = _engine.memory_of(tensors, settings)
-            if host <= available:
-                break
-        else:
-            advice = "state_dtype=torch.bfloat16 takes 4 bytes less a parameter"
-            if self._device.type == "cuda":
-                advice += ", and device_memory or offload_ratio moves state to the GPU"
-            raise errors.UserError(
-                f"the optimizer takes {_gib(host)} of host memory, and there are {_gib(available)} ({limit}); {advice}"
-                f"\n{table}"
-            )
-        if self._device.type == "cuda" and device > torch.cuda.mem_get_info()[0]:
-            raise errors.UserError(
-                f"the optimizer takes {_gib(device)} of the GPU's memory for gradients and state, and there are "
-                f"{_gib(torch.cuda.mem_get_info()[0])}; less device_memory, or an offload_ratio nearer to 1, leaves more "
-                f"state to the host\n{table}"
-            )
 
     def _rebuild(self):
         """Makes the engine anew for other parameters; state stays, and gradients of the step go back to param.grad."""
@@ -433,7 +384,7 @@ class AdamW(torch.optim.Optimizer):
     def _release(self):
         for managed in self._managed:
             managed.handle.remove()
-            _owners.pop(id(managed.parameter), None)
+            parameters.owners.pop(id(managed.parameter), None)
         self._managed = []
 
     def _take_from_backward(self, managed):
@@ -448,7 +399,7 @@ class AdamW(torch.optim.Optimizer):
         self._take(managed)
 
     def _take(self, managed):
-        """Takes the gradient out of param.grad, whose memory may then be used anew in the order of the current stream."""
+        """Takes the gradient out of param.grad, whose memory may be used anew in the current stream's order."""
         parameter, gradient = managed.parameter, managed.parameter.grad
         managed.check()
         if gradient.is_sparse:
@@ -470,7 +421,7 @@ class AdamW(torch.optim.Optimizer):
         changed = [i for i, managed in enumerate(self._managed) if managed.parameter._version != managed.version]
         for index in changed:
             parameter = self._managed[index].parameter
-            self._write(_MASTER, index, _master_of(parameter, self._read(_MASTER, index)))
+            self._write(_MASTER, index, parameters.master_of(parameter, self._read(_MASTER, index)))
             self._managed[index].version = parameter._version
         if changed:
             with self._on_stream():
@@ -483,7 +434,7 @@ class AdamW(torch.optim.Optimizer):
             managed.version = managed.parameter._version
 
     def _read(self, array, index):
-        values = _host_like(self._managed[index].parameter)
+        values = parameters.host_like(self._managed[index].parameter)
         with self._on_stream():
             self._engine.read(array, index, values.data_ptr())
         return values
@@ -506,7 +457,7 @@ class AdamW(torch.optim.Optimizer):
                 f"the state of {self._managed[index].name} has shape {tuple(values.shape)}, and the parameter "
                 f"{tuple(parameter.shape)}: it is another model's"
             )
-        held = _host_like(parameter).copy_(values.detach())
+        held = parameters.host_like(parameter).copy_(values.detach())
         with self._on_stream():
             self._engine.write(array, index, held.data_ptr())
 
@@ -518,25 +469,8 @@ class AdamW(torch.optim.Optimizer):
         self._write(_EXP_AVG, index, state["exp_avg"])
         self._write(_EXP_AVG_SQ, index, state["exp_avg_sq"])
         if "master" in state:
-            self._write(_MASTER, index, _master_of(self._managed[index].parameter, state["master"]))
+            self._write(_MASTER, index, parameters.master_of(self._managed[index].parameter, state["master"]))
         self._engine.set_updates(index, int(state["step"]))
-
-
-class _Managed:
-    """A parameter that the engine updates."""
-
-    def __init__(self, parameter, group, name):
-        self.parameter, self.group, self.name = parameter, group, name
-        self.address, self.dtype = parameter.data_ptr(), parameter.dtype
-        self.version = parameter._version
-        self.handle, self.unit = None, None
-
-    def check(self):
-        if self.parameter.data_ptr() != self.address or self.parameter.dtype != self.dtype:
-            raise errors.UserError(
-                f"{self.name} lies in other memory than when the optimizer was made: make the optimizer after "
-                "model.to(...), and write values in place (param.copy_) instead of replacing param.data"
-            )
 
 
 class _NoEngine:
@@ -569,87 +503,6 @@ def _hook_of(reference):
     return take
 
 
-def _check_parameters(managed, optimizer):
-    spans = []
-    for m in managed:
-        p = m.parameter
-        if p.device.type not in ("cpu", "cuda") or torch.version.hip:
-            raise errors.UserError(f"{m.name} is on {p.device}: the optimizer is for the CPU and for NVIDIA GPUs")
-        if p.device != managed[0].parameter.device:
-            raise errors.UserError(
-                f"{m.name} is on {p.device}, and {managed[0].name} on {managed[0].parameter.device}: make an optimizer "
-                "for the parameters of each device"
-            )
-        if m.dtype not in _DTYPES:
-            raise errors.UserError(f"{m.name} is {m.dtype}: parameters are to be torch.float32 or torch.bfloat16")
-        if not p.is_leaf:
-            raise errors.UserError(f"{m.name} is computed from other tensors: give the tensors that are trained")
-        if not _is_dense(p):
-            raise errors.UserError(f"{m.name} has gaps or repeats in memory: make it contiguous before the optimizer")
-        other = _owner_of(p)
-        if other is not None and other is not optimizer:
-            raise errors.UserError(f"{m.name} has a superoffload.AdamW already: delete that one, or leave it out here")
-        spans.append((m.address, m.address + p.numel() * p.element_size(), m.name))
-    spans.sort()
-    for (_, end, first), (begin, _, second) in zip(spans, spans[1:]):
-        if begin < end:
-            raise errors.UserError(f"{first} and {second} share memory: tie weights by one and the same Parameter")
-
-
-def _owner_of(parameter):
-    """The optimizer that manages the parameter; None: there is none."""
-    optimizer = _owners.get(id(parameter), lambda: None)()
-    index = None if optimizer is None else optimizer._index.get(id(parameter))
-    return optimizer if index is not None and optimizer._managed[index].parameter is parameter else None
-
-
 def _check_max_grad_norm(value):
     if not 0 <= value < float("inf"):
         raise errors.UserError(f"max_grad_norm is {value}: give a number from 0 on; 0 clips nothing")
-
-
-def _gib(count):
-    return f"{count / 2**30:.1f} GiB"
-
-
-def _host_like(tensor):
-    """An fp32 tensor in host memory, laid out as this one."""
-    return torch.empty_like(tensor, dtype=torch.float32, device="cpu", requires_grad=False)
-
-
-def _is_dense(tensor):
-    """Whether the elements fill their memory without gaps or repeats, in any order of dimensions."""
-    expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _units(managed):
-    """By parameter, its unit: runs of whole parameters, about 32 of them in a model that is not small."""
-    total = sum(m.parameter.numel() for m in managed)
-    target = min(max(total // 32, _SMALLEST_UNIT), _LARGEST_UNIT)
-    units, unit, held = [], 0, 0
-    for m in managed:
-        if held > 0 and held + m.parameter.numel() > target:
-            unit, held = unit + 1, 0
-        units.append(unit)
-        held += m.parameter.numel()
-    return units
-
-
-def _bucket_elements(managed):
-    """A power of two, for about 200 buckets in a model that is not small."""
-    target = sum(m.parameter.numel() for m in managed) // 256
-    return min(max(1 << target.bit_length(), _SMALLEST_BUCKET), _LARGEST_BUCKET)
-
-
-def _master_of(parameter, master):
-    """`master` where it rounds to the parameter's value, else that value, which somebody has written since."""
-    values = parameter.detach().cpu()
-    master = master.cpu()
-    if values.dtype == torch.float32:
-        return values
-    return torch.where(master.to(values.dtype) == values, master.to(torch.float32), values.to(torch.float32))

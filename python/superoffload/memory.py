@@ -1,0 +1,53 @@
+"""How the optimizer state is split between the host and the device, and whether there is memory for it."""
+import torch
+
+from superoffload import _engine, errors
+
+# Of the state, room for updates that may be discarded, the most that memory allows.
+_SPARE_STATE = (0.25, 0.1, 0.02)
+
+
+def device_units(managed, bf16_moments, offload_ratio, device_memory):
+    """How many units the device owns: the first ones, as many as the ratio or the bytes allow."""
+    elements = {}
+    for m in managed:
+        elements[m.unit] = elements.get(m.unit, 0) + m.parameter.numel()
+    if offload_ratio is not None:
+        room = (1 - offload_ratio) * sum(elements.values())
+    else:
+        room = (device_memory or 0) / (4 + 2 * (2 if bf16_moments else 4))
+    unaligned = {m.unit for m in managed if m.address % 16 != 0}  # the device's AdamW reads 16 bytes at a time
+    units = 0
+    for unit, count in elements.items():  # in order
+        if count > room or unit in unaligned:
+            break
+        room -= count
+        units += 1
+    return units
+
+
+def check(tensors, settings, on_gpu):
+    """Sets spare_state to what host memory allows. UserError if there is too little for any, with a table."""
+    available, limit = _engine.available_host_memory()
+    for settings["spare_state"] in _SPARE_STATE:
+        device, host, table = _engine.memory_of(tensors, settings)
+        if host <= available:
+            break
+    else:
+        advice = "state_dtype=torch.bfloat16 takes 4 bytes less a parameter"
+        if on_gpu:
+            advice += ", and device_memory or offload_ratio moves state to the GPU"
+        raise errors.UserError(
+            f"the optimizer takes {_gib(host)} of host memory, and there are {_gib(available)} ({limit}); "
+            f"{advice}\n{table}"
+        )
+    if on_gpu and device > torch.cuda.mem_get_info()[0]:
+        raise errors.UserError(
+            f"the optimizer takes {_gib(device)} of the GPU's memory for gradients and state, and there are "
+            f"{_gib(torch.cuda.mem_get_info()[0])}; less device_memory, or an offload_ratio nearer to 1, leaves more "
+            f"state to the host\n{table}"
+        )
+
+
+def _gib(count):
+    return f"{count / 2**30:.1f} GiB"

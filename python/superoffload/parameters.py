@@ -1,0 +1,107 @@
+"""The parameters of an optimizer as the engine takes them: what they must be, who has them, their units."""
+import torch
+
+from superoffload import errors
+
+# Elements. A unit is what the host may begin with when all its gradients are there.
+_SMALLEST_UNIT, _LARGEST_UNIT = 1 << 16, 1 << 25
+# Elements that the host updates at a time: few buckets, since between two of them it takes a quarter of a millisecond
+# while PyTorch launches kernels, and so many that the last ones are soon done.
+_SMALLEST_BUCKET, _LARGEST_BUCKET = 1 << 20, 1 << 24
+DTYPES = (torch.float32, torch.bfloat16)
+# By id of a parameter, a weak reference to its optimizer. No attribute of the parameter: a model is to be pickled.
+owners = {}
+
+
+class Managed:
+    """A parameter that the engine updates."""
+
+    def __init__(self, parameter, group, name):
+        self.parameter, self.group, self.name = parameter, group, name
+        self.address, self.dtype = parameter.data_ptr(), parameter.dtype
+        self.version = parameter._version
+        self.handle, self.unit = None, None
+
+    def check(self):
+        if self.parameter.data_ptr() != self.address or self.parameter.dtype != self.dtype:
+            raise errors.UserError(
+                f"{self.name} lies in other memory than when the optimizer was made: make the optimizer after "
+                "model.to(...), and write values in place (param.copy_) instead of replacing param.data"
+            )
+
+
+def check_parameters(managed, optimizer):
+    spans = []
+    for m in managed:
+        p = m.parameter
+        if p.device.type not in ("cpu", "cuda") or torch.version.hip:
+            raise errors.UserError(f"{m.name} is on {p.device}: the optimizer is for the CPU and for NVIDIA GPUs")
+        if p.device != managed[0].parameter.device:
+            raise errors.UserError(
+                f"{m.name} is on {p.device}, and {managed[0].name} on {managed[0].parameter.device}: make an optimizer "
+                "for the parameters of each device"
+            )
+        if m.dtype not in DTYPES:
+            raise errors.UserError(f"{m.name} is {m.dtype}: parameters are to be torch.float32 or torch.bfloat16")
+        if not p.is_leaf:
+            raise errors.UserError(f"{m.name} is computed from other tensors: give the tensors that are trained")
+        if not is_dense(p):
+            raise errors.UserError(f"{m.name} has gaps or repeats in memory: make it contiguous before the optimizer")
+        other = owner_of(p)
+        if other is not None and other is not optimizer:
+            raise errors.UserError(f"{m.name} has a superoffload.AdamW already: delete that one, or leave it out here")
+        spans.append((m.address, m.address + p.numel() * p.element_size(), m.name))
+    spans.sort()
+    for (_, end, first), (begin, _, second) in zip(spans, spans[1:]):
+        if begin < end:
+            raise errors.UserError(f"{first} and {second} share memory: tie weights by one and the same Parameter")
+
+
+def owner_of(parameter):
+    """The optimizer that manages the parameter; None: there is none."""
+    optimizer = owners.get(id(parameter), lambda: None)()
+    index = None if optimizer is None else optimizer._index.get(id(parameter))
+    return optimizer if index is not None and optimizer._managed[index].parameter is parameter else None
+
+
+def host_like(tensor):
+    """An fp32 tensor in host memory, laid out as this one."""
+    return torch.empty_like(tensor, dtype=torch.float32, device="cpu", requires_grad=False)
+
+
+def is_dense(tensor):
+    """Whether the elements fill their memory without gaps or repeats, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def units(managed):
+    """By parameter, its unit: runs of whole parameters, about 32 of them in a model that is not small."""
+    total = sum(m.parameter.numel() for m in managed)
+    target = min(max(total // 32, _SMALLEST_UNIT), _LARGEST_UNIT)
+    units, unit, held = [], 0, 0
+    for m in managed:
+        if held > 0 and held + m.parameter.numel() > target:
+            unit, held = unit + 1, 0
+        units.append(unit)
+        held += m.parameter.numel()
+    return units
+
+
+def bucket_elements(managed):
+    """A power of two, for about 200 buckets in a model that is not small."""
+    target = sum(m.parameter.numel() for m in managed) // 256
+    return min(max(1 << target.bit_length(), _SMALLEST_BUCKET), _LARGEST_BUCKET)
+
+
+def master_of(parameter, master):
+    """`master` where it rounds to the parameter's value, else that value, which somebody has written since."""
+    values = parameter.detach().cpu()
+    master = master.cpu()
+    if values.dtype == torch.float32:
+        return values
+    return torch.where(master.to(values.dtype) == values, master.to(torch.float32), values.to(torch.float32))
