@@ -5,7 +5,8 @@
     python recipes/pytorch_trainer.py train.jsonl eval.jsonl [--max_steps 40] [--deepspeed ds_config.json]
 
 The model is a smaller one than the quickstart's, with random weights. With a GPU it trains there, and the CPU updates
-it. --deepspeed takes the optimizer's arguments from a DeepSpeed configuration. Needs superoffload, torch, transformers and accelerate.
+it. --deepspeed takes the optimizer's arguments from a DeepSpeed configuration. Needs superoffload, torch, transformers
+and accelerate.
 """
 import argparse
 import json
