@@ -6,9 +6,9 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/host_memory.h"
 #include "base/log.h"
 #include "device/backend.h"
-#include "plan/machine/host_memory.h"
 #include "ranks/binding.h"
 #include "ranks/together.h"
 
