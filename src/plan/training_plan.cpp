@@ -25,7 +25,7 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
           : beyond(usable_host_budget(machine), plan.memory.host_total(*machine.backend, once_loaded));
   const std::vector<ActivationChoice> choices =
       activation_choices(spec.layers, *machine.backend, activation_checkpointing, plan.shape.micro_batch_tokens);
-  const ActivationPlan chosen = choose_activations(sizer, spec, plan.decoder, budget, choices);
+  const ActivationPlan chosen = choose_activations(sizer, plan.decoder, budget, choices);
   plan.decoder.keep = chosen.keep;
   plan.decoder.tile_rows = chosen.tile_rows;
   plan.activation_bytes = chosen.bytes;

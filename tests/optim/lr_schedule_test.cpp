@@ -35,7 +35,9 @@ TEST(LrSchedule, AgreesWithTransformers) {
                     .decay_steps = c.value("decay", 0),
                     .total_steps = c["total"]};
     const double peak = course.peak;
-    if (c.contains("ratio")) EXPECT_EQ(share_of_steps(c["ratio"], course.total_steps), course.warmup_steps);
+    if (c.contains("ratio")) {
+      EXPECT_EQ(share_of_steps(c["ratio"], course.total_steps), course.warmup_steps);
+    }
     const LrSchedule schedule(course);
     for (std::size_t step = 0; step < c["rates"].size(); ++step) {
       // The same operations in the same order, but for the cosine of another libm: a few of double's roundings.

@@ -39,7 +39,7 @@ struct Planner {
     std::vector<ActivationChoice> choices;
     for (std::int64_t keep = 0; keep < keep_choices(spec.layers); ++keep)
       choices.push_back({keep_choice(spec.layers, keep)});
-    return choose_activations(sizer, spec, settings, budget, choices);
+    return choose_activations(sizer, settings, budget, choices);
   }
   std::size_t bytes(std::int64_t choice) {
     settings.keep = keep_choice(spec.layers, choice);

@@ -99,8 +99,8 @@ std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice) {
 
 std::int64_t keep_choices_on_device(std::int64_t layers) { return keep_choices(layers) - layers; }
 
-ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spec, DecoderSettings settings,
-                                  std::size_t budget, std::span<const ActivationChoice> choices) {
+ActivationPlan choose_activations(ActivationSizer& sizer, DecoderSettings settings, std::size_t budget,
+                                  std::span<const ActivationChoice> choices) {
   ActivationPlan least;
   for (const ActivationChoice& choice : choices) {
     settings.keep = choice.keep;

@@ -66,8 +66,8 @@ struct ActivationPlan {
 };
 // The first of `choices` that takes at most `budget` bytes of the device, the rest of `settings` as given; if
 // none does, the one that takes the least.
-ActivationPlan choose_activations(ActivationSizer& sizer, const DecoderSpec& spec, DecoderSettings settings,
-                                  std::size_t budget, std::span<const ActivationChoice> choices);
+ActivationPlan choose_activations(ActivationSizer& sizer, DecoderSettings settings, std::size_t budget,
+                                  std::span<const ActivationChoice> choices);
 
 // Whether every layer keeps its input alone, wherever: what others call activation checkpointing. False of no layers.
 bool all_recomputed(const std::vector<Keep>& keep);
