@@ -28,7 +28,7 @@ offers "train" tr
 offers "train ..." ""
 offers "step ops load" bench ""
 offers "--no_optimizer" bench step --no
-offers "--model --mode" train --mo
+offers "--model --mode --move_gradients" train --mo
 offers "superoffload zerooffload" train --mode ""
 offers "superoffload zerooffload" train --mode =
 offers "superoffload" train --mode = su

@@ -310,6 +310,18 @@ void Trainer::log_last_checkpoint() {
   });
 }
 
+Trainer::Outcome Trainer::save_and_stop() {
+  progress_.end();
+  trace(-1);
+  save();
+  checkpoints_.wait();
+  how_to_resume_ = fmt::format(
+      "interrupted by {}: saved {} at step {}; {}", stopped_by_,
+      CheckpointDirectory(in_.options.output_dir).path_of(state_.step).string(), state_.step,
+      in_.options.save_only_model ? "the model alone, which a new run's --model can be" : "continue with --resume");
+  return Outcome::interrupted;
+}
+
 Trainer::Outcome Trainer::run_steps() {
   interrupt_.emplace();
   if (metrics_) metrics_->start(state_.step, in_.facts);
@@ -357,17 +369,7 @@ Trainer::Outcome Trainer::run_steps() {
                       record_evaluation() && o.load_best_model_at_end;
     if (!last && samples_are_due(r.plan.ends_epoch)) record_samples();
     if (stops_early()) break;
-    if (stop_requested() && !last) {
-      progress_.end();
-      trace(-1);
-      save();
-      checkpoints_.wait();
-      how_to_resume_ = fmt::format(
-          "interrupted by {}: saved {} at step {}; {}", stopped_by_,
-          CheckpointDirectory(o.output_dir).path_of(state_.step).string(), state_.step,
-          o.save_only_model ? "the model alone, which a new run's --model can be" : "continue with --resume");
-      return Outcome::interrupted;
-    }
+    if (stop_requested() && !last) return save_and_stop();
     if (best || (!last && is_due(o.save_strategy, o.save_steps, state_.step, r.plan.ends_epoch)))
       save(
           exported_bytes(in_.model, in_.plan.engine.formats.exported));  // a checkpoint must not take the model's place
@@ -391,6 +393,7 @@ Trainer::Outcome Trainer::run_steps() {
              state_.evaluations->best_loss.value_or(std::numeric_limits<double>::quiet_NaN()));
   else if (!resumed_at_end)
     record_evaluation();
+  if (best_is_unknown()) return save_and_stop();
   if (!resumed_at_end && sampled_step_ != state_.step) record_samples();
   write_results();
   return Outcome::finished;

@@ -95,6 +95,8 @@ class Trainer {
   };
   void open_records();
   Outcome run_steps();
+  // After a signal: saves a checkpoint of this step, unless there is one.
+  Outcome save_and_stop();
   void log_last_checkpoint();
   Step train_step();
   // After a step: what the run's state counts of it; and if it was skipped, for what.
@@ -116,6 +118,9 @@ class Trainer {
   bool count_evaluation(double loss);
   // Whether the evaluation that belongs to the step resumed from is missing, as after a signal; rank 0 looks.
   bool evaluation_is_due();
+  // Whether the run looks for the best model and a signal cut short this step's evaluation, so that the model is not to
+  // be chosen yet.
+  bool best_is_unknown();
   // Generates and records the samples of the weights as they are, where there are any to make.
   void record_samples();
   bool samples_are_due(bool ends_epoch) const;

@@ -34,7 +34,7 @@ bool Trainer::record_evaluation() {
   if (!loss) {
     interrupt_->announce();
     log_info("step {}: the evaluation was given up{}", state_.step,
-             state_.step < in_.length.steps ? "; a resumed run begins with it" : "");
+             state_.step < in_.length.steps || state_.evaluations ? "; a resumed run begins with it" : "");
     return false;
   }
   // One that was cut short is recorded when it is made up for; one that was recorded may still have to be counted.
@@ -53,6 +53,10 @@ bool Trainer::record_evaluation() {
 bool Trainer::count_evaluation(double loss) {
   return state_.evaluations && state_.step > 0 &&
          state_.evaluations->count(state_.step, loss, in_.options.early_stopping_threshold);
+}
+
+bool Trainer::best_is_unknown() {
+  return state_.evaluations && state_.step > 0 && state_.evaluations->last_step < state_.step && stop_requested();
 }
 
 bool Trainer::evaluation_is_due() {

@@ -61,7 +61,7 @@ TEST(Parse, EveryOptionArrives) {
       if (spec.kind == OptionKind::boolean) value = std::get<bool>(spec.default_value) ? "false" : "true";
       if (spec.kind == OptionKind::integer)
         value = to_string(OptionValue(static_cast<std::int64_t>(std::min(8192.0, spec.upper))));
-      if (spec.kind == OptionKind::real) value = "0.75";
+      if (spec.kind == OptionKind::real) value = spec.lower < 0.75 ? "0.75" : to_string(OptionValue(spec.lower + 0.75));
       if (spec.kind == OptionKind::choice) value = spec.choices.back();
       ASSERT_NE(value, to_string(spec.default_value));
       Words base = words_of(command);
