@@ -100,6 +100,7 @@ TEST(Parse, EveryOptionArrives) {
       need("top_k", "--temperature", "1");
       need("top_p", "--temperature", "1");
       if (command.name == "generate" || command.name == "chat") need("seed", "--temperature", "1");
+      need("rope_factor", "--rope_scaling", "linear");
       if (command.name == "train") need("min_lr", "--lr", "1");
       if (command.name == "train") need("decay", "--lr_scheduler", "wsd");
       if (command.name == "train") need("optimizer_state_dtype", "--adam_beta2", "0.9");
