@@ -240,7 +240,7 @@ Placement TrainingPlacement::search(bool over_link) {
   std::erase_if(others.residencies, [](const Residency& residency) { return residency.moves_gradients(); });
   if (!any_placement_fits(others)) return best;
   Placement stays = choose_placement(others);
-  if (best.estimate.seconds() < (1 - worth_it) * stays.estimate.seconds()) return best;
+  if (best.rank < (1 - worth_it) * stays.rank) return best;
   inputs_.residencies = std::move(others.residencies);
   return stays;
 }
@@ -264,7 +264,7 @@ void TrainingPlacement::choose() {
     plan_.engine.update_over_link = inputs_.update_over_link = true;
     std::optional<Placement> other;
     if (any()) other = search(true);
-    if (other && rank_of(other->estimate) < (1 - worth_it) * rank_of(chosen.estimate))
+    if (other && other->rank < (1 - worth_it) * chosen.rank)
       chosen = std::move(*other);
     else
       plan_.engine.update_over_link = inputs_.update_over_link = false;

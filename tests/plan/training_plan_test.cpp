@@ -267,11 +267,11 @@ TEST(PlanTraining, KeepsOnTheGpuWhatFitsThere) {
   FakeMachine large(cuda_backend(), 141, 1000);
   const TrainingPlan chosen = large.plan(qwen3_14b(), four_rows);
   EXPECT_LE(chosen.engine.device_units, split.engine.device_units);
-  const auto mean = [](const TrainingPlan& plan) {
-    return (plan.estimate->seconds() + plan.estimate->slower_seconds) / 2;
-  };
-  for (const double ratio : {0.7, 0.8, 0.9, 1.0})
-    EXPECT_GE(mean(large.plan(qwen3_14b(), four_rows, {.offload_ratio = ratio})), 0.97 * mean(chosen)) << ratio;
+  const double best = chosen.estimate->seconds();
+  for (const double ratio : {0.7, 0.8, 0.9, 1.0}) {
+    const TrainingPlan asked = large.plan(qwen3_14b(), four_rows, {.offload_ratio = ratio});
+    EXPECT_GE(asked.estimate->seconds(), 0.95 * best) << ratio << ": the plan is chosen for a slower host";
+  }
   // And more on the GPU where the steps are so short that the host would be waited for.
   EXPECT_GE(large.plan(qwen3_14b(), {1024, 0, 1024, 1}).engine.device_units, chosen.engine.device_units);
 }

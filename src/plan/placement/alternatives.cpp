@@ -38,10 +38,12 @@ std::size_t kept_on_host(const PlacementInputs& in, std::int64_t keep) {
   return in.activation_host_bytes ? in.activation_host_bytes(keep) : 0;
 }
 
-void set_step(Alternative& a, const StepEstimate& estimate) {
-  a.seconds = estimate.seconds();
-  a.slower_seconds = estimate.slower_seconds;
-  a.rank = rank_of(estimate);
+void set_step(Alternative& a, const PlacementInputs& in, int device_units, std::int64_t keep, std::int64_t undo,
+              Residency residency) {
+  a.seconds = estimate_step(in, device_units, keep, undo, residency).seconds();
+  const StepEstimate slower = estimate_slower_step(in, device_units, keep, undo, residency);
+  a.slower_seconds = slower.seconds();
+  a.rank = rank_of(slower);
 }
 
 Alternative play(const PlacementInputs& in, std::string what, int device_units, std::int64_t keep, std::int64_t undo,
@@ -53,7 +55,7 @@ Alternative play(const PlacementInputs& in, std::string what, int device_units, 
   a.host_bytes = state.host_bytes + kept_on_host(in, keep) + static_cast<std::size_t>(undo) * in.undo_place_bytes;
   a.device_short = beyond(a.device_bytes, in.device_budget);
   a.host_short = beyond(a.host_bytes, undo > 0 ? in.undo_budget : in.host_budget);
-  set_step(a, estimate_step(in, device_units, keep, undo, residency));
+  set_step(a, in, device_units, keep, undo, residency);
   return a;
 }
 
@@ -176,7 +178,7 @@ std::vector<Alternative> alternatives(const PlacementInputs& in, const Placement
         } else if (other_cast) {
           Alternative a;
           a.what = what;
-          set_step(a, estimate_step(*other_cast, d, plan.keep, plan.undo_buckets, own));
+          set_step(a, *other_cast, d, plan.keep, plan.undo_buckets, own);
           add(std::move(a), false);
         }
       }

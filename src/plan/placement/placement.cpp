@@ -26,7 +26,7 @@ struct Candidate {
   double least_rank = 0;  // no schedule ranks better
   bool estimated = false;
   std::int64_t undo_buckets = 0;
-  StepEstimate estimate;
+  StepEstimate estimate;  // on a slower host
   bool fits() const { return keep >= 0 && host_short == 0; }
 };
 
@@ -49,7 +49,8 @@ Candidate consider(const PlacementInputs& in, int device_units, Residency reside
     c.host_short = beyond(c.host_bytes, in.host_budget);
   }
   if (!c.fits()) return c;
-  c.least_rank = least_rank(simulated_run(in, device_units, c.keep, 0, residency));
+  const SimulatedRun run = with_slower_host(simulated_run(in, device_units, c.keep, 0, residency));
+  c.least_rank = least_seconds(run) - run.device_update;
   return c;
 }
 
@@ -57,7 +58,7 @@ void estimate(const PlacementInputs& in, Candidate& c) {
   if (c.estimated) return;
   c.estimated = true;
   c.undo_buckets = choose_undo_buckets(in, c.device_units, c.keep, c.host_bytes, c.residency);
-  c.estimate = estimate_step(in, c.device_units, c.keep, c.undo_buckets, c.residency);
+  c.estimate = estimate_slower_step(in, c.device_units, c.keep, c.undo_buckets, c.residency);
 }
 
 // Whether the user said how many units are not whole on the device.
@@ -195,8 +196,11 @@ std::string explain_split(const PlacementInputs& in, const Candidate& chosen, st
     if (!more || rank_of(c.estimate) < rank_of(more->estimate)) more = &c;
   }
   if (!more) return what + ": there is no memory for more on the device";
+  const auto seconds = [&](const Candidate& c) {
+    return estimate_step(in, c.device_units, c.keep, c.undo_buckets, c.residency).seconds();
+  };
   return what + fmt::format(": more on the device would leave less for activations ({:.3f} s a step, not {:.3f})",
-                            more->estimate.seconds(), chosen.estimate.seconds());
+                            seconds(*more), seconds(chosen));
 }
 
 }  // namespace
@@ -219,7 +223,8 @@ Placement choose_placement(const PlacementInputs& in) {
                  .residency = best->residency,
                  .keep = best->keep,
                  .undo_buckets = best->undo_buckets,
-                 .estimate = best->estimate,
+                 .estimate = estimate_step(in, best->device_units, best->keep, best->undo_buckets, best->residency),
+                 .rank = rank_of(best->estimate),
                  .run = simulated_run(in, best->device_units, best->keep, best->undo_buckets, best->residency),
                  .why_split = explain_split(in, *best, candidates),
                  .why_undo = {},

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 #include "base/host_memory.h"
@@ -26,6 +25,23 @@ double collective_seconds(const PlacementInputs& in, std::int64_t elements, doub
   const double received = static_cast<double>(elements) * element_bytes * (1 - 1.0 / in.ranks);
   return static_cast<double>(buckets_of(elements, in.bucket_elements)) * in.rates.collectives.seconds +
          received / in.rates.collectives.bytes;
+}
+
+StepEstimate estimate(SimulatedRun run) {
+  const double device_update = run.device_update, host_memory = run.host_memory;
+  const SimulatedStep step = Simulator(std::move(run)).settle();
+  return {.gpu = step.device,
+          .device_update = device_update,
+          .host = step.host_bytes / host_memory,
+          .waits = step.waits,
+          .exposed = std::accumulate(step.waits.begin(), step.waits.end(), 0.0),
+          .speculated_elements = step.speculated,
+          .previewed_elements = step.previewed,
+          .over_link_elements = step.over_link,
+          .times = step.times,
+          .host_time = step.host,
+          .collectives = step.collectives,
+          .collective_waits = step.collective_waits};
 }
 
 }  // namespace
@@ -146,25 +162,12 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
 
 StepEstimate estimate_step(const PlacementInputs& in, int device_units, std::int64_t keep, std::int64_t undo_buckets,
                            Residency residency) {
-  SimulatedRun run = simulated_run(in, device_units, keep, undo_buckets, residency);
-  const double device_update = run.device_update;
-  const bool host_works = host_elements(run) > 0;
-  std::optional<Simulator> slower;
-  if (host_works) slower.emplace(with_slower_host(run));
-  const SimulatedStep step = Simulator(std::move(run)).settle();
-  return {.gpu = step.device,
-          .device_update = device_update,
-          .host = step.host_bytes / in.rates.host_memory,
-          .waits = step.waits,
-          .exposed = std::accumulate(step.waits.begin(), step.waits.end(), 0.0),
-          .slower_seconds = slower ? slower->settle().seconds : step.seconds,
-          .speculated_elements = step.speculated,
-          .previewed_elements = step.previewed,
-          .over_link_elements = step.over_link,
-          .times = step.times,
-          .host_time = step.host,
-          .collectives = step.collectives,
-          .collective_waits = step.collective_waits};
+  return estimate(simulated_run(in, device_units, keep, undo_buckets, residency));
+}
+
+StepEstimate estimate_slower_step(const PlacementInputs& in, int device_units, std::int64_t keep,
+                                  std::int64_t undo_buckets, Residency residency) {
+  return estimate(with_slower_host(simulated_run(in, device_units, keep, undo_buckets, residency)));
 }
 
 std::int64_t choose_undo_buckets(const PlacementInputs& in, int device_units, std::int64_t keep, std::size_t host_bytes,
@@ -186,18 +189,12 @@ std::int64_t choose_undo_buckets(const PlacementInputs& in, int device_units, st
 }
 
 SimulatedRun with_slower_host(SimulatedRun run) {
-  constexpr double slower = 0.75;
+  constexpr double slower = 0.85;
   run.host_adamw *= slower;
   run.host_memory *= slower;
   return run;
 }
 
-double rank_of(const StepEstimate& estimate) {
-  return (estimate.seconds() + estimate.slower_seconds) / 2 - estimate.device_update;
-}
-
-double least_rank(const SimulatedRun& run) {
-  return (least_seconds(run) + least_seconds(with_slower_host(run))) / 2 - run.device_update;
-}
+double rank_of(const StepEstimate& estimate) { return estimate.seconds() - estimate.device_update; }
 
 }  // namespace so
