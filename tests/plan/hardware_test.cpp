@@ -104,7 +104,8 @@ TEST(Hardware, AFileWinsAndAnUnknownNameListsTheKnown) {
   file["name"] = "Mine";
   test::write_file(directory / "h200", file.dump());
   EXPECT_EQ(resolve_hardware((directory / "h200").string()).name, "Mine");
-  test::expect_in(test::refusal([] { resolve_hardware("h300"); }), {"--hardware h300", "gh200, h100-pcie, h100-sxm, h200"});
+  test::expect_in(test::refusal([] { resolve_hardware("h300"); }),
+                  {"--hardware h300", "gh200, h100-pcie, h100-sxm, h200"});
 }
 
 TEST(Hardware, WhatIsNoHardwareFileIsRefusedByKey) {
