@@ -111,19 +111,34 @@ MemoryPolicy memory_policy() {
   return policy;
 }
 
+// The nodes that a process gets memory from, and the others.
+struct NodeUse {
+  std::vector<int> used, others;
+  std::size_t available_on_others = 0;
+  std::string name_of_used() const {
+    return fmt::format("node{} {}", used.size() > 1 ? "s" : "", fmt::join(used, ","));
+  }
+};
+
+// `bound`: as MemoryPolicy has it. No others where no node is used: then nothing is known of them.
+NodeUse node_use(const NumaNodes& nodes, const std::vector<int>& bound) {
+  NodeUse use;
+  for (const NumaNode& node : nodes.all) {
+    if (contains(nodes.allowed, node.number) && (bound.empty() || contains(bound, node.number))) {
+      use.used.push_back(node.number);
+    } else {
+      use.others.push_back(node.number);
+      use.available_on_others += node.available;
+    }
+  }
+  return use.used.empty() ? NodeUse{} : use;
+}
+
 // Takes off what is available on nodes that the process gets no memory from.
 void leave_out_other_nodes(HostMemory& memory, const NumaNodes& nodes, const std::vector<int>& bound) {
-  std::size_t elsewhere = 0;
-  std::vector<int> used;
-  for (const NumaNode& node : nodes.all) {
-    if (contains(nodes.allowed, node.number) && (bound.empty() || contains(bound, node.number)))
-      used.push_back(node.number);
-    else
-      elsewhere += node.available;
-  }
-  if (used.empty() || used.size() == nodes.all.size()) return;
-  lower(memory, beyond(memory.available, elsewhere),
-        fmt::format("free memory of NUMA node{} {}", used.size() > 1 ? "s" : "", fmt::join(used, ",")));
+  const NodeUse use = node_use(nodes, bound);
+  if (!use.others.empty())
+    lower(memory, beyond(memory.available, use.available_on_others), "free memory of NUMA " + use.name_of_used());
 }
 
 }  // namespace
@@ -166,8 +181,10 @@ NumaNodes numa_nodes(const std::string& root) {
   }
   std::sort(nodes.all.begin(), nodes.all.end(), [](const auto& a, const auto& b) { return a.number < b.number; });
   std::sort(nodes.allowed.begin(), nodes.allowed.end());
-  nodes.superchip =
-      text_of(root + "/proc/cpuinfo").find("CPU implementer") != std::string::npos && has_nvidia_gpu(root);
+  // Every start of the program comes here, so the processors' long text is only read where it matters.
+  nodes.superchip = std::any_of(nodes.all.begin(), nodes.all.end(), [](const NumaNode& n) { return !n.has_cpus; }) &&
+                    text_of(root + "/proc/cpuinfo").find("CPU implementer") != std::string::npos &&
+                    has_nvidia_gpu(root);
   return nodes;
 }
 
@@ -182,14 +199,10 @@ void keep_to_host_nodes() {
 
 std::string host_nodes_line() {
   const NumaNodes nodes = numa_nodes();
-  const std::vector<int> bound = memory_policy().bound;
-  std::vector<int> used, others;
-  for (const NumaNode& node : nodes.all)
-    (contains(nodes.allowed, node.number) && (bound.empty() || contains(bound, node.number)) ? used : others)
-        .push_back(node.number);
-  if (used.empty() || others.empty()) return {};
-  return fmt::format("memory: host memory is taken from NUMA node{} {} and not from {}{}", used.size() > 1 ? "s" : "",
-                     fmt::join(used, ","), fmt::join(others, ","),
+  const NodeUse use = node_use(nodes, memory_policy().bound);
+  if (use.others.empty()) return {};
+  return fmt::format("memory: host memory is taken from NUMA {} and not from {}{}", use.name_of_used(),
+                     fmt::join(use.others, ","),
                      nodes.superchip ? ", the GPUs' own memory (numactl --membind chooses others)" : "");
 }
 

@@ -43,7 +43,8 @@ struct NumaNode {
 struct NumaNodes {
   std::vector<NumaNode> all;  // by number; none where the kernel knows of none
   std::vector<int> allowed;   // by the process's cpuset
-  // A superchip (64-bit Arm with NVIDIA GPUs): a node without CPUs is a GPU's memory, which cudaMalloc hands out too.
+  // Whether there are nodes without CPUs that are a superchip's (64-bit Arm with NVIDIA GPUs): they are the memory of
+  // its GPUs, which cudaMalloc hands out too.
   bool superchip = false;
 
   // The nodes that a process should take memory from; empty if that is all of the allowed.

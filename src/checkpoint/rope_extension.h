@@ -10,7 +10,7 @@
 
 namespace so {
 
-// What a run asks for. Without a factor: the least whole one that reaches max_length.
+// A run asks for this. Without a factor it gets the least whole one that reaches max_length.
 struct RopeRequest {
   RopeExtension kind = RopeExtension::automatic;
   std::optional<double> factor;

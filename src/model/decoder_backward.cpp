@@ -258,7 +258,7 @@ void Decoder::layer_backward(const Pass& pass, std::int64_t layer, GradientSink&
     dnormed = acquire_dnormed(n);
     mlp_backward(pass, layer, gradients, a, remade_delta, dnormed, dresidual);
   }
-  // What attention added is of no use any more.
+  // Nothing needs what attention added any more.
   attention_backward(pass, layer, gradients, a, dnormed, dresidual, before, before < n ? carry.scratch : Tensor());
   pass.weights.release_weights(layer_unit(layer), pass.stream);
   gradients.gradients_ready(layer_unit(layer), pass.stream);
@@ -300,7 +300,7 @@ void Decoder::head_backward(const Pass& pass, GradientSink& gradients, const Car
     ops_.linear_cross_entropy(stream, loss);
   };
   if (settings_.tile_rows > 0 && n > settings_.tile_rows) {
-    // So many chunks of logits that a bf16 sum of theirs would lose what each adds.
+    // A bf16 sum over so many chunks of logits would lose what each adds.
     TiledGradients sum(gradients, arena, {{index_.lm_head, 1}});
     project(sum);
     sum.finish(ops_, stream);

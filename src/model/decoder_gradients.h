@@ -34,7 +34,7 @@ inline void grad_linear(Ops& ops, Stream& stream, GradientSink& gradients, Joine
 // once, as without tiles. Asks the sink behind it once for each parameter.
 class TiledGradients final : public GradientSink {
  public:
-  // Of these parameters, those that are not there left out; sums come from the arena, where they last as long as the
+  // Takes these parameters, but for those that are not there; sums come from the arena, where they last as long as the
   // caller's scope.
   TiledGradients(GradientSink& sink, Arena& arena, std::initializer_list<Joined> parameters);
   // Writes the sums where the sink wants them. After the last tile.

@@ -60,7 +60,7 @@ class MovedGradients {
   // The host-owned buckets of a unit, in order.
   std::span<const int> buckets_of(int unit) const { return buckets_of_[static_cast<std::size_t>(unit)]; }
   const Bucket& bucket(int index) const { return buckets_[static_cast<std::size_t>(index)]; }
-  // Of all units, the one whose backward pass uses the slot after `unit`'s; -1 if none does in this micro-batch and the
+  // Returns the unit whose backward pass uses the slot after `unit`'s; -1 if none does in this micro-batch and the
   // step has no other.
   int next_in_slot(int unit, bool last_micro_batch) const;
   // Enqueues the copy of the unit's sum to its slot, as what is there leaves. `yields`: other copies to the device go

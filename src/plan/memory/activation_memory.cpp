@@ -10,8 +10,8 @@
 namespace so {
 namespace {
 
-// What layers keep, from the most to the least: of a usual batch; and of one in tiles, for which attention is what
-// takes longest to have again.
+// These are the levels of what layers keep, from the most to the least: of a usual batch; and of one in tiles, for
+// which attention is what takes longest to have again.
 constexpr std::array usual_levels{Keep::all, Keep::light, Keep::no_gate_up, Keep::input, Keep::host};
 constexpr std::array long_levels{Keep::light, Keep::no_gate_up, Keep::attention, Keep::input, Keep::host};
 constexpr int levels = usual_levels.size() - 1;  // steps between them

@@ -178,7 +178,9 @@ std::int64_t elements_of(const PlacementInputs& in, int begin, int end) {
   return n;
 }
 
-std::string explain_split(const PlacementInputs& in, const Candidate& chosen, std::vector<Candidate>& all) {
+// `seconds`: of the chosen one's step at the measured rates.
+std::string explain_split(const PlacementInputs& in, const Candidate& chosen, double seconds,
+                          std::vector<Candidate>& all) {
   const int units = static_cast<int>(in.units.size()), d = chosen.device_units;
   const double share = static_cast<double>(elements_of(in, d, units)) /
                        static_cast<double>(std::max<std::int64_t>(1, elements_of(in, 0, units)));
@@ -196,11 +198,9 @@ std::string explain_split(const PlacementInputs& in, const Candidate& chosen, st
     if (!more || rank_of(c.estimate) < rank_of(more->estimate)) more = &c;
   }
   if (!more) return what + ": there is no memory for more on the device";
-  const auto seconds = [&](const Candidate& c) {
-    return estimate_step(in, c.device_units, c.keep, c.undo_buckets, c.residency).seconds();
-  };
+  const StepEstimate other = estimate_step(in, more->device_units, more->keep, more->undo_buckets, more->residency);
   return what + fmt::format(": more on the device would leave less for activations ({:.3f} s a step, not {:.3f})",
-                            seconds(*more), seconds(chosen));
+                            other.seconds(), seconds);
 }
 
 }  // namespace
@@ -219,14 +219,15 @@ Placement choose_placement(const PlacementInputs& in) {
   }
   if (!best) refuse(in, candidates);
 
+  const StepEstimate estimate = estimate_step(in, best->device_units, best->keep, best->undo_buckets, best->residency);
   Placement plan{.device_units = best->device_units,
                  .residency = best->residency,
                  .keep = best->keep,
                  .undo_buckets = best->undo_buckets,
-                 .estimate = estimate_step(in, best->device_units, best->keep, best->undo_buckets, best->residency),
+                 .estimate = estimate,
                  .rank = rank_of(best->estimate),
                  .run = simulated_run(in, best->device_units, best->keep, best->undo_buckets, best->residency),
-                 .why_split = explain_split(in, *best, candidates),
+                 .why_split = explain_split(in, *best, estimate.seconds(), candidates),
                  .why_undo = {},
                  .why_residency = {},
                  .considered = std::ssize(candidates)};
