@@ -19,9 +19,9 @@ using test::StepResult;
 // Two fp32 runs that differ in nothing but the order of their sums are up to 4e-6 of a tensor's norm apart (the
 // fixtures were refused otherwise; their README tells how that was measured). 1e-5 leaves room for any order; a wrong
 // formula is off by orders of magnitude.
-constexpr double fp32_order = 1e-5;
+constexpr double fp32_sums = 1e-5;
 
-DecoderSettings settings(DType compute = DType::f32) { return {model_formats(compute), {}, 16}; }
+DecoderSettings plain_settings(DType compute = DType::f32) { return {model_formats(compute), {}, 16}; }
 
 double mean_loss(const std::vector<float>& losses, const HostBatch& batch) {
   double sum = 0;
@@ -68,12 +68,12 @@ INSTANTIATE_TEST_SUITE_P(Experts, ExpertsTest, testing::ValuesIn(expert_models),
 TEST_P(FixtureTest, LogitsOfEveryDocumentAreThoseOfPyTorch) {
   const auto expected = test::read_safetensors(fixture.path / "logits.safetensors");
   ASSERT_EQ(expected.size(), fixture.batch().size());
-  const std::vector<float> logits = rig(settings()).logits(batch);
+  const std::vector<float> logits = rig(plain_settings()).logits(batch);
   for (std::size_t i = 0; i < expected.size(); ++i) {
     const auto& document = expected.at("logits." + std::to_string(i));
     const auto begin = static_cast<std::int64_t>(batch.offsets[i]);
-    expect_near_in_norm(test::rows_of(logits, begin, document.shape[0], fixture.spec.vocab), document.values,
-                        fp32_order, "document " + std::to_string(i));
+    expect_near_in_norm(test::rows_of(logits, begin, document.shape[0], fixture.spec.vocab), document.values, fp32_sums,
+                        "document " + std::to_string(i));
   }
 }
 
@@ -81,24 +81,24 @@ TEST_P(FixtureTest, LossAndEveryGradientAreThoseOfPyTorch) {
   const auto& numbers = fixture.expected.at("batch");
   ASSERT_EQ(batch.trained(), numbers.at("trained_tokens"));
   const auto expected = test::read_safetensors(fixture.path / "grads.safetensors");
-  const StepResult step = rig(settings()).step(batch);
+  const StepResult step = rig(plain_settings()).step(batch);
 
   const double loss = numbers.at("loss");
-  EXPECT_NEAR(mean_loss(step.losses, batch), loss, fp32_order * loss);
+  EXPECT_NEAR(mean_loss(step.losses, batch), loss, fp32_sums * loss);
   EXPECT_EQ(expected.size(), step.gradients.size());
   double squares = 0;
   for (const auto& [name, gradient] : step.gradients) {
     ASSERT_TRUE(expected.contains(name)) << name;
-    expect_gradient(gradient, expected.at(name).values, fp32_order, name);
+    expect_gradient(gradient, expected.at(name).values, fp32_sums, name);
     squares += test::norm(gradient) * test::norm(gradient);
   }
   const double norm = numbers.at("grad_norm");
-  EXPECT_NEAR(std::sqrt(squares), norm, fp32_order * norm);
+  EXPECT_NEAR(std::sqrt(squares), norm, fp32_sums * norm);
 }
 
 TEST_P(FixtureTest, TheLossAloneIsTheLossOfTheStep) {
   // The same ops on the same numbers, so the same bits; 0 where nothing is trained.
-  auto decoder = rig(settings());
+  auto decoder = rig(plain_settings());
   const std::vector<float> losses = decoder.losses(batch);
   EXPECT_EQ(losses, decoder.step(batch).losses);
   for (std::size_t i = 0; i < losses.size(); ++i) {
@@ -114,7 +114,7 @@ TEST_P(FixtureTest, TheLossAloneIsTheLossOfTheStep) {
 // bounds every tensor in bf16, since sums are still fp32. A difference near fp32's would mean that bf16 did not run.
 TEST_P(DenseTest, Bf16IsAsFarFromPyTorchAsItsRoundingExplains) {
   const double bound = 0x1p16 * fixture.expected.at("batch").at("fp32_noise").at("grad").get<double>();
-  auto decoder = rig(settings(DType::bf16));
+  auto decoder = rig(plain_settings(DType::bf16));
   const auto expected_logits = test::read_safetensors(fixture.path / "logits.safetensors");
   const std::vector<float> logits = decoder.logits(batch);
   for (std::size_t i = 0; i < expected_logits.size(); ++i) {
@@ -142,7 +142,7 @@ TEST_P(ExpertsTest, Bf16IsAsFarFromFp32AsPyTorchIs) {
   constexpr double room = 2;
   const auto& numbers = fixture.expected.at("batch");
   const auto& spread = numbers.at("bf16_spread");
-  auto decoder = rig(settings(DType::bf16));
+  auto decoder = rig(plain_settings(DType::bf16));
   const auto expected_logits = test::read_safetensors(fixture.path / "logits.safetensors");
   const std::vector<float> logits = decoder.logits(batch);
   for (std::size_t i = 0; i < expected_logits.size(); ++i) {
@@ -197,7 +197,7 @@ INSTANTIATE_TEST_SUITE_P(Models, GreedyTest,
                          name_of_case);
 
 TEST_P(GreedyTest, ContinuesAsPyTorchHoweverThePromptIsFed) {
-  DecoderRig decoder(cpu.stream(), cpu.ops(), fixture, settings());
+  DecoderRig decoder(cpu.stream(), cpu.ops(), fixture, plain_settings());
   for (const std::size_t piece : {prompt.size(), std::size_t{1}, std::size_t{4}})
     EXPECT_EQ(decode(decoder, piece), generated) << "prompt in pieces of " << piece;
 }
@@ -212,8 +212,8 @@ TEST_P(GreedyTest, LogitsWithTheCacheAreThoseWithout) {
   // middle of two may fall either way: an error of one rounding, at 2^16 times the size. On a GPU the two ways are two
   // kernels, of which one rounds the probabilities to bf16 too, in every layer: four times that.
   for (const auto& [compute, bound] :
-       {std::pair{DType::f32, fp32_order}, std::pair{DType::bf16, test::on_gpu() ? 0x1p-6 : 0x1p-8}}) {
-    DecoderRig decoder(cpu.stream(), cpu.ops(), fixture, settings(compute));
+       {std::pair{DType::f32, fp32_sums}, std::pair{DType::bf16, test::on_gpu() ? 0x1p-6 : 0x1p-8}}) {
+    DecoderRig decoder(cpu.stream(), cpu.ops(), fixture, plain_settings(compute));
     const std::vector<float> whole = decoder.logits(HostBatch::join({&document, 1}));
     auto cache = decoder.make_cache(static_cast<std::int64_t>(ids.size()));
     for (std::size_t at = 0, piece = 7; at < ids.size(); at += piece, piece = 1) {

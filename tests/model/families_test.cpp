@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-DecoderSpec read(const json& config) { return read_decoder_spec(config.dump(), "config.json"); }
+DecoderSpec read_spec(const json& config) { return read_decoder_spec(config.dump(), "config.json"); }
 
 json config_of(const std::string& architecture, const json& more = json::object()) {
   json config{{"architectures", {architecture}},
@@ -42,7 +42,7 @@ std::vector<bool> experts(const DecoderSpec& spec) {
 using Windows = std::vector<std::int64_t>;
 
 void expect_refused(const json& config, const std::vector<std::string>& needles) {
-  test::expect_in(test::refusal([&] { read(config); }), needles);
+  test::expect_in(test::refusal([&] { read_spec(config); }), needles);
 }
 
 TEST(Families, KeyHeadsWithoutTheKeyAreTransformersDefault) {
@@ -54,7 +54,7 @@ TEST(Families, KeyHeadsWithoutTheKeyAreTransformersDefault) {
                                            {"moe_intermediate_size", 8}});
     config.erase("num_key_value_heads");
     if (null) config["num_key_value_heads"] = nullptr;
-    return read(config).kv_heads;
+    return read_spec(config).kv_heads;
   };
   for (const auto& [architecture, expected] : {std::pair{"LlamaForCausalLM", 32},
                                                {"Phi3ForCausalLM", 32},
@@ -77,44 +77,46 @@ TEST(Families, KeyHeadsWithoutTheKeyAreTransformersDefault) {
 }
 
 TEST(Families, MistralSeesAWindowUnlessItIsNull) {
-  EXPECT_EQ(windows(read(config_of("MistralForCausalLM"))), Windows(4, 4096));  // as in transformers
-  EXPECT_EQ(windows(read(config_of("MistralForCausalLM", {{"sliding_window", 7}}))), Windows(4, 7));
-  EXPECT_EQ(windows(read(config_of("MistralForCausalLM", {{"sliding_window", nullptr}}))), Windows(4, 0));
-  EXPECT_FALSE(read(config_of("MistralForCausalLM")).qkv_bias);
+  EXPECT_EQ(windows(read_spec(config_of("MistralForCausalLM"))), Windows(4, 4096));  // as in transformers
+  EXPECT_EQ(windows(read_spec(config_of("MistralForCausalLM", {{"sliding_window", 7}}))), Windows(4, 7));
+  EXPECT_EQ(windows(read_spec(config_of("MistralForCausalLM", {{"sliding_window", nullptr}}))), Windows(4, 0));
+  EXPECT_FALSE(read_spec(config_of("MistralForCausalLM")).qkv_bias);
 }
 
 TEST(Families, QwenWindowsOnTheUpperLayersOrWhereLayerTypesSays) {
   for (const char* architecture : {"Qwen2ForCausalLM", "Qwen3ForCausalLM"}) {
-    EXPECT_EQ(windows(read(config_of(architecture, {{"sliding_window", 7}, {"max_window_layers", 1}}))), Windows(4, 0));
+    EXPECT_EQ(windows(read_spec(config_of(architecture, {{"sliding_window", 7}, {"max_window_layers", 1}}))),
+              Windows(4, 0));
     const json on{{"use_sliding_window", true}, {"sliding_window", 7}, {"max_window_layers", 3}};
-    EXPECT_EQ(windows(read(config_of(architecture, on))), (Windows{0, 0, 0, 7}));
+    EXPECT_EQ(windows(read_spec(config_of(architecture, on))), (Windows{0, 0, 0, 7}));
     json all = on;
     all["max_window_layers"] = 0;
-    EXPECT_EQ(windows(read(config_of(architecture, all))), Windows(4, 7));
+    EXPECT_EQ(windows(read_spec(config_of(architecture, all))), Windows(4, 7));
     json typed = on;
     typed["layer_types"] = {"sliding_attention", "full_attention", "full_attention", "full_attention"};
-    EXPECT_EQ(windows(read(config_of(architecture, typed))), (Windows{7, 0, 0, 0}));
+    EXPECT_EQ(windows(read_spec(config_of(architecture, typed))), (Windows{7, 0, 0, 0}));
   }
 }
 
 TEST(Families, BiasesAsEachHasThem) {
   const auto biases = [](const DecoderSpec& s) { return std::pair(s.qkv_bias, s.o_bias); };
-  EXPECT_EQ(biases(read(config_of("Qwen2ForCausalLM"))), std::pair(true, false));
-  EXPECT_EQ(biases(read(config_of("SeedOssForCausalLM"))), std::pair(true, false));
-  EXPECT_EQ(biases(read(config_of("SeedOssForCausalLM", {{"attention_bias", false}, {"attention_out_bias", true}}))),
-            std::pair(false, true));
-  EXPECT_EQ(biases(read(config_of("LlamaForCausalLM", {{"attention_bias", true}}))), std::pair(true, true));
-  EXPECT_EQ(biases(read(config_of("Phi3ForCausalLM"))), std::pair(false, false));
+  EXPECT_EQ(biases(read_spec(config_of("Qwen2ForCausalLM"))), std::pair(true, false));
+  EXPECT_EQ(biases(read_spec(config_of("SeedOssForCausalLM"))), std::pair(true, false));
+  EXPECT_EQ(
+      biases(read_spec(config_of("SeedOssForCausalLM", {{"attention_bias", false}, {"attention_out_bias", true}}))),
+      std::pair(false, true));
+  EXPECT_EQ(biases(read_spec(config_of("LlamaForCausalLM", {{"attention_bias", true}}))), std::pair(true, true));
+  EXPECT_EQ(biases(read_spec(config_of("Phi3ForCausalLM"))), std::pair(false, false));
 }
 
 TEST(Families, SeedOssTrainsWithoutTheDropoutOfItsConfigAndSaysSo) {
-  const auto remarks = [](const json& config) { return read(config).remarks; };
+  const auto remarks = [](const json& config) { return read_spec(config).remarks; };
   EXPECT_EQ(remarks(config_of("SeedOssForCausalLM", {{"attention_dropout", 0.25}, {"residual_dropout", 0}})),
             std::vector<std::string>{"config.json has attention_dropout 0.25; training here is without dropout"});
   EXPECT_EQ(remarks(config_of("SeedOssForCausalLM")).size(), 2u);
   EXPECT_TRUE(remarks(config_of("LlamaForCausalLM")).empty());
   test::expect_in(test::refusal([&] {
-                    read(config_of("Phi3ForCausalLM", {{"resid_pdrop", 0.1}}));
+                    read_spec(config_of("Phi3ForCausalLM", {{"resid_pdrop", 0.1}}));
                   }),
                   {"config.json: resid_pdrop", "dropout"});
 }
@@ -125,7 +127,7 @@ TEST(Families, PhiRotatesAPartOfAHeadByFactorsOfItsOwn) {
                 {{"partial_rotary_factor", 0.5}, {"original_max_position_embeddings", 16}, {"rope_theta", 500}});
   for (const char* type : {"longrope", "su", "yarn"}) {
     config["rope_scaling"] = {{"type", type}, {"short_factor", {1.0, 1.5}}, {"long_factor", {2.0, 4.0}}};
-    const RopeSpec rope = read(config).rope;
+    const RopeSpec rope = read_spec(config).rope;
     EXPECT_EQ(rope.rotary_dim, 4);
     EXPECT_EQ(rope.theta, 500);
     EXPECT_EQ(rope.scaling, RopeScaling::longrope);
@@ -135,22 +137,22 @@ TEST(Families, PhiRotatesAPartOfAHeadByFactorsOfItsOwn) {
   }
   config["partial_rotary_factor"] = 0.3;  // 2.4 dimensions: 2
   config["rope_scaling"] = nullptr;
-  EXPECT_EQ(read(config).rope.rotary_dim, 2);
+  EXPECT_EQ(read_spec(config).rope.rotary_dim, 2);
   config["partial_rotary_factor"] = 0.4;  // 3
-  test::expect_in(test::refusal([&] { read(config); }),
+  test::expect_in(test::refusal([&] { read_spec(config); }),
                   {"partial_rotary_factor", "rotates 3 dimensions of a head of 8"});
 }
 
 TEST(Families, YarnIsForAllAndScalesAttention) {
   json yarn{{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 16}};
-  const RopeSpec plain = read(config_of("Qwen3ForCausalLM", {{"rope_scaling", yarn}})).rope;
+  const RopeSpec plain = read_spec(config_of("Qwen3ForCausalLM", {{"rope_scaling", yarn}})).rope;
   EXPECT_EQ(plain.scaling, RopeScaling::yarn);
   EXPECT_EQ(plain.beta_fast, 32);
   EXPECT_TRUE(plain.truncate);
   EXPECT_DOUBLE_EQ(plain.attention_factor, 0.1 * std::log(4.0) + 1);
   yarn["attention_factor"] = 1.5;
   yarn["truncate"] = false;
-  const RopeSpec given = read(config_of("Qwen3ForCausalLM", {{"rope_scaling", yarn}})).rope;
+  const RopeSpec given = read_spec(config_of("Qwen3ForCausalLM", {{"rope_scaling", yarn}})).rope;
   EXPECT_EQ(given.attention_factor, 1.5);
   EXPECT_FALSE(given.truncate);
 }
@@ -164,7 +166,7 @@ json moe(const json& more = json::object()) {
 }
 
 TEST(Families, Qwen3MoeHasExpertsWhereTheConfigPutsThem) {
-  const DecoderSpec s = read(moe());
+  const DecoderSpec s = read_spec(moe());
   EXPECT_EQ(s.experts.count, 8);
   EXPECT_EQ(s.experts.per_token, 2);
   EXPECT_EQ(s.experts.intermediate, 12);
@@ -172,8 +174,8 @@ TEST(Families, Qwen3MoeHasExpertsWhereTheConfigPutsThem) {
   EXPECT_EQ(s.experts.balance, 0);
   EXPECT_EQ(experts(s), std::vector<bool>(4, true));
   EXPECT_EQ(s.mlp_width(0), 24);
-  EXPECT_EQ(experts(read(moe({{"decoder_sparse_step", 2}}))), (std::vector<bool>{false, true, false, true}));
-  const DecoderSpec dense = read(moe({{"mlp_only_layers", {0, 3}}, {"norm_topk_prob", true}}));
+  EXPECT_EQ(experts(read_spec(moe({{"decoder_sparse_step", 2}}))), (std::vector<bool>{false, true, false, true}));
+  const DecoderSpec dense = read_spec(moe({{"mlp_only_layers", {0, 3}}, {"norm_topk_prob", true}}));
   EXPECT_EQ(experts(dense), (std::vector<bool>{false, true, true, false}));
   EXPECT_EQ(dense.expert_layers(), 2);
   EXPECT_EQ(dense.mlp_width(0), 48);
@@ -181,9 +183,9 @@ TEST(Families, Qwen3MoeHasExpertsWhereTheConfigPutsThem) {
 }
 
 TEST(Families, TheRoutersLossCountsWhenTheConfigAsksForIt) {
-  EXPECT_EQ(read(moe({{"router_aux_loss_coef", 0.5}})).experts.balance, 0);
-  EXPECT_EQ(read(moe({{"router_aux_loss_coef", 0.5}, {"output_router_logits", true}})).experts.balance, 0.5);
-  EXPECT_EQ(read(moe({{"output_router_logits", true}})).experts.balance, 0.001);
+  EXPECT_EQ(read_spec(moe({{"router_aux_loss_coef", 0.5}})).experts.balance, 0);
+  EXPECT_EQ(read_spec(moe({{"router_aux_loss_coef", 0.5}, {"output_router_logits", true}})).experts.balance, 0.5);
+  EXPECT_EQ(read_spec(moe({{"output_router_logits", true}})).experts.balance, 0.001);
 }
 
 TEST(Families, GptOss) {
@@ -192,7 +194,7 @@ TEST(Families, GptOss) {
                                                       {"sliding_window", 5},
                                                       {"swiglu_limit", 3.0},
                                                       {"quantization_config", {{"quant_method", "mxfp4"}}}});
-  const DecoderSpec s = read(config);
+  const DecoderSpec s = read_spec(config);
   EXPECT_EQ(windows(s), (Windows{5, 0, 5, 0}));
   EXPECT_EQ(experts(s), std::vector<bool>(4, true));
   EXPECT_TRUE(s.sinks && s.qkv_bias && s.o_bias && s.experts.biases && s.experts.router_bias && s.experts.renormalized);
@@ -205,7 +207,7 @@ TEST(Families, GptOss) {
 }
 
 TEST(Families, Mixtral) {
-  const DecoderSpec s = read(config_of("MixtralForCausalLM"));
+  const DecoderSpec s = read_spec(config_of("MixtralForCausalLM"));
   EXPECT_EQ(s.experts.count, 8);
   EXPECT_EQ(s.experts.per_token, 2);
   EXPECT_EQ(s.experts.intermediate, 48);
@@ -215,26 +217,26 @@ TEST(Families, Mixtral) {
   EXPECT_EQ(s.head_dim, 8);
   EXPECT_EQ(s.rope.theta, 1000000);
   EXPECT_FALSE(s.tied_embeddings);
-  EXPECT_FALSE(read(config_of("MixtralForCausalLM", {{"attention_bias", true}})).qkv_bias);
-  const DecoderSpec given = read(config_of("MixtralForCausalLM", {{"num_local_experts", 6},
-                                                                  {"num_experts_per_tok", 3},
-                                                                  {"sliding_window", 7},
-                                                                  {"output_router_logits", true},
-                                                                  {"router_aux_loss_coef", 0.02},
-                                                                  {"router_jitter_noise", 0.0},
-                                                                  {"tie_word_embeddings", true}}));
+  EXPECT_FALSE(read_spec(config_of("MixtralForCausalLM", {{"attention_bias", true}})).qkv_bias);
+  const DecoderSpec given = read_spec(config_of("MixtralForCausalLM", {{"num_local_experts", 6},
+                                                                       {"num_experts_per_tok", 3},
+                                                                       {"sliding_window", 7},
+                                                                       {"output_router_logits", true},
+                                                                       {"router_aux_loss_coef", 0.02},
+                                                                       {"router_jitter_noise", 0.0},
+                                                                       {"tie_word_embeddings", true}}));
   EXPECT_EQ(given.experts.count, 6);
   EXPECT_EQ(given.experts.per_token, 3);
   EXPECT_EQ(given.experts.balance, 0.02);
   EXPECT_EQ(windows(given), Windows(4, 7));
   EXPECT_TRUE(given.tied_embeddings);
   const json both{{"num_local_experts", 6}, {"num_experts", 6}};  // transformers' other name of it
-  EXPECT_EQ(read(config_of("MixtralForCausalLM", both)).experts.count, 6);
+  EXPECT_EQ(read_spec(config_of("MixtralForCausalLM", both)).experts.count, 6);
 }
 
 TEST(Families, KeysThatContradictEachOtherAreRefused) {
   const auto refused = [](const json& more, const std::vector<std::string>& needles) {
-    test::expect_in(test::refusal([&] { read(config_of("MixtralForCausalLM", more)); }), needles);
+    test::expect_in(test::refusal([&] { read_spec(config_of("MixtralForCausalLM", more)); }), needles);
   };
   refused({{"num_local_experts", 6}, {"num_experts", 4}}, {"num_local_experts", "is 6, but num_experts is 4"});
   refused({{"dtype", "float32"}, {"torch_dtype", "bfloat16"}},
@@ -244,13 +246,13 @@ TEST(Families, KeysThatContradictEachOtherAreRefused) {
     refused({{key, "int8"}}, {key, "'int8' is not supported"});
     refused({{key, 16}}, {key, "expected a string"});
     for (const char* type : {"float32", "bfloat16", "float16"})
-      EXPECT_EQ(read(config_of("MixtralForCausalLM", {{key, type}, {"model_type", "mixtral"}})).layers, 4) << type;
+      EXPECT_EQ(read_spec(config_of("MixtralForCausalLM", {{key, type}, {"model_type", "mixtral"}})).layers, 4) << type;
   }
 }
 
 TEST(Families, EpsilonsOfNormsWithoutTheKey) {
   const auto epsilon = [](const char* architecture, const json& more = json::object()) {
-    return read(config_of(architecture, more)).rms_epsilon;
+    return read_spec(config_of(architecture, more)).rms_epsilon;
   };
   for (const char* architecture : {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
     EXPECT_EQ(epsilon(architecture), 1e-6f) << architecture;
@@ -261,7 +263,7 @@ TEST(Families, EpsilonsOfNormsWithoutTheKey) {
 
 TEST(Families, WhatNoExpertsCanBe) {
   const auto refused = [](const json& config, std::initializer_list<std::string> what) {
-    test::expect_in(test::refusal([&] { read(config); }), what);
+    test::expect_in(test::refusal([&] { read_spec(config); }), what);
   };
   refused(moe({{"num_experts_per_tok", 9}}), {"num_experts_per_tok", "at most 8"});
   refused(moe({{"num_experts", 2000}}), {"num_experts", "at most 1024"});
@@ -283,7 +285,7 @@ TEST(Families, WhatNoExpertsCanBe) {
 TEST(Families, SmolLM3DoesNotRotateEveryFourthLayer) {
   const auto rotates = [](const json& more) {
     std::vector<int> result;
-    const DecoderSpec spec = read(config_of("SmolLM3ForCausalLM", more));
+    const DecoderSpec spec = read_spec(config_of("SmolLM3ForCausalLM", more));
     for (std::int64_t layer = 0; layer < spec.layers; ++layer)
       result.push_back(spec.layer(layer).rotation == LayerRotation::global ? 1 : 0);
     return result;
@@ -292,11 +294,11 @@ TEST(Families, SmolLM3DoesNotRotateEveryFourthLayer) {
   EXPECT_EQ(rotates({{"no_rope_layer_interval", 2}}), (std::vector<int>{1, 0, 1, 0}));
   EXPECT_EQ(rotates({{"no_rope_layers", {0, 1, 1, 1}}}), (std::vector<int>{0, 1, 1, 1}));
   EXPECT_EQ(rotates({{"no_rope_layers", nullptr}}), (std::vector<int>{1, 1, 1, 0}));
-  const DecoderSpec plain = read(config_of("SmolLM3ForCausalLM"));
+  const DecoderSpec plain = read_spec(config_of("SmolLM3ForCausalLM"));
   EXPECT_TRUE(plain.tied_embeddings);
   EXPECT_EQ(plain.rope.theta, 2e6);
   EXPECT_EQ(windows(plain), Windows(4, 0));
-  const auto of = [](const json& more) { return read(config_of("SmolLM3ForCausalLM", more)); };
+  const auto of = [](const json& more) { return read_spec(config_of("SmolLM3ForCausalLM", more)); };
   EXPECT_EQ(windows(of({{"use_sliding_window", true}, {"sliding_window", 7}})), (Windows{0, 0, 0, 7}));
   EXPECT_EQ(windows(of({{"use_sliding_window", false}, {"sliding_window", 7}})), Windows(4, 0));
   expect_refused(config_of("SmolLM3ForCausalLM", {{"no_rope_layers", {1, 0}}}),
@@ -307,7 +309,7 @@ TEST(Families, SmolLM3DoesNotRotateEveryFourthLayer) {
 }
 
 TEST(Families, OlmoNormsWhatBlocksAddAndWholeProjections) {
-  const DecoderSpec spec = read(config_of("Olmo2ForCausalLM"));
+  const DecoderSpec spec = read_spec(config_of("Olmo2ForCausalLM"));
   EXPECT_FALSE(spec.input_norms || spec.qk_norm || spec.tied_embeddings);
   EXPECT_TRUE(spec.output_norms && spec.projection_norm);
   EXPECT_FLOAT_EQ(spec.rms_epsilon, 1e-5f);
@@ -316,7 +318,7 @@ TEST(Families, OlmoNormsWhatBlocksAddAndWholeProjections) {
 
 TEST(Families, Olmo3ScalesTheRotationOfLayersThatSeeAll) {
   const json yarn{{"rope_type", "yarn"}, {"factor", 8.0}, {"original_max_position_embeddings", 16}};
-  const auto of = [](const json& more) { return read(config_of("Olmo3ForCausalLM", more)); };
+  const auto of = [](const json& more) { return read_spec(config_of("Olmo3ForCausalLM", more)); };
   EXPECT_EQ(windows(of(json::object())), (Windows{4096, 4096, 4096, 0}));
   for (const json& more : {json{{"rope_theta", 500}, {"rope_scaling", yarn}, {"sliding_window", 7}},
                            json{{"rope_parameters",
@@ -343,13 +345,13 @@ TEST(Families, Olmo3ScalesTheRotationOfLayersThatSeeAll) {
 }
 
 TEST(Families, GraniteMultiplies) {
-  const DecoderSpec plain = read(config_of("GraniteForCausalLM"));
+  const DecoderSpec plain = read_spec(config_of("GraniteForCausalLM"));
   EXPECT_EQ(plain.score_scale(), 1);  // its default, which is not 1 / sqrt(head_dim)
   EXPECT_EQ(plain.embedding_scale * plain.residual_scale * plain.logits_scale, 1);
-  const DecoderSpec spec = read(config_of("GraniteForCausalLM", {{"embedding_multiplier", 12},
-                                                                 {"attention_multiplier", 0.0078125},
-                                                                 {"residual_multiplier", 0.22},
-                                                                 {"logits_scaling", 16}}));
+  const DecoderSpec spec = read_spec(config_of("GraniteForCausalLM", {{"embedding_multiplier", 12},
+                                                                      {"attention_multiplier", 0.0078125},
+                                                                      {"residual_multiplier", 0.22},
+                                                                      {"logits_scaling", 16}}));
   EXPECT_EQ(spec.embedding_scale, 12);
   EXPECT_EQ(spec.score_scale(), 0.0078125f);
   EXPECT_EQ(spec.residual_scale, 0.22);
@@ -358,18 +360,19 @@ TEST(Families, GraniteMultiplies) {
 }
 
 TEST(Families, Glm4RotatesHalfOfAHeadInPairsOfNeighbours) {
-  const DecoderSpec spec = read(config_of("Glm4ForCausalLM"));
+  const DecoderSpec spec = read_spec(config_of("Glm4ForCausalLM"));
   EXPECT_EQ(spec.head_dim, 128);
   EXPECT_EQ(spec.rope.rotary_dim, 64);
   EXPECT_EQ(spec.rope.pairs, RotaryPairs::neighbours);
   EXPECT_TRUE(spec.input_norms && spec.output_norms && spec.qkv_bias && !spec.o_bias);
-  EXPECT_EQ(read(config_of("Glm4ForCausalLM", {{"partial_rotary_factor", 0.25}})).rope.rotary_dim, 32);
-  EXPECT_EQ(read(config_of("Glm4ForCausalLM", {{"rope_parameters", {{"partial_rotary_factor", 1.0}}}})).rope.rotary_dim,
-            128);
+  EXPECT_EQ(read_spec(config_of("Glm4ForCausalLM", {{"partial_rotary_factor", 0.25}})).rope.rotary_dim, 32);
+  EXPECT_EQ(
+      read_spec(config_of("Glm4ForCausalLM", {{"rope_parameters", {{"partial_rotary_factor", 1.0}}}})).rope.rotary_dim,
+      128);
 }
 
 TEST(Families, Gemma3AsTransformersReadsIt) {
-  const auto of = [](const json& more) { return read(config_of("Gemma3ForCausalLM", more)); };
+  const auto of = [](const json& more) { return read_spec(config_of("Gemma3ForCausalLM", more)); };
   const DecoderSpec spec = of(json::object());
   EXPECT_EQ(spec.head_dim, 256);
   EXPECT_EQ(spec.norm_offset, 1);
@@ -416,7 +419,7 @@ TEST(Families, ABillionLayersAreRefusedBeforeTheyAreListed) {
         "Qwen3MoeForCausalLM", "SeedOssForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM", "SmolLM3ForCausalLM",
         "Olmo2ForCausalLM", "Olmo3ForCausalLM", "GraniteForCausalLM", "Glm4ForCausalLM", "Gemma3ForCausalLM"})
     test::expect_in(test::refusal([&] {
-                      read(config_of(architecture, {{"num_hidden_layers", 1'000'000'000}, {"sliding_window", 8}}));
+                      read_spec(config_of(architecture, {{"num_hidden_layers", 1'000'000'000}, {"sliding_window", 8}}));
                     }),
                     {"num_hidden_layers", "1000000000 is more than any model has (at most 16384)"});
 }

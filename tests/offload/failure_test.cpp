@@ -22,7 +22,7 @@ namespace so::test {
 namespace {
 
 constexpr const char* kFault = "a fault made by the test";
-constexpr int kSteps = 8;
+constexpr int kFailingSteps = 8;
 
 // Ends the process if the test does not end: a thread that waits for ever can be told nothing.
 class Watchdog {
@@ -106,15 +106,15 @@ class MixedPolicy final : public UpdatePolicy {
   std::size_t step_ = 0;
 };
 
-const ParameterLayout& the_layout() {
+const ParameterLayout& failing_layout() {
   static const ParameterLayout layout = engine_layout();
   return layout;
 }
 // Some are clipped. Streams may use them as long as they like.
 const Flat& gradient_of(int step) {
-  static const std::array<Flat, 3> gradients = {synthetic_gradients(the_layout(), 5, 0x1p-8f),
-                                                synthetic_gradients(the_layout(), 6, 0x1p-8f),
-                                                synthetic_gradients(the_layout(), 7, 1)};
+  static const std::array<Flat, 3> gradients = {synthetic_gradients(failing_layout(), 5, 0x1p-8f),
+                                                synthetic_gradients(failing_layout(), 6, 0x1p-8f),
+                                                synthetic_gradients(failing_layout(), 7, 1)};
   return gradients[static_cast<std::size_t>(step) % gradients.size()];
 }
 
@@ -181,7 +181,7 @@ int run_to_error(EngineRig& rig, const Before& before) {
   std::unique_ptr<Save> save;
   int step = 0;
   try {
-    for (; step < kSteps; ++step) {
+    for (; step < kFailingSteps; ++step) {
       if (step % 3 == 1) {
         save.reset();
         save = std::make_unique<Save>(rig);
@@ -207,7 +207,7 @@ int run_to_error(EngineRig& rig) {
 // Whatever waits for the host from now on fails with the same error.
 void expect_failed(EngineRig& rig) {
   OffloadEngine& engine = rig.engine();
-  const int last = the_layout().units() - 1;
+  const int last = failing_layout().units() - 1;
   const std::vector<std::pair<const char*, std::function<void()>>> calls = {
       {"begin_last_micro_batch", [&] { engine.begin_last_micro_batch(1e-2, 100); }},
       {"require_weights", [&] { engine.require_weights(last, rig.stream()); }},
@@ -217,7 +217,7 @@ void expect_failed(EngineRig& rig) {
       {"read_state",
        [&] {
          std::vector<float> values;
-         rig.read(StateArray::master, the_layout().unit_range(last), values);
+         rig.read(StateArray::master, failing_layout().unit_range(last), values);
        }},
   };
   for (const auto& [name, call] : calls) {
@@ -232,14 +232,14 @@ void expect_failed(EngineRig& rig) {
 
 TEST(Failure, OfTheOptimizerIsThrownByWhatWaits) {
   std::mt19937 random(3);
-  int least = kSteps, most = 0;
+  int least = kFailingSteps, most = 0;
   for (int round = 0; round < 24; ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     const Watchdog watchdog;
     EngineSettings settings = settings_of(round);
     settings.update_over_link = round % 4 >= 2;
-    EngineRig rig(the_layout(), settings, 1 + round % 3, std::make_unique<MixedPolicy>());
-    rig.load(synthetic_gradients(the_layout(), 1, 0.125f));
+    EngineRig rig(failing_layout(), settings, 1 + round % 3, std::make_unique<MixedPolicy>());
+    rig.load(synthetic_gradients(failing_layout(), 1, 0.125f));
     const OptimizerFault fault(static_cast<int>(random() % (round % 2 == 0 ? 8 : 200)));
     const int steps = run_to_error(rig);
     ASSERT_TRUE(OptimizerFault::came());
@@ -259,8 +259,8 @@ TEST(Failure, OfTheModelsStreamIsThrownByTheStep) {
     const Watchdog watchdog;
     EngineSettings settings = settings_of(round);
     settings.update_over_link = round % 2 == 1;
-    EngineRig rig(the_layout(), settings, 1 + round % 3, std::make_unique<MixedPolicy>());
-    rig.load(synthetic_gradients(the_layout(), 1, 0.125f));
+    EngineRig rig(failing_layout(), settings, 1 + round % 3, std::make_unique<MixedPolicy>());
+    rig.load(synthetic_gradients(failing_layout(), 1, 0.125f));
     const int at_step = static_cast<int>(random() % 6),
               at_unit = static_cast<int>(random()) & 3;  // the fixture has four
     const int steps = run_to_error(rig, [&](int step, int unit) {
@@ -284,15 +284,15 @@ TEST_P(CopyFailure, IsThrownByTheNextStepAtTheLatest) {
     const Watchdog watchdog;
     const EngineSettings settings = settings_of(round);
     const auto is_host = [](const Bucket& bucket) { return bucket.owner() == Owner::host; };
-    const std::vector<Bucket> buckets = make_buckets(the_layout(), settings.bucket_elements, settings.device_units,
+    const std::vector<Bucket> buckets = make_buckets(failing_layout(), settings.bucket_elements, settings.device_units,
                                                      settings.host_gradients == GradientResidency::moved);
     const auto owned = static_cast<int>(std::count_if(buckets.begin(), buckets.end(), is_host));
     // Each step copies every bucket at least once each way, after those that loading gave to the device.
     const int loaded = GetParam() == "to device" ? owned : 0, copies = loaded + static_cast<int>(random() % 40);
-    EngineRig rig(the_layout(), settings, 1 + round % 3, std::make_unique<MixedPolicy>(), [&](Device& device) {
+    EngineRig rig(failing_layout(), settings, 1 + round % 3, std::make_unique<MixedPolicy>(), [&](Device& device) {
       return std::make_unique<HookedDevice>(device, GetParam(), failing_copy(copies));
     });
-    rig.load(synthetic_gradients(the_layout(), 1, 0.125f));
+    rig.load(synthetic_gradients(failing_layout(), 1, 0.125f));
     const int steps = run_to_error(rig);
     EXPECT_LE(steps, (copies - loaded) / owned + 1) << "steps were finished with old weights or gradients";
     // The error may have come by way of the model's stream, as a save's or the test's; then the engine has yet to meet
@@ -341,14 +341,14 @@ TEST_P(LinkFailure, IsThrownByTheNextStepAtTheLatest) {
     settings.update_over_link = true;
     settings.device_units = 0;
     const LinkFirst first;
-    EngineRig rig(the_layout(), settings, 1, std::make_unique<MixedPolicy>(), [&](Device& device) {
+    EngineRig rig(failing_layout(), settings, 1, std::make_unique<MixedPolicy>(), [&](Device& device) {
       return std::make_unique<HookedDevice>(device, GetParam(),
                                             [fails = failing_copy(round % 3)](Stream& stream) mutable {
                                               ++LinkFirst::copies();
                                               return fails(stream);
                                             });
     });
-    rig.load(synthetic_gradients(the_layout(), 1, 0.125f));
+    rig.load(synthetic_gradients(failing_layout(), 1, 0.125f));
     const int steps = run_to_error(rig);
     EXPECT_LE(steps, 2);
     EXPECT_THROW(rig.step(gradient_of(steps), 1e-2, steps + 1), Error);

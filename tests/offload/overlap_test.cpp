@@ -52,7 +52,7 @@ class ListeningPolicy final : public UpdatePolicy {
   FixedPolicy leave_{Ahead::leave};
 };
 
-const ParameterLayout& the_layout() {
+const ParameterLayout& overlap_layout() {
   static const ParameterLayout layout = engine_layout();
   return layout;
 }
@@ -111,13 +111,13 @@ CopyHook before_the_first(std::function<void()>& before) {
 // One step, in which the device is held up before its first gradient or after its last, until the host does `time`. A
 // step goes before it, since CUDA may wait for all streams when it loads a kernel for its first launch.
 bool comes_in_a_step(HostTime time, bool after_gradients, Ahead ahead, std::int64_t undo_buckets) {
-  EngineRig rig(the_layout(), settings_with(undo_buckets), 2, std::make_unique<FixedPolicy>(ahead));
-  const Flat gradient = synthetic_gradients(the_layout(), 1);
+  EngineRig rig(overlap_layout(), settings_with(undo_buckets), 2, std::make_unique<FixedPolicy>(ahead));
+  const Flat gradient = synthetic_gradients(overlap_layout(), 1);
   rig.load(gradient);
   rig.step(gradient, 1e-2, 1);
   Hold hold;
   rig.engine().begin_last_micro_batch(1e-2, 2);
-  const int last = the_layout().units() - 1;
+  const int last = overlap_layout().units() - 1;
   rig.micro_batch(gradient, true, nullptr, [&](int unit) {
     if (unit == last && !after_gradients) rig.stream().host("hold", hold.function());
   });
@@ -130,8 +130,8 @@ bool comes_in_a_step(HostTime time, bool after_gradients, Ahead ahead, std::int6
 
 TEST(StepOverlap, ThePolicyKnowsHowManyMicroBatchesAStepHas) {
   std::vector<UpdateFacts> told;
-  EngineRig rig(the_layout(), settings_with(0), 2, std::make_unique<ListeningPolicy>(told));
-  const Flat gradient = synthetic_gradients(the_layout(), 1);
+  EngineRig rig(overlap_layout(), settings_with(0), 2, std::make_unique<ListeningPolicy>(told));
+  const Flat gradient = synthetic_gradients(overlap_layout(), 1);
   rig.load(gradient);
   const std::vector<std::int64_t> wanted{3, 1, 2};
   for (std::size_t step = 0; step < wanted.size(); ++step) {
@@ -148,8 +148,8 @@ TEST(StepOverlap, ThePolicyGoesByThePlanUntilTimesAreMeasured) {
   std::vector<UpdateFacts> told;
   EngineSettings settings = settings_with(0);
   settings.expected = {.update_seconds = 1e3, .preview_seconds = 2e3, .forward_seconds = 3e3, .backward_seconds = 4e3};
-  EngineRig rig(the_layout(), settings, 2, std::make_unique<ListeningPolicy>(told));
-  const Flat gradient = synthetic_gradients(the_layout(), 1);
+  EngineRig rig(overlap_layout(), settings, 2, std::make_unique<ListeningPolicy>(told));
+  const Flat gradient = synthetic_gradients(overlap_layout(), 1);
   rig.load(gradient);
   EXPECT_EQ(rig.engine().measured_times().backward_seconds, 0);
   for (int step = 1; step <= 4; ++step) rig.step(gradient, 1e-3, step);
@@ -190,9 +190,9 @@ TEST(HostIdle, WaitsForTransfers) {
     Hold hold;
     std::function<void()> before;
     EngineRig rig(
-        the_layout(), settings_with(1000), 2, std::make_unique<FixedPolicy>(Ahead::speculate),
+        overlap_layout(), settings_with(1000), 2, std::make_unique<FixedPolicy>(Ahead::speculate),
         [&](Device& device) { return std::make_unique<HookedDevice>(device, stream, before_the_first(before)); });
-    const Flat gradient = synthetic_gradients(the_layout(), 1);
+    const Flat gradient = synthetic_gradients(overlap_layout(), 1);
     rig.load(gradient);
     rig.stream().synchronize();
     ASSERT_GT(rig.engine().buckets().size(), StagingRing::ahead + 1) << "or all weights have a slot";
@@ -207,8 +207,8 @@ TEST(HostIdle, WaitsForTransfers) {
 }
 
 TEST(HostIdle, WaitsForACheckpoint) {
-  EngineRig rig(the_layout(), settings_with(0), 2, std::make_unique<FixedPolicy>(Ahead::leave));
-  const Flat gradient = synthetic_gradients(the_layout(), 1);
+  EngineRig rig(overlap_layout(), settings_with(0), 2, std::make_unique<FixedPolicy>(Ahead::leave));
+  const Flat gradient = synthetic_gradients(overlap_layout(), 1);
   rig.load(gradient);
   OffloadEngine& engine = rig.engine();
   engine.begin_save();
@@ -227,11 +227,11 @@ TEST(StepOverlap, PartsOfTheEngineAddUpToTheTime) {
     EngineSettings settings = settings_with(2);
     settings.device_units = 1;
     settings.max_grad_norm = 100;  // every third step's is above
-    EngineRig rig(the_layout(), settings, 2, std::make_unique<FixedPolicy>(ahead));
-    rig.load(synthetic_gradients(the_layout(), 1));
+    EngineRig rig(overlap_layout(), settings, 2, std::make_unique<FixedPolicy>(ahead));
+    rig.load(synthetic_gradients(overlap_layout(), 1));
     OffloadEngine& engine = rig.engine();
     for (unsigned step = 1; step <= 12; ++step) {
-      Flat gradient = synthetic_gradients(the_layout(), step, step % 3 == 0 ? 1.0f : 0x1p-6f);
+      Flat gradient = synthetic_gradients(overlap_layout(), step, step % 3 == 0 ? 1.0f : 0x1p-6f);
       if (step % 5 == 0) gradient[2][1] = std::numeric_limits<float>::infinity();
       const EngineCounters before = engine.counters();
       engine.begin_step();
@@ -254,10 +254,10 @@ TEST(StepOverlap, PartsOfTheEngineAddUpToTheTime) {
 
 TEST(StepOverlap, OfARunWithoutTheHost) {
   EngineSettings settings = settings_with(0);
-  settings.device_units = the_layout().units();
-  EngineRig rig(the_layout(), settings, 1);
-  rig.load(synthetic_gradients(the_layout(), 1));
-  rig.step(synthetic_gradients(the_layout(), 2), 1e-2, 1);
+  settings.device_units = overlap_layout().units();
+  EngineRig rig(overlap_layout(), settings, 1);
+  rig.load(synthetic_gradients(overlap_layout(), 1));
+  rig.step(synthetic_gradients(overlap_layout(), 2), 1e-2, 1);
   const StepOverlap overlap = overlap_of(rig.engine().counters());
   EXPECT_FALSE(overlap.has_host());
   EXPECT_TRUE(host_parts(overlap).empty());
@@ -279,8 +279,8 @@ TEST(StepOverlap, WaitsAreCollectedWhole) {
 
 // Waits of an evaluation between two steps count in neither.
 TEST(StepOverlap, CountsNoWaitsBetweenSteps) {
-  EngineRig rig(the_layout(), settings_with(0), 2, std::make_unique<FixedPolicy>(Ahead::leave));
-  const Flat gradient = synthetic_gradients(the_layout(), 1);
+  EngineRig rig(overlap_layout(), settings_with(0), 2, std::make_unique<FixedPolicy>(Ahead::leave));
+  const Flat gradient = synthetic_gradients(overlap_layout(), 1);
   rig.load(gradient);
   OffloadEngine& engine = rig.engine();
   engine.begin_save();  // so that weights are not there

@@ -16,16 +16,16 @@
 namespace so::test {
 namespace {
 
-constexpr int kSteps = 50;
+constexpr int kScheduleSteps = 50;
 
-enum class Clipping { never, sometimes, always };
+enum class Clips { never, sometimes, always };
 
 // A run computes this whatever the schedule.
 struct Task {
   DType compute = DType::bf16;
   DType gradients = DType::f32;
   DType moments = DType::f32;
-  Clipping clipping = Clipping::sometimes;
+  Clips clipping = Clips::sometimes;
   int micro_batches = 1;
   bool bad_gradients = false;
   auto operator<=>(const Task&) const = default;
@@ -63,7 +63,7 @@ EngineSettings settings_of(const Task& task, const Manner& manner) {
   if (manner.transient_gradients) settings.host_gradients = GradientResidency::moved;
   settings.weight_decay = 0.1;
   // Norms of a step are near 1000, or near 16 of every third.
-  settings.max_grad_norm = task.clipping == Clipping::never ? 1e6 : task.clipping == Clipping::sometimes ? 100 : 1;
+  settings.max_grad_norm = task.clipping == Clips::never ? 1e6 : task.clipping == Clips::sometimes ? 100 : 1;
   return settings;
 }
 
@@ -108,7 +108,7 @@ Result run(const Task& task, const Manner& manner, unsigned seed) {
   Result result;
   std::int64_t updates = 0;
   std::vector<Flat> gradients(static_cast<std::size_t>(task.micro_batches));
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kScheduleSteps; ++step) {
     if (step == manner.resume_at) {
       auto other = make(seed + 1);
       rig->stream().synchronize();
@@ -163,10 +163,10 @@ void expect_all_happened(const Result& result, const Task& task, const Manner& m
   EXPECT_GT(c.host.previewed, 0);
   EXPECT_GT(c.host.updated_in_place, 0);
   EXPECT_GT(c.host.updated_weights_first, 0);
-  if (task.clipping != Clipping::always) {
+  if (task.clipping != Clips::always) {
     EXPECT_GT(c.host.committed_ahead, 0);
   }
-  EXPECT_EQ(c.host.voided > 0, task.clipping != Clipping::never);
+  EXPECT_EQ(c.host.voided > 0, task.clipping != Clips::never);
   EXPECT_EQ(c.host.redone, c.host.voided);
   EXPECT_EQ(c.host.restored > 0, task.bad_gradients);
   EXPECT_EQ(c.host.speculated + c.host.previewed, c.host.committed_ahead + c.host.voided + c.host.restored);
@@ -176,18 +176,18 @@ void expect_all_happened(const Result& result, const Task& task, const Manner& m
   // In a pass over five layers, three forward and three back do not find their weights there; nor do any after
   // an update, that of the last step among them, before the test looks.
   if (manner.streamed_units == 0 || manner.streamed_units >= 5) {
-    EXPECT_EQ(c.streamed_units, manner.streamed_units == 0 ? 0 : kSteps * (task.micro_batches * 6 + 2) + 5);
+    EXPECT_EQ(c.streamed_units, manner.streamed_units == 0 ? 0 : kScheduleSteps * (task.micro_batches * 6 + 2) + 5);
   }
   // Sums of units 1 to 5, or of those that the host owns, come back for each further micro-batch, but for unit 4's
   // where it has its slot alone.
   const std::array<int, 4> come_back{5, 5, 4, 2};
-  EXPECT_EQ(c.sums_brought, manner.transient_gradients ? kSteps * (task.micro_batches - 1) *
+  EXPECT_EQ(c.sums_brought, manner.transient_gradients ? kScheduleSteps * (task.micro_batches - 1) *
                                                              come_back[static_cast<std::size_t>(manner.device_units)]
                                                        : 0);
 }
 
-std::string name_of(Clipping clipping) {
-  return clipping == Clipping::never ? "never" : clipping == Clipping::sometimes ? "sometimes" : "always";
+std::string name_of(Clips clipping) {
+  return clipping == Clips::never ? "never" : clipping == Clips::sometimes ? "sometimes" : "always";
 }
 
 // The reference of all below is the plain loop over elements.
@@ -201,13 +201,13 @@ TEST(Schedule, SynchronousIsThePlainLoop) {
   rig.load(initial);
   std::int64_t updates = 0;
   int clipped = 0;
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kScheduleSteps; ++step) {
     const Flat gradient = gradient_of(task, step, 0);
     const double lr = 1e-2 / (1 + step);
     if (!rig.step(gradient, lr, updates + 1).finite) continue;
     clipped += reference.step(gradient, lr, ++updates) != 1.0f ? 1 : 0;
   }
-  EXPECT_EQ(updates, kSteps - 6);
+  EXPECT_EQ(updates, kScheduleSteps - 6);
   EXPECT_GT(clipped, 10);
   EXPECT_LT(clipped, 20);
   EXPECT_TRUE(rig.equals(reference));
@@ -215,7 +215,7 @@ TEST(Schedule, SynchronousIsThePlainLoop) {
   EXPECT_EQ(rig.engine().counters().host.speculated + rig.engine().counters().host.previewed, 0);
 }
 
-class ScheduleEquality : public testing::TestWithParam<std::tuple<Clipping, int, bool>> {};
+class ScheduleEquality : public testing::TestWithParam<std::tuple<Clips, int, bool>> {};
 
 TEST_P(ScheduleEquality, BucketsSplitsUndoThreads) {
   const auto [clipping, micro_batches, bad] = GetParam();
@@ -268,7 +268,7 @@ TEST_P(ScheduleEquality, BucketsSplitsUndoThreads) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Engine, ScheduleEquality,
-                         testing::Combine(testing::Values(Clipping::never, Clipping::sometimes, Clipping::always),
+                         testing::Combine(testing::Values(Clips::never, Clips::sometimes, Clips::always),
                                           testing::Values(1, 4), testing::Bool()),
                          [](const auto& i) {
                            return "clips_" + name_of(std::get<0>(i.param)) + "_micro_batches_" +

@@ -10,10 +10,10 @@ namespace {
 
 // A hundred buckets of ten million elements; a nanosecond an element and so a second in all, 0.6 for previews. They
 // come after `before` others in the forward pass.
-struct Machine {
+struct PolicyMachine {
   std::vector<std::int64_t> elements = std::vector<std::int64_t>(100, 10'000'000);
   std::vector<double> shares;
-  explicit Machine(int before = 100) {
+  explicit PolicyMachine(int before = 100) {
     for (int i = 0; i < 100; ++i) shares.push_back(static_cast<double>(before + i) / (before + 100));
   }
   UpdateFacts facts() const {
@@ -34,7 +34,7 @@ long count(const UpdateChoice& choice, After what) {
 }
 
 TEST(UpdatePolicy, SynchronousDoesNothingAhead) {
-  const Machine machine;
+  const PolicyMachine machine;
   UpdateFacts facts = machine.facts();
   facts.undo_places = 100;
   facts.forward_seconds = facts.backward_seconds = 1;
@@ -44,7 +44,7 @@ TEST(UpdatePolicy, SynchronousDoesNothingAhead) {
 }
 
 TEST(UpdatePolicy, WithPlacesForAllEverythingIsSpeculated) {
-  const Machine machine;
+  const PolicyMachine machine;
   UpdateFacts facts = machine.facts();
   facts.undo_places = 100;
   facts.forward_seconds = 0.1;
@@ -53,7 +53,7 @@ TEST(UpdatePolicy, WithPlacesForAllEverythingIsSpeculated) {
 }
 
 TEST(UpdatePolicy, BeforeAnythingIsMeasuredItSpeculatesWhatHasPlaces) {
-  const Machine machine;
+  const PolicyMachine machine;
   UpdateFacts facts;
   facts.elements = machine.elements;
   facts.undo_places = 30;
@@ -66,7 +66,7 @@ TEST(UpdatePolicy, BeforeAnythingIsMeasuredItSpeculatesWhatHasPlaces) {
 // 0.27 s of the second (0.9 of 0.3) are hidden under the forward pass, of buckets whose turn in it comes last; those
 // are left for it. Ten are speculated, and the lowest previewed. Of several micro-batches the first needs the weights.
 TEST(UpdatePolicy, LeavesTheLastPreviewsTheFirst) {
-  const Machine machine;
+  const PolicyMachine machine;
   UpdateFacts facts = machine.facts();
   facts.undo_places = 10;
   facts.backward_seconds = 2;
@@ -86,7 +86,7 @@ TEST(UpdatePolicy, LeavesTheLastPreviewsTheFirst) {
 // state that follows without the weights' traffic, 92 ten-thousandths. From 50 on the host is hardly waited for; what
 // it then saves more it loses to the additional traffic above 66.
 TEST(UpdatePolicy, PreviewsUntilTheHostIsWhatAStepWaitsFor) {
-  const Machine machine;
+  const PolicyMachine machine;
   UpdateFacts facts = machine.facts();
   facts.forward_seconds = 0.35;
   facts.backward_seconds = 0.9;
@@ -98,7 +98,7 @@ TEST(UpdatePolicy, PreviewsUntilTheHostIsWhatAStepWaitsFor) {
 }
 
 TEST(UpdatePolicy, StopsSpeculatingWhereStepsAreClipped) {
-  const Machine machine;
+  const PolicyMachine machine;
   UpdateFacts facts = machine.facts();
   facts.undo_places = 100;
   facts.forward_seconds = 0.3;
@@ -128,7 +128,7 @@ TEST(UpdatePolicy, StopsSpeculatingWhereStepsAreClipped) {
 // By what was measured the updates are in time after the verdict too. Ahead of it that is certain, and costs nothing
 // unless it is void.
 TEST(UpdatePolicy, WhatIsInTimeAfterTheVerdictIsDoneAheadUnlessStepsAreClipped) {
-  const Machine machine;
+  const PolicyMachine machine;
   UpdateFacts facts = machine.facts();
   facts.undo_places = 100;
   facts.backward_seconds = 2;

@@ -8,7 +8,7 @@
 #include "support/random_tensors.h"
 #include "support/rig.h"
 
-namespace so::test {
+namespace so::test::activation_test {
 namespace {
 
 using Values = std::vector<double>;
@@ -221,4 +221,4 @@ TEST(Swiglu, RefusesWrongArguments) {
 }
 
 }  // namespace
-}  // namespace so::test
+}  // namespace so::test::activation_test

@@ -6,7 +6,7 @@
 #include "support/random_tensors.h"
 #include "support/rig.h"
 
-namespace so::test {
+namespace so::test::add_gradient_test {
 namespace {
 
 // The one rounding to the gradient's format is that of the fp32 sum, so the result is exact to the bit.
@@ -38,4 +38,4 @@ TEST(AddGradient, RefusesOtherShapes) {
 }
 
 }  // namespace
-}  // namespace so::test
+}  // namespace so::test::add_gradient_test

@@ -1,6 +1,6 @@
 #include "ops/attention_problem.h"
 
-namespace so {
+namespace so::attention_test {
 namespace {
 
 using testing::Array;
@@ -151,4 +151,4 @@ TEST_F(Attention, OpsOnAStreamDoAsTheFunctions) {
 }
 
 }  // namespace
-}  // namespace so
+}  // namespace so::attention_test

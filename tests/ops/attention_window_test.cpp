@@ -1,7 +1,7 @@
 // Sliding windows and sinks.
 #include "ops/attention_problem.h"
 
-namespace so {
+namespace so::attention_window_test {
 namespace {
 
 using testing::Array;
@@ -228,4 +228,4 @@ TEST_F(AttentionWindow, WrongArgumentsAreRefused) {
 }
 
 }  // namespace
-}  // namespace so
+}  // namespace so::attention_window_test

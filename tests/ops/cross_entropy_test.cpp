@@ -7,7 +7,7 @@
 #include "ops/checks.h"
 #include "support/rig.h"
 
-namespace so {
+namespace so::cross_entropy_test {
 namespace {
 
 using testing::Array;
@@ -323,4 +323,4 @@ TEST(LinearCrossEntropy, WrongArgumentsAreRefused) {
 }
 
 }  // namespace
-}  // namespace so
+}  // namespace so::cross_entropy_test

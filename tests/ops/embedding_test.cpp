@@ -5,7 +5,7 @@
 #include "support/random_tensors.h"
 #include "support/rig.h"
 
-namespace so::test {
+namespace so::test::embedding_test {
 namespace {
 
 struct Case {
@@ -112,4 +112,4 @@ TEST(Embedding, RefusesWrongArguments) {
 }
 
 }  // namespace
-}  // namespace so::test
+}  // namespace so::test::embedding_test

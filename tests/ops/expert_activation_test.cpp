@@ -7,7 +7,7 @@
 #include "ops/routings.h"
 #include "support/instruction_sets.h"
 
-namespace so::test {
+namespace so::test::expert_activation_test {
 namespace {
 
 using Values = std::vector<double>;
@@ -300,4 +300,4 @@ TEST(ExpertActivation, WrongArgumentsAreRefused) {
 }
 
 }  // namespace
-}  // namespace so::test
+}  // namespace so::test::expert_activation_test

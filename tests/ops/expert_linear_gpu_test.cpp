@@ -9,7 +9,7 @@
 #include "ops/arrays.h"
 #include "support/rig.h"
 
-namespace so {
+namespace so::expert_linear_gpu_test {
 namespace {
 
 using testing::Array;
@@ -204,4 +204,4 @@ TEST(ExpertLinearOnGpu, SameBitsTwice) {
 }
 
 }  // namespace
-}  // namespace so
+}  // namespace so::expert_linear_gpu_test

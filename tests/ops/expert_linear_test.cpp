@@ -6,7 +6,7 @@
 #include "support/random_tensors.h"
 #include "support/rig.h"
 
-namespace so::test {
+namespace so::test::expert_linear_test {
 namespace {
 
 using Values = std::vector<double>;
@@ -220,4 +220,4 @@ TEST(ExpertLinear, WrongArgumentsAreRefused) {
 }
 
 }  // namespace
-}  // namespace so::test
+}  // namespace so::test::expert_linear_test

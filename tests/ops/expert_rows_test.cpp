@@ -6,7 +6,7 @@
 #include "ops/routings.h"
 #include "support/instruction_sets.h"
 
-namespace so::test {
+namespace so::test::expert_rows_test {
 namespace {
 
 using Values = std::vector<double>;
@@ -237,4 +237,4 @@ TEST(ExpertRows, WrongArgumentsAreRefused) {
 }
 
 }  // namespace
-}  // namespace so::test
+}  // namespace so::test::expert_rows_test

@@ -5,7 +5,7 @@
 #include "ops/arrays.h"
 #include "support/rig.h"
 
-namespace so {
+namespace so::linear_test {
 namespace {
 
 using testing::Array;
@@ -302,4 +302,4 @@ TEST(Linear, OpsRefuseWrongArguments) {
 }
 
 }  // namespace
-}  // namespace so
+}  // namespace so::linear_test

@@ -11,13 +11,13 @@
 #include "support/random_tensors.h"
 #include "support/rig.h"
 
-namespace so::test {
+namespace so::test::long_rows_gpu_test {
 namespace {
 
 constexpr std::int64_t long_rows = 600'000, row_width = 4096;  // 2.5e9 elements
 constexpr std::int64_t last_rows = 5;
 
-class LongRowsGpu : public testing::Test {
+class LongRowsGpu : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!on_gpu()) GTEST_SKIP() << "needs a GPU with 60 GB of free memory";
@@ -296,4 +296,4 @@ TEST_F(LongAttentionGpu, OneDocument) { run({0, tokens}); }
 TEST_F(LongAttentionGpu, Ragged) { run({0, 65, 200'001, tokens}); }
 
 }  // namespace
-}  // namespace so::test
+}  // namespace so::test::long_rows_gpu_test

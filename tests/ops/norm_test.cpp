@@ -7,7 +7,7 @@
 #include "support/random_tensors.h"
 #include "support/rig.h"
 
-namespace so::test {
+namespace so::test::norm_test {
 namespace {
 
 using Values = std::vector<double>;
@@ -452,4 +452,4 @@ TEST(RmsNorm, RefusesWrongArguments) {
 }
 
 }  // namespace
-}  // namespace so::test
+}  // namespace so::test::norm_test

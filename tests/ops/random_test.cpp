@@ -4,7 +4,7 @@
 #include "support/random_tensors.h"
 #include "support/rig.h"
 
-namespace so::test {
+namespace so::test::random_test {
 namespace {
 
 // Element by element the function of base/normal_draw.h: in fp32 the logarithm and the sine may be a few units in the
@@ -44,4 +44,4 @@ TEST(RandomNormal, SeedsDiffer) {
 }
 
 }  // namespace
-}  // namespace so::test
+}  // namespace so::test::random_test

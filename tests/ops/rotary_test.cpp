@@ -7,7 +7,7 @@
 #include "support/random_tensors.h"
 #include "support/rig.h"
 
-namespace so::test {
+namespace so::test::rotary_test {
 namespace {
 
 using Values = std::vector<double>;
@@ -495,4 +495,4 @@ TEST(Rotary, RefusesWrongArguments) {
 }
 
 }  // namespace
-}  // namespace so::test
+}  // namespace so::test::rotary_test

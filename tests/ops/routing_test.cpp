@@ -8,7 +8,7 @@
 #include "ops/routings.h"
 #include "support/instruction_sets.h"
 
-namespace so::test {
+namespace so::test::routing_test {
 namespace {
 
 using Values = std::vector<double>;
@@ -337,4 +337,4 @@ TEST(Route, WrongArgumentsAreRefused) {
 }
 
 }  // namespace
-}  // namespace so::test
+}  // namespace so::test::routing_test

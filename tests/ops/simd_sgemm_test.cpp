@@ -11,7 +11,7 @@
 #include "base/xxh3.h"
 #include "support/instruction_sets.h"
 
-namespace so {
+namespace so::simd_sgemm_test {
 namespace {
 
 // Numbers between -1 and 1 that every machine makes alike, with all bits of an fp32 in use, so that products and sums
@@ -100,12 +100,12 @@ TEST(SimdSgemm, IsWithinRoundingOfDoublePrecision) {
   test::for_each_instruction_set([] {
     for (const Shape& shape : shapes())
       for (const auto& [alpha, beta] : {std::pair{1.0f, 0.0f}, {1.0f, 1.0f}, {0.125f, 0.5f}}) {
-        SCOPED_TRACE(testing::Message() << shape.a_transposed << shape.b_transposed << " " << shape.m << " " << shape.n
-                                        << " " << shape.k << " alpha " << alpha << " beta " << beta);
+        SCOPED_TRACE(::testing::Message() << shape.a_transposed << shape.b_transposed << " " << shape.m << " "
+                                          << shape.n << " " << shape.k << " alpha " << alpha << " beta " << beta);
         Product product(shape);
         product.run(alpha, beta);
         product.expect_right(alpha, beta);
-        if (testing::Test::HasFatalFailure()) return;
+        if (::testing::Test::HasFatalFailure()) return;
       }
   });
 }
@@ -129,4 +129,4 @@ TEST(SimdSgemm, HasTheBitsOfEveryOtherProcessor) {
 }
 
 }  // namespace
-}  // namespace so
+}  // namespace so::simd_sgemm_test

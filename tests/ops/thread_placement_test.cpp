@@ -7,7 +7,7 @@
 #include "device/gpu_place.h"
 #include "support/files.h"
 
-namespace so {
+namespace so::thread_placement_test {
 namespace {
 
 using Cores = std::vector<std::vector<int>>;
@@ -72,4 +72,4 @@ TEST(GpuPlace, TheKernelsListIsRead) {
 }
 
 }  // namespace
-}  // namespace so
+}  // namespace so::thread_placement_test

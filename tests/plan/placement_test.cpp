@@ -17,7 +17,7 @@
 namespace so::test {
 namespace {
 
-constexpr std::int64_t bucket = 16'000'000;
+constexpr std::int64_t bucket_size = 16'000'000;
 
 // A model of equal layers on one GPU: embedding, layers, head. Keeping less frees activations a layer at a time.
 struct Machine {
@@ -26,8 +26,8 @@ struct Machine {
 
   Machine(int layers, std::int64_t layer_elements, double tokens) {
     in.rates = gpu_rates();
-    in.bucket_elements = bucket;
-    in.undo_place_bytes = 12 * bucket;
+    in.bucket_elements = bucket_size;
+    in.undo_place_bytes = 12 * bucket_size;
     in.device_name = "GPU";
     in.device_advice = "buy a larger GPU";
     in.host_advice = "buy memory";
@@ -150,7 +150,7 @@ TEST(EstimateStep, IsNoLessThanTheWorkOfEachSide) {
       EXPECT_GE(e.host, host * 0.999);
       // But for what the policy, which counts on a tenth less of the host than there is, does with them.
       EXPECT_LE(e.seconds(), previous * 1.02) << "more places, no more time";
-      EXPECT_LE(e.speculated_elements, static_cast<double>(undo * bucket) * (1 + 1e-9));
+      EXPECT_LE(e.speculated_elements, static_cast<double>(undo * bucket_size) * (1 + 1e-9));
       previous = e.seconds();
     }
   }
@@ -274,9 +274,9 @@ TEST(EstimateStep, OfASlowerHostIsThatOfSlowerRates) {
 TEST(ChoosePlacement, TheHostsMemoryLimitsThePlaces) {
   Machine m(20, 200'000'000, 30'000);
   m.per_layer_activations = 1'000'000;
-  m.budgets(4 * m.elements() + 0.52e9 + 1e9, 12 * m.elements() + 5.5 * 12 * bucket);
+  m.budgets(4 * m.elements() + 0.52e9 + 1e9, 12 * m.elements() + 5.5 * 12 * bucket_size);
   EXPECT_EQ(choose_placement(m.in).undo_buckets, 5);
-  m.in.undo_budget = m.in.host_budget - 3 * 12 * bucket;
+  m.in.undo_budget = m.in.host_budget - 3 * 12 * bucket_size;
   EXPECT_EQ(choose_placement(m.in).undo_buckets, 2);
   m.in.schedule = Schedule::synchronous;
   EXPECT_EQ(choose_placement(m.in).undo_buckets, 0);

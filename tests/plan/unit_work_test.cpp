@@ -13,7 +13,7 @@
 namespace so::test {
 namespace {
 
-DecoderSpec preset(const char* name) {
+DecoderSpec preset_spec(const char* name) {
   const ModelConfig config = resolve_config(name);
   return read_decoder_spec(config.text, config.origin);
 }
@@ -24,21 +24,21 @@ std::vector<std::int32_t> rows(int count, int tokens) {
   return offsets;
 }
 
-const UnitWork& layer(const std::vector<UnitWork>& units, std::int64_t index) {
+const UnitWork& layer_of(const std::vector<UnitWork>& units, std::int64_t index) {
   return units[static_cast<std::size_t>(layer_unit(index))];
 }
 
 // Forward and backward of 4 x 4096 tokens without an optimizer, and with one that is all the GPU's, on an H200 that did
 // 670 TFLOP/s and 4150 GB/s.
-struct Measured {
+struct MeasuredPass {
   const char* model;
   double seconds;  // of forward and backward
 };
-class UnitWorkMeasured : public testing::TestWithParam<Measured> {};
+class UnitWorkMeasured : public testing::TestWithParam<MeasuredPass> {};
 
 TEST_P(UnitWorkMeasured, WithinThreePercent) {
   double seconds = 0;
-  for (const UnitWork& unit : unit_work(preset(GetParam().model), rows(4, 4096), DType::bf16, h200_efficiencies()))
+  for (const UnitWork& unit : unit_work(preset_spec(GetParam().model), rows(4, 4096), DType::bf16, h200_efficiencies()))
     seconds += (unit.forward_flops + unit.backward_flops) / 670e12 +
                (unit.forward_bytes + unit.backward_bytes) / 4150e9 +
                (unit.forward_kernels + unit.backward_kernels) * 1.8e-6;
@@ -46,10 +46,10 @@ TEST_P(UnitWorkMeasured, WithinThreePercent) {
 }
 
 INSTANTIATE_TEST_SUITE_P(H200, UnitWorkMeasured,
-                         testing::Values(Measured{"llama-3.1-8b", 16384 / 12674.0},
-                                         Measured{"qwen3-14b", 16384 / 6922.0},
+                         testing::Values(MeasuredPass{"llama-3.1-8b", 16384 / 12674.0},
+                                         MeasuredPass{"qwen3-14b", 16384 / 6922.0},
                                          // 28 bytes for each of 4.02 billion parameters are AdamW's.
-                                         Measured{"qwen3-4b", 16384 / 19860.0 - 28 * 4.02e9 / 4150e9}),
+                                         MeasuredPass{"qwen3-4b", 16384 / 19860.0 - 28 * 4.02e9 / 4150e9}),
                          [](const auto& i) {
                            std::string name = i.param.model;
                            for (char& c : name)
@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(H200, UnitWorkMeasured,
                          });
 
 TEST(UnitWork, HasAllTheFlopsOfADenseModelAndMore) {
-  const DecoderSpec spec = preset("llama-3.1-8b");
+  const DecoderSpec spec = preset_spec("llama-3.1-8b");
   const std::vector<std::int32_t> documents = rows(2, 1000);
   const std::vector<UnitFlops> flops = unit_flops(spec, documents);
   const std::vector<UnitWork> work = unit_work(spec, documents, DType::bf16, h200_efficiencies());
@@ -70,19 +70,19 @@ TEST(UnitWork, HasAllTheFlopsOfADenseModelAndMore) {
     const double attention = 4 * 4096.0 * attention_pairs(documents, 0), products = f.forward - attention;
     // Half of what 132 processors do for 128 queries of 128 with 1000 keys each.
     const double more = 4 * 128.0 * 0.5 * 132 * 128 * 1000;
-    EXPECT_NEAR(layer(work, l).forward_flops, products + (attention + more) / 0.76, 1e-9 * f.forward);
-    EXPECT_NEAR(layer(work, l).backward_flops, 2 * (products + (attention + more) / 0.45), 1e-9 * f.backward);
+    EXPECT_NEAR(layer_of(work, l).forward_flops, products + (attention + more) / 0.76, 1e-9 * f.forward);
+    EXPECT_NEAR(layer_of(work, l).backward_flops, 2 * (products + (attention + more) / 0.45), 1e-9 * f.backward);
   }
   // 8 x 4096 of the norms, 2 x (4096 + 1024) of rotation, 3 or 6 x 14336 of the gated activation, 2 bytes each.
-  EXPECT_EQ(layer(work, 0).forward_bytes, 2000 * 2.0 * (8 * 4096 + 2 * 5120 + 3 * 14336));
-  EXPECT_EQ(layer(work, 0).backward_bytes, 2000 * 2.0 * (8 * 4096 + 2 * 5120 + 6 * 14336));
+  EXPECT_EQ(layer_of(work, 0).forward_bytes, 2000 * 2.0 * (8 * 4096 + 2 * 5120 + 3 * 14336));
+  EXPECT_EQ(layer_of(work, 0).backward_bytes, 2000 * 2.0 * (8 * 4096 + 2 * 5120 + 6 * 14336));
 }
 
 // Elements of memory-bound work beside those of a Llama layer, and the last product of a layer that is made again.
 TEST(UnitWork, CountsNormsAndScalesThatAFamilyHas) {
-  const DecoderSpec plain = preset("llama-3.1-8b");
+  const DecoderSpec plain = preset_spec("llama-3.1-8b");
   const auto work = [](const DecoderSpec& spec) {
-    return layer(unit_work(spec, rows(1, 2000), DType::bf16, h200_efficiencies()), 0);
+    return layer_of(unit_work(spec, rows(1, 2000), DType::bf16, h200_efficiencies()), 0);
   };
   const double bytes = 2000 * 2.0;
   DecoderSpec spec = plain;
@@ -107,11 +107,11 @@ TEST(UnitWork, CountsNormsAndScalesThatAFamilyHas) {
 }
 
 TEST(UnitWork, OfAWindowIsWhatItsTilesVisit) {
-  const DecoderSpec spec = preset("gpt-oss-20b");
+  const DecoderSpec spec = preset_spec("gpt-oss-20b");
   ASSERT_EQ(spec.layer(0).window, 128);
   ASSERT_EQ(spec.layer(1).window, 0);
   const auto forward = [&](std::int64_t index, int tokens) {
-    return layer(unit_work(spec, rows(1, tokens), DType::bf16, h200_efficiencies()), index).forward_flops;
+    return layer_of(unit_work(spec, rows(1, tokens), DType::bf16, h200_efficiencies()), index).forward_flops;
   };
   // The window's layer grows with the tokens, the other with their square.
   EXPECT_NEAR(forward(0, 32768) / forward(0, 16384), 1.95, 0.05) << "twice, and experts with more rows";
@@ -121,13 +121,13 @@ TEST(UnitWork, OfAWindowIsWhatItsTilesVisit) {
 }
 
 TEST(UnitWork, OfExpertsWithFewRowsIsMore) {
-  const DecoderSpec spec = preset("gpt-oss-20b");
+  const DecoderSpec spec = preset_spec("gpt-oss-20b");
   EXPECT_LT(mlp_share(spec, 0, 1000, h200_efficiencies()), 0.5);
   EXPECT_NEAR(mlp_share(spec, 0, 16384, h200_efficiencies()), 0.9 * 2048 / (2048 + 209), 1e-12);
-  EXPECT_EQ(mlp_share(preset("qwen3-4b"), 0, 10, h200_efficiencies()), 1);
+  EXPECT_EQ(mlp_share(preset_spec("qwen3-4b"), 0, 10, h200_efficiencies()), 1);
   // Twice the tokens in less than twice the time.
   const auto seconds = [&](int tokens) {
-    return layer(unit_work(spec, rows(4, tokens), DType::bf16, h200_efficiencies()), 1).forward_flops;
+    return layer_of(unit_work(spec, rows(4, tokens), DType::bf16, h200_efficiencies()), 1).forward_flops;
   };
   EXPECT_LT(seconds(256), 1.8 * seconds(128));
 }

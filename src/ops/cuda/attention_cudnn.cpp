@@ -146,7 +146,7 @@ class Builder {
   TensorHandle lengths_q_, lengths_k_;
 };
 
-std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
+std::int64_t padded_to(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 
 }  // namespace
 
@@ -191,7 +191,7 @@ CudnnSdpa::~CudnnSdpa() {
 std::size_t CudnnSdpa::workspace(const SdpaShape& s) {
   const std::int64_t allowance = cudnn_allowance(s.batch);
   if (!s.backward) return static_cast<std::size_t>(allowance);
-  const std::int64_t length = round_up(s.length, 128), dim = round_up(s.head_dim, 64),
+  const std::int64_t length = padded_to(s.length, 128), dim = padded_to(s.head_dim, 64),
                      rows = s.batch * s.heads * length;
   std::int64_t bytes = allowance + rows * 4;
   if (s.heads != s.kv_heads) bytes += 2 * rows * dim * 2;

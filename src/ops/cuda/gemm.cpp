@@ -22,7 +22,7 @@ void check(cublasStatus_t status, const char* call) {
 cudaDataType_t cuda_type(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
 
 // The largest power of two that divides the address, as far as it matters (16-byte accesses of matrix tiles).
-std::uint32_t alignment(const void* p) {
+std::uint32_t pointer_alignment(const void* p) {
   const auto address = reinterpret_cast<std::uintptr_t>(p) | 256;
   return static_cast<std::uint32_t>(address & (~address + 1));
 }
@@ -92,10 +92,10 @@ CudaGemm::Plan& CudaGemm::plan(const Product& p, const Key& key) {
   // Parts of a sum that is split over its length meet in fp32, not rounded to bf16 before they are added.
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
          static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p.b.data()));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p.a.data()));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(p.out.data()));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(p.out.data()));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, pointer_alignment(p.b.data()));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, pointer_alignment(p.a.data()));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, pointer_alignment(p.out.data()));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, pointer_alignment(p.out.data()));
   cublasLtMatmulHeuristicResult_t result{};
   int count = 0;
   const cublasStatus_t status = cublas_lt().heuristic(handle_, plan.operation, plan.first, plan.second, plan.out,
@@ -120,7 +120,7 @@ void CudaGemm::run(cudaStream_t stream, const Product& p) {
   const int types = static_cast<int>(p.out.dtype()) * 16 + static_cast<int>(p.a.dtype());
   const int flags =
       (p.transpose_a ? 1 : 0) | (p.transpose_b ? 2 : 0) | (p.bias ? 4 : 0) | (p.mode == Accumulate::add ? 8 : 0);
-  const auto low_bits = [](const void* x) { return std::countr_zero(alignment(x)); };
+  const auto low_bits = [](const void* x) { return std::countr_zero(pointer_alignment(x)); };
   const int aligned = (low_bits(p.a.data()) * 16 + low_bits(p.b.data())) * 16 + low_bits(p.out.data());
   Plan& plan = this->plan(p, {p.rows, p.columns, p.inner, types, flags, aligned, 0});
   if (p.bias) {
