@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
-#include <vector>
 
 namespace so {
 namespace {
@@ -12,125 +11,121 @@ namespace {
 // moments).
 constexpr double follow_share = 0.92;
 
-// Times are seconds since the last verdict.
-class Steps {
- public:
-  Steps(const UpdateFacts& facts, const UpdateChoice& choice, Verdicts verdicts)
-      : f_(facts),
-        choice_(choice),
-        clip_(verdicts == Verdicts::clip),
-        count_(facts.elements.size()),
-        done_ahead_(count_, false),
-        weights_here_(count_, 0),
-        gradient_free_(count_, 0) {}
-
-  // Plays one step; returns its length.
-  double next() {
-    after_the_verdict();
-    double now = forward();
-    if (const auto more = static_cast<double>(f_.micro_batches - 1); more > 0)
-      now = first_backward(now) + more * f_.first_forward_seconds() + (more - 1) * f_.backward_seconds;
-    return backward(now);
-  }
-
- private:
-  double elements(std::size_t i) const { return static_cast<double>(f_.elements[i]); }
-  // Gives it to whoever is free first once it is `ready`, the host or the link; when it is done.
-  double by_first(double ready, double host_seconds, double link_seconds) {
-    const bool over_link = f_.link_seconds > 0 && std::max(link_, ready) < std::max(host_, ready);
-    double& free = over_link ? link_ : host_;
-    return free = std::max(free, ready) + (over_link ? link_seconds : host_seconds);
-  }
-  double update(std::size_t i, double ready) {
-    return by_first(ready, elements(i) * f_.update_seconds, elements(i) * f_.link_seconds);
-  }
-  double follow(std::size_t i) {
-    return by_first(0, elements(i) * follow_share * f_.update_seconds, elements(i) * f_.link_seconds);
-  }
-  double preview(std::size_t i, double ready) {
-    return by_first(ready, elements(i) * f_.preview_seconds, elements(i) * f_.link_preview_seconds);
-  }
-  double first_free() const { return f_.link_seconds > 0 ? std::min(host_, link_) : host_; }
-
-  // Does the buckets that are due, the lowest first; then state that follows, the highest first.
-  void after_the_verdict() {
-    std::vector<bool> owing(count_, false);
-    for (std::size_t i = 0; i < count_; ++i) {
-      weights_here_[i] = gradient_free_[i] = 0;
-      if (done_ahead_[i] && !clip_) {
-        owing[i] = choice_.ahead[i] == Ahead::preview;
-        continue;
-      }
-      owing[i] = (clip_ ? choice_.redo : choice_.after)[i] == After::weights_first;
-      weights_here_[i] = owing[i] ? preview(i, 0) : update(i, 0);
-    }
-    for (std::size_t i = count_; i-- > 0;)
-      if (owing[i]) gradient_free_[i] = follow(i);
-  }
-
-  // The first micro-batch's, which waits for new weights.
-  double forward() const {
-    const double seconds = f_.first_forward_seconds();
-    if (f_.awaits_updates) return *std::max_element(weights_here_.begin(), weights_here_.end()) + seconds;
-    double now = 0, share = 0;
-    for (std::size_t i = 0; i < count_; ++i) {
-      now = std::max(now + seconds * (f_.forward_shares[i] - share), weights_here_[i]);
-      share = f_.forward_shares[i];
-    }
-    return now + seconds * (1 - share);
-  }
-
-  // Plays a micro-batch that others follow. It waits until the step before needs its gradients no longer.
-  double first_backward(double now) {
-    double share = 1;
-    for (std::size_t i = count_; i-- > 0;) {
-      now = std::max(now, std::exchange(gradient_free_[i], 0)) + f_.backward_seconds * (share - f_.forward_shares[i]);
-      share = f_.forward_shares[i];
-    }
-    return now + f_.backward_seconds * share;
-  }
-
-  // The last one. The device produces gradients, the highest bucket's first; the host takes them ahead of the verdict
-  // as they come.
-  double backward(double now) {
-    std::vector<double> landed(count_);
-    double share = 1;
-    for (std::size_t i = count_; i-- > 0;) {
-      now = std::max(now, gradient_free_[i]) + f_.backward_seconds * (share - f_.forward_shares[i]);
-      share = f_.forward_shares[i];
-      landed[i] = now;
-    }
-    const double verdict = now + f_.backward_seconds * share;
-    for (std::size_t i = count_; i-- > 0;) {
-      done_ahead_[i] = choice_.ahead[i] != Ahead::leave && std::max(first_free(), landed[i]) < verdict;
-      if (done_ahead_[i]) choice_.ahead[i] == Ahead::preview ? preview(i, landed[i]) : update(i, landed[i]);
-    }
-    host_ = std::max(0.0, host_ - verdict);
-    link_ = std::max(0.0, link_ - verdict);
-    return verdict;
-  }
-
-  const UpdateFacts& f_;
-  const UpdateChoice& choice_;
-  const bool clip_;
-  const std::size_t count_;
-  double host_ = 0, link_ = 0;  // when they are free
-  std::vector<bool> done_ahead_;
-  std::vector<double> weights_here_, gradient_free_;
-};
-
 }  // namespace
 
-double step_time(const UpdateFacts& facts, const UpdateChoice& choice, Verdicts verdicts) {
-  Steps steps(facts, choice, verdicts);
+StepTimer::StepTimer(const UpdateFacts& facts)
+    : count_(facts.elements.size()),
+      has_link_(facts.link_seconds > 0),
+      awaits_updates_(facts.awaits_updates),
+      micro_batches_(facts.micro_batches),
+      first_forward_(facts.first_forward_seconds()),
+      backward_(facts.backward_seconds),
+      weights_here_(count_, 0),
+      gradient_free_(count_, 0),
+      landed_(count_, 0) {
+  double share = 0;
+  for (std::size_t i = 0; i < count_; ++i) {
+    const auto elements = static_cast<double>(facts.elements[i]);
+    const double link = elements * facts.link_seconds;
+    updates_.push_back({elements * facts.update_seconds, link});
+    follows_.push_back({elements * follow_share * facts.update_seconds, link});
+    previews_.push_back({elements * facts.preview_seconds, elements * facts.link_preview_seconds});
+    const bool last = i + 1 == count_;
+    forward_parts_.push_back(first_forward_ * (facts.forward_shares[i] - share));
+    share = facts.forward_shares[i];
+    backward_parts_.push_back(backward_ * ((last ? 1 : facts.forward_shares[i + 1]) - share));
+  }
+  forward_rest_ = first_forward_ * (1 - share);
+  backward_rest_ = backward_ * (count_ > 0 ? facts.forward_shares[0] : 1);
+  least_ = static_cast<double>(micro_batches_) * (first_forward_ + backward_);
+}
+
+// Plays one step; returns its length.
+double StepTimer::next(const UpdateChoice& choice, bool clip) {
+  after_the_verdict(choice, clip);
+  double now = forward();
+  if (const auto more = static_cast<double>(micro_batches_ - 1); more > 0)
+    now = first_backward(now) + more * first_forward_ + (more - 1) * backward_;
+  return backward(choice, now);
+}
+
+// Gives work to whoever is free first once it is `ready`, the host or the link; returns when it is done.
+inline double StepTimer::by_first(double ready, const Work& work) {
+  const double host = std::max(carried_.host, ready), link = std::max(carried_.link, ready);
+  if (!has_link_ || !(link < host)) return carried_.host = host + work.host;
+  return carried_.link = link + work.link;
+}
+
+inline double StepTimer::first_free() const {
+  return has_link_ ? std::min(carried_.host, carried_.link) : carried_.host;
+}
+
+// Does the buckets that are due, the lowest first; then state that follows, the highest first.
+void StepTimer::after_the_verdict(const UpdateChoice& choice, bool clip) {
+  const std::vector<After>& after = clip ? choice.redo : choice.after;
+  bool any_owing = false;
+  for (std::size_t i = 0; i < count_; ++i) {
+    const bool done_ahead = i >= carried_.ahead_from && choice.ahead[i] != Ahead::leave;
+    const bool owing = done_ahead && !clip ? choice.ahead[i] == Ahead::preview : after[i] == After::weights_first;
+    weights_here_[i] = done_ahead && !clip ? 0 : by_first(0, owing ? previews_[i] : updates_[i]);
+    gradient_free_[i] = owing ? 1 : 0;  // to be replaced below
+    any_owing = any_owing || owing;
+  }
+  for (std::size_t i = count_; any_owing && i-- > 0;)
+    if (gradient_free_[i] > 0) gradient_free_[i] = by_first(0, follows_[i]);
+}
+
+// The first micro-batch's, which waits for new weights.
+double StepTimer::forward() const {
+  if (awaits_updates_) return *std::max_element(weights_here_.begin(), weights_here_.end()) + first_forward_;
+  double now = 0;
+  for (std::size_t i = 0; i < count_; ++i) now = std::max(now + forward_parts_[i], weights_here_[i]);
+  return now + forward_rest_;
+}
+
+// Plays a micro-batch that others follow. It waits until the step before needs its gradients no longer.
+double StepTimer::first_backward(double now) {
+  for (std::size_t i = count_; i-- > 0;) now = std::max(now, std::exchange(gradient_free_[i], 0)) + backward_parts_[i];
+  return now + backward_rest_;
+}
+
+// The last one. The device produces gradients, the highest bucket's first; the host takes them ahead of the verdict
+// as they come, up to the first that comes too late.
+double StepTimer::backward(const UpdateChoice& choice, double now) {
+  for (std::size_t i = count_; i-- > 0;) {
+    now = std::max(now, gradient_free_[i]) + backward_parts_[i];
+    landed_[i] = now;
+  }
+  const double verdict = now + backward_rest_;
+  std::size_t from = count_;
+  while (from > 0 && (choice.ahead[from - 1] == Ahead::leave || std::max(first_free(), landed_[from - 1]) < verdict)) {
+    --from;
+    if (choice.ahead[from] != Ahead::leave)
+      by_first(landed_[from], choice.ahead[from] == Ahead::preview ? previews_[from] : updates_[from]);
+  }
+  carried_ = {std::max(0.0, carried_.host - verdict), std::max(0.0, carried_.link - verdict), from};
+  return verdict;
+}
+
+double StepTimer::seconds(const UpdateChoice& choice, Verdicts verdicts) {
+  const bool clip = verdicts == Verdicts::clip;
   constexpr int most = 8;  // enough to settle; where steps alternate, the mean of the last two
-  double before = steps.next(), seconds = before;
-  for (int i = 1; i < most; ++i) {
-    before = seconds;
-    seconds = steps.next();
+  const Carried none{.ahead_from = count_};
+  carried_ = none;
+  Carried two_before = none, before_this = none;
+  double before = 0, seconds = 0;
+  for (int i = 0; i < most; ++i) {
+    two_before = std::exchange(before_this, carried_);
+    before = std::exchange(seconds, next(choice, clip));
     if (i > 1 && std::abs(seconds - before) <= 1e-4 * seconds) return seconds;
+    if (carried_ == before_this) return seconds;                         // all that follow are like this one
+    if (i > 1 && carried_ == two_before) return (before + seconds) / 2;  // and here like these two in turn
   }
   return (before + seconds) / 2;
+}
+
+double step_time(const UpdateFacts& facts, const UpdateChoice& choice, Verdicts verdicts) {
+  return StepTimer(facts).seconds(choice, verdicts);
 }
 
 }  // namespace so

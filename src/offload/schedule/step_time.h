@@ -2,6 +2,10 @@
 // against measured times.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
 #include "offload/schedule/update_policy.h"
 
 namespace so {
@@ -9,9 +13,55 @@ namespace so {
 // The verdict that every step is assumed to get.
 enum class Verdicts : std::uint8_t { stand, clip };
 
-// Seconds from verdict to verdict once steps repeat. `facts` must have been measured: update_seconds, forward_seconds
-// and backward_seconds above 0. The link is taken to keep up, and the device to go through its passes evenly by
-// elements.
+// Plays choices against the same facts, of which it keeps what all of them need. `facts` must have been measured:
+// update_seconds, forward_seconds and backward_seconds above 0; they need not outlive the constructor. One thread at a
+// time.
+class StepTimer {
+ public:
+  explicit StepTimer(const UpdateFacts& facts);
+
+  // Returns the seconds from verdict to verdict once steps repeat. The link is taken to keep up, and the device to go
+  // through its passes evenly by elements. `choice` is for as many buckets as the facts.
+  double seconds(const UpdateChoice& choice, Verdicts verdicts);
+
+  // Returns the seconds of the device's passes, which no choice makes shorter.
+  double least_seconds() const { return least_; }
+
+ private:
+  // Seconds of an update, by who does it.
+  struct Work {
+    double host = 0, link = 0;
+  };
+  // What a step takes over from the one before: when the host and the link are free, and the lowest bucket that was
+  // worked on ahead of the verdict (or the count).
+  struct Carried {
+    double host = 0, link = 0;
+    std::size_t ahead_from = 0;
+    bool operator==(const Carried&) const = default;
+  };
+
+  double next(const UpdateChoice& choice, bool clip);
+  void after_the_verdict(const UpdateChoice& choice, bool clip);
+  double forward() const;
+  double first_backward(double now);
+  double backward(const UpdateChoice& choice, double now);
+  double by_first(double ready, const Work& work);
+  double first_free() const;
+
+  std::size_t count_;
+  bool has_link_, awaits_updates_;
+  std::int64_t micro_batches_;
+  double first_forward_, backward_, least_ = 0;
+  std::vector<Work> updates_, follows_, previews_;      // by bucket
+  std::vector<double> forward_parts_, backward_parts_;  // by bucket: the pass from the bucket below or above to it
+  double forward_rest_ = 0, backward_rest_ = 0;
+
+  Carried carried_;
+  // These are by bucket, in seconds since the last verdict.
+  std::vector<double> weights_here_, gradient_free_, landed_;
+};
+
+// The same for a single choice.
 double step_time(const UpdateFacts& facts, const UpdateChoice& choice, Verdicts verdicts);
 
 }  // namespace so

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "offload/schedule/step_time.h"
@@ -38,7 +39,16 @@ class SynchronousPolicy final : public UpdatePolicy {
 // first, the gradients of those that are left come, so it does not wait for what follows.
 struct Bands {
   std::size_t top = 0, left = 0, previews = 0;
+  auto operator<=>(const Bands&) const = default;
 };
+
+// The same bands, written in one way only: all of `count` buckets in which no others are left or previewed than these.
+Bands in_one_form(std::size_t count, std::size_t places, Bands bands) {
+  const std::size_t below = count - bands.top - bands.left, more = std::min(places - bands.top, below);
+  bands.previews = std::min(bands.previews, below - more);
+  if (bands.left == 0) bands.top = 0;  // what is speculated is in one piece
+  return bands;
+}
 
 UpdateChoice nothing_ahead(std::size_t count, std::size_t weights_first) {
   std::vector after(count, After::in_place);
@@ -73,16 +83,21 @@ std::size_t first_in_time(const UpdateFacts& f) {
   return first;
 }
 
+// A choice has to be shorter than this part of another one to be taken instead.
+constexpr double shorter = 0.999;
+constexpr double unlimited = std::numeric_limits<double>::infinity();
+
 // Returns what of 0 to `most` has the least seconds, and these: the first that is within a thousandth. Looks at a few,
-// and then between the best one's neighbours.
+// and then between the best one's neighbours. `seconds_of` is given a limit: from there on it may return any that are
+// not less.
 template <class Seconds>
 std::pair<std::size_t, double> shortest(std::size_t most, const Seconds& seconds_of) {
   constexpr std::size_t looks = 12;
   std::size_t best = 0;
-  double least = seconds_of(std::size_t{0});
+  double least = seconds_of(std::size_t{0}, unlimited);
   const auto look = [&](std::size_t at) {
-    const double seconds = seconds_of(at);
-    if (seconds >= 0.999 * least) return;
+    const double seconds = seconds_of(at, shorter * least);
+    if (seconds >= shorter * least) return;
     least = seconds;
     best = at;
   };
@@ -122,18 +137,45 @@ class Groups {
 // Says how long a step takes with a choice.
 class Outlook {
  public:
-  explicit Outlook(const UpdateFacts& measured) : measured_(measured), slower_(measured) {
-    for (double* seconds :
-         {&slower_.update_seconds, &slower_.preview_seconds, &slower_.link_seconds, &slower_.link_preview_seconds})
-      *seconds /= usable;
-  }
+  Outlook(const UpdateFacts& measured, std::size_t places)
+      : slower_(at_usable_rates(measured)), places_(places), measured_timer_(measured), slower_timer_(slower_) {}
+
   const UpdateFacts& slower() const { return slower_; }
-  double seconds(const UpdateChoice& choice, Verdicts verdicts) const {
-    return (step_time(measured_, choice, verdicts) + step_time(slower_, choice, verdicts)) / 2;
+  std::size_t places() const { return places_; }
+  // Both return any seconds from `limit` on as soon as these are known not to be less.
+  double seconds(const UpdateChoice& choice, Verdicts verdicts, double limit = unlimited) {
+    const double slower = slower_timer_.seconds(choice, verdicts);
+    constexpr double rounding = 1 - 1e-9;  // of sums in another order
+    if (const double least = (measured_timer_.least_seconds() * rounding + slower) / 2; least >= limit) return least;
+    return (measured_timer_.seconds(choice, verdicts) + slower) / 2;
+  }
+  // If the step stands.
+  double seconds(const Bands& bands, double limit = unlimited) {
+    const std::size_t count = slower_.elements.size();
+    Seconds& known = known_[in_one_form(count, places_, bands)];
+    if (known.value < limit && !known.exact) {
+      known.value = seconds(with_bands(count, places_, bands), Verdicts::stand, limit);
+      known.exact = known.value < limit || limit == unlimited;
+    }
+    return known.value;
   }
 
  private:
-  UpdateFacts measured_, slower_;
+  struct Seconds {
+    double value = 0;    // at least
+    bool exact = false;  // or exactly
+  };
+  static UpdateFacts at_usable_rates(UpdateFacts facts) {
+    for (double* seconds :
+         {&facts.update_seconds, &facts.preview_seconds, &facts.link_seconds, &facts.link_preview_seconds})
+      *seconds /= usable;
+    return facts;
+  }
+
+  const UpdateFacts slower_;
+  const std::size_t places_;
+  StepTimer measured_timer_, slower_timer_;
+  std::map<Bands, Seconds> known_;
 };
 
 class AdaptivePolicy final : public UpdatePolicy {
@@ -150,13 +192,14 @@ class AdaptivePolicy final : public UpdatePolicy {
     // A preview's state travels one way only.
     if (known.link_preview_seconds <= 0) known.link_preview_seconds = known.link_seconds;
     const Groups groups(known);
-    const Outlook outlook(groups.facts());
+    const std::size_t n = groups.facts().elements.size(), each = groups.each(),
+                      places_here = std::min(n, places / each);
+    Outlook outlook(groups.facts(), places_here);
     const UpdateFacts& f = outlook.slower();
-    const std::size_t n = f.elements.size(), each = groups.each(), places_here = std::min(n, places / each);
 
-    const auto [first, none_seconds] =
-        shortest(n, [&](std::size_t i) { return outlook.seconds(nothing_ahead(n, i), Verdicts::clip); });
-    const auto [bands, ahead_seconds] = best_bands(outlook, places_here);
+    const auto [first, none_seconds] = shortest(
+        n, [&](std::size_t i, double limit) { return outlook.seconds(nothing_ahead(n, i), Verdicts::clip, limit); });
+    const auto [bands, ahead_seconds] = best_bands(outlook);
 
     // Work that a clipped step voids costs what the host had no time for, and up to two buckets that are under way.
     double total = 0;
@@ -181,16 +224,13 @@ class AdaptivePolicy final : public UpdatePolicy {
   // At the top, what would be done in time in any case is left; the next are speculated, as many as have places, and
   // the lowest previewed. Or a part of those with places is at the very top, and fewer are left, if that is shorter by
   // more than a thousandth.
-  static std::pair<Bands, double> best_bands(const Outlook& outlook, std::size_t places) {
-    const std::size_t count = outlook.slower().elements.size();
-    const auto seconds_of = [&](const Bands& bands) {
-      return outlook.seconds(with_bands(count, places, bands), Verdicts::stand);
-    };
+  static std::pair<Bands, double> best_bands(Outlook& outlook) {
+    const std::size_t count = outlook.slower().elements.size(), places = outlook.places();
     const auto with_previews = [&](Bands bands) {
       const std::size_t below = count - bands.top - bands.left, most = below - std::min(below, places - bands.top);
-      const auto [previews, seconds] = shortest(most, [&](std::size_t i) {
+      const auto [previews, seconds] = shortest(most, [&](std::size_t i, double limit) {
         bands.previews = i;
-        return seconds_of(bands);
+        return outlook.seconds(bands, limit);
       });
       bands.previews = previews;
       return std::pair(bands, seconds);
@@ -203,9 +243,9 @@ class AdaptivePolicy final : public UpdatePolicy {
       for (std::size_t j = 0; j <= parts; ++j) {
         const Bands bands{
             .top = top, .left = std::min(count - top, in_time * j / parts), .previews = best.first.previews};
-        if (seconds_of(bands) >= 0.999 * best.second) continue;
+        if (outlook.seconds(bands, shorter * best.second) >= shorter * best.second) continue;
         const std::pair<Bands, double> refined = with_previews(bands);
-        if (refined.second < 0.999 * best.second) best = refined;
+        if (refined.second < shorter * best.second) best = refined;
       }
     }
     return best;

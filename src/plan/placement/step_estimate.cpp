@@ -27,24 +27,38 @@ double collective_seconds(const PlacementInputs& in, std::int64_t elements, doub
          received / in.rates.collectives.bytes;
 }
 
-StepEstimate estimate(SimulatedRun run) {
-  const double device_update = run.device_update, host_memory = run.host_memory;
-  const SimulatedStep step = Simulator(std::move(run)).settle();
-  return {.gpu = step.device,
-          .device_update = device_update,
-          .host = step.host_bytes / host_memory,
-          .waits = step.waits,
-          .exposed = std::accumulate(step.waits.begin(), step.waits.end(), 0.0),
-          .speculated_elements = step.speculated,
-          .previewed_elements = step.previewed,
-          .over_link_elements = step.over_link,
-          .times = step.times,
-          .host_time = step.host,
-          .collectives = step.collectives,
-          .collective_waits = step.collective_waits};
+}  // namespace
+
+KnownSteps::Steps& KnownSteps::of(const SimulatedRun& run) {
+  Steps& known = steps_[run];
+  if (!known.simulator && !known.estimate) known.simulator = std::make_unique<Simulator>(run);
+  return known;
 }
 
-}  // namespace
+double KnownSteps::seconds_after(const SimulatedRun& run, int steps) {
+  Steps& known = of(run);
+  if (known.estimate) return known.estimate->seconds();
+  for (; known.played < steps; ++known.played) known.seconds = known.simulator->step().seconds;
+  return known.seconds;
+}
+
+const StepEstimate& KnownSteps::estimate(const SimulatedRun& run) {
+  Steps& known = of(run);
+  if (known.estimate) return *known.estimate;
+  const SimulatedStep step = std::exchange(known.simulator, nullptr)->settle();
+  return known.estimate.emplace(StepEstimate{.gpu = step.device,
+                                             .device_update = run.device_update,
+                                             .host = step.host_bytes / run.host_memory,
+                                             .waits = step.waits,
+                                             .exposed = std::accumulate(step.waits.begin(), step.waits.end(), 0.0),
+                                             .speculated_elements = step.speculated,
+                                             .previewed_elements = step.previewed,
+                                             .over_link_elements = step.over_link,
+                                             .times = step.times,
+                                             .host_time = step.host,
+                                             .collectives = step.collectives,
+                                             .collective_waits = step.collective_waits});
+}
 
 double host_elements(const SimulatedRun& run) {
   double n = 0;
@@ -162,12 +176,12 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
 
 StepEstimate estimate_step(const PlacementInputs& in, int device_units, std::int64_t keep, std::int64_t undo_buckets,
                            Residency residency) {
-  return estimate(simulated_run(in, device_units, keep, undo_buckets, residency));
+  return in.known_steps->estimate(simulated_run(in, device_units, keep, undo_buckets, residency));
 }
 
 StepEstimate estimate_slower_step(const PlacementInputs& in, int device_units, std::int64_t keep,
                                   std::int64_t undo_buckets, Residency residency) {
-  return estimate(with_slower_host(simulated_run(in, device_units, keep, undo_buckets, residency)));
+  return in.known_steps->estimate(with_slower_host(simulated_run(in, device_units, keep, undo_buckets, residency)));
 }
 
 std::int64_t choose_undo_buckets(const PlacementInputs& in, int device_units, std::int64_t keep, std::size_t host_bytes,

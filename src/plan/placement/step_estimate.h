@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,6 +40,45 @@ struct Residency {
   bool operator==(const Residency&) const = default;
 };
 
+// The steady state of one optimizer step, in seconds.
+struct StepEstimate {
+  double gpu = 0;            // forward, backward, recomputation, and the update of what the device owns
+  double device_update = 0;  // of it, the latter
+  double host = 0;           // that the host's memory is busy: AdamW and the link's traffic
+  WaitSeconds waits{};       // of the GPU, by what it waits for
+  double exposed = 0;        // their sum
+  double seconds() const { return gpu + exposed; }
+  // Elements whose new state the host computes beside the old before the verdict.
+  double speculated_elements = 0;
+  double previewed_elements = 0;  // whose weights are made before it, and the state later
+  double over_link_elements = 0;  // of those that the host owns, updated by the device
+  StepTimes times;                // that the engine will measure; of an update beside the rest
+  HostSeconds host_time{};        // what it does; they make up the step, if it owns anything
+  double collectives = 0;         // that the ranks' collectives take
+  double collective_waits = 0;    // of `waits`, those for collectives
+  StepOverlap overlap() const { return {.seconds = seconds(), .device_idle = waits, .host = host_time}; }
+};
+
+// What simulating has found out: no run is simulated twice, and no further than asked for.
+class KnownSteps {
+ public:
+  // Returns the seconds of the last of so many first steps, or of more if more have been simulated already.
+  double seconds_after(const SimulatedRun& run, int steps);
+  // Plays steps until they repeat.
+  const StepEstimate& estimate(const SimulatedRun& run);
+
+ private:
+  struct Steps {
+    std::unique_ptr<Simulator> simulator;  // until there is an estimate
+    int played = 0;
+    double seconds = 0;  // of the last one
+    std::optional<StepEstimate> estimate;
+  };
+  Steps& of(const SimulatedRun& run);
+
+  std::map<SimulatedRun, Steps> steps_;
+};
+
 struct PlacementInputs {
   MachineRates rates;  // of a rank, while all work
   int ranks = 1;       // each with a slice of every bucket, and all weights and gradients but of gathered units
@@ -66,27 +107,9 @@ struct PlacementInputs {
   std::size_t device_budget = 0, host_budget = 0;
   std::size_t undo_budget = 0;             // of host_budget, up to where places for new state may fill it
   std::optional<int> forced_device_units;  // none: to be chosen
+  std::shared_ptr<KnownSteps> known_steps = std::make_shared<KnownSteps>();  // copies share them
   // The words of an Error: the device's name, and advice for the device's memory and for the host's.
   std::string device_name, device_advice, host_advice;
-};
-
-// The steady state of one optimizer step, in seconds.
-struct StepEstimate {
-  double gpu = 0;            // forward, backward, recomputation, and the update of what the device owns
-  double device_update = 0;  // of it, the latter
-  double host = 0;           // that the host's memory is busy: AdamW and the link's traffic
-  WaitSeconds waits{};       // of the GPU, by what it waits for
-  double exposed = 0;        // their sum
-  double seconds() const { return gpu + exposed; }
-  // Elements whose new state the host computes beside the old before the verdict.
-  double speculated_elements = 0;
-  double previewed_elements = 0;  // whose weights are made before it, and the state later
-  double over_link_elements = 0;  // of those that the host owns, updated by the device
-  StepTimes times;                // that the engine will measure; of an update beside the rest
-  HostSeconds host_time{};        // what it does; they make up the step, if it owns anything
-  double collectives = 0;         // that the ranks' collectives take
-  double collective_waits = 0;    // of `waits`, those for collectives
-  StepOverlap overlap() const { return {.seconds = seconds(), .device_idle = waits, .host = host_time}; }
 };
 
 // Describes a step for the simulator (plan/simulate/simulator.h). An element of AdamW moves 2 s + g + w bytes of

@@ -25,18 +25,23 @@ Simulator::Simulator(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
     : play_(std::make_unique<StepPlay>(std::move(run), std::move(policy))) {}
 Simulator::~Simulator() = default;
 
-SimulatedStep Simulator::step() { return play_->step(); }
+SimulatedStep Simulator::step() {
+  const SimulatedStep now = play_->step();
+  ++played_;
+  seconds_ = now.seconds;
+  return now;
+}
 
 SimulatedStep Simulator::settle() {
   SimulatedStep sum;
-  double before = -1;
   int counted = 0;
-  for (int i = 0; i < most_steps; ++i) {
-    const SimulatedStep now = play_->step();
+  const int most = std::max(most_steps, played_ + most_steps / 2);
+  while (played_ < most) {
+    const double before = seconds_;
+    const SimulatedStep now = step();
     const bool repeats = !play_->choice_is_new() && std::abs(now.seconds - before) <= same_step * now.seconds;
-    before = now.seconds;
     if (repeats) return now;
-    if (i < most_steps / 2) continue;
+    if (played_ <= most - most_steps / 2) continue;
     ++counted;
     for (double SimulatedStep::*part : parts) sum.*part += now.*part;
     sum.times = now.times;

@@ -20,6 +20,7 @@
 // clock.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <deque>
 #include <limits>
@@ -43,6 +44,7 @@ struct SimulatedUnit {
   double forward = 0, backward = 0;
   double reduce = 0, gather = 0;  // seconds of its collectives; 0 of all units: there is one rank
   std::int64_t frozen = 0;        // weights beside `elements`, which stream with them
+  auto operator<=>(const SimulatedUnit&) const = default;
 };
 
 // The run to simulate, and the machine to simulate it on.
@@ -67,6 +69,7 @@ struct SimulatedRun {
   double link_to_host = 0, link_to_device = 0, host_memory = 0;  // bytes/s
   double host_adamw = std::numeric_limits<double>::infinity();   // of host_memory, what AdamW can use at most
   double link_both = std::numeric_limits<double>::infinity();    // of the link, both ways at once, added up
+  auto operator<=>(const SimulatedRun&) const = default;
 };
 
 struct SimulatedStep {
@@ -120,7 +123,7 @@ class StepPlay;
 class Simulator {
  public:
   // `policy`: null: the one that the engine takes for the schedule. It is asked in every step in which what was
-  // measured differs, by more than a thousandth, from what it was asked with last.
+  // measured differs, by more than a thousandth, from what it was asked with last, unless it has answered the same before.
   explicit Simulator(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy = nullptr);
   ~Simulator();
   Simulator(const Simulator&) = delete;
@@ -128,7 +131,7 @@ class Simulator {
 
   // Plays the next step. The first finds all weights where they belong.
   SimulatedStep step();
-  // Plays steps until they repeat; where they alternate, the mean of some.
+  // Plays steps until they repeat; where they alternate, the mean of some. Steps that were played before count.
   SimulatedStep settle();
   // Plays another one and keeps what was done when.
   SimulatedTimeline timeline();
@@ -138,6 +141,8 @@ class Simulator {
 
  private:
   const std::unique_ptr<StepPlay> play_;
+  int played_ = 0;       // steps
+  double seconds_ = -1;  // of the last one
 };
 
 }  // namespace so

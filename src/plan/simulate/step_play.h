@@ -7,6 +7,7 @@
 #include <deque>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "offload/schedule/host_schedule.h"
@@ -86,6 +87,7 @@ class StepPlay {
   std::int64_t count_places() const;
   StepTimes times() const;
   void ask();
+  const UpdateChoice& choose(const StepTimes& measured);
   double bytes_of(HostTask task) const;  // of the host's memory, an element
   bool start_host();
   void finish_host();
@@ -191,6 +193,7 @@ class StepPlay {
   bool first_gradient_ = false, asked_ = false, was_asked_ = false, choice_is_new_ = false;
   UpdateChoice choice_;
   StepTimes asked_with_;
+  std::deque<std::pair<StepTimes, UpdateChoice>> answers_;  // of the policy, so far
 };
 
 }  // namespace so
