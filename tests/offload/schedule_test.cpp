@@ -12,6 +12,7 @@
 #include "offload/random_policy.h"
 #include "offload/schedule/streamed_units.h"
 #include "support/jitter.h"
+#include "support/sanitized.h"
 
 namespace so::test {
 namespace {
@@ -230,6 +231,7 @@ TEST_P(ScheduleEquality, BucketsSplitsUndoThreads) {
     const Result& reference = expected(task);
     EXPECT_EQ(reference.skipped, bad ? 6 : 0);
     unsigned seed = 11;
+    int turn = compute == DType::f32 ? 0 : 1;
     for (const Manner& manner :
          {Manner{.bucket_elements = 1024, .undo_buckets = 1000, .threads = 3},
           Manner{.bucket_elements = 4096, .device_units = 2, .undo_buckets = 2, .cast = CastSide::device},
@@ -258,6 +260,7 @@ TEST_P(ScheduleEquality, BucketsSplitsUndoThreads) {
           .undo_buckets = 2,
           .transient_weights = true,
           .transient_gradients = true}}) {
+      if (sanitized && turn++ % 2 == 1) continue;  // half of them in either format
       SCOPED_TRACE(std::string(so::name_of(compute)) + ", buckets of " + std::to_string(manner.bucket_elements) +
                    ", undo " + std::to_string(manner.undo_buckets));
       const Result result = run(task, manner, ++seed);

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "support/sanitized.h"
+
 namespace so {
 namespace {
 
@@ -149,7 +151,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(StepTime, ThePolicyIsNoWorseThanAnySimpleChoice) {
   const auto policy = make_adaptive_policy();
   int previews = 0, nothing = 0, all = 0;
-  for (const double before : {0.0, 0.1, 0.5})
+  for (const double before : test::sanitized ? std::vector{0.1} : std::vector{0.0, 0.1, 0.5})
     for (const double host : {0.3, 0.8, 1.4, 2.5})  // seconds of all updates
       for (const double forward : {0.2, 0.5, 1.0})
         for (const double clip_rate : {0.0, 1.0})
