@@ -15,6 +15,9 @@
 
 #include "base/error.h"
 #include "base/host_memory.h"
+#include "offload/verdict.h"
+#include "optim/engine_ops.h"
+#include "ranks/communicator.h"
 #include "tensors/tensor_optimizer.h"
 
 namespace nb = nanobind;
@@ -26,6 +29,8 @@ namespace {
 using TensorTuple = std::tuple<std::string, std::uintptr_t, bool, std::int64_t, int, int>;
 // (lr, beta1, beta2, eps, weight_decay)
 using GroupTuple = std::tuple<double, double, double, double, double>;
+// (sum of squares, number of elements that are Inf or NaN)
+using StatsTuple = std::tuple<double, std::uint64_t>;
 
 DType tensor_dtype(bool is_bf16) { return is_bf16 ? DType::bf16 : DType::f32; }
 
@@ -54,7 +59,10 @@ TensorOptimizerSettings settings_of(const nb::dict& given) {
   settings.max_grad_norm = nb::cast<double>(given["max_grad_norm"]);
   settings.schedule = nb::cast<bool>(given["synchronous"]) ? Schedule::synchronous : Schedule::overlapped;
   settings.awaits_updates = nb::cast<bool>(given["awaits_updates"]);
+  settings.update_over_link = nb::cast<bool>(given["update_over_link"]);
   settings.threads = nb::cast<int>(given["threads"]);
+  settings.cpu_part = nb::cast<int>(given["cpu_part"]);
+  settings.cpu_parts = nb::cast<int>(given["cpu_parts"]);
   settings.device_units = nb::cast<int>(given["device_units"]);
   settings.bucket_elements = nb::cast<std::int64_t>(given["bucket_elements"]);
   settings.spare_state = nb::cast<double>(given["spare_state"]);
@@ -75,6 +83,20 @@ std::vector<GroupUpdate> updates_of(const std::vector<GroupTuple>& groups) {
   return updates;
 }
 
+std::vector<GradStats> stats_of(const std::vector<StatsTuple>& tuples) {
+  std::vector<GradStats> stats;
+  for (const auto& [sum_of_squares, non_finite] : tuples) stats.push_back({sum_of_squares, non_finite});
+  return stats;
+}
+
+std::vector<StatsTuple> gradient_statistics(TensorOptimizer& self, const std::vector<GroupTuple>& groups) {
+  const std::vector<GroupUpdate> updates = updates_of(groups);
+  const nb::gil_scoped_release released;
+  std::vector<StatsTuple> tuples;
+  for (const GradStats& s : self.gradient_statistics(updates)) tuples.emplace_back(s.sum_of_squares, s.non_finite);
+  return tuples;
+}
+
 std::span<float> span_at(const TensorOptimizer& optimizer, std::uintptr_t address, int tensor) {
   return {reinterpret_cast<float*>(address), static_cast<std::size_t>(optimizer.elements(tensor))};
 }
@@ -87,6 +109,7 @@ nb::dict counters_of(const TensorOptimizer& optimizer) {
   all["skipped_steps"] = counters.skipped_steps;
   all["reopened_steps"] = optimizer.reopened_steps();
   all["updated_by_device"] = counters.device_updates;
+  all["updated_over_link"] = counters.host.over_link;
   all["updated_before_norm"] = counters.host.speculated;
   all["weights_before_norm"] = counters.host.previewed;
   all["updated_after_norm"] = counters.host.updated_in_place + counters.host.updated_weights_first;
@@ -120,6 +143,10 @@ NB_MODULE(_engine, module) {
     const so::HostMemory memory = so::available_host_memory();
     return std::make_tuple(memory.available, memory.limited_by);
   });
+  // The norm of gradients with these statistics, as a step has it; NaN if one is not finite.
+  module.def("norm_of", [](const std::vector<so::StatsTuple>& stats) {
+    return so::make_verdict(so::stats_of(stats), *so::make_single_communicator(), 0).norm;
+  });
   nb::class_<TensorOptimizer>(module, "TensorOptimizer")
       .def("__init__", &so::make, nb::arg("tensors"), nb::arg("settings"))
       // From here on the caller's work is on this cudaStream_t.
@@ -144,18 +171,25 @@ NB_MODULE(_engine, module) {
              const nb::gil_scoped_release released;
              return self.gradient_norm(updates);
            })
-      // Returns whether the step stands, the gradient norm, the factor of clipping, and the tensor that is not finite
+      // By tensor, of the gradients since the last step, as if they were all.
+      .def("gradient_statistics", &so::gradient_statistics)
+      // of_all: statistics of all processes' gradients, which decide; empty: those of this one do. Returns whether the
+      // step stands, the gradient norm, the factor of clipping, and the tensor, or index of these, that is not finite
       // (-1: none).
-      .def("step",
-           [](TensorOptimizer& self, const std::vector<so::GroupTuple>& groups) {
-             const std::vector<so::GroupUpdate> updates = so::updates_of(groups);
-             so::Verdict verdict;
-             {
-               const nb::gil_scoped_release released;
-               verdict = self.step(updates);
-             }
-             return std::make_tuple(verdict.finite, verdict.norm, verdict.clip, verdict.non_finite_parameter);
-           })
+      .def(
+          "step",
+          [](TensorOptimizer& self, const std::vector<so::GroupTuple>& groups,
+             const std::vector<so::StatsTuple>& of_all) {
+            const std::vector<so::GroupUpdate> updates = so::updates_of(groups);
+            const std::vector<so::GradStats> stats = so::stats_of(of_all);
+            so::Verdict verdict;
+            {
+              const nb::gil_scoped_release released;
+              verdict = self.step(updates, stats);
+            }
+            return std::make_tuple(verdict.finite, verdict.norm, verdict.clip, verdict.non_finite_parameter);
+          },
+          nb::arg("groups"), nb::arg("of_all") = std::vector<so::StatsTuple>())
       .def("set_max_grad_norm", &TensorOptimizer::set_max_grad_norm)
       .def("wait", &TensorOptimizer::wait, release())
       .def("require", &TensorOptimizer::require, release())

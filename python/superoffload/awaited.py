@@ -37,21 +37,21 @@ _of_thread = threading.local()  # mode: this thread's _Mode
 class Awaited:
     """From begin() on, a parameter's new value is required before it is read.
 
-    parameters: in the order of their indices. owner: has require(index), which makes the value of this parameter
+    managed: of parameters.Managed, in the order of their indices. owner: has require(index), which makes the value of this parameter
     current, and of others, and returns their indices; before it goes, it calls finish().
     """
 
-    def __init__(self, parameters, owner):
-        self._parameters, self._owner = parameters, weakref.ref(owner)
+    def __init__(self, managed, owner):
+        self._managed, self._owner = managed, weakref.ref(owner)
         self._by_id, self._by_address, self._hook = {}, {}, None
 
     def begin(self):
         """False: reads cannot be seen, so all values are to be required at once."""
         if _is_compiling() or not _enter():
             return False
-        for index, parameter in enumerate(self._parameters):
-            self._by_id[id(parameter)] = index
-            self._by_address.setdefault(parameter.untyped_storage().data_ptr(), []).append(index)
+        for index, managed in enumerate(self._managed):
+            self._by_id[id(managed.parameter)] = index
+            self._by_address.setdefault(managed.values.untyped_storage().data_ptr(), []).append(index)
         self._hook = torch.nn.modules.module.register_module_forward_pre_hook(self._before_forward)
         _active.append(self)
         return True
@@ -66,10 +66,10 @@ class Awaited:
         return id(parameter) in self._by_id
 
     def _meet(self, index, owner=None):
-        if id(self._parameters[index]) not in self._by_id:
+        if id(self._managed[index].parameter) not in self._by_id:
             return
         for met in (owner or self._owner()).require(index):
-            self._by_id.pop(id(self._parameters[met]), None)
+            self._by_id.pop(id(self._managed[met].parameter), None)
         if not self._by_id:
             self._by_address.clear()
             self._hook.remove()

@@ -1,7 +1,7 @@
 """How the optimizer state is split between the host and the device, and whether there is memory for it."""
 import torch
 
-from superoffload import _engine, errors
+from superoffload import _engine, errors, sharding
 
 # Of the state, room for updates that may be discarded, the most that memory allows.
 _SPARE_STATE = (0.25, 0.1, 0.02)
@@ -11,7 +11,7 @@ def device_units(managed, bf16_moments, offload_ratio, device_memory):
     """How many units the device owns: the first ones, as many as the ratio or the bytes allow."""
     elements = {}
     for m in managed:
-        elements[m.unit] = elements.get(m.unit, 0) + m.parameter.numel()
+        elements[m.unit] = elements.get(m.unit, 0) + m.values.numel()
     if offload_ratio is not None:
         room = (1 - offload_ratio) * sum(elements.values())
     else:
@@ -29,6 +29,9 @@ def device_units(managed, bf16_moments, offload_ratio, device_memory):
 def check(tensors, settings, on_gpu):
     """Sets spare_state to what host memory allows. UserError if there is too little for any, with a table."""
     available, limit = _engine.available_host_memory()
+    _, processes = sharding.place_on_host()
+    if processes > 1:
+        available, limit = available // processes, f"{limit}, a {processes}th of it for each process"
     for settings["spare_state"] in _SPARE_STATE:
         device, host, table = _engine.memory_of(tensors, settings)
         if host <= available:

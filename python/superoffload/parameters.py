@@ -1,7 +1,7 @@
 """The parameters of an optimizer as the engine takes them: what they must be, who has them, their units."""
 import torch
 
-from superoffload import errors
+from superoffload import errors, sharding
 
 # Elements. A unit is what the host may begin with when all its gradients are there.
 _SMALLEST_UNIT, _LARGEST_UNIT = 1 << 16, 1 << 25
@@ -14,16 +14,21 @@ owners = {}
 
 
 class Managed:
-    """A parameter that the engine updates."""
+    """A parameter that the engine updates, or this process's shard of one.
 
-    def __init__(self, parameter, group, name):
-        self.parameter, self.group, self.name = parameter, group, name
-        self.address, self.dtype = parameter.data_ptr(), parameter.dtype
-        self.version = parameter._version
+    values: what the engine updates. position: among all parameters that are trained, also those without a shard here.
+    """
+
+    def __init__(self, parameter, group, name, position):
+        self.parameter, self.group, self.name, self.position = parameter, group, name, position
+        self.values = sharding.local_of(parameter)
+        self.address, self.dtype = self.values.data_ptr(), self.values.dtype
+        self.version = self.values._version
         self.handle, self.unit = None, None
 
     def check(self):
-        if self.parameter.data_ptr() != self.address or self.parameter.dtype != self.dtype:
+        values = sharding.local_of(self.parameter)
+        if values.data_ptr() != self.address or values.dtype != self.dtype:
             raise errors.UserError(
                 f"{self.name} lies in other memory than when the optimizer was made: make the optimizer after "
                 "model.to(...), and write values in place (param.copy_) instead of replacing param.data"
@@ -33,21 +38,21 @@ class Managed:
 def check_parameters(managed, optimizer):
     spans = []
     for m in managed:
-        p = m.parameter
+        p = m.values
         if p.device.type not in ("cpu", "cuda") or torch.version.hip:
             raise errors.UserError(f"{m.name} is on {p.device}: the optimizer is for the CPU and for NVIDIA GPUs")
-        if p.device != managed[0].parameter.device:
+        if p.device != managed[0].values.device:
             raise errors.UserError(
-                f"{m.name} is on {p.device}, and {managed[0].name} on {managed[0].parameter.device}: make an optimizer "
+                f"{m.name} is on {p.device}, and {managed[0].name} on {managed[0].values.device}: make an optimizer "
                 "for the parameters of each device"
             )
         if m.dtype not in DTYPES:
             raise errors.UserError(f"{m.name} is {m.dtype}: parameters are to be torch.float32 or torch.bfloat16")
-        if not p.is_leaf:
+        if not m.parameter.is_leaf:
             raise errors.UserError(f"{m.name} is computed from other tensors: give the tensors that are trained")
         if not is_dense(p):
             raise errors.UserError(f"{m.name} has gaps or repeats in memory: make it contiguous before the optimizer")
-        other = owner_of(p)
+        other = owner_of(m.parameter)
         if other is not None and other is not optimizer:
             raise errors.UserError(f"{m.name} has a superoffload.AdamW already: delete that one, or leave it out here")
         spans.append((m.address, m.address + p.numel() * p.element_size(), m.name))
@@ -65,7 +70,7 @@ def owner_of(parameter):
 
 
 def host_like(tensor):
-    """An fp32 tensor in host memory, laid out as this one."""
+    """An fp32 tensor in host memory, laid out, and spread over processes, as this one."""
     return torch.empty_like(tensor, dtype=torch.float32, device="cpu", requires_grad=False)
 
 
@@ -81,26 +86,26 @@ def is_dense(tensor):
 
 def units(managed):
     """By parameter, its unit: runs of whole parameters, about 32 of them in a model that is not small."""
-    total = sum(m.parameter.numel() for m in managed)
+    total = sum(m.values.numel() for m in managed)
     target = min(max(total // 32, _SMALLEST_UNIT), _LARGEST_UNIT)
     units, unit, held = [], 0, 0
     for m in managed:
-        if held > 0 and held + m.parameter.numel() > target:
+        if held > 0 and held + m.values.numel() > target:
             unit, held = unit + 1, 0
         units.append(unit)
-        held += m.parameter.numel()
+        held += m.values.numel()
     return units
 
 
 def bucket_elements(managed):
     """A power of two, for about 200 buckets in a model that is not small."""
-    target = sum(m.parameter.numel() for m in managed) // 256
+    target = sum(m.values.numel() for m in managed) // 256
     return min(max(1 << target.bit_length(), _SMALLEST_BUCKET), _LARGEST_BUCKET)
 
 
-def master_of(parameter, master):
+def master_of(values, master):
     """`master` where it rounds to the parameter's value, else that value, which somebody has written since."""
-    values = parameter.detach().cpu()
+    values = values.detach().cpu()
     master = master.cpu()
     if values.dtype == torch.float32:
         return values

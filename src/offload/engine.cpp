@@ -47,7 +47,7 @@ void check_weight_places(const EngineSettings& settings, const ParameterLayout& 
   if (settings.weight_places.empty()) return;
   SO_CHECK(static_cast<int>(settings.weight_places.size()) == layout.count(), "places for {} of {} weights",
            settings.weight_places.size(), layout.count());
-  SO_CHECK(ranks.size() == 1 && settings.streamed_units == 0 && !settings.update_over_link && !layout.has_frozen(),
+  SO_CHECK(ranks.size() == 1 && settings.streamed_units == 0 && !layout.has_frozen(),
            "the caller's weights where the engine must have its own");
 }
 
@@ -130,9 +130,13 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
     slot.reduced = device.create_event();
   }
   // By elements, which is what a pass works through.
-  for (const int index : host_.owned())
-    forward_shares_.push_back(static_cast<double>(buckets_[static_cast<std::size_t>(index)].range().begin) /
+  for (const int index : host_.owned()) {
+    const std::int64_t begin = buckets_[static_cast<std::size_t>(index)].range().begin;
+    forward_shares_.push_back(static_cast<double>(begin) / static_cast<double>(layout.elements()));
+    if (!settings.units_in_any_order) continue;  // else no bucket has parts of two units
+    landing_shares_.push_back(static_cast<double>(layout.unit_range(layout.unit_of(begin)).begin) /
                               static_cast<double>(layout.elements()));
+  }
   int first = 0;
   for (int unit = 0; unit < layout.units(); ++unit) {
     const Range range = layout.unit_range(unit);
@@ -376,7 +380,7 @@ void OffloadEngine::reduce_slices(int unit, Stream& stream) {
   std::fill(written_.begin() + first, written_.begin() + last, false);
 }
 
-Verdict OffloadEngine::finish_step(Stream& compute) {
+Verdict OffloadEngine::finish_step(Stream& compute, std::span<const GradStats> of_all) {
   SO_CHECK(last_micro_batch_, "finish_step before the last micro-batch");
   last_micro_batch_ = false;
   // A gradient that nobody wrote is an earlier step's, which must not be taken for this one's.
@@ -385,7 +389,7 @@ Verdict OffloadEngine::finish_step(Stream& compute) {
              layout_.parameter(p).name);
   written_.assign(written_.size(), false);
   try {
-    return take_verdict(compute);
+    return take_verdict(compute, of_all);
   } catch (const std::exception& error) {
     ranks_.abort(error.what());
     host_.fail(std::current_exception());
@@ -414,6 +418,10 @@ void OffloadEngine::take_statistics(Stream& compute) {
 }
 
 double OffloadEngine::gradient_norm(Stream& compute) {
+  return make_verdict(gradient_statistics(compute), ranks_, 0).norm;
+}
+
+std::vector<GradStats> OffloadEngine::gradient_statistics(Stream& compute) {
   SO_CHECK(last_micro_batch_ && !exchange_, "a norm of gradients before the last micro-batch, or of several ranks");
   try {
     take_statistics(compute);
@@ -421,15 +429,17 @@ double OffloadEngine::gradient_norm(Stream& compute) {
     host_.fail(std::current_exception());
     throw;
   }
-  return make_verdict(statistics(), ranks_, 0).norm;
+  return statistics();
 }
 
-Verdict OffloadEngine::take_verdict(Stream& compute) {
+Verdict OffloadEngine::take_verdict(Stream& compute, std::span<const GradStats> of_all) {
   device_optimizer_.landed();
   waits_.begin(compute, WaitReason::verdict);
   take_statistics(compute);
 
-  const Verdict verdict = make_verdict(exchange_ ? exchange_->statistics() : statistics(), ranks_, max_grad_norm_);
+  const Verdict verdict =
+      !of_all.empty() ? make_verdict(of_all, ranks_, max_grad_norm_)
+                      : make_verdict(exchange_ ? exchange_->statistics() : statistics(), ranks_, max_grad_norm_);
   const bool clipped = verdict.clip != 1.0f;
   const AdamWSteps step = steps(verdict.clip);
   ++counters_.steps;
@@ -488,6 +498,7 @@ UpdateFacts OffloadEngine::facts() const {
   static_cast<StepTimes&>(facts) = measured_times().or_else(settings_.expected);
   facts.elements = host_.elements();
   facts.forward_shares = forward_shares_;
+  facts.landing_shares = landing_shares_;
   facts.undo_places = settings_.undo_buckets;
   facts.micro_batches = micro_batches_ + 1;
   facts.clip_rate = clip_rate_;

@@ -72,9 +72,9 @@ struct EngineSettings {
   bool awaits_updates = false;
   StepTimes expected;  // by the plan: the policy goes by them until they are measured
   // By parameter, weights that lie in memory of the caller's, which outlives the engine (ResidencyKind::callers);
-  // empty: in the engine's own. They go with one rank, without streamed units, updates over the link and frozen
-  // parameters. Those of device-owned units begin at multiples of 16 bytes, and the device writes them there. Master
-  // weights are to be written, and uploaded, before the first step.
+  // empty: in the engine's own. They go with one rank, without streamed units and frozen parameters. Those of
+  // device-owned units begin at multiples of 16 bytes, and the device writes them there. Master weights are to be
+  // written, and uploaded, before the first step.
   std::vector<WeightPlace> weight_places;
 };
 
@@ -144,11 +144,16 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // After the last micro-batch has been enqueued on `compute`: waits for its gradients, and returns their norm, NaN if
   // one is not finite. Nothing is decided yet: finish_step() follows, or reopen_step(). Goes with one rank.
   double gradient_norm(Stream& compute);
+  // The same, but returns the statistics behind it, by parameter; zero for those without an update.
+  std::vector<GradStats> gradient_statistics(Stream& compute);
   // After the last micro-batch has been enqueued on `compute`: waits for its gradients, takes the verdict, and has it
   // carried out. Updates, and weights on their way to the device, may still run on return: require_weights(),
   // require_gradients() and read_state() wait for what they need. After an error, of the device's work or the host's,
   // no step can be finished: what waits for a host-owned bucket throws the first one.
-  Verdict finish_step(Stream& compute);
+  // `of_all`: where the caller's model is spread over several engines of one rank each, statistics of all their
+  // gradients, in the same order for each engine, so that all come to the same verdict, whose non_finite_parameter is
+  // an index of these; empty: those of this engine's gradients are all.
+  Verdict finish_step(Stream& compute, std::span<const GradStats> of_all = {});
 
   // From the next verdict on; 0: no clipping.
   void set_max_grad_norm(double norm) { max_grad_norm_ = norm; }
@@ -241,7 +246,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   void land(Bucket& bucket);
   // Waits for the statistics of all gradients, unless they were taken.
   void take_statistics(Stream& compute);
-  Verdict take_verdict(Stream& compute);
+  Verdict take_verdict(Stream& compute, std::span<const GradStats> of_all);
   std::vector<GradStats> statistics() const;  // by parameter, with one rank
   UpdateFacts facts() const;                  // the spans hold while the engine lives
   // Work that follows on `stream` finds this rank's slice of the bucket's weights as its owner has updated it. Waits
@@ -276,8 +281,8 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   std::array<GradientSlot, gradient_slots> gradient_slots_;
   Buffer stats_, stats_host_;  // GradStats per parameter, device and pinned
   Buffer stats_scratch_;
-  std::vector<double> forward_shares_;  // by host-owned bucket
-  std::vector<Span> unit_buckets_;      // by unit: buckets that have a part of it
+  std::vector<double> forward_shares_, landing_shares_;  // by host-owned bucket
+  std::vector<Span> unit_buckets_;                       // by unit: buckets that have a part of it
   OptimizerState host_state_, device_state_;
   std::vector<std::unique_ptr<Event>> landed_;  // by unit: its gradients are complete, of all ranks
   std::vector<bool> written_;  // by parameter: has a gradient in this step; in slices: in this micro-batch

@@ -16,13 +16,22 @@ namespace {
 // the backward pass, and the engine's streams.
 constexpr int cores_of_others = 3;
 
-std::vector<int> worker_cpus(const Backend& backend, int threads) {
-  if (backend.own_processors) {
-    const std::vector<std::vector<int>> cores = usable_cores();
+template <class One>
+std::vector<One> part_of(const std::vector<One>& all, int part, int parts) {
+  SO_CHECK(0 <= part && part < parts, "part {} of {} of the CPUs", part, parts);
+  if (all.size() < static_cast<std::size_t>(parts)) return all;
+  const auto at = [&](int i) { return all.begin() + static_cast<std::ptrdiff_t>(all.size()) * i / parts; };
+  return {at(part), at(part + 1)};
+}
+
+std::vector<int> worker_cpus(const TensorOptimizerSettings& settings) {
+  const int threads = settings.threads;
+  if (settings.backend->own_processors) {
+    const std::vector<std::vector<int>> cores = part_of(usable_cores(), settings.cpu_part, settings.cpu_parts);
     return host_worker_cpus(cores,
                             threads > 0 ? threads : std::max(1, static_cast<int>(cores.size()) - cores_of_others));
   }
-  std::vector<int> cpus = usable_cpus();
+  std::vector<int> cpus = part_of(usable_cpus(), settings.cpu_part, settings.cpu_parts);
   if (threads > 0 && static_cast<std::size_t>(threads) < cpus.size()) cpus.resize(static_cast<std::size_t>(threads));
   return cpus;
 }
@@ -51,6 +60,7 @@ EngineSettings engine_settings(std::span<const OwnedTensor> tensors, const Param
   engine.bucket_elements = settings.bucket_elements;
   engine.units_in_any_order = true;
   engine.awaits_updates = settings.awaits_updates;
+  engine.update_over_link = settings.update_over_link;
   engine.max_grad_norm = settings.max_grad_norm;
   engine.device_units = settings.device_units;
   // A place has room for the largest bucket.
@@ -92,7 +102,7 @@ TensorOptimizerMemory memory_of(const std::vector<OwnedTensor>& tensors, const T
 TensorOptimizer::TensorOptimizer(std::vector<OwnedTensor> tensors, std::vector<int> groups,
                                  TensorOptimizerSettings settings)
     : groups_(std::move(groups)),
-      pool_("adamw", worker_cpus(*settings.backend, settings.threads), settings.backend->own_processors,
+      pool_("adamw", worker_cpus(settings), settings.backend->own_processors,
             settings.backend->own_processors ? ThreadPool::long_spin : ThreadPool::no_spin),
       device_(settings.backend->make(&pool_, settings.device_index)),
       ranks_(make_single_communicator()),
@@ -247,9 +257,14 @@ double TensorOptimizer::gradient_norm(std::span<const GroupUpdate> groups) {
   return engine_->gradient_norm(*stream_);
 }
 
-Verdict TensorOptimizer::step(std::span<const GroupUpdate> groups) {
+std::vector<GradStats> TensorOptimizer::gradient_statistics(std::span<const GroupUpdate> groups) {
   complete_all(groups);
-  const Verdict verdict = engine_->finish_step(*stream_);
+  return engine_->gradient_statistics(*stream_);
+}
+
+Verdict TensorOptimizer::step(std::span<const GroupUpdate> groups, std::span<const GradStats> of_all) {
+  complete_all(groups);
+  const Verdict verdict = engine_->finish_step(*stream_, of_all);
   for (std::size_t t = 0; t < gradients_.size(); ++t)
     if (verdict.finite && gradients_[t] > 0) ++updates_[t];
   std::swap(expected_, gradients_);

@@ -44,12 +44,16 @@ struct TensorOptimizerSettings {
   double max_grad_norm = 0;  // 0: no clipping
   Schedule schedule = Schedule::overlapped;
   int threads = 0;  // that run AdamW; 0: one for each usable CPU
+  // Which part of the usable CPUs they run on: this one of so many equal ones, for processes that share a host.
+  int cpu_part = 0, cpu_parts = 1;
   std::int64_t bucket_elements = std::int64_t{1} << 22;
   // The first units whose optimizer state is in the device's memory, and is updated there after the verdict. Their
   // tensors begin at multiples of 16 bytes.
   int device_units = 0;
   // Whether the caller waits for all new weights when it has made a step, so that none comes under its next work.
   bool awaits_updates = true;
+  // Whether the device updates some of the state that is in host memory, which is pinned then, over the link.
+  bool update_over_link = false;
   double spare_state = 0.25;                       // of the optimizer state, room for updates that may be discarded
   std::unique_ptr<UpdatePolicy> policy = nullptr;  // null: the engine's own
 };
@@ -95,10 +99,13 @@ class TensorOptimizer {
   // Waits for the gradients since the last step, as if they were all, and returns their norm, NaN if one is not finite;
   // `groups` as step() will have them. The step is still open. Throws Bug without any gradient.
   double gradient_norm(std::span<const GroupUpdate> groups);
+  // The same, but returns the statistics behind it, by tensor; zero for those without a gradient.
+  std::vector<GradStats> gradient_statistics(std::span<const GroupUpdate> groups);
   // Ends the step: waits for its gradients, takes the verdict and has it carried out. Tensors without a gradient stay
   // as they are, with their state. On return updates may run: who reads tensors calls require() or wait() before.
-  // Throws Bug without any gradient.
-  Verdict step(std::span<const GroupUpdate> groups);
+  // Throws Bug without any gradient. `of_all`: as OffloadEngine::finish_step() has it, for a model whose tensors are
+  // spread over processes.
+  Verdict step(std::span<const GroupUpdate> groups, std::span<const GradStats> of_all = {});
   // For the steps that follow, and the one under way.
   void set_max_grad_norm(double norm) { engine_->set_max_grad_norm(norm); }
   // Work that follows finds the value of the last step in the tensor, and in those of its unit. Waits for the host to

@@ -18,7 +18,7 @@ except ImportError as error:
     raise unittest.SkipTest(f"{error}; the integrations' tests need PyTorch") from error
 
 DEVICE = "cuda" if os.environ.get("SO_TEST_DEVICE") == "cuda" else "cpu"
-STEP = 1e-6  # as in test_optimizer.py
+STEP = 1e-6  # as in optimizer_models.py
 
 
 def silenced(test):

@@ -202,7 +202,7 @@ class Framework {
 };
 
 struct Tally {
-  std::int64_t on_device = 0, reopened = 0, ahead = 0, clipped = 0, skipped = 0;
+  std::int64_t on_device = 0, over_link = 0, reopened = 0, ahead = 0, clipped = 0, skipped = 0;
 };
 
 // Steps with everything at random: which tensors have gradients, how many, in which order, settings that change after
@@ -221,6 +221,7 @@ void run_at_random(unsigned seed, Tally& tally) {
                              .bucket_elements = 64 * std::vector<std::int64_t>{1, 16, 200}[random() % 3],
                              .device_units = device_units,
                              .awaits_updates = one_in(2),
+                             .update_over_link = one_in(2),
                              .spare_state = std::vector<double>{0, 0.3, 1}[random() % 3],
                              .policy = std::make_unique<RandomPolicy>(seed)});
   ASSERT_TRUE(world.holds());
@@ -295,6 +296,7 @@ void run_at_random(unsigned seed, Tally& tally) {
   EXPECT_TRUE(world.state_is(optimizer));
   tally.reopened += optimizer.reopened_steps();
   tally.on_device += optimizer.counters().device_updates;
+  tally.over_link += optimizer.counters().host.over_link;
   tally.ahead += optimizer.counters().host.speculated + optimizer.counters().host.previewed;
 }
 
@@ -305,6 +307,7 @@ TEST(TensorOptimizer, AnythingAtRandomIsThePlainLoop) {
   EXPECT_GT(tally.reopened, seeds / 2);
   EXPECT_GT(tally.ahead, seeds);
   EXPECT_GT(tally.on_device, seeds);
+  EXPECT_GT(tally.over_link, seeds);
   EXPECT_GT(tally.clipped, seeds);
   EXPECT_GT(tally.skipped, seeds / 4);
 }

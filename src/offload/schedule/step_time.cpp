@@ -34,6 +34,7 @@ StepTimer::StepTimer(const UpdateFacts& facts)
     forward_parts_.push_back(first_forward_ * (facts.forward_shares[i] - share));
     share = facts.forward_shares[i];
     backward_parts_.push_back(backward_ * ((last ? 1 : facts.forward_shares[i + 1]) - share));
+    if (!facts.landing_shares.empty()) landing_delays_.push_back(backward_ * (share - facts.landing_shares[i]));
   }
   forward_rest_ = first_forward_ * (1 - share);
   backward_rest_ = backward_ * (count_ > 0 ? facts.forward_shares[0] : 1);
@@ -94,7 +95,7 @@ double StepTimer::first_backward(double now) {
 double StepTimer::backward(const UpdateChoice& choice, double now) {
   for (std::size_t i = count_; i-- > 0;) {
     now = std::max(now, gradient_free_[i]) + backward_parts_[i];
-    landed_[i] = now;
+    landed_[i] = now + (landing_delays_.empty() ? 0 : landing_delays_[i]);
   }
   const double verdict = now + backward_rest_;
   std::size_t from = count_;

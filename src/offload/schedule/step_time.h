@@ -54,6 +54,7 @@ class StepTimer {
   double first_forward_, backward_, least_ = 0;
   std::vector<Work> updates_, follows_, previews_;      // by bucket
   std::vector<double> forward_parts_, backward_parts_;  // by bucket: the pass from the bucket below or above to it
+  std::vector<double> landing_delays_;                  // by bucket: from its backward pass to its gradient; or empty
   double forward_rest_ = 0, backward_rest_ = 0;
 
   Carried carried_;

@@ -119,9 +119,11 @@ class Groups {
       for (std::size_t j = i; j < std::min(count, i + each_); ++j) elements += facts.elements[j];
       elements_.push_back(elements);
       shares_.push_back(facts.forward_shares[i]);
+      if (!facts.landing_shares.empty()) landings_.push_back(facts.landing_shares[i]);
     }
     facts_.elements = elements_;
     facts_.forward_shares = shares_;
+    facts_.landing_shares = landings_;
   }
   const UpdateFacts& facts() const { return facts_; }
   std::size_t each() const { return each_; }
@@ -131,7 +133,7 @@ class Groups {
   UpdateFacts facts_;
   std::size_t each_ = 1;
   std::vector<std::int64_t> elements_;
-  std::vector<double> shares_;
+  std::vector<double> shares_, landings_;
 };
 
 // Says how long a step takes with a choice.
@@ -199,7 +201,8 @@ class AdaptivePolicy final : public UpdatePolicy {
 
     const auto [first, none_seconds] = shortest(
         n, [&](std::size_t i, double limit) { return outlook.seconds(nothing_ahead(n, i), Verdicts::clip, limit); });
-    const auto [bands, ahead_seconds] = best_bands(outlook);
+    const auto [bands, bands_seconds] = best_bands(outlook);
+    const auto [left_first, ahead_seconds] = first_of_left(outlook, with_bands(n, places_here, bands), bands_seconds);
 
     // Work that a clipped step voids costs what the host had no time for, and up to two buckets that are under way.
     double total = 0;
@@ -216,11 +219,23 @@ class AdaptivePolicy final : public UpdatePolicy {
     Bands all{std::min(places, bands.top * each), 0, bands.previews * each};
     all.left = std::min(count - all.top, bands.left * each);
     UpdateChoice choice = with_bands(count, places, all);
+    choice.after = nothing_ahead(count, std::min(count, left_first * each)).after;
     choice.redo = none.redo;
     return choice;
   }
 
  private:
+  // Of the lowest, what was not done ahead may let its weights go first: how many of them, and the seconds then, if
+  // that is shorter by more than a thousandth.
+  static std::pair<std::size_t, double> first_of_left(Outlook& outlook, UpdateChoice choice, double seconds) {
+    const std::size_t count = choice.after.size();
+    const auto [first, least] = shortest(count, [&](std::size_t i, double limit) {
+      choice.after = nothing_ahead(count, i).after;
+      return outlook.seconds(choice, Verdicts::stand, limit);
+    });
+    return least < shorter * seconds ? std::pair(first, least) : std::pair(std::size_t{0}, seconds);
+  }
+
   // At the top, what would be done in time in any case is left; the next are speculated, as many as have places, and
   // the lowest previewed. Or a part of those with places is at the very top, and fewer are left, if that is shorter by
   // more than a thousandth.

@@ -49,6 +49,9 @@ struct StepTimes {
 struct UpdateFacts : StepTimes {
   std::span<const std::int64_t> elements;  // of the host-owned buckets, lowest first
   std::span<const double> forward_shares;  // of each: the share of the forward pass that comes before it
+  // Of each: the share of the backward pass that is left when its gradient is complete, which it is with those of its
+  // unit; empty: the same as forward_shares.
+  std::span<const double> landing_shares;
   std::int64_t undo_places = 0;
   std::int64_t micro_batches = 1;
   double clip_rate = 0;         // share of recent steps that were clipped or skipped
@@ -70,8 +73,8 @@ std::unique_ptr<UpdatePolicy> make_synchronous_policy();
 
 // The choice with the shortest step, by playing a few against the facts (step_time.h). Speculates as many as have
 // places. Where that is not all, it leaves what is in time anyway, the first to land, whose turn in the forward pass
-// comes last, speculates below, and previews the lowest, as many as pay; and lets as many weights go first after a
-// clipped verdict as pay. Where steps are clipped so often that work ahead of the verdict costs more than it saves,
+// comes last, speculates below, and previews the lowest, as many as pay; and lets as many weights go first after
+// the verdict as pay, of those left and, if it is clipped, of all. Where steps are clipped so often that work ahead of the verdict costs more than it saves,
 // nothing is done ahead.
 std::unique_ptr<UpdatePolicy> make_adaptive_policy();
 

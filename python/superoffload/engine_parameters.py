@@ -1,0 +1,309 @@
+"""The engine's half of the optimizer: the parameters it updates, their gradients on the way in, their state on the way
+out.
+"""
+import contextlib
+import itertools
+import weakref
+
+import torch
+
+from superoffload import _engine, awaited, errors, groups, memory, parameters, sharding
+
+MASTER, EXP_AVG, EXP_AVG_SQ = range(3)
+
+
+class EngineParameters:
+    """What superoffload.AdamW has beside torch.optim.Optimizer, whose param_groups it reads."""
+
+    def _begin(self, settings, *, max_grad_norm, under_forward, offload_ratio, device_memory):
+        self._settings = settings
+        self._max_grad_norm = self._limit = max_grad_norm  # _limit: of the step under way
+        self._under_forward, self._offload_ratio, self._device_memory = under_forward, offload_ratio, device_memory
+        self._awaited = None  # awaited.Awaited, if step() need not wait for all new values
+        self._device = torch.device("cpu")
+        self._engine = None
+        self._peers = None  # sharding.Peers, if other processes have shards of the same parameters
+        self._managed, self._index = [], {}  # of parameters.Managed, in the engine's order; and by id of the parameter
+        self._known = set()  # ids of all parameters that are trained, also of those without a shard here
+
+    def _parameters(self):
+        return itertools.chain.from_iterable(group["params"] for group in self.param_groups)
+
+    @contextlib.contextmanager
+    def _on_stream(self):
+        """What the engine enqueues comes in the order of the GPU stream that is PyTorch's current one."""
+        if self._device.type == "cpu":
+            yield
+            return
+        with torch.cuda.device(self._device):  # the engine makes it the thread's, too
+            self._engine.use_stream(torch.cuda.current_stream().cuda_stream)
+            yield
+
+    # ---- Making and leaving the engine ----
+
+    def _build(self, states):
+        """Makes the engine for the parameters as they are; `states`: by id of the parameter, as in a state_dict."""
+        named = [
+            (_name_of(group, number, position), parameter, number)
+            for number, group in enumerate(self.param_groups)
+            for position, parameter in enumerate(group["params"])
+            if parameter.requires_grad and parameter.numel() > 0
+        ]
+        peers = sharding.peers_of([(name, parameter) for name, parameter, _ in named])
+        managed = [
+            parameters.Managed(parameter, number, name, position)
+            for position, (name, parameter, number) in enumerate(named)
+            if sharding.local_of(parameter).numel() > 0
+        ]
+        parameters.check_parameters(managed, self)
+        self._release()
+        self._engine = _NoEngine()  # before there is another one, since memory may not do for two
+        self._managed, self._peers = managed, peers
+        self._index = {id(m.parameter): index for index, m in enumerate(managed)}
+        self._known = {id(parameter) for _, parameter, _ in named}
+        if managed:
+            self._device = managed[0].values.device
+            for m, unit in zip(managed, parameters.units(managed)):
+                m.unit = unit
+        self._make_engine()
+        reference = weakref.ref(self)
+        for index, m in enumerate(managed):
+            if id(m.parameter) in states:
+                self._write_state(index, states[id(m.parameter)])
+            parameters.owners[id(m.parameter)] = reference
+            m.handle = m.parameter.register_post_accumulate_grad_hook(_hook_of(reference))
+        if states:
+            with self._on_stream():
+                self._engine.upload()
+        self._mark_changed(range(len(managed)))
+
+    def _make_engine(self):
+        on_gpu = self._device.type == "cuda"
+        under_forward = on_gpu if self._under_forward is None else self._under_forward
+        tensors = [
+            (m.name, m.address, m.dtype == torch.bfloat16, m.values.numel(), m.unit, m.group) for m in self._managed
+        ]
+        part, parts = sharding.cpu_part()
+        settings = self._settings | {
+            "gpu": self._device.index if on_gpu else -1,
+            "device_units": memory.device_units(
+                self._managed, self._settings["bf16_moments"], self._offload_ratio, self._device_memory
+            ),
+            "awaits_updates": not under_forward,
+            "max_grad_norm": self._max_grad_norm,
+            "bucket_elements": parameters.bucket_elements(self._managed),
+            "cpu_part": part,
+            "cpu_parts": parts,
+        }
+        with torch.cuda.device(self._device) if on_gpu else contextlib.nullcontext():
+            if on_gpu:
+                torch.cuda.synchronize()  # what writes the parameters
+                torch.cuda.empty_cache()  # the engine's memory on the GPU is not PyTorch's
+            self._check_memory(tensors, settings, on_gpu)
+            if self._managed:
+                self._engine = _engine.TensorOptimizer(tensors, settings)
+        self._awaited = awaited.Awaited(self._managed, self) if under_forward and self._managed else None
+
+    def _check_memory(self, tensors, settings, on_gpu):
+        error = None
+        try:
+            if self._managed:
+                memory.check(tensors, settings, on_gpu)
+            elif self._peers is not None:
+                error = errors.UserError("this process has no element of any parameter: train with fewer processes")
+        except errors.UserError as failure:
+            error = failure
+        if self._peers is not None:
+            self._peers.agree(error)
+        if error is not None:
+            raise error
+
+    def _rebuild(self):
+        """Makes the engine anew for other parameters; state stays, and gradients of the step go back to param.grad."""
+        self._await_all()
+        self._read_changed()
+        states, gradients = {}, []
+        for index, managed in enumerate(self._managed):
+            states[id(managed.parameter)] = self._read_state(index)
+            if self._engine.has_gradient(index):
+                gradients.append((managed.parameter, self._read_gradient(index)))
+        self._build(states)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient.to(parameter.dtype)
+
+    def _release(self):
+        for managed in self._managed:
+            managed.handle.remove()
+            parameters.owners.pop(id(managed.parameter), None)
+        self._managed = []
+
+    def _is_new(self):
+        return not self._engine.has_gradients() and not self._has_state()
+
+    def _has_state(self):
+        return any(self._engine.updates(index) > 0 for index in range(len(self._managed)))
+
+    # ---- Gradients ----
+
+    def _collect(self):
+        """All gradients since the last step are the engine's, and all parameters that have one."""
+        self._await_all()
+        if any(p.requires_grad and id(p) not in self._known and p.numel() for p in self._parameters()):
+            self._rebuild()  # unfrozen since
+        self._read_changed()
+        for managed in self._managed:
+            if managed.parameter.grad is not None:  # assigned by hand, from before the optimizer, or of DDP
+                self._take(managed)
+
+    def _take_from_backward(self, managed):
+        if self._awaited is not None and self._awaited.awaits(managed.parameter):
+            raise errors.UserError(
+                f"{managed.name} was read before its new value was there, in a way that cannot be seen (a CUDA graph, "
+                "a kernel of another library): make the optimizer with under_forward=False"
+            )
+        if managed.parameter.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise errors.UserError("a CUDA graph captures backward(), whose gradients this optimizer takes: capture "
+                                   "the forward pass alone")
+        if sharding.is_spread(managed.parameter) or not sharding.are_added_up_later():
+            self._take(managed)
+
+    def _take(self, managed):
+        """Takes the gradient out of param.grad, whose memory may be used anew in the current stream's order."""
+        parameter, gradient = managed.parameter, sharding.gradient_of(managed.parameter, managed.name)
+        managed.check()
+        if gradient.is_sparse:
+            raise errors.UserError(f"{managed.name} has a sparse gradient: make its module with sparse=False")
+        if gradient.dtype != managed.dtype or gradient.stride() != managed.values.stride():
+            gradient = torch.empty_like(managed.values, requires_grad=False).copy_(gradient)
+        if managed.values._version != managed.version:
+            self._read_changed()
+        parameter.grad = None
+        index = self._index[id(parameter)]
+        with self._on_stream():
+            if gradient.is_cuda:  # it may have been computed on another stream
+                gradient.record_stream(torch.cuda.current_stream())
+            if self._engine.add_gradient(index, gradient.data_ptr(), managed.dtype == torch.bfloat16):
+                self._engine.forecast(groups.updates_of(self.param_groups))
+
+    def _statistics(self):
+        """Of all processes' gradients, by name; empty where there is this process alone."""
+        if self._peers is None:
+            return []
+        with self._on_stream():
+            own = self._engine.gradient_statistics(groups.updates_of(self.param_groups))
+        return self._peers.statistics([m.position for m in self._managed], own)
+
+    def _read_gradient(self, index):
+        dtype = torch.bfloat16 if self._engine.has_bf16_gradients() else torch.float32
+        gradient = torch.empty_like(self._managed[index].parameter, dtype=dtype, requires_grad=False)
+        with self._on_stream():
+            self._engine.read_gradient(index, sharding.local_of(gradient).data_ptr())
+        return gradient
+
+    # ---- Values ----
+
+    def require(self, index):
+        """For awaited.Awaited: the new value of a parameter, by its index, and of others, whose indices it returns."""
+        with self._on_stream():
+            self._engine.require(index)
+        unit = self._managed[index].unit
+        met = [i for i, managed in enumerate(self._managed) if managed.unit == unit]
+        self._mark_changed(met)
+        return met
+
+    def _await_all(self):
+        if self._awaited is not None:
+            self._awaited.finish(self)
+
+    def _read_changed(self):
+        """Takes over values that somebody has written into the parameters, as load_state_dict() of a model does."""
+        changed = [i for i, managed in enumerate(self._managed) if managed.values._version != managed.version]
+        for index in changed:
+            values = self._managed[index].values
+            self._write(MASTER, index, parameters.master_of(values, sharding.local_of(self._read(MASTER, index))))
+            self._managed[index].version = values._version
+        if changed:
+            with self._on_stream():
+                self._engine.upload()
+
+    def _mark_changed(self, indices):
+        """Tells autograd that values have changed: an old graph that needs them fails then, as with any optimizer."""
+        for managed in map(self._managed.__getitem__, indices):
+            torch.autograd.graph.increment_version(managed.values)
+            managed.version = managed.values._version
+
+    # ---- State ----
+
+    def _read(self, array, index):
+        values = parameters.host_like(self._managed[index].parameter)
+        with self._on_stream():
+            self._engine.read(array, index, sharding.local_of(values).data_ptr())
+        return values
+
+    def _read_state(self, index):
+        """The state of a parameter, as in a state_dict."""
+        state = {
+            "step": torch.tensor(float(self._engine.updates(index))),
+            "exp_avg": self._read(EXP_AVG, index),
+            "exp_avg_sq": self._read(EXP_AVG_SQ, index),
+        }
+        if self._managed[index].dtype == torch.bfloat16:
+            state["master"] = self._read(MASTER, index)
+        return state
+
+    def _write(self, array, index, values):
+        held = parameters.host_like(self._managed[index].values).copy_(values.detach())
+        with self._on_stream():
+            self._engine.write(array, index, held.data_ptr())
+
+    def _write_state(self, index, state):
+        managed = self._managed[index]
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            if key not in state:
+                raise errors.UserError(f"the state of {managed.name} has no {key!r}: it is no state of an AdamW")
+        for array, key in ((EXP_AVG, "exp_avg"), (EXP_AVG_SQ, "exp_avg_sq"), (MASTER, "master")):
+            if key not in state:
+                continue
+            values = sharding.local_values(state[key], managed.parameter)
+            if values is None:
+                raise errors.UserError(
+                    f"the state of {managed.name} has shape {tuple(state[key].shape)}, and the parameter "
+                    f"{tuple(managed.parameter.shape)}: it is another model's"
+                )
+            self._write(array, index, parameters.master_of(managed.values, values) if array == MASTER else values)
+        self._engine.set_updates(index, int(state["step"]))
+
+
+class _NoEngine:
+    """In the engine's place where nothing is trained."""
+
+    def has_gradients(self):
+        return False
+
+    def upload(self):
+        pass
+
+    def set_max_grad_norm(self, value):
+        pass
+
+    def use_stream(self, handle):
+        pass
+
+    def counters(self):
+        return {}
+
+
+def _name_of(group, number, position):
+    names = group.get("param_names")  # of named_parameters()
+    return names[position] if names else f"parameter {position} of group {number}"
+
+
+def _hook_of(reference):
+    def take(parameter):
+        optimizer = reference()
+        if optimizer is None:
+            return
+        with torch.no_grad():
+            optimizer._take_from_backward(optimizer._managed[optimizer._index[id(parameter)]])
+
+    return take
