@@ -24,7 +24,7 @@ class EngineParameters:
         self._engine = None
         self._peers = None  # sharding.Peers, if other processes have shards of the same parameters
         self._managed, self._index = [], {}  # of parameters.Managed, in the engine's order; and by id of the parameter
-        self._known = set()  # ids of all parameters that are trained, also of those without a shard here
+        self._absent = {}  # by id, parameters.Absent: of which other processes have all
 
     def _parameters(self):
         return itertools.chain.from_iterable(group["params"] for group in self.param_groups)
@@ -60,7 +60,7 @@ class EngineParameters:
         self._engine = _NoEngine()  # before there is another one, since memory may not do for two
         self._managed, self._peers = managed, peers
         self._index = {id(m.parameter): index for index, m in enumerate(managed)}
-        self._known = {id(parameter) for _, parameter, _ in named}
+        self._absent = {id(p): parameters.Absent(p) for _, p, _ in named if id(p) not in self._index}
         if managed:
             self._device = managed[0].values.device
             for m, unit in zip(managed, parameters.units(managed)):
@@ -72,6 +72,8 @@ class EngineParameters:
                 self._write_state(index, states[id(m.parameter)])
             parameters.owners[id(m.parameter)] = reference
             m.handle = m.parameter.register_post_accumulate_grad_hook(_hook_of(reference))
+        for key in self._absent.keys() & states.keys():
+            self._absent[key].updates = int(states[key]["step"])
         if states:
             with self._on_stream():
                 self._engine.upload()
@@ -127,6 +129,10 @@ class EngineParameters:
             states[id(managed.parameter)] = self._read_state(index)
             if self._engine.has_gradient(index):
                 gradients.append((managed.parameter, self._read_gradient(index)))
+        for key, absent in self._absent.items():
+            states[key] = self._absent_state(absent)
+            if absent.has_gradient:
+                gradients.append((absent.parameter, torch.zeros_like(absent.parameter)))
         self._build(states)
         for parameter, gradient in gradients:
             parameter.grad = gradient.to(parameter.dtype)
@@ -136,6 +142,9 @@ class EngineParameters:
             managed.handle.remove()
             parameters.owners.pop(id(managed.parameter), None)
         self._managed = []
+
+    def _knows(self, parameter):
+        return id(parameter) in self._index or id(parameter) in self._absent
 
     def _is_new(self):
         return not self._engine.has_gradients() and not self._has_state()
@@ -148,12 +157,14 @@ class EngineParameters:
     def _collect(self):
         """All gradients since the last step are the engine's, and all parameters that have one."""
         self._await_all()
-        if any(p.requires_grad and id(p) not in self._known and p.numel() for p in self._parameters()):
+        if any(p.requires_grad and not self._knows(p) and p.numel() for p in self._parameters()):
             self._rebuild()  # unfrozen since
         self._read_changed()
         for managed in self._managed:
             if managed.parameter.grad is not None:  # assigned by hand, from before the optimizer, or of DDP
                 self._take(managed)
+        for absent in self._absent.values():
+            absent.collect()
 
     def _take_from_backward(self, managed):
         if self._awaited is not None and self._awaited.awaits(managed.parameter):
@@ -175,7 +186,7 @@ class EngineParameters:
             raise errors.UserError(f"{managed.name} has a sparse gradient: make its module with sparse=False")
         if gradient.dtype != managed.dtype or gradient.stride() != managed.values.stride():
             gradient = torch.empty_like(managed.values, requires_grad=False).copy_(gradient)
-        if managed.values._version != managed.version:
+        if managed.was_written():
             self._read_changed()
         parameter.grad = None
         index = self._index[id(parameter)]
@@ -217,11 +228,11 @@ class EngineParameters:
 
     def _read_changed(self):
         """Takes over values that somebody has written into the parameters, as load_state_dict() of a model does."""
-        changed = [i for i, managed in enumerate(self._managed) if managed.values._version != managed.version]
+        changed = [i for i, managed in enumerate(self._managed) if managed.was_written()]
         for index in changed:
             values = self._managed[index].values
             self._write(MASTER, index, parameters.master_of(values, sharding.local_of(self._read(MASTER, index))))
-            self._managed[index].version = values._version
+            self._managed[index].note_version()
         if changed:
             with self._on_stream():
                 self._engine.upload()
@@ -230,7 +241,7 @@ class EngineParameters:
         """Tells autograd that values have changed: an old graph that needs them fails then, as with any optimizer."""
         for managed in map(self._managed.__getitem__, indices):
             torch.autograd.graph.increment_version(managed.values)
-            managed.version = managed.values._version
+            managed.note_version()
 
     # ---- State ----
 
@@ -250,6 +261,21 @@ class EngineParameters:
         if self._managed[index].dtype == torch.bfloat16:
             state["master"] = self._read(MASTER, index)
         return state
+
+    def _absent_state(self, absent):
+        values = parameters.host_like(absent.parameter)
+        state = {"step": torch.tensor(float(absent.updates)), "exp_avg": values, "exp_avg_sq": values}
+        return state | ({"master": values} if absent.parameter.dtype == torch.bfloat16 else {})
+
+    def _states(self):
+        """By parameter, of those that have been updated; in the same order on all processes."""
+        states = {}
+        for p in self._parameters():
+            if id(p) in self._absent and self._absent[id(p)].updates > 0:
+                states[p] = self._absent_state(self._absent[id(p)])
+            elif id(p) in self._index and self._engine.updates(self._index[id(p)]) > 0:
+                states[p] = self._read_state(self._index[id(p)])
+        return states
 
     def _write(self, array, index, values):
         held = parameters.host_like(self._managed[index].values).copy_(values.detach())

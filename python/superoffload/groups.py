@@ -1,11 +1,18 @@
 """The settings of an optimizer and of its parameter groups: what they may be."""
 
+import torch
+
 from superoffload import errors, parameters
 
 # As the program has it for --optimizer_state_dtype bf16 (optim/adamw.h says why).
 _LARGEST_BETA2_OF_BF16 = 0.996
 # Options of torch.optim.AdamW that change results, and the only value that is implemented.
-ONLY = {"amsgrad": False, "maximize": False, "differentiable": False}
+_ONLY = {"amsgrad": False, "maximize": False, "differentiable": False, "decoupled_weight_decay": True}
+
+
+def defaults(**settings):
+    """Those of a group, with all the keys of torch.optim.AdamW's, so that tools for its states take these."""
+    return torch.optim.AdamW([torch.zeros(1)]).defaults | settings
 
 
 def check_max_grad_norm(value):
@@ -27,7 +34,7 @@ def check_settings(state_dtype, threads, offload_ratio, device_memory):
 
 
 def check_group(group, bf16_moments):
-    for name, value in ONLY.items():
+    for name, value in _ONLY.items():
         if group.get(name, value) != value:
             raise errors.UserError(f"{name}={group[name]} is not implemented: leave it out, or use torch.optim.AdamW")
     lr, betas, eps, decay = float(group["lr"]), group["betas"], group["eps"], group["weight_decay"]

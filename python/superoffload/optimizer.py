@@ -74,8 +74,7 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
             offload_ratio=offload_ratio,
             device_memory=device_memory,
         )
-        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay} | groups.ONLY
-        super().__init__(params, defaults)
+        super().__init__(params, groups.defaults(lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay))
         self.state = _State(self)
         self._build({})
         clipping.install(parameters.owner_of)
@@ -112,6 +111,8 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
         statistics = self._statistics()
         with self._on_stream():
             finite, norm, _, bad = self._engine.step(groups.updates_of(self.param_groups), statistics)
+        for absent in self._absent.values():
+            absent.end_step(finite)
         self._limit = self._max_grad_norm
         self.grad_norm = norm
         if not (finite and self._awaited is not None and self._awaited.begin()):
@@ -171,7 +172,7 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
                     "make an optimizer for those that are clipped together"
                 )
         for p in parameters:
-            if p.grad is not None and id(p) not in self._index:
+            if p.grad is not None and not self._knows(p):
                 raise errors.UserError(
                     "clip_grad_norm_ of parameters of a superoffload.AdamW and of others: call it for each by itself"
                 )
@@ -180,6 +181,8 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
         """Forgets the gradients since the last step."""
         self._limit = self._max_grad_norm
         super().zero_grad(set_to_none=True)
+        for absent in self._absent.values():
+            absent.has_gradient = False
         if self._engine is not None and self._engine.has_gradients():
             with self._on_stream():
                 self._engine.drop_gradients()
@@ -207,9 +210,7 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
         self._await_all()
         self._read_changed()
         try:
-            for index, managed in enumerate(self._managed):
-                if self._engine.updates(index) > 0:
-                    self.state[managed.parameter] = self._read_state(index)
+            self.state.update(self._states())
             return super().state_dict()
         finally:
             self.state.clear()

@@ -23,8 +23,19 @@ class Managed:
         self.parameter, self.group, self.name, self.position = parameter, group, name, position
         self.values = sharding.local_of(parameter)
         self.address, self.dtype = self.values.data_ptr(), self.values.dtype
-        self.version = self.values._version
         self.handle, self.unit = None, None
+        self.note_version()
+
+    def _versions(self):
+        # A DTensor's operations count on it or on its shard, as they were called.
+        return self.parameter._version, self.values._version
+
+    def note_version(self):
+        self._noted = self._versions()
+
+    def was_written(self):
+        """Whether somebody has written values since note_version()."""
+        return self._versions() != self._noted
 
     def check(self):
         values = sharding.local_of(self.parameter)
@@ -33,6 +44,21 @@ class Managed:
                 f"{self.name} lies in other memory than when the optimizer was made: make the optimizer after "
                 "model.to(...), and write values in place (param.copy_) instead of replacing param.data"
             )
+
+
+class Absent:
+    """A parameter of which this process has no element. Its updates are counted, so that all have the same state."""
+
+    def __init__(self, parameter):
+        self.parameter, self.updates, self.has_gradient = parameter, 0, False
+
+    def collect(self):
+        self.has_gradient = self.has_gradient or self.parameter.grad is not None
+        self.parameter.grad = None
+
+    def end_step(self, finite):
+        self.updates += finite and self.has_gradient
+        self.has_gradient = False
 
 
 def check_parameters(managed, optimizer):

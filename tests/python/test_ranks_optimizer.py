@@ -1,0 +1,51 @@
+"""superoffload.AdamW in two processes, of FSDP2's shards and of DistributedDataParallel, against torch.optim.AdamW."""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+# First: it skips the tests where there is no PyTorch.
+from optimizer_models import DEVICE
+
+from torch import distributed
+
+PROCESSES = 2
+SCRIPT = pathlib.Path(__file__).with_name("optimizer_ranks.py")
+
+
+@unittest.skipUnless(DEVICE.type == "cpu" and distributed.is_available(), "two processes on the CPU")
+class Ranks(unittest.TestCase):
+    def test_all_cases(self):
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with tempfile.TemporaryDirectory() as folder:
+            outputs = [open(pathlib.Path(folder) / f"rank{rank}.txt", "w+") for rank in range(PROCESSES)]
+            ranks = [
+                subprocess.Popen(
+                    [sys.executable, "-B", str(SCRIPT), str(rank), str(PROCESSES), f"{folder}/meeting"],
+                    env=environment, stdout=output, stderr=subprocess.STDOUT,
+                )
+                for rank, output in enumerate(outputs)
+            ]
+            until = time.monotonic() + 300
+            while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
+                if time.monotonic() > until:
+                    break
+                time.sleep(0.1)
+            for rank in ranks:  # one that has failed leaves the others waiting
+                if rank.poll() is None:
+                    rank.kill()
+                rank.wait()
+            texts = []
+            for output in outputs:
+                output.seek(0)
+                texts.append(output.read())
+                output.close()
+        self.assertEqual([rank.returncode for rank in ranks], [0] * PROCESSES, "\n".join(texts))
+        self.assertEqual(texts[0].count("passed "), 5, texts[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
