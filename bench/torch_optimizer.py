@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """superoffload.AdamW under a transformers model on one GPU, against the same model's forward and backward alone.
 
-    python torch_optimizer.py --config qwen3-4b [--batch_size 4] [--max_length 4096] [--runs 1 1e6 1e6:5]
+    python torch_optimizer.py --config qwen3-4b [--batch_size 4] [--max_length 4096] [--runs 1 1e6 1e6:5 1:0:link]
                               [--state_dtype fp32] [--threads 0] [--steps 6] [--json]
 
 Random weights and tokens, bf16, gradient checkpointing, the attention of PyTorch (sdpa). All is measured in one process
 in turn: forward and backward alone, then whole steps for each of --runs, and, unless --once, forward and backward alone
-again. A run is the norm that is clipped to and, behind a colon, GiB of optimizer state on the GPU (0). A figure is the
-median of the steps after a few to warm up.
+again. A run is the norm that is clipped to and, behind colons, GiB of optimizer state on the GPU (0) and "link" for
+updates over the link; or "torchao", for its CPUOffloadOptimizer. A figure is the median of the steps after a few to warm up.
 """
 import argparse
 import json
@@ -50,6 +50,21 @@ def measure(model, ids, steps, finish):
     return seconds, loss
 
 
+def peer_step(model, lr):
+    """A step of torchao's optimizer, which keeps weights and moments in bf16 on the CPU, and does not clip."""
+    try:
+        from torchao.optim import CPUOffloadOptimizer
+    except ImportError:
+        from torchao.prototype.low_bit_optim import CPUOffloadOptimizer
+    optimizer = CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, fused=True, lr=lr)
+
+    def step():
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def difference(after, before):
     if isinstance(after, dict):
         return {key: difference(after[key], before[key]) for key in after}
@@ -61,7 +76,7 @@ def main():
     p.add_argument("--config", required=True, help="config.json or a preset of configs/models")
     p.add_argument("--batch_size", type=int, default=4)
     p.add_argument("--max_length", type=int, default=4096)
-    p.add_argument("--runs", nargs="+", default=["1", "1e6"], metavar="NORM[:GIB]")
+    p.add_argument("--runs", nargs="+", default=["1", "1e6"], metavar="NORM[:GIB[:link]]")
     p.add_argument("--state_dtype", choices=["fp32", "bf16"], default="fp32")
     p.add_argument("--threads", type=int, default=0)
     p.add_argument("--bucket_bits", type=int, help="largest bucket: 2 to this power of elements")
@@ -102,21 +117,26 @@ def main():
     alone("forward and backward alone")
     optimizer, made_with = None, None
     for run in a.runs:
-        norm, _, gib = run.partition(":")
+        if run == "torchao":
+            optimizer = made_with = None
+            seconds, loss = measure(model, ids, 2 + a.steps, peer_step(model, a.lr))
+            report("torchao's CPUOffloadOptimizer", seconds[2:], loss=loss)
+            continue
+        norm, gib, link = (run.split(":") + ["", ""])[:3]
         norm, gib = float(norm), float(gib or 0)
-        if gib != made_with:
+        if (gib, link) != made_with:
             optimizer = None  # its memory is needed
-            start, made_with = time.perf_counter(), gib
+            start, made_with = time.perf_counter(), (gib, link)
             optimizer = superoffload.AdamW(
                 model.parameters(), lr=a.lr, betas=(0.9, 0.99), weight_decay=0.01, max_grad_norm=norm,
                 state_dtype=torch.float32 if a.state_dtype == "fp32" else torch.bfloat16, threads=a.threads,
-                device_memory=int(gib * 2**30))
+                device_memory=int(gib * 2**30), update_over_link=link == "link")
             print(f"optimizer made in {time.perf_counter() - start:.1f} s", flush=True)
         optimizer.max_grad_norm = norm
         warm, _ = measure(model, ids, a.warmup, optimizer.step)
         before = optimizer.counters()
         seconds, loss = measure(model, ids, a.steps, optimizer.step)
-        report(f"AdamW, clip {norm:g}, {gib:g} GiB on GPU", seconds, warmup=" ".join(f"{x:.3f}" for x in warm),
+        report(f"AdamW, clip {norm:g}, {gib:g} GiB on GPU{', link' if link else ''}", seconds, warmup=" ".join(f"{x:.3f}" for x in warm),
                loss=loss, grad_norm=optimizer.grad_norm, counters=difference(optimizer.counters(), before),
                under_forward=optimizer._engine.pending(), peak_gb=torch.cuda.max_memory_allocated() / 1e9)
     del optimizer

@@ -3,6 +3,7 @@ out.
 """
 import contextlib
 import itertools
+import warnings
 import weakref
 
 import torch
@@ -10,6 +11,8 @@ import torch
 from superoffload import _engine, awaited, errors, groups, memory, parameters, sharding
 
 MASTER, EXP_AVG, EXP_AVG_SQ = range(3)
+# After these PyTorch has reserved what a step takes.
+_STEPS_BEFORE_SPLIT = 3
 
 
 class EngineParameters:
@@ -18,7 +21,10 @@ class EngineParameters:
     def _begin(self, settings, *, max_grad_norm, under_forward, offload_ratio, device_memory):
         self._settings = settings
         self._max_grad_norm = self._limit = max_grad_norm  # _limit: of the step under way
-        self._under_forward, self._offload_ratio, self._device_memory = under_forward, offload_ratio, device_memory
+        self._under_forward, self._offload_ratio = under_forward, offload_ratio
+        # With "auto", the steps that are still to be seen before the state is split.
+        self._until_split = _STEPS_BEFORE_SPLIT if device_memory == "auto" else 0
+        self._device_memory = None if device_memory == "auto" else device_memory
         self._awaited = None  # awaited.Awaited, if step() need not wait for all new values
         self._device = torch.device("cpu")
         self._engine = None
@@ -203,6 +209,23 @@ class EngineParameters:
         with self._on_stream():
             own = self._engine.gradient_statistics(groups.updates_of(self.param_groups))
         return self._peers.statistics([m.position for m in self._managed], own)
+
+    def _split_state(self):
+        """After a step. device_memory="auto": state moves to the GPU's memory that a few steps have left free."""
+        if self._until_split == 0:
+            return
+        self._until_split -= 1
+        if self._until_split > 0:
+            return
+        if not memory.holds_a_copy(self._managed):
+            warnings.warn(
+                'device_memory="auto" leaves all state in host memory, which does not hold the copy that moving takes: '
+                "give device_memory a number of bytes instead",
+                stacklevel=4,
+            )
+            return
+        self._device_memory = memory.room_for_state(self._device)
+        self._rebuild()
 
     def _read_gradient(self, index):
         dtype = torch.bfloat16 if self._engine.has_bf16_gradients() else torch.float32

@@ -29,8 +29,9 @@ def check_settings(state_dtype, threads, offload_ratio, device_memory):
         raise errors.UserError("offload_ratio and device_memory are two ways to say the same: give one of them")
     if offload_ratio is not None and not 0 <= offload_ratio <= 1:
         raise errors.UserError(f"offload_ratio is {offload_ratio}: give a number from 0 to 1; 1 is all on the host")
-    if device_memory is not None and not (isinstance(device_memory, int) and device_memory >= 0):
-        raise errors.UserError(f"device_memory is {device_memory!r}: give a number of bytes, such as 8 << 30")
+    known = device_memory in (None, "auto") or (isinstance(device_memory, int) and device_memory >= 0)
+    if not known:
+        raise errors.UserError(f'device_memory is {device_memory!r}: give a number of bytes, such as 8 << 30, or "auto"')
 
 
 def check_group(group, bf16_moments):

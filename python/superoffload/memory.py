@@ -3,6 +3,8 @@ import torch
 
 from superoffload import _engine, errors, sharding
 
+# Of a GPU's memory, the part that is left when state takes what is free: for batches that are a little larger.
+_SPARE_PART = 16
 # Of the state, room for updates that may be discarded, the most that memory allows.
 _SPARE_STATE = (0.25, 0.1, 0.02)
 
@@ -50,6 +52,22 @@ def check(tensors, settings, on_gpu):
             f"{_gib(torch.cuda.mem_get_info()[0])}; less device_memory, or an offload_ratio nearer to 1, leaves more "
             f"state to the host\n{table}"
         )
+
+
+def room_for_state(device):
+    """Bytes of a GPU's memory that are free beside what PyTorch has reserved by now, but for a part to spare."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, free - total // _SPARE_PART)
+
+
+def holds_a_copy(managed):
+    """Whether the host has memory for the state of these once more, in fp32."""
+    available, _ = _engine.available_host_memory()
+    _, processes = sharding.place_on_host()
+    return 12 * sum(m.values.numel() for m in managed) <= available // processes
 
 
 def _gib(count):

@@ -26,7 +26,10 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
     under_forward: step() returns before all parameters have new values; each gets its own before it is read, so that
     updates go on under the next forward pass. None: on a GPU. False: step() waits for all.
     offload_ratio: the share of the optimizer state that is in host memory; the rest is in the parameters' device's, for
-    those that come first. Or device_memory: bytes there that the state may take. At first all of it is the host's.
+    those that come first. Or device_memory: bytes there that the state may take, or "auto": after the third step, what
+    is free. Without these all of it is the host's.
+    update_over_link: the GPU updates a part of the state in host memory too, which is then pinned, and travels over the
+    link and back.
     threads: that run AdamW; 0: one for each core, or on a GPU's host all cores but three.
 
     A parameter's gradient is taken when it is accumulated, so param.grad is None after backward(). Gradients of several
@@ -123,6 +126,7 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
             self.skipped_steps += 1
             name = self._peers.names[bad] if self._peers is not None else self._managed[bad].name
             warnings.warn(f"step skipped: a gradient of {name} is Inf or NaN", stacklevel=3)
+        self._split_state()
         return loss
 
     @property

@@ -1,15 +1,17 @@
 """superoffload.AdamW against itself without overlap."""
 import copy
 import gc
+import os
 import random
 import unittest
 import warnings
 from unittest import mock
 
 # First: it skips the tests where there is no PyTorch.
-from optimizer_models import backward, difference, groups_of, network, same_bits, small_units
+from optimizer_models import DEVICE, backward, difference, groups_of, network, same_bits, small_units
 
 import torch
+from torch import nn
 
 import superoffload
 from superoffload import memory as memory_module
@@ -102,6 +104,25 @@ class AgainstItself(unittest.TestCase):
             self.assertGreater(total[key], 10, total)
         self.assertGreater(total["updated_before_norm"] + total["weights_before_norm"], 0, total)
 
+    def test_a_split_that_steps_have_shown_changes_no_bit(self):
+        small_units(self)
+        model, twin = network(), network()
+        with mock.patch.object(memory_module, "room_for_state", lambda device: 30_000):
+            optimizer = superoffload.AdamW(model.parameters(), lr=1e-2, device_memory="auto")
+            other = superoffload.AdamW(twin.parameters(), lr=1e-2)
+            for step in range(6):
+                for one, its in ((model, optimizer), (twin, other)):
+                    backward(one, step)
+                    its.step()
+                self.assertEqual(optimizer.counters()["updated_by_device"] > 0, step > 2)
+        self.assertEqual(difference(model, twin), 0)
+        self.assertTrue(same_bits(optimizer.state_dict()["state"], other.state_dict()["state"]))
+        optimizer = superoffload.AdamW(network().parameters(), device_memory="auto")
+        with mock.patch.object(memory_module._engine, "available_host_memory", lambda: (10_000, "")):
+            optimizer._until_split = 1
+            with self.assertWarnsRegex(UserWarning, "leaves all state in host memory"):
+                optimizer._split_state()
+
     def test_nothing_shows_between_backward_and_step(self):
         model = network()
         optimizer = superoffload.AdamW(model.parameters(), lr=0.1)
@@ -147,18 +168,31 @@ class AgainstItself(unittest.TestCase):
             with open("/proc/self/statm") as file:
                 return int(file.read().split()[1]) * 4096
 
+        def threads():
+            return len(os.listdir("/proc/self/task"))
+
         model = network()
         optimizer = superoffload.AdamW(model.parameters(), lr=1e-4)
-        for step in range(500):
+        for step in range(1000):
             if step == 100:
                 before = resident()
-            backward(model, step)
+            backward(model, step % 10)
             optimizer.step()
         self.assertLess(resident() - before, 8 << 20)
-        for _ in range(3):  # threads and memory go with an optimizer
+        # Threads and memory go with an optimizer: its state here is 13 MB.
+        model = nn.Linear(1000, 1000, device=DEVICE)
+        for number in range(23):
             optimizer = None
             gc.collect()
+            if number == 3:
+                before = resident(), threads()
             optimizer = superoffload.AdamW(model.parameters(), lr=1e-4)
+            model(torch.ones(1, 1000, device=DEVICE)).sum().backward()
+            optimizer.step()
+        optimizer = None
+        gc.collect()
+        self.assertLess(resident() - before[0], 30 << 20)
+        self.assertEqual(threads(), before[1])
 
 
 if __name__ == "__main__":

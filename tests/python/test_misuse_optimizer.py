@@ -51,7 +51,7 @@ class Misuse(unittest.TestCase):
             superoffload.AdamW(model.parameters(), offload_ratio=0.5, device_memory=1 << 20)
         with self.refused("offload_ratio is 2: give a number from 0 to 1"):
             superoffload.AdamW(model.parameters(), offload_ratio=2)
-        with self.refused("device_memory is '8GB': give a number of bytes"):
+        with self.refused("device_memory is '8GB': give a number of bytes, such as 8 << 30, or"):
             superoffload.AdamW(model.parameters(), device_memory="8GB")
         with mock.patch.object(memory_module._engine, "available_host_memory", lambda: (1000, "cgroup /small")):
             with self.refused(r"takes 0\.0 GiB of host memory, and there are 0\.0 GiB \(cgroup /small\); state_dtype"):
