@@ -196,6 +196,23 @@ NB_MODULE(_engine, module) {
       .def("pending", [](const TensorOptimizer& self) { return self.pending(); })
       .def("is_pending", [](const TensorOptimizer& self, int tensor) { return self.pending(tensor); })
       .def("upload", &TensorOptimizer::upload, release())
+      .def("set_late", &TensorOptimizer::set_late, release())
+      // rows: address of int64; gradients, weights: of [rows, width], in the dtypes that has_bf16_gradients() and
+      // has_bf16_weights() say.
+      .def(
+          "preview_rows",
+          [](TensorOptimizer& self, int tensor, std::int64_t width, std::uintptr_t rows, std::size_t count,
+             std::uintptr_t gradients, std::uintptr_t weights) {
+            return self.preview_rows(tensor, width, {reinterpret_cast<const std::int64_t*>(rows), count},
+                                     reinterpret_cast<const void*>(gradients), reinterpret_cast<void*>(weights));
+          },
+          release())
+      // The address of a tensor's last gradient, on the device.
+      .def("last_gradient",
+           [](TensorOptimizer& self, int tensor) {
+             return reinterpret_cast<std::uintptr_t>(self.last_gradient(tensor).data());
+           })
+      .def("has_bf16_weights", [](const TensorOptimizer& self) { return self.weight_dtype() == so::DType::bf16; })
       .def("drop_gradients", &TensorOptimizer::drop_gradients, release())
       .def("has_gradients", &TensorOptimizer::has_gradients)
       .def("has_gradient", &TensorOptimizer::has_gradient)

@@ -38,17 +38,20 @@ class Awaited:
     """From begin() on, a parameter's new value is required before it is read.
 
     managed: of parameters.Managed, in the order of their indices. owner: has require(index), which makes the value of this parameter
-    current, and of others, and returns their indices; before it goes, it calls finish().
+    current, and of others, and returns their indices; and look_up(index, ids), which does it for some rows alone and
+    returns these, or None if it cannot. Before it goes, it calls finish().
     """
 
     def __init__(self, managed, owner):
         self._managed, self._owner = managed, weakref.ref(owner)
         self._by_id, self._by_address, self._hook = {}, {}, None
+        self._rows = {}  # by index, of those still awaited, the rows that are there
 
     def begin(self):
         """False: reads cannot be seen, so all values are to be required at once."""
         if _is_compiling() or not _enter():
             return False
+        self._rows.clear()
         for index, managed in enumerate(self._managed):
             self._by_id[id(managed.parameter)] = index
             self._by_address.setdefault(managed.values.untyped_storage().data_ptr(), []).append(index)
@@ -64,6 +67,25 @@ class Awaited:
 
     def awaits(self, parameter):
         return id(parameter) in self._by_id
+
+    def rows_of(self, parameter):
+        """The rows that are there of a parameter that is still awaited; None: it has not been looked up."""
+        return self._rows.get(self._by_id.get(id(parameter)))
+
+    def meet(self, parameter):
+        self._meet(self._by_id[id(parameter)])
+
+    def look_up(self, ids, weight):
+        """embedding(ids, weight) reads some rows alone."""
+        index = self._by_id.get(id(weight))
+        if index is None:
+            self.look_at((weight,))
+            return
+        rows = None if index in self._rows else self._owner().look_up(index, ids)
+        if rows is None:
+            self._meet(index)
+        else:
+            self._rows[index] = rows
 
     def _meet(self, index, owner=None):
         if id(self._managed[index].parameter) not in self._by_id:
@@ -101,6 +123,8 @@ class Awaited:
         if isinstance(module, _OPAQUE):
             for index in list(self._by_id.values()):
                 self._meet(index)
+        if isinstance(module, torch.nn.Embedding) and type(module).forward is torch.nn.Embedding.forward:
+            return  # it calls embedding(), which the mode sees
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) in self._by_id:
                 self._meet(self._by_id[id(parameter)])
@@ -108,7 +132,10 @@ class Awaited:
 
 class _Mode(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if _active and func not in _HARMLESS:
+        if _active and func is torch.nn.functional.embedding and len(args) > 1 and not (kwargs or {}).get("max_norm"):
+            for awaited in tuple(_active):
+                awaited.look_up(*args[:2])
+        elif _active and func not in _HARMLESS:
             for awaited in tuple(_active):
                 awaited.look_at(args)
                 if kwargs:

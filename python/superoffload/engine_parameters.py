@@ -8,7 +8,7 @@ import weakref
 
 import torch
 
-from superoffload import _engine, awaited, errors, groups, memory, parameters, sharding
+from superoffload import _engine, awaited, errors, groups, memory, parameters, sharding, tables
 
 MASTER, EXP_AVG, EXP_AVG_SQ = range(3)
 # After these PyTorch has reserved what a step takes.
@@ -26,7 +26,7 @@ class EngineParameters:
         self._until_split = _STEPS_BEFORE_SPLIT if device_memory == "auto" else 0
         self._device_memory = None if device_memory == "auto" else device_memory
         self._awaited = None  # awaited.Awaited, if step() need not wait for all new values
-        self._device = torch.device("cpu")
+        self._device, self._device_units = torch.device("cpu"), 0
         self._engine = None
         self._peers = None  # sharding.Peers, if other processes have shards of the same parameters
         self._managed, self._index = [], {}  # of parameters.Managed, in the engine's order; and by id of the parameter
@@ -92,11 +92,12 @@ class EngineParameters:
             (m.name, m.address, m.dtype == torch.bfloat16, m.values.numel(), m.unit, m.group) for m in self._managed
         ]
         part, parts = sharding.cpu_part()
+        self._device_units = memory.device_units(
+            self._managed, self._settings["bf16_moments"], self._offload_ratio, self._device_memory
+        )
         settings = self._settings | {
             "gpu": self._device.index if on_gpu else -1,
-            "device_units": memory.device_units(
-                self._managed, self._settings["bf16_moments"], self._offload_ratio, self._device_memory
-            ),
+            "device_units": self._device_units,
             "awaits_updates": not under_forward,
             "max_grad_norm": self._max_grad_norm,
             "bucket_elements": parameters.bucket_elements(self._managed),
@@ -174,10 +175,13 @@ class EngineParameters:
 
     def _take_from_backward(self, managed):
         if self._awaited is not None and self._awaited.awaits(managed.parameter):
-            raise errors.UserError(
-                f"{managed.name} was read before its new value was there, in a way that cannot be seen (a CUDA graph, "
-                "a kernel of another library): make the optimizer with under_forward=False"
-            )
+            rows = self._awaited.rows_of(managed.parameter)
+            if rows is None or tables.has_others(sharding.local_of(managed.parameter.grad), rows):
+                raise errors.UserError(
+                    f"{managed.name} was read before its new value was there, in a way that cannot be seen (a CUDA "
+                    "graph, a kernel of another library): make the optimizer with under_forward=False"
+                )
+            self._awaited.meet(managed.parameter)
         if managed.parameter.is_cuda and torch.cuda.is_current_stream_capturing():
             raise errors.UserError("a CUDA graph captures backward(), whose gradients this optimizer takes: capture "
                                    "the forward pass alone")
@@ -244,6 +248,18 @@ class EngineParameters:
         met = [i for i, managed in enumerate(self._managed) if managed.unit == unit]
         self._mark_changed(met)
         return met
+
+    def look_up(self, index, ids):
+        """For awaited.Awaited: brings the new values of the rows `ids` of a table. Returns them; None: it cannot."""
+        managed = self._managed[index]
+        if managed.is_late:
+            with torch.no_grad(), self._on_stream():
+                return tables.bring_rows(self._engine, index, managed, ids)
+        units = [m.unit for m in self._managed]
+        if tables.is_table(managed) and units.count(managed.unit) == 1 and managed.unit >= self._device_units:
+            self._engine.set_late(index)  # from the next step on
+            managed.is_late = True
+        return None
 
     def _await_all(self):
         if self._awaited is not None:

@@ -24,6 +24,7 @@ class Managed:
         self.values = sharding.local_of(parameter)
         self.address, self.dtype = self.values.data_ptr(), self.values.dtype
         self.handle, self.unit = None, None
+        self.is_late = False  # a table, whose update may come last, but for the rows that are looked up
         self.note_version()
 
     def _versions(self):

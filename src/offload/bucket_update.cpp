@@ -1,16 +1,25 @@
 #include "offload/bucket_update.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <variant>
 
 #include "base/bf16_arrays.h"
+#include "base/error.h"
 
 namespace so {
 namespace {
 
 constexpr std::int64_t copy_grain = 1 << 16;
+
+// `count` elements of one, from `first` on.
+Tensor elements_of(const Tensor& tensor, std::int64_t first, std::int64_t count) {
+  return {static_cast<std::byte*>(tensor.data()) + static_cast<std::size_t>(first) * size_of(tensor.dtype()),
+          tensor.dtype(),
+          {count}};
+}
 
 }  // namespace
 
@@ -64,6 +73,46 @@ void BucketUpdate::preview(const Bucket& bucket, const AdamWSteps& steps, Tensor
                  if (run.step == nullptr) return copy_weights(bucket, run.range, w);
                  adamw_preview_parallel(pool_, *run.step, run.decay, g, state_.at(bucket, run.range.begin), w);
                });
+}
+
+void BucketUpdate::preview_rows(std::span<const Bucket> buckets, const AdamWSteps& steps, Range parameter,
+                                std::int64_t width, std::span<const std::int64_t> rows, Tensor gradients,
+                                Tensor weights) const {
+  pool_.parallel_for(static_cast<std::int64_t>(rows.size()), 8, [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t i = from; i < to; ++i) {
+      const std::int64_t begin = parameter.begin + rows[static_cast<std::size_t>(i)] * width;
+      const Range row{begin, begin + width};
+      SO_CHECK(parameter.begin <= row.begin && row.end <= parameter.end, "a row at {} of a parameter at {}", begin,
+               parameter.begin);
+      auto bucket = std::upper_bound(buckets.begin(), buckets.end(), begin,
+                                     [](std::int64_t element, const Bucket& b) { return element < b.range().end; });
+      for (; bucket != buckets.end() && bucket->range().begin < row.end; ++bucket) {
+        const Range part = common(bucket->range(), row);
+        const std::int64_t at = i * width + part.begin - begin;
+        preview_part(*bucket, steps, part, elements_of(gradients, at, part.size()),
+                     elements_of(weights, at, part.size()));
+      }
+    }
+  });
+}
+
+void BucketUpdate::preview_part(const Bucket& bucket, const AdamWSteps& steps, Range part, Tensor gradients,
+                                Tensor weights) const {
+  for (const AdamWSteps::Run& run : steps.runs(layout_, part)) {
+    const auto count = static_cast<std::size_t>(run.range.size());
+    const Tensor g = elements_of(gradients, run.range.begin - part.begin, run.range.size()),
+                 w = elements_of(weights, run.range.begin - part.begin, run.range.size());
+    if (run.step != nullptr) {
+      const GradientSpan gradient =
+          g.dtype() == DType::bf16 ? GradientSpan(g.span<const bf16>()) : GradientSpan(g.span<const float>());
+      const WeightSpan weight = w.dtype() == DType::bf16 ? WeightSpan(w.span<bf16>()) : WeightSpan(w.span<float>());
+      adamw_preview(*run.step, run.decay, gradient, state_.at(bucket, run.range.begin), weight);
+    } else if (const float* const master = state_.master(bucket, run.range.begin); w.dtype() == DType::bf16) {
+      round_to_bf16(master, w.as<bf16>(), count);
+    } else {
+      std::memcpy(w.data(), master, count * sizeof(float));
+    }
+  }
 }
 
 void BucketUpdate::copy_state(int place, const Bucket& bucket, Range range) const {

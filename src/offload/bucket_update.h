@@ -2,6 +2,9 @@
 // the same bits.
 #pragma once
 
+#include <cstdint>
+#include <span>
+
 #include "base/tensor.h"
 #include "base/thread_pool.h"
 #include "offload/adamw_steps.h"
@@ -26,6 +29,10 @@ class BucketUpdate {
   void preview(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient, Tensor weights) const;
   // The state alone, in place.
   void follow(const Bucket& bucket, const AdamWSteps& steps, Tensor gradient) const;
+  // The weights alone, of some rows of `width` elements of a parameter, whose elements these buckets have. Gradients
+  // and weights: [rows, width].
+  void preview_rows(std::span<const Bucket> buckets, const AdamWSteps& steps, Range parameter, std::int64_t width,
+                    std::span<const std::int64_t> rows, Tensor gradients, Tensor weights) const;
   // The weights that the master weights are, without any update.
   void round_masters(const Bucket& bucket, Tensor weights) const;
 
@@ -36,6 +43,9 @@ class BucketUpdate {
   void clear_padding(int place, const Bucket& bucket) const;
   // Both are for parameters that the step leaves as they are: the first copies their state to a place for new state.
   void copy_state(int place, const Bucket& bucket, Range range) const;
+  // On the calling thread: `part` lies in the bucket; gradients and weights are those of its first element and the
+  // rest.
+  void preview_part(const Bucket& bucket, const AdamWSteps& steps, Range part, Tensor gradients, Tensor weights) const;
   void copy_weights(const Bucket& bucket, Range range, const WeightSpan& weights) const;
 
   ThreadPool& pool_;

@@ -139,6 +139,16 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // begun, in which gradients_ready() is called for all units. Waits for the host. Goes with one rank, and with
   // gradients that do not move.
   void reopen_step();
+  // Before a step: of a host-owned unit the forward passes need some rows first, and the others last or not at all.
+  // From that step on its update comes behind those of the others, after the verdict. preview_rows() makes the rows'
+  // weights. Goes with weights in memory of the caller's.
+  void set_late(int unit);
+  // Between a step's verdict and anything that requires a late unit's weights: HostOptimizer::preview_rows(), of a
+  // parameter of such a unit.
+  bool preview_rows(int parameter, std::int64_t width, std::span<const std::int64_t> rows, const void* gradients,
+                    void* weights);
+  // Where the gradient of a host-owned unit's parameter lies on the device, from its last step's until the next one.
+  Tensor last_gradient(int parameter) { return gradients_.places().view(parameter); }
   // Forgets the gradients of a step whose last micro-batch has not begun, so that the next ones replace them.
   void drop_gradients();
   // After the last micro-batch has been enqueued on `compute`: waits for its gradients, and returns their norm, NaN if
@@ -282,6 +292,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   Buffer stats_, stats_host_;  // GradStats per parameter, device and pinned
   Buffer stats_scratch_;
   std::vector<double> forward_shares_, landing_shares_;  // by host-owned bucket
+  std::vector<std::uint8_t> late_;                       // by host-owned bucket; empty: none is
   std::vector<Span> unit_buckets_;                       // by unit: buckets that have a part of it
   OptimizerState host_state_, device_state_;
   std::vector<std::unique_ptr<Event>> landed_;  // by unit: its gradients are complete, of all ranks

@@ -77,7 +77,11 @@ HostOptimizer::~HostOptimizer() {
 // ---- The engine's side ----
 
 template <class Ready>
-void HostOptimizer::wait_until(std::unique_lock<std::mutex>& lock, const Ready& ready) {
+void HostOptimizer::wait_until(std::unique_lock<std::mutex>& lock, const Ready& ready, bool needs_late) {
+  if (needs_late && schedule_.late_closed() && !ready()) {
+    schedule_.open_late();
+    changed_.notify_all();
+  }
   changed_.wait(lock, [&] { return error_ || ready(); });
   throw_error();
 }
@@ -153,6 +157,33 @@ void HostOptimizer::reopen() {
   finish();
 }
 
+void HostOptimizer::set_late(const Bucket& bucket) {
+  const std::lock_guard lock(mutex_);
+  schedule_.set_late(bucket);
+}
+
+bool HostOptimizer::preview_rows(Range parameter, std::int64_t width, std::span<const std::int64_t> rows,
+                                 Tensor gradients, Tensor weights) {
+  AdamWSteps steps;
+  {
+    const std::lock_guard lock(mutex_);
+    throw_error();
+    if (!schedule_.late_closed()) return false;
+    for (const Bucket& bucket : buckets_)
+      SO_CHECK(common(bucket.range(), parameter).size() <= 0 || schedule_.is_late(bucket),
+               "rows of bucket {}, which is no late one", bucket.index());
+    steps = final_;
+  }
+  // Until they are opened nobody touches the late buckets.
+  update_.preview_rows(buckets_, steps, parameter, width, rows, gradients, weights);
+  {
+    const std::lock_guard lock(mutex_);
+    schedule_.open_late();
+  }
+  changed_.notify_all();
+  return true;
+}
+
 bool HostOptimizer::weights_sent(const Bucket& bucket) const {
   const std::lock_guard lock(mutex_);
   throw_error();
@@ -174,7 +205,8 @@ bool HostOptimizer::weights_here(const Bucket& bucket) const {
 void HostOptimizer::require_weights(const Bucket& bucket, Stream& stream) {
   {
     std::unique_lock lock(mutex_);
-    wait_until(lock, [&] { return schedule_.has_final_weights(bucket); });
+    wait_until(
+        lock, [&] { return schedule_.has_final_weights(bucket); }, schedule_.is_late(bucket));
   }
   stream.wait(*entry(bucket).current);
 }

@@ -89,6 +89,16 @@ class HostOptimizer {
   // Further gradients of this step will come: undoes what was done ahead. Waits until it is undone.
   void reopen();
 
+  // From the next gradient on the bucket is a late one (HostSchedule::set_late()): what waits for it, or for all, has
+  // it updated after the others.
+  void set_late(const Bucket& bucket);
+  // Weights of some rows of a parameter, whose elements lie in late buckets, as the last verdict makes them: they are
+  // computed at once, on the calling thread and the pool's, and then the late buckets are updated as well. False, and
+  // nothing is done: the late buckets may be under way, so their weights are to be required.
+  // `rows`: of `width` elements. `gradients` and `weights`: [rows, width], in the formats of both on the device.
+  bool preview_rows(Range parameter, std::int64_t width, std::span<const std::int64_t> rows, Tensor gradients,
+                    Tensor weights);
+
   // Waits until the bucket's final weights have been sent; work that follows on `stream` finds them.
   void require_weights(const Bucket& bucket, Stream& stream);
   bool weights_sent(const Bucket& bucket) const;  // whether that would not wait
@@ -161,8 +171,9 @@ class HostOptimizer {
   void throw_error() const {
     if (error_) std::rethrow_exception(error_);
   }
+  // Late buckets are no longer held back, unless it is ready or does not need them.
   template <class Ready>
-  void wait_until(std::unique_lock<std::mutex>& lock, const Ready& ready);
+  void wait_until(std::unique_lock<std::mutex>& lock, const Ready& ready, bool needs_late = true);
 
   ThreadPool& pool_;
   const std::span<Bucket> buckets_;

@@ -114,6 +114,7 @@ TensorOptimizer::TensorOptimizer(std::vector<OwnedTensor> tensors, std::vector<i
       updated_(tensors.size()),
       completed_(static_cast<std::size_t>(layout_.units())),
       pending_(static_cast<std::size_t>(layout_.units()), true),
+      late_(static_cast<std::size_t>(layout_.units()), false),
       own_stream_(device_->create_stream("tensors")),
       switched_(device_->create_event()),
       stream_(own_stream_.get()),
@@ -274,6 +275,21 @@ Verdict TensorOptimizer::step(std::span<const GroupUpdate> groups, std::span<con
   forecasts_ = true;
   pending_.assign(pending_.size(), true);
   return verdict;
+}
+
+void TensorOptimizer::set_late(int tensor) {
+  const int unit = layout_.parameter(tensor).unit;
+  const auto [first, last] = layout_.unit_parameters(unit);
+  SO_CHECK(last - first == 1, "tensor {} has others in its unit", tensor);
+  engine_->set_late(unit);
+  late_[static_cast<std::size_t>(unit)] = true;
+}
+
+bool TensorOptimizer::preview_rows(int tensor, std::int64_t width, std::span<const std::int64_t> rows,
+                                   const void* gradients, void* weights) {
+  const auto unit = static_cast<std::size_t>(layout_.parameter(tensor).unit);
+  if (!late_[unit] || !pending_[unit] || has_gradients()) return false;
+  return engine_->preview_rows(tensor, width, rows, gradients, weights);
 }
 
 bool TensorOptimizer::has_gradients() const {

@@ -116,6 +116,16 @@ class TensorOptimizer {
   // Whether a tensor, or any of them, may still have its former value, since it was not required.
   bool pending(int tensor) const { return pending_[static_cast<std::size_t>(layout_.parameter(tensor).unit)]; }
   bool pending() const;
+  // From now on work that follows a step reads some rows of this tensor first, which preview_rows() makes, and all of
+  // it last or never. It is the only one of its unit, whose state is in host memory.
+  void set_late(int tensor);
+  // Between step() and the first require() of such a tensor: the new values of some rows of `width` elements, [rows,
+  // width] in weight_dtype(). `gradients`: those of these rows, from last_gradient(), which holds until the next
+  // gradient is added. The tensor stays pending. False: it is not possible now, and the tensor is to be required.
+  bool preview_rows(int tensor, std::int64_t width, std::span<const std::int64_t> rows, const void* gradients,
+                    void* weights);
+  Tensor last_gradient(int tensor) { return engine_->last_gradient(tensor); }
+  DType weight_dtype() const { return engine_->formats().weights; }
   // Forgets the gradients since the last step.
   void drop_gradients();
   bool has_gradients() const;  // since the last step
@@ -163,6 +173,7 @@ class TensorOptimizer {
   std::vector<bool> updated_;            // by tensor: in the step that the host has begun with
   std::vector<bool> completed_;          // by unit
   std::vector<bool> pending_;            // by unit
+  std::vector<bool> late_;               // by unit
   std::vector<GroupUpdate> begun_with_;  // empty: the host has not begun
   bool forecasts_ = false;               // in this step
   std::int64_t reopened_ = 0;

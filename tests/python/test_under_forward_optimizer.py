@@ -4,6 +4,7 @@ import gc
 import pickle
 import unittest
 import weakref
+from unittest import mock
 
 # First: it skips the tests where there is no PyTorch.
 from optimizer_models import DEVICE, backward, batch, difference, network, same_bits, small_units
@@ -13,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import superoffload
+from superoffload import tables as tables_module
 
 
 class UnderForward(unittest.TestCase):
@@ -108,6 +110,65 @@ class UnderForward(unittest.TestCase):
                 pending += optimizer._engine.pending()
             self.assertEqual(pending, 6)
             self.assertEqual(difference(model, twin), 0)
+
+    def test_rows_that_are_looked_up(self):
+        class Language(nn.Module):
+            def __init__(self, tied):
+                super().__init__()
+                torch.manual_seed(4)
+                self.table = nn.Embedding(300, 16)
+                self.body = nn.Linear(16, 16)
+                self.head = nn.Linear(16, 300, bias=False)
+                if tied:
+                    self.head.weight = self.table.weight
+
+            def forward(self, ids):
+                return self.head(torch.tanh(self.body(self.table(ids))))
+
+        patch = mock.patch.object(tables_module, "_SMALLEST", 1000)
+        patch.start()
+        self.addCleanup(patch.stop)
+        for tied, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+            with self.subTest(tied=tied, dtype=dtype):
+                model, twin = (Language(tied).to(DEVICE, dtype) for _ in range(2))
+                settings = {"lr": 0.1, "max_grad_norm": 0.5}
+                optimizer = superoffload.AdamW(model.parameters(), under_forward=True, **settings)
+                other = superoffload.AdamW(twin.parameters(), under_forward=False, overlap=False, **settings)
+                served = 0
+                for step in range(8):
+                    generator = torch.Generator().manual_seed(step)
+                    for _ in range(1 + (step == 5)):
+                        ids = torch.randint(0, 300, (4, 20), generator=generator).to(DEVICE)
+                        outputs = []
+                        for one in (model, twin):
+                            rows = one.table(ids)
+                            if one is model and optimizer._engine.is_pending(0):
+                                served += 1
+                            outputs.append(one.head(torch.tanh(one.body(rows))).float())
+                            outputs[-1].square().mean().backward()
+                        self.assertTrue(torch.equal(*outputs))
+                    optimizer.step()
+                    other.step()
+                self.assertEqual(served, 6)  # not before there is a step, and from the second one on
+                self.assertEqual(difference(model, twin), 0)
+                self.assertTrue(same_bits(optimizer.state_dict()["state"], other.state_dict()["state"]))
+
+    def test_a_table_that_is_read_out_of_sight(self):
+        patch = mock.patch.object(tables_module, "_SMALLEST", 1000)
+        patch.start()
+        self.addCleanup(patch.stop)
+        table = nn.Embedding(300, 16, device=DEVICE)
+        optimizer = superoffload.AdamW(table.parameters(), lr=0.1, under_forward=True)
+        ids = torch.arange(20, device=DEVICE)
+        for _ in range(2):
+            table(ids).sum().backward()
+            optimizer.step()
+        loss = table(ids).sum()
+        with torch._C.DisableTorchFunction():
+            loss = loss + table.weight.square().sum()
+        with self.assertRaisesRegex(superoffload.UserError, "was read before its new value was there"):
+            loss.backward()
+        optimizer.zero_grad()
 
     def test_other_modes(self):
         model, optimizer, twin = self.stepped()

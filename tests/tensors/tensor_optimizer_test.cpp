@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -201,8 +202,38 @@ class Framework {
   std::vector<std::unique_ptr<Stream>> streams_;
 };
 
+// Rows of a late tensor, by the gradients that the optimizer has of them, are the plain loop's. Returns whether the
+// optimizer has given them.
+bool rows_are_right(TensorOptimizer& optimizer, const World& world, std::size_t t, std::mt19937& random) {
+  const World::Held& held = world.tensors[t];
+  const auto rows_of = [&](std::int64_t width) { return held.one.elements / width; };
+  const std::int64_t width = std::vector<std::int64_t>{1, 8, 100}[random() % 3];
+  std::vector<std::int64_t> rows;
+  for (std::int64_t row = 0; row < rows_of(width); ++row)
+    if (random() % 4 == 0) rows.push_back(row);
+  const Tensor gradient = optimizer.last_gradient(static_cast<int>(t));
+  const auto bytes = static_cast<std::size_t>(width) * size_of(gradient.dtype());
+  std::vector<std::byte> of_rows(rows.size() * bytes), weights(rows.size() * static_cast<std::size_t>(width) * 4);
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    std::memcpy(of_rows.data() + i * bytes,
+                static_cast<const std::byte*>(gradient.data()) + static_cast<std::size_t>(rows[i]) * bytes, bytes);
+  if (!optimizer.preview_rows(static_cast<int>(t), width, rows, of_rows.data(), weights.data())) return false;
+  EXPECT_TRUE(optimizer.pending(static_cast<int>(t)));
+  std::size_t at = 0;
+  for (const std::int64_t row : rows)
+    for (std::int64_t i = 0; i < width; ++i, ++at) {
+      const float expected = held.state[static_cast<std::size_t>(row * width + i)].p;
+      const bool same = optimizer.weight_dtype() == DType::bf16
+                            ? same_bits(reinterpret_cast<const bf16*>(weights.data())[at], bf16(expected))
+                            : same_bits(reinterpret_cast<const float*>(weights.data())[at], expected);
+      if (!same) ADD_FAILURE() << "row " << row << " of tensor " << t << ", element " << i;
+      if (!same) return true;
+    }
+  return true;
+}
+
 struct Tally {
-  std::int64_t on_device = 0, over_link = 0, reopened = 0, ahead = 0, clipped = 0, skipped = 0;
+  std::int64_t rows = 0, on_device = 0, over_link = 0, reopened = 0, ahead = 0, clipped = 0, skipped = 0;
 };
 
 // Steps with everything at random: which tensors have gradients, how many, in which order, settings that change after
@@ -277,6 +308,14 @@ void run_at_random(unsigned seed, Tally& tally) {
     world.step(settings, max_grad_norm);
     tally.clipped += verdict.finite && verdict.clip < 1 ? 1 : 0;
     tally.skipped += verdict.finite ? 0 : 1;
+    if (one_in(4)) {
+      for (const int late : {5, 8})  // alone in their units
+        if (world.tensors[static_cast<std::size_t>(late)].one.unit >= device_units) optimizer.set_late(late);
+    } else if (verdict.finite && one_in(2)) {
+      const std::size_t late = one_in(2) ? 5 : 8;
+      framework.synchronize();
+      tally.rows += rows_are_right(optimizer, world, late, random) ? 1 : 0;
+    }
     looked = !one_in(5);  // else the next gradients come while this step's updates may run
     framework.change_stream(random);
     if (one_in(3)) {
@@ -308,6 +347,7 @@ TEST(TensorOptimizer, AnythingAtRandomIsThePlainLoop) {
   EXPECT_GT(tally.ahead, seeds);
   EXPECT_GT(tally.on_device, seeds);
   EXPECT_GT(tally.over_link, seeds);
+  EXPECT_GT(tally.rows, seeds);
   EXPECT_GT(tally.clipped, seeds);
   EXPECT_GT(tally.skipped, seeds / 4);
 }

@@ -43,6 +43,11 @@ void HostSchedule::begin_step(UpdateChoice choice) {
                choice.redo.size() == owned_.size(),
            "a choice for {} of {} buckets", choice.ahead.size(), owned_.size());
   choice_ = std::move(choice);
+  for (const int index : owned_) {
+    if (!entry(index).late) continue;
+    choice_.ahead[turn_of(index)] = Ahead::leave;
+    choice_.after[turn_of(index)] = choice_.redo[turn_of(index)] = After::in_place;
+  }
 }
 
 void HostSchedule::land(Bucket& bucket) {
@@ -61,6 +66,7 @@ void HostSchedule::landed(Bucket& bucket) {
 void HostSchedule::decide(bool stands, bool unclipped) {
   stands_ = stands;
   as_speculated_ = stands && unclipped;
+  late_open_ = !stands;
   ahead_.clear();
   for (const int index : owned_) {
     entry(index).decided = true;
@@ -70,6 +76,7 @@ void HostSchedule::decide(bool stands, bool unclipped) {
 
 void HostSchedule::reopen() {
   stands_ = as_speculated_ = false;
+  late_open_ = true;
   ahead_.clear();
   for (const int index : owned_) {
     if (std::exchange(entry(index).decided, true)) continue;
@@ -119,6 +126,17 @@ bool HostSchedule::finished() const {
 
 // ---- The host's side ----
 
+int HostSchedule::first_due(std::set<int>& due, Updater updater) {
+  // Some must only be put back, which is the host's.
+  const auto first = std::find_if(due.begin(), due.end(), [&](int index) {
+    return updater == Updater::host || bucket(index).state() == BucketState::deferred;
+  });
+  if (first == due.end()) return -1;
+  const int index = *first;
+  due.erase(first);
+  return index;
+}
+
 int HostSchedule::most_urgent(Updater updater) {
   const auto take = [](std::set<int>& from, std::set<int>::const_iterator at) {
     const int index = *at;
@@ -126,11 +144,8 @@ int HostSchedule::most_urgent(Updater updater) {
     return index;
   };
   const bool host = updater == Updater::host;
-  // Some that are due must only be put back.
-  const auto due = host ? due_.begin() : std::find_if(due_.begin(), due_.end(), [&](int index) {
-    return bucket(index).state() == BucketState::deferred;
-  });
-  if (due != due_.end()) return take(due_, due);
+  if (const int index = first_due(due_, updater); index >= 0) return index;
+  if (const int index = late_open_ ? first_due(late_due_, updater) : -1; index >= 0) return index;
   if (host && !adopting_.empty()) return take(adopting_, std::prev(adopting_.end()));
   if (!owing_.empty()) return take(owing_, std::prev(owing_.end()));
   while (!ahead_.empty()) {
@@ -220,7 +235,7 @@ void HostSchedule::apply_verdict(Bucket& bucket) {
     return;
   }
   if (stands_ && !ahead) {
-    due_.insert(bucket.index());
+    make_due(bucket.index());
     return;
   }
   bucket.discard();
@@ -234,7 +249,7 @@ void HostSchedule::apply_verdict(Bucket& bucket) {
     bucket.redo();
     e.redo = true;
   }
-  due_.insert(bucket.index());
+  make_due(bucket.index());
 }
 
 void HostSchedule::complete(int index, HostTask task) {

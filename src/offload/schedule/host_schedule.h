@@ -4,7 +4,7 @@
 // over the link and back (Updater). The most urgent work comes first:
 //
 //   1. after the verdict, what the next forward pass waits for: updates and redone updates, and old weights that a
-//      skipped step must put back; lowest bucket first
+//      skipped step must put back; lowest bucket first, and late ones (set_late()) behind the others
 //   2. adopting speculated state, then state that must follow weights sent earlier; highest bucket first, whose next
 //      gradient comes first
 //   3. ahead of the verdict, buckets whose gradients are complete, as the step's UpdateChoice has it
@@ -85,6 +85,13 @@ class HostSchedule {
   // whose gradients were complete. Nothing is left of the step before (nothing_decided_left()).
   void reopen();
   bool nothing_decided_left() const;
+  // From the next gradient on the bucket is a late one: nothing of it is done ahead of the verdict, and after that it
+  // waits until open_late(), and then comes behind all others that are due.
+  void set_late(const Bucket& bucket) { entry(bucket.index()).late = true; }
+  bool is_late(const Bucket& bucket) const { return entry(bucket.index()).late; }
+  void open_late() { late_open_ = true; }
+  // Whether late buckets have been decided on, and none can be taken yet.
+  bool late_closed() const { return !late_open_; }
 
   bool has_final_weights(const Bucket& bucket) const;  // they have been sent; not to be asked ahead of the verdict
   bool is_decided(const Bucket& bucket) const { return entry(bucket.index()).decided; }  // its gradient's verdict is in
@@ -120,10 +127,14 @@ class HostSchedule {
     bool in_hand = false;             // taken
     Updater updater = Updater::host;  // who took it last
     bool redo = false;                // its update replaces one that was void
-    int place = -1;                   // spare place of its speculated state
+    bool late = false;
+    int place = -1;  // spare place of its speculated state
   };
 
   int most_urgent(Updater updater);
+  // The first that is due and that this one can update; -1: none.
+  int first_due(std::set<int>& due, Updater updater);
+  void make_due(int index) { (entry(index).late ? late_due_ : due_).insert(index); }
   void apply_verdict(Bucket& bucket);
   void give_back_place(Entry& entry);
   std::size_t turn_of(int index) const { return static_cast<std::size_t>(turn_of_[static_cast<std::size_t>(index)]); }
@@ -139,7 +150,8 @@ class HostSchedule {
   std::vector<Entry> entries_;  // by bucket
   UpdateChoice choice_;
   bool stands_ = true, as_speculated_ = true;  // of the last verdict
-  std::set<int> due_, adopting_, owing_;
+  bool late_open_ = true;
+  std::set<int> due_, late_due_, adopting_, owing_;
   std::deque<int> ahead_;  // in the order their gradients become complete
   HostCounters counters_;
 };

@@ -20,21 +20,22 @@ StepTimer::StepTimer(const UpdateFacts& facts)
       micro_batches_(facts.micro_batches),
       first_forward_(facts.first_forward_seconds()),
       backward_(facts.backward_seconds),
+      late_(facts.late.begin(), facts.late.end()),
       weights_here_(count_, 0),
       gradient_free_(count_, 0),
       landed_(count_, 0) {
-  double share = 0;
+  double share = 0;  // of the forward pass, of which late buckets are no part
   for (std::size_t i = 0; i < count_; ++i) {
     const auto elements = static_cast<double>(facts.elements[i]);
     const double link = elements * facts.link_seconds;
     updates_.push_back({elements * facts.update_seconds, link});
     follows_.push_back({elements * follow_share * facts.update_seconds, link});
     previews_.push_back({elements * facts.preview_seconds, elements * facts.link_preview_seconds});
-    const bool last = i + 1 == count_;
-    forward_parts_.push_back(first_forward_ * (facts.forward_shares[i] - share));
-    share = facts.forward_shares[i];
-    backward_parts_.push_back(backward_ * ((last ? 1 : facts.forward_shares[i + 1]) - share));
-    if (!facts.landing_shares.empty()) landing_delays_.push_back(backward_ * (share - facts.landing_shares[i]));
+    const double begins = facts.forward_shares[i], ends = i + 1 == count_ ? 1 : facts.forward_shares[i + 1];
+    forward_parts_.push_back(is_late(i) ? 0 : first_forward_ * (begins - share));
+    if (!is_late(i)) share = begins;
+    backward_parts_.push_back(backward_ * (ends - begins));
+    if (!facts.landing_shares.empty()) landing_delays_.push_back(backward_ * (begins - facts.landing_shares[i]));
   }
   forward_rest_ = first_forward_ * (1 - share);
   backward_rest_ = backward_ * (count_ > 0 ? facts.forward_shares[0] : 1);
@@ -61,17 +62,22 @@ inline double StepTimer::first_free() const {
   return has_link_ ? std::min(carried_.host, carried_.link) : carried_.host;
 }
 
-// Does the buckets that are due, the lowest first; then state that follows, the highest first.
+// Does the buckets that are due, the lowest first and the late ones last; then state that follows, the highest first.
 void StepTimer::after_the_verdict(const UpdateChoice& choice, bool clip) {
   const std::vector<After>& after = clip ? choice.redo : choice.after;
-  bool any_owing = false;
+  bool any_owing = false, any_late = false;
   for (std::size_t i = 0; i < count_; ++i) {
+    gradient_free_[i] = 0;
+    any_late = any_late || is_late(i);
+    if (is_late(i)) continue;
     const bool done_ahead = i >= carried_.ahead_from && choice.ahead[i] != Ahead::leave;
     const bool owing = done_ahead && !clip ? choice.ahead[i] == Ahead::preview : after[i] == After::weights_first;
     weights_here_[i] = done_ahead && !clip ? 0 : by_first(0, owing ? previews_[i] : updates_[i]);
     gradient_free_[i] = owing ? 1 : 0;  // to be replaced below
     any_owing = any_owing || owing;
   }
+  for (std::size_t i = 0; any_late && i < count_; ++i)
+    if (is_late(i)) weights_here_[i] = by_first(0, updates_[i]);
   for (std::size_t i = count_; any_owing && i-- > 0;)
     if (gradient_free_[i] > 0) gradient_free_[i] = by_first(0, follows_[i]);
 }
@@ -79,9 +85,13 @@ void StepTimer::after_the_verdict(const UpdateChoice& choice, bool clip) {
 // The first micro-batch's, which waits for new weights.
 double StepTimer::forward() const {
   if (awaits_updates_) return *std::max_element(weights_here_.begin(), weights_here_.end()) + first_forward_;
-  double now = 0;
-  for (std::size_t i = 0; i < count_; ++i) now = std::max(now + forward_parts_[i], weights_here_[i]);
-  return now + forward_rest_;
+  double now = 0, late = 0;  // which the end of the pass waits for
+  for (std::size_t i = 0; i < count_; ++i)
+    if (is_late(i))
+      late = std::max(late, weights_here_[i]);
+    else
+      now = std::max(now + forward_parts_[i], weights_here_[i]);
+  return std::max(now + forward_rest_, late);
 }
 
 // Plays a micro-batch that others follow. It waits until the step before needs its gradients no longer.
@@ -99,9 +109,10 @@ double StepTimer::backward(const UpdateChoice& choice, double now) {
   }
   const double verdict = now + backward_rest_;
   std::size_t from = count_;
-  while (from > 0 && (choice.ahead[from - 1] == Ahead::leave || std::max(first_free(), landed_[from - 1]) < verdict)) {
+  const auto is_left = [&](std::size_t i) { return choice.ahead[i] == Ahead::leave || is_late(i); };
+  while (from > 0 && (is_left(from - 1) || std::max(first_free(), landed_[from - 1]) < verdict)) {
     --from;
-    if (choice.ahead[from] != Ahead::leave)
+    if (!is_left(from))
       by_first(landed_[from], choice.ahead[from] == Ahead::preview ? previews_[from] : updates_[from]);
   }
   carried_ = {std::max(0.0, carried_.host - verdict), std::max(0.0, carried_.link - verdict), from};

@@ -46,6 +46,7 @@ class StepTimer {
   double first_backward(double now);
   double backward(const UpdateChoice& choice, double now);
   double by_first(double ready, const Work& work);
+  bool is_late(std::size_t i) const { return !late_.empty() && late_[i] != 0; }
   double first_free() const;
 
   std::size_t count_;
@@ -55,6 +56,7 @@ class StepTimer {
   std::vector<Work> updates_, follows_, previews_;      // by bucket
   std::vector<double> forward_parts_, backward_parts_;  // by bucket: the pass from the bucket below or above to it
   std::vector<double> landing_delays_;                  // by bucket: from its backward pass to its gradient; or empty
+  std::vector<std::uint8_t> late_;                      // UpdateFacts::late
   double forward_rest_ = 0, backward_rest_ = 0;
 
   Carried carried_;

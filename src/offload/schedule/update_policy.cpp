@@ -119,11 +119,13 @@ class Groups {
       for (std::size_t j = i; j < std::min(count, i + each_); ++j) elements += facts.elements[j];
       elements_.push_back(elements);
       shares_.push_back(facts.forward_shares[i]);
+      if (!facts.late.empty()) late_.push_back(facts.late[i]);
       if (!facts.landing_shares.empty()) landings_.push_back(facts.landing_shares[i]);
     }
     facts_.elements = elements_;
     facts_.forward_shares = shares_;
     facts_.landing_shares = landings_;
+    facts_.late = late_;
   }
   const UpdateFacts& facts() const { return facts_; }
   std::size_t each() const { return each_; }
@@ -134,6 +136,7 @@ class Groups {
   std::size_t each_ = 1;
   std::vector<std::int64_t> elements_;
   std::vector<double> shares_, landings_;
+  std::vector<std::uint8_t> late_;
 };
 
 // Says how long a step takes with a choice.

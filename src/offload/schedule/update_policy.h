@@ -52,7 +52,11 @@ struct UpdateFacts : StepTimes {
   // Of each: the share of the backward pass that is left when its gradient is complete, which it is with those of its
   // unit; empty: the same as forward_shares.
   std::span<const double> landing_shares;
+  // Of each, whether it is a late one (HostSchedule::set_late()), which the policy cannot choose about; empty: none is.
+  std::span<const std::uint8_t> late;
   std::int64_t undo_places = 0;
+
+  bool is_late(std::size_t i) const { return !late.empty() && late[i] != 0; }
   std::int64_t micro_batches = 1;
   double clip_rate = 0;         // share of recent steps that were clipped or skipped
   bool awaits_updates = false;  // the next forward pass begins when all weights are there
@@ -74,8 +78,8 @@ std::unique_ptr<UpdatePolicy> make_synchronous_policy();
 // The choice with the shortest step, by playing a few against the facts (step_time.h). Speculates as many as have
 // places. Where that is not all, it leaves what is in time anyway, the first to land, whose turn in the forward pass
 // comes last, speculates below, and previews the lowest, as many as pay; and lets as many weights go first after
-// the verdict as pay, of those left and, if it is clipped, of all. Where steps are clipped so often that work ahead of the verdict costs more than it saves,
-// nothing is done ahead.
+// the verdict as pay, of those left and, if it is clipped, of all. Where steps are clipped so often that work ahead of
+// the verdict costs more than it saves, nothing is done ahead.
 std::unique_ptr<UpdatePolicy> make_adaptive_policy();
 
 }  // namespace so
