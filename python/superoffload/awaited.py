@@ -37,9 +37,9 @@ _of_thread = threading.local()  # mode: this thread's _Mode
 class Awaited:
     """From begin() on, a parameter's new value is required before it is read.
 
-    managed: of parameters.Managed, in the order of their indices. owner: has require(index), which makes the value of this parameter
-    current, and of others, and returns their indices; and look_up(index, ids), which does it for some rows alone and
-    returns these, or None if it cannot. Before it goes, it calls finish().
+    managed: of parameters.Managed, in the order of their indices. owner: has require(index), which makes the value of
+    this parameter current, and of others, and returns their indices; and look_up(index, ids), which does it for some
+    rows alone and returns these, or None if it cannot. Before it goes, it calls finish().
     """
 
     def __init__(self, managed, owner):

@@ -31,7 +31,9 @@ def check_settings(state_dtype, threads, offload_ratio, device_memory):
         raise errors.UserError(f"offload_ratio is {offload_ratio}: give a number from 0 to 1; 1 is all on the host")
     known = device_memory in (None, "auto") or (isinstance(device_memory, int) and device_memory >= 0)
     if not known:
-        raise errors.UserError(f'device_memory is {device_memory!r}: give a number of bytes, such as 8 << 30, or "auto"')
+        raise errors.UserError(
+            f'device_memory is {device_memory!r}: give a number of bytes, such as 8 << 30, or "auto"'
+        )
 
 
 def check_group(group, bf16_moments):

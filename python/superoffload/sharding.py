@@ -139,7 +139,7 @@ class Peers:
         return [table.tolist() for table in tables]
 
     def statistics(self, positions, own):
-        """By name, (sum of squares, count of Inf and NaN) over all. own: this process's, of the names at `positions`."""
+        """By name, (sum of squares, count of Inf and NaN) over all. own: this process's, of names at `positions`."""
         table = [[0.0, 0.0] for _ in self.names]
         for position, (squares, count) in zip(positions, own):
             table[position] = [squares, float(count)]

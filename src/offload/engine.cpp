@@ -319,24 +319,6 @@ void OffloadEngine::drop_gradients() {
   micro_batches_ = 0;
 }
 
-void OffloadEngine::set_late(int unit) {
-  SO_CHECK(!settings_.weight_places.empty() && unit >= settings_.device_units, "unit {} cannot be late", unit);
-  for (const Bucket& bucket : buckets_of(unit)) host_.set_late(bucket);
-  late_.resize(forward_shares_.size(), 0);
-  for (std::size_t i = 0; i < late_.size(); ++i) {
-    const std::int64_t begin = buckets_[static_cast<std::size_t>(host_.owned()[i])].range().begin;
-    if (layout_.unit_of(begin) == unit) late_[i] = 1;
-  }
-}
-
-bool OffloadEngine::preview_rows(int parameter, std::int64_t width, std::span<const std::int64_t> rows,
-                                 const void* gradients, void* weights) {
-  const std::vector<std::int64_t> shape{static_cast<std::int64_t>(rows.size()), width};
-  return host_.preview_rows(layout_.range(parameter), width, rows,
-                            Tensor(const_cast<void*>(gradients), settings_.formats.gradients, shape),
-                            Tensor(weights, settings_.formats.weights, shape));
-}
-
 void OffloadEngine::gradients_ready(int unit, Stream& stream) {
   if (unit == 0) {
     weights_.end_pass();

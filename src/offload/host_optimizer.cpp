@@ -157,33 +157,6 @@ void HostOptimizer::reopen() {
   finish();
 }
 
-void HostOptimizer::set_late(const Bucket& bucket) {
-  const std::lock_guard lock(mutex_);
-  schedule_.set_late(bucket);
-}
-
-bool HostOptimizer::preview_rows(Range parameter, std::int64_t width, std::span<const std::int64_t> rows,
-                                 Tensor gradients, Tensor weights) {
-  AdamWSteps steps;
-  {
-    const std::lock_guard lock(mutex_);
-    throw_error();
-    if (!schedule_.late_closed()) return false;
-    for (const Bucket& bucket : buckets_)
-      SO_CHECK(common(bucket.range(), parameter).size() <= 0 || schedule_.is_late(bucket),
-               "rows of bucket {}, which is no late one", bucket.index());
-    steps = final_;
-  }
-  // Until they are opened nobody touches the late buckets.
-  update_.preview_rows(buckets_, steps, parameter, width, rows, gradients, weights);
-  {
-    const std::lock_guard lock(mutex_);
-    schedule_.open_late();
-  }
-  changed_.notify_all();
-  return true;
-}
-
 bool HostOptimizer::weights_sent(const Bucket& bucket) const {
   const std::lock_guard lock(mutex_);
   throw_error();

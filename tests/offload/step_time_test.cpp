@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "support/sanitized.h"
@@ -49,6 +50,22 @@ TEST(StepTime, OfOneBucket) {
   }
   // Its gradient comes last, with the verdict: nothing can be done ahead of that.
   EXPECT_NEAR(step_time(m.facts, m.choice(Ahead::speculate, After::in_place), Verdicts::stand), 3 + 4 + 6, 1e-9);
+}
+
+// Of two buckets the lower one is late: the other is updated first, and the late one under the forward pass.
+TEST(StepTime, OfALateBucket) {
+  Machine m(2, 10, 0);
+  m.facts.update_seconds = m.facts.preview_seconds = 0.2;
+  m.facts.forward_seconds = 5;
+  m.facts.backward_seconds = 8;
+  const UpdateChoice choice = m.choice(Ahead::leave, After::in_place);
+  EXPECT_NEAR(step_time(m.facts, choice, Verdicts::stand), 2 + 5 + 8, 1e-9);
+  const std::vector<std::uint8_t> late{1, 0};
+  m.facts.late = late;
+  EXPECT_NEAR(step_time(m.facts, choice, Verdicts::stand), 5 + 8, 1e-9);
+  // The host is behind the forward pass.
+  m.facts.forward_seconds = 3;
+  EXPECT_NEAR(step_time(m.facts, choice, Verdicts::stand), 4 + 8, 1e-9);
 }
 
 // Two buckets, the second needed after half of the forward pass, its gradient there after half of backward.

@@ -67,7 +67,12 @@ def sharded_against_torch(mesh):
 
 def no_order_changes_a_bit(mesh):
     results = []
-    for settings in ({"overlap": False}, {}, {"under_forward": True}, {"under_forward": True, "update_over_link": True}):
+    for settings in (
+        {"overlap": False},
+        {},
+        {"under_forward": True},
+        {"under_forward": True, "update_over_link": True},
+    ):
         model = network(mesh)
         optimizer = superoffload.AdamW(groups_of(model), lr=1e-2, max_grad_norm=0.05, **settings)
         for step in range(8):
@@ -113,7 +118,8 @@ def checkpoints_are_torchs(mesh):
         if state is unsharded:
             optimizer.load_state_dict(state)
         else:
-            checkpoints.set_optimizer_state_dict(model, optimizer, state, options=FULL if state is not sharded else None)
+            options = None if state is sharded else FULL
+            checkpoints.set_optimizer_state_dict(model, optimizer, state, options=options)
         models.append(model)
         optimizers.append(optimizer)
     for model, optimizer in zip(models, optimizers):
@@ -157,7 +163,7 @@ def refusals(mesh):
         return nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, placements))
 
     square = init_device_mesh("cpu", (distributed.get_world_size(), 1))
-    refused([spread(mesh, Shard(0)), nn.Parameter(torch.ones(3))], "is a whole tensor, and parameter 0 of group 0 a DTen")
+    refused([spread(mesh, Shard(0)), nn.Parameter(torch.ones(3))], "is a whole tensor, and parameter 0")
     refused([spread(square, Shard(0), Shard(1))], "is for fully_shard over one dimension of a mesh")
     refused([spread(mesh, Shard(0)), spread(square, Shard(0), Replicate())], "each mesh and way")
     refused([spread(mesh, Shard(0)), spread(mesh, Replicate())], "each mesh and way")

@@ -179,9 +179,9 @@ class AgainstItself(unittest.TestCase):
             backward(model, step % 10)
             optimizer.step()
         self.assertLess(resident() - before, 8 << 20)
-        # Threads and memory go with an optimizer: its state here is 13 MB.
+        # Threads and memory go with an optimizer, whose state here is 13 MB.
         model = nn.Linear(1000, 1000, device=DEVICE)
-        for number in range(23):
+        for number in range(13):
             optimizer = None
             gc.collect()
             if number == 3:
@@ -192,7 +192,8 @@ class AgainstItself(unittest.TestCase):
         optimizer = None
         gc.collect()
         self.assertLess(resident() - before[0], 30 << 20)
-        self.assertEqual(threads(), before[1])
+        if DEVICE.type == "cpu":  # the GPU's driver has some of its own
+            self.assertEqual(threads(), before[1])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 import copy
 import gc
 import pickle
+import types
 import unittest
 from unittest import mock
 
@@ -13,6 +14,7 @@ from torch import nn
 
 import superoffload
 from superoffload import memory as memory_module
+from superoffload import parameters as parameters_module
 
 
 class Misuse(unittest.TestCase):
@@ -105,6 +107,26 @@ class Misuse(unittest.TestCase):
             with self.refused("lies in other memory than when the optimizer was made"):
                 backward(model, 0)
                 optimizer.step()
+
+    def test_parameters_of_several_devices(self):
+        managed = [parameters_module.Managed(p, 0, name, 0) for name, p in network().named_parameters()]
+        other = torch.device("cuda", 1)
+        managed[2].values = types.SimpleNamespace(device=other)
+        with self.refused(f"^2.weight is on {other}, and 0.weight on {DEVICE}: make an optimizer for the"):
+            parameters_module.check_parameters(managed, None)
+
+    def test_backward_twice(self):
+        model, twin = network(), network()
+        optimizer, other = (superoffload.AdamW(m.parameters(), lr=0.1) for m in (model, twin))
+        x, _ = batch(0)
+        loss = model(x).square().mean()
+        loss.backward()
+        with self.assertRaisesRegex(RuntimeError, "backward through the graph a second time"):  # torch's own
+            loss.backward()
+        twin(x).square().mean().backward()  # what there was before the second one counts
+        optimizer.step()
+        other.step()
+        self.assertEqual(difference(model, twin), 0)
 
     def test_a_grad_scaler(self):
         model = network()

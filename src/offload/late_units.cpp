@@ -1,0 +1,55 @@
+// Units of which the forward pass needs some rows first, and the others last or not at all: embeddings of the caller's.
+#include <vector>
+
+#include "base/error.h"
+#include "offload/engine.h"
+#include "offload/host_optimizer.h"
+
+namespace so {
+
+void OffloadEngine::set_late(int unit) {
+  SO_CHECK(!settings_.weight_places.empty() && unit >= settings_.device_units, "unit {} cannot be late", unit);
+  for (const Bucket& bucket : buckets_of(unit)) host_.set_late(bucket);
+  late_.resize(forward_shares_.size(), 0);
+  for (std::size_t i = 0; i < late_.size(); ++i) {
+    const std::int64_t begin = buckets_[static_cast<std::size_t>(host_.owned()[i])].range().begin;
+    if (layout_.unit_of(begin) == unit) late_[i] = 1;
+  }
+}
+
+bool OffloadEngine::preview_rows(int parameter, std::int64_t width, std::span<const std::int64_t> rows,
+                                 const void* gradients, void* weights) {
+  const std::vector<std::int64_t> shape{static_cast<std::int64_t>(rows.size()), width};
+  return host_.preview_rows(layout_.range(parameter), width, rows,
+                            Tensor(const_cast<void*>(gradients), settings_.formats.gradients, shape),
+                            Tensor(weights, settings_.formats.weights, shape));
+}
+
+void HostOptimizer::set_late(const Bucket& bucket) {
+  const std::lock_guard lock(mutex_);
+  schedule_.set_late(bucket);
+}
+
+bool HostOptimizer::preview_rows(Range parameter, std::int64_t width, std::span<const std::int64_t> rows,
+                                 Tensor gradients, Tensor weights) {
+  AdamWSteps steps;
+  {
+    const std::lock_guard lock(mutex_);
+    throw_error();
+    if (!schedule_.late_closed()) return false;
+    for (const Bucket& bucket : buckets_)
+      SO_CHECK(common(bucket.range(), parameter).size() <= 0 || schedule_.is_late(bucket),
+               "rows of bucket {}, which is no late one", bucket.index());
+    steps = final_;
+  }
+  // Until they are opened nobody touches the late buckets.
+  update_.preview_rows(buckets_, steps, parameter, width, rows, gradients, weights);
+  {
+    const std::lock_guard lock(mutex_);
+    schedule_.open_late();
+  }
+  changed_.notify_all();
+  return true;
+}
+
+}  // namespace so
