@@ -132,7 +132,7 @@ class Awaited:
 
 class _Mode(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if _active and func is torch.nn.functional.embedding and len(args) > 1 and not (kwargs or {}).get("max_norm"):
+        if _active and func is torch.nn.functional.embedding and len(args) == 2 and not (kwargs or {}).get("max_norm"):
             for awaited in tuple(_active):
                 awaited.look_up(*args[:2])
         elif _active and func not in _HARMLESS:
