@@ -228,9 +228,11 @@ class AdaptivePolicy final : public UpdatePolicy {
   }
 
  private:
-  // Of the lowest, what was not done ahead may let its weights go first: how many of them, and the seconds then, if
-  // that is shorter by more than a thousandth.
+  // Returns for how many of the lowest the weights go first, if they were not done ahead, and the seconds then; 0 of
+  // them unless that is shorter by more than a thousandth. Only where it is known which gradients are complete
+  // together: elsewhere the lowest, which come with the verdict, seem to be done ahead.
   static std::pair<std::size_t, double> first_of_left(Outlook& outlook, UpdateChoice choice, double seconds) {
+    if (outlook.slower().landing_shares.empty()) return {0, seconds};
     const std::size_t count = choice.after.size();
     const auto [first, least] = shortest(count, [&](std::size_t i, double limit) {
       choice.after = nothing_ahead(count, i).after;

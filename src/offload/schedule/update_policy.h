@@ -78,8 +78,8 @@ std::unique_ptr<UpdatePolicy> make_synchronous_policy();
 // The choice with the shortest step, by playing a few against the facts (step_time.h). Speculates as many as have
 // places. Where that is not all, it leaves what is in time anyway, the first to land, whose turn in the forward pass
 // comes last, speculates below, and previews the lowest, as many as pay; and lets as many weights go first after
-// the verdict as pay, of those left and, if it is clipped, of all. Where steps are clipped so often that work ahead of
-// the verdict costs more than it saves, nothing is done ahead.
+// the verdict as pay, of those left (where landing_shares are known) and, if it is clipped, of all. Where steps are
+// clipped so often that work ahead of the verdict costs more than it saves, nothing is done ahead.
 std::unique_ptr<UpdatePolicy> make_adaptive_policy();
 
 }  // namespace so
