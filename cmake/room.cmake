@@ -27,6 +27,12 @@ function(so_room room)
   else()
     list(FILTER sources EXCLUDE REGEX "/mpi/")
   endif()
+  # The same for nccl/.
+  if(SO_HAVE_NCCL)
+    list(FILTER sources EXCLUDE REGEX "/no_nccl/")
+  else()
+    list(FILTER sources EXCLUDE REGEX "/nccl/")
+  endif()
   # The same for onednn/.
   if(SO_ONEDNN)
     list(FILTER sources EXCLUDE REGEX "/no_onednn/")

@@ -7,10 +7,11 @@ so_room(ranks LIBRARIES MPI PkgConfig::hwloc)
 so_room(data/tokenizer LIBRARIES simdjson::simdjson nlohmann_json::nlohmann_json PkgConfig::pcre2 PkgConfig::utf8proc)
 so_room(io USES device LIBRARIES simdjson::simdjson nlohmann_json::nlohmann_json)
 so_room(optim USES device LIBRARIES PkgConfig::hwy CUDA)
+so_room(collectives USES device optim ranks LIBRARIES CUDA)
 so_room(data USES io data/tokenizer LIBRARIES simdjson::simdjson nlohmann_json::nlohmann_json)
 so_room(offload/schedule USES device optim)
 so_room(offload/memory USES device optim offload/schedule)
-so_room(offload USES device optim ranks offload/schedule offload/memory)
+so_room(offload USES device optim ranks collectives offload/schedule offload/memory)
 so_room(tensors USES device optim ranks offload offload/memory offload/schedule)
 # Declared behind offload, so that its test program, which is given the rooms before it, shows that the engine links
 # without a model's operations and their libraries.

@@ -94,6 +94,9 @@ class Stream {
   virtual void yield() = 0;
   // Runs a host function in stream order. It must not call into this device's streams.
   virtual void host(std::string_view name, std::function<void()> function) = 0;
+  // Does the same for a function that may wait for other threads, and for the functions of other streams. A GPU runs
+  // those of host() one at a time, so they must not; this takes a thread of the stream's own.
+  virtual void await(std::string_view name, std::function<void()> function) = 0;
   // Blocks until everything enqueued so far has run. Throws the stream's first error.
   virtual void synchronize() = 0;
 };

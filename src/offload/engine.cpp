@@ -110,8 +110,8 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       complete_(device.create_event(Timing::on)),
       decided_(device.create_event(Timing::on)),
       exchange_(ranks.size() == 1 ? nullptr
-                                  : std::make_unique<RankExchange>(device, *ops_, ranks, layout, buckets_,
-                                                                   weights_.on_device(), gradients_)),
+                                  : std::make_unique<RankExchange>(device, *ops_, ranks, settings.collectives, layout,
+                                                                   buckets_, weights_.on_device(), gradients_)),
       frozen_(device, layout, buckets_, weights_),
       device_optimizer_(device, *ops_, layout, buckets_, device_state_, weights_, gradients_, gate_),
       host_(device, host_pool, layout, buckets_, host_state_, weights_, gradients_,

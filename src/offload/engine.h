@@ -55,6 +55,8 @@ struct EngineSettings {
   // micro-batch's gradient is reduced. The others' are whole on every rank. Goes with neither from_masters nor streamed
   // units yet.
   int gathered = 0;
+  // With several ranks: the way of their collectives, where the device's memory is its own.
+  CollectiveRoute collectives = CollectiveRoute::nccl;
   // Whether the device updates host-owned buckets too, whose state then travels over the link (link_update.h). It takes
   // device memory for a few buckets, and host memory that is pinned.
   bool update_over_link = false;

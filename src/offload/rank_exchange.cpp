@@ -28,12 +28,10 @@ std::vector<Bucket> shard_buckets(std::vector<Bucket> buckets, const Communicato
   return sharded;
 }
 
-RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, const ParameterLayout& layout,
-                           std::span<const Bucket> buckets, const DeviceWeights& weights,
+RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, CollectiveRoute route,
+                           const ParameterLayout& layout, std::span<const Bucket> buckets, const DeviceWeights& weights,
                            const UnitGradients& gradients)
     : ops_(ops),
-      reduction_ranks_(ranks.duplicate()),
-      gather_ranks_(ranks.duplicate()),
       layout_(layout),
       weights_(weights),
       gradients_(gradients),
@@ -41,17 +39,19 @@ RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, 
       sent_(device.create_event()),
       reduce_(device.create_stream("reduce")),
       gather_(device.create_stream("gather")) {
-  // Collectives are host functions, which reach the memory of a CPU device; a GPU's are NCCL's, enqueued here instead.
-  SO_CHECK(device.kind() == DeviceKind::cpu || !device.backed(), "ranks on a GPU");
   SO_CHECK(gradients.dtype() == DType::f32, "gradients of several ranks in {}", name_of(gradients.dtype()));
   std::int64_t longest = 0;
   std::size_t most_parts = 0;  // of any rank, so that all take the memory that is planned for one
+  CollectiveSizes sizes{.reduced = gradients.dtype()};
   for (const Bucket& bucket : buckets) {
     shards_.push_back(shards_of(bucket, ranks.size()));
+    const std::int64_t slice = shards_.back().counts()[0];  // none is longer
+    sizes.longest_gather = std::max(sizes.longest_gather, static_cast<std::size_t>(slice) * size_of(weights.dtype()));
     whole_.push_back(device.create_event());
     first_parts_.push_back(parts_.size());
     frozen_.push_back(bucket.frozen());
     if (frozen_.back()) continue;
+    sizes.longest_slice = std::max(sizes.longest_slice, slice);
     most_parts += static_cast<std::size_t>(layout.first_ending_after(bucket.range().end - 1) -
                                            layout.first_ending_after(bucket.range().begin) + 1);
     for (int p = layout.first_ending_after(bucket.own().begin); p < layout.count(); ++p) {
@@ -68,6 +68,10 @@ RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, 
   stats_ = device.allocate(MemoryKind::device, sizeof(GradStats) * most_parts, "gradient norms");
   stats_host_ = device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient norms");
   scratch_ = device.allocate(MemoryKind::device, EngineOps::stats_scratch(longest), "gradient norms");
+  reducing_ = make_device_collectives(
+      device, ops, ranks, route, {.longest_slice = sizes.longest_slice, .reduced = sizes.reduced, .longest_gather = 0});
+  gathering_ =
+      make_device_collectives(device, ops, ranks, route, {.longest_slice = 0, .longest_gather = sizes.longest_gather});
 }
 
 RankExchange::~RankExchange() {
@@ -75,20 +79,9 @@ RankExchange::~RankExchange() {
 }
 
 void RankExchange::reduce(const Bucket& bucket, Accumulate mode) {
-  const Range range = bucket.range(), own = bucket.own();
-  float* const values = reinterpret_cast<float*>(gradients_.places().at(range.begin));
-  float* const kept = reinterpret_cast<float*>(gradients_.own_at(own.begin));
-  const auto count = static_cast<std::size_t>(own.size());
-  const std::span<const float> all(values, static_cast<std::size_t>(range.size()));
-  // A sum to be added is made in this rank's part of the whole gradient, which nobody needs any more.
-  const std::span<float> sum(mode == Accumulate::add ? values + (own.begin - range.begin) : kept, count);
-  SO_CHECK(mode == Accumulate::overwrite || sum.data() != kept || count == 0, "bucket {} adds to itself",
-           bucket.index());
-  reduce_->host("reduce_scatter", [this, all, sum, kept, counts = shards_[at(bucket)].counts()] {
-    reduction_ranks_->reduce_scatter_sum(all, counts, sum);
-    if (sum.data() == kept) return;
-    for (std::size_t i = 0; i < sum.size(); ++i) kept[i] += sum[i];
-  });
+  const Tensor all(gradients_.places().at(bucket.range().begin), gradients_.dtype(), {bucket.range().size()});
+  const Tensor own(gradients_.own_at(bucket.own().begin), DType::f32, {bucket.own().size()});
+  reducing_->reduce_scatter_sum(*reduce_, all, shards_[at(bucket)].counts(), own, mode);
 }
 
 void RankExchange::take_statistics(const Bucket& bucket) {
@@ -125,15 +118,11 @@ void RankExchange::gather(const Bucket& bucket) {
   gathered_[at(bucket)] = true;
 }
 
-void RankExchange::gather(const Bucket& bucket, const std::byte* own, std::byte* values) {
-  const std::size_t element = size_of(weights_.dtype());
-  const std::span<std::byte> all(values, weights_.bytes_of(bucket.range()));
-  const std::span<const std::byte> slice(own, weights_.bytes_of(bucket.own()));
+void RankExchange::gather(const Bucket& bucket, const std::byte* own, std::byte* all) {
   std::vector<std::int64_t> bytes;
   for (const std::int64_t count : shards_[at(bucket)].counts())
-    bytes.push_back(count * static_cast<std::int64_t>(element));
-  gather_->host("all_gather",
-                [this, all, slice, bytes = std::move(bytes)] { gather_ranks_->all_gather(slice, bytes, all); });
+    bytes.push_back(count * static_cast<std::int64_t>(size_of(weights_.dtype())));
+  gathering_->all_gather(*gather_, own, bytes, all);
 }
 
 }  // namespace so

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "collectives/device_collectives.h"
 #include "offload/memory/device_weights.h"
 #include "offload/memory/unit_gradients.h"
 #include "offload/schedule/bucket.h"
@@ -28,10 +29,11 @@ std::vector<Bucket> shard_buckets(std::vector<Bucket> buckets, const Communicato
 
 class RankExchange {
  public:
-  // For several ranks. Itself a collective. Gradients are fp32. All references must outlive it, and so must the work
-  // that was enqueued here.
-  RankExchange(Device& device, EngineOps& ops, Communicator& ranks, const ParameterLayout& layout,
-               std::span<const Bucket> buckets, const DeviceWeights& weights, const UnitGradients& gradients);
+  // For several ranks. Itself a collective. Gradients are fp32. `route`: that of the collectives, where the device's
+  // memory is its own. All references must outlive it, and so must the work that was enqueued here.
+  RankExchange(Device& device, EngineOps& ops, Communicator& ranks, CollectiveRoute route,
+               const ParameterLayout& layout, std::span<const Bucket> buckets, const DeviceWeights& weights,
+               const UnitGradients& gradients);
   // Waits for what is enqueued, as long as the ranks' time limit at most.
   ~RankExchange();
   RankExchange(const RankExchange&) = delete;
@@ -77,7 +79,6 @@ class RankExchange {
   static std::size_t at(const Bucket& bucket) { return static_cast<std::size_t>(bucket.index()); }
 
   EngineOps& ops_;
-  const std::unique_ptr<Communicator> reduction_ranks_, gather_ranks_;
   const ParameterLayout& layout_;
   const DeviceWeights& weights_;
   const UnitGradients& gradients_;
@@ -88,6 +89,7 @@ class RankExchange {
   std::vector<bool> gathered_, frozen_;        // by bucket
   std::vector<std::unique_ptr<Event>> whole_;  // by bucket
   std::unique_ptr<Event> sent_;
+  std::unique_ptr<DeviceCollectives> reducing_, gathering_;
   std::unique_ptr<Stream> reduce_, gather_;  // last: their work uses all the others
 };
 

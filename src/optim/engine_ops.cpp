@@ -13,6 +13,7 @@ class DryEngineOps final : public EngineOps {
   void grad_stats(Stream&, GradStats*, Tensor, Tensor) override {}
   void cast(Stream&, Tensor, Tensor) override {}
   void add(Stream&, Tensor, Tensor) override {}
+  void sum_of_ranks(Stream&, Tensor, Accumulate, Tensor, Tensor, int) override {}
 };
 
 void expect_float(const char* op, const char* argument, DType dtype) {
@@ -50,6 +51,18 @@ void check_add(const Tensor& out, const Tensor& in) {
   expect_float(op, "out", out.dtype());
   SO_CHECK(in.size() == out.size(), "{}: {} to {}", op, shape_string(in.shape()), shape_string(out.shape()));
   SO_CHECK((in && out) || in.size() == 0, "{}: a tensor is empty", op);
+}
+
+void check_sum_of_ranks(const Tensor& out, const Tensor& own, const Tensor& others, int rank) {
+  const char* op = "sum_of_ranks";
+  expect_float(op, "own", own.dtype());
+  SO_CHECK(out.dtype() == DType::f32, "{}: out is {}", op, name_of(out.dtype()));
+  SO_CHECK(others.dtype() == own.dtype(), "{}: own is {}, others are {}", op, name_of(own.dtype()),
+           name_of(others.dtype()));
+  SO_CHECK(out.size() == own.size() && others.rank() == 2 && others.dim(1) == own.size(), "{}: {} and {} to {}", op,
+           shape_string(own.shape()), shape_string(others.shape()), shape_string(out.shape()));
+  SO_CHECK(rank >= 0 && rank <= others.dim(0), "{}: rank {} of {}", op, rank, others.dim(0) + 1);
+  SO_CHECK((own && out && (others || others.dim(0) == 0)) || own.size() == 0, "{}: a tensor is empty", op);
 }
 
 std::unique_ptr<EngineOps> make_engine_ops(Device& device) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/accumulate.h"
 #include "base/tensor.h"
 #include "device/device.h"
 
@@ -32,6 +33,11 @@ class EngineOps {
   virtual void cast(Stream&, Tensor out, Tensor in) = 0;
   // out += in, each f32 or bf16, same number of elements: added in fp32, rounded to out's format once.
   virtual void add(Stream&, Tensor out, Tensor in) = 0;
+  // The sum of the values that ranks have for the same elements, added in fp32 in rank order: out (f32) = that sum, or
+  // out + that sum. `own` are rank `rank`'s, `others` those of the other ranks in their order, a row each ([0, n] if
+  // there are none); both f32, or both bf16. `out` may be `own`. The first rank's values are taken as they are, so one
+  // rank's sum is its own values, -0.0 included.
+  virtual void sum_of_ranks(Stream&, Tensor out, Accumulate mode, Tensor own, Tensor others, int rank) = 0;
 };
 
 // The implementation for the device's kind; for a dry device, one that does nothing.

@@ -31,5 +31,6 @@ constexpr std::int64_t stats_blocks(std::int64_t elements) {
 void check_grad_stats(const GradStats* out, const Tensor& grad, const Tensor& scratch);
 void check_cast(const Tensor& out, const Tensor& in);
 void check_add(const Tensor& out, const Tensor& in);
+void check_sum_of_ranks(const Tensor& out, const Tensor& own, const Tensor& others, int rank);
 
 }  // namespace so

@@ -72,7 +72,7 @@ class ThreadCommunicator final : public Communicator {
  protected:
   void exchange(const char* what, Sent send, Received receive) override {
     delay_point();
-    Waiting waiting(*this);
+    RankWait waiting(*this);
     std::unique_lock lock(group_->mutex);
     throw_failure();
     ++number_;
@@ -106,7 +106,7 @@ class ThreadCommunicator final : public Communicator {
 
   // Waits until this counter of every rank has come to the exchange. Memory that others read stays until they have: on
   // the way out of a failed exchange too, after which none begins to read.
-  void wait(std::unique_lock<std::mutex>& lock, Waiting& waiting, const char* what,
+  void wait(std::unique_lock<std::mutex>& lock, RankWait& waiting, const char* what,
             std::int64_t Meeting::Post::*counter) {
     const auto all_here = [&] {
       return std::all_of(meeting_->posts.begin(), meeting_->posts.end(),

@@ -11,9 +11,9 @@ namespace so {
 // Counts from its construction. A rank that was stopped itself (a debugger, a batch system that suspends jobs, a
 // machine that sleeps) has given the others no time to answer, so what passes between two looks counts for a second at
 // most.
-class Waiting {
+class RankWait {
  public:
-  explicit Waiting(const Communicator& ranks) : ranks_(ranks) {}
+  explicit RankWait(const Communicator& ranks) : ranks_(ranks) {}
 
   // Whether the time limit, as it is now, is over. To be asked often.
   bool over() {

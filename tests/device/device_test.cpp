@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <numeric>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -33,6 +35,52 @@ TEST_F(DeviceTest, RunsWorkInOrder) {
   std::vector<int> expected(100);
   std::iota(expected.begin(), expected.end(), 0);
   EXPECT_EQ(order, expected);
+}
+
+// What a stream awaits runs between what comes before it and what follows, memory included.
+TEST_F(DeviceTest, AwaitsHostWorkInOrder) {
+  const auto stream = device->create_stream("a");
+  const Buffer here = device->allocate(MemoryKind::pinned, 1000 * sizeof(int), "here");
+  const Buffer there = device->allocate(MemoryKind::device, here.bytes(), "there");
+  auto* const values = static_cast<int*>(here.data());
+  for (int i = 0; i < 1000; ++i) values[i] = i;
+  for (int round = 0; round < 3; ++round) {
+    stream->copy(there.data(), values, here.bytes());
+    stream->await("forget", [=] { std::fill_n(values, 1000, -1); });
+    stream->copy(values, there.data(), here.bytes());
+    stream->await("add", [=] {
+      nap();
+      for (int i = 0; i < 1000; ++i) ++values[i];
+    });
+  }
+  stream->synchronize();
+  for (int i = 0; i < 1000; ++i) ASSERT_EQ(values[i], i + 3);
+}
+
+// Each of the two begins only when the other has begun, so neither may hold the other up.
+TEST_F(DeviceTest, WhatStreamsAwaitMayWaitForEachOther) {
+  const auto a = device->create_stream("a"), b = device->create_stream("b");
+  std::atomic<int> begun = 0;
+  const auto meet = [&](int round) {
+    ++begun;
+    for (int i = 0; begun < 2 * round && i < 5000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (begun < 2 * round) throw std::runtime_error("the other stream's work does not begin");
+  };
+  for (int round = 1; round <= 3; ++round) {
+    a->await("meet", [&, round] { meet(round); });
+    b->await("meet", [&, round] { meet(round); });
+  }
+  EXPECT_NO_THROW(a->synchronize());
+  EXPECT_NO_THROW(b->synchronize());
+}
+
+TEST_F(DeviceTest, AnErrorOfAwaitedWorkStopsTheStream) {
+  const auto stream = device->create_stream("a");
+  bool later = false;
+  stream->await("fail", [] { throw std::runtime_error("broken"); });
+  stream->await("later", [&] { later = true; });
+  EXPECT_THROW(stream->synchronize(), std::runtime_error);
+  EXPECT_FALSE(later);
 }
 
 // Whatever a thread's current device is, each verb goes to the device of its stream.

@@ -29,6 +29,9 @@ class HookedStream final : public Stream {
   void zero(void* to, std::size_t bytes) override { inner_->zero(to, bytes); }
   void yield() override { inner_->yield(); }
   void host(std::string_view name, std::function<void()> function) override { inner_->host(name, std::move(function)); }
+  void await(std::string_view name, std::function<void()> function) override {
+    inner_->await(name, std::move(function));
+  }
   void synchronize() override { inner_->synchronize(); }
 
  private:

@@ -150,8 +150,24 @@ class EngineRig {
         ranks_(make_single_communicator()),
         own_device_(engine_device ? engine_device(rig_.device()) : nullptr),
         in_slices_(gathered_units(layout.units(), settings.gathered)),
-        engine_(own_device_ ? *own_device_ : rig_.device(), host_pool_, ranks ? *ranks : *ranks_, layout, settings,
-                std::move(policy)) {}
+        engine_(own_device_ ? *own_device_ : rig_.device(), host_pool_, ranks ? *ranks : *ranks_, layout,
+                through_host_memory(settings), std::move(policy)) {
+    if (!ranks) return;
+    // A GPU that ranks share may not be given memory while one of them waits for another.
+    for (int p = 0; p < layout_.count(); ++p) {
+      const auto pinned = [&](std::int64_t elements, DType dtype) {
+        const auto bytes = static_cast<std::size_t>(elements) * size_of(dtype);
+        return rig_.device().allocate(MemoryKind::pinned, bytes, "test memory");
+      };
+      found_[p] = pinned(layout_.parameter(p).size(), engine_.formats().weights);
+      if (layout_.parameter(p).joined) continue;
+      std::int64_t elements = layout_.parameter(p).size();
+      for (int next = p + 1; next < layout_.count() && layout_.parameter(next).joined; ++next)
+        elements += layout_.parameter(next).size();
+      staging_[p] = pinned(elements, engine_.formats().gradients);
+    }
+    ranks->barrier();
+  }
 
   // A test may end with work under way that uses the engine's memory.
   ~EngineRig() {
@@ -313,6 +329,12 @@ class EngineRig {
   }
 
  private:
+  // Ranks that are threads may share a GPU, which NCCL does not let them.
+  static EngineSettings through_host_memory(EngineSettings settings) {
+    settings.collectives = CollectiveRoute::host;
+    return settings;
+  }
+
   void see(int unit) {
     const auto [first, end] = layout_.unit_parameters(unit);
     for (int p = first; p < end; ++p) {
@@ -335,6 +357,7 @@ class EngineRig {
     ASSERT_EQ(target.mode, expected) << layout_.parameter(first).name;
     // By way of the host, since a host function cannot reach a GPU's memory.
     Buffer& staging = staging_[first];
+    ASSERT_TRUE(!staging || staging.bytes() == target.tensor.bytes()) << layout_.parameter(first).name;
     if (!staging) staging = rig_.device().allocate(MemoryKind::pinned, target.tensor.bytes(), "test gradient");
     const auto enqueue = [&]<class T>(T* to) {
       stream().copy(staging.data(), to, staging.bytes());

@@ -15,8 +15,6 @@
 #include "offload/random_policy.h"
 #include "offload/ranks_rig.h"
 #include "support/jitter.h"
-#include "support/on_gpu.h"
-#include "support/sanitized.h"
 #include "support/thread_ranks.h"
 
 namespace so {
@@ -145,8 +143,7 @@ void expect_plain_loop(const RunOf& run, const Found& found) {
 std::vector<StepOf> plain_steps(int count) { return std::vector<StepOf>(static_cast<std::size_t>(count)); }
 
 TEST(GatheredOnRanks, EqualsOneLoopBitForBit) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
-  for (const int size : test::sanitized ? std::vector{3} : std::vector{2, 3})
+  for (const int size : test::fewer_cases() ? std::vector{3} : std::vector{2, 3})
     for (const int gathered : {1, 2, 5})
       for (const Schedule schedule : {Schedule::synchronous, Schedule::overlapped})
         for (const int device_units : {0, 3, 7}) {
@@ -164,7 +161,6 @@ TEST(GatheredOnRanks, EqualsOneLoopBitForBit) {
 
 // Each pass of five layers gathers all of them forward, and three of them backward; nothing is gathered in vain.
 TEST(GatheredOnRanks, NothingIsGatheredWithoutNeed) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
   RunOf run{.settings = gathered_settings(5), .ranks = 2, .steps = plain_steps(6)};
   const Found found = run_on_ranks(run);
   // And once more when the test looks at them.
@@ -201,9 +197,8 @@ RunOf random_run(unsigned seed, int steps) {
 }
 
 TEST(GatheredOnRanks, AnySchedulesGiveTheBytesOfWeightsThatStay) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
   const test::Jitter jitter(21);
-  for (unsigned seed = 1; seed <= (test::sanitized ? 4 : 12); ++seed) {
+  for (unsigned seed = 1; seed <= (test::fewer_cases() ? 4 : 12); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     RunOf run = random_run(seed, 8);
     const Found gathered = run_on_ranks(run);
@@ -224,7 +219,6 @@ TEST(GatheredOnRanks, AnySchedulesGiveTheBytesOfWeightsThatStay) {
 
 // State and weights of a run are loaded into engines of another number of ranks, which have others of them in slices.
 TEST(GatheredOnRanks, AnyNumberOfRanksGoesOn) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
   const Flat initial = test::synthetic_gradients(layered(), 1, 0.125f);
   test::ReferenceLoop reference(layered(), gathered_settings(0), initial);
   test::EngineBytes saved;
@@ -258,7 +252,6 @@ TEST(GatheredOnRanks, AnyNumberOfRanksGoesOn) {
 
 // Files are read in pieces; a quantised tensor's come whole to every rank, which takes its slices of them.
 TEST(GatheredOnRanks, WeightsThatArePlacedComeToAll) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
   const Flat masters = test::synthetic_gradients(layered(), 3, 0.125f);
   std::vector<float> wide(static_cast<std::size_t>(layered().elements()));
   for (int p = 0; p < layered().count(); ++p)
@@ -295,7 +288,6 @@ TEST(GatheredOnRanks, WeightsThatArePlacedComeToAll) {
 
 // A rank that goes away between steps frees the others, which wait for its slices.
 TEST(GatheredOnRanks, AFailureOfOneRankEndsThePassesOfAll) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
   test::expect_a_failure_ends_all([](Communicator& ranks) {
     const RunOf run{.settings = gathered_settings(5), .ranks = 3, .steps = plain_steps(2)};
     auto rig = std::make_shared<EngineRig>(layered(), run.settings, 1, nullptr, EngineRig::MakeDevice{}, &ranks);

@@ -11,8 +11,6 @@
 #include "offload/idle_micro_batch.h"
 #include "offload/ranks_rig.h"
 #include "support/jitter.h"
-#include "support/on_gpu.h"
-#include "support/sanitized.h"
 #include "support/thread_ranks.h"
 
 namespace so {
@@ -105,15 +103,13 @@ void expect_placed(const ParameterLayout& layout, const EngineSettings& settings
 }
 
 TEST(EngineOnRanks, EqualsOneLoopBitForBit) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
-  for (const int size : test::sanitized ? std::vector{1, 3} : std::vector{1, 2, 3, 4})
+  for (const int size : test::fewer_cases() ? std::vector{1, 3} : std::vector{1, 2, 3, 4})
     for (const std::int64_t bucket : {64, 4096, 1 << 20})
       for (const Schedule schedule : {Schedule::synchronous, Schedule::overlapped})
         expect_equal(size, settings_of(schedule, bucket == 64 ? 1024 : bucket, 0));
 }
 
 TEST(EngineOnRanks, ClippedStepsToo) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
   const ParameterLayout layout = test::engine_layout();
   const EngineSettings settings = settings_of(Schedule::overlapped, 4096, 3000);
   for (const int size : {2, 4}) expect_equal(size, settings);
@@ -127,7 +123,6 @@ TEST(EngineOnRanks, ClippedStepsToo) {
 }
 
 TEST(EngineOnRanks, WithWeightsInBf16) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
   for (const CastSide cast : {CastSide::host, CastSide::device}) {
     EngineSettings settings = settings_of(Schedule::overlapped, 4096, 3000);
     settings.formats = model_formats(DType::bf16);
@@ -137,15 +132,13 @@ TEST(EngineOnRanks, WithWeightsInBf16) {
 }
 
 TEST(EngineOnRanks, DelaysChangeNothing) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
   const test::Jitter jitter(11);
   for (int i = 0; i < 3; ++i) expect_equal(3, settings_of(Schedule::overlapped, 2048, 3000));
 }
 
 TEST(EngineOnRanks, WithUpdatesOverTheLink) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
   const test::Jitter jitter(13);
-  for (const int size : test::sanitized ? std::vector{3} : std::vector{2, 3})
+  for (const int size : test::fewer_cases() ? std::vector{3} : std::vector{2, 3})
     for (const DType weights : {DType::f32, DType::bf16})
       for (const int device_units : {0, 2}) {
         EngineSettings settings = settings_of(Schedule::overlapped, 2048, 3000, device_units);
@@ -156,11 +149,10 @@ TEST(EngineOnRanks, WithUpdatesOverTheLink) {
 }
 
 TEST(EngineOnRanks, WithUnitsThatTheDeviceOwns) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
-  for (const int size : test::sanitized ? std::vector{3} : std::vector{1, 2, 3})
+  for (const int size : test::fewer_cases() ? std::vector{3} : std::vector{1, 2, 3})
     for (const int device_units : {1, 2, 4})
       for (const Schedule schedule : {Schedule::synchronous, Schedule::overlapped})
-        for (const std::int64_t bucket : test::sanitized ? std::vector{6400} : std::vector{1024, 6400})
+        for (const std::int64_t bucket : test::fewer_cases() ? std::vector{6400} : std::vector{1024, 6400})
           expect_equal(size, settings_of(schedule, bucket, bucket == 1024 ? 3000 : 0, device_units));
   for (const CastSide cast : {CastSide::host, CastSide::device}) {
     EngineSettings settings = settings_of(Schedule::overlapped, 4096, 3000, 2);
@@ -174,7 +166,6 @@ TEST(EngineOnRanks, WithUnitsThatTheDeviceOwns) {
 
 // Steps on three ranks, then on two and on one, with another number of units of the device each time.
 TEST(EngineOnRanks, AnyNumberOfRanksGoesOnWithTheState) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
   const ParameterLayout layout = test::engine_layout();
   const Flat initial = test::synthetic_gradients(layout, 7);
   test::ReferenceLoop reference(layout, settings_of(Schedule::overlapped, 4096, 3000), initial);
@@ -208,7 +199,6 @@ TEST(EngineOnRanks, AnyNumberOfRanksGoesOnWithTheState) {
 
 // Each rank places its own slices, in the forms that the engine asks for, and finds all weights.
 TEST(EngineOnRanks, WeightsThatEachRankPlacesComeToAll) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
   const ParameterLayout layout = test::engine_layout();
   const Flat initial = test::synthetic_gradients(layout, 7, 0.125f);
   for (const DType weights : {DType::f32, DType::bf16})
@@ -224,7 +214,6 @@ TEST(EngineOnRanks, WeightsThatEachRankPlacesComeToAll) {
 
 // A NaN on one rank skips the step on all, and every rank's weights and state stay as they were.
 TEST(EngineOnRanks, ANaNOnOneRankSkipsTheStepOnAll) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
   const ParameterLayout layout = test::engine_layout();
   const Flat initial = test::synthetic_gradients(layout, 7);
   for (const int device_units : {0, 2, 4}) {
@@ -249,7 +238,6 @@ TEST(EngineOnRanks, ANaNOnOneRankSkipsTheStepOnAll) {
 
 // Ranks 1 and 2 have no micro-batch in the second step; rank 1's gradient of the third is of two, its second empty.
 TEST(EngineOnRanks, ARankWithoutAMicroBatchAddsNothing) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
   const ParameterLayout layout = test::engine_layout();
   const EngineSettings settings = settings_of(Schedule::overlapped, 4096, 0);
   const Flat initial = test::synthetic_gradients(layout, 7);
@@ -285,7 +273,6 @@ TEST(EngineOnRanks, ARankWithoutAMicroBatchAddsNothing) {
 
 // A rank that fails in its step frees the others, which wait for its gradients.
 TEST(EngineOnRanks, AFailureOfOneRankEndsTheStepOfAll) {
-  SO_CPU_ONLY("collectives of ranks reach its memory alone");
   const ParameterLayout layout = test::engine_layout();
   const Flat initial = test::synthetic_gradients(layout, 7);
   test::expect_a_failure_ends_all([&](Communicator& ranks) {

@@ -87,9 +87,9 @@ TEST(ThreadRanks, WhoWaitsFollowsAChangeOfTheLimit) {
   EXPECT_EQ(texts[0], "lost rank 1: no answer within 0.1 s, where the other ranks wait (barrier)");
 }
 
-TEST(Waiting, DoesNotCountTheTimeThatItsOwnRankWasStopped) {
+TEST(RankWait, DoesNotCountTheTimeThatItsOwnRankWasStopped) {
   const auto ranks = make_thread_ranks(1, 1.5);
-  Waiting waiting(*ranks[0]);
+  RankWait waiting(*ranks[0]);
   std::this_thread::sleep_for(std::chrono::seconds(2));  // as if stopped: nobody looks
   EXPECT_FALSE(waiting.over());
   ranks[0]->set_time_limit(1);

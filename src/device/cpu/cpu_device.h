@@ -37,6 +37,7 @@ class CpuStream final : public Stream {
   void zero(void* to, std::size_t bytes) override;
   void yield() override {}  // a stream is a thread of its own
   void host(std::string_view name, std::function<void()> function) override;
+  void await(std::string_view name, std::function<void()> function) override { host(name, std::move(function)); }
   void synchronize() override;
 
  private:

@@ -13,6 +13,7 @@
 #include "device/cuda/cublas_lt.h"
 #include "device/cuda/cuda_check.h"
 #include "device/cuda/empty_kernel.h"
+#include "device/cuda/stream_thread.h"
 #include "device/cuda_runtime.h"
 #include "device/host_pages.h"
 #include "device/trace.h"
@@ -129,6 +130,7 @@ class CudaStream final : public Stream {
   ~CudaStream() override {
     if (!owned_) return;
     cudaStreamSynchronize(stream_);
+    thread_.reset();
     {
       const std::lock_guard lock(live_streams().mutex);
       live_streams().names.erase(stream_);
@@ -158,8 +160,14 @@ class CudaStream final : public Stream {
   void yield() override { enqueue_empty_kernel(get()); }
   void host(std::string_view name, std::function<void()> function) override {
     auto owned = std::make_unique<HostWork>(HostWork{failure_, std::string(name), std::move(function)});
-    SO_CUDA(cudaLaunchHostFunc(get(), &HostWork::run, owned.get()));
+    const auto run = [](void* data) { std::unique_ptr<HostWork>(static_cast<HostWork*>(data))->run(); };
+    SO_CUDA(cudaLaunchHostFunc(get(), run, owned.get()));
     (void)owned.release();  // run() deletes it
+  }
+  void await(std::string_view name, std::function<void()> function) override {
+    const cudaStream_t stream = get();
+    if (!thread_) thread_ = std::make_unique<StreamThread>(device_.index());
+    thread_->enqueue(stream, [work = HostWork{failure_, std::string(name), std::move(function)}] { work.run(); });
   }
   void synchronize() override {
     const TraceSpan span("synchronize", TraceKind::wait);
@@ -172,15 +180,14 @@ class CudaStream final : public Stream {
     Failure& failure;
     std::string name;
     std::function<void()> function;
-    static void run(void* data) {
-      const std::unique_ptr<HostWork> work(static_cast<HostWork*>(data));
-      if (work->failure.failed()) return;
+    void run() const {
+      if (failure.failed()) return;
       delay_point();
-      const TraceSpan span(work->name);
+      const TraceSpan span(name);
       try {
-        work->function();
+        function();
       } catch (...) {
-        work->failure.set(std::current_exception());
+        failure.set(std::current_exception());
       }
     }
   };
@@ -190,6 +197,7 @@ class CudaStream final : public Stream {
   const std::string name_;
   const bool owned_ = true;
   cudaStream_t stream_ = nullptr;
+  std::unique_ptr<StreamThread> thread_;  // null until something is awaited
 };
 
 class CudaDevice final : public Device {

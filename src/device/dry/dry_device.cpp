@@ -25,6 +25,7 @@ class DryStream final : public Stream {
   void zero(void*, std::size_t) override {}
   void yield() override {}
   void host(std::string_view, std::function<void()>) override {}
+  void await(std::string_view, std::function<void()>) override {}
   void synchronize() override {}
 
  private:

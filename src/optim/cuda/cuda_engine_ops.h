@@ -10,6 +10,7 @@ class CudaEngineOps final : public EngineOps {
   void grad_stats(Stream&, GradStats* out, Tensor grad, Tensor scratch) override;
   void cast(Stream&, Tensor out, Tensor in) override;
   void add(Stream&, Tensor out, Tensor in) override;
+  void sum_of_ranks(Stream&, Tensor out, Accumulate mode, Tensor own, Tensor others, int rank) override;
 };
 
 }  // namespace so

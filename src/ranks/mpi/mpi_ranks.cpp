@@ -218,7 +218,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   void finish(const char* what, std::size_t receives) {
-    Waiting waiting(*this);
+    RankWait waiting(*this);
     statuses_.resize(requests_.size());
     const auto count = static_cast<int>(requests_.size());
     Backoff backoff;

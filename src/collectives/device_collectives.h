@@ -1,0 +1,50 @@
+// Collectives on the memory of devices, a rank's each, enqueued on a stream. They give the bits that the Communicator's
+// give: what is added is added in fp32, in rank order, at one place.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/accumulate.h"
+#include "base/tensor.h"
+#include "collectives/route.h"
+#include "device/device.h"
+#include "optim/engine_ops.h"
+#include "ranks/communicator.h"
+
+namespace so {
+
+// The collectives of one stream at a time. Every rank makes the same calls in the same order with the same counts. A
+// rank that is lost, or that gives up, is an error of the stream's, and reaches what waits for it within the ranks'
+// time limit. Counts are by rank, one rank's slice after another's, as the Communicator has them.
+class DeviceCollectives {
+ public:
+  virtual ~DeviceCollectives() = default;
+
+  // Enqueues: `own` (f32, counts[rank] elements) becomes the sum over ranks of this rank's slice of `values` (f32 or
+  // bf16), or that sum is added to it. It may be that slice itself, if it is overwritten. With Accumulate::add this
+  // rank's slice of `values` is undefined afterwards.
+  virtual void reduce_scatter_sum(Stream& stream, Tensor values, std::span<const std::int64_t> counts, Tensor own,
+                                  Accumulate mode) = 0;
+  // Enqueues: every rank's slice comes to `all`. This rank's is `own`, bytes[rank] bytes, which may lie at its place in
+  // `all` already.
+  virtual void all_gather(Stream& stream, const std::byte* own, std::span<const std::int64_t> bytes,
+                          std::byte* all) = 0;
+};
+
+// What the collectives are to be made for: their memory follows from it.
+struct CollectiveSizes {
+  std::int64_t longest_slice = 0;  // elements of a rank's, of any rank, that are reduced at a time
+  DType reduced = DType::f32;      // what is reduced
+  std::size_t longest_gather = 0;  // bytes of a rank's slice that are gathered; 0: nothing is gathered
+};
+
+// A collective of the host's, which takes a duplicate of `ranks`. On the CPU device the route is not asked for: its
+// memory is the host's. A dry device gets what takes the same memory and does nothing. All references must outlive it,
+// and so must the work that was enqueued here. Throws Error on all ranks where they cannot be connected.
+std::unique_ptr<DeviceCollectives> make_device_collectives(Device& device, EngineOps& ops, Communicator& ranks,
+                                                           CollectiveRoute route, const CollectiveSizes& sizes);
+
+}  // namespace so

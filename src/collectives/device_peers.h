@@ -1,0 +1,32 @@
+// Messages between the devices' memory of ranks, of which collectives are made (peer_collectives.h).
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "device/device.h"
+#include "ranks/communicator.h"
+
+namespace so {
+
+class DevicePeers {
+ public:
+  virtual ~DevicePeers() = default;
+
+  // Enqueues: send[r] goes to rank r and receive[r] comes from it, for each other rank. The ranks agree on the lengths;
+  // empty messages are not sent. Both have an entry for every rank. This rank's own are not sent either, but count for
+  // the longest of all entries, which must be the same on every rank.
+  using Sent = std::span<const std::span<const std::byte>>;
+  using Received = std::span<const std::span<std::byte>>;
+  virtual void exchange(Stream& stream, const char* what, Sent send, Received receive) = 0;
+  // Enqueues: `bytes` bytes of every rank come to `all`, in rank order. `own` may lie there already.
+  virtual void all_gather(Stream& stream, const std::byte* own, std::size_t bytes, std::byte* all) = 0;
+};
+
+// Over NCCL. A collective; throws Error on all ranks alike.
+std::unique_ptr<DevicePeers> make_nccl_peers(Device& device, Communicator& ranks);
+// Through pinned memory of the host, in pieces of `piece` bytes of a rank at most.
+std::unique_ptr<DevicePeers> make_staged_peers(Device& device, Communicator& ranks, std::size_t piece);
+
+}  // namespace so

@@ -1,0 +1,17 @@
+// The ways on which GPUs' collectives go.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace so {
+
+enum class CollectiveRoute : std::uint8_t {
+  nccl,  // from GPU to GPU
+  host,  // through host memory, and the ranks' communicator there
+};
+
+// Whether NCCL can be used; else `reason` is a sentence with the fix. Loads the library.
+bool have_nccl(std::string& reason);
+
+}  // namespace so

@@ -1,0 +1,107 @@
+// Messages between devices by way of pinned host memory and the ranks' communicator.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "collectives/device_peers.h"
+
+namespace so {
+namespace {
+
+class StagedPeers final : public DevicePeers {
+ public:
+  StagedPeers(Device& device, Communicator& ranks, std::size_t piece)
+      : ranks_(device.backed() ? ranks.duplicate() : nullptr),
+        place_(ranks.place()),
+        piece_(piece),
+        out_(device.allocate(MemoryKind::pinned, piece * others(), "rank exchange")),
+        in_(device.allocate(MemoryKind::pinned, piece * others(), "rank exchange")) {
+    SO_CHECK(piece >= 1, "pieces of {} bytes", piece);
+  }
+
+  void exchange(Stream& stream, const char* what, Sent send, Received receive) override {
+    std::size_t longest = 0;  // every rank makes as many pieces
+    for (std::size_t r = 0; r < size(); ++r) longest = std::max({longest, send[r].size(), receive[r].size()});
+    for (std::size_t begin = 0; begin < longest; begin += piece_) piece(stream, what, send, receive, begin);
+  }
+
+  void all_gather(Stream& stream, const std::byte* own, std::size_t bytes, std::byte* all) override {
+    const std::vector<std::span<const std::byte>> send(size(), std::span(own, bytes));
+    std::vector<std::span<std::byte>> receive;
+    for (std::size_t r = 0; r < size(); ++r) receive.emplace_back(all + r * bytes, bytes);
+    if (receive[self()].data() != own) stream.copy(receive[self()].data(), own, bytes);
+    exchange(stream, "all_gather", send, receive);
+  }
+
+ private:
+  std::size_t size() const { return static_cast<std::size_t>(place_.size); }
+  std::size_t self() const { return static_cast<std::size_t>(place_.rank); }
+  std::size_t others() const { return size() - 1; }
+  // Lengths of the pieces that begin at `begin` of each message.
+  template <class Message>
+  std::vector<std::size_t> lengths(std::span<const Message> messages, std::size_t begin) const {
+    std::vector<std::size_t> all(size(), 0);
+    for (std::size_t r = 0; r < size(); ++r)
+      if (r != self()) all[r] = std::min(messages[r].size() - std::min(messages[r].size(), begin), piece_);
+    return all;
+  }
+
+  void piece(Stream& stream, const char* what, Sent send, Received receive, std::size_t begin) {
+    const std::vector<std::size_t> sent = lengths(send, begin), received = lengths(receive, begin);
+    auto* out = static_cast<std::byte*>(out_.data());
+    for (std::size_t r = 0; r < size(); out += sent[r], ++r)
+      if (sent[r] > 0) stream.copy(out, send[r].data() + begin, sent[r]);
+    stream.await(what, [this, sent, received] { swap(sent, received); });
+    const auto* in = static_cast<const std::byte*>(in_.data());
+    for (std::size_t r = 0; r < size(); in += received[r], ++r)
+      if (received[r] > 0) stream.copy(receive[r].data() + begin, in, received[r]);
+  }
+
+  // The communicator has no messages between two ranks, so every rank receives what all send and takes its own.
+  void swap(const std::vector<std::size_t>& sent, const std::vector<std::size_t>& received) {
+    std::vector<std::int64_t> own(sent.begin(), sent.end()), all(size() * size());
+    ranks_->all_gather(std::span<const std::int64_t>(own),
+                       std::vector<std::int64_t>(size(), static_cast<std::int64_t>(size())), std::span(all));
+    std::vector<std::int64_t> totals;
+    std::size_t sum = 0;
+    for (std::size_t r = 0; r < size(); ++r) {
+      std::int64_t total = 0;
+      for (std::size_t to = 0; to < size(); ++to) total += all[r * size() + to];
+      totals.push_back(total);
+      sum += static_cast<std::size_t>(total);
+    }
+    everything_.resize(sum);
+    ranks_->all_gather(std::span(static_cast<const std::byte*>(out_.data()), static_cast<std::size_t>(totals[self()])),
+                       totals, std::span(everything_));
+    auto* in = static_cast<std::byte*>(in_.data());
+    const std::byte* from = everything_.data();
+    for (std::size_t r = 0; r < size(); ++r) {
+      for (std::size_t to = 0; to < size(); ++to) {
+        const auto length = static_cast<std::size_t>(all[r * size() + to]);
+        if (to == self() && r != self()) {
+          SO_CHECK(length == received[r], "rank {} sends {} bytes, where rank {} expects {}", r, length, self(),
+                   received[r]);
+          std::memcpy(in, from, length);
+          in += length;
+        }
+        from += length;
+      }
+    }
+  }
+
+  const std::unique_ptr<Communicator> ranks_;
+  const RankPlace place_;
+  const std::size_t piece_;
+  const Buffer out_, in_;  // pinned: a piece for each other rank
+  std::vector<std::byte> everything_;
+};
+
+}  // namespace
+
+std::unique_ptr<DevicePeers> make_staged_peers(Device& device, Communicator& ranks, std::size_t piece) {
+  return std::make_unique<StagedPeers>(device, ranks, piece);
+}
+
+}  // namespace so

@@ -1,0 +1,44 @@
+// The sum over ranks, in their order.
+#include <cstdint>
+
+#include "device/cpu/cpu_device.h"
+#include "optim/cpu/cpu_engine_ops.h"
+#include "optim/engine_ops_checks.h"
+
+namespace so {
+namespace {
+
+constexpr std::int64_t sum_piece_elements = 1 << 15;  // as cast.cpp
+
+template <class T>
+void sum_elements(Tensor out, Accumulate mode, Tensor own, Tensor others, int rank, std::int64_t begin,
+                  std::int64_t end) {
+  const std::int64_t count = own.size(), ranks = others.dim(0) + 1;
+  const T *const mine = own.as<const T>(), *const theirs = others.as<const T>();
+  auto* const to = out.as<float>();
+  const auto value = [&](std::int64_t r, std::int64_t i) {
+    return static_cast<float>(r == rank ? mine[i] : theirs[(r < rank ? r : r - 1) * count + i]);
+  };
+  for (std::int64_t i = begin; i < end; ++i) {
+    float sum = value(0, i);
+    for (std::int64_t r = 1; r < ranks; ++r) sum += value(r, i);
+    to[i] = mode == Accumulate::add ? to[i] + sum : sum;
+  }
+}
+
+}  // namespace
+
+void CpuEngineOps::sum_of_ranks(Stream& stream, Tensor out, Accumulate mode, Tensor own, Tensor others, int rank) {
+  check_sum_of_ranks(out, own, others, rank);
+  ThreadPool& pool = cpu(stream).pool();
+  cpu(stream).enqueue("sum_of_ranks", WorkCategory::memory_bound, [=, &pool] {
+    pool.parallel_for(own.size(), sum_piece_elements, [&](std::int64_t begin, std::int64_t end) {
+      if (own.dtype() == DType::bf16)
+        sum_elements<bf16>(out, mode, own, others, rank, begin, end);
+      else
+        sum_elements<float>(out, mode, own, others, rank, begin, end);
+    });
+  });
+}
+
+}  // namespace so

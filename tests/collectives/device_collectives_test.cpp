@@ -1,0 +1,243 @@
+// Collectives on devices' memory, of ranks that are threads: on the CPU device as it has them, and through pinned
+// memory in small pieces, which several ranks that share one GPU can do, too.
+#include "collectives/device_collectives.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.h"
+#include "collectives/device_peers.h"
+#include "collectives/peer_collectives.h"
+#include "ranks/collective_cases.h"
+#include "ranks/shard_map.h"
+#include "support/device_rig.h"
+#include "support/jitter.h"
+#include "support/random_tensors.h"
+#include "support/thread_ranks.h"
+
+namespace so::test {
+namespace {
+
+using Make =
+    std::function<std::unique_ptr<DeviceCollectives>(Device&, EngineOps&, Communicator&, const CollectiveSizes&)>;
+
+std::unique_ptr<DeviceCollectives> as_made(Device& device, EngineOps& ops, Communicator& ranks,
+                                           const CollectiveSizes& sizes) {
+  return make_device_collectives(device, ops, ranks, CollectiveRoute::host, sizes);
+}
+
+// Messages of 192 bytes, and sums of 100 elements at a time.
+std::unique_ptr<DeviceCollectives> in_pieces(Device& device, EngineOps& ops, Communicator& ranks,
+                                             const CollectiveSizes& sizes) {
+  return std::make_unique<PeerCollectives>(device, ops, ranks.place(), make_staged_peers(device, ranks, 192), sizes,
+                                           100);
+}
+
+// A rank's device, with all memory that its collectives are tried with: a GPU that ranks share may not be given any
+// while one of them waits for another.
+struct RankRig {
+  RankRig(Communicator& communicator, const Make& make, const CollectiveSizes& sizes, std::int64_t elements)
+      : ranks(communicator),
+        collectives(make(rig.device(), *ops, ranks, sizes)),
+        device(rig.device().allocate(MemoryKind::device, 2 * bytes_of(elements), "test")),
+        host(rig.device().allocate(MemoryKind::pinned, 2 * bytes_of(elements), "test")) {
+    ranks.barrier();
+  }
+  ~RankRig() {
+    try {
+      rig.stream().synchronize();
+    } catch (...) {  // its error was the test's business
+    }
+  }
+  static std::size_t bytes_of(std::int64_t elements) { return static_cast<std::size_t>(elements + 1) * sizeof(float); }
+  std::byte* first() { return static_cast<std::byte*>(device.data()); }
+  std::byte* second() { return first() + device.bytes() / 2; }
+  template <class T>
+  void put(std::byte* to, const std::vector<T>& values) {
+    rig.stream().synchronize();
+    std::memcpy(host.data(), values.data(), values.size() * sizeof(T));
+    rig.stream().copy(to, host.data(), values.size() * sizeof(T));
+    rig.stream().synchronize();
+  }
+  template <class T>
+  std::vector<T> get(const std::byte* from, std::int64_t count) {
+    std::vector<T> values(static_cast<std::size_t>(count));
+    rig.stream().copy(host.data(), from, values.size() * sizeof(T));
+    rig.stream().synchronize();
+    std::memcpy(values.data(), host.data(), values.size() * sizeof(T));
+    return values;
+  }
+
+  DeviceRig rig{1};
+  const std::unique_ptr<EngineOps> ops = make_engine_ops(rig.device());
+  Communicator& ranks;
+  const std::unique_ptr<DeviceCollectives> collectives;
+  const Buffer device, host;
+};
+
+// Lengths of the ranks' slices, which need not be alike.
+std::vector<std::vector<std::int64_t>> slices_of(int ranks) {
+  std::vector<std::vector<std::int64_t>> all;
+  for (const std::int64_t elements : {1000, 16, 2 * 16 * ranks}) {
+    const ShardMap shards(elements, ranks);
+    all.emplace_back(shards.counts().begin(), shards.counts().end());
+  }
+  all.emplace_back(static_cast<std::size_t>(ranks), 250);
+  return all;
+}
+
+template <class T>
+void expect_sums(Communicator& ranks, const Make& make) {
+  const int size = ranks.size();
+  for (const std::vector<std::int64_t>& counts : slices_of(size)) {
+    const std::int64_t elements = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+    const std::int64_t own = counts[static_cast<std::size_t>(ranks.rank())];
+    const std::int64_t begin = std::accumulate(counts.begin(), counts.begin() + ranks.rank(), std::int64_t{0});
+    RankRig rig(
+        ranks, make,
+        {.longest_slice = *std::max_element(counts.begin(), counts.end()), .reduced = dtype_of<T>, .longest_gather = 0},
+        elements);
+    std::vector<T> values;
+    for (const float x : values_of(ranks.rank(), static_cast<std::size_t>(elements))) values.push_back(T(x));
+    const std::vector<float> all = sum_in_rank_order<T>(size, static_cast<std::size_t>(elements));
+    std::vector<float> expected(all.begin() + begin, all.begin() + begin + own);
+    const Tensor from(rig.first(), dtype_of<T>, {elements}), to(rig.second(), DType::f32, {own});
+    rig.put(rig.first(), values);
+    rig.collectives->reduce_scatter_sum(rig.rig.stream(), from, counts, to, Accumulate::overwrite);
+    EXPECT_EQ(rig.get<float>(rig.second(), own), expected);
+    rig.put(rig.first(), values);
+    rig.collectives->reduce_scatter_sum(rig.rig.stream(), from, counts, to, Accumulate::add);
+    for (float& x : expected) x += x;
+    EXPECT_EQ(rig.get<float>(rig.second(), own), expected) << "added";
+    if constexpr (std::is_same_v<T, float>) {
+      rig.put(rig.first(), values);
+      rig.collectives->reduce_scatter_sum(rig.rig.stream(), from, counts, from.rows(begin, own), Accumulate::overwrite);
+      std::copy_n(all.begin() + begin, own, values.begin() + begin);
+      EXPECT_EQ(rig.get<float>(rig.first(), elements), values) << "in place; the rest is as it was";
+    }
+    ranks.barrier();
+  }
+}
+
+void expect_gathers(Communicator& ranks, const Make& make) {
+  for (const std::vector<std::int64_t>& counts : slices_of(ranks.size())) {
+    const std::int64_t elements = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+    const std::int64_t own = counts[static_cast<std::size_t>(ranks.rank())];
+    const std::int64_t begin = std::accumulate(counts.begin(), counts.begin() + ranks.rank(), std::int64_t{0});
+    std::vector<std::int64_t> bytes;
+    for (const std::int64_t count : counts) bytes.push_back(2 * count);
+    RankRig rig(
+        ranks, make,
+        {.longest_slice = 0, .longest_gather = static_cast<std::size_t>(*std::max_element(bytes.begin(), bytes.end()))},
+        elements);
+    std::vector<std::uint16_t> all(static_cast<std::size_t>(elements)), none(all.size(), 0xffff);
+    std::iota(all.begin(), all.end(), std::uint16_t{7});
+    const std::vector<std::uint16_t> slice(all.begin() + begin, all.begin() + begin + own);
+    rig.put(rig.first(), none);
+    rig.put(rig.second(), slice);
+    rig.collectives->all_gather(rig.rig.stream(), rig.second(), bytes, rig.first());
+    EXPECT_EQ(rig.get<std::uint16_t>(rig.first(), elements), all);
+    rig.put(rig.first(), none);
+    rig.put(rig.first() + 2 * begin, slice);
+    rig.collectives->all_gather(rig.rig.stream(), rig.first() + 2 * begin, bytes, rig.first());
+    EXPECT_EQ(rig.get<std::uint16_t>(rig.first(), elements), all) << "in place";
+    ranks.barrier();
+  }
+}
+
+TEST(DeviceCollectives, SumsAreInRankOrder) {
+  for (const Make& make : {Make(as_made), Make(in_pieces)})
+    for (const int size : {1, 2, 3})
+      run_ranks(size, [&](Communicator& ranks) {
+        expect_sums<float>(ranks, make);
+        expect_sums<bf16>(ranks, make);
+      });
+}
+
+TEST(DeviceCollectives, GathersBringEverySlice) {
+  for (const Make& make : {Make(as_made), Make(in_pieces)})
+    for (const int size : {1, 2, 4}) run_ranks(size, [&](Communicator& ranks) { expect_gathers(ranks, make); });
+}
+
+TEST(DeviceCollectives, DelaysChangeNothing) {
+  const Jitter jitter(5);
+  run_ranks(3, [&](Communicator& ranks) {
+    expect_sums<float>(ranks, in_pieces);
+    expect_gathers(ranks, in_pieces);
+  });
+}
+
+// Two streams, whose collectives every rank enqueues in another order: neither waits for the other.
+TEST(DeviceCollectives, StreamsDoNotWaitForEachOther) {
+  run_ranks(2, [&](Communicator& ranks) {
+    const std::vector<std::int64_t> counts{16, 16};
+    RankRig rig(ranks, as_made, {.longest_slice = 16}, 32);
+    const auto gathering =
+        make_device_collectives(rig.rig.device(), *rig.ops, ranks, CollectiveRoute::host, {.longest_gather = 64});
+    const auto stream = rig.rig.device().create_stream("gather");
+    ranks.barrier();
+    rig.put(rig.first(), std::vector<float>(32, 1.0f));
+    rig.put(rig.second(), std::vector<float>(32, 2.0f));
+    std::byte* const own = rig.second() + 64 * ranks.rank();
+    const std::vector<std::int64_t> bytes{64, 64};
+    const Tensor sum(rig.first() + 64 * ranks.rank(), DType::f32, {16});
+    for (int i = 0; i < 4; ++i) {
+      if (ranks.rank() == 0) gathering->all_gather(*stream, own, bytes, rig.second());
+      rig.collectives->reduce_scatter_sum(rig.rig.stream(), Tensor(rig.first(), DType::f32, {32}), counts, sum,
+                                          Accumulate::overwrite);
+      if (ranks.rank() == 1) gathering->all_gather(*stream, own, bytes, rig.second());
+    }
+    stream->synchronize();
+    EXPECT_EQ(rig.get<float>(rig.first() + 64 * ranks.rank(), 16)[0], 1.0f + 4 * 1.0f);
+    ranks.barrier();
+  });
+}
+
+// What waits for the stream of a rank that is left alone finds the failure.
+TEST(DeviceCollectives, ARankThatGivesUpIsTheStreamsError) {
+  run_ranks(2, [&](Communicator& ranks) {
+    RankRig rig(ranks, in_pieces, {.longest_slice = 100}, 200);
+    if (ranks.rank() == 1) {
+      ranks.abort("a device error");
+      return;
+    }
+    const std::vector<std::int64_t> counts{100, 100};
+    rig.collectives->reduce_scatter_sum(rig.rig.stream(), Tensor(rig.first(), DType::f32, {200}), counts,
+                                        Tensor(rig.second(), DType::f32, {100}), Accumulate::overwrite);
+    try {
+      rig.rig.stream().synchronize();
+      ADD_FAILURE() << "a sum without rank 1";
+    } catch (const RankFailure& failure) {
+      EXPECT_EQ(failure.what(), std::string("rank 1 gave up: a device error"));
+    }
+  });
+}
+
+// A plan counts what will be taken, whatever the way.
+TEST(DeviceCollectives, ADryDeviceTakesTheSameMemory) {
+  const CollectiveSizes sizes{.longest_slice = 1000, .reduced = DType::bf16, .longest_gather = 3000};
+  for (const CollectiveRoute route : {CollectiveRoute::nccl, CollectiveRoute::host}) {
+    const auto ranks = make_dry_communicator(4);
+    const auto device = make_dry_device(DeviceKind::cuda);
+    const auto ops = make_engine_ops(*device);
+    const auto made = make_device_collectives(*device, *ops, *ranks, route, sizes);
+    EXPECT_EQ(device->ledger().held(MemoryKind::device), 3u * 1000 * 2);
+    EXPECT_EQ(device->ledger().held(MemoryKind::pinned), route == CollectiveRoute::host ? 2 * 3u * 3000 : 0);
+    const std::vector<std::int64_t> counts(4, 250);
+    const auto stream = device->create_stream("dry");
+    made->reduce_scatter_sum(*stream, Tensor(nullptr, DType::bf16, {1000}), counts, Tensor(nullptr, DType::f32, {250}),
+                             Accumulate::add);
+    made->all_gather(*stream, nullptr, counts, nullptr);
+  }
+}
+
+}  // namespace
+}  // namespace so::test

@@ -1,0 +1,89 @@
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "optim/engine_ops.h"
+#include "support/random_tensors.h"
+
+namespace so::test {
+namespace {
+
+class SumOfRanksTest : public ::testing::Test {
+ protected:
+  DeviceRig rig;
+  Stream& stream = rig.stream();
+  const std::unique_ptr<EngineOps> ops = make_engine_ops(rig.device());
+
+  // Values of very different size, so that another order of additions gives other bits.
+  template <class T>
+  std::vector<double> values_of_rank(int rank, std::int64_t count) {
+    std::mt19937 random(static_cast<unsigned>(rank) + 1u);
+    std::normal_distribution<float> normal;
+    std::vector<double> values;
+    for (std::int64_t i = 0; i < count; ++i)
+      values.push_back(static_cast<float>(T(std::ldexp(normal(random), static_cast<int>(random() % 24u)))));
+    return values;
+  }
+
+  template <class T>
+  void expect_sum(int ranks, int rank, std::int64_t count, Accumulate mode, bool in_place) {
+    SCOPED_TRACE(testing::Message() << "rank " << rank << " of " << ranks << ", " << count << " of "
+                                    << name_of(dtype_of<T>) << ", " << static_cast<bool>(mode) << in_place);
+    std::vector<double> others;
+    std::vector<float> expected;
+    for (int r = 0; r < ranks; ++r) {
+      const std::vector<double> values = values_of_rank<T>(r, count);
+      if (r != rank) others.insert(others.end(), values.begin(), values.end());
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        if (r == 0)
+          expected.push_back(static_cast<float>(values[i]));
+        else
+          expected[i] += static_cast<float>(values[i]);
+      }
+    }
+    const std::vector<double> before = values_of_rank<float>(99, count);
+    for (std::size_t i = 0; i < expected.size() && mode == Accumulate::add; ++i)
+      expected[i] = static_cast<float>(before[i]) + expected[i];
+    const TestTensor own(stream, dtype_of<T>, {count}, values_of_rank<T>(rank, count));
+    const TestTensor rest(stream, dtype_of<T>, {ranks - 1, count}, others);
+    const TestTensor separate(stream, DType::f32, {count}, before);
+    const Tensor out = in_place ? own.tensor() : separate.tensor();
+    ops->sum_of_ranks(stream, out, mode, own, rest, rank);
+    std::vector<float> found(static_cast<std::size_t>(count));
+    stream.copy(found.data(), out.data(), out.bytes());
+    stream.synchronize();
+    EXPECT_EQ(found, expected);
+  }
+};
+
+TEST_F(SumOfRanksTest, IsInRankOrderInFp32) {
+  for (const int ranks : {1, 2, 3, 5})
+    for (int rank = 0; rank < ranks; rank += 2)
+      for (const std::int64_t count : {1, 8, 77, 4096, 40'000})
+        for (const Accumulate mode : {Accumulate::overwrite, Accumulate::add}) {
+          expect_sum<float>(ranks, rank, count, mode, false);
+          expect_sum<bf16>(ranks, rank, count, mode, false);
+        }
+  for (const std::int64_t count : {5, 4096}) expect_sum<float>(3, 1, count, Accumulate::overwrite, true);
+}
+
+TEST_F(SumOfRanksTest, OneRanksSumIsItsOwnBits) {
+  const TestTensor own(stream, DType::f32, {2}, {-0.0, std::numeric_limits<double>::infinity()});
+  const TestTensor out(stream, DType::f32, {2});
+  ops->sum_of_ranks(stream, out, Accumulate::overwrite, own, Tensor(nullptr, DType::f32, {0, 2}), 0);
+  EXPECT_EQ(out.bytes(stream), own.bytes(stream));
+}
+
+TEST_F(SumOfRanksTest, RefusesOtherSizesAndFormats) {
+  const TestTensor f(stream, DType::f32, {4}), h(stream, DType::bf16, {4}), rows(stream, DType::f32, {2, 4});
+  const TestTensor narrow(stream, DType::f32, {2, 3});
+  EXPECT_THROW(ops->sum_of_ranks(stream, h, Accumulate::overwrite, f, rows, 0), Bug);
+  EXPECT_THROW(ops->sum_of_ranks(stream, f, Accumulate::overwrite, h, rows, 0), Bug);
+  EXPECT_THROW(ops->sum_of_ranks(stream, f, Accumulate::overwrite, f, narrow, 0), Bug);
+  EXPECT_THROW(ops->sum_of_ranks(stream, f, Accumulate::overwrite, f, rows, 3), Bug);
+}
+
+}  // namespace
+}  // namespace so::test
