@@ -18,9 +18,9 @@ so_room(tensors USES device optim ranks offload offload/memory offload/schedule)
 so_room(ops USES device LIBRARIES so_dnnl PkgConfig::hwy CUDA)
 so_room(model APART /families/ USES device ops data data/tokenizer offload/schedule offload/memory
   LIBRARIES nlohmann_json::nlohmann_json)
-so_room(plan/machine USES device io ops optim ranks offload/memory LIBRARIES nlohmann_json::nlohmann_json)
+so_room(plan/machine USES device io ops optim ranks collectives offload/memory LIBRARIES nlohmann_json::nlohmann_json)
 so_room(plan/simulate USES device offload/schedule)
-so_room(options USES device optim LIBRARIES nlohmann_json::nlohmann_json PkgConfig::yaml)
+so_room(options USES device optim collectives LIBRARIES nlohmann_json::nlohmann_json PkgConfig::yaml)
 so_room(checkpoint USES data device io ranks model offload offload/schedule options LIBRARIES nlohmann_json::nlohmann_json)
 so_room(plan/memory USES device ranks model offload offload/schedule offload/memory options checkpoint plan/machine)
 so_room(plan/placement USES model offload/schedule options plan/machine plan/simulate)
@@ -29,6 +29,6 @@ so_room(plan USES data device io model offload offload/schedule offload/memory o
 so_room(doctor USES device ranks io plan/machine LIBRARIES nlohmann_json::nlohmann_json dl)
 so_room(report USES io LIBRARIES nlohmann_json::nlohmann_json PkgConfig::microhttpd)
 so_room(train USES data device io ops optim ranks model offload offload/schedule options checkpoint plan plan/machine)
-so_room(commands OBJECTS USES data data/tokenizer device io ops optim ranks model offload offload/schedule offload/memory
+so_room(commands OBJECTS USES data data/tokenizer device io ops optim ranks collectives model offload offload/schedule offload/memory
   options checkpoint plan plan/machine plan/simulate plan/memory train report doctor
   LIBRARIES CLI11::CLI11 nlohmann_json::nlohmann_json)

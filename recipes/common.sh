@@ -16,7 +16,7 @@ usage: MODEL_DIR=DIR DATA=FILE $(basename -- "$0") superoffload|zerooffload [BAT
 
 Fine-tunes all parameters of $model_id, published for $gpus GPU(s), in bf16 with activation checkpointing. The
 mode says when the CPU steps its share of the optimizer: superoffload, beside the GPU's work; zerooffload, after
-backward. BATCH_SIZE is in rows and 4 unless given. Options are those of superoffload train: --dry_run says what would
+backward. BATCH_SIZE is in rows of each GPU and 4 unless given. Options are those of superoffload train: --dry_run says what would
 be done and whether it fits, --bench_steps 10 --warmup_steps 20 measures as the published scripts do, --resume goes on.
 
 superoffload doctor says what the machine costs and how to mend it; on a superchip docs/superchips.md goes first.
@@ -25,6 +25,7 @@ MODEL_DIR     the model's directory: hf download $model_id --local-dir DIR
 DATA          records to train on: Alpaca's JSON (alpaca_data.json of tatsu-lab/alpaca) or what docs/data.md lists
 OUTPUT_DIR    where the trained model goes; ${name}_MODE_output unless given. The DeepSpeed JSON lies beside it
 MAX_LENGTH    longest sequence in tokens; 4096 unless given
+GPUS          GPUs of this host to train on, a process each; $gpus unless given. More than one need Open MPI and NCCL
 SUPEROFFLOAD  the program; that of this tree or installation, or the one in PATH, unless given
 TEXT
 }
@@ -48,7 +49,7 @@ deepspeed_config() {
   [ "$mode" = zerooffload ] || super_offload=true
   cat <<JSON
 {
-  "train_batch_size": $batch_size,
+  "train_batch_size": $((batch_size * ranks)),
   "gradient_accumulation_steps": 1,
   "bf16": { "enabled": true },
   "zero_optimization": {
@@ -84,6 +85,10 @@ finetune() {
   [ -f "$MODEL_DIR/config.json" ] || refuse "MODEL_DIR=$MODEL_DIR holds no config.json: it is no model directory"
   [ -n "${DATA:-}" ] || refuse "set DATA to a file of records, as alpaca_data.json of tatsu-lab/alpaca"
   [ -f "$DATA" ] || refuse "DATA=$DATA: no such file"
+  ranks=${GPUS:-$gpus}
+  case $ranks in
+    *[!0-9]* | 0*) refuse "GPUS=$ranks is no number of GPUs" ;;
+  esac
   output=${OUTPUT_DIR:-${name}_${mode}_output}
   output=${output%/}
   program=$(find_program) || exit 2
@@ -91,11 +96,7 @@ finetune() {
   mkdir -p "$(dirname -- "$output")"
   config=${output}_deepspeed.json
   deepspeed_config >"$config"
-  if [ "$gpus" -gt 1 ]; then
-    echo "$model_id was published for $gpus GPUs; superoffload trains on one so far. Whether one is enough is what it" \
-      "plans now." >&2
-  fi
-  exec "$program" train --model "$MODEL_DIR" --data "$DATA" --output_dir "$output" --deepspeed_config "$config" \
+  exec "$program" train --gpus "$ranks" --model "$MODEL_DIR" --data "$DATA" --output_dir "$output" --deepspeed_config "$config" \
     --batch_size "$batch_size" --max_length "${MAX_LENGTH:-4096}" --activation_checkpointing --num_train_epochs 1 \
     --lr 1e-5 --warmup 0.05 --weight_decay 0.01 --seed 42 --log_interval 1 "$@"
 }

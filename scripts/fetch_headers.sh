@@ -1,13 +1,17 @@
 #!/bin/sh
-# usage: fetch_headers.sh cudnn-frontend|cutlass
-# Fetches a library's headers, from its package in the Python package index, into .deps/NAME: no distribution packages
-# them, or an old version. Does nothing if they are there.
+# usage: fetch_headers.sh cudnn-frontend|cutlass|nccl
+# Fetches a library's headers, of NCCL the library too, from its package in the Python package index, into .deps/NAME: no
+# distribution packages them, or an old version. Does nothing if they are there.
 set -eu
 name=${1:-}
 case $name in
   cudnn-frontend) package=nvidia-cudnn-frontend version=1.18.0 inside='' header=cudnn_frontend.h ;;
   cutlass) package=nvidia-cutlass version=4.2.0.0 inside=cutlass_library/source/ header=cutlass/cutlass.h ;;
-  *) echo "usage: fetch_headers.sh cudnn-frontend|cutlass" >&2 && exit 2 ;;
+  nccl) # of the toolkit's major version
+    nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+    cuda=$("$nvcc" --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
+    package=nvidia-nccl-cu$cuda version=2.28.9 inside=nvidia/nccl/ header=nccl.h ;;
+  *) echo "usage: fetch_headers.sh cudnn-frontend|cutlass|nccl" >&2 && exit 2 ;;
 esac
 root=$(cd "$(dirname "$0")/.." && pwd)
 to=$root/.deps/$name
@@ -21,10 +25,14 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 echo "Fetching $name $version (headers)"
-# Packages with compiled parts name a platform; the headers are the same in all.
+# Packages with compiled parts name a platform.
+platforms=any
+for policy in manylinux_2_18 manylinux_2_27 manylinux_2_28 manylinux2014; do
+  platforms="$platforms ${policy}_$(uname -m)"
+done
+# shellcheck disable=SC2046,SC2086  # lists of words
 python3 -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.12 \
-  --platform manylinux_2_27_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
-  --platform manylinux_2_27_aarch64 --platform manylinux_2_28_aarch64 --platform any -d "$work" "$package==$version"
+  $(printf -- '--platform %s ' $platforms) -d "$work" "$package==$version"
 rm -rf "$to"
 mkdir -p "$to"
 python3 - "$work" "$to" "$inside" <<'PYTHON'
@@ -32,7 +40,7 @@ import glob, os, sys, zipfile
 work, to, inside = sys.argv[1:]
 with zipfile.ZipFile(glob.glob(work + "/*.whl")[0]) as wheel:
     for name in wheel.namelist():
-        if name.endswith("/") or not (name.startswith(inside + "include/") or "LICENSE" in name):
+        if name.endswith("/") or not (name.startswith((inside + "include/", inside + "lib/libnccl.")) or "LICENSE" in name):
             continue
         path = os.path.join(to, name.removeprefix(inside))
         os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -105,4 +105,11 @@ if command -v nvcc >/dev/null 2>&1 || [ -x /usr/local/cuda/bin/nvcc ]; then
   for name in cudnn-frontend cutlass; do
     "$(dirname "$0")/fetch_headers.sh" "$name" || echo "install_dependencies: continuing without the CUDA backend" >&2
   done
+  # NVIDIA's package, or that of the toolkit, serves as well.
+  found=""
+  for directory in /usr/include /usr/local/include /usr/local/cuda/include; do
+    [ ! -f "$directory/nccl.h" ] || found=$directory
+  done
+  [ -n "$found" ] || "$(dirname "$0")/fetch_headers.sh" nccl ||
+    echo "install_dependencies: continuing without NCCL: several GPUs cannot train together" >&2
 fi

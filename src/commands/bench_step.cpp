@@ -30,6 +30,7 @@
 #include "offload/schedule/owner_split.h"
 #include "plan/machine/hardware.h"
 #include "plan/machine/measure.h"
+#include "plan/machine/rank_rates.h"
 #include "plan/machine/rank_share.h"
 #include "plan/plan_comparison.h"
 #include "plan/refusal.h"
@@ -116,14 +117,17 @@ TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, 
 }
 
 TrainingPlan make_plan(const BenchStepOptions& options, const OptionOrigins& origins, const DecoderSpec& spec,
-                       const ParameterLayout& layout, Runtime& runtime, Communicator& ranks, DType dtype) {
+                       const ParameterLayout& layout, Runtime& runtime, Communicator& ranks, const RankSeat& seat,
+                       DType dtype) {
   const MemoryCaps caps = memory_caps(backend_of(runtime.device()), options.device_memory, options.host_memory);
   RunRequest request = run_request(options, origins, dtype);
   const NumberFormats formats = number_formats(request);
   // Without an optimizer there is nothing to change of it.
   if (options.no_optimizer) request.optimizer_state_dtype = StatePrecision::bf16;
-  PlanningMachine machine = planning_machine(runtime, formats, caps);
-  share_machine(ranks, machine);
+  PlanningMachine machine = planning_machine(runtime, formats, caps, ranks.place().local_size);
+  share_machine(ranks, machine, seat.gpu_ranks);
+  if (ranks.size() > 1)
+    use_rates_of_ranks(machine, runtime, formats, {.fresh = true, .keep = false}, ranks, options.collectives);
   PlanQuestion question = make_question({spec, layout, machine, WeightOrigin::random, row_shape}, request,
                                         *find_command("bench step")->rows);
   question.host_ranks = ranks.place().local_size;
@@ -233,12 +237,11 @@ int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins
   require_rows(options.batch_size, options.max_length, spec, config.origin);
   if (options.trace && ranks.rank() == 0) require_output_file(*options.trace, "--trace", is_own_trace);
   const ParameterLayout layout(make_parameters(spec, parameter_rules(options)));
-  const int cpus = take_cores(ranks, options);
-  check_cpu_threads(options, cpus);
-  Runtime runtime(options.device, rank_threads(ranks, cpus, options.cpu_threads.value_or(0)));
+  const RankSeat seat = take_seat(ranks, options.device, options);
+  check_cpu_threads(options, seat.cpus);
+  Runtime runtime(seat.device, rank_threads(ranks, seat, options.cpu_threads.value_or(0)), seat.gpu, seat.own_cpus);
   Device& device = runtime.device();
-  require_rank_device(device, ranks);
-  const TrainingPlan plan = make_plan(options, origins, spec, layout, runtime, ranks, model.dtype);
+  const TrainingPlan plan = make_plan(options, origins, spec, layout, runtime, ranks, seat, model.dtype);
   plan.log_reasons();
   const char* optimizer = options.no_optimizer                                ? "none"
                           : options.offload_optimizer == OptimizerDevice::cpu ? "cpu"
@@ -304,7 +307,8 @@ all, a line each says what the ranks measured, and the rest is rank 0's.)",
                   "there is no optimizer",
                   {"offload_optimizer", "offload_ratio", "streamed_layers", "gathered_layers", "mode", "cast_side",
                    "update_over_link", "move_gradients", "bucket_size", "max_grad_norm", "optimizer_state_dtype",
-                   "gpus", "bind_cores_to_rank"}},
+                   "gpus", "bind_cores_to_rank", "collectives"}},
+                 {"device", "cpu", "the memory of its ranks is the host's", {"collectives"}},
                  {"offload_optimizer",
                   "none",
                   "all optimizer state is the device's",

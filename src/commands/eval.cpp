@@ -103,10 +103,9 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins, Communica
       resolve_max_length(options.max_length, origins.given("max_length"), spec, options.model);
   const ModelFiles model(options.model);
   const ModelEncoder encoder(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
-  const int cpus = take_cores(ranks, options);
-  check_cpu_threads(options, cpus);
-  Runtime runtime(options.device, rank_threads(ranks, cpus, options.cpu_threads.value_or(0)));
-  require_rank_device(runtime.device(), ranks);
+  const RankSeat seat = take_seat(ranks, options.device, options);
+  check_cpu_threads(options, seat.cpus);
+  Runtime runtime(seat.device, rank_threads(ranks, seat, options.cpu_threads.value_or(0)), seat.gpu, seat.own_cpus);
   RankFacts facts = option_facts(OptionsView(*find_command("eval")->rows, &options));
   facts.emplace_back("the parameters of the model", std::to_string(model.layout().elements()));
   require_same_run(ranks, facts);
@@ -121,6 +120,7 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins, Communica
   const DType dtype = model_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
   MemoryRoom room = room_of(runtime.device());
   room.host = share_of_host(ranks);
+  if (room.device) room.device->available /= static_cast<std::size_t>(seat.gpu_ranks);
   std::optional<Inference> inference;
   {
     const auto bytes = static_cast<std::uint64_t>(model.layout().elements()) * sizeof(float);  // at most
@@ -145,7 +145,8 @@ const RegisteredCommand eval_command([] {
        .examples = {"superoffload eval --model out --data held-out.jsonl",
                     "superoffload eval --model out --data held-out.jsonl --json",
                     "superoffload eval --model out --data held-out.jsonl --device cpu --gpus 4"},
-       .modes = {{"train_on_prompt", "true", "all of each text counts", {"mask_history"}}}},
+       .modes = {{"train_on_prompt", "true", "all of each text counts", {"mask_history"}},
+                 {"device", "cpu", "the memory of its ranks is the host's", {"collectives"}}}},
       eval_table(), complete_eval, run_eval);
 });
 

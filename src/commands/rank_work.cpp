@@ -1,5 +1,6 @@
 #include "commands/rank_work.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <set>
 #include <string_view>
@@ -8,7 +9,9 @@
 #include "base/error.h"
 #include "base/host_memory.h"
 #include "base/log.h"
+#include "collectives/route.h"
 #include "device/backend.h"
+#include "device/gpu_place.h"
 #include "ranks/binding.h"
 #include "ranks/together.h"
 
@@ -21,28 +24,84 @@ void complete_ranks(RankOptions& options, const OptionOrigins& origins, int laun
   options.gpus = launched;
 }
 
-void require_rank_device(Device& device, const Communicator& ranks) {
-  if (ranks.size() > 1 && !backend_of(device).ranks)
-    fail("--gpus {}: several ranks are supported with --device cpu alone as yet, not on {}", ranks.size(),
-         device.name());
-}
-
 void require_record_each(Communicator& ranks, std::int64_t records, const std::string& file) {
   if (records >= ranks.size()) return;
   fail_on_all(fmt::format("{} ranks cannot share {}, which has {} record{} to work on: start at most {}", ranks.size(),
                           printable_path(file), records, records == 1 ? "" : "s", records));
 }
 
-int take_cores(Communicator& ranks, const RankOptions& options) {
-  const RankCores cores = bind_ranks(ranks, {options.bind_cores_to_rank, options.cpu_list});
+namespace {
+
+// This rank's GPU, or -1 where ranks work on the CPU.
+int find_rank_gpu(const RankPlace& place, DeviceChoice device, CollectiveRoute route) {
+  if (device == DeviceChoice::cpu) return -1;
+  const CudaSupport any = cuda_backend().find(0);
+  if (!any.usable && device == DeviceChoice::automatic) return -1;
+  if (!any.usable) fail("{}", any.reason);
+  const int visible = gpu_count();
+  // A launcher may have shown each rank its own GPU alone; that it is its own is looked at after.
+  int gpu = visible == 1 ? 0 : place.local_rank;
+  if (gpu >= visible && route == CollectiveRoute::host) gpu %= visible;
+  if (gpu >= visible)
+    fail("{} ranks of this host want a GPU each, and it has {}: start at most {} on it (--gpus {})", place.local_size,
+         visible, visible, visible);
+  if (const CudaSupport own = cuda_backend().find(gpu); !own.usable) fail("{}", own.reason);
+  return gpu;
+}
+
+// Every rank has a GPU of its own, or those that share one may; or none has any. Returns how many have this rank's.
+int require_own_gpus(const Communicator& ranks, const std::vector<std::string>& gpus, CollectiveRoute route) {
+  const auto self = static_cast<std::size_t>(ranks.rank());
+  int sharing = 0;
+  for (std::size_t r = 0; r < gpus.size(); ++r) {
+    if (gpus[r].empty() != gpus[0].empty())
+      fail_on_all(
+          fmt::format("rank {} has a usable GPU, and rank {} has none: use --device cpu, or start ranks only "
+                      "where there are GPUs (--device cuda says what is missing)",
+                      gpus[0].empty() ? r : 0, gpus[0].empty() ? 0 : r));
+    const auto first = static_cast<std::size_t>(std::find(gpus.begin(), gpus.end(), gpus[r]) - gpus.begin());
+    if (first != r && !gpus[r].empty() && route == CollectiveRoute::nccl)
+      fail_on_all(
+          fmt::format("ranks {} and {} would have the same GPU: start as many ranks as a host has GPUs, or let "
+                      "them share it through host memory, to try a run (--collectives host)",
+                      first, r));
+    sharing += gpus[r] == gpus[self] ? 1 : 0;
+  }
+  return gpus[self].empty() ? 1 : sharing;
+}
+
+}  // namespace
+
+RankSeat take_seat(Communicator& ranks, DeviceChoice device, const RankOptions& options) {
+  RankSeat seat{.device = device};
+  BindOptions bind{options.bind_cores_to_rank, options.cpu_list, {}};
+  if (ranks.size() > 1) {
+    int gpu = -1;
+    const std::vector<std::string> gpus = gather_texts(ranks, [&]() -> std::string {
+      gpu = find_rank_gpu(ranks.place(), device, options.collectives);
+      if (gpu < 0) return {};
+      if (std::string reason; options.collectives == CollectiveRoute::nccl && !have_nccl(reason)) fail("{}", reason);
+      return fmt::format("{} {}", ranks.place().host, gpu_identity(gpu));
+    });
+    seat.gpu_ranks = require_own_gpus(ranks, gpus, options.collectives);
+    seat.device = gpu < 0 ? DeviceChoice::cpu : DeviceChoice::cuda;
+    seat.gpu = std::max(gpu, 0);
+    if (gpu >= 0) bind.near = cpus_near(gpu_pci_address(gpu));
+  }
+  const RankCores cores = bind_ranks(ranks, bind);
   if (!cores.line.empty()) log_info("{}", cores.line);
   if (const std::string line = host_nodes_line(); !line.empty()) log_info("{}", line);
   if (!cores.warning.empty()) log_warning("{}", cores.warning);
-  return cores.cpus;
+  seat.cpus = cores.cpus;
+  seat.own_cpus = ranks.size() == 1 || cores.by != RankCores::By::nobody;
+  return seat;
 }
 
-int rank_threads(const Communicator& ranks, int cpus, int asked) {
-  return asked > 0 || ranks.size() == 1 ? asked : cpus;
+int rank_threads(const Communicator& ranks, const RankSeat& seat, int asked) {
+  if (asked > 0 || ranks.size() == 1) return asked;
+  if (seat.device == DeviceChoice::cpu) return seat.cpus;
+  // Beside a GPU the runtime leaves a core to the thread that feeds it, of those that are the rank's own.
+  return seat.own_cpus ? 0 : std::max(1, seat.cpus - 1);
 }
 
 RankFacts option_facts(OptionsView options) {

@@ -18,17 +18,24 @@ namespace so {
 // Takes over how many ranks a launcher has started (1: there is none). Throws Error if the options ask for others.
 void complete_ranks(RankOptions& options, const OptionOrigins& origins, int launched);
 
-// Throws Error where several ranks are to work on a device that has no collectives as yet.
-void require_rank_device(Device& device, const Communicator& ranks);
-
 // Throws Error on all ranks unless each can have a record of the file, of which all have been found to see the same.
 void require_record_each(Communicator& ranks, std::int64_t records, const std::string& file);
 
-// Gives each rank cores of its own, unless the options say otherwise, logs a line that says so, and returns the CPUs
-// that this rank may use. To be called before the threads are made that shall keep to them. A collective.
-int take_cores(Communicator& ranks, const RankOptions& options);
-// Threads of a rank that may use so many CPUs and was asked for so many threads: 0 leaves the number to the runtime.
-int rank_threads(const Communicator& ranks, int cpus, int asked);
+// Where a rank works.
+struct RankSeat {
+  DeviceChoice device = DeviceChoice::automatic;
+  int gpu = 0;           // its number among the visible ones
+  int gpu_ranks = 1;     // that share it
+  int cpus = 1;          // that the rank may use
+  bool own_cpus = true;  // and no other rank
+};
+// Gives each rank a GPU of its own, or none has one, and cores of its own, near it, unless the options say otherwise;
+// logs a line about the cores. To be called before the threads are made that shall keep to them. Throws Error on all
+// ranks if some have no GPU, several have one (but where --collectives host lets them), or NCCL is not there. On one
+// rank this leaves the device to the runtime. A collective.
+RankSeat take_seat(Communicator& ranks, DeviceChoice device, const RankOptions& options);
+// Threads of a rank that was asked for so many: 0 leaves the number to the runtime.
+int rank_threads(const Communicator& ranks, const RankSeat& seat, int asked);
 
 // The program's version, and the options that must be the same on every rank: all but those that concern a rank alone.
 RankFacts option_facts(OptionsView options);

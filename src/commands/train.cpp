@@ -36,8 +36,8 @@
 #include "options/run_request.h"
 #include "plan/data_shape.h"
 #include "plan/disk_plan.h"
+#include "plan/machine/rank_rates.h"
 #include "plan/machine/rank_share.h"
-#include "plan/machine/rate_cache.h"
 #include "plan/plan_comparison.h"
 #include "plan/plan_review.h"
 #include "plan/refusal.h"
@@ -83,9 +83,10 @@ struct AskedRun {
         spec(model),
         request(run_request(options, origins, asked_dtype(options.dtype).value())),
         formats(number_formats(request)),
-        runtime(options.device, cpu_threads(take_cores(ranks, options))),
+        seat(take_seat(ranks, options.device, options)),
+        runtime(seat.device, rank_threads(ranks, seat, resolve_cpu_threads(options, seat.cpus)), seat.gpu,
+                seat.own_cpus),
         layout(make_parameters(spec, parameter_rules(options))) {
-    require_rank_device(runtime.device(), ranks);
     log_info("{}", model_line(options.model, spec, request.model_dtype, runtime.device()));
     for (const std::string& line : {frozen_line(layout), lr_multiplier_line(layout)})
       if (!line.empty()) log_info("{}", line);
@@ -93,8 +94,8 @@ struct AskedRun {
   }
 
   PlanningMachine machine_now() {
-    PlanningMachine machine = planning_machine(runtime, formats, caps);
-    share_machine(ranks, machine);
+    PlanningMachine machine = planning_machine(runtime, formats, caps, ranks.place().local_size);
+    share_machine(ranks, machine, seat.gpu_ranks);
     return machine;
   }
   PlanQuestion ask(const PlanningMachine& machine, std::function<TrainingShape(const PlanKnobs&)> shape) const {
@@ -106,8 +107,6 @@ struct AskedRun {
   }
 
   bool first_rank() const { return ranks.rank() == 0; }
-  // 0 leaves it to the runtime, which takes all there are.
-  int cpu_threads(int cpus) const { return rank_threads(ranks, cpus, resolve_cpu_threads(options, cpus)); }
 
   Communicator& ranks;
   const TrainOptions options;
@@ -115,6 +114,7 @@ struct AskedRun {
   const DecoderSpec spec;
   const RunRequest request;
   const NumberFormats formats;
+  const RankSeat seat;
   Runtime runtime;
   const ParameterLayout layout;
   MemoryCaps caps;
@@ -358,8 +358,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
     return all;
   };
   PlanningMachine machine = asked.machine_now();
-  use_cached_rates(machine, asked.runtime, asked.formats,
-                   {.fresh = options.profile == ProfileUse::fresh, .keep = writes});
+  use_rates_of_ranks(machine, asked.runtime, asked.formats,
+                     {.fresh = options.profile == ProfileUse::fresh, .keep = writes}, ranks, options.collectives);
   TrainingPlan plan;
   together(ranks, [&] {
     plan = plan_or_refuse(asked.ask(machine, shape));
@@ -434,7 +434,7 @@ computes, zerooffload after backward. Results are the same.
                  {"device",
                   "cpu",
                   "nothing is measured, and the CPU device has no memory of its own (--host_memory limits the run's)",
-                  {"profile", "device_memory"}},
+                  {"profile", "device_memory", "collectives"}},
                  {"rope_scaling", "auto", "the model's rotation stays as it is", {"rope_factor"}},
                  {"rope_scaling", "none", "the model's rotation stays as it is", {"rope_factor"}},
                  {"train_on_prompt", "true", "all of each text is trained on", {"mask_history"}},

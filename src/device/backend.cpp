@@ -15,6 +15,9 @@ constexpr Backend::Reserve cpu_libraries[] = {
 constexpr Backend::Reserve cuda_libraries[] = {{MemoryKind::device, "CUDA libraries (reserve)", std::size_t{256} << 20},
                                                {MemoryKind::pageable, "CUDA libraries", 300'000'000}};
 
+// NCCL's buffers, for two communicators. By its own sizes, and generous: no run has measured it yet.
+constexpr Backend::Reserve cuda_rank_libraries[] = {{MemoryKind::device, "NCCL (reserve)", std::size_t{1} << 30}};
+
 }  // namespace
 
 const Backend& cpu_backend() {
@@ -22,8 +25,8 @@ const Backend& cpu_backend() {
       .kind = DeviceKind::cpu,
       .own_memory = false,
       .own_processors = false,
-      .ranks = true,
       .libraries = cpu_libraries,
+      .rank_libraries = {},
       // Large enough that reading the projection's weights again for every chunk does not show, small enough to stay
       // out of the way.
       .loss_chunk = {.bytes = 32 << 20, .element_bytes = 4, .tile = 1, .least_rows = 64, .most_rows = 512},
@@ -56,8 +59,8 @@ const Backend& cuda_backend() {
       .kind = DeviceKind::cuda,
       .own_memory = true,
       .own_processors = true,
-      .ranks = false,
       .libraries = cuda_libraries,
+      .rank_libraries = cuda_rank_libraries,
       // The gradient of the projection is read and written once a chunk, so few and large ones.
       .loss_chunk = {.bytes = 1'250'000'000, .element_bytes = 2, .tile = 128, .least_rows = 128, .most_rows = 4096},
       // Matrix products long enough for a chip to come to the clock that it can keep.

@@ -22,9 +22,6 @@ struct Backend {
   // Its work runs on processors of its own, and leaves the host's cores to host work.
   bool own_processors;
 
-  // Whether several ranks can train on such devices, one each: whether there are collectives for its memory.
-  bool ranks;
-
   // Memory that libraries take beside what is allocated through the device, some of it for each thread of the host.
   struct Reserve {
     MemoryKind kind;
@@ -33,6 +30,7 @@ struct Backend {
     bool each_thread = false;
   };
   std::span<const Reserve> libraries;
+  std::span<const Reserve> rank_libraries;  // beside them with several ranks
 
   // Logits that exist at a time: rows that fill `bytes`, at `element_bytes` each, in whole tiles, within bounds.
   struct LossChunk {

@@ -10,6 +10,11 @@ namespace so {
 // one. `index` is the device's number among the visible ones.
 std::string gpu_pci_address(int index);
 
+// How many CUDA GPUs are visible; 0 without any, or without the CUDA backend. To be asked after find_cuda().
+int gpu_count();
+// What tells a GPU from all others, also from those that share its board (MIG); empty where it is not known.
+std::string gpu_identity(int index);
+
 // The CPUs that the kernel says are near a PCI device: those of its NUMA node. Empty where it does not say. `root` is
 // in front of /sys, for tests.
 std::vector<int> cpus_near(const std::string& pci_address, const std::string& root = "");

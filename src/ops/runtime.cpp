@@ -30,14 +30,16 @@ const Backend& backend_for(DeviceChoice choice, int index) {
 
 }  // namespace
 
-Runtime::Runtime(DeviceChoice choice, int threads, int index) : Runtime(backend_for(choice, index), threads, index) {}
+Runtime::Runtime(DeviceChoice choice, int threads, int index, bool own_cpus)
+    : Runtime(backend_for(choice, index), threads, index, own_cpus) {}
 
 // On the CPU neither pool is pinned or spins: they share the CPUs, and whoever has work should find a free one.
-Runtime::Runtime(const Backend& backend, int threads, int index)
+Runtime::Runtime(const Backend& backend, int threads, int index, bool own_cpus)
     : compute_pool_(backend.own_processors ? nullptr
                                            : std::make_unique<ThreadPool>("compute", first_cpus(threads), false)),
-      host_pool_("host", backend.own_processors ? workers_beside(threads, index) : first_cpus(threads),
-                 backend.own_processors, backend.own_processors ? ThreadPool::long_spin : ThreadPool::no_spin),
+      host_pool_("host", backend.own_processors && own_cpus ? workers_beside(threads, index) : first_cpus(threads),
+                 backend.own_processors && own_cpus,
+                 backend.own_processors && own_cpus ? ThreadPool::long_spin : ThreadPool::no_spin),
       device_(backend.make(compute_pool_.get(), index)),
       ops_(make_ops(*device_)) {}
 

@@ -8,6 +8,7 @@
 
 #include "base/dtype.h"
 #include "base/options.h"
+#include "collectives/route.h"
 #include "device/device.h"
 #include "optim/lr_schedule.h"
 #include "options/plan_choice.h"
@@ -64,6 +65,11 @@ template <>
 struct EnumNames<DeviceChoice> {
   static constexpr std::pair<DeviceChoice, std::string_view> list[] = {
       {DeviceChoice::automatic, "auto"}, {DeviceChoice::cpu, "cpu"}, {DeviceChoice::cuda, "cuda"}};
+};
+template <>
+struct EnumNames<CollectiveRoute> {
+  static constexpr std::pair<CollectiveRoute, std::string_view> list[] = {{CollectiveRoute::nccl, "nccl"},
+                                                                          {CollectiveRoute::host, "host"}};
 };
 template <>
 struct EnumNames<ColorUse> {

@@ -73,9 +73,9 @@ OptionTable<ComputeOptions> make_compute() {
 OptionTable<RankOptions> make_ranks() {
   OptionTable<RankOptions> t;
   t.add("gpus", &RankOptions::gpus,
-        "Ranks that share the run, a process each: with --device cpu each has its share of the CPUs and of the host's "
-        "memory (ranks on GPUs are not supported yet). The rows of a micro-batch and the micro-batches of a step are a "
-        "rank's. Started through mpirun; who starts the ranks with mpirun or srun leaves this out")
+        "Ranks that share the run, a process each, with a GPU each and a share of the host's CPUs and memory, or with "
+        "that share alone (--device cpu). The rows of a micro-batch and the micro-batches of a step are a rank's. "
+        "Started through mpirun; who starts the ranks with mpirun or srun leaves this out")
       .unit("ranks")
       .at_least(1)
       .at_most(100'000)
@@ -96,6 +96,11 @@ OptionTable<RankOptions> make_ranks() {
       .default_from(ours)
       .when_unset("those that the process may run on")
       .elsewhere("bind_core_list");
+  t.add(
+       "collectives", &RankOptions::collectives,
+       "How ranks on GPUs exchange gradients and weights: nccl from GPU to GPU, or host by way of host memory, which is "
+       "slower, needs no NCCL, and lets ranks share a GPU, to try a run. Results are the same")
+      .default_from(ours);
   return t;
 }
 

@@ -31,7 +31,8 @@ struct ThreadOption {
 struct RankOptions {
   int gpus = 1;
   bool bind_cores_to_rank = true;
-  std::string cpu_list;  // empty: whatever the process may run on
+  std::string cpu_list;                                 // empty: whatever the process may run on
+  CollectiveRoute collectives = CollectiveRoute::nccl;  // of GPUs
 };
 
 // Where a model runs, and how it computes.

@@ -16,6 +16,7 @@ EngineSettings engine_settings(const RunRequest& request) {
   if (engine.formats.weights == DType::bf16 && request.cast_side == CastChoice::device) engine.cast = CastSide::device;
   engine.update_over_link = request.update_over_link == Toggle::on;
   if (request.move_gradients == Toggle::on) engine.host_gradients = GradientResidency::moved;
+  engine.collectives = request.collectives;
   engine.adamw = {request.adam_beta1, request.adam_beta2, request.adam_epsilon};
   engine.weight_decay = request.weight_decay;
   engine.max_grad_norm = request.max_grad_norm.value_or(0);

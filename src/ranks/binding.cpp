@@ -88,8 +88,8 @@ FreeCores& next_node(std::vector<FreeCores>& nodes, std::size_t needed, const Cp
   return *std::min_element(nodes.begin(), nodes.end(), better);
 }
 
-// The allowed CPUs of the ranks of this host, by local rank, in the ranks' order.
-std::vector<Cpus> allowed_on_host(Communicator& ranks, const Cpus& own) {
+// The CPUs that each rank of this host names, by local rank, in the ranks' order.
+std::vector<Cpus> of_host(Communicator& ranks, const Cpus& own) {
   const std::string text = fmt::format("{} {}", ranks.place().host, fmt::join(own, " "));
   std::vector<Cpus> all;
   for (const std::string& one : ranks.all_gather(text)) {
@@ -215,11 +215,12 @@ RankCores bind_ranks(Communicator& ranks, const BindOptions& options) {
   if (listed)
     own = listed_cpus(options.cpu_list, common_cpus(hwloc_topology_get_allowed_cpuset(topology.get()), all_cpus()));
   if (ranks.size() == 1) return bind_alone(topology, own);
-  const std::vector<Cpus> allowed = allowed_on_host(ranks, own);
+  const std::vector<Cpus> allowed = of_host(ranks, own), near = of_host(ranks, options.near);
   if (place.local_size > 1 && !listed && disjoint(allowed)) return keep_launchers(topology, allowed, own);
   const bool alike = std::all_of(allowed.begin(), allowed.end(), [&](const Cpus& cpus) { return cpus == own; });
   const std::vector<NodeCores> nodes = cores_by_node(topology.get(), own);
-  const std::vector<Cpus> shares = options.bind && alike ? share_cores(nodes, place.local_size) : std::vector<Cpus>{};
+  const std::vector<Cpus> shares =
+      options.bind && alike ? share_cores(nodes, place.local_size, near) : std::vector<Cpus>{};
   RankCores result;
   if (shares.empty()) {
     if (listed) bind_process(topology.get(), own);

@@ -41,6 +41,7 @@ struct RankCores {
 struct BindOptions {
   bool bind = true;      // --bind_cores_to_rank
   std::string cpu_list;  // --cpu_list; empty: the CPUs that the ranks were started on
+  Cpus near;             // CPUs near this rank's GPU, of which its share comes first; may be empty
 };
 
 // Binds all threads of this process, and those that it starts, to its rank's share of the CPUs that the ranks of its

@@ -5,6 +5,8 @@
 #include <array>
 #include <string>
 
+#include "plan/machine/rank_rates.h"
+#include "support/device_rig.h"
 #include "support/thread_ranks.h"
 
 namespace so {
@@ -22,6 +24,34 @@ TEST(RankShare, IsTheLeastOfAllRanks) {
     EXPECT_EQ(machine.host_cap, 300u);
     EXPECT_EQ(machine.held, 20u) << "of the rank that holds the most";
   });
+}
+
+// Two ranks have a GPU together, whose memory a rank sees with what is free now.
+TEST(RankShare, OfAGpuThatRanksShare) {
+  test::run_ranks(2, [](Communicator& ranks) {
+    PlanningMachine machine;
+    machine.host = {4000, "free memory"};
+    machine.device_memory = static_cast<std::size_t>(900 - 100 * ranks.rank());
+    machine.whole_device_memory = 1000;
+    machine.device_cap = 900;
+    share_machine(ranks, machine, 2);
+    EXPECT_EQ(machine.device_memory, 400u);
+    EXPECT_EQ(machine.whole_device_memory, 500u);
+    EXPECT_EQ(machine.device_cap, 450u);
+  });
+}
+
+TEST(RankRates, OfCollectivesAreTheSameForAll) {
+  std::array<CollectiveRates, 2> rates;
+  test::run_ranks(2, [&](Communicator& ranks) {
+    test::DeviceRig rig(1);
+    rates[static_cast<std::size_t>(ranks.rank())] = measure_collectives(rig.device(), ranks, CollectiveRoute::host);
+    ranks.barrier();
+  });
+  EXPECT_GT(rates[0].bytes, 0);
+  EXPECT_GT(rates[0].seconds, 0);
+  EXPECT_EQ(rates[0].bytes, rates[1].bytes);
+  EXPECT_EQ(rates[0].seconds, rates[1].seconds);
 }
 
 TEST(RankShare, OfOneRankIsAll) {

@@ -3,5 +3,7 @@
 namespace so {
 
 std::string gpu_pci_address(int) { return {}; }
+int gpu_count() { return 0; }
+std::string gpu_identity(int) { return {}; }
 
 }  // namespace so

@@ -67,7 +67,8 @@ void apply(const MemoryCaps& caps, PlanningMachine& machine) {
   if (caps.device && machine.device_memory) machine.device_memory = std::min(*machine.device_memory, *caps.device);
 }
 
-PlanningMachine planning_machine(Runtime& runtime, const NumberFormats& formats, const MemoryCaps& caps) {
+PlanningMachine planning_machine(Runtime& runtime, const NumberFormats& formats, const MemoryCaps& caps,
+                                 int host_ranks) {
   Device& device = runtime.device();
   const HostMemory host = available_host_memory();
   PlanningMachine machine{
@@ -76,7 +77,9 @@ PlanningMachine planning_machine(Runtime& runtime, const NumberFormats& formats,
       .device_memory = device_budget(device),
       .host = host,
       .pool = &runtime.host_pool(),
-      .rates = [&runtime, formats, host_bytes = std::min(host.available, caps.host.value_or(host.available)),
+      .rates = [&runtime, formats,
+                host_bytes =
+                    std::min(host.available, caps.host.value_or(host.available)) / static_cast<std::size_t>(host_ranks),
                 known = std::make_shared<std::optional<MachineRates>>()] {
         if (*known) return **known;
         // Ops of their own, since an instance is used with one stream.

@@ -51,7 +51,9 @@ std::optional<std::size_t> device_budget(Device& device);
 // The bytes of the device's own memory that a plan may have, and what limits them.
 DeviceMemory own_memory(const PlanningMachine& machine);
 
-// The machine as it is now; rates are measured in these formats.
-PlanningMachine planning_machine(Runtime& runtime, const NumberFormats& formats, const MemoryCaps& caps = {});
+// The machine as it is now; rates are measured in these formats. `host_ranks`: processes of the host that measure at
+// once.
+PlanningMachine planning_machine(Runtime& runtime, const NumberFormats& formats, const MemoryCaps& caps = {},
+                                 int host_ranks = 1);
 
 }  // namespace so

@@ -7,9 +7,9 @@
 namespace so {
 
 // Leaves `machine` what a rank may have of it, where the ranks of a host share its memory evenly: of what is free, and
-// of what --host_memory lets the run have there. The least of all ranks, so that every rank makes the same plan. A
-// collective; does nothing for one rank.
-void share_machine(Communicator& ranks, PlanningMachine& machine);
+// of what --host_memory lets the run have there. The same of the memory of a GPU that `gpu_ranks` of them share. The
+// least of all ranks, so that every rank makes the same plan. A collective; does nothing for one rank.
+void share_machine(Communicator& ranks, PlanningMachine& machine, int gpu_ranks = 1);
 
 // What a rank may have of the host's memory that is free now, the same on every rank. A collective.
 HostMemory share_of_host(Communicator& ranks);

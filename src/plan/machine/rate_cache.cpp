@@ -40,12 +40,14 @@ std::string cpu_name() {
 }
 
 ordered_json to_json(const RateKey& key) {
-  return {{"gpu", key.gpu},
-          {"cpu", key.cpu},
-          {"threads", key.threads},
-          {"program", key.program},
-          {"compute", key.activations},
-          {"moments", key.moments}};
+  ordered_json json{{"gpu", key.gpu},
+                    {"cpu", key.cpu},
+                    {"threads", key.threads},
+                    {"program", key.program},
+                    {"compute", key.activations},
+                    {"moments", key.moments}};
+  if (key.ranks > 1) json["ranks"] = key.ranks;
+  return json;
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ struct RateKey {
   int threads = 0;                   // of the host
   std::string program;               // version
   std::string activations, moments;  // number formats
+  int ranks = 1;                     // of the host, that measured at once
   bool operator==(const RateKey&) const = default;
 };
 RateKey rate_key(Runtime& runtime, const NumberFormats& formats);

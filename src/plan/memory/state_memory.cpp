@@ -68,7 +68,7 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
   if (origin == WeightOrigin::files) const LoadingRing ring = make_loading_ring(*while_it_loads, layout);
   state.memory.add(while_it_loads->ledger(), while_loading);
   add_host_work(state.memory, spec, layout, shape, origin);
-  add_libraries(state.memory, *machine.backend, machine.pool->size());
+  add_libraries(state.memory, *machine.backend, machine.pool->size(), shape.ranks);
   state.host_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(),
                                      [](const Bucket& bucket) { return bucket.on_host(); });
   return state;
@@ -125,10 +125,12 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
          elements_of(with_gradients, false) * size_of(settings.formats.gradients);
 }
 
-void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads) {
-  for (const Backend::Reserve& reserve : backend.libraries)
-    plan.add_beside(reserve.kind, reserve.name,
-                    reserve.bytes * static_cast<std::size_t>(reserve.each_thread ? host_threads : 1));
+void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads, int ranks) {
+  for (const auto& reserves :
+       {backend.libraries, ranks > 1 ? backend.rank_libraries : std::span<const Backend::Reserve>()})
+    for (const Backend::Reserve& reserve : reserves)
+      plan.add_beside(reserve.kind, reserve.name,
+                      reserve.bytes * static_cast<std::size_t>(reserve.each_thread ? host_threads : 1));
   // These come to a few megabytes whatever the model, as was measured.
   plan.add_beside(MemoryKind::pageable, "generated code, stacks, files", std::size_t{6} << 20);
 }

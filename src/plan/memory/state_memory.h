@@ -43,6 +43,6 @@ MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& ma
                         std::optional<int> device_units, int ranks, int gathered);
 
 // Books what the libraries behind a device take beside what is allocated through it.
-void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads);
+void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads, int ranks = 1);
 
 }  // namespace so
