@@ -83,7 +83,7 @@ class StagedPeers final : public DevicePeers {
         if (to == self() && r != self()) {
           SO_CHECK(length == received[r], "rank {} sends {} bytes, where rank {} expects {}", r, length, self(),
                    received[r]);
-          std::memcpy(in, from, length);
+          if (length > 0) std::memcpy(in, from, length);
           in += length;
         }
         from += length;

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -63,7 +62,7 @@ struct RankRig {
   template <class T>
   void put(std::byte* to, const std::vector<T>& values) {
     rig.stream().synchronize();
-    std::memcpy(host.data(), values.data(), values.size() * sizeof(T));
+    std::copy(values.begin(), values.end(), static_cast<T*>(host.data()));
     rig.stream().copy(to, host.data(), values.size() * sizeof(T));
     rig.stream().synchronize();
   }
@@ -72,7 +71,7 @@ struct RankRig {
     std::vector<T> values(static_cast<std::size_t>(count));
     rig.stream().copy(host.data(), from, values.size() * sizeof(T));
     rig.stream().synchronize();
-    std::memcpy(values.data(), host.data(), values.size() * sizeof(T));
+    std::copy_n(static_cast<const T*>(host.data()), values.size(), values.begin());
     return values;
   }
 
