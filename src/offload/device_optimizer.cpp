@@ -104,7 +104,7 @@ std::span<Bucket> DeviceOptimizer::adjacent(std::span<Bucket> buckets) const {
                                       state.v.data()};
   };
   const std::size_t moment = size_of(state_.dtype(StateArray::first_moment));
-  const std::array<std::size_t, 5> sizes{size_of(weights_.on_device().dtype()), size_of(gradients_.dtype()),
+  const std::array<std::size_t, 5> sizes{size_of(weights_.on_device().dtype()), size_of(gradients_.own_dtype()),
                                          sizeof(float), moment, moment};
   const std::array<const void*, 5> begins = arrays(buckets.front());
   const auto follows = [&](const Bucket& next) {
@@ -128,7 +128,7 @@ void DeviceOptimizer::update(std::span<Bucket> run, Stream& compute, const AdamW
   if (range.size() > 0)
     weights_.for_each_part(range, [&](Range part, Tensor weights) {
       update_range(*adamw_, compute, steps, layout_, part,
-                   Tensor(gradients_.own_at(part.begin), gradients_.dtype(), {part.size()}),
+                   Tensor(gradients_.own_at(part.begin), gradients_.own_dtype(), {part.size()}),
                    state_.at(run.front(), part.begin), weights);
     });
   for (Bucket& bucket : run) {

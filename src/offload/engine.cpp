@@ -26,9 +26,10 @@ std::vector<ResidencyKind> residencies_of(const ParameterLayout& layout, const E
                          settings.gathered);
 }
 
-// Buckets are cut within units where what a unit has on the device may be another's later.
-bool takes_turns(const EngineSettings& settings) {
-  return settings.device_weights != ResidencyKind::resident || settings.host_gradients == GradientResidency::moved ||
+// Buckets are cut within units where what a unit has on the device may be another's later, or in slices.
+bool takes_turns(const EngineSettings& settings, const Communicator& ranks) {
+  return (ranks.size() > 1 && settings.formats.gradients != DType::f32) ||
+         settings.device_weights != ResidencyKind::resident || settings.host_gradients == GradientResidency::moved ||
          settings.streamed_units > 0 || settings.gathered > 0 || settings.units_in_any_order;
 }
 
@@ -75,7 +76,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
               : policy                                   ? std::move(policy)
                                                          : make_adaptive_policy()),
       buckets_(shard_buckets(
-          make_buckets(layout, settings.bucket_elements, settings.device_units, takes_turns(settings)), ranks)),
+          make_buckets(layout, settings.bucket_elements, settings.device_units, takes_turns(settings, ranks)), ranks)),
       weights_(device, layout, settings.formats.weights, settings.weight_places, residencies_of(layout, settings),
                buckets_,
                {.final_weights =
@@ -89,7 +90,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
                                        Stream& stream) { device_optimizer_.cast_masters(buckets_of(unit), stream); },
                 .gathers = unit_gathers()}),
       gradients_(device, layout, settings.formats.gradients, make_gradient_slots(layout, settings), buckets_,
-                 gathered_units(layout.units(), settings.gathered)),
+                 gathered_units(layout.units(), settings.gathered), ranks.size()),
       stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()),
                              "gradient norms")),
       stats_host_(device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient norms")),

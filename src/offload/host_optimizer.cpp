@@ -40,7 +40,8 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
       weights_(weights),
       gradients_(gradients),
       gate_(gate),
-      ring_(device, largest(buckets), gradients.dtype(), weights.on_device().dtype(), ways.cast, !ways.store_gradients),
+      ring_(device, largest(buckets), gradients.own_dtype(), weights.on_device().dtype(), ways.cast,
+            !ways.store_gradients),
       schedule_(buckets, state),
       entries_(buckets.size()) {
   for (const Bucket& bucket : buckets) {

@@ -67,7 +67,7 @@ class HostOptimizer {
   bool gradient_free(const Bucket& bucket) const;  // whether that would not wait
   // Where the bucket's gradient is on the device.
   Tensor gradient_of(const Bucket& bucket) const {
-    return {gradients_.own_at(bucket.own().begin), gradients_.dtype(), {bucket.own().size()}};
+    return {gradients_.own_at(bucket.own().begin), gradients_.own_dtype(), {bucket.own().size()}};
   }
   // Work that follows on `stream` may overwrite the bucket's gradient on the device, which has been stored.
   void require_fetched(const Bucket& bucket, Stream& stream) { stream.wait(*entry(bucket).fetched); }

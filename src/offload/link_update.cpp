@@ -117,7 +117,7 @@ void LinkUpdate::update(Slot& slot) {
   const bool sends = kept(slot) == nullptr && task.task != HostTask::follow;
   const Tensor gradient = task.stored != nullptr
                               ? Tensor(slot.gradient.data(), *stored_, {own.size()})
-                              : Tensor(gradients_.own_at(own.begin), gradients_.dtype(), {own.size()}),
+                              : Tensor(gradients_.own_at(own.begin), gradients_.own_dtype(), {own.size()}),
                weights(sends ? static_cast<void*>(weights_.own_at(own.begin)) : slot.weights.data(),
                        weights_.on_device().dtype(), {own.size()});
   up_.stream->record(*slot.here);

@@ -39,7 +39,7 @@ RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, 
       sent_(device.create_event()),
       reduce_(device.create_stream("reduce")),
       gather_(device.create_stream("gather")) {
-  SO_CHECK(gradients.dtype() == DType::f32, "gradients of several ranks in {}", name_of(gradients.dtype()));
+  SO_CHECK(gradients.own_dtype() == DType::f32, "sums over ranks in {}", name_of(gradients.own_dtype()));
   std::int64_t longest = 0;
   std::size_t most_parts = 0;  // of any rank, so that all take the memory that is planned for one
   CollectiveSizes sizes{.reduced = gradients.dtype()};

@@ -29,7 +29,7 @@ std::vector<Bucket> shard_buckets(std::vector<Bucket> buckets, const Communicato
 
 class RankExchange {
  public:
-  // For several ranks. Itself a collective. Gradients are fp32. `route`: that of the collectives, where the device's
+  // For several ranks. Itself a collective. `route`: that of the collectives, where the device's
   // memory is its own. All references must outlive it, and so must the work that was enqueued here.
   RankExchange(Device& device, EngineOps& ops, Communicator& ranks, CollectiveRoute route,
                const ParameterLayout& layout, std::span<const Bucket> buckets, const DeviceWeights& weights,

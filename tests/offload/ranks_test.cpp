@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,12 @@ constexpr int steps = 6;
 // A step's gradient of a rank; the fourth is large, so that it is clipped where anything is.
 Flat gradient_of(const ParameterLayout& layout, int step, int rank) {
   return test::synthetic_gradients(layout, static_cast<unsigned>(100 * step + rank), step == 3 ? 8.0f : 0.125f);
+}
+
+Flat rounded(Flat gradient) {
+  for (auto& values : gradient)
+    for (float& x : values) x = static_cast<float>(bf16(x));
+  return gradient;
 }
 
 // Trains on `size` ranks and compares with the loop that sees the sum of their gradients.
@@ -128,6 +135,36 @@ TEST(EngineOnRanks, WithWeightsInBf16) {
     settings.formats = model_formats(DType::bf16);
     settings.cast = cast;
     expect_equal(3, settings);
+  }
+}
+
+// Each rank's gradient is bf16, and their sum is not: it must equal one of the rounded values in fp32.
+TEST(EngineOnRanks, WithGradientsInBf16) {
+  const ParameterLayout layout = test::engine_layout();
+  for (const auto& [device_units, over_link, cast] :
+       {std::tuple{0, false, CastSide::host}, std::tuple{2, false, CastSide::device},
+        std::tuple{1, true, CastSide::host}}) {
+    EngineSettings settings = settings_of(Schedule::overlapped, 4096, 3000, device_units);
+    settings.formats = model_formats(DType::bf16);
+    settings.formats.gradients = DType::bf16;
+    settings.cast = cast;
+    settings.update_over_link = over_link;
+    const Flat initial = test::synthetic_gradients(layout, 7);
+    test::ReferenceLoop reference(layout, settings, initial);
+    for (int step = 0; step < steps; ++step) {
+      std::vector<Flat> gradients;
+      for (int rank = 0; rank < 3; ++rank) gradients.push_back(rounded(gradient_of(layout, step, rank)));
+      reference.step(sum_of(gradients), 1e-2, step + 1);
+    }
+    test::run_ranks(3, [&](Communicator& ranks) {
+      test::EngineRig rig(layout, settings, 1, nullptr, {}, &ranks);
+      rig.load(initial);
+      for (int step = 0; step < steps; ++step) rig.step(gradient_of(layout, step, ranks.rank()), 1e-2, step + 1);
+      rig.stream().synchronize();
+      const test::EngineBytes found = bytes_of(rig, ranks);
+      ranks.barrier();
+      expect_reference(layout, found, reference, DType::bf16);
+    });
   }
 }
 

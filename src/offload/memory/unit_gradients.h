@@ -1,6 +1,7 @@
 // The gradients of all units on the device. Most units have a place of their own, whose gradient is whole; with several
 // ranks this rank's slice of it becomes the sum over ranks. Units in slices take turns in a few places instead, from
-// which each micro-batch's gradient is reduced and added to this rank's slices.
+// which each micro-batch's gradient is reduced and added to this rank's slices. Sums over ranks are fp32, so where the
+// model's gradients are bf16 every unit has slices, which take the sums.
 #pragma once
 
 #include <cstddef>
@@ -19,15 +20,23 @@ class UnitGradients {
  public:
   // `slots`: by unit, the place that it takes in turn (unit_array.h). `sliced`: by unit, whether it has slices. Frozen
   // parameters take no memory, unless they are joined to a trained one. Booked as "gradients" and "gradient slices".
+  // With several `ranks` and bf16 no bucket has parts of two units.
   UnitGradients(Device& device, const ParameterLayout& layout, DType dtype, std::span<const int> slots,
-                std::span<const Bucket> buckets, const std::vector<bool>& sliced)
+                std::span<const Bucket> buckets, const std::vector<bool>& sliced, int ranks)
       : places_(device, layout, dtype, slots, "gradients", UnitArray::Of::gradients),
-        slices_(device, layout, dtype, buckets, sliced, "gradient slices", SliceArray::Of::trained) {}
+        sliced_(sliced),
+        own_dtype_(ranks > 1 ? DType::f32 : dtype),
+        slices_(device, layout, own_dtype_, buckets,
+                own_dtype_ == dtype ? sliced : std::vector<bool>(sliced.size(), true), "gradient slices",
+                SliceArray::Of::trained) {}
 
   // Where the model writes them.
   const UnitArray& places() const { return places_; }
   DType dtype() const { return places_.dtype(); }
-  bool sliced(int unit) const { return slices_.has(unit); }
+  // Whether the unit takes turns, so that each micro-batch's gradient is reduced.
+  bool sliced(int unit) const { return sliced_[static_cast<std::size_t>(unit)]; }
+  // What the gradient that is used for the update is in.
+  DType own_dtype() const { return own_dtype_; }
   // The gradient that is used for the update, from an element of this rank's slices on; the rest of the bucket's slice
   // lies behind.
   std::byte* own_at(std::int64_t element) const {
@@ -37,6 +46,8 @@ class UnitGradients {
 
  private:
   UnitArray places_;
+  std::vector<bool> sliced_;
+  DType own_dtype_;
   SliceArray slices_;
 };
 
