@@ -20,6 +20,7 @@ class SingleCommunicator final : public Communicator {
 
  protected:
   void exchange(const char*, Sent, Received) override {}
+  std::unique_ptr<Communicator> make_group(const RankPlace&) override { return make_single_communicator(); }
 };
 
 class DryCommunicator final : public Communicator {
@@ -31,6 +32,9 @@ class DryCommunicator final : public Communicator {
  protected:
   void exchange(const char* what, Sent, Received) override {
     SO_CHECK(size() == 1, "{} of ranks that are not there", what);
+  }
+  std::unique_ptr<Communicator> make_group(const RankPlace& place) override {
+    return make_dry_communicator(place.size);
   }
 };
 
@@ -146,6 +150,38 @@ void Communicator::gather_bytes(std::span<const std::byte> own, std::span<const 
   }
   copy(receive[static_cast<std::size_t>(rank())], own);
   exchange("all_gather", send, receive);
+}
+
+void Communicator::all_to_all(std::span<const std::byte> send, std::span<const std::int64_t> send_bytes,
+                              std::span<std::byte> receive, std::span<const std::int64_t> receive_bytes) {
+  const auto self = static_cast<std::size_t>(rank());
+  const auto parts_of = [&](auto all, std::span<const std::int64_t> bytes) {
+    SO_CHECK(std::ssize(bytes) == size(), "{} parts for {} ranks", bytes.size(), size());
+    std::vector<decltype(all)> parts;
+    std::size_t at = 0;
+    for (const std::int64_t count : bytes) {
+      SO_CHECK(count >= 0 && at + static_cast<std::size_t>(count) <= all.size(), "a part of {} bytes", count);
+      parts.push_back(all.subspan(at, static_cast<std::size_t>(count)));
+      at += parts.back().size();
+    }
+    SO_CHECK(at == all.size(), "parts of {} bytes in all, of {}", at, all.size());
+    return parts;
+  };
+  const auto sent = parts_of(send, send_bytes);
+  const auto received = parts_of(receive, receive_bytes);
+  SO_CHECK(sent[self].size() == received[self].size(), "rank {} sends itself {} bytes and expects {}", rank(),
+           sent[self].size(), received[self].size());
+  copy(received[self], sent[self]);
+  exchange("all_to_all", sent, received);
+}
+
+std::unique_ptr<Communicator> Communicator::split(int size) {
+  SO_CHECK(size >= 1 && place_.size % size == 0, "groups of {} of {} ranks", size, place_.size);
+  RankPlace place = place_;
+  place.first = place_.in_run(rank() - rank() % size);
+  place.rank = rank() % size;
+  place.size = size;
+  return make_group(place);
 }
 
 std::vector<std::string> Communicator::all_gather(std::string_view own) {

@@ -22,9 +22,11 @@
 namespace so {
 
 struct RankPlace {
-  int rank = 0, size = 1;              // in the run
+  int rank = 0, size = 1;              // in the run, or in the group that split() made
   int local_rank = 0, local_size = 1;  // among the ranks of this host
   int host = 0, hosts = 1;             // hosts are numbered by their lowest ranks
+  int first = 0;                       // the run's rank that is rank 0 here: 0 but in a group
+  int in_run(int other) const { return first + other; }
 };
 
 // A rank was lost, or gave up. It is not the user's to mend (so::Error), and no collective can follow.
@@ -73,6 +75,10 @@ class Communicator {
   void all_gather(std::span<const T> own, std::span<const std::int64_t> counts, std::span<T> all) {
     gather_bytes(std::as_bytes(own), counts, sizeof(T), std::as_writable_bytes(all));
   }
+  // Part r of `send`, send_bytes[r] bytes, goes to rank r, and part r of `receive` comes from it. Parts lie one after
+  // another, this rank's own among them, and the two arrays do not overlap.
+  void all_to_all(std::span<const std::byte> send, std::span<const std::int64_t> send_bytes,
+                  std::span<std::byte> receive, std::span<const std::int64_t> receive_bytes);
   // Short texts, of any lengths, by rank: names, versions, settings that must agree.
   std::vector<std::string> all_gather(std::string_view own);
   // Replaces `bytes` by those of rank `root`.
@@ -87,6 +93,10 @@ class Communicator {
   static RankFailure gave_up(int rank, const std::string& reason);
   // The same ranks again, for calls of another thread; itself a collective.
   virtual std::unique_ptr<Communicator> duplicate() = 0;
+  // Cuts the ranks into groups of `size` consecutive ones, which divides their number, and returns this rank's group,
+  // in which ranks count from 0. Groups make their calls independently of each other; a failure is everyone's, and
+  // names ranks as the run does. Itself a collective of all ranks.
+  std::unique_ptr<Communicator> split(int size);
 
   // In seconds. One limit holds for a communicator and its duplicates, on this rank; whoever waits follows its changes.
   // Any thread may ask and set it.
@@ -99,10 +109,13 @@ class Communicator {
  protected:
   Communicator(const RankPlace& place, double time_limit)
       : place_(place), time_limit_(std::make_shared<std::atomic<double>>(time_limit)) {}
-  // A duplicate of `of`.
+  // A duplicate of `of`, or one for some of its ranks.
   struct Duplicate {};
-  Communicator(Duplicate, const Communicator& of)
-      : place_(of.place_), time_limit_(of.time_limit_), least_time_limit_(of.least_time_limit()) {}
+  Communicator(Duplicate, const Communicator& of) : Communicator(Duplicate{}, of, of.place_) {}
+  Communicator(Duplicate, const Communicator& of, const RankPlace& place)
+      : place_(place), time_limit_(of.time_limit_), least_time_limit_(of.least_time_limit()) {}
+  // Makes the communicator of a group, whose place is `place`.
+  virtual std::unique_ptr<Communicator> make_group(const RankPlace& place) = 0;
 
   // Sends send[r] to each other rank r and receives receive[r] from it; both have size() entries, of which this rank's
   // own is ignored, and the ranks agree on their lengths. `what` names the collective in errors.
@@ -110,7 +123,7 @@ class Communicator {
   using Received = std::span<const std::span<std::byte>>;
   virtual void exchange(const char* what, Sent send, Received receive) = 0;
 
-  // The text of this failure, so that every transport uses the same words.
+  // The text of this failure, so that every transport uses the same words. Ranks as the run counts them.
   static RankFailure lost(std::span<const int> ranks, const char* what, double seconds);
 
  private:

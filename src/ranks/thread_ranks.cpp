@@ -34,8 +34,9 @@ struct Meeting {
   };
   explicit Meeting(int size) : posts(static_cast<std::size_t>(size)) {}
   // Guarded by the group's lock.
-  std::vector<Post> posts;        // by rank
-  std::shared_ptr<Meeting> next;  // of the duplicates that are being made
+  std::vector<Post> posts;                       // by rank
+  std::shared_ptr<Meeting> next;                 // of the duplicates that are being made
+  std::vector<std::shared_ptr<Meeting>> groups;  // of those that are being made of some of the ranks
 };
 
 class ThreadCommunicator final : public Communicator {
@@ -44,12 +45,14 @@ class ThreadCommunicator final : public Communicator {
                      double time_limit)
       : Communicator(place, time_limit), group_(std::move(group)), meeting_(std::move(meeting)) {}
   ThreadCommunicator(const ThreadCommunicator& of, std::shared_ptr<Meeting> meeting)
-      : Communicator(Duplicate{}, of), group_(of.group_), meeting_(std::move(meeting)) {}
+      : ThreadCommunicator(of, std::move(meeting), of.place()) {}
+  ThreadCommunicator(const ThreadCommunicator& of, std::shared_ptr<Meeting> meeting, const RankPlace& place)
+      : Communicator(Duplicate{}, of, place), group_(of.group_), meeting_(std::move(meeting)) {}
 
   void abort(const std::string& reason) noexcept override {
     {
       const std::lock_guard lock(group_->mutex);
-      if (!group_->failure) group_->failure = gave_up(rank(), reason);
+      if (!group_->failure) group_->failure = gave_up(place().in_run(rank()), reason);
     }
     group_->changed.notify_all();
   }
@@ -90,11 +93,28 @@ class ThreadCommunicator final : public Communicator {
     lock.lock();
     own.copying = false;
     own.taken = number_;
-    if (!misfit.empty() && !group_->failure) group_->failure = gave_up(rank(), misfit);
+    if (!misfit.empty() && !group_->failure) group_->failure = gave_up(place().in_run(rank()), misfit);
     group_->changed.notify_all();
     if (!misfit.empty()) wait_for_readers(lock);
     SO_CHECK(misfit.empty(), "{}", misfit);
     wait(lock, waiting, what, &Meeting::Post::taken);
+  }
+
+  std::unique_ptr<Communicator> make_group(const RankPlace& group) override {
+    if (rank() == 0) {
+      const std::lock_guard lock(group_->mutex);
+      meeting_->groups.clear();
+      for (int first = 0; first < size(); first += group.size)
+        meeting_->groups.push_back(std::make_shared<Meeting>(group.size));
+    }
+    barrier();
+    std::shared_ptr<Meeting> own;
+    {
+      const std::lock_guard lock(group_->mutex);
+      own = meeting_->groups[static_cast<std::size_t>(rank() / group.size)];
+    }
+    barrier();  // rank 0 may make others from here on
+    return std::make_unique<ThreadCommunicator>(*this, std::move(own), group);
   }
 
  private:
@@ -117,7 +137,7 @@ class ThreadCommunicator final : public Communicator {
       if (!waiting.over()) continue;
       std::vector<int> missing;
       for (int r = 0; r < size(); ++r)
-        if (post(r).*counter < number_) missing.push_back(r);
+        if (post(r).*counter < number_) missing.push_back(place().in_run(r));
       group_->failure = lost(missing, what, time_limit());
       group_->changed.notify_all();
     }
@@ -139,8 +159,8 @@ class ThreadCommunicator final : public Communicator {
       const Meeting::Post& other = post(r);
       const std::size_t sent = other.send[self].size(), expected = receive[static_cast<std::size_t>(r)].size();
       if (r != rank() && (sent != expected || std::strcmp(other.what, what) != 0))
-        return fmt::format("rank {} sends {} bytes ({}), where rank {} expects {} ({})", r, sent, other.what, rank(),
-                           expected, what);
+        return fmt::format("rank {} sends {} bytes ({}), where rank {} expects {} ({})", place().in_run(r), sent,
+                           other.what, place().in_run(rank()), expected, what);
     }
     return {};
   }

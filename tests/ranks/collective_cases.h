@@ -167,6 +167,43 @@ inline void a_long_run_repeats_to_the_bit(Communicator& ranks) {
   EXPECT_EQ(state, expected);
 }
 
+// Rank s sends r + 2 s bytes to rank r, so that no two parts are alike.
+inline void all_to_all_brings_each_its_part(Communicator& ranks) {
+  const auto bytes = [](int from, int to) { return to + 2 * from; };
+  const auto value = [](int from, int to) { return static_cast<std::byte>(10 * from + to); };
+  std::vector<std::byte> send, expected;
+  std::vector<std::int64_t> sent, received;
+  for (int r = 0; r < ranks.size(); ++r) {
+    sent.push_back(bytes(ranks.rank(), r));
+    send.insert(send.end(), static_cast<std::size_t>(sent.back()), value(ranks.rank(), r));
+    received.push_back(bytes(r, ranks.rank()));
+    expected.insert(expected.end(), static_cast<std::size_t>(received.back()), value(r, ranks.rank()));
+  }
+  std::vector<std::byte> found(expected.size());
+  ranks.all_to_all(send, sent, found, received);
+  EXPECT_EQ(found, expected);
+}
+
+// Groups of every size, each of which does as much as its number says.
+inline void groups_do_not_meet(Communicator& ranks) {
+  for (int size = 1; size <= ranks.size(); ++size) {
+    if (ranks.size() % size != 0) continue;
+    const std::unique_ptr<Communicator> group = ranks.split(size);
+    ASSERT_EQ(group->size(), size);
+    EXPECT_EQ(group->rank(), ranks.rank() % size);
+    const int first = ranks.rank() - group->rank();
+    for (int i = 0; i <= first; ++i) {
+      std::array<double, 1> sum{static_cast<double>(ranks.rank())};
+      group->all_reduce_sum(sum);
+      EXPECT_EQ(sum[0], size * first + size * (size - 1) / 2.0);
+    }
+    if (size > 1) {
+      EXPECT_EQ(group->duplicate()->place().first, first);
+    }
+  }
+  ranks.barrier();
+}
+
 using CollectiveCase = std::pair<const char*, void (*)(Communicator&)>;
 inline constexpr CollectiveCase collective_cases[] = {
     {"place_is_sound", place_is_sound},
@@ -179,6 +216,8 @@ inline constexpr CollectiveCase collective_cases[] = {
     {"broadcast_is_the_roots", broadcast_is_the_roots},
     {"duplicates_do_not_meet", duplicates_do_not_meet},
     {"a_long_run_repeats_to_the_bit", a_long_run_repeats_to_the_bit},
+    {"all_to_all_brings_each_its_part", all_to_all_brings_each_its_part},
+    {"groups_do_not_meet", groups_do_not_meet},
 };
 
 }  // namespace so::test

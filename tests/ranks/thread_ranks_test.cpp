@@ -103,6 +103,18 @@ TEST(ThreadRanks, SeveralLostRanksAreNamed) {
   EXPECT_EQ(texts[0], "lost ranks 1, 2 and 3: no answer within 0.1 s, where the other ranks wait (barrier)");
 }
 
+// A failure in a group frees the other groups, and names the rank that the run knows.
+TEST(ThreadRanks, AGroupsFailureIsEveryones) {
+  const std::vector<std::string> texts = failures(4, 60, 3, [](Communicator& ranks) {
+    const auto group = ranks.split(2);
+    if (ranks.rank() == 3) group->abort("no space left on device");
+    if (ranks.rank() == 1) ranks.barrier();  // on the way to another collective of all
+    group->barrier();
+    ranks.barrier();
+  });
+  for (const std::string& text : texts) EXPECT_EQ(text, "rank 3 gave up: no space left on device");
+}
+
 // Long before the time limit, and on duplicates too.
 TEST(ThreadRanks, ARankThatGivesUpFreesTheOthers) {
   const auto start = std::chrono::steady_clock::now();

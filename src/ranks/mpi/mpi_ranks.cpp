@@ -162,19 +162,19 @@ class MpiCommunicator final : public Communicator {
       : Communicator(place, time_limit), session_(std::move(session)), comm_(comm) {
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
   }
-  MpiCommunicator(const MpiCommunicator& of, MPI_Comm comm)
-      : Communicator(Duplicate{}, of), session_(of.session_), comm_(comm) {
+  MpiCommunicator(const MpiCommunicator& of, MPI_Comm comm, const RankPlace& place)
+      : Communicator(Duplicate{}, of, place), session_(of.session_), comm_(comm) {
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
   }
 
-  void abort(const std::string& reason) noexcept override { session_->fail_all(gave_up(rank(), reason)); }
+  void abort(const std::string& reason) noexcept override { session_->fail_all(gave_up(run_rank(), reason)); }
 
   // MPI's own call has no time limit, so the ranks meet before it.
   std::unique_ptr<Communicator> duplicate() override {
     barrier();
     MPI_Comm comm;
     check(MPI_Comm_dup(comm_, &comm), "MPI_Comm_dup");
-    return std::make_unique<MpiCommunicator>(*this, comm);
+    return std::make_unique<MpiCommunicator>(*this, comm, place());
   }
 
  protected:
@@ -199,9 +199,19 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
+  // MPI numbers a group's ranks in the order of their own.
+  std::unique_ptr<Communicator> make_group(const RankPlace& group) override {
+    barrier();
+    MPI_Comm comm;
+    check(MPI_Comm_split(comm_, group.first, group.rank, &comm), "MPI_Comm_split");
+    return std::make_unique<MpiCommunicator>(*this, comm, group);
+  }
+
  private:
+  int run_rank() const { return place().in_run(rank()); }
+
   struct Part {
-    int rank;
+    int rank;  // as the run counts them
     std::size_t bytes;
   };
 
@@ -210,7 +220,7 @@ class MpiCommunicator final : public Communicator {
     while (!bytes.empty()) {
       const std::size_t length = std::min(bytes.size(), largest_message);
       requests_.push_back(MPI_REQUEST_NULL);
-      parts_.push_back({peer, length});
+      parts_.push_back({place().in_run(peer), length});
       check(call(bytes.data(), static_cast<int>(length), MPI_BYTE, peer, data_tag, comm_, &requests_.back()),
             "a message");
       bytes = bytes.subspan(length);
@@ -240,7 +250,7 @@ class MpiCommunicator final : public Communicator {
       MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes);
       if (static_cast<std::size_t>(bytes) == parts_[i].bytes) continue;
       const std::string misfit = fmt::format("rank {} sends {} bytes, where rank {} expects {} ({})", parts_[i].rank,
-                                             bytes, rank(), parts_[i].bytes, what);
+                                             bytes, run_rank(), parts_[i].bytes, what);
       abort(misfit);
       SO_CHECK(false, "{}", misfit);
     }
@@ -256,7 +266,7 @@ class MpiCommunicator final : public Communicator {
       const std::string text = fmt::format("{} with rank {}: {}", what, parts_[i].rank, text_of(own));
       abort(text);
       SO_CHECK(error_class != MPI_ERR_TRUNCATE, "rank {} sends more than the {} bytes that rank {} expects ({})",
-               parts_[i].rank, parts_[i].bytes, rank(), what);
+               parts_[i].rank, parts_[i].bytes, run_rank(), what);
       throw std::runtime_error(text);
     }
     abort(fmt::format("{}: {}", what, text_of(code)));
