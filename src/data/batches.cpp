@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/sequence_slice.h"
 
 namespace so {
 namespace {
@@ -17,6 +18,7 @@ void clear(MicroBatch& batch) {
   batch.positions.clear();
   batch.cu_seqlens.assign(1, 0);
   batch.tokens = batch.trained_tokens = batch.rows = batch.padded_tokens = 0;
+  batch.sequence_tokens = batch.sequence_trained = batch.filler = 0;
 }
 
 void append_document(const Documents& dataset, std::int64_t document, MicroBatch& batch) {
@@ -35,11 +37,36 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 }  // namespace
 
+void take_slice(MicroBatch& batch, const SequencePlace& place) {
+  if (place.size == 1 || batch.tokens == 0) return;
+  const std::int64_t own = batch.tokens;
+  for (; batch.tokens < place.size; ++batch.tokens) {
+    batch.ids.push_back(0);
+    batch.targets.push_back(kIgnored);
+    batch.positions.push_back(static_cast<std::int32_t>(batch.tokens - own));
+  }
+  if (batch.tokens > own) batch.cu_seqlens.push_back(static_cast<std::int32_t>(batch.tokens));
+  batch.sequence_tokens = batch.tokens;
+  batch.sequence_trained = batch.trained_tokens;
+  const std::int64_t begin = slice_begin(batch.tokens, place.size, place.rank),
+                     end = slice_begin(batch.tokens, place.size, place.rank + 1);
+  for (std::vector<std::int32_t>* values : {&batch.ids, &batch.targets, &batch.positions}) {
+    values->erase(values->begin() + end, values->end());
+    values->erase(values->begin(), values->begin() + begin);
+  }
+  batch.tokens = end - begin;
+  batch.filler = end - std::min(end, std::max(begin, own));
+  batch.trained_tokens =
+      std::count_if(batch.targets.begin(), batch.targets.end(), [](std::int32_t target) { return target >= 0; });
+}
+
 BatchIterator::BatchIterator(const Documents& dataset, BatchOptions options) : dataset_(dataset), options_(options) {
   SO_CHECK(dataset.size() > 0, "no documents");
   SO_CHECK(options.batch_size > 0 && options.gradient_accumulation_steps > 0, "batches of {} rows, {} of them a step",
            options.batch_size, options.gradient_accumulation_steps);
   SO_CHECK(options.rank >= 0 && options.rank < options.ranks, "rank {} of {}", options.rank, options.ranks);
+  SO_CHECK(options.sequence.rank >= 0 && options.sequence.rank < options.sequence.size, "slice {} of {}",
+           options.sequence.rank, options.sequence.size);
   SO_CHECK(!options.packing || options.max_length >= dataset.counts().longest, "rows of {}, a document of {} tokens",
            options.max_length, dataset.counts().longest);
 }
@@ -100,6 +127,7 @@ void BatchIterator::micro_batch(std::int64_t i, MicroBatch& out) const {
   }
   out.rows = end - begin;
   out.padded_tokens = out.rows * longest;
+  take_slice(out, options_.sequence);
 }
 
 std::int64_t BatchIterator::steps_per_epoch(std::int64_t epoch) const {
@@ -170,8 +198,8 @@ void BatchIterator::restore(const SamplerState& state) {
 }
 
 EvaluationIterator::EvaluationIterator(const Documents& dataset, std::int64_t max_tokens, std::int64_t rank,
-                                       std::int64_t ranks)
-    : dataset_(dataset), rank_(rank), ranks_(ranks), next_(rank) {
+                                       std::int64_t ranks, const SequencePlace& sequence)
+    : dataset_(dataset), rank_(rank), ranks_(ranks), sequence_(sequence), next_(rank) {
   SO_CHECK(max_tokens > 0 && rank >= 0 && rank < ranks, "{} tokens a batch, rank {} of {}", max_tokens, rank, ranks);
   std::int64_t tokens = 0;  // of the batch being filled
   for (std::int64_t document = 0; document < dataset.size(); ++document) {
@@ -197,6 +225,7 @@ bool EvaluationIterator::next(MicroBatch& out) {
   }
   out.rows = out.documents();
   out.padded_tokens = out.rows * longest;
+  take_slice(out, sequence_);
   next_ += ranks_;
   return true;
 }

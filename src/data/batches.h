@@ -11,19 +11,32 @@
 namespace so {
 
 // Documents laid end to end. Attention must stay within a document: document d is tokens
-// [cu_seqlens[d], cu_seqlens[d+1]). Owns its memory.
+// [cu_seqlens[d], cu_seqlens[d+1]). Owns its memory. Where ranks split the tokens of a micro-batch, a rank's is a
+// *slice* of it (base/sequence_slice.h): `tokens` and what stands for each token are the slice's, and documents, rows
+// and padding are those of all slices together.
 struct MicroBatch {
   std::vector<std::int32_t> ids;         // [tokens]
   std::vector<std::int32_t> targets;     // [tokens], shifted (example.h), kIgnored where not trained
   std::vector<std::int32_t> positions;   // [tokens], from 0 in each document
   std::vector<std::int32_t> cu_seqlens;  // [documents + 1], begins with 0
   std::int64_t tokens = 0;
-  std::int64_t trained_tokens = 0;  // targets that are not kIgnored
-  std::int64_t rows = 0;            // without packing a row is a document
-  std::int64_t padded_tokens = 0;   // rows x the longest row: what a padded batch would compute on
+  std::int64_t trained_tokens = 0;                         // targets that are not kIgnored
+  std::int64_t sequence_tokens = 0, sequence_trained = 0;  // of all slices; 0: the micro-batch is whole
+  // Tokens of this slice that no record has. A micro-batch with fewer tokens than slices gets one for each that lacks
+  // one: a document behind the others, whose targets are kIgnored.
+  std::int64_t filler = 0;
+  std::int64_t rows = 0;           // without packing a row is a document
+  std::int64_t padded_tokens = 0;  // rows x the longest row: what a padded batch would compute on
 
   std::int64_t documents() const { return static_cast<std::int64_t>(cu_seqlens.size()) - 1; }
 };
+
+// Which slice of its micro-batches a rank has, of so many.
+struct SequencePlace {
+  int rank = 0, size = 1;
+};
+// Leaves this slice of a whole micro-batch. An empty one stays as it is, as does all where there is one slice.
+void take_slice(MicroBatch& batch, const SequencePlace& place);
 
 struct BatchOptions {
   std::int64_t batch_size = 1;  // rows a micro-batch
@@ -32,7 +45,9 @@ struct BatchOptions {
   std::int64_t max_length = 0;  // tokens a row with packing; at least the longest document
   bool shuffle = true;
   std::uint64_t seed = 0;
+  // The ranks that share a step's micro-batches. Those that split each micro-batch count as one.
   std::int64_t rank = 0, ranks = 1;
+  SequencePlace sequence;
 };
 
 // One optimizer step. Sums are over all micro-batches of all ranks.
@@ -109,20 +124,23 @@ class BatchIterator final : public BatchSource {
 };
 
 // One pass over all documents in file order, one document a row, in batches of at most max_tokens tokens (a longer
-// document is a batch of its own). Batch j is rank j % ranks's.
+// document is a batch of its own). Batch j is rank j % ranks's, where those that split each batch count as one.
 class EvaluationIterator {
  public:
-  EvaluationIterator(const Documents& dataset, std::int64_t max_tokens, std::int64_t rank = 0, std::int64_t ranks = 1);
+  EvaluationIterator(const Documents& dataset, std::int64_t max_tokens, std::int64_t rank = 0, std::int64_t ranks = 1,
+                     const SequencePlace& sequence = {});
 
   bool next(MicroBatch& out);  // false after the last one
   void rewind() { next_ = rank_; }
-  std::int64_t batches() const { return batches_.size(); }  // of all ranks
+  std::int64_t batches() const { return batches_.size(); }                         // of all ranks
+  std::int64_t rounds() const { return (batches_.size() + ranks_ - 1) / ranks_; }  // most batches of a rank
   std::int64_t max_batch_tokens() const { return max_batch_tokens_; }
 
  private:
   const Documents& dataset_;
   RowPlan batches_;  // "row" i: the documents of batch i
   std::int64_t rank_, ranks_;
+  SequencePlace sequence_;
   std::int64_t next_;
   std::int64_t max_batch_tokens_ = 0;
 };

@@ -8,10 +8,10 @@
 namespace so {
 
 // Six sections of int32: ids, targets, positions, cu_q, cu_k, the rows with a target; cu_q and cu_k have at most one
-// entry more than there are tokens.
-BatchUpload::BatchUpload(Device& device, std::int64_t max_tokens)
-    : max_tokens_(max_tokens), staged_(device.create_event()) {
-  const auto bytes = static_cast<std::size_t>(6 * max_tokens + 2) * sizeof(std::int32_t);
+// entry more than there are tokens, those of all slices.
+BatchUpload::BatchUpload(Device& device, std::int64_t max_tokens, std::int64_t max_sequence)
+    : max_tokens_(max_tokens), max_documents_(std::max(max_tokens, max_sequence)), staged_(device.create_event()) {
+  const auto bytes = static_cast<std::size_t>(4 * max_tokens + 2 * (max_documents_ + 1)) * sizeof(std::int32_t);
   staging_ = device.allocate(MemoryKind::pinned, bytes, "batch");
   device_memory_ = device.allocate(MemoryKind::device, bytes, "batch");
   const auto loss_bytes = static_cast<std::size_t>(max_tokens) * sizeof(float);
@@ -26,6 +26,7 @@ BatchUpload::BatchUpload(Device& device, std::int64_t max_tokens)
 
 DeviceBatch BatchUpload::views(std::int64_t tokens, std::int64_t documents) {
   SO_CHECK(tokens >= 1 && tokens <= max_tokens_, "{} tokens in a micro-batch of at most {}", tokens, max_tokens_);
+  SO_CHECK(documents <= max_documents_, "{} documents of at most {}", documents, max_documents_);
   tokens_ = tokens;
   auto* device = static_cast<std::int32_t*>(device_memory_.data());
   DeviceBatch result;
@@ -38,9 +39,11 @@ DeviceBatch BatchUpload::views(std::int64_t tokens, std::int64_t documents) {
   return result;
 }
 
-DeviceBatch BatchUpload::largest(std::int64_t tokens, std::int64_t documents, std::int64_t longest) {
+DeviceBatch BatchUpload::largest(std::int64_t tokens, std::int64_t documents, std::int64_t longest,
+                                 std::int64_t sequence) {
   DeviceBatch batch = views(tokens, documents);
-  batch.spans.max_q = batch.spans.max_k = std::min(tokens, longest);
+  batch.sequence_tokens = sequence;
+  batch.spans.max_q = batch.spans.max_k = std::min(batch.all_tokens(), longest);
   return batch;
 }
 
@@ -64,7 +67,8 @@ DeviceBatch BatchUpload::upload(Stream& stream, const MicroBatch& batch, std::sp
   for (std::int64_t i = 0; i < n; ++i)
     if (batch.targets[static_cast<std::size_t>(i)] >= 0) staging[rows_at + trained++] = static_cast<std::int32_t>(i);
   result.loss_rows = Tensor(static_cast<std::int32_t*>(device_memory_.data()) + rows_at, DType::i32, {trained});
-  result.trained = trained;
+  result.sequence_tokens = batch.sequence_tokens;
+  result.trained = result.is_slice() ? batch.sequence_trained : trained;
   stream.copy(device_memory_.data(), staging, static_cast<std::size_t>(rows_at + trained) * sizeof(std::int32_t));
   stream.record(*staged_);
   for (std::int64_t d = 0; d < documents; ++d) {

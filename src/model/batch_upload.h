@@ -12,10 +12,13 @@
 
 namespace so {
 
-// Pinned staging and device memory for one micro-batch, and for its losses coming back. One thread.
+// Pinned staging and device memory for one micro-batch, or the slice of one, and for its losses coming back. One
+// thread.
 class BatchUpload {
  public:
-  BatchUpload(Device& device, std::int64_t max_tokens);
+  // `max_sequence`: the most tokens of all slices of a micro-batch together, if batches are slices; no more than
+  // max_tokens: they are whole.
+  BatchUpload(Device& device, std::int64_t max_tokens, std::int64_t max_sequence = 0);
 
   // Enqueues the copies and returns views that hold until the next upload() on the same stream. Waits, if it must,
   // until the staging memory of the previous call is free.
@@ -24,8 +27,8 @@ class BatchUpload {
   DeviceBatch upload(Stream& stream, const MicroBatch& batch, std::span<const std::int32_t> cu_k);
 
   // The views of a batch that nobody has filled in, as dry runs work with it: of so many documents, the longest of
-  // `longest` tokens or all there are.
-  DeviceBatch largest(std::int64_t tokens, std::int64_t documents, std::int64_t longest);
+  // `longest` tokens or all there are. `sequence`: the tokens of all slices, if it is one.
+  DeviceBatch largest(std::int64_t tokens, std::int64_t documents, std::int64_t longest, std::int64_t sequence = 0);
 
   // f32 [tokens] on the device, for the losses of the batch uploaded last.
   Tensor losses() const { return losses_.rows(0, tokens_); }
@@ -44,7 +47,7 @@ class BatchUpload {
   // Becomes the batch of losses().
   DeviceBatch views(std::int64_t tokens, std::int64_t documents);
 
-  std::int64_t max_tokens_, tokens_ = 0;
+  std::int64_t max_tokens_, max_documents_, tokens_ = 0;
   Buffer staging_, device_memory_, losses_memory_;
   Tensor losses_;
   std::unique_ptr<Event> staged_;

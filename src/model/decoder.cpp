@@ -9,14 +9,15 @@
 namespace so {
 
 Decoder::Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops, Tensor rope_table,
-                 DecoderSettings settings, ActivationStore* store)
+                 DecoderSettings settings, ActivationStore* store, SequenceExchange* exchange)
     : spec_(spec),
       index_(make_parameter_index(spec, layout)),
       first_trained_(layout.first_trained_unit()),
       ops_(ops),
       rope_(rope_table),
       settings_(settings),
-      store_(store) {
+      store_(store),
+      exchange_(exchange) {
   check_formats(settings.formats);
   SO_CHECK(settings.loss_chunk_rows > 0, "loss chunk of {} rows", settings.loss_chunk_rows);
   SO_CHECK(settings.keep.empty() || static_cast<std::int64_t>(settings.keep.size()) == spec.layers,
@@ -157,6 +158,7 @@ void Decoder::attention_forward(const Pass& pass, std::int64_t layer, const Acti
 
 // From the rotated queries and keys to a.attention.
 void Decoder::attend(const Pass& pass, std::int64_t layer, const Activations& a, KvCache* cache) const {
+  if (pass.batch.is_slice()) return attend_split(pass, layer, a);
   const DecoderSpec& s = spec_;
   const std::int64_t n = pass.tokens();
   Stream& stream = pass.stream;
@@ -200,7 +202,7 @@ void Decoder::layer_forward(const Pass& pass, std::int64_t layer, const Activati
   {
     Arena::Scope block(pass.arena);
     Activations own = a;
-    complete_attention(pass.arena, n, own, before < n);
+    complete_attention(pass, own, before < n);
     // `delta` may still be the previous layer's, which the first norm has read by the time it is overwritten.
     attention_forward(pass, layer, own, &carry, carry.scratch, cache, before);
     pass.show(layer_unit(layer), "its input", a.x);
@@ -228,7 +230,7 @@ void Decoder::layer_forward(const Pass& pass, std::int64_t layer, const Activati
 void Decoder::run_layers(const Pass& pass, Carry& carry, KvCache* cache) const {
   // Nothing is kept. A layer's first norm reads what the layer before left in `middle` and writes `x`, so one of each
   // is enough.
-  Activations a = acquire_kept(pass.arena, 0, pass.tokens(), Keep::input);
+  Activations a = acquire_kept(pass, 0, Keep::input);
   carry.middle = pass.arena.acquire("after attention", settings_.formats.activations, {pass.tokens(), spec_.hidden});
   embed(pass, a.x);
   carry.x = a.x;

@@ -10,21 +10,27 @@
 #include "base/number_formats.h"
 #include "device/arena.h"
 #include "model/parameters.h"
+#include "model/sequence_split.h"
 #include "model/spec.h"
 #include "offload/memory/activation_store.h"
 #include "offload/memory/parameter_source.h"
+#include "offload/memory/sequence_exchange.h"
 #include "ops/ops.h"
 
 namespace so {
 
-// Device views of one micro-batch: N tokens of `documents` documents, without padding.
+// Device views of one micro-batch: N tokens of `documents` documents, without padding. Where its tokens are split among
+// ranks, the slice of this rank, and the documents of all.
 struct DeviceBatch {
   Tensor ids, positions;     // i32 [N]
   Tensor targets;            // i32 [N], negative where there is no loss; empty when only logits are wanted
   Tensor loss_rows;          // i32 [M]: the rows that have a target, ascending; may be empty (then they are looked for)
-  std::int64_t trained = 0;  // M; what the router's loss counts by
+  std::int64_t trained = 0;  // M, of all slices; what the router's loss counts by
   AttentionSpans spans;      // cu_q == cu_k; scale, window and sinks are filled in by the decoder
+  std::int64_t sequence_tokens = 0;  // of all slices; 0: the micro-batch is whole
   std::int64_t tokens() const { return ids.size(); }
+  std::int64_t all_tokens() const { return is_slice() ? sequence_tokens : tokens(); }
+  bool is_slice() const { return sequence_tokens > 0; }
 };
 
 // Keys and values of the rows seen so far, per layer: T [capacity, 2 * kv_width], keys first (rotated), then values.
@@ -70,9 +76,10 @@ class Decoder {
  public:
   // rope_table: f32 device tensor, the tables of model/rope.h, that outlives the decoder, as does `store`, for the
   // inputs of layers that keep them on the host: an item each, [tokens, hidden]. Needed for training alone; null if
-  // there are none.
+  // there are none. `exchange`: the ranks among which batches are split; batches that are whole
+  // (DeviceBatch::is_slice()) are not exchanged. Outlives the decoder too; null: there are none.
   Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops, Tensor rope_table, DecoderSettings settings,
-          ActivationStore* store = nullptr);
+          ActivationStore* store = nullptr, SequenceExchange* exchange = nullptr);
 
   // Writes the loss of every token: losses f32 [N] on the device. Where the spec asks for the router's load-balancing
   // loss, every trained token's includes it. Activations are taken from `arena` and given back.
@@ -103,14 +110,13 @@ class Decoder {
     if (!has_backward(layer)) return Keep::input;
     return settings_.keep.empty() ? Keep::all : settings_.keep[static_cast<std::size_t>(layer)];
   }
-  Activations acquire_kept(Arena& arena, std::int64_t layer, std::int64_t tokens, Keep keep) const;
+  Activations acquire_kept(const Pass& pass, std::int64_t layer, Keep keep) const;
   // The tokens that a layer that keeps this works on at a time before and behind attention: `tokens` if not in tiles.
   std::int64_t attention_tile(const Activations& kept, std::int64_t tokens) const;
   std::int64_t mlp_tile(const Activations& kept, std::int64_t tokens) const;
   // Acquire the tensors that the block works with and that are empty. In tiles, without what lasts for one of them;
   // `room`, if not empty, is memory that attention's output may take.
-  void complete_attention(Arena& arena, std::int64_t tokens, Activations& a, bool in_tiles = false,
-                          Tensor room = {}) const;
+  void complete_attention(const Pass& pass, Activations& a, bool in_tiles = false, Tensor room = {}) const;
   void complete_attention_input(Arena& arena, std::int64_t tokens, Activations& a) const;
   void complete_mlp(Arena& arena, std::int64_t layer, std::int64_t tokens, Activations& a) const;
   void complete_routing(Arena& arena, std::int64_t tokens, Activations& a) const;
@@ -173,6 +179,30 @@ class Decoder {
                        Tensor dattention, Tensor dqkv) const;
   void layer_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& kept,
                       const Carry& carry, Tensor dresidual) const;
+
+  // ---- Attention of a slice (decoder_sequence.cpp) ----
+  // From the rotated queries and keys of the slice to its a.attention.
+  void attend_split(const Pass& pass, std::int64_t layer, Activations a) const;
+  // From the gradient of the slice's attention to that of its queries, keys and values.
+  void attend_split_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, Activations a,
+                             Tensor dattention, Tensor dqkv) const;
+  RankHeads own_heads() const;
+  std::int64_t own_width() const;  // of the own heads' queries, keys and values
+  Tensor acquire_lse(const Pass& pass) const;
+  void complete_own(const Pass& pass, Activations& a) const;
+  struct SliceBytes;
+  SliceBytes slice_bytes(const Pass& pass, std::int64_t width) const;
+  // Writes what goes to the rank that has these heads: [tokens of the slice, width].
+  using PackSlice = std::function<void(Tensor part, const RankHeads& heads)>;
+  // `all`, [all tokens, width], becomes what the slices of all ranks have packed for this one.
+  void to_heads(const Pass& pass, Tensor all, const PackSlice& pack) const;
+  // The way back: `packed` becomes the parts of all ranks, each [tokens of the slice, width].
+  void to_slices(const Pass& pass, Tensor packed, Tensor all) const;
+  void qkv_to_heads(const Pass& pass, const Activations& a, Tensor all) const;
+  void attention_to_heads(const Pass& pass, Tensor attention, Tensor all) const;
+  Ops::Attention own_attention(const Pass& pass, std::int64_t layer, const Activations& a) const;
+  AttentionSize own_attention_size(const Pass& pass, const AttentionSpans& spans) const;
+  void unpack_gradient(const Pass& pass, Tensor packed, Tensor dqkv) const;
   // The final norm, the loss, and straight back through them. The carried x is overwritten.
   void head_backward(const Pass& pass, GradientSink& gradients, const Carry& carry, Tensor losses,
                      Tensor dresidual) const;
@@ -186,7 +216,7 @@ class Decoder {
   std::int64_t loss_rows(std::int64_t tokens) const;
   // Empty tensors where the spec asks for no router's loss. `tokens` of the batch.
   RouterLoad acquire_load(Arena& arena) const;
-  double router_loss_scale(std::int64_t tokens) const;
+  double router_loss_scale(std::int64_t tokens) const;  // of all slices
   void add_router_loss(const Pass& pass, Tensor losses) const;
 
   const DecoderSpec spec_;
@@ -196,6 +226,7 @@ class Decoder {
   const Tensor rope_;
   const DecoderSettings settings_;
   ActivationStore* const store_;
+  SequenceExchange* const exchange_;
   std::vector<int> items_;  // by layer: of the store, -1 for those that are not there
 };
 

@@ -44,7 +44,9 @@ int kept_on_host(const std::vector<Keep>& keep) {
   return static_cast<int>(std::count(keep.begin(), keep.end(), Keep::host));
 }
 
-Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t layer, std::int64_t n, Keep keep) const {
+Decoder::Activations Decoder::acquire_kept(const Pass& pass, std::int64_t layer, Keep keep) const {
+  Arena& arena = pass.arena;
+  const std::int64_t n = pass.tokens();
   const DType t = settings_.formats.activations;
   const DecoderSpec& s = spec_;
   Activations a;
@@ -52,7 +54,7 @@ Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t layer, std
   a.x = arena.acquire("layer input", t, {n, s.hidden});
   if (keep == Keep::input) return a;
   a.attention = arena.acquire("attention", t, {n, s.q_width()});
-  a.lse = arena.acquire("log-sum-exp", DType::f32, {s.heads, n});
+  a.lse = acquire_lse(pass);
   if (keep == Keep::attention) return a;
   if (s.input_norms) a.inv_rms1 = arena.acquire("inverse rms", DType::f32, {n});
   a.qkv = arena.acquire("qkv", t, {n, s.qkv_width()});
@@ -71,7 +73,7 @@ Decoder::Activations Decoder::acquire_kept(Arena& arena, std::int64_t layer, std
   const auto [rows, width] = mlp_size(s, layer, n);
   a.gate_up = arena.acquire("gate and up", t, {rows, 2 * width});
   if (keep == Keep::light) return a;
-  complete_attention(arena, n, a);
+  complete_attention(pass, a);
   if (experts)
     a.normed2 = arena.acquire("normed middle", t, {n, s.hidden});
   else
@@ -95,7 +97,7 @@ Tensor in_room(Arena& arena, const char* name, DType dtype, std::int64_t rows, s
 
 Decoder::Activations Decoder::Activations::rows(std::int64_t first, std::int64_t count) const {
   Activations part = *this;
-  part.lse = part.gate_up = part.activated = part.router_logits = {};
+  part.lse = part.own_qkv = part.own_attention = part.gate_up = part.activated = part.router_logits = {};
   part.routing = {};
   for (Tensor* tensor : {&part.x, &part.inv_rms1, &part.normed1, &part.qkv, &part.qk, &part.q_inv_rms, &part.k_inv_rms,
                          &part.attention, &part.attention_out, &part.attention_out_inv_rms, &part.mlp_out,
@@ -111,7 +113,9 @@ void Decoder::complete_attention_input(Arena& arena, std::int64_t n, Activations
     a.normed1 = a.x;
 }
 
-void Decoder::complete_attention(Arena& arena, std::int64_t n, Activations& a, bool in_tiles, Tensor room) const {
+void Decoder::complete_attention(const Pass& pass, Activations& a, bool in_tiles, Tensor room) const {
+  Arena& arena = pass.arena;
+  const std::int64_t n = pass.tokens();
   const DType t = settings_.formats.activations;
   const DecoderSpec& s = spec_;
   if (s.input_norms) have(arena, a.inv_rms1, "inverse rms", DType::f32, {n});
@@ -123,8 +127,12 @@ void Decoder::complete_attention(Arena& arena, std::int64_t n, Activations& a, b
     a.qk = a.qkv;
   complete_qk_norms(arena, n, a);
   if (s.output_norms) complete_output(arena, n, a.attention_out, a.attention_out_inv_rms);
-  if (!a.attention) a.attention = in_room(arena, "attention", t, n, s.q_width(), room);
-  have(arena, a.lse, "log-sum-exp", DType::f32, {s.heads, n});
+  if (!a.attention) {
+    a.attention = in_room(arena, "attention", t, n, s.q_width(), room);
+    // Attention runs here, or again, in which case its gradient finds these.
+    if (pass.batch.is_slice()) complete_own(pass, a);
+  }
+  if (!a.lse) a.lse = acquire_lse(pass);
 }
 
 void Decoder::complete_qk_norms(Arena& arena, std::int64_t n, Activations& a) const {

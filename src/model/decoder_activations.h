@@ -10,7 +10,7 @@ namespace so {
 
 // How the routers of all layers used the experts, for the load-balancing loss. f32 [E]; empty where there is none.
 struct Decoder::RouterLoad {
-  Tensor counts, shares;
+  Tensor counts, shares, both;  // the first two in one
 };
 
 // The state that the calls for one micro-batch share.
@@ -35,7 +35,9 @@ struct Decoder::Activations {
   Tensor x, inv_rms1, normed1;      // residual stream into the layer, T [N, H]; f32 [N]; T [N, H], or x without a norm
   Tensor qkv;                       // projections, T [N, qkv_width]; q and k rotated in place without a norm of them
   Tensor qk, q_inv_rms, k_inv_rms;  // with such a norm: rotated q and k, T [N, q_width + kv_width]; else qk is qkv
-  Tensor attention, lse;            // T [N, q_width]; f32 [heads, N]
+  Tensor attention, lse;            // T [N, q_width]; f32 [heads, N], of a slice the own heads' of all tokens
+  // Of a slice: what attention reads and makes, of this rank's heads and all tokens. Never kept.
+  Tensor own_qkv, own_attention;
   // With output norms: what attention and MLP give to those, T [N, H], f32 [N].
   Tensor attention_out, attention_out_inv_rms, mlp_out, mlp_out_inv_rms;
   Tensor middle, inv_rms2, normed2;  // residual stream after attention

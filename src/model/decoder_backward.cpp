@@ -176,6 +176,7 @@ void Decoder::attention_backward(const Pass& pass, std::int64_t layer, GradientS
 
 void Decoder::attend_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& a,
                               Tensor dattention, Tensor dqkv) const {
+  if (pass.batch.is_slice()) return attend_split_backward(pass, layer, gradients, a, dattention, dqkv);
   const ParameterIndex::Layer& p = index(layer);
   const DecoderSpec& s = spec_;
   const Heads dq{dqkv, 0, s.heads, s.head_dim}, dk{dqkv, s.q_width(), s.kv_heads, s.head_dim},
@@ -238,7 +239,7 @@ void Decoder::layer_backward(const Pass& pass, std::int64_t layer, GradientSink&
   Tensor remade_delta;
   if (keep_of(layer) >= Keep::attention) {
     // In tiles the stream after attention is made for one at a time, so its place is free.
-    complete_attention(arena, n, a, before < n, behind < n ? carry.middle : Tensor());
+    complete_attention(pass, a, before < n, behind < n ? carry.middle : Tensor());
     if (behind == n) {
       a.middle = arena.acquire("after attention", settings_.formats.activations, {n, spec_.hidden});
       if (spec_.input_norms) a.inv_rms2 = arena.acquire("inverse rms", DType::f32, {n});
@@ -334,7 +335,7 @@ void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightS
   std::vector<Activations> kept;
   for (std::int64_t layer = 0; layer < spec_.layers; ++layer) {
     // Layers that have no backward pass share one place, as where nothing is kept (run_layers()).
-    kept.push_back(layer > 0 && !has_backward(layer) ? kept.back() : acquire_kept(arena, layer, n, keep_of(layer)));
+    kept.push_back(layer > 0 && !has_backward(layer) ? kept.back() : acquire_kept(pass, layer, keep_of(layer)));
     if (!kept.back().middle && !carry.middle) carry.middle = arena.acquire("after attention", t, {n, spec_.hidden});
   }
   const auto item = [&](std::int64_t layer) { return items_[static_cast<std::size_t>(layer)]; };

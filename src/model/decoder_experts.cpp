@@ -16,8 +16,9 @@ Tensor by_expert(const ExpertSpec& x, Tensor weight, std::int64_t in, std::int64
 
 Decoder::RouterLoad Decoder::acquire_load(Arena& arena) const {
   if (spec_.experts.balance == 0) return {};
-  return {arena.acquire("router load", DType::f32, {spec_.experts.count}),
-          arena.acquire("router load", DType::f32, {spec_.experts.count})};
+  const std::int64_t experts = spec_.experts.count;
+  const Tensor both = arena.acquire("router load", DType::f32, {2 * experts});
+  return {both.rows(0, experts), both.rows(experts, experts), both};
 }
 
 // The loss is balance * E * sum over e of (counts[e] / rows) * (shares[e] / rows), with a row for each token of each
@@ -28,9 +29,11 @@ double Decoder::router_loss_scale(std::int64_t tokens) const {
 }
 
 void Decoder::add_router_loss(const Pass& pass, Tensor losses) const {
-  if (pass.load.counts)
-    ops_.add_router_loss(pass.stream, losses, pass.batch.targets, pass.load.counts, pass.load.shares,
-                         static_cast<float>(router_loss_scale(pass.tokens())));
+  if (!pass.load.counts) return;
+  // The loss is one of all tokens, and not the sum of the slices'.
+  if (pass.batch.is_slice()) exchange_->add_up(pass.stream, pass.load.both);
+  ops_.add_router_loss(pass.stream, losses, pass.batch.targets, pass.load.counts, pass.load.shares,
+                       static_cast<float>(router_loss_scale(pass.batch.all_tokens())));
 }
 
 void Decoder::route(const Pass& pass, std::int64_t layer, const Activations& a) const {
@@ -124,7 +127,7 @@ void Decoder::experts_backward(const Pass& pass, std::int64_t layer, GradientSin
 
   // Every trained token's loss includes the router's, so its gradient has the weight of them all.
   const double balance =
-      pass.load.counts ? router_loss_scale(pass.tokens()) * static_cast<double>(pass.batch.trained) : 0;
+      pass.load.counts ? router_loss_scale(pass.batch.all_tokens()) * static_cast<double>(pass.batch.trained) : 0;
   const Tensor dlogits = arena.acquire("gradient of router logits", t, {n, x.count});
   ops_.route_grad(stream, dlogits, dweights, a.routing, a.router_logits, x.renormalized, pass.load.counts,
                   static_cast<float>(balance * static_cast<double>(pass.grad_scale)));

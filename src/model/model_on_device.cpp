@@ -37,7 +37,8 @@ std::size_t layer_input_bytes(const DecoderSpec& spec, DType activations, std::i
 }
 
 ModelOnDevice::ModelOnDevice(Device& device, Ops& ops, Stream& stream, const DecoderSpec& spec,
-                             const ParameterLayout& layout, const DecoderSettings& settings, const ModelShape& shape)
+                             const ParameterLayout& layout, const DecoderSettings& settings, const ModelShape& shape,
+                             SequenceExchange* exchange)
     : device_(device),
       rope_(make_rope(device, stream, spec, shape.positions)),
       cache_memory_(device.allocate(MemoryKind::device,
@@ -49,8 +50,8 @@ ModelOnDevice::ModelOnDevice(Device& device, Ops& ops, Stream& stream, const Dec
              layer_input_bytes(spec, settings.formats.activations, shape.kept_tokens)),
       decoder_(spec, layout, ops,
                Tensor(rope_.data(), DType::f32, {rope_tables(spec) * shape.positions, 2, spec.rope.rotary_dim / 2}),
-               settings, &store_),
-      upload_(device, shape.batch_tokens) {}
+               settings, &store_, exchange),
+      upload_(device, shape.batch_tokens, shape.sequence_tokens) {}
 
 void ModelOnDevice::make_arena(std::size_t bytes) { arena_.emplace(device_, MemoryKind::device, "activations", bytes); }
 

@@ -16,9 +16,11 @@ namespace so {
 // The largest work that the model is made for.
 struct ModelShape {
   std::int64_t positions = 0;     // the longest document
-  std::int64_t batch_tokens = 0;  // no batch has more
-  std::int64_t kept_tokens = 0;   // no batch with a backward pass has more; 0: there is no backward pass
+  std::int64_t batch_tokens = 0;  // no batch, or slice of one, has more
+  std::int64_t kept_tokens = 0;   // none with a backward pass has more; 0: there is no backward pass
   std::int64_t cache_rows = 0;    // rows of the KV cache; 0: there is none
+  // All slices of a batch have no more together; where batches are whole, anything up to batch_tokens.
+  std::int64_t sequence_tokens = 0;
 };
 
 // Bytes of a layer's input: an item of the activation store.
@@ -26,10 +28,10 @@ std::size_t layer_input_bytes(const DecoderSpec& spec, DType activations, std::i
 
 class ModelOnDevice {
  public:
-  // The spec, the layout and the ops must outlive it. Waits until the table is there; a dry device gets none, since it
-  // would be computed for nobody.
+  // The spec, the layout, the ops and the exchange (Decoder) must outlive it. Waits until the table is there; a dry
+  // device gets none, since it would be computed for nobody.
   ModelOnDevice(Device& device, Ops& ops, Stream& stream, const DecoderSpec& spec, const ParameterLayout& layout,
-                const DecoderSettings& settings, const ModelShape& shape);
+                const DecoderSettings& settings, const ModelShape& shape, SequenceExchange* exchange = nullptr);
 
   // The arena comes last, once loading has given back what it took; on a dry device it has no limit.
   void make_arena(std::size_t bytes);

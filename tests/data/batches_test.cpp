@@ -347,5 +347,60 @@ TEST_F(Batches, EvaluationIsSharedByRanks) {
   EXPECT_EQ(seen, (std::vector<int>{0, 2, 4, 1, 3}));
 }
 
+// Joined again, the slices are the micro-batch; each knows the documents of all.
+TEST_F(Batches, SlicesAreContiguousAndDifferByOneToken) {
+  const TokenDataset records = data({7, 5, 2, 9});
+  BatchOptions whole{.batch_size = 3, .shuffle = false};
+  BatchIterator one(records, whole);
+  const MicroBatch batch = fetch(one).front();
+  ASSERT_EQ(batch.tokens, 14);
+  for (const int ranks : {2, 3, 4}) {
+    MicroBatch joined;
+    std::int64_t trained = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      BatchOptions options = whole;
+      options.sequence = {rank, ranks};
+      BatchIterator slices(records, options);
+      StepPlan plan;
+      const MicroBatch slice = fetch(slices, &plan).front();
+      EXPECT_EQ(plan.tokens, 14) << "a step counts whole rows";
+      EXPECT_GE(slice.tokens, 14 / ranks);
+      EXPECT_LE(slice.tokens, 14 / ranks + 1);
+      EXPECT_EQ(slice.cu_seqlens, batch.cu_seqlens);
+      EXPECT_EQ(slice.sequence_tokens, 14);
+      EXPECT_EQ(slice.sequence_trained, batch.trained_tokens);
+      EXPECT_EQ(slice.filler, 0);
+      trained += slice.trained_tokens;
+      for (auto member : {&MicroBatch::ids, &MicroBatch::targets, &MicroBatch::positions})
+        (joined.*member).insert((joined.*member).end(), (slice.*member).begin(), (slice.*member).end());
+    }
+    EXPECT_EQ(joined.ids, batch.ids);
+    EXPECT_EQ(joined.targets, batch.targets) << "the label of a slice's last token is the next one's first";
+    EXPECT_EQ(joined.positions, batch.positions);
+    EXPECT_EQ(trained, batch.trained_tokens);
+  }
+}
+
+TEST_F(Batches, EverySliceHasAToken) {
+  const TokenDataset records = data({2, 9});
+  for (int rank = 0; rank < 4; ++rank) {
+    EvaluationIterator batches(records, 2, 0, 1, {rank, 4});
+    EXPECT_EQ(batches.rounds(), 2);
+    MicroBatch batch;
+    ASSERT_TRUE(batches.next(batch));
+    EXPECT_EQ(batch.tokens, 1);
+    EXPECT_EQ(batch.filler, rank < 2 ? 0 : 1);
+    EXPECT_EQ(batch.cu_seqlens, (Ids{0, 2, 4})) << "what fills is a document of its own";
+    EXPECT_EQ(batch.positions, (Ids{rank % 2}));
+    if (rank >= 2) {
+      EXPECT_EQ(batch.targets, (Ids{X}));
+    }
+    ASSERT_TRUE(batches.next(batch));
+    EXPECT_EQ(batch.tokens, rank == 0 ? 3 : 2);
+    EXPECT_EQ(batch.filler, 0);
+    EXPECT_FALSE(batches.next(batch));
+  }
+}
+
 }  // namespace
 }  // namespace so

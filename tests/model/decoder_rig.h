@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/sequence_slice.h"
 #include "device/arena.h"
 #include "model/config.h"
 #include "model/decoder.h"
@@ -37,6 +38,7 @@ struct Document {
 struct HostBatch {
   std::vector<double> ids, targets, positions, offsets;  // whole numbers
   std::int64_t tokens = 0, longest = 0;
+  std::int64_t sequence_tokens = 0, sequence_trained = 0;  // of all slices; 0: it is whole
 
   static HostBatch join(std::span<const Document> documents) {
     HostBatch batch;
@@ -57,6 +59,17 @@ struct HostBatch {
   std::int64_t documents() const { return static_cast<std::int64_t>(offsets.size()) - 1; }
   std::int64_t trained() const {
     return std::count_if(targets.begin(), targets.end(), [](double target) { return target >= 0; });
+  }
+  // What rank `rank` of `ranks` has of it.
+  HostBatch slice(int rank, int ranks) const {
+    HostBatch part = *this;
+    part.sequence_tokens = tokens;
+    part.sequence_trained = trained();
+    const std::int64_t begin = slice_begin(tokens, ranks, rank), end = slice_begin(tokens, ranks, rank + 1);
+    for (auto member : {&HostBatch::ids, &HostBatch::targets, &HostBatch::positions})
+      (part.*member).assign((this->*member).begin() + begin, (this->*member).begin() + end);
+    part.tokens = end - begin;
+    return part;
   }
 };
 
@@ -184,20 +197,21 @@ class DecoderRig {
  public:
   static constexpr std::int64_t positions = 64;
 
-  DecoderRig(Stream& stream, Ops& ops, const ModelFixture& fixture, const DecoderSettings& settings)
+  DecoderRig(Stream& stream, Ops& ops, const ModelFixture& fixture, const DecoderSettings& settings,
+             SequenceExchange* exchange = nullptr)
       : stream_(stream),
         fixture_(fixture),
         settings_(settings),
         weights_(stream.device(), fixture.layout, settings.formats.weights),
         rope_(make_rope(stream, fixture.spec)),
         store_(stream.device(), kept_on_host(settings.keep), 512 * static_cast<std::size_t>(fixture.spec.hidden)),
-        decoder_(fixture.spec, fixture.layout, ops, rope_, settings, &store_) {
+        decoder_(fixture.spec, fixture.layout, ops, rope_, settings, &store_, exchange) {
     load();
     if (!stream.device().backed()) return;
     dry_device_ = make_dry_device(stream.device().kind());
     dry_stream_ = dry_device_->create_stream("dry");
     dry_ops_ = make_ops(*dry_device_);
-    dry_ = std::make_unique<DecoderRig>(*dry_stream_, *dry_ops_, fixture, settings);
+    dry_ = std::make_unique<DecoderRig>(*dry_stream_, *dry_ops_, fixture, settings, exchange);
   }
 
   // Losses and the gradients of grad_scale * sum(losses) over all micro-batches.
@@ -328,7 +342,8 @@ class DecoderRig {
     views.ids = ids;
     views.targets = targets;
     views.positions = places;
-    views.trained = batch.trained();
+    views.sequence_tokens = batch.sequence_tokens;
+    views.trained = views.is_slice() ? batch.sequence_trained : batch.trained();
     views.spans = {cu_q, cu_k, batch.documents(), batch.longest, batch.longest + held, 0, 0, {}};
 
     Arena arena(stream_.device(), MemoryKind::device, "activations", dry_high_water_);
