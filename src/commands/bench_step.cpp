@@ -87,7 +87,10 @@ OptionTable<BenchStepOptions> bench_step_table() {
 
 void check(BenchStepOptions& options, OptionOrigins& origins, int launched) {
   complete_ranks(options, origins, launched);
-  if (!options.no_optimizer) check_placement(options, origins, options.gpus);  // a mode that has no use for any of it
+  if (!options.no_optimizer) {  // a mode that has no use for any of it
+    check_ranks(options);
+    check_placement(options, origins, options.gpus);
+  }
   if (options.gpus > 1 && options.no_optimizer)
     fail(
         "--no_optimizer: there is no optimizer, so that the {} ranks of --gpus would have nothing to do together; "
@@ -151,18 +154,20 @@ TrainingPlan make_plan(const BenchStepOptions& options, const OptionOrigins& ori
 }
 
 StepMeasurement measure(const BenchStepOptions& options, const DecoderSpec& spec, const ParameterLayout& layout,
-                        Runtime& runtime, Communicator& ranks, Stream& stream, const TrainingPlan& plan) {
+                        Runtime& runtime, Communicator& ranks, const SequenceGroups& groups, Stream& stream,
+                        const TrainingPlan& plan) {
   Device& device = runtime.device();
   const MemoryMeter memory(device);
 
   const auto state = options.no_optimizer ? make_plain_state(device, layout, plan.decoder.formats)
                                           : make_engine_state(runtime, ranks, layout, plan.engine);
   state->randomize(spec, runtime.ops(), stream);
-  ModelOnDevice model(device, runtime.ops(), stream, spec, layout, plan.decoder, model_shape(plan.shape));
+  ModelOnDevice model(device, runtime.ops(), stream, spec, layout, plan.decoder, model_shape(plan.shape),
+                      groups.exchange.get());
   model.make_arena(plan.activation_bytes);
-  const std::uint64_t seed = 2 + static_cast<std::uint64_t>(ranks.rank());
+  const std::uint64_t seed = 2 + static_cast<std::uint64_t>(groups.group);
   RepeatedBatch batches(random_batch(spec, options.batch_size, options.max_length, seed),
-                        options.gradient_accumulation_steps, ranks.size());
+                        options.gradient_accumulation_steps, groups.groups, groups.place);
   TrainingStep training(spec, layout, model, state->of_step(), ranks, batches, stream,
                         all_recomputed(plan.decoder.keep));
   const WaitOnExit idle(stream);  // a step returns while the device's last updates are still under way
@@ -241,6 +246,7 @@ int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins
   check_cpu_threads(options, seat.cpus);
   Runtime runtime(seat.device, rank_threads(ranks, seat, options.cpu_threads.value_or(0)), seat.gpu, seat.own_cpus);
   Device& device = runtime.device();
+  const SequenceGroups groups = sequence_groups(ranks, device, options, spec, config.origin);
   const TrainingPlan plan = make_plan(options, origins, spec, layout, runtime, ranks, seat, model.dtype);
   plan.log_reasons();
   const char* optimizer = options.no_optimizer                                ? "none"
@@ -248,8 +254,8 @@ int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins
                                                                               : "device";
   log_info("{}, {:.4g} billion parameters, {} on {}; {}{} x {} x {} tokens a step; activations kept: {}; optimizer: {}",
            config.origin, static_cast<double>(parameter_count(spec)) / 1e9, name_of(model.dtype), device.name(),
-           ranks.size() > 1 ? fmt::format("{} ranks x ", ranks.size()) : "", options.gradient_accumulation_steps,
-           options.batch_size, options.max_length, describe(plan.decoder.keep, plan.decoder.tile_rows), optimizer);
+           ranks_text(plan.shape), options.gradient_accumulation_steps, options.batch_size, options.max_length,
+           describe(plan.decoder.keep, plan.decoder.tile_rows), optimizer);
   const std::string frozen = frozen_line(layout);
   if (!frozen.empty()) log_info("{}", frozen);
   const double host_owned = options.no_optimizer ? 0 : host_share(layout, plan.engine.device_units);
@@ -260,7 +266,7 @@ int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins
   ranks.barrier();  // all measure at once
   const double gemm_rate = measure_gemm_rate(device, runtime.ops(), *stream, model.dtype);
   device.limit_memory(plan.limits);  // measuring is over
-  const StepMeasurement m = measure(options, spec, layout, runtime, ranks, *stream, plan);
+  const StepMeasurement m = measure(options, spec, layout, runtime, ranks, groups, *stream, plan);
 
   const StepReport report{.config = config.origin,
                           .parameters = parameter_count(spec),
@@ -307,7 +313,7 @@ all, a line each says what the ranks measured, and the rest is rank 0's.)",
                   "there is no optimizer",
                   {"offload_optimizer", "offload_ratio", "streamed_layers", "gathered_layers", "mode", "cast_side",
                    "update_over_link", "move_gradients", "bucket_size", "max_grad_norm", "optimizer_state_dtype",
-                   "gpus", "bind_cores_to_rank", "collectives"}},
+                   "gpus", "sequence_parallel_size", "bind_cores_to_rank", "collectives"}},
                  {"device", "cpu", "the memory of its ranks is the host's", {"collectives"}},
                  {"offload_optimizer",
                   "none",

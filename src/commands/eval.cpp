@@ -60,11 +60,12 @@ OptionTable<EvalOptions> eval_table() {
 
 void complete_eval(EvalOptions& options, OptionOrigins& origins, int launched) {
   complete_ranks(options, origins, launched);
+  check_ranks(options);
 }
 
 // The tokens, and what the ranks must have alike of them.
 JoinedDocuments open_records(const EvalOptions& options, std::int64_t max_length, const ModelEncoder& encoder,
-                             Runtime& runtime, Communicator& ranks) {
+                             Runtime& runtime, Communicator& ranks, const SequenceGroups& groups) {
   TemporaryCache temporary;  // for where there is no other place; what was opened is mapped
   const std::string cache_dir = options.cache_dir.value_or("");
   const DataPart files = all_files(data_files(options.data, "--data", DataUse::evaluation));
@@ -78,7 +79,7 @@ JoinedDocuments open_records(const EvalOptions& options, std::int64_t max_length
   require_cache_space(cache_needs(sources));
   JoinedDocuments data(open_by_ranks(ranks, sources, files));
   require_same_run(ranks, {{"the data and the tokenizer (a hash of both)", fmt::format("{:016x}", data.key())}});
-  require_record_each(ranks, data.size(), options.data);
+  require_record_each(ranks, groups, data.size(), options.data);
   return data;
 }
 
@@ -106,16 +107,18 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins, Communica
   const RankSeat seat = take_seat(ranks, options.device, options);
   check_cpu_threads(options, seat.cpus);
   Runtime runtime(seat.device, rank_threads(ranks, seat, options.cpu_threads.value_or(0)), seat.gpu, seat.own_cpus);
+  const SequenceGroups groups = sequence_groups(ranks, runtime.device(), options, spec, options.model);
   RankFacts facts = option_facts(OptionsView(*find_command("eval")->rows, &options));
   facts.emplace_back("the parameters of the model", std::to_string(model.layout().elements()));
   require_same_run(ranks, facts);
-  const JoinedDocuments data = open_records(options, max_length, encoder, runtime, ranks);
+  const JoinedDocuments data = open_records(options, max_length, encoder, runtime, ranks, groups);
 
   const std::int64_t batch_tokens = std::max(data.counts().longest, options.batch_size * data.counts().longest);
-  EvaluationIterator batches(data, batch_tokens, ranks.rank(), ranks.size());
+  EvaluationIterator batches(data, batch_tokens, groups.group, groups.groups, groups.place);
   InferenceShape shape;
   shape.batch_tokens = batches.max_batch_tokens();
   shape.positions = data.counts().longest;
+  shape.sequence = groups.place.size;
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
   const DType dtype = model_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
   MemoryRoom room = room_of(runtime.device());
@@ -125,7 +128,8 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins, Communica
   {
     const auto bytes = static_cast<std::uint64_t>(model.layout().elements()) * sizeof(float);  // at most
     const TimeLimitAtLeast limit(ranks, seconds_for_files(bytes));
-    together(ranks, [&] { inference.emplace(model, runtime, model_formats(dtype), shape, room); });
+    together(ranks,
+             [&] { inference.emplace(model, runtime, model_formats(dtype), shape, room, groups.exchange.get()); });
   }
   const auto sums =
       evaluate(inference->model(), inference->weights(), inference->stream(), ranks, batches, data.counts().tokens);

@@ -1,14 +1,22 @@
 #include "commands/inference.h"
 
+#include <algorithm>
+
 #include "base/error.h"
+#include "base/sequence_slice.h"
+#include "offload/sequence_group.h"
 #include "plan/memory/memory_plan.h"
 #include "plan/training_plan.h"
+#include "ranks/communicator.h"
 
 namespace so {
 namespace {
 
 ModelShape model_shape(const InferenceShape& shape) {
-  return {.positions = shape.positions, .batch_tokens = shape.batch_tokens, .cache_rows = shape.cache_capacity};
+  return {.positions = shape.positions,
+          .batch_tokens = longest_slice(shape.batch_tokens, shape.sequence),
+          .cache_rows = shape.cache_capacity,
+          .sequence_tokens = std::max<std::int64_t>(shape.batch_tokens, shape.sequence)};
 }
 
 std::size_t dry_run(const ModelFiles& model, Runtime& runtime, const InferenceShape& shape,
@@ -19,12 +27,17 @@ std::size_t dry_run(const ModelFiles& model, Runtime& runtime, const InferenceSh
   const auto stream = device->create_stream("compute");
   DeviceWeights weights(*device, model.layout(), settings.formats.weights);
   const LoadingRing ring = make_loading_ring(*device, model.layout());
-  ModelOnDevice on_device(*device, *ops, *stream, spec, model.layout(), settings, model_shape(shape));
+  const auto ranks = make_dry_communicator(shape.sequence);
+  SequenceGroup group(*ranks, shape.sequence);
+  ModelOnDevice on_device(*device, *ops, *stream, spec, model.layout(), settings, model_shape(shape), &group);
   on_device.make_arena(0);
   Arena& arena = on_device.arena();
   const std::int64_t n = shape.batch_tokens;
   const bool cached = shape.cache_capacity > 0;
-  const DeviceBatch batch = on_device.upload().largest(n, cached ? 1 : n, shape.positions);
+  const std::int64_t all = std::max<std::int64_t>(n, shape.sequence);
+  const DeviceBatch batch =
+      shape.sequence == 1 ? on_device.upload().largest(n, cached ? 1 : n, shape.positions)
+                          : on_device.upload().largest(longest_slice(all, shape.sequence), all, shape.positions, all);
   const Tensor losses = on_device.upload().losses();
   KvCache& cache = on_device.cache();
   cache.used = cached ? shape.cache_capacity - n : 0;  // the most keys there will be
@@ -47,7 +60,7 @@ std::size_t dry_run(const ModelFiles& model, Runtime& runtime, const InferenceSh
 }  // namespace
 
 Inference::Inference(const ModelFiles& model, Runtime& runtime, const NumberFormats& formats,
-                     const InferenceShape& shape, const MemoryRoom& room)
+                     const InferenceShape& shape, const MemoryRoom& room, SequenceExchange* exchange)
     : stream_(runtime.device().create_stream("compute")) {
   DecoderSettings settings;
   settings.formats = formats;
@@ -56,7 +69,7 @@ Inference::Inference(const ModelFiles& model, Runtime& runtime, const NumberForm
 
   weights_ = std::make_unique<DeviceWeights>(runtime.device(), model.layout(), formats.weights);
   model_ = std::make_unique<ModelOnDevice>(runtime.device(), runtime.ops(), *stream_, model.spec(), model.layout(),
-                                           settings, model_shape(shape));
+                                           settings, model_shape(shape), exchange);
   model_->make_arena(activation_bytes);
   model.load(*weights_, *stream_, runtime.host_pool());
 }

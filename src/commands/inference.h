@@ -20,13 +20,15 @@ struct InferenceShape {
   std::int64_t positions = 0;       // longest document
   std::int64_t logits_rows = 0;     // rows of logits asked for at a time; 0: losses are wanted instead
   std::int64_t cache_capacity = 0;  // rows of the KV cache; 0: none
+  int sequence = 1;                 // ranks that split each batch of batch_tokens
 };
 
 class Inference {
  public:
-  // Plans memory by a dry run, refuses what does not fit `room` (Error), then loads the weights.
+  // Plans memory by a dry run, refuses what does not fit `room` (Error), then loads the weights. `exchange`, of the
+  // ranks that split batches, outlives it; null: they are whole.
   Inference(const ModelFiles& model, Runtime& runtime, const NumberFormats& formats, const InferenceShape& shape,
-            const MemoryRoom& room);
+            const MemoryRoom& room, SequenceExchange* exchange = nullptr);
 
   Stream& stream() { return *stream_; }
   WeightSource& weights() { return *weights_; }

@@ -27,8 +27,10 @@ MicroBatch random_batch(const DecoderSpec& spec, std::int64_t documents, std::in
 // Steps of the same micro-batch so many times; each of the ranks has one of this size.
 class RepeatedBatch final : public BatchSource {
  public:
-  RepeatedBatch(MicroBatch batch, std::int64_t micro_batches, std::int64_t ranks)
-      : batch_(std::move(batch)), micro_batches_(micro_batches), ranks_(ranks) {}
+  // `ranks`: those that have batches of their own, where those that split one count as one; `sequence`: which slice of
+  // it is this rank's.
+  RepeatedBatch(MicroBatch batch, std::int64_t micro_batches, std::int64_t ranks, const SequencePlace& sequence)
+      : batch_(std::move(batch)), micro_batches_(micro_batches), ranks_(ranks), sequence_(sequence) {}
   StepPlan next_step() override {
     const std::int64_t all = micro_batches_ * ranks_;
     return {.index = steps_++,
@@ -37,11 +39,15 @@ class RepeatedBatch final : public BatchSource {
             .tokens = all * batch_.tokens,
             .trained_tokens = all * batch_.trained_tokens};
   }
-  void micro_batch(std::int64_t, MicroBatch& out) const override { out = batch_; }
+  void micro_batch(std::int64_t, MicroBatch& out) const override {
+    out = batch_;
+    take_slice(out, sequence_);
+  }
 
  private:
   const MicroBatch batch_;
   const std::int64_t micro_batches_, ranks_;
+  const SequencePlace sequence_;
   std::int64_t steps_ = 0;
 };
 

@@ -5,6 +5,7 @@
 #include <set>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "base/error.h"
 #include "base/host_memory.h"
@@ -12,6 +13,7 @@
 #include "collectives/route.h"
 #include "device/backend.h"
 #include "device/gpu_place.h"
+#include "model/sequence_split.h"
 #include "ranks/binding.h"
 #include "ranks/together.h"
 
@@ -24,10 +26,30 @@ void complete_ranks(RankOptions& options, const OptionOrigins& origins, int laun
   options.gpus = launched;
 }
 
-void require_record_each(Communicator& ranks, std::int64_t records, const std::string& file) {
-  if (records >= ranks.size()) return;
-  fail_on_all(fmt::format("{} ranks cannot share {}, which has {} record{} to work on: start at most {}", ranks.size(),
-                          printable_path(file), records, records == 1 ? "" : "s", records));
+SequenceGroups sequence_groups(Communicator& ranks, Device& device, const RankOptions& options, const DecoderSpec& spec,
+                               const std::string& model) {
+  const int size = options.sequence_parallel_size;
+  if (size > 1 && backend_of(device).own_memory)
+    fail("--sequence_parallel_size {}: ranks split sequences on the CPU alone as yet (--device cpu), not on {}", size,
+         device.name());
+  together(ranks, [&] { require_sequence_split(spec, size, model); });
+  SequenceGroups groups;
+  groups.group = ranks.rank() / size;
+  groups.groups = ranks.size() / size;
+  groups.place = {ranks.rank() % size, size};
+  // Ranks whose options differ come to this too, and are told so later.
+  auto exchange = std::make_unique<SequenceGroup>(ranks, size);
+  if (size > 1) groups.exchange = std::move(exchange);
+  return groups;
+}
+
+void require_record_each(Communicator& ranks, const SequenceGroups& groups, std::int64_t records,
+                         const std::string& file) {
+  if (records >= groups.groups) return;
+  const char* of_them = groups.place.size == 1 ? "ranks" : "groups of ranks (--sequence_parallel_size)";
+  fail_on_all(fmt::format("{} {} cannot share {}, which has {} record{} to work on: start at most {}", groups.groups,
+                          of_them, printable_path(file), records, records == 1 ? "" : "s",
+                          records * (ranks.size() / groups.groups)));
 }
 
 namespace {

@@ -1,14 +1,18 @@
 // Steps that commands which run on several ranks have in common.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/options.h"
+#include "data/batches.h"
 #include "data/data_files.h"
 #include "data/dataset.h"
 #include "device/device.h"
+#include "model/spec.h"
+#include "offload/sequence_group.h"
 #include "options/option_groups.h"
 #include "ranks/agreement.h"
 #include "ranks/communicator.h"
@@ -18,8 +22,21 @@ namespace so {
 // Takes over how many ranks a launcher has started (1: there is none). Throws Error if the options ask for others.
 void complete_ranks(RankOptions& options, const OptionOrigins& origins, int launched);
 
-// Throws Error on all ranks unless each can have a record of the file, of which all have been found to see the same.
-void require_record_each(Communicator& ranks, std::int64_t records, const std::string& file);
+// The ranks of a run as its batches know them: groups that split the tokens of their micro-batches, of one rank each
+// where nothing is split.
+struct SequenceGroups {
+  std::int64_t group = 0, groups = 1;       // this rank's, and all
+  SequencePlace place;                      // of this rank in its group
+  std::unique_ptr<SequenceGroup> exchange;  // null where nothing is split
+};
+// Throws Error unless the model's heads can be shared so, and the device's memory is the host's. A collective.
+SequenceGroups sequence_groups(Communicator& ranks, Device& device, const RankOptions& options, const DecoderSpec& spec,
+                               const std::string& model);
+
+// Throws Error on all ranks unless each group can have a record of the file, of which all have been found to see the
+// same.
+void require_record_each(Communicator& ranks, const SequenceGroups& groups, std::int64_t records,
+                         const std::string& file);
 
 // Where a rank works.
 struct RankSeat {

@@ -87,6 +87,7 @@ struct AskedRun {
         runtime(seat.device, rank_threads(ranks, seat, resolve_cpu_threads(options, seat.cpus)), seat.gpu,
                 seat.own_cpus),
         layout(make_parameters(spec, parameter_rules(options))) {
+    groups = sequence_groups(ranks, runtime.device(), options, spec, options.model);
     log_info("{}", model_line(options.model, spec, request.model_dtype, runtime.device()));
     for (const std::string& line : {frozen_line(layout), lr_multiplier_line(layout)})
       if (!line.empty()) log_info("{}", line);
@@ -118,6 +119,7 @@ struct AskedRun {
   Runtime runtime;
   const ParameterLayout layout;
   MemoryCaps caps;
+  SequenceGroups groups;
 };
 
 // The tokenised records; of the evaluation too, if there is one.
@@ -207,10 +209,11 @@ void require_same_on_all(AskedRun& run, const RunData& data, const TrainingPlan&
   require_same_run(run.ranks, facts);
 }
 
-BatchOptions batch_options(const TrainOptions& options, const Communicator& ranks) {
+BatchOptions batch_options(const TrainOptions& options, const SequenceGroups& groups) {
   BatchOptions batches;
-  batches.rank = ranks.rank();
-  batches.ranks = ranks.size();
+  batches.rank = groups.group;
+  batches.ranks = groups.groups;
+  batches.sequence = groups.place;
   batches.batch_size = options.batch_size;
   batches.gradient_accumulation_steps = options.gradient_accumulation_steps;
   batches.packing = options.packing;
@@ -346,12 +349,12 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   const SavedBytes saved = saved_bytes(export_bytes, asked.layout.trained_parameter_elements(), asked.formats.exported,
                                        options.model, options.save_only_model);
   const RunData data = open_data(asked, *encoder, saved);
-  BatchIterator batches(data.training, batch_options(options, ranks));
+  BatchIterator batches(data.training, batch_options(options, asked.groups));
 
   Device& device = asked.runtime.device();
   MemoryMeter memory(device);
-  const DataShape of_data(data.training, data.evaluation_data(), batch_options(options, ranks), options.max_steps,
-                          options.num_train_epochs);
+  const DataShape of_data(data.training, data.evaluation_data(), batch_options(options, asked.groups),
+                          options.max_steps, options.num_train_epochs);
   const std::function<TrainingShape(const PlanKnobs&)> shape = [&](const PlanKnobs& knobs) {
     TrainingShape all = of_data.of(knobs);
     if (samples) all.sample_tokens = samples->most_tokens();
@@ -367,7 +370,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   });
   memory.forget_peaks();
   require_same_on_all(asked, data, plan);
-  require_record_each(ranks, data.training.size(), options.data);
+  require_record_each(ranks, asked.groups, data.training.size(), options.data);
   std::optional<PlanReview> review = make_review(asked, plan, machine, shape);
   plan.log_reasons();
 
@@ -394,8 +397,8 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   const RunFacts facts =
       run_facts(options.model, plan, device, train_option_table().view(options), origins, start.length.steps);
   Trainer trainer({options, to_json(train_option_table().view(options)), facts, asked.runtime, *model, plan, ranks,
-                   data.training, data.evaluation_data(), batches, start.length, *output, review ? &*review : nullptr,
-                   samples ? &*samples : nullptr});
+                   asked.groups.exchange.get(), data.training, data.evaluation_data(), batches, start.length, *output,
+                   review ? &*review : nullptr, samples ? &*samples : nullptr});
   begin(trainer, options, start.from, start.length);
   const Trainer::Outcome outcome = trainer.run();
   return end(trainer, outcome, compare_with_plan(plan, device, memory, trainer.seconds()),

@@ -221,10 +221,14 @@ class Reader {
   }
 
   // As DeepSpeed does it: of train_batch_size = batch_size x gradient_accumulation_steps x ranks, what is missing
-  // follows from the rest, and accumulation is 1 if it is missing together with batch_size.
+  // follows from the rest, and accumulation is 1 if it is missing together with batch_size. A group of ranks that
+  // splits its sequences counts as one.
   void resolve_batch() {
     if (!train_batch_size_) return;
-    const std::int64_t total = *train_batch_size_;
+    RankOptions all = options_;
+    all.gpus = static_cast<int>(ranks_);
+    check_ranks(all);
+    const std::int64_t total = *train_batch_size_, size = options_.sequence_parallel_size, ranks = ranks_ / size;
     const bool has_batch = origins_.given("batch_size");
     const bool has_accumulation = origins_.given("gradient_accumulation_steps");
     const auto divide = [&](std::int64_t divisor, const std::string& by) {
@@ -236,18 +240,19 @@ class Reader {
       const OptionSpec& spec = train_option_table().at(option);
       set(option, check_value(spec, value, at(how)), how);
     };
-    const std::string rank_text = fmt::format("{} rank{}", ranks_, ranks_ == 1 ? "" : "s");
+    const std::string rank_text =
+        fmt::format("{} {}{}", ranks, size == 1 ? "rank" : "sequence group", ranks == 1 ? "" : "s");
     if (!has_accumulation && !has_batch) derive("gradient_accumulation_steps", 1, "train_batch_size without it");
     if (!has_batch) {
       const std::string by = fmt::format("{} x {}", batch_term("gradient_accumulation_steps"), rank_text);
-      derive("batch_size", divide(options_.gradient_accumulation_steps * ranks_, by),
+      derive("batch_size", divide(options_.gradient_accumulation_steps * ranks, by),
              fmt::format("train_batch_size {} / ({} x {})", total, options_.gradient_accumulation_steps, rank_text));
     } else if (!has_accumulation) {
       const std::string by = fmt::format("{} x {}", batch_term("batch_size"), rank_text);
-      derive("gradient_accumulation_steps", divide(options_.batch_size * ranks_, by),
+      derive("gradient_accumulation_steps", divide(options_.batch_size * ranks, by),
              fmt::format("train_batch_size {} / ({} x {})", total, options_.batch_size, rank_text));
     }
-    const std::int64_t product = options_.batch_size * options_.gradient_accumulation_steps * ranks_;
+    const std::int64_t product = options_.batch_size * options_.gradient_accumulation_steps * ranks;
     if (product != total)
       fail("{} {} is not {} x {} x {} = {}; make it {}, or \"auto\"", at("train_batch_size"), total,
            batch_term("batch_size"), batch_term("gradient_accumulation_steps"), rank_text, product, product);

@@ -42,8 +42,9 @@ std::span<const DeepSpeedKey> deepspeed_keys();
 std::string deepspeed_keys_markdown();
 
 // Reads `file` and sets what the command line has not set (`origins` says what it has). `ranks` is the number of
-// data-parallel ranks, for train_batch_size. Throws Error for anything it does not accept, naming file and key; for
-// malformed JSON also line and column. Files beyond 1 MiB and nesting beyond 32 levels are refused.
+// ranks, for train_batch_size; those that split a sequence count as one of them. Throws Error for anything it does not
+// accept, naming file and key; for malformed JSON also line and column. Files beyond 1 MiB and nesting beyond 32 levels
+// are refused.
 void apply_deepspeed_config(const std::string& file, int ranks, TrainOptions& options, OptionOrigins& origins);
 
 // The same for a text; `name` stands for the file in messages.

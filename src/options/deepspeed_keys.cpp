@@ -31,8 +31,8 @@ struct Rows {
 
 void add_batch_and_run(Rows& r) {
   r.special("train_batch_size", integer,
-            "must equal train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks; whichever is missing "
-            "follows from the others");
+            "must equal train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks / sequence_parallel_size; "
+            "whichever is missing follows from the others");
   r.unused("dump_state", boolean, "the settings log shows every effective setting");
   r.unused("memory_breakdown", boolean, "memory is booked under names and shown at start");
   r.unused("log_level", text, "the log has one level of detail");
@@ -171,8 +171,6 @@ void add_communication(Rows& r) {
   r.off("sparse_gradients", "embedding gradients are dense; set it to false");
   r.unused("disable_allgather", boolean, "how ranks exchange data is chosen by the program");
   r.unused("use_data_before_expert_parallelism", boolean, "there is no expert parallelism");
-  r.limited("sequence_parallel_size", integer, {"1"},
-            "sequence parallelism is not implemented in this version; set it to 1");
   r.section("tensor_parallel");
   r.limited("tensor_parallel.autotp_size", integer, {"0", "1"}, "tensor parallelism is not implemented; set it to 0");
   r.unused("zero_allow_untested_optimizer", boolean, "the optimizer is the program's own");

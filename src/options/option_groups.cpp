@@ -84,6 +84,17 @@ OptionTable<RankOptions> make_ranks() {
       .elsewhere("nproc_per_node")
       .elsewhere("num_processes");
   t.add(
+       "sequence_parallel_size", &RankOptions::sequence_parallel_size,
+       "Ranks that split the tokens of each micro-batch among them, for sequences that are too long for one: each has a "
+       "slice of the tokens, and around attention some of the heads of all tokens (Ulysses). Divides the ranks and the "
+       "model's heads. Rows and micro-batches are then a group's")
+      .unit("ranks")
+      .at_least(1)
+      .at_most(100'000)
+      .default_from(ours)
+      .deepspeed("sequence_parallel_size")
+      .elsewhere("sp_size");
+  t.add(
        "bind_cores_to_rank", &RankOptions::bind_cores_to_rank,
        "Several ranks of a host each get cores of their own, of one NUMA node where they can. Ranks that a launcher has "
        "bound to CPUs keep them")
@@ -417,6 +428,15 @@ void check_cpu_threads(const ThreadOption& options, int usable) {
   if (options.cpu_threads > usable)
     fail("--cpu_threads {}: this process may use only {} CPUs; give {} or fewer, or none for all", *options.cpu_threads,
          usable, usable);
+}
+
+void check_ranks(const RankOptions& options) {
+  if (options.gpus % options.sequence_parallel_size == 0) return;
+  if (options.gpus == 1)
+    fail("--sequence_parallel_size {}: there is one rank; start as many, or a multiple (--gpus {}), or leave it out",
+         options.sequence_parallel_size, options.sequence_parallel_size);
+  fail("--sequence_parallel_size {} does not divide the {} ranks (--gpus): give a size that does, or other ranks",
+       options.sequence_parallel_size, options.gpus);
 }
 
 void check_placement(const PlacementOptions& options, const OptionOrigins& origins, int ranks) {

@@ -30,6 +30,7 @@ struct ThreadOption {
 // The processes that share a run.
 struct RankOptions {
   int gpus = 1;
+  int sequence_parallel_size = 1;  // ranks that split the tokens of each micro-batch
   bool bind_cores_to_rank = true;
   std::string cpu_list;                                 // empty: whatever the process may run on
   CollectiveRoute collectives = CollectiveRoute::nccl;  // of GPUs
@@ -126,6 +127,9 @@ void apply_verbosity(const MessageOptions& options);
 
 // Fails if more threads are given than the `usable` CPUs.
 void check_cpu_threads(const ThreadOption& options, int usable);
+
+// Refuses groups of ranks that the ranks cannot be cut into.
+void check_ranks(const RankOptions& options);
 
 // Refuses an --offload_ratio that --offload_optimizer none leaves nothing to split, and what so many ranks cannot do.
 void check_placement(const PlacementOptions& options, const OptionOrigins& origins, int ranks);

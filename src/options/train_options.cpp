@@ -414,6 +414,7 @@ void check_train_options(const TrainOptions& options, const OptionOrigins& origi
         "--optimizer_state_dtype bf16 needs --adam_beta2 of at most {}, not {}: above it rounding to bf16 swallows "
         "the second moments' decay, all or in part; use --adam_beta2 0.99, or --optimizer_state_dtype fp32",
         most, options.adam_beta2);
+  check_ranks(options);
   check_placement(options, origins, options.gpus);
   if (!options.trace && origins.given("trace_steps"))
     fail("--trace_steps counts the steps of a trace: add --trace FILE");

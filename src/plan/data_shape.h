@@ -24,6 +24,7 @@ class DataShape {
   TrainingShape of(const PlanKnobs& knobs) const {
     TrainingShape shape = of(knobs.batch_size, knobs.gradient_accumulation_steps, knobs.max_length);
     shape.ranks = knobs.gpus;
+    shape.sequence = knobs.sequence_parallel_size;
     return shape;
   }
 

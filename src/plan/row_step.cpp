@@ -27,6 +27,7 @@ TrainingShape row_shape(const PlanKnobs& knobs) {
   shape.longest_document = knobs.max_length;
   shape.micro_batches = knobs.gradient_accumulation_steps;
   shape.ranks = knobs.gpus;
+  shape.sequence = knobs.sequence_parallel_size;
   return shape;
 }
 

@@ -24,7 +24,7 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
           ? beyond(*machine.device_memory, plan.memory.total(MemoryKind::device, once_loaded))
           : beyond(usable_host_budget(machine), plan.memory.host_total(*machine.backend, once_loaded));
   const std::vector<ActivationChoice> choices =
-      activation_choices(spec.layers, *machine.backend, activation_checkpointing, plan.shape.micro_batch_tokens);
+      activation_choices(spec.layers, *machine.backend, activation_checkpointing, slice_tokens(plan.shape));
   const ActivationPlan chosen = choose_activations(sizer, plan.decoder, budget, choices);
   plan.decoder.keep = chosen.keep;
   plan.decoder.tile_rows = chosen.tile_rows;

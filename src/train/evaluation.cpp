@@ -18,7 +18,7 @@ std::optional<EvaluationSums> evaluate(ModelOnDevice& model, WeightSource& weigh
   const auto size = static_cast<std::size_t>(ranks.size());
   const std::vector<std::int64_t> one_each(size, 1);
   std::vector<Part> parts(size);
-  const std::int64_t rounds = (batches.batches() + ranks.size() - 1) / ranks.size();
+  const std::int64_t rounds = batches.rounds();
   EvaluationSums sums;
   ProgressReport progress("evaluating");
   MicroBatch batch;
@@ -28,7 +28,7 @@ std::optional<EvaluationSums> evaluate(ModelOnDevice& model, WeightSource& weigh
     if (batches.next(batch)) {
       const DeviceBatch views = model.upload().upload(stream, batch);
       model.decoder().forward_loss(stream, views, weights, model.arena(), model.upload().losses());
-      own = {model.upload().sum_losses(stream), batch.trained_tokens, batch.tokens};
+      own = {model.upload().sum_losses(stream), batch.trained_tokens, batch.tokens - batch.filler};
     } else {  // as the last round may have it
       idle();
     }

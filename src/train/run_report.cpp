@@ -40,9 +40,8 @@ std::string plan_line(const StepOptions& options, const TrainingPlan& plan, cons
                       std::int64_t total_steps) {
   std::string line = fmt::format(
       "plan: {} of {}{} x {}; optimizer state {}; activations kept: {}", counted(total_steps, "step"),
-      plan.shape.ranks > 1 ? fmt::format("{} ranks x ", plan.shape.ranks) : "", options.gradient_accumulation_steps,
-      counted(options.batch_size, "row"), state_text(host_share(layout, plan.engine.device_units)),
-      describe(plan.decoder.keep, plan.decoder.tile_rows));
+      ranks_text(plan.shape), options.gradient_accumulation_steps, counted(options.batch_size, "row"),
+      state_text(host_share(layout, plan.engine.device_units)), describe(plan.decoder.keep, plan.decoder.tile_rows));
   if (plan.engine.streamed_units > 0)
     line += fmt::format("; weights of {} streamed from host memory", counted(plan.engine.streamed_units, "layer"));
   if (plan.engine.gathered > 0)

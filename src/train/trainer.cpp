@@ -38,7 +38,7 @@ DecoderSettings decoder_settings(const TrainerInputs& in) {
 }
 
 std::int64_t most_tokens_of_a_step(const TrainingShape& shape) {
-  return shape.micro_batch_tokens * shape.micro_batches * shape.ranks;
+  return shape.micro_batch_tokens * shape.micro_batches * (shape.ranks / shape.sequence);
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ Trainer::Trainer(const TrainerInputs& in)
       stream_(in.runtime.device().create_stream("compute")),
       engine_(in.runtime.device(), in.runtime.host_pool(), in.ranks, in.model.layout(), in.plan.engine),
       model_(in.runtime.device(), in.runtime.ops(), *stream_, in.model.spec(), in.model.layout(), decoder_settings(in),
-             model_shape(in.plan.shape)),
+             model_shape(in.plan.shape), in.exchange),
       engine_state_(engine_),
       step_(in.model.spec(), in.model.layout(), model_, engine_state_, in.ranks, in.batches, *stream_,
             all_recomputed(in.plan.decoder.keep)),
@@ -139,8 +139,9 @@ void Trainer::find_origin(Step& step) {
   step.skipped_origin = bad[0] == 0 ? "the gradients" : "the loss";
   // Looked for in the first of a streak: its weights are still those of all the others.
   if (bad[0] == 0 || state_.skipped_in_a_row > 1) return;
-  // The search may end in the middle of a pass, where the other ranks would wait for this one's gathers.
-  if (engine_.gathers_weights()) return;
+  // The search may end in the middle of a pass, where the other ranks would wait for this one's gathers, or for its
+  // slice.
+  if (engine_.gathers_weights() || in_.exchange) return;
   // All ranks together, since one alone may look.
   if (in_.ranks.size() > 1) engine_.require_updates(*stream_);
   const std::string own = step.bad_micro_batch < 0 ? "" : find_activation(step.bad_micro_batch);

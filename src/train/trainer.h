@@ -44,7 +44,8 @@ struct TrainerInputs {
   Runtime& runtime;
   const ModelFiles& model;
   const TrainingPlan& plan;
-  Communicator& ranks;  // the first of them writes and logs; what they decide, they decide together
+  Communicator& ranks;         // the first of them writes and logs; what they decide, they decide together
+  SequenceExchange* exchange;  // of the ranks that split this one's batches; null: batches are whole
   const Documents& data;
   const Documents* evaluation_data;  // null: none
   BatchIterator& batches;            // this rank's

@@ -10,8 +10,10 @@
 namespace so {
 
 std::optional<double> Trainer::evaluate() {
-  EvaluationIterator batches(*in_.evaluation_data, in_.plan.shape.evaluation_tokens, in_.ranks.rank(),
-                             in_.ranks.size());
+  const SequencePlace place =
+      in_.exchange ? SequencePlace{in_.exchange->rank(), in_.exchange->size()} : SequencePlace{};
+  EvaluationIterator batches(*in_.evaluation_data, in_.plan.shape.evaluation_tokens, in_.ranks.rank() / place.size,
+                             in_.ranks.size() / place.size, place);
   // All ranks together: there may be fewer batches than ranks.
   if (in_.ranks.size() > 1) engine_.require_updates(*stream_);
   // A rank without a batch of a round gathers weights with the others.

@@ -55,10 +55,14 @@ StepResult TrainingStep::run(double lr, std::int64_t update_number, const std::f
     }
     run_micro_batch(grad_scale);
     add_loss(i);  // the one before, while the device has this one to do
-    result.model_flops += model_flops(spec_, batch_.cu_seqlens, backward_);
+    // A slice's rank does its share of what its group does.
+    const double share = batch_.sequence_tokens == 0
+                             ? 1
+                             : static_cast<double>(batch_.tokens) / static_cast<double>(batch_.sequence_tokens);
+    result.model_flops += share * model_flops(spec_, batch_.cu_seqlens, backward_);
     if (between) between();
     const std::int64_t row_length = batch_.rows == 0 ? 0 : batch_.padded_tokens / batch_.rows;
-    result.reference_flops += reference_flops(spec_, batch_.rows, row_length, recomputed_, backward_);
+    result.reference_flops += share * reference_flops(spec_, batch_.rows, row_length, recomputed_, backward_);
   }
   result.verdict = state_.finish_step(stream_);
   add_loss(-1);

@@ -93,7 +93,7 @@ const std::vector<Case>& cases() {
       "gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype offload_optimizer offload_ratio "
       "gathered_layers bucket_size host_memory lr lr_scheduler min_lr decay warmup warmup_num_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
       "max_grad_norm freeze lr_multiplier label_smoothing_factor resume log_interval wall_clock_breakdown trace trace_steps bench_steps warmup_steps device dtype "
-      "cpu_threads gpus bind_cores_to_rank cpu_list collectives deepspeed_config pin_memory cpuadam_cores_perc verbose quiet ";
+      "cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives deepspeed_config pin_memory cpuadam_cores_perc verbose quiet ";
   static const std::string output =
       std::string(train) +
       "save_strategy save_steps save_total_limit save_only_model eval_strategy eval_steps load_best_model_at_end metric_for_best_model early_stopping_patience early_stopping_threshold sample_prompts sample_steps sample_max_new_tokens ";
@@ -118,13 +118,13 @@ const std::vector<Case>& cases() {
       {"eval",
        "train_on_prompt",
        {"--train_on_prompt"},
-       "model data batch_size max_length train_on_prompt parse_special_tokens cache_dir json device dtype cpu_threads gpus "
+       "model data batch_size max_length train_on_prompt parse_special_tokens cache_dir json device dtype cpu_threads gpus sequence_parallel_size "
        "bind_cores_to_rank cpu_list collectives verbose quiet"},
       {"eval",
        "device",
        {"--device", "cpu"},
        "model data batch_size max_length train_on_prompt mask_history parse_special_tokens cache_dir json device dtype "
-       "cpu_threads gpus bind_cores_to_rank cpu_list verbose quiet"},
+       "cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list verbose quiet"},
       {"train", "lr_scheduler", {"--lr_scheduler", "constant", "--lr", "1"}, constant.c_str()},
       {"train", "lr_scheduler", {}, falling.c_str()},
       {"train", "lr_scheduler", {"--lr_scheduler", "cosine"}, falling.c_str()},
@@ -182,19 +182,19 @@ const std::vector<Case>& cases() {
        {"--offload_optimizer", "none"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype "
        "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory no_optimizer freeze max_grad_norm steps warmup "
-       "breakdown trace json device dtype cpu_threads gpus bind_cores_to_rank cpu_list collectives verbose quiet"},
+       "breakdown trace json device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives verbose quiet"},
       {"bench step",
        "device",
        {"--device", "cpu"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype "
        "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link move_gradients bucket_size device_memory host_memory "
-       "no_optimizer freeze max_grad_norm steps warmup breakdown trace json device dtype cpu_threads gpus bind_cores_to_rank cpu_list verbose quiet"},
+       "no_optimizer freeze max_grad_norm steps warmup breakdown trace json device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list verbose quiet"},
       {"bench step",
        "breakdown",
        {"--breakdown", "false"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype "
        "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link move_gradients bucket_size device_memory host_memory "
-       "no_optimizer freeze max_grad_norm steps warmup breakdown json device dtype cpu_threads gpus bind_cores_to_rank cpu_list collectives verbose quiet"},
+       "no_optimizer freeze max_grad_norm steps warmup breakdown json device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives verbose quiet"},
   };
   return all;
 }

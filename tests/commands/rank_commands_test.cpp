@@ -65,6 +65,9 @@ TEST_F(RankCommands, EvalGivesOneRanksResult) {
       EXPECT_NEAR(several.at(name).get<double>(), value.get<double>(), 1e-6 * value.get<double>()) << name;
     EXPECT_EQ(result_of(eval({"--gpus", ranks})), text) << "the same bytes twice";
   }
+  const auto split = nlohmann::json::parse(result_of(eval({"--gpus", "2", "--sequence_parallel_size", "2"})));
+  for (const auto& [name, value] : one.items())
+    EXPECT_NEAR(split.at(name).get<double>(), value.get<double>(), 1e-6 * value.get<double>()) << name;
 }
 
 TEST_F(RankCommands, EvalUnderMpirunTheSame) {

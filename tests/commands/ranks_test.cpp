@@ -84,6 +84,27 @@ TEST_F(Ranks, LossesAreThoseOfPyTorch) {
   }
 }
 
+// The same where two ranks split each row's tokens.
+TEST_F(Ranks, LossesOfSplitRowsAreThoseOfPyTorch) {
+  const auto steps = read_json(fixture_ / "expected.json").at("train").at("steps");
+  ASSERT_NO_FATAL_FAILURE(finish(command("split", 2, 6).set("sequence_parallel_size", "2")));
+  const auto metrics = read_metrics(temporary_ / "split");
+  ASSERT_EQ(metrics.size(), steps.size());
+  for (std::size_t i = 0; i < steps.size(); ++i)
+    for (const char* name : {"loss", "grad_norm"}) {
+      const double got = metrics[i].at(name), want = steps[i].at(name);
+      EXPECT_LE(std::abs(got - want), 1e-5 * std::abs(want)) << "step " << i + 1 << " " << name;
+    }
+  const Outcome refused = run_it(command("split", 3, 6).set("sequence_parallel_size", "3"));
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(
+      refused.err.find("superoffload: --sequence_parallel_size 3: each rank attends with as many heads as any "
+                       "other, and " +
+                       (fixture_ / "model").string() + " has 4 query and 2 key and value heads; use one of 1, 2, 4\n"),
+      std::string::npos)
+      << refused.err;
+}
+
 TEST_F(Ranks, TheSameRunTwiceGivesTheSameBytes) {
   ASSERT_NO_FATAL_FAILURE(finish(command("a", 2)));
   ASSERT_NO_FATAL_FAILURE(finish(command("b", 2)));

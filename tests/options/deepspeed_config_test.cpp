@@ -58,6 +58,22 @@ TEST(DeepSpeedConfig, BatchSizesFollowDeepSpeedsRule) {
   EXPECT_GT(refused, 150);
 }
 
+// As DeepSpeed's, the ranks that split a sequence count as one.
+TEST(DeepSpeedConfig, BatchSizesCountSequenceGroups) {
+  const std::string sizes = R"("train_batch_size": 8, "sequence_parallel_size": 2)";
+  const Applied a = read("{" + sizes + R"(, "gradient_accumulation_steps": 2})", 4);
+  EXPECT_EQ(a.error, "");
+  EXPECT_EQ(a.options.batch_size, 2);
+  EXPECT_EQ(
+      read("{" + sizes + R"(, "gradient_accumulation_steps": 1, "train_micro_batch_size_per_gpu": 2})", 4).error,
+      "ds.json: train_batch_size 8 is not batch_size 2 (ds.json) x gradient_accumulation_steps 1 (ds.json) x 2 sequence "
+      "groups = 4; make it 4, or \"auto\"");
+  EXPECT_EQ(read("{" + sizes + "}", 3).error,
+            "--sequence_parallel_size 2 does not divide the 3 ranks (--gpus): give a size that does, or other ranks");
+  EXPECT_EQ(read("{" + sizes + "}", 1).error,
+            "--sequence_parallel_size 2: there is one rank; start as many, or a multiple (--gpus 2), or leave it out");
+}
+
 TEST(DeepSpeedConfig, BatchSizeErrorsStateTheThree) {
   EXPECT_EQ(
       read(R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1})", 2)

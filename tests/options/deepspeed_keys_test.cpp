@@ -170,6 +170,7 @@ std::vector<OptionCase> option_cases() {
   return {
       {"train_micro_batch_size_per_gpu", 7, "batch_size", std::int64_t{7}},
       {"gradient_accumulation_steps", 3, "gradient_accumulation_steps", std::int64_t{3}},
+      {"sequence_parallel_size", 2, "sequence_parallel_size", std::int64_t{2}},
       {"gradient_clipping", 0.5, "max_grad_norm", 0.5},
       {"gradient_clipping", 0, "max_grad_norm", 0.0},
       {"steps_per_print", 25, "log_interval", std::int64_t{25}},

@@ -12,6 +12,7 @@
 #include "data/batches.h"
 #include "model/model_on_device.h"
 #include "offload/engine.h"
+#include "offload/sequence_group.h"
 #include "ops/runtime.h"
 #include "support/files.h"
 #include "support/on_gpu.h"
@@ -22,13 +23,13 @@
 namespace so {
 namespace {
 
-// Documents of 5 to 30 random tokens, a third of them not trained on.
-void write_records(const std::filesystem::path& file, int documents, std::int32_t vocab) {
+// Documents of `shortest` to 30 random tokens, or fewer than twice as many, a third of them not trained on.
+void write_records(const std::filesystem::path& file, int documents, std::int32_t vocab, int shortest = 5) {
   std::mt19937 random(1);
   TokenCacheWriter writer(file, 1);
   for (int d = 0; d < documents; ++d) {
     Example example;
-    const int length = 5 + static_cast<int>(random() % 26u);
+    const int length = shortest + static_cast<int>(random() % (shortest < 5 ? 2u : 26u));
     for (int j = 0; j < length; ++j)
       example.ids.push_back(static_cast<std::int32_t>(random() % static_cast<unsigned>(vocab)));
     for (int j = 0; j < length; ++j) {
@@ -58,6 +59,9 @@ struct Job {
   int steps = 6;
   double max_grad_norm = 1;
   Schedule schedule = Schedule::overlapped;
+  double lr = 3e-3;
+  int sequence = 1;  // ranks that split each micro-batch
+  bool packing = false;
 };
 
 // Every rank's outcome must be the same; that of rank 0 is returned.
@@ -81,14 +85,18 @@ Outcome train_on(int size, const Job& job, const TokenDataset& data) {
     options.gradient_accumulation_steps = job.accumulation;
     options.max_length = 32;
     options.seed = 42;
-    options.rank = ranks.rank();
-    options.ranks = ranks.size();
+    options.rank = ranks.rank() / job.sequence;
+    options.ranks = ranks.size() / job.sequence;
+    options.sequence = {ranks.rank() % job.sequence, job.sequence};
+    options.packing = job.packing;
+    SequenceGroup group(ranks, job.sequence);
     BatchIterator batches(data, options);
     DecoderSettings decoder;
     decoder.loss_chunk_rows = 64;
     const std::int64_t tokens = batches.max_micro_batch_tokens(job.steps);
     ModelOnDevice model(runtime.device(), runtime.ops(), *stream, files.spec(), files.layout(), decoder,
-                        {.positions = 32, .batch_tokens = tokens, .kept_tokens = tokens});
+                        {.positions = 32, .batch_tokens = tokens, .kept_tokens = tokens, .sequence_tokens = tokens + 4},
+                        &group);
     const CheckpointDirectory directory(job.checkpoints);
     CheckpointWriter writer(engine, files, directory, 0);
     TrainerState trainer;
@@ -104,7 +112,7 @@ Outcome train_on(int size, const Job& job, const TokenDataset& data) {
     TrainingStep step(files.spec(), files.layout(), model, state, ranks, batches, *stream, false);
     Outcome& own = all[static_cast<std::size_t>(ranks.rank())];
     for (int i = job.from; i < job.steps; ++i) {
-      const StepResult result = step.run(3e-3, i + 1);
+      const StepResult result = step.run(job.lr, i + 1);
       own.losses.push_back(result.loss);
       own.norms.push_back(result.verdict.norm);
       trainer.step = trainer.updates = i + 1;
@@ -215,6 +223,57 @@ TEST_F(TrainingOnRanks, AResumedRunGoesOnAsIfItHadNotStopped) {
           expect_close(resumed, after(uninterrupted, 3));
       }
     }
+}
+
+// The last step of an epoch has two rows, so that of two groups of two ranks each has one. At a learning rate ten times
+// as high, rounding alone drives the steps of these models apart by more than this, those of whole rows on two and on
+// one rank too.
+TEST_F(TrainingOnRanks, RanksThatSplitRowsTrainAsOneRank) {
+  const TokenDataset records = data();
+  for (const char* model : {"llama-bias", "gpt-oss", "qwen3-moe-balance"})
+    for (const bool packing : {false, true}) {
+      SCOPED_TRACE(testing::Message() << model << (packing ? " packed" : ""));
+      const auto train = [&](int ranks, int sequence) {
+        return train_on(ranks,
+                        {.model = model,
+                         .accumulation = 4 / (ranks / sequence),
+                         .steps = 20,
+                         .lr = 3e-4,
+                         .sequence = sequence,
+                         .packing = packing},
+                        records);
+      };
+      const Outcome one = train(1, 1);
+      expect_close(train(2, 2), one);
+      expect_close(train(4, 2), one);
+      expect_close(train(4, 4), one);
+    }
+}
+
+// Rows of 2 or 3 tokens leave one or two of four ranks without one.
+TEST_F(TrainingOnRanks, RowsMayHaveFewerTokensThanRanks) {
+  const std::filesystem::path file = output("short.tokens");
+  write_records(file, 9, 120, 2);
+  const TokenDataset records(file, 1);
+  const auto train = [&](int ranks) { return train_on(ranks, {.accumulation = 2, .sequence = ranks}, records); };
+  const Outcome one = train(1);
+  expect_close(train(2), one);
+  expect_close(train(4), one);
+}
+
+TEST_F(TrainingOnRanks, ARunMayGoOnWithAnotherSplit) {
+  const TokenDataset records = data();
+  const auto job = [&](int ranks, int sequence, int from) {
+    return Job{.from = from,
+               .save_after = from == 0 ? 3 : 0,
+               .checkpoints = output("split"),
+               .accumulation = 4 / (ranks / sequence),
+               .sequence = sequence};
+  };
+  const Outcome whole = train_on(4, job(4, 2, 0), records);
+  expect_equal(train_on(4, job(4, 2, 3), records), after(whole, 3));
+  for (const auto& [ranks, sequence] : {std::pair{1, 1}, {2, 2}, {4, 4}, {4, 1}})
+    expect_close(train_on(ranks, job(ranks, sequence, 3), records), after(whole, 3));
 }
 
 }  // namespace

@@ -4,8 +4,11 @@
 #include <array>
 
 #include "base/error.h"
+#include "base/sequence_slice.h"
 #include "model/model_on_device.h"
 #include "offload/memory/device_weights.h"
+#include "offload/sequence_group.h"
+#include "ranks/communicator.h"
 
 namespace so {
 namespace {
@@ -43,11 +46,13 @@ class DrySink final : public GradientSink {
 }  // namespace
 
 struct ActivationSizer::Dry {
-  Dry(const ParameterLayout& layout, const Backend& backend)
-      : device(make_dry_device(backend)),
+  Dry(const ParameterLayout& layout, const Backend& backend, int sequence)
+      : ranks(make_dry_communicator(sequence)),
+        device(make_dry_device(backend)),
         ops(make_ops(*device)),
         stream(device->create_stream("compute")),
         weights(*device, layout, DType::bf16) {}
+  std::unique_ptr<Communicator> ranks;  // of a sequence
   std::unique_ptr<Device> device;
   std::unique_ptr<Ops> ops;
   std::unique_ptr<Stream> stream;
@@ -56,16 +61,20 @@ struct ActivationSizer::Dry {
 
 ActivationSizer::ActivationSizer(const DecoderSpec& spec, const ParameterLayout& layout, const Backend& backend,
                                  const TrainingShape& shape)
-    : spec_(spec), layout_(layout), shape_(shape), dry_(std::make_unique<Dry>(layout, backend)) {}
+    : spec_(spec), layout_(layout), shape_(shape), dry_(std::make_unique<Dry>(layout, backend, shape.sequence)) {}
 
 ActivationSizer::~ActivationSizer() = default;
 
 std::size_t ActivationSizer::bytes(const DecoderSettings& settings) {
-  ModelOnDevice model(*dry_->device, *dry_->ops, *dry_->stream, spec_, layout_, settings, model_shape(shape_));
+  // Rank 0 has the longest slice of a group.
+  SequenceGroup group(*dry_->ranks, shape_.sequence);
+  ModelOnDevice model(*dry_->device, *dry_->ops, *dry_->stream, spec_, layout_, settings, model_shape(shape_), &group);
   model.make_arena(0);
   // No batch has more documents than tokens.
   const auto batch_of = [&](std::int64_t tokens) {
-    return model.upload().largest(tokens, tokens, shape_.longest_document);
+    if (shape_.sequence == 1) return model.upload().largest(tokens, tokens, shape_.longest_document);
+    const std::int64_t all = std::max<std::int64_t>(tokens, shape_.sequence);
+    return model.upload().largest(longest_slice(all, shape_.sequence), all, shape_.longest_document, all);
   };
   DrySink sink(layout_, settings.formats.gradients);
   if (shape_.micro_batch_tokens > 0) {
@@ -137,8 +146,7 @@ std::vector<ActivationChoice> activation_choices(std::int64_t layers, const Back
 
 std::size_t kept_host_bytes(const DecoderSpec& spec, DType activations, const TrainingShape& shape,
                             const std::vector<Keep>& keep) {
-  return ActivationStore::host_bytes(kept_on_host(keep),
-                                     layer_input_bytes(spec, activations, shape.micro_batch_tokens));
+  return ActivationStore::host_bytes(kept_on_host(keep), layer_input_bytes(spec, activations, slice_tokens(shape)));
 }
 
 std::int64_t choose_loss_chunk(const Backend& backend, std::int64_t vocab) {

@@ -29,7 +29,7 @@ void add_host_work(MemoryPlan& plan, const DecoderSpec& spec, const ParameterLay
   };
   beside("RoPE table", static_cast<std::int64_t>(rope_table_bytes(spec, model_shape(shape).positions)), while_starting);
   // Ids, targets and positions, in vectors that double; where each document begins.
-  beside("batch", model_shape(shape).batch_tokens * 32, while_training);
+  beside("batch", most_batch_tokens(shape) * 32, while_training);
   // An epoch's rows, and while it is made its order; batches of evaluation.
   beside("order of the data", 40 * shape.documents + 16 * shape.evaluation_documents, while_training);
   if (origin != WeightOrigin::files) return;
