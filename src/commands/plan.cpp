@@ -22,6 +22,7 @@
 #include "io/trace_file.h"
 #include "model/flops.h"
 #include "model/parameters.h"
+#include "model/sequence_split.h"
 #include "offload/schedule/owner_split.h"
 #include "plan/disk_plan.h"
 #include "plan/machine/hardware.h"
@@ -40,6 +41,7 @@ struct PlanOptions : StepOptions, ParameterOptions, DtypeOption, JsonOption, Mes
   std::string model;              // a directory, a config.json or a preset
   std::string hardware = "h200";  // a file, or the key of a known machine
   int gpus = 1;
+  int sequence_parallel_size = 1;
   std::optional<int> gpus_per_host;
   PlanChoice explain = PlanChoice::none;
   std::optional<std::string> trace;
@@ -72,6 +74,12 @@ OptionTable<PlanOptions> plan_table() {
       .at_least(1)
       .at_most(100'000)
       .default_from(ours);
+  t.add("sequence_parallel_size", &O::sequence_parallel_size,
+        "GPUs that split the tokens of each micro-batch among them; rows and micro-batches are then a group's")
+      .unit("GPUs")
+      .at_least(1)
+      .at_most(100'000)
+      .default_from(ours);
   t.add("gpus_per_host", &O::gpus_per_host, "GPUs of one host")
       .unit("GPUs")
       .at_least(1)
@@ -92,6 +100,7 @@ OptionTable<PlanOptions> plan_table() {
 }
 
 void check(PlanOptions& options, OptionOrigins& origins, int) {
+  check_ranks({.gpus = options.gpus, .sequence_parallel_size = options.sequence_parallel_size});
   check_placement(options, origins, options.gpus);
   if (!is_open(options.explain, options.gpus))
     fail("--explain {}: with {} GPU{} there is nothing of it to choose; leave it out", name_of(options.explain),
@@ -168,6 +177,7 @@ std::string_view fuller_memory(const PlannedStep& step) {
 nlohmann::ordered_json ranks_to_json(const PlannedStep& step) {
   const StepEstimate& estimate = *step.plan.estimate;
   return {{"gpus", step.ranks.ranks},
+          {"sequence_parallel_size", step.plan.shape.sequence},
           {"gpus_per_host", step.ranks.per_host},
           {"hosts", step.ranks.hosts()},
           {"memory_of_a_host", step.host.times(step.ranks.per_host).to_json()},
@@ -288,10 +298,11 @@ void print(const PlannedStep& step) {
              options.batch_size, options.max_length);
   const bool several = step.ranks.ranks > 1;
   if (several)
-    fmt::print("ranks           {} GPUs{}; the step and the memory below are one rank's\n", step.ranks.ranks,
+    fmt::print("ranks           {} GPUs{}{}; the step and the memory below are one rank's\n", step.ranks.ranks,
                step.ranks.hosts() == 1
                    ? " of one host"
-                   : fmt::format(", {} on each of {} hosts", step.ranks.per_host, step.ranks.hosts()));
+                   : fmt::format(", {} on each of {} hosts", step.ranks.per_host, step.ranks.hosts()),
+               plan.shape.sequence == 1 ? "" : fmt::format(", {} of which split each row", plan.shape.sequence));
   fmt::print("memory\n{}", plan.memory.table());
   fmt::print("device memory   {}\nhost memory     {}\n", step.device.text(), step.host.text());
   if (several) fmt::print("of a host       {}\n", step.host.times(step.ranks.per_host).text());
@@ -309,6 +320,7 @@ void print(const PlannedStep& step) {
 RunRequest explained_request(const PlanOptions& options, const OptionOrigins& origins, DType dtype) {
   RunRequest request = run_request(options, origins, dtype);
   request.gpus = options.gpus;
+  request.sequence_parallel_size = options.sequence_parallel_size;
   if (options.explain != PlanChoice::none)
     request.explain = {options.explain};
   else if (options.json)
@@ -325,7 +337,8 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   if (options.trace) require_output_file(*options.trace, "--trace", is_own_trace);
   const HardwareProfile profile = resolve_hardware(options.hardware);
   const RankHosts ranks = rank_hosts(profile, options.hardware, options.gpus, options.gpus_per_host);
-  const HardwareProfile hardware = part_of_rank(profile, ranks);
+  require_sequence_split(spec, options.sequence_parallel_size, config.origin);
+  const HardwareProfile hardware = part_of_rank(profile, ranks, options.sequence_parallel_size);
   const ParameterLayout layout(make_parameters(spec, parameter_rules(options)));
   // Threads that are never started on anything: their number counts.
   ThreadPool pool("planned", std::vector<int>(static_cast<std::size_t>(hardware.host_threads), 0), false);
@@ -345,8 +358,9 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   SO_CHECK(plan.estimate && plan.run, "a plan for a GPU without an estimate");
   step.timeline = timeline_of(*plan.run);
   if (options.trace) write_trace_file(*options.trace, to_trace(step.timeline));
-  const auto micro_batches = static_cast<double>(options.gradient_accumulation_steps);
-  step.tokens = static_cast<double>(plan.shape.micro_batch_tokens * plan.shape.micro_batches);
+  // A rank's share of a micro-batch that its group splits.
+  const double micro_batches = static_cast<double>(options.gradient_accumulation_steps) / plan.shape.sequence;
+  step.tokens = static_cast<double>(plan.shape.micro_batch_tokens) * micro_batches;
   const std::vector<UnitBackward> backward = unit_backward(spec, layout);
   step.flops = model_flops(spec, row_offsets(options.batch_size, options.max_length), backward) * micro_batches;
   step.reference =

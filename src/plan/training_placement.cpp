@@ -48,7 +48,7 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
       plan_(plan),
       measured_(question.machine.rates()),
       choices_(activation_choices(q_.spec.layers, *q_.machine.backend, q_.request.activation_checkpointing,
-                                  plan.shape.micro_batch_tokens)),
+                                  slice_tokens(plan.shape))),
       sizer_(q_.spec, q_.layout, *q_.machine.backend, plan.shape),
       sizes_(choices_.size()) {
   inputs_.rates = measured_;
@@ -85,7 +85,8 @@ void TrainingPlacement::set_bucket_of_ranks() {
 void TrainingPlacement::set_units() {
   const std::vector<std::int32_t> documents = usual_documents(plan_.shape);
   const std::vector<UnitBackward> backward = unit_backward(q_.spec, q_.layout);
-  inputs_.units = unit_work(q_.spec, documents, plan_.engine.formats.activations, measured_.efficiencies, backward);
+  inputs_.units = unit_work(q_.spec, documents, plan_.engine.formats.activations, measured_.efficiencies, backward,
+                            plan_.shape.sequence);
   inputs_.first_trained_unit = q_.layout.first_trained_unit();
   for (int unit = 0; unit < q_.layout.units(); ++unit) {
     UnitWork& work = inputs_.units[static_cast<std::size_t>(unit)];
@@ -102,7 +103,7 @@ void TrainingPlacement::set_units() {
   }
   for (const ActivationChoice& choice : choices_)
     inputs_.keeps.push_back(recomputation(q_.spec, choice.keep, documents, plan_.engine.formats.activations,
-                                          measured_.efficiencies, backward, choice.tile_rows));
+                                          measured_.efficiencies, backward, choice.tile_rows, plan_.shape.sequence));
 }
 
 void TrainingPlacement::set_cast(PlacementInputs& inputs, CastSide side) const {

@@ -169,7 +169,7 @@ const std::vector<Case>& cases() {
        "offload_optimizer",
        {"--offload_optimizer", "none"},
        "model batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype "
-       "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory freeze dtype hardware gpus gpus_per_host "
+       "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory freeze dtype hardware gpus sequence_parallel_size gpus_per_host "
        "explain trace json "
        "verbose quiet"},
       {"bench step",

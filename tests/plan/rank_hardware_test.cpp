@@ -68,6 +68,23 @@ TEST(RankHardware, SeveralHostsMeetOverTheirAdapters) {
   EXPECT_DOUBLE_EQ(apart.rates.collectives.bytes, 50e9);
 }
 
+// Of the seven others of a group of eight on hosts of four, three are near and four far.
+TEST(RankHardware, AGroupReceivesOfNearAndFarRanksAtOnce) {
+  HardwareProfile machine = resolve_hardware("h200");
+  machine.between_gpus = {
+      .peer = 400e9, .network = 50e9, .collective_seconds = 1e-5, .peer_seconds = 1e-6, .network_seconds = 1e-4};
+  const RankHosts hosts = rank_hosts(machine, "h200", 8, 4);
+  const auto of = [&](int sequence) { return part_of_rank(machine, hosts, sequence).rates.sequence; };
+  EXPECT_DOUBLE_EQ(of(2).bytes, 400e9);
+  EXPECT_DOUBLE_EQ(of(4).bytes, 400e9);
+  EXPECT_DOUBLE_EQ(of(4).seconds, 1e-5 + 3e-6);
+  EXPECT_DOUBLE_EQ(of(8).bytes, 50e9 * 7 / 4);
+  EXPECT_DOUBLE_EQ(of(8).seconds, 1e-5 + 3e-6 + 4e-4);
+  EXPECT_EQ(of(1).seconds, 0);
+  const auto apart = part_of_rank(machine, rank_hosts(machine, "h200", 12, 4), 6).rates.sequence;
+  EXPECT_DOUBLE_EQ(apart.bytes, 50e9 * 5 / 4) << "ranks 6 and 7 of the second group share a host with two of the first";
+}
+
 TEST(RankHardware, WhatTheFileDoesNotSayIsRefusedByKey) {
   const auto refused = [](const json& file, int ranks, std::optional<int> per_host,
                           std::initializer_list<std::string> needles) {

@@ -106,6 +106,32 @@ TEST(UnitWork, CountsNormsAndScalesThatAFamilyHas) {
   EXPECT_EQ(work(plain).forward_bytes - work(spec).forward_bytes, bytes * 2 * 5120);
 }
 
+// Four ranks do a quarter each of what one does, and what is idle at the end of attention's rows is more of fewer
+// heads.
+TEST(UnitWork, OfRanksThatSplitASequenceIsTheirShare) {
+  const DecoderSpec spec = preset("llama-3.1-8b");
+  const std::vector<std::int32_t> row = rows(1, 131072);
+  const auto works = [&](int ranks) { return unit_work(spec, row, DType::bf16, h200_efficiencies(), {}, ranks); };
+  const UnitWork whole = layer(works(1), 3), quarter = layer(works(4), 3);
+  EXPECT_NEAR(4 * quarter.forward_flops / whole.forward_flops, 1, 0.02);
+  EXPECT_NEAR(4 * quarter.backward_flops / whole.backward_flops, 1, 0.02);
+  EXPECT_GT(4 * quarter.forward_flops, whole.forward_flops);
+  EXPECT_EQ(4 * works(4).back().forward_flops, works(1).back().forward_flops) << "the head has no attention";
+  // 32 + 2 x 8 heads of 128 of each token go to where they attend and 32 come back; three quarters are others'.
+  const double received = 131072 / 4.0 * (48 + 32) * 128 * 2 * 3 / 4;
+  EXPECT_DOUBLE_EQ(quarter.forward_received, received);
+  EXPECT_DOUBLE_EQ(quarter.backward_received, 2 * received);
+  EXPECT_GT(4 * quarter.forward_bytes, whole.forward_bytes) << "packing";
+  // With 16 ranks each key and value head is on two of them.
+  EXPECT_DOUBLE_EQ(layer(works(16), 3).forward_received, 131072 / 16.0 * (64 + 32) * 128 * 2 * 15 / 16);
+  EXPECT_EQ(whole.forward_received, 0);
+  const Recomputation again = recomputation(spec, std::vector(32, Keep::input), row, DType::bf16, h200_efficiencies(),
+                                            {}, 0, 4),
+                      alone = recomputation(spec, std::vector(32, Keep::input), row, DType::bf16, h200_efficiencies());
+  EXPECT_NEAR(4 * again.flops[4] / alone.flops[4], 1, 0.02);
+  EXPECT_DOUBLE_EQ(4 * again.device_bytes[4], alone.device_bytes[4]);
+}
+
 TEST(UnitWork, OfAWindowIsWhatItsTilesVisit) {
   const DecoderSpec spec = preset_spec("gpt-oss-20b");
   ASSERT_EQ(spec.layer(0).window, 128);

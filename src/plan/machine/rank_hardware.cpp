@@ -1,6 +1,7 @@
 #include "plan/machine/rank_hardware.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -22,6 +23,17 @@ CollectiveRates ring_of(const Interconnect& between, const RankHosts& ranks) {
   ring.seconds =
       between.collective_seconds + (ranks.ranks - hosts) * between.peer_seconds + (hosts - 1) * between.network_seconds;
   return ring;
+}
+
+CollectiveRates all_to_all_of(const Interconnect& between, const RankHosts& ranks, int sequence) {
+  CollectiveRates rates;
+  // The fewest of a group's neighbours that one host has.
+  const int near = std::gcd(sequence, ranks.per_host), far = sequence - near;
+  const double others = sequence - 1;
+  if (near > 1) rates.bytes = between.peer * others / (near - 1);
+  if (far > 0) rates.bytes = std::min(rates.bytes, between.network * others / far);
+  rates.seconds = between.collective_seconds + (near - 1) * between.peer_seconds + far * between.network_seconds;
+  return rates;
 }
 
 }  // namespace
@@ -47,10 +59,12 @@ RankHosts rank_hosts(const HardwareProfile& profile, const std::string& name, in
   return all;
 }
 
-HardwareProfile part_of_rank(const HardwareProfile& profile, const RankHosts& ranks) {
+HardwareProfile part_of_rank(const HardwareProfile& profile, const RankHosts& ranks, int sequence) {
+  SO_CHECK(ranks.ranks % sequence == 0, "groups of {} of {} ranks", sequence, ranks.ranks);
   if (ranks.ranks == 1) return profile;
   HardwareProfile part = profile;
   part.rates.collectives = ring_of(profile.between_gpus, ranks);
+  if (sequence > 1) part.rates.sequence = all_to_all_of(profile.between_gpus, ranks, sequence);
   if (ranks.per_host == 1) return part;
   const SharedHost* host = host_with(profile, ranks.per_host);
   SO_CHECK(host, "no host with {} GPUs", ranks.per_host);

@@ -21,7 +21,9 @@ RankHosts rank_hosts(const HardwareProfile& profile, const std::string& name, in
 // The profile of a rank while all ranks work. Its memory, threads and rates are its part of the host's, and no rate is
 // higher than that of a GPU alone. Collectives are rings: every GPU receives from one and sends to another, and a host
 // is entered and left once by each of its GPUs' network adapters, as NCCL lays them out. So their rate is that between
-// GPUs, or that of a host's adapters together, whichever is lower, and their latency grows with the ranks.
-HardwareProfile part_of_rank(const HardwareProfile& profile, const RankHosts& hosts);
+// GPUs, or that of a host's adapters together, whichever is lower, and their latency grows with the ranks. In
+// all-to-alls among the `sequence` ranks of a group, neighbours, a GPU receives of those of its host and of the others
+// at once, each at its own rate.
+HardwareProfile part_of_rank(const HardwareProfile& profile, const RankHosts& hosts, int sequence = 1);
 
 }  // namespace so

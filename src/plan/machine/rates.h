@@ -6,8 +6,7 @@
 
 namespace so {
 
-// How long a reduce-scatter or an all-gather over the ranks takes: `seconds`, and for the bytes that a rank receives of
-// the others at this rate.
+// How long a collective takes: `seconds`, and for the bytes that a rank receives of the others at this rate.
 struct CollectiveRates {
   double bytes = std::numeric_limits<double>::infinity();  // a second
   double seconds = 0;
@@ -42,7 +41,8 @@ struct MachineRates {
   Efficiencies efficiencies = h200_efficiencies();
   // These are for a rank that shares its host or its run with others.
   double link_both = std::numeric_limits<double>::infinity();  // both ways of the link at once, added up
-  CollectiveRates collectives;
+  CollectiveRates collectives;                                 // reduce-scatters and all-gathers over all ranks
+  CollectiveRates sequence;                                    // all-to-alls among the ranks that split a sequence
 };
 
 std::string describe_rates(const MachineRates& rates);  // for the log

@@ -27,6 +27,11 @@ double collective_seconds(const PlacementInputs& in, std::int64_t elements, doub
          received / in.rates.collectives.bytes;
 }
 
+// The unit's work waits for them: nothing of it goes on beside.
+double exchange_seconds(const MachineRates& rates, double exchanges, double received) {
+  return exchanges * rates.sequence.seconds + received / rates.sequence.bytes;
+}
+
 }  // namespace
 
 KnownSteps::Steps& KnownSteps::of(const SimulatedRun& run) {
@@ -146,10 +151,12 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
     const UnitWork& unit = in.units[u];
     SimulatedUnit s{.elements = own_part(in, unit.elements),
                     .forward = unit.forward_flops / r.gemm_flops + unit.forward_bytes / r.device_memory +
-                               unit.forward_kernels * r.kernel_seconds,
+                               unit.forward_kernels * r.kernel_seconds +
+                               exchange_seconds(r, unit.forward_exchanges, unit.forward_received),
                     .backward = (unit.backward_flops + again.flops[u]) / r.gemm_flops +
                                 (unit.backward_bytes + again.device_bytes[u]) / r.device_memory +
-                                unit.backward_kernels * r.kernel_seconds,
+                                unit.backward_kernels * r.kernel_seconds +
+                                exchange_seconds(r, unit.backward_exchanges, unit.backward_received),
                     .reduce = collective_seconds(in, unit.elements, in.gradient_bytes),
                     .gather = collective_seconds(in, unit.elements + unit.frozen_elements, in.stream_bytes),
                     .frozen = unit.frozen_elements};

@@ -5,6 +5,7 @@
 
 #include "model/flops.h"
 #include "model/parameters.h"
+#include "model/sequence_split.h"
 
 namespace so {
 namespace {
@@ -79,11 +80,29 @@ struct AttentionWork {
   double forward = 0, backward = 0;
 };
 AttentionWork attention_work(const DecoderSpec& spec, const LayerSpec& layer, std::span<const std::int32_t> cu_seqlens,
-                             const Efficiencies& reached) {
-  const Visited visited = visited_pairs(cu_seqlens, layer.window, static_cast<double>(spec.heads), reached);
+                             const Efficiencies& reached, int sequence) {
+  const Visited visited = visited_pairs(cu_seqlens, layer.window, static_cast<double>(spec.heads) / sequence, reached);
   const AttentionShares share = attention_shares(reached, spec.head_dim, visited.windowed);
-  const double scores = 4 * static_cast<double>(spec.q_width()) * visited.pairs;
+  const double scores = 4 * static_cast<double>(spec.q_width()) / sequence * visited.pairs;
   return {scores / share.forward, 2 * scores / share.backward};
+}
+
+// The exchanges around attention of a layer whose rank has so many tokens, and what packs and unpacks for them.
+void add_exchanges(const DecoderSpec& spec, double tokens, double size, int sequence, bool backward, UnitWork& unit) {
+  if (sequence == 1) return;
+  const RankHeads heads = rank_heads(spec, 0, sequence);
+  const auto to_heads = static_cast<double>(sequence * (heads.q + 2 * heads.kv) * spec.head_dim),  // of a token
+      back = static_cast<double>(spec.q_width()), bytes = tokens * size * (to_heads + back);
+  const double received = bytes * (1 - 1.0 / sequence), copied = 2 * bytes, copies = 4.0 * sequence;
+  unit.forward_exchanges = 2;
+  unit.forward_received = received;
+  unit.forward_bytes += copied;
+  unit.forward_kernels += copies;
+  if (!backward) return;
+  unit.backward_exchanges = 4;
+  unit.backward_received = 2 * received;
+  unit.backward_bytes += 2 * copied;
+  unit.backward_kernels += 2 * copies;
 }
 
 // What a tile's products read and write of the fp32 sums of a layer's matrices.
@@ -103,9 +122,11 @@ double mlp_share(const DecoderSpec& spec, std::int64_t layer, double tokens, con
 }
 
 std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens, DType activations,
-                                const Efficiencies& reached, std::span<const UnitBackward> backward) {
-  const std::vector<UnitFlops> flops = unit_flops(spec, cu_seqlens, backward);
-  const double tokens = cu_seqlens.empty() ? 0 : cu_seqlens.back(), size = static_cast<double>(size_of(activations));
+                                const Efficiencies& reached, std::span<const UnitBackward> backward, int sequence) {
+  std::vector<UnitFlops> flops = unit_flops(spec, cu_seqlens, backward);
+  for (UnitFlops& unit : flops) unit.forward /= sequence, unit.backward /= sequence;
+  const double tokens = (cu_seqlens.empty() ? 0.0 : cu_seqlens.back()) / sequence,
+               size = static_cast<double>(size_of(activations));
   const auto hidden = static_cast<double>(spec.hidden);
   std::vector<UnitWork> units(flops.size());
   for (std::size_t u = 0; u < units.size(); ++u)
@@ -114,10 +135,10 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
     UnitWork& unit = units[static_cast<std::size_t>(layer_unit(layer))];
     const LayerSpec l = spec.layer(layer);
     const double mlp = 6 * tokens * hidden * static_cast<double>(spec.mlp_width(layer));  // gate, up and down
-    const double attention = 4 * static_cast<double>(spec.q_width()) * attention_pairs(cu_seqlens, l.window);
+    const double attention = 4 * static_cast<double>(spec.q_width()) / sequence * attention_pairs(cu_seqlens, l.window);
     const double projections =
         flops[static_cast<std::size_t>(layer_unit(layer))].forward - mlp - attention;  // and the router
-    const AttentionWork scores = attention_work(spec, l, cu_seqlens, reached);
+    const AttentionWork scores = attention_work(spec, l, cu_seqlens, reached, sequence);
     const double products = projections + mlp / mlp_share(spec, layer, tokens, reached);
     unit.forward_flops = products + scores.forward;
     const UnitBackward part = backward.empty() ? UnitBackward{} : backward[static_cast<std::size_t>(layer_unit(layer))];
@@ -132,15 +153,16 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
                  rows = l.experts ? static_cast<double>(spec.experts.per_token) * hidden : 0;
     unit.forward_bytes = tokens * size * (work.forward + 3 * width + 3 * rows);
     if (part.runs) unit.backward_bytes = tokens * size * (work.backward + (l.experts ? 8 : 6) * width + 7 * rows);
+    add_exchanges(spec, tokens, size, sequence, part.runs, unit);
   }
   return units;
 }
 
 Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
                             std::span<const std::int32_t> cu_seqlens, DType activations, const Efficiencies& reached,
-                            std::span<const UnitBackward> backward, std::int64_t tile_rows) {
-  const std::vector<UnitWork> work = unit_work(spec, cu_seqlens, activations, reached);
-  const double tokens = cu_seqlens.empty() ? 0 : cu_seqlens.back();
+                            std::span<const UnitBackward> backward, std::int64_t tile_rows, int sequence) {
+  const std::vector<UnitWork> work = unit_work(spec, cu_seqlens, activations, reached, {}, sequence);
+  const double tokens = (cu_seqlens.empty() ? 0.0 : cu_seqlens.back()) / sequence;
   const std::vector<double> none(work.size());
   Recomputation again{none, none, none};
   for (std::size_t layer = 0; layer < keep.size(); ++layer) {
@@ -161,7 +183,7 @@ Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& ke
       again.flops[unit] = work[unit].forward_flops - (spec.output_norms ? 0 : product);
     if (keep[layer] == Keep::attention)
       again.flops[unit] -=
-          attention_work(spec, spec.layer(static_cast<std::int64_t>(layer)), cu_seqlens, reached).forward;
+          attention_work(spec, spec.layer(static_cast<std::int64_t>(layer)), cu_seqlens, reached, sequence).forward;
     if (tile_rows > 0 && keep[layer] >= Keep::no_gate_up)
       again.device_bytes[unit] +=
           tile_sum_bytes(spec, static_cast<std::int64_t>(layer)) * std::ceil(tokens / static_cast<double>(tile_rows));

@@ -21,6 +21,9 @@ struct UnitWork {
   double forward_bytes = 0, backward_bytes = 0;
   double forward_kernels = 0, backward_kernels = 0;
   std::int64_t frozen_elements = 0;  // weights without gradient and state
+  // Exchanges among the ranks of a sequence, and the bytes that this one receives of the others.
+  double forward_exchanges = 0, backward_exchanges = 0;
+  double forward_received = 0, backward_received = 0;
 };
 
 // One choice of what the layers keep: the work of having the rest again, of each unit and one micro-batch.
@@ -33,9 +36,12 @@ struct Recomputation {
 // Returns the work of one micro-batch with documents at these offsets. FLOPs are those of a large dense product that
 // takes as long, so that attention and products of experts, which run at other rates, count for more than theirs; bytes
 // are what the rest reads and writes at least. `reached` says what kernels of each kind do, and `backward`, by unit,
-// what of the backward pass runs; empty: all of it.
+// what of the backward pass runs; empty: all of it. `sequence` ranks split the micro-batch, and the work is one's: its
+// share of all but the kernels' number, and the exchanges around attention, two forward and four backward, of which two
+// are of what attention read and made, whether that was kept in slices or is computed again.
 std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::int32_t> cu_seqlens, DType activations,
-                                const Efficiencies& reached, std::span<const UnitBackward> backward = {});
+                                const Efficiencies& reached, std::span<const UnitBackward> backward = {},
+                                int sequence = 1);
 
 // Returns the share of a large dense product's rate that the products of a layer's MLP reach.
 double mlp_share(const DecoderSpec& spec, std::int64_t layer, double tokens, const Efficiencies& reached);
@@ -44,6 +50,6 @@ double mlp_share(const DecoderSpec& spec, std::int64_t layer, double tokens, con
 // with tile_rows > 0, and of adding up what tiles of so many tokens give to the weights' gradients.
 Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
                             std::span<const std::int32_t> cu_seqlens, DType activations, const Efficiencies& reached,
-                            std::span<const UnitBackward> backward = {}, std::int64_t tile_rows = 0);
+                            std::span<const UnitBackward> backward = {}, std::int64_t tile_rows = 0, int sequence = 1);
 
 }  // namespace so
