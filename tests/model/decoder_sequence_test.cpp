@@ -23,7 +23,7 @@ using test::Rig;
 using test::StepResult;
 
 // Another order of the same fp32 sums: as for decoder_test.cpp.
-constexpr double fp32_order = 1e-5;
+constexpr double slice_sums = 1e-5;
 
 DecoderSettings slice_settings(const ModelFixture& fixture, Keep keep, DType compute = DType::f32) {
   return {model_formats(compute), std::vector(static_cast<std::size_t>(fixture.spec.layers), keep), 16};
@@ -54,12 +54,12 @@ StepResult split_step(const ModelFixture& fixture, const DecoderSettings& settin
 
 void expect_same(const StepResult& split, const StepResult& whole, const std::string& what) {
   ASSERT_EQ(split.losses.size(), whole.losses.size()) << what;
-  expect_near_in_norm(split.losses, whole.losses, fp32_order, what + ": losses");
+  expect_near_in_norm(split.losses, whole.losses, slice_sums, what + ": losses");
   for (const auto& [name, gradient] : whole.gradients) {
     if (test::norm(gradient) == 0)  // an expert that no token chose
       EXPECT_EQ(test::norm(split.gradients.at(name)), 0) << what << ": " << name;
     else
-      expect_near_in_norm(split.gradients.at(name), gradient, fp32_order, what + ": " + name);
+      expect_near_in_norm(split.gradients.at(name), gradient, slice_sums, what + ": " + name);
   }
 }
 

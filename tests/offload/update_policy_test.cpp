@@ -147,7 +147,7 @@ TEST(UpdatePolicy, WhatIsInTimeAfterTheVerdictIsDoneAheadUnlessStepsAreClipped) 
 // The lowest twenty are an embedding, whose gradient comes with the verdict and whose weights the next forward pass
 // needs first: nothing of it is done ahead, so its weights go before its state. Its update under way would take 0.2 s.
 TEST(UpdatePolicy, WeightsOfAnEmbeddingGoBeforeItsState) {
-  const Machine machine(0);
+  const PolicyMachine machine(0);
   UpdateFacts facts = machine.facts();
   facts.undo_places = 100;
   facts.forward_seconds = 0.7;

@@ -109,10 +109,10 @@ TEST(UnitWork, CountsNormsAndScalesThatAFamilyHas) {
 // Four ranks do a quarter each of what one does, and what is idle at the end of attention's rows is more of fewer
 // heads.
 TEST(UnitWork, OfRanksThatSplitASequenceIsTheirShare) {
-  const DecoderSpec spec = preset("llama-3.1-8b");
+  const DecoderSpec spec = preset_spec("llama-3.1-8b");
   const std::vector<std::int32_t> row = rows(1, 131072);
   const auto works = [&](int ranks) { return unit_work(spec, row, DType::bf16, h200_efficiencies(), {}, ranks); };
-  const UnitWork whole = layer(works(1), 3), quarter = layer(works(4), 3);
+  const UnitWork whole = layer_of(works(1), 3), quarter = layer_of(works(4), 3);
   EXPECT_NEAR(4 * quarter.forward_flops / whole.forward_flops, 1, 0.02);
   EXPECT_NEAR(4 * quarter.backward_flops / whole.backward_flops, 1, 0.02);
   EXPECT_GT(4 * quarter.forward_flops, whole.forward_flops);
@@ -123,7 +123,7 @@ TEST(UnitWork, OfRanksThatSplitASequenceIsTheirShare) {
   EXPECT_DOUBLE_EQ(quarter.backward_received, 2 * received);
   EXPECT_GT(4 * quarter.forward_bytes, whole.forward_bytes) << "packing";
   // With 16 ranks each key and value head is on two of them.
-  EXPECT_DOUBLE_EQ(layer(works(16), 3).forward_received, 131072 / 16.0 * (64 + 32) * 128 * 2 * 15 / 16);
+  EXPECT_DOUBLE_EQ(layer_of(works(16), 3).forward_received, 131072 / 16.0 * (64 + 32) * 128 * 2 * 15 / 16);
   EXPECT_EQ(whole.forward_received, 0);
   const Recomputation again = recomputation(spec, std::vector(32, Keep::input), row, DType::bf16, h200_efficiencies(),
                                             {}, 0, 4),
