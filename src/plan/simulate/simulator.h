@@ -123,7 +123,8 @@ class StepPlay;
 class Simulator {
  public:
   // `policy`: null: the one that the engine takes for the schedule. It is asked in every step in which what was
-  // measured differs, by more than a thousandth, from what it was asked with last, unless it has answered the same before.
+  // measured differs, by more than a thousandth, from what it was asked with last, unless it has answered the same
+  // before.
   explicit Simulator(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy = nullptr);
   ~Simulator();
   Simulator(const Simulator&) = delete;
