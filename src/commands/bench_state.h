@@ -17,6 +17,8 @@ class BenchState {
   virtual ~BenchState() = default;
   virtual StepState& of_step() = 0;
   virtual void randomize(const DecoderSpec& spec, Ops& ops, Stream& stream) = 0;
+  // What the engine measured of its latest steps; nothing without one.
+  virtual StepTimes measured_times() const { return {}; }
   // Work that follows on `stream` comes after all of the last step's.
   virtual void require_updates(Stream&) {}
 };

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <ctime>
 #include <iterator>
 #include <optional>
 #include <system_error>
@@ -36,6 +37,7 @@
 #include "options/run_request.h"
 #include "plan/data_shape.h"
 #include "plan/disk_plan.h"
+#include "plan/learned_rates.h"
 #include "plan/machine/rank_rates.h"
 #include "plan/machine/rank_share.h"
 #include "plan/plan_comparison.h"
@@ -301,6 +303,15 @@ void begin(Trainer& trainer, const TrainOptions& options, const ResumePoint& fro
   if (length.extended_from) log_info("{}", length.extension_text(options.lr_scheduler));
 }
 
+// Logs what the run's steps say of the machine's rates, and keeps it for the next plan. Ranks share a host, whose rates
+// theirs are not.
+void learn_from(const Trainer& trainer, AskedRun& asked, const TrainingPlan& plan, std::time_t now) {
+  if (plan.shape.ranks > 1 || trainer.steps_made() < PlanReview::steps_between) return;
+  const auto learned = learn_rates(plan, trainer.measured_times(), trainer.steps_made());
+  const std::optional<RateCache> cache = learned ? RateCache::of_user() : std::nullopt;
+  if (cache) log_info("{}", keep_learned(*learned, plan, *cache, rate_key(asked.runtime, asked.formats), now));
+}
+
 // Logs what came of the run, and returns the program's exit code.
 int end(Trainer& trainer, Trainer::Outcome outcome, const std::vector<PlannedFigure>& figures,
         const std::vector<NamedMemory>& memory, const std::string& trained_model) {
@@ -401,6 +412,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
                    review ? &*review : nullptr, samples ? &*samples : nullptr});
   begin(trainer, options, start.from, start.length);
   const Trainer::Outcome outcome = trainer.run();
+  learn_from(trainer, asked, plan, std::time(nullptr));
   return end(trainer, outcome, compare_with_plan(plan, device, memory, trainer.seconds()),
              memory_by_name(plan.memory, &memory),
              trained_model_line(options.output_dir, export_bytes, asked.formats.exported));

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "offload/schedule/owner_split.h"
+#include "plan/learned_rates.h"
 
 namespace so {
 namespace {
@@ -72,12 +73,7 @@ std::string PlanReview::advice(const Rates& measured) const {
   const double quicker = planned_.pass_seconds / measured.pass_seconds;
   rates.gemm_flops *= quicker;
   rates.device_memory *= quicker;
-  if (planned_.update_seconds > 0) {
-    const double change = planned_.update_seconds / measured.update_seconds;
-    for (double MachineRates::*rate :
-         {&MachineRates::host_adamw, &MachineRates::host_adamw_wide, &MachineRates::host_memory})
-      rates.*rate *= change;
-  }
+  if (planned_.update_seconds > 0) rates = with_host_change(rates, planned_.update_seconds / measured.update_seconds);
   const EngineSettings& now = plan_.engine;
   try {
     const TrainingPlan same = replan_(rates, {host_share(layout_, now.device_units), now.streamed_units, now.gathered}),
