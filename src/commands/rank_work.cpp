@@ -29,10 +29,12 @@ void complete_ranks(RankOptions& options, const OptionOrigins& origins, int laun
 SequenceGroups sequence_groups(Communicator& ranks, Device& device, const RankOptions& options, const DecoderSpec& spec,
                                const std::string& model) {
   const int size = options.sequence_parallel_size;
-  if (size > 1 && backend_of(device).own_memory)
-    fail("--sequence_parallel_size {}: ranks split sequences on the CPU alone as yet (--device cpu), not on {}", size,
-         device.name());
-  together(ranks, [&] { require_sequence_split(spec, size, model); });
+  together(ranks, [&] {
+    if (size > 1 && !SequenceGroup::works_on(device))
+      fail("--sequence_parallel_size {}: sequences are split between ranks with --device cpu alone as yet, not on {}",
+           size, device.name());
+    require_sequence_split(spec, size, model);
+  });
   SequenceGroups groups;
   groups.group = ranks.rank() / size;
   groups.groups = ranks.size() / size;

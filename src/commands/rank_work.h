@@ -29,7 +29,7 @@ struct SequenceGroups {
   SequencePlace place;                      // of this rank in its group
   std::unique_ptr<SequenceGroup> exchange;  // null where nothing is split
 };
-// Throws Error unless the model's heads can be shared so, and the device's memory is the host's. A collective.
+// Throws Error unless the device has exchanges, and the model's heads can be shared so. A collective.
 SequenceGroups sequence_groups(Communicator& ranks, Device& device, const RankOptions& options, const DecoderSpec& spec,
                                const std::string& model);
 

@@ -7,15 +7,17 @@
 namespace so {
 namespace {
 
-void require_host_memory(const Device& device) {
-  SO_CHECK(device.kind() == DeviceKind::cpu || !device.backed(), "a sequence split between GPUs");
+void require_exchanges(const Device& device) {
+  SO_CHECK(SequenceGroup::works_on(device), "a sequence split between ranks on {}", device.name());
 }
 
 }  // namespace
 
+bool SequenceGroup::works_on(const Device& device) { return device.kind() == DeviceKind::cpu || !device.backed(); }
+
 void SequenceGroup::all_to_all(Stream& stream, Tensor receive, std::span<const std::int64_t> receive_bytes, Tensor send,
                                std::span<const std::int64_t> send_bytes) {
-  require_host_memory(stream.device());
+  require_exchanges(stream.device());
   const std::span<std::byte> to(static_cast<std::byte*>(receive.data()), receive.bytes());
   const std::span<const std::byte> from(static_cast<const std::byte*>(send.data()), send.bytes());
   stream.host("all_to_all", [this, to, from, received = std::vector(receive_bytes.begin(), receive_bytes.end()),
@@ -25,7 +27,7 @@ void SequenceGroup::all_to_all(Stream& stream, Tensor receive, std::span<const s
 }
 
 void SequenceGroup::add_up(Stream& stream, Tensor values) {
-  require_host_memory(stream.device());
+  require_exchanges(stream.device());
   stream.host("all_reduce", [this, sum = values.span<float>()] { group_->all_reduce_sum(sum); });
 }
 
