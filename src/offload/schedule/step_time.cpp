@@ -130,6 +130,7 @@ double StepTimer::seconds(const UpdateChoice& choice, Verdicts verdicts) {
     two_before = std::exchange(before_this, carried_);
     before = std::exchange(seconds, next(choice, clip));
     if (i > 1 && std::abs(seconds - before) <= 1e-4 * seconds) return seconds;
+    if (i + 1 == most) break;
     if (carried_ == before_this) return seconds;                         // all that follow are like this one
     if (i > 1 && carried_ == two_before) return (before + seconds) / 2;  // and here like these two in turn
   }
