@@ -18,7 +18,7 @@ double change_of(double planned, double measured) {
   return change > largest_change || change < 1 / largest_change ? 1 : change;
 }
 
-std::string beside(double learned, double planned) {
+std::string learned_beside(double learned, double planned) {
   return fmt::format("{:.4g} GB/s, planned {:.4g} ({:+.1f}%)", learned / 1e9, planned / 1e9,
                      100 * (learned / planned - 1));
 }
@@ -52,11 +52,11 @@ std::optional<LearnedRates> learn_rates(const TrainingPlan& plan, const StepTime
 }
 
 std::string describe(const LearnedRates& learned, const MachineRates& planned) {
-  std::string text =
-      fmt::format("AdamW on the host ran at {}; host memory under it and transfers at {}",
-                  beside(learned.host_adamw, planned.host_adamw), beside(learned.host_memory, planned.host_memory));
+  std::string text = fmt::format("AdamW on the host ran at {}; host memory under it and transfers at {}",
+                                 learned_beside(learned.host_adamw, planned.host_adamw),
+                                 learned_beside(learned.host_memory, planned.host_memory));
   if (learned.link_both > 0)
-    text += fmt::format("; the link, both ways at once, at {}", beside(learned.link_both, both_ways(planned)));
+    text += fmt::format("; the link, both ways at once, at {}", learned_beside(learned.link_both, both_ways(planned)));
   return text;
 }
 
