@@ -157,7 +157,9 @@ class EngineParameters:
         return not self._engine.has_gradients() and not self._has_state()
 
     def _has_state(self):
-        return any(self._engine.updates(index) > 0 for index in range(len(self._managed)))
+        return any(self._engine.updates(index) > 0 for index in range(len(self._managed))) or any(
+            absent.updates > 0 for absent in self._absent.values()
+        )
 
     # ---- Gradients ----
 
@@ -221,7 +223,10 @@ class EngineParameters:
         self._until_split -= 1
         if self._until_split > 0:
             return
-        if not memory.holds_a_copy(self._managed):
+        holds = memory.holds_a_copy(self._managed)
+        if self._peers is not None:
+            holds = self._peers.all_of(holds)
+        if not holds:
             warnings.warn(
                 'device_memory="auto" leaves all state in host memory, which does not hold the copy that moving takes: '
                 "give device_memory a number of bytes instead",

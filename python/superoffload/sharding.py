@@ -148,6 +148,9 @@ class Peers:
             total = [[a + c, b + d] for (a, b), (c, d) in zip(total, theirs)]
         return [(squares, int(count)) for squares, count in total]
 
+    def all_of(self, flag):
+        return all(theirs for (theirs,) in self._gather([float(flag)]))
+
     def agree(self, error):
         """Raises UserError on all processes if there is one on any, so that none waits for another."""
         failed = [rank for rank, (flag,) in enumerate(self._gather([float(error is not None)])) if flag]

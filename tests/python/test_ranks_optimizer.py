@@ -1,6 +1,7 @@
 """superoffload.AdamW in two processes, of FSDP2's shards and of DistributedDataParallel, against torch.optim.AdamW."""
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ class Ranks(unittest.TestCase):
             outputs = [open(pathlib.Path(folder) / f"rank{rank}.txt", "w+") for rank in range(PROCESSES)]
             ranks = [
                 subprocess.Popen(
-                    [sys.executable, "-B", str(SCRIPT), str(rank), str(PROCESSES), f"{folder}/meeting"],
+                    [sys.executable, "-X", "faulthandler", "-B", str(SCRIPT), str(rank), str(PROCESSES), f"{folder}/meeting"],
                     env=environment, stdout=output, stderr=subprocess.STDOUT,
                 )
                 for rank, output in enumerate(outputs)
@@ -36,8 +37,13 @@ class Ranks(unittest.TestCase):
                 time.sleep(0.1)
             for rank in ranks:  # one that has failed leaves the others waiting
                 if rank.poll() is None:
+                    rank.send_signal(signal.SIGABRT)  # it says where it was
+            for rank in ranks:
+                try:
+                    rank.wait(20)
+                except subprocess.TimeoutExpired:
                     rank.kill()
-                rank.wait()
+                    rank.wait()
             texts = []
             for output in outputs:
                 output.seek(0)
