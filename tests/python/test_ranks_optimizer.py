@@ -25,7 +25,8 @@ class Ranks(unittest.TestCase):
             outputs = [open(pathlib.Path(folder) / f"rank{rank}.txt", "w+") for rank in range(PROCESSES)]
             ranks = [
                 subprocess.Popen(
-                    [sys.executable, "-X", "faulthandler", "-B", str(SCRIPT), str(rank), str(PROCESSES), f"{folder}/meeting"],
+                    [sys.executable, "-X", "faulthandler", "-B", str(SCRIPT)]
+                    + [str(rank), str(PROCESSES), f"{folder}/meeting"],
                     env=environment, stdout=output, stderr=subprocess.STDOUT,
                 )
                 for rank, output in enumerate(outputs)
