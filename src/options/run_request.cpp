@@ -10,12 +10,10 @@ NumberFormats number_formats(const RunRequest& request) {
   if (narrow && formats.weights != DType::bf16)
     fail("--grad_accum_dtype bf16 needs a model in bf16, and this one is in {}: add --dtype bf16, or leave it out",
          name_of(formats.weights));
-  if (narrow && request.gpus > 1)
-    fail("--grad_accum_dtype bf16: {} ranks add up their gradients in fp32 only; leave it out", request.gpus);
   // With one micro-batch a step writes each gradient once, so that a bf16 one is rounded once, as in PyTorch.
-  // Micro-batches, and ranks, are added up in fp32 unless bf16 is asked for. (The output projection's gradient is added
-  // up over a few chunks of rows, and with a tied embedding over its two uses, and rounded as often.)
-  const bool written_once = request.gradient_accumulation_steps == 1 && request.gpus == 1;
+  // Micro-batches are added up in fp32 unless bf16 is asked for, and ranks always. (The output projection's gradient is
+  // added up over a few chunks of rows, and with a tied embedding over its two uses, and rounded as often.)
+  const bool written_once = request.gradient_accumulation_steps == 1;
   formats.gradients = written_once || narrow ? formats.weights : DType::f32;
   formats.moments = moments_dtype(request.optimizer_state_dtype);
   check_formats(formats);

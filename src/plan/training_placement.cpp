@@ -40,7 +40,7 @@ const MemoryAdvice training_advice{
         "use a smaller --batch_size or --max_length, --activation_checkpointing true, or a machine with more memory"};
 
 const std::string_view whole_on_each_rank =
-    "each of several GPUs holds all weights and fp32 gradients: --gathered_layers 0, or a ZeRO stage below 3, leaves "
+    "each of several GPUs holds all weights and gradients: --gathered_layers 0, or a ZeRO stage below 3, leaves "
     "none to be gathered";
 
 TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, TrainingPlan& plan)
@@ -109,7 +109,9 @@ void TrainingPlacement::set_units() {
 void TrainingPlacement::set_cast(PlacementInputs& inputs, CastSide side) const {
   const bool on_device = side == CastSide::device;
   inputs.cast = side;
-  inputs.gradient_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan_.engine.formats.gradients));
+  // Sums over ranks are fp32.
+  const bool wide = on_device || plan_.shape.ranks > 1;
+  inputs.gradient_bytes = static_cast<double>(size_of(wide ? DType::f32 : plan_.engine.formats.gradients));
   inputs.weight_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan_.engine.formats.weights));
   inputs.rates.host_adamw =
       (on_device ? measured_.host_adamw_wide : measured_.host_adamw) * measured_.efficiencies.host_adamw;

@@ -80,8 +80,9 @@ void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& mac
   const std::int64_t micro_batches = plan.shape.micro_batches, bucket = plan.engine.bucket_elements;
   plan.reasons.push_back(fmt::format("gradient accumulation: {} micro-batches a step, gradients in {}{}", micro_batches,
                                      name_of(plan.engine.formats.gradients),
-                                     micro_batches * plan.shape.ranks == 1         ? ""
+                                     micro_batches == 1 && plan.shape.ranks == 1   ? ""
                                      : plan.engine.formats.gradients == DType::f32 ? " because they are summed"
+                                     : micro_batches == 1                          ? ", which ranks add up in fp32"
                                                                                    : ", as asked"));
   if (host_share(layout, plan.engine.device_units) > 0)
     if (plan.engine.device_units == 0 || machine.device_memory)

@@ -38,9 +38,9 @@ EngineSettings engine_of(int gathered, int device_units, const NumberFormats& fo
   return settings;
 }
 
-NumberFormats rank_formats(DType dtype) {
+NumberFormats rank_formats(DType dtype, DType gradients = DType::f32) {
   NumberFormats formats = model_formats(dtype);
-  formats.gradients = DType::f32;
+  formats.gradients = gradients;
   return formats;
 }
 
@@ -54,12 +54,13 @@ TEST(GatheredPlan, ArithmeticIsThatOfADryRun) {
   for (const ParameterLayout& layout :
        {ParameterLayout(make_parameters(spec)), ParameterLayout(make_parameters(spec, some_frozen))})
     for (const int ranks : {2, 3, 5})
-      for (const DType dtype : {DType::f32, DType::bf16})
+      for (const NumberFormats& formats :
+           {rank_formats(DType::f32), rank_formats(DType::bf16), rank_formats(DType::bf16, DType::bf16)})
         for (const int device_units : {0, 4, layout.units()}) {
           TrainingShape shape{300, 0, 300, 1};
           shape.ranks = ranks;
           const auto planned = [&](int gathered) {
-            const EngineSettings settings = engine_of(gathered, device_units, rank_formats(dtype));
+            const EngineSettings settings = engine_of(gathered, device_units, formats);
             const MemoryPlan memory = plan_state(spec, layout, machine, shape, settings, WeightOrigin::random).memory;
             return std::pair(memory.total(MemoryKind::device),
                              gathered > 0 ? gathered_bytes(layout, settings, ranks) : std::size_t{0});
@@ -84,7 +85,8 @@ TEST(GatheredPlan, RanksAllocateWhatIsPlanned) {
       for (const int gathered : {0, 1, 5, layers_of_deep_llama})
         for (const int device_units : {0, 5, layout.units()}) {
           SCOPED_TRACE(fmt::format("{} ranks, {} units gathered, the device owns {}", size, gathered, device_units));
-          const EngineSettings settings = engine_of(gathered, device_units, rank_formats(DType::f32));
+          const DType narrow = size == 2 ? DType::bf16 : DType::f32;  // of the model and its gradients
+          const EngineSettings settings = engine_of(gathered, device_units, rank_formats(narrow, narrow));
           TrainingShape shape{300, 0, 300, 1};
           shape.ranks = size;
           run_ranks(size, [&](Communicator& ranks) {
@@ -186,7 +188,7 @@ TEST(GatheredPlan, OnTheCpuWholeWeightsIfTheyFit) {
   EXPECT_NE(refusal([&] { between.plan(spec, 0); }).find("not enough memory"), std::string::npos);
 }
 
-// 16 GB of weights and 32 of gradients, and a fourth of it.
+// 16 GB of weights and as much of gradients; ranks that gather have a fourth of it, and 8 GB for the sums have all.
 TEST(GatheredPlan, OnAGpuWholeWeightsIfTheyFitAndAreFaster) {
   const DecoderSpec spec = preset("llama-3.1-8b");
   EXPECT_EQ(RankPlanner(cuda_backend(), 140e9, 200e9).plan(spec, {}).engine.gathered, 0);
@@ -200,7 +202,7 @@ TEST(GatheredPlan, OnAGpuWholeWeightsIfTheyFitAndAreFaster) {
     std::map<std::string, std::size_t> bytes;
     for (const MemoryPlan::Entry& entry : plan->memory.entries) bytes[entry.name] += entry.bytes;
     EXPECT_GT(bytes["weight slices"], 0u);
-    EXPECT_EQ(bytes["gradient slices"], 2 * bytes["weight slices"]) << "fp32 beside bf16";
+    EXPECT_GT(bytes["gradient slices"], 2 * bytes["weight slices"]) << "fp32 beside bf16, and of all layers";
   }
   expect_in(refusal([&] { RankPlanner(cuda_backend(), 30e9, 200e9).plan(spec, 0); }),
             {"not enough memory on Fake", "--gathered_layers 0, or a ZeRO stage below 3"});

@@ -96,8 +96,11 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
   SO_CHECK(settings.gathered > 0 && ranks > 1, "{} units gathered from {} ranks", settings.gathered, ranks);
   const std::vector<bool> in_slices = gathered_units(layout.units(), settings.gathered);
   const std::vector<Bucket> buckets = make_buckets(layout, settings.bucket_elements, settings.device_units, true);
-  // Elements that are whole, of the places, and of the slices.
-  const auto elements_of = [&](const auto& unit_size, bool frozen_too) {
+  const auto gathered = [&](std::int64_t element) {
+    return in_slices[static_cast<std::size_t>(layout.unit_of(element))];
+  };
+  // Elements of units that are whole, and of the places that the others take in turn.
+  const auto places = [&](const auto& unit_size) {
     std::int64_t elements = 0;
     std::array<std::int64_t, gather_places> largest{};
     for (int unit = 0, turn = 0; unit < layout.units(); ++unit) {
@@ -109,10 +112,13 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
       std::int64_t& place = largest[static_cast<std::size_t>(turn++ % gather_places)];
       place = std::max(place, size);
     }
-    elements = std::accumulate(largest.begin(), largest.end(), elements);
+    return static_cast<std::size_t>(std::accumulate(largest.begin(), largest.end(), elements));
+  };
+  // Elements of the slices of some buckets.
+  const auto slices = [&](const auto& has) {
+    std::int64_t elements = 0;
     for (const Bucket& bucket : buckets)
-      if (in_slices[static_cast<std::size_t>(layout.unit_of(bucket.range().begin))] && (frozen_too || !bucket.frozen()))
-        elements += ShardMap(bucket.range().size(), ranks).slice(0).size();
+      if (has(bucket)) elements += ShardMap(bucket.range().size(), ranks).slice(0).size();
     return static_cast<std::size_t>(elements);
   };
   const auto with_gradients = [&](int unit) {
@@ -120,9 +126,14 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
     for (const Range& range : layout.gradient_ranges(unit)) size += range.size();
     return size;
   };
-  return elements_of([&](int unit) { return layout.unit_range(unit).size(); }, true) *
-             size_of(settings.formats.weights) +
-         elements_of(with_gradients, false) * size_of(settings.formats.gradients);
+  // Slices of gradients are fp32, and where the model's are bf16 all units have some.
+  const DType gradients = settings.formats.gradients;
+  const std::size_t weights = places([&](int unit) { return layout.unit_range(unit).size(); }) +
+                              slices([&](const Bucket& bucket) { return gathered(bucket.range().begin); });
+  return weights * size_of(settings.formats.weights) + places(with_gradients) * size_of(gradients) +
+         sizeof(float) * slices([&](const Bucket& bucket) {
+           return !bucket.frozen() && (gradients != DType::f32 || gathered(bucket.range().begin));
+         });
 }
 
 void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads, int ranks) {

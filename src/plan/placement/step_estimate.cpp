@@ -157,7 +157,7 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
                                 (unit.backward_bytes + again.device_bytes[u]) / r.device_memory +
                                 unit.backward_kernels * r.kernel_seconds +
                                 exchange_seconds(r, unit.backward_exchanges, unit.backward_received),
-                    .reduce = collective_seconds(in, unit.elements, in.gradient_bytes),
+                    .reduce = collective_seconds(in, unit.elements, in.sum_bytes),
                     .gather = collective_seconds(in, unit.elements + unit.frozen_elements, in.stream_bytes),
                     .frozen = unit.frozen_elements};
     // Copies of what is kept on the host go beside the unit's work.
