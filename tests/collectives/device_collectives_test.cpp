@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -202,12 +204,15 @@ TEST(DeviceCollectives, StreamsDoNotWaitForEachOther) {
 
 // What waits for the stream of a rank that is left alone finds the failure.
 TEST(DeviceCollectives, ARankThatGivesUpIsTheStreamsError) {
+  std::atomic<bool> ready = false;  // rank 0's collectives, which the ranks make together
   run_ranks(2, [&](Communicator& ranks) {
     RankRig rig(ranks, in_pieces, {.longest_slice = 100}, 200);
     if (ranks.rank() == 1) {
+      while (!ready) std::this_thread::yield();
       ranks.abort("a device error");
       return;
     }
+    ready = true;
     const std::vector<std::int64_t> counts{100, 100};
     rig.collectives->reduce_scatter_sum(rig.rig.stream(), Tensor(rig.first(), DType::f32, {200}), counts,
                                         Tensor(rig.second(), DType::f32, {100}), Accumulate::overwrite);
