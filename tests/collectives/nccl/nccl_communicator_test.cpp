@@ -34,6 +34,7 @@ TEST(NcclCommunicator, SendsToItselfAndGathers) {
   DeviceRig rig;
   Stream& stream = rig.stream();
   const auto ranks = make_single_communicator();
+  ranks->set_time_limit(60);  // the first group connects, which takes NCCL a moment
   const std::vector<float> values = values_of(0, count);
   const TestTensor from(stream, DType::f32, {count}, {values.begin(), values.end()});
   const TestTensor sent(stream, DType::f32, {count}), gathered(stream, DType::f32, {count});
