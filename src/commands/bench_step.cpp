@@ -125,6 +125,7 @@ TrainingPlan make_plan(const BenchStepOptions& options, const OptionOrigins& ori
                        DType dtype) {
   const MemoryCaps caps = memory_caps(backend_of(runtime.device()), options.device_memory, options.host_memory);
   RunRequest request = run_request(options, origins, dtype);
+  keep_weights_whole(request, seat, ranks, options.collectives);
   const NumberFormats formats = number_formats(request);
   // Without an optimizer there is nothing to change of it.
   if (options.no_optimizer) request.optimizer_state_dtype = StatePrecision::bf16;

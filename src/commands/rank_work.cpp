@@ -111,6 +111,8 @@ RankSeat take_seat(Communicator& ranks, DeviceChoice device, const RankOptions& 
     seat.device = gpu < 0 ? DeviceChoice::cpu : DeviceChoice::cuda;
     seat.gpu = std::max(gpu, 0);
     if (gpu >= 0) bind.near = cpus_near(gpu_pci_address(gpu));
+    if (gpu >= 0 && options.collectives == CollectiveRoute::nccl && ranks.rank() == 0)
+      log_warning("ranks over NCCL are new, and have run on no two GPUs yet: compare the losses with those of one GPU");
   }
   const RankCores cores = bind_ranks(ranks, bind);
   if (!cores.line.empty()) log_info("{}", cores.line);
@@ -119,6 +121,16 @@ RankSeat take_seat(Communicator& ranks, DeviceChoice device, const RankOptions& 
   seat.cpus = cores.cpus;
   seat.own_cpus = ranks.size() == 1 || cores.by != RankCores::By::nobody;
   return seat;
+}
+
+void keep_weights_whole(RunRequest& request, const RankSeat& seat, const Communicator& ranks, CollectiveRoute route) {
+  if (ranks.size() == 1 || seat.device != DeviceChoice::cuda || route != CollectiveRoute::host) return;
+  if (request.gathered_layers.value_or(0) > 0)
+    fail_on_all(fmt::format(
+        "--gathered_layers {}: GPUs gather weights over NCCL (--collectives nccl), not through host memory; "
+        "leave it out, or give 0",
+        *request.gathered_layers));
+  request.gathered_layers = 0;
 }
 
 int rank_threads(const Communicator& ranks, const RankSeat& seat, int asked) {

@@ -14,6 +14,7 @@
 #include "model/spec.h"
 #include "offload/sequence_group.h"
 #include "options/option_groups.h"
+#include "options/run_request.h"
 #include "ranks/agreement.h"
 #include "ranks/communicator.h"
 
@@ -51,6 +52,9 @@ struct RankSeat {
 // ranks if some have no GPU, several have one (but where --collectives host lets them), or NCCL is not there. On one
 // rank this leaves the device to the runtime. A collective.
 RankSeat take_seat(Communicator& ranks, DeviceChoice device, const RankOptions& options);
+// Leaves weights whole where ranks on GPUs exchange through host memory, which does not gather them. Throws Error on
+// all ranks if layers were to be gathered.
+void keep_weights_whole(RunRequest& request, const RankSeat& seat, const Communicator& ranks, CollectiveRoute route);
 // Threads of a rank that was asked for so many: 0 leaves the number to the runtime.
 int rank_threads(const Communicator& ranks, const RankSeat& seat, int asked);
 

@@ -89,6 +89,7 @@ struct AskedRun {
         runtime(seat.device, rank_threads(ranks, seat, resolve_cpu_threads(options, seat.cpus)), seat.gpu,
                 seat.own_cpus),
         layout(make_parameters(spec, parameter_rules(options))) {
+    keep_weights_whole(request, seat, ranks, options.collectives);
     groups = sequence_groups(ranks, runtime.device(), options, spec, options.model);
     log_info("{}", model_line(options.model, spec, request.model_dtype, runtime.device()));
     for (const std::string& line : {frozen_line(layout), lr_multiplier_line(layout)})
@@ -115,7 +116,7 @@ struct AskedRun {
   const TrainOptions options;
   const OptionOrigins& origins;
   const DecoderSpec spec;
-  const RunRequest request;
+  RunRequest request;
   const NumberFormats formats;
   const RankSeat seat;
   Runtime runtime;

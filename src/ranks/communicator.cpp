@@ -16,11 +16,18 @@ class SingleCommunicator final : public Communicator {
  public:
   SingleCommunicator() : Communicator({}, 0) {}
   void abort(const std::string&) noexcept override {}
-  std::unique_ptr<Communicator> duplicate() override { return make_single_communicator(); }
+  std::unique_ptr<Communicator> duplicate() override { return with_its_limit(); }
 
  protected:
   void exchange(const char*, Sent, Received) override {}
-  std::unique_ptr<Communicator> make_group(const RankPlace&) override { return make_single_communicator(); }
+  std::unique_ptr<Communicator> make_group(const RankPlace&) override { return with_its_limit(); }
+
+ private:
+  std::unique_ptr<Communicator> with_its_limit() const {
+    auto other = make_single_communicator();
+    other->set_time_limit(time_limit());
+    return other;
+  }
 };
 
 class DryCommunicator final : public Communicator {

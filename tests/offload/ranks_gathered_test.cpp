@@ -15,6 +15,7 @@
 #include "offload/random_policy.h"
 #include "offload/ranks_rig.h"
 #include "support/jitter.h"
+#include "support/on_gpu.h"
 #include "support/thread_ranks.h"
 
 namespace so {
@@ -147,6 +148,7 @@ void expect_plain_loop(const RunOf& run, const Found& found) {
 std::vector<StepOf> plain_steps(int count) { return std::vector<StepOf>(static_cast<std::size_t>(count)); }
 
 TEST(GatheredOnRanks, EqualsOneLoopBitForBit) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   for (const int size : test::fewer_cases() ? std::vector{3} : std::vector{2, 3})
     for (const int gathered : {1, 2, 5})
       for (const Schedule schedule : {Schedule::synchronous, Schedule::overlapped})
@@ -165,6 +167,7 @@ TEST(GatheredOnRanks, EqualsOneLoopBitForBit) {
 
 // Each pass of five layers gathers all of them forward, and three of them backward; nothing is gathered in vain.
 TEST(GatheredOnRanks, NothingIsGatheredWithoutNeed) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   RunOf run{.settings = gathered_settings(5), .ranks = 2, .steps = plain_steps(6)};
   const Found found = run_on_ranks(run);
   // And once more when the test looks at them.
@@ -202,6 +205,7 @@ RunOf random_run(unsigned seed, int steps) {
 }
 
 TEST(GatheredOnRanks, AnySchedulesGiveTheBytesOfWeightsThatStay) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const test::Jitter jitter(21);
   for (unsigned seed = 1; seed <= (test::fewer_cases() ? 4 : 12); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -224,6 +228,7 @@ TEST(GatheredOnRanks, AnySchedulesGiveTheBytesOfWeightsThatStay) {
 
 // State and weights of a run are loaded into engines of another number of ranks, which have others of them in slices.
 TEST(GatheredOnRanks, AnyNumberOfRanksGoesOn) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const Flat initial = test::synthetic_gradients(layered(), 1, 0.125f);
   test::ReferenceLoop reference(layered(), gathered_settings(0), initial);
   test::EngineBytes saved;
@@ -257,6 +262,7 @@ TEST(GatheredOnRanks, AnyNumberOfRanksGoesOn) {
 
 // Files are read in pieces; a quantised tensor's come whole to every rank, which takes its slices of them.
 TEST(GatheredOnRanks, WeightsThatArePlacedComeToAll) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const Flat masters = test::synthetic_gradients(layered(), 3, 0.125f);
   std::vector<float> wide(static_cast<std::size_t>(layered().elements()));
   for (int p = 0; p < layered().count(); ++p)
@@ -293,6 +299,7 @@ TEST(GatheredOnRanks, WeightsThatArePlacedComeToAll) {
 
 // A rank that goes away between steps frees the others, which wait for its slices.
 TEST(GatheredOnRanks, AFailureOfOneRankEndsThePassesOfAll) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   test::expect_a_failure_ends_all([](Communicator& ranks) {
     const RunOf run{.settings = gathered_settings(5), .ranks = 3, .steps = plain_steps(2)};
     auto rig = std::make_shared<EngineRig>(layered(), run.settings, 1, nullptr, EngineRig::MakeDevice{}, &ranks);

@@ -12,6 +12,7 @@
 #include "offload/idle_micro_batch.h"
 #include "offload/ranks_rig.h"
 #include "support/jitter.h"
+#include "support/on_gpu.h"
 #include "support/thread_ranks.h"
 
 namespace so {
@@ -110,6 +111,7 @@ void expect_placed(const ParameterLayout& layout, const EngineSettings& settings
 }
 
 TEST(EngineOnRanks, EqualsOneLoopBitForBit) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   for (const int size : test::fewer_cases() ? std::vector{1, 3} : std::vector{1, 2, 3, 4})
     for (const std::int64_t bucket : {64, 4096, 1 << 20})
       for (const Schedule schedule : {Schedule::synchronous, Schedule::overlapped})
@@ -117,6 +119,7 @@ TEST(EngineOnRanks, EqualsOneLoopBitForBit) {
 }
 
 TEST(EngineOnRanks, ClippedStepsToo) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const ParameterLayout layout = test::engine_layout();
   const EngineSettings settings = settings_of(Schedule::overlapped, 4096, 3000);
   for (const int size : {2, 4}) expect_equal(size, settings);
@@ -130,6 +133,7 @@ TEST(EngineOnRanks, ClippedStepsToo) {
 }
 
 TEST(EngineOnRanks, WithWeightsInBf16) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   for (const CastSide cast : {CastSide::host, CastSide::device}) {
     EngineSettings settings = settings_of(Schedule::overlapped, 4096, 3000);
     settings.formats = model_formats(DType::bf16);
@@ -140,6 +144,7 @@ TEST(EngineOnRanks, WithWeightsInBf16) {
 
 // Each rank's gradient is bf16, and their sum is not: it must equal one of the rounded values in fp32.
 TEST(EngineOnRanks, WithGradientsInBf16) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const ParameterLayout layout = test::engine_layout();
   for (const auto& [device_units, over_link, cast] :
        {std::tuple{0, false, CastSide::host}, std::tuple{2, false, CastSide::device},
@@ -169,11 +174,13 @@ TEST(EngineOnRanks, WithGradientsInBf16) {
 }
 
 TEST(EngineOnRanks, DelaysChangeNothing) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const test::Jitter jitter(11);
   for (int i = 0; i < 3; ++i) expect_equal(3, settings_of(Schedule::overlapped, 2048, 3000));
 }
 
 TEST(EngineOnRanks, WithUpdatesOverTheLink) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const test::Jitter jitter(13);
   for (const int size : test::fewer_cases() ? std::vector{3} : std::vector{2, 3})
     for (const DType weights : {DType::f32, DType::bf16})
@@ -186,6 +193,7 @@ TEST(EngineOnRanks, WithUpdatesOverTheLink) {
 }
 
 TEST(EngineOnRanks, WithUnitsThatTheDeviceOwns) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   for (const int size : test::fewer_cases() ? std::vector{3} : std::vector{1, 2, 3})
     for (const int device_units : {1, 2, 4})
       for (const Schedule schedule : {Schedule::synchronous, Schedule::overlapped})
@@ -203,6 +211,7 @@ TEST(EngineOnRanks, WithUnitsThatTheDeviceOwns) {
 
 // Steps on three ranks, then on two and on one, with another number of units of the device each time.
 TEST(EngineOnRanks, AnyNumberOfRanksGoesOnWithTheState) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const ParameterLayout layout = test::engine_layout();
   const Flat initial = test::synthetic_gradients(layout, 7);
   test::ReferenceLoop reference(layout, settings_of(Schedule::overlapped, 4096, 3000), initial);
@@ -236,6 +245,7 @@ TEST(EngineOnRanks, AnyNumberOfRanksGoesOnWithTheState) {
 
 // Each rank places its own slices, in the forms that the engine asks for, and finds all weights.
 TEST(EngineOnRanks, WeightsThatEachRankPlacesComeToAll) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const ParameterLayout layout = test::engine_layout();
   const Flat initial = test::synthetic_gradients(layout, 7, 0.125f);
   for (const DType weights : {DType::f32, DType::bf16})
@@ -251,6 +261,7 @@ TEST(EngineOnRanks, WeightsThatEachRankPlacesComeToAll) {
 
 // A NaN on one rank skips the step on all, and every rank's weights and state stay as they were.
 TEST(EngineOnRanks, ANaNOnOneRankSkipsTheStepOnAll) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const ParameterLayout layout = test::engine_layout();
   const Flat initial = test::synthetic_gradients(layout, 7);
   for (const int device_units : {0, 2, 4}) {
@@ -275,6 +286,7 @@ TEST(EngineOnRanks, ANaNOnOneRankSkipsTheStepOnAll) {
 
 // Ranks 1 and 2 have no micro-batch in the second step; rank 1's gradient of the third is of two, its second empty.
 TEST(EngineOnRanks, ARankWithoutAMicroBatchAddsNothing) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const ParameterLayout layout = test::engine_layout();
   const EngineSettings settings = settings_of(Schedule::overlapped, 4096, 0);
   const Flat initial = test::synthetic_gradients(layout, 7);
@@ -310,6 +322,7 @@ TEST(EngineOnRanks, ARankWithoutAMicroBatchAddsNothing) {
 
 // A rank that fails in its step frees the others, which wait for its gradients.
 TEST(EngineOnRanks, AFailureOfOneRankEndsTheStepOfAll) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const ParameterLayout layout = test::engine_layout();
   const Flat initial = test::synthetic_gradients(layout, 7);
   test::expect_a_failure_ends_all([&](Communicator& ranks) {
