@@ -34,7 +34,7 @@ class DeviceCollectives {
                           std::byte* all) = 0;
 };
 
-// What the collectives are to be made for: their memory follows from it.
+// The collectives are made for these sizes, from which their memory follows.
 struct CollectiveSizes {
   std::int64_t longest_slice = 0;  // elements of a rank's, of any rank, that are reduced at a time
   DType reduced = DType::f32;      // what is reduced

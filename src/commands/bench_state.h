@@ -17,7 +17,7 @@ class BenchState {
   virtual ~BenchState() = default;
   virtual StepState& of_step() = 0;
   virtual void randomize(const DecoderSpec& spec, Ops& ops, Stream& stream) = 0;
-  // What the engine measured of its latest steps; nothing without one.
+  // The engine measured these of its latest steps; without one there are none.
   virtual StepTimes measured_times() const { return {}; }
   // Work that follows on `stream` comes after all of the last step's.
   virtual void require_updates(Stream&) {}

@@ -12,7 +12,8 @@ std::string gpu_pci_address(int index);
 
 // How many CUDA GPUs are visible; 0 without any, or without the CUDA backend. To be asked after find_cuda().
 int gpu_count();
-// What tells a GPU from all others, also from those that share its board (MIG); empty where it is not known.
+// Returns a text that tells a GPU from all others, also from those that share its board (MIG); empty where it is not
+// known.
 std::string gpu_identity(int index);
 
 // The CPUs that the kernel says are near a PCI device: those of its NUMA node. Empty where it does not say. `root` is

@@ -137,7 +137,7 @@ void Decoder::attend_split_backward(const Pass& pass, std::int64_t layer, Gradie
   const DType t = settings_.formats.activations;
   Arena& arena = pass.arena;
   Arena::Scope scope(arena);
-  // What attention read and made is there if it was computed again just now; else its slices are kept.
+  // If attention was computed again just now, what it read and made is there; else its slices are kept.
   const bool there = static_cast<bool>(a.own_qkv);
   complete_own(pass, a);
   if (!there) {

@@ -8,7 +8,6 @@
 namespace so {
 namespace {
 
-constexpr double learned_tolerance = 0.05;  // as a review's: machines are not steadier
 // A machine's rates do not change by more than this; a run that was stopped for a while may seem to.
 constexpr double largest_change = 3;
 
@@ -41,8 +40,8 @@ std::optional<LearnedRates> learn_rates(const TrainingPlan& plan, const StepTime
   const StepTimes& planned = plan.estimate->times;
   const double host = change_of(planned.update_seconds, measured.update_seconds);
   double link = std::min(1.0, change_of(planned.link_seconds, measured.link_seconds) / std::min(1.0, host));
-  if (link > 1 - learned_tolerance) link = 1;
-  if (std::abs(host - 1) <= learned_tolerance && link == 1) return std::nullopt;
+  if (link > 1 - rate_tolerance) link = 1;
+  if (std::abs(host - 1) <= rate_tolerance && link == 1) return std::nullopt;
   const MachineRates rates = with_host_change(plan.rates, host);
   return LearnedRates{.host_adamw = rates.host_adamw,
                       .host_adamw_wide = rates.host_adamw_wide,

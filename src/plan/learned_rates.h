@@ -12,6 +12,9 @@
 
 namespace so {
 
+// A rate that differs by less says little, since machines are not steadier.
+inline constexpr double rate_tolerance = 0.05;
+
 // The same rates with AdamW on the host, and the host's memory under it, so many times as fast.
 MachineRates with_host_change(MachineRates rates, double change);
 

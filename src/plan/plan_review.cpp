@@ -13,11 +13,10 @@
 namespace so {
 namespace {
 
-constexpr double tolerance = 0.05;   // of a rate: less says little, since machines are not steadier
 constexpr double worthwhile = 0.02;  // of a step: what a new plan must gain to be named
 
 bool differs(double measured, double said) {
-  return measured > 0 && said > 0 && std::abs(measured / said - 1) > tolerance;
+  return measured > 0 && said > 0 && std::abs(measured / said - 1) > rate_tolerance;
 }
 
 std::string beside(double measured, double planned) {

@@ -75,7 +75,7 @@ class Trainer {
 
   // The times of this run's steps without the first, which begins with nothing under way; none before the second.
   StepSeconds seconds() const;
-  // What the engine measured of its latest steps; and how many steps this process has made.
+  // Return what the engine measured of its latest steps, and how many steps this process has made.
   StepTimes measured_times() const { return engine_.measured_times(); }
   std::int64_t steps_made() const { return std::ssize(step_seconds_); }
   // Whether the run ended without something it should have written: a checkpoint, or a line of a record. Each was

@@ -16,6 +16,7 @@
 #include "offload/ranks_rig.h"
 #include "support/jitter.h"
 #include "support/on_gpu.h"
+#include "support/sanitized.h"
 #include "support/thread_ranks.h"
 
 namespace so {
@@ -149,7 +150,7 @@ std::vector<StepOf> plain_steps(int count) { return std::vector<StepOf>(static_c
 
 TEST(GatheredOnRanks, EqualsOneLoopBitForBit) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
-  for (const int size : test::fewer_cases() ? std::vector{3} : std::vector{2, 3})
+  for (const int size : test::sanitized ? std::vector{3} : std::vector{2, 3})
     for (const int gathered : {1, 2, 5})
       for (const Schedule schedule : {Schedule::synchronous, Schedule::overlapped})
         for (const int device_units : {0, 3, 7}) {
@@ -207,7 +208,7 @@ RunOf random_run(unsigned seed, int steps) {
 TEST(GatheredOnRanks, AnySchedulesGiveTheBytesOfWeightsThatStay) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const test::Jitter jitter(21);
-  for (unsigned seed = 1; seed <= (test::fewer_cases() ? 4 : 12); ++seed) {
+  for (unsigned seed = 1; seed <= (test::sanitized ? 4 : 12); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     RunOf run = random_run(seed, 8);
     const Found gathered = run_on_ranks(run);

@@ -17,14 +17,9 @@
 #include <vector>
 
 #include "offload/engine_rig.h"
-#include "support/on_gpu.h"
-#include "support/sanitized.h"
 #include "support/thread_ranks.h"
 
 namespace so::test {
-
-// Where a case takes long: sanitizers are slow, and on a GPU an engine is slow to make.
-inline bool fewer_cases() { return sanitized || on_gpu(); }
 
 inline EngineSettings gathered_settings(int gathered, int device_units = 0) {
   EngineSettings settings;

@@ -13,6 +13,7 @@
 #include "offload/ranks_rig.h"
 #include "support/jitter.h"
 #include "support/on_gpu.h"
+#include "support/sanitized.h"
 #include "support/thread_ranks.h"
 
 namespace so {
@@ -112,7 +113,7 @@ void expect_placed(const ParameterLayout& layout, const EngineSettings& settings
 
 TEST(EngineOnRanks, EqualsOneLoopBitForBit) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
-  for (const int size : test::fewer_cases() ? std::vector{1, 3} : std::vector{1, 2, 3, 4})
+  for (const int size : test::sanitized ? std::vector{1, 3} : std::vector{1, 2, 3, 4})
     for (const std::int64_t bucket : {64, 4096, 1 << 20})
       for (const Schedule schedule : {Schedule::synchronous, Schedule::overlapped})
         expect_equal(size, settings_of(schedule, bucket == 64 ? 1024 : bucket, 0));
@@ -182,7 +183,7 @@ TEST(EngineOnRanks, DelaysChangeNothing) {
 TEST(EngineOnRanks, WithUpdatesOverTheLink) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const test::Jitter jitter(13);
-  for (const int size : test::fewer_cases() ? std::vector{3} : std::vector{2, 3})
+  for (const int size : test::sanitized ? std::vector{3} : std::vector{2, 3})
     for (const DType weights : {DType::f32, DType::bf16})
       for (const int device_units : {0, 2}) {
         EngineSettings settings = settings_of(Schedule::overlapped, 2048, 3000, device_units);
@@ -194,10 +195,10 @@ TEST(EngineOnRanks, WithUpdatesOverTheLink) {
 
 TEST(EngineOnRanks, WithUnitsThatTheDeviceOwns) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
-  for (const int size : test::fewer_cases() ? std::vector{3} : std::vector{1, 2, 3})
+  for (const int size : test::sanitized ? std::vector{3} : std::vector{1, 2, 3})
     for (const int device_units : {1, 2, 4})
       for (const Schedule schedule : {Schedule::synchronous, Schedule::overlapped})
-        for (const std::int64_t bucket : test::fewer_cases() ? std::vector{6400} : std::vector{1024, 6400})
+        for (const std::int64_t bucket : test::sanitized ? std::vector{6400} : std::vector{1024, 6400})
           expect_equal(size, settings_of(schedule, bucket, bucket == 1024 ? 3000 : 0, device_units));
   for (const CastSide cast : {CastSide::host, CastSide::device}) {
     EngineSettings settings = settings_of(Schedule::overlapped, 4096, 3000, 2);

@@ -53,7 +53,7 @@ class NcclCommunicator {
     const char* what;
     std::unique_ptr<Event> begun, ended;
   };
-  // What a watch tells the others.
+  // A watch tells the others this.
   struct Beat {
     std::int64_t begun = 0;    // the last collective that this rank's GPU has come to
     std::int64_t overdue = 0;  // the one in which it waits longer than the time limit; 0: none

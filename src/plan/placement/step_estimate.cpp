@@ -43,8 +43,8 @@ KnownSteps::Steps& KnownSteps::of(const SimulatedRun& run) {
 double KnownSteps::seconds_after(const SimulatedRun& run, int steps) {
   Steps& known = of(run);
   if (known.estimate) return known.estimate->seconds();
-  for (; known.played < steps; ++known.played) known.seconds = known.simulator->step().seconds;
-  return known.seconds;
+  while (known.simulator->played() < steps) known.simulator->step();
+  return known.simulator->last_seconds();
 }
 
 const StepEstimate& KnownSteps::estimate(const SimulatedRun& run) {

@@ -70,8 +70,6 @@ class KnownSteps {
  private:
   struct Steps {
     std::unique_ptr<Simulator> simulator;  // until there is an estimate
-    int played = 0;
-    double seconds = 0;  // of the last one
     std::optional<StepEstimate> estimate;
   };
   Steps& of(const SimulatedRun& run);

@@ -132,6 +132,9 @@ class Simulator {
 
   // Plays the next step. The first finds all weights where they belong.
   SimulatedStep step();
+  // Returns how many steps have been played, and the seconds of the last one (-1 before the first).
+  int played() const { return played_; }
+  double last_seconds() const { return seconds_; }
   // Plays steps until they repeat; where they alternate, the mean of some. Steps that were played before count.
   SimulatedStep settle();
   // Plays another one and keeps what was done when.
