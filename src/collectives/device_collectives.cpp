@@ -19,7 +19,10 @@ std::unique_ptr<DeviceCollectives> make_device_collectives(Device& device, Engin
         std::max(static_cast<std::size_t>(piece) * size_of(sizes.reduced), sizes.longest_gather);
     peers = make_staged_peers(device, ranks, std::min(staged, std::max<std::size_t>(longest, 1)));
   }
-  if (route == CollectiveRoute::nccl && device.backed()) peers = make_nccl_peers(device, ranks);
+  // These run beside matrix products for most of a step, and have time: eight blocks move what a step exchanges many
+  // times over, and leave the products their multiprocessors.
+  constexpr int nccl_blocks = 8;
+  if (route == CollectiveRoute::nccl && device.backed()) peers = make_nccl_peers(device, ranks, nccl_blocks);
   return std::make_unique<PeerCollectives>(device, ops, ranks.place(), std::move(peers), sizes, piece);
 }
 

@@ -24,8 +24,10 @@ class DevicePeers {
   virtual void all_gather(Stream& stream, const std::byte* own, std::size_t bytes, std::byte* all) = 0;
 };
 
-// Over NCCL. A collective; throws Error on all ranks alike.
-std::unique_ptr<DevicePeers> make_nccl_peers(Device& device, Communicator& ranks);
+// Over NCCL, whose kernels have `most_blocks` thread blocks at most (0: as many as NCCL takes). Each keeps a
+// multiprocessor from what runs beside it, and has buffers for each peer. A collective; throws Error on all ranks
+// alike.
+std::unique_ptr<DevicePeers> make_nccl_peers(Device& device, Communicator& ranks, int most_blocks);
 // Through pinned memory of the host, in pieces of `piece` bytes of a rank at most.
 std::unique_ptr<DevicePeers> make_staged_peers(Device& device, Communicator& ranks, std::size_t piece);
 

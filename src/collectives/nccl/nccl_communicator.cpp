@@ -39,13 +39,14 @@ void check_nccl(ncclResult_t result, ncclComm_t comm, const char* call) {
   if (result != ncclSuccess && result != ncclInProgress) fail("{}", nccl_text(result, comm, call));
 }
 
-ncclComm_t join_ranks(Device& device, const RankPlace& place, const std::string& id_bytes) {
+ncclComm_t join_ranks(Device& device, const RankPlace& place, const std::string& id_bytes, int most_blocks) {
   device.make_current();
   ncclUniqueId id;
   SO_CHECK(id_bytes.size() == sizeof id, "an id of {} bytes", id_bytes.size());
   std::memcpy(&id, id_bytes.data(), sizeof id);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  if (most_blocks > 0) config.maxCTAs = most_blocks;
   ncclComm_t comm = nullptr;
   ncclResult_t result = nccl().init(&comm, place.size, id, place.rank, &config);
   const NcclClock::time_point deadline = NcclClock::now() + connect_limit;
@@ -64,7 +65,7 @@ ncclComm_t join_ranks(Device& device, const RankPlace& place, const std::string&
 }
 
 // If some ranks fail, the first with a reason of its own is whose words all throw.
-ncclComm_t connect_ranks(Device& device, Communicator& ranks) {
+ncclComm_t connect_ranks(Device& device, Communicator& ranks, int most_blocks) {
   const std::string id = on_first_rank(ranks, [] {
     ncclUniqueId made;
     check_nccl(nccl().unique_id(&made), nullptr, "ncclGetUniqueId");
@@ -73,7 +74,7 @@ ncclComm_t connect_ranks(Device& device, Communicator& ranks) {
   ncclComm_t comm = nullptr;
   const std::vector<std::string> texts = gather_texts(ranks, [&]() -> std::string {
     try {
-      comm = join_ranks(device, ranks.place(), id);
+      comm = join_ranks(device, ranks.place(), id, most_blocks);
       return {};
     } catch (const Error& error) {
       return error.what();
@@ -91,10 +92,10 @@ ncclComm_t connect_ranks(Device& device, Communicator& ranks) {
 
 }  // namespace
 
-NcclCommunicator::NcclCommunicator(Device& device, Communicator& ranks)
-    : device_(device), ranks_(ranks.duplicate()), alarm_(device.create_stream("lost ranks")) {
+NcclCommunicator::NcclCommunicator(Device& device, Communicator& ranks, int most_blocks)
+    : device_(device), ranks_(ranks.duplicate()) {
   together(ranks, [] { nccl(); });
-  comm_ = connect_ranks(device, ranks);
+  comm_ = connect_ranks(device, ranks, most_blocks);
   watch_ = std::thread([this] { watch(); });
 }
 
@@ -161,9 +162,12 @@ void NcclCommunicator::group(Stream& stream, const char* what, const std::functi
 void NcclCommunicator::settle(Lock& lock, ncclResult_t result, const char* what) {
   std::optional<RankWait> waiting(*ranks_);
   int limits = 0;
-  for (int looks = 0; result == ncclInProgress; ++looks) {
+  // A thread of NCCL's takes tens of microseconds for this, and a nap would be several times as long; only the making
+  // of connections takes longer.
+  const NcclClock::time_point naps = NcclClock::now() + std::chrono::milliseconds(2);
+  while (result == ncclInProgress) {
     lock.unlock();
-    if (looks < 64)
+    if (NcclClock::now() < naps)
       std::this_thread::yield();
     else
       std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -263,11 +267,7 @@ void NcclCommunicator::give_up(const std::string& reason) {
 }
 
 void NcclCommunicator::fail(std::exception_ptr error) noexcept {
-  try {  // what waits for the device shall find this error
-    alarm_->await("lost rank", [error] { std::rethrow_exception(error); });
-    alarm_->synchronize();
-  } catch (...) {
-  }
+  fail_streams(device_, error);  // first, so that what the end of NCCL's kernels wakes finds it
   const Lock lock(mutex_);
   failure_ = std::move(error);
   if (comm_ != nullptr) nccl().abort(comm_);

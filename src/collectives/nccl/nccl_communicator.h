@@ -29,8 +29,9 @@ namespace so {
 
 class NcclCommunicator {
  public:
-  // A collective; takes a duplicate of `ranks`. Throws Error on all ranks alike where they cannot be connected.
-  NcclCommunicator(Device& device, Communicator& ranks);
+  // A collective; takes a duplicate of `ranks`. Throws Error on all ranks alike where they cannot be connected. NCCL's
+  // kernels have `most_blocks` thread blocks at most, or, if it is 0, as many as NCCL takes.
+  NcclCommunicator(Device& device, Communicator& ranks, int most_blocks = 0);
   // After all work has run. Ends the communicator with the others, or without them if they do not come.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
@@ -73,7 +74,6 @@ class NcclCommunicator {
 
   Device& device_;
   const std::unique_ptr<Communicator> ranks_;  // the watch's
-  const std::unique_ptr<Stream> alarm_;        // on which an error becomes the device's
   cudaStream_t stream_ = nullptr;              // of the group that is being made
 
   std::mutex mutex_;  // guards what follows, and NCCL's calls

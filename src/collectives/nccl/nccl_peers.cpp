@@ -10,7 +10,7 @@ namespace {
 
 class NcclPeers final : public DevicePeers {
  public:
-  NcclPeers(Device& device, Communicator& ranks) : nccl_(device, ranks) {}
+  NcclPeers(Device& device, Communicator& ranks, int most_blocks) : nccl_(device, ranks, most_blocks) {}
 
   void exchange(Stream& stream, const char* what, Sent send, Received receive) override {
     nccl_.group(stream, what, [&] {
@@ -36,8 +36,8 @@ class NcclPeers final : public DevicePeers {
 
 }  // namespace
 
-std::unique_ptr<DevicePeers> make_nccl_peers(Device& device, Communicator& ranks) {
-  return std::make_unique<NcclPeers>(device, ranks);
+std::unique_ptr<DevicePeers> make_nccl_peers(Device& device, Communicator& ranks, int most_blocks) {
+  return std::make_unique<NcclPeers>(device, ranks, most_blocks);
 }
 
 }  // namespace so

@@ -16,6 +16,6 @@ bool have_nccl(std::string& reason) {
   return false;
 }
 
-std::unique_ptr<DevicePeers> make_nccl_peers(Device&, Communicator&) { fail("{}", no_nccl); }
+std::unique_ptr<DevicePeers> make_nccl_peers(Device&, Communicator&, int) { fail("{}", no_nccl); }
 
 }  // namespace so

@@ -118,15 +118,15 @@ LiveStreams& live_streams() {
 class CudaStream final : public Stream {
  public:
   // On `device`, which must be the calling thread's current one.
-  CudaStream(Device& device, Failure& failure, std::string name)
-      : device_(device), failure_(failure), name_(std::move(name)) {
+  CudaStream(Device& device, Failure& failure, WaitWords& words, std::string name)
+      : device_(device), failure_(failure), words_(words), name_(std::move(name)) {
     SO_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     const std::lock_guard lock(live_streams().mutex);
     live_streams().names[stream_] = name_;
   }
   // Another library's.
-  CudaStream(Device& device, Failure& failure, std::string name, cudaStream_t stream)
-      : device_(device), failure_(failure), name_(std::move(name)), owned_(false), stream_(stream) {}
+  CudaStream(Device& device, Failure& failure, WaitWords& words, std::string name, cudaStream_t stream)
+      : device_(device), failure_(failure), words_(words), name_(std::move(name)), owned_(false), stream_(stream) {}
   ~CudaStream() override {
     if (!owned_) return;
     cudaStreamSynchronize(stream_);
@@ -166,7 +166,7 @@ class CudaStream final : public Stream {
   }
   void await(std::string_view name, std::function<void()> function) override {
     const cudaStream_t stream = get();
-    if (!thread_) thread_ = std::make_unique<StreamThread>(device_.index());
+    if (!thread_) thread_ = std::make_unique<StreamThread>(words_);
     thread_->enqueue(stream, [work = HostWork{failure_, std::string(name), std::move(function)}] { work.run(); });
   }
   void synchronize() override {
@@ -194,6 +194,7 @@ class CudaStream final : public Stream {
 
   Device& device_;
   Failure& failure_;
+  WaitWords& words_;
   const std::string name_;
   const bool owned_ = true;
   cudaStream_t stream_ = nullptr;
@@ -215,6 +216,7 @@ class CudaDevice final : public Device {
   void make_current() override { use(); }
   bool backed() const override { return true; }
   const CudaProperties& properties() const { return properties_; }
+  void fail_streams(std::exception_ptr error) { failure_.set(std::move(error)); }
   std::optional<OwnMemory> own_memory() const override {
     OwnMemory memory;
     use();
@@ -223,10 +225,13 @@ class CudaDevice final : public Device {
   }
   std::unique_ptr<Stream> create_stream(std::string name) override {
     use();
-    return std::make_unique<CudaStream>(*this, failure_, std::move(name));
+    words_.allocate();
+    return std::make_unique<CudaStream>(*this, failure_, words_, std::move(name));
   }
   std::unique_ptr<Stream> wrap_stream(void* handle, std::string name) override {
-    return std::make_unique<CudaStream>(*this, failure_, std::move(name), static_cast<cudaStream_t>(handle));
+    use();
+    words_.allocate();
+    return std::make_unique<CudaStream>(*this, failure_, words_, std::move(name), static_cast<cudaStream_t>(handle));
   }
   std::unique_ptr<Event> create_event(Timing timing, Waiting waiting) override {
     use();
@@ -280,6 +285,7 @@ class CudaDevice final : public Device {
   std::string name_;
   CudaProperties properties_;
   Failure failure_;
+  WaitWords words_;
 };
 
 }  // namespace
@@ -287,6 +293,12 @@ class CudaDevice final : public Device {
 std::vector<std::pair<cudaStream_t, std::string>> cuda_streams() {
   const std::lock_guard lock(live_streams().mutex);
   return {live_streams().names.begin(), live_streams().names.end()};
+}
+
+void fail_streams(Device& device, std::exception_ptr error) {
+  auto* own = dynamic_cast<CudaDevice*>(&device);
+  SO_CHECK(own, "device '{}' is not a CUDA device", device.name());
+  own->fail_streams(std::move(error));
 }
 
 cudaStream_t cuda_stream(Stream& stream) {

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <exception>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,10 @@ struct CudaProperties {
 // it goes there. A handle must not be passed to another thread. Bug if the stream belongs to another backend.
 cudaStream_t cuda_stream(Stream& stream);
 const CudaProperties& cuda_properties(Device& device);
+
+// What waits for this device's streams and events from now on throws `error`, as if host work had thrown it, unless
+// there is an earlier one. Thread-safe, and waits for nothing.
+void fail_streams(Device& device, std::exception_ptr error);
 
 // The streams that live now, with their names. Thread-safe.
 std::vector<std::pair<cudaStream_t, std::string>> cuda_streams();
