@@ -119,6 +119,7 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins, Communica
   shape.batch_tokens = batches.max_batch_tokens();
   shape.positions = data.counts().longest;
   shape.sequence = groups.place.size;
+  shape.collectives = options.collectives;
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
   const DType dtype = model_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
   MemoryRoom room = room_of(runtime.device());

@@ -28,7 +28,7 @@ std::size_t dry_run(const ModelFiles& model, Runtime& runtime, const InferenceSh
   DeviceWeights weights(*device, model.layout(), settings.formats.weights);
   const LoadingRing ring = make_loading_ring(*device, model.layout());
   const auto ranks = make_dry_communicator(shape.sequence);
-  SequenceGroup group(*ranks, shape.sequence);
+  SequenceGroup group(*ranks, shape.sequence, *device, shape.collectives);
   ModelOnDevice on_device(*device, *ops, *stream, spec, model.layout(), settings, model_shape(shape), &group);
   on_device.make_arena(0);
   Arena& arena = on_device.arena();

@@ -8,6 +8,7 @@
 
 #include "base/number_formats.h"
 #include "checkpoint/model_files.h"
+#include "collectives/route.h"
 #include "model/model_on_device.h"
 #include "offload/memory/device_weights.h"
 #include "ops/runtime.h"
@@ -21,6 +22,7 @@ struct InferenceShape {
   std::int64_t logits_rows = 0;     // rows of logits asked for at a time; 0: losses are wanted instead
   std::int64_t cache_capacity = 0;  // rows of the KV cache; 0: none
   int sequence = 1;                 // ranks that split each batch of batch_tokens
+  CollectiveRoute collectives = CollectiveRoute::nccl;  // of theirs, where they have GPUs
 };
 
 class Inference {

@@ -199,7 +199,7 @@ void print_ranks(const PlannedStep& step) {
   fmt::print("collectives     {:.4f} s a step; the GPU waits {:.4f} s for them, {:.1f}% of the step\n",
              step.plan.estimate->collectives, step.plan.estimate->collective_waits,
              100 * step.plan.estimate->collective_waits / step.plan.estimate->seconds());
-  fmt::print("all GPUs        {:.0f} tokens/s (predicted: nothing was measured with several GPUs yet)\n",
+  fmt::print("all GPUs        {:.0f} tokens/s (predicted; docs/performance/ranks.md has what was measured on two)\n",
              step.ranks.ranks * step.tokens_per_second());
 }
 

@@ -30,9 +30,9 @@ SequenceGroups sequence_groups(Communicator& ranks, Device& device, const RankOp
                                const std::string& model) {
   const int size = options.sequence_parallel_size;
   together(ranks, [&] {
-    if (size > 1 && !SequenceGroup::works_on(device))
-      fail("--sequence_parallel_size {}: sequences are split between ranks with --device cpu alone as yet, not on {}",
-           size, device.name());
+    if (size > 1 && device.kind() != DeviceKind::cpu && options.collectives == CollectiveRoute::host)
+      fail("--sequence_parallel_size {}: GPUs exchange slices over NCCL (--collectives nccl), not through host memory",
+           size);
     require_sequence_split(spec, size, model);
   });
   SequenceGroups groups;
@@ -40,7 +40,7 @@ SequenceGroups sequence_groups(Communicator& ranks, Device& device, const RankOp
   groups.groups = ranks.size() / size;
   groups.place = {ranks.rank() % size, size};
   // Ranks whose options differ come to this too, and are told so later.
-  auto exchange = std::make_unique<SequenceGroup>(ranks, size);
+  auto exchange = std::make_unique<SequenceGroup>(ranks, size, device, options.collectives);
   if (size > 1) groups.exchange = std::move(exchange);
   return groups;
 }
@@ -111,8 +111,6 @@ RankSeat take_seat(Communicator& ranks, DeviceChoice device, const RankOptions& 
     seat.device = gpu < 0 ? DeviceChoice::cpu : DeviceChoice::cuda;
     seat.gpu = std::max(gpu, 0);
     if (gpu >= 0) bind.near = cpus_near(gpu_pci_address(gpu));
-    if (gpu >= 0 && options.collectives == CollectiveRoute::nccl && ranks.rank() == 0)
-      log_warning("ranks over NCCL are new, and have run on no two GPUs yet: compare the losses with those of one GPU");
   }
   const RankCores cores = bind_ranks(ranks, bind);
   if (!cores.line.empty()) log_info("{}", cores.line);

@@ -30,7 +30,7 @@ struct SequenceGroups {
   SequencePlace place;                      // of this rank in its group
   std::unique_ptr<SequenceGroup> exchange;  // null where nothing is split
 };
-// Throws Error unless the device has exchanges, and the model's heads can be shared so. A collective.
+// Throws Error on all ranks unless the model's heads can be shared so, and the GPUs be connected. A collective.
 SequenceGroups sequence_groups(Communicator& ranks, Device& device, const RankOptions& options, const DecoderSpec& spec,
                                const std::string& model);
 

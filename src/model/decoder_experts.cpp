@@ -31,7 +31,12 @@ double Decoder::router_loss_scale(std::int64_t tokens) const {
 void Decoder::add_router_loss(const Pass& pass, Tensor losses) const {
   if (!pass.load.counts) return;
   // The loss is one of all tokens, and not the sum of the slices'.
-  if (pass.batch.is_slice()) exchange_->add_up(pass.stream, pass.load.both);
+  if (pass.batch.is_slice()) {
+    Arena::Scope scope(pass.arena);
+    const Tensor both = pass.load.both;
+    exchange_->add_up(pass.stream, both,
+                      pass.arena.acquire("router load of ranks", DType::f32, {exchange_->size() - 1, both.size()}));
+  }
   ops_.add_router_loss(pass.stream, losses, pass.batch.targets, pass.load.counts, pass.load.shares,
                        static_cast<float>(router_loss_scale(pass.batch.all_tokens())));
 }

@@ -3,32 +3,78 @@
 #include <vector>
 
 #include "base/error.h"
+#include "ranks/together.h"
 
 namespace so {
 namespace {
 
-void require_exchanges(const Device& device) {
-  SO_CHECK(SequenceGroup::works_on(device), "a sequence split between ranks on {}", device.name());
+constexpr std::size_t staged_piece = std::size_t{8} << 20;  // bytes of a rank's, where messages go by the host
+
+std::unique_ptr<DevicePeers> make_group_peers(Device& device, Communicator& group, CollectiveRoute route) {
+  if (route == CollectiveRoute::host) return make_staged_peers(device, group, staged_piece);
+  if (!device.backed()) return nullptr;
+  return make_nccl_peers(device, group, 0);  // attention waits for these, so they have all the blocks that help
 }
 
 }  // namespace
 
-bool SequenceGroup::works_on(const Device& device) { return device.kind() == DeviceKind::cpu || !device.backed(); }
+SequenceGroup::SequenceGroup(Communicator& ranks, int size, Device& device, CollectiveRoute route)
+    : group_(ranks.split(size)) {
+  if (size == 1 || device.kind() == DeviceKind::cpu) return;
+  ops_ = make_engine_ops(device);
+  const auto make = [&] { peers_ = make_group_peers(device, *group_, route); };
+  if (device.backed())
+    together(ranks, make);
+  else
+    make();
+}
 
 void SequenceGroup::all_to_all(Stream& stream, Tensor receive, std::span<const std::int64_t> receive_bytes, Tensor send,
                                std::span<const std::int64_t> send_bytes) {
-  require_exchanges(stream.device());
   const std::span<std::byte> to(static_cast<std::byte*>(receive.data()), receive.bytes());
   const std::span<const std::byte> from(static_cast<const std::byte*>(send.data()), send.bytes());
-  stream.host("all_to_all", [this, to, from, received = std::vector(receive_bytes.begin(), receive_bytes.end()),
-                             sent = std::vector(send_bytes.begin(), send_bytes.end())] {
-    group_->all_to_all(from, sent, to, received);
-  });
+  if (!ops_) {
+    stream.host("all_to_all", [this, to, from, received = std::vector(receive_bytes.begin(), receive_bytes.end()),
+                               sent = std::vector(send_bytes.begin(), send_bytes.end())] {
+      group_->all_to_all(from, sent, to, received);
+    });
+    return;
+  }
+  if (!stream.device().backed()) return;
+  std::vector<std::span<const std::byte>> parts;
+  std::vector<std::span<std::byte>> places;
+  std::size_t sent = 0, received = 0;
+  for (std::size_t r = 0; r < send_bytes.size(); ++r) {
+    parts.push_back(from.subspan(sent, static_cast<std::size_t>(send_bytes[r])));
+    places.push_back(to.subspan(received, static_cast<std::size_t>(receive_bytes[r])));
+    sent += parts.back().size();
+    received += places.back().size();
+  }
+  const auto self = static_cast<std::size_t>(rank());
+  SO_CHECK(parts[self].size() == places[self].size(), "{} bytes for itself, which expects {}", parts[self].size(),
+           places[self].size());
+  stream.copy(places[self].data(), parts[self].data(), parts[self].size());
+  peers_->exchange(stream, "all_to_all", parts, places);
 }
 
-void SequenceGroup::add_up(Stream& stream, Tensor values) {
-  require_exchanges(stream.device());
-  stream.host("all_reduce", [this, sum = values.span<float>()] { group_->all_reduce_sum(sum); });
+void SequenceGroup::add_up(Stream& stream, Tensor values, Tensor scratch) {
+  SO_CHECK(scratch.size() == (size() - 1) * values.size(), "{} elements for those of {} other ranks", scratch.size(),
+           size() - 1);
+  if (!ops_) {
+    stream.host("all_reduce", [this, sum = values.span<float>()] { group_->all_reduce_sum(sum); });
+    return;
+  }
+  if (!stream.device().backed()) return;
+  const std::span<std::byte> own(static_cast<std::byte*>(values.data()), values.bytes());
+  const std::vector<std::span<const std::byte>> parts(static_cast<std::size_t>(size()), own);
+  std::vector<std::span<std::byte>> places;
+  auto* next = static_cast<std::byte*>(scratch.data());
+  for (int r = 0; r < size(); ++r) {
+    places.emplace_back(r == rank() ? own.data() : next, own.size());
+    if (r != rank()) next += own.size();
+  }
+  peers_->exchange(stream, "all_reduce", parts, places);
+  ops_->sum_of_ranks(stream, values, Accumulate::overwrite, values, scratch, rank());
 }
 
 }  // namespace so

@@ -33,8 +33,8 @@ DecoderSettings slice_settings(const ModelFixture& fixture, Keep keep, DType com
 StepResult split_step(const ModelFixture& fixture, const DecoderSettings& settings, const HostBatch& batch, int ranks) {
   std::vector<StepResult> parts(static_cast<std::size_t>(ranks));
   test::run_ranks(ranks, [&](Communicator& all) {
-    SequenceGroup group(all, ranks);
     Rig cpu(1);
+    SequenceGroup group(all, ranks, cpu.device(), CollectiveRoute::host);
     DecoderRig rig(cpu.stream(), cpu.ops(), fixture, settings, &group);
     StepResult& own = parts[static_cast<std::size_t>(group.rank())];
     const HostBatch slice = batch.slice(group.rank(), ranks);

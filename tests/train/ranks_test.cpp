@@ -90,7 +90,7 @@ Outcome train_on(int size, const Job& job, const TokenDataset& data) {
     options.ranks = ranks.size() / job.sequence;
     options.sequence = {ranks.rank() % job.sequence, job.sequence};
     options.packing = job.packing;
-    SequenceGroup group(ranks, job.sequence);
+    SequenceGroup group(ranks, job.sequence, runtime.device(), CollectiveRoute::host);
     BatchIterator batches(data, options);
     DecoderSettings decoder;
     decoder.loss_chunk_rows = 64;

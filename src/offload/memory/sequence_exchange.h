@@ -21,11 +21,12 @@ class SequenceExchange {
   // stream. Memory must stay until the work has run.
   //
   // Part r of `send`, send_bytes[r] bytes, goes to rank r, and part r of `receive` comes from it. Parts lie one after
-  // another, this rank's own among them; the two must not overlap.
+  // another, this rank's own among them; the two must not overlap. The longest part that a rank sends or receives is as
+  // long on every rank.
   virtual void all_to_all(Stream& stream, Tensor receive, std::span<const std::int64_t> receive_bytes, Tensor send,
                           std::span<const std::int64_t> send_bytes) = 0;
-  // values, f32, become their sum over the ranks, added in rank order.
-  virtual void add_up(Stream& stream, Tensor values) = 0;
+  // values, f32, become their sum over the ranks, added in rank order. `scratch`: f32, [size() - 1, as many].
+  virtual void add_up(Stream& stream, Tensor values, Tensor scratch) = 0;
 };
 
 }  // namespace so

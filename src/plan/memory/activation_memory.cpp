@@ -66,8 +66,8 @@ ActivationSizer::ActivationSizer(const DecoderSpec& spec, const ParameterLayout&
 ActivationSizer::~ActivationSizer() = default;
 
 std::size_t ActivationSizer::bytes(const DecoderSettings& settings) {
-  // Rank 0 has the longest slice of a group.
-  SequenceGroup group(*dry_->ranks, shape_.sequence);
+  // Rank 0 has the longest slice of a group. What its messages take is no activation, so any route does.
+  SequenceGroup group(*dry_->ranks, shape_.sequence, *dry_->device, CollectiveRoute::nccl);
   ModelOnDevice model(*dry_->device, *dry_->ops, *dry_->stream, spec_, layout_, settings, model_shape(shape_), &group);
   model.make_arena(0);
   // No batch has more documents than tokens.

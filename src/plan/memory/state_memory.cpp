@@ -14,6 +14,7 @@
 #include "offload/schedule/gathered_units.h"
 #include "offload/schedule/owner_split.h"
 #include "offload/schedule/streamed_units.h"
+#include "offload/sequence_group.h"
 #include "ranks/communicator.h"
 #include "ranks/shard_map.h"
 
@@ -53,6 +54,7 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
   const auto ops = make_ops(*device);
   const auto ranks = make_dry_communicator(shape.ranks);
   OffloadEngine engine(*device, *machine.pool, *ranks, layout, settings);
+  const SequenceGroup group(*ranks, shape.sequence, *device, settings.collectives);
   const auto stream = device->create_stream("compute");
   DecoderSettings decoder;
   decoder.formats = settings.formats;
@@ -68,7 +70,7 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
   if (origin == WeightOrigin::files) const LoadingRing ring = make_loading_ring(*while_it_loads, layout);
   state.memory.add(while_it_loads->ledger(), while_loading);
   add_host_work(state.memory, spec, layout, shape, origin);
-  add_libraries(state.memory, *machine.backend, machine.pool->size(), shape.ranks);
+  add_libraries(state.memory, *machine.backend, machine.pool->size(), shape.ranks, shape.sequence);
   state.host_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(),
                                      [](const Bucket& bucket) { return bucket.on_host(); });
   return state;
@@ -136,12 +138,13 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
          });
 }
 
-void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads, int ranks) {
-  for (const auto& reserves :
-       {backend.libraries, ranks > 1 ? backend.rank_libraries : std::span<const Backend::Reserve>()})
-    for (const Backend::Reserve& reserve : reserves)
-      plan.add_beside(reserve.kind, reserve.name,
-                      reserve.bytes * static_cast<std::size_t>(reserve.each_thread ? host_threads : 1));
+void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads, int ranks, int sequence) {
+  const auto add = [&](const Backend::Reserve& reserve, int times) {
+    plan.add_beside(reserve.kind, reserve.name, reserve.bytes * static_cast<std::size_t>(times));
+  };
+  for (const Backend::Reserve& reserve : backend.libraries) add(reserve, reserve.each_thread ? host_threads : 1);
+  if (ranks > 1)
+    for (const Backend::Reserve& reserve : backend.rank_libraries) add(reserve, sequence > 1 ? 2 : 1);
   // These come to a few megabytes whatever the model, as was measured.
   plan.add_beside(MemoryKind::pageable, "generated code, stacks, files", std::size_t{6} << 20);
 }

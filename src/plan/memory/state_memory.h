@@ -42,7 +42,8 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const NumberFormats& formats,
                         std::optional<int> device_units, int ranks, int gathered);
 
-// Books what the libraries behind a device take beside what is allocated through it.
-void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads, int ranks = 1);
+// Books what the libraries behind a device take beside what is allocated through it; with groups of `sequence` ranks
+// that split sequences, what connects these too.
+void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads, int ranks = 1, int sequence = 1);
 
 }  // namespace so
