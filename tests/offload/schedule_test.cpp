@@ -260,7 +260,7 @@ TEST_P(ScheduleEquality, BucketsSplitsUndoThreads) {
           .undo_buckets = 2,
           .transient_weights = true,
           .transient_gradients = true}}) {
-      if (sanitized && turn++ % 2 == 1) continue;  // half of them in either format
+      if (sanitized && turn++ % 3 != 0) continue;  // a third of them in either format
       SCOPED_TRACE(std::string(so::name_of(compute)) + ", buckets of " + std::to_string(manner.bucket_elements) +
                    ", undo " + std::to_string(manner.undo_buckets));
       const Result result = run(task, manner, ++seed);
@@ -282,7 +282,7 @@ INSTANTIATE_TEST_SUITE_P(Engine, ScheduleEquality,
 TEST(Schedule, StressUnderRandomDelays) {
   const Jitter jitter(5);
   unsigned seed = 100;
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < (sanitized ? 10 : 20); ++round) {
     Task task;
     task.compute = DType::bf16;
     task.gradients = round % 2 == 0 ? DType::bf16 : DType::f32;
@@ -305,7 +305,7 @@ TEST(Schedule, StressUnderRandomDelays) {
     expect_same(result, expected(task));
     if (HasFailure()) return;
   }
-  EXPECT_GT(Jitter::slept(), 1000) << "else this delayed nothing";
+  EXPECT_GT(Jitter::slept(), 500) << "else this delayed nothing";
 }
 
 }  // namespace

@@ -47,7 +47,9 @@ TEST(ThreadPlacement, NoCpuIsGivenTwice) {
     const std::set<int> given(p.workers.begin(), p.workers.end());
     EXPECT_EQ(given.size(), p.workers.size()) << threads;
     for (const int cpu : p.feeding) EXPECT_FALSE(given.contains(cpu)) << threads;
-    if (threads > 0) EXPECT_EQ(p.workers.size(), std::min<std::size_t>(static_cast<std::size_t>(threads), 16));
+    if (threads > 0) {
+      EXPECT_EQ(p.workers.size(), std::min<std::size_t>(static_cast<std::size_t>(threads), 16));
+    }
     EXPECT_EQ(p.feeding.empty(), threads > 14) << threads;
   }
 }
