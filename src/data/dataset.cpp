@@ -62,6 +62,7 @@ class Tokenisation {
       errors_.assign(block_.size(), nullptr);
       pool_.parallel_for(static_cast<std::int64_t>(block_.size()), 16,
                          [this](std::int64_t begin, std::int64_t end) { build(begin, end); });
+      build_long();
       for (std::size_t i = 0; i < block_.size(); ++i) {
         if (errors_[i]) std::rethrow_exception(errors_[i]);  // the first in file order, not in time
         take(examples_[i]);
@@ -86,6 +87,7 @@ class Tokenisation {
     RecordParser parser(name_, vocabulary_size_);
     std::vector<std::size_t> conversations;
     for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+      if (is_long(block_[i])) continue;
       try {
         const Record record = checked(parser, block_[i]);
         if (std::holds_alternative<ChatRecord>(record))
@@ -97,6 +99,25 @@ class Tokenisation {
       }
     }
     if (!conversations.empty()) build_chats(conversations);
+  }
+
+  // Threads share out records, and of those that are so long the text: one of them may be all of the file.
+  static bool is_long(const RawRecord& raw) { return raw.json.size() >= (std::size_t{1} << 20); }
+
+  void build_long() {
+    RecordParser parser(name_, vocabulary_size_);
+    for (std::size_t i = 0; i < block_.size(); ++i) {
+      if (!is_long(block_[i])) continue;
+      try {
+        const Record record = checked(parser, block_[i]);
+        if (std::holds_alternative<ChatRecord>(record))
+          build_chats({i});
+        else
+          keep(i, [&] { return builder_.build(record, &pool_); });
+      } catch (...) {
+        errors_[i] = std::current_exception();
+      }
+    }
   }
 
   // One request for all of them: a process is asked.

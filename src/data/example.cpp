@@ -49,14 +49,20 @@ ExampleBuilder::ExampleBuilder(const TextEncoder& encoder, ExampleOptions option
       fail("the tokenizer's template appends token {} to a text; only its end token is supported there", *token);
 }
 
-std::vector<std::int32_t> ExampleBuilder::encode_document(std::string_view text) const {
-  std::vector<std::int32_t> ids = encoder_.encode(text, true);
+std::vector<std::int32_t> ExampleBuilder::encode(std::string_view text, bool add_special_tokens,
+                                                 ThreadPool* pool) const {
+  return pool != nullptr ? encoder_.encode_shared(text, add_special_tokens, *pool)
+                         : encoder_.encode(text, add_special_tokens);
+}
+
+std::vector<std::int32_t> ExampleBuilder::encode_document(std::string_view text, ThreadPool* pool) const {
+  std::vector<std::int32_t> ids = encode(text, true, pool);
   SO_CHECK(ids.size() >= suffix_, "{} tokens, of which the template appends {}", ids.size(), suffix_);
   ids.resize(ids.size() - suffix_);
   return ids;
 }
 
-Example ExampleBuilder::build(const Record& record) const {
+Example ExampleBuilder::build(const Record& record, ThreadPool* pool) const {
   if (const auto* tokens = std::get_if<TokenRecord>(&record)) return finish(tokens->ids, tokens->labels);
 
   if (!encoder_.can_encode()) (void)encoder_.encode({}, false);  // throws, and knows why
@@ -64,18 +70,19 @@ Example ExampleBuilder::build(const Record& record) const {
     fail(
         "the tokenizer has no end token, so the model could not learn to stop; name one as \"eos_token\" in "
         "tokenizer_config.json");
-  if (const auto* text = std::get_if<TextRecord>(&record)) return finish_text(encode_document(text->text), 0);
-  if (const auto* pair = std::get_if<PromptRecord>(&record)) return build_response(pair->prompt, pair->completion);
+  if (const auto* text = std::get_if<TextRecord>(&record)) return finish_text(encode_document(text->text, pool), 0);
+  if (const auto* pair = std::get_if<PromptRecord>(&record))
+    return build_response(pair->prompt, pair->completion, pool);
   const auto* alpaca = std::get_if<AlpacaRecord>(&record);
   SO_CHECK(alpaca != nullptr, "a conversation is built of its rendered text");
-  return build_response(alpaca_prompt(*alpaca), alpaca->output);
+  return build_response(alpaca_prompt(*alpaca), alpaca->output, pool);
 }
 
-Example ExampleBuilder::build_response(const std::string& prompt, const std::string& response) const {
-  const std::vector<std::int32_t> prompt_ids = encode_document(prompt);
-  std::vector<std::int32_t> ids = encode_document(prompt + response);
+Example ExampleBuilder::build_response(const std::string& prompt, const std::string& response, ThreadPool* pool) const {
+  const std::vector<std::int32_t> prompt_ids = encode_document(prompt, pool);
+  std::vector<std::int32_t> ids = encode_document(prompt + response, pool);
   if (ids.size() < prompt_ids.size() || !std::equal(prompt_ids.begin(), prompt_ids.end(), ids.begin())) {
-    const std::vector<std::int32_t> response_ids = encoder_.encode(response, false);
+    const std::vector<std::int32_t> response_ids = encode(response, false, pool);
     ids = prompt_ids;
     ids.insert(ids.end(), response_ids.begin(), response_ids.end());
   }

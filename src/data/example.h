@@ -59,16 +59,19 @@ class ExampleBuilder {
 
   // Throws Error (without a location) if text is to be encoded and the encoder has no end token, or if it gives an id
   // outside its vocabulary.
-  Example build(const Record& record) const;
+  // With a `pool` its threads share out long texts; not from inside a job of the pool then.
+  Example build(const Record& record, ThreadPool* pool = nullptr) const;
 
   // The same of a conversation, which the chat template has made of the record.
   Example build_chat(const RenderedChat& chat) const;
 
  private:
-  Example build_response(const std::string& prompt, const std::string& response) const;
+  Example build_response(const std::string& prompt, const std::string& response, ThreadPool* pool) const;
   Example finish_text(std::vector<std::int32_t> ids, std::size_t trained_from) const;
   void require_in_vocabulary(const std::vector<std::int32_t>& ids) const;
-  std::vector<std::int32_t> encode_document(std::string_view text) const;  // with the template's first tokens
+  std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens, ThreadPool* pool) const;
+  // With the template's first tokens.
+  std::vector<std::int32_t> encode_document(std::string_view text, ThreadPool* pool) const;
   std::int32_t count_special(const std::vector<std::int32_t>& ids) const;  // behind the template's first tokens
   Example finish(std::vector<std::int32_t> ids, std::vector<std::int32_t> labels) const;
 

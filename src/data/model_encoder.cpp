@@ -42,6 +42,11 @@ std::vector<std::int32_t> ModelEncoder::encode(std::string_view text, bool add_s
   return tokenizer().encode(text, add_special_tokens, special_);
 }
 
+std::vector<std::int32_t> ModelEncoder::encode_shared(std::string_view text, bool add_special_tokens,
+                                                      ThreadPool& pool) const {
+  return tokenizer().encode(text, add_special_tokens, special_, &pool);
+}
+
 std::vector<std::int32_t> ModelEncoder::encode_with_places(std::string_view text, std::span<const std::size_t> places,
                                                            std::vector<std::size_t>& tokens) const {
   return tokenizer().encode_with_places(text, places, tokens);

@@ -22,6 +22,8 @@ class ModelEncoder final : public TextEncoder {
   ModelEncoder(const std::filesystem::path& directory, std::int64_t model_vocabulary, SpecialTokens special);
 
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens) const override;
+  std::vector<std::int32_t> encode_shared(std::string_view text, bool add_special_tokens,
+                                          ThreadPool& pool) const override;
   std::vector<std::int32_t> encode_with_places(std::string_view text, std::span<const std::size_t> places,
                                                std::vector<std::size_t>& tokens) const override;
   bool can_encode() const override { return tokenizer_.has_value(); }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/thread_pool.h"
 #include "data/chat/chat_template.h"
 
 namespace so {
@@ -22,6 +23,11 @@ class TextEncoder {
   // Token ids of UTF-8 text. With add_special_tokens also what the tokenizer's template puts around a document (a
   // beginning-of-sequence token, say); without, the text's tokens alone.
   virtual std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens) const = 0;
+
+  // encode(), for which the threads of `pool` share out a long text. Not from inside a job of the pool.
+  virtual std::vector<std::int32_t> encode_shared(std::string_view text, bool add_special_tokens, ThreadPool&) const {
+    return encode(text, add_special_tokens);
+  }
 
   // encode(text, false); and for each byte of the text at `places`, which ascend, the index of the token that holds it.
   // The default is for encoders that make one token of each byte.

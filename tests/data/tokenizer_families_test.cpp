@@ -14,6 +14,7 @@
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/utf8.h"
 #include "support/paths.h"
+#include "support/sanitized.h"
 
 namespace so {
 namespace {
@@ -56,6 +57,17 @@ TEST_P(TokenizerFamily, EncodesAsTheLibraryDoes) {
   for (int round = 0; round < 2; ++round) {  // the second time words come from the cache
     for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(tokenizer_.encode(all[i], false), ids[i]) << json(all[i]);
   }
+}
+
+// A text of which threads take a part each, several rounds of batches long, with the family's special cases all over
+// it.
+TEST_P(TokenizerFamily, ThreadsThatShareALongTextGiveTheSameIds) {
+  ThreadPool pool("test", {0, 1}, false);
+  std::string text;
+  const std::vector<std::string> parts = all_texts(), between{"", " ", "\n"};
+  for (std::size_t i = 0; text.size() < (test::sanitized ? 600'000u : 1'200'000u); ++i)
+    text += parts[i % parts.size()] + between[i % 3];
+  EXPECT_EQ(tokenizer_.encode(text, true, SpecialTokens::parsed, &pool), tokenizer_.encode(text, true));
 }
 
 TEST_P(TokenizerFamily, NeverGivesMoreTokensThanItSays) {

@@ -35,7 +35,7 @@ void append_character_surface(std::string_view token, std::string& text) {
 std::vector<std::int32_t> Tokenizer::encode_with_places(std::string_view text, std::span<const std::size_t> places,
                                                         std::vector<std::size_t>& tokens) const {
   std::vector<Part> parts;
-  const std::vector<std::int32_t> ids = encode(text, false, SpecialTokens::parsed, &parts);
+  const std::vector<std::int32_t> ids = encode(text, false, SpecialTokens::parsed, &parts, nullptr);
   tokens.clear();
   std::string surface;
   std::size_t token = 0, at = 0;   // how far the tokens of the part have been followed, and the byte that they reach

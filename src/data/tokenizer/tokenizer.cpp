@@ -19,6 +19,7 @@
 #include "data/tokenizer/byte_level.h"
 #include "data/tokenizer/character_bpe.h"
 #include "data/tokenizer/normalize_steps.h"
+#include "data/tokenizer/piece_batches.h"
 #include "data/tokenizer/pre_tokenizer.h"
 #include "data/tokenizer/special_ids.h"
 #include "data/tokenizer/token_bound.h"
@@ -32,7 +33,8 @@
 namespace so {
 namespace {
 
-constexpr std::uint64_t max_tokenizer_bytes = 200'000'000;  // the largest published have 40 MB
+constexpr std::uint64_t max_tokenizer_bytes = 200'000'000;         // the largest published have 40 MB
+constexpr std::size_t least_shared_text = std::size_t{256} << 10;  // bytes of which threads encode a part each
 
 // The buffers and the cache of one encode() at a time.
 struct Workspace {
@@ -45,6 +47,7 @@ struct Workspace {
   std::string repaired;
   std::vector<AddedTokenMatcher::Match> given;  // added tokens in the text as given
   std::vector<AddedTokenMatcher::Match> in_normalized;
+  ThreadPool* pool = nullptr;  // whose threads help with a long text
 };
 
 // Workspaces not in use at the moment.
@@ -144,6 +147,8 @@ struct Tokenizer::State {
   void append_characters(std::string_view word, Workspace& workspace, std::vector<std::int32_t>& ids) const;
   void append_plain(std::string_view text, bool at_beginning, Workspace& workspace,
                     std::vector<std::int32_t>& ids) const;
+  void append_shared(std::string_view text, bool at_beginning, Workspace& workspace,
+                     std::vector<std::int32_t>& ids) const;
   void append_normalized(std::string_view text, bool at_beginning, SpecialTokens in_text, Workspace& workspace,
                          std::vector<std::int32_t>& ids) const;
   void append_bytes(std::int32_t id, std::string& text) const;
@@ -210,12 +215,41 @@ void Tokenizer::State::append_characters(std::string_view word, Workspace& works
 // Text without added tokens, normalized. `at_beginning`: nothing came before it in the text as given.
 void Tokenizer::State::append_plain(std::string_view text, bool at_beginning, Workspace& workspace,
                                     std::vector<std::int32_t>& out) const {
+  if (workspace.pool != nullptr && text.size() >= least_shared_text) {
+    append_shared(text, at_beginning, workspace, out);
+    return;
+  }
   pre_tokenizer.run(text, at_beginning, workspace.pre_tokenizer, [&](std::string_view word) {
     if (characters)
       append_characters(word, workspace, out);
     else
       append_word(word, workspace, out);
   });
+}
+
+// The same of a long text: one thread cuts it, and those of the pool encode.
+void Tokenizer::State::append_shared(std::string_view text, bool at_beginning, Workspace& workspace,
+                                     std::vector<std::int32_t>& out) const {
+  PieceBatches batches(
+      *workspace.pool,
+      [this](const std::vector<std::string_view>& pieces, std::vector<std::int32_t>& ids) {
+        auto own = workspaces.take();
+        for (const std::string_view piece : pieces)
+          characters ? append_characters(piece, *own, ids) : append_word(piece, *own, ids);
+        workspaces.put_back(std::move(own));
+      },
+      out);
+  // Where a word may be a token whatever the merges say, it must stay whole. Of other words of a model on characters
+  // the pieces are independent, and one word may be all of the text.
+  const bool in_pieces = characters && !ignore_merges;
+  const auto add = [&](std::string_view piece) { batches.add(piece); };
+  pre_tokenizer.run(text, at_beginning, workspace.pre_tokenizer, [&](std::string_view word) {
+    if (in_pieces)
+      characters->for_each_piece(word, add);
+    else
+      add(word);
+  });
+  batches.finish();
 }
 
 // Calls `token` for each match and `rest` for the text between them, with whether that is the beginning.
@@ -289,18 +323,19 @@ Tokenizer Tokenizer::load(const std::filesystem::path& model_directory) {
   return Tokenizer(std::move(state));
 }
 
-std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens,
-                                            SpecialTokens special) const {
-  return encode(text, add_special_tokens, special, nullptr);
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens, SpecialTokens special,
+                                            ThreadPool* pool) const {
+  return encode(text, add_special_tokens, special, nullptr, pool);
 }
 
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens, SpecialTokens special,
-                                            std::vector<Part>* parts) const {
+                                            std::vector<Part>* parts, ThreadPool* pool) const {
   if (text.size() >= static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     fail("a text of {} bytes is too long to be encoded at once: split it, the limit is 2 GiB", text.size());
   }
   const State& state = *state_;
   auto workspace = state.workspaces.take();
+  workspace->pool = pool;
   std::vector<std::int32_t> ids;
   ids.reserve(text.size() / 3 + 8);
   if (add_special_tokens) ids = state.before;

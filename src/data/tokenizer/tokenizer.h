@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "data/tokenizer/special_tokens.h"
 #include "data/tokenizer/token_decoder.h"
 
@@ -42,9 +43,10 @@ class Tokenizer {
   // The ids of `text`. Invalid UTF-8 is read as Python's bytes.decode("utf-8", "replace") does: each maximal invalid
   // sequence is one U+FFFD. Added tokens, special ones included, are recognised inside the text.
   // `add_special_tokens`: also what the post-processor adds around a single sequence (e.g. Llama 3's bos).
-  // `special`: of those that stand in the text itself.
+  // `special`: of those that stand in the text itself. `pool`: its threads share out a long text; the ids are the same.
+  // With one this must not be called from inside a job of the pool.
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens,
-                                   SpecialTokens special = SpecialTokens::parsed) const;
+                                   SpecialTokens special = SpecialTokens::parsed, ThreadPool* pool = nullptr) const;
 
   // encode(text, false); and for each byte of the text at `places`, which ascend, the index of the token that holds it,
   // as the library's char_to_token has it. Where the text is changed before it is split (NFC), that is where the text
@@ -90,7 +92,7 @@ class Tokenizer {
     bool added;  // one added token
   };
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens, SpecialTokens special,
-                                   std::vector<Part>* parts) const;
+                                   std::vector<Part>* parts, ThreadPool* pool) const;
   void append_surface(std::int32_t id, std::string& text) const;
   std::shared_ptr<const State> state_;
 };
