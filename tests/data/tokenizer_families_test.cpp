@@ -64,7 +64,10 @@ TEST_P(TokenizerFamily, EncodesAsTheLibraryDoes) {
 TEST_P(TokenizerFamily, ThreadsThatShareALongTextGiveTheSameIds) {
   ThreadPool pool("test", {0, 1}, false);
   std::string text;
-  const std::vector<std::string> parts = all_texts(), between{"", " ", "\n"};
+  std::vector<std::string> parts;
+  const std::vector<std::string> between{"", " ", "\n"};
+  for (std::string& part : all_texts())  // added tokens would cut the text into short ones
+    if (part.find_first_of("<[|") == std::string::npos) parts.push_back(std::move(part));
   for (std::size_t i = 0; text.size() < (test::sanitized ? 600'000u : 1'200'000u); ++i)
     text += parts[i % parts.size()] + between[i % 3];
   EXPECT_EQ(tokenizer_.encode(text, true, SpecialTokens::parsed, &pool), tokenizer_.encode(text, true));
