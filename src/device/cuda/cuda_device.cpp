@@ -128,9 +128,9 @@ class CudaStream final : public Stream {
   CudaStream(Device& device, Failure& failure, WaitWords& words, std::string name, cudaStream_t stream)
       : device_(device), failure_(failure), words_(words), name_(std::move(name)), owned_(false), stream_(stream) {}
   ~CudaStream() override {
-    if (!owned_) return;
-    cudaStreamSynchronize(stream_);
+    if (owned_ || thread_) cudaStreamSynchronize(stream_);
     thread_.reset();
+    if (!owned_) return;
     {
       const std::lock_guard lock(live_streams().mutex);
       live_streams().names.erase(stream_);

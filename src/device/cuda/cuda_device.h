@@ -24,7 +24,7 @@ struct CudaProperties {
 cudaStream_t cuda_stream(Stream& stream);
 const CudaProperties& cuda_properties(Device& device);
 
-// What waits for this device's streams and events from now on throws `error`, as if host work had thrown it, unless
+// Whoever waits for this device's streams and events from now on throws `error`, as if host work had thrown it, unless
 // there is an earlier one. Thread-safe, and waits for nothing.
 void fail_streams(Device& device, std::exception_ptr error);
 

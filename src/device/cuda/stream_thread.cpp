@@ -107,10 +107,16 @@ void StreamThread::enqueue(cudaStream_t stream, std::function<void()> work) {
 }
 
 // Work that is awaited takes longer than such a nap: it waits for other ranks.
-void StreamThread::wait_until_reached(std::uint32_t number) const {
+bool StreamThread::wait_until_reached(std::uint32_t number) const {
   constexpr std::chrono::microseconds nap{20};
-  while (static_cast<std::int32_t>(reached_.here->load(std::memory_order_acquire) - number) < 0)
+  const auto reached = [&] {
+    return static_cast<std::int32_t>(reached_.here->load(std::memory_order_acquire) - number) >= 0;
+  };
+  while (!reached()) {
+    if (stop_) return reached();
     std::this_thread::sleep_for(nap);
+  }
+  return true;
 }
 
 void StreamThread::run() {
@@ -121,7 +127,7 @@ void StreamThread::run() {
     Item item = std::move(items_.front());
     items_.pop_front();
     lock.unlock();
-    wait_until_reached(item.number);
+    if (!wait_until_reached(item.number)) return;
     item.work();
     item.work = nullptr;  // what it keeps alive goes before the stream goes on
     done_.here->store(item.number, std::memory_order_release);

@@ -53,7 +53,7 @@ class StreamThread {
  public:
   // Throws Error if this driver's streams cannot write a value to memory or wait for one. `words` must outlive it.
   explicit StreamThread(WaitWords& words);
-  // Waits for all work, which no stream must be about to enqueue.
+  // After the stream has been synchronised. What it has not come to by then, because the device has failed, is not run.
   ~StreamThread();
   StreamThread(const StreamThread&) = delete;
   StreamThread& operator=(const StreamThread&) = delete;
@@ -68,7 +68,7 @@ class StreamThread {
     std::function<void()> work;
   };
   void run();
-  void wait_until_reached(std::uint32_t number) const;
+  bool wait_until_reached(std::uint32_t number) const;  // false: it will not be
 
   WaitWords& words_;
   const WaitWords::Word reached_, done_;  // the numbers of the last work that the stream has come to, and that has run
@@ -76,7 +76,7 @@ class StreamThread {
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::deque<Item> items_;
-  bool stop_ = false;
+  std::atomic<bool> stop_ = false;
   std::thread thread_;
 };
 
