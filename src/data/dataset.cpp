@@ -86,18 +86,8 @@ class Tokenisation {
   void build(std::int64_t begin, std::int64_t end) {
     RecordParser parser(name_, vocabulary_size_);
     std::vector<std::size_t> conversations;
-    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
-      if (is_long(block_[i])) continue;
-      try {
-        const Record record = checked(parser, block_[i]);
-        if (std::holds_alternative<ChatRecord>(record))
-          conversations.push_back(i);
-        else
-          keep(i, [&] { return builder_.build(record); });
-      } catch (...) {
-        errors_[i] = std::current_exception();
-      }
-    }
+    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i)
+      if (!is_long(block_[i])) build_record(i, parser, nullptr, conversations);
     if (!conversations.empty()) build_chats(conversations);
   }
 
@@ -106,17 +96,22 @@ class Tokenisation {
 
   void build_long() {
     RecordParser parser(name_, vocabulary_size_);
-    for (std::size_t i = 0; i < block_.size(); ++i) {
-      if (!is_long(block_[i])) continue;
-      try {
-        const Record record = checked(parser, block_[i]);
-        if (std::holds_alternative<ChatRecord>(record))
-          build_chats({i});
-        else
-          keep(i, [&] { return builder_.build(record, &pool_); });
-      } catch (...) {
-        errors_[i] = std::current_exception();
-      }
+    std::vector<std::size_t> conversations;
+    for (std::size_t i = 0; i < block_.size(); ++i)
+      if (is_long(block_[i])) build_record(i, parser, &pool_, conversations);
+    if (!conversations.empty()) build_chats(conversations);
+  }
+
+  // A conversation is added to those that are built together.
+  void build_record(std::size_t i, RecordParser& parser, ThreadPool* pool, std::vector<std::size_t>& conversations) {
+    try {
+      const Record record = checked(parser, block_[i]);
+      if (std::holds_alternative<ChatRecord>(record))
+        conversations.push_back(i);
+      else
+        keep(i, [&] { return builder_.build(record, pool); });
+    } catch (...) {
+      errors_[i] = std::current_exception();
     }
   }
 

@@ -10,10 +10,14 @@ namespace {
 
 constexpr std::size_t staged_piece = std::size_t{8} << 20;  // bytes of a rank's, where messages go by the host
 
-std::unique_ptr<DevicePeers> make_group_peers(Device& device, Communicator& group, CollectiveRoute route) {
+std::unique_ptr<DevicePeers> make_group_peers(Device& device, Communicator& ranks, Communicator& group,
+                                              CollectiveRoute route) {
   if (route == CollectiveRoute::host) return make_staged_peers(device, group, staged_piece);
-  if (!device.backed()) return nullptr;
-  return make_nccl_peers(device, group, 0);  // attention waits for these, so they have all the blocks that help
+  std::unique_ptr<DevicePeers> peers;
+  // The ranks of a group fail alike, and so none waits for another in here; the other groups hear of it. Attention
+  // waits for the messages, so they have all the blocks that help.
+  if (device.backed()) together(ranks, [&] { peers = make_nccl_peers(device, group, 0); });
+  return peers;
 }
 
 }  // namespace
@@ -22,11 +26,7 @@ SequenceGroup::SequenceGroup(Communicator& ranks, int size, Device& device, Coll
     : group_(ranks.split(size)) {
   if (size == 1 || device.kind() == DeviceKind::cpu) return;
   ops_ = make_engine_ops(device);
-  const auto make = [&] { peers_ = make_group_peers(device, *group_, route); };
-  if (device.backed())
-    together(ranks, make);
-  else
-    make();
+  peers_ = make_group_peers(device, ranks, *group_, route);
 }
 
 void SequenceGroup::all_to_all(Stream& stream, Tensor receive, std::span<const std::int64_t> receive_bytes, Tensor send,

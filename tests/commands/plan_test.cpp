@@ -297,7 +297,7 @@ TEST(PlanRanks, ArePrinted) {
       run({test::binary(), "plan", "--model", "qwen3-4b", "--batch_size", "1", "--gpus", "8"}, directory.path());
   ASSERT_EQ(o.exit_code, 0) << o.err;
   for (const char* part : {"8 GPUs, 4 on each of 2 hosts", "\nof a host  ", "\nlimits  ", "\ncollectives: ", "\nRED |",
-                           "\nGTH |", " tokens/s a GPU", "predicted"})
+                           "\nGTH |", " tokens/s a GPU", "predicted; docs/performance/ranks.md"})
     EXPECT_NE(o.out.find(part), std::string::npos) << part;
 }
 

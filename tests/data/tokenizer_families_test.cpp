@@ -59,8 +59,7 @@ TEST_P(TokenizerFamily, EncodesAsTheLibraryDoes) {
   }
 }
 
-// A text of which threads take a part each, several rounds of batches long, with the family's special cases all over
-// it.
+// The text is longer than a round of batches, but under sanitizers.
 TEST_P(TokenizerFamily, ThreadsThatShareALongTextGiveTheSameIds) {
   ThreadPool pool("test", {0, 1}, false);
   std::string text;

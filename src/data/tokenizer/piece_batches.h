@@ -17,7 +17,7 @@ class PieceBatches {
   // Appends the ids of pieces, in their order. Called by several threads at once.
   using Encode = std::function<void(const std::vector<std::string_view>& pieces, std::vector<std::int32_t>& ids)>;
 
-  // What is added is encoded and appended to `ids` in the order in which it was added, some of it before finish().
+  // Pieces are encoded, and their ids appended to `ids`, in the order in which they were added, some before finish().
   // finish() must be called, and neither call from inside a job of the pool. All must outlive it.
   PieceBatches(ThreadPool& pool, Encode encode, std::vector<std::int32_t>& ids);
 

@@ -357,6 +357,7 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_spec
         ids.push_back(match.id);
       });
   if (add_special_tokens) ids.insert(ids.end(), state.after.begin(), state.after.end());
+  workspace->pool = nullptr;
   state.workspaces.put_back(std::move(workspace));
   return ids;
 }
