@@ -16,6 +16,13 @@
 
 namespace so {
 
+// The slices of an array, of which this rank has one: they are gathered from all ranks.
+struct SliceGather {
+  const std::byte* own;                 // bytes[rank] bytes, which may lie at their place in `all` already
+  std::span<const std::int64_t> bytes;  // by rank
+  std::byte* all;                       // one rank's slice after another's
+};
+
 // The collectives of one stream at a time. Every rank makes the same calls in the same order with the same counts. A
 // rank that is lost, or that gives up, is an error of the stream's, and reaches what waits for it within the ranks'
 // time limit. Counts are by rank, one rank's slice after another's, as the Communicator has them.
@@ -28,10 +35,9 @@ class DeviceCollectives {
   // rank's slice of `values` is undefined afterwards.
   virtual void reduce_scatter_sum(Stream& stream, Tensor values, std::span<const std::int64_t> counts, Tensor own,
                                   Accumulate mode) = 0;
-  // Enqueues: every rank's slice comes to `all`. This rank's is `own`, bytes[rank] bytes, which may lie at its place in
-  // `all` already.
-  virtual void all_gather(Stream& stream, const std::byte* own, std::span<const std::int64_t> bytes,
-                          std::byte* all) = 0;
+  // Enqueues: every rank's slices come to their `all`. NCCL does what is asked for together at once, and a call of its
+  // own costs it as much time as the transfer of megabytes.
+  virtual void all_gather(Stream& stream, std::span<const SliceGather> gathers) = 0;
 };
 
 // The collectives are made for these sizes, from which their memory follows.

@@ -20,8 +20,14 @@ class DevicePeers {
   using Sent = std::span<const std::span<const std::byte>>;
   using Received = std::span<const std::span<std::byte>>;
   virtual void exchange(Stream& stream, const char* what, Sent send, Received receive) = 0;
-  // Enqueues: `bytes` bytes of every rank come to `all`, in rank order. `own` may lie there already.
-  virtual void all_gather(Stream& stream, const std::byte* own, std::size_t bytes, std::byte* all) = 0;
+  // `bytes` bytes of every rank come to `all`, in rank order. `own` may lie there already.
+  struct Gather {
+    const std::byte* own;
+    std::size_t bytes;
+    std::byte* all;
+  };
+  // Enqueues all of them.
+  virtual void all_gather(Stream& stream, std::span<const Gather> gathers) = 0;
 };
 
 // Over NCCL, whose kernels have `most_blocks` thread blocks at most (0: as many as NCCL takes). Each keeps a

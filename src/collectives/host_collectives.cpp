@@ -36,14 +36,15 @@ void HostCollectives::reduce_scatter_sum(Stream& stream, Tensor values, std::spa
               });
 }
 
-void HostCollectives::all_gather(Stream& stream, const std::byte* own, std::span<const std::int64_t> bytes,
-                                 std::byte* all) {
+void HostCollectives::all_gather(Stream& stream, std::span<const SliceGather> gathers) {
   const auto rank = static_cast<std::size_t>(ranks_->rank());
-  const std::span slice(own, static_cast<std::size_t>(bytes[rank]));
-  const std::span whole(all, static_cast<std::size_t>(std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0})));
-  stream.host("all_gather", [this, slice, whole, bytes = std::vector<std::int64_t>(bytes.begin(), bytes.end())] {
-    ranks_->all_gather(slice, bytes, whole);
-  });
+  for (const auto& [own, bytes, all] : gathers) {
+    const std::span slice(own, static_cast<std::size_t>(bytes[rank]));
+    const std::span whole(all, static_cast<std::size_t>(std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0})));
+    stream.host("all_gather", [this, slice, whole, counts = std::vector<std::int64_t>(bytes.begin(), bytes.end())] {
+      ranks_->all_gather(slice, counts, whole);
+    });
+  }
 }
 
 }  // namespace so

@@ -11,7 +11,7 @@ class HostCollectives final : public DeviceCollectives {
 
   void reduce_scatter_sum(Stream& stream, Tensor values, std::span<const std::int64_t> counts, Tensor own,
                           Accumulate mode) override;
-  void all_gather(Stream& stream, const std::byte* own, std::span<const std::int64_t> bytes, std::byte* all) override;
+  void all_gather(Stream& stream, std::span<const SliceGather> gathers) override;
 
  private:
   const std::unique_ptr<Communicator> ranks_;

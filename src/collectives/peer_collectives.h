@@ -17,12 +17,14 @@ class PeerCollectives final : public DeviceCollectives {
 
   void reduce_scatter_sum(Stream& stream, Tensor values, std::span<const std::int64_t> counts, Tensor own,
                           Accumulate mode) override;
-  void all_gather(Stream& stream, const std::byte* own, std::span<const std::int64_t> bytes, std::byte* all) override;
+  void all_gather(Stream& stream, std::span<const SliceGather> gathers) override;
 
   // Elements of a piece: so many that what is received of all ranks takes about 64 MiB, and no more than a slice has.
   static std::int64_t piece_of(const CollectiveSizes& sizes, int ranks);
 
  private:
+  void gather_uneven(Stream& stream, const SliceGather& gather);
+
   EngineOps& ops_;
   const RankPlace place_;
   const bool backed_;

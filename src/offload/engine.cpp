@@ -189,8 +189,7 @@ UnitGathers OffloadEngine::unit_gathers() {
               [this](int unit) {
                 for (const Bucket& bucket : buckets_of(unit)) require_sent(bucket, exchange_->gathers());
               },
-          .gather = [this](const Bucket& bucket, const std::byte* own,
-                           std::byte* all) { exchange_->gather(bucket, own, all); },
+          .gather = [this](std::span<const BucketGather> gathers) { exchange_->gather(gathers); },
           .whole =
               [this](int unit) {
                 const std::span<Bucket> buckets = buckets_of(unit);
@@ -207,15 +206,16 @@ void OffloadEngine::require_sent(const Bucket& bucket, Stream& stream) {
 
 void OffloadEngine::gather(std::span<Bucket> buckets, Stream& stream) {
   if (!exchange_) return;
-  for (const Bucket& bucket : buckets) {
-    if (in_slices(bucket)) continue;
-    if (!exchange_->gathered(bucket)) {
-      weights_.finish_prefetch();  // what was decided to come before
-      require_sent(bucket, exchange_->gathers());
-      exchange_->gather(bucket);
-    }
-    exchange_->require(bucket, stream);
+  std::vector<const Bucket*> missing;
+  for (const Bucket& bucket : buckets)
+    if (!in_slices(bucket) && !exchange_->gathered(bucket)) missing.push_back(&bucket);
+  if (!missing.empty()) {
+    weights_.finish_prefetch();  // what was decided to come before
+    for (const Bucket* bucket : missing) require_sent(*bucket, exchange_->gathers());
+    exchange_->gather(missing);
   }
+  for (const Bucket& bucket : buckets)
+    if (!in_slices(bucket)) exchange_->require(bucket, stream);
 }
 
 void OffloadEngine::require_updates(Stream& stream) {

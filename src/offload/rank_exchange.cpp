@@ -45,6 +45,9 @@ RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, 
   CollectiveSizes sizes{.reduced = gradients.dtype()};
   for (const Bucket& bucket : buckets) {
     shards_.push_back(shards_of(bucket, ranks.size()));
+    std::vector<std::int64_t>& bytes = slice_bytes_.emplace_back();
+    for (const std::int64_t count : shards_.back().counts())
+      bytes.push_back(count * static_cast<std::int64_t>(size_of(weights.dtype())));
     const std::int64_t slice = shards_.back().counts()[0];  // none is longer
     sizes.longest_gather = std::max(sizes.longest_gather, static_cast<std::size_t>(slice) * size_of(weights.dtype()));
     whole_.push_back(device.create_event());
@@ -110,19 +113,24 @@ std::vector<GradStats> RankExchange::statistics() const {
   return sums;
 }
 
-void RankExchange::gather(const Bucket& bucket) {
-  const Range range = bucket.range();
-  std::byte* const all = weights_.at(range.begin);
-  gather(bucket, all + weights_.bytes_of({range.begin, bucket.own().begin}), all);
-  gather_->record(*whole_[at(bucket)]);
-  gathered_[at(bucket)] = true;
+void RankExchange::gather(std::span<const Bucket* const> buckets) {
+  std::vector<BucketGather> gathers;
+  for (const Bucket* bucket : buckets) {
+    const Range range = bucket->range();
+    std::byte* const all = weights_.at(range.begin);
+    gathers.push_back({bucket, all + weights_.bytes_of({range.begin, bucket->own().begin}), all});
+  }
+  gather(gathers);
+  for (const Bucket* bucket : buckets) {
+    gather_->record(*whole_[at(*bucket)]);
+    gathered_[at(*bucket)] = true;
+  }
 }
 
-void RankExchange::gather(const Bucket& bucket, const std::byte* own, std::byte* all) {
-  std::vector<std::int64_t> bytes;
-  for (const std::int64_t count : shards_[at(bucket)].counts())
-    bytes.push_back(count * static_cast<std::int64_t>(size_of(weights_.dtype())));
-  gathering_->all_gather(*gather_, own, bytes, all);
+void RankExchange::gather(std::span<const BucketGather> gathers) {
+  std::vector<SliceGather> slices;
+  for (const auto& [bucket, own, all] : gathers) slices.push_back({own, slice_bytes_[at(*bucket)], all});
+  gathering_->all_gather(*gather_, slices);
 }
 
 }  // namespace so

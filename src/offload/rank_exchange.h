@@ -16,6 +16,7 @@
 
 #include "collectives/device_collectives.h"
 #include "offload/memory/device_weights.h"
+#include "offload/memory/gathered_weights.h"
 #include "offload/memory/unit_gradients.h"
 #include "offload/schedule/bucket.h"
 #include "optim/engine_ops.h"
@@ -52,15 +53,14 @@ class RankExchange {
   // By parameter, of this rank's slices.
   std::vector<GradStats> statistics() const;
 
-  // The stream of gathers, which has to wait for a bucket's own weights before gather() is called.
+  // The stream of gathers, which has to wait for the buckets' own weights before gather() is called.
   Stream& gathers() { return *gather_; }
   // Whether the bucket's weights are whole, or on their way to be.
   bool gathered(const Bucket& bucket) const { return gathered_[at(bucket)]; }
-  // Enqueues: every rank's slice of the weights is there, in the weights' own place.
-  void gather(const Bucket& bucket);
-  // Enqueues: every rank's slice of the bucket's weights comes to `all`. This rank's is `own`, which may lie at its
-  // place in `all` already.
-  void gather(const Bucket& bucket, const std::byte* own, std::byte* all);
+  // Enqueues: every rank's slices of the weights are there, in the weights' own place.
+  void gather(std::span<const Bucket* const> buckets);
+  // Enqueues: they come to where each gather says.
+  void gather(std::span<const BucketGather> gathers);
   // Work that follows on `stream` finds the bucket's weights whole.
   void require(const Bucket& bucket, Stream& stream) { stream.wait(*whole_[at(bucket)]); }
   // New weights are about to come: all buckets must be gathered again.
@@ -82,12 +82,13 @@ class RankExchange {
   const ParameterLayout& layout_;
   const DeviceWeights& weights_;
   const UnitGradients& gradients_;
-  std::vector<ShardMap> shards_;               // by bucket
-  std::vector<Part> parts_;                    // by bucket, then by parameter
-  std::vector<std::size_t> first_parts_;       // by bucket
-  Buffer stats_, stats_host_, scratch_;        // GradStats by part, on the device and pinned
-  std::vector<bool> gathered_, frozen_;        // by bucket
-  std::vector<std::unique_ptr<Event>> whole_;  // by bucket
+  std::vector<ShardMap> shards_;                        // by bucket
+  std::vector<std::vector<std::int64_t>> slice_bytes_;  // of weights, by bucket, then by rank
+  std::vector<Part> parts_;                             // by bucket, then by parameter
+  std::vector<std::size_t> first_parts_;                // by bucket
+  Buffer stats_, stats_host_, scratch_;                 // GradStats by part, on the device and pinned
+  std::vector<bool> gathered_, frozen_;                 // by bucket
+  std::vector<std::unique_ptr<Event>> whole_;           // by bucket
   std::unique_ptr<Event> sent_;
   std::unique_ptr<DeviceCollectives> reducing_, gathering_;
   std::unique_ptr<Stream> reduce_, gather_;  // last: their work uses all the others

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -128,30 +129,44 @@ void expect_sums(Communicator& ranks, const Make& make) {
   }
 }
 
-void expect_gathers(Communicator& ranks, const Make& make) {
-  for (const std::vector<std::int64_t>& counts : slices_of(ranks.size())) {
-    const std::int64_t elements = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-    const std::int64_t own = counts[static_cast<std::size_t>(ranks.rank())];
-    const std::int64_t begin = std::accumulate(counts.begin(), counts.begin() + ranks.rank(), std::int64_t{0});
-    std::vector<std::int64_t> bytes;
-    for (const std::int64_t count : counts) bytes.push_back(2 * count);
-    RankRig rig(
-        ranks, make,
-        {.longest_slice = 0, .longest_gather = static_cast<std::size_t>(*std::max_element(bytes.begin(), bytes.end()))},
-        elements);
-    std::vector<std::uint16_t> all(static_cast<std::size_t>(elements)), none(all.size(), 0xffff);
-    std::iota(all.begin(), all.end(), std::uint16_t{7});
-    const std::vector<std::uint16_t> slice(all.begin() + begin, all.begin() + begin + own);
-    rig.put(rig.first(), none);
-    rig.put(rig.second(), slice);
-    rig.collectives->all_gather(rig.rig.stream(), rig.second(), bytes, rig.first());
-    EXPECT_EQ(rig.get<std::uint16_t>(rig.first(), elements), all);
-    rig.put(rig.first(), none);
-    rig.put(rig.first() + 2 * begin, slice);
-    rig.collectives->all_gather(rig.rig.stream(), rig.first() + 2 * begin, bytes, rig.first());
-    EXPECT_EQ(rig.get<std::uint16_t>(rig.first(), elements), all) << "in place";
-    ranks.barrier();
+// Arrays that are gathered together, each with its slices.
+void expect_gathered(Communicator& ranks, const Make& make, const std::vector<std::vector<std::int64_t>>& arrays) {
+  const auto self = static_cast<std::size_t>(ranks.rank());
+  std::int64_t elements = 0, longest = 0;
+  std::vector<std::vector<std::int64_t>> bytes;  // of 16 bits each
+  std::vector<std::int64_t> begins, owns;        // elements before an array, and before this rank's slice of it
+  for (const std::vector<std::int64_t>& counts : arrays) {
+    begins.push_back(elements);
+    owns.push_back(std::accumulate(counts.begin(), counts.begin() + ranks.rank(), elements));
+    elements = std::accumulate(counts.begin(), counts.end(), elements);
+    bytes.emplace_back();
+    for (const std::int64_t count : counts) bytes.back().push_back(2 * count);
+    longest = std::max(longest, 2 * *std::max_element(counts.begin(), counts.end()));
   }
+  RankRig rig(ranks, make, {.longest_slice = 0, .longest_gather = static_cast<std::size_t>(longest)}, elements);
+  std::vector<std::uint16_t> all(static_cast<std::size_t>(elements)), none(all.size(), 0xffff), own = none;
+  std::iota(all.begin(), all.end(), std::uint16_t{7});
+  for (std::size_t a = 0; a < arrays.size(); ++a)
+    std::copy_n(all.begin() + owns[a], arrays[a][self], own.begin() + owns[a]);
+  const auto gather_from = [&](const std::byte* slices) {
+    std::vector<SliceGather> gathers;
+    for (std::size_t a = 0; a < arrays.size(); ++a)
+      gathers.push_back({slices + 2 * owns[a], bytes[a], rig.first() + 2 * begins[a]});
+    rig.collectives->all_gather(rig.rig.stream(), gathers);
+    return rig.get<std::uint16_t>(rig.first(), elements);
+  };
+  rig.put(rig.first(), none);
+  rig.put(rig.second(), own);
+  EXPECT_EQ(gather_from(rig.second()), all);
+  rig.put(rig.first(), own);
+  EXPECT_EQ(gather_from(rig.first()), all) << "in place";
+  ranks.barrier();
+}
+
+void expect_gathers(Communicator& ranks, const Make& make) {
+  const std::vector<std::vector<std::int64_t>> arrays = slices_of(ranks.size());
+  for (const std::vector<std::int64_t>& counts : arrays) expect_gathered(ranks, make, {counts});
+  expect_gathered(ranks, make, arrays);
 }
 
 TEST(DeviceCollectives, SumsAreInRankOrder) {
@@ -191,10 +206,10 @@ TEST(DeviceCollectives, StreamsDoNotWaitForEachOther) {
     const std::vector<std::int64_t> bytes{64, 64};
     const Tensor sum(rig.first() + 64 * ranks.rank(), DType::f32, {16});
     for (int i = 0; i < 4; ++i) {
-      if (ranks.rank() == 0) gathering->all_gather(*stream, own, bytes, rig.second());
+      if (ranks.rank() == 0) gathering->all_gather(*stream, std::array{SliceGather{own, bytes, rig.second()}});
       rig.collectives->reduce_scatter_sum(rig.rig.stream(), Tensor(rig.first(), DType::f32, {32}), counts, sum,
                                           Accumulate::overwrite);
-      if (ranks.rank() == 1) gathering->all_gather(*stream, own, bytes, rig.second());
+      if (ranks.rank() == 1) gathering->all_gather(*stream, std::array{SliceGather{own, bytes, rig.second()}});
     }
     stream->synchronize();
     EXPECT_EQ(rig.get<float>(rig.first() + 64 * ranks.rank(), 16)[0], 1.0f + 4 * 1.0f);
@@ -239,7 +254,7 @@ TEST(DeviceCollectives, ADryDeviceTakesTheSameMemory) {
     const auto stream = device->create_stream("dry");
     made->reduce_scatter_sum(*stream, Tensor(nullptr, DType::bf16, {1000}), counts, Tensor(nullptr, DType::f32, {250}),
                              Accumulate::add);
-    made->all_gather(*stream, nullptr, counts, nullptr);
+    made->all_gather(*stream, std::array{SliceGather{nullptr, counts, nullptr}});
   }
 }
 

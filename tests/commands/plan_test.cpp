@@ -257,7 +257,8 @@ TEST(PlanRanks, FourGpusAreAsTheArithmeticSays) {
 
 // Llama-3.3-70B on four H200: 68.5 of its 70.6 billion parameters lie in 80 layers, of which each GPU keeps a quarter,
 // weights in bf16 and gradients in fp32. Of a micro-batch it receives three quarters of the weights twice, but for what
-// backward finds there, and of the gradients once, at 395 GB/s; 4,080 buckets take 18.6 us each time.
+// backward finds there, and of the gradients once, at 395 GB/s. A call takes 18.6 us: one for each of 4,080 buckets of
+// gradients, and one for a layer's weights.
 TEST(PlanRanks, WhatIsTooLargeForAGpuIsGathered) {
   const Planned p = plan({"--model", "llama-3.3-70b", "--gpus", "4", "--optimizer_state_dtype", "bf16", "--batch_size",
                           "1", "--gradient_accumulation_steps", "4"});
@@ -269,7 +270,7 @@ TEST(PlanRanks, WhatIsTooLargeForAGpuIsGathered) {
       if (entry.at("name") == name) slices += entry.at("bytes").get<double>();
   EXPECT_NEAR(slices, 68.5e9 / 4 * (2 + 4), 0.01 * 102.7e9);
   EXPECT_NEAR(state_of(p), 70.6e9 / 4 * 8, 0.02 * 141e9);
-  const double received = 4 * 0.75 * 68.5e9 * (2 + 2 + 4) / 395e9, latency = 4 * 3 * 4080 * 18.6e-6;
+  const double received = 4 * 0.75 * 68.5e9 * (2 + 2 + 4) / 395e9, latency = 4 * (4080 + 2 * 80) * 18.6e-6;
   EXPECT_NEAR(ranks.at("collective_seconds").get<double>(), received + latency, 0.03 * (received + latency));
   EXPECT_LT(ranks.at("collective_waiting_seconds").get<double>(), 0.03 * p.expected("step_seconds"));
   EXPECT_LE(p.total("device"), 149.4e9);

@@ -39,7 +39,7 @@ class Gathering {
                   .gathers = {.stream = [this]() -> Stream& { return *stream_; },
                               .sent = std::move(sent),
                               .require_sent = [this](int unit) { units_.push_back(unit); },
-                              .gather = [](const Bucket&, const std::byte*, std::byte*) {},
+                              .gather = [](std::span<const BucketGather>) {},
                               .whole = [this](int unit) { return whole_[static_cast<std::size_t>(unit)]; }}}),
         stream_(rig_.device().create_stream("gather")),
         whole_(static_cast<std::size_t>(layout_.units()), true) {}

@@ -26,8 +26,10 @@ class NcclPeers final : public DevicePeers {
     });
   }
 
-  void all_gather(Stream& stream, const std::byte* own, std::size_t bytes, std::byte* all) override {
-    nccl_.group(stream, "all_gather", [&] { nccl_.all_gather(own, bytes, all); });
+  void all_gather(Stream& stream, std::span<const Gather> gathers) override {
+    nccl_.group(stream, "all_gather", [&] {
+      for (const auto& [own, bytes, all] : gathers) nccl_.all_gather(own, bytes, all);
+    });
   }
 
  private:

@@ -28,11 +28,13 @@ void GatheredWeights::gather(int unit) {
   Stream& stream = gathers_.stream();
   stream.wait(*to.free);
   const Range range = layout_.unit_range(unit);
+  std::vector<BucketGather> gathers;
   for (std::int64_t begin = range.begin; begin < range.end;) {
     const Bucket& bucket = slices_.bucket_of(begin);
-    gathers_.gather(bucket, slices_.at(bucket.own().begin), weights_.at(begin));
+    gathers.push_back({&bucket, slices_.at(bucket.own().begin), weights_.at(begin)});
     begin = bucket.range().end;
   }
+  gathers_.gather(gathers);
   stream.record(*to.arrived);
   ++copies_;
 }

@@ -23,6 +23,13 @@
 
 namespace so {
 
+// A bucket's weights, which come to `all` from all ranks; from this one its slice at `own` does.
+struct BucketGather {
+  const Bucket* bucket;
+  const std::byte* own;  // it may lie at its place in `all` already
+  std::byte* all;
+};
+
 // The traffic between ranks as gathered weights need it, and what the owners of weights know of this rank's slices.
 struct UnitGathers {
   // The stream on which all weights are gathered.
@@ -31,8 +38,8 @@ struct UnitGathers {
   std::function<bool(int unit)> sent;
   // Work that follows on stream() finds them. Waits for the host to send them.
   std::function<void(int unit)> require_sent;
-  // Enqueues on stream(): the weights of the bucket come to `all` from all ranks, from this one its slice at `own`.
-  std::function<void(const Bucket& bucket, const std::byte* own, std::byte* all)> gather;
+  // Enqueues them on stream().
+  std::function<void(std::span<const BucketGather> gathers)> gather;
   // Whether another unit's weights are whole, so that nothing need be gathered for its next use. The order of calls
   // alone decides it.
   std::function<bool(int unit)> whole;

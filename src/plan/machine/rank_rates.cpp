@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <optional>
 #include <string_view>
@@ -81,7 +82,7 @@ CollectiveRates measure_collectives(Device& device, Communicator& ranks, Collect
       if (i == 0) stream->record(*begin);
       collectives->reduce_scatter_sum(*stream, Tensor(all, DType::f32, {elements * size}), counts,
                                       Tensor(all + offset, DType::f32, {elements}), Accumulate::overwrite);
-      collectives->all_gather(*stream, all + offset, lengths, all);
+      collectives->all_gather(*stream, std::array{SliceGather{all + offset, lengths, all}});
     }
     stream->record(*end);
     end->synchronize();

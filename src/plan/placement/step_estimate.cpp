@@ -19,12 +19,18 @@ double full_bytes(const PlacementInputs& in) { return 2 * in.state_bytes + in.gr
 // The part of `elements` that the first rank owns, but for what slices are aligned to.
 std::int64_t own_part(const PlacementInputs& in, std::int64_t elements) { return (elements + in.ranks - 1) / in.ranks; }
 
-// Each of a unit's buckets is reduced or gathered by itself; `element_bytes` travel for an element.
-double collective_seconds(const PlacementInputs& in, std::int64_t elements, double element_bytes) {
+// So many calls, in which `element_bytes` travel for each of all elements.
+double collective_seconds(const PlacementInputs& in, std::int64_t calls, std::int64_t elements, double element_bytes) {
   if (in.ranks == 1) return 0;
   const double received = static_cast<double>(elements) * element_bytes * (1 - 1.0 / in.ranks);
-  return static_cast<double>(buckets_of(elements, in.bucket_elements)) * in.rates.collectives.seconds +
-         received / in.rates.collectives.bytes;
+  return static_cast<double>(calls) * in.rates.collectives.seconds + received / in.rates.collectives.bytes;
+}
+// Each of a unit's buckets is reduced by itself; they are gathered all at once.
+double reduce_seconds(const PlacementInputs& in, std::int64_t elements) {
+  return collective_seconds(in, buckets_of(elements, in.bucket_elements), elements, in.sum_bytes);
+}
+double gather_seconds(const PlacementInputs& in, std::int64_t elements) {
+  return elements == 0 ? 0 : collective_seconds(in, 1, elements, in.stream_bytes);
 }
 
 // The unit's work waits for them: nothing of it goes on beside.
@@ -157,8 +163,8 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
                                 (unit.backward_bytes + again.device_bytes[u]) / r.device_memory +
                                 unit.backward_kernels * r.kernel_seconds +
                                 exchange_seconds(r, unit.backward_exchanges, unit.backward_received),
-                    .reduce = collective_seconds(in, unit.elements, in.sum_bytes),
-                    .gather = collective_seconds(in, unit.elements + unit.frozen_elements, in.stream_bytes),
+                    .reduce = reduce_seconds(in, unit.elements),
+                    .gather = gather_seconds(in, unit.elements + unit.frozen_elements),
                     .frozen = unit.frozen_elements};
     // Copies of what is kept on the host go beside the unit's work.
     if (!again.link_bytes.empty()) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -142,13 +143,16 @@ TEST(NcclCollectives, OneRanksSumsAndGathersAreItsOwn) {
                                             {.longest_slice = count, .longest_gather = 4 * count});
   const std::vector<float> values = values_of(0, count);
   const TestTensor from(stream, DType::f32, {count}, {values.begin(), values.end()});
-  const TestTensor sum(stream, DType::f32, {count}), gathered(stream, DType::f32, {count});
+  const TestTensor sum(stream, DType::f32, {count}), gathered(stream, DType::f32, {count}),
+      second(stream, DType::f32, {count});
   const std::vector<std::int64_t> counts{count}, bytes{4 * count};
   nccl->reduce_scatter_sum(stream, from, counts, sum, Accumulate::overwrite);
-  nccl->all_gather(stream, static_cast<const std::byte*>(sum.tensor().data()), bytes,
-                   static_cast<std::byte*>(gathered.tensor().data()));
+  const auto data = [](const TestTensor& tensor) { return static_cast<std::byte*>(tensor.tensor().data()); };
+  nccl->all_gather(stream, std::array{SliceGather{data(sum), bytes, data(gathered)},
+                                      SliceGather{data(from), bytes, data(second)}});  // in one call
   EXPECT_EQ(sum.bytes(stream), from.bytes(stream));
   EXPECT_EQ(gathered.bytes(stream), from.bytes(stream));
+  EXPECT_EQ(second.bytes(stream), from.bytes(stream));
 }
 
 }  // namespace
