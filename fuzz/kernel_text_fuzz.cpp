@@ -3,7 +3,7 @@
 #include <string_view>
 
 #include "base/kernel_text.h"
-#include "doctor/resctrl.h"
+#include "doctor/partition/resctrl.h"
 #include "ranks/binding.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

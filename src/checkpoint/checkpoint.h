@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "checkpoint/checkpoint_directory.h"
-#include "checkpoint/model_files.h"
+#include "checkpoint/source_model.h"
 #include "checkpoint/state_files.h"
 #include "checkpoint/trainer_state.h"
 #include "io/atomic_directory.h"

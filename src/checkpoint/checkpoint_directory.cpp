@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/units.h"
-#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/file_names.h"
 #include "io/atomic_directory.h"
 #include "io/own_files.h"
 

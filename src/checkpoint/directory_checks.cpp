@@ -13,7 +13,7 @@
 #include "base/progress.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint_directory.h"
-#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/file_names.h"
 #include "checkpoint/trainer_state.h"
 #include "io/hf_directory.h"
 #include "io/safetensors.h"

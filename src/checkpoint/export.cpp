@@ -12,7 +12,7 @@
 #include "base/json_text.h"
 #include "base/progress.h"
 #include "base/units.h"
-#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/file_names.h"
 #include "checkpoint/finite_state.h"
 #include "checkpoint/output_contents.h"
 #include "checkpoint/rank_files.h"

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "checkpoint/model_files.h"
+#include "checkpoint/source_model.h"
 #include "offload/engine.h"
 
 namespace so {

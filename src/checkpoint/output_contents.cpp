@@ -12,7 +12,7 @@
 #include "base/file.h"
 #include "base/file_system.h"
 #include "checkpoint/checkpoint_directory.h"
-#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/file_names.h"
 #include "checkpoint/trainer_state.h"
 #include "io/checksums.h"
 #include "io/hf_directory.h"

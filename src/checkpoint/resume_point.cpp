@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "checkpoint/directory_checks.h"
-#include "checkpoint/model_files.h"
+#include "checkpoint/source_model.h"
 #include "io/metrics.h"
 
 namespace so {

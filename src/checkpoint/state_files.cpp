@@ -3,7 +3,7 @@
 #include <span>
 #include <string_view>
 
-#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/file_names.h"
 #include "checkpoint/finite_state.h"
 #include "checkpoint/rank_files.h"
 

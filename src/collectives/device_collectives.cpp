@@ -2,28 +2,35 @@
 
 #include <algorithm>
 
+#include "collectives/cpu_collectives.h"
 #include "collectives/device_peers.h"
-#include "collectives/host_collectives.h"
 #include "collectives/peer_collectives.h"
 
 namespace so {
 
 std::unique_ptr<DeviceCollectives> make_device_collectives(Device& device, EngineOps& ops, Communicator& ranks,
                                                            CollectiveRoute route, const CollectiveSizes& sizes) {
-  if (device.kind() == DeviceKind::cpu) return std::make_unique<HostCollectives>(device, ranks, sizes);
+  if (device.kind() == DeviceKind::cpu) return std::make_unique<CpuCollectives>(device, ranks, sizes);
   const std::int64_t piece = PeerCollectives::piece_of(sizes, ranks.size());
-  std::unique_ptr<DevicePeers> peers;
-  if (route == CollectiveRoute::host) {
-    constexpr std::size_t staged = std::size_t{8} << 20;
-    const std::size_t longest =
-        std::max(static_cast<std::size_t>(piece) * size_of(sizes.reduced), sizes.longest_gather);
-    peers = make_staged_peers(device, ranks, std::min(staged, std::max<std::size_t>(longest, 1)));
-  }
+  constexpr std::size_t staged = std::size_t{8} << 20;
+  const std::size_t longest = std::max(static_cast<std::size_t>(piece) * size_of(sizes.reduced), sizes.longest_gather);
   // These run beside matrix products for most of a step, and have time: eight blocks move what a step exchanges many
   // times over, and leave the products their multiprocessors.
-  constexpr int nccl_blocks = 8;
-  if (route == CollectiveRoute::nccl && device.backed()) peers = make_nccl_peers(device, ranks, nccl_blocks);
-  return std::make_unique<PeerCollectives>(device, ops, ranks.place(), std::move(peers), sizes, piece);
+  const PeerLimits limits{.staged_piece = std::min(staged, std::max<std::size_t>(longest, 1)), .nccl_blocks = 8};
+  return std::make_unique<PeerCollectives>(device, ops, ranks.place(), make_peers(device, ranks, route, limits), sizes,
+                                           piece);
+}
+
+std::unique_ptr<DevicePeers> make_peers(Device& device, Communicator& ranks, CollectiveRoute route,
+                                        const PeerLimits& limits) {
+  switch (route) {
+    case CollectiveRoute::nccl:
+      return device.backed() ? make_nccl_peers(device, ranks, limits.nccl_blocks) : nullptr;
+    case CollectiveRoute::host:
+      return make_staged_peers(device, ranks, limits.staged_piece);
+  }
+  SO_CHECK(false, "route {}", static_cast<int>(route));
+  return nullptr;
 }
 
 }  // namespace so

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 
+#include "collectives/route.h"
 #include "device/device.h"
 #include "ranks/communicator.h"
 
@@ -29,6 +30,15 @@ class DevicePeers {
   // Enqueues all of them.
   virtual void all_gather(Stream& stream, std::span<const Gather> gathers) = 0;
 };
+
+// What each route is made with.
+struct PeerLimits {
+  std::size_t staged_piece;  // host: bytes of a rank that are on their way at a time, at most
+  int nccl_blocks;           // nccl: see make_nccl_peers()
+};
+// By the route, a collective. Null on a dry device for NCCL, which takes no memory that is counted.
+std::unique_ptr<DevicePeers> make_peers(Device& device, Communicator& ranks, CollectiveRoute route,
+                                        const PeerLimits& limits);
 
 // Over NCCL, whose kernels have `most_blocks` thread blocks at most (0: as many as NCCL takes). Each keeps a
 // multiprocessor from what runs beside it, and has buffers for each peer. A collective; throws Error on all ranks

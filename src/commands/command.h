@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "base/log.h"
-#include "base/options.h"
+#include "base/option_table.h"
 #include "options/option_groups.h"
 #include "ranks/communicator.h"
 

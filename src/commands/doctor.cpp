@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "commands/command.h"
 #include "doctor/examination.h"
-#include "doctor/partition.h"
+#include "doctor/partition/partition.h"
 
 namespace so {
 namespace {

@@ -1,7 +1,7 @@
 // --help and --version.
 #include <fmt/format.h>
 
-#include "commands/parse.h"
+#include "commands/support/parse.h"
 
 namespace so {
 namespace {

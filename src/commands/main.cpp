@@ -11,10 +11,10 @@
 #include "base/log.h"
 #include "base/process_limits.h"
 #include "base/standard_streams.h"
-#include "commands/guard.h"
-#include "commands/parse.h"
-#include "commands/rank_run.h"
-#include "commands/terminate.h"
+#include "commands/support/guard.h"
+#include "commands/support/parse.h"
+#include "commands/support/rank_run.h"
+#include "commands/support/terminate.h"
 
 namespace so {
 namespace {

@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/standard_input.h"
 #include "commands/command.h"
-#include "commands/show_record.h"
+#include "commands/support/show_record.h"
 #include "data/data_files.h"
 #include "data/model_encoder.h"
 #include "data/one_record.h"

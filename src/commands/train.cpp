@@ -18,9 +18,9 @@
 #include "checkpoint/resume_point.h"
 #include "checkpoint/run_length.h"
 #include "commands/command.h"
-#include "commands/parameter_options.h"
-#include "commands/rank_work.h"
-#include "commands/train_samples.h"
+#include "commands/support/parameter_options.h"
+#include "commands/support/rank_work.h"
+#include "commands/support/train_samples.h"
 #include "data/data_files.h"
 #include "data/dataset.h"
 #include "data/document_mix.h"
@@ -36,10 +36,10 @@
 #include "options/deepspeed_config.h"
 #include "options/run_request.h"
 #include "plan/data_shape.h"
-#include "plan/disk_plan.h"
 #include "plan/learned_rates.h"
 #include "plan/machine/rank_rates.h"
 #include "plan/machine/rank_share.h"
+#include "plan/output_space.h"
 #include "plan/plan_comparison.h"
 #include "plan/plan_review.h"
 #include "plan/refusal.h"
@@ -154,8 +154,8 @@ void log_mix(const TrainOptions& options, const std::vector<DataPart>& parts, co
 }
 
 // A new run's, of which no more is known before its data is open.
-DiskPlan first_save(const LoopOptions& options, const SavedBytes& saved) {
-  return disk_plan(options, saved, 0, 1, [](std::int64_t) { return std::int64_t{0}; });
+OutputSpace first_save(const LoopOptions& options, const SavedBytes& saved) {
+  return output_space(options, saved, 0, 1, [](std::int64_t) { return std::int64_t{0}; });
 }
 
 RunData open_data(AskedRun& run, const ModelEncoder& encoder, const SavedBytes& saved) {
@@ -254,7 +254,7 @@ void require_steps_to_trace(const TrainOptions& options, std::int64_t steps) {
 struct RunStart {
   ResumePoint from;
   RunLength length;
-  DiskPlan disk;
+  OutputSpace disk;
   bool finished = false;  // nothing is left to do
 };
 
@@ -271,14 +271,14 @@ RunStart find_start(const OutputDirectory& output, const AskedRun& run, const Ru
   if (start.finished) return start;
   require_steps_to_trace(options, start.length.steps - step);
   const bool ended = start.from.state && stopped_early(options, *start.from.state);
-  start.disk = disk_plan(options, saved, step, ended ? step : start.length.steps,
-                         [&](std::int64_t steps) { return batches.epochs_in_steps(steps); });
+  start.disk = output_space(options, saved, step, ended ? step : start.length.steps,
+                            [&](std::int64_t steps) { return batches.epochs_in_steps(steps); });
   if (!options.bench_steps) start.disk.require(options.output_dir);
   return start;
 }
 
 // Logs, a line a subject, how the run will go and how much memory and disk space it takes.
-void log_plan(AskedRun& run, const TrainingPlan& plan, const PlanningMachine& machine, const DiskPlan& disk,
+void log_plan(AskedRun& run, const TrainingPlan& plan, const PlanningMachine& machine, const OutputSpace& disk,
               std::int64_t total_steps) {
   const TrainOptions& options = run.options;
   log_info("{}", plan_line(options, plan, run.layout, total_steps));

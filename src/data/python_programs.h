@@ -5,7 +5,7 @@
 
 namespace so {
 
-std::string_view chat_program();   // chat/chat_templates.py renders chat templates
+std::string_view chat_program();   // chat/render_chats.py renders chat templates
 std::string_view table_program();  // tables/table_records.py reads Parquet and Arrow files
 
 }  // namespace so

@@ -11,7 +11,7 @@
 #include "device/backend.h"
 #include "device/cuda_runtime.h"
 #include "doctor/host_findings.h"
-#include "doctor/partition.h"
+#include "doctor/partition/partition.h"
 #include "io/cache_directory.h"
 #include "ranks/mpi_ranks.h"
 

@@ -81,7 +81,7 @@ struct NamedMemory {
 // An option of a run, with its unit, and who gave it.
 struct RecordedSetting {
   std::string name, value, origin;
-  std::string where = {}, overridden = {};  // as base/options.h has them; may be empty
+  std::string where = {}, overridden = {};  // as base/option_table.h has them; may be empty
 };
 
 // All that is known when a run begins, or is resumed.

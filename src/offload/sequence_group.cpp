@@ -8,15 +8,18 @@
 namespace so {
 namespace {
 
-constexpr std::size_t staged_piece = std::size_t{8} << 20;  // bytes of a rank's, where messages go by the host
+// Attention waits for the messages, so they have all of NCCL's blocks that help.
+constexpr PeerLimits group_limits{.staged_piece = std::size_t{8} << 20, .nccl_blocks = 0};
 
 std::unique_ptr<DevicePeers> make_group_peers(Device& device, Communicator& ranks, Communicator& group,
                                               CollectiveRoute route) {
-  if (route == CollectiveRoute::host) return make_staged_peers(device, group, staged_piece);
   std::unique_ptr<DevicePeers> peers;
-  // The ranks of a group fail alike, and so none waits for another in here; the other groups hear of it. Attention
-  // waits for the messages, so they have all the blocks that help.
-  if (device.backed()) together(ranks, [&] { peers = make_nccl_peers(device, group, 0); });
+  const auto make = [&] { peers = make_peers(device, group, route, group_limits); };
+  // The ranks of a group fail alike, and so none waits for another in here; the other groups hear of it.
+  if (device.backed())
+    together(ranks, make);
+  else
+    make();
   return peers;
 }
 

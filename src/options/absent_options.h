@@ -1,7 +1,7 @@
 // Options of other programs for which there is none here.
 #pragma once
 
-#include "base/options.h"
+#include "base/option_table.h"
 
 namespace so {
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/dtype.h"
-#include "base/options.h"
+#include "base/option_table.h"
 #include "collectives/route.h"
 #include "device/device.h"
 #include "optim/lr_schedule.h"

@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/options.h"
+#include "base/option_table.h"
 
 namespace so {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/number_formats.h"
-#include "base/options.h"
+#include "base/option_table.h"
 #include "options/option_groups.h"
 
 namespace so {

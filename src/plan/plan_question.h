@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "base/options.h"
+#include "base/option_table.h"
 #include "plan/training_plan.h"
 
 namespace so {

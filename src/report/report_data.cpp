@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "report/report_page.h"
-#include "report/sampling.h"
+#include "report/thinning.h"
 
 namespace so {
 namespace {

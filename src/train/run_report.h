@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "base/options.h"
+#include "base/option_table.h"
 #include "device/device.h"
 #include "io/metrics.h"
 #include "model/spec.h"

@@ -10,7 +10,7 @@
 
 #include "base/mix_bits.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/model_files.h"
+#include "checkpoint/source_model.h"
 #include "offload/engine.h"
 #include "ops/runtime.h"
 #include "support/files.h"

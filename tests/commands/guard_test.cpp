@@ -1,4 +1,4 @@
-#include "commands/guard.h"
+#include "commands/support/guard.h"
 
 #include <gtest/gtest.h>
 

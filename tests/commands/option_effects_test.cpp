@@ -9,7 +9,7 @@
 #include <set>
 #include <sstream>
 
-#include "commands/parse.h"
+#include "commands/support/parse.h"
 #include "support/paths.h"
 
 namespace so {
@@ -47,18 +47,18 @@ bool reads(const std::string& text, const std::string& member) {
 // its options to.
 std::set<std::string> unread(const Command& command) {
   std::string text = source_of(command);
-  for (const char* file : {"src/options/option_groups.cpp", "src/commands/parse.cpp"})
+  for (const char* file : {"src/options/option_groups.cpp", "src/commands/support/parse.cpp"})
     text += text_of(fs::path(test::source_tree()) / file);
   if (text.find("run_request(options") != std::string::npos)
     text += sources_below({"plan"}) + text_of(fs::path(test::source_tree()) / "src/options/run_request.cpp");
   if (text.find("complete_ranks(options") != std::string::npos)
-    text += text_of(fs::path(test::source_tree()) / "src/commands/rank_work.cpp");
+    text += text_of(fs::path(test::source_tree()) / "src/commands/support/rank_work.cpp");
   if (text.find("parameter_rules(options") != std::string::npos)
-    text += text_of(fs::path(test::source_tree()) / "src/commands/parameter_options.cpp");
+    text += text_of(fs::path(test::source_tree()) / "src/commands/support/parameter_options.cpp");
   if (text.find("read_samples(options") != std::string::npos)
-    text += text_of(fs::path(test::source_tree()) / "src/commands/train_samples.cpp");
+    text += text_of(fs::path(test::source_tree()) / "src/commands/support/train_samples.cpp");
   if (text.find("sampling_of(options") != std::string::npos)
-    text += text_of(fs::path(test::source_tree()) / "src/commands/answer_options.cpp");
+    text += text_of(fs::path(test::source_tree()) / "src/commands/support/answer_options.cpp");
   if (command.name == "train") {
     text += sources_below({"train", "checkpoint"});
     const std::string options = text_of(fs::path(test::source_tree()) / "src/options/train_options.cpp");

@@ -1,4 +1,4 @@
-#include "commands/parse.h"
+#include "commands/support/parse.h"
 
 #include <gtest/gtest.h>
 

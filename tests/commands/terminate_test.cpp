@@ -1,4 +1,4 @@
-#include "commands/terminate.h"
+#include "commands/support/terminate.h"
 
 #include <gtest/gtest.h>
 

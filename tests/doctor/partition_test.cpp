@@ -1,5 +1,5 @@
 // Memory partitions, on trees that refuse what a kernel's resctrl refuses.
-#include "doctor/partition.h"
+#include "doctor/partition/partition.h"
 
 #include <bit>
 #include <nlohmann/json.hpp>

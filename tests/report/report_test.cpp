@@ -12,7 +12,7 @@
 
 #include "report/page_server.h"
 #include "report/report_page.h"
-#include "report/sampling.h"
+#include "report/thinning.h"
 #include "support/errors.h"
 
 namespace so::test {

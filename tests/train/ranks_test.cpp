@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/model_files.h"
+#include "checkpoint/source_model.h"
 #include "data/batches.h"
 #include "model/model_on_device.h"
 #include "offload/engine.h"

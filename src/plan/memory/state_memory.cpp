@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "base/error.h"
-#include "checkpoint/model_files.h"
+#include "checkpoint/source_model.h"
 #include "model/model_on_device.h"
 #include "model/rope.h"
 #include "model/text_generator.h"

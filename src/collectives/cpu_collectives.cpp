@@ -1,0 +1,50 @@
+#include "collectives/cpu_collectives.h"
+
+#include <numeric>
+#include <vector>
+
+#include "base/error.h"
+
+namespace so {
+
+CpuCollectives::CpuCollectives(Device& device, Communicator& ranks, const CollectiveSizes& sizes)
+    : ranks_(ranks.duplicate()),
+      sum_(device.allocate(
+          MemoryKind::device,
+          sizes.reduced == DType::f32 ? 0 : static_cast<std::size_t>(sizes.longest_slice) * sizeof(float),
+          "rank exchange")) {}
+
+void CpuCollectives::reduce_scatter_sum(Stream& stream, Tensor values, std::span<const std::int64_t> counts, Tensor own,
+                                        Accumulate mode) {
+  const auto slice = std::accumulate(counts.begin(), counts.begin() + ranks_->rank(), std::int64_t{0});
+  // A sum to be added is made in this rank's part of the values, which nobody needs any more, if it is fp32.
+  Tensor sum = own;
+  if (mode == Accumulate::add) {
+    sum = values.dtype() == DType::f32 ? values.rows(slice, own.size()) : Tensor(sum_.data(), DType::f32, {own.size()});
+    SO_CHECK(sum.data() != own.data() || own.size() == 0, "a sum is added to itself");
+    SO_CHECK(values.dtype() == DType::f32 || sum.bytes() <= sum_.bytes(), "a slice of {} elements", own.size());
+  }
+  stream.host("reduce_scatter",
+              [this, values, sum, own, counts = std::vector<std::int64_t>(counts.begin(), counts.end())] {
+                if (values.dtype() == DType::bf16)
+                  ranks_->reduce_scatter_sum(values.span<const bf16>(), counts, sum.span<float>());
+                else
+                  ranks_->reduce_scatter_sum(values.span<const float>(), counts, sum.span<float>());
+                if (sum.data() == own.data()) return;
+                const std::span<float> to = own.span<float>(), from = sum.span<float>();
+                for (std::size_t i = 0; i < to.size(); ++i) to[i] += from[i];
+              });
+}
+
+void CpuCollectives::all_gather(Stream& stream, std::span<const SliceGather> gathers) {
+  const auto rank = static_cast<std::size_t>(ranks_->rank());
+  for (const auto& [own, bytes, all] : gathers) {
+    const std::span slice(own, static_cast<std::size_t>(bytes[rank]));
+    const std::span whole(all, static_cast<std::size_t>(std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0})));
+    stream.host("all_gather", [this, slice, whole, counts = std::vector<std::int64_t>(bytes.begin(), bytes.end())] {
+      ranks_->all_gather(slice, counts, whole);
+    });
+  }
+}
+
+}  // namespace so

@@ -1,0 +1,21 @@
+// Collectives on memory that is the host's (the CPU device): the Communicator's, as work of a stream.
+#pragma once
+
+#include "collectives/device_collectives.h"
+
+namespace so {
+
+class CpuCollectives final : public DeviceCollectives {
+ public:
+  CpuCollectives(Device& device, Communicator& ranks, const CollectiveSizes& sizes);
+
+  void reduce_scatter_sum(Stream& stream, Tensor values, std::span<const std::int64_t> counts, Tensor own,
+                          Accumulate mode) override;
+  void all_gather(Stream& stream, std::span<const SliceGather> gathers) override;
+
+ private:
+  const std::unique_ptr<Communicator> ranks_;
+  const Buffer sum_;  // of a slice that is to be added, where its values are bf16
+};
+
+}  // namespace so

@@ -1,0 +1,17 @@
+#include "commands/support/named_model.h"
+
+#include <utility>
+
+#include "model/config.h"
+#include "model/model_dtype.h"
+
+namespace so {
+
+NamedModel read_named_model(const std::string& name, Precision dtype) {
+  ModelConfig config = resolve_config(name);
+  DecoderSpec spec = read_decoder_spec(config.text, config.origin);
+  const DType own = model_dtype(asked_dtype(dtype), config.text, config.origin);
+  return {std::move(config), std::move(spec), own};
+}
+
+}  // namespace so

@@ -1,0 +1,60 @@
+// Ops that do nothing: for a dry run, whose tensors have no memory behind them.
+#pragma once
+
+#include "ops/ops.h"
+#include "ops/scratch.h"
+
+namespace so {
+
+class DryOps final : public Ops {
+ public:
+  // Books on the dry device what the backend of its kind would hold.
+  explicit DryOps(Device& device) : scratch_(device, device.kind()) {}
+
+  std::size_t attention_scratch(const AttentionSize& size) const override { return scratch_.attention(size); }
+  std::size_t attention_grad_scratch(const AttentionSize& size) const override { return scratch_.attention_grad(size); }
+  std::size_t attention_grad_scratch_most(const AttentionSize& size) const override {
+    return scratch_.attention_grad_most(size);
+  }
+  DType logits_dtype(DType activations) const override { return scratch_.logits_dtype(activations); }
+
+  void embedding(Stream&, Tensor, Tensor, Tensor) override {}
+  void embedding_grad(Stream&, Tensor, Tensor, Tensor, Accumulate) override {}
+  void linear(Stream&, Tensor, Tensor, Tensor, Tensor, Accumulate) override {}
+  void linear_grad_input(Stream&, Tensor, Tensor, Tensor, Accumulate) override {}
+  void linear_grad_weight(Stream&, Tensor, Tensor, Tensor, Accumulate) override {}
+  void linear_grad_bias(Stream&, Tensor, Tensor, Accumulate) override {}
+  void add_rms_norm(Stream&, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, NormTerms) override {}
+  void rms_norm_grad(Stream&, const RmsNormGrad&) override {}
+  void projection_norm(Stream&, Heads, Heads, HeadNorm) override {}
+  void projection_norm_grad(Stream&, const ProjectionNormGrad&) override {}
+  void add_gradient(Stream&, Tensor, Tensor, Accumulate) override {}
+  void add_scaled(Stream&, Tensor, Tensor, Tensor, float) override {}
+  void rotary(Stream&, Heads, Heads, Tensor, Tensor, HeadNorm, RotaryPairs) override {}
+  void rotary_grad(Stream&, const RotaryGrad&) override {}
+  void copy_heads(Stream&, Heads, Heads) override {}
+  void attention(Stream&, const Attention&) override {}
+  void attention_grad(Stream&, const AttentionGrad&) override {}
+  void swiglu(Stream&, Tensor, Tensor, GateActivation) override {}
+  void swiglu_grad(Stream&, Tensor, Tensor, Tensor, Tensor, GateActivation) override {}
+  void route(Stream&, const Routing&, Tensor, bool) override {}
+  void route_grad(Stream&, Tensor, Tensor, const Routing&, Tensor, bool, Tensor, float) override {}
+  void router_load(Stream&, Tensor, Tensor, const Routing&, Tensor, Accumulate) override {}
+  void add_router_loss(Stream&, Tensor, Tensor, Tensor, Tensor, float) override {}
+  void gather_rows(Stream&, Tensor, Tensor, const Routing&) override {}
+  void sum_rows(Stream&, Tensor, Tensor, Tensor, const Routing&) override {}
+  void expert_linear(Stream&, Tensor, Tensor, Tensor, ExpertLayout, Tensor) override {}
+  void expert_linear_grad_input(Stream&, Tensor, Tensor, Tensor, ExpertLayout, Tensor) override {}
+  void expert_linear_grad_weight(Stream&, Tensor, Tensor, Tensor, ExpertLayout, Tensor, Accumulate) override {}
+  void expert_bias_grad(Stream&, Tensor, Tensor, const Routing&, bool, Accumulate) override {}
+  void expert_bias_dot(Stream&, Tensor, Tensor, Tensor, const Routing&) override {}
+  void expert_activation(Stream&, Tensor, Tensor, Tensor, const ExpertActivation&, const Routing&) override {}
+  void expert_activation_grad(Stream&, const ExpertActivationGrad&) override {}
+  void linear_cross_entropy(Stream&, const LinearCrossEntropy&) override {}
+  void random_normal(Stream&, Tensor, std::uint64_t, float) override {}
+
+ private:
+  OpsScratch scratch_;
+};
+
+}  // namespace so
