@@ -51,9 +51,13 @@ grep -rnE '^#include "' . --include='*.h' --include='*.cpp' --include='*.cu' --i
   echo "check_rooms: see cmake/rooms.cmake and docs/architecture.md" >&2
   exit 1
 }
-# Differences between devices stay behind device/, ops/, optim/ and collectives/.
-if grep -rnE '#include "(device|ops)/(cpu|cuda)/' . --include='*.h' --include='*.cpp' |
+# Differences between devices stay behind device/, ops/, optim/ and collectives/, and no other room asks which kind it has.
+if grep -rnE '#include "(device|ops|optim|collectives)/(cpu|cuda|nccl)/' . --include='*.h' --include='*.cpp' |
   sed 's|^\./||' | grep -vE '^(device|ops|optim|collectives)/'; then
-  echo "check_rooms: a backend's header is included above ops/" >&2
+  echo "check_rooms: a backend's header is included above the rooms that implement one" >&2
+  exit 1
+fi
+if grep -rnE 'DeviceKind::' . --include='*.h' --include='*.cpp' | sed 's|^\./||' | grep -vE '^(device|ops|optim)/'; then
+  echo "check_rooms: above device/, ops/ and optim/ ask for a property (device/backend.h), not for the kind" >&2
   exit 1
 fi

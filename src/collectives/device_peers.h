@@ -31,7 +31,7 @@ class DevicePeers {
   virtual void all_gather(Stream& stream, std::span<const Gather> gathers) = 0;
 };
 
-// What each route is made with.
+// Each route is made with one of these.
 struct PeerLimits {
   std::size_t staged_piece;  // host: bytes of a rank that are on their way at a time, at most
   int nccl_blocks;           // nccl: see make_nccl_peers()

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "device/backend.h"
 #include "ranks/together.h"
 
 namespace so {
@@ -27,7 +28,7 @@ std::unique_ptr<DevicePeers> make_group_peers(Device& device, Communicator& rank
 
 SequenceGroup::SequenceGroup(Communicator& ranks, int size, Device& device, CollectiveRoute route)
     : group_(ranks.split(size)) {
-  if (size == 1 || device.kind() == DeviceKind::cpu) return;
+  if (size == 1 || !backend_of(device).own_memory) return;
   ops_ = make_engine_ops(device);
   peers_ = make_group_peers(device, ranks, *group_, route);
 }

@@ -30,7 +30,7 @@ SequenceGroups sequence_groups(Communicator& ranks, Device& device, const RankOp
                                const std::string& model) {
   const int size = options.sequence_parallel_size;
   together(ranks, [&] {
-    if (size > 1 && device.kind() != DeviceKind::cpu && options.collectives == CollectiveRoute::host)
+    if (size > 1 && backend_of(device).own_memory && options.collectives == CollectiveRoute::host)
       fail("--sequence_parallel_size {}: GPUs exchange slices over NCCL (--collectives nccl), not through host memory",
            size);
     require_sequence_split(spec, size, model);
