@@ -101,7 +101,7 @@ def step(a, setting, gpus):
     config, rows, length, more, _ = setting
     command = [a.superoffload, "bench", "step", "--config", config, "--batch_size", str(rows), "--max_length", str(length),
                "--max_grad_norm", "1e6", "--breakdown", "false", "--steps", str(a.steps), "--warmup", str(a.warmup), "--json",
-               *more, *(["--gpus", str(gpus)] if gpus > 1 else []), *a.also]
+               *more, *(["--gpus", str(gpus), *a.also] if gpus > 1 else [])]
     status, out, err, seconds = run(command, a.limit)
     if status == 0:
         return json.loads(out.splitlines()[-1]), seconds
@@ -149,7 +149,7 @@ def main():
     p.add_argument("--steps", type=int, default=3)
     p.add_argument("--warmup", type=int, default=2)
     p.add_argument("--only", default="", help="of steps: settings whose model has this in its name")
-    p.add_argument("also", nargs="*", help="options for every run, after --")
+    p.add_argument("also", nargs="*", help="options for every run on several ranks, after --")
     a = p.parse_args()
     check(a) if a.what == "check" else steps(a)
 

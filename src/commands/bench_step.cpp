@@ -324,6 +324,11 @@ all, a line each says what the ranks measured, and the rest is rank 0's.)",
                   "none",
                   "all optimizer state is the device's",
                   {"streamed_layers", "mode", "cast_side", "update_over_link", "move_gradients"}},
+                 {"gpus", "1", "one rank exchanges nothing", {"collectives"}},
+                 {"offload_ratio",
+                  "0",
+                  "all optimizer state is the device's",
+                  {"streamed_layers", "mode", "cast_side", "update_over_link", "move_gradients"}},
                  {"breakdown", "false", "no steps are traced", {"trace"}}}},
       bench_step_table(), check, run_bench_step);
 });

@@ -397,6 +397,10 @@ allocated; weights are not needed.)",
        .modes = {{"offload_optimizer",
                   "none",
                   "all optimizer state is the device's",
+                  {"streamed_layers", "mode", "cast_side", "update_over_link", "move_gradients"}},
+                 {"offload_ratio",
+                  "0",
+                  "all optimizer state is the device's",
                   {"streamed_layers", "mode", "cast_side", "update_over_link", "move_gradients"}}}},
       plan_table(), check, run);
 });

@@ -330,6 +330,41 @@ int end(Trainer& trainer, Trainer::Outcome outcome, const std::vector<PlannedFig
   return exit_failure;
 }
 
+// A run begins with these, once it is known to be possible by its config.
+struct Opened {
+  std::optional<OutputDirectory> output;
+  std::optional<ModelFiles> model;  // none for a dry run of a model without weights
+  std::optional<ModelEncoder> encoder;
+  std::optional<SampleRequest> samples;
+};
+
+// A collective.
+void open_run(Opened& opened, AskedRun& asked, const DecoderSpec& spec, const RopeRequest& rope, Communicator& ranks) {
+  const TrainOptions& options = asked.options;
+  const PlanningMachine at_first = asked.machine_now();
+  together(ranks, [&] {
+    state_or_refuse(
+        asked.ask(at_first, [&](const PlanKnobs& knobs) { return largest_shape(knobs, options.evaluates()); }));
+    opened.output.emplace(options, options);
+    if (!options.dry_run || has_weight_files(options.model))
+      opened.model.emplace(options.model, parameter_rules(options), rope);
+    else
+      log_info("{} has no weights: planning by its config.json", options.model);
+    opened.encoder.emplace(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
+    opened.samples = read_samples(options, spec, *opened.encoder);
+  });
+}
+
+int end_finished(const TrainOptions& options, const RunStart& start) {
+  if (stopped_early(options, *start.from.state))
+    log_info("{} holds the finished run, which stopped early: {} of {} steps", options.output_dir, start.from.step(),
+             start.length.steps);
+  else
+    log_info("{} holds the finished run: {} of {} steps; raise --max_steps or --num_train_epochs to train on",
+             options.output_dir, start.from.step(), start.length.steps);
+  return exit_ok;
+}
+
 // Refusals come first, the cheap ones before the dear ones; nothing is written until the run is known to be possible.
 int run_train(const TrainOptions& given, const OptionOrigins& origins, Communicator& ranks) {
   const bool writes = ranks.rank() == 0 && !given.dry_run;
@@ -340,27 +375,16 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   const DecoderSpec spec = read_spec(given.model, rope_request(given, origins));
   AskedRun asked(resolve_by_model(given, origins, spec), origins, spec, ranks);
   const TrainOptions& options = asked.options;
-  const PlanningMachine at_first = asked.machine_now();
-  std::optional<OutputDirectory> output;
-  std::optional<ModelFiles> model;
-  std::optional<ModelEncoder> encoder;
-  std::optional<SampleRequest> samples;
-  together(ranks, [&] {
-    state_or_refuse(
-        asked.ask(at_first, [&](const PlanKnobs& knobs) { return largest_shape(knobs, options.evaluates()); }));
-    output.emplace(options, options);
-    if (!options.dry_run || has_weight_files(options.model))
-      model.emplace(options.model, parameter_rules(options), rope_request(given, origins));
-    else
-      log_info("{} has no weights: planning by its config.json", options.model);
-    encoder.emplace(options.model, spec.vocab, special_tokens(options.parse_special_tokens));
-    samples = read_samples(options, spec, *encoder);
-  });
+  Opened opened;
+  open_run(opened, asked, spec, rope_request(given, origins), ranks);
+  OutputDirectory& output = *opened.output;
+  const std::optional<ModelFiles>& model = opened.model;
+  const std::optional<SampleRequest>& samples = opened.samples;
   const std::uint64_t export_bytes =
       model ? exported_bytes(*model, asked.formats.exported) : exported_bytes(asked.layout, asked.formats.exported);
   const SavedBytes saved = saved_bytes(export_bytes, asked.layout.trained_parameter_elements(), asked.formats.exported,
                                        options.model, options.save_only_model);
-  const RunData data = open_data(asked, *encoder, saved);
+  const RunData data = open_data(asked, *opened.encoder, saved);
   BatchIterator batches(data.training, batch_options(options, asked.groups));
 
   Device& device = asked.runtime.device();
@@ -387,19 +411,11 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   plan.log_reasons();
 
   RunStart start;
-  together(ranks, [&] { start = find_start(*output, asked, data, batches, saved); });
-  if (start.finished) {
-    if (stopped_early(options, *start.from.state))
-      log_info("{} holds the finished run, which stopped early: {} of {} steps", options.output_dir, start.from.step(),
-               start.length.steps);
-    else
-      log_info("{} holds the finished run: {} of {} steps; raise --max_steps or --num_train_epochs to train on",
-               options.output_dir, start.from.step(), start.length.steps);
-    return exit_ok;
-  }
+  together(ranks, [&] { start = find_start(output, asked, data, batches, saved); });
+  if (start.finished) return end_finished(options, start);
   together(ranks, [&] {
-    if (options.dry_run) output->require_usable(export_bytes);
-    if (writes) output->prepare(export_bytes);
+    if (options.dry_run) output.require_usable(export_bytes);
+    if (writes) output.prepare(export_bytes);
   });
   if (writes) open_run_log(std::filesystem::path(options.output_dir) / run_log_file);
   log_plan(asked, plan, machine, start.disk, start.length.steps);
@@ -409,7 +425,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   const RunFacts facts =
       run_facts(options.model, plan, device, train_option_table().view(options), origins, start.length.steps);
   Trainer trainer({options, to_json(train_option_table().view(options)), facts, asked.runtime, *model, plan, ranks,
-                   asked.groups.exchange.get(), data.training, data.evaluation_data(), batches, start.length, *output,
+                   asked.groups.exchange.get(), data.training, data.evaluation_data(), batches, start.length, output,
                    review ? &*review : nullptr, samples ? &*samples : nullptr});
   begin(trainer, options, start.from, start.length);
   const Trainer::Outcome outcome = trainer.run();
@@ -451,6 +467,11 @@ computes, zerooffload after backward. Results are the same.
                   "cpu",
                   "nothing is measured, and the CPU device has no memory of its own (--host_memory limits the run's)",
                   {"profile", "device_memory", "collectives"}},
+                 {"gpus", "1", "one rank exchanges nothing", {"collectives"}},
+                 {"offload_ratio",
+                  "0",
+                  "all optimizer state is the device's",
+                  {"streamed_layers", "mode", "cast_side", "update_over_link", "move_gradients"}},
                  {"rope_scaling", "auto", "the model's rotation stays as it is", {"rope_factor"}},
                  {"rope_scaling", "none", "the model's rotation stays as it is", {"rope_factor"}},
                  {"train_on_prompt", "true", "all of each text is trained on", {"mask_history"}},

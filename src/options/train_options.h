@@ -53,7 +53,7 @@ struct LengthOptions {
   std::optional<std::int64_t> max_steps;  // beats num_train_epochs
 };
 
-// What a run does with the best of its evaluations.
+// A run may end with the model of its best evaluation, and early, when none has been better for a while.
 struct BestModelOptions {
   bool load_best_model_at_end = false;
   EvaluationMetric metric_for_best_model = EvaluationMetric::eval_loss;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "offload/schedule/gathered_units.h"
 #include "offload/schedule/owner_split.h"
 
@@ -12,8 +13,10 @@ EngineSettings engine_settings(const RunRequest& request) {
   engine.formats = number_formats(request);
   engine.bucket_elements = request.bucket_size / static_cast<std::int64_t>(sizeof(float));
   engine.schedule = request.mode == OffloadMode::superoffload ? Schedule::overlapped : Schedule::synchronous;
+  if (engine.formats.weights == DType::f32 && request.cast_side == CastChoice::device)
+    fail("--cast_side device: weights are fp32, so nothing is cast; remove it, or train in bf16 (--dtype bf16)");
   // The cast is on the side that was asked for, and on the host if none was and nothing is measured.
-  if (engine.formats.weights == DType::bf16 && request.cast_side == CastChoice::device) engine.cast = CastSide::device;
+  if (request.cast_side == CastChoice::device) engine.cast = CastSide::device;
   engine.update_over_link = request.update_over_link == Toggle::on;
   if (request.move_gradients == Toggle::on) engine.host_gradients = GradientResidency::moved;
   engine.collectives = request.collectives;

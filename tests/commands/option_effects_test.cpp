@@ -105,6 +105,7 @@ const std::vector<Case>& cases() {
   };
   static const std::string cpu =
       without(output + "streamed_layers mode cast_side update_over_link move_gradients", "collectives");
+  static const std::string alone = without(all_of_train, "collectives");
   static const std::string falling = without(all_of_train, "decay"), constant = without(falling, "min_lr");
   static const std::string saves = without(all_of_train, "save_steps"), evaluates = without(all_of_train, "eval_steps");
   static const std::string whole = without(all_of_train, "mask_history"),
@@ -114,6 +115,8 @@ const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
       {"train", "offload_optimizer", {"--offload_optimizer", "none"}, none.c_str()},
       {"train", "device", {"--device", "cpu"}, cpu.c_str()},
+      {"train", "gpus", {}, alone.c_str()},
+      {"train", "offload_ratio", {"--offload_ratio", "0"}, none.c_str()},
       {"train", "train_on_prompt", {"--train_on_prompt"}, whole.c_str()},
       {"eval",
        "train_on_prompt",
@@ -123,6 +126,11 @@ const std::vector<Case>& cases() {
       {"eval",
        "device",
        {"--device", "cpu"},
+       "model data batch_size max_length train_on_prompt mask_history parse_special_tokens cache_dir json device dtype "
+       "cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list verbose quiet"},
+      {"eval",
+       "gpus",
+       {},
        "model data batch_size max_length train_on_prompt mask_history parse_special_tokens cache_dir json device dtype "
        "cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list verbose quiet"},
       {"train", "lr_scheduler", {"--lr_scheduler", "constant", "--lr", "1"}, constant.c_str()},
@@ -172,6 +180,13 @@ const std::vector<Case>& cases() {
        "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory freeze dtype hardware gpus sequence_parallel_size gpus_per_host "
        "explain trace json "
        "verbose quiet"},
+      {"plan",
+       "offload_ratio",
+       {"--offload_ratio", "0"},
+       "model batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype "
+       "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory freeze dtype hardware gpus sequence_parallel_size gpus_per_host "
+       "explain trace json "
+       "verbose quiet"},
       {"bench step",
        "no_optimizer",
        {"--no_optimizer"},
@@ -180,6 +195,12 @@ const std::vector<Case>& cases() {
       {"bench step",
        "offload_optimizer",
        {"--offload_optimizer", "none"},
+       "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype "
+       "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory no_optimizer freeze max_grad_norm steps warmup "
+       "breakdown trace json device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives verbose quiet"},
+      {"bench step",
+       "offload_ratio",
+       {"--offload_ratio", "0"},
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype "
        "offload_optimizer offload_ratio gathered_layers bucket_size device_memory host_memory no_optimizer freeze max_grad_norm steps warmup "
        "breakdown trace json device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives verbose quiet"},
@@ -195,6 +216,12 @@ const std::vector<Case>& cases() {
        "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype "
        "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link move_gradients bucket_size device_memory host_memory "
        "no_optimizer freeze max_grad_norm steps warmup breakdown json device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list collectives verbose quiet"},
+      {"bench step",
+       "gpus",
+       {},
+       "config batch_size max_length gradient_accumulation_steps activation_checkpointing grad_accum_dtype optimizer_state_dtype "
+       "offload_optimizer offload_ratio streamed_layers gathered_layers mode cast_side update_over_link move_gradients bucket_size device_memory host_memory "
+       "no_optimizer freeze max_grad_norm steps warmup breakdown trace json device dtype cpu_threads gpus sequence_parallel_size bind_cores_to_rank cpu_list verbose quiet"},
   };
   return all;
 }
