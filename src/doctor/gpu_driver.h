@@ -1,4 +1,4 @@
-// What NVIDIA's driver says about its GPUs, through NVML. The library comes with the driver and is loaded here at run
+// NVIDIA's driver is asked about its GPUs through NVML. The library comes with the driver and is loaded here at run
 // time, so a build without CUDA asks it too, and a machine without it is an answer.
 #pragma once
 

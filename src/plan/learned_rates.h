@@ -1,5 +1,5 @@
-// What a run's steps say of the rates that its plan was made from. AdamW beside the device's work is slower or quicker
-// than when it was measured alone: other processes, pages and clocks decide (docs/performance/planning.md).
+// A run's steps show whether the rates hold that its plan was made from. AdamW beside the device's work is slower or
+// quicker than when it was measured alone: other processes, pages and clocks decide (docs/performance/planning.md).
 #pragma once
 
 #include <cstdint>

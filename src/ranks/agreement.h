@@ -1,4 +1,4 @@
-// What must be the same on every rank before they work together.
+// Ranks check that they agree on what must be the same on all of them before they work together.
 #pragma once
 
 #include <span>

@@ -29,7 +29,7 @@ std::vector<Cpus> share_cores(const std::vector<NodeCores>& nodes, int ranks, st
 // "0-3,8"
 std::string list_of(const Cpus& cpus);
 
-// What came of bind_ranks().
+// bind_ranks() returns this.
 struct RankCores {
   enum class By { program, launcher, nobody };
   By by = By::nobody;

@@ -1,4 +1,4 @@
-// What the decoder asks of the ranks among which the tokens of a micro-batch are split. It knows no ranks otherwise:
+// The ranks among which the tokens of a micro-batch are split, as the decoder sees them. It knows no ranks otherwise:
 // with one exchange its rows of tokens become rows of heads around attention, and with one sum the experts' load is
 // that of all tokens.
 #pragma once

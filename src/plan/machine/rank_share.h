@@ -11,7 +11,7 @@ namespace so {
 // least of all ranks, so that every rank makes the same plan. A collective; does nothing for one rank.
 void share_machine(Communicator& ranks, PlanningMachine& machine, int gpu_ranks = 1);
 
-// What a rank may have of the host's memory that is free now, the same on every rank. A collective.
+// Returns a rank's share of the host's memory that is free now, the same for every rank of the host. A collective.
 HostMemory share_of_host(Communicator& ranks);
 
 }  // namespace so

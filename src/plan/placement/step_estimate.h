@@ -59,7 +59,7 @@ struct StepEstimate {
   StepOverlap overlap() const { return {.seconds = seconds(), .device_idle = waits, .host = host_time}; }
 };
 
-// What simulating has found out: no run is simulated twice, and no further than asked for.
+// Keeps the steps that were simulated: no run is simulated twice, and none further than asked for.
 class KnownSteps {
  public:
   // Returns the seconds of the last of so many first steps, or of more if more have been simulated already.
