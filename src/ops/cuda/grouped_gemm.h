@@ -1,5 +1,5 @@
 // Products of groups of rows, all groups in one launch, on Hopper's matrix units: through CUTLASS, whose headers only
-// the grouped_*.cu files include. Group g has the rows [offsets[g], offsets[g + 1]) of the matrices that have rows;
+// hopper/grouped_gemm.cu includes. Group g has the rows [offsets[g], offsets[g + 1]) of the matrices that have rows;
 // `offsets` is device memory, and the host never knows how long a group is. bf16 operands, fp32 sums, one rounding.
 //
 // Every pointer and every row must be aligned to 16 bytes: sizes other than the number of rows are multiples of 8.

@@ -1,8 +1,5 @@
-// The code that the instances of grouped products share: CUTLASS's ptr-array kernel, persistent and warp-specialised,
-// and a kernel of ours that lays out its per-group arguments. Included by the grouped_*.cu files only; one instance
-// takes a minute to compile, hence a file each.
-#pragma once
-
+// Products of groups of rows: CUTLASS's ptr-array kernel, persistent and warp-specialised, and a kernel of ours that
+// lays out its per-group arguments. All are in one file, since CUTLASS's headers take as long as an instance.
 #include <cutlass/cutlass.h>
 #include <cutlass/gemm/device/gemm_universal_adapter.h>
 
@@ -15,7 +12,8 @@
 #include "device/cuda/cuda_check.h"
 #include "ops/cuda/grouped_gemm.h"
 
-namespace so::grouped {
+namespace so {
+namespace {
 
 using Shape = cute::Shape<int, int, int>;  // rows, columns, inner
 
@@ -74,7 +72,7 @@ __device__ Stride stride_of(std::int64_t step) {
   return stride;
 }
 
-inline constexpr int argument_threads = 128;
+constexpr int argument_threads = 128;
 
 template <class I, Shared SHARED>
 __global__ void __launch_bounds__(argument_threads)
@@ -127,7 +125,7 @@ class Cutter {
   std::byte *at_, *end_;
 };
 
-inline void check(cutlass::Status status, const char* what) {
+void check(cutlass::Status status, const char* what) {
   SO_CHECK(status == cutlass::Status::kSuccess, "CUTLASS: {}: {}", what, cutlassGetStatusString(status));
 }
 
@@ -172,4 +170,34 @@ void run(const GroupedLaunch& launch, const GroupedProduct& p) {
   check(gemm.run(launch.stream), "run");
 }
 
-}  // namespace so::grouped
+}  // namespace
+
+void grouped_rows(const GroupedLaunch& launch, const GroupedProduct& product) {
+  using Rows =
+      Instance<cutlass::layout::RowMajor, cutlass::layout::RowMajor, cutlass::bfloat16_t, void,
+               cute::Shape<cute::_128, cute::Int<192>, cute::_64>, cute::Shape<cute::_1, cute::_1, cute::_1>, Pingpong>;
+  run<Rows, Shared::rows>(launch, product);
+}
+
+void grouped_rows_transposed(const GroupedLaunch& launch, const GroupedProduct& product) {
+  using Rows =
+      Instance<cutlass::layout::RowMajor, cutlass::layout::ColumnMajor, cutlass::bfloat16_t, void,
+               cute::Shape<cute::_128, cute::Int<192>, cute::_64>, cute::Shape<cute::_1, cute::_1, cute::_1>, Pingpong>;
+  run<Rows, Shared::rows>(launch, product);
+}
+
+void grouped_weights_bf16(const GroupedLaunch& launch, const GroupedProduct& product) {
+  using Weights =
+      Instance<cutlass::layout::ColumnMajor, cutlass::layout::RowMajor, cutlass::bfloat16_t, cutlass::bfloat16_t,
+               cute::Shape<cute::_128, cute::Int<192>, cute::_64>, cute::Shape<cute::_2, cute::_1, cute::_1>, Pingpong>;
+  run<Weights, Shared::inner>(launch, product);
+}
+
+void grouped_weights_f32(const GroupedLaunch& launch, const GroupedProduct& product) {
+  using Weights =
+      Instance<cutlass::layout::ColumnMajor, cutlass::layout::RowMajor, float, float,
+               cute::Shape<cute::_128, cute::_128, cute::_64>, cute::Shape<cute::_2, cute::_1, cute::_1>, Pingpong>;
+  run<Weights, Shared::inner>(launch, product);
+}
+
+}  // namespace so
