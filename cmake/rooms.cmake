@@ -3,7 +3,7 @@
 # another (offload/schedule) can be used without the outer one. Lowest first; docs/architecture.md says what each holds.
 so_room(base LIBRARIES PkgConfig::hwy nlohmann_json::nlohmann_json PkgConfig::hwloc PkgConfig::xxhash)
 so_room(device LIBRARIES CUDA)
-so_room(ranks LIBRARIES MPI PkgConfig::hwloc)
+so_room(ranks COLD LIBRARIES MPI PkgConfig::hwloc)
 so_room(data/tokenizer LIBRARIES simdjson::simdjson nlohmann_json::nlohmann_json PkgConfig::pcre2 PkgConfig::utf8proc)
 so_room(io USES device LIBRARIES simdjson::simdjson nlohmann_json::nlohmann_json)
 so_room(optim USES device LIBRARIES PkgConfig::hwy CUDA)
@@ -18,17 +18,17 @@ so_room(tensors USES device optim ranks offload offload/memory offload/schedule)
 so_room(ops USES device LIBRARIES so_dnnl PkgConfig::hwy CUDA)
 so_room(model APART /families/ USES device ops data data/tokenizer offload/schedule offload/memory
   LIBRARIES nlohmann_json::nlohmann_json)
-so_room(plan/machine USES device io ops optim ranks collectives offload/memory LIBRARIES nlohmann_json::nlohmann_json)
+so_room(plan/machine COLD USES device io ops optim ranks collectives offload/memory LIBRARIES nlohmann_json::nlohmann_json)
 so_room(plan/simulate USES device offload/schedule)
-so_room(options USES device optim collectives LIBRARIES nlohmann_json::nlohmann_json PkgConfig::yaml)
-so_room(checkpoint USES data device io ranks model offload offload/schedule options LIBRARIES nlohmann_json::nlohmann_json)
-so_room(plan/memory USES device ranks model offload offload/schedule offload/memory options checkpoint plan/machine)
+so_room(options COLD USES device optim collectives LIBRARIES nlohmann_json::nlohmann_json PkgConfig::yaml)
+so_room(checkpoint COLD USES data device io ranks model offload offload/schedule options LIBRARIES nlohmann_json::nlohmann_json)
+so_room(plan/memory COLD USES device ranks model offload offload/schedule offload/memory options checkpoint plan/machine)
 so_room(plan/placement USES model offload/schedule options plan/machine plan/simulate)
-so_room(plan USES data device io model offload offload/schedule offload/memory options checkpoint plan/machine plan/memory
+so_room(plan COLD USES data device io model offload offload/schedule offload/memory options checkpoint plan/machine plan/memory
   plan/placement)
-so_room(doctor USES device ranks io plan/machine LIBRARIES nlohmann_json::nlohmann_json dl)
-so_room(report USES io LIBRARIES nlohmann_json::nlohmann_json PkgConfig::microhttpd)
-so_room(train USES data device io ops optim ranks model offload offload/schedule options checkpoint plan plan/machine)
-so_room(commands OBJECTS USES data data/tokenizer device io ops optim ranks collectives model offload offload/schedule offload/memory
+so_room(doctor COLD USES device ranks io plan/machine LIBRARIES nlohmann_json::nlohmann_json dl)
+so_room(report COLD USES io LIBRARIES nlohmann_json::nlohmann_json PkgConfig::microhttpd)
+so_room(train COLD USES data device io ops optim ranks model offload offload/schedule options checkpoint plan plan/machine)
+so_room(commands OBJECTS COLD USES data data/tokenizer device io ops optim ranks collectives model offload offload/schedule offload/memory
   options checkpoint plan plan/machine plan/simulate plan/memory train report doctor
   LIBRARIES CLI11::CLI11 nlohmann_json::nlohmann_json)

@@ -39,8 +39,9 @@ class EverySchedule : public testing::TestWithParam<Run> {
     c.set("grad_accum_dtype", GetParam().sums).set("lr", "2e-3").set("max_grad_norm", GetParam().most());
     c.set("save_steps", "6").set("eval_steps", "5").set("eval_data", evaluation_data_.string());
     c.set("bucket_size", "16384").set("cache_dir", (temporary_ / "cache").string());
-    c.set("mode", manner.mode).set("offload_ratio", manner.ratio).set("streamed_layers", manner.streamed);
-    c.set("move_gradients", manner.moves_gradients);
+    c.set("offload_ratio", manner.ratio);
+    if (manner.ratio != "0")  // else there is nothing of the host's to schedule, and these are refused
+      c.set("mode", manner.mode).set("streamed_layers", manner.streamed).set("move_gradients", manner.moves_gradients);
     if (resume) c.flag("resume");
     const Outcome o = run(c.words(), temporary_.path());
     EXPECT_EQ(o.exit_code, 0) << o.err;

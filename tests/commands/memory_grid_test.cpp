@@ -242,7 +242,7 @@ TEST_P(MemoryGridOf, WhatIsAcceptedRunsAndWhatIsRefusedRunsAsChanged) {
   SCOPED_TRACE(setting.name);
   Runs runs(setting);
   Tally tally;
-  const int refused = sanitized ? 2 : 10, accepted = sanitized ? 3 : 15;
+  const int refused = sanitized ? 2 : 6, accepted = sanitized ? 3 : 8;
   if (on_gpu())
     try_caps(runs, "device_memory", std::size_t{300} << 20, refused, accepted, tally);
   else
