@@ -1,6 +1,7 @@
 // How near AdamW comes to the memory's speed.
 //
 //   bench_adamw [million parameters = 16] [repetitions = 15] [threads = all] [instruction set = best]
+//               [elements of a tile = 8192] [elements fetched ahead = 0]
 //
 // Cases are all combinations of: gradient and weights in fp32 or in bf16, moments in fp32 or in bf16, and what is
 // written: the state in place, the state beside the old one, or a preview's weights alone. Each has its limit: a loop
@@ -26,6 +27,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "optim/adamw.h"
+#include "optim/adamw_tuning.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "../bench/adamw_bench.cpp"  // found from src/
@@ -188,10 +190,11 @@ int main_bench(int argc, char** argv) {
   const int threads = std::atoi(argument(3, "0"));
   const std::string set = argument(4, "best");
   if (n == 0 || repetitions <= 0 || threads < 0) {
-    std::fprintf(stderr, "usage: %s [million parameters] [repetitions] [threads] [instruction set]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s [million parameters] [repetitions] [threads] [instruction set] [tile] [ahead]\n", argv[0]);
     return 2;
   }
   adamw_use_instruction_set(set == "best" ? "" : set);
+  adamw_use_tuning({.tile = std::atoll(argument(5, "8192")), .prefetch = std::atoll(argument(6, "0"))});
   const std::vector<int> cpus = usable_cpus();
   std::vector<int> chosen = cpus;
   if (threads > 0) {

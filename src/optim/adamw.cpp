@@ -10,6 +10,7 @@
 #include "base/thread_pool.h"
 #include "device/trace.h"
 #include "optim/adamw_kernels.h"
+#include "optim/adamw_tuning.h"
 #include "optim/float_mode.h"
 
 namespace so {
@@ -26,11 +27,11 @@ constexpr std::int64_t kLineElements = kLine / sizeof(bf16);  // offsets from a 
 // the cache is half as fast; only the weights stream then.
 constexpr std::size_t kStreamFrom = std::size_t{1} << 16;
 
-// Elements a thread takes at a time: large enough that claiming one costs nothing, small enough to even out threads.
-constexpr std::int64_t kGrain = std::int64_t{1} << 13;
-
 std::atomic<std::size_t> chosen_table{0};
 std::atomic<AdamWStores> chosen_stores{AdamWStores::automatic};
+// Each by itself: an update that begins between two changes has a mixture, which is as right.
+std::atomic<std::int64_t> chosen_tile{AdamWTuning{}.tile}, chosen_prefetch{AdamWTuning{}.prefetch};
+static_assert(AdamWTuning::line % kLineElements == 0);
 
 // An update after its arguments were checked.
 struct Update {
@@ -153,6 +154,7 @@ Update prepare(const AdamWStep& step, bool decay, const GradientSpan& gradient, 
   check_memory(u);
 
   const bool congruent = find_head(u, &u.whole.head);
+  u.whole.prefetch = static_cast<std::size_t>(chosen_prefetch.load(std::memory_order_relaxed));
   const KernelTable& table = kernel_tables()[chosen_table.load(std::memory_order_relaxed)];
   const MomentKinds moments = in.m.dtype() == DType::bf16 ? kMomentsBf16 : kMomentsF32;
   u.kernel = table.kernel[u.outputs][moments][gradients][kind][choose_stores(u, congruent)];
@@ -180,9 +182,11 @@ void run_parallel(ThreadPool& pool, const Update& u, const char* name) {
   // Where the first element is not on a boundary, the grid starts before it, so that pieces meet on boundaries.
   const auto count = static_cast<std::int64_t>(u.whole.count);
   const std::int64_t shift = u.whole.head == 0 ? 0 : kLineElements - static_cast<std::int64_t>(u.whole.head);
-  pool.parallel_for(count + shift, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    run(u, static_cast<std::size_t>(std::max<std::int64_t>(begin - shift, 0)), static_cast<std::size_t>(end - shift));
-  });
+  pool.parallel_for(count + shift, chosen_tile.load(std::memory_order_relaxed),
+                    [&](std::int64_t begin, std::int64_t end) {
+                      run(u, static_cast<std::size_t>(std::max<std::int64_t>(begin - shift, 0)),
+                          static_cast<std::size_t>(end - shift));
+                    });
 }
 
 }  // namespace
@@ -259,5 +263,13 @@ void adamw_use_instruction_set(std::string_view name) {
 }
 
 void adamw_use_stores(AdamWStores stores) { chosen_stores = stores; }
+
+void adamw_use_tuning(const AdamWTuning& tuning) {
+  SO_CHECK(tuning.usable(), "tiles of {} elements, fetched {} ahead", tuning.tile, tuning.prefetch);
+  chosen_tile = tuning.tile;
+  chosen_prefetch = tuning.prefetch;
+}
+
+AdamWTuning adamw_tuning() { return {.tile = chosen_tile, .prefetch = chosen_prefetch}; }
 
 }  // namespace so

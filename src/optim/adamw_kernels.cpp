@@ -152,6 +152,23 @@ HWY_INLINE void update_two(D d, const AdamWStep& s, const Streams<G, M, W, S>& x
   store_two<kStores != kCached>(d, p, p1, x.w);
 }
 
+// Fetches the lines of so many elements.
+template <class T>
+HWY_INLINE void prefetch_lines(const T* from, std::size_t elements) {
+  constexpr std::size_t line = 64;
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(from);
+  for (std::size_t i = 0; i < elements * sizeof(T); i += line) hwy::Prefetch(bytes + i);
+}
+
+// What an update reads. Beyond the arrays' ends nothing is read: a prefetch of any address is a hint.
+template <class G, class M, class W, class S>
+HWY_INLINE void prefetch(const Streams<G, M, W, S>& x, std::size_t ahead, std::size_t elements) {
+  prefetch_lines(x.g + ahead, elements);
+  prefetch_lines(x.in.m + ahead, elements);
+  prefetch_lines(x.in.v + ahead, elements);
+  prefetch_lines(x.in.master + ahead, elements);
+}
+
 // Fewer elements than a vector: the same arithmetic on a copy padded with zeros.
 template <class G, class M, class W, class S>
 HWY_NOINLINE void update_partial(D d, const AdamWStep& s, const Streams<G, M, W, S>& x, std::size_t count) {
@@ -194,9 +211,12 @@ void update(const Piece& piece) {
   std::size_t i = 0;
   for (; i + lanes <= head; i += lanes) update_vector(d, s, x.at(i));
   if (i < head) update_partial(d, s, x.at(i), head - i);
-  // No software prefetch: measured at distances of 0.5 to 2 KiB it cost 2 to 15%, the hardware follows these streams.
   i = head;
-  for (; i + 2 * lanes <= count; i += 2 * lanes) update_two<kStores>(d, s, x.at(i));
+  const std::size_t ahead = piece.prefetch;
+  for (; i + 2 * lanes <= count; i += 2 * lanes) {
+    if (ahead != 0) prefetch(x.at(i), ahead, 2 * lanes);
+    update_two<kStores>(d, s, x.at(i));
+  }
   for (; i + lanes <= count; i += lanes) update_vector(d, s, x.at(i));
   if (i < count) update_partial(d, s, x.at(i), count - i);
   if constexpr (kStores != kCached) hwy::FlushStream();

@@ -18,7 +18,8 @@ struct Piece {
   AdamWState out;  // null in a preview
   void* weights;   // null if none
   std::size_t count;
-  std::size_t head;  // elements before the aligned body; at most count
+  std::size_t head;      // elements before the aligned body; at most count
+  std::size_t prefetch;  // AdamWTuning's
 };
 
 enum Gradients { kGradientsF32, kGradientsBf16, kGradientKinds };

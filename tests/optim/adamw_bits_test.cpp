@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "optim/adamw_tuning.h"
 #include "optim/adamw_twin.h"
 
 namespace so {
@@ -422,6 +423,33 @@ TYPED_TEST(AdamWMomentBits, ForAnyNumberOfThreads) {
       EXPECT_TRUE(w.holds(c.e.half)) << threads << " " << small;
     }
   }
+}
+
+// However the loop goes through memory.
+TYPED_TEST(AdamWMomentBits, ForAnyTuning) {
+  using M = TypeParam;
+  const std::size_t count = 150'001;
+  const Case<M> c(kStep, random_arrays(count, 4), true, true);
+  ThreadPool pool("test", {0, 0, 0}, false);
+  for (const std::int64_t tile : {AdamWTuning::least_tile, std::int64_t{1} << 15, AdamWTuning::most_tile})
+    for (const std::int64_t prefetch : {std::int64_t{0}, std::int64_t{7}, AdamWTuning::most_prefetch}) {
+      adamw_use_tuning({.tile = tile, .prefetch = prefetch});
+      Fenced<float> p(5, count);
+      Fenced<M> m(5, count), v(5, count);
+      Fenced<bf16> w(5, count), preview(5, count);
+      adamw_update_parallel(pool, kStep, true, c.a.half, c.state(), {p.data(), m.data(), v.data()}, w.span());
+      adamw_preview_parallel(pool, kStep, true, c.a.half, c.state(), preview.span());
+      adamw_use_tuning({});
+      EXPECT_TRUE(p.holds(c.e.p)) << tile << " " << prefetch;
+      EXPECT_TRUE(m.holds(c.new_m)) << tile << " " << prefetch;
+      EXPECT_TRUE(v.holds(c.new_v)) << tile << " " << prefetch;
+      EXPECT_TRUE(w.holds(c.e.half)) << tile << " " << prefetch;
+      EXPECT_TRUE(preview.holds(c.e.half)) << tile << " " << prefetch;
+    }
+  for (const AdamWTuning& wrong : {AdamWTuning{.tile = 1000}, AdamWTuning{.tile = 0}, AdamWTuning{.prefetch = -1},
+                                   AdamWTuning{.prefetch = AdamWTuning::most_prefetch + 1}})
+    EXPECT_THROW(adamw_use_tuning(wrong), Bug);
+  EXPECT_EQ(adamw_tuning(), AdamWTuning());
 }
 
 // The vector code must really be there: a machine that has AVX2 and FMA must not end up with the scalar code.

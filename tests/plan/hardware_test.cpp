@@ -41,6 +41,26 @@ TEST(Hardware, WhatIsWrittenReadsBack) {
   }
 }
 
+TEST(Hardware, HasHowAdamWGoesThroughMemory) {
+  HardwareProfile profile = resolve_hardware("h200");
+  EXPECT_EQ(profile.rates.adamw, AdamWTuning()) << "where a file says nothing";
+  profile.rates.adamw = {.tile = 1 << 15, .prefetch = 512};
+  EXPECT_EQ(parse_hardware(to_json(profile), "file").rates.adamw, profile.rates.adamw);
+  for (const auto& [key, wrong] : {std::pair{"tile_elements", json(1000)},
+                                   {"tile_elements", json(0)},
+                                   {"tile_elements", json("8192")},
+                                   {"prefetch_elements", json(-1)},
+                                   {"prefetch_elements", json(0.5)},
+                                   {"prefetch_elements", json(1e9)}}) {
+    json file = some();
+    file["adamw"][key] = wrong;
+    expect_refused(file, {"mine.json: adamw: expected", "multiple of 32"});
+  }
+  json file = some();
+  file["adamw"]["threads"] = 1;
+  expect_refused(file, {"adamw.threads", "not a key"});
+}
+
 TEST(Hardware, KnownMachinesAreSortedAndSayWhereTheirFiguresComeFrom) {
   const auto all = known_hardware();
   EXPECT_TRUE(std::is_sorted(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.key < b.key; }));

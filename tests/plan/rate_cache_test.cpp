@@ -20,6 +20,7 @@ RateKey some_key() { return {"NVIDIA H200", "Xeon", 15, "0.1", "bfloat16", "floa
 HardwareProfile some_profile() {
   HardwareProfile profile = resolve_hardware("h200");
   profile.rates.host_adamw = 123e9;
+  profile.rates.adamw = {.tile = 1 << 15, .prefetch = 512};
   return profile;
 }
 
@@ -39,6 +40,7 @@ TEST_F(Rates, AreFoundAgainForAMonth) {
   const auto rates = cache_.find(some_key(), now);
   ASSERT_TRUE(rates);
   EXPECT_EQ(rates->rates.host_adamw, 123e9);
+  EXPECT_EQ(rates->rates.adamw, some_profile().rates.adamw);
   EXPECT_EQ(rates->rates.gemm_flops, some_profile().rates.gemm_flops);
   EXPECT_EQ(rates->date, "2025-10-09");
   EXPECT_TRUE(found(some_key(), now + 30 * day));
@@ -206,6 +208,8 @@ TEST_F(Rates, AreMeasuredOnceAndAnewWhenAsked) {
   EXPECT_EQ(rates({.fresh = false, .keep = true}), 2e9);
   EXPECT_EQ(rates({.fresh = false, .keep = false}), 2e9);
   EXPECT_EQ(measured, 2);
+  EXPECT_EQ(adamw_tuning(), some_profile().rates.adamw) << "rates hold for the way they were measured in";
+  adamw_use_tuning({});
   EXPECT_EQ(rates({.fresh = true, .keep = true}), 3e9);
   EXPECT_EQ(rates({.fresh = false, .keep = true}), 3e9);
   EXPECT_EQ(measured, 3);

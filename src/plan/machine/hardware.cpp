@@ -165,6 +165,20 @@ Interconnect read_interconnect(const ordered_json& object, const std::string& or
   return values;
 }
 
+AdamWTuning read_tuning(const ordered_json& object, const std::string& origin) {
+  const Reader file(object, origin, "adamw.");
+  file.only({"tile_elements", "prefetch_elements"});
+  const auto whole = [&](const char* key) {
+    const ordered_json& value = file.at(key);
+    return value.is_number_integer() ? value.get<std::int64_t>() : -1;
+  };
+  const AdamWTuning tuning{.tile = whole("tile_elements"), .prefetch = whole("prefetch_elements")};
+  if (!tuning.usable())
+    fail("{}: adamw: expected tile_elements, a multiple of {} from {} to {}, and prefetch_elements, from 0 to {}",
+         origin, AdamWTuning::line, AdamWTuning::least_tile, AdamWTuning::most_tile, AdamWTuning::most_prefetch);
+  return tuning;
+}
+
 std::string_view preset_text(std::string_view name) {
   for (const Preset& preset : hardware_presets())
     if (preset.name == name) return preset.json;
@@ -194,8 +208,8 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& origin)
   const ordered_json json = parse_text(text, origin);
   const std::string file_name = printable_path(origin);
   const Reader file(json, file_name);
-  file.only({"name", "source", "device_memory_bytes", "host_memory_bytes", "host_threads", "rates", "efficiencies",
-             "hosts", "between_gpus", "sources"});
+  file.only({"name", "source", "device_memory_bytes", "host_memory_bytes", "host_threads", "rates", "adamw",
+             "efficiencies", "hosts", "between_gpus", "sources"});
   HardwareProfile profile;
   profile.name = file.text("name");
   profile.source = file.text("source");
@@ -203,6 +217,7 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& origin)
   profile.host_memory = static_cast<std::size_t>(file.positive("host_memory_bytes", most_bytes));
   profile.host_threads = static_cast<int>(std::ceil(file.positive("host_threads", 4096)));
   read_table(Reader(file.at("rates"), file_name, "rates."), rates, profile.rates);
+  if (json.contains("adamw")) profile.rates.adamw = read_tuning(json["adamw"], file_name);
   if (json.contains("efficiencies"))
     read_table(Reader(json["efficiencies"], file_name, "efficiencies."), efficiencies, profile.rates.efficiencies);
   if (json.contains("hosts")) profile.hosts = read_hosts(json["hosts"], file_name);
@@ -214,12 +229,15 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& origin)
 std::string to_json(const HardwareProfile& profile) {
   ordered_json by_name;
   for (const auto& [key, member] : rates) by_name[key] = profile.rates.*member;
-  return ordered_json{{"name", profile.name},
-                      {"source", profile.source},
-                      {"device_memory_bytes", profile.device_memory},
-                      {"host_memory_bytes", profile.host_memory},
-                      {"host_threads", profile.host_threads},
-                      {"rates", by_name}}
+  return ordered_json{
+             {"name", profile.name},
+             {"source", profile.source},
+             {"device_memory_bytes", profile.device_memory},
+             {"host_memory_bytes", profile.host_memory},
+             {"host_threads", profile.host_threads},
+             {"rates", by_name},
+             {"adamw",
+              {{"tile_elements", profile.rates.adamw.tile}, {"prefetch_elements", profile.rates.adamw.prefetch}}}}
              .dump(2) +
          "\n";
 }

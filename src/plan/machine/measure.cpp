@@ -126,6 +126,7 @@ MachineRates measure_rates(Device& device, Ops& ops, Stream& stream, ThreadPool&
   rates.host_adamw = of_host.adamw;
   rates.host_adamw_wide = of_host.adamw_wide;
   rates.host_memory = of_host.memory;
+  rates.adamw = of_host.tuning;
   return rates;
 }
 

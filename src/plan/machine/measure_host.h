@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 
 #include "base/dtype.h"
 #include "base/thread_pool.h"
 #include "device/device.h"
+#include "optim/adamw_tuning.h"
 
 namespace so {
 
@@ -16,7 +18,14 @@ struct HostRates {
   double adamw = 0;       // gradients and weights in bf16
   double adamw_wide = 0;  // in fp32
   double memory = 0;      // what AdamW and copies both ways move together; on the CPU device what AdamW moves
+  AdamWTuning tuning;     // with which the others were measured, and which is in use from then on
 };
+
+// The tuning that is quickest: candidates differ in how far ahead they fetch, and, with the best of these, in their
+// tiles. `seconds` measures one update with a tuning. Others on the machine make updates slower by chance, so a
+// candidate is taken only if it is 3% quicker than the best so far in the sum of several updates that take turns with
+// that one's, and again in as many more.
+AdamWTuning find_tuning(const std::function<double(const AdamWTuning&)>& seconds);
 
 // Takes about `most_bytes` of pageable memory or, where that is less, what 64 million elements a thread need, from 4 to
 // 16 threads; on the CPU device 256 thousand elements in all. Gives it back. A second or two beside a GPU, most of them

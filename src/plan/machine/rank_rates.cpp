@@ -39,18 +39,22 @@ MachineRates slowest(Communicator& ranks, MachineRates rates) {
 // Rank 0's rates of an earlier run, for all.
 std::optional<RateCache::Found> found_by_first(Communicator& ranks, const std::optional<RateCache>& cache,
                                                const RateKey& key, bool fresh) {
-  std::vector<double> values(rate_names().size());
+  std::vector<double> values(rate_names().size() + 2);
+  double &tile = values[rate_names().size()], &prefetch = values[rate_names().size() + 1];
   std::string date = on_first_rank(ranks, [&]() -> std::string {
     if (!cache || fresh) return {};
     const auto found = cache->find(key, std::time(nullptr));
     if (!found) return {};
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = found->rates.*rate_names()[i].second;
+    for (std::size_t i = 0; i < rate_names().size(); ++i) values[i] = found->rates.*rate_names()[i].second;
+    tile = static_cast<double>(found->rates.adamw.tile);
+    prefetch = static_cast<double>(found->rates.adamw.prefetch);
     return found->date;
   });
   if (date.empty()) return std::nullopt;
   ranks.broadcast(std::as_writable_bytes(std::span(values)), 0);
   RateCache::Found found{.rates = {}, .date = std::move(date)};
-  for (std::size_t i = 0; i < values.size(); ++i) found.rates.*rate_names()[i].second = values[i];
+  for (std::size_t i = 0; i < rate_names().size(); ++i) found.rates.*rate_names()[i].second = values[i];
+  found.rates.adamw = {.tile = static_cast<std::int64_t>(tile), .prefetch = static_cast<std::int64_t>(prefetch)};
   return found;
 }
 
@@ -116,6 +120,7 @@ void use_rates_of_ranks(PlanningMachine& machine, Runtime& runtime, const Number
   MachineRates rates;
   if (found) {
     rates = found->rates;
+    adamw_use_tuning(rates.adamw);
     machine.rates_origin = fmt::format("measured on {} (--profile fresh measures anew)", found->date);
   } else {
     ranks.barrier();  // all measure at once

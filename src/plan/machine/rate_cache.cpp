@@ -191,6 +191,7 @@ void use_cached_rates(PlanningMachine& machine, Runtime& runtime, const NumberFo
   if (!use.fresh)
     if (const auto found = cache->find(key, std::time(nullptr))) {
       machine.rates = [rates = found->rates] { return rates; };
+      adamw_use_tuning(found->rates.adamw);
       machine.rates_origin = fmt::format("measured on {}{} (--profile fresh measures anew)", found->date,
                                          found->learned ? fmt::format(", but the host's as {} had them on {}",
                                                                       found->learned->source, found->learned_date)

@@ -4,6 +4,8 @@
 #include <limits>
 #include <string>
 
+#include "optim/adamw_tuning.h"
+
 namespace so {
 
 // How long a collective takes: `seconds`, and for the bytes that a rank receives of the others at this rate.
@@ -38,6 +40,7 @@ struct MachineRates {
   double host_adamw_wide = 0;  // with gradient and weight in fp32, not bf16
   double host_memory = 0;      // what AdamW and the link's copies both ways move together, all at once
   double kernel_seconds = 0;   // of the device, that a kernel takes however little it does
+  AdamWTuning adamw;           // with which the host's rates were measured
   Efficiencies efficiencies = h200_efficiencies();
   // These are for a rank that shares its host or its run with others.
   double link_both = std::numeric_limits<double>::infinity();  // both ways of the link at once, added up
