@@ -190,7 +190,8 @@ int main_bench(int argc, char** argv) {
   const int threads = std::atoi(argument(3, "0"));
   const std::string set = argument(4, "best");
   if (n == 0 || repetitions <= 0 || threads < 0) {
-    std::fprintf(stderr, "usage: %s [million parameters] [repetitions] [threads] [instruction set] [tile] [ahead]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s [million parameters] [repetitions] [threads] [instruction set] [tile] [ahead]\n",
+                 argv[0]);
     return 2;
   }
   adamw_use_instruction_set(set == "best" ? "" : set);

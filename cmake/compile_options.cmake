@@ -35,7 +35,7 @@ if(SO_SANITIZE)
     target_link_options(so_compile_options INTERFACE -fuse-ld=lld)
   endif()
 endif()
-# The tests' own code (tests/CMakeLists.txt sets the property), of which most goes into GoogleTest's macros and JSON, and
-# cold rooms (cmake/room.cmake): without optimization they compile in half of the time.
+# The property is set for tests (tests/CMakeLists.txt), most of whose time goes into GoogleTest's macros and JSON, and for
+# cold rooms (cmake/room.cmake). Without optimization they compile in half of the time.
 target_compile_options(so_compile_options INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:$<TARGET_PROPERTY:SO_UNOPTIMIZED>>>:-O0>)

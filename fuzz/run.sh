@@ -8,7 +8,7 @@ seconds=${1:-60}
 [ $# -eq 0 ] || shift
 build=${BUILD:-build-fuzz}
 cmake -S . -B "$build" -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DSO_FUZZ=ON -DSO_TESTS=OFF \
-  -DSO_CUDA=OFF -DSO_SANITIZE=address,undefined,fuzzer-no-link >/dev/null
+  -DSO_CUDA=OFF -DSO_OPTIMIZE_COLD=ON -DSO_SANITIZE=address,undefined,fuzzer-no-link >/dev/null
 targets=$*
 if [ -z "$targets" ]; then
   for source in fuzz/*_fuzz.cpp; do

@@ -35,7 +35,6 @@ WAYS = {
     "all streamed": "--streamed_layers 1000 --offload_ratio 1",
     "all streamed, zerooffload": "--streamed_layers 1000 --offload_ratio 1 --mode zerooffload",
     "cast on the host": "--cast_side host --offload_ratio 0.5",
-    "cast on the device": "--cast_side device --offload_ratio 0.5",
     "updates over the link": "--update_over_link --offload_ratio 0.5",
     "updates over the link, all streamed": "--update_over_link --offload_ratio 1 --streamed_layers 1000",
     "moments in bf16": "--optimizer_state_dtype bf16 --adam_beta2 0.99",
@@ -58,10 +57,11 @@ WAYS = {
 }
 # In bf16 alone.
 BF16_MORE = {
+    "cast on the device": "--cast_side device --offload_ratio 0.5",
     "3 micro-batches, added up in bf16": "--gradient_accumulation_steps 3 --grad_accum_dtype bf16",
 }
 BF16_WAYS = ["default", "zerooffload", "ratio 0", "ratio 0.5", "no offload", "all streamed", "cast on the host",
-             "cast on the device", "moments in bf16, ratio 0.5", "3 micro-batches", "never clipped", "recomputed",
+             "moments in bf16, ratio 0.5", "3 micro-batches", "never clipped", "recomputed",
              "packed, 3 micro-batches, recomputed"]
 
 # These models are trained in every combination of the following.
@@ -76,6 +76,8 @@ CROSSED = [
     {"1 micro-batch": "", "3 micro-batches": "--gradient_accumulation_steps 3"},
 ]
 CROSSED_ALL = "--max_steps 5 --save_steps 0"
+# These leave one of the options nothing to do, and are refused.
+CROSSED_OUT = [("fp32", "device casts"), ("ratio 0,", "zerooffload"), ("ratio 0,", "streamed"), ("ratio 0,", "device casts")]
 
 # With less and less host memory, a plan gives up spare optimizer state (so that weights are previewed, not updated
 # ahead of time), then what layers keep for backward, one layer after another; at last it is refused. On a GPU, whose
@@ -254,7 +256,7 @@ BENCHED = {
     "no optimizer": "--no_optimizer",
     "on the device": "--offload_optimizer none",
     "split": "--offload_ratio 0.5 --mode zerooffload --bucket_size 16384",
-    "streamed": "--streamed_layers 1000 --cast_side device --bucket_size 16384",
+    "streamed": "--dtype bf16 --streamed_layers 1000 --cast_side device --bucket_size 16384",
     "moments in bf16": "--optimizer_state_dtype bf16",
     "micro-batches, recomputed": "--gradient_accumulation_steps 3 --activation_checkpointing",
     "rarely clipped": "--max_grad_norm 1e6",

@@ -47,6 +47,8 @@ def all_cases(models, device):
         yield "resume", f"refused: {way}", [train("qwen3-tied"), REWIND, train("qwen3-tied", second, "--resume")]
     for model in CROSSED_MODELS:
         for way, more in products(CROSSED).items():
+            if any(a in way and b in way for a, b in CROSSED_OUT):
+                continue
             yield "crossed", f"{model}: {way}", [train(model, CROSSED_ALL, more)]
     for model, (options, limits) in SQUEEZED.items():
         for limit in limits:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "collectives/cpu_collectives.h"
 #include "collectives/device_peers.h"
 #include "collectives/peer_collectives.h"

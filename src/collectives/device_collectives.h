@@ -10,18 +10,12 @@
 #include "base/accumulate.h"
 #include "base/tensor.h"
 #include "collectives/route.h"
+#include "collectives/slice_gather.h"
 #include "device/device.h"
 #include "optim/engine_ops.h"
 #include "ranks/communicator.h"
 
 namespace so {
-
-// The slices of an array, of which this rank has one: they are gathered from all ranks.
-struct SliceGather {
-  const std::byte* own;                 // bytes[rank] bytes, which may lie at their place in `all` already
-  std::span<const std::int64_t> bytes;  // by rank
-  std::byte* all;                       // one rank's slice after another's
-};
 
 // The collectives of one stream at a time. Every rank makes the same calls in the same order with the same counts. A
 // rank that is lost, or that gives up, is an error of the stream's, and reaches what waits for it within the ranks'

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "collectives/route.h"
+#include "collectives/slice_gather.h"
 #include "device/device.h"
 #include "ranks/communicator.h"
 
@@ -21,17 +22,11 @@ class DevicePeers {
   using Sent = std::span<const std::span<const std::byte>>;
   using Received = std::span<const std::span<std::byte>>;
   virtual void exchange(Stream& stream, const char* what, Sent send, Received receive) = 0;
-  // `bytes` bytes of every rank come to `all`, in rank order. `own` may lie there already.
-  struct Gather {
-    const std::byte* own;
-    std::size_t bytes;
-    std::byte* all;
-  };
-  // Enqueues all of them.
-  virtual void all_gather(Stream& stream, std::span<const Gather> gathers) = 0;
+  // Enqueues all of them, as DeviceCollectives has them.
+  virtual void all_gather(Stream& stream, std::span<const SliceGather> gathers) = 0;
 };
 
-// Each route is made with one of these.
+// A route reads the member that is its own.
 struct PeerLimits {
   std::size_t staged_piece;  // host: bytes of a rank that are on their way at a time, at most
   int nccl_blocks;           // nccl: see make_nccl_peers()

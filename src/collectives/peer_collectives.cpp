@@ -71,31 +71,9 @@ void PeerCollectives::reduce_scatter_sum(Stream& stream, Tensor values, std::spa
 }
 
 void PeerCollectives::all_gather(Stream& stream, std::span<const SliceGather> gathers) {
-  const auto self = static_cast<std::size_t>(place_.rank);
-  std::vector<DevicePeers::Gather> even;  // the same ones on every rank
-  for (const SliceGather& gather : gathers) {
+  for (const SliceGather& gather : gathers)
     SO_CHECK(gather.bytes.size() == static_cast<std::size_t>(place_.size), "{} counts", gather.bytes.size());
-    if (std::adjacent_find(gather.bytes.begin(), gather.bytes.end(), std::not_equal_to<>()) != gather.bytes.end()) {
-      if (backed_) gather_uneven(stream, gather);
-    } else if (gather.bytes[self] > 0) {
-      even.push_back({gather.own, static_cast<std::size_t>(gather.bytes[self]), gather.all});
-    }
-  }
-  if (backed_ && !even.empty()) peers_->all_gather(stream, even);
-}
-
-void PeerCollectives::gather_uneven(Stream& stream, const SliceGather& gather) {
-  const auto ranks = static_cast<std::size_t>(place_.size), self = static_cast<std::size_t>(place_.rank);
-  const std::span own(gather.own, static_cast<std::size_t>(gather.bytes[self]));
-  const std::vector<std::span<const std::byte>> send(ranks, own);
-  std::vector<std::span<std::byte>> receive;
-  std::byte* to = gather.all;
-  for (const std::int64_t count : gather.bytes) {
-    receive.emplace_back(to, static_cast<std::size_t>(count));
-    to += count;
-  }
-  if (receive[self].data() != own.data()) stream.copy(receive[self].data(), own.data(), own.size());
-  peers_->exchange(stream, "all_gather", send, receive);
+  if (backed_) peers_->all_gather(stream, gathers);
 }
 
 }  // namespace so

@@ -23,8 +23,6 @@ class PeerCollectives final : public DeviceCollectives {
   static std::int64_t piece_of(const CollectiveSizes& sizes, int ranks);
 
  private:
-  void gather_uneven(Stream& stream, const SliceGather& gather);
-
   EngineOps& ops_;
   const RankPlace place_;
   const bool backed_;

@@ -27,12 +27,13 @@ class StagedPeers final : public DevicePeers {
     for (std::size_t begin = 0; begin < longest; begin += piece_) piece(stream, what, send, receive, begin);
   }
 
-  void all_gather(Stream& stream, std::span<const Gather> gathers) override {
+  void all_gather(Stream& stream, std::span<const SliceGather> gathers) override {
     for (const auto& [own, bytes, all] : gathers) {
-      const std::vector<std::span<const std::byte>> send(size(), std::span(own, bytes));
-      std::vector<std::span<std::byte>> receive;
-      for (std::size_t r = 0; r < size(); ++r) receive.emplace_back(all + r * bytes, bytes);
-      if (receive[self()].data() != own) stream.copy(receive[self()].data(), own, bytes);
+      const std::vector<std::span<const std::byte>> send(size(),
+                                                         std::span(own, static_cast<std::size_t>(bytes[self()])));
+      const std::vector<std::span<std::byte>> receive = slices_of(all, bytes);
+      if (receive[self()].data() != own && !receive[self()].empty())
+        stream.copy(receive[self()].data(), own, receive[self()].size());
       exchange(stream, "all_gather", send, receive);
     }
   }

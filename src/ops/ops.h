@@ -1,5 +1,5 @@
 // The operations of a decoder, forward and backward, each declared once. A backend implements the class: ops/cpu is the
-// readable reference that also runs real work, ops/cuda the fast one; ops/null does nothing (for dry runs).
+// readable reference that also runs real work, ops/cuda the fast one; ops/dry does nothing (for dry runs).
 //
 // Rules for every op:
 //  - It is enqueued on the stream and returns. Tensors are views of the stream's device memory and must live until it

@@ -13,6 +13,7 @@ EngineSettings engine_settings(const RunRequest& request) {
   engine.formats = number_formats(request);
   engine.bucket_elements = request.bucket_size / static_cast<std::int64_t>(sizeof(float));
   engine.schedule = request.mode == OffloadMode::superoffload ? Schedule::overlapped : Schedule::synchronous;
+  // On the host it takes no step of its own, whatever the format.
   if (engine.formats.weights == DType::f32 && request.cast_side == CastChoice::device)
     fail("--cast_side device: weights are fp32, so nothing is cast; remove it, or train in bf16 (--dtype bf16)");
   // The cast is on the side that was asked for, and on the host if none was and nothing is measured.

@@ -81,7 +81,8 @@ std::string PlanReview::advice(const Rates& measured) const {
     std::string options;
     if (other.engine.device_units != now.device_units)
       options += " --offload_ratio " + ratio_for(layout_, other.engine.device_units);
-    if (other.engine.streamed_units != now.streamed_units)
+    // Where all state is the device's, nothing streams, and the option is refused.
+    if (other.engine.streamed_units != now.streamed_units && other.engine.device_units != layout_.units())
       options += fmt::format(" --streamed_layers {}", other.engine.streamed_units);
     if (other.engine.gathered != now.gathered) options += fmt::format(" --gathered_layers {}", other.engine.gathered);
     if (options.empty() || best >= (1 - worthwhile) * as_it_is)

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "support/files.h"
 #include "support/process.h"
@@ -40,7 +41,8 @@ class EverySchedule : public testing::TestWithParam<Run> {
     c.set("save_steps", "6").set("eval_steps", "5").set("eval_data", evaluation_data_.string());
     c.set("bucket_size", "16384").set("cache_dir", (temporary_ / "cache").string());
     c.set("offload_ratio", manner.ratio);
-    if (manner.ratio != "0")  // else there is nothing of the host's to schedule, and these are refused
+    if (std::string_view(manner.ratio) !=
+        "0")  // else there is nothing of the host's to schedule, and these are refused
       c.set("mode", manner.mode).set("streamed_layers", manner.streamed).set("move_gradients", manner.moves_gradients);
     if (resume) c.flag("resume");
     const Outcome o = run(c.words(), temporary_.path());

@@ -15,7 +15,6 @@
 #include "support/files.h"
 #include "support/io.h"
 #include "support/on_gpu.h"
-#include "support/sanitized.h"
 #include "support/training_run.h"
 
 namespace so::test {
@@ -242,7 +241,7 @@ TEST_P(MemoryGridOf, WhatIsAcceptedRunsAndWhatIsRefusedRunsAsChanged) {
   SCOPED_TRACE(setting.name);
   Runs runs(setting);
   Tally tally;
-  const int refused = sanitized ? 2 : 6, accepted = sanitized ? 3 : 8;
+  constexpr int refused = 6, accepted = 8;
   if (on_gpu())
     try_caps(runs, "device_memory", std::size_t{300} << 20, refused, accepted, tally);
   else

@@ -333,6 +333,7 @@ TEST(Plan, RefusesWhatCannotBe) {
   refused({"--model", "qwen3-4b", "--hardware", "tpu"}, {"--hardware tpu", "known are"});
   refused({"--model", "qwen3-4b", "--batch_size", "50000", "--max_length", "50000"}, {"too many tokens"});
   refused({"--model", "qwen3-4b", "--offload_optimizer", "none", "--offload_ratio", "0.5"}, {"--offload_ratio 0.5"});
+  refused({"--model", "qwen3-0.6b", "--dtype", "fp32", "--cast_side", "device"}, {"--cast_side device", "fp32"});
 }
 
 }  // namespace

@@ -225,9 +225,10 @@ TEST_F(ShardReaderTest, MakesFormsWhereTheyAreToLie) {
         }
         // All bytes at once: element by element this takes longer than the reading.
         const std::vector<float>& floats = forms.wide ? expected : zeros;
-        EXPECT_EQ(std::memcmp(wide.data(), floats.data(), floats.size() * sizeof(float)), 0);
+        if (std::memcmp(wide.data(), floats.data(), floats.size() * sizeof(float)) != 0)
+          ADD_FAILURE() << "fp32 from " << std::mismatch(wide.begin(), wide.end(), floats.begin()).first - wide.begin();
         const std::vector<std::uint16_t>& bits = forms.narrow ? rounded : zero_bits;
-        EXPECT_EQ(std::memcmp(narrow.data(), bits.data(), bits.size() * sizeof(bf16)), 0);
+        EXPECT_EQ(std::memcmp(narrow.data(), bits.data(), bits.size() * sizeof(bf16)), 0) << "bf16";
       }
   }
 }

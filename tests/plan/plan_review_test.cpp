@@ -127,6 +127,18 @@ TEST_F(Review, PlansAnewWithWhatWasMeasured) {
   EXPECT_EQ(device_units_for_ratio(layout_, std::stod(advice.substr(at + option.size()))), 9);
 }
 
+// The command line refuses what then has nothing to do.
+TEST_F(Review, NamesTheRatioAloneWhereTheDeviceHasAll) {
+  MeasuredSteps m = as_planned();
+  m.pass_seconds = 2.5;
+  other_units_ = layout_.units();
+  other_streamed_ = 0;
+  other_seconds_ = 2;
+  const auto lines = review().look(m);
+  EXPECT_TRUE(says(lines, " --offload_ratio 0.00 would take")) << lines.back();
+  EXPECT_FALSE(says(lines, "--streamed_layers"));
+}
+
 TEST_F(Review, NamesNoSplitThatGainsLittle) {
   MeasuredSteps m = as_planned();
   m.pass_seconds = 2.5;

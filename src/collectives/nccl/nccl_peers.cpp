@@ -1,6 +1,9 @@
 // Messages between GPUs by NCCL.
+#include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "collectives/device_peers.h"
 #include "collectives/nccl/nccl_communicator.h"
@@ -13,26 +16,44 @@ class NcclPeers final : public DevicePeers {
   NcclPeers(Device& device, Communicator& ranks, int most_blocks) : nccl_(device, ranks, most_blocks) {}
 
   void exchange(Stream& stream, const char* what, Sent send, Received receive) override {
-    nccl_.group(stream, what, [&] {
-      const RankPlace& place = nccl_.place();
-      for (int step = 1; step < place.size;
-           ++step) {  // each rank begins with another, so that none is everybody's first
-        const int to = (place.rank + step) % place.size, from = (place.rank + place.size - step) % place.size;
-        const std::span<const std::byte> out = send[static_cast<std::size_t>(to)];
-        const std::span<std::byte> in = receive[static_cast<std::size_t>(from)];
-        if (!out.empty()) nccl_.send(out.data(), out.size(), to);
-        if (!in.empty()) nccl_.receive(in.data(), in.size(), from);
+    nccl_.group(stream, what, [&] { exchange_in_group(send, receive); });
+  }
+
+  // Slices that differ in length are messages, which go in the same group.
+  void all_gather(Stream& stream, std::span<const SliceGather> gathers) override {
+    const auto self = static_cast<std::size_t>(nccl_.place().rank);
+    const auto even = [](const SliceGather& gather) {
+      return std::adjacent_find(gather.bytes.begin(), gather.bytes.end(), std::not_equal_to<>()) == gather.bytes.end();
+    };
+    for (const SliceGather& gather : gathers) {
+      const std::span<std::byte> own = slices_of(gather.all, gather.bytes)[self];
+      if (!even(gather) && own.data() != gather.own && !own.empty()) stream.copy(own.data(), gather.own, own.size());
+    }
+    nccl_.group(stream, "all_gather", [&] {
+      for (const SliceGather& gather : gathers) {
+        const auto bytes = static_cast<std::size_t>(gather.bytes[self]);
+        if (even(gather)) {
+          if (bytes > 0) nccl_.all_gather(gather.own, bytes, gather.all);
+          continue;
+        }
+        const std::vector<std::span<const std::byte>> send(gather.bytes.size(), std::span(gather.own, bytes));
+        exchange_in_group(send, slices_of(gather.all, gather.bytes));
       }
     });
   }
 
-  void all_gather(Stream& stream, std::span<const Gather> gathers) override {
-    nccl_.group(stream, "all_gather", [&] {
-      for (const auto& [own, bytes, all] : gathers) nccl_.all_gather(own, bytes, all);
-    });
+ private:
+  void exchange_in_group(Sent send, Received receive) {
+    const RankPlace& place = nccl_.place();
+    for (int step = 1; step < place.size; ++step) {  // each rank begins with another, so that none is everybody's first
+      const int to = (place.rank + step) % place.size, from = (place.rank + place.size - step) % place.size;
+      const std::span<const std::byte> out = send[static_cast<std::size_t>(to)];
+      const std::span<std::byte> in = receive[static_cast<std::size_t>(from)];
+      if (!out.empty()) nccl_.send(out.data(), out.size(), to);
+      if (!in.empty()) nccl_.receive(in.data(), in.size(), from);
+    }
   }
 
- private:
   NcclCommunicator nccl_;
 };
 

@@ -25,12 +25,14 @@ double collective_seconds(const PlacementInputs& in, std::int64_t calls, std::in
   const double received = static_cast<double>(elements) * element_bytes * (1 - 1.0 / in.ranks);
   return static_cast<double>(calls) * in.rates.collectives.seconds + received / in.rates.collectives.bytes;
 }
-// Each of a unit's buckets is reduced by itself; they are gathered all at once.
+// Each of a unit's buckets is reduced by itself.
 double reduce_seconds(const PlacementInputs& in, std::int64_t elements) {
   return collective_seconds(in, buckets_of(elements, in.bucket_elements), elements, in.sum_bytes);
 }
 double gather_seconds(const PlacementInputs& in, std::int64_t elements) {
-  return elements == 0 ? 0 : collective_seconds(in, 1, elements, in.stream_bytes);
+  const std::int64_t buckets = buckets_of(elements, in.bucket_elements);
+  return collective_seconds(in, in.gathers_together ? std::min<std::int64_t>(buckets, 1) : buckets, elements,
+                            in.stream_bytes);
 }
 
 // The unit's work waits for them: nothing of it goes on beside.

@@ -87,6 +87,7 @@ struct PlacementInputs {
   std::int64_t bucket_elements = 0;
   double gradient_bytes = 2, weight_bytes = 2;  // an element, on the link and in the update
   double stream_bytes = 2;                      // an element of weights that stream
+  bool gathers_together = true;                 // a unit's buckets in one call, else each by itself
   double sum_bytes = 4;                         // an element of gradients that are added up, over ranks too
   CastSide cast = CastSide::host;               // which the above are for
   bool update_over_link = false;                // EngineSettings::update_over_link
