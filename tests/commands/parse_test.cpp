@@ -92,6 +92,7 @@ TEST(Parse, EveryOptionArrives) {
       need("metric_for_best_model", "--load_best_model_at_end", "true");
       need("early_stopping_threshold", "--early_stopping_patience", "3");
       need("gathered_layers", "--gpus", "2");
+      need("collectives", "--gpus", "2");
       need("sequence_parallel_size", "--gpus", "8192");
       need("warmup_steps", "--bench_steps", "1");
       need("trace_steps", "--trace", "t");
