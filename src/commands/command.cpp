@@ -38,8 +38,9 @@ void check_mode(const Mode& mode, OptionsView options, const OptionOrigins& orig
     const OptionSpec& spec = options.rows().at(name);
     const OptionValue set = options.get(spec);
     const Origin origin = origins.of(name).origin;
-    // The value that stands for unset asks for nothing, nor does the default.
-    if (origin < Origin::run_file || set == spec.special_value || set == spec.default_value) continue;
+    // The value that stands for unset asks for nothing, and a file may say a default without asking for it.
+    if (origin < Origin::run_file || set == spec.special_value) continue;
+    if (origin == Origin::run_file && set == spec.default_value) continue;
     fail("--{} has nothing to do with --{} {}, where {}: remove one of them", name, mode.option, value, mode.why);
   }
 }
