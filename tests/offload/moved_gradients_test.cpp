@@ -224,7 +224,9 @@ TEST(MovedGradients, WaitsForThemAreCounted) {
   for (int step = 0; step < 3; ++step) sum_step(rig, {gradient, gradient, gradient, gradient}, step + 1);
   const EngineCounters counters = rig.engine().counters();
   EXPECT_EQ(counters.sums_brought, 3 * 3 * 5);
-  EXPECT_GT(counters.device_waits[static_cast<std::size_t>(WaitReason::moving)], 0);
+  // Two of five may come while others are worked with.
+  const double waited = counters.device_waits[static_cast<std::size_t>(WaitReason::moving)];
+  EXPECT_GT(waited, 1e-3 * 3 * 3);
   EXPECT_GE(rig.engine().measured_times().backward_seconds, 1e-3);
 }
 
