@@ -195,7 +195,10 @@ int main_bench(int argc, char** argv) {
     return 2;
   }
   adamw_use_instruction_set(set == "best" ? "" : set);
-  adamw_use_tuning({.tile = std::atoll(argument(5, "8192")), .prefetch = std::atoll(argument(6, "0"))});
+  AdamWTuning tuning;
+  if (argc > 5) tuning.tile = std::atoll(argv[5]);
+  if (argc > 6) tuning.prefetch = std::atoll(argv[6]);
+  adamw_use_tuning(tuning);
   const std::vector<int> cpus = usable_cpus();
   std::vector<int> chosen = cpus;
   if (threads > 0) {

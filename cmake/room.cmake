@@ -1,9 +1,10 @@
-# so_room(ROOM [COLD] [APART REGEX] [USES ROOM...] [LIBRARIES LIBRARY...]): the library so_ROOM of all sources below src/ROOM but
-# those of rooms inside it, which are declared before it. LIBRARIES are linked privately; CUDA and MPI among them are the
-# toolkit and the library, where there is one. OBJECTS: not an archive, from which a linker takes only what something
-# refers to, so that sources may register themselves. COLD: little of a run's time goes there, so builds that only test
-# (SO_OPTIMIZE_COLD=OFF) do not optimize it, which compiles in half of the time. APART: sources that use the same names, and so cannot share a
-# translation unit. After the declarations the global property SO_ROOMS lists the libraries, lowest first.
+# so_room(ROOM [OBJECTS] [COLD] [APART REGEX] [USES ROOM...] [LIBRARIES LIBRARY...]): the library so_ROOM of all sources
+# below src/ROOM but those of rooms inside it, which are declared before it. LIBRARIES are linked privately; CUDA and MPI
+# among them are the toolkit and the library, where there is one. OBJECTS: not an archive, from which a linker takes only
+# what something refers to, so that sources may register themselves. COLD: little of a run's time goes there, so builds
+# that only test (SO_OPTIMIZE_COLD=OFF) do not optimize it, which compiles in half of the time. APART: sources that use the
+# same names, and so cannot share a translation unit. After the declarations the global property SO_ROOMS lists the
+# libraries, lowest first.
 function(so_room room)
   cmake_parse_arguments(PARSE_ARGV 1 arg "OBJECTS;COLD" "APART" "USES;LIBRARIES")
   string(REPLACE "/" "_" name so_${room})

@@ -31,8 +31,7 @@ std::unique_ptr<DevicePeers> make_peers(Device& device, Communicator& ranks, Col
     case CollectiveRoute::host:
       return make_staged_peers(device, ranks, limits.staged_piece);
   }
-  SO_CHECK(false, "route {}", static_cast<int>(route));
-  return nullptr;
+  throw Bug("a route that has no peers");
 }
 
 }  // namespace so

@@ -1,4 +1,4 @@
-// What is gathered: an array of which every rank has a slice.
+// An array of which every rank has a slice, and is to get those of all ranks.
 #pragma once
 
 #include <cstddef>

@@ -30,6 +30,15 @@ const Command* find_command(std::string_view name) {
   return nullptr;
 }
 
+Mode all_state_on_device(std::string_view option, std::string_view value) {
+  return {option,
+          value,
+          "all optimizer state is the device's",
+          {"streamed_layers", "mode", "cast_side", "update_over_link", "move_gradients"}};
+}
+
+Mode one_rank() { return {"gpus", "1", "one rank exchanges nothing", {"collectives"}}; }
+
 void check_mode(const Mode& mode, OptionsView options, const OptionOrigins& origins) {
   const OptionSpec& chosen = options.rows().at(mode.option);
   const std::string value = to_string(options.get(chosen));

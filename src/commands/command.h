@@ -42,6 +42,11 @@ struct Mode {
   std::vector<std::string_view> idle;
 };
 
+// The modes of several commands: with that value of that option the device has all optimizer state, and there is one
+// rank.
+Mode all_state_on_device(std::string_view option, std::string_view value);
+Mode one_rank();
+
 struct CommandText {
   std::string_view name;     // one word, or two: "bench step"
   int position = 0;          // where it stands in lists: the lower, the earlier

@@ -152,7 +152,7 @@ const RegisteredCommand eval_command([] {
                     "superoffload eval --model out --data held-out.jsonl --device cpu --gpus 4"},
        .modes = {{"train_on_prompt", "true", "all of each text counts", {"mask_history"}},
                  {"device", "cpu", "the memory of its ranks is the host's", {"collectives"}},
-                 {"gpus", "1", "one rank exchanges nothing", {"collectives"}}}},
+                 one_rank()}},
       eval_table(), complete_eval, run_eval);
 });
 

@@ -160,7 +160,8 @@ HWY_INLINE void prefetch_lines(const T* from, std::size_t elements) {
   for (std::size_t i = 0; i < elements * sizeof(T); i += line) hwy::Prefetch(bytes + i);
 }
 
-// What an update reads. Beyond the arrays' ends nothing is read: a prefetch of any address is a hint.
+// Fetches what the update of so many elements will read. Nothing is read beyond the arrays' ends, since a prefetch is a
+// hint that may name any address.
 template <class G, class M, class W, class S>
 HWY_INLINE void prefetch(const Streams<G, M, W, S>& x, std::size_t ahead, std::size_t elements) {
   prefetch_lines(x.g + ahead, elements);

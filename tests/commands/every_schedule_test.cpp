@@ -41,8 +41,8 @@ class EverySchedule : public testing::TestWithParam<Run> {
     c.set("save_steps", "6").set("eval_steps", "5").set("eval_data", evaluation_data_.string());
     c.set("bucket_size", "16384").set("cache_dir", (temporary_ / "cache").string());
     c.set("offload_ratio", manner.ratio);
-    if (std::string_view(manner.ratio) !=
-        "0")  // else there is nothing of the host's to schedule, and these are refused
+    // Where the host has no state there is nothing to schedule, and these are refused.
+    if (std::string_view(manner.ratio) != "0")
       c.set("mode", manner.mode).set("streamed_layers", manner.streamed).set("move_gradients", manner.moves_gradients);
     if (resume) c.flag("resume");
     const Outcome o = run(c.words(), temporary_.path());

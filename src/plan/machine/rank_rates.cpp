@@ -7,6 +7,7 @@
 #include <cstring>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -39,23 +40,19 @@ MachineRates slowest(Communicator& ranks, MachineRates rates) {
 // Rank 0's rates of an earlier run, for all.
 std::optional<RateCache::Found> found_by_first(Communicator& ranks, const std::optional<RateCache>& cache,
                                                const RateKey& key, bool fresh) {
-  std::vector<double> values(rate_names().size() + 2);
-  double &tile = values[rate_names().size()], &prefetch = values[rate_names().size() + 1];
+  MachineRates rates;
+  static_assert(std::is_trivially_copyable_v<MachineRates>);
   std::string date = on_first_rank(ranks, [&]() -> std::string {
     if (!cache || fresh) return {};
     const auto found = cache->find(key, std::time(nullptr));
     if (!found) return {};
-    for (std::size_t i = 0; i < rate_names().size(); ++i) values[i] = found->rates.*rate_names()[i].second;
-    tile = static_cast<double>(found->rates.adamw.tile);
-    prefetch = static_cast<double>(found->rates.adamw.prefetch);
+    for (const auto& [name, member] : rate_names()) rates.*member = found->rates.*member;
+    rates.adamw = found->rates.adamw;
     return found->date;
   });
   if (date.empty()) return std::nullopt;
-  ranks.broadcast(std::as_writable_bytes(std::span(values)), 0);
-  RateCache::Found found{.rates = {}, .date = std::move(date)};
-  for (std::size_t i = 0; i < rate_names().size(); ++i) found.rates.*rate_names()[i].second = values[i];
-  found.rates.adamw = {.tile = static_cast<std::int64_t>(tile), .prefetch = static_cast<std::int64_t>(prefetch)};
-  return found;
+  ranks.broadcast(std::as_writable_bytes(std::span(&rates, 1)), 0);
+  return RateCache::Found{.rates = rates, .date = std::move(date), .learned = {}, .learned_date = {}};
 }
 
 }  // namespace
