@@ -11,6 +11,7 @@
 #include "model/config.h"
 #include "model/model_on_device.h"
 #include "model/parameters.h"
+#include "offload/engine.h"
 #include "offload/schedule/gathered_units.h"
 #include "options/train_options.h"
 #include "plan/gpu_rates.h"
