@@ -16,53 +16,6 @@ std::int64_t largest_parameter(const ParameterLayout& layout) {
   return elements;
 }
 
-std::vector<ResidencyKind> residencies_of(const ParameterLayout& layout, const EngineSettings& settings) {
-  if (!settings.weight_places.empty()) {  // the device writes new ones where they are
-    std::vector kinds(static_cast<std::size_t>(layout.units()), ResidencyKind::callers);
-    std::fill_n(kinds.begin(), settings.device_units, ResidencyKind::resident);
-    return kinds;
-  }
-  return residency_kinds(layout, settings.device_units, settings.device_weights, settings.streamed_units,
-                         settings.gathered);
-}
-
-// Buckets are cut within units where what a unit has on the device may be another's later, or in slices.
-bool takes_turns(const EngineSettings& settings, const Communicator& ranks) {
-  return (ranks.size() > 1 && settings.formats.gradients != DType::f32) ||
-         settings.device_weights != ResidencyKind::resident || settings.host_gradients == GradientResidency::moved ||
-         settings.streamed_units > 0 || settings.gathered > 0 || settings.units_in_any_order;
-}
-
-std::vector<int> make_gradient_slots(const ParameterLayout& layout, const EngineSettings& settings) {
-  std::vector<int> slots(static_cast<std::size_t>(layout.units()), -1);
-  const std::vector<bool> in_slices = gathered_units(layout.units(), settings.gathered);
-  for (int unit = 0, turn = 0; unit < layout.units(); ++unit)
-    if (in_slices[static_cast<std::size_t>(unit)]) slots[static_cast<std::size_t>(unit)] = turn++ % gradient_slots;
-  for (int unit = settings.device_units; unit < layout.units() && settings.host_gradients == GradientResidency::moved;
-       ++unit)
-    if (!layout.stays(unit)) slots[static_cast<std::size_t>(unit)] = unit % gradient_slots;
-  return slots;
-}
-
-void check_weight_places(const EngineSettings& settings, const ParameterLayout& layout, const Communicator& ranks) {
-  if (settings.weight_places.empty()) return;
-  SO_CHECK(static_cast<int>(settings.weight_places.size()) == layout.count(), "places for {} of {} weights",
-           settings.weight_places.size(), layout.count());
-  SO_CHECK(ranks.size() == 1 && settings.streamed_units == 0 && !layout.has_frozen(),
-           "the caller's weights where the engine must have its own");
-}
-
-void check_ranks(const EngineSettings& settings, const Communicator& ranks) {
-  if (ranks.size() == 1) {
-    SO_CHECK(settings.gathered == 0, "{} units gathered from one rank", settings.gathered);
-    return;
-  }
-  SO_CHECK(settings.streamed_units == 0, "{} ranks with {} streamed units", ranks.size(), settings.streamed_units);
-  SO_CHECK(settings.device_weights == ResidencyKind::resident, "{} ranks with weights made of masters", ranks.size());
-  SO_CHECK(settings.host_gradients == GradientResidency::resident, "{} ranks with gradients that move to the host",
-           ranks.size());
-}
-
 }  // namespace
 
 OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator& ranks, const ParameterLayout& layout,
@@ -76,8 +29,9 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
               : policy                                   ? std::move(policy)
                                                          : make_adaptive_policy()),
       buckets_(shard_buckets(
-          make_buckets(layout, settings.bucket_elements, settings.device_units, takes_turns(settings, ranks)), ranks)),
-      weights_(device, layout, settings.formats.weights, settings.weight_places, residencies_of(layout, settings),
+          make_buckets(layout, settings.bucket_elements, settings.device_units, cuts_within_units(settings, ranks)),
+          ranks)),
+      weights_(device, layout, settings.formats.weights, settings.weight_places, residencies_of_units(layout, settings),
                buckets_,
                {.final_weights =
                     [this](int unit) {
@@ -89,7 +43,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
                 .cast_masters = [this](int unit,
                                        Stream& stream) { device_optimizer_.cast_masters(buckets_of(unit), stream); },
                 .gathers = unit_gathers()}),
-      gradients_(device, layout, settings.formats.gradients, make_gradient_slots(layout, settings), buckets_,
+      gradients_(device, layout, settings.formats.gradients, gradient_slots_of_units(layout, settings), buckets_,
                  gathered_units(layout.units(), settings.gathered), ranks.size()),
       stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()),
                              "gradient norms")),
@@ -121,11 +75,9 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
              .cast = settings.cast},
             gate_) {
   if (settings.host_gradients == GradientResidency::moved)
-    moved_ = std::make_unique<MovedGradients>(device, layout, buckets_, make_gradient_slots(layout, settings), host_,
-                                              [this](int unit) { return has_gradient(unit); });
-  check_ranks(settings, ranks);
-  check_weight_places(settings, layout, ranks);
-  check_formats(settings.formats);
+    moved_ = std::make_unique<MovedGradients>(device, layout, buckets_, gradient_slots_of_units(layout, settings),
+                                              host_, [this](int unit) { return has_gradient(unit); });
+  check_engine_settings(settings, layout, ranks);
   for (GradientSlot& slot : gradient_slots_) {
     slot.written = device.create_event();
     slot.reduced = device.create_event();

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "device/backend.h"
-#include "offload/engine.h"
+#include "offload/engine_settings.h"
 #include "options/run_request.h"
 
 namespace so {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/units.h"
+#include "offload/memory/optimizer_state.h"
 #include "plan/placement/unit_work.h"
 
 namespace so {

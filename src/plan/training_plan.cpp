@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "offload/memory/optimizer_state.h"
 #include "offload/memory/staging_ring.h"
 #include "offload/schedule/owner_split.h"
 #include "offload/schedule/streamed_units.h"

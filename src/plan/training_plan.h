@@ -10,7 +10,7 @@
 
 #include "device/backend.h"
 #include "model/decoder.h"
-#include "offload/engine.h"
+#include "offload/engine_settings.h"
 #include "plan/engine_settings.h"
 #include "plan/machine/planning_machine.h"
 #include "plan/memory/activation_memory.h"

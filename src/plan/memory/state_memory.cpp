@@ -11,6 +11,7 @@
 #include "model/model_on_device.h"
 #include "model/rope.h"
 #include "model/text_generator.h"
+#include "offload/engine.h"
 #include "offload/schedule/gathered_units.h"
 #include "offload/schedule/owner_split.h"
 #include "offload/schedule/streamed_units.h"

@@ -9,7 +9,7 @@
 
 #include "device/backend.h"
 #include "model/spec.h"
-#include "offload/engine.h"
+#include "offload/engine_settings.h"
 #include "plan/machine/planning_machine.h"
 #include "plan/memory/memory_plan.h"
 #include "plan/memory/training_shape.h"

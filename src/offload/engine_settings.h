@@ -1,0 +1,71 @@
+// What an engine is made with, and what follows from it for each unit.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/number_formats.h"
+#include "collectives/route.h"
+#include "offload/memory/device_weights.h"
+#include "offload/schedule/parameter_layout.h"
+#include "offload/schedule/residency.h"
+#include "offload/schedule/schedule.h"
+#include "offload/schedule/update_policy.h"
+#include "optim/adamw.h"
+#include "ranks/communicator.h"
+
+namespace so {
+
+struct EngineSettings {
+  NumberFormats formats;  // the engine reads weights, gradients and moments
+  int device_units = 0;   // units before this one belong to the device, the others to the host
+  Schedule schedule = Schedule::overlapped;
+  // Where the weights of device-owned units are between their uses: resident, or from_masters, which takes time and
+  // saves device memory. Units that stay (ParameterLayout::stays()) are always resident.
+  ResidencyKind device_weights = ResidencyKind::resident;
+  // Number of host-owned units whose weights are streamed from the host before each use, to save device memory.
+  int streamed_units = 0;
+  // With several ranks: number of units, of either owner, of which each rank's device keeps slices alone, of weights
+  // and gradients (gathered_units.h says which units). Their weights are gathered before each use, and each
+  // micro-batch's gradient is reduced. The others' are whole on every rank. Goes with neither from_masters nor streamed
+  // units yet.
+  int gathered = 0;
+  // With several ranks: the way of their collectives, where the device's memory is its own.
+  CollectiveRoute collectives = CollectiveRoute::nccl;
+  // Whether the device updates host-owned buckets too, whose state then travels over the link (link_update.h). It takes
+  // device memory for a few buckets, and host memory that is pinned.
+  bool update_over_link = false;
+  // Moved: takes host memory, pinned, instead of the device's, and with several micro-batches the link carries the sums
+  // to and fro. Goes with one rank.
+  GradientResidency host_gradients = GradientResidency::resident;
+  CastSide cast = CastSide::host;
+  std::int64_t bucket_elements = 0;  // at most; a multiple of ParameterLayout::alignment
+  // Whether the gradients of units may become complete in any order. Then no bucket has parts of two units.
+  bool units_in_any_order = false;
+  std::int64_t undo_buckets = 0;  // that the host can have new state beside the old for
+  AdamWHyper adamw;
+  double weight_decay = 0, max_grad_norm = 0;
+  // Whether the caller waits for all updates when a step is finished, so that none is hidden by the next forward pass.
+  bool awaits_updates = false;
+  StepTimes expected;  // by the plan: the policy goes by them until they are measured
+  // By parameter, weights that lie in memory of the caller's, which outlives the engine (ResidencyKind::callers);
+  // empty: in the engine's own. They go with one rank, without streamed units and frozen parameters. Those of
+  // device-owned units begin at multiples of 16 bytes, and the device writes them there. Master weights are to be
+  // written, and uploaded, before the first step.
+  std::vector<WeightPlace> weight_places;
+};
+
+// Of each unit's weights.
+std::vector<ResidencyKind> residencies_of_units(const ParameterLayout& layout, const EngineSettings& settings);
+
+// Of each unit, which of the slots that units take in turn holds its gradient on the device (unit_gradients.h); -1: it
+// has memory of its own.
+std::vector<int> gradient_slots_of_units(const ParameterLayout& layout, const EngineSettings& settings);
+
+// Whether buckets are cut within units: what a unit has on the device may be another's later, or in slices.
+bool cuts_within_units(const EngineSettings& settings, const Communicator& ranks);
+
+// Throws Error (a bug) of settings that do not go together.
+void check_engine_settings(const EngineSettings& settings, const ParameterLayout& layout, const Communicator& ranks);
+
+}  // namespace so
