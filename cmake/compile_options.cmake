@@ -43,7 +43,14 @@ if(SO_SANITIZE)
     target_link_options(so_compile_options INTERFACE -fuse-ld=lld)
   endif()
 endif()
-# The property is set for tests (tests/CMakeLists.txt), most of whose time goes into GoogleTest's macros and JSON, and in
-# builds that only test for cold rooms (cmake/room.cmake), bench/ and fuzz/. Without optimization they compile in half of the time.
+# The property is set by so_cold(), and for tests (tests/CMakeLists.txt), most of whose time goes into GoogleTest's
+# macros and JSON. Without optimization they compile in half of the time.
 target_compile_options(so_compile_options INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:$<TARGET_PROPERTY:SO_UNOPTIMIZED>>>:-O0>)
+
+# so_cold(TARGET): cold rooms, bench/ and fuzz/ are not optimized in builds that only test.
+function(so_cold target)
+  if(NOT SO_OPTIMIZE_COLD)
+    set_target_properties(${target} PROPERTIES SO_UNOPTIMIZED ON)
+  endif()
+endfunction()

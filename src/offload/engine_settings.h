@@ -1,4 +1,4 @@
-// What an engine is made with, and what follows from it for each unit.
+// The settings that an engine is made with, and functions that say what follows from them for each unit.
 #pragma once
 
 #include <cstdint>
@@ -55,11 +55,11 @@ struct EngineSettings {
   std::vector<WeightPlace> weight_places;
 };
 
-// Of each unit's weights.
+// Says by unit where its weights are between their uses.
 std::vector<ResidencyKind> residencies_of_units(const ParameterLayout& layout, const EngineSettings& settings);
 
-// Of each unit, which of the slots that units take in turn holds its gradient on the device (unit_gradients.h); -1: it
-// has memory of its own.
+// Says by unit which of the slots that units take in turn holds its gradient on the device (unit_gradients.h), or -1
+// where it has memory of its own.
 std::vector<int> gradient_slots_of_units(const ParameterLayout& layout, const EngineSettings& settings);
 
 // Whether buckets are cut within units: what a unit has on the device may be another's later, or in slices.

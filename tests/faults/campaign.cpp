@@ -70,8 +70,8 @@ std::vector<FaultCase> chosen_cases(const Settings& s) {
     std::vector<FaultCase> (*make)(int count, unsigned seed);
     int quick;
   };
-  constexpr Group groups[] = {{json_cases, 4},    {byte_cases, 4},   {node_cases, 6},
-                              {record_cases, 12}, {option_cases, 1}, {run_cases, 2},
+  constexpr Group groups[] = {{json_cases, 6},    {byte_cases, 4},   {node_cases, 10},
+                              {record_cases, 12}, {option_cases, 1}, {run_cases, 3},
                               {limit_cases, 6},   {huge_cases, 1},   {small_disk_cases, 3}};
   for (const Group& group : groups)
     for (FaultCase& one : group.make(s.quick ? group.quick : s.count, s.seed))

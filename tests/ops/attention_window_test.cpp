@@ -49,7 +49,7 @@ std::vector<Case> windowed_cases() {
   for (const std::int64_t window : {1, 2, 40, 69}) all.push_back(blind.windowed(window));
   for (const std::int64_t window : {64, 100}) all.push_back(grouped.windowed(window));
   for (const Case& c : {broad, broadest}) all.push_back(c.windowed(33));
-  // Up to two, three and more tiles of keys for one of queries; on the CPU, which has no such tiles, one each or none.
+  // Up to two, three and more tiles of keys for one of queries; on the CPU, which has no such tiles, one.
   const auto on_a_gpu = [](std::vector<std::int64_t> windows) {
     if (!test::on_gpu()) windows.resize(test::sanitized ? 0 : 1);
     return windows;
