@@ -105,6 +105,40 @@ TEST(GradStats, CountsEveryNonFiniteElement) {
   }
 }
 
+// More than a launch takes, of very different sizes.
+TEST(GradStats, ManyTogetherAreWhatEachIsAlone) {
+  constexpr int count = 130;
+  DeviceRig rig;
+  Stream& stream = rig.stream();
+  const auto ops = make_engine_ops(rig.device());
+  const TestTensor out(stream, DType::u8, {count * sizeof(GradStats)});
+  auto* const stats = static_cast<GradStats*>(out.tensor().data());
+  std::vector<TestTensor> gradients;
+  gradients.reserve(count);
+  std::vector<StatsOf> all;
+  std::size_t bytes = 0;
+  for (int i = 0; i < count; ++i) {
+    std::vector<double> values = random_values(static_cast<std::size_t>(i % 10 == 0 ? i * i * 7 : i), 20);
+    if (i % 9 == 8) values.back() = std::numeric_limits<double>::quiet_NaN();
+    gradients.push_back(TestTensor(stream, DType::bf16, {std::ssize(values)}, values));
+    const Tensor grad = gradients.back();
+    all.push_back({stats + i, grad});
+    bytes += EngineOps::stats_scratch(grad.size());
+  }
+  const TestTensor scratch(stream, DType::u8, {static_cast<std::int64_t>(bytes)});
+  ops->grad_stats(stream, all, scratch);
+  const auto raw = out.bytes(stream);
+  for (int i = 0; i < count; ++i) {
+    GradStats found;
+    std::memcpy(&found, raw.data() + static_cast<std::size_t>(i) * sizeof found, sizeof found);
+    const GradStats expected = run(rig, gradients[static_cast<std::size_t>(i)]);
+    EXPECT_EQ(found.non_finite, expected.non_finite) << i;
+    if (expected.non_finite == 0) {
+      EXPECT_EQ(found.sum_of_squares, expected.sum_of_squares) << i;
+    }
+  }
+}
+
 TEST(GradStats, OverwritesTheResultAndTakesNothing) {
   DeviceRig rig;
   const GradStats stats = run(rig, TestTensor(rig.stream(), DType::f32, {0}));

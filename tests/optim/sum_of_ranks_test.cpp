@@ -69,6 +69,29 @@ TEST_F(SumOfRanksTest, IsInRankOrderInFp32) {
   for (const std::int64_t count : {5, 4096}) expect_sum<float>(3, 1, count, Accumulate::overwrite, true);
 }
 
+// More than a launch takes, aligned and not, some of them empty.
+TEST_F(SumOfRanksTest, ManyTogetherAreWhatEachIsAlone) {
+  constexpr int ranks = 3, rank = 1;
+  std::vector<TestTensor> tensors;
+  std::vector<RankSum> sums;
+  std::vector<TestTensor> alone;
+  tensors.reserve(3 * 150);
+  alone.reserve(150);
+  for (int i = 0; i < 150; ++i) {
+    const std::int64_t count = i % 7 == 0 ? 0 : i < 70 ? 8 * i : 5 * i + 1;
+    const TestTensor& own =
+        tensors.emplace_back(TestTensor(stream, DType::bf16, {count}, values_of_rank<bf16>(i, count)));
+    const TestTensor& others = tensors.emplace_back(
+        TestTensor(stream, DType::bf16, {ranks - 1, count}, values_of_rank<bf16>(1000 + i, (ranks - 1) * count)));
+    const TestTensor& out = tensors.emplace_back(TestTensor(stream, DType::f32, {count}));
+    sums.push_back({out, own, others});
+    alone.push_back(TestTensor(stream, DType::f32, {count}));
+    ops->sum_of_ranks(stream, alone.back(), Accumulate::overwrite, own, others, rank);
+  }
+  ops->sum_of_ranks(stream, sums, Accumulate::overwrite, rank);
+  for (std::size_t i = 0; i < sums.size(); ++i) EXPECT_EQ(tensors[3 * i + 2].bytes(stream), alone[i].bytes(stream));
+}
+
 TEST_F(SumOfRanksTest, OneRanksSumIsItsOwnBits) {
   const TestTensor own(stream, DType::f32, {2}, {-0.0, std::numeric_limits<double>::infinity()});
   const TestTensor out(stream, DType::f32, {2});

@@ -138,6 +138,13 @@ void with_type(DType dtype, F&& f) {
     f.template operator()<float>();
 }
 
+// Loads a kernel of the current device, else its first use does.
+template <class Kernel>
+void load_kernel(Kernel* kernel) {
+  cudaFuncAttributes attributes;
+  SO_CUDA(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)));
+}
+
 inline unsigned blocks_for(std::int64_t items, std::int64_t per_block) {
   const std::int64_t blocks = (items + per_block - 1) / per_block;
   SO_CHECK(blocks > 0 && blocks < (std::int64_t{1} << 31), "{} blocks", blocks);

@@ -7,10 +7,11 @@ namespace so {
 
 class CpuEngineOps final : public EngineOps {
  public:
-  void grad_stats(Stream&, GradStats* out, Tensor grad, Tensor scratch) override;
+  void grad_stats(Stream&, std::span<const StatsOf> gradients, Tensor scratch) override;
   void cast(Stream&, Tensor out, Tensor in) override;
+  void copy(Stream&, std::span<const DeviceCopy> copies) override;
   void add(Stream&, Tensor out, Tensor in) override;
-  void sum_of_ranks(Stream&, Tensor out, Accumulate mode, Tensor own, Tensor others, int rank) override;
+  void sum_of_ranks(Stream&, std::span<const RankSum> sums, Accumulate mode, int rank) override;
 };
 
 }  // namespace so

@@ -112,12 +112,13 @@ GradStats grad_stats(ThreadPool& pool, const Tensor& grad, GradStats* parts) {
 }  // namespace
 }  // namespace rows
 
-void CpuEngineOps::grad_stats(Stream& stream, GradStats* out, Tensor grad, Tensor scratch) {
-  check_grad_stats(out, grad, scratch);
+void CpuEngineOps::grad_stats(Stream& stream, std::span<const StatsOf> gradients, Tensor scratch) {
+  check_grad_stats(gradients, scratch);
   ThreadPool& pool = cpu(stream).pool();
   auto* parts = static_cast<GradStats*>(scratch.data());
-  cpu(stream).enqueue("grad_stats", WorkCategory::memory_bound,
-                      [=, &pool] { *out = rows::grad_stats(pool, grad, parts); });
+  for (const auto& [out, grad] : gradients)
+    cpu(stream).enqueue("grad_stats", WorkCategory::memory_bound,
+                        [=, &pool, out = out, grad = grad] { *out = rows::grad_stats(pool, grad, parts); });
 }
 
 }  // namespace so

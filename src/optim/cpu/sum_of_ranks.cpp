@@ -28,17 +28,18 @@ void sum_elements(Tensor out, Accumulate mode, Tensor own, Tensor others, int ra
 
 }  // namespace
 
-void CpuEngineOps::sum_of_ranks(Stream& stream, Tensor out, Accumulate mode, Tensor own, Tensor others, int rank) {
-  check_sum_of_ranks(out, own, others, rank);
+void CpuEngineOps::sum_of_ranks(Stream& stream, std::span<const RankSum> sums, Accumulate mode, int rank) {
+  check_sum_of_ranks(sums, rank);
   ThreadPool& pool = cpu(stream).pool();
-  cpu(stream).enqueue("sum_of_ranks", WorkCategory::memory_bound, [=, &pool] {
-    pool.parallel_for(own.size(), sum_piece_elements, [&](std::int64_t begin, std::int64_t end) {
-      if (own.dtype() == DType::bf16)
-        sum_elements<bf16>(out, mode, own, others, rank, begin, end);
-      else
-        sum_elements<float>(out, mode, own, others, rank, begin, end);
+  for (const RankSum& sum : sums)
+    cpu(stream).enqueue("sum_of_ranks", WorkCategory::memory_bound, [=, &pool] {
+      pool.parallel_for(sum.own.size(), sum_piece_elements, [&](std::int64_t begin, std::int64_t end) {
+        if (sum.own.dtype() == DType::bf16)
+          sum_elements<bf16>(sum.out, mode, sum.own, sum.others, rank, begin, end);
+        else
+          sum_elements<float>(sum.out, mode, sum.own, sum.others, rank, begin, end);
+      });
     });
-  });
 }
 
 }  // namespace so

@@ -4,6 +4,11 @@
 
 namespace so {
 
-std::unique_ptr<EngineOps> make_cuda_engine_ops(Device&) { return std::make_unique<CudaEngineOps>(); }
+std::unique_ptr<EngineOps> make_cuda_engine_ops(Device& device) {
+  device.make_current();
+  CudaEngineOps::load_copy();
+  CudaEngineOps::load_sum_of_ranks();
+  return std::make_unique<CudaEngineOps>();
+}
 
 }  // namespace so

@@ -7,10 +7,16 @@ namespace so {
 
 class CudaEngineOps final : public EngineOps {
  public:
-  void grad_stats(Stream&, GradStats* out, Tensor grad, Tensor scratch) override;
+  void grad_stats(Stream&, std::span<const StatsOf> gradients, Tensor scratch) override;
   void cast(Stream&, Tensor out, Tensor in) override;
+  void copy(Stream&, std::span<const DeviceCopy> copies) override;
   void add(Stream&, Tensor out, Tensor in) override;
-  void sum_of_ranks(Stream&, Tensor out, Accumulate mode, Tensor own, Tensor others, int rank) override;
+  void sum_of_ranks(Stream&, std::span<const RankSum> sums, Accumulate mode, int rank) override;
+
+  // Of the current device, the kernels that run beside streams that wait for other ranks. CUDA loads a kernel at its
+  // first use, for which it may wait until the whole device is idle.
+  static void load_copy();
+  static void load_sum_of_ranks();
 };
 
 }  // namespace so

@@ -1,5 +1,7 @@
 // Sum of squares and count of non-finite elements, in the order that optim/engine_ops_checks.h explains, so that the
 // verdict on a step is the same to the last bit wherever it is taken.
+#include <algorithm>
+
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/kernel.h"
 #include "optim/cuda/cuda_engine_ops.h"
@@ -14,12 +16,26 @@ constexpr int threads = 256, warps = threads / warp;
 constexpr std::int64_t block_elements = StatsOrder::block;
 static_assert(StatsOrder::lanes == warp);
 
+constexpr int most_gradients = 64;  // of a launch: 2 KB of arguments
+
+struct StatsJobs {
+  struct {
+    GradStats* out;
+    const void* grad;
+    std::int64_t count;
+    GradStats* parts;  // a block's each
+  } at[most_gradients];
+};
+
 // A warp does a block. A lane's elements are 32 apart, so a warp reads whole rows of 32, bf16 two rows at a time as
 // words that lanes then exchange; several rows are fetched before the first is added, since additions must wait for one
 // another. The sum is finite exactly if every element is (2^63 squares below 2^256 stay below 2^319), so only blocks
 // whose sum is not are read again to count the elements to blame.
 template <class T>
-__global__ void __launch_bounds__(threads) block_stats_kernel(GradStats* parts, const T* grad, std::int64_t count) {
+__global__ void __launch_bounds__(threads) block_stats_kernel(const __grid_constant__ StatsJobs jobs) {
+  const auto& job = jobs.at[blockIdx.y];
+  const T* const grad = static_cast<const T*>(job.grad);
+  const std::int64_t count = job.count;
   const std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / warp;
   const std::int64_t begin = block * block_elements, end = min(count, begin + block_elements);
   if (begin >= count) return;
@@ -65,14 +81,16 @@ __global__ void __launch_bounds__(threads) block_stats_kernel(GradStats* parts, 
     for (at = begin + lane; at < end; at += warp) bad += isfinite(to_float(grad[at])) ? 0 : 1;
     bad = __reduce_add_sync(0xffffffffu, bad);
   }
-  if (lane == 0) parts[block] = {sum, bad};
+  if (lane == 0) job.parts[block] = {sum, bad};
 }
 
 // The blocks: block b to lane b mod 1024, each lane in order, lanes by halves.
 constexpr int block_lanes = StatsOrder::block_lanes;
 
-__global__ void __launch_bounds__(block_lanes)
-    sum_blocks_kernel(GradStats* out, const GradStats* parts, std::int64_t blocks) {
+__global__ void __launch_bounds__(block_lanes) sum_blocks_kernel(const __grid_constant__ StatsJobs jobs) {
+  const auto& job = jobs.at[blockIdx.x];
+  const GradStats* const parts = job.parts;
+  const std::int64_t blocks = (job.count + block_elements - 1) / block_elements;
   __shared__ double sums[block_lanes];
   __shared__ unsigned long long bads[block_lanes];
   const int lane = threadIdx.x;
@@ -91,25 +109,34 @@ __global__ void __launch_bounds__(block_lanes)
     sums[lane] += sums[lane + half];
     bads[lane] += bads[lane + half];
   }
-  if (lane == 0) *out = {sums[0], bads[0]};
+  if (lane == 0) *job.out = {sums[0], bads[0]};
 }
 
 }  // namespace
 
-void CudaEngineOps::grad_stats(Stream& stream, GradStats* out, Tensor grad, Tensor scratch) {
-  check_grad_stats(out, grad, scratch);
+void CudaEngineOps::grad_stats(Stream& stream, std::span<const StatsOf> gradients, Tensor scratch) {
+  check_grad_stats(gradients, scratch);
   const cudaStream_t on = cuda_stream(stream);
-  const std::int64_t count = grad.size(), blocks = stats_blocks(count);
-  if (count == 0) {
-    SO_CUDA(cudaMemsetAsync(out, 0, sizeof(GradStats), on));
-    return;
-  }
   auto* parts = static_cast<GradStats*>(scratch.data());
-  with_type(grad.dtype(), [&]<class T> {
-    block_stats_kernel<<<blocks_for(blocks, warps), threads, 0, on>>>(parts, static_cast<const T*>(grad.data()), count);
-  });
-  sum_blocks_kernel<<<1, block_lanes, 0, on>>>(out, parts, blocks);
-  SO_CUDA_LAUNCHED("grad_stats");
+  while (!gradients.empty()) {
+    const auto some = gradients.first(std::min<std::size_t>(gradients.size(), most_gradients));
+    StatsJobs jobs;
+    std::int64_t most_blocks = 0;
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      const auto& [out, grad] = some[i];
+      jobs.at[i] = {out, grad.data(), grad.size(), parts};
+      parts += stats_blocks(grad.size());
+      most_blocks = std::max(most_blocks, stats_blocks(grad.size()));
+    }
+    const auto count = static_cast<unsigned>(some.size());
+    if (most_blocks > 0)
+      with_type(some.front().grad.dtype(), [&]<class T> {
+        block_stats_kernel<T><<<dim3(blocks_for(most_blocks, warps), count), threads, 0, on>>>(jobs);
+      });
+    sum_blocks_kernel<<<count, block_lanes, 0, on>>>(jobs);
+    SO_CUDA_LAUNCHED("grad_stats");
+    gradients = gradients.subspan(some.size());
+  }
 }
 
 }  // namespace so

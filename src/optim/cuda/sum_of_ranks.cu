@@ -1,4 +1,6 @@
 // The sum over ranks, in their order.
+#include <algorithm>
+
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/kernel.h"
 #include "optim/cuda/cuda_engine_ops.h"
@@ -10,14 +12,26 @@ namespace {
 using namespace kernel;
 
 constexpr int sum_threads = 256;
+constexpr int sum_pack = 8;    // elements of an access, where all are aligned
+constexpr int most_sums = 64;  // of a launch: 2 KB of arguments
 
-// `others` has ranks - 1 rows of `count` elements.
+template <class T>
+struct SumJobs {
+  struct {
+    float* out;
+    const T *own, *others;  // `others` has ranks - 1 rows of `count` elements
+    std::int64_t count;
+  } at[most_sums];
+};
+
 template <class T, int N, bool ADD>
 __global__ void __launch_bounds__(sum_threads)
-    sum_of_ranks_kernel(float* out, const T* own, const T* others, int rank, int ranks, std::int64_t count) {
+    sum_of_ranks_kernel(const __grid_constant__ SumJobs<T> jobs, int rank, int ranks) {
+  const auto& job = jobs.at[blockIdx.y];
+  const std::int64_t count = job.count;
   const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * sum_threads + threadIdx.x) * N;
   if (i >= count) return;
-  const auto values = [&](int r) { return r == rank ? own + i : others + (r < rank ? r : r - 1) * count + i; };
+  const auto values = [&](int r) { return r == rank ? job.own + i : job.others + (r < rank ? r : r - 1) * count + i; };
   float sum[N], next[N];
   load<N>(sum, values(0));
   for (int r = 1; r < ranks; ++r) {
@@ -26,19 +40,27 @@ __global__ void __launch_bounds__(sum_threads)
     for (int k = 0; k < N; ++k) sum[k] += next[k];
   }
   if constexpr (ADD) {
-    load<N>(next, out + i);
+    load<N>(next, job.out + i);
 #pragma unroll
     for (int k = 0; k < N; ++k) sum[k] = next[k] + sum[k];
   }
-  store<N>(out + i, sum);
+  store<N>(job.out + i, sum);
 }
 
 template <class T, int N>
-void launch_sum(Tensor out, Accumulate mode, Tensor own, Tensor others, int rank, cudaStream_t on) {
+void launch_sums(std::span<const RankSum> sums, Accumulate mode, int rank, cudaStream_t on) {
+  SumJobs<T> jobs;
+  std::int64_t longest = 0;
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    const auto& [out, own, others] = sums[i];
+    jobs.at[i] = {static_cast<float*>(out.data()), static_cast<const T*>(own.data()),
+                  static_cast<const T*>(others.data()), own.size()};
+    longest = std::max(longest, own.size());
+  }
+  if (longest == 0) return;
   const auto launch = [&](auto kernel) {
-    kernel<<<blocks_for(own.size(), sum_threads * N), sum_threads, 0, on>>>(
-        static_cast<float*>(out.data()), static_cast<const T*>(own.data()), static_cast<const T*>(others.data()), rank,
-        static_cast<int>(others.dim(0)) + 1, own.size());
+    const dim3 grid(blocks_for(longest, sum_threads * N), static_cast<unsigned>(sums.size()));
+    kernel<<<grid, sum_threads, 0, on>>>(jobs, rank, static_cast<int>(sums.front().others.dim(0)) + 1);
   };
   if (mode == Accumulate::add)
     launch(sum_of_ranks_kernel<T, N, true>);
@@ -48,20 +70,35 @@ void launch_sum(Tensor out, Accumulate mode, Tensor own, Tensor others, int rank
 
 }  // namespace
 
-void CudaEngineOps::sum_of_ranks(Stream& stream, Tensor out, Accumulate mode, Tensor own, Tensor others, int rank) {
-  check_sum_of_ranks(out, own, others, rank);
+void CudaEngineOps::load_sum_of_ranks() {
+  const auto load = []<class T>() {
+    load_kernel(sum_of_ranks_kernel<T, sum_pack, true>);
+    load_kernel(sum_of_ranks_kernel<T, sum_pack, false>);
+    load_kernel(sum_of_ranks_kernel<T, 1, true>);
+    load_kernel(sum_of_ranks_kernel<T, 1, false>);
+  };
+  load.template operator()<float>();
+  load.template operator()<__nv_bfloat16>();
+}
+
+void CudaEngineOps::sum_of_ranks(Stream& stream, std::span<const RankSum> sums, Accumulate mode, int rank) {
+  check_sum_of_ranks(sums, rank);
   const cudaStream_t on = cuda_stream(stream);
-  if (own.size() == 0) return;
-  with_type(own.dtype(), [&]<class T>() {
-    constexpr int N = 8;
-    const std::int64_t count = own.size();
-    if (rows_aligned<T, N>(count, static_cast<const T*>(own.data()), static_cast<const T*>(others.data())) &&
-        rows_aligned<float, N>(count, static_cast<const float*>(out.data())))
-      launch_sum<T, N>(out, mode, own, others, rank, on);
-    else
-      launch_sum<T, 1>(out, mode, own, others, rank, on);
-  });
-  SO_CUDA_LAUNCHED("sum_of_ranks");
+  for (; !sums.empty(); sums = sums.subspan(std::min<std::size_t>(sums.size(), most_sums))) {
+    const auto some = sums.first(std::min<std::size_t>(sums.size(), most_sums));
+    with_type(some.front().own.dtype(), [&]<class T>() {
+      const bool aligned = std::all_of(some.begin(), some.end(), [](const RankSum& sum) {
+        return rows_aligned<T, sum_pack>(sum.own.size(), static_cast<const T*>(sum.own.data()),
+                                         static_cast<const T*>(sum.others.data())) &&
+               rows_aligned<float, sum_pack>(sum.own.size(), static_cast<const float*>(sum.out.data()));
+      });
+      if (aligned)
+        launch_sums<T, sum_pack>(some, mode, rank, on);
+      else
+        launch_sums<T, 1>(some, mode, rank, on);
+    });
+    SO_CUDA_LAUNCHED("sum_of_ranks");
+  }
 }
 
 }  // namespace so
