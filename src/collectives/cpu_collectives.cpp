@@ -14,8 +14,12 @@ CpuCollectives::CpuCollectives(Device& device, Communicator& ranks, const Collec
           sizes.reduced == DType::f32 ? 0 : static_cast<std::size_t>(sizes.longest_slice) * sizeof(float),
           "rank exchange")) {}
 
-void CpuCollectives::reduce_scatter_sum(Stream& stream, Tensor values, std::span<const std::int64_t> counts, Tensor own,
-                                        Accumulate mode) {
+void CpuCollectives::reduce_scatter_sum(Stream& stream, std::span<const SliceSum> sums, Accumulate mode) {
+  for (const SliceSum& sum : sums) reduce_one(stream, sum, mode);
+}
+
+void CpuCollectives::reduce_one(Stream& stream, const SliceSum& reduced, Accumulate mode) {
+  const auto& [values, counts, own] = reduced;
   const auto slice = std::accumulate(counts.begin(), counts.begin() + ranks_->rank(), std::int64_t{0});
   // A sum to be added is made in this rank's part of the values, which nobody needs any more, if it is fp32.
   Tensor sum = own;
@@ -24,16 +28,16 @@ void CpuCollectives::reduce_scatter_sum(Stream& stream, Tensor values, std::span
     SO_CHECK(sum.data() != own.data() || own.size() == 0, "a sum is added to itself");
     SO_CHECK(values.dtype() == DType::f32 || sum.bytes() <= sum_.bytes(), "a slice of {} elements", own.size());
   }
-  stream.host("reduce_scatter",
-              [this, values, sum, own, counts = std::vector<std::int64_t>(counts.begin(), counts.end())] {
-                if (values.dtype() == DType::bf16)
-                  ranks_->reduce_scatter_sum(values.span<const bf16>(), counts, sum.span<float>());
-                else
-                  ranks_->reduce_scatter_sum(values.span<const float>(), counts, sum.span<float>());
-                if (sum.data() == own.data()) return;
-                const std::span<float> to = own.span<float>(), from = sum.span<float>();
-                for (std::size_t i = 0; i < to.size(); ++i) to[i] += from[i];
-              });
+  stream.host("reduce_scatter", [this, values = values, sum, own = own,
+                                 counts = std::vector<std::int64_t>(counts.begin(), counts.end())] {
+    if (values.dtype() == DType::bf16)
+      ranks_->reduce_scatter_sum(values.span<const bf16>(), counts, sum.span<float>());
+    else
+      ranks_->reduce_scatter_sum(values.span<const float>(), counts, sum.span<float>());
+    if (sum.data() == own.data()) return;
+    const std::span<float> to = own.span<float>(), from = sum.span<float>();
+    for (std::size_t i = 0; i < to.size(); ++i) to[i] += from[i];
+  });
 }
 
 void CpuCollectives::all_gather(Stream& stream, std::span<const SliceGather> gathers) {

@@ -9,11 +9,12 @@ class CpuCollectives final : public DeviceCollectives {
  public:
   CpuCollectives(Device& device, Communicator& ranks, const CollectiveSizes& sizes);
 
-  void reduce_scatter_sum(Stream& stream, Tensor values, std::span<const std::int64_t> counts, Tensor own,
-                          Accumulate mode) override;
+  void reduce_scatter_sum(Stream& stream, std::span<const SliceSum> sums, Accumulate mode) override;
   void all_gather(Stream& stream, std::span<const SliceGather> gathers) override;
 
  private:
+  void reduce_one(Stream& stream, const SliceSum& reduced, Accumulate mode);
+
   const std::unique_ptr<Communicator> ranks_;
   const Buffer sum_;  // of a slice that is to be added, where its values are bf16
 };

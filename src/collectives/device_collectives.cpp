@@ -1,6 +1,7 @@
 #include "collectives/device_collectives.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "collectives/cpu_collectives.h"
@@ -9,16 +10,39 @@
 #include "device/backend.h"
 
 namespace so {
+namespace {
+
+// Several places a rank, so that pieces are sent while others are taken, in 64 MiB unless there are many ranks.
+PiecePlaces make_piece_places(Device& device, int ranks, std::size_t longest) {
+  constexpr std::size_t all = std::size_t{64} << 20, most = std::size_t{16} << 20, least = std::size_t{1} << 20;
+  const std::size_t places = static_cast<std::size_t>(std::max(ranks - 1, 1)) * PiecePlaces::of_a_rank;
+  const std::size_t piece = std::clamp(std::min(all / places, longest), least, most) / 4096 * 4096;
+  return {.piece = piece, .memory = device.allocate(MemoryKind::device, places * piece, "rank exchange")};
+}
+
+// Takes the memory that copies between GPUs take. Nothing is enqueued on a dry device.
+class DryPeers final : public DevicePeers {
+ public:
+  explicit DryPeers(PiecePlaces places) : places_(std::move(places)) {}
+  void exchange(Stream&, const char*, std::span<const PeerMessages>) override { throw Bug("messages of a dry device"); }
+  void all_gather(Stream&, std::span<const SliceGather>) override { throw Bug("messages of a dry device"); }
+
+ private:
+  const PiecePlaces places_;
+};
+
+}  // namespace
 
 std::unique_ptr<DeviceCollectives> make_device_collectives(Device& device, EngineOps& ops, Communicator& ranks,
                                                            CollectiveRoute route, const CollectiveSizes& sizes) {
   if (!backend_of(device).own_memory) return std::make_unique<CpuCollectives>(device, ranks, sizes);
   const std::int64_t piece = PeerCollectives::piece_of(sizes, ranks.size());
   constexpr std::size_t staged = std::size_t{8} << 20;
-  const std::size_t longest = std::max(static_cast<std::size_t>(piece) * size_of(sizes.reduced), sizes.longest_gather);
+  const std::size_t longest = std::max(static_cast<std::size_t>(piece) * size_of(sizes.reduced), sizes.most_gathered);
   // These run beside matrix products for most of a step, and have time: eight blocks move what a step exchanges many
   // times over, and leave the products their multiprocessors.
-  const PeerLimits limits{.staged_piece = std::min(staged, std::max<std::size_t>(longest, 1)), .nccl_blocks = 8};
+  const PeerLimits limits{
+      .staged_piece = std::min(staged, std::max<std::size_t>(longest, 1)), .nccl_blocks = 8, .longest = longest};
   return std::make_unique<PeerCollectives>(device, ops, ranks.place(), make_peers(device, ranks, route, limits), sizes,
                                            piece);
 }
@@ -26,12 +50,19 @@ std::unique_ptr<DeviceCollectives> make_device_collectives(Device& device, Engin
 std::unique_ptr<DevicePeers> make_peers(Device& device, Communicator& ranks, CollectiveRoute route,
                                         const PeerLimits& limits) {
   switch (route) {
+    case CollectiveRoute::automatic:
+      break;
     case CollectiveRoute::nccl:
       return device.backed() ? make_nccl_peers(device, ranks, limits.nccl_blocks) : nullptr;
+    case CollectiveRoute::p2p: {
+      PiecePlaces places = make_piece_places(device, ranks.size(), limits.longest);
+      if (!device.backed()) return std::make_unique<DryPeers>(std::move(places));
+      return make_copied_peers(device, ranks, std::move(places));
+    }
     case CollectiveRoute::host:
       return make_staged_peers(device, ranks, limits.staged_piece);
   }
-  throw Bug("a route that has no peers");
+  throw Bug("a route that is not settled");
 }
 
 }  // namespace so

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "collectives/route.h"
 #include "collectives/slice_gather.h"
@@ -12,16 +14,20 @@
 
 namespace so {
 
+// send[r] goes to rank r, and receive[r] comes from it, for each other rank. The ranks agree on the lengths; empty
+// messages are not sent. Both have an entry for every rank. This rank's own are not sent either, but count for the
+// longest of all entries, which must be the same on every rank.
+struct PeerMessages {
+  std::vector<std::span<const std::byte>> send;
+  std::vector<std::span<std::byte>> receive;
+};
+
 class DevicePeers {
  public:
   virtual ~DevicePeers() = default;
 
-  // Enqueues: send[r] goes to rank r and receive[r] comes from it, for each other rank. The ranks agree on the lengths;
-  // empty messages are not sent. Both have an entry for every rank. This rank's own are not sent either, but count for
-  // the longest of all entries, which must be the same on every rank.
-  using Sent = std::span<const std::span<const std::byte>>;
-  using Received = std::span<const std::span<std::byte>>;
-  virtual void exchange(Stream& stream, const char* what, Sent send, Received receive) = 0;
+  // Enqueues all of them.
+  virtual void exchange(Stream& stream, const char* what, std::span<const PeerMessages> messages) = 0;
   // Enqueues all of them, as DeviceCollectives has them.
   virtual void all_gather(Stream& stream, std::span<const SliceGather> gathers) = 0;
 };
@@ -30,6 +36,7 @@ class DevicePeers {
 struct PeerLimits {
   std::size_t staged_piece;  // host: bytes of a rank that are on their way at a time, at most
   int nccl_blocks;           // nccl: see make_nccl_peers()
+  std::size_t longest;       // p2p: bytes of a message, at most
 };
 // By the route, a collective. Null on a dry device for NCCL, which takes no memory that is counted.
 std::unique_ptr<DevicePeers> make_peers(Device& device, Communicator& ranks, CollectiveRoute route,
@@ -41,5 +48,15 @@ std::unique_ptr<DevicePeers> make_peers(Device& device, Communicator& ranks, Col
 std::unique_ptr<DevicePeers> make_nccl_peers(Device& device, Communicator& ranks, int most_blocks);
 // Through pinned memory of the host, in pieces of `piece` bytes of a rank at most.
 std::unique_ptr<DevicePeers> make_staged_peers(Device& device, Communicator& ranks, std::size_t piece);
+
+// Memory of a rank's device in which pieces of the others' messages arrive, each rank's in places of its own.
+struct PiecePlaces {
+  static constexpr std::uint32_t of_a_rank = 4;
+  std::size_t piece = 0;  // bytes of a place
+  Buffer memory;
+};
+// By copies of the sender's into `places`, which every rank has alike. For GPUs of one host that reach each other
+// (gpu_reaches()). A collective; throws Error on all ranks alike.
+std::unique_ptr<DevicePeers> make_copied_peers(Device& device, Communicator& ranks, PiecePlaces places);
 
 }  // namespace so

@@ -11,8 +11,11 @@ namespace {
 
 constexpr const char* memory_name = "rank exchange";
 
+// Elements of all slices of a rank's that are reduced in a call.
+std::int64_t most_reduced(const CollectiveSizes& sizes) { return std::max(sizes.longest_slice, sizes.most_reduced); }
+
 std::size_t received_bytes(const CollectiveSizes& sizes, int ranks, std::int64_t piece) {
-  return static_cast<std::size_t>((ranks - 1) * std::min(piece, sizes.longest_slice)) * size_of(sizes.reduced);
+  return static_cast<std::size_t>((ranks - 1) * std::min(piece, most_reduced(sizes))) * size_of(sizes.reduced);
 }
 
 }  // namespace
@@ -20,7 +23,7 @@ std::size_t received_bytes(const CollectiveSizes& sizes, int ranks, std::int64_t
 std::int64_t PeerCollectives::piece_of(const CollectiveSizes& sizes, int ranks) {
   constexpr std::int64_t all_bytes = std::int64_t{64} << 20, fewest = std::int64_t{1} << 16;
   const std::int64_t fits = all_bytes / static_cast<std::int64_t>(size_of(sizes.reduced)) / std::max(ranks - 1, 1);
-  return std::max<std::int64_t>(std::min(std::max(fits, fewest), sizes.longest_slice), 1);
+  return std::max<std::int64_t>(std::min(std::max(fits, fewest), most_reduced(sizes)), 1);
 }
 
 PeerCollectives::PeerCollectives(Device& device, EngineOps& ops, const RankPlace& place,
@@ -29,45 +32,69 @@ PeerCollectives::PeerCollectives(Device& device, EngineOps& ops, const RankPlace
       place_(place),
       backed_(device.backed()),
       reduced_(sizes.reduced),
-      piece_(std::max<std::int64_t>(std::min(piece, sizes.longest_slice), 1)),
+      piece_(std::max<std::int64_t>(std::min(piece, most_reduced(sizes)), 1)),
       received_(device.allocate(MemoryKind::device, received_bytes(sizes, place.size, piece), memory_name)),
       peers_(std::move(peers)) {
   SO_CHECK(piece >= 1 && (peers_ || !backed_), "pieces of {} elements", piece);
 }
 
-void PeerCollectives::reduce_scatter_sum(Stream& stream, Tensor values, std::span<const std::int64_t> counts,
-                                         Tensor own, Accumulate mode) {
-  const auto ranks = static_cast<std::size_t>(place_.size), self = static_cast<std::size_t>(place_.rank);
-  SO_CHECK(counts.size() == ranks && own.size() == counts[self] &&
-               values.size() == std::accumulate(counts.begin(), counts.end(), std::int64_t{0}),
-           "{} elements of {}, {} counts", own.size(), values.size(), counts.size());
-  SO_CHECK(values.dtype() == reduced_, "a sum of {}, made for {}", name_of(values.dtype()), name_of(reduced_));
-  if (!backed_) return;
-  const std::size_t element = size_of(values.dtype());
-  const auto* const from = static_cast<const std::byte*>(values.data());
-  std::vector<std::span<const std::byte>> send(ranks);
-  std::vector<std::span<std::byte>> receive(ranks);
-  const std::int64_t longest = *std::max_element(counts.begin(), counts.end());
-  // Every rank makes as many exchanges as the longest slice needs.
-  for (std::int64_t begin = 0; begin < longest; begin += piece_) {
-    const auto length = [&](std::size_t r) { return std::clamp(counts[r] - begin, std::int64_t{0}, piece_); };
-    const std::int64_t mine = length(self);
-    const auto row = static_cast<std::size_t>(mine) * element;
-    const std::byte* own_values = nullptr;
-    std::int64_t slice = 0;
-    for (std::size_t r = 0; r < ranks; ++r) {
-      const std::byte* const there = from + static_cast<std::size_t>(slice + std::min(begin, counts[r])) * element;
-      send[r] = {there, static_cast<std::size_t>(length(r)) * element};
-      if (r == self) own_values = there;
-      if (r != self) receive[r] = {static_cast<std::byte*>(received_.data()) + (r < self ? r : r - 1) * row, row};
-      slice += counts[r];
+void PeerCollectives::check(const SliceSum& sum) const {
+  SO_CHECK(sum.counts.size() == static_cast<std::size_t>(place_.size) &&
+               sum.own.size() == sum.counts[static_cast<std::size_t>(place_.rank)] &&
+               sum.values.size() == std::accumulate(sum.counts.begin(), sum.counts.end(), std::int64_t{0}),
+           "{} elements of {}, {} counts", sum.own.size(), sum.values.size(), sum.counts.size());
+  SO_CHECK(sum.values.dtype() == reduced_, "a sum of {}, made for {}", name_of(sum.values.dtype()), name_of(reduced_));
+}
+
+// Every rank makes the same exchanges: as many as the longest slices need.
+void PeerCollectives::reduce_scatter_sum(Stream& stream, std::span<const SliceSum> sums, Accumulate mode) {
+  std::vector<Part> parts;
+  std::int64_t room = piece_;
+  const auto exchange = [&] {
+    if (!parts.empty()) reduce(stream, parts, mode);
+    parts.clear();
+    room = piece_;
+  };
+  for (const SliceSum& sum : sums) {
+    check(sum);
+    const std::int64_t longest = *std::max_element(sum.counts.begin(), sum.counts.end());
+    for (std::int64_t begin = 0; begin < longest; begin += parts.back().length) {
+      if (room == 0) exchange();
+      parts.push_back({&sum, begin, std::min(room, longest - begin)});
+      room -= parts.back().length;
     }
-    peers_->exchange(stream, "reduce_scatter", send, receive);
-    if (mine == 0) continue;
-    ops_.sum_of_ranks(stream, own.rows(begin, mine), mode,
-                      Tensor(const_cast<std::byte*>(own_values), values.dtype(), {mine}),
-                      Tensor(received_.data(), values.dtype(), {place_.size - 1, mine}), place_.rank);
   }
+  exchange();
+}
+
+void PeerCollectives::reduce(Stream& stream, std::span<const Part> parts, Accumulate mode) {
+  if (!backed_) return;
+  const auto ranks = static_cast<std::size_t>(place_.size), self = static_cast<std::size_t>(place_.rank);
+  const std::size_t element = size_of(reduced_);
+  std::vector<PeerMessages> messages;
+  std::vector<RankSum> sums;
+  auto* room = static_cast<std::byte*>(received_.data());
+  for (const Part& part : parts) {
+    const SliceSum* const sum = part.sum;
+    const std::int64_t begin = part.begin;
+    const auto count = [&](std::size_t r) { return std::clamp(sum->counts[r] - begin, std::int64_t{0}, part.length); };
+    const std::int64_t mine = count(self);
+    const auto row = static_cast<std::size_t>(mine) * element;
+    const Tensor others(room, reduced_, {place_.size - 1, mine});
+    PeerMessages& of_part = messages.emplace_back();
+    const auto* slice = static_cast<const std::byte*>(sum->values.data());
+    for (std::size_t r = 0; r < ranks; ++r) {
+      const std::byte* const there = slice + static_cast<std::size_t>(std::min(begin, sum->counts[r])) * element;
+      of_part.send.emplace_back(there, static_cast<std::size_t>(count(r)) * element);
+      of_part.receive.emplace_back(room, r == self ? 0 : row);
+      if (r == self && mine > 0)
+        sums.push_back({sum->own.rows(begin, mine), Tensor(const_cast<std::byte*>(there), reduced_, {mine}), others});
+      if (r != self) room += row;
+      slice += static_cast<std::size_t>(sum->counts[r]) * element;
+    }
+  }
+  peers_->exchange(stream, "reduce_scatter", messages);
+  ops_.sum_of_ranks(stream, sums, mode, place_.rank);
 }
 
 void PeerCollectives::all_gather(Stream& stream, std::span<const SliceGather> gathers) {

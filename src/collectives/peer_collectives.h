@@ -10,19 +10,26 @@ namespace so {
 
 class PeerCollectives final : public DeviceCollectives {
  public:
-  // `peers`: may be null on a dry device, on which nothing is enqueued. `piece`: elements of a slice that are received
-  // of each rank at a time, at most.
+  // `peers`: may be null on a dry device, on which nothing is enqueued. `piece`: elements that are received of each
+  // rank at a time, at most.
   PeerCollectives(Device& device, EngineOps& ops, const RankPlace& place, std::unique_ptr<DevicePeers> peers,
                   const CollectiveSizes& sizes, std::int64_t piece);
 
-  void reduce_scatter_sum(Stream& stream, Tensor values, std::span<const std::int64_t> counts, Tensor own,
-                          Accumulate mode) override;
+  void reduce_scatter_sum(Stream& stream, std::span<const SliceSum> sums, Accumulate mode) override;
   void all_gather(Stream& stream, std::span<const SliceGather> gathers) override;
 
-  // Elements of a piece: so many that what is received of all ranks takes about 64 MiB, and no more than a slice has.
+  // Elements of a piece: so many that what is received of all ranks takes about 64 MiB, and no more than a call has.
   static std::int64_t piece_of(const CollectiveSizes& sizes, int ranks);
 
  private:
+  // Of one exchange, the elements of a sum's slices from `begin` on, a piece at most, and less where `room` is less.
+  struct Part {
+    const SliceSum* sum;
+    std::int64_t begin, length;  // length: the longest slice's
+  };
+  void check(const SliceSum& sum) const;
+  void reduce(Stream& stream, std::span<const Part> parts, Accumulate mode);
+
   EngineOps& ops_;
   const RankPlace place_;
   const bool backed_;

@@ -21,20 +21,22 @@ class StagedPeers final : public DevicePeers {
     SO_CHECK(piece >= 1, "pieces of {} bytes", piece);
   }
 
-  void exchange(Stream& stream, const char* what, Sent send, Received receive) override {
-    std::size_t longest = 0;  // every rank makes as many pieces
-    for (std::size_t r = 0; r < size(); ++r) longest = std::max({longest, send[r].size(), receive[r].size()});
-    for (std::size_t begin = 0; begin < longest; begin += piece_) piece(stream, what, send, receive, begin);
+  void exchange(Stream& stream, const char* what, std::span<const PeerMessages> messages) override {
+    for (const PeerMessages& message : messages) {
+      std::size_t longest = 0;  // every rank makes as many pieces
+      for (std::size_t r = 0; r < size(); ++r)
+        longest = std::max({longest, message.send[r].size(), message.receive[r].size()});
+      for (std::size_t begin = 0; begin < longest; begin += piece_) piece(stream, what, message, begin);
+    }
   }
 
   void all_gather(Stream& stream, std::span<const SliceGather> gathers) override {
     for (const auto& [own, bytes, all] : gathers) {
-      const std::vector<std::span<const std::byte>> send(size(),
-                                                         std::span(own, static_cast<std::size_t>(bytes[self()])));
-      const std::vector<std::span<std::byte>> receive = slices_of(all, bytes);
-      if (receive[self()].data() != own && !receive[self()].empty())
-        stream.copy(receive[self()].data(), own, receive[self()].size());
-      exchange(stream, "all_gather", send, receive);
+      const std::span slice(own, static_cast<std::size_t>(bytes[self()]));
+      const PeerMessages message{.send = std::vector(size(), slice), .receive = slices_of(all, bytes)};
+      if (message.receive[self()].data() != own && !slice.empty())
+        stream.copy(message.receive[self()].data(), own, slice.size());
+      exchange(stream, "all_gather", std::span(&message, 1));
     }
   }
 
@@ -43,15 +45,16 @@ class StagedPeers final : public DevicePeers {
   std::size_t self() const { return static_cast<std::size_t>(place_.rank); }
   std::size_t others() const { return size() - 1; }
   // Lengths of the pieces that begin at `begin` of each message.
-  template <class Message>
-  std::vector<std::size_t> lengths(std::span<const Message> messages, std::size_t begin) const {
+  template <class Messages>
+  std::vector<std::size_t> lengths(const Messages& messages, std::size_t begin) const {
     std::vector<std::size_t> all(size(), 0);
     for (std::size_t r = 0; r < size(); ++r)
       if (r != self()) all[r] = std::min(messages[r].size() - std::min(messages[r].size(), begin), piece_);
     return all;
   }
 
-  void piece(Stream& stream, const char* what, Sent send, Received receive, std::size_t begin) {
+  void piece(Stream& stream, const char* what, const PeerMessages& message, std::size_t begin) {
+    const auto& [send, receive] = message;
     const std::vector<std::size_t> sent = lengths(send, begin), received = lengths(receive, begin);
     auto* out = static_cast<std::byte*>(out_.data());
     for (std::size_t r = 0; r < size(); out += sent[r], ++r)

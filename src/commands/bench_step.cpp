@@ -125,14 +125,14 @@ TrainingPlan make_plan(const BenchStepOptions& options, const OptionOrigins& ori
                        DType dtype) {
   const MemoryCaps caps = memory_caps(backend_of(runtime.device()), options.device_memory, options.host_memory);
   RunRequest request = run_request(options, origins, dtype);
-  keep_weights_whole(request, seat, ranks, options.collectives);
+  request.collectives = seat.collectives;
   const NumberFormats formats = number_formats(request);
   // Without an optimizer there is nothing to change of it.
   if (options.no_optimizer) request.optimizer_state_dtype = StatePrecision::bf16;
   PlanningMachine machine = planning_machine(runtime, formats, caps, ranks.place().local_size);
   share_machine(ranks, machine, seat.gpu_ranks);
   if (ranks.size() > 1)
-    use_rates_of_ranks(machine, runtime, formats, {.fresh = true, .keep = false}, ranks, options.collectives);
+    use_rates_of_ranks(machine, runtime, formats, {.fresh = true, .keep = false}, ranks, seat.collectives);
   PlanQuestion question = make_question({spec, layout, machine, WeightOrigin::random, row_shape}, request,
                                         *find_command("bench step")->rows);
   question.host_ranks = ranks.place().local_size;
@@ -251,7 +251,8 @@ int run_bench_step(const BenchStepOptions& options, const OptionOrigins& origins
   check_cpu_threads(options, seat.cpus);
   Runtime runtime(seat.device, rank_threads(ranks, seat, options.cpu_threads.value_or(0)), seat.gpu, seat.own_cpus);
   Device& device = runtime.device();
-  const SequenceGroups groups = sequence_groups(ranks, device, options, spec, config.origin);
+  const SequenceGroups groups =
+      sequence_groups(ranks, device, options.sequence_parallel_size, seat.collectives, spec, config.origin);
   const TrainingPlan plan = make_plan(options, origins, spec, layout, runtime, ranks, seat, model.dtype);
   plan.log_reasons();
   const char* optimizer = options.no_optimizer                                ? "none"

@@ -107,7 +107,8 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins, Communica
   const RankSeat seat = take_seat(ranks, options.device, options);
   check_cpu_threads(options, seat.cpus);
   Runtime runtime(seat.device, rank_threads(ranks, seat, options.cpu_threads.value_or(0)), seat.gpu, seat.own_cpus);
-  const SequenceGroups groups = sequence_groups(ranks, runtime.device(), options, spec, options.model);
+  const SequenceGroups groups =
+      sequence_groups(ranks, runtime.device(), options.sequence_parallel_size, seat.collectives, spec, options.model);
   RankFacts facts = option_facts(OptionsView(*find_command("eval")->rows, &options));
   facts.emplace_back("the parameters of the model", std::to_string(model.layout().elements()));
   require_same_run(ranks, facts);
@@ -119,7 +120,7 @@ int run_eval(const EvalOptions& options, const OptionOrigins& origins, Communica
   shape.batch_tokens = batches.max_batch_tokens();
   shape.positions = data.counts().longest;
   shape.sequence = groups.place.size;
-  shape.collectives = options.collectives;
+  shape.collectives = seat.collectives;
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
   const DType dtype = model_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
   MemoryRoom room = room_of(runtime.device());

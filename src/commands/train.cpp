@@ -89,8 +89,9 @@ struct AskedRun {
         runtime(seat.device, rank_threads(ranks, seat, resolve_cpu_threads(options, seat.cpus)), seat.gpu,
                 seat.own_cpus),
         layout(make_parameters(spec, parameter_rules(options))) {
-    keep_weights_whole(request, seat, ranks, options.collectives);
-    groups = sequence_groups(ranks, runtime.device(), options, spec, options.model);
+    request.collectives = seat.collectives;
+    groups =
+        sequence_groups(ranks, runtime.device(), options.sequence_parallel_size, seat.collectives, spec, options.model);
     log_info("{}", model_line(options.model, spec, request.model_dtype, runtime.device()));
     for (const std::string& line : {frozen_line(layout), lr_multiplier_line(layout)})
       if (!line.empty()) log_info("{}", line);
@@ -398,7 +399,7 @@ int run_train(const TrainOptions& given, const OptionOrigins& origins, Communica
   };
   PlanningMachine machine = asked.machine_now();
   use_rates_of_ranks(machine, asked.runtime, asked.formats,
-                     {.fresh = options.profile == ProfileUse::fresh, .keep = writes}, ranks, options.collectives);
+                     {.fresh = options.profile == ProfileUse::fresh, .keep = writes}, ranks, asked.seat.collectives);
   TrainingPlan plan;
   together(ranks, [&] {
     plan = plan_or_refuse(asked.ask(machine, shape));

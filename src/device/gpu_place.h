@@ -15,6 +15,9 @@ int gpu_count();
 // Returns a text that tells a GPU from all others, also from those that share its board (MIG); empty where it is not
 // known.
 std::string gpu_identity(int index);
+// Whether a GPU's copies reach the memory of the one with this identity, which has to be visible to the process. True
+// of itself.
+bool gpu_reaches(int index, const std::string& identity);
 
 // The CPUs that the kernel says are near a PCI device: those of its NUMA node. Empty where it does not say. `root` is
 // in front of /sys, for tests.

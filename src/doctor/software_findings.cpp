@@ -29,8 +29,9 @@ void find_libraries(const Software& software, const GpuDriver& driver, std::size
       f.found = needed ? "not found: " + library.reason : "not found; nothing on this machine needs it";
       if (needed) {
         f.verdict = FindingVerdict::costs;
-        f.cost =
-            library.check == "nccl" ? "no collectives between GPUs" : "no CUDA backend can be built or started here";
+        f.cost = library.check == "nccl"
+                     ? "no collectives between GPUs of several hosts, or that do not reach each other"
+                     : "no CUDA backend can be built or started here";
         f.mend = library.check == "nccl"    ? "apt-get install libnccl2 (NVIDIA's package repository)"
                  : library.check == "cudnn" ? "apt-get install libcudnn9-dev-cuda-13 (NVIDIA's package repository)"
                                             : "apt-get install cuda-toolkit-13-0 (NVIDIA's package repository)";

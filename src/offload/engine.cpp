@@ -10,10 +10,12 @@
 namespace so {
 namespace {
 
-std::int64_t largest_parameter(const ParameterLayout& layout) {
-  std::int64_t elements = 0;
-  for (const Parameter& parameter : layout.parameters()) elements = std::max(elements, parameter.size());
-  return elements;
+// For the statistics of any unit's gradients.
+std::size_t stats_scratch(const ParameterLayout& layout) {
+  std::vector<std::size_t> units(static_cast<std::size_t>(layout.units()));
+  for (const Parameter& parameter : layout.parameters())
+    units[static_cast<std::size_t>(parameter.unit)] += EngineOps::stats_scratch(parameter.size());
+  return *std::max_element(units.begin(), units.end());
 }
 
 }  // namespace
@@ -48,8 +50,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()),
                              "gradient norms")),
       stats_host_(device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient norms")),
-      stats_scratch_(
-          device.allocate(MemoryKind::device, EngineOps::stats_scratch(largest_parameter(layout)), "gradient norms")),
+      stats_scratch_(device.allocate(MemoryKind::device, stats_scratch(layout), "gradient norms")),
       host_state_(device,
                   {.pool = host_pool,
                    .spare_places = settings.schedule == Schedule::synchronous ? 0 : settings.undo_buckets,
@@ -196,7 +197,11 @@ void OffloadEngine::require_gradients(int unit, Stream& stream) {
     if (!here) waits_.end(stream);
   } else if (gradients_.sliced(unit)) {
     GradientSlot& slot = slot_of(unit);
-    if (std::exchange(slot.used, true)) stream.wait(*slot.reduced);
+    if (!std::exchange(slot.used, true)) return;
+    const bool reduced = slot.reduced->done();
+    if (!reduced) waits_.begin(stream, WaitReason::gradient);
+    stream.wait(*slot.reduced);
+    if (!reduced) waits_.end(stream);
   }
 }
 
@@ -286,8 +291,10 @@ void OffloadEngine::complete_last(int unit, Stream& stream) {
   const auto [first, last] = layout_.unit_parameters(unit);
   auto* stats = static_cast<GradStats*>(stats_.data());
   const Tensor scratch(stats_scratch_.data(), DType::u8, {static_cast<std::int64_t>(stats_scratch_.bytes())});
+  std::vector<StatsOf> updated;
   for (int p = first; p < last && !exchange_; ++p)
-    if (is_updated(p)) ops_->grad_stats(stream, stats + p, gradients_.places().view(p), scratch);
+    if (is_updated(p)) updated.push_back({stats + p, gradients_.places().view(p)});
+  ops_->grad_stats(stream, updated, scratch);
   if (first_ready_) stream.record(*first_landed_);
   first_ready_ = false;
   Event& landed = *landed_[static_cast<std::size_t>(unit)];
@@ -308,12 +315,11 @@ void OffloadEngine::complete_last(int unit, Stream& stream) {
 // The event moves: it is reached when the sums of all ranks are there.
 void OffloadEngine::reduce(int unit, Event& landed) {
   exchange_->reductions().wait(landed);
-  const std::span<Bucket> buckets = buckets_of(unit);
-  for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket) {
-    if (bucket->range().begin < layout_.unit_range(unit).begin || bucket->frozen()) continue;
-    if (!gradients_.sliced(unit)) exchange_->reduce(*bucket, Accumulate::overwrite);
-    exchange_->take_statistics(*bucket);
-  }
+  std::vector<const Bucket*> complete;
+  for (const Bucket& bucket : buckets_of(unit))
+    if (bucket.range().begin >= layout_.unit_range(unit).begin && !bucket.frozen()) complete.push_back(&bucket);
+  if (!gradients_.sliced(unit)) exchange_->reduce(complete, Accumulate::overwrite);
+  exchange_->take_statistics(complete);
   exchange_->reductions().record(landed);
 }
 
@@ -322,9 +328,10 @@ void OffloadEngine::reduce_slices(int unit, Stream& stream) {
   GradientSlot& slot = slot_of(unit);
   stream.record(*slot.written);
   exchange_->reductions().wait(*slot.written);
-  const std::span<Bucket> buckets = buckets_of(unit);
-  for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket)
-    if (!bucket->frozen()) exchange_->reduce(*bucket, reduced_[u] ? Accumulate::add : Accumulate::overwrite);
+  std::vector<const Bucket*> trained;
+  for (const Bucket& bucket : buckets_of(unit))
+    if (!bucket.frozen()) trained.push_back(&bucket);
+  exchange_->reduce(trained, reduced_[u] ? Accumulate::add : Accumulate::overwrite);
   exchange_->reductions().record(*slot.reduced);
   reduced_[u] = !last_micro_batch_;
   if (last_micro_batch_) return;

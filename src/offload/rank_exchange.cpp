@@ -40,8 +40,10 @@ RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, 
       reduce_(device.create_stream("reduce")),
       gather_(device.create_stream("gather")) {
   SO_CHECK(gradients.own_dtype() == DType::f32, "sums over ranks in {}", name_of(gradients.own_dtype()));
-  std::int64_t longest = 0;
-  std::size_t most_parts = 0;  // of any rank, so that all take the memory that is planned for one
+  // Of any rank, so that all take the memory that is planned for one.
+  std::size_t most_parts = 0;
+  std::vector<std::size_t> scratch(static_cast<std::size_t>(layout.units())), gathered(scratch.size());
+  std::vector<std::int64_t> reduced(scratch.size());
   CollectiveSizes sizes{.reduced = gradients.dtype()};
   for (const Bucket& bucket : buckets) {
     shards_.push_back(shards_of(bucket, ranks.size()));
@@ -49,51 +51,64 @@ RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, 
     for (const std::int64_t count : shards_.back().counts())
       bytes.push_back(count * static_cast<std::int64_t>(size_of(weights.dtype())));
     const std::int64_t slice = shards_.back().counts()[0];  // none is longer
-    sizes.longest_gather = std::max(sizes.longest_gather, static_cast<std::size_t>(slice) * size_of(weights.dtype()));
+    const auto unit = static_cast<std::size_t>(layout.unit_of(bucket.range().begin));
+    gathered[unit] += static_cast<std::size_t>(slice) * size_of(weights.dtype());
     whole_.push_back(device.create_event());
     first_parts_.push_back(parts_.size());
     frozen_.push_back(bucket.frozen());
     if (frozen_.back()) continue;
     sizes.longest_slice = std::max(sizes.longest_slice, slice);
-    most_parts += static_cast<std::size_t>(layout.first_ending_after(bucket.range().end - 1) -
-                                           layout.first_ending_after(bucket.range().begin) + 1);
+    const auto parts = static_cast<std::size_t>(layout.first_ending_after(bucket.range().end - 1) -
+                                                layout.first_ending_after(bucket.range().begin) + 1);
+    most_parts += parts;
+    scratch[unit] += EngineOps::stats_scratch(slice) + parts * EngineOps::stats_scratch(1);
+    reduced[unit] += slice;
     for (int p = layout.first_ending_after(bucket.own().begin); p < layout.count(); ++p) {
       const Range range{std::max(layout.range(p).begin, bucket.own().begin),
                         std::min(layout.range(p).end, bucket.own().end)};
       if (layout.range(p).begin >= bucket.own().end) break;
       if (range.size() <= 0) continue;
       parts_.push_back({p, range});
-      longest = std::max(longest, range.size());
     }
   }
   first_parts_.push_back(parts_.size());
   SO_CHECK(parts_.size() <= most_parts, "{} parts of {}", parts_.size(), most_parts);
   stats_ = device.allocate(MemoryKind::device, sizeof(GradStats) * most_parts, "gradient norms");
   stats_host_ = device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient norms");
-  scratch_ = device.allocate(MemoryKind::device, EngineOps::stats_scratch(longest), "gradient norms");
-  reducing_ = make_device_collectives(
-      device, ops, ranks, route, {.longest_slice = sizes.longest_slice, .reduced = sizes.reduced, .longest_gather = 0});
-  gathering_ =
-      make_device_collectives(device, ops, ranks, route, {.longest_slice = 0, .longest_gather = sizes.longest_gather});
+  scratch_ = device.allocate(MemoryKind::device, *std::max_element(scratch.begin(), scratch.end()), "gradient norms");
+  reducing_ = make_device_collectives(device, ops, ranks, route,
+                                      {.longest_slice = sizes.longest_slice,
+                                       .most_reduced = *std::max_element(reduced.begin(), reduced.end()),
+                                       .reduced = sizes.reduced,
+                                       .most_gathered = 0});
+  gathering_ = make_device_collectives(
+      device, ops, ranks, route,
+      {.longest_slice = 0, .most_gathered = *std::max_element(gathered.begin(), gathered.end())});
 }
 
 RankExchange::~RankExchange() {
   for (Stream* stream : {reduce_.get(), gather_.get()}) wait_or_log(*stream, LogLevel::debug);
 }
 
-void RankExchange::reduce(const Bucket& bucket, Accumulate mode) {
-  const Tensor all(gradients_.places().at(bucket.range().begin), gradients_.dtype(), {bucket.range().size()});
-  const Tensor own(gradients_.own_at(bucket.own().begin), DType::f32, {bucket.own().size()});
-  reducing_->reduce_scatter_sum(*reduce_, all, shards_[at(bucket)].counts(), own, mode);
+void RankExchange::reduce(std::span<const Bucket* const> buckets, Accumulate mode) {
+  std::vector<SliceSum> sums;
+  for (const Bucket* bucket : buckets)
+    sums.push_back({Tensor(gradients_.places().at(bucket->range().begin), gradients_.dtype(), {bucket->range().size()}),
+                    shards_[at(*bucket)].counts(),
+                    Tensor(gradients_.own_at(bucket->own().begin), DType::f32, {bucket->own().size()})});
+  reducing_->reduce_scatter_sum(*reduce_, sums, mode);
 }
 
-void RankExchange::take_statistics(const Bucket& bucket) {
+void RankExchange::take_statistics(std::span<const Bucket* const> buckets) {
+  std::vector<StatsOf> parts;
+  for (const Bucket* bucket : buckets)
+    for (std::size_t i = first_parts_[at(*bucket)]; i < first_parts_[at(*bucket) + 1]; ++i) {
+      const Range part = parts_[i].range;
+      parts.push_back({static_cast<GradStats*>(stats_.data()) + i,
+                       Tensor(gradients_.own_at(part.begin), DType::f32, {part.size()})});
+    }
   const Tensor scratch(scratch_.data(), DType::u8, {static_cast<std::int64_t>(scratch_.bytes())});
-  for (std::size_t i = first_parts_[at(bucket)]; i < first_parts_[at(bucket) + 1]; ++i) {
-    const Range part = parts_[i].range;
-    ops_.grad_stats(*reduce_, static_cast<GradStats*>(stats_.data()) + i,
-                    Tensor(gradients_.own_at(part.begin), DType::f32, {part.size()}), scratch);
-  }
+  ops_.grad_stats(*reduce_, parts, scratch);
 }
 
 void RankExchange::send_statistics(Stream& stream) {

@@ -42,12 +42,13 @@ class RankExchange {
 
   // The stream of reductions. An error of the other ranks is this stream's, and reaches what waits for its events.
   Stream& reductions() { return *reduce_; }
-  // For buckets that somebody owns. Enqueues there: the bucket's own slice of the gradient becomes the sum over ranks,
-  // or it is added to what the slice has; the rest of the gradient is as it was. The stream has been made to wait for
-  // the gradient. Only gradients in slices can be added, since the others add up where the model writes them.
-  void reduce(const Bucket& bucket, Accumulate mode);
-  // Enqueues there: the statistics of the bucket's own slice.
-  void take_statistics(const Bucket& bucket);
+  // For buckets of a unit that somebody owns. Enqueues there: each bucket's own slice of the gradient becomes the sum
+  // over ranks, or it is added to what the slice has; the rest of the gradient is as it was. The stream has been made
+  // to wait for the gradients. Only gradients in slices can be added, since the others add up where the model writes
+  // them.
+  void reduce(std::span<const Bucket* const> buckets, Accumulate mode);
+  // Enqueues there: the statistics of the buckets' own slices.
+  void take_statistics(std::span<const Bucket* const> buckets);
   // Work that follows on `stream` comes after all reductions, and after that statistics() holds.
   void send_statistics(Stream& stream);
   // By parameter, of this rank's slices.

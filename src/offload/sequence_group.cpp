@@ -1,5 +1,6 @@
 #include "offload/sequence_group.h"
 
+#include <limits>
 #include <vector>
 
 #include "base/error.h"
@@ -9,8 +10,10 @@
 namespace so {
 namespace {
 
-// Attention waits for the messages, so they have all of NCCL's blocks that help.
-constexpr PeerLimits group_limits{.staged_piece = std::size_t{8} << 20, .nccl_blocks = 0};
+// Attention waits for the messages, so they have all of NCCL's blocks that help. They are as long as a micro-batch
+// makes them.
+constexpr PeerLimits group_limits{
+    .staged_piece = std::size_t{8} << 20, .nccl_blocks = 0, .longest = std::numeric_limits<std::size_t>::max()};
 
 std::unique_ptr<DevicePeers> make_group_peers(Device& device, Communicator& ranks, Communicator& group,
                                               CollectiveRoute route) {
@@ -45,8 +48,8 @@ void SequenceGroup::all_to_all(Stream& stream, Tensor receive, std::span<const s
     return;
   }
   if (!stream.device().backed()) return;
-  std::vector<std::span<const std::byte>> parts;
-  std::vector<std::span<std::byte>> places;
+  PeerMessages messages;
+  auto& [parts, places] = messages;
   std::size_t sent = 0, received = 0;
   for (std::size_t r = 0; r < send_bytes.size(); ++r) {
     parts.push_back(from.subspan(sent, static_cast<std::size_t>(send_bytes[r])));
@@ -58,7 +61,7 @@ void SequenceGroup::all_to_all(Stream& stream, Tensor receive, std::span<const s
   SO_CHECK(parts[self].size() == places[self].size(), "{} bytes for itself, which expects {}", parts[self].size(),
            places[self].size());
   stream.copy(places[self].data(), parts[self].data(), parts[self].size());
-  peers_->exchange(stream, "all_to_all", parts, places);
+  peers_->exchange(stream, "all_to_all", std::span(&messages, 1));
 }
 
 void SequenceGroup::add_up(Stream& stream, Tensor values, Tensor scratch) {
@@ -70,15 +73,16 @@ void SequenceGroup::add_up(Stream& stream, Tensor values, Tensor scratch) {
   }
   if (!stream.device().backed()) return;
   const std::span<std::byte> own(static_cast<std::byte*>(values.data()), values.bytes());
-  const std::vector<std::span<const std::byte>> parts(static_cast<std::size_t>(size()), own);
-  std::vector<std::span<std::byte>> places;
+  PeerMessages messages{.send = std::vector<std::span<const std::byte>>(static_cast<std::size_t>(size()), own),
+                        .receive = {}};
   auto* next = static_cast<std::byte*>(scratch.data());
   for (int r = 0; r < size(); ++r) {
-    places.emplace_back(r == rank() ? own.data() : next, own.size());
+    messages.receive.emplace_back(r == rank() ? own.data() : next, own.size());
     if (r != rank()) next += own.size();
   }
-  peers_->exchange(stream, "all_reduce", parts, places);
-  ops_->sum_of_ranks(stream, values, Accumulate::overwrite, values, scratch, rank());
+  peers_->exchange(stream, "all_reduce", std::span(&messages, 1));
+  ops_->sum_of_ranks(stream, values, Accumulate::overwrite, values,
+                     Tensor(scratch.data(), scratch.dtype(), {size() - 1, values.size()}), rank());
 }
 
 }  // namespace so

@@ -68,7 +68,9 @@ struct EnumNames<DeviceChoice> {
 };
 template <>
 struct EnumNames<CollectiveRoute> {
-  static constexpr std::pair<CollectiveRoute, std::string_view> list[] = {{CollectiveRoute::nccl, "nccl"},
+  static constexpr std::pair<CollectiveRoute, std::string_view> list[] = {{CollectiveRoute::automatic, "auto"},
+                                                                          {CollectiveRoute::nccl, "nccl"},
+                                                                          {CollectiveRoute::p2p, "p2p"},
                                                                           {CollectiveRoute::host, "host"}};
 };
 template <>

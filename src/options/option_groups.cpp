@@ -109,8 +109,9 @@ OptionTable<RankOptions> make_ranks() {
       .elsewhere("bind_core_list");
   t.add(
        "collectives", &RankOptions::collectives,
-       "How ranks on GPUs exchange gradients and weights: nccl from GPU to GPU, or host by way of host memory, which is "
-       "slower, needs no NCCL, and lets ranks share a GPU, to try a run. Results are the same")
+       "How ranks on GPUs exchange gradients and weights: p2p, by copies between linked GPUs of one host; nccl, by NCCL's "
+       "kernels, on any number of hosts; host, by way of host memory, which is slower; or auto, p2p where it can be and "
+       "else nccl. All but nccl let ranks share a GPU, to try a run. Results are the same")
       .default_from(ours);
   return t;
 }

@@ -32,8 +32,8 @@ struct RankOptions {
   int gpus = 1;
   int sequence_parallel_size = 1;  // ranks that split the tokens of each micro-batch
   bool bind_cores_to_rank = true;
-  std::string cpu_list;                                 // empty: whatever the process may run on
-  CollectiveRoute collectives = CollectiveRoute::nccl;  // of GPUs
+  std::string cpu_list;                                      // empty: whatever the process may run on
+  CollectiveRoute collectives = CollectiveRoute::automatic;  // of GPUs
 };
 
 // Where a model runs, and how it computes.

@@ -20,7 +20,8 @@ EngineSettings engine_settings(const RunRequest& request) {
   if (request.cast_side == CastChoice::device) engine.cast = CastSide::device;
   engine.update_over_link = request.update_over_link == Toggle::on;
   if (request.move_gradients == Toggle::on) engine.host_gradients = GradientResidency::moved;
-  engine.collectives = request.collectives;
+  // A plan without GPUs counts the memory that copies take, which is the most.
+  engine.collectives = request.collectives == CollectiveRoute::automatic ? CollectiveRoute::p2p : request.collectives;
   engine.adamw = {request.adam_beta1, request.adam_beta2, request.adam_epsilon};
   engine.weight_decay = request.weight_decay;
   engine.max_grad_norm = request.max_grad_norm.value_or(0);

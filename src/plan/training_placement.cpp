@@ -54,7 +54,7 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
       sizes_(choices_.size()) {
   inputs_.rates = measured_;
   inputs_.ranks = plan_.shape.ranks;
-  inputs_.gathers_together = plan_.engine.collectives == CollectiveRoute::nccl;
+  inputs_.gathers_together = plan_.engine.collectives != CollectiveRoute::host;
   if (plan_.shape.ranks > 1 && !q_.request.bucket_size_given) set_bucket_of_ranks();
   set_units();
   inputs_.state_bytes = static_cast<double>(state_bytes(plan_.engine.formats.moments));

@@ -1,5 +1,6 @@
 // Collectives on devices' memory, of ranks that are threads: on the CPU device as it has them, and through pinned
-// memory in small pieces, which several ranks that share one GPU can do, too.
+// memory in small pieces, which several ranks that share one GPU can do, too. Copies between GPUs are tried by
+// processes (gpu.ranks): of threads, whose device is one, each may wait for all others' streams.
 #include "collectives/device_collectives.h"
 
 #include <gtest/gtest.h>
@@ -85,6 +86,11 @@ struct RankRig {
   const Buffer device, host;
 };
 
+void reduce(DeviceCollectives& collectives, Stream& stream, Tensor values, std::span<const std::int64_t> counts,
+            Tensor own, Accumulate mode) {
+  collectives.reduce_scatter_sum(stream, std::array{SliceSum{values, counts, own}}, mode);
+}
+
 // Lengths of the ranks' slices, which need not be alike.
 std::vector<std::vector<std::int64_t>> slices_of(int ranks) {
   std::vector<std::vector<std::int64_t>> all;
@@ -105,7 +111,7 @@ void expect_sums(Communicator& ranks, const Make& make) {
     const std::int64_t begin = std::accumulate(counts.begin(), counts.begin() + ranks.rank(), std::int64_t{0});
     RankRig rig(
         ranks, make,
-        {.longest_slice = *std::max_element(counts.begin(), counts.end()), .reduced = dtype_of<T>, .longest_gather = 0},
+        {.longest_slice = *std::max_element(counts.begin(), counts.end()), .reduced = dtype_of<T>, .most_gathered = 0},
         elements);
     std::vector<T> values;
     for (const float x : values_of(ranks.rank(), static_cast<std::size_t>(elements))) values.push_back(T(x));
@@ -113,20 +119,61 @@ void expect_sums(Communicator& ranks, const Make& make) {
     std::vector<float> expected(all.begin() + begin, all.begin() + begin + own);
     const Tensor from(rig.first(), dtype_of<T>, {elements}), to(rig.second(), DType::f32, {own});
     rig.put(rig.first(), values);
-    rig.collectives->reduce_scatter_sum(rig.rig.stream(), from, counts, to, Accumulate::overwrite);
+    reduce(*rig.collectives, rig.rig.stream(), from, counts, to, Accumulate::overwrite);
     EXPECT_EQ(rig.get<float>(rig.second(), own), expected);
     rig.put(rig.first(), values);
-    rig.collectives->reduce_scatter_sum(rig.rig.stream(), from, counts, to, Accumulate::add);
+    reduce(*rig.collectives, rig.rig.stream(), from, counts, to, Accumulate::add);
     for (float& x : expected) x += x;
     EXPECT_EQ(rig.get<float>(rig.second(), own), expected) << "added";
     if constexpr (std::is_same_v<T, float>) {
       rig.put(rig.first(), values);
-      rig.collectives->reduce_scatter_sum(rig.rig.stream(), from, counts, from.rows(begin, own), Accumulate::overwrite);
+      reduce(*rig.collectives, rig.rig.stream(), from, counts, from.rows(begin, own), Accumulate::overwrite);
       std::copy_n(all.begin() + begin, own, values.begin() + begin);
       EXPECT_EQ(rig.get<float>(rig.first(), elements), values) << "in place; the rest is as it was";
     }
     ranks.barrier();
   }
+}
+
+// Arrays that are reduced together, of which some fill the room for what others send and some do not.
+template <class T>
+void expect_sums_together(Communicator& ranks, const Make& make) {
+  const auto self = static_cast<std::size_t>(ranks.rank());
+  const std::vector<std::vector<std::int64_t>> arrays = slices_of(ranks.size());
+  std::vector<std::int64_t> begins, owns;  // of an array, and of this rank's sums of it
+  std::int64_t elements = 0, mine = 0;
+  CollectiveSizes sizes{.reduced = dtype_of<T>, .most_gathered = 0};
+  for (const std::vector<std::int64_t>& counts : arrays) {
+    begins.push_back(elements);
+    owns.push_back(mine);
+    elements = std::accumulate(counts.begin(), counts.end(), elements);
+    mine += counts[self];
+    const std::int64_t longest = *std::max_element(counts.begin(), counts.end());
+    sizes.longest_slice = std::max(sizes.longest_slice, longest);
+    sizes.most_reduced += longest;
+  }
+  RankRig rig(ranks, make, sizes, elements);
+  std::vector<T> values;
+  for (const float x : values_of(ranks.rank(), static_cast<std::size_t>(elements))) values.push_back(T(x));
+  const std::vector<float> all = sum_in_rank_order<T>(ranks.size(), static_cast<std::size_t>(elements));
+  std::vector<float> expected;
+  std::vector<SliceSum> sums;
+  for (std::size_t a = 0; a < arrays.size(); ++a) {
+    const std::vector<std::int64_t>& counts = arrays[a];
+    const std::int64_t begin = std::accumulate(counts.begin(), counts.begin() + ranks.rank(), begins[a]);
+    const std::int64_t size = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+    expected.insert(expected.end(), all.begin() + begin, all.begin() + begin + counts[self]);
+    sums.push_back({Tensor(rig.first() + static_cast<std::size_t>(begins[a]) * sizeof(T), dtype_of<T>, {size}), counts,
+                    Tensor(rig.second() + 4 * owns[a], DType::f32, {counts[self]})});
+  }
+  rig.put(rig.first(), values);
+  rig.collectives->reduce_scatter_sum(rig.rig.stream(), sums, Accumulate::overwrite);
+  EXPECT_EQ(rig.get<float>(rig.second(), mine), expected);
+  rig.put(rig.first(), values);
+  rig.collectives->reduce_scatter_sum(rig.rig.stream(), sums, Accumulate::add);
+  for (float& x : expected) x += x;
+  EXPECT_EQ(rig.get<float>(rig.second(), mine), expected) << "added";
+  ranks.barrier();
 }
 
 // Arrays that are gathered together, each with its slices.
@@ -143,7 +190,7 @@ void expect_gathered(Communicator& ranks, const Make& make, const std::vector<st
     for (const std::int64_t count : counts) bytes.back().push_back(2 * count);
     longest = std::max(longest, 2 * *std::max_element(counts.begin(), counts.end()));
   }
-  RankRig rig(ranks, make, {.longest_slice = 0, .longest_gather = static_cast<std::size_t>(longest)}, elements);
+  RankRig rig(ranks, make, {.longest_slice = 0, .most_gathered = static_cast<std::size_t>(longest)}, elements);
   std::vector<std::uint16_t> all(static_cast<std::size_t>(elements)), none(all.size(), 0xffff), own = none;
   std::iota(all.begin(), all.end(), std::uint16_t{7});
   for (std::size_t a = 0; a < arrays.size(); ++a)
@@ -175,6 +222,8 @@ TEST(DeviceCollectives, SumsAreInRankOrder) {
       run_ranks(size, [&](Communicator& ranks) {
         expect_sums<float>(ranks, make);
         expect_sums<bf16>(ranks, make);
+        expect_sums_together<float>(ranks, make);
+        expect_sums_together<bf16>(ranks, make);
       });
 }
 
@@ -187,6 +236,7 @@ TEST(DeviceCollectives, DelaysChangeNothing) {
   const Jitter jitter(5);
   run_ranks(3, [&](Communicator& ranks) {
     expect_sums<float>(ranks, in_pieces);
+    expect_sums_together<bf16>(ranks, in_pieces);
     expect_gathers(ranks, in_pieces);
   });
 }
@@ -196,8 +246,7 @@ TEST(DeviceCollectives, StreamsDoNotWaitForEachOther) {
   run_ranks(2, [&](Communicator& ranks) {
     const std::vector<std::int64_t> counts{16, 16};
     RankRig rig(ranks, as_made, {.longest_slice = 16}, 32);
-    const auto gathering =
-        make_device_collectives(rig.rig.device(), *rig.ops, ranks, CollectiveRoute::host, {.longest_gather = 64});
+    const auto gathering = as_made(rig.rig.device(), *rig.ops, ranks, {.most_gathered = 64});
     const auto stream = rig.rig.device().create_stream("gather");
     ranks.barrier();
     rig.put(rig.first(), std::vector<float>(32, 1.0f));
@@ -207,8 +256,8 @@ TEST(DeviceCollectives, StreamsDoNotWaitForEachOther) {
     const Tensor sum(rig.first() + 64 * ranks.rank(), DType::f32, {16});
     for (int i = 0; i < 4; ++i) {
       if (ranks.rank() == 0) gathering->all_gather(*stream, std::array{SliceGather{own, bytes, rig.second()}});
-      rig.collectives->reduce_scatter_sum(rig.rig.stream(), Tensor(rig.first(), DType::f32, {32}), counts, sum,
-                                          Accumulate::overwrite);
+      reduce(*rig.collectives, rig.rig.stream(), Tensor(rig.first(), DType::f32, {32}), counts, sum,
+             Accumulate::overwrite);
       if (ranks.rank() == 1) gathering->all_gather(*stream, std::array{SliceGather{own, bytes, rig.second()}});
     }
     stream->synchronize();
@@ -229,8 +278,8 @@ TEST(DeviceCollectives, ARankThatGivesUpIsTheStreamsError) {
     }
     ready = true;
     const std::vector<std::int64_t> counts{100, 100};
-    rig.collectives->reduce_scatter_sum(rig.rig.stream(), Tensor(rig.first(), DType::f32, {200}), counts,
-                                        Tensor(rig.second(), DType::f32, {100}), Accumulate::overwrite);
+    reduce(*rig.collectives, rig.rig.stream(), Tensor(rig.first(), DType::f32, {200}), counts,
+           Tensor(rig.second(), DType::f32, {100}), Accumulate::overwrite);
     try {
       rig.rig.stream().synchronize();
       ADD_FAILURE() << "a sum without rank 1";
@@ -242,18 +291,19 @@ TEST(DeviceCollectives, ARankThatGivesUpIsTheStreamsError) {
 
 // A plan counts what will be taken, whatever the way.
 TEST(DeviceCollectives, ADryDeviceTakesTheSameMemory) {
-  const CollectiveSizes sizes{.longest_slice = 1000, .reduced = DType::bf16, .longest_gather = 3000};
-  for (const CollectiveRoute route : {CollectiveRoute::nccl, CollectiveRoute::host}) {
+  const CollectiveSizes sizes{.longest_slice = 1000, .reduced = DType::bf16, .most_gathered = 3000};
+  for (const CollectiveRoute route : {CollectiveRoute::nccl, CollectiveRoute::p2p, CollectiveRoute::host}) {
     const auto ranks = make_dry_communicator(4);
     const auto device = make_dry_device(DeviceKind::cuda);
     const auto ops = make_engine_ops(*device);
     const auto made = make_device_collectives(*device, *ops, *ranks, route, sizes);
-    EXPECT_EQ(device->ledger().held(MemoryKind::device), 3u * 1000 * 2);
+    const std::size_t places = route == CollectiveRoute::p2p ? 3 * PiecePlaces::of_a_rank << 20 : 0;
+    EXPECT_EQ(device->ledger().held(MemoryKind::device), 3u * 1000 * 2 + places);
     EXPECT_EQ(device->ledger().held(MemoryKind::pinned), route == CollectiveRoute::host ? 2 * 3u * 3000 : 0);
     const std::vector<std::int64_t> counts(4, 250);
     const auto stream = device->create_stream("dry");
-    made->reduce_scatter_sum(*stream, Tensor(nullptr, DType::bf16, {1000}), counts, Tensor(nullptr, DType::f32, {250}),
-                             Accumulate::add);
+    reduce(*made, *stream, Tensor(nullptr, DType::bf16, {1000}), counts, Tensor(nullptr, DType::f32, {250}),
+           Accumulate::add);
     made->all_gather(*stream, std::array{SliceGather{nullptr, counts, nullptr}});
   }
 }

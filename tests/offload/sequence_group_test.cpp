@@ -87,11 +87,11 @@ TEST(SequenceGroup, SumsAreOfAGroupAndInRankOrder) {
 
 // A plan counts what will be taken, and its calls move nothing.
 TEST(SequenceGroup, ADryDeviceTakesWhatItsRouteTakes) {
-  for (const CollectiveRoute route : {CollectiveRoute::nccl, CollectiveRoute::host}) {
+  for (const CollectiveRoute route : {CollectiveRoute::nccl, CollectiveRoute::p2p, CollectiveRoute::host}) {
     const auto ranks = make_dry_communicator(4);
     const auto device = make_dry_device(DeviceKind::cuda);
     SequenceGroup group(*ranks, 4, *device, route);
-    EXPECT_EQ(device->ledger().held(MemoryKind::device), 0u);
+    EXPECT_LE(device->ledger().held(MemoryKind::device), route == CollectiveRoute::p2p ? std::size_t{64} << 20 : 0u);
     EXPECT_EQ(device->ledger().held(MemoryKind::pinned), route == CollectiveRoute::host ? std::size_t{6} << 23 : 0u);
     const auto stream = device->create_stream("dry");
     const std::vector<std::int64_t> bytes(4, 4);

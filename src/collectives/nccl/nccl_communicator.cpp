@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -10,13 +12,13 @@
 #include "collectives/nccl/nccl_library.h"
 #include "device/cuda/cuda_device.h"
 #include "ranks/together.h"
+#include "ranks/waiting.h"
 
 namespace so {
 namespace {
 
 using NcclClock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds beat_period{200};
 constexpr std::chrono::seconds connect_limit{300};  // many hosts take a while
 constexpr std::chrono::seconds close_limit{5};      // a rank that fails does not come to the end
 
@@ -92,21 +94,29 @@ ncclComm_t connect_ranks(Device& device, Communicator& ranks, int most_blocks) {
 
 }  // namespace
 
-NcclCommunicator::NcclCommunicator(Device& device, Communicator& ranks, int most_blocks)
-    : device_(device), ranks_(ranks.duplicate()) {
+NcclCommunicator::NcclCommunicator(Device& device, Communicator& ranks, int most_blocks) : device_(device) {
+  std::unique_ptr<Communicator> own = ranks.duplicate();
   together(ranks, [] { nccl(); });
   comm_ = connect_ranks(device, ranks, most_blocks);
-  watch_ = std::thread([this] { watch(); });
+  const auto end = [this] {
+    if (comm_ != nullptr) nccl().abort(comm_);
+    comm_ = nullptr;
+  };
+  watch_ = std::make_unique<CollectiveWatch>(
+      device, std::move(own),
+      CollectiveWatch::Carrier{"a collective of NCCL's", [this](const char* what) { check(what); }, end});
 }
 
 NcclCommunicator::~NcclCommunicator() {
-  {
-    const Lock lock(mutex_);
-    leaving_ = true;
-  }
-  changed_.notify_all();
-  watch_.join();
+  watch_->stop();
   close();
+}
+
+// The watch's, which looks for failures that no call of ours has met.
+void NcclCommunicator::check(const char* what) const {
+  ncclResult_t state = ncclSuccess;
+  check_nccl(nccl().state(comm_, &state), comm_, "ncclCommGetAsyncError");
+  check_nccl(state, comm_, what);
 }
 
 void NcclCommunicator::close() noexcept {
@@ -128,21 +138,11 @@ void NcclCommunicator::close() noexcept {
   comm_ = nullptr;
 }
 
-// ---- The calls of the stream's thread ----
-
-std::unique_ptr<Event> NcclCommunicator::take_event() {
-  if (events_.empty()) return device_.create_event();
-  std::unique_ptr<Event> event = std::move(events_.back());
-  events_.pop_back();
-  return event;
-}
-
 void NcclCommunicator::group(Stream& stream, const char* what, const std::function<void()>& calls) {
-  Lock lock(mutex_);
-  if (failure_) std::rethrow_exception(failure_);
-  Pending pending{number_ + 1, what, take_event(), take_event()};
+  CollectiveWatch::Lock lock = watch_->lock();
+  watch_->rethrow();
   stream_ = cuda_stream(stream);
-  stream.record(*pending.begun);
+  CollectiveWatch::Collective collective = watch_->begin(stream, what);
   check_nccl(nccl().group_start(), comm_, what);
   std::exception_ptr thrown;
   try {
@@ -153,14 +153,12 @@ void NcclCommunicator::group(Stream& stream, const char* what, const std::functi
   const ncclResult_t result = nccl().group_end();
   if (thrown) std::rethrow_exception(thrown);
   settle(lock, result, what);
-  stream.record(*pending.ended);
-  number_ = pending.number;
-  pending_.push_back(std::move(pending));
+  watch_->end(stream, std::move(collective));
 }
 
 // The watch finds who is lost within the time limit, so this waits for twice as long.
-void NcclCommunicator::settle(Lock& lock, ncclResult_t result, const char* what) {
-  std::optional<RankWait> waiting(*ranks_);
+void NcclCommunicator::settle(CollectiveWatch::Lock& lock, ncclResult_t result, const char* what) {
+  std::optional<RankWait> waiting(watch_->ranks());
   int limits = 0;
   // A thread of NCCL's takes tens of microseconds for this, and a nap would be several times as long; only the making
   // of connections takes longer.
@@ -172,13 +170,13 @@ void NcclCommunicator::settle(Lock& lock, ncclResult_t result, const char* what)
     else
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     lock.lock();
-    if (failure_) std::rethrow_exception(failure_);
+    watch_->rethrow();
     check_nccl(nccl().state(comm_, &result), comm_, what);
     if (!waiting->over()) continue;
     if (++limits == 2)
-      give_up(
-          fmt::format("NCCL has not connected it to the others within {:g} s ({})", 2 * ranks_->time_limit(), what));
-    waiting.emplace(*ranks_);
+      watch_->give_up(fmt::format("NCCL has not connected it to the others within {:g} s ({})",
+                                  2 * watch_->ranks().time_limit(), what));
+    waiting.emplace(watch_->ranks());
   }
   check_nccl(result, comm_, what);
 }
@@ -193,86 +191,6 @@ void NcclCommunicator::receive(void* to, std::size_t bytes, int from) {
 
 void NcclCommunicator::all_gather(const void* own, std::size_t bytes, void* all) {
   check_nccl(nccl().all_gather(own, all, bytes, ncclInt8, comm_, stream_), comm_, "ncclAllGather");
-}
-
-// ---- The watch ----
-
-void NcclCommunicator::watch() noexcept {
-  try {
-    watch_until_left();
-  } catch (...) {
-    fail(std::current_exception());
-  }
-}
-
-void NcclCommunicator::watch_until_left() {
-  device_.make_current();
-  // Every rank sees the same beats, so all stop alike when one leaves: from there on each watches for itself.
-  for (bool beats = true;;) {
-    const Beat own = look();
-    std::vector<Beat> all(static_cast<std::size_t>(ranks_->size()), own);
-    if (beats) {
-      const std::vector<std::int64_t> one_each(all.size(), 1);
-      ranks_->all_gather(std::span(&own, 1), one_each, std::span(all));
-      beats = std::none_of(all.begin(), all.end(), [](const Beat& beat) { return beat.leaving != 0; });
-    }
-    judge(all);
-    if (own.leaving != 0) return;
-    Lock lock(mutex_);
-    changed_.wait_for(lock, beat_period, [&] { return leaving_; });
-  }
-}
-
-NcclCommunicator::Beat NcclCommunicator::look() {
-  const Lock lock(mutex_);
-  ncclResult_t state = ncclSuccess;
-  check_nccl(nccl().state(comm_, &state), comm_, "ncclCommGetAsyncError");
-  check_nccl(state, comm_, pending_.empty() ? "between collectives" : pending_.front().what);
-  while (!pending_.empty() && pending_.front().ended->done()) {
-    events_.push_back(std::move(pending_.front().begun));
-    events_.push_back(std::move(pending_.front().ended));
-    pending_.pop_front();
-  }
-  Beat beat{.begun = number_, .leaving = leaving_ ? 1 : 0};
-  if (pending_.empty()) {
-    waiting_for_ = 0;
-    return beat;
-  }
-  const Pending& head = pending_.front();
-  beat.begun = head.begun->done() ? head.number : head.number - 1;
-  if (beat.begun != head.number) return beat;
-  if (waiting_for_ != head.number) waiting_.emplace(*ranks_);
-  waiting_for_ = head.number;
-  if (waiting_->over()) beat.overdue = head.number;
-  return beat;
-}
-
-// Whether the others wait for this rank, or this one for what no rank has failed to begin.
-void NcclCommunicator::judge(const std::vector<Beat>& beats) {
-  const Beat& own = beats[static_cast<std::size_t>(ranks_->rank())];
-  std::int64_t overdue = 0;
-  for (const Beat& beat : beats) overdue = std::max(overdue, beat.overdue);
-  if (overdue == 0) return;
-  const double limit = ranks_->time_limit();
-  if (own.begun < overdue)
-    give_up(fmt::format("it has not come to a collective in which the other ranks have waited for {:g} s", limit));
-  if (own.overdue > 0 && std::all_of(beats.begin(), beats.end(), [&](const Beat& b) { return b.begun >= overdue; }))
-    give_up(fmt::format("a collective of NCCL's has not ended within {:g} s", limit));
-  // Else the one that is behind gives up, which this one hears of with the next beat.
-}
-
-void NcclCommunicator::give_up(const std::string& reason) {
-  ranks_->abort(reason);
-  throw Communicator::gave_up(ranks_->rank(), reason);
-}
-
-void NcclCommunicator::fail(std::exception_ptr error) noexcept {
-  fail_streams(device_, error);  // first, so that what the end of NCCL's kernels wakes finds it
-  const Lock lock(mutex_);
-  failure_ = std::move(error);
-  if (comm_ != nullptr) nccl().abort(comm_);
-  comm_ = nullptr;
-  pending_.clear();
 }
 
 }  // namespace so

@@ -15,24 +15,27 @@ class NcclPeers final : public DevicePeers {
  public:
   NcclPeers(Device& device, Communicator& ranks, int most_blocks) : nccl_(device, ranks, most_blocks) {}
 
-  void exchange(Stream& stream, const char* what, Sent send, Received receive) override {
-    nccl_.group(stream, what, [&] { exchange_in_group(send, receive); });
+  void exchange(Stream& stream, const char* what, std::span<const PeerMessages> messages) override {
+    nccl_.group(stream, what, [&] {
+      for (const auto& [send, receive] : messages) exchange_in_group(send, receive);
+    });
   }
 
   // Slices that differ in length are messages, which go in the same group.
   void all_gather(Stream& stream, std::span<const SliceGather> gathers) override {
     const auto self = static_cast<std::size_t>(nccl_.place().rank);
-    const auto even = [](const SliceGather& gather) {
-      return std::adjacent_find(gather.bytes.begin(), gather.bytes.end(), std::not_equal_to<>()) == gather.bytes.end();
-    };
+    std::vector<bool> even;
     for (const SliceGather& gather : gathers) {
       const std::span<std::byte> own = slices_of(gather.all, gather.bytes)[self];
-      if (!even(gather) && own.data() != gather.own && !own.empty()) stream.copy(own.data(), gather.own, own.size());
+      even.push_back(std::adjacent_find(gather.bytes.begin(), gather.bytes.end(), std::not_equal_to<>()) ==
+                     gather.bytes.end());
+      if (!even.back() && own.data() != gather.own && !own.empty()) stream.copy(own.data(), gather.own, own.size());
     }
     nccl_.group(stream, "all_gather", [&] {
-      for (const SliceGather& gather : gathers) {
+      for (std::size_t i = 0; i < gathers.size(); ++i) {
+        const SliceGather& gather = gathers[i];
         const auto bytes = static_cast<std::size_t>(gather.bytes[self]);
-        if (even(gather)) {
+        if (even[i]) {
           if (bytes > 0) nccl_.all_gather(gather.own, bytes, gather.all);
           continue;
         }
@@ -43,7 +46,8 @@ class NcclPeers final : public DevicePeers {
   }
 
  private:
-  void exchange_in_group(Sent send, Received receive) {
+  void exchange_in_group(std::span<const std::span<const std::byte>> send,
+                         std::span<const std::span<std::byte>> receive) {
     const RankPlace& place = nccl_.place();
     for (int step = 1; step < place.size; ++step) {  // each rank begins with another, so that none is everybody's first
       const int to = (place.rank + step) % place.size, from = (place.rank + place.size - step) % place.size;

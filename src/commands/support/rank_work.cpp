@@ -26,21 +26,15 @@ void complete_ranks(RankOptions& options, const OptionOrigins& origins, int laun
   options.gpus = launched;
 }
 
-SequenceGroups sequence_groups(Communicator& ranks, Device& device, const RankOptions& options, const DecoderSpec& spec,
-                               const std::string& model) {
-  const int size = options.sequence_parallel_size;
-  together(ranks, [&] {
-    if (size > 1 && backend_of(device).own_memory && options.collectives == CollectiveRoute::host)
-      fail("--sequence_parallel_size {}: GPUs exchange slices over NCCL (--collectives nccl), not through host memory",
-           size);
-    require_sequence_split(spec, size, model);
-  });
+SequenceGroups sequence_groups(Communicator& ranks, Device& device, int size, CollectiveRoute route,
+                               const DecoderSpec& spec, const std::string& model) {
+  together(ranks, [&] { require_sequence_split(spec, size, model); });
   SequenceGroups groups;
   groups.group = ranks.rank() / size;
   groups.groups = ranks.size() / size;
   groups.place = {ranks.rank() % size, size};
   // Ranks whose options differ come to this too, and are told so later.
-  auto exchange = std::make_unique<SequenceGroup>(ranks, size, device, options.collectives);
+  auto exchange = std::make_unique<SequenceGroup>(ranks, size, device, route);
   if (size > 1) groups.exchange = std::move(exchange);
   return groups;
 }
@@ -56,6 +50,8 @@ void require_record_each(Communicator& ranks, const SequenceGroups& groups, std:
 
 namespace {
 
+bool may_share_gpu(CollectiveRoute asked) { return asked == CollectiveRoute::p2p || asked == CollectiveRoute::host; }
+
 // This rank's GPU, or -1 where ranks work on the CPU.
 int find_rank_gpu(const RankPlace& place, DeviceChoice device, CollectiveRoute route) {
   if (device == DeviceChoice::cpu) return -1;
@@ -65,7 +61,7 @@ int find_rank_gpu(const RankPlace& place, DeviceChoice device, CollectiveRoute r
   const int visible = gpu_count();
   // A launcher may have shown each rank its own GPU alone; that it is its own is looked at after.
   int gpu = visible == 1 ? 0 : place.local_rank;
-  if (gpu >= visible && route == CollectiveRoute::host) gpu %= visible;
+  if (gpu >= visible && may_share_gpu(route)) gpu %= visible;
   if (gpu >= visible)
     fail("{} ranks of this host want a GPU each, and it has {}: start at most {} on it (--gpus {})", place.local_size,
          visible, visible, visible);
@@ -84,14 +80,45 @@ int require_own_gpus(const Communicator& ranks, const std::vector<std::string>& 
                       "where there are GPUs (--device cuda says what is missing)",
                       gpus[0].empty() ? r : 0, gpus[0].empty() ? 0 : r));
     const auto first = static_cast<std::size_t>(std::find(gpus.begin(), gpus.end(), gpus[r]) - gpus.begin());
-    if (first != r && !gpus[r].empty() && route == CollectiveRoute::nccl)
+    if (first != r && !gpus[r].empty() && !may_share_gpu(route))
       fail_on_all(
           fmt::format("ranks {} and {} would have the same GPU: start as many ranks as a host has GPUs, or let "
-                      "them share it through host memory, to try a run (--collectives host)",
+                      "them share it, to try a run (--collectives p2p)",
                       first, r));
     sharing += gpus[r] == gpus[self] ? 1 : 0;
   }
   return gpus[self].empty() ? 1 : sharing;
+}
+
+// Says which GPU one of the ranks' cannot copy to, as the end of a sentence; empty if all reach all. A collective.
+std::string missing_link(Communicator& ranks, int gpu) {
+  if (ranks.place().hosts > 1) return "they are on several hosts";
+  const std::vector<std::string> identities = ranks.all_gather(gpu_identity(gpu));
+  const std::vector<std::string> missing = gather_texts(ranks, [&]() -> std::string {
+    for (std::size_t r = 0; r < identities.size(); ++r)
+      if (!gpu_reaches(gpu, identities[r]))
+        return fmt::format(
+            "rank {}'s does not reach rank {}'s, for want of a link or because CUDA_VISIBLE_DEVICES hides it",
+            ranks.rank(), r);
+    return {};
+  });
+  const auto first =
+      std::find_if(missing.begin(), missing.end(), [](const std::string& text) { return !text.empty(); });
+  return first == missing.end() ? "" : *first;
+}
+
+// What ranks on GPUs use if this one was asked to use `asked`; throws Error on all ranks if they cannot. A collective,
+// in which ranks that were asked for different ones meet.
+CollectiveRoute settle_route(Communicator& ranks, int gpu, CollectiveRoute asked) {
+  const std::string missing = missing_link(ranks, gpu);
+  CollectiveRoute route = asked;
+  if (asked == CollectiveRoute::automatic) route = missing.empty() ? CollectiveRoute::p2p : CollectiveRoute::nccl;
+  together(ranks, [&] {
+    if (route == CollectiveRoute::p2p && !missing.empty())
+      fail("--collectives p2p: GPUs do not reach each other ({}); use --collectives nccl", missing);
+    if (std::string reason; route == CollectiveRoute::nccl && !have_nccl(reason)) fail("{}", reason);
+  });
+  return route;
 }
 
 }  // namespace
@@ -103,11 +130,10 @@ RankSeat take_seat(Communicator& ranks, DeviceChoice device, const RankOptions& 
     int gpu = -1;
     const std::vector<std::string> gpus = gather_texts(ranks, [&]() -> std::string {
       gpu = find_rank_gpu(ranks.place(), device, options.collectives);
-      if (gpu < 0) return {};
-      if (std::string reason; options.collectives == CollectiveRoute::nccl && !have_nccl(reason)) fail("{}", reason);
-      return fmt::format("{} {}", ranks.place().host, gpu_identity(gpu));
+      return gpu < 0 ? "" : fmt::format("{} {}", ranks.place().host, gpu_identity(gpu));
     });
     seat.gpu_ranks = require_own_gpus(ranks, gpus, options.collectives);
+    if (gpu >= 0) seat.collectives = settle_route(ranks, gpu, options.collectives);
     seat.device = gpu < 0 ? DeviceChoice::cpu : DeviceChoice::cuda;
     seat.gpu = std::max(gpu, 0);
     if (gpu >= 0) bind.near = cpus_near(gpu_pci_address(gpu));
@@ -119,16 +145,6 @@ RankSeat take_seat(Communicator& ranks, DeviceChoice device, const RankOptions& 
   seat.cpus = cores.cpus;
   seat.own_cpus = ranks.size() == 1 || cores.by != RankCores::By::nobody;
   return seat;
-}
-
-void keep_weights_whole(RunRequest& request, const RankSeat& seat, const Communicator& ranks, CollectiveRoute route) {
-  if (ranks.size() == 1 || seat.device != DeviceChoice::cuda || route != CollectiveRoute::host) return;
-  if (request.gathered_layers.value_or(0) > 0)
-    fail_on_all(fmt::format(
-        "--gathered_layers {}: GPUs gather weights over NCCL (--collectives nccl), not through host memory; "
-        "leave it out, or give 0",
-        *request.gathered_layers));
-  request.gathered_layers = 0;
 }
 
 int rank_threads(const Communicator& ranks, const RankSeat& seat, int asked) {

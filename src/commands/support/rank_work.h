@@ -31,8 +31,8 @@ struct SequenceGroups {
   std::unique_ptr<SequenceGroup> exchange;  // null where nothing is split
 };
 // Throws Error on all ranks unless the model's heads can be shared so, and the GPUs be connected. A collective.
-SequenceGroups sequence_groups(Communicator& ranks, Device& device, const RankOptions& options, const DecoderSpec& spec,
-                               const std::string& model);
+SequenceGroups sequence_groups(Communicator& ranks, Device& device, int size, CollectiveRoute route,
+                               const DecoderSpec& spec, const std::string& model);
 
 // Throws Error on all ranks unless each group can have a record of the file, of which all have been found to see the
 // same.
@@ -42,19 +42,17 @@ void require_record_each(Communicator& ranks, const SequenceGroups& groups, std:
 // Where a rank works.
 struct RankSeat {
   DeviceChoice device = DeviceChoice::automatic;
-  int gpu = 0;           // its number among the visible ones
-  int gpu_ranks = 1;     // that share it
-  int cpus = 1;          // that the rank may use
-  bool own_cpus = true;  // and no other rank
+  int gpu = 0;                                          // its number among the visible ones
+  int gpu_ranks = 1;                                    // that share it
+  int cpus = 1;                                         // that the rank may use
+  bool own_cpus = true;                                 // and no other rank
+  CollectiveRoute collectives = CollectiveRoute::nccl;  // never automatic
 };
 // Gives each rank a GPU of its own, or none has one, and cores of its own, near it, unless the options say otherwise;
 // logs a line about the cores. To be called before the threads are made that shall keep to them. Throws Error on all
-// ranks if some have no GPU, several have one (but where --collectives host lets them), or NCCL is not there. On one
-// rank this leaves the device to the runtime. A collective.
+// ranks if some have no GPU, several have one (but where --collectives p2p or host lets them), or the way of
+// collectives is not there. On one rank this leaves the device to the runtime. A collective.
 RankSeat take_seat(Communicator& ranks, DeviceChoice device, const RankOptions& options);
-// Leaves weights whole where ranks on GPUs exchange through host memory, which does not gather them. Throws Error on
-// all ranks if layers were to be gathered.
-void keep_weights_whole(RunRequest& request, const RankSeat& seat, const Communicator& ranks, CollectiveRoute route);
 // Threads of a rank that was asked for so many: 0 leaves the number to the runtime.
 int rank_threads(const Communicator& ranks, const RankSeat& seat, int asked);
 

@@ -37,4 +37,15 @@ std::string gpu_identity(int index) {
   return text;
 }
 
+bool gpu_reaches(int index, const std::string& identity) {
+  for (int other = 0; other < gpu_count(); ++other) {
+    if (gpu_identity(other) != identity) continue;
+    int reaches = 0;
+    if (other == index) return true;
+    if (cudaDeviceCanAccessPeer(&reaches, index, other) == cudaSuccess) return reaches != 0;
+    cudaGetLastError();
+  }
+  return false;
+}
+
 }  // namespace so

@@ -1,48 +1,14 @@
 #include "device/cuda/stream_thread.h"
 
-#include <cuda.h>
-#include <dlfcn.h>
-
 #include <chrono>
 #include <new>
 #include <utility>
 
 #include "base/error.h"
 #include "device/cuda/cuda_check.h"
+#include "device/cuda/stream_values.h"
 
 namespace so {
-namespace {
-
-using StreamValue = CUresult (*)(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
-
-struct StreamValues {
-  StreamValue write = nullptr, wait = nullptr;
-};
-
-// The runtime has no such calls, and the driver is no library of the build's: the runtime has loaded it.
-StreamValues find_stream_values() {
-  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (driver == nullptr) return {};
-  const auto find = [&](const char* newest, const char* oldest) {
-    void* call = dlsym(driver, newest);
-    if (call == nullptr) call = dlsym(driver, oldest);
-    return reinterpret_cast<StreamValue>(call);
-  };
-  return {.write = find("cuStreamWriteValue32_v2", "cuStreamWriteValue32"),
-          .wait = find("cuStreamWaitValue32_v2", "cuStreamWaitValue32")};
-}
-
-const StreamValues& stream_values() {
-  static const StreamValues calls = find_stream_values();
-  return calls;
-}
-
-void check_value(CUresult result, const char* call) {
-  if (result != CUDA_SUCCESS)
-    fail("CUDA: a stream cannot wait for host work ({}: error {})", call, static_cast<int>(result));
-}
-
-}  // namespace
 
 WaitWords::~WaitWords() {
   if (memory_ != nullptr) cudaFreeHost(memory_);
@@ -62,6 +28,7 @@ void WaitWords::allocate() {
 }
 
 WaitWords::Word WaitWords::take() {
+  require_stream_values();
   const std::lock_guard lock(mutex_);
   SO_CHECK(!free_.empty(), "more than {} streams wait for host work", count);
   const Word word = free_.back();
@@ -76,11 +43,6 @@ void WaitWords::give_back(Word word) {
 }
 
 StreamThread::StreamThread(WaitWords& words) : words_(words), reached_(words.take()), done_(words.take()) {
-  if (stream_values().write == nullptr || stream_values().wait == nullptr) {
-    words_.give_back(reached_);
-    words_.give_back(done_);
-    fail("this NVIDIA driver has no cuStreamWriteValue32 and cuStreamWaitValue32: update it");
-  }
   thread_ = std::thread([this] { run(); });
 }
 
@@ -96,14 +58,13 @@ StreamThread::~StreamThread() {
 }
 
 void StreamThread::enqueue(cudaStream_t stream, std::function<void()> work) {
-  check_value(stream_values().write(stream, reached_.on_device, ++number_, CU_STREAM_WRITE_VALUE_DEFAULT),
-              "cuStreamWriteValue32");
+  write_value(stream, reached_.on_device, ++number_);
   {
     const std::lock_guard lock(mutex_);
     items_.push_back({number_, std::move(work)});
   }
   changed_.notify_all();
-  check_value(stream_values().wait(stream, done_.on_device, number_, CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32");
+  wait_for_value(stream, done_.on_device, number_);
 }
 
 // Work that is awaited takes longer than such a nap: it waits for other ranks.

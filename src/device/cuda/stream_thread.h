@@ -37,7 +37,8 @@ class WaitWords {
 
   // On the calling thread's current device. The first call allocates; the others do nothing.
   void allocate();
-  // A word that is 0, for as long as it is not given back.
+  // A word that is 0, for as long as it is not given back. Throws Error if this driver's streams cannot write a value
+  // to memory or wait for one.
   Word take();
   void give_back(Word word);
 
@@ -51,7 +52,7 @@ class WaitWords {
 
 class StreamThread {
  public:
-  // Throws Error if this driver's streams cannot write a value to memory or wait for one. `words` must outlive it.
+  // Throws as WaitWords::take() does. `words` must outlive it.
   explicit StreamThread(WaitWords& words);
   // After the stream has been synchronised. What it has not come to by then, because the device has failed, is not run.
   ~StreamThread();

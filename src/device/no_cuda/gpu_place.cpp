@@ -5,5 +5,6 @@ namespace so {
 std::string gpu_pci_address(int) { return {}; }
 int gpu_count() { return 0; }
 std::string gpu_identity(int) { return {}; }
+bool gpu_reaches(int, const std::string&) { return false; }
 
 }  // namespace so

@@ -69,7 +69,7 @@ CollectiveRates measure_collectives(Device& device, Communicator& ranks, Collect
   const Buffer memory = device.allocate(MemoryKind::device, bytes, "measuring collectives");
   const auto collectives = make_device_collectives(
       device, *ops, ranks, route,
-      {.longest_slice = slice, .longest_gather = static_cast<std::size_t>(slice) * sizeof(float)});
+      {.longest_slice = slice, .most_gathered = static_cast<std::size_t>(slice) * sizeof(float)});
   const auto begin = device.create_event(Timing::on), end = device.create_event(Timing::on);
   stream->zero(memory.data(), bytes);
   ranks.barrier();
@@ -81,8 +81,9 @@ CollectiveRates measure_collectives(Device& device, Communicator& ranks, Collect
     auto* const all = static_cast<std::byte*>(memory.data());
     for (int i = -warm; i < rounds; ++i) {
       if (i == 0) stream->record(*begin);
-      collectives->reduce_scatter_sum(*stream, Tensor(all, DType::f32, {elements * size}), counts,
-                                      Tensor(all + offset, DType::f32, {elements}), Accumulate::overwrite);
+      const SliceSum sum{Tensor(all, DType::f32, {elements * size}), counts,
+                         Tensor(all + offset, DType::f32, {elements})};
+      collectives->reduce_scatter_sum(*stream, std::span(&sum, 1), Accumulate::overwrite);
       collectives->all_gather(*stream, std::array{SliceGather{all + offset, lengths, all}});
     }
     stream->record(*end);

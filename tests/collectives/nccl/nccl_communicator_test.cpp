@@ -140,13 +140,13 @@ TEST(NcclCollectives, OneRanksSumsAndGathersAreItsOwn) {
   const auto ranks = make_single_communicator();
   const auto ops = make_engine_ops(rig.device());
   const auto nccl = make_device_collectives(rig.device(), *ops, *ranks, CollectiveRoute::nccl,
-                                            {.longest_slice = count, .longest_gather = 4 * count});
+                                            {.longest_slice = count, .most_gathered = 4 * count});
   const std::vector<float> values = values_of(0, count);
   const TestTensor from(stream, DType::f32, {count}, {values.begin(), values.end()});
   const TestTensor sum(stream, DType::f32, {count}), gathered(stream, DType::f32, {count}),
       second(stream, DType::f32, {count});
   const std::vector<std::int64_t> counts{count}, bytes{4 * count};
-  nccl->reduce_scatter_sum(stream, from, counts, sum, Accumulate::overwrite);
+  nccl->reduce_scatter_sum(stream, std::array{SliceSum{from, counts, sum}}, Accumulate::overwrite);
   const auto data = [](const TestTensor& tensor) { return static_cast<std::byte*>(tensor.tensor().data()); };
   nccl->all_gather(stream, std::array{SliceGather{data(sum), bytes, data(gathered)},
                                       SliceGather{data(from), bytes, data(second)}});  // in one call

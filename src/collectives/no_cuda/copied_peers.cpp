@@ -1,0 +1,10 @@
+#include "base/error.h"
+#include "collectives/device_peers.h"
+
+namespace so {
+
+std::unique_ptr<DevicePeers> make_copied_peers(Device&, Communicator&, PiecePlaces) {
+  fail("this build has no CUDA backend, whose GPUs' copies --collectives p2p are: use --device cpu");
+}
+
+}  // namespace so

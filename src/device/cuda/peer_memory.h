@@ -1,0 +1,34 @@
+// Memory of a GPU that ranks with other GPUs of this host write to.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "device/device.h"
+
+namespace so {
+
+// What other ranks of this host need to map a buffer of the thread's current device, which must be an allocation of its
+// own and at least shareable_bytes long: the driver shares whole allocations, and puts smaller ones together. It must
+// outlive what they map.
+inline constexpr std::size_t shareable_bytes = std::size_t{2} << 20;
+std::string share_memory(const Buffer& memory);
+
+// Another rank's buffer, as the thread's current device sees it. Ranks that are threads of one process have it as it
+// is, and must have one device.
+class PeerMemory {
+ public:
+  // Throws Error where the driver cannot map it.
+  explicit PeerMemory(const std::string& shared);
+  ~PeerMemory();
+  PeerMemory(PeerMemory&& other) noexcept;
+  PeerMemory& operator=(PeerMemory&&) = delete;
+
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  bool mapped_ = false;
+};
+
+}  // namespace so
