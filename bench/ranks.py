@@ -7,7 +7,7 @@ bytes, and how fast steps are beside one GPU's, beside what was planned and besi
     bench/ranks.py steps --only llama-3.1-8b -- --collectives host
 
 A setting is a process of its own, and a line says how each went when it ends, so that a run that is cut off leaves what
-it has. --limit seconds end one that hangs.
+it has. --limit seconds end one that hangs. What is behind -- are options for every run on several ranks.
 """
 
 import argparse
@@ -41,6 +41,12 @@ WAYS = [
     ("gathered, state on the host", ["--gathered_layers", "1000", "--offload_ratio", "1"]),
     ("whole weights, through the host", ["--gathered_layers", "0", "--collectives", "host"]),
     ("gathered, through the host", ["--gathered_layers", "1000", "--collectives", "host"]),
+    ("whole weights, by copies", ["--gathered_layers", "0", "--collectives", "p2p"]),
+    ("gathered, by copies", ["--gathered_layers", "1000", "--collectives", "p2p"]),
+    ("whole weights, over NCCL", ["--gathered_layers", "0", "--collectives", "nccl"]),
+    ("gathered, over NCCL", ["--gathered_layers", "1000", "--collectives", "nccl"]),
+    ("gathered, over NCCL, state on the host",
+     ["--gathered_layers", "1000", "--offload_ratio", "1", "--collectives", "nccl"]),
 ]
 
 
@@ -124,7 +130,7 @@ def steps(a):
         if a.only not in setting[0]:
             continue
         one = None
-        for gpus in ([1] if setting[4] and a.gpus > 1 else []) + [a.gpus]:
+        for gpus in ([1] if setting[4] and a.gpus > 1 and not a.several_only else []) + [a.gpus]:
             result, seconds = step(a, setting, gpus)
             if result is None:
                 continue
@@ -151,8 +157,11 @@ def main():
     p.add_argument("--steps", type=int, default=3)
     p.add_argument("--warmup", type=int, default=2)
     p.add_argument("--only", default="", help="of steps: settings whose model has this in its name")
-    p.add_argument("also", nargs="*", help="options for every run on several ranks, after --")
-    a = p.parse_args()
+    p.add_argument("--several_only", action="store_true", help="of steps: no setting runs on one GPU")
+    # argparse takes what is behind "--" only where no option is before it.
+    dashes = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    a = p.parse_args(sys.argv[1:dashes])
+    a.also = sys.argv[dashes + 1:]
     check(a) if a.what == "check" else steps(a)
 
 
