@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "device/cuda/cuda_check.h"
 
 namespace so {
 namespace {
@@ -18,13 +17,21 @@ struct SharedMemory {
   cudaIpcMemHandle_t handle{};
 };
 
+// Containers may forbid it.
+void check_sharing(cudaError_t status, const char* call) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();
+  fail("GPUs' memory cannot be shared between processes here (CUDA: {}: {}); --collectives nccl does without it",
+       cudaGetErrorString(status), call);
+}
+
 }  // namespace
 
 std::string share_memory(const Buffer& memory) {
   SO_CHECK(memory.kind() == MemoryKind::device && memory.bytes() >= shareable_bytes, "{} bytes to share",
            memory.bytes());
   SharedMemory shared{.process = getpid(), .data = static_cast<std::byte*>(memory.data())};
-  SO_CUDA(cudaIpcGetMemHandle(&shared.handle, memory.data()));
+  check_sharing(cudaIpcGetMemHandle(&shared.handle, memory.data()), "cudaIpcGetMemHandle");
   return {reinterpret_cast<const char*>(&shared), sizeof shared};
 }
 
@@ -37,7 +44,7 @@ PeerMemory::PeerMemory(const std::string& text) {
     return;
   }
   void* data = nullptr;
-  SO_CUDA(cudaIpcOpenMemHandle(&data, shared.handle, cudaIpcMemLazyEnablePeerAccess));
+  check_sharing(cudaIpcOpenMemHandle(&data, shared.handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
   data_ = static_cast<std::byte*>(data);
   mapped_ = true;
 }

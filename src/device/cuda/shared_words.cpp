@@ -20,6 +20,11 @@ std::size_t shared_bytes(int count, int stride) {
   return (bytes + page - 1) / page * page;
 }
 
+[[noreturn]] void fail_to_share(const std::string& name, int error) {
+  fail("cannot share memory with the ranks of this host (/dev/shm{}: {}); --collectives nccl does without it", name,
+       std::strerror(error));
+}
+
 // Ranks of one process make theirs at the same time.
 std::string new_name() {
   static std::atomic<int> made = 0;
@@ -31,21 +36,21 @@ std::string new_name() {
 SharedWords::SharedWords(int count) : name_(new_name()), bytes_(shared_bytes(count, stride)) {
   shm_unlink(name_.c_str());  // of a process that had this number and was killed
   const int file = shm_open(name_.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
-  if (file < 0) fail("cannot share memory with the ranks of this host (/dev/shm{}: {})", name_, std::strerror(errno));
+  if (file < 0) fail_to_share(name_, errno);
   linked_ = true;
   // A page that is not there for want of room would be a signal at its first use.
   const int error = posix_fallocate(file, 0, static_cast<off_t>(bytes_));
   if (error != 0) {
     close(file);
     unlink();
-    fail("cannot share memory with the ranks of this host (/dev/shm{}: {})", name_, std::strerror(error));
+    fail_to_share(name_, error);
   }
   map(file, bytes_);
 }
 
 SharedWords::SharedWords(const std::string& name, int count) : name_(name), bytes_(shared_bytes(count, stride)) {
   const int file = shm_open(name_.c_str(), O_RDWR, 0);
-  if (file < 0) fail("cannot share memory with the ranks of this host (/dev/shm{}: {})", name_, std::strerror(errno));
+  if (file < 0) fail_to_share(name_, errno);
   map(file, bytes_);
 }
 
@@ -56,7 +61,7 @@ void SharedWords::map(int file, std::size_t bytes) {
   close(file);
   if (memory == MAP_FAILED) {
     unlink();
-    fail("cannot share memory with the ranks of this host (/dev/shm{}: {})", name_, std::strerror(error));
+    fail_to_share(name_, error);
   }
   try {
     SO_CUDA(cudaHostRegister(memory, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable));
