@@ -36,7 +36,7 @@ class DevicePeers {
 struct PeerLimits {
   std::size_t staged_piece;  // host: bytes of a rank that are on their way at a time, at most
   int nccl_blocks;           // nccl: see make_nccl_peers()
-  std::size_t longest;       // p2p: bytes of a message, at most
+  std::size_t longest;       // p2p: bytes that a call sends to a rank, at most
 };
 // By the route, a collective. Null on a dry device for NCCL, which takes no memory that is counted.
 std::unique_ptr<DevicePeers> make_peers(Device& device, Communicator& ranks, CollectiveRoute route,

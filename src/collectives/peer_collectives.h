@@ -22,7 +22,7 @@ class PeerCollectives final : public DeviceCollectives {
   static std::int64_t piece_of(const CollectiveSizes& sizes, int ranks);
 
  private:
-  // Of one exchange, the elements of a sum's slices from `begin` on, a piece at most, and less where `room` is less.
+  // This is what one exchange has of a sum: the elements of its slices from `begin` on, as many as there is room for.
   struct Part {
     const SliceSum* sum;
     std::int64_t begin, length;  // length: the longest slice's

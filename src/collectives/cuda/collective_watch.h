@@ -29,7 +29,7 @@ namespace so {
 class CollectiveWatch {
  public:
   using Lock = std::unique_lock<std::mutex>;
-  // What carries the collectives. Its functions are called with the lock held, by the watch's thread.
+  // This is what carries the collectives. The watch's thread calls its functions with the lock held.
   struct Carrier {
     const char* collective;                       // as in "... has not ended": "a collective of NCCL's"
     std::function<void(const char* what)> check;  // throws the carrier's own failure; may be empty

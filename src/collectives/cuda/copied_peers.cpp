@@ -74,7 +74,30 @@ class CopiedPeers final : public DevicePeers {
   }
 
   void exchange(Stream& stream, const char* what, std::span<const PeerMessages> messages) override {
-    collective(stream, what, messages);
+    std::vector<Pieces<const std::byte>> send;
+    std::vector<Pieces<std::byte>> receive;
+    std::size_t most = 0;
+    for (int r = 0; r < size(); ++r) {
+      send.push_back(r == rank_ ? Pieces<const std::byte>{} : cut(messages, &PeerMessages::send, r));
+      receive.push_back(r == rank_ ? Pieces<std::byte>{} : cut(messages, &PeerMessages::receive, r));
+      most = std::max({most, send.back().size(), receive.back().size()});
+    }
+    const CollectiveWatch::Lock lock = watch_->lock();
+    watch_->rethrow();
+    CollectiveWatch::Collective begun = watch_->begin(stream, what);
+    stream.record(*ready_);
+    out_->wait(*ready_);
+    for (std::size_t i = 0; i < most; ++i)
+      for (int step = 1; step < size(); ++step) {  // each rank begins with another, so that none is everybody's first
+        const int to = (rank_ + step) % size(), from = (rank_ + size() - step) % size();
+        const auto& out = send[static_cast<std::size_t>(to)];
+        const auto& in = receive[static_cast<std::size_t>(from)];
+        if (i < out.size()) send_piece(to, out[i]);
+        if (i < in.size()) take_piece(stream, from, in[i]);
+      }
+    out_->record(*sent_all_);
+    stream.wait(*sent_all_);
+    watch_->end(stream, std::move(begun));
   }
 
   void all_gather(Stream& stream, std::span<const SliceGather> gathers) override {
@@ -88,7 +111,7 @@ class CopiedPeers final : public DevicePeers {
       if (place != own && !slice.empty()) own_slices.push_back({place, own, slice.size()});
     }
     ops_->copy(stream, own_slices);
-    collective(stream, "all_gather", messages);
+    exchange(stream, "all_gather", messages);
   }
 
  private:
@@ -116,8 +139,8 @@ class CopiedPeers final : public DevicePeers {
     }
   }
 
-  // What a place holds at a time: messages one after another, each at a multiple of `alignment`, and parts of such as
-  // do not fit. Both ends cut them alike, since they agree on the lengths.
+  // A place holds messages one after another, each at a multiple of `alignment`, and parts of such as do not fit. Both
+  // ends cut them alike, since they agree on the lengths.
   static constexpr std::size_t alignment = 256;
   template <class Byte>
   struct Part {
@@ -143,33 +166,6 @@ class CopiedPeers final : public DevicePeers {
         left = left.subspan(part.size());
       }
     return pieces;
-  }
-
-  void collective(Stream& stream, const char* what, std::span<const PeerMessages> messages) {
-    std::vector<Pieces<const std::byte>> send;
-    std::vector<Pieces<std::byte>> receive;
-    std::size_t most = 0;
-    for (int r = 0; r < size(); ++r) {
-      send.push_back(r == rank_ ? Pieces<const std::byte>{} : cut(messages, &PeerMessages::send, r));
-      receive.push_back(r == rank_ ? Pieces<std::byte>{} : cut(messages, &PeerMessages::receive, r));
-      most = std::max({most, send.back().size(), receive.back().size()});
-    }
-    const CollectiveWatch::Lock lock = watch_->lock();
-    watch_->rethrow();
-    CollectiveWatch::Collective begun = watch_->begin(stream, what);
-    stream.record(*ready_);
-    out_->wait(*ready_);
-    for (std::size_t i = 0; i < most; ++i)
-      for (int step = 1; step < size(); ++step) {  // each rank begins with another, so that none is everybody's first
-        const int to = (rank_ + step) % size(), from = (rank_ + size() - step) % size();
-        const auto& out = send[static_cast<std::size_t>(to)];
-        const auto& in = receive[static_cast<std::size_t>(from)];
-        if (i < out.size()) send_piece(to, out[i]);
-        if (i < in.size()) take_piece(stream, from, in[i]);
-      }
-    out_->record(*sent_all_);
-    stream.wait(*sent_all_);
-    watch_->end(stream, std::move(begun));
   }
 
   void send_piece(int to, std::span<const Part<const std::byte>> piece) {

@@ -107,8 +107,8 @@ std::string missing_link(Communicator& ranks, int gpu) {
   return first == missing.end() ? "" : *first;
 }
 
-// What ranks on GPUs use if this one was asked to use `asked`; throws Error on all ranks if they cannot. A collective,
-// in which ranks that were asked for different ones meet.
+// Returns what ranks on GPUs use if this one was asked to use `asked`. Throws Error on all ranks if they cannot. This
+// is a collective, in which ranks that were asked for different ones meet.
 CollectiveRoute settle_route(Communicator& ranks, int gpu, CollectiveRoute asked) {
   const std::string missing = missing_link(ranks, gpu);
   CollectiveRoute route = asked;

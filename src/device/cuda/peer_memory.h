@@ -8,9 +8,9 @@
 
 namespace so {
 
-// What other ranks of this host need to map a buffer of the thread's current device, which must be an allocation of its
-// own and at least shareable_bytes long: the driver shares whole allocations, and puts smaller ones together. It must
-// outlive what they map.
+// Returns what other ranks of this host need to map a buffer of the thread's current device. It must be an allocation
+// of its own and at least shareable_bytes long: the driver shares whole allocations, and puts smaller ones together. It
+// must outlive what they map.
 inline constexpr std::size_t shareable_bytes = std::size_t{2} << 20;
 std::string share_memory(const Buffer& memory);
 
