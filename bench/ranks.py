@@ -39,6 +39,8 @@ WAYS = [
     ("state on the host", ["--gathered_layers", "0", "--offload_ratio", "1"]),
     ("gathered", ["--gathered_layers", "1000"]),
     ("gathered, state on the host", ["--gathered_layers", "1000", "--offload_ratio", "1"]),
+    ("gathered, gradients move", ["--gathered_layers", "1000", "--offload_ratio", "1", "--move_gradients", "true"]),
+    ("whole weights, gradients move", ["--gathered_layers", "0", "--offload_ratio", "0.5", "--move_gradients", "true"]),
     ("whole weights, through the host", ["--gathered_layers", "0", "--collectives", "host"]),
     ("gathered, through the host", ["--gathered_layers", "1000", "--collectives", "host"]),
     ("whole weights, by copies", ["--gathered_layers", "0", "--collectives", "p2p"]),

@@ -15,8 +15,8 @@ constexpr Backend::Reserve cpu_libraries[] = {
 constexpr Backend::Reserve cuda_libraries[] = {{MemoryKind::device, "CUDA libraries (reserve)", std::size_t{256} << 20},
                                                {MemoryKind::pageable, "CUDA libraries", 300'000'000}};
 
-// NCCL's buffers, for two communicators. By its own sizes, and generous: no run has measured it yet.
-constexpr Backend::Reserve cuda_rank_libraries[] = {{MemoryKind::device, "NCCL (reserve)", std::size_t{1} << 30}};
+// NCCL's buffers, for two communicators. By its own sizes, and generous: two H100 took a third of it.
+constexpr Backend::Reserve nccl_buffers[] = {{MemoryKind::device, "NCCL (reserve)", std::size_t{1} << 30}};
 
 }  // namespace
 
@@ -26,7 +26,7 @@ const Backend& cpu_backend() {
       .own_memory = false,
       .own_processors = false,
       .libraries = cpu_libraries,
-      .rank_libraries = {},
+      .nccl = {},
       // Large enough that reading the projection's weights again for every chunk does not show, small enough to stay
       // out of the way.
       .loss_chunk = {.bytes = 32 << 20, .element_bytes = 4, .tile = 1, .least_rows = 64, .most_rows = 512},
@@ -60,7 +60,7 @@ const Backend& cuda_backend() {
       .own_memory = true,
       .own_processors = true,
       .libraries = cuda_libraries,
-      .rank_libraries = cuda_rank_libraries,
+      .nccl = nccl_buffers,
       // The gradient of the projection is read and written once a chunk, so few and large ones.
       .loss_chunk = {.bytes = 1'250'000'000, .element_bytes = 2, .tile = 128, .least_rows = 128, .most_rows = 4096},
       // Matrix products long enough for a chip to come to the clock that it can keep.

@@ -30,7 +30,7 @@ struct Backend {
     bool each_thread = false;
   };
   std::span<const Reserve> libraries;
-  std::span<const Reserve> rank_libraries;  // beside them with several ranks
+  std::span<const Reserve> nccl;  // beside them, if ranks use it
 
   // Logits that exist at a time: rows that fill `bytes`, at `element_bytes` each, in whole tiles, within bounds.
   struct LossChunk {

@@ -62,24 +62,23 @@ void DeviceOptimizer::decide(bool stands, const AdamWSteps& steps, Stream& compu
 void DeviceOptimizer::require(const Bucket& bucket, Stream& stream) { stream.wait(current(bucket)); }
 
 void DeviceOptimizer::send_masters(const Bucket& bucket, Stream& stream) {
-  cast_run({&bucket, 1}, stream);
+  cast_masters({&bucket, 1}, stream);
   stream.record(current(bucket));
 }
 
-void DeviceOptimizer::cast_masters(std::span<Bucket> buckets, Stream& stream) {
-  for_each_run(buckets, [&](std::span<Bucket> run) { cast_run(run, stream); });
-}
-
-void DeviceOptimizer::cast_run(std::span<const Bucket> run, Stream& stream) {
-  const Range range = own_of(run);
-  if (range.size() == 0) return;
-  weights_.for_each_part(range, [&](Range part, Tensor weights) {
-    const Tensor masters(state_.master(run.front(), part.begin), DType::f32, {part.size()});
-    if (weights.dtype() == DType::bf16)
-      ops_.cast(stream, weights, masters);
-    else
-      stream.copy(weights.data(), masters.data(), weights.bytes());
-  });
+void DeviceOptimizer::cast_masters(std::span<const Bucket> buckets, Stream& stream) {
+  std::vector<DeviceCast> casts;
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.on_device() || bucket.own().size() == 0) continue;
+    weights_.for_each_part(bucket.own(), [&](Range part, Tensor weights) {
+      const Tensor masters(state_.master(bucket, part.begin), DType::f32, {part.size()});
+      if (weights.dtype() == DType::bf16)
+        casts.push_back({weights, masters});
+      else
+        stream.copy(weights.data(), masters.data(), weights.bytes());
+    });
+  }
+  ops_.cast(stream, casts);
 }
 
 template <class Body>
@@ -100,8 +99,8 @@ std::span<Bucket> DeviceOptimizer::adjacent(std::span<Bucket> buckets) const {
   const auto arrays = [&](const Bucket& bucket) {
     const std::int64_t begin = bucket.own().begin;
     const AdamWState state = state_.at(bucket, begin);
-    return std::array<const void*, 5>{weights_.own_at(begin), gradients_.own_at(begin), state.master, state.m.data(),
-                                      state.v.data()};
+    const std::byte* const weights = weights_.follows_masters(begin) ? nullptr : weights_.own_at(begin);
+    return std::array<const void*, 5>{weights, gradients_.own_at(begin), state.master, state.m.data(), state.v.data()};
   };
   const std::size_t moment = size_of(state_.dtype(StateArray::first_moment));
   const std::array<std::size_t, 5> sizes{size_of(weights_.on_device().dtype()), size_of(gradients_.own_dtype()),
@@ -110,7 +109,8 @@ std::span<Bucket> DeviceOptimizer::adjacent(std::span<Bucket> buckets) const {
   const auto follows = [&](const Bucket& next) {
     if (!next.on_device() || next.own().end - first.begin > most_elements) return false;
     const std::array<const void*, 5> there = arrays(next);
-    for (std::size_t i = 0; i < begins.size(); ++i)
+    if ((there[0] == nullptr) != (begins[0] == nullptr)) return false;
+    for (std::size_t i = begins[0] == nullptr ? 1 : 0; i < begins.size(); ++i)
       if (static_cast<const std::byte*>(there[i]) !=
           static_cast<const std::byte*>(begins[i]) +
               static_cast<std::size_t>(next.own().begin - first.begin) * sizes[i])
@@ -125,12 +125,15 @@ std::span<Bucket> DeviceOptimizer::adjacent(std::span<Bucket> buckets) const {
 void DeviceOptimizer::update(std::span<Bucket> run, Stream& compute, const AdamWSteps& steps) {
   for (const Bucket& bucket : run) counters_.save_wait_seconds += gate_.wait(bucket.index());
   const Range range = own_of(run);
-  if (range.size() > 0)
-    weights_.for_each_part(range, [&](Range part, Tensor weights) {
-      update_range(*adamw_, compute, steps, layout_, part,
-                   Tensor(gradients_.own_at(part.begin), gradients_.own_dtype(), {part.size()}),
-                   state_.at(run.front(), part.begin), weights);
-    });
+  const auto update_part = [&](Range part, Tensor weights) {
+    update_range(*adamw_, compute, steps, layout_, part,
+                 Tensor(gradients_.own_at(part.begin), gradients_.own_dtype(), {part.size()}),
+                 state_.at(run.front(), part.begin), weights);
+  };
+  if (range.size() > 0 && weights_.follows_masters(range.begin))
+    update_part(range, Tensor(nullptr, weights_.on_device().dtype(), {range.size()}));
+  else if (range.size() > 0)
+    weights_.for_each_part(range, update_part);
   for (Bucket& bucket : run) {
     compute.record(current(bucket));
     bucket.commit();
@@ -153,7 +156,7 @@ void DeviceOptimizer::place_masters(Stream& stream, const Bucket& bucket, Range 
     stream.copy(masters.data(), weights.data(), masters.bytes());
   } else if (!piece.wide.empty()) {
     stream.copy(masters.data(), piece.wide.data() + (part.begin - piece.begin), masters.bytes());
-    if (piece.narrow.empty()) ops_.cast(stream, weights, masters);
+    if (piece.narrow.empty() && !weights_.follows_masters(part.begin)) ops_.cast(stream, weights, masters);
   } else {
     ops_.cast(stream, masters, weights);
   }

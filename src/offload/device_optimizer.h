@@ -46,7 +46,7 @@ class DeviceOptimizer {
   // Puts the master weights of the bucket's own slice, rounded, on the device, where its weights are kept. Enqueues.
   void send_masters(const Bucket& bucket, Stream& stream);
   // The weights of the own slices of those of the buckets that the device owns, made of their master weights. Enqueues.
-  void cast_masters(std::span<Bucket> buckets, Stream& stream);
+  void cast_masters(std::span<const Bucket> buckets, Stream& stream);
 
   // Elements `part` of the bucket's state, which lie in its own slice. Waits for the last update, and until what was
   // written is there.
@@ -69,7 +69,6 @@ class DeviceOptimizer {
   template <class Body>
   void for_each_run(std::span<Bucket> buckets, const Body& body) const;
   void update(std::span<Bucket> run, Stream& compute, const AdamWSteps& steps);
-  void cast_run(std::span<const Bucket> run, Stream& stream);
   // Those of a range of this rank's slices, which are adjacent there: not the caller's.
   Tensor weights_at(Range range) const {
     return {weights_.own_at(range.begin), weights_.on_device().dtype(), {range.size()}};

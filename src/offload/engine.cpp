@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "offload/schedule/gathered_units.h"
 
 namespace so {
 namespace {
@@ -45,8 +44,8 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
                 .cast_masters = [this](int unit,
                                        Stream& stream) { device_optimizer_.cast_masters(buckets_of(unit), stream); },
                 .gathers = unit_gathers()}),
-      gradients_(device, layout, settings.formats.gradients, gradient_slots_of_units(layout, settings), buckets_,
-                 gathered_units(layout.units(), settings.gathered), ranks.size()),
+      gradients_(device, layout, settings.formats.gradients, gradient_places(layout, settings, ranks.size()), buckets_,
+                 ranks.size()),
       stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()),
                              "gradient norms")),
       stats_host_(device.allocate(MemoryKind::pinned, stats_.bytes(), "gradient norms")),
@@ -76,8 +75,9 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
              .cast = settings.cast},
             gate_) {
   if (settings.host_gradients == GradientResidency::moved)
-    moved_ = std::make_unique<MovedGradients>(device, layout, buckets_, gradient_slots_of_units(layout, settings),
-                                              host_, [this](int unit) { return has_gradient(unit); });
+    moved_ = std::make_unique<MovedGradients>(
+        device, layout, buckets_, gradient_places(layout, settings, ranks.size()).moving, host_,
+        [this](int unit) { return exchange_ ? reduced_[static_cast<std::size_t>(unit)] : has_gradient(unit); });
   check_engine_settings(settings, layout, ranks);
   for (GradientSlot& slot : gradient_slots_) {
     slot.written = device.create_event();
@@ -142,6 +142,7 @@ UnitGathers OffloadEngine::unit_gathers() {
               [this](int unit) {
                 for (const Bucket& bucket : buckets_of(unit)) require_sent(bucket, exchange_->gathers());
               },
+          .cast_masters = [this](int unit) { device_optimizer_.cast_masters(buckets_of(unit), exchange_->gathers()); },
           .gather = [this](std::span<const BucketGather> gathers) { exchange_->gather(gathers); },
           .whole =
               [this](int unit) {
@@ -190,18 +191,18 @@ void OffloadEngine::require_gradients(int unit, Stream& stream) {
   for (const Bucket& bucket : buckets)
     if (bucket.on_host()) host_.require_gradient(bucket, stream);
   if (!free) waits_.end(stream);
-  if (moves(unit)) {
-    const bool here = moved_->here(unit);
-    if (!here) waits_.begin(stream, WaitReason::moving);
-    moved_->require(unit, stream);
-    if (!here) waits_.end(stream);
-  } else if (gradients_.sliced(unit)) {
+  if (gradients_.sliced(unit)) {
     GradientSlot& slot = slot_of(unit);
     if (!std::exchange(slot.used, true)) return;
     const bool reduced = slot.reduced->done();
     if (!reduced) waits_.begin(stream, WaitReason::gradient);
     stream.wait(*slot.reduced);
     if (!reduced) waits_.end(stream);
+  } else if (moves(unit)) {
+    const bool here = moved_->here(unit);
+    if (!here) waits_.begin(stream, WaitReason::moving);
+    moved_->require(unit, stream);
+    if (!here) waits_.end(stream);
   }
 }
 
@@ -213,7 +214,7 @@ bool OffloadEngine::has_gradient(int unit) const {
 GradientSink::Target OffloadEngine::gradient(int first, int count) {
   const int unit = layout_.parameter(first).unit;
   if (!layout_.trains_any(first, count)) return {};
-  SO_CHECK(!moves(unit) || moved_->holds(unit), "a gradient of '{}', which was not required",
+  SO_CHECK(!moves(unit) || exchange_ || moved_->holds(unit), "a gradient of '{}', which was not required",
            layout_.parameter(first).name);
   Target target{gradients_.places().view(first, count),
                 written_[static_cast<std::size_t>(first)] ? Accumulate::add : Accumulate::overwrite};
@@ -274,6 +275,7 @@ void OffloadEngine::reopen_step() {
 void OffloadEngine::drop_gradients() {
   SO_CHECK(!last_micro_batch_, "gradients dropped in a step's last micro-batch");
   written_.assign(written_.size(), false);
+  reduced_.assign(reduced_.size(), false);
   micro_batches_ = 0;
 }
 
@@ -284,7 +286,8 @@ void OffloadEngine::gradients_ready(int unit, Stream& stream) {
   }
   if (gradients_.sliced(unit)) reduce_slices(unit, stream);
   if (last_micro_batch_) complete_last(unit, stream);
-  if (moves(unit) && moved_->holds(unit)) moved_->complete(unit, last_micro_batch_, stream);
+  if (moves(unit) && moved_->holds(unit))
+    moved_->complete(unit, last_micro_batch_, exchange_ ? exchange_->reductions() : stream);
 }
 
 void OffloadEngine::complete_last(int unit, Stream& stream) {
@@ -328,6 +331,7 @@ void OffloadEngine::reduce_slices(int unit, Stream& stream) {
   GradientSlot& slot = slot_of(unit);
   stream.record(*slot.written);
   exchange_->reductions().wait(*slot.written);
+  if (moves(unit)) moved_->require(unit, exchange_->reductions());
   std::vector<const Bucket*> trained;
   for (const Bucket& bucket : buckets_of(unit))
     if (!bucket.frozen()) trained.push_back(&bucket);

@@ -32,6 +32,7 @@
 #include "offload/rank_exchange.h"
 #include "offload/save_gate.h"
 #include "offload/schedule/bucket.h"
+#include "offload/schedule/gradient_places.h"
 #include "offload/schedule/residency.h"
 #include "offload/schedule/schedule.h"
 #include "offload/schedule/update_policy.h"
@@ -228,9 +229,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   void require_sent(const Bucket& bucket, Stream& stream);
   // Whether this rank has the bucket's weights, or has them on their way: if they stay, those of all ranks.
   bool whole(const Bucket& bucket) const { return !exchange_ || in_slices(bucket) || exchange_->gathered(bucket); }
-  bool in_slices(const Bucket& bucket) const {
-    return weights_.at(bucket.own().begin).slice(bucket.own().begin) != nullptr;
-  }
+  bool in_slices(const Bucket& bucket) const { return weights_.at(bucket.own().begin).gathers(); }
   UnitGathers unit_gathers();
   // Has the weights of a unit's buckets gathered from their ranks, where they stay and are not whole.
   void gather(std::span<Bucket> buckets, Stream& stream);

@@ -159,7 +159,7 @@ void OffloadEngine::upload_weights(Stream& compute) {
     if (bucket.on_host()) {
       host_.send_masters(bucket);
       host_.require_weights(bucket, compute);
-    } else if (!weights_.at(bucket.range().begin).follows_masters()) {
+    } else if (!weights_.follows_masters(bucket.own().begin)) {
       device_optimizer_.send_masters(bucket, compute);
     }
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "offload/schedule/gathered_units.h"
 
 namespace so {
 namespace {
@@ -22,9 +21,8 @@ void check_ranks(const EngineSettings& settings, const Communicator& ranks) {
     return;
   }
   SO_CHECK(settings.streamed_units == 0, "{} ranks with {} streamed units", ranks.size(), settings.streamed_units);
-  SO_CHECK(settings.device_weights == ResidencyKind::resident, "{} ranks with weights made of masters", ranks.size());
-  SO_CHECK(settings.host_gradients == GradientResidency::resident, "{} ranks with gradients that move to the host",
-           ranks.size());
+  SO_CHECK(settings.device_weights == ResidencyKind::resident || settings.gathered > 0,
+           "{} ranks with weights made of masters, of which none are gathered", ranks.size());
 }
 
 }  // namespace
@@ -45,15 +43,9 @@ bool cuts_within_units(const EngineSettings& settings, const Communicator& ranks
          settings.streamed_units > 0 || settings.gathered > 0 || settings.units_in_any_order;
 }
 
-std::vector<int> gradient_slots_of_units(const ParameterLayout& layout, const EngineSettings& settings) {
-  std::vector<int> slots(static_cast<std::size_t>(layout.units()), -1);
-  const std::vector<bool> in_slices = gathered_units(layout.units(), settings.gathered);
-  for (int unit = 0, turn = 0; unit < layout.units(); ++unit)
-    if (in_slices[static_cast<std::size_t>(unit)]) slots[static_cast<std::size_t>(unit)] = turn++ % gradient_slots;
-  for (int unit = settings.device_units; unit < layout.units() && settings.host_gradients == GradientResidency::moved;
-       ++unit)
-    if (!layout.stays(unit)) slots[static_cast<std::size_t>(unit)] = unit % gradient_slots;
-  return slots;
+GradientPlaces gradient_places(const ParameterLayout& layout, const EngineSettings& settings, int ranks) {
+  return gradient_places(layout.units(), settings.device_units, settings.host_gradients == GradientResidency::moved,
+                         settings.gathered, ranks > 1);
 }
 
 void check_engine_settings(const EngineSettings& settings, const ParameterLayout& layout, const Communicator& ranks) {

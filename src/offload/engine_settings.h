@@ -7,6 +7,7 @@
 #include "base/number_formats.h"
 #include "collectives/route.h"
 #include "offload/memory/device_weights.h"
+#include "offload/schedule/gradient_places.h"
 #include "offload/schedule/parameter_layout.h"
 #include "offload/schedule/residency.h"
 #include "offload/schedule/schedule.h"
@@ -21,14 +22,14 @@ struct EngineSettings {
   int device_units = 0;   // units before this one belong to the device, the others to the host
   Schedule schedule = Schedule::overlapped;
   // Where the weights of device-owned units are between their uses: resident, or from_masters, which takes time and
-  // saves device memory. Units that stay (ParameterLayout::stays()) are always resident.
+  // saves device memory. Units that stay (ParameterLayout::stays()) are always resident. With several ranks
+  // from_masters goes with gathered units: a rank casts its slices of those that the device owns ahead of each gather.
   ResidencyKind device_weights = ResidencyKind::resident;
   // Number of host-owned units whose weights are streamed from the host before each use, to save device memory.
   int streamed_units = 0;
   // With several ranks: number of units, of either owner, of which each rank's device keeps slices alone, of weights
   // and gradients (gathered_units.h says which units). Their weights are gathered before each use, and each
-  // micro-batch's gradient is reduced. The others' are whole on every rank. Goes with neither from_masters nor streamed
-  // units yet.
+  // micro-batch's gradient is reduced. The others' are whole on every rank. Goes with no streamed units yet.
   int gathered = 0;
   // With several ranks: the way of their collectives, where the device's memory is its own.
   CollectiveRoute collectives = CollectiveRoute::nccl;
@@ -36,7 +37,7 @@ struct EngineSettings {
   // device memory for a few buckets, and host memory that is pinned.
   bool update_over_link = false;
   // Moved: takes host memory, pinned, instead of the device's, and with several micro-batches the link carries the sums
-  // to and fro. Goes with one rank.
+  // to and fro. With several ranks a rank's slices move, and each micro-batch's gradient is reduced.
   GradientResidency host_gradients = GradientResidency::resident;
   CastSide cast = CastSide::host;
   std::int64_t bucket_elements = 0;  // at most; a multiple of ParameterLayout::alignment
@@ -58,9 +59,8 @@ struct EngineSettings {
 // Says by unit where its weights are between their uses.
 std::vector<ResidencyKind> residencies_of_units(const ParameterLayout& layout, const EngineSettings& settings);
 
-// Says by unit which of the slots that units take in turn holds its gradient on the device (unit_gradients.h), or -1
-// where it has memory of its own.
-std::vector<int> gradient_slots_of_units(const ParameterLayout& layout, const EngineSettings& settings);
+// Says by unit where its gradients are on the device.
+GradientPlaces gradient_places(const ParameterLayout& layout, const EngineSettings& settings, int ranks);
 
 // Whether buckets are cut within units: what a unit has on the device may be another's later, or in slices.
 bool cuts_within_units(const EngineSettings& settings, const Communicator& ranks);

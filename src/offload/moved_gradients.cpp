@@ -27,6 +27,7 @@ MovedGradients::MovedGradients(Device& device, const ParameterLayout& layout, st
       host_(host),
       has_sum_(std::move(has_sum)),
       buckets_of_(slots.size()),
+      slots_(slots.empty() ? 0 : static_cast<std::size_t>(*std::max_element(slots.begin(), slots.end()) + 1)),
       to_device_(device.create_stream("gradient sums")) {
   for (Slot& slot : slots_) {
     slot.written = device.create_event();

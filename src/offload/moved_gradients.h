@@ -4,9 +4,11 @@
 //
 // The copies run beside the device's work: a gradient leaves while the unit below is worked on, and the sum that has
 // the slot next follows it bucket by bucket. The engine's thread makes all calls.
+//
+// With several ranks the slots are those of this rank's slices, which the reductions write: it is their stream that
+// requires a slot, adds to what is there, and completes it.
 #pragma once
 
-#include <array>
 #include <functional>
 #include <memory>
 #include <span>
@@ -16,15 +18,14 @@
 #include "offload/host_optimizer.h"
 #include "offload/schedule/bucket.h"
 #include "offload/schedule/parameter_layout.h"
-#include "offload/schedule/schedule.h"
 
 namespace so {
 
 class MovedGradients {
  public:
   // `slots`: by unit, the number of its slot, -1 of units that do not take turns. `has_sum`: whether this step has
-  // written gradients of the unit. No bucket has parts of two units. `host` stores the gradients; it, the buckets and
-  // the slots' memory must outlive this.
+  // written gradients of the unit, or with several ranks reduced some. No bucket has parts of two units. `host` stores
+  // the gradients; it, the buckets and the slots' memory must outlive this.
   MovedGradients(Device& device, const ParameterLayout& layout, std::span<const Bucket> buckets,
                  std::span<const int> slots, HostOptimizer& host, std::function<bool(int unit)> has_sum);
   // Waits for copies under way.
@@ -73,7 +74,7 @@ class MovedGradients {
   HostOptimizer& host_;
   const std::function<bool(int)> has_sum_;
   std::vector<std::vector<int>> buckets_of_;  // by unit; none of those that do not take turns
-  std::array<Slot, gradient_slots> slots_;
+  std::vector<Slot> slots_;
   std::int64_t sums_brought_ = 0;
   std::unique_ptr<Stream> to_device_;  // last: its work uses the events
 };

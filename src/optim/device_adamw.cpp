@@ -30,8 +30,10 @@ class CpuAdamW final : public DeviceAdamW {
                     GradientSpan g = gradient.dtype() == DType::bf16
                                          ? GradientSpan(std::span<const bf16>(part<bf16>(gradient, run)))
                                          : GradientSpan(std::span<const float>(part<float>(gradient, run)));
-                    WeightSpan w = weights.dtype() == DType::bf16 ? WeightSpan(part<bf16>(weights, run))
-                                                                  : WeightSpan(part<float>(weights, run));
+                    WeightSpan w;
+                    if (weights)
+                      w = weights.dtype() == DType::bf16 ? WeightSpan(part<bf16>(weights, run))
+                                                         : WeightSpan(part<float>(weights, run));
                     const AdamWState at{state.master + run.begin, state.m + run.begin, state.v + run.begin};
                     adamw_update_parallel(pool, step, run.decay, g, at, at, w);
                   }

@@ -21,8 +21,9 @@ class DeviceAdamW {
  public:
   virtual ~DeviceAdamW() = default;
   // Enqueues the update of the elements of `runs` (disjoint, ascending) in place; what lies between them is neither
-  // read nor written. gradient f32 or bf16 [n]; state: three arrays [n]; weights f32 or bf16 [n], written. All arrays
-  // are device memory, begin at multiples of 16 bytes and overlap nowhere. `runs` may go when the call returns.
+  // read nor written. gradient f32 or bf16 [n]; state: three arrays [n]; weights f32 or bf16 [n], written unless they
+  // have no memory. All arrays are device memory, begin at multiples of 16 bytes and overlap nowhere. `runs` may go
+  // when the call returns.
   virtual void update(Stream& stream, const AdamWStep& step, std::span<const AdamWRun> runs, Tensor gradient,
                       AdamWState state, Tensor weights) = 0;
 };

@@ -11,7 +11,7 @@ namespace {
 class DryEngineOps final : public EngineOps {
  public:
   void grad_stats(Stream&, std::span<const StatsOf>, Tensor) override {}
-  void cast(Stream&, Tensor, Tensor) override {}
+  void cast(Stream&, std::span<const DeviceCast>) override {}
   void copy(Stream&, std::span<const DeviceCopy>) override {}
   void add(Stream&, Tensor, Tensor) override {}
   void sum_of_ranks(Stream&, std::span<const RankSum>, Accumulate, int) override {}
@@ -41,13 +41,16 @@ void check_grad_stats(std::span<const StatsOf> gradients, const Tensor& scratch)
            scratch ? scratch.bytes() : 0, needed);
 }
 
-void check_cast(const Tensor& out, const Tensor& in) {
+void check_cast(std::span<const DeviceCast> casts) {
   const char* op = "cast";
-  expect_float(op, "in", in.dtype());
-  expect_float(op, "out", out.dtype());
-  SO_CHECK(in.dtype() != out.dtype(), "{}: both are {}: that is a copy", op, name_of(in.dtype()));
-  SO_CHECK(in.size() == out.size(), "{}: from {} to {}", op, shape_string(in.shape()), shape_string(out.shape()));
-  SO_CHECK((in && out) || in.size() == 0, "{}: a tensor is empty", op);
+  for (const auto& [out, in] : casts) {
+    expect_float(op, "in", in.dtype());
+    expect_float(op, "out", out.dtype());
+    SO_CHECK(in.dtype() != out.dtype(), "{}: both are {}: that is a copy", op, name_of(in.dtype()));
+    SO_CHECK(in.dtype() == casts.front().in.dtype(), "{}: of two directions", op);
+    SO_CHECK(in.size() == out.size(), "{}: from {} to {}", op, shape_string(in.shape()), shape_string(out.shape()));
+    SO_CHECK((in && out) || in.size() == 0, "{}: a tensor is empty", op);
+  }
 }
 
 void check_add(const Tensor& out, const Tensor& in) {

@@ -32,6 +32,10 @@ struct RankSum {
   Tensor others;  // those of the other ranks in their order, a row each ([0, n] if there are none); as `own`
 };
 
+struct DeviceCast {
+  Tensor out, in;
+};
+
 struct DeviceCopy {
   std::byte* to;
   const std::byte* from;
@@ -52,8 +56,10 @@ class EngineOps {
   void grad_stats(Stream& stream, GradStats* out, Tensor grad, Tensor scratch) {
     grad_stats(stream, std::array{StatsOf{out, grad}}, scratch);
   }
-  // out = in converted, f32 <-> bf16 (round to nearest even), same number of elements.
-  virtual void cast(Stream&, Tensor out, Tensor in) = 0;
+  // out = in converted, f32 <-> bf16 (round to nearest even), same number of elements, for each of `casts`, all of one
+  // direction.
+  virtual void cast(Stream&, std::span<const DeviceCast> casts) = 0;
+  void cast(Stream& stream, Tensor out, Tensor in) { cast(stream, std::array{DeviceCast{out, in}}); }
   // Copies within the device's memory; none overlaps what another writes.
   virtual void copy(Stream&, std::span<const DeviceCopy> copies) = 0;
   // out += in, each f32 or bf16, same number of elements: added in fp32, rounded to out's format once.

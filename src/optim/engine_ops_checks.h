@@ -29,7 +29,7 @@ constexpr std::int64_t stats_blocks(std::int64_t elements) {
 
 // Bug if the arguments are not what EngineOps asks for.
 void check_grad_stats(std::span<const StatsOf> gradients, const Tensor& scratch);
-void check_cast(const Tensor& out, const Tensor& in);
+void check_cast(std::span<const DeviceCast> casts);
 void check_add(const Tensor& out, const Tensor& in);
 void check_sum_of_ranks(std::span<const RankSum> sums, int rank);
 

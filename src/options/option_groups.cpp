@@ -246,7 +246,8 @@ OptionTable<PlacementOptions> make_placement() {
        "Whether gradients of layers whose optimizer state is on the CPU move to host memory as soon as they are "
        "complete, which saves device memory. With several micro-batches a step their sums are kept there, and come back "
        "to the device before each further one adds to them. auto: where the simulated step is shorter; on the CPU "
-       "device false. Results are the same")
+       "device false. Results are the same, but with several ranks for the order in which the gradients of several "
+       "micro-batches are added up")
       .bare("true")
       .default_from(ours);
   t.add("bucket_size", &O::bucket_size, "Gradients transferred and updated at a time, counted in fp32")
@@ -456,11 +457,6 @@ void check_placement(const PlacementOptions& options, const OptionOrigins& origi
         "--streamed_layers {}: weights do not stream from host memory with several ranks yet, and there are {}; "
         "leave it out",
         *options.streamed_layers, ranks);
-  if (ranks > 1 && options.move_gradients == Toggle::on)
-    fail(
-        "--move_gradients true: gradients do not move to host memory with several ranks yet, and there are {}; leave "
-        "it out",
-        ranks);
 }
 
 std::optional<DType> asked_dtype(Precision precision) {

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "offload/schedule/gathered_units.h"
 #include "plan/engine_settings.h"
 #include "plan/memory/memory_room.h"
 #include "plan/memory/state_memory.h"
@@ -56,7 +57,9 @@ void require_state(const ParameterLayout& layout, const PlanningMachine& machine
                            smaller + "GPU with more memory",
              .for_host = advice + smaller + "machine with more memory"});
   if (!refusal) return;
-  if (request.gpus == 1 || gathered > 0 || !room.device || plan.total(MemoryKind::device) <= room.device->available)
+  const int most = request.gpus == 1 ? 0 : most_gathered_units(layout.units());
+  if (gathered >= most || !room.device ||
+      room.misfit(least_memory(layout, machine, formats, device_units, request.gpus, most)))
     throw *refusal;
   throw MemoryRefusal(fmt::format("{} ({})", refusal->brief(), whole_on_each_rank), smaller + "GPU with more memory",
                       refusal->plan(), refusal->short_of());

@@ -144,12 +144,6 @@ void TrainingPlacement::set_budgets() {
 void TrainingPlacement::set_residencies() {
   const bool narrow = plan_.engine.formats.weights == DType::bf16;  // a cast of fp32 saves nothing
   inputs_.residencies.clear();
-  if (plan_.shape.ranks > 1) {  // no other residency goes with several ranks yet
-    inputs_.residencies.push_back({});
-    inputs_.most_gathered = most_gathered_units(q_.request, q_.layout, plan_.shape.ranks);
-    inputs_.forced_gather = q_.request.gathered_layers.has_value();
-    return;
-  }
   const auto may_be = [&](GradientResidency gradients) {
     const Toggle wanted = gradients == GradientResidency::moved ? Toggle::on : Toggle::off;
     return q_.request.move_gradients == Toggle::automatic || q_.request.move_gradients == wanted;
@@ -158,6 +152,11 @@ void TrainingPlacement::set_residencies() {
     for (const GradientResidency gradients : {GradientResidency::resident, GradientResidency::moved})
       if (may_be(gradients) && (narrow || weights == ResidencyKind::resident))
         inputs_.residencies.push_back({weights, gradients});
+  if (plan_.shape.ranks > 1) {  // weights do not stream with several ranks yet
+    inputs_.most_gathered = most_gathered_units(q_.request, q_.layout, plan_.shape.ranks);
+    inputs_.forced_gather = q_.request.gathered_layers.has_value();
+    return;
+  }
   inputs_.most_streamed = q_.request.streamed_layers.value_or(q_.layout.units());
   inputs_.forced_stream = q_.request.streamed_layers.has_value();
 }
@@ -206,6 +205,9 @@ StateMemory TrainingPlacement::state_memory(int device_units, Residency residenc
   }
   if (gathers) {
     EngineSettings settings = plan_.engine;
+    settings.device_units = device_units;
+    settings.device_weights = residency.device_weights;
+    settings.host_gradients = residency.host_gradients;
     const auto bytes = [&](int gathered) {
       settings.gathered = gathered;
       return gathered_bytes(q_.layout, settings, plan_.shape.ranks);

@@ -352,15 +352,22 @@ TEST_F(Ranks, GatheredWeightsChangeNoBit) {
     EXPECT_EQ(values(some, "eval_loss"), values(whole, "eval_loss"));
     EXPECT_GE(values(whole, "eval_loss").size(), 3u);
   }
+  ASSERT_NO_FATAL_FAILURE(finish(with("moved", 2, "100").set("move_gradients", "true").set("offload_ratio", "1")));
+  EXPECT_TRUE(weights("moved") == weights("whole2"));
   // Another order of sums.
-  const auto accumulated = [&](const std::string& output, const char* gathered) {
-    finish(with(output, 2, gathered).set("batch_size", "1").set("gradient_accumulation_steps", "2"));
+  const auto accumulated = [&](const std::string& output, const char* gathered, const char* move = "false") {
+    finish(with(output, 2, gathered)
+               .set("batch_size", "1")
+               .set("gradient_accumulation_steps", "2")
+               .set("move_gradients", move));
     return values(output, "loss");
   };
   const std::vector<double> one = accumulated("one", "0"), other = accumulated("other", "100");
   ASSERT_EQ(one.size(), 6u);
   ASSERT_EQ(other.size(), one.size());
   for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(other[i], one[i], 1e-6 * one[i]) << "step " << i + 1;
+  accumulated("moved_sums", "100", "true");
+  EXPECT_TRUE(weights("moved_sums") == weights("other"));
 }
 
 TEST_F(Ranks, UnderMpirunTheSame) {

@@ -149,7 +149,7 @@ class EngineRig {
         host_pool_("host", (std::iota(cpus_.begin(), cpus_.end(), 0), cpus_), false),
         ranks_(make_single_communicator()),
         own_device_(engine_device ? engine_device(rig_.device()) : nullptr),
-        in_slices_(gathered_units(layout.units(), settings.gathered)),
+        in_slices_(gradient_places(layout, settings, ranks ? ranks->size() : 1).sliced),
         engine_(own_device_ ? *own_device_ : rig_.device(), host_pool_, ranks ? *ranks : *ranks_, layout,
                 through_host_memory(settings), std::move(policy)) {
     if (!ranks) return;

@@ -71,11 +71,8 @@ TEST(GatheredMemory, WhatDoesNotGoTogetherIsRefused) {
   EngineSettings settings = gathered_settings(1);
   settings.streamed_units = 1;
   refused(2, settings);
-  settings = gathered_settings(0, 2);
+  settings = gathered_settings(0, 2);  // whole weights, of which a rank has no masters
   settings.device_weights = ResidencyKind::from_masters;
-  refused(2, settings);
-  settings = gathered_settings(1);
-  settings.host_gradients = GradientResidency::moved;
   refused(2, settings);
 }
 

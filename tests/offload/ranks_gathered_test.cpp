@@ -151,13 +151,17 @@ std::vector<StepOf> plain_steps(int count) { return std::vector<StepOf>(static_c
 TEST(GatheredOnRanks, EqualsOneLoopBitForBit) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   for (const int size : test::sanitized ? std::vector{3} : std::vector{2, 3})
-    for (const int gathered : {1, 2, 5})
+    for (const int gathered : test::sanitized ? std::vector{2} : std::vector{1, 2, 5})
       for (const Schedule schedule : {Schedule::synchronous, Schedule::overlapped})
-        for (const int device_units : {0, 3, 7}) {
+        for (const auto& [device_units, weights] :
+             {std::pair{0, ResidencyKind::resident}, std::pair{3, ResidencyKind::resident},
+              std::pair{3, ResidencyKind::from_masters}, std::pair{7, ResidencyKind::from_masters}}) {
           SCOPED_TRACE(testing::Message() << size << " ranks, " << gathered << " gathered, " << device_units
-                                          << " of the device, " << (schedule == Schedule::overlapped));
+                                          << " of the device, " << (schedule == Schedule::overlapped)
+                                          << (weights == ResidencyKind::from_masters ? ", made of masters" : ""));
           RunOf run{.settings = gathered_settings(gathered, device_units), .ranks = size, .steps = plain_steps(4)};
           run.settings.schedule = schedule;
+          run.settings.device_weights = weights;
           run.steps[2].scale = 8;  // clipped
           run.delays = false;
           const Found found = run_on_ranks(run);
@@ -202,13 +206,15 @@ RunOf random_run(unsigned seed, int steps) {
     step.scale = chance(3) ? 8.0f : 0.125f;
     run.steps.push_back(step);
   }
+  if (chance(2)) run.settings.host_gradients = GradientResidency::moved;
+  if (chance(2)) run.settings.device_weights = ResidencyKind::from_masters;
   return run;
 }
 
 TEST(GatheredOnRanks, AnySchedulesGiveTheBytesOfWeightsThatStay) {
   SO_CPU_ONLY("on a GPU, ranks of one process hold up each other\'s streams");
   const test::Jitter jitter(21);
-  for (unsigned seed = 1; seed <= (test::sanitized ? 4 : 12); ++seed) {
+  for (unsigned seed = 1; seed <= (test::sanitized ? 3 : 12); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     RunOf run = random_run(seed, 8);
     const Found gathered = run_on_ranks(run);
@@ -216,6 +222,8 @@ TEST(GatheredOnRanks, AnySchedulesGiveTheBytesOfWeightsThatStay) {
     run.settings.gathered = 0;
     run.settings.schedule = Schedule::synchronous;
     run.settings.update_over_link = false;
+    run.settings.host_gradients = GradientResidency::resident;
+    run.settings.device_weights = ResidencyKind::resident;
     run.delays = false;
     const Found whole = run_on_ranks(run);
     EXPECT_TRUE(gathered.bytes == whole.bytes);
@@ -236,6 +244,7 @@ TEST(GatheredOnRanks, AnyNumberOfRanksGoesOn) {
   int step = 0;
   for (const auto& [size, gathered] : {std::pair{3, 5}, std::pair{2, 2}, std::pair{1, 0}, std::pair{4, 4}}) {
     RunOf run{.settings = gathered_settings(gathered, size), .ranks = size, .steps = plain_steps(step + 2)};
+    if (gathered > 2) run.settings.device_weights = ResidencyKind::from_masters;
     const int first = step;
     step += 2;
     for (int i = first; i < step; ++i) {
@@ -275,6 +284,7 @@ TEST(GatheredOnRanks, WeightsThatArePlacedComeToAll) {
       for (const bool whole : {false, true}) {
         SCOPED_TRACE(testing::Message() << name_of(weights) << ", " << device_units << " of the device, " << whole);
         EngineSettings settings = gathered_settings(5, device_units);
+        if (device_units == 4) settings.device_weights = ResidencyKind::from_masters;
         settings.formats = model_formats(weights);
         settings.formats.gradients = DType::f32;
         test::run_ranks(3, [&](Communicator& ranks) {

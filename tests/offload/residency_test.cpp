@@ -51,7 +51,11 @@ TEST(Residency, GatheredUnitsAreSpreadOverBothOwners) {
   }
   EXPECT_THROW(residency_kinds(layout, 0, resident, 0, 7), Bug);
   EXPECT_THROW(residency_kinds(layout, 0, resident, 1, 1), Bug) << "streams beside";
-  EXPECT_THROW(residency_kinds(layout, 3, from_masters, 0, 1), Bug);
+  constexpr ResidencyKind cast = ResidencyKind::gathered_from_masters;
+  EXPECT_EQ(residency_kinds(layout, 4, from_masters, 0, 6),
+            (Kinds{resident, cast, cast, cast, gathered, gathered, gathered, resident}));
+  EXPECT_EQ(residency_kinds(layout, 5, from_masters, 0, 2),
+            (Kinds{resident, resident, resident, cast, resident, resident, gathered, resident}));
   EXPECT_THROW(residency_kinds(layout, 3, gathered, 0, 0), Bug);
 }
 

@@ -65,6 +65,36 @@ TEST_F(CastTest, AnyLength) {
   }
 }
 
+// More than a launch takes, of many lengths, none among them; aligned and not.
+TEST_F(CastTest, OfManyIsTheCastOfEach) {
+  constexpr std::int64_t size = 200'000;
+  std::vector<float> in(size);
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = 0.37f * static_cast<float>(i);
+  TestTensor from(stream, DType::f32, {size});
+  stream.copy(from.tensor().data(), in.data(), from.tensor().bytes());
+  for (const std::int64_t step : {64, 1}) {
+    TestTensor to(stream, DType::bf16, {size});
+    std::vector<bf16> expected(size, bf16(1.0f)), out(size);
+    stream.copy(to.tensor().data(), expected.data(), to.tensor().bytes());
+    std::vector<DeviceCast> casts;
+    for (std::int64_t i = 0, at = 0; i < 150; ++i) {
+      const std::int64_t length = i % 7 == 3 ? 0 : i % 40 == 5 ? 20'032 : 64 * (i % 5) + (step == 1 ? i % 3 : 0);
+      casts.push_back({Tensor(to.tensor().as<bf16>() + at, DType::bf16, {length}),
+                       Tensor(from.tensor().as<float>() + at, DType::f32, {length})});
+      for (std::int64_t j = at; j < at + length; ++j)
+        expected[static_cast<std::size_t>(j)] = bf16(in[static_cast<std::size_t>(j)]);
+      at += length + step;
+      ASSERT_LE(at, size);
+    }
+    ops->cast(stream, casts);
+    stream.copy(out.data(), to.tensor().data(), to.tensor().bytes());
+    stream.synchronize();
+    for (std::size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i].bits, expected[i].bits) << i << ", apart by " << step;
+  }
+  TestTensor f(stream, DType::f32, {4}), h(stream, DType::bf16, {4});
+  EXPECT_THROW(ops->cast(stream, std::vector<DeviceCast>{{h, f}, {f, h}}), Bug);
+}
+
 TEST_F(CastTest, RefusesWhatIsNotAConversion) {
   TestTensor f(stream, DType::f32, {4}), h(stream, DType::bf16, {4}), longer(stream, DType::bf16, {5});
   TestTensor i(stream, DType::i32, {4});

@@ -88,6 +88,15 @@ TEST_P(DeviceAdamWTest, BitsOfTheContract) {
     ASSERT_EQ(bits(w1[i]), bits(weight)) << i;
   }
   EXPECT_GT(updated, 60'000u);
+
+  // Without memory for weights, the state alone, with the same bits.
+  const TestTensor master2(*stream_, DType::f32, {kCount}, p), first2(*stream_, moment_type, {kCount}, m),
+      second2(*stream_, moment_type, {kCount}, v);
+  adamw->update(*stream_, step, runs, gradient, {master2.tensor().as<float>(), moments_at(first2), moments_at(second2)},
+                Tensor(nullptr, weight_type, {kCount}));
+  EXPECT_EQ(master2.values(*stream_), p1);
+  EXPECT_EQ(first2.values(*stream_), m1);
+  EXPECT_EQ(second2.values(*stream_), v1);
 }
 
 std::vector<Case> all_cases() {

@@ -166,6 +166,34 @@ TEST(GatheredUnits, WaitForTheHostThatUpdatesThem) {
   expect_whole(step);
 }
 
+// Seven units, of whose gradients those of the inner five move: two of them share one of the four places, so the fifth
+// is reduced when the first has left, by a link that takes 8 s for each. Backward: 2 s a unit, a reduction half of one.
+TEST(MovedOnRanks, AReductionWaitsForTheGradientThatLeavesItsPlace) {
+  SimulatedRun run = two_units(0.5, 0);
+  run.units.assign(7, {1000, 1, 2, 0.5, 0});
+  run.device_units = 0;
+  run.gradient_bytes = 4;
+  run.link_to_host = 500;
+  const SimulatedStep stays = Simulator(run, std::make_unique<LeavingPolicy>()).settle();
+  EXPECT_NEAR(waited_for(stays, WaitReason::verdict), 0.5, 1e-9) << "for the last reduction";
+  run.move_gradients = true;
+  const SimulatedStep moves = Simulator(run, std::make_unique<LeavingPolicy>()).settle();
+  // The top unit's leaves from 2.5 to 10.5 s, the next one's until 18.5 s; then the second unit's reduction, and the
+  // first's, which has a place of its own. Backward has ended at 14 s.
+  EXPECT_NEAR(waited_for(moves, WaitReason::verdict), 18.5 + 2 * 0.5 - 14, 1e-9);
+  EXPECT_NEAR(waited_for(moves, WaitReason::gradient), 0, 1e-9);
+  EXPECT_LE(least_seconds(run), moves.seconds);
+  expect_whole(moves);
+  // With a second micro-batch every backward pass has its reductions, and the sums that share a place come back.
+  run.micro_batches = 2;
+  run.link_to_host = run.link_to_device = 2e9;
+  const SimulatedStep twice = Simulator(run, std::make_unique<LeavingPolicy>()).settle();
+  EXPECT_NEAR(twice.collectives, 0.5 * (5 * 2 + 2), 1e-9);
+  EXPECT_NEAR(waited_for(twice, WaitReason::verdict), 0.5, 1e-3);
+  EXPECT_LE(least_seconds(run), twice.seconds);
+  expect_whole(twice);
+}
+
 TEST(Collectives, AreSeenInTheTimeline) {
   Simulator simulator(two_units(1, 0.5));
   simulator.settle();

@@ -29,13 +29,15 @@ namespace {
 constexpr int layers_of_deep_llama = 9;
 DecoderSpec deep_llama() { return small_llama(layers_of_deep_llama, 500); }
 
-EngineSettings engine_of(int gathered, int device_units, const NumberFormats& formats) {
+EngineSettings engine_of(int gathered, int device_units, const NumberFormats& formats, bool moves = false) {
   EngineSettings settings;
   settings.formats = formats;
   settings.gathered = gathered;
   settings.device_units = device_units;
   settings.bucket_elements = 4096;
   settings.undo_buckets = 5;
+  settings.host_gradients = moves ? GradientResidency::moved : GradientResidency::resident;
+  if (moves && gathered > 0) settings.device_weights = ResidencyKind::from_masters;
   return settings;
 }
 
@@ -57,11 +59,13 @@ TEST(GatheredPlan, ArithmeticIsThatOfADryRun) {
     for (const int ranks : {2, 3, 5})
       for (const NumberFormats& formats :
            {rank_formats(DType::f32), rank_formats(DType::bf16), rank_formats(DType::bf16, DType::bf16)})
-        for (const int device_units : {0, 4, layout.units()}) {
+        for (const auto& [device_units, moves] :
+             {std::pair{0, false}, std::pair{4, false}, std::pair{layout.units(), false}, std::pair{0, true},
+              std::pair{4, true}}) {
           TrainingShape shape{300, 0, 300, 1};
           shape.ranks = ranks;
-          const auto planned = [&](int gathered) {
-            const EngineSettings settings = engine_of(gathered, device_units, formats);
+          const auto planned = [&, device_units = device_units, moves = moves](int gathered) {
+            const EngineSettings settings = engine_of(gathered, device_units, formats, moves);
             const MemoryPlan memory = plan_state(spec, layout, machine, shape, settings, WeightOrigin::random).memory;
             return std::pair(memory.total(MemoryKind::device),
                              gathered > 0 ? gathered_bytes(layout, settings, ranks) : std::size_t{0});
@@ -87,7 +91,8 @@ TEST(GatheredPlan, RanksAllocateWhatIsPlanned) {
         for (const int device_units : {0, 5, layout.units()}) {
           SCOPED_TRACE(fmt::format("{} ranks, {} units gathered, the device owns {}", size, gathered, device_units));
           const DType narrow = size == 2 ? DType::bf16 : DType::f32;  // of the model and its gradients
-          const EngineSettings settings = engine_of(gathered, device_units, rank_formats(narrow, narrow));
+          const bool moves = size == 4 || gathered == 5;
+          const EngineSettings settings = engine_of(gathered, device_units, rank_formats(narrow, narrow), moves);
           TrainingShape shape{300, 0, 300, 1};
           shape.ranks = size;
           run_ranks(size, [&](Communicator& ranks) {
@@ -203,9 +208,15 @@ TEST(GatheredPlan, OnAGpuWholeWeightsIfTheyFitAndAreFaster) {
     std::map<std::string, std::size_t> bytes;
     for (const MemoryPlan::Entry& entry : plan->memory.entries) bytes[entry.name] += entry.bytes;
     EXPECT_GT(bytes["weight slices"], 0u);
-    EXPECT_GT(bytes["gradient slices"], 2 * bytes["weight slices"]) << "fp32 beside bf16, and of all layers";
+    const bool moves = plan->engine.host_gradients == GradientResidency::moved;
+    EXPECT_GT(bytes["gradient slices"], moves ? 0 : 2 * bytes["weight slices"])
+        << "fp32 beside bf16, and of all layers";
   }
-  expect_in(refusal([&] { RankPlanner(cuda_backend(), 30e9, 200e9).plan(spec, 0); }),
+  // Whole weights, and gradients of which none need stay.
+  const TrainingPlan moves = RankPlanner(cuda_backend(), 30e9, 200e9).plan(spec, 0);
+  EXPECT_EQ(moves.engine.gathered, 0);
+  EXPECT_EQ(moves.engine.host_gradients, GradientResidency::moved);
+  expect_in(refusal([&] { RankPlanner(cuda_backend(), 16e9, 200e9).plan(spec, 0); }),
             {"not enough memory on Fake", "--gathered_layers 0, or a ZeRO stage below 3"});
   expect_in(refusal([&] { RankPlanner(cuda_backend(), 10e9, 200e9).plan(spec, {}); }), {"not enough memory on Fake"});
 }

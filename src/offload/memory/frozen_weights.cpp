@@ -20,7 +20,7 @@ FrozenWeights::FrozenWeights(Device& device, const ParameterLayout& layout, std:
 
 FrozenWeights::Place FrozenWeights::place_of(Range part) const {
   WeightResidency& residency = weights_.at(part.begin);
-  SO_CHECK(transfer_ && !residency.follows_masters(), "frozen weights at {} without a place", part.begin);
+  SO_CHECK(transfer_ && !weights_.follows_masters(part.begin), "frozen weights at {} without a place", part.begin);
   const DType dtype = weights_.on_device().dtype();
   if (std::byte* const host = residency.host_memory(part.begin)) return {Tensor(host, dtype, {part.size()}), true};
   return {Tensor(weights_.own_at(part.begin), dtype, {part.size()}), false};

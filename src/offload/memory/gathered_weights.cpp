@@ -6,16 +6,27 @@
 
 namespace so {
 
+namespace {
+
+std::vector<bool> with_slices(std::span<const ResidencyKind> residencies) {
+  std::vector<bool> units;
+  for (const ResidencyKind kind : residencies) units.push_back(kind == ResidencyKind::gathered);
+  return units;
+}
+
+}  // namespace
+
 GatheredWeights::GatheredWeights(Device& device, const ParameterLayout& layout, const DeviceWeights& weights,
-                                 std::span<const Bucket> buckets, const std::vector<bool>& gathered,
+                                 std::span<const Bucket> buckets, std::span<const ResidencyKind> residencies,
                                  UnitGathers gathers)
     : layout_(layout),
       weights_(weights),
       gathers_(std::move(gathers)),
-      slices_(device, layout, weights.dtype(), buckets, gathered, "weight slices") {
+      slices_(device, layout, weights.dtype(), buckets, with_slices(residencies), "weight slices") {
   int turn = 0;
-  for (const bool is : gathered) turns_.push_back(is ? turn++ : none);
-  if (turn == 0) return;
+  for (const ResidencyKind kind : residencies) turns_.push_back(is_gathered(kind) ? turn++ : none);
+  empty_ = turn == 0;
+  if (empty_) return;
   for (Place& place : places_) {
     place.arrived = device.create_event();
     place.free = device.create_event();
@@ -27,11 +38,15 @@ void GatheredWeights::gather(int unit) {
   gathers_.require_sent(unit);
   Stream& stream = gathers_.stream();
   stream.wait(*to.free);
+  if (follows_masters(unit)) gathers_.cast_masters(unit);
   const Range range = layout_.unit_range(unit);
   std::vector<BucketGather> gathers;
   for (std::int64_t begin = range.begin; begin < range.end;) {
     const Bucket& bucket = slices_.bucket_of(begin);
-    gathers.push_back({&bucket, slices_.at(bucket.own().begin), weights_.at(begin)});
+    std::byte* const all = weights_.at(begin);
+    const std::byte* const own =
+        follows_masters(unit) ? all + weights_.bytes_of({begin, bucket.own().begin}) : slices_.at(bucket.own().begin);
+    gathers.push_back({&bucket, own, all});
     begin = bucket.range().end;
   }
   gathers_.gather(gathers);
@@ -73,7 +88,7 @@ int GatheredWeights::next_of(const PassOrder& pass) const {
 
 // Decides by what all ranks know: nothing here may depend on whether a gather has begun.
 void GatheredWeights::prefetch(const PassOrder& pass) {
-  if (slices_.empty()) return;
+  if (empty_) return;
   const int next = next_of(pass);
   if (next != none && place(next).unit != next && !place(next).in_use) {
     finish_prefetch();
@@ -90,8 +105,16 @@ void GatheredWeights::finish_prefetch() {
 void GatheredWeights::place(Stream& stream, Range part, const void* weights) {
   const Range own = common(slices_.bucket_of(part.begin).own(), part);
   if (weights == nullptr || own.size() <= 0) return;
+  std::byte* to = slices_.at(own.begin);
+  if (to == nullptr) {  // for the masters that are made of them at once; whose place it was has to be gathered again
+    Place& at = place(layout_.unit_of(own.begin));
+    finish_prefetch();
+    at.unit = none;
+    stream.wait(*at.arrived);
+    to = weights_.at(own.begin);
+  }
   const std::byte* const from = static_cast<const std::byte*>(weights) + weights_.bytes_of({part.begin, own.begin});
-  stream.copy(slices_.at(own.begin), from, weights_.bytes_of(own));
+  stream.copy(to, from, weights_.bytes_of(own));
 }
 
 void GatheredWeights::drop(int unit) {
@@ -101,7 +124,7 @@ void GatheredWeights::drop(int unit) {
 }
 
 void GatheredWeights::drop_all() {
-  if (slices_.empty()) return;
+  if (empty_) return;
   finish_prefetch();
   gathers_.stream().synchronize();
   for (int unit = 0; unit < layout_.units(); ++unit)

@@ -5,6 +5,9 @@
 // Gathers are collectives, so all ranks must begin them in the same order, whatever the times at which their hosts have
 // updated their slices. Which unit is gathered next, and into which place, is therefore decided by the order of calls
 // alone. If this rank's slice is not final at that moment, the gather begins later, but before any other.
+//
+// Units that the device owns may have no slices: a rank's own is cast from the master weights to where it belongs among
+// the gathered weights, as a gather begins.
 #pragma once
 
 #include <array>
@@ -20,6 +23,7 @@
 #include "offload/memory/weight_residency.h"
 #include "offload/schedule/bucket.h"
 #include "offload/schedule/gathered_units.h"
+#include "offload/schedule/residency.h"
 
 namespace so {
 
@@ -36,8 +40,10 @@ struct UnitGathers {
   std::function<Stream&()> stream;
   // Whether the slices of a gathered unit are final on this rank, or will be in the order of a stream; never waits.
   std::function<bool(int unit)> sent;
-  // Work that follows on stream() finds them. Waits for the host to send them.
+  // Work that follows on stream() finds them, or their masters. Waits for the host to send them.
   std::function<void(int unit)> require_sent;
+  // Enqueues on stream(): this rank's slices of a unit that keeps none are made of their masters in their place.
+  std::function<void(int unit)> cast_masters;
   // Enqueues them on stream().
   std::function<void(std::span<const BucketGather> gathers)> gather;
   // Whether another unit's weights are whole, so that nothing need be gathered for its next use. The order of calls
@@ -47,11 +53,11 @@ struct UnitGathers {
 
 class GatheredWeights final : public WeightResidency {
  public:
-  // `gathered`: by unit. `weights` has a slot for each of them (weight_slots()). No bucket has parts of two units. The
-  // slices lie in device memory, booked as "weight slices"; contents are unspecified until written. `weights` and
-  // `buckets` outlive this.
+  // `residencies`: by unit. `weights` has a slot for each that is gathered (weight_slots()). No bucket has parts of two
+  // units. The slices lie in device memory, booked as "weight slices"; contents are unspecified until written.
+  // `weights` and `buckets` outlive this.
   GatheredWeights(Device& device, const ParameterLayout& layout, const DeviceWeights& weights,
-                  std::span<const Bucket> buckets, const std::vector<bool>& gathered, UnitGathers gathers);
+                  std::span<const Bucket> buckets, std::span<const ResidencyKind> residencies, UnitGathers gathers);
 
   // WeightResidency
   void require(int unit, Stream& stream) override;
@@ -64,7 +70,9 @@ class GatheredWeights final : public WeightResidency {
   void place(Stream& stream, Range part, const void* weights) override;
   void drop(int unit) override;
   void drop_all() override;
+  bool gathers() const override { return true; }
   std::byte* slice(std::int64_t element) const override { return slices_.at(element); }
+  bool follows_masters(int unit) const override { return !slices_.has(unit); }
   std::int64_t copies() const override { return copies_; }
 
  private:
@@ -74,7 +82,7 @@ class GatheredWeights final : public WeightResidency {
     bool in_use = false;  // between require() and release()
     std::unique_ptr<Event> arrived, free;
   };
-  bool has(int unit) const { return slices_.has(unit); }
+  bool has(int unit) const { return turns_[static_cast<std::size_t>(unit)] != none; }
   Place& place(int unit) { return places_[turn_of(unit)]; }
   const Place& place(int unit) const { return places_[turn_of(unit)]; }
   std::size_t turn_of(int unit) const {
@@ -87,7 +95,8 @@ class GatheredWeights final : public WeightResidency {
   const DeviceWeights& weights_;
   const UnitGathers gathers_;
   const SliceArray slices_;
-  std::vector<int> turns_;  // by unit: its number among the gathered ones
+  std::vector<int> turns_;  // by unit: its number among the gathered ones, or none
+  bool empty_ = true;       // no unit is gathered
   std::array<Place, gather_places> places_;
   int decided_ = none;  // the unit whose gather is the next to begin
   std::int64_t copies_ = 0;

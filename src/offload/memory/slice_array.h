@@ -1,4 +1,5 @@
-// Device memory for this rank's slices of the buckets of some units, one bucket's behind another's.
+// Device memory for this rank's slices of the buckets of some units, one bucket's behind another's. Slices of units
+// that take turns in a place last until the next unit's come.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +18,11 @@ class SliceArray {
  public:
   enum class Of : std::uint8_t { all, trained };  // buckets that nobody owns have no place then
 
-  // `units`: by unit, whether its slices lie here; no bucket has parts of such a unit and of another. Booked as `name`.
-  // `layout` and `buckets` must outlive it.
+  // `units`: by unit, whether its slices lie here; no bucket has parts of such a unit and of another. `slots`: by unit,
+  // the place that its slices take in turn with others' (offload/schedule/gradient_places.h); empty: all have their
+  // own. Booked as `name`. `layout` and `buckets` must outlive it.
   SliceArray(Device& device, const ParameterLayout& layout, DType dtype, std::span<const Bucket> buckets,
-             const std::vector<bool>& units, std::string name, Of of = Of::all);
+             const std::vector<bool>& units, std::string name, Of of = Of::all, std::span<const int> slots = {});
 
   bool empty() const { return !memory_; }  // no unit's
   bool has(int unit) const { return units_[static_cast<std::size_t>(unit)]; }

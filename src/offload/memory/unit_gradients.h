@@ -1,7 +1,8 @@
 // The gradients of all units on the device. Most units have a place of their own, whose gradient is whole; with several
 // ranks this rank's slice of it becomes the sum over ranks. Units in slices take turns in a few places instead, from
-// which each micro-batch's gradient is reduced and added to this rank's slices. Sums over ranks are fp32, so where the
-// model's gradients are bf16 every unit has slices, which take the sums.
+// which each micro-batch's gradient is reduced and added to this rank's slices; if it moves to host memory from there,
+// the slices take turns too. Sums over ranks are fp32, so where the model's gradients are bf16 every unit has slices,
+// which take the sums.
 #pragma once
 
 #include <cstddef>
@@ -12,23 +13,23 @@
 #include "offload/memory/slice_array.h"
 #include "offload/memory/unit_array.h"
 #include "offload/schedule/bucket.h"
+#include "offload/schedule/gradient_places.h"
 #include "offload/schedule/parameter_layout.h"
 
 namespace so {
 
 class UnitGradients {
  public:
-  // `slots`: by unit, the place that it takes in turn (unit_array.h). `sliced`: by unit, whether it has slices. Frozen
-  // parameters take no memory, unless they are joined to a trained one. Booked as "gradients" and "gradient slices".
-  // With several `ranks` and bf16 no bucket has parts of two units.
-  UnitGradients(Device& device, const ParameterLayout& layout, DType dtype, std::span<const int> slots,
-                std::span<const Bucket> buckets, const std::vector<bool>& sliced, int ranks)
-      : places_(device, layout, dtype, slots, "gradients", UnitArray::Of::gradients),
-        sliced_(sliced),
+  // Frozen parameters take no memory, unless they are joined to a trained one. Booked as "gradients" and "gradient
+  // slices". With several `ranks` and bf16 no bucket has parts of two units.
+  UnitGradients(Device& device, const ParameterLayout& layout, DType dtype, const GradientPlaces& places,
+                std::span<const Bucket> buckets, int ranks)
+      : places_(device, layout, dtype, places.slots, "gradients", UnitArray::Of::gradients),
+        sliced_(places.sliced),
         own_dtype_(ranks > 1 ? DType::f32 : dtype),
         slices_(device, layout, own_dtype_, buckets,
-                own_dtype_ == dtype ? sliced : std::vector<bool>(sliced.size(), true), "gradient slices",
-                SliceArray::Of::trained) {}
+                own_dtype_ == dtype ? sliced_ : std::vector<bool>(sliced_.size(), true), "gradient slices",
+                SliceArray::Of::trained, places.slice_slots) {}
 
   // Where the model writes them.
   const UnitArray& places() const { return places_; }

@@ -25,9 +25,9 @@ UnitWeights::UnitWeights(Device& device, const ParameterLayout& layout, DType dt
   const auto serve = [&](ResidencyKind kind, std::unique_ptr<WeightResidency> residency) {
     SO_CHECK(kinds_.size() == static_cast<std::size_t>(kind), "residency {} in turn {}", static_cast<int>(kind),
              kinds_.size());
-    const std::vector<bool> units = units_of(residencies, kind);
-    for (std::size_t unit = 0; unit < units.size(); ++unit)
-      if (units[unit]) by_unit_[unit] = residency.get();
+    for (std::size_t unit = 0; unit < residencies.size(); ++unit)
+      if (residencies[unit] == kind || (is_gathered(kind) && is_gathered(residencies[unit])))
+        by_unit_[unit] = residency.get();
     kinds_.push_back(std::move(residency));
   };
   serve(ResidencyKind::resident, std::make_unique<ResidentWeights>(on_device_));
@@ -36,8 +36,7 @@ UnitWeights::UnitWeights(Device& device, const ParameterLayout& layout, DType dt
                                        owners.final_weights));
   serve(ResidencyKind::from_masters, std::make_unique<WeightsFromMasters>(on_device_, owners.cast_masters));
   serve(ResidencyKind::gathered,
-        std::make_unique<GatheredWeights>(device, layout, on_device_, buckets,
-                                          units_of(residencies, ResidencyKind::gathered), owners.gathers));
+        std::make_unique<GatheredWeights>(device, layout, on_device_, buckets, residencies, owners.gathers));
   serve(ResidencyKind::callers,
         std::make_unique<CallerWeights>(device, layout, on_device_, units_of(residencies, ResidencyKind::callers)));
 }

@@ -42,6 +42,12 @@ class UnitWeights {
     return slice ? slice : on_device_.at(element);
   }
 
+  // Whether the unit's weights are made of their masters, so that the element's owner puts none there.
+  bool follows_masters(std::int64_t element) const {
+    const int unit = layout_.unit_of(element);
+    return of(unit).follows_masters(unit);
+  }
+
   // body(part, weights) for the parts of `range`, which lies in this rank's slice of a bucket, whose weights are
   // adjacent where their owner puts new ones.
   template <class Body>

@@ -48,11 +48,13 @@ class WeightResidency {
   // Where the host's threads write new weights of `element` and the rest of its unit, any thread; null if they are sent
   // to the device instead.
   virtual std::byte* host_memory(std::int64_t) const { return nullptr; }
-  // Where this rank keeps its slices of the weights on the device, from `element` on, which lies in one; null if all of
-  // the unit's weights are kept in their place.
+  // Whether require() has the weights come from all ranks.
+  virtual bool gathers() const { return false; }
+  // Where this rank keeps its slices of the weights on the device, from `element` on, which lies in one; null if none
+  // are kept beside the weights' own place.
   virtual std::byte* slice(std::int64_t) const { return nullptr; }
-  // Whether require() makes the weights of their masters, so that nobody else need write them.
-  virtual bool follows_masters() const { return false; }
+  // Whether require() makes the unit's weights of their masters, so that nobody else may write them.
+  virtual bool follows_masters(int) const { return false; }
   // How often the weights of a unit have been copied to the device.
   virtual std::int64_t copies() const { return 0; }
 };

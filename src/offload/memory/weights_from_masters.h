@@ -27,10 +27,11 @@ class WeightsFromMasters final : public WeightResidency {
     held_ = none;
     if (weights) stream.copy(weights_.at(part.begin), weights, weights_.bytes_of(part));
   }
-  // An update writes new weights into the shared place, whichever unit's were there.
-  void drop(int) override { held_ = none; }
+  void drop(int unit) override {
+    if (held_ == unit) held_ = none;
+  }
   void drop_all() override { held_ = none; }
-  bool follows_masters() const override { return true; }
+  bool follows_masters(int) const override { return true; }
 
  private:
   static constexpr int none = -1;

@@ -16,6 +16,7 @@ int device_places(ResidencyKind residency) {
     case ResidencyKind::from_masters:
       return 1;
     case ResidencyKind::gathered:
+    case ResidencyKind::gathered_from_masters:
       return gather_places;
   }
   SO_CHECK(false, "residency {}", static_cast<int>(residency));
@@ -25,18 +26,19 @@ std::vector<ResidencyKind> residency_kinds(const ParameterLayout& layout, int de
                                            int streamed, int gathered) {
   SO_CHECK(device_owned == ResidencyKind::resident || device_owned == ResidencyKind::from_masters,
            "weights that the device owns neither stream nor are they all gathered");
-  SO_CHECK(gathered == 0 || (streamed == 0 && device_owned == ResidencyKind::resident),
-           "{} units gathered, beside others that stream or are made of masters", gathered);
+  SO_CHECK(gathered == 0 || streamed == 0, "{} units gathered, beside {} that stream", gathered, streamed);
   const std::vector<bool> streams = streamed_units(layout.units(), device_units, streamed);
   const std::vector<bool> in_slices = gathered_units(layout.units(), gathered);
   std::vector<ResidencyKind> all(static_cast<std::size_t>(layout.units()), ResidencyKind::resident);
   for (int unit = 0; unit < layout.units(); ++unit) {
     if (layout.stays(unit)) continue;
     const auto u = static_cast<std::size_t>(unit);
+    const bool has_masters = unit < device_units && !layout.has_frozen(unit),
+               casts = has_masters && device_owned == ResidencyKind::from_masters;
     if (in_slices[u])
-      all[u] = ResidencyKind::gathered;
-    else if (unit < device_units)
-      all[u] = layout.has_frozen(unit) ? ResidencyKind::resident : device_owned;
+      all[u] = casts ? ResidencyKind::gathered_from_masters : ResidencyKind::gathered;
+    else if (casts && gathered == 0)
+      all[u] = ResidencyKind::from_masters;
     else if (streams[u])
       all[u] = ResidencyKind::streamed;
   }
@@ -49,7 +51,8 @@ std::vector<int> weight_slots(std::span<const ResidencyKind> residencies) {
   for (const ResidencyKind kind : {ResidencyKind::streamed, ResidencyKind::from_masters, ResidencyKind::gathered}) {
     int turn = 0;
     for (std::size_t unit = 0; unit < residencies.size(); ++unit)
-      if (residencies[unit] == kind) slots[unit] = first + turn++ % device_places(kind);
+      if (residencies[unit] == kind || (is_gathered(kind) && is_gathered(residencies[unit])))
+        slots[unit] = first + turn++ % device_places(kind);
     first += device_places(kind);
   }
   return slots;

@@ -16,7 +16,12 @@ enum class ResidencyKind : std::uint8_t {
   from_masters,  // nowhere: each use casts them from the fp32 master weights, which the device owns
   gathered,      // in slices, one on the device of each rank; they are gathered ahead of each use
   callers,       // in memory of the caller's, to which new ones are copied from the host's when they are required
+  gathered_from_masters,  // nowhere: each rank casts its slice from its master weights ahead of each gather
 };
+// Whether they come from all ranks for each use.
+constexpr bool is_gathered(ResidencyKind kind) {
+  return kind == ResidencyKind::gathered || kind == ResidencyKind::gathered_from_masters;
+}
 
 // Where the gradients of host-owned units that do not stay are once they are complete.
 enum class GradientResidency : std::uint8_t {
@@ -29,8 +34,9 @@ int device_places(ResidencyKind residency);
 
 // By unit: units before `device_units` have `device_owned` (resident or from_masters; resident if a parameter is
 // frozen, which has no master), `streamed` of the others stream (streamed_units.h), and the rest is resident, as are
-// all units that stay. On several ranks `gathered` of all units are gathered instead (gathered_units.h), which goes
-// with neither of the other kinds that leave their place.
+// all units that stay. On several ranks `gathered` of all units are gathered instead (gathered_units.h), from masters
+// those that would be made of masters with one rank; the others are resident, since a rank has no master of all of
+// their weights, and none stream.
 std::vector<ResidencyKind> residency_kinds(const ParameterLayout& layout, int device_units, ResidencyKind device_owned,
                                            int streamed, int gathered = 0);
 

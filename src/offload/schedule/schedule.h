@@ -1,12 +1,9 @@
-// When the host updates what it owns, where its numbers are cast, and the slots that limit it.
+// When the host updates what it owns, and where its numbers are cast.
 #pragma once
 
 #include <cstdint>
 
 namespace so {
-
-// Units whose gradients move to the host take turns in so many slots of device memory.
-inline constexpr int gradient_slots = 2;
 
 enum class Schedule : std::uint8_t {
   synchronous,  // finish_step() returns when all updates are done; the device waits meanwhile

@@ -6,6 +6,7 @@ namespace so {
 
 std::unique_ptr<EngineOps> make_cuda_engine_ops(Device& device) {
   device.make_current();
+  CudaEngineOps::load_cast();
   CudaEngineOps::load_copy();
   CudaEngineOps::load_sum_of_ranks();
   return std::make_unique<CudaEngineOps>();

@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(threads)
     store_all(master + i, p);
     store_all(first + i, m);
     store_all(second + i, v);
-    store_all(weights + i, p);
+    if (weights != nullptr) store_all(weights + i, p);
     return;
   }
   // The run's first or last few elements: their pack is shared with a neighbour.
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(threads)
     master[k] = p;
     first[k] = from_float<M>(m);
     second[k] = from_float<M>(v);
-    weights[k] = from_float<W>(p);
+    if (weights != nullptr) weights[k] = from_float<W>(p);
   }
 }
 

@@ -71,7 +71,8 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
   if (origin == WeightOrigin::files) const LoadingRing ring = make_loading_ring(*while_it_loads, layout);
   state.memory.add(while_it_loads->ledger(), while_loading);
   add_host_work(state.memory, spec, layout, shape, origin);
-  add_libraries(state.memory, *machine.backend, machine.pool->size(), shape.ranks, shape.sequence);
+  const bool nccl = shape.ranks > 1 && settings.collectives == CollectiveRoute::nccl;
+  add_libraries(state.memory, *machine.backend, machine.pool->size(), nccl ? (shape.sequence > 1 ? 2 : 1) : 0);
   state.host_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(),
                                      [](const Bucket& bucket) { return bucket.on_host(); });
   return state;
@@ -98,85 +99,120 @@ StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units
 std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& settings, int ranks) {
   SO_CHECK(settings.gathered > 0 && ranks > 1, "{} units gathered from {} ranks", settings.gathered, ranks);
   const std::vector<bool> in_slices = gathered_units(layout.units(), settings.gathered);
-  const std::vector<Bucket> buckets = make_buckets(layout, settings.bucket_elements, settings.device_units, true);
-  const auto gathered = [&](std::int64_t element) {
-    return in_slices[static_cast<std::size_t>(layout.unit_of(element))];
-  };
-  // Elements of units that are whole, and of the places that the others take in turn.
-  const auto places = [&](const auto& unit_size) {
+  const std::vector<ResidencyKind> residencies = residencies_of_units(layout, settings);
+  const GradientPlaces places = gradient_places(layout, settings, ranks);
+  // Elements of units with places of their own, and of the places that the others take in turn.
+  const auto held = [&](const std::vector<int>& slots, const auto& unit_size) {
     std::int64_t elements = 0;
-    std::array<std::int64_t, gather_places> largest{};
-    for (int unit = 0, turn = 0; unit < layout.units(); ++unit) {
+    std::vector<std::int64_t> largest;
+    for (int unit = 0; unit < layout.units(); ++unit) {
       const std::int64_t size = unit_size(unit);
-      if (!in_slices[static_cast<std::size_t>(unit)]) {
+      const int slot = slots[static_cast<std::size_t>(unit)];
+      if (slot < 0) {
         elements += size;
         continue;
       }
-      std::int64_t& place = largest[static_cast<std::size_t>(turn++ % gather_places)];
+      largest.resize(std::max(largest.size(), static_cast<std::size_t>(slot) + 1));
+      std::int64_t& place = largest[static_cast<std::size_t>(slot)];
       place = std::max(place, size);
     }
     return static_cast<std::size_t>(std::accumulate(largest.begin(), largest.end(), elements));
   };
-  // Elements of the slices of some buckets.
-  const auto slices = [&](const auto& has) {
-    std::int64_t elements = 0;
-    for (const Bucket& bucket : buckets)
-      if (has(bucket)) elements += ShardMap(bucket.range().size(), ranks).slice(0).size();
-    return static_cast<std::size_t>(elements);
-  };
+  const auto all = [&](int unit) { return layout.unit_range(unit).size(); };
   const auto with_gradients = [&](int unit) {
     std::int64_t size = 0;
     for (const Range& range : layout.gradient_ranges(unit)) size += range.size();
     return size;
   };
-  // Slices of gradients are fp32, and where the model's are bf16 all units have some.
+  // Elements of a unit's slices, of all that are gathered, and of the trained ones. Slices of gradients are fp32, and
+  // where the model's are bf16 all units have some.
   const DType gradients = settings.formats.gradients;
-  const std::size_t weights = places([&](int unit) { return layout.unit_range(unit).size(); }) +
-                              slices([&](const Bucket& bucket) { return gathered(bucket.range().begin); });
-  return weights * size_of(settings.formats.weights) + places(with_gradients) * size_of(gradients) +
-         sizeof(float) * slices([&](const Bucket& bucket) {
-           return !bucket.frozen() && (gradients != DType::f32 || gathered(bucket.range().begin));
-         });
+  std::vector<std::int64_t> weight_slices(in_slices.size()), gradient_slices(in_slices.size());
+  for (const Bucket& bucket : make_buckets(layout, settings.bucket_elements, settings.device_units, true)) {
+    const auto unit = static_cast<std::size_t>(layout.unit_of(bucket.range().begin));
+    const std::int64_t slice = ShardMap(bucket.range().size(), ranks).slice(0).size();
+    if (residencies[unit] == ResidencyKind::gathered) weight_slices[unit] += slice;
+    if (!bucket.frozen() && (gradients != DType::f32 || places.sliced[unit])) gradient_slices[unit] += slice;
+  }
+  const std::size_t weights =
+      held(in_turn(in_slices, gather_places), all) +
+      static_cast<std::size_t>(std::accumulate(weight_slices.begin(), weight_slices.end(), std::int64_t{0}));
+  return weights * size_of(settings.formats.weights) + held(places.slots, with_gradients) * size_of(gradients) +
+         sizeof(float) *
+             held(places.slice_slots, [&](int unit) { return gradient_slices[static_cast<std::size_t>(unit)]; });
 }
 
-void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads, int ranks, int sequence) {
+void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads, int nccl_users) {
   const auto add = [&](const Backend::Reserve& reserve, int times) {
     plan.add_beside(reserve.kind, reserve.name, reserve.bytes * static_cast<std::size_t>(times));
   };
   for (const Backend::Reserve& reserve : backend.libraries) add(reserve, reserve.each_thread ? host_threads : 1);
-  if (ranks > 1)
-    for (const Backend::Reserve& reserve : backend.rank_libraries) add(reserve, sequence > 1 ? 2 : 1);
+  for (const Backend::Reserve& reserve : backend.nccl)
+    if (nccl_users > 0) add(reserve, nccl_users);
   // These come to a few megabytes whatever the model, as was measured.
   plan.add_beside(MemoryKind::pageable, "generated code, stacks, files", std::size_t{6} << 20);
 }
 
+namespace {
+
+// Elements of weights that a rank holds, and of gradients, without the places that gathered units take in turn.
+struct HeldByARank {
+  std::size_t whole_weights = 0, weight_slices = 0, gradients = 0;
+};
+HeldByARank held_by_a_rank(const ParameterLayout& layout, int ranks, int gathered) {
+  const std::vector<bool> in_slices = gathered_units(layout.units(), gathered);
+  HeldByARank held;
+  for (int unit = 0; unit < layout.units(); ++unit) {
+    const bool sliced = in_slices[static_cast<std::size_t>(unit)];
+    const auto holders = static_cast<std::size_t>(sliced ? ranks : 1);
+    (sliced ? held.weight_slices : held.whole_weights) +=
+        static_cast<std::size_t>(layout.unit_range(unit).size()) / holders;
+    held.gradients += static_cast<std::size_t>(layout.trained_elements(unit)) / holders;
+  }
+  return held;
+}
+
+// Of a rank whose device has a memory of its own. Gradients of what the host owns may move there, and slices of weights
+// that the device owns may be made of their masters. Sums over ranks are fp32.
+MemoryPlan least_memory_of_a_rank(const ParameterLayout& layout, std::size_t device_memory,
+                                  const NumberFormats& formats, std::optional<int> device_units, int ranks,
+                                  int gathered) {
+  const std::size_t state = state_bytes(formats.moments), weight = size_of(formats.weights), gradient = sizeof(float),
+                    slice = static_cast<std::size_t>(layout.trained_elements()) / static_cast<std::size_t>(ranks);
+  const HeldByARank held = held_by_a_rank(layout, ranks, gathered);
+  const std::size_t made = formats.weights == DType::bf16 ? held.weight_slices : 0;  // of masters, if all are owned
+  const std::size_t least = (held.whole_weights + held.weight_slices) * weight;
+  std::size_t owned = 0;
+  if (device_units)
+    owned = static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(slice));
+  else if (least <= device_memory)
+    owned = std::min(slice, (device_memory - least) / (state + gradient - (made > 0 ? weight : 0)));
+  MemoryPlan plan;
+  plan.add(MemoryKind::device, "weights", least - std::min(made, owned) * weight);
+  plan.add(MemoryKind::device, "optimizer state", owned * state);
+  plan.add(MemoryKind::device, "gradients", owned * gradient);
+  plan.add(MemoryKind::pageable, "optimizer state", (slice - owned) * state);
+  plan.add(MemoryKind::pageable, "gradients", (slice - owned) * gradient);
+  return plan;
+}
+
+}  // namespace
+
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const NumberFormats& formats,
                         std::optional<int> device_units, int ranks, int gathered) {
+  if (machine.device_memory && ranks > 1)
+    return least_memory_of_a_rank(layout, *machine.device_memory, formats, device_units, ranks, gathered);
   // All weights count, or those that are trained.
   const auto n = static_cast<std::size_t>(layout.elements()),
              trained = static_cast<std::size_t>(layout.trained_elements());
   const std::size_t state = state_bytes(formats.moments), weight = size_of(formats.weights),
                     gradient = size_of(formats.gradients);
   MemoryPlan plan;
-  if (!machine.device_memory || ranks > 1) {
-    // Without the places that gathered units take in turn.
-    const std::vector<bool> in_slices = gathered_units(layout.units(), gathered);
-    std::size_t there = 0, with_gradients = 0;
-    for (int unit = 0; unit < layout.units(); ++unit) {
-      const auto holders = static_cast<std::size_t>(in_slices[static_cast<std::size_t>(unit)] ? ranks : 1);
-      there += static_cast<std::size_t>(layout.unit_range(unit).size()) / holders;
-      with_gradients += static_cast<std::size_t>(layout.trained_elements(unit)) / holders;
-    }
-    plan.add(MemoryKind::device, "weights", there * weight);
-    plan.add(MemoryKind::device, "gradients", with_gradients * gradient);
-    const std::size_t slice = trained / static_cast<std::size_t>(ranks);
-    std::size_t owned = 0;
-    if (machine.device_memory)
-      owned = device_units
-                  ? static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(slice))
-                  : std::min(slice, beyond(*machine.device_memory, plan.total(MemoryKind::device)) / state);
-    plan.add(MemoryKind::device, "optimizer state", owned * state);
-    plan.add(MemoryKind::pageable, "optimizer state", (slice - owned) * state);
+  if (!machine.device_memory) {
+    const HeldByARank held = held_by_a_rank(layout, ranks, gathered);
+    plan.add(MemoryKind::device, "weights", (held.whole_weights + held.weight_slices) * weight);
+    plan.add(MemoryKind::device, "gradients", held.gradients * gradient);
+    plan.add(MemoryKind::pageable, "optimizer state", trained / static_cast<std::size_t>(ranks) * state);
     return plan;
   }
   // Units that the device owns have gradients there, and weights unless these are made of their masters for each use.

@@ -42,8 +42,8 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
 MemoryPlan least_memory(const ParameterLayout& layout, const PlanningMachine& machine, const NumberFormats& formats,
                         std::optional<int> device_units, int ranks, int gathered);
 
-// Books what the libraries behind a device take beside what is allocated through it; with groups of `sequence` ranks
-// that split sequences, what connects these too.
-void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads, int ranks = 1, int sequence = 1);
+// Books what the libraries behind a device take beside what is allocated through it. `nccl_users`: of ranks whose
+// collectives are NCCL's, one for gradients and weights, and one for groups of ranks that split sequences.
+void add_libraries(MemoryPlan& plan, const Backend& backend, int host_threads, int nccl_users = 0);
 
 }  // namespace so

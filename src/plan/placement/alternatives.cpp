@@ -101,7 +101,7 @@ std::string_view name_of(PlanChoice choice) {
 
 bool is_open(PlanChoice choice, int ranks) {
   if (ranks == 1) return choice != PlanChoice::gathering;
-  return choice != PlanChoice::residency && choice != PlanChoice::streaming;
+  return choice != PlanChoice::streaming;
 }
 
 std::vector<Alternative> alternatives(const PlacementInputs& in, const Placement& plan, PlanChoice choice,
@@ -129,6 +129,8 @@ std::vector<Alternative> alternatives(const PlacementInputs& in, const Placement
     case PlanChoice::residency:
       for (Residency r : in.residencies) {
         r.streamed_units = own.streamed_units;
+        r.gathered_units = own.gathered_units;
+        if (!is_possible(in, r)) continue;
         if (r == own)
           add(play(in, describe(r), d, plan.keep, plan.undo_buckets, r), true);
         else
@@ -150,6 +152,7 @@ std::vector<Alternative> alternatives(const PlacementInputs& in, const Placement
       for (const std::int64_t n : few(most_gathered_units(units), own.gathered_units)) {
         Residency r = own;
         r.gathered_units = static_cast<int>(n);
+        if (!is_possible(in, r)) r.device_weights = ResidencyKind::resident;
         const std::string what = fmt::format("{} of {} units gathered", n, units);
         if (r == own)
           add(play(in, what, d, plan.keep, plan.undo_buckets, r), true);

@@ -124,9 +124,10 @@ Residency with_part(const PlacementInputs& in, int device_units, Residency resid
 void add_candidates(const PlacementInputs& in, int device_units, std::vector<Candidate>& all) {
   for (Residency residency : in.residencies) {
     residency = with_part(in, device_units, residency, 0);
-    all.push_back(consider(in, device_units, residency));
+    const bool possible = is_possible(in, residency);
+    if (possible) all.push_back(consider(in, device_units, residency));
     // Streaming makes room for activations and state, so it gains nothing where all of them are kept already.
-    if (all.back().keep == 0 || is_forced(in)) continue;
+    if ((possible && all.back().keep == 0) || is_forced(in)) continue;
     for (int part = 1; part <= away_parts; ++part) {
       const Residency more = with_part(in, device_units, residency, part);
       if (more == residency) continue;
@@ -323,6 +324,7 @@ std::optional<std::size_t> most_left(const PlacementInputs& in, std::size_t host
   std::optional<std::size_t> left;
   for (const Residency& residency : in.residencies)
     for (int part = 0; part <= (is_forced(in) ? 0 : away_parts); ++part) {
+      if (!is_possible(in, with_part(in, 0, residency, part))) continue;
       const auto state = [&](int device_units) {
         return in.memory(device_units, with_part(in, device_units, residency, part));
       };

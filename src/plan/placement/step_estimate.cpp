@@ -7,7 +7,9 @@
 
 #include "base/host_memory.h"
 #include "offload/schedule/gathered_units.h"
+#include "offload/schedule/gradient_places.h"
 #include "offload/schedule/streamed_units.h"
+#include "plan/simulate/device_program.h"
 
 namespace so {
 namespace {
@@ -92,21 +94,22 @@ double least_seconds(const SimulatedRun& run) {
   };
   const double copies = copies_of(run.streamed_units, stream_places);
   const std::vector<bool> in_slices = gathered_units(static_cast<int>(run.units.size()), run.gathered_units);
+  const GradientPlaces gradients = gradient_places_of(run);
   double pass = 0, to_device = 0, reduce = 0, gather = 0, sums = 0;
   int moved = 0;
   for (std::size_t u = 0; u < run.units.size(); ++u) {
     const auto elements = static_cast<double>(run.units[u].elements),
                weights = elements + static_cast<double>(run.units[u].frozen);
     pass += run.units[u].forward + run.units[u].backward;
-    reduce += (in_slices[u] ? micro_batches : 1) * run.units[u].reduce;
+    reduce += (gradients.sliced[u] ? micro_batches : 1) * run.units[u].reduce;
     gather += (in_slices[u] ? copies_of(run.gathered_units, gather_places) : 1) * run.units[u].gather;
-    if (run.move_gradients && static_cast<int>(u) >= std::max(run.device_units, run.first_trained_unit) &&
-        !unit_stays(static_cast<int>(u), static_cast<int>(run.units.size())))
+    if (gradients.moving[u] >= 0 && static_cast<int>(u) >= run.first_trained_unit)
       sums += elements * run.sum_bytes * (micro_batches - 1), ++moved;
     if (static_cast<int>(u) >= run.device_units)
       to_device += streams[u] ? weights * copies * run.stream_bytes : elements * run.weight_bytes;
   }
-  if (moved >= 2 * gradient_slots) to_device += sums;  // the sum of a unit that has its slot alone stays there
+  // The sum of a unit that has its slot alone stays there.
+  if (moved >= 2 * (has_collectives(run) ? slice_slots : gradient_slots)) to_device += sums;
   const double owned = host_elements(run), to_host = owned * run.gradient_bytes + sums;
   const double update = 2 * run.state_bytes + run.gradient_bytes + run.weight_bytes;
   const double all = run.device_update + micro_batches * pass;
@@ -131,6 +134,10 @@ CastSide choose_cast(const MachineRates& r, double state_bytes) {
   return seconds(wide, r.host_adamw_wide) < clearly * seconds(narrow, r.host_adamw) ? CastSide::device : CastSide::host;
 }
 
+bool is_possible(const PlacementInputs& in, Residency residency) {
+  return in.ranks == 1 || !residency.casts_weights() || residency.gathered_units > 0;
+}
+
 SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int64_t keep, std::int64_t undo_buckets,
                            Residency residency) {
   const MachineRates& r = in.rates;
@@ -148,13 +155,14 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
                    .gradient_bytes = in.gradient_bytes,
                    .weight_bytes = in.weight_bytes,
                    .stream_bytes = in.stream_bytes,
-                   .sum_bytes = in.sum_bytes,
+                   .sum_bytes = in.ranks > 1 ? sizeof(float) : in.sum_bytes,  // those over ranks are fp32
                    .state_bytes = in.state_bytes,
                    .link_to_host = r.link_to_host,
                    .link_to_device = r.link_to_device,
                    .host_memory = r.host_memory,
                    .host_adamw = r.host_adamw,
                    .link_both = r.link_both};
+  const std::vector<bool> gathered = gathered_units(static_cast<int>(in.units.size()), residency.gathered_units);
   for (std::size_t u = 0; u < in.units.size(); ++u) {
     const UnitWork& unit = in.units[u];
     SimulatedUnit s{.elements = own_part(in, unit.elements),
@@ -176,10 +184,12 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
     if (static_cast<int>(u) < device_units) {
       const auto elements = static_cast<double>(unit.elements);
       const bool stays = unit_stays(static_cast<int>(u), static_cast<int>(in.units.size()));
-      if (!stays && residency.casts_weights() && unit.frozen_elements == 0) {
+      if (!stays && residency.casts_weights() && unit.frozen_elements == 0 && in.ranks == 1) {
         const double cast = elements * (4 + in.weight_bytes) / r.device_memory;
         s.forward += cast;
         s.backward += cast;
+      } else if (residency.casts_weights() && unit.frozen_elements == 0 && gathered[u]) {
+        s.gather += static_cast<double>(s.elements) * (4 + in.stream_bytes) / r.device_memory;
       }
       run.device_update +=
           static_cast<double>(s.elements) * full_bytes(in) / (r.efficiencies.device_adamw * r.device_memory);

@@ -34,7 +34,7 @@ struct Residency {
   ResidencyKind device_weights = ResidencyKind::resident;          // of device-owned units
   GradientResidency host_gradients = GradientResidency::resident;  // of host-owned units
   int streamed_units = 0;
-  int gathered_units = 0;  // of either owner, with several ranks, which have none of the others
+  int gathered_units = 0;  // of either owner, with several ranks, of which none stream
   bool casts_weights() const { return device_weights == ResidencyKind::from_masters; }
   bool moves_gradients() const { return host_gradients == GradientResidency::moved; }
   bool operator==(const Residency&) const = default;
@@ -110,6 +110,10 @@ struct PlacementInputs {
   // The words of an Error: the device's name, and advice for the device's memory and for the host's.
   std::string device_name, device_advice, host_advice;
 };
+
+// Whether there is such a residency: with several ranks only weights that are gathered can be made of masters, of which
+// each rank has slices.
+bool is_possible(const PlacementInputs& inputs, Residency residency);
 
 // Describes a step for the simulator (plan/simulate/simulator.h). An element of AdamW moves 2 s + g + w bytes of
 // host memory (s, g, w: its state, gradient and weight): old state read, new state written. The link's copies of

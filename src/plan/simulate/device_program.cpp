@@ -17,15 +17,21 @@ bool has_collectives(const SimulatedRun& run) {
                      [](const SimulatedUnit& unit) { return unit.reduce > 0 || unit.gather > 0; });
 }
 
+GradientPlaces gradient_places_of(const SimulatedRun& run) {
+  return gradient_places(static_cast<int>(run.units.size()), run.device_units, run.move_gradients, run.gathered_units,
+                         has_collectives(run));
+}
+
 DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<bool>& streamed) {
   DeviceProgram program;
   const int units = static_cast<int>(run.units.size());
   const std::vector<bool> gathered = gathered_units(units, run.gathered_units);
   const bool several_ranks = has_collectives(run);
+  const std::vector<bool> sliced = gradient_places_of(run).sliced;
   for (int u = 0; u < units; ++u) {
     const SimulatedUnit& unit = run.units[static_cast<std::size_t>(u)];
     program.pass_seconds += unit.forward + (u < run.first_trained_unit ? 0 : unit.backward);
-    if (gathered[static_cast<std::size_t>(u)] && u >= run.first_trained_unit) program.pass_collectives += unit.reduce;
+    if (sliced[static_cast<std::size_t>(u)] && u >= run.first_trained_unit) program.pass_collectives += unit.reduce;
   }
   int turn = 0;
   // These count the uses of streamed and of gathered units in the pass under way, and say whether it turns round where

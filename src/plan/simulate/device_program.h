@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "offload/schedule/gradient_places.h"
 #include "plan/simulate/simulator.h"
 
 namespace so {
@@ -44,6 +45,7 @@ struct DeviceProgram {
 
 // Whether a run has several ranks.
 bool has_collectives(const SimulatedRun& run);
+GradientPlaces gradient_places_of(const SimulatedRun& run);
 
 // `streamed`: by unit. Of many micro-batches a few are played one by one, the others at once.
 DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<bool>& streamed);

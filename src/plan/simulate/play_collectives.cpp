@@ -5,7 +5,11 @@ namespace so {
 
 bool StepPlay::start_reduce() {
   if (reduce_.busy || reductions_.empty()) return false;
-  const int unit = reductions_.front().unit;
+  const auto [unit, first, last] = reductions_.front();
+  if (const int slot = slot_of(unit); slot >= 0) {
+    if (!slot_is_ready(unit, first)) return false;
+    slots_[at(slot)] = {.unit = unit};
+  }
   start_collective(reduce_, unit, run_.units[at(unit)].reduce,
                    {.lane = SimulatedLane::reduce, .work = SimulatedWork::reduce_scatter, .unit = unit});
   return true;
@@ -45,8 +49,9 @@ void StepPlay::finish_reduce() {
   note(reduce_.span, reduce_.began);
   const Reduction done = reductions_.front();
   reductions_.pop_front();
-  if (const int slot = slice_slot(done.unit); slot >= 0) slice_slot_busy_[at(slot)] = false;
+  if (const int slot = reduced_slot(done.unit); slot >= 0) reduced_slot_busy_[at(slot)] = false;
   if (done.last) landed(done.unit);
+  if (slot_of(done.unit) >= 0) leave_slot(done.unit, done.first, done.last);
 }
 
 void StepPlay::finish_gather() {

@@ -1,6 +1,5 @@
 #include <utility>
 
-#include "offload/schedule/parameter_layout.h"
 #include "plan/simulate/step_play.h"
 
 namespace so {
@@ -20,24 +19,20 @@ bool StepPlay::may_start(const DeviceOp& op) {
   }
   if (op.gather >= gathers_done_) {
     for_collective_ = true;
-    return wait_for(slice_slot(op.unit) < 0 ? WaitReason::link : WaitReason::stream);
+    return wait_for(gathered_[at(op.unit)] ? WaitReason::stream : WaitReason::link);
   }
   if (op.use >= uses_there_) return wait_for(WaitReason::stream);
   if (op.work == SimulatedWork::backward) {
     if (op.first && !pieces_.all_of(op.unit, [&](int i) { return schedule_.needs_no_gradient(pieces_[i]); }))
       return wait_for(WaitReason::gradient);
-    if (!slot_is_ready(op)) return wait_for(WaitReason::moving);
-    if (const int slot = slice_slot(op.unit); slot >= 0 && slice_slot_busy_[at(slot)]) {
-      for_collective_ = true;
-      return wait_for(WaitReason::gradient);
+    if (const int slot = reduced_slot(op.unit); slot >= 0) {
+      for_collective_ = reduced_slot_busy_[at(slot)];
+      if (for_collective_) return wait_for(WaitReason::gradient);
+    } else if (!slot_is_ready(op.unit, op.first)) {
+      return wait_for(WaitReason::moving);
     }
   }
   return true;
-}
-
-int StepPlay::slot_of(int unit) const {
-  const bool stays = unit_stays(unit, static_cast<int>(run_.units.size()));
-  return run_.move_gradients && !stays && unit >= run_.device_units ? unit % gradient_slots : -1;
 }
 
 bool StepPlay::start_device() {
@@ -60,12 +55,12 @@ bool StepPlay::start_device() {
     return false;
   }
   end_wait(before);
-  if (const int slot = op.work == SimulatedWork::backward ? slice_slot(op.unit) : -1; slot >= 0)
-    slice_slot_busy_[at(slot)] = true;
+  if (const int slot = op.work == SimulatedWork::backward ? reduced_slot(op.unit) : -1; slot >= 0)
+    reduced_slot_busy_[at(slot)] = true;
   if (op.work == SimulatedWork::backward && op.first) {
     for (int i = pieces_.first_of(op.unit); i < pieces_.first_of(op.unit + 1); ++i) schedule_.land(pieces_[i]);
   }
-  if (const int slot = op.work == SimulatedWork::backward ? slot_of(op.unit) : -1; slot >= 0)
+  if (const int slot = op.work == SimulatedWork::backward && !several_ranks_ ? slot_of(op.unit) : -1; slot >= 0)
     slots_[at(slot)] = {.unit = op.unit};
   double seconds = op.seconds;
   if (op.times > 0) {  // each like the one that was played last, and its waits
@@ -105,9 +100,10 @@ void StepPlay::finish_device() {
   if (op.work == SimulatedWork::device_update) phase_ = 0;
   if (op.gather >= 0 && program_.gathers[at(op.gather)].turn >= 0) ++turns_done_;
   if (op.work != SimulatedWork::backward) return;
-  if (several_ranks_ && (op.last || slice_slot(op.unit) >= 0)) reductions_.push_back({op.unit, op.last});
+  if (several_ranks_ && (op.last || gradients_.sliced[at(op.unit)]))
+    reductions_.push_back({op.unit, op.first, op.last});
   if (op.last && !several_ranks_) landed(op.unit);
-  if (slot_of(op.unit) >= 0) leave_slot(op);
+  if (slot_of(op.unit) >= 0 && !several_ranks_) leave_slot(op.unit, op.first, op.last);
   if (!op.last) return;
   if (!first_gradient_) {
     first_gradient_ = true;

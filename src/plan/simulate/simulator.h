@@ -14,7 +14,8 @@
 // there.
 //
 // Where gradients move to host memory and there are several micro-batches, a unit's sum so far leaves after each of its
-// backward passes but is brought back before the next, as soon as its slot is free (offload/moved_gradients.h).
+// backward passes but is brought back before the next, as soon as its slot is free (offload/moved_gradients.h). With
+// several ranks these are the slots of the rank's slices: each backward pass has a reduction, which waits for its slot.
 //
 // Where the engine moves buckets the simulator moves pieces of units, as few as give the same result. No device, no
 // clock.
@@ -54,7 +55,7 @@ struct SimulatedRun {
   int streamed_units = 0;       // offload/schedule/streamed_units.h
   int gathered_units = 0;       // offload/schedule/gathered_units.h
   int first_trained_unit = 0;   // no backward pass goes below it
-  bool move_gradients = false;  // to host memory as they come, through gradient_slots
+  bool move_gradients = false;  // to host memory as they come (offload/schedule/gradient_places.h)
   double device_update = 0;     // seconds of the device for its own AdamW, after the verdict
   Schedule schedule = Schedule::overlapped;
   Verdicts verdicts = Verdicts::stand;

@@ -9,18 +9,6 @@
 
 namespace so {
 
-namespace {
-
-std::vector<int> make_slice_slots(const SimulatedRun& run) {
-  const std::vector<bool> gathered = gathered_units(static_cast<int>(run.units.size()), run.gathered_units);
-  std::vector<int> slots;
-  int turn = 0;
-  for (const bool in_slices : gathered) slots.push_back(in_slices ? turn++ % gradient_slots : -1);
-  return slots;
-}
-
-}  // namespace
-
 StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
     : run_(std::move(run)),
       policy_(policy                                   ? std::move(policy)
@@ -31,7 +19,8 @@ StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
       places_(place_count_),
       schedule_(pieces_.all(), places_),
       streamed_(so::streamed_units(static_cast<int>(run_.units.size()), run_.device_units, run_.streamed_units)),
-      slice_slots_(make_slice_slots(run_)),
+      gathered_(so::gathered_units(static_cast<int>(run_.units.size()), run_.gathered_units)),
+      gradients_(gradient_places_of(run_)),
       program_(make_device_program(run_, streamed_)),
       bandwidth_(run_.host_memory,
                  {run_.host_adamw, run_.link_to_host, run_.link_to_device,
@@ -45,7 +34,6 @@ StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
                run_.device_units <= static_cast<int>(run_.units.size()),
            "no machine to simulate");
   SO_CHECK(several_ranks_ || run_.gathered_units == 0, "{} units gathered without collectives", run_.gathered_units);
-  SO_CHECK(!several_ranks_ || !run_.move_gradients, "gradients that are moved before they are reduced");
 }
 
 SimulatedStep StepPlay::step() {

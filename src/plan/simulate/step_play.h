@@ -2,6 +2,7 @@
 // (plan/simulate/simulator.h says what is modelled). A file has the work of each lane.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "offload/schedule/gradient_places.h"
 #include "offload/schedule/host_schedule.h"
 #include "offload/schedule/step_time.h"
 #include "offload/schedule/update_policy.h"
@@ -74,9 +76,10 @@ class StepPlay {
   // ---- The device (play_device.cpp) ----
   // Whether the device can go on; if not, `waits_for_` says for whom it waits.
   bool may_start(const DeviceOp& op);
-  int slot_of(int unit) const;
-  // The place of a gathered unit's gradient, one of gradient_slots; -1 of other units.
-  int slice_slot(int unit) const { return slice_slots_[at(unit)]; }
+  // The slot that the unit's gradient leaves when it moves; -1 of other units.
+  int slot_of(int unit) const { return gradients_.moving[at(unit)]; }
+  // The place of the gradient of a unit in slices, one of gradient_slots; -1 of other units.
+  int reduced_slot(int unit) const { return gradients_.sliced[at(unit)] ? gradients_.slots[at(unit)] : -1; }
   bool start_device();
   void end_wait(WaitReason reason);
   void finish_device();
@@ -102,10 +105,11 @@ class StepPlay {
   void finish_to_device();
 
   // ---- Sums of gradients in host memory (play_sums.cpp) ----
-  // Whether the unit's slot has what its backward pass is to write to or to add to.
-  bool slot_is_ready(const DeviceOp& op) const;
+  // `first` and `last`: whether it is of the step's first, or last, micro-batch.
+  // Whether the unit's slot has what its backward pass, or its reduction, is to write to or to add to.
+  bool slot_is_ready(int unit, bool first) const;
   // The unit's gradient leaves its slot: what has the slot next may come.
-  void leave_slot(const DeviceOp& op);
+  void leave_slot(int unit, bool first, bool last);
   // Whether the piece that comes next may: it has been stored, and its place is free.
   bool sum_may_come() const;
   void start_sum();
@@ -128,9 +132,9 @@ class StepPlay {
   const std::int64_t place_count_;
   CountedPlaces places_;
   HostSchedule schedule_;
-  const std::vector<bool> streamed_;    // by unit
-  const std::vector<int> slice_slots_;  // by unit
-  const DeviceProgram program_;         // of a step
+  const std::vector<bool> streamed_, gathered_;  // by unit
+  const GradientPlaces gradients_;
+  const DeviceProgram program_;  // of a step
   const HostBandwidth bandwidth_;
   const bool several_ranks_;
 
@@ -152,7 +156,7 @@ class StepPlay {
     int to_come = 0;       // of its sum, the pieces that are not there yet
     bool arrives = false;  // it is a sum that was brought for the unit's next backward pass
   };
-  std::array<GradientSlot, gradient_slots> slots_;
+  std::array<GradientSlot, std::max(gradient_slots, slice_slots)> slots_;
 
   HostTask task_ = HostTask::none, link_task_ = HostTask::none;
   HostTime host_idle_ = HostTime::gradient;  // what it waits for, unless it works
@@ -181,11 +185,11 @@ class StepPlay {
   double stream_ready_ = forever;
   struct Reduction {
     int unit = -1;
-    bool last = false;  // of the step's last micro-batch
+    bool first = false, last = false;  // of the step's micro-batches
   };
-  std::deque<Reduction> reductions_;                    // in order; the first is under way if the lane is busy
-  std::array<bool, gradient_slots> slice_slot_busy_{};  // until the gradient in it is reduced
-  int gathers_done_ = 0, turns_done_ = 0;               // of the program's; uses of gathered units
+  std::deque<Reduction> reductions_;                      // in order; the first is under way if the lane is busy
+  std::array<bool, gradient_slots> reduced_slot_busy_{};  // until the gradient in it is reduced
+  int gathers_done_ = 0, turns_done_ = 0;                 // of the program's; uses of gathered units
 
   // The figures that the engine would measure.
   HostPace pace_, link_pace_;

@@ -1,0 +1,32 @@
+#include "offload/schedule/gradient_places.h"
+
+#include <cstddef>
+#include <utility>
+
+#include "offload/schedule/gathered_units.h"
+#include "offload/schedule/parameter_layout.h"
+
+namespace so {
+
+std::vector<int> in_turn(const std::vector<bool>& units, int places) {
+  std::vector<int> slots;
+  int turn = 0;
+  for (const bool takes_turns : units) slots.push_back(takes_turns ? turn++ % places : -1);
+  return slots;
+}
+
+GradientPlaces gradient_places(int units, int device_units, bool move, int gathered, bool several_ranks) {
+  std::vector<bool> moves(static_cast<std::size_t>(units), false);
+  for (int unit = device_units; unit < units && move; ++unit)
+    moves[static_cast<std::size_t>(unit)] = !unit_stays(unit, units);
+  if (!several_ranks) {
+    const std::vector<int> slots = in_turn(moves, gradient_slots);
+    return {slots, std::vector(moves.size(), false), std::vector(moves.size(), -1), slots};
+  }
+  std::vector<bool> sliced = gathered_units(units, gathered);
+  for (std::size_t unit = 0; unit < sliced.size(); ++unit) sliced[unit] = sliced[unit] || moves[unit];
+  std::vector<int> slots = in_turn(sliced, gradient_slots), slices = in_turn(moves, slice_slots);
+  return {std::move(slots), std::move(sliced), slices, slices};
+}
+
+}  // namespace so
