@@ -8,6 +8,7 @@
 #include "collectives/device_peers.h"
 #include "collectives/peer_collectives.h"
 #include "device/backend.h"
+#include "device/gpu_place.h"
 
 namespace so {
 namespace {
@@ -34,7 +35,8 @@ class DryPeers final : public DevicePeers {
 }  // namespace
 
 std::unique_ptr<DeviceCollectives> make_device_collectives(Device& device, EngineOps& ops, Communicator& ranks,
-                                                           CollectiveRoute route, const CollectiveSizes& sizes) {
+                                                           CollectiveRoute route, const CollectiveSizes& sizes,
+                                                           const Buffer* gathered_into) {
   if (!backend_of(device).own_memory) return std::make_unique<CpuCollectives>(device, ranks, sizes);
   const std::int64_t piece = PeerCollectives::piece_of(sizes, ranks.size());
   constexpr std::size_t staged = std::size_t{8} << 20;
@@ -42,7 +44,11 @@ std::unique_ptr<DeviceCollectives> make_device_collectives(Device& device, Engin
   // These run beside matrix products for most of a step, and have time: eight blocks move what a step exchanges many
   // times over, and leave the products their multiprocessors.
   const PeerLimits limits{
-      .staged_piece = std::min(staged, std::max<std::size_t>(longest, 1)), .nccl_blocks = 8, .longest = longest};
+      .staged_piece = std::min(staged, std::max<std::size_t>(longest, 1)),
+      .nccl_blocks = 8,
+      .longest = longest,
+      .reduces = sizes.longest_slice > 0,
+      .gathered_into = gathered_into && gathered_into->bytes() >= shareable_bytes ? gathered_into : nullptr};
   return std::make_unique<PeerCollectives>(device, ops, ranks.place(), make_peers(device, ranks, route, limits), sizes,
                                            piece);
 }
@@ -55,9 +61,10 @@ std::unique_ptr<DevicePeers> make_peers(Device& device, Communicator& ranks, Col
     case CollectiveRoute::nccl:
       return device.backed() ? make_nccl_peers(device, ranks, limits.nccl_blocks) : nullptr;
     case CollectiveRoute::p2p: {
-      PiecePlaces places = make_piece_places(device, ranks.size(), limits.longest);
+      PiecePlaces places;
+      if (limits.reduces || !limits.gathered_into) places = make_piece_places(device, ranks.size(), limits.longest);
       if (!device.backed()) return std::make_unique<DryPeers>(std::move(places));
-      return make_copied_peers(device, ranks, std::move(places));
+      return make_copied_peers(device, ranks, std::move(places), limits.gathered_into);
     }
     case CollectiveRoute::host:
       return make_staged_peers(device, ranks, limits.staged_piece);

@@ -51,9 +51,12 @@ struct CollectiveSizes {
 };
 
 // A collective of the host's, which takes a duplicate of `ranks`. On the CPU device the route is not asked for: its
-// memory is the host's. A dry device gets what takes the same memory and does nothing. All references must outlive it,
-// and so must the work that was enqueued here. Throws Error on all ranks where they cannot be connected.
+// memory is the host's. A dry device gets what takes the same memory and does nothing. `gathered_into`: memory in which
+// all that is gathered comes to lie, at the same offset on every rank, so that others may write it there themselves;
+// null: anywhere. All references must outlive it, and so must the work that was enqueued here. Throws Error on all
+// ranks where they cannot be connected.
 std::unique_ptr<DeviceCollectives> make_device_collectives(Device& device, EngineOps& ops, Communicator& ranks,
-                                                           CollectiveRoute route, const CollectiveSizes& sizes);
+                                                           CollectiveRoute route, const CollectiveSizes& sizes,
+                                                           const Buffer* gathered_into = nullptr);
 
 }  // namespace so

@@ -34,9 +34,11 @@ class DevicePeers {
 
 // A route reads the member that is its own.
 struct PeerLimits {
-  std::size_t staged_piece;  // host: bytes of a rank that are on their way at a time, at most
-  int nccl_blocks;           // nccl: see make_nccl_peers()
-  std::size_t longest;       // p2p: bytes that a call sends to a rank, at most
+  std::size_t staged_piece;               // host: bytes of a rank that are on their way at a time, at most
+  int nccl_blocks;                        // nccl: see make_nccl_peers()
+  std::size_t longest;                    // p2p: bytes that a call sends to a rank, at most
+  bool reduces = false;                   // p2p: whether there are other messages than what is gathered
+  const Buffer* gathered_into = nullptr;  // p2p: where all that is gathered lies, if it can be shared
 };
 // By the route, a collective. Null on a dry device for NCCL, which takes no memory that is counted.
 std::unique_ptr<DevicePeers> make_peers(Device& device, Communicator& ranks, CollectiveRoute route,
@@ -55,8 +57,10 @@ struct PiecePlaces {
   std::size_t piece = 0;  // bytes of a place
   Buffer memory;
 };
-// By copies of the sender's into `places`, which every rank has alike. For GPUs of one host that reach each other
+// By copies of the sender's into `places`, which every rank has alike, or to where they belong in `gathered_into`, if
+// it is not null; without places nothing but such gathers can be done. For GPUs of one host that reach each other
 // (gpu_reaches()). A collective; throws Error on all ranks alike.
-std::unique_ptr<DevicePeers> make_copied_peers(Device& device, Communicator& ranks, PiecePlaces places);
+std::unique_ptr<DevicePeers> make_copied_peers(Device& device, Communicator& ranks, PiecePlaces places,
+                                               const Buffer* gathered_into);
 
 }  // namespace so

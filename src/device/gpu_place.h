@@ -1,6 +1,7 @@
 // Where a GPU is attached to its host.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ std::string gpu_identity(int index);
 // Whether a GPU's copies reach the memory of the one with this identity, which has to be visible to the process. True
 // of itself.
 bool gpu_reaches(int index, const std::string& identity);
+// The least bytes of a buffer that another process's GPU can reach: the driver shares whole allocations, and puts
+// smaller ones together.
+inline constexpr std::size_t shareable_bytes = std::size_t{2} << 20;
 
 // The CPUs that the kernel says are near a PCI device: those of its NUMA node. Empty where it does not say. `root` is
 // in front of /sys, for tests.

@@ -83,7 +83,7 @@ RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, 
                                        .most_gathered = 0});
   gathering_ = make_device_collectives(
       device, ops, ranks, route,
-      {.longest_slice = 0, .most_gathered = *std::max_element(gathered.begin(), gathered.end())});
+      {.longest_slice = 0, .most_gathered = *std::max_element(gathered.begin(), gathered.end())}, &weights.memory());
 }
 
 RankExchange::~RankExchange() {

@@ -306,6 +306,19 @@ TEST(DeviceCollectives, ADryDeviceTakesTheSameMemory) {
            Accumulate::add);
     made->all_gather(*stream, std::array{SliceGather{nullptr, counts, nullptr}});
   }
+  // What comes to memory that can be shared needs no places, unless there are other messages.
+  for (const std::int64_t reduced : {0, 1000})
+    for (const std::size_t bytes : {std::size_t{1} << 20, std::size_t{2} << 20}) {
+      const auto ranks = make_dry_communicator(2);
+      const auto device = make_dry_device(DeviceKind::cuda);
+      const auto ops = make_engine_ops(*device);
+      const Buffer all = device->allocate(MemoryKind::device, bytes, "all");
+      const auto made = make_device_collectives(*device, *ops, *ranks, CollectiveRoute::p2p,
+                                                {.longest_slice = reduced, .most_gathered = 3000}, &all);
+      const bool none = reduced == 0 && bytes == std::size_t{2} << 20;
+      EXPECT_EQ(device->ledger().held(MemoryKind::device),
+                bytes + static_cast<std::size_t>(reduced) * 4 + (none ? 0 : PiecePlaces::of_a_rank << 20));
+    }
 }
 
 }  // namespace

@@ -6,6 +6,10 @@
 // number, copies what is in the piece to where it belongs, and says how many it has taken, for which the sender waits
 // before it uses a place again. Sending has a stream of its own, so that pieces go both ways at once. Short messages
 // share a piece, since the copy out of it is a kernel, which has to wait for its turn beside others.
+//
+// What is gathered needs no pieces where the memory that it comes to is shared: a rank says in a word that its memory
+// may be written for so many gathers, the others copy their slices to where they belong, and say for how many they
+// have.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -29,27 +33,33 @@ namespace {
 
 class CopiedPeers final : public DevicePeers {
  public:
-  CopiedPeers(Device& device, Communicator& ranks, PiecePlaces places)
+  CopiedPeers(Device& device, Communicator& ranks, PiecePlaces places, const Buffer* gathered_into)
       : device_(device),
         ops_(make_engine_ops(device)),
         places_(std::move(places)),
+        gathered_into_(gathered_into),
         closing_(ranks.duplicate()),
         rank_(ranks.rank()) {
     std::unique_ptr<Communicator> watched = ranks.duplicate();
     const auto size = static_cast<std::size_t>(ranks.size());
-    const std::vector<std::string> shared = gather_texts(ranks, [&] {
-      require_stream_values();
-      device.make_current();
-      return share_memory(places_.memory);
-    });
-    const int count = 2 * ranks.size() * ranks.size();
+    const auto share = [&](const Buffer* memory) {
+      return gather_texts(ranks, [&] {
+        require_stream_values();
+        device.make_current();
+        return memory ? share_memory(*memory) : std::string();
+      });
+    };
+    const std::vector<std::string> places_of_all = share(places_.piece > 0 ? &places_.memory : nullptr),
+                                   gathered_of_all = share(gathered_into);
+    const int count = words_of_a_pair * ranks.size() * ranks.size();
     const std::string name = on_first_rank(ranks, [&] {
       words_ = std::make_unique<SharedWords>(count);
       return words_->name();
     });
     together(ranks, [&] {
       if (!words_) words_ = std::make_unique<SharedWords>(name, count);
-      for (std::size_t r = 0; r < size; ++r) peers_.push_back(open(shared[r], static_cast<int>(r)));
+      for (std::size_t r = 0; r < size; ++r)
+        peers_.push_back({open(places_of_all[r], static_cast<int>(r)), open(gathered_of_all[r], static_cast<int>(r))});
       out_ = device.create_stream("send to ranks");
       ready_ = device.create_event();
       sent_all_ = device.create_event();
@@ -74,6 +84,7 @@ class CopiedPeers final : public DevicePeers {
   }
 
   void exchange(Stream& stream, const char* what, std::span<const PeerMessages> messages) override {
+    SO_CHECK(places_.piece > 0, "{} by pieces, for which there are no places", what);
     std::vector<Pieces<const std::byte>> send;
     std::vector<Pieces<std::byte>> receive;
     std::size_t most = 0;
@@ -110,32 +121,79 @@ class CopiedPeers final : public DevicePeers {
       std::byte* const place = message.receive[self].data();
       if (place != own && !slice.empty()) own_slices.push_back({place, own, slice.size()});
     }
+    if (gathered_into_) return gather_into_place(stream, messages, own_slices);
     ops_->copy(stream, own_slices);
     exchange(stream, "all_gather", messages);
   }
 
  private:
   int size() const { return static_cast<int>(peers_.size()); }
+  // Nothing of this rank, or if nothing is shared.
   std::optional<PeerMemory> open(const std::string& shared, int rank) {
-    if (rank == rank_) return std::nullopt;
+    if (rank == rank_ || shared.empty()) return std::nullopt;
     return PeerMemory(shared);
   }
+
+  // Of messages that are slices, each rank's received where it lies among all.
+  void gather_into_place(Stream& stream, std::span<const PeerMessages> messages,
+                         std::span<const DeviceCopy> own_slices) {
+    const auto self = static_cast<std::size_t>(rank_);
+    const CollectiveWatch::Lock lock = watch_->lock();
+    watch_->rethrow();
+    CollectiveWatch::Collective begun = watch_->begin(stream, "all_gather");
+    stream.record(*ready_);
+    out_->wait(*ready_);
+    const cudaStream_t in = cuda_stream(stream), out = cuda_stream(*out_);
+    ++gathers_;
+    for (int r = 0; r < size(); ++r)
+      if (r != rank_) write_value(in, words_->on_device(word(Word::may_be_written, r, rank_)), gathers_);
+    ops_->copy(stream, own_slices);
+    for (int step = 1; step < size(); ++step) {
+      const int to = (rank_ + step) % size();
+      wait_for_value(out, words_->on_device(word(Word::may_be_written, rank_, to)), gathers_);
+      std::byte* const there = peers_[static_cast<std::size_t>(to)].gathered_into->data();
+      for (const PeerMessages& message : messages) {
+        const std::span<const std::byte> slice = message.send[self];
+        out_->copy(there + offset_of(message.receive[self]), slice.data(), slice.size());
+      }
+      write_value(out, words_->on_device(word(Word::written, rank_, to)), gathers_);
+    }
+    for (int r = 0; r < size(); ++r)
+      if (r != rank_) wait_for_value(in, words_->on_device(word(Word::written, r, rank_)), gathers_);
+    out_->record(*sent_all_);
+    stream.wait(*sent_all_);
+    watch_->end(stream, std::move(begun));
+  }
+  // The same on every rank.
+  std::size_t offset_of(std::span<const std::byte> slice) const {
+    const auto* const begin = static_cast<const std::byte*>(gathered_into_->data());
+    SO_CHECK(slice.data() >= begin && slice.data() + slice.size() <= begin + gathered_into_->bytes(),
+             "a gather to memory that is not shared");
+    return static_cast<std::size_t>(slice.data() - begin);
+  }
+
   // The places of rank `from` among those of rank `at`.
   std::size_t place(int from, int at, std::uint32_t number) const {
     const auto sender = static_cast<std::size_t>(from < at ? from : from - 1);
     return (sender * PiecePlaces::of_a_rank + number % PiecePlaces::of_a_rank) * places_.piece;
   }
-  // How many pieces rank `from` has sent to rank `to`, and how many that one has taken.
-  int sent_word(int from, int to) const { return 2 * (from * size() + to); }
-  int taken_word(int from, int to) const { return sent_word(from, to) + 1; }
+  // Numbers that both of a pair see: how many pieces rank `from` has sent to rank `to`, and how many that one has
+  // taken; for how many gathers the memory of rank `to` may be written, and for how many rank `from` has written it.
+  enum class Word : std::uint8_t { sent, taken, may_be_written, written };
+  static constexpr int words_of_a_pair = 4;
+  int word(Word what, int from, int to) const {
+    return words_of_a_pair * (from * size() + to) + static_cast<int>(what);
+  }
 
   // After a failure: whatever this rank's GPU waits for has come. Others may still write the words.
   void open_words() {
     constexpr std::uint32_t far = std::uint32_t{1} << 30;
     for (int r = 0; r < size(); ++r) {
       if (r == rank_) continue;
-      words_->at(sent_word(r, rank_)) = received_[static_cast<std::size_t>(r)] + far;
-      words_->at(taken_word(rank_, r)) = sent_[static_cast<std::size_t>(r)] + far;
+      words_->at(word(Word::sent, r, rank_)) = received_[static_cast<std::size_t>(r)] + far;
+      words_->at(word(Word::taken, rank_, r)) = sent_[static_cast<std::size_t>(r)] + far;
+      words_->at(word(Word::written, r, rank_)) = gathers_ + far;
+      words_->at(word(Word::may_be_written, rank_, r)) = gathers_ + far;
     }
   }
 
@@ -171,11 +229,11 @@ class CopiedPeers final : public DevicePeers {
   void send_piece(int to, std::span<const Part<const std::byte>> piece) {
     const cudaStream_t out = cuda_stream(*out_);
     std::uint32_t& number = sent_[static_cast<std::size_t>(to)];
-    std::byte* const there = peers_[static_cast<std::size_t>(to)]->data() + place(rank_, to, number);
+    std::byte* const there = peers_[static_cast<std::size_t>(to)].places->data() + place(rank_, to, number);
     ++number;
-    wait_for_value(out, words_->on_device(taken_word(rank_, to)), number - PiecePlaces::of_a_rank);
+    wait_for_value(out, words_->on_device(word(Word::taken, rank_, to)), number - PiecePlaces::of_a_rank);
     for (const auto& [bytes, offset] : piece) out_->copy(there + offset, bytes.data(), bytes.size());
-    write_value(out, words_->on_device(sent_word(rank_, to)), number);
+    write_value(out, words_->on_device(word(Word::sent, rank_, to)), number);
   }
 
   void take_piece(Stream& stream, int from, std::span<const Part<std::byte>> piece) {
@@ -183,21 +241,27 @@ class CopiedPeers final : public DevicePeers {
     const auto* const here = static_cast<const std::byte*>(places_.memory.data()) + place(from, rank_, number);
     ++number;
     const cudaStream_t in = cuda_stream(stream);
-    wait_for_value(in, words_->on_device(sent_word(from, rank_)), number);
+    wait_for_value(in, words_->on_device(word(Word::sent, from, rank_)), number);
     std::vector<DeviceCopy> copies;
     for (const auto& [bytes, offset] : piece) copies.push_back({bytes.data(), here + offset, bytes.size()});
     ops_->copy(stream, copies);
-    write_value(in, words_->on_device(taken_word(from, rank_)), number);
+    write_value(in, words_->on_device(word(Word::taken, from, rank_)), number);
   }
 
   Device& device_;
   const std::unique_ptr<EngineOps> ops_;
   const PiecePlaces places_;
+  const Buffer* const gathered_into_;  // or null
   const std::unique_ptr<Communicator> closing_;
   const int rank_;
   std::unique_ptr<SharedWords> words_;
-  std::vector<std::optional<PeerMemory>> peers_;  // by rank; none for this one
-  std::vector<std::uint32_t> sent_, received_;    // pieces, by rank
+  // Another rank's memory, if it is shared.
+  struct Peer {
+    std::optional<PeerMemory> places, gathered_into;
+  };
+  std::vector<Peer> peers_;                     // by rank; nothing of this one
+  std::vector<std::uint32_t> sent_, received_;  // pieces, by rank
+  std::uint32_t gathers_ = 0;                   // into place
   std::unique_ptr<Event> ready_, sent_all_;
   std::unique_ptr<CollectiveWatch> watch_;
   std::unique_ptr<Stream> out_;
@@ -205,8 +269,9 @@ class CopiedPeers final : public DevicePeers {
 
 }  // namespace
 
-std::unique_ptr<DevicePeers> make_copied_peers(Device& device, Communicator& ranks, PiecePlaces places) {
-  return std::make_unique<CopiedPeers>(device, ranks, std::move(places));
+std::unique_ptr<DevicePeers> make_copied_peers(Device& device, Communicator& ranks, PiecePlaces places,
+                                               const Buffer* gathered_into) {
+  return std::make_unique<CopiedPeers>(device, ranks, std::move(places), gathered_into);
 }
 
 }  // namespace so

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "device/gpu_place.h"
 
 namespace so {
 namespace {

@@ -9,9 +9,7 @@
 namespace so {
 
 // Returns what other ranks of this host need to map a buffer of the thread's current device. It must be an allocation
-// of its own and at least shareable_bytes long: the driver shares whole allocations, and puts smaller ones together. It
-// must outlive what they map.
-inline constexpr std::size_t shareable_bytes = std::size_t{2} << 20;
+// of its own and at least shareable_bytes long (device/gpu_place.h). It must outlive what they map.
 std::string share_memory(const Buffer& memory);
 
 // Another rank's buffer, as the thread's current device sees it. Ranks that are threads of one process have it as it

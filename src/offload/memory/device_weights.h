@@ -51,6 +51,7 @@ class DeviceWeights final : public WeightSource {
     }
   }
   std::size_t bytes() const { return array().bytes(); }
+  const Buffer& memory() const { return array().memory(); }
   std::size_t bytes_of(Range range) const { return static_cast<std::size_t>(range.size()) * size_of(dtype()); }
 
  private:

@@ -31,6 +31,7 @@ class UnitArray {
 
   DType dtype() const { return dtype_; }
   std::size_t bytes() const { return memory_.bytes(); }
+  const Buffer& memory() const { return memory_; }
   // The unit's slot, -1 if it has a place of its own.
   int slot(int unit) const { return slots_.empty() ? -1 : slots_[static_cast<std::size_t>(unit)]; }
 

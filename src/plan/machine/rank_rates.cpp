@@ -69,7 +69,7 @@ CollectiveRates measure_collectives(Device& device, Communicator& ranks, Collect
   const Buffer memory = device.allocate(MemoryKind::device, bytes, "measuring collectives");
   const auto collectives = make_device_collectives(
       device, *ops, ranks, route,
-      {.longest_slice = slice, .most_gathered = static_cast<std::size_t>(slice) * sizeof(float)});
+      {.longest_slice = slice, .most_gathered = static_cast<std::size_t>(slice) * sizeof(float)}, &memory);
   const auto begin = device.create_event(Timing::on), end = device.create_event(Timing::on);
   stream->zero(memory.data(), bytes);
   ranks.barrier();
