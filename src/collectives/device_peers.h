@@ -20,11 +20,20 @@ namespace so {
 struct PeerMessages {
   std::vector<std::span<const std::byte>> send;
   std::vector<std::span<std::byte>> receive;
+  // If these messages come to arrivals(), by rank: where among the arrivals of rank r what is sent to it comes to lie.
+  std::vector<std::size_t> there = {};
 };
 
 class DevicePeers {
  public:
   virtual ~DevicePeers() = default;
+
+  // Whether there is memory into which other ranks write their messages themselves.
+  virtual bool has_arrivals() const { return false; }
+  // That of the next exchange of messages that come there; the one after it has other memory.
+  virtual std::byte* arrivals() { return nullptr; }
+  // Enqueues: the arrivals of the last such exchange have been used, and others may come to lie there.
+  virtual void used_arrivals(Stream&) {}
 
   // Enqueues all of them.
   virtual void exchange(Stream& stream, const char* what, std::span<const PeerMessages> messages) = 0;
@@ -36,8 +45,9 @@ class DevicePeers {
 struct PeerLimits {
   std::size_t staged_piece;               // host: bytes of a rank that are on their way at a time, at most
   int nccl_blocks;                        // nccl: see make_nccl_peers()
-  std::size_t longest;                    // p2p: bytes that a call sends to a rank, at most
-  bool reduces = false;                   // p2p: whether there are other messages than what is gathered
+  std::size_t longest;                    // p2p: bytes that a call sends to a rank in pieces, at most
+  std::size_t arrivals = 0;               // p2p: bytes that arrive in one exchange of a reduction; 0: none is made
+  bool in_pieces = true;                  // p2p: whether there are messages that come neither there nor into place
   const Buffer* gathered_into = nullptr;  // p2p: where all that is gathered lies, if it can be shared
 };
 // By the route, a collective. Null on a dry device for NCCL, which takes no memory that is counted.
@@ -57,10 +67,16 @@ struct PiecePlaces {
   std::size_t piece = 0;  // bytes of a place
   Buffer memory;
 };
-// By copies of the sender's into `places`, which every rank has alike, or to where they belong in `gathered_into`, if
-// it is not null; without places nothing but such gathers can be done. For GPUs of one host that reach each other
-// (gpu_reaches()). A collective; throws Error on all ranks alike.
+// Where the messages of reductions arrive: two exchanges have such memory in turn.
+struct Arrivals {
+  std::size_t of_an_exchange = 0;  // bytes
+  Buffer memory;
+};
+// By copies of the sender's into the receiver's memory, which every rank has alike: to its `arrivals`; to where slices
+// belong in `gathered_into`; and into `places`, from which the receiver copies. Each may be missing, and then such
+// messages cannot be sent; what is gathered comes in pieces where `gathered_into` is null. For GPUs of one host that
+// reach each other (gpu_reaches()). A collective; throws Error on all ranks alike.
 std::unique_ptr<DevicePeers> make_copied_peers(Device& device, Communicator& ranks, PiecePlaces places,
-                                               const Buffer* gathered_into);
+                                               Arrivals arrivals, const Buffer* gathered_into);
 
 }  // namespace so

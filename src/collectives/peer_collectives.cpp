@@ -14,16 +14,17 @@ constexpr const char* memory_name = "rank exchange";
 // Elements of all slices of a rank's that are reduced in a call.
 std::int64_t most_reduced(const CollectiveSizes& sizes) { return std::max(sizes.longest_slice, sizes.most_reduced); }
 
-std::size_t received_bytes(const CollectiveSizes& sizes, int ranks, std::int64_t piece) {
-  return static_cast<std::size_t>((ranks - 1) * std::min(piece, most_reduced(sizes))) * size_of(sizes.reduced);
-}
-
 }  // namespace
 
 std::int64_t PeerCollectives::piece_of(const CollectiveSizes& sizes, int ranks) {
   constexpr std::int64_t all_bytes = std::int64_t{64} << 20, fewest = std::int64_t{1} << 16;
   const std::int64_t fits = all_bytes / static_cast<std::int64_t>(size_of(sizes.reduced)) / std::max(ranks - 1, 1);
   return std::max<std::int64_t>(std::min(std::max(fits, fewest), most_reduced(sizes)), 1);
+}
+
+std::size_t PeerCollectives::received_bytes(const CollectiveSizes& sizes, int ranks) {
+  const std::int64_t piece = std::min(piece_of(sizes, ranks), most_reduced(sizes));
+  return static_cast<std::size_t>((ranks - 1) * piece) * size_of(sizes.reduced);
 }
 
 PeerCollectives::PeerCollectives(Device& device, EngineOps& ops, const RankPlace& place,
@@ -33,8 +34,10 @@ PeerCollectives::PeerCollectives(Device& device, EngineOps& ops, const RankPlace
       backed_(device.backed()),
       reduced_(sizes.reduced),
       piece_(std::max<std::int64_t>(std::min(piece, most_reduced(sizes)), 1)),
-      received_(device.allocate(MemoryKind::device, received_bytes(sizes, place.size, piece), memory_name)),
-      peers_(std::move(peers)) {
+      peers_(std::move(peers)),
+      received_(peers_ && peers_->has_arrivals()
+                    ? Buffer()
+                    : device.allocate(MemoryKind::device, received_bytes(sizes, place.size), memory_name)) {
   SO_CHECK(piece >= 1 && (peers_ || !backed_), "pieces of {} elements", piece);
 }
 
@@ -73,7 +76,8 @@ void PeerCollectives::reduce(Stream& stream, std::span<const Part> parts, Accumu
   const std::size_t element = size_of(reduced_);
   std::vector<PeerMessages> messages;
   std::vector<RankSum> sums;
-  auto* room = static_cast<std::byte*>(received_.data());
+  auto* room = peers_->has_arrivals() ? peers_->arrivals() : static_cast<std::byte*>(received_.data());
+  std::vector<std::size_t> filled(ranks);  // of the arrivals of each rank, which are laid out as this one's are
   for (const Part& part : parts) {
     const SliceSum* const sum = part.sum;
     const std::int64_t begin = part.begin;
@@ -87,6 +91,9 @@ void PeerCollectives::reduce(Stream& stream, std::span<const Part> parts, Accumu
       const std::byte* const there = slice + static_cast<std::size_t>(std::min(begin, sum->counts[r])) * element;
       of_part.send.emplace_back(there, static_cast<std::size_t>(count(r)) * element);
       of_part.receive.emplace_back(room, r == self ? 0 : row);
+      const std::size_t row_there = static_cast<std::size_t>(count(r)) * element;
+      of_part.there.push_back(filled[r] + (self < r ? self : self - 1) * row_there);
+      filled[r] += (ranks - 1) * row_there;
       if (r == self && mine > 0)
         sums.push_back({sum->own.rows(begin, mine), Tensor(const_cast<std::byte*>(there), reduced_, {mine}), others});
       if (r != self) room += row;
@@ -95,6 +102,7 @@ void PeerCollectives::reduce(Stream& stream, std::span<const Part> parts, Accumu
   }
   peers_->exchange(stream, "reduce_scatter", messages);
   ops_.sum_of_ranks(stream, sums, mode, place_.rank);
+  peers_->used_arrivals(stream);
 }
 
 void PeerCollectives::all_gather(Stream& stream, std::span<const SliceGather> gathers) {

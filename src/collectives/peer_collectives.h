@@ -20,6 +20,8 @@ class PeerCollectives final : public DeviceCollectives {
 
   // Elements of a piece: so many that what is received of all ranks takes about 64 MiB, and no more than a call has.
   static std::int64_t piece_of(const CollectiveSizes& sizes, int ranks);
+  // Bytes that are received of all ranks at a time, at most.
+  static std::size_t received_bytes(const CollectiveSizes& sizes, int ranks);
 
  private:
   // This is what one exchange has of a sum: the elements of its slices from `begin` on, as many as there is room for.
@@ -35,8 +37,8 @@ class PeerCollectives final : public DeviceCollectives {
   const bool backed_;
   const DType reduced_;
   const std::int64_t piece_;
-  const Buffer received_;  // of the other ranks, a piece each
   const std::unique_ptr<DevicePeers> peers_;
+  const Buffer received_;  // of the other ranks, a piece each; unless the peers have memory for that
 };
 
 }  // namespace so

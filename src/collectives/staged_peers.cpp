@@ -54,7 +54,8 @@ class StagedPeers final : public DevicePeers {
   }
 
   void piece(Stream& stream, const char* what, const PeerMessages& message, std::size_t begin) {
-    const auto& [send, receive] = message;
+    const auto& send = message.send;
+    const auto& receive = message.receive;
     const std::vector<std::size_t> sent = lengths(send, begin), received = lengths(receive, begin);
     auto* out = static_cast<std::byte*>(out_.data());
     for (std::size_t r = 0; r < size(); out += sent[r], ++r)

@@ -49,7 +49,8 @@ void SequenceGroup::all_to_all(Stream& stream, Tensor receive, std::span<const s
   }
   if (!stream.device().backed()) return;
   PeerMessages messages;
-  auto& [parts, places] = messages;
+  auto& parts = messages.send;
+  auto& places = messages.receive;
   std::size_t sent = 0, received = 0;
   for (std::size_t r = 0; r < send_bytes.size(); ++r) {
     parts.push_back(from.subspan(sent, static_cast<std::size_t>(send_bytes[r])));

@@ -9,7 +9,8 @@
 //
 // What is gathered needs no pieces where the memory that it comes to is shared: a rank says in a word that its memory
 // may be written for so many gathers, the others copy their slices to where they belong, and say for how many they
-// have.
+// have. Nor does what is reduced: it is added up where it arrives, in memory that two exchanges have in turn, and when
+// that is done the receiver says so.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -33,10 +34,11 @@ namespace {
 
 class CopiedPeers final : public DevicePeers {
  public:
-  CopiedPeers(Device& device, Communicator& ranks, PiecePlaces places, const Buffer* gathered_into)
+  CopiedPeers(Device& device, Communicator& ranks, PiecePlaces places, Arrivals arrivals, const Buffer* gathered_into)
       : device_(device),
         ops_(make_engine_ops(device)),
         places_(std::move(places)),
+        arrivals_(std::move(arrivals)),
         gathered_into_(gathered_into),
         closing_(ranks.duplicate()),
         rank_(ranks.rank()) {
@@ -50,6 +52,7 @@ class CopiedPeers final : public DevicePeers {
       });
     };
     const std::vector<std::string> places_of_all = share(places_.piece > 0 ? &places_.memory : nullptr),
+                                   arrivals_of_all = share(has_arrivals() ? &arrivals_.memory : nullptr),
                                    gathered_of_all = share(gathered_into);
     const int count = words_of_a_pair * ranks.size() * ranks.size();
     const std::string name = on_first_rank(ranks, [&] {
@@ -59,7 +62,8 @@ class CopiedPeers final : public DevicePeers {
     together(ranks, [&] {
       if (!words_) words_ = std::make_unique<SharedWords>(name, count);
       for (std::size_t r = 0; r < size; ++r)
-        peers_.push_back({open(places_of_all[r], static_cast<int>(r)), open(gathered_of_all[r], static_cast<int>(r))});
+        peers_.push_back({open(places_of_all[r], static_cast<int>(r)), open(arrivals_of_all[r], static_cast<int>(r)),
+                          open(gathered_of_all[r], static_cast<int>(r))});
       out_ = device.create_stream("send to ranks");
       ready_ = device.create_event();
       sent_all_ = device.create_event();
@@ -83,7 +87,16 @@ class CopiedPeers final : public DevicePeers {
     }
   }
 
+  bool has_arrivals() const override { return arrivals_.of_an_exchange > 0; }
+  std::byte* arrivals() override { return static_cast<std::byte*>(arrivals_.memory.data()) + half_of(arrived_ + 1); }
+  void used_arrivals(Stream& stream) override {
+    if (!has_arrivals()) return;
+    for (int r = 0; r < size(); ++r)
+      if (r != rank_) write_value(cuda_stream(stream), words_->on_device(word(Word::used, r, rank_)), arrived_);
+  }
+
   void exchange(Stream& stream, const char* what, std::span<const PeerMessages> messages) override {
+    if (has_arrivals() && !messages.empty() && !messages.front().there.empty()) return deliver(stream, what, messages);
     SO_CHECK(places_.piece > 0, "{} by pieces, for which there are no places", what);
     std::vector<Pieces<const std::byte>> send;
     std::vector<Pieces<std::byte>> receive;
@@ -134,6 +147,34 @@ class CopiedPeers final : public DevicePeers {
     return PeerMemory(shared);
   }
 
+  std::size_t half_of(std::uint32_t exchange) const { return exchange % 2 * arrivals_.of_an_exchange; }
+
+  // Messages to where they are used.
+  void deliver(Stream& stream, const char* what, std::span<const PeerMessages> messages) {
+    const CollectiveWatch::Lock lock = watch_->lock();
+    watch_->rethrow();
+    CollectiveWatch::Collective begun = watch_->begin(stream, what);
+    stream.record(*ready_);
+    out_->wait(*ready_);
+    const cudaStream_t in = cuda_stream(stream), out = cuda_stream(*out_);
+    const std::uint32_t number = ++arrived_;
+    for (int step = 1; step < size(); ++step) {
+      const int to = (rank_ + step) % size();
+      const auto t = static_cast<std::size_t>(to);
+      wait_for_value(out, words_->on_device(word(Word::used, rank_, to)), number - 2);
+      std::byte* const there = peers_[t].arrivals->data() + half_of(number);
+      for (const PeerMessages& message : messages)
+        if (!message.send[t].empty())
+          out_->copy(there + message.there[t], message.send[t].data(), message.send[t].size());
+      write_value(out, words_->on_device(word(Word::arrived, rank_, to)), number);
+    }
+    for (int r = 0; r < size(); ++r)
+      if (r != rank_) wait_for_value(in, words_->on_device(word(Word::arrived, r, rank_)), number);
+    out_->record(*sent_all_);
+    stream.wait(*sent_all_);
+    watch_->end(stream, std::move(begun));
+  }
+
   // Of messages that are slices, each rank's received where it lies among all.
   void gather_into_place(Stream& stream, std::span<const PeerMessages> messages,
                          std::span<const DeviceCopy> own_slices) {
@@ -178,9 +219,10 @@ class CopiedPeers final : public DevicePeers {
     return (sender * PiecePlaces::of_a_rank + number % PiecePlaces::of_a_rank) * places_.piece;
   }
   // Numbers that both of a pair see: how many pieces rank `from` has sent to rank `to`, and how many that one has
-  // taken; for how many gathers the memory of rank `to` may be written, and for how many rank `from` has written it.
-  enum class Word : std::uint8_t { sent, taken, may_be_written, written };
-  static constexpr int words_of_a_pair = 4;
+  // taken; for how many gathers the memory of rank `to` may be written, and for how many rank `from` has written it; of
+  // how many reductions' exchanges the messages have arrived, and of how many they have been used.
+  enum class Word : std::uint8_t { sent, taken, may_be_written, written, arrived, used };
+  static constexpr int words_of_a_pair = 6;
   int word(Word what, int from, int to) const {
     return words_of_a_pair * (from * size() + to) + static_cast<int>(what);
   }
@@ -194,6 +236,8 @@ class CopiedPeers final : public DevicePeers {
       words_->at(word(Word::taken, rank_, r)) = sent_[static_cast<std::size_t>(r)] + far;
       words_->at(word(Word::written, r, rank_)) = gathers_ + far;
       words_->at(word(Word::may_be_written, rank_, r)) = gathers_ + far;
+      words_->at(word(Word::arrived, r, rank_)) = arrived_ + far;
+      words_->at(word(Word::used, rank_, r)) = arrived_ + far;
     }
   }
 
@@ -251,17 +295,18 @@ class CopiedPeers final : public DevicePeers {
   Device& device_;
   const std::unique_ptr<EngineOps> ops_;
   const PiecePlaces places_;
+  const Arrivals arrivals_;
   const Buffer* const gathered_into_;  // or null
   const std::unique_ptr<Communicator> closing_;
   const int rank_;
   std::unique_ptr<SharedWords> words_;
   // Another rank's memory, if it is shared.
   struct Peer {
-    std::optional<PeerMemory> places, gathered_into;
+    std::optional<PeerMemory> places, arrivals, gathered_into;
   };
   std::vector<Peer> peers_;                     // by rank; nothing of this one
   std::vector<std::uint32_t> sent_, received_;  // pieces, by rank
-  std::uint32_t gathers_ = 0;                   // into place
+  std::uint32_t gathers_ = 0, arrived_ = 0;     // into place; exchanges of reductions
   std::unique_ptr<Event> ready_, sent_all_;
   std::unique_ptr<CollectiveWatch> watch_;
   std::unique_ptr<Stream> out_;
@@ -270,8 +315,8 @@ class CopiedPeers final : public DevicePeers {
 }  // namespace
 
 std::unique_ptr<DevicePeers> make_copied_peers(Device& device, Communicator& ranks, PiecePlaces places,
-                                               const Buffer* gathered_into) {
-  return std::make_unique<CopiedPeers>(device, ranks, std::move(places), gathered_into);
+                                               Arrivals arrivals, const Buffer* gathered_into) {
+  return std::make_unique<CopiedPeers>(device, ranks, std::move(places), std::move(arrivals), gathered_into);
 }
 
 }  // namespace so

@@ -17,7 +17,7 @@ class NcclPeers final : public DevicePeers {
 
   void exchange(Stream& stream, const char* what, std::span<const PeerMessages> messages) override {
     nccl_.group(stream, what, [&] {
-      for (const auto& [send, receive] : messages) exchange_in_group(send, receive);
+      for (const PeerMessages& message : messages) exchange_in_group(message.send, message.receive);
     });
   }
 

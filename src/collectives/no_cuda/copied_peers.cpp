@@ -3,7 +3,7 @@
 
 namespace so {
 
-std::unique_ptr<DevicePeers> make_copied_peers(Device&, Communicator&, PiecePlaces, const Buffer*) {
+std::unique_ptr<DevicePeers> make_copied_peers(Device&, Communicator&, PiecePlaces, Arrivals, const Buffer*) {
   fail("this build has no CUDA backend, whose GPUs' copies --collectives p2p are: use --device cpu");
 }
 
