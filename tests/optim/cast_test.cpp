@@ -76,6 +76,7 @@ TEST_F(CastTest, OfManyIsTheCastOfEach) {
     TestTensor to(stream, DType::bf16, {size});
     std::vector<bf16> expected(size, bf16(1.0f)), out(size);
     stream.copy(to.tensor().data(), expected.data(), to.tensor().bytes());
+    stream.synchronize();
     std::vector<DeviceCast> casts;
     for (std::int64_t i = 0, at = 0; i < 150; ++i) {
       const std::int64_t length = i % 7 == 3 ? 0 : i % 40 == 5 ? 20'032 : 64 * (i % 5) + (step == 1 ? i % 3 : 0);
