@@ -81,14 +81,35 @@ def sum_of(folder):
     return total.hexdigest()[:16]
 
 
-def check(a):
-    model = pathlib.Path(a.fixtures) / a.model
+# Of a model whose weights and gradients are large enough to be copied to where they belong, not in pieces.
+LARGER = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "head_dim": 64}
+LARGER_WAYS = [
+    ("larger, whole weights", ["--gathered_layers", "0"]),
+    ("larger, gathered", ["--gathered_layers", "1000"]),
+    ("larger, gathered, gradients move", ["--gathered_layers", "1000", "--offload_ratio", "1", "--move_gradients", "true"]),
+    ("larger, gathered, over NCCL", ["--gathered_layers", "1000", "--collectives", "nccl"]),
+]
+
+
+def make_larger(a, model, folder):
+    """A random model of the fixture's family, with its tokenizer."""
+    config = json.loads((model / "config.json").read_text())
+    config.update(LARGER)
+    config.pop("layer_types", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    subprocess.run([a.superoffload, "init", "--config", str(folder / "config.json"), "--tokenizer", str(model),
+                    "--output_dir", str(folder / "larger"), "--quiet"], check=True)
+    return folder / "larger"
+
+
+def compare(a, model, data, ways):
+    """The sums of a model's bytes by way; whether any run has failed."""
     sums, failed = {}, False
-    for name, options in WAYS:
+    for name, options in ways:
         if a.device == "cpu" and "--collectives" in options:
             continue  # the ranks' memory is the host's
         folder = pathlib.Path(tempfile.mkdtemp(prefix="ranks-"))
-        command = [a.superoffload, "train", "--model", str(model / "model"), "--data", str(model / "data.jsonl"),
+        command = [a.superoffload, "train", "--model", str(model), "--data", str(data),
                    "--output_dir", str(folder / "out"), "--device", a.device, "--gpus", str(a.gpus), "--dtype", "fp32",
                    "--max_steps", "6", "--batch_size", "2", "--quiet", *options, *a.also]
         status, _, err, seconds = run(command, a.limit)
@@ -102,8 +123,17 @@ def check(a):
         sys.exit("error: the runs' bytes differ")
     if len(sums) < 2:
         sys.exit("error: fewer than two runs have ended, so nothing was compared")
-    print(f"{len(sums)} runs on {a.gpus} ranks, all with the same bytes")
-    if failed:
+    return sums, failed
+
+
+def check(a):
+    fixture = pathlib.Path(a.fixtures) / a.model
+    data = fixture / "data.jsonl"
+    sums, failed = compare(a, fixture / "model", data, WAYS)
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        larger, more_failed = compare(a, make_larger(a, fixture / "model", pathlib.Path(folder)), data, LARGER_WAYS)
+    print(f"{len(sums)} runs on {a.gpus} ranks, all with the same bytes, and {len(larger)} of a larger model")
+    if failed or more_failed:
         sys.exit("error: not every run has ended")
 
 

@@ -345,8 +345,10 @@ int run(const PlanOptions& options, const OptionOrigins& origins) {
   MemoryCaps caps = memory_caps(cuda_backend(), options.device_memory, options.host_memory);
   if (caps.host) *caps.host /= static_cast<std::size_t>(ranks.per_host);
   const PlanningMachine machine = machine_of(hardware, pool, caps);
-  PlanQuestion question = make_question({spec, layout, machine, WeightOrigin::files, row_shape},
-                                        explained_request(options, origins, model.dtype), *find_command("plan")->rows);
+  RunRequest request = explained_request(options, origins, model.dtype);
+  if (ranks.hosts() > 1) request.collectives = CollectiveRoute::nccl;  // copies go between the GPUs of one host
+  PlanQuestion question =
+      make_question({spec, layout, machine, WeightOrigin::files, row_shape}, request, *find_command("plan")->rows);
   // The machine need not be there, so it may be asked for any other.
   question.askable = {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max()};
   question.host_ranks = ranks.per_host;

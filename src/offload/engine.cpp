@@ -337,7 +337,7 @@ void OffloadEngine::reduce_slices(int unit, Stream& stream) {
     if (!bucket.frozen()) trained.push_back(&bucket);
   exchange_->reduce(trained, reduced_[u] ? Accumulate::add : Accumulate::overwrite);
   exchange_->reductions().record(*slot.reduced);
-  reduced_[u] = !last_micro_batch_;
+  reduced_[u] = !last_micro_batch_ && !trained.empty();
   if (last_micro_batch_) return;
   // The next micro-batch's gradient is written anew.
   const auto [first, last] = layout_.unit_parameters(unit);

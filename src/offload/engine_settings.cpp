@@ -44,7 +44,9 @@ bool cuts_within_units(const EngineSettings& settings, const Communicator& ranks
 }
 
 GradientPlaces gradient_places(const ParameterLayout& layout, const EngineSettings& settings, int ranks) {
-  return gradient_places(layout.units(), settings.device_units, settings.host_gradients == GradientResidency::moved,
+  std::vector<bool> trained;
+  for (int unit = 0; unit < layout.units(); ++unit) trained.push_back(layout.trained_elements(unit) > 0);
+  return gradient_places(trained, settings.device_units, settings.host_gradients == GradientResidency::moved,
                          settings.gathered, ranks > 1);
 }
 

@@ -20,7 +20,7 @@ EngineSettings engine_settings(const RunRequest& request) {
   if (request.cast_side == CastChoice::device) engine.cast = CastSide::device;
   engine.update_over_link = request.update_over_link == Toggle::on;
   if (request.move_gradients == Toggle::on) engine.host_gradients = GradientResidency::moved;
-  // A plan without GPUs counts the memory that copies take, which is the most.
+  // Where no GPUs have settled it, as those of one host would that reach each other.
   engine.collectives = request.collectives == CollectiveRoute::automatic ? CollectiveRoute::p2p : request.collectives;
   engine.adamw = {request.adam_beta1, request.adam_beta2, request.adam_epsilon};
   engine.weight_decay = request.weight_decay;

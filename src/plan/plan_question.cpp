@@ -61,8 +61,11 @@ void require_state(const ParameterLayout& layout, const PlanningMachine& machine
   if (gathered >= most || !room.device ||
       room.misfit(least_memory(layout, machine, formats, device_units, request.gpus, most)))
     throw *refusal;
-  throw MemoryRefusal(fmt::format("{} ({})", refusal->brief(), whole_on_each_rank), smaller + "GPU with more memory",
-                      refusal->plan(), refusal->short_of());
+  const std::string why = gathered == 0
+                              ? std::string(whole_on_each_rank)
+                              : fmt::format("--gathered_layers {} leaves the other layers whole on each GPU", gathered);
+  throw MemoryRefusal(fmt::format("{} ({})", refusal->brief(), why), smaller + "GPU with more memory", refusal->plan(),
+                      refusal->short_of());
 }
 
 }  // namespace

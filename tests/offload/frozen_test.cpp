@@ -119,6 +119,39 @@ TEST(Frozen, APartOfAJoinedMatrix) {
   EXPECT_THROW(ParameterLayout{parameters}, Bug);
 }
 
+// A rank without a micro-batch gathers as the others do, whose backward pass ends above the frozen layers.
+TEST(Frozen, AnIdleRankGathersNoMore) {
+  if (on_gpu()) GTEST_SKIP() << "ranks are those of the CPU device";
+  const ParameterLayout layout = frozen_layout({"embed", "1.*", "2.*", "3.*"});
+  ASSERT_EQ(layout.first_trained_unit(), 4);
+  const EngineSettings settings = gathered_settings(5);
+  ReferenceLoop reference(layout, settings, plain_initial(DType::f32));
+  const auto gradient_of = [&](int step) { return synthetic_gradients(layout, static_cast<unsigned>(step)); };
+  for (int step = 0; step < 4; ++step) reference.step(gradient_of(step), 1e-2, step + 1);
+  run_ranks(2, [&](Communicator& ranks) {
+    EngineRig rig(layout, settings, 1, nullptr, {}, &ranks);
+    rig.load(plain_initial(DType::f32));
+    for (int step = 0; step < 4; ++step) {
+      rig.engine().begin_last_micro_batch(1e-2, step + 1);
+      if (ranks.rank() == step % 2)
+        rig.micro_batch(gradient_of(step), true);
+      else
+        run_idle_micro_batch(layout, rig.engine(), rig.engine(), rig.stream());
+      rig.engine().finish_step(rig.stream());
+    }
+    rig.stream().synchronize();
+    std::vector<double> gathers{static_cast<double>(rig.engine().counters().gathered_units)};
+    const double own = gathers[0];
+    ranks.all_reduce_sum(gathers);
+    EXPECT_EQ(gathers[0], 2 * own);
+    const std::vector<float> masters = whole(rig.engine(), ranks, StateArray::master);
+    expect_weights(layout, rig.weights(), reference.master, DType::f32);
+    ranks.barrier();
+    for (int p = 0; p < layout.count(); ++p)
+      EXPECT_EQ(part_of(layout, p, masters), reference.master[static_cast<std::size_t>(p)]) << layout.parameter(p).name;
+  });
+}
+
 // Ranks own slices of frozen buckets too, which they load and write, and gather where weights are not whole.
 TEST(Frozen, Ranks) {
   if (on_gpu()) GTEST_SKIP() << "ranks are those of the CPU device";

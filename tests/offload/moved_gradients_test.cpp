@@ -162,6 +162,29 @@ TEST(MovedGradients, AnyOrderOfUnitsHasTheSameBits) {
   EXPECT_GT(rig->engine().counters().sums_brought, 0);
 }
 
+// A frozen layer between two whose gradients would share a slot with its own.
+TEST(MovedGradients, FrozenLayersTakeNoTurn) {
+  std::vector<Parameter> parameters(layered().parameters().begin(), layered().parameters().end());
+  for (Parameter& p : parameters) p.trained = p.unit != 3;
+  const ParameterLayout layout(std::move(parameters));
+  EngineSettings settings = sum_settings(GradientResidency::moved);
+  const auto make = [&](unsigned seed) {
+    auto rig = std::make_unique<EngineRig>(layout, settings, 2, std::make_unique<RandomPolicy>(seed));
+    rig->load(synthetic_gradients(layout, 1, 0.125f));
+    return rig;
+  };
+  const auto moved = make(1);
+  settings.host_gradients = GradientResidency::resident;
+  const auto stays = make(2);
+  for (int step = 0; step < 4; ++step) {
+    std::vector<Flat> gradients;
+    for (int m = 0; m < 3; ++m) gradients.push_back(uneven_gradients(layout, static_cast<unsigned>(10 * step + m)));
+    EXPECT_EQ(sum_step(*moved, gradients, step + 1).norm, sum_step(*stays, gradients, step + 1).norm);
+  }
+  EXPECT_TRUE(moved->bytes() == stays->bytes());
+  EXPECT_EQ(moved->engine().counters().sums_brought, 4 * 2 * 4) << "of four layers, for two more micro-batches";
+}
+
 // Two slots on the device, and a place for every gradient in the host's memory.
 TEST(MovedGradients, TakeTwoSlotsOfDeviceMemory) {
   const auto bytes_of = [](GradientResidency residency, MemoryKind kind) {

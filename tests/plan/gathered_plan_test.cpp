@@ -158,6 +158,29 @@ DecoderSpec preset(const char* name) {
   return read_decoder_spec(config.text, config.origin);
 }
 
+// What a rank needs at the least takes no more of the device than there is, and no more of the host than a plan does.
+TEST(GatheredPlan, TheLeastIsNoMoreThanAPlanTakes) {
+  const DecoderSpec spec = preset("llama-3.1-8b");
+  const ParameterLayout layout(make_parameters(spec));
+  for (const double device_bytes : {24e9, 40e9, 47.8e9, 60e9, 84e9, 115e9})
+    for (const int gathered : {0, 4, 32}) {
+      SCOPED_TRACE(testing::Message() << device_bytes << " bytes, " << gathered << " layers gathered");
+      const RankPlanner planner(cuda_backend(), device_bytes, 200e9);
+      RunRequest request;
+      request.gpus = 2;
+      const MemoryPlan least =
+          least_memory(layout, planner.machine, number_formats(request), std::nullopt, 2, gathered);
+      std::optional<MemoryPlan> plan;
+      try {
+        plan = planner.plan(spec, gathered, 2).memory;
+      } catch (const MemoryRefusal&) {
+        continue;
+      }
+      EXPECT_LE(least.total(MemoryKind::device), device_bytes);
+      EXPECT_LE(least.host_total(cuda_backend()), plan->host_total(cuda_backend()));
+    }
+}
+
 TEST(GatheredPlan, OnTheCpuWholeWeightsIfTheyFit) {
   const DecoderSpec spec = deep_llama();
   RankPlanner ample(cpu_backend(), 0, 1e12);

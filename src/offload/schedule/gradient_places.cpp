@@ -15,10 +15,12 @@ std::vector<int> in_turn(const std::vector<bool>& units, int places) {
   return slots;
 }
 
-GradientPlaces gradient_places(int units, int device_units, bool move, int gathered, bool several_ranks) {
-  std::vector<bool> moves(static_cast<std::size_t>(units), false);
+GradientPlaces gradient_places(const std::vector<bool>& trained, int device_units, bool move, int gathered,
+                               bool several_ranks) {
+  const int units = static_cast<int>(trained.size());
+  std::vector<bool> moves(trained.size(), false);
   for (int unit = device_units; unit < units && move; ++unit)
-    moves[static_cast<std::size_t>(unit)] = !unit_stays(unit, units);
+    moves[static_cast<std::size_t>(unit)] = trained[static_cast<std::size_t>(unit)] && !unit_stays(unit, units);
   if (!several_ranks) {
     const std::vector<int> slots = in_turn(moves, gradient_slots);
     return {slots, std::vector(moves.size(), false), std::vector(moves.size(), -1), slots};

@@ -25,9 +25,11 @@ struct GradientPlaces {
   std::vector<int> moving;
 };
 
-// Of a model of so many units, of which those before `device_units` are the device's. `move`: the gradients of units
-// that the host owns, and that do not stay, move to host memory. `gathered`: units of either owner (gathered_units.h).
-GradientPlaces gradient_places(int units, int device_units, bool move, int gathered, bool several_ranks);
+// `trained`: by unit, whether any of it is. Units before `device_units` are the device's. `move`: the gradients of
+// trained units that the host owns, and that do not stay, move to host memory. `gathered`: units of either owner
+// (gathered_units.h).
+GradientPlaces gradient_places(const std::vector<bool>& trained, int device_units, bool move, int gathered,
+                               bool several_ranks);
 
 // By unit: the place that it takes in turn with the others of `units`, of so many; -1 of units that are not among them.
 std::vector<int> in_turn(const std::vector<bool>& units, int places);

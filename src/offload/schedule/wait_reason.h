@@ -12,10 +12,10 @@ enum class WaitReason : std::uint8_t {
   host,        // the host had not computed the weights yet
   link,        // updated weights were on their way
   stream,      // weights that are brought for each use were: streamed or gathered
-  gradient,    // a gradient of the step before was still needed, or one that ranks add up
+  gradient,    // a gradient of the step before was still needed, or one that ranks add up, or for that sum's place
   verdict,     // from the end of backward until the host has decided and goes on
   checkpoint,  // a checkpoint had not saved yet what the device was to update
-  moving,      // gradients that move to host memory were still on their way, or their sum was on its way back
+  moving,      // with one rank, gradients that move to host memory were on their way, or their sum was on its way back
 };
 inline constexpr std::size_t wait_reasons = 7;
 std::string_view name_of(WaitReason reason);

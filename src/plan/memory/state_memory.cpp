@@ -180,19 +180,23 @@ MemoryPlan least_memory_of_a_rank(const ParameterLayout& layout, std::size_t dev
   const std::size_t state = state_bytes(formats.moments), weight = size_of(formats.weights), gradient = sizeof(float),
                     slice = static_cast<std::size_t>(layout.trained_elements()) / static_cast<std::size_t>(ranks);
   const HeldByARank held = held_by_a_rank(layout, ranks, gathered);
-  const std::size_t made = formats.weights == DType::bf16 ? held.weight_slices : 0;  // of masters, if all are owned
-  const std::size_t least = (held.whole_weights + held.weight_slices) * weight;
-  std::size_t owned = 0;
+  // Of the masters of so many elements at most.
+  const std::size_t made = formats.weights == DType::bf16 ? std::min(held.weight_slices, slice) : 0;
+  const std::size_t weights = (held.whole_weights + held.weight_slices) * weight, room = beyond(device_memory, weights),
+                    for_made = made * (state + gradient - weight);
+  std::size_t owned = room <= for_made ? room / (state + gradient - weight)
+                                       : std::min(slice, made + (room - for_made) / (state + gradient));
   if (device_units)
     owned = static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(slice));
-  else if (least <= device_memory)
-    owned = std::min(slice, (device_memory - least) / (state + gradient - (made > 0 ? weight : 0)));
   MemoryPlan plan;
-  plan.add(MemoryKind::device, "weights", least - std::min(made, owned) * weight);
+  plan.add(MemoryKind::device, "weights", weights - std::min(made, owned) * weight);
   plan.add(MemoryKind::device, "optimizer state", owned * state);
   plan.add(MemoryKind::device, "gradients", owned * gradient);
+  const std::size_t others = (slice - owned) * gradient,
+                    there = std::min(others, beyond(device_memory, plan.total(MemoryKind::device)));
+  plan.add(MemoryKind::device, "gradients of what the host owns", there);
   plan.add(MemoryKind::pageable, "optimizer state", (slice - owned) * state);
-  plan.add(MemoryKind::pageable, "gradients", (slice - owned) * gradient);
+  plan.add(MemoryKind::pageable, "gradients", others - there);
   return plan;
 }
 

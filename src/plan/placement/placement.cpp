@@ -280,9 +280,10 @@ Placement choose_placement(const PlacementInputs& in) {
   if (const Residency r = best->residency; r != Residency{}) {
     std::vector<std::string> ways;
     if (r.casts_weights())
-      ways.push_back(
-          "layers whose optimizer state is on the GPU keep no bf16 "
-          "weights: they are cast from the fp32 ones before each use");
+      ways.push_back(fmt::format(
+          "{}layers whose optimizer state is on the GPU keep no bf16 weights: they are cast from the fp32 ones before "
+          "each {}",
+          in.ranks > 1 ? "gathered " : "", in.ranks > 1 ? "gather" : "use"));
     if (r.moves_gradients())
       ways.push_back(in.micro_batches == 1
                          ? "gradients of layers whose optimizer state is on the host are moved there at once"

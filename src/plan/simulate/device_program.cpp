@@ -18,8 +18,9 @@ bool has_collectives(const SimulatedRun& run) {
 }
 
 GradientPlaces gradient_places_of(const SimulatedRun& run) {
-  return gradient_places(static_cast<int>(run.units.size()), run.device_units, run.move_gradients, run.gathered_units,
-                         has_collectives(run));
+  std::vector<bool> trained;
+  for (const SimulatedUnit& unit : run.units) trained.push_back(unit.elements > 0);
+  return gradient_places(trained, run.device_units, run.move_gradients, run.gathered_units, has_collectives(run));
 }
 
 DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<bool>& streamed) {
