@@ -309,7 +309,7 @@ TEST(DeviceCollectives, ADryDeviceTakesTheSameMemory) {
            Accumulate::add);
     made->all_gather(*stream, std::array{SliceGather{nullptr, counts, nullptr}});
   }
-  // What comes to memory that can be shared needs no places.
+  // Gathers into memory that can be shared need no places.
   for (const std::int64_t reduced : {0, 1'000'000})
     for (const std::size_t bytes : {std::size_t{1} << 20, std::size_t{2} << 20}) {
       const auto ranks = make_dry_communicator(2);

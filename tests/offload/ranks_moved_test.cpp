@@ -25,7 +25,7 @@ namespace {
 
 std::vector<bool> trained(int units) { return std::vector<bool>(static_cast<std::size_t>(units), true); }
 
-// Of many sizes, so that a sum is rounded, and to other bits in another order.
+// The values have many sizes, so a sum is rounded, and to other bits in another order.
 Flat uneven(int step, int micro_batch, int rank) {
   std::mt19937 random(static_cast<unsigned>(1000 * step + 10 * micro_batch + rank + 1));
   Flat flat;

@@ -7,7 +7,7 @@
 // before it uses a place again. Sending has a stream of its own, so that pieces go both ways at once. Short messages
 // share a piece, since the copy out of it is a kernel, which has to wait for its turn beside others.
 //
-// What is gathered needs no pieces where the memory that it comes to is shared: a rank says in a word that its memory
+// Gathers need no pieces where the memory that they come to is shared: a rank says in a word that its memory
 // may be written for so many gathers, the others copy their slices to where they belong, and say for how many they
 // have. Nor does what is reduced: it is added up where it arrives, in memory that two exchanges have in turn, and when
 // that is done the receiver says so.
@@ -106,22 +106,16 @@ class CopiedPeers final : public DevicePeers {
       receive.push_back(r == rank_ ? Pieces<std::byte>{} : cut(messages, &PeerMessages::receive, r));
       most = std::max({most, send.back().size(), receive.back().size()});
     }
-    const CollectiveWatch::Lock lock = watch_->lock();
-    watch_->rethrow();
-    CollectiveWatch::Collective begun = watch_->begin(stream, what);
-    stream.record(*ready_);
-    out_->wait(*ready_);
-    for (std::size_t i = 0; i < most; ++i)
-      for (int step = 1; step < size(); ++step) {  // each rank begins with another, so that none is everybody's first
-        const int to = (rank_ + step) % size(), from = (rank_ + size() - step) % size();
-        const auto& out = send[static_cast<std::size_t>(to)];
-        const auto& in = receive[static_cast<std::size_t>(from)];
-        if (i < out.size()) send_piece(to, out[i]);
-        if (i < in.size()) take_piece(stream, from, in[i]);
-      }
-    out_->record(*sent_all_);
-    stream.wait(*sent_all_);
-    watch_->end(stream, std::move(begun));
+    collective(stream, what, [&] {
+      for (std::size_t i = 0; i < most; ++i)
+        for (int step = 1; step < size(); ++step) {  // each rank begins with another, so that none is everybody's first
+          const int to = (rank_ + step) % size(), from = (rank_ + size() - step) % size();
+          const auto& out = send[static_cast<std::size_t>(to)];
+          const auto& in = receive[static_cast<std::size_t>(from)];
+          if (i < out.size()) send_piece(to, out[i]);
+          if (i < in.size()) take_piece(stream, from, in[i]);
+        }
+    });
   }
 
   void all_gather(Stream& stream, std::span<const SliceGather> gathers) override {
@@ -147,63 +141,66 @@ class CopiedPeers final : public DevicePeers {
     return PeerMemory(shared);
   }
 
-  std::size_t half_of(std::uint32_t exchange) const { return exchange % 2 * arrivals_.of_an_exchange; }
-
-  // Messages to where they are used.
-  void deliver(Stream& stream, const char* what, std::span<const PeerMessages> messages) {
+  // A collective, whose work on `stream` and on that of sending `enqueue` enqueues: sending begins when the stream
+  // comes to it, and the stream goes on when all is sent.
+  template <class Enqueue>
+  void collective(Stream& stream, const char* what, const Enqueue& enqueue) {
     const CollectiveWatch::Lock lock = watch_->lock();
     watch_->rethrow();
     CollectiveWatch::Collective begun = watch_->begin(stream, what);
     stream.record(*ready_);
     out_->wait(*ready_);
-    const cudaStream_t in = cuda_stream(stream), out = cuda_stream(*out_);
-    const std::uint32_t number = ++arrived_;
-    for (int step = 1; step < size(); ++step) {
-      const int to = (rank_ + step) % size();
-      const auto t = static_cast<std::size_t>(to);
-      wait_for_value(out, words_->on_device(word(Word::used, rank_, to)), number - 2);
-      std::byte* const there = peers_[t].arrivals->data() + half_of(number);
-      for (const PeerMessages& message : messages)
-        if (!message.send[t].empty())
-          out_->copy(there + message.there[t], message.send[t].data(), message.send[t].size());
-      write_value(out, words_->on_device(word(Word::arrived, rank_, to)), number);
-    }
-    for (int r = 0; r < size(); ++r)
-      if (r != rank_) wait_for_value(in, words_->on_device(word(Word::arrived, r, rank_)), number);
+    enqueue();
     out_->record(*sent_all_);
     stream.wait(*sent_all_);
     watch_->end(stream, std::move(begun));
   }
 
-  // Of messages that are slices, each rank's received where it lies among all.
+  std::size_t half_of(std::uint32_t exchange) const { return exchange % 2 * arrivals_.of_an_exchange; }
+
+  // Messages to where they are used.
+  void deliver(Stream& stream, const char* what, std::span<const PeerMessages> messages) {
+    collective(stream, what, [&] {
+      const cudaStream_t in = cuda_stream(stream), out = cuda_stream(*out_);
+      const std::uint32_t number = ++arrived_;
+      for (int step = 1; step < size(); ++step) {
+        const int to = (rank_ + step) % size();
+        const auto t = static_cast<std::size_t>(to);
+        wait_for_value(out, words_->on_device(word(Word::used, rank_, to)), number - 2);
+        std::byte* const there = peers_[t].arrivals->data() + half_of(number);
+        for (const PeerMessages& message : messages)
+          if (!message.send[t].empty())
+            out_->copy(there + message.there[t], message.send[t].data(), message.send[t].size());
+        write_value(out, words_->on_device(word(Word::arrived, rank_, to)), number);
+      }
+      for (int r = 0; r < size(); ++r)
+        if (r != rank_) wait_for_value(in, words_->on_device(word(Word::arrived, r, rank_)), number);
+    });
+  }
+
+  // The messages are slices, and each rank receives those of the others where they lie among all.
   void gather_into_place(Stream& stream, std::span<const PeerMessages> messages,
                          std::span<const DeviceCopy> own_slices) {
     const auto self = static_cast<std::size_t>(rank_);
-    const CollectiveWatch::Lock lock = watch_->lock();
-    watch_->rethrow();
-    CollectiveWatch::Collective begun = watch_->begin(stream, "all_gather");
-    stream.record(*ready_);
-    out_->wait(*ready_);
-    const cudaStream_t in = cuda_stream(stream), out = cuda_stream(*out_);
-    ++gathers_;
-    for (int r = 0; r < size(); ++r)
-      if (r != rank_) write_value(in, words_->on_device(word(Word::may_be_written, r, rank_)), gathers_);
-    ops_->copy(stream, own_slices);
-    for (int step = 1; step < size(); ++step) {
-      const int to = (rank_ + step) % size();
-      wait_for_value(out, words_->on_device(word(Word::may_be_written, rank_, to)), gathers_);
-      std::byte* const there = peers_[static_cast<std::size_t>(to)].gathered_into->data();
-      for (const PeerMessages& message : messages) {
-        const std::span<const std::byte> slice = message.send[self];
-        out_->copy(there + offset_of(message.receive[self]), slice.data(), slice.size());
+    collective(stream, "all_gather", [&] {
+      const cudaStream_t in = cuda_stream(stream), out = cuda_stream(*out_);
+      ++gathers_;
+      for (int r = 0; r < size(); ++r)
+        if (r != rank_) write_value(in, words_->on_device(word(Word::may_be_written, r, rank_)), gathers_);
+      ops_->copy(stream, own_slices);
+      for (int step = 1; step < size(); ++step) {
+        const int to = (rank_ + step) % size();
+        wait_for_value(out, words_->on_device(word(Word::may_be_written, rank_, to)), gathers_);
+        std::byte* const there = peers_[static_cast<std::size_t>(to)].gathered_into->data();
+        for (const PeerMessages& message : messages) {
+          const std::span<const std::byte> slice = message.send[self];
+          out_->copy(there + offset_of(message.receive[self]), slice.data(), slice.size());
+        }
+        write_value(out, words_->on_device(word(Word::written, rank_, to)), gathers_);
       }
-      write_value(out, words_->on_device(word(Word::written, rank_, to)), gathers_);
-    }
-    for (int r = 0; r < size(); ++r)
-      if (r != rank_) wait_for_value(in, words_->on_device(word(Word::written, r, rank_)), gathers_);
-    out_->record(*sent_all_);
-    stream.wait(*sent_all_);
-    watch_->end(stream, std::move(begun));
+      for (int r = 0; r < size(); ++r)
+        if (r != rank_) wait_for_value(in, words_->on_device(word(Word::written, r, rank_)), gathers_);
+    });
   }
   // The same on every rank.
   std::size_t offset_of(std::span<const std::byte> slice) const {

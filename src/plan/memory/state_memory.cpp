@@ -172,7 +172,7 @@ HeldByARank held_by_a_rank(const ParameterLayout& layout, int ranks, int gathere
   return held;
 }
 
-// Of a rank whose device has a memory of its own. Gradients of what the host owns may move there, and slices of weights
+// The device has a memory of its own. Gradients of what the host owns may move to the host, and slices of weights
 // that the device owns may be made of their masters. Sums over ranks are fp32.
 MemoryPlan least_memory_of_a_rank(const ParameterLayout& layout, std::size_t device_memory,
                                   const NumberFormats& formats, std::optional<int> device_units, int ranks,
@@ -180,7 +180,7 @@ MemoryPlan least_memory_of_a_rank(const ParameterLayout& layout, std::size_t dev
   const std::size_t state = state_bytes(formats.moments), weight = size_of(formats.weights), gradient = sizeof(float),
                     slice = static_cast<std::size_t>(layout.trained_elements()) / static_cast<std::size_t>(ranks);
   const HeldByARank held = held_by_a_rank(layout, ranks, gathered);
-  // Of the masters of so many elements at most.
+  // At most so many elements of weights are made of their masters.
   const std::size_t made = formats.weights == DType::bf16 ? std::min(held.weight_slices, slice) : 0;
   const std::size_t weights = (held.whole_weights + held.weight_slices) * weight, room = beyond(device_memory, weights),
                     for_made = made * (state + gradient - weight);
