@@ -16,7 +16,7 @@ class CpuCollectives final : public DeviceCollectives {
   void reduce_one(Stream& stream, const SliceSum& reduced, Accumulate mode);
 
   const std::unique_ptr<Communicator> ranks_;
-  const Buffer sum_;  // of a slice that is to be added, where its values are bf16
+  const Buffer sum_;  // of a slice that is to be added or rounded, where its values are bf16
 };
 
 }  // namespace so

@@ -21,7 +21,7 @@ namespace so {
 struct SliceSum {
   Tensor values;                         // f32 or bf16, one rank's slice after another's
   std::span<const std::int64_t> counts;  // elements of the slices, by rank
-  Tensor own;                            // f32, counts[rank] elements; may be this rank's slice of `values`
+  Tensor own;  // f32 or the values' format, counts[rank] elements; may be this rank's slice of `values`
 };
 
 // The collectives of one stream at a time. Every rank makes the same calls in the same order with the same counts. A
@@ -36,7 +36,7 @@ class DeviceCollectives {
   //
   // Enqueues: each sum's `own` becomes the sum over ranks, or that is added to it. It may be the slice of `values`
   // itself if it is overwritten. With Accumulate::add this rank's slice of `values` is undefined afterwards. The values
-  // of all have one format.
+  // of all have one format, and so have the sums.
   virtual void reduce_scatter_sum(Stream& stream, std::span<const SliceSum> sums, Accumulate mode) = 0;
   // Enqueues: every rank's slices come to their `all`.
   virtual void all_gather(Stream& stream, std::span<const SliceGather> gathers) = 0;

@@ -44,7 +44,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
                 .cast_masters = [this](int unit,
                                        Stream& stream) { device_optimizer_.cast_masters(buckets_of(unit), stream); },
                 .gathers = unit_gathers()}),
-      gradients_(device, layout, settings.formats.gradients, gradient_places(layout, settings, ranks.size()), buckets_,
+      gradients_(device, layout, settings.formats, gradient_places(layout, settings, ranks.size()), buckets_,
                  ranks.size()),
       stats_(device.allocate(MemoryKind::device, sizeof(GradStats) * static_cast<std::size_t>(layout.count()),
                              "gradient norms")),

@@ -38,7 +38,7 @@ std::vector<ResidencyKind> residencies_of_units(const ParameterLayout& layout, c
 }
 
 bool cuts_within_units(const EngineSettings& settings, const Communicator& ranks) {
-  return (ranks.size() > 1 && settings.formats.gradients != DType::f32) ||
+  return (ranks.size() > 1 && settings.formats.gradients != settings.formats.rank_sums) ||
          settings.device_weights != ResidencyKind::resident || settings.host_gradients == GradientResidency::moved ||
          settings.streamed_units > 0 || settings.gathered > 0 || settings.units_in_any_order;
 }

@@ -39,7 +39,6 @@ RankExchange::RankExchange(Device& device, EngineOps& ops, Communicator& ranks, 
       sent_(device.create_event()),
       reduce_(device.create_stream("reduce")),
       gather_(device.create_stream("gather")) {
-  SO_CHECK(gradients.own_dtype() == DType::f32, "sums over ranks in {}", name_of(gradients.own_dtype()));
   // Of any rank, so that all take the memory that is planned for one.
   std::size_t most_parts = 0;
   std::vector<std::size_t> scratch(static_cast<std::size_t>(layout.units())), gathered(scratch.size());
@@ -95,7 +94,7 @@ void RankExchange::reduce(std::span<const Bucket* const> buckets, Accumulate mod
   for (const Bucket* bucket : buckets)
     sums.push_back({Tensor(gradients_.places().at(bucket->range().begin), gradients_.dtype(), {bucket->range().size()}),
                     shards_[at(*bucket)].counts(),
-                    Tensor(gradients_.own_at(bucket->own().begin), DType::f32, {bucket->own().size()})});
+                    Tensor(gradients_.own_at(bucket->own().begin), gradients_.own_dtype(), {bucket->own().size()})});
   reducing_->reduce_scatter_sum(*reduce_, sums, mode);
 }
 
@@ -105,7 +104,7 @@ void RankExchange::take_statistics(std::span<const Bucket* const> buckets) {
     for (std::size_t i = first_parts_[at(*bucket)]; i < first_parts_[at(*bucket) + 1]; ++i) {
       const Range part = parts_[i].range;
       parts.push_back({static_cast<GradStats*>(stats_.data()) + i,
-                       Tensor(gradients_.own_at(part.begin), DType::f32, {part.size()})});
+                       Tensor(gradients_.own_at(part.begin), gradients_.own_dtype(), {part.size()})});
     }
   const Tensor scratch(scratch_.data(), DType::u8, {static_cast<std::int64_t>(scratch_.bytes())});
   ops_.grad_stats(*reduce_, parts, scratch);

@@ -65,7 +65,8 @@ void check_sum_of_ranks(std::span<const RankSum> sums, int rank) {
   const char* op = "sum_of_ranks";
   for (const auto& [out, own, others] : sums) {
     expect_float(op, "own", own.dtype());
-    SO_CHECK(out.dtype() == DType::f32, "{}: out is {}", op, name_of(out.dtype()));
+    SO_CHECK((out.dtype() == DType::f32 || out.dtype() == own.dtype()) && out.dtype() == sums.front().out.dtype(),
+             "{}: out is {}", op, name_of(out.dtype()));
     SO_CHECK(others.dtype() == own.dtype() && own.dtype() == sums.front().own.dtype(), "{}: own is {}, others are {}",
              op, name_of(own.dtype()), name_of(others.dtype()));
     SO_CHECK(out.size() == own.size() && others.rank() == 2 && others.dim(1) == own.size(), "{}: {} and {} to {}", op,

@@ -65,8 +65,9 @@ class EngineOps {
   // out += in, each f32 or bf16, same number of elements: added in fp32, rounded to out's format once.
   virtual void add(Stream&, Tensor out, Tensor in) = 0;
   // The sum of the values that ranks have for the same elements, added in fp32 in rank order: out = that sum, or
-  // out + that sum, for each of `sums`, whose values have one format; `rank` is this rank's number. The first rank's
-  // values are taken as they are, so one rank's sum is its own values, -0.0 included.
+  // out + that sum, for each of `sums`, whose values have one format, and so have their `out`, fp32 or the values';
+  // `rank` is this rank's number. A bf16 `out` is rounded once, at the end. The first rank's values are taken as they
+  // are, so one rank's sum is its own values, -0.0 included.
   virtual void sum_of_ranks(Stream&, std::span<const RankSum> sums, Accumulate mode, int rank) = 0;
   void sum_of_ranks(Stream& stream, Tensor out, Accumulate mode, Tensor own, Tensor others, int rank) {
     sum_of_ranks(stream, std::array{RankSum{out, own, others}}, mode, rank);

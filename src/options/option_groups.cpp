@@ -275,8 +275,9 @@ OptionTable<StepOptions> make_step() {
       .default_from(ours)
       .elsewhere("gradient_checkpointing");
   t.add("grad_accum_dtype", &O::grad_accum_dtype,
-        "Number format that the gradients of a step's micro-batches are added up in; bf16 takes 2 bytes a parameter "
-        "instead of 4, needs a bf16 model, and rounds the sum after each micro-batch")
+        "Number format that the gradients of a step's micro-batches, and of several ranks, are added up in; bf16 takes "
+        "2 bytes a parameter instead of 4, needs a bf16 model, and rounds the sum after each micro-batch. Ranks' are "
+        "added in fp32, and then rounded")
       .default_from(ours)
       .deepspeed("data_types.grad_accum_dtype")
       .affects_results();

@@ -58,6 +58,8 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
   if (plan_.shape.ranks > 1 && !q_.request.bucket_size_given) set_bucket_of_ranks();
   set_units();
   inputs_.state_bytes = static_cast<double>(state_bytes(plan_.engine.formats.moments));
+  inputs_.sum_bytes = static_cast<double>(size_of(plan_.engine.formats.gradients));
+  inputs_.rank_sum_bytes = static_cast<double>(size_of(plan_.engine.formats.rank_sums));
   if (plan_.engine.formats.weights == DType::bf16 && q_.request.cast_side == CastChoice::automatic)
     plan_.engine.cast = choose_cast(measured_, inputs_.state_bytes);
   set_cast(inputs_, plan_.engine.cast);
@@ -66,7 +68,6 @@ TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, Training
   inputs_.micro_batches = plan_.shape.micro_batches;
   inputs_.bucket_elements = plan_.engine.bucket_elements;
   inputs_.stream_bytes = static_cast<double>(size_of(plan_.engine.formats.weights));
-  inputs_.sum_bytes = static_cast<double>(size_of(plan_.engine.formats.gradients));
   set_sizes();
   set_budgets();
   set_residencies();
@@ -111,9 +112,9 @@ void TrainingPlacement::set_units() {
 void TrainingPlacement::set_cast(PlacementInputs& inputs, CastSide side) const {
   const bool on_device = side == CastSide::device;
   inputs.cast = side;
-  // Sums over ranks are fp32.
-  const bool wide = on_device || plan_.shape.ranks > 1;
-  inputs.gradient_bytes = static_cast<double>(size_of(wide ? DType::f32 : plan_.engine.formats.gradients));
+  inputs.gradient_bytes = on_device               ? static_cast<double>(sizeof(float))
+                          : plan_.shape.ranks > 1 ? inputs.rank_sum_bytes
+                                                  : inputs.sum_bytes;
   inputs.weight_bytes = static_cast<double>(size_of(on_device ? DType::f32 : plan_.engine.formats.weights));
   inputs.rates.host_adamw =
       (on_device ? measured_.host_adamw_wide : measured_.host_adamw) * measured_.efficiencies.host_adamw;

@@ -83,8 +83,9 @@ void say_what_is_given(const ParameterLayout& layout, const PlanningMachine& mac
                                      name_of(plan.engine.formats.gradients),
                                      micro_batches == 1 && plan.shape.ranks == 1   ? ""
                                      : plan.engine.formats.gradients == DType::f32 ? " because they are summed"
-                                     : micro_batches == 1                          ? ", which ranks add up in fp32"
-                                                                                   : ", as asked"));
+                                     : plan.engine.formats.rank_sums == DType::f32 && plan.shape.ranks > 1
+                                         ? ", which ranks add up in fp32"
+                                         : ", as asked"));
   if (host_share(layout, plan.engine.device_units) > 0)
     if (plan.engine.device_units == 0 || machine.device_memory)
       plan.reasons.push_back(fmt::format(

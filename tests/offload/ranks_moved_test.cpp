@@ -2,6 +2,7 @@
 // device. The bytes are those of slices that stay there.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -137,6 +138,52 @@ TEST(MovedOnRanks, WholeWeightsToo) {
       run.settings.host_gradients = GradientResidency::moved;
       EXPECT_TRUE(hold(run).bytes == all.bytes);
     }
+}
+
+// What ranks have added up in fp32 is rounded once for each micro-batch, as one rank finds that is given these sums.
+TEST(MovedOnRanks, SumsInBf16AreRoundedOncePerMicroBatch) {
+  SO_CPU_ONLY("on a GPU, ranks of one process hold up each other's streams");
+  const auto rounded = [](float x) { return static_cast<float>(bf16(x)); };
+  for (const int micro_batches : {1, 3}) {
+    RunOfSums run = sums_of(5, 1, GradientResidency::moved);
+    run.ranks = 3;
+    run.micro_batches = micro_batches;
+    run.settings.max_grad_norm = 0;
+    run.settings.formats = model_formats(DType::bf16);
+    run.settings.formats.gradients = run.settings.formats.rank_sums = DType::bf16;
+    const Held moved = hold(run);
+    run.settings.host_gradients = GradientResidency::resident;
+    EXPECT_TRUE(moved.bytes == hold(run).bytes);
+
+    run.settings.gathered = 0;
+    EngineRig alone(layered(), run.settings, 1);
+    alone.load(synthetic_gradients(layered(), 1, 0.125f));
+    for (int step = 0; step < run.steps; ++step) {
+      Flat sum;
+      for (int m = 0; m < micro_batches; ++m) {
+        std::vector<Flat> each;
+        for (int rank = 0; rank < run.ranks; ++rank) {
+          each.push_back(uneven(step, m, rank));
+          for (auto& values : each.back()) std::transform(values.begin(), values.end(), values.begin(), rounded);
+        }
+        const Flat of_ranks = sum_of(each);
+        if (m == 0) sum = Flat(of_ranks.size());
+        for (std::size_t p = 0; p < of_ranks.size(); ++p) {
+          sum[p].resize(of_ranks[p].size());
+          for (std::size_t i = 0; i < sum[p].size(); ++i) sum[p][i] = rounded(sum[p][i] + of_ranks[p][i]);
+        }
+      }
+      alone.step(sum, 1e-2, step + 1);
+    }
+    // Units that are whole, the first and the last, add up a rank's micro-batches before the ranks'.
+    const EngineBytes bytes = alone.bytes();
+    for (int p = 0; p < layered().count(); ++p) {
+      const int unit = layered().parameter(p).unit;
+      if (micro_batches > 1 && layered().stays(unit)) continue;
+      EXPECT_EQ(part_of(layered(), p, moved.bytes.master), part_of(layered(), p, bytes.master)) << unit;
+      EXPECT_EQ(part_of(layered(), p, moved.bytes.v), part_of(layered(), p, bytes.v)) << unit;
+    }
+  }
 }
 
 TEST(MovedOnRanks, ANaNOfOneMicroBatchSkipsTheStepOnAll) {

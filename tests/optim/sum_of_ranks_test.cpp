@@ -1,3 +1,4 @@
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -27,10 +28,12 @@ class SumOfRanksTest : public ::testing::Test {
     return values;
   }
 
-  template <class T>
+  // Sums in the format of Out, which a rank's own values have too if they are `in_place`.
+  template <class T, class Out = float>
   void expect_sum(int ranks, int rank, std::int64_t count, Accumulate mode, bool in_place) {
     SCOPED_TRACE(testing::Message() << "rank " << rank << " of " << ranks << ", " << count << " of "
-                                    << name_of(dtype_of<T>) << ", " << static_cast<bool>(mode) << in_place);
+                                    << name_of(dtype_of<T>) << " to " << name_of(dtype_of<Out>) << ", "
+                                    << static_cast<bool>(mode) << in_place);
     std::vector<double> others;
     std::vector<float> expected;
     for (int r = 0; r < ranks; ++r) {
@@ -43,30 +46,35 @@ class SumOfRanksTest : public ::testing::Test {
           expected[i] += static_cast<float>(values[i]);
       }
     }
-    const std::vector<double> before = values_of_rank<float>(99, count);
+    const std::vector<double> before = values_of_rank<Out>(99, count);
     for (std::size_t i = 0; i < expected.size() && mode == Accumulate::add; ++i)
       expected[i] = static_cast<float>(before[i]) + expected[i];
+    for (float& value : expected) value = static_cast<float>(Out(value));
     const TestTensor own(stream, dtype_of<T>, {count}, values_of_rank<T>(rank, count));
     const TestTensor rest(stream, dtype_of<T>, {ranks - 1, count}, others);
-    const TestTensor separate(stream, DType::f32, {count}, before);
+    const TestTensor separate(stream, dtype_of<Out>, {count}, before);
     const Tensor out = in_place ? own.tensor() : separate.tensor();
     ops->sum_of_ranks(stream, out, mode, own, rest, rank);
-    std::vector<float> found(static_cast<std::size_t>(count));
+    std::vector<Out> found(static_cast<std::size_t>(count));
     stream.copy(found.data(), out.data(), out.bytes());
     stream.synchronize();
-    EXPECT_EQ(found, expected);
+    EXPECT_EQ(std::vector<float>(found.begin(), found.end()), expected);
   }
 };
 
-TEST_F(SumOfRanksTest, IsInRankOrderInFp32) {
+TEST_F(SumOfRanksTest, IsInRankOrderInFp32AndRoundedOnce) {
   for (const int ranks : {1, 2, 3, 5})
     for (int rank = 0; rank < ranks; rank += 2)
       for (const std::int64_t count : {1, 8, 77, 4096, 40'000})
         for (const Accumulate mode : {Accumulate::overwrite, Accumulate::add}) {
           expect_sum<float>(ranks, rank, count, mode, false);
           expect_sum<bf16>(ranks, rank, count, mode, false);
+          expect_sum<bf16, bf16>(ranks, rank, count, mode, false);
         }
-  for (const std::int64_t count : {5, 4096}) expect_sum<float>(3, 1, count, Accumulate::overwrite, true);
+  for (const std::int64_t count : {5, 4096}) {
+    expect_sum<float>(3, 1, count, Accumulate::overwrite, true);
+    expect_sum<bf16, bf16>(3, 1, count, Accumulate::overwrite, true);
+  }
 }
 
 // More than a launch takes, aligned and not, some of them empty.
@@ -106,6 +114,9 @@ TEST_F(SumOfRanksTest, RefusesOtherSizesAndFormats) {
   EXPECT_THROW(ops->sum_of_ranks(stream, f, Accumulate::overwrite, h, rows, 0), Bug);
   EXPECT_THROW(ops->sum_of_ranks(stream, f, Accumulate::overwrite, f, narrow, 0), Bug);
   EXPECT_THROW(ops->sum_of_ranks(stream, f, Accumulate::overwrite, f, rows, 3), Bug);
+  const TestTensor narrow_rows(stream, DType::bf16, {2, 4});
+  const std::array mixed{RankSum{f, h, narrow_rows}, RankSum{h, h, narrow_rows}};
+  EXPECT_THROW(ops->sum_of_ranks(stream, mixed, Accumulate::overwrite, 0), Bug);
 }
 
 }  // namespace

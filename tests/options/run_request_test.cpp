@@ -35,8 +35,11 @@ TEST(RunRequest, AddsUpGradientsAsAsked) {
   for (const std::int64_t micro_batches : {1, 4}) {
     EXPECT_EQ(formats_of(DType::bf16, micro_batches, StatePrecision::fp32, SumPrecision::bf16).gradients, DType::bf16);
     EXPECT_THROW(formats_of(DType::f32, micro_batches, StatePrecision::fp32, SumPrecision::bf16), Error);
-    EXPECT_EQ(formats_of(DType::bf16, micro_batches, StatePrecision::fp32, SumPrecision::bf16, 2).gradients,
-              DType::bf16);
+    const NumberFormats narrow = formats_of(DType::bf16, micro_batches, StatePrecision::fp32, SumPrecision::bf16, 2);
+    EXPECT_EQ(narrow.gradients, DType::bf16);
+    EXPECT_EQ(narrow.rank_sums, DType::bf16);
+    EXPECT_EQ(formats_of(DType::bf16, micro_batches, StatePrecision::fp32, SumPrecision::fp32, 2).rank_sums,
+              DType::f32);
     EXPECT_EQ(formats_of(DType::bf16, micro_batches, StatePrecision::fp32, SumPrecision::fp32, 2).gradients,
               micro_batches == 1 ? DType::bf16 : DType::f32)
         << "each rank's, which are added up in fp32";

@@ -41,9 +41,10 @@ EngineSettings engine_of(int gathered, int device_units, const NumberFormats& fo
   return settings;
 }
 
-NumberFormats rank_formats(DType dtype, DType gradients = DType::f32) {
+NumberFormats rank_formats(DType dtype, DType gradients = DType::f32, DType sums = DType::f32) {
   NumberFormats formats = model_formats(dtype);
   formats.gradients = gradients;
+  formats.rank_sums = sums;
   return formats;
 }
 
@@ -58,7 +59,8 @@ TEST(GatheredPlan, ArithmeticIsThatOfADryRun) {
        {ParameterLayout(make_parameters(spec)), ParameterLayout(make_parameters(spec, some_frozen))})
     for (const int ranks : {2, 3, 5})
       for (const NumberFormats& formats :
-           {rank_formats(DType::f32), rank_formats(DType::bf16), rank_formats(DType::bf16, DType::bf16)})
+           {rank_formats(DType::f32), rank_formats(DType::bf16), rank_formats(DType::bf16, DType::bf16),
+            rank_formats(DType::bf16, DType::bf16, DType::bf16)})
         for (const auto& [device_units, moves] :
              {std::pair{0, false}, std::pair{4, false}, std::pair{layout.units(), false}, std::pair{0, true},
               std::pair{4, true}}) {
@@ -92,7 +94,8 @@ TEST(GatheredPlan, RanksAllocateWhatIsPlanned) {
           SCOPED_TRACE(fmt::format("{} ranks, {} units gathered, the device owns {}", size, gathered, device_units));
           const DType narrow = size == 2 ? DType::bf16 : DType::f32;  // of the model and its gradients
           const bool moves = size == 4 || gathered == 5;
-          const EngineSettings settings = engine_of(gathered, device_units, rank_formats(narrow, narrow), moves);
+          const DType sums = gathered == 1 ? narrow : DType::f32;
+          const EngineSettings settings = engine_of(gathered, device_units, rank_formats(narrow, narrow, sums), moves);
           TrainingShape shape{300, 0, 300, 1};
           shape.ranks = size;
           run_ranks(size, [&](Communicator& ranks) {

@@ -1,8 +1,8 @@
 // The gradients of all units on the device. Most units have a place of their own, whose gradient is whole; with several
 // ranks this rank's slice of it becomes the sum over ranks. Units in slices take turns in a few places instead, from
 // which each micro-batch's gradient is reduced and added to this rank's slices; if it moves to host memory from there,
-// the slices take turns too. Sums over ranks are fp32, so where the model's gradients are bf16 every unit has slices,
-// which take the sums.
+// the slices take turns too. Where sums over ranks are fp32 and the model's gradients bf16 every unit has slices, which
+// take the sums.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "base/number_formats.h"
 #include "offload/memory/slice_array.h"
 #include "offload/memory/unit_array.h"
 #include "offload/schedule/bucket.h"
@@ -21,14 +22,15 @@ namespace so {
 class UnitGradients {
  public:
   // Frozen parameters take no memory, unless they are joined to a trained one. Booked as "gradients" and "gradient
-  // slices". With several `ranks` and bf16 no bucket has parts of two units.
-  UnitGradients(Device& device, const ParameterLayout& layout, DType dtype, const GradientPlaces& places,
-                std::span<const Bucket> buckets, int ranks)
-      : places_(device, layout, dtype, places.slots, "gradients", UnitArray::Of::gradients),
+  // slices". Where the model writes another format than sums over several `ranks` have, no bucket has parts of two
+  // units.
+  UnitGradients(Device& device, const ParameterLayout& layout, const NumberFormats& formats,
+                const GradientPlaces& places, std::span<const Bucket> buckets, int ranks)
+      : places_(device, layout, formats.gradients, places.slots, "gradients", UnitArray::Of::gradients),
         sliced_(places.sliced),
-        own_dtype_(ranks > 1 ? DType::f32 : dtype),
+        own_dtype_(ranks > 1 ? formats.rank_sums : formats.gradients),
         slices_(device, layout, own_dtype_, buckets,
-                own_dtype_ == dtype ? sliced_ : std::vector<bool>(sliced_.size(), true), "gradient slices",
+                own_dtype_ == dtype() ? sliced_ : std::vector<bool>(sliced_.size(), true), "gradient slices",
                 SliceArray::Of::trained, places.slice_slots) {}
 
   // Where the model writes them.

@@ -15,18 +15,18 @@ constexpr int sum_threads = 256;
 constexpr int sum_pack = 8;    // elements of an access, where all are aligned
 constexpr int most_sums = 64;  // of a launch: 2 KB of arguments
 
-template <class T>
+template <class T, class Out>
 struct SumJobs {
   struct {
-    float* out;
+    Out* out;
     const T *own, *others;  // `others` has ranks - 1 rows of `count` elements
     std::int64_t count;
   } at[most_sums];
 };
 
-template <class T, int N, bool ADD>
+template <class T, class Out, int N, bool ADD>
 __global__ void __launch_bounds__(sum_threads)
-    sum_of_ranks_kernel(const __grid_constant__ SumJobs<T> jobs, int rank, int ranks) {
+    sum_of_ranks_kernel(const __grid_constant__ SumJobs<T, Out> jobs, int rank, int ranks) {
   const auto& job = jobs.at[blockIdx.y];
   const std::int64_t count = job.count;
   const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * sum_threads + threadIdx.x) * N;
@@ -47,13 +47,13 @@ __global__ void __launch_bounds__(sum_threads)
   store<N>(job.out + i, sum);
 }
 
-template <class T, int N>
+template <class T, class Out, int N>
 void launch_sums(std::span<const RankSum> sums, Accumulate mode, int rank, cudaStream_t on) {
-  SumJobs<T> jobs;
+  SumJobs<T, Out> jobs;
   std::int64_t longest = 0;
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const auto& [out, own, others] = sums[i];
-    jobs.at[i] = {static_cast<float*>(out.data()), static_cast<const T*>(own.data()),
+    jobs.at[i] = {static_cast<Out*>(out.data()), static_cast<const T*>(own.data()),
                   static_cast<const T*>(others.data()), own.size()};
     longest = std::max(longest, own.size());
   }
@@ -63,22 +63,23 @@ void launch_sums(std::span<const RankSum> sums, Accumulate mode, int rank, cudaS
     kernel<<<grid, sum_threads, 0, on>>>(jobs, rank, static_cast<int>(sums.front().others.dim(0)) + 1);
   };
   if (mode == Accumulate::add)
-    launch(sum_of_ranks_kernel<T, N, true>);
+    launch(sum_of_ranks_kernel<T, Out, N, true>);
   else
-    launch(sum_of_ranks_kernel<T, N, false>);
+    launch(sum_of_ranks_kernel<T, Out, N, false>);
 }
 
 }  // namespace
 
 void CudaEngineOps::load_sum_of_ranks() {
-  const auto load = []<class T>() {
-    load_kernel(sum_of_ranks_kernel<T, sum_pack, true>);
-    load_kernel(sum_of_ranks_kernel<T, sum_pack, false>);
-    load_kernel(sum_of_ranks_kernel<T, 1, true>);
-    load_kernel(sum_of_ranks_kernel<T, 1, false>);
+  const auto load = []<class T, class Out>() {
+    load_kernel(sum_of_ranks_kernel<T, Out, sum_pack, true>);
+    load_kernel(sum_of_ranks_kernel<T, Out, sum_pack, false>);
+    load_kernel(sum_of_ranks_kernel<T, Out, 1, true>);
+    load_kernel(sum_of_ranks_kernel<T, Out, 1, false>);
   };
-  load.template operator()<float>();
-  load.template operator()<__nv_bfloat16>();
+  load.template operator()<float, float>();
+  load.template operator()<__nv_bfloat16, float>();
+  load.template operator()<__nv_bfloat16, __nv_bfloat16>();
 }
 
 void CudaEngineOps::sum_of_ranks(Stream& stream, std::span<const RankSum> sums, Accumulate mode, int rank) {
@@ -86,16 +87,22 @@ void CudaEngineOps::sum_of_ranks(Stream& stream, std::span<const RankSum> sums, 
   const cudaStream_t on = cuda_stream(stream);
   for (; !sums.empty(); sums = sums.subspan(std::min<std::size_t>(sums.size(), most_sums))) {
     const auto some = sums.first(std::min<std::size_t>(sums.size(), most_sums));
-    with_type(some.front().own.dtype(), [&]<class T>() {
+    const auto launch = [&]<class T, class Out>() {
       const bool aligned = std::all_of(some.begin(), some.end(), [](const RankSum& sum) {
         return rows_aligned<T, sum_pack>(sum.own.size(), static_cast<const T*>(sum.own.data()),
                                          static_cast<const T*>(sum.others.data())) &&
-               rows_aligned<float, sum_pack>(sum.own.size(), static_cast<const float*>(sum.out.data()));
+               rows_aligned<Out, sum_pack>(sum.own.size(), static_cast<const Out*>(sum.out.data()));
       });
       if (aligned)
-        launch_sums<T, sum_pack>(some, mode, rank, on);
+        launch_sums<T, Out, sum_pack>(some, mode, rank, on);
       else
-        launch_sums<T, 1>(some, mode, rank, on);
+        launch_sums<T, Out, 1>(some, mode, rank, on);
+    };
+    with_type(some.front().own.dtype(), [&]<class T>() {
+      if (some.front().out.dtype() == DType::f32)
+        launch.template operator()<T, float>();
+      else
+        launch.template operator()<T, T>();
     });
     SO_CUDA_LAUNCHED("sum_of_ranks");
   }

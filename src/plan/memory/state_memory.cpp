@@ -124,21 +124,21 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
     for (const Range& range : layout.gradient_ranges(unit)) size += range.size();
     return size;
   };
-  // Elements of a unit's slices, of all that are gathered, and of the trained ones. Slices of gradients are fp32, and
-  // where the model's are bf16 all units have some.
-  const DType gradients = settings.formats.gradients;
+  // Elements of a unit's slices, of all that are gathered, and of the trained ones. Where the model writes gradients in
+  // another format than sums have, all units have slices of them.
+  const DType gradients = settings.formats.gradients, sums = settings.formats.rank_sums;
   std::vector<std::int64_t> weight_slices(in_slices.size()), gradient_slices(in_slices.size());
   for (const Bucket& bucket : make_buckets(layout, settings.bucket_elements, settings.device_units, true)) {
     const auto unit = static_cast<std::size_t>(layout.unit_of(bucket.range().begin));
     const std::int64_t slice = ShardMap(bucket.range().size(), ranks).slice(0).size();
     if (residencies[unit] == ResidencyKind::gathered) weight_slices[unit] += slice;
-    if (!bucket.frozen() && (gradients != DType::f32 || places.sliced[unit])) gradient_slices[unit] += slice;
+    if (!bucket.frozen() && (gradients != sums || places.sliced[unit])) gradient_slices[unit] += slice;
   }
   const std::size_t weights =
       held(in_turn(in_slices, gather_places), all) +
       static_cast<std::size_t>(std::accumulate(weight_slices.begin(), weight_slices.end(), std::int64_t{0}));
   return weights * size_of(settings.formats.weights) + held(places.slots, with_gradients) * size_of(gradients) +
-         sizeof(float) *
+         size_of(sums) *
              held(places.slice_slots, [&](int unit) { return gradient_slices[static_cast<std::size_t>(unit)]; });
 }
 
@@ -173,11 +173,12 @@ HeldByARank held_by_a_rank(const ParameterLayout& layout, int ranks, int gathere
 }
 
 // The device has a memory of its own. Gradients of what the host owns may move to the host, and slices of weights
-// that the device owns may be made of their masters. Sums over ranks are fp32.
+// that the device owns may be made of their masters.
 MemoryPlan least_memory_of_a_rank(const ParameterLayout& layout, std::size_t device_memory,
                                   const NumberFormats& formats, std::optional<int> device_units, int ranks,
                                   int gathered) {
-  const std::size_t state = state_bytes(formats.moments), weight = size_of(formats.weights), gradient = sizeof(float),
+  const std::size_t state = state_bytes(formats.moments), weight = size_of(formats.weights),
+                    gradient = size_of(formats.rank_sums),
                     slice = static_cast<std::size_t>(layout.trained_elements()) / static_cast<std::size_t>(ranks);
   const HeldByARank held = held_by_a_rank(layout, ranks, gathered);
   // At most so many elements of weights are made of their masters.

@@ -155,7 +155,7 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
                    .gradient_bytes = in.gradient_bytes,
                    .weight_bytes = in.weight_bytes,
                    .stream_bytes = in.stream_bytes,
-                   .sum_bytes = in.ranks > 1 ? sizeof(float) : in.sum_bytes,  // those over ranks are fp32
+                   .sum_bytes = in.ranks > 1 ? in.rank_sum_bytes : in.sum_bytes,
                    .state_bytes = in.state_bytes,
                    .link_to_host = r.link_to_host,
                    .link_to_device = r.link_to_device,

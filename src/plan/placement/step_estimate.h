@@ -88,7 +88,8 @@ struct PlacementInputs {
   double gradient_bytes = 2, weight_bytes = 2;  // an element, on the link and in the update
   double stream_bytes = 2;                      // an element of weights that stream
   bool gathers_together = true;                 // a unit's buckets in one call, else each by itself
-  double sum_bytes = 4;                         // an element of gradients that are added up, over ranks too
+  double sum_bytes = 4;                         // an element of gradients as the model writes and adds them up
+  double rank_sum_bytes = 4;                    // an element of their sum over ranks
   CastSide cast = CastSide::host;               // which the above are for
   bool update_over_link = false;                // EngineSettings::update_over_link
   double state_bytes = 12;                      // an element: fp32 master weight and two moments
