@@ -257,6 +257,7 @@ nlohmann::ordered_json rank_to_json(const PlannedStep& step) {
           {"update_over_link", plan.engine.update_over_link},
           {"cast_side", plan.engine.cast == CastSide::device ? "device" : "host"},
           {"transient_weights", plan.engine.device_weights == ResidencyKind::from_masters},
+          {"host_masters_travel", plan.engine.host_weights == ResidencyKind::from_masters},
           {"transient_gradients", plan.engine.host_gradients == GradientResidency::moved},
           {"streamed_units", plan.engine.streamed_units},
           {"keep", describe(plan.decoder.keep, plan.decoder.tile_rows)},

@@ -53,7 +53,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       host_state_(device,
                   {.pool = host_pool,
                    .spare_places = settings.schedule == Schedule::synchronous ? 0 : settings.undo_buckets,
-                   .pinned = settings.update_over_link},
+                   .pinned = settings.update_over_link || settings.host_weights == ResidencyKind::from_masters},
                   buckets_, settings.formats.moments),
       device_state_(device, buckets_, settings.formats.moments),
       written_(static_cast<std::size_t>(layout.count()), false),
@@ -142,7 +142,11 @@ UnitGathers OffloadEngine::unit_gathers() {
               [this](int unit) {
                 for (const Bucket& bucket : buckets_of(unit)) require_sent(bucket, exchange_->gathers());
               },
-          .cast_masters = [this](int unit) { device_optimizer_.cast_masters(buckets_of(unit), exchange_->gathers()); },
+          .cast_masters =
+              [this](int unit) {
+                device_optimizer_.cast_masters(buckets_of(unit), exchange_->gathers());
+                host_.cast_masters(buckets_of(unit), exchange_->gathers());
+              },
           .gather = [this](std::span<const BucketGather> gathers) { exchange_->gather(gathers); },
           .whole =
               [this](int unit) {
@@ -468,6 +472,7 @@ UpdateFacts OffloadEngine::facts() const {
   facts.micro_batches = micro_batches_ + 1;
   facts.clip_rate = clip_rate_;
   facts.awaits_updates = settings_.awaits_updates;
+  facts.previews = settings_.host_weights == ResidencyKind::resident;
   return facts;
 }
 

@@ -131,7 +131,9 @@ void OffloadEngine::place_weights(Stream& stream, const WeightPiece& piece) {
     const auto from = static_cast<std::size_t>(part.begin - range.begin);
     const void* weights = nullptr;
     if (sent) weights = wide ? static_cast<const void*>(piece.wide.data() + from) : piece.narrow.data() + from;
-    weights_.at(part.begin).place(stream, part, weights);
+    // The host's masters are read when the weights are made of them.
+    if (!bucket.on_host() || !weights_.follows_masters(part.begin))
+      weights_.at(part.begin).place(stream, part, weights);
     const Range own = common(bucket.own(), part);
     if (own.size() <= 0 || bucket.frozen()) continue;
     if (bucket.on_host())

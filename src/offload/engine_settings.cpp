@@ -17,7 +17,8 @@ void check_weight_places(const EngineSettings& settings, const ParameterLayout& 
 
 void check_ranks(const EngineSettings& settings, const Communicator& ranks) {
   if (ranks.size() == 1) {
-    SO_CHECK(settings.gathered == 0, "{} units gathered from one rank", settings.gathered);
+    SO_CHECK(settings.gathered == 0 && settings.host_weights == ResidencyKind::resident,
+             "{} units gathered from one rank", settings.gathered);
     return;
   }
   SO_CHECK(settings.streamed_units == 0, "{} ranks with {} streamed units", ranks.size(), settings.streamed_units);
@@ -34,7 +35,7 @@ std::vector<ResidencyKind> residencies_of_units(const ParameterLayout& layout, c
     return kinds;
   }
   return residency_kinds(layout, settings.device_units, settings.device_weights, settings.streamed_units,
-                         settings.gathered);
+                         settings.gathered, settings.host_weights);
 }
 
 bool cuts_within_units(const EngineSettings& settings, const Communicator& ranks) {

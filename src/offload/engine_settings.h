@@ -25,6 +25,10 @@ struct EngineSettings {
   // saves device memory. Units that stay (ParameterLayout::stays()) are always resident. With several ranks
   // from_masters goes with gathered units: a rank casts its slices of those that the device owns ahead of each gather.
   ResidencyKind device_weights = ResidencyKind::resident;
+  // Of gathered units that the host owns, from_masters: a rank's slices of their masters, which are pinned, travel to
+  // the device ahead of each gather and are cast there. Saves their weights' device memory, and takes twice its bytes
+  // of the link for each use. Such weights are new when all of their state is: nothing is previewed.
+  ResidencyKind host_weights = ResidencyKind::resident;
   // Number of host-owned units whose weights are streamed from the host before each use, to save device memory.
   int streamed_units = 0;
   // With several ranks: number of units, of either owner, of which each rank's device keeps slices alone, of weights

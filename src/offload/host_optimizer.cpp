@@ -48,7 +48,10 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
     if (!bucket.on_host()) continue;
     entry(bucket).fetched = device.create_event();
     entry(bucket).current = device.create_event();
+    if (follows_masters(bucket)) schedule_.set_from_masters(bucket);
   }
+  if (std::any_of(owned().begin(), owned().end(), [&](int index) { return follows_masters(bucket(index)); }))
+    masters_ = std::make_unique<MasterCopies>(device, largest(buckets));
   if (!owned().empty() && ways.store_gradients) {
     std::size_t bytes = 0;
     for (const int index : owned()) bytes += gradient_bytes(bucket(index));
@@ -185,6 +188,15 @@ void HostOptimizer::require_weights(const Bucket& bucket, Stream& stream) {
   stream.wait(*entry(bucket).current);
 }
 
+void HostOptimizer::cast_masters(std::span<const Bucket> buckets, Stream& stream) {
+  for (const Bucket& bucket : buckets)
+    if (bucket.on_host() && follows_masters(bucket)) {
+      const Range own = bucket.own();
+      masters_->cast(state_.part(StateArray::master, bucket, own),
+                     Tensor(weights_.own_at(own.begin), weights_.on_device().dtype(), {own.size()}), stream);
+    }
+}
+
 void HostOptimizer::require_state(const Bucket& bucket) {
   std::unique_lock lock(mutex_);
   wait_until(lock, [&] { return schedule_.has_final_state(bucket); });
@@ -197,11 +209,13 @@ void HostOptimizer::read_state(StateArray array, const Bucket& bucket, Range par
 
 void HostOptimizer::write_state(StateArray array, const Bucket& bucket, Range part, const WritePiece& fill) {
   require_state(bucket);
+  wait_for_copies(array);
   write_host_state(state_.part(array, bucket, part), fill);
 }
 
 Tensor HostOptimizer::writable_state(StateArray array, const Bucket& bucket) {
   require_state(bucket);
+  wait_for_copies(array);
   return state_.part(array, bucket, bucket.own());
 }
 
@@ -366,10 +380,12 @@ void HostOptimizer::update(const Bucket& bucket, const StagingRing::Slot& slot, 
     case HostTask::weights_first:
       return update_.preview(bucket, steps, gradient, weights);
     case HostTask::update:
+      if (follows_masters(bucket)) return update_.follow(bucket, steps, gradient);
       return update_.in_place(bucket, steps, gradient, weights);
     case HostTask::follow:
       return update_.follow(bucket, steps, gradient);
     case HostTask::restore:
+      if (follows_masters(bucket)) return;  // what changed lay beside them
       return update_.round_masters(bucket, weights);
     case HostTask::none:
     case HostTask::adopt:
@@ -384,13 +400,14 @@ Tensor HostOptimizer::weights_of(const Bucket& bucket, const StagingRing::Slot& 
 }
 
 void HostOptimizer::give(const Bucket& bucket, StagingRing::Slot& slot) {
-  if (kept(bucket)) return;
+  if (kept(bucket) || follows_masters(bucket)) return;
   const Range range = bucket.own();
   ring_.give(slot, Tensor(weights_.own_at(range.begin), weights_.on_device().dtype(), {range.size()}),
              *entry(bucket.index()).current);
 }
 
 void HostOptimizer::send_masters(const Bucket& bucket) {
+  if (follows_masters(bucket)) return;
   StagingRing::Slot& slot = ring_.slot(turn_++);
   slot.weights_gone->synchronize();
   update_.round_masters(bucket, weights_of(bucket, slot));
@@ -405,6 +422,7 @@ void HostOptimizer::place(StateArray array, const Bucket& bucket, Range part, co
   const void* const source = narrow || widens ? static_cast<const void*>(piece.narrow.data() + from)
                                               : static_cast<const void*>(piece.wide.data() + from);
   if (source == to.data()) return;
+  wait_for_copies(array);
   pool_.parallel_for(part.size(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
     const auto first = static_cast<std::size_t>(begin), count = static_cast<std::size_t>(end - begin),
                size = size_of(to.dtype());

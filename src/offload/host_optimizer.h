@@ -21,6 +21,7 @@
 #include "offload/adamw_steps.h"
 #include "offload/bucket_update.h"
 #include "offload/host_clock.h"
+#include "offload/memory/master_copies.h"
 #include "offload/memory/optimizer_state.h"
 #include "offload/memory/staging_ring.h"
 #include "offload/memory/state_transfer.h"
@@ -41,8 +42,9 @@ class HostOptimizer {
  public:
   // `buckets`: the engine's, of all owners; this object alone moves the host-owned ones. `gradients` lie on the device;
   // they are fetched when the host works on a bucket, or, with `store_gradients`, into pinned memory as soon as they
-  // are complete. Weights that have host memory (WeightResidency) are written there, not sent. `update_over_link`: the
-  // device updates too, and `state` is pinned. All references must outlive it.
+  // are complete. Weights that have host memory (WeightResidency) are written there, not sent, and those that follow
+  // masters (UnitWeights) are made by cast_masters(). `update_over_link`: the device updates too. `state` is pinned for
+  // either of the latter. All references must outlive it.
   struct Ways {
     bool store_gradients = false, update_over_link = false;
     CastSide cast = CastSide::host;
@@ -105,6 +107,10 @@ class HostOptimizer {
   // The same at any time, also between a gradient and its verdict: then they are not final.
   bool weights_final(const Bucket& bucket) const;
   bool weights_here(const Bucket& bucket) const;  // nor the stream
+  // Enqueues on `stream`, for those of the buckets that are the host's: weights on the device, of those that follow
+  // masters, become these, rounded. require_weights() has been called. The host's memory is read until then, and what
+  // uses the weights precedes the buckets' next gradients.
+  void cast_masters(std::span<const Bucket> buckets, Stream& stream);
   // Waits until the bucket's state is that of the last verdict.
   void require_state(const Bucket& bucket);
   // Elements `part` of the bucket's state, as it lies, once it is that of the last verdict. What a save still has to
@@ -117,7 +123,8 @@ class HostOptimizer {
   void finish();
   // Reports that the device's work for this step has failed, so that no verdict will come. The first error is kept.
   void fail(std::exception_ptr error);
-  // Puts the bucket's master weights, rounded, on the device, or where they stream from. Enqueues.
+  // Puts the bucket's master weights, rounded, on the device, or where they stream from, unless these follow them.
+  // Enqueues.
   void send_masters(const Bucket& bucket);
   // Loading: elements `part` of the bucket's own slice from a piece that holds them, by the host's threads, unless they
   // were read right into it. Moments come in the format they are kept in.
@@ -162,6 +169,12 @@ class HostOptimizer {
   std::byte* kept(const Bucket& bucket) const {
     return weights_.at(bucket.range().begin).host_memory(bucket.range().begin);
   }
+  // State is about to be written from outside: a pass may have asked for weights of it that nobody has used.
+  void wait_for_copies(StateArray array) {
+    if (masters_ && array == StateArray::master) masters_->wait();
+  }
+  // Whether its weights are made of its masters, so that none are sent.
+  bool follows_masters(const Bucket& bucket) const { return weights_.follows_masters(bucket.range().begin); }
   // Where its new weights are written.
   Tensor weights_of(const Bucket& bucket, const StagingRing::Slot& slot) const;
   Bucket& bucket(int index) { return buckets_[static_cast<std::size_t>(index)]; }
@@ -182,6 +195,7 @@ class HostOptimizer {
   const UnitWeights& weights_;
   const UnitGradients& gradients_;
   SaveGate& gate_;
+  std::unique_ptr<MasterCopies> masters_;  // null: no weights follow masters
   Buffer store_;  // gradients of all host-owned buckets, if they are stored; then the engine's thread fetches them
   StagingRing ring_;
   std::size_t turn_ = 0;

@@ -114,7 +114,7 @@ void LinkUpdate::enqueue_piece(const Way& way, Copies& copies, std::size_t& next
 void LinkUpdate::update(Slot& slot) {
   const LinkTask& task = slot.task;
   const Range own = task.bucket->own();
-  const bool sends = kept(slot) == nullptr && task.task != HostTask::follow;
+  const bool sends = kept(slot) == nullptr && task.task != HostTask::follow && !weights_.follows_masters(own.begin);
   const Tensor gradient = task.stored != nullptr
                               ? Tensor(slot.gradient.data(), *stored_, {own.size()})
                               : Tensor(gradients_.own_at(own.begin), gradients_.own_dtype(), {own.size()}),

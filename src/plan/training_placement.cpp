@@ -14,6 +14,14 @@ namespace {
 // A part of the step: what costs something that is not simulated has to gain more.
 constexpr double worth_it = 0.01;
 
+void set_residency(EngineSettings& settings, const Residency& residency) {
+  settings.device_weights = residency.device_weights;
+  settings.host_weights = residency.host_weights;
+  settings.host_gradients = residency.host_gradients;
+  settings.streamed_units = residency.streamed_units;
+  settings.gathered = residency.gathered_units;
+}
+
 }  // namespace
 
 TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shape, const RunRequest& request) {
@@ -154,6 +162,11 @@ void TrainingPlacement::set_residencies() {
       if (may_be(gradients) && (narrow || weights == ResidencyKind::resident))
         inputs_.residencies.push_back({weights, gradients});
   if (plan_.shape.ranks > 1) {  // weights do not stream with several ranks yet
+    const std::vector<Residency> others = inputs_.residencies;
+    for (Residency residency : others) {
+      residency.host_weights = ResidencyKind::from_masters;
+      if (residency.casts_weights() && may_pin_state()) inputs_.residencies.push_back(residency);
+    }
     inputs_.most_gathered = most_gathered_units(q_.request, q_.layout, plan_.shape.ranks);
     inputs_.forced_gather = q_.request.gathered_layers.has_value();
     return;
@@ -181,10 +194,7 @@ std::size_t TrainingPlacement::activation_bytes(std::int64_t index) {
 MemoryPlan TrainingPlacement::state(int device_units, std::int64_t undo_buckets, Residency residency) const {
   EngineSettings settings = plan_.engine;
   settings.device_units = device_units;
-  settings.device_weights = residency.device_weights;
-  settings.host_gradients = residency.host_gradients;
-  settings.streamed_units = residency.streamed_units;
-  settings.gathered = residency.gathered_units;
+  set_residency(settings, residency);
   settings.undo_buckets = undo_buckets;
   return plan_state(q_.spec, q_.layout, q_.machine, plan_.shape, settings, q_.origin).memory;
 }
@@ -193,8 +203,8 @@ MemoryPlan TrainingPlacement::state(int device_units, std::int64_t undo_buckets,
 // beside one dry run.
 StateMemory TrainingPlacement::state_memory(int device_units, Residency residency) {
   const bool streams = residency.streamed_units > 0, gathers = residency.gathered_units > 0;
-  const auto key = std::tuple(device_units, residency.device_weights, residency.host_gradients, streams, gathers,
-                              plan_.engine.update_over_link);
+  const auto key = std::tuple(device_units, residency.device_weights, residency.host_weights, residency.host_gradients,
+                              streams, gathers, plan_.engine.update_over_link);
   auto found = states_.find(key);
   if (found == states_.end()) {
     Residency one = residency;
@@ -207,8 +217,7 @@ StateMemory TrainingPlacement::state_memory(int device_units, Residency residenc
   if (gathers) {
     EngineSettings settings = plan_.engine;
     settings.device_units = device_units;
-    settings.device_weights = residency.device_weights;
-    settings.host_gradients = residency.host_gradients;
+    set_residency(settings, residency);
     const auto bytes = [&](int gathered) {
       settings.gathered = gathered;
       return gathered_bytes(q_.layout, settings, plan_.shape.ranks);
@@ -239,24 +248,31 @@ MemoryRefusal TrainingPlacement::refusal(const NothingFits& nothing) {
 
 Placement TrainingPlacement::search(bool over_link) {
   plan_.engine.update_over_link = inputs_.update_over_link = over_link;
+  // What travels for each micro-batch makes the step depend on the link.
+  Placement best = unless_worth_it(&Residency::sends_masters);
+  const bool sums = plan_.shape.micro_batches > 1 && q_.request.move_gradients == Toggle::automatic;
+  return sums ? unless_worth_it(&Residency::moves_gradients) : best;
+}
+
+Placement TrainingPlacement::unless_worth_it(bool (Residency::*costs)() const) {
   Placement best = choose_placement(inputs_);
-  // Sums that travel for each micro-batch make the step depend on the link.
-  if (plan_.shape.micro_batches == 1 || !best.residency.moves_gradients() ||
-      q_.request.move_gradients != Toggle::automatic)
-    return best;
+  if (!(best.residency.*costs)()) return best;
   PlacementInputs others = inputs_;
-  std::erase_if(others.residencies, [](const Residency& residency) { return residency.moves_gradients(); });
-  if (!any_placement_fits(others)) return best;
+  std::erase_if(others.residencies, [&](const Residency& residency) { return (residency.*costs)(); });
+  if (others.residencies.empty() || !any_placement_fits(others)) return best;
   Placement stays = choose_placement(others);
   if (best.rank < (1 - worth_it) * stays.rank) return best;
   inputs_.residencies = std::move(others.residencies);
   return stays;
 }
 
+bool TrainingPlacement::may_pin_state() const {
+  return !q_.machine.lockable || (q_.machine.pins_beyond && q_.machine.pins_beyond(*q_.machine.lockable));
+}
+
 bool TrainingPlacement::may_update_over_link() const {
-  // A machine that counts what is pinned has no room for all state to be.
-  const bool pins = !q_.machine.lockable || (q_.machine.pins_beyond && q_.machine.pins_beyond(*q_.machine.lockable));
-  return q_.request.update_over_link == Toggle::automatic && plan_.engine.schedule == Schedule::overlapped && pins;
+  return q_.request.update_over_link == Toggle::automatic && plan_.engine.schedule == Schedule::overlapped &&
+         may_pin_state();
 }
 
 void TrainingPlacement::choose() {
@@ -279,10 +295,7 @@ void TrainingPlacement::choose() {
   }
   plan_.engine.device_units = chosen.device_units;
   plan_.engine.undo_buckets = chosen.undo_buckets;
-  plan_.engine.device_weights = chosen.residency.device_weights;
-  plan_.engine.host_gradients = chosen.residency.host_gradients;
-  plan_.engine.streamed_units = chosen.residency.streamed_units;
-  plan_.engine.gathered = chosen.residency.gathered_units;
+  set_residency(plan_.engine, chosen.residency);
   plan_.engine.expected = chosen.estimate.times;
   plan_.estimate = chosen.estimate;
   plan_.rates = measured_;

@@ -54,6 +54,11 @@ class TrainingPlacement {
   void set_residencies();
   // The best placement, with updates over the link or without.
   Placement search(bool over_link);
+  // The best placement; one whose residency `costs` something that is not simulated only if it gains more than that may
+  // be, or nothing else fits.
+  Placement unless_worth_it(bool (Residency::*costs)() const);
+  // Whether all state may be pinned: a machine that counts what is pinned has no room for that.
+  bool may_pin_state() const;
   // Whether those are worth a search.
   bool may_update_over_link() const;
   std::vector<Keep> keep_of(std::int64_t index) const;
@@ -72,7 +77,7 @@ class TrainingPlacement {
   ActivationSizer sizer_;
   std::vector<std::optional<std::size_t>> sizes_;  // of activations, by choice, once asked for
   std::size_t loading_floor_ = 0;                  // activations may have what loading has given back
-  std::map<std::tuple<int, ResidencyKind, GradientResidency, bool, bool, bool>, StateMemory> states_;
+  std::map<std::tuple<int, ResidencyKind, ResidencyKind, GradientResidency, bool, bool, bool>, StateMemory> states_;
   PlacementInputs inputs_;
 };
 

@@ -74,6 +74,10 @@ TEST(GatheredMemory, WhatDoesNotGoTogetherIsRefused) {
   settings = gathered_settings(0, 2);  // whole weights, of which a rank has no masters
   settings.device_weights = ResidencyKind::from_masters;
   refused(2, settings);
+  settings.device_weights = ResidencyKind::resident;
+  settings.host_weights = ResidencyKind::from_masters;
+  refused(2, settings);
+  refused(1, settings);
 }
 
 }  // namespace

@@ -176,6 +176,32 @@ TEST(HostSchedule, SpeculatesWhereThereArePlaces) {
   EXPECT_TRUE(host.schedule.finished());
 }
 
+// Weights that are made of the state are new when that is, so it is adopted at once, and nothing is previewed.
+TEST(HostSchedule, WeightsOfMastersAreNewWithTheirState) {
+  Host host(2);
+  for (const int i : {3, 4}) host.schedule.set_from_masters(host.at(i));
+  host.begin(Ahead::speculate, After::weights_first);
+  host.gradients();
+  EXPECT_EQ(host.all(), (Tasks{"speculate 4", "speculate 3"}));
+  host.schedule.decide(true, true);
+  EXPECT_FALSE(host.schedule.has_final_weights(host.at(3))) << "the new state lies beside";
+  EXPECT_EQ(host.all(), (Tasks{"adopt 3", "adopt 4", "weights first 1", "weights first 2", "state 2", "state 1"}));
+  EXPECT_TRUE(host.schedule.has_final_weights(host.at(3)));
+  host.begin(Ahead::preview, After::weights_first);
+  host.gradients();
+  EXPECT_EQ(host.all(), (Tasks{"preview 2", "preview 1"}));
+  host.schedule.decide(true, true);
+  EXPECT_EQ(host.all(), (Tasks{"update 3", "update 4", "state 2", "state 1"}));
+  // A skipped step leaves the masters as they were.
+  host.begin(Ahead::speculate, After::in_place);
+  host.gradients();
+  EXPECT_EQ(host.all(), (Tasks{"speculate 4", "speculate 3"}));
+  host.schedule.decide(false, true);
+  host.all();
+  EXPECT_TRUE(host.schedule.has_final_weights(host.at(4)));
+  EXPECT_EQ(host.places.adopted, (std::vector<int>{3, 4}));
+}
+
 TEST(HostSchedule, AClippedVerdictVoidsWhatWasDoneAhead) {
   Host host(4);
   host.begin(Ahead::speculate, After::in_place);

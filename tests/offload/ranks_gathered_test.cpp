@@ -8,6 +8,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "offload/engine_rig.h"
@@ -153,15 +154,21 @@ TEST(GatheredOnRanks, EqualsOneLoopBitForBit) {
   for (const int size : test::sanitized ? std::vector{3} : std::vector{2, 3})
     for (const int gathered : test::sanitized ? std::vector{2} : std::vector{1, 2, 5})
       for (const Schedule schedule : {Schedule::synchronous, Schedule::overlapped})
-        for (const auto& [device_units, weights] :
-             {std::pair{0, ResidencyKind::resident}, std::pair{3, ResidencyKind::resident},
-              std::pair{3, ResidencyKind::from_masters}, std::pair{7, ResidencyKind::from_masters}}) {
+        for (const auto& [device_units, weights, host_weights] :
+             {std::tuple{0, ResidencyKind::resident, ResidencyKind::resident},
+              std::tuple{0, ResidencyKind::resident, ResidencyKind::from_masters},
+              std::tuple{3, ResidencyKind::resident, ResidencyKind::resident},
+              std::tuple{3, ResidencyKind::from_masters, ResidencyKind::resident},
+              std::tuple{3, ResidencyKind::from_masters, ResidencyKind::from_masters},
+              std::tuple{7, ResidencyKind::from_masters, ResidencyKind::resident}}) {
           SCOPED_TRACE(testing::Message() << size << " ranks, " << gathered << " gathered, " << device_units
                                           << " of the device, " << (schedule == Schedule::overlapped)
-                                          << (weights == ResidencyKind::from_masters ? ", made of masters" : ""));
+                                          << (weights == ResidencyKind::from_masters ? ", made of masters" : "")
+                                          << (host_weights == ResidencyKind::from_masters ? ", the host's too" : ""));
           RunOf run{.settings = gathered_settings(gathered, device_units), .ranks = size, .steps = plain_steps(4)};
           run.settings.schedule = schedule;
           run.settings.device_weights = weights;
+          run.settings.host_weights = host_weights;
           run.steps[2].scale = 8;  // clipped
           run.delays = false;
           const Found found = run_on_ranks(run);
@@ -208,6 +215,7 @@ RunOf random_run(unsigned seed, int steps) {
   }
   if (chance(2)) run.settings.host_gradients = GradientResidency::moved;
   if (chance(2)) run.settings.device_weights = ResidencyKind::from_masters;
+  if (chance(2)) run.settings.host_weights = ResidencyKind::from_masters;
   return run;
 }
 
@@ -223,7 +231,7 @@ TEST(GatheredOnRanks, AnySchedulesGiveTheBytesOfWeightsThatStay) {
     run.settings.schedule = Schedule::synchronous;
     run.settings.update_over_link = false;
     run.settings.host_gradients = GradientResidency::resident;
-    run.settings.device_weights = ResidencyKind::resident;
+    run.settings.device_weights = run.settings.host_weights = ResidencyKind::resident;
     run.delays = false;
     const Found whole = run_on_ranks(run);
     EXPECT_TRUE(gathered.bytes == whole.bytes);
@@ -245,6 +253,7 @@ TEST(GatheredOnRanks, AnyNumberOfRanksGoesOn) {
   for (const auto& [size, gathered] : {std::pair{3, 5}, std::pair{2, 2}, std::pair{1, 0}, std::pair{4, 4}}) {
     RunOf run{.settings = gathered_settings(gathered, size), .ranks = size, .steps = plain_steps(step + 2)};
     if (gathered > 2) run.settings.device_weights = ResidencyKind::from_masters;
+    if (gathered == 4) run.settings.host_weights = ResidencyKind::from_masters;
     const int first = step;
     step += 2;
     for (int i = first; i < step; ++i) {
@@ -285,6 +294,7 @@ TEST(GatheredOnRanks, WeightsThatArePlacedComeToAll) {
         SCOPED_TRACE(testing::Message() << name_of(weights) << ", " << device_units << " of the device, " << whole);
         EngineSettings settings = gathered_settings(5, device_units);
         if (device_units == 4) settings.device_weights = ResidencyKind::from_masters;
+        if (device_units == 0) settings.host_weights = ResidencyKind::from_masters;
         settings.formats = model_formats(weights);
         settings.formats.gradients = DType::f32;
         test::run_ranks(3, [&](Communicator& ranks) {

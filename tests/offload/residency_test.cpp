@@ -56,7 +56,12 @@ TEST(Residency, GatheredUnitsAreSpreadOverBothOwners) {
             (Kinds{resident, cast, cast, cast, gathered, gathered, gathered, resident}));
   EXPECT_EQ(residency_kinds(layout, 5, from_masters, 0, 2),
             (Kinds{resident, resident, resident, cast, resident, resident, gathered, resident}));
+  EXPECT_EQ(residency_kinds(layout, 4, resident, 0, 6, from_masters),
+            (Kinds{resident, gathered, gathered, gathered, cast, cast, cast, resident}));
+  EXPECT_EQ(residency_kinds(layout, 4, from_masters, 0, 2, from_masters),
+            (Kinds{resident, resident, resident, cast, resident, resident, cast, resident}));
   EXPECT_THROW(residency_kinds(layout, 3, gathered, 0, 0), Bug);
+  EXPECT_THROW(residency_kinds(layout, 3, resident, 0, 0, from_masters), Bug) << "a rank has not all masters";
 }
 
 TEST(Residency, UnitsOfAKindTakeTurns) {

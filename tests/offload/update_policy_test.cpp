@@ -87,6 +87,21 @@ TEST(UpdatePolicy, LeavesTheLastPreviewsTheFirst) {
 // A preview saves the device a hundredth of a second after the verdict and costs the host six thousandths and, for
 // state that follows without the weights' traffic, 92 ten-thousandths. From 50 on the host is hardly waited for; what
 // it then saves more it loses to the additional traffic above 66.
+TEST(UpdatePolicy, PreviewsNothingWhereWeightsAreMadeOfTheirState) {
+  const PolicyMachine machine;
+  UpdateFacts facts = machine.facts();
+  facts.undo_places = 10;
+  facts.forward_seconds = 0.1;
+  facts.backward_seconds = 2;
+  EXPECT_GT(count(make_adaptive_policy()->choose(facts), Ahead::preview), 0);
+  facts.previews = false;
+  const UpdateChoice choice = make_adaptive_policy()->choose(facts);
+  EXPECT_EQ(count(choice, Ahead::preview), 0);
+  EXPECT_EQ(count(choice, Ahead::speculate), 10);
+  EXPECT_EQ(count(choice, After::weights_first), 0);
+  EXPECT_EQ(std::count(choice.redo.begin(), choice.redo.end(), After::weights_first), 0);
+}
+
 TEST(UpdatePolicy, PreviewsUntilTheHostIsWhatAStepWaitsFor) {
   const PolicyMachine machine;
   UpdateFacts facts = machine.facts();

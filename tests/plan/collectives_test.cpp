@@ -145,6 +145,29 @@ TEST(GatheredUnits, BoundTheStepWhereGathersAreSlow) {
 }
 
 // The first unit's gradient needs the place of the third's, which is reduced from 12.5 to 17.5 s.
+// The host updates in no time. Weights of the two units that are whole are sent, half a second each; the others'
+// masters travel for a second ahead of a gather of half a second: those of the first when the first unit's weights are
+// there, at 1 s, so it is used at 2.5; the second at 4, the third at 5.5. In backward the first has its unit's time.
+TEST(GatheredUnits, TheirMastersTravelAheadOfEachGather) {
+  SimulatedRun run = three_gathered(1, 0.5);
+  run.device_units = 0;
+  run.host_memory = run.link_to_host = 1e15;
+  run.link_to_device = 4000;
+  run.send_masters = true;
+  const SimulatedStep step = Simulator(run, std::make_unique<LeavingPolicy>()).settle();
+  EXPECT_NEAR(step.seconds, 18.5, 1e-6);
+  EXPECT_NEAR(waited_for(step, WaitReason::stream), 3 * 0.5, 1e-6);
+  EXPECT_LE(least_seconds(run), step.seconds);
+  expect_whole(step);
+  // Whatever the policy wants, no weights are made ahead of their state.
+  run.undo_buckets = 2;
+  Simulator any(run);
+  any.settle();
+  EXPECT_EQ(any.counters().previewed + any.counters().updated_weights_first, 0);
+  run.send_masters = false;
+  EXPECT_LT(Simulator(run, std::make_unique<LeavingPolicy>()).settle().seconds, step.seconds - 1);
+}
+
 TEST(GatheredUnits, WaitForThePlaceOfAGradientThatIsReduced) {
   const SimulatedRun run = three_gathered(5, 0.5);
   const SimulatedStep step = Simulator(run).settle();

@@ -37,7 +37,7 @@ EngineSettings engine_of(int gathered, int device_units, const NumberFormats& fo
   settings.bucket_elements = 4096;
   settings.undo_buckets = 5;
   settings.host_gradients = moves ? GradientResidency::moved : GradientResidency::resident;
-  if (moves && gathered > 0) settings.device_weights = ResidencyKind::from_masters;
+  if (moves && gathered > 0) settings.device_weights = settings.host_weights = ResidencyKind::from_masters;
   return settings;
 }
 
@@ -244,7 +244,12 @@ TEST(GatheredPlan, OnAGpuWholeWeightsIfTheyFitAndAreFaster) {
   EXPECT_EQ(moves.engine.host_gradients, GradientResidency::moved);
   expect_in(refusal([&] { RankPlanner(cuda_backend(), 16e9, 200e9).plan(spec, 0); }),
             {"not enough memory on Fake", "--gathered_layers 0, or a ZeRO stage below 3"});
-  expect_in(refusal([&] { RankPlanner(cuda_backend(), 10e9, 200e9).plan(spec, {}); }), {"not enough memory on Fake"});
+  // Not even slices of weights.
+  const TrainingPlan least = RankPlanner(cuda_backend(), 10e9, 200e9).plan(spec, {});
+  EXPECT_EQ(least.engine.host_weights, ResidencyKind::from_masters);
+  EXPECT_EQ(least.engine.gathered, 32);
+  EXPECT_GT(least.estimate->seconds(), most.estimate->seconds());
+  expect_in(refusal([&] { RankPlanner(cuda_backend(), 6e9, 200e9).plan(spec, {}); }), {"not enough memory on Fake"});
 }
 
 }  // namespace

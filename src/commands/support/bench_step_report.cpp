@@ -88,6 +88,7 @@ nlohmann::ordered_json to_json(const StepReport& r) {
       {"share_of_gemm_limit", model_rate / gemm_rate},
       {"device_units", r.plan.engine.device_units},
       {"transient_weights", r.plan.engine.device_weights == ResidencyKind::from_masters},
+      {"host_masters_travel", r.plan.engine.host_weights == ResidencyKind::from_masters},
       {"transient_gradients", r.plan.engine.host_gradients == GradientResidency::moved},
       {"streamed_units", r.plan.engine.streamed_units},
       {"gathered_units", r.plan.engine.gathered},

@@ -6,8 +6,8 @@
 // updated their slices. Which unit is gathered next, and into which place, is therefore decided by the order of calls
 // alone. If this rank's slice is not final at that moment, the gather begins later, but before any other.
 //
-// Units that the device owns may have no slices: a rank's own is cast from the master weights to where it belongs among
-// the gathered weights, as a gather begins.
+// Units may have no slices: a rank's own is cast from its master weights to where it belongs among the gathered
+// weights, as a gather begins.
 #pragma once
 
 #include <array>

@@ -44,8 +44,10 @@ void HostSchedule::begin_step(UpdateChoice choice) {
            "a choice for {} of {} buckets", choice.ahead.size(), owned_.size());
   choice_ = std::move(choice);
   for (const int index : owned_) {
-    if (!entry(index).late) continue;
-    choice_.ahead[turn_of(index)] = Ahead::leave;
+    const Entry& e = entry(index);
+    if (!e.late && !e.from_masters) continue;
+    Ahead& ahead = choice_.ahead[turn_of(index)];
+    if (e.late || ahead == Ahead::preview) ahead = Ahead::leave;
     choice_.after[turn_of(index)] = choice_.redo[turn_of(index)] = After::in_place;
   }
 }
@@ -95,9 +97,10 @@ bool HostSchedule::has_final_weights(const Bucket& bucket) const {
     case BucketState::idle:
     case BucketState::landing:
     case BucketState::owing:
-    case BucketState::committed:
     case BucketState::returning:
       return true;
+    case BucketState::committed:
+      return !entry(bucket.index()).from_masters;
     case BucketState::deferred:
     case BucketState::speculated:
     case BucketState::previewed:
@@ -144,6 +147,7 @@ int HostSchedule::most_urgent(Updater updater) {
     return index;
   };
   const bool host = updater == Updater::host;
+  if (host && !adopting_first_.empty()) return take(adopting_first_, adopting_first_.begin());
   if (const int index = first_due(due_, updater); index >= 0) return index;
   if (const int index = late_open_ ? first_due(late_due_, updater) : -1; index >= 0) return index;
   if (host && !adopting_.empty()) return take(adopting_, std::prev(adopting_.end()));
@@ -227,7 +231,7 @@ void HostSchedule::apply_verdict(Bucket& bucket) {
     if (bucket.state() == BucketState::speculated) {
       bucket.commit();
       ++counters_.committed;
-      adopting_.insert(bucket.index());
+      (e.from_masters ? adopting_first_ : adopting_).insert(bucket.index());
     } else {
       bucket.owe();
       owing_.insert(bucket.index());

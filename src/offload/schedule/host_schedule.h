@@ -3,7 +3,8 @@
 // (plan/simulate/simulator.h). Two may work on them: the host, and the device, to which a bucket's state then travels
 // over the link and back (Updater). The most urgent work comes first:
 //
-//   1. after the verdict, what the next forward pass waits for: updates and redone updates, and old weights that a
+//   1. after the verdict, adopting speculated state of which weights are made (set_from_masters()), then what the next
+//      forward pass waits for: updates and redone updates, and old weights that a
 //      skipped step must put back; lowest bucket first, and late ones (set_late()) behind the others
 //   2. adopting speculated state, then state that must follow weights sent earlier; highest bucket first, whose next
 //      gradient comes first
@@ -90,6 +91,9 @@ class HostSchedule {
   void set_late(const Bucket& bucket) { entry(bucket.index()).late = true; }
   bool is_late(const Bucket& bucket) const { return entry(bucket.index()).late; }
   void open_late() { late_open_ = true; }
+  // The bucket's weights are made of its master weights on the device: they are final when the state is, so nothing of
+  // it is previewed, and its speculated state is adopted before anything else is done.
+  void set_from_masters(const Bucket& bucket) { entry(bucket.index()).from_masters = true; }
   // Whether late buckets have been decided on, and none can be taken yet.
   bool late_closed() const { return !late_open_; }
 
@@ -127,7 +131,7 @@ class HostSchedule {
     bool in_hand = false;             // taken
     Updater updater = Updater::host;  // who took it last
     bool redo = false;                // its update replaces one that was void
-    bool late = false;
+    bool late = false, from_masters = false;
     int place = -1;  // spare place of its speculated state
   };
 
@@ -151,7 +155,7 @@ class HostSchedule {
   UpdateChoice choice_;
   bool stands_ = true, as_speculated_ = true;  // of the last verdict
   bool late_open_ = true;
-  std::set<int> due_, late_due_, adopting_, owing_;
+  std::set<int> due_, late_due_, adopting_first_, adopting_, owing_;
   std::deque<int> ahead_;  // in the order their gradients become complete
   HostCounters counters_;
 };

@@ -23,9 +23,11 @@ int device_places(ResidencyKind residency) {
 }
 
 std::vector<ResidencyKind> residency_kinds(const ParameterLayout& layout, int device_units, ResidencyKind device_owned,
-                                           int streamed, int gathered) {
+                                           int streamed, int gathered, ResidencyKind host_owned) {
   SO_CHECK(device_owned == ResidencyKind::resident || device_owned == ResidencyKind::from_masters,
            "weights that the device owns neither stream nor are they all gathered");
+  SO_CHECK(host_owned == ResidencyKind::resident || (host_owned == ResidencyKind::from_masters && gathered > 0),
+           "weights that the host owns are made of masters for gathers alone");
   SO_CHECK(gathered == 0 || streamed == 0, "{} units gathered, beside {} that stream", gathered, streamed);
   const std::vector<bool> streams = streamed_units(layout.units(), device_units, streamed);
   const std::vector<bool> in_slices = gathered_units(layout.units(), gathered);
@@ -33,11 +35,12 @@ std::vector<ResidencyKind> residency_kinds(const ParameterLayout& layout, int de
   for (int unit = 0; unit < layout.units(); ++unit) {
     if (layout.stays(unit)) continue;
     const auto u = static_cast<std::size_t>(unit);
-    const bool has_masters = unit < device_units && !layout.has_frozen(unit),
-               casts = has_masters && device_owned == ResidencyKind::from_masters;
+    const bool on_device = unit < device_units;
+    const bool casts =
+        !layout.has_frozen(unit) && (on_device ? device_owned : host_owned) == ResidencyKind::from_masters;
     if (in_slices[u])
       all[u] = casts ? ResidencyKind::gathered_from_masters : ResidencyKind::gathered;
-    else if (casts && gathered == 0)
+    else if (casts && on_device && gathered == 0)
       all[u] = ResidencyKind::from_masters;
     else if (streams[u])
       all[u] = ResidencyKind::streamed;

@@ -16,7 +16,8 @@ enum class ResidencyKind : std::uint8_t {
   from_masters,  // nowhere: each use casts them from the fp32 master weights, which the device owns
   gathered,      // in slices, one on the device of each rank; they are gathered ahead of each use
   callers,       // in memory of the caller's, to which new ones are copied from the host's when they are required
-  gathered_from_masters,  // nowhere: each rank casts its slice from its master weights ahead of each gather
+  gathered_from_masters,  // nowhere: each rank casts its slice from its master weights ahead of each gather; those
+                          // of the host travel to the device for that
 };
 // Whether they come from all ranks for each use.
 constexpr bool is_gathered(ResidencyKind kind) {
@@ -35,10 +36,11 @@ int device_places(ResidencyKind residency);
 // By unit: units before `device_units` have `device_owned` (resident or from_masters; resident if a parameter is
 // frozen, which has no master), `streamed` of the others stream (streamed_units.h), and the rest is resident, as are
 // all units that stay. On several ranks `gathered` of all units are gathered instead (gathered_units.h), from masters
-// those that would be made of masters with one rank; the others are resident, since a rank has no master of all of
-// their weights, and none stream.
+// where their owner's kind is from_masters (`host_owned` for the host's); the others are resident, since a rank has no
+// master of all of their weights, and none stream.
 std::vector<ResidencyKind> residency_kinds(const ParameterLayout& layout, int device_units, ResidencyKind device_owned,
-                                           int streamed, int gathered = 0);
+                                           int streamed, int gathered = 0,
+                                           ResidencyKind host_owned = ResidencyKind::resident);
 
 // By unit: the number of the place that it takes in turn with others, -1 for a place of its own (unit_array.h).
 std::vector<int> weight_slots(std::span<const ResidencyKind> residencies);

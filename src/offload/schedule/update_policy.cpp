@@ -202,8 +202,9 @@ class AdaptivePolicy final : public UpdatePolicy {
     Outlook outlook(groups.facts(), places_here);
     const UpdateFacts& f = outlook.slower();
 
-    const auto [first, none_seconds] = shortest(
-        n, [&](std::size_t i, double limit) { return outlook.seconds(nothing_ahead(n, i), Verdicts::clip, limit); });
+    const auto [first, none_seconds] = shortest(f.previews ? n : 0, [&](std::size_t i, double limit) {
+      return outlook.seconds(nothing_ahead(n, i), Verdicts::clip, limit);
+    });
     const auto [bands, bands_seconds] = best_bands(outlook);
     const auto [left_first, ahead_seconds] = first_of_left(outlook, with_bands(n, places_here, bands), bands_seconds);
 
@@ -232,7 +233,7 @@ class AdaptivePolicy final : public UpdatePolicy {
   // them unless that is shorter by more than a thousandth. Only where it is known which gradients are complete
   // together: elsewhere the lowest, which come with the verdict, seem to be done ahead.
   static std::pair<std::size_t, double> first_of_left(Outlook& outlook, UpdateChoice choice, double seconds) {
-    if (outlook.slower().landing_shares.empty()) return {0, seconds};
+    if (outlook.slower().landing_shares.empty() || !outlook.slower().previews) return {0, seconds};
     const std::size_t count = choice.after.size();
     const auto [first, least] = shortest(count, [&](std::size_t i, double limit) {
       choice.after = nothing_ahead(count, i).after;
@@ -247,7 +248,8 @@ class AdaptivePolicy final : public UpdatePolicy {
   static std::pair<Bands, double> best_bands(Outlook& outlook) {
     const std::size_t count = outlook.slower().elements.size(), places = outlook.places();
     const auto with_previews = [&](Bands bands) {
-      const std::size_t below = count - bands.top - bands.left, most = below - std::min(below, places - bands.top);
+      const std::size_t below = count - bands.top - bands.left,
+                        most = outlook.slower().previews ? below - std::min(below, places - bands.top) : 0;
       const auto [previews, seconds] = shortest(most, [&](std::size_t i, double limit) {
         bands.previews = i;
         return outlook.seconds(bands, limit);

@@ -60,6 +60,7 @@ struct UpdateFacts : StepTimes {
   std::int64_t micro_batches = 1;
   double clip_rate = 0;         // share of recent steps that were clipped or skipped
   bool awaits_updates = false;  // the next forward pass begins when all weights are there
+  bool previews = true;         // else weights are not made ahead of their state (HostSchedule::set_from_masters())
 
   // The first micro-batch's, which needs the new weights, as its backward pass needs the gradients' memory. All
   // micro-batches take the same time.

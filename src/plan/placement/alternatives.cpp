@@ -1,6 +1,6 @@
 #include "plan/placement/alternatives.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -69,10 +69,11 @@ Alternative play(const PlacementInputs& in, std::string what, int device_units, 
 }
 
 std::string describe(Residency residency) {
-  if (!residency.casts_weights() && !residency.moves_gradients()) return "all kept on the device";
-  return fmt::format("{}{}{}", residency.casts_weights() ? "weights cast for each use" : "",
-                     residency.casts_weights() && residency.moves_gradients() ? ", " : "",
-                     residency.moves_gradients() ? "gradients moved to the host" : "");
+  std::vector<std::string_view> ways;
+  if (residency.casts_weights()) ways.emplace_back("weights cast for each use");
+  if (residency.sends_masters()) ways.emplace_back("the host's too");
+  if (residency.moves_gradients()) ways.emplace_back("gradients moved to the host");
+  return ways.empty() ? "all kept on the device" : fmt::format("{}", fmt::join(ways, ", "));
 }
 
 // The planner's choice for a split; if nothing fits, the same without what the plan does not keep.
@@ -152,7 +153,7 @@ std::vector<Alternative> alternatives(const PlacementInputs& in, const Placement
       for (const std::int64_t n : few(most_gathered_units(units), own.gathered_units)) {
         Residency r = own;
         r.gathered_units = static_cast<int>(n);
-        if (!is_possible(in, r)) r.device_weights = ResidencyKind::resident;
+        if (!is_possible(in, r)) r.device_weights = r.host_weights = ResidencyKind::resident;
         const std::string what = fmt::format("{} of {} units gathered", n, units);
         if (r == own)
           add(play(in, what, d, plan.keep, plan.undo_buckets, r), true);

@@ -284,6 +284,10 @@ Placement choose_placement(const PlacementInputs& in) {
           "{}layers whose optimizer state is on the GPU keep no bf16 weights: they are cast from the fp32 ones before "
           "each {}",
           in.ranks > 1 ? "gathered " : "", in.ranks > 1 ? "gather" : "use"));
+    if (r.sends_masters())
+      ways.push_back(
+          "nor do those whose optimizer state is on the host: a slice of the fp32 ones travels to each GPU before each "
+          "gather");
     if (r.moves_gradients())
       ways.push_back(in.micro_batches == 1
                          ? "gradients of layers whose optimizer state is on the host are moved there at once"

@@ -92,7 +92,8 @@ double least_seconds(const SimulatedRun& run) {
     const double again = units == 0 ? 0 : 1 - static_cast<double>(std::min(places, units)) / units;
     return 1 + (2 * micro_batches - 1) * again;
   };
-  const double copies = copies_of(run.streamed_units, stream_places);
+  const double copies = copies_of(run.streamed_units, stream_places),
+               gather_copies = copies_of(run.gathered_units, gather_places);
   const std::vector<bool> in_slices = gathered_units(static_cast<int>(run.units.size()), run.gathered_units);
   const GradientPlaces gradients = gradient_places_of(run);
   double pass = 0, to_device = 0, reduce = 0, gather = 0, sums = 0;
@@ -102,11 +103,13 @@ double least_seconds(const SimulatedRun& run) {
                weights = elements + static_cast<double>(run.units[u].frozen);
     pass += run.units[u].forward + run.units[u].backward;
     reduce += (gradients.sliced[u] ? micro_batches : 1) * run.units[u].reduce;
-    gather += (in_slices[u] ? copies_of(run.gathered_units, gather_places) : 1) * run.units[u].gather;
+    gather += (in_slices[u] ? gather_copies : 1) * run.units[u].gather;
     if (gradients.moving[u] >= 0 && static_cast<int>(u) >= run.first_trained_unit)
       sums += elements * run.sum_bytes * (micro_batches - 1), ++moved;
     if (static_cast<int>(u) >= run.device_units)
-      to_device += streams[u] ? weights * copies * run.stream_bytes : elements * run.weight_bytes;
+      to_device += streams[u]                                           ? weights * copies * run.stream_bytes
+                   : sends_masters(run, in_slices, static_cast<int>(u)) ? elements * 4 * gather_copies
+                                                                        : elements * run.weight_bytes;
   }
   // The sum of a unit that has its slot alone stays there.
   if (moved >= 2 * (has_collectives(run) ? slice_slots : gradient_slots)) to_device += sums;
@@ -135,7 +138,8 @@ CastSide choose_cast(const MachineRates& r, double state_bytes) {
 }
 
 bool is_possible(const PlacementInputs& in, Residency residency) {
-  return in.ranks == 1 || !residency.casts_weights() || residency.gathered_units > 0;
+  if (in.ranks == 1) return !residency.sends_masters();
+  return residency.gathered_units > 0 || (!residency.casts_weights() && !residency.sends_masters());
 }
 
 SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int64_t keep, std::int64_t undo_buckets,
@@ -147,6 +151,7 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
                    .gathered_units = residency.gathered_units,
                    .first_trained_unit = in.first_trained_unit,
                    .move_gradients = residency.moves_gradients(),
+                   .send_masters = residency.sends_masters(),
                    .schedule = in.schedule,
                    .update_over_link = in.update_over_link,
                    .micro_batches = in.micro_batches,
@@ -181,6 +186,8 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
       s.forward = std::max(s.forward, again.link_bytes[u] / r.link_to_host);
       s.backward = std::max(s.backward, again.link_bytes[u] / r.link_to_device);
     }
+    if (residency.sends_masters() && static_cast<int>(u) >= device_units && gathered[u] && unit.frozen_elements == 0)
+      s.gather += static_cast<double>(s.elements) * (4 + in.stream_bytes) / r.device_memory;
     if (static_cast<int>(u) < device_units) {
       const auto elements = static_cast<double>(unit.elements);
       const bool stays = unit_stays(static_cast<int>(u), static_cast<int>(in.units.size()));

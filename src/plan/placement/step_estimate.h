@@ -34,8 +34,10 @@ struct Residency {
   ResidencyKind device_weights = ResidencyKind::resident;          // of device-owned units
   GradientResidency host_gradients = GradientResidency::resident;  // of host-owned units
   int streamed_units = 0;
-  int gathered_units = 0;  // of either owner, with several ranks, of which none stream
+  int gathered_units = 0;                                // of either owner, with several ranks, of which none stream
+  ResidencyKind host_weights = ResidencyKind::resident;  // of gathered host-owned units
   bool casts_weights() const { return device_weights == ResidencyKind::from_masters; }
+  bool sends_masters() const { return host_weights == ResidencyKind::from_masters; }
   bool moves_gradients() const { return host_gradients == GradientResidency::moved; }
   bool operator==(const Residency&) const = default;
 };

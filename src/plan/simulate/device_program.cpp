@@ -23,6 +23,11 @@ GradientPlaces gradient_places_of(const SimulatedRun& run) {
   return gradient_places(trained, run.device_units, run.move_gradients, run.gathered_units, has_collectives(run));
 }
 
+bool sends_masters(const SimulatedRun& run, const std::vector<bool>& gathered, int unit) {
+  const auto u = static_cast<std::size_t>(unit);
+  return run.send_masters && unit >= run.device_units && gathered[u] && run.units[u].frozen == 0;
+}
+
 DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<bool>& streamed) {
   DeviceProgram program;
   const int units = static_cast<int>(run.units.size());

@@ -46,6 +46,8 @@ struct DeviceProgram {
 // Whether a run has several ranks.
 bool has_collectives(const SimulatedRun& run);
 GradientPlaces gradient_places_of(const SimulatedRun& run);
+// Whether the rank's slice of the unit's master weights goes to the device for each gather. `gathered`: by unit.
+bool sends_masters(const SimulatedRun& run, const std::vector<bool>& gathered, int unit);
 
 // `streamed`: by unit. Of many micro-batches a few are played one by one, the others at once.
 DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<bool>& streamed);

@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "offload/schedule/gathered_units.h"
 #include "plan/simulate/step_play.h"
 
@@ -34,6 +36,11 @@ bool StepPlay::start_gather() {
     if (run_.schedule == Schedule::synchronous && !schedule_.finished()) return went_on;
     if (!has_final_weights(use.unit) || !pieces_.all_of(use.unit, [&](int i) { return on_the_way_[at(i)] == 0; }))
       return went_on;
+  }
+  if (sends_masters(use.unit) && !std::exchange(masters_here_, false)) {
+    if (bringing_masters_ || masters_since_ < forever) return went_on;
+    masters_since_ = now_;
+    return true;
   }
   start_collective(gather_, use.unit, run_.units[at(use.unit)].gather,
                    {.lane = SimulatedLane::gather, .work = SimulatedWork::all_gather, .unit = use.unit});

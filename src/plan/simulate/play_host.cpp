@@ -50,6 +50,7 @@ const UpdateChoice& StepPlay::choose(const StepTimes& measured) {
   facts.forward_shares = pieces_.forward_shares();
   facts.undo_places = place_count_;
   facts.micro_batches = run_.micro_batches;
+  facts.previews = !run_.send_masters;
   facts.clip_rate = run_.verdicts == Verdicts::clip ? 1 : 0;
   return answers_.emplace_back(measured, policy_->choose(facts)).second;
 }
@@ -117,7 +118,7 @@ void StepPlay::finish_host() {
   }
   if (task_ == HostTask::speculate) step_.speculated += elements;
   if (task_ == HostTask::preview) step_.previewed += elements;
-  if ((first || whole) && !streamed_[at(pieces_.unit_of(piece))]) {
+  if (const int unit = pieces_.unit_of(piece); (first || whole) && !streamed_[at(unit)] && !sends_masters(unit)) {
     ++on_the_way_[at(piece)];
     sends_.push_back({piece, now_});
   }

@@ -35,6 +35,15 @@ bool StepPlay::start_to_device() {
   if (to_device_.busy) return went_on;
   const double send_since = sends_.empty() ? forever : sends_.front().since,
                sum_since = sum_may_come() ? sums_.front().since : forever;
+  if (masters_since_ < std::min({send_since, sum_since, stream_ready_})) {
+    const int unit = program_.gathers[at(gathers_done_)].unit;
+    masters_since_ = forever;
+    bringing_masters_ = true;
+    const double bytes = 4 * static_cast<double>(run_.units[at(unit)].elements);
+    micro_copied_ += bytes;
+    start(to_device_, unit, bytes, {.lane = SimulatedLane::to_device, .work = SimulatedWork::masters, .unit = unit});
+    return true;
+  }
   if (sum_since < std::min(send_since, stream_ready_)) {
     start_sum();
     return true;
@@ -103,6 +112,8 @@ void StepPlay::finish_to_device() {
   note(to_device_.span, to_device_.began);
   if (std::exchange(streaming_, false))
     ++uses_there_;
+  else if (std::exchange(bringing_masters_, false))
+    masters_here_ = true;
   else if (std::exchange(bringing_sum_, false))
     --slots_[at(slot_of(pieces_.unit_of(to_device_.item)))].to_come;
   else

@@ -11,7 +11,7 @@
 // Gathers follow the first forward pass, each as soon as the rank's own weights of the unit have arrived. Gathered
 // units (memory/gathered_weights.h) have a reduction in every backward pass, before which the place of their gradient
 // is not free, and a gather before each use, as soon as one of their places is; what the pass before used last is
-// there.
+// there. Where the host's masters are sent, the rank's slice of these travels over the link first.
 //
 // Where gradients move to host memory and there are several micro-batches, a unit's sum so far leaves after each of its
 // backward passes but is brought back before the next, as soon as its slot is free (offload/moved_gradients.h). With
@@ -56,6 +56,7 @@ struct SimulatedRun {
   int gathered_units = 0;       // offload/schedule/gathered_units.h
   int first_trained_unit = 0;   // no backward pass goes below it
   bool move_gradients = false;  // to host memory as they come (offload/schedule/gradient_places.h)
+  bool send_masters = false;    // of gathered units that the host owns, to the device for each gather
   double device_update = 0;     // seconds of the device for its own AdamW, after the verdict
   Schedule schedule = Schedule::overlapped;
   Verdicts verdicts = Verdicts::stand;
@@ -100,6 +101,7 @@ enum class SimulatedWork : std::uint8_t {
   send,            // of weights, to the device
   over_link,       // state to the device and back: `task`
   stream,          // of a unit's weights, ahead of their use
+  masters,         // of a unit, to the device, ahead of a gather
   reduce_scatter,  // of a unit's gradient, over ranks
   all_gather,      // of a unit's weights, from all ranks
 };

@@ -34,6 +34,8 @@ StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
                run_.device_units <= static_cast<int>(run_.units.size()),
            "no machine to simulate");
   SO_CHECK(several_ranks_ || run_.gathered_units == 0, "{} units gathered without collectives", run_.gathered_units);
+  for (int piece = 0; piece < static_cast<int>(pieces_.size()); ++piece)
+    if (sends_masters(pieces_.unit_of(piece))) schedule_.set_from_masters(pieces_[piece]);
 }
 
 SimulatedStep StepPlay::step() {

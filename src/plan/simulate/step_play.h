@@ -119,6 +119,7 @@ class StepPlay {
   void finish_over_link();
 
   // ---- Collectives (play_collectives.cpp) ----
+  bool sends_masters(int unit) const { return so::sends_masters(run_, gathered_, unit); }
   bool start_reduce();
   bool start_gather();
   void start_collective(Lane& lane, int unit, double seconds, SimulatedSpan span);
@@ -190,6 +191,9 @@ class StepPlay {
   std::deque<Reduction> reductions_;                      // in order; the first is under way if the lane is busy
   std::array<bool, gradient_slots> reduced_slot_busy_{};  // until the gradient in it is reduced
   int gathers_done_ = 0, turns_done_ = 0;                 // of the program's; uses of gathered units
+  // Of the gather that is next: since when its masters may come, whether they come, and whether they are there.
+  double masters_since_ = forever;
+  bool bringing_masters_ = false, masters_here_ = false;
 
   // The figures that the engine would measure.
   HostPace pace_, link_pace_;

@@ -96,6 +96,8 @@ Mark mark_of(const SimulatedSpan& span) {
       return {'r', "gradients are summed over GPUs"};
     case SimulatedWork::all_gather:
       return {'t', "weights are gathered from all GPUs"};
+    case SimulatedWork::masters:
+      return {'M', "fp32 weights"};
     case SimulatedWork::stream:
       break;
   }
@@ -130,6 +132,8 @@ std::string name_of_span(const SimulatedSpan& span) {
       return "reduce_scatter" + of;
     case SimulatedWork::all_gather:
       return "all_gather" + of;
+    case SimulatedWork::masters:
+      return "fp32 weights" + of;
     case SimulatedWork::stream:
       break;
   }
@@ -195,16 +199,22 @@ Trace to_trace(const SimulatedTimeline& timeline) {
     if (is_shown(timeline, lane)) trace.tracks.push_back({std::string(lanes[lane].track), lanes[lane].stream});
   }
   const int weights = static_cast<int>(trace.tracks.size());
-  // Both have a stream of their own.
+  // These have a stream of their own.
   const auto streams = [](const SimulatedSpan& span) { return span.work == SimulatedWork::stream; };
   const auto is_sum = [](const SimulatedSpan& span) { return span.work == SimulatedWork::bring_sum; };
+  const auto are_masters = [](const SimulatedSpan& span) { return span.work == SimulatedWork::masters; };
   if (std::any_of(timeline.spans.begin(), timeline.spans.end(), streams)) trace.tracks.push_back({"weights", true});
   const int sums = static_cast<int>(trace.tracks.size());
   if (std::any_of(timeline.spans.begin(), timeline.spans.end(), is_sum))
     trace.tracks.push_back({"gradient sums", true});
+  const int masters = static_cast<int>(trace.tracks.size());
+  if (std::any_of(timeline.spans.begin(), timeline.spans.end(), are_masters)) trace.tracks.push_back({"masters", true});
   for (const SimulatedSpan& span : timeline.spans) {
     TraceActivity activity;
-    activity.track = streams(span) ? weights : is_sum(span) ? sums : tracks[static_cast<std::size_t>(span.lane)];
+    activity.track = streams(span)       ? weights
+                     : is_sum(span)      ? sums
+                     : are_masters(span) ? masters
+                                         : tracks[static_cast<std::size_t>(span.lane)];
     activity.kind = span.work == SimulatedWork::wait        ? TraceKind::wait
                     : is_work(span)                         ? TraceKind::work
                     : span.work == SimulatedWork::host_task ? TraceKind::host
