@@ -3,10 +3,10 @@
 // (plan/simulate/simulator.h). Two may work on them: the host, and the device, to which a bucket's state then travels
 // over the link and back (Updater). The most urgent work comes first:
 //
-//   1. after the verdict, adopting speculated state of which weights are made (set_from_masters()), then what the next
-//      forward pass waits for: updates and redone updates, and old weights that a
-//      skipped step must put back; lowest bucket first, and late ones (set_late()) behind the others
-//   2. adopting speculated state, then state that must follow weights sent earlier; highest bucket first, whose next
+//   1. after the verdict, adopting speculated state of which weights are made (set_from_masters()); then what the next
+//      forward pass waits for: updates and redone updates, and old weights that a skipped step must put back; lowest
+//      bucket first, and late ones (set_late()) behind the others
+//   2. adopting the rest, then state that must follow weights sent earlier; highest bucket first, whose next
 //      gradient comes first
 //   3. ahead of the verdict, buckets whose gradients are complete, as the step's UpdateChoice has it
 //
