@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "offload/schedule/gathered_units.h"
+#include "offload/schedule/unit_places.h"
 
 namespace so::test {
 namespace {
@@ -71,6 +72,18 @@ TEST(Residency, UnitsOfAKindTakeTurns) {
             (Slots{-1, 2, 2, 0, 1, 0, -1}));
   EXPECT_EQ(weight_slots(Kinds{resident, gathered, resident, gathered, gathered, resident}),
             (Slots{-1, 3, -1, 4, 3, -1}));
+}
+
+TEST(UnitPlaces, SharedOnesLieBehindThoseOfAUnitAlone) {
+  using Sizes = std::vector<std::int64_t>;
+  UnitPlaces all = lay_out(Sizes{5, 7, 0, 2}, {});
+  EXPECT_EQ(all.starts, (Sizes{0, 5, 12, 12}));
+  EXPECT_EQ(all.size, 14);
+  all = lay_out(Sizes{5, 7, 9, 3, 2}, in_turn({false, true, true, true, false}, 2));
+  EXPECT_EQ(all.starts, (Sizes{0, 7, 14, 7, 5}));
+  EXPECT_EQ(all.size, 5 + 2 + 7 + 9);
+  EXPECT_EQ(lay_out({}, {}).size, 0);
+  EXPECT_THROW(lay_out(Sizes{1, 2}, std::vector<int>{-1}), Bug);
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 #include "offload/memory/slice_array.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "base/error.h"
+#include "offload/schedule/unit_places.h"
 
 namespace so {
 
@@ -13,36 +13,21 @@ SliceArray::SliceArray(Device& device, const ParameterLayout& layout, DType dtyp
     : layout_(layout), dtype_(dtype), buckets_(buckets), units_(units) {
   SO_CHECK(static_cast<int>(units.size()) == layout.units(), "{} of {} units", units.size(), layout.units());
   if (std::find(units.begin(), units.end(), true) == units.end()) return;
-  const auto slot = [&](int unit) { return slots.empty() ? -1 : slots[static_cast<std::size_t>(unit)]; };
-  std::vector<std::size_t> unit_bytes(units.size());
+  std::vector<std::int64_t> sizes(units.size());  // of each unit's slices
   for (const Bucket& bucket : buckets) {
     const int unit = layout.unit_of(bucket.range().begin);
-    starts_.push_back(unit_bytes[static_cast<std::size_t>(unit)]);
+    starts_.push_back(sizes[static_cast<std::size_t>(unit)]);
     if (!has(unit)) continue;
     SO_CHECK(bucket.range().end <= layout.unit_range(unit).end, "bucket {} has a part of unit {}, which has slices",
              bucket.index(), unit);
     if (of == Of::trained && bucket.frozen()) continue;
-    unit_bytes[static_cast<std::size_t>(unit)] += static_cast<std::size_t>(bucket.own().size()) * size_of(dtype);
+    sizes[static_cast<std::size_t>(unit)] += bucket.own().size();
   }
-  // Places that are taken in turn come first, each as large as the largest that takes it.
-  std::vector<std::size_t> places;
-  for (int unit = 0; unit < layout.units(); ++unit) {
-    if (slot(unit) < 0) continue;
-    places.resize(std::max(places.size(), static_cast<std::size_t>(slot(unit)) + 1));
-    std::size_t& place = places[static_cast<std::size_t>(slot(unit))];
-    place = std::max(place, unit_bytes[static_cast<std::size_t>(unit)]);
-  }
-  std::vector<std::size_t> place_starts(places.size()), unit_starts(units.size());
-  std::exclusive_scan(places.begin(), places.end(), place_starts.begin(), std::size_t{0});
-  std::size_t bytes = std::accumulate(places.begin(), places.end(), std::size_t{0});
-  for (int unit = 0; unit < layout.units(); ++unit) {
-    const auto u = static_cast<std::size_t>(unit);
-    unit_starts[u] = slot(unit) < 0 ? bytes : place_starts[static_cast<std::size_t>(slot(unit))];
-    if (slot(unit) < 0) bytes += unit_bytes[u];
-  }
+  const UnitPlaces places = lay_out(sizes, slots);
   for (std::size_t i = 0; i < buckets.size(); ++i)
-    starts_[i] += unit_starts[static_cast<std::size_t>(layout.unit_of(buckets[i].range().begin))];
+    starts_[i] += places.starts[static_cast<std::size_t>(layout.unit_of(buckets[i].range().begin))];
   // A rank that has no slice has an address, too.
+  const std::size_t bytes = static_cast<std::size_t>(places.size) * size_of(dtype);
   memory_ = device.allocate(MemoryKind::device, std::max<std::size_t>(bytes, 1), std::move(name));
 }
 
@@ -59,8 +44,8 @@ std::byte* SliceArray::at(std::int64_t element) const {
   if (!has(layout_.unit_of(bucket.range().begin))) return nullptr;
   SO_CHECK(element >= bucket.own().begin && element <= bucket.own().end, "element {} of bucket {} is another rank's",
            element, bucket.index());
-  return static_cast<std::byte*>(memory_.data()) + starts_[static_cast<std::size_t>(bucket.index())] +
-         static_cast<std::size_t>(element - bucket.own().begin) * size_of(dtype_);
+  const std::int64_t index = starts_[static_cast<std::size_t>(bucket.index())] + element - bucket.own().begin;
+  return static_cast<std::byte*>(memory_.data()) + static_cast<std::size_t>(index) * size_of(dtype_);
 }
 
 }  // namespace so

@@ -37,7 +37,7 @@ class SliceArray {
   const DType dtype_;
   const std::span<const Bucket> buckets_;
   const std::vector<bool> units_;
-  std::vector<std::size_t> starts_;  // by bucket, in bytes of the memory
+  std::vector<std::int64_t> starts_;  // by bucket, in elements of the memory
   Buffer memory_;
 };
 

@@ -5,15 +5,9 @@
 
 #include "offload/schedule/gathered_units.h"
 #include "offload/schedule/parameter_layout.h"
+#include "offload/schedule/unit_places.h"
 
 namespace so {
-
-std::vector<int> in_turn(const std::vector<bool>& units, int places) {
-  std::vector<int> slots;
-  int turn = 0;
-  for (const bool takes_turns : units) slots.push_back(takes_turns ? turn++ % places : -1);
-  return slots;
-}
 
 GradientPlaces gradient_places(const std::vector<bool>& trained, int device_units, bool move, int gathered,
                                bool several_ranks) {

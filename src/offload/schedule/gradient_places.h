@@ -31,7 +31,4 @@ struct GradientPlaces {
 GradientPlaces gradient_places(const std::vector<bool>& trained, int device_units, bool move, int gathered,
                                bool several_ranks);
 
-// By unit: the place that it takes in turn with the others of `units`, of so many; -1 of units that are not among them.
-std::vector<int> in_turn(const std::vector<bool>& units, int places);
-
 }  // namespace so

@@ -1,7 +1,6 @@
 #include "plan/memory/state_memory.h"
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -16,6 +15,7 @@
 #include "offload/schedule/gathered_units.h"
 #include "offload/schedule/owner_split.h"
 #include "offload/schedule/streamed_units.h"
+#include "offload/schedule/unit_places.h"
 #include "offload/sequence_group.h"
 #include "ranks/communicator.h"
 #include "ranks/shard_map.h"
@@ -82,19 +82,15 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
 StreamedWeights streamed_weights(const ParameterLayout& layout, int device_units, int count, DType dtype) {
   const std::vector<bool> streamed = streamed_units(layout.units(), device_units, count);
   const std::vector<int> places = weight_slots(residency_kinds(layout, device_units, ResidencyKind::resident, count));
-  StreamedWeights weights;
-  std::array<std::size_t, stream_places> largest{};
+  std::vector<std::int64_t> sizes(streamed.size());  // of the host's units, in elements
+  std::int64_t on_host = 0;
   for (int unit = device_units; unit < layout.units(); ++unit) {
-    const std::size_t bytes = static_cast<std::size_t>(layout.unit_range(unit).size()) * size_of(dtype);
     const auto u = static_cast<std::size_t>(unit);
-    (streamed[u] ? weights.host_bytes : weights.device_bytes) += bytes;
-    if (streamed[u]) {
-      std::size_t& place = largest[static_cast<std::size_t>(places[u])];
-      place = std::max(place, bytes);
-    }
+    sizes[u] = layout.unit_range(unit).size();
+    if (streamed[u]) on_host += sizes[u];
   }
-  weights.device_bytes = std::accumulate(largest.begin(), largest.end(), weights.device_bytes);
-  return weights;
+  const auto bytes = [&](std::int64_t elements) { return static_cast<std::size_t>(elements) * size_of(dtype); };
+  return {.device_bytes = bytes(lay_out(sizes, places).size), .host_bytes = bytes(on_host)};
 }
 
 std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& settings, int ranks) {
@@ -104,20 +100,9 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
   const GradientPlaces places = gradient_places(layout, settings, ranks);
   // Elements of units with places of their own, and of the places that the others take in turn.
   const auto held = [&](const std::vector<int>& slots, const auto& unit_size) {
-    std::int64_t elements = 0;
-    std::vector<std::int64_t> largest;
-    for (int unit = 0; unit < layout.units(); ++unit) {
-      const std::int64_t size = unit_size(unit);
-      const int slot = slots[static_cast<std::size_t>(unit)];
-      if (slot < 0) {
-        elements += size;
-        continue;
-      }
-      largest.resize(std::max(largest.size(), static_cast<std::size_t>(slot) + 1));
-      std::int64_t& place = largest[static_cast<std::size_t>(slot)];
-      place = std::max(place, size);
-    }
-    return static_cast<std::size_t>(std::accumulate(largest.begin(), largest.end(), elements));
+    std::vector<std::int64_t> sizes;
+    for (int unit = 0; unit < layout.units(); ++unit) sizes.push_back(unit_size(unit));
+    return static_cast<std::size_t>(lay_out(sizes, slots).size);
   };
   const auto all = [&](int unit) { return layout.unit_range(unit).size(); };
   const auto with_gradients = [&](int unit) {
