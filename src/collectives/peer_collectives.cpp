@@ -19,7 +19,7 @@ std::int64_t most_reduced(const CollectiveSizes& sizes) { return std::max(sizes.
 
 std::int64_t PeerCollectives::piece_of(const CollectiveSizes& sizes, int ranks) {
   constexpr std::int64_t all_bytes = std::int64_t{64} << 20, fewest = std::int64_t{1} << 16;
-  // What follows a piece begins at a multiple of the alignment too, so that sums are vectors' of all.
+  // What follows a piece begins at a multiple of the alignment too, so that sums take vectors.
   const std::int64_t element = static_cast<std::int64_t>(size_of(sizes.reduced)) * std::max(ranks - 1, 1),
                      fits = all_bytes / element / ShardMap::default_alignment * ShardMap::default_alignment;
   return std::max<std::int64_t>(std::min(std::max(fits, fewest), most_reduced(sizes)), 1);

@@ -166,25 +166,21 @@ HeldByARank held_by_a_rank(const ParameterLayout& layout, int ranks, int gathere
   return held;
 }
 
-// The device has a memory of its own. Gradients of what the host owns may move to the host, and slices of weights
-// that the device owns may be made of their masters.
+// The device has a memory of its own. Gradients of what the host owns may move to the host, and slices of weights in
+// bf16 may be made of their masters, whoever owns these.
 MemoryPlan least_memory_of_a_rank(const ParameterLayout& layout, std::size_t device_memory,
                                   const NumberFormats& formats, std::optional<int> device_units, int ranks,
                                   int gathered) {
-  const std::size_t state = state_bytes(formats.moments), weight = size_of(formats.weights),
-                    gradient = size_of(formats.rank_sums),
+  const std::size_t state = state_bytes(formats.moments), gradient = size_of(formats.rank_sums),
                     slice = static_cast<std::size_t>(layout.trained_elements()) / static_cast<std::size_t>(ranks);
   const HeldByARank held = held_by_a_rank(layout, ranks, gathered);
-  // At most so many elements of weights are made of their masters.
-  const std::size_t made = formats.weights == DType::bf16 ? std::min(held.weight_slices, slice) : 0;
-  const std::size_t weights = (held.whole_weights + held.weight_slices) * weight, room = beyond(device_memory, weights),
-                    for_made = made * (state + gradient - weight);
-  std::size_t owned = room <= for_made ? room / (state + gradient - weight)
-                                       : std::min(slice, made + (room - for_made) / (state + gradient));
+  const std::size_t made = formats.weights == DType::bf16 ? std::min(held.weight_slices, slice) : 0,
+                    weights = (held.whole_weights + held.weight_slices - made) * size_of(formats.weights);
+  std::size_t owned = std::min(slice, beyond(device_memory, weights) / (state + gradient));
   if (device_units)
     owned = static_cast<std::size_t>((1 - host_share(layout, *device_units)) * static_cast<double>(slice));
   MemoryPlan plan;
-  plan.add(MemoryKind::device, "weights", weights - std::min(made, owned) * weight);
+  plan.add(MemoryKind::device, "weights", weights);
   plan.add(MemoryKind::device, "optimizer state", owned * state);
   plan.add(MemoryKind::device, "gradients", owned * gradient);
   const std::size_t others = (slice - owned) * gradient,

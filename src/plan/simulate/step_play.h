@@ -191,7 +191,7 @@ class StepPlay {
   std::deque<Reduction> reductions_;                      // in order; the first is under way if the lane is busy
   std::array<bool, gradient_slots> reduced_slot_busy_{};  // until the gradient in it is reduced
   int gathers_done_ = 0, turns_done_ = 0;                 // of the program's; uses of gathered units
-  // Of the gather that is next: since when its masters may come, whether they come, and whether they are there.
+  // These say of the next gather since when its masters may come, whether they come, and whether they are there.
   double masters_since_ = forever;
   bool bringing_masters_ = false, masters_here_ = false;
 
