@@ -5,6 +5,7 @@
 
 #include "base/units.h"
 #include "offload/memory/optimizer_state.h"
+#include "plan/placement/more_on_host.h"
 #include "plan/placement/unit_work.h"
 
 namespace so {
@@ -293,6 +294,7 @@ void TrainingPlacement::choose() {
     else
       plan_.engine.update_over_link = inputs_.update_over_link = false;
   }
+  chosen = with_more_on_host(inputs_, std::move(chosen));
   plan_.engine.device_units = chosen.device_units;
   plan_.engine.undo_buckets = chosen.undo_buckets;
   set_residency(plan_.engine, chosen.residency);

@@ -10,85 +10,12 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "offload/schedule/owner_split.h"
-#include "plan/gpu_rates.h"
+#include "plan/layered_machine.h"
 #include "support/errors.h"
 #include "support/sanitized.h"
 
 namespace so::test {
 namespace {
-
-constexpr std::int64_t bucket_size = 16'000'000;
-
-// A model of equal layers on one GPU: embedding, layers, head. Keeping less frees activations a layer at a time.
-struct Machine {
-  PlacementInputs in;
-  std::size_t per_layer_activations = 1'000'000'000, fixed_activations = 500'000'000;
-
-  Machine(int layers, std::int64_t layer_elements, double tokens) {
-    in.rates = gpu_rates();
-    in.bucket_elements = bucket_size;
-    in.undo_place_bytes = 12 * bucket_size;
-    in.device_name = "GPU";
-    in.device_advice = "buy a larger GPU";
-    in.host_advice = "buy memory";
-    const auto unit = [&](std::int64_t elements, double matrices) {
-      const double forward = 2 * matrices * tokens;
-      in.units.push_back({elements, forward, 2 * forward});
-    };
-    const std::int64_t vocabulary = layer_elements / 2;
-    unit(vocabulary, 0);
-    for (int i = 0; i < layers; ++i) unit(layer_elements, static_cast<double>(layer_elements));
-    unit(vocabulary, static_cast<double>(vocabulary));
-    for (int dropped = 0; dropped <= layers; ++dropped) {
-      Recomputation again;
-      again.flops.assign(in.units.size(), 0);
-      again.device_bytes.assign(in.units.size(), 0);
-      for (int i = 1; i <= dropped; ++i)
-        again.flops[static_cast<std::size_t>(i)] = in.units[static_cast<std::size_t>(i)].forward_flops;
-      in.keeps.push_back(std::move(again));
-    }
-    in.activation_bytes = [this, layers](std::int64_t keep) {
-      return fixed_activations + per_layer_activations * static_cast<std::size_t>(layers - keep);
-    };
-    in.memory = [this](int device_units, Residency residency) {
-      std::size_t device = 0, host = 0;
-      for (std::size_t u = 0; u < in.units.size(); ++u) {
-        const auto n = static_cast<std::size_t>(in.units[u].elements);
-        const bool inner = u > 0 && u + 1 < in.units.size(), on_device = static_cast<int>(u) < device_units;
-        device += 4 * n;
-        (on_device ? device : host) += 12 * n;
-        if (inner && on_device && residency.casts_weights()) device -= 2 * n;
-        if (inner && !on_device && residency.moves_gradients()) device -= 2 * n;
-        if (!on_device && residency.moves_gradients()) host += 2 * n;
-      }
-      return StateMemory{device, host};
-    };
-    budgets(1e15, 1e15);
-  }
-  Machine(const Machine&) = delete;
-
-  void budgets(double device, double host) {
-    in.device_budget = static_cast<std::size_t>(device);
-    in.host_budget = in.undo_budget = static_cast<std::size_t>(host);
-  }
-  int units() const { return static_cast<int>(in.units.size()); }
-  double elements() const {
-    double n = 0;
-    for (const UnitWork& unit : in.units) n += static_cast<double>(unit.elements);
-    return n;
-  }
-  // Forward and backward alone.
-  double pass() const {
-    double flops = 0;
-    for (const UnitWork& unit : in.units) flops += unit.forward_flops + unit.backward_flops;
-    return flops / in.rates.gemm_flops;
-  }
-  bool fits(int device_units, std::int64_t keep, std::int64_t undo) const {
-    const StateMemory m = in.memory(device_units, {});
-    return m.device_bytes + in.activation_bytes(keep) <= in.device_budget && m.host_bytes <= in.host_budget &&
-           (undo == 0 || m.host_bytes + static_cast<std::size_t>(undo) * in.undo_place_bytes <= in.undo_budget);
-  }
-};
 
 TEST(ChooseCast, BySecondsOfAnElement) {
   MachineRates rates{.link_to_host = 5e10,
@@ -112,7 +39,7 @@ TEST(ChooseCast, BySecondsOfAnElement) {
 }
 
 TEST(EstimateStep, OfTheDeviceAloneIsItsWorkAndItsUpdate) {
-  Machine m(10, 200'000'000, 4096);
+  LayeredMachine m(10, 200'000'000, 4096);
   const StepEstimate e = estimate_step(m.in, m.units(), 0, 0);
   EXPECT_NEAR(e.device_update, 28 * m.elements() / (0.94 * 4e12), 1e-12);
   EXPECT_NEAR(e.seconds(), m.pass() + e.device_update, 1e-9);
@@ -133,7 +60,7 @@ TEST(EstimateStep, OfTheDeviceAloneIsItsWorkAndItsUpdate) {
 // Host-owned: whatever the schedule, a step takes no less than either side's work, and the synchronous one both.
 TEST(EstimateStep, IsNoLessThanTheWorkOfEachSide) {
   for (const double tokens : {1.0, 1000.0, 8192.0, 100'000.0}) {
-    Machine m(12, 200'000'000, tokens);
+    LayeredMachine m(12, 200'000'000, tokens);
     const double host = 32 * m.elements() / 1.5e11;  // AdamW and the link's copies
     m.in.schedule = Schedule::synchronous;
     const StepEstimate synchronous = estimate_step(m.in, 0, 0, 0);
@@ -155,7 +82,7 @@ TEST(EstimateStep, IsNoLessThanTheWorkOfEachSide) {
     }
   }
   // With much for the GPU to do, all is hidden but the first unit's update; with nothing, all is exposed.
-  Machine hidden(12, 200'000'000, 100'000), bare(12, 200'000'000, 1);
+  LayeredMachine hidden(12, 200'000'000, 100'000), bare(12, 200'000'000, 1);
   const double first = 3e8 * (32 / 1.5e11 + 4 / 5e10);  // the embedding and the first layer, whose gradients come last
   const StepEstimate most = estimate_step(hidden.in, 0, 0, 1000);
   EXPECT_GT(most.exposed, 0.2 * first);
@@ -166,7 +93,7 @@ TEST(EstimateStep, IsNoLessThanTheWorkOfEachSide) {
 }
 
 TEST(EstimateStep, ASlowLinkShows) {
-  Machine m(12, 200'000'000, 1);
+  LayeredMachine m(12, 200'000'000, 1);
   m.in.rates.link_to_device = 1e9;
   const StepEstimate e = estimate_step(m.in, 0, 0, 1000);
   EXPECT_GE(e.seconds(), 2 * m.elements() / 1e9 * 0.99);
@@ -174,7 +101,7 @@ TEST(EstimateStep, ASlowLinkShows) {
 
 // Where few places are left and the host idles during backward, weights are made first, and the state later.
 TEST(EstimateStep, PreviewsWherePlacesLack) {
-  Machine m(40, 200'000'000, 40'000);
+  LayeredMachine m(40, 200'000'000, 40'000);
   const StepEstimate few = estimate_step(m.in, 0, 0, 0), many = estimate_step(m.in, 0, 0, 10'000);
   EXPECT_GT(few.previewed_elements, 0);
   EXPECT_LT(few.exposed, 0.5 * (many.host - m.pass() / 3)) << "in place, only the forward pass would hide it";
@@ -189,7 +116,7 @@ TEST(EstimateStep, PreviewsWherePlacesLack) {
 
 TEST(ChoosePlacement, WhatFitsOnTheDeviceIsTheDevices) {
   for (const double tokens : {1.0, 4096.0, 200'000.0}) {
-    Machine m(20, 200'000'000, tokens);
+    LayeredMachine m(20, 200'000'000, tokens);
     const Placement plan = choose_placement(m.in);
     EXPECT_EQ(plan.device_units, m.units());
     EXPECT_EQ(plan.keep, 0);
@@ -199,7 +126,7 @@ TEST(ChoosePlacement, WhatFitsOnTheDeviceIsTheDevices) {
 }
 
 TEST(ChoosePlacement, NothingFitsOnTheDevice) {
-  Machine m(20, 200'000'000, 8192);
+  LayeredMachine m(20, 200'000'000, 8192);
   // Weights, gradients and all activations, and not the state of the first unit; recomputation would free little.
   m.per_layer_activations = 1'000'000;
   m.budgets(4 * m.elements() + 0.52e9 + 1e9, 1e15);
@@ -212,7 +139,7 @@ TEST(ChoosePlacement, NothingFitsOnTheDevice) {
 }
 
 TEST(ChoosePlacement, SplitsWhereBothMemoriesAreNeeded) {
-  Machine m(20, 200'000'000, 8192);
+  LayeredMachine m(20, 200'000'000, 8192);
   const double state = 12 * m.elements();
   m.budgets(4 * m.elements() + 20.5e9 + 0.6 * state, 0.7 * state);
   const Placement plan = choose_placement(m.in);
@@ -226,7 +153,7 @@ TEST(ChoosePlacement, SplitsWhereBothMemoriesAreNeeded) {
 // Recomputing is worth it where the host would hold the GPU up for longer.
 TEST(ChoosePlacement, RecomputesToHaveMoreOnTheDeviceWhenThatIsQuicker) {
   for (const bool slow_host : {false, true}) {
-    Machine m(20, 200'000'000, 20'000);
+    LayeredMachine m(20, 200'000'000, 20'000);
     m.in.rates.host_adamw = m.in.rates.host_memory = slow_host ? 1e10 : 3e11;
     m.budgets(4 * m.elements() + 20.5e9 + 0.3 * 12 * m.elements(), 1e15);
     const Placement plan = choose_placement(m.in);
@@ -239,7 +166,7 @@ TEST(ChoosePlacement, RecomputesToHaveMoreOnTheDeviceWhenThatIsQuicker) {
 
 // AdamW just hides at the measured rates. A little recomputation lets it hide on a slower host too.
 TEST(ChoosePlacement, KeepsItsTimeOnASlowerHost) {
-  Machine m(20, 200'000'000, 20'000);
+  LayeredMachine m(20, 200'000'000, 20'000);
   m.in.rates.host_adamw = m.in.rates.host_memory = 1.5e11;
   m.budgets(4 * m.elements() + 20.5e9 + 0.3 * 12 * m.elements(), 1e15);
   const Placement plan = choose_placement(m.in);
@@ -260,7 +187,7 @@ TEST(ChoosePlacement, KeepsItsTimeOnASlowerHost) {
 }
 
 TEST(EstimateStep, OfASlowerHostIsThatOfSlowerRates) {
-  Machine m(10, 200'000'000, 8192), slow(10, 200'000'000, 8192);
+  LayeredMachine m(10, 200'000'000, 8192), slow(10, 200'000'000, 8192);
   slow.in.rates.host_adamw *= 0.85;
   slow.in.rates.host_memory *= 0.85;
   const double slower = estimate_slower_step(m.in, 2, 0, 10).seconds();
@@ -272,7 +199,7 @@ TEST(EstimateStep, OfASlowerHostIsThatOfSlowerRates) {
 }
 
 TEST(ChoosePlacement, TheHostsMemoryLimitsThePlaces) {
-  Machine m(20, 200'000'000, 30'000);
+  LayeredMachine m(20, 200'000'000, 30'000);
   m.per_layer_activations = 1'000'000;
   m.budgets(4 * m.elements() + 0.52e9 + 1e9, 12 * m.elements() + 5.5 * 12 * bucket_size);
   EXPECT_EQ(choose_placement(m.in).undo_buckets, 5);
@@ -283,7 +210,7 @@ TEST(ChoosePlacement, TheHostsMemoryLimitsThePlaces) {
 }
 
 TEST(ChoosePlacement, SaysWhatIsShortAndByHowMuch) {
-  Machine m(20, 200'000'000, 8192);
+  LayeredMachine m(20, 200'000'000, 8192);
   const double weights = 4 * m.elements(), state = 12 * m.elements();
   const auto text = [&](double device, double host) {
     m.budgets(device, host);
@@ -302,7 +229,7 @@ TEST(ChoosePlacement, SaysWhatIsShortAndByHowMuch) {
 }
 
 TEST(ChoosePlacement, AForcedSplitStays) {
-  Machine m(20, 200'000'000, 8192);
+  LayeredMachine m(20, 200'000'000, 8192);
   for (int units = 0; units <= m.units(); ++units) {
     m.in.forced_device_units = units;
     const Placement plan = choose_placement(m.in);
@@ -320,7 +247,7 @@ TEST(ChoosePlacement, EqualsBruteForce) {
   int splits = 0, recomputing = 0, limited = 0;
   const int rounds = sanitized ? 20 : 100;
   for (int round = 0; round < rounds; ++round) {
-    Machine m(static_cast<int>(random() % 5) + 1, 160'000'000, pick({100, 4000, 16'000, 60'000}));
+    LayeredMachine m(static_cast<int>(random() % 5) + 1, 160'000'000, pick({100, 4000, 16'000, 60'000}));
     m.in.rates.host_adamw = m.in.rates.host_memory = pick({2e10, 1e11, 4e11});
     m.in.rates.link_to_host = m.in.rates.link_to_device = pick({1.2e10, 5e10, 4e11});
     m.in.micro_batches = static_cast<std::int64_t>(random() % 2) + 1;
@@ -382,7 +309,7 @@ TEST(ChoosePlacement, EqualsTheBestSplitOfADeepModel) {
   int splits = 0;
   const int rounds = sanitized ? 3 : 12;
   for (int round = 0; round < rounds; ++round) {
-    Machine m(70 + static_cast<int>(random() % 20), 400'000'000, pick({4000, 16'000, 60'000}));
+    LayeredMachine m(70 + static_cast<int>(random() % 20), 400'000'000, pick({4000, 16'000, 60'000}));
     m.in.rates.host_adamw = m.in.rates.host_memory = pick({5e10, 1e11, 4e11});
     m.in.rates.link_to_host = m.in.rates.link_to_device = pick({1.2e10, 5e10, 4e11});
     m.per_layer_activations = static_cast<std::size_t>(pick({1e8, 1e9}));
@@ -407,7 +334,7 @@ TEST(ChoosePlacement, EqualsTheBestSplitOfADeepModel) {
 }
 
 TEST(ChoosePlacement, SimulatesFewOfTheChoices) {
-  Machine m(80, 850'000'000, 16'384);
+  LayeredMachine m(80, 850'000'000, 16'384);
   m.per_layer_activations = 300'000'000;
   m.budgets(4 * m.elements() + 20e9, 1e15);
   const Placement plan = choose_placement(m.in);

@@ -224,13 +224,7 @@ std::int64_t elements_of(const PlacementInputs& in, int begin, int end) {
 std::string explain_split(const PlacementInputs& in, const Candidate& chosen, double seconds,
                           std::vector<Candidate>& all) {
   const int units = static_cast<int>(in.units.size()), d = chosen.device_units;
-  const double share = static_cast<double>(elements_of(in, d, units)) /
-                       static_cast<double>(std::max<std::int64_t>(1, elements_of(in, 0, units)));
-  std::string what = d == 0       ? "all on the host"
-                     : d == units ? "all on the device"
-                                  : fmt::format("{:.1f}% on the host, the rest on the device (units 0 to {} of {})",
-                                                100 * share, d - 1, units);
-  if (in.ranks > 1) what += fmt::format(", a slice of 1/{} with each GPU", in.ranks);
+  const std::string what = describe_split(in, d);
   if (in.forced_device_units) return what + ", as asked";
   if (d == units) return what + ", where it fits";
   std::vector<Candidate*> others;
@@ -248,6 +242,18 @@ std::string explain_split(const PlacementInputs& in, const Candidate& chosen, do
 }
 
 }  // namespace
+
+std::string describe_split(const PlacementInputs& in, int d) {
+  const int units = static_cast<int>(in.units.size());
+  const double share = static_cast<double>(elements_of(in, d, units)) /
+                       static_cast<double>(std::max<std::int64_t>(1, elements_of(in, 0, units)));
+  std::string what = d == 0       ? "all on the host"
+                     : d == units ? "all on the device"
+                                  : fmt::format("{:.1f}% on the host, the rest on the device (units 0 to {} of {})",
+                                                100 * share, d - 1, units);
+  if (in.ranks > 1) what += fmt::format(", a slice of 1/{} with each GPU", in.ranks);
+  return what;
+}
 
 Placement choose_placement(const PlacementInputs& in) {
   const int units = static_cast<int>(in.units.size());

@@ -49,4 +49,7 @@ Placement choose_placement(const PlacementInputs& inputs);
 // plan takes.
 bool any_placement_fits(const PlacementInputs& inputs);
 
+// Says who owns how much of the state, in words.
+std::string describe_split(const PlacementInputs& inputs, int device_units);
+
 }  // namespace so

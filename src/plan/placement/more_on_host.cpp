@@ -1,0 +1,60 @@
+#include "plan/placement/more_on_host.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace so {
+namespace {
+
+constexpr int parts = 8;              // of the device's units go to the host one after another
+constexpr double half_host = 0.5;     // of the host's rates
+constexpr double least_gain = 0.004;  // a part of the step
+constexpr double rounding = 1 + 1e-6;
+
+// A step of the run with so much of the host's rates.
+double step_seconds(const PlacementInputs& in, SimulatedRun run, double host, Verdicts verdicts) {
+  run.host_adamw *= host;
+  run.host_memory *= host;
+  run.verdicts = verdicts;
+  return in.known_steps->estimate(run).seconds();
+}
+
+}  // namespace
+
+Placement with_more_on_host(const PlacementInputs& in, Placement chosen) {
+  if (in.forced_device_units || in.schedule != Schedule::overlapped ||
+      chosen.estimate.device_update < least_gain * chosen.estimate.seconds())
+    return chosen;
+  const double half = step_seconds(in, chosen.run, half_host, Verdicts::stand),
+               clipped = step_seconds(in, chosen.run, 1, Verdicts::clip), before = chosen.estimate.seconds();
+  PlacementInputs others = in;
+  std::erase_if(others.residencies, [&](const Residency& residency) {
+    return residency.casts_weights() != chosen.residency.casts_weights() ||
+           residency.sends_masters() != chosen.residency.sends_masters() ||
+           residency.moves_gradients() != chosen.residency.moves_gradients();
+  });
+  const int most = chosen.device_units;
+  for (int part = parts - 1; part >= 0; --part) {
+    others.forced_device_units = most * part / parts;
+    try {
+      Placement other = choose_placement(others);
+      if (step_seconds(in, other.run, half_host, Verdicts::stand) > rounding * half ||
+          step_seconds(in, other.run, 1, Verdicts::clip) > rounding * clipped)
+        break;  // what follows has more on the host still
+      if (other.estimate.seconds() > (1 - least_gain) * before || other.estimate.seconds() >= chosen.estimate.seconds())
+        continue;
+      other.why_split = describe_split(in, other.device_units) +
+                        fmt::format(
+                            ": there AdamW is hidden, also if the host is half as fast or all steps are "
+                            "clipped, and with more on the device it would take {:.3f} s a step, not {:.3f}",
+                            before, other.estimate.seconds());
+      chosen = std::move(other);
+    } catch (const NothingFits&) {
+      break;
+    }
+  }
+  return chosen;
+}
+
+}  // namespace so
