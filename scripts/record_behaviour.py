@@ -20,6 +20,10 @@ sides should be recorded by the same version of this script on the same machine:
 When options change their names, cases.py changes with them; the names of the cases stay, so that old recordings can
 still be compared. --only takes a pattern, as "train: qwen3-tied*".
 
+--numbers compares what trainings computed and nothing else, of cases that both programs ran to their end: losses,
+gradient norms and tensors. So a commit can be compared with one that is much older, which prints and records other
+things beside, and refuses options that it does not know.
+
 Which updates run ahead of the gradient norm is chosen from measured times, so no case can ask for it; the cases with
 little host memory (group "squeezed") leave room for some or none.
 
@@ -45,6 +49,7 @@ def main():
     parser.add_argument("--only", metavar="PATTERN", action="append", help="only the cases whose GROUP: NAME matches; "
                         "may be given several times")
     parser.add_argument("--all", action="store_true", help="show every difference, whole")
+    parser.add_argument("--numbers", action="store_true", help="compare losses, gradient norms and tensors alone")
     arguments = parser.parse_args()
     if arguments.compare:
         sys.exit(compare(*arguments.compare, arguments))
@@ -80,6 +85,9 @@ def compare(one, other, arguments):
         if not files:
             sys.exit(f"{place} holds no recording")
         sides.append({file.stem: json.loads(file.read_text()) for file in files})
+    if arguments.numbers:
+        *sides, alone = comparing.keep_numbers(*sides)
+        print(f"{alone} cases ran to their end with one of the programs only")
     differing, total = comparing.compare(*sides, arguments.only, arguments.all)
     print(f"{differing} of {total} cases differ" if differing else f"equal: {total} cases")
     return 1 if differing else 0

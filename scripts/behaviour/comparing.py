@@ -5,6 +5,7 @@ import json
 
 MISSING = "(not there)"
 SHOWN = 3  # differences of one kind that are told with their values
+COMPUTED = ("step", "loss", "eval_loss", "grad_norm", "lr")  # of a line of metrics.jsonl
 
 
 def matches(case, patterns):
@@ -43,6 +44,35 @@ def lines_of_one(a, b):
         if others[line] < 0:
             found.append(line)
     return found
+
+
+def numbers_of(case):
+    """What a training computed: losses and gradient norms by step, and its tensors; None if a command has failed."""
+    if any(step["exit"] != 0 for step in case["steps"]):
+        return None
+    found = {}
+    for name, content in case["files"].items():
+        if name.endswith("metrics.jsonl"):
+            found[name] = [{key: line[key] for key in COMPUTED if key in line} for line in content]
+        elif name.endswith(".safetensors"):
+            found[name] = content
+    return found
+
+
+def keep_numbers(a, b):
+    """Both sides with numbers_of() their cases, of those that both ran; and how many cases only one of them ran."""
+    sides, alone = ({}, {}), 0
+    for group in {**a, **b}:
+        for side in sides:
+            side[group] = {}
+        for name in {**a.get(group, {}), **b.get(group, {})}:
+            pair = [numbers_of(side[group][name]) if name in side.get(group, {}) else None for side in (a, b)]
+            if None not in pair:
+                for side, numbers in zip(sides, pair):
+                    side[group][name] = numbers
+            elif pair != [None, None]:
+                alone += 1
+    return *sides, alone
 
 
 def compare(a, b, only, show_all):
