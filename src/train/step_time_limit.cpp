@@ -12,14 +12,26 @@ StepTimeLimit::~StepTimeLimit() { ranks_.set_time_limit(at_first_); }
 double StepTimeLimit::of_steps() const { return std::max(least_seconds, multiple * std::max(longest_, largest_step_)); }
 
 void StepTimeLimit::begin_other_work() {
-  after_step_ = false;
+  after_step_ = after_review_ = false;
   ranks_.set_time_limit(std::max(at_first_, of_steps()));
+}
+
+void StepTimeLimit::begin_review() {
+  const bool is_short = after_step_ && is_known();
+  begin_other_work();
+  after_review_ = is_short;
+  if (is_short) ranks_.set_time_limit(of_steps() + review_seconds);
 }
 
 void StepTimeLimit::begin_step(bool saving) {
   measured_ = after_step_ && !saving;
-  const bool is_short = measured_ && steps_ >= measured_steps;
-  ranks_.set_time_limit(is_short ? of_steps() : std::max(at_first_, of_steps()));
+  if (measured_ && is_known())
+    ranks_.set_time_limit(of_steps());
+  else if (after_review_ && !saving)
+    ranks_.set_time_limit(of_steps() + review_seconds);
+  else
+    ranks_.set_time_limit(std::max(at_first_, of_steps()));
+  after_review_ = false;
 }
 
 void StepTimeLimit::end_step(double seconds, std::int64_t tokens) {
