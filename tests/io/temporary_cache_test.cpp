@@ -25,6 +25,7 @@ class TemporaryCaches : public testing::Test {
   int ended_by(int signal) const {
     const pid_t child = ::fork();
     if (child == 0) {
+      ::signal(signal, SIG_DFL);  // which nohup ignores
       TemporaryCache cache;
       test::write_file(cache.path() / "tokens", "x");
       test::write_file(cache.path() / "tokens.lock", "");

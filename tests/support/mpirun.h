@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "ranks/mpi_ranks.h"
 #include "support/on_gpu.h"
 #include "support/sanitized.h"
 
@@ -13,6 +14,7 @@ namespace so::test {
 // Why no ranks can be started here; empty: they can.
 inline std::string why_no_ranks() {
   if (sanitized || on_gpu()) return "ranks of the CPU device, and MPI is not instrumented";
+  if (!have_mpi()) return "this build has no MPI";
   if (std::system("command -v mpirun >/dev/null 2>&1") != 0) return "there is no mpirun on this machine";
   return "";
 }
