@@ -1,4 +1,4 @@
-// What layers keep for backward, what that takes and what it costs, and chunks of the loss.
+// A plan says what layers keep for backward, what that takes and costs, and how long the chunks of the loss are.
 #include <gtest/gtest.h>
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What placements are chosen from in tests: a model of equal layers, on a GPU of known rates.
+// Tests choose placements from these inputs: a model of equal layers, on a GPU of known rates.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What a plan takes is held against the memory that there is.
+// A plan's memory is held against the memory that there is.
 #include "plan/memory/memory_room.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What the device could update itself goes to the host where that hides it, and only where it stays hidden.
+// State that would fit the device goes to the host where its update hides, and only where it stays hidden.
 #include "plan/placement/more_on_host.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ TEST(MoreOnHost, TakesThePartThatHides) {
   expect_in(more.why_split, {"on the host", "also if the host is half as fast"});
 }
 
-// Of 12,000 tokens clipped steps are what limits it, of 32,768 the slower host.
+// With 12,000 tokens clipped steps limit it, and with 32,768 the slower host does.
 TEST(MoreOnHost, NoStepIsLongerOnASlowerHostOrClipped) {
   for (const double tokens : {12'000.0, 16'384.0, 32'768.0}) {
     SCOPED_TRACE(tokens);
