@@ -13,9 +13,8 @@ constexpr double least_gain = 0.004;  // a part of the step
 constexpr double rounding = 1 + 1e-6;
 
 // A step of the run with so much of the host's rates.
-double step_seconds(const PlacementInputs& in, SimulatedRun run, double host, Verdicts verdicts) {
-  run.host_adamw *= host;
-  run.host_memory *= host;
+double step_seconds(const PlacementInputs& in, const SimulatedRun& chosen, double host, Verdicts verdicts) {
+  SimulatedRun run = with_slower_host(chosen, host);
   run.verdicts = verdicts;
   return in.known_steps->estimate(run).seconds();
 }

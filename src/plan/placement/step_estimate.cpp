@@ -234,10 +234,9 @@ std::int64_t choose_undo_buckets(const PlacementInputs& in, int device_units, st
   return std::min(places, static_cast<std::int64_t>(std::ceil(fillable / static_cast<double>(run.bucket_elements))));
 }
 
-SimulatedRun with_slower_host(SimulatedRun run) {
-  constexpr double slower = 0.85;
-  run.host_adamw *= slower;
-  run.host_memory *= slower;
+SimulatedRun with_slower_host(SimulatedRun run, double rates) {
+  run.host_adamw *= rates;
+  run.host_memory *= rates;
   return run;
 }
 
