@@ -50,8 +50,12 @@ HostOptimizer::HostOptimizer(Device& device, ThreadPool& pool, const ParameterLa
     entry(bucket).current = device.create_event();
     if (follows_masters(bucket)) schedule_.set_from_masters(bucket);
   }
-  if (std::any_of(owned().begin(), owned().end(), [&](int index) { return follows_masters(bucket(index)); }))
-    masters_ = std::make_unique<MasterCopies>(device, largest(buckets));
+  std::vector<std::int64_t> masters(static_cast<std::size_t>(layout.units()));  // that follow, of each unit
+  for (const int index : owned())
+    if (follows_masters(bucket(index)))
+      masters[static_cast<std::size_t>(layout.unit_of(bucket(index).range().begin))] += bucket(index).own().size();
+  if (const std::int64_t most = *std::max_element(masters.begin(), masters.end()); most > 0)
+    masters_ = std::make_unique<MasterCopies>(device, most);
   if (!owned().empty() && ways.store_gradients) {
     std::size_t bytes = 0;
     for (const int index : owned()) bytes += gradient_bytes(bucket(index));
@@ -188,13 +192,13 @@ void HostOptimizer::require_weights(const Bucket& bucket, Stream& stream) {
   stream.wait(*entry(bucket).current);
 }
 
-void HostOptimizer::cast_masters(std::span<const Bucket> buckets, Stream& stream) {
-  for (const Bucket& bucket : buckets)
-    if (bucket.on_host() && follows_masters(bucket)) {
-      const Range own = bucket.own();
-      masters_->cast(state_.part(StateArray::master, bucket, own),
-                     Tensor(weights_.own_at(own.begin), weights_.on_device().dtype(), {own.size()}), stream);
-    }
+void HostOptimizer::cast_masters(std::span<const Bucket> unit, Stream& stream) {
+  std::vector<MasterCopies::Part> parts;
+  for (const Bucket& bucket : unit)
+    if (const Range own = bucket.own(); bucket.on_host() && follows_masters(bucket) && own.size() > 0)
+      parts.push_back({state_.part(StateArray::master, bucket, own),
+                       Tensor(weights_.own_at(own.begin), weights_.on_device().dtype(), {own.size()})});
+  if (!parts.empty()) masters_->cast(parts, stream);
 }
 
 void HostOptimizer::require_state(const Bucket& bucket) {

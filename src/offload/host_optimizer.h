@@ -107,10 +107,10 @@ class HostOptimizer {
   // The same at any time, also between a gradient and its verdict: then they are not final.
   bool weights_final(const Bucket& bucket) const;
   bool weights_here(const Bucket& bucket) const;  // nor the stream
-  // Enqueues on `stream`, for those of the buckets that are the host's: weights on the device, of those that follow
-  // masters, become these, rounded. require_weights() has been called. The host's memory is read until then, and what
-  // uses the weights precedes the buckets' next gradients.
-  void cast_masters(std::span<const Bucket> buckets, Stream& stream);
+  // Enqueues on `stream`, for those of a unit's buckets that are the host's: weights on the device, of those that
+  // follow masters, become these, rounded. require_weights() has been called. The host's memory is read until then, and
+  // what uses the weights precedes the buckets' next gradients.
+  void cast_masters(std::span<const Bucket> unit, Stream& stream);
   // Waits until the bucket's state is that of the last verdict.
   void require_state(const Bucket& bucket);
   // Elements `part` of the bucket's state, as it lies, once it is that of the last verdict. What a save still has to

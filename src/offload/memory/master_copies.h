@@ -1,11 +1,16 @@
 // The way of master weights that the host owns to the device, where they are rounded to weights: for weights that have
 // no memory of their own (ResidencyKind::gathered_from_masters).
+//
+// They come in a few pieces of a unit, however many buckets it has: a kernel beside those of other streams waits until
+// they leave it a multiprocessor, milliseconds beside large matrix products, and a piece that needs the place of
+// another waits for its kernel.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "base/tensor.h"
 #include "device/device.h"
@@ -15,10 +20,11 @@ namespace so {
 
 class MasterCopies {
  public:
-  // For copies of at most `elements` at a time. Device memory for two of them, booked as "masters on their way".
+  // For units of at most so many elements. Device memory for two pieces, booked as "masters on their way".
   static constexpr std::size_t slots = 2;
+  static constexpr std::int64_t pieces = 4;  // of the largest unit
   static constexpr std::size_t device_bytes(std::int64_t elements) {
-    return slots * static_cast<std::size_t>(elements) * sizeof(float);
+    return slots * static_cast<std::size_t>(piece_of(elements)) * sizeof(float);
   }
   MasterCopies(Device& device, std::int64_t elements);
   // Waits for copies under way.
@@ -26,19 +32,29 @@ class MasterCopies {
   MasterCopies(const MasterCopies&) = delete;
   MasterCopies& operator=(const MasterCopies&) = delete;
 
-  // Enqueues: `masters`, fp32 in pinned memory, come to the device on a stream of their own, and become `weights`, fp32
-  // or bf16 of the same number, on `stream`. The copy waits for neither what is on `stream` nor what uses `weights`,
-  // so it is under way before they are free. One thread at a time.
-  void cast(const Tensor& masters, const Tensor& weights, Stream& stream);
+  struct Part {
+    Tensor masters;  // fp32 in pinned memory
+    Tensor weights;  // as many, fp32 or bf16, on the device
+  };
+  // Enqueues: the masters of a unit's parts come to the device on a stream of their own, and become the weights on
+  // `stream`. The copies wait for neither what is on `stream` nor what uses the weights, so they are under way before
+  // these are free. One thread at a time.
+  void cast(std::span<const Part> unit, Stream& stream);
   // Waits until no masters are read any more.
   void wait() { stream_->synchronize(); }
 
  private:
+  // Elements of a piece, so that all begin at the alignment of device memory.
+  static constexpr std::int64_t piece_of(std::int64_t elements) {
+    constexpr std::int64_t alignment = 64;
+    return (elements + pieces * alignment - 1) / (pieces * alignment) * alignment;
+  }
   struct Slot {
     Buffer memory;
     std::unique_ptr<Event> arrived, used;
   };
   const std::unique_ptr<EngineOps> ops_;
+  const std::int64_t piece_;
   std::array<Slot, slots> slots_;
   std::size_t turn_ = 0;
   std::unique_ptr<Stream> stream_;  // last: its work uses the others

@@ -114,22 +114,18 @@ std::size_t gathered_bytes(const ParameterLayout& layout, const EngineSettings& 
   // another format than sums have, all units have slices of them.
   const DType gradients = settings.formats.gradients, sums = settings.formats.rank_sums;
   std::vector<std::int64_t> weight_slices(in_slices.size()), gradient_slices(in_slices.size());
-  std::int64_t longest = 0;  // of the host's slices
-  bool masters_travel = false;
+  std::vector<std::int64_t> masters(in_slices.size());  // of the host, that travel
   for (const Bucket& bucket : make_buckets(layout, settings.bucket_elements, settings.device_units, true)) {
     const auto unit = static_cast<std::size_t>(layout.unit_of(bucket.range().begin));
     const std::int64_t slice = ShardMap(bucket.range().size(), ranks).slice(0).size();
     if (residencies[unit] == ResidencyKind::gathered) weight_slices[unit] += slice;
-    if (bucket.on_host()) {
-      longest = std::max(longest, slice);
-      masters_travel = masters_travel || residencies[unit] == ResidencyKind::gathered_from_masters;
-    }
+    if (bucket.on_host() && residencies[unit] == ResidencyKind::gathered_from_masters) masters[unit] += slice;
     if (!bucket.frozen() && (gradients != sums || places.sliced[unit])) gradient_slices[unit] += slice;
   }
   const std::size_t weights =
       held(in_turn(in_slices, gather_places), all) +
       static_cast<std::size_t>(std::accumulate(weight_slices.begin(), weight_slices.end(), std::int64_t{0}));
-  const std::size_t on_their_way = masters_travel ? MasterCopies::device_bytes(longest) : 0;
+  const std::size_t on_their_way = MasterCopies::device_bytes(*std::max_element(masters.begin(), masters.end()));
   return on_their_way + weights * size_of(settings.formats.weights) +
          held(places.slots, with_gradients) * size_of(gradients) +
          size_of(sums) *
