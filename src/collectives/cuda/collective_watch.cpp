@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "device/cuda/cuda_device.h"
+#include "device/cuda/stream_values.h"
 
 namespace so {
 namespace {
@@ -13,16 +14,26 @@ namespace {
 constexpr std::chrono::milliseconds beat_period{200};
 constexpr std::chrono::milliseconds end_period{5};
 
+// Their number, once the device is the thread's, which maps them.
+int words_on(Device& device, int count) {
+  device.make_current();
+  return count;
+}
+
 }  // namespace
 
 CollectiveWatch::CollectiveWatch(Device& device, std::unique_ptr<Communicator> ranks, Carrier carrier)
-    : device_(device), ranks_(std::move(ranks)), carrier_(std::move(carrier)) {
+    : device_(device),
+      ranks_(std::move(ranks)),
+      carrier_(std::move(carrier)),
+      words_(SharedWords::Unshared::words, words_on(device, word_count)) {
+  require_stream_values();
   thread_ = std::thread([this] { watch(); });
 }
 
 void CollectiveWatch::stop() {
   {
-    const Lock lock(mutex_);
+    const std::lock_guard lock(mutex_);
     leaving_ = true;
   }
   changed_.notify_all();
@@ -31,24 +42,30 @@ void CollectiveWatch::stop() {
 
 // ---- The calls of the stream's thread ----
 
-std::unique_ptr<Event> CollectiveWatch::take_event() {
-  if (events_.empty()) return device_.create_event();
-  std::unique_ptr<Event> event = std::move(events_.back());
-  events_.pop_back();
-  return event;
+void CollectiveWatch::write(Stream& stream, Word word, const Collective& collective) {
+  write_value(cuda_stream(stream), words_.on_device(static_cast<int>(word)),
+              static_cast<std::uint32_t>(collective.number));
+}
+
+// The word has the low half of a number, and so many collectives are never under way that this were not enough.
+bool CollectiveWatch::has(Word word, const Collective& collective) const {
+  const std::uint32_t beyond = words_.at(static_cast<int>(word)).load() - static_cast<std::uint32_t>(collective.number);
+  return static_cast<std::int32_t>(beyond) >= 0;
 }
 
 CollectiveWatch::Collective CollectiveWatch::begin(Stream& stream, const char* what) {
-  Collective collective{number_ + 1, what, take_event(), take_event()};
-  stream.record(*collective.begun);
+  Collective collective{.what = what};
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) std::rethrow_exception(failure_);
+    collective.number = ++number_;
+    pending_.push_back(collective);
+  }
+  write(stream, Word::begun, collective);
   return collective;
 }
 
-void CollectiveWatch::end(Stream& stream, Collective collective) {
-  stream.record(*collective.ended);
-  number_ = collective.number;
-  pending_.push_back(std::move(collective));
-}
+void CollectiveWatch::end(Stream& stream, const Collective& collective) { write(stream, Word::ended, collective); }
 
 // ---- The watch ----
 
@@ -73,30 +90,30 @@ void CollectiveWatch::watch_until_left() {
     }
     judge(all);
     if (own.leaving != 0) return;
-    Lock lock(mutex_);
+    std::unique_lock lock(mutex_);
     changed_.wait_for(lock, beat_period, [&] { return leaving_; });
   }
 }
 
 CollectiveWatch::Beat CollectiveWatch::look() {
-  const Lock lock(mutex_);
-  if (carrier_.check) carrier_.check(pending_.empty() ? "between collectives" : pending_.front().what);
-  while (!pending_.empty() && pending_.front().ended->done()) {
-    events_.push_back(std::move(pending_.front().begun));
-    events_.push_back(std::move(pending_.front().ended));
-    pending_.pop_front();
+  Beat beat;
+  std::optional<Collective> head;
+  {
+    const std::lock_guard lock(mutex_);
+    while (!pending_.empty() && has(Word::ended, pending_.front())) pending_.pop_front();
+    if (!pending_.empty()) head = pending_.front();
+    beat = {.begun = number_, .leaving = leaving_ ? 1 : 0};
   }
-  Beat beat{.begun = number_, .leaving = leaving_ ? 1 : 0};
-  if (pending_.empty()) {
+  if (carrier_.check) carrier_.check(head ? head->what : "between collectives");
+  if (!head) {
     waiting_for_ = 0;
     return beat;
   }
-  const Collective& head = pending_.front();
-  beat.begun = head.begun->done() ? head.number : head.number - 1;
-  if (beat.begun != head.number) return beat;
-  if (waiting_for_ != head.number) waiting_.emplace(*ranks_);
-  waiting_for_ = head.number;
-  if (waiting_->over()) beat.overdue = head.number;
+  beat.begun = has(Word::begun, *head) ? head->number : head->number - 1;
+  if (beat.begun != head->number) return beat;
+  if (waiting_for_ != head->number) waiting_.emplace(*ranks_);
+  waiting_for_ = head->number;
+  if (waiting_->over()) beat.overdue = head->number;
   return beat;
 }
 
@@ -122,11 +139,16 @@ void CollectiveWatch::give_up(const std::string& reason) {
 // What is enqueued already may wait again for a rank that is gone, so this goes on until the last has run.
 void CollectiveWatch::fail(std::exception_ptr error) noexcept {
   fail_streams(device_, error);  // first, so that what the end of the collectives wakes finds it
-  Lock lock(mutex_);
-  failure_ = std::move(error);
-  pending_.clear();
-  do carrier_.end();
-  while (!changed_.wait_for(lock, end_period, [&] { return leaving_; }));
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = std::move(error);
+    pending_.clear();
+  }
+  for (bool leaving = false; !leaving;) {
+    carrier_.end();
+    std::unique_lock lock(mutex_);
+    leaving = changed_.wait_for(lock, end_period, [&] { return leaving_; });
+  }
 }
 
 }  // namespace so

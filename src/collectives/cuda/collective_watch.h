@@ -6,6 +6,10 @@
 // and one that does not come to a collective, in which the others' GPUs wait longer than the time limit, finds itself
 // behind and gives up by name. Whatever happens becomes the error of the device's streams, and what the GPU waits for
 // is ended.
+//
+// CUDA lets no more work be enqueued than its queues hold: while the GPU waits for a rank that is lost, the thread that
+// enqueues soon waits inside of CUDA. So the watch calls nothing of CUDA's, and shares no lock that is held during such
+// calls: streams say in words of host memory which collectives they have come to.
 #pragma once
 
 #include <condition_variable>
@@ -20,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "device/cuda/shared_words.h"
 #include "device/device.h"
 #include "ranks/communicator.h"
 #include "ranks/waiting.h"
@@ -28,8 +33,7 @@ namespace so {
 
 class CollectiveWatch {
  public:
-  using Lock = std::unique_lock<std::mutex>;
-  // This is what carries the collectives. The watch's thread calls its functions with the lock held.
+  // This is what carries the collectives. The watch's thread calls its functions.
   struct Carrier {
     const char* collective;                       // as in "... has not ended": "a collective of NCCL's"
     std::function<void(const char* what)> check;  // throws the carrier's own failure; may be empty
@@ -47,22 +51,21 @@ class CollectiveWatch {
   const RankPlace& place() const { return ranks_->place(); }
   Communicator& ranks() const { return *ranks_; }  // for its time limits
 
-  // The calls of the thread that enqueues. lock() guards them, and the carrier.
-  Lock lock() { return Lock(mutex_); }
-  // Throws the failure of the ranks, if there is one. With the lock held, as the others below.
+  // The calls of the thread that enqueues.
+  // Throws the failure of the ranks, if there is one.
   void rethrow() const {
+    const std::lock_guard lock(mutex_);
     if (failure_) std::rethrow_exception(failure_);
   }
-  // Enqueue the first and the last of a collective's work. `what` names it in errors and must not go. A collective that
-  // is begun may be left without an end, as after an error.
+  // Enqueue the first and the last of a collective's work. begin() throws as rethrow() does. `what` names the
+  // collective in errors and must not go. One that is begun may be left without an end, after an error.
   struct Collective {
     std::int64_t number = 0;
     const char* what = nullptr;
-    std::unique_ptr<Event> begun, ended;
   };
   Collective begin(Stream& stream, const char* what);
-  void end(Stream& stream, Collective collective);
-  // This rank cannot go on, for this reason. Any thread, with or without the lock.
+  void end(Stream& stream, const Collective& collective);
+  // This rank cannot go on, for this reason. Any thread.
   [[noreturn]] void give_up(const std::string& reason);
 
  private:
@@ -73,7 +76,12 @@ class CollectiveWatch {
     std::int64_t leaving = 0;  // 1: it is the last beat
   };
 
-  std::unique_ptr<Event> take_event();
+  // Streams write the number of a collective when they come to it, and when it has ended.
+  enum class Word : std::uint8_t { begun, ended };
+  static constexpr int word_count = 2;
+  void write(Stream& stream, Word word, const Collective& collective);
+  bool has(Word word, const Collective& collective) const;
+
   void watch() noexcept;
   void watch_until_left();
   Beat look();
@@ -83,13 +91,13 @@ class CollectiveWatch {
   Device& device_;
   const std::unique_ptr<Communicator> ranks_;
   const Carrier carrier_;
+  SharedWords words_;
 
-  std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards what follows; held for no call of CUDA's
   std::condition_variable changed_;
   std::exception_ptr failure_;
-  std::int64_t number_ = 0;  // of the last collective
+  std::int64_t number_ = 0;  // of the last collective that was begun
   std::deque<Collective> pending_;
-  std::vector<std::unique_ptr<Event>> events_;  // not in use
   bool leaving_ = false;
 
   std::int64_t waiting_for_ = 0;  // the collective that `waiting_` counts for; the watch's

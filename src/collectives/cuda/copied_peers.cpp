@@ -145,15 +145,13 @@ class CopiedPeers final : public DevicePeers {
   // comes to it, and the stream goes on when all is sent.
   template <class Enqueue>
   void collective(Stream& stream, const char* what, const Enqueue& enqueue) {
-    const CollectiveWatch::Lock lock = watch_->lock();
-    watch_->rethrow();
-    CollectiveWatch::Collective begun = watch_->begin(stream, what);
+    const CollectiveWatch::Collective begun = watch_->begin(stream, what);
     stream.record(*ready_);
     out_->wait(*ready_);
     enqueue();
     out_->record(*sent_all_);
     stream.wait(*sent_all_);
-    watch_->end(stream, std::move(begun));
+    watch_->end(stream, begun);
   }
 
   std::size_t half_of(std::uint32_t exchange) const { return exchange % 2 * arrivals_.of_an_exchange; }
@@ -224,18 +222,19 @@ class CopiedPeers final : public DevicePeers {
     return words_of_a_pair * (from * size() + to) + static_cast<int>(what);
   }
 
-  // After a failure: whatever this rank's GPU waits for has come. Others may still write the words.
+  // After a failure, and the watch's: whatever this rank's GPU waits for has come. Others may still write the words, so
+  // this is called again and again.
   void open_words() {
-    constexpr std::uint32_t far = std::uint32_t{1} << 30;
-    for (int r = 0; r < size(); ++r) {
-      if (r == rank_) continue;
-      words_->at(word(Word::sent, r, rank_)) = received_[static_cast<std::size_t>(r)] + far;
-      words_->at(word(Word::taken, rank_, r)) = sent_[static_cast<std::size_t>(r)] + far;
-      words_->at(word(Word::written, r, rank_)) = gathers_ + far;
-      words_->at(word(Word::may_be_written, rank_, r)) = gathers_ + far;
-      words_->at(word(Word::arrived, r, rank_)) = arrived_ + far;
-      words_->at(word(Word::used, rank_, r)) = arrived_ + far;
-    }
+    constexpr std::uint32_t far = std::uint32_t{1} << 30;  // more than is under way
+    if (opened_.empty())
+      for (int r = 0; r < size(); ++r) {
+        if (r == rank_) continue;
+        for (const int i :
+             {word(Word::sent, r, rank_), word(Word::taken, rank_, r), word(Word::written, r, rank_),
+              word(Word::may_be_written, rank_, r), word(Word::arrived, r, rank_), word(Word::used, rank_, r)})
+          opened_.emplace_back(i, words_->at(i) + far);
+      }
+    for (const auto& [i, value] : opened_) words_->at(i) = value;
   }
 
   // A place holds messages one after another, each at a multiple of `alignment`, and parts of such as do not fit. Both
@@ -305,6 +304,7 @@ class CopiedPeers final : public DevicePeers {
   std::vector<std::uint32_t> sent_, received_;  // pieces, by rank
   std::uint32_t gathers_ = 0, arrived_ = 0;     // into place; exchanges of reductions
   std::unique_ptr<Event> ready_, sent_all_;
+  std::vector<std::pair<int, std::uint32_t>> opened_;  // words, and what they are set to after a failure
   std::unique_ptr<CollectiveWatch> watch_;
   std::unique_ptr<Stream> out_;
 };

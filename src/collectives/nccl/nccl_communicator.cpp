@@ -20,7 +20,8 @@ namespace {
 using NcclClock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds connect_limit{300};  // many hosts take a while
-constexpr std::chrono::seconds close_limit{5};      // a rank that fails does not come to the end
+constexpr std::chrono::seconds abort_patience{5};
+constexpr std::chrono::seconds close_limit{5};  // a rank that fails does not come to the end
 
 // A word of NCCL's that it is another rank's failure, whose own words say more.
 constexpr const char* remote_text = "NCCL has lost another rank";
@@ -98,13 +99,10 @@ NcclCommunicator::NcclCommunicator(Device& device, Communicator& ranks, int most
   std::unique_ptr<Communicator> own = ranks.duplicate();
   together(ranks, [] { nccl(); });
   comm_ = connect_ranks(device, ranks, most_blocks);
-  const auto end = [this] {
-    if (comm_ != nullptr) nccl().abort(comm_);
-    comm_ = nullptr;
-  };
   watch_ = std::make_unique<CollectiveWatch>(
       device, std::move(own),
-      CollectiveWatch::Carrier{"a collective of NCCL's", [this](const char* what) { check(what); }, end});
+      CollectiveWatch::Carrier{"a collective of NCCL's", [this](const char* what) { check(what); },
+                               [this] { abort(); }});
 }
 
 NcclCommunicator::~NcclCommunicator() {
@@ -112,11 +110,21 @@ NcclCommunicator::~NcclCommunicator() {
   close();
 }
 
-// The watch's, which looks for failures that no call of ours has met.
-void NcclCommunicator::check(const char* what) const {
+// The watch's, which looks for failures that no call of ours has met. While one is under way that one looks itself.
+void NcclCommunicator::check(const char* what) {
+  const Lock lock(calls_, std::try_to_lock);
+  if (!lock) return;
   ncclResult_t state = ncclSuccess;
   check_nccl(nccl().state(comm_, &state), comm_, "ncclCommGetAsyncError");
   check_nccl(state, comm_, what);
+}
+
+// The watch's, after a failure. A call that waits inside of CUDA for room in a queue comes back only when NCCL's
+// kernels have been ended, so this waits for no call for long.
+void NcclCommunicator::abort() noexcept {
+  const Lock lock(calls_, abort_patience);
+  if (comm_ != nullptr) nccl().abort(comm_);
+  comm_ = nullptr;
 }
 
 void NcclCommunicator::close() noexcept {
@@ -139,10 +147,10 @@ void NcclCommunicator::close() noexcept {
 }
 
 void NcclCommunicator::group(Stream& stream, const char* what, const std::function<void()>& calls) {
-  CollectiveWatch::Lock lock = watch_->lock();
-  watch_->rethrow();
+  const CollectiveWatch::Collective collective = watch_->begin(stream, what);
+  Lock lock(calls_);
+  watch_->rethrow();  // after which there may be no communicator
   stream_ = cuda_stream(stream);
-  CollectiveWatch::Collective collective = watch_->begin(stream, what);
   check_nccl(nccl().group_start(), comm_, what);
   std::exception_ptr thrown;
   try {
@@ -153,11 +161,11 @@ void NcclCommunicator::group(Stream& stream, const char* what, const std::functi
   const ncclResult_t result = nccl().group_end();
   if (thrown) std::rethrow_exception(thrown);
   settle(lock, result, what);
-  watch_->end(stream, std::move(collective));
+  watch_->end(stream, collective);
 }
 
 // The watch finds who is lost within the time limit, so this waits for twice as long.
-void NcclCommunicator::settle(CollectiveWatch::Lock& lock, ncclResult_t result, const char* what) {
+void NcclCommunicator::settle(Lock& lock, ncclResult_t result, const char* what) {
   std::optional<RankWait> waiting(watch_->ranks());
   int limits = 0;
   // A thread of NCCL's takes tens of microseconds for this, and a nap would be several times as long; only the making

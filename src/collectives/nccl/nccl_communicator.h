@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <mutex>
 
 #include "collectives/cuda/collective_watch.h"
 #include "device/device.h"
@@ -36,13 +37,16 @@ class NcclCommunicator {
   void all_gather(const void* own, std::size_t bytes, void* all);
 
  private:
-  void settle(CollectiveWatch::Lock& lock, ncclResult_t result, const char* what);
-  void check(const char* what) const;
+  using Lock = std::unique_lock<std::timed_mutex>;
+  void settle(Lock& lock, ncclResult_t result, const char* what);
+  void check(const char* what);
+  void abort() noexcept;
   void close() noexcept;
 
   Device& device_;
   cudaStream_t stream_ = nullptr;  // of the group that is being made
-  ncclComm_t comm_ = nullptr;      // null after a failure; the watch's lock guards it
+  std::timed_mutex calls_;         // guards the communicator, which one thread at a time may call
+  ncclComm_t comm_ = nullptr;      // null after a failure
   std::unique_ptr<CollectiveWatch> watch_;
 };
 

@@ -54,11 +54,14 @@ SharedWords::SharedWords(const std::string& name, int count) : name_(name), byte
   map(file, bytes_);
 }
 
+SharedWords::SharedWords(Unshared, int count) : bytes_(shared_bytes(count, stride)) { map(-1, bytes_); }
+
 // Closes the file.
 void SharedWords::map(int file, std::size_t bytes) {
-  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  const int flags = file < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED;
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, file, 0);
   const int error = errno;
-  close(file);
+  if (file >= 0) close(file);
   if (memory == MAP_FAILED) {
     unlink();
     fail_to_share(name_, error);

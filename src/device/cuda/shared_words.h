@@ -15,6 +15,9 @@ class SharedWords {
   explicit SharedWords(int count);
   // Maps those that another process, or this one, has made.
   SharedWords(const std::string& name, int count);
+  // Makes words that this process alone sees, with its GPU.
+  enum class Unshared : std::uint8_t { words };
+  SharedWords(Unshared, int count);
   ~SharedWords();
   SharedWords(const SharedWords&) = delete;
   SharedWords& operator=(const SharedWords&) = delete;
@@ -32,7 +35,7 @@ class SharedWords {
  private:
   static constexpr int stride = 16;  // a cache line each
 
-  void map(int file, std::size_t bytes);
+  void map(int file, std::size_t bytes);  // -1: of no file
 
   std::string name_;
   bool linked_ = false;
