@@ -30,6 +30,8 @@ struct Backend {
     bool each_thread = false;
   };
   std::span<const Reserve> libraries;
+  // The device finds pinned memory by tables in its own, a byte for so many of pinned memory; 0: it has none.
+  std::size_t pinned_per_table_byte;
   std::span<const Reserve> nccl;  // beside them, if ranks use it
 
   // Logits that exist at a time: rows that fill `bytes`, at `element_bytes` each, in whole tiles, within bounds.
@@ -66,6 +68,8 @@ const Backend& cpu_backend();
 const Backend& cuda_backend();
 const Backend& backend_of(const Device& device);
 
+// The device's own memory that tables of so many pinned bytes take.
+std::size_t page_table_bytes(const Backend& backend, std::size_t pinned);
 // Bytes that are held of the device's own memory.
 std::size_t held_own_memory(Device& device);
 // A device like the backend's, with no memory behind it and streams that drop their work.

@@ -187,7 +187,7 @@ std::size_t TrainingPlacement::activation_bytes(std::int64_t index) {
     decoder.loss_chunk_rows = choose_loss_chunk(*q_.machine.backend, q_.spec.vocab);
     decoder.keep = keep_of(index);
     decoder.tile_rows = choices_[static_cast<std::size_t>(index)].tile_rows;
-    size = sizer_.bytes(decoder);
+    size = sizer_.bytes(decoder) + sizer_.page_tables(decoder);
   }
   return std::max(*size, loading_floor_);
 }
@@ -229,8 +229,10 @@ StateMemory TrainingPlacement::state_memory(int device_units, Residency residenc
   const DType dtype = plan_.engine.formats.weights;
   const StreamedWeights all = streamed_weights(q_.layout, device_units, residency.streamed_units, dtype),
                         one = streamed_weights(q_.layout, device_units, 1, dtype);
-  return {found->second.device_bytes + all.device_bytes - one.device_bytes,
-          found->second.host_bytes + all.host_bytes - one.host_bytes};
+  const std::size_t more = all.host_bytes - one.host_bytes;  // pinned
+  return {
+      found->second.device_bytes + all.device_bytes - one.device_bytes + page_table_bytes(*q_.machine.backend, more),
+      found->second.host_bytes + more};
 }
 
 MemoryRefusal TrainingPlacement::refusal(const NothingFits& nothing) {
@@ -298,6 +300,7 @@ void TrainingPlacement::choose() {
   plan_.engine.device_units = chosen.device_units;
   plan_.engine.undo_buckets = chosen.undo_buckets;
   set_residency(plan_.engine, chosen.residency);
+  plan_.activation_bytes = inputs_.activation_bytes(chosen.keep);
   plan_.engine.expected = chosen.estimate.times;
   plan_.estimate = chosen.estimate;
   plan_.rates = measured_;

@@ -39,24 +39,25 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
   // Memory that is left then goes to attention's gradient, which is quicker with more scratch.
   DecoderSettings roomy = plan.decoder;
   roomy.roomy_attention = true;
-  if (const std::size_t bytes = sizer.bytes(roomy); bytes <= budget) {
+  if (const std::size_t bytes = sizer.bytes(roomy); bytes + sizer.page_tables(roomy) <= budget) {
     plan.decoder = roomy;
     plan.activation_bytes = bytes;
   }
 }
 
 // The plan's memory and its activations.
-MemoryPlan with_activations(const DecoderSpec& spec, const TrainingPlan& plan) {
+MemoryPlan with_activations(const DecoderSpec& spec, const Backend& backend, const TrainingPlan& plan) {
   MemoryPlan memory = plan.memory;
   memory.add(MemoryKind::device, "activations", plan.activation_bytes, once_loaded);
-  memory.add(MemoryKind::pinned, "layer inputs",
-             kept_host_bytes(spec, plan.decoder.formats.activations, plan.shape, plan.decoder.keep));
+  const std::size_t inputs = kept_host_bytes(spec, plan.decoder.formats.activations, plan.shape, plan.decoder.keep);
+  memory.add(MemoryKind::pinned, "layer inputs", inputs);
+  memory.add_beside(MemoryKind::device, "page tables, layer inputs", page_table_bytes(backend, inputs));
   return memory;
 }
 
 void add_activations(const DecoderSpec& spec, const PlanningMachine& machine, const std::string& for_device,
                      TrainingPlan& plan) {
-  plan.memory = with_activations(spec, plan);
+  plan.memory = with_activations(spec, *machine.backend, plan);
   if (const auto refusal = room_of(machine).misfit(plan.memory, {for_device, training_advice.for_host})) throw *refusal;
   if (machine.device_cap) plan.limits.device = plan.memory.allocatable(*machine.device_cap, *machine.backend, true);
   if (machine.host_cap) plan.limits.host = plan.memory.allocatable(*machine.host_cap, *machine.backend, false);
@@ -107,14 +108,19 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
   if (machine.device_memory) {
     TrainingPlacement({spec, layout, machine, request, origin, training_advice}, plan).choose();
     plan.memory = state().memory;
-    // Places were counted by what one takes; what they share depends on owners and residency.
-    const std::size_t budget = usable_host_budget(machine);
-    while (plan.engine.undo_buckets > 0 && plan.memory.host_total(*machine.backend) > budget) {
-      const std::size_t excess = plan.memory.host_total(*machine.backend) - budget,
-                        place = static_cast<std::size_t>(plan.engine.bucket_elements) *
-                                state_bytes(plan.engine.formats.moments);
+    // Places were counted by what one takes of the host; what they share depends on owners and residency, and where
+    // they are pinned they have page tables.
+    const std::size_t place = static_cast<std::size_t>(plan.engine.bucket_elements) *
+                              state_bytes(plan.engine.formats.moments),
+                      tables = std::max<std::size_t>(1, page_table_bytes(*machine.backend, place));
+    while (plan.engine.undo_buckets > 0) {
+      const std::size_t host = beyond(plan.memory.host_total(*machine.backend), usable_host_budget(machine)),
+                        device = beyond(plan.memory.total(MemoryKind::device, once_loaded) + plan.activation_bytes,
+                                        *machine.device_memory);
+      if (host == 0 && device == 0) break;
+      const std::size_t places = std::max(host / place, device / tables) + 1;
       plan.engine.undo_buckets =
-          std::max<std::int64_t>(0, plan.engine.undo_buckets - static_cast<std::int64_t>(excess / place + 1));
+          std::max<std::int64_t>(0, plan.engine.undo_buckets - static_cast<std::int64_t>(places));
       plan.memory = state().memory;
     }
     choose_kept(spec, layout, machine, request.activation_checkpointing, plan);
@@ -133,7 +139,8 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     const int most_gathered = most_gathered_units(request, layout, shape.ranks);
     const TrainingPlan as_yet = plan;
     with_gathered(request.gathered_layers ? most_gathered : 0);
-    if (plan.engine.gathered < most_gathered && room_of(machine).misfit(with_activations(spec, plan))) {
+    if (plan.engine.gathered < most_gathered &&
+        room_of(machine).misfit(with_activations(spec, *machine.backend, plan))) {
       plan = as_yet;
       with_gathered(most_gathered);
     }

@@ -97,6 +97,11 @@ std::size_t ActivationSizer::bytes(const DecoderSettings& settings) {
   return model.arena().high_water();
 }
 
+std::size_t ActivationSizer::page_tables(const DecoderSettings& settings) const {
+  return page_table_bytes(backend_of(*dry_->device),
+                          kept_host_bytes(spec_, settings.formats.activations, shape_, settings.keep));
+}
+
 std::int64_t keep_choices(std::int64_t layers) { return levels * layers + 1; }
 
 std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice) {
@@ -116,7 +121,7 @@ ActivationPlan choose_activations(ActivationSizer& sizer, DecoderSettings settin
     settings.tile_rows = choice.tile_rows;
     const std::size_t bytes = sizer.bytes(settings);
     // The scratch for what the first layer drops may exceed what is freed, so the next choice can take more memory.
-    if (bytes <= budget) return {settings.keep, settings.tile_rows, bytes};
+    if (bytes + sizer.page_tables(settings) <= budget) return {settings.keep, settings.tile_rows, bytes};
     if (least.keep.empty() || bytes < least.bytes) least = {settings.keep, settings.tile_rows, bytes};
   }
   return least;

@@ -25,6 +25,8 @@ class ActivationSizer {
 
   // The high-water mark of a training step, an evaluation or a sample, whichever is most.
   std::size_t bytes(const DecoderSettings& settings);
+  // Beside them, of the device's own memory: tables of what layers keep on the host.
+  std::size_t page_tables(const DecoderSettings& settings) const;
 
  private:
   struct Dry;
@@ -55,7 +57,7 @@ std::vector<ActivationChoice> activation_choices(std::int64_t layers, const Back
                                                  Toggle activation_checkpointing, std::int64_t tokens);
 // Tokens of a tile: enough for products to run at their full rate.
 inline constexpr std::int64_t plan_tile_rows = 16384;
-// Host memory of what is kept there.
+// Host memory of what is kept there, which is pinned.
 std::size_t kept_host_bytes(const DecoderSpec& spec, DType activations, const TrainingShape& shape,
                             const std::vector<Keep>& keep);
 
@@ -64,8 +66,8 @@ struct ActivationPlan {
   std::int64_t tile_rows = 0;
   std::size_t bytes = 0;
 };
-// The first of `choices` that takes at most `budget` bytes of the device, the rest of `settings` as given; if
-// none does, the one that takes the least.
+// The first of `choices` that takes at most `budget` bytes of the device, page tables included, the rest of `settings`
+// as given; if none does, the one that takes the least.
 ActivationPlan choose_activations(ActivationSizer& sizer, DecoderSettings settings, std::size_t budget,
                                   std::span<const ActivationChoice> choices);
 

@@ -74,6 +74,8 @@ RunState plan_state(const DecoderSpec& spec, const ParameterLayout& layout, cons
   add_host_work(state.memory, spec, layout, shape, origin);
   const bool nccl = shape.ranks > 1 && settings.collectives == CollectiveRoute::nccl;
   add_libraries(state.memory, *machine.backend, machine.pool->size(), nccl ? (shape.sequence > 1 ? 2 : 1) : 0);
+  state.memory.add_beside(MemoryKind::device, "page tables",
+                          page_table_bytes(*machine.backend, state.memory.total(MemoryKind::pinned)));
   state.host_buckets = std::count_if(engine.buckets().begin(), engine.buckets().end(),
                                      [](const Bucket& bucket) { return bucket.on_host(); });
   return state;
