@@ -304,6 +304,7 @@ TEST_F(CheckpointsOnRanks, OneRankThatCannotReadIsNamedToAll) {
   run_ranks(3, [&](Communicator& ranks) {
     EngineOfModel model(model_directory("llama-bias"), &ranks, DType::bf16, DType::f32);
     if (ranks.rank() == 1 && !fail_call(SYS_pread64, EIO)) possible = false;
+    ranks.barrier();  // all see whether it is
     messages[static_cast<std::size_t>(ranks.rank())] =
         possible ? refusal([&] { model.load_checkpoint(temporary_ / "checkpoint-7"); }) : "";
     ranks.barrier();

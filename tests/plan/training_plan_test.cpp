@@ -46,6 +46,12 @@ struct FakeMachine {
     EXPECT_LE(host, machine.host.available);
     if (machine.device_memory) {
       EXPECT_LE(result.memory.total(MemoryKind::device), *machine.device_memory);
+      std::size_t tables = 0;
+      for (const MemoryPlan::Entry& entry : result.memory.entries)
+        if (entry.name.starts_with("page tables")) tables += entry.bytes;
+      const std::size_t pinned = result.memory.total(MemoryKind::pinned);
+      EXPECT_GE(tables, pinned / 512) << "8 bytes of the GPU's memory for a page of 4 KiB";
+      EXPECT_LE(tables, pinned / 512 + 2);
     }
     return result;
   }
