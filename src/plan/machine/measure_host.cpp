@@ -4,13 +4,13 @@
 #include <array>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "device/backend.h"
 #include "offload/memory/optimizer_state.h"
+#include "offload/memory/touch.h"
 #include "optim/adamw.h"
 
 namespace so {
@@ -26,14 +26,9 @@ class HostAdamW {
                                        {&m_, moment},
                                        {&v_, moment},
                                        {&gradient_, sizeof(float)},
-                                       {&weights_, sizeof(float)}}) {
-      *buffer = device.allocate(MemoryKind::pageable, static_cast<std::size_t>(elements_) * size, "measuring AdamW");
-      // First touched as the engine's state is.
-      pool.parallel_for(static_cast<std::int64_t>(buffer->bytes()), std::int64_t{1} << 20,
-                        [data = static_cast<std::byte*>(buffer->data())](std::int64_t begin, std::int64_t end) {
-                          std::memset(data + begin, 0, static_cast<std::size_t>(end - begin));
-                        });
-    }
+                                       {&weights_, sizeof(float)}})
+      *buffer = device.allocate(MemoryKind::pageable, static_cast<std::size_t>(elements_) * size, "measuring AdamW",
+                                zeros_by(pool));
   }
 
   // Seconds of the next bucket's update, gradient and weight in T.
@@ -60,6 +55,11 @@ class HostAdamW {
     int updates = 0;
     for (; spent < seconds; ++updates) spent += update<T>();
     return updates * bytes<T>() / spent;
+  }
+
+  // Bytes that it holds.
+  std::size_t memory() const {
+    return master_.bytes() + m_.bytes() + v_.bytes() + gradient_.bytes() + weights_.bytes();
   }
 
  private:
@@ -97,29 +97,29 @@ class HostAdamW {
 // Copies that are under way while something else is measured.
 class CopiesBeside {
  public:
-  // `rate`: bytes/s.
+  static constexpr std::size_t part = std::size_t{16} << 20;  // at a time
+  // `rate`: bytes/s. Both memories are taken in turn from their beginning, and are whole parts.
   CopiesBeside(Device& device, const Buffer& to, const Buffer& from, double rate)
       : device_(device), stream_(device.create_stream("measure copies")), to_(to), from_(from), rate_(rate) {}
   // Sees to it that enough of them are enqueued for so many seconds.
   void keep_busy(double seconds) {
-    const auto enough = static_cast<std::size_t>(std::ceil(seconds * rate_ / static_cast<double>(part())));
+    const auto enough = static_cast<std::size_t>(std::ceil(seconds * rate_ / static_cast<double>(part)));
     for (bytes_done(); ends_.size() - done_ < enough;) {
-      const std::size_t at = ends_.size() % parts * part();
-      stream_->copy(static_cast<std::byte*>(to_.data()) + at, static_cast<const std::byte*>(from_.data()) + at, part());
+      const auto at = [&](const Buffer& memory) {
+        return static_cast<std::byte*>(memory.data()) + ends_.size() * part % memory.bytes();
+      };
+      stream_->copy(at(to_), at(from_), part);
       ends_.push_back(device_.create_event());
       stream_->record(*ends_.back());
     }
   }
   double bytes_done() {
     while (done_ < ends_.size() && ends_[done_]->done()) ++done_;
-    return static_cast<double>(done_ * part());
+    return static_cast<double>(done_ * part);
   }
   void synchronize() { stream_->synchronize(); }
 
  private:
-  static constexpr std::size_t parts = 16;
-  std::size_t part() const { return to_.bytes() / parts; }
-
   Device& device_;
   const std::unique_ptr<Stream> stream_;
   const Buffer &to_, &from_;
@@ -129,13 +129,15 @@ class CopiesBeside {
 };
 
 // Bytes/s of AdamW and copies both ways, at once, through pinned memory as the engine's.
-double rate_beside_copies(Device& device, HostAdamW& adamw, double link_to_host, double link_to_device,
-                          double seconds) {
-  constexpr std::size_t bytes = std::size_t{256} << 20;
+double rate_beside_copies(Device& device, ThreadPool& pool, HostAdamW& adamw, double link_to_host,
+                          double link_to_device, double seconds) {
+  // More of the host's memory than its caches hold, which copies go through: up to 1 GiB each way, beside 20 GB.
+  constexpr std::size_t part = CopiesBeside::part, fewest = 16, most = 64;
+  const std::size_t parts = std::clamp(adamw.memory() / 20 / part, fewest, most);
   std::array<Buffer, 2> host, here;
-  for (Buffer& buffer : host) buffer = device.allocate(MemoryKind::pinned, bytes, "measuring copies");
-  for (Buffer& buffer : here) buffer = device.allocate(MemoryKind::device, bytes, "measuring copies");
-  for (const Buffer& buffer : host) std::memset(buffer.data(), 0, bytes);
+  for (Buffer& buffer : host)
+    buffer = device.allocate(MemoryKind::pinned, parts * part, "measuring copies", zeros_by(pool));
+  for (Buffer& buffer : here) buffer = device.allocate(MemoryKind::device, fewest * part, "measuring copies");
   CopiesBeside to_host(device, host[0], here[0], link_to_host), to_device(device, here[1], host[1], link_to_device);
   // Copies last beyond the update that they slow down.
   double moved = 0, spent = 0;
@@ -194,7 +196,8 @@ HostRates measure_host(Device& device, ThreadPool& pool, DType moments, std::siz
   }
   rates.adamw = adamw.rate<bf16>(seconds);
   rates.adamw_wide = adamw.rate<float>(seconds);
-  rates.memory = probe.brief ? rates.adamw : rate_beside_copies(device, adamw, link_to_host, link_to_device, seconds);
+  rates.memory =
+      probe.brief ? rates.adamw : rate_beside_copies(device, pool, adamw, link_to_host, link_to_device, seconds);
   return rates;
 }
 

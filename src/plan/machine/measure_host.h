@@ -28,8 +28,9 @@ struct HostRates {
 AdamWTuning find_tuning(const std::function<double(const AdamWTuning&)>& seconds);
 
 // Takes about `most_bytes` of pageable memory or, where that is less, what 64 million elements a thread need, from 4 to
-// 16 threads; on the CPU device 256 thousand elements in all. Gives it back. A second or two beside a GPU, most of them
-// for the first touch of that memory. `link_to_host`, `link_to_device`: bytes/s of those copies when they are alone.
+// 16 threads; on the CPU device 256 thousand elements in all. Beside it a tenth as much pinned memory, from 0.5 to 2
+// GiB, and 0.5 GiB of the device's. Gives all back. A second or two beside a GPU, most of them for the first touch of
+// that memory. `link_to_host`, `link_to_device`: bytes/s of those copies when they are alone.
 HostRates measure_host(Device& device, ThreadPool& pool, DType moments, std::size_t most_bytes, double link_to_host,
                        double link_to_device);
 
