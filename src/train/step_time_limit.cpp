@@ -1,6 +1,7 @@
 #include "train/step_time_limit.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace so {
 
@@ -11,32 +12,45 @@ StepTimeLimit::~StepTimeLimit() { ranks_.set_time_limit(at_first_); }
 
 double StepTimeLimit::of_steps() const { return std::max(least_seconds, multiple * std::max(longest_, largest_step_)); }
 
+double StepTimeLimit::of_saving_steps() const {
+  return std::max({least_saving_seconds, of_steps(), multiple * longest_saving_});
+}
+
 void StepTimeLimit::begin_other_work() {
-  after_step_ = after_review_ = false;
+  before_ = Work::other;
   ranks_.set_time_limit(std::max(at_first_, of_steps()));
 }
 
-void StepTimeLimit::begin_review() {
-  const bool is_short = after_step_ && is_known();
+void StepTimeLimit::begin_save() {
+  set_saving(false);
   begin_other_work();
-  after_review_ = is_short;
-  if (is_short) ranks_.set_time_limit(of_steps() + review_seconds);
+}
+
+void StepTimeLimit::set_saving(bool saving) {
+  if (saving_ && !saving) ++saves_;
+  saving_ = saving;
+}
+
+void StepTimeLimit::begin_review() {
+  const bool is_short = before_ == Work::step && is_known();
+  begin_other_work();
+  if (!is_short) return;
+  before_ = Work::review;
+  ranks_.set_time_limit(of_steps() + review_seconds);
 }
 
 void StepTimeLimit::begin_step(bool saving) {
-  measured_ = after_step_ && !saving;
-  if (measured_ && is_known())
-    ranks_.set_time_limit(of_steps());
-  else if (after_review_ && !saving)
-    ranks_.set_time_limit(of_steps() + review_seconds);
-  else
-    ranks_.set_time_limit(std::max(at_first_, of_steps()));
-  after_review_ = false;
+  set_saving(saving);
+  double limit = std::max(at_first_, of_steps());
+  if (before_ != Work::other && is_known() && (!saving || saves_ > 0))
+    limit = (saving ? of_saving_steps() : of_steps()) + (before_ == Work::review ? review_seconds : 0);
+  ranks_.set_time_limit(limit);
 }
 
 void StepTimeLimit::end_step(double seconds, std::int64_t tokens) {
-  after_step_ = true;
-  if (!measured_) return;
+  const bool after_step = std::exchange(before_, Work::step) == Work::step;
+  if (saving_) longest_saving_ = std::max(longest_saving_, seconds);
+  if (!after_step || saving_) return;
   longest_ = std::max(longest_, seconds);
   // A step takes a while whatever its size, so a small one overestimates a large one, and the least estimate is the
   // best. Attention, which grows faster than its tokens, is what the multiple has room for.

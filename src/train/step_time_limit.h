@@ -10,15 +10,18 @@ namespace so {
 // Sets the ranks' time limit by the steps that were measured. A step that follows a step gets a short one, since all
 // that the ranks do there was measured: a multiple of the longest step, or of what the largest step is expected to
 // take. So does a review of the plan, with the step after it, and some seconds more: it comes every few steps, and
-// between short ones most of the time may be its. Everything else, and the step after it, keeps the limit that the
-// ranks had at first: the first steps, which touch memory for the first time, and evaluations, saves and what else
-// takes a rank as long as it takes. All ranks make the same calls, by which each sets its own limit.
+// between short ones most of the time may be its. Steps beside which a checkpoint is written wait for a file system
+// too: once one has been written, their limit follows the longest of them, and is minutes at least. Everything else,
+// and the step after it, keeps the limit that the ranks had at first: the first steps, which touch memory for the first
+// time, and evaluations, the beginning of a save and what else takes a rank as long as it takes. All ranks make the
+// same calls, by which each sets its own limit.
 class StepTimeLimit {
  public:
   static constexpr double least_seconds = 30;  // longer than any stall of a machine that still works
   static constexpr double multiple = 10;
-  static constexpr int measured_steps = 2;      // before a limit is short
-  static constexpr double review_seconds = 30;  // planning anew has taken up to 7 s
+  static constexpr int measured_steps = 2;             // before a limit is short
+  static constexpr double review_seconds = 30;         // planning anew has taken up to 7 s
+  static constexpr double least_saving_seconds = 300;  // longer than any stall of a file system that still works
 
   // `most_tokens`: of the largest step there can be, of all ranks.
   StepTimeLimit(Communicator& ranks, std::int64_t most_tokens);
@@ -28,6 +31,8 @@ class StepTimeLimit {
 
   // Other work than a step begins.
   void begin_other_work();
+  // A checkpoint begins, behind one that may be under way.
+  void begin_save();
   // One of the ranks looks at the plan (plan/plan_review.h).
   void begin_review();
   // A step begins. `saving`: beside it a checkpoint is written, for which updates may have to wait.
@@ -35,18 +40,23 @@ class StepTimeLimit {
   void end_step(double seconds, std::int64_t tokens);
 
  private:
+  enum class Work : std::uint8_t { step, review, other };  // a review: one that follows a measured step
+
+  void set_saving(bool saving);
   double of_steps() const;
+  double of_saving_steps() const;
   bool is_known() const { return steps_ >= measured_steps; }
 
   Communicator& ranks_;
   const double at_first_;
   const double most_tokens_;
-  bool after_step_ = false;    // nothing but a step came before what comes next
-  bool after_review_ = false;  // nothing but a step and a review
-  bool measured_ = false;      // this step, which has nothing beside it
-  int steps_ = 0;              // that were measured
+  Work before_ = Work::other;  // what comes next
+  bool saving_ = false;        // beside this step or, between two, beside the last one
+  int steps_ = 0;              // that were measured: nothing but a step came before, and nothing is beside them
   double longest_ = 0;         // of them, in seconds
   double largest_step_ = 0;    // the seconds that a step of most_tokens_ is expected to take, at most
+  int saves_ = 0;              // that have ended
+  double longest_saving_ = 0;  // seconds of a step beside one
 };
 
 }  // namespace so

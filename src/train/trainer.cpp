@@ -171,7 +171,7 @@ bool Trainer::stop_requested() {
 
 void Trainer::save(std::uint64_t room) {
   if (last_saved_step_ == state_.step) return;
-  time_limit_.begin_other_work();
+  time_limit_.begin_save();
   finish_save();
   checkpoints_.start(state_, room);
   last_saved_step_ = state_.step;

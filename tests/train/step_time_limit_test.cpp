@@ -74,6 +74,43 @@ TEST_F(StepTimeLimits, IsShortForAReviewAndTheStepBehindIt) {
   EXPECT_EQ(ranks_->time_limit(), limit_at_first) << "not after a step alone";
 }
 
+// A rank that hangs beside a checkpoint is found too, once it is known how long such steps take.
+TEST_F(StepTimeLimits, FollowsTheLongestStepBesideACheckpoint) {
+  for (int i = 0; i < 10; ++i) step(1);
+  const auto save = [&](double seconds) {
+    limit_.begin_save();
+    step(1, true);
+    EXPECT_EQ(during_, limit_at_first) << "the others may still begin the save";
+    step(seconds, true);
+  };
+  save(5);
+  EXPECT_EQ(during_, limit_at_first);
+  step(2, true);
+  EXPECT_EQ(during_, limit_at_first) << "the first has not been written yet";
+  step(1);
+  EXPECT_EQ(during_, StepTimeLimit::least_seconds) << "a step beside it says nothing of others";
+  save(40);
+  EXPECT_EQ(during_, StepTimeLimit::least_saving_seconds);
+  step(1, true);
+  EXPECT_EQ(during_, 40 * StepTimeLimit::multiple);
+  limit_.begin_review();
+  step(1, true);
+  EXPECT_EQ(during_, 40 * StepTimeLimit::multiple + StepTimeLimit::review_seconds);
+  step(1);
+  step(1);
+  EXPECT_EQ(during_, StepTimeLimit::least_seconds);
+}
+
+TEST_F(StepTimeLimits, KnowsOfACheckpointThatAnotherFollowsAtOnce) {
+  for (int i = 0; i < 10; ++i) step(1);
+  for (const double limit : {limit_at_first, StepTimeLimit::least_saving_seconds}) {
+    limit_.begin_save();
+    step(1, true);
+    step(1, true);
+    EXPECT_EQ(during_, limit);
+  }
+}
+
 TEST_F(StepTimeLimits, KnowsThatAStepCanBeLarger) {
   step(1);
   step(8, false, 10);  // a hundredth of the largest
