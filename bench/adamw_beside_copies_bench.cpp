@@ -15,7 +15,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <deque>
 #include <memory>
 #include <string>
@@ -25,6 +24,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "device/device.h"
+#include "offload/memory/touch.h"
 #include "optim/adamw.h"
 
 namespace so::bench {
@@ -118,21 +118,14 @@ int main_bench(int argc, char** argv) {
   }
   ThreadPool pool("bench", {cpus.end() - threads, cpus.end()}, true, ThreadPool::long_spin);
   const std::unique_ptr<Device> device = argument(1, "cuda") == "cuda" ? make_cuda_device(0) : make_cpu_device(pool);
-  const auto allocate = [&](MemoryKind kind, std::size_t bytes) {
-    return device->allocate(kind, bytes, "benchmark", [&](void* data, std::size_t size) {
-      pool.parallel_for(static_cast<std::int64_t>(size), std::int64_t{2} << 20,
-                        [data](std::int64_t begin, std::int64_t end) {
-                          std::memset(static_cast<std::byte*>(data) + begin, 0, static_cast<std::size_t>(end - begin));
-                        });
-    });
+  const auto pinned = [&](std::size_t bytes) {
+    return device->allocate(MemoryKind::pinned, bytes, "benchmark", zeros_by(pool));
   };
   const auto elements = static_cast<std::size_t>(buckets * bucket);
   std::array<Buffer, 2 * arrays> state;
-  for (Buffer& array : state) array = allocate(MemoryKind::pinned, elements * sizeof(float));
-  const Buffer gradients = allocate(MemoryKind::pinned, elements * sizeof(bf16)),
-               weights = allocate(MemoryKind::pinned, elements * sizeof(bf16)),
-               copied_here = allocate(MemoryKind::pinned, Copies::all),
-               copied_from = allocate(MemoryKind::pinned, Copies::all),
+  for (Buffer& array : state) array = pinned(elements * sizeof(float));
+  const Buffer gradients = pinned(elements * sizeof(bf16)), weights = pinned(elements * sizeof(bf16)),
+               copied_here = pinned(Copies::all), copied_from = pinned(Copies::all),
                on_device = device->allocate(MemoryKind::device, 2 * Copies::all, "benchmark");
   auto* const there = static_cast<std::byte*>(on_device.data());
   const AdamWStep step = make_adamw_step({}, 1e-5, 0.01, 10, 1.0f);

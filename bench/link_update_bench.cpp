@@ -14,7 +14,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
@@ -23,6 +22,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "device/device.h"
+#include "offload/memory/touch.h"
 #include "optim/adamw.h"
 #include "optim/device_adamw.h"
 
@@ -92,22 +92,13 @@ class Link {
   std::unique_ptr<Stream> up_, work_, down_;
 };
 
-Device::Touch touch_by(ThreadPool& pool) {
-  return [&pool](void* data, std::size_t bytes) {
-    pool.parallel_for(static_cast<std::int64_t>(bytes), std::int64_t{2} << 20,
-                      [data](std::int64_t begin, std::int64_t end) {
-                        std::memset(static_cast<std::byte*>(data) + begin, 0, static_cast<std::size_t>(end - begin));
-                      });
-  };
-}
-
 void time_pinning(Device& device, ThreadPool& pool, std::size_t bytes) {
   const double begin = now();
   { const Buffer untouched = device.allocate(MemoryKind::pinned, bytes, "pinned"); }
   const double allocated = now();
   double touched = 0;
   const Buffer buffer = device.allocate(MemoryKind::pinned, bytes, "touched", [&](void* data, std::size_t size) {
-    touch_by(pool)(data, size);
+    zeros_by(pool)(data, size);
     touched = now();
   });
   const double pinned = now(), gigabytes = static_cast<double>(bytes) / 1e9;
@@ -144,12 +135,12 @@ int main_bench(int argc, char** argv) {
   std::array<Buffer, arrays> memory;
   std::array<float*, arrays> state{};
   for (std::size_t i = 0; i < arrays; ++i) {
-    memory[i] = device->allocate(MemoryKind::pinned, elements * sizeof(float), "state", touch_by(everyone));
+    memory[i] = device->allocate(MemoryKind::pinned, elements * sizeof(float), "state", zeros_by(everyone));
     state[i] = static_cast<float*>(memory[i].data());
   }
   constexpr std::size_t ring_bytes = 4 * bucket * sizeof(bf16);
-  const Buffer gradients = device->allocate(MemoryKind::pinned, ring_bytes, "gradients", touch_by(everyone)),
-               weights = device->allocate(MemoryKind::pinned, ring_bytes, "weights", touch_by(everyone));
+  const Buffer gradients = device->allocate(MemoryKind::pinned, ring_bytes, "gradients", zeros_by(everyone)),
+               weights = device->allocate(MemoryKind::pinned, ring_bytes, "weights", zeros_by(everyone));
   Link link(*device, buckets);
   const AdamWStep step = make_adamw_step({}, 1e-5, 0.01, 10, 1.0f);
 

@@ -50,7 +50,7 @@ class StepTimeLimit {
   Communicator& ranks_;
   const double at_first_;
   const double most_tokens_;
-  Work before_ = Work::other;  // what comes next
+  Work before_ = Work::other;  // came before what comes next
   bool saving_ = false;        // beside this step or, between two, beside the last one
   int steps_ = 0;              // that were measured: nothing but a step came before, and nothing is beside them
   double longest_ = 0;         // of them, in seconds
