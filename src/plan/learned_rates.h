@@ -20,7 +20,7 @@ MachineRates with_host_change(MachineRates rates, double change);
 
 // Returns the rates with which the plan would have expected `measured`; none if it did, within a twentieth, or if
 // nothing was measured. The link is only ever found slower, and only by what the host's memory does not explain, which
-// it shares with AdamW.
+// it shares with AdamW. Where the device updates some of the host's state over it, steps of plan.run are simulated.
 std::optional<LearnedRates> learn_rates(const TrainingPlan& plan, const StepTimes& measured, std::int64_t steps);
 
 // For people: "AdamW on the host ran at 112 GB/s, planned 138 (-18.8%); host memory 142 GB/s, planned 175".
