@@ -13,13 +13,15 @@ void DeviceWaits::begin(Stream& stream, WaitReason reason) {
 void DeviceWaits::end(Stream& stream) { stream.record(*pairs_[used_++].to); }
 
 WaitSeconds DeviceWaits::collect() {
-  WaitSeconds seconds{};
+  before_.assign(1, WaitSeconds{});
   for (std::size_t i = 0; i < used_; ++i) {
     pairs_[i].to->synchronize();
+    WaitSeconds seconds = before_.back();
     seconds[static_cast<std::size_t>(pairs_[i].reason)] += pairs_[i].to->seconds_since(*pairs_[i].from);
+    before_.push_back(seconds);
   }
   used_ = 0;
-  return seconds;
+  return before_.back();
 }
 
 }  // namespace so

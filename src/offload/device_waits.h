@@ -19,8 +19,12 @@ class DeviceWaits {
   // Between the two calls the stream's work up to now ends and what it waits for is enqueued.
   void begin(Stream& stream, WaitReason reason);
   void end(Stream& stream);
+  // Of the waits that are not collected, how many have ended.
+  std::size_t count() const { return used_; }
   // Seconds of the waits that were not collected before. Waits for the device to come to the end of the last one.
   WaitSeconds collect();
+  // Of those that collect() returned, the first `count`.
+  const WaitSeconds& before(std::size_t count) const { return before_[count]; }
 
  private:
   struct Pair {
@@ -30,6 +34,7 @@ class DeviceWaits {
   Device& device_;
   std::vector<Pair> pairs_;  // the first `used_` are not collected
   std::size_t used_ = 0;
+  std::vector<WaitSeconds> before_{WaitSeconds{}};
 };
 
 }  // namespace so

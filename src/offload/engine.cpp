@@ -17,6 +17,12 @@ std::size_t stats_scratch(const ParameterLayout& layout) {
   return *std::max_element(units.begin(), units.end());
 }
 
+std::vector<std::int64_t> elements_of_units(const ParameterLayout& layout) {
+  std::vector<std::int64_t> elements;
+  for (int unit = 0; unit < layout.units(); ++unit) elements.push_back(layout.unit_range(unit).size());
+  return elements;
+}
+
 }  // namespace
 
 OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator& ranks, const ParameterLayout& layout,
@@ -61,9 +67,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
       max_grad_norm_(settings.max_grad_norm),
       gate_(static_cast<int>(buckets_.size())),
       waits_(device),
-      first_landed_(device.create_event(Timing::on)),
-      complete_(device.create_event(Timing::on)),
-      decided_(device.create_event(Timing::on)),
+      passes_(device, waits_, PassShares::by_elements(elements_of_units(layout))),
       exchange_(ranks.size() == 1 ? nullptr
                                   : std::make_unique<RankExchange>(device, *ops_, ranks, settings.collectives, layout,
                                                                    buckets_, weights_.on_device(), gradients_)),
@@ -83,14 +87,9 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
     slot.written = device.create_event();
     slot.reduced = device.create_event();
   }
-  // By elements, which is what a pass works through.
-  for (const int index : host_.owned()) {
-    const std::int64_t begin = buckets_[static_cast<std::size_t>(index)].range().begin;
-    forward_shares_.push_back(static_cast<double>(begin) / static_cast<double>(layout.elements()));
-    if (!settings.units_in_any_order) continue;  // else no bucket has parts of two units
-    landing_shares_.push_back(static_cast<double>(layout.unit_range(layout.unit_of(begin)).begin) /
-                              static_cast<double>(layout.elements()));
-  }
+  for (const int index : host_.owned())
+    unit_of_.push_back(layout.unit_of(buckets_[static_cast<std::size_t>(index)].range().begin));
+  shares_ = BucketShares(passes_.shares(), unit_of_);
   int first = 0;
   for (int unit = 0; unit < layout.units(); ++unit) {
     const Range range = layout.unit_range(unit);
@@ -99,7 +98,7 @@ OffloadEngine::OffloadEngine(Device& device, ThreadPool& host_pool, Communicator
     int last = first;
     while (last < static_cast<int>(buckets_.size()) && bucket(last).range().begin < range.end) ++last;
     unit_buckets_.push_back({first, last});
-    landed_.push_back(device.create_event());
+    landed_.push_back(device.create_event(Timing::on));
   }
   if (!device.backed()) return;
   const auto stream = device.create_stream("clear");
@@ -118,6 +117,7 @@ void OffloadEngine::require_weights(int unit, Stream& stream) {
     here = here && host_.weights_here(bucket);
     sent = sent && host_.weights_sent(bucket);
   }
+  passes_.need(unit, stream);
   if (!here) waits_.begin(stream, sent ? weights.reason() : WaitReason::host);
   for (const Bucket& bucket : buckets) {  // also if all are here: a copy that failed must stop this stream too
     if (!bucket.on_host()) continue;
@@ -239,7 +239,9 @@ void OffloadEngine::land(Bucket& bucket) {
 }
 
 void OffloadEngine::begin_step() {
-  if (device_.backed()) waits_.collect();
+  if (!device_.backed()) return;
+  waits_.collect();
+  passes_.begin_step();
 }
 
 void OffloadEngine::begin_last_micro_batch(double lr, std::int64_t update_number) {
@@ -258,7 +260,7 @@ void OffloadEngine::begin_last_micro_batch(std::span<const ParameterUpdate> upda
 void OffloadEngine::begin_last() {
   last_micro_batch_ = true;
   has_statistics_ = false;
-  first_ready_ = true;
+  passes_.begin_last();
   host_.begin_step(steps(1.0f), policy_->choose(facts()));
 }
 
@@ -302,9 +304,8 @@ void OffloadEngine::complete_last(int unit, Stream& stream) {
   for (int p = first; p < last && !exchange_; ++p)
     if (is_updated(p)) updated.push_back({stats + p, gradients_.places().view(p)});
   ops_->grad_stats(stream, updated, scratch);
-  if (first_ready_) stream.record(*first_landed_);
-  first_ready_ = false;
   Event& landed = *landed_[static_cast<std::size_t>(unit)];
+  passes_.land(unit, stream, landed);
   stream.record(landed);
   const std::span<Bucket> buckets = buckets_of(unit);
   if (exchange_) reduce(unit, landed);
@@ -380,8 +381,8 @@ void OffloadEngine::take_statistics(Stream& compute) {
     exchange_->send_statistics(compute);
   else
     compute.copy(stats_host_.data(), stats_.data(), stats_.bytes());
-  compute.record(*complete_);
-  complete_->synchronize();
+  compute.record(passes_.complete());
+  passes_.complete().synchronize();
   has_statistics_ = true;
 }
 
@@ -422,34 +423,20 @@ Verdict OffloadEngine::take_verdict(Stream& compute, std::span<const GradStats> 
   for (int unit = settings_.device_units; unit < layout_.units(); ++unit)
     weights_.of(unit).settle(unit, verdict.finite);
   // Waits for the device, which has its next work by now.
-  measure(!verdict.finite || clipped, std::exchange(micro_batches_, 0) > 1);
-  compute.record(*decided_);
+  measure(!verdict.finite || clipped, std::exchange(micro_batches_, 0));
+  passes_.decide(compute);
   if (settings_.schedule == Schedule::synchronous) host_.finish();
   return verdict;
 }
 
-// All of the step has run on the device, or is about to: what waits for the verdict has been given it. `decided_` is
-// still the former step's.
-void OffloadEngine::measure(bool clipped_or_skipped, bool several_micro_batches) {
+// All of the step has run on the device, or is about to: what waits for the verdict has been given it.
+void OffloadEngine::measure(bool clipped_or_skipped, std::int64_t micro_batches) {
   if (!device_.backed()) return;
   const WaitSeconds waits = waits_.collect();
   for (std::size_t i = 0; i < wait_reasons; ++i) counters_.device_waits[i] += waits[i];
-  // The first micro-batch alone waits for gradients of the step before, and what moves passes whatever the host does.
-  const double gradient = waits[static_cast<std::size_t>(WaitReason::gradient)];
-  backward_.add(complete_->seconds_since(*first_landed_) - (several_micro_batches ? 0 : gradient));
-  if (was_decided_)
-    forward_.add(first_landed_->seconds_since(*decided_) - waits[static_cast<std::size_t>(WaitReason::host)] -
-                 waits[static_cast<std::size_t>(WaitReason::link)] - (several_micro_batches ? gradient : 0));
-  was_decided_ = true;
+  passes_.measure(waits, micro_batches);
+  shares_ = BucketShares(passes_.shares(), unit_of_);
   clip_rate_ += 0.2 * ((clipped_or_skipped ? 1.0 : 0.0) - clip_rate_);
-}
-
-double RecentMedian::median() const {
-  std::array<double, 5> sorted = values_;
-  const auto count = static_cast<std::ptrdiff_t>(std::min(count_, sorted.size()));
-  if (count == 0) return 0;
-  std::nth_element(sorted.begin(), sorted.begin() + count / 2, sorted.begin() + count);
-  return sorted[static_cast<std::size_t>(count / 2)];
 }
 
 StepTimes OffloadEngine::measured_times() const {
@@ -457,16 +444,16 @@ StepTimes OffloadEngine::measured_times() const {
           .preview_seconds = host_.preview_seconds(),
           .link_seconds = host_.link_seconds(),
           .link_preview_seconds = host_.link_preview_seconds(),
-          .forward_seconds = forward_.median(),
-          .backward_seconds = backward_.median()};
+          .forward_seconds = passes_.forward_seconds(),
+          .backward_seconds = passes_.backward_seconds()};
 }
 
 UpdateFacts OffloadEngine::facts() const {
   UpdateFacts facts;
   static_cast<StepTimes&>(facts) = measured_times().or_else(settings_.expected);
   facts.elements = host_.elements();
-  facts.forward_shares = forward_shares_;
-  facts.landing_shares = landing_shares_;
+  facts.needed = shares_.needed;
+  facts.left = shares_.left;
   facts.late = late_;
   facts.undo_places = settings_.undo_buckets;
   facts.micro_batches = micro_batches_ + 1;

@@ -29,6 +29,7 @@
 #include "offload/memory/unit_gradients.h"
 #include "offload/memory/unit_weights.h"
 #include "offload/moved_gradients.h"
+#include "offload/pass_times.h"
 #include "offload/rank_exchange.h"
 #include "offload/save_gate.h"
 #include "offload/schedule/bucket.h"
@@ -54,17 +55,6 @@ struct EngineCounters {
   double seconds = 0;               // that passed; those of `host` add up to them, unless the host owns nothing
   HostCounters host;
   WaitSeconds device_waits{};  // of the device, by what it waited for; without those of the step under way
-};
-
-// The median of the last few values, so that an outlier (a step with an evaluation, say) has no effect.
-class RecentMedian {
- public:
-  void add(double value) { values_[count_++ % values_.size()] = value; }
-  double median() const;  // 0 of none
-
- private:
-  std::array<double, 5> values_{};
-  std::size_t count_ = 0;
 };
 
 class OffloadEngine final : public WeightSource, public GradientSink {
@@ -239,7 +229,7 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   void complete_last(int unit, Stream& stream);
   // Has the gradients of a unit in slices reduced, after each micro-batch.
   void reduce_slices(int unit, Stream& stream);
-  void measure(bool clipped_or_skipped, bool several_micro_batches);
+  void measure(bool clipped_or_skipped, std::int64_t micro_batches);
 
   Device& device_;
   const std::unique_ptr<EngineOps> ops_;
@@ -254,9 +244,10 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   std::array<GradientSlot, gradient_slots> gradient_slots_;
   Buffer stats_, stats_host_;  // GradStats per parameter, device and pinned
   Buffer stats_scratch_;
-  std::vector<double> forward_shares_, landing_shares_;  // by host-owned bucket
-  std::vector<std::uint8_t> late_;                       // by host-owned bucket; empty: none is
-  std::vector<Span> unit_buckets_;                       // by unit: buckets that have a part of it
+  std::vector<int> unit_of_;        // by host-owned bucket: in which it begins
+  BucketShares shares_;             // by host-owned bucket
+  std::vector<std::uint8_t> late_;  // by host-owned bucket; empty: none is
+  std::vector<Span> unit_buckets_;  // by unit: buckets that have a part of it
   OptimizerState host_state_, device_state_;
   std::vector<std::unique_ptr<Event>> landed_;  // by unit: its gradients are complete, of all ranks
   std::vector<bool> written_;  // by parameter: has a gradient in this step; in slices: in this micro-batch
@@ -271,12 +262,9 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   const HostClock::Clock::time_point made_ = HostClock::Clock::now();
   EngineCounters counters_;
 
-  // The device's time for the policy: marks of this step and the last one.
+  // The device's time for the policy.
   DeviceWaits waits_;
-  std::unique_ptr<Event> first_landed_, complete_, decided_;
-  bool was_decided_ = false;  // decided_ is of the step before
-  bool first_ready_ = false;  // no gradient of the last micro-batch is complete yet
-  RecentMedian forward_, backward_;
+  PassTimes passes_;
   double clip_rate_ = 0;
 
   const std::unique_ptr<RankExchange> exchange_;  // null with one rank

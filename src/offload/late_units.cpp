@@ -10,11 +10,9 @@ namespace so {
 void OffloadEngine::set_late(int unit) {
   SO_CHECK(!settings_.weight_places.empty() && unit >= settings_.device_units, "unit {} cannot be late", unit);
   for (const Bucket& bucket : buckets_of(unit)) host_.set_late(bucket);
-  late_.resize(forward_shares_.size(), 0);
-  for (std::size_t i = 0; i < late_.size(); ++i) {
-    const std::int64_t begin = buckets_[static_cast<std::size_t>(host_.owned()[i])].range().begin;
-    if (layout_.unit_of(begin) == unit) late_[i] = 1;
-  }
+  late_.resize(unit_of_.size(), 0);
+  for (std::size_t i = 0; i < late_.size(); ++i)
+    if (unit_of_[i] == unit) late_[i] = 1;
 }
 
 bool OffloadEngine::preview_rows(int parameter, std::int64_t width, std::span<const std::int64_t> rows,

@@ -21,7 +21,7 @@ struct Machine {
     for (std::size_t i = 0; i < count; ++i)
       shares.push_back(before + (1 - before) * static_cast<double>(i) / static_cast<double>(count));
     facts.elements = elements;
-    facts.forward_shares = shares;
+    facts.needed = facts.left = shares;
   }
   UpdateChoice choice(Ahead ahead, After after) const {
     return {std::vector(elements.size(), ahead), std::vector(elements.size(), after),
@@ -52,7 +52,8 @@ TEST(StepTime, OfOneBucket) {
   EXPECT_NEAR(step_time(m.facts, m.choice(Ahead::speculate, After::in_place), Verdicts::stand), 3 + 4 + 6, 1e-9);
 }
 
-// Of two buckets the lower one is late: the other is updated first, and the late one under the forward pass.
+// Of two buckets the lower one is late: the other is updated first, and the late one under the forward pass, which may
+// need it before its end.
 TEST(StepTime, OfALateBucket) {
   Machine m(2, 10, 0);
   m.facts.update_seconds = m.facts.preview_seconds = 0.2;
@@ -62,7 +63,11 @@ TEST(StepTime, OfALateBucket) {
   EXPECT_NEAR(step_time(m.facts, choice, Verdicts::stand), 2 + 5 + 8, 1e-9);
   const std::vector<std::uint8_t> late{1, 0};
   m.facts.late = late;
+  m.shares[0] = 1;
   EXPECT_NEAR(step_time(m.facts, choice, Verdicts::stand), 5 + 8, 1e-9);
+  m.shares[0] = 0.6;
+  EXPECT_NEAR(step_time(m.facts, choice, Verdicts::stand), 1 + 5 + 8, 1e-9);
+  m.shares[0] = 1;
   // The host is behind the forward pass.
   m.facts.forward_seconds = 3;
   EXPECT_NEAR(step_time(m.facts, choice, Verdicts::stand), 4 + 8, 1e-9);

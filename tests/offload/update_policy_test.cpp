@@ -21,7 +21,7 @@ struct PolicyMachine {
   UpdateFacts facts() const {
     UpdateFacts facts;
     facts.elements = elements;
-    facts.forward_shares = shares;
+    facts.needed = facts.left = shares;
     facts.update_seconds = 1e-9;
     facts.preview_seconds = 0.6e-9;
     return facts;
@@ -167,9 +167,9 @@ TEST(UpdatePolicy, WeightsOfAnEmbeddingGoBeforeItsState) {
   facts.undo_places = 100;
   facts.forward_seconds = 0.7;
   facts.backward_seconds = 2;
-  std::vector<double> landing_shares = machine.shares;
-  std::fill_n(landing_shares.begin(), 20, 0.0);
-  facts.landing_shares = landing_shares;
+  std::vector<double> left = machine.shares;
+  std::fill_n(left.begin(), 20, 0.0);
+  facts.left = left;
   const UpdateChoice choice = make_adaptive_policy()->choose(facts);
   EXPECT_EQ(count(choice, Ahead::speculate), 100);
   EXPECT_GE(count(choice, After::weights_first), 20);

@@ -110,7 +110,8 @@ TEST(EstimateStep, PreviewsWherePlacesLack) {
   // The first of several micro-batches waits for the weights as a single one would.
   for (const std::int64_t micro_batches : {2, 8}) {
     m.in.micro_batches = micro_batches;
-    EXPECT_LT(estimate_step(m.in, 0, 0, 0).exposed, 1.1 * few.exposed) << micro_batches;
+    const StepEstimate several = estimate_step(m.in, 0, 0, 0);
+    EXPECT_LT(several.exposed, 1.1 * few.exposed + 0.001 * several.seconds()) << micro_batches;  // less is not sought
   }
 }
 
@@ -167,7 +168,7 @@ TEST(ChoosePlacement, RecomputesToHaveMoreOnTheDeviceWhenThatIsQuicker) {
 // AdamW just hides at the measured rates. A little recomputation lets it hide on a slower host too.
 TEST(ChoosePlacement, KeepsItsTimeOnASlowerHost) {
   LayeredMachine m(20, 200'000'000, 20'000);
-  m.in.rates.host_adamw = m.in.rates.host_memory = 1.5e11;
+  m.in.rates.host_adamw = m.in.rates.host_memory = 1.4e11;
   m.budgets(4 * m.elements() + 20.5e9 + 0.3 * 12 * m.elements(), 1e15);
   const Placement plan = choose_placement(m.in);
   ASSERT_GT(plan.keep, 0);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 namespace so {
@@ -24,21 +25,26 @@ StepTimer::StepTimer(const UpdateFacts& facts)
       weights_here_(count_, 0),
       gradient_free_(count_, 0),
       landed_(count_, 0) {
-  double share = 0;  // of the forward pass, of which late buckets are no part
   for (std::size_t i = 0; i < count_; ++i) {
     const auto elements = static_cast<double>(facts.elements[i]);
     const double link = elements * facts.link_seconds;
     updates_.push_back({elements * facts.update_seconds, link});
     follows_.push_back({elements * follow_share * facts.update_seconds, link});
     previews_.push_back({elements * facts.preview_seconds, elements * facts.link_preview_seconds});
-    const double begins = facts.forward_shares[i], ends = i + 1 == count_ ? 1 : facts.forward_shares[i + 1];
-    forward_parts_.push_back(is_late(i) ? 0 : first_forward_ * (begins - share));
-    if (!is_late(i)) share = begins;
-    backward_parts_.push_back(backward_ * (ends - begins));
-    if (!facts.landing_shares.empty()) landing_delays_.push_back(backward_ * (begins - facts.landing_shares[i]));
+    needed_.push_back(first_forward_ * facts.needed[i]);
   }
-  forward_rest_ = first_forward_ * (1 - share);
-  backward_rest_ = backward_ * (count_ > 0 ? facts.forward_shares[0] : 1);
+  by_need_.resize(count_);
+  std::iota(by_need_.begin(), by_need_.end(), std::size_t{0});
+  std::stable_sort(by_need_.begin(), by_need_.end(),
+                   [&](std::size_t a, std::size_t b) { return needed_[a] < needed_[b]; });
+  double left = 1;
+  backward_parts_.resize(count_);
+  for (std::size_t i = count_; i-- > 0;) {
+    const double after = std::min(left, facts.left[i]);
+    backward_parts_[i] = backward_ * (left - after);
+    left = after;
+  }
+  backward_rest_ = backward_ * left;
   least_ = static_cast<double>(micro_batches_) * (first_forward_ + backward_);
 }
 
@@ -85,13 +91,12 @@ void StepTimer::after_the_verdict(const UpdateChoice& choice, bool clip) {
 // The first micro-batch's, which waits for new weights.
 double StepTimer::forward() const {
   if (awaits_updates_) return *std::max_element(weights_here_.begin(), weights_here_.end()) + first_forward_;
-  double now = 0, late = 0;  // which the end of the pass waits for
-  for (std::size_t i = 0; i < count_; ++i)
-    if (is_late(i))
-      late = std::max(late, weights_here_[i]);
-    else
-      now = std::max(now + forward_parts_[i], weights_here_[i]);
-  return std::max(now + forward_rest_, late);
+  double now = 0, passed = 0;
+  for (const std::size_t i : by_need_) {
+    now = std::max(now + needed_[i] - passed, weights_here_[i]);
+    passed = needed_[i];
+  }
+  return now + first_forward_ - passed;
 }
 
 // Plays a micro-batch that others follow. It waits until the step before needs its gradients no longer.
@@ -105,7 +110,7 @@ double StepTimer::first_backward(double now) {
 double StepTimer::backward(const UpdateChoice& choice, double now) {
   for (std::size_t i = count_; i-- > 0;) {
     now = std::max(now, gradient_free_[i]) + backward_parts_[i];
-    landed_[i] = now + (landing_delays_.empty() ? 0 : landing_delays_[i]);
+    landed_[i] = now;
   }
   const double verdict = now + backward_rest_;
   std::size_t from = count_;

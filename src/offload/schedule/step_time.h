@@ -20,8 +20,8 @@ class StepTimer {
  public:
   explicit StepTimer(const UpdateFacts& facts);
 
-  // Returns the seconds from verdict to verdict once steps repeat. The link is taken to keep up, and the device to go
-  // through its passes evenly by elements. `choice` is for as many buckets as the facts.
+  // Returns the seconds from verdict to verdict once steps repeat. The link is taken to keep up. `choice` is for as
+  // many buckets as the facts.
   double seconds(const UpdateChoice& choice, Verdicts verdicts);
 
   // Returns the seconds of the device's passes, which no choice makes shorter.
@@ -53,11 +53,13 @@ class StepTimer {
   bool has_link_, awaits_updates_;
   std::int64_t micro_batches_;
   double first_forward_, backward_, least_ = 0;
-  std::vector<Work> updates_, follows_, previews_;      // by bucket
-  std::vector<double> forward_parts_, backward_parts_;  // by bucket: the pass from the bucket below or above to it
-  std::vector<double> landing_delays_;                  // by bucket: from its backward pass to its gradient; or empty
-  std::vector<std::uint8_t> late_;                      // UpdateFacts::late
-  double forward_rest_ = 0, backward_rest_ = 0;
+  std::vector<Work> updates_, follows_, previews_;  // by bucket
+  std::vector<std::size_t> by_need_;                // buckets, those first that the forward pass needs first
+  std::vector<double> needed_;                      // by bucket: seconds of the forward pass before it
+  std::vector<double>
+      backward_parts_;              // by bucket: of the backward pass, from the gradient of the one above to its own
+  std::vector<std::uint8_t> late_;  // UpdateFacts::late
+  double backward_rest_ = 0;
 
   Carried carried_;
   // These are by bucket, in seconds since the last verdict.

@@ -75,7 +75,7 @@ std::size_t first_in_time(const UpdateFacts& f) {
   std::size_t first = f.elements.size();
   double slack = std::numeric_limits<double>::infinity();  // of the one with the least
   while (first > 0) {
-    slack = std::min(slack, f.first_forward_seconds() * f.forward_shares[first - 1]) -
+    slack = std::min(slack, f.first_forward_seconds() * f.needed[first - 1]) -
             static_cast<double>(f.elements[first - 1]) * update_seconds;
     if (slack < 0) break;
     --first;
@@ -118,13 +118,13 @@ class Groups {
       std::int64_t elements = 0;
       for (std::size_t j = i; j < std::min(count, i + each_); ++j) elements += facts.elements[j];
       elements_.push_back(elements);
-      shares_.push_back(facts.forward_shares[i]);
+      needed_.push_back(facts.needed[i]);
+      left_.push_back(facts.left[i]);
       if (!facts.late.empty()) late_.push_back(facts.late[i]);
-      if (!facts.landing_shares.empty()) landings_.push_back(facts.landing_shares[i]);
     }
     facts_.elements = elements_;
-    facts_.forward_shares = shares_;
-    facts_.landing_shares = landings_;
+    facts_.needed = needed_;
+    facts_.left = left_;
     facts_.late = late_;
   }
   const UpdateFacts& facts() const { return facts_; }
@@ -135,7 +135,7 @@ class Groups {
   UpdateFacts facts_;
   std::size_t each_ = 1;
   std::vector<std::int64_t> elements_;
-  std::vector<double> shares_, landings_;
+  std::vector<double> needed_, left_;
   std::vector<std::uint8_t> late_;
 };
 
@@ -230,10 +230,9 @@ class AdaptivePolicy final : public UpdatePolicy {
 
  private:
   // Returns for how many of the lowest the weights go first, if they were not done ahead, and the seconds then; 0 of
-  // them unless that is shorter by more than a thousandth. Only where it is known which gradients are complete
-  // together: elsewhere the lowest, which come with the verdict, seem to be done ahead.
+  // them unless that is shorter by more than a thousandth.
   static std::pair<std::size_t, double> first_of_left(Outlook& outlook, UpdateChoice choice, double seconds) {
-    if (outlook.slower().landing_shares.empty() || !outlook.slower().previews) return {0, seconds};
+    if (!outlook.slower().previews) return {0, seconds};
     const std::size_t count = choice.after.size();
     const auto [first, least] = shortest(count, [&](std::size_t i, double limit) {
       choice.after = nothing_ahead(count, i).after;
@@ -290,9 +289,13 @@ bool StepTimes::is_within(double part, const StepTimes& others) const {
   });
 }
 
-double UpdateFacts::first_forward_seconds() const {
+double first_forward_seconds(double forward_seconds, double backward_seconds, std::int64_t micro_batches) {
   const auto count = static_cast<double>(micro_batches);
   return std::max(0.0, (forward_seconds - (count - 1) * backward_seconds) / count);
+}
+
+double UpdateFacts::first_forward_seconds() const {
+  return so::first_forward_seconds(forward_seconds, backward_seconds, micro_batches);
 }
 
 std::unique_ptr<UpdatePolicy> make_synchronous_policy() { return std::make_unique<SynchronousPolicy>(); }

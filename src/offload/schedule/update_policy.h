@@ -48,10 +48,7 @@ struct StepTimes {
 // that as planned, if there is a plan.
 struct UpdateFacts : StepTimes {
   std::span<const std::int64_t> elements;  // of the host-owned buckets, lowest first
-  std::span<const double> forward_shares;  // of each: the share of the forward pass that comes before it
-  // Of each: the share of the backward pass that is left when its gradient is complete, which it is with those of its
-  // unit; empty: the same as forward_shares.
-  std::span<const double> landing_shares;
+  std::span<const double> needed, left;    // of each: BucketShares
   // Of each, whether it is a late one (HostSchedule::set_late()), which the policy cannot choose about; empty: none is.
   std::span<const std::uint8_t> late;
   std::int64_t undo_places = 0;
@@ -62,10 +59,12 @@ struct UpdateFacts : StepTimes {
   bool awaits_updates = false;  // the next forward pass begins when all weights are there
   bool previews = true;         // else weights are not made ahead of their state (HostSchedule::set_from_masters())
 
-  // The first micro-batch's, which needs the new weights, as its backward pass needs the gradients' memory. All
-  // micro-batches take the same time.
   double first_forward_seconds() const;
 };
+
+// Of a step's forward_seconds and backward_seconds, the first micro-batch's forward pass, which needs the new weights,
+// as its backward pass needs the gradients' memory. All micro-batches take the same time.
+double first_forward_seconds(double forward_seconds, double backward_seconds, std::int64_t micro_batches);
 
 class UpdatePolicy {
  public:

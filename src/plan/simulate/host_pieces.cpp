@@ -26,8 +26,6 @@ std::vector<Bucket> make_pieces(const SimulatedRun& run) {
 }  // namespace
 
 HostPieces::HostPieces(const SimulatedRun& run) : pieces_(make_pieces(run)) {
-  double total = 0;
-  for (const SimulatedUnit& unit : run.units) total += static_cast<double>(unit.elements);
   std::size_t piece = 0;
   for (std::size_t u = 0; u < run.units.size(); ++u) {
     first_of_.push_back(static_cast<int>(piece));
@@ -36,7 +34,6 @@ HostPieces::HostPieces(const SimulatedRun& run) : pieces_(make_pieces(run)) {
     while (unit_of_.size() < piece) unit_of_.push_back(static_cast<int>(u));
   }
   first_of_.push_back(static_cast<int>(piece));
-  for (const Bucket& b : pieces_) forward_shares_.push_back(static_cast<double>(b.range().begin) / total);
 }
 
 std::int64_t HostPieces::largest() const {

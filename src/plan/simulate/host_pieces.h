@@ -33,13 +33,11 @@ class HostPieces {
       if (!body(piece)) return false;
     return true;
   }
-  // By piece: where in the forward pass it comes, as a share of all elements.
-  const std::vector<double>& forward_shares() const { return forward_shares_; }
+  const std::vector<int>& units() const { return unit_of_; }  // by piece
 
  private:
   std::vector<Bucket> pieces_;
   std::vector<int> first_of_, unit_of_;  // by unit, and one more; by piece
-  std::vector<double> forward_shares_;
 };
 
 }  // namespace so

@@ -12,6 +12,7 @@ bool StepPlay::may_start(const DeviceOp& op) {
   };
   if (op.unit < 0) return true;
   if (op.work == SimulatedWork::forward && op.first) {
+    if (needed_at_[at(op.unit)] < 0) needed_at_[at(op.unit)] = phase_;
     if (run_.schedule == Schedule::synchronous && op.unit == 0 && !schedule_.finished())
       return wait_for(WaitReason::host);
     if (!has_final_weights(op.unit)) return wait_for(WaitReason::host);
@@ -108,10 +109,12 @@ void StepPlay::finish_device() {
   if (!first_gradient_) {
     first_gradient_ = true;
     forward_seconds_ = std::exchange(phase_, 0);
+    if (!several_ranks_) landed_at_[at(op.unit)] = 0;
   }
 }
 
 void StepPlay::landed(int unit) {
+  landed_at_[at(unit)] = phase_;
   for (int i = pieces_.first_of(unit + 1); i-- > pieces_.first_of(unit);) {
     schedule_.landed(pieces_[i]);
     if (run_.move_gradients) fetch(i, run_.gradient_bytes);

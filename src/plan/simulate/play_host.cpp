@@ -28,12 +28,23 @@ StepTimes StepPlay::times() const {
           .backward_seconds = backward_seconds_};
 }
 
+void StepPlay::measure_shares() {
+  const double first = first_forward_seconds(forward_seconds_, backward_seconds_, run_.micro_batches);
+  for (std::size_t u = 0; u < run_.units.size(); ++u) {
+    if (needed_at_[u] >= 0 && first > 0) shares_.needed[u] = std::min(1.0, needed_at_[u] / first);
+    if (landed_at_[u] >= 0 && backward_seconds_ > 0)
+      shares_.left[u] = std::clamp(1 - landed_at_[u] / backward_seconds_, 0.0, 1.0);
+  }
+}
+
 void StepPlay::ask() {
   asked_ = true;
   const StepTimes measured = times();
-  choice_is_new_ = !pieces_.empty() && (!was_asked_ || !measured.is_within(same_facts, asked_with_));
+  choice_is_new_ = !pieces_.empty() && (!was_asked_ || !measured.is_within(same_facts, asked_with_) ||
+                                        !shares_.is_within(same_facts, asked_shares_));
   if (choice_is_new_) {
     asked_with_ = measured;
+    asked_shares_ = shares_;
     was_asked_ = true;
     choice_ = choose(measured);
   }
@@ -42,17 +53,19 @@ void StepPlay::ask() {
 
 // Where steps alternate, the policy is asked again and again with what it has answered already.
 const UpdateChoice& StepPlay::choose(const StepTimes& measured) {
-  for (const auto& [times, choice] : answers_)
-    if (measured.is_within(rounding, times)) return choice;
+  for (const Answer& answer : answers_)
+    if (measured.is_within(rounding, answer.times) && shares_.is_within(rounding, answer.shares)) return answer.choice;
+  const BucketShares shares(shares_, pieces_.units());
   UpdateFacts facts;
   static_cast<StepTimes&>(facts) = measured;
   facts.elements = schedule_.elements();
-  facts.forward_shares = pieces_.forward_shares();
+  facts.needed = shares.needed;
+  facts.left = shares.left;
   facts.undo_places = place_count_;
   facts.micro_batches = run_.micro_batches;
   facts.previews = !run_.send_masters;
   facts.clip_rate = run_.verdicts == Verdicts::clip ? 1 : 0;
-  return answers_.emplace_back(measured, policy_->choose(facts)).second;
+  return answers_.emplace_back(measured, shares_, policy_->choose(facts)).choice;
 }
 
 double StepPlay::bytes_of(HostTask task) const {

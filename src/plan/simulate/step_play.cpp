@@ -8,6 +8,15 @@
 #include "offload/schedule/streamed_units.h"
 
 namespace so {
+namespace {
+
+std::vector<std::int64_t> elements_of(const SimulatedRun& run) {
+  std::vector<std::int64_t> elements;
+  for (const SimulatedUnit& unit : run.units) elements.push_back(unit.elements);
+  return elements;
+}
+
+}  // namespace
 
 StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
     : run_(std::move(run)),
@@ -28,7 +37,8 @@ StepPlay::StepPlay(SimulatedRun run, std::unique_ptr<UpdatePolicy> policy)
                  run_.link_both),
       several_ranks_(has_collectives(run_)),
       fetched_(pieces_.size(), true),
-      on_the_way_(pieces_.size(), 0) {
+      on_the_way_(pieces_.size(), 0),
+      shares_(PassShares::by_elements(elements_of(run_))) {
   SO_CHECK(run_.link_to_host > 0 && run_.link_to_device > 0 && run_.host_memory > 0 && run_.host_adamw > 0 &&
                run_.link_both > 0 && run_.micro_batches > 0 && run_.bucket_elements > 0 &&
                run_.device_units <= static_cast<int>(run_.units.size()),
@@ -49,6 +59,7 @@ SimulatedStep StepPlay::step() {
   end_wait(WaitReason::verdict);
   schedule_.decide(true, run_.verdicts == Verdicts::stand);
   backward_seconds_ = phase_;
+  measure_shares();
   step_.seconds = now_;
   step_.times = times();
   for (Lane* lane : lanes()) lane->began -= now_;
@@ -76,6 +87,8 @@ void StepPlay::begin_step() {
   uses_done_ = uses_there_ = 0;
   stream_ready_ = forever;
   asked_ = first_gradient_ = false;
+  needed_at_.assign(run_.units.size(), -1);
+  landed_at_.assign(run_.units.size(), -1);
   gathers_done_ = turns_done_ = 0;
   phase_ = 0;
   pace_.restart();

@@ -13,6 +13,7 @@
 
 #include "offload/schedule/gradient_places.h"
 #include "offload/schedule/host_schedule.h"
+#include "offload/schedule/pass_shares.h"
 #include "offload/schedule/step_time.h"
 #include "offload/schedule/update_policy.h"
 #include "plan/simulate/device_program.h"
@@ -89,6 +90,8 @@ class StepPlay {
   // ---- The host: the policy's choice, and AdamW (play_host.cpp) ----
   std::int64_t count_places() const;
   StepTimes times() const;
+  // From what the last step's units were needed and complete at.
+  void measure_shares();
   void ask();
   const UpdateChoice& choose(const StepTimes& measured);
   double bytes_of(HostTask task) const;  // of the host's memory, an element
@@ -198,10 +201,18 @@ class StepPlay {
   // The figures that the engine would measure.
   HostPace pace_, link_pace_;
   double forward_seconds_ = 0, backward_seconds_ = 0, phase_ = 0;
+  std::vector<double> needed_at_, landed_at_;  // by unit: `phase_` then; below 0: not yet
+  PassShares shares_;
   bool first_gradient_ = false, asked_ = false, was_asked_ = false, choice_is_new_ = false;
   UpdateChoice choice_;
   StepTimes asked_with_;
-  std::deque<std::pair<StepTimes, UpdateChoice>> answers_;  // of the policy, so far
+  PassShares asked_shares_;
+  struct Answer {
+    StepTimes times;
+    PassShares shares;
+    UpdateChoice choice;
+  };
+  std::deque<Answer> answers_;  // of the policy, so far
 };
 
 }  // namespace so

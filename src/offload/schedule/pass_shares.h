@@ -1,0 +1,35 @@
+// Where in a step's passes the device comes to each unit. A policy goes by it (update_policy.h): in the engine as the
+// device's clock has it (offload/pass_times.h), in a simulation as it was played. Elements say less: an embedding has
+// many and takes no time, a token uses few of many experts, and what is measured as the forward pass ends with the
+// head's gradient.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace so {
+
+struct PassShares {
+  // By unit: the share of the first micro-batch's forward pass that comes before its weights are needed. That pass ends
+  // where the backward pass's first gradient is complete.
+  std::vector<double> needed;
+  // By unit: the share of the last micro-batch's backward pass, from the first gradient on, that is left when its own
+  // is complete.
+  std::vector<double> left;
+
+  // Until anything is known: by the units' elements.
+  static PassShares by_elements(std::span<const std::int64_t> elements);
+  // Whether no two differ by more than `most`.
+  bool is_within(double most, const PassShares& others) const;
+};
+
+// The same by bucket, whose unit is the one in which it begins.
+struct BucketShares {
+  std::vector<double> needed, left;
+
+  BucketShares() = default;
+  BucketShares(const PassShares& units, std::span<const int> unit_of);
+};
+
+}  // namespace so
