@@ -25,6 +25,7 @@ MODEL_DIR     the model's directory: hf download $model_id --local-dir DIR
 DATA          records to train on: Alpaca's JSON (alpaca_data.json of tatsu-lab/alpaca) or what docs/data.md lists
 OUTPUT_DIR    where the trained model goes; ${name}_MODE_output unless given. The DeepSpeed JSON lies beside it
 MAX_LENGTH    longest sequence in tokens; 4096 unless given
+MICRO_BATCHES in how many micro-batches the BATCH_SIZE rows of a step go, which takes less memory; 1 unless given
 GPUS          GPUs of this host to train on, a process each; $gpus unless given. More than one need Open MPI and NCCL
 SUPEROFFLOAD  the program; that of this tree or installation, or the one in PATH, unless given
 TEXT
@@ -50,7 +51,7 @@ deepspeed_config() {
   cat <<JSON
 {
   "train_batch_size": $((batch_size * ranks)),
-  "gradient_accumulation_steps": 1,
+  "gradient_accumulation_steps": $micro_batches,
   "bf16": { "enabled": true },
   "zero_optimization": {
     "stage": 3,
@@ -89,6 +90,12 @@ finetune() {
   case $ranks in
     *[!0-9]* | 0*) refuse "GPUS=$ranks is no number of GPUs" ;;
   esac
+  micro_batches=${MICRO_BATCHES:-1}
+  case $micro_batches in
+    *[!0-9]* | 0*) refuse "MICRO_BATCHES=$micro_batches is no number of micro-batches" ;;
+  esac
+  [ $((batch_size % micro_batches)) -eq 0 ] ||
+    refuse "MICRO_BATCHES=$micro_batches: the $batch_size rows of a step do not go into so many equal parts"
   output=${OUTPUT_DIR:-${name}_${mode}_output}
   output=${output%/}
   program=$(find_program) || exit 2
@@ -97,6 +104,6 @@ finetune() {
   config=${output}_deepspeed.json
   deepspeed_config >"$config"
   exec "$program" train --gpus "$ranks" --model "$MODEL_DIR" --data "$DATA" --output_dir "$output" --deepspeed_config "$config" \
-    --batch_size "$batch_size" --max_length "${MAX_LENGTH:-4096}" --activation_checkpointing --num_train_epochs 1 \
+    --batch_size $((batch_size / micro_batches)) --max_length "${MAX_LENGTH:-4096}" --activation_checkpointing --num_train_epochs 1 \
     --lr 1e-5 --warmup 0.05 --weight_decay 0.01 --seed 42 --log_interval 1 "$@"
 }

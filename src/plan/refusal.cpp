@@ -39,7 +39,9 @@ class Search {
   std::vector<PlanChange> run() {
     const std::vector<Choice> choices = own_choices();
     for (const Choice& choice : choices) try_choice(choice);
-    numbers(q_.asked, {});
+    if (!numbers(q_.asked, {}))
+      for (const Choice& choice : choices)
+        if (choice.with_numbers && !helps_alone(choice)) numbers(choice.knobs, choice.options);
     if (!changes_.empty()) {
       memory(q_.asked, {});
       return std::move(changes_);
@@ -75,6 +77,7 @@ class Search {
     PlanKnobs knobs;
     Options options;
     std::function<void(PlanKnobs&)> change;
+    bool with_numbers = false;  // where neither helps alone, both may, and spare the choices that follow
   };
 
   // Counts this thread's own CPU time, so that the result does not depend on what else the machine does.
@@ -105,6 +108,10 @@ class Search {
   void try_choice(const Choice& choice) {
     if (fits(choice.knobs)) add(choice.options);
   }
+  bool helps_alone(const Choice& choice) const {
+    return std::any_of(changes_.begin(), changes_.end(),
+                       [&](const PlanChange& change) { return change.options == choice.options; });
+  }
 
   // Changes that are not of a number.
   std::vector<Choice> own_choices() const {
@@ -130,6 +137,12 @@ class Search {
       offer({{"move_gradients", "auto"}}, [](PlanKnobs& knobs) { knobs.move_gradients = Toggle::automatic; });
     if (allowed("gathered_layers") && q_.asked.gathered_layers && q_.asked.gpus > 1)
       offer({{"gathered_layers", "-1"}}, [](PlanKnobs& knobs) { knobs.gathered_layers.reset(); });
+    const bool added_up = q_.asked.gpus > 1 || q_.asked.gradient_accumulation_steps > 1;
+    if (allowed("grad_accum_dtype") && q_.asked.grad_accum_dtype == SumPrecision::fp32 && added_up &&
+        number_formats(q_.asked).weights == DType::bf16) {
+      offer({{"grad_accum_dtype", "bf16"}}, [](PlanKnobs& knobs) { knobs.grad_accum_dtype = SumPrecision::bf16; });
+      choices.back().with_numbers = true;
+    }
     if (allowed("optimizer_state_dtype") && q_.asked.optimizer_state_dtype == StatePrecision::fp32) {
       Options options{{"optimizer_state_dtype", "bf16"}};
       if (q_.rows->find("adam_beta2") && q_.asked.adam_beta2 > largest_beta2(StatePrecision::bf16))
@@ -151,8 +164,9 @@ class Search {
     return least + good * step;
   }
 
-  // Fewer rows, in as many micro-batches more or not; shorter rows.
-  void numbers(const PlanKnobs& from, const Options& before) {
+  // Fewer rows, in as many micro-batches more or not; shorter rows. Returns whether any of it helps.
+  bool numbers(const PlanKnobs& from, const Options& before) {
+    const std::size_t known = changes_.size();
     const auto add_with = [&](Options options) {
       options.insert(options.begin(), before.begin(), before.end());
       add(std::move(options));
@@ -189,6 +203,7 @@ class Search {
       if (const auto most = largest(step == 1 ? 2 : step, step, from.max_length, with))
         add_with({{"max_length", std::to_string(*most)}});
     }
+    return changes_.size() > known;
   }
 
   // The least of one memory, the other as it is, that fits; of both, if neither helps alone.

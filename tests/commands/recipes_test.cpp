@@ -26,7 +26,7 @@ class Recipes : public testing::Test {
   Outcome recipe(const std::string& name, const std::vector<std::string>& variables,
                  const std::vector<std::string>& arguments) const {
     std::vector<std::string> words{"/usr/bin/env"};
-    for (const char* unset : {"MODEL_DIR", "DATA", "OUTPUT_DIR", "MAX_LENGTH", "GPUS"})
+    for (const char* unset : {"MODEL_DIR", "DATA", "OUTPUT_DIR", "MAX_LENGTH", "GPUS", "MICRO_BATCHES"})
       words.insert(words.end(), {"-u", unset});
     words.push_back(std::string("SUPEROFFLOAD=") + test::binary());
     words.insert(words.end(), variables.begin(), variables.end());
@@ -87,6 +87,17 @@ TEST_F(Recipes, TakeModeAndBatchSize) {
   EXPECT_EQ(json.at("zero_optimization").at("offload_optimizer").at("super_offload"), false);
 }
 
+// The same rows of a step, in less memory.
+TEST_F(Recipes, TakeRowsInSeveralMicroBatches) {
+  auto several = variables();
+  several.push_back("MICRO_BATCHES=2");
+  const Outcome outcome = recipe("finetune_llama-8b_1gpu.sh", several, options({"superoffload"}));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  expect_in(outcome.err, "2 x 2 rows");
+  EXPECT_EQ(read_json(config()).at("train_batch_size"), 4);
+  EXPECT_EQ(read_json(config()).at("gradient_accumulation_steps"), 2);
+}
+
 TEST_F(Recipes, TrainWhenNotDry) {
   const Outcome outcome = recipe(
       "finetune_qwen3-14b_1gpu.sh", variables(),
@@ -108,6 +119,8 @@ TEST_F(Recipes, SayWhatIsMissing) {
       {all, {"superoffload", "four"}, "'four'"},
       {all, {"superoffload", "0"}, "'0'"},
       {{all[0], all[1], "GPUS=all"}, {"superoffload"}, "GPUS=all is no number"},
+      {{all[0], all[1], "MICRO_BATCHES=0"}, {"superoffload"}, "MICRO_BATCHES=0 is no number"},
+      {{all[0], all[1], "MICRO_BATCHES=3"}, {"superoffload"}, "the 4 rows of a step do not go into"},
       {{all[1]}, {"superoffload"}, "set MODEL_DIR"},
       {{"MODEL_DIR=" + temporary_.path().string(), all[1]}, {"superoffload"}, "no config.json"},
       {{all[0]}, {"superoffload"}, "set DATA"},

@@ -55,6 +55,7 @@ PlanKnobs changed(PlanKnobs knobs, const PlanChange& change) {
     if (name == "gradient_accumulation_steps") knobs.gradient_accumulation_steps = std::stoll(value);
     if (name == "max_length") knobs.max_length = std::stoll(value);
     if (name == "activation_checkpointing") knobs.activation_checkpointing = Toggle::automatic;
+    if (name == "grad_accum_dtype") knobs.grad_accum_dtype = SumPrecision::bf16;
     if (name == "optimizer_state_dtype") knobs.optimizer_state_dtype = StatePrecision::bf16;
     if (name == "offload_optimizer") knobs.offload_optimizer = OptimizerDevice::cpu;
     if (name == "offload_ratio") knobs.offload_ratio.reset();
@@ -134,6 +135,9 @@ TEST(PlanChanges, OfEachKind) {
   sums.asked.gradient_accumulation_steps = 4;
   sums.asked.move_gradients = Toggle::off;
   EXPECT_TRUE(any(changes_of(sums), "move_gradients"));
+
+  EXPECT_TRUE(any(changes_of(sums), "grad_accum_dtype"));
+  EXPECT_FALSE(any(rows, "grad_accum_dtype")) << "nothing is added up";
 
   Planned host("qwen3-14b", cuda_backend(), 80, 150);
   const auto more = changes_of(host);
