@@ -11,8 +11,9 @@ try:
 except ImportError as error:
     raise unittest.SkipTest(f"{error}; the optimizer's tests need PyTorch") from error
 
-# The same tests run on a GPU with SO_TEST_DEVICE=cuda.
-DEVICE = torch.device("cuda", 0) if os.environ.get("SO_TEST_DEVICE") == "cuda" else torch.device("cpu")
+# The same tests run on a GPU with SO_TEST_DEVICE=cuda; of several processes each has its own.
+_GPU = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+DEVICE = _GPU if os.environ.get("SO_TEST_DEVICE") == "cuda" else torch.device("cpu")
 # A step differs from torch's in rounding alone: the decay is not rounded into the weight by itself, and multiply-adds
 # are fused (optim/adamw.h). With weights and steps below 1 that is a few units of 2^-24 a step.
 STEP = 1e-6

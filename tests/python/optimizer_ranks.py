@@ -1,4 +1,6 @@
-"""Cases of test_ranks_optimizer.py, run by each of its processes: optimizer_ranks.py RANK PROCESSES FILE."""
+"""Cases of test_ranks_optimizer.py, run by each of its processes: optimizer_ranks.py RANK PROCESSES FILE. As torchrun
+does, it sets LOCAL_RANK and LOCAL_WORLD_SIZE.
+"""
 import os
 import sys
 import traceback
@@ -12,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import superoffload
-from optimizer_models import STEP, backward, difference, groups_of, same_bits
+from optimizer_models import DEVICE, STEP, backward, difference, groups_of, same_bits
 
 FULL = checkpoints.StateDictOptions(full_state_dict=True)
 
@@ -21,6 +23,7 @@ def network(mesh, width=31, seed=1):
     """One whose shards differ in size, and of some of whose parameters the last process has none."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(20, width), nn.GELU(), nn.Linear(width, 1), nn.Tanh(), nn.Linear(1, 7))
+    model.to(DEVICE)
     if mesh is None:
         return model
     for layer in (model[0], model[2]):
@@ -146,7 +149,7 @@ def replicated(mesh):
             assert abs(mine.grad_norm - norm) < 1e-5 * norm
             assert difference(ours, theirs) < (step + 1) * STEP
         every = [torch.empty(0)] * distributed.get_world_size()
-        distributed.all_gather_object(every, full(ours))
+        distributed.all_gather_object(every, [p.cpu() for p in full(ours)])  # from two GPUs
         assert all(same_bits(every[0], one) for one in every)
 
 
@@ -160,24 +163,27 @@ def refusals(mesh):
             raise AssertionError(f"not refused: {text}")
 
     def spread(mesh, *placements):
-        return nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, placements))
+        return nn.Parameter(distribute_tensor(torch.ones(4, 4, device=DEVICE), mesh, placements))
 
-    square = init_device_mesh("cpu", (distributed.get_world_size(), 1))
-    refused([spread(mesh, Shard(0)), nn.Parameter(torch.ones(3))], "is a whole tensor, and parameter 0")
+    square = init_device_mesh(DEVICE.type, (distributed.get_world_size(), 1))
+    refused([spread(mesh, Shard(0)), nn.Parameter(torch.ones(3, device=DEVICE))], "is a whole tensor, and parameter 0")
     refused([spread(square, Shard(0), Shard(1))], "is for fully_shard over one dimension of a mesh")
     refused([spread(mesh, Shard(0)), spread(square, Shard(0), Replicate())], "each mesh and way")
     refused([spread(mesh, Shard(0)), spread(mesh, Replicate())], "each mesh and way")
-    one = nn.Parameter(distribute_tensor(torch.ones(1), mesh, [Shard(0)]))
+    one = nn.Parameter(distribute_tensor(torch.ones(1, device=DEVICE), mesh, [Shard(0)]))
     refused([one], "no element of any parameter" if distributed.get_rank() else "cannot be made on rank 1 of its group")
     superoffload.AdamW([spread(square, Replicate(), Shard(0))])  # as of hybrid sharding
 
 
 def main():
     rank, processes, file = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(processes))
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(DEVICE)
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=processes)
-    mesh = init_device_mesh("cpu", (processes,))
+    # Objects travel by gloo either way.
+    backends = "cpu:gloo,cuda:nccl" if DEVICE.type == "cuda" else "gloo"
+    distributed.init_process_group(backends, init_method=f"file://{file}", rank=rank, world_size=processes)
+    mesh = init_device_mesh(DEVICE.type, (processes,))
     for case in (sharded_against_torch, no_order_changes_a_bit, checkpoints_are_torchs, replicated, refusals):
         try:
             case(mesh)

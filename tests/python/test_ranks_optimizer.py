@@ -11,13 +11,15 @@ import unittest
 # First: it skips the tests where there is no PyTorch.
 from optimizer_models import DEVICE
 
+import torch
 from torch import distributed
 
 PROCESSES = 2
 SCRIPT = pathlib.Path(__file__).with_name("optimizer_ranks.py")
 
 
-@unittest.skipUnless(DEVICE.type == "cpu" and distributed.is_available(), "two processes on the CPU")
+@unittest.skipUnless(distributed.is_available(), "PyTorch was built without its distributed package")
+@unittest.skipIf(DEVICE.type == "cuda" and torch.cuda.device_count() < PROCESSES, f"needs {PROCESSES} GPUs")
 class Ranks(unittest.TestCase):
     def test_all_cases(self):
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -27,7 +29,8 @@ class Ranks(unittest.TestCase):
                 subprocess.Popen(
                     [sys.executable, "-X", "faulthandler", "-B", str(SCRIPT)]
                     + [str(rank), str(PROCESSES), f"{folder}/meeting"],
-                    env=environment, stdout=output, stderr=subprocess.STDOUT,
+                    env=environment | {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(PROCESSES)},
+                    stdout=output, stderr=subprocess.STDOUT,
                 )
                 for rank, output in enumerate(outputs)
             ]
