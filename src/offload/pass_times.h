@@ -17,7 +17,6 @@ namespace so {
 class RecentMedian {
  public:
   void add(double value) { values_[count_++ % values_.size()] = value; }
-  bool empty() const { return count_ == 0; }
   double median() const;  // 0 of none
 
  private:

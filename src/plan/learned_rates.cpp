@@ -11,13 +11,14 @@
 namespace so {
 namespace {
 
-// A machine's rates do not change by more than this; a run that was stopped for a while may seem to.
-constexpr double largest_change = 3;
+// A machine's rates do not change by more than this; a run that was stopped for a while may seem to. What the host's
+// memory leaves to the link may be a part of what was planned.
+constexpr double largest_change = 3, largest_link_change = 8;
 
-double change_of(double planned, double measured) {
+double change_of(double planned, double measured, double largest) {
   if (planned <= 0 || measured <= 0) return 1;
   const double change = planned / measured;
-  return change > largest_change || change < 1 / largest_change ? 1 : change;
+  return change > largest || change < 1 / largest ? 1 : change;
 }
 
 std::string learned_beside(double learned, double planned) {
@@ -85,10 +86,11 @@ MachineRates with_host_change(MachineRates rates, double change) {
 std::optional<LearnedRates> learn_rates(const TrainingPlan& plan, const StepTimes& measured, std::int64_t steps) {
   if (!plan.estimate) return std::nullopt;
   const StepTimes& planned = plan.estimate->times;
-  const double host = change_of(planned.update_seconds, measured.update_seconds),
-               link = change_of(planned.link_seconds, measured.link_seconds);
+  const double host = change_of(planned.update_seconds, measured.update_seconds, largest_change),
+               link = change_of(planned.link_seconds, measured.link_seconds, largest_link_change);
   if (std::abs(host - 1) <= rate_tolerance && link > 1 - rate_tolerance) return std::nullopt;
-  const bool shared = plan.run && planned.link_seconds > 0 && measured.link_seconds > 0 && measured.update_seconds > 0;
+  const bool shared = plan.run && planned.link_seconds > 0 && measured.link_seconds > 0;
+  if (shared && (host == 1 || link == 1)) return std::nullopt;  // one of them says nothing
   const MachineRates rates = shared ? with_sharing(plan, measured) : with_host_change(plan.rates, host);
   const bool link_too = shared && rates.link_both < (1 - rate_tolerance) * both_ways(plan.rates);
   return LearnedRates{.host_adamw = rates.host_adamw,

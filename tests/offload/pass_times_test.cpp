@@ -105,7 +105,7 @@ struct Steps {
 };
 
 TEST(PassTimes, AreTheDevicesWithoutItsWaits) {
-  for (const auto [host, gradient] : {std::pair{0.0, 0.0}, {2.0, 5.0}}) {
+  for (const auto& [host, gradient] : {std::pair{0.0, 0.0}, {2.0, 5.0}}) {
     Steps steps;
     steps.step(host, gradient);
     EXPECT_EQ(steps.passes.forward_seconds(), 0) << "there was no verdict before it";

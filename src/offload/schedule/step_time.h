@@ -56,9 +56,8 @@ class StepTimer {
   std::vector<Work> updates_, follows_, previews_;  // by bucket
   std::vector<std::size_t> by_need_;                // buckets, those first that the forward pass needs first
   std::vector<double> needed_;                      // by bucket: seconds of the forward pass before it
-  std::vector<double>
-      backward_parts_;              // by bucket: of the backward pass, from the gradient of the one above to its own
-  std::vector<std::uint8_t> late_;  // UpdateFacts::late
+  std::vector<double> backward_parts_;              // by bucket: seconds from the gradient of the one above to its own
+  std::vector<std::uint8_t> late_;                  // UpdateFacts::late
   double backward_rest_ = 0;
 
   Carried carried_;

@@ -65,7 +65,8 @@ const UpdateChoice& StepPlay::choose(const StepTimes& measured) {
   facts.micro_batches = run_.micro_batches;
   facts.previews = !run_.send_masters;
   facts.clip_rate = run_.verdicts == Verdicts::clip ? 1 : 0;
-  return answers_.emplace_back(measured, shares_, policy_->choose(facts)).choice;
+  answers_.push_back({measured, shares_, policy_->choose(facts)});
+  return answers_.back().choice;
 }
 
 double StepPlay::bytes_of(HostTask task) const {
