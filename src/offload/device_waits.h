@@ -19,11 +19,11 @@ class DeviceWaits {
   // Between the two calls the stream's work up to now ends and what it waits for is enqueued.
   void begin(Stream& stream, WaitReason reason);
   void end(Stream& stream);
-  // Of the waits that are not collected, how many have ended.
+  // Returns how many waits have ended since the last collect().
   std::size_t count() const { return used_; }
   // Seconds of the waits that were not collected before. Waits for the device to come to the end of the last one.
   WaitSeconds collect();
-  // Of those that collect() returned, the first `count`.
+  // Returns the seconds of the first `count` waits that the last collect() took.
   const WaitSeconds& before(std::size_t count) const { return before_[count]; }
 
  private:

@@ -10,7 +10,7 @@ namespace {
 
 double of(const WaitSeconds& waits, WaitReason reason) { return waits[static_cast<std::size_t>(reason)]; }
 
-// What a policy can change of a forward pass.
+// A policy can change these waits of a forward pass, and no others.
 double for_weights(const WaitSeconds& waits) { return of(waits, WaitReason::host) + of(waits, WaitReason::link); }
 
 }  // namespace

@@ -11,8 +11,6 @@
 namespace so {
 namespace {
 
-class ClockDevice;
-
 class ClockEvent final : public Event {
  public:
   void synchronize() override {}

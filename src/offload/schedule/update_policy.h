@@ -62,8 +62,8 @@ struct UpdateFacts : StepTimes {
   double first_forward_seconds() const;
 };
 
-// Of a step's forward_seconds and backward_seconds, the first micro-batch's forward pass, which needs the new weights,
-// as its backward pass needs the gradients' memory. All micro-batches take the same time.
+// Returns how long the first micro-batch's forward pass takes, which needs the new weights, as its backward pass needs
+// the gradients' memory. Both arguments are as in StepTimes. All micro-batches take the same time.
 double first_forward_seconds(double forward_seconds, double backward_seconds, std::int64_t micro_batches);
 
 class UpdatePolicy {
