@@ -16,12 +16,11 @@ Decoder::Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& op
       ops_(ops),
       rope_(rope_table),
       settings_(settings),
+      keep_(kept_by_layer(settings.keep, spec.layers, first_trained_)),
       store_(store),
       exchange_(exchange) {
   check_formats(settings.formats);
   SO_CHECK(settings.loss_chunk_rows > 0, "loss chunk of {} rows", settings.loss_chunk_rows);
-  SO_CHECK(settings.keep.empty() || static_cast<std::int64_t>(settings.keep.size()) == spec.layers,
-           "what {} of {} layers keep", settings.keep.size(), spec.layers);
   int items = 0;
   for (std::int64_t layer = 0; layer < spec.layers; ++layer)
     items_.push_back(keep_of(layer) == Keep::host ? items++ : -1);
@@ -131,7 +130,7 @@ void Decoder::final_norm(const Pass& pass, Tensor normed, Tensor sum, Tensor inv
     ops_.add_scaled(pass.stream, normed, Tensor(), normed, scale);
 }
 
-void Decoder::attention_forward(const Pass& pass, std::int64_t layer, const Activations& a, const Carry* carry,
+void Decoder::attention_forward(const Pass& pass, std::int64_t layer, const Activations& a, const Carry& carry,
                                 Tensor out, KvCache* cache, std::int64_t tile, bool attended) const {
   const ParameterIndex::Layer& p = index(layer);
   const std::int64_t n = pass.tokens();
@@ -142,8 +141,8 @@ void Decoder::attention_forward(const Pass& pass, std::int64_t layer, const Acti
     Arena::Scope scope(pass.arena);
     Activations part = tile < n ? a.rows(first, count) : a;
     complete_attention_input(pass.arena, count, part);
-    block_input(pass, p.input_norm, part.normed1, part.inv_rms1, part.x,
-                carry ? rows(carry->x, first, count) : Tensor(), carry ? rows(carry->delta, first, count) : Tensor());
+    block_input(pass, p.input_norm, part.normed1, part.inv_rms1, part.x, rows(carry.x, first, count),
+                rows(carry.delta, first, count));
     ops_.linear(stream, part.qkv, part.normed1, pass.weight(p.qkv), pass.weight(p.qkv_bias), Accumulate::overwrite);
   });
   rotate(pass, layer, a);
@@ -204,7 +203,7 @@ void Decoder::layer_forward(const Pass& pass, std::int64_t layer, const Activati
     Activations own = a;
     complete_attention(pass, own, before < n);
     // `delta` may still be the previous layer's, which the first norm has read by the time it is overwritten.
-    attention_forward(pass, layer, own, &carry, carry.scratch, cache, before);
+    attention_forward(pass, layer, own, carry, carry.scratch, cache, before);
     pass.show(layer_unit(layer), "its input", a.x);
     pass.show(layer_unit(layer), "the output of its attention", carry.scratch);
   }

@@ -49,8 +49,16 @@ enum class Keep : std::uint8_t {
   attention,   // only the layer's input and attention's output: projections are run again, and attention is not
   input,       // only the layer's input: all but the last product is run again
   host,        // the same in host memory (offload/memory/activation_store.h)
+  nothing,     // not even its input: backward makes it again, by a forward pass from the last layer below that kept its
+               // own. The inputs of the last such layers in a row are still there when backward begins
 };
 std::string_view name_of(Keep keep);
+// Returns what each layer keeps if `keep` is asked for (empty: all of all layers), where the first trained unit is this
+// one: layers below have no backward pass, and the lowest one that has keeps its input.
+std::vector<Keep> kept_by_layer(const std::vector<Keep>& keep, std::int64_t layers, int first_trained_unit);
+// By unit, whether its input is made again in backward (offload/schedule/pass_order.h), given kept_by_layer(); empty if
+// none is.
+std::vector<bool> remade_inputs(const std::vector<Keep>& kept);
 // Counts the layers that keep their input in host memory, given what each layer keeps.
 int kept_on_host(const std::vector<Keep>& keep);
 
@@ -96,6 +104,8 @@ class Decoder {
                       KvCache* cache) const;
 
   const DecoderSpec& spec() const { return spec_; }
+  // By unit, as the function says that is called so.
+  std::vector<bool> remade_inputs() const { return so::remade_inputs(keep_); }
 
  private:
   struct Pass;
@@ -106,10 +116,8 @@ class Decoder {
   // Whether a trained parameter lies in the layer or below it: only then is its backward pass needed, or anything kept
   // for it.
   bool has_backward(std::int64_t layer) const { return layer_unit(layer) >= first_trained_; }
-  Keep keep_of(std::int64_t layer) const {
-    if (!has_backward(layer)) return Keep::input;
-    return settings_.keep.empty() ? Keep::all : settings_.keep[static_cast<std::size_t>(layer)];
-  }
+  Keep keep_of(std::int64_t layer) const { return keep_[static_cast<std::size_t>(layer)]; }
+  bool keeps_nothing(std::int64_t layer) const { return keep_of(layer) == Keep::nothing; }
   Activations acquire_kept(const Pass& pass, std::int64_t layer, Keep keep) const;
   // The tokens that a layer that keeps this works on at a time before and behind attention: `tokens` if not in tiles.
   std::int64_t attention_tile(const Activations& kept, std::int64_t tokens) const;
@@ -128,9 +136,9 @@ class Decoder {
   }
   void embed(const Pass& pass, Tensor x) const;
   float embedding_scale() const;
-  // x is computed from the carried stream, or given if nothing is carried; `out` is what the block adds to it. `tile`:
-  // tokens at a time, but for attention, whose output may be there.
-  void attention_forward(const Pass& pass, std::int64_t layer, const Activations& a, const Carry* carry, Tensor out,
+  // x is computed from the carried stream, or is there if no delta is carried; `out` is what the block adds to it.
+  // `tile`: tokens at a time, but for attention, whose output may be there.
+  void attention_forward(const Pass& pass, std::int64_t layer, const Activations& a, const Carry& carry, Tensor out,
                          KvCache* cache, std::int64_t tile, bool attended = false) const;
   void attend(const Pass& pass, std::int64_t layer, const Activations& a, KvCache* cache) const;
   void rotate(const Pass& pass, std::int64_t layer, const Activations& a) const;
@@ -177,8 +185,22 @@ class Decoder {
                           Tensor dresidual, std::int64_t tile, Tensor room) const;
   void attend_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& a,
                        Tensor dattention, Tensor dqkv) const;
+  // The layer's input is there, or is made of what is carried.
   void layer_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& kept,
                       const Carry& carry, Tensor dresidual) const;
+
+  // ---- What layers keep from forward to backward (decoder_pass.cpp) ----
+  // By layer. The store begins its pass.
+  std::vector<Activations> acquire_layers(const Pass& pass, Carry& carry) const;
+  void embedding_backward(const Pass& pass, GradientSink& gradients, Tensor dresidual) const;
+  void forward_layers(const Pass& pass, std::vector<Activations>& kept, Carry& carry) const;
+  void backward_layers(const Pass& pass, GradientSink& gradients, std::vector<Activations>& kept, Carry& carry,
+                       Tensor dresidual) const;
+  // Where the layer's input was kept in the store, it is in `kept` again.
+  void read_input(const Pass& pass, std::int64_t layer, Activations& kept) const;
+  // Runs the layers below `last` forward again, from the one on that kept its input: they find theirs in `kept`, and
+  // what goes into `last` is carried.
+  void remake_inputs(const Pass& pass, std::int64_t last, std::vector<Activations>& kept, Carry& carry) const;
 
   // ---- Attention of a slice (decoder_sequence.cpp) ----
   // From the rotated queries and keys of the slice to its a.attention.
@@ -225,6 +247,7 @@ class Decoder {
   Ops& ops_;
   const Tensor rope_;
   const DecoderSettings settings_;
+  const std::vector<Keep> keep_;  // by layer
   ActivationStore* const store_;
   SequenceExchange* const exchange_;
   std::vector<int> items_;  // by layer: of the store, -1 for those that are not there

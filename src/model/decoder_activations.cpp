@@ -36,6 +36,8 @@ std::string_view name_of(Keep keep) {
       return "input";
     case Keep::host:
       return "input on the host";
+    case Keep::nothing:
+      return "nothing";
   }
   SO_CHECK(false, "keep {}", static_cast<int>(keep));
 }
@@ -44,13 +46,38 @@ int kept_on_host(const std::vector<Keep>& keep) {
   return static_cast<int>(std::count(keep.begin(), keep.end(), Keep::host));
 }
 
+std::vector<Keep> kept_by_layer(const std::vector<Keep>& keep, std::int64_t layers, int first_trained_unit) {
+  SO_CHECK(keep.empty() || static_cast<std::int64_t>(keep.size()) == layers, "what {} of {} layers keep", keep.size(),
+           layers);
+  std::vector<Keep> kept = keep.empty() ? std::vector(static_cast<std::size_t>(layers), Keep::all) : keep;
+  bool below = true;  // all layers so far, which have no backward pass
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    Keep& of_layer = kept[static_cast<std::size_t>(layer)];
+    const bool has_backward = layer_unit(layer) >= first_trained_unit;
+    if (!has_backward || (below && of_layer == Keep::nothing)) of_layer = Keep::input;
+    below = !has_backward;
+  }
+  return kept;
+}
+
+std::vector<bool> remade_inputs(const std::vector<Keep>& kept) {
+  std::size_t layers = kept.size();
+  while (layers > 0 && kept[layers - 1] == Keep::nothing) --layers;  // which find theirs
+  const auto begin = kept.begin(), end = begin + static_cast<std::ptrdiff_t>(layers);
+  if (std::find(begin, end, Keep::nothing) == end) return {};
+  std::vector<bool> units(kept.size() + 2, false);  // with the embedding and the head
+  for (std::size_t layer = 0; layer < layers; ++layer)
+    units[static_cast<std::size_t>(layer_unit(static_cast<std::int64_t>(layer)))] = kept[layer] == Keep::nothing;
+  return units;
+}
+
 Decoder::Activations Decoder::acquire_kept(const Pass& pass, std::int64_t layer, Keep keep) const {
   Arena& arena = pass.arena;
   const std::int64_t n = pass.tokens();
   const DType t = settings_.formats.activations;
   const DecoderSpec& s = spec_;
   Activations a;
-  if (keep == Keep::host) return a;  // the store has it
+  if (keep == Keep::host || keep == Keep::nothing) return a;  // the input comes from elsewhere
   a.x = arena.acquire("layer input", t, {n, s.hidden});
   if (keep == Keep::input) return a;
   a.attention = arena.acquire("attention", t, {n, s.q_width()});

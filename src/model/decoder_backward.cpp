@@ -1,7 +1,6 @@
 // The backward pass of the decoder. Formulas are the plain chain rule of decoder.cpp, read bottom to top. What a layer
 // did not keep is computed again just before it is used, by the calls of the forward pass, so to the same bits.
 #include <algorithm>
-#include <array>
 
 #include "base/error.h"
 #include "model/decoder.h"
@@ -245,7 +244,7 @@ void Decoder::layer_backward(const Pass& pass, std::int64_t layer, GradientSink&
       if (spec_.input_norms) a.inv_rms2 = arena.acquire("inverse rms", DType::f32, {n});
     }
     remade_delta = carry.scratch;
-    attention_forward(pass, layer, a, nullptr, remade_delta, nullptr, before, static_cast<bool>(kept.attention));
+    attention_forward(pass, layer, a, carry, remade_delta, nullptr, before, static_cast<bool>(kept.attention));
   }
   const auto acquire_dnormed = [&](std::int64_t rows) {
     return arena.acquire("gradient of a norm", settings_.formats.activations, {rows, spec_.hidden});
@@ -322,60 +321,6 @@ void Decoder::head_backward(const Pass& pass, GradientSink& gradients, const Car
                               .weight_offset = spec_.norm_offset});
   release_head(weights, stream);
   gradients.gradients_ready(head_unit(spec_), stream);
-}
-
-void Decoder::forward_backward(Stream& stream, const DeviceBatch& batch, WeightSource& weights, GradientSink& gradients,
-                               Arena& arena, Tensor losses, float grad_scale) const {
-  Arena::Scope scope(arena);
-  const Pass pass{stream, batch, weights, arena, acquire_load(arena), grad_scale};
-  const std::int64_t n = batch.tokens();
-  const DType t = settings_.formats.activations;
-  Tensor dresidual = arena.acquire("gradient of the residual", t, {n, spec_.hidden});
-  Carry carry(arena, t, n, spec_.hidden);
-  std::vector<Activations> kept;
-  for (std::int64_t layer = 0; layer < spec_.layers; ++layer) {
-    // Layers that have no backward pass share one place, as where nothing is kept (run_layers()).
-    kept.push_back(layer > 0 && !has_backward(layer) ? kept.back() : acquire_kept(pass, layer, keep_of(layer)));
-    if (!kept.back().middle && !carry.middle) carry.middle = arena.acquire("after attention", t, {n, spec_.hidden});
-  }
-  const auto item = [&](std::int64_t layer) { return items_[static_cast<std::size_t>(layer)]; };
-  if (const int items = 1 + *std::max_element(items_.begin(), items_.end()); items > 0) {
-    SO_CHECK(store_ != nullptr, "{} layers' inputs, and no store", items);
-    std::array<Tensor, ActivationStore::places> memory;
-    for (Tensor& place : memory) place = arena.acquire("layer input on its way", t, {n, spec_.hidden});
-    store_->begin(items, memory);
-  }
-
-  for (std::int64_t layer = 0; layer < spec_.layers; ++layer) {
-    Activations& a = kept[static_cast<std::size_t>(layer)];
-    if (item(layer) >= 0) a.x = store_->write(item(layer), stream);
-    if (layer == 0) {
-      embed(pass, a.x);
-      carry.x = a.x;
-    }
-    layer_forward(pass, layer, a, carry, nullptr);
-    if (item(layer) >= 0) store_->written(item(layer), stream);
-  }
-
-  head_backward(pass, gradients, carry, losses, dresidual);
-
-  for (std::int64_t layer = spec_.layers; layer-- > 0 && has_backward(layer);) {
-    Activations& a = kept[static_cast<std::size_t>(layer)];
-    if (item(layer) >= 0) a.x = store_->read(item(layer), stream);
-    layer_backward(pass, layer, gradients, a, carry, dresidual);
-    if (item(layer) >= 0) store_->release(item(layer), stream);
-  }
-  // All that lies below the lowest trained unit is frozen.
-  for (int unit = std::min(first_trained_, head_unit(spec_)) - 1; unit > 0; --unit)
-    gradients.gradients_ready(unit, stream);
-  if (first_trained_ == 0) {
-    if (const float scale = embedding_scale(); scale != 1)
-      ops_.add_scaled(stream, dresidual, Tensor(), dresidual, scale);
-    gradients.require_gradients(0, stream);
-    const auto dtable = gradients.gradient(index_.embedding);
-    ops_.embedding_grad(stream, dtable.tensor, dresidual, batch.ids, dtable.mode);
-  }
-  gradients.gradients_ready(0, stream);
 }
 
 }  // namespace so

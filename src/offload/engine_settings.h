@@ -45,6 +45,9 @@ struct EngineSettings {
   GradientResidency host_gradients = GradientResidency::resident;
   CastSide cast = CastSide::host;
   std::int64_t bucket_elements = 0;  // at most; a multiple of ParameterLayout::alignment
+  // By unit, whether the model makes its input again in backward (schedule/pass_order.h); empty: none is. Weights are
+  // brought ahead in the order that follows; any other order gives the same bits, later.
+  std::vector<bool> remade_inputs;
   // Whether the gradients of units may become complete in any order. Then no bucket has parts of two units.
   bool units_in_any_order = false;
   std::int64_t undo_buckets = 0;  // that the host can have new state beside the old for

@@ -269,7 +269,7 @@ OptionTable<StepOptions> make_step() {
       .deepspeed("gradient_accumulation_steps")
       .affects_results();
   t.add("activation_checkpointing", &O::activation_checkpointing,
-        "Recompute activations in backward instead of keeping them: true keeps each layer's input only, false keeps "
+        "Recompute activations in backward instead of keeping them: true keeps each layer's input at most, false keeps "
         "all, auto as much as fits. Results are the same")
       .bare("true")
       .default_from(ours)

@@ -300,6 +300,7 @@ void TrainingPlacement::choose() {
   plan_.engine.device_units = chosen.device_units;
   plan_.engine.undo_buckets = chosen.undo_buckets;
   set_residency(plan_.engine, chosen.residency);
+  plan_.decoder.keep = keep_of(chosen.keep);
   plan_.activation_bytes = inputs_.activation_bytes(chosen.keep);
   plan_.engine.expected = chosen.estimate.times;
   plan_.estimate = chosen.estimate;

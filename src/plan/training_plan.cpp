@@ -20,26 +20,28 @@ void choose_kept(const DecoderSpec& spec, const ParameterLayout& layout, const P
                  Toggle activation_checkpointing, TrainingPlan& plan) {
   plan.decoder.loss_chunk_rows = choose_loss_chunk(*machine.backend, spec.vocab);
   ActivationSizer sizer(spec, layout, *machine.backend, plan.shape);
-  const std::size_t budget =
-      machine.device_memory
-          ? beyond(*machine.device_memory, plan.memory.total(MemoryKind::device, once_loaded))
-          : beyond(usable_host_budget(machine), plan.memory.host_total(*machine.backend, once_loaded));
+  ActivationBudget budget{0, beyond(usable_host_budget(machine), plan.memory.host_total(*machine.backend))};
+  budget.device = machine.device_memory
+                      ? beyond(*machine.device_memory, plan.memory.total(MemoryKind::device, once_loaded))
+                      : beyond(usable_host_budget(machine), plan.memory.host_total(*machine.backend, once_loaded));
   const std::vector<ActivationChoice> choices =
       activation_choices(spec.layers, *machine.backend, activation_checkpointing, slice_tokens(plan.shape));
   const ActivationPlan chosen = choose_activations(sizer, plan.decoder, budget, choices);
   plan.decoder.keep = chosen.keep;
   plan.decoder.tile_rows = chosen.tile_rows;
   plan.activation_bytes = chosen.bytes;
+  plan.engine.remade_inputs = remade_inputs(kept_by_layer(chosen.keep, spec.layers, layout.first_trained_unit()));
   if (chosen.tile_rows > 0 || chosen.keep != choices[0].keep)
-    plan.reasons.push_back(fmt::format(
-        "activations kept: {}; the rest is recomputed in backward, "
-        "because keeping {} does not fit in the {} that are left",
-        describe(chosen.keep, chosen.tile_rows),
-        choices[0].keep == keep_choice(spec.layers, 0) ? "all" : "all inputs on the device", format_bytes(budget)));
+    plan.reasons.push_back(
+        fmt::format("activations kept: {}; the rest is recomputed in backward, "
+                    "because keeping {} does not fit in the {} that are left",
+                    describe(chosen.keep, chosen.tile_rows),
+                    choices[0].keep == keep_choice(spec.layers, 0) ? "all" : "all inputs on the device",
+                    format_bytes(budget.device)));
   // Memory that is left then goes to attention's gradient, which is quicker with more scratch.
   DecoderSettings roomy = plan.decoder;
   roomy.roomy_attention = true;
-  if (const std::size_t bytes = sizer.bytes(roomy); bytes + sizer.page_tables(roomy) <= budget) {
+  if (const std::size_t bytes = sizer.bytes(roomy); bytes + sizer.page_tables(roomy) <= budget.device) {
     plan.decoder = roomy;
     plan.activation_bytes = bytes;
   }
@@ -113,8 +115,9 @@ TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layou
     const std::size_t place = static_cast<std::size_t>(plan.engine.bucket_elements) *
                               state_bytes(plan.engine.formats.moments),
                       tables = std::max<std::size_t>(1, page_table_bytes(*machine.backend, place));
+    const std::size_t inputs = kept_host_bytes(spec, plan.decoder.formats.activations, shape, plan.decoder.keep);
     while (plan.engine.undo_buckets > 0) {
-      const std::size_t host = beyond(plan.memory.host_total(*machine.backend), usable_host_budget(machine)),
+      const std::size_t host = beyond(plan.memory.host_total(*machine.backend) + inputs, usable_host_budget(machine)),
                         device = beyond(plan.memory.total(MemoryKind::device, once_loaded) + plan.activation_bytes,
                                         *machine.device_memory);
       if (host == 0 && device == 0) break;

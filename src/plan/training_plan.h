@@ -38,9 +38,9 @@ struct TrainingPlan {
 };
 
 // The request's bucket size is an upper bound where it was not given: it is lowered for models so small that a bucket
-// would be most of them. Activations: `on` keeps the layers' inputs only, `off` everything, `automatic` as much as is
-// worth it. On a GPU that, the owners and the places for new state are chosen together (plan/placement/placement.h); on
-// the CPU device, as much as fits of activations, then of places. Sizes are found by running the real decoder and
+// would be most of them. Activations: `on` keeps the layers' inputs at most, `off` everything, `automatic` as much as
+// is worth it. On a GPU that, the owners and the places for new state are chosen together (plan/placement/placement.h);
+// on the CPU device, as much as fits of activations, then of places. Sizes are found by running the real decoder and
 // engine on a dry device. Throws MemoryRefusal if it does not fit.
 TrainingPlan plan_training(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
                            const TrainingShape& shape, const RunRequest& request, WeightOrigin origin);

@@ -50,7 +50,7 @@ StepResult TrainingStep::run(double lr, std::int64_t update_number, const std::f
     batches_.micro_batch(i, batch_);
     if (i + 1 == micro_batches) state_.begin_last_micro_batch(lr, update_number);
     if (batch_.tokens == 0) {  // the end of an epoch has none for this rank
-      run_idle_micro_batch(layout_, state_.weights(), state_.gradients(), stream_);
+      run_idle_micro_batch(layout_, model_.decoder().remade_inputs(), state_.weights(), state_.gradients(), stream_);
       continue;
     }
     run_micro_batch(grad_scale);

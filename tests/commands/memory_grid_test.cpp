@@ -78,6 +78,10 @@ const std::vector<Setting>& settings() {
        "qwen3-tied",
        {{"hidden_size", 64}, {"num_hidden_layers", 5}},
        {{"streamed_layers", "3"}, {"dtype", "bf16"}, {"batch_size", "2"}, {"move_gradients", "true"}}},
+      {"layers that keep nothing",
+       "qwen3-tied",
+       {{"hidden_size", 64}, {"num_hidden_layers", 11}, {"intermediate_size", 96}},
+       {{"batch_size", "12"}}},
       {"small buckets", "qwen3-tied", {{"hidden_size", 64}}, {{"bucket_size", "16384"}, {"dtype", "bf16"}}},
   };
   return all;

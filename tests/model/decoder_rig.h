@@ -14,6 +14,7 @@
 #include <span>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/sequence_slice.h"
@@ -81,12 +82,26 @@ struct ModelFixture {
         layout(make_parameters(spec, rules)),
         weights(read_model_weights(path / "model")),
         expected(nlohmann::json::parse(read_file(path / "expected.json"))) {
-    std::istringstream lines(read_file(path / "data.jsonl"));
-    for (std::string line; std::getline(lines, line);) {
-      const auto record = nlohmann::json::parse(line);
-      documents.push_back({record.at("input_ids").get<std::vector<std::int32_t>>(),
-                           record.at("labels").get<std::vector<std::int32_t>>()});
+    read_documents();
+  }
+  // The same with so many layers: those of the fixture again and again. What is expected of the fixture does not hold.
+  static ModelFixture deep(const std::string& name, std::int64_t layers, const ParameterRules& rules = {}) {
+    ModelFixture fixture(name);
+    DecoderSpec& spec = fixture.spec;
+    const std::int64_t before = std::exchange(spec.layers, layers);
+    const std::vector<LayerSpec> layer_specs = spec.layer_specs;
+    for (std::int64_t layer = before; layer < layers && !layer_specs.empty(); ++layer)
+      spec.layer_specs.push_back(layer_specs[static_cast<std::size_t>(layer % before)]);
+    fixture.layout = ParameterLayout(make_parameters(spec, rules));
+    for (const Parameter& parameter : fixture.layout.parameters()) {
+      const std::string prefix = "model.layers.";
+      if (!parameter.name.starts_with(prefix)) continue;
+      const std::size_t dot = parameter.name.find('.', prefix.size());
+      const std::int64_t layer = std::stoll(parameter.name.substr(prefix.size(), dot - prefix.size()));
+      const std::string from = prefix + std::to_string(layer % before) + parameter.name.substr(dot);
+      fixture.weights[parameter.name] = fixture.weights.at(from);
     }
+    return fixture;
   }
   // The documents whose logits and gradients the fixture holds.
   std::span<const Document> batch() const {
@@ -99,6 +114,16 @@ struct ModelFixture {
   StoredTensors weights;
   nlohmann::json expected;
   std::vector<Document> documents;
+
+ private:
+  void read_documents() {
+    std::istringstream lines(read_file(path / "data.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+      const auto record = nlohmann::json::parse(line);
+      documents.push_back({record.at("input_ids").get<std::vector<std::int32_t>>(),
+                           record.at("labels").get<std::vector<std::int32_t>>()});
+    }
+  }
 };
 
 // Weights on the device, which may be asked for only between require and release of their unit.
@@ -107,9 +132,13 @@ class WatchedWeights final : public WeightSource {
   WatchedWeights(Device& device, const ParameterLayout& layout, DType dtype)
       : layout_(layout), weights_(device, layout, dtype), required_(static_cast<std::size_t>(layout.units()), 0) {}
 
-  void require_weights(int unit, Stream&) override { ++required_.at(static_cast<std::size_t>(unit)); }
+  void require_weights(int unit, Stream&) override {
+    ++required_.at(static_cast<std::size_t>(unit));
+    if (in_use_++ == 0) used_.push_back(unit);
+  }
   void release_weights(int unit, Stream&) override {
     EXPECT_GT(required_.at(static_cast<std::size_t>(unit))--, 0) << "unit " << unit << " released before required";
+    --in_use_;
   }
   Tensor weight(int first, int count = 1) const override {
     for (int i = first; i < first + count; ++i)
@@ -121,11 +150,14 @@ class WatchedWeights final : public WeightSource {
     for (std::size_t unit = 0; unit < required_.size(); ++unit) EXPECT_EQ(required_[unit], 0) << "unit " << unit;
   }
   DeviceWeights& device_weights() { return weights_; }
+  // Units in the order of their uses, but for those that were used within another's; from here on it is empty again.
+  std::vector<int> take_used() { return std::exchange(used_, {}); }
 
  private:
   const ParameterLayout& layout_;
   DeviceWeights weights_;
-  std::vector<int> required_;
+  std::vector<int> required_, used_;
+  int in_use_ = 0;
 };
 
 // Gradients in one flat array that begins as NaN: what is never written, or added to before it is overwritten,
@@ -294,6 +326,8 @@ class DecoderRig {
   // The arena's high-water mark of the call made last, in the dry run and in the real one.
   std::size_t dry_high_water() const { return dry_high_water_; }
   std::size_t real_high_water() const { return real_high_water_; }
+  // Units in the order of their uses, since this was asked last (WatchedWeights::take_used()).
+  std::vector<int> take_used_units() { return weights_.take_used(); }
 
  private:
   using Body = std::function<void(DecoderRig&, const DeviceBatch&, Arena&)>;

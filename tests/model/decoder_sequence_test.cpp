@@ -149,6 +149,20 @@ TEST_P(SequenceTest, WhatLayersKeepChangesNoBit) {
   expect_same(split_step(fixture, tiles, batch, 2), all, "tiles");
 }
 
+// The exchanges of attention are made again too, by all ranks in the same order.
+TEST_P(SequenceTest, InputsThatAreMadeAgainChangeNoBit) {
+  const ModelFixture deep = ModelFixture::deep(GetParam(), 5);
+  const HostBatch batch = HostBatch::join(std::span(deep.documents).first(2));
+  const StepResult kept = split_step(deep, slice_settings(deep, Keep::input), batch, 2);
+  for (const std::size_t every : {2, 3}) {
+    DecoderSettings settings = slice_settings(deep, Keep::nothing);
+    for (std::size_t layer = 0; layer < settings.keep.size(); layer += every) settings.keep[layer] = Keep::host;
+    const StepResult remade = split_step(deep, settings, batch, 2);
+    EXPECT_EQ(remade.losses, kept.losses) << every;
+    EXPECT_EQ(remade.gradients, kept.gradients) << every;
+  }
+}
+
 // bf16 rounds at other places: what ranks add up is rounded before, so the split run is as far from fp32 as the whole.
 TEST_P(SequenceTest, InBf16AsFarFromFp32AsTheWhole) {
   const HostBatch batch = HostBatch::join(std::span(fixture.documents).first(3));

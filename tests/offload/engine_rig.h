@@ -150,6 +150,8 @@ class EngineRig {
         ranks_(make_single_communicator()),
         own_device_(engine_device ? engine_device(rig_.device()) : nullptr),
         in_slices_(gradient_places(layout, settings, ranks ? ranks->size() : 1).sliced),
+        remade_inputs_(settings.remade_inputs),
+        last_seen_(static_cast<std::size_t>(layout.count())),
         engine_(own_device_ ? *own_device_ : rig_.device(), host_pool_, ranks ? *ranks : *ranks_, layout,
                 through_host_memory(settings), std::move(policy)) {
     if (!ranks) return;
@@ -217,17 +219,29 @@ class EngineRig {
   // A micro-batch as a model runs it, forward through the units and back, looking at their weights (seen()) at each
   // use. Its gradients are `gradient`. `shared`, if given, is a second use of parameter 0 by the last unit, as tied
   // embeddings make. Both are copied: a step that fails leaves work under way. `before`, if given, is called when a
-  // unit's backward pass is about to be enqueued. `order`: of the units' backward passes; none: last to first.
+  // unit's backward pass is about to be enqueued. `order`: of the units' backward passes; none: last to first, with
+  // forward passes between them where the settings say that inputs are made again.
   void micro_batch(const Flat& gradient, bool first, const std::vector<float>* shared = nullptr,
                    const std::function<void(int unit)>& before = {}, std::vector<int> order = {}) {
     forward();
     if (shared != nullptr) engine_.require_gradients(0, stream());
     if (shared != nullptr) write(0, 1, *shared, first ? Accumulate::overwrite : Accumulate::add);
-    for (int unit = layout_.units() - 1; unit >= 0 && std::ssize(order) < layout_.units(); --unit)
-      order.push_back(unit);
-    for (const int unit : order) {
-      if (unit < layout_.first_trained_unit()) {  // a model goes no further down
+    std::vector<BackwardStep> steps;
+    for (const int unit : order) steps.push_back({unit});
+    if (order.empty()) {
+      steps = backward_steps(layout_.units(), layout_.first_trained_unit(), remade_inputs_);
+      // A model goes no further down.
+      for (int unit = layout_.first_trained_unit(); unit-- > 0;) steps.push_back({unit});
+    }
+    for (const auto [unit, forward_again] : steps) {
+      if (unit < layout_.first_trained_unit()) {
         engine_.gradients_ready(unit, stream());
+        continue;
+      }
+      if (forward_again) {
+        engine_.require_weights(unit, stream());
+        see(unit, true);
+        engine_.release_weights(unit, stream());
         continue;
       }
       if (before) before(unit);
@@ -253,7 +267,8 @@ class EngineRig {
     }
   }
 
-  // A hash of all weights that the micro-batches have found, in order. The stream has run.
+  // A hash of all weights that the micro-batches have found, in order, but for those that units run forward again have
+  // found as before. The stream has run.
   std::uint64_t seen() const { return seen_; }
 
   // Holds the model's stream up.
@@ -335,16 +350,20 @@ class EngineRig {
     return settings;
   }
 
-  void see(int unit) {
+  void see(int unit, bool again = false) {
     const auto [first, end] = layout_.unit_parameters(unit);
     for (int p = first; p < end; ++p) {
       const Tensor weight = engine_.weight(p);
       Buffer& found = found_[p];
       if (!found) found = rig_.device().allocate(MemoryKind::pinned, weight.bytes(), "test weights");
       stream().copy(found.data(), weight.data(), weight.bytes());
-      stream().host("look at weights", [this, bytes = static_cast<const char*>(found.data()), size = weight.bytes()] {
-        seen_ = 31 * seen_ + std::hash<std::string_view>{}({bytes, size});
-      });
+      stream().host("look at weights",
+                    [this, p, again, bytes = static_cast<const char*>(found.data()), size = weight.bytes()] {
+                      const std::size_t hash = std::hash<std::string_view>{}({bytes, size});
+                      std::size_t& last = last_seen_[static_cast<std::size_t>(p)];
+                      if (!again || hash != last) seen_ = 31 * seen_ + hash;
+                      last = hash;
+                    });
     }
   }
 
@@ -398,6 +417,8 @@ class EngineRig {
   std::unique_ptr<Communicator> ranks_;
   const std::unique_ptr<Device> own_device_;
   const std::vector<bool> in_slices_;  // by unit: each micro-batch's gradient is reduced
+  const std::vector<bool> remade_inputs_;
+  std::vector<std::size_t> last_seen_;  // by parameter: the hash of its weights where a pass found them last
   OffloadEngine engine_;
 };
 

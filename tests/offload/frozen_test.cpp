@@ -136,7 +136,7 @@ TEST(Frozen, AnIdleRankGathersNoMore) {
       if (ranks.rank() == step % 2)
         rig.micro_batch(gradient_of(step), true);
       else
-        run_idle_micro_batch(layout, rig.engine(), rig.engine(), rig.stream());
+        run_idle_micro_batch(layout, {}, rig.engine(), rig.engine(), rig.stream());
       rig.engine().finish_step(rig.stream());
     }
     rig.stream().synchronize();

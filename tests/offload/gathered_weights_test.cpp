@@ -29,8 +29,9 @@ ParameterLayout layout_of_layers(int count) {
 // stays.
 class Gathering {
  public:
-  Gathering(int layers, int gathered, std::function<bool(int)> sent)
+  Gathering(int layers, int gathered, std::function<bool(int)> sent, const std::vector<bool>& remade = {})
       : layout_(layout_of_layers(layers)),
+        backward_(backward_steps(layout_.units(), 1, remade)),
         kinds_(residency_kinds(layout_, 0, ResidencyKind::resident, 0, gathered)),
         buckets_(make_buckets(layout_, 64, 0, true)),
         weights_(rig_.device(), layout_, DType::f32, {}, kinds_, buckets_,
@@ -40,7 +41,8 @@ class Gathering {
                               .sent = std::move(sent),
                               .require_sent = [this](int unit) { units_.push_back(unit); },
                               .gather = [](std::span<const BucketGather>) {},
-                              .whole = [this](int unit) { return whole_[static_cast<std::size_t>(unit)]; }}}),
+                              .whole = [this](int unit) { return whole_[static_cast<std::size_t>(unit)]; }}},
+                 PassOrder(layout_.units(), 0, remade)),
         stream_(rig_.device().create_stream("gather")),
         whole_(static_cast<std::size_t>(layout_.units()), true) {}
   ~Gathering() { rig_.stream().synchronize(); }
@@ -65,9 +67,10 @@ class Gathering {
   // As a model: the head's backward pass is that of its forward use, and the embedding's needs no weights.
   void micro_batch(bool last) {
     forward();
-    for (int unit = layout_.units() - 2; unit >= 1; --unit) {
+    for (const auto [unit, forward_again] : backward_) {
+      if (unit == layout_.units() - 1) continue;
       use(unit);
-      if (last) weights_.of(unit).drop(unit);
+      if (last && !forward_again) weights_.of(unit).drop(unit);
     }
     weights_.end_pass();
   }
@@ -81,6 +84,7 @@ class Gathering {
 
  private:
   const ParameterLayout layout_;
+  const std::vector<BackwardStep> backward_;
   const std::vector<ResidencyKind> kinds_;
   const std::vector<Bucket> buckets_;
   DeviceRig rig_;
@@ -103,6 +107,19 @@ TEST(GatheredWeights, EachUnitComesAheadOfItsUse) {
   g.forward();
   g.forward();
   EXPECT_EQ(g.take(), (std::vector<int>{3, 4, 5, 1, 2, 3, 4, 5})) << "a pass that goes forward only begins anew";
+  EXPECT_EQ(g.late, 0u);
+}
+
+TEST(GatheredWeights, ComeAheadOfForwardPassesInBackwardToo) {
+  // Layers 1 to 3 and 4 to 6: the second run's inputs are made again, and then the first one's.
+  Gathering g(6, 6, always, {false, false, true, true, false, true, true, false});
+  for (int i = 0; i < 3; ++i) {
+    g.micro_batch(i == 2);
+    g.take();
+  }
+  g.update();
+  g.micro_batch(false);
+  EXPECT_EQ(g.take(), (std::vector<int>{0, 1, 2, 3, 4, 5, 6, -7, 4, 6, 4, 1, 2, 3, 1})) << "5 and 2 are there";
   EXPECT_EQ(g.late, 0u);
 }
 
@@ -152,29 +169,6 @@ TEST(GatheredWeights, AHostThatIsLateHoldsUpNothingButTheUse) {
   g.micro_batch(true);
   EXPECT_EQ(g.take(), (std::vector<int>{1, 2, 3, 4, 5, 3, 2, 1}));
   EXPECT_EQ(g.late, 8u) << "prefetch() does not wait";
-}
-
-TEST(PassOrder, FollowsTheModelsCalls) {
-  PassOrder order;
-  const auto use = [&](int unit) {
-    order.require(unit);
-    order.release();
-    return order.step();
-  };
-  EXPECT_EQ(order.unit(), -1);
-  for (const int unit : {0, 1, 2, 3}) EXPECT_EQ(use(unit), 1) << unit;
-  // The head, with the embedding that it shares.
-  order.require(4);
-  order.require(0);
-  order.release();
-  order.release();
-  EXPECT_EQ(order.unit(), 4);
-  for (const int unit : {3, 2, 1}) EXPECT_EQ(use(unit), -1) << unit;
-  order.end();
-  EXPECT_EQ(order.unit(), -1);
-  EXPECT_EQ(use(0), 1);
-  for (const int unit : {1, 2, 3, 4, 0, 1}) EXPECT_EQ(use(unit), 1) << "forward only, and again";
-  EXPECT_EQ(use(0), -1) << "backward";
 }
 
 }  // namespace

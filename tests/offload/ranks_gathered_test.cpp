@@ -86,7 +86,7 @@ void run_step(const RunOf& run, std::size_t step, EngineRig& rig, Communicator& 
     if (i + 1 == s.micro_batches) rig.engine().begin_last_micro_batch(1e-2, updates + 1);
     maybe_delay();
     if (ranks.rank() == s.idle_rank)
-      run_idle_micro_batch(layered(), rig.engine(), rig.engine(), rig.stream());
+      run_idle_micro_batch(layered(), run.settings.remade_inputs, rig.engine(), rig.engine(), rig.stream());
     else
       rig.micro_batch(share(run, step, i, ranks.rank()), i == 0);
   }
@@ -216,6 +216,7 @@ RunOf random_run(unsigned seed, int steps) {
   if (chance(2)) run.settings.host_gradients = GradientResidency::moved;
   if (chance(2)) run.settings.device_weights = ResidencyKind::from_masters;
   if (chance(2)) run.settings.host_weights = ResidencyKind::from_masters;
+  if (chance(2)) run.settings.remade_inputs = {false, false, true, chance(2), false, true, false};
   return run;
 }
 

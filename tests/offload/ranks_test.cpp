@@ -308,7 +308,7 @@ TEST(EngineOnRanks, ARankWithoutAMicroBatchAddsNothing) {
       if (half) rig.micro_batch(gradients[2], true);
       engine.begin_last_micro_batch(1e-2, step + 1);
       if (idle || half)
-        run_idle_micro_batch(layout, engine, engine, rig.stream());
+        run_idle_micro_batch(layout, {}, engine, engine, rig.stream());
       else
         rig.micro_batch(gradients[static_cast<std::size_t>(step)], true);
       engine.finish_step(rig.stream());

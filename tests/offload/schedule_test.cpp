@@ -41,6 +41,7 @@ struct Manner {
   Schedule schedule = Schedule::overlapped;
   bool transient_weights = false, transient_gradients = false;
   int streamed_units = 0;  // at most
+  bool remade = false;     // inputs of some units are made again
   CastSide cast = CastSide::host;
   bool over_link = false;  // the device updates too
   int resume_at = -1;      // a save and a resume in another engine before this step
@@ -59,6 +60,7 @@ EngineSettings settings_of(const Task& task, const Manner& manner) {
   settings.device_weights = manner.transient_weights ? ResidencyKind::from_masters : ResidencyKind::resident;
   settings.streamed_units =
       std::min(manner.streamed_units, most_streamed_units(layered().units(), manner.device_units));
+  if (manner.remade) settings.remade_inputs = {false, false, true, false, true, true, false};
   settings.cast = manner.cast;
   settings.update_over_link = manner.over_link;
   if (manner.transient_gradients) settings.host_gradients = GradientResidency::moved;
@@ -176,7 +178,7 @@ void expect_all_happened(const Result& result, const Task& task, const Manner& m
   EXPECT_EQ(c.device_updates > 0, manner.device_units > 0);
   // In a pass over five layers, three forward and three back do not find their weights there; nor do any after
   // an update, that of the last step among them, before the test looks.
-  if (manner.streamed_units == 0 || manner.streamed_units >= 5) {
+  if (!manner.remade && (manner.streamed_units == 0 || manner.streamed_units >= 5)) {
     EXPECT_EQ(c.streamed_units, manner.streamed_units == 0 ? 0 : kScheduleSteps * (task.micro_batches * 6 + 2) + 5);
   }
   // Sums of units 1 to 5, or of those that the host owns, come back for each further micro-batch, but for unit 4's
@@ -238,6 +240,12 @@ TEST_P(ScheduleEquality, BucketsSplitsUndoThreads) {
           Manner{.bucket_elements = 4096, .undo_buckets = 3, .threads = 1, .resume_at = 21},
           Manner{.bucket_elements = 6400, .device_units = 1, .transient_gradients = true},
           Manner{.bucket_elements = 2048, .undo_buckets = 3, .streamed_units = 100},
+          Manner{.bucket_elements = 2048, .undo_buckets = 3, .streamed_units = 100, .remade = true},
+          Manner{.bucket_elements = 4096,
+          .device_units = 2,
+          .transient_weights = true,
+          .streamed_units = 2,
+          .remade = true},
           Manner{.bucket_elements = 4096,
           .device_units = 2,
           .undo_buckets = 2,
@@ -298,6 +306,7 @@ TEST(Schedule, StressUnderRandomDelays) {
     manner.cast = round % 5 < 2 ? CastSide::device : CastSide::host;
     manner.transient_gradients = round % 4 >= 2;
     manner.streamed_units = round % 3;
+    manner.remade = round % 4 == 1;
     manner.over_link = round % 5 >= 2;
     manner.resume_at = round % 6 == 5 ? 20 : -1;
     SCOPED_TRACE("round " + std::to_string(round));

@@ -29,7 +29,7 @@ struct Planner {
     std::vector<ActivationChoice> choices;
     for (std::int64_t keep = 0; keep < keep_choices(spec.layers); ++keep)
       choices.push_back({keep_choice(spec.layers, keep)});
-    return choose_activations(sizer, settings, budget, choices);
+    return choose_activations(sizer, settings, {budget, unlimited}, choices);
   }
   std::size_t bytes(std::int64_t choice) {
     settings.keep = keep_choice(spec.layers, choice);
@@ -72,6 +72,14 @@ TEST(KeepChoices, GoFromEverythingToInputsALayerAtATime) {
   }
 }
 
+TEST(KeepChoices, OfEverySoManyLayersKeepNothingOfTheOthers) {
+  using K = Keep;
+  EXPECT_EQ(keep_every(5, 2, 0), (std::vector{K::input, K::nothing, K::input, K::nothing, K::input}));
+  EXPECT_EQ(keep_every(5, 2, 2), (std::vector{K::host, K::nothing, K::host, K::nothing, K::input}));
+  EXPECT_EQ(keep_every(5, 4, 2), (std::vector{K::host, K::nothing, K::nothing, K::nothing, K::host}));
+  EXPECT_EQ(keep_every(2, 8, 0), (std::vector{K::input, K::nothing}));
+}
+
 TEST(KeepChoices, AreDescribed) {
   EXPECT_EQ(describe(std::vector<Keep>{}), "all");
   EXPECT_EQ(describe(keep_choice(4, 0)), "all");
@@ -79,22 +87,43 @@ TEST(KeepChoices, AreDescribed) {
   EXPECT_EQ(describe(keep_choice(4, 1)), "1 layer: all but norms and activation functions; 3 layers: all");
   EXPECT_EQ(describe(keep_choice(4, 11)),
             "3 layers: layer inputs only; 1 layer: all but norms, activation functions and gate/up projections");
+  EXPECT_EQ(
+      describe(keep_every(6, 4, 1), 16384),
+      "4 layers: nothing (run again from the last layer below that kept its input); 1 layer: layer inputs only, in "
+      "host memory; 1 layer: layer inputs only, in tiles of 16384 tokens");
 }
 
 // Few tokens: as there are no tiles. Many: no layer gives up gate and up without tiles, attention's output goes after
-// them, and inputs leave for the host last.
+// them, and inputs leave for the host after it. At last every second layer, or one of four, keeps its input.
 TEST(ActivationChoices, GoToTilesWhereThereAreManyTokens) {
   constexpr std::int64_t layers = 3, many = 2 * plan_tile_rows;
   const auto of = [&](const Backend& backend, Toggle toggle, std::int64_t tokens) {
     return activation_choices(layers, backend, toggle, tokens);
   };
   const auto every = [&](Keep keep) { return std::vector<Keep>(layers, keep); };
-  const std::vector<ActivationChoice> few = of(cuda_backend(), Toggle::automatic, many - 1);
+  const auto spaced = [&](const Backend& backend, std::int64_t tile_rows) {
+    std::vector<ActivationChoice> choices;
+    for (const auto& [every, inputs] : {std::pair{2, 2}, std::pair{4, 1}})
+      for (int on_host = 0; on_host <= (backend.own_memory ? inputs : 0); ++on_host)
+        choices.push_back({keep_every(layers, every, on_host), tile_rows});
+    return choices;
+  };
+  // The choices before these, which have to be there.
+  const auto without = [&](std::vector<ActivationChoice> choices, const std::vector<ActivationChoice>& last) {
+    EXPECT_GT(choices.size(), last.size());
+    const auto at = choices.end() - std::ssize(last);
+    EXPECT_TRUE(std::equal(at, choices.end(), last.begin()));
+    choices.erase(at, choices.end());
+    return choices;
+  };
+  const std::vector<ActivationChoice> few =
+      without(of(cuda_backend(), Toggle::automatic, many - 1), spaced(cuda_backend(), 0));
   ASSERT_EQ(std::ssize(few), keep_choices(layers));
   for (std::int64_t i = 0; i < std::ssize(few); ++i)
     EXPECT_EQ(few[static_cast<std::size_t>(i)], (ActivationChoice{keep_choice(layers, i), 0}));
 
-  const std::vector<ActivationChoice> all = of(cuda_backend(), Toggle::automatic, many);
+  const std::vector<ActivationChoice> in_tiles = spaced(cuda_backend(), plan_tile_rows),
+                                      all = without(of(cuda_backend(), Toggle::automatic, many), in_tiles);
   ASSERT_EQ(std::ssize(all), 1 + 5 * layers);
   for (std::size_t i = 0; i < all.size(); ++i) {
     const bool tiled =
@@ -107,13 +136,15 @@ TEST(ActivationChoices, GoToTilesWhereThereAreManyTokens) {
     EXPECT_EQ(all[level * layers].keep, every(levels[level]));
 
   EXPECT_EQ(of(cuda_backend(), Toggle::off, many), (std::vector<ActivationChoice>{{every(Keep::all), 0}}));
-  const std::vector<ActivationChoice> least = of(cuda_backend(), Toggle::on, many);
+  const std::vector<ActivationChoice> least = without(of(cuda_backend(), Toggle::on, many), in_tiles);
   ASSERT_EQ(std::ssize(least), 2 + layers);
   EXPECT_EQ(least[0], (ActivationChoice{every(Keep::input), 0}));
   EXPECT_EQ(least[1], (ActivationChoice{every(Keep::input), plan_tile_rows}));
   EXPECT_EQ(least.back(), (ActivationChoice{every(Keep::host), plan_tile_rows}));
-  EXPECT_EQ(of(cpu_backend(), Toggle::automatic, many).back(), (ActivationChoice{every(Keep::input), plan_tile_rows}));
-  EXPECT_EQ(of(cpu_backend(), Toggle::on, many).back(), (ActivationChoice{every(Keep::input), plan_tile_rows}));
+  for (const Toggle toggle : {Toggle::automatic, Toggle::on})
+    EXPECT_EQ(without(of(cpu_backend(), toggle, many), spaced(cpu_backend(), plan_tile_rows)).back(),
+              (ActivationChoice{every(Keep::input), plan_tile_rows}));
+  EXPECT_EQ(activation_choices(1, cuda_backend(), Toggle::on, 100).size(), 2u) << "one layer has no others between";
 }
 
 // With inputs on the host, what grows with the length is the stream and its gradient (3 hidden vectors a token), two
@@ -173,6 +204,27 @@ TEST(ChooseActivations, FitsEveryBudgetThatCanBeMetAndKeepsMoreWithMore) {
   }
 }
 
+// The host has room for some inputs, or for none: then fewer are kept.
+TEST(ChooseActivations, FitsTheHostToo) {
+  const TrainingShape shape{40000, 0, 4096, 1};
+  Planner planner(small_llama(16), cuda_backend(), shape);
+  const std::vector<ActivationChoice> choices = activation_choices(16, cuda_backend(), Toggle::automatic, 40000);
+  const auto bytes = [&](const ActivationChoice& choice) {
+    planner.settings.keep = choice.keep;
+    planner.settings.tile_rows = choice.tile_rows;
+    return planner.sizer.bytes(planner.settings) + planner.sizer.page_tables(planner.settings);
+  };
+  const std::size_t budget = bytes({keep_every(16, 2, 0), plan_tile_rows}), item = 40000 * 64 * 2;
+  const auto choose = [&](std::size_t host) {
+    return choose_activations(planner.sizer, planner.settings, {budget, host}, choices).keep;
+  };
+  // So much of the device has room for nine inputs, or for six, two on their way, and page tables of eight elsewhere.
+  EXPECT_EQ(choose(unlimited), keep_choice(16, keep_choices_on_device(16) - 1 + 10));
+  EXPECT_EQ(choose(8 * item), keep_choice(16, keep_choices_on_device(16) - 1 + 10));
+  EXPECT_EQ(choose(8 * item - 1), keep_every(16, 2, 0));
+  EXPECT_EQ(choose(0), keep_every(16, 2, 0));
+}
+
 // Qwen3-14B, four documents of 4096 tokens: what each choice is for.
 TEST(ChooseActivations, TheLevelsAreWorthTheirNames) {
   Planner planner(qwen3_14b(), cuda_backend(), {16384, 0, 4096, 1});
@@ -213,6 +265,11 @@ TEST(Recompute, CostsWhatIsRunAgain) {
   EXPECT_EQ(again.device_bytes[1], 0);
   for (const std::size_t unit : {2, 3, 4}) EXPECT_EQ(again.device_bytes[unit], again.device_bytes[2]);
   EXPECT_GT(again.device_bytes[2], 0);
+  // Inputs that are made again take whole forward passes beside the rest.
+  const Recomputation spaced = recomputation(s, keep_every(5, 2, 1), documents, DType::bf16, h200_efficiencies());
+  EXPECT_EQ(spaced.remade_inputs, (std::vector<bool>{false, false, true, false, true, false, false}));
+  for (const std::size_t unit : {1, 2, 3, 4, 5}) EXPECT_EQ(spaced.flops[unit], work[unit].forward_flops - product);
+  EXPECT_TRUE(again.remade_inputs.empty());
   // From each choice to the next no less, so that they are in the order of their cost.
   double before = 0;
   for (std::int64_t choice = 0; choice < keep_choices(s.layers); ++choice) {

@@ -128,6 +128,19 @@ TEST(GatheredUnits, AreGatheredAheadOfEachUse) {
   }
 }
 
+// The second unit's input is made again: when the third is done, the first is gathered, and runs forward, before the
+// second goes backward.
+TEST(GatheredUnits, AreGatheredForForwardPassesInBackward) {
+  SimulatedRun run = three_gathered(1, 0.5);
+  run.units[2].remade_input = true;
+  const SimulatedStep step = Simulator(run).settle();
+  EXPECT_NEAR(step.seconds, 0.5 + 15 + 0.5 + 1 + 1, 1e-9);
+  EXPECT_NEAR(waited_for(step, WaitReason::stream), 0.5, 1e-9);
+  EXPECT_NEAR(step.collectives, 0.5 * (5 + 1) + 5, 1e-9);
+  EXPECT_LE(least_seconds(run), step.seconds);
+  expect_whole(step);
+}
+
 // Gathers of 4 s: the third begins when the first unit has been used and the lane is free, at 12 s; the first of
 // backward at 25 s, when the third unit is done.
 TEST(GatheredUnits, BoundTheStepWhereGathersAreSlow) {

@@ -228,6 +228,22 @@ TEST(Simulator, EveryMicroBatchStreamsAgain) {
   }
 }
 
+// u2's input is not kept, so u1 runs forward again when u3 is done: backward u4 -5, u3 -6, u1 copied 6-7 in u3's place,
+// forward -7.5, u2 and u1, which are there, -8.5 and -9.5, u0 -10.5.
+TEST(Simulator, InputsAreMadeAgainInBackward) {
+  for (const int micro_batches : {1, 2, 30}) {
+    SimulatedRun run = streaming();
+    run.units[2].remade_input = true;
+    run.micro_batches = micro_batches;
+    const SimulatedStep step = Simulator(run, always(Ahead::leave)).settle();
+    EXPECT_NEAR(step.seconds, 10.5 + 9.5 * (micro_batches - 1), 1e-6) << micro_batches;
+    EXPECT_NEAR(waited(step, WaitReason::stream), 2.5 + 1.5 * (micro_batches - 1), 1e-6);
+    EXPECT_NEAR(step.device, 8.0 * micro_batches, 1e-6);
+    EXPECT_NEAR(step.host_bytes, 5000 * 24 + 4 * 2000 + (micro_batches - 1) * 2 * 2000, 1);
+    EXPECT_LE(least_seconds(run), step.seconds);
+  }
+}
+
 // The host has the weights of a unit a second after those of the one before; copies take a second and no memory.
 //   u0's at 1, works -1.5   u1's at 2, copied -3, -3.5   u2's at 3, copied -4, -4.5   u3's at 4, copied -5, -5.5
 //   u4's at 5, -6; backward 5, where u1's copy is there in time

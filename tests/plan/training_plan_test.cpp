@@ -234,6 +234,29 @@ TEST(StateMisfit, LooksAtTheConfigAlone) {
     expect_in(refusal([&] { std::apply(check, machine_and_request); }), {"14.8 billion parameters", "not enough"});
 }
 
+// Inputs of all layers fit neither the device nor the host, so fewer are kept, on either of them. As memory shrinks,
+// steps take longer, and layers keep nothing only where no plan fits in which all keep their inputs.
+TEST(PlanTraining, KeepsInputsOfSomeLayersWhereThoseOfAllDoNotFit) {
+  const DecoderSpec spec = small_llama(24);
+  const TrainingShape row{400'000, 0, 400'000, 1};
+  for (const bool less_host : {true, false}) {
+    double seconds = 0;
+    std::vector<std::int64_t> keep_nothing;
+    for (const double left : {1.5, 0.8, 0.4}) {
+      FakeMachine machine(cuda_backend(), less_host ? 3.25 : 2.8 + left, less_host ? left : 0.55);
+      const TrainingPlan plan = machine.plan(spec, row);
+      const std::vector<Keep>& keep = plan.decoder.keep;
+      keep_nothing.push_back(std::count(keep.begin(), keep.end(), Keep::nothing));
+      EXPECT_GE(plan.estimate->seconds(), 0.999 * seconds);
+      seconds = plan.estimate->seconds();
+      EXPECT_EQ(plan.engine.remade_inputs, remade_inputs(keep));
+    }
+    EXPECT_TRUE(std::is_sorted(keep_nothing.begin(), keep_nothing.end()));
+    EXPECT_EQ(keep_nothing.front(), 0);
+    EXPECT_GT(keep_nothing.back(), 0);
+  }
+}
+
 // The published models on one H200 with 128 GiB beside it, 4 x 4096 tokens.
 TEST(PlanTraining, OnOneGpuWhatFitsIsPlannedAndTheRestRefused) {
   FakeMachine h200(cuda_backend(), 149, 134);

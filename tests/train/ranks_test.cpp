@@ -63,6 +63,8 @@ struct Job {
   double lr = 3e-3;
   int sequence = 1;  // ranks that split each micro-batch
   bool packing = false;
+  std::vector<Keep> keep;  // DecoderSettings::keep
+  int gathered = 0, streamed = 0;
 };
 
 // Every rank's outcome must be the same; that of rank 0 is returned.
@@ -80,6 +82,10 @@ Outcome train_on(int size, const Job& job, const TokenDataset& data) {
     settings.max_grad_norm = job.max_grad_norm;
     settings.schedule = job.schedule;
     settings.formats.moments = job.moments;
+    settings.gathered = job.gathered;
+    settings.streamed_units = job.streamed;
+    settings.remade_inputs =
+        remade_inputs(kept_by_layer(job.keep, files.spec().layers, files.layout().first_trained_unit()));
     OffloadEngine engine(runtime.device(), runtime.host_pool(), ranks, files.layout(), settings);
     BatchOptions options;
     options.batch_size = job.batch_size;
@@ -94,6 +100,7 @@ Outcome train_on(int size, const Job& job, const TokenDataset& data) {
     BatchIterator batches(data, options);
     DecoderSettings decoder;
     decoder.loss_chunk_rows = 64;
+    decoder.keep = job.keep;
     const std::int64_t tokens = batches.max_micro_batch_tokens(job.steps);
     ModelOnDevice model(runtime.device(), runtime.ops(), *stream, files.spec(), files.layout(), decoder,
                         {.positions = 32, .batch_tokens = tokens, .kept_tokens = tokens, .sequence_tokens = tokens + 4},
@@ -250,6 +257,32 @@ TEST_F(TrainingOnRanks, RanksThatSplitRowsTrainAsOneRank) {
       expect_close(train(4, 2), one);
       expect_close(train(4, 4), one);
     }
+}
+
+// Weights stream, or are gathered; rows are split, or ranks have none in the last step of an epoch.
+TEST_F(TrainingOnRanks, InputsThatAreMadeAgainChangeNoBit) {
+  const TokenDataset records = data();
+  struct Manner {
+    int ranks, sequence, gathered, streamed;
+  };
+  for (const Manner& manner :
+       {Manner{1, 1, 0, 4}, {1, 1, 0, 1}, {2, 1, 4, 0}, {4, 1, 3, 0}, {2, 2, 4, 0}, {4, 2, 2, 0}}) {
+    SCOPED_TRACE(testing::Message() << manner.ranks << " ranks, " << manner.sequence << " split a row, "
+                                    << manner.gathered << " layers are gathered, " << manner.streamed << " stream");
+    const auto train = [&](std::vector<Keep> keep) {
+      return train_on(manner.ranks,
+                      {.model = "olmo3",
+                       .accumulation = 4 / (manner.ranks / manner.sequence),
+                       .sequence = manner.sequence,
+                       .keep = std::move(keep),
+                       .gathered = manner.gathered,
+                       .streamed = manner.streamed},
+                      records);
+    };
+    const Outcome kept = train(std::vector(4, Keep::input));
+    expect_equal(train({Keep::input, Keep::nothing, Keep::input, Keep::nothing}), kept);
+    expect_equal(train({Keep::host, Keep::nothing, Keep::nothing, Keep::host}), kept);
+  }
 }
 
 // Rows of 2 or 3 tokens leave one or two of four ranks without one.

@@ -78,8 +78,8 @@ bool GatheredWeights::here(int unit) const {
 
 // The gathered unit that the pass comes to next, if no other unit has to be gathered before.
 int GatheredWeights::next_of(const PassOrder& pass) const {
-  if (pass.unit() < 0) return none;
-  for (int unit = pass.unit() + pass.step(); unit >= 0 && unit < layout_.units(); unit += pass.step()) {
+  for (std::size_t n = 1; n <= pass.left(); ++n) {
+    const int unit = pass.ahead(n);
     if (has(unit)) return unit;
     if (!gathers_.whole(unit)) return none;
   }

@@ -1,5 +1,7 @@
 #include "offload/memory/unit_weights.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "offload/memory/caller_weights.h"
 #include "offload/memory/resident_weights.h"
@@ -18,10 +20,11 @@ std::vector<bool> units_of(std::span<const ResidencyKind> residencies, Residency
 
 UnitWeights::UnitWeights(Device& device, const ParameterLayout& layout, DType dtype,
                          std::span<const WeightPlace> places, std::span<const ResidencyKind> residencies,
-                         std::span<const Bucket> buckets, const WeightOwners& owners)
+                         std::span<const Bucket> buckets, const WeightOwners& owners, PassOrder order)
     : layout_(layout),
       on_device_(device, layout, dtype, weight_slots(residencies), places),
-      by_unit_(residencies.size()) {
+      by_unit_(residencies.size()),
+      order_(std::move(order)) {
   const auto serve = [&](ResidencyKind kind, std::unique_ptr<WeightResidency> residency) {
     SO_CHECK(kinds_.size() == static_cast<std::size_t>(kind), "residency {} in turn {}", static_cast<int>(kind),
              kinds_.size());

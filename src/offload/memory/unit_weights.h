@@ -26,9 +26,10 @@ struct WeightOwners {
 
 class UnitWeights {
  public:
-  // `places`: DeviceWeights'. `buckets` outlive this.
+  // `places`: DeviceWeights'. `order`: of the passes that are to come. `buckets` outlive this.
   UnitWeights(Device& device, const ParameterLayout& layout, DType dtype, std::span<const WeightPlace> places,
-              std::span<const ResidencyKind> residencies, std::span<const Bucket> buckets, const WeightOwners& owners);
+              std::span<const ResidencyKind> residencies, std::span<const Bucket> buckets, const WeightOwners& owners,
+              PassOrder order);
 
   WeightResidency& of(int unit) const { return *by_unit_[static_cast<std::size_t>(unit)]; }
   // The unit that has this element.

@@ -21,7 +21,6 @@ WeightStream::WeightStream(Device& device, const ParameterLayout& layout, const 
     }
     index_.push_back(static_cast<int>(units_.size()));
     units_.push_back(unit);
-    if (unit >= layout.first_trained_unit()) ++backward_;
     starts_.push_back(bytes);
     bytes += static_cast<std::size_t>(layout.unit_range(unit).size()) * size_of(weights.dtype());
   }
@@ -32,7 +31,6 @@ WeightStream::WeightStream(Device& device, const ParameterLayout& layout, const 
     place.arrived = device.create_event();
     place.free = device.create_event();
   }
-  last_use_ = units_.size() + backward_ - 1;
 }
 
 WeightStream::~WeightStream() {
@@ -48,11 +46,6 @@ std::byte* WeightStream::at(std::int64_t element) const {
   const std::int64_t offset = element - layout_.unit_range(unit).begin;
   return static_cast<std::byte*>(memory_.data()) + starts_[static_cast<std::size_t>(index_of(unit))] +
          static_cast<std::size_t>(offset) * size_of(weights_.dtype());
-}
-
-int WeightStream::unit_at(std::size_t use) const {
-  const std::size_t n = units_.size(), i = use % (n + backward_);
-  return units_[i < n ? i : 2 * n - 1 - i];
 }
 
 void WeightStream::send(int unit) {
@@ -72,8 +65,6 @@ void WeightStream::send(int unit) {
 }
 
 void WeightStream::require(int unit, Stream& stream) {
-  // A pass that is forward only, or that begins anew, is out of turn: then it goes forward.
-  last_use_ = unit_at(last_use_ + 1) == unit ? last_use_ + 1 : static_cast<std::size_t>(index_of(unit));
   Place& at = place(unit);
   if (at.unit != unit) send(unit);
   at.in_use = true;
@@ -88,11 +79,17 @@ void WeightStream::release(int unit, Stream& stream) {
 
 bool WeightStream::here(int unit) const { return place(unit).unit == unit && place(unit).arrived->done(); }
 
-void WeightStream::prefetch(const PassOrder&) {
+void WeightStream::prefetch(const PassOrder& pass) {
   if (units_.empty()) return;
-  for (std::size_t next = 1; next <= places_.size(); ++next) {
-    const int unit = unit_at(last_use_ + next);
-    if (place(unit).unit != unit && !place(unit).in_use && final_weights_(unit)) send(unit);
+  const Place* before = nullptr;  // of the streamed unit that comes first
+  for (std::size_t n = 1; n <= pass.size(); ++n) {
+    const int unit = pass.ahead(n);
+    if (!has(unit)) continue;
+    Place& to = place(unit);
+    if (&to == before) return;  // it is needed for another unit, or this one again, before
+    if (to.unit != unit && !to.in_use && final_weights_(unit)) send(unit);
+    if (before != nullptr) return;
+    before = &to;
   }
 }
 

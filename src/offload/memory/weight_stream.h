@@ -1,8 +1,8 @@
 // Weights that do not stay on the device: where they lie in host memory, and their way to the device ahead of each use.
 //
-// A pass meets units in order: forward first to last, backward last to first trained, and again. Streamed units take
-// places of device memory in turn (streamed_units.h), so while one is worked with, the next in that order arrives in
-// the other place. What is on the device is only a copy: nothing goes back.
+// A pass meets units in order (schedule/pass_order.h). Streamed units take places of device memory in turn
+// (streamed_units.h), so while one is worked with, the next in that order arrives in the other place. What is on the
+// device is only a copy: nothing goes back.
 #pragma once
 
 #include <array>
@@ -43,7 +43,7 @@ class WeightStream final : public WeightResidency {
   bool here(int unit) const override;
   WaitReason reason() const override { return WaitReason::stream; }
   // Enqueues the copies of the units that come next, of those whose weights are final and whose place is free.
-  void prefetch(const PassOrder&) override;
+  void prefetch(const PassOrder& pass) override;
   void place(Stream& stream, Range part, const void* weights) override;
   void drop(int unit) override;
   void drop_all() override;
@@ -59,9 +59,6 @@ class WeightStream final : public WeightResidency {
   Place& place(int unit) { return places_[static_cast<std::size_t>(index_of(unit)) % places_.size()]; }
   const Place& place(int unit) const { return places_[static_cast<std::size_t>(index_of(unit)) % places_.size()]; }
   int index_of(int unit) const { return index_[static_cast<std::size_t>(unit)]; }
-  // A use counts from 0: forward through all streamed units, then backward through those that a backward pass meets,
-  // and again.
-  int unit_at(std::size_t use) const;
   void send(int unit);
 
   const ParameterLayout& layout_;
@@ -71,8 +68,6 @@ class WeightStream final : public WeightResidency {
   std::vector<int> units_;           // streamed, ascending
   std::vector<std::size_t> starts_;  // of each, in bytes of the host memory
   std::array<Place, stream_places> places_;
-  std::size_t backward_ = 0;  // of them, those that a backward pass meets
-  std::size_t last_use_ = 0;
   std::int64_t copies_ = 0;
   Buffer memory_;
   std::unique_ptr<Stream> stream_;  // null if nothing streams

@@ -19,6 +19,9 @@ constexpr std::array usual_levels{Keep::all, Keep::light, Keep::no_gate_up, Keep
 constexpr std::array long_levels{Keep::light, Keep::no_gate_up, Keep::attention, Keep::input, Keep::host};
 constexpr int levels = usual_levels.size() - 1;  // steps between them
 
+// One layer of so many keeps its input, in the choices in which not all of them do.
+constexpr std::array<std::int64_t, 3> spacings{2, 4, 8};
+
 // The first `changed` layers keep `less`, the others `more`.
 std::vector<Keep> keep_of(std::int64_t layers, std::int64_t changed, Keep more, Keep less) {
   std::vector<Keep> keep(static_cast<std::size_t>(layers), more);
@@ -97,9 +100,12 @@ std::size_t ActivationSizer::bytes(const DecoderSettings& settings) {
   return model.arena().high_water();
 }
 
+std::size_t ActivationSizer::host_bytes(const DecoderSettings& settings) const {
+  return kept_host_bytes(spec_, settings.formats.activations, shape_, settings.keep);
+}
+
 std::size_t ActivationSizer::page_tables(const DecoderSettings& settings) const {
-  return page_table_bytes(backend_of(*dry_->device),
-                          kept_host_bytes(spec_, settings.formats.activations, shape_, settings.keep));
+  return page_table_bytes(backend_of(*dry_->device), host_bytes(settings));
 }
 
 std::int64_t keep_choices(std::int64_t layers) { return levels * layers + 1; }
@@ -113,7 +119,14 @@ std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice) {
 
 std::int64_t keep_choices_on_device(std::int64_t layers) { return keep_choices(layers) - layers; }
 
-ActivationPlan choose_activations(ActivationSizer& sizer, DecoderSettings settings, std::size_t budget,
+std::vector<Keep> keep_every(std::int64_t layers, std::int64_t every, std::int64_t on_host) {
+  std::vector<Keep> keep(static_cast<std::size_t>(layers), Keep::nothing);
+  for (std::int64_t layer = 0; layer < layers; layer += every)
+    keep[static_cast<std::size_t>(layer)] = layer < on_host * every ? Keep::host : Keep::input;
+  return keep;
+}
+
+ActivationPlan choose_activations(ActivationSizer& sizer, DecoderSettings settings, ActivationBudget budget,
                                   std::span<const ActivationChoice> choices) {
   ActivationPlan least;
   for (const ActivationChoice& choice : choices) {
@@ -121,16 +134,20 @@ ActivationPlan choose_activations(ActivationSizer& sizer, DecoderSettings settin
     settings.tile_rows = choice.tile_rows;
     const std::size_t bytes = sizer.bytes(settings);
     // The scratch for what the first layer drops may exceed what is freed, so the next choice can take more memory.
-    if (bytes + sizer.page_tables(settings) <= budget) return {settings.keep, settings.tile_rows, bytes};
+    if (bytes + sizer.page_tables(settings) <= budget.device && sizer.host_bytes(settings) <= budget.host)
+      return {settings.keep, settings.tile_rows, bytes};
     if (least.keep.empty() || bytes < least.bytes) least = {settings.keep, settings.tile_rows, bytes};
   }
   return least;
 }
 
-std::vector<ActivationChoice> activation_choices(std::int64_t layers, const Backend& backend,
-                                                 Toggle activation_checkpointing, std::int64_t tokens) {
+namespace {
+
+// The choices in which each layer keeps at least its input.
+std::vector<ActivationChoice> choices_with_inputs(std::int64_t layers, const Backend& backend,
+                                                  Toggle activation_checkpointing, bool in_tiles) {
   if (activation_checkpointing == Toggle::off) return {{keep_choice(layers, 0), 0}};
-  const bool on = activation_checkpointing == Toggle::on, in_tiles = tokens >= 2 * plan_tile_rows;
+  const bool on = activation_checkpointing == Toggle::on;
   // Where the device's memory is the host's, inputs need not go there.
   const std::int64_t on_device = keep_choices_on_device(layers),
                      end = backend.own_memory ? keep_choices(layers) : on_device;
@@ -146,6 +163,24 @@ std::vector<ActivationChoice> activation_choices(std::int64_t layers, const Back
       choices.push_back({keep_of(layers, changed, more, less), plan_tile_rows});
   }
   if (on && !backend.own_memory) choices.push_back({keep_choice(layers, on_device - 1), plan_tile_rows});
+  return choices;
+}
+
+}  // namespace
+
+std::vector<ActivationChoice> activation_choices(std::int64_t layers, const Backend& backend,
+                                                 Toggle activation_checkpointing, std::int64_t tokens) {
+  const bool in_tiles = tokens >= 2 * plan_tile_rows;
+  std::vector<ActivationChoice> choices = choices_with_inputs(layers, backend, activation_checkpointing, in_tiles);
+  if (activation_checkpointing == Toggle::off) return choices;
+  std::int64_t before = 1;
+  for (const std::int64_t every : spacings) {
+    if (before >= layers) break;  // the first layer keeps its input, and no other one does, in the choice before
+    before = every;
+    const std::int64_t inputs = (layers + every - 1) / every;
+    for (std::int64_t on_host = 0; on_host <= (backend.own_memory ? inputs : 0); ++on_host)
+      choices.push_back({keep_every(layers, every, on_host), in_tiles ? plan_tile_rows : 0});
+  }
   return choices;
 }
 
@@ -180,6 +215,8 @@ const char* words_of(Keep keep) {
       return "layer inputs only";
     case Keep::host:
       return "layer inputs only, in host memory";
+    case Keep::nothing:
+      return "nothing (run again from the last layer below that kept its input)";
   }
   return "";
 }
@@ -189,7 +226,7 @@ const char* words_of(Keep keep) {
 std::string describe(const std::vector<Keep>& keep) {
   if (keep.empty()) return words_of(Keep::all);
   std::string text;
-  for (int level = static_cast<int>(Keep::host); level >= 0; --level) {
+  for (int level = static_cast<int>(Keep::nothing); level >= 0; --level) {
     const auto layers = std::count(keep.begin(), keep.end(), static_cast<Keep>(level));
     const char* kept = words_of(static_cast<Keep>(level));
     if (layers == static_cast<std::int64_t>(keep.size())) return kept;

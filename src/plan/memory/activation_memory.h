@@ -27,6 +27,8 @@ class ActivationSizer {
   std::size_t bytes(const DecoderSettings& settings);
   // Beside them, of the device's own memory: tables of what layers keep on the host.
   std::size_t page_tables(const DecoderSettings& settings) const;
+  // Of the host's: what they keep there.
+  std::size_t host_bytes(const DecoderSettings& settings) const;
 
  private:
   struct Dry;
@@ -43,6 +45,10 @@ std::int64_t keep_choices(std::int64_t layers);
 std::int64_t keep_choices_on_device(std::int64_t layers);  // the first of them, up to where all keep their inputs there
 std::vector<Keep> keep_choice(std::int64_t layers, std::int64_t choice);
 
+// Every `every`-th layer, from the first on, keeps its input, the first `on_host` of them on the host; the layers
+// between keep nothing.
+std::vector<Keep> keep_every(std::int64_t layers, std::int64_t every, std::int64_t on_host);
+
 // One choice of how activations are made to fit.
 struct ActivationChoice {
   std::vector<Keep> keep;
@@ -52,7 +58,7 @@ struct ActivationChoice {
 // The choices for micro-batches of so many tokens, cheapest first: keep_choice()'s. Where there are many tokens, what a
 // layer computes takes more memory than layers' inputs, and attention more time than all else. Then layers that do not
 // keep gate and up are in tiles, which cost a hundredth of their products, and give up attention's outputs last of all
-// but their inputs.
+// but their inputs. At the end are keep_every() second, fourth and eighth layer: those between run forward twice.
 std::vector<ActivationChoice> activation_choices(std::int64_t layers, const Backend& backend,
                                                  Toggle activation_checkpointing, std::int64_t tokens);
 // Tokens of a tile: enough for products to run at their full rate.
@@ -61,17 +67,22 @@ inline constexpr std::int64_t plan_tile_rows = 16384;
 std::size_t kept_host_bytes(const DecoderSpec& spec, DType activations, const TrainingShape& shape,
                             const std::vector<Keep>& keep);
 
+// What activations may take at most; of the device, page tables included.
+struct ActivationBudget {
+  std::size_t device = 0, host = 0;
+};
+
 struct ActivationPlan {
   std::vector<Keep> keep;
   std::int64_t tile_rows = 0;
   std::size_t bytes = 0;
 };
-// The first of `choices` that takes at most `budget` bytes of the device, page tables included, the rest of `settings`
-// as given; if none does, the one that takes the least.
-ActivationPlan choose_activations(ActivationSizer& sizer, DecoderSettings settings, std::size_t budget,
+// The first of `choices` that takes no more than `budget`, the rest of `settings` as given; if none does, the one that
+// takes the least of the device.
+ActivationPlan choose_activations(ActivationSizer& sizer, DecoderSettings settings, ActivationBudget budget,
                                   std::span<const ActivationChoice> choices);
 
-// Whether every layer keeps its input alone, wherever: what others call activation checkpointing. False of no layers.
+// Whether no layer keeps more than its input, wherever: what others call activation checkpointing. False of no layers.
 bool all_recomputed(const std::vector<Keep>& keep);
 
 // Rows of logits that are worth having at a time.

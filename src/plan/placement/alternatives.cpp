@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <set>
 
 #include "base/error.h"
@@ -27,15 +28,15 @@ std::set<std::int64_t> few(std::int64_t most, std::int64_t own) {
   return values;
 }
 
-// The first choice of activations that fits; the last if none does.
-std::int64_t first_keep(const PlacementInputs& in, std::size_t state_bytes) {
-  for (std::int64_t keep = 0; keep < std::ssize(in.keeps); ++keep)
-    if (state_bytes + in.activation_bytes(keep) <= in.device_budget) return keep;
-  return std::ssize(in.keeps) - 1;
-}
-
-std::size_t kept_on_host(const PlacementInputs& in, std::int64_t keep) {
-  return in.activation_host_bytes ? in.activation_host_bytes(keep) : 0;
+// The first choice of activations that fits; if none does, the first that fits the device, or else the last.
+std::int64_t first_keep(const PlacementInputs& in, const StateMemory& state) {
+  std::optional<std::int64_t> fits_device;
+  for (std::int64_t keep = 0; keep < std::ssize(in.keeps); ++keep) {
+    if (state.device_bytes + in.activation_bytes(keep) > in.device_budget) continue;
+    if (state.host_bytes + in.kept_on_host(keep) <= in.host_budget) return keep;
+    if (!fits_device) fits_device = keep;
+  }
+  return fits_device.value_or(std::ssize(in.keeps) - 1);
 }
 
 void set_step(Alternative& a, const PlacementInputs& in, int device_units, std::int64_t keep, std::int64_t undo,
@@ -52,7 +53,7 @@ Alternative play(const PlacementInputs& in, std::string what, int device_units, 
   Alternative a;
   a.what = std::move(what);
   a.device_bytes = state.device_bytes + in.activation_bytes(keep);
-  a.host_bytes = state.host_bytes + kept_on_host(in, keep) + static_cast<std::size_t>(undo) * in.undo_place_bytes;
+  a.host_bytes = state.host_bytes + in.kept_on_host(keep) + static_cast<std::size_t>(undo) * in.undo_place_bytes;
   a.device_short = beyond(a.device_bytes, in.device_budget);
   a.host_short = beyond(a.host_bytes, undo > 0 ? in.undo_budget : in.host_budget);
   set_step(a, in, device_units, keep, undo, residency);
@@ -62,9 +63,9 @@ Alternative play(const PlacementInputs& in, std::string what, int device_units, 
 // With what the planner chooses beside a residency and a split.
 Alternative play(const PlacementInputs& in, std::string what, int device_units, Residency residency) {
   const StateMemory state = in.memory(device_units, residency);
-  const std::int64_t keep = first_keep(in, state.device_bytes);
+  const std::int64_t keep = first_keep(in, state);
   return play(in, std::move(what), device_units, keep,
-              choose_undo_buckets(in, device_units, keep, state.host_bytes + kept_on_host(in, keep), residency),
+              choose_undo_buckets(in, device_units, keep, state.host_bytes + in.kept_on_host(keep), residency),
               residency);
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -43,14 +44,17 @@ Candidate consider(const PlacementInputs& in, int device_units, Residency reside
   c.host_bytes = state.host_bytes;
   c.host_short = beyond(state.host_bytes, in.host_budget);
   c.device_short = std::numeric_limits<std::size_t>::max();
-  for (std::int64_t keep = 0; keep < std::ssize(in.keeps) && c.keep < 0; ++keep) {
+  const bool state_fits = c.host_short == 0;
+  for (std::int64_t keep = 0; keep < std::ssize(in.keeps); ++keep) {
     const std::size_t short_by = beyond(state.device_bytes + in.activation_bytes(keep), in.device_budget);
     c.device_short = std::min(c.device_short, short_by);
-    if (short_by == 0) c.keep = keep;
-  }
-  if (c.keep >= 0 && in.activation_host_bytes) {
-    c.host_bytes += in.activation_host_bytes(c.keep);
-    c.host_short = beyond(c.host_bytes, in.host_budget);
+    if (short_by > 0) continue;
+    const std::size_t host_bytes = state.host_bytes + in.kept_on_host(keep);
+    if (c.keep >= 0 && host_bytes >= c.host_bytes) continue;
+    c.keep = keep;
+    c.host_bytes = host_bytes;
+    c.host_short = beyond(host_bytes, in.host_budget);
+    if (c.fits() || !state_fits) break;
   }
   if (!c.fits()) return c;
   const SimulatedRun run = with_slower_host(simulated_run(in, device_units, c.keep, 0, residency));
@@ -359,20 +363,26 @@ std::optional<std::size_t> most_left(const PlacementInputs& in, std::size_t host
 }  // namespace
 
 bool any_placement_fits(const PlacementInputs& in) {
-  const auto host_bytes = [&](std::int64_t keep) {
-    return in.activation_host_bytes ? in.activation_host_bytes(keep) : std::size_t{0};
-  };
   const std::int64_t count = std::ssize(in.keeps);
-  std::int64_t on_device = count;  // the first so many keep nothing on the host
-  while (on_device > 0 && host_bytes(on_device - 1) > 0) --on_device;
-  // The last keeps the least, but for what little a layer's scratch makes.
   if (const auto left = most_left(in, 0))
-    for (std::int64_t keep = on_device - 1; keep >= 0; --keep)
-      if (in.activation_bytes(keep) <= *left) return true;
-  // Tries a few of the choices that keep something on the host.
-  const std::int64_t step = std::max<std::int64_t>(1, (count - on_device) / 8);
-  for (std::int64_t keep = count - 1; keep >= on_device; keep -= step)
-    if (const auto left = most_left(in, host_bytes(keep)); left && in.activation_bytes(keep) <= *left) return true;
+    for (std::int64_t keep = count - 1; keep >= 0; --keep)
+      if (in.kept_on_host(keep) == 0 && in.activation_bytes(keep) <= *left) return true;
+  // Of the choices that keep something on the host, those that take less of the device than all with less there.
+  std::map<std::size_t, std::size_t> device_bytes;  // by the host's
+  for (std::int64_t keep = 0; keep < count; ++keep) {
+    const std::size_t bytes = in.activation_bytes(keep);
+    std::size_t& least = device_bytes.try_emplace(in.kept_on_host(keep), bytes).first->second;
+    least = std::min(least, bytes);
+  }
+  std::vector<std::pair<std::size_t, std::size_t>> worth_it;
+  for (const auto& sizes : device_bytes)
+    if (worth_it.empty() || sizes.second < worth_it.back().second) worth_it.push_back(sizes);
+  // Tries a few of them.
+  const std::int64_t step = std::max<std::int64_t>(1, std::ssize(worth_it) / 8);
+  for (std::int64_t i = std::ssize(worth_it) - 1; i > 0; i -= step) {
+    const auto& sizes = worth_it[static_cast<std::size_t>(i)];
+    if (const auto left = most_left(in, sizes.first); left && sizes.second <= *left) return true;
+  }
   return false;
 }
 

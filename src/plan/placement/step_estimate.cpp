@@ -101,7 +101,7 @@ double least_seconds(const SimulatedRun& run) {
   for (std::size_t u = 0; u < run.units.size(); ++u) {
     const auto elements = static_cast<double>(run.units[u].elements),
                weights = elements + static_cast<double>(run.units[u].frozen);
-    pass += run.units[u].forward + run.units[u].backward;
+    pass += run.units[u].forward;
     reduce += (gradients.sliced[u] ? micro_batches : 1) * run.units[u].reduce;
     gather += (in_slices[u] ? gather_copies : 1) * run.units[u].gather;
     if (gradients.moving[u] >= 0 && static_cast<int>(u) >= run.first_trained_unit)
@@ -110,6 +110,10 @@ double least_seconds(const SimulatedRun& run) {
       to_device += streams[u]                                           ? weights * copies * run.stream_bytes
                    : sends_masters(run, in_slices, static_cast<int>(u)) ? elements * 4 * gather_copies
                                                                         : elements * run.weight_bytes;
+  }
+  for (const BackwardStep& step : backward_steps_of(run)) {
+    const SimulatedUnit& unit = run.units[static_cast<std::size_t>(step.unit)];
+    pass += step.forward_again ? unit.forward : unit.backward;
   }
   // The sum of a unit that has its slot alone stays there.
   if (moved >= 2 * (has_collectives(run) ? slice_slots : gradient_slots)) to_device += sums;
@@ -180,7 +184,8 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
                                 exchange_seconds(r, unit.backward_exchanges, unit.backward_received),
                     .reduce = reduce_seconds(in, unit.elements),
                     .gather = gather_seconds(in, unit.elements + unit.frozen_elements),
-                    .frozen = unit.frozen_elements};
+                    .frozen = unit.frozen_elements,
+                    .remade_input = !again.remade_inputs.empty() && again.remade_inputs[u]};
     // Copies of what is kept on the host go beside the unit's work.
     if (!again.link_bytes.empty()) {
       s.forward = std::max(s.forward, again.link_bytes[u] / r.link_to_host);

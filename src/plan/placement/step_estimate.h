@@ -99,6 +99,7 @@ struct PlacementInputs {
   std::vector<Recomputation> keeps;
   std::function<std::size_t(std::int64_t keep)> activation_bytes;       // on the device
   std::function<std::size_t(std::int64_t keep)> activation_host_bytes;  // on the host; empty: none
+  std::size_t kept_on_host(std::int64_t keep) const { return activation_host_bytes ? activation_host_bytes(keep) : 0; }
   std::function<StateMemory(int device_units, Residency)> memory;
   std::vector<Residency> residencies = {{}};  // that may be chosen, what is kept the most first; none streams
   int most_streamed = 0;             // each of them also with weights of so many host-owned units streamed, at most

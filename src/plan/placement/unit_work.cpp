@@ -158,13 +158,16 @@ std::vector<UnitWork> unit_work(const DecoderSpec& spec, std::span<const std::in
   return units;
 }
 
-Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
-                            std::span<const std::int32_t> cu_seqlens, DType activations, const Efficiencies& reached,
-                            std::span<const UnitBackward> backward, std::int64_t tile_rows, int sequence) {
+Recomputation recomputation(const DecoderSpec& spec, std::vector<Keep> keep, std::span<const std::int32_t> cu_seqlens,
+                            DType activations, const Efficiencies& reached, std::span<const UnitBackward> backward,
+                            std::int64_t tile_rows, int sequence) {
   const std::vector<UnitWork> work = unit_work(spec, cu_seqlens, activations, reached, {}, sequence);
   const double tokens = (cu_seqlens.empty() ? 0.0 : cu_seqlens.back()) / sequence;
   const std::vector<double> none(work.size());
-  Recomputation again{none, none, none};
+  const auto first_backward =
+      std::find_if(backward.begin(), backward.end(), [](const UnitBackward& unit) { return unit.runs; });
+  keep = kept_by_layer(keep, spec.layers, static_cast<int>(first_backward - backward.begin()));
+  Recomputation again{none, none, none, remade_inputs(keep)};
   for (std::size_t layer = 0; layer < keep.size(); ++layer) {
     const auto unit = static_cast<std::size_t>(layer_unit(static_cast<std::int64_t>(layer)));
     if (keep[layer] == Keep::all || (!backward.empty() && !backward[unit].runs)) continue;

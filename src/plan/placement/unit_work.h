@@ -31,6 +31,9 @@ struct Recomputation {
   std::vector<double> flops;         // by unit
   std::vector<double> device_bytes;  // by unit: what memory-bound work reads and writes
   std::vector<double> link_bytes;    // by unit: of what is kept in host memory, to there and back; empty: none
+  // By unit: whether its input is made again (offload/schedule/pass_order.h), by forward passes that are not counted
+  // above; empty: none.
+  std::vector<bool> remade_inputs;
 };
 
 // Returns the work of one micro-batch with documents at these offsets. FLOPs are those of a large dense product that
@@ -48,8 +51,8 @@ double mlp_share(const DecoderSpec& spec, std::int64_t layer, double tokens, con
 
 // Returns the work of recomputing what layers do not keep, for documents at these offsets, as unit_work() counts it;
 // with tile_rows > 0, and of adding up what tiles of so many tokens give to the weights' gradients.
-Recomputation recomputation(const DecoderSpec& spec, const std::vector<Keep>& keep,
-                            std::span<const std::int32_t> cu_seqlens, DType activations, const Efficiencies& reached,
-                            std::span<const UnitBackward> backward = {}, std::int64_t tile_rows = 0, int sequence = 1);
+Recomputation recomputation(const DecoderSpec& spec, std::vector<Keep> keep, std::span<const std::int32_t> cu_seqlens,
+                            DType activations, const Efficiencies& reached, std::span<const UnitBackward> backward = {},
+                            std::int64_t tile_rows = 0, int sequence = 1);
 
 }  // namespace so

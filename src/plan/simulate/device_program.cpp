@@ -1,6 +1,7 @@
 #include "plan/simulate/device_program.h"
 
 #include <algorithm>
+#include <array>
 
 #include "offload/schedule/gathered_units.h"
 #include "offload/schedule/streamed_units.h"
@@ -9,6 +10,34 @@ namespace so {
 namespace {
 
 constexpr std::int64_t most_micro_batches = 4;  // that are played one by one
+
+// Follows what is in places of device memory that units take in turn.
+template <int places>
+class PlaceTurns {
+ public:
+  explicit PlaceTurns(const std::vector<bool>& units) {
+    for (const bool has : units) numbers_.push_back(has ? count_++ : -1);
+  }
+  struct Before {
+    int use = -1;        // of its place; -1: none
+    bool there = false;  // it was this unit's
+  };
+  // The unit is used, for the n-th time that any is.
+  Before use(int unit, int n) {
+    Place& place = places_[static_cast<std::size_t>(numbers_[static_cast<std::size_t>(unit)] % places)];
+    const Before before{place.use, place.unit == unit};
+    place = {unit, n};
+    return before;
+  }
+
+ private:
+  struct Place {
+    int unit = -1, use = -1;
+  };
+  int count_ = 0;
+  std::vector<int> numbers_;  // by unit: its number among those that take turns
+  std::array<Place, static_cast<std::size_t>(places)> places_;
+};
 
 }  // namespace
 
@@ -28,60 +57,65 @@ bool sends_masters(const SimulatedRun& run, const std::vector<bool>& gathered, i
   return run.send_masters && unit >= run.device_units && gathered[u] && run.units[u].frozen == 0;
 }
 
+std::vector<BackwardStep> backward_steps_of(const SimulatedRun& run) {
+  std::vector<bool> remade;
+  for (const SimulatedUnit& unit : run.units) remade.push_back(unit.remade_input);
+  return backward_steps(static_cast<int>(run.units.size()), run.first_trained_unit, remade);
+}
+
 DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<bool>& streamed) {
   DeviceProgram program;
   const int units = static_cast<int>(run.units.size());
   const std::vector<bool> gathered = gathered_units(units, run.gathered_units);
   const bool several_ranks = has_collectives(run);
   const std::vector<bool> sliced = gradient_places_of(run).sliced;
-  for (int u = 0; u < units; ++u) {
-    const SimulatedUnit& unit = run.units[static_cast<std::size_t>(u)];
-    program.pass_seconds += unit.forward + (u < run.first_trained_unit ? 0 : unit.backward);
-    if (sliced[static_cast<std::size_t>(u)] && u >= run.first_trained_unit) program.pass_collectives += unit.reduce;
+  const std::vector<BackwardStep> backward = backward_steps_of(run);
+  for (const SimulatedUnit& unit : run.units) program.pass_seconds += unit.forward;
+  for (const BackwardStep& step : backward) {
+    const SimulatedUnit& unit = run.units[static_cast<std::size_t>(step.unit)];
+    program.pass_seconds += step.forward_again ? unit.forward : unit.backward;
+    if (sliced[static_cast<std::size_t>(step.unit)] && !step.forward_again) program.pass_collectives += unit.reduce;
   }
   int turn = 0;
-  // These count the uses of streamed and of gathered units in the pass under way, and say whether it turns round where
-  // the pass before ended, so that what was used last is used next.
-  int streamed_uses = 0, gathered_uses = 0;
-  bool turns_round = false;
-  const auto begin_pass = [&](bool follows) {
-    streamed_uses = gathered_uses = 0;
-    turns_round = follows;
-  };
-  const auto op = [&](SimulatedWork work, int unit, bool first, bool last) {
-    const SimulatedUnit& u = run.units[static_cast<std::size_t>(unit)];
-    DeviceOp o{work, unit, work == SimulatedWork::forward ? u.forward : u.backward, -1, first, last, 0};
-    if (streamed[static_cast<std::size_t>(unit)]) {
+  PlaceTurns<stream_places> stream_turns(streamed);
+  PlaceTurns<gather_places> gather_turns(gathered);
+  const auto op = [&](DeviceOp o, bool first_pass) {
+    const SimulatedUnit& u = run.units[static_cast<std::size_t>(o.unit)];
+    o.seconds = o.work == SimulatedWork::forward ? u.forward : u.backward;
+    if (streamed[static_cast<std::size_t>(o.unit)]) {
       o.use = static_cast<int>(program.uses.size());
-      const bool first_pass = first && work == SimulatedWork::forward;
-      program.uses.push_back({unit, turns_round && streamed_uses++ < stream_places, first_pass});
+      const auto before = stream_turns.use(o.unit, o.use);
+      program.uses.push_back({o.unit, before.use, before.there, first_pass});
     }
-    const bool in_slices = gathered[static_cast<std::size_t>(unit)];
-    const bool first_pass = first && work == SimulatedWork::forward;
+    const bool in_slices = gathered[static_cast<std::size_t>(o.unit)];
     if (several_ranks && (in_slices || first_pass)) {
       o.gather = static_cast<int>(program.gathers.size());
-      GatherUse use{unit, -1, false, first_pass};
+      GatherUse use{.unit = o.unit, .waits = first_pass};
       if (in_slices) {
         use.turn = turn++;
-        use.there = turns_round && gathered_uses++ < gather_places;
+        const auto before = gather_turns.use(o.unit, use.turn);
+        use.after = before.use;
+        use.there = before.there;
       }
       program.gathers.push_back(use);
     }
     program.ops.push_back(o);
   };
   if (run.device_update > 0)
-    program.ops.push_back({SimulatedWork::device_update, -1, run.device_update, -1, false, false, 0});
+    program.ops.push_back({.work = SimulatedWork::device_update, .seconds = run.device_update});
   const std::int64_t played = std::min(run.micro_batches, most_micro_batches);
   for (std::int64_t m = 0; m < played; ++m) {
     const bool first = m == 0, last = m == played - 1;
     if (last && run.micro_batches > played)
-      program.ops.push_back({SimulatedWork::forward, -1, 0, -1, false, false, run.micro_batches - played});
+      program.ops.push_back({.work = SimulatedWork::forward, .times = run.micro_batches - played});
     const std::size_t before = program.gathers.size();
-    // A backward pass that ends above the first units leaves others in the places than these.
-    begin_pass(!first && run.first_trained_unit == 0);
-    for (int u = 0; u < units; ++u) op(SimulatedWork::forward, u, first, last);
-    begin_pass(true);
-    for (int u = units - 1; u >= run.first_trained_unit; --u) op(SimulatedWork::backward, u, first, last);
+    for (int u = 0; u < units; ++u)
+      op({.work = SimulatedWork::forward, .unit = u, .first = first, .last = last}, first);
+    for (const BackwardStep& step : backward)
+      if (step.forward_again)
+        op({.work = SimulatedWork::forward, .unit = step.unit, .last = last}, false);
+      else
+        op({.work = SimulatedWork::backward, .unit = step.unit, .first = first, .last = last}, false);
     if (m != 1) continue;  // all that follow are like it
     for (std::size_t g = before; g < program.gathers.size(); ++g)
       if (!program.gathers[g].there)

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "offload/schedule/gradient_places.h"
+#include "offload/schedule/pass_order.h"
 #include "plan/simulate/simulator.h"
 
 namespace so {
@@ -23,7 +24,8 @@ struct DeviceOp {
 // A use of streamed weights.
 struct StreamUse {
   int unit = -1;
-  bool there = false;  // they have been there since the use before
+  int after = -1;      // the use that had their place before; -1: none
+  bool there = false;  // they have been there since that use
   bool waits = false;  // for the host's weights: of the first forward pass
 };
 
@@ -31,7 +33,8 @@ struct StreamUse {
 struct GatherUse {
   int unit = -1;
   int turn = -1;       // its number among the uses of gathered units, which take places in turn; -1: the unit stays
-  bool there = false;  // the weights have been there since the use before
+  int after = -1;      // the turn that had its place before; -1: none
+  bool there = false;  // the weights have been there since that turn
   bool waits = false;  // for this rank's own weights: of the first forward pass
 };
 
@@ -46,6 +49,7 @@ struct DeviceProgram {
 // Whether a run has several ranks.
 bool has_collectives(const SimulatedRun& run);
 GradientPlaces gradient_places_of(const SimulatedRun& run);
+std::vector<BackwardStep> backward_steps_of(const SimulatedRun& run);
 // Whether the rank's slice of the unit's master weights goes to the device for each gather. `gathered`: by unit.
 bool sends_masters(const SimulatedRun& run, const std::vector<bool>& gathered, int unit);
 

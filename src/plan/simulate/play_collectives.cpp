@@ -28,7 +28,7 @@ bool StepPlay::start_gather() {
   if (gather_.busy || gathers_done_ == count) return went_on;
   const GatherUse& use = program_.gathers[at(gathers_done_)];
   // The place is free when the use that had it is done.
-  if (use.turn >= 0 && turns_done_ <= use.turn - gather_places) return went_on;
+  if (turns_done_ <= use.after) return went_on;
   if (use.waits) {
     if (use.unit < run_.device_units && next_op_ < program_.ops.size() &&
         program_.ops[next_op_].work == SimulatedWork::device_update)

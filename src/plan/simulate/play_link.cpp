@@ -29,8 +29,8 @@ bool StepPlay::start_to_device() {
   const bool more = uses_there_ < static_cast<int>(program_.uses.size());
   if (more && !streaming_ && stream_ready_ == forever) {
     const StreamUse& use = program_.uses[at(uses_there_)];
-    // Uses take the places in turn: this one's is free when the use that had it is done.
-    if (uses_done_ > uses_there_ - stream_places && (!use.waits || has_final_weights(use.unit))) stream_ready_ = now_;
+    // Its place is free when the use that had it is done.
+    if (uses_done_ > use.after && (!use.waits || has_final_weights(use.unit))) stream_ready_ = now_;
   }
   if (to_device_.busy) return went_on;
   const double send_since = sends_.empty() ? forever : sends_.front().since,

@@ -13,6 +13,9 @@
 // is not free, and a gather before each use, as soon as one of their places is; what the pass before used last is
 // there. Where the host's masters are sent, the rank's slice of these travels over the link first.
 //
+// Where units' inputs are not kept, a backward pass runs the units before them forward once more, and needs these
+// units' weights for that (offload/schedule/pass_order.h).
+//
 // Where gradients move to host memory and there are several micro-batches, a unit's sum so far leaves after each of its
 // backward passes but is brought back before the next, as soon as its slot is free (offload/moved_gradients.h). With
 // several ranks these are the slots of the rank's slices: each backward pass has a reduction, which waits for its slot.
@@ -45,6 +48,7 @@ struct SimulatedUnit {
   double forward = 0, backward = 0;
   double reduce = 0, gather = 0;  // seconds of its collectives; 0 of all units: there is one rank
   std::int64_t frozen = 0;        // weights beside `elements`, which stream with them
+  bool remade_input = false;      // its input is not kept, but made again
   auto operator<=>(const SimulatedUnit&) const = default;
 };
 
