@@ -4,7 +4,8 @@
 # threads meet also with the thread sanitizer. The program is compiled for 64-bit Arm too, and a sample of its tests
 # emulated. On a machine with an NVIDIA GPU and a build with the CUDA backend the same tests then run on the GPU. At the
 # end it lists what was skipped, and why.
-# From a clean clone about 45 minutes on 2 cores where there is a CUDA toolkit, and less where there is none.
+# From a clean clone about 45 minutes on 2 cores where there is a CUDA toolkit, and less where there is none. PyTorch, for
+# the tests of its optimizer, takes 5.7 GB of disk (.deps/torch).
 set -eu
 cd "$(dirname "$0")"
 jobs=$(nproc)
@@ -14,6 +15,10 @@ scripts/install_dependencies.sh tests
 # What does not run says so here, a line each; scripts/test_aarch64.sh too.
 NOT_RUN=$(mktemp)
 export NOT_RUN
+not_run() {
+  echo "== $1"
+  echo "$1" >>"$NOT_RUN"
+}
 builds=""
 closing_list() {
   status=$?
@@ -27,6 +32,20 @@ closing_list() {
 }
 trap closing_list EXIT
 
+# PyTorch is fetched while the first build compiles, which takes longer where nothing is cached, and awaited before its
+# tests.
+torch=""
+if [ -z "${SO_TORCH_PYTHON:-}" ]; then
+  mkdir -p .deps
+  scripts/install_dependencies.sh torch >.deps/torch.log 2>&1 &
+  torch=$!
+fi
+await_torch() {
+  [ -n "$torch" ] || return 0
+  wait "$torch" || not_run "Tests of the PyTorch optimizer: not run, $(tail -n 1 .deps/torch.log)"
+  torch=""
+}
+
 # run DIRECTORY TARGETS CTEST_REGEX CMAKE_ARGUMENTS...
 run() {
   directory=$1 targets=$2 tests=$3
@@ -36,6 +55,7 @@ run() {
   cmake -S . -B "$directory" -G Ninja -DSO_TESTS=ON "$@" >/dev/null
   # shellcheck disable=SC2086  # a list of words
   cmake --build "$directory" -j "$jobs" --target $targets
+  await_torch
   built=$(date +%s)
   rm -f "$directory/tests.xml"
   builds="$builds $directory"
@@ -57,10 +77,6 @@ run build-tsan "superoffload test_base test_device test_ranks test_optim test_co
 
 scripts/test_aarch64.sh
 
-not_run() {
-  echo "== $1"
-  echo "$1" >>"$NOT_RUN"
-}
 if ! nvidia-smi -L >/dev/null 2>&1; then
   not_run "GPU tests: not run, no NVIDIA GPU here"
 elif ! { grep -q '^SO_CUDNN_FRONTEND_INCLUDE:PATH=/' build/CMakeCache.txt &&

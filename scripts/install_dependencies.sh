@@ -1,8 +1,45 @@
 #!/bin/sh
 # Installs what building and testing need from Debian's or Ubuntu's packages, and where there is a CUDA toolkit also the
 # headers that the CUDA backend needs beside it; does nothing if all is there.
-# usage: install_dependencies.sh [tests]
+# usage: install_dependencies.sh [tests|torch]
+#   tests  also what the tests need
+#   torch  nothing but PyTorch and trainers, for the tests of the PyTorch optimizer, into .deps/torch; if it cannot, its
+#          last line says why
 set -eu
+dependencies=$(cd "$(dirname "$0")/.." && pwd)/.deps
+
+install_torch() {
+  environment=$dependencies/torch
+  # Those that the tests were last seen to pass with.
+  wanted="torch==2.15.* transformers==5.24.* accelerate==1.15.* trl==1.16.*"
+  [ "$(cat "$environment/complete" 2>/dev/null)" != "$wanted" ] || return 0
+  cannot() {
+    rm -rf "$environment"
+    echo "PyTorch is not installed: $1"
+    exit 1
+  }
+  "$dependencies/python/bin/python3" -c 'import nanobind' 2>/dev/null ||
+    cannot "without nanobind the extension that its tests need is not built (install_dependencies.sh tests)"
+  rm -rf "$environment"
+  # The package index has PyTorch for Linux with CUDA alone, all of whose libraries it is linked with. pip fetches
+  # everything before it unpacks the first.
+  room=$(df -Pk "$dependencies" | awk 'NR == 2 { print int($4 / 1048576) }')
+  [ "$room" -ge 9 ] || cannot "it needs 9 GiB of disk for a while, and $dependencies has $room GiB"
+  "$dependencies/python/bin/python3" -m venv "$environment" || cannot "python3 -m venv failed"
+  mkdir "$environment/tmp" # /tmp may be small
+  # Of 20,000 modules the tests import a tenth, which python compiles when it first does.
+  # shellcheck disable=SC2086  # a list of words
+  TMPDIR=$environment/tmp "$environment/bin/python3" -m pip install -q --disable-pip-version-check --no-cache-dir \
+    --no-compile --only-binary=:all: $wanted 2>"$environment/errors" </dev/null ||
+    cannot "pip: $(grep . "$environment/errors" | tail -n 1)"
+  rm -r "$environment/tmp"
+  "$environment/bin/python3" -c 'import torch' || cannot "it cannot be imported"
+  echo "$wanted" >"$environment/complete"
+}
+if [ "${1:-}" = torch ]; then
+  install_torch
+  exit
+fi
 
 # package and what for
 needed="
@@ -81,7 +118,7 @@ if [ "${1:-}" = tests ] && grep -q '^ID=debian' /etc/os-release 2>/dev/null; the
 fi
 # Without them, the tests that need them are skipped. Module, package, and what for.
 if [ "${1:-}" = tests ]; then
-  environment=$(cd "$(dirname "$0")/.." && pwd)/.deps/python
+  environment=$dependencies/python
   while IFS=: read -r module package reason; do
     if ! "$environment/bin/python3" -c "import $module" 2>/dev/null; then
       echo "Installing $package into $environment: $reason"

@@ -27,7 +27,7 @@ class Ranks(unittest.TestCase):
             outputs = [open(pathlib.Path(folder) / f"rank{rank}.txt", "w+") for rank in range(PROCESSES)]
             ranks = [
                 subprocess.Popen(
-                    [sys.executable, "-X", "faulthandler", "-B", str(SCRIPT)]
+                    [sys.executable, "-X", "faulthandler", str(SCRIPT)]
                     + [str(rank), str(PROCESSES), f"{folder}/meeting"],
                     env=environment | {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(PROCESSES)},
                     stdout=output, stderr=subprocess.STDOUT,
