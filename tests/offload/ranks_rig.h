@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -37,7 +38,7 @@ inline Flat sum_of(const std::vector<Flat>& gradients) {
   Flat sum = gradients[0];
   for (std::size_t g = 1; g < gradients.size(); ++g)
     for (std::size_t p = 0; p < sum.size(); ++p)
-      for (std::size_t i = 0; i < sum[p].size(); ++i) sum[p][i] += gradients[g][p][i];
+      std::transform(sum[p].begin(), sum[p].end(), gradients[g][p].begin(), sum[p].begin(), std::plus<>());
   return sum;
 }
 
