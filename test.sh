@@ -4,8 +4,8 @@
 # threads meet also with the thread sanitizer. The program is compiled for 64-bit Arm too, and a sample of its tests
 # emulated. On a machine with an NVIDIA GPU and a build with the CUDA backend the same tests then run on the GPU. At the
 # end it lists what was skipped, and why.
-# From a clean clone about 45 minutes on 2 cores where there is a CUDA toolkit, and less where there is none. PyTorch, for
-# the tests of its optimizer, takes 5.7 GB of disk (.deps/torch).
+# From a clean clone about 45 minutes on 2 cores where there is a CUDA toolkit, and less where there is none. PyTorch,
+# for the tests of its optimizer, takes 5.7 GB of disk (.deps/torch).
 set -eu
 cd "$(dirname "$0")"
 jobs=$(nproc)

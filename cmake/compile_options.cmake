@@ -36,6 +36,11 @@ if(SO_SANITIZE)
     target_compile_options(so_compile_options INTERFACE -fno-sanitize=null,vptr)
   endif()
   target_link_options(so_compile_options INTERFACE -fsanitize=${SO_SANITIZE})
+  # Tests start some thousands of processes. Each would first relocate a million addresses, most of them in
+  # descriptions of global variables, which is a quarter of such a start.
+  if(SO_SANITIZE MATCHES address AND CMAKE_SYSTEM_PROCESSOR STREQUAL x86_64)
+    target_link_options(so_compile_options INTERFACE -no-pie)
+  endif()
   # LLVM's linker, where it is installed, takes a fraction of the time of ld.
   find_program(SO_LLD ld.lld)
   mark_as_advanced(SO_LLD)

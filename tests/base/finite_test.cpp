@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/instruction_sets.h"
+#include "support/sanitized.h"
 
 namespace so {
 namespace {
@@ -57,7 +58,9 @@ class Finite : public testing::TestWithParam<Format> {
 TEST_P(Finite, EveryPositionIsSearched) {
   constexpr std::size_t count = 4900;  // several blocks and a rest
   for_each_instruction_set([&] {
-    for (const std::size_t shift : {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{4}, std::size_t{7}}) {
+    // An access outside would be one at either end of what is aligned; the other builds find all values.
+    for (const std::size_t shift :
+         test::sanitized ? std::vector<std::size_t>{0, 7} : std::vector<std::size_t>{0, 1, 2, 4, 7}) {
       fill(count, shift);
       ASSERT_EQ(found(), count);
       for (std::size_t i = 0; i < count; ++i) {

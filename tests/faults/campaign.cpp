@@ -3,7 +3,7 @@
 //   fault_campaign [--quick] [--only TEXT] [--count N] [--seed N] [--jobs N] [--keep DIR] [--list]
 //
 // --quick      a few of each kind, as the tests run it
-// --only TEXT  cases whose "kind: name" contains it
+// --only TEXT  cases whose "kind: name" contains it; of several, any
 // --count N    so many of each file, option and kind of fault (default 100)
 // --keep DIR   leaves the working directory of each case that failed there
 // Exit code 0: the program behaved in all of them; 1: it did not, each with a line; 2: the campaign cannot run.
@@ -12,12 +12,15 @@
 #include <sys/mount.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <map>
 #include <mutex>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "faults/fault_case.h"
 #include "support/files.h"
@@ -32,7 +35,7 @@ struct Settings {
   bool quick = false;
   unsigned seed = 1, jobs = 2;
   bool list = false;
-  std::string only;
+  std::vector<std::string> only;
   fs::path keep;
 };
 
@@ -49,7 +52,7 @@ Settings parse(int argc, char** argv) {
     else if (word == "--list")
       s.list = true;
     else if (word == "--only")
-      s.only = value();
+      s.only.push_back(value());
     else if (word == "--count")
       s.count = std::stoi(value());
     else if (word == "--seed")
@@ -75,7 +78,10 @@ std::vector<FaultCase> chosen_cases(const Settings& s) {
                               {limit_cases, 6},   {huge_cases, 1},   {small_disk_cases, 3}};
   for (const Group& group : groups)
     for (FaultCase& one : group.make(s.quick ? group.quick : s.count, s.seed))
-      if ((one.kind + " " + one.name).find(s.only) != std::string::npos) all.push_back(std::move(one));
+      if (s.only.empty() || std::any_of(s.only.begin(), s.only.end(), [&](const std::string& text) {
+            return (one.kind + " " + one.name).find(text) != std::string::npos;
+          }))
+        all.push_back(std::move(one));
   return all;
 }
 
@@ -100,7 +106,7 @@ int campaign(const Settings& s) {
     for (const FaultCase& one : cases) fmt::print("{} {}\n", one.kind, one.name);
     return 0;
   }
-  if (cases.empty()) throw std::runtime_error("no case's name contains \"" + s.only + "\"");
+  if (cases.empty()) throw std::runtime_error("no case's name contains what --only says");
   TemporaryDirectory directory;
   const Originals originals(directory / "originals");
 

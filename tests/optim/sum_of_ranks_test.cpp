@@ -7,6 +7,7 @@
 
 #include "optim/engine_ops.h"
 #include "support/random_tensors.h"
+#include "support/sanitized.h"
 
 namespace so::test {
 namespace {
@@ -63,7 +64,8 @@ class SumOfRanksTest : public ::testing::Test {
 };
 
 TEST_F(SumOfRanksTest, IsInRankOrderInFp32AndRoundedOnce) {
-  for (const int ranks : {1, 2, 3, 5})
+  // Threads meet where a sum is cut into parts for them, which the count decides alone.
+  for (const int ranks : test::sanitized ? std::vector{1, 3} : std::vector{1, 2, 3, 5})
     for (int rank = 0; rank < ranks; rank += 2)
       for (const std::int64_t count : {1, 8, 77, 4096, 40'000})
         for (const Accumulate mode : {Accumulate::overwrite, Accumulate::add}) {
