@@ -20,8 +20,10 @@ not_run() {
   echo "$1" >>"$NOT_RUN"
 }
 builds=""
+torch=""
 closing_list() {
   status=$?
+  [ -z "$torch" ] || kill "$torch" 2>/dev/null || true
   echo "== skipped"
   for directory in $builds; do
     [ ! -e "$directory/tests.xml" ] || scripts/skipped_tests.sh "$directory" "$directory/tests.xml"
@@ -34,7 +36,6 @@ trap closing_list EXIT
 
 # PyTorch is fetched while the first build compiles, which takes longer where nothing is cached, and awaited before its
 # tests.
-torch=""
 if [ -z "${SO_TORCH_PYTHON:-}" ]; then
   mkdir -p .deps
   scripts/install_dependencies.sh torch >.deps/torch.log 2>&1 &

@@ -36,6 +36,7 @@
 #include "plan/plan_comparison.h"
 #include "plan/refusal.h"
 #include "plan/row_step.h"
+#include "plan/training_placement.h"
 #include "plan/training_plan.h"
 #include "ranks/communicator.h"
 #include "ranks/together.h"
@@ -101,10 +102,11 @@ void check(BenchStepOptions& options, OptionOrigins& origins, int launched) {
 
 // plan_training() without an engine.
 TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, const PlanningMachine& machine,
-                        const TrainingShape& shape, const NumberFormats& formats, Toggle activation_checkpointing) {
+                        const TrainingShape& shape, const NumberFormats& formats, const StepOptions& options) {
   TrainingPlan plan;
   plan.shape = shape;
   plan.decoder.formats = formats;
+  plan.decoder.any_order = in_any_order(*machine.backend, options.deterministic);
   plan.decoder.loss_chunk_rows = 1;  // as yet; it takes no memory but among the activations
   {
     const auto device = make_dry_device(*machine.backend);
@@ -115,7 +117,7 @@ TrainingPlan plan_plain(const DecoderSpec& spec, const ParameterLayout& layout, 
     plan.memory.add(device->ledger());
   }
   add_libraries(plan.memory, *machine.backend, machine.pool->size());
-  plan_activations(spec, layout, machine, activation_checkpointing,
+  plan_activations(spec, layout, machine, options.activation_checkpointing,
                    "use a smaller --batch_size or --max_length, a smaller model, or a GPU with more memory", plan);
   return plan;
 }
@@ -140,8 +142,7 @@ TrainingPlan make_plan(const BenchStepOptions& options, const OptionOrigins& ori
     NumberFormats plain = model_formats(dtype);
     plain.gradients = dtype;  // whatever is added up: nothing reads them
     question.plan = [&, plain](const PlanKnobs& knobs) {
-      return plan_plain(spec, layout, with_memory(machine, knobs.memory), row_shape(knobs), plain,
-                        knobs.activation_checkpointing);
+      return plan_plain(spec, layout, with_memory(machine, knobs.memory), row_shape(knobs), plain, knobs);
     };
     question.fits = {};
   }

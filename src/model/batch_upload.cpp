@@ -69,6 +69,7 @@ DeviceBatch BatchUpload::upload(Stream& stream, const MicroBatch& batch, std::sp
   result.loss_rows = Tensor(static_cast<std::int32_t*>(device_memory_.data()) + rows_at, DType::i32, {trained});
   result.sequence_tokens = batch.sequence_tokens;
   result.trained = result.is_slice() ? batch.sequence_trained : trained;
+  result.spans.starts = {staging + 3 * n, static_cast<std::size_t>(documents + 1)};
   stream.copy(device_memory_.data(), staging, static_cast<std::size_t>(rows_at + trained) * sizeof(std::int32_t));
   stream.record(*staged_);
   for (std::int64_t d = 0; d < documents; ++d) {

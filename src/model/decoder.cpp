@@ -41,6 +41,7 @@ AttentionSpans Decoder::spans(const Pass& pass, std::int64_t layer) const {
   spans.scale = spec_.score_scale();
   spans.window = spec_.layer(layer).window;
   spans.sinks = pass.weight(index(layer).sinks);
+  spans.any_order = settings_.any_order;
   return spans;
 }
 
@@ -49,7 +50,8 @@ AttentionSize Decoder::attention_size(const AttentionSpans& spans, std::int64_t 
           spec_.heads,    spec_.kv_heads,
           spec_.head_dim, spans.documents,
           spans.max_q,    settings_.formats.activations,
-          spans.window,   static_cast<bool>(spans.sinks)};
+          spans.window,   static_cast<bool>(spans.sinks),
+          spans.any_order};
 }
 
 Tensor Decoder::acquire_bytes(Arena& arena, std::string_view name, std::size_t bytes) const {

@@ -71,6 +71,7 @@ struct DecoderSettings {
   // the fp32 sum of its tiles', in their order, rounded once.
   std::int64_t tile_rows = 0;
   bool roomy_attention = false;  // as much scratch for attention's gradient as is of use
+  bool any_order = false;        // AttentionSpans::any_order
   float label_smoothing = 0;     // of the loss, Ops::LinearCrossEntropy
 };
 

@@ -9,11 +9,12 @@
 //  - "T", the compute dtype, is the format of activations and of the weights they meet (base/number_formats.h), f32 or
 //    bf16; all T tensors of a call agree. Arithmetic inside is fp32.
 //  - Gradients of weights ("dw") are f32 or T and are overwritten or added to, as the Accumulate argument says.
-//  - The same arguments give the same bits, whatever the number of threads.
+//  - The same arguments give the same bits, whatever the number of threads, but for AttentionSpans::any_order.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "base/accumulate.h"
 #include "base/tensor.h"
@@ -61,10 +62,14 @@ enum class GateActivation : std::uint8_t {
 // as many query as key rows and max_q == max_k, cu_q and cu_k hold the same numbers.
 struct AttentionSpans {
   Tensor cu_q, cu_k;  // i32 [documents + 1]
+  // cu_q's numbers in host memory while the call is enqueued; empty if they are not known there. With them, documents
+  // whose gradient needs more scratch than there is are taken one by one.
+  std::span<const std::int32_t> starts;
   std::int64_t documents = 0;
   std::int64_t max_q = 0, max_k = 0;  // longest document, in rows
   float scale = 0;                    // multiplies q.k
-  std::int64_t window = 0;            // a query sees so many keys, its own the last of them; 0: all up to its own
+  bool any_order = false;   // the gradient may be added up in any order, and differ in its last bits each time
+  std::int64_t window = 0;  // a query sees so many keys, its own the last of them; 0: all up to its own
   // T [q heads] or empty: a logit of each head that takes part in every query's softmax and has no value.
   Tensor sinks;
 };
@@ -76,7 +81,7 @@ struct AttentionSize {
   std::int64_t longest = 0;    // document, in rows, at most
   DType dtype = DType::f32;
   std::int64_t window = 0;  // as in AttentionSpans
-  bool sinks = false;
+  bool sinks = false, any_order = false;
 };
 
 // Where the rows of a mixture of experts go. Each of N tokens chooses K of E experts. The pairs p = n K + j of token

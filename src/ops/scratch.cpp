@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ops/attention_tiles.h"
+
 namespace so {
 namespace {
 
@@ -11,9 +13,9 @@ constexpr std::size_t cuda_scratch = std::size_t{64} << 20;
 // Limits cuDNN's dS in attention gradients, which is quadratic in the length of a document: 16,384 tokens get 1.5 GiB,
 // which holds 48 heads of 4,096 x 4,096; then one document of four is computed at a time.
 constexpr std::int64_t least_scores = std::int64_t{512} << 20, scores_per_token = 96 << 10;
-// Beyond 49,152 tokens that would not hold one head of one document of them all, so that it would be of use to shorter
-// documents alone. They get what 16,384 tokens do.
-constexpr std::int64_t scores_of_parts = scores_per_token * 16384;
+static_assert(2 * attention_in_tiles_beyond == scores_per_token);
+// What sums in any order may take at a time, before they are cut by key heads.
+constexpr std::int64_t sums_in_any_order = std::int64_t{3} << 29;
 
 std::int64_t round_up_to(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 
@@ -54,20 +56,34 @@ std::int64_t OpsScratch::attention_grad_base(const AttentionSize& size) const {
   return bytes;
 }
 
+// dq in fp32, of as many heads at a time as there is room for, at least those of one key head.
+std::int64_t OpsScratch::attention_grad_any_order(const AttentionSize& size) const {
+  const std::int64_t rows = round_up_to(size.q_rows, 128), dim = round_up_to(size.head_dim, 64),
+                     group = size.q_heads / size.kv_heads;
+  const std::int64_t a_key_head = rows * group * (4 + dim * (group > 1 ? 8 : 4));
+  const std::int64_t heads = std::clamp<std::int64_t>(sums_in_any_order / a_key_head, 1, size.kv_heads);
+  // Kernels that need the row sums alone do what cuDNN does not take.
+  return cudnn_tables(size) + 256 + std::max(rows * size.q_heads * 4, heads * a_key_head);
+}
+
 std::size_t OpsScratch::attention_grad(const AttentionSize& size) const {
   if (kind_ == DeviceKind::cpu) return 0;
   const std::int64_t rows = round_up_to(size.q_rows, 128), longest = std::min(round_up_to(size.longest, 128), rows);
   if (size.dtype != DType::bf16) return static_cast<std::size_t>(attention_grad_base(size));
+  if (size.any_order) return static_cast<std::size_t>(attention_grad_any_order(size));
   // dS, bf16: of all heads of one document at most, else of as many at a time as there is room for.
   const std::int64_t all = rows * size.q_heads * rows * 2,
                      scores = std::min(all, std::max(least_scores, scores_per_token * size.q_rows));
   if (longest * longest * 2 <= scores) return static_cast<std::size_t>(attention_grad_base(size) + scores);
-  // The longest goes to kernels that want the row sums alone.
-  return static_cast<std::size_t>(256 + rows * size.q_heads * 4 + cudnn_tables(size) + scores_of_parts);
+  // Beyond attention_in_tiles_beyond tokens that would not hold one head of one document of them all: it is done in
+  // tiles, or where those do not go, by kernels that want the row sums alone.
+  const std::int64_t tiles = attention_tiles(size.q_heads, size.kv_heads).bytes(size.head_dim, longest);
+  return static_cast<std::size_t>(256 + rows * size.q_heads * 4 + cudnn_tables(size) + tiles);
 }
 
 std::size_t OpsScratch::attention_grad_most(const AttentionSize& size) const {
   if (kind_ == DeviceKind::cpu) return 0;
+  if (size.any_order) return attention_grad(size);
   // dS, bf16, of all heads of all documents, were they all as long as the longest.
   const std::int64_t all = round_up_to(size.q_rows, 128) * size.q_heads * round_up_to(size.longest, 128) * 2;
   const auto most = static_cast<std::size_t>(attention_grad_base(size) + (size.dtype == DType::bf16 ? all : 0));

@@ -29,6 +29,7 @@ class OpsScratch {
  private:
   // The scratch of an attention gradient without cuDNN's dS.
   std::int64_t attention_grad_base(const AttentionSize& size) const;
+  std::int64_t attention_grad_any_order(const AttentionSize& size) const;
 
   DeviceKind kind_;
   Buffer held_;

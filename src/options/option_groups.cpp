@@ -286,6 +286,12 @@ OptionTable<StepOptions> make_step() {
         "master weights among them, and needs adam_beta2 at most 0.996")
       .default_from(ours)
       .affects_results();
+  t.add("deterministic", &O::deterministic,
+        "Whether a run repeats to the bit. false lets a GPU add up attention's gradient in whatever order is quickest, "
+        "which shortens steps with documents of tens of thousands of tokens")
+      .bare("true")
+      .default_from(ours)
+      .affects_results();
   t.take(placement_rows());
   t.take(memory_rows());
   return t;

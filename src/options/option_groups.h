@@ -81,6 +81,7 @@ struct StepOptions : RowOptions, PlacementOptions, MemoryOptions {
   SumPrecision grad_accum_dtype = SumPrecision::fp32;
   StatePrecision optimizer_state_dtype = StatePrecision::fp32;
   Toggle activation_checkpointing = Toggle::automatic;
+  bool deterministic = true;
 };
 
 // Which part of the model is trained.

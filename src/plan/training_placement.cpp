@@ -23,9 +23,22 @@ void set_residency(EngineSettings& settings, const Residency& residency) {
   settings.gathered = residency.gathered_units;
 }
 
+MachineRates rates_of(const PlacementQuestion& question, const DecoderSettings& decoder) {
+  MachineRates rates = question.machine.rates();
+  rates.efficiencies.gradients_in_any_order = decoder.any_order;
+  return rates;
+}
+
 }  // namespace
 
-TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shape, const RunRequest& request) {
+bool in_any_order(const Backend& backend, bool deterministic) {
+  if (!deterministic && !backend.own_memory)
+    fail("--deterministic false: the CPU has no quicker way, and gives the same bits in any case; leave it out");
+  return !deterministic;
+}
+
+TrainingPlan begin_plan(const ParameterLayout& layout, const Backend& backend, const TrainingShape& shape,
+                        const RunRequest& request) {
   SO_CHECK(shape.micro_batches == request.gradient_accumulation_steps, "{} micro-batches where {} are asked for",
            shape.micro_batches, request.gradient_accumulation_steps);
   TrainingPlan plan;
@@ -39,6 +52,7 @@ TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shap
   }
   plan.engine.bucket_elements = std::max(unit, plan.engine.bucket_elements / unit * unit);
   plan.decoder.formats = plan.engine.formats;
+  plan.decoder.any_order = in_any_order(backend, request.deterministic);
   return plan;
 }
 
@@ -56,7 +70,7 @@ const std::string_view whole_on_each_rank =
 TrainingPlacement::TrainingPlacement(const PlacementQuestion& question, TrainingPlan& plan)
     : q_(question),
       plan_(plan),
-      measured_(question.machine.rates()),
+      measured_(rates_of(question, plan.decoder)),
       choices_(activation_choices(q_.spec.layers, *q_.machine.backend, q_.request.activation_checkpointing,
                                   slice_tokens(plan.shape))),
       sizer_(q_.spec, q_.layout, *q_.machine.backend, plan.shape),

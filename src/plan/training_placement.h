@@ -16,7 +16,10 @@
 namespace so {
 
 // The plan as far as it needs no search: number formats, the schedule, the size of buckets.
-TrainingPlan begin_plan(const ParameterLayout& layout, const TrainingShape& shape, const RunRequest& request);
+TrainingPlan begin_plan(const ParameterLayout& layout, const Backend& backend, const TrainingShape& shape,
+                        const RunRequest& request);
+// Throws Error where gradients in any order are allowed to a device that has no quicker one.
+bool in_any_order(const Backend& backend, bool deterministic);
 
 // The advice to a training run for which there is too little memory.
 extern const MemoryAdvice training_advice;

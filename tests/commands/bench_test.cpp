@@ -106,6 +106,18 @@ TEST(BenchStep, SplitsTheStateAsAsked) {
   EXPECT_EQ(result_of(step("qwen3-tied", {"--offload_ratio", "0"}), directory)["host_share"], 0);
 }
 
+TEST(BenchStep, TheCpuHasNoQuickerOrder) {
+  for (const char* state : {"", "--no_optimizer"}) {
+    Words words = step("qwen3-tied", {"--deterministic", "false"});
+    words.insert(words.begin(), test::binary());
+    if (*state != 0) words.push_back(state);
+    const TemporaryDirectory directory;
+    const Outcome o = run(words, directory.path());
+    EXPECT_EQ(o.exit_code, 2);
+    EXPECT_NE(o.err.find("--deterministic false: the CPU has no quicker way"), std::string::npos) << o.err;
+  }
+}
+
 // A step returns before the device's last updates are done: neither the trace nor the program may end before they are.
 TEST(BenchStep, WaitsForTheDevicesLastUpdates) {
   const TemporaryDirectory directory;

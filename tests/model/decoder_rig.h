@@ -378,7 +378,9 @@ class DecoderRig {
     views.positions = places;
     views.sequence_tokens = batch.sequence_tokens;
     views.trained = views.is_slice() ? batch.sequence_trained : batch.trained();
-    views.spans = {cu_q, cu_k, batch.documents(), batch.longest, batch.longest + held, 0, 0, {}};
+    views.spans.cu_q = cu_q, views.spans.cu_k = cu_k;
+    views.spans.documents = batch.documents();
+    views.spans.max_q = batch.longest, views.spans.max_k = batch.longest + held;
 
     Arena arena(stream_.device(), MemoryKind::device, "activations", dry_high_water_);
     if (dry_) {

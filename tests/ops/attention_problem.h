@@ -22,6 +22,7 @@ struct AttentionCase {
   std::int64_t margin = 3, spare_rows = 2;
   std::int64_t window = 0;
   std::optional<double> sinks = {};  // about so much; none without
+  bool any_order = false;            // the gradient may be added up so
 
   AttentionCase windowed(std::int64_t keys) const {
     AttentionCase changed = *this;
@@ -31,6 +32,11 @@ struct AttentionCase {
   AttentionCase with_sinks(double about) const {
     AttentionCase changed = *this;
     changed.sinks = about;
+    return changed;
+  }
+  AttentionCase in_any_order() const {
+    AttentionCase changed = *this;
+    changed.any_order = true;
     return changed;
   }
 };
@@ -111,6 +117,7 @@ struct AttentionProblem {
     AttentionSpans s;
     s.cu_q = cu_q_array.tensor();
     s.cu_k = cu_k_array.tensor();
+    s.starts = cu_q;
     s.documents = static_cast<std::int64_t>(c.documents.size());
     for (const auto& [lq, lk] : c.documents) {
       s.max_q = std::max<std::int64_t>(s.max_q, lq);
@@ -118,6 +125,7 @@ struct AttentionProblem {
     }
     s.scale = scale;
     s.window = c.window;
+    s.any_order = c.any_order;
     if (c.sinks) s.sinks = sinks.tensor();
     return s;
   }
@@ -129,7 +137,8 @@ struct AttentionProblem {
     std::int64_t longest = 0;
     for (const auto& [queries, keys] : c.documents) longest = std::max<std::int64_t>(longest, queries);
     const auto documents = static_cast<std::int64_t>(c.documents.size());
-    return {q_rows, k_rows, c.q_heads, c.kv_heads, c.dim, documents, longest, type, c.window, c.sinks.has_value()};
+    return {q_rows,  k_rows, c.q_heads, c.kv_heads,          c.dim,      documents,
+            longest, type,   c.window,  c.sinks.has_value(), c.any_order};
   }
 
   // By the device under test.
@@ -208,7 +217,8 @@ struct AttentionProblem {
 // the 10 for exponential, logarithm and division. A bf16 result is then rounded once more; backward, `out` itself
 // has been rounded, which enters delta. A GPU's matrix units take bf16 operands: probabilities and their gradients are
 // rounded before they are multiplied (`operand`, relative to each term), and dk and dv of the heads that share a key
-// head may be rounded before they are added up (twice more: of each head, and of some of the heads).
+// head may be rounded before they are added up (twice more: of each head, and of some of the heads), as may dq of some
+// of the keys.
 //
 // A sink is one more score, without an error of its own but that of the exponential; a GPU may scale `out` by what the
 // sink leaves it after having rounded it (another `operand`).
@@ -335,7 +345,7 @@ struct AttentionReference {
       const double ds = probability[j] * (dp.sum - delta);
       const double ds_error = probability[j] * (slack * (dp.magnitude + delta_size) + out_rounding);
       const double ds_rounding = operand * (std::abs(ds) + ds_error);
-      const double dq_error = ds_error + ds_rounding, dk_error = ds_error + 3 * ds_rounding,
+      const double dq_error = ds_error + 2 * ds_rounding, dk_error = ds_error + 3 * ds_rounding,
                    dv_error = slack + 3 * operand;
       const Part to_q(dq, q_at), to_k(dkv, k_of(j)), to_v(dkv, v_of(j));
       for (std::size_t d = 0; d < width; ++d) {

@@ -34,6 +34,9 @@ const std::vector<Case> cases = {
     {"aligned, large scores", 4, 2, 128, {{90, 90}, {80, 80}}, 100, 8},
     {"aligned, key-value cache", 4, 1, 128, {{3, 300}, {1, 1}, {1, 230}, {0, 4}, {40, 70}}, 1, 8},
     {"aligned, cache of 256", 4, 2, 256, {{1, 77}, {33, 66}}, 1, 8},
+    {"aligned, several tiles", 4, 1, 128, {{700, 700}, {5, 5}, {130, 130}, {0, 0}, {513, 513}}, 1, 8},
+    {"aligned, several tiles of five heads", 5, 1, 64, {{400, 400}, {256, 256}}, 1, 8},
+    {"aligned, several tiles of single heads", 6, 6, 64, {{640, 640}}, 1, 8, 0},
     {"aligned, more queries than keys", 2, 2, 64, {{5, 2}, {3, 0}, {100, 70}}, 1, 8},
 };
 
@@ -65,6 +68,17 @@ TEST_F(Attention, TheGradientMakesDoWithLessScratch) {
       if (bytes == least) break;
     }
   }
+}
+
+// Then no two runs need agree. The scratch is another.
+TEST_F(Attention, InAnyOrderMatchesTheFormula) {
+  for (const Case& c : cases)
+    for (const DType type : {DType::f32, DType::bf16}) {
+      SCOPED_TRACE(std::string(c.name) + " " + std::string(name_of(type)));
+      Problem p(c.in_any_order(), type);
+      p.run();
+      expect_matches(p, reference(p));
+    }
 }
 
 TEST_F(Attention, TwiceTheSameBits) {

@@ -225,6 +225,7 @@ class LongAttentionGpu : public LongRowsGpu {
     const std::int64_t k_at = width - 2 * dim, v_at = width - dim, q_at = k_at - heads * dim;
     AttentionSpans spans;
     spans.cu_q = spans.cu_k = integers(std::ssize(cu), [&](std::int64_t i) { return cu[static_cast<std::size_t>(i)]; });
+    spans.starts = cu;
     spans.documents = std::ssize(cu) - 1;
     for (std::size_t i = 1; i < cu.size(); ++i)
       spans.max_q = spans.max_k = std::max<std::int64_t>(spans.max_q, cu[i] - cu[i - 1]);

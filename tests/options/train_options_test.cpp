@@ -47,6 +47,7 @@ TEST(TrainOptions, ThoseThatAffectResultsArePinned) {
                                               "max_grad_norm",
                                               "grad_accum_dtype",
                                               "optimizer_state_dtype",
+                                              "deterministic",
                                               "dtype"}));
 }
 

@@ -149,7 +149,8 @@ TEST(ActivationChoices, GoToTilesWhereThereAreManyTokens) {
 
 // With inputs on the host, what grows with the length is the stream and its gradient (3 hidden vectors a token), two
 // inputs on their way, and attention's q, k, v with their gradients, the rest of which lies in the stream's places: 8
-// for heads that are as wide as the stream, with the log-sum-exp. Nothing of the MLP or the logits does.
+// for heads that are as wide as the stream, with the log-sum-exp, and the sums of a key head's gradients. Nothing of
+// the MLP or the logits does.
 TEST(ActivationChoices, TilesLeaveTheStreamAndAttentionToGrow) {
   const ModelConfig config = resolve_config("llama-3.1-8b");
   const DecoderSpec spec = read_decoder_spec(config.text, config.origin);
@@ -161,7 +162,7 @@ TEST(ActivationChoices, TilesLeaveTheStreamAndAttentionToGrow) {
   constexpr double hidden = 2 * 4096;  // bytes
   const double a_token = (bytes(1 << 20) - bytes(1 << 19)) / (1 << 19);
   EXPECT_GT(a_token, 7.9 * hidden);
-  EXPECT_LT(a_token, 8.2 * hidden);
+  EXPECT_LT(a_token, 8.3 * hidden);
   EXPECT_LT(bytes(1 << 19) - a_token * (1 << 19), 6e9) << "a tile, sums of gradients, attention's scratch";
 }
 

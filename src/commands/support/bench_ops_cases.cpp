@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 
 #include "commands/support/random_model.h"
 #include "model/flops.h"
@@ -76,6 +77,7 @@ class LayerCases final : public Cases {
   AttentionSpans spans(Tensors& m) const {
     AttentionSpans spans;
     spans.cu_q = spans.cu_k = m.integers(batch_.cu_seqlens);
+    spans.starts = batch_.cu_seqlens;
     spans.documents = batch_.documents();
     spans.max_q = spans.max_k = longest_;
     spans.scale = s_.score_scale();
@@ -210,11 +212,14 @@ class LayerCases final : public Cases {
     const std::string shape =
         fmt::format("{} documents of {}, {} / {} heads of {}{}{}", batch_.documents(), longest_, s_.heads, s_.kv_heads,
                     s_.head_dim, window > 0 ? fmt::format(", window {}", window) : "", s_.sinks ? ", sinks" : "");
-    const AttentionSize size{n_,       n_, s_.heads, s_.kv_heads, s_.head_dim, batch_.documents(),
-                             longest_, t_, window,   s_.sinks};
+    const AttentionSize documents{n_,       n_, s_.heads, s_.kv_heads, s_.head_dim, batch_.documents(),
+                                  longest_, t_, window,   s_.sinks};
     const double product = 2 * static_cast<double>(s_.q_width()) * attention_pairs(batch_.cu_seqlens, window);
-    for (const bool backward : {false, true})
-      add(backward ? "attention_grad" : "attention", shape, 0, (backward ? 5 : 2) * product, [=, this](Tensors& m) {
+    for (const char* const name : {"attention", "attention_grad", "attention_grad, any order"}) {
+      const bool backward = std::string_view(name) != "attention";
+      AttentionSize size = documents;
+      size.any_order = std::string_view(name) == "attention_grad, any order";
+      add(name, shape, 0, (backward ? 5 : 2) * product, [=, this](Tensors& m) {
         const Tensor qkv = m.random(t_, {n_, s_.qkv_width()});
         const Heads q{qkv, 0, s_.heads, s_.head_dim}, k{qkv, s_.q_width(), s_.kv_heads, s_.head_dim},
             v{qkv, s_.q_width() + s_.kv_width(), s_.kv_heads, s_.head_dim};
@@ -222,6 +227,7 @@ class LayerCases final : public Cases {
         const Tensor lse = m.random(DType::f32, {s_.heads, n_});
         AttentionSpans spans = this->spans(m);
         spans.window = window;
+        spans.any_order = size.any_order;
         if (s_.sinks) spans.sinks = m.random(t_, {s_.heads});
         const Tensor scratch = m.scratch(ops_.attention_scratch(size));
         const auto forward = [=](Ops& ops, Stream& stream) {
@@ -233,7 +239,10 @@ class LayerCases final : public Cases {
             dv{dqkv, s_.q_width() + s_.kv_width(), s_.kv_heads, s_.head_dim};
         const Heads dout{m.random(t_, {n_, s_.q_width()}), 0, s_.heads, s_.head_dim};
         const Tensor dsinks = s_.sinks ? m.random(t_, {s_.heads}) : Tensor();
-        const Tensor grad_scratch = m.scratch(ops_.attention_grad_scratch_most(size));
+        // With long documents the most would be more than any device has.
+        constexpr std::size_t much = std::size_t{16} << 30;
+        const std::size_t most = ops_.attention_grad_scratch_most(size);
+        const Tensor grad_scratch = m.scratch(most <= much ? most : ops_.attention_grad_scratch(size));
         return Call{[=](Ops& ops, Stream& stream) {
                       ops.attention_grad(stream,
                                          {.dq = dq,
@@ -246,6 +255,7 @@ class LayerCases final : public Cases {
                     },
                     forward};
       });
+    }
   }
 
   void activation() {

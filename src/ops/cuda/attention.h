@@ -10,7 +10,8 @@
 
 namespace so {
 
-class CudnnSdpa;  // attention_cudnn.h
+class CudnnSdpa;       // attention_cudnn.h
+struct AttentionCall;  // attention_call.h
 
 // Four ways, chosen from sizes alone, so that the same arguments always take the same one:
 //   cuDNN          bf16 self-attention (as many query as key rows, the longest the same: then documents' queries are
@@ -34,10 +35,12 @@ class CudnnSdpa;  // attention_cudnn.h
 // TFLOP/s. To bring sinks in afterwards reads and writes out once more, 56 us, so where cuDNN takes them it should have
 // them; their gradient reads out and dout, 56 us, beside cuDNN's own, and beside ours what that has made of them.
 //
-// Backward is deterministic. cuDNN's deterministic gradient keeps dS, whose size is quadratic in the length; so a call
-// is cut into parts that fit into the scratch it is given: by documents, then by key heads, then by the query heads of
-// one key head. More scratch than Ops::attention_grad_scratch() says is used if it is there; where not one query head
-// fits, our own kernels do it all.
+// Backward is deterministic unless AttentionSpans::any_order allows other. cuDNN's deterministic gradient keeps dS,
+// whose size is quadratic in the length; so a call is cut into parts that fit into the scratch it is given: by
+// documents, then by key heads, then by the query heads of one key head. More scratch than
+// Ops::attention_grad_scratch() says is used if it is there. Where not one query head of the longest document fits,
+// documents are taken one by one and the long ones in tiles of queries by keys (attention_long.h), which needs to know
+// on the host where they begin; else our own kernels do it all.
 //
 // Measured on one H200 with cuDNN 9.19, 40 heads of 128 on 8 key heads, in ms (causal TFLOP/s). Gradients: with dq
 // added up in any order; deterministic with 40 GB of scratch; with what is planned; by the tensor cores' kernels (not
@@ -51,9 +54,7 @@ class CudnnSdpa;  // attention_cudnn.h
 // and 0.5% with 5.7 GB; ragged costs 7% more than dense. One query on 4,096 keys takes 0.14 ms.
 class CudaAttention {
  public:
-  enum class Gradient { deterministic, any_order };  // any_order adds dq up in the order blocks finish; to measure with
-
-  explicit CudaAttention(const CudaProperties& properties, Gradient gradient = Gradient::deterministic);
+  explicit CudaAttention(const CudaProperties& properties);
   ~CudaAttention();
 
   // Arguments are those of Ops, checked. partial_sums: sink_gradient_scratch bytes, if there are sinks.
@@ -61,16 +62,14 @@ class CudaAttention {
   void backward(cudaStream_t stream, const Ops::AttentionGrad& g, void* partial_sums);
 
  private:
-  struct Call;
-  bool cudnn_takes(const Call& call) const;
-  bool tensor_cores_take(const Call& call) const;
-  bool hopper_takes(const Call& call) const;
-  bool narrow(const Call& call) const;
-  bool cudnn_forward(Call call);   // false: cuDNN does not take this window
-  bool cudnn_backward(Call call);  // false: that, or not enough scratch
+  bool cudnn_takes(const AttentionCall& call) const;
+  bool tensor_cores_take(const AttentionCall& call) const;
+  bool hopper_takes(const AttentionCall& call) const;
+  bool narrow(const AttentionCall& call) const;
+  bool cudnn_forward(AttentionCall call);          // false: cuDNN does not take this window
+  bool cudnn_backward(const AttentionCall& call);  // false: that, or not enough scratch
 
   const CudaProperties properties_;
-  const Gradient gradient_;
   int shared_memory_ = 0;  // bytes that a block may have
   std::unique_ptr<CudnnSdpa> cudnn_;
 };

@@ -92,7 +92,7 @@ class Builder {
  private:
   template <class A>
   void describe(A& attributes) const {
-    attributes.set_attn_scale(std::bit_cast<float>(s_.scale_bits)).set_causal_mask(true);
+    attributes.set_attn_scale(std::bit_cast<float>(s_.scale_bits)).set_causal_mask(s_.causal);
     // The band keeps column + bound > row: the bound counts the diagonal, as the window does.
     if (s_.window > 0) attributes.set_diagonal_band_left_bound(static_cast<int>(s_.window));
     if (s_.ragged) attributes.set_padding_mask(true).set_seq_len_q(lengths_q_).set_seq_len_kv(lengths_k_);
@@ -116,8 +116,8 @@ class Builder {
   void describe(Attributes& a, SdpaTensor t, std::int64_t heads, std::int64_t width) {
     a.set_name(names[static_cast<int>(t)])
         .set_uid(data_id(t))
-        .set_dim({s_.batch, heads, s_.length, s_.head_dim})
-        .set_stride({s_.length * width, s_.head_dim, width, 1});
+        .set_dim({s_.batch, heads, s_.rows(t), s_.head_dim})
+        .set_stride({s_.rows(t) * width, s_.head_dim, width, 1});
     if (s_.ragged) a.set_ragged_offset(offsets(t));
   }
   TensorHandle input(SdpaTensor t, std::int64_t heads, std::int64_t width) {
@@ -157,8 +157,9 @@ std::int64_t SdpaShape::width(SdpaTensor t) const {
 }
 
 std::string SdpaShape::description() const {
-  return fmt::format("{} attention{} of {}x{} bf16, {} heads of {} on {} key heads{}{}{}", ragged ? "ragged" : "dense",
-                     backward ? " gradient" : "", batch, length, heads, head_dim, kv_heads,
+  return fmt::format("{} attention{} of {}x{}{} bf16, {} heads of {} on {} key heads{}{}{}",
+                     ragged ? "ragged" : "dense", backward ? " gradient" : "", batch, length,
+                     causal ? "" : fmt::format(" on {} keys", key_length), heads, head_dim, kv_heads,
                      window > 0 ? fmt::format(", window {}", window) : "", sinks ? ", sinks" : "",
                      backward && deterministic ? ", deterministic" : "");
 }
@@ -191,11 +192,11 @@ CudnnSdpa::~CudnnSdpa() {
 std::size_t CudnnSdpa::workspace(const SdpaShape& s) {
   const std::int64_t allowance = cudnn_allowance(s.batch);
   if (!s.backward) return static_cast<std::size_t>(allowance);
-  const std::int64_t length = padded_to(s.length, 128), dim = padded_to(s.head_dim, 64),
-                     rows = s.batch * s.heads * length;
+  const std::int64_t keys = padded_to(s.key_length, 128), dim = padded_to(s.head_dim, 64), heads = s.batch * s.heads,
+                     rows = heads * padded_to(s.length, 128);
   std::int64_t bytes = allowance + rows * 4;
-  if (s.heads != s.kv_heads) bytes += 2 * rows * dim * 2;
-  bytes += s.deterministic ? rows * length * 2 : rows * dim * 4;
+  if (s.heads != s.kv_heads) bytes += 2 * heads * keys * dim * 2;
+  bytes += s.deterministic ? rows * keys * 2 : rows * dim * 4;
   return static_cast<std::size_t>(bytes);
 }
 

@@ -19,16 +19,20 @@ namespace so {
 
 enum class SdpaTensor : int { q, k, v, out, dout, dq, dk, dv, stats };
 inline constexpr int sdpa_tensors = 9;
+constexpr bool of_keys(SdpaTensor t) {
+  return t == SdpaTensor::k || t == SdpaTensor::v || t == SdpaTensor::dk || t == SdpaTensor::dv;
+}
 
 // The sizes that a graph is built for. Every tensor is [batch, heads, length, head_dim] with rows `width` elements
-// apart.
+// apart; keys, values and their gradients have `key_length`.
 //   dense:  document b begins at row b * length, and is as long; statistics are [batch, heads, length].
 //   ragged: documents begin where offsets say and are as long as lengths say, at most `length`; statistics are
 //           [rows, heads]. Rows of no document are neither read nor written.
 struct SdpaShape {
   bool backward = false, ragged = false;
   bool deterministic = true;  // backward
-  std::int64_t batch = 0, heads = 0, kv_heads = 0, head_dim = 0, length = 0;
+  bool causal = true;         // a query sees the keys up to its own number; else all, as in a tile left of the diagonal
+  std::int64_t batch = 0, heads = 0, kv_heads = 0, head_dim = 0, length = 0, key_length = 0;
   std::uint32_t scale_bits = 0;  // of the fp32 scale
   std::int64_t q_width = 0, k_width = 0, v_width = 0, out_width = 0;
   std::int64_t dout_width = 0, dq_width = 0, dk_width = 0, dv_width = 0;  // backward
@@ -37,6 +41,7 @@ struct SdpaShape {
   bool sinks = false;       // forward: logits without a value take part, one for each head
 
   std::int64_t width(SdpaTensor t) const;  // of the statistics: stats_heads
+  std::int64_t rows(SdpaTensor t) const { return of_keys(t) ? key_length : length; }
 
   auto operator<=>(const SdpaShape&) const = default;
   std::string description() const;

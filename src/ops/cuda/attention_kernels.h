@@ -102,4 +102,23 @@ struct PartialSums {
 void add_partial_sums(cudaStream_t stream, const PartialSums& dk, const PartialSums& dv, const std::int32_t* cu,
                       int documents);
 
+// What came of one tile of a long document, to the sums of its dq, dk or dv: sum = part if it is the first, else
+// sum + part; the last goes, rounded once, to where the gradient lies. 16-byte pieces.
+struct TileSum {
+  const void* part = nullptr;  // bf16 [rows, columns]
+  float* sum = nullptr;        // [rows, columns]
+  HeadsView to;                // bf16
+  std::int64_t rows = 0, columns = 0;
+  bool first = false, last = false;
+};
+void add_tile(cudaStream_t stream, const TileSum (&sums)[3]);
+
+// Copies the log-sum-exp of the rows [first_row, first_row + rows) of the document that begins at row `begin`, of some
+// heads: row r of head h to to[h * layout.head + r * layout.row].
+void copy_statistics(cudaStream_t stream, const AttentionArguments& a, std::int64_t begin, std::int64_t first_row,
+                     std::int64_t rows, std::int64_t first_head, std::int64_t heads, LseLayout layout, float* to);
+
+// to = 0, queries, 0, keys: what ragged_offsets() reads, of one document.
+void one_document(cudaStream_t stream, std::int32_t* to, std::int32_t queries, std::int32_t keys);
+
 }  // namespace so

@@ -1,4 +1,6 @@
 // Small kernels around attention: ragged offsets, the row sums of dout out, and copying heads.
+#include <algorithm>
+
 #include "device/cuda/kernel.h"
 #include "ops/checks.h"
 #include "ops/cuda/attention_kernels.h"
@@ -60,6 +62,45 @@ __global__ void __launch_bounds__(threads)
   store<N>(static_cast<__nv_bfloat16*>(s.to.at) + row * s.to.width + d, sum);
 }
 
+// Grid: x over the pieces of all rows, y: dq, dk, dv.
+struct TileSums {
+  TileSum of[3];
+};
+__global__ void __launch_bounds__(threads) tile_sums_kernel(TileSums sums) {
+  constexpr int N = pack_size<__nv_bfloat16>;
+  const TileSum& s = sums.of[blockIdx.y];
+  const std::int64_t pieces = s.columns / N, item = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t row = item / pieces, column = item % pieces * N;
+  if (row >= s.rows) return;
+  float sum[N];
+  load<N>(sum, static_cast<const __nv_bfloat16*>(s.part) + item * N);
+  float* const kept = s.sum + item * N;
+  if (!s.first) {
+    float before[N];
+    load<N>(before, kept);
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum[i] += before[i];
+  }
+  if (s.last) return store<N>(static_cast<__nv_bfloat16*>(s.to.at) + row * s.to.width + column, sum);
+  store<N>(kept, sum);
+}
+
+__global__ void __launch_bounds__(threads)
+    statistics_kernel(AttentionArguments a, std::int64_t begin, std::int64_t first_row, std::int64_t rows,
+                      int first_head, int heads, LseLayout layout, float* to) {
+  const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (item >= rows * heads) return;
+  const std::int64_t r = item / heads, h = item % heads;
+  to[h * layout.head + r * layout.row] =
+      a.lse[begin * a.heads + (first_head + h) * a.lse_layout.head + (first_row + r) * a.lse_layout.row];
+}
+
+__global__ void one_document_kernel(std::int32_t* to, std::int32_t queries, std::int32_t keys) {
+  to[0] = to[2] = 0;
+  to[1] = queries;
+  to[3] = keys;
+}
+
 // Heads of one row lie side by side, so a row is one run of `width` elements in both.
 template <class T, int N>
 __global__ void __launch_bounds__(threads)
@@ -101,6 +142,26 @@ void add_partial_sums(cudaStream_t stream, const PartialSums& dk, const PartialS
   const dim3 grid(blocks_for(dk.rows * (dk.head_dim / pack_size<__nv_bfloat16>), threads), 2);
   partial_sums_kernel<<<grid, threads, 0, stream>>>(dk, dv, cu, documents);
   SO_CUDA_LAUNCHED("partial_sums_kernel");
+}
+
+void add_tile(cudaStream_t stream, const TileSum (&sums)[3]) {
+  std::int64_t most = 0;
+  for (const TileSum& s : sums) most = std::max(most, s.rows * (s.columns / pack_size<__nv_bfloat16>));
+  const dim3 grid(blocks_for(most, threads), 3);
+  tile_sums_kernel<<<grid, threads, 0, stream>>>({{sums[0], sums[1], sums[2]}});
+  SO_CUDA_LAUNCHED("tile_sums_kernel");
+}
+
+void copy_statistics(cudaStream_t stream, const AttentionArguments& a, std::int64_t begin, std::int64_t first_row,
+                     std::int64_t rows, std::int64_t first_head, std::int64_t heads, LseLayout layout, float* to) {
+  statistics_kernel<<<blocks_for(rows * heads, threads), threads, 0, stream>>>(
+      a, begin, first_row, rows, static_cast<int>(first_head), static_cast<int>(heads), layout, to);
+  SO_CUDA_LAUNCHED("statistics_kernel");
+}
+
+void one_document(cudaStream_t stream, std::int32_t* to, std::int32_t queries, std::int32_t keys) {
+  one_document_kernel<<<1, 1, 0, stream>>>(to, queries, keys);
+  SO_CUDA_LAUNCHED("one_document_kernel");
 }
 
 void CudaOps::copy_heads(Stream& stream, Heads out, Heads in) {

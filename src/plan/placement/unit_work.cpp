@@ -15,22 +15,29 @@ namespace {
 struct AttentionShares {
   double forward, backward;
 };
-AttentionShares attention_shares(const Efficiencies& reached, std::int64_t head_dim, bool windowed) {
-  AttentionShares shares =
-      head_dim >= 128 ? AttentionShares{reached.attention_forward, reached.attention_backward}
-                      : AttentionShares{reached.small_head_attention_forward, reached.small_head_attention_backward};
-  if (windowed) {
-    shares.forward *= reached.window_forward;
-    shares.backward *= reached.window_backward;
-  }
-  return shares;
-}
-
 // Pairs of query and key, of one head.
 struct Visited {
   double pairs = 0;       // that the kernels visit; the time in which not all processors do counts as if they did
   bool windowed = false;  // fewer than without a window, by kernels for windows
+  bool in_tiles = false;  // the gradient of a long document
 };
+AttentionShares attention_shares(const Efficiencies& reached, std::int64_t head_dim, const Visited& visited) {
+  const bool small = head_dim < 128;
+  AttentionShares shares =
+      small ? AttentionShares{reached.small_head_attention_forward, reached.small_head_attention_backward}
+            : AttentionShares{reached.attention_forward, reached.attention_backward};
+  if (visited.windowed) {
+    shares.forward *= reached.window_forward;
+    shares.backward *= reached.window_backward;
+    return shares;
+  }
+  if (visited.in_tiles)
+    shares = small ? AttentionShares{shares.forward, reached.long_small_head_attention_backward}
+                   : AttentionShares{reached.long_attention_forward, reached.long_attention_backward};
+  if (reached.gradients_in_any_order) shares.backward *= small ? reached.any_order_small_head : reached.any_order;
+  return shares;
+}
+
 Visited visited_pairs(std::span<const std::int32_t> cu_seqlens, std::int64_t window, double heads,
                       const Efficiencies& reached) {
   const double all = attention_pairs(cu_seqlens, 0), tokens = cu_seqlens.empty() ? 0 : cu_seqlens.back();
@@ -40,7 +47,8 @@ Visited visited_pairs(std::span<const std::int32_t> cu_seqlens, std::int64_t win
   std::int32_t longest = 0;
   for (std::size_t i = 1; i < cu_seqlens.size(); ++i) longest = std::max(longest, cu_seqlens[i] - cu_seqlens[i - 1]);
   // Half of the processors are idle, in the mean, while the last blocks end.
-  return {all + 0.5 * reached.processors * reached.attention_block_queries * longest / heads, false};
+  return {all + 0.5 * reached.processors * reached.attention_block_queries * longest / heads, false,
+          longest > reached.long_attention_tokens};
 }
 
 // Memory-bound work of a layer beside its products, in elements a token, and its kernels.
@@ -82,7 +90,7 @@ struct AttentionWork {
 AttentionWork attention_work(const DecoderSpec& spec, const LayerSpec& layer, std::span<const std::int32_t> cu_seqlens,
                              const Efficiencies& reached, int sequence) {
   const Visited visited = visited_pairs(cu_seqlens, layer.window, static_cast<double>(spec.heads) / sequence, reached);
-  const AttentionShares share = attention_shares(reached, spec.head_dim, visited.windowed);
+  const AttentionShares share = attention_shares(reached, spec.head_dim, visited);
   const double scores = 4 * static_cast<double>(spec.q_width()) / sequence * visited.pairs;
   return {scores / share.forward, 2 * scores / share.backward};
 }
