@@ -26,8 +26,8 @@ struct AttentionTiles {
 };
 
 // Measured on an H100 with heads of 128, four to a key head: squares of 16,384 reach 414 TFLOP/s on the diagonal, of
-// 8,192 293; left of it any tile with 32,768 or more rows of query heads reaches 470 to 490, with 16,384 406. So three
-// heads at a time are worth having, which take 1.5 GiB.
+// 8,192 293; left of it any tile with 32,768 or more rows of query heads reaches 474 to 491, with 16,384 381 to 406. So
+// three heads at a time are worth having, which take 1.5 GiB.
 inline constexpr std::int64_t attention_tile_rows = 16384;
 // One document of so many tokens is the longest that goes without tiles (ops/scratch.cpp).
 inline constexpr std::int64_t attention_in_tiles_beyond = 49152;
