@@ -171,7 +171,12 @@ void expect_all_happened(const Result& result, const Task& task, const Manner& m
   }
   EXPECT_EQ(c.host.voided > 0, task.clipping != Clips::never);
   EXPECT_EQ(c.host.redone, c.host.voided);
-  EXPECT_EQ(c.host.restored > 0, task.bad_gradients);
+  // Of steps that are clipped always hardly any is begun ahead, so it is a matter of timing whether a skipped one is.
+  if (!task.bad_gradients) {
+    EXPECT_EQ(c.host.restored, 0);
+  } else if (task.clipping != Clips::always) {
+    EXPECT_GT(c.host.restored, 0);
+  }
   EXPECT_EQ(c.host.speculated + c.host.previewed, c.host.committed_ahead + c.host.voided + c.host.restored);
   EXPECT_EQ(c.host.updated_in_place + c.host.updated_weights_first + c.host.committed_ahead, c.host.committed);
   EXPECT_EQ(c.host.over_link > 0, manner.over_link);
