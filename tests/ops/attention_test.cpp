@@ -34,9 +34,9 @@ const std::vector<Case> cases = {
     {"aligned, large scores", 4, 2, 128, {{90, 90}, {80, 80}}, 100, 8},
     {"aligned, key-value cache", 4, 1, 128, {{3, 300}, {1, 1}, {1, 230}, {0, 4}, {40, 70}}, 1, 8},
     {"aligned, cache of 256", 4, 2, 256, {{1, 77}, {33, 66}}, 1, 8},
-    {"aligned, several tiles", 4, 1, 128, {{700, 700}, {5, 5}, {130, 130}, {0, 0}, {513, 513}}, 1, 8},
-    {"aligned, several tiles of five heads", 5, 1, 64, {{400, 400}, {256, 256}}, 1, 8},
-    {"aligned, several tiles of single heads", 6, 6, 64, {{640, 640}}, 1, 8, 0},
+    {"aligned, several tiles", 4, 1, 128, {{300, 300}, {5, 5}, {130, 130}, {0, 0}, {257, 257}}, 1, 8},
+    {"aligned, several tiles of five heads", 5, 1, 64, {{200, 200}, {256, 256}}, 1, 8},
+    {"aligned, several tiles of single heads", 6, 6, 64, {{320, 320}}, 1, 8, 0},
     {"aligned, more queries than keys", 2, 2, 64, {{5, 2}, {3, 0}, {100, 70}}, 1, 8},
 };
 
@@ -72,6 +72,7 @@ TEST_F(Attention, TheGradientMakesDoWithLessScratch) {
 
 // Then no two runs need agree. The scratch is another.
 TEST_F(Attention, InAnyOrderMatchesTheFormula) {
+  if (!test::on_gpu()) GTEST_SKIP() << "on a GPU only: the CPU has one order";
   for (const Case& c : cases)
     for (const DType type : {DType::f32, DType::bf16}) {
       SCOPED_TRACE(std::string(c.name) + " " + std::string(name_of(type)));
