@@ -1,7 +1,6 @@
 #include "ops/attention_tiles.h"
 
-#include <algorithm>
-
+#include "ops/cudnn_workspace.h"
 #include "ops/scratch.h"
 
 namespace so {
@@ -10,7 +9,7 @@ namespace {
 constexpr std::int64_t heads_at_a_time = 3;
 constexpr std::int64_t bf16_bytes = 2, fp32_bytes = 4, alignment = 256;
 
-// Of buffers that a document's gradient takes, and of tables of ragged tiles.
+// More than the alignment of a document's buffers and the tables of ragged tiles take.
 constexpr std::int64_t allowance = 32 * alignment;
 
 }  // namespace
@@ -23,12 +22,8 @@ AttentionTiles attention_tiles(std::int64_t heads, std::int64_t kv_heads, std::i
   return tiles;
 }
 
-// As CudnnSdpa::workspace() has it.
 std::int64_t AttentionTiles::workspace_bytes(std::int64_t head_dim) const {
-  const std::int64_t dim = (head_dim + 63) / 64 * 64, heads = most_heads();
-  std::int64_t bytes = cudnn_allowance(1) + heads * rows * fp32_bytes + heads * rows * rows * bf16_bytes;
-  if (heads != kv_heads) bytes += 2 * heads * rows * dim * bf16_bytes;
-  return bytes;
+  return cudnn_allowance(1) + cudnn_gradient_bytes({1, most_heads(), kv_heads, head_dim, rows, rows, true});
 }
 
 std::int64_t AttentionTiles::bytes(std::int64_t head_dim, std::int64_t length) const {

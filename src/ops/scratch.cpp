@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/attention_tiles.h"
+#include "ops/cudnn_workspace.h"
 
 namespace so {
 namespace {
@@ -14,7 +15,7 @@ constexpr std::size_t cuda_scratch = std::size_t{64} << 20;
 // which holds 48 heads of 4,096 x 4,096; then one document of four is computed at a time.
 constexpr std::int64_t least_scores = std::int64_t{512} << 20, scores_per_token = 96 << 10;
 static_assert(2 * attention_in_tiles_beyond == scores_per_token);
-// What sums in any order may take at a time, before they are cut by key heads.
+// Sums in any order are cut by key heads where they would take more than this at a time.
 constexpr std::int64_t sums_in_any_order = std::int64_t{3} << 29;
 
 std::int64_t round_up_to(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
@@ -58,9 +59,8 @@ std::int64_t OpsScratch::attention_grad_base(const AttentionSize& size) const {
 
 // dq in fp32, of as many heads at a time as there is room for, at least those of one key head.
 std::int64_t OpsScratch::attention_grad_any_order(const AttentionSize& size) const {
-  const std::int64_t rows = round_up_to(size.q_rows, 128), dim = round_up_to(size.head_dim, 64),
-                     group = size.q_heads / size.kv_heads;
-  const std::int64_t a_key_head = rows * group * (4 + dim * (group > 1 ? 8 : 4));
+  const std::int64_t rows = round_up_to(size.q_rows, 128), group = size.q_heads / size.kv_heads;
+  const std::int64_t a_key_head = cudnn_gradient_bytes({1, group, 1, size.head_dim, rows, rows, false});
   const std::int64_t heads = std::clamp<std::int64_t>(sums_in_any_order / a_key_head, 1, size.kv_heads);
   // Kernels that need the row sums alone do what cuDNN does not take.
   return cudnn_tables(size) + 256 + std::max(rows * size.q_heads * 4, heads * a_key_head);

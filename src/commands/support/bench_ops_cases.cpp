@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <set>
-#include <string_view>
 
 #include "commands/support/random_model.h"
 #include "model/flops.h"
@@ -215,11 +214,16 @@ class LayerCases final : public Cases {
     const AttentionSize documents{n_,       n_, s_.heads, s_.kv_heads, s_.head_dim, batch_.documents(),
                                   longest_, t_, window,   s_.sinks};
     const double product = 2 * static_cast<double>(s_.q_width()) * attention_pairs(batch_.cu_seqlens, window);
-    for (const char* const name : {"attention", "attention_grad", "attention_grad, any order"}) {
-      const bool backward = std::string_view(name) != "attention";
+    struct Way {
+      const char* name;
+      bool backward, any_order;
+    };
+    for (const Way& way : {Way{"attention", false, false}, Way{"attention_grad", true, false},
+                           Way{"attention_grad, any order", true, true}}) {
+      const bool backward = way.backward;
       AttentionSize size = documents;
-      size.any_order = std::string_view(name) == "attention_grad, any order";
-      add(name, shape, 0, (backward ? 5 : 2) * product, [=, this](Tensors& m) {
+      size.any_order = way.any_order;
+      add(way.name, shape, 0, (backward ? 5 : 2) * product, [=, this](Tensors& m) {
         const Tensor qkv = m.random(t_, {n_, s_.qkv_width()});
         const Heads q{qkv, 0, s_.heads, s_.head_dim}, k{qkv, s_.q_width(), s_.kv_heads, s_.head_dim},
             v{qkv, s_.q_width() + s_.kv_width(), s_.kv_heads, s_.head_dim};

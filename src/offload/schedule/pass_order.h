@@ -35,7 +35,7 @@ class PassOrder {
 
   // How many units are still to come in a training pass; 0 ahead of a pass.
   std::size_t left() const { return units_.size() - 1 - at_; }
-  // Of a training pass and the one that follows it.
+  // How many units come from here on until the next training pass is at the same place.
   std::size_t size() const { return units_.size(); }
   // The unit that comes as the n-th from here on, from 1. Behind the last of a pass the next one begins.
   int ahead(std::size_t n) const { return units_[(at_ + n) % units_.size()]; }

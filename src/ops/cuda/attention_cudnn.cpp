@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "ops/cudnn_workspace.h"
 #include "ops/scratch.h"
 
 // Without its JSON library, which only saving graphs needs.
@@ -146,8 +147,6 @@ class Builder {
   TensorHandle lengths_q_, lengths_k_;
 };
 
-std::int64_t padded_to(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
-
 }  // namespace
 
 std::int64_t SdpaShape::width(SdpaTensor t) const {
@@ -185,19 +184,13 @@ CudnnSdpa::~CudnnSdpa() {
   if (handle_) cudnnDestroy(handle_);
 }
 
-// Measured with cuDNN 9.19 on an H200, exact there but for the allowance: forward 256 bytes, ragged some per document;
-// backward the row sums of dout out in fp32, dk and dv of every query head in bf16 where key heads are shared, and
-//   deterministic: dS in bf16, quadratic in the length;
-//   else: dq in fp32.
+// Forward 256 bytes were measured, ragged some per document. Backward the formula is exact but for the allowance.
 std::size_t CudnnSdpa::workspace(const SdpaShape& s) {
-  const std::int64_t allowance = cudnn_allowance(s.batch);
-  if (!s.backward) return static_cast<std::size_t>(allowance);
-  const std::int64_t keys = padded_to(s.key_length, 128), dim = padded_to(s.head_dim, 64), heads = s.batch * s.heads,
-                     rows = heads * padded_to(s.length, 128);
-  std::int64_t bytes = allowance + rows * 4;
-  if (s.heads != s.kv_heads) bytes += 2 * heads * keys * dim * 2;
-  bytes += s.deterministic ? rows * keys * 2 : rows * dim * 4;
-  return static_cast<std::size_t>(bytes);
+  const std::int64_t tensors =
+      s.backward
+          ? cudnn_gradient_bytes({s.batch, s.heads, s.kv_heads, s.head_dim, s.length, s.key_length, s.deterministic})
+          : 0;
+  return static_cast<std::size_t>(cudnn_allowance(s.batch) + tensors);
 }
 
 CudnnSdpa::Graph& CudnnSdpa::graph(const SdpaShape& shape) {

@@ -102,8 +102,9 @@ struct PartialSums {
 void add_partial_sums(cudaStream_t stream, const PartialSums& dk, const PartialSums& dv, const std::int32_t* cu,
                       int documents);
 
-// What came of one tile of a long document, to the sums of its dq, dk or dv: sum = part if it is the first, else
-// sum + part; the last goes, rounded once, to where the gradient lies. 16-byte pieces.
+// A tile of a long document gives a part of its dq, dk or dv, which is added to their sum: sum = part if it is the
+// first, else sum + part. The last sum goes, rounded once, to where the gradient lies. All are accessed in 16-byte
+// pieces.
 struct TileSum {
   const void* part = nullptr;  // bf16 [rows, columns]
   float* sum = nullptr;        // [rows, columns]

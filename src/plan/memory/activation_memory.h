@@ -27,7 +27,7 @@ class ActivationSizer {
   std::size_t bytes(const DecoderSettings& settings);
   // Beside them, of the device's own memory: tables of what layers keep on the host.
   std::size_t page_tables(const DecoderSettings& settings) const;
-  // Of the host's: what they keep there.
+  // Returns the host memory of what layers keep there.
   std::size_t host_bytes(const DecoderSettings& settings) const;
 
  private:
@@ -67,7 +67,7 @@ inline constexpr std::int64_t plan_tile_rows = 16384;
 std::size_t kept_host_bytes(const DecoderSpec& spec, DType activations, const TrainingShape& shape,
                             const std::vector<Keep>& keep);
 
-// What activations may take at most; of the device, page tables included.
+// Activations may take so much at most. The device's share includes page tables.
 struct ActivationBudget {
   std::size_t device = 0, host = 0;
 };

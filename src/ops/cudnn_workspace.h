@@ -1,0 +1,28 @@
+// The memory that cuDNN's gradient of attention takes beside its arguments, as measured with cuDNN 9.19 on an H200:
+// plans and the backend compute it by this one formula.
+#pragma once
+
+#include <cstdint>
+
+namespace so {
+
+// The sizes of one call: every head has `length` queries and `key_length` keys.
+struct CudnnGradientSize {
+  std::int64_t batch = 0, heads = 0, kv_heads = 0, head_dim = 0, length = 0, key_length = 0;
+  bool deterministic = true;
+};
+
+// Returns the bytes of the tensors in cuDNN's workspace, to which cudnn_allowance() comes: the row sums of dout out in
+// fp32; dk and dv of every query head in bf16 where key heads are shared; and
+//   deterministic: dS in bf16, quadratic in the length;
+//   else: dq in fp32.
+constexpr std::int64_t cudnn_gradient_bytes(const CudnnGradientSize& s) {
+  const auto padded_to = [](std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; };
+  const std::int64_t keys = padded_to(s.key_length, 128), dim = padded_to(s.head_dim, 64), heads = s.batch * s.heads,
+                     rows = heads * padded_to(s.length, 128);
+  std::int64_t bytes = rows * 4;
+  if (s.heads != s.kv_heads) bytes += 2 * heads * keys * dim * 2;
+  return bytes + (s.deterministic ? rows * keys * 2 : rows * dim * 4);
+}
+
+}  // namespace so
