@@ -17,7 +17,7 @@ std::size_t size_of(DType dtype) {
     case DType::u8:
       return 1;
   }
-  SO_CHECK(false, "dtype {}", static_cast<int>(dtype));
+  SO_BUG("dtype {}", static_cast<int>(dtype));
 }
 
 std::string_view name_of(DType dtype) {
@@ -35,7 +35,7 @@ std::string_view name_of(DType dtype) {
     case DType::u8:
       return "uint8";
   }
-  SO_CHECK(false, "dtype {}", static_cast<int>(dtype));
+  SO_BUG("dtype {}", static_cast<int>(dtype));
 }
 
 }  // namespace so

@@ -37,3 +37,6 @@ template <class... Args>
     if (!(condition)) [[unlikely]]                                                    \
       ::so::throw_bug(#condition, ::fmt::format("" __VA_ARGS__), __FILE__, __LINE__); \
   } while (false)
+
+// SO_BUG("format", args...): throws Bug with file and line, where the program cannot come.
+#define SO_BUG(...) ::so::throw_bug("", ::fmt::format(__VA_ARGS__), __FILE__, __LINE__)

@@ -75,8 +75,7 @@ std::string_view name_of(Origin origin) {
     case Origin::command_line:
       return "command line";
   }
-  SO_CHECK(false, "origin {}", static_cast<int>(origin));
-  return {};
+  SO_BUG("origin {}", static_cast<int>(origin));
 }
 
 const OptionOrigin& OptionOrigins::of(std::string_view name) const {
@@ -157,8 +156,7 @@ OptionValue parse_value(const OptionSpec& spec, std::string_view text, std::stri
     case OptionKind::choice:
       return check_value(spec, std::string(text), where);
   }
-  SO_CHECK(false, "option kind {}", static_cast<int>(spec.kind));
-  return {};
+  SO_BUG("option kind {}", static_cast<int>(spec.kind));
 }
 
 void assign(OptionsRef options, OptionOrigins& origins, const OptionSpec& spec, const OptionValue& value, Origin origin,

@@ -46,8 +46,7 @@ template <class E>
 requires std::is_enum_v<E> std::string_view enum_name(E value) {
   for (const auto& [e, name] : EnumNames<E>::list)
     if (e == value) return name;
-  SO_CHECK(false, "enum value {} has no name", static_cast<int>(value));
-  return {};
+  SO_BUG("enum value {} has no name", static_cast<int>(value));
 }
 
 // One row. The functions below the data are how a table writes it; each returns the row.
@@ -311,8 +310,7 @@ class OptionTable : public OptionRows {
     if constexpr (std::is_enum_v<T>) {
       for (const auto& [e, choice] : EnumNames<T>::list)
         if (choice == std::get<std::string>(value)) return e;
-      SO_CHECK(false, "{} is no choice", std::get<std::string>(value));
-      return {};
+      SO_BUG("{} is no choice", std::get<std::string>(value));
     } else if constexpr (std::is_same_v<T, int>) {
       return static_cast<int>(std::get<std::int64_t>(value));
     } else {

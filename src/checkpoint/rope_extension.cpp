@@ -28,7 +28,7 @@ std::string_view name_of(RopeScaling scaling) {
     case RopeScaling::dynamic:
       return "dynamic";
   }
-  SO_CHECK(false, "rope scaling {}", static_cast<int>(scaling));
+  SO_BUG("rope scaling {}", static_cast<int>(scaling));
 }
 
 // More positions and nothing else.

@@ -101,8 +101,7 @@ std::string_view name_of(RecordFormat format) {
     case RecordFormat::chat:
       return "chat";
   }
-  SO_CHECK(false, "record format {}", static_cast<int>(format));
-  return {};
+  SO_BUG("record format {}", static_cast<int>(format));
 }
 
 struct RecordParser::State {

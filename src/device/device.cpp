@@ -30,7 +30,7 @@ void Device::limit_memory(const Limits& limits) {
 }
 
 std::unique_ptr<Stream> Device::wrap_stream(void*, std::string name) {
-  SO_CHECK(false, "stream '{}': those of {} have no handles", name, this->name());
+  SO_BUG("stream '{}': those of {} have no handles", name, this->name());
 }
 
 Buffer Device::allocate(MemoryKind kind, std::size_t bytes, std::string name, const Touch& touch) {

@@ -16,7 +16,7 @@ std::string_view name_of(MemoryKind kind) {
     case MemoryKind::pageable:
       return "pageable";
   }
-  SO_CHECK(false, "memory kind {}", static_cast<int>(kind));
+  SO_BUG("memory kind {}", static_cast<int>(kind));
 }
 
 void Ledger::add(MemoryKind kind, const std::string& name, std::size_t bytes) {

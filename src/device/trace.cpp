@@ -72,7 +72,7 @@ std::string_view name_of(TraceKind kind) {
     case TraceKind::wait:
       return "wait";
   }
-  SO_CHECK(false, "trace kind {}", static_cast<int>(kind));
+  SO_BUG("trace kind {}", static_cast<int>(kind));
 }
 
 std::string_view name_of(CopyDirection direction) {
@@ -88,7 +88,7 @@ std::string_view name_of(CopyDirection direction) {
     case CopyDirection::host_to_host:
       return "host to host";
   }
-  SO_CHECK(false, "copy direction {}", static_cast<int>(direction));
+  SO_BUG("copy direction {}", static_cast<int>(direction));
 }
 
 bool tracing() { return active.load(std::memory_order_acquire); }

@@ -32,7 +32,7 @@ std::string_view name_of(TimeCategory category) {
     case TimeCategory::idle:
       return "idle";
   }
-  SO_CHECK(false, "time category {}", static_cast<int>(category));
+  SO_BUG("time category {}", static_cast<int>(category));
 }
 
 TimeCategory category_of(const TraceActivity& activity) {

@@ -53,8 +53,7 @@ std::filesystem::path writable_cache_directory(const std::vector<std::filesystem
     log_warning("cannot write the token cache to {}: {}; using {}", directory.string(), reason,
                 directories[i + 1].string());
   }
-  SO_CHECK(false, "no cache directory to choose from");
-  return {};
+  SO_BUG("no cache directory to choose from");
 }
 
 CacheLock::CacheLock(const std::filesystem::path& path) {

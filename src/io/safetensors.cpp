@@ -34,7 +34,7 @@ std::string_view safetensors_name(DType dtype) {
     case DType::u8:
       return "U8";
   }
-  SO_CHECK(false, "dtype {}", static_cast<int>(dtype));
+  SO_BUG("dtype {}", static_cast<int>(dtype));
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ std::string_view name_of(Keep keep) {
     case Keep::nothing:
       return "nothing";
   }
-  SO_CHECK(false, "keep {}", static_cast<int>(keep));
+  SO_BUG("keep {}", static_cast<int>(keep));
 }
 
 int kept_on_host(const std::vector<Keep>& keep) {

@@ -25,7 +25,7 @@ GradientSink::Target TiledGradients::gradient(int first, int count) {
     entry.written = true;
     return target;
   }
-  SO_CHECK(false, "gradient of parameters {} to {} in a tile that has none", first, first + count - 1);
+  SO_BUG("gradient of parameters {} to {} in a tile that has none", first, first + count - 1);
 }
 
 void TiledGradients::finish(Ops& ops, Stream& stream) const {
@@ -33,7 +33,7 @@ void TiledGradients::finish(Ops& ops, Stream& stream) const {
     if (entry.sum) ops.add_gradient(stream, entry.target.tensor, entry.sum, entry.target.mode);
 }
 
-void TiledGradients::require_gradients(int unit, Stream&) { SO_CHECK(false, "unit {} required by a tile", unit); }
-void TiledGradients::gradients_ready(int unit, Stream&) { SO_CHECK(false, "unit {} ready after a tile", unit); }
+void TiledGradients::require_gradients(int unit, Stream&) { SO_BUG("unit {} required by a tile", unit); }
+void TiledGradients::gradients_ready(int unit, Stream&) { SO_BUG("unit {} ready after a tile", unit); }
 
 }  // namespace so

@@ -91,7 +91,7 @@ Shape shape_of(Role role, const DecoderSpec& s, std::int64_t layer) {
     case Role::lm_head:
       return {.present = !s.tied_embeddings, .dims = {s.vocab, h}};
   }
-  SO_CHECK(false, "role {}", static_cast<int>(role));
+  SO_BUG("role {}", static_cast<int>(role));
 }
 
 bool of_layer(Role role) { return role != Role::embedding && role != Role::final_norm && role != Role::lm_head; }

@@ -51,7 +51,7 @@ std::unique_ptr<DeviceAdamW> make_device_adamw(Device& device) {
     case DeviceKind::cuda:
       return make_cuda_adamw(device);
   }
-  SO_CHECK(false, "no AdamW for device {}", device.name());
+  SO_BUG("no AdamW for device {}", device.name());
 }
 
 }  // namespace so

@@ -85,7 +85,7 @@ std::unique_ptr<EngineOps> make_engine_ops(Device& device) {
     case DeviceKind::cuda:
       return make_cuda_engine_ops(device);
   }
-  SO_CHECK(false, "no engine ops for device {}", device.name());
+  SO_BUG("no engine ops for device {}", device.name());
 }
 
 }  // namespace so

@@ -150,7 +150,7 @@ class Reader {
         read_key(*find_key(path), value[i]);
       }
     } else {
-      SO_CHECK(false, "no code for DeepSpeed key {}", key.path);
+      SO_BUG("no code for DeepSpeed key {}", key.path);
     }
   }
 

@@ -19,7 +19,7 @@ int device_places(ResidencyKind residency) {
     case ResidencyKind::gathered_from_masters:
       return gather_places;
   }
-  SO_CHECK(false, "residency {}", static_cast<int>(residency));
+  SO_BUG("residency {}", static_cast<int>(residency));
 }
 
 std::vector<ResidencyKind> residency_kinds(const ParameterLayout& layout, int device_units, ResidencyKind device_owned,

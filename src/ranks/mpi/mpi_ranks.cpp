@@ -252,7 +252,7 @@ class MpiCommunicator final : public Communicator {
       const std::string misfit = fmt::format("rank {} sends {} bytes, where rank {} expects {} ({})", parts_[i].rank,
                                              bytes, run_rank(), parts_[i].bytes, what);
       abort(misfit);
-      SO_CHECK(false, "{}", misfit);
+      SO_BUG("{}", misfit);
     }
   }
 

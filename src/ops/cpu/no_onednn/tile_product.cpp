@@ -15,7 +15,7 @@ void sgemm(bool a_transposed, bool b_transposed, std::int64_t m, std::int64_t n,
 
 void bf16_gemm(bool, bool, std::int64_t, std::int64_t, std::int64_t, const bf16*, std::int64_t, const bf16*,
                std::int64_t, float*, std::int64_t) {
-  SO_CHECK(false, "this build has no bf16 products");
+  SO_BUG("this build has no bf16 products");
 }
 
 }  // namespace so::products
