@@ -177,7 +177,7 @@ void Decoder::attend(const Pass& pass, std::int64_t layer, const Activations& a,
   Arena::Scope scope(pass.arena);
   const AttentionSpans spans = this->spans(pass, layer);
   const Tensor scratch =
-      acquire_bytes(pass.arena, "attention scratch", ops_.attention_scratch(attention_size(spans, n, k_rows)));
+      acquire_bytes(pass.arena, "attention scratch", ops_.memory().attention(attention_size(spans, n, k_rows)));
   ops_.attention(
       stream,
       {.out = a.attention_heads(s), .lse = a.lse, .q = a.q(s), .k = k, .v = v, .spans = spans, .scratch = scratch});
@@ -261,8 +261,8 @@ void Decoder::forward_loss(Stream& stream, const DeviceBatch& batch, WeightSourc
   loss.label_smoothing = settings_.label_smoothing;
   loss.rows = batch.loss_rows;
   if (loss.rows) loss.gathered = carry.scratch;  // the last block's output, which the norm has read by now
-  loss.workspace =
-      arena.acquire("logits chunk", ops_.logits_dtype(settings_.formats.activations), {loss_rows(n), spec_.vocab});
+  loss.workspace = arena.acquire("logits chunk", ops_.memory().logits_dtype(settings_.formats.activations),
+                                 {loss_rows(n), spec_.vocab});
   ops_.linear_cross_entropy(stream, loss);
   add_router_loss(pass, losses);
   pass.show(head_unit(spec_), "the loss of the logits", losses);

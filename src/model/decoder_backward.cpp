@@ -186,7 +186,7 @@ void Decoder::attend_backward(const Pass& pass, std::int64_t layer, GradientSink
   const AttentionSize size = attention_size(spans, pass.tokens(), pass.tokens());
   const Tensor scratch = acquire_bytes(
       arena, "attention scratch",
-      settings_.roomy_attention ? ops_.attention_grad_scratch_most(size) : ops_.attention_grad_scratch(size));
+      settings_.roomy_attention ? ops_.memory().attention_grad_most(size) : ops_.memory().attention_grad(size));
   const GradientSink::Target dsinks =
       p.sinks ? vector_gradient(gradients, arena, p.sinks, spans.sinks) : GradientSink::Target{};
   ops_.attention_grad(
@@ -296,7 +296,7 @@ void Decoder::head_backward(const Pass& pass, GradientSink& gradients, const Car
     loss.dweight = dhead.tensor;
     loss.dweight_mode = dhead.mode;
     loss.grad_scale = pass.grad_scale;
-    loss.workspace = arena.acquire("logits chunk", ops_.logits_dtype(t), {loss_rows(n), spec_.vocab});
+    loss.workspace = arena.acquire("logits chunk", ops_.memory().logits_dtype(t), {loss_rows(n), spec_.vocab});
     ops_.linear_cross_entropy(stream, loss);
   };
   if (settings_.tile_rows > 0 && n > settings_.tile_rows) {

@@ -116,7 +116,7 @@ void Decoder::attend_split(const Pass& pass, std::int64_t layer, Activations a) 
     Arena::Scope attention(pass.arena);
     Ops::Attention call = own_attention(pass, layer, a);
     call.scratch =
-        acquire_bytes(pass.arena, "attention scratch", ops_.attention_scratch(own_attention_size(pass, call.spans)));
+        acquire_bytes(pass.arena, "attention scratch", ops_.memory().attention(own_attention_size(pass, call.spans)));
     ops_.attention(pass.stream, call);
   }
   const int ranks = exchange_->size();
@@ -167,8 +167,8 @@ void Decoder::attend_split_backward(const Pass& pass, std::int64_t layer, Gradie
                          .dout = {dout, 0, own.q, d},
                          .forward = forward,
                          .scratch = acquire_bytes(arena, "attention scratch",
-                                                  settings_.roomy_attention ? ops_.attention_grad_scratch_most(size)
-                                                                            : ops_.attention_grad_scratch(size))});
+                                                  settings_.roomy_attention ? ops_.memory().attention_grad_most(size)
+                                                                            : ops_.memory().attention_grad(size))});
   }
   const Tensor packed = arena.acquire("slice of ranks", t, {exchange_->size() * pass.tokens(), own_width()});
   to_slices(pass, packed, dqkv_own);

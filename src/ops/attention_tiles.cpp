@@ -1,7 +1,6 @@
 #include "ops/attention_tiles.h"
 
 #include "ops/cudnn_workspace.h"
-#include "ops/scratch.h"
 
 namespace so {
 namespace {

@@ -6,6 +6,9 @@
 
 namespace so {
 
+// cuDNN's workspace for attention beyond the tensors in it: 256 bytes and 256 a document were seen.
+constexpr std::int64_t cudnn_allowance(std::int64_t batch) { return 65536 + 320 * batch; }
+
 // The sizes of one call: every head has `length` queries and `key_length` keys.
 struct CudnnGradientSize {
   std::int64_t batch = 0, heads = 0, kv_heads = 0, head_dim = 0, length = 0, key_length = 0;

@@ -109,18 +109,29 @@ struct ExpertActivation {
   float limit = 0;
 };
 
+// Memory that a backend's ops need beside their arguments, as functions of sizes alone: what a dry run counts on any
+// machine is what the backend uses.
+class OpsMemory {
+ public:
+  virtual ~OpsMemory() = default;
+
+  // Device memory that the backend holds for as long as it lives.
+  virtual std::size_t held() const = 0;
+  // Bytes of device scratch for attention() and attention_grad(); 0: none, pass an empty tensor.
+  virtual std::size_t attention(const AttentionSize&) const = 0;
+  virtual std::size_t attention_grad(const AttentionSize&) const = 0;
+  // With more than the least, attention_grad() may do more at a time; what goes beyond this is of no use.
+  virtual std::size_t attention_grad_most(const AttentionSize&) const = 0;
+  // The dtype in which linear_cross_entropy() keeps its logits, given T.
+  virtual DType logits_dtype(DType activations) const = 0;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
 
-  // ---- Memory that ops need beside their arguments: functions of sizes alone, the same on a dry device. ----
-  // Bytes of device scratch for attention() and attention_grad(); 0: none, pass an empty tensor.
-  virtual std::size_t attention_scratch(const AttentionSize&) const = 0;
-  virtual std::size_t attention_grad_scratch(const AttentionSize&) const = 0;
-  // With more than the least, attention_grad() may do more at a time; what goes beyond this is of no use.
-  virtual std::size_t attention_grad_scratch_most(const AttentionSize&) const = 0;
-  // The dtype in which linear_cross_entropy() keeps its logits, given T.
-  virtual DType logits_dtype(DType activations) const = 0;
+  // The same on a dry device as on a backed one of its kind.
+  const OpsMemory& memory() const { return memory_; }
 
   // out[n] = table[ids[n]].  out T [N, H], table T [V, H], ids i32 [N] in [0, V).
   virtual void embedding(Stream&, Tensor out, Tensor table, Tensor ids) = 0;
@@ -198,7 +209,7 @@ class Ops {
     Tensor lse;
     Heads q, k, v;
     AttentionSpans spans;
-    Tensor scratch{};  // u8, as attention_scratch() says
+    Tensor scratch{};  // u8, as OpsMemory::attention() says
   };
   virtual void attention(Stream&, const Attention&) = 0;
   struct AttentionGrad {
@@ -207,7 +218,7 @@ class Ops {
     Accumulate dsinks_mode = Accumulate::overwrite;
     Heads dout;
     Attention forward;  // the call that this is the gradient of; its scratch is not used
-    Tensor scratch{};   // u8, as attention_grad_scratch() says
+    Tensor scratch{};   // u8, as OpsMemory::attention_grad() says
   };
   virtual void attention_grad(Stream&, const AttentionGrad&) = 0;
 
@@ -289,6 +300,13 @@ class Ops {
   // out[i], f32 or bf16, drawn from a normal distribution with mean 0 and this standard deviation, a function of seed
   // and i alone. For models with random weights: no two elements depend on each other, no host memory is needed.
   virtual void random_normal(Stream&, Tensor out, std::uint64_t seed, float standard_deviation) = 0;
+
+ protected:
+  // `memory` outlives this.
+  explicit Ops(const OpsMemory& memory) : memory_(memory) {}
+
+ private:
+  const OpsMemory& memory_;
 };
 
 // The backend for the device; for a dry one, ops that do nothing and need the memory its kind would. A backend may keep

@@ -142,7 +142,7 @@ struct AttentionProblem {
   }
 
   // By the device under test.
-  void run() { run_ops(AttentionTest::rig(), AttentionTest::rig().ops().attention_grad_scratch(size())); }
+  void run() { run_ops(AttentionTest::rig(), AttentionTest::rig().ops().memory().attention_grad(size())); }
 
   // By ops on a stream, with so much scratch for the gradient.
   void run_ops(test::Rig& rig, std::size_t grad_scratch) {
@@ -154,7 +154,7 @@ struct AttentionProblem {
     s.cu_q = mcu_q.tensor();
     s.cu_k = mcu_k.tensor();
     if (c.sinks) s.sinks = msinks.tensor();
-    const std::size_t bytes = rig.ops().attention_scratch(size());
+    const std::size_t bytes = rig.ops().memory().attention(size());
     Buffer scratch = rig.device().allocate(MemoryKind::device, std::max(bytes, grad_scratch), "attention scratch");
     const auto part = [&](std::size_t n) {
       return n > 0 ? Tensor(scratch.data(), DType::u8, {static_cast<std::int64_t>(n)}) : Tensor();

@@ -52,7 +52,7 @@ TEST_F(Attention, MatchesTheFormula) {
 
 // With less scratch the gradient is computed in parts, or in another way: never wrongly, and twice the same.
 TEST_F(Attention, TheGradientMakesDoWithLessScratch) {
-  const auto grad_scratch = [](const Problem& p) { return rig().ops().attention_grad_scratch(p.size()); };
+  const auto grad_scratch = [](const Problem& p) { return rig().ops().memory().attention_grad(p.size()); };
   for (const Case& c : cases) {
     Problem p(c, DType::bf16);
     const std::size_t all = grad_scratch(p), least = std::min(all, grad_scratch(Problem(c, DType::f32)));

@@ -34,7 +34,7 @@ TEST(AttentionTiles, FitIntoThePlannedScratch) {
     for (const auto& [heads, kv_heads] : {std::pair{32, 8}, {40, 8}, {64, 8}, {8, 8}})
       for (const std::int64_t dim : {64, 80, 128}) {
         const AttentionSize size{longest + 100, longest + 100, heads, kv_heads, dim, 7, longest, DType::bf16};
-        const auto room = static_cast<std::int64_t>(ops->attention_grad_scratch(size));
+        const auto room = static_cast<std::int64_t>(ops->memory().attention_grad(size));
         EXPECT_GE(room, attention_tiles(heads, kv_heads).bytes(dim, longest)) << longest << " " << heads << " " << dim;
         // 1.5 GiB of dS, and what is linear in the length.
         EXPECT_LE(room, (std::int64_t{3} << 29) + (std::int64_t{1} << 28) + (longest + 1000) * (heads * 4 + 24 * dim));

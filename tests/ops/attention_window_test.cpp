@@ -168,7 +168,7 @@ TEST_F(AttentionWindow, SameBitsForAnyNumberOfThreads) {
 TEST_F(AttentionWindow, TheGradientMakesDoWithLessScratch) {
   for (const Case& base : {packed.windowed(20), packed.with_sinks(1), equal.windowed(60).with_sinks(1)}) {
     const AttentionReference expected = reference(Problem(base, DType::bf16));
-    const auto needed = [&](DType type) { return rig().ops().attention_grad_scratch(Problem(base, type).size()); };
+    const auto needed = [&](DType type) { return rig().ops().memory().attention_grad(Problem(base, type).size()); };
     const std::size_t all = needed(DType::bf16), least = std::min(all, needed(DType::f32));
     if (all == 0) continue;
     for (std::size_t bytes = all;; bytes = std::max(least, bytes * 2 / 3)) {

@@ -80,7 +80,7 @@ struct Problem {
     }
     test::Rig rig(threads);
     Stream& stream = rig.stream();
-    logits = rig.ops().logits_dtype(type);
+    logits = rig.ops().memory().logits_dtype(type);
     Array space = Array::filled(logits, {c.chunk, c.vocabulary}, NAN);
     Mirror h(stream, hidden), w(stream, weight), t(stream, targets), l(stream, losses), dh(stream, dhidden),
         dw(stream, dweight), s(stream, space);

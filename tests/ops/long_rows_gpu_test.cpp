@@ -238,14 +238,14 @@ class LongAttentionGpu : public LongRowsGpu {
                                  .k = {qkv, k_at, 1, dim},
                                  .v = {qkv, v_at, 1, dim},
                                  .spans = spans,
-                                 .scratch = scratch(ops().attention_scratch(size))};
+                                 .scratch = scratch(ops().memory().attention(size))};
     ops().attention(stream(), forward);
     ops().attention_grad(stream(), {.dq = {dqkv, q_at, heads, dim},
                                     .dk = {dqkv, k_at, 1, dim},
                                     .dv = {dqkv, v_at, 1, dim},
                                     .dout = {dout, 0, heads, dim},
                                     .forward = forward,
-                                    .scratch = scratch(ops().attention_grad_scratch(size))});
+                                    .scratch = scratch(ops().memory().attention_grad(size))});
     stream().synchronize();
 
     const std::vector<double> k = values(compact(qkv, k_at)), v = values(compact(qkv, v_at));

@@ -233,7 +233,7 @@ class LayerCases final : public Cases {
         spans.window = window;
         spans.any_order = size.any_order;
         if (s_.sinks) spans.sinks = m.random(t_, {s_.heads});
-        const Tensor scratch = m.scratch(ops_.attention_scratch(size));
+        const Tensor scratch = m.scratch(ops_.memory().attention(size));
         const auto forward = [=](Ops& ops, Stream& stream) {
           ops.attention(stream, {.out = out, .lse = lse, .q = q, .k = k, .v = v, .spans = spans, .scratch = scratch});
         };
@@ -245,8 +245,8 @@ class LayerCases final : public Cases {
         const Tensor dsinks = s_.sinks ? m.random(t_, {s_.heads}) : Tensor();
         // With long documents the most would be more than any device has.
         constexpr std::size_t much = std::size_t{16} << 30;
-        const std::size_t most = ops_.attention_grad_scratch_most(size);
-        const Tensor grad_scratch = m.scratch(most <= much ? most : ops_.attention_grad_scratch(size));
+        const std::size_t most = ops_.memory().attention_grad_most(size);
+        const Tensor grad_scratch = m.scratch(most <= much ? most : ops_.memory().attention_grad(size));
         return Call{[=](Ops& ops, Stream& stream) {
                       ops.attention_grad(stream,
                                          {.dq = dq,
@@ -348,7 +348,7 @@ class LayerCases final : public Cases {
           args.dweight = m.random(t_, {s_.vocab, s_.hidden});
           args.grad_scale = 1.0f / static_cast<float>(n_);
           args.workspace =
-              m.random(ops_.logits_dtype(t_), {std::min(n_, choose_loss_chunk(backend_, s_.vocab)), s_.vocab});
+              m.random(ops_.memory().logits_dtype(t_), {std::min(n_, choose_loss_chunk(backend_, s_.vocab)), s_.vocab});
           return Call{[=](Ops& ops, Stream& stream) { ops.linear_cross_entropy(stream, args); }};
         });
   }

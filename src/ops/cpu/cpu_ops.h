@@ -4,15 +4,13 @@
 
 #include "device/cpu/cpu_device.h"
 #include "ops/ops.h"
+#include "ops/ops_memory.h"
 
 namespace so {
 
 class CpuOps final : public Ops {
  public:
-  std::size_t attention_scratch(const AttentionSize&) const override { return 0; }
-  std::size_t attention_grad_scratch(const AttentionSize&) const override { return 0; }
-  std::size_t attention_grad_scratch_most(const AttentionSize&) const override { return 0; }
-  DType logits_dtype(DType) const override { return DType::f32; }
+  CpuOps() : Ops(cpu_ops_memory()) {}
 
   void embedding(Stream&, Tensor out, Tensor table, Tensor ids) override;
   void embedding_grad(Stream&, Tensor dtable, Tensor dout, Tensor ids, Accumulate) override;

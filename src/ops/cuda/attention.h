@@ -38,7 +38,7 @@ struct AttentionCall;  // attention_call.h
 // Backward is deterministic unless AttentionSpans::any_order allows other. cuDNN's deterministic gradient keeps dS,
 // whose size is quadratic in the length; so a call is cut into parts that fit into the scratch it is given: by
 // documents, then by key heads, then by the query heads of one key head. More scratch than
-// Ops::attention_grad_scratch() says is used if it is there. Where not one query head of the longest document fits,
+// OpsMemory::attention_grad() says is used if it is there. Where not one query head of the longest document fits,
 // documents are taken one by one and the long ones in tiles of queries by keys (attention_long.h), which needs to know
 // on the host where they begin; else our own kernels do it all.
 //

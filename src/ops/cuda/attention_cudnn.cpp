@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "ops/cudnn_workspace.h"
-#include "ops/scratch.h"
 
 // Without its JSON library, which only saving graphs needs.
 #define CUDNN_FRONTEND_SKIP_JSON_LIB

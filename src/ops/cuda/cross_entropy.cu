@@ -135,7 +135,7 @@ constexpr double gather_share = 0.95;
 
 void CudaOps::linear_cross_entropy(Stream& stream, const LinearCrossEntropy& a) {
   const DType type = a.hidden.dtype();
-  expect_linear_cross_entropy(a, logits_dtype(type));
+  expect_linear_cross_entropy(a, memory().logits_dtype(type));
   const cudaStream_t on = enter(stream);
   const std::int64_t tokens = a.hidden.dim(0), hidden = a.hidden.dim(1), vocabulary = a.weight.dim(0);
   const bool backward = static_cast<bool>(a.dhidden);

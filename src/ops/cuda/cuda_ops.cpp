@@ -5,6 +5,7 @@
 #include "ops/cuda/attention_cudnn.h"
 #include "ops/cuda/cuda.h"
 #include "ops/cuda/gemm.h"
+#include "ops/ops_memory.h"
 
 namespace so {
 
@@ -19,8 +20,9 @@ const CudaProperties& current_properties(Device& device) {
 }  // namespace
 
 CudaOps::CudaOps(Device& device)
-    : properties_(current_properties(device)),
-      scratch_(device, DeviceKind::cuda),
+    : Ops(cuda_ops_memory()),
+      properties_(current_properties(device)),
+      scratch_(device.allocate(MemoryKind::device, memory().held(), "ops scratch")),
       gemm_(std::make_unique<CudaGemm>(scratch_.data(), scratch_.bytes())),
       attention_(std::make_unique<CudaAttention>(properties_)) {}
 

@@ -6,7 +6,6 @@
 
 #include "device/cuda/cuda_device.h"
 #include "ops/ops.h"
-#include "ops/scratch.h"
 
 namespace so {
 
@@ -17,13 +16,6 @@ class CudaOps final : public Ops {
  public:
   explicit CudaOps(Device& device);
   ~CudaOps() override;
-
-  std::size_t attention_scratch(const AttentionSize& size) const override { return scratch_.attention(size); }
-  std::size_t attention_grad_scratch(const AttentionSize& size) const override { return scratch_.attention_grad(size); }
-  std::size_t attention_grad_scratch_most(const AttentionSize& size) const override {
-    return scratch_.attention_grad_most(size);
-  }
-  DType logits_dtype(DType activations) const override { return scratch_.logits_dtype(activations); }
 
   void embedding(Stream&, Tensor out, Tensor table, Tensor ids) override;
   void embedding_grad(Stream&, Tensor dtable, Tensor dout, Tensor ids, Accumulate) override;
@@ -78,7 +70,7 @@ class CudaOps final : public Ops {
   void expert_rows(Stream& stream, Tensor out, Tensor a, Tensor w, bool transposed, Tensor offsets);
 
   const CudaProperties properties_;
-  OpsScratch scratch_;
+  Buffer scratch_;
   std::unique_ptr<CudaGemm> gemm_;
   std::unique_ptr<CudaAttention> attention_;
   Stream* stream_ = nullptr;

@@ -2,21 +2,15 @@
 #pragma once
 
 #include "ops/ops.h"
-#include "ops/scratch.h"
 
 namespace so {
 
 class DryOps final : public Ops {
  public:
-  // Books on the dry device what the backend of its kind would hold.
-  explicit DryOps(Device& device) : scratch_(device, device.kind()) {}
-
-  std::size_t attention_scratch(const AttentionSize& size) const override { return scratch_.attention(size); }
-  std::size_t attention_grad_scratch(const AttentionSize& size) const override { return scratch_.attention_grad(size); }
-  std::size_t attention_grad_scratch_most(const AttentionSize& size) const override {
-    return scratch_.attention_grad_most(size);
+  // Books on the dry device what the backend that needs this memory would hold.
+  DryOps(Device& device, const OpsMemory& memory) : Ops(memory) {
+    if (memory.held() > 0) scratch_ = device.allocate(MemoryKind::device, memory.held(), "ops scratch");
   }
-  DType logits_dtype(DType activations) const override { return scratch_.logits_dtype(activations); }
 
   void embedding(Stream&, Tensor, Tensor, Tensor) override {}
   void embedding_grad(Stream&, Tensor, Tensor, Tensor, Accumulate) override {}
@@ -54,7 +48,7 @@ class DryOps final : public Ops {
   void random_normal(Stream&, Tensor, std::uint64_t, float) override {}
 
  private:
-  OpsScratch scratch_;
+  Buffer scratch_;
 };
 
 }  // namespace so

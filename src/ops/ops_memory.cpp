@@ -1,4 +1,4 @@
-#include "ops/scratch.h"
+#include "ops/ops_memory.h"
 
 #include <algorithm>
 
@@ -27,25 +27,8 @@ std::int64_t cudnn_tables(const AttentionSize& size) {
   return 9 * 8 * (batch + 1) + 2 * 4 * batch + 12 * 256 + cudnn_allowance(batch);
 }
 
-}  // namespace
-
-OpsScratch::OpsScratch(Device& device, DeviceKind kind) : kind_(kind) {
-  if (kind == DeviceKind::cuda) held_ = device.allocate(MemoryKind::device, cuda_scratch, "ops scratch");
-}
-
-DType OpsScratch::logits_dtype(DType activations) const {
-  // The CPU keeps fp32 logits. A GPU's matrix units want the gradient of the logits in T, which overwrites them.
-  return kind_ == DeviceKind::cpu ? DType::f32 : activations;
-}
-
-std::size_t OpsScratch::attention(const AttentionSize& size) const {
-  if (kind_ == DeviceKind::cpu || size.dtype != DType::bf16) return 0;
-  // The sinks in fp32.
-  const std::int64_t sinks = size.sinks ? 256 + size.q_heads * 4 : 0;
-  return static_cast<std::size_t>(cudnn_tables(size) + sinks);
-}
-
-std::int64_t OpsScratch::attention_grad_base(const AttentionSize& size) const {
+// The scratch of an attention gradient without cuDNN's dS.
+std::int64_t gradient_base(const AttentionSize& size) {
   // Row sums of dout out.
   const std::int64_t rows = round_up_to(size.q_rows, 128) * size.q_heads;
   std::int64_t bytes = 256 + rows * 4;
@@ -58,7 +41,7 @@ std::int64_t OpsScratch::attention_grad_base(const AttentionSize& size) const {
 }
 
 // dq in fp32, of as many heads at a time as there is room for, at least those of one key head.
-std::int64_t OpsScratch::attention_grad_any_order(const AttentionSize& size) const {
+std::int64_t gradient_in_any_order(const AttentionSize& size) {
   const std::int64_t rows = round_up_to(size.q_rows, 128), group = size.q_heads / size.kv_heads;
   const std::int64_t a_key_head = cudnn_gradient_bytes({1, group, 1, size.head_dim, rows, rows, false});
   const std::int64_t heads = std::clamp<std::int64_t>(sums_in_any_order / a_key_head, 1, size.kv_heads);
@@ -66,28 +49,65 @@ std::int64_t OpsScratch::attention_grad_any_order(const AttentionSize& size) con
   return cudnn_tables(size) + 256 + std::max(rows * size.q_heads * 4, heads * a_key_head);
 }
 
-std::size_t OpsScratch::attention_grad(const AttentionSize& size) const {
-  if (kind_ == DeviceKind::cpu) return 0;
+// The CPU's ops need no memory beside their arguments, and keep logits in fp32.
+class CpuOpsMemory final : public OpsMemory {
+ public:
+  std::size_t held() const override { return 0; }
+  std::size_t attention(const AttentionSize&) const override { return 0; }
+  std::size_t attention_grad(const AttentionSize&) const override { return 0; }
+  std::size_t attention_grad_most(const AttentionSize&) const override { return 0; }
+  DType logits_dtype(DType) const override { return DType::f32; }
+};
+
+class CudaOpsMemory final : public OpsMemory {
+ public:
+  std::size_t held() const override { return cuda_scratch; }
+  std::size_t attention(const AttentionSize& size) const override;
+  std::size_t attention_grad(const AttentionSize& size) const override;
+  std::size_t attention_grad_most(const AttentionSize& size) const override;
+  // Matrix units want the gradient of the logits in T, which overwrites them.
+  DType logits_dtype(DType activations) const override { return activations; }
+};
+
+std::size_t CudaOpsMemory::attention(const AttentionSize& size) const {
+  if (size.dtype != DType::bf16) return 0;
+  // The sinks in fp32.
+  const std::int64_t sinks = size.sinks ? 256 + size.q_heads * 4 : 0;
+  return static_cast<std::size_t>(cudnn_tables(size) + sinks);
+}
+
+std::size_t CudaOpsMemory::attention_grad(const AttentionSize& size) const {
   const std::int64_t rows = round_up_to(size.q_rows, 128), longest = std::min(round_up_to(size.longest, 128), rows);
-  if (size.dtype != DType::bf16) return static_cast<std::size_t>(attention_grad_base(size));
-  if (size.any_order) return static_cast<std::size_t>(attention_grad_any_order(size));
+  if (size.dtype != DType::bf16) return static_cast<std::size_t>(gradient_base(size));
+  if (size.any_order) return static_cast<std::size_t>(gradient_in_any_order(size));
   // dS, bf16: of all heads of one document at most, else of as many at a time as there is room for.
   const std::int64_t all = rows * size.q_heads * rows * 2,
                      scores = std::min(all, std::max(least_scores, scores_per_token * size.q_rows));
-  if (longest * longest * 2 <= scores) return static_cast<std::size_t>(attention_grad_base(size) + scores);
+  if (longest * longest * 2 <= scores) return static_cast<std::size_t>(gradient_base(size) + scores);
   // Beyond attention_in_tiles_beyond tokens that would not hold one head of one document of them all: it is done in
   // tiles, or where those do not go, by kernels that want the row sums alone.
   const std::int64_t tiles = attention_tiles(size.q_heads, size.kv_heads).bytes(size.head_dim, longest);
   return static_cast<std::size_t>(256 + rows * size.q_heads * 4 + cudnn_tables(size) + tiles);
 }
 
-std::size_t OpsScratch::attention_grad_most(const AttentionSize& size) const {
-  if (kind_ == DeviceKind::cpu) return 0;
+std::size_t CudaOpsMemory::attention_grad_most(const AttentionSize& size) const {
   if (size.any_order) return attention_grad(size);
   // dS, bf16, of all heads of all documents, were they all as long as the longest.
   const std::int64_t all = round_up_to(size.q_rows, 128) * size.q_heads * round_up_to(size.longest, 128) * 2;
-  const auto most = static_cast<std::size_t>(attention_grad_base(size) + (size.dtype == DType::bf16 ? all : 0));
+  const auto most = static_cast<std::size_t>(gradient_base(size) + (size.dtype == DType::bf16 ? all : 0));
   return std::max(most, attention_grad(size));
+}
+
+}  // namespace
+
+const OpsMemory& cpu_ops_memory() {
+  static const CpuOpsMemory memory;
+  return memory;
+}
+
+const OpsMemory& cuda_ops_memory() {
+  static const CudaOpsMemory memory;
+  return memory;
 }
 
 }  // namespace so
