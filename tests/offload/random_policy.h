@@ -1,6 +1,7 @@
 // An update policy that does everything to every bucket, for tests of schedules.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <random>
 
@@ -20,11 +21,16 @@ class RandomPolicy final : public UpdatePolicy {
       choice.after.push_back(static_cast<After>(random_() % 2));
       choice.redo.push_back(static_cast<After>(random_() % 2));
     }
+    chose_ahead_ = std::any_of(choice.ahead.begin(), choice.ahead.end(), [](Ahead a) { return a != Ahead::leave; });
     return choice;
   }
 
+  // Returns whether the last choice has a bucket updated ahead of the verdict, or previewed.
+  bool chose_ahead() const { return chose_ahead_; }
+
  private:
   std::mt19937 random_;
+  bool chose_ahead_ = false;
 };
 
 }  // namespace so::test

@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <limits>
 #include <map>
 #include <random>
+#include <thread>
 #include <tuple>
+#include <utility>
 
 #include "offload/engine_rig.h"
 #include "offload/random_policy.h"
@@ -80,6 +83,8 @@ const Flat& finite_gradient(int step, int micro_batch) {
   return gradient;
 }
 
+bool may_be_bad(int step) { return step == 0 || step == 9 || step == 17 || step == 18 || step == 25 || step == 30; }
+
 Flat gradient_of(const Task& task, int step, int micro_batch) {
   Flat gradient = finite_gradient(step, micro_batch);
   if (!task.bad_gradients || micro_batch != task.micro_batches - 1) return gradient;
@@ -100,10 +105,23 @@ struct Result {
   int skipped = 0;
 };
 
+// A busy machine may not run the host's thread before the verdict, so a test of what becomes of work ahead lets it do
+// some, once the passes are enqueued. It ends without where the policy's choice cannot be done, as for want of a place.
+void let_work_ahead(OffloadEngine& engine) {
+  const auto none_ahead = [&] {
+    const HostCounters c = engine.counters().host;
+    return c.speculated + c.previewed == c.committed_ahead + c.voided + c.restored;
+  };
+  for (int i = 0; i < 250 && none_ahead(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 Result run(const Task& task, const Manner& manner, unsigned seed) {
   const EngineSettings settings = settings_of(task, manner);
+  const RandomPolicy* policy = nullptr;
   const auto make = [&](unsigned s) {
-    return std::make_unique<EngineRig>(layered(), settings, manner.threads, std::make_unique<RandomPolicy>(s));
+    auto random_policy = std::make_unique<RandomPolicy>(s);
+    policy = random_policy.get();
+    return std::make_unique<EngineRig>(layered(), settings, manner.threads, std::move(random_policy));
   };
   auto rig = make(seed);
   rig->load(synthetic_gradients(layered(), 1, 0.125f));
@@ -121,15 +139,17 @@ Result run(const Task& task, const Manner& manner, unsigned seed) {
     }
     for (int i = 0; i < task.micro_batches; ++i) {
       if (i + 1 == task.micro_batches) rig->engine().begin_last_micro_batch(1e-2 / (1 + step), updates + 1);
-      if (manner.delays && random() % 4 == 0) rig->delay(static_cast<int>(random() % 1000));
+      if (manner.delays && random() % 4 == 0) rig->delay(static_cast<int>(random() % 400));
       gradients[static_cast<std::size_t>(i)] = gradient_of(task, step, i);
       rig->micro_batch(gradients[static_cast<std::size_t>(i)], i == 0);
     }
+    if (manner.schedule == Schedule::overlapped && may_be_bad(step) && policy->chose_ahead())
+      let_work_ahead(rig->engine());
     const Verdict verdict = rig->engine().finish_step(rig->stream());
     updates += verdict.finite ? 1 : 0;
     result.skipped += verdict.finite ? 0 : 1;
     result.norms.push_back(verdict.norm);
-    if (manner.delays && random() % 3 == 0) rig->delay(static_cast<int>(random() % 1000));
+    if (manner.delays && random() % 3 == 0) rig->delay(static_cast<int>(random() % 400));
   }
   result.bytes = rig->bytes();
   result.seen.push_back(rig->seen());
@@ -171,12 +191,7 @@ void expect_all_happened(const Result& result, const Task& task, const Manner& m
   }
   EXPECT_EQ(c.host.voided > 0, task.clipping != Clips::never);
   EXPECT_EQ(c.host.redone, c.host.voided);
-  // Of steps that are clipped always hardly any is begun ahead, so it is a matter of timing whether a skipped one is.
-  if (!task.bad_gradients) {
-    EXPECT_EQ(c.host.restored, 0);
-  } else if (task.clipping != Clips::always) {
-    EXPECT_GT(c.host.restored, 0);
-  }
+  EXPECT_EQ(c.host.restored > 0, task.bad_gradients);
   EXPECT_EQ(c.host.speculated + c.host.previewed, c.host.committed_ahead + c.host.voided + c.host.restored);
   EXPECT_EQ(c.host.updated_in_place + c.host.updated_weights_first + c.host.committed_ahead, c.host.committed);
   EXPECT_EQ(c.host.over_link > 0, manner.over_link);
