@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "base/kernel_text.h"
+#include "base/proc_text.h"
 #include "doctor/partition/resctrl.h"
 #include "ranks/binding.h"
 

@@ -15,10 +15,10 @@
 
 #include "base/error.h"
 #include "base/host_memory.h"
+#include "frameworks/tensor_optimizer.h"
 #include "offload/verdict.h"
 #include "optim/engine_ops.h"
 #include "ranks/communicator.h"
-#include "tensors/tensor_optimizer.h"
 
 namespace nb = nanobind;
 

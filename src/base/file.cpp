@@ -18,7 +18,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/mapping_guard.h"
-#include "base/units.h"
+#include "base/quantities.h"
 
 namespace so {
 namespace {

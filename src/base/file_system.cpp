@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/units.h"
+#include "base/quantities.h"
 
 namespace so {
 namespace {

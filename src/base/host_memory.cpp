@@ -15,8 +15,8 @@
 #include <limits>
 #include <optional>
 
-#include "base/kernel_text.h"
-#include "base/units.h"
+#include "base/proc_text.h"
+#include "base/quantities.h"
 
 namespace so {
 namespace {

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "base/units.h"
+#include "base/quantities.h"
 
 namespace so {
 namespace {

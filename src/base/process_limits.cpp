@@ -10,7 +10,7 @@
 #include <stdexcept>
 
 #include "base/error.h"
-#include "base/units.h"
+#include "base/quantities.h"
 
 namespace so {
 namespace {

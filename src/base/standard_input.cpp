@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/units.h"
+#include "base/quantities.h"
 
 namespace so {
 

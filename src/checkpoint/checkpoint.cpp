@@ -12,7 +12,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/progress.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "checkpoint/export.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/rank_files.h"

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "checkpoint/file_names.h"
 #include "io/atomic_directory.h"
 #include "io/own_files.h"

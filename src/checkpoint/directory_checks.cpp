@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/progress.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/trainer_state.h"

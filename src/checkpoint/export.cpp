@@ -11,7 +11,7 @@
 #include "base/file_system.h"
 #include "base/json_text.h"
 #include "base/progress.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/finite_state.h"
 #include "checkpoint/output_contents.h"

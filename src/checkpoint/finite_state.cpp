@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "base/divergence.h"
+#include "base/divergence_error.h"
 #include "base/file.h"
 #include "base/finite.h"
 

@@ -7,7 +7,7 @@
 
 #include "base/log.h"
 #include "base/progress.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "device/wait_on_exit.h"
 
 namespace so {

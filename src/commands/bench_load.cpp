@@ -8,7 +8,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "checkpoint/source_model.h"
 #include "commands/command.h"
 #include "commands/support/shared_rows.h"

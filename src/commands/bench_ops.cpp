@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/host_memory.h"
 #include "base/log.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "commands/command.h"
 #include "commands/support/bench_ops_cases.h"
 #include "commands/support/named_model.h"

@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/host_memory.h"
 #include "base/log.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "commands/command.h"
 #include "commands/support/bench_state.h"
 #include "commands/support/bench_step_report.h"

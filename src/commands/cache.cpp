@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "commands/command.h"
 #include "data/cache_files.h"
 #include "io/cache_directory.h"

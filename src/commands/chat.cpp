@@ -10,8 +10,8 @@
 #include "base/terminal.h"
 #include "commands/command.h"
 #include "commands/support/answer_options.h"
+#include "commands/support/loaded_model.h"
 #include "commands/support/shared_rows.h"
-#include "commands/support/speaker.h"
 #include "data/chat/conversation.h"
 #include "model/model_dtype.h"
 #include "train/interrupt.h"
@@ -67,11 +67,11 @@ std::string remembered(const Answer& answer, const Tokenizer& tokenizer) {
 
 class Conversation {
  public:
-  Conversation(const ChatOptions& options, const ModelEncoder& encoder, Speaker& speaker, std::int64_t capacity)
+  Conversation(const ChatOptions& options, const ModelEncoder& encoder, LoadedModel& loaded, std::int64_t capacity)
       : options_(options),
         encoder_(encoder),
         renderer_(encoder.chat_template()),
-        speaker_(speaker),
+        loaded_(loaded),
         capacity_(capacity),
         random_(static_cast<std::uint64_t>(options.seed)) {
     clear();
@@ -101,7 +101,7 @@ class Conversation {
     settings.max_new_tokens = static_cast<int>(
         std::min<std::int64_t>(options_.max_new_tokens, capacity_ - static_cast<std::int64_t>(prompt.size())));
     const InterruptGuard interrupt;
-    const Answer answer = speaker_.generator().answer(
+    const Answer answer = loaded_.generator().answer(
         encoder_.tokenizer(), prompt, settings, random_,
         [](const std::string& piece) {
           fmt::print("{}", ::isatty(STDOUT_FILENO) == 1 ? printable_text(piece) : piece);
@@ -118,7 +118,7 @@ class Conversation {
   const ChatOptions& options_;
   const ModelEncoder& encoder_;
   const ChatRenderer renderer_;
-  Speaker& speaker_;
+  LoadedModel& loaded_;
   std::int64_t capacity_;
   std::mt19937_64 random_;
   std::vector<ChatMessage> messages_;
@@ -135,8 +135,8 @@ int run(const ChatOptions& options, const OptionOrigins&) {
   Runtime runtime(options.device, options.cpu_threads.value_or(0));
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
   const DType dtype = model_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
-  Speaker speaker(model, runtime, dtype, capacity, std::min(prompt_piece, capacity));
-  Conversation conversation(options, encoder, speaker, capacity);
+  LoadedModel loaded(model, runtime, dtype, capacity, std::min(prompt_piece, capacity));
+  Conversation conversation(options, encoder, loaded, capacity);
   if (::isatty(STDIN_FILENO) == 1) log_info("/clear begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer");
   for (std::string line; read_line(line);) {
     if (line == "/exit") break;

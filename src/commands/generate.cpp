@@ -8,8 +8,8 @@
 #include "base/standard_streams.h"
 #include "commands/command.h"
 #include "commands/support/answer_options.h"
+#include "commands/support/loaded_model.h"
 #include "commands/support/shared_rows.h"
-#include "commands/support/speaker.h"
 #include "data/chat/conversation.h"
 #include "data/example.h"
 #include "data/records.h"
@@ -127,8 +127,8 @@ int run(const GenerateOptions& options, const OptionOrigins&) {
   Runtime runtime(options.device, options.cpu_threads.value_or(0));
   const std::string config_file = (std::filesystem::path(options.model) / "config.json").string();
   const DType dtype = model_dtype(asked_dtype(options.dtype), model.directory().config_json(), config_file);
-  Speaker speaker(model, runtime, dtype, length,
-                  std::min<std::int64_t>(prompt_piece, static_cast<std::int64_t>(prompt.size())));
+  LoadedModel loaded(model, runtime, dtype, length,
+                     std::min<std::int64_t>(prompt_piece, static_cast<std::int64_t>(prompt.size())));
 
   const AnswerSettings settings{sampling_of(options), options.max_new_tokens, options.stop_at_eos};
   std::mt19937_64 random(static_cast<std::uint64_t>(options.seed));
@@ -138,7 +138,7 @@ int run(const GenerateOptions& options, const OptionOrigins&) {
     flush_standard_output();  // nobody reads on: stop
   };
   const auto start = std::chrono::steady_clock::now();
-  const Answer answer = speaker.generator().answer(tokenizer, prompt, settings, random, emit);
+  const Answer answer = loaded.generator().answer(tokenizer, prompt, settings, random, emit);
   if (!options.json) {
     fmt::print("\n");
     return exit_ok;

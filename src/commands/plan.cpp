@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/export.h"
 #include "commands/command.h"

@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "commands/command.h"
 #include "io/metrics_reader.h"
 #include "io/output_file.h"

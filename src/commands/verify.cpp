@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/progress.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "checkpoint/directory_checks.h"
 #include "commands/command.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "base/units.h"
+#include "base/quantities.h"
 
 namespace so {
 

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/units.h"
+#include "base/quantities.h"
 
 namespace so {
 

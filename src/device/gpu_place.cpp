@@ -3,7 +3,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "base/kernel_text.h"
+#include "base/proc_text.h"
 
 namespace so {
 

@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "base/error.h"
-#include "base/units.h"
+#include "base/quantities.h"
 
 namespace so {
 namespace {

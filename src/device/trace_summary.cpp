@@ -6,7 +6,7 @@
 #include <map>
 
 #include "base/error.h"
-#include "base/units.h"
+#include "base/quantities.h"
 
 namespace so {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "base/kernel_text.h"
+#include "base/proc_text.h"
 
 namespace so {
 

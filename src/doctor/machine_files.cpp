@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/file_system.h"
-#include "base/kernel_text.h"
+#include "base/proc_text.h"
 
 namespace so {
 namespace fs = std::filesystem;

@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "base/host_memory.h"
-#include "base/kernel_text.h"
-#include "base/units.h"
+#include "base/proc_text.h"
+#include "base/quantities.h"
 #include "doctor/host_findings.h"
 
 namespace so {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cctype>
 
-#include "base/kernel_text.h"
+#include "base/proc_text.h"
 
 namespace so {
 namespace {

@@ -4,7 +4,7 @@
 #include <map>
 #include <optional>
 
-#include "base/kernel_text.h"
+#include "base/proc_text.h"
 #include "doctor/cgroups.h"
 #include "doctor/host_findings.h"
 #include "plan/machine/hardware.h"

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "base/kernel_text.h"
+#include "base/proc_text.h"
 
 namespace so {
 namespace {

@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
 #include "base/file.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "doctor/gpu_findings.h"
 
 namespace so {

@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "base/xxh3.h"
 #include "io/json_events.h"
 

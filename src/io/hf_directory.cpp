@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/file_system.h"
 #include "base/log.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "io/json_events.h"
 
 namespace so {

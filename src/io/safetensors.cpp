@@ -7,7 +7,7 @@
 #include <mutex>
 
 #include "base/error.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "base/xxh3.h"
 #include "io/json_events.h"
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "base/kernel_text.h"
+#include "base/proc_text.h"
 #include "base/thread_pool.h"
 
 namespace so {

@@ -9,8 +9,8 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "device/trace.h"
-#include "optim/adamw_kernels.h"
 #include "optim/adamw_tuning.h"
+#include "optim/cpu/adamw_kernels.h"
 #include "optim/float_mode.h"
 
 namespace so {

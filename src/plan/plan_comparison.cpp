@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "base/host_memory.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "device/backend.h"
 #include "plan/machine/measure.h"
 

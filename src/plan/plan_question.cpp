@@ -5,9 +5,9 @@
 #include <string>
 
 #include "offload/schedule/gathered_units.h"
-#include "plan/engine_settings.h"
 #include "plan/memory/memory_room.h"
 #include "plan/memory/state_memory.h"
+#include "plan/requested_engine.h"
 #include "plan/training_placement.h"
 
 namespace so {

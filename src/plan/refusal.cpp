@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "base/log.h"
-#include "base/units.h"
+#include "base/quantities.h"
 
 namespace so {
 namespace {

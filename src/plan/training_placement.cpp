@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/units.h"
+#include "base/quantities.h"
 #include "offload/memory/optimizer_state.h"
 #include "plan/placement/more_on_host.h"
 #include "plan/placement/unit_work.h"

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "offload/memory/optimizer_state.h"
 #include "offload/memory/staging_ring.h"
 #include "offload/schedule/owner_split.h"

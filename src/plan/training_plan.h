@@ -11,13 +11,13 @@
 #include "device/backend.h"
 #include "model/decoder.h"
 #include "offload/engine_settings.h"
-#include "plan/engine_settings.h"
 #include "plan/machine/planning_machine.h"
 #include "plan/memory/activation_memory.h"
 #include "plan/memory/memory_plan.h"
 #include "plan/memory/state_memory.h"
 #include "plan/placement/alternatives.h"
 #include "plan/placement/placement.h"
+#include "plan/requested_engine.h"
 
 namespace so {
 

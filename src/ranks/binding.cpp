@@ -14,7 +14,7 @@
 #include <system_error>
 
 #include "base/error.h"
-#include "base/kernel_text.h"
+#include "base/proc_text.h"
 
 namespace so {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "base/divergence.h"
+#include "base/divergence_error.h"
 #include "base/error.h"
 
 namespace so {

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <utility>
 
-#include "base/units.h"
+#include "base/quantities.h"
 #include "model/parameters.h"
 #include "offload/schedule/owner_split.h"
 #include "plan/plan_comparison.h"

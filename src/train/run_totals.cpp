@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "base/units.h"
+#include "base/quantities.h"
 
 namespace so {
 

@@ -10,7 +10,7 @@
 #include "base/file.h"
 #include "base/host_memory.h"
 #include "base/log.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "checkpoint/export.h"
 #include "device/backend.h"
 #include "io/trace_file.h"

@@ -28,9 +28,9 @@
 #include "plan/plan_review.h"
 #include "plan/training_plan.h"
 #include "train/interrupt.h"
-#include "train/progress.h"
 #include "train/run_totals.h"
 #include "train/step_time_limit.h"
+#include "train/training_progress.h"
 #include "train/training_samples.h"
 #include "train/training_step.h"
 

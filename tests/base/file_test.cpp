@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/units.h"
+#include "base/quantities.h"
 #include "support/child_process.h"
 #include "support/io.h"
 

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <thread>
 
-#include "base/divergence.h"
+#include "base/divergence_error.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/engine_of_model.h"
 #include "checkpoint/export.h"

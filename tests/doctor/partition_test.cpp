@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "base/kernel_text.h"
+#include "base/proc_text.h"
 #include "doctor/machine_tree.h"
 
 namespace so {

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "optim/adamw_kernels.h"
+#include "optim/cpu/adamw_kernels.h"
 
 namespace so {
 namespace {

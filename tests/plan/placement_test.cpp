@@ -8,7 +8,7 @@
 #include <random>
 
 #include "base/error.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "offload/schedule/owner_split.h"
 #include "plan/layered_machine.h"
 #include "support/errors.h"

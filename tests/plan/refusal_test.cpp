@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/units.h"
+#include "base/quantities.h"
 #include "io/presets.h"
 #include "model/config.h"
 #include "model/parameters.h"

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <new>
 
-#include "base/divergence.h"
+#include "base/divergence_error.h"
 #include "base/error.h"
 #include "support/thread_ranks.h"
 

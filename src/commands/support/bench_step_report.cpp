@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "base/units.h"
+#include "base/quantities.h"
 #include "offload/engine_report.h"
 #include "plan/machine/hardware.h"
 

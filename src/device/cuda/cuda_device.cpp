@@ -9,7 +9,7 @@
 
 #include "base/delay_point.h"
 #include "base/error.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "device/cuda/cublas_lt.h"
 #include "device/cuda/cuda_check.h"
 #include "device/cuda/empty_kernel.h"

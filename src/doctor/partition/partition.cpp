@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "base/kernel_text.h"
+#include "base/proc_text.h"
 #include "doctor/processors.h"
 
 namespace so {

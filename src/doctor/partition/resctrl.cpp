@@ -6,7 +6,7 @@
 #include <bit>
 
 #include "base/file.h"
-#include "base/kernel_text.h"
+#include "base/proc_text.h"
 
 namespace so {
 namespace {

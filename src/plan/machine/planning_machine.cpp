@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "base/error.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "device/host_pages.h"
 #include "plan/machine/measure.h"
 

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "base/units.h"
+#include "base/quantities.h"
 
 namespace so {
 namespace {

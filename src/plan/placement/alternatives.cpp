@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/host_memory.h"
-#include "base/units.h"
+#include "base/quantities.h"
 #include "offload/schedule/gathered_units.h"
 #include "offload/schedule/streamed_units.h"
 

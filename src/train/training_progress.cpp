@@ -1,4 +1,4 @@
-#include "train/progress.h"
+#include "train/training_progress.h"
 
 #include <fmt/format.h>
 
@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/log.h"
+#include "base/quantities.h"
 #include "base/terminal.h"
-#include "base/units.h"
 
 namespace so {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/progress.h"
+#include "train/training_progress.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The AdamW contract of adamw.h in SIMD: one source, compiled once for each instruction set by Highway.
-#include "optim/adamw_kernels.h"
+#include "optim/cpu/adamw_kernels.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "optim/adamw_kernels.cpp"
+#define HWY_TARGET_INCLUDE "optim/cpu/adamw_kernels.cpp"
 #include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>

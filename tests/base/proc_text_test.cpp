@@ -1,4 +1,4 @@
-#include "base/kernel_text.h"
+#include "base/proc_text.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Cycles of the innermost loops of a function for 64-bit Arm, by static analysis (llvm-mca), without such a machine.
 
-usage: arm_loop.py OBJECT FUNCTION [CPU = neoverse-v2]      FUNCTION is a regular expression over demangled names
+usage: aarch64_loop_cycles.py OBJECT FUNCTION [CPU = neoverse-v2]      FUNCTION is a regular expression over demangled names
 
 Prints for each function that matches the loop with the most multiplications: its instructions, the bytes that it loads
 and stores, and the cycles that the processor's execution units need for a turn if all data is in the first cache.
@@ -41,7 +41,7 @@ def main():
     cpu = sys.argv[3] if len(sys.argv) > 3 else "neoverse-v2"
     mca = next((name for name in ("llvm-mca-22", "llvm-mca-19", "llvm-mca-18", "llvm-mca") if shutil.which(name)), None)
     if not mca:
-        sys.exit("arm_loop: llvm-mca is needed (apt-get install llvm-19)")
+        sys.exit("aarch64_loop_cycles: llvm-mca is needed (apt-get install llvm-19)")
     for name, code in functions(object_file, pattern):
         body = innermost_loop(code)
         if not body:

@@ -9,11 +9,11 @@
 
 namespace so {
 
-class Speaker {
+class LoadedModel {
  public:
   // Loads the model. `capacity`: most tokens of a text and its continuation. `batch_tokens`: most tokens that are read
   // at a time. Throws Error if memory does not suffice.
-  Speaker(const ModelFiles& model, Runtime& runtime, DType dtype, std::int64_t capacity, std::int64_t batch_tokens);
+  LoadedModel(const ModelFiles& model, Runtime& runtime, DType dtype, std::int64_t capacity, std::int64_t batch_tokens);
 
   TextGenerator& generator() { return generator_; }
 

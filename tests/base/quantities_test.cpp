@@ -1,4 +1,4 @@
-#include "base/units.h"
+#include "base/quantities.h"
 
 #include <gtest/gtest.h>
 

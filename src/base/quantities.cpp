@@ -1,4 +1,4 @@
-#include "base/units.h"
+#include "base/quantities.h"
 
 #include <fmt/format.h>
 

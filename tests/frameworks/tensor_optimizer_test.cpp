@@ -1,5 +1,5 @@
 // AdamW for tensors of another framework equals a plain loop over their elements to the bit, whatever comes when.
-#include "tensors/tensor_optimizer.h"
+#include "frameworks/tensor_optimizer.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "tensors/tensor_optimizer.h"
+#include "frameworks/tensor_optimizer.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "plan/engine_settings.h"
+#include "plan/requested_engine.h"
 
 #include <algorithm>
 

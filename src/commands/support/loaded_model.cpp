@@ -1,4 +1,4 @@
-#include "commands/support/speaker.h"
+#include "commands/support/loaded_model.h"
 
 namespace so {
 namespace {
@@ -13,8 +13,8 @@ InferenceShape shape_of(std::int64_t capacity, std::int64_t batch_tokens) {
 
 }  // namespace
 
-Speaker::Speaker(const ModelFiles& model, Runtime& runtime, DType dtype, std::int64_t capacity,
-                 std::int64_t batch_tokens)
+LoadedModel::LoadedModel(const ModelFiles& model, Runtime& runtime, DType dtype, std::int64_t capacity,
+                         std::int64_t batch_tokens)
     : inference_(model, runtime, model_formats(dtype), shape_of(capacity, batch_tokens), room_of(runtime.device())),
       generator_(runtime.device(), inference_.model(), inference_.weights(), inference_.stream(), capacity,
                  batch_tokens) {}
