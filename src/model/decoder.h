@@ -73,6 +73,9 @@ struct DecoderSettings {
   bool roomy_attention = false;  // as much scratch for attention's gradient as is of use
   bool any_order = false;        // AttentionSpans::any_order
   float label_smoothing = 0;     // of the loss, Ops::LinearCrossEntropy
+  // The largest batch with a backward pass, which the arena is planned for: its tokens, of all slices, and those of its
+  // longest document; 0: not known.
+  std::int64_t most_tokens = 0, longest_document = 0;
 };
 
 // Sees what a forward pass computes, in the order of computation, before the memory is used again: it may enqueue work
@@ -232,6 +235,9 @@ class Decoder {
 
   AttentionSpans spans(const Pass& pass, std::int64_t layer) const;
   AttentionSize attention_size(const AttentionSpans& spans, std::int64_t q_rows, std::int64_t k_rows) const;
+  // The scratch of attention's gradient: no more than in the largest batch, since what smaller ones could use is not
+  // always less. Attention makes do with it.
+  Tensor acquire_gradient_scratch(Arena& arena, AttentionSize size) const;
   Tensor acquire_bytes(Arena& arena, std::string_view name, std::size_t bytes) const;  // empty when 0
   // The output projection is the embedding when tied, whose unit must be there too.
   void require_head(WeightSource& weights, Stream& stream) const;

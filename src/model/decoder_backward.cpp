@@ -173,6 +173,19 @@ void Decoder::attention_backward(const Pass& pass, std::int64_t layer, GradientS
   });
 }
 
+Tensor Decoder::acquire_gradient_scratch(Arena& arena, AttentionSize size) const {
+  const auto bytes_for = [&](const AttentionSize& of) {
+    return settings_.roomy_attention ? ops_.memory().attention_grad_most(of) : ops_.memory().attention_grad(of);
+  };
+  std::size_t bytes = bytes_for(size);
+  if (settings_.most_tokens > 0) {
+    size.q_rows = size.k_rows = size.documents = settings_.most_tokens;
+    size.longest = std::min(settings_.most_tokens, settings_.longest_document);
+    bytes = std::min(bytes, bytes_for(size));
+  }
+  return acquire_bytes(arena, "attention scratch", bytes);
+}
+
 void Decoder::attend_backward(const Pass& pass, std::int64_t layer, GradientSink& gradients, const Activations& a,
                               Tensor dattention, Tensor dqkv) const {
   if (pass.batch.is_slice()) return attend_split_backward(pass, layer, gradients, a, dattention, dqkv);
@@ -183,10 +196,7 @@ void Decoder::attend_backward(const Pass& pass, std::int64_t layer, GradientSink
   Arena& arena = pass.arena;
   Arena::Scope scope(arena);
   const AttentionSpans spans = this->spans(pass, layer);
-  const AttentionSize size = attention_size(spans, pass.tokens(), pass.tokens());
-  const Tensor scratch = acquire_bytes(
-      arena, "attention scratch",
-      settings_.roomy_attention ? ops_.memory().attention_grad_most(size) : ops_.memory().attention_grad(size));
+  const Tensor scratch = acquire_gradient_scratch(arena, attention_size(spans, pass.tokens(), pass.tokens()));
   const GradientSink::Target dsinks =
       p.sinks ? vector_gradient(gradients, arena, p.sinks, spans.sinks) : GradientSink::Target{};
   ops_.attention_grad(

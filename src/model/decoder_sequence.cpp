@@ -150,7 +150,7 @@ void Decoder::attend_split_backward(const Pass& pass, std::int64_t layer, Gradie
   {
     Arena::Scope attention(arena);
     const Ops::Attention forward = own_attention(pass, layer, a);
-    const AttentionSize size = own_attention_size(pass, forward.spans);
+    const Tensor scratch = acquire_gradient_scratch(arena, own_attention_size(pass, forward.spans));
     GradientSink::Target dsinks;
     if (p.sinks) {
       dsinks = vector_gradient(gradients, arena, p.sinks, pass.weight(p.sinks));
@@ -158,17 +158,14 @@ void Decoder::attend_split_backward(const Pass& pass, std::int64_t layer, Gradie
       if (dsinks.mode == Accumulate::overwrite) pass.stream.zero(dsinks.tensor.data(), dsinks.tensor.bytes());
       dsinks.tensor = dsinks.tensor.rows(own.first_q, own.q);
     }
-    ops_.attention_grad(pass.stream,
-                        {.dq = {dqkv_own, 0, own.q, d},
-                         .dk = {dqkv_own, own.q * d, own.kv, d},
-                         .dv = {dqkv_own, (own.q + own.kv) * d, own.kv, d},
-                         .dsinks = dsinks.tensor,
-                         .dsinks_mode = dsinks.mode,
-                         .dout = {dout, 0, own.q, d},
-                         .forward = forward,
-                         .scratch = acquire_bytes(arena, "attention scratch",
-                                                  settings_.roomy_attention ? ops_.memory().attention_grad_most(size)
-                                                                            : ops_.memory().attention_grad(size))});
+    ops_.attention_grad(pass.stream, {.dq = {dqkv_own, 0, own.q, d},
+                                      .dk = {dqkv_own, own.q * d, own.kv, d},
+                                      .dv = {dqkv_own, (own.q + own.kv) * d, own.kv, d},
+                                      .dsinks = dsinks.tensor,
+                                      .dsinks_mode = dsinks.mode,
+                                      .dout = {dout, 0, own.q, d},
+                                      .forward = forward,
+                                      .scratch = scratch});
   }
   const Tensor packed = arena.acquire("slice of ranks", t, {exchange_->size() * pass.tokens(), own_width()});
   to_slices(pass, packed, dqkv_own);

@@ -30,6 +30,12 @@ KvCache make_cache(const Buffer& memory, const DecoderSpec& spec, DType activati
   return cache;
 }
 
+DecoderSettings for_largest_batch(DecoderSettings settings, const ModelShape& shape) {
+  settings.most_tokens = shape.kept_sequence_tokens;
+  settings.longest_document = shape.longest_kept;
+  return settings;
+}
+
 }  // namespace
 
 std::size_t layer_input_bytes(const DecoderSpec& spec, DType activations, std::int64_t tokens) {
@@ -50,7 +56,7 @@ ModelOnDevice::ModelOnDevice(Device& device, Ops& ops, Stream& stream, const Dec
              layer_input_bytes(spec, settings.formats.activations, shape.kept_tokens)),
       decoder_(spec, layout, ops,
                Tensor(rope_.data(), DType::f32, {rope_tables(spec) * shape.positions, 2, spec.rope.rotary_dim / 2}),
-               settings, &store_, exchange),
+               for_largest_batch(settings, shape), &store_, exchange),
       upload_(device, shape.batch_tokens, shape.sequence_tokens) {}
 
 void ModelOnDevice::make_arena(std::size_t bytes) { arena_.emplace(device_, MemoryKind::device, "activations", bytes); }

@@ -15,10 +15,12 @@ namespace so {
 
 // The largest work that the model is made for.
 struct ModelShape {
-  std::int64_t positions = 0;     // the longest document
-  std::int64_t batch_tokens = 0;  // no batch, or slice of one, has more
-  std::int64_t kept_tokens = 0;   // none with a backward pass has more; 0: there is no backward pass
-  std::int64_t cache_rows = 0;    // rows of the KV cache; 0: there is none
+  std::int64_t positions = 0;             // the longest document
+  std::int64_t batch_tokens = 0;          // no batch, or slice of one, has more
+  std::int64_t kept_tokens = 0;           // none with a backward pass has more; 0: there is no backward pass
+  std::int64_t kept_sequence_tokens = 0;  // nor all slices of one together
+  std::int64_t longest_kept = 0;          // the longest document of such a batch
+  std::int64_t cache_rows = 0;            // rows of the KV cache; 0: there is none
   // All slices of a batch have no more together; where batches are whole, anything up to batch_tokens.
   std::int64_t sequence_tokens = 0;
 };

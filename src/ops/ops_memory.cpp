@@ -27,10 +27,17 @@ std::int64_t cudnn_tables(const AttentionSize& size) {
   return 9 * 8 * (batch + 1) + 2 * 4 * batch + 12 * 256 + cudnn_allowance(batch);
 }
 
+std::int64_t longest(const AttentionSize& size) { return std::min(size.longest, size.q_rows); }
+
+// Rows of all documents, or of the longest alone in a ragged graph, whichever are more.
+std::int64_t rows_in_graph(const AttentionSize& size) {
+  return std::max(round_up_to(size.q_rows, 128), rounded_length(longest(size)));
+}
+
 // The scratch of an attention gradient without cuDNN's dS.
 std::int64_t gradient_base(const AttentionSize& size) {
   // Row sums of dout out.
-  const std::int64_t rows = round_up_to(size.q_rows, 128) * size.q_heads;
+  const std::int64_t rows = rows_in_graph(size) * size.q_heads;
   std::int64_t bytes = 256 + rows * 4;
   if (size.dtype == DType::bf16) {
     bytes += cudnn_tables(size);
@@ -42,11 +49,11 @@ std::int64_t gradient_base(const AttentionSize& size) {
 
 // dq in fp32, of as many heads at a time as there is room for, at least those of one key head.
 std::int64_t gradient_in_any_order(const AttentionSize& size) {
-  const std::int64_t rows = round_up_to(size.q_rows, 128), group = size.q_heads / size.kv_heads;
+  const std::int64_t rows = rows_in_graph(size), group = size.q_heads / size.kv_heads;
   const std::int64_t a_key_head = cudnn_gradient_bytes({1, group, 1, size.head_dim, rows, rows, false});
-  const std::int64_t heads = std::clamp<std::int64_t>(sums_in_any_order / a_key_head, 1, size.kv_heads);
+  const std::int64_t heads = std::min(size.kv_heads * a_key_head, std::max(sums_in_any_order, a_key_head));
   // Kernels that need the row sums alone do what cuDNN does not take.
-  return cudnn_tables(size) + 256 + std::max(rows * size.q_heads * 4, heads * a_key_head);
+  return cudnn_tables(size) + 256 + std::max(rows * size.q_heads * 4, heads);
 }
 
 // The CPU's ops need no memory beside their arguments, and keep logits in fp32.
@@ -77,23 +84,25 @@ std::size_t CudaOpsMemory::attention(const AttentionSize& size) const {
 }
 
 std::size_t CudaOpsMemory::attention_grad(const AttentionSize& size) const {
-  const std::int64_t rows = round_up_to(size.q_rows, 128), longest = std::min(round_up_to(size.longest, 128), rows);
   if (size.dtype != DType::bf16) return static_cast<std::size_t>(gradient_base(size));
   if (size.any_order) return static_cast<std::size_t>(gradient_in_any_order(size));
+  const std::int64_t rows = rows_in_graph(size), in_graph = rounded_length(longest(size));
   // dS, bf16: of all heads of one document at most, else of as many at a time as there is room for.
   const std::int64_t all = rows * size.q_heads * rows * 2,
                      scores = std::min(all, std::max(least_scores, scores_per_token * size.q_rows));
-  if (longest * longest * 2 <= scores) return static_cast<std::size_t>(gradient_base(size) + scores);
-  // Beyond attention_in_tiles_beyond tokens that would not hold one head of one document of them all: it is done in
-  // tiles, or where those do not go, by kernels that want the row sums alone.
-  const std::int64_t tiles = attention_tiles(size.q_heads, size.kv_heads).bytes(size.head_dim, longest);
+  if (in_graph * in_graph * 2 <= scores) return static_cast<std::size_t>(gradient_base(size) + scores);
+  // One head of the longest document would not fit: it is done in tiles, or with a window, which tiles do not know, by
+  // kernels that want the row sums alone.
+  const bool windowed = size.window > 0 && size.window < size.longest;
+  const std::int64_t tiles =
+      windowed ? 0 : attention_tiles(size.q_heads, size.kv_heads).bytes(size.head_dim, longest(size));
   return static_cast<std::size_t>(256 + rows * size.q_heads * 4 + cudnn_tables(size) + tiles);
 }
 
 std::size_t CudaOpsMemory::attention_grad_most(const AttentionSize& size) const {
   if (size.any_order) return attention_grad(size);
   // dS, bf16, of all heads of all documents, were they all as long as the longest.
-  const std::int64_t all = round_up_to(size.q_rows, 128) * size.q_heads * round_up_to(size.longest, 128) * 2;
+  const std::int64_t all = rows_in_graph(size) * size.q_heads * rounded_length(longest(size)) * 2;
   const auto most = static_cast<std::size_t>(gradient_base(size) + (size.dtype == DType::bf16 ? all : 0));
   return std::max(most, attention_grad(size));
 }

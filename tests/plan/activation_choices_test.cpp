@@ -47,6 +47,34 @@ struct Planner {
   DecoderSettings settings;
 };
 
+// What attention's gradient could use is not always less for a smaller batch: documents beyond a length go in tiles,
+// and take less than shorter ones; in any order as many heads at a time as fit are done, and more fit of fewer rows.
+TEST(ActivationSizer, NoSmallerBatchTakesMore) {
+  for (const auto& [tokens, longest] : {std::pair<std::int64_t, std::int64_t>{65'536, 60'000},
+                                        {50'000, 50'000},
+                                        {131'072, 131'072},
+                                        {65'536, 4'096},
+                                        {8'192, 8'192}})
+    for (const bool any_order : {false, true})
+      for (const bool roomy : {false, true}) {
+        Planner planner(preset_spec("llama-3.1-8b"), cuda_backend(),
+                        {.micro_batch_tokens = tokens, .longest_document = longest});
+        planner.settings.keep = keep_choice(planner.spec.layers, keep_choices_on_device(planner.spec.layers) - 1);
+        planner.settings.tile_rows = 4096;  // so that attention takes most
+        planner.settings.any_order = any_order;
+        planner.settings.roomy_attention = roomy;
+        const std::size_t planned = planner.sizer.bytes(planner.settings);
+        EXPECT_EQ(planned, planner.sizer.bytes_of_batch(planner.settings, tokens, longest));
+        for (const double part : {0.999, 0.996, 0.9, 0.76, 0.74, 0.5, 0.1})
+          for (const double of_them : {1.0, 0.999, 0.82, 0.75, 0.5, 0.1}) {
+            const auto fewer = static_cast<std::int64_t>(static_cast<double>(tokens) * part),
+                       shorter = std::min(fewer, static_cast<std::int64_t>(static_cast<double>(longest) * of_them));
+            EXPECT_LE(planner.sizer.bytes_of_batch(planner.settings, fewer, shorter), planned)
+                << fewer << " of " << tokens << " tokens, " << shorter << " of " << longest << " in the longest";
+          }
+      }
+}
+
 TEST(KeepChoices, GoFromEverythingToInputsALayerAtATime) {
   for (const std::int64_t layers : {1, 2, 7}) {
     const auto n = static_cast<std::size_t>(layers);

@@ -243,8 +243,8 @@ class LayerCases final : public Cases {
             dv{dqkv, s_.q_width() + s_.kv_width(), s_.kv_heads, s_.head_dim};
         const Heads dout{m.random(t_, {n_, s_.q_width()}), 0, s_.heads, s_.head_dim};
         const Tensor dsinks = s_.sinks ? m.random(t_, {s_.heads}) : Tensor();
-        // With long documents the most would be more than any device has.
-        constexpr std::size_t much = std::size_t{16} << 30;
+        // With long documents the most would be more than devices have.
+        constexpr std::size_t much = std::size_t{40} << 30;
         const std::size_t most = ops_.memory().attention_grad_most(size);
         const Tensor grad_scratch = m.scratch(most <= much ? most : ops_.memory().attention_grad(size));
         return Call{[=](Ops& ops, Stream& stream) {

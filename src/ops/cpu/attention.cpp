@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -287,6 +288,10 @@ void check_attention(const Ops::Attention& a) {
   check_heads(a.out, type, tokens, a.q.heads, dim, "out");
   SO_CHECK(a.lse.rank() == 2 && a.lse.dtype() == DType::f32 && a.lse.dim(0) == a.q.heads && a.lse.dim(1) == tokens,
            "lse {}", shape_string(a.lse.shape()));
+  const auto& starts = a.spans.starts;
+  SO_CHECK(
+      starts.empty() || (std::ssize(starts) == a.spans.documents + 1 && starts.front() == 0 && starts.back() <= tokens),
+      "{} starts of {} documents in {} rows", starts.size(), a.spans.documents, tokens);
   for (const Tensor& cu : {a.spans.cu_q, a.spans.cu_k})
     SO_CHECK(cu.dtype() == DType::i32 && a.spans.documents >= 0 && cu.size() == a.spans.documents + 1,
              "{} documents, bounds {} {}", a.spans.documents, name_of(cu.dtype()), shape_string(cu.shape()));

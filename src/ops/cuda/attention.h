@@ -19,10 +19,9 @@ struct AttentionCall;  // attention_call.h
 //                  bytes.
 //     dense        all documents equally long, a multiple of 64
 //     ragged       otherwise. The number of documents and the longest are rounded up, so that few graphs are built.
-//   Hopper         on its GPUs: windows, backward up to half the longest document with heads of 64 or 128, forward up
-//   to
-//                  192 keys with heads of 64; and gradients of other bf16 with such heads, or whose cuDNN workspace
-//                  does not fit into the scratch
+//   Hopper         on its GPUs: windows, backward up to half the longest document with heads of 64 or 128, forward
+//                  up to 192 keys with heads of 64; and gradients of other bf16 with such heads, or whose cuDNN
+//                  workspace does not fit into the scratch
 //   tensor cores   such windows and gradients elsewhere, and other bf16 (a KV cache)
 //   plain          fp32, and bf16 whose rows cannot be read 16 bytes at a time
 //

@@ -11,17 +11,11 @@
 #include "base/error.h"
 #include "ops/cuda/attention_cudnn.h"
 #include "ops/cuda/attention_kernels.h"
+#include "ops/cudnn_workspace.h"
 #include "ops/ops.h"
 
 namespace so {
 
-// Sizes for ragged graphs: 64 to 512 in steps of 64, then four to an octave. Tiles beyond a document's end cost next to
-// nothing, graphs 50 ms each.
-inline std::int64_t rounded_length(std::int64_t length) {
-  std::int64_t step = 64;
-  while (step * 8 < length) step *= 2;
-  return (length + step - 1) / step * step;
-}
 // Two to an octave: 1, 2, 3, 4, 6, 8, 12, ...
 inline std::int64_t rounded_batch(std::int64_t documents) {
   std::int64_t step = 1;
@@ -61,7 +55,6 @@ struct AttentionCall {
   // 0 if every key up to its own is in a query's.
   std::int64_t window() const { return spans->window < spans->max_k ? spans->window : 0; }
   std::int64_t k_rows() const { return k->rows.dim(0); }
-  bool nothing() const { return spans->documents == 0 || q_rows() == 0 || k_rows() == 0; }
   bool self_attention() const { return q_rows() == k_rows() && spans->max_q == spans->max_k && spans->max_q > 0; }
   std::size_t scratch_bytes() const { return static_cast<std::size_t>(scratch_end - scratch); }
 

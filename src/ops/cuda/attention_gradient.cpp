@@ -134,27 +134,40 @@ Together together(const AttentionCall& call, std::size_t first, std::size_t coun
 // Tiles that are worth their launches, down to what tests have scratch for.
 constexpr std::int64_t least_tile_rows = 128;
 
+// The largest tiles that fit into the call's scratch, for documents of so many tokens; none: no tiles do.
+std::optional<AttentionTiles> tiles_that_fit(const AttentionCall& call, std::int64_t longest) {
+  const auto room = static_cast<std::int64_t>(call.scratch_bytes());
+  AttentionTiles tiles = attention_tiles(call.q->heads, call.k->heads);
+  while (tiles.rows > least_tile_rows && tiles.bytes(call.q->head_dim, longest) > room) tiles.rows /= 2;
+  return tiles.bytes(call.q->head_dim, longest) <= room ? std::optional(tiles) : std::nullopt;
+}
+
 // Documents one after another: those of which cuDNN cannot take one head at once in tiles, of the others as many
-// together as fit. False: there is too little scratch, or the host does not know where documents begin.
-bool gradient_in_tiles(CudnnSdpa& cudnn, const AttentionCall& call) {
+// together as fit. False, and nothing is enqueued: there is too little scratch, or the host does not know where
+// documents begin.
+bool gradient_by_documents(CudnnSdpa& cudnn, const AttentionCall& call) {
   const std::span<const std::int32_t> starts = call.spans->starts;
   if (call.window() > 0 || starts.empty()) return false;
-  const auto room = static_cast<std::int64_t>(call.scratch_bytes());
-  const std::int64_t dim = call.q->head_dim, longest = call.spans->max_q;
-  AttentionTiles tiles = attention_tiles(call.q->heads, call.k->heads);
-  while (tiles.rows > least_tile_rows && tiles.bytes(dim, longest) > room) tiles.rows /= 2;
-  if (tiles.bytes(dim, longest) > room) return false;
-
-  LongDocuments long_documents(cudnn, call, tiles, longest);
   const auto documents = static_cast<std::size_t>(call.spans->documents);
   const auto length = [&](std::size_t d) { return std::int64_t{starts[d + 1]} - starts[d]; };
+  std::int64_t longest_at_once = 0, longest_in_tiles = 0;
+  for (std::size_t d = 0; d < documents; ++d)
+    if (length(d) > std::max(longest_at_once, longest_in_tiles))
+      (together(call, d, 1, length(d)).cut ? longest_at_once : longest_in_tiles) = length(d);
+  std::optional<LongDocuments> in_tiles;
+  if (longest_in_tiles > 0) {
+    const std::optional<AttentionTiles> tiles = tiles_that_fit(call, longest_in_tiles);
+    if (!tiles) return false;
+    in_tiles.emplace(cudnn, call, *tiles, longest_in_tiles);
+  }
+
   for (std::size_t d = 0, end = 0; d < documents; d = end) {
     end = d + 1;
     std::int64_t most = length(d);
     if (most == 0) continue;
     Together some = together(call, d, 1, most);
     if (!some.cut) {
-      long_documents.gradient(starts[d], most);
+      in_tiles->gradient(starts[d], most);
       continue;
     }
     SO_CHECK(!call.dense, "a document of {} fits where {} as long do not", most, documents);
@@ -166,7 +179,8 @@ bool gradient_in_tiles(CudnnSdpa& cudnn, const AttentionCall& call) {
     }
     AttentionCall part = call;
     part.spans = &some.spans;
-    gradient_in_parts(cudnn, part, some.whole, *some.cut);
+    const bool done = gradient_in_parts(cudnn, part, some.whole, *some.cut);
+    SO_CHECK(done, "a window in a gradient by documents");
   }
   return true;
 }
@@ -178,7 +192,7 @@ bool CudaAttention::cudnn_backward(const AttentionCall& call) {
   const std::int64_t room = static_cast<std::int64_t>(call.scratch_bytes()) - AttentionCall::memory_bytes(whole);
   if (const std::optional<Cut> cut = cut_gradient(whole, call.k_rows(), room))
     return gradient_in_parts(*cudnn_, call, whole, *cut);
-  return gradient_in_tiles(*cudnn_, call);
+  return gradient_by_documents(*cudnn_, call);
 }
 
 }  // namespace so

@@ -26,26 +26,30 @@ std::int64_t LongDocuments::rows_of(const Document& document, std::int64_t tile)
   return std::min(tiles_.rows, document.length - tile * tiles_.rows);
 }
 
-HeadsView LongDocuments::at(const so::Heads* tensor, std::int64_t row, std::int64_t head) const {
+HeadsView LongDocuments::at(const Heads* tensor, std::int64_t row, std::int64_t head) const {
   HeadsView view = AttentionCall::view(tensor);
   view.at = static_cast<std::byte*>(view.at) + (row * view.width + head * tensor->head_dim) * 2;
   return view;
 }
 
+// All documents of a dense call are as long as each other, so that their last tile is one more length for graphs, and
+// some GPUs' cuDNN takes no ragged ones.
+std::int64_t LongDocuments::graph_length(std::int64_t rows) const { return call_.dense ? rows : rounded_length(rows); }
+
 void LongDocuments::gradient(std::int64_t begin, std::int64_t length) {
   const Document document{begin, length, (length + tiles_.rows - 1) / tiles_.rows};
   for (std::int64_t kv = 0; kv < call_.k->heads; kv += tiles_.kv_heads)
     for (std::int64_t part = 0; part < tiles_.parts; ++part) {
-      const Heads heads{kv * tiles_.group + tiles_.first_head(part),
-                        tiles_.heads(part),
-                        kv,
-                        tiles_.kv_heads,
-                        part == 0,
-                        part + 1 == tiles_.parts};
+      const HeadRange heads{kv * tiles_.group + tiles_.first_head(part),
+                            tiles_.heads(part),
+                            kv,
+                            tiles_.kv_heads,
+                            part == 0,
+                            part + 1 == tiles_.parts};
       for (std::int64_t queries = 0; queries < document.tiles; ++queries) {
         const std::int64_t rows = rows_of(document, queries);
         // Dense graphs take statistics by head, ragged ones by row.
-        const bool ragged = rows != rounded_length(rows);
+        const bool ragged = rows != graph_length(rows);
         copy_statistics(call_.stream, call_.arguments(), document.begin, queries * tiles_.rows, rows, heads.first,
                         heads.count, ragged ? LseLayout{1, heads.count} : LseLayout{rows, 1}, statistics_);
         for (std::int64_t keys = 0; keys <= queries; ++keys) tile(document, heads, queries, keys);
@@ -53,10 +57,10 @@ void LongDocuments::gradient(std::int64_t begin, std::int64_t length) {
     }
 }
 
-SdpaShape LongDocuments::shape(const Heads& heads, std::int64_t queries, std::int64_t keys, bool diagonal) const {
+SdpaShape LongDocuments::shape(const HeadRange& heads, std::int64_t queries, std::int64_t keys, bool diagonal) const {
   SdpaShape s = call_.shape(true, true);
   s.batch = 1;
-  s.length = rounded_length(queries), s.key_length = rounded_length(keys);
+  s.length = graph_length(queries), s.key_length = graph_length(keys);
   s.ragged = s.length != queries || s.key_length != keys;
   s.causal = diagonal;
   s.heads = s.stats_heads = heads.count, s.kv_heads = heads.kv_count;
@@ -65,7 +69,7 @@ SdpaShape LongDocuments::shape(const Heads& heads, std::int64_t queries, std::in
   return s;
 }
 
-void LongDocuments::bounds(const SdpaShape& shape, std::int64_t queries, std::int64_t keys, SdpaMemory& memory) {
+void LongDocuments::ragged_tables(const SdpaShape& shape, std::int64_t queries, std::int64_t keys, SdpaMemory& memory) {
   RaggedOffsets offsets;
   for (int i = 0; i < sdpa_tensors; ++i) {
     memory.offsets[static_cast<std::size_t>(i)] = offsets.offsets[i] = offsets_ + 2 * i;
@@ -79,7 +83,7 @@ void LongDocuments::bounds(const SdpaShape& shape, std::int64_t queries, std::in
   ragged_offsets(call_.stream, offsets, bounds_, bounds_ + 2, 1, 1);
 }
 
-void LongDocuments::tile(const Document& document, const Heads& heads, std::int64_t queries, std::int64_t keys) {
+void LongDocuments::tile(const Document& document, const HeadRange& heads, std::int64_t queries, std::int64_t keys) {
   const std::int64_t q_rows = rows_of(document, queries), k_rows = rows_of(document, keys);
   const std::int64_t q_row = document.begin + queries * tiles_.rows, k_row = document.begin + keys * tiles_.rows;
   const SdpaShape s = shape(heads, q_rows, k_rows, queries == keys);
@@ -94,7 +98,7 @@ void LongDocuments::tile(const Document& document, const Heads& heads, std::int6
   set(SdpaTensor::dq, dq_part_);
   set(SdpaTensor::dk, dk_part_);
   set(SdpaTensor::dv, dv_part_);
-  if (s.ragged) bounds(s, q_rows, k_rows, memory);
+  if (s.ragged) ragged_tables(s, q_rows, k_rows, memory);
   memory.workspace = workspace_;
   memory.workspace_bytes = static_cast<std::size_t>(workspace_bytes_);
   cudnn_.run(call_.stream, s, memory);

@@ -22,17 +22,19 @@ class LongDocuments {
   struct Document {
     std::int64_t begin = 0, length = 0, tiles = 0;
   };
-  struct Heads {
+  struct HeadRange {
     std::int64_t first = 0, count = 0;  // of queries
     std::int64_t kv_first = 0, kv_count = 0;
     bool first_part = false, last_part = false;  // of those that share their key heads
   };
-  void tile(const Document& document, const Heads& heads, std::int64_t queries, std::int64_t keys);
-  SdpaShape shape(const Heads& heads, std::int64_t queries, std::int64_t keys, bool diagonal) const;
+  void tile(const Document& document, const HeadRange& heads, std::int64_t queries, std::int64_t keys);
+  SdpaShape shape(const HeadRange& heads, std::int64_t queries, std::int64_t keys, bool diagonal) const;
   // Where a tensor of the call has a row and a head.
-  HeadsView at(const so::Heads* tensor, std::int64_t row, std::int64_t head) const;
+  HeadsView at(const Heads* tensor, std::int64_t row, std::int64_t head) const;
   std::int64_t rows_of(const Document& document, std::int64_t tile) const;
-  void bounds(const SdpaShape& shape, std::int64_t queries, std::int64_t keys, SdpaMemory& memory);
+  std::int64_t graph_length(std::int64_t rows) const;
+  // Lays out and fills in where a ragged tile's tensors begin and end.
+  void ragged_tables(const SdpaShape& shape, std::int64_t queries, std::int64_t keys, SdpaMemory& memory);
 
   CudnnSdpa& cudnn_;
   AttentionCall call_;

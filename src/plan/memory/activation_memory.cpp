@@ -68,25 +68,45 @@ ActivationSizer::ActivationSizer(const DecoderSpec& spec, const ParameterLayout&
 
 ActivationSizer::~ActivationSizer() = default;
 
-std::size_t ActivationSizer::bytes(const DecoderSettings& settings) {
-  // Rank 0 has the longest slice of a group. What its messages take is no activation, so any route does.
-  SequenceGroup group(*dry_->ranks, shape_.sequence, *dry_->device, CollectiveRoute::nccl);
-  ModelOnDevice model(*dry_->device, *dry_->ops, *dry_->stream, spec_, layout_, settings, model_shape(shape_), &group);
-  model.make_arena(0);
-  // No batch has more documents than tokens.
-  const auto batch_of = [&](std::int64_t tokens) {
-    if (shape_.sequence == 1) return model.upload().largest(tokens, tokens, shape_.longest_document);
-    const std::int64_t all = std::max<std::int64_t>(tokens, shape_.sequence);
-    return model.upload().largest(longest_slice(all, shape_.sequence), all, shape_.longest_document, all);
-  };
-  DrySink sink(layout_, settings.formats.gradients);
-  if (shape_.micro_batch_tokens > 0) {
-    const DeviceBatch batch = batch_of(shape_.micro_batch_tokens);
-    model.decoder().forward_backward(*dry_->stream, batch, dry_->weights, sink, model.arena(), model.upload().losses(),
-                                     1);
+// The run's model, without anything behind it.
+struct ActivationSizer::Run {
+  Run(ActivationSizer& sizer, const DecoderSettings& settings)
+      : shape(sizer.shape_),
+        layout(sizer.layout_),
+        dry(*sizer.dry_),
+        // Rank 0 has the longest slice of a group. What its messages take is no activation, so any route does.
+        group(*dry.ranks, shape.sequence, *dry.device, CollectiveRoute::nccl),
+        model(*dry.device, *dry.ops, *dry.stream, sizer.spec_, layout, settings, model_shape(shape), &group),
+        gradients(settings.formats.gradients) {
+    model.make_arena(0);
   }
+
+  // No batch has more documents than tokens.
+  DeviceBatch batch_of(std::int64_t tokens, std::int64_t longest_document) {
+    if (shape.sequence == 1) return model.upload().largest(tokens, tokens, longest_document);
+    const std::int64_t all = filled(tokens, shape);
+    return model.upload().largest(longest_slice(all, shape.sequence), all, longest_document, all);
+  }
+  void train(std::int64_t tokens, std::int64_t longest_document) {
+    const DeviceBatch batch = batch_of(tokens, longest_document);
+    DrySink sink(layout, gradients);
+    model.decoder().forward_backward(*dry.stream, batch, dry.weights, sink, model.arena(), model.upload().losses(), 1);
+  }
+
+  const TrainingShape& shape;
+  const ParameterLayout& layout;
+  Dry& dry;
+  SequenceGroup group;
+  ModelOnDevice model;
+  const DType gradients;
+};
+
+std::size_t ActivationSizer::bytes(const DecoderSettings& settings) {
+  Run run(*this, settings);
+  ModelOnDevice& model = run.model;
+  if (shape_.micro_batch_tokens > 0) run.train(shape_.micro_batch_tokens, shape_.longest_document);
   if (shape_.evaluation_tokens > 0) {
-    const DeviceBatch batch = batch_of(shape_.evaluation_tokens);
+    const DeviceBatch batch = run.batch_of(shape_.evaluation_tokens, shape_.longest_document);
     model.decoder().forward_loss(*dry_->stream, batch, dry_->weights, model.arena(), model.upload().losses());
   }
   if (shape_.sample_tokens > 0) {
@@ -98,6 +118,13 @@ std::size_t ActivationSizer::bytes(const DecoderSettings& settings) {
     }
   }
   return model.arena().high_water();
+}
+
+std::size_t ActivationSizer::bytes_of_batch(const DecoderSettings& settings, std::int64_t tokens,
+                                            std::int64_t longest_document) {
+  Run run(*this, settings);
+  run.train(tokens, longest_document);
+  return run.model.arena().high_water();
 }
 
 std::size_t ActivationSizer::host_bytes(const DecoderSettings& settings) const {

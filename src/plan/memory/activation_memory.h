@@ -25,6 +25,9 @@ class ActivationSizer {
 
   // The high-water mark of a training step, an evaluation or a sample, whichever is most.
   std::size_t bytes(const DecoderSettings& settings);
+  // That of a training step's pass over a smaller batch, of so many tokens and with such a longest document, in the
+  // same run: never more.
+  std::size_t bytes_of_batch(const DecoderSettings& settings, std::int64_t tokens, std::int64_t longest_document);
   // Beside them, of the device's own memory: tables of what layers keep on the host.
   std::size_t page_tables(const DecoderSettings& settings) const;
   // Returns the host memory of what layers keep there.
@@ -32,6 +35,7 @@ class ActivationSizer {
 
  private:
   struct Dry;
+  struct Run;
   const DecoderSpec& spec_;
   const ParameterLayout& layout_;
   const TrainingShape shape_;

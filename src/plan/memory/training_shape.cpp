@@ -15,9 +15,12 @@ std::int64_t slice_tokens(const TrainingShape& shape) {
   return longest_slice(shape.micro_batch_tokens, shape.sequence);
 }
 
+std::int64_t filled(std::int64_t tokens, const TrainingShape& shape) {
+  return shape.sequence > 1 ? std::max<std::int64_t>(tokens, shape.sequence) : tokens;
+}
+
 std::int64_t most_batch_tokens(const TrainingShape& shape) {
-  const std::int64_t filled = shape.sequence > 1 ? shape.sequence : 0;  // no slice is without a token
-  return std::max({shape.micro_batch_tokens, shape.evaluation_tokens, sample_batch_tokens(shape), filled});
+  return filled(std::max({shape.micro_batch_tokens, shape.evaluation_tokens, sample_batch_tokens(shape)}), shape);
 }
 
 ModelShape model_shape(const TrainingShape& shape) {
@@ -25,6 +28,8 @@ ModelShape model_shape(const TrainingShape& shape) {
           .batch_tokens = std::max({slice_tokens(shape), longest_slice(shape.evaluation_tokens, shape.sequence),
                                     sample_batch_tokens(shape)}),
           .kept_tokens = slice_tokens(shape),
+          .kept_sequence_tokens = filled(shape.micro_batch_tokens, shape),
+          .longest_kept = shape.longest_document,
           .cache_rows = shape.sample_tokens,
           .sequence_tokens = most_batch_tokens(shape)};
 }
