@@ -21,29 +21,33 @@ not_run() {
 }
 builds=""
 torch=""
+torch_log=$(mktemp)
 closing_list() {
   status=$?
-  [ -z "$torch" ] || kill "$torch" 2>/dev/null || true
+  [ -z "$torch" ] || kill -- "-$torch" 2>/dev/null || true
   echo "== skipped"
   for directory in $builds; do
     [ ! -e "$directory/tests.xml" ] || scripts/skipped_tests.sh "$directory" "$directory/tests.xml"
   done
   cat "$NOT_RUN"
-  rm -f "$NOT_RUN"
+  rm -f "$NOT_RUN" "$torch_log"
   echo "== $([ "$status" = 0 ] && echo passed || echo FAILED), $(($(date +%s) - begin)) s"
 }
 trap closing_list EXIT
+# dash runs no EXIT trap when a signal ends it.
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 
 # PyTorch is fetched while the first build compiles, which takes longer where nothing is cached, and awaited before its
-# tests.
+# tests. It has a process group of its own, so that all of it ends where this does.
 if [ -z "${SO_TORCH_PYTHON:-}" ]; then
   mkdir -p .deps
-  scripts/install_dependencies.sh torch >.deps/torch.log 2>&1 &
+  setsid scripts/install_dependencies.sh torch >"$torch_log" 2>&1 &
   torch=$!
 fi
 await_torch() {
   [ -n "$torch" ] || return 0
-  wait "$torch" || not_run "Tests of the PyTorch optimizer: not run, $(tail -n 1 .deps/torch.log)"
+  wait "$torch" || not_run "Tests of the PyTorch optimizer: not run, $(tail -n 1 "$torch_log")"
   torch=""
 }
 

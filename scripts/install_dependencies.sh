@@ -12,7 +12,12 @@ install_torch() {
   environment=$dependencies/torch
   # Those that the tests were last seen to pass with.
   wanted="torch==2.15.* transformers==5.24.* accelerate==1.15.* trl==1.16.*"
-  [ "$(cat "$environment/complete" 2>/dev/null)" != "$wanted" ] || return 0
+  # Another installation that is under way is awaited. The lock is pip's too.
+  exec 9>"$dependencies/torch.lock"
+  flock 9
+  # A newer python3 does not find what an older one installed.
+  complete="$wanted with $("$dependencies/python/bin/python3" --version 2>&1 || true)"
+  [ "$(cat "$environment/complete" 2>/dev/null)" != "$complete" ] || return 0
   cannot() {
     rm -rf "$environment"
     echo "PyTorch is not installed: $1"
@@ -34,7 +39,7 @@ install_torch() {
     cannot "pip: $(grep . "$environment/errors" | tail -n 1)"
   rm -r "$environment/tmp"
   "$environment/bin/python3" -c 'import torch' || cannot "it cannot be imported"
-  echo "$wanted" >"$environment/complete"
+  echo "$complete" >"$environment/complete"
 }
 if [ "${1:-}" = torch ]; then
   install_torch
