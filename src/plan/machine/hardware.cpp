@@ -32,7 +32,6 @@ constexpr std::pair<const char*, double E::*> efficiencies[]{
     {"attention_backward", &E::attention_backward},
     {"small_head_attention_forward", &E::small_head_attention_forward},
     {"small_head_attention_backward", &E::small_head_attention_backward},
-    {"long_attention_tokens", &E::long_attention_tokens},
     {"long_attention_forward", &E::long_attention_forward},
     {"long_attention_backward", &E::long_attention_backward},
     {"long_small_head_attention_backward", &E::long_small_head_attention_backward},

@@ -19,7 +19,7 @@ struct CollectiveRates {
 struct Efficiencies {
   double attention_forward = 0, attention_backward = 0;  // causal, heads of 128 or more; of gemm_flops
   double small_head_attention_forward = 0, small_head_attention_backward = 0;
-  double long_attention_tokens = 0;  // the gradient of longer documents goes in tiles
+  // Of documents whose gradient goes in tiles (ops/attention_tiles.h).
   double long_attention_forward = 0, long_attention_backward = 0, long_small_head_attention_backward = 0;
   double any_order = 0, any_order_small_head = 0;  // gradients in any order, of what those in order reach
   bool gradients_in_any_order = false;             // what the run asks for

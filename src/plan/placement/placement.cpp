@@ -377,13 +377,10 @@ bool any_placement_fits(const PlacementInputs& in) {
   std::vector<std::pair<std::size_t, std::size_t>> worth_it;
   for (const auto& sizes : device_bytes)
     if (worth_it.empty() || sizes.second < worth_it.back().second) worth_it.push_back(sizes);
-  // Tries a few of them.
-  const std::int64_t step = std::max<std::int64_t>(1, std::ssize(worth_it) / 8);
-  for (std::int64_t i = std::ssize(worth_it) - 1; i > 0; i -= step) {
-    const auto& sizes = worth_it[static_cast<std::size_t>(i)];
-    if (const auto left = most_left(in, sizes.first); left && sizes.second <= *left) return true;
-  }
-  return false;
+  return std::any_of(worth_it.rbegin(), worth_it.rend(), [&](const auto& sizes) {
+    const auto left = most_left(in, sizes.first);
+    return left && sizes.second <= *left;
+  });
 }
 
 }  // namespace so

@@ -101,7 +101,7 @@ double least_seconds(const SimulatedRun& run) {
   for (std::size_t u = 0; u < run.units.size(); ++u) {
     const auto elements = static_cast<double>(run.units[u].elements),
                weights = elements + static_cast<double>(run.units[u].frozen);
-    pass += run.units[u].forward;
+    pass += run.units[u].forward + run.units[u].input_to_host;
     reduce += (gradients.sliced[u] ? micro_batches : 1) * run.units[u].reduce;
     gather += (in_slices[u] ? gather_copies : 1) * run.units[u].gather;
     if (gradients.moving[u] >= 0 && static_cast<int>(u) >= run.first_trained_unit)
@@ -188,7 +188,7 @@ SimulatedRun simulated_run(const PlacementInputs& in, int device_units, std::int
                     .remade_input = !again.remade_inputs.empty() && again.remade_inputs[u]};
     // Copies of what is kept on the host go beside the unit's work.
     if (!again.link_bytes.empty()) {
-      s.forward = std::max(s.forward, again.link_bytes[u] / r.link_to_host);
+      s.input_to_host = std::max(0.0, again.link_bytes[u] / r.link_to_host - s.forward);
       s.backward = std::max(s.backward, again.link_bytes[u] / r.link_to_device);
     }
     if (residency.sends_masters() && static_cast<int>(u) >= device_units && gathered[u] && unit.frozen_elements == 0)
@@ -231,7 +231,10 @@ std::int64_t choose_undo_buckets(const PlacementInputs& in, int device_units, st
     places = std::min(places, static_cast<std::int64_t>(beyond(in.undo_budget, host_bytes) / in.undo_place_bytes));
   const SimulatedRun run = simulated_run(in, device_units, keep, 0, residency);
   double backward = 0;
-  for (const SimulatedUnit& unit : run.units) backward += unit.backward;
+  for (const BackwardStep& step : backward_steps_of(run)) {
+    const SimulatedUnit& unit = run.units[static_cast<std::size_t>(step.unit)];
+    backward += step.forward_again ? unit.forward : unit.backward;
+  }
   const double full = full_bytes(in),
                update = std::max(full / in.rates.host_adamw,  // an element
                                  (full + in.gradient_bytes + in.weight_bytes) / in.rates.host_memory);

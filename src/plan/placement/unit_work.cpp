@@ -6,6 +6,7 @@
 #include "model/flops.h"
 #include "model/parameters.h"
 #include "model/sequence_split.h"
+#include "ops/attention_tiles.h"
 
 namespace so {
 namespace {
@@ -48,7 +49,7 @@ Visited visited_pairs(std::span<const std::int32_t> cu_seqlens, std::int64_t win
   for (std::size_t i = 1; i < cu_seqlens.size(); ++i) longest = std::max(longest, cu_seqlens[i] - cu_seqlens[i - 1]);
   // Half of the processors are idle, in the mean, while the last blocks end.
   return {all + 0.5 * reached.processors * reached.attention_block_queries * longest / heads, false,
-          longest > reached.long_attention_tokens};
+          longest > attention_in_tiles_beyond};
 }
 
 // Memory-bound work of a layer beside its products, in elements a token, and its kernels.

@@ -70,7 +70,7 @@ DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<boo
   const bool several_ranks = has_collectives(run);
   const std::vector<bool> sliced = gradient_places_of(run).sliced;
   const std::vector<BackwardStep> backward = backward_steps_of(run);
-  for (const SimulatedUnit& unit : run.units) program.pass_seconds += unit.forward;
+  for (const SimulatedUnit& unit : run.units) program.pass_seconds += unit.forward + unit.input_to_host;
   for (const BackwardStep& step : backward) {
     const SimulatedUnit& unit = run.units[static_cast<std::size_t>(step.unit)];
     program.pass_seconds += step.forward_again ? unit.forward : unit.backward;
@@ -79,9 +79,9 @@ DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<boo
   int turn = 0;
   PlaceTurns<stream_places> stream_turns(streamed);
   PlaceTurns<gather_places> gather_turns(gathered);
-  const auto op = [&](DeviceOp o, bool first_pass) {
+  const auto op = [&](DeviceOp o, bool first_pass, bool again = false) {
     const SimulatedUnit& u = run.units[static_cast<std::size_t>(o.unit)];
-    o.seconds = o.work == SimulatedWork::forward ? u.forward : u.backward;
+    o.seconds = o.work == SimulatedWork::backward ? u.backward : u.forward + (again ? 0 : u.input_to_host);
     if (streamed[static_cast<std::size_t>(o.unit)]) {
       o.use = static_cast<int>(program.uses.size());
       const auto before = stream_turns.use(o.unit, o.use);
@@ -113,7 +113,7 @@ DeviceProgram make_device_program(const SimulatedRun& run, const std::vector<boo
       op({.work = SimulatedWork::forward, .unit = u, .first = first, .last = last}, first);
     for (const BackwardStep& step : backward)
       if (step.forward_again)
-        op({.work = SimulatedWork::forward, .unit = step.unit, .last = last}, false);
+        op({.work = SimulatedWork::forward, .unit = step.unit, .last = last}, false, true);
       else
         op({.work = SimulatedWork::backward, .unit = step.unit, .first = first, .last = last}, false);
     if (m != 1) continue;  // all that follow are like it

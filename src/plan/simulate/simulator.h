@@ -49,6 +49,8 @@ struct SimulatedUnit {
   double reduce = 0, gather = 0;  // seconds of its collectives; 0 of all units: there is one rank
   std::int64_t frozen = 0;        // weights beside `elements`, which stream with them
   bool remade_input = false;      // its input is not kept, but made again
+  // Seconds by which a forward pass takes longer since its input goes to the host; not one that runs again.
+  double input_to_host = 0;
   auto operator<=>(const SimulatedUnit&) const = default;
 };
 
