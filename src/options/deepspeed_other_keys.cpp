@@ -182,10 +182,10 @@ void add_activation_checkpointing(Rows& r) {
   r.section("activation_checkpointing", "whether activations are recomputed is --activation_checkpointing");
   r.unused(a + "partition_activations", boolean, "there is no model parallelism to partition them over");
   r.unused(a + "contiguous_memory_optimization", boolean, "activations always lie in one planned arena");
-  r.unused(a + "number_checkpoints", integer, "the number of checkpoints is the number of layers");
+  r.unused(a + "number_checkpoints", integer, "the plan chooses how many layers keep their inputs");
   r.unused(a + "synchronize_checkpoint_boundary", boolean, "the order of work on the device does not change results");
   r.unused(a + "profile", boolean, "the step log shows the time of forward and backward");
-  r.off(a + "cpu_checkpointing", "activations are not offloaded to host memory in this version; set it to false");
+  r.unused(a + "cpu_checkpointing", boolean, "the plan keeps inputs of layers in host memory where that is needed");
 }
 
 void add_features(Rows& r) {
