@@ -50,7 +50,8 @@ enum class Keep : std::uint8_t {
   input,       // only the layer's input: all but the last product is run again
   host,        // the same in host memory (offload/memory/activation_store.h)
   nothing,     // not even its input: backward makes it again, by a forward pass from the last layer below that kept its
-               // own. The inputs of the last such layers in a row are still there when backward begins
+               // own. Where the last layer is such a one, the inputs of those in a row that it ends are still there
+               // when backward begins
 };
 std::string_view name_of(Keep keep);
 // Returns what each layer keeps if `keep` is asked for (empty: all of all layers), where the first trained unit is this

@@ -21,11 +21,13 @@ class RandomPolicy final : public UpdatePolicy {
       choice.after.push_back(static_cast<After>(random_() % 2));
       choice.redo.push_back(static_cast<After>(random_() % 2));
     }
-    chose_ahead_ = std::any_of(choice.ahead.begin(), choice.ahead.end(), [](Ahead a) { return a != Ahead::leave; });
+    chose_ahead_ = std::any_of(choice.ahead.begin(), choice.ahead.end(), [&](Ahead ahead) {
+      return (ahead == Ahead::preview && facts.previews) || (ahead == Ahead::speculate && facts.undo_places > 0);
+    });
     return choice;
   }
 
-  // Returns whether the last choice has a bucket updated ahead of the verdict, or previewed.
+  // Returns whether the last choice has a bucket updated ahead of the verdict, or previewed, where that can be done.
   bool chose_ahead() const { return chose_ahead_; }
 
  private:

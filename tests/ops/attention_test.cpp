@@ -37,6 +37,8 @@ const std::vector<Case> cases = {
     {"aligned, several tiles", 4, 1, 128, {{300, 300}, {5, 5}, {130, 130}, {0, 0}, {257, 257}}, 1, 8},
     {"aligned, several tiles of five heads", 5, 1, 64, {{200, 200}, {256, 256}}, 1, 8},
     {"aligned, several tiles of single heads", 6, 6, 64, {{320, 320}}, 1, 8, 0},
+    {"aligned, equal lengths of single heads", 6, 6, 64, {{320, 320}, {320, 320}}, 1, 8, 0},
+    {"aligned, a last tile of its own length", 1, 1, 64, {{1600, 1600}}, 1, 8, 0},
     {"aligned, more queries than keys", 2, 2, 64, {{5, 2}, {3, 0}, {100, 70}}, 1, 8},
 };
 
@@ -50,10 +52,13 @@ TEST_F(Attention, MatchesTheFormula) {
     }
 }
 
-// With less scratch the gradient is computed in parts, or in another way: never wrongly, and twice the same.
+// With less scratch the gradient is computed in parts, or in another way: never wrongly, and unless it is in any order
+// twice the same.
 TEST_F(Attention, TheGradientMakesDoWithLessScratch) {
   const auto grad_scratch = [](const Problem& p) { return rig().ops().memory().attention_grad(p.size()); };
-  for (const Case& c : cases) {
+  std::vector<Case> both = cases;
+  for (const Case& c : cases) both.push_back(c.in_any_order());
+  for (const Case& c : both) {
     Problem p(c, DType::bf16);
     const std::size_t all = grad_scratch(p), least = std::min(all, grad_scratch(Problem(c, DType::f32)));
     if (all == 0) continue;
@@ -64,7 +69,7 @@ TEST_F(Attention, TheGradientMakesDoWithLessScratch) {
       once.run_ops(rig(), bytes);
       again.run_ops(rig(), bytes);
       expect_matches(once, expected);
-      expect_same_bits(once, again);
+      if (!c.any_order) expect_same_bits(once, again);
       if (bytes == least) break;
     }
   }
