@@ -6,7 +6,6 @@
 #include "model/flops.h"
 #include "model/parameters.h"
 #include "model/sequence_split.h"
-#include "ops/attention_tiles.h"
 
 namespace so {
 namespace {
@@ -49,7 +48,7 @@ Visited visited_pairs(std::span<const std::int32_t> cu_seqlens, std::int64_t win
   for (std::size_t i = 1; i < cu_seqlens.size(); ++i) longest = std::max(longest, cu_seqlens[i] - cu_seqlens[i - 1]);
   // Half of the processors are idle, in the mean, while the last blocks end.
   return {all + 0.5 * reached.processors * reached.attention_block_queries * longest / heads, false,
-          longest > attention_in_tiles_beyond};
+          longest > Efficiencies::long_attention_tokens};
 }
 
 // Memory-bound work of a layer beside its products, in elements a token, and its kernels.
