@@ -29,7 +29,8 @@ install_torch() {
   # The package index has PyTorch for Linux with CUDA alone, all of whose libraries it is linked with. pip fetches
   # everything before it unpacks the first.
   room=$(df -Pk "$dependencies" | awk 'NR == 2 { print int($4 / 1048576) }')
-  [ "$room" -ge 9 ] || cannot "it needs 9 GiB of disk for a while, and $dependencies has $room GiB"
+  [ "$room" -ge 16 ] ||
+    cannot "it needs 9 GiB of disk for a while, the builds of test.sh need 7, and $dependencies has $room GiB"
   "$dependencies/python/bin/python3" -m venv "$environment" || cannot "python3 -m venv failed"
   mkdir "$environment/tmp" # /tmp may be small
   # Of 20,000 modules the tests import a tenth, which python compiles when it first does.

@@ -1,4 +1,4 @@
-// How a value that is computed meets what lies where it is written.
+// Says whether an operation replaces what is in its output or adds to it.
 #pragma once
 
 namespace so {

@@ -26,7 +26,7 @@ HostMemory available_host_memory();
 
 std::size_t resident_bytes();       // of this process now
 std::size_t peak_resident_bytes();  // the most so far
-// From now on that counts from what is resident now. Nothing where the kernel does not let a process say so.
+// Restarts peak_resident_bytes() at what is resident now. Does nothing where the kernel does not allow a reset.
 void forget_peak_resident();
 
 // Saturating subtraction: by how much bytes exceed a limit, or what is left of a budget.

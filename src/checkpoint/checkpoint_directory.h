@@ -39,8 +39,8 @@ class CheckpointDirectory {
   std::vector<Checkpoint> rotate(int save_total_limit,
                                  const std::function<bool(const Checkpoint&)>& removable = {}) const;
 
-  // How many of the newest stay under `save_total_limit` if the checkpoint of step `best` stays in any case (0: none
-  // does): one less if it is older than those, but the latest one always, as in transformers.
+  // Returns how many of the newest checkpoints may stay if that of step `best` stays in any case (0: there is none). An
+  // older best one takes one of the save_total_limit places, but the latest always stays, as in transformers.
   int newest_beside(std::int64_t best, int save_total_limit) const;
 
  private:

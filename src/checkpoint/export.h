@@ -25,7 +25,7 @@ class ModelExport {
   // Writes what this rank has of the bucket. Throws Divergence if a weight is not finite.
   void write_bucket(const Bucket& bucket);
   void finish();  // every bucket was written: completes the files
-  // Returns those of the weights' files, after finish(); with one rank alone.
+  // Returns the checksums of the weight files. Call it after finish(), with one rank only.
   std::map<std::string, FileChecksum> checksums() const { return writer_.checksums(); }
 
   // Several ranks ask these (checkpoint/rank_files.h). The weights' files, by name with their bytes.

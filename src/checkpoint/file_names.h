@@ -12,7 +12,7 @@ inline constexpr const char* second_moment_file = "exp_avg_sq.safetensors";  // 
 inline constexpr const char* export_directory = "export";
 inline constexpr const char* init_directory = "init";
 
-// The key in their "__metadata__" that says which step they are of.
+// The key in a checkpoint file's "__metadata__" that holds the checkpoint's step.
 inline constexpr const char* step_metadata = "step";
 
 }  // namespace so

@@ -25,9 +25,9 @@ struct RunLength {
 RunLength run_length(const LoopOptions& options, const BatchIterator& batches, const TrainerState* resumed,
                      const std::string& state_file);
 
-// `asked`, as far as a step's rows are shared out over another number of ranks than in `record`, in as many
-// micro-batches of as many rows: with the record's number of ranks and of micro-batches a rank. Throws Error naming
-// `state_file` if a step would have other rows.
+// Returns `asked`. If its number of ranks differs from that in `record`, but a step has as many micro-batches over all
+// ranks, it gets the record's numbers of ranks and of micro-batches a rank: a run may resume on other ranks. Throws
+// Error naming `state_file` if a step would have another number of micro-batches.
 TrainOptions with_recorded_ranks(const TrainOptions& asked, const std::string& record, const std::string& state_file);
 
 // The length as `record` (TrainerState::options) has it; `asked` if that is no record.

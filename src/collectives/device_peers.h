@@ -20,7 +20,8 @@ namespace so {
 struct PeerMessages {
   std::vector<std::span<const std::byte>> send;
   std::vector<std::span<std::byte>> receive;
-  // If these messages come to arrivals(), by rank: where among the arrivals of rank r what is sent to it comes to lie.
+  // For messages that go to arrivals(), by rank: the offset in rank r's arrivals, in bytes, to which send[r] is
+  // written.
   std::vector<std::size_t> there = {};
 };
 
@@ -30,7 +31,7 @@ class DevicePeers {
 
   // Whether there is memory into which other ranks write their messages themselves.
   virtual bool has_arrivals() const { return false; }
-  // That of the next exchange of messages that come there; the one after it has other memory.
+  // Returns that memory for the next exchange that uses it. Two exchanges in a row use different memory.
   virtual std::byte* arrivals() { return nullptr; }
   // Enqueues: the arrivals of the last such exchange have been used, and others may come to lie there.
   virtual void used_arrivals(Stream&) {}
@@ -72,10 +73,10 @@ struct Arrivals {
   std::size_t of_an_exchange = 0;  // bytes
   Buffer memory;
 };
-// By copies of the sender's into the receiver's memory, which every rank has alike: to its `arrivals`; to where slices
-// belong in `gathered_into`; and into `places`, from which the receiver copies. Each may be missing, and then such
-// messages cannot be sent; what is gathered comes in pieces where `gathered_into` is null. For GPUs of one host that
-// reach each other (gpu_reaches()). A collective; throws Error on all ranks alike.
+// The sender copies into the receiver's memory: to its `arrivals`, to a slice's final place in `gathered_into`, or to
+// its `places`, from which the receiver copies on. All ranks have the same of these three. Messages for one that is
+// missing cannot be sent, but without `gathered_into` a gather goes through `places`. For GPUs of one host that reach
+// each other (gpu_reaches()). A collective; throws Error on all ranks alike.
 std::unique_ptr<DevicePeers> make_copied_peers(Device& device, Communicator& ranks, PiecePlaces places,
                                                Arrivals arrivals, const Buffer* gathered_into);
 

@@ -97,9 +97,9 @@ class BatchIterator final : public BatchSource {
   // Whole epochs in so many steps from the beginning. Where an epoch must be packed to be counted, epochs after the
   // first few count as those did.
   std::int64_t epochs_in_steps(std::int64_t steps) const;
-  // The largest micro-batch, in tokens, of any rank in the first `steps` steps from the beginning, from lengths. Exact
-  // as long as that takes no more than the orders of the first epochs, of about `looks` documents together; beyond,
-  // where chance has had time to put the longest documents together, it is taken to have done so.
+  // Returns the most tokens of any rank's micro-batch in the first `steps` steps, from the documents' lengths. Exact if
+  // these steps' epochs have no more than about `looks` documents together. Else an upper bound, the largest that any
+  // order could give: among so many orders, chance has had time to bring the longest documents together.
   std::int64_t max_micro_batch_tokens(std::int64_t steps, std::int64_t looks = 4'000'000) const;
 
   // Where to go on after the current step: save it with the step's result. Before the first step: the start.

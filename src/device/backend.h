@@ -30,7 +30,7 @@ struct Backend {
     bool each_thread = false;
   };
   std::span<const Reserve> libraries;
-  // The device finds pinned memory by tables in its own, a byte for so many of pinned memory; 0: it has none.
+  // Page tables for pinned memory take a byte of the device's own memory for each so many bytes pinned; 0: none.
   std::size_t pinned_per_table_byte;
   std::span<const Reserve> nccl;  // beside them, if ranks use it
 

@@ -88,9 +88,10 @@ class Stream {
   // Copies between any two kinds of memory; ranges must not overlap.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
   virtual void zero(void* to, std::size_t bytes) = 0;
-  // Call it between two copies: those of other streams that are enqueued when the first is done go before the second. A
-  // GPU's copy engine takes what is ready in the order in which it was enqueued, so without this a queue of copies is
-  // as good as one. It costs microseconds; nothing where no engine is shared.
+  // Call it between two copies: copies that other streams have enqueued by the time the first ends go before the
+  // second. A GPU's copy engine serves ready copies in the order in which they were enqueued, so without this a queue
+  // of copies blocks other streams like one long copy. It costs microseconds, and nothing where streams share no
+  // engine.
   virtual void yield() = 0;
   // Runs a host function in stream order. It must not call into this device's streams.
   virtual void host(std::string_view name, std::function<void()> function) = 0;
@@ -138,9 +139,9 @@ class Device {
 
   // Throws Error naming the request and what is booked when there is no room, or not within the limits. Contents are
   // unspecified. Any thread.
-  // Aligned to at least 4096 bytes. Zero bytes give an empty buffer. `touch`: writes all of a block of host memory
-  // before it is pinned, as many threads can, each where it is to lie: what nobody has touched is touched by the
-  // driver, slowly. It is called where memory has pages, that is not on a dry device.
+  // Aligned to at least 4096 bytes. Zero bytes give an empty buffer. `touch` writes a whole block of host memory before
+  // it is pinned (first touch): it places the pages, with as many threads as it likes, where the driver would touch
+  // them slowly. It is not called on a dry device, whose memory has no pages.
   using Touch = std::function<void(void* data, std::size_t bytes)>;
   Buffer allocate(MemoryKind kind, std::size_t bytes, std::string name, const Touch& touch = {});
 

@@ -22,9 +22,9 @@ enum class TimeCategory : std::uint8_t {
 inline constexpr int time_categories = 6;
 std::string_view name_of(TimeCategory category);
 
-// Returns what an activity says that it is; a GPU's kernel, which says nothing, is known by what the libraries call
-// theirs (cuBLASLt, CUTLASS, cuDNN) and by the program's namespace so. The waits and host functions of a stream are
-// idle.
+// Returns the category that an activity carries. A GPU's kernels carry none; they are recognised by their names: those
+// of cuBLASLt, CUTLASS and cuDNN, and those in the program's namespace `so`. The waits and host functions of a stream
+// count as idle.
 TimeCategory category_of(const TraceActivity& activity);
 
 struct TimeSummary {

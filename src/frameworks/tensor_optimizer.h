@@ -82,8 +82,8 @@ class TensorOptimizer {
   ~TensorOptimizer();
 
   Device& device() { return *device_; }
-  // From here on the framework's work, and with it what is enqueued here, is on this stream, which must outlive this
-  // or its successor's use(); what was enqueued on the one before comes first.
+  // From now on the framework's work, and what is enqueued here, goes to `stream`, after all that was enqueued on the
+  // stream before. `stream` must live until a use() of another one has returned, or this object is destroyed.
   void use(Stream& stream);
   // The same of a stream by the backend's handle (Device::wrap_stream()).
   void use(void* handle);
@@ -116,8 +116,9 @@ class TensorOptimizer {
   // Whether a tensor, or any of them, may still have its former value, since it was not required.
   bool pending(int tensor) const { return pending_[static_cast<std::size_t>(layout_.parameter(tensor).unit)]; }
   bool pending() const;
-  // From now on work that follows a step reads some rows of this tensor first, which preview_rows() makes, and all of
-  // it last or never. It is the only one of its unit, whose state is in host memory.
+  // Says that after a step the framework reads some rows of this tensor first, by preview_rows(), and the whole last or
+  // never, as of an embedding; so it is updated after the others. It must be alone in its unit, whose state is in host
+  // memory.
   void set_late(int tensor);
   // Between step() and the first require() of such a tensor: the new values of some rows of `width` elements, [rows,
   // width] in weight_dtype(). `gradients`: those of these rows, from last_gradient(), which holds until the next

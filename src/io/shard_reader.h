@@ -35,8 +35,8 @@ class LoadingRing {
   // longer to pin than it saves); less for small models, whose ring stays at a sixteenth of their bf16 weights.
   static std::size_t slot_bytes_for(std::int64_t elements);
 
-  // The first is for tensors that are read into the caller's memory. Where all pass through the ring, more readers than
-  // the second take the processors' time from the thread that sends the pieces on.
+  // Limits on reading threads: the first if tensors are read into the caller's memory, the second if all pass through
+  // the ring. More threads would then take CPU time from the thread that sends the pieces on.
   static constexpr int max_readers = 16, max_readers_through_ring = 12;
   std::size_t size() const { return slots_.size(); }
   std::size_t slot_bytes() const { return slots_[0].memory.bytes(); }

@@ -8,11 +8,11 @@
 
 namespace so {
 
-// Streams are the threads of one process and host threads those of another, each under its name; copies carry their
-// bytes, direction and rate. States of buckets are in a process of
-// their own, "buckets", each span called by state and bucket; its threads are as few rows as hold them without overlap,
-// lowest first, where a bucket keeps its row while it can: there may be a thousand buckets. Remarks of the trace are
-// kept under "otherData". Replaces an existing file. Throws Error.
+// The viewer shows streams as the threads of one process and host threads as those of another, each under its name.
+// Copies carry their bytes, direction and rate. A third process, "buckets", has a span for each state of a bucket,
+// called by state and bucket. There may be a thousand buckets, so they share as few rows as fit without overlap, the
+// lowest first; a bucket keeps its row while it can. The trace's remarks are under "otherData". Replaces an existing
+// file. Throws Error.
 void write_trace_file(const std::filesystem::path& path, const Trace& trace);
 
 // Whether a file that begins so is one of those.

@@ -54,8 +54,8 @@ enum class Keep : std::uint8_t {
                // when backward begins
 };
 std::string_view name_of(Keep keep);
-// Returns what each layer keeps if `keep` is asked for (empty: all of all layers), where the first trained unit is this
-// one: layers below have no backward pass, and the lowest one that has keeps its input.
+// Returns what each layer keeps if `keep` is asked for (empty: all of all layers). Layers below the first trained unit
+// have no backward pass and count as Keep::input. The lowest layer with one keeps at least its input.
 std::vector<Keep> kept_by_layer(const std::vector<Keep>& keep, std::int64_t layers, int first_trained_unit);
 // By unit, whether its input is made again in backward (offload/schedule/pass_order.h), given kept_by_layer(); empty if
 // none is.
@@ -67,9 +67,9 @@ struct DecoderSettings {
   NumberFormats formats;             // the decoder reads activations: T of the ops
   std::vector<Keep> keep;            // by layer; empty: all layers keep all
   std::int64_t loss_chunk_rows = 0;  // rows of logits that exist at a time
-  // Tokens that a layer works on at a time, but for attention, in all that it does not keep whole: up to attention, and
-  // behind it where gate and up are not kept; 0: all. Larger batches then take less memory, and a weight's gradient is
-  // the fp32 sum of its tiles', in their order, rounded once.
+  // Tokens of a tile; 0: no tiles. A layer works tile by tile on what it does not keep: the part before attention, and
+  // a dense MLP if gate and up are not kept. Attention itself works on the whole batch. Larger batches then take less
+  // memory, and a weight's gradient is the fp32 sum over its tiles, in order, rounded once.
   std::int64_t tile_rows = 0;
   bool roomy_attention = false;  // as much scratch for attention's gradient as is of use
   bool any_order = false;        // AttentionSpans::any_order
@@ -83,14 +83,14 @@ struct DecoderSettings {
 // on the stream that reads `values`. Units as the parameters have them.
 using ForwardObserver = std::function<void(int unit, std::string_view what, Tensor values)>;
 
-// Owns no memory but its table of rotations. Activations come from the arena it is given; all calls only enqueue.
-// Weights and gradients are met through WeightSource and GradientSink. One stream runs it all.
+// Owns no device memory: the RoPE table is the caller's, and activations come from the arena of each call. All calls
+// only enqueue, on one stream. Weights are read through WeightSource, gradients are written through GradientSink.
 class Decoder {
  public:
-  // rope_table: f32 device tensor, the tables of model/rope.h, that outlives the decoder, as does `store`, for the
-  // inputs of layers that keep them on the host: an item each, [tokens, hidden]. Needed for training alone; null if
-  // there are none. `exchange`: the ranks among which batches are split; batches that are whole
-  // (DeviceBatch::is_slice()) are not exchanged. Outlives the decoder too; null: there are none.
+  // rope_table: f32 on the device, as rope_table() of model/rope.h makes it. `store`: host memory for the inputs of
+  // layers with Keep::host, an item of [tokens, hidden] each; null if there are none. `exchange`: the ranks among which
+  // batches are split; null: they never are. Batches without DeviceBatch::is_slice() do not use it. The table, `ops`,
+  // `store` and `exchange` must outlive the decoder.
   Decoder(const DecoderSpec& spec, const ParameterLayout& layout, Ops& ops, Tensor rope_table, DecoderSettings settings,
           ActivationStore* store = nullptr, SequenceExchange* exchange = nullptr);
 
@@ -109,7 +109,7 @@ class Decoder {
                       KvCache* cache) const;
 
   const DecoderSpec& spec() const { return spec_; }
-  // By unit, as the function says that is called so.
+  // By unit; see the free function of this name.
   std::vector<bool> remade_inputs() const { return so::remade_inputs(keep_); }
 
  private:

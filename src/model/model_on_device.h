@@ -1,6 +1,6 @@
-// A model as it lies on a device, without its weights and their state: the table of rotations, the decoder, the layers'
-// inputs that wait in host memory, the arena of activations, the way in for batches, the KV cache. A run, a benchmark,
-// text generation and every plan put it together here, so what a dry device counts is what a run takes.
+// What a model has on a device beside its weights and their state: the RoPE table, the decoder, host memory for layer
+// inputs, the arena of activations, the buffers for batches and the KV cache. A run, a benchmark, text generation and
+// every plan build it with this class, so what a dry device counts is what a run takes.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The table of rotation angles.
+// The RoPE table of a model.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@ class DeviceWaits {
  public:
   explicit DeviceWaits(Device& device) : device_(device) {}
 
-  // Between the two calls the stream's work up to now ends and what it waits for is enqueued.
+  // Call these around the enqueueing of a wait: begin() and end() record a timed event before and after it.
   void begin(Stream& stream, WaitReason reason);
   void end(Stream& stream);
   // Returns how many waits have ended since the last collect().

@@ -6,6 +6,18 @@
 // complete, ahead of the verdict, or after it, under the next forward pass, as a policy chooses (update_policy.h). The
 // next forward pass waits for the buckets of a unit only. Neither owners nor policy, bucket size or number of threads
 // change a bit of the result.
+//
+// The calls of a step, by one thread, in this order. Work on the device is enqueued only; "blocks" says for what the
+// thread itself waits.
+//   begin_step()
+//   for each micro-batch, before the last one begin_last_micro_batch():
+//     forward, unit by unit:   require_weights()    blocks until the host has sent the unit's weights of the last step
+//                              work that reads weight(), release_weights()
+//     backward, last first:    require_weights()
+//                              require_gradients()  blocks until the host has read the unit's gradient of the last step
+//                              work that writes gradient(), release_weights(), gradients_ready()
+//   finish_step()              blocks until the device has run the passes, and returns the verdict; updates go on
+// Evaluations between steps call require_weights() and release_weights() alone.
 #pragma once
 
 #include <array>
@@ -81,22 +93,22 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   Target gradient(int first, int count = 1) override;
   void gradients_ready(int unit, Stream& stream) override;
 
-  // Waits of the device since the last verdict were an evaluation's, so they are not counted.
+  // Begins a step. The device's waits since the last verdict were an evaluation's, and are not counted.
   void begin_step();
-  // The micro-batch about to run is the last of its optimizer step: its gradients complete the step's. The step's
-  // learning rate and, for AdamW's bias correction, the number of updates made before it, plus one.
+  // Says that the next micro-batch is the last of its optimizer step: its gradients complete the step's. `lr` is the
+  // step's learning rate. `update_number` counts updates from 1, this one included, for AdamW's bias correction.
   void begin_last_micro_batch(double lr, std::int64_t update_number);
   // The same with an update for each parameter. Those that have none need no gradient in this step, and those that have
   // one must have got it when the step is finished. Goes with one rank.
   void begin_last_micro_batch(std::span<const ParameterUpdate> updates);
-  // The micro-batch that was begun so is not the last one after all, or the updates are to be others: weights become
-  // those before it again, and gradients stay, to which those that follow are added. Then another last micro-batch is
-  // begun, in which gradients_ready() is called for all units. Waits for the host. Goes with one rank, and with
-  // gradients that do not move.
+  // Undoes begin_last_micro_batch(): the micro-batch is not the last one after all, or the updates are to be different.
+  // Weights become those before it again; gradients stay, and further ones are added to them. Call
+  // begin_last_micro_batch() again later, and then gradients_ready() for all units. Blocks until the host has undone
+  // its work. Requires one rank, and gradients that do not move.
   void reopen_step();
-  // Before a step: of a host-owned unit the forward passes need some rows first, and the others last or not at all.
-  // From that step on its update comes behind those of the others, after the verdict. preview_rows() makes the rows'
-  // weights. Goes with weights in memory of the caller's.
+  // Call it before a step. Marks a host-owned unit, such as an embedding, of which a forward pass needs some rows first
+  // and the whole last or never. From that step on the unit is updated after the verdict, behind all others, and
+  // preview_rows() computes those rows' weights. Requires weights in the caller's memory.
   void set_late(int unit);
   // Between a step's verdict and anything that requires a late unit's weights: HostOptimizer::preview_rows(), of a
   // parameter of such a unit.
@@ -115,9 +127,9 @@ class OffloadEngine final : public WeightSource, public GradientSink {
   // carried out. Updates, and weights on their way to the device, may still run on return: require_weights(),
   // require_gradients() and read_state() wait for what they need. After an error, of the device's work or the host's,
   // no step can be finished: what waits for a host-owned bucket throws the first one.
-  // `of_all`: where the caller's model is spread over several engines of one rank each, statistics of all their
-  // gradients, in the same order for each engine, so that all come to the same verdict, whose non_finite_parameter is
-  // an index of these; empty: those of this engine's gradients are all.
+  // `of_all`: if the caller's model is spread over several engines of one rank each, the statistics of all their
+  // gradients, in the same order for each engine, so that all reach the same verdict. Its non_finite_parameter is then
+  // an index into `of_all`. Empty: this engine has all gradients.
   Verdict finish_step(Stream& compute, std::span<const GradStats> of_all = {});
 
   // From the next verdict on; 0: no clipping.

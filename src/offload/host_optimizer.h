@@ -66,24 +66,25 @@ class HostOptimizer {
   // Waits until the bucket's former gradient is no longer needed; then its device memory may be written by work that
   // follows on `stream`.
   void require_gradient(const Bucket& bucket, Stream& stream);
-  bool gradient_free(const Bucket& bucket) const;  // whether that would not wait
+  // Whether require_gradient() would return at once.
+  bool gradient_free(const Bucket& bucket) const;
   // Where the bucket's gradient is on the device.
   Tensor gradient_of(const Bucket& bucket) const {
     return {gradients_.own_at(bucket.own().begin), gradients_.own_dtype(), {bucket.own().size()}};
   }
   // Work that follows on `stream` may overwrite the bucket's gradient on the device, which has been stored.
   void require_fetched(const Bucket& bucket, Stream& stream) { stream.wait(*entry(bucket).fetched); }
-  bool fetched(const Bucket& bucket) const {
-    return entry(bucket.index()).fetched->done();
-  }  // whether it need not wait
+  // Whether the gradient has been stored by now.
+  bool fetched(const Bucket& bucket) const { return entry(bucket.index()).fetched->done(); }
   // With `store_gradients`, of a step that has further micro-batches: stores the gradient, a sum so far, as it lies on
   // the device, once `complete` is reached there. require_gradient() has been called in this step.
   void store_sum(const Bucket& bucket, Event& complete);
   // Enqueues on `stream` the copy of what store_sum() has stored to the device, when it is there.
   void bring_sum(const Bucket& bucket, Stream& stream);
-  // A gradient is being written.
+  // The bucket's gradient is being written on the device.
   void land(Bucket& bucket);
-  // It is complete once `complete` is reached, which the caller has recorded and leaves recorded until the next step.
+  // The bucket's gradient is complete once `complete` is reached, which the caller has recorded and leaves recorded
+  // until the next step.
   void landed(Bucket& bucket, Event& complete);
   // The verdict: whether the step stands, and with which update; unclipped: as it was given to begin_step().
   void decide(bool stands, bool unclipped, const AdamWSteps& steps);
@@ -91,22 +92,27 @@ class HostOptimizer {
   // Further gradients of this step will come: undoes what was done ahead. Waits until it is undone.
   void reopen();
 
-  // From the next gradient on the bucket is a late one (HostSchedule::set_late()): what waits for it, or for all, has
-  // it updated after the others.
+  // From the next gradient on the bucket is a late one (HostSchedule::set_late()): it is updated after the others, once
+  // a call waits for it or for all, or preview_rows() has run.
   void set_late(const Bucket& bucket);
-  // Weights of some rows of a parameter, whose elements lie in late buckets, as the last verdict makes them: they are
-  // computed at once, on the calling thread and the pool's, and then the late buckets are updated as well. False, and
-  // nothing is done: the late buckets may be under way, so their weights are to be required.
+  // Computes the weights that the last verdict gives some rows of a parameter in late buckets, on the calling thread
+  // and the pool's. They are written on return; then the late buckets' update may begin. Returns false, having done
+  // nothing, if that update may have begun already: then the caller must require the buckets' weights.
   // `rows`: of `width` elements. `gradients` and `weights`: [rows, width], in the formats of both on the device.
   bool preview_rows(Range parameter, std::int64_t width, std::span<const std::int64_t> rows, Tensor gradients,
                     Tensor weights);
 
+  // A bucket's weights are final when they are those of the last verdict. They are sent once their copy to the device
+  // is enqueued, and here once it is done.
+  //
   // Waits until the bucket's final weights have been sent; work that follows on `stream` finds them.
   void require_weights(const Bucket& bucket, Stream& stream);
-  bool weights_sent(const Bucket& bucket) const;  // whether that would not wait
-  // The same at any time, also between a gradient and its verdict: then they are not final.
+  // Whether require_weights() would return at once.
+  bool weights_sent(const Bucket& bucket) const;
+  // As weights_sent(), but at any time: false between a gradient and its verdict, when they are not final.
   bool weights_final(const Bucket& bucket) const;
-  bool weights_here(const Bucket& bucket) const;  // nor the stream
+  // Whether final weights have come to the device, so that `stream` would not wait either.
+  bool weights_here(const Bucket& bucket) const;
   // Enqueues on `stream`, for those of a unit's buckets that are the host's: weights on the device, of those that
   // follow masters, become these, rounded. require_weights() has been called. The host's memory is read until then, and
   // what uses the weights precedes the buckets' next gradients.
@@ -119,7 +125,7 @@ class HostOptimizer {
   void write_state(StateArray array, const Bucket& bucket, Range part, const WritePiece& fill);
   // The bucket's own slice, which the caller may write until the next gradient.
   Tensor writable_state(StateArray array, const Bucket& bucket);
-  // Waits until all of it is done but for weights on their way.
+  // Waits until all updates are done; weights may still be on their way to the device.
   void finish();
   // Reports that the device's work for this step has failed, so that no verdict will come. The first error is kept.
   void fail(std::exception_ptr error);

@@ -32,9 +32,9 @@
 
 namespace so {
 
-// A bucket to update. `complete`: its gradient is, on the device. `stored`: where its gradient is in pinned memory once
-// `fetched` is reached, or null. `fetched` else, and `current`, are recorded: the gradient was read, the weights are
-// where they are kept.
+// A bucket to update. `complete`: its gradient is complete on the device. `stored`: null, or its gradient in pinned
+// memory, which is there once `fetched` is reached. LinkUpdate records `fetched` if `stored` is null, when it has read
+// the gradient, and `current` when new weights are where they are kept.
 struct LinkTask {
   const Bucket* bucket = nullptr;
   HostTask task = HostTask::none;  // any that is AdamW's

@@ -285,7 +285,7 @@ class Ops {
     // In [0, 1]: that share of a loss is the mean over the whole vocabulary in place of the target, as in torch's
     // cross_entropy.
     float label_smoothing = 0;
-    // Backward: gradients of grad_scale * sum(losses), none or that of hidden, and with it that of the weight or not.
+    // Gradients of grad_scale * sum(losses): none, that of hidden, or those of hidden and weight; the others are empty.
     Tensor dhidden;  // T [N, H], overwritten
     Tensor dweight;  // f32 or T [V, H]
     Accumulate dweight_mode = Accumulate::overwrite;

@@ -20,9 +20,9 @@ enum class Precision : std::uint8_t { automatic, bf16, fp32 };
 enum class StatePrecision : std::uint8_t { fp32, bf16 };  // of AdamW's moments
 enum class SumPrecision : std::uint8_t { fp32, bf16 };    // of gradients that are added up
 enum class Toggle : std::uint8_t { automatic, on, off };
-// The published system's two modes, as schedules of what the host owns (offload/engine.h): overlapped, synchronous.
+// The published system's two modes, as a Schedule (offload/schedule/schedule.h): overlapped, and synchronous.
 enum class OffloadMode : std::uint8_t { superoffload, zerooffload };
-enum class CastChoice : std::uint8_t { automatic, host, device };  // as CastSide (offload/memory/staging_ring.h)
+enum class CastChoice : std::uint8_t { automatic, host, device };  // as CastSide (offload/schedule/schedule.h)
 enum class ProfileUse : std::uint8_t { cached, fresh };  // the machine's rates: of an earlier run, or measured now
 // When a run evaluates, or saves a checkpoint, beside its end: never, every so many steps, after each epoch.
 enum class Cadence : std::uint8_t { no, steps, epoch };

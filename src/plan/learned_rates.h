@@ -18,9 +18,10 @@ inline constexpr double rate_tolerance = 0.05;
 // The same rates with AdamW on the host, and the host's memory under it, so many times as fast.
 MachineRates with_host_change(MachineRates rates, double change);
 
-// Returns the rates with which the plan would have expected `measured`; none if it did, within a twentieth, or if
-// nothing was measured. The link is only ever found slower, and only by what the host's memory does not explain, which
-// it shares with AdamW. Where the device updates some of the host's state over it, steps of plan.run are simulated.
+// Returns the rates with which the plan would have expected `measured`; none if nothing was measured, or if the plan
+// was within rate_tolerance. The link is only ever found slower, and only by what the host memory that it shares with
+// AdamW does not explain. If the device updates some host-owned state over the link, the rates are found by simulating
+// plan.run.
 std::optional<LearnedRates> learn_rates(const TrainingPlan& plan, const StepTimes& measured, std::int64_t steps);
 
 // For people: "AdamW on the host ran at 112 GB/s, planned 138 (-18.8%); host memory 142 GB/s, planned 175".

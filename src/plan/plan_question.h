@@ -31,7 +31,7 @@ struct PlanQuestion {
   std::function<void()> require_state;
   const OptionRows* rows = nullptr;  // what the command has no option for is not proposed
   bool results_fixed = false;        // a run goes on: what changes its results is not proposed
-  MemoryCaps there;                  // of each memory, what the plan had; own: none on the CPU
+  MemoryCaps there;                  // how much of each memory the plan had; device: none on the CPU
   MemoryCaps askable;   // what --device_memory and --host_memory may ask for; beyond it another machine is needed
   int host_ranks = 1;   // ranks of a host, which share its memory: the request speaks of a host, the plan of a rank
   double seconds = 10;  // for the search, about

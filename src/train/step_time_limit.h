@@ -7,14 +7,15 @@
 
 namespace so {
 
-// Sets the ranks' time limit by the steps that were measured. A step that follows a step gets a short one, since all
-// that the ranks do there was measured: a multiple of the longest step, or of what the largest step is expected to
-// take. So does a review of the plan, with the step after it, and some seconds more: it comes every few steps, and
-// between short ones most of the time may be its. Steps beside which a checkpoint is written wait for a file system
-// too: once one has been written, their limit follows the longest of them, and is minutes at least. Everything else,
-// and the step after it, keeps the limit that the ranks had at first: the first steps, which touch memory for the first
-// time, and evaluations, the beginning of a save and what else takes a rank as long as it takes. All ranks make the
-// same calls, by which each sets its own limit.
+// Sets the ranks' time limit from measured steps:
+//  - A step that follows a step: `multiple` times the longest step, or what the largest is expected to take. All that
+//    the ranks do there was measured, so the limit is short.
+//  - A review of the plan, and the step after it: review_seconds more, since planning may take longer than short steps.
+//  - A step beside which a checkpoint is written waits for a file system too: once one has been written, the limit
+//    follows the longest of these steps, and is at least least_saving_seconds.
+//  - Everything else, and the step after it: at least the limit that the ranks had at first. These are the first steps,
+//    which touch memory for the first time, evaluations, the beginning of a save, and other work of unknown length.
+// All ranks make the same calls, by which each sets its own limit.
 class StepTimeLimit {
  public:
   static constexpr double least_seconds = 30;  // longer than any stall of a machine that still works

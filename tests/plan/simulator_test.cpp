@@ -241,6 +241,9 @@ TEST(Simulator, InputsAreMadeAgainInBackward) {
     EXPECT_NEAR(step.device, 8.0 * micro_batches, 1e-6);
     EXPECT_NEAR(step.host_bytes, 5000 * 24 + 4 * 2000 + (micro_batches - 1) * 2 * 2000, 1);
     EXPECT_LE(least_seconds(run), step.seconds);
+    // An input goes to the host in the first of a layer's forward passes alone.
+    run.units[1].input_to_host = 0.25;
+    EXPECT_NEAR(Simulator(run, always(Ahead::leave)).settle().device, 8.25 * micro_batches, 1e-6);
   }
 }
 

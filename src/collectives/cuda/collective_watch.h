@@ -1,11 +1,11 @@
 // The thread that watches the collectives of one stream at a time: a GPU waits for other ranks without end, so a rank
 // that is lost, or that gives up, must be found beside it.
 //
-// Each rank's watch tells the others a few times a second how many collectives its GPU has begun, over a communicator
-// of the host's. So a process that is gone or frozen is missed there, which names it; a rank that gave up is heard of;
-// and one that does not come to a collective, in which the others' GPUs wait longer than the time limit, finds itself
-// behind and gives up by name. Whatever happens becomes the error of the device's streams, and what the GPU waits for
-// is ended.
+// A watch is a heartbeat: a few times a second each rank tells the others, through a host communicator, how many
+// collectives its GPU has begun. A process that is gone or frozen misses the exchange, which names it. A rank that gave
+// up says so. When GPUs have waited in a collective longer than the time limit, a rank whose GPU has not begun that
+// collective sees that it is behind, and gives up under its own name. Each of these becomes the error of the device's
+// streams, and ends what the GPU waits for.
 //
 // CUDA lets no more work be enqueued than its queues hold: while the GPU waits for a rank that is lost, the thread that
 // enqueues soon waits inside of CUDA. So the watch calls nothing of CUDA's, and shares no lock that is held during such

@@ -8,9 +8,9 @@
 
 namespace so {
 
-// A text has at most so many tokens for each byte, ASCII or not, and some in front. A token stands for a byte or more
-// of what the tokenizer's steps make of the text, so the numbers say by how much the steps can lengthen it. Tokens of
-// the post-processor are not among them.
+// An upper bound on a text's tokens: `ascii` for each ASCII byte, `other` for each other byte, and `front` once. A
+// token stands for at least one byte of the text after the tokenizer's steps, so these numbers say how much the steps
+// can lengthen it. Tokens of the post-processor are not included.
 struct TokenBound {
   std::uint64_t ascii = 1, other = 1, front = 0;
 

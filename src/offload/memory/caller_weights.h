@@ -23,9 +23,9 @@ class CallerWeights final : public WeightResidency {
   CallerWeights(Device& device, const ParameterLayout& layout, const DeviceWeights& weights,
                 const std::vector<bool>& kept);
 
-  // begin() enqueues the copies of what has changed since the last time, and require() has `stream` wait for them. They
-  // do not wait for it: work that uses the unit's old weights must have run, as all has that was enqueued before the
-  // last verdict. What they read may be overwritten once a gradient that is enqueued on `stream` afterwards is
+  // begin() enqueues the copies of what has changed, and require() makes `stream` wait for them. The copies do not wait
+  // for `stream`, so work that uses the unit's old weights must have run, as all has that was enqueued before the last
+  // verdict. The host memory may be written again once a gradient that is enqueued on `stream` after require() is
   // complete.
   void require(int unit, Stream& stream) override;
   void begin(Range part) override;

@@ -19,9 +19,9 @@ class FrozenWeights {
   FrozenWeights(Device& device, const ParameterLayout& layout, std::span<const Bucket> buckets,
                 const UnitWeights& weights);
 
-  // Elements `part` of a bucket that nobody owns, which lie in this rank's slice and in one unit, in fp32: bf16 is
-  // widened, and rounded when it is written. May run beside the model's work, which only reads them. The caller has
-  // waited for what loaded them, and brings what it writes to where copies of it are used.
+  // Read or write elements `part` of a frozen bucket, in this rank's slice and in one unit, as fp32: bf16 is widened
+  // when read, rounded when written. Safe beside the model's work, which only reads them. The caller must have waited
+  // for their loading, and must refresh copies of what it writes.
   void read(Range part, const ReadPiece& body);
   void write(Range part, const WritePiece& fill);
 

@@ -1,9 +1,9 @@
 // The way of master weights that the host owns to the device, where they are rounded to weights: for weights that have
 // no memory of their own (ResidencyKind::gathered_from_masters).
 //
-// They come in a few pieces of a unit, however many buckets it has: a kernel beside those of other streams waits until
-// they leave it a multiprocessor, milliseconds beside large matrix products, and a piece that needs the place of
-// another waits for its kernel.
+// A unit travels in a few pieces, however many buckets it has, because each piece needs a kernel. Beside large matrix
+// products on other streams a kernel waits milliseconds for a free multiprocessor, and the next piece for the same
+// place waits for that kernel.
 #pragma once
 
 #include <array>

@@ -40,9 +40,9 @@ class WeightResidency {
   virtual void place(Stream& stream, Range part, const void* weights) = 0;
   // The unit's weights change from here on: a copy of them is void. Nobody uses it.
   virtual void drop(int unit) = 0;
-  // The verdict on a unit that was dropped: its weights have changed, or have not after all. Others are not touched.
+  // The verdict after drop(): the weights have changed, or stay as they were. Ignores units that were not dropped.
   virtual void settle(int unit, bool changed) { (void)unit, (void)changed; }
-  // The same of all units, after waiting for copies under way.
+  // Does what drop() does for all units, after waiting for copies under way.
   virtual void drop_all() = 0;
 
   // Where the host's threads write new weights of `element` and the rest of its unit, any thread; null if they are sent

@@ -11,8 +11,8 @@
 
 namespace so {
 
-// Who holds the bucket's optimizer state and updates it: the host's threads on host memory, or the device on its own.
-// Nobody has frozen parameters: they have weights alone, which lie where their unit's do, and their bucket stays idle.
+// Who keeps and updates the bucket's optimizer state: the host's threads in host memory, or the device in its own.
+// `nobody` marks a bucket of frozen parameters: it has weights only, where its unit has them, and stays idle.
 enum class Owner : std::uint8_t { host, device, nobody };
 std::string_view name_of(Owner owner);
 

@@ -49,8 +49,8 @@ std::string_view name_of(HostTask task);
 // Who works on a bucket that the host owns: the host's threads, or the device, to which its state travels.
 enum class Updater : std::uint8_t { host, link };
 
-// Seconds an element takes the host, in the mean of what was done since restart(); before that, of what was done until
-// then, 0 at first. What the policy is told (UpdateFacts), of a step.
+// The host's mean seconds for an element since restart(). Until something has been added again, the mean of before
+// restart() stays; 0 at first. The policy is told these for each step (UpdateFacts).
 class HostPace {
  public:
   void restart();
@@ -75,8 +75,8 @@ class HostSchedule {
   std::span<const std::int64_t> elements() const { return elements_; }
 
   // ---- The device's side ----
-  // The gradients of the next step's last micro-batch are about to come. What is left of the step before goes by the
-  // new choice: any is right.
+  // The gradients of the next step's last micro-batch are about to come. Work left over from the step before follows
+  // the new choice too; no choice changes a result.
   void begin_step(UpdateChoice choice);
   void land(Bucket& bucket);    // a gradient is being written
   void landed(Bucket& bucket);  // it is complete, or will be by when it is read

@@ -33,11 +33,11 @@ enum class GradientResidency : std::uint8_t {
 // Units of a kind take turns in so many places of device memory; 0: each has its own.
 int device_places(ResidencyKind residency);
 
-// By unit: units before `device_units` have `device_owned` (resident or from_masters; resident if a parameter is
-// frozen, which has no master), `streamed` of the others stream (streamed_units.h), and the rest is resident, as are
-// all units that stay. On several ranks `gathered` of all units are gathered instead (gathered_units.h), from masters
-// where their owner's kind is from_masters (`host_owned` for the host's); the others are resident, since a rank has no
-// master of all of their weights, and none stream.
+// Returns each unit's kind. With one rank, units before `device_units` have `device_owned` (resident if a parameter is
+// frozen, since it has no master weight), `streamed` of the others stream (streamed_units.h), and the rest is resident.
+// With several ranks `gathered` of all units are gathered (gathered_units.h), from masters if their owner's kind
+// (`device_owned`, `host_owned`) is from_masters; the others are resident, since no rank has all of their masters, and
+// none stream. Units that stay are always resident.
 std::vector<ResidencyKind> residency_kinds(const ParameterLayout& layout, int device_units, ResidencyKind device_owned,
                                            int streamed, int gathered = 0,
                                            ResidencyKind host_owned = ResidencyKind::resident);

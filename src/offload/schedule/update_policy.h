@@ -75,11 +75,11 @@ class UpdatePolicy {
 // Nothing ahead of the verdict, everything in place after it.
 std::unique_ptr<UpdatePolicy> make_synchronous_policy();
 
-// The choice with the shortest step, by playing a few against the facts (step_time.h). Speculates as many as have
-// places. Where that is not all, it leaves what is in time anyway, the first to land, whose turn in the forward pass
-// comes last, speculates below, and previews the lowest, as many as pay; and lets as many weights go first after
-// the verdict as pay, of those left (where landing_shares are known) and, if it is clipped, of all. Where steps are
-// clipped so often that work ahead of the verdict costs more than it saves, nothing is done ahead.
+// Takes the choice with the shortest step, from a few that it simulates with the facts (step_time.h). It speculates as
+// many buckets as there are spare places. If these are not all, it leaves the highest, which are in time for the
+// forward pass anyway, speculates those below them, and previews as many of the lowest as pay. After the verdict it
+// lets weights go first for as many as pay, of those left and, in a clipped step, of all. If steps are clipped so often
+// that work ahead of the verdict costs more than it saves, it does nothing ahead.
 std::unique_ptr<UpdatePolicy> make_adaptive_policy();
 
 }  // namespace so

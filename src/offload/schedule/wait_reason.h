@@ -12,7 +12,7 @@ enum class WaitReason : std::uint8_t {
   host,        // the host had not computed the weights yet
   link,        // updated weights were on their way
   stream,      // weights that are brought for each use were: streamed or gathered
-  gradient,    // a gradient of the step before was still needed, or one that ranks add up, or for that sum's place
+  gradient,    // the memory for a gradient was still in use: the host, or a reduction over ranks, had not read it yet
   verdict,     // from the end of backward until the host has decided and goes on
   checkpoint,  // a checkpoint had not saved yet what the device was to update
   moving,      // with one rank, gradients that move to host memory were on their way, or their sum was on its way back

@@ -29,10 +29,11 @@ struct AttentionCall;  // attention_call.h
 // where its version takes them, forward; else they are brought in after it. Backward, the probabilities exp(score -
 // lse) have them already, in lse, so the gradient is that without sinks, and theirs is a reduction of its own (cuDNN's
 // would not say in which order it adds).
-// With a small window memory is the limit: 64 heads of 64 on 8 key heads, 16,384 tokens and a window of 128 are 34
-// GFLOP forward, but q, k, v and out are 0.30 GB, 63 us of an H200's 4.8 TB/s, as long as the arithmetic at 540
-// TFLOP/s. To bring sinks in afterwards reads and writes out once more, 56 us, so where cuDNN takes them it should have
-// them; their gradient reads out and dout, 56 us, beside cuDNN's own, and beside ours what that has made of them.
+// With a small window memory is the limit. Take 64 query and 8 key heads of 64, 16,384 tokens and a window of 128:
+// forward is 34 GFLOP, but q, k, v and out are 0.30 GB, which takes 63 us at an H200's 4.8 TB/s, as long as the
+// arithmetic at 540 TFLOP/s. Adding sinks afterwards reads and writes out once more, 56 us, so cuDNN adds them if it
+// can. The gradient of sinks reads out and dout, 56 us, after cuDNN's own backward; after our kernels it reads their
+// delta instead.
 //
 // Backward is deterministic unless AttentionSpans::any_order allows other. cuDNN's deterministic gradient keeps dS,
 // whose size is quadratic in the length; so a call is cut into parts that fit into the scratch it is given: by

@@ -36,8 +36,8 @@ std::vector<Alternative> alternatives(const PlacementInputs& inputs, const Place
 
 // A line each: what, its step, its memory, and why it lost. "  > " marks the chosen one.
 std::string alternatives_table(std::span<const Alternative> alternatives);
-// Why one that was not chosen lost: "does not fit: 3.1 GB of device memory short", "0.012 s slower". What would have
-// been better is outside of what was asked for or, as for places, of a rule.
+// Why an alternative was not chosen: "does not fit: 3.1 GB of device memory short", "0.012 s slower". A quicker one
+// lost because it was not asked for, is slower on a slower host, or is quicker only since the device runs less AdamW.
 std::string why_not(const Alternative& alternative, const Alternative& chosen);
 
 }  // namespace so

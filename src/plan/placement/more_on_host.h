@@ -5,10 +5,10 @@
 
 namespace so {
 
-// The placement, or the quickest of some with fewer units of the device's. The choice itself does not count the
-// device's own update (rank_of()), a hundredth of a step or three, since hiding an update on the host depends on more
-// than was measured. So more goes to the host only where no step is longer for it if the host is half as fast, nor if
-// all steps are clipped, and if a step is shorter by more than counts as equal.
+// Returns `chosen`, or the quickest of a few placements with fewer device-owned units. The choice itself ignores the
+// time of the device's own update (rank_of()), 1 to 3% of a step, because hiding an update on the host depends on more
+// than was measured. So more state goes to the host only if the step gets shorter by more than counts as equal, and
+// gets no longer on a host that is half as fast, or if all steps are clipped.
 Placement with_more_on_host(const PlacementInputs& inputs, Placement chosen);
 
 }  // namespace so

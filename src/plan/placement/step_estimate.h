@@ -151,9 +151,9 @@ double least_seconds(const SimulatedRun& run);
 // a little longer keeps its time.
 SimulatedRun with_slower_host(SimulatedRun run, double rates = 0.85);
 
-// The rank of a plan by its estimate on a slower host, lower is better: the seconds of a step without the device's own
-// update. So a parameter that the host would update in hiding is never better off there than on the device, though it
-// would save its bytes of device memory's time (a hundredth of a step or two): hiding depends on more than was
+// Ranks a plan by its estimate on a slower host, lower is better: the seconds of a step without the device's own
+// update. So a parameter whose update the host would hide never ranks better on the host than on the device, though
+// moving it would save device time (1 or 2% of a step): whether an update stays hidden depends on more than was
 // measured.
 double rank_of(const StepEstimate& estimate);
 

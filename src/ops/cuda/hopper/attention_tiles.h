@@ -21,8 +21,9 @@ __device__ inline bf16_t* rows_of(const HeadsView& view, std::int64_t row, int h
   return static_cast<bf16_t*>(view.at) + row * view.width + static_cast<std::int64_t>(head) * D;
 }
 
-// f(sees): sees(i) tells whether a query sees the key `i` keys before its last, in a tile of queries and keys whose
-// first ones are `corner` apart. Most tiles are cut by neither end of the window, and few by both.
+// Calls f(sees), where sees(i) tells whether a query sees the key that is `i` keys before its last one. `corner` is
+// that distance for the first query and first key of a tile. Most tiles are cut by neither end of the window, few by
+// both.
 template <class F>
 __device__ inline void with_window(int corner, int window, F&& f) {
   const bool from = corner >= side - 1, to = corner + side - 1 < window;
