@@ -60,6 +60,7 @@ def main(arguments=None):
 
     settings = superoffload.from_deepspeed(a.deepspeed) if a.deepspeed else {"weight_decay": 0.1}
     settings.setdefault("lr", 2e-3)
+    weight_decay = settings.pop("weight_decay", 0.0)  # a Trainer brings it into the parameter groups
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
@@ -68,6 +69,7 @@ def main(arguments=None):
             per_device_train_batch_size=8,
             lr_scheduler_type="cosine",
             warmup_steps=5,
+            weight_decay=weight_decay,
             max_grad_norm=1.0,
             logging_steps=20,
             save_strategy="no",

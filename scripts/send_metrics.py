@@ -9,9 +9,11 @@ Needs `pip install wandb`, or `pip install mlflow` (mlflow-skinny does too). WAN
 work as always. A run that goes on is sent up to where it is.
 """
 import argparse
+import importlib.util
 import json
 import math
 import pathlib
+import sys
 
 
 def read(directory):
@@ -87,6 +89,8 @@ def main():
     parser.add_argument("--project", help="of W&B")
     parser.add_argument("--experiment", help="of MLflow")
     given = parser.parse_args()
+    if importlib.util.find_spec(given.to) is None:
+        sys.exit(f"send_metrics: {given.to} is not installed: pip install {given.to}")
     lines = read(given.directory)
     starts = [line["start"] for line in lines if "start" in line]
     settings = {s["name"]: s["value"] for s in starts[-1]["settings"]} if starts else {}

@@ -15,6 +15,9 @@ __all__ = ["AdamW", "Bug", "Error", "Interrupted", "SystemFailure", "UserError",
 
 
 def __getattr__(name):
+    if name == "__version__":
+        from importlib import metadata
+        return metadata.version("superoffload")
     if name != "AdamW":
         raise AttributeError(f"module 'superoffload' has no attribute {name!r}")
     try:

@@ -50,7 +50,7 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
         lr=1e-3,
         betas=(0.9, 0.999),
         eps=1e-8,
-        weight_decay=1e-2,
+        weight_decay=None,
         *,
         max_grad_norm=0.0,
         state_dtype=torch.float32,
@@ -77,7 +77,14 @@ class AdamW(EngineParameters, torch.optim.Optimizer):
             offload_ratio=offload_ratio,
             device_memory=device_memory,
         )
-        super().__init__(params, groups.defaults(lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay))
+        default = 1e-2 if weight_decay is None else weight_decay
+        super().__init__(params, groups.defaults(lr=lr, betas=tuple(betas), eps=eps, weight_decay=default))
+        if weight_decay is not None and all(group["weight_decay"] != weight_decay for group in self.param_groups):
+            warnings.warn(
+                f"weight_decay={weight_decay} has no effect, since every parameter group has its own. A Trainer makes "
+                "groups with TrainingArguments(weight_decay=...), which is 0 by default.",
+                stacklevel=2,
+            )
         self.state = _State(self)
         self._build({})
         clipping.install(parameters.owner_of)

@@ -77,6 +77,14 @@ OutputDirectory::OutputDirectory(const OutputOptions& options, const InputOption
     return;
   }
   const fs::path given = *options.resume;
+  if (given == "true" || given == "false")  // as a YAML file may have it
+    fail("--resume {}: give latest or a checkpoint's directory, or for a new run leave it out", given.string());
+  if (!path_exists(given)) {
+    const auto latest = CheckpointDirectory(directory).latest();
+    fail("--resume {}: no such directory; {}", given.string(),
+         latest ? fmt::format("the latest checkpoint there is {}", latest->path.string())
+                : fmt::format("{} holds no checkpoint", directory.string()));
+  }
   if (!path_exists(given / trainer_state_file))
     fail("{} is not a complete checkpoint: it has no {}", given.string(), trainer_state_file);
   checkpoint_ = Checkpoint{0, given};

@@ -130,6 +130,8 @@ int run(const InitOptions& options, const OptionOrigins&) {
   const ParameterLayout layout(make_parameters(spec));
   const std::uint64_t bytes = static_cast<std::uint64_t>(layout.parameter_elements()) * size_of(dtype);
 
+  if (options.tokenizer && auxiliary_files(*options.tokenizer).empty())
+    fail("--tokenizer {}: there are no tokenizer files in that directory, as tokenizer.json", *options.tokenizer);
   const fs::path output = trimmed(options.output_dir);
   const FileNames replaced = require_replaceable(output, options);
   const bool into = path_exists(output);  // a directory, perhaps with what others have there

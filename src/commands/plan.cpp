@@ -199,7 +199,7 @@ void print_ranks(const PlannedStep& step) {
   fmt::print("collectives     {:.4f} s a step; the GPU waits {:.4f} s for them, {:.1f}% of the step\n",
              step.plan.estimate->collectives, step.plan.estimate->collective_waits,
              100 * step.plan.estimate->collective_waits / step.plan.estimate->seconds());
-  fmt::print("all GPUs        {:.0f} tokens/s (predicted; docs/performance/ranks.md has what was measured on two)\n",
+  fmt::print("all GPUs        {:.0f} tokens/s (predicted; docs/performance/ranks.md has what was measured)\n",
              step.ranks.ranks * step.tokens_per_second());
 }
 
@@ -390,8 +390,7 @@ const RegisteredCommand plan_command([] {
            R"(Plans a step as train does, from a model's config and what is known of a machine: what the GPU and the
 host would hold, who owns the optimizer state, what is recomputed, how long a step is expected to take,
 who waits for whom, and a sketch of it in time. --explain says what else there was to choose and why it
-lost. --gpus plans for several GPUs, on which nothing has been measured yet: what one of them and its
-host take, and what collectives cost. What does not fit is refused with what is short. Nothing is
+lost. --gpus plans for several GPUs: what one of them and its host take, and what collectives cost. What does not fit is refused with what is short. Nothing is
 allocated; weights are not needed.)",
        .examples = {"superoffload plan --model qwen3-14b",
                     "superoffload plan --model gpt-oss-20b --optimizer_state_dtype bf16 --hardware gh200 --json",

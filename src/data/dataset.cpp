@@ -330,6 +330,11 @@ TokenDataset DatasetSource::open() {
   s.tokenisation().run([&](const Example& example) { writer.add(example); });
   const DatasetCounts& counts = writer.counts();
   if (counts.records == 0) fail("{}: the file holds no records", s.file.name());
+  if (counts.documents == 0 && counts.truncated == 0)
+    fail(
+        "{}: none of the {} records has a token to train on; of a conversation those are the turns of the role "
+        "assistant (superoffload tokenize --show {} shows which)",
+        s.file.name(), counts.records, s.file.name());
   if (counts.documents == 0)
     fail("{}: none of the {} records has a trained token within max_length = {}; raise it", s.file.name(),
          counts.records, s.options.example.max_length);

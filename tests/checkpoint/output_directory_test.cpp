@@ -282,7 +282,9 @@ TEST_F(OutputDirectories, AnExplicitCheckpointMustBeOne) {
   fs::remove(output() / "checkpoint-3" / trainer_state_file);
   expect_in(refused(), {*options_.resume, trainer_state_file});
   options_.resume = (output() / "checkpoint-4").string();
-  expect_in(refused(), {*options_.resume, trainer_state_file});
+  expect_in(refused(), {"--resume " + *options_.resume, "no such directory", "the latest checkpoint there is"});
+  options_.resume = "true";
+  expect_in(refused(), {"--resume true", "give latest"});
   options_.resume = std::string(300, 'x');  // no name a file system takes
   expect_in(refused(), {*options_.resume});
 }

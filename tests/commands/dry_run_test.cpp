@@ -58,8 +58,13 @@ TEST_F(DryRun, RefusesWeightsThatARunWouldRefuse) {
 }
 
 TEST_F(DryRun, RefusesWhatARunWouldRefuse) {
-  expect_refused(dry().set("output_dir", output().string()).set("resume", (output() / "earlier").string()),
-                 {"is not a complete checkpoint"});
+  const auto resumed = [&](const std::string& from) {
+    return dry().set("output_dir", output().string()).set("resume", from);
+  };
+  const std::string missing = (output() / "missing").string();
+  expect_refused(resumed((output() / "earlier").string()), {"is not a complete checkpoint"});
+  expect_refused(resumed(missing), {"--resume " + missing, "no such directory", "holds no checkpoint"});
+  expect_refused(resumed("true"), {"--resume true", "latest"});
   expect_refusal(run_dry(dry().set("max_length", "1000000")), {"--max_length 1000000"});
   write_file(output() / "metrics.jsonl", R"({"step":1,"reference_tflops":1})"
                                          "\n");

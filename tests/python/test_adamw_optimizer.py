@@ -19,6 +19,13 @@ class AgainstTorch(unittest.TestCase):
             (theirs, torch.optim.AdamW(groups_of(theirs), lr=1e-3)),
         )
 
+    def test_a_weight_decay_that_every_group_overrules_warns(self):
+        groups = [{"params": list(network().parameters()), "weight_decay": 0.0}]
+        with self.assertWarnsRegex(UserWarning, "weight_decay=0.1 has no effect"):
+            optimizer = superoffload.AdamW(groups, weight_decay=0.1)
+        self.assertEqual(optimizer.param_groups[0]["weight_decay"], 0.0)
+        self.assertEqual(superoffload.AdamW(network().parameters()).param_groups[0]["weight_decay"], 1e-2)
+
     def test_groups_scheduler_clipping_and_accumulation(self):
         for passes, max_norm in ((1, 0.0), (1, 0.4), (3, 0.4)):
             with self.subTest(passes=passes, max_norm=max_norm):

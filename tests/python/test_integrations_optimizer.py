@@ -165,7 +165,8 @@ class TransformersTrainer(unittest.TestCase):
     def trainer(self, folder, optimizer, cls=None, **more):
         from transformers import Trainer, TrainingArguments
 
-        settings = {"learning_rate": 1e-2, "max_steps": 6, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5} | more
+        settings = {"learning_rate": 1e-2, "max_steps": 6, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5}
+        settings |= {"weight_decay": 0.1} | more
         arguments = TrainingArguments(
             folder,
             per_device_train_batch_size=2,
@@ -177,7 +178,7 @@ class TransformersTrainer(unittest.TestCase):
             seed=5,
             **settings,
         )
-        kwargs = {"lr": 1e-2, "weight_decay": 0.1}
+        kwargs = {"lr": 1e-2}
         return (cls or Trainer)(
             model=language_model(),
             args=arguments,
@@ -196,6 +197,7 @@ class TransformersTrainer(unittest.TestCase):
                 ours, theirs = runs
                 self.assertLess(difference(ours.model, theirs.model), 6 * 10 * STEP)  # lr is 1e-2
                 self.assertIs(type(ours.optimizer.optimizer), superoffload.AdamW)
+                self.assertEqual(ours.optimizer.param_groups[0]["weight_decay"], 0.1)
                 logs = [[log for log in run.state.log_history if "grad_norm" in log] for run in runs]
                 self.assertEqual(len(logs[0]), 6)
                 for mine, other in zip(*logs):
